@@ -6,14 +6,20 @@
 //! docs/src/plots/predicted_all_reduce.svg` draws the result; `--machine FILE` (with `--features topology-files`)
 //! predicts for a machine of your own. The pools are *dry*: nothing is computed, and no memory is touched.
 //!
+//! `--hosts` compares two ways over 2 to 128 hosts: one ring over all devices, and a hierarchy.
+//!
+//! * `hosts`: that comparison
 //! * `ring`: the copy-engine ring that was measured, call by call; `pool`: the crate's own `Device::all_reduce`
 //! * `measured`: the measurements; `report`, `plot`: tables and the picture
 
+mod hosts;
 mod measured;
 mod plot;
 mod pool;
 mod report;
 mod ring;
+#[path = "../plot/style.rs"]
+mod style;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -37,6 +43,15 @@ struct Options {
     /// Draws the predictions to FILE.svg or FILE.png
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// Instead: one ring or a hierarchy, over 2 to 128 hosts of eight H200s
+    #[arg(long, conflicts_with = "devices")]
+    hosts: bool,
+    /// With --hosts: run machines of up to this many devices; a cost model predicts the others
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "hosts")]
+    run_up_to: usize,
+    /// With --hosts: writes the predictions to FILE, a JSON object in each line
+    #[arg(long, value_name = "FILE", requires = "hosts")]
+    json: Option<PathBuf>,
     /// Only this many H200s on one switch
     #[arg(long, value_name = "N")]
     devices: Option<usize>,
@@ -59,6 +74,9 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     ensure!(options.pieces > 0, "--pieces 0: a chunk has at least one piece");
     options.plot.as_deref().map(plot::check).transpose()?;
+    if options.hosts {
+        return hosts::compare(options.run_up_to, options.plot.as_deref(), options.json.as_deref());
+    }
     if let Some(devices) = options.devices {
         ensure!((2..=64).contains(&devices), "--devices {devices}: 2 to 64");
         return own(&Topology::nvswitch(devices), options.pieces);

@@ -1,13 +1,12 @@
 //! The predictions as a picture, SVG or PNG: time on the left, bus bandwidth on the right.
 
-#[path = "../plot/style.rs"]
-mod style;
-
-use crate::{MB, Point, measured, report};
+use crate::{
+    Point, measured, report,
+    style::{INK, legend, text},
+};
 use anyhow::{Result, bail};
 use plotters::{coord::Shift, prelude::*};
-use std::{fs, path::Path};
-use style::{INK, legend, load_font, text};
+use std::path::Path;
 
 const SIZE: (u32, u32) = (1280, 620);
 const COLOURS: [RGBColor; 4] =
@@ -21,18 +20,32 @@ pub fn check(path: &Path) -> Result<()> {
     }
 }
 
+/// Draws by a function of a drawing area: as SVG, or as PNG.
+macro_rules! on_paper {
+    ($path:expr, $size:expr, |$area:ident| $draw:expr) => {{
+        use plotters::prelude::*;
+        crate::style::load_font();
+        if $path.extension().is_some_and(|e| e == "png") {
+            // Gives a plain message if the file cannot be written.
+            std::fs::File::create($path)?;
+            let $area = BitMapBackend::new($path, $size).into_drawing_area();
+            $draw
+        } else {
+            let mut svg = String::new();
+            {
+                let $area = SVGBackend::with_string(&mut svg, $size).into_drawing_area();
+                $draw?;
+            }
+            std::fs::write($path, svg)?;
+            Ok(())
+        }
+    }};
+}
+pub(crate) use on_paper;
+
 /// Draws a line for each machine, and the measurements.
 pub fn draw(path: &Path, curves: &[(String, Vec<Point>)], pieces: usize) -> Result<()> {
-    load_font();
-    if path.extension().is_some_and(|e| e == "png") {
-        // Gives a plain message if the file cannot be written.
-        fs::File::create(path)?;
-        return picture(&BitMapBackend::new(path, SIZE).into_drawing_area(), curves, pieces);
-    }
-    let mut svg = String::new();
-    picture(&SVGBackend::with_string(&mut svg, SIZE).into_drawing_area(), curves, pieces)?;
-    fs::write(path, svg)?;
-    Ok(())
+    on_paper!(path, SIZE, |area| picture(&area, curves, pieces))
 }
 
 fn picture<B: DrawingBackend>(
@@ -58,9 +71,9 @@ fn times<B: DrawingBackend>(area: &DrawingArea<B, Shift>, curves: &[(String, Vec
 where
     B::ErrorType: 'static,
 {
-    let milliseconds = |us: f64| (us / 1e3).log2();
-    let all = || curves.iter().flat_map(|(_, points)| points).map(|point| milliseconds(point.timing.call));
-    let known = || measured::RING.iter().chain(&measured::NCCL).map(|&(_, us)| milliseconds(us));
+    let time = |us: f64| us.log2();
+    let all = || curves.iter().flat_map(|(_, points)| points).map(|point| time(point.timing.call));
+    let known = || measured::RING.iter().chain(&measured::NCCL).map(|&(_, us)| time(us));
     let (low, high) = all().chain(known()).fold((f64::MAX, f64::MIN), |(low, high), y| (low.min(y), high.max(y)));
     // One tick of free space at the top, for the legend.
     let (low, high) = (low.floor(), high.ceil() + 1.0);
@@ -77,7 +90,7 @@ where
     mesh.y_labels((high - low) as usize + 1).y_label_formatter(&|y| time_mark(*y));
     mesh.draw()?;
     for ((name, points), colour) in curves.iter().zip(COLOURS.iter().cycle()) {
-        let line: Vec<_> = points.iter().map(|point| (size(point.bytes), milliseconds(point.timing.call))).collect();
+        let line: Vec<_> = points.iter().map(|point| (size(point.bytes), time(point.timing.call))).collect();
         let colour = *colour;
         chart
             .draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(3)))?
@@ -85,7 +98,7 @@ where
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(3)));
         chart.draw_series(line.into_iter().map(|point| Circle::new(point, 3, colour.filled())))?;
     }
-    let at = |&(bytes, us): &(usize, f64)| (size(bytes), milliseconds(us));
+    let at = |&(bytes, us): &(usize, f64)| (size(bytes), time(us));
     chart
         .draw_series(measured::RING.iter().map(|point| Circle::new(at(point), 8, INK.stroke_width(2))))?
         .label("8 x H200: measured, this ring")
@@ -125,7 +138,7 @@ where
 }
 
 fn size(bytes: usize) -> f64 {
-    (bytes as f64 / MB as f64).log2()
+    (bytes as f64).log2()
 }
 
 /// The range of sizes, with a little room at both ends.
@@ -134,11 +147,13 @@ fn sizes(curves: &[(String, Vec<Point>)]) -> std::ops::Range<f64> {
     all().fold(f64::MAX, f64::min) - 0.15..all().fold(f64::MIN, f64::max) + 0.25
 }
 
-fn size_mark(log: &f64) -> String {
-    if (log - log.round()).abs() < 1e-6 { report::size(MB << log.round() as usize) } else { String::new() }
+/// Of the logarithm of a number of bytes.
+pub fn size_mark(log: &f64) -> String {
+    if (log - log.round()).abs() < 1e-6 { report::size(1 << log.round() as usize) } else { String::new() }
 }
 
-fn time_mark(log: f64) -> String {
-    let ms = log.exp2();
-    if ms < 1.0 { format!("{:.0} us", 1e3 * ms) } else { format!("{ms:.0} ms") }
+/// Of the logarithm of a number of microseconds.
+pub fn time_mark(log: f64) -> String {
+    let us = log.exp2();
+    if us < 1e3 { format!("{us:.0} us") } else { format!("{:.0} ms", us / 1e3) }
 }

@@ -5,6 +5,8 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use gpu_pool::{Topology, topology::HostCosts};
 
+const GB: usize = 1 << 30;
+
 /// Prediction and measurement, for 8 devices.
 pub fn against_measured(points: &[Point]) -> Table {
     let mut table = table(&["size", "predicted", "of it submitting", "measured", "off by", "best measured", "NCCL"]);
@@ -78,7 +80,8 @@ pub fn predictions(curves: &[(String, Vec<Point>)]) -> Table {
     table
 }
 
-fn table(header: &[&str]) -> Table {
+/// A table whose first column is to the left.
+pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
     table.set_header(header);
@@ -86,9 +89,19 @@ fn table(header: &[&str]) -> Table {
     table
 }
 
-/// `256 MB`, `1 GB`: powers of two, as the measurements call them.
+/// `32 KB`, `256 MB`, `1 GB`: powers of two, as the measurements call them.
 pub fn size(bytes: usize) -> String {
-    if bytes >= 1024 * MB { format!("{} GB", bytes / (1024 * MB)) } else { format!("{} MB", bytes / MB) }
+    let (unit, name) = match bytes {
+        0..MB => (1 << 10, "KB"),
+        MB..GB => (MB, "MB"),
+        _ => (GB, "GB"),
+    };
+    format!("{} {name}", (bytes as f64 / unit as f64).round())
+}
+
+/// `16`, `0.5`.
+pub fn factor(value: f64) -> String {
+    if value < 1.0 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
 fn us(time: f64) -> String {

@@ -75,7 +75,7 @@ pub use gpu::HostGpu;
 pub(crate) use one_gpu::on_one_gpu;
 pub use quiescence::{Attendee, attend};
 pub(crate) use standing::Standing;
-use std::{collections::BTreeSet, sync::Arc, thread, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 pub use trace::{Step, Trace, What};
 
 /// The properties of one software GPU of a [`machine`].
@@ -105,20 +105,13 @@ impl Default for HostConfig {
 impl Topology {
     /// Software GPUs with this machine's memory sizes, names and peer rights.
     pub fn host_configs(&self) -> Vec<HostConfig> {
-        let linked: BTreeSet<_> = self.links().iter().map(|link| (link.from, link.to)).collect();
-        let config = |device: &DeviceModel| HostConfig {
+        let config = |(ordinal, device): (usize, &DeviceModel)| HostConfig {
             memory: device.memory,
-            peers: Some(Vec::new()),
+            peers: Some(self.peers(ordinal)),
             name: Some(device.name.clone()),
             ..HostConfig::default()
         };
-        let mut configs: Vec<_> = self.devices().iter().map(config).collect();
-        for &(from, to) in linked.iter().filter(|&&(from, to)| to < self.len() && linked.contains(&(to, from))) {
-            if let Some(peers) = configs.get_mut(from).and_then(|config| config.peers.as_mut()) {
-                peers.push(to);
-            }
-        }
-        configs
+        self.devices().iter().enumerate().map(config).collect()
     }
 }
 

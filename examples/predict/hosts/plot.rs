@@ -1,0 +1,135 @@
+//! The comparison as a picture: times on the left, and on the right by what factor the hierarchy is faster.
+
+use super::{Case, EACH, RANGE};
+use crate::{
+    plot::{on_paper, size_mark, time_mark},
+    report,
+    style::{INK, legend, text},
+};
+use anyhow::Result;
+use plotters::{coord::Shift, prelude::*};
+use std::path::Path;
+
+const SIZE: (u32, u32) = (1280, 640);
+/// The machines of the picture, in these colours.
+const DRAWN: [(usize, RGBColor); 4] = [
+    (2, RGBColor(23, 90, 164)),
+    (8, RGBColor(20, 140, 110)),
+    (32, RGBColor(208, 92, 20)),
+    (128, RGBColor(136, 62, 150)),
+];
+/// The largest size on the left.
+const MOST: usize = 1 << 30;
+
+/// Draws the cases.
+pub fn draw(path: &Path, cases: &[Case]) -> Result<()> {
+    on_paper!(path, SIZE, |area| picture(&area, cases))
+}
+
+fn picture<B: DrawingBackend>(area: &DrawingArea<B, Shift>, cases: &[Case]) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    area.fill(&WHITE)?;
+    let title = format!("All-reduce of f32 over hosts of {EACH} x H200, 50 GB/s NICs: predicted");
+    let area = area.margin(12, 4, 4, 4).titled(&title, text(22))?;
+    let (left, right) = area.split_horizontally(SIZE.0 * 52 / 100);
+    times(&left, cases)?;
+    factors(&right, cases)?;
+    area.present()?;
+    Ok(())
+}
+
+fn of(cases: &[Case], hosts: usize, nics: usize) -> Option<&Case> {
+    cases.iter().find(|case| (case.hosts, case.nics) == (hosts, nics))
+}
+
+/// Four sizes for each power of two, so that steps of the model are seen.
+fn sizes(most: usize) -> impl Iterator<Item = usize> {
+    let least = *RANGE.start() as f64;
+    (0..)
+        .map(move |k| (least * (f64::from(k) / 4.0).exp2()) as usize / 4096 * 4096)
+        .map(|b| b.max(1024))
+        .take_while(move |&bytes| bytes <= most)
+}
+
+fn log(value: f64) -> f64 {
+    value.log2()
+}
+
+fn times<B: DrawingBackend>(area: &DrawingArea<B, Shift>, cases: &[Case]) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    // Microseconds and bytes, as logarithms to base 2: the ticks fall on powers of two.
+    let mut chart = ChartBuilder::on(area)
+        .margin(14)
+        .x_label_area_size(50)
+        .y_label_area_size(78)
+        .build_cartesian_2d(log(1024.0) - 0.3..log(MOST as f64) + 0.3, 6.0..20.0_f64)?;
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc("size of the buffer on each device").y_desc("time of one all-reduce, a NIC for each device");
+    mesh.label_style(text(15)).axis_desc_style(text(16)).axis_style(INK.mix(0.6));
+    mesh.bold_line_style(INK.mix(0.12)).light_line_style(TRANSPARENT);
+    mesh.x_labels(11).x_label_formatter(&|x| size_mark(x)).y_labels(8).y_label_formatter(&|y| time_mark(*y));
+    mesh.draw()?;
+    for (hosts, colour) in DRAWN {
+        let Some(case) = of(cases, hosts, EACH) else { continue };
+        for (way, width, what) in [(1, 3, "hierarchy"), (0, 1, "flat ring")] {
+            let line = sizes(MOST).map(|bytes| (log(bytes as f64), log(case.modelled(bytes)[way])));
+            chart
+                .draw_series(LineSeries::new(line, colour.stroke_width(width)))?
+                .label(format!("{hosts} hosts: {what}"))
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(width)));
+            let ran = case.runs.iter().map(|&(bytes, times)| (log(bytes as f64), log(times[way])));
+            chart.draw_series(ran.map(|point| Circle::new(point, 4, colour.filled())))?;
+        }
+    }
+    let runs = [(Circle::new((0.0, 0.0), 4, INK.filled()))];
+    chart
+        .draw_series(runs.into_iter().filter(|_| false))?
+        .label("ran in virtual time; lines: the model")
+        .legend(|(x, y)| Circle::new((x + 11, y), 4, INK.filled()));
+    legend(&mut chart, SeriesLabelPosition::UpperLeft, 12, 14)?;
+    Ok(())
+}
+
+fn factors<B: DrawingBackend>(area: &DrawingArea<B, Shift>, cases: &[Case]) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    let most = log(*RANGE.end() as f64);
+    let mut chart = ChartBuilder::on(area)
+        .margin(14)
+        .x_label_area_size(50)
+        .y_label_area_size(64)
+        .build_cartesian_2d(log(1024.0) - 0.3..most + 0.3, -1.0..6.0_f64)?;
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc("size of the buffer on each device").y_desc("flat ring / hierarchy: above 1 the hierarchy wins");
+    mesh.label_style(text(15)).axis_desc_style(text(16)).axis_style(INK.mix(0.6));
+    mesh.bold_line_style(INK.mix(0.12)).light_line_style(TRANSPARENT);
+    let factor = |y: &f64| report::factor(y.exp2());
+    mesh.x_labels(14).x_label_formatter(&|x| size_mark(x)).y_labels(8).y_label_formatter(&factor);
+    mesh.draw()?;
+    chart.draw_series(LineSeries::new([(log(1024.0), 0.0), (most, 0.0)], INK.stroke_width(1)))?;
+    for (nics, width, what) in [(EACH, 3, "a NIC for each device"), (1, 1, "one NIC")] {
+        for (hosts, colour) in DRAWN {
+            let Some(case) = of(cases, hosts, nics) else { continue };
+            let ratio = |bytes: usize| {
+                let [flat, hierarchy] = case.modelled(bytes);
+                (log(bytes as f64), log(flat / hierarchy))
+            };
+            chart
+                .draw_series(LineSeries::new(sizes(*RANGE.end()).map(ratio), colour.stroke_width(width)))?
+                .label(format!("{hosts} hosts, {what}"))
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(width)));
+            let wins = case
+                .model
+                .crossing(RANGE)
+                .map(|bytes| Circle::new((log(bytes as f64), 0.0), 6, colour.stroke_width(2)));
+            chart.draw_series(wins)?;
+        }
+    }
+    legend(&mut chart, SeriesLabelPosition::UpperRight, 12, 14)?;
+    Ok(())
+}
