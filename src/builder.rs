@@ -377,7 +377,7 @@ impl Builder {
     }
 
     /// The pool is this process's part of a cluster.
-    #[cfg_attr(not(any(test, feature = "cluster")), expect(dead_code, reason = "only clusters call it"))]
+    #[cfg(test)]
     pub(crate) fn in_world(mut self, world: Arc<dyn World>) -> Self {
         self.world = Some(world);
         self

@@ -84,7 +84,7 @@ impl Cluster {
         if let Some(other) = told.iter().position(|one| *one != told[0]) {
             let text = |host: usize| String::from_utf8_lossy(&told[host]).into_owned();
             let why = format!(
-                "rank 0 takes {} and rank {other} {}: give all processes devices of one kind and one GPU_POOL_TRANSPORT",
+                "rank 0 takes {} and rank {other} {}: give all processes one kind of devices and one GPU_POOL_TRANSPORT",
                 text(0),
                 text(other)
             );

@@ -19,9 +19,9 @@ impl Device {
     /// many rows as `a` and as many columns as `b`. With `beta == 0` the old contents of `c` are not read.
     ///
     /// `f32` is computed in `f32` (no TF32: see [`gemm_tf32`](Self::gemm_tf32)), `f64` in `f64`; sums of `f16` and
-    /// `bf16` are `f32` and are rounded once; with `beta != 0` cuBLAS may round the product alone, too. An element is off
-    /// by at most `(k + 3) e` times the sum of the absolute values of the terms that it is the sum of, with `e` 2^-23
-    /// (for `f64`: 2^-52); half types add the roundings.
+    /// `bf16` are `f32` and are rounded once; with `beta != 0` cuBLAS may round the product alone, too. An element is
+    /// off by at most `(k + 3) e` times the sum of the absolute values of the terms that it is the sum of, with `e`
+    /// 2^-23 (for `f64`: 2^-52); half types add the roundings.
     ///
     /// Of batches, each matrix is multiplied by that of the same place; a batch of one is used for all. `a` and `b`
     /// are [`Matrix`]: columns, rows, transposes and batches of what a buffer has.
