@@ -1,15 +1,16 @@
 //! A cluster within one process, for tests: several pools are its hosts. The hub is a table under one lock, and bytes go
 //! through mailboxes.
 
+mod device_mail;
+
 use super::super::transport::{
-    Arrival, Commit, DeviceTransport, HostTransport, Message, Place, RailCall, RailMessage, Tag, Transport, Window,
-    World, WorldScope,
+    Arrival, Commit, HostTransport, Message, Place, Tag, Transport, Window, World, WorldScope,
 };
 use crate::{
-    Builder, DType, Device, GpuPool, ReduceOp,
-    driver::{Address, DriverRef, RawStream},
+    Builder, Device, GpuPool,
     error::{Error, Result, Site},
 };
+use device_mail::DeviceMail;
 use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
@@ -371,98 +372,6 @@ impl HostTransport for Mail {
     }
 }
 
-/// Mailboxes between the devices of a rail: for software GPUs, and the host waits.
-struct DeviceMail {
-    hub: Arc<Hub>,
-    host: usize,
-    drivers: OnceCell<Vec<DriverRef>>,
-}
-
-impl DeviceMail {
-    fn read(&self, (device, stream): (usize, RawStream), at: Address, bytes: usize) -> Vec<u8> {
-        let driver = &self.drivers.get().unwrap()[device];
-        let mut copy = vec![0; bytes];
-        // SAFETY: the memory is the device's (the promise of `submit`'s caller), and the copy is waited for.
-        unsafe { driver.copy_to_host(copy.as_mut_ptr(), at, bytes, stream) }.unwrap();
-        assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
-        copy
-    }
-
-    fn write(&self, (device, stream): (usize, RawStream), at: Address, bytes: &[u8]) {
-        let driver = &self.drivers.get().unwrap()[device];
-        // SAFETY: as above.
-        unsafe { driver.copy_to_device(at, bytes.as_ptr(), bytes.len(), stream) }.unwrap();
-        assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
-    }
-
-    fn send(&self, device: usize, to: usize, bytes: Vec<u8>) {
-        let tag = Tag { number: u64::MAX, phase: 0, rail: device as u32 };
-        self.hub.state.lock().mail.entry((self.host, to, tag)).or_default().push_back(bytes);
-        self.hub.changed.notify_all();
-    }
-
-    fn receive(&self, device: usize, from: usize) -> Result<Vec<u8>> {
-        let tag = Tag { number: u64::MAX, phase: 0, rail: device as u32 };
-        let mut state = self.hub.state.lock();
-        loop {
-            if let Some(bytes) = state.mail.get_mut(&(from, self.host, tag)).and_then(VecDeque::pop_front) {
-                return Ok(bytes);
-            }
-            if let Some(host) = state.lost {
-                return Err(lost(host));
-            }
-            self.hub.wait(&mut state);
-        }
-    }
-}
-
-impl DeviceTransport for DeviceMail {
-    fn name(&self) -> &'static str {
-        "loopback between devices"
-    }
-
-    fn can(&self, dtype: DType, reduce: ReduceOp) -> bool {
-        dtype == DType::F32 && reduce == ReduceOp::Sum
-    }
-
-    unsafe fn submit(&self, device: usize, stream: RawStream, call: &RailCall<'_>) -> Result<()> {
-        let here = (device, stream);
-        match *call {
-            RailCall::Messages(messages) => {
-                for message in messages {
-                    if let RailMessage::Send { to, at, bytes } = *message {
-                        self.send(device, to, self.read(here, at, bytes));
-                    }
-                }
-                for message in messages {
-                    if let RailMessage::Receive { from, at, bytes } = *message {
-                        let arrived = self.receive(device, from)?;
-                        assert_eq!(arrived.len(), bytes);
-                        self.write(here, at, &arrived);
-                    }
-                }
-            }
-            RailCall::AllReduce { at, len, dtype: DType::F32, reduce: ReduceOp::Sum } => {
-                let own = self.read(here, at, len * 4);
-                let others = || (0..self.hub.devices.len()).filter(|&host| host != self.host);
-                others().for_each(|host| self.send(device, host, own.clone()));
-                let mut sum: Vec<f32> = bytemuck::pod_collect_to_vec(&own);
-                for host in others() {
-                    let theirs: Vec<f32> = bytemuck::pod_collect_to_vec(&self.receive(device, host)?);
-                    sum.iter_mut().zip(theirs).for_each(|(sum, x)| *sum += x);
-                }
-                self.write(here, at, bytemuck::cast_slice(&sum));
-            }
-            _ => unreachable!("{call:?}"),
-        }
-        Ok(())
-    }
-
-    fn failed(&self, _: usize) -> Option<Error> {
-        None
-    }
-}
-
 /// Pools that are hosts of one cluster.
 pub(crate) struct Hosts {
     pub hub: Arc<Hub>,
@@ -480,7 +389,7 @@ impl Hosts {
 
     /// With a transport between devices.
     pub fn on_devices(devices: &[usize]) -> Hosts {
-        let mail = |hub: &Arc<Hub>, host| Arc::new(DeviceMail { hub: hub.clone(), host, drivers: OnceCell::new() });
+        let mail = |hub: &Arc<Hub>, host| Arc::new(DeviceMail { hub: hub.clone(), host, shared: OnceCell::new() });
         let both = |hub: &Arc<Hub>, host| {
             let mail = mail(hub, host);
             (Transport::Device(mail.clone()), Some(mail))
@@ -499,8 +408,7 @@ impl Hosts {
             let world = Arc::new(Host { hub: hub.clone(), host, transport });
             let pool = set(GpuPool::builder().host(count)).in_world(world).build().unwrap();
             if let Some(mail) = mail {
-                let drivers = pool.shared.handles.iter().map(|handle| handle.driver.clone()).collect();
-                assert!(mail.drivers.set(drivers).is_ok());
+                assert!(mail.shared.set(Arc::downgrade(&pool.shared)).is_ok());
             }
             pool
         };
