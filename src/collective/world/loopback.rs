@@ -1,5 +1,5 @@
-//! A cluster within one process, for tests: several pools are its hosts. The hub is a table under one lock, and bytes go
-//! through mailboxes.
+//! A cluster within one process, for tests: several pools are its hosts. The hub is a table under one lock, and bytes
+//! go through mailboxes.
 
 mod device_mail;
 

@@ -20,8 +20,8 @@ impl Group<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`exchange`](Self::exchange); [`Error::InvalidArgument`] for a value that cannot be written or, on the others,
-    /// read; with several processes also [`Error::WorldMismatch`], [`Error::HostTimeout`], [`Error::AbortedByHost`] and
+    /// As [`exchange`](Self::exchange); [`Error::InvalidArgument`] for a value that cannot be written or, on the
+    /// others, read; with several processes also [`Error::WorldMismatch`], [`Error::HostTimeout`], [`Error::AbortedByHost`] and
     /// [`Error::HostLost`].
     #[track_caller]
     pub fn exchange_serde<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>> {
