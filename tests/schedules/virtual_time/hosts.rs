@@ -1,4 +1,4 @@
-//! Several hosts: rails by hand, machines that are refused, and the cost model of hierarchical all-reduces against runs.
+//! Several hosts: rails by hand, machines that are refused, and the cost model of an all-reduce against runs.
 
 use super::{
     by_hand::{KB, Lab, machine},
