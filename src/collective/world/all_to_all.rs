@@ -7,7 +7,7 @@ use super::{
     super::{
         meet::value_of,
         request::Request,
-        transport::{Message, Tag},
+        transport::{Message, Tag, Transport},
     },
     trip::{Trip, part},
 };
@@ -74,6 +74,9 @@ pub(super) fn by_counts(trip: &Trip<'_, '_>, request: &Request) -> Result<()> {
 #[track_caller]
 fn flow(trip: &Trip<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()> {
     let (across, size, n, me) = (trip.across, request.dtype.size(), trip.members(), trip.group.rank);
+    if let Transport::Device(_) = trip.transport()? {
+        return by_all_gather(trip, request, amount);
+    }
     let transport = trip.host_transport()?;
     let (hosts, own) = (&across.hosts, &across.hosts[across.me].ranks);
     let sends_any = (0..n).any(|to| amount(me, to) > 0);
@@ -123,6 +126,34 @@ fn flow(trip: &Trip<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()
         if amount(from, me) > 0 {
             trip.upload(stage, place(amount, from, me, size), &to(from))?;
         }
+    }
+    Ok(())
+}
+
+/// Where a transport joins only devices of one ordinal: everybody gets everything, and keeps its own. So all members
+/// have memory for it.
+#[track_caller]
+fn by_all_gather(trip: &Trip<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()> {
+    let (size, n, me) = (request.dtype.size(), trip.members(), trip.group.rank);
+    let lens: Vec<usize> = (0..n).map(|from| (0..n).map(|to| amount(from, to)).sum()).collect();
+    let parts = Counts::By(lens.into());
+    let all = trip.scratch(parts.total(n) * size)?;
+    let own = match &request.source {
+        Some(source) => part(source, 0..parts.part(me).len() * size),
+        None => part(&all, 0..0),
+    };
+    let shape = Some(Shape::AllGather { counts: parts.clone(), in_place: false });
+    let (call, dtype) = (request.call.clone(), request.dtype);
+    let (source, destination) = (Some(own), Some(all.clone()));
+    let gather = Request { call, dtype, reduce: request.reduce, shape, source, destination, counts: None };
+    super::moves::all_gather(trip, &gather, &parts, false)?;
+    let Some(destination) = &request.destination else { return Ok(()) };
+    let mut start = 0;
+    for from in 0..n {
+        let (at, theirs) = (parts.part(from).start * size, place(amount, from, me, size));
+        let to = part(destination, start..start + theirs.len());
+        trip.copy(&part(&all, at + theirs.start..at + theirs.end), &to)?;
+        start += theirs.len();
     }
     Ok(())
 }
