@@ -33,7 +33,7 @@ fn main() -> Result<()> {
         true => vec![by_mpi(&program)],
         false => by_hand(|| Command::new(&program))?,
     };
-    run(processes, |process| process.arg("worker").envs(environment), &mut stdout())
+    run(processes, |process| drop(process.arg("worker").envs(environment)), &mut stdout())
 }
 
 /// Two processes under mpirun, also as root and on fewer cores than processes.
@@ -41,7 +41,9 @@ fn by_mpi(program: &std::path::Path) -> Command {
     let mut process = Command::new("mpirun");
     process.args(["-np", "2"]).arg(program);
     process.envs(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1")));
-    process.env("OMPI_MCA_rmaps_base_oversubscribe", "1").env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe");
+    process
+        .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
+        .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe");
     process
 }
 
@@ -59,14 +61,11 @@ pub fn by_hand(start: impl Fn() -> Command) -> Result<Vec<Command>> {
 }
 
 /// Starts the processes, with what `set` adds, and prints what they say.
-pub fn run(
-    processes: Vec<Command>,
-    set: impl Fn(&mut Command) -> &mut Command,
-    out: &mut (dyn Write + Send),
-) -> Result<()> {
+pub fn run(processes: Vec<Command>, set: impl Fn(&mut Command), out: &mut dyn Write) -> Result<()> {
     let mut running = Vec::new();
     for mut process in processes {
-        running.push(set(&mut process).stdout(Stdio::piped()).spawn()?);
+        set(&mut process);
+        running.push(process.stdout(Stdio::piped()).spawn()?);
     }
     let ended: Vec<_> = running.into_iter().map(|process| process.wait_with_output()).collect::<Result<_, _>>()?;
     for process in ended {
@@ -77,7 +76,7 @@ pub fn run(
 }
 
 /// One process: the mean of the squares of all processes' numbers, in both ways.
-pub fn work(builder: Builder, cluster: Cluster, out: &mut (dyn Write + Send), len: usize) -> Result<()> {
+pub fn work(builder: Builder, cluster: Cluster, out: &mut dyn Write, len: usize) -> Result<()> {
     let (rank, size, device) = (cluster.rank(), cluster.size(), [cluster.local_rank()]);
     let pool = builder.devices(&device).reduce_order(ReduceOrder::Rank).cluster(cluster).build()?;
     let found = pool.run(|dev, _| {
