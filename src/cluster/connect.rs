@@ -20,8 +20,11 @@ pub(super) type Ends = Box<dyn Any + Send + Sync>;
 
 impl Builder {
     /// This pool is one process's part of a cluster: [`Device::world`](crate::Device::world) is the group of all
-    /// devices of all processes. Each process builds such a pool, and [`build`](Self::build) returns when all have. A
-    /// process has one such pool at a time.
+    /// devices of all processes. Each process builds such a pool, and [`build`](Self::build) returns when all have. They
+    /// may have different numbers of devices, but of one kind: GPUs, or software GPUs. A process has one such pool at a
+    /// time; with MPI one in its life, since MPI cannot begin twice.
+    ///
+    /// A process leaves when its pool is [closed](crate::GpuPool::close) or dropped.
     ///
     /// ```
     /// use gpu_pool::{GpuPool, ReduceOp, cluster::Cluster};
@@ -39,7 +42,12 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// [`build`](Self::build) then also returns [`Error::Cluster`], [`Error::HostLost`] and [`Error::Transport`].
+    /// [`build`](Self::build) then also returns:
+    ///
+    /// * [`Error::Cluster`]: rank 0 cannot listen, or cannot be reached; another secret, version or size; a rank that is
+    ///   taken; a library that is missing, too old, or cannot carry these devices, here or in another process.
+    /// * [`Error::HostTimeout`]: processes that have not come in the time of [`Cluster::patience`].
+    /// * [`Error::HostLost`]: a process has ended meanwhile. [`Error::Transport`]: the library's own error.
     pub fn cluster(mut self, cluster: Cluster) -> Self {
         self.cluster = Some(Arc::new(cluster));
         self
