@@ -123,9 +123,19 @@ impl Local {
         self.check("connect")
     }
 
+    /// Asks for a value, without waiting for it.
+    pub(super) fn ask(&self, key: &str) {
+        self.send(Some(ToHub::Get { key: key.to_owned() }));
+    }
+
+    /// A value that was asked for and has come.
+    pub(super) fn known(&self, key: &str) -> Option<Vec<u8>> {
+        self.inner.lock().process.value(key).and_then(Result::ok)
+    }
+
     /// The value that a process has made known, or will.
     pub(super) fn get(&self, key: &str) -> Result<Vec<u8>> {
-        self.send(Some(ToHub::Get { key: key.to_owned() }));
+        self.ask(key);
         self.wait("connect", |process| process.value(key))
     }
 
