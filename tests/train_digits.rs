@@ -171,10 +171,10 @@ fn processes_that_do_not_fit_together() {
     let mut half = command(&["--devices", "2"]);
     let half = half.env("GPU_POOL_RANK", "0").output().unwrap();
     assert!(!half.status.success() && text(&half.stderr).contains("GPU_POOL_MASTER"), "{}", text(&half.stderr));
-    // 120 devices are more than the 100 rows of a batch.
-    for output in torchrun(2, &["--devices", "60"], |_| Vec::new()) {
+    // Each has rows enough for itself.
+    for output in torchrun(2, &["--devices", "3", "--batch", "5"], |_| Vec::new()) {
         assert_eq!(output.status.code(), Some(1));
-        assert!(text(&output.stderr).contains("120 devices are more than the 100 rows"), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("6 devices are more than the 5 rows"), "{}", text(&output.stderr));
     }
     // Another transport on one side.
     let transport = |rank: usize| vec![("GPU_POOL_TRANSPORT", ["shm", "auto"][rank].to_owned())];

@@ -15,7 +15,12 @@ use crate::{
     fabric::transport::{Arrival, Commit, Transport, Window, World, WorldScope},
     sync::shim::{Condvar, Mutex},
 };
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 /// Sends a frame to the hub. It must not wait for the hub's answer, and may call [`Local::take`].
 pub(super) type Link = Box<dyn Fn(ToHub) -> Result<(), Failure> + Send + Sync>;
@@ -27,21 +32,29 @@ type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
 pub(crate) struct Local {
     inner: Mutex<Inner>,
     changed: Condvar,
-    /// Held while a scope is announced: the hub gets the calls in the order of their numbers.
-    announcing: Mutex<()>,
     link: Link,
 }
 
 struct Inner {
     process: Process,
+    /// Frames to the hub, in the order of the changes that they follow from.
+    outgoing: VecDeque<ToHub>,
+    /// A thread is sending them.
+    sending: bool,
     tells: BTreeMap<u64, Vec<Tell>>,
     progress: BTreeMap<u64, Progress>,
 }
 
 impl Local {
     pub(super) fn new(host: usize, link: Link) -> Arc<Local> {
-        let inner = Inner { process: Process::new(host), tells: BTreeMap::new(), progress: BTreeMap::new() };
-        Arc::new(Local { inner: Mutex::new(inner), changed: Condvar::new(), announcing: Mutex::new(()), link })
+        let inner = Inner {
+            process: Process::new(host),
+            outgoing: VecDeque::new(),
+            sending: false,
+            tells: BTreeMap::new(),
+            progress: BTreeMap::new(),
+        };
+        Arc::new(Local { inner: Mutex::new(inner), changed: Condvar::new(), link })
     }
 
     /// What the hub says. Each process gets the hub's frames in their order.
@@ -89,13 +102,25 @@ impl Local {
         }
     }
 
-    /// Sends frames. A link that is broken ends the cluster, which ends all waits.
-    fn send(&self, frame: Option<ToHub>) {
-        if let Some(frame) = frame
-            && let Err(failure) = (self.link)(frame)
-        {
-            self.end_cluster(failure);
+    /// Changes the state, and sends the hub what follows from that: the hub gets all in the order of the changes. It may
+    /// be another thread that sends it. A link that is broken ends the cluster, which ends all waits.
+    fn tell<R>(&self, change: impl FnOnce(&mut Inner) -> (R, Option<ToHub>)) -> R {
+        let mut inner = self.inner.lock();
+        let (result, frame) = change(&mut inner);
+        inner.outgoing.extend(frame);
+        if inner.sending {
+            return result;
         }
+        inner.sending = true;
+        while let Some(frame) = inner.outgoing.pop_front() {
+            drop(inner);
+            if let Err(failure) = (self.link)(frame) {
+                self.end_cluster(failure);
+            }
+            inner = self.inner.lock();
+        }
+        inner.sending = false;
+        result
     }
 
     /// Waits until there is an answer.
@@ -119,13 +144,13 @@ impl Local {
             let why = format!("a value of {} bytes: at most {} can be told", value.len(), wire::MOST_VALUE);
             return Err(Error::Cluster { op: "connect", why });
         }
-        self.send(Some(ToHub::Set { key: key.to_owned(), value: value.to_vec() }));
+        self.tell(|_| ((), Some(ToHub::Set { key: key.to_owned(), value: value.to_vec() })));
         self.check("connect")
     }
 
     /// Asks for a value, without waiting for it.
     pub(super) fn ask(&self, key: &str) {
-        self.send(Some(ToHub::Get { key: key.to_owned() }));
+        self.tell(|_| ((), Some(ToHub::Get { key: key.to_owned() })));
     }
 
     /// A value that was asked for and has come.
@@ -201,14 +226,12 @@ impl World for Members {
         }
         self.local.check("the beginning of a scope")?;
         let local = &self.local;
-        let announcing = local.announcing.lock();
-        let mut inner = local.inner.lock();
-        let (id, frame) = inner.process.begin(name, ordered, deadline, cut(site.to_string()));
-        inner.progress.insert(id, progress);
-        drop(inner);
+        let id = local.tell(|inner| {
+            let (id, frame) = inner.process.begin(name, ordered, deadline, cut(site.to_string()));
+            inner.progress.insert(id, progress);
+            (id, Some(frame))
+        });
         let scope = Arc::new(Scope { local: local.clone(), id });
-        local.send(Some(frame));
-        drop(announcing);
         let window = match ordered {
             true => {
                 let place = local.wait("the beginning of a scope", |process| process.begun(id))?;
@@ -245,8 +268,7 @@ impl WorldScope for Scope {
             site: cut(site.to_string()),
             note,
         });
-        let told = self.local.inner.lock().process.arrive(&key, leads);
-        self.local.send(told);
+        self.local.tell(|inner| ((), inner.process.arrive(&key, leads)));
         let committed = self.local.wait("a collective", |process| process.committed(&key))?;
         let window = self.local.window(Class::Collective, committed.window);
         Ok(Commit { number: committed.number, notes: committed.notes, window })
@@ -254,8 +276,8 @@ impl WorldScope for Scope {
 
     fn fail(&self, device: Option<usize>, cause: &Error) {
         let device = device.map(|device| device as u32);
-        let told = self.local.inner.lock().process.fail(self.id, device, cut(cause.to_string()));
-        self.local.send(told);
+        let cause = cut(cause.to_string());
+        self.local.tell(|inner| ((), inner.process.fail(self.id, device, cause)));
     }
 
     fn when_failed(&self, tell: Box<dyn FnOnce(Error) + Send>) {
@@ -270,20 +292,19 @@ impl WorldScope for Scope {
     }
 
     fn end(&self) -> Result<()> {
-        let told = self.local.inner.lock().process.end(self.id);
-        self.local.send(told);
+        self.local.tell(|inner| ((), inner.process.end(self.id)));
         self.local.wait("the end of a scope", |process| process.ended(self.id))
     }
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        let mut inner = self.local.inner.lock();
-        let told = inner.process.forget(self.id);
-        let unused = (inner.tells.remove(&self.id), inner.progress.remove(&self.id));
-        drop(inner);
-        self.local.changed.notify_all();
-        self.local.send(told);
+        let unused = self.local.tell(|inner| {
+            let told = inner.process.forget(self.id);
+            // A turn that is over may be another one's.
+            self.local.changed.notify_all();
+            ((inner.tells.remove(&self.id), inner.progress.remove(&self.id)), told)
+        });
         drop(unused);
     }
 }
