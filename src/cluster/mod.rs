@@ -41,7 +41,7 @@ use crate::{
     builder::environment::parse_duration,
     error::{Error, Result},
 };
-use launch::Launch;
+use launch::{Launch, no_launcher};
 use std::{env, fmt, time::Duration};
 
 /// What moves data between processes. A library that is missing, too old, or cannot carry these devices is an
@@ -108,16 +108,39 @@ impl Cluster {
     /// [`Error::Cluster`] if no launcher has started this process, or if a variable is missing or not understood. It
     /// names the variable.
     pub fn from_env() -> Result<Cluster> {
+        Cluster::launched()?.ok_or_else(no_launcher)
+    }
+
+    /// As [`from_env`](Self::from_env), but `None` if no launcher has started this process: for programs that also run
+    /// alone.
+    ///
+    /// ```
+    /// use gpu_pool::{GpuPool, cluster::Cluster};
+    ///
+    /// let mut builder = GpuPool::builder().host(2);
+    /// if let Some(cluster) = Cluster::launched()? {
+    ///     builder = builder.cluster(cluster);
+    /// }
+    /// let pool = builder.build()?;
+    /// // All devices of all processes.
+    /// pool.run(|dev, _| dev.world()?.barrier())?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] if a variable is missing or not understood. It names the variable.
+    pub fn launched() -> Result<Option<Cluster>> {
         Cluster::from_variables(&|name| env::var(name).ok())
     }
 
-    fn from_variables(variables: &dyn Fn(&str) -> Option<String>) -> Result<Cluster> {
+    fn from_variables(variables: &dyn Fn(&str) -> Option<String>) -> Result<Option<Cluster>> {
         let text = |name: &str| variables(name).filter(|text| !text.trim().is_empty());
         let misunderstood = |name: &str, text: &str, expected: &str| {
             let why = format!("{name} is `{text}`, which is not understood; expected {expected}");
             Error::Cluster { op: "environment", why }
         };
-        let mut cluster = Cluster::new(Launch::from(variables)?, text("GPU_POOL_SECRET").unwrap_or_default());
+        let Some(launch) = Launch::from(variables)? else { return Ok(None) };
+        let mut cluster = Cluster::new(launch, text("GPU_POOL_SECRET").unwrap_or_default());
         if let Some(text) = text("GPU_POOL_SILENCE") {
             let expected = "a time above zero like 500ms or 30s";
             let silence = parse_duration(text.trim());
@@ -130,7 +153,7 @@ impl Cluster {
             Some("shm") => TransportChoice::SharedMemory,
             Some(text) => return Err(misunderstood("GPU_POOL_TRANSPORT", text, "auto, nccl, mpi or shm")),
         };
-        Ok(cluster)
+        Ok(Some(cluster))
     }
 
     /// Process `rank` of `size`, with rank 0 at `address`: a name or an IP address, and a TCP port, such as
