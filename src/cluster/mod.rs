@@ -3,9 +3,9 @@
 //! One address space ends at one process. Beyond it this crate runs on existing engines: NCCL between GPUs, MPI
 //! between hosts' memories, shared memory between software GPUs of one host.
 //!
-//! A [`Cluster`] says which processes belong together; [`Builder::cluster`](crate::Builder::cluster) connects them. Then
-//! [`Device::world`](crate::Device::world) is the group of all devices of all processes. The guide's page "More than one
-//! host" has launchers, ports, and what happens when a process dies.
+//! A [`Cluster`] says which processes belong together; [`Builder::cluster`](crate::Builder::cluster) connects them.
+//! Then [`Device::world`](crate::Device::world) is the group of all devices of all processes. The guide's page "More
+//! than one host" has launchers, ports, and what happens when a process dies.
 //!
 //! In errors a *host* is one of these processes, with its number (MPI's rank), whichever machine it is on.
 //!
@@ -157,14 +157,14 @@ impl Cluster {
     }
 
     /// Process `rank` of `size`, with rank 0 at `address`: a name or an IP address, and a TCP port, such as
-    /// `"node1:29600"` or `"[::1]:29600"`. Port 0 is one of the system's choice, for a single process. All processes have
-    /// the same secret. It may be empty if the address is one of loopback.
+    /// `"node1:29600"` or `"[::1]:29600"`. Port 0 is one of the system's choice, for a single process. All processes
+    /// have the same secret. It may be empty if the address is one of loopback.
     ///
     /// [`local_rank`](Self::local_rank) is then 0, and [`local_size`](Self::local_size) 1.
     ///
     /// # Errors
-    /// [`Error::Cluster`] if the address has no port, or if there is no such rank. What is wrong with the address itself,
-    /// or with the secret, comes out when the pool is built.
+    /// [`Error::Cluster`] if the address has no port, or if there is no such rank. What is wrong with the address
+    /// itself, or with the secret, comes out when the pool is built.
     pub fn tcp(address: &str, rank: usize, size: usize, secret: impl Into<String>) -> Result<Cluster> {
         let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
         let Some((host, port)) = parts.filter(|(host, _)| !host.is_empty()) else {
