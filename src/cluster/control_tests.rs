@@ -2,7 +2,7 @@
 //! model of some of these.
 
 use super::*;
-use crate::collective::transport::{Arrival, Place, WorldScope};
+use crate::fabric::transport::{Arrival, Place, WorldScope};
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
@@ -28,7 +28,7 @@ fn none() -> Result<Transport> {
 }
 
 fn connect(cluster: &Cluster, devices: usize) -> Result<Arc<dyn World>> {
-    cluster.connect(devices, None, |_| none())
+    cluster.join(devices, None, |_| none())
 }
 
 /// Processes of one device each, as threads.
@@ -188,7 +188,7 @@ fn a_transport_that_one_cannot_open_is_an_error_of_all() {
     let errors: Vec<_> = thread::scope(|s| {
         let open = |rank: usize| {
             let why = || Error::Cluster { op: "transport", why: "install it".to_owned() };
-            cluster(port, rank, 2, "x").connect(1, None, |_| if rank == 1 { Err(why()) } else { none() }).map(drop)
+            cluster(port, rank, 2, "x").join(1, None, |_| if rank == 1 { Err(why()) } else { none() }).map(drop)
         };
         let threads: Vec<_> = (0..2).map(|rank| s.spawn(move || open(rank))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap().unwrap_err().to_string()).collect()
