@@ -23,8 +23,8 @@ fn cluster(port: u16, rank: usize, size: usize, secret: &str) -> Cluster {
     Cluster::tcp(&address, rank, size, secret).unwrap().silence(SILENCE).patience(Duration::from_secs(20))
 }
 
-fn none() -> Result<Transport> {
-    Ok(Transport::None(Error::Cluster { op: "transport", why: "a test".to_owned() }))
+fn none() -> Result<(Transport, Ends)> {
+    Ok((Transport::None(Error::Cluster { op: "transport", why: "a test".to_owned() }), Box::new(())))
 }
 
 fn connect(cluster: &Cluster, devices: usize) -> Result<Arc<dyn World>> {
