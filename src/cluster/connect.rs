@@ -84,7 +84,7 @@ impl Cluster {
         if let Some(other) = told.iter().position(|one| *one != told[0]) {
             let text = |host: usize| String::from_utf8_lossy(&told[host]).into_owned();
             let why = format!(
-                "rank 0 takes {} and rank {other} {}: give all processes one kind of devices and one GPU_POOL_TRANSPORT",
+                "rank 0 takes {} and rank {other} {}: give all one kind of devices and one GPU_POOL_TRANSPORT",
                 text(0),
                 text(other)
             );
@@ -108,7 +108,7 @@ impl Cluster {
         }
     }
 
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(loom)))]
     fn open_shm(&self, control: &Control) -> Result<(Transport, Ends)> {
         use super::transport::shm::Shm;
         // Rank 0's number tells the cluster from others of the machine.
@@ -121,7 +121,7 @@ impl Cluster {
         Ok((Transport::Host(Arc::new(shm)), Box::new(())))
     }
 
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(all(target_os = "linux", not(loom))))]
     fn open_shm(&self, _: &Control) -> Result<(Transport, Ends)> {
         let why = "shared memory between processes needs Linux".to_owned();
         Err(Error::Cluster { op: "transport", why })
@@ -263,7 +263,7 @@ fn same_everywhere(all: &[Vec<u8>]) -> bool {
     all.iter().all(|one| *one == all[0] && !one.is_empty())
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(loom)))]
 fn unusable(error: std::io::Error) -> Error {
     Error::Cluster { op: "transport", why: error.to_string() }
 }
