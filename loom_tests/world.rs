@@ -24,7 +24,7 @@ use std::{panic::Location, sync::Arc, time::Duration};
 struct Host {
     world: Members,
     told: Arc<(Mutex<Vec<ToHub>>, Condvar)>,
-    /// The last launch: only the device whose turn it is may touch it.
+    /// The last launch. Only the device whose turn it is may touch it: two at once are a race.
     launched: Watched<u64>,
 }
 
@@ -93,8 +93,7 @@ fn never(_: &ToHub) -> bool {
     false
 }
 
-/// Two devices meet the other process. Whoever arrives first, both launch in the hub's order, one after the other: a
-/// launch out of turn is a race on `launched`.
+/// Two devices meet the other process. Whoever arrives first, both launch in the hub's order, one after the other.
 #[test]
 fn launches_are_in_the_hubs_order() {
     check_within(2, || {
