@@ -72,12 +72,6 @@ impl Control {
     pub(crate) fn check(&self) -> Result<()> {
         self.local.check("check")
     }
-
-    /// The hub's word on a failure of the transport: waits for it, but for no longer than `limit`. A process that ends
-    /// breaks the transport before the hub has told of it.
-    pub(crate) fn cause(&self, limit: Duration) -> Option<Error> {
-        self.local.cause(limit)
-    }
 }
 
 fn gather(local: &Local, (host, size): (usize, usize), name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {

@@ -83,19 +83,6 @@ impl Local {
         self.inner.lock().process.over().map_or(Ok(()), |failure| Err(failure.error(op)))
     }
 
-    /// Waits until the cluster is over, but for no longer than `limit`.
-    pub(super) fn cause(&self, limit: Duration) -> Option<Error> {
-        let start = std::time::Instant::now();
-        let mut inner = self.inner.lock();
-        loop {
-            if let Some(failure) = inner.process.over() {
-                return Some(failure.error("a transfer"));
-            }
-            let left = limit.checked_sub(start.elapsed())?;
-            self.changed.wait_for(&mut inner, left);
-        }
-    }
-
     /// Sends frames. A link that is broken ends the cluster, which ends all waits.
     fn send(&self, frame: Option<ToHub>) {
         if let Some(frame) = frame
