@@ -18,11 +18,8 @@ use std::{
 const LEN: usize = 1_000_000;
 
 fn main() -> Result<()> {
-    let started = env::args().nth(1).is_some_and(|arg| arg == "worker");
-    match Cluster::from_env() {
-        Ok(cluster) => return work(GpuPool::builder(), cluster, &mut stdout(), LEN),
-        Err(error) if started => return Err(error.into()),
-        Err(_) => {}
+    if let Some(cluster) = Cluster::launched()? {
+        return work(GpuPool::builder(), cluster, &mut stdout(), LEN);
     }
     let program = env::current_exe()?;
     // One GPU is not enough for two processes.
@@ -33,7 +30,7 @@ fn main() -> Result<()> {
         true => vec![by_mpi(&program)],
         false => by_hand(|| Command::new(&program))?,
     };
-    run(processes, |process| drop(process.arg("worker").envs(environment)), &mut stdout())
+    run(processes, |process| drop(process.envs(environment)), &mut stdout())
 }
 
 /// Two processes under mpirun, also as root and on fewer cores than processes.

@@ -20,9 +20,9 @@ pub(super) type Ends = Box<dyn Any + Send + Sync>;
 
 impl Builder {
     /// This pool is one process's part of a cluster: [`Device::world`](crate::Device::world) is the group of all
-    /// devices of all processes. Each process builds such a pool, and [`build`](Self::build) returns when all have. They
-    /// may have different numbers of devices, but of one kind: GPUs, or software GPUs. A process has one such pool at a
-    /// time; with MPI one in its life, since MPI cannot begin twice.
+    /// devices of all processes. Each process builds such a pool, and [`build`](Self::build) returns when all have.
+    /// They may have different numbers of devices, but of one kind: GPUs, or software GPUs. A process has one such pool
+    /// at a time; with MPI one in its life, since MPI cannot begin twice.
     ///
     /// A process leaves when its pool is [closed](crate::GpuPool::close) or dropped.
     ///
@@ -44,8 +44,8 @@ impl Builder {
     /// # Errors
     /// [`build`](Self::build) then also returns:
     ///
-    /// * [`Error::Cluster`]: rank 0 cannot listen, or cannot be reached; another secret, version or size; a rank that is
-    ///   taken; a library that is missing, too old, or cannot carry these devices, here or in another process.
+    /// * [`Error::Cluster`]: rank 0 cannot listen, or cannot be reached; another secret, version or size; a rank that
+    ///   is taken; a library that is missing, too old, or cannot carry these devices, here or in another process.
     /// * [`Error::HostTimeout`]: processes that have not come in the time of [`Cluster::patience`].
     /// * [`Error::HostLost`]: a process has ended meanwhile. [`Error::Transport`]: the library's own error.
     pub fn cluster(mut self, cluster: Cluster) -> Self {
@@ -92,7 +92,7 @@ impl Cluster {
         if let Some(other) = told.iter().position(|one| *one != told[0]) {
             let text = |host: usize| String::from_utf8_lossy(&told[host]).into_owned();
             let why = format!(
-                "rank 0 takes {} and rank {other} {}: give all processes one kind of devices and one GPU_POOL_TRANSPORT",
+                "rank 0 takes {} and rank {other} {}: give all processes one kind of device, one GPU_POOL_TRANSPORT",
                 text(0),
                 text(other)
             );

@@ -56,8 +56,8 @@ const TICK: Duration = Duration::from_millis(20);
 /// A buffer of another process, as a value that can be sent: from [`DeviceBuffer::export`], for [`Device::import`].
 ///
 /// It is good for one import, in a process of the same user on the same machine, on the same GPU (what is on a software
-/// GPU can be imported on any software GPU). It is a secret: who has it, and is of the same user, can have the memory. It
-/// keeps nothing alive: the exporter keeps the buffer until the import.
+/// GPU can be imported on any software GPU). It is a secret: who has it, and is of the same user, can have the memory.
+/// It keeps nothing alive: the exporter keeps the buffer until the import.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpcBuffer {
     socket: String,
@@ -190,8 +190,8 @@ impl Device {
     /// # Errors
     /// * [`Error::InvalidArgument`]: another element type; another GPU; the exporter's user is another one; it was
     ///   imported already; the exporter has dropped the buffer or has withdrawn the export; no exporter has made it.
-    /// * [`Error::HostLost`]: the exporter has ended. [`Error::HostTimeout`]: it has not answered for the pool's deadline.
-    ///   In both, `host` is its process id.
+    /// * [`Error::HostLost`]: the exporter has ended. [`Error::HostTimeout`]: it has not answered for the pool's
+    ///   deadline. In both, `host` is its process id.
     /// * [`Error::Cluster`]: the answer contradicts itself, or the memory that came is not the exporter's.
     /// * [`Error::Aborted`], the driver's.
     #[track_caller]
@@ -225,8 +225,8 @@ impl Device {
     /// longer than `limit`. Returns at once if there was no export. Nothing on the device waits.
     ///
     /// # Errors
-    /// * [`Error::HostLost`] once for an importer that has ended without a release; `host` is its process id. If it could
-    ///   write, the contents are unspecified.
+    /// * [`Error::HostLost`] once for an importer that has ended without a release; `host` is its process id. If it
+    ///   could write, the contents are unspecified.
     /// * [`Error::HostTimeout`] after `limit`, with the importers; [`Error::Cluster`] if an export was not imported:
     ///   [`withdraw`](DeviceBuffer::withdraw) ends it.
     /// * [`Error::InvalidArgument`] for a buffer that is not [`exportable`](Self::exportable); [`Error::Aborted`].

@@ -3,9 +3,9 @@
 //! One address space ends at one process. Beyond it this crate runs on existing engines: NCCL between GPUs, MPI
 //! between hosts' memories, shared memory between software GPUs of one host.
 //!
-//! A [`Cluster`] says which processes belong together; [`Builder::cluster`](crate::Builder::cluster) connects them. Then
-//! [`Device::world`](crate::Device::world) is the group of all devices of all processes. The guide's page "More than one
-//! host" has launchers, ports, and what happens when a process dies.
+//! A [`Cluster`] says which processes belong together; [`Builder::cluster`](crate::Builder::cluster) connects them.
+//! Then [`Device::world`](crate::Device::world) is the group of all devices of all processes. The guide's page "More
+//! than one host" has launchers, ports, and what happens when a process dies.
 //!
 //! In errors a *host* is one of these processes, with its number (MPI's rank), whichever machine it is on.
 //!
@@ -18,30 +18,29 @@
 
 mod client;
 mod connect;
+#[cfg_attr(loom, allow(dead_code, reason = "there is no transport to open"))]
 pub(crate) mod control;
 mod greet;
 mod hub;
 #[cfg(target_os = "linux")]
 pub mod ipc;
 mod launch;
-#[cfg(test)]
-mod loopback;
-mod mutant;
+pub(crate) mod mutant;
 mod process;
 mod server;
 mod transport;
-mod wire;
-mod world;
+pub(crate) mod wire;
+#[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
+pub(crate) mod world;
 
 #[cfg(target_os = "linux")]
 pub use ipc::{Imported, IpcBuffer};
-pub(crate) use launch::By;
 
 use crate::{
     builder::environment::parse_duration,
     error::{Error, Result},
 };
-use launch::{Launch, no_launcher};
+use launch::{By, Launch, no_launcher};
 use std::{env, fmt, time::Duration};
 
 /// What moves data between processes. A library that is missing, too old, or cannot carry these devices is an
@@ -157,14 +156,14 @@ impl Cluster {
     }
 
     /// Process `rank` of `size`, with rank 0 at `address`: a name or an IP address, and a TCP port, such as
-    /// `"node1:29600"` or `"[::1]:29600"`. Port 0 is one of the system's choice, for a single process. All processes have
-    /// the same secret. It may be empty if the address is one of loopback.
+    /// `"node1:29600"` or `"[::1]:29600"`. Port 0 is one of the system's choice, for a single process. All processes
+    /// have the same secret. It may be empty if the address is one of loopback.
     ///
     /// [`local_rank`](Self::local_rank) is then 0, and [`local_size`](Self::local_size) 1.
     ///
     /// # Errors
-    /// [`Error::Cluster`] if the address has no port, or if there is no such rank. What is wrong with the address itself,
-    /// or with the secret, comes out when the pool is built.
+    /// [`Error::Cluster`] if the address has no port, or if there is no such rank. What is wrong with the address
+    /// itself, or with the secret, comes out when the pool is built.
     pub fn tcp(address: &str, rank: usize, size: usize, secret: impl Into<String>) -> Result<Cluster> {
         let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
         let Some((host, port)) = parts.filter(|(host, _)| !host.is_empty()) else {
@@ -228,10 +227,5 @@ impl Cluster {
 
     pub(crate) fn transport_choice(&self) -> TransportChoice {
         self.transport
-    }
-
-    /// What started this process.
-    pub(crate) fn launched_by(&self) -> By {
-        self.launch.by
     }
 }

@@ -146,7 +146,7 @@ impl Call {
 
 impl Failure {
     /// The loss of a process.
-    pub(super) fn lost(host: usize, why: impl Into<String>) -> Failure {
+    pub(crate) fn lost(host: usize, why: impl Into<String>) -> Failure {
         Failure::Lost { host: host as u32, why: cut(why.into()) }
     }
 

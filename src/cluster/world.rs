@@ -5,6 +5,8 @@
 //!
 //! Every wait here ends when the hub says so, when the cluster ends, or when the link knows that the hub is silent. No
 //! wait has a deadline of its own: deadlines are the hub's.
+//!
+//! Locks and condition variables are those of `sync::shim`: `loom_tests/world.rs` has models of these threads.
 
 use super::{
     process::{Class, Key, Process},
@@ -13,7 +15,10 @@ use super::{
 use crate::{
     error::{Error, Result, Site},
     fabric::transport::{Arrival, Commit, Transport, Window, World, WorldScope},
-    sync::shim::{Condvar, Mutex},
+    sync::{
+        shim::{Condvar, Mutex},
+        site::flag,
+    },
 };
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -23,7 +28,7 @@ use std::{
 };
 
 /// Sends a frame to the hub. It must not wait for the hub's answer, and may call [`Local::take`].
-pub(super) type Link = Box<dyn Fn(ToHub) -> Result<(), Failure> + Send + Sync>;
+pub(crate) type Link = Box<dyn Fn(ToHub) -> Result<(), Failure> + Send + Sync>;
 
 type Tell = Box<dyn FnOnce(Error) + Send>;
 type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -46,7 +51,7 @@ struct Inner {
 }
 
 impl Local {
-    pub(super) fn new(host: usize, link: Link) -> Arc<Local> {
+    pub(crate) fn new(host: usize, link: Link) -> Arc<Local> {
         let inner = Inner {
             process: Process::new(host),
             outgoing: VecDeque::new(),
@@ -58,12 +63,14 @@ impl Local {
     }
 
     /// What the hub says. Each process gets the hub's frames in their order.
-    pub(super) fn take(&self, frame: ToHost) {
+    pub(crate) fn take(&self, frame: ToHost) {
         let mut inner = self.inner.lock();
         if inner.process.take(frame).is_err() {
             inner.process.end_cluster(Failure::lost(0, "it has sent nonsense"));
         }
-        self.changed.notify_all();
+        if !flag("world.take.silent") {
+            self.changed.notify_all();
+        }
         let Inner { process, tells, .. } = &mut *inner;
         let failed: Vec<_> = tells.keys().filter_map(|id| Some((*id, process.failure_elsewhere(*id)?))).collect();
         let due: Vec<_> = failed.into_iter().map(|(id, failure)| (tells.remove(&id), failure)).collect();
@@ -74,7 +81,7 @@ impl Local {
     }
 
     /// The hub is lost, or this process has left.
-    pub(super) fn end_cluster(&self, failure: Failure) {
+    pub(crate) fn end_cluster(&self, failure: Failure) {
         self.take(ToHost::Over { failure });
     }
 
@@ -89,32 +96,21 @@ impl Local {
         self.inner.lock().process.over().map_or(Ok(()), |failure| Err(failure.error(op)))
     }
 
-    /// Waits until the cluster is over, but for no longer than `limit`.
-    pub(super) fn cause(&self, limit: Duration) -> Option<Error> {
-        let start = std::time::Instant::now();
-        let mut inner = self.inner.lock();
-        loop {
-            if let Some(failure) = inner.process.over() {
-                return Some(failure.error("a transfer"));
-            }
-            let left = limit.checked_sub(start.elapsed())?;
-            self.changed.wait_for(&mut inner, left);
-        }
-    }
-
     /// Changes the state, and sends the hub what follows from that: the hub gets all in the order of the changes. It may
     /// be another thread that sends it. A link that is broken ends the cluster, which ends all waits.
-    fn tell<R>(&self, change: impl FnOnce(&mut Inner) -> (R, Option<ToHub>)) -> R {
+    fn post<R>(&self, change: impl FnOnce(&mut Inner) -> (R, Option<ToHub>)) -> R {
         let mut inner = self.inner.lock();
         let (result, frame) = change(&mut inner);
         inner.outgoing.extend(frame);
-        if inner.sending {
+        if inner.sending && !flag("world.post.unordered") {
             return result;
         }
         inner.sending = true;
         while let Some(frame) = inner.outgoing.pop_front() {
             drop(inner);
-            if let Err(failure) = (self.link)(frame) {
+            if let Err(failure) = (self.link)(frame)
+                && !flag("world.send.ignores_the_end")
+            {
                 self.end_cluster(failure);
             }
             inner = self.inner.lock();
@@ -144,13 +140,13 @@ impl Local {
             let why = format!("a value of {} bytes: at most {} can be told", value.len(), wire::MOST_VALUE);
             return Err(Error::Cluster { op: "connect", why });
         }
-        self.tell(|_| ((), Some(ToHub::Set { key: key.to_owned(), value: value.to_vec() })));
+        self.post(|_| ((), Some(ToHub::Set { key: key.to_owned(), value: value.to_vec() })));
         self.check("connect")
     }
 
     /// Asks for a value, without waiting for it.
     pub(super) fn ask(&self, key: &str) {
-        self.tell(|_| ((), Some(ToHub::Get { key: key.to_owned() })));
+        self.post(|_| ((), Some(ToHub::Get { key: key.to_owned() })));
     }
 
     /// A value that was asked for and has come.
@@ -166,7 +162,9 @@ impl Local {
 
     fn close(&self, class: Class, window: u64) {
         self.inner.lock().process.close(class, window);
-        self.changed.notify_all();
+        if !flag("world.close.silent") {
+            self.changed.notify_all();
+        }
     }
 
     fn window(self: &Arc<Self>, class: Class, window: u64) -> Window {
@@ -177,17 +175,17 @@ impl Local {
 
 /// A [`World`] over the cluster's control.
 pub(crate) struct Members {
-    pub(super) local: Arc<Local>,
-    pub(super) host: usize,
-    pub(super) devices: Vec<usize>,
-    pub(super) transport: Transport,
+    pub(crate) local: Arc<Local>,
+    pub(crate) host: usize,
+    pub(crate) devices: Vec<usize>,
+    pub(crate) transport: Transport,
     /// What ends with the last handle.
-    pub(super) ends: Box<dyn Send + Sync>,
+    pub(crate) _ends: Box<dyn Send + Sync>,
 }
 
 impl fmt::Debug for Members {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Members { host, devices, transport, local, ends: _ } = self;
+        let Members { host, devices, transport, local, _ends: _ } = self;
         let over = local.inner.lock().process.over().cloned();
         let mut shown = f.debug_struct("World");
         shown.field("host", host).field("devices", devices).field("transport", transport);
@@ -226,7 +224,7 @@ impl World for Members {
         }
         self.local.check("the beginning of a scope")?;
         let local = &self.local;
-        let id = local.tell(|inner| {
+        let id = local.post(|inner| {
             let (id, frame) = inner.process.begin(name, ordered, deadline, cut(site.to_string()));
             inner.progress.insert(id, progress);
             (id, Some(frame))
@@ -268,7 +266,7 @@ impl WorldScope for Scope {
             site: cut(site.to_string()),
             note,
         });
-        self.local.tell(|inner| ((), inner.process.arrive(&key, leads)));
+        self.local.post(|inner| ((), inner.process.arrive(&key, leads)));
         let committed = self.local.wait("a collective", |process| process.committed(&key))?;
         let window = self.local.window(Class::Collective, committed.window);
         Ok(Commit { number: committed.number, notes: committed.notes, window })
@@ -277,7 +275,7 @@ impl WorldScope for Scope {
     fn fail(&self, device: Option<usize>, cause: &Error) {
         let device = device.map(|device| device as u32);
         let cause = cut(cause.to_string());
-        self.local.tell(|inner| ((), inner.process.fail(self.id, device, cause)));
+        self.local.post(|inner| ((), inner.process.fail(self.id, device, cause)));
     }
 
     fn when_failed(&self, tell: Box<dyn FnOnce(Error) + Send>) {
@@ -292,17 +290,19 @@ impl WorldScope for Scope {
     }
 
     fn end(&self) -> Result<()> {
-        self.local.tell(|inner| ((), inner.process.end(self.id)));
+        self.local.post(|inner| ((), inner.process.end(self.id)));
         self.local.wait("the end of a scope", |process| process.ended(self.id))
     }
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        let unused = self.local.tell(|inner| {
+        let unused = self.local.post(|inner| {
             let told = inner.process.forget(self.id);
             // A turn that is over may be another one's.
-            self.local.changed.notify_all();
+            if !flag("world.forget.silent") {
+                self.local.changed.notify_all();
+            }
             ((inner.tells.remove(&self.id), inner.progress.remove(&self.id)), told)
         });
         drop(unused);
