@@ -13,7 +13,8 @@ if ! command -v mpirun >/dev/null; then
 fi
 
 cargo build --example train_digits
-tests=$(cargo test --no-run --message-format=json --test cluster | sed -n 's/.*"executable":"\([^"]*cluster-[^"]*\)".*/\1/p')
+tests=$(cargo test --no-run --message-format=json --test cluster |
+    sed -n 's/.*"executable":"\([^"]*cluster-[^"]*\)".*/\1/p')
 
 # One program on so many processes: `together COUNT PROGRAM ARGUMENT..`.
 together() {

@@ -96,8 +96,8 @@ impl Local {
         self.inner.lock().process.over().map_or(Ok(()), |failure| Err(failure.error(op)))
     }
 
-    /// Changes the state, and sends the hub what follows from that: the hub gets all in the order of the changes. It may
-    /// be another thread that sends it. A link that is broken ends the cluster, which ends all waits.
+    /// Changes the state, and sends the hub what follows from that: the hub gets all in the order of the changes. It
+    /// may be another thread that sends it. A link that is broken ends the cluster, which ends all waits.
     fn post<R>(&self, change: impl FnOnce(&mut Inner) -> (R, Option<ToHub>)) -> R {
         let mut inner = self.inner.lock();
         let (result, frame) = change(&mut inner);
