@@ -4,7 +4,10 @@
 //! more than a frame because of what a peer wrote. Each side has proved that it knows the secret before the other reads
 //! a [`ToHub`] or a [`ToHost`] (`greet.rs`).
 
-use crate::error::{Error, WorldCall};
+use crate::{
+    error::{Error, WorldCall},
+    fabric::transport::OUTBOX,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -140,7 +143,7 @@ pub(crate) struct Call {
 impl Call {
     fn told(self) -> Box<WorldCall> {
         let Call { place: (host, device), call, site } = self;
-        Box::new(WorldCall { host: host as usize, device: device as usize, call, site })
+        Box::new(WorldCall { host: host as usize, device: device as usize % OUTBOX, call, site })
     }
 }
 

@@ -1,13 +1,13 @@
 //! `send` and `recv` between processes.
 //!
 //! A sender stages its elements and goes on: a thread of its own meets the receiver and sends. So no order of sends can
-//! deadlock. For the meeting the sender is a place besides its devices ([`OUTBOX`]): its device may be in another
-//! meeting meanwhile. The end of the scope waits for these threads.
+//! deadlock. For the meeting each message has a place of its own besides the sender's device ([`OUTBOX`]): the device
+//! may be in another meeting meanwhile, and later messages may come first. The end of the scope waits for these threads.
 
 use super::{
     super::{
         Group,
-        transport::{Arrival, Commit, Message, Place, Tag},
+        transport::{Arrival, Commit, Message, OUTBOX, Place, Tag},
     },
     trip::Trip,
     values::hash,
@@ -18,9 +18,6 @@ use crate::{
     memory::PinnedBuffer,
 };
 
-/// What is added to a device's ordinal for its messages on their way.
-const OUTBOX: usize = 1 << 16;
-
 /// A message between two members: what both know of it.
 struct Pair {
     members: [Place; 2],
@@ -30,12 +27,12 @@ struct Pair {
 
 impl Pair {
     fn new(group: &Group<'_>, across: &Across, dtype: DType, from: usize, to: usize) -> Pair {
-        let mut sender = across.places[from];
-        sender.device += OUTBOX;
-        let members = [sender, across.places[to]];
         // Messages of two members in two groups do not see each other.
         let queue = hash(&format!("{:?} {from} {to}", across.places));
         let number = queue ^ group.dev.session.groups.next_message(queue);
+        let mut sender = across.places[from];
+        sender.device += OUTBOX * (1 + (number & 0x7fff) as usize);
+        let members = [sender, across.places[to]];
         Pair { members, number, text: format!("a message of {dtype:?}") }
     }
 
