@@ -2,7 +2,7 @@
 //!
 //! A sender stages its elements and goes on: a thread of its own meets the receiver and sends. So no order of sends can
 //! deadlock. For the meeting each message has a place of its own besides the sender's device ([`OUTBOX`]): the device
-//! may be in another meeting meanwhile, and later messages may come first. The end of the scope waits for these threads.
+//! may be in another meeting meanwhile, and later messages may come first. The scope's end waits for these threads.
 
 use super::{
     super::{
