@@ -29,6 +29,7 @@ pages! {
     Pipelines: "docs/src/guide/pipelines.md",
     TensorParallel: "docs/src/guide/tensor_parallel.md",
     Tasks: "docs/src/guide/tasks.md",
+    Cluster: "docs/src/guide/cluster.md",
     Testing: "docs/src/guide/testing.md",
     Errors: "docs/src/guide/errors.md",
     Tuning: "docs/src/guide/tuning.md",

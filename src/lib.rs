@@ -1,4 +1,4 @@
-//! One process, several GPUs, **one host thread for each GPU**.
+//! Several GPUs, **one host thread for each GPU**, in one process or in several that work as one.
 //!
 //! Each GPU has a thread of its own for as long as the pool lives. The thread owns the GPU's context and its memory
 //! pool. A closure runs on all GPUs at once, each over its [`Shard`] of borrowed data. The threads exchange data
@@ -43,6 +43,7 @@
 //! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`parallel::Value`] |
 //! | train a model on all devices | [`parallel::DataParallel`], [`parallel::Optimizer`] |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
+//! | work as several processes, on one host or many | [`cluster`], [`Builder::cluster`], [`Device::world`], [`GpuPool::run_named`] |
 //! | give memory to another process | [`Device::exportable`], [`DeviceBuffer::export`], [`cluster::ipc`] |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
@@ -128,7 +129,7 @@ pub use driver::{
     module::Module,
     route::{PeerReport, Route},
 };
-pub use error::{Error, Result, Site};
+pub use error::{Error, Result, Site, WorldCall};
 pub use fabric::{
     limits::Tune,
     types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},

@@ -20,6 +20,10 @@ mod five_steps;
 #[path = "../examples/sources/model_parallel.rs"]
 #[allow(dead_code, reason = "`main`")]
 mod model_parallel;
+#[cfg(target_os = "linux")]
+#[path = "../examples/sources/mpi_sum.rs"]
+#[allow(dead_code, reason = "`main`")]
+mod mpi_sum;
 #[path = "../examples/sources/perceptron.rs"]
 #[allow(dead_code, reason = "`main`")]
 mod perceptron;
@@ -192,6 +196,35 @@ fn a_worker_of_the_test_above() {
     let number = |text: &str| text.parse::<usize>().unwrap();
     let (from, to) = (&mut std::io::stdin().lock(), &mut std::io::stdout());
     process_per_gpu::work(devices(2), worker, [number(device), number(peer)], number(len), from, to).unwrap();
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn processes_sum_on_the_cpu_and_on_devices() {
+    let start = || {
+        let mut process = std::process::Command::new(std::env::current_exe().unwrap());
+        process.args(["a_process_of_the_test_above", "--exact", "--nocapture"]);
+        process
+    };
+    let mark = |process: &mut std::process::Command| drop(process.env("SOURCES_WORKER", "mpi_sum"));
+    let text = printed(|out| mpi_sum::run(mpi_sum::by_hand(start)?, mark, out));
+    let said: Vec<_> = text.lines().filter_map(|line| line.split_once("process ").map(|(_, said)| said)).collect();
+    let [first, second] = said[..] else { panic!("{text}") };
+    assert!(first.starts_with("0: 0.3") && first[1..] == second[1..], "{text}");
+    assert!(mpi_sum::check(1.0, 1.0, 3).is_ok());
+    assert!(mpi_sum::check(1.0, 1.0, 2).is_err());
+    assert!(mpi_sum::check(1.0, 1.0 + f32::EPSILON, 3).is_err());
+    let failing = vec![std::process::Command::new("false")];
+    assert!(mpi_sum::run(failing, |_| (), &mut Vec::new()).is_err());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_process_of_the_test_above() {
+    if std::env::var("SOURCES_WORKER").is_ok_and(|worker| worker == "mpi_sum") {
+        mpi_sum::work(devices(2), gpu_pool::cluster::Cluster::from_env().unwrap(), &mut std::io::stdout(), 10_000)
+            .unwrap();
+    }
 }
 
 #[test]

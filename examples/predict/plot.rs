@@ -155,5 +155,9 @@ pub fn size_mark(log: &f64) -> String {
 /// Of the logarithm of a number of microseconds.
 pub fn time_mark(log: f64) -> String {
     let us = log.exp2();
-    if us < 1e3 { format!("{us:.0} us") } else { format!("{:.0} ms", us / 1e3) }
+    match us {
+        ..1e3 => format!("{us:.0} us"),
+        ..1e6 => format!("{:.0} ms", us / 1e3),
+        _ => format!("{:.0} s", us / 1e6),
+    }
 }

@@ -3,7 +3,12 @@
 //! ```sh
 //! cargo run --release --example train_digits
 //! cargo run --release --example train_digits -- --backend host --devices 8 --check --plot loss.png
+//! mpirun -np 2 target/release/examples/train_digits --backend host --devices 2 --check
+//! torchrun --no-python --nproc-per-node 2 target/release/examples/train_digits --check
 //! ```
+//!
+//! Started by a launcher, the processes train one model on the devices of all: on GPUs, each takes the one of its local
+//! rank. Rank 0 prints.
 //!
 //! Every batch is sharded over the devices. Each device has a replica of the model in a `PerDevice` and computes the
 //! gradients of its rows. It exchanges them in buckets during the backward pass, weighted by rows, since the last batch
@@ -23,9 +28,9 @@ mod train;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use data::Digits;
-use gpu_pool::GpuPool;
+use gpu_pool::{GpuPool, cluster::Cluster};
 use std::{
-    io::{Write, stdout},
+    io::{self, Write},
     path::PathBuf,
     process::ExitCode,
 };
@@ -38,7 +43,8 @@ const ACCURACY: f64 = 0.97;
 #[derive(Debug, Parser)]
 #[command(args_override_self = true)]
 struct Options {
-    /// Number of devices: the first N GPUs, or N software GPUs [default: all GPUs, or 4 software GPUs]
+    /// Number of devices of a process: the first N GPUs (the next N for the next process of a machine), or N software
+    /// GPUs [default: all GPUs, one GPU for each process of several on a machine, or 4 software GPUs]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     devices: Option<usize>,
     /// What to train on; auto takes GPUs where there are some
@@ -97,22 +103,30 @@ fn run(options: &Options) -> Result<()> {
         Ok(())
     };
     options.devices.map(enough_rows).transpose()?;
-    let pool = build(options)?;
-    enough_rows(pool.devices())?;
+    let cluster = Cluster::launched()?;
+    let prints = cluster.as_ref().is_none_or(|cluster| cluster.rank() == 0);
+    let mut out: Box<dyn Write> = if prints { Box::new(io::stdout()) } else { Box::new(io::sink()) };
+    let pool = build(options, cluster)?;
+    let devices = pool.run(|dev, _| Ok(dev.world()?.count())).context("the processes do not find each other")?[0];
+    enough_rows(devices)?;
 
     let set = Settings { epochs, batch, lr };
-    let mut out = stdout();
+    let run = |what| {
+        let bar = report::bar(epochs, what, prints);
+        let outcome = train::train(&pool, &data, set, |now| report::advance(&bar, now));
+        bar.finish_and_clear();
+        outcome
+    };
     writeln!(
         out,
         "{} training rows, {} held out; {} parameters; {} x {}",
         data.train.len(),
         data.held_out.len(),
         model::PARAMETERS,
-        pool.devices(),
+        devices,
         pool.report().devices[0].name
     )?;
-    let outcome = shown(&pool, &data, set, "training")?;
-    pool.close().context("the devices did not end well")?;
+    let outcome = run("training")?;
 
     writeln!(out, "{}", report::table(&outcome))?;
     let (seconds, rate) = (outcome.elapsed.as_secs_f64(), outcome.rows_per_second());
@@ -120,32 +134,36 @@ fn run(options: &Options) -> Result<()> {
     writeln!(out, "{epochs} {plural} in {seconds:.2} s, {rate:.0} rows/s")?;
     writeln!(out, "loss {:.4}, held-out accuracy {:.4}", outcome.loss, outcome.accuracy())?;
     writeln!(out, "weights {:016x}", report::hash(&outcome.weights[0]))?;
-    if let Some(path) = &options.plot {
+    if let Some(path) = options.plot.as_ref().filter(|_| prints) {
         plot::draw(path, &outcome).with_context(|| format!("cannot draw {}", path.display()))?;
         writeln!(out, "loss curve in {}", path.display())?;
     }
-    if options.check { check(options, &data, set, &outcome) } else { Ok(()) }
-}
-
-/// Trains with a progress bar.
-fn shown(pool: &GpuPool, data: &Digits, set: Settings, what: &'static str) -> Result<Outcome> {
-    let bar = report::bar(set.epochs, what);
-    let outcome = train::train(pool, data, set, |now| report::advance(&bar, now));
-    bar.finish_and_clear();
-    outcome
+    if options.check {
+        check(&mut *out, &outcome, || run("again"))?;
+    }
+    pool.close().context("the devices did not end well")
 }
 
 /// The pool that the options ask for; without options, the library's default and its environment variables decide.
-fn build(options: &Options) -> Result<GpuPool> {
-    let builder = GpuPool::builder();
-    let first = |count: usize| (0..count).collect::<Vec<_>>();
-    let pool = match (options.backend, options.devices) {
+fn build(options: &Options, cluster: Option<Cluster>) -> Result<GpuPool> {
+    let mut builder = GpuPool::builder();
+    // Several processes of one machine share its GPUs out.
+    let (mut devices, mut before) = (options.devices, 0);
+    if let Some(cluster) = cluster {
+        if cluster.local_size() > 1 && options.backend != Kind::Host && gpus() {
+            devices.get_or_insert(1);
+            before = cluster.local_rank();
+        }
+        builder = builder.cluster(cluster);
+    }
+    let ordinals = |n: usize| (before * n..(before + 1) * n).collect::<Vec<_>>();
+    let pool = match (options.backend, devices) {
         (Kind::Auto, None) => builder.build(),
         (Kind::Cuda, None) => builder.cuda().build(),
         (Kind::Host, None) => builder.host(4).build(),
-        (Kind::Cuda, Some(n)) => builder.cuda().devices(&first(n)).build(),
-        (Kind::Auto, Some(n)) if gpus() => builder.cuda().devices(&first(n)).build(),
-        (Kind::Auto | Kind::Host, Some(n)) => builder.host(n).devices(&first(n)).build(),
+        (Kind::Cuda, Some(n)) => builder.cuda().devices(&ordinals(n)).build(),
+        (Kind::Auto, Some(n)) if gpus() => builder.cuda().devices(&ordinals(n)).build(),
+        (Kind::Auto | Kind::Host, Some(n)) => builder.host(n).devices(&ordinals(n)).build(),
     };
     pool.context("cannot open the devices")
 }
@@ -161,8 +179,7 @@ fn gpus() -> bool {
 }
 
 /// Checks what the example promises: equal replicas, equal runs, and a model that has learned.
-fn check(options: &Options, data: &Digits, set: Settings, outcome: &Outcome) -> Result<()> {
-    let mut out = stdout();
+fn check(out: &mut dyn Write, outcome: &Outcome, again: impl FnOnce() -> Result<Outcome>) -> Result<()> {
     let (first, others) = outcome.weights.split_first().context("no device has weights")?;
     let hash = report::hash(first);
     for (device, weights) in (1..).zip(others) {
@@ -177,7 +194,7 @@ fn check(options: &Options, data: &Digits, set: Settings, outcome: &Outcome) -> 
     let plural = if devices == 1 { "device" } else { "devices" };
     writeln!(out, "check: weights are bitwise equal on {devices} {plural} (hash {hash:016x})")?;
 
-    let again = shown(&build(options)?, data, set, "again")?;
+    let again = again()?;
     let equal = again.weights.len() == devices && again.weights.iter().all(|w| report::same_bits(w, first));
     let curve = again.step_losses.iter().map(|x| x.to_bits()).eq(outcome.step_losses.iter().map(|x| x.to_bits()));
     ensure!(

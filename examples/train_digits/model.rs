@@ -4,7 +4,7 @@ use crate::{
     data::{CLASSES, Images, PIXELS},
     rng::Rng,
 };
-use gpu_pool::{Activation, Device, DeviceBuffer, Event, GradientExchange, Matrix, ReduceOp, Result, Shard};
+use gpu_pool::{Activation, Device, DeviceBuffer, Event, GradientExchange, Group, Matrix, ReduceOp, Result, Shard};
 use std::ops::Range;
 
 /// Neurons of the hidden layer.
@@ -64,15 +64,16 @@ fn room(dev: &Device, len: usize) -> Result<DeviceBuffer<f32>> {
 }
 
 impl Replica {
-    /// Makes a replica: equal weights on all devices, this device's shard of the held-out images, and room for `rows`
-    /// losses.
-    pub fn new(dev: &Device, shard: &Shard, weights: &[f32], held_out: &Images, rows: usize) -> Result<Replica> {
+    /// Makes a replica: equal weights on all devices of the world, this device's shard of the held-out images, and room
+    /// for `rows` losses.
+    pub fn new(world: &Group<'_>, shard: &Shard, weights: &[f32], held_out: &Images, rows: usize) -> Result<Replica> {
+        let dev = world.device();
         // Each device scales by the rows of the whole batch, so the sum is the mean over rows, not over devices. One
         // bucket per layer, which is much too small: so there is something to overlap.
         let exchange = GradientExchange::builder().reduce(ReduceOp::Sum).first_bucket_bytes(4 << 10);
         Ok(Replica {
             weights: dev.upload(weights)?,
-            gradients: exchange.build(dev, &LAYOUT.map(|range| range.len()))?,
+            gradients: exchange.build_in(world, &LAYOUT.map(|range| range.len()))?,
             losses: dev.zeros(rows)?,
             rows_done: 0,
             held_out: (dev.upload(shard.rows(&held_out.pixels, PIXELS))?, shard.of(&held_out.labels).to_vec()),

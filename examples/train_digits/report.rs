@@ -5,8 +5,11 @@ use comfy_table::{Cell, CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 
-/// A progress bar over epochs on stderr; nothing if stderr is no terminal.
-pub fn bar(epochs: usize, what: &'static str) -> ProgressBar {
+/// A progress bar over epochs on stderr; nothing if stderr is no terminal, or if another process shows it.
+pub fn bar(epochs: usize, what: &'static str, show: bool) -> ProgressBar {
+    if !show {
+        return ProgressBar::hidden();
+    }
     let bar = ProgressBar::new(epochs as u64);
     let style = ProgressStyle::with_template("{prefix} {bar:20} epoch {pos}/{len}  {wide_msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));

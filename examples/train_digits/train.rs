@@ -72,7 +72,9 @@ impl Outcome {
 }
 
 /// One device's part of an epoch.
+#[derive(serde::Serialize, serde::Deserialize)]
 struct Part {
+    device: String,
     /// Sums of the cross-entropy over the device's rows, by step.
     losses: Vec<f64>,
     correct: usize,
@@ -92,27 +94,31 @@ fn rows_of(shard: &Shard, rows: usize, batch: usize) -> usize {
     batches(rows, batch).map(|range| shard.range(range.len()).len()).sum()
 }
 
-/// Trains on all devices of the pool. Every run starts from the same weights and uses the same order.
+/// Trains on all devices of the pool, and of the pools of the other processes, if there are some: each gets the whole
+/// outcome. Every run starts from the same weights and uses the same order.
 pub fn train(pool: &GpuPool, data: &Digits, set: Settings, mut tell: impl FnMut(Progress)) -> Result<Outcome> {
     let rows = data.train.len();
     let weights = initial_weights(WEIGHTS_SEED);
     let mut replicas = pool
-        .per_device(|dev, shard| Replica::new(dev, &shard, &weights, &data.held_out, rows_of(&shard, rows, set.batch)))
+        .per_device(|dev, _| {
+            let world = dev.world()?;
+            let shard = world.shard();
+            Replica::new(&world, &shard, &weights, &data.held_out, rows_of(&shard, rows, set.batch))
+        })
         .context("cannot put the model on the devices")?;
 
     let mut shuffle = Rng::new(SHUFFLE_SEED);
     let mut order: Vec<usize> = (0..rows).collect();
-    let names = pool.report().devices.into_iter().map(|info| info.name);
-    let mut outcome = Outcome {
-        devices: names.map(|name| DeviceTotals { name, ..DeviceTotals::default() }).collect(),
-        ..Outcome::default()
-    };
+    let names: Vec<String> = pool.report().devices.into_iter().map(|info| info.name).collect();
+    let mut outcome = Outcome::default();
     let start = Instant::now();
     for epoch in 1..=set.epochs {
         shuffle.shuffle(&mut order);
         let images = data.train.pick(&order);
         let parts = replicas
-            .run(|dev, shard, replica| {
+            .run(|dev, own, replica| {
+                let world = dev.world()?;
+                let shard = world.shard();
                 let mut steps = Vec::new();
                 for batch in batches(rows, set.batch) {
                     let pixels = shard.rows(&images.pixels[batch.start * PIXELS..batch.end * PIXELS], PIXELS);
@@ -126,11 +132,13 @@ pub fn train(pool: &GpuPool, data: &Digits, set: Settings, mut tell: impl FnMut(
                 let rows = losses.len();
                 let (compute, exchange) = times(&steps)?;
                 let losses = by_step(&losses, batches(images.len(), set.batch).map(|b| shard.range(b.len()).len()));
-                Ok(Part { losses, correct, rows, compute, exchange, memory_peak: dev.stats().peak })
+                let (device, memory_peak) = (names[own.index()].clone(), dev.stats().peak);
+                world.exchange_serde(&Part { device, losses, correct, rows, compute, exchange, memory_peak })
             })
             .with_context(|| format!("epoch {epoch} failed"))?;
 
-        let progress = gather(&mut outcome, &parts, data, set.batch);
+        // Each device has the parts of all.
+        let progress = gather(&mut outcome, &parts[0], data, set.batch);
         outcome.elapsed = start.elapsed();
         ensure!(
             progress.0.is_finite(),
@@ -141,7 +149,8 @@ pub fn train(pool: &GpuPool, data: &Digits, set: Settings, mut tell: impl FnMut(
         let (loss, accuracy) = progress;
         tell(Progress { loss, accuracy, rows_per_second: outcome.rows_per_second() });
     }
-    outcome.weights = replicas.run(|dev, _, replica| replica.weights(dev)).context("cannot read the weights back")?;
+    let weights = replicas.run(|dev, _, replica| dev.world()?.exchange_serde(&replica.weights(dev)?));
+    outcome.weights = weights.context("cannot read the weights back")?.swap_remove(0);
     Ok(outcome)
 }
 
@@ -154,7 +163,9 @@ fn gather(outcome: &mut Outcome, parts: &[Part], data: &Digits, batch: usize) ->
         outcome.step_losses.push(sum / range.len() as f64);
         total += sum;
     }
+    outcome.devices.resize_with(parts.len(), DeviceTotals::default);
     for (device, part) in outcome.devices.iter_mut().zip(parts) {
+        device.name.clone_from(&part.device);
         device.rows += part.rows;
         device.compute += part.compute;
         device.exchange += part.exchange;

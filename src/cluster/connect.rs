@@ -20,8 +20,11 @@ pub(super) type Ends = Box<dyn Any + Send + Sync>;
 
 impl Builder {
     /// This pool is one process's part of a cluster: [`Device::world`](crate::Device::world) is the group of all
-    /// devices of all processes. Each process builds such a pool, and [`build`](Self::build) returns when all have. A
-    /// process has one such pool at a time.
+    /// devices of all processes. Each process builds such a pool, and [`build`](Self::build) returns when all have.
+    /// They may have different numbers of devices, but of one kind: GPUs, or software GPUs. A process has one such pool
+    /// at a time; with MPI one in its life, since MPI cannot begin twice.
+    ///
+    /// A process leaves when its pool is [closed](crate::GpuPool::close) or dropped.
     ///
     /// ```
     /// use gpu_pool::{GpuPool, ReduceOp, cluster::Cluster};
@@ -39,7 +42,12 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// [`build`](Self::build) then also returns [`Error::Cluster`], [`Error::HostLost`] and [`Error::Transport`].
+    /// [`build`](Self::build) then also returns:
+    ///
+    /// * [`Error::Cluster`]: rank 0 cannot listen, or cannot be reached; another secret, version or size; a rank that
+    ///   is taken; a library that is missing, too old, or cannot carry these devices, here or in another process.
+    /// * [`Error::HostTimeout`]: processes that have not come in the time of [`Cluster::patience`].
+    /// * [`Error::HostLost`]: a process has ended meanwhile. [`Error::Transport`]: the library's own error.
     pub fn cluster(mut self, cluster: Cluster) -> Self {
         self.cluster = Some(Arc::new(cluster));
         self
@@ -84,7 +92,7 @@ impl Cluster {
         if let Some(other) = told.iter().position(|one| *one != told[0]) {
             let text = |host: usize| String::from_utf8_lossy(&told[host]).into_owned();
             let why = format!(
-                "rank 0 takes {} and rank {other} {}: give all one kind of devices and one GPU_POOL_TRANSPORT",
+                "rank 0 takes {} and rank {other} {}: give all processes one kind of device, one GPU_POOL_TRANSPORT",
                 text(0),
                 text(other)
             );
@@ -108,7 +116,7 @@ impl Cluster {
         }
     }
 
-    #[cfg(all(target_os = "linux", not(loom)))]
+    #[cfg(target_os = "linux")]
     fn open_shm(&self, control: &Control) -> Result<(Transport, Ends)> {
         use super::transport::shm::Shm;
         // Rank 0's number tells the cluster from others of the machine.
@@ -121,7 +129,7 @@ impl Cluster {
         Ok((Transport::Host(Arc::new(shm)), Box::new(())))
     }
 
-    #[cfg(not(all(target_os = "linux", not(loom))))]
+    #[cfg(not(target_os = "linux"))]
     fn open_shm(&self, _: &Control) -> Result<(Transport, Ends)> {
         let why = "shared memory between processes needs Linux".to_owned();
         Err(Error::Cluster { op: "transport", why })
@@ -263,7 +271,7 @@ fn same_everywhere(all: &[Vec<u8>]) -> bool {
     all.iter().all(|one| *one == all[0] && !one.is_empty())
 }
 
-#[cfg(all(target_os = "linux", not(loom)))]
+#[cfg(target_os = "linux")]
 fn unusable(error: std::io::Error) -> Error {
     Error::Cluster { op: "transport", why: error.to_string() }
 }

@@ -100,7 +100,7 @@ fn mistakes_are_found_at_once_and_name_both() {
     let what = |errors: Vec<Result<u64>>, expected: &str| {
         for error in errors {
             let found =
-                matches!(&error, Err(Error::WorldMismatch { what, a, b, .. }) if *what == expected && a.0 != b.0);
+                matches!(&error, Err(Error::WorldMismatch { what, a, b, .. }) if *what == expected && a.host != b.host);
             assert!(found, "{expected}: {error:?}");
         }
     };

@@ -55,8 +55,9 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// A buffer of another process, as a value that can be sent: from [`DeviceBuffer::export`], for [`Device::import`].
 ///
-/// It is good for one import, in a process of the same user on the same host, on the same GPU (any software GPU for
-/// another one). It is a secret: who has it, and is of the same user, can have the memory. It keeps nothing alive.
+/// It is good for one import, in a process of the same user on the same machine, on the same GPU (what is on a software
+/// GPU can be imported on any software GPU). It is a secret: who has it, and is of the same user, can have the memory.
+/// It keeps nothing alive: the exporter keeps the buffer until the import.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpcBuffer {
     socket: String,
@@ -101,7 +102,7 @@ impl IpcBuffer {
         self.len == 0
     }
 
-    /// The exporter's process number.
+    /// The exporter's process id.
     pub fn pid(&self) -> u32 {
         self.process.pid
     }
@@ -184,12 +185,14 @@ impl Device {
         Ok(DeviceBuffer::new(whole.block, len))
     }
 
-    /// A buffer of the memory that another process has exported.
+    /// A buffer of the memory that another process has exported. `T` is the exporter's element type, by its full name.
     ///
     /// # Errors
     /// * [`Error::InvalidArgument`]: another element type; another GPU; the exporter's user is another one; it was
     ///   imported already; the exporter has dropped the buffer or has withdrawn the export; no exporter has made it.
-    /// * [`Error::HostLost`]: the exporter has ended. [`Error::HostTimeout`]: it does not answer.
+    /// * [`Error::HostLost`]: the exporter has ended. [`Error::HostTimeout`]: it has not answered for the pool's
+    ///   deadline. In both, `host` is its process id.
+    /// * [`Error::Cluster`]: the answer contradicts itself, or the memory that came is not the exporter's.
     /// * [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn import<T: DeviceCopy>(&self, ipc: &IpcBuffer) -> Result<Imported<T>> {
@@ -218,11 +221,11 @@ impl Device {
         Ok(Imported { buffer: DeviceBuffer::new(whole.block, ipc.len()), exclusive })
     }
 
-    /// Waits until every process that has imported a buffer has released it, and every export was imported. Returns at
-    /// once if there was no export.
+    /// Waits until every process that has imported a buffer has released it, and every export was imported, but for no
+    /// longer than `limit`. Returns at once if there was no export. Nothing on the device waits.
     ///
     /// # Errors
-    /// * [`Error::HostLost`] once for an importer that has ended without a release; `host` is its process number. If it
+    /// * [`Error::HostLost`] once for an importer that has ended without a release; `host` is its process id. If it
     ///   could write, the contents are unspecified.
     /// * [`Error::HostTimeout`] after `limit`, with the importers; [`Error::Cluster`] if an export was not imported:
     ///   [`withdraw`](DeviceBuffer::withdraw) ends it.

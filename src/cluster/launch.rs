@@ -37,6 +37,14 @@ fn wrong(why: impl Into<String>) -> Error {
     Error::Cluster { op: "environment", why: why.into() }
 }
 
+/// The error where a launcher is needed.
+pub(crate) fn no_launcher() -> Error {
+    wrong(
+        "no launcher has started this process: none of GPU_POOL_RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, \
+         TORCHELASTIC_RUN_ID and SLURM_PROCID is set: start it by mpirun, torchrun, srun, or use `Cluster::tcp`",
+    )
+}
+
 /// Variables, by name. An empty one counts as unset.
 struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
 
@@ -172,20 +180,17 @@ impl Variables<'_> {
 }
 
 impl Launch {
-    /// Who has started this process, by its environment. Of several launchers the inner one counts: `mpirun` may run
-    /// within `srun`, and anybody may set torchrun's names.
-    pub(crate) fn from(variables: &dyn Fn(&str) -> Option<String>) -> Result<Launch> {
+    /// Who has started this process, by its environment; none if it was no launcher. Of several launchers the inner one
+    /// counts: `mpirun` may run within `srun`, and anybody may set torchrun's names.
+    pub(crate) fn from(variables: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
         let variables = Variables(variables);
         let all = [Variables::hand, Variables::open_mpi, Variables::mpich, Variables::torchrun, Variables::slurm];
         for launcher in all {
             if let Some(launch) = launcher(&variables)? {
-                return launch.checked();
+                return launch.checked().map(Some);
             }
         }
-        Err(wrong(
-            "no launcher has started this process: none of GPU_POOL_RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, \
-             TORCHELASTIC_RUN_ID and SLURM_PROCID is set: start it by mpirun, torchrun, srun, or use `Cluster::tcp`",
-        ))
+        Ok(None)
     }
 
     pub(crate) fn checked(self) -> Result<Launch> {

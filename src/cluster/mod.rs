@@ -4,6 +4,10 @@
 //! between hosts' memories, shared memory between software GPUs of one host.
 //!
 //! A [`Cluster`] says which processes belong together; [`Builder::cluster`](crate::Builder::cluster) connects them.
+//! Then [`Device::world`](crate::Device::world) is the group of all devices of all processes. The guide's page "More
+//! than one host" has launchers, ports, and what happens when a process dies.
+//!
+//! In errors a *host* is one of these processes, with its number (MPI's rank), whichever machine it is on.
 //!
 //! Control: each process has one TCP connection to rank 0, whose hub decides what all agree on: which collectives are
 //! carried out and in which order, who has failed, who is lost. Headlines cross it, never data. Both sides prove that
@@ -36,25 +40,31 @@ use crate::{
     builder::environment::parse_duration,
     error::{Error, Result},
 };
-use launch::{By, Launch};
+use launch::{By, Launch, no_launcher};
 use std::{env, fmt, time::Duration};
 
-/// What moves data between processes.
+/// What moves data between processes. A library that is missing, too old, or cannot carry these devices is an
+/// [`Error::Cluster`] when the pool is built, which says what to install or to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TransportChoice {
-    /// NCCL on GPUs. On software GPUs shared memory on one host, else MPI.
+    /// NCCL on GPUs. On software GPUs MPI if its launcher has started the processes, else shared memory, which needs
+    /// all of them on one machine.
     #[default]
     Auto,
-    /// NCCL, between GPUs.
+    /// NCCL 2.19.1 or newer, between GPUs. Feature `nccl`.
     Nccl,
-    /// MPI, between the memories of hosts.
+    /// MPI, between the memories of hosts; the devices' data are staged there. Feature `mpi`.
     Mpi,
-    /// Shared memory, between the processes of one host.
+    /// Shared memory, between the processes of one machine; the devices' data are staged there. Linux.
     SharedMemory,
 }
 
-/// The processes that work as one, and this one's place among them. It connects when a pool is built with it.
+/// The processes that work as one, and this one's place among them.
+///
+/// It is a description, which any thread may have: nothing is opened until a pool is built with it
+/// ([`Builder::cluster`](crate::Builder::cluster)). All processes give the same size, address, secret, times and
+/// transport. Its `Debug` text leaves the secret out.
 ///
 /// ```
 /// use gpu_pool::cluster::Cluster;
@@ -86,8 +96,9 @@ impl Cluster {
     const SILENCE: Duration = Duration::from_secs(30);
     const PATIENCE: Duration = Duration::from_secs(300);
 
-    /// As this process's launcher says: `mpirun` of Open MPI or MPICH, `torchrun`, `srun`, or the variables
-    /// `GPU_POOL_RANK`, `GPU_POOL_SIZE`, `GPU_POOL_MASTER` and `GPU_POOL_PORT`.
+    /// As this process's launcher says. The first of these that has set its variables counts: `GPU_POOL_RANK`,
+    /// `GPU_POOL_SIZE`, `GPU_POOL_MASTER` and `GPU_POOL_PORT`; `mpirun` of Open MPI; of MPICH; `torchrun`; `srun`.
+    /// `GPU_POOL_MASTER` and `GPU_POOL_PORT` are also the address of rank 0 under the others, if they are set.
     ///
     /// Also read: `GPU_POOL_SECRET`, `GPU_POOL_SILENCE` (a time like `30s`), and `GPU_POOL_TRANSPORT` (`auto`, `nccl`,
     /// `mpi` or `shm`).
@@ -96,16 +107,39 @@ impl Cluster {
     /// [`Error::Cluster`] if no launcher has started this process, or if a variable is missing or not understood. It
     /// names the variable.
     pub fn from_env() -> Result<Cluster> {
+        Cluster::launched()?.ok_or_else(no_launcher)
+    }
+
+    /// As [`from_env`](Self::from_env), but `None` if no launcher has started this process: for programs that also run
+    /// alone.
+    ///
+    /// ```
+    /// use gpu_pool::{GpuPool, cluster::Cluster};
+    ///
+    /// let mut builder = GpuPool::builder().host(2);
+    /// if let Some(cluster) = Cluster::launched()? {
+    ///     builder = builder.cluster(cluster);
+    /// }
+    /// let pool = builder.build()?;
+    /// // All devices of all processes.
+    /// pool.run(|dev, _| dev.world()?.barrier())?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] if a variable is missing or not understood. It names the variable.
+    pub fn launched() -> Result<Option<Cluster>> {
         Cluster::from_variables(&|name| env::var(name).ok())
     }
 
-    fn from_variables(variables: &dyn Fn(&str) -> Option<String>) -> Result<Cluster> {
+    fn from_variables(variables: &dyn Fn(&str) -> Option<String>) -> Result<Option<Cluster>> {
         let text = |name: &str| variables(name).filter(|text| !text.trim().is_empty());
         let misunderstood = |name: &str, text: &str, expected: &str| {
             let why = format!("{name} is `{text}`, which is not understood; expected {expected}");
             Error::Cluster { op: "environment", why }
         };
-        let mut cluster = Cluster::new(Launch::from(variables)?, text("GPU_POOL_SECRET").unwrap_or_default());
+        let Some(launch) = Launch::from(variables)? else { return Ok(None) };
+        let mut cluster = Cluster::new(launch, text("GPU_POOL_SECRET").unwrap_or_default());
         if let Some(text) = text("GPU_POOL_SILENCE") {
             let expected = "a time above zero like 500ms or 30s";
             let silence = parse_duration(text.trim());
@@ -118,14 +152,18 @@ impl Cluster {
             Some("shm") => TransportChoice::SharedMemory,
             Some(text) => return Err(misunderstood("GPU_POOL_TRANSPORT", text, "auto, nccl, mpi or shm")),
         };
-        Ok(cluster)
+        Ok(Some(cluster))
     }
 
-    /// Process `rank` of `size`, with rank 0 at `address`, such as `"node1:29600"`. All processes have the same secret.
-    /// It may be empty if the address is one of loopback.
+    /// Process `rank` of `size`, with rank 0 at `address`: a name or an IP address, and a TCP port, such as
+    /// `"node1:29600"` or `"[::1]:29600"`. Port 0 is one of the system's choice, for a single process. All processes
+    /// have the same secret. It may be empty if the address is one of loopback.
+    ///
+    /// [`local_rank`](Self::local_rank) is then 0, and [`local_size`](Self::local_size) 1.
     ///
     /// # Errors
-    /// [`Error::Cluster`] if the address has no port, or if there is no such rank.
+    /// [`Error::Cluster`] if the address has no port, or if there is no such rank. What is wrong with the address
+    /// itself, or with the secret, comes out when the pool is built.
     pub fn tcp(address: &str, rank: usize, size: usize, secret: impl Into<String>) -> Result<Cluster> {
         let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
         let Some((host, port)) = parts.filter(|(host, _)| !host.is_empty()) else {
@@ -142,26 +180,31 @@ impl Cluster {
         Cluster { launch, secret: secret.into_bytes(), silence, patience, transport: TransportChoice::Auto }
     }
 
-    /// A process that says nothing for so long is lost: 30 seconds if not set. It is at least 10 ms. Everywhere the
-    /// same. A process whose connection ends is lost at once.
+    /// A process that says nothing for so long is lost: 30 seconds if not set. A shorter limit than 10 ms counts as
+    /// 10 ms. Everywhere the same. A process whose connection ends is lost at once.
+    ///
+    /// Processes speak by themselves, from a thread of their own, also during long computations: only one that is
+    /// stopped, or cut off, is silent. (For one that does not get on, there is
+    /// [`Builder::timeout`](crate::Builder::timeout).)
     pub fn silence(mut self, limit: Duration) -> Cluster {
         self.silence = limit.max(Duration::from_millis(10));
         self
     }
 
-    /// How long the processes wait for each other to come: 5 minutes if not set.
+    /// How long the processes wait for each other while their pools are built: 5 minutes if not set. A shorter limit
+    /// than 10 ms counts as 10 ms. The name of rank 0's machine must be known within 10 seconds.
     pub fn patience(mut self, limit: Duration) -> Cluster {
         self.patience = limit.max(Duration::from_millis(10));
         self
     }
 
-    /// What moves data between the processes. Everywhere the same.
+    /// What moves data between the processes: [`TransportChoice::Auto`] if not set. Everywhere the same.
     pub fn transport(mut self, transport: TransportChoice) -> Cluster {
         self.transport = transport;
         self
     }
 
-    /// The number of this process: 0, 1, ..
+    /// The number of this process: 0, 1, .. In errors it is the *host*.
     pub fn rank(&self) -> usize {
         self.launch.rank
     }
@@ -171,7 +214,8 @@ impl Cluster {
         self.launch.size
     }
 
-    /// The number of this process among those of its machine, if the launcher has told; else 0.
+    /// The number of this process among those of its machine, if the launcher has told; else 0. With a process for each
+    /// GPU it is the GPU's ordinal: `builder.devices(&[cluster.local_rank()])`.
     pub fn local_rank(&self) -> usize {
         self.launch.local_rank
     }

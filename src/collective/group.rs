@@ -8,6 +8,7 @@ use crate::{
         call::Origin,
         membership::{Across, Membership},
     },
+    shard::Shard,
     sync::CommitWord,
 };
 use smallvec::SmallVec;
@@ -110,6 +111,19 @@ impl<'d> Group<'d> {
     /// How many members the group has.
     pub fn count(&self) -> usize {
         self.across.as_ref().map_or(self.membership.ranks.len(), |across| across.places.len())
+    }
+
+    /// This member's even share of the group's data: that of [`Device::world`] divides among all processes.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(4).build()?;
+    /// let rows = pool.run(|dev, _| Ok(dev.world()?.shard().range(9)))?;
+    /// assert_eq!(rows, [0..3, 3..5, 5..7, 7..9]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn shard(&self) -> Shard {
+        Shard::new(self.rank, self.count(), None)
     }
 
     /// The device, on the stream that the group's collectives run on.

@@ -106,7 +106,8 @@ impl WorldLink {
 
 impl Outside for WorldLink {
     fn failed(&self, by: usize, cause: &Error) {
-        let known = matches!(cause, Error::AbortedByHost { .. } | Error::HostLost { .. });
+        // What all processes hear, or find out by themselves.
+        let known = matches!(cause, Error::AbortedByHost { .. } | Error::HostLost { .. } | Error::WorldMismatch { .. });
         if let Some(joined) = self.joined.get().filter(|_| !known) {
             joined.fail(Some(by), cause);
         }

@@ -3,10 +3,10 @@
 //!
 //! `w` is a stream's wait for an event, `n` the number of members, `k = n - 1`. All devices and hosts are alike.
 //!
-//! * A ring ([`Model::ring`]): each of `2 k` steps is a wait and a copy, and half of them an addition. All members are in
-//!   step, so the slowest link sets the pace of all: `2 k (w + copy) + k addition + w`.
-//! * Devices that share an adapter take turns. A step then takes the time of all their bytes, if that is longer than the
-//!   step of one device.
+//! * A ring ([`Model::ring`]): each of `2 k` steps is a wait and a copy, half of them with an addition. All members are
+//!   in step, so the slowest link sets the pace of all: `2 k (w + copy) + k addition + w`.
+//! * Devices that share an adapter take turns. A step then takes the time of all their bytes, if that is longer than
+//!   the step of one device.
 //! * A reduce-scatter inside a host: every member sends its parts one after the other, waits for those of the others,
 //!   and adds them up. If parts are cut, one piece is sent while another is added.
 //! * An all-gather inside a host: every member sends its part to all others, one after the other.
@@ -101,8 +101,8 @@ impl Model {
         device.max(self.calls_of_ring(self.hosts) + self.calls_inside())
     }
 
-    /// The size, to 1 %, from which on the ring over all devices is the faster way. None: it is not even for the largest
-    /// size of the range.
+    /// The size, to 1 %, from which on the ring over all devices is the faster way. None: it is not faster at the
+    /// largest size of the range.
     pub fn crossing(&self, sizes: std::ops::RangeInclusive<usize>) -> Option<usize> {
         let flat_wins = |bytes: usize| self.flat(bytes) < self.hierarchy(bytes);
         let (mut low, mut high) = (*sizes.start(), *sizes.end());

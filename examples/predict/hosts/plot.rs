@@ -46,11 +46,8 @@ fn of(cases: &[Case], hosts: usize, nics: usize) -> Option<&Case> {
 
 /// Four sizes for each power of two, so that steps of the model are seen.
 fn sizes(most: usize) -> impl Iterator<Item = usize> {
-    let least = *RANGE.start() as f64;
-    (0..)
-        .map(move |k| (least * (f64::from(k) / 4.0).exp2()) as usize / 4096 * 4096)
-        .map(|b| b.max(1024))
-        .take_while(move |&bytes| bytes <= most)
+    let steps = most.ilog2() - RANGE.start().ilog2();
+    (0..=4 * steps).map(|k| (*RANGE.start() as f64 * (f64::from(k) / 4.0).exp2()) as usize / 256 * 256)
 }
 
 fn log(value: f64) -> f64 {
@@ -85,9 +82,9 @@ where
             chart.draw_series(ran.map(|point| Circle::new(point, 4, colour.filled())))?;
         }
     }
-    let runs = [(Circle::new((0.0, 0.0), 4, INK.filled()))];
+    // A line of the legend alone.
     chart
-        .draw_series(runs.into_iter().filter(|_| false))?
+        .draw_series(std::iter::empty::<Circle<(f64, f64), i32>>())?
         .label("ran in virtual time; lines: the model")
         .legend(|(x, y)| Circle::new((x + 11, y), 4, INK.filled()));
     legend(&mut chart, SeriesLabelPosition::UpperLeft, 12, 14)?;
@@ -103,13 +100,13 @@ where
         .margin(14)
         .x_label_area_size(50)
         .y_label_area_size(64)
-        .build_cartesian_2d(log(1024.0) - 0.3..most + 0.3, -1.0..6.0_f64)?;
+        .build_cartesian_2d(log(1024.0) - 0.3..most + 0.3, -1.0..5.0_f64)?;
     let mut mesh = chart.configure_mesh();
     mesh.x_desc("size of the buffer on each device").y_desc("flat ring / hierarchy: above 1 the hierarchy wins");
     mesh.label_style(text(15)).axis_desc_style(text(16)).axis_style(INK.mix(0.6));
     mesh.bold_line_style(INK.mix(0.12)).light_line_style(TRANSPARENT);
     let factor = |y: &f64| report::factor(y.exp2());
-    mesh.x_labels(14).x_label_formatter(&|x| size_mark(x)).y_labels(8).y_label_formatter(&factor);
+    mesh.x_labels(7).x_label_formatter(&|x| size_mark(x)).y_labels(7).y_label_formatter(&factor);
     mesh.draw()?;
     chart.draw_series(LineSeries::new([(log(1024.0), 0.0), (most, 0.0)], INK.stroke_width(1)))?;
     for (nics, width, what) in [(EACH, 3, "a NIC for each device"), (1, 1, "one NIC")] {

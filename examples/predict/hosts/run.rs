@@ -11,8 +11,9 @@ pub enum Way {
     Hierarchy,
 }
 
-/// Microseconds of one call of each way (flat, hierarchy), for each size: the mean of back-to-back calls on the slowest device. All hosts
-/// have the same number of devices, in the order of the hosts, and a buffer has an element for each device at least.
+/// Microseconds of one call of each way (flat, hierarchy), for each size: the mean of back-to-back calls on the slowest
+/// device. All hosts have the same number of devices, in the order of the hosts, and a buffer has an element for each
+/// device at least.
 pub fn times(machine: &Topology, sizes: &[usize]) -> Result<Vec<[f64; 2]>> {
     let pool = GpuPool::builder().topology(machine.clone()).dry().build()?;
     let times = sizes.iter().map(|&bytes| {

@@ -7,7 +7,7 @@ use super::{
     super::{
         meet::value_of,
         request::Request,
-        transport::{Message, Tag},
+        transport::{Message, Tag, Transport},
     },
     trip::{Trip, part},
 };
@@ -53,19 +53,15 @@ pub(super) fn by_counts(trip: &Trip<'_, '_>, request: &Request) -> Result<()> {
     let pairs = || (0..n).flat_map(|a| (0..n).map(move |b| (a, b)));
     // Every member finds this pair, and nothing has begun.
     if let Some((a, b)) = pairs().find(|&(a, b)| all[a][b] != all[b][n + a]) {
-        let place = |rank: usize| (trip.across.places[rank].host, trip.across.places[rank].device);
         let site = |rank: usize| match rank == trip.group.rank {
             true => trip.call.site.to_string(),
             false => "its call of all_to_all_v".to_owned(),
         };
+        let into = all[b][n + a];
         return Err(Error::WorldMismatch {
             what: "counts",
-            a: place(a),
-            a_call: format!("all_to_all_v({} elements for member {b})", all[a][b]),
-            a_site: site(a),
-            b: place(b),
-            b_call: format!("all_to_all_v({} elements from member {a})", all[b][n + a]),
-            b_site: site(b),
+            a: trip.across.places[a].call(format!("all_to_all_v({} elements for member {b})", all[a][b]), site(a)),
+            b: trip.across.places[b].call(format!("all_to_all_v({into} elements from member {a})"), site(b)),
         });
     }
     flow(trip, request, &|a, b| all[a][b])
@@ -74,6 +70,9 @@ pub(super) fn by_counts(trip: &Trip<'_, '_>, request: &Request) -> Result<()> {
 #[track_caller]
 fn flow(trip: &Trip<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()> {
     let (across, size, n, me) = (trip.across, request.dtype.size(), trip.members(), trip.group.rank);
+    if let Transport::Device(_) = trip.transport()? {
+        return by_all_gather(trip, request, amount);
+    }
     let transport = trip.host_transport()?;
     let (hosts, own) = (&across.hosts, &across.hosts[across.me].ranks);
     let sends_any = (0..n).any(|to| amount(me, to) > 0);
@@ -123,6 +122,34 @@ fn flow(trip: &Trip<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()
         if amount(from, me) > 0 {
             trip.upload(stage, place(amount, from, me, size), &to(from))?;
         }
+    }
+    Ok(())
+}
+
+/// Where a transport joins only devices of one ordinal: everybody gets everything, and keeps its own. So all members
+/// have memory for it.
+#[track_caller]
+fn by_all_gather(trip: &Trip<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()> {
+    let (size, n, me) = (request.dtype.size(), trip.members(), trip.group.rank);
+    let lens: Vec<usize> = (0..n).map(|from| (0..n).map(|to| amount(from, to)).sum()).collect();
+    let parts = Counts::By(lens.into());
+    let all = trip.scratch(parts.total(n) * size)?;
+    let own = match &request.source {
+        Some(source) => part(source, 0..parts.part(me).len() * size),
+        None => part(&all, 0..0),
+    };
+    let shape = Some(Shape::AllGather { counts: parts.clone(), in_place: false });
+    let (call, dtype) = (request.call.clone(), request.dtype);
+    let (source, destination) = (Some(own), Some(all.clone()));
+    let gather = Request { call, dtype, reduce: request.reduce, shape, source, destination, counts: None };
+    super::moves::all_gather(trip, &gather, &parts, false)?;
+    let Some(destination) = &request.destination else { return Ok(()) };
+    let mut start = 0;
+    for from in 0..n {
+        let (at, theirs) = (parts.part(from).start * size, place(amount, from, me, size));
+        let to = part(destination, start..start + theirs.len());
+        trip.copy(&part(&all, at + theirs.start..at + theirs.end), &to)?;
+        start += theirs.len();
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! A cluster within one process, for tests: several pools are its hosts. The hub is a table under one lock, and bytes
 //! go through mailboxes.
 
+mod device_mail;
+
 use super::super::transport::{
     Arrival, Commit, HostTransport, Message, Place, Tag, Transport, Window, World, WorldScope,
 };
@@ -8,6 +10,8 @@ use crate::{
     Builder, Device, GpuPool,
     error::{Error, Result, Site},
 };
+use device_mail::DeviceMail;
+use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -106,16 +110,8 @@ fn lost(host: usize) -> Error {
 }
 
 fn mismatch(what: &'static str, a: &Arrived, b: &Arrived) -> Error {
-    let place = |of: &Arrived| (of.place.host, of.place.device);
-    Error::WorldMismatch {
-        what,
-        a: place(a),
-        a_call: a.call.clone(),
-        a_site: a.site.clone(),
-        b: place(b),
-        b_call: b.call.clone(),
-        b_site: b.site.clone(),
-    }
+    let call = |of: &Arrived| of.place.call(of.call.clone(), of.site.clone());
+    Error::WorldMismatch { what, a: call(a), b: call(b) }
 }
 
 struct Host {
@@ -216,7 +212,9 @@ impl WorldScope for Part {
         let own = members.iter().filter(|member| member.host == self.host).count();
         let mut state = self.hub.state.lock();
         let empty = || Meeting { since: Instant::now(), arrived: BTreeMap::new(), committed: None };
-        if let Some(failure) = self.failure(&state) {
+        // A committed one is carried out whatever has failed since: other members here have been told so.
+        let committed = state.scopes[&self.key].meetings.get(&key).is_some_and(|meeting| meeting.committed.is_some());
+        if let Some(failure) = self.failure(&state).filter(|_| !committed) {
             return Err(failure);
         }
         let scope = state.scopes.get_mut(&self.key).expect("begun");
@@ -378,11 +376,33 @@ impl Hosts {
     }
 
     pub fn with(devices: &[usize], set: impl Fn(Builder) -> Builder) -> Hosts {
+        Self::over(devices, set, |hub, host| (Transport::Host(Arc::new(Mail { hub: hub.clone(), host })), None))
+    }
+
+    /// With a transport between devices.
+    pub fn on_devices(devices: &[usize]) -> Hosts {
+        let mail = |hub: &Arc<Hub>, host| Arc::new(DeviceMail { hub: hub.clone(), host, shared: OnceCell::new() });
+        let both = |hub: &Arc<Hub>, host| {
+            let mail = mail(hub, host);
+            (Transport::Device(mail.clone()), Some(mail))
+        };
+        Self::over(devices, |builder| builder, both)
+    }
+
+    fn over(
+        devices: &[usize],
+        set: impl Fn(Builder) -> Builder,
+        transport: impl Fn(&Arc<Hub>, usize) -> (Transport, Option<Arc<DeviceMail>>),
+    ) -> Hosts {
         let hub = Hub::new(devices);
         let pool = |(host, &count): (usize, &usize)| {
-            let transport = Transport::Host(Arc::new(Mail { hub: hub.clone(), host }));
+            let (transport, mail) = transport(&hub, host);
             let world = Arc::new(Host { hub: hub.clone(), host, transport });
-            set(GpuPool::builder().host(count)).in_world(world).build().unwrap()
+            let pool = set(GpuPool::builder().host(count)).in_world(world).build().unwrap();
+            if let Some(mail) = mail {
+                assert!(mail.shared.set(Arc::downgrade(&pool.shared)).is_ok());
+            }
+            pool
         };
         Hosts { pools: devices.iter().enumerate().map(pool).collect(), hub }
     }

@@ -29,6 +29,8 @@ mod host_rail;
 pub(crate) mod loopback;
 mod messages;
 mod moves;
+#[cfg(feature = "cluster")]
+mod serde;
 mod sums;
 #[cfg(test)]
 mod tests;

@@ -203,6 +203,20 @@ impl<'g, 'd> Trip<'g, 'd> {
         })
     }
 
+    /// Copies memory of this device. Asynchronous.
+    #[track_caller]
+    pub fn copy(&self, from: &Area, to: &Area) -> Result<()> {
+        debug_assert_eq!(from.bytes.len(), to.bytes.len());
+        if from.bytes.is_empty() {
+            return Ok(());
+        }
+        let mut op = self.op()?;
+        op.touch(&from.block, from.bytes.clone(), Access::Read, false)?;
+        op.touch(&to.block, to.bytes.clone(), Access::Write, false)?;
+        // SAFETY: both ranges are this device's and have so many bytes; `op` orders and records the copy.
+        op.submit(|driver, stream| unsafe { driver.copy_within(to.address, from.address, from.bytes.len(), stream) })
+    }
+
     /// All members of all processes meet: first those of this process, then the processes. What is sent is staged.
     /// Returns what the members of this process have told each other, and the commit. `note` is for all processes.
     pub fn meet(&self, payload: Payload, note: impl FnOnce(&Told) -> Vec<u8>) -> Result<(Told, Commit)> {

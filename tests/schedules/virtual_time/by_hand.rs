@@ -14,9 +14,9 @@ use gpu_pool::{
 };
 use std::{sync::Arc, time::Duration};
 
-const KB: usize = 1000;
+pub const KB: usize = 1000;
 
-fn machine(devices: usize) -> Topology {
+pub fn machine(devices: usize) -> Topology {
     let device = DeviceModel {
         memory_gbps: 10.0,
         gflops: 1.0,
@@ -37,7 +37,7 @@ fn machine(devices: usize) -> Topology {
 }
 
 /// The machine's GPUs, dry, with what the tests need on each: memory, and a page-locked buffer.
-struct Lab {
+pub struct Lab {
     gpus: Vec<DriverRef>,
     memory: Vec<Address>,
     functions: Vec<RawFunction>,
@@ -47,7 +47,7 @@ struct Lab {
 const ROOM: usize = 1 << 20;
 
 impl Lab {
-    fn new(machine: Topology) -> Self {
+    pub fn new(machine: Topology) -> Self {
         machine.validate().unwrap();
         let configs = machine.host_configs();
         let settings = MachineConfig {
@@ -74,12 +74,12 @@ impl Lab {
         }
     }
 
-    fn stream(&self, device: usize) -> RawStream {
+    pub fn stream(&self, device: usize) -> RawStream {
         self.gpus[device].stream_create(0).unwrap()
     }
 
     /// Pushes the first bytes from the stream's device to another one.
-    fn push(&self, from: usize, to: usize, bytes: usize, stream: RawStream) {
+    pub fn push(&self, from: usize, to: usize, bytes: usize, stream: RawStream) {
         let (src, dst) = (&*self.gpus[from], &*self.gpus[to]);
         // SAFETY: the memory is live to the end of the test; the machine is dry, so nothing is read or written.
         unsafe { src.copy_peer(self.memory[to], dst, self.memory[from], src, bytes, stream) }.unwrap();
@@ -129,7 +129,7 @@ impl Lab {
 
     /// Each stream of a device ends at its time.
     #[track_caller]
-    fn ends(&self, expected: &[(usize, RawStream, u128)]) {
+    pub fn ends(&self, expected: &[(usize, RawStream, u128)]) {
         for &(device, stream, nanos) in expected {
             assert_eq!(self.end(device, stream), nanos, "{stream:?} of device {device}");
         }

@@ -104,6 +104,7 @@ mod files {
             Topology::nvswitch(4).with_kernel("add", odd).with_device(2, |device| device.copy_engines.peer = 3),
             Topology::pcie_tree(2, 1, 2).with_host(|host| host.wake_us = 0.1 + 0.2),
             Topology::two_nodes(2, 12.5, 3.0),
+            Topology::pcie_tree(1, 1, 2).on_hosts(3, &[gpu_pool::topology::Nic { latency_us: 0.1, gbps: 1.0 / 3.0 }]),
         ] {
             let text = machine.to_toml().unwrap();
             assert_eq!(Topology::parse(&text).unwrap(), machine, "{text}");
@@ -113,7 +114,7 @@ mod files {
     #[test]
     fn the_files_that_come_along_are_machines() {
         let files: Vec<_> = std::fs::read_dir(machines()).unwrap().map(|file| file.unwrap().path()).collect();
-        assert!(files.len() >= 2);
+        assert!(files.len() >= 3);
         for file in files {
             let machine = Topology::from_file(&file).unwrap();
             assert!(!machine.name().is_empty());
@@ -123,6 +124,9 @@ mod files {
         assert_eq!(slot.devices()[1].speed, 0.9);
         assert_eq!(slot.devices()[1].wait_us, DeviceModel::default().wait_us, "what is not said is the default");
         assert_eq!(slot.kernels()["blur"].operations, 20.0);
+        let hosts = Topology::from_file(machines().join("two_hosts_one_nic.toml")).unwrap();
+        assert_eq!(hosts.peers(0), [1, 2, 3]);
+        assert_eq!(hosts.rail(0, 3).unwrap().path.latency_us, 8.0);
     }
 
     #[test]
@@ -135,6 +139,12 @@ mod files {
         assert!(why("[[devices]]\nspeed = 'fast'").contains("line 2"));
         assert_eq!(why("[[devices]]\nspeed = -1"), "device 0: speed is -1: it must be above zero");
         assert_eq!(why("name = 'empty'"), "a machine without devices");
+        let two = |hosts: &str| why(&format!("[[devices]]\n[[devices]]\n{hosts}"));
+        assert!(two("[[hosts]]\nnics = []").contains("devices"), "a host says which devices it has");
+        assert!(two("[[hosts]]\ndevices = [0]\nnics = [{ gpbs = 1 }]").contains("gpbs"));
+        assert_eq!(two("[[hosts]]\ndevices = [0]"), "device 1 is on no host");
+        let apart = "[[hosts]]\ndevices = [0]\n[[hosts]]\ndevices = [1]";
+        assert_eq!(two(apart), "host 0: no NIC, and no link from device 0 to device 1");
         let absent = Topology::from_file("/no/such/machine.toml").unwrap_err().to_string();
         assert!(absent.contains("/no/such/machine.toml"), "{absent}");
     }
@@ -177,6 +187,9 @@ mod files {
             "[[devices]]\n[[devices]]\n[[links]]\nfrom = X\nto = 1\npath = { latency_us = 1, gbps = 1 }",
             "[[devices]]\n[[devices]]\n[[links]]\nfrom = 0\nto = X\npath = { latency_us = 1, gbps = 1 }",
             "[[devices]]\n[[devices]]\n[[links]]\nfrom = 0\nto = 1\npull_gbps = X\npath = { latency_us = X, gbps = X }",
+            "[[devices]]\n[[hosts]]\ndevices = [X]",
+            "[[devices]]\n[[devices]]\n[[hosts]]\ndevices = [0]\nnics = [{ latency_us = X, gbps = X }]\n\
+             [[hosts]]\ndevices = [1]\nnics = [{ latency_us = 1, gbps = 1 }]",
             "[[devices]]\n[host]\nlaunch_us = X\nhost_function_us = X",
             "[[devices]]\n[kernels.k]\nreads = X\nwrites = X\noperations = X",
         ];
@@ -246,6 +259,8 @@ mod files {
             Just("[[devices]]".to_owned()),
             Just("[[links]]\nfrom = 0\nto = 1\npath = { latency_us = 1, gbps = 1 }".to_owned()),
             Just("[host]".to_owned()),
+            Just("[[hosts]]\ndevices = [0]".to_owned()),
+            (number(), number()).prop_map(|(a, b)| format!("nics = [{{ latency_us = {a}, gbps = {b} }}]")),
             Just("[kernels.k]".to_owned()),
             (prop::sample::select(&KEYS[..]), number()).prop_map(|(key, number)| format!("{key} = {number}")),
             number().prop_map(|n| format!("copy_engines = {{ up = {n} }}")),

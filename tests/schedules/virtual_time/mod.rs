@@ -5,7 +5,12 @@
 
 mod all_reduce;
 mod by_hand;
+mod hosts;
 mod machines;
+#[path = "../../../examples/predict/hosts/model.rs"]
+mod model;
 mod pools;
 #[path = "../../../examples/predict/ring.rs"]
 mod ring;
+#[path = "../../../examples/predict/hosts/run.rs"]
+mod run;

@@ -1,0 +1,119 @@
+//! A transport between the devices of the loopback cluster.
+
+use super::{
+    super::super::transport::{DeviceTransport, RailCall, RailMessage, Tag},
+    Hub, lost,
+};
+use crate::{
+    DType, PinnedBuffer, ReduceOp,
+    driver::{Address, DriverRef, RawStream},
+    error::{Error, Result},
+    memory::pinned::Locality,
+    thread::worker::Shared,
+};
+use once_cell::sync::OnceCell;
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+/// Mailboxes between the devices of a rail: for software GPUs, and the host waits.
+pub(super) struct DeviceMail {
+    pub hub: Arc<Hub>,
+    pub host: usize,
+    /// Of the host's pool, when that is built.
+    pub shared: OnceCell<Weak<Shared>>,
+}
+
+impl DeviceMail {
+    /// The driver of a device, and page-locked memory.
+    fn copying(&self, device: usize, bytes: usize) -> (DriverRef, PinnedBuffer<u8>) {
+        let shared = self.shared.get().and_then(Weak::upgrade).unwrap();
+        let buffer = shared.pinned.reused("test", bytes, Locality::CallingThread).unwrap();
+        (shared.handles[device].driver.clone(), buffer)
+    }
+
+    fn read(&self, (device, stream): (usize, RawStream), at: Address, bytes: usize) -> Vec<u8> {
+        let (driver, copy) = self.copying(device, bytes);
+        // SAFETY: the memory is the device's (the promise of `submit`'s caller), and the copy is waited for.
+        unsafe { driver.copy_to_host(copy.ptr(), at, bytes, stream) }.unwrap();
+        assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
+        copy.as_slice().unwrap().to_vec()
+    }
+
+    fn write(&self, (device, stream): (usize, RawStream), at: Address, bytes: &[u8]) {
+        let (driver, mut copy) = self.copying(device, bytes.len());
+        copy.as_mut_slice().unwrap().copy_from_slice(bytes);
+        // SAFETY: as above.
+        unsafe { driver.copy_to_device(at, copy.ptr(), bytes.len(), stream) }.unwrap();
+        assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
+    }
+
+    fn send(&self, device: usize, to: usize, bytes: Vec<u8>) {
+        let tag = Tag { number: u64::MAX, phase: 0, rail: device as u32 };
+        self.hub.state.lock().mail.entry((self.host, to, tag)).or_default().push_back(bytes);
+        self.hub.changed.notify_all();
+    }
+
+    fn receive(&self, device: usize, from: usize) -> Result<Vec<u8>> {
+        let tag = Tag { number: u64::MAX, phase: 0, rail: device as u32 };
+        let mut state = self.hub.state.lock();
+        loop {
+            if let Some(bytes) = state.mail.get_mut(&(from, self.host, tag)).and_then(VecDeque::pop_front) {
+                return Ok(bytes);
+            }
+            if let Some(host) = state.lost {
+                return Err(lost(host));
+            }
+            self.hub.wait(&mut state);
+        }
+    }
+}
+
+impl DeviceTransport for DeviceMail {
+    fn name(&self) -> &'static str {
+        "loopback between devices"
+    }
+
+    fn can(&self, dtype: DType, reduce: ReduceOp) -> bool {
+        dtype == DType::F32 && reduce == ReduceOp::Sum
+    }
+
+    unsafe fn submit(&self, device: usize, stream: RawStream, call: &RailCall<'_>) -> Result<()> {
+        let here = (device, stream);
+        match *call {
+            RailCall::Messages(messages) => {
+                for message in messages {
+                    if let RailMessage::Send { to, at, bytes } = *message {
+                        self.send(device, to, self.read(here, at, bytes));
+                    }
+                }
+                for message in messages {
+                    if let RailMessage::Receive { from, at, bytes } = *message {
+                        let arrived = self.receive(device, from)?;
+                        assert_eq!(arrived.len(), bytes);
+                        self.write(here, at, &arrived);
+                    }
+                }
+            }
+            RailCall::AllReduce { at, len, dtype: DType::F32, reduce: ReduceOp::Sum } => {
+                let own = self.read(here, at, len * 4);
+                let others = || (0..self.hub.devices.len()).filter(|&host| host != self.host);
+                others().for_each(|host| self.send(device, host, own.clone()));
+                let mut sum: Vec<f32> = bytemuck::pod_collect_to_vec(&own);
+                for host in others() {
+                    let theirs: Vec<f32> = bytemuck::pod_collect_to_vec(&self.receive(device, host)?);
+                    sum.iter_mut().zip(theirs).for_each(|(sum, x)| *sum += x);
+                }
+                self.write(here, at, bytemuck::cast_slice(&sum));
+            }
+            _ => unreachable!("{call:?}"),
+        }
+        Ok(())
+    }
+
+    fn failed(&self, _: usize) -> Option<Error> {
+        None
+    }
+}
