@@ -120,10 +120,17 @@ impl Cluster {
         let control = Control { local: local.clone(), host, devices: devices.clone() };
         let opened = open(&control);
         let said = opened.as_ref().map_or_else(|e| wire::cut(e.to_string()), |_| String::new());
-        let all = control.gather("opened", said.as_bytes())?;
+        let all = control.gather("opened", said.as_bytes());
+        let failed = all.as_ref().ok().and_then(|all| all.iter().position(|said| !said.is_empty()));
+        if failed.is_some() {
+            // Nobody leaves, rank 0 before all, until everybody knows.
+            let _ = control.gather("opened/known", &[]);
+        }
+        // This process's own cause says more than a loss that follows it.
         let (transport, transport_ends) = opened?;
-        if let Some((other, why)) = all.iter().enumerate().find(|(_, said)| !said.is_empty()) {
-            let why = format!("rank {other} could not open it: {}", String::from_utf8_lossy(why));
+        let all = all?;
+        if let Some(other) = failed {
+            let why = format!("rank {other} could not open it: {}", String::from_utf8_lossy(&all[other]));
             return Err(Error::Cluster { op: "transport", why });
         }
         let devices = devices.to_vec();
