@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What goes between processes by MPI, under each MPI that can be had: the system's Open MPI, and from PyPI MPICH (with
-# its own ABI and with the standard one) and Open MPI 5. What cannot be installed is skipped.
+# its own ABI and with the standard one) and Open MPI 5. What cannot be installed is skipped. Each runs the tests of the
+# transport, random programs on 2 and 3 processes of 1 to 3 software GPUs, and the main job.
 source "$(dirname "$0")/env.sh"
 
 if ! command -v mpirun >/dev/null; then
@@ -11,12 +12,35 @@ if ! command -v mpirun >/dev/null; then
             >/dev/null 2>&1 || true
 fi
 
-# Runs the tests with 2 and 3 processes: `suite NAME FOLDER_OF_MPIRUN LIBRARY`.
-suite() {
-    echo "--- $1"
-    PATH=${2:+$2:}$PATH GPU_POOL_MPI=$3 cargo test --quiet --features mpi --lib -- --nocapture --test-threads=1 \
-        cluster::transport::conformance::processes::mpi
+cargo build --example train_digits
+tests=$(cargo test --no-run --message-format=json --test cluster | sed -n 's/.*"executable":"\([^"]*cluster-[^"]*\)".*/\1/p')
+
+# One program on so many processes: `together COUNT PROGRAM ARGUMENT..`.
+together() {
+    local options=(-n "$1")
+    if mpirun --version | grep -q "Open MPI"; then
+        options+=(--oversubscribe --bind-to none)
+        if ((!EUID)); then options+=(--allow-run-as-root); fi
+    fi
+    shift
+    timeout 600 mpirun "${options[@]}" "$@"
 }
+
+# Runs the tests: `suite NAME FOLDER_OF_MPIRUN LIBRARY`.
+suite() (
+    echo "--- $1"
+    export PATH=${2:+$2:}$PATH GPU_POOL_MPI=$3
+    cargo test --quiet --lib -- --nocapture --test-threads=1 cluster::transport::conformance::processes::mpi
+    for processes in 2 3; do
+        for devices in 1 2 3; do
+            echo "$processes processes of $devices devices"
+            GPU_POOL_TEST_TASK="$devices random $processes$devices" together "$processes" "$tests" \
+                fleet::child --exact --nocapture
+        done
+    done
+    together 2 target/debug/examples/train_digits --backend host --devices 2 --check --epochs 12 --lr 0.8 |
+        tee /dev/stderr | grep -q "weights are bitwise equal on 4 devices"
+)
 
 if command -v mpirun >/dev/null; then
     suite "Open MPI of the system" "" ""

@@ -2,7 +2,7 @@
 //!
 //! `cargo test` builds the examples with the tests, next to them. `cargo test --test train_digits` does not: build the
 //! example first (`cargo build --example train_digits`), or an old one is tested.
-#![cfg(feature = "blas")]
+#![cfg(all(feature = "blas", feature = "cluster"))]
 
 #[path = "../examples/train_digits/data.rs"]
 #[allow(dead_code, reason = "of the example's module this test takes the reader alone")]
@@ -16,8 +16,9 @@ use proptest::prelude::*;
 use std::{
     env, fs,
     io::{Cursor, Read, Write, repeat},
+    net::TcpListener,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 /// The built example.
@@ -35,13 +36,18 @@ fn example() -> PathBuf {
 
 /// Runs it in an empty folder, with software GPUs, whatever the machine has.
 fn train(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(example());
     for variable in ["GPU_POOL_BACKEND", "GPU_POOL_DEVICES", "GPU_POOL_TIMEOUT", "GPU_POOL_SEED", "GPU_POOL_FAULTS"] {
         command.env_remove(variable);
     }
     // It must not raise false alarms, either.
     command.env("GPU_POOL_CHECK", "races");
-    command.args(["--backend", "host"]).args(arguments).current_dir(folder("cwd")).output().unwrap()
+    command.args(["--backend", "host"]).args(arguments).current_dir(folder("cwd"));
+    command
 }
 
 /// Whether `GPU_POOL_LONG=1` asks for long runs.
@@ -124,6 +130,60 @@ fn learns_on_four_devices() {
 #[test]
 fn learns_on_eight_devices() {
     learns_on("8");
+}
+
+/// Processes as torchrun starts them: `more` are the variables of one rank.
+fn torchrun(processes: usize, arguments: &[&str], more: impl Fn(usize) -> Vec<(&'static str, String)>) -> Vec<Output> {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port() - 1;
+    let start = |rank: usize| {
+        let mut process = command(arguments);
+        process.env("TORCHELASTIC_RUN_ID", "test").env("MASTER_ADDR", "localhost").env("MASTER_PORT", port.to_string());
+        for (name, value) in
+            [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", processes), ("LOCAL_WORLD_SIZE", processes)]
+        {
+            process.env(name, value.to_string());
+        }
+        process.envs(more(rank)).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let started: Vec<_> = (0..processes).map(start).collect();
+    started.into_iter().map(|process| process.wait_with_output().unwrap()).collect()
+}
+
+#[test]
+fn two_processes_train_one_model() {
+    let arguments = ["--devices", "2", "--check", "--epochs", "12", "--lr", "0.8"];
+    let ended = torchrun(2, &arguments, |_| Vec::new());
+    for output in &ended {
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    // Only the first process prints.
+    assert_eq!(text(&ended[1].stdout), "");
+    let together = text(&ended[0].stdout);
+    assert!(together.contains("weights are bitwise equal on 4 devices"), "{together}");
+    assert!(together.contains("the same run gave the same bits again"), "{together}");
+    let alone = succeeds(&["--devices", "4", "--epochs", "12", "--lr", "0.8"]);
+    assert_eq!(value(&together, "held-out accuracy "), value(&alone, "held-out accuracy "));
+}
+
+#[test]
+fn processes_that_do_not_fit_together() {
+    // Half of a launcher's variables.
+    let mut half = command(&["--devices", "2"]);
+    let half = half.env("GPU_POOL_RANK", "0").output().unwrap();
+    assert!(!half.status.success() && text(&half.stderr).contains("GPU_POOL_MASTER"), "{}", text(&half.stderr));
+    // Each has rows enough for itself.
+    for output in torchrun(2, &["--devices", "3", "--batch", "5"], |_| Vec::new()) {
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains("6 devices are more than the 5 rows"), "{}", text(&output.stderr));
+    }
+    // Another transport on one side.
+    let transport = |rank: usize| vec![("GPU_POOL_TRANSPORT", ["shm", "auto"][rank].to_owned())];
+    assert!(torchrun(2, &["--epochs", "1"], transport).iter().all(|output| output.status.success()));
+    let transport = |rank: usize| vec![("GPU_POOL_TRANSPORT", ["shm", "nccl"][rank].to_owned())];
+    for output in torchrun(2, &["--epochs", "1"], transport) {
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains("GPU_POOL_TRANSPORT"), "{}", text(&output.stderr));
+    }
 }
 
 #[test]

@@ -74,6 +74,13 @@ impl Control {
     }
 }
 
+/// Under this name each process tells that it has opened the transport, or why not.
+const OPENED: &str = "opened";
+
+fn opened_by(host: usize) -> String {
+    format!("{OPENED}/{host}")
+}
+
 fn gather(local: &Local, (host, size): (usize, usize), name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
     local.set(&format!("{name}/{host}"), value)?;
     (0..size).map(|host| local.get(&format!("{name}/{host}"))).collect()
@@ -118,21 +125,23 @@ impl Cluster {
         let number = |value: Vec<u8>| value.try_into().map_or(0, u64::from_le_bytes) as usize;
         let devices: Arc<[usize]> = told.into_iter().map(number).collect();
         let control = Control { local: local.clone(), host, devices: devices.clone() };
-        let opened = open(&control);
-        let said = opened.as_ref().map_or_else(|e| wire::cut(e.to_string()), |_| String::new());
-        let all = control.gather("opened", said.as_bytes());
-        let failed = all.as_ref().ok().and_then(|all| all.iter().position(|said| !said.is_empty()));
-        if failed.is_some() {
-            // Nobody leaves, rank 0 before all, until everybody knows.
-            let _ = control.gather("opened/known", &[]);
+        // Asked for now, so that the word of a process that fails is here before the process is missed.
+        (0..size).for_each(|other| local.ask(&opened_by(other)));
+        let opened = open(&control).and_then(|opened| control.gather(OPENED, b"").map(|_| opened));
+        let failed = |other: usize| local.known(&opened_by(other)).filter(|why| !why.is_empty());
+        if let Some((other, why)) = (0..size).find_map(|other| Some((other, failed(other)?))) {
+            let why = format!("rank {other} could not open it: {}", String::from_utf8_lossy(&why));
+            // What this process has found itself says more.
+            return Err(opened
+                .err()
+                .filter(|own| !matches!(own, Error::HostLost { .. }))
+                .unwrap_or(Error::Cluster { op: "transport", why }));
         }
-        // This process's own cause says more than a loss that follows it.
-        let (transport, transport_ends) = opened?;
-        let all = all?;
-        if let Some(other) = failed {
-            let why = format!("rank {other} could not open it: {}", String::from_utf8_lossy(&all[other]));
-            return Err(Error::Cluster { op: "transport", why });
-        }
+        let (transport, transport_ends) = opened.inspect_err(|own| {
+            // The hub has it when it answers. Others must not wait for this process.
+            let told = local.set(&opened_by(host), wire::cut(own.to_string()).as_bytes());
+            drop(told.and_then(|()| local.get(&opened_by(host))));
+        })?;
         let devices = devices.to_vec();
         Ok(Arc::new(Members { local, host, devices, transport, _ends: Box::new((transport_ends, client, server)) }))
     }

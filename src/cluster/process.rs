@@ -187,10 +187,11 @@ impl Process {
         Some(Ok(place))
     }
 
-    /// The failure that ends the waits of a scope.
+    /// The failure that ends the waits of a scope. What all have ended is not failed by who leaves then.
     pub(crate) fn failure(&self, scope: u64) -> Option<Failure> {
-        let failed = self.scopes.get(&scope).and_then(|scope| scope.failed.clone());
-        failed.or_else(|| self.over.clone())
+        let known = self.scopes.get(&scope);
+        let failed = known.and_then(|scope| scope.failed.clone()).or_else(|| self.over.clone());
+        failed.filter(|_| known.is_none_or(|scope| !scope.ended))
     }
 
     /// The failure of a scope by which others, not this process, have ended it.

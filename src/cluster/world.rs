@@ -20,7 +20,12 @@ use crate::{
         site::flag,
     },
 };
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 /// Sends a frame to the hub. It must not wait for the hub's answer, and may call [`Local::take`].
 pub(crate) type Link = Box<dyn Fn(ToHub) -> Result<(), Failure> + Send + Sync>;
@@ -32,21 +37,29 @@ type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
 pub(crate) struct Local {
     inner: Mutex<Inner>,
     changed: Condvar,
-    /// Held while a scope is announced: the hub gets the calls in the order of their numbers.
-    announcing: Mutex<()>,
     link: Link,
 }
 
 struct Inner {
     process: Process,
+    /// Frames to the hub, in the order of the changes that they follow from.
+    outgoing: VecDeque<ToHub>,
+    /// A thread is sending them.
+    sending: bool,
     tells: BTreeMap<u64, Vec<Tell>>,
     progress: BTreeMap<u64, Progress>,
 }
 
 impl Local {
     pub(crate) fn new(host: usize, link: Link) -> Arc<Local> {
-        let inner = Inner { process: Process::new(host), tells: BTreeMap::new(), progress: BTreeMap::new() };
-        Arc::new(Local { inner: Mutex::new(inner), changed: Condvar::new(), announcing: Mutex::new(()), link })
+        let inner = Inner {
+            process: Process::new(host),
+            outgoing: VecDeque::new(),
+            sending: false,
+            tells: BTreeMap::new(),
+            progress: BTreeMap::new(),
+        };
+        Arc::new(Local { inner: Mutex::new(inner), changed: Condvar::new(), link })
     }
 
     /// What the hub says. Each process gets the hub's frames in their order.
@@ -83,14 +96,27 @@ impl Local {
         self.inner.lock().process.over().map_or(Ok(()), |failure| Err(failure.error(op)))
     }
 
-    /// Sends frames. A link that is broken ends the cluster, which ends all waits.
-    fn send(&self, frame: Option<ToHub>) {
-        if let Some(frame) = frame
-            && let Err(failure) = (self.link)(frame)
-            && !flag("world.send.ignores_the_end")
-        {
-            self.end_cluster(failure);
+    /// Changes the state, and sends the hub what follows from that: the hub gets all in the order of the changes. It may
+    /// be another thread that sends it. A link that is broken ends the cluster, which ends all waits.
+    fn post<R>(&self, change: impl FnOnce(&mut Inner) -> (R, Option<ToHub>)) -> R {
+        let mut inner = self.inner.lock();
+        let (result, frame) = change(&mut inner);
+        inner.outgoing.extend(frame);
+        if inner.sending && !flag("world.post.unordered") {
+            return result;
         }
+        inner.sending = true;
+        while let Some(frame) = inner.outgoing.pop_front() {
+            drop(inner);
+            if let Err(failure) = (self.link)(frame)
+                && !flag("world.send.ignores_the_end")
+            {
+                self.end_cluster(failure);
+            }
+            inner = self.inner.lock();
+        }
+        inner.sending = false;
+        result
     }
 
     /// Waits until there is an answer.
@@ -114,13 +140,23 @@ impl Local {
             let why = format!("a value of {} bytes: at most {} can be told", value.len(), wire::MOST_VALUE);
             return Err(Error::Cluster { op: "connect", why });
         }
-        self.send(Some(ToHub::Set { key: key.to_owned(), value: value.to_vec() }));
+        self.post(|_| ((), Some(ToHub::Set { key: key.to_owned(), value: value.to_vec() })));
         self.check("connect")
+    }
+
+    /// Asks for a value, without waiting for it.
+    pub(super) fn ask(&self, key: &str) {
+        self.post(|_| ((), Some(ToHub::Get { key: key.to_owned() })));
+    }
+
+    /// A value that was asked for and has come.
+    pub(super) fn known(&self, key: &str) -> Option<Vec<u8>> {
+        self.inner.lock().process.value(key).and_then(Result::ok)
     }
 
     /// The value that a process has made known, or will.
     pub(super) fn get(&self, key: &str) -> Result<Vec<u8>> {
-        self.send(Some(ToHub::Get { key: key.to_owned() }));
+        self.ask(key);
         self.wait("connect", |process| process.value(key))
     }
 
@@ -188,14 +224,12 @@ impl World for Members {
         }
         self.local.check("the beginning of a scope")?;
         let local = &self.local;
-        let announcing = (!flag("world.begin.unordered")).then(|| local.announcing.lock());
-        let mut inner = local.inner.lock();
-        let (id, frame) = inner.process.begin(name, ordered, deadline, cut(site.to_string()));
-        inner.progress.insert(id, progress);
-        drop(inner);
+        let id = local.post(|inner| {
+            let (id, frame) = inner.process.begin(name, ordered, deadline, cut(site.to_string()));
+            inner.progress.insert(id, progress);
+            (id, Some(frame))
+        });
         let scope = Arc::new(Scope { local: local.clone(), id });
-        local.send(Some(frame));
-        drop(announcing);
         let window = match ordered {
             true => {
                 let place = local.wait("the beginning of a scope", |process| process.begun(id))?;
@@ -232,8 +266,7 @@ impl WorldScope for Scope {
             site: cut(site.to_string()),
             note,
         });
-        let told = self.local.inner.lock().process.arrive(&key, leads);
-        self.local.send(told);
+        self.local.post(|inner| ((), inner.process.arrive(&key, leads)));
         let committed = self.local.wait("a collective", |process| process.committed(&key))?;
         let window = self.local.window(Class::Collective, committed.window);
         Ok(Commit { number: committed.number, notes: committed.notes, window })
@@ -241,8 +274,8 @@ impl WorldScope for Scope {
 
     fn fail(&self, device: Option<usize>, cause: &Error) {
         let device = device.map(|device| device as u32);
-        let told = self.local.inner.lock().process.fail(self.id, device, cut(cause.to_string()));
-        self.local.send(told);
+        let cause = cut(cause.to_string());
+        self.local.post(|inner| ((), inner.process.fail(self.id, device, cause)));
     }
 
     fn when_failed(&self, tell: Box<dyn FnOnce(Error) + Send>) {
@@ -257,22 +290,21 @@ impl WorldScope for Scope {
     }
 
     fn end(&self) -> Result<()> {
-        let told = self.local.inner.lock().process.end(self.id);
-        self.local.send(told);
+        self.local.post(|inner| ((), inner.process.end(self.id)));
         self.local.wait("the end of a scope", |process| process.ended(self.id))
     }
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        let mut inner = self.local.inner.lock();
-        let told = inner.process.forget(self.id);
-        let unused = (inner.tells.remove(&self.id), inner.progress.remove(&self.id));
-        drop(inner);
-        if !flag("world.forget.silent") {
-            self.local.changed.notify_all();
-        }
-        self.local.send(told);
+        let unused = self.local.post(|inner| {
+            let told = inner.process.forget(self.id);
+            // A turn that is over may be another one's.
+            if !flag("world.forget.silent") {
+                self.local.changed.notify_all();
+            }
+            ((inner.tells.remove(&self.id), inner.progress.remove(&self.id)), told)
+        });
         drop(unused);
     }
 }
