@@ -63,6 +63,7 @@ fn child() {
     let builder = builder().timeout(Duration::from_secs(60)).host(devices.parse().unwrap());
     match what {
         "sum" => sum(builder).unwrap(),
+        "names" => names(builder).unwrap(),
         other => panic!("no task {other}"),
     }
 }
@@ -91,4 +92,26 @@ fn all_devices_of_all_processes_add_up() {
         let expected: Vec<_> = (0..ranks).map(|rank| format!("{rank}: {whole} {}", 1000.0 * whole)).collect();
         assert_eq!(said, expected);
     }
+}
+
+/// Process 0 begins a scope that the others do not begin, then one that they wait in.
+fn names(builder: Builder) -> Result<(), Error> {
+    let cluster = Cluster::from_env()?;
+    let alone = cluster.rank() == 0;
+    let limit = Duration::from_secs(if alone { 1 } else { 60 });
+    let pool = builder.timeout(limit).cluster(cluster).build()?;
+    if alone {
+        say(pool.run_named("alone", |_, _| Ok(())).unwrap_err());
+    }
+    // What has failed leaves the cluster usable.
+    say(format!("{:?}", pool.run_named("together", |dev, _| Ok(dev.world()?.rank()))?));
+    pool.close()
+}
+
+/// Once the caller waited for ever for devices that had not been told of the scope.
+#[test]
+fn a_named_scope_that_others_do_not_begin_times_out() {
+    let said = Fleet::start("names", &[2, 1]).said().concat();
+    assert!(said[0].contains(r#""alone"; missing hosts: [1]"#), "{said:?}");
+    assert_eq!(said[1..], ["[0, 1]", "[2]"]);
 }
