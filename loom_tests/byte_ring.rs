@@ -81,7 +81,7 @@ fn in_order(capacity: usize, chunks: &'static [usize]) {
     let written = writing.join().unwrap();
     assert_eq!(read, (1..=read.len() as u8).collect::<Vec<_>>());
     assert!(read.len() <= written as usize && written as usize - read.len() <= capacity);
-    assert_eq!(memory.tail.load(Ordering::Relaxed), written.into());
+    assert_eq!(memory.tail.load(Ordering::Relaxed), u64::from(written));
 }
 
 #[test]

@@ -23,12 +23,17 @@ fn outside_loom_a_name_changes_nothing() {
     assert!(!flag("any"));
 }
 
-/// The code of `sync/` and `gang/` (without tests and comments), white space squeezed out.
+/// The code that the models drive: `sync/`, `gang/`, and of `cluster/` the file of its threads (without tests and
+/// comments), white space squeezed out.
 fn code() -> Vec<(String, String)> {
     let mut files = Vec::new();
-    for floor in ["src/sync", "src/gang"] {
-        let Ok(entries) = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(floor)) else { continue };
-        for path in entries.map(|entry| entry.unwrap().path()) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for floor in ["src/sync", "src/gang", "src/cluster/world.rs"].map(|floor| root.join(floor)) {
+        let paths: Vec<_> = match fs::read_dir(&floor) {
+            Ok(entries) => entries.map(|entry| entry.unwrap().path()).collect(),
+            Err(_) => vec![floor],
+        };
+        for path in paths {
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
             // `word.rs`: loom has no atomics on memory that it did not make, so its orderings cannot be weakened in a
             // model.
@@ -45,6 +50,7 @@ fn code() -> Vec<(String, String)> {
         }
     }
     assert!(files.len() >= 9, "the sources moved");
+    assert!(files.iter().any(|(name, _)| name == "world.rs"), "the cluster's threads moved");
     files
 }
 

@@ -112,4 +112,11 @@ pub const TEETH: &[Tooth] = teeth! {
         "mirror.read.load" "mirror.read.fence"];
     memory_handles the_region_is_released_once_at_the_end: Race ["refs.release" "refs.release.alone"
         "refs.release.fence"] Assertion ["returns.close.load_then_store"];
+    world launches_are_in_the_hubs_order: Deadlock ["world.take.silent" "world.close.silent"]
+        Assertion ["model.world.turns_at_once"];
+    world a_failure_ends_the_wait_of_who_has_no_commit: Deadlock ["world.take.silent"];
+    world a_scope_that_has_failed_gives_its_turn_away: Deadlock ["world.forget.silent"];
+    world scopes_are_announced_in_their_order: Assertion ["world.begin.unordered"];
+    world a_broken_connection_ends_every_wait: Deadlock ["world.send.ignores_the_end"];
+    world the_end_of_the_cluster_ends_a_wait: Deadlock ["world.take.silent"];
 };

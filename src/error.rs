@@ -273,25 +273,14 @@ pub enum Error {
         why: String,
     },
     /// The processes called collectives, or began scopes, that do not match. No buffer was changed.
-    #[error(
-        "calls of several hosts do not match ({what}): device {} of host {} called {a_call} at {a_site}, device {} of \
-         host {} called {b_call} at {b_site}", .a.1, .a.0, .b.1, .b.0
-    )]
+    #[error("calls of several hosts do not match ({what}): {a}, {b}")]
     WorldMismatch {
         /// The difference: "call", "group", "participation".
         what: &'static str,
-        /// Host and device of one call.
-        a: (usize, usize),
-        /// The call.
-        a_call: String,
-        /// File, line and column in that host's program.
-        a_site: String,
-        /// Host and device of the other call.
-        b: (usize, usize),
-        /// The call.
-        b_call: String,
-        /// File, line and column in that host's program.
-        b_site: String,
+        /// One call.
+        a: Box<WorldCall>,
+        /// The other one.
+        b: Box<WorldCall>,
     },
     /// Another process made no progress for the time of the deadline.
     #[error("no progress of other hosts for {waited:?} in {op}; missing hosts: {missing:?}")]
@@ -304,7 +293,7 @@ pub enum Error {
         missing: Vec<usize>,
     },
     /// Another process has failed the scope.
-    #[error("aborted by {}host {host}: {cause}", device.map_or_else(String::new, |device| format!("device {device} of ")))]
+    #[error("aborted by {}host {host}: {cause}", device.map_or_else(String::new, |it| format!("device {it} of ")))]
     AbortedByHost {
         /// The process that failed first.
         host: usize,
@@ -350,6 +339,26 @@ pub enum Error {
     /// The caller's own error, carried through a scope. Make one with [`Error::custom`].
     #[error("{0}")]
     Custom(Arc<dyn StdError + Send + Sync + 'static>),
+}
+
+/// A call of another process, or of this one, in [`Error::WorldMismatch`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorldCall {
+    /// The number of the process in the cluster.
+    pub host: usize,
+    /// The ordinal of the device in that process's pool.
+    pub device: usize,
+    /// The call, with its arguments.
+    pub call: String,
+    /// File, line and column in that process's program.
+    pub site: String,
+}
+
+impl fmt::Display for WorldCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WorldCall { host, device, call, site } = self;
+        write!(f, "device {device} of host {host} called {call} at {site}")
+    }
 }
 
 impl Error {

@@ -129,7 +129,7 @@ pub use driver::{
     module::Module,
     route::{PeerReport, Route},
 };
-pub use error::{Error, Result, Site};
+pub use error::{Error, Result, Site, WorldCall};
 pub use fabric::{
     limits::Tune,
     types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},

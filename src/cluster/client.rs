@@ -67,7 +67,11 @@ impl Client {
         let local = Local::new(host, Box::new(move |frame| line.send(&frame)));
         let client = Client { local, link, closing: Arc::default() };
         let local = client.local.clone();
-        spawn("reader", move || local.end_cluster(read(&reading, &local, silence)))?;
+        spawn("reader", move || {
+            local.end_cluster(read(&reading, &local, silence));
+            // After the cause is known: what breaks by this is no cause.
+            let _ = reading.shutdown(Shutdown::Both);
+        })?;
         let (local, link, closing) = (client.local.clone(), client.link.clone(), client.closing.clone());
         spawn("beat", move || {
             let mut closing = (closing.0.lock(), &closing.1);
@@ -118,7 +122,6 @@ fn read(stream: &TcpStream, local: &Local, silence: Duration) -> Failure {
                     ErrorKind::UnexpectedEof => "its connection has ended, as when a process ends".to_owned(),
                     _ => format!("the connection to it broke: {e}"),
                 };
-                let _ = stream.shutdown(Shutdown::Both);
                 return Failure::lost(0, why);
             }
         }

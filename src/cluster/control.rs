@@ -72,12 +72,6 @@ impl Control {
     pub(crate) fn check(&self) -> Result<()> {
         self.local.check("check")
     }
-
-    /// The hub's word on a failure of the transport: waits for it, but for no longer than `limit`. A process that ends
-    /// breaks the transport before the hub has told of it.
-    pub(crate) fn cause(&self, limit: Duration) -> Option<Error> {
-        self.local.cause(limit)
-    }
 }
 
 fn gather(local: &Local, (host, size): (usize, usize), name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -100,7 +94,8 @@ impl Cluster {
         open: impl FnOnce(&Control) -> Result<(Transport, Ends)>,
     ) -> Result<Arc<dyn World>> {
         let start = Instant::now();
-        let (host, size) = (self.launch.rank, self.launch.size);
+        let (host, size, by) = (self.launch.rank, self.launch.size, self.launch.by);
+        event!(debug, "rank {host} of {size} joins its cluster, as said by {by:?}");
         let limits = Limits { size, silence: self.silence, patience: self.patience };
         let (server, at, secret) = match (&self.launch.master, bcast) {
             (Some((name, port)), _) => {
@@ -132,7 +127,7 @@ impl Cluster {
             return Err(Error::Cluster { op: "transport", why });
         }
         let devices = devices.to_vec();
-        Ok(Arc::new(Members { local, host, devices, transport, ends: Box::new((transport_ends, client, server)) }))
+        Ok(Arc::new(Members { local, host, devices, transport, _ends: Box::new((transport_ends, client, server)) }))
     }
 
     /// Rank 0 listens at a port of the system's choice, with a fresh secret, and tells all by MPI.
@@ -210,3 +205,11 @@ impl Cluster {
 #[cfg(test)]
 #[path = "control_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "stranger_tests.rs"]
+mod stranger_tests;
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod store_tests;

@@ -100,7 +100,7 @@ fn mistakes_are_found_at_once_and_name_both() {
     let what = |errors: Vec<Result<u64>>, expected: &str| {
         for error in errors {
             let found =
-                matches!(&error, Err(Error::WorldMismatch { what, a, b, .. }) if *what == expected && a.0 != b.0);
+                matches!(&error, Err(Error::WorldMismatch { what, a, b, .. }) if *what == expected && a.host != b.host);
             assert!(found, "{expected}: {error:?}");
         }
     };
@@ -234,7 +234,7 @@ fn a_killed_and_a_stopped_process_are_lost() {
             let child = Guarded(command.spawn().unwrap());
             let world = connect(&cluster(port, 0, 2, "x"), 1).unwrap();
             let scope = begin(&world, "a", LONG).unwrap();
-            (1..50).for_each(|n| drop(meet(&*scope, 0, &ALL, n, "sum").unwrap()));
+            (1..50).try_for_each(|n| meet(&*scope, 0, &ALL, n, "sum").map(drop)).unwrap();
             // SAFETY: the child is this process's own and has not been waited for.
             assert_eq!(unsafe { libc::kill(child.0.id() as i32, signal) }, 0);
             let start = Instant::now();

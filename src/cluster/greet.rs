@@ -123,7 +123,10 @@ pub(super) fn greet(
     if hello.version != VERSION {
         return Err(format!("it speaks version {} of the protocol, this process {VERSION}", hello.version));
     }
-    let claim: Claim = wire::read(&mut stream, MOST).map_err(text)?;
+    let claim: Claim = wire::read(&mut stream, MOST).map_err(|e| match e.kind() {
+        ErrorKind::UnexpectedEof => "it did not go on: its secret (GPU_POOL_SECRET) may differ".to_owned(),
+        _ => e.to_string(),
+    })?;
     // Compared in constant time.
     let proved = mac(secret, b"host", nonces, [claim.host, claim.size]).verify_slice(&claim.proof).is_ok();
     let (host, size) = (usize::try_from(claim.host), usize::try_from(claim.size));
@@ -170,3 +173,7 @@ pub(super) fn introduce(stream: &TcpStream, secret: &[u8], host: usize, size: us
         Verdict::Refused(why) => Err(refused(format!("rank 0 refused rank {host}: {why}"))),
     }
 }
+
+#[cfg(test)]
+#[path = "greet_tests.rs"]
+mod tests;

@@ -1,8 +1,8 @@
 //! The hub: what all processes agree on, as one state machine without input and output.
 //!
-//! The server of the first process drives it (`server.rs`), processes within one process do in tests (`loopback.rs`),
-//! and so does the explicit-state search of `loom_tests/hub.rs`. It is told what happens, with the time, and answers
-//! with what to send to whom. To each process the frames must be sent in this order.
+//! The server of the first process drives it (`server.rs`), and so does the explicit-state search of
+//! `loom_tests/hub.rs`. It is told what happens, with the time, and answers with what to send to whom. To each process
+//! the frames must be sent in this order.
 //!
 //! Invariants (`research/cluster.md`):
 //!

@@ -159,7 +159,9 @@ proptest! {
         let variables: BTreeMap<&str, String> = set.into_iter().map(|(i, value)| (names[i], value)).collect();
         match Launch::from(&|name| variables.get(name).cloned()) {
             Ok(None) => {}
-            Ok(Some(l)) => prop_assert!(l.rank < l.size && l.local_rank < l.local_size && l.local_size <= l.size, "{l:?}"),
+            Ok(Some(l)) => {
+                prop_assert!(l.rank < l.size && l.local_rank < l.local_size && l.local_size <= l.size, "{l:?}");
+            }
             Err(Error::Cluster { op: "environment", why }) => prop_assert!(!why.is_empty()),
             Err(other) => prop_assert!(false, "{other}"),
         }

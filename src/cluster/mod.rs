@@ -18,30 +18,29 @@
 
 mod client;
 mod connect;
+#[cfg_attr(loom, allow(dead_code, reason = "there is no transport to open"))]
 pub(crate) mod control;
 mod greet;
 mod hub;
 #[cfg(target_os = "linux")]
 pub mod ipc;
 mod launch;
-#[cfg(test)]
-mod loopback;
-mod mutant;
+pub(crate) mod mutant;
 mod process;
 mod server;
 mod transport;
-mod wire;
-mod world;
+pub(crate) mod wire;
+#[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
+pub(crate) mod world;
 
 #[cfg(target_os = "linux")]
 pub use ipc::{Imported, IpcBuffer};
-pub(crate) use launch::By;
 
 use crate::{
     builder::environment::parse_duration,
     error::{Error, Result},
 };
-use launch::{Launch, no_launcher};
+use launch::{By, Launch, no_launcher};
 use std::{env, fmt, time::Duration};
 
 /// What moves data between processes. A library that is missing, too old, or cannot carry these devices is an
@@ -228,10 +227,5 @@ impl Cluster {
 
     pub(crate) fn transport_choice(&self) -> TransportChoice {
         self.transport
-    }
-
-    /// What started this process.
-    pub(crate) fn launched_by(&self) -> By {
-        self.launch.by
     }
 }

@@ -39,7 +39,7 @@ pub(super) const fn is(_rule: Rule) -> bool {
 
 /// Breaks a rule while `f` runs.
 #[cfg(test)]
-pub(super) fn broken<R>(rule: Option<Rule>, f: impl FnOnce() -> R) -> R {
+pub(crate) fn broken<R>(rule: Option<Rule>, f: impl FnOnce() -> R) -> R {
     BROKEN.set(rule);
     let result = f();
     BROKEN.set(None);

@@ -4,7 +4,7 @@
 //! more than a frame because of what a peer wrote. Each side has proved that it knows the secret before the other reads
 //! a [`ToHub`] or a [`ToHost`] (`greet.rs`).
 
-use crate::error::Error;
+use crate::error::{Error, WorldCall};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -137,15 +137,21 @@ pub(crate) struct Call {
     pub site: String,
 }
 
+impl Call {
+    fn told(self) -> Box<WorldCall> {
+        let Call { place: (host, device), call, site } = self;
+        Box::new(WorldCall { host: host as usize, device: device as usize, call, site })
+    }
+}
+
 impl Failure {
     /// The loss of a process.
-    pub(super) fn lost(host: usize, why: impl Into<String>) -> Failure {
+    pub(crate) fn lost(host: usize, why: impl Into<String>) -> Failure {
         Failure::Lost { host: host as u32, why: cut(why.into()) }
     }
 
     /// The user's error. `op`: the operation that finds a loss.
     pub(super) fn error(&self, op: &'static str) -> Error {
-        let at = |(host, device): Member| (host as usize, device as usize);
         match self.clone() {
             Failure::Aborted { host, device, cause } => {
                 Error::AbortedByHost { host: host as usize, device: device.map(|device| device as usize), cause }
@@ -159,12 +165,8 @@ impl Failure {
                     Kind::Group => "group",
                     Kind::Participation => "participation",
                 },
-                a: at(a.place),
-                a_call: a.call,
-                a_site: a.site,
-                b: at(b.place),
-                b_call: b.call,
-                b_site: b.site,
+                a: a.told(),
+                b: b.told(),
             },
             Failure::Lost { host, why } => Error::HostLost { host: host as usize, op, why },
         }

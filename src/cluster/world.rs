@@ -5,6 +5,8 @@
 //!
 //! Every wait here ends when the hub says so, when the cluster ends, or when the link knows that the hub is silent. No
 //! wait has a deadline of its own: deadlines are the hub's.
+//!
+//! Locks and condition variables are those of `sync::shim`: `loom_tests/world.rs` has models of these threads.
 
 use super::{
     process::{Class, Key, Process},
@@ -13,12 +15,15 @@ use super::{
 use crate::{
     error::{Error, Result, Site},
     fabric::transport::{Arrival, Commit, Transport, Window, World, WorldScope},
-    sync::shim::{Condvar, Mutex},
+    sync::{
+        shim::{Condvar, Mutex},
+        site::flag,
+    },
 };
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 /// Sends a frame to the hub. It must not wait for the hub's answer, and may call [`Local::take`].
-pub(super) type Link = Box<dyn Fn(ToHub) -> Result<(), Failure> + Send + Sync>;
+pub(crate) type Link = Box<dyn Fn(ToHub) -> Result<(), Failure> + Send + Sync>;
 
 type Tell = Box<dyn FnOnce(Error) + Send>;
 type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -39,18 +44,20 @@ struct Inner {
 }
 
 impl Local {
-    pub(super) fn new(host: usize, link: Link) -> Arc<Local> {
+    pub(crate) fn new(host: usize, link: Link) -> Arc<Local> {
         let inner = Inner { process: Process::new(host), tells: BTreeMap::new(), progress: BTreeMap::new() };
         Arc::new(Local { inner: Mutex::new(inner), changed: Condvar::new(), announcing: Mutex::new(()), link })
     }
 
     /// What the hub says. Each process gets the hub's frames in their order.
-    pub(super) fn take(&self, frame: ToHost) {
+    pub(crate) fn take(&self, frame: ToHost) {
         let mut inner = self.inner.lock();
         if inner.process.take(frame).is_err() {
             inner.process.end_cluster(Failure::lost(0, "it has sent nonsense"));
         }
-        self.changed.notify_all();
+        if !flag("world.take.silent") {
+            self.changed.notify_all();
+        }
         let Inner { process, tells, .. } = &mut *inner;
         let failed: Vec<_> = tells.keys().filter_map(|id| Some((*id, process.failure_elsewhere(*id)?))).collect();
         let due: Vec<_> = failed.into_iter().map(|(id, failure)| (tells.remove(&id), failure)).collect();
@@ -61,7 +68,7 @@ impl Local {
     }
 
     /// The hub is lost, or this process has left.
-    pub(super) fn end_cluster(&self, failure: Failure) {
+    pub(crate) fn end_cluster(&self, failure: Failure) {
         self.take(ToHost::Over { failure });
     }
 
@@ -76,23 +83,11 @@ impl Local {
         self.inner.lock().process.over().map_or(Ok(()), |failure| Err(failure.error(op)))
     }
 
-    /// Waits until the cluster is over, but for no longer than `limit`.
-    pub(super) fn cause(&self, limit: Duration) -> Option<Error> {
-        let start = std::time::Instant::now();
-        let mut inner = self.inner.lock();
-        loop {
-            if let Some(failure) = inner.process.over() {
-                return Some(failure.error("a transfer"));
-            }
-            let left = limit.checked_sub(start.elapsed())?;
-            self.changed.wait_for(&mut inner, left);
-        }
-    }
-
     /// Sends frames. A link that is broken ends the cluster, which ends all waits.
     fn send(&self, frame: Option<ToHub>) {
         if let Some(frame) = frame
             && let Err(failure) = (self.link)(frame)
+            && !flag("world.send.ignores_the_end")
         {
             self.end_cluster(failure);
         }
@@ -131,7 +126,9 @@ impl Local {
 
     fn close(&self, class: Class, window: u64) {
         self.inner.lock().process.close(class, window);
-        self.changed.notify_all();
+        if !flag("world.close.silent") {
+            self.changed.notify_all();
+        }
     }
 
     fn window(self: &Arc<Self>, class: Class, window: u64) -> Window {
@@ -142,17 +139,17 @@ impl Local {
 
 /// A [`World`] over the cluster's control.
 pub(crate) struct Members {
-    pub(super) local: Arc<Local>,
-    pub(super) host: usize,
-    pub(super) devices: Vec<usize>,
-    pub(super) transport: Transport,
+    pub(crate) local: Arc<Local>,
+    pub(crate) host: usize,
+    pub(crate) devices: Vec<usize>,
+    pub(crate) transport: Transport,
     /// What ends with the last handle.
-    pub(super) ends: Box<dyn Send + Sync>,
+    pub(crate) _ends: Box<dyn Send + Sync>,
 }
 
 impl fmt::Debug for Members {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Members { host, devices, transport, local, ends: _ } = self;
+        let Members { host, devices, transport, local, _ends: _ } = self;
         let over = local.inner.lock().process.over().cloned();
         let mut shown = f.debug_struct("World");
         shown.field("host", host).field("devices", devices).field("transport", transport);
@@ -191,7 +188,7 @@ impl World for Members {
         }
         self.local.check("the beginning of a scope")?;
         let local = &self.local;
-        let announcing = local.announcing.lock();
+        let announcing = (!flag("world.begin.unordered")).then(|| local.announcing.lock());
         let mut inner = local.inner.lock();
         let (id, frame) = inner.process.begin(name, ordered, deadline, cut(site.to_string()));
         inner.progress.insert(id, progress);
@@ -272,7 +269,9 @@ impl Drop for Scope {
         let told = inner.process.forget(self.id);
         let unused = (inner.tells.remove(&self.id), inner.progress.remove(&self.id));
         drop(inner);
-        self.local.changed.notify_all();
+        if !flag("world.forget.silent") {
+            self.local.changed.notify_all();
+        }
         self.local.send(told);
         drop(unused);
     }

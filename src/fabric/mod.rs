@@ -28,6 +28,7 @@ pub(crate) mod site_id;
 pub(crate) mod spinning;
 pub(crate) mod staging;
 pub(crate) mod tiling;
+#[cfg_attr(loom, allow(dead_code, reason = "the transports are not built under loom"))]
 pub(crate) mod transport;
 pub(crate) mod types;
 pub(crate) mod world_link;

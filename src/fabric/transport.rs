@@ -16,7 +16,7 @@
 
 use crate::{
     driver::{Address, DriverRef, RawStream},
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, WorldCall},
     fabric::types::{DType, ReduceOp},
     memory::PinnedBuffer,
 };
@@ -29,6 +29,13 @@ pub(crate) struct Place {
     pub host: usize,
     /// The ordinal of the device in that process's pool.
     pub device: usize,
+}
+
+impl Place {
+    /// A call that this device has made, for [`Error::WorldMismatch`].
+    pub(crate) fn call(self, call: String, site: String) -> Box<WorldCall> {
+        Box::new(WorldCall { host: self.host, device: self.device, call, site })
+    }
 }
 
 /// Connects a pool that is being built to the other processes.

@@ -23,7 +23,7 @@ const fn rounds(usual: usize) -> usize {
 }
 
 mod broadcast_slot;
-#[cfg(any(all(feature = "cluster", target_os = "linux"), loom, test))]
+#[cfg(any(all(feature = "cluster", target_os = "linux", not(loom)), test))]
 pub(crate) mod byte_ring;
 mod commit;
 mod event_count;

@@ -6,6 +6,12 @@
 mod support;
 
 #[cfg(target_os = "linux")]
+mod failures;
+#[cfg(target_os = "linux")]
+mod fleet;
+#[cfg(target_os = "linux")]
 mod ipc;
 #[cfg(target_os = "linux")]
-mod processes;
+mod meeting;
+#[cfg(target_os = "linux")]
+mod random;

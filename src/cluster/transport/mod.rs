@@ -3,9 +3,9 @@
 //! Between GPUs by NCCL; between the hosts' memories by MPI, or by shared memory on one host. Libraries are opened at
 //! run time. One conformance suite holds for the transports of the hosts' memory.
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(all(test, target_os = "linux", not(loom)))]
 mod conformance;
-#[cfg(any(target_os = "linux", all(feature = "mpi", target_os = "macos")))]
+#[cfg(any(all(target_os = "linux", not(loom)), all(feature = "mpi", target_os = "macos")))]
 mod host;
 #[cfg(all(feature = "mpi", any(target_os = "linux", target_os = "macos")))]
 #[allow(dead_code, reason = "the first users are on their way")]
@@ -13,6 +13,7 @@ pub(crate) mod mpi;
 #[cfg(feature = "nccl")]
 #[allow(dead_code, reason = "the first users are on their way")]
 pub(crate) mod nccl;
-#[cfg(target_os = "linux")]
+// loom has no memory that two processes map.
+#[cfg(all(target_os = "linux", not(loom)))]
 #[allow(dead_code, reason = "the first users are on their way")]
 pub(crate) mod shm;

@@ -152,8 +152,11 @@ impl Mpi {
     /// As `exchange`.
     pub(crate) unsafe fn exchange_parts(&self, parts: Vec<Part>, lost: &dyn Fn() -> Option<Error>) -> Result<()> {
         let Some(_pass) = self.gate.enter() else { return Err(unusable("MPI has ended in this process")) };
-        // SAFETY: the caller's promise.
-        let done = if self.multiple { unsafe { self.here(&parts, lost) } } else { self.owner.carry(self, parts, lost) };
+        let done = match self.multiple {
+            // SAFETY: the caller's promise.
+            true => unsafe { self.here(&parts, lost) },
+            false => self.owner.carry(self, parts, lost),
+        };
         done.map_err(|error| {
             self.failed.raise();
             match error {

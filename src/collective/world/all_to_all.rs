@@ -53,19 +53,15 @@ pub(super) fn by_counts(trip: &Trip<'_, '_>, request: &Request) -> Result<()> {
     let pairs = || (0..n).flat_map(|a| (0..n).map(move |b| (a, b)));
     // Every member finds this pair, and nothing has begun.
     if let Some((a, b)) = pairs().find(|&(a, b)| all[a][b] != all[b][n + a]) {
-        let place = |rank: usize| (trip.across.places[rank].host, trip.across.places[rank].device);
         let site = |rank: usize| match rank == trip.group.rank {
             true => trip.call.site.to_string(),
             false => "its call of all_to_all_v".to_owned(),
         };
+        let into = all[b][n + a];
         return Err(Error::WorldMismatch {
             what: "counts",
-            a: place(a),
-            a_call: format!("all_to_all_v({} elements for member {b})", all[a][b]),
-            a_site: site(a),
-            b: place(b),
-            b_call: format!("all_to_all_v({} elements from member {a})", all[b][n + a]),
-            b_site: site(b),
+            a: trip.across.places[a].call(format!("all_to_all_v({} elements for member {b})", all[a][b]), site(a)),
+            b: trip.across.places[b].call(format!("all_to_all_v({into} elements from member {a})"), site(b)),
         });
     }
     flow(trip, request, &|a, b| all[a][b])

@@ -110,16 +110,8 @@ fn lost(host: usize) -> Error {
 }
 
 fn mismatch(what: &'static str, a: &Arrived, b: &Arrived) -> Error {
-    let place = |of: &Arrived| (of.place.host, of.place.device);
-    Error::WorldMismatch {
-        what,
-        a: place(a),
-        a_call: a.call.clone(),
-        a_site: a.site.clone(),
-        b: place(b),
-        b_call: b.call.clone(),
-        b_site: b.site.clone(),
-    }
+    let call = |of: &Arrived| of.place.call(of.call.clone(), of.site.clone());
+    Error::WorldMismatch { what, a: call(a), b: call(b) }
 }
 
 struct Host {

@@ -119,16 +119,10 @@ impl Group<'_> {
         match len.filter(|&len| len != arrived.len()) {
             None => Ok(arrived),
             Some(len) => {
-                let place = |rank: usize| (across.places[rank].host, across.places[rank].device);
-                trip.done(Err(Error::WorldMismatch {
-                    what: "count",
-                    a: place(from),
-                    a_call: format!("send of {} bytes", arrived.len()),
-                    a_site: "its call of send".to_owned(),
-                    b: place(self.rank),
-                    b_call: format!("{} of {len} bytes", call.op),
-                    b_site: call.site.to_string(),
-                }))
+                let sent = format!("send of {} bytes", arrived.len());
+                let a = across.places[from].call(sent, "its call of send".to_owned());
+                let b = across.places[self.rank].call(format!("{} of {len} bytes", call.op), call.site.to_string());
+                trip.done(Err(Error::WorldMismatch { what: "count", a, b }))
             }
         }
     }

@@ -128,19 +128,11 @@ impl Group<'_> {
         match (1..all.len()).find(|&host| all[host].text != all[0].text) {
             None => Ok(()),
             Some(host) => {
-                let place = |host: usize| {
+                let call = |host: usize| {
                     let place = across.places[across.hosts[host].ranks[0]];
-                    (place.host, place.device)
+                    place.call(all[host].text.clone(), all[host].site.clone())
                 };
-                Err(Error::WorldMismatch {
-                    what: "call",
-                    a: place(0),
-                    a_call: all[0].text.clone(),
-                    a_site: all[0].site.clone(),
-                    b: place(host),
-                    b_call: all[host].text.clone(),
-                    b_site: all[host].site.clone(),
-                })
+                Err(Error::WorldMismatch { what: "call", a: call(0), b: call(host) })
             }
         }
     }

@@ -8,9 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// A name, and what is done.
+type Case = (&'static str, fn(&Place<'_>));
+
 /// All cases but the loss, which leaves a transport unusable.
 pub(super) fn all(place: &Place<'_>) {
-    let cases: [(&str, fn(&Place<'_>)); 9] = [
+    let cases: [Case; 9] = [
         ("empty messages", empty),
         ("messages to itself", to_itself),
         ("each length between each two", lengths),

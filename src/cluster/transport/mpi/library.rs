@@ -37,7 +37,11 @@ macro_rules! functions {
                 $(let $name = library.symbol(stringify!($symbol))
                     .ok_or_else(|| library.unusable(concat!("it has no ", stringify!($symbol))))?;)*
                 // SAFETY: the signatures are the standard's, with handles as `Handle` says.
-                unsafe { Ok(Functions { $($name: mem::transmute::<*mut c_void, _>($name),)* }) }
+                unsafe {
+                    Ok(Functions {
+                        $($name: mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> c_int>($name),)*
+                    })
+                }
             }
         }
     };

@@ -231,9 +231,9 @@ fn take(from: &UnixStream) -> Result<OwnedFd> {
             return Err(last("recvmsg"));
         }
         let control = libc::CMSG_FIRSTHDR(message).as_ref();
-        let length = libc::CMSG_LEN(size_of::<libc::c_int>() as u32) as usize;
+        let length = libc::CMSG_LEN(size_of::<libc::c_int>() as u32);
         match control {
-            Some(c) if got == 1 && c.cmsg_type == libc::SCM_RIGHTS && c.cmsg_len as usize == length => {
+            Some(c) if got == 1 && c.cmsg_type == libc::SCM_RIGHTS && c.cmsg_len as u64 == u64::from(length) => {
                 Ok(OwnedFd::from_raw_fd(libc::CMSG_DATA(c).cast::<libc::c_int>().read_unaligned()))
             }
             _ => Err(failure("recvmsg", "a peer has gone, or has sent no memory")),

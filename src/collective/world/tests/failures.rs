@@ -47,11 +47,11 @@ fn calls_that_differ_name_both_places() {
         world.all_reduce(&mut x, ReduceOp::Sum)
     });
     for found in found {
-        let Err(Error::WorldMismatch { a, b, a_call, b_call, a_site, b_site, .. }) = found else { panic!("{found:?}") };
-        let (both, calls) = ([a, b].map(|place| place.0), format!("{a_call} {b_call}"));
+        let Err(Error::WorldMismatch { a, b, .. }) = found else { panic!("{found:?}") };
+        let (both, calls) = ([a.host, b.host], format!("{} {}", a.call, b.call));
         assert!(both == [0, 1] || both == [1, 0]);
         assert!(calls.contains("10 x F32") && calls.contains("11 x F32"), "{calls}");
-        assert!(a_site.contains("failures.rs") && b_site.contains("failures.rs"));
+        assert!(a.site.contains("failures.rs") && b.site.contains("failures.rs"));
     }
     works(&hosts);
     // Counts that do not fit.
@@ -64,7 +64,7 @@ fn calls_that_differ_name_both_places() {
             Err(Error::WorldMismatch { what: "counts", a, b, .. }) => {
                 // Nothing was begun, so the group goes on.
                 world.all_reduce(&mut x, ReduceOp::Sum)?;
-                Ok((a, b))
+                Ok(((a.host, a.device), (b.host, b.device)))
             }
             other => panic!("{other:?}"),
         }

@@ -1,0 +1,197 @@
+//! A process that is lost, late or wrong: every other one has a typed error that names it, its pool still does local
+//! work, and its `main` ends with a code that is not zero.
+
+use crate::{
+    fleet::{Fleet, SILENCE, pool, say},
+    support::cases,
+};
+use gpu_pool::{Builder, Device, Error, GpuPool, Group, ReduceOp};
+use std::{process, thread, time::Duration};
+
+/// Devices of the processes.
+const SHAPE: [usize; 3] = [2, 1, 2];
+
+/// What a process does, and on which one.
+pub fn child(builder: Builder, what: &str, more: &[&str]) -> Result<(), Error> {
+    let chosen = |rank: usize| more.first().is_some_and(|text| *text == rank.to_string());
+    let builder = if what == "late" { builder.timeout(Duration::from_secs(1)) } else { builder };
+    let pool = pool(builder).inspect_err(|error| say(told(error)))?;
+    if what == "left" && chosen(1) && own(&pool)? == 1 {
+        return pool.close();
+    }
+    let found = pool.run(|dev, _| {
+        let world = dev.world()?;
+        let (host, device) = world.place(world.rank());
+        let me = (host, device) == (1, 0);
+        let mut x = dev.upload(&vec![1.0f32; 50_000])?;
+        world.all_reduce(&mut x, ReduceOp::Sum)?;
+        dev.synchronize()?;
+        if device == 0 {
+            say("ready");
+        }
+        match what {
+            "forever" => loop {
+                world.all_reduce(&mut x, ReduceOp::Max)?;
+            },
+            "exit" if me => process::exit(0),
+            "slow" if me => thread::sleep(SILENCE * 3 / 2),
+            "late" if me => thread::sleep(Duration::from_secs(3)),
+            "memory" if me => drop(dev.zeros::<f32>(1 << 44)?),
+            "error" if me => return Err(Error::custom("a closure has had enough")),
+            "panic" if me => panic!("a closure has panicked"),
+            "skips" if me => return Ok(()),
+            "mismatch" if me => world.all_reduce(&mut dev.zeros::<f32>(11)?, ReduceOp::Sum)?,
+            "crossed" => crossed(dev, &world, host == 1)?,
+            _ => {}
+        }
+        world.all_reduce(&mut x, ReduceOp::Sum)?;
+        world.barrier()
+    });
+    match &found {
+        Ok(_) => say("fine"),
+        Err(error) => say(told(error)),
+    }
+    let local = pool.run(|dev, _| {
+        let mut x = dev.upload(&[dev.rank() as f32 + 1.0])?;
+        dev.all_reduce(&mut x, ReduceOp::Sum)?;
+        dev.download(&x)
+    })?;
+    let n = pool.devices() as f32;
+    say(format!("local work {}", local.iter().all(|x| *x == [n * (n + 1.0) / 2.0])));
+    // A late process may miss some deadlines more.
+    let works = (0..20).any(|_| pool.run(|dev, _| dev.world()?.barrier()).is_ok());
+    say(format!("cluster {}", if works { "works" } else { "is over" }));
+    found?;
+    pool.close()
+}
+
+/// The number of this process.
+fn own(pool: &GpuPool) -> Result<usize, Error> {
+    Ok(pool.run(|dev, _| dev.world().map(|world| world.place(world.rank()).0))?[0])
+}
+
+/// Two groups of the same devices, by the processes in different orders.
+fn crossed(dev: &Device, world: &Group<'_>, other_way: bool) -> Result<(), Error> {
+    let all: Vec<usize> = (0..world.count()).collect();
+    let turned: Vec<usize> = (0..world.count()).rev().collect();
+    let (first, second) = if other_way { (&turned, &all) } else { (&all, &turned) };
+    let mut x = dev.zeros::<f32>(10)?;
+    world.group(first)?.all_reduce(&mut x, ReduceOp::Sum)?;
+    world.group(second)?.all_reduce(&mut x, ReduceOp::Sum)
+}
+
+/// The error, in few words, for the test.
+fn told(error: &Error) -> String {
+    match error {
+        Error::HostLost { host, why, .. } => format!("error lost {host}: {why}"),
+        Error::AbortedByHost { host, device, cause } => format!("error aborted by {host} {device:?}: {cause}"),
+        Error::WorldMismatch { what, a, b } => format!("error mismatch {what} {} {}: {error}", a.host, b.host),
+        Error::HostTimeout { missing, .. } => format!("error late {missing:?}: {error}"),
+        Error::Cluster { op, why } => format!("error cluster {op}: {why}"),
+        Error::Custom { .. } | Error::Panicked { .. } | Error::OutOfMemory { .. } => format!("error own: {error}"),
+        other => format!("error other {other:?}"),
+    }
+}
+
+/// Every process but `gone` says an error that begins so, does local work, and fails. `over`: the cluster is.
+#[track_caller]
+fn survivors(mut fleet: Fleet, gone: Option<usize>, over: bool, expected: impl Fn(usize) -> String) {
+    let all = (0..SHAPE.len()).filter(|rank| Some(*rank) != gone);
+    for rank in all {
+        let expected = expected(rank);
+        let (_, error) = fleet.until(rank, "error ");
+        assert!(error.starts_with(&expected), "process {rank}: `{error}`, not `{expected}`");
+        assert_eq!(fleet.until(rank, "local work ").1, "true");
+        assert_eq!(fleet.until(rank, "cluster ").1, if over { "is over" } else { "works" });
+        assert!(!fleet.ends(rank), "process {rank} has ended with 0");
+    }
+}
+
+/// A signal in mid-collective. The survivors' times until they knew.
+fn lost_by(signal: i32, victim: usize, why: &str) {
+    for _ in 0..cases(3, 30) {
+        let mut fleet = Fleet::start("forever", &SHAPE);
+        (0..SHAPE.len()).for_each(|rank| drop(fleet.until(rank, "ready")));
+        let start = std::time::Instant::now();
+        fleet.signal(victim, signal);
+        let others = (0..SHAPE.len()).filter(|rank| *rank != victim);
+        let times: Vec<_> = others.map(|rank| fleet.until(rank, "error ").0 - start).collect();
+        println!("signal {signal} to process {victim}: known after {times:?}");
+        survivors(fleet, Some(victim), true, |_| format!("lost {victim}: {why}"));
+    }
+}
+
+#[test]
+fn a_process_is_killed() {
+    lost_by(libc::SIGKILL, 1, "its connection");
+    lost_by(libc::SIGKILL, 0, "");
+}
+
+#[test]
+fn a_process_is_stopped() {
+    lost_by(libc::SIGSTOP, 2, "it has said nothing for 2s");
+}
+
+#[test]
+fn the_first_process_is_stopped() {
+    lost_by(libc::SIGSTOP, 0, "");
+}
+
+#[test]
+fn a_process_exits_within_a_scope() {
+    for _ in 0..cases(3, 30) {
+        survivors(Fleet::start("exit", &SHAPE), Some(1), true, |_| "lost 1: its connection".to_owned());
+    }
+}
+
+#[test]
+fn a_process_leaves_before_the_others() {
+    for _ in 0..cases(3, 30) {
+        survivors(Fleet::start("left 1", &SHAPE), Some(1), true, |_| "lost 1: it has left".to_owned());
+    }
+}
+
+/// It beats, so it is not lost; and nobody has waited for the deadline.
+#[test]
+fn a_slow_process_is_waited_for() {
+    for said in Fleet::start("slow", &SHAPE).said() {
+        assert!(said.iter().any(|line| line == "fine"), "{said:?}");
+    }
+}
+
+#[test]
+fn a_process_that_makes_no_progress_is_named() {
+    for _ in 0..cases(3, 30) {
+        survivors(Fleet::start("late", &SHAPE), None, false, |_| "late [1]".to_owned());
+    }
+}
+
+/// The failures of one process's own work: its peers name host and device, and the cluster goes on.
+#[test]
+fn a_failure_of_one_device_is_told_to_all() {
+    for (what, cause) in [("error", "had enough"), ("panic", "has panicked"), ("memory", "memory")] {
+        for _ in 0..cases(3, 30) {
+            let mut fleet = Fleet::start(what, &SHAPE);
+            for rank in [0, 2] {
+                let (_, error) = fleet.until(rank, "error ");
+                assert!(error.starts_with("aborted by 1 Some(0)") && error.contains(cause), "{error}");
+            }
+            survivors(fleet, None, false, |rank| if rank == 1 { "own".into() } else { "aborted by 1".into() });
+        }
+    }
+}
+
+#[test]
+fn calls_that_differ_are_told_with_both_places() {
+    for (what, kind) in [("mismatch", "call"), ("crossed", "group"), ("skips", "participation")] {
+        for _ in 0..cases(3, 30) {
+            let mut fleet = Fleet::start(what, &SHAPE);
+            for rank in 0..SHAPE.len() {
+                let (_, error) = fleet.until(rank, "error ");
+                assert!(error.matches("failures.rs:").count() == 2, "{error}");
+                assert!(error.contains("host 1"), "{error}");
+            }
+            survivors(fleet, None, false, |_| format!("mismatch {kind}"));
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Processes of one cluster, started as a launcher would: this test program again, with `GPU_POOL_RANK` and so on.
+//!
+//! A test starts a [`Fleet`]; each process finds its task in [`child`], and tells by [`say`] what it has found.
+
+use crate::support::{again, builder, task};
+use gpu_pool::{Builder, Error, GpuPool, ReduceOp, cluster::Cluster};
+use std::{
+    fmt::Display,
+    io::{BufRead, BufReader, Read},
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, Sender, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Tells a hang from a slow machine, nothing else.
+pub const GUARD: Duration = Duration::from_secs(60);
+
+/// A process that says nothing for so long is lost.
+pub const SILENCE: Duration = Duration::from_secs(2);
+
+/// What a process has said, and when; `None` when it has closed its output.
+struct Line {
+    rank: usize,
+    at: Instant,
+    text: Option<String>,
+}
+
+/// Processes of one cluster. They do not outlive it.
+pub struct Fleet {
+    processes: Vec<Child>,
+    lines: Receiver<Line>,
+    said: Vec<Vec<(Instant, String)>>,
+    open: Vec<bool>,
+}
+
+impl Fleet {
+    /// One process for each number of devices. Each runs the part of [`child`] that `what` names.
+    pub fn start(what: &str, devices: &[usize]) -> Fleet {
+        Fleet::start_with(what, devices, free_port(), |_, _| {})
+    }
+
+    /// [`start`](Self::start) with a port of the caller's choice; `set` changes the process of a rank.
+    pub fn start_with(what: &str, devices: &[usize], port: u16, set: impl Fn(usize, &mut Command)) -> Fleet {
+        let size = devices.len().to_string();
+        let (tell, lines) = channel();
+        let start = |(rank, devices): (usize, &usize)| {
+            let mut process = again(&["fleet::child"], &format!("{devices} {what}"));
+            process.env("GPU_POOL_RANK", rank.to_string()).env("GPU_POOL_SIZE", &size);
+            process.env("GPU_POOL_LOCAL_RANK", rank.to_string()).env("GPU_POOL_LOCAL_SIZE", &size);
+            process.env("GPU_POOL_MASTER", "127.0.0.1").env("GPU_POOL_PORT", port.to_string());
+            process.env("GPU_POOL_SILENCE", format!("{}ms", SILENCE.as_millis())).env("GPU_POOL_TRANSPORT", "shm");
+            set(rank, &mut process);
+            let mut child = process.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+            let (told, errors) = (tell.clone(), tell.clone());
+            thread::spawn(move || forward(rank, out, &told, true));
+            thread::spawn(move || forward(rank, err, &errors, false));
+            child
+        };
+        let processes: Vec<_> = devices.iter().enumerate().map(start).collect();
+        Fleet { said: vec![Vec::new(); processes.len()], open: vec![true; processes.len()], processes, lines }
+    }
+
+    /// Takes the next line of any process in.
+    #[track_caller]
+    fn take(&mut self) {
+        match self.lines.recv_timeout(GUARD) {
+            Ok(Line { rank, at, text: Some(text) }) => self.said[rank].push((at, text)),
+            Ok(Line { rank, .. }) => self.open[rank] = false,
+            Err(_) => panic!("hung: nobody says anything for {GUARD:?}\n{}", self.log()),
+        }
+    }
+
+    fn log(&self) -> String {
+        let of = |(rank, lines): (usize, &Vec<(Instant, String)>)| {
+            lines.iter().map(|(_, line)| format!("process {rank}: {line}\n")).collect::<String>()
+        };
+        self.said.iter().enumerate().map(of).collect()
+    }
+
+    /// Waits until the process has said something that begins so. Returns the rest, and when that was.
+    #[track_caller]
+    pub fn until(&mut self, rank: usize, begin: &str) -> (Instant, String) {
+        loop {
+            let found = self.said[rank].iter().find_map(|(at, line)| {
+                let rest = line.strip_prefix("CHILD ")?.strip_prefix(begin)?;
+                Some((*at, rest.trim().to_owned()))
+            });
+            if let Some(found) = found {
+                return found;
+            }
+            assert!(self.open[rank], "process {rank} has ended without `{begin}`\n{}", self.log());
+            self.take();
+        }
+    }
+
+    /// Sends a process a signal.
+    pub fn signal(&self, rank: usize, signal: i32) {
+        // SAFETY: the child is this process's own and has not been waited for.
+        assert_eq!(unsafe { libc::kill(self.processes[rank].id() as i32, signal) }, 0);
+    }
+
+    /// Waits for the end of a process. Whether it has succeeded.
+    #[track_caller]
+    pub fn ends(&mut self, rank: usize) -> bool {
+        while self.open[rank] {
+            self.take();
+        }
+        let start = Instant::now();
+        loop {
+            match self.processes[rank].try_wait().unwrap() {
+                Some(status) => return status.success(),
+                None if start.elapsed() > GUARD => panic!("process {rank} does not end\n{}", self.log()),
+                None => thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+
+    /// What each process has said, in the order of ranks. All must succeed.
+    #[track_caller]
+    pub fn said(mut self) -> Vec<Vec<String>> {
+        for rank in 0..self.processes.len() {
+            assert!(self.ends(rank), "process {rank} has failed\n{}", self.log());
+        }
+        let said = |(_, line): &(Instant, String)| line.strip_prefix("CHILD ").map(str::to_owned);
+        self.said.iter().map(|lines| lines.iter().filter_map(said).collect()).collect()
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// The system's choice; another program could take it before rank 0 does, which nobody has seen yet.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn forward(rank: usize, from: impl Read, to: &Sender<Line>, tells_the_end: bool) {
+    for line in BufReader::new(from).lines().map_while(Result::ok) {
+        // libtest writes the name of the test in front of the first line.
+        let text = line.find("CHILD ").map_or(line.clone(), |at| line[at..].to_owned());
+        let _ = to.send(Line { rank, at: Instant::now(), text: Some(text) });
+    }
+    if tells_the_end {
+        let _ = to.send(Line { rank, at: Instant::now(), text: None });
+    }
+}
+
+pub fn say(what: impl Display) {
+    println!("CHILD {what}");
+}
+
+/// The pool of one process of a fleet.
+pub fn pool(builder: Builder) -> Result<GpuPool, Error> {
+    builder.cluster(Cluster::from_env()?.patience(GUARD)).build()
+}
+
+/// One process of a fleet. An error ends it as it ends a `main` that returns it.
+#[test]
+fn child() -> Result<(), Error> {
+    let Some(task) = task() else { return Ok(()) };
+    let mut words = task.split(' ');
+    let devices = words.next().unwrap().parse().unwrap();
+    let builder = builder().timeout(GUARD).host(devices);
+    let (what, more) = (words.next().unwrap(), words.collect::<Vec<_>>());
+    match what {
+        "sum" => sum(builder),
+        "names" => names(builder),
+        "join" => crate::meeting::child(builder, more[0]),
+        "random" => crate::random::child(builder, more[0].parse().unwrap()),
+        _ => crate::failures::child(builder, what, &more),
+    }
+}
+
+fn sum(builder: Builder) -> Result<(), Error> {
+    let pool = pool(builder)?;
+    let found = pool.run(|dev, _| {
+        let world = dev.world()?;
+        let mut x = dev.upload(&(0..1001).map(|i| (i * (world.rank() + 1)) as f32).collect::<Vec<_>>())?;
+        world.all_reduce(&mut x, ReduceOp::Sum)?;
+        world.barrier()?;
+        Ok((world.rank(), dev.download(&x)?))
+    })?;
+    for (rank, x) in found {
+        say(format!("{rank}: {} {}", x[1], x[1000]));
+    }
+    pool.close()
+}
+
+#[test]
+fn all_devices_of_all_processes_add_up() {
+    for devices in [&[2, 2][..], &[1, 3], &[2, 1, 2]] {
+        let ranks: usize = devices.iter().sum();
+        let whole = (ranks * (ranks + 1) / 2) as f32;
+        let said = Fleet::start("sum", devices).said().concat();
+        let expected: Vec<_> = (0..ranks).map(|rank| format!("{rank}: {whole} {}", 1000.0 * whole)).collect();
+        assert_eq!(said, expected);
+    }
+}
+
+/// Process 0 begins a scope that the others do not begin, then one that they wait in.
+fn names(builder: Builder) -> Result<(), Error> {
+    let alone = Cluster::from_env()?.rank() == 0;
+    let pool = pool(if alone { builder.timeout(Duration::from_secs(1)) } else { builder })?;
+    if alone {
+        say(pool.run_named("alone", |_, _| Ok(())).unwrap_err());
+    }
+    // What has failed leaves the cluster usable.
+    say(format!("{:?}", pool.run_named("together", |dev, _| Ok(dev.world()?.rank()))?));
+    pool.close()
+}
+
+/// Once the caller waited for ever for devices that had not been told of the scope.
+#[test]
+fn a_named_scope_that_others_do_not_begin_times_out() {
+    let said = Fleet::start("names", &[2, 1]).said().concat();
+    assert!(said[0].contains(r#""alone"; missing hosts: [1]"#), "{said:?}");
+    assert_eq!(said[1..], ["[0, 1]", "[2]"]);
+}
