@@ -193,8 +193,8 @@ impl Process {
         failed.or_else(|| self.over.clone())
     }
 
-    /// The failure of a scope by which others, not this process, have ended it. One that all have ended has none, even if
-    /// another process leaves the cluster before this one has read of the end.
+    /// The failure of a scope by which others, not this process, have ended it. One that all have ended has none, even
+    /// if another process leaves the cluster before this one has read of the end.
     pub(crate) fn failure_elsewhere(&self, scope: u64) -> Option<Failure> {
         if self.scopes.get(&scope).is_some_and(|scope| scope.ended) {
             return None;
