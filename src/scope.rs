@@ -158,11 +158,12 @@ where
         }
     };
     let body: &Body<'_, Rc<Worker>> = &body;
-    let waiting = Waiting::new(body, all.len(), crate::sync::shim::Arc::new(EventCount::new()));
+    // Before the ticket is made: its end waits for members, and a scope that cannot begin has none.
     let window = match (&world, begin.name) {
         (Some(world), Some(name)) => Some(world.begin(name, &gang)?),
         _ => None,
     };
+    let waiting = Waiting::new(body, all.len(), crate::sync::shim::Arc::new(EventCount::new()));
     let entering = shared.entering.enter();
     ORDER.enter(&waiting.ticket(), &queues, |rank| {
         if rank == 0 {

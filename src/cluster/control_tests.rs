@@ -73,19 +73,18 @@ fn processes_meet_and_a_failed_scope_leaves_the_next_one() {
         let scope = begin(world, "a", LONG).unwrap();
         let numbers: Vec<_> = (1..20).map(|n| meet(&*scope, host, &ALL, n, "sum").unwrap()).collect();
         scope.end().unwrap();
-        let scope = begin(world, "a", LONG).unwrap();
-        let error = match host {
+        let error = begin(world, "a", LONG).and_then(|scope| match host {
+            // The failure may come before this, so that the scope does not even begin here.
             0 => meet(&*scope, host, &ALL, 1, "sum").map(drop),
             _ => {
                 scope.fail(Some(0), &Error::custom("the cause"));
                 scope.end()
             }
-        };
+        });
         assert!(
             matches!(&error, Err(Error::AbortedByHost { host: 1, device: Some(0), cause }) if cause == "the cause"),
             "{error:?}"
         );
-        drop(scope);
         let scope = begin(world, "a", LONG).unwrap();
         meet(&*scope, host, &ALL, 1, "sum").unwrap();
         scope.end().unwrap();

@@ -194,8 +194,12 @@ impl Process {
         failed.filter(|_| known.is_none_or(|scope| !scope.ended))
     }
 
-    /// The failure of a scope by which others, not this process, have ended it.
+    /// The failure of a scope by which others, not this process, have ended it. One that all have ended has none, even
+    /// if another process leaves the cluster before this one has read of the end.
     pub(crate) fn failure_elsewhere(&self, scope: u64) -> Option<Failure> {
+        if self.scopes.get(&scope).is_some_and(|scope| scope.ended) {
+            return None;
+        }
         let own = |failure: &Failure| matches!(failure, Failure::Aborted { host, .. } if *host as usize == self.host);
         self.failure(scope).filter(|failure| !own(failure))
     }
@@ -283,5 +287,28 @@ impl Process {
         });
         self.orders.iter_mut().for_each(|order| order.close(u64::MAX));
         told
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// The first process may close its pool when another one has not read of the end of their last scope.
+    #[test]
+    fn who_leaves_after_the_end_of_a_scope_does_not_fail_it() {
+        for ended in [true, false] {
+            let mut process = Process::new(1);
+            let (scope, _) = process.begin("", false, Duration::MAX, String::new());
+            process.end(scope).unwrap();
+            if ended {
+                process.take(ToHost::Ended { scope }).unwrap();
+            }
+            let left = Failure::lost(0, "it has left the cluster");
+            process.take(ToHost::Over { failure: left.clone() }).unwrap();
+            let failure = (!ended).then_some(left);
+            assert_eq!(process.failure_elsewhere(scope), failure);
+            assert_eq!(process.ended(scope), Some(failure.map_or(Ok(()), Err)));
+        }
     }
 }

@@ -173,6 +173,7 @@ fn child() -> Result<(), Error> {
     let (what, more) = (words.next().unwrap(), words.collect::<Vec<_>>());
     match what {
         "sum" => sum(builder),
+        "names" => names(builder),
         "join" => crate::meeting::child(builder, more[0]),
         "random" => crate::random::child(builder, more[0].parse().unwrap()),
         _ => crate::failures::child(builder, what, &more),
@@ -203,4 +204,24 @@ fn all_devices_of_all_processes_add_up() {
         let expected: Vec<_> = (0..ranks).map(|rank| format!("{rank}: {whole} {}", 1000.0 * whole)).collect();
         assert_eq!(said, expected);
     }
+}
+
+/// Process 0 begins a scope that the others do not begin, then one that they wait in.
+fn names(builder: Builder) -> Result<(), Error> {
+    let alone = Cluster::from_env()?.rank() == 0;
+    let pool = pool(if alone { builder.timeout(Duration::from_secs(1)) } else { builder })?;
+    if alone {
+        say(pool.run_named("alone", |_, _| Ok(())).unwrap_err());
+    }
+    // What has failed leaves the cluster usable.
+    say(format!("{:?}", pool.run_named("together", |dev, _| Ok(dev.world()?.rank()))?));
+    pool.close()
+}
+
+/// Once the caller waited for ever for devices that had not been told of the scope.
+#[test]
+fn a_named_scope_that_others_do_not_begin_times_out() {
+    let said = Fleet::start("names", &[2, 1]).said().concat();
+    assert!(said[0].contains(r#""alone"; missing hosts: [1]"#), "{said:?}");
+    assert_eq!(said[1..], ["[0, 1]", "[2]"]);
 }

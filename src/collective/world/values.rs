@@ -65,10 +65,11 @@ impl Group<'_> {
         let mut take = |host: usize, bytes: &[u8]| -> Result<()> {
             let all = unpack(bytes).ok_or_else(nonsense)?;
             let ranks = &across.hosts[host].ranks;
-            match all.len() == ranks.len() {
-                true => Ok(ranks.iter().zip(all).for_each(|(&rank, value)| values[rank] = value)),
-                false => Err(nonsense()),
+            if all.len() != ranks.len() {
+                return Err(nonsense());
             }
+            ranks.iter().zip(all).for_each(|(&rank, value)| values[rank] = value);
+            Ok(())
         };
         for (host, note) in notes.iter().enumerate().filter(|(host, _)| later[*host] == 0) {
             take(host, &note[1..])?;
