@@ -206,7 +206,9 @@ fn processes_sum_on_the_cpu_and_on_devices() {
         process.args(["a_process_of_the_test_above", "--exact", "--nocapture"]);
         process
     };
-    let mark = |process: &mut std::process::Command| drop(process.env("SOURCES_WORKER", "mpi_sum"));
+    let mark = |process: &mut std::process::Command| {
+        process.env("SOURCES_WORKER", "mpi_sum");
+    };
     let text = printed(|out| mpi_sum::run(mpi_sum::by_hand(start)?, mark, out));
     let said: Vec<_> = text.lines().filter_map(|line| line.split_once("process ").map(|(_, said)| said)).collect();
     let [first, second] = said[..] else { panic!("{text}") };

@@ -30,7 +30,13 @@ fn main() -> Result<()> {
         true => vec![by_mpi(&program)],
         false => by_hand(|| Command::new(&program))?,
     };
-    run(processes, |process| drop(process.envs(environment)), &mut stdout())
+    run(
+        processes,
+        |process| {
+            process.envs(environment);
+        },
+        &mut stdout(),
+    )
 }
 
 /// Two processes under mpirun, also as root and on fewer cores than processes.
