@@ -206,10 +206,8 @@ fn processes_sum_on_the_cpu_and_on_devices() {
         process.args(["a_process_of_the_test_above", "--exact", "--nocapture"]);
         process
     };
-    let mark = |process: &mut std::process::Command| {
-        process.env("SOURCES_WORKER", "mpi_sum");
-    };
-    let text = printed(|out| mpi_sum::run(mpi_sum::by_hand(start)?, mark, out));
+    let text =
+        printed(|out| mpi_sum::run(mpi_sum::by_hand(start)?, |process| process.env("SOURCES_WORKER", "mpi_sum"), out));
     let said: Vec<_> = text.lines().filter_map(|line| line.split_once("process ").map(|(_, said)| said)).collect();
     let [first, second] = said[..] else { panic!("{text}") };
     assert!(first.starts_with("0: 0.3") && first[1..] == second[1..], "{text}");
@@ -217,7 +215,7 @@ fn processes_sum_on_the_cpu_and_on_devices() {
     assert!(mpi_sum::check(1.0, 1.0, 2).is_err());
     assert!(mpi_sum::check(1.0, 1.0 + f32::EPSILON, 3).is_err());
     let failing = vec![std::process::Command::new("false")];
-    assert!(mpi_sum::run(failing, |_| (), &mut Vec::new()).is_err());
+    assert!(mpi_sum::run(failing, |process| process, &mut Vec::new()).is_err());
 }
 
 #[test]

@@ -30,13 +30,7 @@ fn main() -> Result<()> {
         true => vec![by_mpi(&program)],
         false => by_hand(|| Command::new(&program))?,
     };
-    run(
-        processes,
-        |process| {
-            process.envs(environment);
-        },
-        &mut stdout(),
-    )
+    run(processes, |process| process.envs(environment), &mut stdout())
 }
 
 /// Two processes under mpirun, also as root and on fewer cores than processes.
@@ -64,7 +58,7 @@ pub fn by_hand(start: impl Fn() -> Command) -> Result<Vec<Command>> {
 }
 
 /// Starts the processes, with what `set` adds, and prints what they say.
-pub fn run(processes: Vec<Command>, set: impl Fn(&mut Command), out: &mut dyn Write) -> Result<()> {
+pub fn run(processes: Vec<Command>, set: impl Fn(&mut Command) -> &mut Command, out: &mut dyn Write) -> Result<()> {
     let mut running = Vec::new();
     for mut process in processes {
         set(&mut process);
