@@ -21,6 +21,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Whom to tell of a scope's failure.
+type Tell = Box<dyn FnOnce(Error) + Send>;
+
 /// How often a wait looks for lost hosts and deadlines.
 const TICK: Duration = Duration::from_millis(5);
 
@@ -46,7 +49,7 @@ struct Scope {
     hosts: Vec<usize>,
     ended: Vec<usize>,
     failed: Option<(usize, Error)>,
-    tells: Vec<(usize, Box<dyn FnOnce(Error) + Send>)>,
+    tells: Vec<(usize, Tell)>,
     meetings: HashMap<Key, Meeting>,
 }
 
@@ -95,7 +98,7 @@ impl Hub {
         let (tells, kept) = std::mem::take(&mut scope.tells).into_iter().partition(|(host, _)| *host != by);
         scope.tells = kept;
         drop(state);
-        let tells: Vec<(usize, Box<dyn FnOnce(Error) + Send>)> = tells;
+        let tells: Vec<(usize, Tell)> = tells;
         tells.into_iter().for_each(|(_, tell)| tell(error.clone()));
         self.changed.notify_all();
     }
