@@ -116,7 +116,7 @@ impl Cluster {
         }
     }
 
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(loom)))]
     fn open_shm(&self, control: &Control) -> Result<(Transport, Ends)> {
         use super::transport::shm::Shm;
         // Rank 0's number tells the cluster from others of the machine.
@@ -129,7 +129,7 @@ impl Cluster {
         Ok((Transport::Host(Arc::new(shm)), Box::new(())))
     }
 
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(any(not(target_os = "linux"), loom))]
     fn open_shm(&self, _: &Control) -> Result<(Transport, Ends)> {
         let why = "shared memory between processes needs Linux".to_owned();
         Err(Error::Cluster { op: "transport", why })
@@ -271,7 +271,7 @@ fn same_everywhere(all: &[Vec<u8>]) -> bool {
     all.iter().all(|one| *one == all[0] && !one.is_empty())
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(loom)))]
 fn unusable(error: std::io::Error) -> Error {
     Error::Cluster { op: "transport", why: error.to_string() }
 }
