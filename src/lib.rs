@@ -43,7 +43,7 @@
 //! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`parallel::Value`] |
 //! | train a model on all devices | [`parallel::DataParallel`], [`parallel::Optimizer`] |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
-//! | work as several processes, on one host or many | [`cluster`], [`Builder::cluster`], [`Device::world`], [`GpuPool::run_named`] |
+//! | work as several processes, on one host or many | [`cluster`], [`Builder::cluster`], [`Device::world`] |
 //! | give memory to another process | [`Device::exportable`], [`DeviceBuffer::export`], [`cluster::ipc`] |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
@@ -74,7 +74,7 @@
 //! | `checkpoints` | yes | Checkpoints of [`parallel::DataParallel`], and of any model, in safetensors files. |
 //! | `cluster` | yes | Several processes, on one host or many: [`cluster`]. |
 //! | `nccl` | yes | Between processes by NCCL, which is opened at run time. |
-//! | `mpi` | no | Between processes by MPI, which is opened at run time. |
+//! | `mpi` | yes | Between processes by MPI, which is opened at run time. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |
 //!

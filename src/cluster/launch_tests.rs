@@ -1,3 +1,5 @@
+//! Which launcher has started a process: the variables of each, half of them, and any mixture.
+
 use super::*;
 use crate::testing::texts;
 use proptest::prelude::*;

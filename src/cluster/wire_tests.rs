@@ -1,3 +1,5 @@
+//! Frames: what is written is read again; whatever else is read is an error, without a panic and without much memory.
+
 use super::*;
 use crate::testing::texts;
 use proptest::prelude::*;

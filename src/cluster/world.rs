@@ -1,4 +1,4 @@
-//! The cluster for the threads of this process: `collective/transport.rs`'s traits over [`Process`], under one lock.
+//! The cluster for the threads of this process: `fabric/transport.rs`'s traits over [`Process`], under one lock.
 //!
 //! Whatever brings the hub's frames calls [`Local::take`]; whatever knows that the hub is gone calls
 //! [`Local::end_cluster`]. Frames to the hub go through a [`Link`].

@@ -1,4 +1,4 @@
-//! How payload gets from process to process: the traits of `collective/transport.rs`.
+//! How payload gets from process to process: the traits of `fabric/transport.rs`.
 //!
 //! Between GPUs by NCCL; between the hosts' memories by MPI, or by shared memory on one host. Libraries are opened at
 //! run time. One conformance suite holds for the transports of the hosts' memory.
@@ -8,12 +8,10 @@ mod conformance;
 #[cfg(any(all(target_os = "linux", not(loom)), all(feature = "mpi", target_os = "macos")))]
 mod host;
 #[cfg(all(feature = "mpi", any(target_os = "linux", target_os = "macos")))]
-#[allow(dead_code, reason = "the first users are on their way")]
 pub(crate) mod mpi;
 #[cfg(feature = "nccl")]
-#[allow(dead_code, reason = "the first users are on their way")]
+#[cfg_attr(not(test), allow(dead_code, reason = "only tests register memory so far"))]
 pub(crate) mod nccl;
 // loom has no memory that two processes map.
 #[cfg(all(target_os = "linux", not(loom)))]
-#[allow(dead_code, reason = "the first users are on their way")]
 pub(crate) mod shm;

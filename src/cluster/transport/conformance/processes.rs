@@ -228,16 +228,29 @@ fn mpi_of_a_process_that_is_lost() {
     }
 }
 
+/// Whether times are to be printed.
+fn times() -> bool {
+    let long = env::var("GPU_POOL_LONG").is_ok_and(|long| long == "1");
+    if !long {
+        println!("skipped: times are printed with GPU_POOL_LONG=1");
+    }
+    long
+}
+
 #[test]
-#[ignore = "prints times"]
 fn speed_of_shared_memory() {
+    if !times() {
+        return;
+    }
     println!("{}", between_processes(2, "speed")[0].1);
 }
 
 #[cfg(feature = "mpi")]
 #[test]
-#[ignore = "prints times"]
 fn speed_of_mpi() {
+    if !times() {
+        return;
+    }
     for task in ["mpi speed", "mpi one_thread_speed"] {
         let Some((_, text)) = under_mpirun(2, task) else { return };
         println!("{task}\n{text}");

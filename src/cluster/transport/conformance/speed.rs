@@ -1,5 +1,5 @@
-//! Times of a transport between two processes, for people. `cargo test --release --lib --features mpi -- --ignored
-//! --nocapture speed_of` prints them.
+//! Times of a transport between two processes, for people. `GPU_POOL_LONG=1 cargo test --release --lib speed_of --
+//! --nocapture` prints them.
 
 use super::{Place, tag};
 use crate::{fabric::transport::Message, memory::PinnedBuffer};
