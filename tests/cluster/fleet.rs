@@ -175,7 +175,7 @@ fn child() -> Result<(), Error> {
         "sum" => sum(builder),
         "names" => names(builder),
         "join" => crate::meeting::child(builder, more[0]),
-        "random" => crate::random::child(builder, more[0].parse().unwrap()),
+        "random" => crate::random::child(builder, more[0].parse().unwrap(), more[1].parse().unwrap()),
         _ => crate::failures::child(builder, what, &more),
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::{
     fleet::{Fleet, pool, say},
-    support::{cases, long},
+    support::cases,
 };
 use gpu_pool::{Builder, Device, Error, Group, ReduceOp};
 use std::{
@@ -149,10 +149,10 @@ fn carry_out(dev: &Device, world: &Group<'_>, at: usize, step: &Step) -> Result<
     }
 }
 
-/// Programs until the time is over, which rank 0 decides: two threads, each with scopes of its own name.
-pub fn child(builder: Builder, seed: u64) -> Result<(), Error> {
+/// Programs until these seconds are over, as rank 0 sees it: two threads, each with scopes of its own name.
+pub fn child(builder: Builder, seed: u64, seconds: u64) -> Result<(), Error> {
     let pool = pool(builder)?;
-    let limit = if long() { Duration::from_secs(240) } else { Duration::from_secs(2) };
+    let limit = Duration::from_secs(seconds);
     let start = Instant::now();
     let run = |name: &str, seed: u64| -> Result<usize, Error> {
         for round in 0.. {
@@ -180,8 +180,9 @@ pub fn child(builder: Builder, seed: u64) -> Result<(), Error> {
 
 #[test]
 fn correct_programs_end_with_the_right_numbers() {
+    let seconds = cases(2, 10);
     for (seed, devices) in cases(&[(1, &[2, 2][..]), (2, &[1, 2, 1])][..], &[(3, &[2, 1, 2]), (4, &[2, 2])]) {
-        let said = Fleet::start(&format!("random {seed}"), devices).said();
+        let said = Fleet::start(&format!("random {seed} {seconds}"), devices).said();
         println!("seed {seed}, {devices:?}: {}", said[0][0]);
         assert!(said.iter().all(|lines| *lines == said[0]), "{said:?}");
     }
