@@ -80,8 +80,8 @@ CALL = re.compile(r"\| (\d+) \| `(src/[\w/]+\.rs):(\d+)` \| `(\w+)` \|")
 
 
 def check_calls(repair):
-    """The faults of the list of calls in design/all_reduce.md, and how many of its lines have moved; with `repair`, puts
-    in the nearest line that defines the function."""
+    """The faults of the list of calls in design/all_reduce.md, and how many of its lines have moved; with `repair`,
+    puts in the nearest line that defines the function."""
     page = SOURCE / "design/all_reduce.md"
     text, out, files, faults, count, moved = page.read_text(), [], set(), [], 0, 0
     for number, row in enumerate(text.splitlines(), 1):
