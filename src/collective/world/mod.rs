@@ -27,7 +27,7 @@ mod device_rail;
 mod host_rail;
 #[cfg(test)]
 pub(crate) mod loopback;
-mod messages;
+pub(super) mod messages;
 mod moves;
 #[cfg(feature = "cluster")]
 mod serde;
