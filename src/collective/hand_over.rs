@@ -5,6 +5,10 @@
 //! knows its last uses, so the taker's streams wait for the giver's work on it. The events for these waits are recorded
 //! when the value is given, and so cover nothing that the giver does afterwards.
 //!
+//! A member of another process gets the value in parts ([`Pack`]), as a shipment (`world/messages.rs`). For that the
+//! value's type must be a [`Hop`]. A pipeline says so by its bound. [`give`](Group::give) has no such bound, since any
+//! value goes inside a process. Rust cannot ask at run time whether a type has a trait, so `give` asks the pool's table.
+//!
 //! Invariant: nobody waits for a receiver, so no order of calls among givers can deadlock.
 
 use super::{Group, Hop, face::collectives, hop::carrier, point::area, world::messages::Shipment};
@@ -39,6 +43,11 @@ collectives! {
     /// [`Event`](crate::Event) along.) A value that nobody takes is dropped at the latest when the receiver's next
     /// scope begins, or the pool is closed.
     ///
+    /// **To another process** go values whose type is a [`Hop`]: buffers of all [`Element`](crate::Element)s, pairs of
+    /// these, numbers and `String`, and `Vec`s of all; other types after [`Builder::hops`](crate::Builder::hops). The
+    /// memory in the value is copied, as it is at this moment in the order of the streams; the receiver has it on its
+    /// own device. There all values must be taken: the end of the scope waits for it.
+    ///
     /// Each tag is a queue of its own: values of one pair of members with one tag are taken in the order in which they
     /// were given. Groups do not see each other's values.
     example {
@@ -60,17 +69,21 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fails " After an error the value is dropped.";
+    fails " After an error the value is dropped. `InvalidArgument` also for a type that cannot go to another process.";
     fn give<T>(&self, value: T, to: usize, tag: u64) -> Result<()>
     where [T: Send + 'static]
     {
         self.give_as(("give", Location::caller()), Label::Value(tag), value, to, || self.carrier())
     }
 
-    /// Takes the next value that member `from` has given with this `tag`. The host waits until it was given.
+    /// Takes the next value that member `from` has given with this `tag`. The host waits until it was given, or, from
+    /// another process, until it has arrived.
     fails " [`Error::Timeout`](crate::Error::Timeout). [`Error::Mismatch`](crate::Error::Mismatch) if the value has \
         another type, or if the closure of `from` has ended without giving it. A value of another type fails the \
-        gang. `InvalidArgument` also if `from` is this device itself, and it has given no such value before.";
+        gang. `InvalidArgument` also if `from` is this device itself, and it has given no such value before, and for a \
+        type that cannot come from another process. Between processes: \
+        [`Error::WorldMismatch`](crate::Error::WorldMismatch), [`Error::HostTimeout`](crate::Error::HostTimeout), \
+        [`Error::AbortedByHost`](crate::Error::AbortedByHost), [`Error::HostLost`](crate::Error::HostLost).";
     fn take<T>(&self, from: usize, tag: u64) -> Result<T>
     where [T: Send + 'static]
     {

@@ -10,7 +10,8 @@
 //! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
 //!   kernels of software GPUs, and [`launch`] launches them.
 //!
-//! [`world`] has the groups that span processes; [`hop`] what values need there. [`transport`] is what `cluster` does for them.
+//! [`world`] has the groups that span processes; [`hop`] what values need there. [`transport`] is what `cluster` does
+//! for them.
 //!
 //! [`replay`] puts collectives into graphs, and runs them from there.
 
