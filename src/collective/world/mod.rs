@@ -7,6 +7,7 @@
 //! * [`sums`]: all_reduce, reduce, reduce_scatter. [`moves`]: all_gather, broadcast. [`all_to_all`]: it, gather,
 //!   scatter. [`values`]: barrier and exchanges of host values.
 //! * [`cut`], pure: which elements a rail carries, and which of them belong to which process.
+//! * [`messages`]: from one member to one other, of another process.
 //! * [`trip`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
 //!   the hosts; [`device_rail`]: in that of the devices.
 //!
@@ -27,7 +28,7 @@ mod device_rail;
 mod host_rail;
 #[cfg(test)]
 pub(crate) mod loopback;
-mod messages;
+pub(super) mod messages;
 mod moves;
 #[cfg(feature = "cluster")]
 mod serde;
@@ -42,7 +43,6 @@ use crate::{
     Device,
     error::{Error, Result},
     fabric::{
-        call::Call,
         membership::{Across, HostMembers},
         plan::Shape,
     },
@@ -255,14 +255,6 @@ impl<'d> Group<'d> {
             Shape::Gather { .. } | Shape::Scatter { .. } | Shape::AllToAll { .. } => {
                 all_to_all::by_shape(&trip, request, shape)
             }
-        }
-    }
-
-    /// The members of this process, and the rank among them of member `peer`, if that is one.
-    pub(super) fn here_with(&self, across: &Across, call: &Call, peer: usize) -> Result<(Group<'d>, usize)> {
-        match across.here_of(peer) {
-            Some(at) => Ok((self.here(), at)),
-            None => Err(super::meet::no_value(call)),
         }
     }
 }
