@@ -4,7 +4,7 @@
 mod device_mail;
 
 use super::super::transport::{
-    Arrival, Commit, HostTransport, Message, Place, Tag, Transport, Window, World, WorldScope,
+    Arrival, Commit, Failure, HostTransport, Message, Place, Tag, Transport, Window, World, WorldScope,
 };
 use crate::{
     Builder, Device, GpuPool,
@@ -384,12 +384,16 @@ impl Hosts {
 
     /// With a transport between devices.
     pub fn on_devices(devices: &[usize]) -> Hosts {
-        let mail = |hub: &Arc<Hub>, host| Arc::new(DeviceMail { hub: hub.clone(), host, shared: OnceCell::new() });
+        Self::on_devices_with(devices, |builder| builder)
+    }
+
+    pub fn on_devices_with(devices: &[usize], set: impl Fn(Builder) -> Builder) -> Hosts {
+        let mail = |hub: &Arc<Hub>, host| Arc::new(DeviceMail { hub: hub.clone(), host, shared: OnceCell::new(), failure: Failure::default() });
         let both = |hub: &Arc<Hub>, host| {
             let mail = mail(hub, host);
             (Transport::Device(mail.clone()), Some(mail))
         };
-        Self::over(devices, |builder| builder, both)
+        Self::over(devices, set, both)
     }
 
     fn over(

@@ -1,7 +1,7 @@
 //! A transport between the devices of the loopback cluster.
 
 use super::{
-    super::super::transport::{DeviceTransport, RailCall, RailMessage, Tag},
+    super::super::transport::{DeviceTransport, Failure, RailCall, RailMessage, Tag, Tell},
     Hub, lost,
 };
 use crate::{
@@ -24,6 +24,7 @@ pub(super) struct DeviceMail {
     pub host: usize,
     /// Of the host's pool, when that is built.
     pub shared: OnceCell<Weak<Shared>>,
+    pub failure: Failure,
 }
 
 impl DeviceMail {
@@ -36,8 +37,9 @@ impl DeviceMail {
 
     fn read(&self, (device, stream): (usize, RawStream), at: Address, bytes: usize) -> Vec<u8> {
         let (driver, copy) = self.copying(device, bytes);
-        // SAFETY: the memory is the device's (the promise of `submit`'s caller), and the copy is waited for.
-        unsafe { driver.copy_to_host(copy.ptr(), at, bytes, stream) }.unwrap();
+        // SAFETY: the memory is the device's or page-locked (the promise of `submit`'s caller), and so is the copy's,
+        // which is waited for.
+        unsafe { driver.copy_within(copy.ptr() as Address, at, bytes, stream) }.unwrap();
         assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
         copy.as_slice().unwrap().to_vec()
     }
@@ -46,7 +48,7 @@ impl DeviceMail {
         let (driver, mut copy) = self.copying(device, bytes.len());
         copy.as_mut_slice().unwrap().copy_from_slice(bytes);
         // SAFETY: as above.
-        unsafe { driver.copy_to_device(at, copy.ptr(), bytes.len(), stream) }.unwrap();
+        unsafe { driver.copy_within(at, copy.ptr() as Address, bytes.len(), stream) }.unwrap();
         assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
     }
 
@@ -114,6 +116,10 @@ impl DeviceTransport for DeviceMail {
     }
 
     fn failed(&self, _: usize) -> Option<Error> {
-        None
+        self.failure.cause()
+    }
+
+    fn when_failed(&self, tell: &Arc<Tell>) {
+        self.failure.when(tell);
     }
 }
