@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-/// Multiples of this are added to a device's ordinal where its messages on their way meet, not the device itself.
+/// This is added to a device's ordinal where its shipments on their way meet, not the device itself.
 pub(crate) const OUTBOX: usize = 1 << 16;
 
 /// A device of the cluster.

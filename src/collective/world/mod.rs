@@ -30,7 +30,7 @@ mod host_rail;
 mod lanes;
 #[cfg(test)]
 pub(crate) mod loopback;
-mod messages;
+pub(super) mod messages;
 mod moves;
 #[cfg(feature = "cluster")]
 mod serde;

@@ -184,6 +184,14 @@ impl<'g, 'd> Trip<'g, 'd> {
     /// A copy of this device's memory in page-locked memory. It is complete.
     #[track_caller]
     pub fn stage(&self, from: &Area) -> Result<Arc<PinnedBuffer<u8>>> {
+        let to = self.start_to_stage(from)?;
+        to.as_slice()?;
+        Ok(Arc::new(to))
+    }
+
+    /// The same, asynchronous: whoever looks at the page-locked memory waits.
+    #[track_caller]
+    pub fn start_to_stage(&self, from: &Area) -> Result<PinnedBuffer<u8>> {
         let to = self.pinned(from.bytes.len())?;
         if !from.bytes.is_empty() {
             let mut op = self.dev.op(self.call.op)?;
@@ -194,9 +202,8 @@ impl<'g, 'd> Trip<'g, 'd> {
             op.submit(|driver, stream| unsafe {
                 driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream)
             })?;
-            to.as_slice()?;
         }
-        Ok(Arc::new(to))
+        Ok(to)
     }
 
     /// Copies a range of page-locked memory to this device. Asynchronous.
@@ -298,8 +305,12 @@ pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
 /// What all processes must have alike. Members may give factors of their own.
 fn headline(call: &Call) -> String {
     let scaled = matches!(call.reduce, Some(ReduceOp::Scaled(_)));
-    let text =
-        Call { reduce: if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce }, ..call.clone() }.to_string();
+    let reduce = if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce };
+    shortened(Call { reduce, ..call.clone() }.to_string())
+}
+
+/// A text that fits into a frame. Different texts stay different.
+pub(super) fn shortened(text: String) -> String {
     if text.len() <= MOST_TEXT {
         return text;
     }
