@@ -32,6 +32,7 @@ mod lanes;
 pub(crate) mod loopback;
 pub(super) mod messages;
 mod moves;
+mod road;
 #[cfg(feature = "cluster")]
 mod serde;
 mod sums;

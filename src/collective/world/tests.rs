@@ -3,6 +3,7 @@
 
 mod devices;
 mod failures;
+mod rail_messages;
 
 use super::loopback::Hosts;
 use crate::{AsView, AsViewMut, Check, DeviceBuffer, Element, Error, Group, ReduceOp};

@@ -9,7 +9,7 @@
 
 use super::{super::host::Part, Mpi};
 use crate::{
-    driver::{Driver, DriverRef, FaultKind, RawStream},
+    driver::{DriverRef, FaultKind, RawStream},
     error::{Error, Result},
     fabric::{
         transport::{DeviceTransport, Failure, RailCall, RailMessage, Tag, Tell},
@@ -93,8 +93,9 @@ impl DeviceTransport for DeviceMpi {
         }
         match call {
             // SAFETY: the caller's promise.
-            RailCall::Messages(messages) => unsafe { self.carry(device, stream, messages) }
-                .map_err(|error| self.failure.set(&error)),
+            RailCall::Messages(messages) => {
+                unsafe { self.carry(device, stream, messages) }.map_err(|error| self.failure.set(&error))
+            }
             _ => {
                 let why = format!("{call:?}: only messages go between devices by MPI");
                 Err(Error::Transport { library: "mpi", op: "submit", code: 0, why })

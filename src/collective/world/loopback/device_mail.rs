@@ -12,22 +12,40 @@ use crate::{
     thread::worker::Shared,
 };
 use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        mpsc::{self, Receiver, Sender},
+    },
     time::Duration,
 };
 
 /// Mailboxes between the devices of a rail: for software GPUs, and the host waits.
-pub(super) struct DeviceMail {
+pub(crate) struct DeviceMail {
     pub hub: Arc<Hub>,
     pub host: usize,
     /// Of the host's pool, when that is built.
     pub shared: OnceCell<Weak<Shared>>,
     pub failure: Failure,
+    /// The next call: who hears that it was submitted, and what lets its stream go on.
+    pub stuck: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
 impl DeviceMail {
+    pub fn new(hub: &Arc<Hub>, host: usize) -> Arc<DeviceMail> {
+        let (hub, shared, failure, stuck) = (hub.clone(), OnceCell::new(), Failure::default(), Mutex::default());
+        Arc::new(DeviceMail { hub, host, shared, failure, stuck })
+    }
+
+    /// The next call never ends: its stream goes on when the result is dropped, as after an abort.
+    pub fn get_stuck(&self, submitted: Sender<()>) -> Sender<()> {
+        let (end, ended) = mpsc::channel();
+        *self.stuck.lock() = Some((submitted, ended));
+        end
+    }
+
     /// The driver of a device, and page-locked memory.
     fn copying(&self, device: usize, bytes: usize) -> (DriverRef, PinnedBuffer<u8>) {
         let shared = self.shared.get().and_then(Weak::upgrade).unwrap();
@@ -83,6 +101,16 @@ impl DeviceTransport for DeviceMail {
     }
 
     unsafe fn submit(&self, device: usize, stream: RawStream, call: &RailCall<'_>) -> Result<()> {
+        if let Some(cause) = self.failure.cause() {
+            return Err(cause);
+        }
+        if let Some((submitted, ended)) = self.stuck.lock().take() {
+            let shared = self.shared.get().and_then(Weak::upgrade).unwrap();
+            let wait = Box::new(move || drop(ended.recv()));
+            shared.handles[device].driver.launch_host(stream, wait).unwrap();
+            submitted.send(()).unwrap();
+            return Ok(());
+        }
         let here = (device, stream);
         match *call {
             RailCall::Messages(messages) => {
