@@ -117,6 +117,16 @@ fn groups_without_a_common_ordinal_work() {
     all_of(&hosts, &[0, 3], 40_001);
 }
 
+/// Slices lie in the order of each process's members. With other orders in the processes an H200 once added up elements
+/// that do not belong together.
+#[test]
+fn orders_of_ordinals_may_differ() {
+    let hosts = Hosts::on_devices(&[2, 3]);
+    for ranks in [&[2, 1, 3, 0][..], &[1, 2, 0, 3], &[1, 4, 0, 3, 2], &[0, 4, 3, 1]] {
+        all_of(&hosts, ranks, 999);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(10))]
     #[test]
