@@ -27,6 +27,7 @@ use crate::{
         in_flight::InFlight,
         limits::{Tune, Tuned},
         mailbox::Endpoint,
+        packing::Carriers,
         signal_pad::SignalPad,
         spinning::Spinning,
         transport::World,
@@ -94,8 +95,10 @@ pub(crate) struct Shared {
     pub(crate) peers: OnceCell<Vec<PeerReport>>,
     /// Where kernels of collectives meet, if they can. Set once, when the pool is built.
     pub(crate) signals: OnceCell<Arc<SignalPad>>,
-    /// The processes of the cluster, if the pool is in one.
+    /// The processes of the cluster, if the pool is in one,
     pub(crate) world: Option<Arc<dyn World>>,
+    /// and the types whose values may go there.
+    pub(crate) carriers: Carriers,
     /// Where the collectives' limits are to come from,
     pub(crate) tune: Tune,
     /// and what they are. Set once, when the pool is built.

@@ -176,6 +176,8 @@ fn child() -> Result<(), Error> {
         "names" => names(builder),
         "join" => crate::meeting::child(builder, more[0]),
         "random" => crate::random::child(builder, more[0].parse().unwrap(), more[1].parse().unwrap()),
+        #[cfg(feature = "blas")]
+        what if what.contains("pipeline") => crate::pipeline::child(builder, what, &more),
         _ => crate::failures::child(builder, what, &more),
     }
 }

@@ -1,4 +1,4 @@
-//! Shipments from a member of one process to a member of another: what `send` and `recv`, `give` and `take` become there.
+//! Shipments from a member of one process to one of another: what `send` and `recv`, `give` and `take` become there.
 //!
 //! A shipment is a header, which is bytes of the host, and parts, which are memory of the sender's device. The sender
 //! starts to stage the parts and goes on: a thread of its own meets the receiver and sends. So no order of sends can

@@ -8,6 +8,7 @@
 //!   scatter. [`values`]: barrier and exchanges of host values.
 //! * [`lanes`], pure: which members a rail joins. [`cut`], pure: which elements it carries, and which of them belong to
 //!   which process.
+//! * [`messages`]: from one member to one other, of another process. [`road`]: how that gets there.
 //! * [`trip`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
 //!   the hosts; [`device_rail`]: in that of the devices, by messages that go a [`way`].
 //!
@@ -47,7 +48,6 @@ use crate::{
     Device,
     error::{Error, Result},
     fabric::{
-        call::Call,
         membership::{Across, HostMembers},
         plan::Shape,
     },
@@ -260,14 +260,6 @@ impl<'d> Group<'d> {
             Shape::Gather { .. } | Shape::Scatter { .. } | Shape::AllToAll { .. } => {
                 all_to_all::by_shape(&trip, request, shape)
             }
-        }
-    }
-
-    /// The members of this process, and the rank among them of member `peer`, if that is one.
-    pub(super) fn here_with(&self, across: &Across, call: &Call, peer: usize) -> Result<(Group<'d>, usize)> {
-        match across.here_of(peer) {
-            Some(at) => Ok((self.here(), at)),
-            None => Err(super::meet::no_value(call)),
         }
     }
 }
