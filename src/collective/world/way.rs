@@ -1,11 +1,10 @@
 //! The way of a member's messages over rails between devices: its own device's rail, or that of another device of this
 //! process, through page-locked memory.
 //!
-//! A rail joins devices with one ordinal, and each process has the same messages on it in the order of commits. A member
-//! whose device has another ordinal copies its elements to page-locked memory, which every device can read and write,
-//! and submits the call to a stream of the rail's device ([`Shared::courier`]). No thread waits: events order the two
-//! streams. Used by [`device_rail`](super::device_rail), [`all_to_all`](super::all_to_all) and
-//! [`rail_messages`](super::rail_messages).
+//! A rail joins devices with one ordinal, and each process has the same messages on it in the order of commits. A
+//! member whose device has another ordinal copies its elements to page-locked memory, which every device can read and
+//! write, and submits the call to a stream of the rail's device ([`Shared::courier`]). No thread waits: events order
+//! the two streams. Used by [`device_rail`](super::device_rail) and [`hops`](super::hops).
 //!
 //! Invariant: a way's memory is there before the member arrives.
 //!
