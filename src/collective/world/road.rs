@@ -13,6 +13,7 @@
 use super::{
     super::transport::{Commit, DeviceTransport, HostTransport, Message, Place, RailCall, RailMessage, Tag, Transport},
     trip::Trip,
+    way,
 };
 use crate::{
     error::{Error, Result},
@@ -232,7 +233,7 @@ impl Rail {
         // SAFETY: the memory is the rail's device's or page-locked. It was ordered, is noted below, and after an error
         // it is kept. The other process submits the same messages: both have committed them.
         let submitted = ordered
-            .and_then(|()| unsafe { self.transport.submit(self.ordinal, stream.raw, &RailCall::Messages(&messages)) });
+            .and_then(|()| unsafe { way::submit(&*self.transport, stream, "message", &RailCall::Messages(&messages)) });
         drop(commit.window);
         let last = stream.submit();
         for area in areas {

@@ -29,8 +29,6 @@ const ALIGN: usize = 256;
 pub(super) struct Way<'t, 'g, 'd> {
     pub trip: &'t Trip<'g, 'd>,
     pub transport: Arc<dyn DeviceTransport>,
-    /// Of the devices that the rail joins.
-    ordinal: usize,
     /// The stream of the rail's device, if that is another one than the member's.
     courier: Option<Arc<StreamCore>>,
 }
@@ -48,13 +46,14 @@ struct Detour {
 }
 
 impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
+    /// `ordinal`: of the devices that the rail joins.
     pub fn new(trip: &'t Trip<'g, 'd>, transport: Arc<dyn DeviceTransport>, ordinal: usize) -> Result<Self> {
         if let Some(error) = transport.failed(ordinal) {
             return Err(error);
         }
         let (own, shared) = (trip.group.dev.index(), &trip.group.dev.worker.shared);
         let courier = if ordinal == own { None } else { Some(shared.courier(ordinal)?) };
-        Ok(Way { trip, transport, ordinal, courier })
+        Ok(Way { trip, transport, courier })
     }
 
     /// Submits a call of the member's own device to its stream.
@@ -62,7 +61,7 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
         debug_assert!(self.courier.is_none());
         // SAFETY: every caller has an `Op` for the memory, which orders and records this use of it. All processes
         // submit the same call: they have committed it, and compute it from what they have agreed on.
-        unsafe { self.transport.submit(self.ordinal, self.trip.group.dev.stream.raw, call) }
+        unsafe { submit(&*self.transport, &self.trip.group.dev.stream, self.trip.call.op, call) }
     }
 
     /// Takes the memory for these messages of this device.
@@ -110,8 +109,7 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
         courier.wait_for(op, own, last)?;
         // SAFETY: the memory is page-locked, so it is the rail's device's as well, and the streams' events order its
         // uses. All processes submit these messages.
-        let submitted =
-            unsafe { self.transport.submit(self.ordinal, courier.raw, &RailCall::Messages(&detour.messages)) };
+        let submitted = unsafe { submit(&*self.transport, courier, op, &RailCall::Messages(&detour.messages)) };
         let last = courier.submit();
         block.hazards.note(courier, last, all.clone(), Access::Write);
         if submitted.is_err() {
@@ -151,6 +149,27 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
         drop(commit.window);
         self.trip.finish(access, sent)
     }
+}
+
+/// Submits a call to a stream. The transport's work does not pass the driver, so a checker is told.
+///
+/// # Safety
+/// As [`DeviceTransport::submit`], for the stream's device.
+pub(super) unsafe fn submit(
+    transport: &dyn DeviceTransport,
+    stream: &StreamCore,
+    op: &'static str,
+    call: &RailCall<'_>,
+) -> Result<()> {
+    let handle = &stream.handle;
+    if let Some(watch) = handle.watch() {
+        for (at, bytes, write) in call.memory().into_iter().filter(|(_, bytes, _)| *bytes > 0) {
+            let noted = watch.checker.lent(watch.device, stream.raw, at, bytes, write);
+            noted.map_err(|report| handle.misuse(op, report))?;
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { transport.submit(handle.device, stream.raw, call) }
 }
 
 /// Page-locked memory has one address on the host and on all devices.
