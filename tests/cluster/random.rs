@@ -5,7 +5,7 @@ use crate::{
     fleet::{Fleet, pool, say},
     support::cases,
 };
-use gpu_pool::{Builder, Device, Error, Group, ReduceOp};
+use gpu_pool::{Builder, Device, DeviceBuffer, Error, Group, Hop, ReduceOp};
 use std::{
     thread,
     time::{Duration, Instant},
@@ -43,6 +43,7 @@ enum What {
     Scatter,
     Exchange,
     Message,
+    Values,
     Block,
     Barrier,
 }
@@ -61,7 +62,7 @@ fn program(seed: u64, n: usize) -> Vec<Step> {
     let mut random = Random(seed);
     let step = |_| {
         let ranks = random.ranks(n);
-        let what = match random.below(10) {
+        let what = match random.below(11) {
             0 | 1 => What::Sum,
             2 => What::Most,
             3 => What::Gather,
@@ -70,6 +71,7 @@ fn program(seed: u64, n: usize) -> Vec<Step> {
             6 => What::Exchange,
             7 => What::Message,
             8 => What::Block,
+            9 => What::Values,
             _ => What::Barrier,
         };
         let len = [0, 1, 33, 1000, 20_000][random.below(5)];
@@ -144,6 +146,24 @@ fn carry_out(dev: &Device, world: &Group<'_>, at: usize, step: &Step) -> Result<
             let (from, mut x) = ((rank + n - 1) % n, dev.zeros::<f32>(len)?);
             group.recv(&mut x, from)?;
             check(dev.download(&x)?, numbers(at, from, 0..len))
+        }
+        What::Values => {
+            // To everybody, and each takes them in an order of its own.
+            for to in 0..n {
+                for tag in 0..3 {
+                    let x = dev.upload(&numbers(at, rank + tag, 0..len))?;
+                    group.give((x, dev.upload(&[rank as u32])?), to, tag as u64)?;
+                }
+            }
+            for from in (0..n).map(|k| (k + rank) % n) {
+                for tag in [2, 0, 1].map(|tag| (tag + rank) % 3) {
+                    let both: (DeviceBuffer<f32>, DeviceBuffer<u32>) = group.take(from, tag as u64)?;
+                    let (x, giver) = both.hop(dev)?;
+                    check(dev.download(&x)?, numbers(at, from + tag, 0..len))?;
+                    assert_eq!(dev.download(&giver)?, [from as u32]);
+                }
+            }
+            Ok(())
         }
         What::Barrier => group.barrier(),
     }
