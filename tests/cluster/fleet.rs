@@ -174,6 +174,7 @@ fn child() -> Result<(), Error> {
     match what {
         "sum" => sum(builder),
         "names" => names(builder),
+        "value" => crate::hand_over::child(builder),
         "join" => crate::meeting::child(builder, more[0]),
         "random" => crate::random::child(builder, more[0].parse().unwrap(), more[1].parse().unwrap()),
         #[cfg(feature = "blas")]
