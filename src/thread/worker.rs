@@ -105,6 +105,8 @@ pub(crate) struct Shared {
     pub(crate) tuned: OnceCell<Tuned>,
     /// What staged copies need, by source and destination. Made when first needed.
     pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<PeerStaging>>>,
+    /// Streams for messages to other processes that another thread than the device's submits. Made when first needed.
+    pub(crate) couriers: Mutex<HashMap<usize, Arc<StreamCore>>>,
     /// The device threads. A thread returns the error that it could report to no scope.
     pub(crate) threads: Mutex<Vec<thread::JoinHandle<Result<()>>>>,
 }
@@ -128,6 +130,18 @@ impl Shared {
     /// Whether each of these devices may touch the memory of each other one.
     pub(crate) fn are_direct(&self, devices: &[usize]) -> bool {
         devices.iter().all(|&a| devices.iter().all(|&b| self.is_direct(a, b)))
+    }
+
+    /// The stream of a device for messages to other processes, made when first needed. Threads take turns on it in the
+    /// order of commits.
+    pub(crate) fn courier(&self, device: usize) -> Result<Arc<StreamCore>> {
+        let mut couriers = self.couriers.lock();
+        if let Some(stream) = couriers.get(&device) {
+            return Ok(stream.clone());
+        }
+        let stream = StreamCore::new(&self.handles[device], "message")?;
+        couriers.insert(device, stream.clone());
+        Ok(stream)
     }
 
     /// The buffers for staged copies of a pair, made when first needed.

@@ -3,6 +3,7 @@
 //! Rail `r` carries slice `r` of the buffer. Of a slice, each process owns some ranges: an equal cut for all_reduce,
 //! and else those of the parts of its members that lie in the slice.
 
+use super::lanes::Lanes;
 use crate::fabric::{
     membership::HostMembers,
     plan::{self, Counts},
@@ -13,25 +14,22 @@ use std::ops::Range;
 /// Ranges of elements, ascending, none of them empty.
 pub(super) type Ranges = SmallVec<[Range<usize>; 2]>;
 
-/// The number of rails: as many as every process has members.
-pub(super) fn rails(hosts: &[HostMembers]) -> usize {
-    hosts.iter().map(|host| host.ranks.len()).min().unwrap_or(0)
-}
-
-/// A buffer of `len` elements on so many rails. Slices begin at multiples of `grain` elements.
+/// A buffer of `len` elements on rails, as one process sees it. Slices begin at multiples of `grain` elements.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+pub(super) struct Cut<'t> {
     pub len: usize,
-    pub rails: usize,
+    pub lanes: &'t Lanes,
+    /// Which of the group's processes.
+    pub host: usize,
     pub grain: usize,
 }
 
-impl Cut {
+impl Cut<'_> {
     /// The slice of the member with the local index `here`: empty if it has no rail.
     pub fn slice(&self, here: usize) -> Range<usize> {
-        match here < self.rails {
-            true => plan::slice(here, self.rails, self.len, self.grain),
-            false => self.len..self.len,
+        match self.lanes.of(self.host, here) {
+            Some(rail) => plan::slice(rail, self.lanes.all.len(), self.len, self.grain),
+            None => self.len..self.len,
         }
     }
 
@@ -104,9 +102,10 @@ mod tests {
             let hosts = hosts(&of);
             let members: usize = of.iter().sum();
             let parts = Counts::By(counts[..members].into());
-            let all = Cut { len: parts.total(members), rails: rails(&hosts), grain };
+            let lanes = Lanes::by_index(&hosts);
+            let all = Cut { len: parts.total(members), lanes: &lanes, host: 0, grain };
             let mut owner = vec![usize::MAX; all.len];
-            for here in 0..all.rails {
+            for here in 0..lanes.all.len() {
                 for (host, ranges) in all.owned(here, &hosts, &parts).iter().enumerate() {
                     let shared: usize = hosts[host].ranks.iter().map(|&rank| all.shared(here, &parts, rank)).sum();
                     prop_assert_eq!(shared, total(ranges));
@@ -119,7 +118,7 @@ mod tests {
                 prop_assert!(of.ranks.iter().flat_map(|&rank| parts.part(rank)).all(|at| owner[at] == host));
             }
             let cut = Cut { len, ..all };
-            let equal = (0..cut.rails + 1).flat_map(|here| cut.equal(here, hosts.len())).flatten().flatten();
+            let equal = (0..lanes.all.len() + 1).flat_map(|here| cut.equal(here, hosts.len())).flatten().flatten();
             prop_assert_eq!(equal.collect::<Vec<_>>(), (0..len).collect::<Vec<_>>());
         }
     }

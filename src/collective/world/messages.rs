@@ -12,15 +12,15 @@
 use super::{
     super::{
         Group,
-        transport::{Arrival, Commit, HostTransport, MOST_NOTE, Message, OUTBOX, Place, Tag},
+        transport::{Arrival, MOST_NOTE, OUTBOX, Place},
     },
-    trip::{Trip, shortened},
+    road::{Again, Held, Road, Until},
+    trip::{Trip, part as part_of, shortened},
     values::hash,
 };
 use crate::{
     error::{Error, Result},
     fabric::{call::Call, descriptor::Area, membership::Across, parcels::Label},
-    memory::PinnedBuffer,
 };
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ pub(in super::super) struct Incoming<'g, 'd> {
     pub header: Vec<u8>,
     /// The bytes of each part.
     pub lens: Vec<usize>,
-    arrived: Vec<PinnedBuffer<u8>>,
+    arrived: Vec<Held>,
 }
 
 /// The meeting of a sender and a receiver: what both know of it.
@@ -67,6 +67,11 @@ impl Pair {
         Pair { members, number, text: shortened(text) }
     }
 
+    /// Batch 0 is the head, batch 1 are the parts.
+    fn again<'a>(&'a self, place: Place, call: &Call, batch: usize) -> Arrival<'a> {
+        Arrival { number: self.number ^ (batch as u64 + 1) << 62, ..self.arrival(place, call, Vec::new()) }
+    }
+
     fn arrival<'a>(&'a self, place: Place, call: &Call, note: Vec<u8>) -> Arrival<'a> {
         Arrival {
             members: &self.members,
@@ -78,11 +83,6 @@ impl Pair {
             note,
         }
     }
-}
-
-/// All shipments have one rail: their commits' numbers tell them apart. The messages of a shipment stay in order.
-fn tag(commit: &Commit) -> Tag {
-    Tag { number: commit.number, phase: 0, rail: 0 }
 }
 
 /// What the receiver must know before it can take the parts.
@@ -110,35 +110,33 @@ impl Group<'_> {
         to: usize,
     ) -> Result<()> {
         let trip = Trip::new(self, across, call, false)?;
-        let transport = trip.host_transport()?;
+        let road = Road::new(&trip, across.places[self.rank], across.places[to])?;
         self.dev.worker.handle.progress.advance();
         self.note_call(call);
         let head = head(shipment);
-        let mut staged = Vec::with_capacity(1 + shipment.parts.len());
+        let mut first = Vec::new();
         let note = if head.len() < MOST_NOTE {
             [vec![HERE], head].concat()
         } else {
-            let mut first = trip.pinned(head.len())?;
-            first.as_mut_slice()?.copy_from_slice(&head);
-            staged.push(Arc::new(first));
+            let mut bytes = trip.pinned(head.len())?;
+            bytes.as_mut_slice()?.copy_from_slice(&head);
+            first.push(Held::Host(Arc::new(bytes)));
             [vec![LATER], (head.len() as u64).to_le_bytes().to_vec()].concat()
         };
-        for part in &shipment.parts {
-            staged.push(Arc::new(trip.start_to_stage(part)?));
-        }
+        let parts = shipment.parts.iter().map(|part| road.stage(&trip, part)).collect::<Result<_>>()?;
         // Who uses the memory next waits for these copies, and not for what this device does next.
         self.dev.stream.record_early(call.op)?;
+        let batches = vec![first, parts];
         let pair = Pair::new(self, across, call, label, self.rank, to);
         let (link, scope, gang) = (trip.link.clone(), trip.scope.clone(), self.dev.session.gang.clone());
-        let (call, device, to) = (call.clone(), self.dev.index(), across.places[to].host);
+        let (call, device) = (call.clone(), self.dev.index());
         let carry = move || {
             let send = || {
-                staged.iter().try_for_each(|bytes| bytes.as_slice().map(drop))?;
-                let commit = scope.meet(pair.arrival(pair.members[0], &call, note))?;
-                let tag = tag(&commit);
-                drop(commit.window);
-                let message = |bytes: Arc<PinnedBuffer<u8>>| Message::Send { to, tag, range: 0..bytes.len(), bytes };
-                transport.exchange(staged.into_iter().map(message).collect(), &|| link.world.check().err()).map(drop)
+                road.ready(&batches)?;
+                let place = pair.members[0];
+                let commit = scope.meet(pair.arrival(place, &call, note))?;
+                let until = Until { lost: &|| link.world.check().err(), gang: &gang };
+                road.send(commit, batches, &|batch| scope.meet(pair.again(place, &call, batch)), &until)
             };
             if let Err(error) = send() {
                 gang.poison(device, error);
@@ -156,26 +154,27 @@ impl Group<'_> {
         from: usize,
     ) -> Result<Incoming<'g, 'g>> {
         let trip = Trip::new(self, across, call, false)?;
-        let transport = trip.host_transport()?;
+        let road = Road::new(&trip, across.places[from], across.places[self.rank])?;
         self.dev.worker.handle.progress.advance();
         self.note_call(call);
         let pair = Pair::new(self, across, call, label, from, self.rank);
         let commit = trip.done(trip.scope.meet(pair.arrival(pair.members[1], call, Vec::new())))?;
-        let (tag, sender) = (tag(&commit), across.places[from].host);
+        let (number, sender) = (commit.number, across.places[from].host);
         drop(commit.window);
         let note = commit.notes.get(usize::from(sender > across.places[self.rank].host));
-        let receive = |lens: &[usize]| receive(&trip, &*transport, (sender, tag), lens);
+        let again: Again<'_> = &|batch| trip.scope.meet(pair.again(pair.members[1], call, batch));
         let arrive = || {
             let head = match note.and_then(|note| note.split_first()) {
                 Some((&HERE, head)) => read_head(head),
                 Some((&LATER, len)) => {
                     let len = u64::from_le_bytes(len.try_into().map_err(|_| nonsense(call))?) as usize;
-                    receive(&[len])?.first().map(|head| head.as_slice().map(read_head)).transpose()?.flatten()
+                    let head = road.receive_head(&trip, number, len, again)?;
+                    read_head(head.as_slice()?)
                 }
                 _ => None,
             };
             let (lens, header) = head.ok_or_else(|| nonsense(call))?;
-            Ok((receive(&lens)?, lens, header))
+            Ok((road.receive(&trip, number, &lens, again)?, lens, header))
         };
         let (arrived, lens, header) = trip.done(arrive())?;
         Ok(Incoming { trip, from, header, lens, arrived })
@@ -186,28 +185,16 @@ pub(in super::super) fn nonsense(call: &Call) -> Error {
     Error::invalid_at(call.site, call.op, "another process has sent what cannot be read")
 }
 
-/// Receives so many messages of these lengths.
-fn receive(
-    trip: &Trip<'_, '_>,
-    transport: &dyn HostTransport,
-    (from, tag): (usize, Tag),
-    lens: &[usize],
-) -> Result<Vec<PinnedBuffer<u8>>> {
-    let message = |&len: &usize| Ok(Message::Receive { from, tag, into: trip.pinned(len)?, len });
-    let messages = lens.iter().map(message).collect::<Result<Vec<_>>>()?;
-    let arrived = transport.exchange(messages, &|| trip.lost())?.into_iter().filter_map(|message| match message {
-        Message::Receive { into, .. } => Some(into),
-        Message::Send { .. } => None,
-    });
-    Ok(arrived.collect())
-}
-
 impl Incoming<'_, '_> {
     /// Puts the parts into memory of this device, each into as many bytes as it has. Asynchronous.
     #[track_caller]
     pub fn store(&self, into: &[Area]) -> Result<()> {
-        let parts = self.arrived.iter().zip(into);
-        self.done(parts.map(|(part, to)| self.trip.upload(part, 0..to.bytes.len(), to)).collect())
+        let mut parts = self.arrived.iter().zip(into);
+        let store = |(part, to): (&Held, &Area)| match part {
+            Held::Host(buffer) => self.trip.upload(buffer, 0..to.bytes.len(), to),
+            Held::Device(area) => self.trip.copy(&part_of(area, 0..to.bytes.len()), to),
+        };
+        self.done(parts.try_for_each(store))
     }
 
     /// The bytes of the only part, of elements of this size.

@@ -6,13 +6,14 @@
 //!
 //! * [`sums`]: all_reduce, reduce, reduce_scatter. [`moves`]: all_gather, broadcast. [`all_to_all`]: it, gather,
 //!   scatter. [`values`]: barrier and exchanges of host values.
-//! * [`cut`], pure: which elements a rail carries, and which of them belong to which process.
 //! * [`messages`]: from one member to one other, of another process.
+//! * [`lanes`], pure: which members a rail joins. [`cut`], pure: which elements it carries, and which of them belong to
+//!   which process.
 //! * [`trip`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
-//!   the hosts; [`device_rail`]: in that of the devices.
+//!   the hosts; [`device_rail`]: in that of the devices, by messages that go a [`way`].
 //!
 //! A rail is a local index: the first members of all processes, the second ones, .. There are as many as the process
-//! with the fewest members has.
+//! with the fewest members has. Between devices it is an ordinal that all processes have members with.
 //!
 //! **Bits.** All members hold the same bits, in every run and over every transport that moves bytes. Elements are
 //! combined inside each process in the order of ranks, and rounded; then the processes' results in the order of
@@ -25,11 +26,14 @@
 mod all_to_all;
 mod cut;
 mod device_rail;
+mod hops;
 mod host_rail;
+mod lanes;
 #[cfg(test)]
 pub(crate) mod loopback;
 pub(super) mod messages;
 mod moves;
+mod road;
 #[cfg(feature = "cluster")]
 mod serde;
 mod sums;
@@ -37,6 +41,7 @@ mod sums;
 mod tests;
 mod trip;
 mod values;
+mod way;
 
 use super::{Group, request::Request, transport::Place};
 use crate::{

@@ -7,12 +7,14 @@ use super::{
     super::{
         Group,
         request::Request,
-        transport::{Arrival, Commit, HostTransport, MOST_NOTE, Transport, WorldScope},
+        transport::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
     },
-    cut::{Cut, Ranges, rails},
+    cut::{Cut, Ranges},
     device_rail::DeviceRail,
     host_rail::HostRail,
+    lanes::Lanes,
     values::hash,
+    way::Way,
 };
 use crate::{
     Device, OnStream,
@@ -44,6 +46,7 @@ pub(super) struct Trip<'g, 'd> {
     pub across: &'g Across,
     /// The members of this process.
     pub here: Group<'d>,
+    pub lanes: Lanes,
     pub call: &'g Call,
     overlapped: bool,
     pub link: &'d Arc<WorldLink>,
@@ -63,7 +66,11 @@ impl<'g, 'd> Trip<'g, 'd> {
         let link = dev.session.world.as_ref().expect("its group was made through it");
         link.world.check()?;
         let scope = link.join(&dev.session.gang)?.clone();
-        Ok(Trip { group, across, here: group.here(), call, overlapped, link, scope, dev: dev.in_order() })
+        let lanes = match link.world.transport() {
+            Transport::Device(_) => Lanes::by_ordinal(&across.hosts, &across.places, link.world.devices()),
+            _ => Lanes::by_index(&across.hosts),
+        };
+        Ok(Trip { group, across, here: group.here(), lanes, call, overlapped, link, scope, dev: dev.in_order() })
     }
 
     /// How payload gets to other processes.
@@ -91,10 +98,16 @@ impl<'g, 'd> Trip<'g, 'd> {
         Ok(match self.transport()? {
             Transport::Host(transport) => Rail::Host(HostRail::new(self, transport.clone())),
             Transport::Device(transport) => {
-                Rail::Device(DeviceRail::new(self, transport.clone(), slice.clone(), owned, size)?)
+                Rail::Device(DeviceRail::new(self.way(transport.clone())?, slice.clone(), owned, size))
             }
             Transport::None(error) => return Err(error.clone()),
         })
+    }
+
+    /// This member's way over a transport between devices.
+    pub fn way(&self, transport: Arc<dyn DeviceTransport>) -> Result<Way<'_, 'g, 'd>> {
+        let rail = self.lanes.of(self.across.me, self.across.here);
+        Way::new(self, transport, rail.map_or(self.group.dev.index(), |rail| self.lanes.all[rail].ordinal))
     }
 
     /// The loss of another process, if there is one: what ends the wait for messages.
@@ -108,8 +121,8 @@ impl<'g, 'd> Trip<'g, 'd> {
     }
 
     /// A buffer on the rails.
-    pub fn cut(&self, len: usize, dtype: DType) -> Cut {
-        Cut { len, rails: rails(&self.across.hosts), grain: GRAIN / dtype.size() }
+    pub fn cut(&self, len: usize, dtype: DType) -> Cut<'_> {
+        Cut { len, lanes: &self.lanes, host: self.across.me, grain: GRAIN / dtype.size() }
     }
 
     /// Counts of which member `root` has all.
@@ -251,6 +264,15 @@ impl<'g, 'd> Trip<'g, 'd> {
                 Err(error)
             }
         }
+    }
+
+    /// The end of what a transport between devices was given after a commit. After an error it may still use the memory.
+    pub fn finish(&self, access: Op<'_>, submitted: Result<()>) -> Result<()> {
+        if submitted.is_err() {
+            access.keep();
+        }
+        access.submitted();
+        self.done(submitted)
     }
 
     /// The end of what follows a commit: the other processes count on it, so a failure fails the gang.
