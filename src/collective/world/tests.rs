@@ -2,6 +2,7 @@
 //! sums, and what happens when something fails.
 
 mod failures;
+mod pieces;
 
 use super::loopback::Hosts;
 use crate::{AsView, AsViewMut, Check, DeviceBuffer, Element, Error, Group, ReduceOp};

@@ -9,9 +9,7 @@ use super::{
         request::Request,
         transport::{Arrival, Commit, HostTransport, MOST_NOTE, Transport, WorldScope},
     },
-    cut::{Cut, Ranges, rails},
-    device_rail::DeviceRail,
-    host_rail::HostRail,
+    cut::{Cut, rails},
     values::hash,
 };
 use crate::{
@@ -86,17 +84,6 @@ impl<'g, 'd> Trip<'g, 'd> {
         }
     }
 
-    /// This member's rail: of a slice, of which each process owns some ranges.
-    pub fn rail<'t>(&'t self, slice: &Range<usize>, owned: &'t [Ranges], size: usize) -> Result<Rail<'t, 'g, 'd>> {
-        Ok(match self.transport()? {
-            Transport::Host(transport) => Rail::Host(HostRail::new(self, transport.clone())),
-            Transport::Device(transport) => {
-                Rail::Device(DeviceRail::new(self, transport.clone(), slice.clone(), owned, size)?)
-            }
-            Transport::None(error) => return Err(error.clone()),
-        })
-    }
-
     /// The loss of another process, if there is one: what ends the wait for messages.
     pub fn lost(&self) -> Option<Error> {
         self.link.world.check().err()
@@ -109,7 +96,7 @@ impl<'g, 'd> Trip<'g, 'd> {
 
     /// A buffer on the rails.
     pub fn cut(&self, len: usize, dtype: DType) -> Cut {
-        Cut { len, rails: rails(&self.across.hosts), grain: GRAIN / dtype.size() }
+        Cut { start: 0, len, rails: rails(&self.across.hosts), grain: GRAIN / dtype.size() }
     }
 
     /// Counts of which member `root` has all.
@@ -171,6 +158,14 @@ impl<'g, 'd> Trip<'g, 'd> {
     /// A copy of this device's memory in page-locked memory. It is complete.
     #[track_caller]
     pub fn stage(&self, from: &Area) -> Result<Arc<PinnedBuffer<u8>>> {
+        let to = self.begin_stage(from)?;
+        to.as_slice()?;
+        Ok(Arc::new(to))
+    }
+
+    /// [`stage`](Self::stage), asynchronous: [`PinnedBuffer::as_slice`] waits for the copy.
+    #[track_caller]
+    pub fn begin_stage(&self, from: &Area) -> Result<PinnedBuffer<u8>> {
         let to = self.pinned(from.bytes.len())?;
         if !from.bytes.is_empty() {
             let mut op = self.dev.op(self.call.op)?;
@@ -181,9 +176,8 @@ impl<'g, 'd> Trip<'g, 'd> {
             op.submit(|driver, stream| unsafe {
                 driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream)
             })?;
-            to.as_slice()?;
         }
-        Ok(Arc::new(to))
+        Ok(to)
     }
 
     /// Copies a range of page-locked memory to this device. Asynchronous.
@@ -253,12 +247,6 @@ impl<'g, 'd> Trip<'g, 'd> {
             dev.session.gang.poison(dev.index(), error.clone());
         })
     }
-}
-
-/// What a rail moves: bytes of the host, or memory of devices.
-pub(super) enum Rail<'t, 'g, 'd> {
-    Host(HostRail<'t, 'g, 'd>),
-    Device(DeviceRail<'t, 'g, 'd>),
 }
 
 /// A part of some memory, in bytes.
