@@ -62,8 +62,9 @@ pub(super) fn all_gather(trip: &Trip<'_, '_>, request: &Request, parts: &Counts,
         let owned = owned(cut);
         let (mine, slice) = lens(&owned, cut);
         let (own, all) = (trip.scratch(mine)?, trip.scratch(slice)?);
-        trip.inside(dtype, None, collect(cut), [&from(cut), &own])?;
-        pieces.add(cut, owned, &own)?;
+        let to = pieces.add(cut, owned, &own)?;
+        trip.inside(dtype, None, collect(cut), [&from(cut), &to])?;
+        pieces.stage(&to)?;
         slices.push(all);
     }
     pieces.meet()?;

@@ -90,9 +90,10 @@ impl<'t, 'g, 'd> Pieces<'t, 'g, 'd> {
         Pieces { trip, rail, pieces: Vec::new(), dtype, job, number: 0, step: 0 }
     }
 
-    /// Adds a piece: takes memory for it, and stages this member's elements. Asynchronous.
+    /// Adds a piece: takes memory for it. Returns where the step inside puts this member's elements: in `own`, memory of
+    /// this device, or on software GPUs, which work on the host's memory as fast, where they are staged.
     #[track_caller]
-    pub fn add(&mut self, cut: &Cut, owned: Vec<Ranges>, from: &Area) -> Result<()> {
+    pub fn add(&mut self, cut: &Cut, owned: Vec<Ranges>, own: &Area) -> Result<Area> {
         let (trip, rail, size, me) = (self.trip, &self.rail, self.dtype.size(), self.trip.across.me);
         let lens: Vec<usize> = owned.iter().map(|ranges| total(ranges) * size).collect();
         let all = if self.job.fills() { rail.room_for(&lens)? } else { Room::new() };
@@ -100,11 +101,22 @@ impl<'t, 'g, 'd> Pieces<'t, 'g, 'd> {
             Some(_) => (rail.room_for_sum(&owned[me], size)?, Some(trip.pinned(lens[me])?)),
             None => (Room::new(), None),
         };
-        let staged = Arc::new(trip.begin_stage(from)?);
+        let staged = Arc::new(trip.pinned(own.bytes.len())?);
+        let to = match trip.group.dev.worker.is_software() {
+            true => Area { block: staged.block.clone(), address: staged.block.address, bytes: 0..own.bytes.len() },
+            false => own.clone(),
+        };
         let own = sum.map_or_else(|| staged.clone(), Arc::new);
         let slice = cut.slice(trip.across.here);
         self.pieces.push(Piece { slice, owned, size, staged, parts, own, all });
-        Ok(())
+        Ok(to)
+    }
+
+    /// Stages the elements of the last piece, which are at `from`. Asynchronous.
+    #[track_caller]
+    pub fn stage(&self, from: &Area) -> Result<()> {
+        let staged = &self.pieces.last().expect("one was added").staged;
+        if from.address == staged.block.address { Ok(()) } else { self.trip.copy_down(from, staged) }
     }
 
     /// Meets the other processes, when all pieces are staged.

@@ -75,8 +75,9 @@ pub(super) fn all_reduce(trip: &Trip<'_, '_>, request: &Request, len: usize) -> 
     let mut slices = Vec::with_capacity(cuts.len());
     for cut in &cuts {
         let own = trip.scratch(cut.slice(across.here).len() * size)?;
-        trip.inside(dtype, Some(inner), scatter(cut, n), [&of(source, cut), &own])?;
-        pieces.add(cut, owned(cut), &own)?;
+        let to = pieces.add(cut, owned(cut), &own)?;
+        trip.inside(dtype, Some(inner), scatter(cut, n), [&of(source, cut), &to])?;
+        pieces.stage(&to)?;
         slices.push(own);
     }
     pieces.meet()?;
@@ -130,9 +131,10 @@ pub(super) fn reduce_scatter(trip: &Trip<'_, '_>, request: &Request, parts: &Cou
     for cut in &cuts {
         let owned = owned(cut);
         let reduced = trip.scratch(cut.slice(across.here).len() * size)?;
-        trip.inside(dtype, Some(inner), scatter(cut, n), [&of(cut), &reduced])?;
         sums.push(trip.scratch(total(&owned[across.me]) * size)?);
-        pieces.add(cut, owned, &reduced)?;
+        let to = pieces.add(cut, owned, &reduced)?;
+        trip.inside(dtype, Some(inner), scatter(cut, n), [&of(cut), &to])?;
+        pieces.stage(&to)?;
     }
     pieces.meet()?;
     let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(&sums));

@@ -158,26 +158,25 @@ impl<'g, 'd> Trip<'g, 'd> {
     /// A copy of this device's memory in page-locked memory. It is complete.
     #[track_caller]
     pub fn stage(&self, from: &Area) -> Result<Arc<PinnedBuffer<u8>>> {
-        let to = self.begin_stage(from)?;
+        let to = self.pinned(from.bytes.len())?;
+        self.copy_down(from, &to)?;
         to.as_slice()?;
         Ok(Arc::new(to))
     }
 
-    /// [`stage`](Self::stage), asynchronous: [`PinnedBuffer::as_slice`] waits for the copy.
+    /// Copies this device's memory to page-locked memory. Asynchronous.
     #[track_caller]
-    pub fn begin_stage(&self, from: &Area) -> Result<PinnedBuffer<u8>> {
-        let to = self.pinned(from.bytes.len())?;
-        if !from.bytes.is_empty() {
-            let mut op = self.dev.op(self.call.op)?;
-            op.touch(&from.block, from.bytes.clone(), Access::Read, false)?;
-            op.touch(&to.block, 0..from.bytes.len(), Access::Write, true)?;
-            // SAFETY: both ranges have so many bytes, and `op` orders and records the copy; the host waits for it
-            // before it reads the page-locked memory.
-            op.submit(|driver, stream| unsafe {
-                driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream)
-            })?;
+    pub fn copy_down(&self, from: &Area, to: &PinnedBuffer<u8>) -> Result<()> {
+        debug_assert!(from.bytes.len() <= to.len());
+        if from.bytes.is_empty() {
+            return Ok(());
         }
-        Ok(to)
+        let mut op = self.dev.op(self.call.op)?;
+        op.touch(&from.block, from.bytes.clone(), Access::Read, false)?;
+        op.touch(&to.block, 0..from.bytes.len(), Access::Write, true)?;
+        // SAFETY: both ranges have so many bytes, and `op` orders and records the copy; the host waits for it before it
+        // reads the page-locked memory.
+        op.submit(|driver, stream| unsafe { driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream) })
     }
 
     /// Copies a range of page-locked memory to this device. Asynchronous.

@@ -58,10 +58,13 @@ fn parts_of_large_buffers_reach_their_owners_and_everybody() {
             world.all_gather_v(&own, &mut all, counts)?;
             let mut told = dev.upload(&super::numbers(me, total))?;
             world.broadcast(&mut told, n - 1)?;
+            let mut reduced = dev.upload(&super::numbers(me, total))?;
+            world.reduce(&mut reduced, ReduceOp::Sum, 0)?;
+            let reduced = dev.download(&reduced)? == if me == 0 { sums(n, total) } else { super::numbers(me, total) };
             let told = dev.download(&told)? == super::numbers(n - 1, total);
-            Ok([right, dev.download(&all)? == sums(n, total), told])
+            Ok([right, dev.download(&all)? == sums(n, total), told, reduced])
         });
-        assert_eq!(found, vec![[true; 3]; n], "{shape:?}");
+        assert_eq!(found, vec![[true; 4]; n], "{shape:?}");
     }
 }
 
@@ -101,9 +104,8 @@ fn a_failure_between_pieces_keeps_no_message_back() {
 #[test]
 fn a_device_lost_between_pieces_keeps_no_message_back() {
     for nth in [1, 3] {
-        let plan = FaultPlan::new()
-            .on(FaultRule::new(Injected::DeviceLost).device(1).op(FaultOp::CopyUp).nth(nth))
-            .paused();
+        let plan =
+            FaultPlan::new().on(FaultRule::new(Injected::DeviceLost).device(1).op(FaultOp::CopyUp).nth(nth)).paused();
         let built = Cell::new(0);
         let hosts = Hosts::with(&[2, 2], |builder| {
             built.set(built.get() + 1);
