@@ -90,8 +90,8 @@ impl<'t, 'g, 'd> Pieces<'t, 'g, 'd> {
         Pieces { trip, rail, pieces: Vec::new(), dtype, job, number: 0, step: 0 }
     }
 
-    /// Adds a piece: takes memory for it. Returns where the step inside puts this member's elements: in `own`, memory of
-    /// this device, or on software GPUs, which work on the host's memory as fast, where they are staged.
+    /// Adds a piece: takes memory for it. Returns where the step inside puts this member's elements: into `own`, memory
+    /// of this device; or where they are staged, on software GPUs, which work on the host's memory as fast.
     #[track_caller]
     pub fn add(&mut self, cut: &Cut, owned: Vec<Ranges>, own: &Area) -> Result<Area> {
         let (trip, rail, size, me) = (self.trip, &self.rail, self.dtype.size(), self.trip.across.me);
