@@ -10,113 +10,20 @@
 //! * `.../alone/...`: the same without exchange (DDP's `no_sync`)
 //! * `.../exposed/...`: the difference of the two, in each turn
 
+#[path = "support/perceptron.rs"]
+mod perceptron;
 mod support;
 
 use std::{cell::RefCell, time::Instant};
 
-use gpu_pool::{Activation, Device, DeviceBuffer, GpuPool, GradientExchange, Matrix, PerDevice, Result, Shard};
+use gpu_pool::{GpuPool, PerDevice};
+use perceptron::Replica;
 use support::{Bench, MICROSECONDS, Side, child::Process, gpus};
-
-/// Widths from the input to the output.
-const WIDTHS: [usize; 4] = [784, 2048, 2048, 10];
-const LAYERS: usize = WIDTHS.len() - 1;
-const RATE: f32 = 0.01;
-
-/// The state of a device, for one batch size.
-struct Replica {
-    rows: usize,
-    weights: Vec<DeviceBuffer<f32>>,
-    biases: Vec<DeviceBuffer<f32>>,
-    /// The input, and the output of each layer.
-    outputs: Vec<DeviceBuffer<f32>>,
-    /// Gradients of the outputs.
-    douts: Vec<DeviceBuffer<f32>>,
-    labels: DeviceBuffer<i32>,
-    /// Weight and bias of layer `l` are gradients `2 l` and `2 l + 1`.
-    gradients: GradientExchange,
-}
-
-/// Numbers in -scale..scale.
-fn random(len: usize, seed: u64, scale: f32) -> Vec<f32> {
-    gpus::noise(len, seed).into_iter().map(|x| (x as f32 / 2f32.powi(31) - 1.0) * scale).collect()
-}
-
-impl Replica {
-    fn new(dev: &Device, shard: &Shard, batch: usize) -> Result<Self> {
-        let rows = shard.range(batch).len();
-        let layers = || WIDTHS.windows(2).map(|pair| (pair[0], pair[1]));
-        let weight = |(inputs, outputs): (usize, usize)| {
-            dev.upload(&random(inputs * outputs, inputs as u64, 1.0 / (inputs as f32).sqrt()))
-        };
-        let seed = 100 + shard.index() as u64;
-        let labels: Vec<i32> = gpus::noise(rows, seed).into_iter().map(|x| (x % 10) as i32).collect();
-        let mut outputs = vec![dev.upload(&random(rows * WIDTHS[0], seed, 1.0))?];
-        for (_, width) in layers() {
-            outputs.push(dev.zeros(rows * width)?);
-        }
-        let sizes: Vec<usize> = layers().flat_map(|(inputs, outputs)| [inputs * outputs, outputs]).collect();
-        Ok(Replica {
-            rows,
-            weights: layers().map(weight).collect::<Result<_>>()?,
-            biases: layers().map(|(_, outputs)| dev.zeros(outputs)).collect::<Result<_>>()?,
-            outputs,
-            douts: layers().map(|(_, width)| dev.zeros(rows * width)).collect::<Result<_>>()?,
-            labels: dev.upload(&labels)?,
-            gradients: GradientExchange::builder().build(dev, &sizes)?,
-        })
-    }
-
-    fn step(&mut self, dev: &Device) -> Result<()> {
-        self.forward(dev)?;
-        self.backward(dev)?;
-        self.gradients.finish(dev)?;
-        for layer in 0..LAYERS {
-            for (what, x) in [&mut self.weights[layer], &mut self.biases[layer]].into_iter().enumerate() {
-                dev.axpy(-RATE, &self.gradients.grad(2 * layer + what)?, x)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn forward(&mut self, dev: &Device) -> Result<()> {
-        let rows = self.rows;
-        for layer in 0..LAYERS {
-            let (inputs, width) = (WIDTHS[layer], WIDTHS[layer + 1]);
-            let (before, behind) = self.outputs.split_at_mut(layer + 1);
-            let (x, y) = (Matrix::new(&before[layer], rows, inputs)?, &mut behind[0]);
-            dev.gemm(1.0, x, Matrix::new(&self.weights[layer], width, inputs)?.t(), 0.0, y)?;
-            let activation = if layer + 1 < LAYERS { Activation::Relu } else { Activation::Identity };
-            dev.bias_activation_assign(activation, y, &self.biases[layer])?;
-        }
-        let (_, gradient) = dev.cross_entropy(&self.outputs[LAYERS], &self.labels, 1.0 / rows as f32)?;
-        self.douts[LAYERS - 1] = gradient;
-        Ok(())
-    }
-
-    fn backward(&mut self, dev: &Device) -> Result<()> {
-        let rows = self.rows;
-        for layer in (0..LAYERS).rev() {
-            let (inputs, width) = (WIDTHS[layer], WIDTHS[layer + 1]);
-            let (below, here) = self.douts.split_at_mut(layer);
-            let dy = Matrix::new(&here[0], rows, width)?;
-            dev.column_sum(&here[0], &mut self.gradients.grad_mut(2 * layer + 1)?)?;
-            self.gradients.ready(dev, 2 * layer + 1)?;
-            let x = Matrix::new(&self.outputs[layer], rows, inputs)?;
-            dev.gemm(1.0, dy.t(), x, 0.0, &mut self.gradients.grad_mut(2 * layer)?)?;
-            self.gradients.ready(dev, 2 * layer)?;
-            if let Some(dx) = below.last_mut() {
-                dev.gemm(1.0, dy, Matrix::new(&self.weights[layer], width, inputs)?, 0.0, dx)?;
-                dev.activation_backward_assign(Activation::Relu, dx, &self.outputs[layer])?;
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Microseconds per step, over `steps` in a row.
 fn time(model: &mut PerDevice<Replica>, sync: bool, steps: usize) -> f64 {
     let times = model.run(|dev, _, replica| {
-        replica.gradients.set_sync(sync)?;
+        replica.set_sync(sync)?;
         dev.synchronize()?;
         dev.barrier()?;
         let clock = Instant::now();
@@ -129,7 +36,7 @@ fn time(model: &mut PerDevice<Replica>, sync: bool, steps: usize) -> f64 {
 
 /// Replicas with the same steps are equal, bit for bit.
 fn assert_equal(model: &mut PerDevice<Replica>) {
-    let weights = model.run(|dev, _, replica| dev.download(&replica.weights[LAYERS - 1]));
+    let weights = model.run(|dev, _, replica| replica.last_weights(dev));
     let weights = weights.expect("the weights");
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     assert!(weights.iter().all(|x| x[0].is_finite() && bits(x) == bits(&weights[0])), "the replicas drifted apart");
@@ -155,7 +62,7 @@ fn main() {
         {
             continue;
         }
-        let peer = if software { None } else { Process::torch("ddp.py", devices, &[&devices.to_string()]) };
+        let peer = if software { None } else { Process::torch("ddp.py", devices, &[&devices.to_string()], &[]) };
         let peer = peer.map(RefCell::new);
         for &batch in batches {
             let builder = GpuPool::builder();
@@ -164,7 +71,7 @@ fn main() {
                 false => builder.cuda().devices(&(0..devices).collect::<Vec<_>>()),
             };
             let pool = builder.build().expect("the devices can be opened");
-            let mut model = pool.per_device(|dev, shard| Replica::new(dev, &shard, batch)).expect("memory for it");
+            let mut model = pool.per_device(|dev, _| Replica::new(&dev.world()?, batch)).expect("memory for it");
             time(&mut model, true, 3);
             assert_equal(&mut model);
             let model = RefCell::new(model);

@@ -16,7 +16,8 @@
 # for each GPU, the peer starts `torch.distributed.run` itself. `PART=ops/ benches/run-gpu.sh parallel` runs the cases
 # whose name contains `ops/`, and adds them to the file.
 #
-# `cluster` is no default: two processes with a GPU each, with libnccl.so.2 on LD_LIBRARY_PATH.
+# `cluster` is no default: two processes with a GPU each, with libnccl.so.2 on LD_LIBRARY_PATH; training steps against
+# DDP, if python3 has torch. `PART=sockets MOST=$((64 << 20))` runs some of it.
 #
 # `benches/run-gpu.sh pair` runs `collectives` on the first two GPUs in less than 300 s, with shorter turns. Its results
 # go to $OUT/2x<GPU>/collectives.json; on H200s that is $OUT/2xH200, from which the tables are made.
@@ -62,7 +63,7 @@ limit() {
     data_parallel) echo 90 ;;
     memory) echo 180 ;;
     collectives) echo "$limit_of_collectives" ;;
-    cluster) echo 240 ;;
+    cluster) echo 420 ;;
     overlap) echo 300 ;;
     parallel) echo 300 ;;
     *) echo 50 ;;
@@ -121,6 +122,7 @@ for bench in "${benches[@]}"; do
   start=$SECONDS
   pictures=()
   options=()
+  [ -z "${MOST:-}" ] || options=(--max "$MOST")
   if [ "$bench" = collectives ]; then
     pictures=(--plot "$(mktemp -d)")
     options=("${collectives[@]}")

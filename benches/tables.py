@@ -13,6 +13,7 @@ Both pages have comments that choose the text between them and `<!-- end -->`:
 * `sizes:<bench>`: every size of the all-reduce of f32 on the most devices of each machine.
 * `rest:<bench>`: all cases that are no sweeps, with the 99th percentiles.
 * `kernels:parallel`: a line for each operation. `part:<name>`: the other cases of `parallel`.
+* `world:cluster`: every size of the all-reduces of two processes on GPUs, with what is allowed.
 * `headlines:all`: the README's table.
 * `value <bench>; <machine>; <case>`, within a sentence: the value of a case, or with `; <peer>` the peer's value.
 * `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: NCCL's best time / time here, of a
@@ -24,13 +25,14 @@ import pathlib
 import re
 import sys
 
+import cluster_tables
 import parallel_tables
 import plots
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "docs/src/measured.md"]
 PICTURES = ROOT / "docs/src/plots"
-NAMES = "measured|targets|sweeps|sizes|rest|kernels|part|headlines"
+NAMES = "measured|targets|sweeps|sizes|rest|kernels|part|world|headlines"
 MARK = re.compile(rf"(<!-- ({NAMES}):(\w+) -->\n).*?(<!-- end -->)", re.S)
 INLINE = re.compile(r"(<!-- (value|ratio) ([^>]*) -->).*?(<!-- end -->)", re.S)
 
@@ -111,10 +113,13 @@ TARGETS = {
         ("step of batch 65536, all GPUs: DDP's / here", ">= 1", r"gpu/step/{n}/65536", "DDP"),
     ],
     "parallel": parallel_tables.TARGETS,
+    "cluster": cluster_tables.TARGETS,
 }
 
 # Machines with targets.
-WANTED = {"collectives": ["8 x NVIDIA H200"], "overlap": ["8 x NVIDIA H200"]}
+WANTED = {"collectives": ["8 x NVIDIA H200"], "overlap": ["8 x NVIDIA H200"], "cluster": ["2 x NVIDIA H200"]}
+# Machines without such cases are left out of targets; without cases of GPUs, if a bench is not here.
+MEASURED = {"cluster": ""}
 
 
 def number(value):
@@ -135,7 +140,8 @@ def read(bench):
 
 def targets(bench):
     rows = read(bench)
-    machines = list(dict.fromkeys(row["machine"] for row in rows if row["case"].startswith("gpu/")))
+    begin = MEASURED.get(bench, "gpu/")
+    machines = list(dict.fromkeys(row["machine"] for row in rows if row["case"].startswith(begin)))
     if not machines:
         return "(not measured yet)\n"
     machines += [machine for machine in WANTED.get(bench, []) if machine not in machines]
@@ -189,6 +195,10 @@ def mean_of(ratios):
 
 def kernels(bench):
     return parallel_tables.kernels(read(bench), number)
+
+
+def world(bench):
+    return cluster_tables.sums(read(bench), number, size_name)
 
 
 def part(name):
@@ -353,7 +363,7 @@ def filled(page):
     """The page with the text that its comments choose."""
     write = {
         "measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "rest": rest, "kernels": kernels,
-        "part": part, "headlines": headlines,
+        "part": part, "world": world, "headlines": headlines,
     }
     inline = {"value": value, "ratio": ratio}
     page = MARK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)

@@ -43,32 +43,73 @@ __device__ inline uint4 philox(u64 block, u64 seed) {
 
 __device__ inline u32 word(uint4 words, u32 k) { return lane<u32>(words, k); }
 
-// y[i] = f(words, k, x[i]), rounded, for `n` elements: element `offset + i` takes part `k` of the words of its block,
-// which has PER parts. Without READS, x is not read. A thread makes a pack at once, from two blocks if need be; the
-// elements before the first pack and after the last one are made one at a time.
-template <u32 PER, bool READS, class T, class F>
-__device__ inline void each_element(const T* x, T* y, u64 n, u64 seed, u64 offset, F f) {
+// The elements `by` and up of a thread's pack and the next thread's, as one pack. All threads of a warp call it, with
+// the same `by`: less than the lanes of a pack. The last thread of a warp has no next one, and gets no such pack.
+const u32 WARP = 0xffffffffu;
+template <class T> __device__ inline uint4 joined(uint4 pack, u32 by) {
+    const u32 words = by * sizeof(T) / 4;
+    // The words that a thread has no use for are those that the thread before it needs.
+    if (words > 0) pack.x = __shfl_down_sync(WARP, pack.x, 1);
+    if (words > 1) pack.y = __shfl_down_sync(WARP, pack.y, 1);
+    if (words > 2) pack.z = __shfl_down_sync(WARP, pack.z, 1);
+    if (words & 1) pack = make_uint4(pack.y, pack.z, pack.w, pack.x);
+    if (words & 2) pack = make_uint4(pack.z, pack.w, pack.x, pack.y);
+    if (sizeof(T) == 2 && by % 2 != 0) {
+        const u32 next = __shfl_down_sync(WARP, pack.x, 1), halves = 0x5432;
+        pack = make_uint4(__byte_perm(pack.x, pack.y, halves), __byte_perm(pack.y, pack.z, halves),
+                          __byte_perm(pack.z, pack.w, halves), __byte_perm(pack.w, next, halves));
+    }
+    return pack;
+}
+
+// y[i] = of(f(words, k), x[i]), rounded, for `n` elements: element `offset + i` takes part `k` of the words of its
+// block, which has PER parts. Without READS, x is not read, and `of` gives back its first argument.
+//
+// A thread makes a pack at once, from two blocks if need be. Packs begin where y is aligned; the elements before the
+// first pack and after the last one are made one at a time. Where y's packs do not begin with a block, a thread makes
+// the elements from the block's beginning on, rounds them, and takes those that it lacks from the next thread. So a
+// warp stores 31 packs, not 32. (`f` must give what T has exactly, if `of` does more.) Stores of single elements took
+// more than three times as long on an H200.
+template <u32 PER, bool READS, class T, class F, class Of>
+__device__ inline void each_element(const T* x, T* y, u64 n, u64 seed, u64 offset, F f, Of of) {
     const u32 STEP = PER < LANES<T> ? PER : LANES<T>;
-    const u64 to_pack = (STEP - offset % STEP) % STEP, head = to_pack < n ? to_pack : n;
-    const u64 packs = (n - head) / LANES<T>, body = packs * LANES<T>;
-    const bool whole = is_aligned(y + head) && (!READS || is_aligned(x + head));
-    for (u64 i = grid_index(); i < packs; i += grid_size()) {
-        const u64 at = head + i * LANES<T>, element = offset + at;
+    const u64 to_pack = (16 - (u64)y % 16) % 16 / sizeof(T), head = to_pack < n ? to_pack : n;
+    const u32 by = (u32)((offset + head) % STEP), lane_id = threadIdx.x % 32;
+    const bool possible = by == 0 || blockDim.x % 32 == 0;
+    const u64 body = possible ? (n - head) / LANES<T> * LANES<T> : 0;
+    // This thread's first pack, and how far it is to its next one. A warp's threads stay together to the end.
+    const u64 first = by == 0 ? grid_index() : grid_index() / 32 * 31 + lane_id;
+    const u64 step = by == 0 ? grid_size() : grid_size() / 32 * 31;
+    const u64 end = (u64)(y + head + body), last = by == 0 ? end : end + 16 * lane_id;
+    u64 to = (u64)(y + head) + 16 * first, element = offset + head - by + LANES<T> * first;
+    const bool whole = ((u64)x - (u64)y) % 16 == 0;
+    const auto at_of = [&](u64 address) { return (address - (u64)y) / sizeof(T); };
+    for (; to < last; to += 16 * step, element += LANES<T> * step) {
+        const bool stores = by == 0 || (lane_id < 31 && to < end);
         uint4 in = make_uint4(0, 0, 0, 0);
-        if (READS) in = whole ? *(const uint4*)(x + at) : load_pack(x, at, n, false);
+        if (READS && stores) in = whole ? *(const uint4*)(x + at_of(to)) : load_pack(x, at_of(to), n, false);
         const uint4 low = philox(element / PER, seed), high = PER < LANES<T> ? philox(element / PER + 1, seed) : low;
-        const uint4 out = pack_of<T>([&](u32 k) {
-            // Which lane of a block the pack begins at is known but for blocks of more than a pack.
-            const u32 part = PER > LANES<T> ? (u32)(element % PER) + k : k % PER;
-            return f(k < PER ? low : high, part, lane<T>(in, k));
-        });
-        if (whole) store((u64)(y + at), out);
-        else store_pack(y, at, n, false, out);
+        const auto made = [&](u32 k) {
+            // Which part of a block the pack begins at is known but for blocks of more than a pack.
+            return f(k < PER ? low : high, PER > LANES<T> ? (u32)(element % PER) + k : k % PER);
+        };
+        if (by == 0) {
+            store(to, pack_of<T>([&](u32 k) { return of(made(k), lane<T>(in, k)); }));
+        } else {
+            const uint4 all = joined<T>(pack_of<T>(made), by);
+            if (!stores) continue;
+            store(to, READS ? pack_of<T>([&](u32 k) { return of(wide_lane<T>(all, k), lane<T>(in, k)); }) : all);
+        }
     }
     each_other(body, n, [&](u64 i) {
         const u64 at = i - body < head ? i - body : i, element = offset + at;
-        y[at] = narrow_one<T>(f(philox(element / PER, seed), (u32)(element % PER), READS ? x[at] : from_bits<T>(0)));
+        const Acc<T> one = f(philox(element / PER, seed), (u32)(element % PER));
+        y[at] = narrow_one<T>(of(one, READS ? x[at] : from_bits<T>(0)));
     });
+}
+
+template <u32 PER, class T, class F> __device__ inline void fill(T* x, u64 n, u64 seed, u64 offset, F f) {
+    each_element<PER, false>(x, x, n, seed, offset, f, [](Acc<T> one, T) { return one; });
 }
 
 // A uniform number in [0, 1), exact in T.
@@ -146,14 +187,12 @@ template <class T> __device__ inline Acc<T> normal(uint4 words, u32 k) {
 template <class T> constexpr u32 PER = sizeof(T) == 8 ? 2 : 4;
 
 template <class T> __device__ inline void fill_uniform(T* x, u64 n, u64 seed, u64 offset, Acc<T> low, Acc<T> span) {
-    each_element<PER<T>, false>(x, x, n, seed, offset,
-                                [=](uint4 words, u32 k, T) { return low + unit<T>(words, k) * span; });
+    fill<PER<T>>(x, n, seed, offset, [=](uint4 words, u32 k) { return low + unit<T>(words, k) * span; });
 }
 
 template <class T>
 __device__ inline void fill_normal(T* x, u64 n, u64 seed, u64 offset, Acc<T> mean, Acc<T> deviation) {
-    each_element<PER<T>, false>(x, x, n, seed, offset,
-                                [=](uint4 words, u32 k, T) { return mean + normal<T>(words, k) * deviation; });
+    fill<PER<T>>(x, n, seed, offset, [=](uint4 words, u32 k) { return mean + normal<T>(words, k) * deviation; });
 }
 
 template <class T>
@@ -161,15 +200,14 @@ __device__ inline void dropout(const T* x, T* y, u64 n, u64 seed, u64 offset, u6
     // word < threshold, of 32 bits: the threshold may be 2^32.
     const bool some = threshold != 0;
     const u32 last = (u32)(threshold - 1);
-    each_element<4, true>(x, y, n, seed, offset, [=](uint4 words, u32 k, T in) {
-        return some && word(words, k) <= last ? Acc<T>(0) : wide(in) * scale;
-    });
+    each_element<4, true>(
+        x, y, n, seed, offset, [=](uint4 words, u32 k) { return Acc<T>(some && word(words, k) <= last ? 0 : 1); },
+        [=](Acc<T> keeps, T in) { return keeps == 0 ? Acc<T>(0) : wide(in) * scale; });
 }
 
 extern "C" __global__ void random_u32(u32* x, u64 n, u64 seed, u64 offset) {
     // Words are moved as numbers of the same bits.
-    each_element<4, false>((const f32*)x, (f32*)x, n, seed, offset,
-                           [](uint4 words, u32 k, f32) { return __uint_as_float(word(words, k)); });
+    fill<4>((f32*)x, n, seed, offset, [](uint4 words, u32 k) { return __uint_as_float(word(words, k)); });
 }
 
 #define RANDOM(T, A)                                                                                               \

@@ -18,7 +18,8 @@ pub(crate) mod signal_pad;
 pub(crate) use environment::seed;
 
 use crate::{
-    Algorithm, ReduceOrder, Tune,
+    Algorithm, Hop, ReduceOrder, Tune,
+    collective::hop,
     driver::{
         DriverRef, FaultKind,
         check::{self, Check},
@@ -26,7 +27,10 @@ use crate::{
         module::Module,
     },
     error::{Error, Result},
-    fabric::transport::{Connect, World},
+    fabric::{
+        packing::Carriers,
+        transport::{Connect, World},
+    },
     memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
     testing::FaultPlan,
@@ -103,6 +107,7 @@ pub struct Builder {
     pub(crate) cluster: Option<Arc<dyn Connect>>,
     /// and what it has connected.
     world: Option<Arc<dyn World>>,
+    carriers: Carriers,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -152,6 +157,23 @@ impl Builder {
     /// Device code to load on every device when the pool is built. The crate's own kernels are always loaded.
     pub fn module(mut self, module: &'static Module) -> Self {
         self.modules.push(module);
+        self
+    }
+
+    /// Lets [`give`](crate::Device::give) and [`take`](crate::Device::take) carry values of this type to other
+    /// processes. Known without it: buffers of all [`Element`](crate::Element)s, pairs of these, numbers and `String`,
+    /// and `Vec`s of all. A [`Pipeline`](crate::parallel::Pipeline) needs it for no type.
+    ///
+    /// ```
+    /// # use gpu_pool::{DeviceBuffer, GpuPool};
+    /// struct Batch { x: DeviceBuffer<f32>, rows: usize }
+    /// gpu_pool::hop_fields!(Batch { x, rows });
+    ///
+    /// let pool = GpuPool::builder().host(2).hops::<Batch>().hops::<(usize, Batch)>().build()?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn hops<T: Hop>(mut self) -> Self {
+        self.carriers.insert(hop::carrier::<T>());
         self
     }
 

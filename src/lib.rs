@@ -44,7 +44,8 @@
 //! | train a model on all devices | [`parallel::DataParallel`], [`parallel::Optimizer`] |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
 //! | work as several processes, on one host or many | [`cluster`], [`Builder::cluster`], [`Device::world`] |
-//! | give memory to another process | [`Device::exportable`], [`DeviceBuffer::export`], [`cluster::ipc`] |
+//! | give values to another device, also of another process | [`Device::give`], [`Device::take`], [`Hop`] |
+//! | share memory with another process | [`Device::exportable`], [`DeviceBuffer::export`], [`cluster::ipc`] |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
 //! | know what can go wrong | [`Error`] |
@@ -121,7 +122,7 @@ mod token;
 pub mod topology;
 
 pub use builder::{Backend, Builder};
-pub use collective::Group;
+pub use collective::{Group, Hop};
 pub use driver::{
     DeviceInfo, LaunchDims,
     check::Check,
@@ -132,6 +133,7 @@ pub use driver::{
 pub use error::{Error, Result, Site, WorldCall};
 pub use fabric::{
     limits::Tune,
+    packing::{Pack, Unpack},
     types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},
 };
 pub use gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder, Parameter, Wire};

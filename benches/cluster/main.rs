@@ -1,125 +1,146 @@
-//! All-reduces between two processes with a GPU each, against NCCL alone.
+//! Collectives and training steps of two processes, against NCCL alone, PyTorch's DDP and MPI.
 //!
-//! This process starts two more, the hosts, which call all sides' all-reduces and take the time; a time is the slower
-//! host's. In a turn each host makes one call that is not timed, then calls back to back and waits for its stream.
+//! This process starts the others, and gives orders to the first of each kind; that one passes them on to the others
+//! and answers with the time of the slowest. In a turn each process makes one call that is not timed, then calls back
+//! to back, and waits for its devices. The sides take turns, in one run.
 //!
-//! * `cluster/<as_is or sockets>/all_reduce/f32/<bytes>`: microseconds per call, 1 KB to 1 GB (`--max BYTES`)
-//! * `cluster/<as_is or sockets>/single/f32/<bytes>`: a call and the wait for it, one after the other
+//! On GPUs, two processes with a GPU each:
 //!
-//! Under `sockets` NCCL talks over the loopback interface, as between two machines. With one GPU both hosts share it,
-//! under `sockets` only: then they take turns on it, and the times say nothing.
+//! * `gpu/<as_is or sockets>/all_reduce/f32/<bytes>`: microseconds per call, 1 KB to 1 GB (`--max BYTES`)
+//! * `gpu/<as_is or sockets>/single/f32/<bytes>`: a call and the wait for it, one after the other
+//! * `gpu/<as_is or sockets>/step/<batch>`: a training step of `overlap`'s perceptron; `alone` is one without exchange
 //!
-//! The sides: `blocking` is NCCL as programs usually call it; `polled` is a communicator that is not blocking, whose
-//! calls are polled until they are launched, as our transport does (`src/cluster/transport/nccl.rs`).
+//! Under `sockets` NCCL talks over the loopback interface, as between two machines. With one GPU both processes share
+//! it, under `sockets` only and without DDP: then they take turns on it, and the times say nothing.
+//!
+//! The peers: `NCCL` as programs usually call it; `polled NCCL` is a communicator that is not blocking, whose calls are
+//! polled until they are launched, as our transport does (`src/cluster/transport/nccl.rs`).
+//!
+//! On software GPUs (without a GPU, or with `GPU_POOL_BACKEND=host`): see [`software`].
 
+#[path = "../support/perceptron.rs"]
+mod perceptron;
 #[path = "../support/mod.rs"]
 mod support;
 
 mod host;
+mod killed;
+mod mpi;
 mod nccl;
+mod processes;
+mod software;
 
-use std::{env, fs, path::PathBuf, process::Command};
+use std::cell::RefCell;
 
+use processes::{Processes, TASK};
 use support::{Bench, MICROSECONDS, Side, child::Process, gpus};
 
-/// Tells a process that it is a host: `<number> <GPU> <largest size> <folder for NCCL's ids>`
-const TASK: &str = "GPU_POOL_TEST_TASK";
-
-/// What NCCL may use between the hosts.
+/// What NCCL may use between the processes.
 const WAYS: [(&str, &[(&str, &str)]); 2] = [
     ("as_is", &[]),
     (
         "sockets",
-        &[("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"), ("NCCL_NET", "Socket"), ("NCCL_SOCKET_IFNAME", "lo")],
+        &[
+            ("NCCL_P2P_DISABLE", "1"),
+            ("NCCL_SHM_DISABLE", "1"),
+            ("NCCL_NET", "Socket"),
+            ("NCCL_SOCKET_IFNAME", "lo"),
+            ("NCCL_HOSTID", "gpu-pool"),
+        ],
     ),
 ];
+
+/// Multicast between GPUs of one machine is off, as in the other benches.
+const NO_MULTICAST: (&str, &str) = ("NCCL_NVLS_ENABLE", "0");
 
 const MOST: usize = 1 << 30;
 
 /// Single calls are measured up to this size.
 const MOST_SINGLE: usize = 4 << 20;
 
+/// Rows of all processes in a training step.
+const BATCHES: [usize; 2] = [8192, 65536];
+
 fn main() {
-    if let Ok(task) = env::var(TASK) {
+    if let Ok(task) = std::env::var(TASK) {
         return host::serve(&task);
     }
     let mut bench = Bench::new("cluster");
-    let gpus = gpus::count();
-    if gpus == 0 || !nccl::is_there() {
-        println!("skipped: {}", if gpus == 0 { "no CUDA device" } else { "no libnccl" });
-        return;
+    bench.set_turns(1, 5);
+    match gpus::count() {
+        0 => software::measure(&mut bench),
+        _ if !nccl::is_there() => println!("skipped: no libnccl"),
+        gpus => measure(&mut bench, gpus),
     }
+    bench.finish();
+}
+
+fn measure(bench: &mut Bench, gpus: usize) {
     let most = bench.most_bytes(MOST);
     for (way, variables) in WAYS {
         if gpus < 2 && way == "as_is" {
             println!("skipped: {way} needs two GPUs");
             continue;
         }
-        let mut pair = Pair::start(way, variables, gpus, most);
-        for bytes in (10..=30).map(|power| 1 << power).filter(|&bytes| bytes <= most) {
-            pair.measure(&mut bench, "all_reduce", way, bytes);
-            if bytes <= MOST_SINGLE && (bytes.trailing_zeros() % 6 == 4 || bytes == MOST_SINGLE) {
-                pair.measure(&mut bench, "single", way, bytes);
-            }
-        }
-    }
-    bench.finish();
-}
-
-/// The two hosts.
-struct Pair {
-    hosts: [Process; 2],
-    folder: PathBuf,
-}
-
-impl Pair {
-    fn start(way: &str, variables: &[(&str, &str)], gpus: usize, most: usize) -> Pair {
-        let folder = env::temp_dir().join(format!("gpu-pool-cluster-{}-{way}", std::process::id()));
-        fs::create_dir_all(&folder).expect("a folder for ids");
-        let hosts = [0, 1].map(|host| {
-            let mut command = Command::new(env::current_exe().expect("this program"));
-            command.env(TASK, format!("{host} {} {most} {}", host % gpus, folder.display()));
-            // Multicast between GPUs of one machine is off, as in the other benches.
-            command.env("NCCL_NVLS_ENABLE", "0").envs(variables.iter().copied());
+        let pair = Processes::by_hand(&format!("gpu 1 {most}"), "nccl", |rank, process| {
+            process.envs([NO_MULTICAST]).envs(variables.iter().copied());
             if way == "sockets" {
-                command.env("NCCL_HOSTID", format!("gpu-pool-{host}"));
+                process.env("NCCL_HOSTID", format!("gpu-pool-{rank}"));
             }
-            Process::start(&mut command)
         });
-        Pair { hosts, folder }
-    }
-
-    /// Microseconds of the slower host.
-    fn time(&mut self, what: &str, rounds: usize) -> f64 {
-        for host in &mut self.hosts {
-            host.order(what, rounds);
+        for bytes in (10..=30).map(|power| 1 << power).filter(|&bytes| bytes <= most) {
+            all_reduces(bench, &pair.first, "all_reduce", way, bytes);
+            if bytes <= MOST_SINGLE && (bytes.trailing_zeros() % 6 == 4 || bytes == MOST_SINGLE) {
+                all_reduces(bench, &pair.first, "single", way, bytes);
+            }
         }
-        self.hosts.iter_mut().map(Process::answer).fold(0.0, f64::max)
-    }
-
-    fn measure(&mut self, bench: &mut Bench, what: &str, way: &str, bytes: usize) {
-        let case = format!("cluster/{way}/{what}/f32/{bytes}");
-        if !bench.wants(&case) {
-            return;
-        }
-        // So many calls that a turn takes its share of the case's time: 5 turns and one to warm up, of all sides.
-        let once = self.time(&format!("{what}/{}/{bytes}", host::SIDES[0]), 1).max(1.0);
-        let rounds = (bench.micros_of_case() as f64 / (6 * host::SIDES.len()) as f64 / once).clamp(1.0, 200.0) as usize;
-        bench.set_turns(1, 5);
-        let pair = std::cell::RefCell::new(self);
-        let mut sides = host::SIDES.map(|side| {
-            let (pair, order) = (&pair, format!("{what}/{side}/{bytes}"));
-            Side::new(side, move || pair.borrow_mut().time(&order, rounds))
-        });
-        sides.reverse();
-        let mut sides = Vec::from(sides).into_iter();
-        let ours = sides.next().expect("the last side");
-        bench.compare(&case, MICROSECONDS, ours, sides.collect());
+        steps(bench, &pair.first, way, variables);
     }
 }
 
-impl Drop for Pair {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
+fn all_reduces(bench: &mut Bench, pair: &RefCell<Process>, what: &str, way: &str, bytes: usize) {
+    let order = |side: &str| format!("{what}/{side}/{bytes}");
+    let sides = [("gpu-pool", "world"), ("NCCL", "blocking"), ("polled NCCL", "polled")];
+    let sides = sides.map(|(name, side)| (name, pair, order(side)));
+    row(bench, &format!("gpu/{way}/{what}/f32/{bytes}"), &sides);
+}
+
+/// Training steps of both processes, against those of two processes of torch.
+fn steps(bench: &mut Bench, pair: &RefCell<Process>, way: &str, variables: &[(&str, &str)]) {
+    let cases = BATCHES.iter().flat_map(|batch| ["step", "alone"].map(|what| (what, batch)));
+    let cases = cases.map(|(what, batch)| (format!("gpu/{way}/{what}/{batch}"), what, batch));
+    let cases: Vec<_> = cases.filter(|(case, ..)| bench.wants(case)).collect();
+    if cases.is_empty() {
+        return;
     }
+    let variables = [variables, &[NO_MULTICAST]].concat();
+    let torch = Process::torch("ddp.py", 2, &["2"], &variables).map(RefCell::new);
+    for (case, what, batch) in cases {
+        let mut sides = vec![("gpu-pool", pair, format!("{what}/{batch}"))];
+        sides.extend(torch.iter().map(|torch| ("DDP", torch, format!("{batch}:{what}"))));
+        row(bench, &case, &sides);
+    }
+}
+
+/// Compares sides: names, the processes that carry them out, and their orders. Ours is the first.
+fn row(bench: &mut Bench, case: &str, sides: &[(&str, &RefCell<Process>, String)]) {
+    if !bench.wants(case) {
+        return;
+    }
+    let ask = |process: &RefCell<Process>, order: &str, rounds| {
+        let mut process = process.borrow_mut();
+        process.order(order, rounds);
+        process.answer()
+    };
+    // So many calls that a turn takes its share of the case's time: 5 turns and one to warm up, of all sides. What is
+    // done for the first call only does not count.
+    let once = |(_, process, order): &(&str, &RefCell<Process>, String)| {
+        ask(process, order, 1);
+        ask(process, order, 1)
+    };
+    let once = sides.iter().map(once).fold(1.0, f64::max);
+    let rounds = (bench.micros_of_case() as f64 / (6 * sides.len()) as f64 / once).clamp(1.0, 200.0) as usize;
+    let mut sides = sides.iter().map(|(name, process, order)| Side::new(name, move || ask(process, order, rounds)));
+    let ours = sides.next().expect("ours");
+    bench.compare(case, MICROSECONDS, ours, sides.collect());
 }

@@ -1,12 +1,9 @@
-//! NCCL, loaded at run time: communicators of two processes, with all-reduces.
+//! NCCL, loaded at run time: communicators of several processes, with all-reduces.
 
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
-    fs,
-    path::Path,
     ptr::{null, null_mut},
     thread,
-    time::Duration,
 };
 
 use cudarc::driver::sys::CUstream;
@@ -20,7 +17,6 @@ const UNDEFINED: c_int = c_int::MIN;
 const FLOAT: c_int = 7;
 /// `ncclSum`
 const SUM: c_int = 0;
-const HOSTS: c_int = 2;
 
 /// `ncclUniqueId`, which is passed by value.
 #[derive(Clone, Copy)]
@@ -69,6 +65,15 @@ pub fn is_there() -> bool {
     load().inspect_err(|error| println!("no NCCL: {error}")).is_ok()
 }
 
+/// What joins the ranks of a communicator.
+pub fn unique_id() -> Vec<u8> {
+    let mut id = UniqueId([0; 128]);
+    // SAFETY: the pointer is to a live place.
+    let code = unsafe { (load().expect("NCCL is there").unique_id)(&mut id) };
+    assert_eq!(code, 0, "ncclGetUniqueId");
+    id.0.into()
+}
+
 /// This process's part of a communicator.
 pub struct Rank {
     f: Functions,
@@ -76,22 +81,10 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Joins the communicator of this name. The device's context is current. Host 0's id goes through the folder.
-    pub fn join(folder: &Path, name: &str, host: usize, blocking: bool) -> Rank {
+    /// Joins the communicator of this id, as rank and size say. The device's context is current.
+    pub fn join(id: Vec<u8>, (rank, size): (usize, usize), blocking: bool) -> Rank {
         let f = load().expect("NCCL is there");
-        let file = folder.join(name);
-        let mut id = UniqueId([0; 128]);
-        if host == 0 {
-            // SAFETY: the pointer is to a live place.
-            assert_eq!(unsafe { (f.unique_id)(&mut id) }, 0, "ncclGetUniqueId");
-            let fresh = folder.join(format!("{name}-fresh"));
-            fs::write(&fresh, id.0).and_then(|()| fs::rename(fresh, file)).expect("the id is written");
-        } else {
-            while !file.exists() {
-                thread::sleep(Duration::from_millis(1));
-            }
-            id.0 = fs::read(file).expect("the id").try_into().expect("128 bytes");
-        }
+        let id = UniqueId(id.try_into().expect("128 bytes"));
         let mut config = Config {
             size: size_of::<Config>(),
             magic: 0xcafe_beef,
@@ -102,8 +95,8 @@ impl Rank {
             split_share: UNDEFINED,
         };
         let mut comm = null_mut();
-        // SAFETY: the pointers are to live values; the other host comes, too.
-        let code = unsafe { (f.init)(&mut comm, HOSTS, id, host as c_int, &mut config) };
+        // SAFETY: the pointers are to live values; the other processes come, too.
+        let code = unsafe { (f.init)(&mut comm, size as c_int, id, rank as c_int, &mut config) };
         let rank = Rank { f, comm };
         rank.settle(code);
         rank

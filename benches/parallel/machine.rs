@@ -36,7 +36,7 @@ impl Machine {
 
     /// PyTorch's side: `benches/peers/<script>` on the first `devices` GPUs.
     pub fn torch(&self, script: &str, devices: usize) -> Option<Torch> {
-        let process = if self.software { None } else { Process::torch(script, devices, &[&devices.to_string()]) };
+        let process = if self.software { None } else { Process::torch(script, devices, &[&devices.to_string()], &[]) };
         if process.is_none() && !self.software {
             println!("no torch with {devices} GPUs: {script} is not among the peers");
         }

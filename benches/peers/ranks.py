@@ -60,6 +60,9 @@ def work(folder, setup):
     import torch.distributed as dist
 
     local = int(os.environ["LOCAL_RANK"])
+    # As many hosts as processes, for the parent that has named them.
+    if "NCCL_HOSTID" in os.environ:
+        os.environ["NCCL_HOSTID"] += f"-{local}"
     torch.cuda.set_device(local)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False

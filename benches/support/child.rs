@@ -4,7 +4,7 @@
 use std::{
     io::{BufRead, BufReader, Write},
     path::Path,
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     sync::OnceLock,
 };
 
@@ -24,15 +24,17 @@ impl Process {
         Process { child, orders, answers }
     }
 
-    /// Starts `benches/peers/<script>` with these arguments. None without a Python that has torch and `devices` GPUs.
-    pub fn torch(script: &str, devices: usize, arguments: &[&str]) -> Option<Self> {
+    /// Starts `benches/peers/<script>` with these arguments and environment variables. None without a Python that has
+    /// torch and `devices` GPUs.
+    pub fn torch(script: &str, devices: usize, arguments: &[&str], variables: &[(&str, &str)]) -> Option<Self> {
         if torch_gpus() < devices {
             return None;
         }
         let built = format!("{}/benches/peers/{script}", env!("CARGO_MANIFEST_DIR"));
         // A packed bench runs in a copy of the repository.
         let script = if Path::new(&built).exists() { built } else { format!("benches/peers/{script}") };
-        Some(Process::start(Command::new("python3").arg(script).args(arguments)))
+        let variables = variables.iter().copied();
+        Some(Process::start(Command::new("python3").arg(script).args(arguments).envs(variables)))
     }
 
     /// Sends an order; [`answer`](Self::answer) waits for its time.
@@ -45,6 +47,11 @@ impl Process {
         let mut line = String::new();
         self.answers.read_line(&mut line).expect("the child answers");
         line.trim().parse().expect("a number of microseconds; a child's panic is printed above")
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn ends(&mut self) -> ExitStatus {
+        self.child.wait().expect("a child")
     }
 }
 

@@ -212,9 +212,10 @@ static void drawn(Uniform uniform, Normal normal, Dropout dropout) {
 }
 static void tests() {
     require(word_of(0, 0, 0) == 0x6627e8d5u && word_of(0, 0, 3) == 0x9b00dbd8u, "known answer", 0, 0, 0);
-    for (u64 n : LENGTHS) for (u64 first : {0ull, 5ull, 0xffffffffffff0000ull}) for (u64 offset : {0, 1}) {
+    for (u64 n : LENGTHS) for (u64 first : {0ull, 5ull, 0xffffffffffff0000ull}) for (u64 offset : {0, 1})
+    for (u32 threads : {64, 50}) {
         Array<u32> x(n, offset);
-        launch(3, 64, [&] { random_u32(x.at, n, SEED, first); });
+        launch(3, threads, [&] { random_u32(x.at, n, SEED, first); });
         for (u64 i = 0; i < n; i++) require(x.at[i] == word_at(first + i), "words", n, first, i);
     }
     drawn<f32>(uniform_f32, normal_f32, dropout_f32), drawn<f64>(uniform_f64, normal_f64, dropout_f64);

@@ -75,12 +75,27 @@ template <class F> void each_block_of(dim3 grid, F f) {
             for (unsigned x = 0; x < grid.x; x++) f(dim3{x, y, z});
 }
 
-// One thread after the other: for kernels without __syncthreads.
+// What the thread after this one of its warp has given to each of its calls, and what this one has.
+inline std::vector<unsigned> given_by_next, given;
+inline unsigned __shfl_down_sync(unsigned mask, unsigned x, unsigned by) {
+    if (mask != ~0u || by != 1 || blockDim.x % 32 != 0) abort();
+    given.push_back(x);
+    return threadIdx.x % 32 == 31 ? x : given_by_next.at(given.size() - 1);
+}
+
+// One thread after the other, from the last one on: for kernels without __syncthreads.
 template <class F> void launch(unsigned blocks, unsigned threads, F kernel) {
     gridDim = {blocks}, blockDim = {threads};
     each_block_of(gridDim, [&](dim3 block) {
         blockIdx = block;
-        for (unsigned t = 0; t < threads; t++) threadIdx = {t, 0, 0}, kernel();
+        for (unsigned t = threads; t-- > 0;) {
+            threadIdx = {t, 0, 0};
+            given_by_next = std::move(given), given.clear();
+            kernel();
+            // A warp calls together.
+            if (t % 32 != 31 && t + 1 < threads && given.size() != given_by_next.size()) abort();
+        }
+        given.clear();
     });
 }
 

@@ -2,13 +2,14 @@
 
 use super::{Builder, Weights, measure, share, signal_pad};
 use crate::{
+    collective::hop,
     driver::{
         DriverRef,
         check::{Check, Watch},
         host,
     },
     error::{Error, Result},
-    fabric::mailbox::Endpoint,
+    fabric::{mailbox::Endpoint, packing::Carriers},
     gang::{
         dispatch::Queue,
         gpu_order::GpuOrder,
@@ -97,9 +98,14 @@ impl Builder {
             peers: OnceCell::new(),
             signals: OnceCell::new(),
             world: self.world.clone(),
+            carriers: match &self.world {
+                Some(_) => hop::known().with(&self.carriers),
+                None => Carriers::default(),
+            },
             tune: self.tune.unwrap_or_default(),
             tuned: OnceCell::new(),
             stages: Default::default(),
+            couriers: Default::default(),
             threads: Default::default(),
             handles,
         });

@@ -11,7 +11,7 @@ use crate::{
     Builder,
     driver::DriverRef,
     error::{Error, Result},
-    fabric::transport::{Connect, Transport, World},
+    fabric::transport::{Connect, DeviceTransport, Transport, World},
 };
 use std::{any::Any, sync::Arc};
 
@@ -112,7 +112,7 @@ impl Cluster {
                     .to_owned(),
             }),
             TransportChoice::SharedMemory => self.open_shm(control),
-            TransportChoice::Mpi | TransportChoice::Auto => mpi.open(self, control),
+            TransportChoice::Mpi | TransportChoice::Auto => mpi.open(self, control, drivers, software),
         }
     }
 
@@ -138,9 +138,9 @@ impl Cluster {
     #[cfg(feature = "nccl")]
     fn open_nccl(&self, control: &Control, drivers: &[DriverRef]) -> Result<(Transport, Ends)> {
         use super::transport::nccl::{Keys, Nccl};
-        let watched = control.clone();
-        let lost = Arc::new(move || watched.check().err());
-        let nccl = Arc::new(Nccl::new(self.rank(), &control.devices, lost, self.patience)?);
+        let nccl = Arc::new(Nccl::new(self.rank(), &control.devices, Arc::new(lost(control)), self.patience)?);
+        let tell = tell_failure(control);
+        nccl.when_failed(&tell);
         let set = |key: &str, value: &[u8]| control.set(key, value);
         let get = |key: &str| control.get(key);
         let connect = |device: usize| nccl.connect_rail(device, &drivers[device], &Keys { set: &set, get: &get });
@@ -152,7 +152,7 @@ impl Cluster {
         connected?;
         let ending = nccl.clone();
         let ends = Ending::new(control, move || ending.close());
-        Ok((Transport::Device(nccl), Box::new(ends)))
+        Ok((Transport::Device(nccl), Box::new((ends, tell))))
     }
 
     #[cfg(not(feature = "nccl"))]
@@ -200,7 +200,13 @@ impl MpiPart {
         }
     }
 
-    fn open(&self, cluster: &Cluster, control: &Control) -> Result<(Transport, Ends)> {
+    fn open(
+        &self,
+        cluster: &Cluster,
+        control: &Control,
+        drivers: &[DriverRef],
+        software: bool,
+    ) -> Result<(Transport, Ends)> {
         let mut loaded = MpiPart { mpi: self.mpi.clone() };
         if loaded.mpi.is_none() {
             loaded.load(cluster)?;
@@ -208,8 +214,29 @@ impl MpiPart {
         let Some(mpi) = loaded.mpi else { unreachable!("loaded") };
         let (ending, limit) = (mpi.clone(), cluster.silence);
         let ends = Ending::new(control, move || ending.close(limit));
-        Ok((Transport::Host(mpi), Box::new(ends)))
+        // All processes must come to one choice: their libraries may differ.
+        let takes = (!software && mpi.is_cuda_aware()) || forced();
+        if !control.gather("mpi/devices", &[u8::from(takes)])?.iter().all(|told| *told == [1]) {
+            return Ok((Transport::Host(mpi), Box::new(ends)));
+        }
+        let transport = Arc::new(super::transport::mpi::DeviceMpi::new(mpi, drivers, lost(control)));
+        let tell = tell_failure(control);
+        transport.when_failed(&tell);
+        Ok((Transport::Device(transport), Box::new((ends, tell))))
     }
+}
+
+/// As if MPI took the addresses of software GPUs' memory, which is the host's.
+#[cfg(test)]
+thread_local! { pub(super) static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) } }
+
+/// Whether the thread that builds the pool says so.
+#[cfg(feature = "mpi")]
+fn forced() -> bool {
+    #[cfg(test)]
+    return FORCED.get();
+    #[cfg(not(test))]
+    false
 }
 
 #[cfg(not(feature = "mpi"))]
@@ -228,7 +255,7 @@ impl MpiPart {
         Ok(())
     }
 
-    fn open(&self, _: &Cluster, _: &Control) -> Result<(Transport, Ends)> {
+    fn open(&self, _: &Cluster, _: &Control, _: &[DriverRef], _: bool) -> Result<(Transport, Ends)> {
         let why = "software GPUs of several machines need MPI, and this program was built without the feature `mpi`";
         Err(Error::Cluster { op: "transport", why: why.to_owned() })
     }
@@ -257,6 +284,39 @@ impl Drop for Ending {
             event!(warn, %error, "the transport between processes did not end well");
         }
     }
+}
+
+/// Under this name a process tells that its transport has failed, and why.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+fn failed_by(host: usize) -> String {
+    format!("transport/failed/{host}")
+}
+
+/// Why calls of a transport between devices will not end: the end of the cluster, or of the transport elsewhere.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+fn lost(control: &Control) -> impl Fn() -> Option<Error> + Send + Sync + 'static {
+    let (control, own, size) = (control.clone(), control.host, control.size());
+    let others = move || (0..size).filter(move |&host| host != own);
+    others().for_each(|host| control.ask(&failed_by(host)));
+    move || {
+        let elsewhere = |host: usize| {
+            let why = String::from_utf8_lossy(&control.known(&failed_by(host))?).into_owned();
+            Some(Error::AbortedByHost { host, device: None, cause: why })
+        };
+        control.check().err().or_else(|| others().find_map(elsewhere))
+    }
+}
+
+/// Tells the other processes that the transport has failed here: their calls would never end.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+fn tell_failure(control: &Control) -> Arc<crate::fabric::transport::Tell> {
+    let control = control.clone();
+    Arc::new(move |error| {
+        let told = control.set(&failed_by(control.host), super::wire::cut(error.to_string()).as_bytes());
+        if let Err(error) = told {
+            event!(debug, %error, "the others know by themselves that the transport has failed");
+        }
+    })
 }
 
 /// What tells this machine from others.

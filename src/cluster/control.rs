@@ -63,6 +63,18 @@ impl Control {
         self.local.get(name)
     }
 
+    /// Asks for a value that a process may make known, without waiting for it.
+    #[cfg(any(feature = "mpi", feature = "nccl"))]
+    pub(crate) fn ask(&self, name: &str) {
+        self.local.ask(name);
+    }
+
+    /// A value that was asked for and has come.
+    #[cfg(any(feature = "mpi", feature = "nccl"))]
+    pub(crate) fn known(&self, name: &str) -> Option<Vec<u8>> {
+        self.local.known(name)
+    }
+
     /// Each process gives a value, and gets those of all, in their order.
     pub(crate) fn gather(&self, name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
         gather(&self.local, (self.host, self.size()), name, value)

@@ -5,17 +5,25 @@
 //! knows its last uses, so the taker's streams wait for the giver's work on it. The events for these waits are recorded
 //! when the value is given, and so cover nothing that the giver does afterwards.
 //!
+//! A member of another process gets the value in parts ([`Pack`]), as a shipment (`world/messages.rs`). For that the
+//! value's type must be a [`Hop`]. A pipeline says so by its bound. [`give`](Group::give) has no such bound, since any
+//! value goes inside a process. Rust cannot ask at run time whether a type has a trait, so `give` asks the pool's table.
+//!
 //! Invariant: nobody waits for a receiver, so no order of calls among givers can deadlock.
 
-use super::{Group, face::collectives};
+use super::{Group, Hop, face::collectives, hop::carrier, point::area, world::messages::Shipment};
 use crate::{
+    Device, DeviceBuffer,
     contain::Contained,
     error::{Error, Result},
     fabric::{
         call::Call,
+        descriptor::Area,
+        packing::{Carrier, Pack, Unpack},
         parcels::{Contents, Label, Parcel},
     },
     gang::LastCall,
+    memory::AsView,
     thread::wait,
 };
 use std::{any::Any, panic::Location};
@@ -34,6 +42,11 @@ collectives! {
     /// (That is for the library's ordering. After [`unordered`](crate::Device::unordered) work, give an
     /// [`Event`](crate::Event) along.) A value that nobody takes is dropped at the latest when the receiver's next
     /// scope begins, or the pool is closed.
+    ///
+    /// **To another process** go values whose type is a [`Hop`]: buffers of all [`Element`](crate::Element)s, pairs of
+    /// these, numbers and `String`, and `Vec`s of all; other types after [`Builder::hops`](crate::Builder::hops). The
+    /// memory in the value is copied, as it is at this moment in the order of the streams; the receiver has it on its
+    /// own device. There all values must be taken: the end of the scope waits for it.
     ///
     /// Each tag is a queue of its own: values of one pair of members with one tag are taken in the order in which they
     /// were given. Groups do not see each other's values.
@@ -56,51 +69,104 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fails " After an error the value is dropped.";
+    fails " After an error the value is dropped. `InvalidArgument` also for a type that cannot go to another process.";
     fn give<T>(&self, value: T, to: usize, tag: u64) -> Result<()>
     where [T: Send + 'static]
     {
-        self.give_as(("give", Location::caller()), Label::Value(tag), value, to)
+        self.give_as(("give", Location::caller()), Label::Value(tag), value, to, || self.carrier())
     }
 
-    /// Takes the next value that member `from` has given with this `tag`. The host waits until it was given.
+    /// Takes the next value that member `from` has given with this `tag`. The host waits until it was given, or, from
+    /// another process, until it has arrived.
     fails " [`Error::Timeout`](crate::Error::Timeout). [`Error::Mismatch`](crate::Error::Mismatch) if the value has \
         another type, or if the closure of `from` has ended without giving it. A value of another type fails the \
-        gang. `InvalidArgument` also if `from` is this device itself, and it has given no such value before.";
+        gang. `InvalidArgument` also if `from` is this device itself, and it has given no such value before, and for a \
+        type that cannot come from another process. Between processes: \
+        [`Error::WorldMismatch`](crate::Error::WorldMismatch), [`Error::HostTimeout`](crate::Error::HostTimeout), \
+        [`Error::AbortedByHost`](crate::Error::AbortedByHost), [`Error::HostLost`](crate::Error::HostLost).";
     fn take<T>(&self, from: usize, tag: u64) -> Result<T>
     where [T: Send + 'static]
     {
-        self.take_as(("take", Location::caller()), Label::Value(tag), from)
+        self.take_as(("take", Location::caller()), Label::Value(tag), from, || self.carrier())
     }
 }
 
 impl Group<'_> {
-    /// [`give`](Self::give) by the call `op` at `site`.
-    pub(crate) fn give_as<T: Send + 'static>(
+    /// This group, for a token of the same device with another stream.
+    pub(crate) fn on<'v>(&self, via: &'v Device) -> Group<'v> {
+        Group { dev: via, membership: self.membership.clone(), rank: self.rank, across: self.across.clone() }
+    }
+
+    /// [`give`](Self::give) of the library's own, by `call`. A copy for another process runs on the token's stream.
+    pub(crate) fn give_hop<T: Hop>(&self, call: LastCall, label: Label, value: T, to: usize) -> Result<()> {
+        self.give_as(call, label, value, to, || Some(carrier::<T>()))
+    }
+
+    /// [`take`](Self::take) of the library's own.
+    pub(crate) fn take_hop<T: Hop>(&self, call: LastCall, label: Label, from: usize) -> Result<T> {
+        self.take_as(call, label, from, || Some(carrier::<T>()))
+    }
+
+    /// How the pool's values of this type go to other processes, if they may.
+    fn carrier<T: 'static>(&self) -> Option<Carrier<T>> {
+        self.dev.worker.shared.carriers.get()
+    }
+
+    fn give_as<T: Send + 'static>(
         &self,
         (op, site): LastCall,
         label: Label,
         value: T,
         to: usize,
+        carrier: impl FnOnce() -> Option<Carrier<T>>,
     ) -> Result<()> {
-        let _here = self.dev.worker.handle.enter(op, site);
+        let dev = self.dev;
+        let _here = dev.worker.handle.enter(op, site);
         let call = Call::at(op, site).of_type::<T>();
         self.check_peer(&call, to)?;
-        if let Some(across) = &self.across {
-            let here = self.here_with(across, &call, to)?;
-            return here.0.give_as((op, site), label, value, here.1);
+        let Some(across) = &self.across else {
+            return self.post(call, to, label, Contents::Value(Contained::new(Box::new(value))));
+        };
+        if let Some(to) = across.here_of(to) {
+            return self.here().give_as((op, site), label, value, to, carrier);
         }
-        self.post(call, to, label, Contents::Value(Contained::new(Box::new(value))))
+        let carrier = carrier().ok_or_else(|| cannot_hop(&call))?;
+        let mut pack = Pack::new((op, site));
+        (carrier.pack)(value, &mut pack)?;
+        let (header, parts) = pack.into_parts();
+        let part = |part: DeviceBuffer<u8>| {
+            // It may be another device's, which has given it to this one.
+            let part = part.hop(dev)?;
+            self.check_own(op, &part)?;
+            Ok(area(part.view()))
+        };
+        let parts = parts.into_iter().map(part).collect::<Result<_>>()?;
+        self.send_across(across, (&call, label), &Shipment { header, parts }, to)
     }
 
-    /// [`take`](Self::take) by the call `op` at `site`.
-    pub(crate) fn take_as<T: Send + 'static>(&self, (op, site): LastCall, label: Label, from: usize) -> Result<T> {
-        let _here = self.dev.worker.handle.enter(op, site);
+    fn take_as<T: Send + 'static>(
+        &self,
+        (op, site): LastCall,
+        label: Label,
+        from: usize,
+        carrier: impl FnOnce() -> Option<Carrier<T>>,
+    ) -> Result<T> {
+        let dev = self.dev;
+        let _here = dev.worker.handle.enter(op, site);
         let call = Call::at(op, site).of_type::<T>();
         if let Some(across) = &self.across {
             self.check_peer(&call, from)?;
-            let here = self.here_with(across, &call, from)?;
-            return here.0.take_as((op, site), label, here.1);
+            if let Some(from) = across.here_of(from) {
+                return self.here().take_as((op, site), label, from, carrier);
+            }
+            let carrier = carrier().ok_or_else(|| cannot_hop(&call))?;
+            let incoming = self.receive_across(across, (&call, label), from)?;
+            let allocate = |bytes| dev.allocate::<u8>(op, bytes);
+            let mut parts = Unpack::new((op, site), &incoming.header, &incoming.lens, &allocate);
+            let value = incoming.done((carrier.unpack)(&mut parts))?;
+            let parts: Vec<Area> = incoming.done(parts.finish())?.iter().map(|part| area(part.view())).collect();
+            incoming.store(&parts)?;
+            return Ok(value);
         }
         let parcel = self.receive_parcel(&call, from, label)?;
         let Contents::Value(value) = parcel.contents else { unreachable!("values are not messages") };
@@ -167,4 +233,11 @@ impl Group<'_> {
         }
         self.dev.not_in_graph_at(call.site, call.op)
     }
+}
+
+/// The error for a value that would have to go to another process.
+fn cannot_hop(call: &Call) -> Error {
+    let of = call.of.map_or("the value", |(_, of)| of);
+    let why = format_args!("{of} cannot go to another process: if it is a `Hop`, tell the pool by `Builder::hops`");
+    Error::invalid_at(call.site, call.op, why)
 }

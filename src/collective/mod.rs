@@ -10,7 +10,8 @@
 //! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
 //!   kernels of software GPUs, and [`launch`] launches them.
 //!
-//! [`world`] has the groups that span processes. [`transport`] is what `cluster` does for them.
+//! [`world`] has the groups that span processes; [`hop`] what values need there. [`transport`] is what `cluster` does
+//! for them.
 //!
 //! [`replay`] puts collectives into graphs, and runs them from there.
 
@@ -24,6 +25,7 @@ mod execute;
 mod face;
 pub(crate) mod group;
 mod hand_over;
+pub(crate) mod hop;
 pub(crate) mod kernels;
 mod launch;
 mod many;
@@ -38,4 +40,5 @@ pub(crate) mod world;
 pub(crate) use crate::fabric::transport;
 
 pub use group::Group;
+pub use hop::Hop;
 pub(crate) use world::GroupKey;

@@ -7,7 +7,7 @@
 //! memory knows its last writer, as all memory does, and so the receiver's copy is ordered after the sender's. A
 //! dropped parcel's memory goes back to its device's pool.
 
-use super::{Group, face::collectives};
+use super::{Group, face::collectives, world::messages::Shipment};
 use crate::{
     Device, DeviceBuffer,
     error::{Error, Result},
@@ -86,7 +86,7 @@ collectives! {
         if let Some(across) = &self.across {
             return match across.here_of(to) {
                 Some(at) => self.here().send_owned(buffer, at),
-                None => self.send_across(across, &call, &area(bytes(buffer.view())), to),
+                None => self.send_across(across, (&call, Label::Message), &message_of(bytes(buffer.view())), to),
             };
         }
         let bytes = buffer.len() * size_of::<T>();
@@ -123,9 +123,9 @@ collectives! {
             if let Some(at) = across.here_of(from) {
                 return self.here().recv_any(at);
             }
-            let arrived = self.receive_across(across, &call, from, None)?;
-            let here = dev.allocate::<T>("recv_any", arrived.len() / size_of::<T>())?;
-            self.take_in(across, &call, &arrived, &area(bytes(here.view())))?;
+            let incoming = self.receive_across(across, (&call, Label::Message), from)?;
+            let here = dev.allocate::<T>("recv_any", incoming.only(size_of::<T>())? / size_of::<T>())?;
+            incoming.store(&[area(bytes(here.view()))])?;
             return Ok(here);
         }
         let (sent, there) = self.message(&call, from)?;
@@ -151,7 +151,7 @@ impl Group<'_> {
         if let Some(across) = &self.across {
             return match across.here_of(to) {
                 Some(at) => self.here().send_view(src, at),
-                None => self.send_across(across, &call, &area(bytes(src)), to),
+                None => self.send_across(across, (&call, Label::Message), &message_of(bytes(src)), to),
             };
         }
         let mut contents = dev.allocate::<u8>("send", src.bytes().len())?;
@@ -169,14 +169,10 @@ impl Group<'_> {
             if let Some(at) = across.here_of(from) {
                 return self.here().recv_view(dst, at);
             }
-            let arrived = self.receive_across(across, &call, from, Some(dst.bytes().len()))?;
+            let incoming = self.receive_across(across, (&call, Label::Message), from)?;
+            incoming.expect(dst.bytes().len())?;
             let to = bytes_mut(dst);
-            return self.take_in(
-                across,
-                &call,
-                &arrived,
-                &Area { block: to.block.clone(), address: to.address, bytes: to.bytes() },
-            );
+            return incoming.store(&[Area { block: to.block.clone(), address: to.address, bytes: to.bytes() }]);
         }
         let (sent, there) = self.message(&call, from)?;
         if let Some(what) = call.differs_in_elements(&sent) {
@@ -205,7 +201,7 @@ impl Group<'_> {
 
     /// The buffer must be this device's.
     #[track_caller]
-    fn check_own<T: Element>(&self, op: &'static str, buffer: &DeviceBuffer<T>) -> Result<()> {
+    pub(super) fn check_own<T: Element>(&self, op: &'static str, buffer: &DeviceBuffer<T>) -> Result<()> {
         let (own, site, owner) = (&self.dev.worker.handle, Location::caller(), &buffer.block.handle);
         if owner.pool != own.pool {
             return Err(Error::WrongPool { op, device: own.device, site });
@@ -217,7 +213,12 @@ impl Group<'_> {
     }
 }
 
-fn area(view: DeviceView<'_, u8>) -> Area {
+/// Elements for a member of another process.
+fn message_of(view: DeviceView<'_, u8>) -> Shipment {
+    Shipment { header: Vec::new(), parts: vec![area(view)] }
+}
+
+pub(super) fn area(view: DeviceView<'_, u8>) -> Area {
     Area { block: view.block.clone(), address: view.address, bytes: view.bytes() }
 }
 

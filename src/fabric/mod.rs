@@ -9,7 +9,8 @@
 //! * What a member does: [`types`], [`plan`], [`packets`], [`staging`], [`tiling`], [`limits`].
 //! * What kernels wait on: [`signal_pad`], with its [`layout`]. What a thread remembers of its launches: [`spinning`],
 //!   [`in_flight`]. [`membership`]: the groups that a device is in.
-//! * Other processes: [`transport`], the traits; [`world_link`], a gang's part in a scope of all processes.
+//! * Other processes: [`transport`], the traits; [`world_link`], a gang's part in a scope of all processes;
+//!   [`packing`], how values go there.
 
 pub(crate) mod broadcast;
 pub(crate) mod call;
@@ -21,6 +22,7 @@ pub(crate) mod limits;
 pub(crate) mod mailbox;
 pub(crate) mod membership;
 pub(crate) mod packets;
+pub(crate) mod packing;
 pub(crate) mod parcels;
 pub(crate) mod plan;
 pub(crate) mod signal_pad;

@@ -20,9 +20,15 @@ use crate::{
     fabric::types::{DType, ReduceOp},
     memory::PinnedBuffer,
 };
-use std::{fmt, ops::Range, sync::Arc, time::Duration};
+use parking_lot::Mutex;
+use std::{
+    fmt,
+    ops::Range,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
-/// Multiples of this are added to a device's ordinal where its messages on their way meet, not the device itself.
+/// This is added to a device's ordinal where its shipments on their way meet, not the device itself.
 pub(crate) const OUTBOX: usize = 1 << 16;
 
 /// A device of the cluster.
@@ -231,11 +237,12 @@ pub(crate) trait DeviceTransport: Send + Sync {
         true
     }
 
-    /// Submits one call to the stream of a device of this process; the device's ordinal is the rail. The context of
-    /// the device is current, and the caller holds the collective's [`Window`].
+    /// Submits one call to the stream of a device of this process; the device's ordinal is the rail. Any thread may
+    /// call it that holds the collective's [`Window`].
     ///
     /// # Safety
-    /// The memory is the device's, lives until the stream has passed the call, and nothing else touches it meanwhile.
+    /// The memory is the device's, or page-locked. It lives until the stream has passed the call, and nothing else
+    /// touches it meanwhile. After an error it is never freed.
     /// All other hosts of the rail submit the same call.
     ///
     /// # Errors
@@ -244,6 +251,49 @@ pub(crate) trait DeviceTransport: Send + Sync {
 
     /// The error of a call that was submitted and has failed since, if any.
     fn failed(&self, device: usize) -> Option<Error>;
+
+    /// `tell` is called, by any thread, when a call has failed since it was submitted, or a rail ends before its time;
+    /// at once if that has happened. What waits for the streams of this process ends only after that. It is forgotten
+    /// when the caller drops it.
+    fn when_failed(&self, tell: &Arc<Tell>);
+}
+
+/// Hears of a failure. It must not wait.
+pub(crate) type Tell = dyn Fn(Error) + Send + Sync;
+
+/// The first failure of a transport, and who hears of it.
+#[derive(Default)]
+pub(crate) struct Failure(Mutex<(Option<Error>, Vec<Weak<Tell>>)>);
+
+impl Failure {
+    pub(crate) fn cause(&self) -> Option<Error> {
+        self.0.lock().0.clone()
+    }
+
+    /// The first error stays, and all hear of it once. Returns it.
+    pub(crate) fn set(&self, error: &Error) -> Error {
+        let mut state = self.0.lock();
+        let cause = state.0.get_or_insert_with(|| error.clone()).clone();
+        let listeners = std::mem::take(&mut state.1);
+        drop(state);
+        listeners.iter().filter_map(Weak::upgrade).for_each(|tell| tell(cause.clone()));
+        cause
+    }
+
+    /// As [`DeviceTransport::when_failed`].
+    pub(crate) fn when(&self, tell: &Arc<Tell>) {
+        let mut state = self.0.lock();
+        match state.0.clone() {
+            Some(cause) => {
+                drop(state);
+                tell(cause);
+            }
+            None => {
+                state.1.retain(|listener| listener.strong_count() > 0);
+                state.1.push(Arc::downgrade(tell));
+            }
+        }
+    }
 }
 
 /// A call on a rail. All but `Messages` are of all hosts of the cluster.
@@ -266,4 +316,20 @@ pub(crate) enum RailCall<'a> {
 pub(crate) enum RailMessage {
     Send { to: usize, at: Address, bytes: usize },
     Receive { from: usize, at: Address, bytes: usize },
+}
+
+impl RailMessage {
+    pub(crate) fn bytes(&self) -> usize {
+        match *self {
+            RailMessage::Send { bytes, .. } | RailMessage::Receive { bytes, .. } => bytes,
+        }
+    }
+
+    /// The same message with its bytes elsewhere.
+    pub(crate) fn moved_to(self, at: Address) -> RailMessage {
+        match self {
+            RailMessage::Send { to, bytes, .. } => RailMessage::Send { to, at, bytes },
+            RailMessage::Receive { from, bytes, .. } => RailMessage::Receive { from, at, bytes },
+        }
+    }
 }

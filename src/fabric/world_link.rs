@@ -3,9 +3,10 @@
 //! A scope of a pool in a cluster makes a [`WorldLink`]. It joins the others when it begins, if it has a name, or else
 //! at the first call that needs other processes. Tokens share it; `collective/world` meets through it.
 //!
-//! Invariant: once joined, a failure of the gang is told to the other processes, and one of theirs fails the gang.
+//! Invariant: once joined, a failure of the gang is told to the other processes, and one of theirs fails the gang. So
+//! does a failure of a transport between devices.
 
-use super::transport::{Window, World, WorldScope};
+use super::transport::{Tell, Transport, Window, World, WorldScope};
 use crate::{
     error::{Error, Result, Site},
     gang::{Gang, Outside},
@@ -26,6 +27,8 @@ pub(crate) struct WorldLink {
     progress: Progress,
     site: Site,
     joined: OnceCell<Arc<dyn WorldScope>>,
+    /// Fails the gang with the transport.
+    tell: OnceCell<Arc<Tell>>,
     /// Threads that carry messages to other processes.
     carriers: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -38,6 +41,7 @@ impl WorldLink {
             progress,
             site,
             joined: OnceCell::new(),
+            tell: OnceCell::new(),
             carriers: Mutex::default(),
         })
     }
@@ -79,6 +83,17 @@ impl WorldLink {
                 gang.poison(by, error);
             }
         }));
+        // Streams may go on behind a call that has failed, with memory that was never written.
+        if let Transport::Device(transport) = self.world.transport() {
+            let failing = Arc::downgrade(gang);
+            let tell: Arc<Tell> = Arc::new(move |error| {
+                if let Some(gang) = failing.upgrade() {
+                    gang.poison(by, error);
+                }
+            });
+            transport.when_failed(&tell);
+            let _ = self.tell.set(tell);
+        }
         // It may have failed before it joined.
         if let Some((by, cause)) = gang.cause() {
             self.failed(by, &cause);

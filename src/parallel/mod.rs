@@ -20,11 +20,12 @@ mod schedule;
 mod tasks;
 mod tensor;
 
+pub use crate::Hop;
 #[cfg(feature = "checkpoints")]
 pub use checkpoint::Checkpoint;
 pub use data_parallel::{DataParallel, Gradients, Model};
 pub use optim::{LearningRate, Optimizer};
-pub use pipeline::{At, Hop, Pipeline, Stage};
+pub use pipeline::{At, Pipeline, Stage};
 pub use schedule::{Action, Blocked, Costs, MAX_ACTIONS, Peer, Schedule, ScheduleError, Span, Step, Timeline, Work};
 #[cfg(feature = "tasks")]
 pub use tasks::{

@@ -10,7 +10,7 @@
 mod execute;
 mod stage;
 
-pub use stage::{At, Hop, Stage};
+pub use stage::{At, Stage};
 
 use super::schedule::Schedule;
 use crate::{
@@ -71,9 +71,10 @@ type Stages<S> = Vec<(usize, S)>;
 ///
 /// # Errors and panics
 ///
-/// The first error or panic of a stage, or of a closure, ends the step on all devices, and the step returns it. Then
-/// the stages hold unspecified values and each call is [`Error::Poisoned`], until [`reset`](Self::reset) makes new ones
-/// or [`clear_poison`](Self::clear_poison) accepts them. The pool works on.
+/// The first error or panic of a stage, or of a closure, ends the step on all devices, and the step returns it; in
+/// other processes it is [`Error::AbortedByHost`], which names it. Then the stages hold unspecified values and each call
+/// is [`Error::Poisoned`], until [`reset`](Self::reset) makes new ones or [`clear_poison`](Self::clear_poison) accepts
+/// them. The pool works on.
 ///
 /// # Memory
 ///
@@ -108,6 +109,11 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// Several pipelines beside each other, each in a group of devices: data parallel times pipeline parallel. `group`
     /// makes the group of a device. A group has one member for each rank of the schedule; every device of the pool is
     /// in one group.
+    ///
+    /// With `|dev| dev.world()` one pipeline spans all processes of a [cluster](crate::cluster), whose devices are its
+    /// ranks in their order. Each process makes the same calls. What goes from stage to stage then crosses processes,
+    /// which a [`Hop`](crate::Hop) of your own must be able to do. The closures of [`step`](Self::step) run where their
+    /// stages are: `input` in the process of the first stage, `loss` in that of the last one.
     ///
     /// Each pipeline works on micro-batches of its own. Afterwards [`each`](Self::each) can sum the gradients over
     /// the pipelines, by collectives of the groups of devices that have the same stages.
@@ -188,7 +194,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// `input` makes micro-batch `micro` on the device of stage 0. `loss` gets the output of the last stage, on that
     /// stage's device, and returns the gradient of it and a value, such as the loss. The result has the values in the
     /// order of the micro-batches; those of several pipelines one after the other, in the order of the devices of their
-    /// first ranks.
+    /// first ranks. In a pipeline of several processes, the one with the last stage gets them, and the others get none.
     ///
     /// A value that is NaN (an `f32` or `f64`) is an error after the step: the step has come to its end, the stages are
     /// not poisoned, and hold the gradients. To get NaNs as values, return them in a tuple or a type of your own.
@@ -252,7 +258,7 @@ impl<S: Stage + 'static> Pipeline<S> {
         output: Output<'_, S::Activation, R>,
     ) -> Result<Vec<R>> {
         let mut all = self.scope(site, op, |group, stages| {
-            let first = group.ordinal(0);
+            let first = group.place(0);
             let part = Part { call: (op, site), schedule, group, stages };
             Ok((first, execute::run(part, input, output)?))
         })?;
@@ -272,7 +278,7 @@ impl<S: Stage + 'static> Pipeline<S> {
         F: Fn(&Device, usize, &mut S) -> Result<R> + Sync,
     {
         let mut all = self.scope(Location::caller(), "Pipeline::each", |group, stages| {
-            let (dev, first) = (group.device(), group.ordinal(0));
+            let (dev, first) = (group.device(), group.place(0));
             let each = stages.iter_mut().map(|(number, stage)| Ok(((first, *number), f(dev, *number, stage)?)));
             each.collect::<Result<Vec<_>>>()
         })?;

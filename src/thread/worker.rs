@@ -27,6 +27,7 @@ use crate::{
         in_flight::InFlight,
         limits::{Tune, Tuned},
         mailbox::Endpoint,
+        packing::Carriers,
         signal_pad::SignalPad,
         spinning::Spinning,
         transport::World,
@@ -94,14 +95,18 @@ pub(crate) struct Shared {
     pub(crate) peers: OnceCell<Vec<PeerReport>>,
     /// Where kernels of collectives meet, if they can. Set once, when the pool is built.
     pub(crate) signals: OnceCell<Arc<SignalPad>>,
-    /// The processes of the cluster, if the pool is in one.
+    /// The processes of the cluster, if the pool is in one,
     pub(crate) world: Option<Arc<dyn World>>,
+    /// and the types whose values may go there.
+    pub(crate) carriers: Carriers,
     /// Where the collectives' limits are to come from,
     pub(crate) tune: Tune,
     /// and what they are. Set once, when the pool is built.
     pub(crate) tuned: OnceCell<Tuned>,
     /// What staged copies need, by source and destination. Made when first needed.
     pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<PeerStaging>>>,
+    /// Streams for messages to other processes that another thread than the device's submits. Made when first needed.
+    pub(crate) couriers: Mutex<HashMap<usize, Arc<StreamCore>>>,
     /// The device threads. A thread returns the error that it could report to no scope.
     pub(crate) threads: Mutex<Vec<thread::JoinHandle<Result<()>>>>,
 }
@@ -125,6 +130,18 @@ impl Shared {
     /// Whether each of these devices may touch the memory of each other one.
     pub(crate) fn are_direct(&self, devices: &[usize]) -> bool {
         devices.iter().all(|&a| devices.iter().all(|&b| self.is_direct(a, b)))
+    }
+
+    /// The stream of a device for messages to other processes, made when first needed. Threads take turns on it in the
+    /// order of commits.
+    pub(crate) fn courier(&self, device: usize) -> Result<Arc<StreamCore>> {
+        let mut couriers = self.couriers.lock();
+        if let Some(stream) = couriers.get(&device) {
+            return Ok(stream.clone());
+        }
+        let stream = StreamCore::new(&self.handles[device], "message")?;
+        couriers.insert(device, stream.clone());
+        Ok(stream)
     }
 
     /// The buffers for staged copies of a pair, made when first needed.

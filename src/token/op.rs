@@ -192,6 +192,11 @@ impl Op<'_> {
         }
     }
 
+    /// The memory is never freed: whoever has it may use it at any time.
+    pub(crate) fn keep(&self) {
+        self.touched.iter().for_each(|touched| std::mem::forget(touched.block.clone()));
+    }
+
     /// Takes the driver's result. A capture fails if one of its operations has failed.
     pub(crate) fn done(&self, done: &Result<()>) {
         if let (Err(error), Some(recording)) = (done, &self.dev.recording) {

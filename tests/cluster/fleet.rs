@@ -1,9 +1,13 @@
 //! Processes of one cluster, started as a launcher would: this test program again, with `GPU_POOL_RANK` and so on.
 //!
 //! A test starts a [`Fleet`]; each process finds its task in [`child`], and tells by [`say`] what it has found.
+//!
+//! A task is `<devices> <what> <more>..`. Devices are a number of software GPUs, or `cuda2`: two devices on one GPU,
+//! which is that of the process's local rank; with more processes than GPUs some have the same one. Processes on GPUs
+//! need [`GPU_VARIABLES`].
 
-use crate::support::{again, builder, task};
-use gpu_pool::{Builder, Error, GpuPool, ReduceOp, cluster::Cluster};
+use crate::support::{again, builder, cuda_devices, task};
+use gpu_pool::{Builder, Check, Error, GpuPool, ReduceOp, cluster::Cluster};
 use std::{
     fmt::Display,
     io::{BufRead, BufReader, Read},
@@ -16,6 +20,18 @@ use std::{
 
 /// Tells a hang from a slow machine, nothing else.
 pub const GUARD: Duration = Duration::from_secs(60);
+
+/// NCCL takes processes with these for hosts of their own, each with a further name (`NCCL_HOSTID`), so that they may
+/// share a GPU.
+pub const GPU_VARIABLES: [(&str, &str); 7] = [
+    ("GPU_POOL_TRANSPORT", "nccl"),
+    ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
+    ("NCCL_P2P_DISABLE", "1"),
+    ("NCCL_SHM_DISABLE", "1"),
+    ("NCCL_NVLS_ENABLE", "0"),
+    ("NCCL_NET", "Socket"),
+    ("NCCL_SOCKET_IFNAME", "lo"),
+];
 
 /// A process that says nothing for so long is lost.
 pub const SILENCE: Duration = Duration::from_secs(2);
@@ -43,10 +59,16 @@ impl Fleet {
 
     /// [`start`](Self::start) with a port of the caller's choice; `set` changes the process of a rank.
     pub fn start_with(what: &str, devices: &[usize], port: u16, set: impl Fn(usize, &mut Command)) -> Fleet {
-        let size = devices.len().to_string();
+        let tasks: Vec<_> = devices.iter().map(|devices| format!("{devices} {what}")).collect();
+        Fleet::of(&tasks, port, set)
+    }
+
+    /// One process for each task.
+    pub fn of(tasks: &[String], port: u16, set: impl Fn(usize, &mut Command)) -> Fleet {
+        let size = tasks.len().to_string();
         let (tell, lines) = channel();
-        let start = |(rank, devices): (usize, &usize)| {
-            let mut process = again(&["fleet::child"], &format!("{devices} {what}"));
+        let start = |(rank, task): (usize, &String)| {
+            let mut process = again(&["fleet::child"], task);
             process.env("GPU_POOL_RANK", rank.to_string()).env("GPU_POOL_SIZE", &size);
             process.env("GPU_POOL_LOCAL_RANK", rank.to_string()).env("GPU_POOL_LOCAL_SIZE", &size);
             process.env("GPU_POOL_MASTER", "127.0.0.1").env("GPU_POOL_PORT", port.to_string());
@@ -59,7 +81,7 @@ impl Fleet {
             thread::spawn(move || forward(rank, err, &errors, false));
             child
         };
-        let processes: Vec<_> = devices.iter().enumerate().map(start).collect();
+        let processes: Vec<_> = tasks.iter().enumerate().map(start).collect();
         Fleet { said: vec![Vec::new(); processes.len()], open: vec![true; processes.len()], processes, lines }
     }
 
@@ -168,14 +190,24 @@ pub fn pool(builder: Builder) -> Result<GpuPool, Error> {
 fn child() -> Result<(), Error> {
     let Some(task) = task() else { return Ok(()) };
     let mut words = task.split(' ');
-    let devices = words.next().unwrap().parse().unwrap();
-    let builder = builder().timeout(GUARD).host(devices);
+    let devices = words.next().unwrap();
+    let builder = match devices.strip_prefix("cuda") {
+        Some(count) => {
+            let gpu = Cluster::from_env()?.local_rank() % cuda_devices();
+            // The checker orders kernels that are to meet their peers', so they would never wait for each other.
+            let builder = GpuPool::builder().check(Check::Off).timeout(GUARD).cuda();
+            builder.devices(&vec![gpu; count.parse().unwrap()]).share_gpus(true)
+        }
+        None => builder().timeout(GUARD).host(devices.parse().unwrap()),
+    };
     let (what, more) = (words.next().unwrap(), words.collect::<Vec<_>>());
     match what {
         "sum" => sum(builder),
         "names" => names(builder),
         "join" => crate::meeting::child(builder, more[0]),
-        "random" => crate::random::child(builder, more[0].parse().unwrap(), more[1].parse().unwrap()),
+        "random" => crate::random::child(builder, &more),
+        #[cfg(feature = "blas")]
+        what if what.contains("pipeline") => crate::pipeline::child(builder, what, &more),
         _ => crate::failures::child(builder, what, &more),
     }
 }

@@ -13,5 +13,7 @@ mod fleet;
 mod ipc;
 #[cfg(target_os = "linux")]
 mod meeting;
+#[cfg(all(target_os = "linux", feature = "blas"))]
+mod pipeline;
 #[cfg(target_os = "linux")]
 mod random;

@@ -1,15 +1,21 @@
 //! Random programs that are correct: all processes make the same one from a seed, and every result is compared with
 //! plain arithmetic. Groups cross, two scopes with names run at once, members are slow at random, and some calls block.
+//!
+//! The task is `<devices> random <seed> <seconds>`, and words for what is left out where a transport cannot carry it:
+//! `rails`: a group has the same ordinals, in the same order, in each of its processes; `silent`: no `send` and `recv`.
 
 use crate::{
-    fleet::{Fleet, pool, say},
-    support::cases,
+    fleet::{Fleet, GPU_VARIABLES, GUARD, free_port, pool, say},
+    support::{cases, cuda_devices, task},
 };
 use gpu_pool::{Builder, Device, Error, Group, ReduceOp};
 use std::{
     thread,
     time::{Duration, Instant},
 };
+
+/// What the stress does unless told otherwise, without and with GPUs.
+const STRESS: [&str; 2] = ["2 random 1 240", "cuda2 random 1 240 rails silent"];
 
 /// A generator of a few lines (splitmix64): the same numbers in all processes.
 struct Random(u64);
@@ -57,10 +63,47 @@ struct Step {
     late: usize,
 }
 
-fn program(seed: u64, n: usize) -> Vec<Step> {
-    let mut random = Random(seed);
+/// What programs are made of: the members' places, and the task's words.
+struct Kind {
+    places: Vec<(usize, usize)>,
+    rails: bool,
+    silent: bool,
+}
+
+impl Kind {
+    fn of(world: &Group<'_>, words: &[&str]) -> Kind {
+        let places = (0..world.count()).map(|rank| world.place(rank)).collect();
+        Kind { places, rails: words.contains(&"rails"), silent: words.contains(&"silent") }
+    }
+
+    /// The ranks, or those that a transport can join: the processes and the ordinals that are among them.
+    fn group(&self, ranks: Vec<usize>) -> Vec<usize> {
+        if !self.rails {
+            return ranks;
+        }
+        let places = ranks.iter().map(|&rank| self.places[rank]);
+        let (mut hosts, mut ordinals): (Vec<_>, Vec<_>) = places.unzip();
+        let find = |host: usize, ordinal: usize| self.places.iter().position(|&place| place == (host, ordinal));
+        unique(&mut hosts);
+        unique(&mut ordinals);
+        ordinals.retain(|&ordinal| hosts.iter().all(|&host| find(host, ordinal).is_some()));
+        let joined: Vec<_> =
+            ordinals.iter().flat_map(|&ordinal| hosts.iter().filter_map(move |&host| find(host, ordinal))).collect();
+        // Ordinals that some of the processes lack.
+        if joined.is_empty() { self.group((0..self.places.len()).collect()) } else { joined }
+    }
+}
+
+/// Each once, in the order of the first ones.
+fn unique(all: &mut Vec<usize>) {
+    let mut seen = std::collections::HashSet::new();
+    all.retain(|&x| seen.insert(x));
+}
+
+fn program(seed: u64, kind: &Kind) -> Vec<Step> {
+    let (mut random, n) = (Random(seed), kind.places.len());
     let step = |_| {
-        let ranks = random.ranks(n);
+        let ranks = kind.group(random.ranks(n));
         let what = match random.below(10) {
             0 | 1 => What::Sum,
             2 => What::Most,
@@ -68,6 +111,7 @@ fn program(seed: u64, n: usize) -> Vec<Step> {
             4 => What::Broadcast(random.below(ranks.len())),
             5 => What::Scatter,
             6 => What::Exchange,
+            7 if kind.silent => What::Most,
             7 => What::Message,
             8 => What::Block,
             _ => What::Barrier,
@@ -149,22 +193,29 @@ fn carry_out(dev: &Device, world: &Group<'_>, at: usize, step: &Step) -> Result<
     }
 }
 
-/// Programs until these seconds are over, as rank 0 sees it: two threads, each with scopes of its own name.
-pub fn child(builder: Builder, seed: u64, seconds: u64) -> Result<(), Error> {
+/// Programs until the seconds are over, as rank 0 sees it: two threads, each with scopes of its own name.
+pub fn child(builder: Builder, more: &[&str]) -> Result<(), Error> {
+    let [seed, seconds] = [more[0], more[1]].map(|number| number.parse::<u64>().unwrap());
     let pool = pool(builder)?;
     let limit = Duration::from_secs(seconds);
     let start = Instant::now();
     let run = |name: &str, seed: u64| -> Result<usize, Error> {
+        let mut told = Instant::now();
         for round in 0.. {
             let goes_on = pool.run_named(name, |dev, _| {
                 let world = dev.world()?;
-                for (at, step) in program(seed.wrapping_add(round), world.count()).iter().enumerate() {
+                let kind = Kind::of(&world, &more[2..]);
+                for (at, step) in program(seed.wrapping_add(round), &kind).iter().enumerate() {
                     carry_out(dev, &world, at, step)?;
                 }
                 Ok(world.exchange_serde(&(start.elapsed() < limit))?[0])
             })?;
             if !goes_on[0] {
                 return Ok(round as usize + 1);
+            }
+            if told.elapsed() > GUARD / 6 {
+                told = Instant::now();
+                println!("{name}: {} programs after {:.0?}", round + 1, start.elapsed());
             }
         }
         unreachable!("it does not end by itself")
@@ -186,4 +237,35 @@ fn correct_programs_end_with_the_right_numbers() {
         println!("seed {seed}, {devices:?}: {}", said[0][0]);
         assert!(said.iter().all(|lines| *lines == said[0]), "{said:?}");
     }
+}
+
+/// Two processes with this task: on GPUs as hosts of their own.
+fn two(task: &str) {
+    let fleet = Fleet::of(&[task.to_owned(), task.to_owned()], free_port(), |rank, process| {
+        process.env("GPU_POOL_SILENCE", "30s");
+        if task.starts_with("cuda") {
+            process.envs(GPU_VARIABLES).env("NCCL_HOSTID", format!("gpu-pool-{rank}"));
+        }
+    });
+    let said = fleet.said();
+    println!("{task}: {}", said[0][0]);
+    assert_eq!(said[0], said[1]);
+}
+
+#[test]
+#[cfg(feature = "nccl")]
+fn cuda_correct_programs_over_nccl() {
+    if cuda_devices() == 0 {
+        return println!("skipped: no CUDA device");
+    }
+    for devices in [1, 2] {
+        two(&format!("cuda{devices} random {devices} {} rails silent", cases(3, 20)));
+    }
+}
+
+/// The task of the environment: guide/testing.md has the command.
+#[test]
+#[ignore = "takes four minutes"]
+fn stress() {
+    two(&task().unwrap_or_else(|| STRESS[usize::from(cuda_devices() > 0)].to_owned()));
 }

@@ -26,7 +26,7 @@ fn distributions<T: Type>(gpus: Gpus) {
         assert!((mean - 2.0).abs() < 0.11 && (variance - 9.0).abs() < 0.5, "{mean} {variance}");
         // Any cut of the sequence gives its numbers.
         let whole = (u, download(dev, &x)?);
-        for (begin, end) in [(0, 1), (1, 2), (3, 10), (5, 64), (7, 1001)] {
+        for (begin, end) in [(0, 1), (1, 2), (3, 10), (5, 64), (7, 1001), (6, n)] {
             let mut part = x.slice_mut(begin..end);
             dev.normal(&mut part, T::acc(2.0), T::acc(3.0), 11, begin as u64)?;
             let mut other = dev.zeros::<T>(end - begin)?;

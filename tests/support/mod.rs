@@ -139,13 +139,14 @@ fn share() -> usize {
     times.map_or(1, |times| times.parse().expect("GPU_POOL_SHARE is a number"))
 }
 
+/// How many GPUs there are.
 #[cfg(feature = "cuda")]
-fn cuda_devices() -> usize {
+pub fn cuda_devices() -> usize {
     gpu_pool::driver::cuda::device_count().unwrap_or(0)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda_devices() -> usize {
+pub fn cuda_devices() -> usize {
     0
 }
 

@@ -38,8 +38,7 @@ impl Hub {
             // Who waits in another meeting is late only if that one is.
             let excused = |host: usize| {
                 let held = |member: &super::Member| {
-                    let holds = |other: &super::Meeting| other.has(host) && other.members.contains(member);
-                    member.0 as usize == host && scope.meetings.values().any(holds)
+                    member.0 as usize == host && scope.meetings.values().any(|other| other.holds(member))
                 };
                 meeting.members.iter().any(held)
             };

@@ -1,6 +1,7 @@
 //! Collectives that some hosts of a group have arrived at.
 
 use super::{super::wire, Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut};
+use crate::fabric::transport::OUTBOX;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Notes in one frame; the rest of the frame is small.
@@ -59,10 +60,14 @@ impl Meeting {
         self.members.iter().any(|(member, _)| *member as usize == host)
     }
 
+    /// Whether this member waits here, and so cannot be elsewhere. A shipment on its way keeps its sender nowhere.
+    pub fn holds(&self, member: &Member) -> bool {
+        (member.1 as usize) < OUTBOX && self.has(member.0 as usize) && self.members.contains(member)
+    }
+
     /// Whether this one cannot be committed before the other.
     pub fn waits_for(&self, other: &Meeting) -> bool {
-        let holds = |member: &Member| other.has(member.0 as usize) && other.members.contains(member);
-        self.members.iter().any(|member| !self.has(member.0 as usize) && holds(member))
+        self.members.iter().any(|member| !self.has(member.0 as usize) && other.holds(member))
     }
 
     /// Tells all hosts at once.

@@ -8,6 +8,8 @@
 //! `test_threads`, and the data check of nccl-tests (each byte of each message is compared).
 
 mod cases;
+#[cfg(feature = "mpi")]
+mod devices;
 mod processes;
 mod random;
 mod speed;

@@ -6,15 +6,18 @@
 //! A thread of its own begins and ends MPI, as the standard asks of one and the same thread. If the library allows
 //! `MPI_THREAD_MULTIPLE`, each thread calls it for its own messages; else that thread does for all.
 //!
-//! Called by `cluster`. Invariants:
+//! Called by `cluster`. [`DeviceMpi`] is for libraries that take the addresses of GPUs' memory. Invariants:
 //!
 //! * The memory of messages that are under way is kept for ever when a call ends early: MPI cannot take requests back
 //!   that wait for a dead process.
 //! * `MPI_Finalize` waits for all processes. So it is called only by [`Mpi::close`], and not after a failure.
 
 mod batch;
+mod device;
 mod library;
 mod thread;
+
+pub(crate) use device::DeviceMpi;
 
 use self::{
     batch::{Batch, Channel, Tags},
@@ -142,7 +145,7 @@ impl Mpi {
     /// [`exchange`](HostTransport::exchange) of bytes at addresses: of the host, or of GPUs if the library
     /// [is CUDA-aware](Self::is_cuda_aware). Software GPUs' memory is the host's.
     ///
-    /// No test has run this with GPUs' addresses, only with the host's.
+    /// No test has run this with GPUs' addresses, only with the host's. [`DeviceMpi`] calls it for them.
     ///
     /// # Safety
     /// The bytes live, and nothing else touches them, until the call returns. After an error they live for ever.

@@ -8,7 +8,8 @@
 //!   device from the thread's context, which a group on one thread would have to switch between the calls.
 //! * **Submitting.** The call is polled until NCCL has launched it: an event that is recorded after the return is
 //!   behind the call, and the caller may close its launch window.
-//! * **Failing.** A thread watches for a lost host and for errors of the library. The first error aborts all rails,
+//! * **Failing.** A thread watches for a lost host and for errors of the library. The first error fails the scopes that
+//!   use the transport, is told to the other hosts, and aborts all rails,
 //!   each on a thread of its own: one after the other they would wait for each other's kernels (nccl#1013), and an
 //!   abort may hang (nccl#1777), so nobody waits for it without a limit. Each host must do so, since a rail that is
 //!   aborted on one host does not end on the others (pytorch#118692): the hub tells them.
@@ -29,7 +30,7 @@ pub(crate) use rail::Registered;
 use crate::{
     driver::{Address, DriverRef, RawStream, gate},
     error::{Error, Result},
-    fabric::transport::{DeviceTransport, RailCall, RailMessage},
+    fabric::transport::{DeviceTransport, Failure, RailCall, RailMessage, Tell},
     fabric::types::{DType, ReduceOp},
 };
 use library::{UniqueId, code};
@@ -74,16 +75,10 @@ struct Rails {
     lost: Lost,
     /// The limit of each wait for the other hosts.
     patience: Duration,
-    end: Mutex<End>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct End {
+    failure: Failure,
     /// Nobody watches any more.
-    over: bool,
-    /// The first error.
-    cause: Option<Error>,
+    over: Mutex<bool>,
+    changed: Condvar,
 }
 
 impl Nccl {
@@ -104,7 +99,8 @@ impl Nccl {
             rails: (0..devices[host]).map(|_| OnceCell::new()).collect(),
             lost,
             patience,
-            end: Mutex::default(),
+            failure: Failure::default(),
+            over: Mutex::default(),
             changed: Condvar::new(),
         });
         let watched = rails.clone();
@@ -145,7 +141,7 @@ impl Nccl {
     pub(crate) fn close(&self) -> Result<()> {
         // Each wait below asks for lost hosts by itself.
         self.stop_watching();
-        let cause = self.rails.end.lock().cause.clone();
+        let cause = self.rails.failure.cause();
         let closed = cause.map_or_else(|| self.rails.close(), Err);
         if let Err(error) = &closed {
             self.abort(error);
@@ -173,7 +169,7 @@ impl Nccl {
     }
 
     fn stop_watching(&self) {
-        self.rails.end.lock().over = true;
+        *self.rails.over.lock() = true;
         self.rails.changed.notify_all();
         if let Some(watch) = self.watch.lock().take() {
             let _ = watch.join();
@@ -212,7 +208,7 @@ impl Rails {
             return Err(self.no_rail("ncclCommInitRankConfig", device));
         }
         // An abort that came before looks at no rail that is not in its place.
-        if let Some(cause) = self.end.lock().cause.clone() {
+        if let Some(cause) = self.failure.cause() {
             return Err(cause);
         }
         rail.settle("ncclCommInitRankConfig", self.until())?;
@@ -249,9 +245,10 @@ impl Rails {
         Err(Error::Transport { library: "nccl", op: "submit", code: code::INVALID_USAGE, why })
     }
 
-    /// Remembers the first error, and begins to abort all rails; does not wait.
+    /// Remembers the first error, tells it, and begins to abort all rails; does not wait. It is told first: streams go
+    /// on when their calls are aborted.
     fn fail(&self, cause: &Error) {
-        let cause = self.end.lock().cause.get_or_insert_with(|| cause.clone()).clone();
+        let cause = self.failure.set(cause);
         for rail in self.rails.iter().filter_map(OnceCell::get).filter(|rail| !rail.is_over()) {
             let (rail, cause) = (rail.clone(), cause.clone());
             let name = format!("gpu-pool nccl abort {}", rail.device);
@@ -287,17 +284,17 @@ impl Rails {
 
     /// Looks for an error now and then, until the end.
     fn watch(&self) {
-        let mut end = self.end.lock();
-        while !end.over && end.cause.is_none() {
-            drop(end);
+        let mut over = self.over.lock();
+        while !*over && self.failure.cause().is_none() {
+            drop(over);
             let failed = || self.rails.iter().filter_map(OnceCell::get).find_map(|rail| rail.failure());
             if let Some(error) = (self.lost)().or_else(failed) {
                 event!(error, "NCCL's communicators are aborted: {error}");
                 self.fail(&error);
             }
-            end = self.end.lock();
-            if !end.over && end.cause.is_none() {
-                self.changed.wait_for(&mut end, LOOK);
+            over = self.over.lock();
+            if !*over && self.failure.cause().is_none() {
+                self.changed.wait_for(&mut over, LOOK);
             }
         }
     }
@@ -327,8 +324,11 @@ impl DeviceTransport for Nccl {
     }
 
     fn failed(&self, device: usize) -> Option<Error> {
-        let cause = self.rails.end.lock().cause.clone();
-        cause.or_else(|| self.rails.rail("submit", device).ok()?.failure())
+        self.rails.failure.cause().or_else(|| self.rails.rail("submit", device).ok()?.failure())
+    }
+
+    fn when_failed(&self, tell: &Arc<Tell>) {
+        self.rails.failure.when(tell);
     }
 }
 

@@ -1,7 +1,8 @@
 //! all_to_all over several processes, gather and scatter: everything that moves other elements to each member.
 //!
 //! All members stage what they send, and show each other the memory. What goes to a member of another process is sent
-//! by a courier: by the member with the same local index. So a rail has one sender and one receiver.
+//! by a courier: by the member with the same local index. So a rail has one sender and one receiver. Between devices the
+//! elements go by [`hops`].
 
 use super::{
     super::{
@@ -9,6 +10,7 @@ use super::{
         request::Request,
         transport::{Message, Tag, Transport},
     },
+    hops,
     trip::{Trip, part},
 };
 use crate::{
@@ -23,7 +25,7 @@ use crate::{
 use std::{ops::Range, sync::Arc};
 
 /// How many elements member `.0` sends to member `.1`.
-type Amount<'a> = &'a dyn Fn(usize, usize) -> usize;
+pub(super) type Amount<'a> = &'a dyn Fn(usize, usize) -> usize;
 
 #[track_caller]
 pub(super) fn by_shape(trip: &Trip<'_, '_>, request: &Request, shape: &Shape) -> Result<()> {
@@ -70,8 +72,8 @@ pub(super) fn by_counts(trip: &Trip<'_, '_>, request: &Request) -> Result<()> {
 #[track_caller]
 fn flow(trip: &Trip<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()> {
     let (across, size, n, me) = (trip.across, request.dtype.size(), trip.members(), trip.group.rank);
-    if let Transport::Device(_) = trip.transport()? {
-        return by_all_gather(trip, request, amount);
+    if let Transport::Device(transport) = trip.transport()? {
+        return hops::flow(trip, request, amount, transport.clone());
     }
     let transport = trip.host_transport()?;
     let (hosts, own) = (&across.hosts, &across.hosts[across.me].ranks);
@@ -126,36 +128,8 @@ fn flow(trip: &Trip<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()
     Ok(())
 }
 
-/// Where a transport joins only devices of one ordinal: everybody gets everything, and keeps its own. So all members
-/// have memory for it.
-#[track_caller]
-fn by_all_gather(trip: &Trip<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()> {
-    let (size, n, me) = (request.dtype.size(), trip.members(), trip.group.rank);
-    let lens: Vec<usize> = (0..n).map(|from| (0..n).map(|to| amount(from, to)).sum()).collect();
-    let parts = Counts::By(lens.into());
-    let all = trip.scratch(parts.total(n) * size)?;
-    let own = match &request.source {
-        Some(source) => part(source, 0..parts.part(me).len() * size),
-        None => part(&all, 0..0),
-    };
-    let shape = Some(Shape::AllGather { counts: parts.clone(), in_place: false });
-    let (call, dtype) = (request.call.clone(), request.dtype);
-    let (source, destination) = (Some(own), Some(all.clone()));
-    let gather = Request { call, dtype, reduce: request.reduce, shape, source, destination, counts: None };
-    super::moves::all_gather(trip, &gather, &parts, false)?;
-    let Some(destination) = &request.destination else { return Ok(()) };
-    let mut start = 0;
-    for from in 0..n {
-        let (at, theirs) = (parts.part(from).start * size, place(amount, from, me, size));
-        let to = part(destination, start..start + theirs.len());
-        trip.copy(&part(&all, at + theirs.start..at + theirs.end), &to)?;
-        start += theirs.len();
-    }
-    Ok(())
-}
-
 /// Where in the memory of `from` the elements for `to` are, in bytes.
-fn place(amount: Amount<'_>, from: usize, to: usize, size: usize) -> Range<usize> {
+pub(super) fn place(amount: Amount<'_>, from: usize, to: usize, size: usize) -> Range<usize> {
     let start: usize = (0..to).map(|member| amount(from, member)).sum();
     start * size..(start + amount(from, to)) * size
 }

@@ -4,6 +4,7 @@
 //! carries slice `r` of the buffer, or of the piece. Of a slice, each process owns some ranges: an equal cut for
 //! all_reduce, and else those of the parts of its members that lie in the slice.
 
+use super::lanes::Lanes;
 use crate::fabric::{
     membership::HostMembers,
     plan::{self, Counts},
@@ -14,32 +15,30 @@ use std::ops::Range;
 /// Ranges of elements, ascending, none of them empty.
 pub(super) type Ranges = SmallVec<[Range<usize>; 2]>;
 
-/// The number of rails: as many as every process has members.
-pub(super) fn rails(hosts: &[HostMembers]) -> usize {
-    hosts.iter().map(|host| host.ranks.len()).min().unwrap_or(0)
-}
-
-/// `len` elements of a buffer, from `start` on, on so many rails. Slices begin at multiples of `grain` elements behind
-/// `start`.
+/// `len` elements of a buffer, from `start` on, on rails, as one process sees them. Slices begin at multiples of `grain`
+/// elements behind `start`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+pub(super) struct Cut<'t> {
     pub start: usize,
     pub len: usize,
-    pub rails: usize,
+    pub lanes: &'t Lanes,
+    /// Which of the group's processes.
+    pub host: usize,
     pub grain: usize,
 }
 
-impl Cut {
+impl Cut<'_> {
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
     }
 
     /// The same elements in equal pieces, whose slices have up to `most` elements; none is empty, but for the one piece
     /// of no elements.
-    pub fn pieces(&self, most: usize) -> Vec<Cut> {
-        let count = self.len.div_ceil(self.rails * most.next_multiple_of(self.grain)).max(1);
+    pub fn pieces(&self, most: usize) -> Vec<Self> {
+        let rails = self.lanes.all.len();
+        let count = self.len.div_ceil(rails * most.next_multiple_of(self.grain)).max(1);
         let piece = |k| {
-            let at = plan::slice(k, count, self.len, self.rails * self.grain);
+            let at = plan::slice(k, count, self.len, rails * self.grain);
             Cut { start: self.start + at.start, len: at.len(), ..*self }
         };
         (0..count).map(piece).filter(|piece| piece.len > 0 || count == 1).collect()
@@ -47,9 +46,9 @@ impl Cut {
 
     /// The slice of the member with the local index `here`: empty if it has no rail.
     pub fn slice(&self, here: usize) -> Range<usize> {
-        let Range { start, end } = match here < self.rails {
-            true => plan::slice(here, self.rails, self.len, self.grain),
-            false => self.len..self.len,
+        let Range { start, end } = match self.lanes.of(self.host, here) {
+            Some(rail) => plan::slice(rail, self.lanes.all.len(), self.len, self.grain),
+            None => self.len..self.len,
         };
         self.start + start..self.start + end
     }
@@ -132,11 +131,12 @@ mod tests {
             let hosts = hosts(&of);
             let members: usize = of.iter().sum();
             let parts = Counts::By(counts[..members].into());
-            let all = Cut { start: 0, len: parts.total(members), rails: rails(&hosts), grain };
+            let lanes = Lanes::by_index(&hosts);
+            let all = Cut { start: 0, len: parts.total(members), lanes: &lanes, host: 0, grain };
             let pieces = all.pieces(most);
             let mut owner = vec![usize::MAX; all.len];
             for piece in &pieces {
-                for here in 0..all.rails {
+                for here in 0..lanes.all.len() {
                     prop_assert!(piece.slice(here).len() <= most.next_multiple_of(grain));
                     for (host, ranges) in piece.owned(here, &hosts, &parts).iter().enumerate() {
                         let of = hosts[host].ranks.iter();
@@ -158,7 +158,7 @@ mod tests {
                 prop_assert_eq!(within.collect::<Vec<_>>(), (0..parts.part(rank).len()).collect::<Vec<_>>());
             }
             let cut = Cut { len, ..all };
-            let equal = (0..cut.rails + 1).flat_map(|here| cut.equal(here, hosts.len())).flatten().flatten();
+            let equal = (0..lanes.all.len() + 1).flat_map(|here| cut.equal(here, hosts.len())).flatten().flatten();
             prop_assert_eq!(equal.collect::<Vec<_>>(), (0..len).collect::<Vec<_>>());
         }
     }

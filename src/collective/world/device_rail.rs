@@ -1,8 +1,8 @@
 //! What one rail does between processes in the memory of the devices: submitted to streams, in the order of commits.
 //!
-//! A rail joins devices with one ordinal, since a transport such as NCCL has a communicator for each. [`sums`] and
-//! [`moves`](super::moves) call it between their steps inside the process. The process's turn ([`Window`]) ends when
-//! everything is submitted; from the commit to there nothing looks at the gang, and no memory is asked for.
+//! [`sums`] and [`moves`](super::moves) call it between their steps inside the process; its messages go the member's
+//! [`Way`]. The process's turn ([`Window`]) ends when everything is submitted; from the commit to there nothing looks at
+//! the gang, and no memory is asked for.
 //!
 //! Sums go over the transport's own all-reduce where all processes take part and their order is free; else the elements
 //! go as messages, and this device's kernels add them up in the order of processes.
@@ -14,10 +14,11 @@ use super::{
     super::{
         kernels::{self, Combine, Part},
         launch,
-        transport::{DeviceTransport, RailCall, RailMessage},
+        transport::{RailCall, RailMessage},
     },
     cut::{Ranges, total},
     trip::Trip,
+    way::{Load, Way},
 };
 use crate::{
     driver::Address,
@@ -30,12 +31,12 @@ use crate::{
     memory::hazard::Access,
 };
 use smallvec::SmallVec;
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 /// A member's rail. `own` is its slice.
 pub(super) struct DeviceRail<'t, 'g, 'd> {
     trip: &'t Trip<'g, 'd>,
-    transport: Arc<dyn DeviceTransport>,
+    way: Way<'t, 'g, 'd>,
     slice: Range<usize>,
     owned: &'t [Ranges],
     size: usize,
@@ -44,37 +45,14 @@ pub(super) struct DeviceRail<'t, 'g, 'd> {
 /// What arrives for a sum: a part from each other process, for each of the own ranges.
 struct Parts {
     area: Area,
+    load: Load,
     /// Zeros in the place of members that other members have spoken for, where a mean needs them.
     zeros: Option<Area>,
 }
 
 impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
-    pub fn new(
-        trip: &'t Trip<'g, 'd>,
-        transport: Arc<dyn DeviceTransport>,
-        slice: Range<usize>,
-        owned: &'t [Ranges],
-        size: usize,
-    ) -> Result<Self> {
-        let (across, call) = (trip.across, trip.call);
-        if let Some(error) = transport.failed(trip.group.dev.index()) {
-            return Err(error);
-        }
-        let rails = across.hosts.iter().map(|host| host.ranks.len()).min().unwrap_or(0);
-        for rail in 0..rails {
-            let mut ordinals = across.hosts.iter().map(|host| across.places[host.ranks[rail]].device);
-            let first = ordinals.next();
-            if let Some(other) = ordinals.find(|&other| Some(other) != first) {
-                let why = format_args!(
-                    "{} joins devices with one ordinal, and the group's members with index {rail} have the ordinals \
-                     {} and {other}",
-                    transport.name(),
-                    first.unwrap_or(0)
-                );
-                return Err(Error::invalid_at(call.site, call.op, why));
-            }
-        }
-        Ok(DeviceRail { trip, transport, slice, owned, size })
+    pub fn new(way: Way<'t, 'g, 'd>, slice: Range<usize>, owned: &'t [Ranges], size: usize) -> Self {
+        DeviceRail { trip: way.trip, way, slice, owned, size }
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -91,23 +69,14 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         self.trip.across.hosts[host].host
     }
 
-    fn submit(&self, call: &RailCall<'_>) -> Result<()> {
-        let dev = self.trip.group.dev;
-        // SAFETY: every caller has an `Op` for the memory, which orders and records this use of it. All processes
-        // submit the same call: they have committed it, and compute it from what they have agreed on.
-        unsafe { self.transport.submit(dev.index(), dev.stream.raw, call) }
-    }
-
-    fn send_all(&self, messages: &[RailMessage]) -> Result<()> {
-        if messages.is_empty() { Ok(()) } else { self.submit(&RailCall::Messages(messages)) }
-    }
-
     /// The slices of all processes are summed into all of them.
     #[track_caller]
     pub fn sum_to_all(&self, own: &Area, dtype: DType, op: ReduceOp) -> Result<()> {
         let trip = self.trip;
         let native = self.native(dtype, op);
-        let parts = if native.is_none() { Some(self.room(dtype, op)?) } else { None };
+        let parts = if native.is_none() { Some(self.room(own, dtype, op)?) } else { None };
+        let own_range = |at: &Range<usize>| own.address + self.at(at).start as u64;
+        let sums = self.way.load(if native.is_none() { self.to_all(own_range, own) } else { Vec::new() })?;
         let mut access = trip.op()?;
         access.touch(&own.block, own.bytes.clone(), Access::Write, false)?;
         self.touch(&parts, &mut access)?;
@@ -115,25 +84,23 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         let submitted = match (native, &parts) {
             _ if self.slice.is_empty() => Ok(()),
             (Some(reduce), _) => {
-                self.submit(&RailCall::AllReduce { at: own.address, len: self.slice.len(), dtype, reduce })
+                self.way.submit(&RailCall::AllReduce { at: own.address, len: self.slice.len(), dtype, reduce })
             }
             (None, Some(parts)) => {
-                let own_range = |at: &Range<usize>| own.address + self.at(at).start as u64;
                 let summed = self.sum_parts(own, parts, (dtype, op), own_range);
-                summed.and_then(|()| self.fill_with(own_range, own))
+                summed.and_then(|()| self.way.send(&sums))
             }
             (None, None) => unreachable!("there is room unless the transport sums"),
         };
         drop(commit.window);
-        access.submitted();
-        trip.done(submitted)
+        trip.finish(access, submitted)
     }
 
     /// The slices of all processes are summed, each by its owner, into `summed`: one own range behind the other.
     #[track_caller]
     pub fn sum_to_owners(&self, own: &Area, (dtype, op): (DType, ReduceOp), summed: &Area) -> Result<()> {
         let trip = self.trip;
-        let parts = Some(self.room(dtype, op)?);
+        let parts = Some(self.room(own, dtype, op)?);
         let mut access = trip.op()?;
         access.touch(&own.block, own.bytes.clone(), Access::Read, false)?;
         access.touch(&summed.block, summed.bytes.clone(), Access::Write, false)?;
@@ -142,8 +109,7 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         let to = |at: &Range<usize>| summed.address + self.before(at) as u64;
         let submitted = parts.iter().try_for_each(|parts| self.sum_parts(own, parts, (dtype, op), to));
         drop(commit.window);
-        access.submitted();
-        trip.done(submitted)
+        trip.finish(access, submitted)
     }
 
     /// Every process sends what it owns, packed in `own`, to all others: `all` is the slice.
@@ -151,11 +117,12 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
     pub fn fill(&self, own: &Area, all: &Area) -> Result<()> {
         let trip = self.trip;
         let from = |at: &Range<usize>| own.address + self.before(at) as u64;
+        let load = self.way.load(self.to_all(from, all))?;
         let mut access = trip.op()?;
         access.touch(&own.block, own.bytes.clone(), Access::Read, false)?;
         access.touch(&all.block, all.bytes.clone(), Access::Write, false)?;
         let (_, commit) = trip.meet(Payload::Nothing, |_| Vec::new())?;
-        let mut submitted = self.fill_with(from, all);
+        let mut submitted = self.way.send(&load);
         drop(commit.window);
         // The own ranges are on this device already.
         let (driver, stream) = (&trip.group.dev.worker.handle.driver, trip.group.dev.stream.raw);
@@ -167,8 +134,7 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
                 trip.group.dev.worker.handle.check(trip.call.op, copied)
             });
         }
-        access.submitted();
-        trip.done(submitted)
+        trip.finish(access, submitted)
     }
 
     /// The operation by which the transport itself may sum slices up, if it may.
@@ -182,14 +148,12 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
             ReduceOp::Avg => float.then(|| ReduceOp::Scaled(1.0 / trip.members() as f64))?,
             op => op,
         };
-        // Of a smaller or reordered group other devices might stand on the rail.
-        let all = trip.across.hosts.iter().all(|host| trip.across.places[host.ranks[0]].device == 0);
-        (whole && all && free && self.transport.can(dtype, op)).then_some(op)
+        (whole && trip.lanes.direct && free && self.way.transport.can(dtype, op)).then_some(op)
     }
 
     /// Memory for what [`sum_parts`](Self::sum_parts) receives.
     #[track_caller]
-    fn room(&self, dtype: DType, op: ReduceOp) -> Result<Parts> {
+    fn room(&self, from: &Area, dtype: DType, op: ReduceOp) -> Result<Parts> {
         let trip = self.trip;
         let own = total(&self.owned[trip.across.me]) * self.size;
         let area = trip.scratch(own * (trip.across.hosts.len() - 1))?;
@@ -202,11 +166,12 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
             }
         }
         let pads = mean && trip.members() <= MOST;
-        Ok(Parts { area, zeros: pads.then(|| trip.zeros(own)).transpose()? })
+        let load = self.way.load(self.to_owners(from, &area))?;
+        Ok(Parts { area, load, zeros: pads.then(|| trip.zeros(own)).transpose()? })
     }
 
     fn touch(&self, parts: &Option<Parts>, access: &mut crate::token::op::Op<'_>) -> Result<()> {
-        let Some(Parts { area, zeros }) = parts else { return Ok(()) };
+        let Some(Parts { area, zeros, .. }) = parts else { return Ok(()) };
         access.touch(&area.block, area.bytes.clone(), Access::Write, false)?;
         zeros.iter().try_for_each(|zeros| access.touch(&zeros.block, zeros.bytes.clone(), Access::Read, false))
     }
@@ -217,8 +182,31 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         own.iter().take_while(|other| other.start < range.start).map(|other| other.len() * self.size).sum()
     }
 
-    /// Sends the others their ranges of the own slice, receives theirs of the own ones, and combines them in the order
-    /// of processes. `to`: where an own range goes.
+    /// In [`Parts`]: the part of a process for an own range.
+    fn arrived(&self, area: &Area, host: usize, range: &Range<usize>) -> Address {
+        let (me, hosts) = (self.trip.across.me, self.trip.across.hosts.len());
+        let (k, each) = ((host + hosts - me) % hosts - 1, total(&self.owned[me]) * self.size);
+        area.address + (k * each + self.before(range)) as u64
+    }
+
+    /// Sends the others their ranges of the own slice, and receives theirs of the own ones.
+    fn to_owners(&self, own: &Area, parts: &Area) -> Vec<RailMessage> {
+        let mut messages = Vec::new();
+        for host in self.others() {
+            for range in &self.owned[host] {
+                let at = self.at(range);
+                let (to, bytes) = (self.host(host), at.len());
+                messages.push(RailMessage::Send { to, at: own.address + at.start as u64, bytes });
+            }
+            for range in &self.owned[self.trip.across.me] {
+                let (at, bytes) = (self.arrived(parts, host, range), range.len() * self.size);
+                messages.push(RailMessage::Receive { from: self.host(host), at, bytes });
+            }
+        }
+        messages
+    }
+
+    /// Sends and receives the parts, and combines them in the order of processes. `to`: where an own range goes.
     fn sum_parts(
         &self,
         own: &Area,
@@ -228,33 +216,12 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
     ) -> Result<()> {
         let (me, hosts) = (self.trip.across.me, self.trip.across.hosts.len());
         let mine = &self.owned[me];
-        let each = total(mine) * self.size;
-        // The part of a process for an own range.
-        let arrived = |host: usize, range: &Range<usize>| {
-            let k = (host + hosts - me) % hosts - 1;
-            parts.area.address + (k * each + self.before(range)) as u64
-        };
-        let mut messages = Vec::new();
-        for host in self.others() {
-            for range in &self.owned[host] {
-                let at = self.at(range);
-                messages.push(RailMessage::Send {
-                    to: self.host(host),
-                    at: own.address + at.start as u64,
-                    bytes: at.len(),
-                });
-            }
-            for range in mine {
-                let (at, bytes) = (arrived(host, range), range.len() * self.size);
-                messages.push(RailMessage::Receive { from: self.host(host), at, bytes });
-            }
-        }
-        self.send_all(&messages)?;
+        self.way.send(&parts.load)?;
         let members = self.trip.members();
         for range in mine {
             let from = |host: usize| match host == me {
                 true => own.address + self.at(range).start as u64,
-                false => arrived(host, range),
+                false => self.arrived(&parts.area, host, range),
             };
             let mut sources: SmallVec<[Address; MOST]> = (0..hosts).map(from).collect();
             let mut factors = SmallVec::<[f64; MOST]>::new();
@@ -303,7 +270,7 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
     }
 
     /// Every process sends its ranges to all others, which receive them at their places in `all`.
-    fn fill_with(&self, from: impl Fn(&Range<usize>) -> Address, all: &Area) -> Result<()> {
+    fn to_all(&self, from: impl Fn(&Range<usize>) -> Address, all: &Area) -> Vec<RailMessage> {
         let mut messages = Vec::new();
         for host in self.others() {
             for range in &self.owned[self.trip.across.me] {
@@ -319,6 +286,6 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
                 messages.push(RailMessage::Receive { from, at: all.address + at.start as u64, bytes });
             }
         }
-        self.send_all(&messages)
+        messages
     }
 }

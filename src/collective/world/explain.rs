@@ -51,7 +51,7 @@ impl Group<'_> {
             }
             Transport::Device(transport) => {
                 let owned = whole.equal(across.here, across.hosts.len());
-                let rail = DeviceRail::new(&trip, transport.clone(), whole.slice(across.here), &owned, size)?;
+                let rail = DeviceRail::new(trip.way(transport.clone())?, whole.slice(across.here), &owned, size);
                 let sums = match rail.native(dtype, outer) {
                     Some(_) => "by the transport",
                     None => "by kernels, in the order of processes",
@@ -60,14 +60,15 @@ impl Group<'_> {
             }
         };
         // All pieces but the last one are equal.
-        let (largest, n): (&Cut, _) = (&pieces[0], trip.here.count());
+        let (largest, n): (&Cut<'_>, _) = (&pieces[0], trip.here.count());
+        let slice = (0..n).map(|here| largest.slice(here).len()).max().unwrap_or(0);
         Ok(Some(Hierarchy {
             processes: across.hosts.len(),
-            rails: whole.rails,
+            rails: trip.lanes.all.len(),
             transport,
             sums,
             pieces: pieces.len(),
-            piece: largest.slice(0).len() * size,
+            piece: slice * size,
             inner,
             scatter: scatter(largest, n),
             gather: gather(largest, n),

@@ -11,7 +11,6 @@ use crate::{
     error::{Error, Result, Site},
 };
 use device_mail::DeviceMail;
-use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -387,6 +386,8 @@ impl HostTransport for Mail {
 pub(crate) struct Hosts {
     pub hub: Arc<Hub>,
     pub pools: Vec<GpuPool>,
+    /// By host, if they have a transport between devices.
+    pub mails: Vec<Arc<DeviceMail>>,
 }
 
 impl Hosts {
@@ -400,12 +401,15 @@ impl Hosts {
 
     /// With a transport between devices.
     pub fn on_devices(devices: &[usize]) -> Hosts {
-        let mail = |hub: &Arc<Hub>, host| Arc::new(DeviceMail { hub: hub.clone(), host, shared: OnceCell::new() });
+        Self::on_devices_with(devices, |builder| builder)
+    }
+
+    pub fn on_devices_with(devices: &[usize], set: impl Fn(Builder) -> Builder) -> Hosts {
         let both = |hub: &Arc<Hub>, host| {
-            let mail = mail(hub, host);
+            let mail = DeviceMail::new(hub, host);
             (Transport::Device(mail.clone()), Some(mail))
         };
-        Self::over(devices, |builder| builder, both)
+        Self::over(devices, set, both)
     }
 
     fn over(
@@ -414,16 +418,18 @@ impl Hosts {
         transport: impl Fn(&Arc<Hub>, usize) -> (Transport, Option<Arc<DeviceMail>>),
     ) -> Hosts {
         let hub = Hub::new(devices);
+        let mut mails = Vec::new();
         let pool = |(host, &count): (usize, &usize)| {
             let (transport, mail) = transport(&hub, host);
             let world = Arc::new(Host { hub: hub.clone(), host, transport });
             let pool = set(GpuPool::builder().host(count)).in_world(world).build().unwrap();
             if let Some(mail) = mail {
                 assert!(mail.shared.set(Arc::downgrade(&pool.shared)).is_ok());
+                mails.push(mail);
             }
             pool
         };
-        Hosts { pools: devices.iter().enumerate().map(pool).collect(), hub }
+        Hosts { pools: devices.iter().enumerate().map(pool).collect(), mails, hub }
     }
 
     /// Runs `f` on all devices of all hosts. The results by host.

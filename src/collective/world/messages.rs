@@ -1,24 +1,50 @@
-//! `send` and `recv` between processes.
+//! Shipments from a member of one process to one of another: what `send` and `recv`, `give` and `take` become there.
 //!
-//! A sender stages its elements and goes on: a thread of its own meets the receiver and sends. So no order of sends can
-//! deadlock. For the meeting each message has a place of its own besides the sender's device ([`OUTBOX`]): the device
-//! may be in another meeting meanwhile, and later messages may come first. The scope's end waits for these threads.
+//! A shipment is a header, which is bytes of the host, and parts, which are memory of the sender's device. The sender
+//! starts to stage the parts and goes on: a thread of its own meets the receiver and sends. So no order of sends can
+//! deadlock. The receiver learns the lengths in the meeting, and takes memory then.
+//!
+//! For the meeting a shipment has a place of its own besides the sender's device ([`OUTBOX`]): the device may be in
+//! another meeting meanwhile, and later shipments may come first. The scope's end waits for the senders' threads.
+//!
+//! Invariant: shipments of one label between two members of a group are received in the order in which they were sent.
 
 use super::{
     super::{
         Group,
-        transport::{Arrival, Commit, Message, OUTBOX, Place, Tag},
+        transport::{Arrival, MOST_NOTE, OUTBOX, Place},
     },
-    trip::Trip,
+    road::{Again, Held, Road, Until},
+    trip::{Trip, part as part_of, shortened},
     values::hash,
 };
 use crate::{
     error::{Error, Result},
-    fabric::{call::Call, descriptor::Area, membership::Across, types::DType},
-    memory::PinnedBuffer,
+    fabric::{call::Call, descriptor::Area, membership::Across, parcels::Label},
 };
+use std::sync::Arc;
 
-/// A message between two members: what both know of it.
+/// The first byte of a note: the head is in it, or its length is, and the head is the first message.
+const HERE: u8 = 1;
+const LATER: u8 = 0;
+
+/// What goes to another process.
+pub(in super::super) struct Shipment {
+    pub header: Vec<u8>,
+    pub parts: Vec<Area>,
+}
+
+/// A shipment that has come. Its parts are not on this device yet.
+pub(in super::super) struct Incoming<'g, 'd> {
+    trip: Trip<'g, 'd>,
+    from: usize,
+    pub header: Vec<u8>,
+    /// The bytes of each part.
+    pub lens: Vec<usize>,
+    arrived: Vec<Held>,
+}
+
+/// The meeting of a sender and a receiver: what both know of it.
 struct Pair {
     members: [Place; 2],
     number: u64,
@@ -26,14 +52,24 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(group: &Group<'_>, across: &Across, dtype: DType, from: usize, to: usize) -> Pair {
-        // Messages of two members in two groups do not see each other.
-        let queue = hash(&format!("{:?} {from} {to}", across.places));
+    fn new(group: &Group<'_>, across: &Across, call: &Call, label: Label, from: usize, to: usize) -> Pair {
+        // Shipments of two members in two groups do not see each other.
+        let queue = hash(&format!("{:?} {from} {to} {label:?}", across.places));
         let number = queue ^ group.dev.session.groups.next_message(queue);
         let mut sender = across.places[from];
-        sender.device += OUTBOX * (1 + (number & 0x7fff) as usize);
+        sender.device += OUTBOX;
         let members = [sender, across.places[to]];
-        Pair { members, number, text: format!("a message of {dtype:?}") }
+        let text = match (call.dtype, call.of) {
+            (Some(dtype), _) => format!("{label} of {dtype:?}"),
+            (None, Some((_, of))) => format!("{label} of {of}"),
+            (None, None) => label.to_string(),
+        };
+        Pair { members, number, text: shortened(text) }
+    }
+
+    /// Batch 0 is the head, batch 1 are the parts.
+    fn again<'a>(&'a self, place: Place, call: &Call, batch: usize) -> Arrival<'a> {
+        Arrival { number: self.number ^ (batch as u64 + 1) << 62, ..self.arrival(place, call, Vec::new()) }
     }
 
     fn arrival<'a>(&'a self, place: Place, call: &Call, note: Vec<u8>) -> Arrival<'a> {
@@ -49,30 +85,58 @@ impl Pair {
     }
 }
 
-/// All messages have one rail: their commits' numbers tell them apart.
-fn tag(commit: &Commit) -> Tag {
-    Tag { number: commit.number, phase: 0, rail: 0 }
+/// What the receiver must know before it can take the parts.
+fn head(shipment: &Shipment) -> Vec<u8> {
+    let lens = shipment.parts.iter().flat_map(|part| (part.bytes.len() as u64).to_le_bytes());
+    (shipment.parts.len() as u32).to_le_bytes().into_iter().chain(lens).chain(shipment.header.iter().copied()).collect()
+}
+
+/// The lengths of the parts, and the header; none if these bytes are no head.
+fn read_head(head: &[u8]) -> Option<(Vec<usize>, Vec<u8>)> {
+    let (count, rest) = head.split_first_chunk()?;
+    let (lens, header) = rest.split_at_checked((u32::from_le_bytes(*count) as usize).checked_mul(8)?)?;
+    let len = |eight: &[u8]| usize::try_from(u64::from_le_bytes(eight.try_into().ok()?)).ok();
+    Some((lens.chunks_exact(8).map(len).collect::<Option<_>>()?, header.to_vec()))
 }
 
 impl Group<'_> {
-    /// Sends what is in `from` to a member of another process.
+    /// Sends a shipment to a member of another process. Waits neither for it nor for the device.
     #[track_caller]
-    pub(in super::super) fn send_across(&self, across: &Across, call: &Call, from: &Area, to: usize) -> Result<()> {
+    pub(in super::super) fn send_across(
+        &self,
+        across: &Across,
+        (call, label): (&Call, Label),
+        shipment: &Shipment,
+        to: usize,
+    ) -> Result<()> {
         let trip = Trip::new(self, across, call, false)?;
-        let transport = trip.host_transport()?;
-        let bytes = trip.stage(from)?;
-        let pair = Pair::new(self, across, call.dtype.expect("messages are of elements"), self.rank, to);
+        let road = Road::new(&trip, across.places[self.rank], across.places[to])?;
+        self.dev.worker.handle.progress.advance();
+        self.note_call(call);
+        let head = head(shipment);
+        let mut first = Vec::new();
+        let note = if head.len() < MOST_NOTE {
+            [vec![HERE], head].concat()
+        } else {
+            let mut bytes = trip.pinned(head.len())?;
+            bytes.as_mut_slice()?.copy_from_slice(&head);
+            first.push(Held::Host(Arc::new(bytes)));
+            [vec![LATER], (head.len() as u64).to_le_bytes().to_vec()].concat()
+        };
+        let parts = shipment.parts.iter().map(|part| road.stage(&trip, part)).collect::<Result<_>>()?;
+        // Who uses the memory next waits for these copies, and not for what this device does next.
+        self.dev.stream.record_early(call.op)?;
+        let batches = vec![first, parts];
+        let pair = Pair::new(self, across, call, label, self.rank, to);
         let (link, scope, gang) = (trip.link.clone(), trip.scope.clone(), self.dev.session.gang.clone());
-        let (call, device, to) = (call.clone(), self.dev.index(), across.places[to].host);
+        let (call, device) = (call.clone(), self.dev.index());
         let carry = move || {
             let send = || {
-                let note = (bytes.len() as u64).to_le_bytes().to_vec();
-                let commit = scope.meet(pair.arrival(pair.members[0], &call, note))?;
-                let tag = tag(&commit);
-                drop(commit.window);
-                let range = 0..bytes.len();
-                let message = Message::Send { to, tag, bytes, range };
-                transport.exchange(vec![message], &|| link.world.check().err()).map(drop)
+                road.ready(&batches)?;
+                let place = pair.members[0];
+                let commit = scope.meet(pair.arrival(place, &call, note))?;
+                let until = Until { lost: &|| link.world.check().err(), gang: &gang };
+                road.send(commit, batches, &|batch| scope.meet(pair.again(place, &call, batch)), &until)
             };
             if let Err(error) = send() {
                 gang.poison(device, error);
@@ -81,58 +145,96 @@ impl Group<'_> {
         trip.link.carry(carry)
     }
 
-    /// The next message of a member of another process. `len`: its bytes, if the caller knows them.
+    /// The next shipment of a label from a member of another process.
     #[track_caller]
-    pub(in super::super) fn receive_across(
-        &self,
-        across: &Across,
-        call: &Call,
+    pub(in super::super) fn receive_across<'g>(
+        &'g self,
+        across: &'g Across,
+        (call, label): (&'g Call, Label),
         from: usize,
-        len: Option<usize>,
-    ) -> Result<PinnedBuffer<u8>> {
+    ) -> Result<Incoming<'g, 'g>> {
         let trip = Trip::new(self, across, call, false)?;
-        let transport = trip.host_transport()?;
-        let pair = Pair::new(self, across, call.dtype.expect("messages are of elements"), from, self.rank);
-        let room = len.map(|len| trip.pinned(len)).transpose()?;
+        let road = Road::new(&trip, across.places[from], across.places[self.rank])?;
+        self.dev.worker.handle.progress.advance();
+        self.note_call(call);
+        let pair = Pair::new(self, across, call, label, from, self.rank);
         let commit = trip.done(trip.scope.meet(pair.arrival(pair.members[1], call, Vec::new())))?;
-        let sender = usize::from(across.places[from].host > across.places[self.rank].host);
-        let sent = commit.notes.get(sender).and_then(|note| <[u8; 8]>::try_from(&note[..]).ok());
-        let tag = tag(&commit);
+        let (number, sender) = (commit.number, across.places[from].host);
         drop(commit.window);
-        let receive = |sent: [u8; 8]| {
-            let sent = u64::from_le_bytes(sent) as usize;
-            let into = match room {
-                Some(room) if room.len() == sent => room,
-                _ => trip.pinned(sent)?,
+        let note = commit.notes.get(usize::from(sender > across.places[self.rank].host));
+        let again: Again<'_> = &|batch| trip.scope.meet(pair.again(pair.members[1], call, batch));
+        let arrive = || {
+            let head = match note.and_then(|note| note.split_first()) {
+                Some((&HERE, head)) => read_head(head),
+                Some((&LATER, len)) => {
+                    let len = u64::from_le_bytes(len.try_into().map_err(|_| nonsense(call))?) as usize;
+                    let head = road.receive_head(&trip, number, len, again)?;
+                    read_head(head.as_slice()?)
+                }
+                _ => None,
             };
-            let message = Message::Receive { from: across.places[from].host, tag, into, len: sent };
-            match transport.exchange(vec![message], &|| trip.lost())?.pop() {
-                Some(Message::Receive { into, .. }) => Ok(into),
-                _ => Err(Error::invalid_at(call.site, call.op, "the transport has lost a message")),
-            }
+            let (lens, header) = head.ok_or_else(|| nonsense(call))?;
+            Ok((road.receive(&trip, number, &lens, again)?, lens, header))
         };
-        let unread = || Error::invalid_at(call.site, call.op, "another process has sent what cannot be read");
-        let arrived = trip.done(sent.ok_or_else(unread).and_then(receive))?;
-        match len.filter(|&len| len != arrived.len()) {
-            None => Ok(arrived),
-            Some(len) => {
-                let sent = format!("send of {} bytes", arrived.len());
-                let a = across.places[from].call(sent, "its call of send".to_owned());
-                let b = across.places[self.rank].call(format!("{} of {len} bytes", call.op), call.site.to_string());
-                trip.done(Err(Error::WorldMismatch { what: "count", a, b }))
-            }
+        let (arrived, lens, header) = trip.done(arrive())?;
+        Ok(Incoming { trip, from, header, lens, arrived })
+    }
+}
+
+pub(in super::super) fn nonsense(call: &Call) -> Error {
+    Error::invalid_at(call.site, call.op, "another process has sent what cannot be read")
+}
+
+impl Incoming<'_, '_> {
+    /// Puts the parts into memory of this device, each into as many bytes as it has. Asynchronous.
+    #[track_caller]
+    pub fn store(&self, into: &[Area]) -> Result<()> {
+        let parts = self.arrived.iter().zip(into);
+        let store = |(part, to): (&Held, &Area)| match part {
+            Held::Host(buffer) => self.trip.upload(buffer, 0..to.bytes.len(), to),
+            Held::Device(area) => self.trip.copy(&part_of(area, 0..to.bytes.len()), to),
+        };
+        self.done(parts.map(store).collect())
+    }
+
+    /// The bytes of the only part, of elements of this size.
+    pub fn only(&self, size: usize) -> Result<usize> {
+        match self.lens[..] {
+            [len] if len % size == 0 => Ok(len),
+            _ => self.done(Err(nonsense(self.trip.call))),
         }
     }
 
-    /// Copies a message that has arrived to this device.
-    #[track_caller]
-    pub(in super::super) fn take_in(
-        &self,
-        across: &Across,
-        call: &Call,
-        from: &PinnedBuffer<u8>,
-        to: &Area,
-    ) -> Result<()> {
-        Trip::new(self, across, call, false)?.upload(from, 0..from.len(), to)
+    /// The only part must have so many bytes.
+    pub fn expect(&self, len: usize) -> Result<()> {
+        let sent = self.only(1)?;
+        if sent == len {
+            return Ok(());
+        }
+        let (places, call) = (&self.trip.across.places, self.trip.call);
+        let a = places[self.from].call(format!("send of {sent} bytes"), "its call of send".to_owned());
+        let own = places[self.trip.group.rank].call(format!("{} of {len} bytes", call.op), call.site.to_string());
+        self.done(Err(Error::WorldMismatch { what: "count", a, b: own }))
+    }
+
+    /// What the receiver makes of the shipment. The sender has gone on, so a failure fails the gang.
+    pub fn done<R>(&self, done: Result<R>) -> Result<R> {
+        self.trip.done(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Another process may send anything.
+        #[test]
+        fn any_bytes_can_be_read_as_a_head(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            if let Some((lens, header)) = read_head(&bytes) {
+                prop_assert_eq!(4 + 8 * lens.len() + header.len(), bytes.len());
+            }
+        }
     }
 }

@@ -6,10 +6,12 @@
 //!
 //! * [`sums`]: all_reduce, reduce, reduce_scatter. [`moves`]: all_gather, broadcast. [`all_to_all`]: it, gather,
 //!   scatter. [`values`]: barrier and exchanges of host values.
-//! * [`cut`], pure: which elements a rail carries, and which of them belong to which process.
+//! * [`messages`]: from one member to one other, of another process.
+//! * [`lanes`], pure: which members a rail joins. [`cut`], pure: which elements it carries, and which of them belong to
+//!   which process.
 //! * [`trip`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
-//!   the hosts, and [`pieces`]: piece by piece; [`device_rail`]: in that of the devices. [`explain`]: all this, for
-//!   people.
+//!   the hosts, and [`pieces`]: piece by piece; [`device_rail`]: in that of the devices, by messages that go a [`way`].
+//!   [`explain`]: all this, for people.
 //!
 //! Hierarchies are a floor above [`choose`](super::choose), not rows of its table. A row is what one kernel, or one set
 //! of copies, does after one meeting; a hierarchy is several such collectives of a smaller group with messages between
@@ -17,7 +19,7 @@
 //! each transport, so nothing is left to choose above.
 //!
 //! A rail is a local index: the first members of all processes, the second ones, .. There are as many as the process
-//! with the fewest members has.
+//! with the fewest members has. Between devices it is an ordinal that all processes have members with.
 //!
 //! **Bits.** All members hold the same bits, in every run and over every transport that moves bytes. Elements are
 //! combined inside each process in the order of ranks, and rounded; then the processes' results in the order of
@@ -31,12 +33,15 @@ mod all_to_all;
 mod cut;
 mod device_rail;
 mod explain;
+mod hops;
 mod host_rail;
+mod lanes;
 #[cfg(test)]
 pub(crate) mod loopback;
-mod messages;
+pub(super) mod messages;
 mod moves;
 mod pieces;
+mod road;
 #[cfg(feature = "cluster")]
 mod serde;
 mod sums;
@@ -44,13 +49,13 @@ mod sums;
 mod tests;
 mod trip;
 mod values;
+mod way;
 
 use super::{Group, request::Request, transport::Place};
 use crate::{
     Device,
     error::{Error, Result},
     fabric::{
-        call::Call,
         membership::{Across, HostMembers},
         plan::Shape,
     },
@@ -263,14 +268,6 @@ impl<'d> Group<'d> {
             Shape::Gather { .. } | Shape::Scatter { .. } | Shape::AllToAll { .. } => {
                 all_to_all::by_shape(&trip, request, shape)
             }
-        }
-    }
-
-    /// The members of this process, and the rank among them of member `peer`, if that is one.
-    pub(super) fn here_with(&self, across: &Across, call: &Call, peer: usize) -> Result<(Group<'d>, usize)> {
-        match across.here_of(peer) {
-            Some(at) => Ok((self.here(), at)),
-            None => Err(super::meet::no_value(call)),
         }
     }
 }

@@ -28,10 +28,10 @@ pub(super) fn all_gather(trip: &Trip<'_, '_>, request: &Request, parts: &Counts,
     let (source, destination, dtype) = (area(Side::Source), area(Side::Destination), request.dtype);
     let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
     let whole = trip.cut(parts.total(trip.members()), dtype);
-    let owned = |cut: &Cut| cut.owned(across.here, &across.hosts, parts);
+    let owned = |cut: &Cut<'_>| cut.owned(across.here, &across.hosts, parts);
     // From the members to the rails.
     let ranks = &across.hosts[across.me].ranks;
-    let collect = |cut: &Cut| {
+    let collect = |cut: &Cut<'_>| {
         let shared = |member: usize, rail: usize| cut.shared(rail, parts, ranks[member]);
         let send = (0..n).map(|member| Counts::By((0..n).map(|rail| shared(member, rail)).collect())).collect();
         let receive = (0..n).map(|rail| Counts::By((0..n).map(|member| shared(member, rail)).collect())).collect();
@@ -39,15 +39,15 @@ pub(super) fn all_gather(trip: &Trip<'_, '_>, request: &Request, parts: &Counts,
     };
     let mine = bytes(&parts.part(trip.group.rank), size);
     let given = part(source, if in_place { mine } else { 0..mine.len() });
-    let from = |cut: &Cut| part(&given, bytes(&cut.within(parts, trip.group.rank), size));
-    let to = |cut: &Cut| part(destination, bytes(&cut.range(), size));
-    let lens = |owned: &[Ranges], cut: &Cut| (total(&owned[across.me]) * size, cut.slice(across.here).len() * size);
+    let from = |cut: &Cut<'_>| part(&given, bytes(&cut.within(parts, trip.group.rank), size));
+    let to = |cut: &Cut<'_>| part(destination, bytes(&cut.range(), size));
+    let lens = |owned: &[Ranges], cut: &Cut<'_>| (total(&owned[across.me]) * size, cut.slice(across.here).len() * size);
     let transport = match trip.transport()? {
         Transport::Host(transport) => transport,
         Transport::None(error) => return Err(error.clone()),
         Transport::Device(transport) => {
             let owned = owned(&whole);
-            let rail = DeviceRail::new(trip, transport.clone(), whole.slice(across.here), &owned, size)?;
+            let rail = DeviceRail::new(trip.way(transport.clone())?, whole.slice(across.here), &owned, size);
             let (mine, slice) = lens(&owned, &whole);
             let (own, all) = (trip.scratch(mine)?, trip.scratch(slice)?);
             trip.inside(dtype, None, collect(&whole), [&from(&whole), &own])?;

@@ -93,7 +93,7 @@ impl<'t, 'g, 'd> Pieces<'t, 'g, 'd> {
     /// Adds a piece: takes memory for it. Returns where the step inside puts this member's elements: into `own`, memory
     /// of this device; or where they are staged, on software GPUs, which work on the host's memory as fast.
     #[track_caller]
-    pub fn add(&mut self, cut: &Cut, owned: Vec<Ranges>, own: &Area) -> Result<Area> {
+    pub fn add(&mut self, cut: &Cut<'_>, owned: Vec<Ranges>, own: &Area) -> Result<Area> {
         let (trip, rail, size, me) = (self.trip, &self.rail, self.dtype.size(), self.trip.across.me);
         let lens: Vec<usize> = owned.iter().map(|ranges| total(ranges) * size).collect();
         let all = if self.job.fills() { rail.room_for(&lens)? } else { Room::new() };

@@ -26,12 +26,12 @@ use crate::{
 };
 
 /// The first step of an all_reduce inside a process of `n` members.
-pub(super) fn scatter(cut: &Cut, n: usize) -> Shape {
+pub(super) fn scatter(cut: &Cut<'_>, n: usize) -> Shape {
     Shape::ReduceScatter { counts: cut.counts(n), in_place: false }
 }
 
 /// The last step.
-pub(super) fn gather(cut: &Cut, n: usize) -> Shape {
+pub(super) fn gather(cut: &Cut<'_>, n: usize) -> Shape {
     Shape::AllGather { counts: cut.counts(n), in_place: false }
 }
 
@@ -56,14 +56,14 @@ pub(super) fn all_reduce(trip: &Trip<'_, '_>, request: &Request, len: usize) -> 
     let ((source, destination), dtype) = (both(request), request.dtype);
     let ((inner, outer), whole) = (levels(request.reduce), trip.cut(len, dtype));
     let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
-    let owned = |cut: &Cut| cut.equal(across.here, across.hosts.len());
-    let of = |area: &Area, cut: &Cut| part(area, bytes(&cut.range(), size));
+    let owned = |cut: &Cut<'_>| cut.equal(across.here, across.hosts.len());
+    let of = |area: &Area, cut: &Cut<'_>| part(area, bytes(&cut.range(), size));
     let transport = match trip.transport()? {
         Transport::Host(transport) => transport,
         Transport::None(error) => return Err(error.clone()),
         Transport::Device(transport) => {
             let (slice, owned) = (whole.slice(across.here), owned(&whole));
-            let rail = DeviceRail::new(trip, transport.clone(), slice.clone(), &owned, size)?;
+            let rail = DeviceRail::new(trip.way(transport.clone())?, slice.clone(), &owned, size);
             let own = trip.scratch(slice.len() * size)?;
             trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &own])?;
             rail.sum_to_all(&own, dtype, outer)?;
@@ -99,10 +99,10 @@ pub(super) fn reduce_scatter(trip: &Trip<'_, '_>, request: &Request, parts: &Cou
     let ((source, destination), dtype) = (both(request), request.dtype);
     let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
     let ((inner, outer), whole) = (levels(request.reduce), trip.cut(parts.total(trip.members()), dtype));
-    let owned = |cut: &Cut| cut.owned(across.here, &across.hosts, parts);
+    let owned = |cut: &Cut<'_>| cut.owned(across.here, &across.hosts, parts);
     // From the rails to the members that own the parts.
     let ranks = &across.hosts[across.me].ranks;
-    let deliver = |cut: &Cut| {
+    let deliver = |cut: &Cut<'_>| {
         let shared = |rail: usize, member: usize| cut.shared(rail, parts, ranks[member]);
         let send = (0..n).map(|rail| Counts::By((0..n).map(|member| shared(rail, member)).collect())).collect();
         let receive = (0..n).map(|member| Counts::By((0..n).map(|rail| shared(rail, member)).collect())).collect();
@@ -110,14 +110,14 @@ pub(super) fn reduce_scatter(trip: &Trip<'_, '_>, request: &Request, parts: &Cou
     };
     let mine = bytes(&parts.part(trip.group.rank), size);
     let own = part(destination, if in_place { mine } else { 0..mine.len() });
-    let to = |cut: &Cut| part(&own, bytes(&cut.within(parts, trip.group.rank), size));
-    let of = |cut: &Cut| part(source, bytes(&cut.range(), size));
+    let to = |cut: &Cut<'_>| part(&own, bytes(&cut.within(parts, trip.group.rank), size));
+    let of = |cut: &Cut<'_>| part(source, bytes(&cut.range(), size));
     let transport = match trip.transport()? {
         Transport::Host(transport) => transport,
         Transport::None(error) => return Err(error.clone()),
         Transport::Device(transport) => {
             let (slice, owned) = (whole.slice(across.here), owned(&whole));
-            let rail = DeviceRail::new(trip, transport.clone(), slice.clone(), &owned, size)?;
+            let rail = DeviceRail::new(trip.way(transport.clone())?, slice.clone(), &owned, size);
             let reduced = trip.scratch(slice.len() * size)?;
             trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &reduced])?;
             let summed = trip.scratch(total(&owned[across.me]) * size)?;

@@ -1,8 +1,11 @@
 //! Groups of several processes, as pools of this process ([`loopback`](super::loopback)): every method against plain
 //! sums, and what happens when something fails.
 
+mod devices;
 mod failures;
+mod hand_over;
 mod pieces;
+mod rail_messages;
 
 use super::loopback::Hosts;
 use crate::{AsView, AsViewMut, Check, DeviceBuffer, Element, Error, Group, ReduceOp};
@@ -317,56 +320,6 @@ fn the_race_checker_is_content() {
         Ok((dev.download(&x)?, dev.download(&all)?))
     });
     assert!(found.iter().all(|(x, all)| *x == sums(4, 999) && *all == sums(4, 12)));
-}
-
-/// Between devices: sums by the transport and by own kernels, moves by messages.
-#[test]
-fn device_transports_carry_the_same() {
-    for shape in [&[2, 2][..], &[2, 3], &[1, 1, 1]] {
-        let (hosts, n) = (Hosts::on_devices(shape), shape.iter().sum::<usize>());
-        for each in [0, 1, 5, 4001] {
-            let counts = &counts(n, each)[..];
-            let total = counts.iter().sum();
-            let found = hosts.all(|dev| {
-                let world = dev.world()?;
-                let me = world.rank();
-                let mut sum = dev.upload(&numbers(me, total))?;
-                world.all_reduce(&mut sum, ReduceOp::Sum)?;
-                let mut max = dev.upload(&numbers(me, total))?;
-                world.all_reduce(&mut max, ReduceOp::Max)?;
-                let mut mean = dev.upload(&vec![me as i32 * n as i32; each])?;
-                world.all_reduce(&mut mean, ReduceOp::Avg)?;
-                let (uneven, mut mine) = (dev.upload(&numbers(me, total))?, dev.zeros(counts[me])?);
-                world.reduce_scatter_v(&uneven, &mut mine, counts, ReduceOp::Sum)?;
-                let (own, mut all) = (dev.upload(&numbers(me, counts[me]))?, dev.zeros(total)?);
-                world.all_gather_v(&own, &mut all, counts)?;
-                let mut told = dev.upload(&numbers(me, each))?;
-                world.broadcast(&mut told, n - 1)?;
-                let (src, mut swapped) = (dev.upload(&numbers(me, n * 3))?, dev.zeros(n * 3)?);
-                world.all_to_all(&src, &mut swapped)?;
-                assert_eq!(dev.download(&mean)?, vec![(n * (n - 1) / 2) as i32; each]);
-                let all = [dev.download(&sum)?, dev.download(&max)?, dev.download(&all)?, dev.download(&told)?];
-                Ok((all, dev.download(&mine)?, dev.download(&swapped)?))
-            });
-            let gathered: Vec<f32> = (0..n).flat_map(|k| numbers(k, counts[k])).collect();
-            let wanted = [sums(n, total), combined(n, total, f32::max), gathered, numbers(n - 1, each)];
-            for (me, (all, mine, swapped)) in found.into_iter().enumerate() {
-                assert!(all == wanted, "{shape:?} {each} {me}");
-                assert_eq!(mine, sums(n, total)[part(counts, me)]);
-                let from = |k: usize| numbers(k, n * 3)[me * 3..(me + 1) * 3].to_vec();
-                assert_eq!(swapped, (0..n).flat_map(from).collect::<Vec<_>>());
-            }
-        }
-    }
-    // There is no rail between devices with different ordinals.
-    let found = Hosts::on_devices(&[2, 2]).all(|dev| match dev.world()?.rank() {
-        me @ (0 | 3) => match dev.world()?.group(&[0, 3])?.broadcast(&mut dev.zeros::<f32>(1)?, 0) {
-            Err(Error::InvalidArgument { why, .. }) => Ok(why.contains("ordinals 0 and 1") || me == 9),
-            _ => Ok(false),
-        },
-        _ => Ok(true),
-    });
-    assert_eq!(found, [true; 4]);
 }
 
 #[cfg(feature = "cluster")]

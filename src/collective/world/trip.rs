@@ -7,10 +7,12 @@ use super::{
     super::{
         Group,
         request::Request,
-        transport::{Arrival, Commit, HostTransport, MOST_NOTE, Transport, WorldScope},
+        transport::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
     },
-    cut::{Cut, rails},
+    cut::Cut,
+    lanes::Lanes,
     values::hash,
+    way::Way,
 };
 use crate::{
     Device, OnStream,
@@ -42,6 +44,7 @@ pub(super) struct Trip<'g, 'd> {
     pub across: &'g Across,
     /// The members of this process.
     pub here: Group<'d>,
+    pub lanes: Lanes,
     pub call: &'g Call,
     overlapped: bool,
     pub link: &'d Arc<WorldLink>,
@@ -61,7 +64,11 @@ impl<'g, 'd> Trip<'g, 'd> {
         let link = dev.session.world.as_ref().expect("its group was made through it");
         link.world.check()?;
         let scope = link.join(&dev.session.gang)?.clone();
-        Ok(Trip { group, across, here: group.here(), call, overlapped, link, scope, dev: dev.in_order() })
+        let lanes = match link.world.transport() {
+            Transport::Device(_) => Lanes::by_ordinal(&across.hosts, &across.places, link.world.devices()),
+            _ => Lanes::by_index(&across.hosts),
+        };
+        Ok(Trip { group, across, here: group.here(), lanes, call, overlapped, link, scope, dev: dev.in_order() })
     }
 
     /// How payload gets to other processes.
@@ -84,6 +91,12 @@ impl<'g, 'd> Trip<'g, 'd> {
         }
     }
 
+    /// This member's way over a transport between devices.
+    pub fn way(&self, transport: Arc<dyn DeviceTransport>) -> Result<Way<'_, 'g, 'd>> {
+        let rail = self.lanes.of(self.across.me, self.across.here);
+        Way::new(self, transport, rail.map_or(self.group.dev.index(), |rail| self.lanes.all[rail].ordinal))
+    }
+
     /// The loss of another process, if there is one: what ends the wait for messages.
     pub fn lost(&self) -> Option<Error> {
         self.link.world.check().err()
@@ -95,8 +108,8 @@ impl<'g, 'd> Trip<'g, 'd> {
     }
 
     /// A buffer on the rails.
-    pub fn cut(&self, len: usize, dtype: DType) -> Cut {
-        Cut { start: 0, len, rails: rails(&self.across.hosts), grain: GRAIN / dtype.size() }
+    pub fn cut(&self, len: usize, dtype: DType) -> Cut<'_> {
+        Cut { start: 0, len, lanes: &self.lanes, host: self.across.me, grain: GRAIN / dtype.size() }
     }
 
     /// Counts of which member `root` has all.
@@ -158,10 +171,17 @@ impl<'g, 'd> Trip<'g, 'd> {
     /// A copy of this device's memory in page-locked memory. It is complete.
     #[track_caller]
     pub fn stage(&self, from: &Area) -> Result<Arc<PinnedBuffer<u8>>> {
-        let to = self.pinned(from.bytes.len())?;
-        self.copy_down(from, &to)?;
+        let to = self.start_to_stage(from)?;
         to.as_slice()?;
         Ok(Arc::new(to))
+    }
+
+    /// The same, asynchronous: whoever looks at the page-locked memory waits.
+    #[track_caller]
+    pub fn start_to_stage(&self, from: &Area) -> Result<PinnedBuffer<u8>> {
+        let to = self.pinned(from.bytes.len())?;
+        self.copy_down(from, &to)?;
+        Ok(to)
     }
 
     /// Copies this device's memory to page-locked memory. Asynchronous.
@@ -239,6 +259,15 @@ impl<'g, 'd> Trip<'g, 'd> {
         }
     }
 
+    /// The end of what a transport between devices was given after a commit. After an error it may still use the memory.
+    pub fn finish(&self, access: Op<'_>, submitted: Result<()>) -> Result<()> {
+        if submitted.is_err() {
+            access.keep();
+        }
+        access.submitted();
+        self.done(submitted)
+    }
+
     /// The end of what follows a commit: the other processes count on it, so a failure fails the gang.
     pub fn done<R>(&self, done: Result<R>) -> Result<R> {
         let dev = self.group.dev;
@@ -263,8 +292,12 @@ pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
 /// What all processes must have alike. Members may give factors of their own.
 fn headline(call: &Call) -> String {
     let scaled = matches!(call.reduce, Some(ReduceOp::Scaled(_)));
-    let text =
-        Call { reduce: if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce }, ..call.clone() }.to_string();
+    let reduce = if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce };
+    shortened(Call { reduce, ..call.clone() }.to_string())
+}
+
+/// A text that fits into a frame. Different texts stay different.
+pub(super) fn shortened(text: String) -> String {
     if text.len() <= MOST_TEXT {
         return text;
     }

@@ -9,9 +9,9 @@
 //!
 //! Invariant: a value is in exactly one place: in the box of the device that needs it, in `kept`, or in a call.
 
-use super::stage::{At, Hop, NotSplit, Stage};
+use super::stage::{At, NotSplit, Stage};
 use crate::{
-    Device, Group, Stream,
+    Device, Group, Hop, Stream,
     error::{Error, Result},
     fabric::parcels::Label,
     gang::LastCall,
@@ -52,7 +52,7 @@ pub(super) fn run<S: Stage, R>(
         schedule,
         group,
         local,
-        links: (0..2 * stages.len()).map(|_| dev.stream()).collect::<Result<_>>()?,
+        links: (0..2 * stages.len()).map(|_| Link::new(group)).collect::<Result<_>>()?,
         kept: (0..2 * slots).map(|_| None).collect(),
         saved: (0..slots).map(|_| None).collect(),
         accumulate: vec![false; stages.len()],
@@ -65,6 +65,21 @@ pub(super) fn run<S: Stage, R>(
     Ok(member.results.into_iter().map(|result| result.expect("a schedule has all forward passes")).collect())
 }
 
+/// The streams of one kind of values of a stage.
+struct Link {
+    /// Where what comes from other devices is fetched.
+    into: Stream,
+    /// Where what goes to other processes is copied to the host, if the group has members there.
+    out: Option<Stream>,
+}
+
+impl Link {
+    fn new(group: &Group<'_>) -> Result<Link> {
+        let dev = group.device();
+        Ok(Link { into: dev.stream()?, out: group.spans_processes().then(|| dev.stream()).transpose()? })
+    }
+}
+
 /// A member in the middle of a step.
 struct Member<'a, S: Stage, R> {
     call: LastCall,
@@ -72,9 +87,9 @@ struct Member<'a, S: Stage, R> {
     group: &'a Group<'a>,
     /// By stage: its place among the member's stages.
     local: Vec<usize>,
-    /// By local stage: where its activations are fetched, and its gradients. On one stream for both, an activation
-    /// would stand behind a gradient that comes later; and with it the stage before, when it uses the memory again.
-    links: Vec<Stream>,
+    /// By local stage: for activations, and for gradients. On one stream for both, an activation would stand behind a
+    /// gradient that comes later; and with it the stage before, when it uses the memory again.
+    links: Vec<Link>,
     /// By slot: the activation and the gradient that this member has made for itself.
     kept: Vec<Option<S::Activation>>,
     /// By slot: what the backward pass needs.
@@ -144,7 +159,13 @@ impl<S: Stage, R> Member<'_, S, R> {
     fn pass(&mut self, step: Step, stage: usize, value: S::Activation) -> Result<()> {
         let (micro, backward) = (step.action.micro, step.action.work != Work::Forward);
         match step.output {
-            Peer::Rank(rank) => self.group.give_as(self.call, self.label(stage, micro, backward), value, rank),
+            Peer::Rank(rank) => {
+                let (group, dev) = (self.group, self.group.device());
+                let link = &self.links[2 * self.local[step.action.stage] + usize::from(backward)];
+                // To another process the value is copied, beside the stages' work.
+                let via = dev.on(link.out.as_ref().unwrap_or(&link.into));
+                group.on(&via).give_hop(self.call, self.label(stage, micro, backward), value, rank)
+            }
             _ => {
                 let slot = self.slot(stage, micro);
                 self.kept[2 * slot + usize::from(backward)] = Some(value);
@@ -158,9 +179,11 @@ impl<S: Stage, R> Member<'_, S, R> {
         let Action { stage, micro, work } = step.action;
         let Peer::Rank(rank) = step.input else { return Ok(self.keep(self.slot(stage, micro), step.action)) };
         let (dev, backward) = (self.group.device(), work != Work::Forward);
-        let there: S::Activation = self.group.take_as(self.call, self.label(stage, micro, backward), rank)?;
+        let link = dev.on(&self.links[2 * self.local[stage] + usize::from(backward)].into);
+        let there: S::Activation =
+            self.group.on(&link).take_hop(self.call, self.label(stage, micro, backward), rank)?;
         let _here = dev.worker.handle.enter(self.call.0, self.call.1);
-        there.hop(&dev.on(&self.links[2 * self.local[stage] + usize::from(backward)]))
+        there.hop(&link)
     }
 
     /// What this member has made for itself.

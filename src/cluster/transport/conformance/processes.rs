@@ -215,6 +215,20 @@ fn mpi() {
     }
 }
 
+/// Collectives over memory of devices that MPI moves by itself: software GPUs', which is the host's.
+#[cfg(feature = "mpi")]
+#[test]
+fn mpi_between_devices() {
+    for size in [2, 3] {
+        let Some((ok, text)) = under_mpirun(size, "mpi_devices") else { return };
+        assert!(ok, "{text}");
+        if let Some(at) = text.find("skipped: ") {
+            return println!("{}", text[at..].lines().next().unwrap_or_default());
+        }
+        assert_eq!(text.matches("devices passed").count(), size, "{text}");
+    }
+}
+
 /// They end without `MPI_Finalize`, so `mpirun` may call it a failure.
 #[cfg(feature = "mpi")]
 #[test]
@@ -266,6 +280,8 @@ fn child() {
         ["shm", case, rank, size, folder] => {
             shared_memory(case, (rank.parse().unwrap(), size.parse().unwrap()), folder.as_ref());
         }
+        #[cfg(feature = "mpi")]
+        ["mpi_devices"] => super::devices::of_a_process(),
         #[cfg(feature = "mpi")]
         ["mpi", case] => message_passing(case, None),
         #[cfg(feature = "mpi")]

@@ -4,6 +4,7 @@
 //! `LD_LIBRARY_PATH=..nvidia/nccl/lib gpu_pool-<hash> nccl::gpu_tests --nocapture --test-threads=1`
 
 mod data;
+mod pools;
 
 use super::*;
 use crate::driver::{self, Driver};
@@ -152,6 +153,16 @@ fn cuda_a_dropped_transport_ends() {
     }
 }
 
+/// Pools: the groups' collectives, and messages between GPUs with any ordinals.
+#[test]
+fn cuda_pools_of_two_hosts() {
+    for devices in [&[1, 1][..], &[2, 2], &[1, 2]] {
+        if let Some(cluster) = Cluster::start(devices, &[0, 1], &format!("pool-{}", pools::port())) {
+            cluster.all_end();
+        }
+    }
+}
+
 /// A process of a cluster, if it was started as one.
 #[test]
 fn cuda_is_a_host() {
@@ -161,10 +172,14 @@ fn cuda_is_a_host() {
     let host: usize = words.next().unwrap().parse().unwrap();
     let devices: Vec<usize> = words.next().unwrap().split(',').map(|count| count.parse().unwrap()).collect();
     let gpu = host % driver::cuda::device_count().unwrap();
+    let what = words.next().unwrap();
+    if let Some(port) = what.strip_prefix("pool-") {
+        return pools::of_a_process(port.parse().unwrap(), host, &devices, gpu, PATIENCE);
+    }
     let drivers: Vec<DriverRef> = (0..devices[host]).map(|_| driver::cuda::open(gpu).unwrap()).collect();
     let start = |round: usize, patience| start(&folder, round, host, &devices, &drivers, patience);
     let begin = Instant::now();
-    match words.next().unwrap() {
+    match what {
         "calls" => {
             let nccl = start(0, PATIENCE).unwrap();
             println!("connected after {:?}", begin.elapsed());

@@ -1,7 +1,7 @@
 //! A transport between the devices of the loopback cluster.
 
 use super::{
-    super::super::transport::{DeviceTransport, RailCall, RailMessage, Tag},
+    super::super::transport::{DeviceTransport, Failure, RailCall, RailMessage, Tag, Tell},
     Hub, lost,
 };
 use crate::{
@@ -12,21 +12,40 @@ use crate::{
     thread::worker::Shared,
 };
 use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        mpsc::{self, Receiver, Sender},
+    },
     time::Duration,
 };
 
 /// Mailboxes between the devices of a rail: for software GPUs, and the host waits.
-pub(super) struct DeviceMail {
+pub(crate) struct DeviceMail {
     pub hub: Arc<Hub>,
     pub host: usize,
     /// Of the host's pool, when that is built.
     pub shared: OnceCell<Weak<Shared>>,
+    pub failure: Failure,
+    /// The next call: who hears that it was submitted, and what lets its stream go on.
+    pub stuck: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
 impl DeviceMail {
+    pub fn new(hub: &Arc<Hub>, host: usize) -> Arc<DeviceMail> {
+        let (hub, shared, failure, stuck) = (hub.clone(), OnceCell::new(), Failure::default(), Mutex::default());
+        Arc::new(DeviceMail { hub, host, shared, failure, stuck })
+    }
+
+    /// The next call never ends: its stream goes on when the result is dropped, as after an abort.
+    pub fn get_stuck(&self, submitted: Sender<()>) -> Sender<()> {
+        let (end, ended) = mpsc::channel();
+        *self.stuck.lock() = Some((submitted, ended));
+        end
+    }
+
     /// The driver of a device, and page-locked memory.
     fn copying(&self, device: usize, bytes: usize) -> (DriverRef, PinnedBuffer<u8>) {
         let shared = self.shared.get().and_then(Weak::upgrade).unwrap();
@@ -36,8 +55,9 @@ impl DeviceMail {
 
     fn read(&self, (device, stream): (usize, RawStream), at: Address, bytes: usize) -> Vec<u8> {
         let (driver, copy) = self.copying(device, bytes);
-        // SAFETY: the memory is the device's (the promise of `submit`'s caller), and the copy is waited for.
-        unsafe { driver.copy_to_host(copy.ptr(), at, bytes, stream) }.unwrap();
+        // SAFETY: the memory is the device's or page-locked (the promise of `submit`'s caller), and so is the copy's,
+        // which is waited for.
+        unsafe { driver.copy_within(copy.ptr() as Address, at, bytes, stream) }.unwrap();
         assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
         copy.as_slice().unwrap().to_vec()
     }
@@ -46,7 +66,7 @@ impl DeviceMail {
         let (driver, mut copy) = self.copying(device, bytes.len());
         copy.as_mut_slice().unwrap().copy_from_slice(bytes);
         // SAFETY: as above.
-        unsafe { driver.copy_to_device(at, copy.ptr(), bytes.len(), stream) }.unwrap();
+        unsafe { driver.copy_within(at, copy.ptr() as Address, bytes.len(), stream) }.unwrap();
         assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
     }
 
@@ -81,6 +101,16 @@ impl DeviceTransport for DeviceMail {
     }
 
     unsafe fn submit(&self, device: usize, stream: RawStream, call: &RailCall<'_>) -> Result<()> {
+        if let Some(cause) = self.failure.cause() {
+            return Err(cause);
+        }
+        if let Some((submitted, ended)) = self.stuck.lock().take() {
+            let shared = self.shared.get().and_then(Weak::upgrade).unwrap();
+            let wait = Box::new(move || drop(ended.recv()));
+            shared.handles[device].driver.launch_host(stream, wait).unwrap();
+            submitted.send(()).unwrap();
+            return Ok(());
+        }
         let here = (device, stream);
         match *call {
             RailCall::Messages(messages) => {
@@ -114,6 +144,10 @@ impl DeviceTransport for DeviceMail {
     }
 
     fn failed(&self, _: usize) -> Option<Error> {
-        None
+        self.failure.cause()
+    }
+
+    fn when_failed(&self, tell: &Arc<Tell>) {
+        self.failure.when(tell);
     }
 }

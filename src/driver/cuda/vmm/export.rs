@@ -2,7 +2,7 @@
 
 use super::{Handle, Mapping, ON_DEVICE, PINNED, Properties, Wishes, space, sys};
 use crate::driver::{
-    Address, DriverResult,
+    Address, DriverResult, Fault, FaultKind,
     cuda::{CudaGpu, fault},
 };
 use std::{
@@ -54,7 +54,7 @@ impl CudaGpu {
         self.check(unsafe { sys::cuMemImportFromShareableHandle(&mut handle, from, DESCRIPTOR) })?;
         let mapped = self.is_own(handle).and_then(|()| {
             // SAFETY: a place in a window, with nothing mapped there.
-            unsafe { self.attach(&space, address, bytes, handle) }
+            unsafe { self.attach(&space, address, bytes, handle) }.map_err(|fault| wrong_size(fault, bytes))
         });
         if let Err(fault) = mapped {
             // SAFETY: the memory is not mapped.
@@ -77,4 +77,15 @@ impl CudaGpu {
         }
         Err(fault::invalid(format!("the descriptor is of memory at {}, not of GPU {}", location.id, self.device)))
     }
+}
+
+/// A descriptor does not tell how large its memory is. Where it has fewer than `bytes`, `cuMemMap` answers
+/// CUDA_ERROR_NOT_SUPPORTED (seen on an H200).
+fn wrong_size(fault: Fault, bytes: usize) -> Fault {
+    // A refusal of access has a detail.
+    if fault.kind != FaultKind::Unsupported || !fault.detail.is_empty() {
+        return fault;
+    }
+    let detail = format!("the descriptor is of memory that cannot be mapped with {bytes} bytes: has it fewer?");
+    Fault { kind: FaultKind::InvalidArgument, detail, ..fault }
 }

@@ -1,0 +1,293 @@
+//! [`Hop`]: values that cross from device to device, and from process to process.
+//!
+//! `give`, `take` and pipelines use it. A pipeline's type says `Hop`, so the compiler finds the methods. `give` takes
+//! values of any type; where one goes to another process, it looks the type up in the pool's [`Carriers`]: those of
+//! [`known`], and those that [`Builder::hops`](crate::Builder::hops) has added.
+
+use crate::{
+    Device, DeviceBuffer,
+    error::Result,
+    fabric::{
+        packing::{Carrier, Carriers, Pack, Unpack},
+        types::Element,
+    },
+    memory::DeviceCopy,
+};
+use std::sync::Arc;
+
+/// A value that crosses from one device to another, and, if it has [`pack`](Self::pack) and [`unpack`](Self::unpack),
+/// from one process to another.
+///
+/// Implemented for [`DeviceBuffer`], for an `Arc` of one (a stage can keep its output and pass it on, too), for
+/// numbers, `bool` and `String`, and for tuples, `Vec` and `Option` of all these. [`hop_fields!`](crate::hop_fields)
+/// does it for a struct of your own, field by field:
+///
+/// ```
+/// struct Batch {
+///     x: gpu_pool::DeviceBuffer<f32>,
+///     rows: usize,
+/// }
+/// gpu_pool::hop_fields!(Batch { x, rows });
+/// ```
+///
+/// By hand, for any type:
+///
+/// ```
+/// use gpu_pool::{Device, DeviceBuffer, Hop, Pack, Result, Unpack};
+///
+/// enum Job {
+///     Work(DeviceBuffer<f32>),
+///     Stop,
+/// }
+/// impl Hop for Job {
+///     fn hop(self, dev: &Device) -> Result<Self> {
+///         Ok(match self {
+///             Job::Work(x) => Job::Work(x.hop(dev)?),
+///             Job::Stop => Job::Stop,
+///         })
+///     }
+///     // Without these two it stays inside its process.
+///     fn pack(self, into: &mut Pack) -> Result<()> {
+///         match self {
+///             Job::Work(x) => Some(x).pack(into),
+///             Job::Stop => None::<DeviceBuffer<f32>>.pack(into),
+///         }
+///     }
+///     fn unpack(from: &mut Unpack<'_>) -> Result<Self> {
+///         Ok(Option::unpack(from)?.map_or(Job::Stop, Job::Work))
+///     }
+/// }
+/// ```
+pub trait Hop: Send + Sized + 'static {
+    /// The value with its memory on `dev`. Memory that is there already stays where it is. Asynchronous: copies run on
+    /// the current stream of `dev`, which waits for the work of the device that the memory comes from.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, `WrongPool`, [`Error::Aborted`](crate::Error::Aborted), the driver's.
+    fn hop(self, dev: &Device) -> Result<Self>;
+
+    /// Takes the value apart for another process.
+    ///
+    /// # Errors
+    /// The type's own. Without an implementation: [`Error::InvalidArgument`](crate::Error::InvalidArgument).
+    fn pack(self, into: &mut Pack) -> Result<()> {
+        Err(into.refuse::<Self>())
+    }
+
+    /// Puts a value together from what [`pack`](Self::pack) has written, in the same order, with its memory on the
+    /// device that takes it. That memory is not filled yet: the parts come when the whole value is read.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `InvalidArgument` for what was packed otherwise; the type's own. An error fails the gang.
+    fn unpack(from: &mut Unpack<'_>) -> Result<Self> {
+        Err(from.refuse::<Self>())
+    }
+}
+
+/// Implements [`Hop`] for a struct of yours, whose fields hop: all of them, in any order.
+///
+/// ```
+/// # use gpu_pool::DeviceBuffer;
+/// struct Batch { x: DeviceBuffer<f32>, rows: usize }
+/// gpu_pool::hop_fields!(Batch { x, rows });
+/// ```
+#[macro_export]
+macro_rules! hop_fields {
+    ($Type:ident { $($field:ident),+ $(,)? }) => {
+        impl $crate::Hop for $Type {
+            fn hop(self, dev: &$crate::Device) -> $crate::Result<Self> {
+                Ok($Type { $($field: $crate::Hop::hop(self.$field, dev)?),+ })
+            }
+            fn pack(self, into: &mut $crate::Pack) -> $crate::Result<()> {
+                $($crate::Hop::pack(self.$field, into)?;)+
+                Ok(())
+            }
+            fn unpack(from: &mut $crate::Unpack<'_>) -> $crate::Result<Self> {
+                Ok($Type { $($field: $crate::Hop::unpack(from)?),+ })
+            }
+        }
+    };
+}
+
+/// How values of a type that hops go to another process.
+pub(crate) fn carrier<T: Hop>() -> Carrier<T> {
+    Carrier { pack: T::pack, unpack: T::unpack }
+}
+
+impl<T: DeviceCopy> Hop for DeviceBuffer<T> {
+    fn hop(self, dev: &Device) -> Result<Self> {
+        if self.device() == dev.index() {
+            return Ok(self);
+        }
+        let here = self.copy_to(dev)?;
+        // The memory goes back to its device. Who uses it next waits for this copy, and not for later ones.
+        dev.stream.record_early("hop")?;
+        Ok(here)
+    }
+
+    fn pack(self, into: &mut Pack) -> Result<()> {
+        into.buffer(&self);
+        Ok(())
+    }
+
+    fn unpack(from: &mut Unpack<'_>) -> Result<Self> {
+        from.buffer()
+    }
+}
+
+impl<T: DeviceCopy> Hop for Arc<DeviceBuffer<T>> {
+    fn hop(self, dev: &Device) -> Result<Self> {
+        if self.device() == dev.index() {
+            return Ok(self);
+        }
+        let here = self.copy_to(dev)?;
+        dev.stream.record_early("hop")?;
+        Ok(Arc::new(here))
+    }
+
+    fn pack(self, into: &mut Pack) -> Result<()> {
+        into.buffer(&self);
+        Ok(())
+    }
+
+    fn unpack(from: &mut Unpack<'_>) -> Result<Self> {
+        from.buffer().map(Arc::new)
+    }
+}
+
+impl<A: Hop> Hop for Vec<A> {
+    fn hop(self, dev: &Device) -> Result<Self> {
+        self.into_iter().map(|a| a.hop(dev)).collect()
+    }
+
+    fn pack(self, into: &mut Pack) -> Result<()> {
+        self.len().pack(into)?;
+        self.into_iter().try_for_each(|a| a.pack(into))
+    }
+
+    fn unpack(from: &mut Unpack<'_>) -> Result<Self> {
+        (0..usize::unpack(from)?).map(|_| A::unpack(from)).collect()
+    }
+}
+
+impl<A: Hop> Hop for Option<A> {
+    fn hop(self, dev: &Device) -> Result<Self> {
+        self.map(|a| a.hop(dev)).transpose()
+    }
+
+    fn pack(self, into: &mut Pack) -> Result<()> {
+        self.is_some().pack(into)?;
+        self.map_or(Ok(()), |a| a.pack(into))
+    }
+
+    fn unpack(from: &mut Unpack<'_>) -> Result<Self> {
+        bool::unpack(from)?.then(|| A::unpack(from)).transpose()
+    }
+}
+
+/// Values without memory of a device. `$bytes` are what they are written as; `$read` reads these.
+macro_rules! hop_as_they_are {
+    ($($T:ty: |$x:ident| $bytes:expr, |$from:ident| $read:expr;)+) => {
+        $(impl Hop for $T {
+            fn hop(self, _: &Device) -> Result<Self> {
+                Ok(self)
+            }
+
+            fn pack(self, into: &mut Pack) -> Result<()> {
+                let $x = self;
+                into.fixed(&$bytes);
+                Ok(())
+            }
+
+            fn unpack($from: &mut Unpack<'_>) -> Result<Self> {
+                Ok($read)
+            }
+        })+
+    };
+}
+macro_rules! hop_numbers {
+    ($($T:ty),+) => {
+        hop_as_they_are! { $($T: |x| x.to_le_bytes(), |from| <$T>::from_le_bytes(from.fixed()?);)+ }
+    };
+}
+hop_numbers!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
+hop_as_they_are! {
+    // Processes of one cluster may have other sizes.
+    usize: |x| (x as u64).to_le_bytes(), |from| u64::unpack(from)?.try_into().map_err(|_| from.nonsense())?;
+    isize: |x| (x as i64).to_le_bytes(), |from| i64::unpack(from)?.try_into().map_err(|_| from.nonsense())?;
+    bool: |x| [u8::from(x)], |from| u8::unpack(from)? != 0;
+    (): |_x| [], |_from| ();
+}
+
+impl Hop for String {
+    fn hop(self, _: &Device) -> Result<Self> {
+        Ok(self)
+    }
+
+    fn pack(self, into: &mut Pack) -> Result<()> {
+        into.bytes(self.as_bytes());
+        Ok(())
+    }
+
+    fn unpack(from: &mut Unpack<'_>) -> Result<Self> {
+        String::from_utf8(from.bytes()?.to_vec()).map_err(|_| from.nonsense())
+    }
+}
+
+macro_rules! hop_tuples {
+    ($($($A:ident $a:ident),+;)+) => {
+        $(impl<$($A: Hop),+> Hop for ($($A,)+) {
+            fn hop(self, dev: &Device) -> Result<Self> {
+                let ($($a,)+) = self;
+                Ok(($($a.hop(dev)?,)+))
+            }
+
+            fn pack(self, into: &mut Pack) -> Result<()> {
+                let ($($a,)+) = self;
+                $($a.pack(into)?;)+
+                Ok(())
+            }
+
+            fn unpack(from: &mut Unpack<'_>) -> Result<Self> {
+                Ok(($($A::unpack(from)?,)+))
+            }
+        })+
+    };
+}
+hop_tuples! {
+    A a;
+    A a, B b;
+    A a, B b, C c;
+    A a, B b, C c, D d;
+    A a, B b, C c, D d, E e;
+    A a, B b, C c, D d, E e, F f;
+}
+
+/// The types that `give` takes to another process without [`Builder::hops`](crate::Builder::hops): buffers of all
+/// [`Element`]s, pairs of these, numbers and texts; and `Vec`s of all.
+pub(crate) fn known() -> Carriers {
+    let mut all = Carriers::default();
+    macro_rules! each {
+        ($($T:ty),+) => { $(with_vec::<$T>(&mut all);)+ };
+    }
+    each!(bool, u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64, String, ());
+    macro_rules! buffers {
+        ($($T:ty),+) => { $(of_buffers::<$T>(&mut all);)+ };
+    }
+    buffers!(f32, f64, half::f16, half::bf16, i8, u8, i32, u32, i64, u64);
+    all
+}
+
+fn with_vec<T: Hop>(all: &mut Carriers) {
+    all.insert(carrier::<T>());
+    all.insert(carrier::<Vec<T>>());
+}
+
+fn of_buffers<A: Element>(all: &mut Carriers) {
+    with_vec::<DeviceBuffer<A>>(all);
+    all.insert(carrier::<Arc<DeviceBuffer<A>>>());
+    macro_rules! pairs {
+        ($($B:ty),+) => { $(with_vec::<(DeviceBuffer<A>, DeviceBuffer<$B>)>(all);)+ };
+    }
+    pairs!(f32, f64, half::f16, half::bf16, i8, u8, i32, u32, i64, u64);
+}

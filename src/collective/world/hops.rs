@@ -1,0 +1,186 @@
+//! all_to_all over rails between devices, and with it gather and scatter: what goes to another process hops inside the
+//! sender's one first, to the member that stands on the receiver's rail.
+//!
+//! ```text
+//! inside   all_to_all: to the member on the receiver's rail; to members of this process at once
+//! rail     all that this member has collected goes to the other processes
+//! inside   all_to_all, in a process with more members than rails: from the rails to the members beside them
+//! ```
+//!
+//! Pieces that take the same steps keep the order of their senders, then of their receivers, on both sides.
+
+use super::{
+    super::{
+        request::Request,
+        transport::{DeviceTransport, RailMessage},
+    },
+    all_to_all::{Amount, place},
+    trip::{Trip, part},
+};
+use crate::{
+    error::Result,
+    fabric::{
+        descriptor::Area,
+        plan::{Counts, Shape},
+    },
+};
+use std::{ops::Range, sync::Arc};
+
+/// One process's view of all pieces. Members are named by rank, and by local index where they are this process's.
+struct Hops<'t, 'g, 'd> {
+    trip: &'t Trip<'g, 'd>,
+    amount: Amount<'t>,
+    size: usize,
+    /// By rank: the process, and the local index there.
+    seats: Vec<(usize, usize)>,
+}
+
+impl Hops<'_, '_, '_> {
+    fn is_here(&self, rank: usize) -> bool {
+        self.seats[rank].0 == self.trip.across.me
+    }
+
+    fn bytes(&self, from: usize, to: usize) -> usize {
+        (self.amount)(from, to) * self.size
+    }
+
+    /// The local index of the member of process `host` that has the piece on its way from one process to another.
+    fn courier(&self, host: usize, from: usize, to: usize) -> usize {
+        let lanes = &self.trip.lanes;
+        lanes.all[lanes.between(self.seats[from], self.seats[to])].members[host]
+    }
+
+    /// Which member of this process gets the piece from one of its members first.
+    fn first(&self, from: usize, to: usize) -> usize {
+        if self.is_here(to) { self.seats[to].1 } else { self.courier(self.trip.across.me, from, to) }
+    }
+
+    /// The ranks of this process's members.
+    fn own(&self) -> &[usize] {
+        &self.trip.across.hosts[self.trip.across.me].ranks
+    }
+
+    fn members(&self) -> Range<usize> {
+        0..self.trip.members()
+    }
+
+    /// Pieces from members of this process that member `at` gets first.
+    fn collected(&self, at: usize) -> Vec<(usize, usize)> {
+        let all = self.own().iter().flat_map(|&from| self.members().map(move |to| (from, to)));
+        all.filter(|&(from, to)| self.first(from, to) == at).collect()
+    }
+
+    /// Pieces from other processes for `to` that come to member `at` of this one.
+    fn landed(&self, at: usize, to: usize) -> Vec<(usize, usize)> {
+        let afar = self.members().filter(|&from| !self.is_here(from)).map(|from| (from, to));
+        afar.filter(|&(from, to)| self.courier(self.trip.across.me, from, to) == at).collect()
+    }
+
+    fn total(&self, pieces: &[(usize, usize)]) -> usize {
+        pieces.iter().map(|&(from, to)| self.bytes(from, to)).sum()
+    }
+
+    /// Each of these pieces with its range, when they lie one behind the other.
+    fn laid_out(&self, pieces: &[(usize, usize)]) -> Vec<((usize, usize), Range<usize>)> {
+        let mut end = 0;
+        let lay = |&(from, to): &(usize, usize)| {
+            let start = end;
+            end += self.bytes(from, to);
+            ((from, to), start..end)
+        };
+        pieces.iter().map(lay).collect()
+    }
+
+    /// An all_to_all of this process's members. `amount`: elements that one sends to another.
+    #[track_caller]
+    fn inside(&self, request: &Request, amount: impl Fn(usize, usize) -> usize, areas: [&Area; 2]) -> Result<()> {
+        let all = || 0..self.own().len();
+        let send = all().map(|a| Counts::By(all().map(|b| amount(a, b)).collect())).collect();
+        let receive = all().map(|b| Counts::By(all().map(|a| amount(a, b)).collect())).collect();
+        self.trip.inside(request.dtype, None, Shape::AllToAll { send, receive }, areas)
+    }
+}
+
+#[track_caller]
+pub(super) fn flow(
+    trip: &Trip<'_, '_>,
+    request: &Request,
+    amount: Amount<'_>,
+    transport: Arc<dyn DeviceTransport>,
+) -> Result<()> {
+    let (across, me, here, size) = (trip.across, trip.group.rank, trip.across.here, request.dtype.size());
+    let mut seats = vec![(0, 0); trip.members()];
+    for (host, of) in across.hosts.iter().enumerate() {
+        of.ranks.iter().enumerate().for_each(|(index, &rank)| seats[rank] = (host, index));
+    }
+    let hops = Hops { trip, amount, size, seats };
+    let own = hops.own();
+    let way = trip.way(transport)?;
+    // Where in the destination the piece of each member goes.
+    let destined = hops.laid_out(&hops.members().map(|from| (from, me)).collect::<Vec<_>>());
+    let destination = |from: usize| request.destination.as_ref().map(|area| part(area, destined[from].1.clone()));
+    let put = |pieces: &[((usize, usize), Range<usize>)], area: &Area| {
+        let mine = pieces.iter().filter(|((_, to), range)| *to == me && !range.is_empty());
+        mine.map(|((from, _), range)| (from, range)).try_for_each(|(&from, range)| {
+            destination(from).map_or(Ok(()), |to| trip.copy(&part(area, range.clone()), &to))
+        })
+    };
+
+    // To the members that stand on the receivers' rails.
+    let pieces = hops.collected(here);
+    let packed = trip.scratch(hops.members().map(|to| hops.bytes(me, to)).sum())?;
+    let collected = if own.len() > 1 { trip.scratch(hops.total(&pieces))? } else { packed.clone() };
+    let mut end = 0;
+    for first in 0..own.len() {
+        for to in hops.members().filter(|&to| hops.first(me, to) == first) {
+            let from = place(amount, me, to, size);
+            let next = end + from.len();
+            if let Some(source) = &request.source {
+                trip.copy(&part(source, from), &part(&packed, end..next))?;
+            }
+            end = next;
+        }
+    }
+    if own.len() > 1 {
+        let sent = |a: usize, b: usize| {
+            let all = hops.members().filter(|&to| hops.first(own[a], to) == b);
+            all.map(|to| amount(own[a], to)).sum()
+        };
+        hops.inside(request, sent, [&packed, &collected])?;
+    }
+    let collected_at = hops.laid_out(&pieces);
+
+    // Over the rails, to the receivers themselves where each member of this process has a rail.
+    let to_all = own.len() == trip.lanes.all.len();
+    let landing: Vec<_> = own.iter().flat_map(|&to| hops.landed(here, to)).collect();
+    let landed_at = hops.laid_out(&landing);
+    let landed = trip.scratch(if to_all { 0 } else { hops.total(&landing) })?;
+    let mut messages = Vec::new();
+    for ((_, to), range) in collected_at.iter().filter(|((_, to), range)| !hops.is_here(*to) && !range.is_empty()) {
+        let (to, at) = (across.places[*to].host, collected.address + range.start as u64);
+        messages.push(RailMessage::Send { to, at, bytes: range.len() });
+    }
+    // In the senders' order.
+    let mut arriving: Vec<_> = landed_at.iter().filter(|(_, range)| !range.is_empty()).collect();
+    arriving.sort_by_key(|((from, to), _)| (*from, *to));
+    for ((from, to), range) in arriving {
+        let at = match destination(*from).filter(|_| to_all) {
+            Some(into) => into.address,
+            None => landed.address + range.start as u64,
+        };
+        debug_assert!(!to_all || *to == me);
+        messages.push(RailMessage::Receive { from: across.places[*from].host, at, bytes: range.len() });
+    }
+    let into = request.destination.as_ref().filter(|_| to_all).unwrap_or(&landed);
+    way.exchange(messages, &[&collected], &[into])?;
+
+    // To the members without a rail.
+    if !to_all {
+        let sent = |a: usize, b: usize| hops.total(&hops.landed(a, own[b])) / size;
+        let lists: Vec<_> = (0..own.len()).flat_map(|at| hops.landed(at, me)).collect();
+        let arrived = trip.scratch(hops.total(&lists))?;
+        hops.inside(request, sent, [&landed, &arrived])?;
+        put(&hops.laid_out(&lists), &arrived)?;
+    }
+    put(&collected_at, &collected)
+}

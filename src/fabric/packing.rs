@@ -1,0 +1,172 @@
+//! How a value is taken apart for another process and put together there, and for which types a pool knows it.
+//!
+//! `collective/hop.rs` has the types' own part, [`Hop`](crate::Hop). `collective/hand_over.rs` makes [`Pack`] and
+//! [`Unpack`]; the pool keeps the [`Carriers`].
+//!
+//! Invariant: what a value writes, it reads back, in the same order. Whatever is left over, or missing, is an error.
+
+use crate::{
+    DeviceBuffer,
+    error::{Error, Result},
+    gang::LastCall,
+    memory::DeviceCopy,
+};
+use std::{
+    any::{Any, TypeId, type_name},
+    collections::HashMap,
+    fmt,
+    sync::Arc,
+};
+
+/// A value that is taken apart for another process: [`Hop::pack`](crate::Hop::pack) fills it.
+pub struct Pack {
+    call: LastCall,
+    header: Vec<u8>,
+    parts: Vec<DeviceBuffer<u8>>,
+}
+
+impl Pack {
+    pub(crate) fn new(call: LastCall) -> Pack {
+        Pack { call, header: Vec::new(), parts: Vec::new() }
+    }
+
+    /// Adds bytes of the host, of any format: [`Unpack::bytes`] returns them.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.fixed(&(bytes.len() as u64).to_le_bytes());
+        self.fixed(bytes);
+    }
+
+    /// Bytes whose number the reader knows.
+    pub(crate) fn fixed(&mut self, bytes: &[u8]) {
+        self.header.extend_from_slice(bytes);
+    }
+
+    /// A buffer, which may still be in use elsewhere.
+    pub(crate) fn buffer<T: DeviceCopy>(&mut self, buffer: &DeviceBuffer<T>) {
+        self.fixed(&(buffer.len as u64).to_le_bytes());
+        self.parts.push(DeviceBuffer::new(buffer.block.clone(), buffer.len * size_of::<T>()));
+    }
+
+    pub(crate) fn refuse<T>(&self) -> Error {
+        refuse::<T>(self.call)
+    }
+
+    /// The header, and memory of any devices of this process.
+    pub(crate) fn into_parts(self) -> (Vec<u8>, Vec<DeviceBuffer<u8>>) {
+        (self.header, self.parts)
+    }
+}
+
+/// A value that has come from another process, in parts: [`Hop::unpack`](crate::Hop::unpack) reads them.
+pub struct Unpack<'a> {
+    call: LastCall,
+    header: &'a [u8],
+    lens: &'a [usize],
+    allocate: &'a dyn Fn(usize) -> Result<DeviceBuffer<u8>>,
+    made: Vec<DeviceBuffer<u8>>,
+}
+
+impl<'a> Unpack<'a> {
+    /// `lens`: the bytes of the parts. `allocate`: memory for a part.
+    pub(crate) fn new(
+        call: LastCall,
+        header: &'a [u8],
+        lens: &'a [usize],
+        allocate: &'a dyn Fn(usize) -> Result<DeviceBuffer<u8>>,
+    ) -> Self {
+        Unpack { call, header, lens, allocate, made: Vec::new() }
+    }
+
+    /// What [`Pack::bytes`] has added.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the value was packed otherwise.
+    pub fn bytes(&mut self) -> Result<&'a [u8]> {
+        let len = usize::try_from(u64::from_le_bytes(self.fixed()?)).map_err(|_| self.nonsense())?;
+        let (bytes, rest) = self.header.split_at_checked(len).ok_or_else(|| self.nonsense())?;
+        self.header = rest;
+        Ok(bytes)
+    }
+
+    pub(crate) fn fixed<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let (bytes, rest) = self.header.split_first_chunk().ok_or_else(|| self.nonsense())?;
+        self.header = rest;
+        Ok(*bytes)
+    }
+
+    /// The next part, as memory of this device, which is going to hold it.
+    pub(crate) fn buffer<T: DeviceCopy>(&mut self) -> Result<DeviceBuffer<T>> {
+        let len = usize::try_from(u64::from_le_bytes(self.fixed()?)).map_err(|_| self.nonsense())?;
+        let (&bytes, rest) = self.lens.split_first().ok_or_else(|| self.nonsense())?;
+        if len.checked_mul(size_of::<T>()) != Some(bytes) {
+            return Err(self.nonsense());
+        }
+        self.lens = rest;
+        let made = (self.allocate)(bytes)?;
+        let buffer = DeviceBuffer::new(made.block.clone(), len);
+        self.made.push(made);
+        Ok(buffer)
+    }
+
+    /// The memory for all parts, when all is read.
+    pub(crate) fn finish(self) -> Result<Vec<DeviceBuffer<u8>>> {
+        match self.header.is_empty() && self.lens.is_empty() {
+            true => Ok(self.made),
+            false => Err(self.nonsense()),
+        }
+    }
+
+    pub(crate) fn refuse<T>(&self) -> Error {
+        refuse::<T>(self.call)
+    }
+
+    pub(crate) fn nonsense(&self) -> Error {
+        let (op, site) = self.call;
+        Error::invalid_at(site, op, "the value was packed otherwise than it is unpacked")
+    }
+}
+
+fn refuse<T>((op, site): LastCall) -> Error {
+    let of = type_name::<T>();
+    let why = format_args!("{of} cannot go to another process: its `Hop` has no `pack` and `unpack`");
+    Error::invalid_at(site, op, why)
+}
+
+/// How values of a type go to another process.
+pub(crate) struct Carrier<T> {
+    pub(crate) pack: fn(T, &mut Pack) -> Result<()>,
+    pub(crate) unpack: fn(&mut Unpack<'_>) -> Result<T>,
+}
+
+impl<T> Clone for Carrier<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Carrier<T> {}
+
+/// The [`Carrier`]s of some types, by type.
+#[derive(Clone, Default)]
+pub(crate) struct Carriers(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
+
+impl Carriers {
+    pub(crate) fn insert<T: 'static>(&mut self, carrier: Carrier<T>) {
+        self.0.insert(TypeId::of::<T>(), Arc::new(carrier));
+    }
+
+    pub(crate) fn with(mut self, more: &Carriers) -> Self {
+        self.0.extend(more.0.iter().map(|(of, carrier)| (*of, carrier.clone())));
+        self
+    }
+
+    pub(crate) fn get<T: 'static>(&self) -> Option<Carrier<T>> {
+        self.0.get(&TypeId::of::<T>())?.downcast_ref().copied()
+    }
+}
+
+impl fmt::Debug for Carriers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} types", self.0.len())
+    }
+}
