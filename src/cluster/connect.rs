@@ -226,9 +226,11 @@ impl MpiPart {
     }
 }
 
-/// As if MPI took the addresses of software GPUs' memory, which is the host's.
 #[cfg(test)]
-thread_local! { pub(super) static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) } }
+thread_local! {
+    /// As if MPI took the addresses of software GPUs' memory, which is the host's.
+    pub(super) static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
 
 /// Whether the thread that builds the pool says so.
 #[cfg(feature = "mpi")]

@@ -318,7 +318,26 @@ pub(crate) enum RailMessage {
     Receive { from: usize, at: Address, bytes: usize },
 }
 
+impl RailCall<'_> {
+    /// The memory of a call that members submit: address, bytes, and whether they are written.
+    pub(crate) fn memory(&self) -> Vec<(Address, usize, bool)> {
+        match *self {
+            RailCall::AllReduce { at, len, dtype, .. } => vec![(at, len * dtype.size(), true)],
+            RailCall::Messages(messages) => messages.iter().map(RailMessage::memory).collect(),
+            // Only a transport makes these, before there are members.
+            RailCall::ReduceScatter { .. } | RailCall::AllGather { .. } | RailCall::Broadcast { .. } => Vec::new(),
+        }
+    }
+}
+
 impl RailMessage {
+    fn memory(&self) -> (Address, usize, bool) {
+        match *self {
+            RailMessage::Send { at, bytes, .. } => (at, bytes, false),
+            RailMessage::Receive { at, bytes, .. } => (at, bytes, true),
+        }
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         match *self {
             RailMessage::Send { bytes, .. } | RailMessage::Receive { bytes, .. } => bytes,

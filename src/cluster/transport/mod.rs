@@ -10,7 +10,6 @@ mod host;
 #[cfg(all(feature = "mpi", any(target_os = "linux", target_os = "macos")))]
 pub(crate) mod mpi;
 #[cfg(feature = "nccl")]
-#[cfg_attr(not(test), allow(dead_code, reason = "only tests register memory so far"))]
 pub(crate) mod nccl;
 // loom has no memory that two processes map.
 #[cfg(all(target_os = "linux", not(loom)))]

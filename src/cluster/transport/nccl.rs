@@ -25,10 +25,9 @@ mod rail;
 mod warm_up;
 
 pub(crate) use library::Library;
-pub(crate) use rail::Registered;
 
 use crate::{
-    driver::{Address, DriverRef, RawStream, gate},
+    driver::{DriverRef, RawStream, gate},
     error::{Error, Result},
     fabric::transport::{DeviceTransport, Failure, RailCall, RailMessage, Tell},
     fabric::types::{DType, ReduceOp},
@@ -147,25 +146,6 @@ impl Nccl {
             self.abort(error);
         }
         closed
-    }
-
-    /// Makes memory of a device known to NCCL, which may then move it without copies in between. All hosts of a rail
-    /// register all their memory of collectives, or none does.
-    ///
-    /// # Safety
-    /// The memory is the device's, and stays mapped until [`deregister`](Self::deregister) or this transport's end.
-    pub(crate) unsafe fn register(&self, device: usize, at: Address, bytes: usize) -> Result<Registered> {
-        let rail = self.rails.rail("ncclCommRegister", device)?;
-        let _blocking = gate::blocking();
-        // SAFETY: the caller's promise.
-        unsafe { rail.register(at, bytes, self.rails.until()) }
-    }
-
-    /// Ends a registration of this device.
-    pub(crate) fn deregister(&self, device: usize, memory: Registered) -> Result<()> {
-        let rail = self.rails.rail("ncclCommDeregister", device)?;
-        let _blocking = gate::blocking();
-        rail.deregister(memory, self.rails.until())
     }
 
     fn stop_watching(&self) {

@@ -1,8 +1,8 @@
 //! all_to_all over several processes, gather and scatter: everything that moves other elements to each member.
 //!
 //! All members stage what they send, and show each other the memory. What goes to a member of another process is sent
-//! by a courier: by the member with the same local index. So a rail has one sender and one receiver. Between devices the
-//! elements go by [`hops`].
+//! by a courier: by the member with the same local index. So a rail has one sender and one receiver. Between devices
+//! the elements go by [`hops`].
 
 use super::{
     super::{

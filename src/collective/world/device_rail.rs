@@ -1,8 +1,8 @@
 //! What one rail does between processes in the memory of the devices: submitted to streams, in the order of commits.
 //!
 //! [`sums`] and [`moves`](super::moves) call it between their steps inside the process; its messages go the member's
-//! [`Way`]. The process's turn ([`Window`]) ends when everything is submitted; from the commit to there nothing looks at
-//! the gang, and no memory is asked for.
+//! [`Way`]. The process's turn ([`Window`]) ends when everything is submitted; from the commit to there nothing looks
+//! at the gang, and no memory is asked for.
 //!
 //! Sums go over the transport's own all-reduce where all processes take part and their order is free; else the elements
 //! go as messages, and this device's kernels add them up in the order of processes.

@@ -104,7 +104,10 @@ mod tests {
     proptest! {
         /// Each rail has one member of each process, no member is on two, and its devices are there.
         #[test]
-        fn rails_are_disjoint(take in prop::collection::vec(any::<bool>(), 12), keys in prop::collection::vec(any::<u8>(), 12)) {
+        fn rails_are_disjoint(
+            take in prop::collection::vec(any::<bool>(), 12),
+            keys in prop::collection::vec(any::<u8>(), 12),
+        ) {
             let devices = [4, 3, 5];
             let all = (0..3).flat_map(|host| (0..devices[host]).map(move |device| (host, device)));
             let mut some: Vec<_> = all.zip(&take).filter(|(_, take)| **take).map(|(place, _)| place).collect();

@@ -214,7 +214,10 @@ impl Incoming<'_, '_> {
         let (places, call) = (&self.trip.across.places, self.trip.call);
         let a = places[self.from].call(format!("send of {sent} bytes"), "its call of send".to_owned());
         let own = places[self.trip.group.rank].call(format!("{} of {len} bytes", call.op), call.site.to_string());
-        self.done(Err(Error::WorldMismatch { what: "count", a, b: own }))
+        let error = Error::WorldMismatch { what: "count", a, b: own };
+        // Only this member has found it.
+        self.trip.scope.fail(Some(self.trip.group.dev.index()), &error);
+        self.done(Err(error))
     }
 
     /// What the receiver makes of the shipment. The sender has gone on, so a failure fails the gang.

@@ -6,9 +6,9 @@
 //!
 //! * [`sums`]: all_reduce, reduce, reduce_scatter. [`moves`]: all_gather, broadcast. [`all_to_all`]: it, gather,
 //!   scatter. [`values`]: barrier and exchanges of host values.
-//! * [`messages`]: from one member to one other, of another process.
 //! * [`lanes`], pure: which members a rail joins. [`cut`], pure: which elements it carries, and which of them belong to
 //!   which process.
+//! * [`messages`]: from one member to one other, of another process. [`road`]: how that gets there.
 //! * [`trip`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
 //!   the hosts, and [`pieces`]: piece by piece; [`device_rail`]: in that of the devices, by messages that go a [`way`].
 //!   [`explain`]: all this, for people.

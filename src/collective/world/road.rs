@@ -3,7 +3,7 @@
 //!
 //! A rail joins devices with one ordinal: the receiver's, if the sender's process has such a device, else the sender's.
 //! A member whose own device that is sends from, or receives into, its memory. The other one hops: its elements lie in
-//! page-locked memory, which the rail's device can read and write. Calls go to the [courier] stream of the rail's device.
+//! page-locked memory, which the rail's device can read and write. Calls go to that device's [courier] stream.
 //!
 //! Between devices the receiver must have the memory before anything is submitted, and it knows the lengths from a
 //! meeting. So a shipment has a further meeting for each batch, in whose turn both submit.
@@ -13,6 +13,7 @@
 use super::{
     super::transport::{Commit, DeviceTransport, HostTransport, Message, Place, RailCall, RailMessage, Tag, Transport},
     trip::Trip,
+    way,
 };
 use crate::{
     error::{Error, Result},
@@ -232,7 +233,7 @@ impl Rail {
         // SAFETY: the memory is the rail's device's or page-locked. It was ordered, is noted below, and after an error
         // it is kept. The other process submits the same messages: both have committed them.
         let submitted = ordered
-            .and_then(|()| unsafe { self.transport.submit(self.ordinal, stream.raw, &RailCall::Messages(&messages)) });
+            .and_then(|()| unsafe { way::submit(&*self.transport, stream, "message", &RailCall::Messages(&messages)) });
         drop(commit.window);
         let last = stream.submit();
         for area in areas {

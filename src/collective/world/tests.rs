@@ -8,7 +8,7 @@ mod pieces;
 mod rail_messages;
 
 use super::loopback::Hosts;
-use crate::{AsView, AsViewMut, Check, DeviceBuffer, Element, Error, Group, ReduceOp};
+use crate::{AsView, AsViewMut, Check, DeviceBuffer, Element, Group, ReduceOp};
 use proptest::prelude::*;
 
 const SHAPES: [&[usize]; 5] = [&[2, 2], &[2, 3], &[2, 1, 3], &[1, 1, 1, 1], &[1, 2]];

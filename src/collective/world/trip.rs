@@ -259,7 +259,8 @@ impl<'g, 'd> Trip<'g, 'd> {
         }
     }
 
-    /// The end of what a transport between devices was given after a commit. After an error it may still use the memory.
+    /// The end of what a transport between devices was given after a commit. After an error it may still use the
+    /// memory.
     pub fn finish(&self, access: Op<'_>, submitted: Result<()>) -> Result<()> {
         if submitted.is_err() {
             access.keep();

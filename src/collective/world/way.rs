@@ -1,11 +1,10 @@
 //! The way of a member's messages over rails between devices: its own device's rail, or that of another device of this
 //! process, through page-locked memory.
 //!
-//! A rail joins devices with one ordinal, and each process has the same messages on it in the order of commits. A member
-//! whose device has another ordinal copies its elements to page-locked memory, which every device can read and write,
-//! and submits the call to a stream of the rail's device ([`Shared::courier`]). No thread waits: events order the two
-//! streams. Used by [`device_rail`](super::device_rail), [`all_to_all`](super::all_to_all) and
-//! [`rail_messages`](super::rail_messages).
+//! A rail joins devices with one ordinal, and each process has the same messages on it in the order of commits. A
+//! member whose device has another ordinal copies its elements to page-locked memory, which every device can read and
+//! write, and submits the call to a stream of the rail's device ([`Shared::courier`]). No thread waits: events order
+//! the two streams. Used by [`device_rail`](super::device_rail) and [`hops`](super::hops).
 //!
 //! Invariant: a way's memory is there before the member arrives.
 //!
@@ -30,8 +29,6 @@ const ALIGN: usize = 256;
 pub(super) struct Way<'t, 'g, 'd> {
     pub trip: &'t Trip<'g, 'd>,
     pub transport: Arc<dyn DeviceTransport>,
-    /// Of the devices that the rail joins.
-    ordinal: usize,
     /// The stream of the rail's device, if that is another one than the member's.
     courier: Option<Arc<StreamCore>>,
 }
@@ -49,13 +46,14 @@ struct Detour {
 }
 
 impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
+    /// `ordinal`: of the devices that the rail joins.
     pub fn new(trip: &'t Trip<'g, 'd>, transport: Arc<dyn DeviceTransport>, ordinal: usize) -> Result<Self> {
         if let Some(error) = transport.failed(ordinal) {
             return Err(error);
         }
         let (own, shared) = (trip.group.dev.index(), &trip.group.dev.worker.shared);
         let courier = if ordinal == own { None } else { Some(shared.courier(ordinal)?) };
-        Ok(Way { trip, transport, ordinal, courier })
+        Ok(Way { trip, transport, courier })
     }
 
     /// Submits a call of the member's own device to its stream.
@@ -63,7 +61,7 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
         debug_assert!(self.courier.is_none());
         // SAFETY: every caller has an `Op` for the memory, which orders and records this use of it. All processes
         // submit the same call: they have committed it, and compute it from what they have agreed on.
-        unsafe { self.transport.submit(self.ordinal, self.trip.group.dev.stream.raw, call) }
+        unsafe { submit(&*self.transport, &self.trip.group.dev.stream, self.trip.call.op, call) }
     }
 
     /// Takes the memory for these messages of this device.
@@ -111,8 +109,7 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
         courier.wait_for(op, own, last)?;
         // SAFETY: the memory is page-locked, so it is the rail's device's as well, and the streams' events order its
         // uses. All processes submit these messages.
-        let submitted =
-            unsafe { self.transport.submit(self.ordinal, courier.raw, &RailCall::Messages(&detour.messages)) };
+        let submitted = unsafe { submit(&*self.transport, courier, op, &RailCall::Messages(&detour.messages)) };
         let last = courier.submit();
         block.hazards.note(courier, last, all.clone(), Access::Write);
         if submitted.is_err() {
@@ -152,6 +149,27 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
         drop(commit.window);
         self.trip.finish(access, sent)
     }
+}
+
+/// Submits a call to a stream. The transport's work does not pass the driver, so a checker is told.
+///
+/// # Safety
+/// As [`DeviceTransport::submit`], for the stream's device.
+pub(super) unsafe fn submit(
+    transport: &dyn DeviceTransport,
+    stream: &StreamCore,
+    op: &'static str,
+    call: &RailCall<'_>,
+) -> Result<()> {
+    let handle = &stream.handle;
+    if let Some(watch) = handle.watch() {
+        for (at, bytes, write) in call.memory().into_iter().filter(|(_, bytes, _)| *bytes > 0) {
+            let noted = watch.checker.lent(watch.device, stream.raw, at, bytes, write);
+            noted.map_err(|report| handle.misuse(op, report))?;
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { transport.submit(handle.device, stream.raw, call) }
 }
 
 /// Page-locked memory has one address on the host and on all devices.

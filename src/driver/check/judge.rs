@@ -209,7 +209,6 @@ impl State {
     }
 
     /// [`submit`](Self::submit) for an operation that other code submits past the checker.
-    #[cfg(any(feature = "cuda", test))]
     pub fn lend(&mut self, by: HostId, key: Key, call: Call, operand: Operand) -> Judged {
         self.meet_stream(key);
         let plan = self.judge(by, key, call, &[operand])?;

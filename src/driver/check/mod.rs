@@ -206,7 +206,6 @@ impl Checker {
     }
 
     /// Other code submits an operation to a stream by calls that do not pass this layer.
-    #[cfg(any(feature = "cuda", test))]
     pub(crate) fn lent(
         &self,
         device: usize,

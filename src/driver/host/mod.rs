@@ -209,6 +209,15 @@ pub fn trace(device: &DriverRef) -> Option<Trace> {
     gpu(&**device)?.lock().stepper.as_ref().map(|stepper| stepper.trace.clone())
 }
 
+/// Where a range of a software GPU's memory, or of page-locked memory, is in this process: for tests of libraries that
+/// take a GPU's addresses.
+#[cfg(test)]
+pub(crate) fn in_process(device: &dyn Driver, address: super::Address, bytes: usize) -> Option<*mut u8> {
+    let state = gpu(device)?.lock();
+    let found = state.core.memory.resolve(address, bytes).ok()?;
+    Some(found.block.at(found.offset))
+}
+
 /// Whether the device is a software GPU whose operations run one at a time.
 pub fn is_stepped(device: &dyn Driver) -> bool {
     gpu(device).is_some_and(|gpu| gpu.lock().core.stepped)

@@ -106,8 +106,6 @@ fakes! {
     broadcast (*const c_void, *mut c_void, usize, c_int, c_int; Stream);
     send (*const c_void, usize, c_int, c_int; Stream);
     recv (*mut c_void, usize, c_int, c_int; Stream);
-    register (; *mut c_void, usize, *mut *mut c_void);
-    deregister (; *mut c_void);
     scaled_create (*mut c_int, *mut c_void, c_int, c_int;);
     scaled_destroy (c_int;);
 }
@@ -131,8 +129,8 @@ unsafe extern "C" fn last_error(_: Comm) -> *const c_char {
 static LIBRARY: Library = Library {
     f: Functions {
         version: no_version, unique_id: no_id, init_rank, async_error, finalize, destroy, abort,
-        group_start: group, group_end: group, all_reduce, reduce_scatter, all_gather, broadcast, send, recv, register,
-        deregister, scaled_create, scaled_destroy, error_string, last_error,
+        group_start: group, group_end: group, all_reduce, reduce_scatter, all_gather, broadcast, send, recv,
+        scaled_create, scaled_destroy, error_string, last_error,
     },
     version: 22809,
 };
@@ -184,9 +182,6 @@ fn calls_in_progress_are_polled_to_their_end() {
             assert!(plan.calls.contains(&name), "{name} is not warm");
         }
     }
-    // SAFETY: the fake library looks at no memory.
-    let known = unsafe { nccl.register(0, 4096, 4096) }.unwrap();
-    nccl.deregister(0, known).unwrap();
     nccl.close().unwrap();
     assert!(made(1).iter().all(|fake| fake.plan.lock().calls.ends_with(&["finalize", "destroy"])));
     assert!(submit(&nccl, 0).unwrap_err().to_string().contains("has ended"));
@@ -240,12 +235,26 @@ fn a_lost_host_ends_calls_in_progress() {
 #[test]
 fn a_broken_network_ends_all_rails() {
     let (nccl, _, _) = start([4, 0, 0], LONG);
+    let (told, heard) = std::sync::mpsc::channel();
+    let listener = || -> Arc<Tell> {
+        let told = told.clone();
+        let aborted = || made(4).iter().any(|fake| fake.plan.lock().calls.contains(&"abort"));
+        Arc::new(move |error| told.send((error, aborted())).unwrap())
+    };
+    let tell = listener();
+    nccl.when_failed(&tell);
+    nccl.when_failed(&listener());
     made(4)[1].plan.lock().broken = 6;
+    // Before streams go on; a listener that was dropped hears nothing.
+    assert!(matches!(heard.recv().unwrap(), (Error::Transport { code: 6, .. }, false)));
     assert!(nccl.rails.wait_until_over(LONG));
     for device in 0..2 {
         assert!(matches!(nccl.failed(device), Some(Error::Transport { library: "nccl", code: 6, .. })));
         assert!(matches!(submit(&nccl, device), Err(Error::Transport { code: 6, .. })));
     }
+    assert!(heard.try_recv().is_err());
+    nccl.when_failed(&tell);
+    assert!(matches!(heard.recv().unwrap(), (Error::Transport { code: 6, .. }, _)));
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod data;
 mod pools;
 
 use super::*;
-use crate::driver::{self, Driver};
+use crate::driver::{self, Address, Driver};
 use RailCall::*;
 use data::{bytes, close, decode, encode, value};
 use parking_lot::MutexGuard;
@@ -189,13 +189,7 @@ fn cuda_is_a_host() {
         "rails" => {
             for round in 0..2 {
                 let nccl = start(round, PATIENCE).unwrap();
-                on_all(&drivers, |device| {
-                    let member = Member::new(&nccl, device, &drivers[device]);
-                    // SAFETY: this memory stays until the process ends.
-                    let known = unsafe { nccl.register(device, member.at, 2 * AREA) }.unwrap();
-                    member.all_calls(&[DType::F32]);
-                    nccl.deregister(device, known).unwrap();
-                });
+                on_all(&drivers, |device| Member::new(&nccl, device, &drivers[device]).all_calls(&[DType::F32]));
                 nccl.close().unwrap();
                 assert!(nccl.failed(0).is_some(), "it has ended");
             }

@@ -47,10 +47,6 @@ struct Handle(Comm);
 // SAFETY: NCCL's communicators belong to no thread; calls take turns by the lock.
 unsafe impl Send for Handle {}
 
-/// Memory that a rail's communicator knows.
-#[derive(Debug)]
-pub(crate) struct Registered(u64);
-
 impl Rail {
     /// Begins to connect; [`settle`](Self::settle) ends it. The device's context is current. All hosts of the rail do
     /// so, with the id of the first one.
@@ -192,26 +188,6 @@ impl Rail {
             code::SUCCESS | code::IN_PROGRESS => Ok(()),
             code => Err(self.error("ncclCommDestroy", code)),
         }
-    }
-
-    /// Makes memory known, so that the network and peers take it without a copy.
-    ///
-    /// # Safety
-    /// It is memory of the device, and stays mapped until [`deregister`](Self::deregister) or the rail's end.
-    pub(super) unsafe fn register(&self, at: Address, bytes: usize, until: Until<'_>) -> Result<Registered> {
-        let mut handle = null_mut();
-        self.call("ncclCommRegister", until, |comm| {
-            // SAFETY: the caller's promise; a live communicator; the pointer is to a live place.
-            unsafe { (self.library.f.register)(comm, pointer(at), bytes, &mut handle) }
-        })?;
-        Ok(Registered(handle.expose_provenance() as u64))
-    }
-
-    pub(super) fn deregister(&self, memory: Registered, until: Until<'_>) -> Result<()> {
-        self.call("ncclCommDeregister", until, |comm| {
-            // SAFETY: a live communicator, and a handle of it that is used once.
-            unsafe { (self.library.f.deregister)(comm, pointer(memory.0)) }
-        })
     }
 }
 

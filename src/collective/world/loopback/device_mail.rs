@@ -106,7 +106,7 @@ impl DeviceTransport for DeviceMail {
         }
         if let Some((submitted, ended)) = self.stuck.lock().take() {
             let shared = self.shared.get().and_then(Weak::upgrade).unwrap();
-            let wait = Box::new(move || drop(ended.recv()));
+            let wait = Box::new(move || _ = ended.recv());
             shared.handles[device].driver.launch_host(stream, wait).unwrap();
             submitted.send(()).unwrap();
             return Ok(());

@@ -1,13 +1,22 @@
 //! `give` and `take` between processes: which values cross, in any order of tags, and what ends a wait.
 
 use super::super::loopback::Hosts;
-use crate::{Check, Device, DeviceBuffer, Element, Error, Hop, Pack, Result, Unpack};
+use crate::{Builder, Check, Device, DeviceBuffer, Element, Error, Hop, Pack, Result, Unpack};
 use proptest::prelude::*;
 use std::{fmt::Debug, sync::Arc};
 
+fn set(builder: Builder) -> Builder {
+    builder.check(Check::Races).hops::<Batch>().hops::<Local>().hops::<Wrong>()
+}
+
 /// Two processes with two devices and with one.
 fn hosts() -> Hosts {
-    Hosts::with(&[2, 1], |builder| builder.check(Check::Races).hops::<Batch>().hops::<Local>().hops::<Wrong>())
+    Hosts::with(&[2, 1], set)
+}
+
+/// The same over each kind of transport.
+fn over_each() -> [Hosts; 2] {
+    [hosts(), Hosts::on_devices_with(&[2, 1], set)]
 }
 
 #[derive(Debug, PartialEq)]
@@ -74,23 +83,24 @@ fn crosses<T: Element + PartialEq + Debug>(hosts: &Hosts, of: impl Fn(u32) -> T 
 
 #[test]
 fn buffers_pairs_and_vecs_cross() {
-    let hosts = hosts();
-    crosses(&hosts, |x| x as f32);
-    crosses(&hosts, f64::from);
-    crosses(&hosts, |x| half::f16::from_f32(x as f32));
-    crosses(&hosts, |x| half::bf16::from_f32(x as f32));
-    crosses(&hosts, |x| x as i8);
-    crosses(&hosts, |x| x as u8);
-    crosses(&hosts, |x| x as i32);
-    crosses(&hosts, |x| x);
-    crosses(&hosts, i64::from);
-    crosses(&hosts, u64::from);
+    for hosts in over_each() {
+        crosses(&hosts, |x| x as f32);
+        crosses(&hosts, f64::from);
+        crosses(&hosts, |x| half::f16::from_f32(x as f32));
+        crosses(&hosts, |x| half::bf16::from_f32(x as f32));
+        crosses(&hosts, |x| x as i8);
+        crosses(&hosts, |x| x as u8);
+        crosses(&hosts, |x| x as i32);
+        crosses(&hosts, |x| x);
+        crosses(&hosts, i64::from);
+        crosses(&hosts, u64::from);
+    }
 }
 
 /// A header of 100 kB, and the memory of another device of the giver's process.
 #[test]
 fn types_of_the_program_cross() {
-    hosts().all(|dev| {
+    let each = |dev: &Device| {
         let world = dev.world()?;
         let names = |n: usize| (0..n).map(|name| format!("name {name}")).collect::<Vec<_>>();
         match world.rank() {
@@ -119,7 +129,8 @@ fn types_of_the_program_cross() {
             _ => {}
         }
         Ok(())
-    });
+    };
+    over_each().iter().for_each(|hosts| _ = hosts.all(each));
 }
 
 #[test]
@@ -146,7 +157,7 @@ fn what_cannot_hop_is_refused_in_place() {
 /// What a device does after it has given does not change what was given, and the taker waits for it.
 #[test]
 fn values_are_those_of_the_moment_of_the_give() {
-    hosts().all(|dev| {
+    let each = |dev: &Device| {
         let world = dev.world()?;
         if world.rank() == 0 {
             let x = Arc::new(dev.upload(&vec![1.0f32; 100_000])?);
@@ -165,7 +176,8 @@ fn values_are_those_of_the_moment_of_the_give() {
             assert!(dev.download(&y)?.iter().all(|&y| y == 2.0 * round as f32));
         }
         Ok(())
-    });
+    };
+    over_each().iter().for_each(|hosts| _ = hosts.all(each));
 }
 
 #[test]
@@ -222,10 +234,12 @@ proptest! {
         shape in prop::collection::vec(1usize..4, 2..4),
         gifts in prop::collection::vec((any::<usize>(), any::<usize>(), 0u64..4, 0usize..300), 0..40),
         turn in 0u64..4,
+        on_devices: bool,
     ) {
         let n: usize = shape.iter().sum();
         let gifts: Vec<Gift> = gifts.into_iter().map(|(from, to, tag, len)| (from % n, to % n, tag, len)).collect();
-        let found = Hosts::new(&shape).all(|dev| {
+        let hosts = if on_devices { Hosts::on_devices(&shape) } else { Hosts::new(&shape) };
+        let found = hosts.all(|dev| {
             let world = dev.world()?;
             let me = world.rank();
             for (number, &(_, to, tag, len)) in gifts.iter().enumerate().filter(|(_, gift)| gift.0 == me) {
