@@ -14,6 +14,8 @@
 
 mod deadline;
 mod meeting;
+#[cfg(test)]
+mod shipment_tests;
 
 use super::{
     mutant::{self, Rule},

@@ -7,7 +7,7 @@
 //!
 //! A member of another process gets the value in parts ([`Pack`]), as a shipment (`world/messages.rs`). For that the
 //! value's type must be a [`Hop`]. A pipeline says so by its bound. [`give`](Group::give) has no such bound, since any
-//! value goes inside a process. Rust cannot ask at run time whether a type has a trait, so `give` asks the pool's table.
+//! value goes inside a process. Rust cannot ask at run time whether a type has a trait; so it asks the pool's table.
 //!
 //! Invariant: nobody waits for a receiver, so no order of calls among givers can deadlock.
 

@@ -72,9 +72,9 @@ type Stages<S> = Vec<(usize, S)>;
 /// # Errors and panics
 ///
 /// The first error or panic of a stage, or of a closure, ends the step on all devices, and the step returns it; in
-/// other processes it is [`Error::AbortedByHost`], which names it. Then the stages hold unspecified values and each call
-/// is [`Error::Poisoned`], until [`reset`](Self::reset) makes new ones or [`clear_poison`](Self::clear_poison) accepts
-/// them. The pool works on.
+/// other processes it is [`Error::AbortedByHost`], which names it. Then the stages hold unspecified values and each
+/// call is [`Error::Poisoned`], until [`reset`](Self::reset) makes new ones or [`clear_poison`](Self::clear_poison)
+/// accepts them. The pool works on.
 ///
 /// # Memory
 ///

@@ -204,6 +204,7 @@ fn child() -> Result<(), Error> {
     match what {
         "sum" => sum(builder),
         "names" => names(builder),
+        "value" => crate::hand_over::child(builder),
         "join" => crate::meeting::child(builder, more[0]),
         "random" => crate::random::child(builder, &more),
         #[cfg(feature = "blas")]

@@ -45,6 +45,7 @@ pub fn child(builder: Builder, what: &str, more: &[&str]) -> Result<(), Error> {
     match what {
         "pipeline" => trains(&pool, schedule, false)?,
         "pipelines" => trains(&pool, schedule, true)?,
+        "endless-pipeline" => return endless(&pool, schedule),
         _ => fails(&pool, schedule)?,
     }
     pool.close()
@@ -155,6 +156,40 @@ fn fails(pool: &GpuPool, schedule: Schedule) -> Result<(), Error> {
         say(pipeline.step(|dev, micro| input(dev, micro, micros), |dev, _, y| loss(dev, y))?.len());
     }
     Ok(())
+}
+
+/// Steps without end, and without an update: the process is lost, or loses another one.
+fn endless(pool: &GpuPool, schedule: Schedule) -> Result<(), Error> {
+    let micros = schedule.micros();
+    let mut pipeline = Pipeline::new_in(pool, |dev| dev.world(), schedule, Layer::new)?;
+    for step in 0.. {
+        if step == 3 {
+            say("ready");
+        }
+        let done = pipeline.step(|dev, micro| input(dev, micro, micros), |dev, _, y| loss(dev, y));
+        if let Err(error) = done {
+            say(format!("error {error:?}"));
+            let sums = pool.run(|dev, _| dev.download(&dev.sum(&dev.upload(&[1.0f32, 2.0])?)?))?;
+            say(format!("local work {}", sums.iter().all(|sum| *sum == [3.0])));
+            return Err(error);
+        }
+    }
+    unreachable!("it does not end by itself")
+}
+
+#[test]
+fn a_process_is_killed_in_mid_step() {
+    for victim in [1, 0, 2].into_iter().cycle().take(cases(3, 30)) {
+        let mut fleet = Fleet::start("endless-pipeline 1f1b 4 6", &[1, 2, 1]);
+        (0..3).for_each(|rank| drop(fleet.until(rank, "ready")));
+        fleet.signal(victim, libc::SIGKILL);
+        for rank in (0..3).filter(|rank| *rank != victim) {
+            let (_, error) = fleet.until(rank, "error ");
+            assert!(error.contains(&format!("HostLost {{ host: {victim}")), "process {rank}: {error}");
+            assert_eq!(fleet.until(rank, "local work ").1, "true");
+            assert!(!fleet.ends(rank), "process {rank} has ended with 0");
+        }
+    }
 }
 
 type Check = Box<dyn Fn(At, Work) -> Result<(), Error>>;

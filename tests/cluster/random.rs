@@ -2,13 +2,14 @@
 //! plain arithmetic. Groups cross, two scopes with names run at once, members are slow at random, and some calls block.
 //!
 //! The task is `<devices> random <seed> <seconds>`, and words for what is left out where a transport cannot carry it:
-//! `rails`: a group has the same ordinals, in the same order, in each of its processes; `silent`: no `send` and `recv`.
+//! `rails`: a group has the same ordinals, in the same order, in each of its processes; `silent`: no messages, and no
+//! values.
 
 use crate::{
     fleet::{Fleet, GPU_VARIABLES, GUARD, free_port, pool, say},
     support::{cases, cuda_devices, task},
 };
-use gpu_pool::{Builder, Device, Error, Group, ReduceOp};
+use gpu_pool::{Builder, Device, DeviceBuffer, Error, Group, Hop, ReduceOp};
 use std::{
     thread,
     time::{Duration, Instant},
@@ -49,6 +50,7 @@ enum What {
     Scatter,
     Exchange,
     Message,
+    Values,
     Block,
     Barrier,
 }
@@ -104,16 +106,17 @@ fn program(seed: u64, kind: &Kind) -> Vec<Step> {
     let (mut random, n) = (Random(seed), kind.places.len());
     let step = |_| {
         let ranks = kind.group(random.ranks(n));
-        let what = match random.below(10) {
+        let what = match random.below(11) {
             0 | 1 => What::Sum,
             2 => What::Most,
             3 => What::Gather,
             4 => What::Broadcast(random.below(ranks.len())),
             5 => What::Scatter,
             6 => What::Exchange,
-            7 if kind.silent => What::Most,
+            7 | 9 if kind.silent => What::Most,
             7 => What::Message,
             8 => What::Block,
+            9 => What::Values,
             _ => What::Barrier,
         };
         let len = [0, 1, 33, 1000, 20_000][random.below(5)];
@@ -188,6 +191,24 @@ fn carry_out(dev: &Device, world: &Group<'_>, at: usize, step: &Step) -> Result<
             let (from, mut x) = ((rank + n - 1) % n, dev.zeros::<f32>(len)?);
             group.recv(&mut x, from)?;
             check(dev.download(&x)?, numbers(at, from, 0..len))
+        }
+        What::Values => {
+            // To everybody, and each takes them in an order of its own.
+            for to in 0..n {
+                for tag in 0..3 {
+                    let x = dev.upload(&numbers(at, rank + tag, 0..len))?;
+                    group.give((x, dev.upload(&[rank as u32])?), to, tag as u64)?;
+                }
+            }
+            for from in (0..n).map(|k| (k + rank) % n) {
+                for tag in [2, 0, 1].map(|tag| (tag + rank) % 3) {
+                    let both: (DeviceBuffer<f32>, DeviceBuffer<u32>) = group.take(from, tag as u64)?;
+                    let (x, giver) = both.hop(dev)?;
+                    check(dev.download(&x)?, numbers(at, from + tag, 0..len))?;
+                    assert_eq!(dev.download(&giver)?, [from as u32]);
+                }
+            }
+            Ok(())
         }
         What::Barrier => group.barrier(),
     }
