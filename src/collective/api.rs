@@ -100,7 +100,8 @@ collectives! {
     /// same order.
     ///
     /// Buffers of up to 256 KiB go together, up to 4 MiB at a time: a hundred of them take one meeting and 15 launches,
-    /// and scratch of their size. Larger ones go one by one. Each has the bits that `all_reduce` gives it.
+    /// and scratch of their size. Larger ones go one by one. Each has the bits that `all_reduce` gives it, unless NCCL
+    /// adds the processes' sums up: its bits depend on an element's place.
     ///
     /// A `Vec` of buffers goes as `&mut all`. Buffers that are fields of other values go as an iterator, which runs
     /// once. For gradients see [`GradientExchange`](crate::GradientExchange): it keeps them together from the start,

@@ -1,8 +1,9 @@
 //! `all_reduce_many`: several buffers in one call. One kernel packs small buffers together, they are reduced as one
-//! buffer, and another kernel unpacks them. Large buffers go one by one. [`api`](super::api) calls it.
+//! buffer, and another kernel unpacks them. Large buffers go one by one. [`api`](super::api) calls it, for groups of
+//! one process and of several.
 //!
 //! Invariant: each meeting compares the whole list of lengths, so the first meeting finds lists that differ. Which
-//! buffers are packed together depends on that list alone.
+//! buffers are packed together depends on that list and on the builder's settings alone.
 
 use super::{
     Group,
@@ -18,7 +19,7 @@ use crate::{
         call::Call,
         layout::{DeviceBarrier, MOST},
         plan::Shape,
-        types::{Element, ReduceOp},
+        types::{Algorithm, Element, ReduceOp},
     },
     memory::{AsViewMut, DeviceViewMut, hazard::Access},
 };
@@ -56,10 +57,7 @@ impl Group<'_> {
         }
         let size = T::DTYPE.size();
         let packed = |x: &mut DeviceViewMut<'_, T>| {
-            self.across.is_none()
-                && self.count() > 1
-                && x.len() * size <= SMALL
-                && self.packs(&one(&call, op, x.view_mut()))
+            self.count() > 1 && x.len() * size <= SMALL && self.packs(&one(&call, op, x.view_mut()))
         };
         // First the buffers of a multiple of 16 bytes: the buffer behind such a one is aligned for copies at full
         // speed.
@@ -87,15 +85,20 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Whether the algorithm of this request allows packing.
+    /// Whether the algorithm of this request allows packing. In a group of several processes it does: no element's bits
+    /// depend on its place. Their numbers of members may differ, so only what all of them have alike may decide.
     fn packs(&self, request: &Request) -> bool {
-        choose(&self.case(request, self.limits())).0.packs()
+        match &self.across {
+            None => choose(&self.case(request, self.limits())).0.packs(),
+            Some(_) => self.dev.worker.shared.algorithm != Algorithm::Host,
+        }
     }
 
     /// Reduces small buffers: packed if that takes fewer launches, else one by one.
     #[track_caller]
     fn pack<T: Element>(&self, call: &Call, op: ReduceOp, xs: &mut [DeviceViewMut<'_, T>]) -> Result<()> {
-        if pays(xs.len()) {
+        // Between processes a meeting takes longer than the two launches that pack.
+        if pays(xs.len()) || self.across.is_some() && xs.len() > 1 {
             let mut wire = self.dev.allocate::<T>(NAME, xs.iter().map(|x| x.len()).sum())?;
             let together = one(call, op, wire.view_mut());
             if self.packs(&together) {

@@ -9,8 +9,8 @@
 //!
 //! Invariants (`research/cluster.md` C1, C2, C3):
 //!
-//! * Before a member arrives, all that it sends is staged. From the commit to the end of its messages it does not look
-//!   at its gang, which may fail meanwhile.
+//! * Before a member arrives, all that it sends is staged. From the commit on its messages do not depend on its gang,
+//!   which may fail meanwhile.
 //! * After the arrival only the hub decides whether a collective is committed.
 //! * Each process carries committed collectives out in the hub's order: [`Window`].
 

@@ -1,17 +1,19 @@
 //! Which algorithm a pool's collectives use, for people.
 
 use crate::{
-    Algorithm, DType, GpuPool, ReduceOp,
+    Algorithm, DType, GpuPool, Group, ReduceOp,
     collective::choose::{Case, Machine, choose},
+    error::Result,
     fabric::plan::Shape,
+    thread::worker::Shared,
 };
 use std::fmt;
 
-/// The answer of [`GpuPool::explain`].
+/// The answer of [`GpuPool::explain`] and of [`Group::explain`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The algorithm.
+    /// The algorithm. In a group of several processes: that of the first step, a reduce_scatter inside each process.
     pub algorithm: Algorithm,
     /// How the devices meet: in the kernels themselves, in their data, by events of the streams, or by their host
     /// threads.
@@ -24,12 +26,38 @@ pub struct Explanation {
     pub blocks: u32,
     /// The limits behind the choice, and their source: see [`Builder::tune`](crate::Builder::tune).
     pub limits: String,
+    /// The steps after the first one, in a group of several processes.
+    pub rails: Option<Rails>,
+}
+
+/// What follows the first step of an `all_reduce` of several processes: part of an [`Explanation`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rails {
+    /// Number of processes that have members of the group.
+    pub processes: usize,
+    /// Number of rails: a rail joins the members with one index in their processes, and carries a slice of the buffer.
+    pub rails: usize,
+    /// What moves data between processes: `"shm"`, `"mpi"` or `"nccl"`.
+    pub transport: &'static str,
+    /// How the sums of the processes are added up.
+    pub sums: &'static str,
+    /// Number of pieces. While bytes of one piece are on their way, the devices work on another.
+    pub pieces: usize,
+    /// Bytes of the largest piece on one rail.
+    pub piece: usize,
+    /// The last step: an all_gather inside each process.
+    pub gather: Box<Explanation>,
 }
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}, meeting by {}: {}", self.algorithm, self.meets, self.reason)?;
-        write!(f, " ({} blocks; {})", self.blocks, self.limits)
+        write!(f, " ({} blocks; {})", self.blocks, self.limits)?;
+        let Some(rails) = &self.rails else { return Ok(()) };
+        let Rails { processes, rails, transport, sums, pieces, piece, gather } = rails;
+        write!(f, "; {processes} processes, {rails} rails over {transport}, {pieces} pieces of up to {piece} bytes")?;
+        write!(f, ", added up {sums}; {gather}")
     }
 }
 
@@ -46,17 +74,61 @@ impl GpuPool {
     /// ```
     pub fn explain(&self, dtype: DType, op: ReduceOp, bytes: usize) -> Explanation {
         let members: Vec<usize> = (0..self.devices()).collect();
-        let (tuned, n) = (self.shared.limits(), members.len());
-        let shape = Shape::AllReduce { len: bytes / dtype.size() };
-        let group = (n, self.shared.are_direct(&members));
-        let case = Case::new((Machine::of(&self.shared), tuned.of(n)), group, (dtype, op), Some(&shape), false);
-        let (algorithm, reason) = choose(&case);
-        Explanation {
-            algorithm: algorithm.group(&case),
-            meets: algorithm.waits_by(),
-            reason,
-            blocks: algorithm.blocks(&case),
-            limits: tuned.describe(n),
-        }
+        explain(&self.shared, &members, (dtype, op), &Shape::AllReduce { len: bytes / dtype.size() })
+    }
+}
+
+impl Group<'_> {
+    /// Which algorithm an `all_reduce` of this many bytes on this group uses, and why. In a group of several processes
+    /// also what goes between them. It needs no meeting: a member may ask alone.
+    ///
+    /// ```
+    /// # use gpu_pool::{Algorithm, DType, GpuPool, ReduceOp};
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// pool.run(|dev, _| {
+    ///     let how = dev.world()?.explain(DType::F32, ReduceOp::Sum, 1 << 20)?;
+    ///     assert_eq!(how.algorithm, Algorithm::Direct);
+    ///     assert_eq!(how.rails, None); // a group of one process
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// In a group of several processes: those that the call would have before it begins, such as
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) in a capture, or where no transport fits.
+    #[track_caller]
+    pub fn explain(&self, dtype: DType, op: ReduceOp, bytes: usize) -> Result<Explanation> {
+        let len = bytes / dtype.size();
+        let inside = |op, shape: &Shape| explain(&self.device().worker.shared, self.ordinals(), (dtype, op), shape);
+        let Some(found) = self.hierarchy(dtype, op, len)? else {
+            return Ok(inside(op, &Shape::AllReduce { len }));
+        };
+        let rails = Rails {
+            processes: found.processes,
+            rails: found.rails,
+            transport: found.transport,
+            sums: found.sums,
+            pieces: found.pieces,
+            piece: found.piece,
+            gather: Box::new(inside(ReduceOp::Sum, &found.gather)),
+        };
+        Ok(Explanation { rails: Some(rails), ..inside(found.inner, &found.scatter) })
+    }
+}
+
+/// What `choose` says of a collective of these devices of the pool.
+fn explain(shared: &Shared, members: &[usize], (dtype, op): (DType, ReduceOp), shape: &Shape) -> Explanation {
+    let (tuned, n) = (shared.limits(), members.len());
+    let group = (n, shared.are_direct(members));
+    let case = Case::new((Machine::of(shared), tuned.of(n)), group, (dtype, op), Some(shape), false);
+    let (algorithm, reason) = choose(&case);
+    Explanation {
+        algorithm: algorithm.group(&case),
+        meets: algorithm.waits_by(),
+        reason,
+        blocks: algorithm.blocks(&case),
+        limits: tuned.describe(n),
+        rails: None,
     }
 }

@@ -23,7 +23,8 @@ pub fn child(builder: Builder, what: &str, more: &[&str]) -> Result<(), Error> {
         let world = dev.world()?;
         let (host, device) = world.place(world.rank());
         let me = (host, device) == (1, 0);
-        let mut x = dev.upload(&vec![1.0f32; 50_000])?;
+        // A signal may come between the pieces of a large buffer.
+        let mut x = dev.upload(&vec![1.0f32; if what == "forever" { 600_000 } else { 50_000 }])?;
         world.all_reduce(&mut x, ReduceOp::Sum)?;
         dev.synchronize()?;
         if device == 0 {

@@ -1,7 +1,8 @@
 //! How a buffer is cut over rails and processes. Pure: all members of all processes come to the same answers.
 //!
-//! Rail `r` carries slice `r` of the buffer. Of a slice, each process owns some ranges: an equal cut for all_reduce,
-//! and else those of the parts of its members that lie in the slice.
+//! A large buffer may be cut into pieces first, which go one behind the other ([`pieces`](super::pieces)). Rail `r`
+//! carries slice `r` of the buffer, or of the piece. Of a slice, each process owns some ranges: an equal cut for
+//! all_reduce, and else those of the parts of its members that lie in the slice.
 
 use super::lanes::Lanes;
 use crate::fabric::{
@@ -14,9 +15,11 @@ use std::ops::Range;
 /// Ranges of elements, ascending, none of them empty.
 pub(super) type Ranges = SmallVec<[Range<usize>; 2]>;
 
-/// A buffer of `len` elements on rails, as one process sees it. Slices begin at multiples of `grain` elements.
+/// `len` elements of a buffer, from `start` on, on rails, as one process sees them. Slices begin at multiples of `grain`
+/// elements behind `start`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut<'t> {
+    pub start: usize,
     pub len: usize,
     pub lanes: &'t Lanes,
     /// Which of the group's processes.
@@ -25,12 +28,29 @@ pub(super) struct Cut<'t> {
 }
 
 impl Cut<'_> {
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+
+    /// The same elements in equal pieces, whose slices have up to `most` elements; none is empty, but for the one piece
+    /// of no elements.
+    pub fn pieces(&self, most: usize) -> Vec<Self> {
+        let rails = self.lanes.all.len();
+        let count = self.len.div_ceil(rails * most.next_multiple_of(self.grain)).max(1);
+        let piece = |k| {
+            let at = plan::slice(k, count, self.len, rails * self.grain);
+            Cut { start: self.start + at.start, len: at.len(), ..*self }
+        };
+        (0..count).map(piece).filter(|piece| piece.len > 0 || count == 1).collect()
+    }
+
     /// The slice of the member with the local index `here`: empty if it has no rail.
     pub fn slice(&self, here: usize) -> Range<usize> {
-        match self.lanes.of(self.host, here) {
+        let Range { start, end } = match self.lanes.of(self.host, here) {
             Some(rail) => plan::slice(rail, self.lanes.all.len(), self.len, self.grain),
             None => self.len..self.len,
-        }
+        };
+        self.start + start..self.start + end
     }
 
     /// The lengths of the slices of `members` members.
@@ -61,6 +81,14 @@ impl Cut<'_> {
     /// Elements that member `rank`'s part and the slice of the local index `here` have in common.
     pub fn shared(&self, here: usize, parts: &Counts, rank: usize) -> usize {
         common(&self.slice(here), &parts.part(rank)).len()
+    }
+
+    /// What of member `rank`'s part is here, in elements of that part.
+    pub fn within(&self, parts: &Counts, rank: usize) -> Range<usize> {
+        let part = parts.part(rank);
+        let here = common(&self.range(), &part);
+        // Nothing in common: any place in the part will do.
+        if here.is_empty() { 0..0 } else { here.start - part.start..here.end - part.start }
     }
 }
 
@@ -98,24 +126,36 @@ mod tests {
             len in prop_oneof![Just(0usize), Just(1), 2usize..4000],
             counts in prop::collection::vec(0usize..500, 16),
             grain in prop_oneof![Just(1usize), Just(32)],
+            most in prop_oneof![Just(usize::MAX >> 8), 1usize..400],
         ) {
             let hosts = hosts(&of);
             let members: usize = of.iter().sum();
             let parts = Counts::By(counts[..members].into());
             let lanes = Lanes::by_index(&hosts);
-            let all = Cut { len: parts.total(members), lanes: &lanes, host: 0, grain };
+            let all = Cut { start: 0, len: parts.total(members), lanes: &lanes, host: 0, grain };
+            let pieces = all.pieces(most);
             let mut owner = vec![usize::MAX; all.len];
-            for here in 0..lanes.all.len() {
-                for (host, ranges) in all.owned(here, &hosts, &parts).iter().enumerate() {
-                    let shared: usize = hosts[host].ranks.iter().map(|&rank| all.shared(here, &parts, rank)).sum();
-                    prop_assert_eq!(shared, total(ranges));
-                    for at in ranges.iter().cloned().flatten() {
-                        prop_assert_eq!(std::mem::replace(&mut owner[at], host), usize::MAX);
+            for piece in &pieces {
+                for here in 0..lanes.all.len() {
+                    prop_assert!(piece.slice(here).len() <= most.next_multiple_of(grain));
+                    for (host, ranges) in piece.owned(here, &hosts, &parts).iter().enumerate() {
+                        let of = hosts[host].ranks.iter();
+                        prop_assert_eq!(of.map(|&rank| piece.shared(here, &parts, rank)).sum::<usize>(), total(ranges));
+                        for at in ranges.iter().cloned().flatten() {
+                            prop_assert_eq!(std::mem::replace(&mut owner[at], host), usize::MAX);
+                        }
                     }
                 }
             }
             for (host, of) in hosts.iter().enumerate() {
                 prop_assert!(of.ranks.iter().flat_map(|&rank| parts.part(rank)).all(|at| owner[at] == host));
+            }
+            // The pieces lie one behind the other, and so do their parts of each member's part.
+            prop_assert_eq!(pieces.iter().flat_map(Cut::range).collect::<Vec<_>>(), (0..all.len).collect::<Vec<_>>());
+            prop_assert!(pieces.len() == 1 || pieces.iter().all(|piece| piece.len > 0));
+            for rank in 0..members {
+                let within = pieces.iter().flat_map(|piece| piece.within(&parts, rank));
+                prop_assert_eq!(within.collect::<Vec<_>>(), (0..parts.part(rank).len()).collect::<Vec<_>>());
             }
             let cut = Cut { len, ..all };
             let equal = (0..lanes.all.len() + 1).flat_map(|here| cut.equal(here, hosts.len())).flatten().flatten();

@@ -138,7 +138,7 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
     }
 
     /// The operation by which the transport itself may sum slices up, if it may.
-    fn native(&self, dtype: DType, op: ReduceOp) -> Option<ReduceOp> {
+    pub fn native(&self, dtype: DType, op: ReduceOp) -> Option<ReduceOp> {
         let trip = self.trip;
         let whole = trip.across.hosts.len() == trip.link.world.devices().len();
         let free = trip.group.dev.worker.shared.reduce_order != ReduceOrder::Rank;

@@ -1,14 +1,15 @@
 //! What one rail does between processes, in the memory of the hosts: after the commit, and without a look at the gang.
 //!
-//! [`sums`](super::sums) and [`moves`](super::moves) make a [`HostRail`] before the member arrives: all memory is there
-//! by then. Its messages go through a [`HostTransport`](super::super::transport::HostTransport).
+//! [`pieces`](super::pieces) makes a [`HostRail`], and all memory, before the member arrives. Messages go through a
+//! [`HostTransport`](super::super::transport::HostTransport): a [`Leg`] is one message to each other process and one
+//! from each; legs of several pieces go in one exchange.
 
 use super::{
     super::{
         kernels,
         transport::{HostTransport, Message, Tag},
     },
-    cut::{Ranges, total},
+    cut::Ranges,
     trip::Trip,
 };
 use crate::{
@@ -18,20 +19,41 @@ use crate::{
 };
 use std::{ops::Range, sync::Arc};
 
-/// Bytes that have come from a process, by its index in the group.
-pub(super) type Arrived = Vec<(usize, PinnedBuffer<u8>)>;
+/// Memory for one message of each process, by its index in the group; after the exchange, what has come.
+pub(super) type Room = Vec<(usize, PinnedBuffer<u8>)>;
+
+/// Messages that go, and memory for those that come.
+pub(super) struct Leg {
+    sends: Vec<Message>,
+    receives: Room,
+    tag: Tag,
+}
 
 /// A member's rail.
 pub(super) struct HostRail<'t, 'g, 'd> {
     trip: &'t Trip<'g, 'd>,
     transport: Arc<dyn HostTransport>,
-    /// Memory for what is going to arrive, in the order of the messages.
-    room: Vec<PinnedBuffer<u8>>,
+}
+
+/// A member's slice in page-locked memory, and what of it each process owns.
+#[derive(Clone, Copy)]
+pub(super) struct Staged<'a> {
+    pub bytes: &'a Arc<PinnedBuffer<u8>>,
+    pub slice: &'a Range<usize>,
+    pub owned: &'a [Ranges],
+    pub size: usize,
+}
+
+impl Staged<'_> {
+    /// Where elements of the slice lie.
+    fn place(&self, range: &Range<usize>) -> Range<usize> {
+        (range.start - self.slice.start) * self.size..(range.end - self.slice.start) * self.size
+    }
 }
 
 impl<'t, 'g, 'd> HostRail<'t, 'g, 'd> {
     pub fn new(trip: &'t Trip<'g, 'd>, transport: Arc<dyn HostTransport>) -> Self {
-        HostRail { trip, transport, room: Vec::new() }
+        HostRail { trip, transport }
     }
 
     /// All other processes of the group, by their index.
@@ -40,77 +62,96 @@ impl<'t, 'g, 'd> HostRail<'t, 'g, 'd> {
         (1..n).map(move |k| (me + k) % n)
     }
 
-    /// Takes memory for the parts of other processes that this one is going to sum up. Returns memory for the sum.
+    /// Memory for the parts of other processes that this one is going to sum up: of each process, one for each range.
     #[track_caller]
-    pub fn room_for_sum(&mut self, own: &Ranges, size: usize) -> Result<PinnedBuffer<u8>> {
-        for _ in self.others() {
+    pub fn room_for_sum(&self, own: &Ranges, size: usize) -> Result<Room> {
+        let mut room = Vec::new();
+        for host in self.others() {
             for range in own {
-                self.room.push(self.trip.pinned(range.len() * size)?);
+                room.push((host, self.trip.pinned(range.len() * size)?));
             }
         }
-        self.trip.pinned(total(own) * size)
+        Ok(room)
     }
 
-    /// Takes memory for what other processes are going to send: so many bytes each, by process.
+    /// Memory for what other processes are going to send: so many bytes each, by process.
     #[track_caller]
-    pub fn room_for(&mut self, lens: &[usize]) -> Result<()> {
+    pub fn room_for(&self, lens: &[usize]) -> Result<Room> {
+        let mut room = Vec::new();
         for host in self.others().filter(|&host| lens[host] > 0) {
-            self.room.push(self.trip.pinned(lens[host])?);
+            room.push((host, self.trip.pinned(lens[host])?));
         }
-        Ok(())
+        Ok(room)
     }
 
-    fn exchange(&mut self, sends: Vec<Message>, receives: Vec<(usize, usize)>, tag: Tag) -> Result<Arrived> {
-        let mut room = self.room.drain(..receives.len()).collect::<Vec<_>>().into_iter();
+    /// All legs at once. Returns what has come, by leg.
+    pub fn exchange(&self, legs: impl IntoIterator<Item = Leg>) -> Result<Vec<Room>> {
         let hosts = &self.trip.across.hosts;
-        let receive = |&(host, len): &(usize, usize)| {
-            let into = room.next().expect("room was made for every message");
-            Message::Receive { from: hosts[host].host, tag, into, len }
-        };
-        let messages = receives.iter().map(receive).chain(sends).collect();
-        let done = self.transport.exchange(messages, &|| self.trip.lost())?;
-        let arrived = done.into_iter().zip(receives).filter_map(|(message, (host, _))| match message {
-            Message::Receive { into, .. } => Some((host, into)),
-            Message::Send { .. } => None,
-        });
-        Ok(arrived.collect())
+        let (mut messages, mut sends, mut from) = (Vec::new(), Vec::new(), Vec::new());
+        for leg in legs {
+            from.push(leg.receives.iter().map(|(host, _)| *host).collect::<Vec<_>>());
+            let receive = |(host, into): (usize, PinnedBuffer<u8>)| {
+                let len = into.len();
+                Message::Receive { from: hosts[host].host, tag: leg.tag, into, len }
+            };
+            messages.extend(leg.receives.into_iter().map(receive));
+            sends.extend(leg.sends);
+        }
+        messages.extend(sends);
+        let mut come =
+            self.transport.exchange(messages, &|| self.trip.lost())?.into_iter().filter_map(|done| match done {
+                Message::Receive { into, .. } => Some(into),
+                Message::Send { .. } => None,
+            });
+        Ok(from.into_iter().map(|from| from.into_iter().zip(come.by_ref()).collect()).collect())
     }
 
     fn tag(&self, number: u64, phase: u32) -> Tag {
         Tag { number, phase, rail: self.trip.across.here as u32 }
     }
 
-    /// Every process sends each other one the elements of `slice` that it owns; the own ones are combined in the order
-    /// of processes. `staged` is the slice; `sum` gets the own ranges, one behind the other.
-    pub fn sum(
-        &mut self,
-        number: u64,
-        (staged, slice): (&Arc<PinnedBuffer<u8>>, &Range<usize>),
-        owned: &[Ranges],
+    /// Every process sends each other one the elements that it owns.
+    pub fn parts(&self, number: u64, staged: Staged<'_>, room: Room) -> Leg {
+        let tag = self.tag(number, 0);
+        let of = |host: usize| {
+            let to = self.trip.across.hosts[host].host;
+            let send = move |range| Message::Send { to, tag, bytes: staged.bytes.clone(), range: staged.place(range) };
+            staged.owned[host].iter().map(send)
+        };
+        Leg { sends: self.others().flat_map(of).collect(), receives: room, tag }
+    }
+
+    /// Every process sends its `own` bytes, if it has any, to all others.
+    pub fn own(&self, number: u64, own: &Arc<PinnedBuffer<u8>>, room: Room) -> Leg {
+        let tag = self.tag(number, 1);
+        let send = |host: usize| {
+            let to = self.trip.across.hosts[host].host;
+            Message::Send { to, tag, bytes: own.clone(), range: 0..own.len() }
+        };
+        let sends = if own.is_empty() { Vec::new() } else { self.others().map(send).collect() };
+        Leg { sends, receives: room, tag }
+    }
+
+    /// Combines this process's elements and those that have come, in the order of processes. `sum` gets the own ranges,
+    /// one behind the other.
+    pub fn fold(
+        &self,
+        staged: Staged<'_>,
+        mut come: Room,
         (dtype, op): (DType, ReduceOp),
         sum: &mut PinnedBuffer<u8>,
     ) -> Result<()> {
-        let (size, me, tag) = (dtype.size(), self.trip.across.me, self.tag(number, 0));
-        let place = |range: &Range<usize>| (range.start - slice.start) * size..(range.end - slice.start) * size;
-        let mut sends = Vec::new();
-        let mut receives = Vec::new();
-        for host in self.others() {
-            let to = self.trip.across.hosts[host].host;
-            let send = |range| Message::Send { to, tag, bytes: staged.clone(), range: place(range) };
-            sends.extend(owned[host].iter().map(send));
-            receives.extend(owned[me].iter().map(|range| (host, range.len() * size)));
-        }
-        let mut arrived = self.exchange(sends, receives, tag)?;
+        let (me, hosts) = (self.trip.across.me, self.trip.across.hosts.len());
         // By process, and within one by range.
-        arrived.sort_by_key(|(host, _)| *host);
-        let (own, mut start) = (&owned[me], 0);
+        come.sort_by_key(|(host, _)| *host);
+        let (own, mut start) = (&staged.owned[me], 0);
         let pointer = |buffer: &PinnedBuffer<u8>| Ok::<_, crate::Error>(buffer.as_slice()?.as_ptr().cast_mut());
         for (at, range) in own.iter().enumerate() {
-            let mut sources = Vec::with_capacity(self.trip.across.hosts.len());
-            let mut theirs = arrived.iter().skip(at).step_by(own.len());
-            for host in 0..self.trip.across.hosts.len() {
+            let mut sources = Vec::with_capacity(hosts);
+            let mut theirs = come.iter().skip(at).step_by(own.len());
+            for host in 0..hosts {
                 sources.push(match host == me {
-                    true => pointer(staged)?.wrapping_add(place(range).start),
+                    true => pointer(staged.bytes)?.wrapping_add(staged.place(range).start),
                     false => pointer(&theirs.next().expect("one of each other process").1)?,
                 });
             }
@@ -118,20 +159,8 @@ impl<'t, 'g, 'd> HostRail<'t, 'g, 'd> {
             // SAFETY: each source has the elements of this range, in page-locked memory that is aligned for them, at
             // multiples of their size. All copies to it are over, and `sum` is this call's alone.
             unsafe { kernels::fold_on_host(dtype, op, range.len(), &sources, to, &[], self.trip.members()) };
-            start += range.len() * size;
+            start += range.len() * staged.size;
         }
         Ok(())
-    }
-
-    /// Every process sends its `own` bytes to all others, and gets theirs: so many of each.
-    pub fn fill(&mut self, number: u64, own: &Arc<PinnedBuffer<u8>>, lens: &[usize]) -> Result<Arrived> {
-        let (tag, len) = (self.tag(number, 1), lens[self.trip.across.me]);
-        let send = |host: usize| {
-            let to = self.trip.across.hosts[host].host;
-            Message::Send { to, tag, bytes: own.clone(), range: 0..len }
-        };
-        let sends = if len == 0 { Vec::new() } else { self.others().map(send).collect() };
-        let receives = self.others().filter(|&host| lens[host] > 0).map(|host| (host, lens[host])).collect();
-        self.exchange(sends, receives, tag)
     }
 }

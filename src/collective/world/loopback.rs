@@ -66,15 +66,18 @@ struct Arrived {
     note: Vec<u8>,
 }
 
+#[derive(Default)]
 pub(crate) struct Hub {
     devices: Vec<usize>,
     state: Mutex<State>,
     changed: Condvar,
+    /// Called before each exchange of messages, with the host.
+    pub tap: OnceCell<Box<dyn Fn(usize) + Send + Sync>>,
 }
 
 impl Hub {
     pub fn new(devices: &[usize]) -> Arc<Hub> {
-        Arc::new(Hub { devices: devices.into(), state: Mutex::default(), changed: Condvar::new() })
+        Arc::new(Hub { devices: devices.into(), ..Hub::default() })
     }
 
     /// As if the host's process had been killed.
@@ -85,6 +88,18 @@ impl Hub {
         drop(state);
         tells.into_iter().for_each(|(_, tell)| tell(lost(host)));
         self.changed.notify_all();
+    }
+
+    /// As if a further process had failed all scopes.
+    pub fn abort(&self) {
+        let keys: Vec<_> = self.state.lock().scopes.keys().cloned().collect();
+        let error = Error::AbortedByHost { host: self.devices.len(), device: None, cause: "a test".to_owned() };
+        keys.iter().for_each(|key| self.fail(key, usize::MAX, error.clone()));
+    }
+
+    /// Whether every message has been received.
+    pub fn is_empty(&self) -> bool {
+        self.state.lock().mail.values().all(VecDeque::is_empty)
     }
 
     fn fail(&self, key: &(String, usize), by: usize, error: Error) {
@@ -335,6 +350,7 @@ impl HostTransport for Mail {
     }
 
     fn exchange(&self, messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>> {
+        self.hub.tap.get().into_iter().for_each(|tap| tap(self.host));
         for message in &messages {
             if let Message::Send { to, tag, bytes, range } = message {
                 let bytes = bytes.as_slice()?[range.clone()].to_vec();

@@ -10,7 +10,13 @@
 //!   which process.
 //! * [`messages`]: from one member to one other, of another process. [`road`]: how that gets there.
 //! * [`trip`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
-//!   the hosts; [`device_rail`]: in that of the devices, by messages that go a [`way`].
+//!   the hosts, and [`pieces`]: piece by piece; [`device_rail`]: in that of the devices, by messages that go a [`way`].
+//!   [`explain`]: all this, for people.
+//!
+//! Hierarchies are a floor above [`choose`](super::choose), not rows of its table. A row is what one kernel, or one set
+//! of copies, does after one meeting; a hierarchy is several such collectives of a smaller group with messages between
+//! them, and each of those collectives goes through `choose` by itself, with its own size. There is one hierarchy for
+//! each transport, so nothing is left to choose above.
 //!
 //! A rail is a local index: the first members of all processes, the second ones, .. There are as many as the process
 //! with the fewest members has. Between devices it is an ordinal that all processes have members with.
@@ -21,11 +27,12 @@
 //! also with [`ReduceOrder::Rank`](crate::ReduceOrder), which fixes the order inside.
 //!
 //! Invariants (`transport.rs`): what is sent is staged before the member arrives. From the commit to the end of the
-//! messages nothing looks at the gang, and no memory is asked for.
+//! messages no message depends on the gang, nor on memory that is still to be had.
 
 mod all_to_all;
 mod cut;
 mod device_rail;
+mod explain;
 mod hops;
 mod host_rail;
 mod lanes;
@@ -33,6 +40,7 @@ mod lanes;
 pub(crate) mod loopback;
 pub(super) mod messages;
 mod moves;
+mod pieces;
 mod road;
 #[cfg(feature = "cluster")]
 mod serde;

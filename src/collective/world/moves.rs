@@ -5,21 +5,21 @@
 //! rail     each process sends it to all others, which then have slice r
 //! inside   all_gather of the slices
 //! ```
+//!
+//! Through the memory of the hosts all this goes in [`pieces`](super::pieces).
 
 use super::{
-    super::request::Request,
-    cut::{Ranges, total},
-    host_rail::HostRail,
-    trip::{Rail, Trip, bytes, part},
+    super::{request::Request, transport::Transport},
+    cut::{Cut, Ranges, total},
+    device_rail::DeviceRail,
+    pieces::{Job, PIECE, Pieces},
+    sums::gather,
+    trip::{Trip, bytes, part},
 };
 use crate::{
     error::Result,
-    fabric::{
-        descriptor::{Area, Payload},
-        plan::{Counts, Shape, Side},
-    },
+    fabric::plan::{Counts, Shape, Side},
 };
-use std::ops::Range;
 
 /// `in_place`: the own part lies in the destination, at its place.
 #[track_caller]
@@ -27,48 +27,55 @@ pub(super) fn all_gather(trip: &Trip<'_, '_>, request: &Request, parts: &Counts,
     let area = |side| request.area(side).expect("a member gives memory");
     let (source, destination, dtype) = (area(Side::Source), area(Side::Destination), request.dtype);
     let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
-    let cut = trip.cut(parts.total(trip.members()), dtype);
-    let (slice, counts) = (cut.slice(across.here), cut.counts(n));
-    let owned = cut.owned(across.here, &across.hosts, parts);
-    let lens: Vec<usize> = owned.iter().map(|ranges| total(ranges) * size).collect();
-    let rail = trip.rail(&slice, &owned, size)?;
-    let (own, all) = (trip.scratch(lens[across.me])?, trip.scratch(slice.len() * size)?);
+    let whole = trip.cut(parts.total(trip.members()), dtype);
+    let owned = |cut: &Cut<'_>| cut.owned(across.here, &across.hosts, parts);
+    // From the members to the rails.
     let ranks = &across.hosts[across.me].ranks;
-    let shared = |member: usize, rail: usize| cut.shared(rail, parts, ranks[member]);
-    let send = (0..n).map(|member| Counts::By((0..n).map(|rail| shared(member, rail)).collect())).collect();
-    let receive = (0..n).map(|rail| Counts::By((0..n).map(|member| shared(member, rail)).collect())).collect();
+    let collect = |cut: &Cut<'_>| {
+        let shared = |member: usize, rail: usize| cut.shared(rail, parts, ranks[member]);
+        let send = (0..n).map(|member| Counts::By((0..n).map(|rail| shared(member, rail)).collect())).collect();
+        let receive = (0..n).map(|rail| Counts::By((0..n).map(|member| shared(member, rail)).collect())).collect();
+        Shape::AllToAll { send, receive }
+    };
     let mine = bytes(&parts.part(trip.group.rank), size);
-    let from = part(source, if in_place { mine } else { 0..mine.len() });
-    trip.inside(dtype, None, Shape::AllToAll { send, receive }, [&from, &own])?;
-    match rail {
-        Rail::Device(rail) => rail.fill(&own, &all)?,
-        Rail::Host(rail) => fill_in_host(trip, rail, [&own, &all], (&slice, &owned, &lens), size)?,
+    let given = part(source, if in_place { mine } else { 0..mine.len() });
+    let from = |cut: &Cut<'_>| part(&given, bytes(&cut.within(parts, trip.group.rank), size));
+    let to = |cut: &Cut<'_>| part(destination, bytes(&cut.range(), size));
+    let lens = |owned: &[Ranges], cut: &Cut<'_>| (total(&owned[across.me]) * size, cut.slice(across.here).len() * size);
+    let transport = match trip.transport()? {
+        Transport::Host(transport) => transport,
+        Transport::None(error) => return Err(error.clone()),
+        Transport::Device(transport) => {
+            let owned = owned(&whole);
+            let rail = DeviceRail::new(trip.way(transport.clone())?, whole.slice(across.here), &owned, size);
+            let (mine, slice) = lens(&owned, &whole);
+            let (own, all) = (trip.scratch(mine)?, trip.scratch(slice)?);
+            trip.inside(dtype, None, collect(&whole), [&from(&whole), &own])?;
+            rail.fill(&own, &all)?;
+            return trip.inside(dtype, None, gather(&whole, n), [&all, destination]);
+        }
+    };
+    let cuts = whole.pieces(PIECE / size);
+    let mut pieces = Pieces::new(trip, transport, dtype, Job::Fill);
+    let mut slices = Vec::with_capacity(cuts.len());
+    for cut in &cuts {
+        let owned = owned(cut);
+        let (mine, slice) = lens(&owned, cut);
+        let (own, all) = (trip.scratch(mine)?, trip.scratch(slice)?);
+        let to = pieces.add(cut, owned, &own)?;
+        trip.inside(dtype, None, collect(cut), [&from(cut), &to])?;
+        pieces.stage(&to)?;
+        slices.push(all);
     }
-    trip.inside(dtype, None, Shape::AllGather { counts, in_place: false }, [&all, destination])
-}
-
-/// Each process sends what it has, `own`, to all others, through the memory of the hosts. `all` is the slice.
-#[track_caller]
-fn fill_in_host(
-    trip: &Trip<'_, '_>,
-    mut rail: HostRail<'_, '_, '_>,
-    [own, all]: [&Area; 2],
-    (slice, owned, lens): (&Range<usize>, &[Ranges], &[usize]),
-    size: usize,
-) -> Result<()> {
-    rail.room_for(lens)?;
-    let staged = trip.stage(own)?;
-    let (_, commit) = trip.meet(Payload::Nothing, |_| Vec::new())?;
-    drop(commit.window);
-    let arrived = trip.done(rail.fill(commit.number, &staged, lens))?;
-    for (host, theirs) in arrived.iter().map(|(host, bytes)| (*host, bytes)).chain([(trip.across.me, &*staged)]) {
-        let mut start = 0;
-        for range in &owned[host] {
-            let to = part(all, bytes(&(range.start - slice.start..range.end - slice.start), size));
-            let end = start + to.bytes.len();
-            trip.upload(theirs, start..end, &to)?;
-            start = end;
+    pieces.meet()?;
+    let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(&slices));
+    while let (Some(piece), Some((cut, all))) = (pieces.carry_next()?, rest.next()) {
+        if inside.is_ok() {
+            inside = trip.done(piece.upload_all(trip, all));
+        }
+        if inside.is_ok() {
+            inside = trip.done(trip.inside(dtype, None, gather(cut, n), [all, &to(cut)]));
         }
     }
-    Ok(())
+    inside
 }

@@ -6,25 +6,37 @@
 //! all_reduce      rail: the sums go to all processes; inside: all_gather
 //! reduce_scatter  inside: all_to_all to the members that own the sums
 //! ```
+//!
+//! Through the memory of the hosts all this goes in [`pieces`](super::pieces).
 
 use super::{
-    super::request::Request,
-    cut::{Ranges, total},
-    host_rail::HostRail,
-    trip::{Rail, Trip, bytes, part},
+    super::{request::Request, transport::Transport},
+    cut::{Cut, total},
+    device_rail::DeviceRail,
+    pieces::{Job, PIECE, Pieces},
+    trip::{Trip, bytes, part},
 };
 use crate::{
     error::Result,
     fabric::{
-        descriptor::{Area, Payload},
+        descriptor::Area,
         plan::{Counts, Shape, Side},
-        types::{DType, ReduceOp},
+        types::ReduceOp,
     },
 };
-use std::{ops::Range, sync::Arc};
+
+/// The first step of an all_reduce inside a process of `n` members.
+pub(super) fn scatter(cut: &Cut<'_>, n: usize) -> Shape {
+    Shape::ReduceScatter { counts: cut.counts(n), in_place: false }
+}
+
+/// The last step.
+pub(super) fn gather(cut: &Cut<'_>, n: usize) -> Shape {
+    Shape::AllGather { counts: cut.counts(n), in_place: false }
+}
 
 /// The operations inside a process and between processes.
-fn levels(op: ReduceOp) -> (ReduceOp, ReduceOp) {
+pub(super) fn levels(op: ReduceOp) -> (ReduceOp, ReduceOp) {
     match op {
         // The mean is taken once, over all members.
         ReduceOp::Avg => (ReduceOp::Sum, ReduceOp::Avg),
@@ -42,49 +54,43 @@ fn both(request: &Request) -> (&Area, &Area) {
 #[track_caller]
 pub(super) fn all_reduce(trip: &Trip<'_, '_>, request: &Request, len: usize) -> Result<()> {
     let ((source, destination), dtype) = (both(request), request.dtype);
-    let (size, across) = (dtype.size(), trip.across);
-    let ((inner, outer), cut) = (levels(request.reduce), trip.cut(len, dtype));
-    let (slice, counts) = (cut.slice(across.here), cut.counts(trip.here.count()));
-    let owned = cut.equal(across.here, across.hosts.len());
-    let rail = trip.rail(&slice, &owned, size)?;
-    let own = trip.scratch(slice.len() * size)?;
-    let scatter = Shape::ReduceScatter { counts: counts.clone(), in_place: false };
-    trip.inside(dtype, Some(inner), scatter, [source, &own])?;
-    match rail {
-        Rail::Device(rail) => rail.sum_to_all(&own, dtype, outer)?,
-        Rail::Host(rail) => sum_in_host(trip, rail, &own, (&slice, &owned), (dtype, outer))?,
+    let ((inner, outer), whole) = (levels(request.reduce), trip.cut(len, dtype));
+    let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
+    let owned = |cut: &Cut<'_>| cut.equal(across.here, across.hosts.len());
+    let of = |area: &Area, cut: &Cut<'_>| part(area, bytes(&cut.range(), size));
+    let transport = match trip.transport()? {
+        Transport::Host(transport) => transport,
+        Transport::None(error) => return Err(error.clone()),
+        Transport::Device(transport) => {
+            let (slice, owned) = (whole.slice(across.here), owned(&whole));
+            let rail = DeviceRail::new(trip.way(transport.clone())?, slice.clone(), &owned, size);
+            let own = trip.scratch(slice.len() * size)?;
+            trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &own])?;
+            rail.sum_to_all(&own, dtype, outer)?;
+            return trip.inside(dtype, None, gather(&whole, n), [&own, destination]);
+        }
+    };
+    let cuts = whole.pieces(PIECE / size);
+    let mut pieces = Pieces::new(trip, transport, dtype, Job::SumAndFill(outer));
+    let mut slices = Vec::with_capacity(cuts.len());
+    for cut in &cuts {
+        let own = trip.scratch(cut.slice(across.here).len() * size)?;
+        let to = pieces.add(cut, owned(cut), &own)?;
+        trip.inside(dtype, Some(inner), scatter(cut, n), [&of(source, cut), &to])?;
+        pieces.stage(&to)?;
+        slices.push(own);
     }
-    trip.inside(dtype, None, Shape::AllGather { counts, in_place: false }, [&own, destination])
-}
-
-/// The slices of all processes are summed into all of them, in the memory of the hosts.
-#[track_caller]
-fn sum_in_host(
-    trip: &Trip<'_, '_>,
-    mut rail: HostRail<'_, '_, '_>,
-    own: &Area,
-    (slice, owned): (&Range<usize>, &[Ranges]),
-    (dtype, outer): (DType, ReduceOp),
-) -> Result<()> {
-    let (size, across) = (dtype.size(), trip.across);
-    let lens: Vec<usize> = owned.iter().map(|ranges| total(ranges) * size).collect();
-    let mut sum = rail.room_for_sum(&owned[across.me], size)?;
-    rail.room_for(&lens)?;
-    let staged = trip.stage(own)?;
-    let (_, commit) = trip.meet(Payload::Nothing, |_| Vec::new())?;
-    // Nothing waits on a device: the next collective may go on.
-    drop(commit.window);
-    let summed = rail.sum(commit.number, (&staged, slice), owned, (dtype, outer), &mut sum);
-    let sum = Arc::new(sum);
-    let arrived = trip.done(summed.and_then(|()| rail.fill(commit.number, &sum, &lens)))?;
-    let theirs = arrived.iter().map(|(host, bytes)| (*host, bytes));
-    for (host, from) in theirs.chain([(across.me, &*sum)]) {
-        for range in &owned[host] {
-            let to = part(own, bytes(&(range.start - slice.start..range.end - slice.start), size));
-            trip.upload(from, 0..to.bytes.len(), &to)?;
+    pieces.meet()?;
+    let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(&slices));
+    while let (Some(piece), Some((cut, own))) = (pieces.carry_next()?, rest.next()) {
+        if inside.is_ok() {
+            inside = trip.done(piece.upload_all(trip, own));
+        }
+        if inside.is_ok() {
+            inside = trip.done(trip.inside(dtype, None, gather(cut, n), [own, &of(destination, cut)]));
         }
     }
-    Ok(())
+    inside
 }
 
 /// `in_place`: the own part lies in the source, at its place.
@@ -92,31 +98,53 @@ fn sum_in_host(
 pub(super) fn reduce_scatter(trip: &Trip<'_, '_>, request: &Request, parts: &Counts, in_place: bool) -> Result<()> {
     let ((source, destination), dtype) = (both(request), request.dtype);
     let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
-    let (inner, outer) = levels(request.reduce);
-    let cut = trip.cut(parts.total(trip.members()), dtype);
-    let (slice, counts) = (cut.slice(across.here), cut.counts(n));
-    let owned = cut.owned(across.here, &across.hosts, parts);
-    let rail = trip.rail(&slice, &owned, size)?;
-    let own = trip.scratch(slice.len() * size)?;
-    trip.inside(dtype, Some(inner), Shape::ReduceScatter { counts, in_place: false }, [source, &own])?;
-    let summed = trip.scratch(total(&owned[across.me]) * size)?;
-    match rail {
-        Rail::Device(rail) => rail.sum_to_owners(&own, (dtype, outer), &summed)?,
-        Rail::Host(mut rail) => {
-            let mut sum = rail.room_for_sum(&owned[across.me], size)?;
-            let staged = trip.stage(&own)?;
-            let (_, commit) = trip.meet(Payload::Nothing, |_| Vec::new())?;
-            drop(commit.window);
-            trip.done(rail.sum(commit.number, (&staged, &slice), &owned, (dtype, outer), &mut sum))?;
-            trip.upload(&sum, 0..sum.len(), &summed)?;
-        }
-    }
+    let ((inner, outer), whole) = (levels(request.reduce), trip.cut(parts.total(trip.members()), dtype));
+    let owned = |cut: &Cut<'_>| cut.owned(across.here, &across.hosts, parts);
     // From the rails to the members that own the parts.
     let ranks = &across.hosts[across.me].ranks;
-    let shared = |rail: usize, member: usize| cut.shared(rail, parts, ranks[member]);
-    let send = (0..n).map(|rail| Counts::By((0..n).map(|member| shared(rail, member)).collect())).collect();
-    let receive = (0..n).map(|member| Counts::By((0..n).map(|rail| shared(rail, member)).collect())).collect();
+    let deliver = |cut: &Cut<'_>| {
+        let shared = |rail: usize, member: usize| cut.shared(rail, parts, ranks[member]);
+        let send = (0..n).map(|rail| Counts::By((0..n).map(|member| shared(rail, member)).collect())).collect();
+        let receive = (0..n).map(|member| Counts::By((0..n).map(|rail| shared(rail, member)).collect())).collect();
+        Shape::AllToAll { send, receive }
+    };
     let mine = bytes(&parts.part(trip.group.rank), size);
-    let to = part(destination, if in_place { mine } else { 0..mine.len() });
-    trip.inside(dtype, None, Shape::AllToAll { send, receive }, [&summed, &to])
+    let own = part(destination, if in_place { mine } else { 0..mine.len() });
+    let to = |cut: &Cut<'_>| part(&own, bytes(&cut.within(parts, trip.group.rank), size));
+    let of = |cut: &Cut<'_>| part(source, bytes(&cut.range(), size));
+    let transport = match trip.transport()? {
+        Transport::Host(transport) => transport,
+        Transport::None(error) => return Err(error.clone()),
+        Transport::Device(transport) => {
+            let (slice, owned) = (whole.slice(across.here), owned(&whole));
+            let rail = DeviceRail::new(trip.way(transport.clone())?, slice.clone(), &owned, size);
+            let reduced = trip.scratch(slice.len() * size)?;
+            trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &reduced])?;
+            let summed = trip.scratch(total(&owned[across.me]) * size)?;
+            rail.sum_to_owners(&reduced, (dtype, outer), &summed)?;
+            return trip.inside(dtype, None, deliver(&whole), [&summed, &to(&whole)]);
+        }
+    };
+    let cuts = whole.pieces(PIECE / size);
+    let mut pieces = Pieces::new(trip, transport, dtype, Job::Sum(outer));
+    let mut sums = Vec::with_capacity(cuts.len());
+    for cut in &cuts {
+        let owned = owned(cut);
+        let reduced = trip.scratch(cut.slice(across.here).len() * size)?;
+        sums.push(trip.scratch(total(&owned[across.me]) * size)?);
+        let to = pieces.add(cut, owned, &reduced)?;
+        trip.inside(dtype, Some(inner), scatter(cut, n), [&of(cut), &to])?;
+        pieces.stage(&to)?;
+    }
+    pieces.meet()?;
+    let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(&sums));
+    while let (Some(piece), Some((cut, summed))) = (pieces.carry_next()?, rest.next()) {
+        if inside.is_ok() {
+            inside = trip.done(piece.upload_own(trip, summed));
+        }
+        if inside.is_ok() {
+            inside = trip.done(trip.inside(dtype, None, deliver(cut), [summed, &to(cut)]));
+        }
+    }
+    inside
 }

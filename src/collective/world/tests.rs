@@ -4,6 +4,7 @@
 mod devices;
 mod failures;
 mod hand_over;
+mod pieces;
 mod rail_messages;
 
 use super::loopback::Hosts;

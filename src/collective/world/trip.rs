@@ -9,9 +9,7 @@ use super::{
         request::Request,
         transport::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
     },
-    cut::{Cut, Ranges},
-    device_rail::DeviceRail,
-    host_rail::HostRail,
+    cut::Cut,
     lanes::Lanes,
     values::hash,
     way::Way,
@@ -93,17 +91,6 @@ impl<'g, 'd> Trip<'g, 'd> {
         }
     }
 
-    /// This member's rail: of a slice, of which each process owns some ranges.
-    pub fn rail<'t>(&'t self, slice: &Range<usize>, owned: &'t [Ranges], size: usize) -> Result<Rail<'t, 'g, 'd>> {
-        Ok(match self.transport()? {
-            Transport::Host(transport) => Rail::Host(HostRail::new(self, transport.clone())),
-            Transport::Device(transport) => {
-                Rail::Device(DeviceRail::new(self.way(transport.clone())?, slice.clone(), owned, size))
-            }
-            Transport::None(error) => return Err(error.clone()),
-        })
-    }
-
     /// This member's way over a transport between devices.
     pub fn way(&self, transport: Arc<dyn DeviceTransport>) -> Result<Way<'_, 'g, 'd>> {
         let rail = self.lanes.of(self.across.me, self.across.here);
@@ -122,7 +109,7 @@ impl<'g, 'd> Trip<'g, 'd> {
 
     /// A buffer on the rails.
     pub fn cut(&self, len: usize, dtype: DType) -> Cut<'_> {
-        Cut { len, lanes: &self.lanes, host: self.across.me, grain: GRAIN / dtype.size() }
+        Cut { start: 0, len, lanes: &self.lanes, host: self.across.me, grain: GRAIN / dtype.size() }
     }
 
     /// Counts of which member `root` has all.
@@ -193,17 +180,23 @@ impl<'g, 'd> Trip<'g, 'd> {
     #[track_caller]
     pub fn start_to_stage(&self, from: &Area) -> Result<PinnedBuffer<u8>> {
         let to = self.pinned(from.bytes.len())?;
-        if !from.bytes.is_empty() {
-            let mut op = self.dev.op(self.call.op)?;
-            op.touch(&from.block, from.bytes.clone(), Access::Read, false)?;
-            op.touch(&to.block, 0..from.bytes.len(), Access::Write, true)?;
-            // SAFETY: both ranges have so many bytes, and `op` orders and records the copy; the host waits for it
-            // before it reads the page-locked memory.
-            op.submit(|driver, stream| unsafe {
-                driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream)
-            })?;
-        }
+        self.copy_down(from, &to)?;
         Ok(to)
+    }
+
+    /// Copies this device's memory to page-locked memory. Asynchronous.
+    #[track_caller]
+    pub fn copy_down(&self, from: &Area, to: &PinnedBuffer<u8>) -> Result<()> {
+        debug_assert!(from.bytes.len() <= to.len());
+        if from.bytes.is_empty() {
+            return Ok(());
+        }
+        let mut op = self.dev.op(self.call.op)?;
+        op.touch(&from.block, from.bytes.clone(), Access::Read, false)?;
+        op.touch(&to.block, 0..from.bytes.len(), Access::Write, true)?;
+        // SAFETY: both ranges have so many bytes, and `op` orders and records the copy; the host waits for it before it
+        // reads the page-locked memory.
+        op.submit(|driver, stream| unsafe { driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream) })
     }
 
     /// Copies a range of page-locked memory to this device. Asynchronous.
@@ -283,12 +276,6 @@ impl<'g, 'd> Trip<'g, 'd> {
             dev.session.gang.poison(dev.index(), error.clone());
         })
     }
-}
-
-/// What a rail moves: bytes of the host, or memory of devices.
-pub(super) enum Rail<'t, 'g, 'd> {
-    Host(HostRail<'t, 'g, 'd>),
-    Device(DeviceRail<'t, 'g, 'd>),
 }
 
 /// A part of some memory, in bytes.
