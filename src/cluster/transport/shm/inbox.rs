@@ -56,8 +56,8 @@ enum Target {
 /// Of an early message, bytes that are read at once.
 const STEP: usize = 64 << 10;
 
-/// A message of more than a [`STEP`] that nobody awaits stays in the ring for so long: mostly its receiver is just a bit
-/// late, and early bytes cost fresh memory and a copy more. Not longer, since other messages wait behind it.
+/// A message of more than a [`STEP`] that nobody awaits stays in the ring for so long: mostly its receiver is just a
+/// bit late, and early bytes cost fresh memory and a copy more. Not longer, since other messages wait behind it.
 const LATE: Duration = Duration::from_millis(1);
 
 impl Inbox {
