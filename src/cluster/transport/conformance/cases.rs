@@ -13,13 +13,14 @@ type Case = (&'static str, fn(&Place<'_>));
 
 /// All cases but the loss, which leaves a transport unusable.
 pub(super) fn all(place: &Place<'_>) {
-    let cases: [Case; 9] = [
+    let cases: [Case; 10] = [
         ("empty messages", empty),
         ("messages to itself", to_itself),
         ("each length between each two", lengths),
         ("parts of one buffer", parts_of_one_buffer),
         ("one tag stays in order", in_order),
         ("receives in another order", in_another_order),
+        ("receives while a message comes", receives_while_it_comes),
         ("many threads", threads),
         ("tags that differ in one thing", close_tags),
         ("random sets", |place| random::fixed_sets().iter().for_each(|set| set.carry_out(place))),
@@ -104,6 +105,21 @@ fn in_another_order(place: &Place<'_>) {
             place.exchange(vec![place.receive(last, tag(400 + i, 0, 0), len(i))]);
         }
     });
+}
+
+/// A small message stands behind a large one, whose receiver comes at any time of it.
+fn receives_while_it_comes(place: &Place<'_>) {
+    let (next, last) = ((place.rank + 1) % place.size, (place.rank + place.size - 1) % place.size);
+    let large = 40 * place.edge + 1;
+    for round in 0..10 {
+        let (first, second) = (tag(450 + round, 0, 0), tag(450 + round, 1, 0));
+        thread::scope(|s| {
+            s.spawn(|| place.exchange(vec![place.send(next, first, large), place.send(next, second, 8)]));
+            s.spawn(|| place.exchange(vec![place.receive(last, second, 8)]));
+            thread::sleep(Duration::from_micros(300 * round));
+            place.exchange(vec![place.receive(last, first, large)]);
+        });
+    }
 }
 
 /// mpi4py's and MPI.jl's `threads`: each thread has a rail, and none waits for another.
