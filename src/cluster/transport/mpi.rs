@@ -21,7 +21,10 @@ use self::{
     library::{Library, unusable},
     thread::Owner,
 };
-use super::host::{Backoff, Part, cause, leak, parts};
+use super::{
+    cause,
+    host::{Backoff, Part, leak, parts},
+};
 use crate::{
     error::{Error, Result},
     fabric::transport::{HostTransport, Message},
@@ -159,10 +162,7 @@ impl Mpi {
         };
         done.map_err(|error| {
             self.failed.raise();
-            match error {
-                Error::Transport { .. } => cause(error, lost),
-                other => other,
-            }
+            cause(error, lost)
         })
     }
 
