@@ -34,8 +34,8 @@ enum Op {
 }
 use Op::{Fail, Meet, Stuck};
 
-/// A scope of one process: its name, and a program for each device. Names that begin with `-` are of scopes without one:
-/// a letter for the place and a digit for the number there. With `!` such a scope fails before it joins.
+/// A scope of one process: its name, and a program for each device. Names that begin with `-` are of scopes without
+/// one: a letter for the place and a digit for the number there. With `!` such a scope fails before it joins.
 type Script = (&'static str, &'static [&'static [Op]]);
 
 /// Rules of launches, broken in the model: C1 and C4.

@@ -6,8 +6,8 @@
 //! Invariants:
 //!
 //! * Once joined, a failure of the gang is told to the other processes, and one of theirs fails the gang.
-//! * A gang that fails before it has joined is told of nevertheless: others may wait for it in theirs. One that does not
-//!   fail, and needs no other process, sends nothing.
+//! * A gang that fails before it has joined is told of nevertheless: others may wait for it in theirs. One that does
+//!   not fail, and needs no other process, sends nothing.
 
 use super::transport::{Entry, Window, World, WorldScope};
 use crate::{
