@@ -68,7 +68,8 @@ pub fn run(pool: GpuPool, start: impl Fn(&[String]) -> Command, out: &mut dyn Wr
 /// The workers are the processes of a launcher: they tell each other by the cluster.
 pub fn together(builder: impl Fn() -> Builder, cluster: Cluster, out: &mut dyn Write, len: usize) -> Result<()> {
     let (worker, count) = (cluster.local_rank(), cluster.size());
-    ensure!(count > 1 && cluster.local_size() == count, "{count} processes, {} of them here", cluster.local_size());
+    let here = cluster.local_size();
+    ensure!(count > 1 && here == count, "this is for processes of one machine: of {count} it has {here}");
     let next = (worker + 1) % count;
     let agreement = builder().devices(&[worker]).cluster(cluster).build()?;
     let mut expected = String::new();
