@@ -14,7 +14,7 @@ Both pages have comments that choose the text between them and `<!-- end -->`:
 * `rest:<bench>`: all cases that are no sweeps, with the 99th percentiles.
 * `kernels:parallel`: a line for each operation. `part:<name>`: the other cases of `parallel`.
 * `world:cluster`: every size of the all-reduces of two processes on GPUs, with what is allowed.
-* `headlines:all`: the README's table.
+* `headlines:all`: the README's table. `hosts:predict_hosts`: a line for each machine of `predict --hosts`.
 * `value <bench>; <machine>; <case>`, within a sentence: the value of a case, or with `; <peer>` the peer's value.
 * `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: NCCL's best time / time here, of a
   sweep.
@@ -32,7 +32,7 @@ import plots
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "docs/src/measured.md"]
 PICTURES = ROOT / "docs/src/plots"
-NAMES = "measured|targets|sweeps|sizes|rest|kernels|part|world|headlines"
+NAMES = "measured|targets|sweeps|sizes|rest|kernels|part|world|headlines|hosts"
 MARK = re.compile(rf"(<!-- ({NAMES}):(\w+) -->\n).*?(<!-- end -->)", re.S)
 INLINE = re.compile(r"(<!-- (value|ratio) ([^>]*) -->).*?(<!-- end -->)", re.S)
 
@@ -340,6 +340,29 @@ def headlines(_):
     return "\n".join(out) + "\n"
 
 
+def hosts(bench):
+    machines = {}
+    for row in read(bench):
+        machines.setdefault((row["nics"], row["hosts"]), {})[row["bytes"]] = row
+    if not machines:
+        return "(not predicted yet)\n"
+    sizes = list(next(iter(machines.values())))
+    head = ["hosts of 8", "NICs of each", *map(size_name, sizes), "the flat ring wins", "model off by, at most"]
+    out = [f"| {' | '.join(head)} |", "|---:|---:|" + "---|" * len(sizes) + "---|---:|"]
+    for (nics, count), rows in machines.items():
+        ran = all(row["flat_ran"] for row in rows.values())
+        cells = []
+        for row in rows.values():
+            flat, hierarchy = (row[way + ("_ran" if ran else "")] for way in ("flat", "hierarchy"))
+            cells.append(f"{flat:,.0f} / {hierarchy:,.0f}{' *' if ran else ''}")
+        wins = next(iter(rows.values()))["flat_wins_from"]
+        off = max((abs(row[way] / row[f"{way}_ran"] - 1) for row in rows.values() for way in ("flat", "hierarchy")),
+                  default=0) if ran else None
+        cells += [f"from {wins / (1 << 30):.1f} GB on" if wins else "nowhere", f"{100 * off:.1f} %" if ran else ""]
+        out.append(f"| {count} | {nics} | {' | '.join(cells)} |")
+    return "\n".join(out) + "\n"
+
+
 def case(bench, machine, name, peer=""):
     """The row of a case. An unknown case or peer is an error."""
     rows = [row for row in read(bench) if (row["machine"], row["case"]) == (machine, name)]
@@ -363,7 +386,7 @@ def filled(page):
     """The page with the text that its comments choose."""
     write = {
         "measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "rest": rest, "kernels": kernels,
-        "part": part, "world": world, "headlines": headlines,
+        "part": part, "world": world, "headlines": headlines, "hosts": hosts,
     }
     inline = {"value": value, "ratio": ratio}
     page = MARK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)

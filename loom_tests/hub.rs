@@ -14,7 +14,7 @@ use super::{Hub, Limits, Out};
 use crate::cluster::{
     mutant::{Rule, broken},
     process::{Class, Process},
-    wire::{Arrive, Member, ToHost, ToHub},
+    wire::{Arrive, Entry, Member, ToHost, ToHub},
 };
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -34,7 +34,8 @@ enum Op {
 }
 use Op::{Fail, Meet, Stuck};
 
-/// A scope of one process: its name, and a program for each device.
+/// A scope of one process: its name, and a program for each device. Names that begin with `-` are of scopes without
+/// one: a letter for the place and a digit for the number there. With `!` such a scope fails before it joins.
 type Script = (&'static str, &'static [&'static [Op]]);
 
 /// Rules of launches, broken in the model: C1 and C4.
@@ -254,9 +255,18 @@ impl Search {
         let now = &mut runners[which];
         match runner.phase {
             Phase::Idle => {
-                let (id, frame) = process.begin(name, true, DEADLINE, String::new());
+                let (id, frame) = process.begin(entry(name), DEADLINE, name.get(1..2).unwrap_or_default().to_owned());
                 (now.id, now.phase) = (id, Phase::Begins);
                 to_hub.push_back(frame);
+                match name.as_bytes()[0] {
+                    b'!' => next.hosts[at].over(which, name, false),
+                    b'-' => {
+                        queue.push_back(id);
+                        now.devices = vec![Device::default(); scripts.len()];
+                        now.phase = Phase::Runs;
+                    }
+                    _ => {}
+                }
                 stack.push(next);
             }
             Phase::Begins => {
@@ -400,6 +410,15 @@ impl State {
                 self.hosts[host].to_host.push_back(frame);
             }
         }
+    }
+}
+
+fn entry(name: &str) -> Entry {
+    let nth = name.bytes().last().map_or(0, |digit| u64::from(digit - b'0'));
+    match name.as_bytes()[0] {
+        b'!' => Entry::Unnamed { nth, failed: Some((0, String::new())) },
+        b'-' => Entry::Unnamed { nth, failed: None },
+        _ => Entry::Named(name.to_owned()),
     }
 }
 

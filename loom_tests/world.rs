@@ -12,7 +12,7 @@ use crate::{
         world::{Local, Members},
     },
     error::{Error, Result},
-    fabric::transport::{Arrival, Place, Transport, Window, World, WorldScope},
+    fabric::transport::{Arrival, Entry, Place, Transport, Window, World, WorldScope},
     sync::{
         shim::{self, Condvar, Mutex},
         site::flag,
@@ -50,7 +50,8 @@ impl Host {
     }
 
     fn begin(&self, name: &str, ordered: bool) -> Result<(Arc<dyn WorldScope>, Window)> {
-        self.world.begin(name, ordered, Duration::MAX, Arc::new(|| 0), Location::caller())
+        let entry = if ordered { Entry::Named(name) } else { Entry::Unnamed { nth: 1, failed: None } };
+        self.world.begin(entry, Duration::MAX, Arc::new(|| 0), Location::caller())
     }
 
     /// A collective of the devices with this ordinal, of both processes.

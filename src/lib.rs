@@ -156,7 +156,10 @@ pub use ops::{GemmOutput, Matrix, MatrixMut};
 pub use parts::{EachMut, Parts, RowsMut, each_mut, rows_mut};
 pub use per_device::{PerDevice, Ref, RefMut};
 pub use pool::report::PoolReport;
-pub use pool::{GpuPool, collectives::{Explanation, Rails}};
+pub use pool::{
+    GpuPool,
+    collectives::{Explanation, Rails},
+};
 pub use shard::Shard;
 pub use token::{Device, DeviceThreadOnly, OnStream};
 pub use topology::Topology;

@@ -134,8 +134,9 @@ where
         Some(members) => members.iter().map(|&device| shared.wakers[device].clone()).collect(),
     };
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
-    let world =
-        shared.world.as_ref().map(|world| WorldLink::new(world, shared.deadline, progress_of(shared, &all), site));
+    let counts = begin.name.is_none() && all.len() == shared.devices();
+    let link = |world| WorldLink::new(world, shared.deadline, progress_of(shared, &all), site, counts);
+    let world = shared.world.as_ref().map(link);
     let outside = world.clone().map(|world| world as Arc<dyn Outside>);
     let gang = Gang::new(all.clone(), wakers).with_alarm(alarm).with_outside(outside).started_at(site);
     let gang = Arc::new(if Broadcasts::are_for(gang.count()) { gang.with_broadcasts() } else { gang });

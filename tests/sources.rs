@@ -188,6 +188,23 @@ fn each_device_has_a_process_of_its_own() {
     assert!(process_per_gpu::run(pool(1), silent, &mut Vec::new(), 10).is_err());
 }
 
+/// The same with the processes of a launcher.
+#[test]
+#[cfg(target_os = "linux")]
+fn each_device_has_a_process_of_a_launcher() {
+    let start = || {
+        let mut process = std::process::Command::new(std::env::current_exe().unwrap());
+        process.args(["a_process_of_the_test_above", "--exact", "--nocapture"]);
+        process
+    };
+    let text =
+        printed(|out| mpi_sum::run(mpi_sum::by_hand(start)?, |process| process.env("SOURCES_WORKER", "together"), out));
+    let said: Vec<_> = text.lines().filter_map(|line| line.split_once("Worker ").map(|(_, said)| said)).collect();
+    let [first, one, second, two] = said[..] else { panic!("{text}") };
+    assert_eq!([first, second], ["0 uses software GPU 0", "1 uses software GPU 1"]);
+    assert!(one.starts_with("0 sums what worker 1 has: ") && two.starts_with("1 sums what worker 0 has: "), "{text}");
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn a_worker_of_the_test_above() {
@@ -221,9 +238,11 @@ fn processes_sum_on_the_cpu_and_on_devices() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_process_of_the_test_above() {
-    if std::env::var("SOURCES_WORKER").is_ok_and(|worker| worker == "mpi_sum") {
-        mpi_sum::work(devices(2), gpu_pool::cluster::Cluster::from_env().unwrap(), &mut std::io::stdout(), 10_000)
-            .unwrap();
+    let (cluster, out) = (gpu_pool::cluster::Cluster::from_env, &mut std::io::stdout());
+    match std::env::var("SOURCES_WORKER").as_deref() {
+        Ok("mpi_sum") => mpi_sum::work(devices(2), cluster().unwrap(), out, 10_000).unwrap(),
+        Ok("together") => process_per_gpu::together(|| devices(2), cluster().unwrap(), out, 10_000).unwrap(),
+        _ => {}
     }
 }
 

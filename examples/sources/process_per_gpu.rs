@@ -3,11 +3,13 @@
 //!
 //! `cargo run --release --example process_per_gpu`. It starts two workers of its own, on two GPUs, or on the only one
 //! there is, else on software GPUs. Each worker lends its numbers to the other one, which sums them where they are.
+//! Under mpirun, torchrun or srun on one machine the launcher's processes are the workers: each uses its own device, and
+//! sums the numbers of the next one.
 
 use anyhow::{Context, Result, ensure};
 use gpu_pool::{
     Builder, GpuPool,
-    cluster::{Imported, IpcBuffer},
+    cluster::{Cluster, Imported, IpcBuffer},
 };
 use std::{
     env,
@@ -21,6 +23,9 @@ fn main() -> Result<()> {
     if let [worker, device, peer, len] = &args[..] {
         let devices = [device.parse()?, peer.parse()?];
         return work(GpuPool::builder(), worker, devices, len.parse()?, &mut stdin().lock(), &mut stdout());
+    }
+    if let Some(cluster) = Cluster::launched()? {
+        return together(GpuPool::builder, cluster, &mut stdout(), 1_000_000);
     }
     let program = env::current_exe()?;
     let start = |args: &[String]| {
@@ -60,39 +65,74 @@ pub fn run(pool: GpuPool, start: impl Fn(&[String]) -> Command, out: &mut dyn Wr
     Ok(())
 }
 
-/// A worker: it works on the first device, and reads the other worker's memory on the second one, where that lies.
+/// The workers are the processes of a launcher: they tell each other by the cluster.
+pub fn together(builder: impl Fn() -> Builder, cluster: Cluster, out: &mut dyn Write, len: usize) -> Result<()> {
+    let (worker, count) = (cluster.local_rank(), cluster.size());
+    let here = cluster.local_size();
+    ensure!(count > 1 && here == count, "this is for processes of one machine: of {count} it has {here}");
+    let next = (worker + 1) % count;
+    let agreement = builder().devices(&[worker]).cluster(cluster).build()?;
+    let mut expected = String::new();
+    let sum = lend(builder(), [worker, next], worker as u64, len, |name, sum, ipc| {
+        let loan = (worker, sum.to_string(), ipc);
+        let told = first(agreement.run(|dev, _| dev.world()?.exchange_serde(&loan))?)?;
+        writeln!(out, "Worker {worker} uses {name} {worker}")?;
+        let (_, sum, ipc) = told.into_iter().find(|(worker, ..)| *worker == next).context("no next worker")?;
+        expected = sum;
+        Ok(ipc)
+    })?;
+    check(worker, &sum.to_string(), &expected, len)?;
+    writeln!(out, "Worker {worker} sums what worker {next} has: {sum}")?;
+    Ok(agreement.close()?)
+}
+
+/// A worker of [`run`].
 pub fn work(
     builder: Builder,
     worker: &str,
-    [own, peer]: [usize; 2],
+    devices: [usize; 2],
     len: usize,
     from: &mut dyn BufRead,
     to: &mut dyn Write,
 ) -> Result<()> {
+    let sum = lend(builder, devices, worker.parse()?, len, |name, sum, ipc| {
+        let ipc = serde_json::to_string(&ipc)?;
+        writeln!(to, "told Worker {worker} uses {name} {}\nsum {sum}\nipc {ipc}", devices[0])?;
+        let mut line = String::new();
+        from.read_line(&mut line)?;
+        Ok(serde_json::from_str(&line)?)
+    })?;
+    Ok(writeln!(to, "peer {sum}")?)
+}
+
+/// Fills memory of the first device and lends it to another worker. Returns the sum of what that one lends, which lies
+/// on the second device. `swap` gets the device's name, the sum and the loan, and brings the other's.
+fn lend(
+    builder: Builder,
+    [own, peer]: [usize; 2],
+    seed: u64,
+    len: usize,
+    swap: impl FnOnce(&str, f32, IpcBuffer) -> Result<IpcBuffer>,
+) -> Result<f32> {
     let mut devices = vec![own, peer];
     devices.dedup();
     let pool = builder.devices(&devices).build()?;
-    let seed = worker.parse()?;
     let (x, name, total) = first(pool.run_on(&[0], |dev, _| {
         let mut x = dev.exportable::<f32>(len)?;
         dev.uniform(&mut x, 0.0..1.0, seed, 0)?;
         let total = dev.download(&dev.sum(&x)?)?[0];
         Ok((x, dev.name().to_owned(), total))
     })?)?;
-    writeln!(to, "told Worker {worker} uses {name} {own}\nsum {total}\nipc {}", serde_json::to_string(&x.export()?)?)?;
-    let mut line = String::new();
-    from.read_line(&mut line)?;
-    let ipc: IpcBuffer = serde_json::from_str(&line)?;
+    let ipc = swap(&name, total, x.export()?)?;
     let total = first(pool.run_on(&[pool.devices() - 1], |dev, _| {
         let x: Imported<f32> = dev.import(&ipc)?;
         let total = dev.download(&dev.sum(&x)?)?[0];
         x.release(dev)?;
         Ok(total)
     })?)?;
-    writeln!(to, "peer {total}")?;
     // The other one may still be reading.
     pool.run_on(&[0], |dev, _| dev.wait_released(&x, Duration::from_secs(60)))?;
-    Ok(())
+    Ok(total)
 }
 
 fn first<T>(results: Vec<T>) -> Result<T> {

@@ -42,7 +42,22 @@ const LATE: Program = Program {
     ..CROSSING
 };
 
-const PROGRAMS: [(&str, Program); 6] = [
+/// A scope without a name fails before it joins, and the next one of its process is begun at the same place.
+const EARLY: Program = Program {
+    hosts: &[&[&[("!a1", &[]), ("-a2", &[&[BOTH]])]], &[&[("-a1", &[&[BOTH]]), ("-a2", &[&[BOTH]])]]],
+    succeeds: &["-a2"],
+    ..CROSSING
+};
+/// One that fails and is of its process alone.
+const ALONE: Program = Program {
+    hosts: &[&[&[("!x1", &[]), ("-a1", &[&[BOTH]])]], &[&[("-a1", &[&[BOTH]]), ("!y1", &[])]]],
+    succeeds: &["-a1"],
+    ..CROSSING
+};
+
+const PROGRAMS: [(&str, Program); 8] = [
+    ("early", EARLY),
+    ("alone", ALONE),
     ("crossing", CROSSING),
     ("failing", FAILING),
     ("elsewhere", ELSEWHERE),
@@ -72,6 +87,8 @@ fn each_broken_rule_is_found() {
         (Broken::Rule(Rule::C5), TWO_SCOPES),
         (Broken::Rule(Rule::C6), LOSS),
         (Broken::Rule(Rule::C7), FAILING),
+        (Broken::Rule(Rule::EarlyFailure), EARLY),
+        (Broken::Rule(Rule::EarlyPlace), ALONE),
     ] {
         let found = Search { program, mutant: Some(rule) }.run();
         assert!(found.is_err_and(|why| !why.contains("too many")), "{rule:?} was not found");

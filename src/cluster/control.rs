@@ -133,12 +133,13 @@ impl Cluster {
         let patience = self.patience.saturating_sub(start.elapsed());
         let client = Client::connect(at, host, size, &secret, self.silence, patience)?;
         let local = client.local.clone();
+        // Asked for first: nobody fails before all have told their devices, so the word of a process that fails is here
+        // before the process is missed.
+        (0..size).for_each(|other| local.ask(&opened_by(other)));
         let told = gather(&local, (host, size), "devices", &(devices as u64).to_le_bytes())?;
         let number = |value: Vec<u8>| value.try_into().map_or(0, u64::from_le_bytes) as usize;
         let devices: Arc<[usize]> = told.into_iter().map(number).collect();
         let control = Control { local: local.clone(), host, devices: devices.clone() };
-        // Asked for now, so that the word of a process that fails is here before the process is missed.
-        (0..size).for_each(|other| local.ask(&opened_by(other)));
         let opened = open(&control).and_then(|opened| control.gather(OPENED, b"").map(|_| opened));
         let failed = |other: usize| local.known(&opened_by(other)).filter(|why| !why.is_empty());
         if let Some((other, why)) = (0..size).find_map(|other| Some((other, failed(other)?))) {
@@ -212,8 +213,9 @@ impl Cluster {
     }
 
     /// The address of a name, IPv4 first: everywhere the same. A name may be unknown at first, as those of a service
-    /// that is being started.
+    /// that is being started: it is asked for again and again, less and less often.
     fn resolve(&self, name: &str, port: u16, start: Instant) -> Result<SocketAddr> {
+        let mut pause = Duration::from_millis(100);
         loop {
             let why = match (name, port).to_socket_addrs() {
                 Ok(found) => match found.min_by_key(|at| (at.is_ipv6(), *at)) {
@@ -222,10 +224,14 @@ impl Cluster {
                 },
                 Err(e) => e.to_string(),
             };
-            if start.elapsed() >= self.patience.min(Duration::from_secs(10)) {
-                return Err(Error::Cluster { op: "connect", why: format!("the machine `{name}` of rank 0: {why}") });
+            let left = self.patience.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                let why = format!("the name `{name}` of rank 0's machine was not known for {:?}: {why}", self.patience);
+                return Err(Error::Cluster { op: "connect", why });
             }
-            std::thread::sleep(Duration::from_millis(200));
+            event!(warn, "rank 0's machine `{name}` is not known yet: {why}");
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(Duration::from_secs(2));
         }
     }
 }

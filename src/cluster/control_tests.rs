@@ -2,7 +2,7 @@
 //! model of some of these.
 
 use super::*;
-use crate::fabric::transport::{Arrival, Place, WorldScope};
+use crate::fabric::transport::{Arrival, Entry, Place, WorldScope};
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
@@ -42,7 +42,7 @@ fn worlds(size: usize) -> Vec<Arc<dyn World>> {
 }
 
 fn begin(world: &Arc<dyn World>, name: &str, deadline: Duration) -> Result<Arc<dyn WorldScope>> {
-    world.begin(name, true, deadline, Arc::new(|| 0), Location::caller()).map(|(scope, _)| scope)
+    world.begin(Entry::Named(name), deadline, Arc::new(|| 0), Location::caller()).map(|(scope, _)| scope)
 }
 
 fn meet(scope: &dyn WorldScope, host: usize, members: &[Place], number: u64, call: &str) -> Result<u64> {
@@ -179,6 +179,12 @@ fn who_does_not_come_is_named() {
     let error = connect(&cluster(port(), 0, 2, "x").patience(Duration::from_millis(100)), 1).map(drop).unwrap_err();
     assert!(matches!(&error, Error::HostTimeout { missing, .. } if missing == &[1]), "{error}");
     refused(connect(&cluster(port(), 1, 2, "x").patience(Duration::from_millis(100)), 1), "did not listen");
+}
+
+#[test]
+fn a_name_that_nobody_knows_is_waited_for_and_told() {
+    let unknown = Cluster::tcp("no-such-machine.invalid:29600", 1, 2, "x").unwrap();
+    refused(connect(&unknown.patience(Duration::from_millis(150)), 1), "`no-such-machine.invalid` of rank 0's machine");
 }
 
 #[test]

@@ -16,13 +16,15 @@ mod deadline;
 mod meeting;
 #[cfg(test)]
 mod shipment_tests;
+mod unnamed;
 
 use super::{
     mutant::{self, Rule},
-    wire::{Arrive, Call, Failure, Kind, Member, ToHost, ToHub, cut},
+    wire::{Arrive, Call, Entry, Failure, Kind, Member, ToHost, ToHub, cut},
 };
 use meeting::Meeting;
 use std::{collections::BTreeMap, time::Duration};
+use unnamed::{Progress, Unnamed};
 
 /// What to send to whom.
 pub(crate) type Out = Vec<(usize, ToHost)>;
@@ -53,6 +55,7 @@ pub(crate) struct Hub {
     scopes: BTreeMap<u64, Scope>,
     /// Scopes that not all processes have left, by name and number of the call.
     names: BTreeMap<(String, u64), u64>,
+    unnamed: Unnamed,
     last_scope: u64,
     commits: u64,
     over: Option<Failure>,
@@ -73,16 +76,28 @@ struct Host {
     last_scope: u64,
     /// How many scopes of a name it has announced.
     calls: BTreeMap<String, u64>,
+    unnamed: Progress,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Scope {
-    name: (String, u64),
+    key: Key,
     /// By process.
     parts: Vec<Part>,
     begun: bool,
     failed: Option<Failure>,
     meetings: BTreeMap<(Vec<Member>, u64), Meeting>,
+}
+
+/// What tells a scope from others, in all processes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    /// The name, and the number of the call.
+    Named(String, u64),
+    /// The number among scopes without names.
+    Slot(u64),
+    /// A scope without a name that failed before it needed others: its place, and its number there.
+    Early((String, u64)),
 }
 
 /// A process in a scope.
@@ -96,7 +111,6 @@ struct Part {
 struct Announced {
     /// The process's number of the scope.
     id: u64,
-    ordered: bool,
     deadline: Duration,
     site: String,
     at: Duration,
@@ -116,6 +130,7 @@ impl Hub {
             asked: BTreeMap::new(),
             scopes: BTreeMap::new(),
             names: BTreeMap::new(),
+            unnamed: Unnamed::default(),
             last_scope: 0,
             commits: 0,
             over: None,
@@ -205,10 +220,10 @@ impl Hub {
                 Some(value) => self.out.push((host, ToHost::Value { value: value.clone(), key })),
                 None => self.asked.entry(key).or_default().push(host),
             },
-            ToHub::Begin { scope, name, ordered, deadline, site } => {
+            ToHub::Begin { scope, entry, deadline, site } => {
                 let (at, moved, progress) = (self.now, self.now, 0);
-                let announced = Announced { id: scope, ordered, deadline, site, at, progress, moved };
-                return self.announce(host, name, announced);
+                let announced = Announced { id: scope, deadline, site, at, progress, moved };
+                return self.announce(host, entry, announced);
             }
             ToHub::Arrive(arrive) => return self.arrive(host, arrive),
             ToHub::Fail { scope, device, cause } => {
@@ -241,38 +256,48 @@ impl Hub {
         Ok(number)
     }
 
-    fn announce(&mut self, host: usize, name: String, announced: Announced) -> Result<(), &'static str> {
+    fn announce(&mut self, host: usize, entry: Entry, announced: Announced) -> Result<(), &'static str> {
         let known = &mut self.hosts[host];
         if announced.id <= known.last_scope {
             return Err("an old number of a scope");
         }
         known.last_scope = announced.id;
+        self.step = self.step.min(announced.deadline / 4);
+        match entry {
+            Entry::Named(name) => self.announce_named(host, name, announced),
+            Entry::Unnamed { nth, failed } => {
+                let failed = failed.map(|(device, cause)| Failure::Aborted {
+                    host: host as u32,
+                    device: Some(device),
+                    cause: cut(cause),
+                });
+                self.announce_unnamed(host, nth, announced, failed);
+                Ok(())
+            }
+        }
+    }
+
+    fn announce_named(&mut self, host: usize, name: String, announced: Announced) -> Result<(), &'static str> {
+        let known = &mut self.hosts[host];
         let calls = known.calls.entry(name.clone()).or_default();
         *calls += 1;
         let name = (name, *calls);
         let number = *self.names.entry(name.clone()).or_insert_with(|| {
             self.last_scope += 1;
-            let parts = vec![Part::default(); self.limits.size];
-            let scope = Scope { name, parts, begun: false, failed: None, meetings: BTreeMap::new() };
-            self.scopes.insert(self.last_scope, scope);
+            self.scopes.insert(self.last_scope, Scope::new(Key::Named(name.0, name.1), self.limits.size));
             self.last_scope
         });
         known.scopes.insert(announced.id, number);
-        self.step = self.step.min(announced.deadline / 4);
         let scope = self.scopes.get_mut(&number).ok_or("a name without a scope")?;
-        let (id, ordered) = (announced.id, announced.ordered);
+        let id = announced.id;
         scope.parts[host].announced = Some(announced);
         if let Some(failure) = scope.failed.clone() {
             self.out.push((host, ToHost::Failed { scope: id, failure }));
             return Ok(());
         }
-        if let Some(failure) = scope.kinds_differ(host) {
-            self.fail(number, failure);
-            return Ok(());
-        }
         if mutant::is(Rule::C5) {
             self.out.push((host, ToHost::Begun { scope: id }));
-        } else if ordered && scope.announced().count() == self.limits.size {
+        } else if scope.announced().count() == self.limits.size {
             scope.begun = true;
             self.out.extend(scope.announced().map(|(host, part)| (host, ToHost::Begun { scope: part.id })));
         }
@@ -312,13 +337,8 @@ impl Hub {
         {
             self.fail(number, failure);
         }
-        let Some(scope) = self.scopes.get(&number) else { return Ok(()) };
-        if scope.parts.iter().all(|part| part.ended.is_some()) {
-            if scope.failed.is_none() {
-                self.out.extend(scope.announced().map(|(host, part)| (host, ToHost::Ended { scope: part.id })));
-            }
-            self.names.remove(&scope.name);
-            self.scopes.remove(&number);
+        if let Some(scope) = self.forget_ended(number).filter(|scope| scope.failed.is_none()) {
+            self.out.extend(scope.announced().map(|(host, part)| (host, ToHost::Ended { scope: part.id })));
         }
         Ok(())
     }
@@ -367,26 +387,18 @@ impl Hub {
 }
 
 impl Scope {
-    fn announced(&self) -> impl Iterator<Item = (usize, &Announced)> {
-        self.parts.iter().enumerate().filter_map(|(host, part)| Some((host, part.announced.as_ref()?)))
+    fn new(key: Key, size: usize) -> Scope {
+        Scope { key, parts: vec![Part::default(); size], begun: false, failed: None, meetings: BTreeMap::new() }
     }
 
-    /// Another process has announced the scope as ordered, and this one has not, or the other way round.
-    fn kinds_differ(&self, host: usize) -> Option<Failure> {
-        let here = self.parts[host].announced.as_ref()?;
-        let (other, theirs) = self.announced().find(|(_, other)| other.ordered != here.ordered)?;
-        let call = |host: usize, part: &Announced| {
-            let kind = if part.ordered { "an ordered scope" } else { "a scope" };
-            let call = cut(format!("{kind} {:?}, call {}", self.name.0, self.name.1));
-            Box::new(Call { place: (host as u32, 0), call, site: cut(part.site.clone()) })
-        };
-        Some(Failure::Mismatch { kind: Kind::Call, a: call(other, theirs), b: call(host, here) })
+    fn announced(&self) -> impl Iterator<Item = (usize, &Announced)> {
+        self.parts.iter().enumerate().filter_map(|(host, part)| Some((host, part.announced.as_ref()?)))
     }
 
     /// Whether another process waits for this one.
     fn waits_for(&self, host: usize) -> bool {
         let part = &self.parts[host];
-        let begins = part.announced.is_none() && self.announced().any(|(_, part)| part.ordered);
+        let begins = part.announced.is_none() && matches!(self.key, Key::Named(..));
         let ends = part.ended.is_none() && self.parts.iter().any(|part| part.ended.is_some());
         begins || ends || self.meetings.values().any(|meeting| meeting.misses(host))
     }

@@ -192,7 +192,7 @@ impl Cluster {
     }
 
     /// How long the processes wait for each other while their pools are built: 5 minutes if not set. A shorter limit
-    /// than 10 ms counts as 10 ms. The name of rank 0's machine must be known within 10 seconds.
+    /// than 10 ms counts as 10 ms. So long they also wait until the name of rank 0's machine is known.
     pub fn patience(mut self, limit: Duration) -> Cluster {
         self.patience = limit.max(Duration::from_millis(10));
         self

@@ -17,6 +17,10 @@ pub(crate) enum Rule {
     C6,
     /// A failed scope ends the cluster.
     C7,
+    /// Nobody is told of a scope that fails before it needs others.
+    EarlyFailure,
+    /// Such a failure belongs to the next scope of others, wherever that is begun.
+    EarlyPlace,
 }
 
 #[cfg(test)]

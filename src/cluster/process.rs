@@ -10,7 +10,7 @@
 
 use super::{
     mutant::{self, Rule},
-    wire::{Arrive, Failure, Member, ToHost, ToHub},
+    wire::{Arrive, Entry, Failure, Member, ToHost, ToHub},
 };
 use std::{collections::BTreeMap, time::Duration};
 
@@ -168,11 +168,11 @@ impl Process {
     }
 
     /// Announces a scope. Its number here, and what to tell the hub.
-    pub(crate) fn begin(&mut self, name: &str, ordered: bool, deadline: Duration, site: String) -> (u64, ToHub) {
+    pub(crate) fn begin(&mut self, entry: Entry, deadline: Duration, site: String) -> (u64, ToHub) {
         self.last_scope += 1;
         let scope = self.last_scope;
         self.scopes.insert(scope, Scope::default());
-        (scope, ToHub::Begin { scope, name: name.to_owned(), ordered, deadline, site })
+        (scope, ToHub::Begin { scope, entry, deadline, site })
     }
 
     /// For an ordered scope: its window, once it has begun and has its turn.
@@ -299,7 +299,7 @@ mod tests {
     fn who_leaves_after_the_end_of_a_scope_does_not_fail_it() {
         for ended in [true, false] {
             let mut process = Process::new(1);
-            let (scope, _) = process.begin("", false, Duration::MAX, String::new());
+            let (scope, _) = process.begin(Entry::Unnamed { nth: 1, failed: None }, Duration::MAX, String::new());
             process.end(scope).unwrap();
             if ended {
                 process.take(ToHost::Ended { scope }).unwrap();

@@ -27,7 +27,7 @@ pub(super) const MOST_TEXT: usize = 2 << 10;
 pub(super) const MOST_MEMBERS: usize = 4096;
 
 /// The version of the protocol. Both sides must have the same.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 
 /// A device: its process and its ordinal there.
 pub(crate) type Member = (u32, u32);
@@ -44,8 +44,7 @@ pub(crate) enum ToHub {
     },
     Begin {
         scope: u64,
-        name: String,
-        ordered: bool,
+        entry: Entry,
         deadline: Duration,
         site: String,
     },
@@ -65,6 +64,13 @@ pub(crate) enum ToHub {
     },
     /// The process leaves the cluster.
     Bye,
+}
+
+/// How a scope finds its counterparts: `fabric/transport.rs`. `failed`: a device, and the cause.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub(crate) enum Entry {
+    Named(String),
+    Unnamed { nth: u64, failed: Option<(u32, String)> },
 }
 
 /// All members of a process have arrived at a collective.

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result, Site},
-    fabric::transport::{Arrival, Commit, Transport, Window, World, WorldScope},
+    fabric::transport::{Arrival, Commit, Entry, Transport, Window, World, WorldScope},
     sync::{
         shim::{Condvar, Mutex},
         site::flag,
@@ -48,6 +48,8 @@ struct Inner {
     sending: bool,
     tells: BTreeMap<u64, Vec<Tell>>,
     progress: BTreeMap<u64, Progress>,
+    /// Scopes without names that have begun at a place of the program.
+    places: BTreeMap<Site, u64>,
 }
 
 impl Local {
@@ -58,6 +60,7 @@ impl Local {
             sending: false,
             tells: BTreeMap::new(),
             progress: BTreeMap::new(),
+            places: BTreeMap::new(),
         };
         Arc::new(Local { inner: Mutex::new(inner), changed: Condvar::new(), link })
     }
@@ -210,22 +213,36 @@ impl World for Members {
         self.local.check("check")
     }
 
+    fn count(&self, site: Site) -> u64 {
+        let mut inner = self.local.inner.lock();
+        let count = inner.places.entry(site).or_default();
+        *count += 1;
+        *count
+    }
+
     fn begin(
         &self,
-        name: &str,
-        ordered: bool,
+        entry: Entry<'_>,
         deadline: Duration,
         progress: Arc<dyn Fn() -> u64 + Send + Sync>,
         site: Site,
     ) -> Result<(Arc<dyn WorldScope>, Window)> {
-        if name.len() > wire::MOST_TEXT {
-            let why = format_args!("a name of {} bytes; at most {} are allowed", name.len(), wire::MOST_TEXT);
-            return Err(Error::invalid_at(site, "begin", why));
-        }
+        let ordered = matches!(entry, Entry::Named(_));
+        let entry = match entry {
+            Entry::Named(name) if name.len() > wire::MOST_TEXT => {
+                let why = format_args!("a name of {} bytes; at most {} are allowed", name.len(), wire::MOST_TEXT);
+                return Err(Error::invalid_at(site, "begin", why));
+            }
+            Entry::Named(name) => wire::Entry::Named(name.to_owned()),
+            Entry::Unnamed { nth, failed } => {
+                let failed = failed.map(|(device, cause)| (device as u32, cut(cause.to_string())));
+                wire::Entry::Unnamed { nth, failed }
+            }
+        };
         self.local.check("the beginning of a scope")?;
         let local = &self.local;
         let id = local.post(|inner| {
-            let (id, frame) = inner.process.begin(name, ordered, deadline, cut(site.to_string()));
+            let (id, frame) = inner.process.begin(entry, deadline, cut(site.to_string()));
             inner.progress.insert(id, progress);
             (id, Some(frame))
         });

@@ -69,18 +69,32 @@ pub(crate) trait World: Send + Sync + fmt::Debug {
     /// `Err` once a process is lost: nothing between processes works any more.
     fn check(&self) -> Result<()>;
 
-    /// Begins a scope of all processes: the n-th of a name here belongs to the n-th of that name everywhere. With
-    /// `ordered` the call waits until all processes have announced it, and it returns in the hub's order of such
-    /// scopes; the scope must then enter the queues of its devices before the [`Window`] is dropped.
-    /// `progress` grows while the devices of the scope make progress.
+    /// Counts the scopes without names that begin at this place of the program: 1, 2, .. Nobody else is told.
+    fn count(&self, site: Site) -> u64;
+
+    /// Begins a scope of all processes. `progress` grows while the devices of the scope make progress.
     fn begin(
         &self,
-        name: &str,
-        ordered: bool,
+        entry: Entry<'_>,
         deadline: Duration,
         progress: Arc<dyn Fn() -> u64 + Send + Sync>,
         site: Site,
     ) -> Result<(Arc<dyn WorldScope>, Window)>;
+}
+
+/// How a scope finds its counterparts in the other processes.
+pub(crate) enum Entry<'e> {
+    /// The n-th of a name here belongs to the n-th of that name everywhere. The call waits until all processes have
+    /// announced it, and it returns in the hub's order of such scopes; the scope must then enter the queues of its
+    /// devices before the [`Window`] is dropped.
+    Named(&'e str),
+    /// It has no name, and joins by the first call that needs other processes, in the order of these calls. `nth`: its
+    /// [number](World::count) at its place.
+    ///
+    /// With `failed` it has failed before such a call: the device by its ordinal, and the cause. Other processes may
+    /// wait for it, or it may be a scope of this process alone. So it belongs to a scope of others only if place and
+    /// number are the same.
+    Unnamed { nth: u64, failed: Option<(usize, &'e Error)> },
 }
 
 /// One scope of all processes.

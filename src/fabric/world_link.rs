@@ -3,10 +3,14 @@
 //! A scope of a pool in a cluster makes a [`WorldLink`]. It joins the others when it begins, if it has a name, or else
 //! at the first call that needs other processes. Tokens share it; `collective/world` meets through it.
 //!
-//! Invariant: once joined, a failure of the gang is told to the other processes, and one of theirs fails the gang. So
-//! does a failure of a transport between devices.
+//! Invariants:
+//!
+//! * Once joined, a failure of the gang is told to the other processes, and one of theirs fails the gang. So does a
+//!   failure of a transport between devices.
+//! * A gang that fails before it has joined is told of nevertheless: others may wait for it in theirs. One that does
+//!   not fail, and needs no other process, sends nothing.
 
-use super::transport::{Tell, Transport, Window, World, WorldScope};
+use super::transport::{Entry, Tell, Transport, Window, World, WorldScope};
 use crate::{
     error::{Error, Result, Site},
     gang::{Gang, Outside},
@@ -14,9 +18,6 @@ use crate::{
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{sync::Arc, thread::JoinHandle, time::Duration};
-
-/// The name that all scopes have in common that were given none.
-const UNNAMED: &str = "";
 
 type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
 
@@ -26,33 +27,55 @@ pub(crate) struct WorldLink {
     deadline: Duration,
     progress: Progress,
     site: Site,
-    joined: OnceCell<Arc<dyn WorldScope>>,
+    /// The number of the scope at its place. None: it has a name, or has some devices of the pool only.
+    nth: Option<u64>,
+    joined: OnceCell<Joined>,
     /// Fails the gang with the transport.
     tell: OnceCell<Arc<Tell>>,
     /// Threads that carry messages to other processes.
     carriers: Mutex<Vec<JoinHandle<()>>>,
 }
 
+struct Joined {
+    scope: Arc<dyn WorldScope>,
+    /// It has failed before it has joined.
+    failed: bool,
+}
+
 impl WorldLink {
-    pub(crate) fn new(world: &Arc<dyn World>, deadline: Duration, progress: Progress, site: Site) -> Arc<Self> {
+    /// `counts`: whether it is a scope without a name of all devices of the pool.
+    pub(crate) fn new(
+        world: &Arc<dyn World>,
+        deadline: Duration,
+        progress: Progress,
+        site: Site,
+        counts: bool,
+    ) -> Arc<Self> {
         Arc::new(WorldLink {
             world: world.clone(),
             deadline,
             progress,
             site,
+            nth: counts.then(|| world.count(site)),
             joined: OnceCell::new(),
             tell: OnceCell::new(),
             carriers: Mutex::default(),
         })
     }
 
+    fn enter(&self, entry: Entry<'_>) -> Result<(Joined, Window)> {
+        let failed = matches!(entry, Entry::Unnamed { failed: Some(_), .. });
+        let (scope, window) = self.world.begin(entry, self.deadline, self.progress.clone(), self.site)?;
+        Ok((Joined { scope, failed }, window))
+    }
+
     /// Begins a scope with a name, and waits for its turn among the scopes of all processes.
     pub(crate) fn begin(&self, name: &str, gang: &Arc<Gang>) -> Result<Window> {
         let mut window = None;
         self.joined.get_or_try_init(|| {
-            let (scope, turn) = self.world.begin(name, true, self.deadline, self.progress.clone(), self.site)?;
+            let (joined, turn) = self.enter(Entry::Named(name))?;
             window = Some(turn);
-            Ok::<_, Error>(scope)
+            Ok::<_, Error>(joined)
         })?;
         self.listen(gang);
         Ok(window.expect("a gang begins once"))
@@ -61,24 +84,24 @@ impl WorldLink {
     /// The scope of all processes, which the gang joins with the first call.
     pub(crate) fn join(&self, gang: &Arc<Gang>) -> Result<&Arc<dyn WorldScope>> {
         if let Some(joined) = self.joined.get() {
-            return Ok(joined);
+            return Ok(&joined.scope);
         }
         let mut first = false;
         let joined = self.joined.get_or_try_init(|| {
             first = true;
-            Ok::<_, Error>(self.world.begin(UNNAMED, false, self.deadline, self.progress.clone(), self.site)?.0)
+            Ok::<_, Error>(self.enter(Entry::Unnamed { nth: self.nth.unwrap_or(0), failed: None })?.0)
         })?;
         if first {
             self.listen(gang);
         }
-        Ok(joined)
+        Ok(&joined.scope)
     }
 
     /// From now on the gang and the scope fail together.
     fn listen(&self, gang: &Arc<Gang>) {
         let Some(joined) = self.joined.get() else { return };
         let (failing, by) = (Arc::downgrade(gang), gang.device(0));
-        joined.when_failed(Box::new(move |error| {
+        joined.scope.when_failed(Box::new(move |error| {
             if let Some(gang) = failing.upgrade() {
                 gang.poison(by, error);
             }
@@ -94,7 +117,7 @@ impl WorldLink {
             transport.when_failed(&tell);
             let _ = self.tell.set(tell);
         }
-        // It may have failed before it joined.
+        // It may have failed while it joined.
         if let Some((by, cause)) = gang.cause() {
             self.failed(by, &cause);
         }
@@ -115,7 +138,8 @@ impl WorldLink {
         let carriers = std::mem::take(&mut *self.carriers.lock());
         // What a carrier has found has failed the gang.
         carriers.into_iter().for_each(|thread| drop(thread.join()));
-        self.joined.get().map_or(Ok(()), |joined| joined.end())
+        // What failed before it joined may be of this process alone: it waits for nobody.
+        self.joined.get().filter(|joined| !joined.failed).map_or(Ok(()), |joined| joined.scope.end())
     }
 }
 
@@ -123,8 +147,14 @@ impl Outside for WorldLink {
     fn failed(&self, by: usize, cause: &Error) {
         // What all processes hear, or find out by themselves.
         let known = matches!(cause, Error::AbortedByHost { .. } | Error::HostLost { .. } | Error::WorldMismatch { .. });
-        if let Some(joined) = self.joined.get().filter(|_| !known) {
-            joined.fail(Some(by), cause);
+        match (self.joined.get(), self.nth) {
+            (Some(joined), _) if !known => joined.scope.fail(Some(by), cause),
+            (None, Some(nth)) => {
+                let failed = || Ok::<_, Error>(self.enter(Entry::Unnamed { nth, failed: Some((by, cause)) })?.0);
+                // An error: the cluster is over, as all know.
+                drop(self.joined.get_or_try_init(failed));
+            }
+            _ => {}
         }
     }
 }

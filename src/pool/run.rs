@@ -61,7 +61,7 @@ impl GpuPool {
     /// in this process belongs to the n-th of that name in all processes, and all processes begin them in one order. So
     /// their collectives find each other whichever thread comes first. It begins when all processes have called it.
     ///
-    /// (Scopes of [`run`](Self::run) are one more such name, in the order of their first
+    /// (Scopes of [`run`](Self::run) find each other by the order of their first
     /// [`Device::world`](crate::Device::world).) Without a cluster it is `run`.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ pub fn child(builder: Builder, what: &str, more: &[&str]) -> Result<(), Error> {
         world.all_reduce(&mut x, ReduceOp::Sum)?;
         dev.synchronize()?;
         if device == 0 {
-            say("ready");
+            say(format!("ready {host} {}", process::id()));
         }
         match what {
             "forever" => loop {

@@ -205,6 +205,7 @@ fn child() -> Result<(), Error> {
         "sum" => sum(builder),
         "names" => names(builder),
         "value" => crate::hand_over::child(builder),
+        "early" => early(builder),
         "join" => crate::meeting::child(builder, more[0]),
         "random" => crate::random::child(builder, &more),
         #[cfg(feature = "blas")]
@@ -249,6 +250,45 @@ fn names(builder: Builder) -> Result<(), Error> {
     // What has failed leaves the cluster usable.
     say(format!("{:?}", pool.run_named("together", |dev, _| Ok(dev.world()?.rank()))?));
     pool.close()
+}
+
+/// Process 1 fails its third step before it has asked for the world, and a scope of its own; both go on.
+fn early(builder: Builder) -> Result<(), Error> {
+    let rank = Cluster::from_env()?.rank();
+    let pool = pool(builder)?;
+    for step in 0..5 {
+        let found = pool.run(|dev, _| {
+            if (rank, step) == (1, 2) {
+                return Err(Error::custom("early"));
+            }
+            let mut x = dev.upload(&[step as f32])?;
+            dev.world()?.all_reduce(&mut x, ReduceOp::Sum)?;
+            Ok(dev.download(&x)?[0])
+        });
+        match found {
+            Ok(sums) => say(format!("{step}: {}", sums[0])),
+            Err(error) => say(format!("{step}: {error}")),
+        }
+        if (rank, step) == (1, 3) {
+            pool.run(|_, _| Err::<(), _>(Error::custom("alone"))).unwrap_err();
+        }
+    }
+    pool.close()
+}
+
+/// Once the next step of process 1 met the third step of process 0.
+#[test]
+fn a_scope_that_fails_before_its_first_world_leaves_the_next_ones_in_order() {
+    let said = Fleet::start("early", &[1, 2]).said();
+    for (rank, lines) in said.iter().enumerate() {
+        assert_eq!(lines.len(), 5);
+        for (step, line) in lines.iter().enumerate() {
+            match step {
+                2 => assert!(line.contains("early") && line.contains("host 1") == (rank == 0), "{line}"),
+                _ => assert_eq!(*line, format!("{step}: {}", 3 * step)),
+            }
+        }
+    }
 }
 
 /// Once the caller waited for ever for devices that had not been told of the scope.

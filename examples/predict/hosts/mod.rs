@@ -99,14 +99,21 @@ fn table(cases: &[Case]) -> Table {
     table
 }
 
-/// A JSON object for each size of each machine.
+/// To nanoseconds.
+fn rounded(us: f64) -> f64 {
+    (1e3 * us).round() / 1e3
+}
+
+/// A JSON object for each size of each machine: the times of the model, and those of the runs. `flat_wins_from`: bytes,
+/// if the ring over all devices wins anywhere.
 fn lines(cases: &[Case]) -> String {
     let line = |case: &Case, bytes: usize| {
         let ran = case.runs.iter().find(|(size, _)| *size == bytes).map(|(_, times)| times);
-        let [flat, hierarchy] = case.modelled(bytes);
+        let [flat, hierarchy] = case.modelled(bytes).map(rounded);
         let of = json!({ "bench": "predict_hosts", "unit": "us", "hosts": case.hosts, "devices": EACH * case.hosts,
             "nics": case.nics, "bytes": bytes, "flat": flat, "hierarchy": hierarchy,
-            "flat_ran": ran.map(|times| times[0]), "hierarchy_ran": ran.map(|times| times[1]) });
+            "flat_ran": ran.map(|times| rounded(times[0])), "hierarchy_ran": ran.map(|times| rounded(times[1])),
+            "flat_wins_from": case.model.crossing(RANGE) });
         format!("{of}\n")
     };
     cases.iter().flat_map(|case| SIZES.map(|bytes| line(case, bytes))).collect()

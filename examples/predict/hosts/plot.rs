@@ -31,8 +31,12 @@ where
     B::ErrorType: 'static,
 {
     area.fill(&WHITE)?;
-    let title = format!("All-reduce of f32 over hosts of {EACH} x H200, 50 GB/s NICs: predicted");
-    let area = area.margin(12, 4, 4, 4).titled(&title, text(22))?;
+    let most = cases.iter().filter(|case| !case.runs.is_empty()).map(|case| EACH * case.hosts).max().unwrap_or(0);
+    let title = format!(
+        "All-reduce of f32 over hosts of {EACH} x H200, NICs of 50 GB/s. Dots: runs in virtual time, up to {most} \
+         devices; lines: the cost model"
+    );
+    let area = area.margin(12, 4, 4, 4).titled(&title, text(20))?;
     let (left, right) = area.split_horizontally(SIZE.0 * 52 / 100);
     times(&left, cases)?;
     factors(&right, cases)?;
@@ -76,17 +80,12 @@ where
             let line = sizes(MOST).map(|bytes| (log(bytes as f64), log(case.modelled(bytes)[way])));
             chart
                 .draw_series(LineSeries::new(line, colour.stroke_width(width)))?
-                .label(format!("{hosts} hosts: {what}"))
+                .label(format!("{hosts} hosts, {} devices: {what}", EACH * hosts))
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(width)));
             let ran = case.runs.iter().map(|&(bytes, times)| (log(bytes as f64), log(times[way])));
             chart.draw_series(ran.map(|point| Circle::new(point, 4, colour.filled())))?;
         }
     }
-    // A line of the legend alone.
-    chart
-        .draw_series(std::iter::empty::<Circle<(f64, f64), i32>>())?
-        .label("ran in virtual time; lines: the model")
-        .legend(|(x, y)| Circle::new((x + 11, y), 4, INK.filled()));
     legend(&mut chart, SeriesLabelPosition::UpperLeft, 12, 14)?;
     Ok(())
 }
@@ -120,6 +119,8 @@ where
                 .draw_series(LineSeries::new(sizes(*RANGE.end()).map(ratio), colour.stroke_width(width)))?
                 .label(format!("{hosts} hosts, {what}"))
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(width)));
+            let ran = case.runs.iter().map(|&(bytes, [flat, hierarchy])| (log(bytes as f64), log(flat / hierarchy)));
+            chart.draw_series(ran.map(|point| Circle::new(point, 4, colour.filled())))?;
             let wins = case
                 .model
                 .crossing(RANGE)
@@ -127,6 +128,11 @@ where
             chart.draw_series(wins)?;
         }
     }
+    // A line of the legend alone.
+    chart
+        .draw_series(std::iter::empty::<Circle<(f64, f64), i32>>())?
+        .label("from here on the flat ring wins")
+        .legend(|(x, y)| Circle::new((x + 11, y), 6, INK.stroke_width(2)));
     legend(&mut chart, SeriesLabelPosition::UpperRight, 12, 14)?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Who is silent, and who keeps others waiting without getting on.
 
-use super::{Duration, Failure, Hub, Scope};
+use super::{Duration, Failure, Hub, Key, Scope};
 
 impl Hub {
     pub(super) fn look_for_the_silent(&mut self) {
@@ -57,8 +57,8 @@ impl Hub {
             let missing = others.into_iter().filter(|host| !waits(*host));
             return self.stalled(scope, missing, since, limit, "the end of a scope");
         }
-        let since = scope.announced().filter(|(_, part)| part.ordered).map(|(_, part)| part.at).min()?;
-        if scope.begun {
+        let since = scope.announced().map(|(_, part)| part.at).min()?;
+        if scope.begun || !matches!(scope.key, Key::Named(..)) {
             return None;
         }
         let limit = deadline(&mut scope.announced().map(|(host, _)| host));
@@ -82,7 +82,10 @@ impl Hub {
         let idle = missing.map(|host| (host, self.now.saturating_sub(moved(host).max(since))));
         let late: Vec<_> = idle.filter(|(_, idle)| *idle >= limit).collect();
         let waited = late.iter().map(|(_, idle)| *idle).max()?;
-        let op = format!("{op} of scope {:?}", scope.name.0);
+        let op = match &scope.key {
+            Key::Named(name, _) => format!("{op} of scope {name:?}"),
+            Key::Slot(_) | Key::Early(_) => op.to_owned(),
+        };
         Some(Failure::Timeout { op, waited, missing: late.into_iter().map(|(host, _)| host as u32).collect() })
     }
 }

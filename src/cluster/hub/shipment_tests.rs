@@ -2,7 +2,7 @@
 
 use super::{Hub, Limits, Out};
 use crate::{
-    cluster::wire::{Arrive, Failure, Member, ToHost, ToHub},
+    cluster::wire::{Arrive, Entry, Failure, Member, ToHost, ToHub},
     fabric::transport::OUTBOX,
 };
 use std::time::Duration;
@@ -15,8 +15,8 @@ fn hub() -> Hub {
     let mut hub = Hub::new(Limits { size: 2, silence: hour, patience: hour });
     for host in 0..2 {
         hub.joined(host);
-        let (name, site) = (String::new(), String::new());
-        hub.frame(host, ToHub::Begin { scope: 1, name, ordered: false, deadline: DEADLINE, site });
+        let entry = Entry::Unnamed { nth: 1, failed: None };
+        hub.frame(host, ToHub::Begin { scope: 1, entry, deadline: DEADLINE, site: String::new() });
     }
     hub
 }

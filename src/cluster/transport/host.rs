@@ -103,19 +103,3 @@ impl Backoff {
         lost().map_or(Ok(()), Err)
     }
 }
-
-/// The cause of a library's error: `lost`'s, if it tells one soon. A library often sees a dead process before the
-/// cluster does, and says less about it.
-#[cfg(feature = "mpi")]
-pub(super) fn cause(error: Error, lost: &dyn Fn() -> Option<Error>) -> Error {
-    /// A closed connection is known within a second.
-    const SOON: Duration = Duration::from_secs(1);
-    let start = Instant::now();
-    while start.elapsed() < SOON {
-        if let Some(cause) = lost() {
-            return cause;
-        }
-        thread::sleep(Backoff::ASK);
-    }
-    error
-}

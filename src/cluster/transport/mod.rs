@@ -14,3 +14,20 @@ pub(crate) mod nccl;
 // loom has no memory that two processes map.
 #[cfg(all(target_os = "linux", not(loom)))]
 pub(crate) mod shm;
+
+/// The cause of a library's error: `lost`'s, if it tells one soon. A library often sees a dead process before the
+/// cluster does, and says less about it. Other errors are causes (C6).
+#[cfg(any(feature = "nccl", all(feature = "mpi", any(target_os = "linux", target_os = "macos"))))]
+fn cause(error: crate::Error, lost: &dyn Fn() -> Option<crate::Error>) -> crate::Error {
+    use std::time::{Duration, Instant};
+    /// A closed connection is known within a second.
+    const SOON: Duration = Duration::from_secs(1);
+    let start = Instant::now();
+    while matches!(error, crate::Error::Transport { .. }) && start.elapsed() < SOON {
+        if let Some(cause) = lost() {
+            return cause;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    error
+}

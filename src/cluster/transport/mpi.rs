@@ -24,7 +24,10 @@ use self::{
     library::{Library, unusable},
     thread::Owner,
 };
-use super::host::{Backoff, Part, cause, leak, parts};
+use super::{
+    cause,
+    host::{Backoff, Part, leak, parts},
+};
 use crate::{
     error::{Error, Result},
     fabric::transport::{HostTransport, Message},
@@ -162,10 +165,7 @@ impl Mpi {
         };
         done.map_err(|error| {
             self.failed.raise();
-            match error {
-                Error::Transport { .. } => cause(error, lost),
-                other => other,
-            }
+            cause(error, lost)
         })
     }
 

@@ -26,6 +26,7 @@ mod warm_up;
 
 pub(crate) use library::Library;
 
+use super::cause;
 use crate::{
     driver::{DriverRef, RawStream, gate},
     error::{Error, Result},
@@ -122,7 +123,7 @@ impl Nccl {
     /// aborted.
     pub(crate) fn connect_rail(&self, device: usize, driver: &DriverRef, keys: &Keys<'_>) -> Result<()> {
         let connected = self.rails.connect(device, driver, keys);
-        connected.inspect_err(|error| self.rails.fail(error))
+        connected.inspect_err(|error| drop(self.rails.fail(error)))
     }
 
     /// Ends all rails at once, because of `cause`, also while calls are running. False: some have not ended after a
@@ -225,9 +226,15 @@ impl Rails {
         Err(Error::Transport { library: "nccl", op: "submit", code: code::INVALID_USAGE, why })
     }
 
+    /// An error of the library ends all rails. Returns the first cause: of a dead host NCCL says less than the cluster.
+    fn broken(&self, error: Error) -> Error {
+        let first = self.failure.cause().is_none();
+        self.fail(&if first { cause(error, &*self.lost) } else { error })
+    }
+
     /// Remembers the first error, tells it, and begins to abort all rails; does not wait. It is told first: streams go
-    /// on when their calls are aborted.
-    fn fail(&self, cause: &Error) {
+    /// on when their calls are aborted. Returns the first error.
+    fn fail(&self, cause: &Error) -> Error {
         let cause = self.failure.set(cause);
         for rail in self.rails.iter().filter_map(OnceCell::get).filter(|rail| !rail.is_over()) {
             let (rail, cause) = (rail.clone(), cause.clone());
@@ -236,6 +243,7 @@ impl Rails {
                 event!(error, "a communicator of NCCL is not aborted: no thread: {error}");
             }
         }
+        cause
     }
 
     /// Whether no rail has a communicator any more, after at most `limit`.
@@ -269,8 +277,8 @@ impl Rails {
             drop(over);
             let failed = || self.rails.iter().filter_map(OnceCell::get).find_map(|rail| rail.failure());
             if let Some(error) = (self.lost)().or_else(failed) {
+                let error = self.broken(error);
                 event!(error, "NCCL's communicators are aborted: {error}");
-                self.fail(&error);
             }
             over = self.over.lock();
             if !*over && self.failure.cause().is_none() {
@@ -300,11 +308,12 @@ impl DeviceTransport for Nccl {
         // SAFETY: the caller's promise.
         let submitted = unsafe { rail.enqueue(stream, call, self.rails.until()) };
         // The other hosts' kernels wait for this call. The abort begins when the caller's launch window is closed.
-        submitted.inspect_err(|error| self.rails.fail(error))
+        submitted.map_err(|error| self.rails.broken(error))
     }
 
     fn failed(&self, device: usize) -> Option<Error> {
-        self.rails.failure.cause().or_else(|| self.rails.rail("submit", device).ok()?.failure())
+        let cause = self.rails.failure.cause();
+        cause.or_else(|| Some(self.rails.broken(self.rails.rail("submit", device).ok()?.failure()?)))
     }
 
     fn when_failed(&self, tell: &Arc<Tell>) {

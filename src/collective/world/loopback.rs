@@ -4,13 +4,14 @@
 mod device_mail;
 
 use super::super::transport::{
-    Arrival, Commit, HostTransport, Message, Place, Tag, Transport, Window, World, WorldScope,
+    Arrival, Commit, Entry, HostTransport, Message, Place, Tag, Transport, Window, World, WorldScope,
 };
 use crate::{
     Builder, Device, GpuPool,
     error::{Error, Result, Site},
 };
 use device_mail::DeviceMail;
+use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -160,15 +161,23 @@ impl World for Host {
         self.hub.state.lock().lost.map_or(Ok(()), |host| Err(lost(host)))
     }
 
+    fn count(&self, _: Site) -> u64 {
+        0
+    }
+
+    /// All hosts run the same scopes here, so one that fails early counts as any other.
     fn begin(
         &self,
-        name: &str,
-        ordered: bool,
+        entry: Entry<'_>,
         deadline: Duration,
         _: Arc<dyn Fn() -> u64 + Send + Sync>,
         _: Site,
     ) -> Result<(Arc<dyn WorldScope>, Window)> {
         self.check()?;
+        let (name, ordered, failed) = match entry {
+            Entry::Named(name) => (name, true, None),
+            Entry::Unnamed { failed, .. } => ("", false, failed),
+        };
         let mut state = self.hub.state.lock();
         let nth = state.begun.entry((self.host, name.to_owned())).or_default();
         *nth += 1;
@@ -201,7 +210,12 @@ impl World for Host {
             hub.changed.notify_all();
         };
         let window = if ordered { Window::new(entered) } else { Window::none() };
-        Ok((Arc::new(Part { hub: self.hub.clone(), host: self.host, key, deadline }), window))
+        drop(state);
+        let part = Part { hub: self.hub.clone(), host: self.host, key, deadline };
+        if let Some((device, cause)) = failed {
+            part.fail(Some(device), cause);
+        }
+        Ok((Arc::new(part), window))
     }
 }
 

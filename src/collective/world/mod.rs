@@ -100,6 +100,11 @@ impl Device {
     /// [`Error::AbortedByHost`]; and they end together. (Scopes of several threads at once:
     /// [`GpuPool::run_named`](crate::GpuPool::run_named).)
     ///
+    /// A scope that fails before its first call fails in the other processes, too, if they run the same one: the n-th
+    /// that each process begins at that place of the program. Where the processes do not begin the same scopes at each
+    /// place, it cannot be known which ones belong together after such a failure. Then they are
+    /// [`Error::WorldMismatch`], until two that are the same meet; names do without this.
+    ///
     /// ```
     /// # use gpu_pool::{GpuPool, ReduceOp};
     /// let pool = GpuPool::builder().host(2).build()?;

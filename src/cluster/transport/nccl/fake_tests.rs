@@ -257,6 +257,21 @@ fn a_broken_network_ends_all_rails() {
     assert!(matches!(heard.recv().unwrap(), (Error::Transport { code: 6, .. }, _)));
 }
 
+/// NCCL sees a dead host before the hub tells of it: the hub's word is the error.
+#[test]
+fn the_cause_of_a_broken_network_is_the_host_that_is_lost() {
+    let (nccl, flag, _) = start([9, 0, 0], LONG);
+    made(9)[1].plan.lock().broken = 6;
+    let told = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        *flag.lock() = Some(lost());
+    });
+    assert!(matches!(nccl.failed(1), Some(Error::HostLost { host: 0, .. })));
+    assert!(matches!(submit(&nccl, 0), Err(Error::HostLost { host: 0, .. })));
+    told.join().unwrap();
+    assert!(nccl.rails.wait_until_over(LONG));
+}
+
 #[test]
 fn a_call_that_fails_ends_all_rails() {
     let (nccl, _, _) = start([5, 0, 0], LONG);

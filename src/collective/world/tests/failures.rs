@@ -38,6 +38,34 @@ fn a_failed_closure_fails_all_processes_and_leaves_the_cluster_usable() {
     }
 }
 
+/// Once the next scope of the host that had failed met the one that the others were in.
+#[test]
+fn a_failure_before_the_first_world_is_of_the_same_scope_everywhere() {
+    let hosts = Hosts::new(&[1, 2]);
+    let found = hosts.each(|host, pool| {
+        let step = |step: usize| {
+            pool.run(|dev, _| {
+                if (host, step) == (1, 2) {
+                    return Err(Error::custom("early"));
+                }
+                let mut x = dev.upload(&[step as f32])?;
+                dev.world()?.all_reduce(&mut x, ReduceOp::Sum)?;
+                Ok(dev.download(&x)?[0])
+            })
+        };
+        (0..5).map(step).collect::<Vec<_>>()
+    });
+    for (host, steps) in found.iter().enumerate() {
+        for (step, found) in steps.iter().enumerate() {
+            match found {
+                Ok(sums) => assert!(step != 2 && sums.iter().all(|x| *x == (3 * step) as f32), "{step}: {sums:?}"),
+                Err(Error::AbortedByHost { host: 1, cause, .. }) => assert!((host, step) == (0, 2) && cause == "early"),
+                Err(error) => assert!((host, step) == (1, 2) && matches!(error, Error::Custom(_)), "{error:?}"),
+            }
+        }
+    }
+}
+
 #[test]
 fn calls_that_differ_name_both_places() {
     let hosts = Hosts::new(&[2, 1]);
