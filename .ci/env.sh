@@ -5,7 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export CI=true CARGO_TERM_COLOR=never CARGO_TERM_PROGRESS_WHEN=never
 # Each target is built once here: incremental state would only be written, never used.
 export CARGO_INCREMENTAL=0
-# Backtraces keep their lines; full debug information doubles what the test binaries weigh on the linker.
-export CARGO_PROFILE_DEV_DEBUG=line-tables-only
+# What the steps with tests build: one set of features, so that they have their artifacts in common.
+features=(--features topology-files)
 # RUSTFLAGS in the environment replaces the configured flags, `--cfg loom` among them: loom would pass on nothing.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The tests, as the README says to run them, and with all cases of the long ones; doc tests are among them.
+# The tests, as the README says to run them, and with all cases of the long ones; doc tests are among them. So are those
+# of machine files, which `cargo test` alone leaves out.
 source "$(dirname "$0")/env.sh"
 
-GPU_POOL_LONG=1 cargo test
+GPU_POOL_LONG=1 cargo test "${features[@]}"
