@@ -46,7 +46,8 @@ pub(super) fn of_a_process() {
 fn collectives(dev: &Device, len: usize) -> Result<()> {
     let world = dev.world()?;
     let (me, n) = (world.rank(), world.count());
-    let sum: Vec<f32> = (0..len).map(|i| (0..n).map(|rank| numbers(rank, len)[i]).sum()).collect();
+    let all: Vec<Vec<f32>> = (0..n).map(|rank| numbers(rank, len)).collect();
+    let sum: Vec<f32> = (0..len).map(|i| all.iter().map(|own| own[i]).sum()).collect();
     let mut x = dev.upload(&numbers(me, len))?;
     world.all_reduce(&mut x, ReduceOp::Sum)?;
     assert_eq!(dev.download(&x)?, sum);
