@@ -15,8 +15,8 @@ use std::ops::Range;
 /// Ranges of elements, ascending, none of them empty.
 pub(super) type Ranges = SmallVec<[Range<usize>; 2]>;
 
-/// `len` elements of a buffer, from `start` on, on rails, as one process sees them. Slices begin at multiples of `grain`
-/// elements behind `start`.
+/// `len` elements of a buffer, from `start` on, on rails, as one process sees them. Slices begin at multiples of
+/// `grain` elements behind `start`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut<'t> {
     pub start: usize,

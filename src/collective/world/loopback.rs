@@ -1,6 +1,7 @@
 //! A cluster within one process, for tests: several pools are its hosts. The hub is a table under one lock, and bytes
 //! go through mailboxes.
 
+mod abort;
 mod device_mail;
 
 use super::super::transport::{
@@ -73,7 +74,7 @@ pub(crate) struct Hub {
     state: Mutex<State>,
     changed: Condvar,
     /// Called before each exchange of messages, with the host.
-    pub tap: OnceCell<Box<dyn Fn(usize) + Send + Sync>>,
+    pub tap: once_cell::sync::OnceCell<Box<dyn Fn(usize) + Send + Sync>>,
 }
 
 impl Hub {
@@ -89,18 +90,6 @@ impl Hub {
         drop(state);
         tells.into_iter().for_each(|(_, tell)| tell(lost(host)));
         self.changed.notify_all();
-    }
-
-    /// As if a further process had failed all scopes.
-    pub fn abort(&self) {
-        let keys: Vec<_> = self.state.lock().scopes.keys().cloned().collect();
-        let error = Error::AbortedByHost { host: self.devices.len(), device: None, cause: "a test".to_owned() };
-        keys.iter().for_each(|key| self.fail(key, usize::MAX, error.clone()));
-    }
-
-    /// Whether every message has been received.
-    pub fn is_empty(&self) -> bool {
-        self.state.lock().mail.values().all(VecDeque::is_empty)
     }
 
     fn fail(&self, key: &(String, usize), by: usize, error: Error) {
