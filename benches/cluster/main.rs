@@ -132,8 +132,8 @@ fn row(bench: &mut Bench, case: &str, sides: &[(&str, &RefCell<Process>, String)
         process.order(order, rounds);
         process.answer()
     };
-    // So many calls that a turn takes its share of the case's time: 5 turns and one to warm up, of all sides. What is
-    // done for the first call only does not count.
+    // So many calls that 6 turns of all sides take the case's time. What is done for the first call only does not
+    // count.
     let once = |(_, process, order): &(&str, &RefCell<Process>, String)| {
         ask(process, order, 1);
         ask(process, order, 1)
