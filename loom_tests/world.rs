@@ -8,7 +8,7 @@ use super::support::{Watched, bite, check_within, spawn};
 use crate::{
     cluster::{
         mutant::{Rule, broken},
-        wire::{Failure, ToHost, ToHub},
+        wire::{self, Failure, ToHost, ToHub},
         world::{Local, Members},
     },
     error::{Error, Result},
@@ -165,7 +165,7 @@ fn a_scope_that_has_failed_gives_its_turn_away() {
         let told = host.told(2);
         let of = |name: &str| {
             let found = told.iter().find_map(|frame| match frame {
-                ToHub::Begin { scope, name: known, .. } if known == name => Some(*scope),
+                ToHub::Begin { scope, entry: wire::Entry::Named(known), .. } if known == name => Some(*scope),
                 _ => None,
             });
             found.expect("it was announced")

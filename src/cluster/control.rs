@@ -136,11 +136,15 @@ impl Cluster {
         // Asked for first: nobody fails before all have told their devices, so the word of a process that fails is here
         // before the process is missed.
         (0..size).for_each(|other| local.ask(&opened_by(other)));
-        let told = gather(&local, (host, size), "devices", &(devices as u64).to_le_bytes())?;
+        let told = gather(&local, (host, size), "devices", &(devices as u64).to_le_bytes());
         let number = |value: Vec<u8>| value.try_into().map_or(0, u64::from_le_bytes) as usize;
-        let devices: Arc<[usize]> = told.into_iter().map(number).collect();
-        let control = Control { local: local.clone(), host, devices: devices.clone() };
-        let opened = open(&control).and_then(|opened| control.gather(OPENED, b"").map(|_| opened));
+        let opened = told.and_then(|told| {
+            let devices: Arc<[usize]> = told.into_iter().map(number).collect();
+            let control = Control { local: local.clone(), host, devices: devices.clone() };
+            let (transport, ends) = open(&control)?;
+            control.gather(OPENED, b"")?;
+            Ok((devices.to_vec(), transport, ends))
+        });
         let failed = |other: usize| local.known(&opened_by(other)).filter(|why| !why.is_empty());
         if let Some((other, why)) = (0..size).find_map(|other| Some((other, failed(other)?))) {
             let why = format!("rank {other} could not open it: {}", String::from_utf8_lossy(&why));
@@ -150,12 +154,11 @@ impl Cluster {
                 .filter(|own| !matches!(own, Error::HostLost { .. }))
                 .unwrap_or(Error::Cluster { op: "transport", why }));
         }
-        let (transport, transport_ends) = opened.inspect_err(|own| {
+        let (devices, transport, transport_ends) = opened.inspect_err(|own| {
             // The hub has it when it answers. Others must not wait for this process.
             let told = local.set(&opened_by(host), wire::cut(own.to_string()).as_bytes());
             drop(told.and_then(|()| local.get(&opened_by(host))));
         })?;
-        let devices = devices.to_vec();
         Ok(Arc::new(Members { local, host, devices, transport, _ends: Box::new((transport_ends, client, server)) }))
     }
 

@@ -11,7 +11,7 @@ use std::{
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(1);
 
-/// Frames that no version 1 sends: a kind of the future, a body that is too short, one that is too long, a length
+/// Frames that no process sends: a kind of the future, a body that is too short, one that is too long, a length
 /// beyond all limits.
 const STRANGE: [&[u8]; 5] =
     [&[1, 0, 0, 0, 99], &[0, 0, 0, 0], &[2, 0, 0, 0, 0, 9], &[4, 0, 0, 0, 6, 6, 6, 6], &[255, 255, 255, 255]];
