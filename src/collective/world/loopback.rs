@@ -12,7 +12,6 @@ use crate::{
     error::{Error, Result, Site},
 };
 use device_mail::DeviceMail;
-use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
