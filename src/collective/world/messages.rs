@@ -189,12 +189,12 @@ impl Incoming<'_, '_> {
     /// Puts the parts into memory of this device, each into as many bytes as it has. Asynchronous.
     #[track_caller]
     pub fn store(&self, into: &[Area]) -> Result<()> {
-        let parts = self.arrived.iter().zip(into);
+        let mut parts = self.arrived.iter().zip(into);
         let store = |(part, to): (&Held, &Area)| match part {
             Held::Host(buffer) => self.trip.upload(buffer, 0..to.bytes.len(), to),
             Held::Device(area) => self.trip.copy(&part_of(area, 0..to.bytes.len()), to),
         };
-        self.done(parts.map(store).collect())
+        self.done(parts.try_for_each(store))
     }
 
     /// The bytes of the only part, of elements of this size.
