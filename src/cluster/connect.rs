@@ -7,11 +7,13 @@ use super::{
     Cluster, TransportChoice,
     control::{Bcast, Control},
 };
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+use crate::fabric::transport::DeviceTransport;
 use crate::{
     Builder,
     driver::DriverRef,
     error::{Error, Result},
-    fabric::transport::{Connect, DeviceTransport, Transport, World},
+    fabric::transport::{Connect, Transport, World},
 };
 use std::{any::Any, sync::Arc};
 

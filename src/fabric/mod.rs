@@ -31,7 +31,10 @@ pub(crate) mod spinning;
 pub(crate) mod staging;
 pub(crate) mod tiling;
 #[cfg_attr(loom, allow(dead_code, reason = "the transports are not built under loom"))]
-#[cfg_attr(not(feature = "cluster"), allow(dead_code, reason = "only clusters make what it names"))]
+#[cfg_attr(
+    not(any(feature = "nccl", feature = "mpi")),
+    allow(dead_code, reason = "only clusters, and transports between devices, make what it names")
+)]
 pub(crate) mod transport;
 pub(crate) mod types;
 pub(crate) mod world_link;

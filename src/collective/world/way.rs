@@ -99,9 +99,10 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
         let mut staged = Ok(());
         for (message, moved) in pairs() {
             if let (RailMessage::Send { at, bytes, .. }, RailMessage::Send { at: to, .. }) = (*message, *moved) {
-                // SAFETY: both ranges have so many bytes; the caller's `Op` and the hazards order the copy.
-                staged = staged
-                    .and_then(|()| self.own(|driver| unsafe { driver.copy_to_host(pointer(to), at, bytes, own.raw) }));
+                staged = staged.and_then(|()| {
+                    // SAFETY: both ranges have so many bytes; the caller's `Op` and the hazards order the copy.
+                    self.own(|driver| unsafe { driver.copy_to_host(pointer(to), at, bytes, own.raw) })
+                });
             }
         }
         let last = own.submit();
@@ -121,8 +122,8 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
         for (message, moved) in pairs() {
             if let (RailMessage::Receive { at, bytes, .. }, RailMessage::Receive { at: from, .. }) = (*message, *moved)
             {
-                // SAFETY: as above.
                 fetched = fetched.and_then(|()| {
+                    // SAFETY: as above.
                     self.own(|driver| unsafe { driver.copy_to_device(at, pointer(from), bytes, own.raw) })
                 });
             }

@@ -176,7 +176,6 @@ impl State {
     }
 
     /// Adds a stream that was created without the checker.
-    #[cfg(any(feature = "cuda", test))]
     fn meet_stream(&mut self, key: Key) {
         if !self.streams.contains_key(&key) {
             self.stream_created(key);

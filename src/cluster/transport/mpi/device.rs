@@ -101,9 +101,10 @@ impl DeviceTransport for DeviceMpi {
             return Err(cause);
         }
         match call {
-            // SAFETY: the caller's promise.
             RailCall::Messages(messages) => {
-                unsafe { self.carry(device, stream, messages) }.map_err(|error| self.failure.set(&error))
+                // SAFETY: the caller's promise.
+                let carried = unsafe { self.carry(device, stream, messages) };
+                carried.map_err(|error| self.failure.set(&error))
             }
             _ => {
                 let why = format!("{call:?}: only messages go between devices by MPI");
