@@ -12,6 +12,7 @@ use crate::{
     error::{Error, Result, Site},
 };
 use device_mail::DeviceMail;
+use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -73,7 +74,7 @@ pub(crate) struct Hub {
     state: Mutex<State>,
     changed: Condvar,
     /// Called before each exchange of messages, with the host.
-    pub tap: once_cell::sync::OnceCell<Box<dyn Fn(usize) + Send + Sync>>,
+    pub tap: OnceCell<Box<dyn Fn(usize) + Send + Sync>>,
 }
 
 impl Hub {
