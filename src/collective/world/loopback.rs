@@ -1,7 +1,7 @@
 //! A cluster within one process, for tests: several pools are its hosts. The hub is a table under one lock, and bytes
 //! go through mailboxes.
 
-mod abort;
+mod faults;
 mod device_mail;
 
 use super::super::transport::{
@@ -80,16 +80,6 @@ pub(crate) struct Hub {
 impl Hub {
     pub fn new(devices: &[usize]) -> Arc<Hub> {
         Arc::new(Hub { devices: devices.into(), ..Hub::default() })
-    }
-
-    /// As if the host's process had been killed.
-    pub fn lose(&self, host: usize) {
-        let mut state = self.state.lock();
-        state.lost = Some(host);
-        let tells: Vec<_> = state.scopes.values_mut().flat_map(|scope| scope.tells.drain(..)).collect();
-        drop(state);
-        tells.into_iter().for_each(|(_, tell)| tell(lost(host)));
-        self.changed.notify_all();
     }
 
     fn fail(&self, key: &(String, usize), by: usize, error: Error) {
