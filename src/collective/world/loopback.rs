@@ -1,8 +1,8 @@
 //! A cluster within one process, for tests: several pools are its hosts. The hub is a table under one lock, and bytes
 //! go through mailboxes.
 
-mod faults;
 mod device_mail;
+mod faults;
 
 use super::super::transport::{
     Arrival, Commit, HostTransport, Message, Place, Tag, Transport, Window, World, WorldScope,
