@@ -1,8 +1,8 @@
 //! A cluster within one process, for tests: several pools are its hosts. The hub is a table under one lock, and bytes
 //! go through mailboxes.
 
-mod abort;
 mod device_mail;
+mod faults;
 
 use super::super::transport::{
     Arrival, Commit, Entry, HostTransport, Message, Place, Tag, Transport, Window, World, WorldScope,
@@ -12,6 +12,7 @@ use crate::{
     error::{Error, Result, Site},
 };
 use device_mail::DeviceMail;
+use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -73,22 +74,12 @@ pub(crate) struct Hub {
     state: Mutex<State>,
     changed: Condvar,
     /// Called before each exchange of messages, with the host.
-    pub tap: once_cell::sync::OnceCell<Box<dyn Fn(usize) + Send + Sync>>,
+    pub tap: OnceCell<Box<dyn Fn(usize) + Send + Sync>>,
 }
 
 impl Hub {
     pub fn new(devices: &[usize]) -> Arc<Hub> {
         Arc::new(Hub { devices: devices.into(), ..Hub::default() })
-    }
-
-    /// As if the host's process had been killed.
-    pub fn lose(&self, host: usize) {
-        let mut state = self.state.lock();
-        state.lost = Some(host);
-        let tells: Vec<_> = state.scopes.values_mut().flat_map(|scope| scope.tells.drain(..)).collect();
-        drop(state);
-        tells.into_iter().for_each(|(_, tell)| tell(lost(host)));
-        self.changed.notify_all();
     }
 
     fn fail(&self, key: &(String, usize), by: usize, error: Error) {

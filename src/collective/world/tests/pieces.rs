@@ -134,7 +134,7 @@ fn a_call_is_explained() {
         let small = world.explain(DType::F32, ReduceOp::Sum, 4000)?;
         let large = world.explain(DType::F32, ReduceOp::Sum, 16 << 20)?;
         let text = large.to_string();
-        assert!(text.contains("2 processes, 2 rails over loopback, 8 pieces of up to 1048576 bytes"), "{text}");
+        assert!(text.contains("2 processes, 2 rails over loopback, 4 pieces of up to 2097152 bytes"), "{text}");
         assert_eq!(own.explain(DType::F32, ReduceOp::Sum, 4000)?.rails, None);
         let (small, large) = (small.rails.unwrap(), large.rails.unwrap());
         assert_eq!((small.pieces, small.transport, large.rails), (1, "loopback", 2));

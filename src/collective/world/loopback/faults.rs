@@ -1,8 +1,18 @@
-//! What tests of failures between messages need of the hub.
+//! What tests of failures do to the hub, and ask it.
 
-use super::{Error, Hub, VecDeque};
+use super::{Error, Hub, VecDeque, lost};
 
 impl Hub {
+    /// As if the host's process had been killed.
+    pub fn lose(&self, host: usize) {
+        let mut state = self.state.lock();
+        state.lost = Some(host);
+        let tells: Vec<_> = state.scopes.values_mut().flat_map(|scope| scope.tells.drain(..)).collect();
+        drop(state);
+        tells.into_iter().for_each(|(_, tell)| tell(lost(host)));
+        self.changed.notify_all();
+    }
+
     /// As if a further process had failed all scopes.
     pub fn abort(&self) {
         let keys: Vec<_> = self.state.lock().scopes.keys().cloned().collect();
