@@ -160,9 +160,9 @@ impl<T: 'static> PerDevice<T> {
         slot.borrows.set(-1);
         let own = &dev.session.gang;
         let mut writers = slot.writers.borrow_mut();
-        // A gang may fail until all of its members have ended. So `is_recovered` comes first: after it, `is_aborted`
-        // does not change.
-        writers.retain(|gang| !Arc::ptr_eq(gang, own) && (!gang.is_recovered() || gang.is_aborted()));
+        // A gang may fail until it has ended everywhere. So `is_settled` comes first: after it, `is_aborted` does not
+        // change.
+        writers.retain(|gang| !Arc::ptr_eq(gang, own) && (!gang.is_settled() || gang.is_aborted()));
         writers.push(own.clone());
         drop(writers);
         Ok(RefMut { slot, of: PhantomData })

@@ -177,8 +177,12 @@ where
     beside(&watch);
     let withdrawn = watch.wait();
     drop(waiting);
-    // All processes end the scope together: nobody goes on with half of it.
-    let ended_elsewhere = world.as_ref().map_or(Ok(()), |world| world.end());
+    // All processes end the scope together: nobody goes on with half of it. What has failed elsewhere fails the gang,
+    // and so poisons what it has borrowed, also if all members have come to their ends.
+    if let Some(Err(error)) = world.as_ref().map(|world| world.end()) {
+        gang.poison(all[0], error);
+    }
+    gang.end();
     for from in ended {
         handle.take_over(from.into_inner().as_deref());
     }
@@ -198,7 +202,6 @@ where
     match (root, gang.cause()) {
         (Some(error), _) => Err(error),
         (None, Some((_, cause))) => Err(cause.into()),
-        (None, None) if ended_elsewhere.is_err() => Err(ended_elsewhere.expect_err("it is one").into()),
         (None, None) if withdrawn => Err(Error::Closed.into()),
         (None, None) => match shared.pinned.audit("scope end") {
             Ok(()) => Ok(results.into_iter().map(Contained::into_inner).collect()),

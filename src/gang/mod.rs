@@ -82,6 +82,8 @@ pub struct Gang {
     /// Members that have not drained their streams yet.
     drained: CountLatch,
     stuck: Flag,
+    /// No other process can fail it any more.
+    ended: Flag,
 }
 
 impl Gang {
@@ -106,6 +108,7 @@ impl Gang {
             cause: Mutex::new(None),
             drained: CountLatch::new(count, Arc::new(EventCount::new())),
             stuck: Flag::new(),
+            ended: Flag::new(),
         }
     }
 
@@ -317,6 +320,16 @@ impl Gang {
     /// Whether every member has drained, so that [`recover`](Self::recover) does not wait.
     pub fn is_recovered(&self) -> bool {
         self.drained.is_set()
+    }
+
+    /// Notes that no other process can fail the gang any more.
+    pub(crate) fn end(&self) {
+        self.ended.raise();
+    }
+
+    /// Whether it is known if the gang fails: from then on [`is_aborted`](Self::is_aborted) does not change.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.is_recovered() && (self.outside.is_none() || self.ended.is_raised())
     }
 
     /// Notes that a member will never start: it has left, and has nothing to drain.

@@ -99,8 +99,8 @@ impl<T: Gradient> GradientExchange<T> {
     fn note(&mut self, dev: &Device) {
         let gang = &dev.session.gang;
         if !self.begun.iter().any(|known| Arc::ptr_eq(known, gang)) {
-            // In this order: a gang whose members have all ended cannot fail any more.
-            self.begun.retain(|known| !known.is_recovered() || known.is_aborted());
+            // In this order: a settled gang cannot fail any more.
+            self.begun.retain(|known| !known.is_settled() || known.is_aborted());
             self.begun.push(gang.clone());
         }
     }

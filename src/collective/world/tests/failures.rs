@@ -2,6 +2,7 @@
 
 use super::super::loopback::Hosts;
 use crate::{Device, Error, ReduceOp, Result};
+use parking_lot::Mutex;
 use std::time::Duration;
 
 fn works(hosts: &Hosts) {
@@ -139,6 +140,28 @@ fn a_lost_host_ends_the_cluster_but_not_the_pool() {
         dev.download(&x)
     });
     assert_eq!(found.unwrap(), [[2.0], [2.0]]);
+}
+
+/// Also where all members had come to their ends: the other process's values are unspecified.
+#[test]
+fn state_is_poisoned_in_all_processes() {
+    let hosts = Hosts::new(&[1, 1]);
+    let states = hosts.each(|_, pool| pool.per_device(|_, _| Ok(0)).unwrap());
+    let states: Vec<_> = states.into_iter().map(Mutex::new).collect();
+    for _ in 0..20 {
+        let found = hosts.each(|host, pool| {
+            let state = states[host].lock();
+            pool.run(|dev, _| {
+                *state.borrow_mut(dev)? += 1;
+                dev.world()?.barrier()?;
+                if host == 1 { Err(Error::custom("on purpose")) } else { Ok(()) }
+            })
+        });
+        assert!(found.iter().all(Result::is_err));
+        let again = hosts.each(|host, _| states[host].lock().run(|_, _, _| Ok(())));
+        assert!(again.iter().all(|again| matches!(again, Err(Error::Poisoned { .. }))), "{again:?}");
+        hosts.each(|host, _| states[host].lock().clear_poison().unwrap());
+    }
 }
 
 #[test]
