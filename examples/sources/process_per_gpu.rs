@@ -3,8 +3,8 @@
 //!
 //! `cargo run --release --example process_per_gpu`. It starts two workers of its own, on two GPUs, or on the only one
 //! there is, else on software GPUs. Each worker lends its numbers to the other one, which sums them where they are.
-//! Under mpirun, torchrun or srun on one machine the launcher's processes are the workers: each uses its own device, and
-//! sums the numbers of the next one.
+//! Under mpirun, torchrun or srun on one machine the launcher's processes are the workers: each uses its own device,
+//! and sums the numbers of the next one.
 
 use anyhow::{Context, Result, ensure};
 use gpu_pool::{
