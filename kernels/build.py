@@ -9,6 +9,7 @@ into target/kernels-venv. The same sources give the same bytes on every x86-64 L
 """
 
 import argparse
+import concurrent.futures
 import ctypes
 import glob
 import os
@@ -129,22 +130,27 @@ def check_waits(nvrtc, source):
             sys.exit(f"{source.name}: {entry} gets to `{wrong}` before it has called await_earlier()")
 
 
+def family(source):
+    """The outputs of one source: file name -> bytes."""
+    nvrtc = Nvrtc(site_packages())
+    ptx = nvrtc.compile(source, PTX_ARCH, "PTX").rstrip(b"\0")
+    # NVRTC numbers calls in comments, and goes on counting in the next family.
+    ptx = re.sub(rb"// callseq \d+", b"// callseq", ptx)
+    entries = check_ptx(source, ptx)
+    check_waits(nvrtc, source)
+    print(f"{source.name}: {len(entries)} entries: {' '.join(entries)}", flush=True)
+    cubins = {f"{source.stem}.{arch}.cubin": nvrtc.compile(source, arch, "CUBIN") for arch in CUBIN_ARCHES}
+    return {f"{source.stem}.ptx": ptx, **cubins}
+
+
 def build():
     """All outputs: file name -> bytes."""
     waits.test()
-    nvrtc = Nvrtc(site_packages())
-    outputs = {}
-    for source in sorted(KERNELS.glob("*.cu")):
-        ptx = nvrtc.compile(source, PTX_ARCH, "PTX").rstrip(b"\0")
-        # NVRTC numbers calls in comments, and goes on counting in the next family.
-        ptx = re.sub(rb"// callseq \d+", b"// callseq", ptx)
-        entries = check_ptx(source, ptx)
-        check_waits(nvrtc, source)
-        outputs[f"{source.stem}.ptx"] = ptx
-        for arch in CUBIN_ARCHES:
-            outputs[f"{source.stem}.{arch}.cubin"] = nvrtc.compile(source, arch, "CUBIN")
-        print(f"{source.name}: {len(entries)} entries: {' '.join(entries)}")
-    return outputs
+    site_packages()
+    # A process for each core; the largest families first.
+    sources = sorted(KERNELS.glob("*.cu"), key=lambda source: -source.stat().st_size)
+    with concurrent.futures.ProcessPoolExecutor() as pool:
+        return {name: data for outputs in pool.map(family, sources) for name, data in outputs.items()}
 
 
 def main():
