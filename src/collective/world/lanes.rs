@@ -2,8 +2,8 @@
 //!
 //! Over bytes of the hosts a rail joins the members with one local index. A transport between devices joins devices
 //! with one ordinal: there the rails are the ordinals that all processes have members with, in one order, and what goes
-//! beside them hops inside the process first. A group that has no such ordinal goes over devices that are no members, through
-//! page-locked memory ([`way`](super::way)).
+//! beside them hops inside the process first. A group that has no such ordinal goes over devices that are no members,
+//! through page-locked memory ([`way`](super::way)).
 
 use crate::fabric::{membership::HostMembers, transport::Place};
 use smallvec::SmallVec;
