@@ -1,9 +1,7 @@
 //! Random programs that are correct: all processes make the same one from a seed, and every result is compared with
 //! plain arithmetic. Groups cross, two scopes with names run at once, members are slow at random, and some calls block.
 //!
-//! The task is `<devices> random <seed> <seconds>`, and words for what is left out where a transport cannot carry it:
-//! `rails`: a group has the same ordinals, in the same order, in each of its processes; `silent`: no messages, and no
-//! values.
+//! The task is `<devices> random <seed> <seconds>`.
 
 use crate::{
     fleet::{Fleet, GPU_VARIABLES, GUARD, free_port, pool, say},
@@ -16,7 +14,7 @@ use std::{
 };
 
 /// What the stress does unless told otherwise, without and with GPUs.
-const STRESS: [&str; 2] = ["2 random 1 240", "cuda2 random 1 240 rails silent"];
+const STRESS: [&str; 2] = ["2 random 1 240", "cuda2 random 1 240"];
 
 /// A generator of a few lines (splitmix64): the same numbers in all processes.
 struct Random(u64);
@@ -65,47 +63,10 @@ struct Step {
     late: usize,
 }
 
-/// What programs are made of: the members' places, and the task's words.
-struct Kind {
-    places: Vec<(usize, usize)>,
-    rails: bool,
-    silent: bool,
-}
-
-impl Kind {
-    fn of(world: &Group<'_>, words: &[&str]) -> Kind {
-        let places = (0..world.count()).map(|rank| world.place(rank)).collect();
-        Kind { places, rails: words.contains(&"rails"), silent: words.contains(&"silent") }
-    }
-
-    /// The ranks, or those that a transport can join: the processes and the ordinals that are among them.
-    fn group(&self, ranks: Vec<usize>) -> Vec<usize> {
-        if !self.rails {
-            return ranks;
-        }
-        let places = ranks.iter().map(|&rank| self.places[rank]);
-        let (mut hosts, mut ordinals): (Vec<_>, Vec<_>) = places.unzip();
-        let find = |host: usize, ordinal: usize| self.places.iter().position(|&place| place == (host, ordinal));
-        unique(&mut hosts);
-        unique(&mut ordinals);
-        ordinals.retain(|&ordinal| hosts.iter().all(|&host| find(host, ordinal).is_some()));
-        let joined: Vec<_> =
-            ordinals.iter().flat_map(|&ordinal| hosts.iter().filter_map(move |&host| find(host, ordinal))).collect();
-        // Ordinals that some of the processes lack.
-        if joined.is_empty() { self.group((0..self.places.len()).collect()) } else { joined }
-    }
-}
-
-/// Each once, in the order of the first ones.
-fn unique(all: &mut Vec<usize>) {
-    let mut seen = std::collections::HashSet::new();
-    all.retain(|&x| seen.insert(x));
-}
-
-fn program(seed: u64, kind: &Kind) -> Vec<Step> {
-    let (mut random, n) = (Random(seed), kind.places.len());
+fn program(seed: u64, n: usize) -> Vec<Step> {
+    let mut random = Random(seed);
     let step = |_| {
-        let ranks = kind.group(random.ranks(n));
+        let ranks = random.ranks(n);
         let what = match random.below(11) {
             0 | 1 => What::Sum,
             2 => What::Most,
@@ -113,7 +74,6 @@ fn program(seed: u64, kind: &Kind) -> Vec<Step> {
             4 => What::Broadcast(random.below(ranks.len())),
             5 => What::Scatter,
             6 => What::Exchange,
-            7 | 9 if kind.silent => What::Most,
             7 => What::Message,
             8 => What::Block,
             9 => What::Values,
@@ -225,8 +185,7 @@ pub fn child(builder: Builder, more: &[&str]) -> Result<(), Error> {
         for round in 0.. {
             let goes_on = pool.run_named(name, |dev, _| {
                 let world = dev.world()?;
-                let kind = Kind::of(&world, &more[2..]);
-                for (at, step) in program(seed.wrapping_add(round), &kind).iter().enumerate() {
+                for (at, step) in program(seed.wrapping_add(round), world.count()).iter().enumerate() {
                     carry_out(dev, &world, at, step)?;
                 }
                 Ok(world.exchange_serde(&(start.elapsed() < limit))?[0])
@@ -280,7 +239,7 @@ fn cuda_correct_programs_over_nccl() {
         return println!("skipped: no CUDA device");
     }
     for devices in [1, 2] {
-        two(&format!("cuda{devices} random {devices} {} rails silent", cases(3, 20)));
+        two(&format!("cuda{devices} random {devices} {}", cases(3, 20)));
     }
 }
 
