@@ -19,11 +19,11 @@ pub(crate) mod shm;
 /// cluster does, and says less about it. Other errors are causes (C6).
 #[cfg(any(feature = "nccl", all(feature = "mpi", any(target_os = "linux", target_os = "macos"))))]
 fn cause(error: crate::Error, lost: &dyn Fn() -> Option<crate::Error>) -> crate::Error {
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
     /// A closed connection is known within a second.
     const SOON: Duration = Duration::from_secs(1);
-    let start = Instant::now();
-    while matches!(error, crate::Error::Transport { .. }) && start.elapsed() < SOON {
+    let mut stall = crate::stall::StallTimer::new(SOON);
+    while matches!(error, crate::Error::Transport { .. }) && !stall.is_over() {
         if let Some(cause) = lost() {
             return cause;
         }

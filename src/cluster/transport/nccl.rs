@@ -312,8 +312,10 @@ impl DeviceTransport for Nccl {
     }
 
     fn failed(&self, device: usize) -> Option<Error> {
-        let cause = self.rails.failure.cause();
-        cause.or_else(|| Some(self.rails.broken(self.rails.rail("submit", device).ok()?.failure()?)))
+        let cause = || self.rails.failure.cause();
+        let broken = || Some(self.rails.broken(self.rails.rail("submit", device).ok()?.failure()?));
+        // A rail that another thread has aborted meanwhile tells nothing any more.
+        cause().or_else(broken).or_else(cause)
     }
 
     fn when_failed(&self, tell: &Arc<Tell>) {
