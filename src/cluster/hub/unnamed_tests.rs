@@ -1,3 +1,6 @@
+//! Scopes without names that fail before they have joined: random programs of two and three processes, against the rule
+//! that scopes of different places are never paired.
+
 use super::super::{Entry, Limits, Out, ToHub};
 use super::*;
 use proptest::prelude::*;
