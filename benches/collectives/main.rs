@@ -1,9 +1,10 @@
 //! Measures the collectives against NCCL, which is loaded at run time; the same device threads call it, one rank each.
+//! In the sweeps of sizes and in graphs NCCL also runs in a process for each GPU, see `processes.rs`.
 //!
 //! Both sides take turns in one process. In a turn every device thread warms up, meets the others, enqueues dependent
 //! operations back to back (all-reduce and broadcast in place, so that an output is the next input) and waits for its
 //! stream. The time is the slowest thread's, per operation. NCCL runs twice: *plain*, in ordinary memory of our pool,
-//! and in *windows*, memory of its own registered as symmetric; the better of the two counts at each size. NVLink
+//! and in *windows*, memory of its own registered as symmetric; the best of all its ways counts at each size. NVLink
 //! multicast stays off on both sides (`NCCL_NVLS_ENABLE=0`, see nvls in
 //! <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>). Results are checked before anything is timed.
 //! Sizes and bus bandwidth are those of
@@ -42,6 +43,7 @@ mod nccl;
 mod no_peer;
 mod ops;
 mod plot;
+mod processes;
 mod stage;
 mod sweep;
 
@@ -80,7 +82,7 @@ impl Machine {
 }
 
 fn main() {
-    if no_peer::is_child() {
+    if no_peer::is_child() || processes::is_child() {
         return;
     }
     // SAFETY: the program still has only one thread.
