@@ -374,6 +374,7 @@ impl Search {
                         members,
                         number: key.2,
                         device: number as u32,
+                        beside: false,
                         call: String::new(),
                         site: String::new(),
                         note: Vec::new(),

@@ -23,6 +23,8 @@ mod replicas;
 mod settings;
 mod start;
 mod step;
+#[cfg(test)]
+mod world_tests;
 
 pub use element::Gradient;
 pub use exchanged::Exchanged;
@@ -32,7 +34,7 @@ pub use settings::{GradientExchangeBuilder, Wire};
 
 use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
-    collective::GroupKey,
+    collective::{Begun, GroupKey},
     error::{Error, Result, Site},
     fabric::call::Origin,
     gang::Gang,
@@ -147,6 +149,8 @@ pub struct GradientExchange<T: Gradient = f32> {
     written: Vec<SmallVec<[Event; 1]>>,
     /// By bucket: the event behind its reduction.
     reduced: Vec<Option<Event>>,
+    /// By bucket: on its way between processes.
+    travelling: Vec<Option<Begun>>,
     normed: Option<Event>,
     weight: f64,
     sync: bool,
@@ -198,6 +202,7 @@ impl<T: Gradient> GradientExchange<T> {
             streams: Vec::new(),
             written: Vec::new(),
             reduced: Vec::new(),
+            travelling: Vec::new(),
             normed: None,
             weight,
             sync: true,
@@ -249,6 +254,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
         self.written = vec![SmallVec::new(); buckets];
         self.reduced = vec![None; buckets];
+        self.travelling = (0..buckets).map(|_| None).collect();
         self.normed = None;
         Ok(())
     }
