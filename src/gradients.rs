@@ -53,8 +53,8 @@ use std::sync::Arc;
 /// [`grad_mut`](Self::grad_mut). When the last gradient of a bucket is [`ready`](Self::ready), the bucket is reduced on
 /// a stream of its own, during the rest of the backward pass. [`finish`](Self::finish) makes the current stream wait
 /// for all buckets. No call waits for the devices, except where the host computes the sums
-/// ([`Algorithm::Host`](crate::Algorithm::Host)), and between processes (below). `ready` (if it starts a bucket) and `finish` meet the other members'
-/// host threads.
+/// ([`Algorithm::Host`](crate::Algorithm::Host)), and between processes (below). `ready` (if it starts a bucket) and
+/// `finish` meet the other members' host threads.
 ///
 /// ```
 /// # use gpu_pool::{GpuPool, GradientExchange};

@@ -215,7 +215,7 @@ impl Process {
         });
         meeting.arrived += 1;
         let all = meeting.arrived == meeting.takers;
-        let arrive = leads.filter(|arrive| all || !arrive.beside)?;
+        let arrive = leads.filter(|arrive| all || !arrive.beside || mutant::is(Rule::LastArrives))?;
         self.scopes.get(&key.0).filter(|scope| !scope.left)?;
         self.last_arrival += 1;
         self.arrivals.insert(self.last_arrival, key.clone());

@@ -1,6 +1,12 @@
 //! Collectives that some hosts of a group have arrived at.
 
-use super::{super::wire, Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut};
+use super::{
+    super::{
+        mutant::{self, Rule},
+        wire,
+    },
+    Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut,
+};
 use crate::fabric::transport::OUTBOX;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -140,7 +146,8 @@ impl Scope {
 
     /// A meeting that this one waits for, and that waits for this one, perhaps by way of others.
     fn circle(&self, meeting: &Meeting) -> Option<&Meeting> {
-        let waits = |one: &Meeting, other: &Meeting| one.beside == other.beside && one.waits_for(other);
+        let both = |one: &Meeting, other: &Meeting| one.beside == other.beside || mutant::is(Rule::Beside);
+        let waits = |one: &Meeting, other: &Meeting| both(one, other) && one.waits_for(other);
         self.meetings.values().find(|other| waits(meeting, other) && self.leads(other, meeting, &waits))
     }
 
