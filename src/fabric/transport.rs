@@ -18,7 +18,7 @@ use crate::{
     driver::{Address, DriverRef, RawStream},
     error::{Error, Result, Site, WorldCall},
     fabric::types::{DType, ReduceOp},
-    memory::PinnedBuffer,
+    memory::{PinnedBuffer, block::BlockRef},
 };
 use parking_lot::Mutex;
 use std::{
@@ -262,6 +262,30 @@ pub(crate) trait DeviceTransport: Send + Sync {
     /// # Errors
     /// [`Error::Transport`].
     unsafe fn submit(&self, device: usize, stream: RawStream, call: &RailCall<'_>) -> Result<()>;
+
+    /// Whether [`register`](Self::register) is of use.
+    fn registers(&self) -> bool {
+        false
+    }
+
+    /// Makes a chunk of a device's memory known to the library, which then needs no copies through buffers of its own.
+    /// Local: no other host takes part. It ends when the result is dropped, on the device's thread: that waits until
+    /// all uses of the chunk are over. None: the library does no such thing, or was told not to.
+    ///
+    /// Calls may name memory of such a chunk only if all hosts of the rail do, at one distance from its beginning.
+    ///
+    /// # Errors
+    /// [`Error::Transport`].
+    fn register(&self, device: usize, chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
+        let _ = (device, chunk);
+        Ok(None)
+    }
+
+    /// The distance from the beginning of its chunk, if the library knows this memory of a device.
+    fn registered(&self, device: usize, at: Address) -> Option<u64> {
+        let _ = (device, at);
+        None
+    }
 
     /// The error of a call that was submitted and has failed since, if any.
     fn failed(&self, device: usize) -> Option<Error>;

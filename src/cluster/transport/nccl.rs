@@ -22,16 +22,20 @@ mod gpu_tests;
 mod library;
 mod operation;
 mod rail;
+mod register;
+#[cfg(test)]
+mod register_tests;
 mod warm_up;
 
 pub(crate) use library::Library;
 
 use super::cause;
 use crate::{
-    driver::{DriverRef, RawStream, gate},
+    driver::{Address, DriverRef, RawStream, gate},
     error::{Error, Result},
     fabric::transport::{DeviceTransport, Failure, RailCall, RailMessage, Tell},
     fabric::types::{DType, ReduceOp},
+    memory::block::BlockRef,
 };
 use library::{UniqueId, code};
 use once_cell::sync::OnceCell;
@@ -309,6 +313,20 @@ impl DeviceTransport for Nccl {
         let submitted = unsafe { rail.enqueue(stream, call, self.rails.until()) };
         // The other hosts' kernels wait for this call. The abort begins when the caller's launch window is closed.
         submitted.map_err(|error| self.rails.broken(error))
+    }
+
+    fn registers(&self) -> bool {
+        true
+    }
+
+    fn register(&self, device: usize, chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
+        let rail = self.rails.rail("ncclCommRegister", device)?;
+        let registered = register::Registered::new(rail, chunk, &self.rails.lost, self.rails.patience)?;
+        Ok(registered.map(|registered| Box::new(registered) as _))
+    }
+
+    fn registered(&self, device: usize, at: Address) -> Option<u64> {
+        self.rails.rail("registered", device).ok()?.registered_at(at)
     }
 
     fn failed(&self, device: usize) -> Option<Error> {

@@ -96,6 +96,42 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         trip.finish(access, submitted)
     }
 
+    /// The operation by which the transport may sum up in the members' own memory, if it may: nothing is to be done
+    /// inside the processes, since each has one member.
+    pub fn in_place(&self, dtype: DType, op: ReduceOp) -> Option<ReduceOp> {
+        let alone = self.trip.members() == self.trip.across.hosts.len();
+        // A member's own factor is rounded to the elements' type.
+        let kept = !matches!(op, ReduceOp::Scaled(_)) || matches!(dtype, DType::F32 | DType::F64);
+        if alone && kept { self.native(dtype, op) } else { None }
+    }
+
+    /// The members' buffers are summed into all of them, without scratch. Until the commit nothing is touched.
+    #[track_caller]
+    pub fn sum_in_place(&self, [source, destination]: [&Area; 2], dtype: DType, reduce: ReduceOp) -> Result<()> {
+        let (trip, bytes) = (self.trip, destination.bytes.len());
+        let apart = source.address != destination.address && bytes > 0;
+        let mut access = trip.op()?;
+        if apart {
+            access.touch(&source.block, source.bytes.clone(), Access::Read, false)?;
+        }
+        access.touch(&destination.block, destination.bytes.clone(), Access::Write, false)?;
+        trip.registered.set(trip.registered_at(destination));
+        let (_, commit) = trip.meet(Payload::Nothing, |_| Vec::new())?;
+        let copied = if apart { self.copy(destination.address, source.address, bytes) } else { Ok(()) };
+        let call = RailCall::AllReduce { at: destination.address, len: bytes / dtype.size(), dtype, reduce };
+        let submitted = copied.and_then(|()| if bytes > 0 { self.way.submit(&call) } else { Ok(()) });
+        drop(commit.window);
+        trip.finish(access, submitted)
+    }
+
+    /// Copies memory of this device, for which the caller has asked.
+    fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<()> {
+        let (handle, stream) = (&self.trip.group.dev.worker.handle, self.trip.group.dev.stream.raw);
+        // SAFETY: both are memory of this device, in the caller's `Op`.
+        let copied = unsafe { handle.driver.copy_within(to, from, bytes, stream) };
+        handle.check(self.trip.call.op, copied)
+    }
+
     /// The slices of all processes are summed, each by its owner, into `summed`: one own range behind the other.
     #[track_caller]
     pub fn sum_to_owners(&self, own: &Area, (dtype, op): (DType, ReduceOp), summed: &Area) -> Result<()> {
@@ -125,14 +161,9 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         let mut submitted = self.way.send(&load);
         drop(commit.window);
         // The own ranges are on this device already.
-        let (driver, stream) = (&trip.group.dev.worker.handle.driver, trip.group.dev.stream.raw);
         for range in &self.owned[trip.across.me] {
             let (to, bytes) = (all.address + self.at(range).start as u64, range.len() * self.size);
-            submitted = submitted.and_then(|()| {
-                // SAFETY: both are memory of this device, for which `access` has asked.
-                let copied = unsafe { driver.copy_within(to, from(range), bytes, stream) };
-                trip.group.dev.worker.handle.check(trip.call.op, copied)
-            });
+            submitted = submitted.and_then(|()| self.copy(to, from(range), bytes));
         }
         trip.finish(access, submitted)
     }

@@ -11,7 +11,7 @@
 //! * [`messages`]: from one member to one other, of another process. [`road`]: how that gets there.
 //! * [`trip`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
 //!   the hosts, and [`pieces`]: piece by piece; [`device_rail`]: in that of the devices, by messages that go a [`way`].
-//!   [`explain`]: all this, for people.
+//!   [`explain`]: all this, for people. [`registered`]: memory that rails work in without copies.
 //!
 //! Hierarchies are a floor above [`choose`](super::choose), not rows of its table. A row is what one kernel, or one set
 //! of copies, does after one meeting; a hierarchy is several such collectives of a smaller group with messages between
@@ -41,6 +41,7 @@ pub(crate) mod loopback;
 pub(super) mod messages;
 mod moves;
 mod pieces;
+mod registered;
 mod road;
 #[cfg(feature = "cluster")]
 mod serde;
@@ -50,6 +51,8 @@ mod tests;
 mod trip;
 mod values;
 mod way;
+
+pub use registered::Registered;
 
 use super::{Group, request::Request, transport::Place};
 use crate::{

@@ -64,6 +64,9 @@ pub(super) fn all_reduce(trip: &Trip<'_, '_>, request: &Request, len: usize) -> 
         Transport::Device(transport) => {
             let (slice, owned) = (whole.slice(across.here), owned(&whole));
             let rail = DeviceRail::new(trip.way(transport.clone())?, slice.clone(), &owned, size);
+            if let Some(reduce) = rail.in_place(dtype, request.reduce) {
+                return rail.sum_in_place([source, destination], dtype, reduce);
+            }
             let own = trip.scratch(slice.len() * size)?;
             trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &own])?;
             rail.sum_to_all(&own, dtype, outer)?;

@@ -6,6 +6,8 @@ mod failures;
 mod hand_over;
 mod pieces;
 mod rail_messages;
+#[cfg(all(feature = "cluster", target_os = "linux"))]
+mod registered;
 
 use super::loopback::Hosts;
 use crate::{AsView, AsViewMut, Check, DeviceBuffer, Element, Group, ReduceOp};

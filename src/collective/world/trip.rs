@@ -30,7 +30,7 @@ use crate::{
     token::op::Op,
 };
 use smallvec::SmallVec;
-use std::{ops::Range, sync::Arc};
+use std::{cell::Cell, ops::Range, sync::Arc};
 
 /// The longest text of a call that is told as it is.
 const MOST_TEXT: usize = 160;
@@ -49,6 +49,8 @@ pub(super) struct Trip<'g, 'd> {
     overlapped: bool,
     pub link: &'d Arc<WorldLink>,
     pub scope: Arc<dyn WorldScope>,
+    /// Where in [registered](super::registered) memory the call works, if it does.
+    pub registered: Cell<Option<u64>>,
     /// Staging is ordered by the library even where the program orders its own work.
     dev: OnStream<'d>,
 }
@@ -68,7 +70,9 @@ impl<'g, 'd> Trip<'g, 'd> {
             Transport::Device(_) => Lanes::by_ordinal(&across.hosts, &across.places, link.world.devices()),
             _ => Lanes::by_index(&across.hosts),
         };
-        Ok(Trip { group, across, here: group.here(), lanes, call, overlapped, link, scope, dev: dev.in_order() })
+        let registered = Cell::new(None);
+        let (here, dev) = (group.here(), dev.in_order());
+        Ok(Trip { group, across, here, lanes, call, overlapped, link, scope, registered, dev })
     }
 
     /// How payload gets to other processes.
@@ -243,7 +247,7 @@ impl<'g, 'd> Trip<'g, 'd> {
             members: &across.places,
             number,
             place: across.places[self.group.rank],
-            call: &headline(self.call),
+            call: &headline(self.call, self.registered.get()),
             site: self.call.site,
             leads: across.here == 0,
             note,
@@ -291,10 +295,11 @@ pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
 }
 
 /// What all processes must have alike. Members may give factors of their own.
-fn headline(call: &Call) -> String {
+fn headline(call: &Call, registered: Option<u64>) -> String {
     let scaled = matches!(call.reduce, Some(ReduceOp::Scaled(_)));
     let reduce = if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce };
-    shortened(Call { reduce, ..call.clone() }.to_string())
+    let place = registered.map(|at| format!(" in registered memory, from byte {at}")).unwrap_or_default();
+    shortened(Call { reduce, ..call.clone() }.to_string() + &place)
 }
 
 /// A text that fits into a frame. Different texts stay different.

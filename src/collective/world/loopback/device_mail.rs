@@ -8,7 +8,7 @@ use crate::{
     DType, PinnedBuffer, ReduceOp,
     driver::{Address, DriverRef, RawStream},
     error::{Error, Result},
-    memory::pinned::Locality,
+    memory::{block::BlockRef, pinned::Locality},
     thread::worker::Shared,
 };
 use once_cell::sync::OnceCell;
@@ -31,12 +31,24 @@ pub(crate) struct DeviceMail {
     pub failure: Failure,
     /// The next call: who hears that it was submitted, and what lets its stream go on.
     pub stuck: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+    /// Chunks that are registered, with the device.
+    pub registered: Arc<Mutex<Vec<(usize, Address)>>>,
+}
+
+struct Registered(Arc<Mutex<Vec<(usize, Address)>>>, (usize, Address));
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let mut all = self.0.lock();
+        let at = all.iter().position(|one| *one == self.1).unwrap();
+        all.swap_remove(at);
+    }
 }
 
 impl DeviceMail {
     pub fn new(hub: &Arc<Hub>, host: usize) -> Arc<DeviceMail> {
         let (hub, shared, failure, stuck) = (hub.clone(), OnceCell::new(), Failure::default(), Mutex::default());
-        Arc::new(DeviceMail { hub, host, shared, failure, stuck })
+        Arc::new(DeviceMail { hub, host, shared, failure, stuck, registered: Arc::default() })
     }
 
     /// The next call never ends: its stream goes on when the result is dropped, as after an abort.
@@ -141,6 +153,21 @@ impl DeviceTransport for DeviceMail {
             _ => unreachable!("{call:?}"),
         }
         Ok(())
+    }
+
+    fn registers(&self) -> bool {
+        true
+    }
+
+    fn register(&self, device: usize, chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
+        self.registered.lock().push((device, chunk.address));
+        Ok(Some(Box::new(Registered(self.registered.clone(), (device, chunk.address)))))
+    }
+
+    fn registered(&self, device: usize, at: Address) -> Option<u64> {
+        let all = self.registered.lock();
+        let inside = |(_, chunk): &&(usize, Address)| (*chunk..*chunk + (2 << 20)).contains(&at);
+        all.iter().filter(|(of, _)| *of == device).find(inside).map(|(_, chunk)| at - chunk)
     }
 
     fn failed(&self, _: usize) -> Option<Error> {

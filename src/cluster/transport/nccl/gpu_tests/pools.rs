@@ -46,6 +46,7 @@ pub(super) fn of_a_process(port: u16, host: usize, devices: &[usize], gpu: usize
         Ok(())
     };
     pool.run(|dev, _| crossed(dev)).unwrap();
+    pool.run(|dev, _| registered(dev, devices)).unwrap();
     pool.close().unwrap();
 }
 
@@ -73,6 +74,29 @@ fn collectives(dev: &Device, len: usize) -> Result<()> {
     let (whole, mut mine) = (dev.upload(&numbers(9, 2 * n))?, dev.zeros(2)?);
     world.scatter((me == 0).then(|| whole.view()), &mut mine, 0)?;
     assert_eq!(dev.download(&mine)?, numbers(9, 2 * n)[2 * me..2 * me + 2]);
+    Ok(())
+}
+
+/// NCCL works in memory that it knows.
+fn registered(dev: &Device, devices: &[usize]) -> Result<()> {
+    let world = dev.world()?;
+    let (me, n) = (world.rank(), world.count());
+    for len in [1, 70_001, 9_000_000] {
+        let mut x = dev.exportable::<f32>(len)?;
+        let registered = world.register(&x)?;
+        assert_eq!(registered.library(), devices.iter().all(|&count| count == 1).then_some("nccl"));
+        for round in 0..3 {
+            dev.upload_into(&numbers(me + round, len), &mut x)?;
+            world.all_reduce(&mut x, ReduceOp::Sum)?;
+            let sum = (0..len).map(|i| (0..n).map(|rank| ((i * 7 + (rank + round) * 13) % 64) as f32 - 20.0).sum());
+            assert!(dev.download(&x)? == sum.collect::<Vec<f32>>(), "registered, {len}");
+        }
+        // Some memory that is not.
+        drop(registered);
+        dev.upload_into(&numbers(me, len), &mut x)?;
+        world.all_reduce(&mut x, ReduceOp::Max)?;
+        assert!(dev.download(&x)?.iter().zip(numbers(me, len)).all(|(max, own)| *max >= own));
+    }
     Ok(())
 }
 
