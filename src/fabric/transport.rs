@@ -238,6 +238,15 @@ pub(crate) trait HostTransport: Send + Sync {
     fn exchange(&self, messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>>;
 }
 
+/// How calls run beside other work of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Overlap {
+    /// The least bytes of a call that are worth one.
+    pub piece: usize,
+    /// The most multiprocessors that the kernels of a call take.
+    pub blocks: u32,
+}
+
 /// Moves data between the devices of one rail, in the order of a stream.
 pub(crate) trait DeviceTransport: Send + Sync {
     fn name(&self) -> &'static str;
@@ -249,6 +258,12 @@ pub(crate) trait DeviceTransport: Send + Sync {
     fn can(&self, dtype: DType, reduce: ReduceOp) -> bool {
         let _ = (dtype, reduce);
         true
+    }
+
+    /// How large collectives are cut into several calls, which run beside other kernels of the device. None: they are
+    /// not, such as where the host waits in a call, or where devices share a GPU. All hosts have one answer.
+    fn overlaps(&self) -> Option<Overlap> {
+        None
     }
 
     /// Submits one call to the stream of a device of this process; the device's ordinal is the rail. Any thread may

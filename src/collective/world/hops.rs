@@ -121,7 +121,7 @@ pub(super) fn flow(
     }
     let hops = Hops { trip, amount, size, seats };
     let own = hops.own();
-    let way = trip.way(transport)?;
+    let way = trip.way(transport, false)?;
     // Where in the destination the piece of each member goes.
     let destined = hops.laid_out(&hops.members().map(|from| (from, me)).collect::<Vec<_>>());
     let destination = |from: usize| request.destination.as_ref().map(|area| part(area, destined[from].1.clone()));

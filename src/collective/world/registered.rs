@@ -56,10 +56,10 @@ impl Group<'_> {
     /// The buffer must be one of `Device::exportable`, which has memory of its own: NCCL registers whole pages. It is
     /// used like any other, also in parts.
     ///
-    /// **Where it is of use**: [`all_reduce`](Self::all_reduce) of a sum over NCCL in a group of all processes that have
-    /// one member each. Elsewhere (one process; several members in a process, where rails carry slices; MPI and shared
-    /// memory) nothing is registered, [`Registered::library`] is `None`, and all goes as without: a hint that does not
-    /// apply is no error, so that a program runs unchanged on one process and on software GPUs.
+    /// **Where it is of use**: [`all_reduce`](Self::all_reduce) of a sum over NCCL in a group of all processes, which
+    /// have one member each. Elsewhere (one process; several members in a process, where rails carry slices; MPI and
+    /// shared memory) nothing is registered, [`Registered::library`] is `None`, and all goes as without: a hint that
+    /// does not apply is no error, so that a program runs unchanged on one process and on software GPUs.
     ///
     /// **All members or none.** A call in which some members' memory is registered and others' is not is
     /// [`Error::WorldMismatch`] on all, and touches nothing (NCCL leaves it undefined). The parts of the buffer must

@@ -7,11 +7,13 @@
 //! reduce_scatter  inside: all_to_all to the members that own the sums
 //! ```
 //!
-//! Through the memory of the hosts all this goes in [`pieces`](super::pieces).
+//! Large buffers go in pieces: through the memory of the hosts by [`pieces`](super::pieces), and over rails between
+//! devices by [`device_pieces`](super::device_pieces).
 
 use super::{
     super::{request::Request, transport::Transport},
     cut::{Cut, total},
+    device_pieces::{DevicePieces, Inside, cuts},
     device_rail::DeviceRail,
     pieces::{Job, PIECE, Pieces},
     trip::{Trip, bytes, part},
@@ -62,15 +64,28 @@ pub(super) fn all_reduce(trip: &Trip<'_, '_>, request: &Request, len: usize) -> 
         Transport::Host(transport) => transport,
         Transport::None(error) => return Err(error.clone()),
         Transport::Device(transport) => {
-            let (slice, owned) = (whole.slice(across.here), owned(&whole));
-            let rail = DeviceRail::new(trip.way(transport.clone())?, slice.clone(), &owned, size);
-            if let Some(reduce) = rail.in_place(dtype, request.reduce) {
-                return rail.sum_in_place([source, destination], dtype, reduce);
+            let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| gather(cut, n));
+            let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
+            let (cuts, beside) = cuts(trip, &**transport, &whole, &inside);
+            let way = trip.way(transport.clone(), beside)?;
+            if let Some(reduce) = way.in_place(dtype, request.reduce) {
+                return way.sum_in_place([source, destination], dtype, reduce);
             }
-            let own = trip.scratch(slice.len() * size)?;
-            trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &own])?;
-            rail.sum_to_all(&own, dtype, outer)?;
-            return trip.inside(dtype, None, gather(&whole, n), [&own, destination]);
+            trip.overlap(beside);
+            let (mut pieces, mut slices) = (DevicePieces::new(&way), Vec::with_capacity(cuts.len()));
+            for cut in &cuts {
+                let own = trip.scratch(cut.slice(across.here).len() * size)?;
+                let rail = DeviceRail::sum_to_all(&way, cut, owned(cut), &own, (dtype, outer))?;
+                trip.inside(dtype, Some(inner), scatter(cut, n), [&of(source, cut), &own])?;
+                pieces.add(rail)?;
+                slices.push(own);
+            }
+            pieces.carry()?;
+            for (at, (cut, own)) in cuts.iter().zip(&slices).enumerate() {
+                pieces.wait(at)?;
+                trip.inside(dtype, None, gather(cut, n), [own, &of(destination, cut)])?;
+            }
+            return Ok(());
         }
     };
     let cuts = whole.pieces(PIECE / size);
@@ -119,13 +134,27 @@ pub(super) fn reduce_scatter(trip: &Trip<'_, '_>, request: &Request, parts: &Cou
         Transport::Host(transport) => transport,
         Transport::None(error) => return Err(error.clone()),
         Transport::Device(transport) => {
-            let (slice, owned) = (whole.slice(across.here), owned(&whole));
-            let rail = DeviceRail::new(trip.way(transport.clone())?, slice.clone(), &owned, size);
-            let reduced = trip.scratch(slice.len() * size)?;
-            trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &reduced])?;
-            let summed = trip.scratch(total(&owned[across.me]) * size)?;
-            rail.sum_to_owners(&reduced, (dtype, outer), &summed)?;
-            return trip.inside(dtype, None, deliver(&whole), [&summed, &to(&whole)]);
+            let before = |cut: &Cut<'_>| scatter(cut, n);
+            let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &deliver };
+            let (cuts, beside) = cuts(trip, &**transport, &whole, &inside);
+            let way = trip.way(transport.clone(), beside)?;
+            trip.overlap(beside);
+            let (mut pieces, mut sums) = (DevicePieces::new(&way), Vec::with_capacity(cuts.len()));
+            for cut in &cuts {
+                let owned = owned(cut);
+                let reduced = trip.scratch(cut.slice(across.here).len() * size)?;
+                let summed = trip.scratch(total(&owned[across.me]) * size)?;
+                let rail = DeviceRail::sum_to_owners(&way, cut, owned, [&reduced, &summed], (dtype, outer))?;
+                trip.inside(dtype, Some(inner), scatter(cut, n), [&of(cut), &reduced])?;
+                pieces.add(rail)?;
+                sums.push(summed);
+            }
+            pieces.carry()?;
+            for (at, (cut, summed)) in cuts.iter().zip(&sums).enumerate() {
+                pieces.wait(at)?;
+                trip.inside(dtype, None, deliver(cut), [summed, &to(cut)])?;
+            }
+            return Ok(());
         }
     };
     let cuts = whole.pieces(PIECE / size);

@@ -1,6 +1,7 @@
 //! Groups of several processes, as pools of this process ([`loopback`](super::loopback)): every method against plain
 //! sums, and what happens when something fails.
 
+mod device_pieces;
 mod devices;
 mod failures;
 mod hand_over;

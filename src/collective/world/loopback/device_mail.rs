@@ -1,7 +1,7 @@
 //! A transport between the devices of the loopback cluster.
 
 use super::{
-    super::super::transport::{DeviceTransport, Failure, RailCall, RailMessage, Tag, Tell},
+    super::super::transport::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tag, Tell},
     Hub, lost,
 };
 use crate::{
@@ -14,13 +14,16 @@ use crate::{
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{
         Arc, Weak,
         mpsc::{self, Receiver, Sender},
     },
     time::Duration,
 };
+
+/// Bytes of a piece.
+pub(crate) const PIECE: usize = 4 << 10;
 
 /// Mailboxes between the devices of a rail: for software GPUs, and the host waits.
 pub(crate) struct DeviceMail {
@@ -31,8 +34,18 @@ pub(crate) struct DeviceMail {
     pub failure: Failure,
     /// The next call: who hears that it was submitted, and what lets its stream go on.
     pub stuck: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+    /// How calls are cut; all hosts have the same.
+    pub overlap: Mutex<Option<Overlap>>,
+    pub held: Mutex<Option<Held>>,
     /// Chunks that are registered, with the device.
     pub registered: Arc<Mutex<Vec<(usize, Address)>>>,
+}
+
+/// Calls of each device that are carried out; later ones end when the lock can be had, and do nothing.
+pub(crate) struct Held {
+    pub pass: usize,
+    pub calls: HashMap<usize, usize>,
+    pub until: Arc<Mutex<()>>,
 }
 
 struct Registered(Arc<Mutex<Vec<(usize, Address)>>>, (usize, Address));
@@ -48,7 +61,9 @@ impl Drop for Registered {
 impl DeviceMail {
     pub fn new(hub: &Arc<Hub>, host: usize) -> Arc<DeviceMail> {
         let (hub, shared, failure, stuck) = (hub.clone(), OnceCell::new(), Failure::default(), Mutex::default());
-        Arc::new(DeviceMail { hub, host, shared, failure, stuck, registered: Arc::default() })
+        let overlap = Mutex::new(Some(Overlap { piece: PIECE, blocks: 0 }));
+        let (held, registered) = (Mutex::default(), Arc::default());
+        Arc::new(DeviceMail { hub, host, shared, failure, stuck, overlap, held, registered })
     }
 
     /// The next call never ends: its stream goes on when the result is dropped, as after an abort.
@@ -123,6 +138,16 @@ impl DeviceTransport for DeviceMail {
             submitted.send(()).unwrap();
             return Ok(());
         }
+        if let Some(Held { pass, calls, until }) = &mut *self.held.lock() {
+            let count = calls.entry(device).or_default();
+            *count += 1;
+            if *count > *pass {
+                let (until, shared) = (until.clone(), self.shared.get().and_then(Weak::upgrade).unwrap());
+                let wait = Box::new(move || drop(until.lock()));
+                shared.handles[device].driver.launch_host(stream, wait).unwrap();
+                return Ok(());
+            }
+        }
         let here = (device, stream);
         match *call {
             RailCall::Messages(messages) => {
@@ -143,16 +168,25 @@ impl DeviceTransport for DeviceMail {
                 let own = self.read(here, at, len * 4);
                 let others = || (0..self.hub.devices.len()).filter(|&host| host != self.host);
                 others().for_each(|host| self.send(device, host, own.clone()));
-                let mut sum: Vec<f32> = bytemuck::pod_collect_to_vec(&own);
-                for host in others() {
-                    let theirs: Vec<f32> = bytemuck::pod_collect_to_vec(&self.receive(device, host)?);
-                    sum.iter_mut().zip(theirs).for_each(|(sum, x)| *sum += x);
+                // In the order of hosts, so that all have the same bits.
+                let mut sum: Vec<f32> = Vec::new();
+                for host in 0..self.hub.devices.len() {
+                    let theirs = if host == self.host { own.clone() } else { self.receive(device, host)? };
+                    let theirs: Vec<f32> = bytemuck::pod_collect_to_vec(&theirs);
+                    match sum.is_empty() {
+                        true => sum = theirs,
+                        false => sum.iter_mut().zip(theirs).for_each(|(sum, x)| *sum += x),
+                    }
                 }
                 self.write(here, at, bytemuck::cast_slice(&sum));
             }
             _ => unreachable!("{call:?}"),
         }
         Ok(())
+    }
+
+    fn overlaps(&self) -> Option<Overlap> {
+        *self.overlap.lock()
     }
 
     fn registers(&self) -> bool {

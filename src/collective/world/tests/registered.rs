@@ -17,7 +17,10 @@ fn rails_work_in_registered_memory_while_it_is() {
         let me = world.rank();
         let mut x = of(dev, &numbers(me, 1000))?;
         let registered = world.register(&x)?;
-        assert_eq!((registered.library(), world.register(&x)?.library()), (Some("loopback between devices"), registered.library()));
+        assert_eq!(
+            (registered.library(), world.register(&x)?.library()),
+            (Some("loopback between devices"), registered.library())
+        );
         world.all_reduce(&mut x, ReduceOp::Sum)?;
         // In parts, by another path, and as the place for what others send.
         world.all_reduce(&mut x.slice_mut(100..200), ReduceOp::Max)?;
@@ -93,7 +96,8 @@ fn buckets_are_registered_on_request() {
         let hosts = Hosts::on_devices_with(&[1, 1], |builder| builder.register_buckets(register));
         let found = hosts.all(|dev| {
             let world = dev.world()?;
-            let mut gradients = GradientExchange::builder().reduce(ReduceOp::Sum).first_bucket_bytes(64).bucket_bytes(64);
+            let mut gradients =
+                GradientExchange::builder().reduce(ReduceOp::Sum).first_bucket_bytes(64).bucket_bytes(64);
             gradients = gradients.norm(true);
             let mut gradients = gradients.build_in(&world, &[20, 30, 10])?;
             for _ in 0..3 {
