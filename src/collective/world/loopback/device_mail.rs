@@ -151,6 +151,8 @@ impl DeviceTransport for DeviceMail {
         let here = (device, stream);
         match *call {
             RailCall::Messages(messages) => {
+                // All hosts' memory would have to be.
+                assert!(call.memory().iter().all(|(at, ..)| self.registered(device, *at).is_none()), "{call:?}");
                 for message in messages {
                     if let RailMessage::Send { to, at, bytes } = *message {
                         self.send(device, to, self.read(here, at, bytes));
