@@ -33,7 +33,7 @@ pub(crate) use kernels::update::{ADAM, MOMENTUM, Moments, Rule, SGD};
 pub use settings::{GradientExchangeBuilder, Wire};
 
 use crate::{
-    Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
+    Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Registered, Stream,
     collective::{Begun, GroupKey},
     error::{Error, Result, Site},
     fabric::call::Origin,
@@ -147,6 +147,8 @@ pub struct GradientExchange<T: Gradient = f32> {
     lent: Vec<Option<DeviceBuffer<T>>>,
     scratch: Scratch,
     sums: Option<Sums<T>>,
+    /// Of the memory that is exchanged with other processes, if the pool's builder asked for it.
+    registered: Vec<Registered>,
     /// One stream per priority.
     streams: Vec<(i32, Stream)>,
     /// By bucket: events behind the writes of its gradients. One event if the bucket had to wait for earlier ones; one
@@ -199,11 +201,12 @@ impl<T: Gradient> GradientExchange<T> {
         let mut exchange = GradientExchange {
             id,
             readiness: Readiness::new(&layout),
-            memory: buckets(dev, &layout)?,
+            memory: buckets(dev, &layout, settings.register && group.registers())?,
             device: dev.worker.handle.clone(),
             lent: sizes.iter().map(|_| None).collect(),
             scratch: Scratch::Same,
             sums: None,
+            registered: Vec::new(),
             streams: Vec::new(),
             written: Vec::new(),
             reduced: Vec::new(),
@@ -233,7 +236,18 @@ impl<T: Gradient> GradientExchange<T> {
     #[track_caller]
     fn allocate_scratch(&mut self, dev: &Device) -> Result<()> {
         self.readiness = Readiness::new(&self.layout);
-        self.scratch = Scratch::new(dev, self.settings.wire, T::DTYPE, self.layout.largest())?;
+        let register = self.registers(dev)?;
+        self.scratch = Scratch::new(dev, self.settings.wire, T::DTYPE, self.layout.largest(), register)?;
+        if register {
+            let group = self.group(dev, "GradientExchange")?;
+            // What was registered before leaves its registration when this is done.
+            self.registered = match &self.scratch {
+                Scratch::Same => self.memory.iter().map(|bucket| group.register(bucket)).collect::<Result<_>>()?,
+                Scratch::F32(wire) => vec![group.register(wire)?],
+                Scratch::F16(wire) => vec![group.register(wire)?],
+                Scratch::Bf16(wire) => vec![group.register(wire)?],
+            };
+        }
         if self.settings.norm {
             let mut end = 0;
             let slots: Vec<_> = (self.layout.buckets.iter())
@@ -262,6 +276,12 @@ impl<T: Gradient> GradientExchange<T> {
         self.travelling = (0..buckets).map(|_| None).collect();
         self.normed = None;
         Ok(())
+    }
+
+    /// Whether what is exchanged is registered.
+    #[track_caller]
+    fn registers(&self, dev: &Device) -> Result<bool> {
+        Ok(self.settings.register && self.group(dev, "GradientExchange")?.registers())
     }
 
     /// The purpose of a meeting: members of another exchange, or in another step of this one, do not match.
@@ -314,14 +334,19 @@ fn first_layout<T>(settings: &Settings, sizes: &[usize]) -> Result<Layout> {
     Layout::new(Unit::of::<T>(), sizes, &order, settings.bucket_sizes())
 }
 
-/// Zeroed memory for all buckets.
+/// Zeroed memory for all buckets. `apart`: each in a chunk of its own.
 #[track_caller]
-fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout) -> Result<Vec<DeviceBuffer<T>>> {
+fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout, apart: bool) -> Result<Vec<DeviceBuffer<T>>> {
     let mut memory = Vec::with_capacity(layout.buckets.len());
     for bucket in &layout.buckets {
-        memory.push(dev.zeros(bucket.len)?);
+        memory.push(zeros(dev, bucket.len, apart)?);
     }
     Ok(memory)
+}
+
+#[track_caller]
+fn zeros<T: DeviceCopy>(dev: &Device, len: usize, apart: bool) -> Result<DeviceBuffer<T>> {
+    if apart { dev.zeros_apart(len) } else { dev.zeros(len) }
 }
 
 /// What differs between two members, and both sides of it.

@@ -139,8 +139,14 @@ impl Cluster {
 
     #[cfg(feature = "nccl")]
     fn open_nccl(&self, control: &Control, drivers: &[DriverRef]) -> Result<(Transport, Ends)> {
-        use super::transport::nccl::{Keys, Nccl};
-        let nccl = Arc::new(Nccl::new(self.rank(), &control.devices, Arc::new(lost(control)), self.patience)?);
+        use super::transport::nccl::{Keys, MOST_BLOCKS, Nccl};
+        let mut nccl = Nccl::new(self.rank(), &control.devices, Arc::new(lost(control)), self.patience)?;
+        // All processes must come to one answer.
+        let blocks = if forced() { 0 } else { MOST_BLOCKS };
+        if control.gather("nccl/overlap", &[u8::from(forced() || apart(drivers))])?.iter().all(|told| *told == [1]) {
+            nccl.overlap(blocks);
+        }
+        let nccl = Arc::new(nccl);
         let tell = tell_failure(control);
         nccl.when_failed(&tell);
         let set = |key: &str, value: &[u8]| control.set(key, value);
@@ -230,12 +236,13 @@ impl MpiPart {
 
 #[cfg(test)]
 thread_local! {
-    /// As if MPI took the addresses of software GPUs' memory, which is the host's.
+    /// As if MPI took the addresses of software GPUs' memory, which is the host's; and as if devices had GPUs of their
+    /// own, with room for all.
     pub(super) static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 /// Whether the thread that builds the pool says so.
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "nccl"))]
 fn forced() -> bool {
     #[cfg(test)]
     return FORCED.get();
@@ -263,6 +270,13 @@ impl MpiPart {
         let why = "software GPUs of several machines need MPI, and this program was built without the feature `mpi`";
         Err(Error::Cluster { op: "transport", why: why.to_owned() })
     }
+}
+
+/// Whether each device has a GPU of its own.
+#[cfg(feature = "nccl")]
+fn apart(drivers: &[DriverRef]) -> bool {
+    let uuids = drivers.iter().map(|driver| driver.info().uuid);
+    uuids.clone().enumerate().all(|(at, uuid)| uuids.clone().take(at).all(|other| other != uuid))
 }
 
 /// Ends a transport in order, when the last handle of the cluster is dropped. After a loss it is left alone: the other

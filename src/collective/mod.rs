@@ -41,4 +41,5 @@ pub(crate) use crate::fabric::transport;
 
 pub use group::Group;
 pub use hop::Hop;
+pub use world::Registered;
 pub(crate) use world::{GroupKey, beside::Begun};

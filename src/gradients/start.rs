@@ -10,6 +10,7 @@ use super::{
     element::Gradient,
     kernels::{self, SEGMENTS, Segment},
     settings::Wire,
+    zeros,
 };
 use crate::{
     DType, Device, DeviceBuffer, Element, Event, ReduceOp, Stream,
@@ -30,14 +31,14 @@ pub(super) enum Scratch {
 }
 
 impl Scratch {
-    /// For gradients of type `own`.
+    /// For gradients of type `own`. `apart`: in a chunk of its own.
     #[track_caller]
-    pub fn new(dev: &Device, wire: Wire, own: DType, len: usize) -> Result<Self> {
+    pub fn new(dev: &Device, wire: Wire, own: DType, len: usize, apart: bool) -> Result<Self> {
         Ok(match wire.dtype(own) {
             same if same == own => Scratch::Same,
-            DType::F16 => Scratch::F16(dev.zeros(len)?),
-            DType::BF16 => Scratch::Bf16(dev.zeros(len)?),
-            _ => Scratch::F32(dev.zeros(len)?),
+            DType::F16 => Scratch::F16(zeros(dev, len, apart)?),
+            DType::BF16 => Scratch::Bf16(zeros(dev, len, apart)?),
+            _ => Scratch::F32(zeros(dev, len, apart)?),
         })
     }
 }

@@ -310,7 +310,7 @@ impl<T: Gradient> GradientExchange<T> {
             return Ok(());
         }
         let dev = &*dev.in_order();
-        let mut memory = buckets(dev, &layout)?;
+        let mut memory = buckets(dev, &layout, self.registers(dev)?)?;
         for (old, new) in self.layout.extents.iter().zip(&layout.extents).filter(|(old, _)| old.len > 0) {
             let from = self.memory[old.bucket].slice(old.range());
             dev.copy(&from, &mut memory[new.bucket].slice_mut(new.range()))?;
@@ -335,7 +335,7 @@ impl<T: Gradient> GradientExchange<T> {
         let dev = &*dev.in_order();
         let layout = first_layout::<T>(&self.settings, &self.sizes)?;
         if layout != self.layout {
-            let memory = buckets(dev, &layout)?;
+            let memory = buckets(dev, &layout, self.registers(dev)?)?;
             self.memory.iter().for_each(retire);
             self.memory = memory;
             self.layout = layout;

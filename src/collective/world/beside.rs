@@ -92,7 +92,7 @@ impl Group<'_> {
                 members: across.places.clone(),
                 number: trip.next_number(),
                 speaker: across.places[across.hosts[across.me].ranks[0]],
-                call: headline(&request.call),
+                call: headline(&request.call, None),
                 site: request.call.site,
                 told: dev.worker.handle.hand_over(),
                 back,

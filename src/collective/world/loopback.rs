@@ -1,7 +1,7 @@
 //! A cluster within one process, for tests: several pools are its hosts. The hub is a table under one lock, and bytes
 //! go through mailboxes.
 
-mod device_mail;
+pub(crate) mod device_mail;
 mod faults;
 mod mail;
 

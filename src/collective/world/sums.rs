@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Through the memory of the hosts all this goes in [`pieces`](super::pieces): [`before`] has the steps up to the
-//! rails, [`after`] those behind them. [`beside`](super::beside) lets members work between the two.
+//! rails, [`after`] those behind them. [`beside`](super::beside) lets members work between the two. Over rails between
+//! devices large buffers go in [`device_pieces`](super::device_pieces).
 
 use super::{
     super::{
@@ -16,6 +17,7 @@ use super::{
         transport::{HostTransport, Transport},
     },
     cut::{Cut, Ranges, total},
+    device_pieces::{DevicePieces, Inside, cuts},
     device_rail::DeviceRail,
     pieces::{Job, PIECE, Piece, Pieces},
     trip::{Trip, bytes, part},
@@ -66,12 +68,30 @@ pub(super) fn all_reduce(trip: &Trip<'_, '_>, request: &Request, len: usize) -> 
     };
     let ((inner, outer), whole) = (levels(request.reduce), trip.cut(len, dtype));
     let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
-    let (slice, owned) = (whole.slice(across.here), whole.equal(across.here, across.hosts.len()));
-    let rail = DeviceRail::new(trip.way(transport)?, slice.clone(), &owned, size);
-    let own = trip.scratch(slice.len() * size)?;
-    trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &own])?;
-    rail.sum_to_all(&own, dtype, outer)?;
-    trip.inside(dtype, None, gather(&whole, n), [&own, destination])
+    let owned = |cut: &Cut<'_>| cut.equal(across.here, across.hosts.len());
+    let of = |area: &Area, cut: &Cut<'_>| part(area, bytes(&cut.range(), size));
+    let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| gather(cut, n));
+    let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
+    let (cuts, beside) = cuts(trip, &*transport, &whole, &inside);
+    let way = trip.way(transport, beside)?;
+    if let Some(reduce) = way.in_place(dtype, request.reduce) {
+        return way.sum_in_place([source, destination], dtype, reduce);
+    }
+    trip.overlap(beside);
+    let (mut pieces, mut slices) = (DevicePieces::new(&way), Vec::with_capacity(cuts.len()));
+    for cut in &cuts {
+        let own = trip.scratch(cut.slice(across.here).len() * size)?;
+        let rail = DeviceRail::sum_to_all(&way, cut, owned(cut), &own, (dtype, outer))?;
+        trip.inside(dtype, Some(inner), scatter(cut, n), [&of(source, cut), &own])?;
+        pieces.add(rail)?;
+        slices.push(own);
+    }
+    pieces.carry()?;
+    for (at, (cut, own)) in cuts.iter().zip(&slices).enumerate() {
+        pieces.wait(at)?;
+        trip.inside(dtype, None, gather(cut, n), [own, &of(destination, cut)])?;
+    }
+    Ok(())
 }
 
 /// `in_place`: the own part lies in the source, at its place.
@@ -86,13 +106,28 @@ pub(super) fn reduce_scatter(trip: &Trip<'_, '_>, request: &Request, parts: &Cou
     };
     let ((inner, outer), whole) = (levels(request.reduce), trip.cut(parts.total(trip.members()), dtype));
     let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
-    let (slice, owned) = (whole.slice(across.here), sum.owned(trip, &whole));
-    let rail = DeviceRail::new(trip.way(transport)?, slice.clone(), &owned, size);
-    let reduced = trip.scratch(slice.len() * size)?;
-    trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &reduced])?;
-    let summed = trip.scratch(total(&owned[across.me]) * size)?;
-    rail.sum_to_owners(&reduced, (dtype, outer), &summed)?;
-    trip.inside(dtype, None, deliver(trip, &whole, parts), [&summed, &sum.destination(trip, request, &whole)])
+    let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| deliver(trip, cut, parts));
+    let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
+    let (cuts, beside) = cuts(trip, &*transport, &whole, &inside);
+    let way = trip.way(transport, beside)?;
+    trip.overlap(beside);
+    let (mut pieces, mut sums) = (DevicePieces::new(&way), Vec::with_capacity(cuts.len()));
+    for cut in &cuts {
+        let owned = sum.owned(trip, cut);
+        let reduced = trip.scratch(cut.slice(across.here).len() * size)?;
+        let summed = trip.scratch(total(&owned[across.me]) * size)?;
+        let rail = DeviceRail::sum_to_owners(&way, cut, owned, [&reduced, &summed], (dtype, outer))?;
+        let of = part(source, bytes(&cut.range(), size));
+        trip.inside(dtype, Some(inner), scatter(cut, n), [&of, &reduced])?;
+        pieces.add(rail)?;
+        sums.push(summed);
+    }
+    pieces.carry()?;
+    for (at, (cut, summed)) in cuts.iter().zip(&sums).enumerate() {
+        pieces.wait(at)?;
+        trip.inside(dtype, None, deliver(trip, cut, parts), [summed, &sum.destination(trip, request, cut)])?;
+    }
+    Ok(())
 }
 
 /// A sum, by where it goes.
