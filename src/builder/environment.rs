@@ -103,10 +103,11 @@ impl Builder {
             self.memory.record = variable("GPU_POOL_RECORD_MEMORY", "1 or 0", parse_switch)?;
         }
         if self.algorithm.is_none() {
-            self.algorithm =
-                variable("GPU_POOL_ALGORITHM", "auto, direct, exchange, copies, staged, host or ring", |text| {
-                    text.parse().ok()
-                })?;
+            self.algorithm = variable(
+                "GPU_POOL_ALGORITHM",
+                "auto, direct, inbox, exchange, copies, staged, host or ring",
+                |text| text.parse().ok(),
+            )?;
         }
         if self.register_buckets.is_none() {
             self.register_buckets = variable("GPU_POOL_NCCL_REGISTER", "1 or 0", parse_switch)?;
