@@ -112,6 +112,18 @@ impl Group<'_> {
         self.run(all_reduce(origin, x, op))
     }
 
+    /// An all-reduce within an operation of another name, out of place if there is a source.
+    #[track_caller]
+    pub(crate) fn sum_for<T: Element>(
+        &self,
+        call: Call,
+        source: Option<DeviceView<'_, T>>,
+        destination: DeviceViewMut<'_, T>,
+    ) -> Result<()> {
+        let shape = Shape::AllReduce { len: destination.len() };
+        self.run(between(call, Some(ReduceOp::Sum), shape, source, Some(destination)))
+    }
+
     /// [`all_reduce_from`](Self::all_reduce_from) that leaves most of the device to other work: for buffers for which
     /// the current stream does not wait yet. Not for captures. It gives the same bits.
     #[track_caller]

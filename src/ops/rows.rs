@@ -10,6 +10,8 @@
 mod norm;
 mod softmax;
 
+pub use norm::{NormSaved, RowNorm};
+
 use super::{
     embedding::Index,
     family::{In, Out, each_row, each_row_mut, kernels, lanes, rows_of, wide},

@@ -29,6 +29,7 @@ mod meetings;
 mod mismatch;
 mod mpich;
 mod nccl;
+mod norm;
 mod numbers;
 mod places;
 mod point;
