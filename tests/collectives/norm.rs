@@ -7,7 +7,9 @@ use crate::{
     rig::{assert_works, ways},
     support::{Gpus, failure, slow_add},
 };
-use gpu_pool::{AsView, Device, DeviceBuffer, Element, Error, Float, NormSaved, ReduceOp, Result, RowNorm};
+use gpu_pool::{
+    Algorithm, AsView, DType, Device, DeviceBuffer, Element, Error, Float, NormSaved, ReduceOp, Result, RowNorm,
+};
 use half::{bf16, f16};
 use proptest::{prelude::*, test_runner::TestRunner};
 
@@ -170,6 +172,25 @@ on_both! {
                 same_bits::<f64>(dev, (9, 70, 0))
             });
         }
+    }
+
+    // Where kernels meet on the devices it is one kernel; software GPUs make the three calls.
+    2: fn what_is_chosen(gpus) {
+        let pool = gpus.unwatched(2).build().unwrap();
+        pool.run(|dev, _| {
+            let group = dev.group(&[0, 1])?;
+            let sum = group.explain(DType::BF16, ReduceOp::Sum, 4096 * 4096 * 2)?;
+            let meets_on_devices = gpus.is_cuda() && sum.meets != "events" && sum.algorithm == Algorithm::Direct;
+            for (dtype, rows, cols) in [(DType::BF16, 1, 4096), (DType::BF16, 4096, 4096), (DType::F32, 64, 16384)] {
+                let how = group.explain_norm(dtype, rows, cols)?;
+                assert!(how.meets == "data" || !meets_on_devices, "{how}");
+            }
+            for (dtype, rows, cols) in [(DType::F64, 1, 64), (DType::BF16, 1, 1001), (DType::BF16, 1, 40_000)] {
+                assert_ne!(group.explain_norm(dtype, rows, cols)?.meets, "data");
+            }
+            Ok(())
+        })
+        .unwrap();
     }
 
     // A row's bits depend neither on how many rows there are, nor on where it stands.

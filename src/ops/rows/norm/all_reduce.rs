@@ -4,18 +4,31 @@
 //! Users call it on [`Device`](crate::Device) and [`Group`]. It uses the collectives below, the addition of
 //! [`pointwise`](super::super::super::pointwise) and the kernels of the norms.
 //!
-//! Invariant: the bits are those of the three calls, one after the other. They do not depend on the number of rows.
+//! Where kernels meet on the devices it is one kernel ([`norm_inbox`](crate::collective::algorithm::norm_inbox)), else the
+//! three calls. Invariant: the bits are those of the three calls, which do not depend on the number of rows.
 
-use super::{super::row_dims, kernels};
+use super::{
+    super::{row_dims, threads_of_row},
+    kernels,
+};
 use crate::{
     Device, DeviceBuffer, Element, Group,
-    collective::collectives,
+    collective::{
+        algorithm::norm_inbox::{NormCall, NormInbox, NormMemory, Rows},
+        collectives,
+        kernels::Part,
+    },
     error::Result,
-    fabric::call::{Call, ThenNorm},
+    fabric::{
+        call::{Call, ThenNorm},
+        descriptor::Area,
+        types::DType,
+    },
     kernel::{builtin::Float, real::Real},
-    memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
+    memory::{AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut, hazard::Access},
     ops::{family::rows_of, same_len},
 };
+use smallvec::SmallVec;
 use std::panic::Location;
 
 /// A norm of rows with its weights, for [`Device::all_reduce_norm`]. The rows are as long as the weights.
@@ -48,6 +61,29 @@ impl<'a, T: Float> RowNorm<'a, T> {
     }
 }
 
+impl<T: Float + Element> RowNorm<'_, T> {
+    /// So many rows, for one kernel.
+    fn rows(&self, rows: usize) -> Rows {
+        let (cols, eps) = (self.gamma.len(), self.eps.to_f64() as f32);
+        Rows {
+            dtype: T::DTYPE,
+            rows,
+            cols,
+            threads: threads_of_row(size_of::<T>(), cols),
+            eps,
+            layer: self.beta.is_some(),
+        }
+    }
+}
+
+impl Group<'_> {
+    /// The kernel that carries out an `all_reduce_norm` of such rows, if one does.
+    pub(crate) fn norm_kernel(&self, dtype: DType, rows: usize, cols: usize) -> Option<NormInbox> {
+        let threads = threads_of_row(dtype.size(), cols);
+        self.norm_plan(Rows { dtype, rows, cols, threads, eps: 0.0, layer: false })
+    }
+}
+
 impl<T: Float> std::fmt::Debug for RowNorm<'_, T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.told().fmt(f)
@@ -73,8 +109,8 @@ impl<T: Float> NormSaved<T> {
 
 collectives! {
     /// A collective with the work that follows it.
-    errors " Those of all collectives. [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths that do not \
-        fit, `Mismatch` also for norms of different kinds, row lengths or `eps`.";
+    errors " Those of all collectives. [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths that do \
+        not fit, `Mismatch` also for norms of different kinds, row lengths or `eps`.";
 
     /// An all-reduce, the addition of a residual, and a norm of the rows, in one call: what follows a layer whose
     /// partial sums lie on all members (`parallel::RowLinear`). `residual` becomes
@@ -152,10 +188,70 @@ fn sum_and_norm<T: Float + Element>(
     // Before the others count on this member.
     let mut saved = NormSaved::empty(dev, op, rows, norm.beta.is_some())?;
     let call = Call::new(op).elements(T::DTYPE, y.len()).norm(norm.told());
-    group.sum_for(call, source, y.view_mut())?;
-    dev.add_assign(&mut residual, &y)?;
-    launch(dev, residual.view(), norm, y, &mut saved)?;
+    let kernel = group.norm_in_one(norm.rows(rows))?;
+    match kernel {
+        Some(kernel) => in_one(group, call, kernel, (source, residual, y), norm, &mut saved)?,
+        None => {
+            group.sum_for(call, source, y.view_mut())?;
+            dev.add_assign(&mut residual, &y)?;
+            launch(dev, residual.view(), norm, y, &mut saved)?;
+        }
+    }
     Ok(saved)
+}
+
+/// Source, residual and `y`.
+type Buffers<'a, T> = (Option<DeviceView<'a, T>>, DeviceViewMut<'a, T>, DeviceViewMut<'a, T>);
+
+/// By one kernel. It moves 16 bytes at once: buffers that begin elsewhere are copied on this device.
+#[track_caller]
+fn in_one<T: Float + Element>(
+    group: &Group<'_>,
+    call: Call,
+    kernel: NormInbox,
+    (source, mut residual, mut y): Buffers<'_, T>,
+    norm: &RowNorm<'_, T>,
+    saved: &mut NormSaved<T>,
+) -> Result<()> {
+    let (dev, op) = (group.device(), call.op);
+    let copy = |x: DeviceView<'_, T>| -> Result<Option<DeviceBuffer<T>>> {
+        if x.address().is_multiple_of(16) {
+            return Ok(None);
+        }
+        let mut aligned = dev.allocate(op, x.len())?;
+        dev.copy(&x, &mut aligned)?;
+        Ok(Some(aligned))
+    };
+    // In place `y` holds the partial sums.
+    let source_copy = source.map_or(Ok(None), copy)?;
+    let (gamma_copy, beta_copy) = (copy(norm.gamma)?, norm.beta.map_or(Ok(None), copy)?);
+    let (mut residual_copy, mut y_copy) = (copy(residual.view())?, copy(y.view())?);
+    let source = source_copy.as_ref().map(|copy| copy.view()).or(source);
+    let gamma = gamma_copy.as_ref().map_or(norm.gamma, |copy| copy.view());
+    let beta = beta_copy.as_ref().map(|copy| copy.view()).or(norm.beta);
+    {
+        let residual = residual_copy.as_mut().map_or_else(|| residual.view_mut(), |copy| copy.view_mut());
+        let y = y_copy.as_mut().map_or_else(|| y.view_mut(), |copy| copy.view_mut());
+        let mut beside = SmallVec::new();
+        let memory = NormMemory {
+            residual: touched(&mut beside, residual.view(), Access::Write),
+            gamma: touched(&mut beside, gamma, Access::Read),
+            beta: beta.map_or(Part::NONE, |beta| touched(&mut beside, beta, Access::Read)),
+            mean: saved.mean.as_ref().map_or(Part::NONE, |mean| touched(&mut beside, mean.view(), Access::Write)),
+            rstd: touched(&mut beside, saved.rstd.view(), Access::Write),
+        };
+        group.sum_by(call, source, y, beside, &NormCall { kernel, memory })?;
+    }
+    residual_copy.map_or(Ok(()), |copy| dev.copy(&copy, &mut residual))?;
+    y_copy.map_or(Ok(()), |copy| dev.copy(&copy, &mut y))
+}
+
+/// Notes what the kernel touches.
+fn touched<T: DeviceCopy>(beside: &mut SmallVec<[(Area, Access); 5]>, x: DeviceView<'_, T>, access: Access) -> Part {
+    let area = Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() };
+    let part = Part { address: area.address, bytes: area.bytes.len() };
+    beside.push((area, access));
+    part
 }
 
 /// The norm of rows in a kernel of its own.
@@ -174,7 +270,7 @@ fn launch<T: Float>(
     match (beta, mean) {
         (Some(beta), Some(mean)) => {
             let args = (x, gamma, beta, y, mean, rstd, shape.0, shape.1, eps);
-            // SAFETY: `x` and `y` have `rows` rows of `cols` elements, mean and rstd one for each row, the others `cols`.
+            // SAFETY: `x` and `y` have `rows` rows of `cols` elements, mean and rstd one for each, the others `cols`.
             unsafe { dev.launch(&kernels::layer_norm::<T>(), dims, args) }
         }
         _ => {
