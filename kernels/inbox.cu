@@ -10,10 +10,9 @@
 // nevertheless: all wait for all in every meeting, on which the two parities depend. A meeting of no units is none.
 //
 // `slots` takes any size, in slices: member a sends its elements at from[b], bytes[b] of them, to b, who adds them up.
-// If `returns`, the sums go to all members; else they stay. (Two members that add up all elements, each for itself, have
-// two slices that are the whole.) A slice is cut into pieces of at most `Signals::slot` bytes, dealt out to the blocks:
-// step p of block b has piece p * gridDim + b of every slice. With two slots more than needed, a block is two steps
-// ahead with its sends:
+// If `returns`, the sums go to all members; else they stay. (Two members that add up all elements, each for itself,
+// have two slices that are the whole.) A slice is cut into pieces of at most `Signals::slot` bytes, dealt out to the
+// blocks: step p of block b has piece p * gridDim + b of every slice. There are slots to send ahead:
 //
 //   no returns, step p:  sends piece p + 2        before: all others have done step p - 2
 //                        takes and folds piece p

@@ -3,30 +3,31 @@
 // crosses NVLink as one byte (a packet of push.cu: two), with no barrier, and no address of a user's buffer is told.
 //
 // **The reserved word** is EMPTY, 0xffffffff. A unit of 16 bytes is polled whole (`arrived`). f32, and f16 and bf16 in
-// pairs: none of its four words is EMPTY; each word is one access, and they may arrive one by one. f64: no high word is;
-// each element is one access of 8 bytes, and the low word may be anything (1 - 2^-53 has 0xffffffff there). Such a word
-// is a NaN, or two; `guarded` makes it another NaN, in the sender's own copy too, so that all members fold the same
-// bits. All other bits stay: so only sums may go this way, no collective that moves data.
+// pairs: none of its four words is EMPTY; each word is one access, and they may arrive one by one. f64: no high word
+// is; each element is one access of 8 bytes, and the low word may be anything (1 - 2^-53 has 0xffffffff there). Such a
+// word is a NaN, or two; `guarded` makes it another NaN, in the sender's own copy too, so that all members fold the
+// same bits. All other bits stay: so only sums may go this way, no collective that moves data.
 //
 // **Where.** Behind the rooms of eager sends a device has, by sender and never for itself:
 //   whole   [sender][parity of the pair's epoch][`Signals::whole` bytes], for kernels of one trip;
 //   slots   [sender][block][SLOTS][`Signals::slot` bytes], for any size, reused within a kernel by credits.
 //
-// **Memory order, whole.** Member s writes the room of (s, parity of e) at r in the pair's meeting e, and again in e + 2.
-// In e, r polls each unit until it has come whole, and then wipes it: no store of s to it is left. The wipe is before
-// the end of r's kernel of e; that is before anything that r sends in e + 1; s waits for something of that in its kernel
-// of e + 1 (every member waits for all others in every meeting); the end of that kernel is before s's kernel of e + 2.
-// The ends of kernels order all accesses, at the scope of the system, and the relaxed store and load between them carry
-// that over (a release and an acquire pattern of PTX). So the wipe is before the new data, and r, in e + 2, sees the one
-// or the other, never the data of e. (One parity is not enough: s may be through with e and send e + 1 while r still
-// polls for e, since s has waited only for what r sends at the begin of its kernel.)
+// **Memory order, whole.** Member s writes the room of (s, parity of e) at r in the pair's meeting e, and again in e +
+// 2. In e, r polls each unit until it has come whole, and then wipes it: no store of s to it is left. The wipe is
+// before the end of r's kernel of e; that is before anything that r sends in e + 1; s waits for something of that in
+// its kernel of e + 1 (every member waits for all others in every meeting); the end of that kernel is before s's kernel
+// of e + 2. The ends of kernels order all accesses, at the scope of the system, and the relaxed store and load between
+// them carry that over (a release and an acquire pattern of PTX). So the wipe is before the new data, and r, in e + 2,
+// sees the one or the other, never the data of e. (One parity is not enough: s may be through with e and send e + 1
+// while r still polls for e, since s has waited only for what r sends at the begin of its kernel.)
 //
-// **Memory order, slots.** A block uses slot p % SLOTS in step p, and every call begins at step 0. It writes a slot again
-// when the receiver's block of the same index has told it (`tell_taken`) that the step before is taken: polls and wipes,
-// the barrier of the block, the release of one thread there; the acquire of one thread, the barrier of the block, the
-// new data here. A kernel ends when the others have taken all that it has sent. So all slots are empty between kernels,
-// no position has to be kept, and the next kernel may be of any kind. The credit has the meeting's epoch above the
-// count, and may be one epoch ahead: a member that is already in its next kernel has taken everything of this one.
+// **Memory order, slots.** A block uses slot p % SLOTS in step p, and every call begins at step 0. It writes a slot
+// again when the receiver's block of the same index has told it (`tell_taken`) that the step before is taken: polls and
+// wipes, the barrier of the block, the release of one thread there; the acquire of one thread, the barrier of the
+// block, the new data here. A kernel ends when the others have taken all that it has sent. So all slots are empty
+// between kernels, no position has to be kept, and the next kernel may be of any kind. The credit has the meeting's
+// epoch above the count, and may be one epoch ahead: a member that is already in its next kernel has taken everything
+// of this one.
 //
 // **After a failure** what a kernel has not taken stays. The host fills the inbox of every member of a failed gang with
 // EMPTY when all have drained, before the member meets again. A member that did not see the failure has completed all
@@ -182,8 +183,8 @@ template <class T> __device__ inline uint4 sum_of_two(u32 me, const Ending<T>& e
     return guarded<T>(result);
 }
 
-// Thread `rank` tells member `rank` that this block has taken and wiped all units of its first `count` steps, before the
-// last barrier of the block. `epoch` by rank.
+// Thread `rank` tells member `rank` that this block has taken and wiped all units of its first `count` steps, before
+// the last barrier of the block. `epoch` by rank.
 __device__ inline void tell_taken(const Meet& meet, const u32* epoch, u32 count) {
     const u32 rank = threadIdx.x;
     if (rank >= meet.count || rank == meet.me) return;

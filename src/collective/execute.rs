@@ -30,7 +30,7 @@ use crate::{
     error::{Error, Result},
     fabric::{
         descriptor::{Area, Exposed, Payload, RecvScratch},
-        layout::DeviceBarrier,
+        layout::{DeviceBarrier, PadLayout},
         limits::Limits,
         signal_pad::SignalPad,
         spinning::SkippedBarrier,
@@ -242,7 +242,11 @@ impl Machine {
         let barrier = match shared.signals.get() {
             None => KernelBarrier::None,
             Some(pad) if pad.have_stages() => KernelBarrier::InHost { ll: pad.ll_bytes() },
-            Some(pad) => KernelBarrier::OnDevices { ll: pad.ll_bytes(), eager: pad.eager_bytes() },
+            Some(pad) => {
+                let (ll, eager, PadLayout { inbox, inbox_slot, .. }) =
+                    (pad.ll_bytes(), pad.eager_bytes(), pad.layout());
+                KernelBarrier::OnDevices { ll, eager, inbox, inbox_slot }
+            }
         };
         Machine {
             software: handle.driver.info().compute_capability == (0, 0),

@@ -377,6 +377,11 @@ fn arguments_fit_the_compiled_kernels() {
         let call = Trade { op, factors, exchange: Exchange::default(), pieces, meet };
         let entry = super::exchange(dtype);
         assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+        let (Some(whole), Some(pieced)) = (inbox(dtype), slots(dtype)) else { continue };
+        let call = Push { n: 1, op, route, factors, source: one, destination: one, meet };
+        assert_eq!(sizes(&call.args()), parameters(whole.module.image.ptx.unwrap(), whole.name), "{}", whole.name);
+        let call = Parcels { from: [0; MOST], bytes: [0; MOST], to: [0; MOST], op, factors, pieces, meet };
+        assert_eq!(sizes(&call.args()), parameters(pieced.module.image.ptx.unwrap(), pieced.name), "{}", pieced.name);
     }
     for dtype in [DType::F32, DType::F64] {
         let cut = Cut { rounds: 1, abreast: 1, slots: 2, ..Cut::default() };
@@ -397,7 +402,8 @@ fn arguments_fit_the_compiled_kernels() {
 /// What must not be in them: local memory, where spilled or indexed arrays go, and loads that may be stale.
 #[test]
 fn compiled_kernels_keep_to_registers() {
-    let entries = [combine, push, eager, staged, ring, super::exchange].map(|of| of(DType::F32));
+    let float = |dtype| inbox(dtype).expect("for floats");
+    let entries = [combine, push, eager, staged, ring, super::exchange, float].map(|of| of(DType::F32));
     for entry in entries {
         let ptx = entry.module.image.ptx.unwrap();
         assert!(!ptx.contains(".local") && !ptx.contains("ld.global.nc") && ptx.contains("ld.relaxed.sys"));
