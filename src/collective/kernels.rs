@@ -143,7 +143,10 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    fn slice(self, write: bool) -> KernelArg {
+    /// Nothing.
+    pub const NONE: Part = Part { address: 0, bytes: 0 };
+
+    pub(super) fn slice(self, write: bool) -> KernelArg {
         KernelArg::Slice { address: self.address, bytes: self.bytes, write }
     }
 }
@@ -254,7 +257,7 @@ fn code(op: ReduceOp) -> u32 {
     }
 }
 
-fn value<T: bytemuck::Pod>(x: T) -> KernelArg {
+pub(super) fn value<T: bytemuck::Pod>(x: T) -> KernelArg {
     KernelArg::Value(ValueBytes::new(bytemuck::bytes_of(&x)))
 }
 

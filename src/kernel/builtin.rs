@@ -40,6 +40,7 @@ module! { RING, "ring" }
 module! { EXCHANGE, "exchange" }
 module! { GRADIENTS, "gradients" }
 module! { OPTIMIZER, "optimizer" }
+module! { NORM_INBOX, "norm_inbox" }
 
 /// The modules that every pool loads on every device. Others are loaded at their first launch.
 pub(crate) static MODULES: [&Module; 12] = [

@@ -30,6 +30,7 @@ mod meetings;
 mod mismatch;
 mod mpich;
 mod nccl;
+mod norm;
 mod numbers;
 mod places;
 mod point;

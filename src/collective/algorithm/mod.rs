@@ -24,6 +24,8 @@
 //! | [`shm`] | one kernel over the host's memory | flags in the host's memory |
 //! | [`shm_events`] | the steps of `shm` as ordinary kernels | events |
 //! | [`host_reduce`] | copy engines, and the device threads add up | host threads, events |
+//!
+//! [`norm_inbox`] is no row of the table: it does more than a sum, so only `all_reduce_norm` asks for it.
 
 pub(crate) mod ce;
 pub(crate) mod eager;
@@ -36,6 +38,7 @@ pub(crate) mod inbox;
 pub(crate) mod ll;
 pub(crate) mod ll_two_shot;
 mod member;
+pub(crate) mod norm_inbox;
 pub(crate) mod ring;
 pub(crate) mod ring_ce;
 pub(crate) mod ring_cut;
@@ -47,7 +50,7 @@ use super::choose::Case;
 use crate::{error::Result, fabric::types};
 use smallvec::SmallVec;
 
-pub(super) use member::{Executor, Matched, Member, launch};
+pub(super) use member::{Executor, Matched, Member, dims, launch};
 
 /// One way to carry collectives out.
 pub(crate) trait Algorithm: Sync {
