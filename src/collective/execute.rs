@@ -34,7 +34,7 @@ use crate::{
         limits::Limits,
         signal_pad::SignalPad,
         spinning::SkippedBarrier,
-        types::ReduceOrder,
+        types::{Algorithm as Wish, DType, ReduceOp, ReduceOrder},
     },
     memory::{block::BlockRef, hazard::Access, stream::StreamCore},
     thread::worker::Shared,
@@ -50,9 +50,28 @@ impl Group<'_> {
             return self.run_across(across, &request, false);
         }
         match &self.dev.recording {
-            Some(recording) => self.capture(recording, request),
+            Some(recording) => self.capture(recording, request, None),
             None => self.carry(&request, self.limits(), None),
         }
+    }
+
+    /// Carries a collective out, or captures it, by a kernel of a higher room. Its kernels [meet](Self::kernels_meet).
+    #[track_caller]
+    pub(super) fn run_by(&self, request: Request, algorithm: &dyn Algorithm) -> Result<()> {
+        match &self.dev.recording {
+            Some(recording) => self.capture(recording, request, Some(algorithm)),
+            None => self.carry(&request, self.limits(), Some(algorithm)),
+        }
+    }
+
+    /// Whether kernels of higher rooms can wait for each other on the devices, and the builder allows it.
+    pub(crate) fn kernels_meet(&self) -> bool {
+        let machine = Machine::of(&self.dev.worker.shared);
+        let (members, any) = ((self.count(), self.membership.direct), (DType::U8, ReduceOp::Sum));
+        self.across.is_none()
+            && !machine.software
+            && matches!(machine.wish, Wish::Auto | Wish::Direct)
+            && Case::new((machine, self.limits()), members, any, None, false).meets_on_devices()
     }
 
     /// Carries a collective out that leaves most of the device to other work. Not for captures.

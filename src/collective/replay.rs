@@ -12,7 +12,7 @@
 //!   graph they are of. Where the host adds up ([`Algorithm::Host`](crate::Algorithm::Host)), such a launch waits for
 //!   the device.
 
-use super::{Group, choose::choose, commit::LaunchWindow, meet::Descriptors, request::Request};
+use super::{Group, algorithm::Algorithm, choose::choose, commit::LaunchWindow, meet::Descriptors, request::Request};
 use crate::{
     error::{Error, Result, Site},
     fabric::{
@@ -48,21 +48,31 @@ impl Captured {
 }
 
 impl Group<'_> {
-    /// Puts a collective into a graph.
+    /// Puts a collective into a graph: by the algorithm that is right for it, or by a `given` one, whose kernels meet.
     #[track_caller]
-    pub(super) fn capture(&self, recording: &Recording, mut request: Request) -> Result<()> {
+    pub(super) fn capture(
+        &self,
+        recording: &Recording,
+        mut request: Request,
+        given: Option<&dyn Algorithm>,
+    ) -> Result<()> {
         request.call.origin = Origin::CAPTURE;
         let captured = match self.count() {
             // It has no peers, and is an operation like others.
-            1 => self.carry(&request, self.limits(), None),
-            _ => self.capture_meeting(recording, request),
+            1 => self.carry(&request, self.limits(), given),
+            _ => self.capture_meeting(recording, request, given),
         };
         // A graph that lacks an operation is no graph, whatever the closure makes of the error.
         captured.inspect_err(|error| recording.fail(error))
     }
 
     #[track_caller]
-    fn capture_meeting(&self, recording: &Recording, mut request: Request) -> Result<()> {
+    fn capture_meeting(
+        &self,
+        recording: &Recording,
+        mut request: Request,
+        given: Option<&dyn Algorithm>,
+    ) -> Result<()> {
         let (dev, name) = (self.dev, request.call.op());
         let mut access = self.access(&request)?;
         if !recording.is_of(self.ordinals()) {
@@ -71,7 +81,8 @@ impl Group<'_> {
         let number = self.next_number();
         let origin = Origin::graph(dev.session.gang.place(), number);
         let case = self.case(&request, self.limits());
-        if let Some((barrier, more)) = self.capture_by(&request, &case, choose(&case).0, &mut access)? {
+        let algorithm = given.unwrap_or_else(|| choose(&case).0);
+        if let Some((barrier, more)) = self.capture_by(&request, &case, algorithm, &mut access)? {
             access.submitted();
             recording.meets(|before| match before {
                 Some(Meetings { origin, barrier, count, kernels }) => {

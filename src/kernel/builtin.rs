@@ -39,6 +39,7 @@ module! { RING, "ring" }
 module! { EXCHANGE, "exchange" }
 module! { GRADIENTS, "gradients" }
 module! { OPTIMIZER, "optimizer" }
+module! { SHARDED, "sharded" }
 
 /// The modules that every pool loads on every device. Others are loaded at their first launch.
 pub(crate) static MODULES: [&Module; 11] =

@@ -43,7 +43,8 @@ use super::choose::Case;
 use crate::{error::Result, fabric::types};
 use smallvec::SmallVec;
 
-pub(super) use member::{Executor, Matched, Member, launch};
+pub(super) use member::{Executor, launch};
+pub(crate) use member::{Matched, Member};
 
 /// One way to carry collectives out.
 pub(crate) trait Algorithm: Sync {
