@@ -7,6 +7,7 @@
 //!   a step are ready.
 //! * [`step`]: ready and finish. [`start`]: packs, reduces and unpacks a bucket, by [`kernels`] for the types of
 //!   [`element`]. [`parts`]: buckets as a whole, and the update of parameters by an optimizer.
+//! * [`sharded`]: the step of an optimizer whose state is divided among the members, without buckets.
 //! * [`settings`]: settings that all members agree on. [`replicas`]: equal parameters, and a common end. [`exchanged`]:
 //!   results.
 //!
@@ -21,6 +22,7 @@ mod parts;
 mod readiness;
 mod replicas;
 mod settings;
+mod sharded;
 mod start;
 mod step;
 #[cfg(test)]
@@ -31,6 +33,7 @@ pub use exchanged::Exchanged;
 pub use kernels::update::Parameter;
 pub(crate) use kernels::update::{ADAM, MOMENTUM, Moments, Rule, SGD};
 pub use settings::{GradientExchangeBuilder, Wire};
+pub(crate) use sharded::{Kept, ShardedStep, Terms};
 
 use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Registered, Stream,
@@ -45,7 +48,7 @@ use readiness::Readiness;
 use settings::Settings;
 use smallvec::SmallVec;
 use start::{Scratch, Sums};
-use std::sync::Arc;
+use std::{panic::Location, sync::Arc};
 
 /// One device's part in the exchange of gradients, step after step. Keep it in a [`PerDevice`](crate::PerDevice).
 ///
@@ -292,14 +295,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// The group of the members, on the stream of `dev`.
     #[track_caller]
     pub(crate) fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        match dev.group_by(&self.members)? {
-            Some(group) => Ok(group),
-            None => {
-                let (members, present) = (&self.members, dev.session.gang.members());
-                let why = format_args!("it was made by devices {members}, and this gang is of {present:?}");
-                Err(Error::invalid(op, why))
-            }
-        }
+        group_of(&self.members, dev, op)
     }
 
     /// Number of gradients.
@@ -324,6 +320,32 @@ impl<T: Gradient> GradientExchange<T> {
     #[track_caller]
     pub fn bucket(&self, bucket: usize) -> &[usize] {
         &self.layout.buckets[bucket].gradients
+    }
+}
+
+/// The group of these members, on the stream of `dev`.
+#[track_caller]
+fn group_of<'d>(members: &GroupKey, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
+    match dev.group_by(members)? {
+        Some(group) => Ok(group),
+        None => {
+            let present = dev.session.gang.members();
+            let why = format_args!("it was made by devices {members}, and this gang is of {present:?}");
+            Err(Error::invalid(op, why))
+        }
+    }
+}
+
+/// Checks that something of this device is used on this device.
+#[track_caller]
+fn check_home(home: &DeviceHandle, dev: &Device, op: &'static str) -> Result<()> {
+    let site = Location::caller();
+    if home.pool != dev.worker.handle.pool {
+        return Err(Error::WrongPool { op, device: dev.index(), site });
+    }
+    match home.device == dev.index() {
+        true => Ok(()),
+        false => Err(Error::WrongDevice { op, buffer: home.device, device: dev.index(), site }),
     }
 }
 

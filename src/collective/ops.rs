@@ -180,6 +180,23 @@ impl Group<'_> {
         self.run(in_place(Call::new(name).elements(T::DTYPE, x.len()).counts(counts).from(origin), None, shape, x))
     }
 
+    /// One collective by a kernel of a higher room, whose kernels [meet](Self::kernels_meet): each member adds up its
+    /// part of all sources, and writes to the same part of all destinations. Without a source, the destinations are the
+    /// sources.
+    #[track_caller]
+    pub(crate) fn parts_by<T: Element>(
+        &self,
+        (call, op): (Call, ReduceOp),
+        counts: &[usize],
+        source: Option<DeviceView<'_, T>>,
+        destination: DeviceViewMut<'_, T>,
+        algorithm: &dyn Algorithm,
+    ) -> Result<()> {
+        let counts = self.check_counts(call.op(), counts)?.even();
+        let shape = Shape::ReduceScatter { counts, in_place: source.is_none() };
+        self.run_by(between(call, Some(op), shape, source, Some(destination)), Some(algorithm))
+    }
+
     /// [`all_reduce`](Self::all_reduce) by a given algorithm. The tuner measures algorithms so.
     pub(crate) fn all_reduce_by<T: Element>(
         &self,

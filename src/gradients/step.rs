@@ -4,7 +4,7 @@
 //! [`start`](super::start), and meets the other members at the end. Invariant: after a failure only `reset` works.
 
 use super::{
-    Exchanged, GradientExchange, buckets,
+    Exchanged, GradientExchange, buckets, check_home,
     element::Gradient,
     first_layout,
     layout::{Layout, Unit},
@@ -63,14 +63,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// The group of the members, if the exchange belongs to `dev`.
     #[track_caller]
     pub(super) fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        let here = &self.device;
-        if here.pool != dev.worker.handle.pool {
-            return Err(Error::WrongPool { op, device: dev.index(), site: Location::caller() });
-        }
-        if here.device != dev.index() {
-            let (buffer, device) = (here.device, dev.index());
-            return Err(Error::WrongDevice { op, buffer, device, site: Location::caller() });
-        }
+        check_home(&self.device, dev, op)?;
         self.group(dev, op)
     }
 
