@@ -66,7 +66,10 @@ impl Connect for Cluster {
         }
         let bcast = |bytes: &mut [u8]| mpi.broadcast(self, bytes);
         let bcast: Option<Bcast<'_>> = if by_mpi { Some(&bcast) } else { None };
-        self.join(drivers.len(), bcast, |control| self.open(control, drivers, software, &mpi))
+        self.join(drivers.len(), bcast, |control| {
+            let (transport, ends) = self.open(control, drivers, software, &mpi)?;
+            Ok((transport, mpi.ends_behind(ends, self, control)))
+        })
     }
 }
 
@@ -201,6 +204,14 @@ impl MpiPart {
         self.mpi.is_some()
     }
 
+    /// Ends MPI behind the transport, also if that is another one: the launcher takes a process that has begun MPI and
+    /// not ended it for a failed one.
+    fn ends_behind(&self, ends: Ends, cluster: &Cluster, control: &Control) -> Ends {
+        let Some(mpi) = self.mpi.clone() else { return ends };
+        let limit = cluster.silence;
+        Box::new((ends, Ending::new(control, move || mpi.close(limit))))
+    }
+
     fn broadcast(&self, cluster: &Cluster, bytes: &mut [u8]) -> Result<()> {
         match &self.mpi {
             Some(mpi) => mpi.broadcast(bytes, cluster.patience),
@@ -260,6 +271,10 @@ impl MpiPart {
 
     fn is_loaded(&self) -> bool {
         false
+    }
+
+    fn ends_behind(&self, ends: Ends, _: &Cluster, _: &Control) -> Ends {
+        ends
     }
 
     fn broadcast(&self, _: &Cluster, _: &mut [u8]) -> Result<()> {
