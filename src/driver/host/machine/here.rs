@@ -61,3 +61,7 @@ impl Machine {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "here_tests.rs"]
+mod tests;
