@@ -60,7 +60,7 @@ template <class T> struct Memory {
 };
 
 // The work of one block, in steps. Step p sends, takes and adds up part p % parts of wave p / parts.
-template <class T> struct Block {
+template <class T> struct Work {
     const Meet& meet;
     const Plan& plan;
     const Memory<T>& own;
@@ -71,7 +71,7 @@ template <class T> struct Block {
     const u32 width; // rows of a wave, in units of blockDim.y
     const bool owners, slots;
 
-    __device__ Block(const Meet& meet, const Plan& plan, const Memory<T>& own, const Lines& lines)
+    __device__ Work(const Meet& meet, const Plan& plan, const Memory<T>& own, const Lines& lines)
         : meet(meet), plan(plan), own(own), lines(lines), slot(meet.signals->slot), units((u32)slot / 16),
           parts(plan.way == ONE_TRIP ? 1 : (KEPT * blockDim.x * blockDim.y - 1) / units + 1),
           width(plan.way == BY_OWNERS ? meet.count : 1), owners(plan.way == BY_OWNERS), slots(plan.way != ONE_TRIP) {}
@@ -264,7 +264,7 @@ template <class T> __device__ inline void norm_inbox(const Meet& meet, const Pla
     const bool last_thread = threadIdx.x == blockDim.x - 1 && threadIdx.y == blockDim.y - 1;
     u32 ticket = ~0u;
     if (last_thread) ticket = take_ticket(meet);
-    Block<T>(meet, plan, own, lines).run();
+    Work<T>(meet, plan, own, lines).run();
     if (last_thread) note_epochs(meet, ticket, lines.epoch);
 }
 
