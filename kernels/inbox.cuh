@@ -188,7 +188,7 @@ template <class T> __device__ inline uint4 sum_of_two(u32 me, const Ending<T>& e
 __device__ inline void tell_taken(const Meet& meet, const u32* epoch, u32 count) {
     const u32 rank = threadIdx.x;
     if (rank >= meet.count || rank == meet.me) return;
-    u64* to = &signals_of(meet, rank)->step[TAKEN][blockIdx.x][ordinal(meet, meet.me)];
+    u64* to = &signals_of(meet, rank)->step[DONE][blockIdx.x][ordinal(meet, meet.me)];
     store_release(to, (u64)epoch[rank] << 32 | count);
 }
 
@@ -198,7 +198,7 @@ __device__ inline bool hear_taken(const Meet& meet, const u32* epoch, u32 count)
     const u32 rank = threadIdx.x;
     if (rank >= meet.count || rank == meet.me) return true;
     const u32 other = ordinal(meet, rank);
-    const u64* at = &signals_of(meet, meet.me)->step[TAKEN][blockIdx.x][other];
+    const u64* at = &signals_of(meet, meet.me)->step[DONE][blockIdx.x][other];
     Patience patience;
 #pragma unroll 1
     for (;;) {

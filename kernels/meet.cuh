@@ -34,8 +34,8 @@ const u32 STAGED = 64;    // and of one that goes through the host's memory
 const u32 FEW = 32;       // and of one that waits for its peers while the next one is on the device
 
 // The signals of a block. In staged.cu: pieces that it has put on its stage, has used, has taken (on separate cache
-// lines). In ring.cu, exchange.cu and inbox.cuh: pieces that it has put into a peer's inbox, and has taken out of its
-// own.
+// lines). In ring.cu and exchange.cu: pieces that it has put into a peer's inbox, and has taken out of its own. In
+// inbox.cuh: steps whose pieces it has used. (Not TAKEN: a member may tell it before others have ended an exchange.)
 enum Step : u32 { PUT, DONE, TAKEN };
 
 // In the device's memory, aligned to 256 bytes; zeroed except for the addresses. The Rust side (search for `Signals`)

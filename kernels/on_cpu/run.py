@@ -58,7 +58,7 @@ MUTANTS = [
     # Sends without a credit; a kernel that ends before all is taken; a credit that is no release, or comes too early.
     ("inbox", "if (taken > 0 && !__syncthreads_and(hear_taken(meet, desk.epoch, taken))) return false;", ""),
     ("inbox", "return hear_taken(meet, desk.epoch, steps);", "return true;"),
-    ("inbox", "store_release(to, (u64)epoch[rank] << 32 | count);", "store_relaxed(to, (u64)epoch[rank] << 32 | count);"),
+    ("inbox", "store_release(to, (u64)epoch[rank] << 32", "store_relaxed(to, (u64)epoch[rank] << 32"),
     ("inbox", "tell_taken(meet, desk.epoch, p + 1);", "tell_taken(meet, desk.epoch, p + 2);"),
     # The last credit of a member that is in its next kernel already.
     ("inbox", " || in == following(epoch[rank])", ""),
@@ -88,7 +88,7 @@ MUTANTS = [
     ("norm_inbox", "place(p, row, k) + slot", "place(p, row, k)"),
     # The reserved word is sent; the norm comes before all parts are there; a row that does not exist; rows that share
     # what their threads exchange.
-    ("norm_inbox", "return guarded<T>(*(const uint4*)(own.x + at(row, k)));", "return *(const uint4*)(own.x + at(row, k));"),
+    ("norm_inbox", "guarded<T>(*(const uint4*)(own.x + at(row, k)));", "*(const uint4*)(own.x + at(row, k));"),
     ("norm_inbox", "(done + 1) % parts != 0", "false"),
     ("norm_inbox", "if (row < plan.rows) finish(row, packs);", "finish(row, packs);"),
     ("norm_inbox", "width(plan.way == BY_OWNERS ? meet.count : 1)", "width(1)"),

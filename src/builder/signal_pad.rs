@@ -126,6 +126,41 @@ mod tests {
         sync::{EventCount, shim},
     };
 
+    /// What kernels of a failed gang have left is gone before its members meet again; other members keep theirs, which
+    /// may be on its way.
+    #[test]
+    fn the_inboxes_of_a_failed_gang_are_emptied() {
+        let pool = GpuPool::builder().host(3).build().unwrap();
+        let pad = make(&pool).unwrap();
+        assert!(pool.shared.signals.set(pad.clone()).is_ok());
+        let bytes_of = |byte: u8| {
+            let found = pool.run(|dev, _| {
+                let (at, bytes) = pad.inbox(dev.index());
+                let mut found = vec![0_u8; bytes];
+                dev.op("test")?.submit(|driver, stream| {
+                    // SAFETY: the pad's inbox is of so many bytes, and no kernel uses it; the wait is below.
+                    unsafe {
+                        driver.copy_to_host(found.as_mut_ptr(), at, bytes, stream)?;
+                        driver.fill_u8(at, byte, bytes, stream)
+                    }
+                })?;
+                dev.synchronize()?;
+                assert!(found.iter().all(|byte| *byte == found[0]));
+                Ok(found[0])
+            });
+            found.unwrap()
+        };
+        assert_eq!(bytes_of(7), [EMPTY; 3], "new ones");
+        let failed = pool.run_on(&[0, 2], |dev, _| match dev.rank() {
+            0 => Err(Error::custom("in the middle")),
+            _ => dev.barrier(),
+        });
+        assert!(failed.is_err());
+        assert_eq!(bytes_of(9), [EMPTY, 7, EMPTY]);
+        restart(&pad, &pool, 5).unwrap();
+        assert_eq!(bytes_of(1), [EMPTY; 3]);
+    }
+
     /// A gang may fail before all its devices are through with the gangs before it.
     #[test]
     fn a_failed_gang_ends_the_kernels_of_no_other() {

@@ -15,7 +15,9 @@ template <class Word> inline void store_release(Word* at, std::type_identity_t<W
     send((u64)at, sizeof(Word), x, true);
     pause_sometimes();
 }
-template <class Word> inline void store_relaxed(Word* at, std::type_identity_t<Word> x) { send((u64)at, sizeof(Word), x, false); }
+template <class Word> inline void store_relaxed(Word* at, std::type_identity_t<Word> x) {
+    send((u64)at, sizeof(Word), x, false);
+}
 
 // In pieces, each of which others see when it comes.
 inline uint4 load_packet(u64 at) {

@@ -82,7 +82,8 @@ struct Block {
     bool closing = false;
     std::thread thread;
 
-    Block(int device, unsigned index, unsigned threads) : device(device), index(index), threads(threads), width(threads), fibers(threads) {
+    Block(int device, unsigned index, unsigned threads)
+        : device(device), index(index), threads(threads), width(threads), fibers(threads) {
         for (auto& fiber : fibers) fiber.stack.reset(new char[STACK]);
         thread = std::thread([this] { serve(); });
     }

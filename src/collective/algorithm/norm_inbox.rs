@@ -1,8 +1,8 @@
 //! A sum, the addition of a residual and a norm of the rows in one kernel, by data that are their own flags:
 //! `kernels/norm_inbox.cu`. It touches no peer's memory but the inboxes in the signal pads.
 //!
-//! `ops` asks for it ([`Group::norm_in_one`]), for `all_reduce_norm`; where it does not fit, that is three calls. It has
-//! no place in the table of [`choose`](super::super::choose), since other collectives have no norm.
+//! `ops` asks for it ([`Group::norm_in_one`]), for `all_reduce_norm`; where it does not fit, that is three calls. It is
+//! not in the table of [`choose`](super::super::choose), since other collectives have no norm.
 //!
 //! Invariant: what is chosen depends only on what all members have in common: the group, the pool, and the parts of the
 //! call that the meeting compares. All ways give the same bits.
