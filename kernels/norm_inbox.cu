@@ -1,5 +1,5 @@
-// An all-reduce (the sum), the addition of a residual, and a norm of the rows, in one kernel, by data that are their own
-// flags: inbox.cuh has the protocol, rows.cuh the norm.
+// An all-reduce (the sum), the addition of a residual, and a norm of the rows, in one kernel, by data that are their
+// own flags: inbox.cuh has the protocol, rows.cuh the norm.
 //
 //   norm_inbox_{f32,f16,bf16}, norm_inbox_wide_f32
 //       (Meet meet, Plan plan, const T* x, T* residual, const T* gamma, const T* beta, T* y, f32* mean, f32* rstd)
@@ -9,8 +9,8 @@
 //
 // Threads. As in rows.cu a row belongs to blockDim.x threads, by its width alone, and all its packs are in their
 // registers; a block has blockDim.y rows. So the bits are those of rows.cu, and of the collectives: the same functions
-// add up. All addresses are multiples of 16, columns are whole packs and at most KEPT packs for each thread. (`wide` has
-// the blocks of 1024 threads that rows of f32 of more than 8192 columns take.)
+// add up. All addresses are multiples of 16, columns are whole packs and at most KEPT packs for each thread. (`wide`
+// has the blocks of 1024 threads that rows of f32 of more than 8192 columns take.)
 //
 // `y` may be `x`: a thread reads an element of x for the last time before it writes that element of y.
 //
@@ -60,7 +60,7 @@ template <class T> struct Memory {
 };
 
 // The work of one block, in steps. Step p sends, takes and adds up part p % parts of wave p / parts.
-template <class T> struct Block {
+template <class T> struct Work {
     const Meet& meet;
     const Plan& plan;
     const Memory<T>& own;
@@ -71,7 +71,7 @@ template <class T> struct Block {
     const u32 width; // rows of a wave, in units of blockDim.y
     const bool owners, slots;
 
-    __device__ Block(const Meet& meet, const Plan& plan, const Memory<T>& own, const Lines& lines)
+    __device__ Work(const Meet& meet, const Plan& plan, const Memory<T>& own, const Lines& lines)
         : meet(meet), plan(plan), own(own), lines(lines), slot(meet.signals->slot), units((u32)slot / 16),
           parts(plan.way == ONE_TRIP ? 1 : (KEPT * blockDim.x * blockDim.y - 1) / units + 1),
           width(plan.way == BY_OWNERS ? meet.count : 1), owners(plan.way == BY_OWNERS), slots(plan.way != ONE_TRIP) {}
@@ -126,7 +126,7 @@ template <class T> struct Block {
         });
     }
 
-    // The norm of a row of the residual: from the packs of two members, else each thread reads back what it has written.
+    // The norm of a row of the residual: from `packs` of two members, else each thread reads back what it has written.
     __device__ void finish(u64 row, uint4 (&packs)[KEPT]) const {
         if (meet.count > 2) {
 #pragma unroll
@@ -264,7 +264,7 @@ template <class T> __device__ inline void norm_inbox(const Meet& meet, const Pla
     const bool last_thread = threadIdx.x == blockDim.x - 1 && threadIdx.y == blockDim.y - 1;
     u32 ticket = ~0u;
     if (last_thread) ticket = take_ticket(meet);
-    Block<T>(meet, plan, own, lines).run();
+    Work<T>(meet, plan, own, lines).run();
     if (last_thread) note_epochs(meet, ticket, lines.epoch);
 }
 

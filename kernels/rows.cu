@@ -136,7 +136,7 @@ __device__ inline void cross_entropy(const T* x, const u32* labels, T* dx, Acc<T
     });
 }
 
-// y = (x - mean) / sqrt(variance + eps) * gamma + beta. MEAN: of the layer norm; the RMS norm has neither mean nor beta.
+// y = (x - mean) / sqrt(variance + eps) * gamma + beta. MEAN: of the layer norm; the RMS norm has no mean and no beta.
 template <bool FITS, bool MEAN, class T>
 __device__ inline void norm(Flag<MEAN>, const T* x, const T* gamma, const T* beta, T* y, Acc<T>* mean_of,
                             Acc<T>* rstd_of, u64 rows, u32 cols, Acc<T> eps) {

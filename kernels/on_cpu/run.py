@@ -4,7 +4,7 @@
     python3 kernels/on_cpu/run.py             all families, and mutants that must fail
     python3 kernels/on_cpu/run.py random      one family
 
-Kernels that meet run on several devices at once, by meeting/check.cpp.
+Kernels that meet run on several devices at once, by meeting/check.cpp and meeting/norm.cpp.
 
 This finds wrong indices, ends, alignments and formulas without a GPU: an access beyond an array, or one of 16 bytes at
 another address than a multiple of 16, ends the run. It does not find what only a GPU has: code that NVRTC gets wrong,
@@ -22,7 +22,7 @@ KERNELS = HERE.parent
 TARGET = KERNELS.parent / "target" / "kernels-on-cpu"
 FAMILIES = ["elementwise", "pointwise", "random", "columns", "embedding"]
 # Those that meet. Their sanitizers know no fibers.
-MEETING = ["inbox"]
+MEETING = {"inbox": "check.cpp", "norm_inbox": "norm.cpp"}
 FLAGS = "-std=c++20 -O1 -ffp-contract=off -w -pthread -fsanitize=address,undefined -fno-sanitize-recover=all".split()
 FLAGS_OF_MEETING = [flag for flag in FLAGS if "address" not in flag] + ["-fsanitize=undefined"]
 
@@ -79,6 +79,19 @@ MUTANTS = [
     ("inbox", "(2 * (p % 2) + 1) * desk.slot", "2 * (p % 2) * desk.slot"),
     # Nothing is sent to a member that is to wait.
     ("inbox", "(route.receives(rank) || i == 0)", "route.receives(rank)"),
+    # Sends without a credit; a kernel that ends before all is taken; credits that come too early.
+    ("norm_inbox", "if (slots && taken > 0 && !__syncthreads_and(hear(taken))) return;", ""),
+    ("norm_inbox", "if (slots) hear(pieces + behind);", ""),
+    ("norm_inbox", "tell(p + 1);", "tell(p + 2);"),
+    # Two steps ahead where slots are for one; sums in the slot of the pieces.
+    ("norm_inbox", "owners ? 1 : 2;", "2;"),
+    ("norm_inbox", "place(p, row, k) + slot", "place(p, row, k)"),
+    # The reserved word is sent; the norm comes before all parts are there; a row that does not exist; rows that share
+    # what their threads exchange.
+    ("norm_inbox", "guarded<T>(*(const uint4*)(own.x + at(row, k)));", "*(const uint4*)(own.x + at(row, k));"),
+    ("norm_inbox", "(done + 1) % parts != 0", "false"),
+    ("norm_inbox", "if (row < plan.rows) finish(row, packs);", "finish(row, packs);"),
+    ("norm_inbox", "width(plan.way == BY_OWNERS ? meet.count : 1)", "width(1)"),
 ]
 
 
@@ -108,7 +121,8 @@ def compiled(family, name, old="", new=""):
     program = folder / "check"
     meets = family in MEETING
     here, flags = (HERE / "meeting", [*FLAGS_OF_MEETING, "-DMEETING"]) if meets else (HERE, FLAGS)
-    sources = [f"-DFAMILY_{family}", f'-DSOURCE="{folder / family}.cu"', f"-I{folder}", f"-I{here}", here / "check.cpp"]
+    check = here / MEETING.get(family, "check.cpp")
+    sources = [f"-DFAMILY_{family}", f'-DSOURCE="{folder / family}.cu"', f"-I{folder}", f"-I{here}", check]
     subprocess.run(["g++", *flags, *sources, "-o", program], check=True)
     return program
 
@@ -124,7 +138,7 @@ def mutant(number, family, old, new):
 
 
 def main():
-    families = sys.argv[1:] or FAMILIES + MEETING
+    families = sys.argv[1:] or FAMILIES + list(MEETING)
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(test, family) for family in families]
         jobs += [pool.submit(mutant, i, *m) for i, m in enumerate(MUTANTS) if m[0] in families]

@@ -147,7 +147,7 @@ impl Group<'_> {
             None => sum,
             Some(kernel) => {
                 let (reason, blocks) = (kernel.reason(), kernel.block_count());
-                Explanation { algorithm: Algorithm::Direct, meets: "data", reason, blocks, ..sum }
+                Explanation { algorithm: Algorithm::Inbox, meets: "data", reason, blocks, ..sum }
             }
         })
     }

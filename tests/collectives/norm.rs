@@ -180,7 +180,7 @@ on_both! {
         pool.run(|dev, _| {
             let group = dev.group(&[0, 1])?;
             let sum = group.explain(DType::BF16, ReduceOp::Sum, 4096 * 4096 * 2)?;
-            let meets_on_devices = gpus.is_cuda() && sum.meets != "events" && sum.algorithm == Algorithm::Direct;
+            let meets_on_devices = gpus.is_cuda() && sum.meets != "events" && sum.algorithm == Algorithm::Inbox;
             for (dtype, rows, cols) in [(DType::BF16, 1, 4096), (DType::BF16, 4096, 4096), (DType::F32, 64, 16384)] {
                 let how = group.explain_norm(dtype, rows, cols)?;
                 assert!(how.meets == "data" || !meets_on_devices, "{how}");

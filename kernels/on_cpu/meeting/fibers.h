@@ -63,12 +63,15 @@ struct Fiber {
     unsigned thread;
     bool waits = false, ended = false;
     bool vote = true;
+    // The barrier that it waits at: that of the block, or one of some threads.
+    unsigned barrier = 0, of = 0;
+    u64 given = 0; // to the other threads of its warp
 };
 
 // The threads of one block. `run` lets some of them go on.
 struct Block {
     int device;
-    unsigned index, blocks, threads;
+    unsigned index, blocks, threads, width;
     std::function<void()> kernel; // empty: nothing to do
     std::vector<Fiber> fibers;
     ucontext_t scheduler;
@@ -79,7 +82,8 @@ struct Block {
     bool closing = false;
     std::thread thread;
 
-    Block(int device, unsigned index, unsigned threads) : device(device), index(index), threads(threads), fibers(threads) {
+    Block(int device, unsigned index, unsigned threads)
+        : device(device), index(index), threads(threads), width(threads), fibers(threads) {
         for (auto& fiber : fibers) fiber.stack.reset(new char[STACK]);
         thread = std::thread([this] { serve(); });
     }
@@ -99,8 +103,9 @@ struct Block {
             back.release();
         }
     }
-    void begin(unsigned grid, std::function<void()> work) {
-        blocks = grid, kernel = std::move(work), ended = 0;
+    // `x` threads in a row of the block.
+    void begin(unsigned grid, std::function<void()> work, unsigned x = 0) {
+        blocks = grid, kernel = std::move(work), ended = 0, width = x ? x : threads;
         for (unsigned t = 0; t < threads; t++) {
             Fiber& fiber = fibers[t];
             fiber.thread = t, fiber.waits = fiber.ended = false;
@@ -122,12 +127,19 @@ struct Block {
             Fiber& fiber = fibers[(first + k) % threads];
             if (fiber.waits || fiber.ended) continue;
             current = &fiber;
-            threadIdx = {fiber.thread, 0, 0}, blockIdx = {index, 0, 0}, blockDim = {threads}, gridDim = {blocks};
+            threadIdx = {fiber.thread % width, fiber.thread / width, 0}, blockIdx = {index, 0, 0};
+            blockDim = {width, threads / width}, gridDim = {blocks};
             swapcontext(&scheduler, &fiber.context);
             break;
         }
-        unsigned waiting = 0;
-        for (const Fiber& fiber : fibers) waiting += fiber.waits;
+        unsigned waiting = 0, together = 0;
+        for (const Fiber& fiber : fibers) waiting += fiber.waits && !fiber.barrier;
+        const auto in_group = [&](const Fiber& fiber) { return fiber.waits && fiber.barrier == current->barrier; };
+        for (const Fiber& fiber : fibers) together += current->waits && current->barrier && in_group(fiber);
+        if (together > 0 && together == current->of) {
+            const unsigned barrier = current->barrier;
+            for (Fiber& fiber : fibers) fiber.waits &= fiber.barrier != barrier;
+        }
         if (waiting > 0 && waiting + ended == threads) {
             // A thread that has ended would never come.
             if (ended > 0) printf("a barrier of a block that some threads have left\n"), exit(1);
@@ -143,11 +155,27 @@ inline void pause_sometimes() {
     if (chance(3)) here->pause();
 }
 inline bool __syncthreads_and(bool vote) {
-    here->current->vote = vote, here->current->waits = true;
+    here->current->vote = vote, here->current->waits = true, here->current->barrier = 0;
     here->pause();
     return here->all;
 }
 inline void __syncthreads() { __syncthreads_and(true); }
+// A barrier of `threads` threads of the block, by number.
+inline void sync_some(unsigned id, unsigned threads) {
+    Fiber& fiber = *here->current;
+    fiber.waits = true, fiber.barrier = id, fiber.of = threads;
+    here->pause();
+}
+inline void __syncwarp() {}
+template <class V> V __shfl_xor_sync(unsigned, V x, unsigned far) {
+    const unsigned thread = here->current->thread;
+    memcpy(&here->current->given, &x, sizeof(V));
+    sync_some(100 + thread / 32, 32);
+    memcpy(&x, &here->fibers[thread ^ far].given, sizeof(V));
+    sync_some(100 + thread / 32, 32);
+    return x;
+}
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(x); }
 inline unsigned __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned atomicAdd(unsigned* at, unsigned x) {

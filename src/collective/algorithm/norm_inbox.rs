@@ -1,8 +1,8 @@
 //! A sum, the addition of a residual and a norm of the rows in one kernel, by data that are their own flags:
 //! `kernels/norm_inbox.cu`. It touches no peer's memory but the inboxes in the signal pads.
 //!
-//! `ops` asks for it ([`Group::norm_in_one`]), for `all_reduce_norm`; where it does not fit, that is three calls. It has
-//! no place in the table of [`choose`](super::super::choose), since other collectives have no norm.
+//! `ops` asks for it ([`Group::norm_in_one`]), for `all_reduce_norm`; where it does not fit, that is three calls. It is
+//! not in the table of [`choose`](super::super::choose), since other collectives have no norm.
 //!
 //! Invariant: what is chosen depends only on what all members have in common: the group, the pool, and the parts of the
 //! call that the meeting compares. All ways give the same bits.
@@ -103,13 +103,13 @@ impl NormInbox {
             return None;
         }
         let way = match rows.rows.checked_mul(row)? {
-            bytes if bytes <= inbox.inbox => Way::OneTrip,
+            bytes if bytes <= inbox.inbox.min(limits.inbox_whole) => Way::OneTrip,
             _ if members == 2 => Way::ToAll,
             _ => Way::ByOwners,
         };
         // A row of a block for each owner.
         let groups = if way == Way::ByOwners { rows.rows.div_ceil(members) } else { rows.rows };
-        let most = limits.ll_blocks;
+        let most = if way == Way::OneTrip { limits.inbox_blocks } else { limits.slots_blocks };
         let together = groups.div_ceil(most as usize).next_power_of_two().min((MOST_THREADS / threads).max(1) as usize);
         let blocks = groups.div_ceil(together).min(most as usize) as u32;
         Some(NormInbox { rows, way, together: together as u32, blocks, wide })
@@ -168,7 +168,7 @@ impl Group<'_> {
         let machine = Machine::of(shared);
         let group = (self.count(), self.membership.direct);
         let case = Case::new((machine, self.limits()), group, (rows.dtype, ReduceOp::Sum), Some(&shape), false);
-        let free = matches!(machine.wish, Wish::Auto | Wish::Direct);
+        let free = matches!(machine.wish, Wish::Auto | Wish::Inbox);
         if !case.meets_on_devices() || !free {
             return None;
         }
@@ -184,7 +184,7 @@ pub(crate) struct NormCall {
 
 impl Algorithm for NormCall {
     fn about(&self) -> About {
-        About { name: "norm_inbox", group: types::Algorithm::Direct, waits_by: "data" }
+        About { name: "norm_inbox", group: types::Algorithm::Inbox, waits_by: "data" }
     }
 
     fn fits(&self, _: &Case<'_>) -> Option<&'static str> {
@@ -267,7 +267,7 @@ mod tests {
         let way = |members, count| plan(members, rows(DType::BF16, count, 4096)).unwrap().way;
         // 256 rows are 2 MB.
         assert_eq!([256, 257].map(|count| way(2, count)), [Way::OneTrip, Way::ToAll]);
-        assert_eq!([36, 37].map(|count| way(8, count)), [Way::OneTrip, Way::ByOwners]);
+        assert_eq!([18, 19].map(|count| way(8, count)), [Way::OneTrip, Way::ByOwners]);
         let dims = |count| plan(2, rows(DType::BF16, count, 4096)).unwrap().dims();
         assert_eq!((dims(1).grid.0, dims(1).block), (1, (128, 1, 1)));
         assert_eq!((dims(200).grid.0, dims(200).block), (100, (128, 2, 1)));
