@@ -110,6 +110,11 @@ impl<T: Parameter> ShardedStep<T> {
         let members = group.count();
         let part = part_of(len, group.rank(), members);
         let most = (0..members).map(|rank| within(&places, &part_of(len, rank, members)).count()).max();
+        if group.kernels_meet() {
+            // Not later: to load a module may wait for kernels that wait for this member.
+            let entry = sharded::entry::<T>();
+            dev.worker.function(entry.module, entry.name)?;
+        }
         let zeros = |which| kept.contains(&which).then(|| dev.zeros::<f32>(part.len())).transpose();
         Ok(ShardedStep {
             members: group.key(),
@@ -243,9 +248,6 @@ impl<T: Parameter> ShardedStep<T> {
         weights: &mut [DeviceViewMut<'_, T>],
     ) -> Result<()> {
         let dev = group.device();
-        // A module is loaded before members meet: it may wait for kernels that wait for this member.
-        let entry = sharded::entry::<T>();
-        dev.worker.function(entry.module, entry.name)?;
         let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
         let segments = self.segments(self.part.clone(), &views);
         let kernel = OneKernel {
