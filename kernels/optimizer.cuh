@@ -35,8 +35,8 @@ struct Rule {
     f32 eps;
 };
 
-// The moments, and the parameters in f32. Each has an element for the elements of a bucket from `begin` on, also for those
-// between segments, or is null. It is aligned to 16 bytes, and so is every pack of a bucket, relative to `begin`.
+// The moments, and the parameters in f32. Each has an element for the elements of a bucket from `begin` on, also for
+// those between segments, or is null. It is aligned to 16 bytes, and so is every pack of a bucket, relative to `begin`.
 struct State {
     f32 *first, *second, *master;
     u64 begin;

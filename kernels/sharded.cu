@@ -18,8 +18,8 @@
 // the number of blocks.
 //
 // Who touches what between the start and the end of the meeting. Elements of part p of any device's gradients, and of
-// any device's parameters: the owner of p alone, and there one thread for each element. `sums`, number c of all devices:
-// the owner of chunk c writes it before the second meeting, and all read it after.
+// any device's parameters: the owner of p alone, and there one thread for each element. `sums`, number c of all
+// devices: the owner of chunk c writes it before the second meeting, and all read it after.
 #include "meet.cuh"
 #include "optimizer.cuh"
 

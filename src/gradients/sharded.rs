@@ -40,6 +40,9 @@ pub(crate) struct Terms {
     pub site: Site,
 }
 
+/// What members compare, and its text.
+type Named = (&'static str, fn(&Terms) -> String);
+
 /// Numbers that an optimizer keeps for each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
@@ -79,7 +82,7 @@ impl Terms {
         let (here, site) = (group.here(), self.site);
         let text = format!("{OP}({:?}, {}, {}, {:?})", self.dtype, self.reduce, self.optimizer, self.sizes);
         let all = here.exchange(self)?;
-        let parts: [(&'static str, fn(&Terms) -> String); 4] = [
+        let parts: [Named; 4] = [
             ("dtype", |terms| format!("parameters of {:?}", terms.dtype)),
             ("size", |terms| format!("sizes {:?}", terms.sizes)),
             ("reduce op", |terms| terms.reduce.to_string()),
@@ -198,8 +201,8 @@ impl<T: Parameter> ShardedStep<T> {
         }
     }
 
-    /// One step, number `steps`, of memory that was [checked](Self::check). All members call it. In a capture the rule is the one of [`set_later`](Self::set_later)
-    /// at each launch.
+    /// One step, number `steps`, of memory that was [checked](Self::check). All members call it. In a capture the rule is
+    /// the one of [`set_later`](Self::set_later) at each launch.
     #[track_caller]
     pub fn step(
         &mut self,

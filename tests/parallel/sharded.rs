@@ -360,7 +360,8 @@ on_both! {
     // A device that never calls fails the others' step; a state sets them right.
     2: fn a_failed_step_is_the_last_one(gpus) {
         let pool = pool_of(gpus, 2);
-        let mut rigs = pool.per_device(|dev, _| Rig::<f32>::new(dev, Optimizer::adam(0.1), ReduceOp::Sum, &[5000])).unwrap();
+        let make = |dev: &Device| Rig::<f32>::new(dev, Optimizer::adam(0.1), ReduceOp::Sum, &[5000]);
+        let mut rigs = pool.per_device(|dev, _| make(dev)).unwrap();
         let state = rigs.run(|dev, _, rig| {
             rig.step(dev)?;
             rig.own.state(dev)
