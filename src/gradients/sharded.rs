@@ -201,8 +201,8 @@ impl<T: Parameter> ShardedStep<T> {
         }
     }
 
-    /// One step, number `steps`, of memory that was [checked](Self::check). All members call it. In a capture the rule is
-    /// the one of [`set_later`](Self::set_later) at each launch.
+    /// One step, number `steps`, of memory that was [checked](Self::check). All members call it. In a capture the rule
+    /// is the one of [`set_later`](Self::set_later) at each launch.
     #[track_caller]
     pub fn step(
         &mut self,
