@@ -35,41 +35,48 @@ struct Rule {
     f32 eps;
 };
 
-// The moments, and the parameters in f32. Each has an element for the elements of a bucket from `begin` on, or is null.
+// The moments, and the parameters in f32. Each has an element for the elements of a bucket from `begin` on, also for
+// those between segments, or is null. It is aligned to 16 bytes, and so is every pack of a bucket, relative to `begin`.
 struct State {
     f32 *first, *second, *master;
     u64 begin;
 };
 
-// The first `most` of N elements at p; by as large accesses as p allows.
-template <class T, u32 N> __device__ inline void load(const T* p, u32 most, T (&x)[N]) {
-    const u32 E = 16 / sizeof(T) < N ? 16 / sizeof(T) : N;
-    if (most == N && (u64)p % (E * sizeof(T)) == 0) {
+// Elements that are moved at once, of N.
+template <class T, u32 N> constexpr u32 AT_ONCE = 16 / sizeof(T) < N ? 16 / sizeof(T) : N;
+
+// N elements at p, which is aligned for that.
+template <class T, u32 N> __device__ inline void load_all(const T* p, T (&x)[N]) {
+    const u32 E = AT_ONCE<T, N>;
 #pragma unroll
-        for (u32 at = 0; at < N; at += E) {
-            const Chunk<T, E> pack = *reinterpret_cast<const Chunk<T, E>*>(p + at);
+    for (u32 at = 0; at < N; at += E) {
+        const Chunk<T, E> pack = *reinterpret_cast<const Chunk<T, E>*>(p + at);
 #pragma unroll
-            for (u32 k = 0; k < E; k++) x[at + k] = pack.lane[k];
-        }
-        return;
+        for (u32 k = 0; k < E; k++) x[at + k] = pack.lane[k];
     }
+}
+
+template <class T, u32 N> __device__ inline void store_all(T* p, const T (&x)[N]) {
+    const u32 E = AT_ONCE<T, N>;
+#pragma unroll
+    for (u32 at = 0; at < N; at += E) {
+        Chunk<T, E> pack;
+#pragma unroll
+        for (u32 k = 0; k < E; k++) pack.lane[k] = x[at + k];
+        *reinterpret_cast<Chunk<T, E>*>(p + at) = pack;
+    }
+}
+
+// The first `most` of N elements at p, which may be anywhere.
+template <class T, u32 N> __device__ inline void load(const T* p, u32 most, T (&x)[N]) {
+    if (most == N && (u64)p % (AT_ONCE<T, N> * sizeof(T)) == 0) return load_all(p, x);
 #pragma unroll
     for (u32 k = 0; k < N; k++)
         if (k < most) x[k] = p[k];
 }
 
 template <class T, u32 N> __device__ inline void store(T* p, u32 most, const T (&x)[N]) {
-    const u32 E = 16 / sizeof(T) < N ? 16 / sizeof(T) : N;
-    if (most == N && (u64)p % (E * sizeof(T)) == 0) {
-#pragma unroll
-        for (u32 at = 0; at < N; at += E) {
-            Chunk<T, E> pack;
-#pragma unroll
-            for (u32 k = 0; k < E; k++) pack.lane[k] = x[at + k];
-            *reinterpret_cast<Chunk<T, E>*>(p + at) = pack;
-        }
-        return;
-    }
+    if (most == N && (u64)p % (AT_ONCE<T, N> * sizeof(T)) == 0) return store_all(p, x);
 #pragma unroll
     for (u32 k = 0; k < N; k++)
         if (k < most) p[k] = x[k];
@@ -108,9 +115,9 @@ __device__ inline void update_pack(const State& state, const Rule& rule, bool fi
     const u64 at = i - state.begin;
     f32 m[N] = {}, v[N] = {}, w[N] = {};
     load(place, most, own);
-    if (state.first != nullptr) load(state.first + at, most, m);
-    if (state.second != nullptr) load(state.second + at, most, v);
-    if (state.master != nullptr) load(state.master + at, most, w);
+    if (state.first != nullptr) load_all(state.first + at, m);
+    if (state.second != nullptr) load_all(state.second + at, v);
+    if (state.master != nullptr) load_all(state.master + at, w);
 #pragma unroll
     for (u32 e = 0; e < N; e++) {
         if (e >= most) continue;
@@ -122,9 +129,9 @@ __device__ inline void update_pack(const State& state, const Rule& rule, bool fi
     }
     if (!finite) return;
     store(place, most, own);
-    if (state.first != nullptr) store(state.first + at, most, m);
-    if (state.second != nullptr) store(state.second + at, most, v);
-    if (state.master != nullptr) store(state.master + at, most, w);
+    if (state.first != nullptr) store_all(state.first + at, m);
+    if (state.second != nullptr) store_all(state.second + at, v);
+    if (state.master != nullptr) store_all(state.master + at, w);
 }
 
 // The squares of 16 bytes of gradients, in order.

@@ -18,8 +18,8 @@
 // the number of blocks.
 //
 // Who touches what between the start and the end of the meeting. Elements of part p of any device's gradients, and of
-// any device's parameters: the owner of p alone, and there one thread for each element. `sums`, number c of all devices:
-// the owner of chunk c writes it before the second meeting, and all read it after.
+// any device's parameters: the owner of p alone, and there one thread for each element. `sums`, number c of all
+// devices: the owner of chunk c writes it before the second meeting, and all read it after.
 #include "meet.cuh"
 #include "optimizer.cuh"
 
@@ -32,11 +32,24 @@ struct Desk {
     f32 norm;
 };
 
+// Registers cannot be indexed by a number that the compiler does not know.
+template <u32 N> __device__ inline uint4 pick_unit(const uint4 (&from)[N], u32 at) {
+    uint4 x = from[0];
+#pragma unroll
+    for (u32 i = 1; i < N; i++) {
+        x.x = at == i ? from[i].x : x.x;
+        x.y = at == i ? from[i].y : x.y;
+        x.z = at == i ? from[i].z : x.z;
+        x.w = at == i ? from[i].w : x.w;
+    }
+    return x;
+}
+
 template <class T> struct Sharded {
     static const u32 W = 16 / sizeof(T);
     static const u32 ROUNDS = CHUNK / (32 * W);
-    // Units of 16 bytes that a thread has on their way from each of two devices.
-    static const u32 U = 4;
+    // Units of 16 bytes that a thread has on their way from each of two devices: as many as there are registers for.
+    static const u32 U = 16 / W;
 
     const Meet& meet;
     const Desk& desk;
@@ -115,17 +128,6 @@ template <class T> struct Sharded {
         }
     }
 
-    // Adds up a chunk and updates it.
-    __device__ void whole(u64 chunk) const {
-#pragma unroll 1
-        for (u32 round = 0; round < ROUNDS && element(chunk, round) - threadIdx.x % 32 * W < end; round += U) {
-            uint4 sum[U];
-            fold(chunk, round, sum);
-#pragma unroll
-            for (u32 u = 0; u < U; u++) update(element(chunk, round + u), sum[u]);
-        }
-    }
-
     // Adds up a chunk, and tells all devices the squares of the sums.
     __device__ void gather(u64 chunk) const {
         f64 squares = 0.0;
@@ -146,18 +148,20 @@ template <class T> struct Sharded {
         if (rank < meet.count) store(desk.sums[rank] + chunk * sizeof(f64), to_bits(squares));
     }
 
-    // Updates a chunk that `gather` has added up, by the same threads.
-    __device__ void finish(u64 chunk) const {
+    // Updates a chunk; before, adds it up, unless `gather` has done so, by the same threads.
+    __device__ void finish(u64 chunk, bool gathered) const {
 #pragma unroll 1
         for (u32 round = 0; round < ROUNDS && element(chunk, round) - threadIdx.x % 32 * W < end; round += U) {
-            uint4 sum[U];
+            uint4 sum[U] = {};
+            if (!gathered) fold(chunk, round, sum);
 #pragma unroll
             for (u32 u = 0; u < U; u++) {
                 const u64 i = element(chunk, round + u);
-                if (i < end) sum[u] = load<uint4>(desk.grads[meet.me] + i * sizeof(T));
+                if (gathered && i < end) sum[u] = load<uint4>(desk.grads[meet.me] + i * sizeof(T));
             }
-#pragma unroll
-            for (u32 u = 0; u < U; u++) update(element(chunk, round + u), sum[u]);
+            // One copy of a long piece of code.
+#pragma unroll 1
+            for (u32 u = 0; u < U; u++) update(element(chunk, round + u), pick_unit(sum, u));
         }
     }
 };
@@ -217,25 +221,20 @@ __device__ inline bool sharded(const Meet& meet, Desk& desk, u32 op, const State
     // Chunks go to blocks in turn, and in a block to warps, so few chunks keep many multiprocessors busy.
     const u64 begin = state.begin / CHUNK, behind = (end + CHUNK - 1) / CHUNK;
     const u64 first = begin + (u64)(threadIdx.x / 32) * gridDim.x + blockIdx.x, step = blockDim.x / 32 * gridDim.x;
-    if (norm == nullptr) {
+    const bool clips = norm != nullptr;
+    if (clips) {
 #pragma unroll 1
-        for (u64 chunk = first; chunk < behind; chunk += step) work.whole(chunk);
-        return true;
+        for (u64 chunk = first; chunk < behind; chunk += step) work.gather(chunk);
+        if (!meet_all(meet, desk)) return false;
+        const f32 found = norm_of(meet, desk, chunks);
+        if (blockIdx.x == 0 && threadIdx.x == 0) *norm = found;
+        work.finite = is_finite(found);
+        work.scale = scale_of(desk.rule, found);
     }
-    u64 chunk = first;
-#pragma unroll 1
-    for (; chunk < behind; chunk += step) work.gather(chunk);
-    if (!meet_all(meet, desk)) return false;
-    const f32 found = norm_of(meet, desk, chunks);
-    if (blockIdx.x == 0 && threadIdx.x == 0) *norm = found;
-    work.finite = is_finite(found);
-    work.scale = scale_of(desk.rule, found);
     // The last ones first: their sums are still in the cache.
+    const u64 rounds = behind > first ? (behind - first + step - 1) / step : 0;
 #pragma unroll 1
-    while (chunk > first) {
-        chunk -= step;
-        work.finish(chunk);
-    }
+    for (u64 k = rounds; k > 0; k--) work.finish(first + (k - 1) * step, clips);
     return true;
 }
 

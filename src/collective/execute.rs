@@ -63,13 +63,13 @@ impl Group<'_> {
         }
     }
 
-    /// Whether kernels of higher rooms can wait for each other on the devices, and the builder allows it.
+    /// Whether kernels of higher rooms can wait for each other on the devices, and the builder asked for no algorithm.
     pub(crate) fn kernels_meet(&self) -> bool {
         let machine = Machine::of(&self.dev.worker.shared);
         let (members, any) = ((self.count(), self.membership.direct), (DType::U8, ReduceOp::Sum));
         self.across.is_none()
             && !machine.software
-            && matches!(machine.wish, Wish::Auto | Wish::Direct)
+            && machine.wish == Wish::Auto
             && Case::new((machine, self.limits()), members, any, None, false).meets_on_devices()
     }
 

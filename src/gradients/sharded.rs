@@ -40,6 +40,9 @@ pub(crate) struct Terms {
     pub site: Site,
 }
 
+/// What members compare, and its text.
+type Named = (&'static str, fn(&Terms) -> String);
+
 /// Numbers that an optimizer keeps for each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
@@ -79,7 +82,7 @@ impl Terms {
         let (here, site) = (group.here(), self.site);
         let text = format!("{OP}({:?}, {}, {}, {:?})", self.dtype, self.reduce, self.optimizer, self.sizes);
         let all = here.exchange(self)?;
-        let parts: [(&'static str, fn(&Terms) -> String); 4] = [
+        let parts: [Named; 4] = [
             ("dtype", |terms| format!("parameters of {:?}", terms.dtype)),
             ("size", |terms| format!("sizes {:?}", terms.sizes)),
             ("reduce op", |terms| terms.reduce.to_string()),
@@ -110,6 +113,11 @@ impl<T: Parameter> ShardedStep<T> {
         let members = group.count();
         let part = part_of(len, group.rank(), members);
         let most = (0..members).map(|rank| within(&places, &part_of(len, rank, members)).count()).max();
+        if group.kernels_meet() {
+            // Not later: to load a module may wait for kernels that wait for this member.
+            let entry = sharded::entry::<T>();
+            dev.worker.function(entry.module, entry.name)?;
+        }
         let zeros = |which| kept.contains(&which).then(|| dev.zeros::<f32>(part.len())).transpose();
         Ok(ShardedStep {
             members: group.key(),
@@ -193,8 +201,8 @@ impl<T: Parameter> ShardedStep<T> {
         }
     }
 
-    /// One step, number `steps`, of memory that was [checked](Self::check). All members call it. In a capture the rule is the one of [`set_later`](Self::set_later)
-    /// at each launch.
+    /// One step, number `steps`, of memory that was [checked](Self::check). All members call it. In a capture the rule
+    /// is the one of [`set_later`](Self::set_later) at each launch.
     #[track_caller]
     pub fn step(
         &mut self,
@@ -243,9 +251,6 @@ impl<T: Parameter> ShardedStep<T> {
         weights: &mut [DeviceViewMut<'_, T>],
     ) -> Result<()> {
         let dev = group.device();
-        // A module is loaded before members meet: it may wait for kernels that wait for this member.
-        let entry = sharded::entry::<T>();
-        dev.worker.function(entry.module, entry.name)?;
         let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
         let segments = self.segments(self.part.clone(), &views);
         let kernel = OneKernel {

