@@ -75,13 +75,16 @@ pub fn child(builder: Builder) -> Result<(), Error> {
     let pool: GpuPool = pool(builder)?;
     let found = pool.run(|dev, _| {
         let own = 0.25 + dev.world()?.rank() as f64;
-        Ok([
-            same(dev, ReduceOp::Avg, |x| x)?,
-            same(dev, ReduceOp::Scaled(own), f64::from)?,
-            same(dev, ReduceOp::Sum, f16::from_f32)?,
-            same(dev, ReduceOp::Avg, bf16::from_f32)?,
-            overlaps(dev)?,
-        ])
+        let kinds: [&dyn Fn() -> Result<bool, Error>; 5] = [
+            &|| same(dev, ReduceOp::Avg, |x| x),
+            &|| same(dev, ReduceOp::Scaled(own), f64::from),
+            &|| same(dev, ReduceOp::Sum, f16::from_f32),
+            &|| same(dev, ReduceOp::Avg, bf16::from_f32),
+            &|| overlaps(dev),
+        ];
+        // On a busy machine all of them take longer than a test waits for a word.
+        let each = kinds.iter().map(|kind| kind().inspect(|_| say("on its way")));
+        each.collect::<Result<Vec<_>, _>>()
     })?;
     let right = found.iter().flatten().all(|right| *right);
     say(format!("gradients {right}"));
@@ -96,7 +99,7 @@ pub fn child(builder: Builder) -> Result<(), Error> {
 fn buckets_travel_beside_the_backward_pass() {
     for shape in [&[1, 1][..], &[2, 2], &[1, 2, 3]] {
         for said in Fleet::start("gradients", shape).said() {
-            assert_eq!(said, ["gradients true"], "{shape:?}");
+            assert_eq!(said.last().map(|line| &line[..]), Some("gradients true"), "{shape:?}");
         }
     }
 }
