@@ -68,7 +68,8 @@ __device__ inline void store_relaxed(u64* at, u64 x) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory");
 }
 
-// A packet of data and flags. Each half of 8 bytes is a single access; the whole need not be one.
+// A packet of data and flags, or four words of data. A packet's halves of 8 bytes arrive whole; of other data only each
+// word need do so.
 __device__ inline uint4 load_packet(u64 at) {
     uint4 x;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -82,6 +83,17 @@ __device__ inline void store_packet(u64 at, uint4 x) {
                  :
                  : "l"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                  : "memory");
+}
+
+// The same with two accesses of 8 bytes, for elements that must not be torn.
+__device__ inline uint4 load_halves(u64 at) {
+    u64 low, high;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(at) : "memory");
+    return make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
+}
+__device__ inline void store_halves(u64 at, uint4 x) {
+    const u64 low = (u64)x.y << 32 | x.x, high = (u64)x.w << 32 | x.z;
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(low), "l"(high) : "memory");
 }
 
 // A kernel may start while the previous kernel of its stream ends (from compute capability 9.0 on, by `Launch::early`).

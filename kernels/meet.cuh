@@ -34,7 +34,8 @@ const u32 STAGED = 64;    // and of one that goes through the host's memory
 const u32 FEW = 32;       // and of one that waits for its peers while the next one is on the device
 
 // The signals of a block. In staged.cu: pieces that it has put on its stage, has used, has taken (on separate cache
-// lines). In ring.cu and exchange.cu: pieces that it has put into a peer's inbox, and has taken out of its own.
+// lines). In ring.cu and exchange.cu: pieces that it has put into a peer's inbox, and has taken out of its own. In
+// inbox.cuh: steps whose pieces it has used. (Not TAKEN: a member may tell it before others have ended an exchange.)
 enum Step : u32 { PUT, DONE, TAKEN };
 
 // In the device's memory, aligned to 256 bytes; zeroed except for the addresses. The Rust side (search for `Signals`)
@@ -49,7 +50,9 @@ struct Signals {
     u32 packets;                     // of each sender and parity
     u32 room;                        // bytes of the room of each sender and parity,
     u32 rooms;                       // and from the first packet to the first room
-    u32 pad[8];
+    u32 wholes, whole;               // as `rooms` and `room`, of data that are their own flags: inbox.cuh
+    u32 slots, slot;                 // bytes from the first packet to the first slot, and of a slot
+    u32 pad[4];
     u32 flag[2][BLOCKS][MOST];       // [start, end][block][ordinal of the sender]: the epoch
     u64 step[3][BLOCKS][MOST];       // [`Step`][block][ordinal of the sender]: the epoch, and below it how many
 };
@@ -98,7 +101,7 @@ __device__ inline Signals* signals_of(const Meet& meet, u32 rank) {
 
 // Behind a device's signals are receive buffers for the other members, [sender][parity of the epoch], by rank; there is
 // none for the device itself. First the buffers of packets ({data, epoch, data, epoch} each, `packets` in a buffer),
-// then rooms for plain data.
+// then rooms for plain data, then the inboxes of inbox.cuh.
 __device__ inline u64 place_of(const Meet& meet, u32 sender, u32 receiver, u32 epoch, u64 rooms, u64 bytes) {
     const u32 from = ordinal(meet, sender), to = ordinal(meet, receiver);
     const u32 place = 2 * (from < to ? from : from - 1) + (epoch & 1);

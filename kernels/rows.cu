@@ -12,68 +12,11 @@
 //
 // T is f32, f64, f16 or bf16; A is f64 for f64, else f32. All arithmetic is in A, and rounds once when it is stored.
 //
-// Rows. A row belongs to one warp, or to one block of a power of two of warps: blockDim.x is the threads of a row, and
-// blockDim.y the rows of a block (1 where a row has more than one warp). src/ops/rows.rs chooses both by the width
-// alone. Thread t of T takes the packs t, t + T, ..; it keeps the first four in registers, and reads further ones again
-// in each pass. Sums over the threads are butterflies. So the bits of a row depend on its elements, its width and its
-// type: not on the number of rows, its place, or its alignment.
+// rows.cuh says which threads work on a row, and why its bits depend on nothing else.
 //
 // The output of a row operation may be its input: all reads of an element that is to be written come before the last
 // meeting of the row's threads, or are by the thread that writes it.
-#include "pack.cuh"
-
-const u32 ALL = 0xffffffffu;
-const u32 KEPT = 4;
-
-template <class A> __device__ inline A infinity();
-template <> __device__ inline f32 infinity<f32>() { return __int_as_float(0x7f800000); }
-template <> __device__ inline f64 infinity<f64>() { return __longlong_as_double(0x7ff0000000000000ll); }
-template <class A> __device__ inline A nan() { return infinity<A>() - infinity<A>(); }
-__device__ inline f32 larger(f32 a, f32 b) { return fmaxf(a, b); }
-__device__ inline f64 larger(f64 a, f64 b) { return fmax(a, b); }
-
-// `op` over the threads of a row, the same bits in all. `op` is commutative.
-template <class V, class Op> __device__ inline V across(V v, Op op) {
-    __shared__ V warps[32];
-    __syncwarp();
-#pragma unroll
-    for (u32 far = 16; far > 0; far /= 2) v = op(v, v.from(far));
-    if (blockDim.x > 32) {
-        const u32 count = blockDim.x / 32;
-        __syncthreads();  // The values of the last call have been read.
-        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = v;
-        __syncthreads();
-        v = warps[threadIdx.x % count];
-        for (u32 far = count / 2; far > 0; far /= 2) v = op(v, v.from(far));
-    }
-    return v;
-}
-
-template <class A> struct One {
-    A a;
-    __device__ One from(u32 far) const { return {__shfl_xor_sync(ALL, a, far)}; }
-};
-template <class A> struct Two {
-    A a, b;
-    __device__ Two from(u32 far) const { return {__shfl_xor_sync(ALL, a, far), __shfl_xor_sync(ALL, b, far)}; }
-};
-template <class A> struct Found {
-    A value;
-    u32 at;
-    __device__ Found from(u32 far) const {
-        return {__shfl_xor_sync(ALL, value, far), __shfl_xor_sync(ALL, at, far)};
-    }
-};
-
-template <class A> __device__ inline A sum_across(A a) {
-    return across(One<A>{a}, [](One<A> p, One<A> q) { return One<A>{p.a + q.a}; }).a;
-}
-template <class A> __device__ inline Two<A> sums_across(A a, A b) {
-    return across(Two<A>{a, b}, [](Two<A> p, Two<A> q) { return Two<A>{p.a + q.a, p.b + q.b}; });
-}
-template <class A> __device__ inline A max_across(A a) {
-    return across(One<A>{a}, [](One<A> p, One<A> q) { return One<A>{larger(p.a, q.a)}; }).a;
-}
+#include "rows.cuh"
 
 // FITS: all packs of all rows are whole, aligned and in registers. Then the code is unrolled and has no ends to look
 // after. f64 does without: its code is the largest.
@@ -91,46 +34,6 @@ template <class T> __device__ inline bool fits(u32 cols, u64 bits) {
 // A flag that is a type, so that a call need not name it before its other types.
 template <bool VALUE> struct Flag {};
 
-// Calls `f(p, k)` for each of this thread's packs: `p` is the first element of the k-th one.
-template <class T, bool FITS, class F> __device__ inline void each_pack(u32 cols, F f) {
-    const u32 step = blockDim.x * LANES<T>;
-    u32 p = threadIdx.x * LANES<T>;
-    if constexpr (FITS) {
-#pragma unroll
-        for (u32 k = 0; k < KEPT; k++, p += step)
-            if (p < cols) f(p, k);
-    } else {
-#pragma unroll 1
-        for (u32 k = 0; p < cols; p += step, k++) f(p, k);
-    }
-}
-
-// One row. This thread's first packs are in registers, if they are whole and aligned.
-template <class T, bool FITS> struct Row {
-    const T* at;
-    u32 cols;
-    bool whole;
-    uint4 kept[KEPT];
-
-    __device__ Row(const T* x, u64 row, u32 cols) : at(x + row * cols), cols(cols), whole(FITS || is_aligned(at)) {
-#pragma unroll
-        for (u32 k = 0; k < KEPT; k++) {
-            const u32 p = (threadIdx.x + k * blockDim.x) * LANES<T>;
-            kept[k] = whole && p + LANES<T> <= cols ? *(const uint4*)(at + p) : make_uint4(0, 0, 0, 0);
-        }
-    }
-
-    __device__ uint4 pack(u32 p, u32 k) const {
-        if (!FITS && (k >= KEPT || !whole || p + LANES<T> > cols)) return load_pack(at, p, cols, whole);
-        // By selects, where `k` is no constant: registers cannot be indexed.
-        const uint4 low = k == 0 ? kept[0] : kept[1], high = k == 2 ? kept[2] : kept[3];
-        return k < 2 ? low : high;
-    }
-
-    // Whether lane `i` of the pack at `p` is an element of the row.
-    __device__ bool has(u32 p, u32 i) const { return FITS || p + i < cols; }
-};
-
 template <bool FITS, class T> __device__ inline void store_row(T* y, u64 row, u32 cols, u32 p, uint4 pack) {
     T* at = y + row * cols;
     if (FITS) *(uint4*)(at + p) = pack;
@@ -140,12 +43,6 @@ template <bool FITS, class T> __device__ inline void store_row(T* y, u64 row, u3
 // A pack of what all rows have in common.
 template <bool FITS, class T> __device__ inline uint4 load_common(const T* x, u32 p, u32 cols, bool whole) {
     return FITS ? *(const uint4*)(x + p) : load_pack(x, p, cols, whole);
-}
-
-// Calls `f(row)` for each row of this thread's, the same in all threads of the row.
-template <class F> __device__ inline void each_row(u64 rows, F f) {
-    const u64 step = (u64)gridDim.x * blockDim.y;
-    for (u64 row = (u64)blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += step) f(row);
 }
 
 // The greatest element of a row, and the sum of the exponentials of the differences to it: one pass ("online softmax",
@@ -239,46 +136,22 @@ __device__ inline void cross_entropy(const T* x, const u32* labels, T* dx, Acc<T
     });
 }
 
-// y = (x - mean) / sqrt(variance + eps) * gamma + beta, in two passes over the row in registers. MEAN: of the layer
-// norm; the RMS norm has neither mean nor beta.
+// y = (x - mean) / sqrt(variance + eps) * gamma + beta. MEAN: of the layer norm; the RMS norm has no mean and no beta.
 template <bool FITS, bool MEAN, class T>
 __device__ inline void norm(Flag<MEAN>, const T* x, const T* gamma, const T* beta, T* y, Acc<T>* mean_of,
                             Acc<T>* rstd_of, u64 rows, u32 cols, Acc<T> eps) {
-    typedef Acc<T> A;
     const bool whole = aligned16(gamma, beta);
     each_row(rows, [&](u64 row) {
         const Row<T, FITS> in(x, row, cols);
-        A mean = 0;
-        if (MEAN) {
-            A sum = 0;
-            each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
-                const uint4 pack = in.pack(p, k);
-#pragma unroll
-                for (u32 i = 0; i < LANES<T>; i++) sum += wide(lane<T>(pack, i));
-            });
-            mean = sum_across(sum) / A(cols);
-        }
-        A squares = 0;
-        each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
-            const uint4 pack = in.pack(p, k);
-#pragma unroll
-            for (u32 i = 0; i < LANES<T>; i++) {
-                const A v = wide(lane<T>(pack, i)) - mean;
-                if (in.has(p, i)) squares += v * v;
-            }
-        });
-        const A rstd = A(1) / sqrt_of(sum_across(squares) / A(cols) + eps);
+        const Two<Acc<T>> stats = norm_stats<MEAN>(in, eps);
         if (threadIdx.x == 0) {
-            if (MEAN) mean_of[row] = mean;
-            rstd_of[row] = rstd;
+            if (MEAN) mean_of[row] = stats.a;
+            rstd_of[row] = stats.b;
         }
         each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
-            const uint4 pack = in.pack(p, k), g = load_common<FITS>(gamma, p, cols, whole);
+            const uint4 g = load_common<FITS>(gamma, p, cols, whole);
             const uint4 b = MEAN ? load_common<FITS>(beta, p, cols, whole) : make_uint4(0, 0, 0, 0);
-            store_row<FITS>(y, row, cols, p, pack_of<T>([&](u32 i) {
-                const A v = (wide(lane<T>(pack, i)) - mean) * rstd * wide(lane<T>(g, i));
-                return MEAN ? v + wide(lane<T>(b, i)) : v;
-            }));
+            store_row<FITS>(y, row, cols, p, normed<MEAN, T>(in.pack(p, k), stats, g, b));
         });
     });
 }

@@ -135,7 +135,7 @@ fn turn<T: Number>(stage: &Stage<'_, T>, who: Who) -> f64 {
 
 /// NCCL's calls in a graph, as its guide says
 /// (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/cudagraph.html>).
-struct Chain {
+pub struct Chain {
     exec: CUgraphExec,
     stream: CUstream,
     /// Blocks of its largest kernel.
@@ -144,7 +144,7 @@ struct Chain {
 
 impl Chain {
     /// Captures what `calls` enqueues to the stream.
-    fn capture(stream: CUstream, calls: impl FnOnce() -> Result<()>) -> Result<Self> {
+    pub fn capture(stream: CUstream, calls: impl FnOnce() -> Result<()>) -> Result<Self> {
         let (mut graph, mut exec): (CUgraph, CUgraphExec) = (ptr::null_mut(), ptr::null_mut());
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: a live stream of the context that is current.
@@ -167,7 +167,7 @@ impl Chain {
         Ok(Chain { exec, stream, blocks })
     }
 
-    fn launch(&self) -> Result<()> {
+    pub fn launch(&self) -> Result<()> {
         // SAFETY: both are live; the memory of the calls lives as long as the stage.
         check(unsafe { sys::cuGraphLaunch(self.exec, self.stream) });
         Ok(())

@@ -11,6 +11,7 @@
 //!
 //! * `<gpu or software>/<operation>/<f32 or bf16>/<devices>/<bytes>`: microseconds, 1 KB to 1 GB (`--max BYTES`)
 //! * `.../graph/all_reduce/<f32 or bf16>/<devices>/<bytes>`: each all-reduce of 20 in a graph; NCCL's is captured, too
+//! * `.../all_reduce_norm/<f32 or bf16>/<devices>/<hidden>/<rows>`, and `.../graph/all_reduce_norm/..`: `norm.rs`
 //! * `.../zero/bf16/<devices>/<parameters>`, `.../zero_clip/..`, each also `.../graph/..`: a step of an optimizer whose
 //!   state is divided, see `sharded.rs`
 //! * `.../setup/<devices>`: a further pool (or communicators) on GPUs in use, until the first all-reduce is over;
@@ -42,6 +43,7 @@ mod extras;
 mod graph;
 mod nccl;
 mod no_peer;
+mod norm;
 mod ops;
 mod plot;
 mod sharded;
@@ -114,6 +116,7 @@ fn main() {
         curves.extend(sweep::run::<f32>(&mut bench, &machine, &pool, world, &Op::ALL));
         curves.extend(sweep::run::<bf16>(&mut bench, &machine, &pool, world, &[Op::AllReduce]));
         graph::run(&mut bench, &machine, &pool, world);
+        norm::run(&mut bench, &machine, &pool, world);
         sharded::run(&mut bench, &machine, &pool, world);
     }
     if let Some(folder) = bench.plot_folder() {

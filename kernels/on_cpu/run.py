@@ -4,6 +4,8 @@
     python3 kernels/on_cpu/run.py             all families, and mutants that must fail
     python3 kernels/on_cpu/run.py random      one family
 
+Kernels that meet run on several devices at once, by meeting/check.cpp and meeting/norm.cpp.
+
 This finds wrong indices, ends, alignments and formulas without a GPU: an access beyond an array, or one of 16 bytes at
 another address than a multiple of 16, ends the run. It does not find what only a GPU has: code that NVRTC gets wrong,
 races within a warp, times. Instructions in PTX are replaced by functions of shim.h; one without a function does not
@@ -19,7 +21,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 KERNELS = HERE.parent
 TARGET = KERNELS.parent / "target" / "kernels-on-cpu"
 FAMILIES = ["elementwise", "pointwise", "random", "columns", "embedding"]
+# Those that meet. Their sanitizers know no fibers.
+MEETING = {"inbox": "check.cpp", "norm_inbox": "norm.cpp"}
 FLAGS = "-std=c++20 -O1 -ffp-contract=off -w -pthread -fsanitize=address,undefined -fno-sanitize-recover=all".split()
+FLAGS_OF_MEETING = [flag for flag in FLAGS if "address" not in flag] + ["-fsanitize=undefined"]
 
 # The beginning of a statement in PTX, and what takes its place.
 PTX = {
@@ -48,6 +53,45 @@ MUTANTS = [
     ("columns", "for (u32 w = 1; w < WARPS; w++) sum += shared[0][w][i];", ""),
     ("columns", "cols % LANES<T> == 0;", "true;"),
     ("embedding", "if (begin + k * next < total)", "if (true)"),
+    # What is taken is not removed.
+    ("inbox", "wipe<T>(at(k));", ""),
+    # Sends without a credit; a kernel that ends before all is taken; a credit that is no release, or comes too early.
+    ("inbox", "if (taken > 0 && !__syncthreads_and(hear_taken(meet, desk.epoch, taken))) return false;", ""),
+    ("inbox", "return hear_taken(meet, desk.epoch, steps);", "return true;"),
+    ("inbox", "store_release(to, (u64)epoch[rank] << 32", "store_relaxed(to, (u64)epoch[rank] << 32"),
+    ("inbox", "tell_taken(meet, desk.epoch, p + 1);", "tell_taken(meet, desk.epoch, p + 2);"),
+    # The last credit of a member that is in its next kernel already.
+    ("inbox", " || in == following(epoch[rank])", ""),
+    # A credit of the meeting before.
+    ("inbox", "(in == epoch[rank] && (u32)seen >= count)", "((u32)seen >= count)"),
+    # The reserved word is sent: by one trip, of two and of more, and by slots.
+    ("inbox", "put<T>(out + i * 16, guarded<T>(unit));", "put<T>(out + i * 16, unit);"),
+    ("inbox", "put<T>(lines.out[rank] + i * 16, guarded<T>(unit[k]));", "put<T>(lines.out[rank] + i * 16, unit[k]);"),
+    ("inbox", "* 16, guarded<T>(unit[u]));", "* 16, unit[u]);"),
+    ("inbox", "result = guarded<T>(result);", ""),
+    # One parity.
+    ("inbox", "2 * (from < to ? from : from - 1) + (epoch & 1)", "2 * (from < to ? from : from - 1)"),
+    # Words that come one by one; elements of f64 in halves.
+    ("inbox", "high && unit.x != EMPTY && unit.z != EMPTY", "high"),
+    ("inbox", "if constexpr (sizeof(T) == 8) store_halves(at, unit);", "if constexpr (false) {}"),
+    ("inbox", "sizeof(T) == 8 ? high : high && unit.x", "high && unit.x"),
+    # Sums in the slot of the pieces.
+    ("inbox", "(2 * (p % 2) + 1) * desk.slot", "2 * (p % 2) * desk.slot"),
+    # Nothing is sent to a member that is to wait.
+    ("inbox", "(route.receives(rank) || i == 0)", "route.receives(rank)"),
+    # Sends without a credit; a kernel that ends before all is taken; credits that come too early.
+    ("norm_inbox", "if (slots && taken > 0 && !__syncthreads_and(hear(taken))) return;", ""),
+    ("norm_inbox", "if (slots) hear(pieces + behind);", ""),
+    ("norm_inbox", "tell(p + 1);", "tell(p + 2);"),
+    # Two steps ahead where slots are for one; sums in the slot of the pieces.
+    ("norm_inbox", "owners ? 1 : 2;", "2;"),
+    ("norm_inbox", "place(p, row, k) + slot", "place(p, row, k)"),
+    # The reserved word is sent; the norm comes before all parts are there; a row that does not exist; rows that share
+    # what their threads exchange.
+    ("norm_inbox", "guarded<T>(*(const uint4*)(own.x + at(row, k)));", "*(const uint4*)(own.x + at(row, k));"),
+    ("norm_inbox", "(done + 1) % parts != 0", "false"),
+    ("norm_inbox", "if (row < plan.rows) finish(row, packs);", "finish(row, packs);"),
+    ("norm_inbox", "width(plan.way == BY_OWNERS ? meet.count : 1)", "width(1)"),
 ]
 
 
@@ -65,7 +109,9 @@ def compiled(family, name, old="", new=""):
     found = 0
     for source in [*KERNELS.glob("*.cuh"), KERNELS / f"{family}.cu"]:
         text = source.read_text()
-        if source.name in ("access.cuh", "meet.cuh", "move.cuh", "combine.cuh"):
+        if source.name == "access.cuh":
+            continue
+        if family not in MEETING and source.name in ("meet.cuh", "move.cuh", "combine.cuh"):
             continue
         found += bool(old) and text.count(old)
         text = STATEMENT.sub(replaced, text.replace(old, new) if old else text)
@@ -73,8 +119,11 @@ def compiled(family, name, old="", new=""):
     if old and not found:
         sys.exit(f"{family}: the mutant's text is not there any more: {old}")
     program = folder / "check"
-    sources = [f"-DFAMILY_{family}", f'-DSOURCE="{folder / family}.cu"', f"-I{folder}", f"-I{HERE}", HERE / "check.cpp"]
-    subprocess.run(["g++", *FLAGS, *sources, "-o", program], check=True)
+    meets = family in MEETING
+    here, flags = (HERE / "meeting", [*FLAGS_OF_MEETING, "-DMEETING"]) if meets else (HERE, FLAGS)
+    check = here / MEETING.get(family, "check.cpp")
+    sources = [f"-DFAMILY_{family}", f'-DSOURCE="{folder / family}.cu"', f"-I{folder}", f"-I{here}", check]
+    subprocess.run(["g++", *flags, *sources, "-o", program], check=True)
     return program
 
 
@@ -89,7 +138,7 @@ def mutant(number, family, old, new):
 
 
 def main():
-    families = sys.argv[1:] or FAMILIES
+    families = sys.argv[1:] or FAMILIES + list(MEETING)
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(test, family) for family in families]
         jobs += [pool.submit(mutant, i, *m) for i, m in enumerate(MUTANTS) if m[0] in families]

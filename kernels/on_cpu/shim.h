@@ -15,7 +15,11 @@
 #define __noinline__
 #define __restrict__
 #define __launch_bounds__(...)
+#ifdef MEETING
+#define __shared__ static thread_local
+#else
 #define __shared__ static
+#endif
 
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
@@ -60,6 +64,7 @@ inline uint2 wide_product(unsigned a, unsigned b) {
     return {(unsigned)product, (unsigned)(product >> 32)};
 }
 
+#ifndef MEETING
 // A block's threads meet here; only `launch_together` runs them at the same time.
 inline std::barrier<>* meeting = nullptr;
 inline void __syncthreads() { meeting->arrive_and_wait(); }
@@ -68,6 +73,7 @@ inline void __syncthreads() { meeting->arrive_and_wait(); }
 inline bool __syncthreads_or(bool) { abort(); }
 inline unsigned __ballot_sync(unsigned, bool) { abort(); }
 inline int __ffs(int) { abort(); }
+#endif
 
 template <class F> void each_block_of(dim3 grid, F f) {
     for (unsigned z = 0; z < grid.z; z++)
@@ -99,6 +105,7 @@ template <class F> void launch(unsigned blocks, unsigned threads, F kernel) {
     });
 }
 
+#ifndef MEETING
 // One block after the other, with a thread of the system for each thread of the block.
 template <class F> void launch_together(dim3 grid, dim3 block, F kernel) {
     std::barrier<> here(block.x * block.y);
@@ -111,3 +118,4 @@ template <class F> void launch_together(dim3 grid, dim3 block, F kernel) {
         });
     for (auto& thread : threads) thread.join();
 }
+#endif

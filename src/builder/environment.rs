@@ -102,10 +102,11 @@ impl Builder {
             self.memory.record = variable("GPU_POOL_RECORD_MEMORY", "1 or 0", parse_switch)?;
         }
         if self.algorithm.is_none() {
-            self.algorithm =
-                variable("GPU_POOL_ALGORITHM", "auto, direct, exchange, copies, staged, host or ring", |text| {
-                    text.parse().ok()
-                })?;
+            self.algorithm = variable(
+                "GPU_POOL_ALGORITHM",
+                "auto, direct, inbox, exchange, copies, staged, host or ring",
+                |text| text.parse().ok(),
+            )?;
         }
         if self.tune.is_none() {
             self.tune = variable("GPU_POOL_TUNE", "auto, off, table or measure", |text| text.parse().ok())?;

@@ -84,7 +84,7 @@ struct Measured {
     /// `Limits::large_blocks`; none: there was no time to measure it.
     large_blocks: Option<u32>,
     /// Whether barriers were faster than packets from some size on. Then they are used for all larger sizes, since the
-    /// eager algorithm is not measured.
+    /// eager algorithm and inboxes are not measured.
     barriers: bool,
 }
 
@@ -99,7 +99,11 @@ impl Measured {
         let large_blocks = blocks.unwrap_or(default.large_blocks);
         let [eager, eager_whole] =
             [default.eager, default.eager_whole].map(|most| if self.barriers { 0 } else { most });
-        Limits { ll, eager, eager_whole, large_blocks, ..default }
+        // Inboxes hold half the bytes of packets for the same data.
+        let [inbox, inbox_whole] =
+            [default.inbox, default.inbox_whole].map(|most| if self.barriers { most.min(2 * ll) } else { most });
+        let slots = if self.barriers { 0 } else { default.slots };
+        Limits { ll, inbox, inbox_whole, slots, eager, eager_whole, large_blocks, ..default }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
     driver::Address,
     error::Result,
     fabric::{
-        layout::{self, MOST, PadLayout},
+        layout::{self, EMPTY, Inbox, MOST, PadLayout},
         limits::multiprocessors,
         signal_pad::{DevicePages, HostPages, SignalPad, Words},
     },
@@ -43,7 +43,7 @@ pub(crate) fn make(pool: &GpuPool) -> Result<Arc<SignalPad>> {
         let words = words.swap_remove(0).expect("the first has them");
         let header = words.header(layout, &peers, dev.index());
         // SAFETY: fresh memory, whose address nobody uses before this closure has ended.
-        unsafe { lay_out(dev, own.address(), bytes, &header)? };
+        unsafe { lay_out(dev, own.address(), bytes, layout.inbox(n), &header)? };
         Ok((own, page, words))
     })?;
     let (mut devices, mut pages) = (Vec::with_capacity(n), Vec::new());
@@ -60,7 +60,7 @@ pub(crate) fn make(pool: &GpuPool) -> Result<Arc<SignalPad>> {
 /// Makes the pads as new, but with every pair of devices at `epoch`: tests use it to pass the last number. It also
 /// removes what earlier barriers have left, since some of that may have numbers that come again.
 pub(crate) fn restart(pad: &SignalPad, pool: &GpuPool, epoch: u32) -> Result<()> {
-    let bytes = pad.layout().bytes(pool.devices());
+    let (bytes, inbox) = (pad.layout().bytes(pool.devices()), pad.layout().inbox(pool.devices()));
     let restarted = pool.run(|dev, _| {
         let me = dev.index();
         let mut header = pad.header(me);
@@ -70,9 +70,9 @@ pub(crate) fn restart(pad: &SignalPad, pool: &GpuPool, epoch: u32) -> Result<()>
         // SAFETY: the memory is this device's own, and no kernel that knows it runs before the barrier below.
         unsafe {
             match pad.have_stages() {
-                false => lay_out(dev, pad.address(me), bytes, &header)?,
+                false => lay_out(dev, pad.address(me), bytes, inbox, &header)?,
                 true => {
-                    lay_out(dev, pad.address(me), layout::HEADER, &header)?;
+                    lay_out(dev, pad.address(me), layout::HEADER, inbox, &header)?;
                     pad.clear_host_pages(me);
                 }
             }
@@ -82,11 +82,12 @@ pub(crate) fn restart(pad: &SignalPad, pool: &GpuPool, epoch: u32) -> Result<()>
     restarted.map(drop)
 }
 
-/// Zeroes memory of a device and writes a header at its begin. The work is done when this returns.
+/// Zeroes memory of a device, but for its inbox, which it empties, and writes a header at its begin. The work is done
+/// when this returns.
 ///
 /// # Safety
 /// There are so many bytes, and nobody else uses them meanwhile.
-unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, header: &[u64]) -> Result<()> {
+unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, inbox: Inbox, header: &[u64]) -> Result<()> {
     // Not by `upload`: its pieces are megabytes, and to page-lock them would take most of the time that the set-up of a
     // pool takes.
     let mut page = dev.pinned(header.len())?;
@@ -96,7 +97,10 @@ unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, header: &[u64]) -> Re
     op.submit(|driver, stream| {
         // SAFETY: the caller's promise; the header is no longer than the memory.
         unsafe {
-            driver.fill_u8(at, 0, bytes, stream)?;
+            driver.fill_u8(at, 0, bytes - inbox.bytes(), stream)?;
+            if inbox.bytes() > 0 {
+                driver.fill_u8(at + inbox.start as u64, EMPTY, inbox.bytes(), stream)?;
+            }
             driver.copy_within(at, header.address(), header.len() * 8, stream)
         }
     })?;
@@ -121,6 +125,41 @@ mod tests {
         gang::Gang,
         sync::{EventCount, shim},
     };
+
+    /// What kernels of a failed gang have left is gone before its members meet again; other members keep theirs, which
+    /// may be on its way.
+    #[test]
+    fn the_inboxes_of_a_failed_gang_are_emptied() {
+        let pool = GpuPool::builder().host(3).build().unwrap();
+        let pad = make(&pool).unwrap();
+        assert!(pool.shared.signals.set(pad.clone()).is_ok());
+        let bytes_of = |byte: u8| {
+            let found = pool.run(|dev, _| {
+                let (at, bytes) = pad.inbox(dev.index());
+                let mut found = vec![0_u8; bytes];
+                dev.op("test")?.submit(|driver, stream| {
+                    // SAFETY: the pad's inbox is of so many bytes, and no kernel uses it; the wait is below.
+                    unsafe {
+                        driver.copy_to_host(found.as_mut_ptr(), at, bytes, stream)?;
+                        driver.fill_u8(at, byte, bytes, stream)
+                    }
+                })?;
+                dev.synchronize()?;
+                assert!(found.iter().all(|byte| *byte == found[0]));
+                Ok(found[0])
+            });
+            found.unwrap()
+        };
+        assert_eq!(bytes_of(7), [EMPTY; 3], "new ones");
+        let failed = pool.run_on(&[0, 2], |dev, _| match dev.rank() {
+            0 => Err(Error::custom("in the middle")),
+            _ => dev.barrier(),
+        });
+        assert!(failed.is_err());
+        assert_eq!(bytes_of(9), [EMPTY, 7, EMPTY]);
+        restart(&pad, &pool, 5).unwrap();
+        assert_eq!(bytes_of(1), [EMPTY; 3]);
+    }
 
     /// A gang may fail before all its devices are through with the gangs before it.
     #[test]

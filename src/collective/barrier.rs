@@ -22,27 +22,50 @@
 use super::{kernels, launch};
 use crate::{
     error::{Error, Result},
-    fabric::layout::DeviceBarrier,
+    fabric::layout::{DeviceBarrier, EMPTY},
     memory::stream::StreamCore,
     thread::worker::Worker,
 };
 
-/// Launches the kernels that this device has skipped. Called when the device's gang has failed and drained. They only
-/// count: they find the abort word raised and give up at once.
+/// Launches the kernels that this device has skipped, and empties its inbox. Called when the device's gang has failed,
+/// and all its members have drained. The kernels only count: they find the abort word raised and give up at once.
+///
+/// No member sends to the inbox meanwhile: for that its kernel needs a meeting with this device's thread. A member that
+/// has left a gang before it failed need not do this: its kernels have taken all that was sent to it.
 pub(crate) fn resync(worker: &Worker) -> Result<()> {
+    let emptied = worker.spinning.is_spoiled() && empty_inbox(worker)?;
     let skipped = worker.spinning.resync(|barrier| {
         count(worker, &worker.main, "recovery", barrier)?;
         // Work without a number is not waited for.
         worker.main.submit();
         Ok::<_, Error>(())
     })?;
-    if skipped { worker.drain() } else { Ok(()) }
+    if skipped || emptied {
+        worker.drain()?;
+    }
+    worker.spinning.set_spoiled(false);
+    Ok(())
+}
+
+/// Submits the removal of what is in the device's inbox, if it has one.
+fn empty_inbox(worker: &Worker) -> Result<bool> {
+    let Some(pad) = worker.shared.signals.get() else { return Ok(false) };
+    let (address, bytes) = pad.inbox(worker.handle.device);
+    if bytes == 0 {
+        return Ok(false);
+    }
+    // SAFETY: the pad's memory, which lives as long as the pool; the caller says why no kernel uses it now.
+    let filled = unsafe { worker.handle.driver.fill_u8(address, EMPTY, bytes, worker.main.raw) };
+    worker.handle.check("recovery", filled)?;
+    // Work without a number is not waited for.
+    worker.main.submit();
+    Ok(true)
 }
 
 /// [`resync`] at the beginning of a scope, for a gang that got stuck and could not do it. It waits until this device is
-/// through with that gang's work; until then the barriers stay skipped.
+/// through with that gang's work; until then the barriers stay skipped, and the inbox as it is.
 pub(crate) fn resync_later(worker: &Worker) {
-    if worker.spinning.has_skipped()
+    if (worker.spinning.has_skipped() || worker.spinning.is_spoiled())
         && worker.is_idle()
         && let Err(error) = resync(worker)
     {

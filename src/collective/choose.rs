@@ -21,8 +21,9 @@ pub(crate) enum KernelBarrier {
     /// Nowhere: events order them.
     None,
     /// In the devices' memory, which all devices of the pool can access. The LL algorithm carries up to `ll` bytes to
-    /// one peer, the eager algorithm up to `eager`.
-    OnDevices { ll: usize, eager: usize },
+    /// one peer, the eager algorithm up to `eager`, an inbox takes up to `inbox` of one trip, or pieces of up to
+    /// `inbox_slot`.
+    OnDevices { ll: usize, eager: usize, inbox: usize, inbox_slot: usize },
     /// In page-locked memory of the host. The LL algorithm carries up to `ll` bytes to one peer.
     InHost { ll: usize },
 }

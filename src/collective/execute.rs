@@ -30,7 +30,7 @@ use crate::{
     error::{Error, Result},
     fabric::{
         descriptor::{Area, Exposed, Payload, RecvScratch},
-        layout::DeviceBarrier,
+        layout::{DeviceBarrier, PadLayout},
         limits::Limits,
         signal_pad::SignalPad,
         spinning::SkippedBarrier,
@@ -46,21 +46,20 @@ impl Group<'_> {
     /// Carries a collective out, or captures it. Asynchronous on the current stream.
     #[track_caller]
     pub(super) fn run(&self, request: Request) -> Result<()> {
+        self.run_by(request, None)
+    }
+
+    /// [`run`](Self::run) by a `given` algorithm, which must be able to, and whose kernels wait for each other. Not for
+    /// groups of several processes.
+    #[track_caller]
+    pub(super) fn run_by(&self, request: Request, given: Option<&dyn Algorithm>) -> Result<()> {
         if let Some(across) = &self.across {
+            debug_assert!(given.is_none(), "each step there has an algorithm of its own");
             return self.run_across(across, &request, false);
         }
         match &self.dev.recording {
-            Some(recording) => self.capture(recording, request, None),
-            None => self.carry(&request, self.limits(), None),
-        }
-    }
-
-    /// Carries a collective out, or captures it, by a kernel of a higher room. Its kernels [meet](Self::kernels_meet).
-    #[track_caller]
-    pub(super) fn run_by(&self, request: Request, algorithm: &dyn Algorithm) -> Result<()> {
-        match &self.dev.recording {
-            Some(recording) => self.capture(recording, request, Some(algorithm)),
-            None => self.carry(&request, self.limits(), Some(algorithm)),
+            Some(recording) => self.capture(recording, request, given),
+            None => self.carry(&request, self.limits(), given),
         }
     }
 
@@ -184,8 +183,10 @@ impl Group<'_> {
 
     /// The call as all members see it.
     pub(super) fn case<'c>(&self, request: &'c Request, limits: &'c Limits) -> Case<'c> {
+        let machine = Machine::of(&self.dev.worker.shared);
+        let machine = Machine { rank_order: machine.rank_order || request.rank_order, ..machine };
         Case::new(
-            (Machine::of(&self.dev.worker.shared), limits),
+            (machine, limits),
             (self.count(), self.membership.direct),
             (request.dtype, request.reduce),
             request.shape.as_ref(),
@@ -226,6 +227,9 @@ impl Group<'_> {
         if let Some(destination) = &request.destination {
             access.touch(&destination.block, destination.bytes.clone(), Access::Write, false)?;
         }
+        for (area, how) in &request.beside {
+            access.touch(&area.block, area.bytes.clone(), *how, false)?;
+        }
         Ok(access)
     }
 
@@ -248,7 +252,11 @@ impl Machine {
         let barrier = match shared.signals.get() {
             None => KernelBarrier::None,
             Some(pad) if pad.have_stages() => KernelBarrier::InHost { ll: pad.ll_bytes() },
-            Some(pad) => KernelBarrier::OnDevices { ll: pad.ll_bytes(), eager: pad.eager_bytes() },
+            Some(pad) => {
+                let (ll, eager, PadLayout { inbox, inbox_slot, .. }) =
+                    (pad.ll_bytes(), pad.eager_bytes(), pad.layout());
+                KernelBarrier::OnDevices { ll, eager, inbox, inbox_slot }
+            }
         };
         Machine {
             software: handle.driver.info().compute_capability == (0, 0),

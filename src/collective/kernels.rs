@@ -1,7 +1,7 @@
 //! The device kernels of the collectives: their names, the layout of their arguments, and their host kernels for
 //! software GPUs.
 //!
-//! The algorithms launch them. The device code is in `kernels/{combine,push,eager,staged,ring,exchange}.cu`;
+//! The algorithms launch them. The device code is in `kernels/{combine,push,eager,inbox,staged,ring,exchange}.cu`;
 //! `kernels/meet.cuh` says how the kernels of several devices wait for each other. [`host_kernels`] do not wait for
 //! each other: events order them.
 //!
@@ -11,6 +11,7 @@
 
 mod exchange;
 mod host_kernels;
+mod inbox;
 mod lane;
 mod ring;
 mod staged;
@@ -29,6 +30,7 @@ use crate::{
 use smallvec::SmallVec;
 
 pub(crate) use exchange::{EXCHANGE_SLOTS, Exchange, Pieces, Trade};
+pub(crate) use inbox::{Parcels, inbox, slots};
 pub(crate) use ring::{Cut, Ring, Round};
 pub(crate) use staged::{Moves, Role, Stage, Staged};
 
@@ -141,7 +143,10 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    fn slice(self, write: bool) -> KernelArg {
+    /// Nothing.
+    pub const NONE: Part = Part { address: 0, bytes: 0 };
+
+    pub(super) fn slice(self, write: bool) -> KernelArg {
         KernelArg::Slice { address: self.address, bytes: self.bytes, write }
     }
 }
@@ -252,13 +257,19 @@ pub(crate) fn code(op: ReduceOp) -> u32 {
     }
 }
 
-fn value<T: bytemuck::Pod>(x: T) -> KernelArg {
+pub(super) fn value<T: bytemuck::Pod>(x: T) -> KernelArg {
     KernelArg::Value(ValueBytes::new(bytemuck::bytes_of(&x)))
 }
 
 /// The `eight`-th eight of the factors.
 fn eight_of(factors: &[f64], eight: usize) -> KernelArg {
     value::<[f64; 8]>(std::array::from_fn(|k| factors.get(8 * eight + k).copied().unwrap_or(0.0)))
+}
+
+/// The lower and the upper half of values by rank.
+fn eights(all: &[u64; MOST]) -> [KernelArg; 2] {
+    let (low, high) = all.split_at(8);
+    [low, high].map(|eight| value(<[u64; 8]>::try_from(eight).expect("half of them")))
 }
 
 /// Sources, then destinations, each in [`MOST`] places or as many as it takes. In the launch of a software GPU a range

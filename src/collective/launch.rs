@@ -4,7 +4,7 @@
 //! member: they launch by [`launch_on`].
 
 use super::{
-    algorithm::{Member, launch},
+    algorithm::{Member, dims, launch},
     kernels::{self, Combine, Entry, Part},
     request::RemotePtr,
 };
@@ -69,5 +69,5 @@ pub(super) fn launch_on(
     args: &[KernelArg],
 ) -> Result<()> {
     let function = worker.function(entry.module, entry.name)?;
-    launch((&worker.handle, stream), name, (entry, function), blocks, args, false)
+    launch((&worker.handle, stream), name, (entry, function), dims(blocks), args, false)
 }

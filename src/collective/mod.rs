@@ -39,6 +39,7 @@ pub(crate) mod world;
 
 pub(crate) use crate::fabric::transport;
 
+pub(crate) use face::collectives;
 pub use group::Group;
 pub use hop::Hop;
 pub(crate) use world::GroupKey;

@@ -11,8 +11,9 @@ use crate::fabric::{
 };
 use crate::{
     error::{Error, Result},
-    memory::{DeviceView, DeviceViewMut},
+    memory::{DeviceView, DeviceViewMut, hazard::Access},
 };
+use smallvec::SmallVec;
 
 /// A collective on one buffer of each member.
 pub(super) fn in_place<T: Element>(call: Call, op: Option<ReduceOp>, shape: Shape, x: DeviceViewMut<'_, T>) -> Request {
@@ -38,6 +39,8 @@ pub(super) fn between<T: Element>(
         source: source.map(|x| Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() }),
         destination: destination.map(|x| Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() }),
         counts: None,
+        beside: SmallVec::new(),
+        rank_order: false,
     }
 }
 
@@ -99,6 +102,12 @@ pub(super) fn all_reduce<T: Element>(origin: Origin, x: DeviceViewMut<'_, T>, op
     between(call, Some(op), Shape::AllReduce { len }, None, Some(x))
 }
 
+/// An all-reduce whose bits do not depend on its size.
+fn sum<T: Element>(call: Call, source: Option<DeviceView<'_, T>>, destination: DeviceViewMut<'_, T>) -> Request {
+    let shape = Shape::AllReduce { len: destination.len() };
+    Request { rank_order: true, ..between(call, Some(ReduceOp::Sum), shape, source, Some(destination)) }
+}
+
 /// Collectives for callers within the crate.
 impl Group<'_> {
     /// [`all_reduce`](Self::all_reduce) of a caller that all members must have in common.
@@ -110,6 +119,31 @@ impl Group<'_> {
         op: ReduceOp,
     ) -> Result<()> {
         self.run(all_reduce(origin, x, op))
+    }
+
+    /// A sum in the order of ranks within an operation of another name, out of place if there is a source.
+    #[track_caller]
+    pub(crate) fn sum_for<T: Element>(
+        &self,
+        call: Call,
+        source: Option<DeviceView<'_, T>>,
+        destination: DeviceViewMut<'_, T>,
+    ) -> Result<()> {
+        self.run(sum(call, source, destination))
+    }
+
+    /// [`sum_for`](Self::sum_for) by a given algorithm, whose kernel does more with the sum: it touches the memory
+    /// `beside`, too. All members give the same algorithm.
+    #[track_caller]
+    pub(crate) fn sum_by<T: Element>(
+        &self,
+        call: Call,
+        source: Option<DeviceView<'_, T>>,
+        destination: DeviceViewMut<'_, T>,
+        beside: SmallVec<[(Area, Access); 5]>,
+        algorithm: &dyn Algorithm,
+    ) -> Result<()> {
+        self.run_by(Request { beside, ..sum(call, source, destination) }, Some(algorithm))
     }
 
     /// [`all_reduce_from`](Self::all_reduce_from) that leaves most of the device to other work: for buffers for which
@@ -161,7 +195,7 @@ impl Group<'_> {
 
     /// One collective by a kernel of a higher room, whose kernels [meet](Self::kernels_meet): each member adds up its
     /// part of all sources, and writes to the same part of all destinations. Without a source, the destinations are the
-    /// sources.
+    /// sources. It touches what is `beside`, too.
     #[track_caller]
     pub(crate) fn parts_by<T: Element>(
         &self,
@@ -169,11 +203,13 @@ impl Group<'_> {
         counts: &[usize],
         source: Option<DeviceView<'_, T>>,
         destination: DeviceViewMut<'_, T>,
+        beside: SmallVec<[(Area, Access); 5]>,
         algorithm: &dyn Algorithm,
     ) -> Result<()> {
         let counts = self.check_counts(call.op(), counts)?.even();
         let shape = Shape::ReduceScatter { counts, in_place: source.is_none() };
-        self.run_by(between(call, Some(op), shape, source, Some(destination)), algorithm)
+        let request = between(call, Some(op), shape, source, Some(destination));
+        self.run_by(Request { beside, ..request }, Some(algorithm))
     }
 
     /// [`all_reduce`](Self::all_reduce) by a given algorithm. The tuner measures algorithms so.

@@ -43,12 +43,12 @@ pub(crate) struct Captured(Request);
 impl Captured {
     /// This member's memory.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.0.source.iter().chain(&self.0.destination).map(|area| &area.block)
+        self.0.areas().map(|area| &area.block)
     }
 }
 
 impl Group<'_> {
-    /// Puts a collective into a graph: by the algorithm that is right for it, or by a `given` one, whose kernels meet.
+    /// Puts a collective into a graph: by a `given` algorithm, whose kernels wait for each other, or by the right one.
     #[track_caller]
     pub(super) fn capture(
         &self,

@@ -13,6 +13,7 @@ use crate::{
         tiling::GRAIN,
         types::{DType, ReduceOp},
     },
+    memory::hazard::Access,
 };
 use smallvec::SmallVec;
 
@@ -28,6 +29,10 @@ pub(crate) struct Request {
     pub destination: Option<Area>,
     /// Elements that this member sends to each member, and receives from each.
     pub counts: Option<(Counts, Counts)>,
+    /// Other memory that only this member's own kernel touches.
+    pub beside: SmallVec<[(Area, Access); 5]>,
+    /// Sums are in the order of ranks, whatever the pool's order is.
+    pub rank_order: bool,
 }
 
 /// An address in the memory of one of the members.
@@ -99,9 +104,9 @@ impl Request {
         }
     }
 
-    /// Both buffers, or the one.
+    /// All of this member's memory that is touched.
     pub(super) fn areas(&self) -> impl Iterator<Item = &Area> {
-        self.source.iter().chain(&self.destination)
+        self.source.iter().chain(&self.destination).chain(self.beside.iter().map(|(area, _)| area))
     }
 
     /// [`GRAIN`] in elements.

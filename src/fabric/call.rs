@@ -88,6 +88,37 @@ impl Origin {
     }
 }
 
+/// The norm of rows that follows a sum in one call: its kind, the length of a row and `eps`, in one number. 0: none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ThenNorm(u64);
+
+impl ThenNorm {
+    const LAYER: u64 = 1 << 63;
+
+    /// Rows of 1 to 2^31 - 1 elements. An `eps` of 64 bits is told as 32.
+    pub(crate) fn new(cols: usize, layer: bool, eps: f32) -> Self {
+        debug_assert!((1..1 << 31).contains(&cols));
+        ThenNorm((if layer { Self::LAYER } else { 0 }) | (cols as u64) << 32 | u64::from(eps.to_bits()))
+    }
+
+    /// The number, for a message.
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn of_bits(bits: u64) -> Self {
+        ThenNorm(bits)
+    }
+}
+
+impl std::fmt::Display for ThenNorm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = if self.0 & Self::LAYER == 0 { "RMS" } else { "layer" };
+        let (cols, eps) = ((self.0 & !Self::LAYER) >> 32, f32::from_bits(self.0 as u32));
+        write!(f, "{kind} norm of rows of {cols}, eps {eps:e}")
+    }
+}
+
 /// What a member calls.
 #[derive(Clone)]
 pub(crate) struct Call {
@@ -98,6 +129,7 @@ pub(crate) struct Call {
     pub(crate) reduce: Option<ReduceOp>,
     pub(crate) root: Option<usize>,
     pub(crate) counts: Option<Arc<[usize]>>,
+    pub(crate) norm: ThenNorm,
     pub(crate) of: Option<(TypeId, &'static str)>,
     pub(crate) site: Site,
 }
@@ -114,6 +146,7 @@ impl Call {
             reduce: None,
             root: None,
             counts: None,
+            norm: ThenNorm::default(),
             of: None,
             site,
         }
@@ -150,6 +183,11 @@ impl Call {
         Call { counts: Some(counts.into()), ..self }
     }
 
+    /// A sum that a norm follows. All members must give the same norm.
+    pub(crate) fn norm(self, norm: ThenNorm) -> Self {
+        Call { norm, ..self }
+    }
+
     pub(crate) fn of_type<T: 'static>(self) -> Self {
         Call { of: Some((TypeId::of::<T>(), std::any::type_name::<T>())), count: size_of::<T>(), ..self }
     }
@@ -177,6 +215,7 @@ impl Call {
             (!reduces, "reduce op"),
             (self.root != other.root, "root"),
             (self.counts != other.counts, "counts"),
+            (self.norm != other.norm, "norm"),
         ]
         .into_iter()
         .find_map(|(differs, what)| differs.then_some(what))
@@ -209,6 +248,9 @@ impl std::fmt::Display for Call {
         }
         if let Some(counts) = &self.counts {
             part(f, format_args!("counts {counts:?}"))?;
+        }
+        if self.norm != ThenNorm::default() {
+            part(f, format_args!("{}", self.norm))?;
         }
         match self.origin {
             Origin(0) => f.write_str(")"),

@@ -10,7 +10,7 @@
 
 use super::{
     broadcast::Words,
-    call::{Call, LAUNCH, Origin},
+    call::{Call, LAUNCH, Origin, ThenNorm},
     plan::Side,
     site_id::{self, OpId, SiteId},
     types::{DType, ReduceOp},
@@ -34,6 +34,7 @@ pub(crate) struct CompactDescriptor {
     members: (u64, u8),
     dtype: Option<DType>,
     root: Option<u32>,
+    norm: ThenNorm,
     source: Address,
     destination: Address,
 }
@@ -46,22 +47,23 @@ impl CompactDescriptor {
         dtype?;
         let root = call.root.map(|root| root as u32);
         let (op, site) = site_id::ids(op, site);
-        Some(CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, source, destination })
+        let norm = call.norm;
+        Some(CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, norm, source, destination })
     }
 
     /// Of the launch of a graph with so many collectives.
     pub(crate) fn of_launch(origin: Origin, count: usize, site: Site, members: (u64, u8)) -> Self {
-        let (reduce, dtype, root, source, destination) = Default::default();
+        let (reduce, dtype, root, norm, source, destination) = Default::default();
         let (op, site) = site_id::ids(LAUNCH, site);
-        CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, source, destination }
+        CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, norm, source, destination }
     }
 
     /// Of a barrier.
     pub(crate) fn of_barrier(call: &Call, members: (u64, u8)) -> Self {
-        let (reduce, dtype, root, source, destination) = Default::default();
+        let (reduce, dtype, root, norm, source, destination) = Default::default();
         let Call { origin, op, site, count, .. } = *call;
         let (op, site) = site_id::ids(op, site);
-        CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, source, destination }
+        CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, norm, source, destination }
     }
 
     /// The address of the member's buffer.
@@ -85,7 +87,7 @@ impl CompactDescriptor {
     /// The call in full, for a report.
     pub(crate) fn call(&self) -> Call {
         let plain = Call::at(self.op.text(), self.site.site());
-        let call = Call { origin: self.origin, count: self.count, dtype: self.dtype, ..plain };
+        let call = Call { origin: self.origin, count: self.count, dtype: self.dtype, norm: self.norm, ..plain };
         call.with(self.reduce, self.root)
     }
 
@@ -95,31 +97,34 @@ impl CompactDescriptor {
         let op = byte(self.op.bits())?;
         let root = self.root.map_or(Some(NONE), |root| byte(root.into()))?;
         let dtype = self.dtype.map_or(NONE, |dtype| dtype as u64);
-        let (reduce, factor) = match self.reduce {
-            None => (NONE, 0.0),
-            Some(ReduceOp::Scaled(factor)) => (REDUCTIONS.len() as u64, factor),
-            Some(op) => (REDUCTIONS.iter().position(|known| *known == op)? as u64, 0.0),
+        // A sum with factors is followed by no norm, so the two share a word.
+        let (reduce, more) = match self.reduce {
+            None => (NONE, 0),
+            Some(ReduceOp::Scaled(factor)) => (REDUCTIONS.len() as u64, factor.to_bits()),
+            Some(op) => (REDUCTIONS.iter().position(|known| *known == op)? as u64, self.norm.bits()),
         };
         let what = op | dtype << 8 | reduce << 16 | root << 24 | self.site.bits() << 32;
-        let [origin, factor] = [self.origin.bits(), factor.to_bits()];
-        Some([what, self.count as u64, origin, factor, self.source, self.destination])
+        Some([what, self.count as u64, self.origin.bits(), more, self.source, self.destination])
     }
 
     /// The descriptor of a broadcast to these members.
     pub(crate) fn of_words(words: Words, members: (u64, u8)) -> Self {
-        let [what, count, origin, factor, source, destination] = words;
+        let [what, count, origin, more, source, destination] = words;
         let byte = |at: u32| Some(what >> at & NONE).filter(|byte| *byte < NONE);
-        let reduction =
-            |code: u64| REDUCTIONS.get(code as usize).copied().unwrap_or(ReduceOp::Scaled(f64::from_bits(factor)));
+        let reduce = byte(16).map(|code| match REDUCTIONS.get(code as usize) {
+            Some(op) => (*op, ThenNorm::of_bits(more)),
+            None => (ReduceOp::Scaled(f64::from_bits(more)), ThenNorm::default()),
+        });
         CompactDescriptor {
             origin: Origin::of_bits(origin),
             op: OpId::of_bits(what & NONE),
             site: SiteId::of_bits(what >> 32),
             count: count as usize,
-            reduce: byte(16).map(reduction),
+            reduce: reduce.map(|(op, _)| op),
             members,
             dtype: byte(8).map(|code| DType::ALL[code as usize]),
             root: byte(24).map(|root| root as u32),
+            norm: reduce.map_or(ThenNorm::default(), |(_, norm)| norm),
             source,
             destination,
         }
@@ -133,7 +138,7 @@ impl CompactDescriptor {
         };
         let same =
             (self.count, self.members, self.dtype, self.root) == (other.count, other.members, other.dtype, other.root);
-        same && reduces && (self.op, self.origin) == (other.op, other.origin)
+        same && reduces && (self.op, self.origin, self.norm) == (other.op, other.origin, other.norm)
     }
 }
 
@@ -147,6 +152,7 @@ mod tests {
         #[test]
         fn a_broadcast_says_all_of_it(
             (count, origin, source, destination, factor) in any::<(usize, u64, u64, u64, f64)>(),
+            (cols, layer, eps) in (1usize..1 << 31, any::<bool>(), any::<f32>()),
             (dtype, reduce, root) in (0..=DType::ALL.len(), 0..=REDUCTIONS.len() + 1, prop::option::of(0u32..255)),
         ) {
             let members = (0x3210, 4);
@@ -158,7 +164,11 @@ mod tests {
             };
             let dtype = DType::ALL.get(dtype).copied();
             let barrier = CompactDescriptor::of_barrier(&call, members);
-            let descriptor = CompactDescriptor { dtype, reduce, root, source, destination, ..barrier };
+            let norm = match reduce {
+                None | Some(ReduceOp::Scaled(_)) => ThenNorm::default(),
+                Some(_) => ThenNorm::new(cols, layer, eps),
+            };
+            let descriptor = CompactDescriptor { dtype, reduce, root, norm, source, destination, ..barrier };
             let words = descriptor.words().unwrap();
             // Compared as text: a factor may be a NaN.
             prop_assert_eq!(format!("{:?}", CompactDescriptor::of_words(words, members)), format!("{descriptor:?}"));

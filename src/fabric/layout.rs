@@ -4,7 +4,7 @@
 //! `collective::kernels` passes these structs as kernel arguments, [`signal_pad`](super::signal_pad) and
 //! [`limits`](super::limits) use the sizes. This file uses plain data only.
 //!
-//! Invariant: every number and every field here is the one in `kernels/meet.cuh` and `kernels/route.cuh`
+//! Invariant: every number and every field here is the one in `kernels/meet.cuh`, `inbox.cuh` and `route.cuh`
 //! (`collective/kernels/tests.rs` compares them).
 
 use crate::driver::Address;
@@ -58,31 +58,67 @@ pub(crate) const fn eager_bytes(devices: usize) -> usize {
     if devices > 4 { (2 << 20) / (devices - 1) } else { 1 << 20 }
 }
 
-/// The part of a signal pad that depends on the number of devices: what each sender has for each parity. A signal pad
-/// is the header, the flags, the packets, and the slots of eager sends.
+/// Slots of a block and a sender in an inbox.
+pub(crate) const INBOX_SLOTS: usize = 4;
+/// The byte that an inbox is full of when nothing has arrived.
+pub(crate) const EMPTY: u8 = 0xff;
+
+/// Most bytes that one device sends to one peer in one trip as data that are their own flags. An inbox has 4 MB for
+/// them, for any number of devices.
+pub(crate) const fn inbox_bytes(devices: usize) -> usize {
+    let each = (2 << 20) / (devices - 1);
+    each - each % (16 << 10)
+}
+
+/// Bytes of a slot, for data that go piece by piece. An inbox has 16 MB for them, for any number of devices.
+const fn inbox_slot(devices: usize) -> usize {
+    let each = (32 << 10) / (devices - 1);
+    each - each % 512
+}
+
+/// The part of a signal pad that depends on the number of devices: what each sender has for each parity, and the slots
+/// of its inbox. A signal pad is the header, the flags, the packets, the slots of eager sends, and the inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PadLayout {
     /// Number of packets.
     pub packets: usize,
     /// Bytes of the slot for eager sends; 0: there is none.
     pub slot: usize,
+    /// Bytes of the room in the inbox; 0: there is no inbox.
+    pub inbox: usize,
+    /// Bytes of a slot of the inbox. Each sender has [`INBOX_SLOTS`] for each block.
+    pub inbox_slot: usize,
 }
 
 impl PadLayout {
     /// In the devices' memory, for a pool whose devices can access each other's memory.
     pub(crate) const fn direct(devices: usize) -> PadLayout {
         let each = eager_bytes(devices);
-        PadLayout { packets: packets(devices, LL_BYTES), slot: each - each % (16 << 10) }
+        PadLayout {
+            packets: packets(devices, LL_BYTES),
+            slot: each - each % (16 << 10),
+            inbox: inbox_bytes(devices),
+            inbox_slot: inbox_slot(devices),
+        }
     }
 
     /// In the host's memory: packets only.
     pub(crate) const fn through_host(devices: usize) -> PadLayout {
-        PadLayout { packets: packets(devices, LL_BYTES_THROUGH_HOST), slot: 0 }
+        PadLayout { packets: packets(devices, LL_BYTES_THROUGH_HOST), slot: 0, inbox: 0, inbox_slot: 0 }
     }
 
     /// Bytes of a whole signal pad.
     pub(crate) const fn bytes(self, devices: usize) -> usize {
-        HEADER + FLAGS + self.slots(devices) + (devices - 1) * 2 * self.slot
+        let inbox = self.inbox(devices);
+        inbox.start + inbox.bytes()
+    }
+
+    /// The inbox, within the signal pad. A new one is full of [`EMPTY`].
+    pub(crate) const fn inbox(self, devices: usize) -> Inbox {
+        let before = self.slots(devices) + (devices - 1) * 2 * self.slot;
+        let whole = (devices - 1) * 2 * self.inbox;
+        let slots = (devices - 1) * BLOCKS as usize * INBOX_SLOTS * self.inbox_slot;
+        Inbox { start: HEADER + FLAGS + before, whole, slots }
     }
 
     /// Bytes from the first packet to the first slot. A device has no packets for itself.
@@ -91,7 +127,7 @@ impl PadLayout {
     }
 
     /// The header of a new signal pad: the addresses of all devices' pads, of the abort word and of the report word.
-    /// All other memory of a new pad is zero.
+    /// All other memory of a new pad is zero, but for the inbox.
     pub(crate) fn header(self, peers: &[u64], abort: u64, report: u64) -> Vec<u64> {
         let mut words = vec![0; HEADER / 8];
         words[..peers.len()].copy_from_slice(peers);
@@ -100,7 +136,28 @@ impl PadLayout {
         // `ticket` is the lower half of this word, `packets` the upper one.
         words[MOST + 2 + MOST / 2] = (self.packets as u64) << 32;
         words[MOST + 3 + MOST / 2] = (self.slots(peers.len()) as u64) << 32 | self.slot as u64;
+        let inbox = self.inbox(peers.len());
+        let wholes = inbox.start - HEADER - FLAGS;
+        words[MOST + 4 + MOST / 2] = (self.inbox as u64) << 32 | wholes as u64;
+        words[MOST + 5 + MOST / 2] = (self.inbox_slot as u64) << 32 | (wholes + inbox.whole) as u64;
         words
+    }
+}
+
+/// Where the inbox of a device is, and its parts: rooms for one trip, then slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Inbox {
+    /// The first byte, from the begin of the signal pad.
+    pub start: usize,
+    /// Bytes of the rooms.
+    whole: usize,
+    /// Bytes of the slots.
+    slots: usize,
+}
+
+impl Inbox {
+    pub(crate) const fn bytes(self) -> usize {
+        self.whole + self.slots
     }
 }
 

@@ -13,7 +13,7 @@ pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 
-use super::layout::{BLOCKS, LL_BYTES, RING_BLOCKS, eager_bytes, ll_bytes_per_peer};
+use super::layout::{BLOCKS, LL_BYTES, RING_BLOCKS, eager_bytes, inbox_bytes, ll_bytes_per_peer};
 use crate::memory::handle::DeviceHandle;
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -55,6 +55,16 @@ pub(crate) struct Limits {
     pub ll: usize,
     /// Most blocks of an LL kernel.
     pub ll_blocks: u32,
+    /// Largest message per peer of a sum of floats that goes in one trip, where the receivers' inboxes have room.
+    pub inbox: usize,
+    /// The same limit for all-reduce and reduce, as `eager_whole`.
+    pub inbox_whole: usize,
+    /// Most blocks of such a kernel.
+    pub inbox_blocks: u32,
+    /// Largest buffer of a sum of floats that goes through slots, piece by piece.
+    pub slots: usize,
+    /// Most blocks of such a kernel.
+    pub slots_blocks: u32,
     /// Largest message per peer of the eager algorithm, where its receivers have room for it.
     pub eager: usize,
     /// The same limit for all-reduce, reduce and broadcast: each peer gets the whole buffer, so the total traffic is
@@ -105,6 +115,14 @@ impl Limits {
         Limits {
             ll: (LL_BYTES / others).min(ll_bytes_per_peer(members)),
             ll_blocks: BLOCKS,
+            inbox: inbox_bytes(others + 1),
+            // From there on, parts to owners and sums to all are fewer bytes than everything to everyone, by more than
+            // a trip takes (the model; not measured).
+            inbox_whole: inbox_bytes(others + 1).min(if members > 2 { (1 << 20) / others } else { usize::MAX }),
+            inbox_blocks: BLOCKS,
+            // Between two H200s, in graphs: 4 MB in 16.6 us, by one kernel with barriers 17.3; 16 MB in 56.8 and 54.3.
+            slots: if members > 2 { 16 << 20 } else { 8 << 20 },
+            slots_blocks: BLOCKS,
             eager: eager_bytes(members),
             // All-reduces on 4 H200s: 256 KB take 9.5 us eagerly and 10.1 otherwise, 512 KB take 11.6 and 10.8.
             eager_whole: eager_bytes(members).min((1 << 20) / others),
@@ -138,14 +156,14 @@ impl Limits {
         }
     }
 
-    /// The limits for a collective that overlaps with other work. Two kinds keep theirs: LL kernels, which are over in
-    /// microseconds, and kernels that go through the host's memory, whose delays few blocks do not cover.
+    /// The limits for a collective that overlaps with other work. Two kinds keep theirs: kernels of one trip, which are
+    /// over in microseconds, and kernels that go through the host's memory, whose delays few blocks do not cover.
     pub(crate) fn overlapping(self) -> Limits {
-        let [blocks, large_blocks, ring_blocks, exchange_blocks] =
-            [self.blocks, self.large_blocks, self.ring_blocks, self.exchange_blocks]
+        let [blocks, large_blocks, ring_blocks, exchange_blocks, slots_blocks] =
+            [self.blocks, self.large_blocks, self.ring_blocks, self.exchange_blocks, self.slots_blocks]
                 .map(|most| most.min(self.overlapped_blocks));
         let exchange_ce = self.exchange_ce.min(self.overlapped);
-        Limits { exchange_ce, blocks, large_blocks, ring_blocks, exchange_blocks, ..self }
+        Limits { exchange_ce, blocks, large_blocks, ring_blocks, exchange_blocks, slots_blocks, ..self }
     }
 
     /// The limits with at most so many blocks. All blocks of a kernel that waits for its peers' must be on the device
@@ -155,6 +173,8 @@ impl Limits {
         let cap = |blocks: u32| blocks.clamp(1, most);
         Limits {
             ll_blocks: cap(self.ll_blocks),
+            inbox_blocks: cap(self.inbox_blocks),
+            slots_blocks: cap(self.slots_blocks),
             ring_blocks: cap(self.ring_blocks),
             exchange_blocks: cap(self.exchange_blocks),
             overlapped_blocks: cap(self.overlapped_blocks),
@@ -210,6 +230,8 @@ impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Limits {
             ll,
+            inbox_whole,
+            slots,
             eager,
             eager_whole,
             ring,
@@ -244,6 +266,12 @@ impl fmt::Display for Limits {
         write!(f, "a block for {per_block}, at most {blocks}")?;
         if large_blocks != blocks {
             write!(f, ", {large_blocks} for sums in parts of {large}")?;
+        }
+        if inbox_whole > 0 {
+            write!(f, "; sums of floats as data that are flags up to {}", Bytes(inbox_whole))?;
+        }
+        if slots > inbox_whole {
+            write!(f, ", in pieces up to {}", Bytes(slots))?;
         }
         Ok(())
     }

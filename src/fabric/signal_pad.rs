@@ -189,6 +189,12 @@ impl SignalPad {
         self.devices[device].1
     }
 
+    /// Address and bytes of a device's inbox; no bytes: it has none.
+    pub(crate) fn inbox(&self, device: usize) -> (Address, usize) {
+        let inbox = self.layout.inbox(self.devices.len());
+        (self.address(device) + inbox.start as u64, inbox.bytes())
+    }
+
     /// Most bytes that one member can send to another by the LL algorithm.
     pub(crate) fn ll_bytes(&self) -> usize {
         self.layout.packets * 8

@@ -24,6 +24,8 @@ pub(crate) struct Spinning {
     last: RefCell<Option<(Arc<StreamCore>, u64)>>,
     /// Barriers that were committed and not launched.
     skipped: RefCell<Vec<SkippedBarrier>>,
+    /// Whether a failed gang may have left something in this device's inbox.
+    spoiled: Cell<bool>,
     /// Nested calls of [`Device::blocking`](crate::Device::blocking) that are running.
     blocked: Cell<u32>,
 }
@@ -50,6 +52,16 @@ impl Spinning {
     /// Whether this device owes barriers.
     pub(crate) fn has_skipped(&self) -> bool {
         !self.skipped.borrow().is_empty()
+    }
+
+    /// Notes whether the device's inbox may have something of a failed gang.
+    pub(crate) fn set_spoiled(&self, spoiled: bool) {
+        self.spoiled.set(spoiled);
+    }
+
+    /// Whether the device's inbox may have something of a failed gang.
+    pub(crate) fn is_spoiled(&self) -> bool {
+        self.spoiled.get()
     }
 
     /// Calls `launch` for each barrier that this device owes. Returns whether there were any. What comes from the first

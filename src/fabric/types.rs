@@ -137,18 +137,18 @@ elements! {
 
 /// How a collective is carried out.
 ///
-/// | | `Direct` | `Exchange` | `Copies` | `Staged` | `Host` | `Ring` |
-/// |---|---|---|---|---|---|---|
-/// | operations | all | sums | all | all | all | `all_reduce`, `all_reduce_into` |
-/// | element types | all | all | all | all | all | `f32`, `f64` |
-/// | [`ReduceOp`]s | all | all | all | all | all | `Sum`, `Avg` |
-/// | members on GPUs | 1 to 16 | 2 to 16 | any | 2 to 16 | 2 and more | 2 and more |
-/// | peer access | needed | used | used | not used | not used | used |
-/// | sums made by | one kernel | one kernel | kernels | one kernel | device threads | kernels |
-/// | data moved by | kernel | kernel or copy engines | copy engines | kernel | copy engines | kernel or copy engines |
-/// | bits of sums: in rank order | yes | yes | yes | yes | yes | by place in the buffer |
-/// | the call waits for its device | no | no | no | no | where it adds up | no |
-/// | in a graph | one kernel | as without | between two parts | one kernel | between two parts | as without |
+/// | | `Direct` | `Inbox` | `Exchange` | `Copies` | `Staged` | `Host` | `Ring` |
+/// |---|---|---|---|---|---|---|---|
+/// | operations | all | sums | sums | all | all | all | `all_reduce`, `all_reduce_into` |
+/// | element types | all | `f32`, `f64`, `f16`, `bf16` | all | all | all | all | `f32`, `f64` |
+/// | [`ReduceOp`]s | all | all | all | all | all | all | `Sum`, `Avg` |
+/// | members on GPUs | 1 to 16 | 2 to 16 | 2 to 16 | any | 2 to 16 | 2 and more | 2 and more |
+/// | peer access | needed | needed | used | used | not used | not used | used |
+/// | sums made by | one kernel | one kernel | one kernel | kernels | one kernel | device threads | kernels |
+/// | data moved by | kernel | kernel | kernel or copy engines | copy engines | kernel | copy engines | kernel or copy engines |
+/// | bits of sums: in rank order | yes | yes | yes | yes | yes | yes | by place in the buffer |
+/// | the call waits for its device | no | no | no | no | no | where it adds up | no |
+/// | in a graph | one kernel | one kernel | as without | between two parts | one kernel | between two parts | as without |
 ///
 /// Where kernels cannot wait for each other, `Direct` and `Staged` are between two parts of a graph, too. Messages
 /// (`send`, `recv`) are copies under all algorithms.
@@ -161,6 +161,14 @@ pub enum Algorithm {
     /// One kernel on each device, which reads its part of all members' memory and writes the result to all of them.
     /// Needs peer access between all members.
     Direct,
+    /// Sums of floats by one kernel on each device, which writes to peers' inboxes alone: memory of the pool, 21 MB on
+    /// each device. The data are their own flags: an empty inbox is full of one bit pattern, a NaN, which no datum that
+    /// is sent has (the sender makes it another NaN, for itself too, so all members have the same bits). What is small
+    /// goes to everyone in one trip. What is larger goes piece by piece: all-reduces of more than two members by parts
+    /// to owners and sums to all; a large `reduce` goes as under `Auto`. No peer touches a user's buffer. Where kernels
+    /// cannot meet on the devices (on software GPUs, under a checker, without peer access), and for what is no sum of
+    /// floats, as under `Auto`; which goes this way with what is not large: two GPUs up to 8 MB, more up to 16 MB.
+    Inbox,
     /// Sums (of all-reduce, reduce and reduce-scatter) by one kernel on each device, which only writes to peers'
     /// memory: every member sends its part of a slice to the slice's owner, who adds up and sends the result back.
     /// Where kernels cannot meet by themselves (on software GPUs, under a checker, without peer access) as by `Copies`.
@@ -205,12 +213,13 @@ impl std::str::FromStr for Algorithm {
         match name {
             "auto" => Ok(Algorithm::Auto),
             "direct" => Ok(Algorithm::Direct),
+            "inbox" => Ok(Algorithm::Inbox),
             "exchange" => Ok(Algorithm::Exchange),
             "copies" => Ok(Algorithm::Copies),
             "staged" => Ok(Algorithm::Staged),
             "host" => Ok(Algorithm::Host),
             "ring" => Ok(Algorithm::Ring),
-            _ => Err(format!("{name:?} is no algorithm: auto, direct, exchange, copies, staged, host or ring")),
+            _ => Err(format!("{name:?} is no algorithm: auto, direct, inbox, exchange, copies, staged, host or ring")),
         }
     }
 }

@@ -34,16 +34,30 @@ module! { PROBE, "probe" }
 module! { COMBINE, "combine" }
 module! { PUSH, "push" }
 module! { EAGER, "eager" }
+module! { INBOX, "inbox" }
 module! { STAGED, "staged" }
 module! { RING, "ring" }
 module! { EXCHANGE, "exchange" }
 module! { GRADIENTS, "gradients" }
 module! { OPTIMIZER, "optimizer" }
 module! { SHARDED, "sharded" }
+module! { NORM_INBOX, "norm_inbox" }
 
 /// The modules that every pool loads on every device. Others are loaded at their first launch.
-pub(crate) static MODULES: [&Module; 11] =
-    [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &EAGER, &STAGED, &RING, &EXCHANGE, &GRADIENTS];
+pub(crate) static MODULES: [&Module; 12] = [
+    &ELEMENTWISE,
+    &REDUCE,
+    &COLLECTIVE,
+    &PROBE,
+    &COMBINE,
+    &PUSH,
+    &EAGER,
+    &INBOX,
+    &STAGED,
+    &RING,
+    &EXCHANGE,
+    &GRADIENTS,
+];
 
 /// Number of blocks in the first pass of a sum. It is fixed, so that the same call gives the same bits in every run.
 pub(crate) const SUM_BLOCKS: u32 = 256;

@@ -10,6 +10,8 @@
 mod norm;
 mod softmax;
 
+pub use norm::{NormSaved, RowNorm};
+
 use super::{
     embedding::Index,
     family::{In, Out, each_row, each_row_mut, kernels, lanes, rows_of, wide},
@@ -28,18 +30,23 @@ use std::panic::Location;
 module! { ROWS, "rows" }
 module! { COLUMNS, "columns" }
 
-/// Packs that each thread of a row keeps in registers: as in `kernels/rows.cu`.
+/// Packs that each thread of a row keeps in registers: as in `kernels/rows.cuh`.
 const KEPT: usize = 4;
 /// Rows that a part of a sum of columns has, unless there would be more parts than [`MOST_PARTS`].
 const PART: usize = 64;
 const MOST_PARTS: usize = 128;
 
-/// A warp per row, or a block of as many threads as keep the row in registers: by the width alone.
+/// A warp, or as many threads as keep the row in registers: by the width alone.
+fn threads_of_row(size: usize, cols: usize) -> u32 {
+    cols.div_ceil(16 / size * KEPT).next_power_of_two().clamp(32, 1024) as u32
+}
+
+/// A warp per row, or a block of all threads of one.
 fn row_dims<T>(rows: usize, cols: usize) -> LaunchDims {
-    let threads = cols.div_ceil(lanes::<T>() * KEPT).next_power_of_two().clamp(32, 1024);
+    let threads = threads_of_row(size_of::<T>(), cols);
     let together = if threads == 32 { 4 } else { 1 };
     let blocks = rows.div_ceil(together).clamp(1, i32::MAX as usize);
-    LaunchDims { grid: (blocks as u32, 1, 1), block: (threads as u32, together as u32, 1), shared_bytes: 0 }
+    LaunchDims { grid: (blocks as u32, 1, 1), block: (threads, together as u32, 1), shared_bytes: 0 }
 }
 
 /// A warp per 32 packs of columns, eight warps per part.

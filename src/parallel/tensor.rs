@@ -18,7 +18,10 @@ pub use embedding::{Indices, VocabularyEmbedding};
 #[cfg(feature = "blas")]
 pub use linear::{ColumnLinear, LinearPart, RowLinear};
 pub use loss::vocabulary_cross_entropy;
-pub use norm::{NormSaved, SequenceNorm};
+pub use norm::SequenceNorm;
+
+/// What a step back through a [`SequenceNorm`] needs.
+pub use crate::NormSaved;
 
 use crate::{
     DeviceBuffer, Element, Float, Group, ReduceOp,

@@ -117,6 +117,37 @@ impl Group<'_> {
     }
 }
 
+impl Group<'_> {
+    /// How an [`all_reduce_norm`](Self::all_reduce_norm) of `rows` rows of `cols` elements is carried out on this
+    /// group: by one kernel (then the devices meet by their `"data"`), or by three calls; then it is the answer of
+    /// [`explain`](Self::explain) for the sum. It needs no meeting: a member may ask alone.
+    ///
+    /// ```
+    /// # use gpu_pool::{DType, GpuPool};
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// pool.run(|dev, _| {
+    ///     let how = dev.world()?.explain_norm(DType::BF16, 64, 4096)?;
+    ///     assert_eq!(how.meets, "events"); // software GPUs: three calls
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`explain`](Self::explain).
+    #[track_caller]
+    pub fn explain_norm(&self, dtype: DType, rows: usize, cols: usize) -> Result<Explanation> {
+        let sum = self.explain(dtype, ReduceOp::Sum, rows.saturating_mul(cols).saturating_mul(dtype.size()))?;
+        Ok(match self.norm_kernel(dtype, rows, cols) {
+            None => sum,
+            Some(kernel) => {
+                let (reason, blocks) = (kernel.reason(), kernel.block_count());
+                Explanation { algorithm: Algorithm::Inbox, meets: "data", reason, blocks, ..sum }
+            }
+        })
+    }
+}
+
 /// What `choose` says of a collective of these devices of the pool.
 fn explain(shared: &Shared, members: &[usize], (dtype, op): (DType, ReduceOp), shape: &Shape) -> Explanation {
     let (tuned, n) = (shared.limits(), members.len());

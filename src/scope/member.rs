@@ -159,6 +159,7 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
         // quarantine below must be.
         worker.handle.acquire(known.lock().as_deref());
         forget(worker, gang.place());
+        worker.spinning.set_spoiled(true);
         if !gang.is_stuck() && barrier::resync(worker).is_err() {
             // The device or its stream is lost; the next operation reports it.
             gang.stuck();

@@ -47,9 +47,10 @@ pub enum Way {
     Staged,
 }
 
-pub const WAYS: [Way; 8] = [
+pub const WAYS: [Way; 9] = [
     Way::Default,
     Way::Watched,
+    Way::Forced(Algorithm::Inbox),
     Way::Forced(Algorithm::Exchange),
     Way::Forced(Algorithm::Copies),
     Way::Forced(Algorithm::Ring),

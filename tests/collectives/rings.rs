@@ -330,11 +330,12 @@ mod cuda_only {
         on_cuda(3, |gpus| {
             let pool = rig::builder(gpus, gpus.up_to(8)).algorithm(Algorithm::Auto).build().unwrap();
             let how = |bytes| pool.explain(DType::F32, ReduceOp::Avg, bytes);
-            if how(4).meets != "packets" {
+            if how(4).meets != "data" {
                 return println!("skipped: kernels do not meet here");
             }
-            let found = [4 << 20, 16 << 20, 1 << 30].map(|bytes| (how(bytes).algorithm, how(bytes).meets));
-            assert_eq!(found, [Algorithm::Direct, Algorithm::Exchange, Algorithm::Ring].map(|by| (by, "flags")));
+            let found = [4 << 20, 24 << 20, 1 << 30].map(|bytes| (how(bytes).algorithm, how(bytes).meets));
+            let by_flags = [Algorithm::Exchange, Algorithm::Ring].map(|by| (by, "flags"));
+            assert_eq!(found, [(Algorithm::Inbox, "data"), by_flags[0], by_flags[1]]);
             assert_eq!(pool.explain(DType::F16, ReduceOp::Avg, 1 << 30).algorithm, Algorithm::Exchange);
             // Half a gigabyte, in many rounds.
             let len = 140_000_001;

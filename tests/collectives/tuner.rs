@@ -17,7 +17,7 @@ fn build(gpus: Gpus, n: usize, tune: Tune) -> GpuPool {
 /// The largest power of two of bytes that is pushed, or 0.
 fn pushed(pool: &GpuPool) -> usize {
     let sizes = (2..30).rev().map(|log| 1 << log);
-    sizes.into_iter().find(|&bytes| pool.explain(DType::F32, ReduceOp::Sum, bytes).meets == "packets").unwrap_or(0)
+    sizes.into_iter().find(|&bytes| pool.explain(DType::I32, ReduceOp::Sum, bytes).meets == "packets").unwrap_or(0)
 }
 
 mod cuda {
@@ -29,7 +29,7 @@ mod cuda {
             for n in [2, gpus.up_to(8)] {
                 let pools = [build(gpus, n, Tune::Measure), build(gpus, n, Tune::Measure)];
                 let limits = pools.each_ref().map(pushed);
-                let meet = pools[0].explain(DType::F32, ReduceOp::Sum, 1 << 20).meets == "flags";
+                let meet = pools[0].explain(DType::I32, ReduceOp::Sum, 1 << 20).meets == "flags";
                 let text = &pools[0].report().collectives;
                 // Or that it took too long. Devices that share a GPU are not measured.
                 assert_eq!(text.contains("measur"), meet && !pools[0].report().shares_gpus(), "{text}");

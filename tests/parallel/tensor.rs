@@ -12,7 +12,7 @@ mod software;
 use crate::support::failure;
 use block::{Block, SHAPES, whole};
 use gpu_pool::{
-    Activation, Device, Element, Error, Float, GpuPool, Group, Result,
+    Activation, Device, Element, Error, Float, GpuPool, Group, Matrix, ReduceOp, Result, RowNorm,
     parallel::{
         ColumnLinear, Indices, RowLinear, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows,
         vocabulary_cross_entropy,
@@ -53,6 +53,44 @@ fn near(found: &[f64], want: &[f64], bound: f64, what: &str) {
 
 fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| f64::from(x)).collect()
+}
+
+/// `forward_norm` has the bits of the steps that it takes: the bias to the residual, the sum, the norm.
+#[test]
+fn a_norm_behind_a_row_parallel_layer() {
+    let (rows, inputs, outputs) = (3, 7, 8);
+    let pool = GpuPool::builder().host(3).build().unwrap();
+    let found = pool.run(|dev, _| {
+        let group = everyone(dev)?;
+        let down = RowLinear::new(&group, &numbers(inputs * outputs, 1), &numbers(outputs, 2))?;
+        let own = part_of(&group, group.rank(), inputs, 1)?;
+        let x = dev.upload(&numbers(rows * own.len(), 3 + group.rank() as u64))?;
+        let weight = dev.upload(&numbers(outputs, 9))?;
+        let (mut residual, mut wanted) = (dev.upload(&numbers(rows * outputs, 10))?, dev.zeros(rows * outputs)?);
+        dev.copy(&residual, &mut wanted)?;
+        let norm = RowNorm::rms(&weight, 1e-5);
+        let (y, saved) = down.forward_norm(&group, &x, rows, &mut residual, norm)?;
+        dev.bias_activation_assign(Activation::Identity, &mut wanted, &down.part.bias)?;
+        let mut sum = dev.zeros(rows * outputs)?;
+        dev.gemm(
+            1.0,
+            Matrix::new(&x, rows, own.len())?,
+            Matrix::new(&down.part.weight, own.len(), outputs)?,
+            0.0,
+            &mut sum,
+        )?;
+        group.all_reduce(&mut sum, ReduceOp::Sum)?;
+        dev.add_assign(&mut wanted, &sum)?;
+        let (normed, rstd) = dev.rms_norm(&wanted, &weight, 1e-5)?;
+        assert_eq!(dev.download(&residual)?, dev.download(&wanted)?);
+        assert_eq!(dev.download(&y)?, dev.download(&normed)?);
+        assert_eq!(dev.download(&saved.rstd)?, dev.download(&rstd)?);
+        let error = down.forward_norm(&group, &x, rows, &mut residual.slice_mut(1..), norm).err();
+        assert!(matches!(error, Some(Error::InvalidArgument { .. })), "{error:?}");
+        dev.download(&y)
+    });
+    let found = found.unwrap();
+    assert!(found.iter().all(|y| *y == found[0]));
 }
 
 /// Column, ReLU, row; twice with accumulated gradients. `sequence`: each member has its rows of `x` and `dy`. Returns

@@ -81,8 +81,9 @@ fn sums_of_every_size_on_eight() {
         assert!(report.collectives.starts_with("default, since devices share a GPU"), "{report}");
         // On any GPU with 64 multiprocessors or more.
         if report.devices[0].multiprocessors >= 64 {
-            let meets = |len: usize| pool.explain(DType::F32, ReduceOp::Sum, 4 * len).meets;
-            assert_eq!((meets(1000), meets(300_001)), ("packets", "flags"));
+            let meets = |dtype, len: usize| pool.explain(dtype, ReduceOp::Sum, 4 * len).meets;
+            assert_eq!((meets(DType::I32, 1000), meets(DType::I32, 300_001)), ("packets", "flags"));
+            assert_eq!((meets(DType::F32, 1000), meets(DType::F32, 300_001)), ("data", "data"));
         }
         assert_sums(&pool);
         pool.close().unwrap();

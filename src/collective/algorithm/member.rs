@@ -275,17 +275,22 @@ impl Member<'_> {
     /// on the device before the kernel in front of it has ended. All kernels with a barrier wait by themselves for what
     /// is before them (`kernels/build.py` checks that).
     pub(crate) fn launch(&self, entry: &Entry, blocks: u32, args: &[KernelArg]) -> Result<()> {
+        self.launch_as(entry, dims(blocks), args)
+    }
+
+    /// [`launch`](Self::launch) with blocks of another shape, none larger than the kernel is compiled for.
+    pub(super) fn launch_as(&self, entry: &Entry, dims: LaunchDims, args: &[KernelArg]) -> Result<()> {
         let early = self.barrier.signals != 0
-            && comes_early(blocks, self.handle.driver.info().multiprocessors, self.handle.sharers);
+            && comes_early(dims.grid.0, self.handle.driver.info().multiprocessors, self.handle.sharers);
         let function = self.executor.function(entry)?;
-        launch((self.handle, self.stream), self.name(), (entry, function), blocks, args, early)
+        launch((self.handle, self.stream), self.name(), (entry, function), dims, args, early)
     }
 
     /// Launches a kernel that takes part in the barrier and touches no memory.
     pub(super) fn launch_counting(&self) -> Result<()> {
         let (entry, args) = kernels::counting(self.barrier);
         let function = self.executor.function(&entry)?;
-        launch((self.handle, self.stream), self.name(), (&entry, function), 1, &args, false)
+        launch((self.handle, self.stream), self.name(), (&entry, function), dims(1), &args, false)
     }
 }
 
@@ -297,16 +302,20 @@ fn comes_early(blocks: u32, multiprocessors: u32, sharers: usize) -> bool {
     sharers == 1 && FEW + blocks <= multiprocessors / 4 * 3
 }
 
+/// So many blocks, as nearly all kernels of collectives have them.
+pub(in super::super) fn dims(blocks: u32) -> LaunchDims {
+    LaunchDims { grid: (blocks, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 }
+}
+
 /// Launches a kernel; `early`: it may be on the device before the kernel in front of it has ended.
 pub(in super::super) fn launch(
     (handle, stream): (&DeviceHandle, &StreamCore),
     name: &'static str,
     (entry, function): (&Entry, RawFunction),
-    blocks: u32,
+    dims: LaunchDims,
     args: &[KernelArg],
     early: bool,
 ) -> Result<()> {
-    let dims = LaunchDims { grid: (blocks, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 };
     let launch = Launch { name: entry.name, function, host: entry.host, dims, args, early };
     // SAFETY: the memory is the members': each has lent it until its stream has passed the collective. It is ordered
     // before this launch, by events or by the kernel's own meeting, and no two members are given the same part.

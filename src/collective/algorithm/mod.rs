@@ -9,6 +9,8 @@
 //!
 //! | file | how data move and are added up | how members wait for each other |
 //! |---|---|---|
+//! | [`inbox`] | one kernel; everything to everyone | by the data |
+//! | [`slots`] | one kernel; parts to owners, sums to all, piece by piece | by the data |
 //! | [`ll`] | one kernel; everything to everyone | flags in the data |
 //! | [`ll_two_shot`] | two kernels; parts to owners, sums to all | flags in the data |
 //! | [`eager`] | one kernel; everything to everyone | one flag per block, behind the data |
@@ -22,6 +24,8 @@
 //! | [`shm`] | one kernel over the host's memory | flags in the host's memory |
 //! | [`shm_events`] | the steps of `shm` as ordinary kernels | events |
 //! | [`host_reduce`] | copy engines, and the device threads add up | host threads, events |
+//!
+//! [`norm_inbox`] is no row of the table: it does more than a sum, so only `all_reduce_norm` asks for it.
 
 pub(crate) mod ce;
 pub(crate) mod eager;
@@ -30,20 +34,23 @@ pub(crate) mod exchange_ce;
 pub(crate) mod fused;
 pub(crate) mod fused_events;
 pub(crate) mod host_reduce;
+pub(crate) mod inbox;
 pub(crate) mod ll;
 pub(crate) mod ll_two_shot;
 mod member;
+pub(crate) mod norm_inbox;
 pub(crate) mod ring;
 pub(crate) mod ring_ce;
 pub(crate) mod ring_cut;
 pub(crate) mod shm;
 pub(crate) mod shm_events;
+pub(crate) mod slots;
 
 use super::choose::Case;
 use crate::{error::Result, fabric::types};
 use smallvec::SmallVec;
 
-pub(super) use member::{Executor, launch};
+pub(super) use member::{Executor, dims, launch};
 pub(crate) use member::{Matched, Member};
 
 /// One way to carry collectives out.
@@ -107,11 +114,13 @@ pub(crate) struct About {
 }
 
 /// All algorithms. The first one that fits carries a collective out.
-pub(crate) static TABLE: [&dyn Algorithm; 13] = [
+pub(crate) static TABLE: [&dyn Algorithm; 15] = [
     &ring_ce::RingCe,
     &host_reduce::HostReduce,
     &exchange_ce::ExchangeCe,
     &ce::Ce,
+    &inbox::Inbox,
+    &slots::Slots,
     &ring::Ring,
     &exchange::Exchange,
     &ll::Ll,

@@ -1,6 +1,6 @@
 //! The arguments of `kernels/exchange.cu`, which [`exchange`](super::super::algorithm::exchange) launches.
 
-use super::{Arguments, DType, ReduceOp, code, eight_of, value};
+use super::{Arguments, DType, ReduceOp, code, eight_of, eights, value};
 use crate::{
     driver::Address,
     fabric::layout::{DeviceBarrier, MOST},
@@ -56,8 +56,7 @@ impl Trade<'_> {
         args.push(value(self.pieces));
         let Exchange { from, bytes, to, recv_scratch } = &self.exchange;
         for all in [from, bytes, to, recv_scratch] {
-            let (low, high) = all.split_at(8);
-            args.extend([low, high].map(|eight| value(<[u64; 8]>::try_from(eight).expect("half of them"))));
+            args.extend(eights(all));
         }
         args
     }

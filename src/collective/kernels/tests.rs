@@ -4,7 +4,8 @@ use super::*;
 use crate::{
     driver::{HostArg, LaunchDims},
     fabric::layout::{
-        BLOCKS, FEW, LL_BYTES, LL_BYTES_THROUGH_HOST, MOST, PadLayout, STAGED_BLOCKS, eager_bytes, reported, set_epochs,
+        BLOCKS, EMPTY, FEW, INBOX_SLOTS, LL_BYTES, LL_BYTES_THROUGH_HOST, MOST, PadLayout, STAGED_BLOCKS, eager_bytes,
+        reported, set_epochs,
     },
 };
 use half::{bf16, f16};
@@ -287,15 +288,21 @@ fn signals_lie_where_the_kernels_look_for_them() {
     }
     let exchange = include_str!("../../../kernels/exchange.cu");
     assert!(exchange.contains(&format!("const u32 SLOTS = {EXCHANGE_SLOTS};")));
+    let inbox = include_str!("../../../kernels/inbox.cuh");
+    assert!(inbox.contains(&format!("const u32 SLOTS = {INBOX_SLOTS};")) && inbox.contains("const u32 EMPTY = ~0u;"));
+    assert_eq!(EMPTY, 0xff);
     // `static_assert`ed in kernels/meet.cuh by the same sum.
     let layout = PadLayout::direct(2);
-    assert_eq!(layout, PadLayout { packets: 32768, slot: 1 << 20 });
-    assert_eq!(layout.bytes(2), 256 + 16384 + 49152 + 2 * 32768 * 16 + 2 * (1 << 20));
+    assert_eq!(layout, PadLayout { packets: 32768, slot: 1 << 20, inbox: 2 << 20, inbox_slot: 32 << 10 });
+    let before = 2 * 32768 * 16 + 2 * (1 << 20);
+    assert_eq!(layout.bytes(2), 256 + 16384 + 49152 + before + 2 * (2 << 20) + 128 * 4 * (32 << 10));
     let header = layout.header(&[10, 20], 30, 40);
     assert_eq!((header.len() * 8, &header[..3], &header[16..18]), (256, &[10, 20, 0][..], &[30, 40][..]));
-    // A `u32` at byte 212, and two behind it.
-    assert_eq!((&header[18..26], &header[28..]), (&[0; 8][..], &[0; 4][..]));
+    // A `u32` at byte 212, and six behind it.
+    assert_eq!((&header[18..26], &header[30..]), (&[0; 8][..], &[0; 2][..]));
     assert_eq!(header[208 / 8..224 / 8], [32768 << 32, (2 * 32768 * 16) << 32 | 1 << 20]);
+    let (room, slot) = (2 << 20, 32 << 10);
+    assert_eq!(header[224 / 8..240 / 8], [room << 32 | before as u64, slot << 32 | (before as u64 + 2 * room)]);
     let mut later = header.clone();
     set_epochs(&mut later, 7);
     // `epoch[16]` at byte 144, and nothing else.
@@ -304,11 +311,17 @@ fn signals_lie_where_the_kernels_look_for_them() {
         let (direct, through_host) = (PadLayout::direct(devices), PadLayout::through_host(devices));
         for (layout, bytes) in [(direct, LL_BYTES), (through_host, LL_BYTES_THROUGH_HOST)] {
             let sent = (devices - 1) * layout.packets * 8;
-            assert!(layout.packets > 0 && sent <= bytes && layout.bytes(devices) <= 8 << 20, "{devices} devices");
+            assert!(layout.packets > 0 && sent <= bytes, "{devices} devices");
+            let inbox = layout.inbox(devices);
+            assert!(inbox.start <= 8 << 20 && inbox.bytes() <= 21 << 20, "{devices} devices");
+            assert!(inbox.start % 128 == 0 && inbox.start + inbox.bytes() == layout.bytes(devices));
             // Blocks write packs of 16 bytes there, and stages begin behind it.
             assert!(layout.bytes(devices) % 128 == 0 && layout.slots(devices) % 128 == 0 && layout.slot % 128 == 0);
         }
         assert!(direct.slot > 0 && direct.slot <= eager_bytes(devices) && through_host.slot == 0);
+        assert!(direct.inbox >= 128 << 10 && direct.inbox_slot >= 2048 && through_host.inbox(devices).bytes() == 0);
+        // Offsets in it are of 32 bits.
+        assert!(direct.bytes(devices) < 1 << 32);
     }
 }
 
@@ -364,6 +377,11 @@ fn arguments_fit_the_compiled_kernels() {
         let call = Trade { op, factors, exchange: Exchange::default(), pieces, meet };
         let entry = super::exchange(dtype);
         assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+        let (Some(whole), Some(pieced)) = (inbox(dtype), slots(dtype)) else { continue };
+        let call = Push { n: 1, op, route, factors, source: one, destination: one, meet };
+        assert_eq!(sizes(&call.args()), parameters(whole.module.image.ptx.unwrap(), whole.name), "{}", whole.name);
+        let call = Parcels { from: [0; MOST], bytes: [0; MOST], to: [0; MOST], op, factors, pieces, meet };
+        assert_eq!(sizes(&call.args()), parameters(pieced.module.image.ptx.unwrap(), pieced.name), "{}", pieced.name);
     }
     for dtype in [DType::F32, DType::F64] {
         let cut = Cut { rounds: 1, abreast: 1, slots: 2, ..Cut::default() };
@@ -384,7 +402,8 @@ fn arguments_fit_the_compiled_kernels() {
 /// What must not be in them: local memory, where spilled or indexed arrays go, and loads that may be stale.
 #[test]
 fn compiled_kernels_keep_to_registers() {
-    let entries = [combine, push, eager, staged, ring, super::exchange].map(|of| of(DType::F32));
+    let float = |dtype| inbox(dtype).expect("for floats");
+    let entries = [combine, push, eager, staged, ring, super::exchange, float].map(|of| of(DType::F32));
     for entry in entries {
         let ptx = entry.module.image.ptx.unwrap();
         assert!(!ptx.contains(".local") && !ptx.contains("ld.global.nc") && ptx.contains("ld.relaxed.sys"));

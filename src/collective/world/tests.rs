@@ -8,7 +8,7 @@ mod pieces;
 mod rail_messages;
 
 use super::loopback::Hosts;
-use crate::{AsView, AsViewMut, Check, DeviceBuffer, Element, Group, ReduceOp};
+use crate::{AsView, AsViewMut, Check, DType, DeviceBuffer, Element, Group, ReduceOp, RowNorm};
 use proptest::prelude::*;
 
 const SHAPES: [&[usize]; 5] = [&[2, 2], &[2, 3], &[2, 1, 3], &[1, 1, 1, 1], &[1, 2]];
@@ -57,6 +57,24 @@ fn all_reduce_adds_up() {
             let (sum, max) = (sums(n, len), combined(n, len, f32::max));
             assert!(found.iter().all(|found| *found == (sum.clone(), max.clone(), true)), "{shape:?} {len}");
         }
+    }
+}
+
+/// Of several processes it is three calls.
+#[test]
+fn a_norm_behind_a_sum() {
+    for shape in SHAPES {
+        let (hosts, n) = (Hosts::new(shape), shape.iter().sum::<usize>());
+        let found = hosts.all(|dev| {
+            let world = dev.world()?;
+            let (mut x, mut residual) = (dev.upload(&[1.0f32; 6])?, dev.upload(&[0.5f32; 6])?);
+            let gamma = dev.upload(&[2.0f32, 3.0, 4.0])?;
+            world.all_reduce_norm(&mut x, &mut residual, RowNorm::rms(&gamma, 0.0))?;
+            assert_ne!(world.explain_norm(DType::F32, 2, 3)?.meets, "data");
+            Ok((dev.download(&x)?, dev.download(&residual)?))
+        });
+        let wanted = ([2.0, 3.0, 4.0].repeat(2), vec![n as f32 + 0.5; 6]);
+        assert!(found.iter().all(|found| *found == wanted), "{shape:?}: {found:?}");
     }
 }
 

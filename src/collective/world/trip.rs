@@ -134,6 +134,8 @@ impl<'g, 'd> Trip<'g, 'd> {
             source: Some(from.clone()),
             destination: Some(to.clone()),
             counts: None,
+            beside: SmallVec::new(),
+            rank_order: false,
         };
         match self.overlapped {
             true => self.here.run_overlapped(&request),

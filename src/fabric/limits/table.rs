@@ -19,6 +19,11 @@ const TABLE: &[(&str, &[Row])] = &[("NVIDIA H200", &[(2, H200_2), (4, H200_4), (
 const H200_2: Limits = Limits {
     ll: 256 * KB,
     ll_blocks: BLOCKS,
+    inbox: 2 * MB,
+    inbox_whole: 2 * MB,
+    inbox_blocks: BLOCKS,
+    slots: 8 * MB,
+    slots_blocks: BLOCKS,
     eager: MB,
     eager_whole: MB,
     eager_per_block: 8 * KB,
@@ -41,6 +46,9 @@ const H200_2: Limits = Limits {
 };
 const H200_4: Limits = Limits {
     ll: 128 * KB,
+    inbox: 2 * MB / 3,
+    inbox_whole: MB / 3,
+    slots: 16 * MB,
     eager_whole: MB / 3,
     ring: 32 * MB,
     exchange_ce: usize::MAX,
@@ -55,8 +63,16 @@ const H200_4: Limits = Limits {
     allgather_blocks: 96,
     ..H200_2
 };
-const H200_8: Limits =
-    Limits { ll: 768 * KB / 7, eager: 2 * MB / 7, eager_whole: MB / 7, exchange: 16 * MB, ce: usize::MAX, ..H200_4 };
+const H200_8: Limits = Limits {
+    ll: 768 * KB / 7,
+    inbox: 2 * MB / 7,
+    inbox_whole: MB / 7,
+    eager: 2 * MB / 7,
+    eager_whole: MB / 7,
+    exchange: 16 * MB,
+    ce: usize::MAX,
+    ..H200_4
+};
 
 /// The rows of a device, by members.
 pub(crate) fn of(name: &str) -> Option<&'static [Row]> {
@@ -74,8 +90,9 @@ pub(crate) fn between(rows: &[Row], members: usize) -> Limits {
         None => {
             let &(n, last) = rows.last().expect("a table has rows");
             let part = |all: usize| all * (n - 1) / (members - 1);
-            let (ll, eager, eager_whole) = (part(last.ll), part(last.eager), part(last.eager_whole));
-            Limits { ll, eager, eager_whole, ..last }
+            let [ll, inbox, inbox_whole, eager, eager_whole] =
+                [last.ll, last.inbox, last.inbox_whole, last.eager, last.eager_whole].map(part);
+            Limits { ll, inbox, inbox_whole, eager, eager_whole, ..last }
         }
         Some(at) => {
             let ((low_n, low), (high_n, high)) = (rows[at - 1], rows[at]);
@@ -87,6 +104,8 @@ pub(crate) fn between(rows: &[Row], members: usize) -> Limits {
             };
             Limits {
                 ll: size(low.ll, high.ll),
+                inbox: size(low.inbox, high.inbox),
+                inbox_whole: size(low.inbox_whole, high.inbox_whole),
                 eager: size(low.eager, high.eager),
                 eager_whole: size(low.eager_whole, high.eager_whole),
                 eager_per_block: size(low.eager_per_block, high.eager_per_block),

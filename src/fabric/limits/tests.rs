@@ -5,14 +5,18 @@ use crate::collective::algorithm::{eager::blocks as sending, fused::combining, r
 use proptest::prelude::*;
 
 /// Of all kernels.
-fn all_blocks(limits: &Limits) -> [u32; 8] {
+fn all_blocks(limits: &Limits) -> [u32; 10] {
     let Limits { blocks, large_blocks, ll_blocks, ring_blocks, .. } = *limits;
+    let Limits { inbox_blocks, slots_blocks, .. } = *limits;
     let Limits { exchange_blocks, overlapped_blocks, relay_blocks, allgather_blocks, .. } = *limits;
     let large = [large_blocks, relay_blocks, allgather_blocks];
-    [[blocks, ll_blocks, ring_blocks, exchange_blocks, overlapped_blocks].as_slice(), &large]
-        .concat()
-        .try_into()
-        .unwrap()
+    [
+        [blocks, ll_blocks, inbox_blocks, slots_blocks, ring_blocks, exchange_blocks, overlapped_blocks].as_slice(),
+        &large,
+    ]
+    .concat()
+    .try_into()
+    .unwrap()
 }
 
 fn h200() -> &'static [(usize, Limits)] {
@@ -102,12 +106,14 @@ fn limits_in_words() {
     assert_eq!(
         text,
         "pushed up to 128 KB, sent eagerly up to 341 KB, by parts up to 1 MB, sums exchanged by kernels \
-         from 8 MB on, a ring of kernels from 32 MB on, a block for 16 KB, at most 64, 16 for sums in parts of 2 MB"
+         from 8 MB on, a ring of kernels from 32 MB on, a block for 16 KB, at most 64, 16 for sums in parts of 2 MB; \
+         sums of floats as data that are flags up to 341 KB, in pieces up to 16 MB"
     );
     assert_eq!(
         Limits::default_of(2).to_string(),
         "pushed up to 256 KB, sent eagerly up to 1 MB, sums exchanged by copies from 64 MB on, \
-         beside other work from 8 MB on, moved by copies from 128 MB on, a block for 16 KB, at most 64"
+         beside other work from 8 MB on, moved by copies from 128 MB on, a block for 16 KB, at most 64; \
+         sums of floats as data that are flags up to 2 MB, in pieces up to 8 MB"
     );
     assert_eq!(Bytes(5).to_string(), "5 B");
 }

@@ -1,8 +1,12 @@
 //! Layer norm and RMS norm, with the steps back to their input and to their weights.
 //!
-//! `Device`'s methods check shapes and launch kernels of `kernels/rows.cu`, as [`rows`](super) says.
+//! `Device`'s methods check shapes and launch kernels of `kernels/rows.cu`, as [`rows`](super) says. [`all_reduce`] has
+//! the norm that follows a sum of several devices.
 
+mod all_reduce;
 mod functions;
+
+pub use all_reduce::{NormSaved, RowNorm};
 
 use self::functions as kernels;
 use super::{super::family::rows_of, super::same_len, column_dims, parts_of, row_dims};

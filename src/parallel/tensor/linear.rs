@@ -5,8 +5,10 @@
 
 use super::{beside, columns, fits, gather_rows, part_of, put, scatter_rows};
 use crate::{
-    Activation, Device, DeviceBuffer, DeviceView, Element, Float, Group, Matrix, ReduceOp, error::Result,
-    kernel::real::Real, memory::AsView,
+    Activation, Device, DeviceBuffer, DeviceView, Element, Float, Group, Matrix, NormSaved, ReduceOp, RowNorm,
+    error::Result,
+    kernel::real::Real,
+    memory::{AsView, AsViewMut},
 };
 use std::ops::Range;
 
@@ -61,7 +63,8 @@ impl<T: Float> LinearPart<T> {
     }
 
     #[track_caller]
-    fn add_bias(&self, dev: &Device, y: &mut DeviceBuffer<T>) -> Result<()> {
+    fn add_bias<Y: AsViewMut<Elem = T>>(&self, dev: &Device, y: &mut Y) -> Result<()> {
+        let y = &mut y.view_mut();
         if y.is_empty() { Ok(()) } else { dev.bias_activation_assign(Activation::Identity, y, &self.bias) }
     }
 
@@ -296,6 +299,34 @@ impl<T: Float + Element> RowLinear<T> {
         group.all_reduce(&mut y, ReduceOp::Sum)?;
         self.part.add_bias(group.device(), &mut y)?;
         Ok(y)
+    }
+
+    /// [`forward`](Self::forward) with the residual and the norm that follow, by one
+    /// [`all_reduce_norm`](Group::all_reduce_norm). `residual`, the same on all members, becomes `residual + bias`, and
+    /// then that plus the sum. Returns the norm of it in a new buffer, and what the norm's step back needs; `residual`
+    /// is that norm's input, and its gradient is this layer's `dy`, too.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); those of [`Group::all_reduce_norm`].
+    #[track_caller]
+    pub fn forward_norm<X, R>(
+        &self,
+        group: &Group<'_>,
+        x: &X,
+        rows: usize,
+        residual: &mut R,
+        norm: RowNorm<'_, T>,
+    ) -> Result<(DeviceBuffer<T>, NormSaved<T>)>
+    where
+        X: AsView<Elem = T> + ?Sized,
+        R: AsViewMut<Elem = T> + ?Sized,
+    {
+        let (mut residual, dev) = (residual.view_mut(), group.device());
+        fits("RowLinear::forward_norm", "the residual", residual.len(), (rows, self.part.outputs))?;
+        let mut y = self.part.product("RowLinear::forward_norm", dev, x, rows)?;
+        self.part.add_bias(dev, &mut residual)?;
+        let saved = group.all_reduce_norm(&mut y, &mut residual, norm)?;
+        Ok((y, saved))
     }
 
     /// [`forward`](Self::forward) with sequence parallel: of `y` each member gets its [part](part_of) of the rows, by a

@@ -2,7 +2,7 @@
 
 use super::{beside, both, put};
 use crate::{
-    Device, DeviceBuffer, Element, Float, Group, ReduceOp,
+    Device, DeviceBuffer, Element, Float, Group, NormSaved, ReduceOp,
     error::Result,
     memory::{AsView, AsViewMut},
 };
@@ -22,13 +22,6 @@ pub struct SequenceNorm<T: Float> {
     /// The gradient of `beta`.
     pub beta_gradient: Option<DeviceBuffer<T>>,
     eps: T::Acc,
-}
-
-/// What a step back through a [`SequenceNorm`] needs: of each row its mean (for a layer norm) and one over its
-/// deviation.
-pub struct NormSaved<T: Float> {
-    mean: Option<DeviceBuffer<T::Acc>>,
-    rstd: DeviceBuffer<T::Acc>,
 }
 
 impl<T: Float + Element> SequenceNorm<T> {

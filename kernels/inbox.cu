@@ -1,0 +1,332 @@
+// Sums of floats by data that are their own flags: inbox.cuh has the protocol and its memory order.
+//
+//   inbox_{f32,f64,f16,bf16}  (Meet meet, u64 n, u32 op, Route route, Factors lo, Factors hi, const T* src, T* dst)
+//   slots_{f32,f64,f16,bf16}  (Meet meet, u32 op, Factors lo, Factors hi, Pieces pieces, and by eights, low and high:
+//                             from, bytes, to)
+//
+// `inbox` takes one trip: the arguments are those of `push`, for at most `Signals::whole` bytes; the route folds, and
+// all members are senders. Each thread sends all its units before it waits for the first, and it alone reads and writes
+// a unit of the destination, so `src` may be `dst`, chunk for chunk. A member that nothing is sent to gets unit 0
+// nevertheless: all wait for all in every meeting, on which the two parities depend. A meeting of no units is none.
+//
+// `slots` takes any size, in slices: member a sends its elements at from[b], bytes[b] of them, to b, who adds them up.
+// If `returns`, the sums go to all members; else they stay. (Two members that add up all elements, each for itself,
+// have two slices that are the whole.) A slice is cut into pieces of at most `Signals::slot` bytes, dealt out to the
+// blocks: step p of block b has piece p * gridDim + b of every slice. There are slots to send ahead:
+//
+//   no returns, step p:  sends piece p + 2        before: all others have done step p - 2
+//                        takes and folds piece p
+//   returns, step p:     sends piece p + 1        before: all others have done step p - 1
+//                        takes and folds piece p, sends the sums
+//                        takes the sums of piece p - 1
+//
+// Pieces use slots p % 4; if there are sums, pieces 2 * (p % 2), and sums the slot behind. A step waits for others'
+// previous steps, or for the sends of this step, which wait for previous steps only: no cycle of waits.
+//
+// In place: a member's elements of a piece are overwritten by the sum, which depends on them, or by the thread that has
+// read them for its own slice, a barrier of the block after they were sent.
+#include "inbox.cuh"
+
+// Addresses of the other members, by rank, in shared memory.
+struct Lines {
+    u64 in[MOST], out[MOST];
+    u32 epoch[MOST];
+};
+
+// What one member does in one trip.
+template <class T> struct Trip {
+    const Meet& meet;
+    const Route& route;
+    const Lines& lines;
+    u64 n, src, dst;
+
+    __device__ u64 source(u32 rank) const { return src + rank * route.out * sizeof(T); }
+
+    __device__ void send(u64 i) const {
+#pragma unroll 1
+        for (u32 from = 1; from < meet.count; from += GROUP) {
+            uint4 unit[GROUP];
+            if (route.out == 0) unit[0] = load_unit<T>(src, n, i);
+#pragma unroll
+            for (u32 k = 0; k < GROUP; k++) {
+                const u32 rank = rank_after(meet, from + k);
+                if (route.out == 0) unit[k] = unit[0];
+                else if (from + k < meet.count) unit[k] = load_unit<T>(source(rank), n, i);
+            }
+#pragma unroll
+            for (u32 k = 0; k < GROUP; k++) {
+                const u32 rank = rank_after(meet, from + k);
+                if (from + k < meet.count && (route.receives(rank) || i == 0)) {
+                    put<T>(lines.out[rank] + i * 16, guarded<T>(unit[k]));
+                }
+            }
+        }
+    }
+
+    // False if the kernel gave up.
+    __device__ bool receive(u64 i, u32 op, const Ending<T>& ending, const Acc<T>* factor) const {
+        const bool wanted = route.receives(meet.me);
+        if (!wanted && i != 0) return true;
+        const uint4 own = load_unit<T>(source(meet.me), n, i);
+        uint4 result;
+        const auto at = [&](u32 rank) { return lines.in[rank] + i * 16; };
+        if (!take_and_fold<T>(meet, op, ending, factor, guarded<T>(own), at, result)) return false;
+        if (wanted) store_unit<T>(dst, n, i, result);
+        return true;
+    }
+};
+
+// Warps are distributed over the blocks in turn, as in push.cu.
+__device__ inline u64 first_unit() {
+    return ((u64)(threadIdx.x / 32) * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32;
+}
+
+// The sum or the average of two members who both receive: the shortest way there is.
+template <class T>
+__device__ inline void trip_of_two(const Meet& meet, const Route& route, u64 n, u32 op, u64 src, u64 dst, u32* epochs) {
+    const Ending<T> ending(op, 2);
+    const u32 peer = 1 - meet.me;
+    const u64 units = (n - 1) / LANES<T> + 1, first = first_unit(), step = grid_size();
+    const u64 theirs = src + peer * route.out * sizeof(T), own = src + meet.me * route.out * sizeof(T);
+    uint4 unit = first < units ? load_unit<T>(theirs, n, first) : make_uint4(0, 0, 0, 0);
+    const u32 epoch = epoch_with(meet, peer);
+    const u64 out = whole_of(meet, meet.me, peer, epoch), in = whole_of(meet, peer, meet.me, epoch);
+#pragma unroll 1
+    for (u64 i = first; i < units; i += step) {
+        if (i != first) unit = load_unit<T>(theirs, n, i);
+        put<T>(out + i * 16, guarded<T>(unit));
+    }
+    // All threads that have units have used the epoch.
+    __syncthreads();
+    const bool last_thread = threadIdx.x == blockDim.x - 1;
+    u32 ticket = ~0u;
+    if (last_thread) ticket = take_ticket(meet);
+    if (gridDim.x <= FEW) let_next_come();
+#pragma unroll 1
+    for (u64 i = first; i < units; i += step) {
+        const uint4 mine = load_unit<T>(own, n, i);
+        uint4 other[1];
+        const u64 at = in + i * 16;
+        if (!take<T>(meet, 1, [&](u32) { return at; }, [&](u32) { return peer; }, other)) break;
+        store_unit<T>(dst, n, i, sum_of_two<T>(meet.me, ending, guarded<T>(mine), other[0]));
+    }
+    if (last_thread) {
+        epochs[peer] = epoch;
+        note_epochs(meet, ticket, epochs);
+    }
+}
+
+template <class T>
+__device__ inline void trip(const Meet& meet, const Route& route, u64 n, u32 op, const Factors& lo, const Factors& hi,
+                            u64 src, u64 dst, Lines& lines, Acc<T>* factor) {
+    const bool last_thread = threadIdx.x == blockDim.x - 1;
+    const u32 rank = threadIdx.x;
+    if (rank < meet.count && rank != meet.me) {
+        const u32 epoch = epoch_with(meet, rank);
+        lines.epoch[rank] = epoch;
+        lines.in[rank] = whole_of(meet, rank, meet.me, epoch);
+        lines.out[rank] = whole_of(meet, meet.me, rank, epoch);
+    }
+    __syncthreads();
+    u32 ticket = ~0u;
+    if (last_thread) ticket = take_ticket(meet);
+    const Trip<T> trip = {meet, route, lines, n, src, dst};
+    const Ending<T> ending(op, meet.count);
+    const u64 units = (n - 1) / LANES<T> + 1, first = first_unit(), step = grid_size();
+#pragma unroll 1
+    for (u64 i = first; i < units; i += step) trip.send(i);
+    if (gridDim.x <= FEW) let_next_come();
+#pragma unroll 1
+    for (u64 i = first; i < units; i += step) {
+        if (!trip.receive(i, op, ending, factor)) break;
+    }
+    if (last_thread) note_epochs(meet, ticket, lines.epoch);
+}
+
+template <class T>
+__device__ inline void inbox(const Meet& meet, u64 n, u32 op, const Route& route, const Factors& lo, const Factors& hi,
+                             u64 src, u64 dst) {
+    __shared__ Lines lines;
+    __shared__ Acc<T> factor[MOST];
+    await_earlier();
+    if (n == 0) return;
+    if (op == SCALED && threadIdx.x == blockDim.x - 1) fill_factors(factor, lo, hi);
+    if (meet.count == 2 && (op == SUM || op == AVG) && route.receivers == 3) {
+        trip_of_two<T>(meet, route, n, op, src, dst, lines.epoch);
+    } else {
+        trip<T>(meet, route, n, op, lo, hi, src, dst, lines, factor);
+    }
+}
+
+// Parameters that are equal on all members.
+struct Pieces {
+    u64 piece;   // bytes of one, a multiple of 16, at most `Signals::slot`
+    u32 count;   // of the largest slice's pieces for one block
+    u32 returns; // whether sums go to all members
+};
+
+// In shared memory, by rank.
+template <class T> struct Desk {
+    u64 from[MOST];  // own elements of the member's slice
+    u64 bytes[MOST]; // of the slice
+    u64 to[MOST];    // where the slice's sums go; of the others' slices, if they return
+    u64 in[MOST], out[MOST];
+    u64 slot;
+    u32 epoch[MOST];
+    Acc<T> factor[MOST];
+};
+
+// The work of one block.
+template <class T> struct Trade {
+    const Meet& meet;
+    const Pieces& pieces;
+    const Desk<T>& desk;
+    u32 op;
+    const Ending<T>& ending;
+
+    __device__ Share all() const { return {threadIdx.x, blockDim.x}; }
+    __device__ u64 begin(u32 p) const { return ((u64)p * gridDim.x + blockIdx.x) * pieces.piece; }
+
+    // Elements of piece `p` of a slice.
+    __device__ u64 elements(u32 owner, u32 p) const {
+        const u64 all = desk.bytes[owner], at = begin(p);
+        return (at >= all ? 0 : all - at < pieces.piece ? all - at : pieces.piece) / sizeof(T);
+    }
+    __device__ static u64 units(u64 elements) { return (elements + LANES<T> - 1) / LANES<T>; }
+
+    __device__ u64 piece_slot(u32 p) const { return (pieces.returns ? 2 * (p % 2) : p % SLOTS) * desk.slot; }
+    __device__ u64 sums_slot(u32 p) const { return (2 * (p % 2) + 1) * desk.slot; }
+
+    static const u32 U = 4; // units of a thread in flight
+
+    __device__ void send(u32 p) const {
+        by_warps(all(), meet.count - 1, [&](u32 k, Share share) {
+            const u32 owner = rank_after(meet, k + 1);
+            const u64 n = elements(owner, p), count = units(n), to = desk.out[owner] + piece_slot(p);
+            const u64 from = desk.from[owner] + begin(p);
+#pragma unroll 1
+            for (u64 i = share.first; i < count; i += U * share.step) {
+                uint4 unit[U];
+#pragma unroll
+                for (u32 u = 0; u < U; u++) {
+                    if (i + u * share.step < count) unit[u] = load_unit<T>(from, n, i + u * share.step);
+                }
+#pragma unroll
+                for (u32 u = 0; u < U; u++) {
+                    if (i + u * share.step < count) put<T>(to + (i + u * share.step) * 16, guarded<T>(unit[u]));
+                }
+            }
+        });
+    }
+
+    // Takes units of one member: calls done(i, unit) for each of the thread's share. False if the kernel gave up.
+    template <class Done> __device__ bool take_from(u32 rank, u64 slot, Share share, u64 count, Done done) const {
+        const u64 from = desk.in[rank] + slot;
+#pragma unroll 1
+        for (u64 i = share.first; i < count; i += U * share.step) {
+            uint4 unit[U];
+            u32 expected = 0;
+#pragma unroll
+            for (u32 u = 0; u < U; u++) expected |= (u32)(i + u * share.step < count) << u;
+            const auto at = [&](u32 u) { return from + (i + u * share.step) * 16; };
+            if (!take<T>(meet, expected, at, [&](u32) { return rank; }, unit)) return false;
+#pragma unroll
+            for (u32 u = 0; u < U; u++) {
+                if (expected >> u & 1) done(i + u * share.step, unit[u]);
+            }
+        }
+        return true;
+    }
+
+    // Takes and folds piece `p` of the own slice, and sends the sums if they return. False if the kernel gave up.
+    __device__ bool fold(u32 p) const {
+        const u64 n = elements(meet.me, p), count = units(n), slot = piece_slot(p);
+        const u64 from = desk.from[meet.me] + begin(p), to = desk.to[meet.me] + begin(p);
+        if (meet.count == 2 && (op == SUM || op == AVG) && !pieces.returns) {
+            return take_from(1 - meet.me, slot, all(), count, [&](u64 i, uint4 other) {
+                const uint4 own = guarded<T>(load_unit<T>(from, n, i));
+                store_unit<T>(to, n, i, sum_of_two<T>(meet.me, ending, own, other));
+            });
+        }
+#pragma unroll 1
+        for (u64 i = threadIdx.x; i < count; i += blockDim.x) {
+            const uint4 own = load_unit<T>(from, n, i);
+            uint4 result;
+            const auto at = [&](u32 rank) { return desk.in[rank] + slot + i * 16; };
+            if (!take_and_fold<T>(meet, op, ending, desk.factor, guarded<T>(own), at, result)) return false;
+            if (pieces.returns) {
+#pragma unroll 1
+                for (u32 k = 1; k < meet.count; k++) {
+                    put<T>(desk.out[rank_after(meet, k)] + sums_slot(p) + i * 16, result);
+                }
+            }
+            store_unit<T>(to, n, i, result);
+        }
+        return true;
+    }
+
+    // Takes the others' sums of their pieces `p`.
+    __device__ bool take_sums(u32 p) const {
+        bool good = true;
+        by_warps(all(), meet.count - 1, [&](u32 k, Share share) {
+            const u32 owner = rank_after(meet, k + 1);
+            const u64 n = elements(owner, p), to = desk.to[owner] + begin(p);
+            const auto done = [&](u64 i, uint4 unit) { store_unit<T>(to, n, i, unit); };
+            if (good) good = take_from(owner, sums_slot(p), share, units(n), done);
+        });
+        return good;
+    }
+
+    // False if the block gave up.
+    __device__ bool run() const {
+        const u32 ahead = pieces.returns ? 1 : 2, steps = pieces.count + (pieces.returns ? 1 : 0);
+        for (u32 p = 0; p < ahead && p < pieces.count; p++) send(p);
+#pragma unroll 1
+        for (u32 p = 0; p < steps; p++) {
+            const u32 taken = pieces.returns ? p : p > 1 ? p - 1 : 0;
+            if (taken > 0 && !__syncthreads_and(hear_taken(meet, desk.epoch, taken))) return false;
+            if (p + ahead < pieces.count) send(p + ahead);
+            bool good = p >= pieces.count || fold(p);
+            if (good && pieces.returns && p > 0) good = take_sums(p - 1);
+            if (!__syncthreads_and(good)) return false;
+            tell_taken(meet, desk.epoch, p + 1);
+        }
+        return hear_taken(meet, desk.epoch, steps);
+    }
+};
+
+template <class T> __device__ inline void trade(const Meet& meet, u32 op, const Pieces& pieces, Desk<T>& desk) {
+    const bool last_thread = threadIdx.x == blockDim.x - 1;
+    const u32 rank = threadIdx.x;
+    await_earlier();
+    if (rank < meet.count && rank != meet.me) {
+        desk.epoch[rank] = epoch_with(meet, rank);
+        desk.in[rank] = slots_of(meet, rank, meet.me);
+        desk.out[rank] = slots_of(meet, meet.me, rank);
+    }
+    if (last_thread) desk.slot = meet.signals->slot;
+    __syncthreads();
+    u32 ticket = ~0u;
+    if (last_thread) ticket = take_ticket(meet);
+    const Ending<T> ending(op, meet.count);
+    Trade<T>{meet, pieces, desk, op, ending}.run();
+    if (last_thread) note_epochs(meet, ticket, desk.epoch);
+}
+
+#define INBOX(T)                                                                                                   \
+    KERNEL inbox_##T(Meet meet, u64 n, u32 op, Route route, Factors lo, Factors hi, const T* src, T* dst) {           \
+        inbox<T>(meet, n, op, route, lo, hi, (u64)src, (u64)dst);                                                  \
+    }                                                                                                              \
+    KERNEL slots_##T(Meet meet, u32 op, Factors lo, Factors hi, Pieces pieces, Eight from_lo, Eight from_hi,          \
+                     Eight bytes_lo, Eight bytes_hi, Eight to_lo, Eight to_hi) {                                   \
+        __shared__ Desk<T> desk;                                                                                   \
+        if (threadIdx.x == 0) {                                                                                    \
+            spread(desk.from, from_lo, from_hi);                                                                   \
+            spread(desk.bytes, bytes_lo, bytes_hi);                                                                \
+            spread(desk.to, to_lo, to_hi);                                                                         \
+            if (op == SCALED) fill_factors(desk.factor, lo, hi);                                                   \
+        }                                                                                                          \
+        trade<T>(meet, op, pieces, desk);                                                                          \
+    }
+
+INBOX(f32) INBOX(f64) INBOX(f16) INBOX(bf16)

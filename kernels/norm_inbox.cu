@@ -1,0 +1,287 @@
+// An all-reduce (the sum), the addition of a residual, and a norm of the rows, in one kernel, by data that are their
+// own flags: inbox.cuh has the protocol, rows.cuh the norm.
+//
+//   norm_inbox_{f32,f16,bf16}, norm_inbox_wide_f32
+//       (Meet meet, Plan plan, const T* x, T* residual, const T* gamma, const T* beta, T* y, f32* mean, f32* rstd)
+//
+// With s the sum of all members' x in rank order, rounded: residual = round(residual + s), y = norm(residual) * gamma
+// (+ beta). Residual and weights are the member's own. The RMS norm has neither beta nor mean.
+//
+// Threads. As in rows.cu a row belongs to blockDim.x threads, by its width alone, and all its packs are in their
+// registers; a block has blockDim.y rows. So the bits are those of rows.cu, and of the collectives: the same functions
+// add up. All addresses are multiples of 16, columns are whole packs and at most KEPT packs for each thread. (`wide`
+// has the blocks of 1024 threads that rows of f32 of more than 8192 columns take.)
+//
+// `y` may be `x`: a thread reads an element of x for the last time before it writes that element of y.
+//
+// Ways. A block takes "waves" of blockDim.y rows, or with owners of so many rows for each member:
+//
+//   ONE_TRIP   everything to everyone, in the rooms `whole` of the inbox, for at most `Signals::whole` bytes. All rows
+//              of a block are sent before the first is awaited.
+//   TO_ALL     everything to everyone, through slots: for two members, of any size.
+//   BY_OWNERS  rows to their owners and sums back through slots: for more than two members. The rows of a wave that
+//              come o-th are added up by member o. A wave's norms come when all its sums are there.
+//
+// Through slots a wave goes in parts of as many packs as a slot holds; each is a step. The steps of a block are as in
+// inbox.cu: TO_ALL is two steps ahead with its sends, BY_OWNERS one, with sums one step behind, and a step waits for
+// what others have done in earlier steps only. Whether a row exists does not change the number of steps.
+//
+// Two members have their sums in registers. With more a thread writes its sums to the residual at once and reads them
+// back for the norm: so nothing is unrolled over packs and members, which would be megabytes of code.
+//
+// A thread that gives up goes on to the block's next barrier, and there all threads of the block leave together (with
+// one trip it takes nothing any more). What it leaves is not specified.
+#include "inbox.cuh"
+#include "rows.cuh"
+
+enum Way : u32 { ONE_TRIP, TO_ALL, BY_OWNERS };
+
+// Equal on all members. Not 0 rows.
+struct Plan {
+    u64 rows;
+    u32 cols;
+    f32 eps;
+    u32 way;
+    u32 layer; // else the RMS norm
+};
+
+// In shared memory, by rank.
+struct Lines {
+    u64 in[MOST], out[MOST];
+    u32 epoch[MOST];
+};
+
+template <class T> struct Memory {
+    const T* x;
+    T* residual;
+    const T *gamma, *beta;
+    T* y;
+    f32 *mean, *rstd;
+};
+
+// The work of one block, in steps. Step p sends, takes and adds up part p % parts of wave p / parts.
+template <class T> struct Work {
+    const Meet& meet;
+    const Plan& plan;
+    const Memory<T>& own;
+    const Lines& lines;
+    const u64 slot;
+    const u32 units; // of a slot
+    const u32 parts; // of a wave
+    const u32 width; // rows of a wave, in units of blockDim.y
+    const bool owners, slots;
+
+    __device__ Work(const Meet& meet, const Plan& plan, const Memory<T>& own, const Lines& lines)
+        : meet(meet), plan(plan), own(own), lines(lines), slot(meet.signals->slot), units((u32)slot / 16),
+          parts(plan.way == ONE_TRIP ? 1 : (KEPT * blockDim.x * blockDim.y - 1) / units + 1),
+          width(plan.way == BY_OWNERS ? meet.count : 1), owners(plan.way == BY_OWNERS), slots(plan.way != ONE_TRIP) {}
+
+    // The row of this thread in step p; with owners, the one that member `owner` adds up.
+    __device__ u64 row_of(u32 p, u32 owner) const {
+        const u64 wave = (u64)(p / parts) * gridDim.x + blockIdx.x;
+        return (wave * width + (owners ? owner : 0)) * blockDim.y + threadIdx.y;
+    }
+    // The first element of this thread's k-th pack of a row, and its place in all rows.
+    __device__ static u32 element(u32 k) { return (threadIdx.x + k * blockDim.x) * LANES<T>; }
+    __device__ u64 at(u64 row, u32 k) const { return row * plan.cols + element(k); }
+    __device__ bool has(u64 row, u32 k) const { return row < plan.rows && element(k) < plan.cols; }
+
+    // Where a wave's packs are in slots: pack k of a thread is the `unit`-th of the wave, in the part that has it.
+    __device__ static u32 unit(u32 k) { return (k * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x; }
+    // This thread's packs of a row in step p, by bits.
+    __device__ u32 packs_of(u32 p, u64 row) const {
+        u32 packs = 0;
+#pragma unroll
+        for (u32 k = 0; k < KEPT; k++) packs |= (u32)(has(row, k) && (!slots || unit(k) / units == p % parts)) << k;
+        return packs;
+    }
+    // Where a pack of step p is in the receive buffer of a pair, and where its sum is.
+    __device__ u64 place(u32 p, u64 row, u32 k) const {
+        if (!slots) return at(row, k) * sizeof(T);
+        return (owners ? 2 * (p % 2) : p % SLOTS) * slot + (u64)(unit(k) - p % parts * units) * 16;
+    }
+    __device__ u64 place_of_sum(u32 p, u64 row, u32 k) const { return place(p, row, k) + slot; }
+
+    // What this member adds to the sum.
+    __device__ uint4 share(u64 row, u32 k) const { return guarded<T>(*(const uint4*)(own.x + at(row, k))); }
+
+    // The residual, with the sum of its elements from now on.
+    __device__ uint4 added(u64 row, u32 k, uint4 sum) const {
+        uint4* residual = (uint4*)(own.residual + at(row, k));
+        const uint4 before = *residual;
+        const auto of = [&](u32 i) { return wide(lane<T>(before, i)) + wide(lane<T>(sum, i)); };
+        return *residual = pack_of<T>(of);
+    }
+
+    template <bool MEAN> __device__ void norm(u64 row, const Row<T, true>& in) const {
+        const Two<f32> stats = norm_stats<MEAN>(in, plan.eps);
+        if (threadIdx.x == 0) {
+            if (MEAN) own.mean[row] = stats.a;
+            own.rstd[row] = stats.b;
+        }
+        each_pack<T, true>(plan.cols, [&](u32 p, u32 k) {
+            const uint4 g = *(const uint4*)(own.gamma + p);
+            const uint4 b = MEAN ? *(const uint4*)(own.beta + p) : make_uint4(0, 0, 0, 0);
+            *(uint4*)(own.y + row * plan.cols + p) = normed<MEAN, T>(in.pack(p, k), stats, g, b);
+        });
+    }
+
+    // The norm of a row of the residual: from `packs` of two members, else each thread reads back what it has written.
+    __device__ void finish(u64 row, uint4 (&packs)[KEPT]) const {
+        if (meet.count > 2) {
+#pragma unroll
+            for (u32 k = 0; k < KEPT; k++) {
+                packs[k] = has(row, k) ? *(const uint4*)(own.residual + at(row, k)) : make_uint4(0, 0, 0, 0);
+            }
+        }
+        const Row<T, true> in(packs, plan.cols);
+        if (plan.layer) norm<true>(row, in);
+        else norm<false>(row, in);
+    }
+
+    // Thread `rank` of one row for member `rank`.
+    __device__ bool hear(u32 count) const { return threadIdx.y != 0 || hear_taken(meet, lines.epoch, count); }
+    __device__ void tell(u32 count) const {
+        if (threadIdx.y == 0) tell_taken(meet, lines.epoch, count);
+    }
+
+    __device__ void send(u32 p) const {
+#pragma unroll 1
+        for (u32 j = 1; j < meet.count; j++) {
+            const u32 to = rank_after(meet, j);
+            const u64 row = row_of(p, to);
+            const u32 packs = packs_of(p, row);
+#pragma unroll
+            for (u32 k = 0; k < KEPT; k++) {
+                if (packs >> k & 1) put<T>(lines.out[to] + place(p, row, k), share(row, k));
+            }
+        }
+    }
+
+    // Takes and adds up the packs of step p of two members. False if the kernel gave up.
+    __device__ bool add_two(u32 p, uint4 (&packs)[KEPT]) const {
+        const u64 row = row_of(p, 0);
+        const u32 expected = packs_of(p, row), peer = 1 - meet.me;
+        const Ending<T> ending(SUM, 2);
+        uint4 mine[KEPT], other[KEPT];
+#pragma unroll
+        for (u32 k = 0; k < KEPT; k++) {
+            if (expected >> k & 1) mine[k] = share(row, k);
+        }
+        const auto in = [&](u32 k) { return lines.in[peer] + place(p, row, k); };
+        if (!take<T>(meet, expected, in, [&](u32) { return peer; }, other)) return false;
+#pragma unroll
+        for (u32 k = 0; k < KEPT; k++) {
+            if (expected >> k & 1) packs[k] = added(row, k, sum_of_two<T>(meet.me, ending, mine[k], other[k]));
+        }
+        return true;
+    }
+
+    // The same of more members: with owners, of the own row, and sends the sums.
+    __device__ bool add_all(u32 p) const {
+        const u64 row = row_of(p, meet.me);
+        const u32 packs = packs_of(p, row);
+        const Ending<T> ending(SUM, meet.count);
+#pragma unroll 1
+        for (u32 k = 0; k < KEPT; k++) {
+            if (!(packs >> k & 1)) continue;
+            const u64 offset = place(p, row, k);
+            const auto in = [&](u32 rank) { return lines.in[rank] + offset; };
+            uint4 sum;
+            if (!take_and_fold<T>(meet, SUM, ending, nullptr, share(row, k), in, sum)) return false;
+#pragma unroll 1
+            for (u32 j = 1; j < width; j++) put<T>(lines.out[rank_after(meet, j)] + place_of_sum(p, row, k), sum);
+            added(row, k, sum);
+        }
+        return true;
+    }
+
+    // Takes the sums of step p from the others. False if the kernel gave up.
+    __device__ bool take_sums(u32 p) const {
+#pragma unroll 1
+        for (u32 j = 1; j < meet.count; j++) {
+            const u32 owner = rank_after(meet, j);
+            const u64 row = row_of(p, owner);
+            const u32 packs = packs_of(p, row);
+            uint4 sum[KEPT];
+            const auto in = [&](u32 k) { return lines.in[owner] + place_of_sum(p, row, k); };
+            if (!take<T>(meet, packs, in, [&](u32) { return owner; }, sum)) return false;
+#pragma unroll
+            for (u32 k = 0; k < KEPT; k++) {
+                if (packs >> k & 1) added(row, k, sum[k]);
+            }
+        }
+        return true;
+    }
+
+    __device__ void run() const {
+        const u64 together = (u64)gridDim.x * blockDim.y * width;
+        const u32 pieces = (u32)((plan.rows + together - 1) / together) * parts;
+        const u32 behind = owners ? 1 : 0, ahead = !slots ? pieces : owners ? 1 : 2;
+#pragma unroll 1
+        for (u32 p = 0; p < ahead && p < pieces; p++) send(p);
+        if (!slots && gridDim.x <= FEW) let_next_come();
+        uint4 packs[KEPT] = {};
+        bool good = true;
+#pragma unroll 1
+        for (u32 p = 0; p < pieces + behind; p++) {
+            // Two steps ahead: all have done step p - 2. One: step p - 1.
+            const u32 taken = p + behind > 1 ? p + behind - 1 : 0;
+            if (slots && taken > 0 && !__syncthreads_and(hear(taken))) return;
+            if (slots && p + ahead < pieces) send(p + ahead);
+            if (good && p < pieces) good = meet.count == 2 ? add_two(p, packs) : add_all(p);
+            if (good && owners && p > 0) good = take_sums(p - 1);
+            if (slots) {
+                if (!__syncthreads_and(good)) return;
+                tell(p + 1);
+            }
+            // The step whose sums are all there now.
+            const u32 done = p - behind;
+            if (p < behind || (done + 1) % parts != 0) continue;
+#pragma unroll 1
+            for (u32 owner = 0; owner < width; owner++) {
+                const u64 row = row_of(done, owner);
+                if (row < plan.rows) finish(row, packs);
+            }
+        }
+        if (slots) hear(pieces + behind);
+    }
+};
+
+template <class T> __device__ inline void norm_inbox(const Meet& meet, const Plan& plan, const Memory<T>& own) {
+    __shared__ Lines lines;
+    await_earlier();
+    const u32 rank = threadIdx.x;
+    if (threadIdx.y == 0 && rank < meet.count && rank != meet.me) {
+        const u32 epoch = epoch_with(meet, rank);
+        lines.epoch[rank] = epoch;
+        const bool whole = plan.way == ONE_TRIP;
+        lines.in[rank] = whole ? whole_of(meet, rank, meet.me, epoch) : slots_of(meet, rank, meet.me);
+        lines.out[rank] = whole ? whole_of(meet, meet.me, rank, epoch) : slots_of(meet, meet.me, rank);
+    }
+    __syncthreads();
+    // A thread that does not wait for credits.
+    const bool last_thread = threadIdx.x == blockDim.x - 1 && threadIdx.y == blockDim.y - 1;
+    u32 ticket = ~0u;
+    if (last_thread) ticket = take_ticket(meet);
+    Work<T>(meet, plan, own, lines).run();
+    if (last_thread) note_epochs(meet, ticket, lines.epoch);
+}
+
+#define NORM_INBOX(T)                                                                                                  \
+    KERNEL norm_inbox_##T(Meet meet, Plan plan, const T* x, T* residual, const T* gamma, const T* beta, T* y,          \
+                          f32* mean, f32* rstd) {                                                                      \
+        norm_inbox<T>(meet, plan, Memory<T>{x, residual, gamma, beta, y, mean, rstd});                                 \
+    }
+
+NORM_INBOX(f32)
+NORM_INBOX(f16)
+NORM_INBOX(bf16)
+
+// A block of 1024 threads, and so up to 64 registers a thread.
+#define WIDE_KERNEL extern "C" __global__ void __launch_bounds__(1024, 1)
+
+WIDE_KERNEL norm_inbox_wide_f32(Meet meet, Plan plan, const f32* x, f32* residual, const f32* gamma, const f32* beta,
+                                f32* y, f32* mean, f32* rstd) {
+    norm_inbox<f32>(meet, plan, Memory<f32>{x, residual, gamma, beta, y, mean, rstd});
+}

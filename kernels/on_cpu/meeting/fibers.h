@@ -1,0 +1,200 @@
+// Several devices on the CPU, for kernels that meet: what they use of CUDA, for g++.
+//
+// A block is a thread of the system, so that `__shared__` can be `thread_local`; its threads are fibers. One fiber of
+// all runs at a time, and a generator of random numbers decides which one goes on at each access that others can see: a
+// seed is an order, and gives the same run again.
+//
+// Memory is as weak as the kernels must bear it. A store to a signal pad is cut into its single accesses, and each
+// arrives when the generator says so. Only these keep an order: stores of one block to one place; those of a block
+// before a release of one of its threads, which arrives after them; those of a kernel, which has not ended before they
+// have arrived.
+#pragma once
+#include "../shim.h"
+#include <functional>
+#include <memory>
+#include <semaphore>
+#include <ucontext.h>
+
+typedef unsigned long long u64;
+
+inline u64 state = 1;
+inline u64 random_number() {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state;
+}
+inline bool chance(u64 one_in) { return random_number() % one_in == 0; }
+
+// A single access of 4 or 8 bytes that has not arrived yet. `before`: of its block, what must have arrived first.
+struct Flying {
+    u64 at, bytes, value;
+    int device, block;
+    u64 number, after;
+};
+inline std::vector<Flying> flying;
+inline u64 numbers = 0;
+
+inline void arrive(size_t k) {
+    memcpy((void*)flying[k].at, &flying[k].value, flying[k].bytes);
+    flying.erase(flying.begin() + k);
+}
+inline bool overlap(const Flying& a, u64 at, u64 bytes) { return a.at < at + bytes && at < a.at + a.bytes; }
+// Whether nothing that must come first is under way.
+inline bool may_arrive(const Flying& next) {
+    for (const Flying& other : flying) {
+        if (other.device != next.device || other.block != next.block || other.number >= next.number) continue;
+        if (other.number < next.after || overlap(other, next.at, next.bytes)) return false;
+    }
+    return true;
+}
+inline void let_arrive() {
+    const size_t first = random_number() % flying.size();
+    for (size_t k = 0; k < flying.size(); k++) {
+        const size_t at = (first + k) % flying.size();
+        if (may_arrive(flying[at])) return arrive(at);
+    }
+}
+
+struct Block;
+inline thread_local Block* here = nullptr;
+
+struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    unsigned thread;
+    bool waits = false, ended = false;
+    bool vote = true;
+    // The barrier that it waits at: that of the block, or one of some threads.
+    unsigned barrier = 0, of = 0;
+    u64 given = 0; // to the other threads of its warp
+};
+
+// The threads of one block. `run` lets some of them go on.
+struct Block {
+    int device;
+    unsigned index, blocks, threads, width;
+    std::function<void()> kernel; // empty: nothing to do
+    std::vector<Fiber> fibers;
+    ucontext_t scheduler;
+    Fiber* current = nullptr;
+    bool all = true; // the last vote
+    unsigned ended = 0;
+    std::binary_semaphore go{0}, back{0};
+    bool closing = false;
+    std::thread thread;
+
+    Block(int device, unsigned index, unsigned threads)
+        : device(device), index(index), threads(threads), width(threads), fibers(threads) {
+        for (auto& fiber : fibers) fiber.stack.reset(new char[STACK]);
+        thread = std::thread([this] { serve(); });
+    }
+    ~Block() {
+        closing = true;
+        go.release();
+        thread.join();
+    }
+    static const size_t STACK = 256 << 10;
+
+    void serve() {
+        here = this;
+        for (;;) {
+            go.acquire();
+            if (closing) return;
+            for (u64 turns = 1 + random_number() % 24; turns > 0 && kernel; turns--) turn();
+            back.release();
+        }
+    }
+    // `x` threads in a row of the block.
+    void begin(unsigned grid, std::function<void()> work, unsigned x = 0) {
+        blocks = grid, kernel = std::move(work), ended = 0, width = x ? x : threads;
+        for (unsigned t = 0; t < threads; t++) {
+            Fiber& fiber = fibers[t];
+            fiber.thread = t, fiber.waits = fiber.ended = false;
+            getcontext(&fiber.context);
+            fiber.context.uc_stack.ss_sp = fiber.stack.get();
+            fiber.context.uc_stack.ss_size = STACK;
+            fiber.context.uc_link = &scheduler;
+            makecontext(&fiber.context, (void (*)())enter, 0);
+        }
+    }
+    static void enter() {
+        here->kernel();
+        here->current->ended = true;
+        here->ended++;
+    }
+    void turn() {
+        const unsigned first = random_number() % threads;
+        for (unsigned k = 0; k < threads; k++) {
+            Fiber& fiber = fibers[(first + k) % threads];
+            if (fiber.waits || fiber.ended) continue;
+            current = &fiber;
+            threadIdx = {fiber.thread % width, fiber.thread / width, 0}, blockIdx = {index, 0, 0};
+            blockDim = {width, threads / width}, gridDim = {blocks};
+            swapcontext(&scheduler, &fiber.context);
+            break;
+        }
+        unsigned waiting = 0, together = 0;
+        for (const Fiber& fiber : fibers) waiting += fiber.waits && !fiber.barrier;
+        const auto in_group = [&](const Fiber& fiber) { return fiber.waits && fiber.barrier == current->barrier; };
+        for (const Fiber& fiber : fibers) together += current->waits && current->barrier && in_group(fiber);
+        if (together > 0 && together == current->of) {
+            const unsigned barrier = current->barrier;
+            for (Fiber& fiber : fibers) fiber.waits &= fiber.barrier != barrier;
+        }
+        if (waiting > 0 && waiting + ended == threads) {
+            // A thread that has ended would never come.
+            if (ended > 0) printf("a barrier of a block that some threads have left\n"), exit(1);
+            all = true;
+            for (Fiber& fiber : fibers) all &= fiber.vote, fiber.waits = false;
+        }
+        if (ended == threads) kernel = nullptr;
+    }
+    void pause() { swapcontext(&current->context, &scheduler); }
+};
+
+inline void pause_sometimes() {
+    if (chance(3)) here->pause();
+}
+inline bool __syncthreads_and(bool vote) {
+    here->current->vote = vote, here->current->waits = true, here->current->barrier = 0;
+    here->pause();
+    return here->all;
+}
+inline void __syncthreads() { __syncthreads_and(true); }
+// A barrier of `threads` threads of the block, by number.
+inline void sync_some(unsigned id, unsigned threads) {
+    Fiber& fiber = *here->current;
+    fiber.waits = true, fiber.barrier = id, fiber.of = threads;
+    here->pause();
+}
+inline void __syncwarp() {}
+template <class V> V __shfl_xor_sync(unsigned, V x, unsigned far) {
+    const unsigned thread = here->current->thread;
+    memcpy(&here->current->given, &x, sizeof(V));
+    sync_some(100 + thread / 32, 32);
+    memcpy(&x, &here->fibers[thread ^ far].given, sizeof(V));
+    sync_some(100 + thread / 32, 32);
+    return x;
+}
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline int __ffs(unsigned x) { return __builtin_ffs(x); }
+inline unsigned __popc(unsigned x) { return __builtin_popcount(x); }
+inline unsigned atomicAdd(unsigned* at, unsigned x) {
+    pause_sometimes();
+    return (*at += x) - x;
+}
+
+// What a block has sent and what has not arrived yet, it sees itself.
+inline void send(u64 at, u64 bytes, u64 value, bool release) {
+    const u64 number = numbers++;
+    flying.push_back({at, bytes, value, here->device, (int)here->index, number, release ? number : 0});
+}
+inline u64 seen(u64 at, u64 bytes) {
+    u64 value = 0;
+    memcpy(&value, (void*)at, bytes);
+    for (const Flying& own : flying) {
+        if (own.device == here->device && own.block == (int)here->index && own.at == at && own.bytes == bytes) {
+            value = own.value;
+        }
+    }
+    return value;
+}

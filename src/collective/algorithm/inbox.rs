@@ -1,0 +1,66 @@
+//! Sums of floats in one trip, as data that are their own flags: everything to everyone. No word that is sent has the
+//! value that an empty inbox is full of, so a receiver polls the data themselves (`kernels/inbox.cuh`).
+//!
+//! `choose` picks it for sums of floats that are not large: half the bytes of [`ll`]'s packets, and no flag behind the
+//! data as in [`eager`](super::eager). [`slots`](super::slots) has no limit. Never touches a peer's user buffer.
+//!
+//! Invariant: a room of the inbox is written again two calls later at the earliest, when it has been emptied; each call
+//! waits for data of all its peers. What a failed call leaves is removed before the member meets again
+//! (`collective/barrier.rs`).
+
+use super::{
+    super::{choose::KernelBarrier, kernels, launch},
+    About, Algorithm, Case, Matched, Member, Needs, ll,
+};
+use crate::{
+    error::Result,
+    fabric::{limits::Limits, plan::Side, types},
+};
+
+pub(crate) struct Inbox;
+
+/// Bytes of a block: a unit of 16 for each thread, so that all are on their way at once.
+const PER_BLOCK: usize = 512 * 16;
+
+impl Algorithm for Inbox {
+    fn about(&self) -> About {
+        About { name: "inbox", group: types::Algorithm::Inbox, waits_by: "data" }
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        let most = if case.whole { case.limits.inbox_whole } else { case.limits.inbox };
+        (case.auto() && can(case, most)).then_some("a sum of floats, not large: data that are their own flags")
+    }
+
+    fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
+        (case.wants(types::Algorithm::Inbox) && can(case, usize::MAX)).then_some("asked for; it fits into an inbox")
+    }
+
+    fn needs(&self, _: &Case<'_>) -> Needs {
+        Needs::ONE_KERNEL
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        blocks(case.packets.unwrap_or(0), case.limits)
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let packets = ll::packets(member, matched);
+        let blocks = blocks(ll::bytes(member, &packets), member.limits);
+        let entry = kernels::inbox(member.request.dtype).expect("chosen for floats");
+        ll::trip(member, matched, &packets, Side::Source, entry, blocks)
+    }
+}
+
+/// Whether it adds up floats, of at most `most` bytes for each peer, and members have room for them. (What sends
+/// nothing waits for no peer, so the devices would not count the meeting.)
+fn can(case: &Case<'_>, most: usize) -> bool {
+    let KernelBarrier::OnDevices { inbox, .. } = case.machine.barrier else { return false };
+    let fits = case.packets.is_some_and(|each| each > 0 && each <= most.min(inbox));
+    fits && case.meets_on_devices() && case.sums() && kernels::inbox(case.dtype).is_some()
+}
+
+/// Blocks of a kernel that sends `bytes` bytes to each peer.
+fn blocks(bytes: usize, limits: &Limits) -> u32 {
+    launch::blocks_of(bytes, PER_BLOCK, limits.inbox_blocks)
+}

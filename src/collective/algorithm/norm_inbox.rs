@@ -1,0 +1,276 @@
+//! A sum, the addition of a residual and a norm of the rows in one kernel, by data that are their own flags:
+//! `kernels/norm_inbox.cu`. It touches no peer's memory but the inboxes in the signal pads.
+//!
+//! `ops` asks for it ([`Group::norm_in_one`]), for `all_reduce_norm`; where it does not fit, that is three calls. It is
+//! not in the table of [`choose`](super::super::choose), since other collectives have no norm.
+//!
+//! Invariant: what is chosen depends only on what all members have in common: the group, the pool, and the parts of the
+//! call that the meeting compares. All ways give the same bits.
+
+use super::{
+    super::{
+        Group,
+        choose::{Case, Machine},
+        kernels::{Arguments, Entry, Part, value},
+    },
+    About, Algorithm, Matched, Member, Needs,
+};
+use crate::{
+    driver::{LaunchDims, RawFunction},
+    error::Result,
+    fabric::{
+        layout::PadLayout,
+        limits::Limits,
+        plan::{Shape, Side},
+        types::{self, Algorithm as Wish, DType, ReduceOp},
+    },
+    kernel::builtin::NORM_INBOX,
+};
+
+/// Packs of 16 bytes that a thread has of a row: `KEPT` of `kernels/rows.cuh`.
+const KEPT: usize = 4;
+/// Most threads of a block, unless a row has more.
+const MOST_THREADS: u32 = 512;
+
+/// The rows of one call, as all its members see them alike.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Rows {
+    pub dtype: DType,
+    pub rows: usize,
+    pub cols: usize,
+    /// Threads of a row, as the kernels of the norms have them.
+    pub threads: u32,
+    pub eps: f32,
+    /// Else the RMS norm.
+    pub layer: bool,
+}
+
+/// How the data go: `enum Way` of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+enum Way {
+    OneTrip,
+    ToAll,
+    ByOwners,
+}
+
+/// The struct `Plan` of the kernel.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Plan {
+    rows: u64,
+    cols: u32,
+    eps: f32,
+    way: u32,
+    layer: u32,
+}
+
+/// The kernel for some rows: which one, and how.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct NormInbox {
+    rows: Rows,
+    way: Way,
+    /// Rows of a block at once.
+    together: u32,
+    blocks: u32,
+    wide: bool,
+}
+
+/// This member's memory beside the sum's, which is `x` and `y`. All addresses are multiples of 16; the mean's and the
+/// bias' parts are empty for an RMS norm.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NormMemory {
+    pub residual: Part,
+    pub gamma: Part,
+    pub beta: Part,
+    pub mean: Part,
+    pub rstd: Part,
+}
+
+impl NormInbox {
+    /// None where it does not fit. `inbox` is the layout of the pads of a pool whose kernels meet on its devices.
+    fn of(rows: Rows, members: usize, inbox: PadLayout, limits: &Limits) -> Option<NormInbox> {
+        let (size, threads) = (rows.dtype.size(), rows.threads);
+        let wide = threads > MOST_THREADS;
+        let typed = match rows.dtype {
+            DType::F32 => threads <= 1024,
+            DType::F16 | DType::BF16 => !wide,
+            _ => false,
+        };
+        let row = rows.cols * size;
+        let fits = row % 16 == 0 && row <= KEPT * 16 * threads as usize && rows.rows > 0 && inbox.inbox > 0;
+        if !typed || !fits {
+            return None;
+        }
+        let way = match rows.rows.checked_mul(row)? {
+            bytes if bytes <= inbox.inbox.min(limits.inbox_whole) => Way::OneTrip,
+            _ if members == 2 => Way::ToAll,
+            _ => Way::ByOwners,
+        };
+        // A row of a block for each owner.
+        let groups = if way == Way::ByOwners { rows.rows.div_ceil(members) } else { rows.rows };
+        let most = if way == Way::OneTrip { limits.inbox_blocks } else { limits.slots_blocks };
+        let together = groups.div_ceil(most as usize).next_power_of_two().min((MOST_THREADS / threads).max(1) as usize);
+        let blocks = groups.div_ceil(together).min(most as usize) as u32;
+        Some(NormInbox { rows, way, together: together as u32, blocks, wide })
+    }
+
+    fn entry(&self) -> Entry {
+        let name = match self.rows.dtype {
+            DType::F32 if self.wide => "norm_inbox_wide_f32",
+            DType::F32 => "norm_inbox_f32",
+            DType::F16 => "norm_inbox_f16",
+            _ => "norm_inbox_bf16",
+        };
+        Entry { module: &NORM_INBOX, name, host: None }
+    }
+
+    fn dims(&self) -> LaunchDims {
+        LaunchDims { grid: (self.blocks, 1, 1), block: (self.rows.threads, self.together, 1), shared_bytes: 0 }
+    }
+
+    /// Blocks of the kernel.
+    pub(crate) fn block_count(&self) -> u32 {
+        self.blocks
+    }
+
+    /// Why, for people.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self.way {
+            Way::OneTrip => "one kernel for sum, residual and norm: everything to everyone in one trip",
+            Way::ToAll => "one kernel for sum, residual and norm: everything to the other one, through slots",
+            Way::ByOwners => {
+                "one kernel for sum, residual and norm: rows to their owners and sums to all, through slots"
+            }
+        }
+    }
+}
+
+impl Group<'_> {
+    /// The kernel that carries these rows out at once, resolved on this device, so that no module has to be loaded
+    /// while peers' kernels wait. None where it does not fit: then it does not on any member.
+    pub(crate) fn norm_in_one(&self, rows: Rows) -> Result<Option<NormInbox>> {
+        let found = self.norm_plan(rows);
+        if let Some(found) = &found {
+            let entry = found.entry();
+            let _: RawFunction = self.dev.worker.function(entry.module, entry.name)?;
+        }
+        Ok(found)
+    }
+
+    /// The same, without a look at the device.
+    pub(crate) fn norm_plan(&self, rows: Rows) -> Option<NormInbox> {
+        let shared = &self.dev.worker.shared;
+        if self.across.is_some() {
+            return None;
+        }
+        let shape = Shape::AllReduce { len: rows.rows * rows.cols };
+        let machine = Machine::of(shared);
+        let group = (self.count(), self.membership.direct);
+        let case = Case::new((machine, self.limits()), group, (rows.dtype, ReduceOp::Sum), Some(&shape), false);
+        let free = matches!(machine.wish, Wish::Auto | Wish::Inbox);
+        if !case.meets_on_devices() || !free {
+            return None;
+        }
+        NormInbox::of(rows, self.count(), shared.signals.get()?.layout(), self.limits())
+    }
+}
+
+/// The kernel, with this member's memory.
+pub(crate) struct NormCall {
+    pub kernel: NormInbox,
+    pub memory: NormMemory,
+}
+
+impl Algorithm for NormCall {
+    fn about(&self) -> About {
+        About { name: "norm_inbox", group: types::Algorithm::Inbox, waits_by: "data" }
+    }
+
+    fn fits(&self, _: &Case<'_>) -> Option<&'static str> {
+        Some(self.kernel.reason())
+    }
+
+    fn needs(&self, _: &Case<'_>) -> Needs {
+        Needs::ONE_KERNEL
+    }
+
+    fn blocks(&self, _: &Case<'_>) -> u32 {
+        self.kernel.blocks
+    }
+
+    fn submit(&self, member: &Member<'_>, _: &Matched<'_>) -> Result<()> {
+        let (NormInbox { rows, way, .. }, memory) = (self.kernel, &self.memory);
+        let area = |side| member.request.area(side).expect("all members have rows");
+        let part = |side| Part { address: area(side).address, bytes: area(side).bytes.len() };
+        let plan = Plan {
+            rows: rows.rows as u64,
+            cols: rows.cols as u32,
+            eps: rows.eps,
+            way: way as u32,
+            layer: u32::from(rows.layer),
+        };
+        let args: Arguments = [
+            value(member.barrier),
+            value(plan),
+            part(Side::Source).slice(false),
+            memory.residual.slice(true),
+            memory.gamma.slice(false),
+            memory.beta.slice(false),
+            part(Side::Destination).slice(true),
+            memory.mean.slice(true),
+            memory.rstd.slice(true),
+        ]
+        .into_iter()
+        .collect();
+        member.launch_as(&self.kernel.entry(), self.kernel.dims(), &args)?;
+        member.launched.set(member.launched.get() + 1);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(dtype: DType, rows: usize, cols: usize) -> Rows {
+        let threads = (cols * dtype.size()).div_ceil(64).next_power_of_two().clamp(32, 1024) as u32;
+        Rows { dtype, rows, cols, threads, eps: 1e-5, layer: false }
+    }
+
+    fn plan(members: usize, of: Rows) -> Option<NormInbox> {
+        NormInbox::of(of, members, PadLayout::direct(members), &Limits::default_of(members).capped(132))
+    }
+
+    #[test]
+    fn what_fits() {
+        for members in [2, 3, 8, 16] {
+            for (dtype, most) in [(DType::F32, 16384), (DType::F16, 16384), (DType::BF16, 16384)] {
+                for cols in [8, 1000, 1024, 4096, 8192, most] {
+                    for count in [1, 3, 64, 1000, 4096, 1 << 20] {
+                        let found = plan(members, rows(dtype, count, cols)).expect("it fits");
+                        assert_eq!(found.wide, found.rows.threads > 512);
+                        assert!(found.rows.threads * found.together <= if found.wide { 1024 } else { 512 });
+                        assert!(found.blocks >= 1 && found.blocks <= 128 && found.together.is_power_of_two());
+                    }
+                }
+            }
+            let refused = [(DType::F64, 1, 64), (DType::F32, 1, 3), (DType::BF16, 1, 20_000), (DType::F32, 0, 64)];
+            assert!(refused.iter().all(|&(dtype, count, cols)| plan(members, rows(dtype, count, cols)).is_none()));
+        }
+        let through_host = PadLayout::through_host(2);
+        assert_eq!(NormInbox::of(rows(DType::F32, 1, 64), 2, through_host, &Limits::default_of(2)), None);
+    }
+
+    #[test]
+    fn by_size() {
+        let way = |members, count| plan(members, rows(DType::BF16, count, 4096)).unwrap().way;
+        // 256 rows are 2 MB.
+        assert_eq!([256, 257].map(|count| way(2, count)), [Way::OneTrip, Way::ToAll]);
+        assert_eq!([18, 19].map(|count| way(8, count)), [Way::OneTrip, Way::ByOwners]);
+        let dims = |count| plan(2, rows(DType::BF16, count, 4096)).unwrap().dims();
+        assert_eq!((dims(1).grid.0, dims(1).block), (1, (128, 1, 1)));
+        assert_eq!((dims(200).grid.0, dims(200).block), (100, (128, 2, 1)));
+        assert_eq!((dims(4096).grid.0, dims(4096).block), (128, (128, 4, 1)));
+    }
+}

@@ -1,0 +1,104 @@
+//! Sums of floats of any size, as data that are their own flags, piece by piece through slots of the members' inboxes:
+//! parts go to their owners, and sums to all. Two members add up everything, each for itself.
+//!
+//! `choose` picks it for sums that are too large for [`inbox`](super::inbox), up to where copy engines or a ring are
+//! faster. `kernels/inbox.cu` has the protocol. Never touches a peer's user buffer, and needs no scratch.
+//!
+//! Invariant: a kernel ends when the others have taken all that it has sent, so slots are empty between calls.
+
+use super::{
+    super::{
+        choose::{Bulk, KernelBarrier},
+        kernels::{self, Parcels, Pieces},
+        launch,
+    },
+    About, Algorithm, Case, Matched, Member, Needs,
+    exchange_ce::Slice,
+};
+use crate::{
+    error::Result,
+    fabric::{
+        layout::MOST,
+        limits::Limits,
+        plan::{Shape, Side},
+        tiling::Tiling,
+        types,
+    },
+};
+
+pub(crate) struct Slots;
+
+impl Algorithm for Slots {
+    fn about(&self) -> About {
+        About { name: "slots", group: types::Algorithm::Inbox, waits_by: "data" }
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        (case.auto() && case.bytes <= case.limits.slots && can(case))
+            .then_some("a sum of floats: data that are their own flags, piece by piece")
+    }
+
+    fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
+        (case.wants(types::Algorithm::Inbox) && can(case)).then_some("asked for; it goes piece by piece")
+    }
+
+    fn needs(&self, _: &Case<'_>) -> Needs {
+        Needs::ONE_KERNEL
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        let KernelBarrier::OnDevices { inbox_slot, .. } = case.machine.barrier else { return 0 };
+        let both = case.members == 2 && matches!(case.shape, Some(Shape::AllReduce { .. }));
+        blocks(if both { case.bytes } else { case.largest() }, inbox_slot, case.limits)
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let (request, shape) = (member.request, matched.shape);
+        let (n, me, size) = (member.count(), member.rank, request.dtype.size());
+        let (mut from, mut bytes, mut to) = ([0; MOST], [0; MOST], [0; MOST]);
+        let mut returns = false;
+        match shape {
+            // As many bytes cross the link as by parts, in one trip instead of two.
+            Shape::AllReduce { len } if n == 2 => {
+                from[..2].fill(member.own(Side::Source, 0, *len));
+                bytes[..2].fill((len * size) as u64);
+                to[me] = member.own(Side::Destination, 0, *len);
+            }
+            _ => {
+                returns = matches!(shape, Shape::AllReduce { .. });
+                for owner in 0..n {
+                    let Slice { bytes: all, sources, destinations } = Slice::of(shape, n, owner, size);
+                    bytes[owner] = all as u64;
+                    from[owner] = member.own(sources[me].side, sources[me].start, all);
+                    let own = destinations.iter().find(|to| to.member == me);
+                    to[owner] = own.map_or(0, |to| member.own(to.side, to.start, all));
+                }
+            }
+        }
+        let largest = bytes.into_iter().max().unwrap_or(0) as usize;
+        let slot = member.pad().layout().inbox_slot;
+        let cut = Tiling::even(largest, blocks(largest, slot, member.limits) as usize, slot);
+        let pieces = Pieces {
+            piece: cut.tile as u64,
+            count: u32::try_from(cut.rounds).expect("they are counted in 32 bits; a terabyte has some millions"),
+            returns: returns.into(),
+        };
+        let (op, factors, meet) = (request.reduce, &member.factors(matched), member.barrier);
+        let parcels = Parcels { from, bytes, to, op, factors, pieces, meet };
+        let entry = kernels::slots(request.dtype).expect("chosen for floats");
+        member.launch(&entry, cut.abreast as u32, &parcels.args())
+    }
+}
+
+/// Whether it is a sum of floats of which every member gets a part or all. (What is empty has no steps, so no kernel
+/// would wait for another.)
+fn can(case: &Case<'_>) -> bool {
+    let shape = matches!(case.bulk(), Some(Bulk::Sums | Bulk::Parts));
+    shape && case.largest() > 0 && case.meets_on_devices() && kernels::slots(case.dtype).is_some()
+}
+
+/// Blocks of a kernel for slices of up to `largest` bytes: half a slot for each, so that more of them work on what is
+/// small.
+fn blocks(largest: usize, slot: usize, limits: &Limits) -> u32 {
+    launch::blocks_of(largest, slot / 2, limits.slots_blocks)
+}
