@@ -182,7 +182,7 @@ impl Group<'_> {
 
     /// One collective by a kernel of a higher room, whose kernels [meet](Self::kernels_meet): each member adds up its
     /// part of all sources, and writes to the same part of all destinations. Without a source, the destinations are the
-    /// sources.
+    /// sources. It touches what is `beside`, too.
     #[track_caller]
     pub(crate) fn parts_by<T: Element>(
         &self,
@@ -190,11 +190,13 @@ impl Group<'_> {
         counts: &[usize],
         source: Option<DeviceView<'_, T>>,
         destination: DeviceViewMut<'_, T>,
+        beside: SmallVec<[(Area, Access); 5]>,
         algorithm: &dyn Algorithm,
     ) -> Result<()> {
         let counts = self.check_counts(call.op(), counts)?.even();
         let shape = Shape::ReduceScatter { counts, in_place: source.is_none() };
-        self.run_by(between(call, Some(op), shape, source, Some(destination)), Some(algorithm))
+        let request = between(call, Some(op), shape, source, Some(destination));
+        self.run_by(Request { beside, ..request }, Some(algorithm))
     }
 
     /// [`all_reduce`](Self::all_reduce) by a given algorithm. The tuner measures algorithms so.

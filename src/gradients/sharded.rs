@@ -17,10 +17,13 @@ use super::{
     parts::part_of,
 };
 use crate::{
-    DType, Device, DeviceBuffer, Group,
+    DType, Device, DeviceBuffer, DeviceCopy, Group,
     collective::GroupKey,
     error::{Error, Result, Site},
-    fabric::call::{Call, Origin},
+    fabric::{
+        call::{Call, Origin},
+        descriptor::Area,
+    },
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut, handle::DeviceHandle, hazard::Access},
 };
 use smallvec::SmallVec;
@@ -264,28 +267,20 @@ impl<T: Parameter> ShardedStep<T> {
             largest: self.counts.iter().copied().max().unwrap_or(0),
             segments: &segments,
         };
-        // The collective announces what peers touch.
-        let mut own = dev.op_in_graph("step")?;
-        own.touch(grads.block, grads.view().bytes(), Access::Write, false)?;
-        for memory in self.kept.iter().flatten() {
-            own.touch(&memory.block, memory.view().bytes(), Access::Write, false)?;
-        }
-        for segment in segments.iter().filter_map(|segment| segment.memory.as_ref()) {
-            own.touch(segment.block, segment.bytes(), Access::Write, false)?;
-        }
-        own.touch(&self.norm.block, self.norm.view().bytes(), Access::Write, false)?;
-        own.touch(&self.later.block, self.later.view().bytes(), Access::Read, false)?;
+        let mut beside = SmallVec::new();
+        beside.push((area(grads.view()), Access::Write));
+        beside.push((area(self.norm.view()), Access::Write));
+        beside.push((area(self.later.view()), Access::Read));
+        beside.extend(self.kept.iter().flatten().map(|memory| (area(memory.view()), Access::Write)));
+        beside.extend(segments.iter().filter_map(|segment| Some((area(segment.memory?), Access::Write))));
         let call = Call::new("sharded_step").elements(T::DTYPE, self.len).counts(&self.counts).from(origin);
-        let done = match self.is_flat() {
+        match self.is_flat() {
             true => {
                 let to = super::access::exclusive(views[0]);
-                group.parts_by((call, self.reduce), &self.counts, Some(grads.view()), to, &kernel)
+                group.parts_by((call, self.reduce), &self.counts, Some(grads.view()), to, beside, &kernel)
             }
-            false => group.parts_by((call, self.reduce), &self.counts, None, grads.view_mut(), &kernel),
-        };
-        own.done(&done);
-        own.submitted();
-        done
+            false => group.parts_by((call, self.reduce), &self.counts, None, grads.view_mut(), beside, &kernel),
+        }
     }
 
     #[track_caller]
@@ -369,6 +364,10 @@ impl<T: Parameter> ShardedStep<T> {
     pub fn kept_len(&self, which: Kept) -> usize {
         if self.kept[which as usize].is_some() { self.len } else { 0 }
     }
+}
+
+fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {
+    Area { block: view.block.clone(), address: view.address(), bytes: view.bytes() }
 }
 
 /// Where the gradients of parameters of these sizes lie, one behind the other, each at a multiple of 16 bytes; and the
