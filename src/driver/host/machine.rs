@@ -348,6 +348,8 @@ impl Machine {
         }
         self.relieve(state);
         self.work.notify_all();
+        // Else workers that are awake count as asleep for ever, and none is started while these are busy.
+        state.crew.asleep = 0;
         self.bury(state);
     }
 
