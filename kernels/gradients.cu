@@ -1,8 +1,8 @@
 // Buckets of gradients: packs segments to the wire type and unpacks them, by tables of segments; also sums the squares.
 //
-//   pack_<G>_<W>    (W* wire, u32 count, A factor, Eight s0..s7, l0..l7, a0..a7)
+//   pack_<G>_<W>    (W* wire, u32 count, A factor, Column s0..s7, l0..l7, a0..a7)
 //       wire[s + j] = a[j] * factor for j < l, 0 up to the segment's whole grains; all 0 where a is null
-//   unpack_<G>_<W>  (const W* wire, f64* partial, u64 first, u64 n, u32 count, Eight s0..s7, l0..l7, a0..a7)
+//   unpack_<G>_<W>  (const W* wire, f64* partial, u64 first, u64 n, u32 count, Column s0..s7, l0..l7, a0..a7)
 //       a[j] = wire[s + j] for j < l, except where a is null; partial[block] = the sum of the squares of wire[first ..
 //       first + n), unless partial is null
 //   gradient_norm_<A>  (const f64* partial, A* out, u32 count)   one block: out = sqrt of the sum of all partials

@@ -42,16 +42,20 @@ template <class T> struct Trip {
 
     __device__ u64 source(u32 rank) const { return src + rank * route.out * sizeof(T); }
 
-    __device__ void send(u64 i) const {
+    // What all receivers get, if they get the same.
+    __device__ uint4 common(u64 i) const {
+        return route.out == 0 ? load_unit<T>(src, n, i) : make_uint4(0, 0, 0, 0);
+    }
+
+    __device__ void send(u64 i, uint4 common) const {
 #pragma unroll 1
         for (u32 from = 1; from < meet.count; from += GROUP) {
             uint4 unit[GROUP];
-            if (route.out == 0) unit[0] = load_unit<T>(src, n, i);
 #pragma unroll
             for (u32 k = 0; k < GROUP; k++) {
+                unit[k] = common;
                 const u32 rank = rank_after(meet, from + k);
-                if (route.out == 0) unit[k] = unit[0];
-                else if (from + k < meet.count) unit[k] = load_unit<T>(source(rank), n, i);
+                if (route.out != 0 && from + k < meet.count) unit[k] = load_unit<T>(source(rank), n, i);
             }
 #pragma unroll
             for (u32 k = 0; k < GROUP; k++) {
@@ -127,14 +131,19 @@ __device__ inline void trip(const Meet& meet, const Route& route, u64 n, u32 op,
         lines.in[rank] = whole_of(meet, rank, meet.me, epoch);
         lines.out[rank] = whole_of(meet, meet.me, rank, epoch);
     }
-    __syncthreads();
-    u32 ticket = ~0u;
-    if (last_thread) ticket = take_ticket(meet);
     const Trip<T> trip = {meet, route, lines, n, src, dst};
     const Ending<T> ending(op, meet.count);
     const u64 units = (n - 1) / LANES<T> + 1, first = first_unit(), step = grid_size();
+    // The first data are in flight while the epochs are read.
+    uint4 common = first < units ? trip.common(first) : make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    u32 ticket = ~0u;
+    if (last_thread) ticket = take_ticket(meet);
 #pragma unroll 1
-    for (u64 i = first; i < units; i += step) trip.send(i);
+    for (u64 i = first; i < units; i += step) {
+        if (i != first) common = trip.common(i);
+        trip.send(i, common);
+    }
     if (gridDim.x <= FEW) let_next_come();
 #pragma unroll 1
     for (u64 i = first; i < units; i += step) {

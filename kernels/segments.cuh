@@ -5,26 +5,26 @@
 #pragma once
 #include "common.cuh"
 
-const u32 MOST = 64;
+const u32 SEGMENTS = 64;
 const u32 THREADS = 512;
 
-// As many addresses as one by-value argument of a launch holds.
-struct Eight {
+// A part of a column of the table: as many numbers as one by-value argument of a launch holds.
+struct Column {
     u64 at[8];
 };
 
 struct Table {
-    u64 start[MOST], len[MOST], place[MOST];
+    u64 start[SEGMENTS], len[SEGMENTS], place[SEGMENTS];
 };
 
-#define EIGHTS(x) Eight x##0, Eight x##1, Eight x##2, Eight x##3, Eight x##4, Eight x##5, Eight x##6, Eight x##7
+#define EIGHTS(x) Column x##0, Column x##1, Column x##2, Column x##3, Column x##4, Column x##5, Column x##6, Column x##7
 #define LIST(x) {x##0, x##1, x##2, x##3, x##4, x##5, x##6, x##7}
 
 // Parameters cannot be indexed at run time without a copy in local memory; shared memory can.
-__device__ inline void fill_table(Table& table, const Eight (&s)[8], const Eight (&l)[8], const Eight (&a)[8]) {
+__device__ inline void fill_table(Table& table, const Column (&s)[8], const Column (&l)[8], const Column (&a)[8]) {
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (u32 k = 0; k < MOST; k++) {
+        for (u32 k = 0; k < SEGMENTS; k++) {
             table.start[k] = s[k / 8].at[k % 8];
             table.len[k] = l[k / 8].at[k % 8];
             table.place[k] = a[k / 8].at[k % 8];

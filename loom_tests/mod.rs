@@ -12,6 +12,7 @@ mod event_count;
 mod gang;
 mod gate;
 mod inbox;
+mod inbox_words;
 mod job;
 mod latch;
 mod launch_gate;

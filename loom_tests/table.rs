@@ -51,6 +51,13 @@ pub const TEETH: &[Tooth] = teeth! {
     publication room_is_told_too: Deadlock ["event.notify_all.fence" "model.publication.room_is_not_told"];
     inbox two_senders_one_taker: Race ["inbox.push" "inbox.take"] Assertion ["inbox.push.load_then_store"];
     inbox two_takers_share: Race ["inbox.push" "inbox.take"];
+    inbox_words a_slot_is_used_again_in_one_kernel: Race ["model.inbox_words.credit_is_relaxed"
+        "model.inbox_words.credit_is_not_acquired"] Assertion ["model.inbox_words.sends_without_credit"
+        "model.inbox_words.looks_at_one_word" "model.inbox_words.leaves_what_it_has_taken"];
+    inbox_words a_slot_is_used_again_in_the_next_kernel: Assertion ["model.inbox_words.ends_before_all_is_taken"];
+    inbox_words two_parities_are_enough: Race ["model.inbox_words.kernels_run_into_each_other"]
+        Assertion ["model.inbox_words.one_parity"];
+    inbox_words a_failed_call_leaves_nothing: Assertion ["model.inbox_words.is_not_emptied"];
     event_count one_waiter: Deadlock ["event.notify.fence" "event.wait.fence" "event.wait.no_second_look"
         "event.notify.no_lock"];
     event_count two_waiters_two_epochs: Deadlock ["event.notify.one"] Assertion ["event.take_back.always"];

@@ -7,6 +7,7 @@
 //!   a step are ready.
 //! * [`step`]: ready and finish. [`start`]: packs, reduces and unpacks a bucket, by [`kernels`] for the types of
 //!   [`element`]. [`parts`]: buckets as a whole, and the update of parameters by an optimizer.
+//! * [`sharded`]: the step of an optimizer whose state is divided among the members, without buckets.
 //! * [`settings`]: settings that all members agree on. [`replicas`]: equal parameters, and a common end. [`exchanged`]:
 //!   results.
 //!
@@ -21,18 +22,22 @@ mod parts;
 mod readiness;
 mod replicas;
 mod settings;
+mod sharded;
 mod start;
 mod step;
+#[cfg(test)]
+mod world_tests;
 
 pub use element::Gradient;
 pub use exchanged::Exchanged;
 pub use kernels::update::Parameter;
 pub(crate) use kernels::update::{ADAM, MOMENTUM, Moments, Rule, SGD};
 pub use settings::{GradientExchangeBuilder, Wire};
+pub(crate) use sharded::{Kept, ShardedStep, Terms};
 
 use crate::{
-    Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
-    collective::GroupKey,
+    Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Registered, Stream,
+    collective::{Begun, GroupKey},
     error::{Error, Result, Site},
     fabric::call::Origin,
     gang::Gang,
@@ -43,7 +48,7 @@ use readiness::Readiness;
 use settings::Settings;
 use smallvec::SmallVec;
 use start::{Scratch, Sums};
-use std::sync::Arc;
+use std::{panic::Location, sync::Arc};
 
 /// One device's part in the exchange of gradients, step after step. Keep it in a [`PerDevice`](crate::PerDevice).
 ///
@@ -51,8 +56,8 @@ use std::sync::Arc;
 /// [`grad_mut`](Self::grad_mut). When the last gradient of a bucket is [`ready`](Self::ready), the bucket is reduced on
 /// a stream of its own, during the rest of the backward pass. [`finish`](Self::finish) makes the current stream wait
 /// for all buckets. No call waits for the devices, except where the host computes the sums
-/// ([`Algorithm::Host`](crate::Algorithm::Host)). `ready` (if it starts a bucket) and `finish` meet the other members'
-/// host threads.
+/// ([`Algorithm::Host`](crate::Algorithm::Host)), and between processes (below). `ready` (if it starts a bucket) and
+/// `finish` meet the other members' host threads.
 ///
 /// ```
 /// # use gpu_pool::{GpuPool, GradientExchange};
@@ -83,6 +88,11 @@ use std::sync::Arc;
 /// Members that use two exchanges of one group in different orders get [`Error::Mismatch`] (`"exchange"`, or `"group"`
 /// if the groups differ), and no data is mixed up. In a ring of groups no two devices can see the difference: they wait
 /// for each other until the [deadline](crate::Builder::timeout).
+///
+/// **Several processes.** The group may be [`Device::world`]. Buckets travel between processes beside the backward
+/// pass: over NCCL in the order of the streams; over MPI and shared memory by a thread for each device, which waits for
+/// the other processes in place of `ready`. Then `finish` waits on the host until all buckets have come, and an error
+/// between processes appears there, or in an earlier call.
 ///
 /// **Equal weights.** [`broadcast_parameters`](Self::broadcast_parameters) gives all members the parameters of one
 /// member, as DDP does at the start. [`verify_parameters`](Self::verify_parameters) checks that they are still equal.
@@ -140,6 +150,8 @@ pub struct GradientExchange<T: Gradient = f32> {
     lent: Vec<Option<DeviceBuffer<T>>>,
     scratch: Scratch,
     sums: Option<Sums<T>>,
+    /// Of the memory that is exchanged with other processes, if the pool's builder asked for it.
+    registered: Vec<Registered>,
     /// One stream per priority.
     streams: Vec<(i32, Stream)>,
     /// By bucket: events behind the writes of its gradients. One event if the bucket had to wait for earlier ones; one
@@ -147,6 +159,8 @@ pub struct GradientExchange<T: Gradient = f32> {
     written: Vec<SmallVec<[Event; 1]>>,
     /// By bucket: the event behind its reduction.
     reduced: Vec<Option<Event>>,
+    /// By bucket: on its way between processes.
+    travelling: Vec<Option<Begun>>,
     normed: Option<Event>,
     weight: f64,
     sync: bool,
@@ -190,14 +204,16 @@ impl<T: Gradient> GradientExchange<T> {
         let mut exchange = GradientExchange {
             id,
             readiness: Readiness::new(&layout),
-            memory: buckets(dev, &layout)?,
+            memory: buckets(dev, &layout, settings.register && group.registers())?,
             device: dev.worker.handle.clone(),
             lent: sizes.iter().map(|_| None).collect(),
             scratch: Scratch::Same,
             sums: None,
+            registered: Vec::new(),
             streams: Vec::new(),
             written: Vec::new(),
             reduced: Vec::new(),
+            travelling: Vec::new(),
             normed: None,
             weight,
             sync: true,
@@ -223,7 +239,18 @@ impl<T: Gradient> GradientExchange<T> {
     #[track_caller]
     fn allocate_scratch(&mut self, dev: &Device) -> Result<()> {
         self.readiness = Readiness::new(&self.layout);
-        self.scratch = Scratch::new(dev, self.settings.wire, T::DTYPE, self.layout.largest())?;
+        let register = self.registers(dev)?;
+        self.scratch = Scratch::new(dev, self.settings.wire, T::DTYPE, self.layout.largest(), register)?;
+        if register {
+            let group = self.group(dev, "GradientExchange")?;
+            // What was registered before leaves its registration when this is done.
+            self.registered = match &self.scratch {
+                Scratch::Same => self.memory.iter().map(|bucket| group.register(bucket)).collect::<Result<_>>()?,
+                Scratch::F32(wire) => vec![group.register(wire)?],
+                Scratch::F16(wire) => vec![group.register(wire)?],
+                Scratch::Bf16(wire) => vec![group.register(wire)?],
+            };
+        }
         if self.settings.norm {
             let mut end = 0;
             let slots: Vec<_> = (self.layout.buckets.iter())
@@ -249,8 +276,15 @@ impl<T: Gradient> GradientExchange<T> {
         }
         self.written = vec![SmallVec::new(); buckets];
         self.reduced = vec![None; buckets];
+        self.travelling = (0..buckets).map(|_| None).collect();
         self.normed = None;
         Ok(())
+    }
+
+    /// Whether what is exchanged is registered.
+    #[track_caller]
+    fn registers(&self, dev: &Device) -> Result<bool> {
+        Ok(self.settings.register && self.group(dev, "GradientExchange")?.registers())
     }
 
     /// The purpose of a meeting: members of another exchange, or in another step of this one, do not match.
@@ -261,14 +295,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// The group of the members, on the stream of `dev`.
     #[track_caller]
     pub(crate) fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        match dev.group_by(&self.members)? {
-            Some(group) => Ok(group),
-            None => {
-                let (members, present) = (&self.members, dev.session.gang.members());
-                let why = format_args!("it was made by devices {members}, and this gang is of {present:?}");
-                Err(Error::invalid(op, why))
-            }
-        }
+        group_of(&self.members, dev, op)
     }
 
     /// Number of gradients.
@@ -296,6 +323,32 @@ impl<T: Gradient> GradientExchange<T> {
     }
 }
 
+/// The group of these members, on the stream of `dev`.
+#[track_caller]
+fn group_of<'d>(members: &GroupKey, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
+    match dev.group_by(members)? {
+        Some(group) => Ok(group),
+        None => {
+            let present = dev.session.gang.members();
+            let why = format_args!("it was made by devices {members}, and this gang is of {present:?}");
+            Err(Error::invalid(op, why))
+        }
+    }
+}
+
+/// Checks that something of this device is used on this device.
+#[track_caller]
+fn check_home(home: &DeviceHandle, dev: &Device, op: &'static str) -> Result<()> {
+    let site = Location::caller();
+    if home.pool != dev.worker.handle.pool {
+        return Err(Error::WrongPool { op, device: dev.index(), site });
+    }
+    match home.device == dev.index() {
+        true => Ok(()),
+        false => Err(Error::WrongDevice { op, buffer: home.device, device: dev.index(), site }),
+    }
+}
+
 /// The layout of the first step: sizes in reverse order.
 #[track_caller]
 fn first_layout<T>(settings: &Settings, sizes: &[usize]) -> Result<Layout> {
@@ -303,14 +356,19 @@ fn first_layout<T>(settings: &Settings, sizes: &[usize]) -> Result<Layout> {
     Layout::new(Unit::of::<T>(), sizes, &order, settings.bucket_sizes())
 }
 
-/// Zeroed memory for all buckets.
+/// Zeroed memory for all buckets. `apart`: each in a chunk of its own.
 #[track_caller]
-fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout) -> Result<Vec<DeviceBuffer<T>>> {
+fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout, apart: bool) -> Result<Vec<DeviceBuffer<T>>> {
     let mut memory = Vec::with_capacity(layout.buckets.len());
     for bucket in &layout.buckets {
-        memory.push(dev.zeros(bucket.len)?);
+        memory.push(zeros(dev, bucket.len, apart)?);
     }
     Ok(memory)
+}
+
+#[track_caller]
+fn zeros<T: DeviceCopy>(dev: &Device, len: usize, apart: bool) -> Result<DeviceBuffer<T>> {
+    if apart { dev.zeros_apart(len) } else { dev.zeros(len) }
 }
 
 /// What differs between two members, and both sides of it.

@@ -122,7 +122,7 @@ mod token;
 pub mod topology;
 
 pub use builder::{Backend, Builder};
-pub use collective::{Group, Hop};
+pub use collective::{Group, Hop, Registered};
 pub use driver::{
     DeviceInfo, LaunchDims,
     check::Check,

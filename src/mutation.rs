@@ -32,6 +32,8 @@ pub(crate) enum Bug {
     HostDoesNotWait,
     /// A host thread reduces data that may not have been copied to the host yet.
     FoldedEarly,
+    /// A rail between processes begins before the step inside the process has staged its piece.
+    RailTooEarly,
     /// A chunk goes back to the driver while operations may still use it.
     ChunkReleasedEarly,
 }

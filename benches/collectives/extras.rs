@@ -82,12 +82,9 @@ pub fn compare<T: Number>(
     let turn = &turn;
     let side = |name, who| Side::sampling(name, move |samples| turn(who, samples));
     let name = nccl.map_or("", |nccl| &nccl.name);
-    let (plain, windows) = (format!("{name}, plain"), format!("{name}, windows"));
-    let peers = stage.players().into_iter().filter_map(|who| match who {
-        Who::Ours => None,
-        Who::Plain => Some(side(&plain, who)),
-        Who::Windows => Some(side(&windows, who)),
-    });
+    let names = Who::NCCL.map(|who| (who, format!("{name}, {}", who.way())));
+    let plays = stage.players();
+    let peers = names.iter().filter(|(who, _)| plays.contains(who)).map(|(who, name)| side(name.as_str(), *who));
     let unit = if case.contains("beside") { FACTOR } else { MICROSECONDS };
     let peers = peers.collect();
     bench.compare(case, unit, side("gpu-pool", Who::Ours), peers);

@@ -11,7 +11,7 @@ use crate::{
     Machine,
     nccl::Club,
     ops::{Number, Op},
-    stage::{Line, Player, Stage, Who, check, slowest},
+    stage::{Player, Stage, Who, check, slowest},
     support::{Bench, MICROSECONDS, Side},
 };
 
@@ -34,9 +34,9 @@ fn sweep<T: Number>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world:
     let wanted = |&bytes: &usize| bytes <= machine.most && bench.wants(&case(bytes));
     let sizes: Vec<usize> = SIZES.into_iter().filter(wanted).collect();
     let Some(&most) = sizes.last() else { return };
-    let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most));
+    let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most).and_processes(nccl, most));
     let name = machine.nccl.map_or("", |nccl| &nccl.name);
-    let (plain, windows) = (format!("{name}, plain, graph"), format!("{name}, windows, graph"));
+    let names = Who::NCCL.map(|who| (who, format!("{name}, {}, graph", who.way())));
     bench.set_turns(1, bench.size(15, 3));
     for bytes in sizes {
         let stage = Stage::<T>::new(pool, club.as_ref(), world, Op::AllReduce, bytes);
@@ -52,11 +52,8 @@ fn sweep<T: Number>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world:
             }
         }
         let side = |name, who| Side::new(name, move || turn(stage, who));
-        let peers = stage.players().into_iter().filter_map(|who| match who {
-            Who::Ours => None,
-            Who::Plain => Some(side(&plain, who)),
-            Who::Windows => Some(side(&windows, who)),
-        });
+        let plays = stage.players();
+        let peers = names.iter().filter(|(who, _)| plays.contains(who)).map(|(who, name)| side(name.as_str(), *who));
         let peers = peers.collect();
         bench.compare(&case(bytes), MICROSECONDS, side("gpu-pool", Who::Ours), peers);
     }
@@ -69,7 +66,8 @@ impl Who {
     /// The name of this side's block count in the results.
     fn blocks_note(self) -> Option<&'static str> {
         match self {
-            Who::Ours => None,
+            // The kernels of processes are those of threads.
+            Who::Ours | Who::ProcessesPlain | Who::ProcessesWindows => None,
             Who::Plain => Some("plain_blocks"),
             Who::Windows => Some("windows_blocks"),
         }
@@ -111,10 +109,13 @@ fn largest(graph: CUgraph) -> u32 {
 }
 
 /// Microseconds per all-reduce of the slowest device.
-fn turn<T: Number>(stage: &Stage<'_, T>, who: Who) -> f64 {
+pub fn turn<T: Number>(stage: &Stage<'_, T>, who: Who) -> f64 {
+    if let Some(micros) = stage.turn_of_processes(who, true, 1) {
+        return micros;
+    }
     let defined = (Op::AllReduce.most_calls(stage.world()) / CHAIN).saturating_sub(1);
     let launches = defined.min(ENOUGH / CHAIN / stage.bytes()).clamp(1, LAUNCHES);
-    let line = Line::new(stage.world());
+    let line = stage.line();
     let timed = |player: &mut Player<'_>| -> Result<f64> {
         // No device launches while another one still makes its graph: NCCL does not guard against that.
         line.wait();

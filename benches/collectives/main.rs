@@ -1,9 +1,10 @@
 //! Measures the collectives against NCCL, which is loaded at run time; the same device threads call it, one rank each.
+//! In the sweeps of sizes and in graphs NCCL also runs in a process for each GPU, see `processes.rs`.
 //!
 //! Both sides take turns in one process. In a turn every device thread warms up, meets the others, enqueues dependent
 //! operations back to back (all-reduce and broadcast in place, so that an output is the next input) and waits for its
 //! stream. The time is the slowest thread's, per operation. NCCL runs twice: *plain*, in ordinary memory of our pool,
-//! and in *windows*, memory of its own registered as symmetric; the better of the two counts at each size. NVLink
+//! and in *windows*, memory of its own registered as symmetric; the best of all its ways counts at each size. NVLink
 //! multicast stays off on both sides (`NCCL_NVLS_ENABLE=0`, see nvls in
 //! <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>). Results are checked before anything is timed.
 //! Sizes and bus bandwidth are those of
@@ -12,6 +13,8 @@
 //! * `<gpu or software>/<operation>/<f32 or bf16>/<devices>/<bytes>`: microseconds, 1 KB to 1 GB (`--max BYTES`)
 //! * `.../graph/all_reduce/<f32 or bf16>/<devices>/<bytes>`: each all-reduce of 20 in a graph; NCCL's is captured, too
 //! * `.../all_reduce_norm/<f32 or bf16>/<devices>/<hidden>/<rows>`, and `.../graph/all_reduce_norm/..`: `norm.rs`
+//! * `.../zero/bf16/<devices>/<parameters>`, `.../zero_clip/..`, each also `.../graph/..`: a step of an optimizer whose
+//!   state is divided, see `sharded.rs`
 //! * `.../setup/<devices>`: a further pool (or communicators) on GPUs in use, until the first all-reduce is over;
 //!   `.../memory`: the memory that this takes on the fullest GPU
 //! * `.../late_1ms/<devices>`: one member calls an all-reduce of 64 KB one millisecond late; how much longer than that
@@ -44,6 +47,8 @@ mod no_peer;
 mod norm;
 mod ops;
 mod plot;
+mod processes;
+mod sharded;
 mod stage;
 mod sweep;
 
@@ -82,7 +87,7 @@ impl Machine {
 }
 
 fn main() {
-    if no_peer::is_child() {
+    if no_peer::is_child() || processes::is_child() {
         return;
     }
     // SAFETY: the program still has only one thread.
@@ -114,6 +119,7 @@ fn main() {
         curves.extend(sweep::run::<bf16>(&mut bench, &machine, &pool, world, &[Op::AllReduce]));
         graph::run(&mut bench, &machine, &pool, world);
         norm::run(&mut bench, &machine, &pool, world);
+        sharded::run(&mut bench, &machine, &pool, world);
     }
     if let Some(folder) = bench.plot_folder() {
         curves.iter().for_each(|curve| plot::draw(folder, curve));

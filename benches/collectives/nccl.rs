@@ -12,7 +12,7 @@ use gpu_pool::GpuPool;
 use libloading::Library;
 use parking_lot::Mutex;
 
-use crate::ops::Op;
+use crate::{ops::Op, processes::Processes};
 
 type Comm = *mut c_void;
 type Window = *mut c_void;
@@ -21,7 +21,28 @@ type Pointer = *mut c_void;
 /// `ncclUniqueId`, which is passed by value.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct UniqueId([c_char; 128]);
+pub struct UniqueId([c_char; 128]);
+
+impl UniqueId {
+    /// A new one. This process answers those who join by it.
+    pub fn new(nccl: &Nccl) -> Self {
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: the pointer is to a live place.
+        nccl.check("ncclGetUniqueId", unsafe { (nccl.functions.unique_id)(&mut id) });
+        id
+    }
+
+    /// In hexadecimal digits, for another process.
+    pub fn text(&self) -> String {
+        self.0.iter().map(|byte| format!("{:02x}", byte.cast_unsigned())).collect()
+    }
+
+    /// What [`text`](Self::text) has written.
+    pub fn parse(text: &str) -> Self {
+        let byte = |k: usize| u8::from_str_radix(&text[2 * k..2 * k + 2], 16).expect("hexadecimal digits");
+        UniqueId(std::array::from_fn(|k| byte(k).cast_signed()))
+    }
+}
 
 const SUM: c_int = 0;
 const COLL_SYMMETRIC: c_int = 1;
@@ -224,29 +245,50 @@ pub struct Club {
     pub ranks: Vec<Mutex<Rank>>,
     /// Whether all ranks have windows.
     pub windows: bool,
+    /// NCCL again, in a process for each GPU.
+    pub processes: Option<Processes>,
 }
 
 impl Club {
     /// Makes a communicator of `world` ranks. With two windows of `bytes` bytes each, if possible and `bytes` is not 0.
     pub fn join(nccl: &'static Nccl, pool: &GpuPool, world: usize, bytes: usize) -> Self {
-        let mut id = UniqueId([0; 128]);
-        // SAFETY: the pointer is to a live place.
-        nccl.check("ncclGetUniqueId", unsafe { (nccl.functions.unique_id)(&mut id) });
         let devices: Vec<usize> = (0..world).collect();
-        let ranks = pool.run_on(&devices, |dev, _| {
+        Club::of_devices(nccl, pool, &devices, (UniqueId::new(nccl), 0, world), bytes)
+    }
+
+    /// The one rank of this process, on the pool's only device; windows as in [`join`](Self::join).
+    pub fn of_process(nccl: &'static Nccl, pool: &GpuPool, place: (UniqueId, usize, usize), bytes: usize) -> Self {
+        Club::of_devices(nccl, pool, &[0], place, bytes)
+    }
+
+    /// Starts NCCL in processes, too. They have windows of `bytes` bytes, if possible.
+    pub fn and_processes(mut self, nccl: &Nccl, bytes: usize) -> Self {
+        self.processes = Some(Processes::start(nccl, self.ranks.len(), bytes));
+        self
+    }
+
+    fn of_devices(
+        nccl: &'static Nccl,
+        pool: &GpuPool,
+        devices: &[usize],
+        (id, first, world): (UniqueId, usize, usize),
+        bytes: usize,
+    ) -> Self {
+        let ranks = pool.run_on(devices, |dev, _| {
             // Makes the device's context current, for this and all later calls.
             dev.cuda()?;
-            Ok(Mutex::new(Rank::join(nccl, id, dev.rank(), world)))
+            Ok(Mutex::new(Rank::join(nccl, id, first + dev.rank(), world)))
         });
-        let mut club = Club { ranks: ranks.expect("a communicator"), windows: false };
+        let mut club = Club { ranks: ranks.expect("a communicator"), windows: false, processes: None };
         if bytes > 0 && nccl.windows.is_some() {
-            let open = pool.run_on(&devices, |dev, _| {
+            let open = pool.run_on(devices, |dev, _| {
                 dev.cuda()?;
                 Ok(club.ranks[dev.rank()].lock().open_windows(bytes))
             });
             club.windows = open.expect("windows, or none").into_iter().all(|open| open);
             if !club.windows {
-                println!("{} registers no windows here", nccl.name);
+                // On stderr: stdout may carry the answers of a child process.
+                eprintln!("{} registers no windows here", nccl.name);
             }
         }
         club

@@ -81,7 +81,7 @@ impl<T: Number + Float<Acc = f32>> Seat<T> {
         let (mut x, mut gamma) = (dev.zeros(hidden * rows)?, dev.zeros(hidden)?);
         let noise: Vec<T> = gpus::noise(hidden, dev.rank() as u64 + 1).into_iter().map(T::tiny).collect();
         fill(dev, &mut x, &noise)?;
-        dev.fill(&mut gamma, T::narrow(1.0))?;
+        dev.fill(&mut gamma, <T as Number>::narrow(1.0))?;
         Ok(Seat { x, residual: dev.zeros(hidden * rows)?, gamma, y: dev.zeros(hidden * rows)? })
     }
 
@@ -119,7 +119,7 @@ fn turn<T: Number + Float<Acc = f32>>(
         let mut seat = Seat::<T>::new(dev, shape)?;
         dev.synchronize()?;
         let rank = club.map(|club| club.ranks[dev.rank()].lock());
-        let mut ours = |seat: &mut Seat<T>| match (who, graph) {
+        let ours = |seat: &mut Seat<T>| match (who, graph) {
             (Who::Together, false) => timed(dev, &line, launches * CHAIN, &mut || seat.together(dev)),
             (Who::OneByOne, false) => timed(dev, &line, launches * CHAIN, &mut || seat.one_by_one(dev)),
             (who, _) => {

@@ -7,7 +7,10 @@ use std::{error::Error, fs, path::Path};
 
 use plotters::{coord::Shift, prelude::*};
 
-use crate::sweep::{Curve, Point};
+use crate::{
+    stage::Who,
+    sweep::{Curve, Point},
+};
 use style::{INK, legend, load_font, text};
 
 type Drawn = Result<(), Box<dyn Error>>;
@@ -15,8 +18,9 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 const SIZE: (u32, u32) = (1280, 620);
 const OURS: RGBColor = RGBColor(23, 90, 164);
-const PLAIN: RGBColor = RGBColor(208, 92, 20);
-const WINDOWS: RGBColor = RGBColor(20, 140, 110);
+/// For [`Who::NCCL`].
+const THEIRS: [RGBColor; 4] =
+    [RGBColor(208, 92, 20), RGBColor(20, 140, 110), RGBColor(150, 70, 150), RGBColor(120, 120, 40)];
 
 /// Draws the curve into `folder`, as `all_reduce_f32_8.svg`.
 pub fn draw(folder: &Path, curve: &Curve) {
@@ -34,15 +38,16 @@ type Line = (String, RGBColor, Vec<(usize, f64)>);
 
 /// The sides with results.
 fn lines(curve: &Curve) -> Vec<Line> {
-    type Of = fn(&Point) -> Option<f64>;
     let peer = curve.peer.unwrap_or_default();
-    let sides: [(String, RGBColor, Of); 3] = [
-        ("gpu-pool".to_owned(), OURS, |point| Some(point.ours.median())),
-        (format!("{peer}, plain"), PLAIN, |point| point.plain.as_ref().map(|times| times.median())),
-        (format!("{peer}, windows"), WINDOWS, |point| point.windows.as_ref().map(|times| times.median())),
-    ];
-    let times = |of: Of| curve.points.iter().filter_map(|point| Some((point.bytes, of(point)?))).collect::<Vec<_>>();
-    let lines = sides.into_iter().map(|(name, colour, of)| (name, colour, times(of)));
+    let times = |of: &dyn Fn(&Point) -> Option<f64>| {
+        curve.points.iter().filter_map(|point| Some((point.bytes, of(point)?))).collect::<Vec<_>>()
+    };
+    let ours = ("gpu-pool".to_owned(), OURS, times(&|point| Some(point.ours.median())));
+    let theirs = Who::NCCL
+        .into_iter()
+        .zip(THEIRS)
+        .map(|(who, colour)| (format!("{peer}, {}", who.way()), colour, times(&|point| point.theirs(who))));
+    let lines = std::iter::once(ours).chain(theirs);
     lines.filter(|(_, _, points)| !points.is_empty()).collect()
 }
 

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use crate::{
     nccl::{Club, Rank},
     ops::{Number, Op, PERIOD, pattern},
+    processes::Order,
     support::gpus,
 };
 
@@ -27,6 +28,39 @@ pub enum Who {
     Plain,
     /// NCCL in its own registered memory.
     Windows,
+    /// The same two, but with a process for each GPU.
+    ProcessesPlain,
+    ProcessesWindows,
+}
+
+impl Who {
+    /// NCCL's ways to run.
+    pub const NCCL: [Who; 4] = [Who::Plain, Who::Windows, Who::ProcessesPlain, Who::ProcessesWindows];
+
+    /// The way, for the name of the peer.
+    pub fn way(self) -> &'static str {
+        match self {
+            Who::Ours => "",
+            Who::Plain => "plain",
+            Who::Windows => "windows",
+            Who::ProcessesPlain => "processes, plain",
+            Who::ProcessesWindows => "processes, windows",
+        }
+    }
+
+    /// What a process of its own has to do, if the side runs in processes.
+    fn in_process(self) -> Option<Who> {
+        match self {
+            Who::ProcessesPlain => Some(Who::Plain),
+            Who::ProcessesWindows => Some(Who::Windows),
+            _ => None,
+        }
+    }
+
+    /// Whether NCCL's own memory is used.
+    fn has_windows(self) -> bool {
+        matches!(self, Who::Windows | Who::ProcessesWindows)
+    }
 }
 
 /// Elements of the block that is repeated to fill buffers.
@@ -77,7 +111,11 @@ pub struct Stage<'a, T: Number> {
     op: Op,
     /// Elements of the larger operand.
     total: usize,
+    /// The devices of this process.
     devices: Vec<usize>,
+    /// The ranks in all processes, and the first one here.
+    world: usize,
+    first: usize,
     seats: Vec<Mutex<Seat<T>>>,
 }
 
@@ -105,12 +143,27 @@ impl Player<'_> {
 impl<'a, T: Number> Stage<'a, T> {
     /// Makes operands of `bytes` bytes, rounded down to a multiple that `world` divides, filled with noise.
     pub fn new(pool: &'a GpuPool, club: Option<&'a Club>, world: usize, op: Op, bytes: usize) -> Self {
-        let devices: Vec<usize> = (0..world).collect();
+        Stage::build(pool, club, ((0..world).collect(), world, 0), op, bytes)
+    }
+
+    /// One rank of `world`, on the pool's only device. The other ranks are in other processes.
+    pub fn part(pool: &'a GpuPool, club: &'a Club, (rank, world): (usize, usize), op: Op, bytes: usize) -> Self {
+        Stage::build(pool, Some(club), (vec![0], world, rank), op, bytes)
+    }
+
+    fn build(
+        pool: &'a GpuPool,
+        club: Option<&'a Club>,
+        (devices, world, first): (Vec<usize>, usize, usize),
+        op: Op,
+        bytes: usize,
+    ) -> Self {
         let total = bytes / size_of::<T>() / world * world;
         let (input, output) = op.lengths(total, world);
         let seats = pool
             .run_on(&devices, |dev, _| Ok(Mutex::new(Seat { input: dev.zeros(input)?, output: dev.zeros(output)? })));
-        let stage = Stage { pool, club, op, total, devices, seats: seats.expect("memory for the operands") };
+        let stage =
+            Stage { pool, club, op, total, devices, world, first, seats: seats.expect("memory for the operands") };
         stage.load_noise();
         stage
     }
@@ -124,15 +177,24 @@ impl<'a, T: Number> Stage<'a, T> {
     pub fn players(&self) -> Vec<Who> {
         let mut players = vec![Who::Ours];
         if let Some(club) = self.club {
-            players.push(Who::Plain);
-            players.extend(club.windows.then_some(Who::Windows));
+            let processes = club.processes.as_ref().map(|processes| processes.windows);
+            let plays = |who: &Who| match who.in_process() {
+                Some(_) => processes.is_some_and(|windows| windows || !who.has_windows()),
+                None => club.windows || !who.has_windows(),
+            };
+            players.extend(Who::NCCL.into_iter().filter(plays));
         }
         players
     }
 
-    /// How many devices.
+    /// The number of ranks.
     pub fn world(&self) -> usize {
-        self.devices.len()
+        self.world
+    }
+
+    /// A barrier of the devices in this process.
+    pub fn line(&self) -> Line {
+        Line::new(self.devices.len())
     }
 
     /// Bytes of the larger operand.
@@ -207,7 +269,7 @@ impl<'a, T: Number> Stage<'a, T> {
         let mut operands = [input.device_ptr(stream).0, output.device_ptr_mut(stream).0];
         if who == Who::Windows {
             let windows = rank.windows().expect("this rank has windows");
-            let (input, output) = self.op.lengths(self.total, self.devices.len());
+            let (input, output) = self.op.lengths(self.total, self.world);
             for ((window, memory), len) in windows.into_iter().zip(operands).zip([input, output]) {
                 let stream = stream.cu_stream();
                 // SAFETY: both are at least that long, and the stream orders the accesses to both.
@@ -223,7 +285,10 @@ impl<'a, T: Number> Stage<'a, T> {
 
     /// One turn: microseconds per operation of the slowest device.
     pub fn turn(&self, who: Who, warm_up: usize, calls: usize) -> f64 {
-        let line = Line::new(self.devices.len());
+        if let Some(micros) = self.turn_of_processes(who, false, calls) {
+            return micros;
+        }
+        let line = self.line();
         let times = self.each(who, false, |_, player| {
             for _ in 0..warm_up {
                 (player.call)()?;
@@ -234,8 +299,19 @@ impl<'a, T: Number> Stage<'a, T> {
         slowest(times)
     }
 
+    /// One turn of NCCL's processes, if that is the side: as [`turn`](Self::turn), or of graphs.
+    pub fn turn_of_processes(&self, who: Who, graph: bool, calls: usize) -> Option<f64> {
+        let there = who.in_process()?;
+        let processes = self.club.and_then(|club| club.processes.as_ref()).expect("processes play");
+        Some(processes.turn(&Order { op: self.op, dtype: T::NAME, bytes: self.bytes(), who: there, graph }, calls))
+    }
+
     /// Panics unless every rank gets what it should, from small integers.
     pub fn check(&self, who: Who, case: &str) {
+        // Processes check what they get before their first turn.
+        if who.in_process().is_some() {
+            return;
+        }
         self.load(|rank| (0..BLOCK).map(|i| T::narrow(pattern(rank, i) as f32)).collect());
         let played = self.each(who, false, |_, player| {
             (player.call)()?;
@@ -243,7 +319,7 @@ impl<'a, T: Number> Stage<'a, T> {
         });
         played.unwrap_or_else(|error| panic!("{case}: {who:?}: {error}"));
         let checked = self.pool.run_on(&self.devices, |dev, _| {
-            let (rank, seat) = (dev.rank(), &mut *self.seats[dev.rank()].lock());
+            let (rank, seat) = (self.first + dev.rank(), &mut *self.seats[dev.rank()].lock());
             if who == Who::Windows {
                 self.fetch(dev, seat)?;
             }
@@ -251,7 +327,7 @@ impl<'a, T: Number> Stage<'a, T> {
             for range in pieces(len) {
                 let got = dev.download(&seat.output.slice(range.clone()))?;
                 for (i, got) in range.zip(got.into_iter().map(T::wide)) {
-                    let want = self.op.expected(rank, self.devices.len(), len, i) as f32;
+                    let want = self.op.expected(rank, self.world, len, i) as f32;
                     assert!(got == want, "{case}: {who:?}: rank {rank}: element {i} is {got} and not {want}");
                 }
             }
@@ -282,7 +358,7 @@ impl<'a, T: Number> Stage<'a, T> {
     fn load(&self, block: impl Fn(usize) -> Vec<T> + Sync) {
         let loaded = self.pool.run_on(&self.devices, |dev, _| {
             let seat = &mut *self.seats[dev.rank()].lock();
-            fill(dev, &mut seat.input, &block(dev.rank()))?;
+            fill(dev, &mut seat.input, &block(self.first + dev.rank()))?;
             dev.fill(&mut seat.output, T::narrow(0.0))?;
             dev.synchronize()
         });

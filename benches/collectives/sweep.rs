@@ -12,7 +12,7 @@ use crate::{
 
 const LEAST: usize = 1 << 10;
 /// Warm-up operations at the start of each turn.
-const WARM_UP: usize = 3;
+pub const WARM_UP: usize = 3;
 
 /// Times of one side at one size, best first.
 #[derive(Clone)]
@@ -32,8 +32,8 @@ impl Times {
 pub struct Point {
     pub bytes: usize,
     pub ours: Times,
-    pub plain: Option<Times>,
-    pub windows: Option<Times>,
+    /// NCCL's, by the way that it runs.
+    pub theirs: Vec<(Who, Times)>,
     /// Multiprocessors that our kernels use, for all-reduces, where the pool reports it. NCCL reports it only in its
     /// log, and logging takes time.
     pub blocks: Option<u32>,
@@ -42,7 +42,12 @@ pub struct Point {
 impl Point {
     /// NCCL's best median.
     pub fn best(&self) -> Option<f64> {
-        [&self.plain, &self.windows].into_iter().flatten().map(Times::median).min_by(f64::total_cmp)
+        self.theirs.iter().map(|(_, times)| times.median()).min_by(f64::total_cmp)
+    }
+
+    /// NCCL's median, if it runs in this way.
+    pub fn theirs(&self, who: Who) -> Option<f64> {
+        self.theirs.iter().find(|(of, _)| *of == who).map(|(_, times)| times.median())
     }
 
     fn ratio(&self) -> Option<f64> {
@@ -75,18 +80,19 @@ impl Curve {
     fn print(&self) {
         let or_blank = |number: Option<f64>| number.map(|x| format!("{x:.2}")).unwrap_or_default();
         println!("\n{}: us and GB/s of bus bandwidth", self.name());
-        println!("      bytes       ours        p99    GB/s    SMs      plain    windows    GB/s   ratio");
+        println!(
+            "      bytes       ours        p99    GB/s    SMs      plain    windows  processes  p.windows    GB/s   ratio"
+        );
         for point in &self.points {
             let (bytes, ours) = (point.bytes, &point.ours);
-            let [plain, windows] = [&point.plain, &point.windows].map(|times| times.as_ref().map(Times::median));
+            let [plain, windows, processes, process_windows] = Who::NCCL.map(|who| or_blank(point.theirs(who)));
             println!(
-                "{bytes:>11} {:>10.2} {:>10.2} {:>7.1} {:>6} {:>10} {:>10} {:>7} {:>7}",
+                "{bytes:>11} {:>10.2} {:>10.2} {:>7.1} {:>6} {plain:>10} {windows:>10} {processes:>10} \
+                 {process_windows:>10} {:>7} {:>7}",
                 ours.median(),
                 ours.p99(),
                 self.bus(bytes, ours.median()),
                 point.blocks.map(|blocks| blocks.to_string()).unwrap_or_default(),
-                or_blank(plain),
-                or_blank(windows),
                 or_blank(point.best().map(|best| self.bus(bytes, best))),
                 or_blank(point.ratio()),
             );
@@ -119,7 +125,7 @@ pub fn run<T: Number>(
     let most = operations.iter().flat_map(|&op| wanted(bench, op)).max();
     let Some(most) = most else { return Vec::new() };
 
-    let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most));
+    let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most).and_processes(nccl, most));
     let mut curves = Vec::new();
     for &op in operations {
         let peer = machine.nccl.map(|nccl| nccl.name.as_str());
@@ -181,23 +187,17 @@ fn measure<T: Number>(bench: &Bench, stage: &Stage<'_, T>, op: Op, bytes: usize,
         (who, Times(times))
     });
     let (_, ours) = of.next().expect("ours plays");
-    let mut point = Point { bytes, ours, plain: None, windows: None, blocks: None };
-    for (who, times) in of {
-        let side = if who == Who::Plain { &mut point.plain } else { &mut point.windows };
-        *side = Some(times);
-    }
-    point
+    Point { bytes, ours, theirs: of.collect(), blocks: None }
 }
 
-/// Records one line for NCCL plain, and one for NCCL in windows.
+/// Records one line for each way that NCCL runs.
 fn record(bench: &mut Bench, case: &str, point: &Point, peer: &str) {
-    let names = ["plain", "windows"].map(|how| format!("{peer}, {how}"));
     let side = |name, times: &Times| {
         let times = times.0.clone();
         Side::sampling(name, move |samples| samples.extend(&times))
     };
-    let theirs = [&point.plain, &point.windows].into_iter().zip(&names);
-    let peers = theirs.filter_map(|(times, name)| Some(side(name.as_str(), times.as_ref()?))).collect();
+    let names: Vec<_> = point.theirs.iter().map(|(who, _)| format!("{peer}, {}", who.way())).collect();
+    let peers = point.theirs.iter().zip(&names).map(|((_, times), name)| side(name.as_str(), times)).collect();
     bench.set_turns(0, 1);
     if let Some(blocks) = point.blocks {
         bench.note("blocks", blocks.into());

@@ -30,6 +30,16 @@ impl Builder {
         self
     }
 
+    /// Whether each [`GradientExchange`](crate::GradientExchange), and so each
+    /// [`DataParallel`](crate::parallel::DataParallel), of a group for which that is of use registers its buckets with
+    /// NCCL, as by [`Group::register`](crate::Group::register) (default: no). All processes must say the same. Buckets
+    /// then have memory of their own from the driver, in units of 2 MiB mostly. Measure it: what NCCL gains depends on
+    /// the network, and it may lose.
+    pub fn register_buckets(mut self, register: bool) -> Self {
+        self.register_buckets = Some(register);
+        self
+    }
+
     /// The source of the collectives' limits: sizes at which algorithms change, and numbers of blocks. Default: a
     /// table, if the crate has one for these GPUs. Otherwise the pool measures GPUs that have access to each other's
     /// memory when it is built, which takes up to about 100 ms. [`GpuPool::explain`](crate::GpuPool::explain) shows the

@@ -16,7 +16,7 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
 /// compares the list with the sources.
-const KNOWN: [&str; 37] = [
+const KNOWN: [&str; 38] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
@@ -38,6 +38,7 @@ const KNOWN: [&str; 37] = [
     "MPI",
     "MUTANT",
     "NCCL",
+    "NCCL_REGISTER",
     "PORT",
     "RANK",
     "RECORD_MEMORY",
@@ -107,6 +108,9 @@ impl Builder {
                 "auto, direct, inbox, exchange, copies, staged, host or ring",
                 |text| text.parse().ok(),
             )?;
+        }
+        if self.register_buckets.is_none() {
+            self.register_buckets = variable("GPU_POOL_NCCL_REGISTER", "1 or 0", parse_switch)?;
         }
         if self.tune.is_none() {
             self.tune = variable("GPU_POOL_TUNE", "auto, off, table or measure", |text| text.parse().ok())?;

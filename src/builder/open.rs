@@ -90,6 +90,7 @@ impl Builder {
             deadline,
             algorithm: self.algorithm.unwrap_or_default(),
             reduce_order: self.reduce_order,
+            register_buckets: self.register_buckets.unwrap_or(false),
             staged: self.staged,
             polls: polls(cores, count, computed),
             linger: wait::linger(cores, count, computed),

@@ -136,15 +136,17 @@ mod tests {
         let bytes_of = |byte: u8| {
             let found = pool.run(|dev, _| {
                 let (at, bytes) = pad.inbox(dev.index());
-                let mut found = vec![0_u8; bytes];
+                let mut found = dev.pinned::<u8>(bytes)?;
+                let to = found.as_mut_slice()?.as_mut_ptr();
                 dev.op("test")?.submit(|driver, stream| {
                     // SAFETY: the pad's inbox is of so many bytes, and no kernel uses it; the wait is below.
                     unsafe {
-                        driver.copy_to_host(found.as_mut_ptr(), at, bytes, stream)?;
+                        driver.copy_to_host(to, at, bytes, stream)?;
                         driver.fill_u8(at, byte, bytes, stream)
                     }
                 })?;
                 dev.synchronize()?;
+                let found = found.as_slice()?;
                 assert!(found.iter().all(|byte| *byte == found[0]));
                 Ok(found[0])
             });

@@ -66,7 +66,10 @@ impl Connect for Cluster {
         }
         let bcast = |bytes: &mut [u8]| mpi.broadcast(self, bytes);
         let bcast: Option<Bcast<'_>> = if by_mpi { Some(&bcast) } else { None };
-        self.join(drivers.len(), bcast, |control| self.open(control, drivers, software, &mpi))
+        self.join(drivers.len(), bcast, |control| {
+            let (transport, ends) = self.open(control, drivers, software, &mpi)?;
+            Ok((transport, mpi.ends_behind(ends, self, control)))
+        })
     }
 }
 
@@ -139,8 +142,14 @@ impl Cluster {
 
     #[cfg(feature = "nccl")]
     fn open_nccl(&self, control: &Control, drivers: &[DriverRef]) -> Result<(Transport, Ends)> {
-        use super::transport::nccl::{Keys, Nccl};
-        let nccl = Arc::new(Nccl::new(self.rank(), &control.devices, Arc::new(lost(control)), self.patience)?);
+        use super::transport::nccl::{Keys, MOST_BLOCKS, Nccl};
+        let mut nccl = Nccl::new(self.rank(), &control.devices, Arc::new(lost(control)), self.patience)?;
+        // All processes must come to one answer.
+        let blocks = if forced() { 0 } else { MOST_BLOCKS };
+        if control.gather("nccl/overlap", &[u8::from(forced() || apart(drivers))])?.iter().all(|told| *told == [1]) {
+            nccl.overlap(blocks);
+        }
+        let nccl = Arc::new(nccl);
         let tell = tell_failure(control);
         nccl.when_failed(&tell);
         let set = |key: &str, value: &[u8]| control.set(key, value);
@@ -195,6 +204,14 @@ impl MpiPart {
         self.mpi.is_some()
     }
 
+    /// Ends MPI behind the transport, also if that is another one: the launcher takes a process that has begun MPI and
+    /// not ended it for a failed one.
+    fn ends_behind(&self, ends: Ends, cluster: &Cluster, control: &Control) -> Ends {
+        let Some(mpi) = self.mpi.clone() else { return ends };
+        let limit = cluster.silence;
+        Box::new((ends, Ending::new(control, move || mpi.close(limit))))
+    }
+
     fn broadcast(&self, cluster: &Cluster, bytes: &mut [u8]) -> Result<()> {
         match &self.mpi {
             Some(mpi) => mpi.broadcast(bytes, cluster.patience),
@@ -230,12 +247,13 @@ impl MpiPart {
 
 #[cfg(test)]
 thread_local! {
-    /// As if MPI took the addresses of software GPUs' memory, which is the host's.
+    /// As if MPI took the addresses of software GPUs' memory, which is the host's; and as if devices had GPUs of their
+    /// own, with room for all.
     pub(super) static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 /// Whether the thread that builds the pool says so.
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "nccl"))]
 fn forced() -> bool {
     #[cfg(test)]
     return FORCED.get();
@@ -255,6 +273,10 @@ impl MpiPart {
         false
     }
 
+    fn ends_behind(&self, ends: Ends, _: &Cluster, _: &Control) -> Ends {
+        ends
+    }
+
     fn broadcast(&self, _: &Cluster, _: &mut [u8]) -> Result<()> {
         Ok(())
     }
@@ -263,6 +285,13 @@ impl MpiPart {
         let why = "software GPUs of several machines need MPI, and this program was built without the feature `mpi`";
         Err(Error::Cluster { op: "transport", why: why.to_owned() })
     }
+}
+
+/// Whether each device has a GPU of its own.
+#[cfg(feature = "nccl")]
+fn apart(drivers: &[DriverRef]) -> bool {
+    let uuids = drivers.iter().map(|driver| driver.info().uuid);
+    uuids.clone().enumerate().all(|(at, uuid)| uuids.clone().take(at).all(|other| other != uuid))
 }
 
 /// Ends a transport in order, when the last handle of the cluster is dropped. After a loss it is left alone: the other

@@ -33,7 +33,7 @@ use crate::{
     Device,
     error::{Error, Result},
     memory::{
-        AsViewMut, DeviceBuffer, DeviceCopy, fits_blocks,
+        DeviceBuffer, DeviceCopy, fits_blocks,
         hazard::{Access, Lending},
     },
 };
@@ -162,14 +162,8 @@ impl Device {
         let bytes = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(PROOF));
         let bytes = bytes.ok_or_else(|| Error::invalid("exportable", "more bytes than any memory has"))?;
         let (lending, proof) = (Arc::<Lending>::default(), wire::random("exportable")?);
-        let (block, memory) = self.worker.cache.borrow_mut().exportable("exportable", bytes, &lending)?;
-        let chunk = block.size();
-        let mut whole = DeviceBuffer::<u8>::new(block, chunk);
-        let mut op = self.op("exportable")?;
-        let view = whole.view_mut();
-        op.writes(&view)?;
-        // SAFETY: the view lies in a live block of this device, which `op` orders and records.
-        op.submit(|driver, stream| unsafe { driver.fill_u8(view.address(), 0, chunk, stream) })?;
+        let (mut whole, memory) = self.apart("exportable", bytes, &lending)?;
+        let chunk = whole.len();
         self.upload_into(&proof, &mut whole.slice_mut(chunk - PROOF..))?;
         whole.block.region().attach(Chunk {
             memory,

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result, Site},
     fabric::transport::{Arrival, Commit, Entry, Transport, Window, World, WorldScope},
     sync::{
-        shim::{Condvar, Mutex},
+        shim::{Condvar, Mutex, thread, yield_rounds},
         site::flag,
     },
 };
@@ -24,11 +24,16 @@ use std::{
     collections::{BTreeMap, VecDeque},
     fmt,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Sends a frame to the hub. It must not wait for the hub's answer, and may call [`Local::take`].
 pub(crate) type Link = Box<dyn Fn(ToHub) -> Result<(), Failure> + Send + Sync>;
+
+/// How long a wait for the hub looks, with a yield after each look, before it sleeps: a bit more than a meeting of two
+/// processes takes. A core that has nothing to run falls asleep, and to wake it takes as long as half a meeting. Not a
+/// number of looks: where all cores are busy, the first yield may take longer than this.
+const LOOKS: Duration = Duration::from_micros(100);
 
 type Tell = Box<dyn FnOnce(Error) + Send>;
 type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -129,11 +134,18 @@ impl Local {
         mut answer: impl FnMut(&mut Process) -> Option<Result<T, Failure>>,
     ) -> Result<T> {
         let mut inner = self.inner.lock();
+        let start = Instant::now();
         loop {
             if let Some(answer) = answer(&mut inner.process) {
                 return answer.map_err(|failure| failure.error(op));
             }
-            self.changed.wait(&mut inner);
+            if yield_rounds() == 0 || start.elapsed() >= LOOKS {
+                self.changed.wait(&mut inner);
+            } else {
+                drop(inner);
+                thread::yield_now();
+                inner = self.inner.lock();
+            }
         }
     }
 
@@ -266,7 +278,7 @@ struct Scope {
 
 impl WorldScope for Scope {
     fn meet(&self, arrival: Arrival<'_>) -> Result<Commit> {
-        let Arrival { members, number, place, call, site, leads, note } = arrival;
+        let Arrival { members, number, place, call, site, leads, beside, note } = arrival;
         let members: Vec<_> = members.iter().map(|place| (place.host as u32, place.device as u32)).collect();
         if members.len() > wire::MOST_MEMBERS {
             let why = format_args!("a group of {} devices; at most {}", members.len(), wire::MOST_MEMBERS);
@@ -279,6 +291,7 @@ impl WorldScope for Scope {
             members,
             number,
             device: place.device as u32,
+            beside,
             call: cut(call.to_owned()),
             site: cut(site.to_string()),
             note,

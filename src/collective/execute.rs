@@ -34,7 +34,7 @@ use crate::{
         limits::Limits,
         signal_pad::SignalPad,
         spinning::SkippedBarrier,
-        types::ReduceOrder,
+        types::{Algorithm as Wish, DType, ReduceOp, ReduceOrder},
     },
     memory::{block::BlockRef, hazard::Access, stream::StreamCore},
     thread::worker::Shared,
@@ -61,6 +61,16 @@ impl Group<'_> {
             Some(recording) => self.capture(recording, request, given),
             None => self.carry(&request, self.limits(), given),
         }
+    }
+
+    /// Whether kernels of higher rooms can wait for each other on the devices, and the builder asked for no algorithm.
+    pub(crate) fn kernels_meet(&self) -> bool {
+        let machine = Machine::of(&self.dev.worker.shared);
+        let (members, any) = ((self.count(), self.membership.direct), (DType::U8, ReduceOp::Sum));
+        self.across.is_none()
+            && !machine.software
+            && machine.wish == Wish::Auto
+            && Case::new((machine, self.limits()), members, any, None, false).meets_on_devices()
     }
 
     /// Carries a collective out that leaves most of the device to other work. Not for captures.

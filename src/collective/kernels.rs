@@ -246,7 +246,7 @@ impl Push<'_> {
 }
 
 /// As `kernels/fold.cuh` counts them.
-fn code(op: ReduceOp) -> u32 {
+pub(crate) fn code(op: ReduceOp) -> u32 {
     match op {
         ReduceOp::Sum => host_kernels::SUM,
         ReduceOp::Prod => host_kernels::PROD,

@@ -42,4 +42,5 @@ pub(crate) use crate::fabric::transport;
 pub(crate) use face::collectives;
 pub use group::Group;
 pub use hop::Hop;
-pub(crate) use world::GroupKey;
+pub use world::Registered;
+pub(crate) use world::{GroupKey, beside::Begun};

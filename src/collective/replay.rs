@@ -12,9 +12,7 @@
 //!   graph they are of. Where the host adds up ([`Algorithm::Host`](crate::Algorithm::Host)), such a launch waits for
 //!   the device.
 
-use super::{
-    Group, algorithm::Algorithm, choose::choose, commit::LaunchWindow, meet::Descriptors, request::Request,
-};
+use super::{Group, algorithm::Algorithm, choose::choose, commit::LaunchWindow, meet::Descriptors, request::Request};
 use crate::{
     error::{Error, Result, Site},
     fabric::{

@@ -18,6 +18,7 @@ use crate::{
 use smallvec::SmallVec;
 
 /// What a member asks for.
+#[derive(Clone)]
 pub(crate) struct Request {
     pub call: Call,
     pub dtype: DType,

@@ -28,6 +28,26 @@ impl Device {
         Ok(buffer)
     }
 
+    /// At least `bytes` zeros in a chunk of their own, with a descriptor by which other processes map it.
+    #[cfg(all(feature = "cluster", target_os = "linux"))]
+    #[track_caller]
+    pub(crate) fn apart(
+        &self,
+        op: &'static str,
+        bytes: usize,
+        lending: &std::sync::Arc<crate::memory::hazard::Lending>,
+    ) -> Result<(DeviceBuffer<u8>, std::os::fd::OwnedFd)> {
+        let (block, memory) = self.worker.cache.borrow_mut().exportable(op, bytes, lending)?;
+        let chunk = block.size();
+        let mut whole = DeviceBuffer::<u8>::new(block, chunk);
+        let mut op = self.op(op)?;
+        let view = whole.view_mut();
+        op.writes(&view)?;
+        // SAFETY: the view lies in a live block of this device, which `op` orders and records.
+        op.submit(|driver, stream| unsafe { driver.fill_u8(view.address(), 0, chunk, stream) })?;
+        Ok((whole, memory))
+    }
+
     /// `len` elements with unspecified contents: old bytes of this process's earlier buffers, or of none.
     #[track_caller]
     pub(crate) fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {

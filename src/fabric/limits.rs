@@ -159,11 +159,17 @@ impl Limits {
     /// The limits for a collective that overlaps with other work. Two kinds keep theirs: kernels of one trip, which are
     /// over in microseconds, and kernels that go through the host's memory, whose delays few blocks do not cover.
     pub(crate) fn overlapping(self) -> Limits {
-        let [blocks, large_blocks, ring_blocks, exchange_blocks, slots_blocks] =
-            [self.blocks, self.large_blocks, self.ring_blocks, self.exchange_blocks, self.slots_blocks]
-                .map(|most| most.min(self.overlapped_blocks));
-        let exchange_ce = self.exchange_ce.min(self.overlapped);
-        Limits { exchange_ce, blocks, large_blocks, ring_blocks, exchange_blocks, slots_blocks, ..self }
+        let few = |most: u32| most.min(self.overlapped_blocks);
+        Limits {
+            exchange_ce: self.exchange_ce.min(self.overlapped),
+            blocks: few(self.blocks),
+            large_blocks: few(self.large_blocks),
+            ring_blocks: few(self.ring_blocks),
+            exchange_blocks: few(self.exchange_blocks),
+            slots_blocks: few(self.slots_blocks),
+            allgather_blocks: few(self.allgather_blocks),
+            ..self
+        }
     }
 
     /// The limits with at most so many blocks. All blocks of a kernel that waits for its peers' must be on the device

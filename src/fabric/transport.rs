@@ -18,7 +18,7 @@ use crate::{
     driver::{Address, DriverRef, RawStream},
     error::{Error, Result, Site, WorldCall},
     fabric::types::{DType, ReduceOp},
-    memory::PinnedBuffer,
+    memory::{PinnedBuffer, block::BlockRef},
 };
 use parking_lot::Mutex;
 use std::{
@@ -100,8 +100,9 @@ pub(crate) enum Entry<'e> {
 /// One scope of all processes.
 pub(crate) trait WorldScope: Send + Sync {
     /// Meets the other hosts of a group for one collective. All members of this host call it, after they have met
-    /// among themselves. It returns when the hub has committed the collective and it is this one's turn. No failure of
-    /// the gang and no deadline of this process ends the wait: the hub does.
+    /// among themselves, or [beside](Arrival::beside) what they do. It returns when the hub has committed the
+    /// collective and it is this one's turn. No failure of the gang and no deadline of this process ends the wait: the
+    /// hub does.
     ///
     /// # Errors
     /// [`Error::WorldMismatch`], [`Error::HostTimeout`], [`Error::AbortedByHost`], [`Error::HostLost`].
@@ -133,6 +134,9 @@ pub(crate) struct Arrival<'a> {
     pub site: Site,
     /// Whether this member speaks for its host's members: the first one of them.
     pub leads: bool,
+    /// What a thread does beside the member, which may be in other meetings meanwhile. All members of the host lead
+    /// then, in any order: the host has arrived with the last one.
+    pub beside: bool,
     /// Of the leader: a value for all hosts, at most [`MOST_NOTE`] bytes.
     pub note: Vec<u8>,
 }
@@ -238,6 +242,15 @@ pub(crate) trait HostTransport: Send + Sync {
     fn exchange(&self, messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>>;
 }
 
+/// How calls run beside other work of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Overlap {
+    /// The least bytes of a call that are worth one.
+    pub piece: usize,
+    /// The most multiprocessors that the kernels of a call take.
+    pub blocks: u32,
+}
+
 /// Moves data between the devices of one rail, in the order of a stream.
 pub(crate) trait DeviceTransport: Send + Sync {
     fn name(&self) -> &'static str;
@@ -251,6 +264,12 @@ pub(crate) trait DeviceTransport: Send + Sync {
         true
     }
 
+    /// How large collectives are cut into several calls, which run beside other kernels of the device. None: they are
+    /// not, such as where the host waits in a call, or where devices share a GPU. All hosts have one answer.
+    fn overlaps(&self) -> Option<Overlap> {
+        None
+    }
+
     /// Submits one call to the stream of a device of this process; the device's ordinal is the rail. Any thread may
     /// call it that holds the collective's [`Window`].
     ///
@@ -262,6 +281,30 @@ pub(crate) trait DeviceTransport: Send + Sync {
     /// # Errors
     /// [`Error::Transport`].
     unsafe fn submit(&self, device: usize, stream: RawStream, call: &RailCall<'_>) -> Result<()>;
+
+    /// Whether [`register`](Self::register) is of use.
+    fn registers(&self) -> bool {
+        false
+    }
+
+    /// Makes a chunk of a device's memory known to the library, which then needs no copies through buffers of its own.
+    /// Local: no other host takes part. It ends when the result is dropped, on the device's thread: that waits until
+    /// all uses of the chunk are over. None: the library does no such thing, or was told not to.
+    ///
+    /// Calls may name memory of such a chunk only if all hosts of the rail do, at one distance from its beginning.
+    ///
+    /// # Errors
+    /// [`Error::Transport`].
+    fn register(&self, device: usize, chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
+        let _ = (device, chunk);
+        Ok(None)
+    }
+
+    /// The distance from the beginning of its chunk, if the library knows this memory of a device.
+    fn registered(&self, device: usize, at: Address) -> Option<u64> {
+        let _ = (device, at);
+        None
+    }
 
     /// The error of a call that was submitted and has failed since, if any.
     fn failed(&self, device: usize) -> Option<Error>;

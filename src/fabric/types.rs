@@ -143,7 +143,7 @@ elements! {
 /// | element types | all | `f32`, `f64`, `f16`, `bf16` | all | all | all | all | `f32`, `f64` |
 /// | [`ReduceOp`]s | all | all | all | all | all | all | `Sum`, `Avg` |
 /// | members on GPUs | 1 to 16 | 2 to 16 | 2 to 16 | any | 2 to 16 | 2 and more | 2 and more |
-/// | peer access | needed | needed | used | used | not used | not used | used |
+/// | peer access | needed | used | used | used | not used | not used | used |
 /// | sums made by | one kernel | one kernel | one kernel | kernels | one kernel | device threads | kernels |
 /// | data moved by | kernel | kernel | kernel or copy engines | copy engines | kernel | copy engines | kernel or copy engines |
 /// | bits of sums: in rank order | yes | yes | yes | yes | yes | yes | by place in the buffer |

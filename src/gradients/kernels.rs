@@ -1,10 +1,11 @@
 //! Launches of `kernels/gradients.cu`: pack, unpack and norm; their host kernels are in [`host_kernels`]. [`update`]
-//! launches `kernels/optimizer.cu`.
+//! launches `kernels/optimizer.cu`; [`sharded`] has the arguments of `kernels/sharded.cu`.
 //!
 //! On a GPU the table of segments holds addresses. A host kernel finds the same memory as slices behind the table; the
 //! slices also tell the checker what is touched. A GPU ignores arguments that its kernel does not have.
 
 pub(super) mod host_kernels;
+pub(super) mod sharded;
 #[cfg(test)]
 mod tests;
 pub(super) mod update;
@@ -136,7 +137,7 @@ fn launch(
     args: &Arguments,
     touched: &[(&BlockRef, Range<usize>, Access)],
 ) -> Result<()> {
-    let mut op = dev.op(name)?;
+    let mut op = dev.op_in_graph(name)?;
     for (block, bytes, access) in touched {
         op.touch(block, bytes.clone(), *access, false)?;
     }

@@ -78,14 +78,19 @@ impl<T: Gradient> GradientExchange<T> {
 
     fn part_of(&self, bucket: usize, rank: usize) -> Range<usize> {
         let len = self.layout.buckets[bucket].len;
-        let chunks = balanced(rank, self.members.len(), len.div_ceil(CHUNK));
-        (chunks.start * CHUNK).min(len)..(chunks.end * CHUNK).min(len)
+        part_of(len, rank, self.members.len())
     }
 
     /// The lengths of all members' parts.
     pub(crate) fn counts(&self, bucket: usize) -> SmallVec<[usize; 8]> {
         (0..self.members.len()).map(|rank| self.part_of(bucket, rank).len()).collect()
     }
+}
+
+/// The part of `len` elements that belongs to one of the members.
+pub(super) fn part_of(len: usize, rank: usize, members: usize) -> Range<usize> {
+    let chunks = balanced(rank, members, len.div_ceil(CHUNK));
+    (chunks.start * CHUNK).min(len)..(chunks.end * CHUNK).min(len)
 }
 
 /// What an optimizer does between [`finish`](GradientExchange::finish) and the next step.
@@ -131,7 +136,7 @@ impl<T: Parameter> GradientExchange<T> {
         let segments = self.places(bucket, self.part(bucket), parameters);
         let rule = Rule { gather: self.settings.scatter.into(), ..rule };
         for some in segments.chunks(SEGMENTS) {
-            update::update(dev, &self.memory[bucket].view(), moments, norm, some, rule)?;
+            update::update(dev, &self.memory[bucket].view(), moments, norm, some, (rule, None))?;
         }
         Ok(())
     }

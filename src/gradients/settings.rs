@@ -53,6 +53,8 @@ pub(super) struct Settings {
     pub find_unused: bool,
     pub ready_order: bool,
     pub scatter: bool,
+    /// The pool's.
+    pub register: bool,
     pub priorities: SmallVec<[i32; 4]>,
 }
 
@@ -81,6 +83,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
             find_unused: true,
             ready_order: true,
             scatter: false,
+            register: false,
             priorities: smallvec![-1],
         };
         GradientExchangeBuilder(settings, PhantomData)
@@ -203,8 +206,9 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
     pub fn build_in(&self, group: &Group<'_>, sizes: &[usize]) -> Result<GradientExchange<T>> {
         self.0.check::<T>()?;
         let id = group.new_exchange();
+        let settings = Settings { register: group.device().worker.shared.register_buckets, ..self.0.clone() };
         let terms =
-            Terms { id, dtype: T::DTYPE, settings: self.0.clone(), sizes: sizes.into(), site: Location::caller() };
+            Terms { id, dtype: T::DTYPE, settings: settings.clone(), sizes: sizes.into(), site: Location::caller() };
         let (terms_of_all, here) = (terms.to_string(), group.here());
         let all = here.exchange(terms)?;
         let (first, others) = all.split_first().expect("this member at least");
@@ -214,7 +218,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
             }
         }
         group.agree(Origin::default(), "GradientExchange", first.site, &terms_of_all)?;
-        GradientExchange::new(group, first.id, self.0.clone(), sizes)
+        GradientExchange::new(group, first.id, settings, sizes)
     }
 }
 

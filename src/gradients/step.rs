@@ -4,7 +4,7 @@
 //! [`start`](super::start), and meets the other members at the end. Invariant: after a failure only `reset` works.
 
 use super::{
-    Exchanged, GradientExchange, buckets,
+    Exchanged, GradientExchange, buckets, check_home,
     element::Gradient,
     first_layout,
     layout::{Layout, Unit},
@@ -63,14 +63,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// The group of the members, if the exchange belongs to `dev`.
     #[track_caller]
     pub(super) fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        let here = &self.device;
-        if here.pool != dev.worker.handle.pool {
-            return Err(Error::WrongPool { op, device: dev.index(), site: Location::caller() });
-        }
-        if here.device != dev.index() {
-            let (buffer, device) = (here.device, dev.index());
-            return Err(Error::WrongDevice { op, buffer, device, site: Location::caller() });
-        }
+        check_home(&self.device, dev, op)?;
         self.group(dev, op)
     }
 
@@ -172,6 +165,9 @@ impl<T: Gradient> GradientExchange<T> {
     /// wait for this bucket only. So the optimizer can begin with the first bucket while others are being exchanged.
     /// Returns the bucket's gradients. [`finish`](Self::finish) is still needed.
     ///
+    /// Where buckets go between processes through the memory of the hosts, the call waits for this bucket and those
+    /// before it, and all members of a process call it with the same buckets in one order.
+    ///
     /// # Errors
     /// Those of [`finish`](Self::finish); [`Error::InvalidArgument`] for a bucket that is not there, and without
     /// exchange.
@@ -187,6 +183,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
         // Not in a closure: errors must name the caller's line.
         self.close(dev).inspect_err(|_| self.broken = true)?;
+        self.land(dev, bucket).inspect_err(|_| self.broken = true)?;
         if let Some(reduced) = self.reduced[bucket].take() {
             dev.wait(&reduced).inspect_err(|_| self.broken = true)?;
             self.readiness.over(bucket, &self.layout);
@@ -222,6 +219,8 @@ impl<T: Gradient> GradientExchange<T> {
         // Other members depend on these calls: a failure ends the step. Not in a closure: errors must name the caller's
         // line.
         self.close(dev).inspect_err(|_| self.broken = true)?;
+        self.land(dev, self.buckets()).inspect_err(|_| self.broken = true)?;
+        self.start_norm(dev).inspect_err(|_| self.broken = true)?;
         self.wait(dev).inspect_err(|_| self.broken = true)?;
         self.moved = false;
         self.meet(dev).inspect_err(|_| self.broken = true)?;
@@ -304,7 +303,7 @@ impl<T: Gradient> GradientExchange<T> {
             return Ok(());
         }
         let dev = &*dev.in_order();
-        let mut memory = buckets(dev, &layout)?;
+        let mut memory = buckets(dev, &layout, self.registers(dev)?)?;
         for (old, new) in self.layout.extents.iter().zip(&layout.extents).filter(|(old, _)| old.len > 0) {
             let from = self.memory[old.bucket].slice(old.range());
             dev.copy(&from, &mut memory[new.bucket].slice_mut(new.range()))?;
@@ -329,7 +328,7 @@ impl<T: Gradient> GradientExchange<T> {
         let dev = &*dev.in_order();
         let layout = first_layout::<T>(&self.settings, &self.sizes)?;
         if layout != self.layout {
-            let memory = buckets(dev, &layout)?;
+            let memory = buckets(dev, &layout, self.registers(dev)?)?;
             self.memory.iter().for_each(retire);
             self.memory = memory;
             self.layout = layout;

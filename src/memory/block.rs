@@ -124,8 +124,13 @@ impl Block {
         self.in_graph.is_raised()
     }
 
+    /// Whether it is a chunk of its own, with no other block in its pages.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.origin == Origin::Region
+    }
+
     /// Size in bytes.
-    #[cfg(all(feature = "cluster", target_os = "linux"))]
+    #[cfg(any(feature = "nccl", test, all(feature = "cluster", target_os = "linux")))]
     pub(crate) fn size(&self) -> usize {
         self.bytes
     }

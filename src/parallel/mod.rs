@@ -4,6 +4,7 @@
 //!
 //! * [`DataParallel`]: a replica of a model on each device, and one [`Optimizer`]. `Checkpoint` (feature
 //!   `checkpoints`): its state in a file.
+//! * [`ShardedOptimizer`]: the step of an optimizer whose state is divided among devices, without the model.
 //! * [`Pipeline`]: a model in stages. [`Schedule`]: the order in which its devices work, plain data that touches no
 //!   device.
 //! * `ColumnLinear`, `RowLinear` (feature `blas`) and the functions beside them: layers whose weights lie on several
@@ -16,6 +17,7 @@ mod data_parallel;
 mod optim;
 mod pipeline;
 mod schedule;
+mod sharded;
 #[cfg(feature = "tasks")]
 mod tasks;
 mod tensor;
@@ -27,6 +29,7 @@ pub use data_parallel::{DataParallel, Gradients, Model};
 pub use optim::{LearningRate, Optimizer};
 pub use pipeline::{At, Pipeline, Stage};
 pub use schedule::{Action, Blocked, Costs, MAX_ACTIONS, Peer, Schedule, ScheduleError, Span, Step, Timeline, Work};
+pub use sharded::{ShardedOptimizer, ShardedState};
 #[cfg(feature = "tasks")]
 pub use tasks::{
     CpuTasks, GpuTasks, HostData, TaskArg, TaskArgs, TaskCell, TaskCells, TaskPanicked, TaskTrace, Tasks, Value,

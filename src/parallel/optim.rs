@@ -192,6 +192,11 @@ impl Optimizer {
         self.rate = rate;
     }
 
+    /// Whether gradients are clipped, so that their norm is needed.
+    pub(super) fn clips(&self) -> bool {
+        self.clip.is_some()
+    }
+
     pub(super) fn needs(&self) -> Needs {
         match self.kind {
             Kind::Sgd { momentum: 0.0, .. } => Needs::Nothing,

@@ -42,8 +42,11 @@ pub struct Rails {
     pub transport: &'static str,
     /// How the sums of the processes are added up.
     pub sums: &'static str,
-    /// Number of pieces. While bytes of one piece are on their way, the devices work on another.
+    /// Number of pieces.
     pub pieces: usize,
+    /// Whether the devices work on another piece while bytes of one are on their way. False: one after the other, since
+    /// there is one piece, nothing to be done inside this process, or no room for the kernels of both.
+    pub overlap: bool,
     /// Bytes of the largest piece on one rail.
     pub piece: usize,
     /// The last step: an all_gather inside each process.
@@ -55,8 +58,9 @@ impl fmt::Display for Explanation {
         write!(f, "{:?}, meeting by {}: {}", self.algorithm, self.meets, self.reason)?;
         write!(f, " ({} blocks; {})", self.blocks, self.limits)?;
         let Some(rails) = &self.rails else { return Ok(()) };
-        let Rails { processes, rails, transport, sums, pieces, piece, gather } = rails;
+        let Rails { processes, rails, transport, sums, pieces, overlap, piece, gather } = rails;
         write!(f, "; {processes} processes, {rails} rails over {transport}, {pieces} pieces of up to {piece} bytes")?;
+        write!(f, "{}", if *overlap { ", beside the steps inside" } else { "" })?;
         write!(f, ", added up {sums}; {gather}")
     }
 }
@@ -110,6 +114,7 @@ impl Group<'_> {
             transport: found.transport,
             sums: found.sums,
             pieces: found.pieces,
+            overlap: found.beside,
             piece: found.piece,
             gather: Box::new(inside(ReduceOp::Sum, &found.gather)),
         };
@@ -119,7 +124,7 @@ impl Group<'_> {
 
 impl Group<'_> {
     /// How an [`all_reduce_norm`](Self::all_reduce_norm) of `rows` rows of `cols` elements is carried out on this
-    /// group: by one kernel (then the devices meet by their `"data"`), or by three calls; then it is the answer of
+    /// group: by one kernel (then the reason begins with these words), or by three calls; then it is the answer of
     /// [`explain`](Self::explain) for the sum. It needs no meeting: a member may ask alone.
     ///
     /// ```

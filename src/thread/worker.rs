@@ -82,6 +82,8 @@ pub(crate) struct Shared {
     /// The builder's choice of algorithm for collectives.
     pub(crate) algorithm: Algorithm,
     pub(crate) reduce_order: ReduceOrder,
+    /// Gradient exchanges register their buckets.
+    pub(crate) register_buckets: bool,
     /// Whether peer access was switched off, so that all copies between devices are staged.
     pub(crate) staged: bool,
     /// How often a member polls for a peer's message before it begins a wait.

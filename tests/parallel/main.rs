@@ -8,5 +8,6 @@ mod checkpoint;
 mod data_parallel;
 mod hand_over;
 mod pipeline;
+mod sharded;
 mod tasks;
 mod tensor;

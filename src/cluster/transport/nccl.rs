@@ -22,16 +22,20 @@ mod gpu_tests;
 mod library;
 mod operation;
 mod rail;
+mod register;
+#[cfg(test)]
+mod register_tests;
 mod warm_up;
 
 pub(crate) use library::Library;
 
 use super::cause;
 use crate::{
-    driver::{DriverRef, RawStream, gate},
+    driver::{Address, DriverRef, RawStream, gate},
     error::{Error, Result},
-    fabric::transport::{DeviceTransport, Failure, RailCall, RailMessage, Tell},
+    fabric::transport::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tell},
     fabric::types::{DType, ReduceOp},
+    memory::block::BlockRef,
 };
 use library::{UniqueId, code};
 use once_cell::sync::OnceCell;
@@ -53,6 +57,12 @@ pub(crate) struct Keys<'a> {
     pub get: &'a (dyn Fn(&str) -> Result<Vec<u8>> + Sync),
 }
 
+/// A call takes some tens of microseconds of the host, and 8 MiB some hundreds on a network.
+const PIECE: usize = 8 << 20;
+
+/// No call has more blocks (`MAXCHANNELS` of NCCL's device.h), and a multiprocessor has room for at least one.
+pub(crate) const MOST_BLOCKS: u32 = 64;
+
 /// How often the watching thread looks.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -62,6 +72,7 @@ const MOST_ABORT: Duration = Duration::from_secs(5);
 /// The rails of this process.
 pub(crate) struct Nccl {
     rails: Arc<Rails>,
+    overlap: Option<Overlap>,
     watch: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -107,7 +118,13 @@ impl Nccl {
         let watch = thread::Builder::new().name("gpu-pool nccl".into()).spawn(move || watched.watch());
         let watch = watch.map_err(|error| Error::Cluster { op: "transport", why: format!("no thread: {error}") })?;
         event!(debug, "NCCL {}", library.version());
-        Ok(Nccl { rails, watch: Mutex::new(Some(watch)) })
+        Ok(Nccl { rails, overlap: None, watch: Mutex::new(Some(watch)) })
+    }
+
+    /// Large collectives go in several calls, beside other kernels of the devices; each device has a GPU of its own.
+    /// All hosts say so, or none.
+    pub(crate) fn overlap(&mut self, blocks: u32) {
+        self.overlap = Some(Overlap { piece: PIECE, blocks });
     }
 
     /// Connects the rail of a device, and makes its first calls. All devices of all hosts do so, each device once, all
@@ -309,6 +326,24 @@ impl DeviceTransport for Nccl {
         let submitted = unsafe { rail.enqueue(stream, call, self.rails.until()) };
         // The other hosts' kernels wait for this call. The abort begins when the caller's launch window is closed.
         submitted.map_err(|error| self.rails.broken(error))
+    }
+
+    fn overlaps(&self) -> Option<Overlap> {
+        self.overlap
+    }
+
+    fn registers(&self) -> bool {
+        true
+    }
+
+    fn register(&self, device: usize, chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
+        let rail = self.rails.rail("ncclCommRegister", device)?;
+        let registered = register::Registered::new(rail, chunk, &self.rails.lost, self.rails.patience)?;
+        Ok(registered.map(|registered| Box::new(registered) as _))
+    }
+
+    fn registered(&self, device: usize, at: Address) -> Option<u64> {
+        self.rails.rail("registered", device).ok()?.registered_at(at)
     }
 
     fn failed(&self, device: usize) -> Option<Error> {

@@ -95,7 +95,7 @@ impl Matched<'_> {
     }
 
     /// [`scratch`](Self::scratch) of an algorithm that cannot go without.
-    pub(super) fn recv_scratch(&self, member: usize) -> RecvScratch {
+    pub(crate) fn recv_scratch(&self, member: usize) -> RecvScratch {
         self.scratch(member).expect("every member has scratch")
     }
 
@@ -112,7 +112,7 @@ impl Matched<'_> {
     }
 
     /// The address of a member's buffer. A kernel does not need to know its owner.
-    pub(super) fn address(&self, member: usize, side: Side) -> Address {
+    pub(crate) fn address(&self, member: usize, side: Side) -> Address {
         self.met.address(member, side)
     }
 }
@@ -124,7 +124,7 @@ impl Member<'_> {
     }
 
     /// Number of members.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.ordinals.len()
     }
 

@@ -50,7 +50,8 @@ use super::choose::Case;
 use crate::{error::Result, fabric::types};
 use smallvec::SmallVec;
 
-pub(super) use member::{Executor, Matched, Member, dims, launch};
+pub(super) use member::{Executor, dims, launch};
+pub(crate) use member::{Matched, Member};
 
 /// One way to carry collectives out.
 pub(crate) trait Algorithm: Sync {

@@ -54,27 +54,55 @@ unsafe fn fold<T: Lane>(
     factor: impl Fn(usize) -> T::Acc,
     members: usize,
 ) {
+    if sources.len() == 1 && op != SCALED {
+        // SAFETY: the promise of the caller.
+        return unsafe { copied(n * size_of::<T>(), sources[0], destinations) };
+    }
     let mut acc = [T::Acc::default(); BLOCK];
     let mut out = [T::zeroed(); BLOCK];
+    let average = (op == AVG).then_some(members);
     let mut start = 0;
     while start < n {
         let len = BLOCK.min(n - start);
-        let (acc, out) = (&mut acc[..len], &mut out[..len]);
+        let acc = &mut acc[..len];
         // SAFETY: every part has `n` elements that nobody else writes (the promise of the caller), aligned as the
         // device buffers they are from; what is read here is written to below only, when this slice is gone.
         let block =
             |k: usize| unsafe { std::slice::from_raw_parts(sources[k].cast::<T>().add(start).cast_const(), len) };
-        if sources.len() == 1 && op != SCALED {
-            out.copy_from_slice(block(0));
+        let begun = if op == SCALED {
+            first(acc, block(0), factor(0));
+            1
         } else {
-            first(acc, block(0), (op == SCALED).then(|| factor(0)));
-            (1..sources.len()).for_each(|k| next(op, acc, block(k), || factor(k)));
-            let average = (op == AVG).then_some(members);
-            last(out, acc, average);
-        }
+            two(op, acc, block(0), block(1));
+            2
+        };
+        (begun..sources.len()).for_each(|k| next(op, acc, block(k), || factor(k)));
+        let result: *const T = if T::IS_ACC && average.is_none() {
+            acc.as_ptr().cast()
+        } else {
+            last(&mut out[..len], acc, average);
+            out.as_ptr()
+        };
         for destination in destinations {
-            // SAFETY: as above, and this kernel's alone to write; `out` is its own.
-            unsafe { destination.cast::<T>().add(start).copy_from_nonoverlapping(out.as_ptr(), len) };
+            // SAFETY: as above, and this kernel's alone to write; the result is its own.
+            unsafe { destination.cast::<T>().add(start).copy_from_nonoverlapping(result, len) };
+        }
+        start += len;
+    }
+}
+
+/// One source to all destinations, of which it may be one. In pieces: the second copy finds them in the cache.
+///
+/// # Safety
+/// As of [`fold`], in bytes.
+unsafe fn copied(bytes: usize, source: *mut u8, destinations: &[*mut u8]) {
+    const PIECE: usize = 64 << 10;
+    let mut start = 0;
+    while start < bytes {
+        let len = PIECE.min(bytes - start);
+        for &destination in destinations.iter().filter(|&&destination| destination != source) {
+            // SAFETY: the promise of the caller.
+            unsafe { destination.add(start).copy_from_nonoverlapping(source.add(start), len) };
         }
         start += len;
     }
@@ -115,33 +143,61 @@ pub(super) unsafe fn pairs(_dims: LaunchDims, args: &[HostArg]) {
     }
 }
 
-/// The first rank's elements.
-fn first<T: Lane>(acc: &mut [T::Acc], x: &[T], factor: Option<T::Acc>) {
-    match factor {
-        Some(f) => acc.iter_mut().zip(x).for_each(|(acc, x)| *acc = T::mul(x.wide(), f)),
-        None => acc.iter_mut().zip(x).for_each(|(acc, x)| *acc = x.wide()),
+/// `x[i] = f(x[i], y[i])` for all elements. Iterators take a dozen calls for each element of a debug build.
+#[inline(always)]
+fn each<A: Copy, B: Copy>(x: &mut [A], y: &[B], mut f: impl FnMut(A, B) -> A) {
+    let (n, mut i) = (x.len(), 0);
+    let y = &y[..n];
+    while i < n {
+        x[i] = f(x[i], y[i]);
+        i += 1;
     }
+}
+
+/// `to[i] = f(x[i], y[i])` for all elements.
+#[inline(always)]
+fn both<A, B: Copy>(to: &mut [A], x: &[B], y: &[B], mut f: impl FnMut(B, B) -> A) {
+    let (n, mut i) = (to.len(), 0);
+    let (x, y) = (&x[..n], &y[..n]);
+    while i < n {
+        to[i] = f(x[i], y[i]);
+        i += 1;
+    }
+}
+
+/// The first two ranks' elements, without factors.
+fn two<T: Lane>(op: u32, acc: &mut [T::Acc], x: &[T], y: &[T]) {
+    match op {
+        PROD => both(acc, x, y, |x, y| T::mul(x.wide(), y.wide())),
+        MIN => both(acc, x, y, |x, y| T::min(x.wide(), y.wide())),
+        MAX => both(acc, x, y, |x, y| T::max(x.wide(), y.wide())),
+        _ => both(acc, x, y, |x, y| T::add(x.wide(), y.wide())),
+    }
+}
+
+/// The first rank's elements, times its factor.
+fn first<T: Lane>(acc: &mut [T::Acc], x: &[T], factor: T::Acc) {
+    each(acc, x, |_, x| T::mul(x.wide(), factor));
 }
 
 /// Another rank's elements.
 fn next<T: Lane>(op: u32, acc: &mut [T::Acc], x: &[T], factor: impl FnOnce() -> T::Acc) {
-    let both = acc.iter_mut().zip(x);
     match op {
-        PROD => both.for_each(|(acc, x)| *acc = T::mul(*acc, x.wide())),
-        MIN => both.for_each(|(acc, x)| *acc = T::min(*acc, x.wide())),
-        MAX => both.for_each(|(acc, x)| *acc = T::max(*acc, x.wide())),
+        PROD => each(acc, x, |acc, x| T::mul(acc, x.wide())),
+        MIN => each(acc, x, |acc, x| T::min(acc, x.wide())),
+        MAX => each(acc, x, |acc, x| T::max(acc, x.wide())),
         SCALED => {
             let f = factor();
-            both.for_each(|(acc, x)| *acc = T::add(*acc, T::mul(x.wide(), f)));
+            each(acc, x, |acc, x| T::add(acc, T::mul(x.wide(), f)));
         }
-        _ => both.for_each(|(acc, x)| *acc = T::add(*acc, x.wide())),
+        _ => each(acc, x, |acc, x| T::add(acc, x.wide())),
     }
 }
 
 fn last<T: Lane>(out: &mut [T], acc: &[T::Acc], average: Option<usize>) {
     match average {
-        Some(count) => out.iter_mut().zip(acc).for_each(|(out, acc)| *out = T::narrow(T::average(*acc, count))),
-        None => out.iter_mut().zip(acc).for_each(|(out, acc)| *out = T::narrow(*acc)),
+        Some(count) => each(out, acc, |_, acc| T::narrow(T::average(acc, count))),
+        None => each(out, acc, |_, acc| T::narrow(acc)),
     }
 }
 

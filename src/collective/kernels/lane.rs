@@ -6,6 +6,8 @@ use half::{bf16, f16};
 pub(super) trait Lane: bytemuck::Pod {
     /// What is computed in: `f32` for half types, else the type itself.
     type Acc: Copy + Default;
+    /// Whether [`Acc`](Self::Acc) is the type itself, so that narrowing changes nothing.
+    const IS_ACC: bool;
 
     fn wide(self) -> Self::Acc;
     /// One rounding, to nearest even.
@@ -23,25 +25,34 @@ pub(super) trait Lane: bytemuck::Pod {
 }
 
 macro_rules! floats {
-    ($($T:ty, $Acc:ty, $wide:expr, $narrow:expr;)+) => {$(
+    ($($T:ty, $Acc:ty, $x:ident => $wide:expr, $narrow:expr, $is_acc:literal;)+) => {$(
         impl Lane for $T {
             type Acc = $Acc;
+            const IS_ACC: bool = $is_acc;
 
+            #[inline(always)]
             fn wide(self) -> $Acc {
-                $wide(self)
+                let $x = self;
+                $wide
             }
+            #[inline(always)]
             fn narrow(acc: $Acc) -> Self {
-                $narrow(acc)
+                let $x = acc;
+                $narrow
             }
+            #[inline(always)]
             fn add(a: $Acc, b: $Acc) -> $Acc {
                 a + b
             }
+            #[inline(always)]
             fn mul(a: $Acc, b: $Acc) -> $Acc {
                 a * b
             }
+            #[inline(always)]
             fn min(a: $Acc, b: $Acc) -> $Acc {
                 if b < a || b.is_nan() { b } else { a }
             }
+            #[inline(always)]
             fn max(a: $Acc, b: $Acc) -> $Acc {
                 if b > a || b.is_nan() { b } else { a }
             }
@@ -55,32 +66,39 @@ macro_rules! floats {
     )+};
 }
 floats! {
-    f32, f32, |x| x, |x| x;
-    f64, f64, |x| x, |x| x;
-    f16, f32, f16::to_f32, f16::from_f32;
-    bf16, f32, bf16::to_f32, bf16::from_f32;
+    f32, f32, x => x, x, true;
+    f64, f64, x => x, x, true;
+    f16, f32, x => x.to_f32(), f16::from_f32(x), false;
+    bf16, f32, x => x.to_f32(), bf16::from_f32(x), false;
 }
 
 macro_rules! integers {
     ($($T:ty)+) => {$(
         impl Lane for $T {
             type Acc = $T;
+            const IS_ACC: bool = true;
 
+            #[inline(always)]
             fn wide(self) -> $T {
                 self
             }
+            #[inline(always)]
             fn narrow(acc: $T) -> Self {
                 acc
             }
+            #[inline(always)]
             fn add(a: $T, b: $T) -> $T {
                 a.wrapping_add(b)
             }
+            #[inline(always)]
             fn mul(a: $T, b: $T) -> $T {
                 a.wrapping_mul(b)
             }
+            #[inline(always)]
             fn min(a: $T, b: $T) -> $T {
                 a.min(b)
             }
+            #[inline(always)]
             fn max(a: $T, b: $T) -> $T {
                 a.max(b)
             }

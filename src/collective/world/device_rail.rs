@@ -1,14 +1,11 @@
-//! What one rail does between processes in the memory of the devices: submitted to streams, in the order of commits.
+//! What one rail does with one piece between processes, in the memory of the devices.
 //!
-//! [`sums`] and [`moves`](super::moves) call it between their steps inside the process; its messages go the member's
-//! [`Way`]. The process's turn ([`Window`]) ends when everything is submitted; from the commit to there nothing looks
-//! at the gang, and no memory is asked for.
+//! [`device_pieces`](super::device_pieces) makes a [`DeviceRail`] for each piece, with its memory, before the member
+//! arrives, and submits them after the commit: to the [`Way`]'s stream, in the order of commits. From the commit on
+//! nothing here looks at the gang, and no memory is asked for.
 //!
 //! Sums go over the transport's own all-reduce where all processes take part and their order is free; else the elements
 //! go as messages, and this device's kernels add them up in the order of processes.
-//!
-//! [`sums`]: super::sums
-//! [`Window`]: super::super::transport::Window
 
 use super::{
     super::{
@@ -16,30 +13,46 @@ use super::{
         launch,
         transport::{RailCall, RailMessage},
     },
-    cut::{Ranges, total},
-    trip::Trip,
+    cut::{Cut, Ranges, total},
+    trip::{Trip, copy_within},
     way::{Load, Way},
 };
 use crate::{
+    Event,
     driver::Address,
     error::{Error, Result},
     fabric::{
-        descriptor::{Area, Payload},
+        descriptor::Area,
         layout::{DeviceBarrier, MOST},
-        types::{DType, ReduceOp, ReduceOrder},
+        types::{DType, ReduceOp},
     },
     memory::hazard::Access,
+    mutation::Bug,
 };
-use smallvec::SmallVec;
-use std::ops::Range;
+use smallvec::{SmallVec, smallvec};
+use std::{mem, ops::Range};
 
-/// A member's rail. `own` is its slice.
+/// A member's rail, for one piece. `own` is its slice.
 pub(super) struct DeviceRail<'t, 'g, 'd> {
     trip: &'t Trip<'g, 'd>,
-    way: Way<'t, 'g, 'd>,
+    way: &'t Way<'t, 'g, 'd>,
     slice: Range<usize>,
-    owned: &'t [Ranges],
+    owned: Vec<Ranges>,
     size: usize,
+    work: Work,
+    /// The memory. The step inside the process has written the first one.
+    uses: SmallVec<[(Area, Access); 4]>,
+    /// Behind that step, if it runs on another stream.
+    pub staged: Option<Event>,
+}
+
+enum Work {
+    /// Each process's slice is summed into all of them, by the transport,
+    Native(DType, ReduceOp),
+    /// or by their owners. `to_all`: the sums go from their places in the slice to all.
+    Sum { of: (DType, ReduceOp), parts: Parts, to_all: Option<Load> },
+    /// Every process sends what it owns to all others.
+    Fill(Load),
 }
 
 /// What arrives for a sum: a part from each other process, for each of the own ranges.
@@ -51,8 +64,118 @@ struct Parts {
 }
 
 impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
-    pub fn new(way: Way<'t, 'g, 'd>, slice: Range<usize>, owned: &'t [Ranges], size: usize) -> Self {
-        DeviceRail { trip: way.trip, way, slice, owned, size }
+    fn new(way: &'t Way<'t, 'g, 'd>, cut: &Cut<'_>, owned: Vec<Ranges>, size: usize, own: &Area, to: Access) -> Self {
+        let slice = cut.slice(way.trip.across.here);
+        let (work, uses) = (Work::Fill(Load::default()), smallvec![(own.clone(), to)]);
+        DeviceRail { trip: way.trip, way, slice, owned, size, work, uses, staged: None }
+    }
+
+    /// The slices of all processes are going to be summed into all of them.
+    #[track_caller]
+    pub fn sum_to_all(
+        way: &'t Way<'t, 'g, 'd>,
+        cut: &Cut<'_>,
+        owned: Vec<Ranges>,
+        own: &Area,
+        (dtype, op): (DType, ReduceOp),
+    ) -> Result<Self> {
+        let mut rail = Self::new(way, cut, owned, dtype.size(), own, Access::Write);
+        rail.work = match way.native(dtype, op) {
+            Some(reduce) => Work::Native(dtype, reduce),
+            None => {
+                let parts = rail.room(own, dtype, op)?;
+                let from = |at: &Range<usize>| own.address + rail.at(at).start as u64;
+                let to_all = Some(way.load(rail.to_all(from, own))?);
+                Work::Sum { of: (dtype, op), parts, to_all }
+            }
+        };
+        Ok(rail)
+    }
+
+    /// The slices of all processes are going to be summed, each by its owner, into `summed`: one own range behind the
+    /// other.
+    #[track_caller]
+    pub fn sum_to_owners(
+        way: &'t Way<'t, 'g, 'd>,
+        cut: &Cut<'_>,
+        owned: Vec<Ranges>,
+        [own, summed]: [&Area; 2],
+        (dtype, op): (DType, ReduceOp),
+    ) -> Result<Self> {
+        let mut rail = Self::new(way, cut, owned, dtype.size(), own, Access::Read);
+        rail.uses.push((summed.clone(), Access::Write));
+        let parts = rail.room(own, dtype, op)?;
+        rail.work = Work::Sum { of: (dtype, op), parts, to_all: None };
+        Ok(rail)
+    }
+
+    /// Every process is going to send what it owns, packed in `own`, to all others: `all` is the slice.
+    #[track_caller]
+    pub fn fill(
+        way: &'t Way<'t, 'g, 'd>,
+        cut: &Cut<'_>,
+        owned: Vec<Ranges>,
+        [own, all]: [&Area; 2],
+        size: usize,
+    ) -> Result<Self> {
+        let mut rail = Self::new(way, cut, owned, size, own, Access::Read);
+        rail.uses.push((all.clone(), Access::Write));
+        let from = |at: &Range<usize>| own.address + rail.before(at) as u64;
+        rail.work = Work::Fill(way.load(rail.to_all(from, all))?);
+        Ok(rail)
+    }
+
+    /// Submits the piece, in the commit's turn. Returns an event behind it, if it runs beside other work.
+    pub fn submit(&self) -> Result<Option<Event>> {
+        let (op, stream) = (self.trip.call.op, self.way.stream());
+        // The step inside has ordered the first memory behind all that came before.
+        let mut rest = &self.uses[..];
+        if let Some(staged) = &self.staged {
+            rest = &rest[1..];
+            if !stream.handle.injected(Bug::RailTooEarly) {
+                stream.wait_event(op, staged.0.raw, &staged.0.stream, staged.0.covered)?;
+            }
+        }
+        rest.iter().try_for_each(|(area, access)| area.block.hazards.order(op, stream, &area.bytes, *access))?;
+        let submitted = self.work();
+        let last = stream.submit();
+        for (area, access) in &self.uses {
+            area.block.hazards.note(stream, last, area.bytes.clone(), *access);
+            if submitted.is_err() {
+                // The transport may still use it.
+                mem::forget(area.block.clone());
+            }
+        }
+        submitted?;
+        if self.way.is_beside() { Event::record(stream, op, false).map(Some) } else { Ok(None) }
+    }
+
+    fn work(&self) -> Result<()> {
+        let area = |at: usize| &self.uses[at].0;
+        let own = area(0);
+        match &self.work {
+            _ if self.slice.is_empty() => Ok(()),
+            Work::Native(dtype, reduce) => {
+                let (at, len) = (own.address, self.slice.len());
+                self.way.submit(&RailCall::AllReduce { at, len, dtype: *dtype, reduce: *reduce })
+            }
+            Work::Sum { of, parts, to_all: Some(sums) } => {
+                self.sum_parts(own, parts, *of, |at| own.address + self.at(at).start as u64)?;
+                self.way.send(sums)
+            }
+            Work::Sum { of, parts, to_all: None } => {
+                self.sum_parts(own, parts, *of, |at| area(1).address + self.before(at) as u64)
+            }
+            Work::Fill(load) => {
+                self.way.send(load)?;
+                // The own ranges are on this device already.
+                self.owned[self.trip.across.me].iter().try_for_each(|range| {
+                    let (to, from) = (area(1).address + self.at(range).start as u64, own.address);
+                    let (from, bytes) = (from + self.before(range) as u64, range.len() * self.size);
+                    copy_within(self.trip, self.way.stream(), to, from, bytes)
+                })
+            }
+        }
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -69,91 +192,9 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         self.trip.across.hosts[host].host
     }
 
-    /// The slices of all processes are summed into all of them.
-    #[track_caller]
-    pub fn sum_to_all(&self, own: &Area, dtype: DType, op: ReduceOp) -> Result<()> {
-        let trip = self.trip;
-        let native = self.native(dtype, op);
-        let parts = if native.is_none() { Some(self.room(own, dtype, op)?) } else { None };
-        let own_range = |at: &Range<usize>| own.address + self.at(at).start as u64;
-        let sums = self.way.load(if native.is_none() { self.to_all(own_range, own) } else { Vec::new() })?;
-        let mut access = trip.op()?;
-        access.touch(&own.block, own.bytes.clone(), Access::Write, false)?;
-        self.touch(&parts, &mut access)?;
-        let (_, commit) = trip.meet(Payload::Nothing, |_| Vec::new())?;
-        let submitted = match (native, &parts) {
-            _ if self.slice.is_empty() => Ok(()),
-            (Some(reduce), _) => {
-                self.way.submit(&RailCall::AllReduce { at: own.address, len: self.slice.len(), dtype, reduce })
-            }
-            (None, Some(parts)) => {
-                let summed = self.sum_parts(own, parts, (dtype, op), own_range);
-                summed.and_then(|()| self.way.send(&sums))
-            }
-            (None, None) => unreachable!("there is room unless the transport sums"),
-        };
-        drop(commit.window);
-        trip.finish(access, submitted)
-    }
-
-    /// The slices of all processes are summed, each by its owner, into `summed`: one own range behind the other.
-    #[track_caller]
-    pub fn sum_to_owners(&self, own: &Area, (dtype, op): (DType, ReduceOp), summed: &Area) -> Result<()> {
-        let trip = self.trip;
-        let parts = Some(self.room(own, dtype, op)?);
-        let mut access = trip.op()?;
-        access.touch(&own.block, own.bytes.clone(), Access::Read, false)?;
-        access.touch(&summed.block, summed.bytes.clone(), Access::Write, false)?;
-        self.touch(&parts, &mut access)?;
-        let (_, commit) = trip.meet(Payload::Nothing, |_| Vec::new())?;
-        let to = |at: &Range<usize>| summed.address + self.before(at) as u64;
-        let submitted = parts.iter().try_for_each(|parts| self.sum_parts(own, parts, (dtype, op), to));
-        drop(commit.window);
-        trip.finish(access, submitted)
-    }
-
-    /// Every process sends what it owns, packed in `own`, to all others: `all` is the slice.
-    #[track_caller]
-    pub fn fill(&self, own: &Area, all: &Area) -> Result<()> {
-        let trip = self.trip;
-        let from = |at: &Range<usize>| own.address + self.before(at) as u64;
-        let load = self.way.load(self.to_all(from, all))?;
-        let mut access = trip.op()?;
-        access.touch(&own.block, own.bytes.clone(), Access::Read, false)?;
-        access.touch(&all.block, all.bytes.clone(), Access::Write, false)?;
-        let (_, commit) = trip.meet(Payload::Nothing, |_| Vec::new())?;
-        let mut submitted = self.way.send(&load);
-        drop(commit.window);
-        // The own ranges are on this device already.
-        let (driver, stream) = (&trip.group.dev.worker.handle.driver, trip.group.dev.stream.raw);
-        for range in &self.owned[trip.across.me] {
-            let (to, bytes) = (all.address + self.at(range).start as u64, range.len() * self.size);
-            submitted = submitted.and_then(|()| {
-                // SAFETY: both are memory of this device, for which `access` has asked.
-                let copied = unsafe { driver.copy_within(to, from(range), bytes, stream) };
-                trip.group.dev.worker.handle.check(trip.call.op, copied)
-            });
-        }
-        trip.finish(access, submitted)
-    }
-
-    /// The operation by which the transport itself may sum slices up, if it may.
-    pub fn native(&self, dtype: DType, op: ReduceOp) -> Option<ReduceOp> {
-        let trip = self.trip;
-        let whole = trip.across.hosts.len() == trip.link.world.devices().len();
-        let free = trip.group.dev.worker.shared.reduce_order != ReduceOrder::Rank;
-        let float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16);
-        let op = match op {
-            // The mean of all members, not of the processes.
-            ReduceOp::Avg => float.then(|| ReduceOp::Scaled(1.0 / trip.members() as f64))?,
-            op => op,
-        };
-        (whole && trip.lanes.direct && free && self.way.transport.can(dtype, op)).then_some(op)
-    }
-
     /// Memory for what [`sum_parts`](Self::sum_parts) receives.
     #[track_caller]
-    fn room(&self, from: &Area, dtype: DType, op: ReduceOp) -> Result<Parts> {
+    fn room(&mut self, from: &Area, dtype: DType, op: ReduceOp) -> Result<Parts> {
         let trip = self.trip;
         let own = total(&self.owned[trip.across.me]) * self.size;
         let area = trip.scratch(own * (trip.across.hosts.len() - 1))?;
@@ -167,13 +208,10 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         }
         let pads = mean && trip.members() <= MOST;
         let load = self.way.load(self.to_owners(from, &area))?;
-        Ok(Parts { area, load, zeros: pads.then(|| trip.zeros(own)).transpose()? })
-    }
-
-    fn touch(&self, parts: &Option<Parts>, access: &mut crate::token::op::Op<'_>) -> Result<()> {
-        let Some(Parts { area, zeros, .. }) = parts else { return Ok(()) };
-        access.touch(&area.block, area.bytes.clone(), Access::Write, false)?;
-        zeros.iter().try_for_each(|zeros| access.touch(&zeros.block, zeros.bytes.clone(), Access::Read, false))
+        let zeros = pads.then(|| trip.zeros(own)).transpose()?;
+        self.uses.push((area.clone(), Access::Write));
+        self.uses.extend(zeros.iter().map(|zeros| (zeros.clone(), Access::Read)));
+        Ok(Parts { area, load, zeros })
     }
 
     /// Bytes of the own ranges before this one.
@@ -263,7 +301,7 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
             let meet = DeviceBarrier::NONE;
             let combine = Combine { n, op, factors: &by, sources: &some, destinations: &into, meet };
             let (entry, args) = (kernels::combine(dtype), combine.args(software));
-            launch::launch_on(&dev.worker, &dev.stream, self.trip.call.op, &entry, launch::blocks(bytes), &args)?;
+            launch::launch_on(&dev.worker, self.way.stream(), self.trip.call.op, &entry, launch::blocks(bytes), &args)?;
             begin = end;
         }
         Ok(())

@@ -4,7 +4,7 @@
 use super::{
     super::{Group, transport::Transport},
     cut::Cut,
-    device_rail::DeviceRail,
+    device_pieces::{Inside, cuts},
     pieces::PIECE,
     sums::{gather, levels, scatter},
     trip::Trip,
@@ -28,6 +28,8 @@ pub(crate) struct Hierarchy {
     pub pieces: usize,
     /// Bytes of the largest piece on one rail.
     pub piece: usize,
+    /// Whether rails run beside the steps inside.
+    pub beside: bool,
     /// The operation inside each process.
     pub inner: ReduceOp,
     /// The first and the last step inside, of the largest piece.
@@ -43,20 +45,26 @@ impl Group<'_> {
         let call = Call::new("explain").elements(dtype, len).reducing(op);
         let trip = Trip::new(self, across, &call, false)?;
         let (whole, (inner, outer), size) = (trip.cut(len, dtype), levels(op), dtype.size());
-        let (transport, sums, pieces) = match trip.transport()? {
+        let (transport, sums, pieces, beside) = match trip.transport()? {
             Transport::None(error) => return Err(error.clone()),
             Transport::Host(transport) => {
                 let sums = "in the memory of the hosts, in the order of processes";
-                (transport.name(), sums, whole.pieces(PIECE / size))
+                let pieces = whole.pieces(PIECE / size);
+                let beside = pieces.len() > 1;
+                (transport.name(), sums, pieces, beside)
             }
             Transport::Device(transport) => {
-                let owned = whole.equal(across.here, across.hosts.len());
-                let rail = DeviceRail::new(trip.way(transport.clone())?, whole.slice(across.here), &owned, size);
-                let sums = match rail.native(dtype, outer) {
+                let n = trip.here.count();
+                let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| gather(cut, n));
+                let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
+                let (cuts, beside) = cuts(&trip, &**transport, &whole, &inside);
+                let way = trip.way(transport.clone(), beside)?;
+                let sums = match way.native(dtype, outer) {
+                    Some(_) if way.in_place(dtype, op).is_some() => "by the transport, in the members' own memory",
                     Some(_) => "by the transport",
                     None => "by kernels, in the order of processes",
                 };
-                (transport.name(), sums, vec![whole])
+                (transport.name(), sums, cuts, beside)
             }
         };
         // All pieces but the last one are equal.
@@ -69,6 +77,7 @@ impl Group<'_> {
             sums,
             pieces: pieces.len(),
             piece: slice * size,
+            beside,
             inner,
             scatter: scatter(largest, n),
             gather: gather(largest, n),

@@ -109,13 +109,19 @@ pub(super) fn flow(
     transport: Arc<dyn DeviceTransport>,
 ) -> Result<()> {
     let (across, me, here, size) = (trip.across, trip.group.rank, trip.across.here, request.dtype.size());
+    // The senders' memory is not registered, so the receivers' must not be.
+    if let Some(into) = request.destination.as_ref().filter(|area| trip.is_registered(area)) {
+        let beside = trip.scratch(into.bytes.len())?;
+        let request = Request { destination: Some(beside.clone()), ..request.clone() };
+        return flow(trip, &request, amount, transport).and_then(|()| trip.copy(&beside, into));
+    }
     let mut seats = vec![(0, 0); trip.members()];
     for (host, of) in across.hosts.iter().enumerate() {
         of.ranks.iter().enumerate().for_each(|(index, &rank)| seats[rank] = (host, index));
     }
     let hops = Hops { trip, amount, size, seats };
     let own = hops.own();
-    let way = trip.way(transport)?;
+    let way = trip.way(transport, false)?;
     // Where in the destination the piece of each member goes.
     let destined = hops.laid_out(&hops.members().map(|from| (from, me)).collect::<Vec<_>>());
     let destination = |from: usize| request.destination.as_ref().map(|area| part(area, destined[from].1.clone()));

@@ -10,8 +10,10 @@
 //!   which process.
 //! * [`messages`]: from one member to one other, of another process. [`road`]: how that gets there.
 //! * [`trip`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
-//!   the hosts, and [`pieces`]: piece by piece; [`device_rail`]: in that of the devices, by messages that go a [`way`].
-//!   [`explain`]: all this, for people.
+//!   the hosts, and [`pieces`]: piece by piece, which for gradients another thread does [`beside`]. [`device_rail`]: what
+//!   it does in that of the devices, and [`device_pieces`]: piece by piece; [`native`]: by the transport's own sums, or
+//!   else by messages that go a [`way`].
+//! * [`explain`]: all this, for people. [`registered`]: memory that rails work in without copies.
 //!
 //! Hierarchies are a floor above [`choose`](super::choose), not rows of its table. A row is what one kernel, or one set
 //! of copies, does after one meeting; a hierarchy is several such collectives of a smaller group with messages between
@@ -30,7 +32,9 @@
 //! messages no message depends on the gang, nor on memory that is still to be had.
 
 mod all_to_all;
+pub(crate) mod beside;
 mod cut;
+mod device_pieces;
 mod device_rail;
 mod explain;
 mod hops;
@@ -40,7 +44,9 @@ mod lanes;
 pub(crate) mod loopback;
 pub(super) mod messages;
 mod moves;
+mod native;
 mod pieces;
+mod registered;
 mod road;
 #[cfg(feature = "cluster")]
 mod serde;
@@ -50,6 +56,8 @@ mod tests;
 mod trip;
 mod values;
 mod way;
+
+pub use registered::Registered;
 
 use super::{Group, request::Request, transport::Place};
 use crate::{

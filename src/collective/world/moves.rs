@@ -6,11 +6,13 @@
 //! inside   all_gather of the slices
 //! ```
 //!
-//! Through the memory of the hosts all this goes in [`pieces`](super::pieces).
+//! Large buffers go in pieces: through the memory of the hosts by [`pieces`](super::pieces), and over rails between
+//! devices by [`device_pieces`](super::device_pieces).
 
 use super::{
     super::{request::Request, transport::Transport},
     cut::{Cut, Ranges, total},
+    device_pieces::{DevicePieces, Inside, cuts},
     device_rail::DeviceRail,
     pieces::{Job, PIECE, Pieces},
     sums::gather,
@@ -46,13 +48,27 @@ pub(super) fn all_gather(trip: &Trip<'_, '_>, request: &Request, parts: &Counts,
         Transport::Host(transport) => transport,
         Transport::None(error) => return Err(error.clone()),
         Transport::Device(transport) => {
-            let owned = owned(&whole);
-            let rail = DeviceRail::new(trip.way(transport.clone())?, whole.slice(across.here), &owned, size);
-            let (mine, slice) = lens(&owned, &whole);
-            let (own, all) = (trip.scratch(mine)?, trip.scratch(slice)?);
-            trip.inside(dtype, None, collect(&whole), [&from(&whole), &own])?;
-            rail.fill(&own, &all)?;
-            return trip.inside(dtype, None, gather(&whole, n), [&all, destination]);
+            let after = |cut: &Cut<'_>| gather(cut, n);
+            let inside = Inside { dtype, reduce: None, before: &collect, after: &after };
+            let (cuts, beside) = cuts(trip, &**transport, &whole, &inside);
+            let way = trip.way(transport.clone(), beside)?;
+            trip.overlap(beside);
+            let (mut pieces, mut slices) = (DevicePieces::new(&way), Vec::with_capacity(cuts.len()));
+            for cut in &cuts {
+                let owned = owned(cut);
+                let (mine, slice) = lens(&owned, cut);
+                let (own, all) = (trip.scratch(mine)?, trip.scratch(slice)?);
+                let rail = DeviceRail::fill(&way, cut, owned, [&own, &all], size)?;
+                trip.inside(dtype, None, collect(cut), [&from(cut), &own])?;
+                pieces.add(rail)?;
+                slices.push(all);
+            }
+            pieces.carry()?;
+            for (at, (cut, all)) in cuts.iter().zip(&slices).enumerate() {
+                pieces.wait(at)?;
+                trip.inside(dtype, None, gather(cut, n), [all, &to(cut)])?;
+            }
+            return Ok(());
         }
     };
     let cuts = whole.pieces(PIECE / size);
@@ -62,14 +78,14 @@ pub(super) fn all_gather(trip: &Trip<'_, '_>, request: &Request, parts: &Counts,
         let owned = owned(cut);
         let (mine, slice) = lens(&owned, cut);
         let (own, all) = (trip.scratch(mine)?, trip.scratch(slice)?);
-        let to = pieces.add(cut, owned, &own)?;
+        let to = pieces.add(trip, cut, owned, &own)?;
         trip.inside(dtype, None, collect(cut), [&from(cut), &to])?;
-        pieces.stage(&to)?;
+        pieces.stage(trip, &to)?;
         slices.push(all);
     }
-    pieces.meet()?;
+    pieces.meet(trip)?;
     let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(&slices));
-    while let (Some(piece), Some((cut, all))) = (pieces.carry_next()?, rest.next()) {
+    while let (Some(piece), Some((cut, all))) = (trip.done(pieces.carry_next())?, rest.next()) {
         if inside.is_ok() {
             inside = trip.done(piece.upload_all(trip, all));
         }

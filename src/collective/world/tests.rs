@@ -1,11 +1,14 @@
 //! Groups of several processes, as pools of this process ([`loopback`](super::loopback)): every method against plain
 //! sums, and what happens when something fails.
 
+mod device_pieces;
 mod devices;
 mod failures;
 mod hand_over;
 mod pieces;
 mod rail_messages;
+#[cfg(all(feature = "cluster", target_os = "linux"))]
+mod registered;
 
 use super::loopback::Hosts;
 use crate::{AsView, AsViewMut, Check, DType, DeviceBuffer, Element, Group, ReduceOp, RowNorm};

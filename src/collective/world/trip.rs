@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     Device, OnStream,
+    driver::Address,
     error::{Error, Result},
     fabric::{
         call::Call,
@@ -26,11 +27,11 @@ use crate::{
         types::{DType, ReduceOp},
         world_link::WorldLink,
     },
-    memory::{PinnedBuffer, hazard::Access, pinned::Locality},
+    memory::{PinnedBuffer, hazard::Access, pinned::Locality, stream::StreamCore},
     token::op::Op,
 };
 use smallvec::SmallVec;
-use std::{ops::Range, sync::Arc};
+use std::{cell::Cell, ops::Range, sync::Arc};
 
 /// The longest text of a call that is told as it is.
 const MOST_TEXT: usize = 160;
@@ -46,9 +47,12 @@ pub(super) struct Trip<'g, 'd> {
     pub here: Group<'d>,
     pub lanes: Lanes,
     pub call: &'g Call,
-    overlapped: bool,
+    /// The steps inside leave most of the device to other work.
+    overlapped: Cell<bool>,
     pub link: &'d Arc<WorldLink>,
     pub scope: Arc<dyn WorldScope>,
+    /// Where in [registered](super::registered) memory the call works, if it does.
+    pub registered: Cell<Option<u64>>,
     /// Staging is ordered by the library even where the program orders its own work.
     dev: OnStream<'d>,
 }
@@ -68,7 +72,9 @@ impl<'g, 'd> Trip<'g, 'd> {
             Transport::Device(_) => Lanes::by_ordinal(&across.hosts, &across.places, link.world.devices()),
             _ => Lanes::by_index(&across.hosts),
         };
-        Ok(Trip { group, across, here: group.here(), lanes, call, overlapped, link, scope, dev: dev.in_order() })
+        let (overlapped, registered) = (Cell::new(overlapped), Cell::new(None));
+        let (here, dev) = (group.here(), dev.in_order());
+        Ok(Trip { group, across, here, lanes, call, overlapped, link, scope, registered, dev })
     }
 
     /// How payload gets to other processes.
@@ -91,10 +97,11 @@ impl<'g, 'd> Trip<'g, 'd> {
         }
     }
 
-    /// This member's way over a transport between devices.
-    pub fn way(&self, transport: Arc<dyn DeviceTransport>) -> Result<Way<'_, 'g, 'd>> {
+    /// This member's way over a transport between devices. `beside`: its calls run beside the member's other work.
+    pub fn way(&self, transport: Arc<dyn DeviceTransport>, beside: bool) -> Result<Way<'_, 'g, 'd>> {
         let rail = self.lanes.of(self.across.me, self.across.here);
-        Way::new(self, transport, rail.map_or(self.group.dev.index(), |rail| self.lanes.all[rail].ordinal))
+        let ordinal = rail.map_or(self.group.dev.index(), |rail| self.lanes.all[rail].ordinal);
+        Way::new(self, transport, ordinal, beside)
     }
 
     /// The loss of another process, if there is one: what ends the wait for messages.
@@ -117,6 +124,11 @@ impl<'g, 'd> Trip<'g, 'd> {
         Counts::By((0..self.members()).map(|rank| if rank == root { len } else { 0 }).collect())
     }
 
+    /// The steps inside run beside other work from now on.
+    pub fn overlap(&self, beside: bool) {
+        self.overlapped.set(self.overlapped.get() || beside);
+    }
+
     /// A collective of the members of this process.
     #[track_caller]
     pub fn inside(&self, dtype: DType, reduce: Option<ReduceOp>, shape: Shape, [from, to]: [&Area; 2]) -> Result<()> {
@@ -137,7 +149,7 @@ impl<'g, 'd> Trip<'g, 'd> {
             beside: SmallVec::new(),
             rank_order: false,
         };
-        match self.overlapped {
+        match self.overlapped.get() {
             true => self.here.run_overlapped(&request),
             false => self.here.run(request),
         }
@@ -201,6 +213,11 @@ impl<'g, 'd> Trip<'g, 'd> {
         op.submit(|driver, stream| unsafe { driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream) })
     }
 
+    /// Who waits for what was staged up to now does not wait for what this device does next.
+    pub fn record_early(&self) -> Result<()> {
+        self.dev.stream.record_early(self.call.op)
+    }
+
     /// Copies a range of page-locked memory to this device. Asynchronous.
     #[track_caller]
     pub fn upload(&self, from: &PinnedBuffer<u8>, range: Range<usize>, to: &Area) -> Result<()> {
@@ -239,15 +256,15 @@ impl<'g, 'd> Trip<'g, 'd> {
         let told = self.here.meet(self.call.clone(), payload, false)?;
         let note = if across.here == 0 { note(&told) } else { Vec::new() };
         debug_assert!(note.len() <= MOST_NOTE);
-        let number = across.calls.get() + 1;
-        across.calls.set(number);
+        let number = self.next_number();
         let met = self.scope.meet(Arrival {
             members: &across.places,
             number,
             place: across.places[self.group.rank],
-            call: &headline(self.call),
+            call: &headline(self.call, self.registered.get()),
             site: self.call.site,
             leads: across.here == 0,
+            beside: false,
             note,
         });
         match met {
@@ -259,6 +276,13 @@ impl<'g, 'd> Trip<'g, 'd> {
                 Err(error)
             }
         }
+    }
+
+    /// The number of the group's next meeting. All members count alike.
+    pub fn next_number(&self) -> u64 {
+        let number = self.across.calls.get() + 1;
+        self.across.calls.set(number);
+        number
     }
 
     /// The end of what a transport between devices was given after a commit. After an error it may still use the
@@ -280,6 +304,19 @@ impl<'g, 'd> Trip<'g, 'd> {
     }
 }
 
+/// Copies memory of this device, which the caller has ordered on the stream.
+pub(super) fn copy_within(
+    trip: &Trip<'_, '_>,
+    stream: &StreamCore,
+    to: Address,
+    from: Address,
+    bytes: usize,
+) -> Result<()> {
+    let handle = &trip.group.dev.worker.handle;
+    // SAFETY: both ranges are this device's and have so many bytes; the caller has ordered and notes their use.
+    handle.check(trip.call.op, unsafe { handle.driver.copy_within(to, from, bytes, stream.raw) })
+}
+
 /// A part of some memory, in bytes.
 pub(super) fn part(of: &Area, range: Range<usize>) -> Area {
     debug_assert!(range.end <= of.bytes.len());
@@ -293,10 +330,11 @@ pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
 }
 
 /// What all processes must have alike. Members may give factors of their own.
-fn headline(call: &Call) -> String {
+pub(super) fn headline(call: &Call, registered: Option<u64>) -> String {
     let scaled = matches!(call.reduce, Some(ReduceOp::Scaled(_)));
     let reduce = if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce };
-    shortened(Call { reduce, ..call.clone() }.to_string())
+    let place = registered.map(|at| format!(" in registered memory, from byte {at}")).unwrap_or_default();
+    shortened(Call { reduce, ..call.clone() }.to_string() + &place)
 }
 
 /// A text that fits into a frame. Different texts stay different.

@@ -31,9 +31,12 @@ pub(super) struct Way<'t, 'g, 'd> {
     pub transport: Arc<dyn DeviceTransport>,
     /// The stream of the rail's device, if that is another one than the member's.
     courier: Option<Arc<StreamCore>>,
+    /// The stream of the member's own device for calls that run beside its other work.
+    beside: Option<Arc<StreamCore>>,
 }
 
 /// Messages that are ready to go.
+#[derive(Default)]
 pub(super) struct Load {
     messages: Vec<RailMessage>,
     detour: Option<Detour>,
@@ -46,14 +49,31 @@ struct Detour {
 }
 
 impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
-    /// `ordinal`: of the devices that the rail joins.
-    pub fn new(trip: &'t Trip<'g, 'd>, transport: Arc<dyn DeviceTransport>, ordinal: usize) -> Result<Self> {
+    /// `ordinal`: of the devices that the rail joins. `beside`: if it is the member's own, calls run beside its other
+    /// work.
+    pub fn new(
+        trip: &'t Trip<'g, 'd>,
+        transport: Arc<dyn DeviceTransport>,
+        ordinal: usize,
+        beside: bool,
+    ) -> Result<Self> {
         if let Some(error) = transport.failed(ordinal) {
             return Err(error);
         }
         let (own, shared) = (trip.group.dev.index(), &trip.group.dev.worker.shared);
         let courier = if ordinal == own { None } else { Some(shared.courier(ordinal)?) };
-        Ok(Way { trip, transport, courier })
+        let beside = if beside && ordinal == own { Some(shared.courier(own)?) } else { None };
+        Ok(Way { trip, transport, courier, beside })
+    }
+
+    /// The stream of calls of the member's own device, and of the work that goes with them.
+    pub fn stream(&self) -> &Arc<StreamCore> {
+        self.beside.as_ref().unwrap_or(&self.trip.group.dev.stream)
+    }
+
+    /// Whether that is another one than the member's.
+    pub fn is_beside(&self) -> bool {
+        self.beside.is_some()
     }
 
     /// Submits a call of the member's own device to its stream.
@@ -61,7 +81,7 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
         debug_assert!(self.courier.is_none());
         // SAFETY: every caller has an `Op` for the memory, which orders and records this use of it. All processes
         // submit the same call: they have committed it, and compute it from what they have agreed on.
-        unsafe { submit(&*self.transport, &self.trip.group.dev.stream, self.trip.call.op, call) }
+        unsafe { submit(&*self.transport, self.stream(), self.trip.call.op, call) }
     }
 
     /// Takes the memory for these messages of this device.

@@ -88,7 +88,7 @@ impl Job {
         match work {
             Work::HostFunction(f) => caught(|| f.call(), "a host function")?,
             _ if dry => {}
-            Work::Kernel { name, kernel, dims, args } => {
+            Work::Kernel { name, kernel, dims, args, own } => {
                 self.translate(&args);
                 let watched = if watch_reads { Watched::new(&mut self.args) } else { Watched::default() };
                 AGAIN.set(false);
@@ -103,7 +103,7 @@ impl Job {
                     return Err(Died::Misused(Box::new(watch::report(by, &args, argument, bytes))));
                 }
                 if AGAIN.take() {
-                    let work = Work::Kernel { name, kernel, dims, args };
+                    let work = Work::Kernel { name, kernel, dims, args, own };
                     self.op = Some(Op { engine, work, place, submitted });
                     return Ok(Ended::Again);
                 }
@@ -141,7 +141,7 @@ impl Job {
             Work::FillU32 { value, count, .. } => {
                 // SAFETY: the range is live, `4 * count` bytes long, 4-byte aligned (checked at submit), initialised
                 // (all allocations are), and exclusively claimed.
-                unsafe { std::slice::from_raw_parts_mut(self.spans[0].ptr.cast::<u32>(), *count) }.fill(*value)
+                fill(unsafe { std::slice::from_raw_parts_mut(self.spans[0].ptr.cast::<u32>(), *count) }, *value)
             }
             #[cfg(feature = "blas")]
             Work::Gemm(gemm) => {
@@ -151,6 +151,20 @@ impl Job {
             }
             _ => unreachable!("`perform` and the scheduler do the others"),
         }
+    }
+}
+
+/// By copies of what is filled already, up to a block: `[u32]::fill` is slow without optimisation, and tests are.
+fn fill(words: &mut [u32], value: u32) {
+    const BLOCK: usize = 4096;
+    let Some(first) = words.first_mut() else { return };
+    *first = value;
+    let mut done = 1;
+    while done < words.len() {
+        let (filled, rest) = words.split_at_mut(done);
+        let len = done.min(BLOCK).min(rest.len());
+        rest[..len].copy_from_slice(&filled[..len]);
+        done += len;
     }
 }
 

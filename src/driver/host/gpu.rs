@@ -9,7 +9,7 @@ use super::{
     memory::{Home, HostKind},
     op::{Engine, HostFunction, Op, Work},
     pages,
-    sched::Core,
+    sched::{Core, Module},
     stream::State as StreamState,
 };
 #[cfg(feature = "blas")]
@@ -313,8 +313,9 @@ impl Driver for HostGpu {
         Ok(())
     }
 
-    fn module_load(&self, _image: &ModuleImage) -> DriverResult<RawModule> {
-        self.alive()?.core.modules.insert(self.index).map(RawModule)
+    fn module_load(&self, image: &ModuleImage) -> DriverResult<RawModule> {
+        let module = Module { device: self.index, own: image.shared };
+        self.alive()?.core.modules.insert(module).map(RawModule)
     }
 
     unsafe fn module_unload(&self, module: RawModule) -> DriverResult {
@@ -324,7 +325,7 @@ impl Driver for HostGpu {
 
     fn function(&self, module: RawModule, _name: &str) -> DriverResult<RawFunction> {
         match self.alive()?.core.modules.get(module.0) {
-            Some(&device) if device == self.index => Ok(RawFunction(module.0)),
+            Some(loaded) if loaded.device == self.index => Ok(RawFunction(module.0)),
             _ => Err(fault::invalid_handle("module")),
         }
     }
@@ -338,7 +339,9 @@ impl Driver for HostGpu {
         if [x, y, z, bx, by, bz].contains(&0) {
             return Err(fault::invalid(format!("kernel `{}` is launched with an empty grid or block", launch.name)));
         }
-        let work = Work::Kernel { name: launch.name, kernel, dims: launch.dims, args: launch.args.into() };
+        let own = self.lock().core.modules.get(launch.function.0).is_some_and(|module| module.own);
+        let Launch { name, dims, .. } = *launch;
+        let work = Work::Kernel { name, kernel, dims, args: launch.args.into(), own };
         self.submit(stream, Engine::Compute, work)
     }
 

@@ -6,8 +6,10 @@
 //! as needed: up to one per core (at least two), and one more for each running host function, since those may block. A
 //! worker leaves a stream after some time, so that streams take turns.
 //!
-//! Where operations run one at a time (`step`), there is one worker; its loop is in `steps`.
+//! Brief operations run on the thread that submits them (`here`). Where operations run one at a time (`step`), there is
+//! one worker; its loop is in `steps`.
 
+mod here;
 mod steps;
 
 use super::{

@@ -28,6 +28,20 @@ impl Op {
     pub fn new(engine: Engine, work: Work) -> Self {
         Op { engine, work, place: OpSite::current(), submitted: 0 }
     }
+
+    /// Whether it is soon over: it waits for nothing, calls nobody's code, and has at most `most` bytes of operands.
+    pub fn is_brief(&self, most: usize) -> bool {
+        let known = match &self.work {
+            Work::Copy { .. } | Work::FillU8 { .. } | Work::FillU32 { .. } | Work::WriteValue { .. } => true,
+            Work::Kernel { own, .. } => *own,
+            #[cfg(feature = "blas")]
+            Work::Gemm(_) => false,
+            Work::HostFunction(_) | Work::WaitEvent(_) | Work::Stamp { .. } | Work::WaitValue { .. } => false,
+        };
+        let mut bytes = 0usize;
+        self.work.operands(&mut |operand| bytes = bytes.saturating_add(operand.bytes));
+        known && bytes <= most
+    }
 }
 
 /// The part of the device that an operation occupies. Each but `Compute` and `None` runs one operation at a time.
@@ -78,6 +92,8 @@ pub(super) enum Work {
         kernel: HostKernel,
         dims: LaunchDims,
         args: Box<[KernelArg]>,
+        /// It is one of the crate's own.
+        own: bool,
     },
     #[cfg(feature = "blas")]
     Gemm(Gemm),
@@ -136,7 +152,9 @@ impl Work {
             &Work::Copy { dst, src, bytes } => Work::Copy { dst, src, bytes },
             &Work::FillU8 { dst, value, bytes } => Work::FillU8 { dst, value, bytes },
             &Work::FillU32 { dst, value, count } => Work::FillU32 { dst, value, count },
-            &Work::Kernel { name, kernel, dims, ref args } => Work::Kernel { name, kernel, dims, args: args.clone() },
+            &Work::Kernel { name, kernel, dims, ref args, own } => {
+                Work::Kernel { name, kernel, dims, args: args.clone(), own }
+            }
             #[cfg(feature = "blas")]
             Work::Gemm(gemm) => Work::Gemm(*gemm),
             Work::HostFunction(_)

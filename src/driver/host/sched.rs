@@ -32,7 +32,7 @@ pub(super) struct Core {
     pub devices: Vec<Device>,
     pub streams: Slab<Stream>,
     pub events: Slab<Event>,
-    pub modules: Slab<usize>,
+    pub modules: Slab<Module>,
     pub graphs: Slab<Graph>,
     /// Streams whose head operation can perhaps run, in order of arrival.
     pub ready: VecDeque<Key>,
@@ -78,6 +78,13 @@ struct EngineState {
     queue: VecDeque<Key>,
     /// Number of operations that the engine has completed.
     completed: u64,
+}
+
+/// A loaded module.
+pub(super) struct Module {
+    pub device: usize,
+    /// One of the crate's own. Their kernels wait for nothing, and call nobody's code.
+    pub own: bool,
 }
 
 /// A stream that waits for a word in memory.
@@ -190,16 +197,28 @@ impl Core {
 
     /// Appends an operation to a stream that exists.
     pub fn push(&mut self, key: Key, op: Op) {
-        let stream = self.streams.get_mut(key).expect("the caller has looked it up under the same lock");
-        self.submissions += 1;
-        stream.submitted += 1;
-        stream.queue.push_back(op);
-        if stream.state == State::Idle {
-            stream.state = State::Ready;
+        if self.append(key, op) {
+            self.set_state(key, State::Ready);
             if !self.stepped {
                 self.ready.push_back(key);
             }
         }
+    }
+
+    /// Appends an operation to an idle stream, which the calling thread has from now on as a worker has it.
+    pub fn push_active(&mut self, key: Key, op: Op) {
+        if self.append(key, op) {
+            self.set_state(key, State::Active);
+        }
+    }
+
+    /// Whether the stream was idle.
+    fn append(&mut self, key: Key, op: Op) -> bool {
+        let stream = self.streams.get_mut(key).expect("the caller has looked it up under the same lock");
+        self.submissions += 1;
+        stream.submitted += 1;
+        stream.queue.push_back(op);
+        stream.state == State::Idle
     }
 
     /// A new stream.
@@ -237,16 +256,25 @@ impl Core {
         }
     }
 
+    /// Makes an active stream idle, or puts it back in the queue if it has operations.
+    pub fn rest_or_requeue(&mut self, key: Key) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        if !stream.queue.is_empty() {
+            return self.requeue(key);
+        }
+        stream.state = State::Idle;
+        if stream.destroyed {
+            self.streams.remove(key);
+        }
+    }
+
     // ---- one operation ----------------------------------------------------------------------------------------------
 
     /// Starts the head operation of a stream that `pick_next` has chosen.
     pub fn start(&mut self, key: Key, job: &mut Job) -> Start {
         let Some(stream) = self.streams.get_mut(key) else { return Start::Left };
         let Some(op) = stream.queue.front() else {
-            stream.state = State::Idle;
-            if stream.destroyed {
-                self.streams.remove(key);
-            }
+            self.rest_or_requeue(key);
             return Start::Left;
         };
         match op.work {

@@ -2,10 +2,11 @@
 //! way.
 
 use super::{
+    sharded::OneKernel,
     update::{ADAM, Moments, Parameter, Rule, squares_args, update_args},
     *,
 };
-use crate::{GpuPool, memory::AsView};
+use crate::{GpuPool, ReduceOp, fabric::layout::DeviceBarrier, memory::AsView};
 use bytemuck::Zeroable;
 use half::{bf16, f16};
 
@@ -78,12 +79,20 @@ fn updates_fit<T: Parameter>(dev: &Device) -> Result<()> {
     let full = Moments { begin: 0, first: Some(x.view()), second: Some(x.view()), master: Some(x.view()) };
     let expected = parameters(&builtin::OPTIMIZER, T::UPDATE.0);
     for moments in [full, Moments::default()] {
-        let found = sizes(&update_args(&g.view(), &moments, &norm.view(), &[segment], Rule::zeroed()));
+        let found = sizes(&update_args(&g.view(), &moments, &norm.view(), &[segment], (Rule::zeroed(), None)));
         assert_eq!(found[..expected.len()], expected, "{}", T::UPDATE.0);
         assert_eq!(found.len(), expected.len() + 1, "the slices come behind what a GPU looks at");
     }
     let partial = dev.zeros::<f64>(1)?;
     assert_eq!(sizes(&squares_args(&g.view(), &partial.view())), parameters(&builtin::OPTIMIZER, T::SQUARES.0));
+    let expected = parameters(&builtin::SHARDED, T::SHARDED);
+    let later = dev.zeros::<u32>(14)?;
+    for (norm, later) in [(None, None), (Some(norm.view()), Some(later.view()))] {
+        let (reduce, rule, moments, segments) = (ReduceOp::Avg, Rule::zeroed(), full, &[segment][..]);
+        let kernel = OneKernel { reduce, rule, later, moments, norm, len: 8, part: 0..8, largest: 8, segments };
+        let found = sizes(&kernel.args(DeviceBarrier::NONE, Default::default()));
+        assert_eq!(found[..expected.len()], expected, "{}", T::SHARDED);
+    }
     Ok(())
 }
 
@@ -99,6 +108,9 @@ fn arguments_fit_the_compiled_optimizers() {
     let ptx = builtin::OPTIMIZER.image.ptx.unwrap();
     assert!(!ptx.contains(".local"), "a table or a pack was copied to local memory");
     assert_eq!(ptx.matches(".entry ").count(), 2 * 3, "a kernel that nobody launches");
+    let ptx = builtin::SHARDED.image.ptx.unwrap();
+    assert!(!ptx.contains(".local"), "a table or a pack was copied to local memory");
+    assert_eq!(ptx.matches(".entry ").count(), 3, "a kernel that nobody launches");
 }
 
 /// Parts of a bucket are updated by themselves, by launches of any number of segments, with the same bits. A pack of
@@ -128,7 +140,7 @@ fn parts_are_updated_by_themselves() {
                     Some(Segment { start: from, len: to - from, memory: Some(memory) })
                 });
                 let places: Vec<_> = places.collect();
-                update::update(dev, &bucket.view(), &views, &norm.view(), &places, rule)?;
+                update::update(dev, &bucket.view(), &views, &norm.view(), &places, (rule, None))?;
                 moments.extend([dev.download(&memory[0])?, dev.download(&memory[1])?]);
             }
             let of = |which: usize| moments.iter().skip(which).step_by(2).flatten().copied().collect::<Vec<_>>();

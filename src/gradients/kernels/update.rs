@@ -21,6 +21,8 @@ use half::{bf16, f16};
 
 /// Elements of a sum of squares. Parts of a bucket begin at multiples, so that the sums do not depend on the parts.
 pub(in super::super) const CHUNK: usize = 2048;
+/// A warp sums a chunk up, and a block has 16 of them. With fewer chunks than warps, more multiprocessors have work.
+const CHUNKS_PER_BLOCK: usize = 4;
 /// Elements that a thread handles at once.
 const PACK: usize = 4;
 /// Most thread blocks of an update: more than any GPU runs at once.
@@ -41,22 +43,24 @@ pub(super) mod private {
     pub trait Trained {
         const SQUARES: Named;
         const UPDATE: Named;
+        const SHARDED: &'static str;
     }
 }
 
 macro_rules! parameters {
-    ($($T:ty: $squares:literal, $update:literal;)+) => {$(
+    ($($T:ty: $squares:literal, $update:literal, $sharded:literal;)+) => {$(
         impl Parameter for $T {}
         impl private::Trained for $T {
             const SQUARES: Named = ($squares, squares_host::<$T>);
             const UPDATE: Named = ($update, update_host::<$T>);
+            const SHARDED: &'static str = $sharded;
         }
     )+};
 }
 parameters! {
-    f32: "squares_f32", "update_f32";
-    f16: "squares_f16", "update_f16";
-    bf16: "squares_bf16", "update_bf16";
+    f32: "squares_f32", "update_f32", "sharded_f32";
+    f16: "squares_f16", "update_f16", "sharded_f16";
+    bf16: "squares_bf16", "update_bf16", "sharded_bf16";
 }
 
 /// [`Rule::kind`]: `w -= rate * g`.
@@ -122,7 +126,25 @@ pub(in super::super) fn squares<T: Parameter>(
     let args = squares_args(g, partial);
     let mut touched = touched((g.block, g.bytes()), Access::Read);
     touched.push((partial.block, partial.bytes(), Access::Write));
-    launch(dev, &OPTIMIZER, T::SQUARES, partial.len().min(i32::MAX as usize), &args, &touched)
+    let blocks = partial.len().div_ceil(CHUNKS_PER_BLOCK).clamp(1, MOST_BLOCKS);
+    launch(dev, &OPTIMIZER, T::SQUARES, blocks, &args, &touched)
+}
+
+/// Addresses of memory that may not be there.
+pub(super) fn push_moments(args: &mut Arguments, moments: &Moments<'_>) {
+    let memory = [moments.first, moments.second, moments.master];
+    args.extend(memory.map(|memory| match memory {
+        Some(memory) => slice(memory.address(), size_of::<f32>() * memory.len(), true),
+        None => value(0u64),
+    }));
+}
+
+/// The memory of a rule that counts in place of the one given by value.
+pub(super) fn push_later(args: &mut Arguments, later: Option<&DeviceView<'_, u32>>) {
+    args.push(match later {
+        Some(later) => slice(later.address(), size_of::<Rule>(), false),
+        None => value(0u64),
+    });
 }
 
 pub(super) fn update_args<T: Parameter>(
@@ -130,26 +152,22 @@ pub(super) fn update_args<T: Parameter>(
     moments: &Moments<'_>,
     norm: &DeviceView<'_, f32>,
     segments: &[Segment<'_, T>],
-    rule: Rule,
+    (rule, later): (Rule, Option<&DeviceView<'_, u32>>),
 ) -> Arguments {
     let mut args = Arguments::new();
     args.push(slice(g.address(), size_of::<T>() * g.len(), true));
-    for memory in [moments.first, moments.second, moments.master] {
-        args.push(match memory {
-            Some(memory) => slice(memory.address(), size_of::<f32>() * memory.len(), true),
-            None => value(0u64),
-        });
-    }
+    push_moments(&mut args, moments);
     args.push(slice(norm.address(), size_of::<f32>(), false));
     args.push(value(moments.begin as u64));
     args.push(value(segments.len() as u32));
     args.push(value(rule));
+    push_later(&mut args, later);
     push_table(&mut args, segments, true);
     args
 }
 
 /// Updates the parameters that are the segments' memory, by the gradients `g`. There is at least one segment, none is
-/// empty, and each has memory.
+/// empty, and each has memory. `later` is the memory of a rule that counts in place of `rule`: for graphs.
 #[track_caller]
 pub(in super::super) fn update<T: Parameter>(
     dev: &Device,
@@ -157,18 +175,19 @@ pub(in super::super) fn update<T: Parameter>(
     moments: &Moments<'_>,
     norm: &DeviceView<'_, f32>,
     segments: &[Segment<'_, T>],
-    rule: Rule,
+    (rule, later): (Rule, Option<&DeviceView<'_, u32>>),
 ) -> Result<()> {
     let (first, last) = (segments[0], segments[segments.len() - 1]);
     let packs = (last.start + last.len - first.start).div_ceil(PACK);
     let blocks = packs.div_ceil(super::THREADS as usize).clamp(1, MOST_BLOCKS);
     let mut touched: Touched<'_> = touched((g.block, g.bytes()), Access::Write);
     touched.push((norm.block, norm.bytes(), Access::Read));
+    touched.extend(later.map(|later| (later.block, later.bytes(), Access::Read)));
     let state = [&moments.first, &moments.second, &moments.master].into_iter().flatten();
     touched.extend(state.map(|memory| (memory.block, memory.bytes(), Access::Write)));
     let places = segments.iter().filter_map(|segment| segment.memory.as_ref());
     touched.extend(places.map(|memory| (memory.block, memory.bytes(), Access::Write)));
-    launch(dev, &OPTIMIZER, T::UPDATE, blocks, &update_args(g, moments, norm, segments, rule), &touched)
+    launch(dev, &OPTIMIZER, T::UPDATE, blocks, &update_args(g, moments, norm, segments, (rule, later)), &touched)
 }
 
 /// # Safety
@@ -197,9 +216,14 @@ unsafe fn update_host<T: Parameter>(_dims: LaunchDims, args: &[HostArg]) {
         pointer::<f32>(&args[at]).map(|(memory, len)| unsafe { std::slice::from_raw_parts_mut(memory, len) })
     });
     let begin = read::<u64>(&args[5]) as usize;
-    let (count, rule) = (read::<u32>(&args[6]) as usize, read::<Rule>(&args[7]));
+    let count = read::<u32>(&args[6]) as usize;
+    let rule = match pointer::<Rule>(&args[8]) {
+        // SAFETY: one rule, which nobody writes meanwhile. Memory of the library is aligned to 256 bytes.
+        Some((later, _)) => unsafe { *later },
+        None => read::<Rule>(&args[7]),
+    };
     let scale = rule.scale(norm);
-    for (start, len, memory) in table::<T>(args, 8, count) {
+    for (start, len, memory) in table::<T>(args, 9, count) {
         let Some(memory) = memory else { continue };
         // SAFETY: a segment has `len` elements that only this kernel has, and that are not part of the bucket.
         let own = unsafe { std::slice::from_raw_parts_mut(memory, len) };

@@ -8,17 +8,17 @@ use super::{
 use crate::driver;
 use std::{
     ffi::{c_char, c_int, c_void},
-    ptr::null,
+    ptr::{null, null_mut},
 };
 
 /// What a communicator of the fake library does; its address is the handle. All are leaked.
 #[derive(Default)]
-struct Fake {
-    plan: Mutex<Plan>,
+pub(super) struct Fake {
+    pub(super) plan: Mutex<Plan>,
 }
 
 #[derive(Default)]
-struct Plan {
+pub(super) struct Plan {
     /// Answers "in progress" so often after each call.
     slow: usize,
     /// So often from now on.
@@ -26,10 +26,12 @@ struct Plan {
     /// An error of the network.
     broken: c_int,
     /// What the next collective returns.
-    fails: c_int,
+    pub(super) fails: c_int,
     /// An abort waits for the end of this.
-    hang: Option<Arc<Mutex<()>>>,
-    calls: Vec<&'static str>,
+    pub(super) hang: Option<Arc<Mutex<()>>>,
+    /// As with `NCCL_LOCAL_REGISTER=0`.
+    pub(super) registers_nothing: bool,
+    pub(super) calls: Vec<&'static str>,
 }
 
 impl Fake {
@@ -47,7 +49,7 @@ impl Fake {
 /// The communicators that were made for an id.
 static MADE: Mutex<Vec<(u8, &'static Fake)>> = Mutex::new(Vec::new());
 
-fn made(id: u8) -> Vec<&'static Fake> {
+pub(super) fn made(id: u8) -> Vec<&'static Fake> {
     MADE.lock().iter().filter(|(of, _)| *of == id).map(|(_, fake)| *fake).collect()
 }
 
@@ -108,6 +110,16 @@ fakes! {
     recv (*mut c_void, usize, c_int, c_int; Stream);
     scaled_create (*mut c_int, *mut c_void, c_int, c_int;);
     scaled_destroy (c_int;);
+    deregister (;*mut c_void);
+}
+
+unsafe extern "C" fn register(comm: Comm, at: *mut c_void, _: usize, handle: *mut *mut c_void) -> c_int {
+    // SAFETY: a handle of this library.
+    let fake = unsafe { fake(comm) };
+    let code = fake.called("register");
+    // SAFETY: the caller's place.
+    unsafe { *handle = if fake.plan.lock().registers_nothing { null_mut() } else { at } };
+    code
 }
 unsafe extern "C" fn no_id(_: *mut UniqueId) -> c_int {
     code::INVALID_USAGE
@@ -130,15 +142,15 @@ static LIBRARY: Library = Library {
     f: Functions {
         version: no_version, unique_id: no_id, init_rank, async_error, finalize, destroy, abort,
         group_start: group, group_end: group, all_reduce, reduce_scatter, all_gather, broadcast, send, recv,
-        scaled_create, scaled_destroy, error_string, last_error,
+        register, deregister, scaled_create, scaled_destroy, error_string, last_error,
     },
     version: 22809,
 };
 
-type Flagged = Arc<Mutex<Option<Error>>>;
+pub(super) type Flagged = Arc<Mutex<Option<Error>>>;
 
 /// Host 1 of two hosts, with two software GPUs. `id` begins with the test's number.
-fn start(id: [u8; 3], patience: Duration) -> (Nccl, Flagged, Vec<Result<()>>) {
+pub(super) fn start(id: [u8; 3], patience: Duration) -> (Nccl, Flagged, Vec<Result<()>>) {
     let flag = Flagged::default();
     let lost = flag.clone();
     let nccl = Nccl::with(&LIBRARY, 1, &[3, 2], Arc::new(move || lost.lock().clone()), patience).unwrap();
@@ -161,11 +173,11 @@ fn submit(nccl: &Nccl, device: usize) -> Result<()> {
     unsafe { nccl.submit(device, RawStream(0), &call) }
 }
 
-fn lost() -> Error {
+pub(super) fn lost() -> Error {
     Error::HostLost { host: 0, op: "hub", why: "silence".into() }
 }
 
-const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_secs(60);
 
 #[test]
 fn calls_in_progress_are_polled_to_their_end() {

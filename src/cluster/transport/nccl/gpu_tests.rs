@@ -163,6 +163,16 @@ fn cuda_pools_of_two_hosts() {
     }
 }
 
+/// Rails beside the steps inside the processes.
+#[test]
+fn cuda_pools_of_two_hosts_overlap() {
+    for devices in [&[2, 2][..], &[2, 1]] {
+        if let Some(cluster) = Cluster::start(devices, &[0, 1], &format!("beside-{}", pools::port())) {
+            cluster.all_end();
+        }
+    }
+}
+
 /// A process of a cluster, if it was started as one.
 #[test]
 fn cuda_is_a_host() {
@@ -173,8 +183,10 @@ fn cuda_is_a_host() {
     let devices: Vec<usize> = words.next().unwrap().split(',').map(|count| count.parse().unwrap()).collect();
     let gpu = host % driver::cuda::device_count().unwrap();
     let what = words.next().unwrap();
-    if let Some(port) = what.strip_prefix("pool-") {
-        return pools::of_a_process(port.parse().unwrap(), host, &devices, gpu, PATIENCE);
+    for (kind, beside) in [("pool-", false), ("beside-", true)] {
+        if let Some(port) = what.strip_prefix(kind) {
+            return pools::of_a_process(port.parse().unwrap(), host, &devices, gpu, beside, PATIENCE);
+        }
     }
     let drivers: Vec<DriverRef> = (0..devices[host]).map(|_| driver::cuda::open(gpu).unwrap()).collect();
     let start = |round: usize, patience| start(&folder, round, host, &devices, &drivers, patience);

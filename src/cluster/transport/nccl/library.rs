@@ -110,6 +110,8 @@ functions! {
     broadcast "ncclBroadcast" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream);
     send "ncclSend" (*const c_void, usize, c_int, c_int, Comm, Stream);
     recv "ncclRecv" (*mut c_void, usize, c_int, c_int, Comm, Stream);
+    register "ncclCommRegister" (Comm, *mut c_void, usize, *mut *mut c_void);
+    deregister "ncclCommDeregister" (Comm, *mut c_void);
     scaled_create "ncclRedOpCreatePreMulSum" (*mut c_int, *mut c_void, c_int, c_int, Comm);
     scaled_destroy "ncclRedOpDestroy" (c_int, Comm);
     error_string "ncclGetErrorString" (c_int) -> *const c_char;

@@ -3,7 +3,10 @@
 //! The communicator is not blocking. A call that returns "in progress" is polled to its end ([`Rail::settle`]), without
 //! the lock, so that an abort can come between. After an abort nobody has the handle any more.
 
-use super::library::{Comm, Config, Library, UniqueId, code};
+use super::{
+    library::{Comm, Config, Library, UniqueId, code},
+    register::Registration,
+};
 use crate::{
     driver::{Address, DriverRef, gate},
     error::{Error, Result},
@@ -33,6 +36,8 @@ pub(super) struct Rail {
     state: Mutex<State>,
     /// Held from a call until it is no longer in progress: until then no other call is allowed.
     turn: Mutex<()>,
+    /// Chunks of memory that the communicator knows. They live at least as long as it does.
+    pub(super) registered: Mutex<Vec<Registration>>,
 }
 
 struct State {
@@ -59,7 +64,7 @@ impl Rail {
         id: UniqueId,
     ) -> Result<Rail> {
         let state = Mutex::new(State { comm: None, ending: false, cause: None });
-        let rail = Rail { library, driver, device, hosts, state, turn: Mutex::new(()) };
+        let rail = Rail { library, driver, device, hosts, state, turn: Mutex::new(()), registered: Mutex::default() };
         let (mut comm, mut config) = (null_mut(), Config::non_blocking());
         // SAFETY: the pointers are to live values, and the configuration is initialised as the header does.
         let code =
@@ -164,6 +169,7 @@ impl Rail {
         // SAFETY: the handle was taken out, so this is its last use.
         unsafe { (self.library.f.abort)(comm.0) };
         self.state.lock().ending = false;
+        self.forget_registered();
     }
 
     /// Whether there is no communicator any more. False while a call or an abort is stuck.
@@ -185,9 +191,17 @@ impl Rail {
         let Some(comm) = self.state.lock().comm.take() else { return Ok(()) };
         // SAFETY: the handle was taken out, so this is its last use; nothing is in progress.
         match unsafe { (self.library.f.destroy)(comm.0) } {
-            code::SUCCESS | code::IN_PROGRESS => Ok(()),
+            code::SUCCESS | code::IN_PROGRESS => {
+                self.forget_registered();
+                Ok(())
+            }
             code => Err(self.error("ncclCommDestroy", code)),
         }
+    }
+
+    /// Whether calls are errors from now on.
+    pub(super) fn has_ended(&self) -> bool {
+        self.state.lock().comm.is_none()
     }
 }
 

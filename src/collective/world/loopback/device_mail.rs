@@ -1,26 +1,29 @@
 //! A transport between the devices of the loopback cluster.
 
 use super::{
-    super::super::transport::{DeviceTransport, Failure, RailCall, RailMessage, Tag, Tell},
+    super::super::transport::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tag, Tell},
     Hub, lost,
 };
 use crate::{
     DType, PinnedBuffer, ReduceOp,
     driver::{Address, DriverRef, RawStream},
     error::{Error, Result},
-    memory::pinned::Locality,
+    memory::{block::BlockRef, pinned::Locality},
     thread::worker::Shared,
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{
         Arc, Weak,
         mpsc::{self, Receiver, Sender},
     },
     time::Duration,
 };
+
+/// Bytes of a piece.
+pub(crate) const PIECE: usize = 4 << 10;
 
 /// Mailboxes between the devices of a rail: for software GPUs, and the host waits.
 pub(crate) struct DeviceMail {
@@ -31,12 +34,36 @@ pub(crate) struct DeviceMail {
     pub failure: Failure,
     /// The next call: who hears that it was submitted, and what lets its stream go on.
     pub stuck: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+    /// How calls are cut; all hosts have the same.
+    pub overlap: Mutex<Option<Overlap>>,
+    pub held: Mutex<Option<Held>>,
+    /// Chunks that are registered, with the device.
+    pub registered: Arc<Mutex<Vec<(usize, Address)>>>,
+}
+
+/// Calls of each device that are carried out; later ones end when the lock can be had, and do nothing.
+pub(crate) struct Held {
+    pub pass: usize,
+    pub calls: HashMap<usize, usize>,
+    pub until: Arc<Mutex<()>>,
+}
+
+struct Registered(Arc<Mutex<Vec<(usize, Address)>>>, (usize, Address));
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let mut all = self.0.lock();
+        let at = all.iter().position(|one| *one == self.1).unwrap();
+        all.swap_remove(at);
+    }
 }
 
 impl DeviceMail {
     pub fn new(hub: &Arc<Hub>, host: usize) -> Arc<DeviceMail> {
         let (hub, shared, failure, stuck) = (hub.clone(), OnceCell::new(), Failure::default(), Mutex::default());
-        Arc::new(DeviceMail { hub, host, shared, failure, stuck })
+        let overlap = Mutex::new(Some(Overlap { piece: PIECE, blocks: 0 }));
+        let (held, registered) = (Mutex::default(), Arc::default());
+        Arc::new(DeviceMail { hub, host, shared, failure, stuck, overlap, held, registered })
     }
 
     /// The next call never ends: its stream goes on when the result is dropped, as after an abort.
@@ -111,9 +138,21 @@ impl DeviceTransport for DeviceMail {
             submitted.send(()).unwrap();
             return Ok(());
         }
+        if let Some(Held { pass, calls, until }) = &mut *self.held.lock() {
+            let count = calls.entry(device).or_default();
+            *count += 1;
+            if *count > *pass {
+                let (until, shared) = (until.clone(), self.shared.get().and_then(Weak::upgrade).unwrap());
+                let wait = Box::new(move || drop(until.lock()));
+                shared.handles[device].driver.launch_host(stream, wait).unwrap();
+                return Ok(());
+            }
+        }
         let here = (device, stream);
         match *call {
             RailCall::Messages(messages) => {
+                // All hosts' memory would have to be.
+                assert!(call.memory().iter().all(|(at, ..)| self.registered(device, *at).is_none()), "{call:?}");
                 for message in messages {
                     if let RailMessage::Send { to, at, bytes } = *message {
                         self.send(device, to, self.read(here, at, bytes));
@@ -131,16 +170,40 @@ impl DeviceTransport for DeviceMail {
                 let own = self.read(here, at, len * 4);
                 let others = || (0..self.hub.devices.len()).filter(|&host| host != self.host);
                 others().for_each(|host| self.send(device, host, own.clone()));
-                let mut sum: Vec<f32> = bytemuck::pod_collect_to_vec(&own);
-                for host in others() {
-                    let theirs: Vec<f32> = bytemuck::pod_collect_to_vec(&self.receive(device, host)?);
-                    sum.iter_mut().zip(theirs).for_each(|(sum, x)| *sum += x);
+                // In the order of hosts, so that all have the same bits.
+                let mut sum: Vec<f32> = Vec::new();
+                for host in 0..self.hub.devices.len() {
+                    let theirs = if host == self.host { own.clone() } else { self.receive(device, host)? };
+                    let theirs: Vec<f32> = bytemuck::pod_collect_to_vec(&theirs);
+                    match sum.is_empty() {
+                        true => sum = theirs,
+                        false => sum.iter_mut().zip(theirs).for_each(|(sum, x)| *sum += x),
+                    }
                 }
                 self.write(here, at, bytemuck::cast_slice(&sum));
             }
             _ => unreachable!("{call:?}"),
         }
         Ok(())
+    }
+
+    fn overlaps(&self) -> Option<Overlap> {
+        *self.overlap.lock()
+    }
+
+    fn registers(&self) -> bool {
+        true
+    }
+
+    fn register(&self, device: usize, chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
+        self.registered.lock().push((device, chunk.address));
+        Ok(Some(Box::new(Registered(self.registered.clone(), (device, chunk.address)))))
+    }
+
+    fn registered(&self, device: usize, at: Address) -> Option<u64> {
+        let all = self.registered.lock();
+        let inside = |(_, chunk): &&(usize, Address)| (*chunk..*chunk + (2 << 20)).contains(&at);
+        all.iter().filter(|(of, _)| *of == device).find(inside).map(|(_, chunk)| at - chunk)
     }
 
     fn failed(&self, _: usize) -> Option<Error> {

@@ -150,7 +150,7 @@ fn a_call_is_explained() {
         assert_eq!((sum.pieces, sum.piece), (1, 64 << 20));
         Ok([sum.sums, max.sums])
     });
-    assert!(found.iter().all(|sums| sums[0] == "by the transport"), "{found:?}");
+    assert!(found.iter().all(|sums| sums[0] == "by the transport, in the members' own memory"), "{found:?}");
 }
 
 /// Small buffers take one meeting together, large ones one each; the bits are those of a call for each.

@@ -17,11 +17,14 @@ fn numbers(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7 + rank * 13) % 64) as f32 - 20.0).collect()
 }
 
-pub(super) fn of_a_process(port: u16, host: usize, devices: &[usize], gpu: usize, patience: Duration) {
+/// `beside`: large collectives are cut, and rails run beside the steps inside, though the devices share a GPU. With a
+/// hardware queue for each stream that works there, too.
+pub(super) fn of_a_process(port: u16, host: usize, devices: &[usize], gpu: usize, beside: bool, patience: Duration) {
     let cluster = Cluster::tcp(&format!("127.0.0.1:{port}"), host, devices.len(), "a secret of a test").unwrap();
     let cluster = cluster.transport(TransportChoice::Nccl).patience(patience);
     let own = vec![gpu; devices[host]];
     let builder = GpuPool::builder().cuda().devices(&own).share_gpus(true).check(Check::Off).timeout(patience);
+    crate::cluster::connect::FORCED.set(beside);
     let pool = builder.cluster(cluster).build().unwrap();
     for round in 0..3 {
         pool.run(|dev, _| [0, 1, 1000, 300_001].into_iter().try_for_each(|len| collectives(dev, len + round))).unwrap();
@@ -46,6 +49,8 @@ pub(super) fn of_a_process(port: u16, host: usize, devices: &[usize], gpu: usize
         Ok(())
     };
     pool.run(|dev, _| crossed(dev)).unwrap();
+    pool.run(|dev, _| registered(dev, devices)).unwrap();
+    pool.run(|dev, _| pieces(dev, beside)).unwrap();
     pool.close().unwrap();
 }
 
@@ -73,6 +78,42 @@ fn collectives(dev: &Device, len: usize) -> Result<()> {
     let (whole, mut mine) = (dev.upload(&numbers(9, 2 * n))?, dev.zeros(2)?);
     world.scatter((me == 0).then(|| whole.view()), &mut mine, 0)?;
     assert_eq!(dev.download(&mine)?, numbers(9, 2 * n)[2 * me..2 * me + 2]);
+    Ok(())
+}
+
+/// Large buffers, with and without a rest.
+fn pieces(dev: &Device, beside: bool) -> Result<()> {
+    for len in [5 << 20, 13_000_001] {
+        let world = dev.world()?;
+        let how = world.explain(crate::DType::F32, ReduceOp::Sum, len * 4)?.rails.unwrap();
+        let here = world.here().count() > 1;
+        println!("{} pieces of {len}, overlapped: {}", how.pieces, how.overlap);
+        assert_eq!((how.pieces > 1, how.overlap), (beside && world.count() > 2, beside && here), "{len}");
+        (0..3).try_for_each(|_| collectives(dev, len))?;
+    }
+    Ok(())
+}
+
+/// NCCL works in memory that it knows.
+fn registered(dev: &Device, devices: &[usize]) -> Result<()> {
+    let world = dev.world()?;
+    let (me, n) = (world.rank(), world.count());
+    for len in [1, 70_001, 9_000_000] {
+        let mut x = dev.exportable::<f32>(len)?;
+        let registered = world.register(&x)?;
+        assert_eq!(registered.library(), devices.iter().all(|&count| count == 1).then_some("nccl"));
+        for round in 0..3 {
+            dev.upload_into(&numbers(me + round, len), &mut x)?;
+            world.all_reduce(&mut x, ReduceOp::Sum)?;
+            let sum = (0..len).map(|i| (0..n).map(|rank| ((i * 7 + (rank + round) * 13) % 64) as f32 - 20.0).sum());
+            assert!(dev.download(&x)? == sum.collect::<Vec<f32>>(), "registered, {len}");
+        }
+        // Some memory that is not.
+        drop(registered);
+        dev.upload_into(&numbers(me, len), &mut x)?;
+        world.all_reduce(&mut x, ReduceOp::Max)?;
+        assert!(dev.download(&x)?.iter().zip(numbers(me, len)).all(|(max, own)| *max >= own));
+    }
     Ok(())
 }
 

@@ -1,0 +1,130 @@
+//! `kernels/sharded.cu`: the whole step of a divided optimizer by one kernel of each member, as an [`Algorithm`].
+//!
+//! [`sharded`](super::super::sharded) uses it where kernels can meet; it has no host kernel. Invariant: the bits are
+//! those of the separate calls, and everything that the number of blocks depends on is equal on all members.
+
+use super::{
+    SEGMENTS, Segment, push_table, slice,
+    update::{CHUNK, Moments, Parameter, Rule, push_later, push_moments},
+    value,
+};
+use crate::{
+    Element, ReduceOp,
+    collective::{
+        algorithm::{About, Algorithm, Matched, Meeting, Member, Needs, Scratch},
+        choose::Case,
+        kernels::{Entry, code},
+    },
+    error::Result,
+    fabric::{
+        layout::{BLOCKS, DeviceBarrier, MOST},
+        limits::Limits,
+        plan::Side,
+        types,
+    },
+    kernel::builtin::SHARDED,
+    memory::DeviceView,
+};
+use std::ops::Range;
+
+/// What one member's kernel is given besides the memory that the members lend each other. A norm is asked for where
+/// gradients are clipped.
+pub(in super::super) struct OneKernel<'a, T: Parameter> {
+    pub reduce: ReduceOp,
+    pub rule: Rule,
+    /// The memory of a rule that counts in place of `rule`: for graphs.
+    pub later: Option<DeviceView<'a, u32>>,
+    pub moments: Moments<'a>,
+    pub norm: Option<DeviceView<'a, f32>>,
+    /// Elements of all members, and those of this one.
+    pub len: usize,
+    pub part: Range<usize>,
+    /// Elements of the largest part.
+    pub largest: usize,
+    /// The member's own parameters in its part.
+    pub segments: &'a [Segment<'a, T>],
+}
+
+pub(in super::super) fn entry<T: Parameter>() -> Entry {
+    Entry { module: &SHARDED, name: T::SHARDED, host: None }
+}
+
+/// Blocks of the kernel: a chunk for each, then for each of its warps. The second meeting waits for all of them, so all
+/// are on the device at once: that is what the limits are for.
+fn blocks(largest: usize, limits: &Limits) -> u32 {
+    (largest.div_ceil(CHUNK).clamp(1, BLOCKS as usize) as u32).min(limits.exchange_blocks)
+}
+
+impl<T: Parameter> Algorithm for OneKernel<'_, T> {
+    fn about(&self) -> About {
+        About { name: "sharded", group: types::Algorithm::Direct, waits_by: "flags" }
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        case.meets_on_devices().then_some("one kernel adds up, updates and sends")
+    }
+
+    fn needs(&self, _: &Case<'_>) -> Needs {
+        let sums = if self.norm.is_some() { self.len.div_ceil(CHUNK) * size_of::<f64>() } else { 0 };
+        Needs {
+            meeting: Meeting::Kernels { launches: 1, in_full: true },
+            scratch: Scratch::device(std::iter::once(sums)),
+        }
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        blocks(self.largest, case.limits)
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let addresses = self.addresses(member, matched);
+        let args = self.args(member.barrier, addresses);
+        member.launch(&entry::<T>(), blocks(self.largest, member.limits), &args)
+    }
+}
+
+/// By rank: gradients, destinations, sums of squares.
+type Addresses = [[u64; MOST]; 3];
+
+impl<T: Parameter> OneKernel<'_, T> {
+    fn addresses(&self, member: &Member<'_>, matched: &Matched<'_>) -> Addresses {
+        let by_rank = |address: &dyn Fn(usize) -> u64| -> [u64; MOST] {
+            std::array::from_fn(|rank| if rank < member.count() { address(rank) } else { 0 })
+        };
+        [
+            by_rank(&|rank| matched.address(rank, Side::Source)),
+            by_rank(&|rank| matched.address(rank, Side::Destination)),
+            by_rank(&|rank| if self.norm.is_some() { matched.recv_scratch(rank).address } else { 0 }),
+        ]
+    }
+
+    pub(super) fn args(&self, meet: DeviceBarrier, addresses: Addresses) -> super::Arguments {
+        debug_assert!(self.segments.len() <= SEGMENTS && self.part.start.is_multiple_of(CHUNK));
+        let mut args = super::Arguments::new();
+        args.push(value(meet));
+        args.push(value(code(self.reduce)));
+        args.push(value(self.rule));
+        push_later(&mut args, self.later.as_ref());
+        push_moments(&mut args, &self.moments);
+        args.push(match &self.norm {
+            Some(norm) => slice(norm.address(), size_of::<f32>(), true),
+            None => value(0u64),
+        });
+        args.push(value(self.part.start as u64));
+        args.push(value(self.part.end as u64));
+        args.push(value(self.len.div_ceil(CHUNK) as u64));
+        args.push(value(self.segments.len() as u32));
+        for column in addresses {
+            for eight in column.chunks(8) {
+                args.push(value::<[u64; 8]>(std::array::from_fn(|k| eight[k])));
+            }
+        }
+        push_table(&mut args, self.segments, true);
+        args
+    }
+}
+
+/// Whether the kernel can read and write this memory: by 16 bytes.
+pub(in super::super) fn is_aligned<T: Element>(view: &DeviceView<'_, T>) -> bool {
+    view.address().is_multiple_of(16)
+}

@@ -1,0 +1,400 @@
+//! A step of an optimizer whose state is divided among the members (ZeRO-1), on gradients that lie in one buffer:
+//! reduce-scatter, the norm, the update of the own part, all-gather of the parameters.
+//!
+//! `parallel::ShardedOptimizer` is its public face. Where kernels can wait for each other, all of it is
+//! [one kernel](super::kernels::sharded) of each member; elsewhere it is three collectives and the kernels of
+//! [`update`](super::kernels::update). Invariant: both give the same bits.
+
+use super::{
+    ReduceOp, check_home, group_of,
+    kernels::{
+        self, SEGMENTS, Segment,
+        sharded::{self, OneKernel},
+        update::{self, CHUNK, Moments, Parameter, Rule},
+    },
+    layout::Unit,
+    mismatch,
+    parts::part_of,
+};
+use crate::{
+    DType, Device, DeviceBuffer, DeviceCopy, Group,
+    collective::GroupKey,
+    error::{Error, Result, Site},
+    fabric::{
+        call::{Call, Origin},
+        descriptor::Area,
+    },
+    memory::{AsView, AsViewMut, DeviceView, DeviceViewMut, handle::DeviceHandle, hazard::Access},
+};
+use smallvec::SmallVec;
+use std::{ops::Range, panic::Location, sync::Arc};
+
+/// The name of the operation, for errors.
+const OP: &str = "ShardedOptimizer";
+
+/// What all members must have alike.
+#[derive(Clone)]
+pub(crate) struct Terms {
+    pub dtype: DType,
+    pub sizes: Arc<[usize]>,
+    pub reduce: ReduceOp,
+    /// The optimizer, in words.
+    pub optimizer: String,
+    pub site: Site,
+}
+
+/// What members compare, and its text.
+type Named = (&'static str, fn(&Terms) -> String);
+
+/// Numbers that an optimizer keeps for each element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    First,
+    Second,
+    Master,
+}
+
+/// One member's part.
+pub(crate) struct ShardedStep<T: Parameter> {
+    members: GroupKey,
+    device: Arc<DeviceHandle>,
+    /// Identifies it; the same on all members.
+    id: Origin,
+    reduce: ReduceOp,
+    clips: bool,
+    /// Where each gradient lies.
+    places: Box<[Range<usize>]>,
+    /// Elements, with the gaps between gradients; those of each member's part.
+    len: usize,
+    counts: SmallVec<[usize; 8]>,
+    part: Range<usize>,
+    /// Whether one launch can name the parameters of every part.
+    nameable: bool,
+    kept: [Option<DeviceBuffer<f32>>; 3],
+    sums: DeviceBuffer<f64>,
+    norm: DeviceBuffer<f32>,
+    /// The rule of the next step of a graph.
+    later: DeviceBuffer<u32>,
+    of: std::marker::PhantomData<fn() -> T>,
+}
+
+impl Terms {
+    /// Compares the terms of all members: `Err` on all of them if they differ.
+    #[track_caller]
+    fn compare(self, group: &Group<'_>) -> Result<()> {
+        let (here, site) = (group.here(), self.site);
+        let text = format!("{OP}({:?}, {}, {}, {:?})", self.dtype, self.reduce, self.optimizer, self.sizes);
+        let all = here.exchange(self)?;
+        let parts: [Named; 4] = [
+            ("dtype", |terms| format!("parameters of {:?}", terms.dtype)),
+            ("size", |terms| format!("sizes {:?}", terms.sizes)),
+            ("reduce op", |terms| terms.reduce.to_string()),
+            ("optimizer", |terms| terms.optimizer.clone()),
+        ];
+        for (rank, other) in all.iter().enumerate().skip(1) {
+            if let Some((what, text)) = parts.iter().find(|(_, text)| text(&all[0]) != text(other)) {
+                let difference = (*what, text(&all[0]), text(other));
+                return Err(mismatch(&here, rank, difference, [all[0].site, other.site]));
+            }
+        }
+        group.agree(Origin::default(), OP, site, &text)
+    }
+}
+
+impl<T: Parameter> ShardedStep<T> {
+    /// All members call it.
+    #[track_caller]
+    pub fn new(group: &Group<'_>, terms: Terms, kept: &[Kept], clips: bool) -> Result<Self> {
+        if !matches!(terms.reduce, ReduceOp::Sum | ReduceOp::Avg) {
+            return Err(Error::invalid(OP, format_args!("{} of gradients: Sum or Avg", terms.reduce)));
+        }
+        let dev = &*group.device().in_order();
+        dev.not_in_graph(OP)?;
+        let (id, sizes, reduce) = (group.new_exchange(), terms.sizes.clone(), terms.reduce);
+        terms.compare(group)?;
+        let (places, len) = places::<T>(&sizes)?;
+        let members = group.count();
+        let part = part_of(len, group.rank(), members);
+        let most = (0..members).map(|rank| within(&places, &part_of(len, rank, members)).count()).max();
+        if group.kernels_meet() {
+            // Not later: to load a module may wait for kernels that wait for this member.
+            let entry = sharded::entry::<T>();
+            dev.worker.function(entry.module, entry.name)?;
+        }
+        let zeros = |which| kept.contains(&which).then(|| dev.zeros::<f32>(part.len())).transpose();
+        Ok(ShardedStep {
+            members: group.key(),
+            device: dev.worker.handle.clone(),
+            id,
+            reduce,
+            clips,
+            len,
+            counts: (0..members).map(|rank| part_of(len, rank, members).len()).collect(),
+            nameable: most.is_some_and(|most| most <= SEGMENTS),
+            kept: [zeros(Kept::First)?, zeros(Kept::Second)?, zeros(Kept::Master)?],
+            sums: dev.zeros(len.div_ceil(CHUNK))?,
+            norm: dev.zeros(1)?,
+            later: dev.zeros(size_of::<Rule>() / size_of::<u32>())?,
+            places,
+            part,
+            of: std::marker::PhantomData,
+        })
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn place(&self, parameter: usize) -> Option<Range<usize>> {
+        self.places.get(parameter).cloned()
+    }
+
+    pub fn part(&self) -> Range<usize> {
+        self.part.clone()
+    }
+
+    /// The norm of the last step's gradients.
+    pub fn norm(&self) -> Option<DeviceView<'_, f32>> {
+        self.clips.then(|| self.norm.view())
+    }
+
+    /// Writes the rule that the next launch of a graph takes.
+    #[track_caller]
+    pub fn set_later(&mut self, dev: &Device, rule: Rule) -> Result<()> {
+        self.here(dev, "prepare")?;
+        let rule = self.gathering(rule);
+        dev.upload_into(bytemuck::cast_slice(&[rule]), &mut self.later)
+    }
+
+    /// The group of the members, on the stream of `dev`.
+    #[track_caller]
+    fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
+        check_home(&self.device, dev, op)?;
+        group_of(&self.members, dev, op)
+    }
+
+    /// The parts of the parameters whose gradients are in this range.
+    fn segments<'a>(&self, range: Range<usize>, weights: &[DeviceView<'a, T>]) -> SmallVec<[Segment<'a, T>; 8]> {
+        let segment = |(parameter, part): (usize, Range<usize>)| {
+            let begin = self.places[parameter].start;
+            let memory = weights[parameter].slice(part.start - begin..part.end - begin);
+            Segment { start: part.start, len: part.len(), memory: Some(memory) }
+        };
+        within(&self.places, &range).map(segment).collect()
+    }
+
+    /// Checks the arguments of a step.
+    #[track_caller]
+    pub fn check(&self, grads: &DeviceViewMut<'_, T>, weights: &[DeviceViewMut<'_, T>]) -> Result<()> {
+        if grads.len() != self.len {
+            let why = format_args!("gradients of {} elements where {} are needed", grads.len(), self.len);
+            return Err(Error::invalid("step", why));
+        }
+        if weights.len() != self.places.len() {
+            let why = format_args!("{} parameters where {} are needed", weights.len(), self.places.len());
+            return Err(Error::invalid("step", why));
+        }
+        if let Some(i) = (0..weights.len()).find(|&i| weights[i].len() != self.places[i].len()) {
+            let why = format_args!("parameter {i} has {} elements, and had {}", weights[i].len(), self.places[i].len());
+            return Err(Error::invalid("step", why));
+        }
+        match std::iter::once(grads).chain(weights).all(|x| sharded::is_aligned(&x.view())) {
+            true => Ok(()),
+            false => Err(Error::invalid("step", "memory that does not begin at a multiple of 16 bytes")),
+        }
+    }
+
+    /// One step, number `steps`, of memory that was [checked](Self::check). All members call it. In a capture the rule
+    /// is the one of [`set_later`](Self::set_later) at each launch.
+    #[track_caller]
+    pub fn step(
+        &mut self,
+        dev: &Device,
+        (rule, steps): (Rule, u64),
+        mut grads: DeviceViewMut<'_, T>,
+        weights: &mut [DeviceViewMut<'_, T>],
+    ) -> Result<()> {
+        let group = self.here(dev, "step")?;
+        if self.len == 0 {
+            return Ok(());
+        }
+        let rule = self.gathering(rule);
+        let origin = self.id.in_step(steps);
+        match self.nameable && group.count() > 1 && group.kernels_meet() {
+            true => self.by_one_kernel(&group, (rule, origin), &mut grads, weights)?,
+            false => self.by_calls(&group, (rule, origin), &mut grads, weights)?,
+        }
+        if !self.is_flat() {
+            self.bring_back(dev, &grads.view(), weights)?;
+        }
+        Ok(())
+    }
+
+    /// Whether gradients and parameters lie alike, so that members can write the parameters of each other.
+    fn is_flat(&self) -> bool {
+        self.places.len() == 1
+    }
+
+    /// The rule with which parameters get to where they are gathered.
+    fn gathering(&self, rule: Rule) -> Rule {
+        Rule { gather: u32::from(!self.is_flat()), ..rule }
+    }
+
+    fn moments(&self) -> Moments<'_> {
+        let [first, second, master] = self.kept.each_ref().map(|memory| memory.as_ref().map(|memory| memory.view()));
+        Moments { begin: self.part.start, first, second, master }
+    }
+
+    #[track_caller]
+    fn by_one_kernel(
+        &self,
+        group: &Group<'_>,
+        (rule, origin): (Rule, Origin),
+        grads: &mut DeviceViewMut<'_, T>,
+        weights: &mut [DeviceViewMut<'_, T>],
+    ) -> Result<()> {
+        let dev = group.device();
+        let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
+        let segments = self.segments(self.part.clone(), &views);
+        let kernel = OneKernel {
+            reduce: self.reduce,
+            rule,
+            later: dev.recording.is_some().then(|| self.later.view()),
+            moments: self.moments(),
+            norm: self.norm(),
+            len: self.len,
+            part: self.part.clone(),
+            largest: self.counts.iter().copied().max().unwrap_or(0),
+            segments: &segments,
+        };
+        let mut beside = SmallVec::new();
+        beside.push((area(grads.view()), Access::Write));
+        beside.push((area(self.norm.view()), Access::Write));
+        beside.push((area(self.later.view()), Access::Read));
+        beside.extend(self.kept.iter().flatten().map(|memory| (area(memory.view()), Access::Write)));
+        beside.extend(segments.iter().filter_map(|segment| Some((area(segment.memory?), Access::Write))));
+        let call = Call::new("sharded_step").elements(T::DTYPE, self.len).counts(&self.counts).from(origin);
+        match self.is_flat() {
+            true => {
+                let to = super::access::exclusive(views[0]);
+                group.parts_by((call, self.reduce), &self.counts, Some(grads.view()), to, beside, &kernel)
+            }
+            false => group.parts_by((call, self.reduce), &self.counts, None, grads.view_mut(), beside, &kernel),
+        }
+    }
+
+    #[track_caller]
+    fn by_calls(
+        &mut self,
+        group: &Group<'_>,
+        (rule, origin): (Rule, Origin),
+        grads: &mut DeviceViewMut<'_, T>,
+        weights: &mut [DeviceViewMut<'_, T>],
+    ) -> Result<()> {
+        let (dev, part) = (group.device(), self.part.clone());
+        if let Some(begun) = group.begin_reduce_scatter(origin, grads.view_mut(), &self.counts, self.reduce, false)? {
+            group.end(begun)?;
+        }
+        if self.clips {
+            let own = part.start / CHUNK..part.end.div_ceil(CHUNK);
+            if !part.is_empty() {
+                update::squares(dev, &grads.slice(part.clone()), &self.sums.slice(own))?;
+            }
+            let chunks: SmallVec<[usize; 8]> = self.counts.iter().map(|count| count.div_ceil(CHUNK)).collect();
+            group.all_gather_from(origin, self.sums.view_mut(), &chunks)?;
+            kernels::norm::<T>(dev, &self.sums.view(), &self.norm.view())?;
+        }
+        let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
+        let later = dev.recording.is_some().then(|| self.later.view());
+        for some in self.segments(part, &views).chunks(SEGMENTS) {
+            let (moments, norm) = (self.moments(), self.norm.view());
+            update::update(dev, &grads.view(), &moments, &norm, some, (rule, later.as_ref()))?;
+        }
+        drop(views);
+        if !self.is_flat() {
+            return group.all_gather_from(origin, grads.view_mut(), &self.counts);
+        }
+        // The gradients may have zeros behind them, the parameters have not.
+        let (len, members) = (weights[0].len(), self.counts.len());
+        let within = |rank| part_of(self.len, rank, members);
+        let counts: SmallVec<[usize; 8]> =
+            (0..members).map(|rank| within(rank).end.min(len) - within(rank).start.min(len)).collect();
+        group.all_gather_from(origin, weights[0].view_mut(), &counts)
+    }
+
+    /// Copies the other members' parameters, which are where their gradients were.
+    #[track_caller]
+    fn bring_back(&self, dev: &Device, grads: &DeviceView<'_, T>, weights: &mut [DeviceViewMut<'_, T>]) -> Result<()> {
+        let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
+        for range in [0..self.part.start, self.part.end..self.len] {
+            for some in self.segments(range, &views).chunks(SEGMENTS) {
+                let (first, last) = (some[0].start, some[some.len() - 1]);
+                kernels::unpack::<T, T>(dev, grads, (first, last.start + last.len - first), some, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What all members keep of one kind, for all elements; empty if nothing is kept. It meets and waits.
+    #[track_caller]
+    pub fn kept(&self, dev: &Device, which: Kept) -> Result<Vec<f32>> {
+        let group = self.here(dev, "state")?;
+        dev.not_in_graph("state")?;
+        let Some(own) = &self.kept[which as usize] else { return Ok(Vec::new()) };
+        let mut all = dev.zeros::<f32>(self.len)?;
+        if !self.part.is_empty() {
+            dev.copy(own, &mut all.slice_mut(self.part.clone()))?;
+        }
+        group.all_gather_from(self.id, all.view_mut(), &self.counts)?;
+        dev.download(&all)
+    }
+
+    /// Replaces what this member keeps of one kind. `all` has all elements, or none if nothing is kept.
+    #[track_caller]
+    pub fn set_kept(&mut self, dev: &Device, which: Kept, all: &[f32]) -> Result<()> {
+        self.here(dev, "set_state")?;
+        dev.not_in_graph("set_state")?;
+        match &mut self.kept[which as usize] {
+            Some(own) => dev.upload_into(&all[self.part.clone()], own),
+            None => Ok(()),
+        }
+    }
+
+    /// The number of elements that [`set_kept`](Self::set_kept) needs.
+    pub fn kept_len(&self, which: Kept) -> usize {
+        if self.kept[which as usize].is_some() { self.len } else { 0 }
+    }
+}
+
+fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {
+    Area { block: view.block.clone(), address: view.address(), bytes: view.bytes() }
+}
+
+/// Where the gradients of parameters of these sizes lie, one behind the other, each at a multiple of 16 bytes; and the
+/// number of elements.
+#[track_caller]
+fn places<T>(sizes: &[usize]) -> Result<(Box<[Range<usize>]>, usize)> {
+    let site = Location::caller();
+    let too_many = || Error::invalid_at(site, OP, "more elements than there are addresses");
+    let mut end = 0usize;
+    let mut found = Vec::with_capacity(sizes.len());
+    for &size in sizes {
+        let behind = end.checked_add(size).filter(|&behind| behind <= isize::MAX as usize / 16).ok_or_else(too_many)?;
+        found.push(end..behind);
+        end = Unit::of::<T>().padded(behind);
+    }
+    Ok((found.into(), end))
+}
+
+/// The parameters in a range, and what of each is in it.
+fn within<'a>(
+    places: &'a [Range<usize>],
+    range: &Range<usize>,
+) -> impl Iterator<Item = (usize, Range<usize>)> + use<'a> {
+    let (start, end) = (range.start, range.end);
+    // They are in order; an empty one may be anywhere.
+    let first = places.partition_point(|place| place.end <= start);
+    let some = places[first..].iter().enumerate().take_while(move |(_, place)| place.start < end);
+    some.map(move |(k, place)| (first + k, place.start.max(start)..place.end.min(end)))
+        .filter(|(_, part)| !part.is_empty())
+}

@@ -1,0 +1,256 @@
+//! [`ShardedOptimizer`]: the step of an optimizer whose state is divided among devices, on gradients in one buffer.
+//!
+//! Users call it in scopes of their own; [`DataParallel`](super::DataParallel) divides its state bucket by bucket,
+//! beside the backward pass. The work is done by `gradients::sharded`; here are the numbers of each step.
+
+use super::optim::{Needs, Optimizer};
+use crate::{
+    Device, Group, Parameter, ReduceOp,
+    error::{Error, Result},
+    gradients::{Kept, ShardedStep, Terms},
+    memory::{AsViewMut, DeviceView, DeviceViewMut},
+};
+use smallvec::SmallVec;
+use std::{ops::Range, panic::Location};
+
+const KINDS: [Kept; 3] = [Kept::First, Kept::Second, Kept::Master];
+
+/// One device's part of an optimizer whose state is divided among the devices of a group (ZeRO-1: Rajbhandari et al.,
+/// 2020). A [`step`](Self::step) takes each device's own gradients. It adds them up, clips them by their global norm if
+/// the [`Optimizer`] says so, updates the parameters, and gives all devices the new ones. Keep it in a
+/// [`PerDevice`](crate::PerDevice), or make it in the scope that trains.
+///
+/// ```
+/// use gpu_pool::{GpuPool, ReduceOp, parallel::{Optimizer, ShardedOptimizer}};
+///
+/// let pool = GpuPool::builder().host(2).build()?;
+/// let found = pool.run(|dev, shard| {
+///     let group = dev.group(&[0, 1])?;
+///     let optimizer = Optimizer::sgd(0.5).clip(2.5);
+///     // Two parameters, of 3 and of 1 elements.
+///     let mut sharded = ShardedOptimizer::new(&group, optimizer, ReduceOp::Avg, &[3, 1])?;
+///     let mut weights = [dev.upload(&[1.0f32; 3])?, dev.upload(&[1.0f32])?];
+///     let mut grads = dev.zeros::<f32>(sharded.len())?;
+///     // The backward pass: their mean is 3 and 4.
+///     dev.fill(&mut grads.slice_mut(sharded.place(0).start..1), 2.0 + 2.0 * shard.index() as f32)?;
+///     dev.fill(&mut grads.slice_mut(sharded.place(1)), 4.0)?;
+///     let norm = sharded.step(dev, &mut grads, &mut weights)?.expect("gradients are clipped");
+///     Ok((dev.download(&norm)?[0], dev.download(&weights[0])?, dev.download(&weights[1])?))
+/// })?;
+/// for (norm, first, second) in found {
+///     assert_eq!(norm, 5.0);
+///     assert!((first[0] - 0.25).abs() < 1e-6 && first[1..] == [1.0; 2] && second[0].abs() < 1e-6);
+/// }
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+///
+/// **Memory.** Each of `N` devices keeps the moments, and the copies in `f32` of half types, of one `N`-th of the
+/// parameters. Gradients of all parameters are in one buffer of [`len`](Self::len) elements, in order, each at its
+/// [`place`](Self::place). Between them are a few elements that must be zero: they count in the norm. A step leaves
+/// unspecified numbers in the buffer, but zeros there. Parameters are one buffer each. Everything begins at a multiple
+/// of 16 bytes, as whole buffers do.
+///
+/// **Speed.** Where the kernels of GPUs can wait for each other, a step is one kernel of each device. With one
+/// parameter it writes to the others' parameters; with several, a second one copies the others' parameters to their
+/// places, so one large buffer for all parameters is best. Elsewhere (software GPUs, several processes, no peer
+/// access, under a checker, an [`Algorithm`](crate::Algorithm) other than `Auto`, more than 64 parameters in a device's
+/// part) a step is three collectives, and kernels between them.
+///
+/// **Bits.** They are the same both ways, and on all devices: those of a reduce-scatter in the order of ranks, the norm
+/// in a fixed order, the update, and an all-gather. The norm's order does not depend on the number of devices.
+/// Parameters are moved as they are, also NaNs.
+///
+/// **Graphs.** A step can be [captured](Device::capture). Its numbers (rate, corrections of Adam) are then in the
+/// device's memory: call [`prepare`](Self::prepare) before each launch.
+///
+/// **Failures.** A step that fails, or a scope that fails within one, may leave some devices' parts updated and others
+/// not. After an error every call of `step` is refused until [`set_state`](Self::set_state).
+pub struct ShardedOptimizer<T: Parameter = f32> {
+    optimizer: Optimizer,
+    own: ShardedStep<T>,
+    steps: u64,
+    failed: bool,
+}
+
+/// The state of a [`ShardedOptimizer`], of all devices: for checkpoints. It does not depend on the number of devices.
+/// The numbers are in the order of the gradients: those of a parameter are at its [`place`](ShardedOptimizer::place).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ShardedState {
+    /// Steps that were done.
+    pub steps: u64,
+    /// The first moments; empty without.
+    pub first: Vec<f32>,
+    /// The second moments; empty without.
+    pub second: Vec<f32>,
+    /// The parameters in `f32`, if their type is narrower; else empty.
+    pub master: Vec<f32>,
+}
+
+impl<T: Parameter> ShardedOptimizer<T> {
+    /// Makes this device's part, for parameters with these numbers of elements. All devices of the group call it.
+    /// `reduce` is [`Sum`](ReduceOp::Sum) or [`Avg`](ReduceOp::Avg): what is done to the devices' gradients.
+    /// [`Optimizer::sharded`] and [`Optimizer::bucket_bytes`] have no meaning here.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a wrong optimizer or operation, and in a capture; [`Error::Mismatch`] on all
+    /// devices when they differ in type, sizes, operation or optimizer; [`Error::OutOfMemory`], [`Error::Aborted`],
+    /// [`Error::Timeout`], the driver's.
+    #[track_caller]
+    pub fn new(group: &Group<'_>, optimizer: Optimizer, reduce: ReduceOp, sizes: &[usize]) -> Result<Self> {
+        optimizer.check()?;
+        let (dtype, site) = (T::DTYPE, Location::caller());
+        let terms = Terms { dtype, sizes: sizes.into(), reduce, optimizer: format!("{optimizer:?}"), site };
+        let kept = [
+            (optimizer.needs() != Needs::Nothing).then_some(Kept::First),
+            (optimizer.needs() == Needs::Two).then_some(Kept::Second),
+            (size_of::<T>() < size_of::<f32>()).then_some(Kept::Master),
+        ];
+        let kept: SmallVec<[Kept; 3]> = kept.into_iter().flatten().collect();
+        let own = ShardedStep::new(group, terms, &kept, optimizer.clips())?;
+        Ok(ShardedOptimizer { optimizer, own, steps: 0, failed: false })
+    }
+
+    /// Elements of the buffer of all gradients.
+    pub fn len(&self) -> usize {
+        self.own.len()
+    }
+
+    /// Whether the parameters have no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where the gradient of a parameter lies.
+    ///
+    /// # Panics
+    /// When there is no such parameter.
+    #[track_caller]
+    pub fn place(&self, parameter: usize) -> Range<usize> {
+        self.own.place(parameter).unwrap_or_else(|| panic!("there is no parameter {parameter}"))
+    }
+
+    /// The elements whose state this device keeps. The parts of all devices, by rank, are all elements without a gap.
+    pub fn part(&self) -> Range<usize> {
+        self.own.part()
+    }
+
+    /// Steps that were done, with those of a state that was set.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> Optimizer {
+        self.optimizer
+    }
+
+    /// Changes the learning rate from the next step on, before schedule and warm-up. All devices do the same.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a rate that is negative or not finite.
+    #[track_caller]
+    pub fn set_rate(&mut self, rate: f64) -> Result<()> {
+        let mut optimizer = self.optimizer;
+        optimizer.set_rate(rate);
+        optimizer.check()?;
+        self.optimizer = optimizer;
+        Ok(())
+    }
+
+    /// One step: `grads` are this device's gradients, and `weights` its parameters, equal on all devices. All devices
+    /// of the group call it. Later work of the current stream has the new parameters. It does not wait for the devices.
+    ///
+    /// Returns the norm of all gradients, before it is clipped: one number on the device, with the same bits on all.
+    /// None if the optimizer does not [clip](Optimizer::clip). (`clip(f32::MAX.into())` computes the norm and changes
+    /// nothing.) If the norm is not finite, the step changes nothing; without clipping nobody looks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for other lengths than at the start, memory that begins at no multiple of 16 bytes,
+    /// and after a failure; [`Error::Mismatch`] when the devices are not in the same step; else those of
+    /// [`Device::all_reduce`].
+    #[track_caller]
+    pub fn step<G, V>(&mut self, dev: &Device, grads: &mut G, weights: &mut [V]) -> Result<Option<DeviceView<'_, f32>>>
+    where
+        G: AsViewMut<Elem = T> + ?Sized,
+        V: AsViewMut<Elem = T>,
+    {
+        if self.failed {
+            return Err(Error::invalid("step", "a step has failed; `set_state` before the next one"));
+        }
+        let rule = self.optimizer.rule(self.steps, 1.0);
+        let mut weights: SmallVec<[DeviceViewMut<'_, T>; 8]> = weights.iter_mut().map(|x| x.view_mut()).collect();
+        let grads = grads.view_mut();
+        self.own.check(&grads, &weights)?;
+        let captures = dev.recording.is_some();
+        // A member that has failed may be behind the others.
+        self.own.step(dev, (rule, self.steps), grads, &mut weights).inspect_err(|_| self.failed |= !captures)?;
+        self.steps += u64::from(!captures);
+        Ok(self.own.norm())
+    }
+
+    /// Writes the numbers of the next step to the device, for a graph with one step, and counts the step. Call it
+    /// before each launch, on the stream of the launch.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] in a capture and after a failure; those of [`Device::upload_into`].
+    #[track_caller]
+    pub fn prepare(&mut self, dev: &Device) -> Result<()> {
+        if self.failed {
+            return Err(Error::invalid("prepare", "a step has failed; `set_state` before the next one"));
+        }
+        self.own.set_later(dev, self.optimizer.rule(self.steps, 1.0))?;
+        self.steps += 1;
+        Ok(())
+    }
+
+    /// The state of all devices. All devices of the group call it, and it **waits**.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] in a capture; those of [`Device::download`] and [`Device::all_gather`].
+    #[track_caller]
+    pub fn state(&self, dev: &Device) -> Result<ShardedState> {
+        let [first, second, master] = KINDS;
+        Ok(ShardedState {
+            steps: self.steps,
+            first: self.own.kept(dev, first)?,
+            second: self.own.kept(dev, second)?,
+            master: self.own.kept(dev, master)?,
+        })
+    }
+
+    /// Goes on from a state, also of another number of devices, and after a failure. All devices of the group call it
+    /// with the same state, and set their parameters themselves.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a state of other parameters, or of another optimizer; those of
+    /// [`Device::upload_into`].
+    #[track_caller]
+    pub fn set_state(&mut self, dev: &Device, state: &ShardedState) -> Result<()> {
+        let all = [&state.first, &state.second, &state.master];
+        for (which, all) in KINDS.into_iter().zip(all) {
+            let wanted = self.own.kept_len(which);
+            if all.len() != wanted {
+                let why = format_args!("{} numbers ({which:?}) where {wanted} are needed", all.len());
+                return Err(Error::invalid("set_state", why));
+            }
+        }
+        self.failed = true;
+        for (which, all) in KINDS.into_iter().zip(all) {
+            self.own.set_kept(dev, which, all)?;
+        }
+        (self.steps, self.failed) = (state.steps, false);
+        Ok(())
+    }
+}
+
+impl<T: Parameter> std::fmt::Debug for ShardedOptimizer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ShardedOptimizer")
+            .field("type", &T::DTYPE)
+            .field("optimizer", &self.optimizer)
+            .field("len", &self.len())
+            .field("part", &self.part())
+            .field("steps", &self.steps)
+            .finish_non_exhaustive()
+    }
+}
