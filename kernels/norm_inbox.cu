@@ -105,12 +105,11 @@ template <class T> struct Work {
     // What this member adds to the sum.
     __device__ uint4 share(u64 row, u32 k) const { return guarded<T>(*(const uint4*)(own.x + at(row, k))); }
 
-    // The residual, with the sum of its elements from now on.
-    __device__ uint4 added(u64 row, u32 k, uint4 sum) const {
-        uint4* residual = (uint4*)(own.residual + at(row, k));
-        const uint4 before = *residual;
+    __device__ uint4 residual(u64 row, u32 k) const { return *(const uint4*)(own.residual + at(row, k)); }
+    // The residual, which was `before`, with the sum of its elements from now on.
+    __device__ uint4 added(u64 row, u32 k, uint4 before, uint4 sum) const {
         const auto of = [&](u32 i) { return wide(lane<T>(before, i)) + wide(lane<T>(sum, i)); };
-        return *residual = pack_of<T>(of);
+        return *(uint4*)(own.residual + at(row, k)) = pack_of<T>(of);
     }
 
     template <bool MEAN> __device__ void norm(u64 row, const Row<T, true>& in) const {
@@ -131,7 +130,7 @@ template <class T> struct Work {
         if (meet.count > 2) {
 #pragma unroll
             for (u32 k = 0; k < KEPT; k++) {
-                packs[k] = has(row, k) ? *(const uint4*)(own.residual + at(row, k)) : make_uint4(0, 0, 0, 0);
+                packs[k] = has(row, k) ? residual(row, k) : make_uint4(0, 0, 0, 0);
             }
         }
         const Row<T, true> in(packs, plan.cols);
@@ -163,16 +162,18 @@ template <class T> struct Work {
         const u64 row = row_of(p, 0);
         const u32 expected = packs_of(p, row), peer = 1 - meet.me;
         const Ending<T> ending(SUM, 2);
-        uint4 mine[KEPT], other[KEPT];
+        // The own memory is on its way while the peer's data are.
+        uint4 mine[KEPT], before[KEPT], other[KEPT];
 #pragma unroll
         for (u32 k = 0; k < KEPT; k++) {
-            if (expected >> k & 1) mine[k] = share(row, k);
+            if (expected >> k & 1) mine[k] = share(row, k), before[k] = residual(row, k);
         }
         const auto in = [&](u32 k) { return lines.in[peer] + place(p, row, k); };
         if (!take<T>(meet, expected, in, [&](u32) { return peer; }, other)) return false;
 #pragma unroll
         for (u32 k = 0; k < KEPT; k++) {
-            if (expected >> k & 1) packs[k] = added(row, k, sum_of_two<T>(meet.me, ending, mine[k], other[k]));
+            if (!(expected >> k & 1)) continue;
+            packs[k] = added(row, k, before[k], sum_of_two<T>(meet.me, ending, mine[k], other[k]));
         }
         return true;
     }
@@ -187,11 +188,12 @@ template <class T> struct Work {
             if (!(packs >> k & 1)) continue;
             const u64 offset = place(p, row, k);
             const auto in = [&](u32 rank) { return lines.in[rank] + offset; };
+            const uint4 before = residual(row, k);
             uint4 sum;
             if (!take_and_fold<T>(meet, SUM, ending, nullptr, share(row, k), in, sum)) return false;
 #pragma unroll 1
             for (u32 j = 1; j < width; j++) put<T>(lines.out[rank_after(meet, j)] + place_of_sum(p, row, k), sum);
-            added(row, k, sum);
+            added(row, k, before, sum);
         }
         return true;
     }
@@ -208,7 +210,7 @@ template <class T> struct Work {
             if (!take<T>(meet, packs, in, [&](u32) { return owner; }, sum)) return false;
 #pragma unroll
             for (u32 k = 0; k < KEPT; k++) {
-                if (packs >> k & 1) added(row, k, sum[k]);
+                if (packs >> k & 1) added(row, k, residual(row, k), sum[k]);
             }
         }
         return true;
