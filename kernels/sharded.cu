@@ -219,7 +219,8 @@ __device__ inline bool sharded(const Meet& meet, Desk& desk, u32 op, const State
     const Ending<T> ending(op, meet.count);
     Sharded<T> work = {meet, desk, state, ending, end, count, true, scale_of(desk.rule, 0.0f)};
     // Chunks go to blocks in turn, and in a block to warps, so few chunks keep many multiprocessors busy.
-    const u64 begin = state.begin / CHUNK, behind = (end + CHUNK - 1) / CHUNK;
+    // (An empty part may begin at the end of all, in the middle of a chunk.)
+    const u64 begin = (state.begin + CHUNK - 1) / CHUNK, behind = (end + CHUNK - 1) / CHUNK;
     const u64 first = begin + (u64)(threadIdx.x / 32) * gridDim.x + blockIdx.x, step = blockDim.x / 32 * gridDim.x;
     const bool clips = norm != nullptr;
     if (clips) {

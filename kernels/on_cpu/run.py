@@ -4,7 +4,7 @@
     python3 kernels/on_cpu/run.py             all families, and mutants that must fail
     python3 kernels/on_cpu/run.py random      one family
 
-Kernels that meet run on several devices at once, by meeting/check.cpp and meeting/norm.cpp.
+Kernels that meet run on several devices at once, by the programs in meeting/.
 
 This finds wrong indices, ends, alignments and formulas without a GPU: an access beyond an array, or one of 16 bytes at
 another address than a multiple of 16, ends the run. It does not find what only a GPU has: code that NVRTC gets wrong,
@@ -22,7 +22,7 @@ KERNELS = HERE.parent
 TARGET = KERNELS.parent / "target" / "kernels-on-cpu"
 FAMILIES = ["elementwise", "pointwise", "random", "columns", "embedding"]
 # Those that meet. Their sanitizers know no fibers.
-MEETING = {"inbox": "check.cpp", "norm_inbox": "norm.cpp"}
+MEETING = {"inbox": "check.cpp", "norm_inbox": "norm.cpp", "sharded": "sharded.cpp"}
 FLAGS = "-std=c++20 -O1 -ffp-contract=off -w -pthread -fsanitize=address,undefined -fno-sanitize-recover=all".split()
 FLAGS_OF_MEETING = [flag for flag in FLAGS if "address" not in flag] + ["-fsanitize=undefined"]
 
@@ -92,6 +92,13 @@ MUTANTS = [
     ("norm_inbox", "(done + 1) % parts != 0", "false"),
     ("norm_inbox", "if (row < plan.rows) finish(row, packs);", "finish(row, packs);"),
     ("norm_inbox", "width(plan.way == BY_OWNERS ? meet.count : 1)", "width(1)"),
+    # An empty part that begins in the middle of a chunk; a norm before all squares are there; a meeting whose words may
+    # be of one before, with the same devices or with others.
+    ("sharded", "(state.begin + CHUNK - 1) / CHUNK", "state.begin / CHUNK"),
+    ("sharded", "if (!meet_all(meet, desk)) return false;", "__syncthreads();"),
+    ("sharded", "store_release(to, word_of", "store_relaxed(to, word_of"),
+    ("sharded", "return (u64)desk.epoch[rank] << 32 | 1;", "return 1;"),
+    ("sharded", " | (1 + ordinal(meet, next)) << 8 | 1", " | 1"),
 ]
 
 

@@ -2,9 +2,29 @@
 #pragma once
 #include "common.cuh"
 
+#ifdef PLAIN_IS_SHARED
+// Memory that other devices know, between two meetings: in pieces that come when they come.
+template <class Unit> inline Unit load(u64 at) {
+    Unit x;
+    for (u64 k = 0; k < sizeof(Unit); k += 8) {
+        const u64 bytes = sizeof(Unit) < 8 ? sizeof(Unit) : 8, piece = seen(at + k, bytes);
+        memcpy((char*)&x + k, &piece, bytes);
+    }
+    return x;
+}
+template <class Unit> inline void store(u64 at, Unit x) {
+    for (u64 k = 0; k < sizeof(Unit); k += 8) {
+        const u64 bytes = sizeof(Unit) < 8 ? sizeof(Unit) : 8;
+        u64 piece = 0;
+        memcpy(&piece, (const char*)&x + k, bytes);
+        send(at + k, bytes, piece, false);
+    }
+}
+#else
 // Memory that no other device knows.
 template <class Unit> inline Unit load(u64 at) { return *(const Unit*)at; }
 template <class Unit> inline void store(u64 at, Unit x) { *(Unit*)at = x; }
+#endif
 
 template <class Word> inline Word load_relaxed(const Word* at) {
     here->pause();

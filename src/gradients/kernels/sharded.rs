@@ -99,7 +99,8 @@ impl<T: Parameter> OneKernel<'_, T> {
     }
 
     pub(super) fn args(&self, meet: DeviceBarrier, addresses: Addresses) -> super::Arguments {
-        debug_assert!(self.segments.len() <= SEGMENTS && self.part.start.is_multiple_of(CHUNK));
+        debug_assert!(self.segments.len() <= SEGMENTS);
+        debug_assert!(self.part.start.is_multiple_of(CHUNK) || self.part.is_empty());
         let mut args = super::Arguments::new();
         args.push(value(meet));
         args.push(value(code(self.reduce)));
