@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What goes between processes by MPI, under each MPI that can be had: the system's Open MPI, and from PyPI MPICH (with
 # its own ABI and with the standard one) and Open MPI 5. What cannot be installed is skipped. Each runs the tests of the
-# transport, random programs on 2 and 3 processes of 1 to 3 software GPUs, and the main job. A process is killed.
+# transport, random programs and exchanges of gradients on 2 and 3 processes of 1 to 3 software GPUs, and the main job.
+# A process is killed.
 source "$(dirname "$0")/env.sh"
 
 if ! command -v mpirun >/dev/null; then
@@ -71,6 +72,7 @@ suite() (
             echo "$processes processes of $devices devices"
             GPU_POOL_TEST_TASK="$devices random $processes$devices 2" together "$processes" "$tests" \
                 fleet::child --exact --nocapture
+            GPU_POOL_TEST_TASK="$devices gradients" together "$processes" "$tests" fleet::child --exact --nocapture
         done
     done
     trained=$(together 2 target/debug/examples/train_digits --backend host --devices 2 --check --epochs 12 --lr 0.8)

@@ -28,11 +28,13 @@ const DEADLINE: Duration = Duration::from_secs(4);
 enum Op {
     /// A collective of one device of each of these hosts; the device is the thread's number.
     Meet(&'static [u32]),
+    /// Of a courier: a collective of these members, with this number.
+    Carry(&'static [Member], u64),
     Fail,
     /// Never gets on by itself.
     Stuck,
 }
-use Op::{Fail, Meet, Stuck};
+use Op::{Carry, Fail, Meet, Stuck};
 
 /// A scope of one process: its name, and a program for each device. Names that begin with `-` are of scopes without
 /// one: a letter for the place and a digit for the number there. With `!` such a scope fails before it joins.
@@ -46,6 +48,8 @@ enum Broken {
     LooksAtItsGang,
     /// C4: a window is closed before the launch.
     ClosesEarly,
+    /// A failure is told to nobody.
+    FailsSilently,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -317,6 +321,10 @@ impl Search {
         script: &[Op],
         stack: &mut Vec<State>,
     ) -> Result<(), String> {
+        let step = state.hosts[at].runners[which].devices[number].at;
+        if let Some(Carry(members, of)) = script.get(step) {
+            return self.carry(state, (at, which, number), (members, *of), stack);
+        }
         let mut next = state.clone();
         let State { hosts, members: groups, .. } = &mut next;
         let gang_failed = hosts[at].runners[which].devices.iter().any(|device| device.failed);
@@ -335,10 +343,12 @@ impl Search {
         match op {
             Fail => {
                 device.failed = true;
-                to_hub.extend(process.fail(*id, Some(number as u32), String::new()));
+                if self.mutant != Some(Broken::FailsSilently) {
+                    to_hub.extend(process.fail(*id, Some(number as u32), String::new()));
+                }
             }
             Stuck if process.failure(*id).is_some() => device.failed = true,
-            Stuck => return Ok(()),
+            Stuck | Carry(..) => return Ok(()),
             Meet(group) => {
                 let members: Vec<Member> = group.iter().map(|host| (*host, number as u32)).collect();
                 let key = (*id, members.clone(), device.at as u64 + 1);
@@ -374,6 +384,7 @@ impl Search {
                         members,
                         number: key.2,
                         device: number as u32,
+                        beside: false,
                         call: String::new(),
                         site: String::new(),
                         note: Vec::new(),
@@ -433,5 +444,7 @@ impl Host {
     }
 }
 
+#[path = "hub/couriers.rs"]
+mod couriers;
 #[path = "hub/programs.rs"]
 mod programs;

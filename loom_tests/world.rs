@@ -57,9 +57,9 @@ impl Host {
     /// A collective of the devices with this ordinal, of both processes.
     fn sum(&self, scope: &dyn WorldScope, device: usize) -> Result<u64> {
         let members = [Place { host: 0, device }, Place { host: 1, device }];
-        let (place, call, site) = (members[0], "sum", Location::caller());
-        let arrival = Arrival { members: &members, number: 1, place, call, site, leads: true, note: Vec::new() };
-        let commit = scope.meet(arrival)?;
+        let (place, call, site, note) = (members[0], "sum", Location::caller(), Vec::new());
+        let (leads, beside) = (true, false);
+        let commit = scope.meet(Arrival { members: &members, number: 1, place, call, site, leads, beside, note })?;
         assert_eq!(self.launched.get() + 1, commit.number, "in the hub's order");
         self.launched.set(commit.number);
         Ok(commit.number)

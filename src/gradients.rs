@@ -23,6 +23,8 @@ mod replicas;
 mod settings;
 mod start;
 mod step;
+#[cfg(test)]
+mod world_tests;
 
 pub use element::Gradient;
 pub use exchanged::Exchanged;
@@ -32,7 +34,7 @@ pub use settings::{GradientExchangeBuilder, Wire};
 
 use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
-    collective::GroupKey,
+    collective::{Begun, GroupKey},
     error::{Error, Result, Site},
     fabric::call::Origin,
     gang::Gang,
@@ -51,8 +53,8 @@ use std::sync::Arc;
 /// [`grad_mut`](Self::grad_mut). When the last gradient of a bucket is [`ready`](Self::ready), the bucket is reduced on
 /// a stream of its own, during the rest of the backward pass. [`finish`](Self::finish) makes the current stream wait
 /// for all buckets. No call waits for the devices, except where the host computes the sums
-/// ([`Algorithm::Host`](crate::Algorithm::Host)). `ready` (if it starts a bucket) and `finish` meet the other members'
-/// host threads.
+/// ([`Algorithm::Host`](crate::Algorithm::Host)), and between processes (below). `ready` (if it starts a bucket) and
+/// `finish` meet the other members' host threads.
 ///
 /// ```
 /// # use gpu_pool::{GpuPool, GradientExchange};
@@ -83,6 +85,11 @@ use std::sync::Arc;
 /// Members that use two exchanges of one group in different orders get [`Error::Mismatch`] (`"exchange"`, or `"group"`
 /// if the groups differ), and no data is mixed up. In a ring of groups no two devices can see the difference: they wait
 /// for each other until the [deadline](crate::Builder::timeout).
+///
+/// **Several processes.** The group may be [`Device::world`]. Buckets travel between processes beside the backward
+/// pass: over NCCL in the order of the streams; over MPI and shared memory by a thread for each device, which waits for
+/// the other processes in place of `ready`. Then `finish` waits on the host until all buckets have come, and an error
+/// between processes appears there, or in an earlier call.
 ///
 /// **Equal weights.** [`broadcast_parameters`](Self::broadcast_parameters) gives all members the parameters of one
 /// member, as DDP does at the start. [`verify_parameters`](Self::verify_parameters) checks that they are still equal.
@@ -147,6 +154,8 @@ pub struct GradientExchange<T: Gradient = f32> {
     written: Vec<SmallVec<[Event; 1]>>,
     /// By bucket: the event behind its reduction.
     reduced: Vec<Option<Event>>,
+    /// By bucket: on its way between processes.
+    travelling: Vec<Option<Begun>>,
     normed: Option<Event>,
     weight: f64,
     sync: bool,
@@ -198,6 +207,7 @@ impl<T: Gradient> GradientExchange<T> {
             streams: Vec::new(),
             written: Vec::new(),
             reduced: Vec::new(),
+            travelling: Vec::new(),
             normed: None,
             weight,
             sync: true,
@@ -249,6 +259,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
         self.written = vec![SmallVec::new(); buckets];
         self.reduced = vec![None; buckets];
+        self.travelling = (0..buckets).map(|_| None).collect();
         self.normed = None;
         Ok(())
     }

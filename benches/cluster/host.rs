@@ -9,6 +9,7 @@ use cudarc::driver::sys::{self, CUresult, CUstream};
 use gpu_pool::{Check, DeviceBuffer, Error, GpuPool, Group, ReduceOp, Result, cluster::Cluster};
 
 use crate::{
+    backward::{self, Backward},
     mpi,
     nccl::{self, Rank},
     perceptron::Replica,
@@ -32,12 +33,13 @@ pub fn serve(task: &str) {
     let builder = GpuPool::builder().timeout(LONG).check(Check::Off).record_memory(false);
     let builder = match gpu {
         true => builder.cuda().devices(&[cluster.local_rank() % gpus::count()]),
-        false => builder.host(devices),
+        false => builder.host(devices).module(&backward::MODULE),
     };
     let pool = builder.cluster(cluster).build().expect("the processes come together");
     let served = pool.run(|dev, _| {
         let world = dev.world()?;
-        let mut member = Member { nccl: None, data: dev.zeros(most / 4)?, replica: None, world: &world };
+        let mut member =
+            Member { nccl: None, data: dev.zeros(most / 4)?, replica: None, backward: None, world: &world };
         if gpu {
             member.nccl = Some([member.join_nccl(true)?, member.join_nccl(false)?]);
         }
@@ -60,6 +62,8 @@ struct Member<'a> {
     data: DeviceBuffer<f32>,
     /// With its batch.
     replica: Option<(usize, Replica)>,
+    /// With its bytes.
+    backward: Option<(usize, Backward)>,
     world: &'a Group<'a>,
 }
 
@@ -124,6 +128,16 @@ impl Member<'_> {
                 replica.set_sync(what == "step")?;
                 (0..rounds).try_for_each(|_| replica.step(dev))?;
                 self.wait("world")?;
+                clock
+            }
+            ["backward", when, bytes] => {
+                let (bytes, dev) = (number(bytes), self.world.device());
+                if self.backward.as_ref().is_none_or(|(of, _)| *of != bytes) {
+                    self.backward = Some((bytes, Backward::new(self.world, bytes)?));
+                }
+                let clock = self.begin("world")?;
+                let (_, backward) = self.backward.as_mut().expect("there is one now");
+                (0..rounds).try_for_each(|_| backward.step(dev, when == "beside"))?;
                 clock
             }
             _ => panic!("{order}: no order"),

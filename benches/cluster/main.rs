@@ -23,6 +23,7 @@ mod perceptron;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod backward;
 mod host;
 mod killed;
 mod mpi;

@@ -2,7 +2,7 @@
 
 use super::{
     Broken, Op,
-    Op::{Fail, Meet, Stuck},
+    Op::{Carry, Fail, Meet, Stuck},
     Program, Search,
 };
 use crate::cluster::mutant::Rule;
@@ -55,7 +55,29 @@ const ALONE: Program = Program {
     ..CROSSING
 };
 
-const PROGRAMS: [(&str, Program); 8] = [
+/// Of two devices of process 0 and one of process 1.
+const BUCKET: Op = Carry(&[(0, 0), (0, 1), (1, 0)], 1);
+/// A bucket travels beside a collective.
+const BESIDE: Program = Program {
+    hosts: &[&[&[("a", &[&[BOTH], &[], &[BUCKET], &[BUCKET]])]], &[&[("a", &[&[BOTH], &[BUCKET]])]]],
+    ..CROSSING
+};
+/// One of the couriers fails before it comes to the meeting; the next scope is in order.
+const GIVEN_UP: Program = Program {
+    hosts: &[
+        &[&[("a", &[&[], &[], &[BUCKET], &[Fail]]), ("b", &[&[BOTH]])]],
+        &[&[("a", &[&[], &[BUCKET]]), ("b", &[&[BOTH]])]],
+    ],
+    succeeds: &["b"],
+    ..CROSSING
+};
+/// A process is lost while buckets travel.
+const LOST_BESIDE: Program = Program { kills: 1, ..BESIDE };
+
+const PROGRAMS: [(&str, Program); 11] = [
+    ("beside", BESIDE),
+    ("given up", GIVEN_UP),
+    ("lost beside", LOST_BESIDE),
     ("early", EARLY),
     ("alone", ALONE),
     ("crossing", CROSSING),
@@ -89,6 +111,9 @@ fn each_broken_rule_is_found() {
         (Broken::Rule(Rule::C7), FAILING),
         (Broken::Rule(Rule::EarlyFailure), EARLY),
         (Broken::Rule(Rule::EarlyPlace), ALONE),
+        (Broken::Rule(Rule::Beside), BESIDE),
+        (Broken::Rule(Rule::LastArrives), BESIDE),
+        (Broken::FailsSilently, GIVEN_UP),
     ] {
         let found = Search { program, mutant: Some(rule) }.run();
         assert!(found.is_err_and(|why| !why.contains("too many")), "{rule:?} was not found");

@@ -49,7 +49,7 @@ fn meet(scope: &dyn WorldScope, host: usize, members: &[Place], number: u64, cal
     let place = Place { host, device: 0 };
     let site = Location::caller();
     let note = vec![host as u8];
-    let commit = scope.meet(Arrival { members, number, place, call, site, leads: true, note })?;
+    let commit = scope.meet(Arrival { members, number, place, call, site, leads: true, beside: false, note })?;
     let expected: Vec<_> = members.iter().map(|place| vec![place.host as u8]).collect();
     assert_eq!(commit.notes, expected);
     Ok(commit.number)

@@ -12,6 +12,8 @@
 //! * Once the cluster is over nothing is committed any more, and everybody has been told (C6).
 //! * A failed scope changes nothing for other scopes (C7).
 
+#[cfg(test)]
+mod beside_tests;
 mod deadline;
 mod meeting;
 #[cfg(test)]

@@ -21,6 +21,10 @@ pub(crate) enum Rule {
     EarlyFailure,
     /// Such a failure belongs to the next scope of others, wherever that is begun.
     EarlyPlace,
+    /// What goes beside a member keeps it from its own collectives.
+    Beside,
+    /// A process arrives with the first of the members that something goes beside.
+    LastArrives,
 }
 
 #[cfg(test)]

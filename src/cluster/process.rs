@@ -58,6 +58,8 @@ struct Meeting {
     commit: Option<(u64, u64)>,
     /// Members of this process that have not taken the commit.
     takers: usize,
+    /// Members of this process that have arrived.
+    arrived: usize,
 }
 
 /// Turns, by their number: 0, 1, ..
@@ -204,13 +206,17 @@ impl Process {
         self.failure(scope).filter(|failure| !own(failure))
     }
 
-    /// A member has arrived. The leader's arrival is told to the hub; `arrive` then lacks only its number.
+    /// A member has arrived. The leader's arrival is told to the hub; `arrive` then lacks only its number. Beside, all
+    /// lead, and the last one's is told.
     pub(crate) fn arrive(&mut self, key: &Key, leads: Option<Arrive>) -> Option<ToHub> {
-        if !self.meetings.contains_key(key) {
+        let meeting = self.meetings.entry(key.clone()).or_insert_with(|| {
             let takers = key.1.iter().filter(|(host, _)| *host as usize == self.host).count();
-            self.meetings.insert(key.clone(), Meeting { notes: Vec::new(), commit: None, takers });
-        }
-        let arrive = leads.filter(|_| self.scopes.get(&key.0).is_some_and(|scope| !scope.left))?;
+            Meeting { notes: Vec::new(), commit: None, takers, arrived: 0 }
+        });
+        meeting.arrived += 1;
+        let all = meeting.arrived == meeting.takers;
+        let arrive = leads.filter(|arrive| all || !arrive.beside || mutant::is(Rule::LastArrives))?;
+        self.scopes.get(&key.0).filter(|scope| !scope.left)?;
         self.last_arrival += 1;
         self.arrivals.insert(self.last_arrival, key.clone());
         Some(ToHub::Arrive(Arrive { arrival: self.last_arrival, ..arrive }))

@@ -27,7 +27,7 @@ pub(super) const MOST_TEXT: usize = 2 << 10;
 pub(super) const MOST_MEMBERS: usize = 4096;
 
 /// The version of the protocol. Both sides must have the same.
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 
 /// A device: its process and its ordinal there.
 pub(crate) type Member = (u32, u32);
@@ -83,6 +83,8 @@ pub(crate) struct Arrive {
     pub number: u64,
     /// Who speaks for the members.
     pub device: u32,
+    /// The members may be in other collectives meanwhile, but in no other one that is beside.
+    pub beside: bool,
     pub call: String,
     pub site: String,
     pub note: Vec<u8>,

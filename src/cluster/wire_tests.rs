@@ -36,12 +36,13 @@ fn to_host() -> impl Strategy<Value = ToHost> {
 }
 
 fn to_hub() -> impl Strategy<Value = ToHub> {
-    let arrive = (any::<u64>(), any::<Vec<Member>>(), any::<u32>(), ".{0,40}", any::<Vec<u8>>());
+    let arrive = (any::<u64>(), any::<Vec<Member>>(), any::<u32>(), any::<bool>(), ".{0,40}", any::<Vec<u8>>());
     prop_oneof![
         (".*", any::<Vec<u8>>()).prop_map(|(key, value)| ToHub::Set { key, value }),
-        arrive.prop_map(|(number, members, device, call, note)| {
+        arrive.prop_map(|(number, members, device, beside, call, note)| {
             let site = "src/main.rs:1:1".to_owned();
-            ToHub::Arrive(Arrive { arrival: number, scope: number, members, number, device, call, site, note })
+            let (arrival, scope) = (number, number);
+            ToHub::Arrive(Arrive { arrival, scope, members, number, device, beside, call, site, note })
         }),
         any::<Vec<(u64, u64)>>().prop_map(|progress| ToHub::Beat { progress }),
         (any::<u64>(), any::<Option<u32>>(), ".*").prop_map(|(scope, device, cause)| ToHub::Fail {
@@ -69,6 +70,7 @@ fn no_frame_is_larger_than_the_limit() {
         members: vec![(u32::MAX, u32::MAX); MOST_MEMBERS],
         number: u64::MAX,
         device: u32::MAX,
+        beside: true,
         call: text.clone(),
         site: text,
         note: vec![255; crate::fabric::transport::MOST_NOTE],

@@ -41,4 +41,4 @@ pub(crate) use crate::fabric::transport;
 
 pub use group::Group;
 pub use hop::Hop;
-pub(crate) use world::GroupKey;
+pub(crate) use world::{GroupKey, beside::Begun};

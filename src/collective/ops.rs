@@ -1,7 +1,7 @@
 //! What the public collectives ([`api`](super::api)) check before members meet, and how they fill a [`Request`]. Also
 //! the collectives that only this crate calls.
 
-use super::{Group, algorithm::Algorithm, request::Request};
+use super::{Group, algorithm::Algorithm, request::Request, world::beside::Begun};
 use crate::fabric::{
     call::{Call, Origin},
     descriptor::Area,
@@ -101,48 +101,35 @@ pub(super) fn all_reduce<T: Element>(origin: Origin, x: DeviceViewMut<'_, T>, op
 
 /// Collectives for callers within the crate.
 impl Group<'_> {
-    /// [`all_reduce`](Self::all_reduce) of a caller that all members must have in common.
+    /// Begins [`all_reduce`](Self::all_reduce) of a caller that all members must have in common: see
+    /// [`begin`](Self::begin). `overlapped`: it leaves most of the device to other work, for buffers for which the
+    /// current stream does not wait yet. It gives the same bits.
     #[track_caller]
-    pub(crate) fn all_reduce_from<T: Element>(
+    pub(crate) fn begin_all_reduce<T: Element>(
         &self,
         origin: Origin,
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,
-    ) -> Result<()> {
-        self.run(all_reduce(origin, x, op))
+        overlapped: bool,
+    ) -> Result<Option<Begun>> {
+        self.begin(all_reduce(origin, x, op), overlapped)
     }
 
-    /// [`all_reduce_from`](Self::all_reduce_from) that leaves most of the device to other work: for buffers for which
-    /// the current stream does not wait yet. Not for captures. It gives the same bits.
+    /// [`begin_all_reduce`](Self::begin_all_reduce) for [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) with
+    /// parts of these lengths.
     #[track_caller]
-    pub(crate) fn all_reduce_overlapped<T: Element>(
-        &self,
-        origin: Origin,
-        x: DeviceViewMut<'_, T>,
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.run_overlapped(&all_reduce(origin, x, op))
-    }
-
-    /// [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) with parts of these lengths, of a caller that all
-    /// members must have in common; `overlapped` as in [`all_reduce_overlapped`](Self::all_reduce_overlapped).
-    #[track_caller]
-    pub(crate) fn reduce_scatter_from<T: Element>(
+    pub(crate) fn begin_reduce_scatter<T: Element>(
         &self,
         origin: Origin,
         x: DeviceViewMut<'_, T>,
         counts: &[usize],
         op: ReduceOp,
         overlapped: bool,
-    ) -> Result<()> {
+    ) -> Result<Option<Begun>> {
         let name = "reduce_scatter_in_place";
         let shape = Shape::ReduceScatter { counts: self.check_counts(name, counts)?.even(), in_place: true };
         let call = Call::new(name).elements(T::DTYPE, x.len()).counts(counts).from(origin);
-        let request = in_place(call, Some(op), shape, x);
-        match overlapped {
-            true => self.run_overlapped(&request),
-            false => self.run(request),
-        }
+        self.begin(in_place(call, Some(op), shape, x), overlapped)
     }
 
     /// [`all_gather_in_place`](Self::all_gather_in_place) with parts of these lengths, of a caller that all members

@@ -100,8 +100,9 @@ pub(crate) enum Entry<'e> {
 /// One scope of all processes.
 pub(crate) trait WorldScope: Send + Sync {
     /// Meets the other hosts of a group for one collective. All members of this host call it, after they have met
-    /// among themselves. It returns when the hub has committed the collective and it is this one's turn. No failure of
-    /// the gang and no deadline of this process ends the wait: the hub does.
+    /// among themselves, or [beside](Arrival::beside) what they do. It returns when the hub has committed the
+    /// collective and it is this one's turn. No failure of the gang and no deadline of this process ends the wait: the
+    /// hub does.
     ///
     /// # Errors
     /// [`Error::WorldMismatch`], [`Error::HostTimeout`], [`Error::AbortedByHost`], [`Error::HostLost`].
@@ -133,6 +134,9 @@ pub(crate) struct Arrival<'a> {
     pub site: Site,
     /// Whether this member speaks for its host's members: the first one of them.
     pub leads: bool,
+    /// What a thread does beside the member, which may be in other meetings meanwhile. All members of the host lead
+    /// then, in any order: the host has arrived with the last one.
+    pub beside: bool,
     /// Of the leader: a value for all hosts, at most [`MOST_NOTE`] bytes.
     pub note: Vec<u8>,
 }

@@ -17,7 +17,15 @@ use crate::{
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
-use std::{sync::Arc, thread::JoinHandle, time::Duration};
+use std::{
+    collections::{HashMap, hash_map},
+    sync::{
+        Arc,
+        mpsc::{self, Sender},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
 
 type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
 
@@ -34,6 +42,21 @@ pub(crate) struct WorldLink {
     tell: OnceCell<Arc<Tell>>,
     /// Threads that carry messages to other processes.
     carriers: Mutex<Vec<JoinHandle<()>>>,
+    /// Those that carry sums, by device.
+    couriers: Mutex<HashMap<usize, Courier>>,
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// A thread that does what it is given, in order.
+struct Courier {
+    work: Sender<Work>,
+    thread: JoinHandle<()>,
+}
+
+fn start(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    thread.map_err(|e| Error::custom(format!("a thread for messages could not be started: {e}")))
 }
 
 struct Joined {
@@ -60,6 +83,7 @@ impl WorldLink {
             joined: OnceCell::new(),
             tell: OnceCell::new(),
             carriers: Mutex::default(),
+            couriers: Mutex::default(),
         })
     }
 
@@ -125,19 +149,37 @@ impl WorldLink {
 
     /// Runs `carry` on a thread of its own. The end of the scope waits for it.
     pub(crate) fn carry(&self, carry: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = std::thread::Builder::new().name("gpu-pool:send".to_owned()).spawn(carry);
-        let thread = thread.map_err(|e| Error::custom(format!("a thread for a message could not be started: {e}")))?;
+        let thread = start("gpu-pool:send", carry)?;
         let mut carriers = self.carriers.lock();
         carriers.retain(|thread| !thread.is_finished());
         carriers.push(thread);
         Ok(())
     }
 
+    /// Runs `work` on a device's own thread, behind what it was given before. The end of the scope waits for it.
+    pub(crate) fn carry_in_order(&self, device: usize, work: Work) -> Result<()> {
+        let mut couriers = self.couriers.lock();
+        let courier = match couriers.entry(device) {
+            hash_map::Entry::Occupied(known) => known.into_mut(),
+            hash_map::Entry::Vacant(place) => {
+                let (give, given) = mpsc::channel::<Work>();
+                let thread = start("gpu-pool:carry", move || given.into_iter().for_each(|work| work()))?;
+                place.insert(Courier { work: give, thread })
+            }
+        };
+        courier.work.send(work).map_err(|_| Error::custom("the thread that carries sums has ended"))
+    }
+
     /// Ends the scope, if the gang has joined one, when all messages are on their way.
     pub(crate) fn end(&self) -> Result<()> {
+        // What these threads have found has failed the gang.
         let carriers = std::mem::take(&mut *self.carriers.lock());
-        // What a carrier has found has failed the gang.
         carriers.into_iter().for_each(|thread| drop(thread.join()));
+        let couriers = std::mem::take(&mut *self.couriers.lock());
+        for Courier { work, thread } in couriers.into_values() {
+            drop(work);
+            drop(thread.join());
+        }
         // What failed before it joined may be of this process alone: it waits for nobody.
         self.joined.get().filter(|joined| !joined.failed).map_or(Ok(()), |joined| joined.scope.end())
     }

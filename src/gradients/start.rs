@@ -1,4 +1,5 @@
-//! Starts a bucket: packs it if needed, reduces it, and unpacks it, on the stream of its priority.
+//! Starts a bucket: packs it if needed, reduces it, and unpacks it, on the stream of its priority. A bucket that a
+//! thread carries between processes is only [begun](Begun), and unpacked when it [lands](GradientExchange::land).
 //!
 //! [`step`](super::step) calls it. Uses [`kernels`] and the all-reduce of the group. Invariant: the bits of results and
 //! norms do not depend on where a member has its gradients.
@@ -11,7 +12,8 @@ use super::{
     settings::Wire,
 };
 use crate::{
-    DType, Device, DeviceBuffer, Element, ReduceOp, Stream,
+    DType, Device, DeviceBuffer, Element, Event, ReduceOp, Stream,
+    collective::Begun,
     error::Result,
     memory::{AsView, DeviceView, DeviceViewMut},
 };
@@ -60,15 +62,56 @@ impl<T: Gradient> GradientExchange<T> {
         for written in &written {
             comm.wait(written)?;
         }
-        match &self.scratch {
+        let begun = match &self.scratch {
             Scratch::Same => self.start_in_place(&comm, bucket)?,
             Scratch::F32(wire) => self.start_through(&comm, bucket, wire)?,
             Scratch::F16(wire) => self.start_through(&comm, bucket, wire)?,
             Scratch::Bf16(wire) => self.start_through(&comm, bucket, wire)?,
+        };
+        if begun.is_some() {
+            self.travelling[bucket] = begun;
+            return Ok(());
         }
-        let reduced = comm.record()?;
+        let reduced = self.unpack(&comm, bucket)?;
         self.reduced[bucket] = Some(reduced);
         Ok(())
+    }
+
+    /// Waits for the buckets up to this one that are on their way between processes, and unpacks them. All members of
+    /// this process call it with the same buckets.
+    #[track_caller]
+    pub(super) fn land(&mut self, dev: &Device, last: usize) -> Result<()> {
+        for bucket in 0..self.buckets().min(last + 1) {
+            let Some(begun) = self.travelling[bucket].take() else { continue };
+            let ordered = dev.in_order();
+            let comm = ordered.on(self.stream(bucket));
+            self.group(&comm, "all_reduce")?.end(begun)?;
+            let reduced = self.unpack(&comm, bucket)?;
+            self.reduced[bucket] = Some(reduced);
+        }
+        Ok(())
+    }
+
+    /// Behind the reduction of a bucket. Returns the event behind it all.
+    #[track_caller]
+    fn unpack(&self, comm: &Device, bucket: usize) -> Result<Event> {
+        let len = self.layout.buckets[bucket].len;
+        match &self.scratch {
+            Scratch::Same => {
+                let segments = self.segments(bucket, &|i| self.lent[i].is_some(), &|_| true);
+                self.bring_back(comm, bucket, &self.memory[bucket].view(), &segments)?;
+            }
+            Scratch::F32(wire) => self.bring_all_back(comm, bucket, &wire.slice(..len))?,
+            Scratch::F16(wire) => self.bring_all_back(comm, bucket, &wire.slice(..len))?,
+            Scratch::Bf16(wire) => self.bring_all_back(comm, bucket, &wire.slice(..len))?,
+        }
+        comm.record()
+    }
+
+    #[track_caller]
+    fn bring_all_back<W: Element>(&self, comm: &Device, bucket: usize, wire: &DeviceView<'_, W>) -> Result<()> {
+        let segments = self.segments(bucket, &|_| true, &|_| true);
+        self.bring_back(comm, bucket, wire, &segments)
     }
 
     fn stream(&self, bucket: usize) -> &Stream {
@@ -79,7 +122,7 @@ impl<T: Gradient> GradientExchange<T> {
 
     /// Exchanges a bucket in its own memory.
     #[track_caller]
-    fn start_in_place(&self, comm: &Device, bucket: usize) -> Result<()> {
+    fn start_in_place(&self, comm: &Device, bucket: usize) -> Result<Option<Begun>> {
         // Gradients inside the bucket need no packing.
         let away = |i: usize| !self.readiness.is_used(i) || self.lent[i].is_some();
         let segments = self.segments(bucket, &away, &|i| self.readiness.is_used(i));
@@ -92,9 +135,7 @@ impl<T: Gradient> GradientExchange<T> {
             ReduceOp::Scaled(_) => ReduceOp::Scaled(self.weight),
             other => other,
         };
-        self.sum(comm, bucket, exclusive(wire), op)?;
-        let segments = self.segments(bucket, &|i| self.lent[i].is_some(), &|_| true);
-        self.bring_back(comm, bucket, &wire, &segments)
+        self.sum(comm, bucket, exclusive(wire), op)
     }
 
     /// All-reduce, or reduce-scatter, of a bucket. All buckets but the last overlap with the rest of the backward pass;
@@ -104,21 +145,29 @@ impl<T: Gradient> GradientExchange<T> {
     /// with 64 blocks, since the matrix products beside it lose half of the multiprocessors; 108 us with 16 blocks; 34
     /// us by copy engines, or with 8 blocks.
     #[track_caller]
-    fn sum<W: Element>(&self, comm: &Device, bucket: usize, wire: DeviceViewMut<'_, W>, op: ReduceOp) -> Result<()> {
+    fn sum<W: Element>(
+        &self,
+        comm: &Device,
+        bucket: usize,
+        wire: DeviceViewMut<'_, W>,
+        op: ReduceOp,
+    ) -> Result<Option<Begun>> {
         let (group, origin) = (self.group(comm, "all_reduce")?, self.origin().of_bucket(bucket));
         let overlapped = bucket + 1 < self.buckets();
         if self.settings.scatter {
-            return group.reduce_scatter_from(origin, wire, &self.counts(bucket), op, overlapped);
+            return group.begin_reduce_scatter(origin, wire, &self.counts(bucket), op, overlapped);
         }
-        match overlapped {
-            true => group.all_reduce_overlapped(origin, wire, op),
-            false => group.all_reduce_from(origin, wire, op),
-        }
+        group.begin_all_reduce(origin, wire, op, overlapped)
     }
 
     /// Exchanges a bucket through memory of another type.
     #[track_caller]
-    fn start_through<W: Element>(&self, comm: &Device, bucket: usize, scratch: &DeviceBuffer<W>) -> Result<()> {
+    fn start_through<W: Element>(
+        &self,
+        comm: &Device,
+        bucket: usize,
+        scratch: &DeviceBuffer<W>,
+    ) -> Result<Option<Begun>> {
         // Weights are applied before the type gets narrow. Averages are computed after the sum, in f32, where nothing
         // overflows.
         let (factor, op) = match self.settings.reduce {
@@ -130,9 +179,7 @@ impl<T: Gradient> GradientExchange<T> {
         for some in segments.chunks(SEGMENTS) {
             kernels::pack(comm, some, factor, &wire)?;
         }
-        self.sum(comm, bucket, exclusive(wire), op)?;
-        let segments = self.segments(bucket, &|_| true, &|_| true);
-        self.bring_back(comm, bucket, &wire, &segments)
+        self.sum(comm, bucket, exclusive(wire), op)
     }
 
     /// Unpacks the wire into the gradients, and sums their squares.
@@ -207,10 +254,13 @@ impl<T: Gradient> GradientExchange<T> {
         found
     }
 
-    /// Computes the norm behind the last bucket.
+    /// Computes the norm behind the last bucket, once that has landed.
     #[track_caller]
     pub(super) fn start_norm(&mut self, dev: &Device) -> Result<()> {
-        let Some(sums) = &self.sums else { return Ok(()) };
+        let Some(sums) = self.sums.as_ref().filter(|_| self.normed.is_none()) else { return Ok(()) };
+        if self.travelling.iter().any(Option::is_some) {
+            return Ok(());
+        }
         let last = self.layout.buckets.len().saturating_sub(1);
         let ordered = dev.in_order();
         let comm = ordered.on(self.stream(last));

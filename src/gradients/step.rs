@@ -172,6 +172,9 @@ impl<T: Gradient> GradientExchange<T> {
     /// wait for this bucket only. So the optimizer can begin with the first bucket while others are being exchanged.
     /// Returns the bucket's gradients. [`finish`](Self::finish) is still needed.
     ///
+    /// Where buckets go between processes through the memory of the hosts, the call waits for this bucket and those
+    /// before it, and all members of a process call it with the same buckets in one order.
+    ///
     /// # Errors
     /// Those of [`finish`](Self::finish); [`Error::InvalidArgument`] for a bucket that is not there, and without
     /// exchange.
@@ -187,6 +190,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
         // Not in a closure: errors must name the caller's line.
         self.close(dev).inspect_err(|_| self.broken = true)?;
+        self.land(dev, bucket).inspect_err(|_| self.broken = true)?;
         if let Some(reduced) = self.reduced[bucket].take() {
             dev.wait(&reduced).inspect_err(|_| self.broken = true)?;
             self.readiness.over(bucket, &self.layout);
@@ -222,6 +226,8 @@ impl<T: Gradient> GradientExchange<T> {
         // Other members depend on these calls: a failure ends the step. Not in a closure: errors must name the caller's
         // line.
         self.close(dev).inspect_err(|_| self.broken = true)?;
+        self.land(dev, self.buckets()).inspect_err(|_| self.broken = true)?;
+        self.start_norm(dev).inspect_err(|_| self.broken = true)?;
         self.wait(dev).inspect_err(|_| self.broken = true)?;
         self.moved = false;
         self.meet(dev).inspect_err(|_| self.broken = true)?;

@@ -3,6 +3,7 @@
 
 use crate::{
     fleet::{Fleet, SILENCE, pool, say},
+    gradients,
     support::cases,
 };
 use gpu_pool::{Builder, Device, Error, GpuPool, Group, ReduceOp};
@@ -34,6 +35,21 @@ pub fn child(builder: Builder, what: &str, more: &[&str]) -> Result<(), Error> {
             "forever" => loop {
                 world.all_reduce(&mut x, ReduceOp::Max)?;
             },
+            "training" => loop {
+                let mut exchange = gradients::exchange::<f32>(dev, ReduceOp::Avg)?;
+                gradients::pass(dev, &mut exchange, |x| x)?;
+                exchange.finish(dev)?;
+            },
+            "dropped" => gradients::pass(dev, &mut gradients::exchange::<f32>(dev, ReduceOp::Avg)?, |x| x)?,
+            "travelling" if me => {
+                gradients::pass(dev, &mut gradients::exchange::<f32>(dev, ReduceOp::Avg)?, |x| x)?;
+                return Err(Error::custom("a closure has had enough"));
+            }
+            "travelling" => {
+                let mut exchange = gradients::exchange::<f32>(dev, ReduceOp::Avg)?;
+                gradients::pass(dev, &mut exchange, |x| x)?;
+                exchange.finish(dev)?;
+            }
             "exit" if me => process::exit(0),
             "slow" if me => thread::sleep(SILENCE * 3 / 2),
             "late" if me => thread::sleep(Duration::from_secs(3)),
@@ -116,9 +132,9 @@ fn survivors(mut fleet: Fleet, gone: Option<usize>, over: bool, expected: impl F
 }
 
 /// A signal in mid-collective. The survivors' times until they knew.
-fn lost_by(signal: i32, victim: usize, why: &str) {
+fn lost_by(what: &str, signal: i32, victim: usize, why: &str) {
     for _ in 0..cases(3, 30) {
-        let mut fleet = Fleet::start("forever", &SHAPE);
+        let mut fleet = Fleet::start(what, &SHAPE);
         (0..SHAPE.len()).for_each(|rank| drop(fleet.until(rank, "ready")));
         let start = std::time::Instant::now();
         fleet.signal(victim, signal);
@@ -131,18 +147,34 @@ fn lost_by(signal: i32, victim: usize, why: &str) {
 
 #[test]
 fn a_process_is_killed() {
-    lost_by(libc::SIGKILL, 1, "its connection");
-    lost_by(libc::SIGKILL, 0, "");
+    lost_by("forever", libc::SIGKILL, 1, "its connection");
+    lost_by("forever", libc::SIGKILL, 0, "");
+}
+
+/// While buckets of gradients travel.
+#[test]
+fn a_process_is_killed_in_mid_step() {
+    lost_by("training", libc::SIGKILL, 2, "its connection");
+    lost_by("training", libc::SIGKILL, 0, "");
+}
+
+/// An exchange is dropped in mid-step: its buckets arrive, and nobody minds.
+#[test]
+fn an_exchange_is_dropped_in_mid_step() {
+    for said in Fleet::start("dropped", &SHAPE).said() {
+        assert!(said.iter().any(|line| line == "fine"), "{said:?}");
+        assert!(said.iter().any(|line| line == "cluster works"), "{said:?}");
+    }
 }
 
 #[test]
 fn a_process_is_stopped() {
-    lost_by(libc::SIGSTOP, 2, "it has said nothing for 2s");
+    lost_by("forever", libc::SIGSTOP, 2, "it has said nothing for 2s");
 }
 
 #[test]
 fn the_first_process_is_stopped() {
-    lost_by(libc::SIGSTOP, 0, "");
+    lost_by("forever", libc::SIGSTOP, 0, "");
 }
 
 #[test]
@@ -177,7 +209,9 @@ fn a_process_that_makes_no_progress_is_named() {
 /// The failures of one process's own work: its peers name host and device, and the cluster goes on.
 #[test]
 fn a_failure_of_one_device_is_told_to_all() {
-    for (what, cause) in [("error", "had enough"), ("panic", "has panicked"), ("memory", "memory")] {
+    for (what, cause) in
+        [("error", "had enough"), ("travelling", "had enough"), ("panic", "has panicked"), ("memory", "memory")]
+    {
         for _ in 0..cases(3, 30) {
             let mut fleet = Fleet::start(what, &SHAPE);
             for rank in [0, 2] {

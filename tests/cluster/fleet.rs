@@ -205,6 +205,7 @@ fn child() -> Result<(), Error> {
         "sum" => sum(builder),
         "names" => names(builder),
         "value" => crate::hand_over::child(builder),
+        "gradients" => crate::gradients::child(builder),
         "early" => early(builder),
         "join" => crate::meeting::child(builder, more[0]),
         "random" => crate::random::child(builder, &more),

@@ -10,6 +10,8 @@ mod failures;
 #[cfg(target_os = "linux")]
 mod fleet;
 #[cfg(target_os = "linux")]
+mod gradients;
+#[cfg(target_os = "linux")]
 mod hand_over;
 #[cfg(target_os = "linux")]
 mod ipc;

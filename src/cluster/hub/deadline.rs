@@ -35,15 +35,9 @@ impl Hub {
             hosts.filter_map(of).min().unwrap_or(Duration::MAX)
         };
         for meeting in scope.meetings.values() {
-            // Who waits in another meeting is late only if that one is.
-            let excused = |host: usize| {
-                let held = |member: &super::Member| {
-                    member.0 as usize == host && scope.meetings.values().any(|other| other.holds(member))
-                };
-                meeting.members.iter().any(held)
-            };
             let limit = deadline(&mut meeting.arrived.keys().copied());
-            let missing = meeting.missing().into_iter().filter(|host| !excused(*host));
+            // Who waits in another meeting is late only if that one is.
+            let missing = meeting.missing().into_iter().filter(|host| !scope.excused(*host, meeting));
             let call = meeting.arrived.values().next().map_or("a collective", |arrive| &arrive.call);
             if let Some(failure) = self.stalled(scope, missing, meeting.since, limit, call) {
                 return Some(failure);

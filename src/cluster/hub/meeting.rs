@@ -1,6 +1,12 @@
 //! Collectives that some hosts of a group have arrived at.
 
-use super::{super::wire, Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut};
+use super::{
+    super::{
+        mutant::{self, Rule},
+        wire,
+    },
+    Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut,
+};
 use crate::fabric::transport::OUTBOX;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,6 +17,7 @@ const MOST_NOTES: usize = 48 << 10;
 pub(super) struct Meeting {
     pub since: Duration,
     pub members: Vec<Member>,
+    pub beside: bool,
     /// By host.
     pub arrived: BTreeMap<usize, Arrive>,
 }
@@ -60,7 +67,8 @@ impl Meeting {
         self.members.iter().any(|(member, _)| *member as usize == host)
     }
 
-    /// Whether this member waits here, and so cannot be elsewhere. A shipment on its way keeps its sender nowhere.
+    /// Whether this member waits here, and so cannot be elsewhere. A shipment on its way keeps its sender nowhere. What
+    /// goes beside keeps the member only from what goes beside, too.
     pub fn holds(&self, member: &Member) -> bool {
         (member.1 as usize) < OUTBOX && self.has(member.0 as usize) && self.members.contains(member)
     }
@@ -106,12 +114,14 @@ impl Scope {
         let meeting = self.meetings.entry(key.clone()).or_insert_with(|| Meeting {
             since: now,
             members: arrive.members.clone(),
+            beside: arrive.beside,
             arrived: BTreeMap::new(),
         });
         meeting.arrived.insert(host, arrive);
         let Some(meeting) = self.meetings.get(&key) else { return Next::Wait };
-        let call = &meeting.arrived[&host].call;
-        let other = meeting.arrived.iter().find(|(_, other)| other.call != *call).map(|(other, _)| *other);
+        let own = &meeting.arrived[&host];
+        let differs = |other: &Arrive| (&other.call, other.beside) != (&own.call, own.beside);
+        let other = meeting.arrived.iter().find(|(_, other)| differs(other)).map(|(other, _)| *other);
         if let Some(other) = other {
             return mismatch(Kind::Call, meeting.call(other), meeting.call(host));
         }
@@ -136,25 +146,36 @@ impl Scope {
 
     /// A meeting that this one waits for, and that waits for this one, perhaps by way of others.
     fn circle(&self, meeting: &Meeting) -> Option<&Meeting> {
-        let of = |meeting: &Meeting| -> Vec<&Meeting> {
-            self.meetings.values().filter(|other| meeting.waits_for(other)).collect()
-        };
-        of(meeting).into_iter().find(|first| {
-            let mut seen = vec![*first];
-            let mut at = 0;
-            while let Some(next) = seen.get(at).copied() {
-                if next == meeting {
-                    return true;
-                }
-                for other in of(next) {
-                    if !seen.contains(&other) {
-                        seen.push(other);
-                    }
-                }
-                at += 1;
+        let both = |one: &Meeting, other: &Meeting| one.beside == other.beside || mutant::is(Rule::Beside);
+        let waits = |one: &Meeting, other: &Meeting| both(one, other) && one.waits_for(other);
+        self.meetings.values().find(|other| waits(meeting, other) && self.leads(other, meeting, &waits))
+    }
+
+    /// Whether `from` waits for `to`, perhaps by way of others.
+    fn leads(&self, from: &Meeting, to: &Meeting, waits: &dyn Fn(&Meeting, &Meeting) -> bool) -> bool {
+        let mut seen = vec![from];
+        let mut at = 0;
+        while let Some(next) = seen.get(at).copied() {
+            if next == to {
+                return true;
             }
-            false
-        })
+            for other in self.meetings.values().filter(|other| waits(next, other)) {
+                if !seen.contains(&other) {
+                    seen.push(other);
+                }
+            }
+            at += 1;
+        }
+        false
+    }
+
+    /// Whether a host that misses a meeting waits in another one, which must be over first. Not if that one waits for
+    /// this: a member may wait for what goes beside it.
+    pub(super) fn excused(&self, host: usize, meeting: &Meeting) -> bool {
+        let held =
+            |other: &Meeting| meeting.members.iter().any(|member| member.0 as usize == host && other.holds(member));
+        let mut others = self.meetings.values().filter(|other| held(other));
+        others.any(|other| !self.leads(other, meeting, &|one, other| one.waits_for(other)))
     }
 
     /// Somebody waits in a collective for a process that has ended the scope.

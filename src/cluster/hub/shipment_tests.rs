@@ -24,11 +24,9 @@ fn hub() -> Hub {
 /// A process comes to shipment `number` from device 0 of process 0 to device 0 of process 1.
 fn comes(hub: &mut Hub, host: usize, number: u64) -> Out {
     let members: Vec<Member> = vec![(0, OUTBOX as u32), (1, 0)];
-    let (device, call, site) = (members[host].1, "a value".to_owned(), String::new());
-    hub.frame(
-        host,
-        ToHub::Arrive(Arrive { arrival: number, scope: 1, members, number, device, call, site, note: vec![] }),
-    )
+    let (device, call, site, note) = (members[host].1, "a value".to_owned(), String::new(), vec![]);
+    let (arrival, scope, beside) = (number, 1, false);
+    hub.frame(host, ToHub::Arrive(Arrive { arrival, scope, members, number, device, beside, call, site, note }))
 }
 
 fn commits(out: &Out) -> usize {

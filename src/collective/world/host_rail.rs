@@ -1,4 +1,5 @@
 //! What one rail does between processes, in the memory of the hosts: after the commit, and without a look at the gang.
+//! Any thread can do it.
 //!
 //! [`pieces`](super::pieces) makes a [`HostRail`], and all memory, before the member arrives. Messages go through a
 //! [`HostTransport`](super::super::transport::HostTransport): a [`Leg`] is one message to each other process and one
@@ -14,7 +15,10 @@ use super::{
 };
 use crate::{
     error::Result,
-    fabric::types::{DType, ReduceOp},
+    fabric::{
+        types::{DType, ReduceOp},
+        world_link::WorldLink,
+    },
     memory::PinnedBuffer,
 };
 use std::{ops::Range, sync::Arc};
@@ -30,9 +34,17 @@ pub(super) struct Leg {
 }
 
 /// A member's rail.
-pub(super) struct HostRail<'t, 'g, 'd> {
-    trip: &'t Trip<'g, 'd>,
+pub(super) struct HostRail {
     transport: Arc<dyn HostTransport>,
+    link: Arc<WorldLink>,
+    /// The numbers of the group's processes.
+    hosts: Box<[usize]>,
+    /// Which of them this is.
+    me: usize,
+    /// This member's local index.
+    here: usize,
+    /// Members of all processes.
+    members: usize,
 }
 
 /// A member's slice in page-locked memory, and what of it each process owns.
@@ -51,24 +63,32 @@ impl Staged<'_> {
     }
 }
 
-impl<'t, 'g, 'd> HostRail<'t, 'g, 'd> {
-    pub fn new(trip: &'t Trip<'g, 'd>, transport: Arc<dyn HostTransport>) -> Self {
-        HostRail { trip, transport }
+impl HostRail {
+    pub fn new(trip: &Trip<'_, '_>, transport: Arc<dyn HostTransport>) -> Self {
+        let across = trip.across;
+        HostRail {
+            transport,
+            link: trip.link.clone(),
+            hosts: across.hosts.iter().map(|host| host.host).collect(),
+            me: across.me,
+            here: across.here,
+            members: trip.members(),
+        }
     }
 
     /// All other processes of the group, by their index.
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let (n, me) = (self.trip.across.hosts.len(), self.trip.across.me);
+        let (n, me) = (self.hosts.len(), self.me);
         (1..n).map(move |k| (me + k) % n)
     }
 
     /// Memory for the parts of other processes that this one is going to sum up: of each process, one for each range.
     #[track_caller]
-    pub fn room_for_sum(&self, own: &Ranges, size: usize) -> Result<Room> {
+    pub fn room_for_sum(&self, trip: &Trip<'_, '_>, own: &Ranges, size: usize) -> Result<Room> {
         let mut room = Vec::new();
         for host in self.others() {
             for range in own {
-                room.push((host, self.trip.pinned(range.len() * size)?));
+                room.push((host, trip.pinned(range.len() * size)?));
             }
         }
         Ok(room)
@@ -76,45 +96,45 @@ impl<'t, 'g, 'd> HostRail<'t, 'g, 'd> {
 
     /// Memory for what other processes are going to send: so many bytes each, by process.
     #[track_caller]
-    pub fn room_for(&self, lens: &[usize]) -> Result<Room> {
+    pub fn room_for(&self, trip: &Trip<'_, '_>, lens: &[usize]) -> Result<Room> {
         let mut room = Vec::new();
         for host in self.others().filter(|&host| lens[host] > 0) {
-            room.push((host, self.trip.pinned(lens[host])?));
+            room.push((host, trip.pinned(lens[host])?));
         }
         Ok(room)
     }
 
     /// All legs at once. Returns what has come, by leg.
     pub fn exchange(&self, legs: impl IntoIterator<Item = Leg>) -> Result<Vec<Room>> {
-        let hosts = &self.trip.across.hosts;
+        let hosts = &self.hosts;
         let (mut messages, mut sends, mut from) = (Vec::new(), Vec::new(), Vec::new());
         for leg in legs {
             from.push(leg.receives.iter().map(|(host, _)| *host).collect::<Vec<_>>());
             let receive = |(host, into): (usize, PinnedBuffer<u8>)| {
                 let len = into.len();
-                Message::Receive { from: hosts[host].host, tag: leg.tag, into, len }
+                Message::Receive { from: hosts[host], tag: leg.tag, into, len }
             };
             messages.extend(leg.receives.into_iter().map(receive));
             sends.extend(leg.sends);
         }
         messages.extend(sends);
-        let mut come =
-            self.transport.exchange(messages, &|| self.trip.lost())?.into_iter().filter_map(|done| match done {
-                Message::Receive { into, .. } => Some(into),
-                Message::Send { .. } => None,
-            });
+        let done = self.transport.exchange(messages, &|| self.link.world.check().err())?;
+        let mut come = done.into_iter().filter_map(|done| match done {
+            Message::Receive { into, .. } => Some(into),
+            Message::Send { .. } => None,
+        });
         Ok(from.into_iter().map(|from| from.into_iter().zip(come.by_ref()).collect()).collect())
     }
 
     fn tag(&self, number: u64, phase: u32) -> Tag {
-        Tag { number, phase, rail: self.trip.across.here as u32 }
+        Tag { number, phase, rail: self.here as u32 }
     }
 
     /// Every process sends each other one the elements that it owns.
     pub fn parts(&self, number: u64, staged: Staged<'_>, room: Room) -> Leg {
         let tag = self.tag(number, 0);
         let of = |host: usize| {
-            let to = self.trip.across.hosts[host].host;
+            let to = self.hosts[host];
             let send = move |range| Message::Send { to, tag, bytes: staged.bytes.clone(), range: staged.place(range) };
             staged.owned[host].iter().map(send)
         };
@@ -125,7 +145,7 @@ impl<'t, 'g, 'd> HostRail<'t, 'g, 'd> {
     pub fn own(&self, number: u64, own: &Arc<PinnedBuffer<u8>>, room: Room) -> Leg {
         let tag = self.tag(number, 1);
         let send = |host: usize| {
-            let to = self.trip.across.hosts[host].host;
+            let to = self.hosts[host];
             Message::Send { to, tag, bytes: own.clone(), range: 0..own.len() }
         };
         let sends = if own.is_empty() { Vec::new() } else { self.others().map(send).collect() };
@@ -141,7 +161,7 @@ impl<'t, 'g, 'd> HostRail<'t, 'g, 'd> {
         (dtype, op): (DType, ReduceOp),
         sum: &mut PinnedBuffer<u8>,
     ) -> Result<()> {
-        let (me, hosts) = (self.trip.across.me, self.trip.across.hosts.len());
+        let (me, hosts) = (self.me, self.hosts.len());
         // By process, and within one by range.
         come.sort_by_key(|(host, _)| *host);
         let (own, mut start) = (&staged.owned[me], 0);
@@ -158,7 +178,7 @@ impl<'t, 'g, 'd> HostRail<'t, 'g, 'd> {
             let to = sum.as_mut_slice()?[start..].as_mut_ptr();
             // SAFETY: each source has the elements of this range, in page-locked memory that is aligned for them, at
             // multiples of their size. All copies to it are over, and `sum` is this call's alone.
-            unsafe { kernels::fold_on_host(dtype, op, range.len(), &sources, to, &[], self.trip.members()) };
+            unsafe { kernels::fold_on_host(dtype, op, range.len(), &sources, to, &[], self.members) };
             start += range.len() * staged.size;
         }
         Ok(())

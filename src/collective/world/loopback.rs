@@ -3,15 +3,15 @@
 
 mod device_mail;
 mod faults;
+mod mail;
 
-use super::super::transport::{
-    Arrival, Commit, Entry, HostTransport, Message, Place, Tag, Transport, Window, World, WorldScope,
-};
+use super::super::transport::{Arrival, Commit, Entry, Place, Tag, Transport, Window, World, WorldScope};
 use crate::{
     Builder, Device, GpuPool,
     error::{Error, Result, Site},
 };
 use device_mail::DeviceMail;
+use mail::Mail;
 use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
@@ -57,6 +57,8 @@ struct Scope {
 struct Meeting {
     since: Instant,
     arrived: BTreeMap<usize, Arrived>,
+    /// Of what goes beside: how many members of each host have come.
+    beside: HashMap<usize, usize>,
     committed: Option<u64>,
 }
 
@@ -214,14 +216,15 @@ impl Part {
 
 impl WorldScope for Part {
     fn meet(&self, arrival: Arrival<'_>) -> Result<Commit> {
-        let Arrival { members, number, place, call, site, leads, note } = arrival;
+        let Arrival { members, number, place, call, site, leads, beside, note } = arrival;
         let key = (members.to_vec(), number);
         let mut hosts: Vec<usize> = members.iter().map(|place| place.host).collect();
         hosts.sort_unstable();
         hosts.dedup();
         let own = members.iter().filter(|member| member.host == self.host).count();
         let mut state = self.hub.state.lock();
-        let empty = || Meeting { since: Instant::now(), arrived: BTreeMap::new(), committed: None };
+        let empty =
+            || Meeting { since: Instant::now(), arrived: BTreeMap::new(), beside: HashMap::new(), committed: None };
         // A committed one is carried out whatever has failed since: other members here have been told so.
         let committed = state.scopes[&self.key].meetings.get(&key).is_some_and(|meeting| meeting.committed.is_some());
         if let Some(failure) = self.failure(&state).filter(|_| !committed) {
@@ -229,7 +232,9 @@ impl WorldScope for Part {
         }
         let scope = state.scopes.get_mut(&self.key).expect("begun");
         let meeting = scope.meetings.entry(key.clone()).or_insert_with(empty);
-        if leads {
+        let come = meeting.beside.entry(self.host).or_default();
+        *come += usize::from(beside);
+        if leads && (!beside || *come == own) {
             let arrived = Arrived { place, call: call.to_owned(), site: site.to_string(), note };
             let differs = meeting.arrived.values().find(|other| other.call != call).cloned();
             meeting.arrived.insert(self.host, arrived.clone());
@@ -328,50 +333,6 @@ impl WorldScope for Part {
             }
             self.hub.wait(&mut state);
         }
-    }
-}
-
-/// Mailboxes of bytes.
-struct Mail {
-    hub: Arc<Hub>,
-    host: usize,
-}
-
-impl HostTransport for Mail {
-    fn name(&self) -> &'static str {
-        "loopback"
-    }
-
-    fn exchange(&self, messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>> {
-        self.hub.tap.get().into_iter().for_each(|tap| tap(self.host));
-        for message in &messages {
-            if let Message::Send { to, tag, bytes, range } = message {
-                let bytes = bytes.as_slice()?[range.clone()].to_vec();
-                self.hub.state.lock().mail.entry((self.host, *to, *tag)).or_default().push_back(bytes);
-            }
-        }
-        self.hub.changed.notify_all();
-        let receive = |message: Message| match message {
-            Message::Receive { from, tag, mut into, len } => {
-                let bytes = loop {
-                    let mut state = self.hub.state.lock();
-                    let next = state.mail.get_mut(&(from, self.host, tag)).and_then(VecDeque::pop_front);
-                    if let Some(bytes) = next {
-                        break bytes;
-                    }
-                    self.hub.wait(&mut state);
-                    drop(state);
-                    if let Some(error) = lost() {
-                        return Err(error);
-                    }
-                };
-                assert_eq!(bytes.len(), len, "{tag:?} from {from} to {}", self.host);
-                into.as_mut_slice()?[..len].copy_from_slice(&bytes);
-                Ok(Message::Receive { from, tag, into, len })
-            }
-            send => Ok(send),
-        };
-        messages.into_iter().map(receive).collect()
     }
 }
 

@@ -10,8 +10,8 @@
 //!   which process.
 //! * [`messages`]: from one member to one other, of another process. [`road`]: how that gets there.
 //! * [`trip`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
-//!   the hosts, and [`pieces`]: piece by piece; [`device_rail`]: in that of the devices, by messages that go a [`way`].
-//!   [`explain`]: all this, for people.
+//!   the hosts, and [`pieces`]: piece by piece, which for gradients another thread does [`beside`]; [`device_rail`]: in
+//!   that of the devices, by messages that go a [`way`]. [`explain`]: all this, for people.
 //!
 //! Hierarchies are a floor above [`choose`](super::choose), not rows of its table. A row is what one kernel, or one set
 //! of copies, does after one meeting; a hierarchy is several such collectives of a smaller group with messages between
@@ -30,6 +30,7 @@
 //! messages no message depends on the gang, nor on memory that is still to be had.
 
 mod all_to_all;
+pub(crate) mod beside;
 mod cut;
 mod device_rail;
 mod explain;

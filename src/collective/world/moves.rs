@@ -62,14 +62,14 @@ pub(super) fn all_gather(trip: &Trip<'_, '_>, request: &Request, parts: &Counts,
         let owned = owned(cut);
         let (mine, slice) = lens(&owned, cut);
         let (own, all) = (trip.scratch(mine)?, trip.scratch(slice)?);
-        let to = pieces.add(cut, owned, &own)?;
+        let to = pieces.add(trip, cut, owned, &own)?;
         trip.inside(dtype, None, collect(cut), [&from(cut), &to])?;
-        pieces.stage(&to)?;
+        pieces.stage(trip, &to)?;
         slices.push(all);
     }
-    pieces.meet()?;
+    pieces.meet(trip)?;
     let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(&slices));
-    while let (Some(piece), Some((cut, all))) = (pieces.carry_next()?, rest.next()) {
+    while let (Some(piece), Some((cut, all))) = (trip.done(pieces.carry_next())?, rest.next()) {
         if inside.is_ok() {
             inside = trip.done(piece.upload_all(trip, all));
         }

@@ -8,7 +8,8 @@
 //!
 //! `before` and `after` are the steps inside the process, which [`sums`](super::sums) and [`moves`](super::moves) do.
 //! Everything is staged when the member arrives, and there is one meeting for all pieces. An all-reduce needs two
-//! exchanges for each piece: the second one of a piece goes with the first one of the next.
+//! exchanges for each piece: the second one of a piece goes with the first one of the next. The exchanges need neither
+//! the gang nor a device: the member's thread does them, or another one ([`beside`](super::beside)).
 //!
 //! Invariants: all members do the steps of all pieces in one order, so waits for members of this process and waits for
 //! other processes form no circle. A step inside that fails makes the gang fail at once, so that no member of this
@@ -16,7 +17,7 @@
 //! count on them.
 
 use super::{
-    super::transport::HostTransport,
+    super::transport::{Commit, HostTransport},
     cut::{Cut, Ranges, total},
     host_rail::{HostRail, Room, Staged},
     trip::{Trip, bytes, part},
@@ -29,7 +30,7 @@ use crate::{
     },
     memory::PinnedBuffer,
 };
-use std::{mem, ops::Range, sync::Arc};
+use std::{collections::VecDeque, mem, ops::Range, sync::Arc};
 
 /// The most bytes of a piece on one rail. On two cores 1 to 4 MiB take the same time, and on a busy machine each piece
 /// costs the time until its threads run.
@@ -72,34 +73,33 @@ pub(super) struct Piece {
     all: Room,
 }
 
-/// All pieces of a member's collective.
-pub(super) struct Pieces<'t, 'g, 'd> {
-    trip: &'t Trip<'g, 'd>,
-    rail: HostRail<'t, 'g, 'd>,
-    pieces: Vec<Piece>,
+/// The pieces of a member's collective that are not through.
+pub(super) struct Pieces {
+    rail: HostRail,
+    pieces: VecDeque<Piece>,
     dtype: DType,
     job: Job,
     /// The commit's.
     number: u64,
-    /// Exchanges so far.
-    step: usize,
+    /// The first piece has had the first of its two exchanges.
+    begun: bool,
 }
 
-impl<'t, 'g, 'd> Pieces<'t, 'g, 'd> {
-    pub fn new(trip: &'t Trip<'g, 'd>, transport: &Arc<dyn HostTransport>, dtype: DType, job: Job) -> Self {
+impl Pieces {
+    pub fn new(trip: &Trip<'_, '_>, transport: &Arc<dyn HostTransport>, dtype: DType, job: Job) -> Self {
         let rail = HostRail::new(trip, transport.clone());
-        Pieces { trip, rail, pieces: Vec::new(), dtype, job, number: 0, step: 0 }
+        Pieces { rail, pieces: VecDeque::new(), dtype, job, number: 0, begun: false }
     }
 
     /// Adds a piece: takes memory for it. Returns where the step inside puts this member's elements: into `own`, memory
     /// of this device; or where they are staged, on software GPUs, which work on the host's memory as fast.
     #[track_caller]
-    pub fn add(&mut self, cut: &Cut<'_>, owned: Vec<Ranges>, own: &Area) -> Result<Area> {
-        let (trip, rail, size, me) = (self.trip, &self.rail, self.dtype.size(), self.trip.across.me);
+    pub fn add(&mut self, trip: &Trip<'_, '_>, cut: &Cut<'_>, owned: Vec<Ranges>, own: &Area) -> Result<Area> {
+        let (rail, size, me) = (&self.rail, self.dtype.size(), trip.across.me);
         let lens: Vec<usize> = owned.iter().map(|ranges| total(ranges) * size).collect();
-        let all = if self.job.fills() { rail.room_for(&lens)? } else { Room::new() };
+        let all = if self.job.fills() { rail.room_for(trip, &lens)? } else { Room::new() };
         let (parts, sum) = match self.job.sum() {
-            Some(_) => (rail.room_for_sum(&owned[me], size)?, Some(trip.pinned(lens[me])?)),
+            Some(_) => (rail.room_for_sum(trip, &owned[me], size)?, Some(trip.pinned(lens[me])?)),
             None => (Room::new(), None),
         };
         let staged = Arc::new(trip.pinned(own.bytes.len())?);
@@ -109,46 +109,54 @@ impl<'t, 'g, 'd> Pieces<'t, 'g, 'd> {
         };
         let own = sum.map_or_else(|| staged.clone(), Arc::new);
         let slice = cut.slice(trip.across.here);
-        self.pieces.push(Piece { slice, owned, size, staged, parts, own, all });
+        self.pieces.push_back(Piece { slice, owned, size, staged, parts, own, all });
         Ok(to)
     }
 
     /// Stages the elements of the last piece, which are at `from`. Asynchronous.
     #[track_caller]
-    pub fn stage(&self, from: &Area) -> Result<()> {
-        let staged = &self.pieces.last().expect("one was added").staged;
-        if from.address == staged.block.address { Ok(()) } else { self.trip.copy_down(from, staged) }
+    pub fn stage(&self, trip: &Trip<'_, '_>, from: &Area) -> Result<()> {
+        let staged = &self.pieces.back().expect("one was added").staged;
+        if from.address == staged.block.address { Ok(()) } else { trip.copy_down(from, staged) }
+    }
+
+    /// Waits until all pieces are staged.
+    pub fn staged(&self) -> Result<()> {
+        self.pieces.iter().try_for_each(|piece| piece.staged.as_slice().map(drop))
     }
 
     /// Meets the other processes, when all pieces are staged.
-    pub fn meet(&mut self) -> Result<()> {
-        self.pieces.iter().try_for_each(|piece| piece.staged.as_slice().map(drop))?;
-        let (_, commit) = self.trip.meet(Payload::Nothing, |_| Vec::new())?;
-        // Nothing waits on a device: the next collective may go on.
-        drop(commit.window);
-        self.number = commit.number;
+    pub fn meet(&mut self, trip: &Trip<'_, '_>) -> Result<()> {
+        self.staged()?;
+        let (_, commit) = trip.meet(Payload::Nothing, |_| Vec::new())?;
+        self.committed(commit);
         Ok(())
     }
 
-    /// Carries the next piece between the processes. None: all are there.
-    pub fn carry_next(&mut self) -> Result<Option<&Piece>> {
-        let lag = usize::from(matches!(self.job, Job::SumAndFill(_)));
-        loop {
-            if self.step == self.pieces.len() + lag {
-                return Ok(None);
-            }
-            self.trip.done(self.exchange(self.step, lag))?;
-            self.step += 1;
-            if self.step > lag {
-                return Ok(Some(&self.pieces[self.step - 1 - lag]));
-            }
-        }
+    pub fn committed(&mut self, commit: Commit) {
+        // Nothing waits on a device: the next collective may go on.
+        drop(commit.window);
+        self.number = commit.number;
     }
 
-    /// The first messages of piece `step`, with the second ones of the piece `lag` before it.
-    fn exchange(&mut self, step: usize, lag: usize) -> Result<()> {
-        let (sum, second) = (self.job.sum(), step.checked_sub(lag).filter(|_| self.job.fills()));
-        let first = Some(step).filter(|&step| sum.is_some() && step < self.pieces.len());
+    /// Carries the next piece between the processes. None: all are there. After an error the other processes wait.
+    pub fn carry_next(&mut self) -> Result<Option<Piece>> {
+        let two = matches!(self.job, Job::SumAndFill(_));
+        while !self.pieces.is_empty() {
+            self.exchange(two)?;
+            if self.begun == two {
+                return Ok(self.pieces.pop_front());
+            }
+            self.begun = true;
+        }
+        Ok(None)
+    }
+
+    /// The second messages of the first piece, with the first ones of the next. `two`: each piece has both.
+    fn exchange(&mut self, two: bool) -> Result<()> {
+        let (sum, next) = (self.job.sum(), usize::from(self.begun));
+        let first = Some(next).filter(|&next| sum.is_some() && next < self.pieces.len());
+        let second = Some(0).filter(|_| self.job.fills() && self.begun == two);
         let mut legs = Vec::with_capacity(2);
         if let Some(k) = first {
             let room = mem::take(&mut self.pieces[k].parts);

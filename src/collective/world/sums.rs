@@ -7,13 +7,17 @@
 //! reduce_scatter  inside: all_to_all to the members that own the sums
 //! ```
 //!
-//! Through the memory of the hosts all this goes in [`pieces`](super::pieces).
+//! Through the memory of the hosts all this goes in [`pieces`](super::pieces): [`before`] has the steps up to the
+//! rails, [`after`] those behind them. [`beside`](super::beside) lets members work between the two.
 
 use super::{
-    super::{request::Request, transport::Transport},
-    cut::{Cut, total},
+    super::{
+        request::Request,
+        transport::{HostTransport, Transport},
+    },
+    cut::{Cut, Ranges, total},
     device_rail::DeviceRail,
-    pieces::{Job, PIECE, Pieces},
+    pieces::{Job, PIECE, Piece, Pieces},
     trip::{Trip, bytes, part},
 };
 use crate::{
@@ -24,6 +28,7 @@ use crate::{
         types::ReduceOp,
     },
 };
+use std::sync::Arc;
 
 /// The first step of an all_reduce inside a process of `n` members.
 pub(super) fn scatter(cut: &Cut<'_>, n: usize) -> Shape {
@@ -54,96 +59,160 @@ fn both(request: &Request) -> (&Area, &Area) {
 #[track_caller]
 pub(super) fn all_reduce(trip: &Trip<'_, '_>, request: &Request, len: usize) -> Result<()> {
     let ((source, destination), dtype) = (both(request), request.dtype);
+    let transport = match trip.transport()? {
+        Transport::Host(transport) => return in_pieces(trip, request, &Sum::ToAll { len }, transport),
+        Transport::None(error) => return Err(error.clone()),
+        Transport::Device(transport) => transport.clone(),
+    };
     let ((inner, outer), whole) = (levels(request.reduce), trip.cut(len, dtype));
     let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
-    let owned = |cut: &Cut<'_>| cut.equal(across.here, across.hosts.len());
-    let of = |area: &Area, cut: &Cut<'_>| part(area, bytes(&cut.range(), size));
-    let transport = match trip.transport()? {
-        Transport::Host(transport) => transport,
-        Transport::None(error) => return Err(error.clone()),
-        Transport::Device(transport) => {
-            let (slice, owned) = (whole.slice(across.here), owned(&whole));
-            let rail = DeviceRail::new(trip.way(transport.clone())?, slice.clone(), &owned, size);
-            let own = trip.scratch(slice.len() * size)?;
-            trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &own])?;
-            rail.sum_to_all(&own, dtype, outer)?;
-            return trip.inside(dtype, None, gather(&whole, n), [&own, destination]);
-        }
-    };
-    let cuts = whole.pieces(PIECE / size);
-    let mut pieces = Pieces::new(trip, transport, dtype, Job::SumAndFill(outer));
-    let mut slices = Vec::with_capacity(cuts.len());
-    for cut in &cuts {
-        let own = trip.scratch(cut.slice(across.here).len() * size)?;
-        let to = pieces.add(cut, owned(cut), &own)?;
-        trip.inside(dtype, Some(inner), scatter(cut, n), [&of(source, cut), &to])?;
-        pieces.stage(&to)?;
-        slices.push(own);
-    }
-    pieces.meet()?;
-    let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(&slices));
-    while let (Some(piece), Some((cut, own))) = (pieces.carry_next()?, rest.next()) {
-        if inside.is_ok() {
-            inside = trip.done(piece.upload_all(trip, own));
-        }
-        if inside.is_ok() {
-            inside = trip.done(trip.inside(dtype, None, gather(cut, n), [own, &of(destination, cut)]));
-        }
-    }
-    inside
+    let (slice, owned) = (whole.slice(across.here), whole.equal(across.here, across.hosts.len()));
+    let rail = DeviceRail::new(trip.way(transport)?, slice.clone(), &owned, size);
+    let own = trip.scratch(slice.len() * size)?;
+    trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &own])?;
+    rail.sum_to_all(&own, dtype, outer)?;
+    trip.inside(dtype, None, gather(&whole, n), [&own, destination])
 }
 
 /// `in_place`: the own part lies in the source, at its place.
 #[track_caller]
 pub(super) fn reduce_scatter(trip: &Trip<'_, '_>, request: &Request, parts: &Counts, in_place: bool) -> Result<()> {
-    let ((source, destination), dtype) = (both(request), request.dtype);
-    let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
-    let ((inner, outer), whole) = (levels(request.reduce), trip.cut(parts.total(trip.members()), dtype));
-    let owned = |cut: &Cut<'_>| cut.owned(across.here, &across.hosts, parts);
-    // From the rails to the members that own the parts.
-    let ranks = &across.hosts[across.me].ranks;
-    let deliver = |cut: &Cut<'_>| {
-        let shared = |rail: usize, member: usize| cut.shared(rail, parts, ranks[member]);
-        let send = (0..n).map(|rail| Counts::By((0..n).map(|member| shared(rail, member)).collect())).collect();
-        let receive = (0..n).map(|member| Counts::By((0..n).map(|rail| shared(rail, member)).collect())).collect();
-        Shape::AllToAll { send, receive }
-    };
-    let mine = bytes(&parts.part(trip.group.rank), size);
-    let own = part(destination, if in_place { mine } else { 0..mine.len() });
-    let to = |cut: &Cut<'_>| part(&own, bytes(&cut.within(parts, trip.group.rank), size));
-    let of = |cut: &Cut<'_>| part(source, bytes(&cut.range(), size));
+    let ((source, _), dtype) = (both(request), request.dtype);
+    let sum = Sum::ToOwners { parts, in_place };
     let transport = match trip.transport()? {
-        Transport::Host(transport) => transport,
+        Transport::Host(transport) => return in_pieces(trip, request, &sum, transport),
         Transport::None(error) => return Err(error.clone()),
-        Transport::Device(transport) => {
-            let (slice, owned) = (whole.slice(across.here), owned(&whole));
-            let rail = DeviceRail::new(trip.way(transport.clone())?, slice.clone(), &owned, size);
-            let reduced = trip.scratch(slice.len() * size)?;
-            trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &reduced])?;
-            let summed = trip.scratch(total(&owned[across.me]) * size)?;
-            rail.sum_to_owners(&reduced, (dtype, outer), &summed)?;
-            return trip.inside(dtype, None, deliver(&whole), [&summed, &to(&whole)]);
-        }
+        Transport::Device(transport) => transport.clone(),
     };
-    let cuts = whole.pieces(PIECE / size);
-    let mut pieces = Pieces::new(trip, transport, dtype, Job::Sum(outer));
-    let mut sums = Vec::with_capacity(cuts.len());
-    for cut in &cuts {
-        let owned = owned(cut);
-        let reduced = trip.scratch(cut.slice(across.here).len() * size)?;
-        sums.push(trip.scratch(total(&owned[across.me]) * size)?);
-        let to = pieces.add(cut, owned, &reduced)?;
-        trip.inside(dtype, Some(inner), scatter(cut, n), [&of(cut), &to])?;
-        pieces.stage(&to)?;
-    }
-    pieces.meet()?;
-    let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(&sums));
-    while let (Some(piece), Some((cut, summed))) = (pieces.carry_next()?, rest.next()) {
-        if inside.is_ok() {
-            inside = trip.done(piece.upload_own(trip, summed));
+    let ((inner, outer), whole) = (levels(request.reduce), trip.cut(parts.total(trip.members()), dtype));
+    let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
+    let (slice, owned) = (whole.slice(across.here), sum.owned(trip, &whole));
+    let rail = DeviceRail::new(trip.way(transport)?, slice.clone(), &owned, size);
+    let reduced = trip.scratch(slice.len() * size)?;
+    trip.inside(dtype, Some(inner), scatter(&whole, n), [source, &reduced])?;
+    let summed = trip.scratch(total(&owned[across.me]) * size)?;
+    rail.sum_to_owners(&reduced, (dtype, outer), &summed)?;
+    trip.inside(dtype, None, deliver(trip, &whole, parts), [&summed, &sum.destination(trip, request, &whole)])
+}
+
+/// A sum, by where it goes.
+pub(super) enum Sum<'r> {
+    ToAll { len: usize },
+    ToOwners { parts: &'r Counts, in_place: bool },
+}
+
+impl Sum<'_> {
+    /// What this process's members ask for, if it is a sum for gradients.
+    pub fn of(request: &Request) -> Option<Sum<'_>> {
+        match request.shape.as_ref()? {
+            Shape::AllReduce { len } => Some(Sum::ToAll { len: *len }),
+            Shape::ReduceScatter { counts, in_place } => Some(Sum::ToOwners { parts: counts, in_place: *in_place }),
+            _ => None,
         }
+    }
+
+    fn cuts<'t>(&self, trip: &'t Trip<'_, '_>, request: &Request) -> Vec<Cut<'t>> {
+        let len = match self {
+            Sum::ToAll { len } => *len,
+            Sum::ToOwners { parts, .. } => parts.total(trip.members()),
+        };
+        trip.cut(len, request.dtype).pieces(PIECE / request.dtype.size())
+    }
+
+    /// What of this member's slice belongs to each process.
+    fn owned(&self, trip: &Trip<'_, '_>, cut: &Cut<'_>) -> Vec<Ranges> {
+        let (here, hosts) = (trip.across.here, &trip.across.hosts);
+        match self {
+            Sum::ToAll { .. } => cut.equal(here, hosts.len()),
+            Sum::ToOwners { parts, .. } => cut.owned(here, hosts, parts),
+        }
+    }
+
+    /// Where the results of a piece go.
+    fn destination(&self, trip: &Trip<'_, '_>, request: &Request, cut: &Cut<'_>) -> Area {
+        let (_, destination) = both(request);
+        let size = request.dtype.size();
+        match self {
+            Sum::ToAll { .. } => part(destination, bytes(&cut.range(), size)),
+            Sum::ToOwners { parts, in_place } => {
+                let mine = bytes(&parts.part(trip.group.rank), size);
+                let own = part(destination, if *in_place { mine } else { 0..mine.len() });
+                part(&own, bytes(&cut.within(parts, trip.group.rank), size))
+            }
+        }
+    }
+}
+
+/// From the rails to the members that own the parts.
+fn deliver(trip: &Trip<'_, '_>, cut: &Cut<'_>, parts: &Counts) -> Shape {
+    let (ranks, n) = (&trip.across.hosts[trip.across.me].ranks, trip.here.count());
+    let shared = |rail: usize, member: usize| cut.shared(rail, parts, ranks[member]);
+    let send = (0..n).map(|rail| Counts::By((0..n).map(|member| shared(rail, member)).collect())).collect();
+    let receive = (0..n).map(|member| Counts::By((0..n).map(|rail| shared(rail, member)).collect())).collect();
+    Shape::AllToAll { send, receive }
+}
+
+#[track_caller]
+fn in_pieces(trip: &Trip<'_, '_>, request: &Request, sum: &Sum<'_>, transport: &Arc<dyn HostTransport>) -> Result<()> {
+    let (mut pieces, areas) = before(trip, request, sum, transport)?;
+    pieces.meet(trip)?;
+    after(trip, request, sum, &areas, &mut || trip.done(pieces.carry_next()))
+}
+
+/// Sums up inside the process, and stages. Returns the pieces, and memory for what comes of each.
+#[track_caller]
+pub(super) fn before(
+    trip: &Trip<'_, '_>,
+    request: &Request,
+    sum: &Sum<'_>,
+    transport: &Arc<dyn HostTransport>,
+) -> Result<(Pieces, Vec<Area>)> {
+    let ((source, _), dtype, (inner, outer)) = (both(request), request.dtype, levels(request.reduce));
+    let (size, n) = (dtype.size(), trip.here.count());
+    let job = match sum {
+        Sum::ToAll { .. } => Job::SumAndFill(outer),
+        Sum::ToOwners { .. } => Job::Sum(outer),
+    };
+    let cuts = sum.cuts(trip, request);
+    let mut pieces = Pieces::new(trip, transport, dtype, job);
+    let mut areas = Vec::with_capacity(cuts.len());
+    for cut in &cuts {
+        let owned = sum.owned(trip, cut);
+        let slice = trip.scratch(cut.slice(trip.across.here).len() * size)?;
+        areas.push(match sum {
+            Sum::ToAll { .. } => slice.clone(),
+            Sum::ToOwners { .. } => trip.scratch(total(&owned[trip.across.me]) * size)?,
+        });
+        let to = pieces.add(trip, cut, owned, &slice)?;
+        trip.inside(dtype, Some(inner), scatter(cut, n), [&part(source, bytes(&cut.range(), size)), &to])?;
+        trip.done(pieces.stage(trip, &to))?;
+    }
+    Ok((pieces, areas))
+}
+
+/// Brings what has come between the processes to its members. `next` gives the pieces. After a failure inside, the
+/// pieces still come: the other processes count on them.
+#[track_caller]
+pub(super) fn after(
+    trip: &Trip<'_, '_>,
+    request: &Request,
+    sum: &Sum<'_>,
+    areas: &[Area],
+    next: &mut dyn FnMut() -> Result<Option<Piece>>,
+) -> Result<()> {
+    let (dtype, n, cuts) = (request.dtype, trip.here.count(), sum.cuts(trip, request));
+    let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(areas));
+    while let (Some(piece), Some((cut, area))) = (next()?, rest.next()) {
+        if inside.is_err() {
+            continue;
+        }
+        let (uploaded, shape) = match sum {
+            Sum::ToAll { .. } => (piece.upload_all(trip, area), gather(cut, n)),
+            Sum::ToOwners { parts, .. } => (piece.upload_own(trip, area), deliver(trip, cut, parts)),
+        };
+        inside = trip.done(uploaded);
         if inside.is_ok() {
-            inside = trip.done(trip.inside(dtype, None, deliver(cut), [summed, &to(cut)]));
+            inside = trip.done(trip.inside(dtype, None, shape, [area, &sum.destination(trip, request, cut)]));
         }
     }
     inside

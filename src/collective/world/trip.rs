@@ -199,6 +199,11 @@ impl<'g, 'd> Trip<'g, 'd> {
         op.submit(|driver, stream| unsafe { driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream) })
     }
 
+    /// Who waits for what was staged up to now does not wait for what this device does next.
+    pub fn record_early(&self) -> Result<()> {
+        self.dev.stream.record_early(self.call.op)
+    }
+
     /// Copies a range of page-locked memory to this device. Asynchronous.
     #[track_caller]
     pub fn upload(&self, from: &PinnedBuffer<u8>, range: Range<usize>, to: &Area) -> Result<()> {
@@ -237,8 +242,7 @@ impl<'g, 'd> Trip<'g, 'd> {
         let told = self.here.meet(self.call.clone(), payload, false)?;
         let note = if across.here == 0 { note(&told) } else { Vec::new() };
         debug_assert!(note.len() <= MOST_NOTE);
-        let number = across.calls.get() + 1;
-        across.calls.set(number);
+        let number = self.next_number();
         let met = self.scope.meet(Arrival {
             members: &across.places,
             number,
@@ -246,6 +250,7 @@ impl<'g, 'd> Trip<'g, 'd> {
             call: &headline(self.call),
             site: self.call.site,
             leads: across.here == 0,
+            beside: false,
             note,
         });
         match met {
@@ -257,6 +262,13 @@ impl<'g, 'd> Trip<'g, 'd> {
                 Err(error)
             }
         }
+    }
+
+    /// The number of the group's next meeting. All members count alike.
+    pub fn next_number(&self) -> u64 {
+        let number = self.across.calls.get() + 1;
+        self.across.calls.set(number);
+        number
     }
 
     /// The end of what a transport between devices was given after a commit. After an error it may still use the
@@ -291,7 +303,7 @@ pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
 }
 
 /// What all processes must have alike. Members may give factors of their own.
-fn headline(call: &Call) -> String {
+pub(super) fn headline(call: &Call) -> String {
     let scaled = matches!(call.reduce, Some(ReduceOp::Scaled(_)));
     let reduce = if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce };
     shortened(Call { reduce, ..call.clone() }.to_string())

@@ -1,0 +1,59 @@
+//! Couriers in the search: threads beside a scope's devices, which come behind them in its list. Each process arrives
+//! when all of its couriers have.
+
+use super::{Arrive, Class, Device, Member, Op, Search, State};
+
+impl Search {
+    /// A step of a courier that carries collective `number` of these members.
+    pub(super) fn carry(
+        &self,
+        state: &State,
+        (at, which, thread): (usize, usize, usize),
+        (members, number): (&'static [Member], u64),
+        stack: &mut Vec<State>,
+    ) -> Result<(), String> {
+        let mut next = state.clone();
+        let host = &mut next.hosts[at];
+        let runner = &mut host.runners[which];
+        let (scripts, devices) = (self.program.hosts[at][which][runner.scope].1, &mut runner.devices);
+        if devices[thread].failed {
+            return Ok(());
+        }
+        let key = (runner.id, members.to_vec(), number);
+        if !devices[thread].arrived {
+            let arrive = Arrive {
+                arrival: 0,
+                scope: runner.id,
+                members: members.to_vec(),
+                number,
+                device: members.iter().find(|member| member.0 as usize == at).map_or(0, |member| member.1),
+                beside: true,
+                call: String::new(),
+                site: String::new(),
+                note: Vec::new(),
+            };
+            host.to_hub.extend(host.process.arrive(&key, Some(arrive)));
+            devices[thread].arrived = true;
+            stack.push(next);
+            return Ok(());
+        }
+        match host.process.committed(&key) {
+            None => return Ok(()),
+            Some(Err(_)) => devices[thread].failed = true,
+            Some(Ok(taken)) => {
+                host.process.close(Class::Collective, taken.window);
+                let staged = |(script, device): (&&[Op], &Device)| {
+                    let place = script.iter().position(|op| *op == Op::Carry(members, number));
+                    place.is_some_and(|place| device.at > place || device.at == place && device.arrived)
+                };
+                let staged = scripts.iter().zip(&*devices).filter(|both| staged(*both)).count();
+                if staged < members.iter().filter(|member| member.0 as usize == at).count() {
+                    return Err(format!("host {at} has committed what not all of its members have staged"));
+                }
+                devices[thread] = Device { at: devices[thread].at + 1, ..Device::default() };
+            }
+        }
+        stack.push(next);
+        Ok(())
+    }
+}
