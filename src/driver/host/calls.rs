@@ -50,8 +50,8 @@ impl HostGpu {
         Ok(state)
     }
 
-    /// Appends an operation, or performs it. A refused operation is dropped after the lock is released (the guard is a local variable,
-    /// the operation an argument): it may own a closure whose drop calls the driver.
+    /// Appends an operation, or performs it. A refused operation is dropped after the lock is released (the guard is a
+    /// local variable, the operation an argument): it may own a closure whose drop calls the driver.
     pub(super) fn submit(&self, stream: RawStream, engine: Engine, work: Work) -> DriverResult {
         let mut state = self.alive()?;
         let captures = state.core.stream(self.index, stream.0)?.capture.is_some();

@@ -154,10 +154,18 @@ impl Job {
     }
 }
 
-/// By copies of a block: `[u32]::fill` is slow without optimisation, and tests are.
+/// By copies of what is filled already, up to a block: `[u32]::fill` is slow without optimisation, and tests are.
 fn fill(words: &mut [u32], value: u32) {
-    let block = [value; 256];
-    words.chunks_mut(block.len()).for_each(|words| words.copy_from_slice(&block[..words.len()]));
+    const BLOCK: usize = 4096;
+    let Some(first) = words.first_mut() else { return };
+    *first = value;
+    let mut done = 1;
+    while done < words.len() {
+        let (filled, rest) = words.split_at_mut(done);
+        let len = done.min(BLOCK).min(rest.len());
+        rest[..len].copy_from_slice(&filled[..len]);
+        done += len;
+    }
 }
 
 fn caught(f: impl FnOnce(), what: &str) -> Result<(), Died> {
