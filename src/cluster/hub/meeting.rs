@@ -148,11 +148,11 @@ impl Scope {
     fn circle(&self, meeting: &Meeting) -> Option<&Meeting> {
         let both = |one: &Meeting, other: &Meeting| one.beside == other.beside || mutant::is(Rule::Beside);
         let waits = |one: &Meeting, other: &Meeting| both(one, other) && one.waits_for(other);
-        self.meetings.values().find(|other| waits(meeting, other) && self.leads(other, meeting, &waits))
+        self.meetings.values().find(|other| waits(meeting, other) && self.reaches(other, meeting, &waits))
     }
 
     /// Whether `from` waits for `to`, perhaps by way of others.
-    fn leads(&self, from: &Meeting, to: &Meeting, waits: &dyn Fn(&Meeting, &Meeting) -> bool) -> bool {
+    fn reaches(&self, from: &Meeting, to: &Meeting, waits: &dyn Fn(&Meeting, &Meeting) -> bool) -> bool {
         let mut seen = vec![from];
         let mut at = 0;
         while let Some(next) = seen.get(at).copied() {
@@ -175,7 +175,7 @@ impl Scope {
         let held =
             |other: &Meeting| meeting.members.iter().any(|member| member.0 as usize == host && other.holds(member));
         let mut others = self.meetings.values().filter(|other| held(other));
-        others.any(|other| !self.leads(other, meeting, &|one, other| one.waits_for(other)))
+        others.any(|other| !self.reaches(other, meeting, &|one, other| one.waits_for(other)))
     }
 
     /// Somebody waits in a collective for a process that has ended the scope.

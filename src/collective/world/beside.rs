@@ -145,6 +145,8 @@ fn no_courier(request: &Request) -> Error {
 
 impl Duty {
     fn carry(mut self) {
+        // Else a transport's library could make the context of GPU 0 on this thread.
+        let _ = self.handle.driver.bind();
         self.handle.take_over(self.told.take().as_deref());
         let carried = self.carry_all();
         self.over = true;
