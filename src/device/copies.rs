@@ -94,7 +94,7 @@ impl Device {
         op.writes(&dst)?;
         op.same_len(src.len(), dst.len())?;
         let bytes = dst.bytes().len();
-        op.touch(&src.block, 0..bytes, Access::Read, true)?;
+        op.touch(&src.block, src.start..src.start + bytes, Access::Read, true)?;
         // SAFETY: both ranges are live blocks of `bytes` bytes, which `op` orders and records. The host waits for the
         // recorded use before it writes the pinned memory.
         op.submit(|driver, stream| unsafe { driver.copy_to_device(dst.address(), src.ptr().cast(), bytes, stream) })
@@ -112,7 +112,7 @@ impl Device {
         op.reads(&src)?;
         op.same_len(src.len(), dst.len())?;
         let bytes = src.bytes().len();
-        op.touch(&dst.block, 0..bytes, Access::Write, true)?;
+        op.touch(&dst.block, dst.start..dst.start + bytes, Access::Write, true)?;
         // SAFETY: as above. The host waits for the recorded use before it reads or writes the pinned memory.
         op.submit(|driver, stream| unsafe { driver.copy_to_host(dst.ptr().cast(), src.address(), bytes, stream) })
     }

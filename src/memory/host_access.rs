@@ -51,11 +51,11 @@ macro_rules! host_access {
                 if !handle.injected(Bug::HostDoesNotWait) {
                     self.block.hazards.wait_host(handle, op, access, self.deadline)?;
                 }
-                handle.host_access(op, self.block.address, self.len * size_of::<T>(), access == Access::Write)
+                handle.host_access(op, self.address(), self.len * size_of::<T>(), access == Access::Write)
             }
 
             pub(crate) fn ptr(&self) -> *mut T {
-                self.block.address as *mut T
+                self.address() as *mut T
             }
         }
 

@@ -8,7 +8,7 @@ mod pool;
 pub(crate) use pool::{Locality, PinnedPool};
 
 use super::{DeviceCopy, block::BlockRef};
-use crate::error::Result;
+use crate::{driver::Address, error::Result};
 use std::{marker::PhantomData, ops::RangeBounds, time::Duration};
 
 /// `len` elements of `T` in page-locked host memory. Copies from and to it do not wait, and run at the full speed of
@@ -33,6 +33,8 @@ use std::{marker::PhantomData, ops::RangeBounds, time::Duration};
 /// ```
 pub struct PinnedBuffer<T: DeviceCopy> {
     pub(crate) block: BlockRef,
+    /// Where it begins in the block, in bytes: 0, but for a part that was [split off](Self::split_off).
+    pub(crate) start: usize,
     pub(super) len: usize,
     pub(super) deadline: Duration,
     of: PhantomData<T>,
@@ -63,8 +65,53 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
         Ok(&self.as_slice()?[range])
     }
 
+    /// Takes the elements from `at` on away, as a buffer of their own. It shares the block: a wait for one buffer is a
+    /// wait for the uses of both.
+    pub(crate) fn split_off(&mut self, at: usize) -> PinnedBuffer<T> {
+        assert!(at <= self.len, "a buffer of {} elements is split at {at}", self.len);
+        let (start, len) = (self.start + at * size_of::<T>(), self.len - at);
+        self.len = at;
+        PinnedBuffer { block: self.block.clone(), start, len, deadline: self.deadline, of: PhantomData }
+    }
+
+    /// The address of the first element.
+    pub(crate) fn address(&self) -> Address {
+        self.block.address + self.start as u64
+    }
+
     /// Whether a host access might have to wait.
     pub fn in_flight(&self) -> bool {
         self.block.hazards.in_flight()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Check, GpuPool};
+
+    #[test]
+    fn parts_share_a_block_and_nothing_else() {
+        let pool = GpuPool::builder().host(1).check(Check::Races).build().unwrap();
+        let in_use = || pool.shared.pinned.in_use()[0];
+        let before = in_use();
+        let mut first = pool.pinned::<u32>(1000).unwrap();
+        let with_block = in_use();
+        let mut second = first.split_off(400);
+        assert_eq!((first.len(), second.len(), in_use()), (400, 600, with_block));
+        let (x, y) = (first.as_mut_slice().unwrap(), second.as_mut_slice().unwrap());
+        x.fill(1);
+        y.fill(2);
+        x.fill(3);
+        let parts = pool.run(|dev, _| {
+            let (x, y) = (dev.upload_pinned(&first)?, dev.upload_pinned(&second)?);
+            Ok([dev.download(&x)?, dev.download(&y)?])
+        });
+        let [parts] = <[_; 1]>::try_from(parts.unwrap()).unwrap();
+        assert_eq!(parts, [vec![3; 400], vec![2; 600]]);
+        let held = in_use();
+        drop(first);
+        assert_eq!(in_use(), held, "the second has the block, too");
+        drop(second);
+        assert_eq!(held - in_use(), with_block - before);
     }
 }

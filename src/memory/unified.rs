@@ -13,6 +13,7 @@ use super::{
     view::{DeviceView, DeviceViewMut},
 };
 use crate::{
+    driver::Address,
     error::{Error, Result},
     parts::Parts,
     shard::Shard,
@@ -46,6 +47,11 @@ pub struct UnifiedBuffer<T: DeviceCopy> {
 }
 
 impl<T: DeviceCopy> UnifiedBuffer<T> {
+    /// The address of the first element.
+    pub(crate) fn address(&self) -> Address {
+        self.block.address
+    }
+
     #[track_caller]
     pub(crate) fn new(handle: &Arc<DeviceHandle>, len: usize, deadline: Duration) -> Result<Self> {
         const { fits_blocks::<T>() };

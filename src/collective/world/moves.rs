@@ -87,7 +87,7 @@ pub(super) fn all_gather(trip: &Trip<'_, '_>, request: &Request, parts: &Counts,
     let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(&slices));
     while let (Some(piece), Some((cut, all))) = (trip.done(pieces.carry_next())?, rest.next()) {
         if inside.is_ok() {
-            inside = trip.done(piece.upload_all(trip, all));
+            inside = trip.done(piece.upload_all(trip, all).map(drop));
         }
         if inside.is_ok() {
             inside = trip.done(trip.inside(dtype, None, gather(cut, n), [all, &to(cut)]));

@@ -71,6 +71,8 @@ pub(super) struct Piece {
     /// The own ranges, one behind the other: the sum, or what is staged.
     own: Arc<PinnedBuffer<u8>>,
     all: Room,
+    /// Where `own` and `all` lie in the order of the slice, if they lie there without a gap.
+    whole: Option<Area>,
 }
 
 /// The pieces of a member's collective that are not through.
@@ -97,19 +99,35 @@ impl Pieces {
     pub fn add(&mut self, trip: &Trip<'_, '_>, cut: &Cut<'_>, owned: Vec<Ranges>, own: &Area) -> Result<Area> {
         let (rail, size, me) = (&self.rail, self.dtype.size(), trip.across.me);
         let lens: Vec<usize> = owned.iter().map(|ranges| total(ranges) * size).collect();
-        let all = if self.job.fills() { rail.room_for(trip, &lens)? } else { Room::new() };
-        let (parts, sum) = match self.job.sum() {
-            Some(_) => (rail.room_for_sum(trip, &owned[me], size)?, Some(trip.pinned(lens[me])?)),
-            None => (Room::new(), None),
+        let parts = if self.job.sum().is_some() { rail.room_for_sum(trip, &owned[me], size)? } else { Room::new() };
+        let (sum, all, whole) = match self.job {
+            Job::Sum(_) => (Some(trip.pinned(lens[me])?), Room::new(), None),
+            Job::Fill => (None, rail.room_for(trip, &lens)?, None),
+            // Each process owns one range at most, in their order.
+            Job::SumAndFill(_) => {
+                let mut rest = trip.pinned(lens.iter().sum())?;
+                let whole = area(&rest);
+                let (mut sum, mut all) = (None, Room::new());
+                for (host, &len) in lens.iter().enumerate() {
+                    let tail = rest.split_off(len);
+                    let part = mem::replace(&mut rest, tail);
+                    match host == me {
+                        true => sum = Some(part),
+                        false if len > 0 => all.push((host, part)),
+                        false => {}
+                    }
+                }
+                (sum, all, Some(whole))
+            }
         };
         let staged = Arc::new(trip.pinned(own.bytes.len())?);
         let to = match trip.group.dev.worker.is_software() {
-            true => Area { block: staged.block.clone(), address: staged.block.address, bytes: 0..own.bytes.len() },
+            true => area(&staged),
             false => own.clone(),
         };
         let own = sum.map_or_else(|| staged.clone(), Arc::new);
         let slice = cut.slice(trip.across.here);
-        self.pieces.push_back(Piece { slice, owned, size, staged, parts, own, all });
+        self.pieces.push_back(Piece { slice, owned, size, staged, parts, own, all, whole });
         Ok(to)
     }
 
@@ -117,7 +135,7 @@ impl Pieces {
     #[track_caller]
     pub fn stage(&self, trip: &Trip<'_, '_>, from: &Area) -> Result<()> {
         let staged = &self.pieces.back().expect("one was added").staged;
-        if from.address == staged.block.address { Ok(()) } else { trip.copy_down(from, staged) }
+        if from.address == staged.address() { Ok(()) } else { trip.copy_down(from, staged) }
     }
 
     /// Waits until all pieces are staged.
@@ -186,15 +204,23 @@ impl Piece {
         Staged { bytes: &self.staged, slice: &self.slice, owned: &self.owned, size: self.size }
     }
 
-    /// Copies what this process owns to the device.
+    /// Copies what this process owns to the device. Returns where it is: software GPUs take it from the host's memory
+    /// as fast.
     #[track_caller]
-    pub fn upload_own(&self, trip: &Trip<'_, '_>, to: &Area) -> Result<()> {
-        trip.upload(&self.own, 0..self.own.len(), to)
+    pub fn upload_own(&self, trip: &Trip<'_, '_>, to: &Area) -> Result<Area> {
+        if trip.group.dev.worker.is_software() {
+            return Ok(area(&self.own));
+        }
+        trip.upload(&self.own, 0..self.own.len(), to)?;
+        Ok(to.clone())
     }
 
-    /// Copies the slice, which has come from all processes, to the device.
+    /// The same for the slice, which has come from all processes.
     #[track_caller]
-    pub fn upload_all(&self, trip: &Trip<'_, '_>, to: &Area) -> Result<()> {
+    pub fn upload_all(&self, trip: &Trip<'_, '_>, to: &Area) -> Result<Area> {
+        if let Some(whole) = self.whole.as_ref().filter(|_| trip.group.dev.worker.is_software()) {
+            return Ok(whole.clone());
+        }
         let all = self.all.iter().map(|(host, bytes)| (*host, bytes)).chain([(trip.across.me, &*self.own)]);
         for (host, from) in all {
             let mut start = 0;
@@ -205,6 +231,11 @@ impl Piece {
                 start += to.bytes.len();
             }
         }
-        Ok(())
+        Ok(to.clone())
     }
+}
+
+/// Page-locked memory, as a device has it.
+fn area(of: &PinnedBuffer<u8>) -> Area {
+    Area { block: of.block.clone(), address: of.address(), bytes: of.start..of.start + of.len() }
 }

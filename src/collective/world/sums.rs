@@ -241,14 +241,12 @@ pub(super) fn after(
         if inside.is_err() {
             continue;
         }
-        let (uploaded, shape) = match sum {
+        let (there, shape) = match sum {
             Sum::ToAll { .. } => (piece.upload_all(trip, area), gather(cut, n)),
             Sum::ToOwners { parts, .. } => (piece.upload_own(trip, area), deliver(trip, cut, parts)),
         };
-        inside = trip.done(uploaded);
-        if inside.is_ok() {
-            inside = trip.done(trip.inside(dtype, None, shape, [area, &sum.destination(trip, request, cut)]));
-        }
+        let to = sum.destination(trip, request, cut);
+        inside = trip.done(there.and_then(|from| trip.inside(dtype, None, shape, [&from, &to])));
     }
     inside
 }

@@ -207,7 +207,7 @@ impl<'g, 'd> Trip<'g, 'd> {
         }
         let mut op = self.dev.op(self.call.op)?;
         op.touch(&from.block, from.bytes.clone(), Access::Read, false)?;
-        op.touch(&to.block, 0..from.bytes.len(), Access::Write, true)?;
+        op.touch(&to.block, to.start..to.start + from.bytes.len(), Access::Write, true)?;
         // SAFETY: both ranges have so many bytes, and `op` orders and records the copy; the host waits for it before it
         // reads the page-locked memory.
         op.submit(|driver, stream| unsafe { driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream) })
@@ -227,7 +227,8 @@ impl<'g, 'd> Trip<'g, 'd> {
         }
         let mut op = self.dev.op(self.call.op)?;
         op.touch(&to.block, to.bytes.clone(), Access::Write, false)?;
-        op.touch(&from.block, range.clone(), Access::Read, true)?;
+        let used = from.start + range.start..from.start + range.end;
+        op.touch(&from.block, used, Access::Read, true)?;
         // SAFETY: both ranges have so many bytes, and `op` orders and records the copy. The host waits for it before it
         // writes the page-locked memory again.
         op.submit(|driver, stream| unsafe {

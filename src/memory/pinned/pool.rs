@@ -98,7 +98,7 @@ impl PinnedPool {
         let bytes = len.saturating_mul(size_of::<T>());
         let _here = self.handles[0].enter(op, Location::caller());
         let (block, deadline) = (self.block(op, bytes, near)?, self.caches[0].settings.deadline);
-        Ok(PinnedBuffer { block, len, deadline, of: PhantomData })
+        Ok(PinnedBuffer { block, start: 0, len, deadline, of: PhantomData })
     }
 
     /// The first find in red zones, as an error.
