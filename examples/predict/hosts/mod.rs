@@ -71,8 +71,6 @@ pub fn compare(most: usize, plot: Option<&Path>, json: Option<&Path>) -> Result<
     }
     println!("One all-reduce of f32, us: the ring over all devices / the hierarchy; * ran in virtual time");
     println!("{}", table(&cases));
-    println!("The hierarchy of 1 GB, us: each step for the whole buffer / in 16 pieces, rails beside the steps inside");
-    println!("{}", overlap(&cases));
     if let Some(path) = json {
         fs::write(path, lines(&cases)).with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -97,17 +95,6 @@ fn table(cases: &[Case]) -> Table {
         let error = case.error().map_or("-".into(), |error| format!("{:.1} %", 100.0 * error));
         let start = [case.hosts.to_string(), case.nics.to_string()];
         table.add_row(start.into_iter().chain(SIZES.map(cell)).chain([crossing, error]));
-    }
-    table
-}
-
-/// What pieces gain, by the model.
-fn overlap(cases: &[Case]) -> Table {
-    let mut table = report::table(&["hosts", "NICs", "whole / in pieces", "faster by"]);
-    for case in cases {
-        let (whole, pieces) = (case.model.hierarchy(1 << 30), case.model.in_pieces(1 << 30, 16));
-        let start = [case.hosts.to_string(), case.nics.to_string()];
-        table.add_row(start.into_iter().chain([format!("{whole:.0} / {pieces:.0}"), format!("{:.2}", whole / pieces)]));
     }
     table
 }

@@ -101,19 +101,6 @@ impl Model {
         device.max(self.calls_of_ring(self.hosts) + self.calls_inside())
     }
 
-    /// The hierarchy in so many pieces: while one is on its rail, the devices reduce-scatter or gather others.
-    pub fn in_pieces(&self, bytes: usize, pieces: usize) -> f64 {
-        let part = bytes / self.each / pieces;
-        let (before, after) = (self.reduce_scatter(part), self.all_gather(part));
-        let rail = self.ring(self.hosts, part, |_| self.rail, self.sharing, 0.0);
-        let (mut on_rail, mut inside) = (0.0_f64, pieces as f64 * before);
-        for piece in 1..=pieces {
-            on_rail = on_rail.max(piece as f64 * before) + rail;
-            inside = inside.max(on_rail) + after;
-        }
-        inside.max(pieces as f64 * (self.calls_of_ring(self.hosts) + self.calls_inside()))
-    }
-
     /// The size, to 1 %, from which on the ring over all devices is the faster way. None: it is not faster at the
     /// largest size of the range.
     pub fn crossing(&self, sizes: std::ops::RangeInclusive<usize>) -> Option<usize> {

@@ -128,7 +128,7 @@ impl Device {
     pub(crate) fn zeros_apart<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         #[cfg(all(feature = "cluster", target_os = "linux"))]
         {
-            let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+            let bytes = len.saturating_mul(size_of::<T>());
             let (whole, _) = self.apart("zeros", bytes.max(1), &Default::default())?;
             Ok(DeviceBuffer::new(whole.block, len))
         }
