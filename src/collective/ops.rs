@@ -13,7 +13,6 @@ use crate::{
     error::{Error, Result},
     memory::{DeviceView, DeviceViewMut, hazard::Access},
 };
-use smallvec::SmallVec;
 
 /// A collective on one buffer of each member.
 pub(super) fn in_place<T: Element>(call: Call, op: Option<ReduceOp>, shape: Shape, x: DeviceViewMut<'_, T>) -> Request {
@@ -39,7 +38,7 @@ pub(super) fn between<T: Element>(
         source: source.map(|x| Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() }),
         destination: destination.map(|x| Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() }),
         counts: None,
-        beside: SmallVec::new(),
+        beside: Vec::new(),
         rank_order: false,
     }
 }
@@ -143,7 +142,7 @@ impl Group<'_> {
         call: Call,
         source: Option<DeviceView<'_, T>>,
         destination: DeviceViewMut<'_, T>,
-        beside: SmallVec<[(Area, Access); 5]>,
+        beside: Vec<(Area, Access)>,
         algorithm: &dyn Algorithm,
     ) -> Result<()> {
         self.run_by(Request { beside, ..sum(call, source, destination) }, Some(algorithm))
@@ -190,7 +189,7 @@ impl Group<'_> {
         counts: &[usize],
         source: Option<DeviceView<'_, T>>,
         destination: DeviceViewMut<'_, T>,
-        beside: SmallVec<[(Area, Access); 5]>,
+        beside: Vec<(Area, Access)>,
         algorithm: &dyn Algorithm,
     ) -> Result<()> {
         let counts = self.check_counts(call.op(), counts)?.even();

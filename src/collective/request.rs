@@ -31,7 +31,7 @@ pub(crate) struct Request {
     /// Elements that this member sends to each member, and receives from each.
     pub counts: Option<(Counts, Counts)>,
     /// Other memory that only this member's own kernel touches.
-    pub beside: SmallVec<[(Area, Access); 5]>,
+    pub beside: Vec<(Area, Access)>,
     /// Sums are in the order of ranks, whatever the pool's order is.
     pub rank_order: bool,
 }

@@ -267,10 +267,11 @@ impl<T: Parameter> ShardedStep<T> {
             largest: self.counts.iter().copied().max().unwrap_or(0),
             segments: &segments,
         };
-        let mut beside = SmallVec::new();
-        beside.push((area(grads.view()), Access::Write));
-        beside.push((area(self.norm.view()), Access::Write));
-        beside.push((area(self.later.view()), Access::Read));
+        let mut beside = vec![
+            (area(grads.view()), Access::Write),
+            (area(self.norm.view()), Access::Write),
+            (area(self.later.view()), Access::Read),
+        ];
         beside.extend(self.kept.iter().flatten().map(|memory| (area(memory.view()), Access::Write)));
         beside.extend(segments.iter().filter_map(|segment| Some((area(segment.memory?), Access::Write))));
         let call = Call::new("sharded_step").elements(T::DTYPE, self.len).counts(&self.counts).from(origin);

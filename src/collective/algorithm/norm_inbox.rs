@@ -98,7 +98,7 @@ impl NormInbox {
             _ => false,
         };
         let row = rows.cols * size;
-        let fits = row % 16 == 0 && row <= KEPT * 16 * threads as usize && rows.rows > 0 && inbox.inbox > 0;
+        let fits = row.is_multiple_of(16) && row <= KEPT * 16 * threads as usize && rows.rows > 0 && inbox.inbox > 0;
         if !typed || !fits {
             return None;
         }

@@ -146,7 +146,7 @@ impl<'g, 'd> Trip<'g, 'd> {
             source: Some(from.clone()),
             destination: Some(to.clone()),
             counts: None,
-            beside: SmallVec::new(),
+            beside: Vec::new(),
             rank_order: false,
         };
         match self.overlapped.get() {

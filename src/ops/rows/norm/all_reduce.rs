@@ -28,7 +28,6 @@ use crate::{
     memory::{AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut, hazard::Access},
     ops::{family::rows_of, same_len},
 };
-use smallvec::SmallVec;
 use std::panic::Location;
 
 /// A norm of rows with its weights, for [`Device::all_reduce_norm`]. The rows are as long as the weights.
@@ -236,7 +235,7 @@ fn in_one<T: Float + Element>(
     {
         let residual = residual_copy.as_mut().map_or_else(|| residual.view_mut(), |copy| copy.view_mut());
         let y = y_copy.as_mut().map_or_else(|| y.view_mut(), |copy| copy.view_mut());
-        let mut beside = SmallVec::new();
+        let mut beside = Vec::with_capacity(5);
         let memory = NormMemory {
             residual: touched(&mut beside, residual.view(), Access::Write),
             gamma: touched(&mut beside, gamma, Access::Read),
@@ -251,7 +250,7 @@ fn in_one<T: Float + Element>(
 }
 
 /// Notes what the kernel touches.
-fn touched<T: DeviceCopy>(beside: &mut SmallVec<[(Area, Access); 5]>, x: DeviceView<'_, T>, access: Access) -> Part {
+fn touched<T: DeviceCopy>(beside: &mut Vec<(Area, Access)>, x: DeviceView<'_, T>, access: Access) -> Part {
     let area = Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() };
     let part = Part { address: area.address, bytes: area.bytes.len() };
     beside.push((area, access));
