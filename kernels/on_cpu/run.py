@@ -93,12 +93,11 @@ MUTANTS = [
     ("norm_inbox", "if (row < plan.rows) finish(row, packs);", "finish(row, packs);"),
     ("norm_inbox", "width(plan.way == BY_OWNERS ? meet.count : 1)", "width(1)"),
     # An empty part that begins in the middle of a chunk; a norm before all squares are there; a meeting whose words may
-    # be of one before, with the same devices or with others.
+    # be of one before.
     ("sharded", "(state.begin + CHUNK - 1) / CHUNK", "state.begin / CHUNK"),
     ("sharded", "if (!meet_all(meet, desk)) return false;", "__syncthreads();"),
     ("sharded", "store_release(to, word_of", "store_relaxed(to, word_of"),
     ("sharded", "return (u64)desk.epoch[rank] << 32 | 1;", "return 1;"),
-    ("sharded", " | (1 + ordinal(meet, next)) << 8 | 1", " | 1"),
 ]
 
 
