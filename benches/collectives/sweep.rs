@@ -81,7 +81,8 @@ impl Curve {
         let or_blank = |number: Option<f64>| number.map(|x| format!("{x:.2}")).unwrap_or_default();
         println!("\n{}: us and GB/s of bus bandwidth", self.name());
         println!(
-            "      bytes       ours        p99    GB/s    SMs      plain    windows  processes  p.windows    GB/s   ratio"
+            "      bytes       ours        p99    GB/s    SMs      plain    windows  processes  p.windows    GB/s   \
+             ratio"
         );
         for point in &self.points {
             let (bytes, ours) = (point.bytes, &point.ours);

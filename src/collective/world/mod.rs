@@ -10,9 +10,9 @@
 //!   which process.
 //! * [`messages`]: from one member to one other, of another process. [`road`]: how that gets there.
 //! * [`trip`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
-//!   the hosts, and [`pieces`]: piece by piece, which for gradients another thread does [`beside`]. [`device_rail`]: what
-//!   it does in that of the devices, and [`device_pieces`]: piece by piece; [`native`]: by the transport's own sums, or
-//!   else by messages that go a [`way`].
+//!   the hosts, and [`pieces`]: piece by piece, which for gradients another thread does [`beside`].
+//! * [`device_rail`]: what a rail does in the memory of the devices, and [`device_pieces`]: piece by piece; [`native`]:
+//!   by the transport's own sums, or else by messages that go a [`way`].
 //! * [`explain`]: all this, for people. [`registered`]: memory that rails work in without copies.
 //!
 //! Hierarchies are a floor above [`choose`](super::choose), not rows of its table. A row is what one kernel, or one set
