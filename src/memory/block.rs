@@ -130,7 +130,7 @@ impl Block {
     }
 
     /// Size in bytes.
-    #[cfg(any(feature = "nccl", test, all(feature = "cluster", target_os = "linux")))]
+    #[cfg(any(feature = "nccl", all(feature = "cluster", target_os = "linux")))]
     pub(crate) fn size(&self) -> usize {
         self.bytes
     }
