@@ -228,7 +228,9 @@ impl Tuned {
 
     /// The limits for so many members, in words.
     pub(crate) fn describe(&self, members: usize) -> String {
-        format!("{}: {}", self.origin, self.of(members))
+        // They end with the limits of inboxes, which were measured between two devices only.
+        let model = if members > 2 { " (by a model, not measured)" } else { "" };
+        format!("{}: {}{model}", self.origin, self.of(members))
     }
 }
 
