@@ -20,6 +20,7 @@ const KNOWN: [&str; 38] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
+    "BENCH_NCCL",
     "BENCH_NO_PEER",
     "CHECK",
     "DDP",
