@@ -105,8 +105,8 @@ impl Group<'_> {
             Ok(areas) => Ok(Some(Begun { request, overlapped, areas, carried })),
             Err(error) => {
                 // Some failures of a gang are told to nobody, since each process finds them.
-                if dev.session.gang.is_aborted() {
-                    trip.scope.fail(Some(dev.index()), &error);
+                if let Some((by, cause)) = dev.session.gang.cause() {
+                    trip.scope.fail(Some(by), &cause);
                 }
                 Err(error)
             }
@@ -181,7 +181,9 @@ impl Duty {
 
     fn fail(&self, error: &Error) {
         self.gang.poison(self.handle.device, error.clone());
-        self.scope.fail(Some(self.handle.device), error);
+        // Another member may have failed first, and this is what came of it.
+        let (by, cause) = self.gang.cause().unwrap_or_else(|| (self.handle.device, error.clone()));
+        self.scope.fail(Some(by), &cause);
     }
 
     /// The member may have given it up.
