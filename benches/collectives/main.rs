@@ -15,6 +15,7 @@
 //! * `.../all_reduce_norm/<f32 or bf16>/<devices>/<hidden>/<rows>`, and `.../graph/all_reduce_norm/..`: `norm.rs`
 //! * `.../zero/bf16/<devices>/<parameters>`, `.../zero_clip/..`, each also `.../graph/..`: a step of an optimizer whose
 //!   state is divided, see `sharded.rs`
+//! * `.../host/all_reduce/f32/<devices>/1024`, `.../host/meeting/..`: what a small call costs the host, see `host.rs`
 //! * `.../setup/<devices>`: a further pool (or communicators) on GPUs in use, until the first all-reduce is over;
 //!   `.../memory`: the memory that this takes on the fullest GPU
 //! * `.../late_1ms/<devices>`: one member calls an all-reduce of 64 KB one millisecond late; how much longer than that
@@ -33,6 +34,10 @@
 //! `SMs` are the blocks of our kernels. NCCL's blocks are read from captured graphs: `plain_blocks` and
 //! `windows_blocks` in the results of graphs.
 //!
+//! The peers of `all_reduce_norm` and `zero` that are torch's run in `benches/peers/fused.py`, a process for each GPU.
+//!
+//! `GPU_POOL_SHARE=2 CUDA_DEVICE_MAX_CONNECTIONS=32` tries all of it on one GPU, without NCCL: times mean nothing.
+//!
 //! `--plot DIR` draws each sweep of sizes; `--case-ms MS` sets how long each size is measured. Without GPUs only our
 //! side runs, on software GPUs, up to 4 MB.
 
@@ -42,6 +47,7 @@ mod support;
 mod calls;
 mod extras;
 mod graph;
+mod host;
 mod nccl;
 mod no_peer;
 mod norm;
@@ -56,7 +62,7 @@ use gpu_pool::{Builder, Check, GpuPool};
 use half::bf16;
 use nccl::Nccl;
 use ops::Op;
-use support::{Bench, gpus};
+use support::{Bench, child::Torch, gpus};
 
 /// The devices and peers of this run.
 pub struct Machine {
@@ -78,11 +84,12 @@ impl Machine {
 
     /// The builder of that pool.
     pub fn builder(&self, devices: usize) -> Builder {
-        let builder = match self.software {
-            true => GpuPool::builder().host(devices),
-            false => GpuPool::builder().cuda().devices(&(0..devices).collect::<Vec<_>>()),
-        };
-        builder.check(Check::Off).record_memory(false)
+        gpus::builder(self.software, devices).check(Check::Off).record_memory(false)
+    }
+
+    /// PyTorch's side of what one kernel of ours does, for pools of so many devices: a process for each GPU.
+    pub fn torch(&self, devices: usize) -> Option<Torch> {
+        if self.software { None } else { Torch::start("fused.py", devices.min(gpus::count())) }
     }
 }
 
@@ -103,10 +110,11 @@ fn main() {
         std::env::set_var("NCCL_GRAPH_REGISTER", "0");
     }
     let mut bench = Bench::new("collectives");
-    let hardware = gpus::count();
+    let hardware = gpus::devices();
     let software = hardware == 0;
     let (kind, devices, most) = if software { ("software", 4, 4 << 20) } else { ("gpu", hardware, 1 << 30) };
-    let nccl = if software { None } else { Nccl::load() };
+    // Two ranks of NCCL cannot share a GPU.
+    let nccl = if hardware > gpus::count() || software { None } else { Nccl::load() };
     let machine = Machine { kind, software, most: bench.most_bytes(most), nccl };
     let pool = machine.pool(devices);
 
@@ -120,6 +128,7 @@ fn main() {
         graph::run(&mut bench, &machine, &pool, world);
         norm::run(&mut bench, &machine, &pool, world);
         sharded::run(&mut bench, &machine, &pool, world);
+        host::run(&mut bench, &machine, world);
     }
     if let Some(folder) = bench.plot_folder() {
         curves.iter().for_each(|curve| plot::draw(folder, curve));

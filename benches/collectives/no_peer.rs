@@ -70,11 +70,7 @@ fn start(world: usize, memcpy: bool) -> Process {
 
 /// A pool of the first `world` devices without peer access.
 fn apart(machine: &Machine, world: usize) -> GpuPool {
-    let builder = match machine.software {
-        true => GpuPool::builder().host(world),
-        false => GpuPool::builder().cuda().devices(&(0..world).collect::<Vec<_>>()),
-    };
-    builder.without_peer_access().check(Check::Off).record_memory(false).build().expect("the devices can be opened")
+    machine.builder(world).without_peer_access().build().expect("the devices can be opened")
 }
 
 /// Runs the cases `<kind>/no_peer/...`, with a summary line for each number of devices.

@@ -1,18 +1,22 @@
-//! `all_reduce_norm`: all-reduce, residual and RMS norm in one call, against our own three calls, and against NCCL's
-//! all-reduce with our two kernels behind it. Called, and 20 in a graph. NCCL's calls and our operations cannot be
-//! captured together: there the peer's time is the sum of two graphs' times.
+//! `all_reduce_norm`: all-reduce, residual and RMS norm in one call, against our own three calls; against NCCL's
+//! all-reduce, in each way that NCCL runs, with our two kernels behind it; and against torch, in a process for each GPU.
+//! Called, and 20 in a graph.
+//!
+//! NCCL's calls and our operations cannot be captured together: there NCCL's time is the sum of two graphs' times.
+//! Called, NCCL's time in ordinary memory of our pool is that of the calls and the kernels as they follow each other;
+//! in windows and in processes it is that of its calls, and of the kernels in a graph.
 
-use cudarc::driver::{DevicePtr, DevicePtrMut, sys};
+use cudarc::driver::{DevicePtr, DevicePtrMut, sys::CUstream};
 use gpu_pool::{Device, DeviceBuffer, Float, GpuPool, ReduceOp, Result, RowNorm};
 use half::bf16;
 
 use crate::{
-    Machine,
-    graph::Chain,
-    nccl::{Club, Rank},
+    Machine, graph,
+    nccl::Club,
     ops::{Number, Op},
-    stage::{Line, Player, check, fill, slowest},
+    stage::{self, Line, Player, Stage, fill, slowest},
     support::{Bench, MICROSECONDS, Side, gpus},
+    sweep::WARM_UP,
 };
 
 const HIDDEN: [usize; 3] = [4096, 8192, 16384];
@@ -27,7 +31,10 @@ const ENOUGH: usize = 4 << 30;
 enum Who {
     Together,
     OneByOne,
+    /// NCCL's call in ordinary memory, and two kernels.
     Nccl,
+    /// The two kernels alone.
+    Behind,
 }
 
 pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
@@ -49,16 +56,42 @@ fn sweep<T: Number + Float<Acc = f32>>(bench: &mut Bench, machine: &Machine, poo
     if shapes.is_empty() {
         return;
     }
-    let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, 0));
-    let nccl = machine.nccl.map_or(String::new(), |nccl| format!("{}, plain, and two kernels", nccl.name));
+    let most = shapes.iter().map(|(hidden, rows)| hidden * rows * size_of::<T>()).max().unwrap_or(0);
+    let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most).and_processes(nccl, most));
+    let nccl = machine.nccl.map_or("", |nccl| &nccl.name);
+    let ways = stage::Who::NCCL.map(|way| (way, format!("{nccl}, {}, and two kernels", way.way())));
+    let torch = machine.torch(world);
+    let compiles = torch.as_ref().is_some_and(|torch| torch.ask("compiles", 1) > 0.0);
     bench.set_turns(1, bench.size(15, 3));
     for (hidden, rows) in shapes {
+        let stage = Stage::<T>::new(pool, club.as_ref(), world, Op::AllReduce, hidden * rows * size_of::<T>());
+        // Connections must exist before a capture.
+        stage.players().into_iter().for_each(|way| stage.check(way, &case(false, hidden, rows)));
         for graph in [false, true] {
-            let turn = |who| turn::<T>(pool, club.as_ref(), world, (hidden, rows), who, graph);
-            let side = |name, who| Side::new(name, move || turn(who));
+            let launches = launches(stage.bytes());
+            let turn = |who, graph| turn::<T>(pool, club.as_ref(), (world, launches), (hidden, rows), who, graph);
+            let side = |name, who| Side::new(name, move || turn(who, graph));
+            let with = |way| match (way, graph) {
+                (stage::Who::Plain, false) => turn(Who::Nccl, false),
+                (_, false) => {
+                    let calls = (launches * CHAIN).min(Op::AllReduce.most_calls(world) - WARM_UP);
+                    stage.turn(way, WARM_UP, calls) + turn(Who::Behind, true)
+                }
+                (_, true) => graph::turn(&stage, way) + turn(Who::Behind, true),
+            };
+            let with = &with;
             let mut peers = vec![side("gpu-pool, three calls", Who::OneByOne)];
-            if club.is_some() {
-                peers.push(side(&nccl, Who::Nccl));
+            let plays = stage.players();
+            let ways = ways.iter().filter(|(way, _)| plays.contains(way));
+            peers.extend(ways.map(|(way, name)| Side::new(name, move || with(*way))));
+            if let Some(torch) = &torch {
+                let order = |form: &str| format!("norm:{}:{hidden}:{rows}:{form}", T::NAME);
+                let number = if graph { launches } else { launches * CHAIN };
+                peers.push(torch.side("torch", order(if graph { "graph" } else { "calls" }), number));
+                if compiles {
+                    let form = if graph { "compiled_graph" } else { "compiled" };
+                    peers.push(torch.side("torch, compiled", order(form), number));
+                }
             }
             bench.compare(&case(graph, hidden, rows), MICROSECONDS, side("gpu-pool", Who::Together), peers);
         }
@@ -66,6 +99,11 @@ fn sweep<T: Number + Float<Acc = f32>>(bench: &mut Bench, machine: &Machine, poo
     if let Some(club) = club {
         club.leave(pool);
     }
+}
+
+/// Launches of a graph in a turn; as many chains of calls.
+fn launches(bytes: usize) -> usize {
+    (ENOUGH / CHAIN / bytes).clamp(1, 10)
 }
 
 /// A member's memory.
@@ -106,79 +144,48 @@ impl<T: Number + Float<Acc = f32>> Seat<T> {
 fn turn<T: Number + Float<Acc = f32>>(
     pool: &GpuPool,
     club: Option<&Club>,
-    world: usize,
+    (world, launches): (usize, usize),
     shape: (usize, usize),
     who: Who,
     graph: bool,
 ) -> f64 {
     let devices: Vec<usize> = (0..world).collect();
-    let bytes = shape.0 * shape.1 * size_of::<T>();
-    let launches = (ENOUGH / CHAIN / bytes).clamp(1, 10);
     let line = Line::new(world);
-    let times = pool.run_on(&devices, |dev, _| {
+    slowest(pool.run_on(&devices, |dev, _| {
         let mut seat = Seat::<T>::new(dev, shape)?;
         dev.synchronize()?;
-        let rank = club.map(|club| club.ranks[dev.rank()].lock());
-        let ours = |seat: &mut Seat<T>| match (who, graph) {
-            (Who::Together, false) => timed(dev, &line, launches * CHAIN, &mut || seat.together(dev)),
-            (Who::OneByOne, false) => timed(dev, &line, launches * CHAIN, &mut || seat.one_by_one(dev)),
-            (who, _) => {
-                let mut each = |dev: &Device| match who {
-                    Who::Together => seat.together(dev),
-                    Who::OneByOne => seat.one_by_one(dev),
-                    Who::Nccl => seat.behind(dev),
-                };
-                let (chain, ()) = dev.capture(|dev| (0..CHAIN).try_for_each(|_| each(dev)))?;
-                dev.synchronize()?;
-                timed(dev, &line, launches, &mut || dev.launch_graph(&chain))
+        let theirs = club.filter(|_| who == Who::Nccl).map(|club| club.ranks[dev.rank()].lock());
+        let theirs = theirs.map(|rank| Ok((rank, operands(dev, &mut seat)?))).transpose()?;
+        let mut each = |dev: &Device| match who {
+            Who::Together => seat.together(dev),
+            Who::OneByOne => seat.one_by_one(dev),
+            Who::Nccl | Who::Behind => {
+                if let Some((rank, (operands, stream))) = &theirs {
+                    let len = shape.0 * shape.1;
+                    // SAFETY: both have `len` elements and live as long as the seat; all that uses them is on this
+                    // stream, which is waited for before the seat goes.
+                    unsafe { rank.call(Op::AllReduce, T::NCCL, *operands, size_of::<T>(), len, *stream) };
+                }
+                seat.behind(dev)
             }
         };
-        let own = match (who, graph) {
-            (Who::Nccl, false) => 0.0,
-            _ => ours(&mut seat)?,
+        let micros = if graph {
+            let (chain, ()) = dev.capture(|dev| (0..CHAIN).try_for_each(|_| each(dev)))?;
+            dev.synchronize()?;
+            timed(dev, &line, launches, &mut || dev.launch_graph(&chain))?
+        } else {
+            timed(dev, &line, launches * CHAIN, &mut || each(dev))?
         };
-        let theirs = match rank {
-            Some(rank) if who == Who::Nccl => nccl(dev, &rank, &mut seat, (&line, launches), graph)?,
-            _ => 0.0,
-        };
-        Ok((own + theirs) / (launches * CHAIN) as f64)
-    });
-    slowest(times)
+        Ok(micros / (launches * CHAIN) as f64)
+    }))
 }
 
-/// NCCL's all-reduces alone in a graph; called, with our kernels behind each.
-fn nccl<T: Number + Float<Acc = f32>>(
-    dev: &Device,
-    rank: &Rank,
-    seat: &mut Seat<T>,
-    (line, launches): (&Line, usize),
-    graph: bool,
-) -> Result<f64> {
+/// The addresses of NCCL's input and output, and the stream of its calls.
+fn operands<T: Number + Float<Acc = f32>>(dev: &Device, seat: &mut Seat<T>) -> Result<([u64; 2], CUstream)> {
     let cuda = dev.cuda()?;
-    let (stream, len) = (cuda.stream().cu_stream(), seat.x.len());
-    let (x, y) = {
-        let (x, mut y) = (cuda.read(&seat.x)?, cuda.write(&mut seat.y)?);
-        (x.device_ptr(cuda.stream()).0, y.device_ptr_mut(cuda.stream()).0)
-    };
-    let call = || {
-        // SAFETY: both have `len` elements and live as long as the seat; all that uses them is on this stream, which is
-        // waited for before the seat goes.
-        unsafe { rank.call(Op::AllReduce, T::NCCL, [x, y], size_of::<T>(), len, stream) };
-        Ok(())
-    };
-    if graph {
-        // Connections must exist before a capture.
-        call()?;
-        // SAFETY: the stream lives as long as `cuda`.
-        check(unsafe { sys::cuStreamSynchronize(stream) });
-        line.wait();
-        let chain = Chain::capture(stream, || (0..CHAIN).try_for_each(|_| call()))?;
-        return timed(dev, line, launches, &mut || chain.launch());
-    }
-    timed(dev, line, launches * CHAIN, &mut || {
-        call()?;
-        seat.behind(dev)
-    })
+    let (x, mut y) = (cuda.read(&seat.x)?, cuda.write(&mut seat.y)?);
+    let operands = [x.device_ptr(cuda.stream()).0, y.device_ptr_mut(cuda.stream()).0];
+    Ok((operands, cuda.stream().cu_stream()))
 }
 
 /// Microseconds of so many calls, after one that does not count.

@@ -1,17 +1,22 @@
 //! A step of AdamW whose state is divided among the devices (ZeRO-1), with gradients and parameters of bf16 in one
-//! buffer each: one kernel of each device, against the same step as three collectives and the kernels between them.
+//! buffer each: one kernel of each device, against the same step as three collectives and the kernels between them, with
+//! the algorithms that are the fastest for each; against NCCL's collectives, in each way that NCCL runs, with our kernels
+//! between them; and against torch with its fused AdamW, in a process for each GPU.
+//!
+//! NCCL's time is a sum: of each collective alone, and of the kernels in a graph.
 
-use std::time::Instant;
+use std::{cell::RefCell, time::Instant};
 
-use gpu_pool::{
-    Algorithm, DeviceBuffer, GpuPool, Graph, PerDevice, ReduceOp, parallel::Optimizer, parallel::ShardedOptimizer,
-};
+use gpu_pool::{DeviceBuffer, GpuPool, Graph, PerDevice, ReduceOp, parallel::Optimizer, parallel::ShardedOptimizer};
 use half::bf16;
 
 use crate::{
-    Machine,
-    stage::{Line, slowest},
-    support::{Bench, MICROSECONDS, Side},
+    Machine, graph,
+    nccl::Club,
+    ops::Op,
+    stage::{Line, Stage, Who, slowest},
+    support::{Bench, MICROSECONDS, Side, child::Torch},
+    sweep::WARM_UP,
 };
 
 /// Parameters.
@@ -41,15 +46,21 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
     if !any(bench) {
         return;
     }
-    let calls = machine.builder(world).algorithm(Algorithm::Direct).build().expect("the devices can be opened");
     let one = (world < pool.devices()).then(|| machine.pool(world));
-    let one = one.as_ref().unwrap_or(pool);
+    let pool = one.as_ref().unwrap_or(pool);
+    let most = sizes().max().unwrap_or(0) * size_of::<bf16>();
+    let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most).and_processes(nccl, most));
+    let nccl = machine.nccl.map_or("", |nccl| &nccl.name);
+    let ways = Who::NCCL.map(|way| (way, format!("{nccl}, {}, and our kernels", way.way())));
+    let torch = machine.torch(world);
     for params in sizes() {
         for (clips, name) in kinds {
             if ![false, true].iter().any(|&graph| bench.wants(&case(graph, name, params))) {
                 continue;
             }
-            let [mut ours, mut three] = [one, &calls].map(|pool| trainers(pool, params, clips));
+            let mut ours = trainers(pool, params, clips, Step::OneKernel);
+            let mut three = trainers(pool, params, clips, Step::Calls);
+            let parts = club.as_ref().map(|club| Parts::new(pool, club, world, params, clips));
             for graph in [false, true] {
                 let case = case(graph, name, params);
                 if !bench.wants(&case) {
@@ -60,18 +71,94 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
                 bench.set_turns(1, bench.size(9, 3));
                 let ours = Side::new("gpu-pool", || time(&mut ours, world, rounds, graph));
                 let three = Side::new("gpu-pool, three calls", || time(&mut three, world, rounds, graph));
-                bench.compare(&case, MICROSECONDS, ours, vec![three]);
+                let mut peers = vec![three];
+                if let Some(parts) = &parts {
+                    let plays = parts.scatter.players();
+                    let ways = ways.iter().filter(|(way, _)| plays.contains(way));
+                    peers.extend(ways.map(|(way, name)| Side::new(name, move || parts.time(*way, rounds, graph))));
+                }
+                if let Some(torch) = &torch {
+                    peers.push(of_torch(torch, (params, clips), rounds, graph));
+                }
+                bench.compare(&case, MICROSECONDS, ours, peers);
             }
         }
     }
+    if let Some(club) = club {
+        club.leave(pool);
+    }
 }
 
-fn trainers(pool: &GpuPool, params: usize, clips: bool) -> PerDevice<Trainer> {
+/// How a step is done.
+#[derive(Clone, Copy, PartialEq)]
+enum Step {
+    OneKernel,
+    Calls,
+    /// By each device for itself: the kernels between the calls.
+    Alone,
+}
+
+/// A step with NCCL's collectives.
+struct Parts<'a> {
+    scatter: Stage<'a, bf16>,
+    gather: Stage<'a, bf16>,
+    /// The sum of the squares.
+    squares: Option<Stage<'a, f32>>,
+    /// The kernels between them.
+    between: RefCell<PerDevice<Trainer>>,
+    world: usize,
+}
+
+impl<'a> Parts<'a> {
+    fn new(pool: &'a GpuPool, club: &'a Club, world: usize, params: usize, clips: bool) -> Self {
+        let club = Some(club);
+        let of = |op| Stage::<bf16>::new(pool, club, world, op, params * size_of::<bf16>());
+        let squares = clips.then(|| Stage::<f32>::new(pool, club, world, Op::AllReduce, world * size_of::<f32>()));
+        let parts = Parts {
+            scatter: of(Op::ReduceScatter),
+            gather: of(Op::AllGather),
+            squares,
+            between: RefCell::new(trainers(pool, params / world, clips, Step::Alone)),
+            world,
+        };
+        // Connections must exist before a capture.
+        for way in parts.scatter.players() {
+            parts.scatter.check(way, "zero");
+            parts.gather.check(way, "zero");
+        }
+        parts
+    }
+
+    /// Microseconds of a step.
+    fn time(&self, way: Who, rounds: usize, graph: bool) -> f64 {
+        let calls = rounds.min(Op::AllReduce.most_calls(self.world) - WARM_UP);
+        let sums = match graph {
+            true => [graph::turn(&self.scatter, way), graph::turn(&self.gather, way)],
+            false => [self.scatter.turn(way, WARM_UP, calls), self.gather.turn(way, WARM_UP, calls)],
+        };
+        let squares = self.squares.as_ref().map_or(0.0, |squares| match graph {
+            true => graph::turn(squares, way),
+            false => squares.turn(way, WARM_UP, calls),
+        });
+        sums.iter().sum::<f64>() + squares + time(&mut self.between.borrow_mut(), self.world, rounds, true)
+    }
+}
+
+/// The turns of torch's processes.
+fn of_torch(torch: &Torch, (params, clips): (usize, bool), rounds: usize, graph: bool) -> Side<'_> {
+    let (clip, form) = (if clips { "clip" } else { "plain" }, if graph { "graph" } else { "calls" });
+    let number = if graph { rounds.div_ceil(IN_GRAPH) } else { rounds };
+    torch.side("torch, fused AdamW", format!("zero:{params}:{clip}:{form}"), number)
+}
+
+fn trainers(pool: &GpuPool, params: usize, clips: bool, step: Step) -> PerDevice<Trainer> {
     let made = pool.per_device(|dev, _| {
-        let group = dev.group(&(0..dev.count()).collect::<Vec<_>>())?;
+        let all: Vec<usize> = (0..dev.count()).collect();
+        let group = dev.group(if step == Step::Alone { &all[dev.rank()..][..1] } else { &all })?;
         let optimizer = Optimizer::adam_w(1e-4);
         let optimizer = if clips { optimizer.clip(1.0) } else { optimizer };
-        let mut own = ShardedOptimizer::new(&group, optimizer, ReduceOp::Avg, &[params])?;
+        let own = ShardedOptimizer::new(&group, optimizer, ReduceOp::Avg, &[params])?;
+        let mut own = if step == Step::Calls { own.by_calls() } else { own };
         let (mut grads, mut weights) = (dev.zeros::<bf16>(own.len())?, [dev.zeros::<bf16>(params)?]);
         dev.fill(&mut grads, bf16::from_f32(1e-3))?;
         own.step(dev, &mut grads, &mut weights)?;

@@ -138,6 +138,18 @@ impl Player<'_> {
         (self.wait)()?;
         Ok(clock.elapsed().as_secs_f64() * 1e6)
     }
+
+    /// Microseconds of the host per call: so many calls, without the wait for what they enqueue.
+    pub fn on_host(&mut self, line: &Line, calls: usize) -> Result<f64> {
+        (0..10).try_for_each(|_| (self.call)())?;
+        (self.wait)()?;
+        line.wait();
+        let clock = Instant::now();
+        (0..calls).try_for_each(|_| (self.call)())?;
+        let micros = clock.elapsed().as_secs_f64() * 1e6;
+        (self.wait)()?;
+        Ok(micros / calls as f64)
+    }
 }
 
 impl<'a, T: Number> Stage<'a, T> {

@@ -4,6 +4,7 @@ The parent passes orders from its standard input to the first process through a 
 back. Orders go on to the other processes through a gloo group: a process that waits for an order does not use its GPU.
 """
 
+import gc
 import os
 import select
 import subprocess
@@ -96,4 +97,7 @@ def work(folder, setup):
         if first:
             answers.write(f"{answer}\n")
             answers.flush()
+    # NCCL's end waits for graphs with its calls: https://github.com/pytorch/pytorch/issues/115388
+    del measure
+    gc.collect()
     dist.destroy_process_group()

@@ -2,11 +2,14 @@
 //! microseconds.
 
 use std::{
+    cell::RefCell,
     io::{BufRead, BufReader, Write},
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     sync::OnceLock,
 };
+
+use super::Side;
 
 /// A child process that takes orders.
 pub struct Process {
@@ -59,6 +62,32 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A Python process that times PyTorch.
+pub struct Torch(RefCell<Process>);
+
+impl Torch {
+    /// Starts `benches/peers/<script>` on the first `devices` GPUs. None, and a message, where torch has not so many.
+    pub fn start(script: &str, devices: usize) -> Option<Self> {
+        let process = Process::torch(script, devices, &[&devices.to_string()], &[]);
+        if process.is_none() {
+            println!("no torch with {devices} GPUs: {script} is not among the peers");
+        }
+        process.map(|process| Torch(RefCell::new(process)))
+    }
+
+    /// Sends an order, and returns the answer.
+    pub fn ask(&self, order: &str, number: usize) -> f64 {
+        let mut process = self.0.borrow_mut();
+        process.order(order, number);
+        process.answer()
+    }
+
+    /// A side that gets the same order at every turn.
+    pub fn side<'a>(&'a self, name: &'a str, order: String, number: usize) -> Side<'a> {
+        Side::new(name, move || self.ask(&order, number))
     }
 }
 

@@ -1,7 +1,14 @@
 //! The machine's GPUs, as the benches need them, and test data.
 
-use gpu_pool::{Device, GpuPool, Result};
+use gpu_pool::{Builder, Device, GpuPool, Result};
 use std::time::Instant;
+
+/// How many devices a bench may open: the GPUs, each of them `GPU_POOL_SHARE` times. With more devices than GPUs a bench
+/// can be tried on a small machine; its times mean nothing. 0 with software GPUs only.
+pub fn devices() -> usize {
+    let share = std::env::var("GPU_POOL_SHARE").ok().filter(|times| !times.is_empty());
+    count() * share.map_or(1, |times| times.parse().expect("GPU_POOL_SHARE is a number"))
+}
 
 /// Number of GPUs; 0 with software GPUs only.
 pub fn count() -> usize {
@@ -12,14 +19,20 @@ pub fn count() -> usize {
     0
 }
 
-/// A pool of the first `devices` GPUs, or of as many software GPUs if `software`.
-pub fn pool(software: bool, devices: usize) -> GpuPool {
+/// The builder of a pool of the first `most` of the [`devices`], or of as many software GPUs if `software`.
+pub fn builder(software: bool, most: usize) -> Builder {
     let builder = GpuPool::builder();
-    let builder = match software {
-        true => builder.host(devices),
-        false => builder.cuda().devices(&(0..devices).collect::<Vec<_>>()),
-    };
-    builder.build().expect("the devices can be opened")
+    if software {
+        return builder.host(most);
+    }
+    let ordinals: Vec<usize> = (0..most).map(|i| i % count()).collect();
+    // The variable would repeat the list.
+    builder.cuda().devices(&ordinals).share_gpus(most > count())
+}
+
+/// That pool.
+pub fn pool(software: bool, most: usize) -> GpuPool {
+    builder(software, most).build().expect("the devices can be opened")
 }
 
 /// The counts out of 1, 2, 4, 8 that `most` devices allow.

@@ -68,8 +68,8 @@ pub(crate) struct ShardedStep<T: Parameter> {
     len: usize,
     counts: SmallVec<[usize; 8]>,
     part: Range<usize>,
-    /// Whether one launch can name the parameters of every part.
-    nameable: bool,
+    /// Whether a step may be one kernel: one launch can name the parameters of every part.
+    one_kernel: bool,
     kept: [Option<DeviceBuffer<f32>>; 3],
     sums: DeviceBuffer<f64>,
     norm: DeviceBuffer<f32>,
@@ -130,7 +130,7 @@ impl<T: Parameter> ShardedStep<T> {
             clips,
             len,
             counts: (0..members).map(|rank| part_of(len, rank, members).len()).collect(),
-            nameable: most.is_some_and(|most| most <= SEGMENTS),
+            one_kernel: most.is_some_and(|most| most <= SEGMENTS),
             kept: [zeros(Kept::First)?, zeros(Kept::Second)?, zeros(Kept::Master)?],
             sums: dev.zeros(len.div_ceil(CHUNK))?,
             norm: dev.zeros(1)?,
@@ -139,6 +139,11 @@ impl<T: Parameter> ShardedStep<T> {
             part,
             of: std::marker::PhantomData,
         })
+    }
+
+    /// Makes all steps three collectives. All members call it.
+    pub fn use_calls(&mut self) {
+        self.one_kernel = false;
     }
 
     pub fn len(&self) -> usize {
@@ -220,7 +225,7 @@ impl<T: Parameter> ShardedStep<T> {
         }
         let rule = self.gathering(rule);
         let origin = self.id.in_step(steps);
-        match self.nameable && group.count() > 1 && group.kernels_meet() {
+        match self.one_kernel && group.count() > 1 && group.kernels_meet() {
             true => self.by_one_kernel(&group, (rule, origin), &mut grads, weights)?,
             false => self.by_calls(&group, (rule, origin), &mut grads, weights)?,
         }

@@ -110,6 +110,14 @@ impl<T: Parameter> ShardedOptimizer<T> {
         Ok(ShardedOptimizer { optimizer, own, steps: 0, failed: false })
     }
 
+    /// The same by three collectives and the kernels between them, also where one kernel could do it: for comparisons
+    /// of the two, in `benches` and tests. All devices of the group do the same.
+    #[doc(hidden)]
+    pub fn by_calls(mut self) -> Self {
+        self.own.use_calls();
+        self
+    }
+
     /// Elements of the buffer of all gradients.
     pub fn len(&self) -> usize {
         self.own.len()

@@ -23,8 +23,7 @@ use self::{
 };
 use crate::{
     Machine,
-    machine::Torch,
-    support::{Bench, MICROSECONDS, Side},
+    support::{Bench, MICROSECONDS, Side, child::Torch},
 };
 
 /// Operations in a graph.
