@@ -1,6 +1,6 @@
 //! `all_reduce_norm`: all-reduce, residual and RMS norm in one call, against our own three calls; against NCCL's
-//! all-reduce, in each way that NCCL runs, with our two kernels behind it; and against torch, in a process for each GPU.
-//! Called, and 20 in a graph.
+//! all-reduce, in each way that NCCL runs, with our two kernels behind it; and against torch, in a process for each
+//! GPU. Called, and 20 in a graph.
 //!
 //! NCCL's calls and our operations cannot be captured together: there NCCL's time is the sum of two graphs' times.
 //! Called, NCCL's time in ordinary memory of our pool is that of the calls and the kernels as they follow each other;
