@@ -5,7 +5,10 @@
 //!
 //! NCCL's time is a sum: of each collective alone, and of the kernels in a graph.
 
-use std::{cell::RefCell, time::Instant};
+use std::{
+    cell::{LazyCell, RefCell},
+    time::Instant,
+};
 
 use gpu_pool::{DeviceBuffer, GpuPool, Graph, PerDevice, ReduceOp, parallel::Optimizer, parallel::ShardedOptimizer};
 use half::bf16;
@@ -32,7 +35,13 @@ struct Trainer {
     graph: Graph,
 }
 
-pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
+pub fn run(
+    bench: &mut Bench,
+    machine: &Machine,
+    pool: &GpuPool,
+    world: usize,
+    torch: &LazyCell<Option<Torch>, impl FnOnce() -> Option<Torch>>,
+) {
     let kinds = [(false, "zero"), (true, "zero_clip")];
     let sizes = || SIZES.into_iter().filter(|params| params * size_of::<bf16>() <= machine.most);
     let case = |graph: bool, name: &str, params: usize| {
@@ -52,7 +61,7 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
     let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most).and_processes(nccl, most));
     let nccl = machine.nccl.map_or("", |nccl| &nccl.name);
     let ways = Who::NCCL.map(|way| (way, format!("{nccl}, {}, and our kernels", way.way())));
-    let torch = machine.torch(world);
+    let torch = LazyCell::force(torch).as_ref();
     for params in sizes() {
         for (clips, name) in kinds {
             if ![false, true].iter().any(|&graph| bench.wants(&case(graph, name, params))) {
@@ -78,7 +87,7 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
                     let ways = ways.iter().filter(|(way, _)| plays.contains(way));
                     peers.extend(ways.map(|(way, name)| Side::new(name, move || parts.time(*way, rounds, graph))));
                 }
-                if let Some(torch) = &torch {
+                if let Some(torch) = torch {
                     peers.push(of_torch(torch, (params, clips), rounds, graph));
                 }
                 bench.compare(&case, MICROSECONDS, ours, peers);
