@@ -1,6 +1,6 @@
 //! The model of inboxes: the table for the kernels' source, trips by a simulation, and the limits that follow.
 
-use super::{Traffic, most_in_one_trip};
+use super::{LINK, TRIP, most_in_one_trip};
 use crate::fabric::{
     layout::{BLOCKS, PadLayout},
     limits::{Limits, table},
@@ -10,6 +10,50 @@ use crate::fabric::{
 use std::fmt::Write;
 
 const MB: usize = 1 << 20;
+/// Nanoseconds of a kernel in a graph that sends nothing.
+const START: usize = TRIP;
+/// Bytes of a unit, which is polled whole.
+const UNIT: usize = 16;
+
+/// What one member does in one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Traffic {
+    /// Units that it stores to peers.
+    sent: usize,
+    /// Units that it takes: it polls each of them, at least once, and wipes it.
+    taken: usize,
+    /// Stores that wait for each other, one after the other, until the last member's kernel ends.
+    trips: usize,
+}
+
+impl Traffic {
+    /// Of member `me` of `members`, where every member sends `each` bytes to each that receives. Who does not gets a
+    /// unit, as a sign of life.
+    fn in_one_trip(each: usize, members: usize, me: usize, receives: impl Fn(usize) -> bool) -> Traffic {
+        let to = |rank| if receives(rank) { each.div_ceil(UNIT) } else { 1 };
+        let sent = (0..members).filter(|&rank| rank != me).map(to).sum();
+        Traffic { sent, taken: (members - 1) * to(me), trips: 1 }
+    }
+
+    /// Of member `me`, through slots: slice `b`, of so many bytes, goes to member `b`, who adds it up. Then the sums go
+    /// to all, if they `return`. A block has up to `pieces` pieces of a slice.
+    fn through_slots(slices: &[usize], me: usize, pieces: usize, returns: bool) -> Traffic {
+        let units = |bytes: &usize| bytes.div_ceil(UNIT);
+        let (peers, own) = (slices.len() - 1, units(&slices[me]));
+        let others = slices.iter().map(units).sum::<usize>() - own;
+        // A block begins a step when its peers have told that they have taken what was in the slots. The last trip is
+        // that of the last such word.
+        match returns {
+            true => Traffic { sent: others + peers * own, taken: peers * own + others, trips: pieces + 2 },
+            false => Traffic { sent: others, taken: peers * own, trips: 2 + (pieces - 1) / 2 },
+        }
+    }
+
+    /// How long it takes: trips, and what goes over the link.
+    fn nanoseconds(self) -> usize {
+        START + self.trips * TRIP + self.sent.max(self.taken) * UNIT / LINK
+    }
+}
 
 /// A call of `inbox` or `slots` with elements of four bytes.
 struct Call {
