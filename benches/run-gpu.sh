@@ -7,8 +7,9 @@
 # For `memory`, PyTorch's side is built here from benches/peers/torch_allocator.cpp, with the headers and libraries of
 # python3's torch. If that fails, the Python program stands in for it, and the output says so.
 #
-# `collectives` is no default, since it takes minutes: `benches/run-gpu.sh collectives`. Its peer is NCCL, if
-# libnccl.so.2 is on LD_LIBRARY_PATH; its pictures come as $OUT/collectives-plots.tar.gz. `overlap` is no default for
+# `collectives` is no default, since it takes minutes: `benches/run-gpu.sh collectives`. Its peers are NCCL, if
+# libnccl.so.2 is on LD_LIBRARY_PATH, and for what one kernel of ours does python3's torch; PART=all_reduce_norm and
+# PART=zero are best runs of their own. Its pictures come as $OUT/collectives-plots.tar.gz. `overlap` is no default for
 # the same reason. Its peer is PyTorch's DDP, started by torchrun if python3 has torch. Run it from the root of the
 # repository.
 #

@@ -11,7 +11,8 @@ Both pages have comments that choose the text between them and `<!-- end -->`:
 * `sweeps:<bench>`: a line for each sweep over sizes (cases `gpu/<operation>/<type>/<devices>/<bytes>`, also
   `gpu/graph/..` and `gpu/no_peer/..`).
 * `sizes:<bench>`: every size of the all-reduce of f32 on the most devices of each machine.
-* `rest:<bench>`: all cases that are no sweeps, with the 99th percentiles.
+* `fused:<bench>`: a line for each case of what one kernel does here instead of several calls.
+* `rest:<bench>`: all other cases that are no sweeps, with the 99th percentiles.
 * `kernels:parallel`: a line for each operation. `part:<name>`: the other cases of `parallel`.
 * `world:cluster`: every size of the all-reduces of two processes on GPUs, with what is allowed.
 * `headlines:all`: the README's table. `hosts:predict_hosts`: a line for each machine of `predict --hosts`.
@@ -26,13 +27,14 @@ import re
 import sys
 
 import cluster_tables
+import fused_tables
 import parallel_tables
 import plots
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "docs/src/measured.md"]
 PICTURES = ROOT / "docs/src/plots"
-NAMES = "measured|targets|sweeps|sizes|rest|kernels|part|world|headlines|hosts"
+NAMES = "measured|targets|sweeps|sizes|fused|rest|kernels|part|world|headlines|hosts"
 MARK = re.compile(rf"(<!-- ({NAMES}):(\w+) -->\n).*?(<!-- end -->)", re.S)
 INLINE = re.compile(r"(<!-- (value|ratio) ([^>]*) -->).*?(<!-- end -->)", re.S)
 
@@ -222,7 +224,7 @@ def listed(rows):
     return "\n".join(out) + "\n"
 
 
-SWEEP = re.compile(r"gpu/((?:graph/|no_peer/)?\w+)/(f32|bf16)/(\d+)/(\d+)")
+SWEEP = re.compile(r"gpu/((?:graph/|no_peer/)?(?!zero)\w+)/(f32|bf16)/(\d+)/(\d+)")
 # The kind of a sweep, in words.
 WHERE = {"graph": " in graphs", "no_peer": " without peer access"}
 # nccl-tests' bus bandwidth: bytes per second times this factor, times (devices - 1) / devices except for broadcast.
@@ -300,8 +302,14 @@ def sizes(bench):
     return "\n".join(out or ["(not measured yet)"]) + "\n"
 
 
+def fused(bench):
+    return fused_tables.table(read(bench), number)
+
+
 def rest(bench):
-    rows = [row for row in read(bench) if row["case"].startswith("gpu/") and not SWEEP.fullmatch(row["case"])]
+    others = (SWEEP, fused_tables.CASE)
+    rows = [row for row in read(bench) if row["case"].startswith("gpu/")]
+    rows = [row for row in rows if not any(case.fullmatch(row["case"]) for case in others)]
     if not rows:
         return "(not measured yet)\n"
     out = ["| case | machine | here | p99 | peer | | p99 | ratio |", "|---|---|---:|---:|---|---:|---:|---:|"]
@@ -385,8 +393,8 @@ def ratio(machine, operation, dtype, devices, what):
 def filled(page):
     """The page with the text that its comments choose."""
     write = {
-        "measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "rest": rest, "kernels": kernels,
-        "part": part, "world": world, "headlines": headlines, "hosts": hosts,
+        "measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "fused": fused, "rest": rest,
+        "kernels": kernels, "part": part, "world": world, "headlines": headlines, "hosts": hosts,
     }
     inline = {"value": value, "ratio": ratio}
     page = MARK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)

@@ -1,4 +1,4 @@
-//! What a small all-reduce costs the host: the time of the calls alone, no more of them than a queue of the driver holds.
+//! What a small all-reduce costs the host: the time of the calls alone, no more of them than the driver's queue holds.
 //!
 //! The peers do less than a call. They are the launch of a kernel that has as many arguments as the all-reduce's and
 //! ends at once, and launches of graphs: of one such kernel, of one all-reduce, and of 20 of them. In a call, and in a

@@ -58,6 +58,8 @@ mod sharded;
 mod stage;
 mod sweep;
 
+use std::cell::LazyCell;
+
 use gpu_pool::{Builder, Check, GpuPool};
 use half::bf16;
 use nccl::Nccl;
@@ -126,8 +128,9 @@ fn main() {
         curves.extend(sweep::run::<f32>(&mut bench, &machine, &pool, world, &Op::ALL));
         curves.extend(sweep::run::<bf16>(&mut bench, &machine, &pool, world, &[Op::AllReduce]));
         graph::run(&mut bench, &machine, &pool, world);
-        norm::run(&mut bench, &machine, &pool, world);
-        sharded::run(&mut bench, &machine, &pool, world);
+        let torch = LazyCell::new(|| machine.torch(world));
+        norm::run(&mut bench, &machine, &pool, world, &torch);
+        sharded::run(&mut bench, &machine, &pool, world, &torch);
         host::run(&mut bench, &machine, world);
     }
     if let Some(folder) = bench.plot_folder() {

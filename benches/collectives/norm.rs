@@ -1,10 +1,12 @@
 //! `all_reduce_norm`: all-reduce, residual and RMS norm in one call, against our own three calls; against NCCL's
-//! all-reduce, in each way that NCCL runs, with our two kernels behind it; and against torch, in a process for each GPU.
-//! Called, and 20 in a graph.
+//! all-reduce, in each way that NCCL runs, with our two kernels behind it; and against torch, in a process for each
+//! GPU. Called, and 20 in a graph.
 //!
 //! NCCL's calls and our operations cannot be captured together: there NCCL's time is the sum of two graphs' times.
 //! Called, NCCL's time in ordinary memory of our pool is that of the calls and the kernels as they follow each other;
 //! in windows and in processes it is that of its calls, and of the kernels in a graph.
+
+use std::cell::LazyCell;
 
 use cudarc::driver::{DevicePtr, DevicePtrMut, sys::CUstream};
 use gpu_pool::{Device, DeviceBuffer, Float, GpuPool, ReduceOp, Result, RowNorm};
@@ -15,7 +17,7 @@ use crate::{
     nccl::Club,
     ops::{Number, Op},
     stage::{self, Line, Player, Stage, fill, slowest},
-    support::{Bench, MICROSECONDS, Side, gpus},
+    support::{Bench, MICROSECONDS, Side, child::Torch, gpus},
     sweep::WARM_UP,
 };
 
@@ -37,12 +39,24 @@ enum Who {
     Behind,
 }
 
-pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
-    sweep::<bf16>(bench, machine, pool, world);
-    sweep::<f32>(bench, machine, pool, world);
+pub fn run(
+    bench: &mut Bench,
+    machine: &Machine,
+    pool: &GpuPool,
+    world: usize,
+    torch: &LazyCell<Option<Torch>, impl FnOnce() -> Option<Torch>>,
+) {
+    sweep::<bf16>(bench, machine, pool, world, torch);
+    sweep::<f32>(bench, machine, pool, world, torch);
 }
 
-fn sweep<T: Number + Float<Acc = f32>>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
+fn sweep<T: Number + Float<Acc = f32>>(
+    bench: &mut Bench,
+    machine: &Machine,
+    pool: &GpuPool,
+    world: usize,
+    torch: &LazyCell<Option<Torch>, impl FnOnce() -> Option<Torch>>,
+) {
     let case = |graph: bool, hidden: usize, rows: usize| {
         let form = if graph { "graph/" } else { "" };
         format!("{}/{form}all_reduce_norm/{}/{world}/{hidden}/{rows}", machine.kind, T::NAME)
@@ -60,9 +74,9 @@ fn sweep<T: Number + Float<Acc = f32>>(bench: &mut Bench, machine: &Machine, poo
     let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most).and_processes(nccl, most));
     let nccl = machine.nccl.map_or("", |nccl| &nccl.name);
     let ways = stage::Who::NCCL.map(|way| (way, format!("{nccl}, {}, and two kernels", way.way())));
-    let torch = machine.torch(world);
-    let compiles = torch.as_ref().is_some_and(|torch| torch.ask("compiles", 1) > 0.0);
-    bench.set_turns(1, bench.size(15, 3));
+    let torch = LazyCell::force(torch).as_ref();
+    let compiles = torch.is_some_and(|torch| torch.ask("compiles", 1) > 0.0);
+    bench.set_turns(1, bench.size(9, 3));
     for (hidden, rows) in shapes {
         let stage = Stage::<T>::new(pool, club.as_ref(), world, Op::AllReduce, hidden * rows * size_of::<T>());
         // Connections must exist before a capture.
@@ -84,7 +98,7 @@ fn sweep<T: Number + Float<Acc = f32>>(bench: &mut Bench, machine: &Machine, poo
             let plays = stage.players();
             let ways = ways.iter().filter(|(way, _)| plays.contains(way));
             peers.extend(ways.map(|(way, name)| Side::new(name, move || with(*way))));
-            if let Some(torch) = &torch {
+            if let Some(torch) = torch {
                 let order = |form: &str| format!("norm:{}:{hidden}:{rows}:{form}", T::NAME);
                 let number = if graph { launches } else { launches * CHAIN };
                 peers.push(torch.side("torch", order(if graph { "graph" } else { "calls" }), number));

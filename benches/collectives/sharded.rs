@@ -1,11 +1,14 @@
 //! A step of AdamW whose state is divided among the devices (ZeRO-1), with gradients and parameters of bf16 in one
-//! buffer each: one kernel of each device, against the same step as three collectives and the kernels between them, with
-//! the algorithms that are the fastest for each; against NCCL's collectives, in each way that NCCL runs, with our kernels
-//! between them; and against torch with its fused AdamW, in a process for each GPU.
+//! buffer each: one kernel of each device, against the same step as three collectives and the kernels between them,
+//! with the algorithms that are the fastest for each; against NCCL's collectives, in each way that NCCL runs, with our
+//! kernels between them; and against torch with its fused AdamW, in a process for each GPU.
 //!
 //! NCCL's time is a sum: of each collective alone, and of the kernels in a graph.
 
-use std::{cell::RefCell, time::Instant};
+use std::{
+    cell::{LazyCell, RefCell},
+    time::Instant,
+};
 
 use gpu_pool::{DeviceBuffer, GpuPool, Graph, PerDevice, ReduceOp, parallel::Optimizer, parallel::ShardedOptimizer};
 use half::bf16;
@@ -32,7 +35,13 @@ struct Trainer {
     graph: Graph,
 }
 
-pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
+pub fn run(
+    bench: &mut Bench,
+    machine: &Machine,
+    pool: &GpuPool,
+    world: usize,
+    torch: &LazyCell<Option<Torch>, impl FnOnce() -> Option<Torch>>,
+) {
     let kinds = [(false, "zero"), (true, "zero_clip")];
     let sizes = || SIZES.into_iter().filter(|params| params * size_of::<bf16>() <= machine.most);
     let case = |graph: bool, name: &str, params: usize| {
@@ -52,7 +61,7 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
     let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most).and_processes(nccl, most));
     let nccl = machine.nccl.map_or("", |nccl| &nccl.name);
     let ways = Who::NCCL.map(|way| (way, format!("{nccl}, {}, and our kernels", way.way())));
-    let torch = machine.torch(world);
+    let torch = LazyCell::force(torch).as_ref();
     for params in sizes() {
         for (clips, name) in kinds {
             if ![false, true].iter().any(|&graph| bench.wants(&case(graph, name, params))) {
@@ -67,7 +76,8 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
                     continue;
                 }
                 // About 3 us, and a microsecond for each 200 KB.
-                let rounds = (bench.micros_of_case() / 20 / (10 + params / 100_000)).clamp(3, 300);
+                let most = if machine.software { 3 } else { 300 };
+                let rounds = (bench.micros_of_case() / 20 / (10 + params / 100_000)).clamp(3, most);
                 bench.set_turns(1, bench.size(9, 3));
                 let ours = Side::new("gpu-pool", || time(&mut ours, world, rounds, graph));
                 let three = Side::new("gpu-pool, three calls", || time(&mut three, world, rounds, graph));
@@ -77,7 +87,7 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
                     let ways = ways.iter().filter(|(way, _)| plays.contains(way));
                     peers.extend(ways.map(|(way, name)| Side::new(name, move || parts.time(*way, rounds, graph))));
                 }
-                if let Some(torch) = &torch {
+                if let Some(torch) = torch {
                     peers.push(of_torch(torch, (params, clips), rounds, graph));
                 }
                 bench.compare(&case, MICROSECONDS, ours, peers);

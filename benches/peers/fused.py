@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's side of the cases of `collectives` that our one kernel does: a sum, a residual and a norm; a step of ZeRO-1.
+"""PyTorch's side of what one kernel of ours does in `collectives`: a sum, a residual and a norm; a step of ZeRO-1.
 
     python3 benches/peers/fused.py DEVICES
 

@@ -3,8 +3,8 @@
 use gpu_pool::{Builder, Device, GpuPool, Result};
 use std::time::Instant;
 
-/// How many devices a bench may open: the GPUs, each of them `GPU_POOL_SHARE` times. With more devices than GPUs a bench
-/// can be tried on a small machine; its times mean nothing. 0 with software GPUs only.
+/// How many devices a bench may open: the GPUs, each of them `GPU_POOL_SHARE` times. With more devices than GPUs a
+/// bench can be tried on a small machine; its times mean nothing. 0 with software GPUs only.
 pub fn devices() -> usize {
     let share = std::env::var("GPU_POOL_SHARE").ok().filter(|times| !times.is_empty());
     count() * share.map_or(1, |times| times.parse().expect("GPU_POOL_SHARE is a number"))

@@ -67,7 +67,8 @@ pub(crate) fn tune(pool: &GpuPool, wish: Tune) -> Tuned {
     match measure(pool, BUDGET, LARGE).map(|found| found[0]) {
         Ok(Measured { ll: None, large_blocks: None, .. }) => default("default, since measuring took too long"),
         Ok(measured) => {
-            Tuned::new(&shared.handles, "measured when the pool was built", |members| measured.limits(n, members))
+            let origin = "measured when the pool was built, but not for inboxes";
+            Tuned::new(&shared.handles, origin, |members| measured.limits(n, members))
         }
         Err(error) => {
             event!(warn, %error, "the collectives could not be measured; they go by defaults");

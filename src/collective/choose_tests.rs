@@ -47,7 +47,7 @@ fn each_algorithm_is_chosen_for_some_case() {
         (GPUS, 2, true, gather(MB, 2), "eager"),
         (GPUS, 4, true, sum(256 * KB), "inbox"),
         (GPUS, 4, true, sum(512 * KB), "slots"),
-        (GPUS, 4, true, sum(16 * MB), "slots"),
+        (GPUS, 4, true, sum(8 * MB), "slots"),
         (GPUS, 4, true, sum(24 * MB), "exchange"),
         (GPUS, 4, true, sum(64 * MB), "ring"),
         (GPUS, 2, true, sum(128 * MB), "exchange_ce"),

@@ -10,6 +10,7 @@
 //! table or is the default, and one call gives the same bits in every run.
 
 pub(crate) mod table;
+pub(crate) mod traffic;
 #[cfg(test)]
 mod tests;
 
@@ -116,12 +117,15 @@ impl Limits {
             ll: (LL_BYTES / others).min(ll_bytes_per_peer(members)),
             ll_blocks: BLOCKS,
             inbox: inbox_bytes(others + 1),
-            // From there on, parts to owners and sums to all are fewer bytes than everything to everyone, by more than
-            // a trip takes (the model; not measured).
-            inbox_whole: inbox_bytes(others + 1).min(if members > 2 { (1 << 20) / others } else { usize::MAX }),
+            // More than two: a model, not measured.
+            inbox_whole: match members {
+                0..=2 => inbox_bytes(others + 1),
+                _ => inbox_bytes(members).min(traffic::most_in_one_trip(members)),
+            },
             inbox_blocks: BLOCKS,
             // Between two H200s, in graphs: 4 MB in 16.6 us, by one kernel with barriers 17.3; 16 MB in 56.8 and 54.3.
-            slots: if members > 2 { 16 << 20 } else { 8 << 20 },
+            // More than two: up to where the model is faster than what was measured of other ways (`traffic_tests`).
+            slots: if members > 4 { 16 << 20 } else { 8 << 20 },
             slots_blocks: BLOCKS,
             eager: eager_bytes(members),
             // All-reduces on 4 H200s: 256 KB take 9.5 us eagerly and 10.1 otherwise, 512 KB take 11.6 and 10.8.

@@ -195,6 +195,35 @@ on_both! {
         }
     }
 
+    // Where `explain` says that one way ends and the next one begins: between more than two members a model decides.
+    2: fn where_one_way_ends_by_explain(gpus) {
+        for n in [2, 4, 8].into_iter().filter(|&n| n <= gpus.up_to(8)) {
+            let pool = builder(gpus, n).check(Check::Off).algorithm(Algorithm::Auto).build().unwrap();
+            let how = |bytes| pool.explain(DType::F32, ReduceOp::Sum, bytes);
+            let mut rng = Rng(276);
+            let mut all = Vec::new();
+            // More takes long to check.
+            for log in 10..24 {
+                // The last size on this octave that goes as its first one does.
+                let (mut low, mut high) = (1 << log, 2 << log);
+                if how(low).reason == how(high).reason {
+                    continue;
+                }
+                while high - low > 4 {
+                    let middle = (low + high) / 8 * 4;
+                    *if how(middle).reason == how(low).reason { &mut low } else { &mut high } = middle;
+                }
+                for count in [low / 4, high / 4] {
+                    let (op, salt) = (rng.pick(&[ReduceOp::Sum, ReduceOp::Max]), rng.next());
+                    all.push(Case { kind: Kind::AllReduce, op, root: 0, count, starts: (0, 0), salt });
+                }
+            }
+            assert_eq!(how(4).limits.contains("by a model, not measured"), n > 2, "{}", how(4));
+            assert!(all.len() >= 2 || how(4).meets != "data", "from one trip to slots: {}", how(4));
+            check_all::<f32>(&pool, &(0..n).collect::<Vec<_>>(), all);
+        }
+    }
+
     // What an empty inbox is full of; u32 data seen as f32; low words of f64.
     2: fn bits_that_look_like_an_empty_inbox(gpus) {
         for n in [2, gpus.up_to(4)] {

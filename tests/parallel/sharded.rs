@@ -143,10 +143,16 @@ fn follows_the_formula<T: Real>(gpus: Gpus, sizes: &[usize], clip: f64) {
 /// What one run leaves on all devices: parameters, norms, state.
 type Left<T> = (Vec<Vec<T>>, Vec<Option<f32>>, ShardedState);
 
-/// Three steps with numbers of all kinds.
-fn run<T: Real>(pool: &GpuPool, optimizer: Optimizer, reduce: ReduceOp, sizes: &[usize]) -> Vec<Left<T>> {
+/// Three steps with numbers of all kinds; `by_calls` in any case, or as they go.
+fn run<T: Real>(
+    pool: &GpuPool,
+    (optimizer, reduce): (Optimizer, ReduceOp),
+    sizes: &[usize],
+    by_calls: bool,
+) -> Vec<Left<T>> {
     let found = pool.run(|dev, shard| {
         let mut rig = Rig::<T>::new(dev, optimizer, reduce, sizes)?;
+        rig.own = if by_calls { rig.own.by_calls() } else { rig.own };
         let mut norms = Vec::new();
         for step in 0..3 {
             rig.write(dev, |k, i| number(seed(step, shard.index(), k), i) * 0.01)?;
@@ -172,11 +178,14 @@ fn one_kernel_is_the_calls<T: Real>(gpus: Gpus, sizes: &[usize]) {
         // With a wish for another algorithm there are three calls.
         let [one, calls] = [Algorithm::Auto, Algorithm::Direct]
             .map(|algorithm| gpus.unwatched(n).algorithm(algorithm).build().unwrap());
-        for (optimizer, reduce) in &optimizers[..some] {
-            let (one, calls) =
-                (run::<T>(&one, *optimizer, *reduce, sizes), run::<T>(&calls, *optimizer, *reduce, sizes));
-            for (device, (a, b)) in one.iter().zip(&calls).enumerate() {
-                let context = format!("device {device} of {n}, {optimizer:?}, {sizes:?}");
+        for (k, &(optimizer, reduce)) in optimizers[..some].iter().enumerate() {
+            let terms = (optimizer, reduce);
+            // Once also by calls with the algorithms that are best for each.
+            let best = (k == 0).then(|| run::<T>(&one, terms, sizes, true));
+            let (one, calls) = (run::<T>(&one, terms, sizes, false), run::<T>(&calls, terms, sizes, false));
+            let calls = calls.iter().chain(best.iter().flatten());
+            for (device, (a, b)) in one.iter().cycle().zip(calls).enumerate() {
+                let context = format!("device {} of {n}, {optimizer:?}, {sizes:?}", device % n);
                 assert_eq!(a.1, b.1, "norms: {context}");
                 assert!(a.2 == b.2, "state: {context}");
                 assert!(a.2 == one[0].2 && a.1 == one[0].1, "devices differ: {context}");
@@ -228,7 +237,7 @@ on_both! {
             let optimizer = Optimizer::adam_w(0.01);
             let optimizer = if clip { optimizer.clip(0.5) } else { optimizer };
             let pool = pool_of(gpus, gpus.up_to(3));
-            let plain = run::<bf16>(&pool, optimizer, ReduceOp::Avg, sizes);
+            let plain = run::<bf16>(&pool, (optimizer, ReduceOp::Avg), sizes, false);
             let found = pool.run(|dev, shard| {
                 let mut rig = Rig::<bf16>::new(dev, optimizer, ReduceOp::Avg, sizes)?;
                 let (graph, ()) = dev.capture(|dev| {

@@ -46,7 +46,13 @@ inline uint4 load_packet(u64 at) {
     for (u32 k = 0; k < 4; k++) word[k] = (u32)seen(at + 4 * k, 4);
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
+// A unit of an inbox: what is full of the reserved word empties a place of it.
+inline void count_unit(uint4 x) {
+    const bool empties = (x.x & x.y & x.z & x.w) == ~0u;
+    (empties ? counted.taken : counted.sent)[here->device]++;
+}
 inline void store_packet(u64 at, uint4 x) {
+    count_unit(x);
     const u32 word[4] = {x.x, x.y, x.z, x.w};
     for (u32 k = 0; k < 4; k++) send(at + 4 * k, 4, word[k], false);
     pause_sometimes();
@@ -57,6 +63,7 @@ inline uint4 load_halves(u64 at) {
     return make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
 }
 inline void store_halves(u64 at, uint4 x) {
+    count_unit(x);
     send(at, 8, (u64)x.y << 32 | x.x, false);
     send(at + 8, 8, (u64)x.w << 32 | x.z, false);
     pause_sometimes();

@@ -2,9 +2,23 @@
 // turn of both kernels, of all types, by all devices and by some, in many orders. Results are compared with a plain
 // fold; all members must have the same bits; no call may be given up; and after all calls every inbox is empty. Then a
 // gang fails in the middle, inboxes are emptied as the host does it, and the next calls must be right again.
+//
+// Before that, calls of two to eight devices whose stores are counted, against the host's model (traffic.inc).
 #include "world.h"
 
 enum Kind { ALL_REDUCE, REDUCE_SCATTER, REDUCE };
+
+// A call, and what each member does in it.
+struct Row {
+    Kind kind;
+    bool pieced;
+    u32 root;
+    std::vector<u64> counts, sent, taken;
+    u64 trips;
+};
+static const Row rows[] = {
+#include "traffic.inc"
+};
 
 template <class T> struct Call : AnyCall {
     std::vector<u32> members; // ordinals, by rank
@@ -12,6 +26,7 @@ template <class T> struct Call : AnyCall {
     bool pieced, in_place;
     u32 op, root, blocks;
     std::vector<u64> counts; // of each member's slice
+    u64 piece;               // most bytes of one
     std::vector<Array<T>> from, to;
     std::vector<std::vector<T>> given;
     Factors factors[2];
@@ -46,7 +61,23 @@ template <class T> struct Call : AnyCall {
         } else if (pieced) {
             for (u32 k = 0; k < n; k++) counts[k] = k != root && chance(3) ? 0 : 1 + random_number() % some;
         }
-        const bool strange = chance(2);
+        piece = largest() > 700 ? SLOT : 128;
+        fill(chance(2));
+    }
+    Call(const Row& row)
+        : members(row.counts.size()), kind(row.kind), pieced(row.pieced), in_place(false), op(SUM), root(row.root),
+          blocks(1), counts(row.counts), piece(SLOT) {
+        for (u32 k = 0; k < members.size(); k++) members[k] = k;
+        fill(false);
+    }
+
+    // Whether two members add up everything, each for itself.
+    bool both() const { return kind == ALL_REDUCE && members.size() == 2; }
+    // Bytes of the largest slice.
+    u64 largest() const { return (both() ? total() : most()) * sizeof(T); }
+
+    void fill(bool strange) {
+        const u32 n = members.size();
         for (u32 k = 0; k < 8; k++) factors[0].f[k] = 0.5 + k, factors[1].f[k] = -1.5 * k;
         for (u32 rank = 0; rank < n; rank++) {
             from.emplace_back(total());
@@ -107,16 +138,14 @@ template <class T> void Call<T>::start(World& world, u32 rank, u64 place) {
         kernel = [=, this] { whole_kernel((T*)0)(meet, each, op, route, factors[0], factors[1], src, dst); };
     } else {
         Eight by[6] = {};
-        const bool both = kind == ALL_REDUCE && n == 2;
         for (u32 k = 0; k < n; k++) {
-            by[k / 8].x[k % 8] = (u64)(src + (both ? 0 : begin(k)));
-            by[2 + k / 8].x[k % 8] = (both ? total() : counts[k]) * sizeof(T);
+            by[k / 8].x[k % 8] = (u64)(src + (both() ? 0 : begin(k)));
+            by[2 + k / 8].x[k % 8] = (both() ? total() : counts[k]) * sizeof(T);
             const bool mine = kind == ALL_REDUCE || k == rank;
-            by[4 + k / 8].x[k % 8] = mine ? (u64)(dst + (kind == ALL_REDUCE && !both ? begin(k) : 0)) : 0;
+            by[4 + k / 8].x[k % 8] = mine ? (u64)(dst + (kind == ALL_REDUCE && !both() ? begin(k) : 0)) : 0;
         }
-        const u64 largest = (both ? total() : most()) * sizeof(T), piece = largest > 700 ? SLOT : 128;
-        const u32 count = (largest + piece * blocks - 1) / (piece * blocks);
-        const Pieces pieces = {piece, count, kind == ALL_REDUCE && !both};
+        const u32 count = (largest() + piece * blocks - 1) / (piece * blocks);
+        const Pieces pieces = {piece, count, kind == ALL_REDUCE && !both()};
         kernel = [=, this] {
             pieces_kernel((T*)0)(meet, op, factors[0], factors[1], pieces, by[0], by[1], by[2], by[3], by[4], by[5]);
         };
@@ -133,7 +162,37 @@ static std::unique_ptr<AnyCall> queued(World& world, const std::vector<u32>& mem
     return call;
 }
 
+// Runs each row in some orders: always the same units, and no fewer trips than by the model. Where no slot is used
+// twice, some order has no more; else what a block sees is often more than it has waited for.
+static void count_rows() {
+    std::unique_ptr<World> world;
+    for (const Row& row : rows) {
+        const u32 n = row.counts.size();
+        if (!world || world->machines.size() != n) world = std::make_unique<World>(n, 32);
+        const bool few = row.trips <= (row.kind == ALL_REDUCE && n > 2 ? 3 : 2);
+        u64 fewest = ~0ull;
+        for (u64 order = 1; order <= 2 || (few && fewest > row.trips); order++) {
+            state = order * 0x9e3779b97f4a7c15ull | 1;
+            counted = {.on = true};
+            Call<f32> call(row);
+            for (u32 rank = 0; rank < n; rank++) call.start(*world, rank, 1);
+            world->run(~0ull, 1);
+            call.check(order);
+            for (u32 rank = 0; rank < n; rank++) {
+                require(counted.sent[rank] == row.sent[rank], "other units sent than by the model", order);
+                require(counted.taken[rank] == row.taken[rank], "other units taken than by the model", order);
+                require(world->machines[rank]->is_empty(), "something is left in an inbox", order);
+            }
+            require(counted.trips >= row.trips, "fewer trips than by the model", order);
+            fewest = std::min(fewest, counted.trips);
+            require(order < 100, "more trips than by the model", order);
+        }
+    }
+    counted = {};
+}
+
 int main(int argc, char** argv) {
+    count_rows();
     return each_world(argc > 1 ? atoi(argv[1]) : 60, [](World& world, const std::vector<u32>& members, u64 place) {
         switch (random_number() % 4) {
         case 0: return queued<f32>(world, members, place);

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <semaphore>
+#include <unordered_map>
 #include <ucontext.h>
 
 typedef unsigned long long u64;
@@ -25,16 +26,27 @@ inline u64 random_number() {
 inline bool chance(u64 one_in) { return random_number() % one_in == 0; }
 
 // A single access of 4 or 8 bytes that has not arrived yet. `before`: of its block, what must have arrived first.
+// `depth`: how many accesses of other devices, one after the other, it depends on, and itself.
 struct Flying {
     u64 at, bytes, value;
     int device, block;
-    u64 number, after;
+    u64 number, after, depth;
 };
 inline std::vector<Flying> flying;
 inline u64 numbers = 0;
 
+// What one call does, while it is counted: units that each device stores to others, and that it wipes; trips, that is
+// the most stores that depend on each other, each on a store of another device.
+struct Counted {
+    bool on = false;
+    u64 sent[16] = {}, taken[16] = {}, trips = 0;
+    std::unordered_map<u64, Flying> last; // by address
+};
+inline Counted counted;
+
 inline void arrive(size_t k) {
     memcpy((void*)flying[k].at, &flying[k].value, flying[k].bytes);
+    if (counted.on) counted.last[flying[k].at] = flying[k];
     flying.erase(flying.begin() + k);
 }
 inline bool overlap(const Flying& a, u64 at, u64 bytes) { return a.at < at + bytes && at < a.at + a.bytes; }
@@ -66,6 +78,7 @@ struct Fiber {
     // The barrier that it waits at: that of the block, or one of some threads.
     unsigned barrier = 0, of = 0;
     u64 given = 0; // to the other threads of its warp
+    u64 depth = 0; // of what it has seen
 };
 
 // The threads of one block. `run` lets some of them go on.
@@ -108,7 +121,7 @@ struct Block {
         blocks = grid, kernel = std::move(work), ended = 0, width = x ? x : threads;
         for (unsigned t = 0; t < threads; t++) {
             Fiber& fiber = fibers[t];
-            fiber.thread = t, fiber.waits = fiber.ended = false;
+            fiber.thread = t, fiber.waits = fiber.ended = false, fiber.depth = 0;
             getcontext(&fiber.context);
             fiber.context.uc_stack.ss_sp = fiber.stack.get();
             fiber.context.uc_stack.ss_size = STACK;
@@ -120,6 +133,7 @@ struct Block {
         here->kernel();
         here->current->ended = true;
         here->ended++;
+        counted.trips = std::max(counted.trips, here->current->depth);
     }
     void turn() {
         const unsigned first = random_number() % threads;
@@ -144,7 +158,9 @@ struct Block {
             // A thread that has ended would never come.
             if (ended > 0) printf("a barrier of a block that some threads have left\n"), exit(1);
             all = true;
-            for (Fiber& fiber : fibers) all &= fiber.vote, fiber.waits = false;
+            u64 depth = 0;
+            for (Fiber& fiber : fibers) depth = std::max(depth, fiber.depth);
+            for (Fiber& fiber : fibers) all &= fiber.vote, fiber.waits = false, fiber.depth = depth;
         }
         if (ended == threads) kernel = nullptr;
     }
@@ -186,11 +202,16 @@ inline unsigned atomicAdd(unsigned* at, unsigned x) {
 // What a block has sent and what has not arrived yet, it sees itself.
 inline void send(u64 at, u64 bytes, u64 value, bool release) {
     const u64 number = numbers++;
-    flying.push_back({at, bytes, value, here->device, (int)here->index, number, release ? number : 0});
+    const u64 depth = here->current->depth + 1;
+    flying.push_back({at, bytes, value, here->device, (int)here->index, number, release ? number : 0, depth});
 }
 inline u64 seen(u64 at, u64 bytes) {
     u64 value = 0;
     memcpy(&value, (void*)at, bytes);
+    if (counted.on && counted.last.count(at)) {
+        const Flying& last = counted.last[at];
+        if (last.device != here->device) here->current->depth = std::max(here->current->depth, last.depth);
+    }
     for (const Flying& own : flying) {
         if (own.device == here->device && own.block == (int)here->index && own.at == at && own.bytes == bytes) {
             value = own.value;

@@ -267,7 +267,7 @@ mod tests {
         let way = |members, count| plan(members, rows(DType::BF16, count, 4096)).unwrap().way;
         // 256 rows are 2 MB.
         assert_eq!([256, 257].map(|count| way(2, count)), [Way::OneTrip, Way::ToAll]);
-        assert_eq!([18, 19].map(|count| way(8, count)), [Way::OneTrip, Way::ByOwners]);
+        assert_eq!([13, 14].map(|count| way(8, count)), [Way::OneTrip, Way::ByOwners]);
         let dims = |count| plan(2, rows(DType::BF16, count, 4096)).unwrap().dims();
         assert_eq!((dims(1).grid.0, dims(1).block), (1, (128, 1, 1)));
         assert_eq!((dims(200).grid.0, dims(200).block), (100, (128, 2, 1)));

@@ -1,6 +1,6 @@
 //! Machines that were measured with care: `benches/results`, and `prototypes/README.md`.
 
-use super::{BLOCKS, Limits};
+use super::{BLOCKS, Limits, traffic::most_in_one_trip};
 
 /// Limits for a number of members.
 type Row = (usize, Limits);
@@ -13,7 +13,7 @@ const MB: usize = 1 << 20;
 ///
 /// 2 and 4 of them were measured (`benches/results`). The sizes for 8 keep what one device sends; there, only
 /// prototypes were (`prototypes/README.md`): the ring of kernels took 335 us at 64 MB and 1306 at 256 MB, NCCL 364 and
-/// 1356.
+/// 1356. The limits of inboxes between 4 and 8 are those of a model ([`traffic`](super::traffic)).
 const TABLE: &[(&str, &[Row])] = &[("NVIDIA H200", &[(2, H200_2), (4, H200_4), (8, H200_8)])];
 
 const H200_2: Limits = Limits {
@@ -47,8 +47,7 @@ const H200_2: Limits = Limits {
 const H200_4: Limits = Limits {
     ll: 128 * KB,
     inbox: 2 * MB / 3,
-    inbox_whole: MB / 3,
-    slots: 16 * MB,
+    inbox_whole: most_in_one_trip(4),
     eager_whole: MB / 3,
     ring: 32 * MB,
     exchange_ce: usize::MAX,
@@ -66,7 +65,8 @@ const H200_4: Limits = Limits {
 const H200_8: Limits = Limits {
     ll: 768 * KB / 7,
     inbox: 2 * MB / 7,
-    inbox_whole: MB / 7,
+    inbox_whole: most_in_one_trip(8),
+    slots: 16 * MB,
     eager: 2 * MB / 7,
     eager_whole: MB / 7,
     exchange: 16 * MB,

@@ -107,7 +107,7 @@ fn limits_in_words() {
         text,
         "pushed up to 128 KB, sent eagerly up to 341 KB, by parts up to 1 MB, sums exchanged by kernels \
          from 8 MB on, a ring of kernels from 32 MB on, a block for 16 KB, at most 64, 16 for sums in parts of 2 MB; \
-         sums of floats as data that are flags up to 341 KB, in pieces up to 16 MB"
+         sums of floats as data that are flags up to 375 KB, in pieces up to 8 MB"
     );
     assert_eq!(
         Limits::default_of(2).to_string(),

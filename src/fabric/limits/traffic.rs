@@ -1,0 +1,25 @@
+//! What a device does in a sum by inboxes, counted: units that it sends and takes, and trips one after the other; and
+//! the time that this takes at least. A model, for any number of members.
+//!
+//! Inboxes were measured between two devices only. Between more, `Limits` and its table ask [`most_in_one_trip`], and
+//! tests hold the other limits to what is counted (`Traffic`, in the tests' file). The kernels' own source is counted,
+//! too: a test writes `kernels/on_cpu/meeting/traffic.inc`, and `check.cpp` there runs its rows.
+//!
+//! Plain arithmetic, which uses nothing else of the crate.
+
+/// Nanoseconds of a trip: from a store until the peer that polls has seen it. A kernel in a graph that sends nothing
+/// takes as long again. From two H200s in graphs, in one trip and through slots: 1 KB in 1.8 us, 1 MB in 5.0, 4 MB in
+/// 16.6, 16 MB in 56.8.
+const TRIP: usize = 900;
+/// Bytes that a device sends in a nanosecond, while as many come in. From the same times.
+const LINK: usize = 320;
+
+/// Up to how many bytes an all-reduce of more than two members takes one trip: there, what everything to everyone is
+/// more than parts to owners and sums to all takes the link as long as two further trips.
+pub(crate) const fn most_in_one_trip(members: usize) -> usize {
+    2 * TRIP * LINK * members / ((members - 1) * (members - 2))
+}
+
+#[cfg(test)]
+#[path = "traffic_tests.rs"]
+mod tests;
