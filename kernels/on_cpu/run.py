@@ -102,7 +102,7 @@ MUTANTS = [
     ("sharded", "pieces.at(k + 1, START_AT) <= i) k++;", "pieces.at(k + 1, START_AT) <= i + W) k++;"),
     ("sharded", "if (j >= len) continue;", ""),
     ("sharded", "if (most == W && to % 16 == 0) {", "if (most == W) {"),
-    ("sharded", "if (rank != meet.me) store(desk.sums[rank] + at, squares);", ""),
+    ("sharded", "if (rank != meet.me) store(desk.sums[rank] + at, squares);", ";"),
     ("sharded", "(chunk + pieces.at(pieces.of(chunk * CHUNK), SHIFT))", "chunk"),
     ("sharded", "if (!is_finite(found)) return true;", ""),
 ]
