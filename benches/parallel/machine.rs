@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use gpu_pool::{Builder, Check, Device, DeviceBuffer, GpuPool, Result};
+use gpu_pool::{Builder, Check, Device, DeviceBuffer, GpuPool, Parameter, Result};
 
 use crate::support::{Side, child::Process, gpus};
 
@@ -67,7 +67,7 @@ impl Torch {
 }
 
 /// Memory that an operation writes before anybody reads it.
-pub fn uninit(dev: &Device, len: usize) -> Result<DeviceBuffer<f32>> {
-    // SAFETY: every bit pattern is an `f32`, and the callers pass it to an operation that writes all of it.
+pub fn uninit<T: Parameter>(dev: &Device, len: usize) -> Result<DeviceBuffer<T>> {
+    // SAFETY: every bit pattern is a float, and the callers pass it to an operation that writes all of it.
     unsafe { dev.uninit(len) }
 }
