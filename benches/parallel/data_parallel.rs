@@ -2,9 +2,9 @@
 //! DistributedDataParallel (`peers/ddp.py`), one process per GPU, on the same GPUs in turn.
 //!
 //! * `.../data_parallel/<devices>/<batch>`: microseconds per step, over many in a row; `batch` rows over all devices
-//! * `.../step_sharded/bf16/<devices>/<batch>`: the same with parameters of bf16, and AdamW with its state divided among
-//!   the devices; against DDP with fused AdamW, and with ZeroRedundancyOptimizer, where each process has all of some
-//!   parameters. This crate also keeps the parameters and the moments in f32; torch's are bf16.
+//! * `.../step_sharded/bf16/<devices>/<batch>`: the same with parameters of bf16, and AdamW whose state is divided
+//!   among the devices; against DDP with fused AdamW, and with ZeroRedundancyOptimizer, where each process has all of
+//!   some parameters. This crate also keeps the parameters and the moments in f32; torch's are bf16.
 //!
 //! The rows are on their devices before the step, on both sides. DDP's host runs ahead of its GPUs. A step here is a
 //! scope, which ends when the devices' streams are empty. Target: no slower than DDP at a batch of 8192.

@@ -61,6 +61,7 @@ template <class T> struct BucketCall : AnyCall {
                 for (u64 i = p.start; i < p.start + p.len; i++)
                     bucket.sum[i] = drawn<T>(strange), bucket.before[i] = drawn<T>(strange);
         }
+        if (chance(6)) buckets.back().sum[0] = narrow<T>(INFINITY);
         for (u32 rank = 0; rank < n; rank++) {
             norm.emplace_back(1, true), sums.emplace_back(chunks, true);
             for (u64 c = 0; c < chunks; c++) sums[rank].at()[c] = NAN;

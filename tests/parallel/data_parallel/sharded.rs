@@ -30,7 +30,8 @@ on_both! {
 
     // Where kernels meet one of each device ends the step; with a wish for another algorithm there are calls.
     2: fn one_kernel_ends_the_step_with_the_bits_of_the_calls(gpus) {
-        for n in 2..=gpus.up_to(4) {
+        // Software GPUs have no such kernel: there it is the same twice.
+        for n in 2..=gpus.up_to(if gpus.is_cuda() { 4 } else { 2 }) {
             one_kernel_is_the_calls::<f32>(gpus, n, &UNEVEN);
         }
         one_kernel_is_the_calls::<bf16>(gpus, gpus.up_to(3), &UNEVEN);
@@ -83,7 +84,7 @@ fn pool_of(gpus: Gpus, n: usize, algorithm: Algorithm) -> GpuPool {
 fn steps<T: Real>(pool: &GpuPool, optimizer: Optimizer, sizes: &[usize]) -> Result<(Vec<Vec<T>>, Vec<u32>)> {
     let mut model = bags::<T>(pool, optimizer, sizes, 3);
     let mut norms = Vec::new();
-    for k in 0..3 {
+    for k in 0..2 {
         step(&mut model, sizes, k, 13)?;
         norms.extend(model.gradient_norms()?.unwrap().iter().map(|norm| norm.to_bits()));
         // Some parameters have no gradient: it counts as zero.
