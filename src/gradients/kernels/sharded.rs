@@ -159,17 +159,24 @@ impl<T: Parameter> Algorithm for Buckets<'_, T> {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let sums = by_rank(member.count(), |rank| matched.address(rank, Side::Destination));
+        let args = self.args(member.barrier, &sums);
+        member.launch(&entry_of_buckets::<T>(), blocks(self.largest * CHUNK, member.limits), &args)
+    }
+}
+
+impl<T: Parameter> Buckets<'_, T> {
+    pub(super) fn args(&self, meet: DeviceBarrier, sums: &[u64; MOST]) -> super::Arguments {
         let mut args = super::Arguments::new();
-        args.push(value(member.barrier));
+        args.push(value(meet));
         args.push(value(self.rule));
         args.push(slice(self.norm.address(), size_of::<f32>(), true));
         args.push(slice(self.pieces.address(), self.pieces.bytes().len(), false));
         args.push(value(self.count as u32));
         args.push(value(self.own as u64));
         args.push(value(self.chunks as u64));
-        let sums = by_rank(member.count(), |rank| matched.address(rank, Side::Destination));
-        push_eights(&mut args, &sums);
-        member.launch(&entry_of_buckets::<T>(), blocks(self.largest * CHUNK, member.limits), &args)
+        push_eights(&mut args, sums);
+        args
     }
 }
 
