@@ -49,8 +49,10 @@ template <class T> struct BucketCall : AnyCall {
         buckets.resize(1 + random_number() % 3);
         for (Bucket& bucket : buckets) {
             const u64 grain = 16 / sizeof(T);
-            for (u64 more = chance(3) ? 40 : 1 + random_number() % 4; more > 0; more--) {
-                bucket.parameters.push_back({bucket.len, 1 + random_number() % (chance(2) ? 20 : 2 * CHUNK)});
+            const bool many = chance(3);
+            for (u64 more = many ? 40 : 1 + random_number() % 3; more > 0; more--) {
+                const u64 most = many || chance(2) ? 20 : 2 * CHUNK;
+                bucket.parameters.push_back({bucket.len, 1 + random_number() % most});
                 bucket.len = (bucket.len + bucket.parameters.back().len + grain - 1) / grain * grain;
             }
             bucket.shift = chunks;

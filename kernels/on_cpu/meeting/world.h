@@ -8,6 +8,7 @@
 static void require(bool good, const char* what, u64 seed) {
     if (good) return;
     printf("wrong: %s, seed %llu\n", what, seed);
+    fflush(stdout);
     _exit(1);
 }
 
