@@ -5,7 +5,7 @@ KERNEL = re.compile(r"gpu/ops/(\w+)/(f32|bf16)/(\d+)")
 # Every case that is no operation: by part, the pattern of its cases.
 PARTS = {
     "pipeline": r"(gpu|software)/(pipeline|hop)/.*",
-    "data_parallel": r"gpu/data_parallel/.*",
+    "data_parallel": r"gpu/(data_parallel|step_sharded)/.*",
     "tasks": r"(gpu|software)/task/.*|gpu/products/.*",
 }
 
@@ -21,6 +21,10 @@ TARGETS = [
      r"software/pipeline/sleep/.*", "simulate"),
     ("pipelines in virtual time: simulated time / here, worst", ">= 0.99", r"software/pipeline/virtual/.*", "simulate"),
     ("`DataParallel`, step of 8192: DDP's / here", ">= 1", r"gpu/data_parallel/.*/8192", "DDP"),
+    ("the same, sharded AdamW, bf16: DDP's with fused AdamW / here", ">= 1.05",
+     r"gpu/step_sharded/bf16/([2-9]|\d\d)/8192", "DDP, fused AdamW"),
+    ("the same: ZeroRedundancyOptimizer's / here", ">= 1.2", r"gpu/step_sharded/bf16/([2-9]|\d\d)/8192",
+     "ZeroRedundancyOptimizer"),
     ("50 products on each of two GPUs", "<= 135 ms", r"gpu/products/\w+/two", None),
     ("50 products on one GPU, results to page-locked memory", "<= 140 ms", r"gpu/products/\w+/copy_one", None),
 ]

@@ -17,9 +17,18 @@
 // Bits: those of a reduce-scatter in rank order, `squares`, `gradient_norm_f32`, `update` and an all-gather, whatever
 // the number of blocks.
 //
+//   sharded_buckets_<T>  (Meet meet, Rule rule, f32* norm, const u64* pieces, u32 count, u64 own, u64 chunks,
+//                         Eight sums_lo, sums_hi)
+//
+// The same for gradients in buckets, which are added up already, each member's part at this member. The squares of the
+// own chunks are at `sums` of the own device; the kernel gives them to all, and writes the new parameters to their
+// places on all devices. `pieces` is a table in memory, so there may be any number of them: see `Piece`. The member's
+// `own` chunks, of all buckets one behind the other, are numbered from 0.
+//
 // Who touches what between the start and the end of the meeting. Elements of part p of any device's gradients, and of
 // any device's parameters: the owner of p alone, and there one thread for each element. `sums`, number c of all
-// devices: the owner of chunk c writes it before the second meeting, and all read it after.
+// devices: the owner of chunk c writes it before the second meeting, and all read it after. In `sharded_buckets` a
+// parameter's owner is the owner of the chunk that has its gradient.
 #include "meet.cuh"
 #include "optimizer.cuh"
 
@@ -262,3 +271,108 @@ __device__ inline bool sharded(const Meet& meet, Desk& desk, u32 op, const State
 SHARDED(f32)
 SHARDED(f16)
 SHARDED(bf16)
+
+// A parameter's part in the member's part of a bucket, in words: the first element among those of the own chunks, the
+// number of elements, and what is added to the number of an own chunk to get its number among all; then the addresses
+// of the gradients, of the moments, of the parameters in f32, and, by rank, of the parameters. Pieces are in the order
+// of their first elements. Every unit of 16 bytes of an own chunk begins in one of them or behind the last of its
+// bucket.
+enum Word : u32 { START_AT, LEN, SHIFT, GRADS, FIRST, SECOND, MASTER, PARAMETERS };
+
+struct Pieces {
+    const u64* words;
+    u32 count, stride;
+
+    __device__ u64 at(u32 piece, u32 word) const { return words[(u64)piece * stride + word]; }
+
+    // The last one that begins at or before element i. (The first one begins at 0.)
+    __device__ u32 of(u64 i) const {
+        u32 low = 0, high = count;
+        while (high - low > 1) {
+            const u32 middle = (low + high) / 2;
+            if (at(middle, START_AT) <= i) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        return low;
+    }
+};
+
+// Updates the parameters of an own chunk, and sends them. For a warp.
+template <class T>
+__device__ inline void update_pieces(const Meet& meet, const Desk& desk, const Pieces& pieces, f32 scale, u64 chunk) {
+    const u32 W = 16 / sizeof(T);
+    u32 k = pieces.of(chunk * CHUNK);
+#pragma unroll 1
+    for (u32 round = 0; round < CHUNK / (32 * W); round++) {
+        const u64 i = chunk * CHUNK + (round * 32 + threadIdx.x % 32) * W;
+        while (k + 1 < pieces.count && pieces.at(k + 1, START_AT) <= i) k++;
+        const u64 start = pieces.at(k, START_AT), j = i - start, len = pieces.at(k, LEN);
+        if (j >= len) continue;
+        const u32 most = len - j < W ? (u32)(len - j) : W;
+        const uint4 sum = load<uint4>(pieces.at(k, GRADS) + j * sizeof(T));
+        const State state = {(f32*)pieces.at(k, FIRST), (f32*)pieces.at(k, SECOND), (f32*)pieces.at(k, MASTER), start};
+        T grad[W], own[W];
+#pragma unroll
+        for (u32 w = 0; w < W; w++) grad[w] = lane<T>(sum, w);
+        T* place = (T*)pieces.at(k, PARAMETERS + meet.me) + j;
+        update_pack(state, desk.rule, true, scale, i, most, place, grad, own);
+        uint4 unit;
+#pragma unroll
+        for (u32 w = 0; w < W; w++) set_lane(unit, w, own[w]);
+#pragma unroll 1
+        for (u32 rank = 0; rank < meet.count; rank++) {
+            if (rank == meet.me) continue;
+            const u64 to = pieces.at(k, PARAMETERS + rank) + j * sizeof(T);
+            if (most == W && to % 16 == 0) {
+                store(to, unit);
+                continue;
+            }
+#pragma unroll
+            for (u32 w = 0; w < W; w++)
+                if (w < most) store(to + w * sizeof(T), to_bits(own[w]));
+        }
+    }
+}
+
+template <class T>
+__device__ inline bool sharded_buckets(const Meet& meet, Desk& desk, const Pieces& pieces, f32* norm, u64 own,
+                                       u64 chunks) {
+#pragma unroll 1
+    for (u64 chunk = grid_index(); chunk < own; chunk += grid_size()) {
+        const u64 at = (chunk + pieces.at(pieces.of(chunk * CHUNK), SHIFT)) * sizeof(f64);
+        const u64 squares = load<u64>(desk.sums[meet.me] + at);
+#pragma unroll 1
+        for (u32 rank = 0; rank < meet.count; rank++)
+            if (rank != meet.me) store(desk.sums[rank] + at, squares);
+    }
+    if (!meet_all(meet, desk)) return false;
+    const f32 found = norm_of(meet, desk, chunks);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *norm = found;
+    if (!is_finite(found)) return true;
+    const f32 scale = scale_of(desk.rule, found);
+    const u64 first = (u64)(threadIdx.x / 32) * gridDim.x + blockIdx.x, step = blockDim.x / 32 * gridDim.x;
+#pragma unroll 1
+    for (u64 chunk = first; chunk < own; chunk += step) update_pieces<T>(meet, desk, pieces, scale, chunk);
+    return true;
+}
+
+#define SHARDED_BUCKETS(T)                                                                                         \
+    KERNEL sharded_buckets_##T(Meet meet, Rule rule, f32* norm, const u64* pieces, u32 count, u64 own, u64 chunks, \
+                               Eight sums_lo, Eight sums_hi) {                                                     \
+        __shared__ Desk desk;                                                                                      \
+        if (threadIdx.x == 0) {                                                                                    \
+            spread(desk.sums, sums_lo, sums_hi);                                                                   \
+            desk.rule = rule;                                                                                      \
+        }                                                                                                          \
+        Barrier barrier(meet, desk.epoch);                                                                         \
+        const Pieces table = {pieces, count, PARAMETERS + meet.count};                                             \
+        if (barrier.start() && sharded_buckets<T>(meet, desk, table, norm, own, chunks)) barrier.end();            \
+        barrier.leave();                                                                                           \
+    }
+
+SHARDED_BUCKETS(f32)
+SHARDED_BUCKETS(f16)
+SHARDED_BUCKETS(bf16)

@@ -7,7 +7,8 @@
 //!   a step are ready.
 //! * [`step`]: ready and finish. [`start`]: packs, reduces and unpacks a bucket, by [`kernels`] for the types of
 //!   [`element`]. [`parts`]: buckets as a whole, and the update of parameters by an optimizer.
-//! * [`sharded`]: the step of an optimizer whose state is divided among the members, without buckets.
+//! * [`sharded`]: the step of an optimizer whose state is divided among the members, without buckets. [`together`]: the
+//!   end of such a step with buckets.
 //! * [`settings`]: settings that all members agree on. [`replicas`]: equal parameters, and a common end. [`exchanged`]:
 //!   results.
 //!
@@ -25,6 +26,7 @@ mod settings;
 mod sharded;
 mod start;
 mod step;
+mod together;
 #[cfg(test)]
 mod world_tests;
 
@@ -34,6 +36,7 @@ pub use kernels::update::Parameter;
 pub(crate) use kernels::update::{ADAM, MOMENTUM, Moments, Rule, SGD};
 pub use settings::{GradientExchangeBuilder, Wire};
 pub(crate) use sharded::{Kept, ShardedStep, Terms};
+pub(crate) use together::Together;
 
 use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Registered, Stream,

@@ -2,6 +2,9 @@
 //! DistributedDataParallel (`peers/ddp.py`), one process per GPU, on the same GPUs in turn.
 //!
 //! * `.../data_parallel/<devices>/<batch>`: microseconds per step, over many in a row; `batch` rows over all devices
+//! * `.../step_sharded/bf16/<devices>/<batch>`: the same with parameters of bf16, and AdamW whose state is divided
+//!   among the devices; against DDP with fused AdamW, and with ZeroRedundancyOptimizer, where each process has all of
+//!   some parameters. This crate also keeps the parameters and the moments in f32; torch's are bf16.
 //!
 //! The rows are on their devices before the step, on both sides. DDP's host runs ahead of its GPUs. A step here is a
 //! scope, which ends when the devices' streams are empty. Target: no slower than DDP at a batch of 8192.
@@ -10,13 +13,15 @@ use std::{cell::RefCell, time::Instant};
 
 use gpu_pool::{
     Activation::{Identity, Relu},
-    Device, DeviceBuffer, GpuPool, Matrix, PerDevice, Result, Shard,
+    Device, DeviceBuffer, GpuPool, Matrix, Parameter, PerDevice, Result, Shard,
     parallel::{DataParallel, Gradients, Model, Optimizer},
 };
 
+use half::bf16;
+
 use crate::{
     Machine,
-    machine::uninit,
+    machine::{Torch, uninit},
     support::{Bench, MICROSECONDS, Side, gpus},
 };
 
@@ -24,18 +29,18 @@ use crate::{
 const WIDTHS: [usize; 4] = [784, 2048, 2048, 10];
 const LAYERS: usize = WIDTHS.len() - 1;
 
-struct Perceptron {
+struct Perceptron<T: Parameter> {
     /// Weight and bias of layer `l` are parameters `2 l` and `2 l + 1`. A weight is `outputs x inputs`.
-    parameters: Vec<DeviceBuffer<f32>>,
+    parameters: Vec<DeviceBuffer<T>>,
 }
 
-impl Model for Perceptron {
-    fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> {
+impl<T: Parameter> Model<T> for Perceptron<T> {
+    fn parameters(&mut self) -> Vec<&mut DeviceBuffer<T>> {
         self.parameters.iter_mut().collect()
     }
 }
 
-impl Perceptron {
+impl<T: Parameter> Perceptron<T> {
     fn new(dev: &Device) -> Result<Self> {
         let mut parameters = Vec::new();
         for (layer, pair) in WIDTHS.windows(2).enumerate() {
@@ -46,14 +51,14 @@ impl Perceptron {
         Ok(Perceptron { parameters })
     }
 
-    fn weight(&self, layer: usize) -> Result<Matrix<'_>> {
+    fn weight(&self, layer: usize) -> Result<Matrix<'_, T>> {
         Matrix::new(&self.parameters[2 * layer], WIDTHS[layer + 1], WIDTHS[layer])
     }
 
     /// The forward and the backward pass.
-    fn pass(&self, dev: &Device, rows: &Rows, gradients: &mut Gradients<'_>) -> Result<()> {
+    fn pass(&self, dev: &Device, rows: &Rows<T>, gradients: &mut Gradients<'_, T>) -> Result<()> {
         let count = rows.labels.len();
-        let mut outputs: Vec<DeviceBuffer<f32>> = Vec::new();
+        let mut outputs: Vec<DeviceBuffer<T>> = Vec::new();
         for layer in 0..LAYERS {
             let mut y = uninit(dev, count * WIDTHS[layer + 1])?;
             let x = Matrix::new(outputs.last().unwrap_or(&rows.x), count, WIDTHS[layer])?;
@@ -82,12 +87,12 @@ impl Perceptron {
 }
 
 /// A device's rows of the batch.
-struct Rows {
-    x: DeviceBuffer<f32>,
+struct Rows<T: Parameter> {
+    x: DeviceBuffer<T>,
     labels: DeviceBuffer<u32>,
 }
 
-impl Rows {
+impl<T: Parameter> Rows<T> {
     fn new(dev: &Device, shard: &Shard, batch: usize) -> Result<Self> {
         let (rows, seed) = (shard.range(batch).len(), 100 + shard.index() as u64);
         let mut x = uninit(dev, rows * WIDTHS[0])?;
@@ -97,21 +102,21 @@ impl Rows {
     }
 }
 
-struct Training {
-    model: DataParallel<Perceptron>,
-    data: PerDevice<Rows>,
+struct Training<T: Parameter> {
+    model: DataParallel<Perceptron<T>, T>,
+    data: PerDevice<Rows<T>>,
     batch: usize,
 }
 
-impl Training {
-    fn new(pool: &GpuPool, batch: usize) -> Result<Self> {
-        let model = DataParallel::new(pool, Optimizer::sgd(0.01), Perceptron::new)?;
+impl<T: Parameter> Training<T> {
+    fn new(pool: &GpuPool, optimizer: Optimizer, batch: usize) -> Result<Self> {
+        let model = DataParallel::new(pool, optimizer, Perceptron::new)?;
         Ok(Training { model, data: pool.per_device(|dev, shard| Rows::new(dev, &shard, batch))?, batch })
     }
 
     fn step(&mut self) -> Result<()> {
         let data = &self.data;
-        let pass = |dev: &Device, _: Shard, model: &mut Perceptron, gradients: &mut Gradients<'_>| {
+        let pass = |dev: &Device, _: Shard, model: &mut Perceptron<T>, gradients: &mut Gradients<'_, T>| {
             model.pass(dev, &*data.borrow(dev)?, gradients)
         };
         self.model.step(self.batch, pass).map(drop)
@@ -126,21 +131,38 @@ impl Training {
 }
 
 pub fn run(bench: &mut Bench, machine: &Machine) {
+    let batch = if machine.software { 64 } else { 8192 };
     for devices in gpus::powers(machine.devices).filter(|&devices| devices > 1 || machine.devices == 1) {
-        let batch = if machine.software { 64 } else { 8192 };
+        let peers = [("DDP", "step")];
         let case = format!("{}/data_parallel/{devices}/{batch}", machine.kind);
-        if !bench.wants(&case) {
-            continue;
-        }
-        let pool = machine.pool(devices);
-        let training = RefCell::new(Training::new(&pool, batch).expect("memory for it"));
-        training.borrow_mut().time(3).expect("the first steps");
-        training.borrow_mut().model.verify().expect("the replicas are equal");
-        let torch = machine.torch("ddp.py", devices);
-        let steps = bench.size(20, 2);
-        bench.set_turns(2, bench.size(15, 3));
-        let ours = Side::new("gpu-pool", || training.borrow_mut().time(steps).expect("steps"));
-        let peers = torch.iter().map(|torch| torch.side("DDP", format!("{batch}:step"), steps)).collect();
-        bench.compare(&case, MICROSECONDS, ours, peers);
+        compare::<f32>(bench, machine, (devices, batch), &case, Optimizer::sgd(0.01), &peers);
+        let peers = [("DDP, fused AdamW", "adamw"), ("ZeroRedundancyOptimizer", "zero")];
+        let case = format!("{}/step_sharded/bf16/{devices}/{batch}", machine.kind);
+        compare::<bf16>(bench, machine, (devices, batch), &case, Optimizer::adam_w(1e-3).sharded(), &peers);
     }
+}
+
+/// One case, against peers with these names and orders.
+fn compare<T: Parameter>(
+    bench: &mut Bench,
+    machine: &Machine,
+    (devices, batch): (usize, usize),
+    case: &str,
+    optimizer: Optimizer,
+    peers: &[(&'static str, &str)],
+) {
+    if !bench.wants(case) {
+        return;
+    }
+    let pool = machine.pool(devices);
+    let training = RefCell::new(Training::<T>::new(&pool, optimizer, batch).expect("memory for it"));
+    training.borrow_mut().time(3).expect("the first steps");
+    training.borrow_mut().model.verify().expect("the replicas are equal");
+    let torch = machine.torch("ddp.py", devices);
+    let steps = bench.size(20, 2);
+    bench.set_turns(2, bench.size(15, 3));
+    let ours = Side::new("gpu-pool", || training.borrow_mut().time(steps).expect("steps"));
+    let side = |torch, &(name, what): &(&'static str, &str)| Torch::side(torch, name, format!("{batch}:{what}"), steps);
+    let peers = torch.iter().flat_map(|torch| peers.iter().map(move |peer| side(torch, peer))).collect();
+    bench.compare(case, MICROSECONDS, ours, peers);
 }

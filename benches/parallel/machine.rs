@@ -1,6 +1,6 @@
 //! The devices of this run, and the peers' processes.
 
-use gpu_pool::{Builder, Check, Device, DeviceBuffer, GpuPool, Result};
+use gpu_pool::{Builder, Check, Device, DeviceBuffer, GpuPool, Parameter, Result};
 
 use crate::support::{child::Torch, gpus};
 
@@ -39,7 +39,7 @@ pub fn build(builder: Builder) -> GpuPool {
 }
 
 /// Memory that an operation writes before anybody reads it.
-pub fn uninit(dev: &Device, len: usize) -> Result<DeviceBuffer<f32>> {
-    // SAFETY: every bit pattern is an `f32`, and the callers pass it to an operation that writes all of it.
+pub fn uninit<T: Parameter>(dev: &Device, len: usize) -> Result<DeviceBuffer<T>> {
+    // SAFETY: every bit pattern is a float, and the callers pass it to an operation that writes all of it.
     unsafe { dev.uninit(len) }
 }

@@ -5,9 +5,15 @@
     python3 benches/peers/ddp.py DEVICES
 
 starts torchrun with one process per GPU. It then answers each input line `BATCH:WHAT STEPS` with the microseconds of a
-step of the slowest process. WHAT is `step`, or `alone`: without exchange (`no_sync`).
+step of the slowest process. WHAT is
 
-f32 without TF32, DDP's default buckets, gradients as views into them.
+    step    SGD, f32 without TF32
+    alone   the same without exchange (`no_sync`)
+    adamw   fused AdamW; parameters, gradients and moments are bf16
+    zero    the same in a ZeroRedundancyOptimizer: each process updates some of the parameters, and broadcasts them.
+            Without `overlap_with_ddp`.
+
+DDP's default buckets, gradients as views into them.
 """
 
 import ranks
@@ -16,38 +22,60 @@ import ranks
 def setup(torch, dist):
     local = torch.cuda.current_device()
     rank, count = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(1)
-    layers = [
-        torch.nn.Linear(784, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2048), torch.nn.ReLU(),
-        torch.nn.Linear(2048, 10),
-    ]
-    model = torch.nn.parallel.DistributedDataParallel(
-        torch.nn.Sequential(*layers).cuda(), device_ids=[local], gradient_as_bucket_view=True
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     criterion = torch.nn.CrossEntropyLoss()
-    data = {}
+    models, data = {}, {}
 
-    def step(x, labels):
+    def make(kind):
+        """A model and its optimizer."""
+        torch.manual_seed(1)
+        layers = [
+            torch.nn.Linear(784, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2048), torch.nn.ReLU(),
+            torch.nn.Linear(2048, 10),
+        ]
+        model = torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Sequential(*layers).cuda().to(dtype_of(kind)), device_ids=[local], gradient_as_bucket_view=True
+        )
+        if kind == "sgd":
+            return model, torch.optim.SGD(model.parameters(), lr=0.01)
+        if kind == "adamw":
+            return model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        if kind == "zero":
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            return model, ZeroRedundancyOptimizer(
+                model.parameters(), optimizer_class=torch.optim.AdamW, parameters_as_bucket_view=True, lr=1e-3,
+                fused=True,
+            )
+        raise ValueError(f"an order for {kind}")
+
+    def dtype_of(kind):
+        return torch.float32 if kind == "sgd" else torch.bfloat16
+
+    def step(model, optimizer, x, labels):
         optimizer.zero_grad(set_to_none=True)
         criterion(model(x), labels).backward()
         optimizer.step()
 
     def measure(order, steps, clock):
-        batch, kind = order.split(":")
-        if batch not in data:
+        batch, what = order.split(":")
+        kind = "sgd" if what in ("step", "alone") else what
+        if kind not in models:
+            models[kind] = make(kind)
+        model, optimizer = models[kind]
+        if (batch, dtype_of(kind)) not in data:
             data.clear()
             rows = len(range(rank, int(batch), count))
-            data[batch] = torch.randn(rows, 784, device="cuda"), torch.randint(0, 10, (rows,), device="cuda")
-        x, labels = data[batch]
+            x = torch.randn(rows, 784, device="cuda").to(dtype_of(kind))
+            data[batch, dtype_of(kind)] = x, torch.randint(0, 10, (rows,), device="cuda")
+        x, labels = data[batch, dtype_of(kind)]
 
         def body():
             for _ in range(steps):
-                if kind == "step":
-                    step(x, labels)
-                else:
+                if what == "alone":
                     with model.no_sync():
-                        step(x, labels)
+                        step(model, optimizer, x, labels)
+                else:
+                    step(model, optimizer, x, labels)
 
         return clock(body) * 1e6 / steps
 

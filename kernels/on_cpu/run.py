@@ -98,6 +98,13 @@ MUTANTS = [
     ("sharded", "if (!meet_all(meet, desk)) return false;", "__syncthreads();"),
     ("sharded", "store_release(to, word_of", "store_relaxed(to, word_of"),
     ("sharded", "return (u64)desk.epoch[rank] << 32 | 1;", "return 1;"),
+    # Of buckets: a piece too far; parameters behind the end; units at places that are not aligned; others' squares.
+    ("sharded", "pieces.at(k + 1, START_AT) <= i) k++;", "pieces.at(k + 1, START_AT) <= i + W) k++;"),
+    ("sharded", "if (j >= len) continue;", ""),
+    ("sharded", "if (most == W && to % 16 == 0) {", "if (most == W) {"),
+    ("sharded", "if (rank != meet.me) store(desk.sums[rank] + at, squares);", ";"),
+    ("sharded", "(chunk + pieces.at(pieces.of(chunk * CHUNK), SHIFT))", "chunk"),
+    ("sharded", "if (!is_finite(found)) return true;", ""),
 ]
 
 

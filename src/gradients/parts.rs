@@ -76,7 +76,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    fn part_of(&self, bucket: usize, rank: usize) -> Range<usize> {
+    pub(super) fn part_of(&self, bucket: usize, rank: usize) -> Range<usize> {
         let len = self.layout.buckets[bucket].len;
         part_of(len, rank, self.members.len())
     }

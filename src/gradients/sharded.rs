@@ -372,7 +372,7 @@ impl<T: Parameter> ShardedStep<T> {
     }
 }
 
-fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {
+pub(super) fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {
     Area { block: view.block.clone(), address: view.address(), bytes: view.bytes() }
 }
 

@@ -167,6 +167,11 @@ impl Optimizer {
     /// of one `N`-th of the parameters. Gradients are reduce-scattered, and new parameters gathered. The result has the
     /// same bits: sums of gradients are in the order of ranks both ways (an all-reduce is, unless it goes
     /// [around a ring](crate::ReduceOrder)).
+    ///
+    /// Buckets are reduce-scattered beside the backward pass. Where devices reach each other's memory, one kernel of
+    /// each then does the rest: it exchanges the sums of squares, clips, updates its part of all buckets, and writes
+    /// the new parameters to all devices. Elsewhere (software GPUs, devices without peer access, several processes, or
+    /// with a wish for an [algorithm](crate::Algorithm)) it is separate calls for each bucket. The bits are the same.
     pub fn sharded(mut self) -> Self {
         self.sharded = true;
         self

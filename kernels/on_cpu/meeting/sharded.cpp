@@ -1,12 +1,23 @@
 // Runs kernels/sharded.cu, compiled for the CPU, on two to five devices at the same time (fibers.h), as check.cpp runs
 // inbox.cu: steps in turn of all types and rules, by all devices and by some, with and without clipping. The bits of
-// parameters, moments and sent parameters are compared with plain loops. Plain stores may be late, too.
+// parameters, moments and sent parameters are compared with plain loops. Some steps are on buckets. Plain stores may be late, too.
 #define PLAIN_IS_SHARED
 #include "fibers.h"
 #include "inbox.cuh"
 #include "world.h"
 
 template <class T> static bool same(T a, T b) { return to_bits(a) == to_bits(b) || (is_nan(a) && is_nan(b)); }
+
+#include "buckets.h"
+
+static Rule any_rule(bool clips) {
+    Rule rule = {};
+    rule.kind = random_number() % 3, rule.nesterov = chance(2), rule.factor = chance(2) ? 1.0f : 0.5f;
+    rule.most = clips ? (chance(2) ? 3.0f : 1e9f) : 0.0f, rule.decay = chance(2) ? 0.0f : 0.01f;
+    rule.shrink = chance(2) ? 1.0f : 0.99f, rule.beta1 = 0.9f, rule.rest1 = 0.1f, rule.beta2 = 0.99f;
+    rule.rest2 = 0.01f, rule.rate = 0.1f, rule.root = 0.5f, rule.eps = 1e-6f;
+    return rule;
+}
 
 // One parameter: its first element among all, and its elements.
 struct Place {
@@ -49,10 +60,7 @@ template <class T> struct Call : AnyCall {
         const u32 n = members.size();
         op = chance(2) ? SUM : AVG, blocks = 1 + random_number() % MOST_BLOCKS;
         clips = chance(2), strange = chance(8);
-        rule.kind = random_number() % 3, rule.nesterov = chance(2), rule.factor = chance(2) ? 1.0f : 0.5f;
-        rule.most = clips ? (chance(2) ? 3.0f : 1e9f) : 0.0f, rule.decay = chance(2) ? 0.0f : 0.01f;
-        rule.shrink = chance(2) ? 1.0f : 0.99f, rule.beta1 = 0.9f, rule.rest1 = 0.1f, rule.beta2 = 0.99f;
-        rule.rest2 = 0.01f, rule.rate = 0.1f, rule.root = 0.5f, rule.eps = 1e-6f;
+        rule = any_rule(clips);
         for (u64 more = chance(2) ? 1 : 1 + random_number() % 6; more > 0; more--) {
             const u64 most = chance(3) ? 20 : 3 * CHUNK;
             places.push_back({len, 1 + random_number() % most});
@@ -187,6 +195,11 @@ template <class T> void Call<T>::start(World& world, u32 rank, u64 place) {
 
 template <class T>
 static std::unique_ptr<AnyCall> queued(World& world, const std::vector<u32>& members, u64 place) {
+    if (chance(3)) {
+        auto call = std::make_unique<BucketCall<T>>(members, any_rule(chance(2)));
+        call->start(world, place);
+        return call;
+    }
     auto call = std::make_unique<Call<T>>(members);
     for (u32 rank = 0; rank < members.size(); rank++) call->start(world, rank, place);
     return call;

@@ -1,7 +1,8 @@
 //! `kernels/sharded.cu`: the whole step of a divided optimizer by one kernel of each member, as an [`Algorithm`].
 //!
-//! [`sharded`](super::super::sharded) uses it where kernels can meet; it has no host kernel. Invariant: the bits are
-//! those of the separate calls, and everything that the number of blocks depends on is equal on all members.
+//! [`sharded`](super::super::sharded) uses it where kernels can meet, and [`together`](super::super::together) uses
+//! [`Buckets`] for gradients that are added up already. They have no host kernels. Invariant: the bits are those of the
+//! separate calls, and everything that the number of blocks depends on is equal on all members.
 
 use super::{
     SEGMENTS, Segment, push_table, slice,
@@ -25,7 +26,7 @@ use crate::{
     kernel::builtin::SHARDED,
     memory::DeviceView,
 };
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 /// What one member's kernel is given besides the memory that the members lend each other. A norm is asked for where
 /// gradients are clipped.
@@ -88,13 +89,11 @@ type Addresses = [[u64; MOST]; 3];
 
 impl<T: Parameter> OneKernel<'_, T> {
     fn addresses(&self, member: &Member<'_>, matched: &Matched<'_>) -> Addresses {
-        let by_rank = |address: &dyn Fn(usize) -> u64| -> [u64; MOST] {
-            std::array::from_fn(|rank| if rank < member.count() { address(rank) } else { 0 })
-        };
+        let n = member.count();
         [
-            by_rank(&|rank| matched.address(rank, Side::Source)),
-            by_rank(&|rank| matched.address(rank, Side::Destination)),
-            by_rank(&|rank| if self.norm.is_some() { matched.recv_scratch(rank).address } else { 0 }),
+            by_rank(n, |rank| matched.address(rank, Side::Source)),
+            by_rank(n, |rank| matched.address(rank, Side::Destination)),
+            by_rank(n, |rank| if self.norm.is_some() { matched.recv_scratch(rank).address } else { 0 }),
         ]
     }
 
@@ -115,14 +114,79 @@ impl<T: Parameter> OneKernel<'_, T> {
         args.push(value(self.part.end as u64));
         args.push(value(self.len.div_ceil(CHUNK) as u64));
         args.push(value(self.segments.len() as u32));
-        for column in addresses {
-            for eight in column.chunks(8) {
-                args.push(value::<[u64; 8]>(std::array::from_fn(|k| eight[k])));
-            }
-        }
+        addresses.iter().for_each(|column| push_eights(&mut args, column));
         push_table(&mut args, self.segments, true);
         args
     }
+}
+
+/// What one member's kernel is given for buckets. The destination of the collective is the memory of all squares.
+pub(in super::super) struct Buckets<'a, T: Parameter> {
+    pub rule: Rule,
+    pub norm: DeviceView<'a, f32>,
+    /// The table of pieces, and their number.
+    pub pieces: DeviceView<'a, u64>,
+    pub count: usize,
+    /// This member's chunks, those of the member that has most, and all.
+    pub own: usize,
+    pub largest: usize,
+    pub chunks: usize,
+    pub of: PhantomData<T>,
+}
+
+pub(in super::super) fn entry_of_buckets<T: Parameter>() -> Entry {
+    Entry { module: &SHARDED, name: T::SHARDED_BUCKETS, host: None }
+}
+
+/// Words of a piece without the addresses of parameters, of which each member has one: `Word` of the device code.
+pub(in super::super) const PIECE: usize = 7;
+
+impl<T: Parameter> Algorithm for Buckets<'_, T> {
+    fn about(&self) -> About {
+        About { name: "sharded_buckets", group: types::Algorithm::Direct, waits_by: "flags" }
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        case.meets_on_devices().then_some("one kernel exchanges squares, updates and sends")
+    }
+
+    fn needs(&self, _: &Case<'_>) -> Needs {
+        Needs::ONE_KERNEL
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        blocks(self.largest * CHUNK, case.limits)
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let sums = by_rank(member.count(), |rank| matched.address(rank, Side::Destination));
+        let args = self.args(member.barrier, &sums);
+        member.launch(&entry_of_buckets::<T>(), blocks(self.largest * CHUNK, member.limits), &args)
+    }
+}
+
+impl<T: Parameter> Buckets<'_, T> {
+    pub(super) fn args(&self, meet: DeviceBarrier, sums: &[u64; MOST]) -> super::Arguments {
+        let mut args = super::Arguments::new();
+        args.push(value(meet));
+        args.push(value(self.rule));
+        args.push(slice(self.norm.address(), size_of::<f32>(), true));
+        args.push(slice(self.pieces.address(), self.pieces.bytes().len(), false));
+        args.push(value(self.count as u32));
+        args.push(value(self.own as u64));
+        args.push(value(self.chunks as u64));
+        push_eights(&mut args, sums);
+        args
+    }
+}
+
+/// Zeros behind the last member.
+fn by_rank(members: usize, address: impl Fn(usize) -> u64) -> [u64; MOST] {
+    std::array::from_fn(|rank| if rank < members { address(rank) } else { 0 })
+}
+
+fn push_eights(args: &mut super::Arguments, addresses: &[u64; MOST]) {
+    args.extend(addresses.chunks(8).map(|eight| value::<[u64; 8]>(std::array::from_fn(|k| eight[k]))));
 }
 
 /// Whether the kernel can read and write this memory: by 16 bytes.

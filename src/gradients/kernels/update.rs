@@ -44,23 +44,25 @@ pub(super) mod private {
         const SQUARES: Named;
         const UPDATE: Named;
         const SHARDED: &'static str;
+        const SHARDED_BUCKETS: &'static str;
     }
 }
 
 macro_rules! parameters {
-    ($($T:ty: $squares:literal, $update:literal, $sharded:literal;)+) => {$(
+    ($($T:ty: $squares:literal, $update:literal, $sharded:literal, $buckets:literal;)+) => {$(
         impl Parameter for $T {}
         impl private::Trained for $T {
             const SQUARES: Named = ($squares, squares_host::<$T>);
             const UPDATE: Named = ($update, update_host::<$T>);
             const SHARDED: &'static str = $sharded;
+            const SHARDED_BUCKETS: &'static str = $buckets;
         }
     )+};
 }
 parameters! {
-    f32: "squares_f32", "update_f32", "sharded_f32";
-    f16: "squares_f16", "update_f16", "sharded_f16";
-    bf16: "squares_bf16", "update_bf16", "sharded_bf16";
+    f32: "squares_f32", "update_f32", "sharded_f32", "sharded_buckets_f32";
+    f16: "squares_f16", "update_f16", "sharded_f16", "sharded_buckets_f16";
+    bf16: "squares_bf16", "update_bf16", "sharded_bf16", "sharded_buckets_bf16";
 }
 
 /// [`Rule::kind`]: `w -= rate * g`.

@@ -11,7 +11,7 @@ use crate::{
     Device, DeviceBuffer, GradientExchange, Group, Parameter, PinnedBuffer, ReduceOp, Shard,
     error::{Error, Result, Site},
     fabric::call::Call,
-    gradients::Moments,
+    gradients::{Moments, Together},
     memory::AsView,
 };
 use std::ops::Range;
@@ -79,6 +79,8 @@ pub(super) struct Replica<M, T: Parameter> {
     sums: DeviceBuffer<f64>,
     slots: Vec<Range<usize>>,
     norm: DeviceBuffer<f32>,
+    /// Where one kernel ends a step with sharded state.
+    together: Option<Together>,
     /// The norms of the last two steps, on their way to the host.
     seen: [PinnedBuffer<f32>; 2],
     /// The last step, if its norm was not looked at yet.
@@ -122,6 +124,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Ok(Replica {
             sums: dev.zeros(slots.last().map_or(0, |slots| slots.end))?,
             norm: dev.zeros(1)?,
+            together: Together::new(dev, &exchange)?,
             seen: [dev.pinned(1)?, dev.pinned(1)?],
             pending: None,
             steps: 0,
@@ -193,7 +196,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     /// Ends the exchange, and updates the parameters.
     #[track_caller]
     pub fn update(&mut self, dev: &Device, optimizer: &Optimizer, held: Held) -> Result<Outcome> {
-        if optimizer.sharded {
+        if optimizer.sharded && self.together.is_none() {
             // The other members' sums are added to these.
             dev.fill(&mut self.sums, 0.0)?;
         }
@@ -211,13 +214,25 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         }
         let mut parameters = self.model.parameters();
         compare_sizes(&parameters, &self.sizes)?;
+        let moments: Vec<Moments<'_>> = self.state.iter().map(State::moments).collect();
+        if let Some(together) = &mut self.together {
+            self.exchange.prepare_together(dev, together, &moments, &parameters)?;
+        }
         self.dirty = true;
         let held = self.held.take().unwrap_or(held);
-        self.exchange.norm_of(dev, &mut self.sums, &self.norm)?;
         let rule = optimizer.rule(self.steps, held.first as f64 / held.total as f64);
-        for (bucket, state) in self.state.iter().enumerate() {
-            self.exchange.update(dev, bucket, &state.moments(), &self.norm.view(), rule, &mut parameters)?;
-            self.exchange.gather(dev, bucket, &mut parameters)?;
+        match &self.together {
+            Some(together) => {
+                let numbers = (&mut self.sums, &self.norm);
+                self.exchange.update_together(dev, together, numbers, (&moments, rule), &mut parameters)?;
+            }
+            None => {
+                self.exchange.norm_of(dev, &mut self.sums, &self.norm)?;
+                for (bucket, moments) in moments.iter().enumerate() {
+                    self.exchange.update(dev, bucket, moments, &self.norm.view(), rule, &mut parameters)?;
+                    self.exchange.gather(dev, bucket, &mut parameters)?;
+                }
+            }
         }
         let seen = &mut self.seen[(self.updates % 2) as usize];
         dev.download_pinned(&self.norm, seen)?;

@@ -151,6 +151,13 @@ on_both! {
         step(&mut model, &SIZES, 1, 4).unwrap();
         model.verify().unwrap();
     }
+
+    // The same as `faults_at_every_action`, where one kernel of each device ends the step.
+    2: fn faults_in_a_step_by_kernels_that_meet(gpus) {
+        if gpus.is_cuda() {
+            faults(gpus, true, 5);
+        }
+    }
 }
 
 /// A fault at each call of the driver within a step: the step succeeds or returns a typed error. After an error either
@@ -158,43 +165,48 @@ on_both! {
 #[test]
 fn faults_at_every_action() {
     crate::support::guarded(|| {
-        let (mut recovered, mut lost) = (0, 0);
-        for sharded in [false, true] {
-            for at in (1..).step_by(cases(7, 1)) {
-                let plan = format!("1:any:{at}:error").parse::<FaultPlan>().unwrap().paused();
-                let pool = Gpus::software().builder(2).faults(plan.clone()).build().unwrap();
-                let optimizer = Optimizer::adam(0.1).clip(1.0).bucket_bytes(100);
-                let optimizer = either(optimizer, sharded);
-                let make = || bags::<f32>(&pool, optimizer, &[40, 3, 30], 0);
-                let mut model = make();
-                step(&mut model, &[40, 3, 30], 0, 4).unwrap();
-                plan.resume();
-                let ended = step(&mut model, &[40, 3, 30], 1, 4).and_then(|()| model.verify());
-                plan.pause();
-                if plan.fired().is_empty() {
-                    ended.unwrap();
-                    break;
-                }
-                // A step that has succeeded is seen by `verify`, which may have failed itself.
-                if let Err(error) = ended {
-                    assert!(matches!(error, Error::Driver { .. } | Error::DeviceLost { .. }), "call {at}: {error}");
-                    match model.recover() {
-                        Ok(()) => recovered += 1,
-                        Err(error) => {
-                            lost += 1;
-                            assert!(error.to_string().contains("under way"), "call {at}: {error}");
-                            assert!(matches!(failure(model.verify()), Error::Poisoned { .. }));
-                            model = make();
-                        }
-                    }
-                }
-                model.verify().unwrap();
-                step(&mut model, &[40, 3, 30], 2, 4).unwrap();
-                model.verify().unwrap();
-            }
-        }
+        let found = [false, true].map(|sharded| faults(Gpus::software(), sharded, cases(7, 1)));
+        let [recovered, lost] = [0, 1].map(|k| found[0][k] + found[1][k]);
         assert!(recovered > 0 && lost > 0, "{recovered} recovered, {lost} lost");
     });
+}
+
+/// A fault at one of so many calls. How often `recover` has helped, and how often not.
+fn faults(gpus: Gpus, sharded: bool, every: usize) -> [usize; 2] {
+    let [mut recovered, mut lost] = [0; 2];
+    for at in (1..).step_by(every) {
+        let plan = format!("1:any:{at}:error").parse::<FaultPlan>().unwrap().paused();
+        let pool = gpus.unwatched(2).faults(plan.clone()).build().unwrap();
+        let optimizer = Optimizer::adam(0.1).clip(1.0).bucket_bytes(100);
+        let optimizer = either(optimizer, sharded);
+        let make = || bags::<f32>(&pool, optimizer, &[40, 3, 30], 0);
+        let mut model = make();
+        step(&mut model, &[40, 3, 30], 0, 4).unwrap();
+        plan.resume();
+        let ended = step(&mut model, &[40, 3, 30], 1, 4).and_then(|()| model.verify());
+        plan.pause();
+        if plan.fired().is_empty() {
+            ended.unwrap();
+            break;
+        }
+        // A step that has succeeded is seen by `verify`, which may have failed itself.
+        if let Err(error) = ended {
+            assert!(matches!(error, Error::Driver { .. } | Error::DeviceLost { .. }), "call {at}: {error}");
+            match model.recover() {
+                Ok(()) => recovered += 1,
+                Err(error) => {
+                    lost += 1;
+                    assert!(error.to_string().contains("under way"), "call {at}: {error}");
+                    assert!(matches!(failure(model.verify()), Error::Poisoned { .. }));
+                    model = make();
+                }
+            }
+        }
+        model.verify().unwrap();
+        step(&mut model, &[40, 3, 30], 2, 4).unwrap();
+        model.verify().unwrap();
+    }
+    [recovered, lost]
 }
 
 /// Any order of the devices' work gives the same bits.

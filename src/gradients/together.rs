@@ -1,0 +1,229 @@
+//! The end of a step whose state is divided among the members: all scattered buckets together, by one kernel of each
+//! member. It adds up all squares, updates the parameters of the own parts, and writes them to all members.
+//!
+//! `parallel::data_parallel` uses it where [`Together::new`] gives one; elsewhere it makes the calls of
+//! [`parts`](super::parts). Invariant: both give the same bits. They differ only in what buckets hold afterwards.
+
+use super::{
+    GradientExchange,
+    kernels::{
+        sharded::{self, Buckets, PIECE},
+        update::{CHUNK, Moments, Parameter, Rule},
+    },
+    layout::Layout,
+    sharded::area,
+};
+use crate::{
+    Device, DeviceBuffer,
+    driver::Address,
+    error::Result,
+    fabric::call::Call,
+    memory::{AsView, AsViewMut, DeviceView, hazard::Access},
+};
+use std::{marker::PhantomData, ops::Range, sync::Arc};
+
+/// The name of the operation, for errors.
+const OP: &str = "sharded_step";
+
+/// What a member needs for it.
+pub(crate) struct Together {
+    /// The table of the kernel, and what is in it: addresses change seldom.
+    pieces: DeviceBuffer<u64>,
+    table: Vec<u64>,
+    /// Chunks of this member, of the member that has most, and of all.
+    own: usize,
+    largest: usize,
+    chunks: usize,
+}
+
+/// A member's part of a bucket, and where it is: the bucket, and both moments and the parameters in `f32` of the part
+/// (0: none).
+#[derive(Debug)]
+struct Own {
+    part: Range<usize>,
+    bucket: Address,
+    state: [Address; 3],
+}
+
+/// The table for these parts of all buckets. `parameters` are the addresses of each member's, `size` is that of an
+/// element.
+fn table(layout: &Layout, own: &[Own], parameters: &[Arc<[Address]>], size: usize) -> Vec<u64> {
+    let mut words = Vec::new();
+    // Chunks of the buckets before: this member's, and all.
+    let (mut mine, mut all) = (0, 0);
+    for (bucket, Own { part, bucket: memory, state }) in layout.buckets.iter().zip(own) {
+        for &parameter in &bucket.gradients {
+            let extent = layout.extents[parameter];
+            let (start, end) = (extent.start.max(part.start), extent.range().end.min(part.end));
+            if start >= end {
+                continue;
+            }
+            let at = start - part.start;
+            words.extend([mine * CHUNK + at, end - start, all + part.start / CHUNK - mine].map(|x| x as u64));
+            words.push(memory + (start * size) as u64);
+            words.extend(state.map(|state| if state == 0 { 0 } else { state + (at * size_of::<f32>()) as u64 }));
+            let within = ((start - extent.start) * size) as u64;
+            words.extend(parameters.iter().map(|addresses| addresses[parameter] + within));
+        }
+        mine += part.len().div_ceil(CHUNK);
+        all += bucket.len.div_ceil(CHUNK);
+    }
+    words
+}
+
+/// Parameters with a gradient in these parts.
+fn pieces(layout: &Layout, parts: &[Range<usize>]) -> usize {
+    let of = |extent: &&super::layout::Extent| {
+        let (own, part) = (extent.range(), &parts[extent.bucket]);
+        own.start.max(part.start) < own.end.min(part.end)
+    };
+    layout.extents.iter().filter(of).count()
+}
+
+impl Together {
+    /// None where kernels cannot wait for each other, or buckets are not scattered: so on all members or none.
+    #[track_caller]
+    pub fn new<T: Parameter>(dev: &Device, exchange: &GradientExchange<T>) -> Result<Option<Together>> {
+        let (group, buckets) = (exchange.group(dev, OP)?, 0..exchange.buckets());
+        let chunks = buckets.clone().map(|bucket| exchange.chunks(bucket)).sum();
+        if !exchange.settings.scatter || group.count() < 2 || chunks == 0 || !group.kernels_meet() {
+            return Ok(None);
+        }
+        // Not later: to load a module may wait for kernels that wait for this member.
+        let entry = sharded::entry_of_buckets::<T>();
+        dev.worker.function(entry.module, entry.name)?;
+        let chunks_of = |rank: usize| -> usize {
+            buckets.clone().map(|bucket| exchange.part_of(bucket, rank).len().div_ceil(CHUNK)).sum()
+        };
+        let parts: Vec<_> = buckets.clone().map(|bucket| exchange.part(bucket)).collect();
+        Ok(Some(Together {
+            pieces: dev.zeros(pieces(&exchange.layout, &parts) * (PIECE + group.count()))?,
+            table: Vec::new(),
+            own: chunks_of(group.rank()),
+            largest: (0..group.count()).map(chunks_of).max().unwrap_or(0),
+            chunks,
+        }))
+    }
+}
+
+impl<T: Parameter> GradientExchange<T> {
+    /// Tells all members where the parameters are. All call it before [`update_together`](Self::update_together), in
+    /// each step; nothing is changed yet.
+    #[track_caller]
+    pub(crate) fn prepare_together(
+        &self,
+        dev: &Device,
+        together: &mut Together,
+        moments: &[Moments<'_>],
+        parameters: &[&mut DeviceBuffer<T>],
+    ) -> Result<()> {
+        let addresses: Arc<[Address]> = parameters.iter().map(|parameter| parameter.view().address()).collect();
+        let all = self.group(dev, OP)?.exchange_from(self.origin(), addresses)?;
+        let address = |memory: Option<DeviceView<'_, f32>>| memory.map_or(0, |memory| memory.address());
+        let own = |(bucket, moments): (usize, &Moments<'_>)| Own {
+            part: self.part(bucket),
+            bucket: self.memory[bucket].view().address(),
+            state: [moments.first, moments.second, moments.master].map(address),
+        };
+        let own: Vec<Own> = moments.iter().enumerate().map(own).collect();
+        let table = table(&self.layout, &own, &all, size_of::<T>());
+        if table != together.table {
+            // If this fails, nobody knows what the device has.
+            together.table.clear();
+            dev.upload_into(&table, &mut together.pieces)?;
+            together.table = table;
+        }
+        Ok(())
+    }
+
+    /// Adds up `sums`, of which each member has those of its parts, to the norm, and updates the parameters on all
+    /// members; if the norm is not finite, nothing. All members call it.
+    #[track_caller]
+    pub(crate) fn update_together(
+        &mut self,
+        dev: &Device,
+        together: &Together,
+        (sums, norm): (&mut DeviceBuffer<f64>, &DeviceBuffer<f32>),
+        (moments, rule): (&[Moments<'_>], Rule),
+        parameters: &mut [&mut DeviceBuffer<T>],
+    ) -> Result<()> {
+        let group = self.group(dev, OP)?;
+        let kernel = Buckets::<T> {
+            rule,
+            norm: norm.view(),
+            pieces: together.pieces.view(),
+            count: together.table.len() / (PIECE + group.count()),
+            own: together.own,
+            largest: together.largest,
+            chunks: together.chunks,
+            of: PhantomData,
+        };
+        let mut beside = vec![(area(norm.view()), Access::Write), (area(together.pieces.view()), Access::Read)];
+        beside.extend(self.memory.iter().map(|bucket| (area(bucket.view()), Access::Read)));
+        let state = moments.iter().flat_map(|moments| [moments.first, moments.second, moments.master]).flatten();
+        beside.extend(state.map(|memory| (area(memory), Access::Write)));
+        // Those of other parts are written by the other members' kernels, while this member's runs.
+        beside.extend(parameters.iter().map(|parameter| (area(parameter.view()), Access::Write)));
+        let call = Call::new(OP).elements(T::DTYPE, self.sizes.iter().sum()).from(self.origin());
+        group.sum_by(call, None, sums.view_mut(), beside, &kernel)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::layout::Unit, super::parts::part_of, *};
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Every element of the parts is found in the table, as the kernel looks for it, and nothing else is there.
+        #[test]
+        fn each_element_has_its_addresses(
+            sizes in prop::collection::vec(prop_oneof![0..9usize, 0..9000usize], 1..12), bytes in 1..60_000usize,
+            members in 1..5usize, half in any::<bool>(),
+        ) {
+            let (unit, size) = if half { (Unit::of::<u16>(), 2) } else { (Unit::of::<f32>(), 4) };
+            let order: Vec<usize> = (0..sizes.len()).rev().collect();
+            let layout = Layout::new(unit, &sizes, &order, (bytes, bytes)).unwrap();
+            let of = |member: usize| move |x: usize| ((member + 1) << 40 | x << 32) as u64;
+            let parameters: Vec<Arc<[u64]>> = (0..members).map(|m| (0..sizes.len()).map(of(m)).collect()).collect();
+            let mut seen = 0;
+            for rank in 0..members {
+                let own = |(b, bucket): (usize, &super::super::layout::Bucket)| {
+                    let state = [0, of(10)(b), of(11)(b)];
+                    Own { part: part_of(bucket.len, rank, members), bucket: of(12)(b), state }
+                };
+                let own: Vec<Own> = layout.buckets.iter().enumerate().map(own).collect();
+                let parts: Vec<_> = own.iter().map(|own| own.part.clone()).collect();
+                let words = table(&layout, &own, &parameters, size);
+                let found: Vec<&[u64]> = words.chunks(PIECE + members).collect();
+                prop_assert_eq!(found.len(), pieces(&layout, &parts));
+                seen += found.iter().map(|piece| piece[1] as usize).sum::<usize>();
+                let (mut mine, mut all) = (0, 0);
+                for (b, bucket) in layout.buckets.iter().enumerate() {
+                    let part = &parts[b];
+                    for &parameter in &bucket.gradients {
+                        let range = layout.extents[parameter].range();
+                        for e in range.start.max(part.start)..range.end.min(part.end) {
+                            let i = mine * CHUNK + e - part.start;
+                            let at = found.partition_point(|piece| piece[0] as usize <= i) - 1;
+                            let (piece, j) = (found[at], (i - found[at][0] as usize) as u64);
+                            prop_assert!(j < piece[1]);
+                            prop_assert_eq!(piece[2] as usize + i / CHUNK, all + e / CHUNK);
+                            prop_assert_eq!(piece[3] + j * size as u64, of(12)(b) + (e * size) as u64);
+                            let moment = |member: usize| of(member)(b) + 4 * (e - part.start) as u64;
+                            prop_assert_eq!(piece[4], 0);
+                            prop_assert_eq!([piece[5] + 4 * j, piece[6] + 4 * j], [moment(10), moment(11)]);
+                            for member in 0..members {
+                                let place = of(member)(parameter) + ((e - range.start) * size) as u64;
+                                prop_assert_eq!(piece[PIECE + member] + j * size as u64, place);
+                            }
+                        }
+                    }
+                    mine += part.len().div_ceil(CHUNK);
+                    all += bucket.len.div_ceil(CHUNK);
+                }
+            }
+            prop_assert_eq!(seen, sizes.iter().sum::<usize>());
+        }
+    }
+}
