@@ -76,10 +76,12 @@ pub(crate) struct NormKernel {
     together: u32,
     blocks: u32,
     wide: bool,
+    /// The builder asked for the algorithm.
+    asked: bool,
 }
 
-/// This member's memory beside the sum's, which is `x` and `y`. All addresses are multiples of 16, on all members; the mean's and the
-/// bias' parts are empty for an RMS norm.
+/// This member's memory beside the sum's, which is `x` and `y`. All addresses are multiples of 16, on all
+/// members; the mean's and the bias' parts are empty for an RMS norm.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormMemory {
     pub residual: Part,
@@ -118,7 +120,8 @@ impl NormKernel {
         let most = if way == Way::OneTrip { limits.inbox_blocks } else { limits.slots_blocks };
         let together = groups.div_ceil(most as usize).next_power_of_two().min((MOST_THREADS / threads).max(1) as usize);
         let blocks = groups.div_ceil(together).min(most as usize) as u32;
-        Some(NormKernel { rows, way, together: together as u32, blocks, wide })
+        let asked = wish != Wish::Auto;
+        Some(NormKernel { rows, way, together: together as u32, blocks, wide, asked })
     }
 
     fn entry(&self) -> Entry {
@@ -155,9 +158,12 @@ impl NormKernel {
     /// Why, for people.
     pub(crate) fn reason(&self) -> &'static str {
         match self.way {
+            Way::Pull if self.asked => {
+                "one kernel for sum, residual and norm: it reads the rows of all members where they are"
+            }
             Way::Pull => {
-                "one kernel for sum, residual and norm: it reads the rows of all members where they are, as is asked for, \
-                 or best for so many bytes (by a model, not measured)"
+                "one kernel for sum, residual and norm: it reads the rows of all members where they are, which is best \
+                 for many (by a model, not measured)"
             }
             Way::OneTrip => "one kernel for sum, residual and norm: everything to everyone in one trip",
             Way::ToAll => "one kernel for sum, residual and norm: everything to the other one, through slots",
