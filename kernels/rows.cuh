@@ -1,4 +1,4 @@
-// Rows of a row-major matrix, in the registers of the threads that work on them: for rows.cu and norm_inbox.cu.
+// Rows of a row-major matrix, in the registers of the threads that work on them: for rows.cu and norm.cuh.
 //
 // A row belongs to one warp, or to a power of two of warps: blockDim.x is the threads of a row, and blockDim.y the rows
 // of a block. src/ops/rows.rs chooses the threads of a row by its width alone. Thread t of T takes the packs t, t + T,

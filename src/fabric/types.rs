@@ -159,7 +159,8 @@ pub enum Algorithm {
     #[default]
     Auto,
     /// One kernel on each device, which reads its part of all members' memory and writes the result to all of them.
-    /// Needs peer access between all members.
+    /// Needs peer access between all members. An `all_reduce_norm` adds the residual and norms the rows in that kernel,
+    /// where kernels can meet on the devices.
     Direct,
     /// Sums of floats by one kernel on each device, which writes to peers' inboxes alone: memory of the pool, 21 MB on
     /// each device. The data are their own flags: an empty inbox is full of one bit pattern, a NaN, which no datum that
@@ -167,7 +168,8 @@ pub enum Algorithm {
     /// goes to everyone in one trip. What is larger goes piece by piece: all-reduces of more than two members by parts
     /// to owners and sums to all; a large `reduce` goes as under `Auto`. No peer touches a user's buffer. Where kernels
     /// cannot meet on the devices (on software GPUs, under a checker, without peer access), and for what is no sum of
-    /// floats, as under `Auto`; which goes this way with what is not large: up to 8 MB, five and more GPUs up to 16 MB.
+    /// floats, as under `Auto`; which goes this way with what is not large: up to 8 MB, five and more GPUs up to 16 MB (and
+    /// with an `all_reduce_norm` of less than 16 MB).
     Inbox,
     /// Sums (of all-reduce, reduce and reduce-scatter) by one kernel on each device, which only writes to peers'
     /// memory: every member sends its part of a slice to the slice's owner, who adds up and sends the result back.
