@@ -22,12 +22,15 @@ struct Table {
 
 // Parameters cannot be indexed at run time without a copy in local memory; shared memory can.
 __device__ inline void fill_table(Table& table, const Column (&s)[8], const Column (&l)[8], const Column (&a)[8]) {
-    if (threadIdx.x == 0) {
+    // By several warps at once; blocks have at least one.
 #pragma unroll
-        for (u32 k = 0; k < SEGMENTS; k++) {
-            table.start[k] = s[k / 8].at[k % 8];
-            table.len[k] = l[k / 8].at[k % 8];
-            table.place[k] = a[k / 8].at[k % 8];
+    for (u32 c = 0; c < SEGMENTS / 8; c++) {
+        if (threadIdx.x != c * 32 % blockDim.x) continue;
+#pragma unroll
+        for (u32 k = 0; k < 8; k++) {
+            table.start[8 * c + k] = s[c].at[k];
+            table.len[8 * c + k] = l[c].at[k];
+            table.place[8 * c + k] = a[c].at[k];
         }
     }
     __syncthreads();
