@@ -188,6 +188,14 @@ __device__ inline bool hear(const Meet& meet, Which which, const u32* epoch, boo
     return true;
 }
 
+// For a block that gave up at the start, whose memory may be freed: withdraws its flag. A peer's kernel that still runs
+// must not believe that this block takes part; it then waits, and finds that the gang has failed.
+__device__ inline void withdraw(const Meet& meet) {
+    const u32 rank = threadIdx.x;
+    if (rank >= meet.count || rank == meet.me) return;
+    store_release(&signals_of(meet, rank)->flag[START][blockIdx.x][ordinal(meet, meet.me)], 0);
+}
+
 // Blocks of the same index on all members wait for each other, before and after their work. All threads of a block
 // call all functions, in the order written here; a block has more than MOST threads.
 class Barrier {
@@ -205,7 +213,7 @@ class Barrier {
     // Whether the block may work. Then the members' earlier kernels have completed.
     __device__ bool start() {
         if (!meet.signals || __syncthreads_and(meets(START))) return true;
-        withdraw();
+        withdraw(meet);
         return false;
     }
 
@@ -217,15 +225,6 @@ class Barrier {
         __syncthreads();
         // A thread that does not poll.
         if (meet.signals && threadIdx.x == blockDim.x - 1) ticket = take_ticket(meet);
-    }
-
-    // For a block that gave up at the start, whose memory may be freed: withdraws its flag. A peer's kernel that still
-    // runs must not believe that this block takes part; it then waits, and finds that the gang has failed.
-    __device__ void withdraw() {
-        const u32 rank = threadIdx.x;
-        if (rank >= meet.count || rank == meet.me) return;
-        Signals* peer = signals_of(meet, rank);
-        store_release(&peer->flag[START][blockIdx.x][ordinal(meet, meet.me)], 0);
     }
 
     // After the work. The members' writes of this block are visible to the kernels after this one.

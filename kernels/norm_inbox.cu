@@ -1,16 +1,11 @@
 // An all-reduce (the sum), the addition of a residual, and a norm of the rows, in one kernel, by data that are their
-// own flags: inbox.cuh has the protocol, rows.cuh the norm.
+// own flags: inbox.cuh has the protocol.
 //
 //   norm_inbox_{f32,f16,bf16}, norm_inbox_wide_f32
 //       (Meet meet, Plan plan, const T* x, T* residual, const T* gamma, const T* beta, T* y, f32* mean, f32* rstd)
 //
-// With s the sum of all members' x in rank order, rounded: residual = round(residual + s), y = norm(residual) * gamma
-// (+ beta). Residual and weights are the member's own. The RMS norm has neither beta nor mean.
-//
-// Threads. As in rows.cu a row belongs to blockDim.x threads, by its width alone, and all its packs are in their
-// registers; a block has blockDim.y rows. So the bits are those of rows.cu, and of the collectives: the same functions
-// add up. All addresses are multiples of 16, columns are whole packs and at most KEPT packs for each thread. (`wide`
-// has the blocks of 1024 threads that rows of f32 of more than 8192 columns take.)
+// norm.cuh has what is computed, and by which threads. (`wide` has the blocks of 1024 threads that rows of f32 of more
+// than 8192 columns take.)
 //
 // `y` may be `x`: a thread reads an element of x for the last time before it writes that element of y.
 //
@@ -31,19 +26,9 @@
 //
 // A thread that gives up goes on to the block's next barrier, and there all threads of the block leave together (with
 // one trip it takes nothing any more). What it leaves is not specified.
-#include "inbox.cuh"
-#include "rows.cuh"
+#include "norm.cuh"
 
 enum Way : u32 { ONE_TRIP, TO_ALL, BY_OWNERS };
-
-// Equal on all members. Not 0 rows.
-struct Plan {
-    u64 rows;
-    u32 cols;
-    f32 eps;
-    u32 way;
-    u32 layer; // else the RMS norm
-};
 
 // In shared memory, by rank.
 struct Lines {
@@ -51,19 +36,10 @@ struct Lines {
     u32 epoch[MOST];
 };
 
-template <class T> struct Memory {
-    const T* x;
-    T* residual;
-    const T *gamma, *beta;
-    T* y;
-    f32 *mean, *rstd;
-};
-
 // The work of one block, in steps. Step p sends, takes and adds up part p % parts of wave p / parts.
-template <class T> struct Work {
+template <class T> struct Work : Normed<T> {
+    using Normed<T>::plan, Normed<T>::own, Normed<T>::at, Normed<T>::has, Normed<T>::residual, Normed<T>::added;
     const Meet& meet;
-    const Plan& plan;
-    const Memory<T>& own;
     const Lines& lines;
     const u64 slot;
     const u32 units; // of a slot
@@ -72,7 +48,7 @@ template <class T> struct Work {
     const bool owners, slots;
 
     __device__ Work(const Meet& meet, const Plan& plan, const Memory<T>& own, const Lines& lines)
-        : meet(meet), plan(plan), own(own), lines(lines), slot(meet.signals->slot), units((u32)slot / 16),
+        : Normed<T>(plan, own), meet(meet), lines(lines), slot(meet.signals->slot), units((u32)slot / 16),
           parts(plan.way == ONE_TRIP ? 1 : (KEPT * blockDim.x * blockDim.y - 1) / units + 1),
           width(plan.way == BY_OWNERS ? meet.count : 1), owners(plan.way == BY_OWNERS), slots(plan.way != ONE_TRIP) {}
 
@@ -81,11 +57,6 @@ template <class T> struct Work {
         const u64 wave = (u64)(p / parts) * gridDim.x + blockIdx.x;
         return (wave * width + (owners ? owner : 0)) * blockDim.y + threadIdx.y;
     }
-    // The first element of this thread's k-th pack of a row, and its place in all rows.
-    __device__ static u32 element(u32 k) { return (threadIdx.x + k * blockDim.x) * LANES<T>; }
-    __device__ u64 at(u64 row, u32 k) const { return row * plan.cols + element(k); }
-    __device__ bool has(u64 row, u32 k) const { return row < plan.rows && element(k) < plan.cols; }
-
     // Where a wave's packs are in slots: pack k of a thread is the `unit`-th of the wave, in the part that has it.
     __device__ static u32 unit(u32 k) { return (k * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x; }
     // This thread's packs of a row in step p, by bits.
@@ -105,26 +76,6 @@ template <class T> struct Work {
     // What this member adds to the sum.
     __device__ uint4 share(u64 row, u32 k) const { return guarded<T>(*(const uint4*)(own.x + at(row, k))); }
 
-    __device__ uint4 residual(u64 row, u32 k) const { return *(const uint4*)(own.residual + at(row, k)); }
-    // The residual, which was `before`, with the sum of its elements from now on.
-    __device__ uint4 added(u64 row, u32 k, uint4 before, uint4 sum) const {
-        const auto of = [&](u32 i) { return wide(lane<T>(before, i)) + wide(lane<T>(sum, i)); };
-        return *(uint4*)(own.residual + at(row, k)) = pack_of<T>(of);
-    }
-
-    template <bool MEAN> __device__ void norm(u64 row, const Row<T, true>& in) const {
-        const Two<f32> stats = norm_stats<MEAN>(in, plan.eps);
-        if (threadIdx.x == 0) {
-            if (MEAN) own.mean[row] = stats.a;
-            own.rstd[row] = stats.b;
-        }
-        each_pack<T, true>(plan.cols, [&](u32 p, u32 k) {
-            const uint4 g = *(const uint4*)(own.gamma + p);
-            const uint4 b = MEAN ? *(const uint4*)(own.beta + p) : make_uint4(0, 0, 0, 0);
-            *(uint4*)(own.y + row * plan.cols + p) = normed<MEAN, T>(in.pack(p, k), stats, g, b);
-        });
-    }
-
     // The norm of a row of the residual: from `packs` of two members, else each thread reads back what it has written.
     __device__ void finish(u64 row, uint4 (&packs)[KEPT]) const {
         if (meet.count > 2) {
@@ -133,9 +84,7 @@ template <class T> struct Work {
                 packs[k] = has(row, k) ? residual(row, k) : make_uint4(0, 0, 0, 0);
             }
         }
-        const Row<T, true> in(packs, plan.cols);
-        if (plan.layer) norm<true>(row, in);
-        else norm<false>(row, in);
+        this->norm_of(row, packs);
     }
 
     // Thread `rank` of one row for member `rank`.

@@ -22,7 +22,7 @@ KERNELS = HERE.parent
 TARGET = KERNELS.parent / "target" / "kernels-on-cpu"
 FAMILIES = ["elementwise", "pointwise", "random", "columns", "embedding"]
 # Those that meet. Their sanitizers know no fibers.
-MEETING = {"inbox": "check.cpp", "norm_inbox": "norm.cpp", "sharded": "sharded.cpp"}
+MEETING = {"inbox": "check.cpp", "norm_inbox": "norm.cpp", "norm_pull": "norm.cpp", "sharded": "sharded.cpp"}
 FLAGS = "-std=c++20 -O1 -ffp-contract=off -w -pthread -fsanitize=address,undefined -fno-sanitize-recover=all".split()
 FLAGS_OF_MEETING = [flag for flag in FLAGS if "address" not in flag] + ["-fsanitize=undefined"]
 
@@ -92,6 +92,20 @@ MUTANTS = [
     ("norm_inbox", "(done + 1) % parts != 0", "false"),
     ("norm_inbox", "if (row < plan.rows) finish(row, packs);", "finish(row, packs);"),
     ("norm_inbox", "width(plan.way == BY_OWNERS ? meet.count : 1)", "width(1)"),
+    # Reads before the others have begun; sums in another order; rows that have another owner on each member.
+    ("norm_pull", "!first || hear(meet, START, epoch, false)", "true"),
+    ("norm_pull", "desk.x[from + j] + offset", "desk.x[(from + j + 1) % meet.count] + offset"),
+    ("norm_pull", "const u64 row = row_of(p, meet.me);", "const u64 row = row_of(p, meet.me / 2);"),
+    # A norm before the others are through with the wave; a kernel that ends before they are; a credit that is no
+    # release, comes too early, or is of the meeting before.
+    ("norm_pull", "hear_taken(meet, desk.epoch, p)))", "hear_taken(meet, desk.epoch, p - 1)))"),
+    ("norm_pull", "if (!__syncthreads_and(", "if (p < waves && !__syncthreads_and("),
+    ("norm_pull", "store_release(to, (u64)epoch[rank] << 32", "store_relaxed(to, (u64)epoch[rank] << 32"),
+    ("norm_pull", "tell_taken(meet, desk.epoch, p + 1);", "tell_taken(meet, desk.epoch, p + 2);"),
+    ("norm_pull", "(in == epoch[rank] && (u32)seen >= count)", "((u32)seen >= count)"),
+    # The last credit of a member that is in its next kernel already; a wave that is not fetched.
+    ("norm_pull", " || in == following(epoch[rank])", ""),
+    ("norm_pull", "fetch(p + 1, other);", "fetch(p, other);"),
     # An empty part that begins in the middle of a chunk; a norm before all squares are there; a meeting whose words may
     # be of one before.
     ("sharded", "(state.begin + CHUNK - 1) / CHUNK", "state.begin / CHUNK"),

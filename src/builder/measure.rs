@@ -102,8 +102,8 @@ impl Measured {
         // Inboxes hold half the bytes of packets for the same data.
         let [inbox, inbox_whole] =
             [default.inbox, default.inbox_whole].map(|most| if self.barriers { most.min(2 * ll) } else { most });
-        let slots = if self.barriers { 0 } else { default.slots };
-        Limits { ll, inbox, inbox_whole, slots, eager, eager_whole, large_blocks, ..default }
+        let (slots, norm_pull) = if self.barriers { (0, 0) } else { (default.slots, default.norm_pull) };
+        Limits { ll, inbox, inbox_whole, slots, norm_pull, eager, eager_whole, large_blocks, ..default }
     }
 }
 

@@ -267,7 +267,7 @@ fn eight_of(factors: &[f64], eight: usize) -> KernelArg {
 }
 
 /// The lower and the upper half of values by rank.
-fn eights(all: &[u64; MOST]) -> [KernelArg; 2] {
+pub(crate) fn eights(all: &[u64; MOST]) -> [KernelArg; 2] {
     let (low, high) = all.split_at(8);
     [low, high].map(|eight| value(<[u64; 8]>::try_from(eight).expect("half of them")))
 }

@@ -65,6 +65,9 @@ pub(crate) struct Limits {
     pub slots: usize,
     /// Most blocks of such a kernel.
     pub slots_blocks: u32,
+    /// Smallest buffer of an `all_reduce_norm` whose members read each other's rows where they are, instead of sending
+    /// them through slots.
+    pub norm_pull: usize,
     /// Largest message per peer of the eager algorithm, where its receivers have room for it.
     pub eager: usize,
     /// The same limit for all-reduce, reduce and broadcast: each peer gets the whole buffer, so the total traffic is
@@ -123,6 +126,11 @@ impl Limits {
             // Between two H200s, in graphs: 4 MB in 16.6 us, by one kernel with barriers 17.3; 16 MB in 56.8 and 54.3.
             slots: if members > 2 { 16 << 20 } else { 8 << 20 },
             slots_blocks: BLOCKS,
+            // By a model, not measured. Slots and reads move equal bytes over a link. Sums alone of 16 MB between two
+            // H200s took 56.8 us through slots and 54.3 by a kernel that reads; with a norm behind them, slots read and
+            // write the own memory more often. (A prototype with an inbox of the whole message took 27.7 us for 8 MB,
+            // its reads 32.2; 101 and 108 for 32 MB.)
+            norm_pull: 16 << 20,
             eager: eager_bytes(members),
             // All-reduces on 4 H200s: 256 KB take 9.5 us eagerly and 10.1 otherwise, 512 KB take 11.6 and 10.8.
             eager_whole: eager_bytes(members).min((1 << 20) / others),

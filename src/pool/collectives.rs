@@ -146,8 +146,8 @@ impl Group<'_> {
         Ok(match self.norm_kernel(dtype, rows, cols) {
             None => sum,
             Some(kernel) => {
-                let (reason, blocks) = (kernel.reason(), kernel.block_count());
-                Explanation { algorithm: Algorithm::Inbox, meets: "data", reason, blocks, ..sum }
+                let (about, reason, blocks) = (kernel.about(), kernel.reason(), kernel.block_count());
+                Explanation { algorithm: about.group, meets: about.waits_by, reason, blocks, ..sum }
             }
         })
     }

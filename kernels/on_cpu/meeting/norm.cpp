@@ -1,24 +1,37 @@
-// Runs kernels/norm_inbox.cu, compiled for the CPU, on two to five devices at the same time (fibers.h), as check.cpp
-// runs inbox.cu: calls in turn of all types and ways, by all devices and by some. The bits of the residual and of the
-// norm are compared with plain loops that add up in the order that rows.cuh states.
+// Runs kernels/norm_inbox.cu or norm_pull.cu, compiled for the CPU, on two to five devices at the same time (fibers.h),
+// as check.cpp runs inbox.cu: calls in turn of all types and ways, by all devices and by some. The bits of the residual
+// and of the norm are compared with plain loops that add up in the order that rows.cuh states.
+//
+// Partial sums come when the device has done what was before the call. What comes after it takes the results and fills
+// the buffers with other numbers, while other devices may still be in the call.
+#ifdef FAMILY_norm_pull
+#define PLAIN_IS_SHARED
+#endif
 #include "world.h"
+
+#ifdef FAMILY_norm_pull
+// Of any size.
+static const u32 ONE_TRIP = 1;
+#endif
 
 template <class T> struct Call : AnyCall {
     std::vector<u32> members; // ordinals, by rank
     Plan plan;
     u32 threads, blocks;
-    bool in_place;
+    std::vector<char> in_place;
     std::vector<Array<T>> x, residual, y;
     Array<T> gamma, beta;
     std::vector<Array<f32>> mean, rstd;
-    std::vector<std::vector<T>> given, before;
+    std::vector<std::vector<T>> given, before, found;
 
     u64 len() const { return plan.rows * plan.cols; }
 
     static Plan drawn_plan(u32 members, u32 threads) {
         Plan plan = {};
-        const u32 ways = members == 2 ? 2 : 3;
-        plan.way = random_number() % ways, plan.layer = random_number() % 2, plan.eps = 0.25f;
+#ifndef FAMILY_norm_pull
+        plan.way = random_number() % (members == 2 ? 2 : 3);
+#endif
+        plan.layer = random_number() % 2, plan.eps = 0.25f;
         const u32 most = plan.way == ONE_TRIP ? WHOLE / 16 : KEPT * threads;
         const u32 packs = 1 + random_number() % (most < KEPT * threads ? most : KEPT * threads);
         plan.cols = packs * LANES<T>;
@@ -27,7 +40,11 @@ template <class T> struct Call : AnyCall {
     }
     static Array<T> filled(u64 n, bool strange) {
         Array<T> array(n, true);
-        for (u64 i = 0; i < n; i++) array.at()[i] = drawn<T>(strange);
+        for (u64 i = 0; i < n; i++) {
+            T& x = array.at()[i] = drawn<T>(strange);
+            // Of many sizes, so that sums depend on the order.
+            if (!strange) x = narrow<T>(ldexpf(wide(x), (int)(random_number() % 19) - 12));
+        }
         return array;
     }
 
@@ -36,7 +53,7 @@ template <class T> struct Call : AnyCall {
           threads(32), gamma(filled(plan.cols, false)), beta(filled(plan.cols, false)) {
         // The least threads that have the row in their registers.
         while (KEPT * threads * LANES<T> < plan.cols) threads *= 2;
-        blocks = 1 + random_number() % MOST_BLOCKS, in_place = chance(2);
+        blocks = 1 + random_number() % MOST_BLOCKS;
         const bool strange = chance(3);
         for (u32 rank = 0; rank < members.size(); rank++) {
             x.push_back(filled(len(), strange));
@@ -45,9 +62,21 @@ template <class T> struct Call : AnyCall {
             mean.emplace_back(plan.rows), rstd.emplace_back(plan.rows);
             given.emplace_back(x[rank].at(), x[rank].at() + len());
             before.emplace_back(residual[rank].at(), residual[rank].at() + len());
+            fill(x[rank], 77.0f);
         }
+        in_place.resize(members.size()), found.resize(members.size());
+        for (u32 rank = 0; rank < members.size(); rank++) in_place[rank] = chance(2);
     }
-    T* result(u32 rank) { return in_place ? x[rank].at() : y[rank].at(); }
+    static void fill(Array<T>& array, f32 x) {
+        for (u64 i = 0; i < array.n; i++) array.at()[i] = narrow<T>(x);
+    }
+    T* result(u32 rank) { return in_place[rank] ? x[rank].at() : y[rank].at(); }
+    void come(u32 rank) { memcpy(x[rank].at(), given[rank].data(), len() * sizeof(T)); }
+    void go(u32 rank) {
+        found[rank].assign(result(rank), result(rank) + len());
+        require(in_place[rank] || !memcmp(x[rank].at(), given[rank].data(), len() * sizeof(T)), "a source", 0);
+        fill(x[rank], 88.0f), fill(y[rank], 99.0f);
+    }
 
     void start(World& world, u32 rank, u64 place);
 
@@ -85,36 +114,62 @@ template <class T> struct Call : AnyCall {
                 const f32 mean_of = plan.layer ? sum([&](u32 i) { return wide(z[i]); }) / (f32)plan.cols : 0.0f;
                 const auto square = [&](u32 i) { return (wide(z[i]) - mean_of) * (wide(z[i]) - mean_of); };
                 const f32 by = 1.0f / sqrtf(sum(square) / (f32)plan.cols + plan.eps);
-                const f32 found = rstd[rank].at()[row];
-                require(found == by || (is_nan(found) && is_nan(by)), "a deviation", seed);
+                const f32 by_found = rstd[rank].at()[row];
+                require(by_found == by || (is_nan(by_found) && is_nan(by)), "a deviation", seed);
                 for (u32 c = 0; c < plan.cols; c++) {
                     const f32 v = (wide(z[c]) - mean_of) * by * wide(gamma.at()[c]);
                     const T want = narrow<T>(plan.layer ? v + wide(beta.at()[c]) : v);
-                    require(same(want, result(rank)[row * plan.cols + c]), "a norm", seed);
+                    require(same(want, found[rank][row * plan.cols + c]), "a norm", seed);
                 }
             }
+            const auto all = [](Array<T>& array, f32 x) {
+                for (u64 i = 0; i < array.n; i++) {
+                    if (to_bits(array.at()[i]) != to_bits(narrow<T>(x))) return false;
+                }
+                return true;
+            };
+            require(all(x[rank], 88.0f) && all(y[rank], 99.0f), "a write after the call", seed);
         }
     }
 };
 
-static const auto kernel_of(f32*) { return norm_inbox_f32; }
-static const auto kernel_of(f16*) { return norm_inbox_f16; }
-static const auto kernel_of(bf16*) { return norm_inbox_bf16; }
+#ifdef FAMILY_norm_pull
+#define NORM(T) norm_pull_##T
+#else
+#define NORM(T) norm_inbox_##T
+#endif
+static const auto kernel_of(f32*) { return NORM(f32); }
+static const auto kernel_of(f16*) { return NORM(f16); }
+static const auto kernel_of(bf16*) { return NORM(bf16); }
 
 template <class T> void Call<T>::start(World& world, u32 rank, u64 place) {
     const u32 n = members.size();
     Machine& machine = *world.machines[members[rank]];
-    Meet meet = {machine.signals, 0, place, 30, n, rank, 0};
+    Meet meet = {machine.signals, 0, place, 1000, n, rank, 0};
     for (u32 k = 0; k < n; k++) meet.members |= (u64)members[k] << 4 * k;
     f32* const mean_at = plan.layer ? mean[rank].at() : nullptr;
     const T* const beta_at = plan.layer ? beta.at() : nullptr;
+#ifdef FAMILY_norm_pull
+    Eight by[4] = {};
+    for (u32 k = 0; k < n; k++) {
+        by[k / 8].x[k % 8] = (u64)x[k].at();
+        by[2 + k / 8].x[k % 8] = (u64)result(k);
+    }
+    const auto kernel = [=, this] {
+        kernel_of((T*)0)(meet, plan, residual[rank].at(), gamma.at(), beta_at, mean_at, rstd[rank].at(), by[0], by[1],
+                         by[2], by[3]);
+    };
+#else
     const auto kernel = [=, this] {
         kernel_of((T*)0)(meet, plan, x[rank].at(), residual[rank].at(), gamma.at(), beta_at, result(rank), mean_at,
                          rstd[rank].at());
     };
+#endif
+    machine.queue.push_back([this, rank] { come(rank); });
     machine.queue.push_back([&machine, kernel, grid = blocks, width = threads] {
         for (u32 b = 0; b < grid; b++) machine.blocks[b]->begin(grid, kernel, width);
     });
+    machine.queue.push_back([this, rank] { go(rank); });
 }
 
 template <class T>

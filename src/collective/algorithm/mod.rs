@@ -25,7 +25,7 @@
 //! | [`shm_events`] | the steps of `shm` as ordinary kernels | events |
 //! | [`host_reduce`] | copy engines, and the device threads add up | host threads, events |
 //!
-//! [`norm_inbox`] is no row of the table: it does more than a sum, so only `all_reduce_norm` asks for it.
+//! [`norm`] is no row of the table: it does more than a sum, so only `all_reduce_norm` asks for it.
 
 pub(crate) mod ce;
 pub(crate) mod eager;
@@ -38,7 +38,7 @@ pub(crate) mod inbox;
 pub(crate) mod ll;
 pub(crate) mod ll_two_shot;
 mod member;
-pub(crate) mod norm_inbox;
+pub(crate) mod norm;
 pub(crate) mod ring;
 pub(crate) mod ring_ce;
 pub(crate) mod ring_cut;

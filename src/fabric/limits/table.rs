@@ -24,6 +24,7 @@ const H200_2: Limits = Limits {
     inbox_blocks: BLOCKS,
     slots: 8 * MB,
     slots_blocks: BLOCKS,
+    norm_pull: 16 * MB,
     eager: MB,
     eager_whole: MB,
     eager_per_block: 8 * KB,

@@ -4,7 +4,7 @@
 //! Users call it on [`Device`](crate::Device) and [`Group`]. It uses the collectives below, the addition of
 //! [`pointwise`](super::super::super::pointwise) and the kernels of the norms.
 //!
-//! Where kernels meet on the devices it is one kernel ([`norm_inbox`](crate::collective::algorithm::norm_inbox)), else
+//! Where kernels meet on the devices it is one kernel ([`norm_inbox`](crate::collective::algorithm::norm)), else
 //! the three calls. Invariant: the bits are those of the three calls, which do not depend on the number of rows.
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Device, DeviceBuffer, Element, Group,
     collective::{
-        algorithm::norm_inbox::{NormCall, NormInbox, NormMemory, Rows},
+        algorithm::norm::{NormCall, NormKernel, NormMemory, Rows},
         collectives,
         kernels::Part,
     },
@@ -77,7 +77,7 @@ impl<T: Float + Element> RowNorm<'_, T> {
 
 impl Group<'_> {
     /// The kernel that carries out an `all_reduce_norm` of such rows, if one does.
-    pub(crate) fn norm_kernel(&self, dtype: DType, rows: usize, cols: usize) -> Option<NormInbox> {
+    pub(crate) fn norm_kernel(&self, dtype: DType, rows: usize, cols: usize) -> Option<NormKernel> {
         let threads = threads_of_row(dtype.size(), cols);
         self.norm_plan(Rows { dtype, rows, cols, threads, eps: 0.0, layer: false })
     }
@@ -125,7 +125,9 @@ collectives! {
     /// residual and weights are its own.
     ///
     /// Between GPUs with peer access one kernel does it all, for `f32`, `f16` and `bf16`, and rows of whole 16 bytes
-    /// and at most 16384 elements; elsewhere it is the three calls. `Group::explain_norm` says which.
+    /// and at most 16384 elements; elsewhere it is the three calls. Few rows go by peers' inboxes
+    /// ([`Algorithm::Inbox`](crate::Algorithm::Inbox)), many are read where they are
+    /// ([`Algorithm::Direct`](crate::Algorithm::Direct)); either can be asked for. `Group::explain_norm` says which.
     ///
     /// Asynchronous on the current stream; can be captured.
     example {
@@ -211,7 +213,7 @@ type Buffers<'a, T> = (Option<DeviceView<'a, T>>, DeviceViewMut<'a, T>, DeviceVi
 fn in_one<T: Float + Element>(
     group: &Group<'_>,
     call: Call,
-    kernel: NormInbox,
+    kernel: NormKernel,
     (source, mut residual, mut y): Buffers<'_, T>,
     norm: &RowNorm<'_, T>,
     saved: &mut NormSaved<T>,

@@ -1,5 +1,6 @@
-//! A sum, the addition of a residual and a norm of the rows in one kernel, by data that are their own flags:
-//! `kernels/norm_inbox.cu`. It touches no peer's memory but the inboxes in the signal pads.
+//! A sum, the addition of a residual and a norm of the rows in one kernel: by data that are their own flags
+//! (`kernels/norm_inbox.cu`), which touches no peer's memory but the inboxes in the signal pads; or, for many rows, by
+//! one that reads the rows of all members where they are (`kernels/norm_pull.cu`).
 //!
 //! `ops` asks for it ([`Group::norm_in_one`]), for `all_reduce_norm`; where it does not fit, that is three calls. It is
 //! not in the table of [`choose`](super::super::choose), since other collectives have no norm.
@@ -11,7 +12,7 @@ use super::{
     super::{
         Group,
         choose::{Case, Machine},
-        kernels::{Arguments, Entry, Part, value},
+        kernels::{Arguments, Entry, Part, eights, value},
     },
     About, Algorithm, Matched, Member, Needs,
 };
@@ -19,12 +20,12 @@ use crate::{
     driver::{LaunchDims, RawFunction},
     error::Result,
     fabric::{
-        layout::PadLayout,
+        layout::{MOST, PadLayout},
         limits::Limits,
         plan::{Shape, Side},
         types::{self, Algorithm as Wish, DType, ReduceOp},
     },
-    kernel::builtin::NORM_INBOX,
+    kernel::builtin::{NORM_INBOX, NORM_PULL},
 };
 
 /// Packs of 16 bytes that a thread has of a row: `KEPT` of `kernels/rows.cuh`.
@@ -45,16 +46,17 @@ pub(crate) struct Rows {
     pub layer: bool,
 }
 
-/// How the data go: `enum Way` of the kernel.
+/// How the data go: first those of `enum Way` of `norm_inbox.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum Way {
     OneTrip,
     ToAll,
     ByOwners,
+    Pull,
 }
 
-/// The struct `Plan` of the kernel.
+/// The struct `Plan` of the kernels.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Plan {
@@ -67,7 +69,7 @@ struct Plan {
 
 /// The kernel for some rows: which one, and how.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct NormInbox {
+pub(crate) struct NormKernel {
     rows: Rows,
     way: Way,
     /// Rows of a block at once.
@@ -76,7 +78,7 @@ pub(crate) struct NormInbox {
     wide: bool,
 }
 
-/// This member's memory beside the sum's, which is `x` and `y`. All addresses are multiples of 16; the mean's and the
+/// This member's memory beside the sum's, which is `x` and `y`. All addresses are multiples of 16, on all members; the mean's and the
 /// bias' parts are empty for an RMS norm.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormMemory {
@@ -87,9 +89,9 @@ pub(crate) struct NormMemory {
     pub rstd: Part,
 }
 
-impl NormInbox {
+impl NormKernel {
     /// None where it does not fit. `inbox` is the layout of the pads of a pool whose kernels meet on its devices.
-    fn of(rows: Rows, members: usize, inbox: PadLayout, limits: &Limits) -> Option<NormInbox> {
+    fn of(rows: Rows, members: usize, inbox: PadLayout, limits: &Limits, wish: Wish) -> Option<NormKernel> {
         let (size, threads) = (rows.dtype.size(), rows.threads);
         let wide = threads > MOST_THREADS;
         let typed = match rows.dtype {
@@ -99,30 +101,38 @@ impl NormInbox {
         };
         let row = rows.cols * size;
         let fits = row.is_multiple_of(16) && row <= KEPT * 16 * threads as usize && rows.rows > 0 && inbox.inbox > 0;
-        if !typed || !fits {
+        let free = matches!(wish, Wish::Auto | Wish::Inbox | Wish::Direct);
+        if !typed || !fits || !free {
             return None;
         }
         let way = match rows.rows.checked_mul(row)? {
+            _ if wish == Wish::Direct => Way::Pull,
             bytes if bytes <= inbox.inbox.min(limits.inbox_whole) => Way::OneTrip,
+            bytes if bytes >= limits.norm_pull && wish == Wish::Auto => Way::Pull,
             _ if members == 2 => Way::ToAll,
             _ => Way::ByOwners,
         };
         // A row of a block for each owner.
-        let groups = if way == Way::ByOwners { rows.rows.div_ceil(members) } else { rows.rows };
+        let owners = way == Way::ByOwners || (way == Way::Pull && members > 2);
+        let groups = if owners { rows.rows.div_ceil(members) } else { rows.rows };
         let most = if way == Way::OneTrip { limits.inbox_blocks } else { limits.slots_blocks };
         let together = groups.div_ceil(most as usize).next_power_of_two().min((MOST_THREADS / threads).max(1) as usize);
         let blocks = groups.div_ceil(together).min(most as usize) as u32;
-        Some(NormInbox { rows, way, together: together as u32, blocks, wide })
+        Some(NormKernel { rows, way, together: together as u32, blocks, wide })
     }
 
     fn entry(&self) -> Entry {
-        let name = match self.rows.dtype {
-            DType::F32 if self.wide => "norm_inbox_wide_f32",
-            DType::F32 => "norm_inbox_f32",
-            DType::F16 => "norm_inbox_f16",
-            _ => "norm_inbox_bf16",
+        let (module, names) = match self.way {
+            Way::Pull => (&NORM_PULL, ["norm_pull_wide_f32", "norm_pull_f32", "norm_pull_f16", "norm_pull_bf16"]),
+            _ => (&NORM_INBOX, ["norm_inbox_wide_f32", "norm_inbox_f32", "norm_inbox_f16", "norm_inbox_bf16"]),
         };
-        Entry { module: &NORM_INBOX, name, host: None }
+        let name = match self.rows.dtype {
+            DType::F32 if self.wide => names[0],
+            DType::F32 => names[1],
+            DType::F16 => names[2],
+            _ => names[3],
+        };
+        Entry { module, name, host: None }
     }
 
     fn dims(&self) -> LaunchDims {
@@ -134,9 +144,21 @@ impl NormInbox {
         self.blocks
     }
 
+    /// Its name, its public algorithm, and how members wait for each other.
+    pub(crate) fn about(&self) -> About {
+        match self.way {
+            Way::Pull => About { name: "norm_pull", group: types::Algorithm::Direct, waits_by: "flags" },
+            _ => About { name: "norm_inbox", group: types::Algorithm::Inbox, waits_by: "data" },
+        }
+    }
+
     /// Why, for people.
     pub(crate) fn reason(&self) -> &'static str {
         match self.way {
+            Way::Pull => {
+                "one kernel for sum, residual and norm: it reads the rows of all members where they are, as is asked for, \
+                 or best for so many bytes (by a model, not measured)"
+            }
             Way::OneTrip => "one kernel for sum, residual and norm: everything to everyone in one trip",
             Way::ToAll => "one kernel for sum, residual and norm: everything to the other one, through slots",
             Way::ByOwners => {
@@ -149,7 +171,7 @@ impl NormInbox {
 impl Group<'_> {
     /// The kernel that carries these rows out at once, resolved on this device, so that no module has to be loaded
     /// while peers' kernels wait. None where it does not fit: then it does not on any member.
-    pub(crate) fn norm_in_one(&self, rows: Rows) -> Result<Option<NormInbox>> {
+    pub(crate) fn norm_in_one(&self, rows: Rows) -> Result<Option<NormKernel>> {
         let found = self.norm_plan(rows);
         if let Some(found) = &found {
             let entry = found.entry();
@@ -159,7 +181,7 @@ impl Group<'_> {
     }
 
     /// The same, without a look at the device.
-    pub(crate) fn norm_plan(&self, rows: Rows) -> Option<NormInbox> {
+    pub(crate) fn norm_plan(&self, rows: Rows) -> Option<NormKernel> {
         let shared = &self.dev.worker.shared;
         if self.across.is_some() {
             return None;
@@ -168,23 +190,22 @@ impl Group<'_> {
         let machine = Machine::of(shared);
         let group = (self.count(), self.membership.direct);
         let case = Case::new((machine, self.limits()), group, (rows.dtype, ReduceOp::Sum), Some(&shape), false);
-        let free = matches!(machine.wish, Wish::Auto | Wish::Inbox);
-        if !case.meets_on_devices() || !free {
+        if !case.meets_on_devices() {
             return None;
         }
-        NormInbox::of(rows, self.count(), shared.signals.get()?.layout(), self.limits())
+        NormKernel::of(rows, self.count(), shared.signals.get()?.layout(), self.limits(), machine.wish)
     }
 }
 
 /// The kernel, with this member's memory.
 pub(crate) struct NormCall {
-    pub kernel: NormInbox,
+    pub kernel: NormKernel,
     pub memory: NormMemory,
 }
 
 impl Algorithm for NormCall {
     fn about(&self) -> About {
-        About { name: "norm_inbox", group: types::Algorithm::Inbox, waits_by: "data" }
+        self.kernel.about()
     }
 
     fn fits(&self, _: &Case<'_>) -> Option<&'static str> {
@@ -199,20 +220,36 @@ impl Algorithm for NormCall {
         self.kernel.blocks
     }
 
-    fn submit(&self, member: &Member<'_>, _: &Matched<'_>) -> Result<()> {
-        let (NormInbox { rows, way, .. }, memory) = (self.kernel, &self.memory);
-        let area = |side| member.request.area(side).expect("all members have rows");
-        let part = |side| Part { address: area(side).address, bytes: area(side).bytes.len() };
-        let plan = Plan {
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let args = match self.kernel.way {
+            Way::Pull => self.pull_args(member, matched),
+            _ => self.inbox_args(member),
+        };
+        member.launch_as(&self.kernel.entry(), self.kernel.dims(), &args)?;
+        member.launched.set(member.launched.get() + 1);
+        Ok(())
+    }
+}
+
+impl NormCall {
+    fn plan(&self) -> Plan {
+        let NormKernel { rows, way, .. } = self.kernel;
+        Plan {
             rows: rows.rows as u64,
             cols: rows.cols as u32,
             eps: rows.eps,
             way: way as u32,
             layer: u32::from(rows.layer),
-        };
-        let args: Arguments = [
+        }
+    }
+
+    fn inbox_args(&self, member: &Member<'_>) -> Arguments {
+        let memory = &self.memory;
+        let area = |side| member.request.area(side).expect("all members have rows");
+        let part = |side| Part { address: area(side).address, bytes: area(side).bytes.len() };
+        [
             value(member.barrier),
-            value(plan),
+            value(self.plan()),
             part(Side::Source).slice(false),
             memory.residual.slice(true),
             memory.gamma.slice(false),
@@ -222,10 +259,28 @@ impl Algorithm for NormCall {
             memory.rstd.slice(true),
         ]
         .into_iter()
+        .collect()
+    }
+
+    fn pull_args(&self, member: &Member<'_>, matched: &Matched<'_>) -> Arguments {
+        let memory = &self.memory;
+        let of_all = |side| -> [u64; MOST] {
+            std::array::from_fn(|rank| if rank < member.count() { matched.address(rank, side) } else { 0 })
+        };
+        let mut args: Arguments = [
+            value(member.barrier),
+            value(self.plan()),
+            memory.residual.slice(true),
+            memory.gamma.slice(false),
+            memory.beta.slice(false),
+            memory.mean.slice(true),
+            memory.rstd.slice(true),
+        ]
+        .into_iter()
         .collect();
-        member.launch_as(&self.kernel.entry(), self.kernel.dims(), &args)?;
-        member.launched.set(member.launched.get() + 1);
-        Ok(())
+        args.extend(eights(&of_all(Side::Source)));
+        args.extend(eights(&of_all(Side::Destination)));
+        args
     }
 }
 
@@ -238,8 +293,12 @@ mod tests {
         Rows { dtype, rows, cols, threads, eps: 1e-5, layer: false }
     }
 
-    fn plan(members: usize, of: Rows) -> Option<NormInbox> {
-        NormInbox::of(of, members, PadLayout::direct(members), &Limits::default_of(members).capped(132))
+    fn plan_as(wish: Wish, members: usize, of: Rows) -> Option<NormKernel> {
+        NormKernel::of(of, members, PadLayout::direct(members), &Limits::default_of(members).capped(132), wish)
+    }
+
+    fn plan(members: usize, of: Rows) -> Option<NormKernel> {
+        plan_as(Wish::Auto, members, of)
     }
 
     #[test]
@@ -259,7 +318,12 @@ mod tests {
             assert!(refused.iter().all(|&(dtype, count, cols)| plan(members, rows(dtype, count, cols)).is_none()));
         }
         let through_host = PadLayout::through_host(2);
-        assert_eq!(NormInbox::of(rows(DType::F32, 1, 64), 2, through_host, &Limits::default_of(2)), None);
+        assert_eq!(NormKernel::of(rows(DType::F32, 1, 64), 2, through_host, &Limits::default_of(2), Wish::Auto), None);
+        // What was asked for.
+        let way = |wish| plan_as(wish, 3, rows(DType::F16, 4096, 4096)).map(|found| found.way);
+        assert_eq!([Wish::Direct, Wish::Auto, Wish::Inbox].map(way), [Way::Pull, Way::Pull, Way::ByOwners].map(Some));
+        assert_eq!(plan_as(Wish::Direct, 2, rows(DType::F32, 1, 64)).unwrap().about().name, "norm_pull");
+        assert!([Wish::Copies, Wish::Ring, Wish::Staged].iter().all(|&wish| way(wish).is_none()));
     }
 
     #[test]
@@ -268,6 +332,8 @@ mod tests {
         // 256 rows are 2 MB.
         assert_eq!([256, 257].map(|count| way(2, count)), [Way::OneTrip, Way::ToAll]);
         assert_eq!([18, 19].map(|count| way(8, count)), [Way::OneTrip, Way::ByOwners]);
+        assert_eq!([2047, 2048].map(|count| way(2, count)), [Way::ToAll, Way::Pull]);
+        assert_eq!([2047, 2048].map(|count| way(8, count)), [Way::ByOwners, Way::Pull]);
         let dims = |count| plan(2, rows(DType::BF16, count, 4096)).unwrap().dims();
         assert_eq!((dims(1).grid.0, dims(1).block), (1, (128, 1, 1)));
         assert_eq!((dims(200).grid.0, dims(200).block), (100, (128, 2, 1)));

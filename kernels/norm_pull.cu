@@ -1,0 +1,188 @@
+// An all-reduce (the sum), the addition of a residual, and a norm of the rows, in one kernel, which reads the rows of
+// all members where they are: norm.cuh has what is computed. For rows of any number, without an inbox.
+//
+//   norm_pull_{f32,f16,bf16}, norm_pull_wide_f32
+//       (Meet meet, Plan plan, T* residual, const T* gamma, const T* beta, f32* mean, f32* rstd,
+//        Eight x_lo, x_hi, y_lo, y_hi)
+//
+// `x` and `y` are those of all members, by rank. A member's `y` may be its `x`.
+//
+// A block takes "waves" of rows. Blocks of the same index take the same rows on all members.
+//
+//   2 members   Each reads the other's x, and adds up every row itself: the bytes cross a link once, in one trip. While
+//               a wave is added up and normed, the peer's packs of the next one are on their way.
+//   more        As in combine.cu every row has an owner: the rows of a wave that come o-th are added up by member o,
+//               who writes the sums to `y` of all members. Each then adds its own residual.
+//
+// A wave is normed one step after it was added up. Before, the block hears from the blocks of all members that they are
+// through with it: they have read this member's x there, so it may be overwritten, and the sums have come.
+//
+// Who touches x and y of a member while the kernels run. Row r: its readers are those who add it up; of more members
+// that is the owner alone, and there one thread reads an element of all members before it writes it to any. The member
+// itself writes `y` after all that. So it does not matter which of the members work in place.
+//
+// Meetings. All blocks of an index start together (meet.cuh: START), so x is there. They tell each other the waves that
+// they are through with by the credits of inbox.cuh, of this meeting's epoch. A block ends when it has heard the last
+// wave from all: then no peer touches this member's memory any more. A thread that gives up goes on to the block's next
+// barrier, and there all its threads leave; what they leave is not specified.
+#include "norm.cuh"
+
+// In shared memory, by rank.
+struct Desk {
+    u64 x[MOST], y[MOST];
+    u32 epoch[MOST];
+};
+
+// The work of one block. AHEAD: there are registers for a wave that is on its way.
+template <class T, bool AHEAD> struct Work : Normed<T> {
+    using Normed<T>::plan, Normed<T>::own, Normed<T>::at, Normed<T>::has, Normed<T>::residual, Normed<T>::added;
+    const Meet& meet;
+    const Desk& desk;
+    const bool two;
+    const u32 width; // rows of a wave, in units of blockDim.y
+
+    __device__ Work(const Meet& meet, const Plan& plan, const Memory<T>& own, const Desk& desk)
+        : Normed<T>(plan, own), meet(meet), desk(desk), two(meet.count == 2), width(two ? 1 : meet.count) {}
+
+    // The row of this thread in wave p; of more than two members, the one that member `owner` adds up.
+    __device__ u64 row_of(u32 p, u32 owner) const {
+        return (((u64)p * gridDim.x + blockIdx.x) * width + owner) * blockDim.y + threadIdx.y;
+    }
+
+    // The other one's packs of wave p.
+    __device__ void fetch(u32 p, uint4 (&other)[KEPT]) const {
+        const u64 row = row_of(p, 0), from = desk.x[1 - meet.me];
+#pragma unroll
+        for (u32 k = 0; k < KEPT; k++) {
+            if (has(row, k)) other[k] = load<uint4>(from + at(row, k) * sizeof(T));
+        }
+    }
+    // Adds up wave p of two members.
+    __device__ void add_two(u32 p, const uint4 (&other)[KEPT]) const {
+        const u64 row = row_of(p, 0);
+        const Ending<T> ending(SUM, 2);
+        uint4 mine[KEPT], before[KEPT];
+#pragma unroll
+        for (u32 k = 0; k < KEPT; k++) {
+            if (has(row, k)) mine[k] = *(const uint4*)(own.x + at(row, k)), before[k] = residual(row, k);
+        }
+#pragma unroll
+        for (u32 k = 0; k < KEPT; k++) {
+            if (has(row, k)) added(row, k, before[k], sum_of_two<T>(meet.me, ending, mine[k], other[k]));
+        }
+    }
+    // Adds up the own rows of wave p of more members.
+    __device__ void add_all(u32 p) const {
+        const u64 row = row_of(p, meet.me);
+        const Ending<T> ending(SUM, meet.count);
+#pragma unroll 1
+        for (u32 k = 0; k < KEPT; k++) {
+            if (!has(row, k)) continue;
+            const u64 offset = at(row, k) * sizeof(T);
+            Acc<T> acc[LANES<T>] = {};
+#pragma unroll 1
+            for (u32 from = 0; from < meet.count; from += GROUP) {
+                uint4 unit[GROUP];
+#pragma unroll
+                for (u32 j = 0; j < GROUP; j++) {
+                    if (from + j < meet.count) unit[j] = load<uint4>(desk.x[from + j] + offset);
+                }
+                fold_group<T>(SUM, from, meet.count, unit, acc, nullptr);
+            }
+            uint4 sum = make_uint4(0, 0, 0, 0);
+#pragma unroll
+            for (u32 w = 0; w < LANES<T>; w++) set_lane<T>(sum, w, ending(acc[w]));
+#pragma unroll 1
+            for (u32 j = 0; j < meet.count; j++) store(desk.y[rank_after(meet, j)] + offset, sum);
+        }
+    }
+
+    // The norm of a row. Of two members its residual is there; of more, its sums are in `y`.
+    __device__ void finish(u64 row) const {
+        uint4 packs[KEPT];
+#pragma unroll
+        for (u32 k = 0; k < KEPT; k++) {
+            packs[k] = make_uint4(0, 0, 0, 0);
+            if (!has(row, k)) continue;
+            packs[k] = residual(row, k);
+            if (!two) packs[k] = added(row, k, packs[k], load<uint4>((u64)(own.y + at(row, k))));
+        }
+        this->norm_of(row, packs);
+    }
+
+    __device__ void run() const {
+        const u64 together = (u64)gridDim.x * blockDim.y * width;
+        const u32 waves = (u32)((plan.rows + together - 1) / together);
+        uint4 other[KEPT];
+        if (AHEAD && two) fetch(0, other);
+#pragma unroll 1
+        for (u32 p = 0; p <= waves; p++) {
+            if (p < waves) {
+                if (!AHEAD && two) fetch(p, other);
+                if (two) add_two(p, other);
+                else add_all(p);
+                __syncthreads();
+                if (threadIdx.y == 0) tell_taken(meet, desk.epoch, p + 1);
+                if (AHEAD && two) fetch(p + 1, other);
+            } else {
+                let_next_come();
+            }
+            if (p == 0) continue;
+            if (!__syncthreads_and(threadIdx.y != 0 || hear_taken(meet, desk.epoch, p))) return;
+#pragma unroll 1
+            for (u32 owner = 0; owner < width; owner++) {
+                const u64 row = row_of(p - 1, owner);
+                if (row < plan.rows) finish(row);
+            }
+        }
+    }
+};
+
+// As `Barrier::start` of meet.cuh, for blocks of rows of threads.
+__device__ inline bool start(const Meet& meet, const u32* epoch) {
+    const bool first = threadIdx.y == 0;
+    if (first) tell(meet, START, epoch);
+    if (__syncthreads_and(!first || hear(meet, START, epoch, false))) return true;
+    if (first) withdraw(meet);
+    return false;
+}
+
+template <class T, bool AHEAD>
+__device__ inline void norm_pull(const Meet& meet, const Plan& plan, Memory<T> own, const Eight& x_lo,
+                                 const Eight& x_hi, const Eight& y_lo, const Eight& y_hi) {
+    __shared__ Desk desk;
+    // A thread that does not wait for others.
+    const bool last_thread = threadIdx.x == blockDim.x - 1 && threadIdx.y == blockDim.y - 1;
+    if (last_thread) {
+        spread(desk.x, x_lo, x_hi);
+        spread(desk.y, y_lo, y_hi);
+    }
+    await_earlier();
+    if (threadIdx.y == 0 && threadIdx.x < meet.count) desk.epoch[threadIdx.x] = epoch_with(meet, threadIdx.x);
+    __syncthreads();
+    u32 ticket = ~0u;
+    if (last_thread) ticket = take_ticket(meet);
+    own.x = (const T*)desk.x[meet.me], own.y = (T*)desk.y[meet.me];
+    if (start(meet, desk.epoch)) Work<T, AHEAD>(meet, plan, own, desk).run();
+    if (last_thread) note_epochs(meet, ticket, desk.epoch);
+}
+
+#define NORM_PULL(T)                                                                                                   \
+    KERNEL norm_pull_##T(Meet meet, Plan plan, T* residual, const T* gamma, const T* beta, f32* mean, f32* rstd,       \
+                         Eight x_lo, Eight x_hi, Eight y_lo, Eight y_hi) {                                             \
+        const Memory<T> own = {nullptr, residual, gamma, beta, nullptr, mean, rstd};                                   \
+        norm_pull<T, true>(meet, plan, own, x_lo, x_hi, y_lo, y_hi);                                                   \
+    }
+
+NORM_PULL(f32)
+NORM_PULL(f16)
+NORM_PULL(bf16)
+
+// A block of 1024 threads, and so up to 64 registers a thread.
+#define WIDE_KERNEL extern "C" __global__ void __launch_bounds__(1024, 1)
+
+WIDE_KERNEL norm_pull_wide_f32(Meet meet, Plan plan, f32* residual, const f32* gamma, const f32* beta, f32* mean,
+                               f32* rstd, Eight x_lo, Eight x_hi, Eight y_lo, Eight y_hi) {
+    const Memory<f32> own = {nullptr, residual, gamma, beta, nullptr, mean, rstd};
+    norm_pull<f32, false>(meet, plan, own, x_lo, x_hi, y_lo, y_hi);
+}
