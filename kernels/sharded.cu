@@ -129,8 +129,8 @@ template <class T> struct Sharded {
     }
 
     // Adds up a chunk, if it is there, and tells all devices the squares of the sums. For the whole block.
-    __device__ void gather(u64 chunk, bool there, u32 turn) const {
-        f64(&all)[THREADS / 32] = desk.squares[turn % 2];
+    __device__ void gather(u64 chunk, bool there, u32 odd) const {
+        f64(&all)[THREADS / 32] = desk.squares[odd];
 #pragma unroll 1
         for (u32 batch = first_batch(); batch < BATCHES; batch += warps()) {
             f64 squares = 0.0;
@@ -277,40 +277,47 @@ __device__ inline f32 norm_of(const Meet& meet, Desk& desk, u64 chunks) {
     return desk.norm;
 }
 
+// The chunks of a warp: chunks go to blocks in turn, and in a block to teams of warps, so few chunks keep many
+// multiprocessors busy. The blocks make `turns` turns; a team has nothing to do in the last one if its chunk is not
+// there. (An empty part may begin at the end of all, in the middle of a chunk.)
+template <class T> struct Share {
+    u64 first, step, behind, turns;
+
+    __device__ Share(u64 from, u64 end) {
+        const u64 block = (from + CHUNK - 1) / CHUNK + blockIdx.x;
+        first = block + Sharded<T>::team() * (u64)gridDim.x, step = Sharded<T>::teams() * (u64)gridDim.x;
+        behind = (end + CHUNK - 1) / CHUNK;
+        turns = behind > block ? (behind - block + step - 1) / step : 0;
+    }
+    __device__ u64 chunk(u64 turn) const { return first + turn * step; }
+    __device__ bool has(u64 turn) const { return turn < turns && chunk(turn) < behind; }
+    // Its turns.
+    __device__ u64 own() const { return turns > 0 && !has(turns - 1) ? turns - 1 : turns; }
+};
+
 template <class T>
-__device__ inline bool sharded(const Meet& meet, Desk& desk, u32 op, const State& state, f32* norm, u64 end,
-                               u64 chunks, u32 count) {
-    const Ending<T> ending(op, meet.count);
-    Sharded<T> work = {meet, desk, state, ending, end, count, true, scale_of(desk.rule, 0.0f)};
-    // Chunks go to blocks in turn, and in a block to teams of warps, so few chunks keep many multiprocessors busy.
-    // (An empty part may begin at the end of all, in the middle of a chunk.)
-    const u64 begin = (state.begin + CHUNK - 1) / CHUNK, behind = (end + CHUNK - 1) / CHUNK;
-    const u64 at = begin + blockIdx.x, teams = work.teams(), step = teams * gridDim.x;
-    const u64 turns = behind > at ? (behind - at + step - 1) / step : 0, team = work.team() * (u64)gridDim.x;
+__device__ inline bool sharded(Sharded<T>& work, const Share<T>& share, Desk& desk, f32* norm, u64 chunks) {
     const bool clips = norm != nullptr;
     if (clips) {
 #pragma unroll 1
-        for (u32 turn = 0; turn < turns; turn++) {
-            const u64 chunk = at + turn * step + team;
-            work.gather(chunk, chunk < behind, turn);
-        }
-        if (!meet_all(meet, desk)) return false;
-        const f32 found = norm_of(meet, desk, chunks);
+        for (u64 turn = 0; turn < share.turns; turn++) work.gather(share.chunk(turn), share.has(turn), turn % 2);
+        if (!meet_all(work.meet, desk)) return false;
+        const f32 found = norm_of(work.meet, desk, chunks);
         if (blockIdx.x == 0 && threadIdx.x == 0) *norm = found;
         work.finite = is_finite(found);
         work.scale = scale_of(desk.rule, found);
+    } else {
+        work.scale = scale_of(desk.rule, 0.0f);
     }
     // The last ones first: their sums are still in the cache.
-    const u64 own = at + team;
-    u64 turn = own < behind ? (behind - own + step - 1) / step : 0;
+    const u64 own = share.own();
 #pragma unroll 1
-    for (u32 batch = work.first_batch(); batch < BATCHES && turn > 0; batch += work.warps()) {
+    for (u32 batch = work.first_batch(); batch < BATCHES && own > 0; batch += work.warps()) {
         uint4 in[AT_A_TIME][Sharded<T>::U];
-        work.fetch(own + (turn - 1) * step, batch, 0, clips, in);
+        work.fetch(share.chunk(own - 1), batch, 0, clips, in);
 #pragma unroll 1
-        for (u64 k = turn; k > 0; k--) {
-            const u64 chunk = own + (k - 1) * step;
-            work.finish(chunk, k > 1 ? chunk - step : NONE, batch, clips, in);
+        for (u64 k = own; k > 0; k--) {
+            work.finish(share.chunk(k - 1), k > 1 ? share.chunk(k - 2) : NONE, batch, clips, in);
         }
     }
     return true;
@@ -326,13 +333,14 @@ __device__ inline bool sharded(const Meet& meet, Desk& desk, u32 op, const State
             spread(desk.to, to_lo, to_hi);                                                                         \
             spread(desk.sums, sums_lo, sums_hi);                                                                   \
         }                                                                                                          \
-        fill_table(desk.table, LIST(s), LIST(l), LIST(a));                                                         \
+        fill_table(desk.table, count, LIST(s), LIST(l), LIST(a));                                                         \
         Barrier barrier(meet, desk.epoch);                                                                         \
         if (threadIdx.x == 0) desk.rule = later != nullptr ? *later : rule;                                        \
-        if (barrier.start() &&                                                                                     \
-            sharded<T>(meet, desk, op, State{first, second, master, begin}, norm, end, chunks, count)) {           \
-            barrier.end();                                                                                         \
-        }                                                                                                          \
+        const State state = {first, second, master, begin};                                                        \
+        const Ending<T> ending(op, meet.count);                                                                    \
+        Sharded<T> work = {meet, desk, state, ending, end, count, true, 0.0f};                                     \
+        const Share<T> share(begin, end);                                                                          \
+        if (barrier.start() && sharded<T>(work, share, desk, norm, chunks)) barrier.end();                         \
         barrier.leave();                                                                                           \
     }
 
