@@ -27,6 +27,9 @@ template <> __device__ inline uint4 load<uint4>(u64 at) {
     return x;
 }
 
+// Asks for the line of own memory in the second-level cache.
+__device__ inline void prefetch(u64 at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 __device__ inline void store(u64 at, u8 x) { asm volatile("st.global.u8 [%0], %1;" ::"l"(at), "r"((u32)x) : "memory"); }
 __device__ inline void store(u64 at, u16 x) { asm volatile("st.global.u16 [%0], %1;" ::"l"(at), "h"(x) : "memory"); }
 __device__ inline void store(u64 at, u32 x) { asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory"); }

@@ -63,8 +63,14 @@ template <> __device__ inline bf16 narrow<bf16>(f32 x) {
         // Rounding up could carry a NaN's mantissa into infinity: keep its top bits and make it quiet.
         return bf16{(u16)((bits >> 16) | 0x0040u)};
     }
+#if __CUDA_ARCH__ >= 800
+    bf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+#else
     // Half a unit in the last place, less one unless the kept part is odd: ties go to even.
     return bf16{(u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+#endif
 }
 
 template <> __device__ inline bf16 narrow<bf16>(f64 x) {

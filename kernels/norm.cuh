@@ -3,9 +3,10 @@
 // With s the sum of all members' x in rank order, rounded: residual = round(residual + s), y = norm(residual) * gamma
 // (+ beta). Residual and weights are the member's own. The RMS norm has neither beta nor mean.
 //
-// Threads. As in rows.cu a row belongs to blockDim.x threads, by its width alone, and all its packs are in their
-// registers; a block has blockDim.y rows. So the bits are those of rows.cu, and of the collectives: the same functions
-// add up. All addresses are multiples of 16, columns are whole packs and at most KEPT packs for each thread.
+// Threads. A row belongs to blockDim.x threads, and all its packs are in their registers, at most K for each; a block
+// has blockDim.y rows. That is KEPT / K times the threads that the row has in rows.cu, by its width alone; sums go in
+// the order of those. So the bits are those of rows.cu, and of the collectives. All addresses are multiples of 16,
+// columns are whole packs.
 #pragma once
 #include "inbox.cuh"
 #include "rows.cuh"
@@ -17,6 +18,8 @@ struct Plan {
     f32 eps;
     u32 way;   // of norm_inbox.cu
     u32 layer; // else the RMS norm
+    u32 packs; // of a thread
+    u32 spare;
 };
 
 template <class T> struct Memory {
@@ -27,7 +30,13 @@ template <class T> struct Memory {
     f32 *mean, *rstd;
 };
 
-template <class T> struct Normed {
+// Of the packs of a block whose threads have at most two each.
+__device__ inline f32* packs_in_block() {
+    __shared__ f32 sums[2 * 512];
+    return sums;
+}
+
+template <class T, u32 K> struct Normed {
     const Plan& plan;
     const Memory<T>& own;
 
@@ -44,23 +53,58 @@ template <class T> struct Normed {
         const auto of = [&](u32 i) { return wide(lane<T>(before, i)) + wide(lane<T>(sum, i)); };
         return *(uint4*)(own.residual + at(row, k)) = pack_of<T>(of);
     }
+    // This thread's packs of the weights: on their way before the sum is there.
+    __device__ void weights(uint4 (&gamma)[K]) const {
+#pragma unroll
+        for (u32 k = 0; k < K; k++) {
+            if (element(k) < plan.cols) gamma[k] = *(const uint4*)(own.gamma + element(k));
+        }
+    }
 
-    template <bool MEAN> __device__ void norm(u64 row, const Row<T, true>& in) const {
-        const Two<f32> stats = norm_stats<MEAN>(in, plan.eps);
+    // The sum over the row of `of(x)` for all elements, as rows.cuh has it.
+    template <class F> __device__ f32 sum(const uint4 (&packs)[K], F of) const {
+        f32 part[K] = {};
+#pragma unroll
+        for (u32 k = 0; k < K; k++) {
+            if (element(k) >= plan.cols) continue;
+#pragma unroll
+            for (u32 i = 0; i < LANES<T>; i++) part[k] += of(wide(lane<T>(packs[k], i)));
+        }
+        const u32 threads = blockDim.x * K / KEPT;
+        f32 sum = 0;
+        if (K == KEPT) {
+#pragma unroll
+            for (u32 k = 0; k < K; k++) sum += part[k];
+        } else {
+            f32* const row = packs_in_block() + threadIdx.y * blockDim.x * K;
+            sync_row(); // The sums of the last call have been read.
+#pragma unroll
+            for (u32 k = 0; k < K; k++) row[threadIdx.x + k * blockDim.x] = part[k];
+            sync_row();
+#pragma unroll
+            for (u32 k = 0; k < KEPT; k++) sum += row[threadIdx.x % threads + k * threads];
+        }
+        return across(One<f32>{sum}, [](One<f32> p, One<f32> q) { return One<f32>{p.a + q.a}; }, threads).a;
+    }
+
+    template <bool MEAN> __device__ void norm(u64 row, const uint4 (&packs)[K], const uint4 (&gamma)[K]) const {
+        const f32 mean = MEAN ? sum(packs, [](f32 x) { return x; }) / f32(plan.cols) : 0.0f;
+        const f32 squares = sum(packs, [&](f32 x) { return (x - mean) * (x - mean); });
+        const Two<f32> stats = {mean, 1.0f / sqrt_of(squares / f32(plan.cols) + plan.eps)};
         if (threadIdx.x == 0) {
             if (MEAN) own.mean[row] = stats.a;
             own.rstd[row] = stats.b;
         }
-        each_pack<T, true>(plan.cols, [&](u32 p, u32 k) {
-            const uint4 g = *(const uint4*)(own.gamma + p);
-            const uint4 b = MEAN ? *(const uint4*)(own.beta + p) : make_uint4(0, 0, 0, 0);
-            *(uint4*)(own.y + row * plan.cols + p) = normed<MEAN, T>(in.pack(p, k), stats, g, b);
-        });
+#pragma unroll
+        for (u32 k = 0; k < K; k++) {
+            if (element(k) >= plan.cols) continue;
+            const uint4 b = MEAN ? *(const uint4*)(own.beta + element(k)) : make_uint4(0, 0, 0, 0);
+            *(uint4*)(own.y + at(row, k)) = normed<MEAN, T>(packs[k], stats, gamma[k], b);
+        }
     }
     // The norm of a row of the residual, from its packs.
-    __device__ void norm_of(u64 row, const uint4 (&packs)[KEPT]) const {
-        const Row<T, true> in(packs, plan.cols);
-        if (plan.layer) norm<true>(row, in);
-        else norm<false>(row, in);
+    __device__ void norm_of(u64 row, const uint4 (&packs)[K], const uint4 (&gamma)[K]) const {
+        if (plan.layer) norm<true>(row, packs, gamma);
+        else norm<false>(row, packs, gamma);
     }
 };

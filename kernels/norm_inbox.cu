@@ -1,7 +1,7 @@
 // An all-reduce (the sum), the addition of a residual, and a norm of the rows, in one kernel, by data that are their
 // own flags: inbox.cuh has the protocol.
 //
-//   norm_inbox_{f32,f16,bf16}, norm_inbox_wide_f32
+//   norm_inbox_{f32,f16,bf16}, norm_inbox_wide_f32, and norm_inbox_many_.. for more than two members
 //       (Meet meet, Plan plan, const T* x, T* residual, const T* gamma, const T* beta, T* y, f32* mean, f32* rstd)
 //
 // norm.cuh has what is computed, and by which threads. (`wide` has the blocks of 1024 threads that rows of f32 of more
@@ -12,7 +12,8 @@
 // Ways. A block takes "waves" of blockDim.y rows, or with owners of so many rows for each member:
 //
 //   ONE_TRIP   everything to everyone, in the rooms `whole` of the inbox, for at most `Signals::whole` bytes. All rows
-//              of a block are sent before the first is awaited.
+//              of a block are sent before the first is awaited. Few rows of two members have more threads, with fewer
+//              packs: then the time is that of one thread's instructions.
 //   TO_ALL     everything to everyone, through slots: for two members, of any size.
 //   BY_OWNERS  rows to their owners and sums back through slots: for more than two members. The rows of a wave that
 //              come o-th are added up by member o. A wave's norms come when all its sums are there.
@@ -22,7 +23,8 @@
 // what others have done in earlier steps only. Whether a row exists does not change the number of steps.
 //
 // Two members have their sums in registers. With more a thread writes its sums to the residual at once and reads them
-// back for the norm: so nothing is unrolled over packs and members, which would be megabytes of code.
+// back for the norm: so nothing is unrolled over packs and members, which would be megabytes of code. Each way has code
+// of its own: what a small call has to fetch of its instructions takes longer than what it does.
 //
 // A thread that gives up goes on to the block's next barrier, and there all threads of the block leave together (with
 // one trip it takes nothing any more). What it leaves is not specified.
@@ -37,24 +39,24 @@ struct Lines {
 };
 
 // The work of one block, in steps. Step p sends, takes and adds up part p % parts of wave p / parts.
-template <class T> struct Work : Normed<T> {
-    using Normed<T>::plan, Normed<T>::own, Normed<T>::at, Normed<T>::has, Normed<T>::residual, Normed<T>::added;
+template <class T, Way WAY, bool TWO, u32 K> struct Work : Normed<T, K> {
+    typedef Normed<T, K> Rows;
+    using Rows::plan, Rows::own, Rows::at, Rows::has, Rows::residual, Rows::added;
     const Meet& meet;
     const Lines& lines;
+    static const bool owners = WAY == BY_OWNERS, slots = WAY != ONE_TRIP;
     const u64 slot;
     const u32 units; // of a slot
     const u32 parts; // of a wave
     const u32 width; // rows of a wave, in units of blockDim.y
-    const bool owners, slots;
 
     __device__ Work(const Meet& meet, const Plan& plan, const Memory<T>& own, const Lines& lines)
-        : Normed<T>(plan, own), meet(meet), lines(lines), slot(meet.signals->slot), units((u32)slot / 16),
-          parts(plan.way == ONE_TRIP ? 1 : (KEPT * blockDim.x * blockDim.y - 1) / units + 1),
-          width(plan.way == BY_OWNERS ? meet.count : 1), owners(plan.way == BY_OWNERS), slots(plan.way != ONE_TRIP) {}
+        : Rows(plan, own), meet(meet), lines(lines), slot(slots ? meet.signals->slot : 0), units((u32)slot / 16),
+          parts(slots ? (K * blockDim.x * blockDim.y - 1) / units + 1 : 1), width(owners ? meet.count : 1) {}
 
     // The row of this thread in step p; with owners, the one that member `owner` adds up.
     __device__ u64 row_of(u32 p, u32 owner) const {
-        const u64 wave = (u64)(p / parts) * gridDim.x + blockIdx.x;
+        const u64 wave = (u64)(slots ? p / parts : p) * gridDim.x + blockIdx.x;
         return (wave * width + (owners ? owner : 0)) * blockDim.y + threadIdx.y;
     }
     // Where a wave's packs are in slots: pack k of a thread is the `unit`-th of the wave, in the part that has it.
@@ -63,7 +65,7 @@ template <class T> struct Work : Normed<T> {
     __device__ u32 packs_of(u32 p, u64 row) const {
         u32 packs = 0;
 #pragma unroll
-        for (u32 k = 0; k < KEPT; k++) packs |= (u32)(has(row, k) && (!slots || unit(k) / units == p % parts)) << k;
+        for (u32 k = 0; k < K; k++) packs |= (u32)(has(row, k) && (!slots || unit(k) / units == p % parts)) << k;
         return packs;
     }
     // Where a pack of step p is in the receive buffer of a pair, and where its sum is.
@@ -77,14 +79,15 @@ template <class T> struct Work : Normed<T> {
     __device__ uint4 share(u64 row, u32 k) const { return guarded<T>(*(const uint4*)(own.x + at(row, k))); }
 
     // The norm of a row of the residual: from `packs` of two members, else each thread reads back what it has written.
-    __device__ void finish(u64 row, uint4 (&packs)[KEPT]) const {
-        if (meet.count > 2) {
+    __device__ void finish(u64 row, uint4 (&packs)[K], uint4 (&gamma)[K]) const {
+        if (!TWO) {
+            this->weights(gamma);
 #pragma unroll
-            for (u32 k = 0; k < KEPT; k++) {
+            for (u32 k = 0; k < K; k++) {
                 packs[k] = has(row, k) ? residual(row, k) : make_uint4(0, 0, 0, 0);
             }
         }
-        this->norm_of(row, packs);
+        this->norm_of(row, packs, gamma);
     }
 
     // Thread `rank` of one row for member `rank`.
@@ -95,32 +98,33 @@ template <class T> struct Work : Normed<T> {
 
     __device__ void send(u32 p) const {
 #pragma unroll 1
-        for (u32 j = 1; j < meet.count; j++) {
-            const u32 to = rank_after(meet, j);
+        for (u32 j = 1; j < (TWO ? 2 : meet.count); j++) {
+            const u32 to = TWO ? 1 - meet.me : rank_after(meet, j);
             const u64 row = row_of(p, to);
             const u32 packs = packs_of(p, row);
 #pragma unroll
-            for (u32 k = 0; k < KEPT; k++) {
+            for (u32 k = 0; k < K; k++) {
                 if (packs >> k & 1) put<T>(lines.out[to] + place(p, row, k), share(row, k));
             }
         }
     }
 
     // Takes and adds up the packs of step p of two members. False if the kernel gave up.
-    __device__ bool add_two(u32 p, uint4 (&packs)[KEPT]) const {
+    __device__ bool add_two(u32 p, uint4 (&packs)[K], uint4 (&gamma)[K]) const {
         const u64 row = row_of(p, 0);
         const u32 expected = packs_of(p, row), peer = 1 - meet.me;
         const Ending<T> ending(SUM, 2);
         // The own memory is on its way while the peer's data are.
-        uint4 mine[KEPT], before[KEPT], other[KEPT];
+        uint4 mine[K], before[K], other[K];
 #pragma unroll
-        for (u32 k = 0; k < KEPT; k++) {
+        for (u32 k = 0; k < K; k++) {
             if (expected >> k & 1) mine[k] = share(row, k), before[k] = residual(row, k);
         }
+        this->weights(gamma);
         const auto in = [&](u32 k) { return lines.in[peer] + place(p, row, k); };
         if (!take<T>(meet, expected, in, [&](u32) { return peer; }, other)) return false;
 #pragma unroll
-        for (u32 k = 0; k < KEPT; k++) {
+        for (u32 k = 0; k < K; k++) {
             if (!(expected >> k & 1)) continue;
             packs[k] = added(row, k, before[k], sum_of_two<T>(meet.me, ending, mine[k], other[k]));
         }
@@ -133,7 +137,7 @@ template <class T> struct Work : Normed<T> {
         const u32 packs = packs_of(p, row);
         const Ending<T> ending(SUM, meet.count);
 #pragma unroll 1
-        for (u32 k = 0; k < KEPT; k++) {
+        for (u32 k = 0; k < K; k++) {
             if (!(packs >> k & 1)) continue;
             const u64 offset = place(p, row, k);
             const auto in = [&](u32 rank) { return lines.in[rank] + offset; };
@@ -154,11 +158,11 @@ template <class T> struct Work : Normed<T> {
             const u32 owner = rank_after(meet, j);
             const u64 row = row_of(p, owner);
             const u32 packs = packs_of(p, row);
-            uint4 sum[KEPT];
+            uint4 sum[K];
             const auto in = [&](u32 k) { return lines.in[owner] + place_of_sum(p, row, k); };
             if (!take<T>(meet, packs, in, [&](u32) { return owner; }, sum)) return false;
 #pragma unroll
-            for (u32 k = 0; k < KEPT; k++) {
+            for (u32 k = 0; k < K; k++) {
                 if (packs >> k & 1) added(row, k, residual(row, k), sum[k]);
             }
         }
@@ -172,7 +176,7 @@ template <class T> struct Work : Normed<T> {
 #pragma unroll 1
         for (u32 p = 0; p < ahead && p < pieces; p++) send(p);
         if (!slots && gridDim.x <= FEW) let_next_come();
-        uint4 packs[KEPT] = {};
+        uint4 packs[K] = {}, gamma[K];
         bool good = true;
 #pragma unroll 1
         for (u32 p = 0; p < pieces + behind; p++) {
@@ -180,7 +184,7 @@ template <class T> struct Work : Normed<T> {
             const u32 taken = p + behind > 1 ? p + behind - 1 : 0;
             if (slots && taken > 0 && !__syncthreads_and(hear(taken))) return;
             if (slots && p + ahead < pieces) send(p + ahead);
-            if (good && p < pieces) good = meet.count == 2 ? add_two(p, packs) : add_all(p);
+            if (good && p < pieces) good = TWO ? add_two(p, packs, gamma) : add_all(p);
             if (good && owners && p > 0) good = take_sums(p - 1);
             if (slots) {
                 if (!__syncthreads_and(good)) return;
@@ -188,18 +192,18 @@ template <class T> struct Work : Normed<T> {
             }
             // The step whose sums are all there now.
             const u32 done = p - behind;
-            if (p < behind || (done + 1) % parts != 0) continue;
+            if ((owners && p == 0) || (slots && (done + 1) % parts != 0)) continue;
 #pragma unroll 1
             for (u32 owner = 0; owner < width; owner++) {
                 const u64 row = row_of(done, owner);
-                if (row < plan.rows) finish(row, packs);
+                if (row < plan.rows) finish(row, packs, gamma);
             }
         }
         if (slots) hear(pieces + behind);
     }
 };
 
-template <class T> __device__ inline void norm_inbox(const Meet& meet, const Plan& plan, const Memory<T>& own) {
+template <class T, bool TWO> __device__ inline void norm_inbox(const Meet& meet, const Plan& plan, const Memory<T>& own) {
     __shared__ Lines lines;
     await_earlier();
     const u32 rank = threadIdx.x;
@@ -215,24 +219,31 @@ template <class T> __device__ inline void norm_inbox(const Meet& meet, const Pla
     const bool last_thread = threadIdx.x == blockDim.x - 1 && threadIdx.y == blockDim.y - 1;
     u32 ticket = ~0u;
     if (last_thread) ticket = take_ticket(meet);
-    Work<T>(meet, plan, own, lines).run();
+    if (plan.way != ONE_TRIP) {
+        Work<T, TWO ? TO_ALL : BY_OWNERS, TWO, KEPT>(meet, plan, own, lines).run();
+    } else if (plan.packs == KEPT) {
+        Work<T, ONE_TRIP, TWO, KEPT>(meet, plan, own, lines).run();
+    } else if constexpr (TWO) {
+        if (plan.packs == 1) Work<T, ONE_TRIP, TWO, 1>(meet, plan, own, lines).run();
+        else Work<T, ONE_TRIP, TWO, 2>(meet, plan, own, lines).run();
+    }
     if (last_thread) note_epochs(meet, ticket, lines.epoch);
 }
 
-#define NORM_INBOX(T)                                                                                                  \
-    KERNEL norm_inbox_##T(Meet meet, Plan plan, const T* x, T* residual, const T* gamma, const T* beta, T* y,          \
+#define NORM_INBOX(HOW, NAME, T, TWO)                                                                                  \
+    HOW norm_inbox_##NAME(Meet meet, Plan plan, const T* x, T* residual, const T* gamma, const T* beta, T* y,          \
                           f32* mean, f32* rstd) {                                                                      \
-        norm_inbox<T>(meet, plan, Memory<T>{x, residual, gamma, beta, y, mean, rstd});                                 \
+        norm_inbox<T, TWO>(meet, plan, Memory<T>{x, residual, gamma, beta, y, mean, rstd});                            \
     }
-
-NORM_INBOX(f32)
-NORM_INBOX(f16)
-NORM_INBOX(bf16)
 
 // A block of 1024 threads, and so up to 64 registers a thread.
 #define WIDE_KERNEL extern "C" __global__ void __launch_bounds__(1024, 1)
 
-WIDE_KERNEL norm_inbox_wide_f32(Meet meet, Plan plan, const f32* x, f32* residual, const f32* gamma, const f32* beta,
-                                f32* y, f32* mean, f32* rstd) {
-    norm_inbox<f32>(meet, plan, Memory<f32>{x, residual, gamma, beta, y, mean, rstd});
-}
+NORM_INBOX(KERNEL, f32, f32, true)
+NORM_INBOX(KERNEL, f16, f16, true)
+NORM_INBOX(KERNEL, bf16, bf16, true)
+NORM_INBOX(WIDE_KERNEL, wide_f32, f32, true)
+NORM_INBOX(KERNEL, many_f32, f32, false)
+NORM_INBOX(KERNEL, many_f16, f16, false)
+NORM_INBOX(KERNEL, many_bf16, bf16, false)
+NORM_INBOX(WIDE_KERNEL, many_wide_f32, f32, false)

@@ -34,15 +34,16 @@ struct Desk {
 };
 
 // The work of one block. AHEAD: there are registers for a wave that is on its way.
-template <class T, bool AHEAD> struct Work : Normed<T> {
-    using Normed<T>::plan, Normed<T>::own, Normed<T>::at, Normed<T>::has, Normed<T>::residual, Normed<T>::added;
+template <class T, bool AHEAD> struct Work : Normed<T, KEPT> {
+    typedef Normed<T, KEPT> Rows;
+    using Rows::plan, Rows::own, Rows::at, Rows::has, Rows::residual, Rows::added;
     const Meet& meet;
     const Desk& desk;
     const bool two;
     const u32 width; // rows of a wave, in units of blockDim.y
 
     __device__ Work(const Meet& meet, const Plan& plan, const Memory<T>& own, const Desk& desk)
-        : Normed<T>(plan, own), meet(meet), desk(desk), two(meet.count == 2), width(two ? 1 : meet.count) {}
+        : Rows(plan, own), meet(meet), desk(desk), two(meet.count == 2), width(two ? 1 : meet.count) {}
 
     // The row of this thread in wave p; of more than two members, the one that member `owner` adds up.
     __device__ u64 row_of(u32 p, u32 owner) const {
@@ -99,7 +100,8 @@ template <class T, bool AHEAD> struct Work : Normed<T> {
 
     // The norm of a row. Of two members its residual is there; of more, its sums are in `y`.
     __device__ void finish(u64 row) const {
-        uint4 packs[KEPT];
+        uint4 packs[KEPT], gamma[KEPT];
+        this->weights(gamma);
 #pragma unroll
         for (u32 k = 0; k < KEPT; k++) {
             packs[k] = make_uint4(0, 0, 0, 0);
@@ -107,7 +109,7 @@ template <class T, bool AHEAD> struct Work : Normed<T> {
             packs[k] = residual(row, k);
             if (!two) packs[k] = added(row, k, packs[k], load<uint4>((u64)(own.y + at(row, k))));
         }
-        this->norm_of(row, packs);
+        this->norm_of(row, packs, gamma);
     }
 
     __device__ void run() const {

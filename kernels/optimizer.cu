@@ -38,9 +38,10 @@ template <class T> __device__ inline void squares(const T* g, f64* partial, u64 
     const u32 W = 16 / sizeof(T), warps = blockDim.x / 32;
     const bool whole = (u64)g % 16 == 0;
     for (u64 chunk = (u64)(threadIdx.x / 32) * gridDim.x + blockIdx.x; chunk * CHUNK < n; chunk += warps * gridDim.x) {
-        f64 sum = 0.0;
-#pragma unroll 4
+        f64 batch[BATCHES] = {};
+#pragma unroll
         for (u32 r = 0; r < CHUNK / (32 * W); r++) {
+            f64& sum = batch[r * 32 * W / BATCH];
             const u64 i = chunk * CHUNK + (r * 32 + threadIdx.x % 32) * W;
             if (whole && i + W <= n) {
                 sum = add_squares<T>(sum, *reinterpret_cast<const uint4*>(g + i));
@@ -51,7 +52,9 @@ template <class T> __device__ inline void squares(const T* g, f64* partial, u64 
                 sum += x * x;
             }
         }
-        sum = warp_sum(sum);
+#pragma unroll
+        for (u32 k = 0; k < BATCHES; k++) batch[k] = warp_sum(batch[k]);
+        const f64 sum = tree_of(batch);
         if (threadIdx.x % 32 == 0) partial[chunk] = sum;
     }
 }
@@ -62,7 +65,7 @@ template <class T> __device__ inline void squares(const T* g, f64* partial, u64 
                                           u32 count, Rule rule, const Rule* later, EIGHTS(s), EIGHTS(l),           \
                                           EIGHTS(a)) {                                                             \
         __shared__ Table table;                                                                                    \
-        fill_table(table, LIST(s), LIST(l), LIST(a));                                                              \
+        fill_table(table, count, LIST(s), LIST(l), LIST(a));                                                              \
         if (later != nullptr) rule = *later;                                                                       \
         update<T>(g, State{first, second, master, begin}, *norm, table, count, rule);                              \
     }

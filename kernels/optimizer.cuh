@@ -7,13 +7,14 @@
 // Formulas: PyTorch's SGD, Adam and AdamW (torch.optim 2.x, `foreach` and `fused`, which agree), and
 // `torch.nn.utils.clip_grad_norm_`. Every element is computed by itself, so the bits do not depend on the launch
 // dimensions, nor on which device has which part. The sums of squares have a fixed order: the chunks of a bucket do not
-// depend on its parts.
+// depend on its parts, and a chunk's sum is a tree over its batches (`tree_of`).
 #pragma once
 #include "lanes.cuh"
 #include "segments.cuh"
 
-// Elements of a sum of squares.
+// Elements of a sum of squares; those of them that a warp has in hand at once, 8 in each lane.
 const u32 CHUNK = 2048;
+const u32 BATCH = 256, BATCHES = CHUNK / BATCH;
 
 enum Kind : u32 { SGD, MOMENTUM, ADAM };
 
@@ -93,12 +94,12 @@ __device__ inline f32 scale_of(const Rule& rule, f32 norm) {
     return rule.factor;
 }
 
-__device__ inline f32 stepped(const Rule& rule, f32 scale, f32 g, f32 w, f32& first, f32& second) {
+__device__ inline f32 stepped(u32 kind, const Rule& rule, f32 scale, f32 g, f32 w, f32& first, f32& second) {
     g *= scale;
     w *= rule.shrink;
     if (rule.decay != 0.0f) g += rule.decay * w;
-    if (rule.kind == SGD) return w - rule.rate * g;
-    if (rule.kind == MOMENTUM) {
+    if (kind == SGD) return w - rule.rate * g;
+    if (kind == MOMENTUM) {
         first = rule.beta1 * first + rule.rest1 * g;
         return w - rule.rate * (rule.nesterov ? g + rule.beta1 * first : first);
     }
@@ -107,31 +108,60 @@ __device__ inline f32 stepped(const Rule& rule, f32 scale, f32 g, f32 w, f32& fi
     return w - rule.rate * (first / (sqrtf(second) / rule.root + rule.eps));
 }
 
-// Updates `most` parameters at `place`, by their gradients, which are at element i of the bucket. `own` are then the
-// parameters. If the gradients' norm is not finite, nothing changes.
-template <class T, u32 N>
-__device__ inline void update_pack(const State& state, const Rule& rule, bool finite, f32 scale, u64 i, u32 most,
-                                   T* place, const T (&grad)[N], T (&own)[N]) {
-    const u64 at = i - state.begin;
-    f32 m[N] = {}, v[N] = {}, w[N] = {};
-    load(place, most, own);
-    if (state.first != nullptr) load_all(state.first + at, m);
-    if (state.second != nullptr) load_all(state.second + at, v);
-    if (state.master != nullptr) load_all(state.master + at, w);
+// `most` parameters at `place`, whose gradients are at element i of the bucket, with their state. Loads, the step and
+// stores are apart, so that the loads of many are on their way at once.
+template <class T, u32 N> struct Pack {
+    T own[N];
+    f32 m[N], v[N], w[N];
+
+    __device__ void load_from(const State& state, u64 i, u32 most, const T* place) {
+        const u64 at = i - state.begin;
+        load(place, most, own);
+        if (state.first != nullptr) load_all(state.first + at, m);
+        if (state.second != nullptr) load_all(state.second + at, v);
+        if (state.master != nullptr) load_all(state.master + at, w);
+    }
+
+    // One branch for all elements, where all are there.
+    __device__ void step(const State& state, const Rule& rule, f32 scale, u32 most, const T (&grad)[N]) {
+        if (most < N) step_by(rule.kind, state, rule, scale, most, grad);
+        else if (rule.kind == SGD) step_by(SGD, state, rule, scale, N, grad);
+        else if (rule.kind == MOMENTUM) step_by(MOMENTUM, state, rule, scale, N, grad);
+        else step_by(ADAM, state, rule, scale, N, grad);
+    }
+
+    __device__ __forceinline__ void step_by(u32 kind, const State& state, const Rule& rule, f32 scale, u32 most,
+                                            const T (&grad)[N]) {
 #pragma unroll
-    for (u32 e = 0; e < N; e++) {
-        if (e >= most) continue;
-        if (state.master == nullptr || to_bits(narrow<T>(w[e])) != to_bits(own[e])) w[e] = wide(own[e]);
-        if (finite) {
-            w[e] = stepped(rule, scale, wide(grad[e]), w[e], m[e], v[e]);
+        for (u32 e = 0; e < N; e++) {
+            if (e >= most) continue;
+            if (state.master == nullptr || to_bits(narrow<T>(w[e])) != to_bits(own[e])) w[e] = wide(own[e]);
+            w[e] = stepped(kind, rule, scale, wide(grad[e]), w[e], m[e], v[e]);
             own[e] = narrow<T>(w[e]);
         }
     }
-    if (!finite) return;
-    store(place, most, own);
-    if (state.first != nullptr) store_all(state.first + at, m);
-    if (state.second != nullptr) store_all(state.second + at, v);
-    if (state.master != nullptr) store_all(state.master + at, w);
+
+    __device__ void store_to(const State& state, u64 i, u32 most, T* place) const {
+        const u64 at = i - state.begin;
+        store(place, most, own);
+        if (state.first != nullptr) store_all(state.first + at, m);
+        if (state.second != nullptr) store_all(state.second + at, v);
+        if (state.master != nullptr) store_all(state.master + at, w);
+    }
+};
+
+// Updates them. If the gradients' norm is not finite, nothing changes. `own` are then the parameters.
+template <class T, u32 N>
+__device__ inline void update_pack(const State& state, const Rule& rule, bool finite, f32 scale, u64 i, u32 most,
+                                   T* place, const T (&grad)[N], T (&own)[N]) {
+    Pack<T, N> pack = {};
+    pack.load_from(state, i, most, place);
+    if (finite) {
+        pack.step(state, rule, scale, most, grad);
+        pack.store_to(state, i, most, place);
+    }
+#pragma unroll
+    for (u32 e = 0; e < N; e++) own[e] = pack.own[e];
 }
 
 // The squares of 16 bytes of gradients, in order.
@@ -144,9 +174,22 @@ template <class T> __device__ inline f64 add_squares(f64 sum, const uint4& unit)
     return sum;
 }
 
-// A warp's sum, the same in all its lanes. A lane has the sum of every 32nd unit of 16 bytes of a chunk.
+// A warp's sum, the same in all its lanes. A lane has the sum of every 32nd unit of 16 bytes of a batch.
 __device__ inline f64 warp_sum(f64 sum) {
 #pragma unroll
     for (u32 other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
     return sum;
+}
+
+// The sum of a chunk from those of its batches.
+__device__ inline f64 tree_of(const f64 (&batch)[BATCHES]) {
+    f64 sum[BATCHES];
+#pragma unroll
+    for (u32 k = 0; k < BATCHES; k++) sum[k] = batch[k];
+#pragma unroll
+    for (u32 width = BATCHES / 2; width > 0; width /= 2) {
+#pragma unroll
+        for (u32 k = 0; k < width; k++) sum[k] = sum[2 * k] + sum[2 * k + 1];
+    }
+    return sum[0];
 }

@@ -2,9 +2,9 @@
 //
 // A row belongs to one warp, or to a power of two of warps: blockDim.x is the threads of a row, and blockDim.y the rows
 // of a block. src/ops/rows.rs chooses the threads of a row by its width alone. Thread t of T takes the packs t, t + T,
-// ..; it keeps the first four in registers, and reads further ones again in each pass. Sums over the threads are
-// butterflies. So the bits of a row depend on its elements, its width and its type: not on the number of rows, its
-// place, or its alignment.
+// ..; it keeps the first four in registers, and reads further ones again in each pass. Norms add up each pack by itself,
+// then the packs of a thread, then the threads by butterflies. So the bits of a row depend on its elements, its width
+// and its type: not on the number of rows, its place, or its alignment.
 #pragma once
 #include "pack.cuh"
 
@@ -24,23 +24,26 @@ __device__ inline void sync_row() {
     else sync_some(1 + threadIdx.y, blockDim.x);
 }
 
-// `op` over the threads of a row, the same bits in all. `op` is commutative.
-template <class V, class Op> __device__ inline V across(V v, Op op) {
+// `op` over the threads of a row, the same bits in all. `op` is commutative. With fewer `threads` their values come
+// again in each further `threads` of the row.
+template <class V, class Op> __device__ inline V across(V v, Op op, u32 threads) {
     __shared__ V all_warps[32];
     __syncwarp();
 #pragma unroll
     for (u32 far = 16; far > 0; far /= 2) v = op(v, v.from(far));
-    if (blockDim.x > 32) {
-        const u32 count = blockDim.x / 32;
+    if (threads > 32) {
+        const u32 count = threads / 32;
         V* warps = all_warps + threadIdx.y * count;
         sync_row();  // The values of the last call have been read.
-        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = v;
+        if (threadIdx.x % 32 == 0 && threadIdx.x < threads) warps[threadIdx.x / 32] = v;
         sync_row();
         v = warps[threadIdx.x % count];
         for (u32 far = count / 2; far > 0; far /= 2) v = op(v, v.from(far));
     }
     return v;
 }
+
+template <class V, class Op> __device__ inline V across(V v, Op op) { return across(v, op, blockDim.x); }
 
 template <class A> struct One {
     A a;
@@ -131,19 +134,23 @@ __device__ inline Two<Acc<T>> norm_stats(const Row<T, FITS>& in, Acc<T> eps) {
         A sum = 0;
         each_pack<T, FITS>(in.cols, [&](u32 p, u32 k) {
             const uint4 pack = in.pack(p, k);
+            A part = 0;
 #pragma unroll
-            for (u32 i = 0; i < LANES<T>; i++) sum += wide(lane<T>(pack, i));
+            for (u32 i = 0; i < LANES<T>; i++) part += wide(lane<T>(pack, i));
+            sum += part;
         });
         mean = sum_across(sum) / A(in.cols);
     }
     A squares = 0;
     each_pack<T, FITS>(in.cols, [&](u32 p, u32 k) {
         const uint4 pack = in.pack(p, k);
+        A part = 0;
 #pragma unroll
         for (u32 i = 0; i < LANES<T>; i++) {
             const A v = wide(lane<T>(pack, i)) - mean;
-            if (in.has(p, i)) squares += v * v;
+            if (in.has(p, i)) part += v * v;
         }
+        squares += part;
     });
     return {mean, A(1) / sqrt_of(sum_across(squares) / A(in.cols) + eps)};
 }

@@ -20,14 +20,18 @@ struct Table {
 #define EIGHTS(x) Column x##0, Column x##1, Column x##2, Column x##3, Column x##4, Column x##5, Column x##6, Column x##7
 #define LIST(x) {x##0, x##1, x##2, x##3, x##4, x##5, x##6, x##7}
 
-// Parameters cannot be indexed at run time without a copy in local memory; shared memory can.
-__device__ inline void fill_table(Table& table, const Column (&s)[8], const Column (&l)[8], const Column (&a)[8]) {
-    if (threadIdx.x == 0) {
+// The first `count` segments. Parameters cannot be indexed at run time without a copy in local memory; shared memory
+// can.
+__device__ inline void fill_table(Table& table, u32 count, const Column (&s)[8], const Column (&l)[8], const Column (&a)[8]) {
+    // By several warps at once; blocks have at least one.
 #pragma unroll
-        for (u32 k = 0; k < SEGMENTS; k++) {
-            table.start[k] = s[k / 8].at[k % 8];
-            table.len[k] = l[k / 8].at[k % 8];
-            table.place[k] = a[k / 8].at[k % 8];
+    for (u32 c = 0; c < SEGMENTS / 8; c++) {
+        if (threadIdx.x != c * 32 % blockDim.x || 8 * c >= count) continue;
+#pragma unroll
+        for (u32 k = 0; k < 8; k++) {
+            table.start[8 * c + k] = s[c].at[k];
+            table.len[8 * c + k] = l[c].at[k];
+            table.place[8 * c + k] = a[c].at[k];
         }
     }
     __syncthreads();
@@ -54,9 +58,12 @@ template <class T> using Accumulator = decltype(wide(T()));
 __device__ inline f64 block_sum(f64 value) {
     __shared__ f64 lane[THREADS];
     lane[threadIdx.x] = value;
-    for (u32 width = THREADS / 2; width > 0; width /= 2) {
+    for (u32 width = THREADS / 2; width >= 32; width /= 2) {
         __syncthreads();
         if (threadIdx.x < width && threadIdx.x + width < blockDim.x) lane[threadIdx.x] += lane[threadIdx.x + width];
     }
-    return lane[0];
+    value = lane[threadIdx.x];
+#pragma unroll
+    for (u32 width = 16; width > 0; width /= 2) value += __shfl_xor_sync(~0u, value, width);
+    return value;
 }

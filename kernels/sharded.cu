@@ -39,29 +39,23 @@ struct Desk {
     Table table;
     Rule rule;
     f32 norm;
+    f64 squares[2][THREADS / 32]; // of the warps' batches, in turn
 };
 
-// Registers cannot be indexed by a number that the compiler does not know.
-template <u32 N> __device__ inline uint4 pick_unit(const uint4 (&from)[N], u32 at) {
-    uint4 x = from[0];
-#pragma unroll
-    for (u32 i = 1; i < N; i++) {
-        x.x = at == i ? from[i].x : x.x;
-        x.y = at == i ? from[i].y : x.y;
-        x.z = at == i ? from[i].z : x.z;
-        x.w = at == i ? from[i].w : x.w;
-    }
-    return x;
-}
+// Devices whose elements are on their way at once.
+const u32 AT_A_TIME = 2;
 
+// No chunk.
+const u64 NONE = ~0ull;
+
+// A chunk is the work of BATCHES warps, or fewer if a block has fewer.
 template <class T> struct Sharded {
     static const u32 W = 16 / sizeof(T);
-    static const u32 ROUNDS = CHUNK / (32 * W);
-    // Units of 16 bytes that a thread has on their way from each of two devices: as many as there are registers for.
-    static const u32 U = 16 / W;
+    // Units of 16 bytes of a lane, of a batch.
+    static const u32 U = BATCH / (32 * W);
 
     const Meet& meet;
-    const Desk& desk;
+    Desk& desk;
     const State& state;
     const Ending<T>& ending;
     u64 end;
@@ -69,29 +63,39 @@ template <class T> struct Sharded {
     bool finite;
     f32 scale;
 
-    // The lane's unit of a round: its first element.
-    __device__ u64 element(u64 chunk, u32 round) const { return chunk * CHUNK + (round * 32 + threadIdx.x % 32) * W; }
+    static __device__ u32 warps() { return blockDim.x / 32; }
+    // Chunks that a block works on at once; the one of these that this warp works on, and its first batch.
+    static __device__ u32 teams() { return warps() > BATCHES ? warps() / BATCHES : 1; }
+    static __device__ u32 team() { return threadIdx.x / 32 / BATCHES; }
+    static __device__ u32 first_batch() { return threadIdx.x / 32 % BATCHES; }
 
-    // The sums of units of U rounds, in rank order.
-    __device__ void fold(u64 chunk, u32 round, uint4 (&out)[U]) const {
+    // The first element of a unit of the lane.
+    static __device__ u64 element(u64 chunk, u32 batch, u32 u) {
+        return chunk * CHUNK + batch * BATCH + (u * 32 + threadIdx.x % 32) * W;
+    }
+
+    // The lane's units of a batch, of the devices from `rank` on; of sums that are made, the own device's.
+    __device__ void fetch(u64 chunk, u32 batch, u32 rank, bool gathered, uint4 (&in)[AT_A_TIME][U]) const {
+#pragma unroll
+        for (u32 s = 0; s < AT_A_TIME; s++) {
+            if (gathered ? s > 0 : rank + s >= meet.count) continue;
+            const u64 from = desk.grads[gathered ? meet.me : rank + s];
+#pragma unroll
+            for (u32 u = 0; u < U; u++) {
+                const u64 i = element(chunk, batch, u);
+                in[s][u] = i < end ? load<uint4>(from + i * sizeof(T)) : make_uint4(0, 0, 0, 0);
+            }
+        }
+    }
+
+    // The sums of the lane's units of a batch, in rank order. `in` are those of the first devices.
+    __device__ void fold(u64 chunk, u32 batch, uint4 (&in)[AT_A_TIME][U], uint4 (&out)[U]) const {
         Acc<T> acc[U][W] = {};
 #pragma unroll 1
-        for (u32 rank = 0; rank < meet.count; rank += 2) {
-            uint4 in[2][U];
-            const bool two = rank + 1 < meet.count;
+        for (u32 rank = 0;;) {
 #pragma unroll
-            for (u32 s = 0; s < 2; s++) {
-                if (s == 1 && !two) continue;
-                const u64 from = desk.grads[rank + s];
-#pragma unroll
-                for (u32 u = 0; u < U; u++) {
-                    const u64 i = element(chunk, round + u);
-                    in[s][u] = i < end ? load<uint4>(from + i * sizeof(T)) : make_uint4(0, 0, 0, 0);
-                }
-            }
-#pragma unroll
-            for (u32 s = 0; s < 2; s++) {
-                if (s == 1 && !two) continue;
+            for (u32 s = 0; s < AT_A_TIME; s++) {
+                if (rank + s >= meet.count) continue;
 #pragma unroll
                 for (u32 u = 0; u < U; u++) {
 #pragma unroll
@@ -101,6 +105,9 @@ template <class T> struct Sharded {
                     }
                 }
             }
+            rank += AT_A_TIME;
+            if (rank >= meet.count) break;
+            fetch(chunk, batch, rank, false, in);
         }
 #pragma unroll
         for (u32 u = 0; u < U; u++) {
@@ -109,17 +116,93 @@ template <class T> struct Sharded {
         }
     }
 
-    // Updates the parameters of a unit, and sends them.
-    __device__ void update(u64 i, const uint4& sum) const {
-        if (i >= end) return;
-        const u32 k = segment_of(desk.table, count, i);
-        const u64 j = i - desk.table.start[k], len = desk.table.len[k];
-        if (count == 0 || j >= len) return;
-        const u32 most = len - j < W ? (u32)(len - j) : W;
-        T grad[W], own[W];
+    // Brings what the device keeps of a batch near.
+    __device__ void bring(u64 chunk, u32 batch) const {
 #pragma unroll
-        for (u32 w = 0; w < W; w++) grad[w] = lane<T>(sum, w);
-        update_pack(state, desk.rule, finite, scale, i, most, reinterpret_cast<T*>(desk.table.place[k]) + j, grad, own);
+        for (u32 u = 0; u < U; u++) {
+            const u64 i = element(chunk, batch, u), at = (i - state.begin) * sizeof(f32);
+            if (i >= end) continue;
+            if (state.first != nullptr) prefetch((u64)state.first + at);
+            if (state.second != nullptr) prefetch((u64)state.second + at);
+            if (state.master != nullptr) prefetch((u64)state.master + at);
+        }
+    }
+
+    // Adds up a chunk, if it is there, and tells all devices the squares of the sums. For the whole block.
+    __device__ void gather(u64 chunk, bool there, u32 odd) const {
+        f64(&all)[THREADS / 32] = desk.squares[odd];
+#pragma unroll 1
+        for (u32 batch = first_batch(); batch < BATCHES; batch += warps()) {
+            f64 squares = 0.0;
+            if (there) {
+                uint4 in[AT_A_TIME][U], sum[U];
+                fetch(chunk, batch, 0, false, in);
+                fold(chunk, batch, in, sum);
+#pragma unroll
+                for (u32 u = 0; u < U; u++) {
+                    const u64 i = element(chunk, batch, u);
+                    if (i >= end) continue;
+                    store(desk.grads[meet.me] + i * sizeof(T), sum[u]);
+                    squares = add_squares<T>(squares, sum[u]);
+                }
+            }
+            squares = warp_sum(squares);
+            if (threadIdx.x % 32 == 0) all[team() * BATCHES + batch] = squares;
+        }
+        // The one of the turn after the next is behind the barrier of the next.
+        __syncthreads();
+        const u32 rank = threadIdx.x % (32 * BATCHES);
+        if (!there || rank >= meet.count) return;
+        f64 batches[BATCHES];
+#pragma unroll
+        for (u32 k = 0; k < BATCHES; k++) batches[k] = all[team() * BATCHES + k];
+        store(desk.sums[rank] + chunk * sizeof(f64), to_bits(tree_of(batches)));
+    }
+
+    // Updates a batch, whose units were fetched; before, adds them up, unless `gather` has done so, by the same threads.
+    // Then fetches those of the chunk `next`, if it is there.
+    __device__ void finish(u64 chunk, u64 next, u32 batch, bool gathered, uint4 (&in)[AT_A_TIME][U]) const {
+        // All of it is on its way at once.
+        Pack<T, W> pack[U] = {};
+        u64 place[U];
+        u32 most[U];
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+            const u64 i = element(chunk, batch, u);
+            most[u] = 0;
+            if (i >= end || count == 0) continue;
+            const u32 k = segment_of(desk.table, count, i);
+            const u64 j = i - desk.table.start[k], len = desk.table.len[k];
+            if (j >= len) continue;
+            most[u] = len - j < W ? (u32)(len - j) : W;
+            place[u] = desk.table.place[k] + j * sizeof(T);
+            pack[u].load_from(state, i, most[u], reinterpret_cast<const T*>(place[u]));
+        }
+        uint4 sum[U];
+#pragma unroll
+        for (u32 u = 0; u < U; u++) sum[u] = in[0][u];
+        if (!gathered) fold(chunk, batch, in, sum);
+        if (next != NONE) {
+            fetch(next, batch, 0, gathered, in);
+            bring(next, batch);
+        }
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+            if (most[u] == 0) continue;
+            const u64 i = element(chunk, batch, u);
+            if (finite) {
+                T grad[W];
+#pragma unroll
+                for (u32 w = 0; w < W; w++) grad[w] = lane<T>(sum[u], w);
+                pack[u].step(state, desk.rule, scale, most[u], grad);
+                pack[u].store_to(state, i, most[u], reinterpret_cast<T*>(place[u]));
+            }
+            send(i, most[u], pack[u].own);
+        }
+    }
+
+    // The parameters at element i, to the other devices.
+    __device__ void send(u64 i, u32 most, const T (&own)[W]) const {
         uint4 unit;
 #pragma unroll
         for (u32 w = 0; w < W; w++) set_lane(unit, w, own[w]);
@@ -134,43 +217,6 @@ template <class T> struct Sharded {
 #pragma unroll
             for (u32 w = 0; w < W; w++)
                 if (w < most) store(to + w * sizeof(T), to_bits(own[w]));
-        }
-    }
-
-    // Adds up a chunk, and tells all devices the squares of the sums.
-    __device__ void gather(u64 chunk) const {
-        f64 squares = 0.0;
-#pragma unroll 1
-        for (u32 round = 0; round < ROUNDS; round += U) {
-            uint4 sum[U];
-            fold(chunk, round, sum);
-#pragma unroll
-            for (u32 u = 0; u < U; u++) {
-                const u64 i = element(chunk, round + u);
-                if (i >= end) continue;
-                store(desk.grads[meet.me] + i * sizeof(T), sum[u]);
-                squares = add_squares<T>(squares, sum[u]);
-            }
-        }
-        squares = warp_sum(squares);
-        const u32 rank = threadIdx.x % 32;
-        if (rank < meet.count) store(desk.sums[rank] + chunk * sizeof(f64), to_bits(squares));
-    }
-
-    // Updates a chunk; before, adds it up, unless `gather` has done so, by the same threads.
-    __device__ void finish(u64 chunk, bool gathered) const {
-#pragma unroll 1
-        for (u32 round = 0; round < ROUNDS && element(chunk, round) - threadIdx.x % 32 * W < end; round += U) {
-            uint4 sum[U] = {};
-            if (!gathered) fold(chunk, round, sum);
-#pragma unroll
-            for (u32 u = 0; u < U; u++) {
-                const u64 i = element(chunk, round + u);
-                if (gathered && i < end) sum[u] = load<uint4>(desk.grads[meet.me] + i * sizeof(T));
-            }
-            // One copy of a long piece of code.
-#pragma unroll 1
-            for (u32 u = 0; u < U; u++) update(element(chunk, round + u), pick_unit(sum, u));
         }
     }
 };
@@ -212,9 +258,18 @@ __device__ inline bool meet_all(const Meet& meet, const Desk& desk) {
 
 // The root of all sums, for all threads.
 __device__ inline f32 norm_of(const Meet& meet, Desk& desk, u64 chunks) {
+    const u32 N = 8;
     f64 sum = 0.0;
-    for (u64 c = threadIdx.x; c < chunks; c += blockDim.x) {
-        sum += from_bits<f64>(load<u64>(desk.sums[meet.me] + c * sizeof(f64)));
+#pragma unroll 1
+    for (u64 c = threadIdx.x; c < chunks; c += N * blockDim.x) {
+        u64 x[N];
+#pragma unroll
+        for (u32 k = 0; k < N; k++) {
+            const u64 at = c + k * blockDim.x;
+            x[k] = at < chunks ? load<u64>(desk.sums[meet.me] + at * sizeof(f64)) : 0;
+        }
+#pragma unroll
+        for (u32 k = 0; k < N; k++) sum += from_bits<f64>(x[k]);
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) desk.norm = __double2float_rn(sqrt(sum));
@@ -222,29 +277,49 @@ __device__ inline f32 norm_of(const Meet& meet, Desk& desk, u64 chunks) {
     return desk.norm;
 }
 
+// The chunks of a warp: chunks go to blocks in turn, and in a block to teams of warps, so few chunks keep many
+// multiprocessors busy. The blocks make `turns` turns; a team has nothing to do in the last one if its chunk is not
+// there. (An empty part may begin at the end of all, in the middle of a chunk.)
+template <class T> struct Share {
+    u64 first, step, behind, turns;
+
+    __device__ Share(u64 from, u64 end) {
+        const u64 block = (from + CHUNK - 1) / CHUNK + blockIdx.x;
+        first = block + Sharded<T>::team() * (u64)gridDim.x, step = Sharded<T>::teams() * (u64)gridDim.x;
+        behind = (end + CHUNK - 1) / CHUNK;
+        turns = behind > block ? (behind - block + step - 1) / step : 0;
+    }
+    __device__ u64 chunk(u64 turn) const { return first + turn * step; }
+    __device__ bool has(u64 turn) const { return turn < turns && chunk(turn) < behind; }
+    // Its turns.
+    __device__ u64 own() const { return turns > 0 && !has(turns - 1) ? turns - 1 : turns; }
+};
+
 template <class T>
-__device__ inline bool sharded(const Meet& meet, Desk& desk, u32 op, const State& state, f32* norm, u64 end,
-                               u64 chunks, u32 count) {
-    const Ending<T> ending(op, meet.count);
-    Sharded<T> work = {meet, desk, state, ending, end, count, true, scale_of(desk.rule, 0.0f)};
-    // Chunks go to blocks in turn, and in a block to warps, so few chunks keep many multiprocessors busy.
-    // (An empty part may begin at the end of all, in the middle of a chunk.)
-    const u64 begin = (state.begin + CHUNK - 1) / CHUNK, behind = (end + CHUNK - 1) / CHUNK;
-    const u64 first = begin + (u64)(threadIdx.x / 32) * gridDim.x + blockIdx.x, step = blockDim.x / 32 * gridDim.x;
+__device__ inline bool sharded(Sharded<T>& work, const Share<T>& share, Desk& desk, f32* norm, u64 chunks) {
     const bool clips = norm != nullptr;
     if (clips) {
 #pragma unroll 1
-        for (u64 chunk = first; chunk < behind; chunk += step) work.gather(chunk);
-        if (!meet_all(meet, desk)) return false;
-        const f32 found = norm_of(meet, desk, chunks);
+        for (u64 turn = 0; turn < share.turns; turn++) work.gather(share.chunk(turn), share.has(turn), turn % 2);
+        if (!meet_all(work.meet, desk)) return false;
+        const f32 found = norm_of(work.meet, desk, chunks);
         if (blockIdx.x == 0 && threadIdx.x == 0) *norm = found;
         work.finite = is_finite(found);
         work.scale = scale_of(desk.rule, found);
+    } else {
+        work.scale = scale_of(desk.rule, 0.0f);
     }
     // The last ones first: their sums are still in the cache.
-    const u64 rounds = behind > first ? (behind - first + step - 1) / step : 0;
+    const u64 own = share.own();
 #pragma unroll 1
-    for (u64 k = rounds; k > 0; k--) work.finish(first + (k - 1) * step, clips);
+    for (u32 batch = work.first_batch(); batch < BATCHES && own > 0; batch += work.warps()) {
+        uint4 in[AT_A_TIME][Sharded<T>::U];
+        work.fetch(share.chunk(own - 1), batch, 0, clips, in);
+#pragma unroll 1
+        for (u64 k = own; k > 0; k--) {
+            work.finish(share.chunk(k - 1), k > 1 ? share.chunk(k - 2) : NONE, batch, clips, in);
+        }
+    }
     return true;
 }
 
@@ -258,13 +333,14 @@ __device__ inline bool sharded(const Meet& meet, Desk& desk, u32 op, const State
             spread(desk.to, to_lo, to_hi);                                                                         \
             spread(desk.sums, sums_lo, sums_hi);                                                                   \
         }                                                                                                          \
-        fill_table(desk.table, LIST(s), LIST(l), LIST(a));                                                         \
+        fill_table(desk.table, count, LIST(s), LIST(l), LIST(a));                                                         \
         Barrier barrier(meet, desk.epoch);                                                                         \
         if (threadIdx.x == 0) desk.rule = later != nullptr ? *later : rule;                                        \
-        if (barrier.start() &&                                                                                     \
-            sharded<T>(meet, desk, op, State{first, second, master, begin}, norm, end, chunks, count)) {           \
-            barrier.end();                                                                                         \
-        }                                                                                                          \
+        const State state = {first, second, master, begin};                                                        \
+        const Ending<T> ending(op, meet.count);                                                                    \
+        Sharded<T> work = {meet, desk, state, ending, end, count, true, 0.0f};                                     \
+        const Share<T> share(begin, end);                                                                          \
+        if (barrier.start() && sharded<T>(work, share, desk, norm, chunks)) barrier.end();                         \
         barrier.leave();                                                                                           \
     }
 
@@ -277,20 +353,23 @@ SHARDED(bf16)
 // of the gradients, of the moments, of the parameters in f32, and, by rank, of the parameters. Pieces are in the order
 // of their first elements. Every unit of 16 bytes of an own chunk begins in one of them or behind the last of its
 // bucket.
+const u32 STARTS = 256;
 enum Word : u32 { START_AT, LEN, SHIFT, GRADS, FIRST, SECOND, MASTER, PARAMETERS };
 
 struct Pieces {
     const u64* words;
     u32 count, stride;
+    const u64* starts; // in shared memory: of all pieces, if there are at most STARTS
 
     __device__ u64 at(u32 piece, u32 word) const { return words[(u64)piece * stride + word]; }
+    __device__ u64 start(u32 piece) const { return count <= STARTS ? starts[piece] : at(piece, START_AT); }
 
     // The last one that begins at or before element i. (The first one begins at 0.)
     __device__ u32 of(u64 i) const {
         u32 low = 0, high = count;
         while (high - low > 1) {
             const u32 middle = (low + high) / 2;
-            if (at(middle, START_AT) <= i) {
+            if (start(middle) <= i) {
                 low = middle;
             } else {
                 high = middle;
@@ -300,39 +379,50 @@ struct Pieces {
     }
 };
 
-// Updates the parameters of an own chunk, and sends them. For a warp.
+// Updates the parameters of a batch of the own chunks, and sends them. For a warp.
 template <class T>
-__device__ inline void update_pieces(const Meet& meet, const Desk& desk, const Pieces& pieces, f32 scale, u64 chunk) {
-    const u32 W = 16 / sizeof(T);
-    u32 k = pieces.of(chunk * CHUNK);
-#pragma unroll 1
-    for (u32 round = 0; round < CHUNK / (32 * W); round++) {
-        const u64 i = chunk * CHUNK + (round * 32 + threadIdx.x % 32) * W;
-        while (k + 1 < pieces.count && pieces.at(k + 1, START_AT) <= i) k++;
-        const u64 start = pieces.at(k, START_AT), j = i - start, len = pieces.at(k, LEN);
-        if (j >= len) continue;
-        const u32 most = len - j < W ? (u32)(len - j) : W;
-        const uint4 sum = load<uint4>(pieces.at(k, GRADS) + j * sizeof(T));
-        const State state = {(f32*)pieces.at(k, FIRST), (f32*)pieces.at(k, SECOND), (f32*)pieces.at(k, MASTER), start};
-        T grad[W], own[W];
+__device__ inline void update_pieces(const Meet& meet, const Desk& desk, const Pieces& pieces, f32 scale, u64 batch) {
+    const u32 W = 16 / sizeof(T), U = BATCH / (32 * W);
+    // All of it is on its way at once.
+    Pack<T, W> pack[U] = {};
+    uint4 sum[U] = {};
+    State state[U];
+    u32 piece[U], most[U];
+    u64 offset[U];
 #pragma unroll
-        for (u32 w = 0; w < W; w++) grad[w] = lane<T>(sum, w);
-        T* place = (T*)pieces.at(k, PARAMETERS + meet.me) + j;
-        update_pack(state, desk.rule, true, scale, i, most, place, grad, own);
+    for (u32 u = 0; u < U; u++) {
+        const u64 i = batch * BATCH + (u * 32 + threadIdx.x % 32) * W;
+        const u32 k = piece[u] = pieces.of(i);
+        const u64 start = pieces.start(k), j = i - start, len = pieces.at(k, LEN);
+        most[u] = j >= len ? 0 : len - j < W ? (u32)(len - j) : W;
+        if (most[u] == 0) continue;
+        offset[u] = j;
+        state[u] = {(f32*)pieces.at(k, FIRST), (f32*)pieces.at(k, SECOND), (f32*)pieces.at(k, MASTER), 0};
+        sum[u] = load<uint4>(pieces.at(k, GRADS) + j * sizeof(T));
+        pack[u].load_from(state[u], j, most[u], (const T*)pieces.at(k, PARAMETERS + meet.me) + j);
+    }
+#pragma unroll
+    for (u32 u = 0; u < U; u++) {
+        if (most[u] == 0) continue;
+        T grad[W];
+#pragma unroll
+        for (u32 w = 0; w < W; w++) grad[w] = lane<T>(sum[u], w);
+        pack[u].step(state[u], desk.rule, scale, most[u], grad);
+        pack[u].store_to(state[u], offset[u], most[u], (T*)pieces.at(piece[u], PARAMETERS + meet.me) + offset[u]);
         uint4 unit;
 #pragma unroll
-        for (u32 w = 0; w < W; w++) set_lane(unit, w, own[w]);
+        for (u32 w = 0; w < W; w++) set_lane(unit, w, pack[u].own[w]);
 #pragma unroll 1
         for (u32 rank = 0; rank < meet.count; rank++) {
             if (rank == meet.me) continue;
-            const u64 to = pieces.at(k, PARAMETERS + rank) + j * sizeof(T);
-            if (most == W && to % 16 == 0) {
+            const u64 to = pieces.at(piece[u], PARAMETERS + rank) + offset[u] * sizeof(T);
+            if (most[u] == W && to % 16 == 0) {
                 store(to, unit);
                 continue;
             }
 #pragma unroll
             for (u32 w = 0; w < W; w++)
-                if (w < most) store(to + w * sizeof(T), to_bits(own[w]));
+                if (w < most[u]) store(to + w * sizeof(T), to_bits(pack[u].own[w]));
         }
     }
 }
@@ -355,7 +445,7 @@ __device__ inline bool sharded_buckets(const Meet& meet, Desk& desk, const Piece
     const f32 scale = scale_of(desk.rule, found);
     const u64 first = (u64)(threadIdx.x / 32) * gridDim.x + blockIdx.x, step = blockDim.x / 32 * gridDim.x;
 #pragma unroll 1
-    for (u64 chunk = first; chunk < own; chunk += step) update_pieces<T>(meet, desk, pieces, scale, chunk);
+    for (u64 batch = first; batch < own * BATCHES; batch += step) update_pieces<T>(meet, desk, pieces, scale, batch);
     return true;
 }
 
@@ -363,12 +453,14 @@ __device__ inline bool sharded_buckets(const Meet& meet, Desk& desk, const Piece
     KERNEL sharded_buckets_##T(Meet meet, Rule rule, f32* norm, const u64* pieces, u32 count, u64 own, u64 chunks, \
                                Eight sums_lo, Eight sums_hi) {                                                     \
         __shared__ Desk desk;                                                                                      \
+        __shared__ u64 starts[STARTS];                                                                             \
         if (threadIdx.x == 0) {                                                                                    \
             spread(desk.sums, sums_lo, sums_hi);                                                                   \
             desk.rule = rule;                                                                                      \
         }                                                                                                          \
         Barrier barrier(meet, desk.epoch);                                                                         \
-        const Pieces table = {pieces, count, PARAMETERS + meet.count};                                             \
+        const Pieces table = {pieces, count, PARAMETERS + meet.count, starts};                                     \
+        for (u32 k = threadIdx.x; k < count && count <= STARTS; k += blockDim.x) starts[k] = table.at(k, START_AT); \
         if (barrier.start() && sharded_buckets<T>(meet, desk, table, norm, own, chunks)) barrier.end();            \
         barrier.leave();                                                                                           \
     }

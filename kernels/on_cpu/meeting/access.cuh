@@ -26,6 +26,8 @@ template <class Unit> inline Unit load(u64 at) { return *(const Unit*)at; }
 template <class Unit> inline void store(u64 at, Unit x) { *(Unit*)at = x; }
 #endif
 
+inline void prefetch(u64) {}
+
 template <class Word> inline Word load_relaxed(const Word* at) {
     here->pause();
     return (Word)seen((u64)at, sizeof(Word));

@@ -176,7 +176,7 @@ template <class T> struct BucketCall : AnyCall {
             T want = bucket.before[i];
             const bool finite = is_finite(found);
             if (finite) {
-                w = stepped(rule, scale_of(rule, found), wide(bucket.sum[i]), w, m, v);
+                w = stepped(rule.kind, rule, scale_of(rule, found), wide(bucket.sum[i]), w, m, v);
                 want = narrow<T>(w);
             }
             const f32 now[3] = {m, v, finite ? w : old(2)};

@@ -17,7 +17,7 @@ static const u32 ONE_TRIP = 1;
 template <class T> struct Call : AnyCall {
     std::vector<u32> members; // ordinals, by rank
     Plan plan;
-    u32 threads, blocks;
+    u32 threads, spread = 1, blocks;
     std::vector<char> in_place;
     std::vector<Array<T>> x, residual, y;
     Array<T> gamma, beta;
@@ -53,6 +53,12 @@ template <class T> struct Call : AnyCall {
           threads(32), gamma(filled(plan.cols, false)), beta(filled(plan.cols, false)) {
         // The least threads that have the row in their registers.
         while (KEPT * threads * LANES<T> < plan.cols) threads *= 2;
+#ifndef FAMILY_norm_pull
+        if (plan.way == ONE_TRIP && members.size() == 2) {
+            while (spread < KEPT && threads * spread * 2 <= block && !chance(3)) spread *= 2;
+        }
+#endif
+        plan.packs = KEPT / spread;
         blocks = 1 + random_number() % MOST_BLOCKS;
         const bool strange = chance(3);
         for (u32 rank = 0; rank < members.size(); rank++) {
@@ -84,8 +90,11 @@ template <class T> struct Call : AnyCall {
     template <class F> f32 sum(F f) const {
         std::vector<f32> of(threads, 0.0f);
         for (u32 t = 0; t < threads; t++)
-            for (u32 p = t * LANES<T>; p < plan.cols; p += threads * LANES<T>)
-                for (u32 i = p; i < p + LANES<T>; i++) of[t] += f(i);
+            for (u32 p = t * LANES<T>; p < plan.cols; p += threads * LANES<T>) {
+                f32 part = 0.0f;
+                for (u32 i = p; i < p + LANES<T>; i++) part += f(i);
+                of[t] += part;
+            }
         const auto butterfly = [&](u32 far) {
             std::vector<f32> next(of);
             for (u32 t = 0; t < of.size(); t++) next[t] = of[t] + of[t ^ far];
@@ -135,12 +144,14 @@ template <class T> struct Call : AnyCall {
 
 #ifdef FAMILY_norm_pull
 #define NORM(T) norm_pull_##T
+#define MANY(T) norm_pull_##T
 #else
 #define NORM(T) norm_inbox_##T
+#define MANY(T) norm_inbox_many_##T
 #endif
-static const auto kernel_of(f32*) { return NORM(f32); }
-static const auto kernel_of(f16*) { return NORM(f16); }
-static const auto kernel_of(bf16*) { return NORM(bf16); }
+static const auto kernel_of(f32*, bool two) { return two ? NORM(f32) : MANY(f32); }
+static const auto kernel_of(f16*, bool two) { return two ? NORM(f16) : MANY(f16); }
+static const auto kernel_of(bf16*, bool two) { return two ? NORM(bf16) : MANY(bf16); }
 
 template <class T> void Call<T>::start(World& world, u32 rank, u64 place) {
     const u32 n = members.size();
@@ -156,17 +167,17 @@ template <class T> void Call<T>::start(World& world, u32 rank, u64 place) {
         by[2 + k / 8].x[k % 8] = (u64)result(k);
     }
     const auto kernel = [=, this] {
-        kernel_of((T*)0)(meet, plan, residual[rank].at(), gamma.at(), beta_at, mean_at, rstd[rank].at(), by[0], by[1],
+        kernel_of((T*)0, n == 2)(meet, plan, residual[rank].at(), gamma.at(), beta_at, mean_at, rstd[rank].at(), by[0], by[1],
                          by[2], by[3]);
     };
 #else
     const auto kernel = [=, this] {
-        kernel_of((T*)0)(meet, plan, x[rank].at(), residual[rank].at(), gamma.at(), beta_at, result(rank), mean_at,
+        kernel_of((T*)0, n == 2)(meet, plan, x[rank].at(), residual[rank].at(), gamma.at(), beta_at, result(rank), mean_at,
                          rstd[rank].at());
     };
 #endif
     machine.queue.push_back([this, rank] { come(rank); });
-    machine.queue.push_back([&machine, kernel, grid = blocks, width = threads] {
+    machine.queue.push_back([&machine, kernel, grid = blocks, width = threads * spread] {
         for (u32 b = 0; b < grid; b++) machine.blocks[b]->begin(grid, kernel, width);
     });
     machine.queue.push_back([this, rank] { go(rank); });

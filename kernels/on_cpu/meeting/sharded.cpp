@@ -136,7 +136,7 @@ template <class T> struct Call : AnyCall {
                     if (sizeof(T) == 2 && to_bits(narrow<T>(kept[2][owner][at])) == to_bits(before[i])) w = kept[2][owner][at];
                     T want = before[i];
                     if (finite) {
-                        w = stepped(rule, scale, wide(sum[i]), w, m, v);
+                        w = stepped(rule.kind, rule, scale, wide(sum[i]), w, m, v);
                         want = narrow<T>(w);
                     }
                     const bool here = flat() || owner == rank;

@@ -65,6 +65,8 @@ struct Plan {
     eps: f32,
     way: u32,
     layer: u32,
+    packs: u32,
+    spare: u32,
 }
 
 /// The kernel for some rows: which one, and how.
@@ -74,10 +76,14 @@ pub(crate) struct NormKernel {
     way: Way,
     /// Rows of a block at once.
     together: u32,
+    /// How many times as many threads a row has as the kernels of the norms give it.
+    spread: u32,
     blocks: u32,
     wide: bool,
     /// The builder asked for the algorithm.
     asked: bool,
+    /// Two members: they have kernels of their own.
+    two: bool,
 }
 
 /// This member's memory beside the sum's, which is `x` and `y`. All addresses are multiples of 16, on all
@@ -121,13 +127,26 @@ impl NormKernel {
         let together = groups.div_ceil(most as usize).next_power_of_two().min((MOST_THREADS / threads).max(1) as usize);
         let blocks = groups.div_ceil(together).min(most as usize) as u32;
         let asked = wish != Wish::Auto;
-        Some(NormKernel { rows, way, together: together as u32, blocks, wide, asked })
+        let (together, two) = (together as u32, members == 2);
+        // Few rows of two members: the time is that of one thread's instructions, so more threads have fewer packs.
+        let packs = (row.div_ceil(16) as u32).div_ceil(threads).next_power_of_two();
+        let spread = match way {
+            Way::OneTrip if two => packs.min((MOST_THREADS / (threads * together)).max(1)),
+            _ => 1,
+        };
+        Some(NormKernel { rows, way, together, spread, blocks, wide, asked, two })
     }
 
     fn entry(&self) -> Entry {
         let (module, names) = match self.way {
             Way::Pull => (&NORM_PULL, ["norm_pull_wide_f32", "norm_pull_f32", "norm_pull_f16", "norm_pull_bf16"]),
-            _ => (&NORM_INBOX, ["norm_inbox_wide_f32", "norm_inbox_f32", "norm_inbox_f16", "norm_inbox_bf16"]),
+            _ if self.two => {
+                (&NORM_INBOX, ["norm_inbox_wide_f32", "norm_inbox_f32", "norm_inbox_f16", "norm_inbox_bf16"])
+            }
+            _ => (
+                &NORM_INBOX,
+                ["norm_inbox_many_wide_f32", "norm_inbox_many_f32", "norm_inbox_many_f16", "norm_inbox_many_bf16"],
+            ),
         };
         let name = match self.rows.dtype {
             DType::F32 if self.wide => names[0],
@@ -139,7 +158,8 @@ impl NormKernel {
     }
 
     fn dims(&self) -> LaunchDims {
-        LaunchDims { grid: (self.blocks, 1, 1), block: (self.rows.threads, self.together, 1), shared_bytes: 0 }
+        let block = (self.rows.threads * self.spread, self.together, 1);
+        LaunchDims { grid: (self.blocks, 1, 1), block, shared_bytes: 0 }
     }
 
     /// Blocks of the kernel.
@@ -239,13 +259,15 @@ impl Algorithm for NormCall {
 
 impl NormCall {
     fn plan(&self) -> Plan {
-        let NormKernel { rows, way, .. } = self.kernel;
+        let NormKernel { rows, way, spread, .. } = self.kernel;
         Plan {
             rows: rows.rows as u64,
             cols: rows.cols as u32,
             eps: rows.eps,
             way: way as u32,
             layer: u32::from(rows.layer),
+            packs: KEPT as u32 / spread,
+            spare: 0,
         }
     }
 
@@ -315,7 +337,10 @@ mod tests {
                     for count in [1, 3, 64, 1000, 4096, 1 << 20] {
                         let found = plan(members, rows(dtype, count, cols)).expect("it fits");
                         assert_eq!(found.wide, found.rows.threads > 512);
-                        assert!(found.rows.threads * found.together <= if found.wide { 1024 } else { 512 });
+                        assert!(
+                            found.rows.threads * found.spread * found.together <= if found.wide { 1024 } else { 512 }
+                        );
+                        assert!([1, 2, 4].contains(&found.spread) && (found.spread == 1 || members == 2));
                         assert!(found.blocks >= 1 && found.blocks <= 128 && found.together.is_power_of_two());
                     }
                 }
@@ -341,8 +366,8 @@ mod tests {
         assert_eq!([2047, 2048].map(|count| way(2, count)), [Way::ToAll, Way::Pull]);
         assert_eq!([2047, 2048].map(|count| way(8, count)), [Way::ByOwners, Way::Pull]);
         let dims = |count| plan(2, rows(DType::BF16, count, 4096)).unwrap().dims();
-        assert_eq!((dims(1).grid.0, dims(1).block), (1, (128, 1, 1)));
-        assert_eq!((dims(200).grid.0, dims(200).block), (100, (128, 2, 1)));
+        assert_eq!((dims(1).grid.0, dims(1).block), (1, (512, 1, 1)));
+        assert_eq!((dims(200).grid.0, dims(200).block), (100, (256, 2, 1)));
         assert_eq!((dims(4096).grid.0, dims(4096).block), (128, (128, 4, 1)));
     }
 }
