@@ -170,7 +170,8 @@ def compiled(family):
 def run(family, program, number):
     """Runs a family (0) or a mutant, which must fail. What to say of it, and whether it is as it should be."""
     start = time.monotonic()
-    run = subprocess.run([program], env={**os.environ, "MUTANT": str(number)}, capture_output=True, text=True, timeout=600)
+    environment = {**os.environ, "MUTANT": str(number)}
+    run = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=600)
     good = (run.returncode == 0) == (number == 0)
     took = f"{time.monotonic() - start:.1f} s"
     if number == 0:
