@@ -147,7 +147,7 @@ struct Gathering {
     /// The gang that has launched the graph last, or else has captured it.
     gang: RefCell<Arc<Gang>>,
     /// Number of gangs that had failed on this device at the capture.
-    failures: u64,
+    failures: usize,
 }
 
 impl Gathering {
@@ -156,7 +156,7 @@ impl Gathering {
     fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
         let (mut gang, present) = (self.gang.borrow_mut(), &dev.session.gang);
         let same = Arc::ptr_eq(&gang, present);
-        if !same && gang.is_aborted() || dev.worker.failures.get() != self.failures {
+        if !same && gang.is_aborted() || dev.worker.failures.borrow().len() != self.failures {
             let why = "it has collectives, and a scope has failed since it was captured";
             return Err(Error::GraphInvalidated { op, device: dev.index(), why });
         }
@@ -316,7 +316,7 @@ impl Open {
         let gathering = recording.members().map(|members| Gathering {
             members: members.into(),
             gang: RefCell::new(dev.session.gang.clone()),
-            failures: dev.worker.failures.get(),
+            failures: dev.worker.failures.borrow().len(),
         });
         Ok(Graph {
             parts,

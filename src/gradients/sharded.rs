@@ -134,7 +134,7 @@ impl<T: Parameter> ShardedStep<T> {
             kept: [zeros(Kept::First)?, zeros(Kept::Second)?, zeros(Kept::Master)?],
             sums: dev.zeros(len.div_ceil(CHUNK))?,
             norm: dev.zeros(1)?,
-            later: dev.zeros(size_of::<Rule>() / size_of::<u32>())?,
+            later: dev.upload(bytemuck::cast_slice(&[gathering(Rule::nothing(), &places)]))?,
             places,
             part,
             of: std::marker::PhantomData,
@@ -167,7 +167,7 @@ impl<T: Parameter> ShardedStep<T> {
     #[track_caller]
     pub fn set_later(&mut self, dev: &Device, rule: Rule) -> Result<()> {
         self.here(dev, "prepare")?;
-        let rule = self.gathering(rule);
+        let rule = gathering(rule, &self.places);
         dev.upload_into(bytemuck::cast_slice(&[rule]), &mut self.later)
     }
 
@@ -223,7 +223,7 @@ impl<T: Parameter> ShardedStep<T> {
         if self.len == 0 {
             return Ok(());
         }
-        let rule = self.gathering(rule);
+        let rule = gathering(rule, &self.places);
         let origin = self.id.in_step(steps);
         match self.one_kernel && group.count() > 1 && group.kernels_meet() {
             true => self.by_one_kernel(&group, (rule, origin), &mut grads, weights)?,
@@ -237,12 +237,7 @@ impl<T: Parameter> ShardedStep<T> {
 
     /// Whether gradients and parameters lie alike, so that members can write the parameters of each other.
     fn is_flat(&self) -> bool {
-        self.places.len() == 1
-    }
-
-    /// The rule with which parameters get to where they are gathered.
-    fn gathering(&self, rule: Rule) -> Rule {
-        Rule { gather: u32::from(!self.is_flat()), ..rule }
+        is_flat(&self.places)
     }
 
     fn moments(&self) -> Moments<'_> {
@@ -370,6 +365,15 @@ impl<T: Parameter> ShardedStep<T> {
     pub fn kept_len(&self, which: Kept) -> usize {
         if self.kept[which as usize].is_some() { self.len } else { 0 }
     }
+}
+
+fn is_flat(places: &[Range<usize>]) -> bool {
+    places.len() == 1
+}
+
+/// The rule with which parameters get to where they are gathered.
+fn gathering(rule: Rule, places: &[Range<usize>]) -> Rule {
+    Rule { gather: u32::from(!is_flat(places)), ..rule }
 }
 
 pub(super) fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {

@@ -63,13 +63,16 @@ const KINDS: [Kept; 3] = [Kept::First, Kept::Second, Kept::Master];
 /// **Graphs.** A step can be [captured](Device::capture). Its numbers (rate, corrections of Adam) are then in the
 /// device's memory: call [`prepare`](Self::prepare) before each launch.
 ///
-/// **Failures.** A step that fails, or a scope that fails within one, may leave some devices' parts updated and others
-/// not. After an error every call of `step` is refused until [`set_state`](Self::set_state).
+/// **Failures.** A step that fails may leave some devices' parts updated and others not, and so may a scope that fails
+/// after a step, since steps do not wait. From then on `step` and [`prepare`](Self::prepare) are refused until
+/// [`set_state`](Self::set_state); a device that had left the scope before hears of it from the others.
 pub struct ShardedOptimizer<T: Parameter = f32> {
     optimizer: Optimizer,
     own: ShardedStep<T>,
     steps: u64,
     failed: bool,
+    /// The place of the gang of the last step; 0: it has no step that may be under way.
+    gang: u64,
 }
 
 /// The state of a [`ShardedOptimizer`], of all devices: for checkpoints. It does not depend on the number of devices.
@@ -107,7 +110,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
         ];
         let kept: SmallVec<[Kept; 3]> = kept.into_iter().flatten().collect();
         let own = ShardedStep::new(group, terms, &kept, optimizer.clips())?;
-        Ok(ShardedOptimizer { optimizer, own, steps: 0, failed: false })
+        Ok(ShardedOptimizer { optimizer, own, steps: 0, failed: false, gang: 0 })
     }
 
     /// The same by three collectives and the kernels between them, also where one kernel could do it: for comparisons
@@ -182,14 +185,15 @@ impl<T: Parameter> ShardedOptimizer<T> {
         G: AsViewMut<Elem = T> + ?Sized,
         V: AsViewMut<Elem = T>,
     {
-        if self.failed {
-            return Err(Error::invalid("step", "a step has failed; `set_state` before the next one"));
-        }
+        self.check(dev, "step")?;
         let rule = self.optimizer.rule(self.steps, 1.0);
         let mut weights: SmallVec<[DeviceViewMut<'_, T>; 8]> = weights.iter_mut().map(|x| x.view_mut()).collect();
         let grads = grads.view_mut();
         self.own.check(&grads, &weights)?;
         let captures = dev.recording.is_some();
+        if !captures {
+            self.gang = dev.session.gang.place();
+        }
         // A member that has failed may be behind the others.
         self.own.step(dev, (rule, self.steps), grads, &mut weights).inspect_err(|_| self.failed |= !captures)?;
         self.steps += u64::from(!captures);
@@ -197,18 +201,25 @@ impl<T: Parameter> ShardedOptimizer<T> {
     }
 
     /// Writes the numbers of the next step to the device, for a graph with one step, and counts the step. Call it
-    /// before each launch, on the stream of the launch.
+    /// before each launch, on the stream of the launch. (A launch before the first call changes no parameter.)
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] in a capture and after a failure; those of [`Device::upload_into`].
     #[track_caller]
     pub fn prepare(&mut self, dev: &Device) -> Result<()> {
-        if self.failed {
-            return Err(Error::invalid("prepare", "a step has failed; `set_state` before the next one"));
-        }
+        self.check(dev, "prepare")?;
         self.own.set_later(dev, self.optimizer.rule(self.steps, 1.0))?;
+        self.gang = dev.session.gang.place();
         self.steps += 1;
         Ok(())
+    }
+
+    /// Refuses what follows a failure: of a step, or of a scope in which steps were under way.
+    #[track_caller]
+    fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
+        self.failed |= dev.worker.failures.borrow().contains(&self.gang);
+        let why = "a step, or a scope with steps, has failed; `set_state` before the next one";
+        if self.failed { Err(Error::invalid(op, why)) } else { Ok(()) }
     }
 
     /// The state of all devices. All devices of the group call it, and it **waits**.
@@ -246,7 +257,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
         for (which, all) in KINDS.into_iter().zip(all) {
             self.own.set_kept(dev, which, all)?;
         }
-        (self.steps, self.failed) = (state.steps, false);
+        (self.steps, self.failed, self.gang) = (state.steps, false, 0);
         Ok(())
     }
 }

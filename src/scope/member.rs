@@ -151,7 +151,7 @@ fn forget(worker: &Worker, upto: u64) {
 fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex<Option<Box<Token>>>) {
     worker.handle.strike(Panic::InRecovery);
     if gang.is_aborted() {
-        worker.failures.set(worker.failures.get() + 1);
+        worker.failures.borrow_mut().push(gang.place());
         let recovering = gang.clone();
         let quiescence = &worker.shared.quiescence[worker.handle.device];
         quiescence.while_blocked(move || !recovering.is_recovered(), || gang.recover());

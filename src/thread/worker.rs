@@ -52,7 +52,7 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{
     any::Any,
-    cell::{Cell, RefCell},
+    cell::RefCell,
     collections::{HashMap, VecDeque},
     rc::Rc,
     sync::Arc,
@@ -178,8 +178,8 @@ pub(crate) struct Worker {
     pub(super) modules: Modules,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
     pub(crate) quarantine: RefCell<Vec<BlockRef>>,
-    /// Number of gangs with this device that have failed.
-    pub(crate) failures: Cell<u64>,
+    /// Places of the gangs with this device that have failed.
+    pub(crate) failures: RefCell<Vec<u64>>,
     /// Graphs that were dropped while a launch was in flight.
     pub(crate) graphs: RefCell<Vec<GraphExec>>,
     /// `PerDevice` state by handle.
@@ -210,7 +210,7 @@ impl Worker {
             staging_calls: InFlight::default(),
             modules: Modules::default(),
             quarantine: RefCell::default(),
-            failures: Cell::default(),
+            failures: RefCell::default(),
             graphs: RefCell::default(),
             slots: RefCell::default(),
             deferred_error: RefCell::default(),

@@ -366,6 +366,50 @@ on_both! {
         }).unwrap();
     }
 
+    // Steps do not wait, so whether they were done where their scope has failed is not known.
+    2: fn a_scope_that_fails_after_a_step_was_its_last(gpus) {
+        let pool = pool_of(gpus, 2);
+        let make = |dev: &Device| Rig::<f32>::new(dev, Optimizer::adam(0.1), ReduceOp::Sum, &[5000]);
+        let mut rigs = pool.per_device(|dev, _| make(dev)).unwrap();
+        let state = rigs.run(|dev, _, rig| {
+            rig.step(dev)?;
+            rig.own.state(dev)
+        }).unwrap().swap_remove(0);
+        // A scope without a step is none of theirs.
+        failure(pool.run(|dev, _| if dev.rank() == 1 { Err(Error::custom("another")) } else { Ok(()) }));
+        rigs.run(|dev, _, rig| rig.step(dev).map(drop)).unwrap();
+        failure(rigs.run(|dev, shard, rig| {
+            rig.own.step(dev, &mut rig.grads, &mut rig.weights)?;
+            // Who has left a scope before it fails is through with its steps.
+            if shard.index() == 1 { Err(Error::custom("after the step")) } else { dev.barrier() }
+        }));
+        rigs.clear_poison().unwrap();
+        rigs.run(|dev, _, rig| {
+            assert!(matches!(rig.step(dev).unwrap_err(), Error::InvalidArgument { op: "step", .. }));
+            assert!(matches!(rig.own.prepare(dev).unwrap_err(), Error::InvalidArgument { op: "prepare", .. }));
+            rig.own.set_state(dev, &state)?;
+            rig.step(dev).map(drop)
+        }).unwrap();
+    }
+
+    // A graph that is launched without its numbers.
+    1: fn a_launch_that_was_not_prepared_changes_nothing(gpus) {
+        let pool = pool_of(gpus, gpus.up_to(2));
+        for sizes in [&[3000][..], &SIZES[..]] {
+            pool.run(|dev, _| {
+                let mut rig = Rig::<bf16>::new(dev, Optimizer::adam_w(0.01).clip(0.5), ReduceOp::Avg, sizes)?;
+                let before = rig.download(dev)?;
+                let (graph, ()) = dev.capture(|dev| {
+                    rig.own.step(dev, &mut rig.grads, &mut rig.weights).map(drop)
+                })?;
+                rig.write(dev, |_, _| 0.5)?;
+                dev.launch_graph(&graph)?;
+                assert!(rig.download(dev)? == before);
+                Ok(())
+            }).unwrap();
+        }
+    }
+
     // A device that never calls fails the others' step; a state sets them right.
     2: fn a_failed_step_is_the_last_one(gpus) {
         let pool = pool_of(gpus, 2);

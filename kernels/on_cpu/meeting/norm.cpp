@@ -156,7 +156,7 @@ static const auto kernel_of(bf16*, bool two) { return two ? NORM(bf16) : MANY(bf
 template <class T> void Call<T>::start(World& world, u32 rank, u64 place) {
     const u32 n = members.size();
     Machine& machine = *world.machines[members[rank]];
-    Meet meet = {machine.signals, 0, place, 1000, n, rank, 0};
+    Meet meet = {machine.signals, 0, place, DEADLINE, n, rank, 0};
     for (u32 k = 0; k < n; k++) meet.members |= (u64)members[k] << 4 * k;
     f32* const mean_at = plan.layer ? mean[rank].at() : nullptr;
     const T* const beta_at = plan.layer ? beta.at() : nullptr;
