@@ -122,6 +122,7 @@ mod tests {
     use super::*;
     use crate::{
         Error,
+        collective::barrier,
         gang::Gang,
         sync::{EventCount, shim},
     };
@@ -161,6 +162,49 @@ mod tests {
         assert_eq!(bytes_of(9), [EMPTY, 7, EMPTY]);
         restart(&pad, &pool, 5).unwrap();
         assert_eq!(bytes_of(1), [EMPTY; 3]);
+    }
+
+    /// A device may get through with the work of a failed gang when its peers have emptied their inboxes long ago, and
+    /// may have sent to them meanwhile. It does not meet them before it has removed that.
+    #[test]
+    fn who_is_late_removes_what_it_has_sent() {
+        let pool = GpuPool::builder().host(3).build().unwrap();
+        let pad = make(&pool).unwrap();
+        assert!(pool.shared.signals.set(pad.clone()).is_ok());
+        let fill = |dev: &Device| {
+            let (at, bytes) = pad.inbox(dev.index());
+            // SAFETY: the pad's inbox is of so many bytes, and no kernel uses it.
+            dev.op("test")?.submit(|driver, stream| unsafe { driver.fill_u8(at, 7, bytes, stream) })?;
+            dev.synchronize()
+        };
+        pool.run(|dev, _| fill(dev)).unwrap();
+        pool.run_on(&[1], |dev, _| {
+            let spinning = &dev.worker.spinning;
+            let prepare = || spinning.prepare("test", std::panic::Location::caller(), &dev.stream);
+            prepare()?;
+            spinning.set_spoiled(true);
+            assert!(matches!(prepare(), Err(Error::InvalidArgument { op: "test", .. })));
+            barrier::resync_later(&dev.worker);
+            prepare()
+        })
+        .unwrap();
+        let found = pool.run(|dev, _| {
+            let mut found = Vec::new();
+            for sender in (0..3).filter(|&sender| sender != dev.index()) {
+                for (at, bytes) in pad.inbox_of_sender(sender, dev.index()) {
+                    let mut part = dev.pinned::<u8>(bytes)?;
+                    let to = part.as_mut_slice()?.as_mut_ptr();
+                    // SAFETY: a part of the inbox, of so many bytes; the wait is below.
+                    dev.op("test")?.submit(|driver, stream| unsafe { driver.copy_to_host(to, at, bytes, stream) })?;
+                    dev.synchronize()?;
+                    let part = part.as_slice()?;
+                    assert!(part.iter().all(|byte| *byte == part[0]), "from {sender} to {}", dev.index());
+                    found.push(part[0]);
+                }
+            }
+            Ok(found)
+        });
+        assert_eq!(found.unwrap(), [[EMPTY, EMPTY, 7, 7], [EMPTY; 4], [7, 7, EMPTY, EMPTY]]);
     }
 
     /// A gang may fail before all its devices are through with the gangs before it.

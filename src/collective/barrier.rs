@@ -21,6 +21,7 @@
 
 use super::{kernels, launch};
 use crate::{
+    copy::peer,
     error::{Error, Result},
     fabric::layout::{DeviceBarrier, EMPTY},
     memory::stream::StreamCore,
@@ -33,7 +34,12 @@ use crate::{
 /// No member sends to the inbox meanwhile: for that its kernel needs a meeting with this device's thread. A member that
 /// has left a gang before it failed need not do this: its kernels have taken all that was sent to it.
 pub(crate) fn resync(worker: &Worker) -> Result<()> {
-    let emptied = worker.spinning.is_spoiled() && empty_inbox(worker)?;
+    resync_after(worker, || empty_inbox(worker))
+}
+
+/// [`resync`], after `empty` has submitted the removal of what a failed gang has left, if it submits anything.
+fn resync_after(worker: &Worker, empty: impl FnOnce() -> Result<bool>) -> Result<()> {
+    let emptied = worker.spinning.is_spoiled() && empty()?;
     let skipped = worker.spinning.resync(|barrier| {
         count(worker, &worker.main, "recovery", barrier)?;
         // Work without a number is not waited for.
@@ -62,12 +68,32 @@ fn empty_inbox(worker: &Worker) -> Result<bool> {
     Ok(true)
 }
 
+/// Submits the removal of what this device has sent to its peers. Copied from the inbox, which is empty: the part of it
+/// that the peer writes. (If the peer's kernels write there now, it has this to do itself, before they meet.)
+fn empty_what_was_sent(worker: &Worker) -> Result<()> {
+    let Some(pad) = worker.shared.signals.get() else { return Ok(()) };
+    let me = worker.handle.device;
+    for peer in (0..worker.shared.devices()).filter(|&peer| peer != me) {
+        let (sent, received) = (pad.inbox_of_sender(me, peer), pad.inbox_of_sender(peer, me));
+        for ((to, bytes), (from, _)) in sent.into_iter().zip(received) {
+            peer::copy(worker, &worker.main, to, peer, from, me, bytes)?;
+        }
+    }
+    Ok(())
+}
+
 /// [`resync`] at the beginning of a scope, for a gang that got stuck and could not do it. It waits until this device is
-/// through with that gang's work; until then the barriers stay skipped, and the inbox as it is.
+/// through with that gang's work; until then the barriers stay skipped, the inbox as it is, and no kernel of this device
+/// [meets others](crate::fabric::spinning::Spinning::prepare). Its late kernels may have sent when their receivers had
+/// emptied their inboxes, so it removes that, too.
 pub(crate) fn resync_later(worker: &Worker) {
     if (worker.spinning.has_skipped() || worker.spinning.is_spoiled())
         && worker.is_idle()
-        && let Err(error) = resync(worker)
+        && let Err(error) = resync_after(worker, || {
+            let emptied = empty_inbox(worker)?;
+            empty_what_was_sent(worker)?;
+            Ok(emptied)
+        })
     {
         event!(debug, device = worker.handle.device, %error, "skipped barriers could not be resynchronised");
     }

@@ -159,6 +159,14 @@ impl Inbox {
     pub(crate) const fn bytes(self) -> usize {
         self.whole + self.slots
     }
+
+    /// The two parts of a receiver's inbox that a sender writes, in a pool of so many devices: offset from the begin of
+    /// the signal pad, and bytes.
+    pub(crate) fn of_sender(self, devices: usize, sender: usize, receiver: usize) -> [(usize, usize); 2] {
+        let place = if sender < receiver { sender } else { sender - 1 };
+        let (whole, slots) = (self.whole / (devices - 1), self.slots / (devices - 1));
+        [(self.start + place * whole, whole), (self.start + self.whole + place * slots, slots)]
+    }
 }
 
 /// Sets the epoch of every pair of devices in a header.

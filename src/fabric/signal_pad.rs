@@ -195,6 +195,13 @@ impl SignalPad {
         (self.address(device) + inbox.start as u64, inbox.bytes())
     }
 
+    /// Address and bytes of the two parts of a receiver's inbox that a sender writes.
+    pub(crate) fn inbox_of_sender(&self, sender: usize, receiver: usize) -> [(Address, usize); 2] {
+        let (devices, pad) = (self.devices.len(), self.address(receiver));
+        let parts = self.layout.inbox(devices).of_sender(devices, sender, receiver);
+        parts.map(|(offset, bytes)| (pad + offset as u64, bytes))
+    }
+
     /// Most bytes that one member can send to another by the LL algorithm.
     pub(crate) fn ll_bytes(&self) -> usize {
         self.layout.packets * 8
