@@ -19,11 +19,18 @@
 //! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their barriers pair by
 //! pair. A member that has skipped one launches it when the gang has drained ([`resync`]).
 
-use super::{kernels, launch};
+use super::{
+    kernels::{
+        self,
+        twin::{self, Place},
+    },
+    launch,
+};
 use crate::{
     error::{Error, Result},
     fabric::layout::{DeviceBarrier, EMPTY},
     memory::stream::StreamCore,
+    mutation::Bug,
     thread::worker::Worker,
 };
 
@@ -51,7 +58,7 @@ pub(crate) fn resync(worker: &Worker) -> Result<()> {
 fn empty_inbox(worker: &Worker) -> Result<bool> {
     let Some(pad) = worker.shared.signals.get() else { return Ok(false) };
     let (address, bytes) = pad.inbox(worker.handle.device);
-    if bytes == 0 {
+    if bytes == 0 || worker.handle.injected(Bug::InboxKept) {
         return Ok(false);
     }
     // SAFETY: the pad's memory, which lives as long as the pool; the caller says why no kernel uses it now.
@@ -75,6 +82,12 @@ pub(crate) fn resync_later(worker: &Worker) {
 
 /// Launches a kernel that takes part in the barrier and touches no memory.
 pub(super) fn count(worker: &Worker, stream: &StreamCore, name: &'static str, barrier: DeviceBarrier) -> Result<()> {
+    let pad = worker.shared.signals.get().filter(|pad| pad.layout().registers > 0);
+    if let Some(pad) = pad {
+        let place = Place { handle: &worker.handle, pad, meet: barrier };
+        let args = twin::args(&place, [None; 2], &[]);
+        return launch::launch_on(worker, stream, name, &twin::counting(), 1, &args);
+    }
     let (entry, args) = kernels::counting(barrier);
     launch::launch_on(worker, stream, name, &entry, 1, &args)
 }

@@ -17,6 +17,7 @@ mod ring;
 mod staged;
 #[cfg(test)]
 mod tests;
+pub(crate) mod twin;
 
 use crate::{
     Module,

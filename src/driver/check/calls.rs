@@ -32,11 +32,15 @@ impl Checked {
         forward: impl FnOnce() -> DriverResult,
     ) -> DriverResult {
         let (mut state, by) = self.checker.enter();
-        state.submit(by, (self.index, stream.0), call, operands, forward)
+        state.submit(by, (self.index, stream.0), call, operands, forward)?;
+        let written = operands.iter().filter(|operand| operand.manner == Manner::WRITE);
+        written.filter_map(Operand::range).for_each(|range| self.checker.words().forget(&range));
+        Ok(())
     }
 
     pub(super) fn added(&self, address: Address, bytes: usize, source: Source) {
         let range = address..address.saturating_add(bytes as u64);
+        self.checker.words().forget(&range);
         self.checker.state.lock().mem_added(range, source);
     }
 
