@@ -4,7 +4,7 @@
 
 use crate::{
     Device, DeviceBuffer, GpuPool,
-    driver::Address,
+    driver::{Address, host},
     error::Result,
     fabric::{
         layout::{self, EMPTY, Inbox, MOST, PadLayout},
@@ -20,13 +20,13 @@ use std::sync::Arc;
 /// Makes the signal pads if kernels of these devices can wait for each other: GPUs that run what was launched while the
 /// host goes on, and that no checker watches (a checker knows no flags). They are in the host's memory unless all
 /// devices have access to each other's memory. Software GPUs have pads with inboxes if these were asked for, also under
-/// a checker.
+/// a checker, which learns what their kernels do.
 pub(crate) fn set_up(pool: &GpuPool) -> Result<Option<Arc<SignalPad>>> {
     if can_meet(&pool.shared) {
         return make(pool).map(Some);
     }
     let n = pool.shared.devices();
-    let asked = pool.shared.algorithm == Algorithm::Inbox && all_are_software(&pool.shared);
+    let asked = pool.shared.algorithm == Algorithm::Inbox && can_step(&pool.shared);
     let direct = || pool.shared.are_direct(&(0..n).collect::<Vec<_>>());
     ((2..=MOST).contains(&n) && asked && direct()).then(|| make_as(pool, PadLayout::software(n), true)).transpose()
 }
@@ -130,8 +130,13 @@ fn can_meet(shared: &Shared) -> bool {
     (2..=MOST).contains(&n) && !serial && fit && shared.handles.iter().all(hardware)
 }
 
-fn all_are_software(shared: &Shared) -> bool {
-    shared.handles.iter().all(|handle| handle.driver.info().compute_capability == (0, 0))
+/// Whether the devices are software GPUs that perform operations. In virtual time a kernel that waits has no cost.
+fn can_step(shared: &Shared) -> bool {
+    let steps = |handle: &Arc<DeviceHandle>| {
+        let software = handle.driver.info().compute_capability == (0, 0);
+        software && !handle.in_virtual_time() && !host::is_dry(&*handle.driver)
+    };
+    shared.handles.iter().all(steps)
 }
 
 #[cfg(test)]

@@ -126,6 +126,21 @@ trait Program {
 /// The arguments of a launch, from those of the launch on a GPU. `memory` is the member's own: what it reads, and what
 /// it writes.
 pub(crate) fn args(place: &Place<'_>, memory: [Option<Part>; 2], of_gpu: &[KernelArg]) -> Arguments {
+    args_among(place, |_| true, memory, of_gpu)
+}
+
+/// The arguments of [`counting`], which touches no peer's pad: the peer may be emptying it.
+pub(crate) fn counting_args(place: &Place<'_>) -> Arguments {
+    args_among(place, |rank| rank == place.meet.me as usize, [None; 2], &[])
+}
+
+/// Arguments that name the pads of these ranks.
+fn args_among(
+    place: &Place<'_>,
+    names: impl Fn(usize) -> bool,
+    memory: [Option<Part>; 2],
+    of_gpu: &[KernelArg],
+) -> Arguments {
     let Place { handle, pad, meet } = *place;
     let (checker, device) = handle.watch().map_or((0, 0), |watch| (watch.checker.number(), watch.device));
     // A range may appear only once in a launch.
@@ -148,9 +163,9 @@ pub(crate) fn args(place: &Place<'_>, memory: [Option<Part>; 2], of_gpu: &[Kerne
     args.push(KernelArg::Slice { address: registers, bytes, write: true });
     args.push(words(pad.words(handle.device)));
     args.extend((0..meet.count as usize).map(|rank| {
-        let pad_of = ordinal(meet, rank);
-        let (inbox, bytes) = pad.inbox(pad_of);
-        words((pad.address(pad_of), (inbox - pad.address(pad_of)) as usize + bytes))
+        let first = pad.address(ordinal(meet, rank));
+        let (inbox, bytes) = pad.inbox(ordinal(meet, rank));
+        words((first, if names(rank) { (inbox - first) as usize + bytes } else { 0 }))
     }));
     let slice = |(part, write): (Option<Part>, bool)| part.unwrap_or(Part::NONE).slice(write);
     args.extend(memory.into_iter().zip([false, true]).map(slice));
@@ -161,7 +176,7 @@ pub(crate) fn args(place: &Place<'_>, memory: [Option<Part>; 2], of_gpu: &[Kerne
     args
 }
 
-/// The kernel that counts a meeting which its gang's failure has ended. Launched with [`args`] of no more.
+/// The kernel that counts a meeting which its gang's failure has ended. Launched with [`counting_args`].
 pub(crate) fn counting() -> Entry {
     Entry { module: &builtin::COMBINE, name: "combine_u8", host: Some(count) }
 }
@@ -341,3 +356,6 @@ impl<T: Lane> Fold<T> {
         guarded::<T>(result)
     }
 }
+
+#[cfg(test)]
+mod tests;
