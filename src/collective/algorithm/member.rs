@@ -7,7 +7,10 @@
 //! Invariant (the exit rule): when the member's stream has passed the collective, no peer touches the member's memory.
 
 use super::super::{
-    kernels::{self, Arguments, Entry, Part, twin::{self, Place}},
+    kernels::{
+        self, Arguments, Entry, Part,
+        twin::{self, Place},
+    },
     meet::Descriptors,
     request::{Job, RemotePtr, Request},
 };

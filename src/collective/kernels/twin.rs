@@ -37,14 +37,8 @@ const FEW_STEPS: u64 = 4;
 const MANY_STEPS: u64 = 2048;
 
 /// The bugs that tests inject into these kernels.
-const BUGS: [Bug; 6] = [
-    Bug::DatumTakenEarly,
-    Bug::SlotWithoutCredit,
-    Bug::OneRoom,
-    Bug::SlotsLeftFull,
-    Bug::DatumKept,
-    Bug::OwnNanKept,
-];
+const BUGS: [Bug; 6] =
+    [Bug::DatumTakenEarly, Bug::SlotWithoutCredit, Bug::OneRoom, Bug::SlotsLeftFull, Bug::DatumKept, Bug::OwnNanKept];
 
 /// The member that launches.
 pub(crate) struct Place<'a> {
@@ -254,7 +248,7 @@ impl<'a> Frame<'a> {
     /// Makes steps of all blocks in turn, until all have ended, nothing goes on, or these are enough for an attempt.
     fn run(mut self, program: &impl Program) {
         let (blocks, mut left, mut idle, mut advanced) = (u64::from(self.blocks), self.inboxes.told.steps, 0, false);
-        let mut over = false;
+        let (mut over, mut found) = (false, None);
         while self.registers.ended < blocks && idle < blocks && left > 0 && !over {
             let block = self.registers.turn % blocks;
             self.registers.turn = block + 1;
@@ -273,14 +267,15 @@ impl<'a> Frame<'a> {
                     }
                 }
             }
-            over |= self.inboxes.found.is_some();
+            found = self.inboxes.take_found();
+            over |= found.is_some();
         }
         if !over && self.registers.ended < blocks {
             return host::again_after(advanced);
         }
         *self.registers = bytemuck::Zeroable::zeroed();
         self.inboxes.note_epochs();
-        if let Some(report) = self.inboxes.found {
+        if let Some(report) = found {
             host::misused(report);
         }
     }

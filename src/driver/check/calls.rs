@@ -72,11 +72,11 @@ impl Checked {
     }
 }
 
-/// Whether the awaited work has ended. That also holds if the wait reports a lost device: it does so only after the
-/// device's running work has ended.
+/// Whether the awaited work has ended. That also holds if the wait reports a lost device, which it does only after the
+/// device's running work has ended, or a mistake that was found when the work had run.
 pub(super) fn is_over(waited: &DriverResult<bool>) -> bool {
     match waited {
         Ok(done) => *done,
-        Err(fault) => fault.kind == FaultKind::DeviceLost,
+        Err(fault) => matches!(fault.kind, FaultKind::DeviceLost | FaultKind::Misuse),
     }
 }

@@ -54,6 +54,8 @@ pub(crate) struct Words {
     devices: HashMap<usize, Device>,
     data: BTreeMap<Address, Access>,
     credits: BTreeMap<Address, Arc<Clock>>,
+    /// The latest gang in which a kernel has given up.
+    failed: u64,
 }
 
 /// What a device's kernels know.
@@ -153,6 +155,17 @@ impl Words {
         }
         state.begin = Arc::new(all);
         state.blocks.iter_mut().for_each(|block| block.clock = state.begin.clone());
+    }
+
+    /// A kernel of the gang at this place has given up. What the gang's other kernels do is worth nothing: they find what
+    /// this one has left.
+    pub(crate) fn gave_up(&mut self, place: u64) {
+        self.failed = self.failed.max(place);
+    }
+
+    /// Whether a kernel of the gang at this place, or of a later one, has given up.
+    pub(crate) fn has_failed(&self, place: u64) -> bool {
+        self.failed >= place
     }
 
     /// An ordinary operation has written this memory, ordered after all kernels that know it; or it is new.

@@ -49,7 +49,7 @@ pub(super) struct Inboxes {
     pub meet: DeviceBarrier,
     pub told: Told,
     /// What the checker has found.
-    pub found: Option<Box<Report>>,
+    found: Option<Box<Report>>,
     /// The host's words.
     words: *mut u8,
     /// The members' signal pads, by rank: where they are, and their addresses.
@@ -240,14 +240,31 @@ impl Inboxes {
         if *since == 0 {
             *since = now;
         }
-        let DeviceBarrier { deadline, place, .. } = self.meet;
+        let (deadline, place) = (self.meet.deadline, self.gang());
         let late = deadline != 0 && now - *since > deadline;
-        let place = if place != 0 { place } else { self.load(self.words, PLACE) };
         if !late && self.load(self.words, 0) < place {
             return false;
         }
+        if let Some(checker) = &self.checker {
+            checker.words().gave_up(place);
+        }
         self.store(self.words, REPORT, place << 8 | 0x80 | ordinal(self.meet, missing) as u64);
         true
+    }
+
+    /// What the checker has found, unless the gang has failed: then kernels find what others have left.
+    pub(super) fn take_found(&mut self) -> Option<Box<Report>> {
+        let found = self.found.take()?;
+        let failed = self.checker.as_ref().is_some_and(|checker| checker.words().has_failed(self.gang()));
+        (!failed && self.load(self.words, 0) < self.gang()).then_some(found)
+    }
+
+    /// The place of the gang that the kernel runs in.
+    fn gang(&self) -> u64 {
+        match self.meet.place {
+            0 => self.load(self.words, PLACE),
+            place => place,
+        }
     }
 }
 

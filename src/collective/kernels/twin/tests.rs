@@ -54,7 +54,10 @@ fn no_order_of_steps_is_a_race_or_changes_a_sum() {
         for seed in 0..seeds {
             let pool = watched(n, seed);
             let how = |bytes| pool.explain(crate::DType::F32, ReduceOp::Sum, bytes);
-            assert_eq!([4, 1 << 20].map(|bytes| (how(bytes).algorithm, how(bytes).meets)), [(Algorithm::Inbox, "data"); 2]);
+            assert_eq!(
+                [4, 1 << 20].map(|bytes| (how(bytes).algorithm, how(bytes).meets)),
+                [(Algorithm::Inbox, "data"); 2]
+            );
             let right = pool.run(|dev, _| sums(dev, &lengths(n), 4)).unwrap();
             assert!(right.iter().all(|right| *right), "{n} members, seed {seed}");
             pool.close().unwrap();
@@ -162,10 +165,34 @@ fn what_a_failed_call_leaves_is_removed_or_found() {
             let after = pool.run(|dev, _| sums(dev, &lengths(3), 4));
             match after {
                 Err(Error::Misuse { report, .. }) => assert!(kept && report.kind == Kind::Race, "{report}"),
-                Err(error) => panic!("{error}"),
+                Err(error) => panic!("{len} elements, kept: {kept}: {error}"),
                 Ok(right) => assert_eq!(right.contains(&false), kept, "{len} elements"),
             }
         }
+    }
+}
+
+/// A kernel's peer does not come: it gives up at its deadline, and names it.
+#[test]
+fn a_kernel_gives_up_at_its_deadline() {
+    for len in [lengths(2)[0], lengths(2)[3]] {
+        let plan: FaultPlan = "1:fill:1:stuck".parse().unwrap();
+        let plan = plan.paused();
+        let timeout = std::time::Duration::from_millis(300);
+        let built = builder(2).check(Check::Races).timeout(timeout).faults(plan.clone()).build();
+        let pool = built.unwrap();
+        plan.resume();
+        let failed = pool.run(|dev, _| {
+            let mut x = dev.upload(&vec![1.0f32; len])?;
+            if dev.rank() == 1 {
+                dev.fill(&mut x, 2.0)?;
+            }
+            dev.all_reduce(&mut x, ReduceOp::Sum)?;
+            dev.synchronize()
+        });
+        assert!(matches!(failed, Err(Error::Timeout { .. })), "{failed:?}");
+        plan.release();
+        plan.pause();
     }
 }
 

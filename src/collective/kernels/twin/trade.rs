@@ -141,7 +141,8 @@ impl<T: Lane> Program for Trade<T> {
             0 => {
                 let taken = if last { steps } else { (p + more).saturating_sub(1) };
                 let skipped = if last { Bug::SlotsLeftFull } else { Bug::SlotWithoutCredit };
-                let missing = if taken == 0 || inboxes.told.has(skipped) { None } else { inboxes.hear_taken(block, taken) };
+                let missing =
+                    if taken == 0 || inboxes.told.has(skipped) { None } else { inboxes.hear_taken(block, taken) };
                 match missing {
                     Some(missing) => Step::Waits(missing),
                     None if last => Step::Ended,
