@@ -54,8 +54,8 @@ pub(crate) fn resync(worker: &Worker) -> Result<()> {
     Ok(())
 }
 
-/// Submits the removal of what is in the device's inbox, if it has one, and of what a kernel that never ended has left in
-/// the registers.
+/// Submits the removal of what is in the device's inbox, if it has one, and of what a kernel that never ended has left
+/// in the registers.
 fn empty_inbox(worker: &Worker) -> Result<bool> {
     let Some(pad) = worker.shared.signals.get() else { return Ok(false) };
     let (address, bytes) = pad.inbox(worker.handle.device);

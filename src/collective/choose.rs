@@ -33,8 +33,8 @@ pub(crate) enum KernelBarrier {
 /// What a pool's devices can do, and what its builder asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
-    /// The devices are software GPUs. They gain nothing from kernels that wait for each other, and do it only when asked
-    /// for inboxes.
+    /// The devices are software GPUs. They gain nothing from kernels that wait for each other, and do it only when
+    /// asked for inboxes.
     pub software: bool,
     pub virtual_time: bool,
     pub barrier: KernelBarrier,

@@ -215,7 +215,7 @@ impl Pairs<'_> {
 }
 
 /// Every sender's `n` elements for every receiver: by [`push`] at most 8 bytes for each of a place's packets, by
-/// [`eager`] at most the bytes of a slot, by [`inbox`](inbox()) at most those of a room. On GPUs only, but for the last.
+/// [`eager`] at most the bytes of a slot, by [`inbox`](inbox()) at most those of a room; software GPUs only by that.
 /// Every member launches the same grid. `n` is not 0 and there are at least two members.
 pub(crate) struct Push<'a> {
     pub n: usize,

@@ -107,16 +107,14 @@ fn part<T>(x: &mut [T]) -> Part {
 
 /// What the driver of a software GPU does with a launch.
 fn launch(entry: Entry, args: &[KernelArg]) {
-    let args: Vec<HostArg> = args
-        .iter()
-        .map(|arg| match *arg {
-            KernelArg::Value(value) => HostArg::Value(value),
-            KernelArg::Words { .. } => unreachable!("none of these kernels waits"),
-            KernelArg::Slice { address, bytes, write } => {
-                HostArg::Slice { ptr: std::ptr::with_exposed_provenance_mut(address as usize), bytes, write }
-            }
-        })
-        .collect();
+    let argument = |arg: &KernelArg| match *arg {
+        KernelArg::Value(value) => HostArg::Value(value),
+        KernelArg::Words { .. } => unreachable!("none of these kernels waits"),
+        KernelArg::Slice { address, bytes, write } => {
+            HostArg::Slice { ptr: std::ptr::with_exposed_provenance_mut(address as usize), bytes, write }
+        }
+    };
+    let args: Vec<HostArg> = args.iter().map(argument).collect();
     // SAFETY: the arguments are those of the entry; the tests own the memory behind them.
     unsafe { entry.host.unwrap()(LaunchDims::cover(1), &args) }
 }

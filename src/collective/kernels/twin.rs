@@ -7,8 +7,8 @@
 //! members' steps. What a block has done is kept in the pad's registers. [`Inboxes`] makes the accesses to the inboxes,
 //! and tells the race checker of them. [`trip`] and [`trade`] are the two kernels, unit by unit.
 //!
-//! Invariant: as a kernel on a GPU, a block waits only where `kernels/inbox.cu` waits, and a kernel that gives up counts
-//! its meeting all the same.
+//! Invariant: a block waits only where `kernels/inbox.cu` waits, and a kernel that gives up counts its meeting all the
+//! same.
 
 mod inboxes;
 mod trade;
@@ -236,7 +236,7 @@ impl<'a> Frame<'a> {
         };
         Frame {
             blocks: dims.grid.0,
-            // SAFETY: the launch holds the registers exclusively; they are zeroed with the pad, aligned and large enough.
+            // SAFETY: the launch holds the registers exclusively; zeroed with the pad, aligned, large enough.
             registers: unsafe { &mut *registers.cast() },
             // SAFETY: the promise of the caller.
             inboxes: unsafe { Inboxes::new(meet, told, pointer(&args[3]), pads) },

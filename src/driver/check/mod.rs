@@ -26,9 +26,9 @@
 //!   thread with the knowledge that all threads together have when one of them learns that the wait is over. Until
 //!   then, it does not report conflicts that the flag might order.
 //! * It does not see unfinished work on a lost device: that device's memory may be freed.
-//! * It does not know the word that a user's spinning kernel ([`Kernel::resumable`](crate::Kernel::resumable)) waits for.
-//!   Such a kernel reads words that another operation writes, which is a race for the checker, so such programs run
-//!   without it. The library's own tell it each access to their words ([`KernelArg::Words`](super::KernelArg), `words`).
+//! * It does not know the word that a user's spinning kernel ([`Kernel::resumable`](crate::Kernel::resumable)) waits
+//!   for. Such a kernel reads words that another operation writes, which is a race for the checker, so such programs
+//!   run without it. The library's own kernels tell it each access to their words (`words`).
 //! * It does not see an access by the host that is followed by an access of a device which another thread submits, if
 //!   no edge orders the two threads. For the library's own memory, Rust's borrows order them.
 //! * It does not see accesses of a kernel outside its declared arguments, nor the bytes of an argument that the kernel

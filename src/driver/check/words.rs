@@ -157,8 +157,8 @@ impl Words {
         state.blocks.iter_mut().for_each(|block| block.clock = state.begin.clone());
     }
 
-    /// A kernel of the gang at this place has given up. What the gang's other kernels do is worth nothing: they find what
-    /// this one has left.
+    /// A kernel of the gang at this place has given up. What the gang's other kernels do is worth nothing: they find
+    /// what this one has left.
     pub(crate) fn gave_up(&mut self, place: u64) {
         self.failed = self.failed.max(place);
     }
