@@ -34,6 +34,20 @@ pub(crate) enum Bug {
     FoldedEarly,
     /// A rail between processes begins before the step inside the process has staged its piece.
     RailTooEarly,
+    /// A datum of an inbox is taken before it has arrived.
+    DatumTakenEarly,
+    /// A slot of an inbox is filled without the credit for it.
+    SlotWithoutCredit,
+    /// A room of an inbox is used in every meeting, not in every second one.
+    OneRoom,
+    /// A kernel that uses slots ends before the others have taken what it has sent.
+    SlotsLeftFull,
+    /// What is taken from an inbox is not wiped.
+    DatumKept,
+    /// The own copy of a sender is added up with the reserved NaN.
+    OwnNanKept,
+    /// An inbox keeps what a failed call has left.
+    InboxKept,
     /// A chunk goes back to the driver while operations may still use it.
     ChunkReleasedEarly,
 }

@@ -19,12 +19,19 @@
 //! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their barriers pair by
 //! pair. A member that has skipped one launches it when the gang has drained ([`resync`]).
 
-use super::{kernels, launch};
+use super::{
+    kernels::{
+        self,
+        twin::{self, Place},
+    },
+    launch,
+};
 use crate::{
     copy::peer,
     error::{Error, Result},
     fabric::layout::{DeviceBarrier, EMPTY},
     memory::stream::StreamCore,
+    mutation::Bug,
     thread::worker::Worker,
 };
 
@@ -53,15 +60,20 @@ fn resync_after(worker: &Worker, empty: impl FnOnce() -> Result<bool>) -> Result
     Ok(())
 }
 
-/// Submits the removal of what is in the device's inbox, if it has one.
+/// Submits the removal of what is in the device's inbox, if it has one, and of what a kernel that never ended has left
+/// in the registers.
 fn empty_inbox(worker: &Worker) -> Result<bool> {
     let Some(pad) = worker.shared.signals.get() else { return Ok(false) };
     let (address, bytes) = pad.inbox(worker.handle.device);
-    if bytes == 0 {
+    if bytes == 0 || worker.handle.injected(Bug::InboxKept) {
         return Ok(false);
     }
+    let (registers, more) = pad.registers(worker.handle.device);
+    let (driver, stream) = (&worker.handle.driver, worker.main.raw);
     // SAFETY: the pad's memory, which lives as long as the pool; the caller says why no kernel uses it now.
-    let filled = unsafe { worker.handle.driver.fill_u8(address, EMPTY, bytes, worker.main.raw) };
+    let filled = unsafe {
+        driver.fill_u8(address, EMPTY, bytes, stream).and_then(|()| driver.fill_u8(registers, 0, more, stream))
+    };
     worker.handle.check("recovery", filled)?;
     // Work without a number is not waited for.
     worker.main.submit();
@@ -101,6 +113,12 @@ pub(crate) fn resync_later(worker: &Worker) {
 
 /// Launches a kernel that takes part in the barrier and touches no memory.
 pub(super) fn count(worker: &Worker, stream: &StreamCore, name: &'static str, barrier: DeviceBarrier) -> Result<()> {
+    let pad = worker.shared.signals.get().filter(|pad| pad.layout().registers > 0);
+    if let Some(pad) = pad {
+        let place = Place { handle: &worker.handle, pad, meet: barrier };
+        let args = twin::counting_args(&place);
+        return launch::launch_on(worker, stream, name, &twin::counting(), 1, &args);
+    }
     let (entry, args) = kernels::counting(barrier);
     launch::launch_on(worker, stream, name, &entry, 1, &args)
 }

@@ -26,12 +26,15 @@ pub(crate) enum KernelBarrier {
     OnDevices { ll: usize, eager: usize, inbox: usize, inbox_slot: usize },
     /// In page-locked memory of the host. The LL algorithm carries up to `ll` bytes to one peer.
     InHost { ll: usize },
+    /// On software GPUs, and by inboxes only, as on devices.
+    OnSoftware { inbox: usize, inbox_slot: usize },
 }
 
 /// What a pool's devices can do, and what its builder asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
-    /// The devices are software GPUs. They gain nothing from kernels that wait for each other.
+    /// The devices are software GPUs. They gain nothing from kernels that wait for each other, and do it only when
+    /// asked for inboxes.
     pub software: bool,
     pub virtual_time: bool,
     pub barrier: KernelBarrier,
@@ -144,6 +147,18 @@ impl<'a> Case<'a> {
     pub(crate) fn meets_on_devices(&self) -> bool {
         let meets = matches!(self.machine.barrier, KernelBarrier::OnDevices { .. });
         self.direct && (2..=MOST).contains(&self.members) && meets
+    }
+
+    /// The inboxes by which the members' kernels can wait for each other, if they can: most bytes in one trip, and of a
+    /// slot.
+    pub(crate) fn inboxes(&self) -> Option<(usize, usize)> {
+        let among = self.direct && (2..=MOST).contains(&self.members);
+        match self.machine.barrier {
+            KernelBarrier::OnDevices { inbox, inbox_slot, .. } | KernelBarrier::OnSoftware { inbox, inbox_slot } => {
+                among.then_some((inbox, inbox_slot))
+            }
+            _ => None,
+        }
     }
 
     /// Whether the members' kernels wait for each other in the host's memory, since some have no access to a peer's

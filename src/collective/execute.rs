@@ -252,6 +252,10 @@ impl Machine {
         let barrier = match shared.signals.get() {
             None => KernelBarrier::None,
             Some(pad) if pad.have_stages() => KernelBarrier::InHost { ll: pad.ll_bytes() },
+            Some(pad) if pad.layout().registers > 0 => {
+                let PadLayout { inbox, inbox_slot, .. } = pad.layout();
+                KernelBarrier::OnSoftware { inbox, inbox_slot }
+            }
             Some(pad) => {
                 let (ll, eager, PadLayout { inbox, inbox_slot, .. }) =
                     (pad.ll_bytes(), pad.eager_bytes(), pad.layout());

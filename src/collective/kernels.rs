@@ -3,7 +3,7 @@
 //!
 //! The algorithms launch them. The device code is in `kernels/{combine,push,eager,inbox,staged,ring,exchange}.cu`;
 //! `kernels/meet.cuh` says how the kernels of several devices wait for each other. [`host_kernels`] do not wait for
-//! each other: events order them.
+//! each other: events order them. Those of [`twin`] do, step by step.
 //!
 //! Invariant: a device kernel and its host kernel compute the same bits, whatever the launch dimensions and the
 //! alignment. Elements are folded in rank order, half types in `f32` with one rounding at the end, and integers wrap.
@@ -17,6 +17,7 @@ mod ring;
 mod staged;
 #[cfg(test)]
 mod tests;
+pub(crate) mod twin;
 
 use crate::{
     Module,
@@ -214,8 +215,8 @@ impl Pairs<'_> {
 }
 
 /// Every sender's `n` elements for every receiver: by [`push`] at most 8 bytes for each of a place's packets, by
-/// [`eager`] at most the bytes of a slot; on GPUs only. Every member launches the same grid. `n` is not 0 and there are
-/// at least two members.
+/// [`eager`] at most the bytes of a slot, by [`inbox`](inbox()) at most those of a room; software GPUs only by that.
+/// Every member launches the same grid. `n` is not 0 and there are at least two members.
 pub(crate) struct Push<'a> {
     pub n: usize,
     pub op: ReduceOp,

@@ -23,8 +23,8 @@ use std::sync::{Arc, OnceLock};
 /// Bytes of page-locked memory for each device: its abort word, then the place of the gang that launches graphs on it,
 /// and its report word on a line of its own.
 const LINES: usize = 256;
-const PLACE: usize = 8;
-const REPORT: usize = 128;
+pub(crate) const PLACE: usize = 8;
+pub(crate) const REPORT: usize = 128;
 
 /// Bytes of a slot of a stage. A stage then has 4 MiB: pieces that a device writes are still in the host's cache when
 /// others read them.
@@ -200,6 +200,17 @@ impl SignalPad {
         let (devices, pad) = (self.devices.len(), self.address(receiver));
         let parts = self.layout.inbox(devices).of_sender(devices, sender, receiver);
         parts.map(|(offset, bytes)| (pad + offset as u64, bytes))
+    }
+
+    /// The memory in which kernels of software GPUs keep how far they are, if the pad is for them.
+    pub(crate) fn registers(&self, device: usize) -> (Address, usize) {
+        let (inbox, bytes) = self.inbox(device);
+        (inbox + bytes as u64, self.layout.registers)
+    }
+
+    /// The host's words for a device, as [`Words`] lays them out.
+    pub(crate) fn words(&self, device: usize) -> (Address, usize) {
+        (self.words.abort(device) as u64, LINES)
     }
 
     /// Most bytes that one member can send to another by the LL algorithm.

@@ -9,18 +9,20 @@
 //! (`collective/barrier.rs`).
 
 use super::{
-    super::{choose::KernelBarrier, kernels, launch},
+    super::{kernels, launch},
     About, Algorithm, Case, Matched, Member, Needs, ll,
 };
 use crate::{
     error::Result,
-    fabric::{limits::Limits, plan::Side, types},
+    fabric::{layout::SOFTWARE_BLOCKS, limits::Limits, plan::Side, types},
 };
 
 pub(crate) struct Inbox;
 
 /// Bytes of a block: a unit of 16 for each thread, so that all are on their way at once.
 const PER_BLOCK: usize = 512 * 16;
+/// On software GPUs, whose rooms are small.
+const PER_SOFTWARE_BLOCK: usize = 512;
 
 impl Algorithm for Inbox {
     fn about(&self) -> About {
@@ -41,12 +43,12 @@ impl Algorithm for Inbox {
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {
-        blocks(case.packets.unwrap_or(0), case.limits)
+        blocks(case.packets.unwrap_or(0), case.machine.software, case.limits)
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let packets = ll::packets(member, matched);
-        let blocks = blocks(ll::bytes(member, &packets), member.limits);
+        let blocks = blocks(ll::bytes(member, &packets), member.is_software(), member.limits);
         let entry = kernels::inbox(member.request.dtype).expect("chosen for floats");
         ll::trip(member, matched, &packets, Side::Source, entry, blocks)
     }
@@ -55,12 +57,15 @@ impl Algorithm for Inbox {
 /// Whether it adds up floats, of at most `most` bytes for each peer, and members have room for them. (What sends
 /// nothing waits for no peer, so the devices would not count the meeting.)
 fn can(case: &Case<'_>, most: usize) -> bool {
-    let KernelBarrier::OnDevices { inbox, .. } = case.machine.barrier else { return false };
-    let fits = case.packets.is_some_and(|each| each > 0 && each <= most.min(inbox));
-    fits && case.meets_on_devices() && case.sums() && kernels::inbox(case.dtype).is_some()
+    let Some((room, _)) = case.inboxes() else { return false };
+    let fits = case.packets.is_some_and(|each| each > 0 && each <= most.min(room));
+    fits && case.sums() && kernels::inbox(case.dtype).is_some()
 }
 
 /// Blocks of a kernel that sends `bytes` bytes to each peer.
-fn blocks(bytes: usize, limits: &Limits) -> u32 {
-    launch::blocks_of(bytes, PER_BLOCK, limits.inbox_blocks)
+fn blocks(bytes: usize, software: bool, limits: &Limits) -> u32 {
+    match software {
+        false => launch::blocks_of(bytes, PER_BLOCK, limits.inbox_blocks),
+        true => launch::blocks_of(bytes, PER_SOFTWARE_BLOCK, SOFTWARE_BLOCKS),
+    }
 }

@@ -115,7 +115,7 @@ pub(super) fn trip(
         destination: part(Side::Destination, packets.destination),
         meet: member.barrier,
     };
-    member.launch(&entry, blocks, &push.args())?;
+    member.launch_meeting(&entry, blocks, push.args())?;
     member.launched.set(member.launched.get() + 1);
     Ok(())
 }

@@ -7,7 +7,10 @@
 //! Invariant (the exit rule): when the member's stream has passed the collective, no peer touches the member's memory.
 
 use super::super::{
-    kernels::{self, Entry},
+    kernels::{
+        self, Arguments, Entry, Part,
+        twin::{self, Place},
+    },
     meet::Descriptors,
     request::{Job, RemotePtr, Request},
 };
@@ -276,6 +279,17 @@ impl Member<'_> {
     /// is before them (`kernels/build.py` checks that).
     pub(crate) fn launch(&self, entry: &Entry, blocks: u32, args: &[KernelArg]) -> Result<()> {
         self.launch_as(entry, dims(blocks), args)
+    }
+
+    /// [`launch`](Self::launch) of a kernel that waits for its peers' kernels, also on software GPUs.
+    pub(super) fn launch_meeting(&self, entry: &Entry, blocks: u32, args: Arguments) -> Result<()> {
+        if !self.is_software() {
+            return self.launch(entry, blocks, &args);
+        }
+        let part = |area: &Area| Part { address: area.address, bytes: area.bytes.len() };
+        let memory = [&self.request.source, &self.request.destination].map(|area| area.as_ref().map(part));
+        let place = Place { handle: self.handle, pad: self.pad(), meet: self.barrier };
+        self.launch(entry, blocks, &twin::args(&place, memory, &args))
     }
 
     /// [`launch`](Self::launch) with blocks of another shape, none larger than the kernel is compiled for.

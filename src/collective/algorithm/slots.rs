@@ -8,7 +8,7 @@
 
 use super::{
     super::{
-        choose::{Bulk, KernelBarrier},
+        choose::Bulk,
         kernels::{self, Parcels, Pieces},
         launch,
     },
@@ -18,7 +18,7 @@ use super::{
 use crate::{
     error::Result,
     fabric::{
-        layout::MOST,
+        layout::{MOST, SOFTWARE_BLOCKS},
         limits::Limits,
         plan::{Shape, Side},
         tiling::Tiling,
@@ -47,9 +47,9 @@ impl Algorithm for Slots {
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {
-        let KernelBarrier::OnDevices { inbox_slot, .. } = case.machine.barrier else { return 0 };
+        let Some((_, slot)) = case.inboxes() else { return 0 };
         let both = case.members == 2 && matches!(case.shape, Some(Shape::AllReduce { .. }));
-        blocks(if both { case.bytes } else { case.largest() }, inbox_slot, case.limits)
+        blocks(if both { case.bytes } else { case.largest() }, slot, case.machine.software, case.limits)
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
@@ -77,7 +77,8 @@ impl Algorithm for Slots {
         }
         let largest = bytes.into_iter().max().unwrap_or(0) as usize;
         let slot = member.pad().layout().inbox_slot;
-        let cut = Tiling::even(largest, blocks(largest, slot, member.limits) as usize, slot);
+        let blocks = blocks(largest, slot, member.is_software(), member.limits);
+        let cut = Tiling::even(largest, blocks as usize, slot);
         let pieces = Pieces {
             piece: cut.tile as u64,
             count: u32::try_from(cut.rounds).expect("they are counted in 32 bits; a terabyte has some millions"),
@@ -86,7 +87,7 @@ impl Algorithm for Slots {
         let (op, factors, meet) = (request.reduce, &member.factors(matched), member.barrier);
         let parcels = Parcels { from, bytes, to, op, factors, pieces, meet };
         let entry = kernels::slots(request.dtype).expect("chosen for floats");
-        member.launch(&entry, cut.abreast as u32, &parcels.args())
+        member.launch_meeting(&entry, cut.abreast as u32, parcels.args())
     }
 }
 
@@ -94,11 +95,11 @@ impl Algorithm for Slots {
 /// would wait for another.)
 fn can(case: &Case<'_>) -> bool {
     let shape = matches!(case.bulk(), Some(Bulk::Sums | Bulk::Parts));
-    shape && case.largest() > 0 && case.meets_on_devices() && kernels::slots(case.dtype).is_some()
+    shape && case.largest() > 0 && case.inboxes().is_some() && kernels::slots(case.dtype).is_some()
 }
 
 /// Blocks of a kernel for slices of up to `largest` bytes: half a slot for each, so that more of them work on what is
 /// small.
-fn blocks(largest: usize, slot: usize, limits: &Limits) -> u32 {
-    launch::blocks_of(largest, slot / 2, limits.slots_blocks)
+fn blocks(largest: usize, slot: usize, software: bool, limits: &Limits) -> u32 {
+    launch::blocks_of(largest, slot / 2, if software { SOFTWARE_BLOCKS } else { limits.slots_blocks })
 }

@@ -166,7 +166,7 @@ fn both<A, B: Copy>(to: &mut [A], x: &[B], y: &[B], mut f: impl FnMut(B, B) -> A
 }
 
 /// The first two ranks' elements, without factors.
-fn two<T: Lane>(op: u32, acc: &mut [T::Acc], x: &[T], y: &[T]) {
+pub(super) fn two<T: Lane>(op: u32, acc: &mut [T::Acc], x: &[T], y: &[T]) {
     match op {
         PROD => both(acc, x, y, |x, y| T::mul(x.wide(), y.wide())),
         MIN => both(acc, x, y, |x, y| T::min(x.wide(), y.wide())),
@@ -176,12 +176,12 @@ fn two<T: Lane>(op: u32, acc: &mut [T::Acc], x: &[T], y: &[T]) {
 }
 
 /// The first rank's elements, times its factor.
-fn first<T: Lane>(acc: &mut [T::Acc], x: &[T], factor: T::Acc) {
+pub(super) fn first<T: Lane>(acc: &mut [T::Acc], x: &[T], factor: T::Acc) {
     each(acc, x, |_, x| T::mul(x.wide(), factor));
 }
 
 /// Another rank's elements.
-fn next<T: Lane>(op: u32, acc: &mut [T::Acc], x: &[T], factor: impl FnOnce() -> T::Acc) {
+pub(super) fn next<T: Lane>(op: u32, acc: &mut [T::Acc], x: &[T], factor: impl FnOnce() -> T::Acc) {
     match op {
         PROD => each(acc, x, |acc, x| T::mul(acc, x.wide())),
         MIN => each(acc, x, |acc, x| T::min(acc, x.wide())),
@@ -194,14 +194,14 @@ fn next<T: Lane>(op: u32, acc: &mut [T::Acc], x: &[T], factor: impl FnOnce() -> 
     }
 }
 
-fn last<T: Lane>(out: &mut [T], acc: &[T::Acc], average: Option<usize>) {
+pub(super) fn last<T: Lane>(out: &mut [T], acc: &[T::Acc], average: Option<usize>) {
     match average {
         Some(count) => each(out, acc, |_, acc| T::narrow(T::average(acc, count))),
         None => each(out, acc, |_, acc| T::narrow(acc)),
     }
 }
 
-fn value<T: bytemuck::AnyBitPattern>(arg: &HostArg) -> T {
+pub(super) fn value<T: bytemuck::AnyBitPattern>(arg: &HostArg) -> T {
     let HostArg::Value(bytes) = arg else { unreachable!("a value is at this place") };
     bytemuck::pod_read_unaligned(bytes.as_bytes())
 }
@@ -212,7 +212,7 @@ fn parts(args: &[HostArg], sources: usize, destinations: usize) -> (Pointers, Po
     let to = &at[sources.max(MOST)..];
     let pointer = |arg: &HostArg| match arg {
         HostArg::Slice { ptr, .. } => Some(*ptr),
-        HostArg::Value(_) => None,
+        HostArg::Words { .. } | HostArg::Value(_) => None,
     };
     let destination = |j: usize| pointer(&to[j]).expect("a destination is a slice");
     let source = |arg: &HostArg| pointer(arg).unwrap_or_else(|| destination(value::<u64>(arg) as usize));

@@ -1,35 +1,39 @@
 //! The entries of `kernels/inbox.cu`, which [`inbox`](super::super::algorithm::inbox) and
 //! [`slots`](super::super::algorithm::slots) launch, and the arguments of the second.
 
-use super::{Arguments, DType, Entry, Pieces, ReduceOp, builtin, code, eight_of, eights, value};
+use super::{Arguments, DType, Entry, Pieces, ReduceOp, builtin, code, eight_of, eights, twin, value};
 use crate::{
-    driver::Address,
+    driver::{Address, HostKernel},
     fabric::layout::{DeviceBarrier, MOST},
 };
+use half::{bf16, f16};
 
-/// The kernel of one trip, if there is one for the type. Launched with [`Push::args`](super::Push::args); it has no
-/// host kernel: software GPUs gain nothing by it.
+/// The kernel of one trip, if there is one for the type. Launched with [`Push::args`](super::Push::args), on software
+/// GPUs with those that [`twin::args`] makes of them.
 pub(crate) fn inbox(dtype: DType) -> Option<Entry> {
-    entry(dtype, ["inbox_f32", "inbox_f64", "inbox_f16", "inbox_bf16"])
-}
-
-/// The kernel of any size, if there is one for the type. Launched with [`Parcels::args`]; no host kernel, either.
-pub(crate) fn slots(dtype: DType) -> Option<Entry> {
-    entry(dtype, ["slots_f32", "slots_f64", "slots_f16", "slots_bf16"])
-}
-
-fn entry(dtype: DType, names: [&'static str; 4]) -> Option<Entry> {
-    let name = match dtype {
-        DType::F32 => names[0],
-        DType::F64 => names[1],
-        DType::F16 => names[2],
-        DType::BF16 => names[3],
+    let (name, host): (_, HostKernel) = match dtype {
+        DType::F32 => ("inbox_f32", twin::inbox::<f32>),
+        DType::F64 => ("inbox_f64", twin::inbox::<f64>),
+        DType::F16 => ("inbox_f16", twin::inbox::<f16>),
+        DType::BF16 => ("inbox_bf16", twin::inbox::<bf16>),
         _ => return None,
     };
-    Some(Entry { module: &builtin::INBOX, name, host: None })
+    Some(Entry { module: &builtin::INBOX, name, host: Some(host) })
 }
 
-/// One member's part of sums whose pieces go through slots; on GPUs only. Every member launches the same grid. By rank:
+/// The kernel of any size, if there is one for the type. Launched with [`Parcels::args`], or as above.
+pub(crate) fn slots(dtype: DType) -> Option<Entry> {
+    let (name, host): (_, HostKernel) = match dtype {
+        DType::F32 => ("slots_f32", twin::slots::<f32>),
+        DType::F64 => ("slots_f64", twin::slots::<f64>),
+        DType::F16 => ("slots_f16", twin::slots::<f16>),
+        DType::BF16 => ("slots_bf16", twin::slots::<bf16>),
+        _ => return None,
+    };
+    Some(Entry { module: &builtin::INBOX, name, host: Some(host) })
+}
+
+/// One member's part of sums whose pieces go through slots. Every member launches the same grid. By rank:
 pub(crate) struct Parcels<'a> {
     /// Own elements of the member's slice.
     pub from: [Address; MOST],

@@ -107,15 +107,14 @@ fn part<T>(x: &mut [T]) -> Part {
 
 /// What the driver of a software GPU does with a launch.
 fn launch(entry: Entry, args: &[KernelArg]) {
-    let args: Vec<HostArg> = args
-        .iter()
-        .map(|arg| match *arg {
-            KernelArg::Value(value) => HostArg::Value(value),
-            KernelArg::Slice { address, bytes, write } => {
-                HostArg::Slice { ptr: std::ptr::with_exposed_provenance_mut(address as usize), bytes, write }
-            }
-        })
-        .collect();
+    let argument = |arg: &KernelArg| match *arg {
+        KernelArg::Value(value) => HostArg::Value(value),
+        KernelArg::Words { .. } => unreachable!("none of these kernels waits"),
+        KernelArg::Slice { address, bytes, write } => {
+            HostArg::Slice { ptr: std::ptr::with_exposed_provenance_mut(address as usize), bytes, write }
+        }
+    };
+    let args: Vec<HostArg> = args.iter().map(argument).collect();
     // SAFETY: the arguments are those of the entry; the tests own the memory behind them.
     unsafe { entry.host.unwrap()(LaunchDims::cover(1), &args) }
 }
@@ -292,7 +291,7 @@ fn signals_lie_where_the_kernels_look_for_them() {
     assert!(inbox.contains(&format!("const u32 SLOTS = {INBOX_SLOTS};")) && inbox.contains("const u32 EMPTY = ~0u;"));
     // `static_assert`ed in kernels/meet.cuh by the same sum.
     let layout = PadLayout::direct(2);
-    assert_eq!(layout, PadLayout { packets: 32768, slot: 1 << 20, inbox: 2 << 20, inbox_slot: 32 << 10 });
+    assert_eq!(layout, PadLayout { packets: 32768, slot: 1 << 20, inbox: 2 << 20, inbox_slot: 32 << 10, registers: 0 });
     let before = 2 * 32768 * 16 + 2 * (1 << 20);
     assert_eq!(layout.bytes(2), 256 + 16384 + 49152 + before + 2 * (2 << 20) + 128 * 4 * (32 << 10));
     let header = layout.header(&[10, 20], 30, 40);
@@ -345,7 +344,7 @@ fn parameters(ptx: &str, entry: &str) -> Vec<usize> {
 
 fn sizes(args: &[KernelArg]) -> Vec<usize> {
     let size = |arg: &KernelArg| match arg {
-        KernelArg::Slice { .. } => 8,
+        KernelArg::Slice { .. } | KernelArg::Words { .. } => 8,
         KernelArg::Value(value) => value.as_bytes().len(),
     };
     args.iter().map(size).collect()

@@ -32,11 +32,15 @@ impl Checked {
         forward: impl FnOnce() -> DriverResult,
     ) -> DriverResult {
         let (mut state, by) = self.checker.enter();
-        state.submit(by, (self.index, stream.0), call, operands, forward)
+        state.submit(by, (self.index, stream.0), call, operands, forward)?;
+        let written = operands.iter().filter(|operand| operand.manner == Manner::WRITE);
+        written.filter_map(Operand::range).for_each(|range| self.checker.words().forget(&range));
+        Ok(())
     }
 
     pub(super) fn added(&self, address: Address, bytes: usize, source: Source) {
         let range = address..address.saturating_add(bytes as u64);
+        self.checker.words().forget(&range);
         self.checker.state.lock().mem_added(range, source);
     }
 
@@ -68,11 +72,11 @@ impl Checked {
     }
 }
 
-/// Whether the awaited work has ended. That also holds if the wait reports a lost device: it does so only after the
-/// device's running work has ended.
+/// Whether the awaited work has ended. That also holds if the wait reports a lost device, which it does only after the
+/// device's running work has ended, or a mistake that was found when the work had run.
 pub(super) fn is_over(waited: &DriverResult<bool>) -> bool {
     match waited {
         Ok(done) => *done,
-        Err(fault) => fault.kind == FaultKind::DeviceLost,
+        Err(fault) => matches!(fault.kind, FaultKind::DeviceLost | FaultKind::Misuse),
     }
 }

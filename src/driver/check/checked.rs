@@ -11,6 +11,7 @@ use super::{
     host::InStream,
     judge::{Operand, refusal},
     note::Call,
+    shadow::Manner,
 };
 use crate::driver::{layer::forward, *};
 use smallvec::SmallVec;
@@ -188,6 +189,7 @@ impl Driver for Checked {
             let slice = |arg: &KernelArg| match *arg {
                 KernelArg::Slice { address, bytes, write: true } => Some(write(address, bytes)),
                 KernelArg::Slice { address, bytes, write: false } => Some(read(address, bytes)),
+                KernelArg::Words { address, bytes } => Some(Operand { address, bytes, manner: Manner::RAISE }),
                 KernelArg::Value(_) => None,
             };
             let operands: SmallVec<[Operand; 8]> = launch.args.iter().filter_map(slice).collect();

@@ -26,9 +26,9 @@
 //!   thread with the knowledge that all threads together have when one of them learns that the wait is over. Until
 //!   then, it does not report conflicts that the flag might order.
 //! * It does not see unfinished work on a lost device: that device's memory may be freed.
-//! * It does not know the word that a spinning kernel ([`Kernel::resumable`](crate::Kernel::resumable)) waits for. Such
-//!   a kernel reads words that another operation writes, which is a race for the checker, so such programs run without
-//!   it.
+//! * It does not know the word that a user's spinning kernel ([`Kernel::resumable`](crate::Kernel::resumable)) waits
+//!   for. Such a kernel reads words that another operation writes, which is a race for the checker, so such programs
+//!   run without it. The library's own kernels tell it each access to their words (`words`).
 //! * It does not see an access by the host that is followed by an access of a device which another thread submits, if
 //!   no edge orders the two threads. For the library's own memory, Rust's borrows order them.
 //! * It does not see accesses of a kernel outside its declared arguments, nor the bytes of an argument that the kernel
@@ -62,19 +62,22 @@ mod ranges;
 mod replay;
 mod shadow;
 mod state;
+mod words;
 
 pub use crate::error::{
     misuse::{Allocation, Deed, Kind, Report},
     op_site::annotate,
 };
 pub use host::Token;
+pub(crate) use words::{Block, Touch, Words};
 
 pub(crate) use crate::error::op_site::{OpGuard, OpSite};
 
 use super::{Address, Driver, DriverRef, RawEvent, RawStream};
+use crate::sync::unique_id;
 use checked::Checked;
 use judge::Operand;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use shadow::Manner;
 use state::State;
 use std::{
@@ -167,15 +170,42 @@ impl Watch {
 /// The account of the devices of one [`wrap`].
 pub struct Checker {
     state: Mutex<State>,
+    /// Not locked together with the state: kernels run within submissions, too.
+    words: Mutex<Words>,
+    number: u64,
     me: Weak<Checker>,
 }
+
+/// All checkers, by number.
+static ALL: Mutex<Vec<(u64, Weak<Checker>)>> = Mutex::new(Vec::new());
 
 impl Checker {
     fn new(devices: usize) -> Arc<Self> {
         let mut state = State::new(devices);
         // The seat that all ending threads share.
         state.host_enters();
-        Arc::new_cyclic(|me| Checker { state: Mutex::new(state), me: me.clone() })
+        let number = unique_id();
+        let mut all = ALL.lock();
+        all.retain(|(_, checker)| checker.strong_count() > 0);
+        Arc::new_cyclic(|me| {
+            all.push((number, me.clone()));
+            Checker { state: Mutex::new(state), words: Mutex::default(), number, me: me.clone() }
+        })
+    }
+
+    /// A number that names the checker to a host kernel. Not 0.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The checker of this number, as long as there is one.
+    pub(crate) fn find(number: u64) -> Option<Arc<Checker>> {
+        ALL.lock().iter().find(|(of, _)| *of == number)?.1.upgrade()
+    }
+
+    /// The account of the words by which running kernels wait for each other.
+    pub(crate) fn words(&self) -> MutexGuard<'_, Words> {
+        self.words.lock()
     }
 
     /// A pool hands out a block of driver memory. Without `zeroed`, its bytes count as unwritten.

@@ -70,6 +70,7 @@ mod window;
 use super::{Driver, DriverRef, DriverResult, RawStream};
 use crate::topology::{DeviceModel, Topology};
 pub use exec::again;
+pub(crate) use exec::{again_after, misused};
 pub use gpu::HostGpu;
 #[cfg(test)]
 pub(crate) use one_gpu::on_one_gpu;

@@ -33,7 +33,8 @@ impl Op {
     pub fn is_brief(&self, most: usize) -> bool {
         let known = match &self.work {
             Work::Copy { .. } | Work::FillU8 { .. } | Work::FillU32 { .. } | Work::WriteValue { .. } => true,
-            Work::Kernel { own, .. } => *own,
+            // One of the crate's own, unless it waits for others by words.
+            Work::Kernel { own, args, .. } => *own && !args.iter().any(|arg| matches!(arg, KernelArg::Words { .. })),
             #[cfg(feature = "blas")]
             Work::Gemm(_) => false,
             Work::HostFunction(_) | Work::WaitEvent(_) | Work::Stamp { .. } | Work::WaitValue { .. } => false,
@@ -189,8 +190,11 @@ impl Work {
             Work::FillU32 { dst, count, .. } => range(*dst, 4 * *count, true),
             Work::Kernel { args, .. } => {
                 for arg in args {
-                    if let KernelArg::Slice { address, bytes, write } = *arg {
-                        range(address, bytes, write);
+                    match *arg {
+                        KernelArg::Slice { address, bytes, write } => range(address, bytes, write),
+                        // Kernels share it; what else writes it is kept out while one runs.
+                        KernelArg::Words { address, bytes } => range(address, bytes, false),
+                        KernelArg::Value(_) => {}
                     }
                 }
             }

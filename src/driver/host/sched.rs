@@ -57,7 +57,7 @@ pub(super) struct Core {
     pub words: HashMap<Address, Vec<(u64, Time)>>,
     /// Number of operations ever submitted.
     pub submissions: u64,
-    /// Number of operations ever completed.
+    /// Number of operations ever completed, and of attempts of kernels that have advanced.
     pub completions: u64,
     /// Operations that will not run. They own closures of the user, so they are dropped without the lock.
     pub graveyard: Vec<Op>,
@@ -83,7 +83,7 @@ struct EngineState {
 /// A loaded module.
 pub(super) struct Module {
     pub device: usize,
-    /// One of the crate's own. Their kernels wait for nothing, and call nobody's code.
+    /// One of the crate's own. Their kernels call nobody's code, and wait for nothing but words.
     pub own: bool,
 }
 
@@ -409,8 +409,8 @@ impl Core {
                 self.abandon(key);
                 next = Next::Left;
             }
-            Ok(Ended::Again) => {
-                self.try_again(key, job.op.take());
+            Ok(Ended::Again { advanced }) => {
+                self.try_again(key, job.op.take(), advanced);
                 next = Next::Left;
             }
             Err(Died::Misused(report)) => {
@@ -428,14 +428,21 @@ impl Core {
         next
     }
 
-    /// Puts a kernel that has not finished back at the head of its stream.
-    fn try_again(&mut self, key: Key, op: Option<Op>) {
+    /// Puts a kernel that has not finished back at the head of its stream. If it has advanced, whoever spins is tried
+    /// again, as after an operation that has completed.
+    fn try_again(&mut self, key: Key, op: Option<Op>, advanced: bool) {
         let completions = self.completions;
+        if advanced {
+            self.completions += 1;
+            self.try_spinners();
+        }
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.queue.extend(op);
         stream.queue.rotate_right(1);
         stream.tried = Some(completions);
-        if !self.stepped {
+        if advanced && !self.stepped {
+            self.requeue(key);
+        } else if !self.stepped {
             stream.state = State::Parked;
             self.spinning.push(key);
         }

@@ -38,7 +38,7 @@ pub(super) fn table<G>(
 pub(super) fn pointer<T>(arg: &HostArg) -> Option<(*mut T, usize)> {
     match arg {
         HostArg::Slice { ptr, bytes, .. } => Some((ptr.cast(), bytes / size_of::<T>())),
-        HostArg::Value(_) => None,
+        HostArg::Words { .. } | HostArg::Value(_) => None,
     }
 }
 

@@ -25,7 +25,7 @@ fn parameters(module: &Module, entry: &str) -> Vec<usize> {
 
 fn sizes(args: &Arguments) -> Vec<usize> {
     let size = |arg: &KernelArg| match arg {
-        KernelArg::Slice { .. } => 8,
+        KernelArg::Slice { .. } | KernelArg::Words { .. } => 8,
         KernelArg::Value(value) => value.as_bytes().len(),
     };
     args.iter().map(size).collect()

@@ -1,0 +1,283 @@
+//! Words by which running kernels wait for each other: a datum that is its own flag, and a credit.
+//!
+//! Such kernels wait for each other in both directions, so a clock per submitted operation is too coarse. The host
+//! kernels tell each access when they make it (`collective/kernels/twin`), and every block of a kernel has a clock:
+//!
+//! * **The arrival of a datum** is an edge from its writer to its reader: for the word itself at once, and for all that
+//!   was before the writer's kernel, from the end of the reader's kernel on. A relaxed store and load carry no more.
+//! * **A credit** is an edge from all that its writer has done and knows, at once: a release and an acquire.
+//! * A kernel's begin comes after the ends of all earlier kernels of its device.
+//!
+//! An access that conflicts with the last one and that nothing orders after it is a race, even if it came late enough.
+//! So is a datum that is written over another, and one that is taken twice.
+//!
+//! Invariant: a word's last access knows all accesses before it, so only the last one is kept.
+
+use super::{
+    Deed, Kind, Report,
+    clock::{Clock, Component},
+};
+use crate::driver::Address;
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+    sync::Arc,
+};
+
+/// A block of the kernel that runs on a device, which is counted as the checker counts devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub device: usize,
+    pub number: u32,
+}
+
+impl Block {
+    fn component(self) -> Component {
+        (self.device as u64) << 32 | u64::from(self.number)
+    }
+}
+
+/// An access to a datum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Touch {
+    /// The sender writes it. What was there before must be wiped.
+    Put,
+    /// The receiver takes it.
+    Read,
+    /// The receiver writes the reserved word over it.
+    Wipe,
+}
+
+/// The account of all words.
+#[derive(Default)]
+pub(crate) struct Words {
+    devices: HashMap<usize, Device>,
+    data: BTreeMap<Address, Access>,
+    credits: BTreeMap<Address, Arc<Clock>>,
+    /// The latest gang in which a kernel has given up.
+    failed: u64,
+}
+
+/// What a device's kernels know.
+#[derive(Default)]
+struct Device {
+    /// What the running kernel knew when it began.
+    begin: Arc<Clock>,
+    /// What its data have told it; known when it has ended.
+    told: Clock,
+    blocks: Vec<Known>,
+}
+
+/// What a block knows, and the number of its accesses in all kernels.
+#[derive(Clone)]
+struct Known {
+    clock: Arc<Clock>,
+    count: u64,
+}
+
+struct Access {
+    by: Block,
+    count: u64,
+    touch: Touch,
+    /// What its kernel knew at its begin.
+    begin: Arc<Clock>,
+}
+
+impl Words {
+    fn known(&mut self, by: Block) -> &mut Known {
+        let device = self.devices.entry(by.device).or_default();
+        let number = by.number as usize;
+        if device.blocks.len() <= number {
+            device.blocks.resize(number + 1, Known { clock: device.begin.clone(), count: 0 });
+        }
+        &mut device.blocks[number]
+    }
+
+    /// A block touches a datum; a [`Touch::Read`] of one that it has not waited for.
+    pub(crate) fn access(&mut self, by: Block, at: Address, touch: Touch) -> Result<(), Box<Report>> {
+        let known = self.known(by);
+        known.count += 1;
+        let (count, clock) = (known.count, known.clock.clone());
+        if let Some(last) = self.data.get(&at) {
+            let reads = (touch, last.touch) == (Touch::Read, Touch::Read);
+            if !reads && last.by != by && !clock.covers(last.by.component(), last.count) {
+                return Err(report(by, touch, last, at, UNORDERED));
+            }
+            if touch == Touch::Put && last.touch != Touch::Wipe {
+                return Err(report(by, touch, last, at, NOT_WIPED));
+            }
+        }
+        let begin = self.devices[&by.device].begin.clone();
+        self.data.insert(at, Access { by, count, touch, begin });
+        Ok(())
+    }
+
+    /// A block has seen that a datum has arrived, and reads it.
+    pub(crate) fn arrived(&mut self, by: Block, at: Address) -> Result<(), Box<Report>> {
+        let known = self.known(by);
+        known.count += 1;
+        let count = known.count;
+        let Some(device) = self.devices.get_mut(&by.device) else { return Ok(()) };
+        if let Some(last) = self.data.get(&at) {
+            if last.touch != Touch::Put {
+                return Err(report(by, Touch::Read, last, at, TAKEN));
+            }
+            device.told.join(&last.begin);
+        }
+        self.data.insert(at, Access { by, count, touch: Touch::Read, begin: device.begin.clone() });
+        Ok(())
+    }
+
+    /// A block gives a credit: it writes a word for another.
+    pub(crate) fn gives(&mut self, by: Block, at: Address) {
+        let known = self.known(by);
+        known.count += 1;
+        let mut all = Clock::clone(&known.clock);
+        all.set(by.component(), known.count);
+        self.credits.insert(at, Arc::new(all));
+    }
+
+    /// A block has seen the credit that it waited for.
+    pub(crate) fn has_credit(&mut self, by: Block, at: Address) {
+        if let Some(credit) = self.credits.get(&at).cloned() {
+            Arc::make_mut(&mut self.known(by).clock).join(&credit);
+        }
+    }
+
+    /// A device's kernel has ended.
+    pub(crate) fn ended(&mut self, device: usize) {
+        let Some(state) = self.devices.get_mut(&device) else { return };
+        let mut all = std::mem::take(&mut state.told);
+        all.join(&state.begin);
+        for (number, block) in state.blocks.iter().enumerate() {
+            all.join(&block.clock);
+            all.set(Block { device, number: number as u32 }.component(), block.count);
+        }
+        state.begin = Arc::new(all);
+        state.blocks.iter_mut().for_each(|block| block.clock = state.begin.clone());
+    }
+
+    /// A kernel of the gang at this place has given up. What the gang's other kernels do is worth nothing: they find
+    /// what this one has left.
+    pub(crate) fn gave_up(&mut self, place: u64) {
+        self.failed = self.failed.max(place);
+    }
+
+    /// Whether a kernel of the gang at this place, or of a later one, has given up.
+    pub(crate) fn has_failed(&self, place: u64) -> bool {
+        self.failed >= place
+    }
+
+    /// An ordinary operation has written this memory, ordered after all kernels that know it; or it is new.
+    pub(crate) fn forget(&mut self, range: &Range<Address>) {
+        let within: Vec<Address> = self.data.range(range.clone()).map(|(at, _)| *at).collect();
+        within.iter().for_each(|at| drop(self.data.remove(at)));
+        let within: Vec<Address> = self.credits.range(range.clone()).map(|(at, _)| *at).collect();
+        within.iter().for_each(|at| drop(self.credits.remove(at)));
+    }
+}
+
+const UNORDERED: &str = "the later one never waited for the other: a datum that has arrived, or a credit, orders them";
+const NOT_WIPED: &str = "the datum before is still there: it must be taken and wiped before the next one comes";
+const TAKEN: &str = "this datum was taken before: it must be wiped then";
+
+fn report(by: Block, touch: Touch, last: &Access, at: Address, missing: &str) -> Box<Report> {
+    let deed = |block: Block, touch: Touch| {
+        let what = match touch {
+            Touch::Put => "sends a datum to an inbox",
+            Touch::Read => "takes a datum of its inbox",
+            Touch::Wipe => "wipes a datum of its inbox",
+        };
+        let detail = format!("block {} {what}", block.number);
+        let (device, write) = (Some(block.device), touch != Touch::Read);
+        Deed { op: "kernel", detail, site: None, device, stream: None, write }
+    };
+    Box::new(Report {
+        kind: Kind::Race,
+        now: deed(by, touch),
+        before: Some(deed(last.by, last.touch)),
+        bytes: at as usize..at as usize + 16,
+        allocation: None,
+        missing: missing.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Touch::*, *};
+
+    const A: Block = Block { device: 0, number: 0 };
+    const B: Block = Block { device: 1, number: 0 };
+
+    /// One meeting: both send into a room of the other, wait, and wipe.
+    fn meets(words: &mut Words, rooms: [Address; 2]) -> Result<(), Box<Report>> {
+        words.access(A, rooms[0], Put)?;
+        words.access(B, rooms[1], Put)?;
+        for (by, room) in [(B, rooms[0]), (A, rooms[1])] {
+            words.arrived(by, room)?;
+            words.access(by, room, Wipe)?;
+            words.ended(by.device);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_room_is_free_two_meetings_later_and_not_one() {
+        let mut words = Words::default();
+        for meeting in 0..6 {
+            meets(&mut words, [0, 1000].map(|room| room + 16 * (meeting % 2))).unwrap();
+        }
+        let mut words = Words::default();
+        meets(&mut words, [0, 1000]).unwrap();
+        let report = meets(&mut words, [0, 1000]).unwrap_err();
+        assert_eq!((report.kind, report.now.device, report.before.unwrap().device), (Kind::Race, Some(0), Some(1)));
+    }
+
+    #[test]
+    fn a_credit_frees_a_slot_within_a_kernel() {
+        for credit in [true, false] {
+            let mut words = Words::default();
+            words.access(A, 0, Put).unwrap();
+            words.arrived(B, 0).unwrap();
+            words.access(B, 0, Wipe).unwrap();
+            if credit {
+                words.gives(B, 500);
+                words.has_credit(A, 500);
+            }
+            assert_eq!(words.access(A, 0, Put).is_ok(), credit);
+        }
+    }
+
+    #[test]
+    fn a_datum_that_nobody_waits_for_is_a_race_whoever_is_first() {
+        let mut words = Words::default();
+        words.access(A, 0, Put).unwrap();
+        assert!(words.access(B, 0, Read).is_err(), "it has come already");
+        let mut words = Words::default();
+        words.access(B, 0, Read).unwrap();
+        assert!(words.access(A, 0, Put).is_err(), "it comes later");
+        words.forget(&(0..16));
+        words.access(A, 0, Put).unwrap();
+        assert!(words.access(A, 0, Put).is_err(), "not wiped");
+        words.arrived(B, 0).unwrap();
+        assert!(words.arrived(B, 0).is_err(), "not wiped, and taken twice");
+    }
+
+    /// A relaxed store tells nothing of what its kernel has done before it.
+    #[test]
+    fn a_datum_tells_what_was_before_its_kernel_and_only_to_the_next() {
+        let mut words = Words::default();
+        words.access(A, 0, Put).unwrap();
+        words.access(A, 16, Put).unwrap();
+        words.arrived(B, 16).unwrap();
+        assert!(words.access(B, 0, Wipe).is_err(), "another word");
+        words.ended(1);
+        assert!(words.access(B, 0, Wipe).is_err(), "of the same kernel");
+        words.ended(0);
+        words.access(A, 32, Put).unwrap();
+        words.arrived(B, 32).unwrap();
+        assert!(words.access(B, 0, Wipe).is_err(), "not before this kernel's end");
+        words.ended(1);
+        words.access(B, 0, Wipe).unwrap();
+    }
+}
