@@ -4,6 +4,7 @@
     python3 kernels/on_cpu/run.py             all families, and mutants that must fail
     python3 kernels/on_cpu/run.py random      one family
 
+A family is compiled once, with all of its mutants: the environment's MUTANT is the number of the one to be.
 Kernels that meet run on several devices at once, by the programs in meeting/.
 
 This finds wrong indices, ends, alignments and formulas without a GPU: an access beyond an array, or one of 16 bytes at
@@ -11,20 +12,23 @@ another address than a multiple of 16, ends the run. It does not find what only 
 races within a warp, times. Instructions in PTX are replaced by functions of shim.h; one without a function does not
 compile.
 """
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 HERE = pathlib.Path(__file__).resolve().parent
 KERNELS = HERE.parent
 TARGET = KERNELS.parent / "target" / "kernels-on-cpu"
-FAMILIES = ["elementwise", "pointwise", "random", "columns", "embedding"]
 # Those that meet. Their sanitizers know no fibers.
 MEETING = {"inbox": "check.cpp", "norm_inbox": "norm.cpp", "norm_pull": "norm.cpp", "sharded": "sharded.cpp"}
+# Those that take longest to compile first.
+FAMILIES = ["random", "pointwise", *MEETING, "columns", "elementwise", "embedding"]
 FLAGS = "-std=c++20 -O1 -ffp-contract=off -w -pthread -fsanitize=address,undefined -fno-sanitize-recover=all".split()
-FLAGS_OF_MEETING = [flag for flag in FLAGS if "address" not in flag] + ["-fsanitize=undefined"]
+FLAGS_OF_MEETING = [flag for flag in FLAGS if "address" not in flag] + ["-fsanitize=undefined", "-U_FORTIFY_SOURCE"]
 
 # The beginning of a statement in PTX, and what takes its place.
 PTX = {
@@ -38,43 +42,52 @@ PTX = {
 }
 STATEMENT = re.compile(r'\basm\("([^"]*)"[^"]*(?:"[^"]*"[^";]*)*;')
 
-# A family, a text in its sources, and what the mutant has instead.
+# A family, a text in its sources (an expression, or statements up to a semicolon), and what stands there instead.
 MUTANTS = [
-    ("pointwise", "for (u64 i = begin + grid_index(); i < n;", "for (u64 i = n; i < n;"),
-    ("pointwise", "return bits % 16 == 0 ? n / tile * tile : 0;", "return n / tile * tile;"),
+    ("pointwise", "begin + grid_index()", "n"),
+    ("pointwise", "bits % 16 == 0 ? n / tile * tile : 0", "n / tile * tile"),
     ("elementwise", "(16 - (u64)x % 16) % 16 / sizeof(T)", "0"),
     ("random", "(16 - (u64)y % 16) % 16 / sizeof(T)", "0"),
     ("random", "(lane_id < 31 && to < end)", "to < end"),
     ("random", "(lane_id < 31 && to < end)", "lane_id < 31"),
-    ("random", "whole ? *(const uint4*)", "true ? *(const uint4*)"),
+    ("random", "whole ? *(const uint4*)(x + at_of(to)) : load_pack(x, at_of(to), n, false)",
+     "*(const uint4*)(x + at_of(to))"),
     ("random", "end + 16 * lane_id", "end"),
     ("random", "words & 2", "words & 4"),
     ("random", "i - body < head ? i - body : i", "i"),
     ("columns", "for (u32 w = 1; w < WARPS; w++) sum += shared[0][w][i];", ""),
-    ("columns", "cols % LANES<T> == 0;", "true;"),
-    ("embedding", "if (begin + k * next < total)", "if (true)"),
+    ("columns", "cols % LANES<T> == 0", "true"),
+    ("embedding", "begin + k * next < total", "true"),
     # What is taken is not removed.
     ("inbox", "wipe<T>(at(k));", ""),
     # Sends without a credit; a kernel that ends before all is taken; a credit that is no release, or comes too early.
     ("inbox", "if (taken > 0 && !__syncthreads_and(hear_taken(meet, desk.epoch, taken))) return false;", ""),
     ("inbox", "return hear_taken(meet, desk.epoch, steps);", "return true;"),
-    ("inbox", "store_release(to, (u64)epoch[rank] << 32", "store_relaxed(to, (u64)epoch[rank] << 32"),
+    ("inbox", "store_release(to, (u64)epoch[rank] << 32 | count);",
+     "store_relaxed(to, (u64)epoch[rank] << 32 | count);"),
     ("inbox", "tell_taken(meet, desk.epoch, p + 1);", "tell_taken(meet, desk.epoch, p + 2);"),
     # The last credit of a member that is in its next kernel already.
-    ("inbox", " || in == following(epoch[rank])", ""),
+    ("inbox", "in == following(epoch[rank])", "false"),
     # A credit of the meeting before.
-    ("inbox", "(in == epoch[rank] && (u32)seen >= count)", "((u32)seen >= count)"),
+    ("inbox", "(in == epoch[rank] && (u32)seen >= count)", "(u32)seen >= count"),
     # The reserved word is sent: by one trip, of two and of more, and by slots.
     ("inbox", "put<T>(out + i * 16, guarded<T>(unit));", "put<T>(out + i * 16, unit);"),
     ("inbox", "put<T>(lines.out[rank] + i * 16, guarded<T>(unit[k]));", "put<T>(lines.out[rank] + i * 16, unit[k]);"),
-    ("inbox", "* 16, guarded<T>(unit[u]));", "* 16, unit[u]);"),
+    ("inbox", "guarded<T>(unit[u])", "unit[u]"),
     ("inbox", "result = guarded<T>(result);", ""),
+    # The own copy has another NaN than the one that was sent.
+    ("inbox", "guarded<T>(mine)", "mine"),
+    ("inbox", "take_and_fold<T>(meet, op, ending, factor, guarded<T>(own), at, result)",
+     "take_and_fold<T>(meet, op, ending, factor, own, at, result)"),
+    ("inbox", "guarded<T>(load_unit<T>(from, n, i))", "load_unit<T>(from, n, i)"),
     # One parity.
     ("inbox", "2 * (from < to ? from : from - 1) + (epoch & 1)", "2 * (from < to ? from : from - 1)"),
-    # Words that come one by one; elements of f64 in halves.
+    # Words that come one by one; elements of f64 in halves, and whose low words count.
     ("inbox", "high && unit.x != EMPTY && unit.z != EMPTY", "high"),
-    ("inbox", "if constexpr (sizeof(T) == 8) store_halves(at, unit);", "if constexpr (false) {}"),
-    ("inbox", "sizeof(T) == 8 ? high : high && unit.x", "high && unit.x"),
+    ("inbox", "if constexpr (sizeof(T) == 8) store_halves(at, unit);\n    else store_packet(at, unit);",
+     "store_packet(at, unit);"),
+    ("inbox", "unit.y != EMPTY && unit.w != EMPTY",
+     "unit.x != EMPTY && unit.y != EMPTY && unit.z != EMPTY && unit.w != EMPTY"),
     # Sums in the slot of the pieces.
     ("inbox", "(2 * (p % 2) + 1) * desk.slot", "2 * (p % 2) * desk.slot"),
     # Nothing is sent to a member that is to wait.
@@ -84,35 +97,57 @@ MUTANTS = [
     ("norm_inbox", "if (slots) hear(pieces + behind);", ""),
     ("norm_inbox", "tell(p + 1);", "tell(p + 2);"),
     # Two steps ahead where slots are for one; sums in the slot of the pieces.
-    ("norm_inbox", "owners ? 1 : 2;", "2;"),
+    ("norm_inbox", "owners ? 1 : 2", "2"),
     ("norm_inbox", "place(p, row, k) + slot", "place(p, row, k)"),
     # The reserved word is sent; the norm comes before all parts are there; a row that does not exist; rows that share
     # what their threads exchange.
-    ("norm_inbox", "guarded<T>(*(const uint4*)(own.x + at(row, k)));", "*(const uint4*)(own.x + at(row, k));"),
+    ("norm_inbox", "guarded<T>(*(const uint4*)(own.x + at(row, k)))", "*(const uint4*)(own.x + at(row, k))"),
     ("norm_inbox", "(done + 1) % parts != 0", "false"),
     ("norm_inbox", "if (row < plan.rows) finish(row, packs);", "finish(row, packs);"),
-    ("norm_inbox", "width(plan.way == BY_OWNERS ? meet.count : 1)", "width(1)"),
+    ("norm_inbox", "plan.way == BY_OWNERS ? meet.count : 1", "1"),
     # Reads before the others have begun; sums in another order; rows that have another owner on each member.
     ("norm_pull", "!first || hear(meet, START, epoch, false)", "true"),
     ("norm_pull", "desk.x[from + j] + offset", "desk.x[(from + j + 1) % meet.count] + offset"),
-    ("norm_pull", "const u64 row = row_of(p, meet.me);", "const u64 row = row_of(p, meet.me / 2);"),
-    # A norm before the others are through with the wave; a kernel that ends before they are; a credit that is no
-    # release, comes too early, or is of the meeting before.
-    ("norm_pull", "hear_taken(meet, desk.epoch, p)))", "hear_taken(meet, desk.epoch, p - 1)))"),
-    ("norm_pull", "if (!__syncthreads_and(", "if (p < waves && !__syncthreads_and("),
-    ("norm_pull", "store_release(to, (u64)epoch[rank] << 32", "store_relaxed(to, (u64)epoch[rank] << 32"),
+    ("norm_pull", "row_of(p, meet.me)", "row_of(p, meet.me / 2)"),
+    # A norm before the others are through with the wave; a kernel that ends before they are.
+    ("norm_pull", "hear_taken(meet, desk.epoch, p)", "hear_taken(meet, desk.epoch, p - 1)"),
+    ("norm_pull", "hear_taken(meet, desk.epoch, p)", "(p == waves || hear_taken(meet, desk.epoch, p))"),
+    # A credit that is no release, comes too early, or is of the meeting before.
+    ("norm_pull", "store_release(to, (u64)epoch[rank] << 32 | count);",
+     "store_relaxed(to, (u64)epoch[rank] << 32 | count);"),
     ("norm_pull", "tell_taken(meet, desk.epoch, p + 1);", "tell_taken(meet, desk.epoch, p + 2);"),
-    ("norm_pull", "(in == epoch[rank] && (u32)seen >= count)", "((u32)seen >= count)"),
-    # The last credit of a member that is in its next kernel already; a wave that is not fetched.
-    ("norm_pull", " || in == following(epoch[rank])", ""),
+    ("norm_pull", "(in == epoch[rank] && (u32)seen >= count)", "(u32)seen >= count"),
+    # A wave that is not fetched.
     ("norm_pull", "fetch(p + 1, other);", "fetch(p, other);"),
     # An empty part that begins in the middle of a chunk; a norm before all squares are there; a meeting whose words may
     # be of one before.
     ("sharded", "(state.begin + CHUNK - 1) / CHUNK", "state.begin / CHUNK"),
     ("sharded", "if (!meet_all(meet, desk)) return false;", "__syncthreads();"),
-    ("sharded", "store_release(to, word_of", "store_relaxed(to, word_of"),
+    ("sharded", "store_release(to, word_of(meet, desk, threadIdx.x));",
+     "store_relaxed(to, word_of(meet, desk, threadIdx.x));"),
     ("sharded", "return (u64)desk.epoch[rank] << 32 | 1;", "return 1;"),
 ]
+
+
+def mutants_of(family):
+    """The numbers of a family's mutants, and a function that makes a source of all of them, which `mutant` selects."""
+    numbered = [(number, old, new) for number, (of, old, new) in enumerate(MUTANTS, 1) if of == family]
+    seen = {old: 0 for _, old, _ in numbered}
+
+    def choice(match):
+        code = old = match[0]
+        seen[old] += 1
+        for number, _, new in [one for one in numbered if one[1] == old]:
+            if old.endswith(";"):
+                code = f"if (mutant == {number}) {{ {new} }} else {{ {code} }}"
+            else:
+                code = f"(mutant == {number} ? ({new}) : ({code}))"
+        return code
+
+    def mutate(text):
+        return re.sub("|".join(re.escape(old) for old in seen), choice, text) if seen else text
+
+    return [number for number, _, _ in numbered], seen, mutate
 
 
 def replaced(match):
@@ -122,22 +157,21 @@ def replaced(match):
     return "instruction_without_a_function_in_run_py();"
 
 
-def compiled(family, name, old="", new=""):
-    """The executable of a family, with `old` replaced by `new` in its sources."""
-    folder = TARGET / name
+def compiled(family):
+    """The program of a family, with all of its mutants."""
+    folder = TARGET / family
     folder.mkdir(parents=True, exist_ok=True)
-    found = 0
+    _, seen, mutate = mutants_of(family)
     for source in [*KERNELS.glob("*.cuh"), KERNELS / f"{family}.cu"]:
-        text = source.read_text()
         if source.name == "access.cuh":
             continue
         if family not in MEETING and source.name in ("meet.cuh", "move.cuh", "combine.cuh"):
             continue
-        found += bool(old) and text.count(old)
-        text = STATEMENT.sub(replaced, text.replace(old, new) if old else text)
+        text = STATEMENT.sub(replaced, mutate(source.read_text()))
         (folder / source.name).write_text(re.sub(r"#pragma unroll.*", "", text))
-    if old and not found:
-        sys.exit(f"{family}: the mutant's text is not there any more: {old}")
+    gone = [old for old, times in seen.items() if times == 0]
+    if gone:
+        sys.exit(f"{family}: a mutant's text is not there any more: {gone[0]}")
     program = folder / "check"
     meets = family in MEETING
     here, flags = (HERE / "meeting", [*FLAGS_OF_MEETING, "-DMEETING"]) if meets else (HERE, FLAGS)
@@ -147,22 +181,25 @@ def compiled(family, name, old="", new=""):
     return program
 
 
-def test(family):
-    run = subprocess.run([compiled(family, family)], capture_output=True, text=True, timeout=600)
-    return f"{family}: {run.stdout}{run.stderr[:4000]}", run.returncode == 0
-
-
-def mutant(number, family, old, new):
-    run = subprocess.run([compiled(family, f"mutant{number}", old, new)], capture_output=True, text=True, timeout=600)
-    return f"mutant of {family} {'lives' if run.returncode == 0 else 'dies'}: {old}", run.returncode != 0
+def run(family, program, number):
+    """Runs a family (0) or a mutant, which must fail. What to say of it, and whether it is as it should be."""
+    start = time.monotonic()
+    run = subprocess.run([program], env={**os.environ, "MUTANT": str(number)}, capture_output=True, text=True, timeout=600)
+    good = (run.returncode == 0) == (number == 0)
+    took = f"{time.monotonic() - start:.1f} s"
+    if number == 0:
+        return f"{family}, {took}: {run.stdout}{run.stderr[:4000]}", good
+    return f"mutant {number} of {family} {'dies' if good else 'lives'}, {took}: {MUTANTS[number - 1][1]}", good
 
 
 def main():
-    families = sys.argv[1:] or FAMILIES + list(MEETING)
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(test, family) for family in families]
-        jobs += [pool.submit(mutant, i, *m) for i, m in enumerate(MUTANTS) if m[0] in families]
-        results = [job.result() for job in jobs]
+    families = sys.argv[1:] or FAMILIES
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        programs = list(pool.map(compiled, families))
+        # The families first, since they take longest.
+        runs = [(family, program, 0) for family, program in zip(families, programs)]
+        runs += [(*of, number) for of in zip(families, programs) for number in mutants_of(of[0])[0]]
+        results = list(pool.map(lambda one: run(*one), runs))
     for said, _ in results:
         print(said.strip())
     sys.exit(0 if all(good for _, good in results) else 1)

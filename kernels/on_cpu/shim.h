@@ -21,6 +21,9 @@
 #define __shared__ static
 #endif
 
+// The mutant that run.py wants; 0: none.
+inline const int mutant = getenv("MUTANT") ? atoi(getenv("MUTANT")) : 0;
+
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };

@@ -95,7 +95,7 @@ ENTRIES(f32) ENTRIES(f64) ENTRIES(f16) ENTRIES(bf16)
 template <class T> void Call<T>::start(World& world, u32 rank, u64 place) {
     const u32 n = members.size();
     Machine& machine = *world.machines[members[rank]];
-    Meet meet = {machine.signals, 0, place, 30, n, rank, 0};
+    Meet meet = {machine.signals, 0, place, DEADLINE, n, rank, 0};
     for (u32 k = 0; k < n; k++) meet.members |= (u64)members[k] << 4 * k;
     T* const src = from[rank].at();
     T* const dst = result(rank);

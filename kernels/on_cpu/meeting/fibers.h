@@ -13,9 +13,11 @@
 #include <functional>
 #include <memory>
 #include <semaphore>
+#include <setjmp.h>
 #include <ucontext.h>
 
 typedef unsigned long long u64;
+typedef unsigned short u16;
 
 inline u64 state = 1;
 inline u64 random_number() {
@@ -24,33 +26,57 @@ inline u64 random_number() {
 }
 inline bool chance(u64 one_in) { return random_number() % one_in == 0; }
 
-// A single access of 4 or 8 bytes that has not arrived yet. `before`: of its block, what must have arrived first.
+// A single access of 4 or 8 bytes that has not arrived yet. `after`: what its block has sent before that comes first.
 struct Flying {
     u64 at, bytes, value;
-    int device, block;
     u64 number, after;
 };
-inline std::vector<Flying> flying;
-inline u64 numbers = 0;
 
-inline void arrive(size_t k) {
-    memcpy((void*)flying[k].at, &flying[k].value, flying[k].bytes);
-    flying.erase(flying.begin() + k);
-}
-inline bool overlap(const Flying& a, u64 at, u64 bytes) { return a.at < at + bytes && at < a.at + a.bytes; }
-// Whether nothing that must come first is under way.
-inline bool may_arrive(const Flying& next) {
-    for (const Flying& other : flying) {
-        if (other.device != next.device || other.block != next.block || other.number >= next.number) continue;
-        if (other.number < next.after || overlap(other, next.at, next.bytes)) return false;
+// What a block has sent and what has not arrived yet, in the order in which it was sent.
+struct Flights {
+    std::vector<Flying> all;
+    u64 numbers = 1;
+    // How many have places that look alike: few have any, and no search is needed.
+    u16 alike[1024] = {};
+    u16& count_at(u64 at) { return alike[at / 8 % 1024]; }
+
+    static inline std::vector<Flights*> of_blocks;
+    static inline u64 total = 0;
+    Flights() { of_blocks.push_back(this); }
+    ~Flights() { std::erase(of_blocks, this); }
+
+    void send(u64 at, u64 bytes, u64 value, bool release) {
+        const u64 number = numbers++;
+        all.push_back({at, bytes, value, number, release ? number : 0});
+        count_at(at)++, total++;
     }
-    return true;
-}
+    // Whether nothing that must come first is under way.
+    bool may_arrive(const Flying& next) {
+        if (all.front().number < next.after) return false;
+        if (count_at(next.at) == 1) return true;
+        for (const Flying& other : all) {
+            if (other.number >= next.number) break;
+            if (other.at < next.at + next.bytes && next.at < other.at + other.bytes) return false;
+        }
+        return true;
+    }
+    void arrive(size_t k) {
+        memcpy((void*)all[k].at, &all[k].value, all[k].bytes);
+        count_at(all[k].at)--, total--;
+        all.erase(all.begin() + k);
+    }
+};
+
 inline void let_arrive() {
-    const size_t first = random_number() % flying.size();
-    for (size_t k = 0; k < flying.size(); k++) {
-        const size_t at = (first + k) % flying.size();
-        if (may_arrive(flying[at])) return arrive(at);
+    u64 k = random_number() % Flights::total;
+    for (Flights* of : Flights::of_blocks) {
+        if (k >= of->all.size()) {
+            k -= of->all.size();
+            continue;
+        }
+        // The first of the block's may always.
+        for (; !of->may_arrive(of->all[k]); k = (k + 1) % of->all.size()) {}
+        return of->arrive(k);
     }
 }
 
@@ -58,7 +84,10 @@ struct Block;
 inline thread_local Block* here = nullptr;
 
 struct Fiber {
+    // Where it begins, and where it goes on: by longjmp, since swapcontext calls the system.
     ucontext_t context;
+    jmp_buf at;
+    bool begun = false;
     std::unique_ptr<char[]> stack;
     unsigned thread;
     bool waits = false, ended = false;
@@ -74,7 +103,8 @@ struct Block {
     unsigned index, blocks, threads, width;
     std::function<void()> kernel; // empty: nothing to do
     std::vector<Fiber> fibers;
-    ucontext_t scheduler;
+    Flights sent;
+    jmp_buf scheduler;
     Fiber* current = nullptr;
     bool all = true; // the last vote
     unsigned ended = 0;
@@ -108,11 +138,10 @@ struct Block {
         blocks = grid, kernel = std::move(work), ended = 0, width = x ? x : threads;
         for (unsigned t = 0; t < threads; t++) {
             Fiber& fiber = fibers[t];
-            fiber.thread = t, fiber.waits = fiber.ended = false;
+            fiber.thread = t, fiber.waits = fiber.ended = fiber.begun = false;
             getcontext(&fiber.context);
             fiber.context.uc_stack.ss_sp = fiber.stack.get();
             fiber.context.uc_stack.ss_size = STACK;
-            fiber.context.uc_link = &scheduler;
             makecontext(&fiber.context, (void (*)())enter, 0);
         }
     }
@@ -120,6 +149,13 @@ struct Block {
         here->kernel();
         here->current->ended = true;
         here->ended++;
+        _longjmp(here->scheduler, 1);
+    }
+    void go_on(Fiber& fiber) {
+        if (_setjmp(scheduler)) return;
+        if (fiber.begun) _longjmp(fiber.at, 1);
+        fiber.begun = true;
+        setcontext(&fiber.context);
     }
     void turn() {
         const unsigned first = random_number() % threads;
@@ -129,7 +165,7 @@ struct Block {
             current = &fiber;
             threadIdx = {fiber.thread % width, fiber.thread / width, 0}, blockIdx = {index, 0, 0};
             blockDim = {width, threads / width}, gridDim = {blocks};
-            swapcontext(&scheduler, &fiber.context);
+            go_on(fiber);
             break;
         }
         unsigned waiting = 0, together = 0;
@@ -148,7 +184,9 @@ struct Block {
         }
         if (ended == threads) kernel = nullptr;
     }
-    void pause() { swapcontext(&current->context, &scheduler); }
+    void pause() {
+        if (!_setjmp(current->at)) _longjmp(scheduler, 1);
+    }
 };
 
 inline void pause_sometimes() {
@@ -184,17 +222,13 @@ inline unsigned atomicAdd(unsigned* at, unsigned x) {
 }
 
 // What a block has sent and what has not arrived yet, it sees itself.
-inline void send(u64 at, u64 bytes, u64 value, bool release) {
-    const u64 number = numbers++;
-    flying.push_back({at, bytes, value, here->device, (int)here->index, number, release ? number : 0});
-}
+inline void send(u64 at, u64 bytes, u64 value, bool release) { here->sent.send(at, bytes, value, release); }
 inline u64 seen(u64 at, u64 bytes) {
     u64 value = 0;
     memcpy(&value, (void*)at, bytes);
-    for (const Flying& own : flying) {
-        if (own.device == here->device && own.block == (int)here->index && own.at == at && own.bytes == bytes) {
-            value = own.value;
-        }
+    if (here->sent.count_at(at) == 0) return value;
+    for (const Flying& own : here->sent.all) {
+        if (own.at == at && own.bytes == bytes) value = own.value;
     }
     return value;
 }

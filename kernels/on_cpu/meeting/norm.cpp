@@ -145,7 +145,7 @@ static const auto kernel_of(bf16*) { return NORM(bf16); }
 template <class T> void Call<T>::start(World& world, u32 rank, u64 place) {
     const u32 n = members.size();
     Machine& machine = *world.machines[members[rank]];
-    Meet meet = {machine.signals, 0, place, 1000, n, rank, 0};
+    Meet meet = {machine.signals, 0, place, DEADLINE, n, rank, 0};
     for (u32 k = 0; k < n; k++) meet.members |= (u64)members[k] << 4 * k;
     f32* const mean_at = plan.layer ? mean[rank].at() : nullptr;
     const T* const beta_at = plan.layer ? beta.at() : nullptr;
@@ -165,8 +165,8 @@ template <class T> void Call<T>::start(World& world, u32 rank, u64 place) {
                          rstd[rank].at());
     };
 #endif
-    machine.queue.push_back([this, rank] { come(rank); });
-    machine.queue.push_back([&machine, kernel, grid = blocks, width = threads] {
+    machine.queue.push_back([this, rank, &machine, kernel, grid = blocks, width = threads] {
+        come(rank);
         for (u32 b = 0; b < grid; b++) machine.blocks[b]->begin(grid, kernel, width);
     });
     machine.queue.push_back([this, rank] { go(rank); });

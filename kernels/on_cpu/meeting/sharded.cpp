@@ -151,7 +151,7 @@ static const auto kernel_of(bf16*) { return sharded_bf16; }
 template <class T> void Call<T>::start(World& world, u32 rank, u64 place) {
     const u32 n = members.size();
     Machine& machine = *world.machines[members[rank]];
-    Meet meet = {machine.signals, 0, place, 30, n, rank, 0};
+    Meet meet = {machine.signals, 0, place, DEADLINE, n, rank, 0};
     for (u32 k = 0; k < n; k++) meet.members |= (u64)members[k] << 4 * k;
     Eight by[6] = {};
     for (u32 k = 0; k < n; k++) {
