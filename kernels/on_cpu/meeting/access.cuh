@@ -3,8 +3,17 @@
 #include "common.cuh"
 
 #ifdef PLAIN_IS_SHARED
+// A GPU does not allow it.
+inline void require_aligned(u64 at, u64 bytes) {
+    if (at % bytes == 0) return;
+    printf("wrong: an access of %d bytes at an address that is not aligned\n", (int)bytes);
+    fflush(stdout);
+    _exit(1);
+}
+
 // Memory that other devices know, between two meetings: in pieces that come when they come.
 template <class Unit> inline Unit load(u64 at) {
+    require_aligned(at, sizeof(Unit));
     Unit x;
     for (u64 k = 0; k < sizeof(Unit); k += 8) {
         const u64 bytes = sizeof(Unit) < 8 ? sizeof(Unit) : 8, piece = seen(at + k, bytes);
@@ -13,6 +22,7 @@ template <class Unit> inline Unit load(u64 at) {
     return x;
 }
 template <class Unit> inline void store(u64 at, Unit x) {
+    require_aligned(at, sizeof(Unit));
     for (u64 k = 0; k < sizeof(Unit); k += 8) {
         const u64 bytes = sizeof(Unit) < 8 ? sizeof(Unit) : 8;
         u64 piece = 0;
