@@ -93,8 +93,9 @@ template <class T, bool AHEAD> struct Work : Normed<T, KEPT> {
             uint4 sum = make_uint4(0, 0, 0, 0);
 #pragma unroll
             for (u32 w = 0; w < LANES<T>; w++) set_lane<T>(sum, w, ending(acc[w]));
+            *(uint4*)(own.y + at(row, k)) = sum;
 #pragma unroll 1
-            for (u32 j = 0; j < meet.count; j++) store(desk.y[rank_after(meet, j)] + offset, sum);
+            for (u32 j = 1; j < meet.count; j++) store(desk.y[rank_after(meet, j)] + offset, sum);
         }
     }
 
