@@ -155,7 +155,7 @@ on_both! {
     // The same as `faults_at_every_action`, where one kernel of each device ends the step.
     2: fn faults_in_a_step_by_kernels_that_meet(gpus) {
         if gpus.is_cuda() {
-            faults(gpus, true, 5);
+            faults(gpus, true, 9);
         }
     }
 }
