@@ -95,7 +95,7 @@ fn empty_what_was_sent(worker: &Worker) -> Result<()> {
 }
 
 /// [`resync`] at the beginning of a scope, for a gang that got stuck and could not do it. It waits until this device is
-/// through with that gang's work; until then the barriers stay skipped, the inbox as it is, and no kernel of this device
+/// through with that gang's work; until then the barriers stay skipped, the inbox as it is, and no kernel of the device
 /// [meets others](crate::fabric::spinning::Spinning::prepare). Its late kernels may have sent when their receivers had
 /// emptied their inboxes, so it removes that, too.
 pub(crate) fn resync_later(worker: &Worker) {

@@ -329,6 +329,18 @@ on_both! {
         }
     }
 
+    // Each pool has inboxes of its own, and their gangs take turns on the devices.
+    2: fn two_pools_of_the_same_devices(gpus) {
+        let n = gpus.up_to(4);
+        let (pools, lengths) = ([pool(gpus, n), pool(gpus, n)], lengths(gpus, n));
+        std::thread::scope(|scope| {
+            for pool in &pools {
+                let work = || (0..3).for_each(|_| drop(pool.run(|dev, _| by_turns(dev, &lengths, 4)).unwrap()));
+                scope.spawn(work);
+            }
+        });
+    }
+
     // All have agreed, and one kernel cannot be launched: the others have sent already, to it and to each other. None
     // of that may be there when they meet again.
     2: fn what_a_failed_call_leaves_is_removed(gpus) {
