@@ -1,5 +1,5 @@
-//! `all_reduce_norm` by the kernel that reads the rows of all members where they are (`kernels/norm_pull.cu`), asked for.
-//! Where kernels do not meet on the devices the same calls go in another way.
+//! `all_reduce_norm` by the kernel that reads the rows of all members where they are (`kernels/norm_pull.cu`): it is
+//! asked for. Where kernels do not meet on the devices the same calls go in another way.
 
 use super::*;
 
