@@ -10,9 +10,9 @@
 //! table or is the default, and one call gives the same bits in every run.
 
 pub(crate) mod table;
-pub(crate) mod traffic;
 #[cfg(test)]
 mod tests;
+pub(crate) mod traffic;
 
 use super::layout::{BLOCKS, LL_BYTES, RING_BLOCKS, eager_bytes, inbox_bytes, ll_bytes_per_peer};
 use crate::memory::handle::DeviceHandle;
