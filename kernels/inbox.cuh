@@ -31,7 +31,8 @@
 //
 // **After a failure** what a kernel has not taken stays. The host fills the inbox of every member of a failed gang with
 // EMPTY when all have drained, before the member meets again. A member that did not see the failure has completed all
-// its kernels: it took all that was sent to it.
+// its kernels: it took all that was sent to it. A member that could not be drained in time later also removes what its
+// kernels have sent meanwhile, before it meets anybody.
 #pragma once
 #include "pack.cuh"
 #include "move.cuh"

@@ -203,7 +203,8 @@ template <class T, Way WAY, bool TWO, u32 K> struct Work : Normed<T, K> {
     }
 };
 
-template <class T, bool TWO> __device__ inline void norm_inbox(const Meet& meet, const Plan& plan, const Memory<T>& own) {
+template <class T, bool TWO>
+__device__ inline void norm_inbox(const Meet& meet, const Plan& plan, const Memory<T>& own) {
     __shared__ Lines lines;
     await_earlier();
     const u32 rank = threadIdx.x;

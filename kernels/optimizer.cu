@@ -65,7 +65,7 @@ template <class T> __device__ inline void squares(const T* g, f64* partial, u64 
                                           u32 count, Rule rule, const Rule* later, EIGHTS(s), EIGHTS(l),           \
                                           EIGHTS(a)) {                                                             \
         __shared__ Table table;                                                                                    \
-        fill_table(table, count, LIST(s), LIST(l), LIST(a));                                                              \
+        fill_table(table, count, LIST(s), LIST(l), LIST(a));                                                       \
         if (later != nullptr) rule = *later;                                                                       \
         update<T>(g, State{first, second, master, begin}, *norm, table, count, rule);                              \
     }

@@ -22,7 +22,8 @@ struct Table {
 
 // The first `count` segments. Parameters cannot be indexed at run time without a copy in local memory; shared memory
 // can.
-__device__ inline void fill_table(Table& table, u32 count, const Column (&s)[8], const Column (&l)[8], const Column (&a)[8]) {
+__device__ inline void fill_table(Table& table, u32 count, const Column (&s)[8], const Column (&l)[8],
+                                  const Column (&a)[8]) {
     // By several warps at once; blocks have at least one.
 #pragma unroll
     for (u32 c = 0; c < SEGMENTS / 8; c++) {

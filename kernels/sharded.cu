@@ -159,8 +159,8 @@ template <class T> struct Sharded {
         store(desk.sums[rank] + chunk * sizeof(f64), to_bits(tree_of(batches)));
     }
 
-    // Updates a batch, whose units were fetched; before, adds them up, unless `gather` has done so, by the same threads.
-    // Then fetches those of the chunk `next`, if it is there.
+    // Updates a batch, whose units were fetched; before, adds them up, unless `gather` has done so, by the same
+    // threads. Then fetches those of the chunk `next`, if it is there.
     __device__ void finish(u64 chunk, u64 next, u32 batch, bool gathered, uint4 (&in)[AT_A_TIME][U]) const {
         // All of it is on its way at once.
         Pack<T, W> pack[U] = {};
@@ -333,7 +333,7 @@ __device__ inline bool sharded(Sharded<T>& work, const Share<T>& share, Desk& de
             spread(desk.to, to_lo, to_hi);                                                                         \
             spread(desk.sums, sums_lo, sums_hi);                                                                   \
         }                                                                                                          \
-        fill_table(desk.table, count, LIST(s), LIST(l), LIST(a));                                                         \
+        fill_table(desk.table, count, LIST(s), LIST(l), LIST(a));                                                  \
         Barrier barrier(meet, desk.epoch);                                                                         \
         if (threadIdx.x == 0) desk.rule = later != nullptr ? *later : rule;                                        \
         const State state = {first, second, master, begin};                                                        \

@@ -167,11 +167,11 @@ pub enum Algorithm {
     /// is sent has (the sender makes it another NaN, for itself too, so all members have the same bits). What is small
     /// goes to everyone in one trip. What is larger goes piece by piece: all-reduces of more than two members by parts
     /// to owners and sums to all; a large `reduce` goes as under `Auto`. No peer touches a user's buffer. Where kernels
-    /// cannot meet on the devices (on GPUs under a checker, without peer access), and for what is no sum of floats, as
-    /// under `Auto`; which goes this way with what is not large: up to 8 MB, five and more GPUs up to 16 MB (and with an
-    /// `all_reduce_norm` of less than 16 MB). Software GPUs go this way when they are asked to, step by step and by small
-    /// inboxes: to try the protocol, also under the race checker ([`Check::Races`](crate::Check::Races)); it is slower
-    /// there.
+    /// cannot meet on the devices (on GPUs under a checker, without peer access), and for what is no sum of floats,
+    /// as under `Auto`; which goes this way with what is not large: up to 8 MB, five and more GPUs up to 16 MB (and
+    /// with an `all_reduce_norm` of less than 16 MB). Software GPUs go this way when they are asked to, step by step
+    /// and by small inboxes: to try the protocol, also under the race checker
+    /// ([`Check::Races`](crate::Check::Races)); it is slower there.
     Inbox,
     /// Sums (of all-reduce, reduce and reduce-scatter) by one kernel on each device, which only writes to peers'
     /// memory: every member sends its part of a slice to the slice's owner, who adds up and sends the result back.

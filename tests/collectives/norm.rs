@@ -186,7 +186,8 @@ on_both! {
             // Large sums go other ways, also where kernels meet on the devices.
             let sum = group.explain(DType::BF16, ReduceOp::Sum, 64 << 10)?;
             // (`GPU_POOL_ALGORITHM=direct`: by the kernel that reads.)
-            let by_one = sum.meets == "data" || (["flags", "packets"].contains(&sum.meets) && sum.algorithm == Algorithm::Direct);
+            let direct = ["flags", "packets"].contains(&sum.meets) && sum.algorithm == Algorithm::Direct;
+            let by_one = sum.meets == "data" || direct;
             let meets_on_devices = gpus.is_cuda() && by_one;
             for (dtype, rows, cols) in [(DType::BF16, 1, 4096), (DType::BF16, 4096, 4096), (DType::F32, 64, 16384)] {
                 let how = group.explain_norm(dtype, rows, cols)?;
