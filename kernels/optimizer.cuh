@@ -130,8 +130,8 @@ template <class T, u32 N> struct Pack {
         else step_by(ADAM, state, rule, scale, N, grad);
     }
 
-    __device__ __forceinline__ void step_by(u32 kind, const State& state, const Rule& rule, f32 scale, u32 most,
-                                            const T (&grad)[N]) {
+    __device__ void step_by(u32 kind, const State& state, const Rule& rule, f32 scale, u32 most,
+                            const T (&grad)[N]) {
 #pragma unroll
         for (u32 e = 0; e < N; e++) {
             if (e >= most) continue;

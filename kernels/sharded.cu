@@ -280,10 +280,10 @@ __device__ inline f32 norm_of(const Meet& meet, Desk& desk, u64 chunks) {
 // The chunks of a warp: chunks go to blocks in turn, and in a block to teams of warps, so few chunks keep many
 // multiprocessors busy. The blocks make `turns` turns; a team has nothing to do in the last one if its chunk is not
 // there. (An empty part may begin at the end of all, in the middle of a chunk.)
-template <class T> struct Share {
+template <class T> struct Turns {
     u64 first, step, behind, turns;
 
-    __device__ Share(u64 from, u64 end) {
+    __device__ Turns(u64 from, u64 end) {
         const u64 block = (from + CHUNK - 1) / CHUNK + blockIdx.x;
         first = block + Sharded<T>::team() * (u64)gridDim.x, step = Sharded<T>::teams() * (u64)gridDim.x;
         behind = (end + CHUNK - 1) / CHUNK;
@@ -296,7 +296,7 @@ template <class T> struct Share {
 };
 
 template <class T>
-__device__ inline bool sharded(Sharded<T>& work, const Share<T>& share, Desk& desk, f32* norm, u64 chunks) {
+__device__ inline bool sharded(Sharded<T>& work, const Turns<T>& share, Desk& desk, f32* norm, u64 chunks) {
     const bool clips = norm != nullptr;
     if (clips) {
 #pragma unroll 1
@@ -339,7 +339,7 @@ __device__ inline bool sharded(Sharded<T>& work, const Share<T>& share, Desk& de
         const State state = {first, second, master, begin};                                                        \
         const Ending<T> ending(op, meet.count);                                                                    \
         Sharded<T> work = {meet, desk, state, ending, end, count, true, 0.0f};                                     \
-        const Share<T> share(begin, end);                                                                          \
+        const Turns<T> share(begin, end);                                                                          \
         if (barrier.start() && sharded<T>(work, share, desk, norm, chunks)) barrier.end();                         \
         barrier.leave();                                                                                           \
     }

@@ -119,8 +119,7 @@ MUTANTS = [
      "store_relaxed(to, (u64)epoch[rank] << 32 | count);"),
     ("norm_pull", "tell_taken(meet, desk.epoch, p + 1);", "tell_taken(meet, desk.epoch, p + 2);"),
     ("norm_pull", "(in == epoch[rank] && (u32)seen >= count)", "(u32)seen >= count"),
-    # The last credit of a member that is in its next kernel already; a wave that is not fetched.
-    ("norm_pull", "in == following(epoch[rank])", "false"),
+    # A wave that is not fetched.
     ("norm_pull", "fetch(p + 1, other);", "fetch(p, other);"),
     # An empty part that begins in the middle of a chunk; a norm before all squares are there; a meeting whose words may
     # be of one before.
@@ -129,8 +128,7 @@ MUTANTS = [
     ("sharded", "store_release(to, word_of(meet, desk, threadIdx.x));",
      "store_relaxed(to, word_of(meet, desk, threadIdx.x));"),
     ("sharded", "return (u64)desk.epoch[rank] << 32 | 1;", "return 1;"),
-    # Sums of batches that are written before all have read those of the turn before; units of another chunk.
-    ("sharded", "turn % 2", "0"),
+    # Units of another chunk.
     ("sharded", "fetch(next, batch, 0, gathered, in);", "fetch(chunk, batch, 0, gathered, in);"),
     # Of buckets: a piece too far; parameters behind the end; units at places that are not aligned; others' squares.
     ("sharded", "start(middle) <= i", "start(middle) <= i + 8"),

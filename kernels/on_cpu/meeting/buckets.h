@@ -129,7 +129,7 @@ template <class T> struct BucketCall : AnyCall {
         pieces.resize(n);
         for (u32 rank = 0; rank < n; rank++) {
             Machine& machine = *world.machines[members[rank]];
-            Meet meet = {machine.signals, 0, place, 30, n, rank, 0};
+            Meet meet = {machine.signals, 0, place, DEADLINE, n, rank, 0};
             for (u32 k = 0; k < n; k++) meet.members |= (u64)members[k] << 4 * k;
             Eight by[2] = {};
             for (u32 k = 0; k < n; k++) by[k / 8].x[k % 8] = (u64)sums[k].at();

@@ -69,6 +69,7 @@ struct World {
     // Until all queues are done. From turn `fails` on the gang of this place has failed.
     void run(u64 fails, u64 place) {
         // One device may be slow, for a while or so long that others get to their next kernel.
+        bool late = false;
         for (u64 turn = 0, slow = ~0ull, period = 50;; turn++) {
             if (turn == fails) {
                 for (auto& one : machines) one->words[0] = place;
@@ -76,6 +77,7 @@ struct World {
             if (chance(period)) {
                 slow = chance(2) ? random_number() % machines.size() : ~0ull;
                 period = chance(2) ? 50 : 3000;
+                late = chance(4);
             }
             bool all = true;
             for (size_t d = 0; d < machines.size(); d++) {
@@ -84,7 +86,8 @@ struct World {
                 if (one.next < one.queue.size() && !one.busy() && (d != slow || chance(20))) one.queue[one.next++]();
             }
             if (all) break;
-            if (Flights::total > 0 && !chance(3)) {
+            // What is sent comes soon, or so late that all who can have gone on.
+            if (Flights::total > 0 && (late ? chance(40) : !chance(3))) {
                 for (u64 k = random_number() % 32; k > 0 && Flights::total > 0; k--) let_arrive();
             }
             const u64 d = random_number() % machines.size();
