@@ -21,8 +21,8 @@ use half::bf16;
 
 use crate::{
     Machine,
-    machine::{Torch, uninit},
-    support::{Bench, MICROSECONDS, Side, gpus},
+    machine::uninit,
+    support::{Bench, MICROSECONDS, Side, child::Torch, gpus},
 };
 
 /// Widths from the input to the output.

@@ -201,13 +201,8 @@ mod tests {
         };
         pool.run(|dev, _| fill(dev)).unwrap();
         pool.run_on(&[1], |dev, _| {
-            let spinning = &dev.worker.spinning;
-            let prepare = || spinning.prepare("test", std::panic::Location::caller(), &dev.stream);
-            prepare()?;
-            spinning.set_spoiled(true);
-            assert!(matches!(prepare(), Err(Error::InvalidArgument { op: "test", .. })));
-            barrier::resync_later(&dev.worker);
-            prepare()
+            dev.worker.spinning.set_spoiled(true);
+            barrier::resync_later(&dev.worker, &dev.session.gang)
         })
         .unwrap();
         let found = pool.run(|dev, _| {

@@ -30,6 +30,7 @@ use crate::{
     copy::peer,
     error::{Error, Result},
     fabric::layout::{DeviceBarrier, EMPTY},
+    gang::Gang,
     memory::stream::StreamCore,
     mutation::Bug,
     thread::worker::Worker,
@@ -40,13 +41,14 @@ use crate::{
 ///
 /// No member sends to the inbox meanwhile: for that its kernel needs a meeting with this device's thread. A member that
 /// has left a gang before it failed need not do this: its kernels have taken all that was sent to it.
-pub(crate) fn resync(worker: &Worker) -> Result<()> {
-    resync_after(worker, || empty_inbox(worker))
-}
-
-/// [`resync`], after `empty` has submitted the removal of what a failed gang has left, if it submits anything.
-fn resync_after(worker: &Worker, empty: impl FnOnce() -> Result<bool>) -> Result<()> {
-    let emptied = worker.spinning.is_spoiled() && empty()?;
+///
+/// `late` says that the device got through with its work when its peers had done this already. Its kernels may have
+/// sent meanwhile, so it removes that, too.
+pub(crate) fn resync(worker: &Worker, late: bool) -> Result<()> {
+    let emptied = worker.spinning.is_spoiled() && empty_inbox(worker)?;
+    if late {
+        empty_what_was_sent(worker)?;
+    }
     let skipped = worker.spinning.resync(|barrier| {
         count(worker, &worker.main, "recovery", barrier)?;
         // Work without a number is not waited for.
@@ -95,20 +97,14 @@ fn empty_what_was_sent(worker: &Worker) -> Result<()> {
 }
 
 /// [`resync`] at the beginning of a scope, for a gang that got stuck and could not do it. It waits until this device is
-/// through with that gang's work; until then the barriers stay skipped, the inbox as it is, and no kernel of the device
-/// [meets others](crate::fabric::spinning::Spinning::prepare). Its late kernels may have sent when their receivers had
-/// emptied their inboxes, so it removes that, too.
-pub(crate) fn resync_later(worker: &Worker) {
-    if (worker.spinning.has_skipped() || worker.spinning.is_spoiled())
-        && worker.is_idle()
-        && let Err(error) = resync_after(worker, || {
-            let emptied = empty_inbox(worker)?;
-            empty_what_was_sent(worker)?;
-            Ok(emptied)
-        })
-    {
-        event!(debug, device = worker.handle.device, %error, "skipped barriers could not be resynchronised");
+/// through with that gang's work, and fails as that work does, when the new gang fails, or after the pool's deadline
+/// without progress.
+pub(crate) fn resync_later(worker: &Worker, gang: &Gang) -> Result<()> {
+    if !worker.spinning.is_spoiled() && !worker.spinning.has_skipped() {
+        return Ok(());
     }
+    worker.wait_idle("scope begin", || gang.is_aborted())?;
+    resync(worker, true)
 }
 
 /// Launches a kernel that takes part in the barrier and touches no memory.

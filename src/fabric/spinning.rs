@@ -89,14 +89,9 @@ impl Spinning {
     }
 
     /// Called before a meeting. Checks that this thread may wait for others' launches, and makes the stream wait for
-    /// the last kernel that spins, if that is on another stream. Refused while kernels of a failed gang may still run:
-    /// what they have left and will send would count as data.
+    /// the last kernel that spins, if that is on another stream.
     pub(crate) fn prepare(&self, name: &'static str, site: Site, stream: &Arc<StreamCore>) -> Result<()> {
         self.check_not_blocked(name, site)?;
-        if self.spoiled.get() {
-            let why = "this device is not through with the work of a scope that has failed";
-            return Err(Error::invalid_at(site, name, why));
-        }
         match &*self.last.borrow() {
             Some((other, last)) if other.id != stream.id => stream.wait_for(name, other, *last),
             _ => Ok(()),

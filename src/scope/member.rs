@@ -84,7 +84,8 @@ where
 {
     let (device, gang) = (worker.handle.device, part.gang);
     let in_gang = InGang::enter(gang.word());
-    let begun = panics::catch(device, || begin(worker, gang)).and_then(|()| worker.take_deferred_error());
+    let begun = panics::catch(device, || begin(worker, gang)).and_then(|begun| begun);
+    let begun = begun.and_then(|()| worker.take_deferred_error());
     let returned = begun.and_then(|()| {
         let dev = Device::new(worker, gang, part.rank, part.world);
         let returned = panics::catch(device, || f(&dev, shard));
@@ -117,15 +118,16 @@ where
 }
 
 /// Before the closure.
-fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) {
+fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) -> Result<()> {
     worker.handle.strike(Panic::BeforeMember);
     worker.handle.progress.advance();
     // An earlier gang may have failed on another member only, so that this member has not forgotten its messages.
     forget(worker, gang.place() - 1);
-    barrier::resync_later(worker);
+    barrier::resync_later(worker, gang)?;
     if let Some(signals) = worker.shared.signals.get() {
         signals.enter(worker.handle.device, gang);
     }
+    Ok(())
 }
 
 /// After the closure: drains this member's streams.
@@ -159,8 +161,10 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
         // quarantine below must be.
         worker.handle.acquire(known.lock().as_deref());
         forget(worker, gang.place());
+        // An earlier gang's work has ended no sooner than this gang's.
+        let late = worker.spinning.is_spoiled();
         worker.spinning.set_spoiled(true);
-        if !gang.is_stuck() && barrier::resync(worker).is_err() {
+        if !gang.is_stuck() && barrier::resync(worker, late).is_err() {
             // The device or its stream is lost; the next operation reports it.
             gang.stuck();
         }

@@ -250,21 +250,19 @@ impl Worker {
 
     /// Waits until all streams of this device are idle.
     pub(crate) fn drain(&self) -> Result<()> {
-        let limit = self.shared.deadline;
-        let streams = self.streams.all();
-        let all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
-        // Waits for each stream, even after an error: no stream may be in use when the scope returns.
-        let drained = all.map(|stream| stream.wait_idle("scope end", limit, || false)).fold(Ok(()), Result::and);
+        let drained = self.wait_idle("scope end", || false);
         let over = self.graphs.borrow_mut().extract_if(.., |graph| graph.is_over()).collect::<Vec<_>>();
         drop(over);
         drained
     }
 
-    /// Whether all submitted work is known to have ended.
-    pub(crate) fn is_idle(&self) -> bool {
+    /// Waits until all streams of this device are idle, or until `stop` returns true.
+    pub(crate) fn wait_idle(&self, op: &'static str, stop: impl Fn() -> bool) -> Result<()> {
+        let limit = self.shared.deadline;
         let streams = self.streams.all();
-        let mut all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
-        all.all(|stream| stream.has_completed(stream.submitted()))
+        let all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
+        // Waits for each stream, even after an error: no stream may be in use when the scope returns.
+        all.map(|stream| stream.wait_idle(op, limit, &stop)).fold(Ok(()), Result::and)
     }
 
     /// Keeps a panic that could be reported to no scope.
