@@ -83,6 +83,19 @@ fn threads_under_the_checker_are_right_too() {
         Ok(dev.download(&x)? == [1.0; 300])
     });
     assert_eq!(groups.unwrap(), [true; 4]);
+    let in_graphs = pool.run(|dev, _| {
+        let (mut few, mut many) = (dev.upload(&[1.0f32; 5])?, dev.upload(&[bf16::ONE; 3000])?);
+        let (graph, ()) = dev.capture(|dev| {
+            dev.all_reduce(&mut few, ReduceOp::Avg)?;
+            dev.all_reduce(&mut many, ReduceOp::Max)
+        })?;
+        for _ in 0..3 {
+            dev.launch_graph(&graph)?;
+            dev.all_reduce(&mut few, ReduceOp::Avg)?;
+        }
+        Ok(dev.download(&few)? == [1.0; 5] && dev.download(&many)? == [bf16::ONE; 3000])
+    });
+    assert_eq!(in_graphs.unwrap(), [true; 4]);
     pool.close().unwrap();
 }
 
