@@ -67,6 +67,9 @@ __device__ inline u64 load_acquire(const u64* at) {
 __device__ inline void store_release(u64* at, u64 x) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory");
 }
+__device__ inline void store_relaxed(u32* at, u32 x) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
+}
 __device__ inline void store_relaxed(u64* at, u64 x) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory");
 }

@@ -82,12 +82,14 @@ __device__ inline void unpack(const W* wire, f64* partial, u64 first, u64 n, con
                                               EIGHTS(a)) {                                                         \
         __shared__ Table table;                                                                                    \
         fill_table(table, count, LIST(s), LIST(l), LIST(a));                                                       \
+        __syncthreads();                                                                                           \
         pack<G, W>(wire, table, count, factor);                                                                    \
     }                                                                                                              \
     extern "C" __global__ void unpack_##G##_##W(const W* wire, f64* partial, u64 first, u64 n, u32 count,          \
                                                 EIGHTS(s), EIGHTS(l), EIGHTS(a)) {                                 \
         __shared__ Table table;                                                                                    \
         fill_table(table, count, LIST(s), LIST(l), LIST(a));                                                       \
+        __syncthreads();                                                                                           \
         unpack<G, W>(wire, partial, first, n, table, count);                                                       \
     }
 

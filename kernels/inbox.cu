@@ -80,19 +80,16 @@ template <class T> struct Trip {
     }
 };
 
-// Warps are distributed over the blocks in turn, as in push.cu.
-__device__ inline u64 first_unit() {
-    return ((u64)(threadIdx.x / 32) * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32;
-}
-
 // The sum or the average of two members who both receive: the shortest way there is.
 template <class T>
 __device__ inline void trip_of_two(const Meet& meet, const Route& route, u64 n, u32 op, u64 src, u64 dst, u32* epochs) {
     const Ending<T> ending(op, 2);
     const u32 peer = 1 - meet.me;
-    const u64 units = (n - 1) / LANES<T> + 1, first = first_unit(), step = grid_size();
+    const u64 units = (n - 1) / LANES<T> + 1, first = grid_index(), step = grid_size();
     const u64 theirs = src + peer * route.out * sizeof(T), own = src + meet.me * route.out * sizeof(T);
     uint4 unit = first < units ? load_unit<T>(theirs, n, first) : make_uint4(0, 0, 0, 0);
+    // Whether a thread's only unit is also its own one.
+    const bool keeps = route.out == 0 && first + step >= units;
     const u32 epoch = epoch_with(meet, peer);
     const u64 out = whole_of(meet, meet.me, peer, epoch), in = whole_of(meet, peer, meet.me, epoch);
 #pragma unroll 1
@@ -108,7 +105,7 @@ __device__ inline void trip_of_two(const Meet& meet, const Route& route, u64 n, 
     if (gridDim.x <= FEW) let_next_come();
 #pragma unroll 1
     for (u64 i = first; i < units; i += step) {
-        const uint4 mine = load_unit<T>(own, n, i);
+        const uint4 mine = keeps ? unit : load_unit<T>(own, n, i);
         uint4 other[1];
         const u64 at = in + i * 16;
         if (!take<T>(meet, 1, [&](u32) { return at; }, [&](u32) { return peer; }, other)) break;
@@ -133,7 +130,7 @@ __device__ inline void trip(const Meet& meet, const Route& route, u64 n, u32 op,
     }
     const Trip<T> trip = {meet, route, lines, n, src, dst};
     const Ending<T> ending(op, meet.count);
-    const u64 units = (n - 1) / LANES<T> + 1, first = first_unit(), step = grid_size();
+    const u64 units = (n - 1) / LANES<T> + 1, first = grid_index(), step = grid_size();
     // The first data are in flight while the epochs are read.
     uint4 common = first < units ? trip.common(first) : make_uint4(0, 0, 0, 0);
     __syncthreads();

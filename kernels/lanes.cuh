@@ -47,9 +47,13 @@ template <> __device__ inline f32 wide_lane<bf16>(const uint4& unit, u32 i) {
     return __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
 }
 
-// The elements of a packet's 8 bytes.
+// The elements of 8 bytes. They are set in ascending order.
 template <class T> __device__ inline T lane(const u64& unit, u32 i) {
     return from_bits<T>((BitsOf<T>)(unit >> (8 * sizeof(T) * i)));
+}
+template <class T> __device__ inline void set_lane(u64& unit, u32 i, T x) {
+    const u64 bits = (u64)to_bits(x) << (8 * sizeof(T) * i);
+    unit = i == 0 ? bits : unit | bits;
 }
 
 // Some elements that are moved at once.

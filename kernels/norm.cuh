@@ -11,12 +11,15 @@
 #include "inbox.cuh"
 #include "rows.cuh"
 
+// An entry with blocks of 1024 threads, and so up to 64 registers a thread.
+#define WIDE_KERNEL extern "C" __global__ void __launch_bounds__(1024, 1)
+
 // Equal on all members. Not 0 rows.
 struct Plan {
     u64 rows;
     u32 cols;
     f32 eps;
-    u32 way;   // of norm_inbox.cu
+    u32 way;   // `Way` of norm_inbox.cu; norm_pull.cu does not look at it
     u32 layer; // else the RMS norm
     u32 packs; // of a thread
     u32 spare;

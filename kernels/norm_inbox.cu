@@ -12,8 +12,8 @@
 // Ways. A block takes "waves" of blockDim.y rows, or with owners of so many rows for each member:
 //
 //   ONE_TRIP   everything to everyone, in the rooms `whole` of the inbox, for at most `Signals::whole` bytes. All rows
-//              of a block are sent before the first is awaited. Few rows of two members have more threads, with fewer
-//              packs: then the time is that of one thread's instructions.
+//              of a block are sent before the first is awaited. With few rows of two members a row gets more threads,
+//              each with fewer packs: the time is then that of one thread's instructions.
 //   TO_ALL     everything to everyone, through slots: for two members, of any size.
 //   BY_OWNERS  rows to their owners and sums back through slots: for more than two members. The rows of a wave that
 //              come o-th are added up by member o. A wave's norms come when all its sums are there.
@@ -23,8 +23,8 @@
 // what others have done in earlier steps only. Whether a row exists does not change the number of steps.
 //
 // Two members have their sums in registers. With more a thread writes its sums to the residual at once and reads them
-// back for the norm: so nothing is unrolled over packs and members, which would be megabytes of code. Each way has code
-// of its own: what a small call has to fetch of its instructions takes longer than what it does.
+// back for the norm: so nothing is unrolled over packs and members, which would be megabytes of code. Each way is
+// compiled by itself: in a small call it takes longer to fetch unused instructions than to do the work.
 //
 // A thread that gives up goes on to the block's next barrier, and there all threads of the block leave together (with
 // one trip it takes nothing any more). What it leaves is not specified.
@@ -236,9 +236,6 @@ __device__ inline void norm_inbox(const Meet& meet, const Plan& plan, const Memo
                           f32* mean, f32* rstd) {                                                                      \
         norm_inbox<T, TWO>(meet, plan, Memory<T>{x, residual, gamma, beta, y, mean, rstd});                            \
     }
-
-// A block of 1024 threads, and so up to 64 registers a thread.
-#define WIDE_KERNEL extern "C" __global__ void __launch_bounds__(1024, 1)
 
 NORM_INBOX(KERNEL, f32, f32, true)
 NORM_INBOX(KERNEL, f16, f16, true)

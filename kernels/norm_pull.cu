@@ -1,5 +1,5 @@
 // An all-reduce (the sum), the addition of a residual, and a norm of the rows, in one kernel, which reads the rows of
-// all members where they are: norm.cuh has what is computed. For rows of any number, without an inbox.
+// all members where they are: norm.cuh has what is computed. For any number of rows; it uses no inbox.
 //
 //   norm_pull_{f32,f16,bf16}, norm_pull_wide_f32
 //       (Meet meet, Plan plan, T* residual, const T* gamma, const T* beta, f32* mean, f32* rstd,
@@ -144,7 +144,7 @@ template <class T, bool AHEAD> struct Work : Normed<T, KEPT> {
 // As `Barrier::start` of meet.cuh, for blocks of rows of threads.
 __device__ inline bool start(const Meet& meet, const u32* epoch) {
     const bool first = threadIdx.y == 0;
-    if (first) tell(meet, START, epoch);
+    if (first) arrive(meet, epoch);
     if (__syncthreads_and(!first || hear(meet, START, epoch, false))) return true;
     if (first) withdraw(meet);
     return false;
@@ -180,9 +180,6 @@ __device__ inline void norm_pull(const Meet& meet, const Plan& plan, Memory<T> o
 NORM_PULL(f32)
 NORM_PULL(f16)
 NORM_PULL(bf16)
-
-// A block of 1024 threads, and so up to 64 registers a thread.
-#define WIDE_KERNEL extern "C" __global__ void __launch_bounds__(1024, 1)
 
 WIDE_KERNEL norm_pull_wide_f32(Meet meet, Plan plan, f32* residual, const f32* gamma, const f32* beta, f32* mean,
                                f32* rstd, Eight x_lo, Eight x_hi, Eight y_lo, Eight y_hi) {

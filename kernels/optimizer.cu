@@ -18,7 +18,7 @@ const u32 PACK = 4;
 
 template <class T>
 __device__ inline void update(T* g, const State& state, f32 norm, const Table& table, u32 count, const Rule& rule) {
-    const bool finite = is_finite(norm);
+    const bool changing = changes(rule, norm);
     const f32 scale = scale_of(rule, norm);
     const u64 from = table.start[0], end = table.start[count - 1] + table.len[count - 1], step = PACK * grid_size();
     for (u64 i = from + PACK * grid_index(); i < end; i += step) {
@@ -28,7 +28,7 @@ __device__ inline void update(T* g, const State& state, f32 norm, const Table& t
         const u32 most = len - j < PACK ? (u32)(len - j) : PACK;
         T grad[PACK], own[PACK];
         load(g + i, most, grad);
-        update_pack(state, rule, finite, scale, i, most, reinterpret_cast<T*>(table.place[k]) + j, grad, own);
+        update_pack(state, rule, changing, scale, i, most, reinterpret_cast<T*>(table.place[k]) + j, grad, own);
         if (rule.gather) store(g + i, most, own);
     }
 }
@@ -66,6 +66,7 @@ template <class T> __device__ inline void squares(const T* g, f64* partial, u64 
                                           EIGHTS(a)) {                                                             \
         __shared__ Table table;                                                                                    \
         fill_table(table, count, LIST(s), LIST(l), LIST(a));                                                       \
+        __syncthreads();                                                                                           \
         if (later != nullptr) rule = *later;                                                                       \
         update<T>(g, State{first, second, master, begin}, *norm, table, count, rule);                              \
     }

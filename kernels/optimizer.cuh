@@ -16,7 +16,8 @@
 const u32 CHUNK = 2048;
 const u32 BATCH = 256, BATCHES = CHUNK / BATCH;
 
-enum Kind : u32 { SGD, MOMENTUM, ADAM };
+// NOTHING: everything stays as it is.
+enum Kind : u32 { SGD, MOMENTUM, ADAM, NOTHING };
 
 struct Rule {
     u32 kind, nesterov, gather;
@@ -85,6 +86,9 @@ template <class T, u32 N> __device__ inline void store(T* p, u32 most, const T (
 
 __device__ inline bool is_finite(f32 x) { return fabsf(x) <= 3.402823466e38f; }
 
+// Whether a step with gradients of this norm changes anything.
+__device__ inline bool changes(const Rule& rule, f32 norm) { return rule.kind != NOTHING && is_finite(norm); }
+
 // What gradients of this norm are multiplied with.
 __device__ inline f32 scale_of(const Rule& rule, f32 norm) {
     if (rule.most > 0.0f) {
@@ -110,7 +114,7 @@ __device__ inline f32 stepped(u32 kind, const Rule& rule, f32 scale, f32 g, f32 
 
 // `most` parameters at `place`, whose gradients are at element i of the bucket, with their state. Loads, the step and
 // stores are apart, so that the loads of many are on their way at once.
-template <class T, u32 N> struct Pack {
+template <class T, u32 N> struct Elements {
     T own[N];
     f32 m[N], v[N], w[N];
 
@@ -150,13 +154,13 @@ template <class T, u32 N> struct Pack {
     }
 };
 
-// Updates them. If the gradients' norm is not finite, nothing changes. `own` are then the parameters.
+// Updates them, if anything changes. `own` are then the parameters.
 template <class T, u32 N>
-__device__ inline void update_pack(const State& state, const Rule& rule, bool finite, f32 scale, u64 i, u32 most,
+__device__ inline void update_pack(const State& state, const Rule& rule, bool changes, f32 scale, u64 i, u32 most,
                                    T* place, const T (&grad)[N], T (&own)[N]) {
-    Pack<T, N> pack = {};
+    Elements<T, N> pack = {};
     pack.load_from(state, i, most, place);
-    if (finite) {
+    if (changes) {
         pack.step(state, rule, scale, most, grad);
         pack.store_to(state, i, most, place);
     }

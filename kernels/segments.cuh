@@ -20,14 +20,21 @@ struct Table {
 #define EIGHTS(x) Column x##0, Column x##1, Column x##2, Column x##3, Column x##4, Column x##5, Column x##6, Column x##7
 #define LIST(x) {x##0, x##1, x##2, x##3, x##4, x##5, x##6, x##7}
 
-// The first `count` segments. Parameters cannot be indexed at run time without a copy in local memory; shared memory
-// can.
+// Whether this thread has this turn of its block's preparations. Turns from 1 on belong to different warps, as far as
+// there are some, and not to the first one, which may have to meet others: each warp waits for the parameters that it
+// reads.
+__device__ inline bool is_turn(u32 turn) {
+    const u32 last = (blockDim.x - 1) / 32 * 32;
+    return threadIdx.x == (turn * 32 < last ? turn * 32 : last);
+}
+
+// The first `count` segments; they are there after the next __syncthreads. Parameters cannot be indexed at run time
+// without a copy in local memory; shared memory can.
 __device__ inline void fill_table(Table& table, u32 count, const Column (&s)[8], const Column (&l)[8],
                                   const Column (&a)[8]) {
-    // By several warps at once; blocks have at least one.
 #pragma unroll
     for (u32 c = 0; c < SEGMENTS / 8; c++) {
-        if (threadIdx.x != c * 32 % blockDim.x || 8 * c >= count) continue;
+        if (!is_turn(c + 1) || 8 * c >= count) continue;
 #pragma unroll
         for (u32 k = 0; k < 8; k++) {
             table.start[8 * c + k] = s[c].at[k];
@@ -35,7 +42,6 @@ __device__ inline void fill_table(Table& table, u32 count, const Column (&s)[8],
             table.place[8 * c + k] = a[c].at[k];
         }
     }
-    __syncthreads();
 }
 
 // The last segment that begins at or before element i. (The first segment begins at 0.)

@@ -2,8 +2,8 @@
 // gradients of its part, updates the parameters of its part, and writes them to all devices.
 //
 //   sharded_<T>  (Meet meet, u32 op, Rule rule, const Rule* later, f32* first, f32* second, f32* master, f32* norm,
-//                 u64 begin, u64 end, u64 chunks, u32 count, and by eights, low and high, by rank: grads, to, sums;
-//                 Column s0..s7, l0..l7, a0..a7)
+//                 u64* told, u64 begin, u64 end, u64 chunks, u32 count, and by eights, low and high, by rank: grads,
+//                 to, sums; Column s0..s7, l0..l7, a0..a7)
 //
 // T is the type of gradients and parameters: f32 f16 bf16. Elements begin .. end of all are this device's part; it
 // begins at a whole chunk of 2048. `grads` are all devices' gradients. `to` is where each device wants the parameters,
@@ -11,8 +11,11 @@
 // written to the own `to`. The rule is in memory if `later` is not null: for graphs.
 //
 // With `norm` gradients are clipped, so all devices need the norm before any updates. Then each first leaves its sums
-// where its own gradients were, and the squares of each chunk at `sums` of all devices; they meet; and each adds up
-// all squares in one order, as `gradient_norm_f32` does. `norm` is that root.
+// where its own gradients were, and tells all devices the squares of each chunk; and each adds up all squares in one
+// order, as `gradient_norm_f32` does. `norm` is that root. Squares go as packets, data beside flags, which need no
+// meeting: to other devices as in exchange.cu, to the own blocks by `told`, a packet for each own chunk. Only this
+// kernel ever writes `told`, always for the same members, and it is zero at first. Where the squares of a part are more
+// than there are packets, they go to `sums` of all devices, and all blocks of all devices meet.
 //
 // Bits: those of a reduce-scatter in rank order, `squares`, `gradient_norm_f32`, `update` and an all-gather, whatever
 // the number of blocks.
@@ -22,13 +25,14 @@
 //
 // The same for gradients in buckets, which are added up already, each member's part at this member. The squares of the
 // own chunks are at `sums` of the own device; the kernel gives them to all, and writes the new parameters to their
-// places on all devices. `pieces` is a table in memory, so there may be any number of them: see `Piece`. The member's
+// places on all devices. `pieces` is a table in memory, so there may be any number of them: see `Word`. The member's
 // `own` chunks, of all buckets one behind the other, are numbered from 0.
 //
 // Who touches what between the start and the end of the meeting. Elements of part p of any device's gradients, and of
 // any device's parameters: the owner of p alone, and there one thread for each element. `sums`, number c of all
-// devices: the owner of chunk c writes it before the second meeting, and all read it after. In `sharded_buckets` a
-// parameter's owner is the owner of the chunk that has its gradient.
+// devices: the owner of chunk c writes it before the second meeting, and all read it after. A packet: its chunk's
+// owner writes it, and all read it until it has come; the end of the meeting is before the next one at its place. In
+// `sharded_buckets` a parameter's owner is the owner of the chunk that has its gradient.
 #include "meet.cuh"
 #include "optimizer.cuh"
 
@@ -36,6 +40,7 @@
 struct Desk {
     u64 grads[MOST], to[MOST], sums[MOST];
     u32 epoch[MOST];
+    u64 told; // 0: no packets
     Table table;
     Rule rule;
     f32 norm;
@@ -45,14 +50,30 @@ struct Desk {
 // Devices whose elements are on their way at once.
 const u32 AT_A_TIME = 2;
 
-// No chunk.
-const u64 NONE = ~0ull;
+// Of which devices gradients are fetched.
+enum From { ALL, OWN, OTHERS };
 
-// A chunk is the work of BATCHES warps, or fewer if a block has fewer.
+// The flag of packets from or to a member: the epoch of the two devices; of the own ones that with the next device.
+__device__ inline u32 flag_of(const Meet& meet, const Desk& desk, u32 rank) {
+    return desk.epoch[rank == meet.me ? (rank + 1) % meet.count : rank];
+}
+
+// What a lane updates at once: FOUR elements, so that few elements keep many warps busy, and a thread has few
+// instructions before it stores. A warp has a piece of a chunk.
+const u32 FOUR = 4, PIECES = CHUNK / (32 * FOUR);
+template <class T> struct FourOf {
+    typedef u64 Unit;
+};
+template <> struct FourOf<f32> {
+    typedef uint4 Unit;
+};
+
+// A chunk is the work of BATCHES warps that add up for the norm, and of PIECES that update; or of all the block's, if
+// they are fewer.
 template <class T> struct Sharded {
-    static const u32 W = 16 / sizeof(T);
     // Units of 16 bytes of a lane, of a batch.
-    static const u32 U = BATCH / (32 * W);
+    static const u32 U = BATCH / (32 * (16 / sizeof(T)));
+    typedef typename FourOf<T>::Unit Four;
 
     const Meet& meet;
     Desk& desk;
@@ -60,94 +81,88 @@ template <class T> struct Sharded {
     const Ending<T>& ending;
     u64 end;
     u32 count;
-    bool finite;
+    bool changing;
     f32 scale;
 
+    static __device__ u32 warp() { return threadIdx.x / 32; }
     static __device__ u32 warps() { return blockDim.x / 32; }
-    // Chunks that a block works on at once; the one of these that this warp works on, and its first batch.
-    static __device__ u32 teams() { return warps() > BATCHES ? warps() / BATCHES : 1; }
-    static __device__ u32 team() { return threadIdx.x / 32 / BATCHES; }
-    static __device__ u32 first_batch() { return threadIdx.x / 32 % BATCHES; }
 
-    // The first element of a unit of the lane.
-    static __device__ u64 element(u64 chunk, u32 batch, u32 u) {
-        return chunk * CHUNK + batch * BATCH + (u * 32 + threadIdx.x % 32) * W;
+    // The lane's first element of the warp's elements from `at` on.
+    template <class Unit> static __device__ u64 own_of(u64 at) {
+        return at + threadIdx.x % 32 * (sizeof(Unit) / sizeof(T));
     }
 
-    // The lane's units of a batch, of the devices from `rank` on; of sums that are made, the own device's.
-    __device__ void fetch(u64 chunk, u32 batch, u32 rank, bool gathered, uint4 (&in)[AT_A_TIME][U]) const {
+    // The lane's units from element `first` on, of the devices from `rank` on.
+    template <From FROM = ALL, class Unit, u32 N>
+    __device__ void fetch(u64 first, u32 rank, Unit (&in)[AT_A_TIME][N]) const {
 #pragma unroll
         for (u32 s = 0; s < AT_A_TIME; s++) {
-            if (gathered ? s > 0 : rank + s >= meet.count) continue;
-            const u64 from = desk.grads[gathered ? meet.me : rank + s];
+            if (rank + s >= meet.count || (FROM != ALL && (rank + s == meet.me) != (FROM == OWN))) continue;
+            const u64 from = desk.grads[rank + s] + first * sizeof(T);
 #pragma unroll
-            for (u32 u = 0; u < U; u++) {
-                const u64 i = element(chunk, batch, u);
-                in[s][u] = i < end ? load<uint4>(from + i * sizeof(T)) : make_uint4(0, 0, 0, 0);
+            for (u32 u = 0; u < N; u++) {
+                const u64 i = first + u * 32 * (sizeof(Unit) / sizeof(T));
+                in[s][u] = i < end ? load<Unit>(from + u * 32 * sizeof(Unit)) : Unit();
             }
         }
     }
 
-    // The sums of the lane's units of a batch, in rank order. `in` are those of the first devices.
-    __device__ void fold(u64 chunk, u32 batch, uint4 (&in)[AT_A_TIME][U], uint4 (&out)[U]) const {
-        Acc<T> acc[U][W] = {};
+    // The sums of the lane's units, in rank order. `in` are those of the first devices.
+    template <class Unit, u32 N>
+    __device__ void fold(u64 first, Unit (&in)[AT_A_TIME][N], T (&out)[N][sizeof(Unit) / sizeof(T)]) const {
+        const u32 W = sizeof(Unit) / sizeof(T);
+        Acc<T> acc[N][W] = {};
 #pragma unroll 1
         for (u32 rank = 0;;) {
 #pragma unroll
             for (u32 s = 0; s < AT_A_TIME; s++) {
                 if (rank + s >= meet.count) continue;
 #pragma unroll
-                for (u32 u = 0; u < U; u++) {
+                for (u32 u = 0; u < N; u++) {
 #pragma unroll
                     for (u32 w = 0; w < W; w++) {
-                        const Acc<T> x = wide_lane<T>(in[s][u], w);
+                        const Acc<T> x = wide(lane<T>(in[s][u], w));
                         acc[u][w] = rank + s == 0 ? x : acc[u][w] + x;
                     }
                 }
             }
             rank += AT_A_TIME;
             if (rank >= meet.count) break;
-            fetch(chunk, batch, rank, false, in);
+            fetch(first, rank, in);
         }
 #pragma unroll
-        for (u32 u = 0; u < U; u++) {
+        for (u32 u = 0; u < N; u++) {
 #pragma unroll
-            for (u32 w = 0; w < W; w++) set_lane(out[u], w, ending(acc[u][w]));
-        }
-    }
-
-    // Brings what the device keeps of a batch near.
-    __device__ void bring(u64 chunk, u32 batch) const {
-#pragma unroll
-        for (u32 u = 0; u < U; u++) {
-            const u64 i = element(chunk, batch, u), at = (i - state.begin) * sizeof(f32);
-            if (i >= end) continue;
-            if (state.first != nullptr) prefetch((u64)state.first + at);
-            if (state.second != nullptr) prefetch((u64)state.second + at);
-            if (state.master != nullptr) prefetch((u64)state.master + at);
+            for (u32 w = 0; w < W; w++) out[u][w] = ending(acc[u][w]);
         }
     }
 
-    // Adds up a chunk, if it is there, and tells all devices the squares of the sums. For the whole block.
-    __device__ void gather(u64 chunk, bool there, u32 odd) const {
+    // Adds up a chunk, if it is there, and tells all devices the squares of the sums. For the whole block: `team` has
+    // the chunk.
+    __device__ void gather(u64 chunk, bool there, u32 odd, u32 team) const {
         f64(&all)[THREADS / 32] = desk.squares[odd];
 #pragma unroll 1
-        for (u32 batch = first_batch(); batch < BATCHES; batch += warps()) {
+        for (u32 batch = warp() % BATCHES; batch < BATCHES; batch += warps()) {
             f64 squares = 0.0;
+            const u64 first = own_of<uint4>(chunk * CHUNK + batch * BATCH);
             if (there) {
-                uint4 in[AT_A_TIME][U], sum[U];
-                fetch(chunk, batch, 0, false, in);
-                fold(chunk, batch, in, sum);
+                uint4 in[AT_A_TIME][U];
+                T sum[U][16 / sizeof(T)];
+                fetch(first, 0, in);
+                fold(first, in, sum);
 #pragma unroll
                 for (u32 u = 0; u < U; u++) {
-                    const u64 i = element(chunk, batch, u);
+                    const u64 i = first + u * 32 * (16 / sizeof(T));
                     if (i >= end) continue;
-                    store(desk.grads[meet.me] + i * sizeof(T), sum[u]);
-                    squares = add_squares<T>(squares, sum[u]);
+                    uint4 unit;
+#pragma unroll
+                    for (u32 w = 0; w < 16 / sizeof(T); w++) set_lane(unit, w, sum[u][w]);
+                    store(desk.grads[meet.me] + i * sizeof(T), unit);
+                    squares = add_squares<T>(squares, unit);
                 }
             }
             squares = warp_sum(squares);
-            if (threadIdx.x % 32 == 0) all[team() * BATCHES + batch] = squares;
+            if (threadIdx.x % 32 == 0) all[team * BATCHES + batch] = squares;
         }
         // The one of the turn after the next is behind the barrier of the next.
         __syncthreads();
@@ -155,67 +170,86 @@ template <class T> struct Sharded {
         if (!there || rank >= meet.count) return;
         f64 batches[BATCHES];
 #pragma unroll
-        for (u32 k = 0; k < BATCHES; k++) batches[k] = all[team() * BATCHES + k];
-        store(desk.sums[rank] + chunk * sizeof(f64), to_bits(tree_of(batches)));
+        for (u32 k = 0; k < BATCHES; k++) batches[k] = all[team * BATCHES + k];
+        const u64 squares = to_bits(tree_of(batches));
+        if (desk.told == 0) return store(desk.sums[rank] + chunk * sizeof(f64), squares);
+        const u32 flag = flag_of(meet, desk, rank);
+        const u64 to = rank == meet.me ? desk.told : packets(meet, meet.me, rank, flag);
+        const u64 at = to + (chunk - state.begin / CHUNK) * sizeof(uint4);
+        store_halves(at, make_uint4((u32)squares, flag, (u32)(squares >> 32), flag));
     }
 
-    // Updates a batch, whose units were fetched; before, adds them up, unless `gather` has done so, by the same
-    // threads. Then fetches those of the chunk `next`, if it is there.
-    __device__ void finish(u64 chunk, u64 next, u32 batch, bool gathered, uint4 (&in)[AT_A_TIME][U]) const {
-        // All of it is on its way at once.
-        Pack<T, W> pack[U] = {};
-        u64 place[U];
-        u32 most[U];
+    // A lane's elements on their way: gradients, and what is kept of `most` of them.
+    struct Held {
+        Four in[AT_A_TIME][1];
+        Elements<T, FOUR> pack;
+        u64 place;
+        u32 most;
+    };
+
+    // Loads what the own device keeps of the lane's elements from `i` on.
+    __device__ void load_kept(u64 i, Held& held) const {
+        if (i >= end || count == 0) return;
+        const u32 k = segment_of(desk.table, count, i);
+        const u64 j = i - desk.table.start[k], len = desk.table.len[k];
+        if (j >= len) return;
+        held.most = len - j < FOUR ? (u32)(len - j) : FOUR;
+        held.place = desk.table.place[k] + j * sizeof(T);
+        held.pack.load_from(state, i, held.most, reinterpret_cast<const T*>(held.place));
+    }
+
+    // Loads what the own device has of the walk's first elements, also gradients that need not be added up first.
+    __device__ void load_first(u64 i, bool clips, Held& held) const {
+        load_kept(i, held);
+        if (!clips) fetch<OWN>(i, 0, held.in);
+    }
+
+    // Loads the sums that `gather` has made.
+    __device__ void load_sums(u64 i, Held& held) const {
+        if (i < end) held.in[0][0] = load<Four>(desk.grads[meet.me] + i * sizeof(T));
+    }
+
+    // Brings what the device keeps of the elements from `i` on near.
+    __device__ void bring(u64 i) const {
+        const u64 at = (i - state.begin) * sizeof(f32);
+        if (i >= end) return;
+        if (state.first != nullptr) prefetch((u64)state.first + at);
+        if (state.second != nullptr) prefetch((u64)state.second + at);
+        if (state.master != nullptr) prefetch((u64)state.master + at);
+    }
+
+    // Updates the lane's elements from `i` on; before, adds up their gradients, unless `gather` has done so.
+    __device__ void finish(u64 i, bool gathered, Held& held) const {
+        T sum[1][FOUR];
+        if (gathered) {
 #pragma unroll
-        for (u32 u = 0; u < U; u++) {
-            const u64 i = element(chunk, batch, u);
-            most[u] = 0;
-            if (i >= end || count == 0) continue;
-            const u32 k = segment_of(desk.table, count, i);
-            const u64 j = i - desk.table.start[k], len = desk.table.len[k];
-            if (j >= len) continue;
-            most[u] = len - j < W ? (u32)(len - j) : W;
-            place[u] = desk.table.place[k] + j * sizeof(T);
-            pack[u].load_from(state, i, most[u], reinterpret_cast<const T*>(place[u]));
+            for (u32 w = 0; w < FOUR; w++) sum[0][w] = lane<T>(held.in[0][0], w);
+        } else {
+            fold(i, held.in, sum);
         }
-        uint4 sum[U];
-#pragma unroll
-        for (u32 u = 0; u < U; u++) sum[u] = in[0][u];
-        if (!gathered) fold(chunk, batch, in, sum);
-        if (next != NONE) {
-            fetch(next, batch, 0, gathered, in);
-            bring(next, batch);
+        if (held.most == 0) return;
+        if (changing) {
+            held.pack.step(state, desk.rule, scale, held.most, sum[0]);
+            held.pack.store_to(state, i, held.most, reinterpret_cast<T*>(held.place));
         }
-#pragma unroll
-        for (u32 u = 0; u < U; u++) {
-            if (most[u] == 0) continue;
-            const u64 i = element(chunk, batch, u);
-            if (finite) {
-                T grad[W];
-#pragma unroll
-                for (u32 w = 0; w < W; w++) grad[w] = lane<T>(sum[u], w);
-                pack[u].step(state, desk.rule, scale, most[u], grad);
-                pack[u].store_to(state, i, most[u], reinterpret_cast<T*>(place[u]));
-            }
-            send(i, most[u], pack[u].own);
-        }
+        send(i, held.most, held.pack.own);
     }
 
     // The parameters at element i, to the other devices.
-    __device__ void send(u64 i, u32 most, const T (&own)[W]) const {
-        uint4 unit;
+    __device__ void send(u64 i, u32 most, const T (&own)[FOUR]) const {
+        Four unit;
 #pragma unroll
-        for (u32 w = 0; w < W; w++) set_lane(unit, w, own[w]);
+        for (u32 w = 0; w < FOUR; w++) set_lane(unit, w, own[w]);
 #pragma unroll 1
         for (u32 rank = 0; rank < meet.count; rank++) {
             if (rank == meet.me) continue;
             const u64 to = desk.to[rank] + i * sizeof(T);
-            if (most == W) {
+            if (most == FOUR) {
                 store(to, unit);
                 continue;
             }
 #pragma unroll
-            for (u32 w = 0; w < W; w++)
+            for (u32 w = 0; w < FOUR; w++)
                 if (w < most) store(to + w * sizeof(T), to_bits(own[w]));
         }
     }
@@ -256,6 +290,14 @@ __device__ inline bool meet_all(const Meet& meet, const Desk& desk) {
     return __syncthreads_and(come);
 }
 
+// The root of the block's sum, for all threads.
+__device__ inline f32 root_of_all(Desk& desk, f64 sum) {
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) desk.norm = __double2float_rn(sqrt(sum));
+    __syncthreads();
+    return desk.norm;
+}
+
 // The root of all sums, for all threads.
 __device__ inline f32 norm_of(const Meet& meet, Desk& desk, u64 chunks) {
     const u32 N = 8;
@@ -271,76 +313,150 @@ __device__ inline f32 norm_of(const Meet& meet, Desk& desk, u64 chunks) {
 #pragma unroll
         for (u32 k = 0; k < N; k++) sum += from_bits<f64>(x[k]);
     }
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) desk.norm = __double2float_rn(sqrt(sum));
-    __syncthreads();
-    return desk.norm;
+    return root_of_all(desk, sum);
 }
 
-// The chunks of a warp: chunks go to blocks in turn, and in a block to teams of warps, so few chunks keep many
+// The same from packets, in the same order. False if the block gave up.
+__device__ inline bool norm_of_packets(const Meet& meet, Desk& desk, u32 chunks, f32& norm) {
+    const u32 N = 4, each = chunks / meet.count, more = chunks % meet.count;
+    f64 sum = 0.0;
+    bool come = true;
+    u32 c = threadIdx.x, behind = 0;
+#pragma unroll 1
+    for (u32 rank = 0; rank < meet.count; rank++) {
+        const u32 begin = behind, flag = flag_of(meet, desk, rank);
+        behind += each + (rank < more ? 1 : 0);
+        const u64 from = rank == meet.me ? desk.told : packets(meet, rank, meet.me, flag);
+#pragma unroll 1
+        while (c < behind && come) {
+            uint4 x[N] = {};
+            Patience patience;
+            for (bool all = false; !all && come;) {
+                all = true;
+#pragma unroll
+                for (u32 k = 0; k < N; k++) {
+                    const u32 at = c + k * blockDim.x;
+                    if (at >= behind) continue;
+                    x[k] = load_halves(from + (u64)(at - begin) * sizeof(uint4));
+                    all &= x[k].y == flag && x[k].w == flag;
+                }
+                if (!all) come = !patience.over(meet, ordinal(meet, rank));
+            }
+#pragma unroll
+            for (u32 k = 0; k < N; k++) {
+                if (c >= behind) continue;
+                sum += from_bits<f64>((u64)x[k].z << 32 | x[k].x);
+                c += blockDim.x;
+            }
+        }
+    }
+    if (!__syncthreads_and(come)) return false;
+    norm = root_of_all(desk, sum);
+    return true;
+}
+
+// The chunks of a team of warps: chunks go to blocks in turn, and in a block to teams, so few chunks keep many
 // multiprocessors busy. The blocks make `turns` turns; a team has nothing to do in the last one if its chunk is not
 // there. (An empty part may begin at the end of all, in the middle of a chunk.)
-template <class T> struct Turns {
-    u64 first, step, behind, turns;
+struct Turns {
+    u32 first, step, behind, turns;
 
-    __device__ Turns(u64 from, u64 end) {
-        const u64 block = (from + CHUNK - 1) / CHUNK + blockIdx.x;
-        first = block + Sharded<T>::team() * (u64)gridDim.x, step = Sharded<T>::teams() * (u64)gridDim.x;
-        behind = (end + CHUNK - 1) / CHUNK;
+    __device__ Turns(u64 from, u64 end, u32 team, u32 teams) {
+        const u32 block = (u32)((from + CHUNK - 1) / CHUNK) + blockIdx.x;
+        first = block + team * gridDim.x, step = teams * gridDim.x;
+        behind = (u32)((end + CHUNK - 1) / CHUNK);
         turns = behind > block ? (behind - block + step - 1) / step : 0;
     }
-    __device__ u64 chunk(u64 turn) const { return first + turn * step; }
-    __device__ bool has(u64 turn) const { return turn < turns && chunk(turn) < behind; }
-    // Its turns.
-    __device__ u64 own() const { return turns > 0 && !has(turns - 1) ? turns - 1 : turns; }
+    __device__ u64 chunk(u32 turn) const { return (u64)first + turn * step; }
+    __device__ bool has(u32 turn) const { return turn < turns && chunk(turn) < behind; }
 };
 
+// The elements that a lane updates, FOUR from `i` on and so on: those of its block's last turn first.
+template <class T> struct Walk {
+    const Turns& turns;
+    u32 piece, left;
+    u64 i;
+
+    __device__ explicit Walk(const Turns& turns) : turns(turns), piece(Sharded<T>::warp()), left(turns.turns) { set(); }
+    __device__ bool is_there() const { return left > 0 && piece < PIECES; }
+    __device__ void set() {
+        i = turns.chunk(left - 1) * CHUNK + (piece * 32 + threadIdx.x % 32) * FOUR;
+    }
+    __device__ void advance() {
+        if (--left == 0) piece += Sharded<T>::warps(), left = turns.turns;
+        set();
+    }
+};
+
+// `held` are the walk's first elements, without gradients of other devices.
 template <class T>
-__device__ inline bool sharded(Sharded<T>& work, const Turns<T>& share, Desk& desk, f32* norm, u64 chunks) {
+__device__ inline bool sharded(Sharded<T>& work, Walk<T>& walk, typename Sharded<T>::Held& held, Desk& desk, f32* norm,
+                               u64 begin, u64 chunks) {
     const bool clips = norm != nullptr;
     if (clips) {
+        const u32 team = work.warp() / BATCHES, teams = work.warps() / BATCHES;
+        const Turns share(begin, work.end, team, teams > 0 ? teams : 1);
 #pragma unroll 1
-        for (u64 turn = 0; turn < share.turns; turn++) work.gather(share.chunk(turn), share.has(turn), turn % 2);
-        if (!meet_all(work.meet, desk)) return false;
-        const f32 found = norm_of(work.meet, desk, chunks);
-        if (blockIdx.x == 0 && threadIdx.x == 0) *norm = found;
-        work.finite = is_finite(found);
-        work.scale = scale_of(desk.rule, found);
-    } else {
-        work.scale = scale_of(desk.rule, 0.0f);
-    }
-    // The last ones first: their sums are still in the cache.
-    const u64 own = share.own();
-#pragma unroll 1
-    for (u32 batch = work.first_batch(); batch < BATCHES && own > 0; batch += work.warps()) {
-        uint4 in[AT_A_TIME][Sharded<T>::U];
-        work.fetch(share.chunk(own - 1), batch, 0, clips, in);
-#pragma unroll 1
-        for (u64 k = own; k > 0; k--) {
-            work.finish(share.chunk(k - 1), k > 1 ? share.chunk(k - 2) : NONE, batch, clips, in);
+        for (u32 turn = 0; turn < share.turns; turn++) work.gather(share.chunk(turn), share.has(turn), turn % 2, team);
+        f32 found = 0.0f;
+        if (desk.told != 0) {
+            if (!norm_of_packets(work.meet, desk, (u32)chunks, found)) return false;
+        } else {
+            if (!meet_all(work.meet, desk)) return false;
+            found = norm_of(work.meet, desk, chunks);
         }
+        if (blockIdx.x == 0 && threadIdx.x == 0) *norm = found;
+        work.changing = changes(desk.rule, found);
+        work.scale = scale_of(desk.rule, found);
+        // Other threads of the block may have made them, before a barrier.
+        if (walk.is_there()) work.load_sums(walk.i, held);
+    } else {
+        work.changing = changes(desk.rule, 0.0f);
+        work.scale = scale_of(desk.rule, 0.0f);
+        if (walk.is_there()) work.template fetch<OTHERS>(walk.i, 0, held.in);
+    }
+    // What comes next is on its way while a thread computes.
+#pragma unroll 1
+    while (walk.is_there()) {
+        const u64 i = walk.i;
+        typename Sharded<T>::Held next = {};
+        walk.advance();
+        if (walk.is_there()) {
+            if (clips) work.load_sums(walk.i, next);
+            else work.fetch(walk.i, 0, next.in);
+            work.load_kept(walk.i, next);
+            if (walk.left > 1) work.bring(walk.i - (u64)walk.turns.step * CHUNK);
+        }
+        work.finish(i, clips, held);
+        held = next;
     }
     return true;
 }
 
 #define SHARDED(T)                                                                                                 \
     KERNEL sharded_##T(Meet meet, u32 op, Rule rule, const Rule* later, f32* first, f32* second, f32* master,      \
-                       f32* norm, u64 begin, u64 end, u64 chunks, u32 count, Eight grads_lo, Eight grads_hi,       \
-                       Eight to_lo, Eight to_hi, Eight sums_lo, Eight sums_hi, EIGHTS(s), EIGHTS(l), EIGHTS(a)) {  \
+                       f32* norm, u64* told, u64 begin, u64 end, u64 chunks, u32 count, Eight grads_lo,            \
+                       Eight grads_hi, Eight to_lo, Eight to_hi, Eight sums_lo, Eight sums_hi, EIGHTS(s),          \
+                       EIGHTS(l), EIGHTS(a)) {                                                                     \
         __shared__ Desk desk;                                                                                      \
-        if (threadIdx.x == blockDim.x - 1) {                                                                       \
-            spread(desk.grads, grads_lo, grads_hi);                                                                \
-            spread(desk.to, to_lo, to_hi);                                                                         \
-            spread(desk.sums, sums_lo, sums_hi);                                                                   \
-        }                                                                                                          \
+        if (is_turn(9)) spread(desk.grads, grads_lo, grads_hi);                                                    \
+        if (is_turn(10)) spread(desk.to, to_lo, to_hi);                                                            \
+        if (is_turn(11)) spread(desk.sums, sums_lo, sums_hi);                                                      \
         fill_table(desk.table, count, LIST(s), LIST(l), LIST(a));                                                  \
         Barrier barrier(meet, desk.epoch);                                                                         \
-        if (threadIdx.x == 0) desk.rule = later != nullptr ? *later : rule;                                        \
+        if (is_turn(12)) desk.rule = later != nullptr ? *later : rule;                                             \
+        if (is_turn(13)) desk.told = chunks <= (u64)meet.signals->packets * meet.count ? (u64)told : 0;            \
         const State state = {first, second, master, begin};                                                        \
         const Ending<T> ending(op, meet.count);                                                                    \
-        Sharded<T> work = {meet, desk, state, ending, end, count, true, 0.0f};                                     \
-        const Turns<T> share(begin, end);                                                                          \
-        if (barrier.start() && sharded<T>(work, share, desk, norm, chunks)) barrier.end();                         \
+        Sharded<T> work = {meet, desk, state, ending, end, count, false, 0.0f};                                    \
+        const Turns turns(begin, end, 0, 1);                                                                       \
+        Walk<T> walk(turns);                                                                                       \
+        Sharded<T>::Held held = {};                                                                                \
+        /* While the first warp meets others. */                                                                   \
+        if (threadIdx.x >= 32 && walk.is_there()) work.load_first(walk.i, norm != nullptr, held);                  \
+        bool works = barrier.start();                                                                              \
+        if (threadIdx.x < 32 && works && walk.is_there()) work.load_first(walk.i, norm != nullptr, held);          \
+        if (works && sharded<T>(work, walk, held, desk, norm, begin, chunks)) barrier.end();                       \
         barrier.leave();                                                                                           \
     }
 
@@ -384,7 +500,7 @@ template <class T>
 __device__ inline void update_pieces(const Meet& meet, const Desk& desk, const Pieces& pieces, f32 scale, u64 batch) {
     const u32 W = 16 / sizeof(T), U = BATCH / (32 * W);
     // All of it is on its way at once.
-    Pack<T, W> pack[U] = {};
+    Elements<T, W> pack[U] = {};
     uint4 sum[U] = {};
     State state[U];
     u32 piece[U], most[U];

@@ -129,7 +129,15 @@ MUTANTS = [
      "store_relaxed(to, word_of(meet, desk, threadIdx.x));"),
     ("sharded", "return (u64)desk.epoch[rank] << 32 | 1;", "return 1;"),
     # Units of another chunk.
-    ("sharded", "fetch(next, batch, 0, gathered, in);", "fetch(chunk, batch, 0, gathered, in);"),
+    ("sharded", "work.fetch(walk.i, 0, next.in);", "work.fetch(i, 0, next.in);"),
+    ("sharded", "work.load_kept(walk.i, next);", "work.load_kept(i, next);"),
+    ("sharded", "work.load_sums(walk.i, next);", "work.load_sums(i, next);"),
+    # Packets of which one half has come; of a call before; of another chunk.
+    ("sharded", "x[k].y == flag && x[k].w == flag", "x[k].y == flag"),
+    ("sharded", "desk.epoch[rank == meet.me ? (rank + 1) % meet.count : rank]", "1"),
+    ("sharded", "(at - begin)", "at"),
+    # The own sums of other threads before they are there.
+    ("sharded", "if (!__syncthreads_and(come)) return false;", "if (!come) return false;"),
     # Of buckets: a piece too far; parameters behind the end; units at places that are not aligned; others' squares.
     ("sharded", "start(middle) <= i", "start(middle) <= i + 8"),
     ("sharded", "j >= len ? 0 : len - j < W ? (u32)(len - j) : W", "W"),

@@ -98,6 +98,7 @@ impl Builder {
             gate: Gate::new(),
             peers: OnceCell::new(),
             signals: OnceCell::new(),
+            cleaner: Default::default(),
             world: self.world.clone(),
             carriers: match &self.world {
                 Some(_) => hop::known().with(&self.carriers),

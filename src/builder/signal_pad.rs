@@ -130,7 +130,8 @@ fn can_meet(shared: &Shared) -> bool {
     (2..=MOST).contains(&n) && !serial && fit && shared.handles.iter().all(hardware)
 }
 
-/// Whether the devices are software GPUs that perform operations. In virtual time a kernel that waits has no cost.
+/// Whether all devices are software GPUs that really run kernels. Not in virtual time: waiting kernels would cost
+/// nothing there.
 fn can_step(shared: &Shared) -> bool {
     let steps = |handle: &Arc<DeviceHandle>| {
         let software = handle.driver.info().compute_capability == (0, 0);
@@ -147,6 +148,7 @@ mod tests {
         collective::barrier,
         gang::Gang,
         sync::{EventCount, shim},
+        testing::{FaultOp, FaultPlan, FaultRule, Injected},
     };
 
     /// What kernels of a failed gang have left is gone before its members meet again; other members keep theirs, which
@@ -222,6 +224,53 @@ mod tests {
             Ok(found)
         });
         assert_eq!(found.unwrap(), [[EMPTY, EMPTY, 7, 7], [EMPTY; 4], [7, 7, EMPTY, EMPTY]]);
+    }
+
+    /// A device that cannot remove what it has sent to a peer works with others, and meets that peer only when it can.
+    /// It never meets a lost one.
+    #[test]
+    fn a_peer_that_cannot_be_cleaned_stops_no_scope_without_it() {
+        let fails = FaultRule::new(Injected::Error).device(1).peer(2).op(FaultOp::CopyPeer);
+        let lost = FaultRule::new(Injected::DeviceLost).device(2).op(FaultOp::CopyUp);
+        let plan = FaultPlan::new().on(fails).on(lost).paused();
+        let pool = GpuPool::builder().host(3).faults(plan.clone()).build().unwrap();
+        assert!(pool.shared.signals.set(make(&pool).unwrap()).is_ok());
+        pool.run_on(&[1], |dev, _| {
+            dev.worker.spinning.set_spoiled(true);
+            Ok(())
+        })
+        .unwrap();
+        plan.resume();
+        let is_spoiled = |members: &[usize]| pool.run_on(members, |dev, _| Ok(dev.worker.spinning.is_spoiled()));
+        assert_eq!(is_spoiled(&[1]).unwrap(), [true]);
+        assert_eq!(is_spoiled(&[0, 1]).unwrap(), [false, true]);
+        assert!(matches!(is_spoiled(&[1, 2]), Err(Error::Driver { device: 1, .. })));
+        let failed = pool.run_on(&[2], |dev, _| dev.upload(&[1u8]).map(drop));
+        assert!(matches!(failed, Err(Error::DeviceLost { device: 2, .. })), "{failed:?}");
+        let fired = plan.fired().len();
+        assert_eq!(is_spoiled(&[0, 1]).unwrap(), [false, false]);
+        assert_eq!(plan.fired().len(), fired);
+    }
+
+    /// Whoever waits for the device that empties inboxes waits no longer than that one does, or the deadline.
+    #[test]
+    fn a_device_that_gets_stuck_while_it_empties_inboxes_keeps_no_other() {
+        let plan = FaultPlan::new().on(FaultRule::new(Injected::Stuck).device(1).op(FaultOp::CopyPeer).nth(1)).paused();
+        let timeout = std::time::Duration::from_millis(200);
+        let pool = GpuPool::builder().host(3).timeout(timeout).faults(plan.clone()).build().unwrap();
+        assert!(pool.shared.signals.set(make(&pool).unwrap()).is_ok());
+        pool.run(|dev, _| {
+            dev.worker.spinning.set_spoiled(true);
+            Ok(())
+        })
+        .unwrap();
+        plan.resume();
+        assert!(matches!(pool.run(|_, _| Ok(())), Err(Error::Timeout { .. })));
+        let is_spoiled = |members: &[usize]| pool.run_on(members, |dev, _| Ok(dev.worker.spinning.is_spoiled()));
+        assert_eq!(is_spoiled(&[0, 2]).unwrap(), [false, false]);
+        assert!(matches!(is_spoiled(&[1]), Err(Error::Timeout { device: 1, op: "scope begin", .. })));
+        plan.release();
+        assert_eq!(is_spoiled(&[0, 1, 2]).unwrap(), [false; 3]);
     }
 
     /// A gang may fail before all its devices are through with the gangs before it.

@@ -22,17 +22,21 @@
 use super::{
     kernels::{
         self,
-        twin::{self, Place},
+        stepped::{self, Launcher},
     },
     launch,
 };
 use crate::{
-    copy::peer,
+    driver::Address,
     error::{Error, Result},
-    fabric::layout::{DeviceBarrier, EMPTY},
+    fabric::{
+        layout::{DeviceBarrier, EMPTY},
+        signal_pad::SignalPad,
+    },
     gang::Gang,
     memory::stream::StreamCore,
     mutation::Bug,
+    sync::EventCount,
     thread::worker::Worker,
 };
 
@@ -44,56 +48,120 @@ use crate::{
 ///
 /// `late` says that the device got through with its work when its peers had done this already. Its kernels may have
 /// sent meanwhile, so it removes that, too.
-pub(crate) fn resync(worker: &Worker, late: bool) -> Result<()> {
-    let emptied = worker.spinning.is_spoiled() && empty_inbox(worker)?;
-    if late {
-        empty_what_was_sent(worker)?;
+pub(crate) fn resync(worker: &Worker, gang: &Gang, late: bool) -> Result<()> {
+    let pad = worker.shared.signals.get().filter(|pad| pad.inbox(worker.handle.device).1 > 0);
+    let pad = pad.filter(|_| late || worker.spinning.is_spoiled());
+    let turn = pad.filter(|_| late).map(|_| Turn::take(worker, gang)).transpose()?;
+    let mut all = true;
+    if let Some(pad) = pad {
+        empty_inbox(worker, pad)?;
+        if turn.is_some() {
+            all = empty_what_was_sent(worker, pad, gang)?;
+        }
+        // Work without a number is not waited for.
+        worker.main.submit();
     }
     let skipped = worker.spinning.resync(|barrier| {
         count(worker, &worker.main, "recovery", barrier)?;
-        // Work without a number is not waited for.
         worker.main.submit();
         Ok::<_, Error>(())
     })?;
-    if skipped || emptied {
+    if skipped || pad.is_some() {
         worker.drain()?;
     }
-    worker.spinning.set_spoiled(false);
+    worker.spinning.set_spoiled(!all);
     Ok(())
 }
 
-/// Submits the removal of what is in the device's inbox, if it has one, and of what a kernel that never ended has left
-/// in the registers.
-fn empty_inbox(worker: &Worker) -> Result<bool> {
-    let Some(pad) = worker.shared.signals.get() else { return Ok(false) };
-    let (address, bytes) = pad.inbox(worker.handle.device);
-    if bytes == 0 || worker.handle.injected(Bug::InboxKept) {
-        return Ok(false);
+/// The right to remove what was sent, which one device of a pool has at a time.
+///
+/// What is copied to a peer is what that peer's kernels may still write, if the peer is late, too: then that peer's
+/// inbox is not empty afterwards. It is soon: the peer has its turn later, and fills its inbox when these copies are
+/// over.
+struct Turn<'w>(&'w Worker);
+
+impl<'w> Turn<'w> {
+    /// Waits until no other device has it; at most until the gang fails (then its recovery may wait once more), or for
+    /// the pool's deadline: a device that has it ends when its streams do, or after that time.
+    fn take(worker: &'w Worker, gang: &Gang) -> Result<Self> {
+        let (shared, device) = (&worker.shared, worker.handle.device);
+        let look = || {
+            let mut cleaner = shared.cleaner.lock();
+            let is_free = cleaner.is_none();
+            if is_free {
+                *cleaner = Some(device);
+            }
+            is_free.then_some(true).or((gang.is_aborted() && !gang.is_recovered()).then_some(false))
+        };
+        // Who gives it back, and a gang that fails, notifies this waker.
+        match shared.wakers[device].wait_until(Some(shared.deadline), look) {
+            Some(true) => Ok(Turn(worker)),
+            _ => {
+                let missing = vec![shared.cleaner.lock().unwrap_or(device)];
+                Err(Error::Timeout { device, op: "recovery", waited: shared.deadline, missing })
+            }
+        }
     }
-    let (registers, more) = pad.registers(worker.handle.device);
-    let (driver, stream) = (&worker.handle.driver, worker.main.raw);
-    // SAFETY: the pad's memory, which lives as long as the pool; the caller says why no kernel uses it now.
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.shared.cleaner.lock() = None;
+        EventCount::notify_all(self.0.shared.wakers.iter().map(|waker| &**waker));
+    }
+}
+
+/// Submits the removal of what is in the device's inbox, and of what a kernel that never ended has left in the
+/// registers.
+fn empty_inbox(worker: &Worker, pad: &SignalPad) -> Result<()> {
+    let ((address, bytes), (registers, more)) = (pad.inbox(worker.handle.device), pad.registers(worker.handle.device));
+    if worker.handle.injected(Bug::InboxKept) {
+        return Ok(());
+    }
+    let (driver, stream) = (worker.handle.unwatched(), worker.main.raw);
+    // SAFETY: the pad's memory, which lives as long as the pool; the caller says why no kernel uses it now, but for
+    // those of a late peer, whose device removes what they send.
     let filled = unsafe {
         driver.fill_u8(address, EMPTY, bytes, stream).and_then(|()| driver.fill_u8(registers, 0, more, stream))
     };
     worker.handle.check("recovery", filled)?;
-    // Work without a number is not waited for.
-    worker.main.submit();
-    Ok(true)
+    forget(worker, address, bytes);
+    Ok(())
 }
 
 /// Submits the removal of what this device has sent to its peers. Copied from the inbox, which is empty: the part of it
-/// that the peer writes. (If the peer's kernels write there now, it has this to do itself, before they meet.)
-fn empty_what_was_sent(worker: &Worker) -> Result<()> {
-    let Some(pad) = worker.shared.signals.get() else { return Ok(()) };
-    let me = worker.handle.device;
-    for peer in (0..worker.shared.devices()).filter(|&peer| peer != me) {
+/// that the peer writes. (If a late peer's kernels write there now, that peer removes the copy, see [`Turn`].) Lost
+/// peers never meet this device again. Returns false if it failed for a peer outside of the gang: it is to be done
+/// again before a later gang.
+fn empty_what_was_sent(worker: &Worker, pad: &SignalPad, gang: &Gang) -> Result<bool> {
+    let (me, stream, handles) = (worker.handle.device, worker.main.raw, &worker.shared.handles);
+    let mut all = true;
+    for peer in (0..worker.shared.devices()).filter(|&peer| peer != me && !handles[peer].is_lost()) {
         let (sent, received) = (pad.inbox_of_sender(me, peer), pad.inbox_of_sender(peer, me));
-        for ((to, bytes), (from, _)) in sent.into_iter().zip(received) {
-            peer::copy(worker, &worker.main, to, peer, from, me, bytes)?;
+        for ((to, bytes), (from, _)) in sent.into_iter().zip(received).filter(|((_, bytes), _)| *bytes > 0) {
+            let (own, other) = (worker.handle.unwatched(), handles[peer].unwatched());
+            // SAFETY: parts of the two pads' inboxes, of so many bytes. They live as long as the pool, and no kernel
+            // takes anything from them: for that it needs a meeting with this device's thread.
+            let copied = unsafe { own.copy_peer(to, &**other, from, &**own, bytes, stream) };
+            match worker.handle.check("recovery", copied) {
+                Ok(()) => forget(worker, to, bytes),
+                Err(error) if !gang.members().contains(&peer) => {
+                    event!(warn, device = me, peer, %error, "what was sent to a peer is still in its inbox");
+                    all = false;
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
-    Ok(())
+    Ok(all)
+}
+
+/// Tells the checker, if there is one, that these words are empty. It sees nothing else of the recovery: a late peer's
+/// kernels may still write there, and are not waited for.
+fn forget(worker: &Worker, address: Address, bytes: usize) {
+    if let Some(watch) = worker.handle.watch() {
+        watch.checker.words().forget(&(address..address + bytes as u64));
+    }
 }
 
 /// [`resync`] at the beginning of a scope, for a gang that got stuck and could not do it. It waits until this device is
@@ -104,16 +172,16 @@ pub(crate) fn resync_later(worker: &Worker, gang: &Gang) -> Result<()> {
         return Ok(());
     }
     worker.wait_idle("scope begin", || gang.is_aborted())?;
-    resync(worker, true)
+    resync(worker, gang, true)
 }
 
 /// Launches a kernel that takes part in the barrier and touches no memory.
 pub(super) fn count(worker: &Worker, stream: &StreamCore, name: &'static str, barrier: DeviceBarrier) -> Result<()> {
     let pad = worker.shared.signals.get().filter(|pad| pad.layout().registers > 0);
     if let Some(pad) = pad {
-        let place = Place { handle: &worker.handle, pad, meet: barrier };
-        let args = twin::counting_args(&place);
-        return launch::launch_on(worker, stream, name, &twin::counting(), 1, &args);
+        let launcher = Launcher { handle: &worker.handle, pad, meet: barrier };
+        let args = stepped::counting_args(&launcher);
+        return launch::launch_on(worker, stream, name, &stepped::counting(), 1, &args);
     }
     let (entry, args) = kernels::counting(barrier);
     launch::launch_on(worker, stream, name, &entry, 1, &args)

@@ -3,7 +3,7 @@
 //!
 //! The algorithms launch them. The device code is in `kernels/{combine,push,eager,inbox,staged,ring,exchange}.cu`;
 //! `kernels/meet.cuh` says how the kernels of several devices wait for each other. [`host_kernels`] do not wait for
-//! each other: events order them. Those of [`twin`] do, step by step.
+//! each other: events order them. Those of [`stepped`] do, step by step.
 //!
 //! Invariant: a device kernel and its host kernel compute the same bits, whatever the launch dimensions and the
 //! alignment. Elements are folded in rank order, half types in `f32` with one rounding at the end, and integers wrap.
@@ -15,9 +15,9 @@ mod inbox;
 mod lane;
 mod ring;
 mod staged;
+pub(crate) mod stepped;
 #[cfg(test)]
 mod tests;
-pub(crate) mod twin;
 
 use crate::{
     Module,

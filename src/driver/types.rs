@@ -183,6 +183,7 @@ impl ValueBytes {
 
 /// One argument of a submitted launch.
 #[derive(Clone, Copy)]
+#[non_exhaustive]
 pub enum KernelArg {
     /// A range of memory. The device function gets the address; checks and host kernels use the length.
     Slice {
@@ -206,6 +207,7 @@ pub enum KernelArg {
 }
 
 /// One argument of a host kernel: addresses are translated to host memory.
+#[non_exhaustive]
 pub enum HostArg {
     /// A range of memory. The kernel may read it while it runs; with `write` it has exclusive access.
     Slice {

@@ -159,7 +159,8 @@ impl PadLayout {
     }
 }
 
-/// Where the inbox of a device is, and its parts: rooms for one trip, then slots.
+/// Where the inbox of a device is, and its parts: rooms for one trip, then slots. A room: where one sender's whole
+/// message lies, one for each parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inbox {
     /// The first byte, from the begin of the signal pad.

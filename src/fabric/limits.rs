@@ -126,14 +126,15 @@ impl Limits {
                 _ => inbox_bytes(members).min(traffic::most_in_one_trip(members)),
             },
             inbox_blocks: BLOCKS,
-            // Between two H200s, in graphs: 4 MB in 16.6 us, by one kernel with barriers 17.3; 16 MB in 56.8 and 54.3.
+            // From a prototype on two H200s, in graphs: 4 MB in 16.6 us, by one kernel with barriers 17.3; 16 MB in
+            // 56.8 and 54.3.
             // More than two: up to where the model is faster than what was measured of other ways (`traffic_tests`).
             slots: if members > 4 { 16 << 20 } else { 8 << 20 },
             slots_blocks: BLOCKS,
-            // By a model, not measured. Slots and reads move equal bytes over a link. Sums alone of 16 MB between two
-            // H200s took 56.8 us through slots and 54.3 by a kernel that reads; with a norm behind them, slots read and
-            // write the own memory more often. (A prototype with an inbox of the whole message took 27.7 us for 8 MB,
-            // its reads 32.2; 101 and 108 for 32 MB.)
+            // An estimate: neither measured nor from the model. Between two H200s a prototype that read rows took
+            // 32.2 us for 8 MB and 108 for 32 MB, one with an inbox of the whole message 27.7 and 101. Above 16 MB our
+            // inbox needs slots, which read and write the own memory more often. Sums alone of 16 MB took 56.8 us
+            // through slots (prototype), 54.3 by a kernel that reads.
             norm_pull: 16 << 20,
             eager: eager_bytes(members),
             // All-reduces on 4 H200s: 256 KB take 9.5 us eagerly and 10.1 otherwise, 512 KB take 11.6 and 10.8.

@@ -163,7 +163,7 @@ pub enum Algorithm {
     /// where kernels can meet on the devices.
     Direct,
     /// Sums of floats by one kernel on each device, which writes to peers' inboxes alone: memory of the pool, 21 MB on
-    /// each device. The data are their own flags: an empty inbox is full of one bit pattern, a NaN, which no datum that
+    /// each GPU. The data are their own flags: an empty inbox is full of one bit pattern, a NaN, which no datum that
     /// is sent has (the sender makes it another NaN, for itself too, so all members have the same bits). What is small
     /// goes to everyone in one trip. What is larger goes piece by piece: all-reduces of more than two members by parts
     /// to owners and sums to all; a large `reduce` goes as under `Auto`. No peer touches a user's buffer. Where kernels

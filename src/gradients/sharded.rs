@@ -73,6 +73,8 @@ pub(crate) struct ShardedStep<T: Parameter> {
     kept: [Option<DeviceBuffer<f32>>; 3],
     sums: DeviceBuffer<f64>,
     norm: DeviceBuffer<f32>,
+    /// What the blocks of the one kernel tell each other: nothing else is ever written there.
+    told: Option<DeviceBuffer<u64>>,
     /// The rule of the next step of a graph.
     later: DeviceBuffer<u32>,
     of: std::marker::PhantomData<fn() -> T>,
@@ -134,6 +136,7 @@ impl<T: Parameter> ShardedStep<T> {
             kept: [zeros(Kept::First)?, zeros(Kept::Second)?, zeros(Kept::Master)?],
             sums: dev.zeros(len.div_ceil(CHUNK))?,
             norm: dev.zeros(1)?,
+            told: (clips && group.kernels_meet()).then(|| dev.zeros(2 * part.len().div_ceil(CHUNK))).transpose()?,
             later: dev.upload(bytemuck::cast_slice(&[gathering(Rule::nothing(), &places)]))?,
             places,
             part,
@@ -262,6 +265,7 @@ impl<T: Parameter> ShardedStep<T> {
             later: dev.recording.is_some().then(|| self.later.view()),
             moments: self.moments(),
             norm: self.norm(),
+            told: self.told.as_ref().map(|told| told.view()),
             len: self.len,
             part: self.part.clone(),
             largest: self.counts.iter().copied().max().unwrap_or(0),
@@ -272,6 +276,7 @@ impl<T: Parameter> ShardedStep<T> {
             (area(self.norm.view()), Access::Write),
             (area(self.later.view()), Access::Read),
         ];
+        beside.extend(self.told.iter().map(|told| (area(told.view()), Access::Write)));
         beside.extend(self.kept.iter().flatten().map(|memory| (area(memory.view()), Access::Write)));
         beside.extend(segments.iter().filter_map(|segment| Some((area(segment.memory?), Access::Write))));
         let call = Call::new("sharded_step").elements(T::DTYPE, self.len).counts(&self.counts).from(origin);
@@ -293,7 +298,11 @@ impl<T: Parameter> ShardedStep<T> {
         weights: &mut [DeviceViewMut<'_, T>],
     ) -> Result<()> {
         let (dev, part) = (group.device(), self.part.clone());
-        if let Some(begun) = group.begin_reduce_scatter(origin, grads.view_mut(), &self.counts, self.reduce, false)? {
+        // A single member's gradients are their sum and their mean.
+        if group.count() > 1
+            && let Some(begun) =
+                group.begin_reduce_scatter(origin, grads.view_mut(), &self.counts, self.reduce, false)?
+        {
             group.end(begun)?;
         }
         if self.clips {

@@ -81,7 +81,7 @@ fn pieces(layout: &Layout, parts: &[Range<usize>]) -> usize {
 }
 
 impl Together {
-    /// None where kernels cannot wait for each other, or buckets are not scattered: so on all members or none.
+    /// None where kernels cannot wait for each other or buckets are not scattered. All members get the same answer.
     #[track_caller]
     pub fn new<T: Parameter>(dev: &Device, exchange: &GradientExchange<T>) -> Result<Option<Together>> {
         let (group, buckets) = (exchange.group(dev, OP)?, 0..exchange.buckets());

@@ -320,12 +320,12 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         self.conclude("DataParallel::verify", site, &outcomes)
     }
 
-    /// Makes the model usable again after a failed step, if that step has changed nothing, which is so if a closure
-    /// has failed: compares all replicas, and forgets the gradients of the step and those that
-    /// [`accumulate`](Self::accumulate) has left.
+    /// Makes the model usable again after a failed step, if that step has changed nothing, which is so if a closure has
+    /// failed (of a model in several groups: before the devices of another group have made their step): compares all
+    /// replicas, and forgets the gradients of the step and those that [`accumulate`](Self::accumulate) has left.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the update was under way when the step failed: then [`load`](Self::load) a
+    /// [`Error::InvalidArgument`] if an update was under way when the step failed: then [`load`](Self::load) a
     /// checkpoint, or make a new model. [`Error::Mismatch`] if replicas differ. The model stays poisoned then. Those of
     /// [`GpuPool::run`].
     #[track_caller]

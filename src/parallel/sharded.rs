@@ -65,7 +65,8 @@ const KINDS: [Kept; 3] = [Kept::First, Kept::Second, Kept::Master];
 ///
 /// **Failures.** A step that fails may leave some devices' parts updated and others not, and so may a scope that fails
 /// after a step, since steps do not wait. From then on `step` and [`prepare`](Self::prepare) are refused until
-/// [`set_state`](Self::set_state); a device that had left the scope before hears of it from the others.
+/// [`set_state`](Self::set_state). A device that had already left the scope is not refused itself: its step fails
+/// because the others refuse.
 pub struct ShardedOptimizer<T: Parameter = f32> {
     optimizer: Optimizer,
     own: ShardedStep<T>,

@@ -85,6 +85,8 @@ where
     let (device, gang) = (worker.handle.device, part.gang);
     let in_gang = InGang::enter(gang.word());
     let begun = panics::catch(device, || begin(worker, gang)).and_then(|begun| begun);
+    // Then the deadline has passed for these streams, or the gang has failed.
+    let waited = begun.is_err() && worker.spinning.is_spoiled();
     let begun = begun.and_then(|()| worker.take_deferred_error());
     let returned = begun.and_then(|()| {
         let dev = Device::new(worker, gang, part.rank, part.world);
@@ -101,7 +103,7 @@ where
         }
     };
     part.leave();
-    if let Err(error) = panics::catch(device, || drain(worker, gang, known)).and_then(|drained| drained) {
+    if let Err(error) = panics::catch(device, || drain(worker, gang, known, waited)).and_then(|drained| drained) {
         // The work has failed after the closure returned, so the closure's result is worth nothing. After these two
         // errors the operations have ended nevertheless: they were cancelled, or were found wrong after they had run.
         if !matches!(error, Error::Deadlock { .. } | Error::Misuse { .. }) {
@@ -130,10 +132,11 @@ fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) -> Result<()> {
     Ok(())
 }
 
-/// After the closure: drains this member's streams.
-fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>) -> Result<()> {
+/// After the closure: drains this member's streams. If the scope has `waited` for them in vain, it only looks.
+fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>, waited: bool) -> Result<()> {
     worker.cache.borrow_mut().begin_audit();
-    let drained = worker.drain().inspect(|()| gang.check_kernels(worker.shared.deadline));
+    let drained = if waited { worker.wait_idle("scope end", || true) } else { worker.drain() };
+    let drained = drained.inspect(|()| gang.check_kernels(worker.shared.deadline));
     worker.handle.strike(Panic::InDrain);
     let drained = drained.and_then(|()| worker.cache.borrow_mut().audit("scope end"));
     if let Some(token) = worker.handle.release() {
@@ -163,17 +166,15 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
         forget(worker, gang.place());
         // An earlier gang's work has ended no sooner than this gang's.
         let late = worker.spinning.is_spoiled();
-        worker.spinning.set_spoiled(true);
-        if !gang.is_stuck() && barrier::resync(worker, late).is_err() {
-            // The device or its stream is lost; the next operation reports it.
-            gang.stuck();
-        }
+        worker.spinning.set_spoiled(worker.shared.signals.get().is_some());
+        // If this fails, it is to be done before the next scope. That is this member's affair: the gang has recovered.
+        let stuck = gang.is_stuck() || barrier::resync(worker, gang, late).is_err();
         for block in worker.quarantine.take() {
-            if gang.is_stuck() {
+            if stuck {
                 std::mem::forget(block);
             }
         }
-        in_gang.unpark(gang.is_stuck());
+        in_gang.unpark(stuck);
     }
     let mut cache = worker.cache.borrow_mut();
     cache.let_go();

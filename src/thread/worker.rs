@@ -97,6 +97,8 @@ pub(crate) struct Shared {
     pub(crate) peers: OnceCell<Vec<PeerReport>>,
     /// Where kernels of collectives meet, if they can. Set once, when the pool is built.
     pub(crate) signals: OnceCell<Arc<SignalPad>>,
+    /// The device that removes what its late kernels have sent to others: one at a time.
+    pub(crate) cleaner: Mutex<Option<usize>>,
     /// The processes of the cluster, if the pool is in one,
     pub(crate) world: Option<Arc<dyn World>>,
     /// and the types whose values may go there.
@@ -178,7 +180,8 @@ pub(crate) struct Worker {
     pub(super) modules: Modules,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
     pub(crate) quarantine: RefCell<Vec<BlockRef>>,
-    /// Places of the gangs with this device that have failed.
+    /// Places of the gangs with this device that have failed: 8 bytes each. None is removed, since an optimizer may ask
+    /// for its last gang at any time.
     pub(crate) failures: RefCell<Vec<u64>>,
     /// Graphs that were dropped while a launch was in flight.
     pub(crate) graphs: RefCell<Vec<GraphExec>>,
@@ -261,7 +264,7 @@ impl Worker {
         let limit = self.shared.deadline;
         let streams = self.streams.all();
         let all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
-        // Waits for each stream, even after an error: no stream may be in use when the scope returns.
+        // Waits for each stream, even after an error: the caller must know that none is in use.
         all.map(|stream| stream.wait_idle(op, limit, &stop)).fold(Ok(()), Result::and)
     }
 

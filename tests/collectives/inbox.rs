@@ -1,5 +1,5 @@
 //! Sums of floats whose data are their own flags (`kernels/inbox.cuh`): in one trip, and piece by piece through slots.
-//! Software GPUs run twins of the kernels, by smaller inboxes.
+//! Software GPUs run host kernels of the same steps, by smaller inboxes.
 
 use crate::{
     cases::{Case, Kind, Prepared, REDUCING, check_all},

@@ -395,16 +395,22 @@ on_both! {
     // A graph that is launched without its numbers.
     1: fn a_launch_that_was_not_prepared_changes_nothing(gpus) {
         let pool = pool_of(gpus, gpus.up_to(2));
-        for sizes in [&[3000][..], &SIZES[..]] {
+        for (sizes, clips) in [(&[3000][..], true), (&SIZES[..], true), (&[3000][..], false), (&SIZES[..], false)] {
             pool.run(|dev, _| {
-                let mut rig = Rig::<bf16>::new(dev, Optimizer::adam_w(0.01).clip(0.5), ReduceOp::Avg, sizes)?;
+                let adam_w = Optimizer::adam_w(0.01);
+                let optimizer = if clips { adam_w.clip(0.5) } else { adam_w };
+                let mut rig = Rig::<bf16>::new(dev, optimizer, ReduceOp::Avg, sizes)?;
+                // Which a subtraction of zero would change.
+                dev.fill(&mut rig.weights[0], bf16::NEG_ZERO)?;
                 let before = rig.download(dev)?;
                 let (graph, ()) = dev.capture(|dev| {
                     rig.own.step(dev, &mut rig.grads, &mut rig.weights).map(drop)
                 })?;
-                rig.write(dev, |_, _| 0.5)?;
-                dev.launch_graph(&graph)?;
-                assert!(rig.download(dev)? == before);
+                for gradient in [0.5, -0.5, f64::INFINITY] {
+                    rig.write(dev, |_, _| gradient)?;
+                    dev.launch_graph(&graph)?;
+                    assert!(rig.download(dev)? == before, "{gradient}");
+                }
                 Ok(())
             }).unwrap();
         }

@@ -3,7 +3,7 @@
 #include "common.cuh"
 
 #ifdef PLAIN_IS_SHARED
-// A GPU does not allow it.
+// A GPU faults on such an access.
 inline void require_aligned(u64 at, u64 bytes) {
     if (at % bytes == 0) return;
     printf("wrong: an access of %d bytes at an address that is not aligned\n", (int)bytes);

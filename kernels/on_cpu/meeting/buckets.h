@@ -154,7 +154,9 @@ template <class T> struct BucketCall : AnyCall {
         for (u32 rank = 0; rank < n; rank++) {
             require(same(*norm[rank].at(), found), "members with other norms of buckets", seed);
             require(norm[rank].intact() && sums[rank].intact(), "bytes beside sums", seed);
-            for (u64 c = 0; c < chunks; c++) require(same(sums[rank].at()[c], sums[0].at()[c]), "a sum of squares", seed);
+            for (u64 c = 0; c < chunks; c++) {
+                require(same(sums[rank].at()[c], sums[0].at()[c]), "a sum of squares", seed);
+            }
         }
         for (Bucket& bucket : buckets) {
             for (size_t k = 0; k < bucket.parameters.size(); k++) check(bucket, k, found, seed);
@@ -170,7 +172,10 @@ template <class T> struct BucketCall : AnyCall {
         for (u64 i = p.start; i < p.start + p.len; i++) {
             const u32 rank = owner(bucket, i);
             const u64 at = i - begin(bucket, rank);
-            const auto old = [&](u32 which) { return bucket.old[which][rank].empty() ? 0 : bucket.old[which][rank][at]; };
+            const auto old = [&](u32 which) {
+                const auto& all = bucket.old[which][rank];
+                return all.empty() ? 0 : all[at];
+            };
             f32 m = old(0), v = old(1), w = old(2);
             if (sizeof(T) == 4 || to_bits(narrow<T>(w)) != to_bits(bucket.before[i])) w = wide(bucket.before[i]);
             T want = bucket.before[i];

@@ -10,7 +10,7 @@
 #include "world.h"
 
 #ifdef FAMILY_norm_pull
-// Of any size.
+// norm_pull.cu has no ways: a number that plan.way (0) never is.
 static const u32 ONE_TRIP = 1;
 #endif
 

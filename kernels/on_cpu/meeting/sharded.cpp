@@ -1,6 +1,7 @@
 // Runs kernels/sharded.cu, compiled for the CPU, on two to five devices at the same time (fibers.h), as check.cpp runs
 // inbox.cu: steps in turn of all types and rules, by all devices and by some, with and without clipping. The bits of
-// parameters, moments and sent parameters are compared with plain loops. Some steps are on buckets. Plain stores may be late, too.
+// parameters, moments and sent parameters are compared with plain loops. Some steps are on buckets. Plain stores may be
+// late, too.
 #define PLAIN_IS_SHARED
 #include "fibers.h"
 #include "inbox.cuh"
@@ -27,7 +28,7 @@ struct Place {
 template <class T> struct Call : AnyCall {
     std::vector<u32> members; // ordinals, by rank
     u32 op, blocks;
-    bool clips, strange;
+    bool clips, strange, by_packets = chance(2);
     Rule rule = {};
     std::vector<Place> places;
     u64 len = 0; // with the gaps between parameters
@@ -133,7 +134,8 @@ template <class T> struct Call : AnyCall {
                     const u64 at = i - begin(owner);
                     f32 m = rule.kind != SGD ? kept[0][owner][at] : 0, v = rule.kind == ADAM ? kept[1][owner][at] : 0;
                     f32 w = wide(before[i]);
-                    if (sizeof(T) == 2 && to_bits(narrow<T>(kept[2][owner][at])) == to_bits(before[i])) w = kept[2][owner][at];
+                    const bool is_late = sizeof(T) != 2 || to_bits(narrow<T>(kept[2][owner][at])) != to_bits(before[i]);
+                    if (!is_late) w = kept[2][owner][at];
                     T want = before[i];
                     if (finite) {
                         w = stepped(rule.kind, rule, scale, wide(sum[i]), w, m, v);
@@ -178,15 +180,20 @@ template <class T> void Call<T>::start(World& world, u32 rank, u64 place) {
         count++;
     }
     const auto or_null = [](Array<f32>& array) { return array.n > 0 ? array.at() : nullptr; };
+    // As much as packets can be for.
+    std::vector<u64>& told = world.kept[{members, rank}];
+    told.resize(2 * PACKETS + 1);
     f32* const memory[3] = {or_null(first[rank]), or_null(second[rank]), or_null(master[rank])};
     const Rule* const in_memory = chance(2) ? (const Rule*)later[rank].at() : nullptr;
     Rule given_rule = rule;
     if (in_memory) given_rule.rate = 77;
-    const auto kernel = [=, this] {
-#define EIGHT_OF(k) table[k][0], table[k][1], table[k][2], table[k][3], table[k][4], table[k][5], table[k][6], table[k][7]
+    const auto kernel = [=, this, at = (u64*)(((u64)told.data() + 15) / 16 * 16)] {
+#define FOUR_OF(k, j) table[k][j], table[k][j + 1], table[k][j + 2], table[k][j + 3]
+#define EIGHT_OF(k) FOUR_OF(k, 0), FOUR_OF(k, 4)
         kernel_of((T*)0)(meet, op, given_rule, in_memory, memory[0], memory[1], memory[2],
-                         clips ? norm[rank].at() : nullptr, begin(rank), begin(rank + 1), chunks(), count, by[0], by[1],
-                         by[2], by[3], by[4], by[5], EIGHT_OF(0), EIGHT_OF(1), EIGHT_OF(2));
+                         clips ? norm[rank].at() : nullptr, by_packets ? at : nullptr, begin(rank), begin(rank + 1),
+                         chunks(), count, by[0], by[1], by[2], by[3], by[4], by[5], EIGHT_OF(0), EIGHT_OF(1),
+                         EIGHT_OF(2));
     };
     machine.queue.push_back([&machine, kernel, grid = blocks, width = world.threads] {
         for (u32 b = 0; b < grid; b++) machine.blocks[b]->begin(grid, kernel, width);

@@ -2,6 +2,7 @@
 // up. The kernels' source, SOURCE, is in it.
 #pragma once
 #include "fibers.h"
+#include <map>
 #include "common.cuh"
 #include SOURCE
 
@@ -12,7 +13,7 @@ static void require(bool good, const char* what, u64 seed) {
     _exit(1);
 }
 
-static const u64 WHOLE = 2048, SLOT = 256;
+static const u64 PACKETS = 4, WHOLE = 2048, SLOT = 256;
 // Of a wait, by the clock that goes on when a thread looks at it: threads of slow devices need some hundreds.
 static const u64 DEADLINE = 2000;
 static const u32 MOST_BLOCKS = 2;
@@ -27,12 +28,14 @@ struct Machine {
     size_t next = 0;
 
     Machine(int device, u32 devices, u32 threads) {
+        const u64 packets = (devices - 1) * 2 * PACKETS * sizeof(uint4);
         bytes = (devices - 1) * (2 * WHOLE + BLOCKS * SLOTS * SLOT);
-        memory.resize(sizeof(Signals) + bytes + 256);
+        memory.resize(sizeof(Signals) + packets + bytes + 256);
         signals = (Signals*)(((u64)memory.data() + 255) / 256 * 256);
-        inbox = (u64)(signals + 1);
+        inbox = (u64)(signals + 1) + packets;
         signals->abort = (u64)words, signals->report = (u64)&report;
-        signals->whole = WHOLE, signals->slots = (devices - 1) * 2 * WHOLE, signals->slot = SLOT;
+        signals->packets = PACKETS, signals->wholes = packets, signals->whole = WHOLE;
+        signals->slots = packets + (devices - 1) * 2 * WHOLE, signals->slot = SLOT;
         empty();
         for (u32 b = 0; b < MOST_BLOCKS; b++) blocks.push_back(std::make_unique<Block>(device, b, threads));
     }
@@ -55,6 +58,8 @@ struct Machine {
 struct World {
     std::vector<std::unique_ptr<Machine>> machines;
     u32 threads; // of a block
+    // Memory that members keep from call to call, in which there are zeros at first.
+    std::map<std::pair<std::vector<u32>, u32>, std::vector<u64>> kept;
     World(u32 devices, u32 threads) : threads(threads) {
         for (u32 d = 0; d < devices; d++) machines.push_back(std::make_unique<Machine>(d, devices, threads));
         for (auto& one : machines) {

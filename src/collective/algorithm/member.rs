@@ -9,7 +9,7 @@
 use super::super::{
     kernels::{
         self, Arguments, Entry, Part,
-        twin::{self, Place},
+        stepped::{self, Launcher},
     },
     meet::Descriptors,
     request::{Job, RemotePtr, Request},
@@ -20,7 +20,7 @@ use crate::{
     error::{Error, Result},
     fabric::{
         descriptor::{Area, Exposed, RecvScratch},
-        layout::{DeviceBarrier, FEW, THREADS},
+        layout::{DeviceBarrier, FEW, MOST, THREADS},
         limits::Limits,
         plan::{Shape, Side, Work},
         signal_pad::SignalPad,
@@ -117,6 +117,11 @@ impl Matched<'_> {
     /// The address of a member's buffer. A kernel does not need to know its owner.
     pub(crate) fn address(&self, member: usize, side: Side) -> Address {
         self.met.address(member, side)
+    }
+
+    /// The addresses of all members' buffers, by rank, and zeros behind them.
+    pub(crate) fn addresses(&self, members: usize, side: Side) -> [Address; MOST] {
+        std::array::from_fn(|rank| if rank < members { self.address(rank, side) } else { 0 })
     }
 }
 
@@ -288,8 +293,8 @@ impl Member<'_> {
         }
         let part = |area: &Area| Part { address: area.address, bytes: area.bytes.len() };
         let memory = [&self.request.source, &self.request.destination].map(|area| area.as_ref().map(part));
-        let place = Place { handle: self.handle, pad: self.pad(), meet: self.barrier };
-        self.launch(entry, blocks, &twin::args(&place, memory, &args))
+        let launcher = Launcher { handle: self.handle, pad: self.pad(), meet: self.barrier };
+        self.launch(entry, blocks, &stepped::args(&launcher, memory, &args))
     }
 
     /// [`launch`](Self::launch) with blocks of another shape, none larger than the kernel is compiled for.

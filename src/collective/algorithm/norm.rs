@@ -20,7 +20,7 @@ use crate::{
     driver::{LaunchDims, RawFunction},
     error::Result,
     fabric::{
-        layout::{MOST, PadLayout},
+        layout::PadLayout,
         limits::Limits,
         plan::{Shape, Side},
         types::{self, Algorithm as Wish, DType, ReduceOp},
@@ -46,7 +46,7 @@ pub(crate) struct Rows {
     pub layer: bool,
 }
 
-/// How the data go: first those of `enum Way` of `norm_inbox.cu`.
+/// How the data go. The first three are `enum Way` of `norm_inbox.cu`; `norm_pull.cu` ignores the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum Way {
@@ -182,8 +182,8 @@ impl NormKernel {
                 "one kernel for sum, residual and norm: it reads the rows of all members where they are"
             }
             Way::Pull => {
-                "one kernel for sum, residual and norm: it reads the rows of all members where they are, which is best \
-                 for many (by a model, not measured)"
+                "one kernel for sum, residual and norm: it reads the rows of all members where they are, which should \
+                 be faster for many (an estimate, not measured)"
             }
             Way::OneTrip => "one kernel for sum, residual and norm: everything to everyone in one trip",
             Way::ToAll => "one kernel for sum, residual and norm: everything to the other one, through slots",
@@ -292,9 +292,7 @@ impl NormCall {
 
     fn pull_args(&self, member: &Member<'_>, matched: &Matched<'_>) -> Arguments {
         let memory = &self.memory;
-        let of_all = |side| -> [u64; MOST] {
-            std::array::from_fn(|rank| if rank < member.count() { matched.address(rank, side) } else { 0 })
-        };
+        let of_all = |side| eights(&matched.addresses(member.count(), side));
         let mut args: Arguments = [
             value(member.barrier),
             value(self.plan()),
@@ -306,8 +304,8 @@ impl NormCall {
         ]
         .into_iter()
         .collect();
-        args.extend(eights(&of_all(Side::Source)));
-        args.extend(eights(&of_all(Side::Destination)));
+        args.extend(of_all(Side::Source));
+        args.extend(of_all(Side::Destination));
         args
     }
 }

@@ -1,7 +1,7 @@
 //! The entries of `kernels/inbox.cu`, which [`inbox`](super::super::algorithm::inbox) and
 //! [`slots`](super::super::algorithm::slots) launch, and the arguments of the second.
 
-use super::{Arguments, DType, Entry, Pieces, ReduceOp, builtin, code, eight_of, eights, twin, value};
+use super::{Arguments, DType, Entry, Pieces, ReduceOp, builtin, code, eight_of, eights, stepped, value};
 use crate::{
     driver::{Address, HostKernel},
     fabric::layout::{DeviceBarrier, MOST},
@@ -9,13 +9,13 @@ use crate::{
 use half::{bf16, f16};
 
 /// The kernel of one trip, if there is one for the type. Launched with [`Push::args`](super::Push::args), on software
-/// GPUs with those that [`twin::args`] makes of them.
+/// GPUs with those that [`stepped::args`] makes of them.
 pub(crate) fn inbox(dtype: DType) -> Option<Entry> {
     let (name, host): (_, HostKernel) = match dtype {
-        DType::F32 => ("inbox_f32", twin::inbox::<f32>),
-        DType::F64 => ("inbox_f64", twin::inbox::<f64>),
-        DType::F16 => ("inbox_f16", twin::inbox::<f16>),
-        DType::BF16 => ("inbox_bf16", twin::inbox::<bf16>),
+        DType::F32 => ("inbox_f32", stepped::inbox::<f32>),
+        DType::F64 => ("inbox_f64", stepped::inbox::<f64>),
+        DType::F16 => ("inbox_f16", stepped::inbox::<f16>),
+        DType::BF16 => ("inbox_bf16", stepped::inbox::<bf16>),
         _ => return None,
     };
     Some(Entry { module: &builtin::INBOX, name, host: Some(host) })
@@ -24,10 +24,10 @@ pub(crate) fn inbox(dtype: DType) -> Option<Entry> {
 /// The kernel of any size, if there is one for the type. Launched with [`Parcels::args`], or as above.
 pub(crate) fn slots(dtype: DType) -> Option<Entry> {
     let (name, host): (_, HostKernel) = match dtype {
-        DType::F32 => ("slots_f32", twin::slots::<f32>),
-        DType::F64 => ("slots_f64", twin::slots::<f64>),
-        DType::F16 => ("slots_f16", twin::slots::<f16>),
-        DType::BF16 => ("slots_bf16", twin::slots::<bf16>),
+        DType::F32 => ("slots_f32", stepped::slots::<f32>),
+        DType::F64 => ("slots_f64", stepped::slots::<f64>),
+        DType::F16 => ("slots_f16", stepped::slots::<f16>),
+        DType::BF16 => ("slots_bf16", stepped::slots::<bf16>),
         _ => return None,
     };
     Some(Entry { module: &builtin::INBOX, name, host: Some(host) })

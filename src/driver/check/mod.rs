@@ -170,7 +170,8 @@ impl Watch {
 /// The account of the devices of one [`wrap`].
 pub struct Checker {
     state: Mutex<State>,
-    /// Not locked together with the state: kernels run within submissions, too.
+    /// Locked after the state or alone; never lock the state while holding it. Kernels may run within a submission,
+    /// which holds the state.
     words: Mutex<Words>,
     number: u64,
     me: Weak<Checker>,

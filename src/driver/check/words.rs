@@ -1,7 +1,7 @@
 //! Words by which running kernels wait for each other: a datum that is its own flag, and a credit.
 //!
 //! Such kernels wait for each other in both directions, so a clock per submitted operation is too coarse. The host
-//! kernels tell each access when they make it (`collective/kernels/twin`), and every block of a kernel has a clock:
+//! kernels tell each access when they make it (`collective/kernels/stepped`), and every block of a kernel has a clock:
 //!
 //! * **The arrival of a datum** is an edge from its writer to its reader: for the word itself at once, and for all that
 //!   was before the writer's kernel, from the end of the reader's kernel on. A relaxed store and load carry no more.
@@ -117,14 +117,14 @@ impl Words {
         let known = self.known(by);
         known.count += 1;
         let count = known.count;
-        let Some(device) = self.devices.get_mut(&by.device) else { return Ok(()) };
         if let Some(last) = self.data.get(&at) {
             if last.touch != Touch::Put {
                 return Err(report(by, Touch::Read, last, at, TAKEN));
             }
-            device.told.join(&last.begin);
+            self.devices.entry(by.device).or_default().told.join(&last.begin);
         }
-        self.data.insert(at, Access { by, count, touch: Touch::Read, begin: device.begin.clone() });
+        let begin = self.devices[&by.device].begin.clone();
+        self.data.insert(at, Access { by, count, touch: Touch::Read, begin });
         Ok(())
     }
 

@@ -5,7 +5,8 @@
 //! is worse than a late one, so this state must stay unchanged for [`CONFIRM`]; or for [`WORDS`] if a stream waits for
 //! a word or its kernel spins, since a thread of the application might write the word without a call. Running work is
 //! never reported: a slow host function, kernel or closure is no deadlock, and neither is a thread that blocks in a
-//! call that the library does not see.
+//! call that the library does not see. A misuse that was found in a kernel, and that no wait has returned, is reported
+//! instead: it is the cause.
 //!
 //! If threads wait in the driver, they get the report. The streams that they wait for, and the streams that those wait
 //! for, are given up: their operations never run, and the report is their fault until a wait for the whole stream has
@@ -21,7 +22,7 @@ use super::{
     sched::Core,
     slab::Key,
 };
-use crate::driver::check::OpSite;
+use crate::driver::{Fault, FaultKind, check::OpSite};
 use std::{
     fmt::Write,
     sync::Arc,
@@ -121,7 +122,8 @@ impl State {
                 attendee.deadlocked(&report);
             }
         } else {
-            let fault = fault::deadlock(&report);
+            // A misuse that no wait has returned yet: its kernel ended early, so others wait for what it has not done.
+            let fault = self.core.misuse().unwrap_or_else(|| fault::deadlock(&report));
             for key in stuck {
                 self.core.forsake(key, fault.clone());
             }
@@ -137,6 +139,13 @@ fn at(report: &mut String, place: Option<OpSite>) {
 }
 
 impl Core {
+    /// A misuse that was found and not reported.
+    fn misuse(&self) -> Option<Fault> {
+        let harm = |key: &Key| self.streams.get(*key)?.harm.as_ref();
+        let faults = |key: &Key| harm(key).map(|harm| harm.fault.clone());
+        self.streams.keys().iter().filter_map(faults).find(|fault| fault.kind == FaultKind::Misuse)
+    }
+
     /// Whether a stream waits for a word that a thread of the application might write without a call.
     fn awaits_words(&self) -> bool {
         let head = |key: &Key| self.streams.get(*key).and_then(|stream| stream.queue.front()).map(|op| &op.work);

@@ -14,7 +14,7 @@ use crate::{
     collective::{
         algorithm::{About, Algorithm, Matched, Meeting, Member, Needs, Scratch},
         choose::Case,
-        kernels::{Entry, code},
+        kernels::{Entry, code, eights},
     },
     error::Result,
     fabric::{
@@ -37,6 +37,8 @@ pub(in super::super) struct OneKernel<'a, T: Parameter> {
     pub later: Option<DeviceView<'a, u32>>,
     pub moments: Moments<'a>,
     pub norm: Option<DeviceView<'a, f32>>,
+    /// Packets for the member's own chunks, of 16 bytes each, with zeros at first. Without it, members meet for a norm.
+    pub told: Option<DeviceView<'a, u64>>,
     /// Elements of all members, and those of this one.
     pub len: usize,
     pub part: Range<usize>,
@@ -91,9 +93,12 @@ impl<T: Parameter> OneKernel<'_, T> {
     fn addresses(&self, member: &Member<'_>, matched: &Matched<'_>) -> Addresses {
         let n = member.count();
         [
-            by_rank(n, |rank| matched.address(rank, Side::Source)),
-            by_rank(n, |rank| matched.address(rank, Side::Destination)),
-            by_rank(n, |rank| if self.norm.is_some() { matched.recv_scratch(rank).address } else { 0 }),
+            matched.addresses(n, Side::Source),
+            matched.addresses(n, Side::Destination),
+            std::array::from_fn(|rank| match &self.norm {
+                Some(_) if rank < n => matched.recv_scratch(rank).address,
+                _ => 0,
+            }),
         ]
     }
 
@@ -110,11 +115,15 @@ impl<T: Parameter> OneKernel<'_, T> {
             Some(norm) => slice(norm.address(), size_of::<f32>(), true),
             None => value(0u64),
         });
+        args.push(match &self.told {
+            Some(told) => slice(told.address(), told.bytes().len(), true),
+            None => value(0u64),
+        });
         args.push(value(self.part.start as u64));
         args.push(value(self.part.end as u64));
         args.push(value(self.len.div_ceil(CHUNK) as u64));
         args.push(value(self.segments.len() as u32));
-        addresses.iter().for_each(|column| push_eights(&mut args, column));
+        addresses.iter().for_each(|column| args.extend(eights(column)));
         push_table(&mut args, self.segments, true);
         args
     }
@@ -159,7 +168,7 @@ impl<T: Parameter> Algorithm for Buckets<'_, T> {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let sums = by_rank(member.count(), |rank| matched.address(rank, Side::Destination));
+        let sums = matched.addresses(member.count(), Side::Destination);
         let args = self.args(member.barrier, &sums);
         member.launch(&entry_of_buckets::<T>(), blocks(self.largest * CHUNK, member.limits), &args)
     }
@@ -175,18 +184,9 @@ impl<T: Parameter> Buckets<'_, T> {
         args.push(value(self.count as u32));
         args.push(value(self.own as u64));
         args.push(value(self.chunks as u64));
-        push_eights(&mut args, sums);
+        args.extend(eights(sums));
         args
     }
-}
-
-/// Zeros behind the last member.
-fn by_rank(members: usize, address: impl Fn(usize) -> u64) -> [u64; MOST] {
-    std::array::from_fn(|rank| if rank < members { address(rank) } else { 0 })
-}
-
-fn push_eights(args: &mut super::Arguments, addresses: &[u64; MOST]) {
-    args.extend(addresses.chunks(8).map(|eight| value::<[u64; 8]>(std::array::from_fn(|k| eight[k]))));
 }
 
 /// Whether the kernel can read and write this memory: by 16 bytes.

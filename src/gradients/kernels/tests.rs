@@ -86,10 +86,11 @@ fn updates_fit<T: Parameter>(dev: &Device) -> Result<()> {
     let partial = dev.zeros::<f64>(1)?;
     assert_eq!(sizes(&squares_args(&g.view(), &partial.view())), parameters(&builtin::OPTIMIZER, T::SQUARES.0));
     let expected = parameters(&builtin::SHARDED, T::SHARDED);
-    let later = dev.zeros::<u32>(14)?;
+    let (later, told) = (dev.zeros::<u32>(14)?, dev.zeros::<u64>(2)?);
     for (norm, later) in [(None, None), (Some(norm.view()), Some(later.view()))] {
         let (reduce, rule, moments, segments) = (ReduceOp::Avg, Rule::zeroed(), full, &[segment][..]);
-        let kernel = OneKernel { reduce, rule, later, moments, norm, len: 8, part: 0..8, largest: 8, segments };
+        let told = norm.is_some().then(|| told.view());
+        let kernel = OneKernel { reduce, rule, later, moments, norm, told, len: 8, part: 0..8, largest: 8, segments };
         let found = sizes(&kernel.args(DeviceBarrier::NONE, Default::default()));
         assert_eq!(found[..expected.len()], expected, "{}", T::SHARDED);
     }

@@ -71,6 +71,8 @@ pub(crate) const SGD: u32 = 0;
 pub(crate) const MOMENTUM: u32 = 1;
 /// [`Rule::kind`]: with two moments.
 pub(crate) const ADAM: u32 = 2;
+/// [`Rule::kind`]: everything stays as it is.
+const NOTHING: u32 = 3;
 
 /// How a parameter follows from its gradient, in one step: `Rule` of the device code.
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -237,7 +239,7 @@ unsafe fn update_host<T: Parameter>(_dims: LaunchDims, args: &[HostArg]) {
             if state[2].is_none() || bytemuck::bytes_of(&current) != bytemuck::bytes_of(own) {
                 *master = T::wide(*own);
             }
-            if norm.is_finite() {
+            if norm.is_finite() && rule.kind != NOTHING {
                 *master = rule.next(scale, T::wide(g[at]), *master, first, second);
                 *own = T::narrow(*master);
                 let written = state.iter_mut().zip(values);
@@ -251,9 +253,9 @@ unsafe fn update_host<T: Parameter>(_dims: LaunchDims, args: &[HostArg]) {
 }
 
 impl Rule {
-    /// Parameters stay as they are.
+    /// Everything stays as it is.
     pub(crate) fn nothing() -> Rule {
-        Rule { shrink: 1.0, root: 1.0, ..bytemuck::Zeroable::zeroed() }
+        Rule { kind: NOTHING, ..bytemuck::Zeroable::zeroed() }
     }
 
     /// What gradients of this norm are multiplied with.

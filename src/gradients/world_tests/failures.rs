@@ -147,7 +147,10 @@ fn a_lost_device_is_told_to_all() {
             let mut x: DeviceBuffer<f32> = dev.zeros(9)?;
             dev.synchronize()?;
             world.barrier()?;
-            plan.resume();
+            // By the device that counts alone: it sets the counts to zero.
+            if world.rank() == 3 {
+                plan.resume();
+            }
             dev.fill(&mut x, 1.0)?;
             all_ready(dev, &mut exchange)
         });

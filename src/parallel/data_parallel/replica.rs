@@ -1,7 +1,8 @@
 //! One device's part: its model, its gradients, and the optimizer's memory; the passes and the update of a step.
 //!
 //! [`DataParallel`](super::DataParallel) runs it in scopes; checkpoints read and write it. Invariant: `dirty` holds
-//! from the first launch of an update until all of it is launched, so a failure within it is found.
+//! from the first launch of an update until all of it is launched, so a failure within it is found; `updated_in` finds
+//! that of a scope which fails when its update is launched.
 
 use super::{
     super::optim::{Needs, Optimizer},
@@ -89,6 +90,8 @@ pub(super) struct Replica<M, T: Parameter> {
     /// Updates that were launched: which of `seen` is the next.
     updates: u64,
     dirty: bool,
+    /// The place of the gang that has launched the last update; 0: none.
+    updated_in: u64,
     /// The rows of all processes, if there are several.
     held: Option<Held>,
     #[cfg(feature = "checkpoints")]
@@ -130,6 +133,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             steps: 0,
             updates: 0,
             dirty: false,
+            updated_in: 0,
             held: None,
             #[cfg(feature = "checkpoints")]
             sharded: optimizer.sharded,
@@ -218,7 +222,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         if let Some(together) = &mut self.together {
             self.exchange.prepare_together(dev, together, &moments, &parameters)?;
         }
-        self.dirty = true;
+        (self.dirty, self.updated_in) = (true, dev.session.gang.place());
         let held = self.held.take().unwrap_or(held);
         let rule = optimizer.rule(self.steps, held.first as f64 / held.total as f64);
         match &self.together {
@@ -287,21 +291,26 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     #[track_caller]
     pub fn begin_at(&mut self, dev: &Device, steps: u64) -> Result<()> {
         self.exchange.reset(dev)?;
-        (self.steps, self.updates, self.pending, self.dirty) = (steps, 0, None, false);
+        (self.steps, self.updates, self.pending) = (steps, 0, None);
+        (self.dirty, self.updated_in) = (false, 0);
         Ok(())
     }
 
-    /// Forgets the gradients of a failed step. No member may have been within an update.
+    /// Forgets the gradients of a failed step. No member may have been within an update, or have launched one: kernels
+    /// that wait for each other may have given up, and what they have written on all devices is then equal, but not the
+    /// step. A group that had left the scope before another one failed has made a step more than that one.
     #[track_caller]
     pub fn recover(&mut self, dev: &Device) -> Result<Outcome> {
         self.exchange.reset(dev)?;
         let outcome = self.settle()?;
         self.held = None;
         let group = self.exchange.group(dev, "recover")?;
+        self.dirty |= dev.worker.failures.borrow().contains(&self.updated_in);
         let state = [self.steps.to_le_bytes().to_vec(), vec![self.dirty.into()]].concat();
         let clean = [self.steps.to_le_bytes().to_vec(), vec![0]].concat();
         let all = group.exchange_bytes(&Call::new("recover"), state)?;
-        if all.iter().any(|state| *state != clean) {
+        let groups = dev.exchange(self.steps)?;
+        if all.iter().any(|state| *state != clean) || groups.iter().any(|steps| *steps != self.steps) {
             let why = "an update was under way when the step failed: load a checkpoint, or make a new model";
             return Err(Error::invalid("DataParallel::recover", why));
         }

@@ -3,14 +3,17 @@
 use super::rig::{Bag, SIZES, backward, bag, bags, bits, either, step, weights};
 use crate::{
     on_both,
-    support::{Gpus, cases, failure},
+    support::{Gpus, cases, failure, on_cuda, until},
 };
 use gpu_pool::{
-    Error, Result,
-    parallel::{DataParallel, Optimizer},
+    Device, DeviceBuffer, Error, Result,
+    parallel::{DataParallel, Model, Optimizer},
     testing::{Explorer, FaultPlan},
 };
-use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::*},
+};
 
 on_both! {
     // NaN and infinity are reported, and do not get into the parameters.
@@ -152,12 +155,59 @@ on_both! {
         model.verify().unwrap();
     }
 
-    // The same as `faults_at_every_action`, where one kernel of each device ends the step.
-    2: fn faults_in_a_step_by_kernels_that_meet(gpus) {
-        if gpus.is_cuda() {
-            faults(gpus, true, 9);
+    // The update was launched: all of it, but nobody knows how far it got. The parameters of all devices may be equal.
+    2: fn a_scope_that_fails_after_the_update(gpus) {
+        for sharded in [false, true] {
+            let plan: FaultPlan = "1:stream-wait:1:error".parse().unwrap();
+            let plan = plan.paused();
+            let pool = gpus.builder(2).faults(plan.clone()).build().unwrap();
+            let mut model = bags::<f32>(&pool, either(Optimizer::sgd(0.1), sharded), &SIZES, 0);
+            plan.resume();
+            assert!(matches!(failure(step(&mut model, &SIZES, 0, 4)), Error::Driver { device: 1, .. }));
+            plan.pause();
+            for _ in 0..2 {
+                assert!(failure(model.recover()).to_string().contains("under way"));
+                assert!(matches!(failure(step(&mut model, &SIZES, 0, 4)), Error::Poisoned { .. }));
+            }
+            assert_eq!(plan.fired().len(), 1);
         }
     }
+
+    // Devices of one group make their step, and may have left the scope, when another group fails.
+    2: fn a_group_that_is_a_step_ahead(gpus) {
+        struct Asked(Bag, Arc<AtomicUsize>);
+        impl Model for Asked {
+            fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> {
+                self.1.fetch_add(1, Relaxed);
+                self.0.parameters()
+            }
+        }
+        let (pool, asked) = (gpus.pool(2), [0; 2].map(|_| Arc::<AtomicUsize>::default()));
+        let make = |dev: &Device| Ok(Asked(bag(dev, &SIZES, 0)?, asked[dev.rank()].clone()));
+        let mut model =
+            DataParallel::new_in(&pool, |dev| dev.group(&[dev.rank()]), Optimizer::sgd(0.1), make).unwrap();
+        let first = asked[0].load(Relaxed);
+        let error = failure(model.step(4, |dev, _, _, gradients| {
+            if dev.rank() == 0 {
+                return backward(gradients, dev, &SIZES, 0, 1);
+            }
+            until("the other updates its parameters", || asked[0].load(Relaxed) > first)?;
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            Err(Error::custom("too late"))
+        }));
+        assert_eq!(error.to_string(), "too late");
+        assert!(failure(model.recover()).to_string().contains("under way"));
+        assert!(matches!(failure(model.each(|_, _| Ok(()))), Error::Poisoned { .. }));
+    }
+}
+
+/// The same as `faults_at_every_action`, where one kernel of each device ends the step.
+#[test]
+fn faults_in_a_step_by_kernels_that_meet() {
+    on_cuda(2, |gpus| {
+        let [recovered, lost] = faults(gpus, true, 9);
+        assert!(recovered > 0 && lost > 0, "{recovered} recovered, {lost} lost");
+    });
 }
 
 /// A fault at each call of the driver within a step: the step succeeds or returns a typed error. After an error either

@@ -3,7 +3,7 @@
 use super::rig::{Bag, Real, bag, bags, bits, number, step, weights};
 use crate::{
     on_both,
-    support::{Gpus, failure},
+    support::{Gpus, failure, on_cuda},
 };
 use gpu_pool::{
     Algorithm, Error, GpuPool, ReduceOrder, Result,
@@ -41,13 +41,6 @@ on_both! {
         one_kernel_is_the_calls::<bf16>(gpus, 2, &[40; 150]);
     }
 
-    // A step of several buckets of several chunks for each warp.
-    2: fn one_kernel_ends_the_step_of_a_larger_model(gpus) {
-        if gpus.is_cuda() {
-            one_kernel_is_the_calls::<bf16>(gpus, gpus.up_to(4), &[300_000, 5, 1_000_003, 77, 200_000]);
-        }
-    }
-
     // The new parameters are written where they are now, on each device.
     2: fn parameters_may_move_between_steps(gpus) {
         let pool = pool_of(gpus, gpus.up_to(3), Algorithm::Auto);
@@ -69,6 +62,14 @@ on_both! {
         model.verify().unwrap();
         assert!(bits(&weights(&mut model).unwrap()[0]) == bits(&weights(&mut other).unwrap()[0]));
     }
+}
+
+/// A step of several buckets of several chunks for each warp. Software GPUs have no such kernel.
+#[test]
+fn one_kernel_ends_the_step_of_a_larger_model() {
+    on_cuda(2, |gpus| {
+        one_kernel_is_the_calls::<bf16>(gpus, gpus.up_to(4), &[300_000, 5, 1_000_003, 77, 200_000]);
+    });
 }
 
 /// Buckets of one chunk of the norm, of several, and of a part of one.

@@ -117,7 +117,10 @@ fn a_device_lost_between_pieces_keeps_no_message_back() {
             let mut x = dev.zeros::<f32>(MORE_THAN_TWO / 2)?;
             dev.synchronize()?;
             world.barrier()?;
-            plan.resume();
+            // By the device that counts alone: it sets the counts to zero.
+            if world.rank() == 3 {
+                plan.resume();
+            }
             world.all_reduce(&mut x, ReduceOp::Sum)
         });
         assert!(!plan.fired().is_empty());

@@ -4,7 +4,7 @@
 //! Users call it on [`Device`](crate::Device) and [`Group`]. It uses the collectives below, the addition of
 //! [`pointwise`](super::super::super::pointwise) and the kernels of the norms.
 //!
-//! Where kernels meet on the devices it is one kernel ([`norm_inbox`](crate::collective::algorithm::norm)), else
+//! Where kernels meet on the devices it is one kernel ([`norm`](crate::collective::algorithm::norm)), else
 //! the three calls. Invariant: the bits are those of the three calls, which do not depend on the number of rows.
 
 use super::{

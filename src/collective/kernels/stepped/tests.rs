@@ -1,4 +1,4 @@
-//! The twins under the race checker, in many orders: right, and with bugs that it must find.
+//! These kernels under the race checker, in many orders: right, and with bugs that it must find.
 
 use crate::{
     Algorithm, Builder, Check, Device, Element, Error, GpuPool, ReduceOp, Result,
@@ -113,7 +113,7 @@ fn is_caught(bug: Bug, n: usize, seed: u64, lengths: &[usize]) -> (bool, bool) {
 }
 
 #[test]
-fn weakened_twins_are_reported_as_races() {
+fn weakened_kernels_are_reported_as_races() {
     for (bug, n, of) in [
         (Bug::DatumTakenEarly, 2, 0..1),
         (Bug::DatumTakenEarly, 3, 3..4),
@@ -185,10 +185,12 @@ fn what_a_failed_call_leaves_is_removed_or_found() {
     }
 }
 
-/// A kernel's peer does not come: it gives up at its deadline, and names it.
+/// A kernel's peer does not come: it gives up at its deadline, and names it. When the peer is let go, its kernel comes
+/// late: while others empty their inboxes, or when they work already.
 #[test]
 fn a_kernel_gives_up_at_its_deadline() {
-    for len in [lengths(2)[0], lengths(2)[3]] {
+    let [few, .., many] = lengths(2);
+    for (len, alone) in [(few, false), (few, true), (many, false), (many, true)] {
         let plan: FaultPlan = "1:fill:1:stuck".parse().unwrap();
         let plan = plan.paused();
         let timeout = std::time::Duration::from_millis(300);
@@ -201,11 +203,46 @@ fn a_kernel_gives_up_at_its_deadline() {
                 dev.fill(&mut x, 2.0)?;
             }
             dev.all_reduce(&mut x, ReduceOp::Sum)?;
+            // So that the kernel's deadline is over before those of the host's waits.
+            std::thread::sleep(timeout / 2);
             dev.synchronize()
         });
-        assert!(matches!(failed, Err(Error::Timeout { .. })), "{failed:?}");
-        plan.release();
+        assert!(
+            matches!(&failed, Err(Error::Timeout { device: 0, missing, .. }) if *missing == [1]),
+            "{len} elements: {failed:?}"
+        );
         plan.pause();
+        let works_alone = || pool.run_on(&[0], |dev, _| dev.download(&dev.upload(&[1.0f32; 9])?)).unwrap();
+        if alone {
+            works_alone();
+        }
+        plan.release();
+        if alone {
+            works_alone();
+        }
+        for round in 0..3 {
+            let right = pool.run(|dev, _| sums(dev, &lengths(2), 4)).unwrap();
+            assert_eq!(right, [true; 2], "{len} elements, alone: {alone}, round {round}");
+        }
+        pool.close().unwrap();
+    }
+}
+
+/// All members empty inboxes at the begin of a scope, one after the other, also where operations run one at a time.
+#[test]
+fn all_members_may_be_late_at_once() {
+    for seed in 0..3 {
+        let pool = watched(3, seed);
+        for _ in 0..3 {
+            pool.run(|dev, _| {
+                dev.worker.spinning.set_spoiled(true);
+                Ok(())
+            })
+            .unwrap();
+            let right = pool.run(|dev, _| Ok((dev.worker.spinning.is_spoiled(), sums(dev, &lengths(3), 2)?)));
+            assert_eq!(right.unwrap(), [(false, true); 3], "seed {seed}");
+        }
+        pool.close().unwrap();
     }
 }
 

@@ -14,11 +14,9 @@ use crate::{
     mutation::Bug,
     sync::{load_word, store_word},
 };
+use once_cell::sync::Lazy;
 use smallvec::SmallVec;
-use std::{
-    sync::{Arc, LazyLock},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 /// 16 bytes, which are polled whole.
 pub(super) type Unit = [u64; 2];
@@ -212,7 +210,7 @@ impl Inboxes {
         missing
     }
 
-    // ---- epochs, patience -------------------------------------------------------------------------------------------
+    // ---- epochs, deadline -------------------------------------------------------------------------------------------
 
     /// A member's epoch in the own header: the offset of its word, the bits before it there, and the number.
     fn epoch_at(&self, rank: usize) -> (usize, usize, u32) {
@@ -235,7 +233,7 @@ impl Inboxes {
 
     /// Whether a block that waits since then gives up. Then the host can read the missing member.
     pub(super) fn are_over(&self, since: &mut u64, missing: usize) -> bool {
-        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        static START: Lazy<Instant> = Lazy::new(Instant::now);
         let now = u64::try_from(START.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1);
         if *since == 0 {
             *since = now;

@@ -41,7 +41,7 @@ const BUGS: [Bug; 6] =
     [Bug::DatumTakenEarly, Bug::SlotWithoutCredit, Bug::OneRoom, Bug::SlotsLeftFull, Bug::DatumKept, Bug::OwnNanKept];
 
 /// The member that launches.
-pub(crate) struct Place<'a> {
+pub(crate) struct Launcher<'a> {
     pub handle: &'a DeviceHandle,
     pub pad: &'a SignalPad,
     pub meet: DeviceBarrier,
@@ -119,23 +119,23 @@ trait Program {
 
 /// The arguments of a launch, from those of the launch on a GPU. `memory` is the member's own: what it reads, and what
 /// it writes.
-pub(crate) fn args(place: &Place<'_>, memory: [Option<Part>; 2], of_gpu: &[KernelArg]) -> Arguments {
-    args_among(place, |_| true, memory, of_gpu)
+pub(crate) fn args(launcher: &Launcher<'_>, memory: [Option<Part>; 2], of_gpu: &[KernelArg]) -> Arguments {
+    args_among(launcher, |_| true, memory, of_gpu)
 }
 
 /// The arguments of [`counting`], which touches no peer's pad: the peer may be emptying it.
-pub(crate) fn counting_args(place: &Place<'_>) -> Arguments {
-    args_among(place, |rank| rank == place.meet.me as usize, [None; 2], &[])
+pub(crate) fn counting_args(launcher: &Launcher<'_>) -> Arguments {
+    args_among(launcher, |rank| rank == launcher.meet.me as usize, [None; 2], &[])
 }
 
 /// Arguments that name the pads of these ranks.
 fn args_among(
-    place: &Place<'_>,
+    launcher: &Launcher<'_>,
     names: impl Fn(usize) -> bool,
     memory: [Option<Part>; 2],
     of_gpu: &[KernelArg],
 ) -> Arguments {
-    let Place { handle, pad, meet } = *place;
+    let Launcher { handle, pad, meet } = *launcher;
     let (checker, device) = handle.watch().map_or((0, 0), |watch| (watch.checker.number(), watch.device));
     // A range may appear only once in a launch.
     let memory = match memory {
