@@ -23,6 +23,8 @@ TARGETS = [
     ("`DataParallel`, step of 8192: DDP's / here", ">= 1", r"gpu/data_parallel/.*/8192", "DDP"),
     ("the same, sharded AdamW, bf16: DDP's with fused AdamW / here", ">= 1.05",
      r"gpu/step_sharded/bf16/([2-9]|\d\d)/8192", "DDP, fused AdamW"),
+    ("the same: DDP's in a CUDA graph / here", ">= 1.05", r"gpu/step_sharded/bf16/([2-9]|\d\d)/8192",
+     "DDP in a graph"),
     ("the same: ZeroRedundancyOptimizer's / here", ">= 1.2", r"gpu/step_sharded/bf16/([2-9]|\d\d)/8192",
      "ZeroRedundancyOptimizer"),
     ("50 products on each of two GPUs", "<= 135 ms", r"gpu/products/\w+/two", None),

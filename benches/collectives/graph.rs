@@ -108,7 +108,7 @@ fn largest(graph: CUgraph) -> u32 {
     blocks.max().unwrap_or(0)
 }
 
-/// Microseconds per all-reduce of the slowest device.
+/// Microseconds per operation of the slowest device.
 pub fn turn<T: Number>(stage: &Stage<'_, T>, who: Who) -> f64 {
     if let Some(micros) = stage.turn_of_processes(who, true, 1) {
         return micros;

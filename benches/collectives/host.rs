@@ -1,9 +1,9 @@
 //! What a small all-reduce costs the host: the time of the calls alone, no more of them than the driver's queue holds.
 //!
-//! The peers do less than a call. They are the launch of a kernel that has as many arguments as the all-reduce's and
-//! ends at once, and launches of graphs: of one such kernel, of one all-reduce, and of 20 of them. In a call, and in a
-//! launch of a graph with collectives, the members' threads meet. `meeting` is what a call takes longer than the launch
-//! of a kernel; its peer is the bare meeting, `barrier`.
+//! The peers do less than a call. They are the launch of a kernel that has as many arguments as the all-reduce's, but
+//! fewer bytes of them, and ends at once; and launches of graphs: of one such kernel, of one all-reduce, and of 20 of
+//! them. In a call, and in a launch of a graph with collectives, the members' threads meet. `meeting` is what a call
+//! takes longer than the launch of a kernel; its peer is the bare meeting, `barrier`.
 
 use gpu_pool::{Device, DeviceBuffer, LaunchDims, Module, Result, kernel};
 

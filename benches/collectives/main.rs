@@ -112,11 +112,11 @@ fn main() {
         std::env::set_var("NCCL_GRAPH_REGISTER", "0");
     }
     let mut bench = Bench::new("collectives");
-    let hardware = gpus::devices();
-    let software = hardware == 0;
-    let (kind, devices, most) = if software { ("software", 4, 4 << 20) } else { ("gpu", hardware, 1 << 30) };
+    let devices_to_use = gpus::devices();
+    let software = devices_to_use == 0;
+    let (kind, devices, most) = if software { ("software", 4, 4 << 20) } else { ("gpu", devices_to_use, 1 << 30) };
     // Two ranks of NCCL cannot share a GPU.
-    let nccl = if hardware > gpus::count() || software { None } else { Nccl::load() };
+    let nccl = if devices_to_use > gpus::count() || software { None } else { Nccl::load() };
     let machine = Machine { kind, software, most: bench.most_bytes(most), nccl };
     let pool = machine.pool(devices);
 

@@ -100,7 +100,9 @@ fn sweep<T: Number + Float<Acc = f32>>(
             peers.extend(ways.map(|(way, name)| Side::new(name, move || with(*way))));
             if let Some(torch) = torch {
                 let order = |form: &str| format!("norm:{}:{hidden}:{rows}:{form}", T::NAME);
-                let number = if graph { launches } else { launches * CHAIN };
+                // Its sums are in place, as NCCL's.
+                let defined = Op::AllReduce.most_calls(world);
+                let number = if graph { launches.min(defined / CHAIN) } else { (launches * CHAIN).min(defined) };
                 peers.push(torch.side("torch", order(if graph { "graph" } else { "calls" }), number));
                 if compiles {
                     let form = if graph { "compiled_graph" } else { "compiled" };

@@ -1,7 +1,8 @@
 //! A step of AdamW whose state is divided among the devices (ZeRO-1), with gradients and parameters of bf16 in one
 //! buffer each: one kernel of each device, against the same step as three collectives and the kernels between them,
 //! with the algorithms that are the fastest for each; against NCCL's collectives, in each way that NCCL runs, with our
-//! kernels between them; and against torch with its fused AdamW, in a process for each GPU.
+//! kernels between them; and against torch in a process for each GPU: with its fused AdamW, and with all between the
+//! collectives compiled.
 //!
 //! NCCL's time is a sum: of each collective alone, and of the kernels in a graph.
 
@@ -62,6 +63,7 @@ pub fn run(
     let nccl = machine.nccl.map_or("", |nccl| &nccl.name);
     let ways = Who::NCCL.map(|way| (way, format!("{nccl}, {}, and our kernels", way.way())));
     let torch = LazyCell::force(torch).as_ref();
+    let compiles = torch.is_some_and(|torch| torch.ask("compiles", 1) > 0.0);
     for params in sizes() {
         for (clips, name) in kinds {
             if ![false, true].iter().any(|&graph| bench.wants(&case(graph, name, params))) {
@@ -88,7 +90,10 @@ pub fn run(
                     peers.extend(ways.map(|(way, name)| Side::new(name, move || parts.time(*way, rounds, graph))));
                 }
                 if let Some(torch) = torch {
-                    peers.push(of_torch(torch, (params, clips), rounds, graph));
+                    peers.push(of_torch(torch, (params, clips), rounds, (false, graph)));
+                    if compiles {
+                        peers.push(of_torch(torch, (params, clips), rounds, (true, graph)));
+                    }
                 }
                 bench.compare(&case, MICROSECONDS, ours, peers);
             }
@@ -135,6 +140,9 @@ impl<'a> Parts<'a> {
         for way in parts.scatter.players() {
             parts.scatter.check(way, "zero");
             parts.gather.check(way, "zero");
+            if let Some(squares) = &parts.squares {
+                squares.check(way, "zero");
+            }
         }
         parts
     }
@@ -155,10 +163,16 @@ impl<'a> Parts<'a> {
 }
 
 /// The turns of torch's processes.
-fn of_torch(torch: &Torch, (params, clips): (usize, bool), rounds: usize, graph: bool) -> Side<'_> {
-    let (clip, form) = (if clips { "clip" } else { "plain" }, if graph { "graph" } else { "calls" });
+fn of_torch(torch: &Torch, (params, clips): (usize, bool), rounds: usize, (compiled, graph): (bool, bool)) -> Side<'_> {
+    let clip = if clips { "clip" } else { "plain" };
+    let (name, form) = match (compiled, graph) {
+        (false, false) => ("torch, fused AdamW", "calls"),
+        (false, true) => ("torch, fused AdamW", "graph"),
+        (true, false) => ("torch, compiled", "compiled"),
+        (true, true) => ("torch, compiled", "compiled_graph"),
+    };
     let number = if graph { rounds.div_ceil(IN_GRAPH) } else { rounds };
-    torch.side("torch, fused AdamW", format!("zero:{params}:{clip}:{form}"), number)
+    torch.side(name, format!("zero:{params}:{clip}:{form}"), number)
 }
 
 fn trainers(pool: &GpuPool, params: usize, clips: bool, step: Step) -> PerDevice<Trainer> {
@@ -170,7 +184,9 @@ fn trainers(pool: &GpuPool, params: usize, clips: bool, step: Step) -> PerDevice
         let own = ShardedOptimizer::new(&group, optimizer, ReduceOp::Avg, &[params])?;
         let mut own = if step == Step::Calls { own.by_calls() } else { own };
         let (mut grads, mut weights) = (dev.zeros::<bf16>(own.len())?, [dev.zeros::<bf16>(params)?]);
-        dev.fill(&mut grads, bf16::from_f32(1e-3))?;
+        // Noise: equal numbers take less power.
+        dev.normal(&mut grads.slice_mut(own.place(0)), 0.0, 1e-3, 1 + dev.rank() as u64, 0)?;
+        dev.normal(&mut weights[0], 0.0, 0.02, 0, 0)?;
         own.step(dev, &mut grads, &mut weights)?;
         own.prepare(dev)?;
         let (graph, ()) =

@@ -3,8 +3,9 @@
 //!
 //! * `.../data_parallel/<devices>/<batch>`: microseconds per step, over many in a row; `batch` rows over all devices
 //! * `.../step_sharded/bf16/<devices>/<batch>`: the same with parameters of bf16, and AdamW whose state is divided
-//!   among the devices; against DDP with fused AdamW, and with ZeroRedundancyOptimizer, where each process has all of
-//!   some parameters. This crate also keeps the parameters and the moments in f32; torch's are bf16.
+//!   among the devices; against DDP with fused AdamW, called and as one CUDA graph, and with ZeroRedundancyOptimizer,
+//!   which gives every parameter as a whole to one process. This crate also keeps the parameters and the moments in
+//!   f32; torch's are bf16.
 //!
 //! The rows are on their devices before the step, on both sides. DDP's host runs ahead of its GPUs. A step here is a
 //! scope, which ends when the devices' streams are empty. Target: no slower than DDP at a batch of 8192.
@@ -136,7 +137,11 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
         let peers = [("DDP", "step")];
         let case = format!("{}/data_parallel/{devices}/{batch}", machine.kind);
         compare::<f32>(bench, machine, (devices, batch), &case, Optimizer::sgd(0.01), &peers);
-        let peers = [("DDP, fused AdamW", "adamw"), ("ZeroRedundancyOptimizer", "zero")];
+        let peers = [
+            ("DDP, fused AdamW", "adamw"),
+            ("DDP in a graph, fused AdamW", "adamw_graph"),
+            ("ZeroRedundancyOptimizer", "zero"),
+        ];
         let case = format!("{}/step_sharded/bf16/{devices}/{batch}", machine.kind);
         compare::<bf16>(bench, machine, (devices, batch), &case, Optimizer::adam_w(1e-3).sharded(), &peers);
     }

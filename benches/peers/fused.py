@@ -9,7 +9,8 @@ operation of the slowest process. NUMBER is that of calls, or of launches of a g
 * `norm:TYPE:HIDDEN:ROWS:FORM`: `all_reduce`, the addition to a residual, `torch.nn.functional.rms_norm`. FORM is
   `calls` or `graph`, and `compiled` or `compiled_graph`: what follows the sum is compiled by torch
 * `zero:PARAMETERS:CLIP:FORM`: gradients and parameters of bf16: `reduce_scatter_tensor` (mean), fused AdamW on the own
-  part in f32, `all_gather_into_tensor`. CLIP is `clip` or `plain`. FORM is `calls` or `graph`
+  part in f32, `all_gather_into_tensor`. CLIP is `clip` or `plain`. FORM is as above; compiled are the sum of squares,
+  and all from the clipping to the parameters of bf16 (there AdamW is written out, since torch compiles no fused one)
 * `compiles`: answers 1 if torch can compile here, else 0
 """
 
@@ -19,8 +20,10 @@ import os
 import ranks
 
 IN_GRAPH = 20
-# As in the NCCL processes of the bench. Variables that its threads need, and processes must not have, go.
+RATE = 1e-4
+# No NVLS (multicast), as on our side: on a shared host it can put other users' GPUs out of service.
 os.environ["NCCL_NVLS_ENABLE"] = "0"
+# The bench's threads need these variables, and processes must not have them.
 for name in ("NCCL_SINGLE_PROC_MEM_REG_ENABLE", "NCCL_GRAPH_REGISTER"):
     os.environ.pop(name, None)
 
@@ -31,6 +34,22 @@ def setup(torch, dist):
     torch.set_grad_enabled(False)
     # The last operands, what they are for, and the graphs on them.
     held = {"for": None, "graphs": {}}
+
+    def squares_of(own):
+        return torch.linalg.vector_norm(own, dtype=torch.float32).square().reshape(1)
+
+    def adamw(own, square, master, first, second, steps, mine):
+        """A step of AdamW with torch.optim's defaults, clipped if there is a sum of squares."""
+        grad = own.float()
+        if square is not None:
+            grad = grad * square.rsqrt().clamp(max=1.0)
+        steps.add_(1)
+        first.lerp_(grad, 0.1)
+        second.lerp_(grad * grad, 0.001)
+        root = (1 - 0.999**steps).sqrt()
+        moved = master * (1 - RATE * 0.01) - RATE / (1 - 0.9**steps) * first / (second.sqrt() / root + 1e-8)
+        master.copy_(moved)
+        mine.copy_(moved)
 
     def all_agree(mine):
         votes = torch.tensor([float(mine)], device="cuda")
@@ -54,7 +73,7 @@ def setup(torch, dist):
     def norm(dtype, hidden, rows):
         """The operation, plain and compiled, and what prepares a turn."""
         shape = int(rows), int(hidden)
-        # Survives many sums before it overflows.
+        # Survives as many sums as the bench asks for before it overflows.
         given = (torch.randn(shape, device="cuda") * 2.0**-104).to(types[dtype])
         x, residual = given.clone(), torch.zeros_like(given)
         gamma = torch.ones(shape[1], dtype=types[dtype], device="cuda")
@@ -72,27 +91,47 @@ def setup(torch, dist):
     def zero(params, clip):
         """A step, and what prepares a turn."""
         part = int(params) // count
-        grads = torch.full((part * count,), 1e-3, dtype=torch.bfloat16, device="cuda")
-        weights = torch.zeros_like(grads)
+
+        def noise(seed, deviation):
+            torch.manual_seed(seed)
+            return (torch.randn(part * count, device="cuda") * deviation).bfloat16()
+
+        # Equal parameters, different gradients.
+        weights, grads = noise(1, 0.02), noise(2 + rank, 1e-3)
         own, mine = torch.empty_like(grads[:part]), weights[rank * part:(rank + 1) * part]
-        master = torch.nn.Parameter(torch.zeros(part, device="cuda"))
+        master = torch.nn.Parameter(mine.float())
         master.grad = torch.zeros_like(master)
         # The update of one tensor is one kernel.
-        optimizer = torch.optim.AdamW([master], lr=1e-4, fused=True, capturable=True)
+        optimizer = torch.optim.AdamW([master], lr=RATE, fused=True, capturable=True)
+        moments = [torch.zeros_like(master) for _ in range(2)] + [torch.zeros(1, device="cuda")]
 
-        def once():
-            dist.reduce_scatter_tensor(own, grads, op=dist.ReduceOp.AVG)
-            if clip == "clip":
-                square = torch.linalg.vector_norm(own, dtype=torch.float32).square().reshape(1)
-                dist.all_reduce(square)
-                torch.mul(own, square.rsqrt().clamp(max=1.0), out=master.grad)
-            else:
+        def plain(square):
+            if square is None:
                 master.grad.copy_(own)
+            else:
+                torch.mul(own, square.rsqrt().clamp(max=1.0), out=master.grad)
             optimizer.step()
             mine.copy_(master)
-            dist.all_gather_into_tensor(weights, mine)
 
-        return {"calls": once}, lambda: None
+        compiled = torch.compile(adamw)
+
+        def by(squares, rest):
+            def once():
+                dist.reduce_scatter_tensor(own, grads, op=dist.ReduceOp.AVG)
+                square = None
+                if clip == "clip":
+                    square = squares(own)
+                    dist.all_reduce(square)
+                rest(square)
+                dist.all_gather_into_tensor(weights, mine)
+
+            return once
+
+        forms = {
+            "calls": by(squares_of, plain),
+            "compiled": by(torch.compile(squares_of), lambda square: compiled(own, square, master, *moments, mine)),
+        }
+        return forms, lambda: None
 
     def captured(once):
         stream = torch.cuda.Stream()
