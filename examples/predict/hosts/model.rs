@@ -24,8 +24,6 @@ const GRAIN: usize = 128;
 const PIECES: usize = 2;
 const LEAST: usize = 512 << 10;
 const ROOM: usize = 64 << 20;
-/// Most bytes that the crate copies without a stream of their own: `src/collective/algorithm/ce.rs`.
-const LITTLE: usize = 64 << 10;
 
 /// A path of copies: latency in us, bytes per us.
 #[derive(Clone, Copy, Debug)]
@@ -194,8 +192,7 @@ impl Model {
     /// The members send their parts to all.
     fn all_gather(&self, part: usize) -> f64 {
         let k = (self.each - 1) as f64;
-        let streams = if part > LITTLE && self.each > 1 { 3.0 } else { 0.0 };
-        if k == 0.0 { 0.0 } else { (2.0 * k + streams) * self.wait + k * self.push.time(part as f64) }
+        if k == 0.0 { 0.0 } else { 2.0 * k * self.wait + k * self.push.time(part as f64) }
     }
 
     /// A kernel that moves its bytes so many times.

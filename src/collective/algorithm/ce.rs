@@ -3,8 +3,9 @@
 //! `choose` picks it for devices without access to each other's memory, and for sizes at which engines are faster than
 //! kernels. Sums go by [`exchange_ce`](super::exchange_ce).
 //!
-//! Copies to other devices are on a stream of their own. Copies within the own memory are made by a kernel beside them:
-//! an engine would be slower, and has the other devices' data to move.
+//! Copies to other devices are on the member's stream, so that no event stands between them and the peers' events.
+//! Copies within the own memory are made by a kernel on a stream beside it: an engine would be slower, and has the
+//! other devices' data to move.
 
 use super::{
     super::{
@@ -18,6 +19,7 @@ use crate::{
     fabric::types::{self, DType, ReduceOp},
     memory::stream::StreamCore,
 };
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 pub(crate) struct Ce;
@@ -67,22 +69,29 @@ pub(super) fn copies(case: &Case<'_>) -> Option<&'static str> {
     }
 }
 
-/// Submits this member's part to streams of the copy engines.
+/// Submits this member's part.
 fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
-    let request = member.request;
+    let (request, own) = (member.request, member.index());
     let bytes = match job {
         Job::Combine { len, .. } => len * request.dtype.size(),
         Job::Pairs(pairs) => pairs.iter().map(|(.., bytes)| *bytes).max().unwrap_or(0),
     };
-    // A group of one has nothing for an engine, and a capture may hold its call.
-    let streams = match bytes > LITTLE && member.count() > 1 {
-        true => member.executor.engines()?,
-        false => [member.stream.clone(), member.stream.clone()],
+    let ends_here = match job {
+        Job::Combine { destinations, .. } => destinations.iter().any(|to| to.device == own),
+        Job::Pairs(pairs) => pairs.iter().any(|(_, to, bytes)| to.device == own && *bytes > 0),
     };
-    let [send, fetch] = &streams;
-    let moves = Moves { member, fetch, send };
-    member.fork_join(&streams, || match job {
-        Job::Pairs(pairs) => pairs.iter().try_for_each(|&(from, to, bytes)| moves.send(from, to, bytes)),
+    // A group of one has nothing to overlap, and a capture may hold its call.
+    let beside: SmallVec<[Arc<StreamCore>; 1]> = match bytes > LITTLE && member.count() > 1 && ends_here {
+        true => member.executor.engines()?.into_iter().take(1).collect(),
+        false => SmallVec::new(),
+    };
+    let moves = Moves { member, beside: beside.first().unwrap_or(member.stream) };
+    member.fork_join(&beside, || match job {
+        Job::Pairs(pairs) => {
+            // The peers wait for what goes to them.
+            let (here, others): (Vec<_>, Vec<_>) = pairs.iter().partition(|(from, to, _)| from.device == to.device);
+            others.into_iter().chain(here).try_for_each(|&(from, to, bytes)| moves.send(from, to, bytes))
+        }
         Job::Combine { sources, destinations, factors, .. } if factors.is_empty() => {
             moves.relay(bytes, sources[0], destinations)
         }
@@ -95,21 +104,20 @@ fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
 }
 
 struct Moves<'g> {
-    /// Its stream has the moves within the member's own memory.
+    /// Its stream has the copies to peers.
     member: &'g Member<'g>,
-    /// The stream of copies from a peer.
-    fetch: &'g Arc<StreamCore>,
-    /// The stream of copies to peers.
-    send: &'g Arc<StreamCore>,
+    /// The stream of what ends on this device: moves within its own memory, and copies from a peer.
+    beside: &'g Arc<StreamCore>,
 }
 
 impl Moves<'_> {
     fn send(&self, from: RemotePtr, to: RemotePtr, bytes: usize) -> Result<()> {
         if from.device != to.device {
-            return self.copy(self.send, to, from, bytes);
+            return self.copy(self.member.stream, to, from, bytes);
         }
         let here = Combination { len: bytes, sources: &[from], destinations: &[to], factors: &[] };
-        here.submit(self.member, (DType::U8, ReduceOp::Sum), launch::blocks(bytes))
+        let beside = self.member.on(self.beside);
+        here.submit(&beside, (DType::U8, ReduceOp::Sum), launch::blocks(bytes))
     }
 
     /// Copies one member's data to all destinations. If another device has the data, it comes here first, and goes on
@@ -123,16 +131,16 @@ impl Moves<'_> {
         for start in (0..bytes).step_by(PIECE) {
             let at = |ptr: RemotePtr| ptr.offset(start);
             let len = PIECE.min(bytes - start);
-            self.copy(self.fetch, at(here), at(source), len)?;
-            self.send.wait_for(self.member.name(), self.fetch, self.fetch.submit())?;
+            self.copy(self.beside, at(here), at(source), len)?;
+            self.member.stream.wait_for(self.member.name(), self.beside, self.beside.submit())?;
             // (Managed memory has no owner, so only the address tells which destination is here.)
             let others = destinations.iter().filter(|to| to.address != here.address);
-            others.copied().try_for_each(|to| self.copy(self.send, at(to), at(here), len))?;
+            others.copied().try_for_each(|to| self.copy(self.member.stream, at(to), at(here), len))?;
         }
         Ok(())
     }
 
-    /// Copies on one of the two streams, unless it is a copy onto itself.
+    /// Copies on a stream, unless it is a copy onto itself.
     fn copy(&self, stream: &Arc<StreamCore>, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
         match to.address == from.address {
             true => Ok(()),

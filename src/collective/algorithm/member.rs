@@ -131,6 +131,11 @@ impl Member<'_> {
         self.request.call.op()
     }
 
+    /// The same member with another stream of its device, for kernels without a barrier.
+    pub(super) fn on<'s>(&'s self, stream: &'s Arc<StreamCore>) -> Member<'s> {
+        Member { stream, barrier: DeviceBarrier::NONE, launched: Cell::new(0), ..*self }
+    }
+
     /// Number of members.
     pub(crate) fn count(&self) -> usize {
         self.ordinals.len()
