@@ -122,6 +122,10 @@ __device__ inline void let_next_come() {
 #endif
 }
 
+// Has a number computed here, before what follows: above all before `await_earlier`, where computing costs nothing.
+__device__ inline void settle(u64& x) { asm volatile("" : "+l"(x)); }
+__device__ inline void settle(u32& x) { asm volatile("" : "+r"(x)); }
+
 __device__ inline u64 nanoseconds() {
     u64 t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));

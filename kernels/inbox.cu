@@ -80,40 +80,74 @@ template <class T> struct Trip {
     }
 };
 
-// The sum or the average of two members who both receive: the shortest way there is.
-template <class T>
-__device__ inline void trip_of_two(const Meet& meet, const Route& route, u64 n, u32 op, u64 src, u64 dst, u32* epochs) {
-    const Ending<T> ending(op, 2);
-    const u32 peer = 1 - meet.me;
-    const u64 units = (n - 1) / LANES<T> + 1, first = grid_index(), step = grid_size();
-    const u64 theirs = src + peer * route.out * sizeof(T), own = src + meet.me * route.out * sizeof(T);
-    uint4 unit = first < units ? load_unit<T>(theirs, n, first) : make_uint4(0, 0, 0, 0);
-    // Whether a thread's only unit is also its own one.
-    const bool keeps = route.out == 0 && first + step >= units;
-    const u32 epoch = epoch_with(meet, peer);
-    const u64 out = whole_of(meet, meet.me, peer, epoch), in = whole_of(meet, peer, meet.me, epoch);
-#pragma unroll 1
-    for (u64 i = first; i < units; i += step) {
-        if (i != first) unit = load_unit<T>(theirs, n, i);
-        put<T>(out + i * 16, guarded<T>(unit));
-    }
-    // All threads that have units have used the epoch.
-    __syncthreads();
+// The sum or the average of two members who both receive, whole units at aligned places: the shortest way there is. At
+// most U units of a thread are under way. Not for f64: the other member's places may not be aligned, so that it goes by
+// `trip`; a GPU's f32 has one NaN, so their sums are equal nevertheless, also of the reserved word.
+template <class T, u32 U>
+__device__ inline void trip_of_two(const Meet& meet, const Route& route, u32 units, u32 op, u64 src, u64 dst) {
+    const u32 peer = 1 - meet.me, other = ordinal(meet, peer), mine = ordinal(meet, meet.me);
     const bool last_thread = threadIdx.x == blockDim.x - 1;
-    u32 ticket = ~0u;
-    if (last_thread) ticket = take_ticket(meet);
-    if (gridDim.x <= FEW) let_next_come();
-#pragma unroll 1
-    for (u64 i = first; i < units; i += step) {
-        const uint4 mine = keeps ? unit : load_unit<T>(own, n, i);
-        uint4 other[1];
-        const u64 at = in + i * 16;
-        if (!take<T>(meet, 1, [&](u32) { return at; }, [&](u32) { return peer; }, other)) break;
-        store_unit<T>(dst, n, i, sum_of_two<T>(meet.me, ending, guarded<T>(mine), other[0]));
+    const Ending<T> ending(op, 2);
+    u32 i = (u32)grid_index(), step = (u32)grid_size(), ticket = ~0u;
+    // By parity: the places in which `whole_of` finds the rooms.
+    u32 out_place = 2 * (mine < other ? mine : mine - 1), in_place = 2 * (other < mine ? other : other - 1);
+    u64 from = src + peer * route.out * sizeof(T) + i * 16, own = src + meet.me * route.out * sizeof(T) + i * 16;
+    u64 to = dst + i * 16, epoch_at = (u64)&meet.signals->epoch[other], pad_at = (u64)&meet.signals->peer[other];
+    settle(i), settle(step), settle(from), settle(to), settle(epoch_at), settle(pad_at);
+    settle(out_place), settle(in_place);
+    await_earlier();
+    // All loads are under way before the first is waited for.
+    const u32 epoch_before = load_relaxed((const u32*)epoch_at);
+    const u64 pad = load<u64>(pad_at), whole = load<u64>((u64)&meet.signals->wholes);
+    uint4 unit[U];
+    u32 here = 0;
+#pragma unroll
+    for (u32 u = 0; u < U; u++) {
+        if (i + u * step >= units) continue;
+        here |= 1u << u;
+        unit[u] = load<uint4>(from + (u64)(u * step) * 16);
     }
-    if (last_thread) {
-        epochs[peer] = epoch;
-        note_epochs(meet, ticket, epochs);
+    const u32 epoch = following(epoch_before), parity = epoch & 1u;
+    const u64 rooms = sizeof(Signals) + (u32)whole + (u64)i * 16;
+    const u64 out = pad + rooms + (u64)(out_place + parity) * (u32)(whole >> 32);
+    const u64 in = (u64)meet.signals + rooms + (u64)(in_place + parity) * (u32)(whole >> 32);
+    u32 moved = 0;
+#pragma unroll 1
+    for (;;) {
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+            if (here >> u & 1) put<T>(out + (u64)(moved + u * step) * 16, guarded<T>(unit[u]));
+        }
+        if (moved == 0) {
+            // All threads of the block have used the epoch.
+            __syncthreads();
+            if (gridDim.x <= FEW) let_next_come();
+            if (last_thread) ticket = take_ticket(meet);
+        }
+        if (here == 0) break;
+        const u64 at = (u64)moved * 16;
+        if (route.out != 0) {
+#pragma unroll
+            for (u32 u = 0; u < U; u++) {
+                if (here >> u & 1) unit[u] = load<uint4>(own + at + (u64)(u * step) * 16);
+            }
+        }
+        if (!take_from_other<T>(meet, other, ending, here, in + at, (u64)step * 16, unit, to + at)) break;
+        // The peer's block runs.
+        if (gridDim.x > FEW) let_next_come();
+        if (U == 1) break;
+        moved += U * step;
+        here = 0;
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+            if (i + moved + u * step >= units) continue;
+            here |= 1u << u;
+            unit[u] = load<uint4>(from + (u64)(moved + u * step) * 16);
+        }
+    }
+    if (last_thread && ticket == gridDim.x - 1) {
+        meet.signals->ticket = 0;
+        meet.signals->epoch[other] = epoch;
     }
 }
 
@@ -154,14 +188,19 @@ __device__ inline void inbox(const Meet& meet, u64 n, u32 op, const Route& route
                              u64 src, u64 dst) {
     __shared__ Lines lines;
     __shared__ Acc<T> factor[MOST];
+    const u64 units = n / LANES<T>, odd = src | dst | route.out * sizeof(T) | n * sizeof(T);
+    const bool two = meet.count == 2 && (op == SUM || op == AVG) && route.receivers == 3;
+    if constexpr (sizeof(T) != 8) {
+        if (__builtin_expect(two && odd % 16 == 0 && n != 0 && units >> 28 == 0, 1)) {
+            if (units <= grid_size()) trip_of_two<T, 1>(meet, route, (u32)units, op, src, dst);
+            else trip_of_two<T, 4>(meet, route, (u32)units, op, src, dst);
+            return;
+        }
+    }
     await_earlier();
     if (n == 0) return;
     if (op == SCALED && threadIdx.x == blockDim.x - 1) fill_factors(factor, lo, hi);
-    if (meet.count == 2 && (op == SUM || op == AVG) && route.receivers == 3) {
-        trip_of_two<T>(meet, route, n, op, src, dst, lines.epoch);
-    } else {
-        trip<T>(meet, route, n, op, lo, hi, src, dst, lines, factor);
-    }
+    trip<T>(meet, route, n, op, lo, hi, src, dst, lines, factor);
 }
 
 // Parameters that are equal on all members.
@@ -250,7 +289,7 @@ template <class T> struct Trade {
         const u64 from = desk.from[meet.me] + begin(p), to = desk.to[meet.me] + begin(p);
         if (meet.count == 2 && (op == SUM || op == AVG) && !pieces.returns) {
             return take_from(1 - meet.me, slot, all(), count, [&](u64 i, uint4 other) {
-                const uint4 own = guarded<T>(load_unit<T>(from, n, i));
+                const uint4 own = load_unit<T>(from, n, i);
                 store_unit<T>(to, n, i, sum_of_two<T>(meet.me, ending, own, other));
             });
         }

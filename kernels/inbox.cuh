@@ -175,13 +175,44 @@ __device__ inline bool take_and_fold(const Meet& meet, u32 op, const Ending<T>& 
     return true;
 }
 
-// The same for the sum or the average of two: `own` and the other one's unit.
+// The same for the sum or the average of two: `own` and the other one's unit. The result is not sent.
 template <class T> __device__ inline uint4 sum_of_two(u32 me, const Ending<T>& ending, uint4 own, uint4 other) {
-    const uint4 a = me == 0 ? own : other, b = me == 0 ? other : own;
-    uint4 result = make_uint4(0, 0, 0, 0);
+#ifdef __CUDA_ARCH__
+    // A GPU's f32 has one NaN, which is not the reserved word: the order makes no difference.
+    const bool plain = sizeof(T) != 8;
+#else
+    const bool plain = false;
+#endif
+    const uint4 a = plain || me == 0 ? own : other, b = plain || me == 0 ? other : own;
+    const uint4 result = pack_of<T>([&](u32 w) { return (wide_lane<T>(a, w) + wide_lane<T>(b, w)) * ending.by; });
+    return plain ? result : guarded<T>(result);
+}
+
+// Units of one thread that arrive from the only other member, `step` bytes apart from `in` on: those of `missing`
+// (bits, not 0). Each is added to `own` and stored from `to` on. All are polled together. False if the kernel gave up.
+template <class T, u32 U>
+__device__ inline bool take_from_other(const Meet& meet, u32 other, const Ending<T>& ending, u32 missing, u64 in,
+                                       u64 step, const uint4 (&own)[U], u64 to) {
+    Patience patience;
+#pragma unroll 1
+    for (;;) {
+        uint4 unit[U];
 #pragma unroll
-    for (u32 w = 0; w < LANES<T>; w++) set_lane<T>(result, w, ending(wide_lane<T>(a, w) + wide_lane<T>(b, w)));
-    return guarded<T>(result);
+        for (u32 u = 0; u < U; u++) {
+            if (U == 1 || missing >> u & 1) unit[u] = look<T>(in + u * step);
+        }
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+            if ((U == 1 || missing >> u & 1) && arrived<T>(unit[u])) {
+                wipe<T>(in + u * step);
+                store(to + u * step, sum_of_two<T>(meet.me, ending, own[u], unit[u]));
+                missing &= ~(1u << u);
+                if (U == 1) return true;
+            }
+        }
+        if (U > 1 && missing == 0) return true;
+        if (patience.over(meet, other)) return false;
+    }
 }
 
 // Thread `rank` tells member `rank` that this block has taken and wiped all units of its first `count` steps, before

@@ -22,9 +22,10 @@
 // The resources that C occupies while it waits must not block work that B waits for. Blocks of B: all of them are on
 // the device, or C would not be. Peers' kernels on a shared GPU: there are no early launches on shared GPUs. Other work
 // of this device that a peer's kernel depends on: a kernel with barriers calls `let_next_come` after its block has
-// passed the start, so all peers' kernels are running. A push kernel calls it while it may still wait for peers, but
-// only if it has few blocks (`FEW`); and only kernels that leave a quarter of the multiprocessors free beside that many
-// blocks are launched early. (A block of either kernel takes most of a multiprocessor's registers.)
+// passed the start, so all peers' kernels are running; a push kernel with many blocks after its block has taken
+// something from all peers, or never. A push kernel with few blocks (`FEW`) calls it while it may still wait for peers;
+// behind one of those only kernels that leave a quarter of the multiprocessors free beside it are launched early. (A
+// block of either kernel takes most of a multiprocessor's registers.)
 #pragma once
 #include "access.cuh"
 

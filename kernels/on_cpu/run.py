@@ -60,6 +60,7 @@ MUTANTS = [
     ("embedding", "begin + k * next < total", "true"),
     # What is taken is not removed.
     ("inbox", "wipe<T>(at(k));", ""),
+    ("inbox", "wipe<T>(in + u * step);", ""),
     # Sends without a credit; a kernel that ends before all is taken; a credit that is no release, or comes too early.
     ("inbox", "if (taken > 0 && !__syncthreads_and(hear_taken(meet, desk.epoch, taken))) return false;", ""),
     ("inbox", "return hear_taken(meet, desk.epoch, steps);", "return true;"),
@@ -71,17 +72,18 @@ MUTANTS = [
     # A credit of the meeting before.
     ("inbox", "(in == epoch[rank] && (u32)seen >= count)", "(u32)seen >= count"),
     # The reserved word is sent: by one trip, of two and of more, and by slots.
-    ("inbox", "put<T>(out + i * 16, guarded<T>(unit));", "put<T>(out + i * 16, unit);"),
+    ("inbox", "put<T>(out + (u64)(moved + u * step) * 16, guarded<T>(unit[u]));",
+     "put<T>(out + (u64)(moved + u * step) * 16, unit[u]);"),
     ("inbox", "put<T>(lines.out[rank] + i * 16, guarded<T>(unit[k]));", "put<T>(lines.out[rank] + i * 16, unit[k]);"),
-    ("inbox", "guarded<T>(unit[u])", "unit[u]"),
+    ("inbox", "put<T>(to + (i + u * share.step) * 16, guarded<T>(unit[u]));",
+     "put<T>(to + (i + u * share.step) * 16, unit[u]);"),
     ("inbox", "result = guarded<T>(result);", ""),
     # The own copy has another NaN than the one that was sent.
-    ("inbox", "guarded<T>(mine)", "mine"),
     ("inbox", "take_and_fold<T>(meet, op, ending, factor, guarded<T>(own), at, result)",
      "take_and_fold<T>(meet, op, ending, factor, own, at, result)"),
-    ("inbox", "guarded<T>(load_unit<T>(from, n, i))", "load_unit<T>(from, n, i)"),
     # One parity.
     ("inbox", "2 * (from < to ? from : from - 1) + (epoch & 1)", "2 * (from < to ? from : from - 1)"),
+    ("inbox", "epoch & 1u", "0u"),
     # Words that come one by one; elements of f64 in halves, and whose low words count.
     ("inbox", "high && unit.x != EMPTY && unit.z != EMPTY", "high"),
     ("inbox", "if constexpr (sizeof(T) == 8) store_halves(at, unit);\n    else store_packet(at, unit);",
@@ -111,16 +113,24 @@ MUTANTS = [
     ("norm_pull", "row_of(p, meet.me)", "row_of(p, meet.me / 2)"),
     # A norm before the others are through with the wave; a kernel that ends before they are; a credit that is no
     # release, comes too early, or is of the meeting before.
-    ("norm_pull", "threadIdx.y != 0 || hear_taken(meet, desk.epoch, p)",
-     "threadIdx.y != 0 || hear_taken(meet, desk.epoch, p - 1)"),
-    ("norm_pull", "threadIdx.y != 0 || hear_taken(meet, desk.epoch, p)",
-     "threadIdx.y != 0 || p == waves || hear_taken(meet, desk.epoch, p)"),
+    ("norm_pull", "__syncthreads_and(hear(p))", "__syncthreads_and(hear(p - 1))"),
+    ("norm_pull", "__syncthreads_and(hear(p))", "__syncthreads_and(p == waves || hear(p))"),
     ("norm_pull", "store_release(to, (u64)epoch[rank] << 32 | count);",
      "store_relaxed(to, (u64)epoch[rank] << 32 | count);"),
     ("norm_pull", "tell_taken(meet, desk.epoch, p + 1);", "tell_taken(meet, desk.epoch, p + 2);"),
     ("norm_pull", "(in == epoch[rank] && (u32)seen >= count)", "(u32)seen >= count"),
+    # The same of two members in place. (Here a load is complete at once, so it has to be two waves too early.)
+    ("norm_pull", "p < 2 || hear(p - 1)", "p < 3 || hear(p - 3)"),
+    ("norm_pull", "p < 2 || hear(p - 1)", "p < 2 || p == waves + 1 || hear(p - 1)"),
+    ("norm_pull", "tell_read(p + 1);", "tell_read(p + 3);"),
+    # Two members apart: a kernel that ends before the other one is through; one that says too early that it is; members
+    # that do not agree on it; a member in place.
+    ("norm_pull", "hear(1);", ""),
+    ("norm_pull", "p == last", "p == 0"),
+    ("norm_pull", "desk.x[0] != desk.y[0] && desk.x[1] != desk.y[1]", "desk.x[meet.me] != desk.y[meet.me]"),
+    ("norm_pull", "desk.x[0] != desk.y[0] && desk.x[1] != desk.y[1]", "true"),
     # A wave that is not fetched.
-    ("norm_pull", "fetch(p + 1, other);", "fetch(p, other);"),
+    ("norm_pull", "fetch(p + 1, coming);", "fetch(p, coming);"),
     # An empty part that begins in the middle of a chunk; a norm before all squares are there; a meeting whose words may
     # be of one before.
     ("sharded", "(from + CHUNK - 1) / CHUNK", "from / CHUNK"),

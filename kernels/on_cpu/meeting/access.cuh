@@ -83,6 +83,8 @@ inline void store_halves(u64 at, uint4 x) {
 
 inline void await_earlier() {}
 inline void let_next_come() {}
+inline void settle(u64&) {}
+inline void settle(u32&) {}
 inline u64 nanoseconds() {
     static u64 now = 0;
     return ++now;

@@ -111,7 +111,10 @@ template <class T> struct Call : AnyCall {
                 const T want = Ending<T>(op, n)(acc[0]), got = result(rank)[i];
                 const bool same = to_bits(want) == to_bits(got) || (is_nan(want) && is_nan(got));
                 require(same, pieced ? "a sum through slots" : "a sum of one trip", seed);
-                const bool all = kind != ALL_REDUCE || to_bits(got) == to_bits(result(0)[i]);
+                // A GPU has only one NaN where it adds up in f32; this machine has many.
+                const bool sums = op == SUM || op == AVG;
+                const bool one = sums && sizeof(T) != 8 && is_nan(got) && is_nan(result(0)[i]);
+                const bool all = kind != ALL_REDUCE || one || to_bits(got) == to_bits(result(0)[i]);
                 require(all, "members with other bits", seed);
             }
         }
