@@ -322,6 +322,11 @@ impl Executor for MemberThread<'_> {
         self.group.dev.worker.function(entry.module, entry.name)
     }
 
+    fn note_blocks(&self, blocks: u32) -> bool {
+        let dev = self.group.dev;
+        dev.worker.spinning.note_blocks(dev.recording.is_some(), blocks)
+    }
+
     fn is_aborted(&self) -> bool {
         self.group.dev.session.gang.is_aborted()
     }

@@ -64,6 +64,8 @@ pub(crate) struct Limits {
     pub inbox_blocks: u32,
     /// Largest buffer of a sum of floats that goes through slots, piece by piece.
     pub slots: usize,
+    /// Smallest all-reduce that goes through slots in a graph, where copy engines do not go.
+    pub slots_held: usize,
     /// Most blocks of such a kernel.
     pub slots_blocks: u32,
     /// Smallest buffer of an `all_reduce_norm` whose members read each other's rows where they are, instead of sending
@@ -130,12 +132,13 @@ impl Limits {
             // 56.8 and 54.3.
             // More than two: up to where the model is faster than what was measured of other ways (`traffic_tests`).
             slots: if members > 4 { 16 << 20 } else { 8 << 20 },
+            // On two H200s, in graphs: 256 MB in 775 us, by one kernel with barriers 796; 1 GB in 3034 and 3167; 64 MB
+            // in 209 and 203.
+            slots_held: if members == 2 { 128 << 20 } else { usize::MAX },
             slots_blocks: BLOCKS,
-            // An estimate: neither measured nor from the model. Between two H200s a prototype that read rows took
-            // 32.2 us for 8 MB and 108 for 32 MB, one with an inbox of the whole message 27.7 and 101. Above 16 MB our
-            // inbox needs slots, which read and write the own memory more often. Sums alone of 16 MB took 56.8 us
-            // through slots (prototype), 54.3 by a kernel that reads.
-            norm_pull: 16 << 20,
+            // Two H200s, bf16 rows of 4096, in graphs: 2 MB take 11.0 us in one trip and 12.8 by reads; 8 MB take 38.9
+            // through slots and 31.7 by reads. More than two: an estimate, neither measured nor from the model.
+            norm_pull: if members == 2 { 2 << 20 } else { 16 << 20 },
             eager: eager_bytes(members),
             // All-reduces on 4 H200s: 256 KB take 9.5 us eagerly and 10.1 otherwise, 512 KB take 11.6 and 10.8.
             eager_whole: eager_bytes(members).min((1 << 20) / others),
@@ -253,6 +256,7 @@ impl fmt::Display for Limits {
             ll,
             inbox_whole,
             slots,
+            slots_held,
             eager,
             eager_whole,
             ring,
@@ -293,6 +297,9 @@ impl fmt::Display for Limits {
         }
         if slots > inbox_whole {
             write!(f, ", in pieces up to {}", Bytes(slots))?;
+        }
+        if slots_held < usize::MAX {
+            write!(f, " and in graphs from {} on", Bytes(slots_held))?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 //! Invariant: each pair of devices counts its barriers alike. So a barrier that was committed, and for which this
 //! device launched no kernel, stays noted ([`Spinning::skip`]) until a kernel was launched for it.
 
-use super::layout::DeviceBarrier;
+use super::layout::{DeviceBarrier, FEW};
 use crate::{
     error::{Error, Result, Site},
     memory::stream::StreamCore,
@@ -22,6 +22,8 @@ use std::{
 pub(crate) struct Spinning {
     /// The stream of the last one, and its number there.
     last: RefCell<Option<(Arc<StreamCore>, u64)>>,
+    /// Whether the last one had more than [`FEW`] blocks: of those launched, and of those in graphs.
+    many: [Cell<bool>; 2],
     /// Barriers that were committed and not launched.
     skipped: RefCell<Vec<SkippedBarrier>>,
     /// Whether a failed gang may have left something in this device's inbox.
@@ -77,6 +79,15 @@ impl Spinning {
             }
         }
         Ok(!skipped.is_empty())
+    }
+
+    /// Notes that a kernel of so many blocks is launched, or captured. Returns whether the one before may have had at
+    /// most [`FEW`].
+    ///
+    /// Launched kernels and captured ones are told apart: a kernel behind a graph is not early, nor is the first one of
+    /// a graph.
+    pub(crate) fn note_blocks(&self, captured: bool, blocks: u32) -> bool {
+        !self.many[usize::from(captured)].replace(blocks > FEW)
     }
 
     /// Called after the launches. The last operation of the stream spins; if a launch has failed, its barrier was

@@ -51,6 +51,10 @@ pub(crate) trait Executor {
     /// The handle of a kernel on this member's device.
     fn function(&self, entry: &Entry) -> Result<RawFunction>;
 
+    /// Notes that a kernel of so many blocks takes part in a barrier. Returns whether the one before it may have been
+    /// one of [`FEW`] blocks, or is not known.
+    fn note_blocks(&self, blocks: u32) -> bool;
+
     /// Whether the collective has failed on some member.
     fn is_aborted(&self) -> bool;
 
@@ -304,8 +308,9 @@ impl Member<'_> {
 
     /// [`launch`](Self::launch) with blocks of another shape, none larger than the kernel is compiled for.
     pub(super) fn launch_as(&self, entry: &Entry, dims: LaunchDims, args: &[KernelArg]) -> Result<()> {
+        let few = self.executor.note_blocks(dims.grid.0);
         let early = self.barrier.signals != 0
-            && comes_early(dims.grid.0, self.handle.driver.info().multiprocessors, self.handle.sharers);
+            && comes_early(few, dims.grid.0, self.handle.driver.info().multiprocessors, self.handle.sharers);
         let function = self.executor.function(entry)?;
         launch((self.handle, self.stream), self.name(), (entry, function), dims, args, early)
     }
@@ -318,12 +323,12 @@ impl Member<'_> {
     }
 }
 
-/// Whether a kernel of so many blocks may be on its device before the kernel that it waits for has ended. That one may
-/// wait for a peer's kernel. The peer's kernel may come after other work of this device, or be on the same GPU: both
-/// must find room beside the two. `kernels/meet.cuh` has the other half of the argument. Large kernels would gain
-/// little.
-fn comes_early(blocks: u32, multiprocessors: u32, sharers: usize) -> bool {
-    sharers == 1 && FEW + blocks <= multiprocessors / 4 * 3
+/// Whether a kernel of so many blocks may be on its device before the kernel that it waits for has ended. If that one
+/// has `few` blocks it may still wait for a peer's kernel, which may come after other work of this device: that must
+/// find room beside the two. Else all peers' kernels run already. (On a shared GPU they may not find room.)
+/// `kernels/meet.cuh` has the other half of the argument.
+fn comes_early(few: bool, blocks: u32, multiprocessors: u32, sharers: usize) -> bool {
+    sharers == 1 && (!few || FEW + blocks <= multiprocessors / 4 * 3)
 }
 
 /// So many blocks, as nearly all kernels of collectives have them.
@@ -353,11 +358,11 @@ mod tests {
 
     #[test]
     fn room_is_left_beside_a_kernel_that_waits() {
-        assert!(comes_early(1, 132, 1) && comes_early(64, 132, 1));
-        assert!(!comes_early(68, 132, 1));
+        assert!(comes_early(true, 1, 132, 1) && comes_early(true, 64, 132, 1));
+        assert!(!comes_early(true, 68, 132, 1) && comes_early(false, 128, 132, 1));
         // A peer's kernel must find room on the same GPU.
-        assert!(!comes_early(1, 132, 2));
+        assert!(!comes_early(true, 1, 132, 2) && !comes_early(false, 1, 132, 2));
         // Parts of a GPU, and software GPUs.
-        assert!(!comes_early(1, 16, 1) && !comes_early(1, 1, 1));
+        assert!(!comes_early(true, 1, 16, 1) && !comes_early(true, 1, 1, 1));
     }
 }

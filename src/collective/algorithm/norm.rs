@@ -178,7 +178,7 @@ impl NormKernel {
     /// Why, for people.
     pub(crate) fn reason(&self) -> &'static str {
         match self.way {
-            Way::Pull if self.asked => {
+            Way::Pull if self.asked || self.two => {
                 "one kernel for sum, residual and norm: it reads the rows of all members where they are"
             }
             Way::Pull => {
@@ -359,9 +359,8 @@ mod tests {
     fn by_size() {
         let way = |members, count| plan(members, rows(DType::BF16, count, 4096)).unwrap().way;
         // 256 rows are 2 MB.
-        assert_eq!([256, 257].map(|count| way(2, count)), [Way::OneTrip, Way::ToAll]);
+        assert_eq!([256, 257].map(|count| way(2, count)), [Way::OneTrip, Way::Pull]);
         assert_eq!([13, 14].map(|count| way(8, count)), [Way::OneTrip, Way::ByOwners]);
-        assert_eq!([2047, 2048].map(|count| way(2, count)), [Way::ToAll, Way::Pull]);
         assert_eq!([2047, 2048].map(|count| way(8, count)), [Way::ByOwners, Way::Pull]);
         let dims = |count| plan(2, rows(DType::BF16, count, 4096)).unwrap().dims();
         assert_eq!((dims(1).grid.0, dims(1).block), (1, (512, 1, 1)));

@@ -113,7 +113,7 @@ fn limits_in_words() {
         Limits::default_of(2).to_string(),
         "pushed up to 256 KB, sent eagerly up to 1 MB, sums exchanged by copies from 64 MB on, \
          beside other work from 8 MB on, moved by copies from 128 MB on, a block for 16 KB, at most 64; \
-         sums of floats as data that are flags up to 2 MB, in pieces up to 8 MB"
+         sums of floats as data that are flags up to 2 MB, in pieces up to 8 MB and in graphs from 128 MB on"
     );
     assert_eq!(Bytes(5).to_string(), "5 B");
 }
