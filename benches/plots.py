@@ -1,7 +1,8 @@
 """Draws the plots of `tables.py` as SVG, with the standard library only.
 
 `dots`: a line for each comparison, with a dot for each case at the ratio of the peer's time to ours. `curves`: that
-ratio against the size, with a curve for each number of devices.
+ratio against the size, with a curve for each number of devices. `sweep`: times and bandwidths of all sides against the
+size.
 """
 import math
 import re
@@ -158,7 +159,7 @@ def curves(heading, found, name_of_size):
     across = lambda size: left + (width - left - right) * math.log2(size / sizes[0]) / math.log2(sizes[-1] / sizes[0])
     up = lambda ratio: bottom - (bottom - top) * math.log(ratio / low) / math.log(high / low)
     out = [words(16, 24, heading, 16), *legend(found, colours, 22, 46)]
-    for tick in (0.8, 0.9, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0):
+    for tick in (0.8, 0.9, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0):
         if low <= tick <= high:
             dark = ("#2d343c", 1.5) if tick == 1.0 else ()
             out += [
@@ -172,4 +173,30 @@ def curves(heading, found, name_of_size):
         out.append(f'<polyline points="{path}" fill="none" stroke="{colours[name]}" stroke-width="2"/>')
     axis = "best time of NCCL / time here; above 1: this crate is faster"
     out.append(words(width - right, height - 14, axis, 12, "end"))
+    return page(width, height, out)
+
+
+def sweep(heading, times, bandwidth, name_of_size):
+    """Two panels against the size, for `times` by side and by size: these, and `bandwidth(size, time)`."""
+    colours = dict(zip(times, COLOURS))
+    width, height, top, bottom = 900, 400, 70, 330
+    out = [words(16, 24, heading, 16), *legend(times, colours, 22, 46)]
+    sizes = sorted({size for points in times.values() for size in points})
+    panels = [("microseconds", lambda size, time: math.log(time), ticks, math.log, 60),
+              ("GB/s of bus bandwidth", bandwidth, lambda _, high: range(0, int(high) + 1, 50), float, width / 2 + 60)]
+    for title, of, marks, at, left in panels:
+        right = left + width / 2 - 85
+        values = [of(size, time) for points in times.values() for size, time in points.items()]
+        low, high = min(0.0, *values), max(values)
+        across = lambda size: left + (right - left) * math.log2(size / sizes[0]) / math.log2(sizes[-1] / sizes[0])
+        up = lambda value: bottom - (bottom - top) * (value - low) / (high - low)
+        for tick in marks(math.exp(low), math.exp(high)) if at is math.log else marks(low, high):
+            y = up(at(tick))
+            out += [line(left, y, right, y), words(left - 8, y + 4, f"{tick:g}", 12, "end")]
+        for size in sizes[::4]:
+            out.append(words(across(size), bottom + 20, name_of_size(size), 11, "middle"))
+        for name, points in times.items():
+            path = " ".join(f"{across(size):.1f},{up(of(size, time)):.1f}" for size, time in sorted(points.items()))
+            out.append(f'<polyline points="{path}" fill="none" stroke="{colours[name]}" stroke-width="2"/>')
+        out.append(words(right, height - 20, title, 12, "end"))
     return page(width, height, out)

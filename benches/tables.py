@@ -414,6 +414,15 @@ def pictures():
             if (of, dtype) == (operation, "f32") and machine.startswith(f"{devices} x")
         }
         found[name] = plots.curves(heading, dict(sorted(by_devices.items())), size_name)
+    for (machine, of, dtype, devices), sizes in curves("collectives").items():
+        if (of, dtype) == ("all_reduce", "f32") and machine.startswith(f"{devices} x") and devices < 8:
+            times = {"gpu-pool": {size: here for size, (here, _) in sizes.items()}}
+            for size, (_, peers) in sizes.items():
+                for peer, time in peers.items():
+                    times.setdefault(peer, {})[size] = time
+            heading = f"all-reduce of f32 on {devices} GPUs, multicast off"
+            bandwidth = lambda size, micros, devices=devices: bus("all_reduce", devices, size, micros)
+            found[f"all_reduce_f32_{devices}_gpus.svg"] = plots.sweep(heading, times, bandwidth, size_name)
     return found
 
 
