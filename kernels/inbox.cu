@@ -81,8 +81,8 @@ template <class T> struct Trip {
 };
 
 // The sum or the average of two members who both receive, whole units at aligned places: the shortest way there is. At
-// most U units of a thread are under way. Not for f64: the other member's places may not be aligned, so that it goes by
-// `trip`; a GPU's f32 has one NaN, so their sums are equal nevertheless, also of the reserved word.
+// most U units of a thread are under way. The other member may go by `trip`, if its places are not aligned. Both get
+// the same bits: a GPU adds up in f32, whose sums have only one NaN. f64 has many, so it always goes by `trip`.
 template <class T, u32 U>
 __device__ inline void trip_of_two(const Meet& meet, const Route& route, u32 units, u32 op, u64 src, u64 dst) {
     const u32 peer = 1 - meet.me, other = ordinal(meet, peer), mine = ordinal(meet, meet.me);

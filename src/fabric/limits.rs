@@ -132,7 +132,7 @@ impl Limits {
             // 56.8 and 54.3.
             // More than two: up to where the model is faster than what was measured of other ways (`traffic_tests`).
             slots: if members > 4 { 16 << 20 } else { 8 << 20 },
-            // On two H200s, in graphs: 256 MB in 775 us, by one kernel with barriers 796; 1 GB in 3034 and 3167; 64 MB
+            // On two H200s, in graphs: 256 MB in 779 us, by one kernel with barriers 796; 1 GB in 3036 and 3167; 64 MB
             // in 209 and 203.
             slots_held: if members == 2 { 128 << 20 } else { usize::MAX },
             slots_blocks: BLOCKS,
