@@ -6,9 +6,7 @@ rustdoc (`../doc/..`, beside the built book) are checked in target/doc, which mu
 once more, since that is what people read: links between its pages, to their headings, and to pictures. Addresses on the
 web are not visited.
 
-`design/all_reduce.md` lists functions with their lines. A function that is not in its file any more is a fault. A line
-that has moved is only noted, since any edit above moves it; `--lines` does nothing but put the right lines into the
-page.
+`design/all_reduce.md` lists functions with their files. A function that is not in its file any more is a fault.
 """
 import html.parser
 import pathlib
@@ -76,38 +74,23 @@ def check_page(page):
                 yield f"{where}: {link}: no such heading"
 
 
-CALL = re.compile(r"\| (\d+) \| `(src/[\w/]+\.rs):(\d+)` \| `(\w+)` \|")
+CALL = re.compile(r"\| (\d+) \| `(src/[\w/]+\.rs)` \| `(\w+)` \|")
 
 
-def check_calls(repair):
-    """The faults of the list of calls in design/all_reduce.md, and how many of its lines have moved; with `repair`,
-    puts in the nearest line that defines the function."""
+def check_calls():
+    """The list of calls in design/all_reduce.md: each function is in its file, and the numbers are right."""
     page = SOURCE / "design/all_reduce.md"
-    text, out, files, faults, count, moved = page.read_text(), [], set(), [], 0, 0
-    for number, row in enumerate(text.splitlines(), 1):
-        if call := CALL.match(row):
-            count += 1
-            index, file, line, name = int(call[1]), call[2], int(call[3]), call[4]
-            files.add(file)
-            source = (ROOT / file).read_text().splitlines() if (ROOT / file).exists() else []
-            # `fn name`, or `name(..);` in a macro that writes the functions of a trait.
-            defines = re.compile(rf".*\bfn {name}\b|\s*{name}\([\w, ]*\)( => .*)?;$")
-            where = [at for at, code in enumerate(source, 1) if defines.match(code)]
-            found = min(where, key=lambda at: abs(at - line), default=None)
-            if found is None:
-                faults.append(f"{page.relative_to(ROOT)}:{number}: {file} has no function `{name}`")
-            elif repair:
-                row = row.replace(f"{file}:{line}`", f"{file}:{found}`")
-            else:
-                moved += found != line
-            if index != count:
-                faults.append(f"{page.relative_to(ROOT)}:{number}: number {index}, and it is call {count}")
-        out.append(row)
-    if f"\n{count} calls in {len(files)} files." not in text:
-        faults.append(f"{page.relative_to(ROOT)}: the list has {count} calls in {len(files)} files")
-    if repair:
-        page.write_text("\n".join(out) + "\n")
-    return faults, moved
+    calls = [match.groups() for match in map(CALL.match, page.read_text().splitlines()) if match]
+    for count, (number, file, name) in enumerate(calls, 1):
+        source = (ROOT / file).read_text() if (ROOT / file).exists() else ""
+        # `fn name`, or `name(..);` in a macro that writes the functions of a trait.
+        if not re.search(rf"\bfn {name}\b|^\s*{name}\([\w, ]*\)( => .*)?;$", source, re.M):
+            yield f"{page.relative_to(ROOT)}: {file} has no function `{name}`"
+        if int(number) != count:
+            yield f"{page.relative_to(ROOT)}: number {number}, and it is call {count}"
+    total = f"{len(calls)} calls in {len({file for _, file, _ in calls})} files."
+    if f"\n{total}" not in page.read_text():
+        yield f"{page.relative_to(ROOT)}: the list has {total}"
 
 
 class Html(html.parser.HTMLParser):
@@ -138,14 +121,9 @@ def check_book():
 
 
 def main():
-    if sys.argv[1:] == ["--lines"]:
-        sys.exit("\n".join(check_calls(True)[0]))
     pages = [ROOT / "README.md", *sorted(SOURCE.rglob("*.md"))]
     faults = [fault for page in pages for fault in check_page(page)]
-    wrong, moved = check_calls(False)
-    faults += wrong
-    if moved:
-        print(f"docs/src/design/all_reduce.md: {moved} lines have moved: python3 docs/check.py --lines")
+    faults += check_calls()
     lines = len((ROOT / "README.md").read_text().splitlines())
     if lines > README_LINES:
         faults.append(f"README.md has {lines} lines; {README_LINES} are a page that people read")

@@ -1,8 +1,8 @@
-//! Shows what a memory pool does: a small mixed workload on every device, and a page that shows which call held which
+//! Shows what a memory pool does: a small mixed workload on every device, and a file that shows which call held which
 //! addresses when.
 //!
-//! `cargo run --release --example memory_map [-- page.html]`, then open the page in a browser; it is one file. It uses
-//! GPUs if there are any, else four software GPUs (`GPU_POOL_BACKEND=host:8` for eight).
+//! `cargo run --release --example memory_map [-- memory.pickle]`, then drop the file on <https://pytorch.org/memory_viz>.
+//! It uses GPUs if there are any, else four software GPUs (`GPU_POOL_BACKEND=host:8` for eight).
 
 use gpu_pool::{Device, GpuPool, MemorySnapshot, ReduceOp, Result};
 
@@ -11,7 +11,7 @@ const LAYERS: [usize; 5] = [800_000, 600_000, 450_000, 300_000, 30_000];
 const STEPS: usize = 12;
 
 fn main() -> anyhow::Result<()> {
-    let path = std::env::args().nth(1).unwrap_or_else(|| "memory_map.html".to_owned());
+    let path = std::env::args().nth(1).unwrap_or_else(|| "memory_map.pickle".to_owned());
     let pool = GpuPool::builder().record_memory(true).build()?;
     let snapshots = pool.run(|dev, _| {
         let mut model = Model::new(dev)?;
@@ -23,8 +23,8 @@ fn main() -> anyhow::Result<()> {
     for snapshot in &snapshots {
         println!("{snapshot}\n");
     }
-    std::fs::write(&path, MemorySnapshot::page(&snapshots))?;
-    println!("written to {path}: open it in a browser");
+    std::fs::write(&path, MemorySnapshot::memory_viz(&snapshots))?;
+    println!("written to {path}: drop it on https://pytorch.org/memory_viz");
     println!("{}", pool.leaks()?);
     Ok(pool.close()?)
 }

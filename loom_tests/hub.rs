@@ -6,7 +6,7 @@
 //! * collectives are launched in one order in all processes, by all of their members or by none;
 //! * what must succeed does: a failed scope leaves the next one in order.
 //!
-//! For each rule of `research/cluster.md` there is a program that fails when the rule is broken.
+//! For each rule of `docs/src/design/cluster.md` there is a program that fails when the rule is broken.
 //!
 //! This is a unit test of `src/cluster/hub.rs`, with and without loom: nothing here is concurrent.
 

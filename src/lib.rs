@@ -70,7 +70,7 @@
 //! |---|---|---|
 //! | `cuda` | yes | NVIDIA GPUs. The driver is found at run time; nothing is linked. |
 //! | `blas` | yes | [`Device::gemm`]: cuBLAS on GPUs, the `gemm` crate on software GPUs. |
-//! | `insight` | yes | Memory snapshots as JSON ([`MemorySnapshot::to_json`]) and HTML ([`MemorySnapshot::to_html`]). |
+//! | `insight` | yes | Files for viewers: [`MemorySnapshot::memory_viz`], [`parallel::Timeline::to_chrome_trace`]. |
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
 //! | `checkpoints` | yes | Checkpoints of [`parallel::DataParallel`], and of any model, in safetensors files. |
 //! | `cluster` | yes | Several processes, on one host or many: [`cluster`]. |
@@ -164,7 +164,7 @@ pub use shard::Shard;
 pub use token::{Device, DeviceThreadOnly, OnStream};
 pub use topology::Topology;
 
-// The loom models drive private parts of `sync` and `runtime`.
+// The loom models drive private parts of `sync`.
 #[cfg(all(test, loom))]
 #[path = "../loom_tests/mod.rs"]
 mod models;

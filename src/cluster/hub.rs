@@ -4,7 +4,7 @@
 //! `loom_tests/hub.rs`. It is told what happens, with the time, and answers with what to send to whom. To each process
 //! the frames must be sent in this order.
 //!
-//! Invariants (`research/cluster.md`):
+//! Invariants (the rules of `docs/src/design/cluster.md`):
 //!
 //! * Only the hub commits, and never in a scope that has failed (C2). A commit goes to all hosts of the group at once.
 //! * All processes get commits, and beginnings of ordered scopes, in one order (C3, C5).

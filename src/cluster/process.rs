@@ -2,7 +2,7 @@
 //!
 //! `world.rs` holds it under a lock for the device threads; the search of `loom_tests/hub.rs` drives it directly.
 //!
-//! Invariants:
+//! Invariants (the rules of `docs/src/design/cluster.md`):
 //!
 //! * After an arrival only what the hub says ends the wait: a commit, a failure of the scope, or the end of the
 //!   cluster, whichever the hub has said first (C2).

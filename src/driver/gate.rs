@@ -1,5 +1,5 @@
 //! The launch gate of the process: launches of kernels that wait for each other, and driver calls that wait for running
-//! kernels, exclude each other ([`LaunchGate`], DESIGN.md rule 12).
+//! kernels, exclude each other ([`LaunchGate`], rule 12 of `docs/src/design/rules.md`).
 
 use crate::sync::LaunchGate;
 

@@ -114,8 +114,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// The limits that were best on H200s (`benches/results`; for the ring on 8 of them, `prototypes/README.md`), for
-    /// any number of members.
+    /// The limits that were best on H200s (`benches/results`; the ring on 8 of them only as a prototype), for any
+    /// number of members.
     pub(crate) fn default_of(members: usize) -> Limits {
         let others = members.saturating_sub(1).max(1);
         Limits {

@@ -7,7 +7,7 @@
 //! Words: a *host* is one process of the cluster, whatever machine it runs on, with its number. A *place* is a device
 //! of a host. A *rail* is what moves data between the devices of all hosts with one local index.
 //!
-//! Invariants (`research/cluster.md` C1, C2, C3):
+//! Invariants (rules C1, C2 and C3 of `docs/src/design/cluster.md`):
 //!
 //! * Before a member arrives, all that it sends is staged. From the commit on its messages do not depend on its gang,
 //!   which may fail meanwhile.

@@ -13,6 +13,8 @@
 
 #[cfg(feature = "checkpoints")]
 mod checkpoint;
+#[cfg(feature = "insight")]
+mod chrome_trace;
 mod data_parallel;
 mod optim;
 mod pipeline;

@@ -14,7 +14,6 @@ mod one_f_one_b;
 mod presets;
 mod simulate;
 mod step;
-pub(super) mod svg;
 mod v;
 
 #[cfg(test)]

@@ -222,14 +222,6 @@ fn a_refused_argument_names_the_callers_line() {
             refuses!(None, Topology::from_file(file!()));
             refuses!(None, Topology::new("nothing").to_toml());
         }
-        #[cfg(feature = "insight")]
-        {
-            use gpu_pool::MemorySnapshot;
-            refuses!(None, MemorySnapshot::from_json("{]"));
-            refuses!(None, MemorySnapshot::default().write("snapshot.txt"));
-            refuses!(None, MemorySnapshot::default().write("snapshot.svg"));
-            refuses!(None, MemorySnapshot::default().write("no/such/folder/snapshot.html"));
-        }
 
         let pool = support::builder().host(2).record_memory(false).build().unwrap();
         refuses!(None, pool.leaks());

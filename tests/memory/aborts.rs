@@ -1,4 +1,4 @@
-//! Frees during an abort are parked until the gang has drained (DESIGN.md, rule 7): a peer's late store never lands in
+//! Frees during an abort are parked until the gang has drained (safety rule 7): a peer's late store never lands in
 //! a block that somebody else has got meanwhile; and nothing is lost by it.
 
 use crate::{

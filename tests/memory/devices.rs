@@ -146,7 +146,7 @@ on_both! {
         assert_at_rest(&pool);
     }
 
-    // Each device's window is its own: no address means memory of two devices. (research/memory.md 4.1)
+    // Each device's window is its own: no address means memory of two devices.
     2: fn devices_have_addresses_of_their_own(gpus) {
         let n = gpus.up_to(4);
         on_pools(gpus, n, |pool, _| {

@@ -1,4 +1,4 @@
-//! Failure atomicity (S4 of `research/memory.md`): a call of the driver fails, whichever it is; the books are right
+//! Failure atomicity (S4): a call of the driver fails, whichever it is; the books are right
 //! afterwards, contents are what they were, and the next allocation that fits is served. (RMM `UpstreamFailure`, UMF
 //! `freeErrorPropagation`, mimalloc `malloc-nomem`; "fault_at_every_backing_call".)
 

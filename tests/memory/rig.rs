@@ -167,7 +167,7 @@ impl Drop for Gate {
 
 // ---- the books ----------------------------------------------------------------------------------------------------
 
-/// S1 and S2 of `research/memory.md`: blocks tile the chunks without a gap and without an overlap; no two free blocks
+/// S1 and S2: blocks tile the chunks without a gap and without an overlap; no two free blocks
 /// of the heap that touch within a chunk; what the counters say is what the snapshot shows (PyTorch's
 /// `_check_memory_stat_consistency`).
 #[track_caller]

@@ -71,7 +71,7 @@ on_both! {
     }
 
     // The other way round: where there is nothing else it is shared, after one wait on the device; none if it is known
-    // to come after already, or is over. (research/memory.md 4.5: "steal across streams".)
+    // to come after already, or is over.
     1: fn a_steal_costs_one_wait_at_most(gpus) {
         on_limited(gpus, 6 * MIB, |dev| {
             let (a, b) = (dev.stream()?, dev.stream()?);
@@ -244,7 +244,7 @@ on_both! {
         });
     }
 
-    // The same on several devices at once, which also read each other's blocks (research/memory.md G1).
+    // The same on several devices at once, which also read each other's blocks.
     2: fn cross_stream_with_hogs_of_peers(gpus) {
         let n = gpus.up_to(3);
         on_limited_pools(gpus, n, 32 * MIB, |pool, _| {

@@ -16,7 +16,8 @@ pub(crate) mod nccl;
 pub(crate) mod shm;
 
 /// The cause of a library's error: `lost`'s, if it tells one soon. A library often sees a dead process before the
-/// cluster does, and says less about it. Other errors are causes (C6).
+/// cluster does, and says less about it. Other errors are causes (rule C6 of
+/// `docs/src/design/cluster.md`).
 #[cfg(any(feature = "nccl", all(feature = "mpi", any(target_os = "linux", target_os = "macos"))))]
 fn cause(error: crate::Error, lost: &dyn Fn() -> Option<crate::Error>) -> crate::Error {
     use std::time::Duration;

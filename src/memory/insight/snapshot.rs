@@ -9,8 +9,8 @@ use super::{
 use crate::memory::stats::MemoryStats;
 use std::fmt;
 
-/// What a device's memory pool holds, and, with recording on, what has happened in it. It prints with `Display`; with
-/// the feature `insight` (a default feature) it becomes a page by `to_html`, and data by `to_json`.
+/// What a device's memory pool holds, and, with recording on, what has happened in it. It prints with `Display`. With
+/// the feature `insight` (a default feature) `memory_viz` writes it for PyTorch's memory viewer, and serde as any data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]

@@ -59,7 +59,7 @@ fn fill(f: &mut fmt::Formatter<'_>, character: char, times: usize) -> fmt::Resul
 }
 
 /// `1 rank`, `2 ranks`.
-pub(super) fn count(number: usize, name: &str) -> String {
+fn count(number: usize, name: &str) -> String {
     let ending = match number {
         1 => "",
         _ if name.ends_with("ch") => "es",

@@ -1,6 +1,9 @@
-//! The two pictures: the text of `Display`, and the SVG.
+//! The two pictures: the text of `Display`, and the Chrome trace.
 
 use super::{presets_tests::PRESETS, *};
+#[cfg(feature = "insight")]
+use serde_json::Value;
+#[cfg(feature = "insight")]
 use std::time::Duration;
 
 #[test]
@@ -42,15 +45,10 @@ fn diagrams_of_long_schedules() {
     assert_eq!(text.lines().nth(1).unwrap().find("1F9999"), Some("rank 1 |".len() + micros * "0F9999 ".len()));
 }
 
-/// The numbers of the attribute `name` in a tag.
-fn attribute(tag: &str, name: &str) -> f64 {
-    let start = tag.find(&format!(" {name}=\"")).unwrap() + name.len() + 3;
-    tag[start..].split('"').next().unwrap().parse().unwrap()
-}
-
-/// The boxes: one for each action, inside the picture, side by side, each under its own rank.
+/// The boxes: one for each action, side by side, each in the row of its own rank.
+#[cfg(feature = "insight")]
 #[test]
-fn svg_has_a_box_for_each_action() {
+fn a_trace_has_a_box_for_each_action() {
     let uneven = Costs {
         forward: Duration::from_micros(50),
         backward_input: Duration::from_micros(70),
@@ -60,49 +58,34 @@ fn svg_has_a_box_for_each_action() {
     for preset in PRESETS {
         for costs in [Costs::default(), uneven] {
             let timeline = preset(4, 2, 8).unwrap().simulate(costs).unwrap();
-            let svg = timeline.to_svg();
-            let (width, height) = (attribute(&svg, "width"), attribute(&svg, "height"));
-            let boxes: Vec<_> = svg.lines().filter(|line| line.starts_with("<g><title>")).collect();
+            let trace: Value = serde_json::from_str(&timeline.to_chrome_trace()).unwrap();
+            let events = trace["traceEvents"].as_array().unwrap();
+            let boxes: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
             assert_eq!(boxes.len(), timeline.spans.iter().flatten().count());
-            assert_eq!(svg.matches("<g>").count(), svg.matches("</g>").count());
-            assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
             let mut boxes = boxes.into_iter();
-            let mut above = 0.0;
             for (rank, spans) in timeline.spans.iter().enumerate() {
                 let mut end = 0.0;
-                let mut row = None;
                 for span in spans {
-                    let tag = boxes.next().unwrap();
-                    let title = format!("{}: rank {rank}, {:?} to {:?}", span.action, span.start, span.end);
-                    assert!(tag.contains(&format!("<title>{title}</title>")), "{tag}");
-                    let tag = &tag[tag.find("<rect").unwrap()..];
-                    let (x, y) = (attribute(tag, "x"), attribute(tag, "y"));
-                    assert!(x >= end - 0.02, "{tag}");
-                    assert!(*row.get_or_insert(y) == y && y > above);
-                    end = x + attribute(tag, "width");
-                    assert!(end <= width && y + attribute(tag, "height") <= height);
+                    let found = boxes.next().unwrap();
+                    assert_eq!(found["tid"], rank);
+                    assert_eq!(found["name"], span.action.to_string());
+                    assert_eq!(found["cat"], span.action.work.name());
+                    let (start, length) = (found["ts"].as_f64().unwrap(), found["dur"].as_f64().unwrap());
+                    assert!((start - span.start.as_secs_f64() * 1e6).abs() < 1e-6 && start >= end, "{found}");
+                    end = start + length;
+                    assert!((end - span.end.as_secs_f64() * 1e6).abs() < 1e-6, "{found}");
                 }
-                above = row.unwrap();
             }
-            // Where all actions have room, all have labels.
-            let labels = svg.matches("text-anchor=\"middle\" ").count() + svg.matches("font-size=\"11\"").count();
-            assert!(labels > 0);
+            let name = format!("rank 3, saves {}", timeline.in_flight[3]);
+            assert!(events.iter().any(|event| event["ph"] == "M" && event["args"]["name"] == *name));
         }
     }
 }
 
+/// Extreme times neither overflow nor become what JSON cannot say.
+#[cfg(feature = "insight")]
 #[test]
-fn svg_has_ticks_at_round_times() {
-    let part = Duration::from_millis(10);
-    let costs = Costs { forward: part, backward_input: part, backward_weights: part, hop: Duration::ZERO };
-    let svg = Schedule::one_f_one_b(4, 8).unwrap().simulate(costs).unwrap().to_svg();
-    let ticks: Vec<_> = svg.lines().filter_map(|line| line.strip_suffix("ms</text>")?.rsplit('>').next()).collect();
-    assert_eq!(ticks, ["50", "100", "150", "200", "250", "300"]);
-}
-
-/// Extreme times neither hang nor divide by zero.
-#[test]
-fn svg_of_extreme_times() {
+fn traces_of_extreme_times() {
     let schedule = Schedule::one_f_one_b(2, 2).unwrap();
     let long = Duration::MAX / 100;
     for costs in [
@@ -111,10 +94,11 @@ fn svg_of_extreme_times() {
         Costs { forward: long, ..Costs::ZERO },
         Costs { forward: Duration::from_nanos(1), hop: long, ..Costs::ZERO },
     ] {
-        let svg = schedule.simulate(costs).unwrap().to_svg();
-        assert!(svg.ends_with("</svg>\n") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-        assert!(svg.len() < 20_000);
+        let trace: Value = serde_json::from_str(&schedule.simulate(costs).unwrap().to_chrome_trace()).unwrap();
+        let boxes = trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X");
+        assert!(boxes.clone().all(|event| event["ts"].is_f64() && event["dur"].is_f64()));
+        assert_eq!(boxes.count(), 8);
     }
     let nothing = Timeline { spans: Vec::new(), end: Duration::ZERO, bubble: 0.0, in_flight: Vec::new() };
-    assert!(nothing.to_svg().starts_with("<svg "));
+    assert_eq!(nothing.to_chrome_trace(), r#"{"traceEvents":[]}"#);
 }

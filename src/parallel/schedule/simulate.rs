@@ -75,6 +75,37 @@ pub struct Timeline {
     pub in_flight: Vec<usize>,
 }
 
+/// Needs the feature `insight`, which is a default feature.
+#[cfg(feature = "insight")]
+impl Timeline {
+    /// The timeline in the Chrome trace format, as JSON: <https://ui.perfetto.dev> opens it.
+    ///
+    /// There is a row for each rank, with the most activations that it saves at once, and a box for each action.
+    ///
+    /// ```
+    /// use gpu_pool::parallel::{Costs, Schedule};
+    ///
+    /// let timeline = Schedule::zero_bubble(4, 1, 8)?.simulate(Costs::default())?;
+    /// let json = timeline.to_chrome_trace(); // std::fs::write("zero_bubble.json", &json)
+    /// assert!(json.contains(r#""name":"3I2""#) && json.contains(r#""cat":"gradient of the input""#));
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn to_chrome_trace(&self) -> String {
+        use crate::parallel::chrome_trace::{ChromeTrace, Row};
+        let mut trace = ChromeTrace::default();
+        for (rank, spans) in self.spans.iter().enumerate() {
+            let row = Row { process: 0, thread: rank };
+            let kept = self.in_flight.get(rank).copied().unwrap_or(0);
+            trace.name_row(row, &format!("rank {rank}, saves {kept}"));
+            for Span { action, start, end } in spans {
+                let args = serde_json::json!({ "stage": action.stage, "micro-batch": action.micro });
+                trace.slice(row, &action.to_string(), action.work.name(), (*start, *end), args);
+            }
+        }
+        trace.finish()
+    }
+}
+
 impl Schedule {
     /// Computes when each action runs on ideal devices: equal stages, constant times, no limit of bandwidth.
     ///

@@ -1,17 +1,19 @@
-//! [`TaskTrace`]: which tasks there were, what they depended on, and when they ran. As DOT and as SVG.
+//! [`TaskTrace`]: which tasks there were, what they depended on, and when they ran. As a Chrome trace.
 //!
 //! Users make one and give it to [`Tasks::trace`](super::Tasks::trace). A task of a device has the times of its work on
 //! the device, by timing events on its stream; a task of the CPU has the host's. To place them on one axis, each device
 //! is synchronised once, before its first task.
 
-use super::{engine::Lane, graph::Access, svg};
+use super::{engine::Lane, graph::Access};
 use crate::{
     Device, Event,
     error::{Result, Site},
+    parallel::chrome_trace::{ChromeTrace, Row},
 };
 use parking_lot::Mutex;
+use serde_json::json;
 use std::{
-    fmt::Write,
+    collections::HashMap,
     time::{Duration, Instant},
 };
 
@@ -153,76 +155,54 @@ impl TaskTrace {
         self.len() == 0
     }
 
-    /// The graph in Graphviz's language: `dot -Tsvg tasks.dot` draws it. Solid arrows carry a value; dashed ones only
-    /// order a write after reads. A task that has failed, or did not run since it depends on one, is red.
-    pub fn to_dot(&self) -> String {
+    /// The graph and the times in the Chrome trace format, as JSON: <https://ui.perfetto.dev> opens it.
+    ///
+    /// There is a row for each device's tasks, for its copies in each direction, and for each task of the CPU that runs
+    /// beside others. A box has its task's name. Arrows lead from a task to those that come after it: those of category
+    /// `data` carry a value, those of category `order` only order a write after reads. Tasks that did not run are not
+    /// in it.
+    pub fn to_chrome_trace(&self) -> String {
         let data = self.0.lock();
-        let mut dot =
-            String::from("digraph tasks {\n  rankdir=LR;\n  node [shape=box, style=filled, fillcolor=white];\n");
-        for (number, task) in data.tasks.iter().enumerate() {
-            let (name, row) = (task.name.replace('\\', "\\\\").replace('"', "\\\""), data.row(task));
-            let color = data.fill(task);
-            // Writing to a string cannot fail.
-            let _ = writeln!(dot, "  t{number} [label=\"{name}\\n{row}\", fillcolor=\"{color}\"];");
-            for (before, is_data) in &task.after {
-                let style = if *is_data { "" } else { " [style=dashed]" };
-                let _ = writeln!(dot, "  t{before} -> t{number}{style};");
-            }
+        let mut ran: Vec<(usize, &Entry, (Duration, Duration))> =
+            data.tasks.iter().enumerate().filter_map(|(number, task)| Some((number, task, task.span?))).collect();
+        ran.sort_by_key(|(_, _, span)| *span);
+        let mut trace = ChromeTrace::default();
+        for place in 0..=data.devices {
+            let name = if place == data.devices { "CPU".to_owned() } else { format!("GPU {place}") };
+            trace.name_process(place, &name);
         }
-        dot.push_str("}\n");
-        dot
-    }
-
-    /// The times as an SVG document: time from left to right, a row for each device's tasks, for its copies in each
-    /// direction, and for each task of the CPU that runs beside others. A box has its task's name as a label where
-    /// there is room, and always as a tooltip with its times. Tasks that did not run are not in it.
-    pub fn to_svg(&self) -> String {
-        let data = self.0.lock();
-        let mut rows: Vec<Row> = Vec::new();
-        let mut ran: Vec<(&Entry, (Duration, Duration))> =
-            data.tasks.iter().filter_map(|task| task.span.map(|span| (task, span))).collect();
-        ran.sort_by_key(|(_, span)| *span);
-        for (task, (start, end)) in ran {
-            let fill = data.fill(task);
-            let bar = svg::Bar { label: task.name.clone(), start, end, fill };
-            let own = |row: &&mut Row| (row.place, row.lane) == (task.place, task.lane);
+        // By row: its place, its lane, and the end of its last task.
+        let mut rows: Vec<(usize, Lane, Duration)> = Vec::new();
+        let mut shown: HashMap<usize, (Row, Duration)> = HashMap::new();
+        for &(number, task, (start, end)) in &ran {
             // Tasks of one place that overlap stand below each other.
-            let free = |row: &&mut Row| row.bars.last().is_none_or(|last| last.end <= start);
-            match rows.iter_mut().find(|row| own(row) && free(row)) {
-                Some(row) => row.bars.push(bar),
-                None => {
-                    let depth = rows.iter_mut().filter(own).count();
-                    rows.push(Row { place: task.place, lane: task.lane, depth, name: data.row(task), bars: vec![bar] });
+            let free = |&(place, lane, last): &(usize, Lane, Duration)| {
+                (place, lane) == (task.place, task.lane) && last <= start
+            };
+            let thread = rows.iter().position(free).unwrap_or_else(|| {
+                rows.push((task.place, task.lane, Duration::ZERO));
+                trace.name_row(Row { process: task.place, thread: rows.len() - 1 }, &data.row(task));
+                rows.len() - 1
+            });
+            rows[thread].2 = end;
+            let row = Row { process: task.place, thread };
+            let state = if task.has_failed { "failed" } else { "ran" };
+            trace.slice(row, &task.name, state, (start, end), json!({ "task": number }));
+            shown.insert(number, (row, start));
+        }
+        for (number, task, _) in ran {
+            for (before, is_data) in &task.after {
+                if let Some(&from) = shown.get(before) {
+                    let category = if *is_data { "data" } else { "order" };
+                    trace.arrow(from, shown[&number], &format!("t{before} -> t{number}"), category);
                 }
             }
         }
-        rows.sort_by_key(|row| (row.place, row.lane, row.depth));
-        svg::rows(&rows.into_iter().map(|row| (row.name, row.bars)).collect::<Vec<_>>())
+        trace.finish()
     }
-}
-
-/// A row of the picture.
-struct Row {
-    place: usize,
-    lane: Lane,
-    /// Its number among the rows of its place.
-    depth: usize,
-    name: String,
-    bars: Vec<svg::Bar>,
 }
 
 impl Data {
-    fn fill(&self, task: &Entry) -> &'static str {
-        match task.lane {
-            _ if task.has_failed => "#f4a3a3",
-            _ if task.place == self.devices => "#8cc084",
-            Lane::Compute => "#7fb3e6",
-            Lane::Upload => "#f7c873",
-            Lane::Download => "#f4a259",
-            Lane::Peer => "#c9a0dc",
-        }
-    }
-
     fn row(&self, task: &Entry) -> String {
         if task.place == self.devices {
             return "CPU".to_owned();

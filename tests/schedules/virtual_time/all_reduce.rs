@@ -1,4 +1,4 @@
-//! The prediction: the copy-engine ring that was measured on 8 x H200 (DESIGN.md section 5), on the model of that
+//! The prediction: the copy-engine ring that was measured on 8 x H200, on the model of that
 //! machine.
 
 use super::ring::{self, Ring, Timing};
@@ -59,7 +59,7 @@ fn the_measured_times_are_predicted() {
 }
 
 /// The one test of the model with numbers that it was not made from: the same program
-/// (`prototypes/copy_engine_ring.cu`, two pieces) on 4 H200s of another day. The predictions were made before it was
+/// (a ring of copies, two pieces) on 4 H200s of another day. The predictions were made before it was
 /// run.
 #[test]
 fn four_devices_are_predicted_that_the_model_was_not_made_from() {

@@ -1,0 +1,280 @@
+//! Snapshots in the format of PyTorch's memory viewer, <https://pytorch.org/memory_viz>.
+//!
+//! Users call [`MemorySnapshot::memory_viz`]. The types mirror what PyTorch's `torch/csrc/cuda/memory_snapshot.cpp`
+//! writes; `torch/utils/viz/MemoryViz.js` and `torch/cuda/_memory_viz.py` read it. They read pickles, and no JSON.
+//!
+//! Invariants, which the viewer relies on:
+//! * The blocks of a segment tile it, so touching chunks are one segment: a block may lie in several chunks.
+//! * Numbers are `i64`. A large `u64` becomes a pickle of nine bytes, which JavaScript reads as a `BigInt`.
+
+use super::{
+    site::CallSite,
+    snapshot::{BlockInfo, BlockState, EventKind, MemoryEvent, MemorySnapshot},
+};
+use serde::Serialize;
+
+#[derive(Serialize)]
+struct Viz {
+    segments: Vec<Segment>,
+    /// By device.
+    device_traces: Vec<Vec<TraceEntry>>,
+    allocator_settings: Settings,
+}
+
+#[derive(Serialize)]
+struct Settings {
+    expandable_segments: bool,
+}
+
+#[derive(Serialize)]
+struct Segment {
+    device: i64,
+    address: i64,
+    total_size: i64,
+    allocated_size: i64,
+    active_size: i64,
+    requested_size: i64,
+    stream: i64,
+    segment_type: &'static str,
+    segment_pool_id: (i64, i64),
+    is_expandable: bool,
+    frames: Vec<Frame>,
+    blocks: Vec<Block>,
+}
+
+#[derive(Serialize)]
+struct Block {
+    address: i64,
+    size: i64,
+    requested_size: i64,
+    state: &'static str,
+    frames: Vec<Frame>,
+}
+
+#[derive(Serialize)]
+struct TraceEntry {
+    action: &'static str,
+    addr: i64,
+    size: i64,
+    stream: i64,
+    time_us: i64,
+    /// Only `oom` has it. The ledger does not record it, so it is 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_free: Option<i64>,
+    frames: Vec<Frame>,
+}
+
+#[derive(Serialize)]
+struct Frame {
+    name: String,
+    filename: String,
+    line: i64,
+}
+
+/// Needs the feature `insight`, which is a default feature.
+impl MemorySnapshot {
+    /// The snapshots of some devices as one file for PyTorch's memory viewer: a pickle, as
+    /// `torch.cuda.memory._dump_snapshot` writes it.
+    ///
+    /// Drop the file on <https://pytorch.org/memory_viz>. That page draws in the browser and uploads nothing. It shows
+    /// the memory over time, and the address space after each event. Both have the call sites if recording was on.
+    /// PyTorch's `torch/cuda/_memory_viz.py` reads the file, too. The events have microseconds since the pool was
+    /// built.
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, MemorySnapshot};
+    /// let pool = GpuPool::builder().host(2).record_memory(true).build()?;
+    /// let pickle = MemorySnapshot::memory_viz(&pool.memory_snapshots()?); // std::fs::write("memory.pickle", &pickle)
+    /// assert_eq!((pickle[0], pickle[1]), (0x80, 3)); // the third version of pickles
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn memory_viz(devices: &[MemorySnapshot]) -> Vec<u8> {
+        let mut device_traces = Vec::new();
+        for snapshot in devices {
+            if device_traces.len() <= snapshot.device {
+                device_traces.resize_with(snapshot.device + 1, Vec::new);
+            }
+            device_traces[snapshot.device].extend(snapshot.events.iter().flat_map(entries));
+        }
+        let segments = devices.iter().flat_map(segments).collect();
+        let allocator_settings = Settings { expandable_segments: true };
+        let viz = Viz { segments, device_traces, allocator_settings };
+        serde_pickle::to_vec(&viz, Default::default()).expect("plain data")
+    }
+}
+
+fn segments(snapshot: &MemorySnapshot) -> Vec<Segment> {
+    let mut segments: Vec<Segment> = Vec::new();
+    for chunk in &snapshot.chunks {
+        let (address, bytes) = (chunk.address as i64, chunk.bytes as i64);
+        match segments.last_mut() {
+            Some(last) if last.address.wrapping_add(last.total_size) == address => last.total_size += bytes,
+            _ => segments.push(Segment::new(snapshot.device as i64, address, bytes)),
+        }
+    }
+    for block in &snapshot.blocks {
+        let after = segments.partition_point(|segment| segment.address <= block.address as i64);
+        if let Some(segment) = after.checked_sub(1).and_then(|at| segments.get_mut(at)) {
+            segment.add(block);
+        }
+    }
+    segments
+}
+
+impl Segment {
+    fn new(device: i64, address: i64, total_size: i64) -> Self {
+        Segment {
+            device,
+            address,
+            total_size,
+            allocated_size: 0,
+            active_size: 0,
+            requested_size: 0,
+            stream: 0,
+            segment_type: "large",
+            segment_pool_id: (0, 0),
+            is_expandable: true,
+            frames: Vec::new(),
+            blocks: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, block: &BlockInfo) {
+        let size = block.bytes as i64;
+        let (state, requested_size) = match block.state {
+            BlockState::Live => ("active_allocated", asked(block.requested, block.bytes)),
+            BlockState::Pending => ("active_pending_free", size),
+            BlockState::Free => ("inactive", size),
+        };
+        if block.state == BlockState::Live {
+            self.allocated_size += size;
+            self.requested_size += requested_size;
+        }
+        if block.state != BlockState::Free {
+            self.active_size += size;
+        }
+        self.blocks.push(Block {
+            address: block.address as i64,
+            size,
+            requested_size,
+            state,
+            frames: frames(&block.site),
+        });
+    }
+}
+
+/// An event as PyTorch names it. A free is two events, which the viewer shows as one.
+fn entries(event: &MemoryEvent) -> impl Iterator<Item = TraceEntry> + '_ {
+    let actions: &[&str] = match event.kind {
+        EventKind::Allocated => &["alloc"],
+        EventKind::Freed | EventKind::FreedRemotely => &["free_requested", "free_completed"],
+        EventKind::Mapped => &["segment_map"],
+        EventKind::Unmapped => &["segment_unmap"],
+        EventKind::OutOfMemory => &["oom"],
+        // What it gave back is recorded as unmapped, too.
+        EventKind::Trimmed => &[],
+    };
+    actions.iter().map(|&action| TraceEntry {
+        action,
+        addr: event.address as i64,
+        size: asked(event.requested, event.bytes),
+        stream: event.stream as i64,
+        time_us: event.micros as i64,
+        device_free: (event.kind == EventKind::OutOfMemory).then_some(0),
+        frames: frames(&event.site),
+    })
+}
+
+/// Bytes that the holder asked for; all of them where that is not known.
+fn asked(requested: u64, bytes: u64) -> i64 {
+    (if requested == 0 { bytes } else { requested }) as i64
+}
+
+fn frames(site: &Option<CallSite>) -> Vec<Frame> {
+    let frame = |site: &CallSite| Frame {
+        name: site.op.to_string(),
+        filename: site.file.to_string(),
+        line: i64::from(site.line),
+    };
+    site.iter().map(frame).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::insight::snapshot::tests::example;
+    use serde_json::{Value, json};
+
+    /// Field by field what PyTorch's writer has for the same memory.
+    #[test]
+    fn a_pickle_has_pytorchs_fields() {
+        let pickle = MemorySnapshot::memory_viz(&[example()]);
+        let viz: Value = serde_pickle::from_slice(&pickle, Default::default()).unwrap();
+        const MIB: u64 = 1 << 20;
+        let frame = |op: &str, line: u64| json!([{ "name": op, "filename": "src/train.rs", "line": line }]);
+        let (upload, zeros) = (frame("upload", 10), frame("Vec<f32>::zeros & co \"quoted\"", 20));
+        let block = |address: u64, size: u64, state: &str, frames: &Value| {
+            let (address, size) = (address * MIB, size * MIB);
+            json!({ "address": address, "size": size, "requested_size": size, "state": state, "frames": frames })
+        };
+        let none = json!([]);
+        assert_eq!(
+            viz["segments"],
+            json!([{
+                "device": 1, "address": 64 * MIB, "total_size": 8 * MIB, "allocated_size": 5 * MIB,
+                "active_size": 7 * MIB, "requested_size": 5 * MIB, "stream": 0, "segment_type": "large",
+                "segment_pool_id": [0, 0], "is_expandable": true, "frames": none, "blocks": [
+                    block(64, 1, "active_allocated", &none),
+                    block(65, 4, "active_allocated", &zeros),
+                    block(69, 2, "active_pending_free", &none),
+                    block(71, 1, "inactive", &none),
+                ],
+            }])
+        );
+        let entry = |time: u64, action: &str, addr: u64, size: u64, frames: &Value| {
+            let addr = addr * MIB;
+            json!({ "action": action, "addr": addr, "size": size, "stream": 2, "time_us": time, "frames": frames })
+        };
+        let mut oom = entry(1300, "oom", 0, (1 << 40) - 1, &upload);
+        oom["device_free"] = json!(0);
+        let expected = [
+            entry(100, "segment_map", 256, 32 * MIB, &none),
+            entry(200, "alloc", 256, 16 * MIB - 1, &upload),
+            entry(900, "alloc", 65, 4 * MIB - 1, &zeros),
+            entry(1000, "free_requested", 256, 16 * MIB - 1, &upload),
+            entry(1000, "free_completed", 256, 16 * MIB - 1, &upload),
+            entry(1100, "segment_unmap", 256, 32 * MIB, &none),
+            oom,
+            entry(1400, "free_requested", 69, 2 * MIB - 1, &upload),
+            entry(1400, "free_completed", 69, 2 * MIB - 1, &upload),
+        ];
+        assert_eq!(viz["device_traces"], json!([[], expected]));
+        assert_eq!(viz["allocator_settings"], json!({ "expandable_segments": true }));
+    }
+
+    /// `LONG1` with nine bytes is a `BigInt` in the viewer's script, which adds it to no number.
+    #[test]
+    fn numbers_are_numbers_in_javascript() {
+        let mut snapshot = example();
+        snapshot.chunks[0].address = 0x7f12_3456_0000;
+        let pickle = MemorySnapshot::memory_viz(&[snapshot]);
+        assert!(pickle.windows(2).any(|pair| pair == [0x8a, 8]), "an address has eight bytes");
+        assert!(!pickle.windows(2).any(|pair| pair == [0x8a, 9]));
+    }
+
+    /// The fields' names are part of the crate's face: users write snapshots by any format of serde.
+    #[test]
+    fn snapshots_are_data() {
+        let value = serde_json::to_value(example()).unwrap();
+        assert_eq!(value["events"][3]["kind"], "freed_remotely");
+        assert_eq!(value["events"][3]["site"]["op"], "upload");
+        assert_eq!(value["events"][3]["site"]["line"], 10);
+        assert_eq!(value["blocks"][2]["state"], "pending");
+        assert_eq!(value["stats"]["in_use"], 5 << 20);
+        assert_eq!(serde_json::from_value::<MemorySnapshot>(value).unwrap(), example());
+        // Fields that a later version omits or adds do not make the data unreadable.
+        let read: MemorySnapshot =
+            serde_json::from_str(r#"{"device": 4, "stats": {"in_use": 7}, "novelty": []}"#).unwrap();
+        assert_eq!((read.device, read.stats.in_use, read.blocks.len()), (4, 7, 0));
+    }
+}
