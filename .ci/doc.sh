@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# The documentation builds without a warning, its links lead somewhere, and the measured numbers are those in
-# benches/results.
+# The documentation builds without a warning, also that of private items; the links of public pages lead somewhere, and
+# the measured numbers are those in benches/results.
 source "$(dirname "$0")/env.sh"
 
-RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
+export RUSTDOCFLAGS="-D warnings"
+# First the private ones: the other pages replace them, and the book links to those.
+cargo doc --no-deps --all-features --document-private-items
+cargo doc --no-deps --all-features
 .ci/links.py
 # Those of the README and of docs/src/measured.md, and the plots.
 benches/tables.py --check

@@ -1,6 +1,6 @@
 //! Kernels: device code with a typed signature, and its host kernel for software GPUs.
 //!
-//! Programs declare kernels with [`kernel!`](crate::kernel) and launch them with
+//! Programs declare kernels with [`kernel!`](crate::kernel!) and launch them with
 //! [`Device::launch`](crate::Device::launch). A kernel's signature declares its accesses: `&[T]` is read, `&mut [T]` is
 //! read and written, other arguments are passed by value.
 //!
@@ -269,7 +269,7 @@ unsafe fn attempt<S: Signature, H: HostAttempt<S>>(dims: LaunchDims, args: &[Hos
 }
 
 /// A device function with its parameter types, and a Rust function that computes a whole launch on a software GPU.
-/// Usually made by [`kernel!`](crate::kernel).
+/// Usually made by [`kernel!`](crate::kernel!).
 pub struct Kernel<S: Signature> {
     pub(crate) module: &'static Module,
     pub(crate) name: &'static str,
@@ -315,9 +315,9 @@ impl<S: Signature> Kernel<S> {
 /// Declares kernels: `static NAME: "symbol" in MODULE, fn(parameters) |dims| { the host kernel }`, or with `;` instead
 /// of the host kernel for GPUs only.
 ///
-/// Parameters are `&[T]`, `&mut [T]` and by-value [`Scalar`](crate::Scalar)s, in the order of the C parameters. In C a
+/// Parameters are `&[T]`, `&mut [T]` and by-value [`Scalar`]s, in the order of the C parameters. In C a
 /// slice becomes a plain pointer, so pass its length as a parameter of its own. The host kernel runs once for the whole
-/// launch; its slices are as long as the arguments, and `dims` is the launch's [`LaunchDims`](crate::LaunchDims). After
+/// launch; its slices are as long as the arguments, and `dims` is the launch's [`LaunchDims`]. After
 /// a panic in the host kernel the software device is lost, as a GPU is after a fault. One `kernel!` may declare several
 /// kernels.
 ///

@@ -1,7 +1,7 @@
 //! Bugs and panics that the crate's own tests inject into the library, to prove that the checker and the pool notice
 //! them.
 //!
-//! Tests inject a bug with [`inject`]. The library asks through `DeviceHandle::injected` and `DeviceHandle::strike`.
+//! Tests inject a bug with `inject`. The library asks through `DeviceHandle::injected` and `DeviceHandle::strike`.
 //!
 //! Invariant: outside of the crate's tests nothing is injected, and the compiler removes the code.
 

@@ -19,7 +19,7 @@ use std::{rc::Rc, sync::Arc};
 ///
 /// Each member of the group makes it, with the same ranks in the same order; others need not know of it. A device may
 /// be in several groups and use them by turns. Collectives of one device are matched in the order of its calls: members
-/// that call two groups that they share in different orders get [`Error::Mismatch`](crate::Error::Mismatch).
+/// that call two groups that they share in different orders get [`Error::Mismatch`].
 ///
 /// The members may be devices of several processes: [`Device::world`](crate::Device::world) is the group of all.
 ///

@@ -30,8 +30,8 @@ use std::{any::Any, panic::Location};
 
 collectives! {
     /// Hand-over of values between members.
-    errors " [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there is no such member, \
-        [`Error::Aborted`](crate::Error::Aborted), and the driver's errors.";
+    errors " [`Error::InvalidArgument`] if there is no such member, \
+        [`Error::Aborted`], and the driver's errors.";
 
     /// Gives a value to member `to`, which takes it by [`take`](Self::take). The value may be anything that is `Send`:
     /// numbers, vectors, [`DeviceBuffer`](crate::DeviceBuffer)s, tuples of them. It may go to this device itself.
@@ -78,12 +78,12 @@ collectives! {
 
     /// Takes the next value that member `from` has given with this `tag`. The host waits until it was given, or, from
     /// another process, until it has arrived.
-    fails " [`Error::Timeout`](crate::Error::Timeout). [`Error::Mismatch`](crate::Error::Mismatch) if the value has \
+    fails " [`Error::Timeout`]. [`Error::Mismatch`] if the value has \
         another type, or if the closure of `from` has ended without giving it. A value of another type fails the \
         gang. `InvalidArgument` also if `from` is this device itself, and it has given no such value before, and for a \
         type that cannot come from another process. Between processes: \
-        [`Error::WorldMismatch`](crate::Error::WorldMismatch), [`Error::HostTimeout`](crate::Error::HostTimeout), \
-        [`Error::AbortedByHost`](crate::Error::AbortedByHost), [`Error::HostLost`](crate::Error::HostLost).";
+        [`Error::WorldMismatch`], [`Error::HostTimeout`], \
+        [`Error::AbortedByHost`], [`Error::HostLost`].";
     fn take<T>(&self, from: usize, tag: u64) -> Result<T>
     where [T: Send + 'static]
     {

@@ -1,5 +1,5 @@
 //! Collectives: operations that every member of a gang, or of a group of its members, calls together. This room has the
-//! procedures; their state is in [`fabric`](crate::fabric), which needs no [`Device`].
+//! procedures; their state is in [`fabric`](crate::fabric), which needs no [`Device`](crate::Device).
 //!
 //! From the top: [`api`] has the methods that users call; [`ops`] and [`many`] help it. Each call fills a [`request`].
 //! [`choose`] picks one of the [`algorithm`]s for it. [`execute`] carries it out:

@@ -23,8 +23,8 @@ use std::{marker::PhantomData, panic::Location};
 
 collectives! {
     /// From one member to one other. Messages of one pair arrive in the order in which they were sent.
-    errors " [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there is no such member, \
-        [`Error::Aborted`](crate::Error::Aborted), and the driver's errors.";
+    errors " [`Error::InvalidArgument`] if there is no such member, \
+        [`Error::Aborted`], and the driver's errors.";
 
     /// Sends a copy of `src` to member `to`, which fetches it by [`recv`](Self::recv). A member may send to itself.
     /// Asynchronous, and waits for no other member: `src` may be written at once. The copy takes memory on this device
@@ -52,7 +52,7 @@ collectives! {
     }
 
     /// Fetches the next message of member `from`. The host waits until it was sent, the device until it has arrived.
-    fails " [`Error::Timeout`](crate::Error::Timeout). [`Error::Mismatch`](crate::Error::Mismatch) if the message has \
+    fails " [`Error::Timeout`]. [`Error::Mismatch`] if the message has \
         another type or length, or if its sender's closure has ended without sending it. A mismatch fails the gang.";
     fn recv<D>(&self, dst: &mut D, from: usize) -> Result<()>
     where [D: AsViewMut + ?Sized, D::Elem: Element]
@@ -73,7 +73,7 @@ collectives! {
 
     /// [`send`](Self::send) of a buffer that this device needs no more: nothing is copied on this device. The receiver
     /// calls [`recv`](Self::recv) or [`recv_any`](Self::recv_any).
-    fails " [`Error::WrongDevice`](crate::Error::WrongDevice) and [`Error::WrongPool`](crate::Error::WrongPool) for a \
+    fails " [`Error::WrongDevice`] and [`Error::WrongPool`] for a \
         buffer that is not this device's. After an error the buffer is gone.";
     fn send_owned<T>(&self, buffer: DeviceBuffer<T>, to: usize) -> Result<()>
     where [T: Element]
@@ -109,7 +109,7 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fails " [`Error::Timeout`](crate::Error::Timeout), `OutOfMemory`. [`Error::Mismatch`](crate::Error::Mismatch) if \
+    fails " [`Error::Timeout`], `OutOfMemory`. [`Error::Mismatch`] if \
         the message has another type, or if its sender's closure has ended without sending it. A mismatch fails the \
         gang.";
     fn recv_any<T>(&self, from: usize) -> Result<DeviceBuffer<T>>

@@ -1,5 +1,5 @@
 //! Parcels: what one device hands to one other, by `send` and `recv` or by `give` and `take`
-//! (`collective/point.rs`, `collective/give.rs`).
+//! (`collective/point.rs`, `collective/hand_over.rs`).
 //!
 //! Every device has one box, an MPSC [`Inbox`], which all devices write to.
 //!

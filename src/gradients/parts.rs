@@ -1,7 +1,7 @@
 //! Buckets as a whole: flat views, the members' parts of them, and what an optimizer does with them.
 //!
 //! Users see where gradients lie; `parallel::data_parallel` updates parameters, one launch for each bucket. Uses the
-//! layout, the collectives of the group, and [`update`](super::kernels::update). Invariant: parts begin at whole chunks
+//! layout, the collectives of the group, and [`update`]. Invariant: parts begin at whole chunks
 //! of the sums of squares, so no bit of a sum depends on the number of members.
 
 use super::{

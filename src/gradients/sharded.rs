@@ -3,7 +3,7 @@
 //!
 //! `parallel::ShardedOptimizer` is its public face. Where kernels can wait for each other, all of it is
 //! [one kernel](super::kernels::sharded) of each member; elsewhere it is three collectives and the kernels of
-//! [`update`](super::kernels::update). Invariant: both give the same bits.
+//! [`update`]. Invariant: both give the same bits.
 
 use super::{
     ReduceOp, check_home, group_of,

@@ -1,6 +1,6 @@
 //! Memory of one device: allocation, buffers, streams, and the order between uses of a block.
 //!
-//! * [`handle`], [`stream`], [`event`]: what any thread may use of a device: its driver, its streams, its events.
+//! * [`handle`], [`stream`], [`mod@event`]: what any thread may use of a device: its driver, its streams, its events.
 //! * [`hazard`]: the last uses of each block, so that conflicting operations wait for each other on the GPU.
 //! * [`backing`]: takes memory from the driver: one window of virtual addresses, or single allocations.
 //! * [`heap`]: keeps which addresses are free. [`cache`]: the allocator of one device, used by the device's own thread

@@ -45,7 +45,7 @@ macro_rules! as_words {
         /// Number of words that [`MemoryStats::to_words`] returns.
         pub(super) const MIRRORED: usize = [$(stringify!($field)),+].len();
 
-        /// Conversions for [`Mirror`](crate::sync::Mirror), which publishes words.
+        /// Conversions for `sync::Mirror`, which publishes words.
         impl MemoryStats {
             pub(super) fn to_words(self) -> [u64; MIRRORED] {
                 let MemoryStats { $($field),+ } = self;

@@ -167,7 +167,7 @@ impl StreamCore {
     }
 
     /// All later work of this stream waits, on the device, for operation `sequence` of `other`, unless an earlier wait
-    /// implies this one. The event is an [early](early) one if there is one behind the operation. Otherwise it is
+    /// implies this one. The event is an [`early`] one if there is one behind the operation. Otherwise it is
     /// recorded only now: most blocks are never shared, so most events never exist.
     ///
     /// Recording late captures more than was asked for: all that `other` has submitted by now. That cannot deadlock:

@@ -1,7 +1,7 @@
 //! Tensor parallel: layers whose weights lie on several devices (Megatron-LM: Shoeybi et al., 2019; with sequence
 //! parallel norms: Korthikanti et al., 2022).
 //!
-//! Users call the layers inside a scope, on each member of a [`Group`](crate::Group); all members make the same calls.
+//! Users call the layers inside a scope, on each member of a [`Group`]; all members make the same calls.
 //! A layer holds this device's part of the weights and of their gradients. It may use operations, collectives and
 //! everything below them.
 //!

@@ -93,7 +93,8 @@ impl LaunchGate {
         }
     }
 
-    /// [`open`](Self::open) without a wait: false, and no window, if a blocking call runs or waits.
+    /// Opens a window, without a wait: `launches` members will each launch one kernel that spins for the others. False,
+    /// and no window, if a blocking call runs or waits. Afterwards everything done inside blocking calls is visible.
     #[inline]
     #[must_use = "whether the window is open"]
     pub fn try_open(&self, launches: usize) -> bool {

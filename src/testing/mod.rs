@@ -3,7 +3,7 @@
 //! A software GPU has asynchronous streams, events, copy engines and directed peer rights, and runs your kernels as
 //! Rust functions. So mistakes of multi-GPU programs also happen on software GPUs, and `cargo test` can find them:
 //!
-//! * [`explore`] and [`Explorer`] run a program in many orders, each drawn from a seed, and shorten a failing one to
+//! * [`explore()`] and [`Explorer`] run a program in many orders, each drawn from a seed, and shorten a failing one to
 //!   the few switches that matter. `GPU_POOL_SEED` runs one seed again.
 //! * [`FaultPlan`] makes calls of a device fail: out of memory, a failed launch, a lost device, a slow or lying link, a
 //!   stuck stream. `GPU_POOL_FAULTS` takes the same text.

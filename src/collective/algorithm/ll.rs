@@ -2,7 +2,7 @@
 //! barrier.
 //!
 //! `choose` picks it for small messages. Each member sends everything that a peer needs at once
-//! ([`packets`](super::super::packets)), by `kernels/push.cu`. It never touches a peer's user buffer. Without peer
+//! ([`packets`](crate::fabric::packets)), by `kernels/push.cu`. It never touches a peer's user buffer. Without peer
 //! access packets go through the host's memory.
 //!
 //! Invariant: a packet is overwritten two calls later at the earliest, and each call waits for the packets of all its

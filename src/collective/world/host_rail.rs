@@ -2,7 +2,7 @@
 //! Any thread can do it.
 //!
 //! [`pieces`](super::pieces) makes a [`HostRail`], and all memory, before the member arrives. Messages go through a
-//! [`HostTransport`](super::super::transport::HostTransport): a [`Leg`] is one message to each other process and one
+//! [`HostTransport`]: a [`Leg`] is one message to each other process and one
 //! from each; legs of several pieces go in one exchange.
 
 use super::{

@@ -2,7 +2,7 @@
 //!
 //! Everything is judged at submission. That is sufficient, since the record that an event wait refers to was made
 //! before the wait. The
-//! exception is a wait for a flag that is raised later: see [`FlagWait`](super::clock::FlagWait) and `deferred`.
+//! exception is a wait for a flag that is raised later: see [`FlagWait`] and `deferred`.
 
 use super::{
     clock::{Clock, Component, FlagWait},

@@ -76,7 +76,7 @@ mod linked {
     pub(super) unsafe fn culib() -> &'static Linked {
         &Linked
     }
-    /// Tells [`is_linked`] that symbols cannot be looked up by name.
+    /// Tells [`is_linked`](super::is_linked) that symbols cannot be looked up by name.
     pub(super) const LINKED: Linked = Linked;
 }
 #[allow(unused_imports, reason = "shadowed when cudarc loads the library at run time")]

@@ -22,7 +22,7 @@ use crate::driver::{
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{any::Any, sync::Arc, time::Duration};
 
-/// A software GPU; see the [module docs](super). Made by [`machine`](super::machine).
+/// A software GPU; see the [module docs](super). Made by [`machine`](super::machine()).
 pub struct HostGpu {
     pub(super) owner: Arc<Owner>,
     pub(super) index: usize,

@@ -24,8 +24,8 @@
 //!
 //! # Mechanism
 //!
-//! The devices of one [`machine`] share a scheduler: one lock around plain data (`sched`), a few worker threads and two
-//! kinds of waiting (`machine`). A stream is a queue of operations (`stream`, `op`). A stream whose head operation
+//! The devices of one [`machine()`] share a scheduler: one lock around plain data (`sched`), a few worker threads and
+//! two kinds of waiting (`machine`). A stream is a queue of operations (`stream`, `op`). A stream whose head operation
 //! cannot run yet is parked in the wait list of its obstacle (`wait`), so no worker ever blocks. A worker takes a ready
 //! stream, starts its head operation under the lock (translate addresses, claim byte ranges and the engine), performs
 //! it without the lock (`exec`), and finishes it under the lock. An event is a position in a stream (`event`).
@@ -79,7 +79,7 @@ pub(crate) use standing::Standing;
 use std::{sync::Arc, thread, time::Duration};
 pub use trace::{Step, Trace, What};
 
-/// The properties of one software GPU of a [`machine`].
+/// The properties of one software GPU of a [`machine()`].
 #[derive(Clone, Debug)]
 pub struct HostConfig {
     /// Capacity of the device memory in bytes. Host memory behind it is committed only when touched.
@@ -116,13 +116,13 @@ impl Topology {
     }
 }
 
-/// The order in which the operations of a [`machine`] run.
+/// The order in which the operations of a [`machine()`] run.
 ///
 /// # One operation at a time
 /// In every schedule but [`Threaded`](Self::Threaded), one operation runs at a time. The next one is chosen only when
 /// the program is quiescent: every device thread of every pool on the machine is blocked (in a wait for a stream or
 /// event, for a peer, for its next scope). So the set of candidates does not depend on the speed of threads, and the
-/// order is a function of the seed (or of the list, or of virtual time): the same program has the same [`trace`].
+/// order is a function of the seed (or of the list, or of virtual time): the same program has the same [`trace()`].
 ///
 /// That holds as long as each device thread's submissions are a function of the data. Host threads are real threads.
 /// So the order is *not* a function of the seed for
@@ -154,7 +154,7 @@ pub enum Schedule {
     Virtual,
 }
 
-/// Settings of a [`machine`] as a whole.
+/// Settings of a [`machine()`] as a whole.
 #[derive(Clone, Debug, Default)]
 pub struct MachineConfig {
     /// The order of operations.
@@ -167,7 +167,7 @@ pub struct MachineConfig {
     pub dry: bool,
 }
 
-/// [`machine`] with settings.
+/// [`machine()`] with settings.
 ///
 /// # Errors
 /// [`FaultKind::InvalidArgument`](super::FaultKind::InvalidArgument) if the topology is invalid or has too few

@@ -90,7 +90,7 @@ impl Step {
     }
 }
 
-/// The steps of a machine in order, from [`trace`](super::trace). `Display` writes one line for each.
+/// The steps of a machine in order, from [`trace`](super::trace()). `Display` writes one line for each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     steps: Vec<Step>,

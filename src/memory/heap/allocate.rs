@@ -28,8 +28,9 @@ impl<P: Payload> Heap<P> {
         self.allocate_in(bytes, align, |payload, room, _| accept(payload).then_some(room.start))
     }
 
-    /// Like [`allocate`](Self::allocate), where a part of a range may be acceptable. `place` gets the payload of a
-    /// range, the positions to choose from, and the wanted bytes; it returns the first position where they can begin.
+    /// Allocates `bytes` at a multiple of `align` from the first free range of the search in which `place` finds room.
+    /// `place` gets the payload of a range, the positions to choose from, and the wanted bytes; it returns the first
+    /// position where they can begin. None if no checked range has room.
     #[inline]
     pub(crate) fn allocate_in(
         &mut self,

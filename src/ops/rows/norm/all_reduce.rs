@@ -1,7 +1,7 @@
 //! `all_reduce_norm`: an all-reduce, the sum with a residual, and a norm of the rows, in one call. It is what stands
 //! between two layers of a transformer whose weights lie on several devices.
 //!
-//! Users call it on [`Device`](crate::Device) and [`Group`]. It uses the collectives below, the addition of
+//! Users call it on [`Device`] and [`Group`]. It uses the collectives below, the addition of
 //! [`pointwise`](super::super::super::pointwise) and the kernels of the norms.
 //!
 //! Where kernels meet on the devices it is one kernel ([`norm`](crate::collective::algorithm::norm)), else
