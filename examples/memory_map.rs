@@ -1,8 +1,9 @@
 //! Shows what a memory pool does: a small mixed workload on every device, and a file that shows which call held which
 //! addresses when.
 //!
-//! `cargo run --release --example memory_map [-- memory.pickle]`, then drop the file on <https://pytorch.org/memory_viz>.
-//! It uses GPUs if there are any, else four software GPUs (`GPU_POOL_BACKEND=host:8` for eight).
+//! `cargo run --release --example memory_map [-- memory.pickle]`, then drop the file on
+//! <https://pytorch.org/memory_viz>. It uses GPUs if there are any, else four software GPUs (`GPU_POOL_BACKEND=host:8`
+//! for eight).
 
 use gpu_pool::{Device, GpuPool, MemorySnapshot, ReduceOp, Result};
 

@@ -155,12 +155,10 @@ impl Cluster {
         let set = |key: &str, value: &[u8]| control.set(key, value);
         let get = |key: &str| control.get(key);
         let connect = |device: usize| nccl.connect_rail(device, &drivers[device], &Keys { set: &set, get: &get });
-        let connected: Result<()> = crossbeam::thread::scope(|scope| {
-            let rails: Vec<_> = (0..drivers.len()).map(|device| scope.spawn(move |_| connect(device))).collect();
+        std::thread::scope(|scope| {
+            let rails: Vec<_> = (0..drivers.len()).map(|device| scope.spawn(move || connect(device))).collect();
             rails.into_iter().try_for_each(|rail| rail.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        })
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        connected?;
+        })?;
         let ending = nccl.clone();
         let ends = Ending::new(control, move || ending.close());
         Ok((Transport::Device(nccl), Box::new((ends, tell))))

@@ -1,8 +1,8 @@
 //! Broken rules, with which the search of `loom_tests/hub.rs` must find a mistake. Outside of tests no rule is broken,
 //! and the compiler removes the code.
 
-/// The rules of `docs/src/design/cluster.md`, broken in the hub and in a process's state. C1 and C4 are about launches, which
-/// the search has a model of.
+/// The rules of `docs/src/design/cluster.md`, broken in the hub and in a process's state. C1 and C4 are about
+/// launches, which the search has a model of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// After its arrival a process decides by itself.

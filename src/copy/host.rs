@@ -195,13 +195,13 @@ where
     }
     // For a checker: what this thread knows to have happened before, and its call site.
     let (known, place) = (handle.release(), OpSite::current());
-    crossbeam::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let helpers: Vec<_> = others
             .iter_mut()
             .zip(&parts[1..])
             .map(|(lane, part)| {
                 let (f, known) = (&f, known.as_deref());
-                scope.spawn(move |_| {
+                scope.spawn(move || {
                     handle.acquire(known);
                     let _here = place.map(OpSite::enter);
                     (f(lane, part.clone()), handle.release())
@@ -217,5 +217,4 @@ where
             all.and(one)
         })
     })
-    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

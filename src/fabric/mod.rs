@@ -31,7 +31,7 @@ pub(crate) mod spinning;
 pub(crate) mod staging;
 pub(crate) mod tiling;
 #[cfg_attr(
-    any(loom, not(any(feature = "nccl", feature = "mpi"))),
+    any(loom, not(feature = "nccl")),
     allow(dead_code, reason = "only clusters, and transports between devices, make what it names; loom has none")
 )]
 pub(crate) mod transport;

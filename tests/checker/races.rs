@@ -85,7 +85,7 @@ fn kernels_by_their_declared_arguments() {
 
 /// The source of a peer copy is written again before the copy has read it.
 #[test]
-fn a_peer_copys_source_is_kept_until_it_was_read() {
+fn the_source_of_a_peer_copy_is_kept_until_it_was_read() {
     let [a, b] = &two_gpus();
     let (xa, xb, sa, sb) = (memory(a), memory(b), stream(a), stream(b));
     fill(a, xa, 1, sa).unwrap();

@@ -140,7 +140,7 @@ on_both! {
     }
 
     // Who orders streams by events has to be waited for all the same: nothing else is noted of what is written.
-    2: fn without_the_librarys_ordering(gpus) {
+    2: fn without_the_ordering_of_the_library(gpus) {
         for (wire, bytes) in [(Wire::Same, 4), (Wire::Same, 1 << 20), (Wire::Bf16, 4)] {
             let pool = rig::builder(gpus, 2).check(Check::Races).build().unwrap();
             let made = small().reduce(ReduceOp::Sum).wire(wire).first_bucket_bytes(bytes).bucket_bytes(bytes);

@@ -197,7 +197,7 @@ on_both! {
         .unwrap();
     }
 
-    // PyTorch: test_memory_plots: its viewer can draw a pool in the middle of its work, at the end and after each event.
+    // PyTorch: test_memory_plots: its viewer can draw a pool in the middle of its work, as it is and after each event.
     2: fn pytorchs_viewer_draws_several_devices(gpus) {
         let pool = gpus.builder(2).record_memory(true).build().unwrap();
         let held = pool

@@ -1,8 +1,11 @@
 //! What goes over the socket, and how processes, users and elements are told apart. No I/O but `/proc` and random
 //! bytes.
 
-use crate::error::{Error, Result};
-use std::{fs, hint::black_box, io::Read};
+use crate::{
+    collective::world::values::hash,
+    error::{Error, Result},
+};
+use std::{fs, hint::black_box};
 
 /// Random bytes that nobody guesses.
 pub(super) type Key = [u8; 32];
@@ -91,17 +94,15 @@ pub(super) fn may_have(peer: libc::uid_t, own: libc::uid_t) -> bool {
     peer == own
 }
 
-/// A number for an element type: FNV-1a of its name and size.
+/// A number for an element type, from its name and size.
 pub(super) fn element<T>() -> u64 {
-    let size = size_of::<T>().to_le_bytes();
-    let bytes = std::any::type_name::<T>().bytes().chain(size);
-    bytes.fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3))
+    hash(&format!("{} {}", size_of::<T>(), std::any::type_name::<T>()))
 }
 
 pub(super) fn random(op: &'static str) -> Result<Key> {
     let mut key = Key::default();
-    let read = fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut key));
-    read.map_err(|why| Error::Cluster { op, why: format!("no random bytes: {why}") }).map(|()| key)
+    getrandom::fill(&mut key).map_err(|why| Error::Cluster { op, why: format!("no random bytes: {why}") })?;
+    Ok(key)
 }
 
 /// A process of this host. Its start time tells it from a later one with the same number.

@@ -4,7 +4,8 @@
 //! server for its own slice of every piece.
 //!
 //! `choose` picks it for more members than a kernel can name, and if a user asks for it.
-//! [`staging`](crate::fabric::staging) plans each member's part, which is done piece by piece through stages with two slots:
+//! [`staging`](crate::fabric::staging) plans each member's part, which is done piece by piece through stages
+//! with two slots:
 //!
 //! ```text
 //! own stream    down 0 |           down 1 | up 0 | down 2      | up 1 | ..

@@ -19,7 +19,8 @@ pub(crate) fn chunk(k: usize, n: usize, len: usize, size: usize) -> Range<usize>
 
 /// Bytes of a chunk for which another block is worth starting: as many as its threads move at once.
 const PER_BLOCK: usize = 32 << 10;
-/// Most bytes of a piece. In a prototype finer pieces only cost time. With these a member has at most 48 MiB of scratch.
+/// Most bytes of a piece. In a prototype finer pieces only cost time. With these a member has at most 48 MiB of
+/// scratch.
 const PIECE: usize = 256 << 10;
 /// Pieces of a block that take a hop one after another, while the first is on its way. One is enough: with 64 blocks,
 /// the pieces of the other blocks are on their way meanwhile.

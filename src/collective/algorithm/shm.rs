@@ -1,5 +1,6 @@
 //! Through the host's memory, by one kernel per member: every member fills a stage of its own in page-locked memory,
-//! and reads the stages of all others. [`staging`](crate::fabric::staging) has the plan, `kernels/staged.cu` the protocol.
+//! and reads the stages of all others. [`staging`](crate::fabric::staging) has the plan, `kernels/staged.cu` the
+//! protocol.
 //!
 //! `choose` picks it for pools without peer access. [`shm_events`](super::shm_events) takes the same steps where
 //! kernels cannot wait for each other in the host's memory.

@@ -54,7 +54,7 @@ mod sums;
 #[cfg(test)]
 mod tests;
 mod trip;
-mod values;
+pub(crate) mod values;
 mod way;
 
 pub use registered::Registered;

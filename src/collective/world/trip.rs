@@ -91,7 +91,7 @@ impl<'g, 'd> Trip<'g, 'd> {
             Transport::Host(transport) => Ok(transport.clone()),
             Transport::None(error) => Err(error.clone()),
             Transport::Device(transport) => {
-                let why = format_args!("{} does not carry it between processes", transport.name());
+                let why = format!("{} does not carry it between processes", transport.name());
                 Err(Error::invalid_at(self.call.site, self.call.op, why))
             }
         }

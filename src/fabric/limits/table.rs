@@ -11,9 +11,9 @@ const MB: usize = 1 << 20;
 /// By the name that the driver gives; all devices of a pool have it, and access to each other's memory. `NVIDIA H200`
 /// is the one with NVLink to a switch; the PCIe card has another name.
 ///
-/// 2 and 4 of them were measured (`benches/results`). The sizes for 8 keep what one device sends; there, only prototypes
-/// were measured: the ring of kernels took 335 us at 64 MB and 1306 at 256 MB, NCCL 364 and
-/// 1356. The limits of inboxes between 4 and 8 are those of a model ([`traffic`](super::traffic)).
+/// 2 and 4 of them were measured (`benches/results`). The sizes for 8 keep what one device sends. Only prototypes
+/// were measured there: the ring of kernels took 335 us at 64 MB and 1306 at 256 MB, NCCL 364 and 1356. The limits of
+/// inboxes between 4 and 8 are those of a model ([`traffic`](super::traffic)).
 const TABLE: &[(&str, &[Row])] = &[("NVIDIA H200", &[(2, H200_2), (4, H200_4), (8, H200_8)])];
 
 const H200_2: Limits = Limits {

@@ -5,7 +5,8 @@
 //!
 //! Invariants, which the viewer relies on:
 //! * The blocks of a segment tile it, so touching chunks are one segment: a block may lie in several chunks.
-//! * Numbers are `i64`. A large `u64` becomes a pickle of nine bytes, which JavaScript reads as a `BigInt`.
+//! * Numbers are `i64` below 2^53. A large `u64` becomes a pickle of nine bytes, which the viewer's script reads as a
+//!   `BigInt`; larger numbers it rounds.
 
 use super::{
     site::CallSite,
@@ -106,14 +107,14 @@ impl MemorySnapshot {
 fn segments(snapshot: &MemorySnapshot) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for chunk in &snapshot.chunks {
-        let (address, bytes) = (chunk.address as i64, chunk.bytes as i64);
+        let (address, bytes) = (shown(chunk.address), chunk.bytes as i64);
         match segments.last_mut() {
             Some(last) if last.address.wrapping_add(last.total_size) == address => last.total_size += bytes,
             _ => segments.push(Segment::new(snapshot.device as i64, address, bytes)),
         }
     }
     for block in &snapshot.blocks {
-        let after = segments.partition_point(|segment| segment.address <= block.address as i64);
+        let after = segments.partition_point(|segment| segment.address <= shown(block.address));
         if let Some(segment) = after.checked_sub(1).and_then(|at| segments.get_mut(at)) {
             segment.add(block);
         }
@@ -154,7 +155,7 @@ impl Segment {
             self.active_size += size;
         }
         self.blocks.push(Block {
-            address: block.address as i64,
+            address: shown(block.address),
             size,
             requested_size,
             state,
@@ -176,13 +177,18 @@ fn entries(event: &MemoryEvent) -> impl Iterator<Item = TraceEntry> + '_ {
     };
     actions.iter().map(|&action| TraceEntry {
         action,
-        addr: event.address as i64,
+        addr: shown(event.address),
         size: asked(event.requested, event.bytes),
         stream: event.stream as i64,
         time_us: event.micros as i64,
         device_free: (event.kind == EventKind::OutOfMemory).then_some(0),
         frames: frames(&event.site),
     })
+}
+
+/// Addresses of software GPUs begin at 2^62; what is below 2^53 tells them apart.
+fn shown(address: u64) -> i64 {
+    (address & ((1 << 53) - 1)) as i64
 }
 
 /// Bytes that the holder asked for; all of them where that is not known.
@@ -252,14 +258,17 @@ mod tests {
         assert_eq!(viz["allocator_settings"], json!({ "expandable_segments": true }));
     }
 
-    /// `LONG1` with nine bytes is a `BigInt` in the viewer's script, which adds it to no number.
+    /// `LONG1` with nine bytes is a `BigInt` in the viewer's script, which adds it to no number. Beyond 2^53 it rounds.
     #[test]
     fn numbers_are_numbers_in_javascript() {
         let mut snapshot = example();
-        snapshot.chunks[0].address = 0x7f12_3456_0000;
-        let pickle = MemorySnapshot::memory_viz(&[snapshot]);
-        assert!(pickle.windows(2).any(|pair| pair == [0x8a, 8]), "an address has eight bytes");
-        assert!(!pickle.windows(2).any(|pair| pair == [0x8a, 9]));
+        for (address, shown) in [(0x7f12_3456_0000, 0x7f12_3456_0000), (0x4000_0c00_0000_0100, 0xc00_0000_0100u64)] {
+            snapshot.chunks[0].address = address;
+            let pickle = MemorySnapshot::memory_viz(std::slice::from_ref(&snapshot));
+            let long = [&[0x8a, 8][..], &shown.to_le_bytes()].concat();
+            assert!(pickle.windows(10).any(|part| part == long), "the address has eight bytes");
+            assert!(!pickle.windows(2).any(|pair| pair == [0x8a, 9]));
+        }
     }
 
     /// The fields' names are part of the crate's face: users write snapshots by any format of serde.

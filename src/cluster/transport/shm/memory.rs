@@ -170,9 +170,8 @@ fn address(random: &[u8]) -> Result<SocketAddr> {
 
 fn random() -> Result<[u8; ADDRESS + KEY]> {
     let mut bytes = [0; ADDRESS + KEY];
-    // SAFETY: room for so many bytes. Up to 256 bytes come at once.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got == bytes.len() as isize { Ok(bytes) } else { Err(last("getrandom")) }
+    getrandom::fill(&mut bytes).map_err(|why| failure("getrandom", why.to_string()))?;
+    Ok(bytes)
 }
 
 /// Names of the abstract space are everybody's, so each side asks who the other is.
