@@ -30,7 +30,7 @@ use self::family::{fours_of_packs, tiles};
 
 #[cfg(feature = "blas")]
 pub use self::matrix::{GemmOutput, Matrix, MatrixMut};
-pub(crate) use self::vocabulary::STATS;
+pub(crate) use self::{rows::check_eps, vocabulary::STATS};
 pub use self::{
     activation::Activation,
     embedding::Index,

@@ -46,6 +46,8 @@ STATEMENT = re.compile(r'\basm\("([^"]*)"[^"]*(?:"[^"]*"[^";]*)*;')
 MUTANTS = [
     ("pointwise", "begin + grid_index()", "n"),
     ("pointwise", "bits % 16 == 0 ? n / tile * tile : 0", "n / tile * tile"),
+    ("pointwise", "larger(x, -FAR<A>)", "x"),
+    ("pointwise", "-larger(-bounded_below(x), -FAR<A>)", "bounded_below(x)"),
     ("elementwise", "(16 - (u64)x % 16) % 16 / sizeof(T)", "0"),
     ("random", "(16 - (u64)y % 16) % 16 / sizeof(T)", "0"),
     ("random", "(lane_id < 31 && to < end)", "to < end"),
