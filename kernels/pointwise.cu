@@ -27,14 +27,14 @@ template <bool QUICK, class A> __device__ inline A sigmoid(A x) {
     else return A(1) / (A(1) + exp_of(-x));
 }
 
-// Beyond this far from 0 all factors of `x` are 0 or 1, and their slopes 0. As the other factor of such a 0, `x` counts
-// as no more than this: infinity times 0 is NaN, where the limit is 0. A NaN becomes a number here, and the other factor
-// is NaN.
+// Beyond this far from 0 all factors of `x` are 0 or 1, and their slopes 0. As the other factor of such a 0, `x`
+// counts as no more than this: infinity times 0 is NaN, where the limit is 0. A NaN becomes a number here, and the
+// other factor is NaN.
 template <class A> constexpr A FAR = A(1000);
 __device__ inline f32 larger(f32 a, f32 b) { return fmaxf(a, b); }
 __device__ inline f64 larger(f64 a, f64 b) { return fmax(a, b); }
 template <class A> __device__ inline A bounded_below(A x) { return larger(x, -FAR<A>); }
-template <class A> __device__ inline A bounded(A x) { return -larger(-bounded_below(x), -FAR<A>); }
+template <class A> __device__ inline A bounded(A x, A far = FAR<A>) { return -larger(-larger(x, -far), -far); }
 
 // The functions: `at(x)`, and `slope(x)`, its derivative. A is f32 or f64. QUICK: the result is rounded to a half type,
 // so errors of some roundings of f32 do not count.
@@ -82,7 +82,8 @@ struct GeluTanh {
     }
     template <bool QUICK, class A> static __device__ A slope(A x) {
         const A s = sigmoid<QUICK>(twice_inner(x));
-        x = bounded(x);
+        // The quick sigmoid may be 1 and a bit, and `x` is cubed: so its bound is where the sigmoid is 0 in f32.
+        x = bounded(x, QUICK ? A(10) : FAR<A>);
         return s + x * (s * (A(1) - s)) * (A(1.59576912160573071176) + A(1.59576912160573071176 * 0.134145) * x * x);
     }
 };

@@ -153,8 +153,8 @@ type Draw<T> = Kernel<(Out<T>, u64, u64, u64, <T as Float>::Acc, <T as Float>::A
 /// Random numbers without a state: each is a function of `seed` and its number in the seed's sequence (Philox4x32-10,
 /// Salmon and others, 2011). A call gives the elements `offset .. offset + n`. So a sequence cut into calls, also over
 /// devices (`offset` is where the shard begins), has the numbers that one call would give; and the next call begins at
-/// `offset + n`. A sequence has 2^64 elements; a call for elements behind its end is an error. The words are the same on
-/// GPUs and software GPUs; so are uniform numbers and which elements dropout drops. Normal numbers may differ in the
+/// `offset + n`. A sequence has 2^64 elements; a call for elements behind its end is an error. The words are the same
+/// on GPUs and software GPUs; so are uniform numbers and which elements dropout drops. Normal numbers may differ in the
 /// last bits.
 ///
 /// All are asynchronous on the current stream and can be captured. A graph gives the same numbers at each launch: seed

@@ -252,7 +252,8 @@ impl Optimizer {
             return Ok(());
         }
         let rate = self.rate_at(steps);
-        let why = format_args!("the rate of step {steps} is {rate:e}: the step's numbers are not finite in f32: {self:?}");
+        let why =
+            format_args!("the rate of step {steps} is {rate:e}: the step's numbers are not finite in f32: {self:?}");
         Err(Error::invalid("Optimizer", why))
     }
 

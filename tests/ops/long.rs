@@ -24,7 +24,8 @@ fn far_from_zero(gpus: Gpus) {
     gpus.pool(1)
         .run(|dev, _| {
             for cols in [1000, 4096] {
-                let x: Vec<f32> = values::<f32>(cols, 1).iter().map(|x| (40_000.0 + 0.9 * x / 3f64.sqrt()) as f32).collect();
+                let x: Vec<f32> =
+                    values::<f32>(cols, 1).iter().map(|x| (40_000.0 + 0.9 * x / 3f64.sqrt()) as f32).collect();
                 let wide: Vec<f64> = x.iter().map(|&x| x.into()).collect();
                 let mean = wide.iter().sum::<f64>() / cols as f64;
                 let rstd = 1.0 / (wide.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / cols as f64).sqrt();

@@ -22,7 +22,7 @@ use crate::{
     fabric::{
         layout::PadLayout,
         limits::Limits,
-        plan::{Shape, Side},
+        plan::{MOST_BYTES, Shape, Side},
         types::{self, Algorithm as Wish, DType, ReduceOp},
     },
     kernel::builtin::{NORM_INBOX, NORM_PULL},
@@ -212,7 +212,8 @@ impl Group<'_> {
         if self.across.is_some() {
             return None;
         }
-        let shape = Shape::AllReduce { len: rows.rows.checked_mul(rows.cols)? };
+        let len = rows.rows.checked_mul(rows.cols).filter(|len| *len <= MOST_BYTES / rows.dtype.size())?;
+        let shape = Shape::AllReduce { len };
         let machine = Machine::of(shared);
         let group = (self.count(), self.membership.direct);
         let case = Case::new((machine, self.limits()), group, (rows.dtype, ReduceOp::Sum), Some(&shape), false);

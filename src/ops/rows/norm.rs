@@ -172,8 +172,8 @@ impl Device {
     }
 
     /// RMS norm of each row (Zhang and Sennrich, 2019): `y = x * rstd * gamma`, `rstd = 1 / sqrt(mean of x^2 + eps)`. A
-    /// row is as long as `gamma`; `eps` is finite and not negative. Returns `y`, and the `rstd` of each row for the step
-    /// back.
+    /// row is as long as `gamma`; `eps` is finite and not negative. Returns `y`, and the `rstd` of each row for the
+    /// step back.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

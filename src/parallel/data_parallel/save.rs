@@ -112,8 +112,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] before anything has changed: another number of parameters or groups, other sizes or
-    /// types, moments of another kind of optimizer, more than 2^53 steps. Those of [`GpuPool::run`](crate::GpuPool::run), after which the
-    /// model is poisoned.
+    /// types, moments of another kind of optimizer, more than 2^53 steps. Those of
+    /// [`GpuPool::run`](crate::GpuPool::run), after which the model is poisoned.
     #[track_caller]
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let site = Location::caller();

@@ -38,8 +38,8 @@ use crate::{
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `logits` is not one row of the own columns for each label, or `labels` is of another
-/// part of the group; those of [`Group::all_gather`].
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `logits` is not one row of the own columns for each
+/// label, or `labels` is of another part of the group; those of [`Group::all_gather`].
 #[track_caller]
 pub fn vocabulary_cross_entropy<X>(
     group: &Group<'_>,

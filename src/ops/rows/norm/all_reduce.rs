@@ -109,7 +109,8 @@ impl<T: Float> NormSaved<T> {
 collectives! {
     /// A collective with the work that follows it.
     errors " Those of all collectives. [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths that do \
-        not fit and an `eps` that is negative or not finite, `Mismatch` also for norms of different kinds, row lengths or `eps`.";
+        not fit and an `eps` that is negative or not finite, `Mismatch` also for norms of different kinds, row \
+        lengths or `eps`.";
 
     /// An all-reduce, the addition of a residual, and a norm of the rows, in one call: what follows a layer whose
     /// partial sums lie on all members (`parallel::RowLinear`). `residual` becomes
