@@ -67,7 +67,8 @@ __device__ inline void embedding_backward(const T* dy, const u32* indices, T* dt
     for (u64 begin = blockIdx.y * piece; begin < cols; begin += gridDim.y * piece) {
         const u64 c = begin + threadIdx.x * LANES<T>;
         for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
-            A sum[LANES<T>] = {};
+            // A piece of indices by itself, and then the pieces: a row that very many indices name stays exact enough.
+            A all[LANES<T>] = {};
             bool any = false;
             for (u64 base = 0; base < n; base += FOURS * 256) {
                 bool hit[FOURS], some = false;
@@ -85,6 +86,7 @@ __device__ inline void embedding_backward(const T* dy, const u32* indices, T* dt
                     if (threadIdx.x % 32 == 0) hits[k * 8 + threadIdx.x / 32] = warp;
                 }
                 __syncthreads();
+                A sum[LANES<T>] = {};
                 for (u32 w = 0; w < FOURS * 8; w++) {
                     for (u32 left = hits[w]; left; left &= left - 1) {
                         const u64 i = base + w * 32 + __ffs((int)left) - 1;
@@ -94,11 +96,13 @@ __device__ inline void embedding_backward(const T* dy, const u32* indices, T* dt
                         for (u32 k = 0; k < LANES<T>; k++) sum[k] += wide(lane<T>(pack, k));
                     }
                 }
+#pragma unroll
+                for (u32 k = 0; k < LANES<T>; k++) all[k] += sum[k];
             }
             if (any && c < cols) {
                 T* at = dtable + (u64)row * cols;
                 const uint4 old = load_pack(at, c, cols, whole);
-                store_pack(at, c, cols, whole, pack_of<T>([&](u32 k) { return wide(lane<T>(old, k)) + sum[k]; }));
+                store_pack(at, c, cols, whole, pack_of<T>([&](u32 k) { return wide(lane<T>(old, k)) + all[k]; }));
             }
         }
     }

@@ -27,6 +27,15 @@ template <bool QUICK, class A> __device__ inline A sigmoid(A x) {
     else return A(1) / (A(1) + exp_of(-x));
 }
 
+// Beyond this far from 0 all factors of `x` are 0 or 1, and their slopes 0. As the other factor of such a 0, `x`
+// counts as no more than this: infinity times 0 is NaN, where the limit is 0. A NaN becomes a number here, and the
+// other factor is NaN.
+template <class A> constexpr A FAR = A(1000);
+__device__ inline f32 larger(f32 a, f32 b) { return fmaxf(a, b); }
+__device__ inline f64 larger(f64 a, f64 b) { return fmax(a, b); }
+template <class A> __device__ inline A bounded_below(A x) { return larger(x, -FAR<A>); }
+template <class A> __device__ inline A bounded(A x, A far = FAR<A>) { return -larger(-larger(x, -far), -far); }
+
 // The functions: `at(x)`, and `slope(x)`, its derivative. A is f32 or f64. QUICK: the result is rounded to a half type,
 // so errors of some roundings of f32 do not count.
 struct Identity {
@@ -55,12 +64,12 @@ struct Gelu {
             return A(0.5) * (A(1) + erf_of(x * A(0.70710678118654752440)));
         }
     }
-    template <bool QUICK, class A> static __device__ A at(A x) { return x * below<QUICK>(x); }
+    template <bool QUICK, class A> static __device__ A at(A x) { return bounded_below(x) * below<QUICK>(x); }
     template <bool QUICK, class A> static __device__ A slope(A x) {
         A density;
         if constexpr (QUICK) density = quick_exp2(-0.72134752044448170368f * x * x);
         else density = exp_of(A(-0.5) * x * x);
-        return below<QUICK>(x) + x * (A(0.39894228040143267794) * density);
+        return below<QUICK>(x) + bounded(x) * (A(0.39894228040143267794) * density);
     }
 };
 struct GeluTanh {
@@ -68,17 +77,21 @@ struct GeluTanh {
     template <class A> static __device__ A twice_inner(A x) {
         return x * (A(1.59576912160573071176) + A(1.59576912160573071176 * 0.044715) * x * x);
     }
-    template <bool QUICK, class A> static __device__ A at(A x) { return x * sigmoid<QUICK>(twice_inner(x)); }
+    template <bool QUICK, class A> static __device__ A at(A x) {
+        return bounded_below(x) * sigmoid<QUICK>(twice_inner(x));
+    }
     template <bool QUICK, class A> static __device__ A slope(A x) {
         const A s = sigmoid<QUICK>(twice_inner(x));
+        // The quick sigmoid may be 1 and a bit, and `x` is cubed: so its bound is where the sigmoid is 0 in f32.
+        x = bounded(x, QUICK ? A(10) : FAR<A>);
         return s + x * (s * (A(1) - s)) * (A(1.59576912160573071176) + A(1.59576912160573071176 * 0.134145) * x * x);
     }
 };
 struct Silu {
-    template <bool QUICK, class A> static __device__ A at(A x) { return x * sigmoid<QUICK>(x); }
+    template <bool QUICK, class A> static __device__ A at(A x) { return bounded_below(x) * sigmoid<QUICK>(x); }
     template <bool QUICK, class A> static __device__ A slope(A x) {
         const A s = sigmoid<QUICK>(x);
-        return s * (A(1) + x * (A(1) - s));
+        return s * (A(1) + bounded(x) * (A(1) - s));
     }
 };
 

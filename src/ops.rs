@@ -30,12 +30,12 @@ use self::family::{fours_of_packs, tiles};
 
 #[cfg(feature = "blas")]
 pub use self::matrix::{GemmOutput, Matrix, MatrixMut};
-pub(crate) use self::vocabulary::STATS;
 pub use self::{
     activation::Activation,
     embedding::Index,
     rows::{NormSaved, RowNorm},
 };
+pub(crate) use self::{rows::check_eps, vocabulary::STATS};
 
 /// Launch dimensions of a sum's first pass.
 const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };

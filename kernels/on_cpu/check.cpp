@@ -148,7 +148,21 @@ static void functions(Forward forward, Backward backward, Both binary) {
         require(std::isnan((double)wide(y.at[0])), "NaN", 5, f, 0);
         require(std::isinf((double)wide(y.at[1])) && wide(y.at[4]) == 200, "infinity", 5, f, 1);
         require(f == 0 || std::fabs((double)wide(y.at[3])) < 1e-80, "-200", 5, f, 3);
+        require(f == 0 || wide(y.at[2]) == 0, "-infinity", 5, f, 2);
     }
+    // Far from 0 functions and slopes are at their limits.
+    const double limits[] = {INFINITY, 1e30, 1e20, 6e4, -6e4, -1e20, -1e30, -INFINITY};
+    Array<T> x(8, 0), d(8, 0), z(8, 0);
+    for (u32 i = 0; i < 8; i++) x.at[i] = narrow<T>(limits[i]), d.at[i] = narrow<T>(1.0);
+    for (u32 f = 1; f < 5; f++) {
+        launch(1, 32, [&] { forward(x.at, (const T*)nullptr, z.at, 8, 1, f); });
+        for (u32 i = 0; i < 8; i++)
+            require(i < 4 ? same(z.at[i], x.at[i]) : wide(z.at[i]) == 0, "activation at its limit", 8, f, i);
+        launch(1, 32, [&] { backward(d.at, x.at, (const T*)nullptr, z.at, 8, 1, f); });
+        for (u32 i = 0; i < 8; i++) require(wide(z.at[i]) == (i < 4 ? 1 : 0), "slope at its limit", 8, f, i);
+    }
+    launch(1, 32, [&] { backward(far.at, far.at, (const T*)nullptr, y.at, 1, 1, 4); });
+    require(std::isnan((double)wide(y.at[0])), "slope at NaN", 1, 4, 0);
 }
 static void tests() {
     functions<f32>(activate_f32, activate_backward_f32, binary_f32);

@@ -46,6 +46,9 @@ STATEMENT = re.compile(r'\basm\("([^"]*)"[^"]*(?:"[^"]*"[^";]*)*;')
 MUTANTS = [
     ("pointwise", "begin + grid_index()", "n"),
     ("pointwise", "bits % 16 == 0 ? n / tile * tile : 0", "n / tile * tile"),
+    ("pointwise", "larger(x, -FAR<A>)", "x"),
+    ("pointwise", "-larger(-larger(x, -far), -far)", "x"),
+    ("pointwise", "QUICK ? A(10) : FAR<A>", "FAR<A>"),
     ("elementwise", "(16 - (u64)x % 16) % 16 / sizeof(T)", "0"),
     ("random", "(16 - (u64)y % 16) % 16 / sizeof(T)", "0"),
     ("random", "(lane_id < 31 && to < end)", "to < end"),

@@ -13,6 +13,7 @@ use crate::{
     memory::DeviceCopy,
 };
 use half::{bf16, f16};
+use std::ops::Range;
 
 macro_rules! module {
     ($name:ident, $file:literal) => {
@@ -119,15 +120,13 @@ macro_rules! float {
                 y[..n].iter_mut().zip(&x[..n]).for_each(|(y, x)| *y = $from(a * $to(*x) + $to(*y)));
             }
             static $sum: $sum_sym in REDUCE, fn(x: &[$T], partial: &mut [$Acc], n: u64) |dims| {
-                partials(&x[..n as usize], partial, dims.grid.0, |part| pairwise(part, &|x: &$T| $to(*x)));
+                partials(n, partial, dims.grid.0, |i| $to(x[i]));
             }
             static $dot: $dot_sym in REDUCE, fn(x: &[$T], y: &[$T], partial: &mut [$Acc], n: u64) |dims| {
-                let products: Vec<$Acc> =
-                    x[..n as usize].iter().zip(&y[..n as usize]).map(|(x, y)| $to(*x) * $to(*y)).collect();
-                partials(&products, partial, dims.grid.0, |part| pairwise(part, &|x: &$Acc| *x));
+                partials(n, partial, dims.grid.0, |i| $to(x[i]) * $to(y[i]));
             }
             static $fin: $fin_sym in REDUCE, fn(partial: &[$Acc], out: &mut [$T], count: u32) |_dims| {
-                out[0] = $from(pairwise(&partial[..count as usize], &|x: &$Acc| *x));
+                out[0] = $from(pairwise(0..count as usize, &|i| partial[i]));
             }
         }
 
@@ -167,20 +166,21 @@ float! { bf16, f32, 3, bf16::to_f32, bf16::from_f32;
 SCALE_BF16 "scale_bf16", AXPY_BF16 "axpy_bf16", SUM_BF16 "sum_partial_bf16",
 DOT_BF16 "dot_partial_bf16", FINAL_BF16 "sum_final_bf16" }
 
-/// Adds in halves, recursively: the error grows with log n instead of n, as in the tree that the GPU builds.
-fn pairwise<T, A: std::ops::Add<Output = A> + Default + Copy>(x: &[T], to: &impl Fn(&T) -> A) -> A {
-    if x.len() <= 32 {
-        return x.iter().fold(A::default(), |sum, x| sum + to(x));
+/// Adds `term(i)` up in halves, recursively: the error grows with log n instead of n, as in the tree that the GPU
+/// builds. Every host kernel that adds many numbers up does it by this.
+pub(crate) fn pairwise<A: Real>(terms: Range<usize>, term: &impl Fn(usize) -> A) -> A {
+    if terms.len() <= 32 {
+        return terms.fold(A::default(), |sum, i| sum + term(i));
     }
-    let (left, right) = x.split_at(x.len() / 2);
-    pairwise(left, to) + pairwise(right, to)
+    let middle = terms.start + terms.len() / 2;
+    pairwise(terms.start..middle, term) + pairwise(middle..terms.end, term)
 }
 
 /// One contiguous part per block, as even as can be.
-fn partials<T, A>(x: &[T], partial: &mut [A], blocks: u32, sum: impl Fn(&[T]) -> A) {
+fn partials<A: Real>(n: u64, partial: &mut [A], blocks: u32, term: impl Fn(usize) -> A) {
     let blocks = blocks as usize;
     for (block, out) in partial[..blocks].iter_mut().enumerate() {
-        *out = sum(&x[crate::shard::balanced(block, blocks, x.len())]);
+        *out = pairwise(crate::shard::balanced(block, blocks, n as usize), &term);
     }
 }
 

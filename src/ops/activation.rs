@@ -48,6 +48,8 @@ macro_rules! activations {
         /// The step back needs what went into the function: `dx = dy * f'(x)`. For [`Activation::Relu`] what came out
         /// of it does as well.
         ///
+        /// Far from 0, also at infinity, they and their slopes are their limits: `silu(-infinity)` is 0.
+        ///
         /// Errors of all: [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths that do not fit,
         /// [`Error::WrongDevice`](crate::Error::WrongDevice), [`Error::Aborted`](crate::Error::Aborted),
         /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where a buffer is returned, and the driver's.

@@ -41,6 +41,11 @@ fn word(element: u64, seed: u64) -> u32 {
     words(element / 4, seed)[(element % 4) as usize]
 }
 
+/// The elements of a call, which may be the last ones of the sequence.
+fn elements(n: u64, offset: u64) -> impl Iterator<Item = u64> {
+    (0..n).map(move |i| offset + i)
+}
+
 /// A uniform number in [0, 1) of a block: as many bits as type `kind` has, so exact and less than 1.
 fn unit(kind: usize, words: [u32; 4], k: usize) -> f64 {
     match kind {
@@ -73,7 +78,7 @@ fn sin_pi(t: f64, quadrants: u32) -> f64 {
 
 fn host_uniform<T: Float>(_: LaunchDims, x: &mut [T], n: u64, seed: u64, offset: u64, low: T::Acc, span: T::Acc) {
     let per = per_block::<T>();
-    for (element, x) in (offset..).zip(&mut x[..n as usize]) {
+    for (element, x) in elements(n, offset).zip(x) {
         let u = unit(T::KIND, words(element / per, seed), (element % per) as usize);
         *x = T::narrow(low + T::Acc::of(u) * span);
     }
@@ -83,7 +88,7 @@ fn host_normal<T: Float>(_: LaunchDims, x: &mut [T], n: u64, seed: u64, offset: 
     let per = per_block::<T>();
     // Half types are rounded from f32.
     let (kind, least) = if size_of::<T>() == 8 { (1, 2f64.powi(-53)) } else { (0, 2f64.powi(-24)) };
-    for (element, x) in (offset..).zip(&mut x[..n as usize]) {
+    for (element, x) in elements(n, offset).zip(x) {
         let (words, k) = (words(element / per, seed), (element % per) as usize);
         let (u, v) = (unit(kind, words, k & !1), unit(kind, words, k | 1));
         let radius = (T::Acc::of(-2.0) * T::Acc::of(u + least).ln()).sqrt();
@@ -109,7 +114,7 @@ fn host_dropout<T: Float>(
     threshold: u64,
     scale: T::Acc,
 ) {
-    for (element, (y, x)) in (offset..).zip(y[..n as usize].iter_mut().zip(x)) {
+    for (element, (y, x)) in elements(n, offset).zip(y.iter_mut().zip(x)) {
         *y = dropped(x, element, seed, threshold, scale);
     }
 }
@@ -125,14 +130,14 @@ fn host_dropout_assign<T: Float>(
     threshold: u64,
     scale: T::Acc,
 ) {
-    for (element, x) in (offset..).zip(&mut x[..n as usize]) {
+    for (element, x) in elements(n, offset).zip(x) {
         *x = dropped(x, element, seed, threshold, scale);
     }
 }
 
 kernel! {
     static BITS: "random_u32" in RANDOM, fn(x: &mut [u32], n: u64, seed: u64, offset: u64) |_dims| {
-        (offset..).zip(&mut x[..n as usize]).for_each(|(element, x)| *x = word(element, seed));
+        elements(n, offset).zip(x).for_each(|(element, x)| *x = word(element, seed));
     }
 }
 kernels! { RANDOM;
@@ -148,8 +153,9 @@ type Draw<T> = Kernel<(Out<T>, u64, u64, u64, <T as Float>::Acc, <T as Float>::A
 /// Random numbers without a state: each is a function of `seed` and its number in the seed's sequence (Philox4x32-10,
 /// Salmon and others, 2011). A call gives the elements `offset .. offset + n`. So a sequence cut into calls, also over
 /// devices (`offset` is where the shard begins), has the numbers that one call would give; and the next call begins at
-/// `offset + n`. The words are the same on GPUs and software GPUs; so are uniform numbers and which elements dropout
-/// drops. Normal numbers may differ in the last bits.
+/// `offset + n`. A sequence has 2^64 elements; a call for elements behind its end is an error. The words are the same
+/// on GPUs and software GPUs; so are uniform numbers and which elements dropout drops. Normal numbers may differ in the
+/// last bits.
 ///
 /// All are asynchronous on the current stream and can be captured. A graph gives the same numbers at each launch: seed
 /// and offset are captured.
@@ -258,6 +264,9 @@ impl Device {
         (seed, offset): (u64, u64),
     ) -> Result<()> {
         let _here = self.worker.handle.enter(op, Location::caller());
+        if [a, b].iter().any(|x| !x.to_f64().is_finite()) {
+            return Err(Error::invalid(op, format_args!("numbers from {a:?} on, times {b:?}: both must be finite")));
+        }
         let n = sequence(op, x.len(), offset)?;
         // SAFETY: `x` has `n` elements.
         unsafe { self.launch(kernel, fours_of_packs::<T>(x.len()), (x, n, seed, offset, a, b)) }
@@ -333,7 +342,8 @@ impl Device {
 /// The elements of a call, if the sequence has so many.
 #[track_caller]
 fn sequence(op: &'static str, n: usize, offset: u64) -> Result<u64> {
-    match offset.checked_add(n as u64) {
+    // The last element, not the one behind it, is a number of 64 bits.
+    match offset.checked_add((n as u64).saturating_sub(1)) {
         Some(_) => Ok(n as u64),
         None => Err(Error::invalid(op, format_args!("{n} elements from {offset} on: a sequence has 2^64"))),
     }

@@ -10,6 +10,7 @@
 mod norm;
 mod softmax;
 
+pub(crate) use norm::check_eps;
 pub use norm::{NormSaved, RowNorm};
 
 use super::{
@@ -20,7 +21,7 @@ use crate::{
     Device, DeviceBuffer, LaunchDims,
     error::{Error, Result},
     kernel::{
-        builtin::{Float, module},
+        builtin::{Float, module, pairwise},
         real::Real,
     },
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
@@ -71,10 +72,8 @@ fn host_argmax<T: Float>(_: LaunchDims, x: &[T], at: &mut [u32], rows: u64, cols
 fn sum_parts<A: Real>(out: &mut [A], rows: u64, cols: u32, parts: u32, f: impl Fn(usize, usize) -> A) {
     let chunk = (rows as usize).div_ceil(parts as usize);
     for (part, out) in each_row_mut(out, u64::from(parts), cols).enumerate() {
-        out.fill(A::default());
-        for row in (part * chunk).min(rows as usize)..((part + 1) * chunk).min(rows as usize) {
-            out.iter_mut().enumerate().for_each(|(c, sum)| *sum += f(row, c));
-        }
+        let of_part = (part * chunk).min(rows as usize)..((part + 1) * chunk).min(rows as usize);
+        out.iter_mut().enumerate().for_each(|(c, sum)| *sum = pairwise(of_part.clone(), &|row| f(row, c)));
     }
 }
 

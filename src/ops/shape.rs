@@ -223,11 +223,11 @@ impl Device {
         let _here = self.worker.handle.enter("copy_2d", Location::caller());
         fits("copy_2d", "source", src.len(), src_pitch, rows, cols)?;
         fits("copy_2d", "destination", dst.len(), dst_pitch, rows, cols)?;
-        // Without elements the other number was not checked.
-        if rows == 0 || cols == 0 {
+        let size = size_of::<X::Elem>();
+        // Without bytes there may be any number of rows.
+        if rows == 0 || cols == 0 || size == 0 {
             return Ok(());
         }
-        let size = size_of::<X::Elem>();
         let (from, to) = (src.len() * size, dst.len() * size);
         let bytes = rows * cols * size;
         // SAFETY: these are the bytes of both.

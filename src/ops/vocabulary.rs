@@ -8,7 +8,7 @@ use crate::{
     Device, DeviceBuffer, LaunchDims,
     error::{Error, Result},
     kernel::{
-        builtin::{Float, module},
+        builtin::{Float, module, pairwise},
         real::Real,
     },
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
@@ -41,7 +41,7 @@ fn host_stats<T: Float>(_: LaunchDims, x: &[T], labels: &[u32], stats: &mut [T::
         let shift = if top == lowest { T::Acc::default() } else { top };
         let there = x.get(labels[r] as usize).map(wide);
         stats[r] = top;
-        stats[rows + r] = x.iter().map(|x| (wide(x) - shift).exp()).fold(T::Acc::default(), |sum, e| sum + e);
+        stats[rows + r] = pairwise(0..x.len(), &|i| (wide(&x[i]) - shift).exp());
         stats[2 * rows + r] = there.unwrap_or_default();
         stats[3 * rows + r] = T::Acc::of(f64::from(u8::from(there.is_some())));
     }

@@ -23,7 +23,9 @@ use crate::{
 ///
 /// All arithmetic is in `f32`. Parameters of half types have a copy in `f32`, which small steps do not get lost in.
 ///
-/// Wrong settings are errors of [`DataParallel::new`](super::DataParallel::new), not of the methods here.
+/// Wrong settings are errors of [`DataParallel::new`](super::DataParallel::new), not of the methods here. Numbers must
+/// be finite in `f32`, and those greater than 0 also there. A schedule that raises the rate beyond `f32` ends with an
+/// error of the step that would use it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
     kind: Kind,
@@ -52,6 +54,9 @@ enum Kind {
         decoupled: bool,
     },
 }
+
+/// Steps that are counted: so many are exact in the `f64` of schedules.
+const MOST_STEPS: u64 = 1 << 53;
 
 /// Memory of an optimizer for each parameter, besides the copy of half types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +133,8 @@ impl Optimizer {
         self
     }
 
-    /// What is added to the root of the second moment (Adam; default 1e-8).
+    /// What is added to the root of the second moment (Adam; default 1e-8). It is greater than 0, also as an `f32`:
+    /// parameters without gradients would become NaN.
     pub fn eps(mut self, eps: f64) -> Self {
         match &mut self.kind {
             Kind::Adam { eps: own, .. } => *own = eps,
@@ -212,23 +218,43 @@ impl Optimizer {
 
     #[track_caller]
     pub(super) fn check(&self) -> Result<()> {
-        let rate = |x: f64| x.is_finite() && x >= 0.0;
+        // Steps are computed in `f32`: there a number neither becomes infinite, nor 0 without being 0.
+        let above_zero = |x: f64| x as f32 > 0.0 && (x as f32).is_finite();
+        let rate = |x: f64| x == 0.0 || above_zero(x);
         let fraction = |x: f64| (0.0..1.0).contains(&x);
         let right = match self.kind {
             Kind::Sgd { nesterov: true, momentum, dampening } if momentum == 0.0 || dampening != 0.0 => {
                 return Err(Error::invalid("Optimizer", "Nesterov's momentum needs a momentum and no dampening"));
             }
-            Kind::Sgd { momentum, dampening, .. } => rate(momentum) && dampening.is_finite(),
-            Kind::Adam { betas, eps, .. } => fraction(betas.0) && fraction(betas.1) && rate(eps),
+            Kind::Sgd { momentum, dampening, .. } => rate(momentum) && (dampening as f32).is_finite(),
+            // With an `eps` of 0 a parameter without gradients would become 0 / 0.
+            Kind::Adam { betas, eps, .. } => fraction(betas.0) && fraction(betas.1) && above_zero(eps),
         };
         if let Some(why) = self.misplaced {
             return Err(Error::invalid("Optimizer", why));
         }
-        let clips = self.clip.is_none_or(|clip| clip as f32 > 0.0 && (clip as f32).is_finite());
+        let clips = self.clip.is_none_or(above_zero);
         if !right || !clips || !rate(self.rate) || !rate(self.decay) || !self.schedule.is_right() {
             return Err(Error::invalid("Optimizer", format_args!("a number is out of its range: {self:?}")));
         }
-        Ok(())
+        self.check_step(0)
+    }
+
+    /// `Err` unless the step after so many can be counted and its numbers are finite in `f32`: a schedule may raise the
+    /// rate without end. All devices call it with the same steps.
+    #[track_caller]
+    pub(super) fn check_step(&self, steps: u64) -> Result<()> {
+        if steps > MOST_STEPS {
+            return Err(Error::invalid("Optimizer", format_args!("{steps} steps: at most 2^53 can be counted")));
+        }
+        let Rule { decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps, .. } = self.rule(steps, 1.0);
+        if [decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps].iter().all(|x| x.is_finite()) {
+            return Ok(());
+        }
+        let rate = self.rate_at(steps);
+        let why =
+            format_args!("the rate of step {steps} is {rate:e}: the step's numbers are not finite in f32: {self:?}");
+        Err(Error::invalid("Optimizer", why))
     }
 
     /// The numbers of the step after so many. `factor`: what the gradients are multiplied with first.
@@ -376,11 +402,39 @@ mod tests {
             Optimizer::adam(0.1).clip(0.0),
             Optimizer::adam(0.1).clip(1e-50), // 0 as an `f32`, which would mean: not clipped.
             Optimizer::adam(0.1).decay(-1.0),
+            // Finite, or greater than 0, in `f64` alone.
+            Optimizer::adam(0.1).eps(0.0),
+            Optimizer::adam(0.1).eps(1e-50),
+            Optimizer::sgd(1e300),
+            Optimizer::sgd(1e-50),
+            Optimizer::sgd(0.1).decay(1e300),
+            Optimizer::sgd(0.1).momentum(1e39),
+            Optimizer::sgd(0.1).momentum(0.9).dampening(-1e39),
+            Optimizer::adam(1e30).betas(1.0 - 1e-12, 0.9), // The first step's rate is over 1 - beta.
+            Optimizer::adam_w(1e38).decay(1e38),
             Optimizer::adam(0.1).schedule(LearningRate::Cosine { steps: 0, end: 0.0 }),
         ];
         for optimizer in wrong {
             assert!(matches!(optimizer.check(), Err(Error::InvalidArgument { op: "Optimizer", .. })), "{optimizer:?}");
         }
         assert!(Optimizer::adam_w(0.1).clip(1.0).warm_up(3).sharded().check().is_ok());
+        assert!(Optimizer::sgd(0.0).check().is_ok());
+        assert!(Optimizer::adam(f32::MAX.into()).betas(0.0, 0.0).eps(1e-40).check().is_ok());
+    }
+
+    /// A rate that grows is refused at the step that cannot use it; the last ones before are used.
+    #[test]
+    fn steps_are_counted_and_their_numbers_finite() {
+        let growing = Optimizer::sgd(1.0).schedule(LearningRate::Exponential { factor: 10.0 });
+        growing.check().unwrap();
+        growing.check_step(38).unwrap();
+        assert!(growing.check_step(39).unwrap_err().to_string().contains("the rate of step 39 is "));
+        for optimizer in [Optimizer::adam(0.1), Optimizer::sgd(0.1).warm_up(u64::MAX)] {
+            optimizer.check_step(1 << 53).unwrap();
+            for steps in [(1 << 53) + 1, u64::MAX] {
+                assert!(matches!(optimizer.check_step(steps), Err(Error::InvalidArgument { .. })));
+            }
+            optimizer.rate_at(u64::MAX);
+        }
     }
 }

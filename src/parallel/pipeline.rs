@@ -4,8 +4,9 @@
 //! Users call it. It keeps the stages in a [`PerDevice`], and runs [`execute`] in a scope for each step. It may use
 //! all lower rooms.
 //!
-//! Invariant: the groups of a pipeline have as many members as its schedule has ranks. It is checked when the pipeline
-//! is made, and again in each step, since the user's closure makes the groups.
+//! Invariant: the groups of a pipeline have as many members as its schedule has ranks, and the members of a group have
+//! made the same one. Both are checked when the stages are made, since the user's closure makes the groups; from then
+//! on each device keeps the key of its group.
 
 mod execute;
 mod stage;
@@ -15,6 +16,7 @@ pub use stage::{At, Stage};
 use super::schedule::Schedule;
 use crate::{
     Device, GpuPool, Group, PerDevice,
+    collective::GroupKey,
     error::{Error, Result, Site},
 };
 use execute::{Input, Output, Part};
@@ -23,8 +25,11 @@ use std::{any::Any, fmt, panic::Location};
 /// Makes the group of this device's pipeline.
 type Team = Box<dyn for<'d> Fn(&'d Device) -> Result<Group<'d>> + Send + Sync>;
 
-/// A member's stages, each with its number.
-type Stages<S> = Vec<(usize, S)>;
+/// A member's group, and its stages, each with its number.
+struct Stages<S> {
+    group: GroupKey,
+    own: Vec<(usize, S)>,
+}
 
 /// A model in stages on the devices of a pool, and the order in which they work.
 ///
@@ -156,7 +161,8 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// ```
     ///
     /// # Errors
-    /// As [`new`](Self::new), and those of `group`.
+    /// As [`new`](Self::new), and those of `group`; [`Error::InvalidArgument`] if the members of a group have made
+    /// different ones.
     #[track_caller]
     pub fn new_in<G, F>(pool: &GpuPool, group: G, schedule: Schedule, build: F) -> Result<Self>
     where
@@ -164,10 +170,7 @@ impl<S: Stage + 'static> Pipeline<S> {
         F: Fn(&Device, usize) -> Result<S> + Sync,
     {
         let site = Location::caller();
-        let stages = pool.per_device(|dev, _| {
-            let group = fitting(site, "Pipeline::new", group(dev)?, &schedule)?;
-            schedule.stages_of(group.rank()).map(|stage| Ok((stage, build(dev, stage)?))).collect()
-        })?;
+        let stages = pool.per_device(|dev, _| Stages::of(site, "Pipeline::new", &group(dev)?, &schedule, &build))?;
         Ok(Pipeline { stages, forward: schedule.forward_only(), schedule, team: Box::new(group) })
     }
 
@@ -257,7 +260,7 @@ impl<S: Stage + 'static> Pipeline<S> {
         input: Input<'_, S::Activation>,
         output: Output<'_, S::Activation, R>,
     ) -> Result<Vec<R>> {
-        let mut all = self.scope(site, op, |group, stages| {
+        let mut all = self.scope(site, |group, stages| {
             let first = group.place(0);
             let part = Part { call: (op, site), schedule, group, stages };
             Ok((first, execute::run(part, input, output)?))
@@ -277,7 +280,7 @@ impl<S: Stage + 'static> Pipeline<S> {
         R: Send,
         F: Fn(&Device, usize, &mut S) -> Result<R> + Sync,
     {
-        let mut all = self.scope(Location::caller(), "Pipeline::each", |group, stages| {
+        let mut all = self.scope(Location::caller(), |group, stages| {
             let (dev, first) = (group.device(), group.place(0));
             let each = stages.iter_mut().map(|(number, stage)| Ok(((first, *number), f(dev, *number, stage)?)));
             each.collect::<Result<Vec<_>>>()
@@ -292,13 +295,13 @@ impl<S: Stage + 'static> Pipeline<S> {
     fn scope<R: Send>(
         &self,
         site: Site,
-        op: &'static str,
-        f: impl Fn(&Group<'_>, &mut Stages<S>) -> Result<R> + Sync,
+        f: impl Fn(&Group<'_>, &mut [(usize, S)]) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        let (team, schedule, state) = (&self.team, &self.schedule, &self.stages);
+        let state = &self.stages;
         let body = |dev: &Device, _| {
-            let mut stages = state.borrow_mut(dev).map_err(|error| error.called_at(site))?;
-            f(&fitting(site, op, team(dev)?, schedule)?, &mut stages)
+            let stages = &mut *state.borrow_mut(dev).map_err(|error| error.called_at(site))?;
+            let group = dev.group_by(&stages.group).map_err(|error| error.called_at(site))?;
+            f(&group.expect("a pipeline runs on the devices that it was made on"), &mut stages.own)
         };
         crate::scope::run(&state.shared, None, body, crate::scope::as_it_is)
     }
@@ -313,10 +316,7 @@ impl<S: Stage + 'static> Pipeline<S> {
         F: Fn(&Device, usize) -> Result<S> + Sync,
     {
         let (team, schedule, site) = (&self.team, &self.schedule, Location::caller());
-        self.stages.reset(|dev, _| {
-            let group = fitting(site, "Pipeline::reset", team(dev)?, schedule)?;
-            schedule.stages_of(group.rank()).map(|stage| Ok((stage, build(dev, stage)?))).collect()
-        })
+        self.stages.reset(|dev, _| Stages::of(site, "Pipeline::reset", &team(dev)?, schedule, &build))
     }
 
     /// Accepts the stages as they are after a failed step. Their gradients are unspecified, and so are their weights if
@@ -337,15 +337,36 @@ impl<S: Stage + 'static> fmt::Debug for Pipeline<S> {
     }
 }
 
-/// The group, if it has as many members as the schedule has ranks.
-fn fitting<'d>(site: Site, op: &'static str, group: Group<'d>, schedule: &Schedule) -> Result<Group<'d>> {
-    let (members, ranks) = (group.count(), schedule.ranks());
-    if members == ranks {
-        return Ok(group);
+impl<S> Stages<S> {
+    /// Makes the stages of a member, if its group has as many members as the schedule has ranks, and all of them in
+    /// this process have the same group.
+    fn of(
+        site: Site,
+        op: &'static str,
+        group: &Group<'_>,
+        schedule: &Schedule,
+        build: &impl Fn(&Device, usize) -> Result<S>,
+    ) -> Result<Self> {
+        let (dev, members, ranks) = (group.device(), group.count(), schedule.ranks());
+        if members != ranks {
+            let stages = schedule.stages();
+            return Err(Error::invalid_at(
+                site,
+                op,
+                format_args!("the schedule is for {stages} stages on {ranks} devices, and there are {members} devices"),
+            ));
+        }
+        let key = group.key();
+        let keys = dev.exchange((dev.index(), key.clone())).map_err(|error| error.called_at(site))?;
+        let mut others = keys.iter().filter(|(device, _)| group.here().ordinals().contains(device));
+        if let Some((device, other)) = others.find(|(_, other)| *other != key) {
+            let own = dev.index();
+            let why = format_args!("the group of device {own} is {key}, and that of device {device} is {other}");
+            return Err(Error::invalid_at(site, op, why));
+        }
+        let own = schedule.stages_of(group.rank()).map(|stage| Ok((stage, build(dev, stage)?)));
+        Ok(Stages { group: key, own: own.collect::<Result<_>>()? })
     }
-    let stages = schedule.stages();
-    let why = format_args!("the schedule is for {stages} stages on {ranks} devices, and there are {members} devices");
-    Err(Error::invalid_at(site, op, why))
 }
 
 /// Whether a value is a number that is none.

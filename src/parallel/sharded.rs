@@ -215,12 +215,13 @@ impl<T: Parameter> ShardedOptimizer<T> {
         Ok(())
     }
 
-    /// Refuses what follows a failure: of a step, or of a scope in which steps were under way.
+    /// Refuses what follows a failure: of a step, or of a scope in which steps were under way; and a step whose numbers
+    /// are not finite.
     #[track_caller]
     fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.failed |= dev.worker.failures.borrow().contains(&self.gang);
         let why = "a step, or a scope with steps, has failed; `set_state` before the next one";
-        if self.failed { Err(Error::invalid(op, why)) } else { Ok(()) }
+        if self.failed { Err(Error::invalid(op, why)) } else { self.optimizer.check_step(self.steps) }
     }
 
     /// The state of all devices. All devices of the group call it, and it **waits**.
@@ -242,8 +243,8 @@ impl<T: Parameter> ShardedOptimizer<T> {
     /// with the same state, and set their parameters themselves.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a state of other parameters, or of another optimizer; those of
-    /// [`Device::upload_into`].
+    /// [`Error::InvalidArgument`] for a state of other parameters, of another optimizer, or after more than 2^53 steps;
+    /// those of [`Device::upload_into`].
     #[track_caller]
     pub fn set_state(&mut self, dev: &Device, state: &ShardedState) -> Result<()> {
         let all = [&state.first, &state.second, &state.master];
@@ -254,6 +255,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
                 return Err(Error::invalid("set_state", why));
             }
         }
+        self.optimizer.check_step(state.steps)?;
         self.failed = true;
         for (which, all) in KINDS.into_iter().zip(all) {
             self.own.set_kept(dev, which, all)?;

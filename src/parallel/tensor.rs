@@ -72,9 +72,9 @@ where
     X::Elem: Element,
 {
     let part = part.view();
-    let counts = row_counts(group, rows, cols);
+    let (counts, len) = row_counts("gather_rows", group, rows, cols)?;
     fits("gather_rows", "the part", part.len(), (counts[group.rank()] / cols.max(1), cols))?;
-    let mut all = group.device().allocate("gather_rows", rows.saturating_mul(cols))?;
+    let mut all = group.device().allocate("gather_rows", len)?;
     group.all_gather_v(&part, &mut all, &counts)?;
     Ok(all)
 }
@@ -92,15 +92,17 @@ where
 {
     let all = all.view();
     fits("scatter_rows", "the matrix", all.len(), (rows, cols))?;
-    let counts = row_counts(group, rows, cols);
+    let (counts, _) = row_counts("scatter_rows", group, rows, cols)?;
     let mut part = group.device().allocate("scatter_rows", counts[group.rank()])?;
     group.reduce_scatter_v(&all, &mut part, &counts, ReduceOp::Sum)?;
     Ok(part)
 }
 
-/// Elements of the rows of each member.
-fn row_counts(group: &Group<'_>, rows: usize, cols: usize) -> Vec<usize> {
-    (0..group.count()).map(|rank| balanced(rank, group.count(), rows).len() * cols).collect()
+/// Elements of the rows of each member, and of all.
+#[track_caller]
+fn row_counts(op: &'static str, group: &Group<'_>, rows: usize, cols: usize) -> Result<(Vec<usize>, usize)> {
+    let len = elements(op, rows, cols)?;
+    Ok(((0..group.count()).map(|rank| balanced(rank, group.count(), rows).len() * cols).collect(), len))
 }
 
 /// Runs a collective beside what the caller enqueues next: on a stream of its own, which goes first. A capture has one
@@ -121,6 +123,12 @@ fn beside<R>(group: &Group<'_>, collective: impl FnOnce(&Group<'_>) -> Result<R>
 #[track_caller]
 fn put<T: Float>(group: &Group<'_>, value: &DeviceBuffer<T>, sum: &mut DeviceBuffer<T>, add: bool) -> Result<()> {
     if add { group.device().add_assign(sum, value) } else { group.device().copy(value, sum) }
+}
+
+/// The elements of a matrix.
+#[track_caller]
+fn elements(op: &'static str, rows: usize, cols: usize) -> Result<usize> {
+    rows.checked_mul(cols).ok_or_else(|| Error::invalid(op, format_args!("{rows} x {cols} elements are too many")))
 }
 
 /// `Err` unless a matrix has `rows x cols` elements.

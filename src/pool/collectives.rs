@@ -4,7 +4,7 @@ use crate::{
     Algorithm, DType, GpuPool, Group, ReduceOp,
     collective::choose::{Case, Machine, choose},
     error::Result,
-    fabric::plan::Shape,
+    fabric::plan::{MOST_BYTES, Shape},
     thread::worker::Shared,
 };
 use std::fmt;
@@ -78,8 +78,13 @@ impl GpuPool {
     /// ```
     pub fn explain(&self, dtype: DType, op: ReduceOp, bytes: usize) -> Explanation {
         let members: Vec<usize> = (0..self.devices()).collect();
-        explain(&self.shared, &members, (dtype, op), &Shape::AllReduce { len: bytes / dtype.size() })
+        explain(&self.shared, &members, (dtype, op), &Shape::AllReduce { len: len(dtype, bytes) })
     }
+}
+
+/// The elements of a buffer that somebody asks about.
+fn len(dtype: DType, bytes: usize) -> usize {
+    bytes.min(MOST_BYTES) / dtype.size()
 }
 
 impl Group<'_> {
@@ -103,7 +108,7 @@ impl Group<'_> {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) in a capture, or where no transport fits.
     #[track_caller]
     pub fn explain(&self, dtype: DType, op: ReduceOp, bytes: usize) -> Result<Explanation> {
-        let len = bytes / dtype.size();
+        let len = len(dtype, bytes);
         let inside = |op, shape: &Shape| explain(&self.device().worker.shared, self.ordinals(), (dtype, op), shape);
         let Some(found) = self.hierarchy(dtype, op, len)? else {
             return Ok(inside(op, &Shape::AllReduce { len }));

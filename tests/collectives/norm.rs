@@ -193,6 +193,17 @@ on_both! {
                 let how = group.explain_norm(dtype, rows, cols)?;
                 assert_eq!(how.reason.starts_with("one kernel for sum"), meets_on_devices, "{how}");
             }
+            let (all, none) = (usize::MAX, 0);
+            for dtype in [DType::F32, DType::F64, DType::BF16, DType::U8] {
+                for (rows, cols) in [(all, all), (all, 2), (2, all), (all, 1), (1, all), (none, all), (all / 2, 2)] {
+                    assert!(!group.explain_norm(dtype, rows, cols)?.reason.starts_with("one kernel for sum"));
+                }
+                for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max] {
+                    for bytes in [all, all - 1, all / 2 + 1, none] {
+                        assert_eq!(group.explain(dtype, op, bytes)?.limits, pool.explain(dtype, op, bytes).limits);
+                    }
+                }
+            }
             for (dtype, rows, cols) in [(DType::F64, 1, 64), (DType::BF16, 1, 1001), (DType::BF16, 1, 40_000)] {
                 assert!(!group.explain_norm(dtype, rows, cols)?.reason.starts_with("one kernel for sum"));
             }

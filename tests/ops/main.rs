@@ -10,6 +10,7 @@ mod embedding;
 #[cfg(feature = "blas")]
 mod gemm;
 mod general;
+mod long;
 mod pointwise;
 mod random;
 mod rig;

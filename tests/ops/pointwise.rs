@@ -167,6 +167,30 @@ fn biases<T: Type>(gpus: Gpus) {
     .unwrap();
 }
 
+/// Far from 0 a function is 0 or its argument, and its slope 0 or 1.
+fn limits<T: Type>(gpus: Gpus) {
+    let pool = gpus.pool(1);
+    pool.run(|dev, _| {
+        // Of these, f16 has 60000 alone, and infinity.
+        let far = [f64::INFINITY, 1e300, 1e38, 1e30, 1e20, 6e4];
+        let x: Vec<f64> = far.iter().flat_map(|&x| [T::of(x).to(), T::of(-x).to()]).collect();
+        let y: Vec<f64> = x.iter().map(|x| x.max(0.0)).collect();
+        let slopes: Vec<f64> = x.iter().map(|&x| if x > 0.0 { 1.0 } else { 0.0 }).collect();
+        let (on, dy) = (upload::<T>(dev, &x)?, upload::<T>(dev, &vec![1.0; x.len()])?);
+        let bias = upload::<T>(dev, &vec![0.5; x.len()])?;
+        for f in &ALL[1..] {
+            assert_eq!(download(dev, &dev.activation(*f, &on)?)?, y, "{f:?}");
+            assert_eq!(download(dev, &dev.activation_backward(*f, &dy, &on)?)?, slopes, "{f:?}");
+            // Rounding may take the bias away, or not; 0 stays 0.
+            let with_bias = download(dev, &dev.bias_activation(*f, &on, &bias)?)?;
+            assert!(with_bias.iter().zip(&y).all(|(a, b)| a == b || (a - b).abs() <= 1.0), "{f:?} {with_bias:?}");
+            assert_eq!(download(dev, &dev.bias_activation_backward(*f, &dy, &on, &bias)?)?, slopes, "{f:?}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 on_both! {
     1: fn scale_axpy_and_cast(gpus) {
         scaled::<f32>(gpus);
@@ -186,12 +210,15 @@ on_both! {
                 let y = dev.download(&dev.activation(f, &x)?)?;
                 assert!(y[0].is_nan(), "{f:?}");
                 assert_eq!((y[1], y[4]), (f32::INFINITY, 200.0), "{f:?}");
-                // (-infinity times 0 is NaN for all but ReLU, in PyTorch, too.)
-                assert!(f == Activation::Identity || y[3] == 0.0, "{f:?} {y:?}");
+                assert!(f == Activation::Identity || (y[2] == 0.0 && y[3] == 0.0), "{f:?} {y:?}");
+                let slopes = dev.activation_backward(f, &dev.upload(&[1.0f32; 5])?, &x)?;
+                let slopes = dev.download(&slopes)?;
+                // The slopes of `Identity` and `Relu` do not depend on what the number is.
+                assert!(slopes[0].is_nan() || matches!(f, Activation::Identity | Activation::Relu), "{f:?} {slopes:?}");
             }
-            assert_eq!(dev.download(&dev.relu(&x)?)?[2], 0.0);
             Ok(())
         })
         .unwrap();
     }
+    1: fn activations_at_their_limits(gpus) { each_type!(limits(gpus)) }
 }

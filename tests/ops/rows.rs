@@ -5,7 +5,7 @@ use crate::{
     rig::{Type, acc_eps, close, download, upload, values, widths},
     support::Gpus,
 };
-use gpu_pool::{Device, DeviceBuffer};
+use gpu_pool::{Device, DeviceBuffer, Error, RowNorm, parallel::SequenceNorm};
 use proptest::{prelude::*, test_runner::TestRunner};
 
 /// Softmax of a row, and the logarithm of it, in `f64`.
@@ -267,6 +267,33 @@ on_both! {
             let error = dev.check_indices(&labels, 3).unwrap_err().to_string();
             assert!(["index 1 is -1", "device 0", "rows.rs"].iter().all(|part| error.contains(part)), "{error}");
             dev.check_indices(&dev.upload(&[0u32, 2])?, 3)
+        })
+        .unwrap();
+    }
+
+    1: fn an_eps_that_is_none(gpus) {
+        let pool = gpus.pool(1);
+        pool.run(|dev, _| {
+            let (mut x, mut y) = (dev.upload(&[1.0f32, 2.0])?, dev.upload(&[1.0f32, 2.0])?);
+            let (wide, gamma) = (dev.upload(&[1.0f64])?, dev.upload(&[1.0f32, 1.0])?);
+            for eps in [f32::NAN, -1.0, f32::INFINITY, -1e-40] {
+                let group = dev.group(&[0])?;
+                for refused in [
+                    dev.layer_norm(&x, &gamma, &gamma, eps).map(drop),
+                    dev.rms_norm(&x, &gamma, eps).map(drop),
+                    dev.rms_norm(&wide, &wide, eps.into()).map(drop),
+                    group.all_reduce_norm(&mut x, &mut y, RowNorm::rms(&gamma, eps)).map(drop),
+                    dev.all_reduce_norm_into(&gamma, &mut y, RowNorm::layer(&gamma, &gamma, eps), &mut x).map(drop),
+                    SequenceNorm::rms(dev, &[1.0f32], eps).map(drop),
+                    SequenceNorm::layer(dev, &[1.0f32], &[0.0], eps).map(drop),
+                ] {
+                    let error = refused.unwrap_err();
+                    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+                    assert!(error.to_string().contains(&format!("eps of {}", f64::from(eps))), "{error}");
+                    assert!(error.to_string().contains("tests/ops/rows.rs"), "{error}");
+                }
+            }
+            dev.rms_norm(&x, &gamma, 0.0).map(drop)
         })
         .unwrap();
     }

@@ -57,7 +57,27 @@ fn parts<T: DeviceCopy + PartialEq + std::fmt::Debug>(gpus: Gpus, of: fn(usize) 
     .unwrap();
 }
 
+/// Elements without bytes: any number of them is moved at once.
+fn nothing(gpus: Gpus) {
+    let pool = gpus.pool(1);
+    pool.run(|dev, _| {
+        let all = usize::MAX;
+        let (src, mut dst) = (dev.zeros::<()>(all)?, dev.zeros::<()>(all)?);
+        for (rows, cols, pitch) in [(all, 1, 1), (1, all, all), (1 << 40, 3, 1 << 20)] {
+            dev.copy_2d(&src, pitch, &mut dst, pitch, rows, cols)?;
+        }
+        assert!(dev.copy_2d(&src, 2, &mut dst, 1, all, 1).is_err());
+        dev.copy(&src, &mut dst)?;
+        let empty = dev.zeros::<u64>(0)?;
+        assert_eq!(dev.transpose_batch(&empty, all, all, 0)?.len(), 0);
+        assert_eq!(dev.download(&dev.upload(&[(); 5])?)?, [(); 5]);
+        Ok(())
+    })
+    .unwrap();
+}
+
 on_both! {
+    1: fn elements_without_bytes(gpus) { nothing(gpus) }
     1: fn transpose(gpus) {
         transposes::<u8>(gpus, |i| i as u8);
         transposes::<half::bf16>(gpus, |i| half::bf16::from_bits(i as u16 % 0x7f00));

@@ -154,6 +154,10 @@ on_both! {
         let mut halves = bags::<f16>(&pool, Optimizer::adam(0.1), &[30, 4], 0);
         halves.save(&file).unwrap();
         refused("`parameters.0` is of F16, not of F32");
+        let mut long = Checkpoint::load(&right).unwrap();
+        long.note("gpu_pool.steps", u64::MAX);
+        long.save(&file).unwrap();
+        refused("18446744073709551615 steps: at most 2^53");
         // The right one still works.
         fs::copy(&right, &file).unwrap();
         model.load(&file).unwrap();

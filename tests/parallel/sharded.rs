@@ -361,6 +361,11 @@ on_both! {
             let mut state = rig.own.state(dev)?;
             state.first.push(0.0);
             invalid(rig.own.set_state(dev, &state).unwrap_err());
+            for steps in [u64::MAX, (1 << 53) + 1] {
+                let state = ShardedState { steps, ..rig.own.state(dev)? };
+                invalid(rig.own.set_state(dev, &state).unwrap_err());
+            }
+            invalid(rig.own.set_rate(1e300).unwrap_err());
             // None of them has met anyone, and nothing has failed.
             rig.step(dev).map(drop)
         }).unwrap();

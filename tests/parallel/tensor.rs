@@ -275,6 +275,36 @@ crate::on_both! {
         }
     }
 
+    3: fn a_loss_of_no_rows(gpus) {
+        let found = gpus.pool(3).run(|dev, _| {
+            let group = everyone(dev)?;
+            let (none, mut logits) = (Indices::new(&group, &[], 9)?, dev.zeros::<bf16>(0)?);
+            let loss = vocabulary_cross_entropy(&group, &mut logits, &none, 1.0)?;
+            Ok((dev.download(&loss)?, logits.len()))
+        });
+        assert_eq!(found.unwrap(), [(Vec::<f32>::new(), 0), (vec![], 0), (vec![], 0)]);
+    }
+
+    // Equal terms: a sum from left to right is off by per cents.
+    2: fn the_loss_over_a_long_vocabulary(gpus) {
+        let words = 1 << 19;
+        let low = 0.7408f32.ln();
+        let want = (1.0 + (words - 1) as f64 * f64::from(low).exp()).ln();
+        let found = gpus.pool(2).run(|dev, _| {
+            let group = everyone(dev)?;
+            let own = part_of(&group, dev.rank(), words, 1)?;
+            let mut logits = vec![low; own.len()];
+            if dev.rank() == 0 {
+                logits[0] = 0.0;
+            }
+            let (mut logits, labels) = (dev.upload(&logits)?, Indices::new(&group, &[0], words)?);
+            dev.download(&vocabulary_cross_entropy(&group, &mut logits, &labels, 1.0)?)
+        });
+        for loss in found.unwrap() {
+            near(&wide(&loss), &[want], 1e-6, "loss");
+        }
+    }
+
     2: fn a_row_of_no_number_has_no_loss(gpus) {
         for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             let losses = gpus.pool(2).run(|dev, _| {
@@ -382,9 +412,22 @@ crate::on_both! {
         refused(&|group| scatter_rows(group, &group.device().zeros::<f32>(5)?, 6, 2).map(drop));
         let why = refused(&|group| Indices::new(group, &[1, 2, 9], 9).map(drop));
         assert!(why.contains("index 2 is 9: less than 9 are possible"), "{why}");
+        // More elements than can be counted, also where the own part has none.
+        refused(&|group| gather_rows(group, &group.device().zeros::<f32>(5)?, usize::MAX, 2).map(drop));
+        refused(&|group| gather_rows(group, &group.device().zeros::<f32>(0)?, 2, usize::MAX).map(drop));
+        refused(&|group| scatter_rows(group, &group.device().zeros::<f32>(5)?, usize::MAX, 2).map(drop));
+        refused(&|group| part_of(group, 0, usize::MAX, 2).map(drop));
+        let huge = pool.run(|dev, _| VocabularyEmbedding::new(&everyone(dev)?, &zeros[..0], usize::MAX).map(drop));
+        assert!(matches!(failure(huge), Error::OutOfMemory { .. }));
         refused(&|group| {
-            let (none, mut logits) = (Indices::new(group, &[], 9)?, group.device().zeros::<f32>(0)?);
-            vocabulary_cross_entropy(group, &mut logits, &none, 1.0).map(drop)
+            // Members 1 and 2 have no inputs, whatever the rows are.
+            let layer = RowLinear::new(group, &zeros[..3], &zeros[..3])?;
+            layer.forward(group, &group.device().zeros(0)?, usize::MAX).map(drop)
+        });
+        refused(&|group| {
+            let mut layer = ColumnLinear::new(group, &zeros[..3], &zeros[..1])?;
+            let none = group.device().zeros(0)?;
+            layer.backward(group, &none, &none, usize::MAX, false).map(drop)
         });
         refused(&|group| {
             let (labels, mut logits) = (Indices::new(group, &[1], 9)?, group.device().zeros::<f32>(4)?);

@@ -22,7 +22,7 @@ use crate::{
     fabric::{
         layout::PadLayout,
         limits::Limits,
-        plan::{Shape, Side},
+        plan::{MOST_BYTES, Shape, Side},
         types::{self, Algorithm as Wish, DType, ReduceOp},
     },
     kernel::builtin::{NORM_INBOX, NORM_PULL},
@@ -107,7 +107,7 @@ impl NormKernel {
             DType::F16 | DType::BF16 => !wide,
             _ => false,
         };
-        let row = rows.cols * size;
+        let row = rows.cols.checked_mul(size)?;
         let fits = row.is_multiple_of(16) && row <= KEPT * 16 * threads as usize && rows.rows > 0 && inbox.inbox > 0;
         let free = matches!(wish, Wish::Auto | Wish::Inbox | Wish::Direct);
         if !typed || !fits || !free {
@@ -212,7 +212,8 @@ impl Group<'_> {
         if self.across.is_some() {
             return None;
         }
-        let shape = Shape::AllReduce { len: rows.rows * rows.cols };
+        let len = rows.rows.checked_mul(rows.cols).filter(|len| *len <= MOST_BYTES / rows.dtype.size())?;
+        let shape = Shape::AllReduce { len };
         let machine = Machine::of(shared);
         let group = (self.count(), self.membership.direct);
         let case = Case::new((machine, self.limits()), group, (rows.dtype, ReduceOp::Sum), Some(&shape), false);

@@ -23,10 +23,23 @@ fn value<A: Real>(f: u32, x: A) -> A {
         0 => x,
         1 if x < A::of(0.0) => A::of(0.0),
         1 => x,
-        2 => x * below(x),
-        3 => x * sigmoid(twice_gelu_inner(x)),
-        _ => x * sigmoid(x),
+        2 => bounded_below(x) * below(x),
+        3 => bounded_below(x) * sigmoid(twice_gelu_inner(x)),
+        _ => bounded_below(x) * sigmoid(x),
     }
+}
+
+/// Beyond this far from 0 all factors of `x` are 0 or 1, and their slopes 0. As the other factor of such a 0, `x`
+/// counts as no more than this: infinity times 0 is NaN, where the limit is 0. A NaN becomes a number here, and the
+/// other factor is NaN.
+const FAR: f64 = 1000.0;
+
+fn bounded_below<A: Real>(x: A) -> A {
+    x.max(A::of(-FAR))
+}
+
+fn bounded<A: Real>(x: A) -> A {
+    -(-bounded_below(x)).max(A::of(-FAR))
 }
 
 fn sigmoid<A: Real>(x: A) -> A {
@@ -50,13 +63,13 @@ fn slope<A: Real>(f: u32, x: A) -> A {
         0 => one,
         1 if x <= A::of(0.0) => A::of(0.0),
         1 => one,
-        2 => below(x) + x * (A::of(DENSITY) * (A::of(-0.5) * x * x).exp()),
+        2 => below(x) + bounded(x) * (A::of(DENSITY) * (A::of(-0.5) * x * x).exp()),
         3 => {
-            let s = sigmoid(twice_gelu_inner(x));
+            let (s, x) = (sigmoid(twice_gelu_inner(x)), bounded(x));
             s + x * (s * (one - s)) * (A::of(TWICE_SQRT_2_PI) + A::of(TWICE_SQRT_2_PI * 0.134_145) * x * x)
         }
         _ => {
-            let s = sigmoid(x);
+            let (s, x) = (sigmoid(x), bounded(x));
             s * (one + x * (one - s))
         }
     }

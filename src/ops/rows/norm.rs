@@ -12,8 +12,8 @@ use self::functions as kernels;
 use super::{super::family::rows_of, super::same_len, column_dims, parts_of, row_dims};
 use crate::{
     Device, DeviceBuffer, LaunchDims,
-    error::Result,
-    kernel::builtin::Float,
+    error::{Error, Result},
+    kernel::{builtin::Float, real::Real},
     memory::{AsView, AsViewMut},
 };
 use std::panic::Location;
@@ -24,7 +24,8 @@ type Normed<T> = (DeviceBuffer<T>, DeviceBuffer<<T as Float>::Acc>, DeviceBuffer
 impl Device {
     /// Layer norm of each row (Ba, Kiros and Hinton, 2016): `y = (x - mean) * rstd * gamma + beta`, with
     /// `rstd = 1 / sqrt(variance + eps)`. A row is as long as `gamma` and `beta`. The variance is the mean of the
-    /// squared differences, in a second pass. Returns `y`, and the mean and `rstd` of each row for the step back.
+    /// squared differences, in a second pass. `eps` is finite and not negative. Returns `y`, and the mean and `rstd` of
+    /// each row for the step back.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -59,6 +60,7 @@ impl Device {
         let _here = self.worker.handle.enter("layer_norm", Location::caller());
         let cols = gamma.len();
         let rows = rows_of("layer_norm", x.len(), cols)?;
+        check_eps("layer_norm", eps)?;
         same_len("layer_norm", cols, beta.len())?;
         let (mut mean, mut rstd) = (self.allocate("layer_norm", rows)?, self.allocate("layer_norm", rows)?);
         let mut y = self.allocate("layer_norm", x.len())?;
@@ -170,7 +172,8 @@ impl Device {
     }
 
     /// RMS norm of each row (Zhang and Sennrich, 2019): `y = x * rstd * gamma`, `rstd = 1 / sqrt(mean of x^2 + eps)`. A
-    /// row is as long as `gamma`. Returns `y`, and the `rstd` of each row for the step back.
+    /// row is as long as `gamma`; `eps` is finite and not negative. Returns `y`, and the `rstd` of each row for the
+    /// step back.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -202,6 +205,7 @@ impl Device {
         let _here = self.worker.handle.enter("rms_norm", Location::caller());
         let cols = gamma.len();
         let rows = rows_of("rms_norm", x.len(), cols)?;
+        check_eps("rms_norm", eps)?;
         let (mut y, mut rstd) = (self.allocate("rms_norm", x.len())?, self.allocate("rms_norm", rows)?);
         let args = (x, gamma, &mut y, &mut rstd, rows as u64, cols as u32, eps);
         // SAFETY: `x` and `y` have `rows` rows of `cols` elements, rstd one for each row, gamma `cols`.
@@ -294,6 +298,15 @@ impl Device {
         // SAFETY: `dy` and `x` have `rows` rows of `cols` elements, rstd one for each row, the sums `parts` rows.
         unsafe { self.launch(&kernels::rms_norm_columns::<X::Elem>(), column_dims::<X::Elem>(cols, parts), args)? };
         self.sum_parts(&gammas, dgamma, parts)
+    }
+}
+
+/// `Err` unless the variance stays a number that is not negative.
+#[track_caller]
+pub(crate) fn check_eps<A: Real>(op: &'static str, eps: A) -> Result<()> {
+    match eps.to_f64() {
+        x if x >= 0.0 && x.is_finite() => Ok(()),
+        x => Err(Error::invalid(op, format_args!("an eps of {x}: a finite number from 0 on is possible"))),
     }
 }
 

@@ -11,7 +11,10 @@ use super::{
 use crate::{
     Device, DeviceBuffer, LaunchDims,
     error::{Error, Result},
-    kernel::{builtin::Float, real::Real},
+    kernel::{
+        builtin::{Float, pairwise},
+        real::Real,
+    },
     memory::{AsView, AsViewMut},
 };
 use std::panic::Location;
@@ -19,7 +22,7 @@ use std::panic::Location;
 /// The greatest element of a row, and the sum of the exponentials of the differences to it.
 fn top_and_sum<T: Float>(row: &[T]) -> (T::Acc, T::Acc) {
     let top = row.iter().map(wide).fold(T::Acc::of(f64::NEG_INFINITY), Real::max);
-    let sum = row.iter().map(|x| (wide(x) - top).exp()).fold(T::Acc::default(), |sum, e| sum + e);
+    let sum = pairwise(0..row.len(), &|i| (wide(&row[i]) - top).exp());
     (top, sum)
 }
 
@@ -47,10 +50,9 @@ fn host_softmax_assign<T: Float>(_: LaunchDims, _: Address, x: &mut [T], rows: u
 fn host_softmax_backward<T: Float>(_: LaunchDims, y: &[T], dy: &[T], dx: &mut [T], rows: u64, cols: u32, log: u32) {
     let inputs = each_row(y, rows, cols).zip(each_row(dy, rows, cols));
     for (dx, (y, dy)) in each_row_mut(dx, rows, cols).zip(inputs) {
-        let both = y.iter().map(wide).zip(dy.iter().map(wide));
-        let products = both.clone().map(|(y, dy)| if log != 0 { dy } else { dy * y });
-        let sum = products.fold(T::Acc::default(), |sum, p| sum + p);
-        for (dx, (y, dy)) in dx.iter_mut().zip(both) {
+        let term = |i: usize| if log != 0 { wide(&dy[i]) } else { wide(&dy[i]) * wide(&y[i]) };
+        let sum = pairwise(0..dx.len(), &term);
+        for (dx, (y, dy)) in dx.iter_mut().zip(y.iter().map(wide).zip(dy.iter().map(wide))) {
             *dx = T::narrow(if log != 0 { dy - y.exp() * sum } else { y * (dy - sum) });
         }
     }

@@ -112,13 +112,14 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] before anything has changed: another number of parameters or groups, other sizes or
-    /// types, moments of another kind of optimizer. Those of [`GpuPool::run`](crate::GpuPool::run), after which the
-    /// model is poisoned.
+    /// types, moments of another kind of optimizer, more than 2^53 steps. Those of
+    /// [`GpuPool::run`](crate::GpuPool::run), after which the model is poisoned.
     #[track_caller]
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let site = Location::caller();
         let steps = checkpoint.noted(STEPS).and_then(|steps| steps.parse::<u64>().ok());
         let Some(steps) = steps else { return Err(foreign("it has no number of steps")) };
+        self.optimizer.check_step(steps)?;
         let needs = self.optimizer.needs();
         let kinds = [needs != Needs::Nothing, needs == Needs::Two, size_of::<T>() < size_of::<f32>()];
         let mut found = Vec::with_capacity(self.groups.places.len());

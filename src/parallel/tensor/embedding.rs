@@ -1,6 +1,6 @@
 //! Indices into a vocabulary that is spread over a group, and the table of their rows.
 
-use super::{fits, part_of};
+use super::{elements, fits, part_of};
 use crate::{
     DeviceBuffer, Element, Float, Group, ReduceOp,
     error::{Error, Result},
@@ -84,9 +84,11 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
         let rows = table.len() / cols.max(1);
         fits("VocabularyEmbedding::new", "table", table.len(), (rows, cols))?;
         let own = part_of(group, group.rank(), rows, 1)?;
-        let mut part = table[own.start * cols..own.end * cols].to_vec();
-        part.resize(part.len() + cols, T::narrow(T::Acc::default()));
-        let (table, gradient) = (group.device().upload(&part)?, group.device().zeros(part.len())?);
+        let (dev, part) = (group.device(), &table[own.start * cols..own.end * cols]);
+        // Memory of the device: without rows there may be any number of columns.
+        let len = elements("VocabularyEmbedding::new", own.len() + 1, cols)?;
+        let (mut table, gradient) = (dev.zeros(len)?, dev.zeros(len)?);
+        dev.upload_into(part, &mut table.slice_mut(..part.len()))?;
         Ok(VocabularyEmbedding { table, gradient, cols })
     }
 

@@ -3,7 +3,7 @@
 //! Megatron's pair: a [`ColumnLinear`], an operation on each element, a [`RowLinear`]. It takes one all-reduce forward
 //! (g, behind the second layer) and one backward (f, before the first).
 
-use super::{beside, columns, fits, gather_rows, part_of, put, scatter_rows};
+use super::{beside, columns, elements, fits, gather_rows, part_of, put, scatter_rows};
 use crate::{
     Activation, Device, DeviceBuffer, DeviceView, Element, Float, Group, Matrix, NormSaved, ReduceOp, RowNorm,
     error::Result,
@@ -53,10 +53,11 @@ impl<T: Float> LinearPart<T> {
     {
         let x = x.view();
         fits(op, "x", x.len(), (rows, self.inputs))?;
+        let len = elements(op, rows, self.outputs)?;
         if self.inputs == 0 {
-            return dev.zeros(rows * self.outputs);
+            return dev.zeros(len);
         }
-        let mut y = dev.allocate("linear", rows * self.outputs)?;
+        let mut y = dev.allocate("linear", len)?;
         let (x, w) = (Matrix::new(&x, rows, self.inputs)?, Matrix::new(&self.weight, self.inputs, self.outputs)?);
         dev.gemm(T::Acc::of(1.0), x, w, T::Acc::of(0.0), &mut y)?;
         Ok(y)
@@ -85,10 +86,11 @@ impl<T: Float> LinearPart<T> {
         let (x, dy) = (x.view(), dy.view());
         fits(op, "x", x.len(), (rows, self.inputs))?;
         fits(op, "dy", dy.len(), (rows, self.outputs))?;
+        let len = elements(op, rows, self.inputs)?;
         if self.outputs == 0 {
-            return Ok((x, dy, dev.zeros(rows * self.inputs)?));
+            return Ok((x, dy, dev.zeros(len)?));
         }
-        let mut dx = dev.allocate("linear", rows * self.inputs)?;
+        let mut dx = dev.allocate("linear", len)?;
         let (gradient, w) =
             (Matrix::new(&dy, rows, self.outputs)?, Matrix::new(&self.weight, self.inputs, self.outputs)?);
         dev.gemm(T::Acc::of(1.0), gradient, w.t(), T::Acc::of(0.0), &mut dx)?;

@@ -3,7 +3,7 @@
 use super::{Indices, fits};
 use crate::{
     DeviceBuffer, Element, Float, Group,
-    error::{Error, Result},
+    error::Result,
     memory::{AsView, AsViewMut},
     ops::STATS,
 };
@@ -38,8 +38,8 @@ use crate::{
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if `logits` is not one row of the own columns for each label, or `labels` is of another
-/// part of the group; those of [`Group::all_gather`].
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `logits` is not one row of the own columns for each
+/// label, or `labels` is of another part of the group; those of [`Group::all_gather`].
 #[track_caller]
 pub fn vocabulary_cross_entropy<X>(
     group: &Group<'_>,
@@ -55,9 +55,6 @@ where
     let (dev, mut logits) = (group.device(), logits.view_mut());
     let (rows, cols) = (labels.len(), labels.own(OP, group)?.len());
     fits(OP, "logits", logits.len(), (rows, cols))?;
-    if rows == 0 {
-        return Err(Error::invalid(OP, "0 rows"));
-    }
     let stats = dev.vocabulary_stats(logits.view(), cols, &labels.numbers)?;
     let mut all = dev.allocate(OP, STATS * rows * group.count())?;
     group.all_gather(&stats, &mut all)?;

@@ -5,6 +5,7 @@ use crate::{
     Device, DeviceBuffer, Element, Float, Group, NormSaved, ReduceOp,
     error::Result,
     memory::{AsView, AsViewMut},
+    ops::check_eps,
 };
 
 /// Layer norm or RMS norm of the rows that a member has, with weights that all members have (Korthikanti et al., 2022).
@@ -28,7 +29,8 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// A layer norm. All members give the same weights.
     ///
     /// # Errors
-    /// Those of [`Device::upload`].
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an `eps` that is negative or not finite; those of
+    /// [`Device::upload`].
     #[track_caller]
     pub fn layer(dev: &Device, gamma: &[T], beta: &[T], eps: T::Acc) -> Result<Self> {
         let norm = Self::rms(dev, gamma, eps)?;
@@ -38,9 +40,11 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// An RMS norm. All members give the same weights.
     ///
     /// # Errors
-    /// Those of [`Device::upload`].
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an `eps` that is negative or not finite; those of
+    /// [`Device::upload`].
     #[track_caller]
     pub fn rms(dev: &Device, gamma: &[T], eps: T::Acc) -> Result<Self> {
+        check_eps("SequenceNorm", eps)?;
         let (gamma_gradient, gamma) = (dev.zeros(gamma.len())?, dev.upload(gamma)?);
         Ok(SequenceNorm { gamma, beta: None, gamma_gradient, beta_gradient: None, eps })
     }

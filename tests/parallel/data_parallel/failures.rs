@@ -7,7 +7,7 @@ use crate::{
 };
 use gpu_pool::{
     Device, DeviceBuffer, Error, Result,
-    parallel::{DataParallel, Model, Optimizer},
+    parallel::{DataParallel, LearningRate, Model, Optimizer},
     testing::{Explorer, FaultPlan},
 };
 use std::sync::{
@@ -58,10 +58,36 @@ on_both! {
         let empty = DataParallel::new(&pool, Optimizer::sgd(0.1), |_| Ok(Bag::<f32>(Vec::new())));
         assert!(refused(empty).contains("no parameters"));
         refused(DataParallel::new(&pool, Optimizer::sgd(f64::NAN), |dev| bag::<f32>(dev, &[1], 0)));
+        if pool.devices() == 2 {
+            // Each device says that it is the first one.
+            let groups = DataParallel::new_in(
+                &pool,
+                |dev| dev.group(&[dev.rank(), 1 - dev.rank()]),
+                Optimizer::sgd(0.1),
+                |dev| bag::<f32>(dev, &[1], 0),
+            );
+            assert!(matches!(failure(groups), Error::Mismatch { .. }));
+        }
         let mut model = bags::<f32>(&pool, Optimizer::sgd(0.1), &[4, 2], 0);
         assert!(refused(model.step(0, |_, _, _, _| Ok(()))).contains("0 rows"));
         assert!(refused(model.accumulate(0, |_, _, _, _| Ok(()))).contains("0 rows"));
         refused(model.set_rate(-1.0));
+        // What is right in `f64` alone: a step would make NaN or infinity of it.
+        for wrong in [Optimizer::adam(0.1).eps(0.0), Optimizer::adam(0.1).eps(1e-50), Optimizer::sgd(1e300)] {
+            refused(DataParallel::new(&pool, wrong, |dev| bag::<f32>(dev, &[1], 0)));
+        }
+        refused(model.set_rate(1e300));
+        let growing = Optimizer::sgd(1.0).schedule(LearningRate::Exponential { factor: 1e30 });
+        let mut grows = bags::<f32>(&pool, growing, &[1], 0);
+        let small = |grows: &mut DataParallel<Bag>| {
+            grows.step(2, |dev, _, _, g| g.write(0, |g| dev.fill(g, 1e-35)))
+        };
+        small(&mut grows).unwrap();
+        small(&mut grows).unwrap();
+        for _ in 0..2 {
+            assert!(refused(small(&mut grows)).contains("the rate of step 2 is 1"));
+        }
+        grows.verify().unwrap();
         step(&mut model, &[4, 2], 0, 2).unwrap();
         // These fail in the scope: recover, and go on.
         assert!(refused(model.step(2, |_, _, _, _| Ok(()))).contains("no gradient"));

@@ -89,6 +89,34 @@ on_both! {
         }
     }
 
+    // What the closure has answered when the stages were made counts.
+    2: fn a_group_closure_that_changes_its_mind(gpus) {
+        let pool = gpus.pool(2);
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = calls.clone();
+        let schedule = Schedule::interleaved(2, 2, 4).unwrap();
+        let made = Pipeline::new_in(
+            &pool,
+            move |dev| {
+                let turned = counted.fetch_add(1, SeqCst) / 2 % 2 == 1;
+                dev.group(if turned { &[1, 0] } else { &[0, 1] })
+            },
+            schedule,
+            |_, _| Ok(Nothing),
+        );
+        let mut model = made.unwrap();
+        for _ in 0..3 {
+            let seen = model.step(|_, micro| Ok(micro), |_, _, y| Ok((y, y as u64))).unwrap();
+            assert_eq!(seen, [0, 1, 2, 3]);
+            assert_eq!(model.each(|dev, stage, _| Ok((stage, dev.index()))).unwrap(), [(0, 0), (1, 1), (2, 0), (3, 1)]);
+        }
+        assert_eq!(calls.load(SeqCst), 2);
+        // Then device 1 has the even stages.
+        model.reset(|_, _| Ok(Nothing)).unwrap();
+        model.step(|_, micro| Ok(micro), |_, _, y| Ok((y, ()))).unwrap();
+        assert_eq!(model.each(|dev, stage, _| Ok((stage, dev.index()))).unwrap(), [(0, 1), (1, 0), (2, 1), (3, 0)]);
+    }
+
     2: fn bad_input_is_refused_with_its_place(gpus) {
         let pool = gpus.pool(2);
         let nothing = |_: &Device, _: usize| Ok(Nothing);
@@ -104,6 +132,10 @@ on_both! {
         is_here(&error, "there are 1 devices");
         let error = failure(Pipeline::new_in(&pool, |dev| dev.group(&[7]), schedule(), nothing));
         is_here(&error, "rank 7 in a gang of 2");
+        // Each device says that it is the first one.
+        let error = Pipeline::new_in(&pool, |dev| dev.group(&[dev.rank(), 1 - dev.rank()]), schedule(), nothing);
+        let error = failure(error);
+        is_here(&error, "the group of device ");
         is_here(&failure(Schedule::one_f_one_b(2, 0)), "at least one micro-batch");
         is_here(&failure(Schedule::interleaved(2, 2, 5)), "equal rounds");
         is_here(&failure(Schedule::new(vec![])), "at least one rank");

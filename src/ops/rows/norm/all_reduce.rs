@@ -9,7 +9,7 @@
 
 use super::{
     super::{row_dims, threads_of_row},
-    kernels,
+    check_eps, kernels,
 };
 use crate::{
     Device, DeviceBuffer, Element, Group,
@@ -109,7 +109,8 @@ impl<T: Float> NormSaved<T> {
 collectives! {
     /// A collective with the work that follows it.
     errors " Those of all collectives. [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths that do \
-        not fit, `Mismatch` also for norms of different kinds, row lengths or `eps`.";
+        not fit and an `eps` that is negative or not finite, `Mismatch` also for norms of different kinds, row \
+        lengths or `eps`.";
 
     /// An all-reduce, the addition of a residual, and a norm of the rows, in one call: what follows a layer whose
     /// partial sums lie on all members (`parallel::RowLinear`). `residual` becomes
@@ -188,6 +189,7 @@ fn sum_and_norm<T: Float + Element>(
     let _here = dev.worker.handle.enter(op, Location::caller());
     let cols = norm.gamma.len();
     let rows = rows_of(op, y.len(), cols)?;
+    check_eps(op, norm.eps)?;
     same_len(op, y.len(), residual.len())?;
     same_len(op, cols, norm.beta.map_or(cols, |beta| beta.len()))?;
     // Before the others count on this member.

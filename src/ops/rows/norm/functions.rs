@@ -2,7 +2,10 @@
 
 use crate::{
     LaunchDims,
-    kernel::{builtin::Float, real::Real},
+    kernel::{
+        builtin::{Float, pairwise},
+        real::Real,
+    },
     ops::{
         family::{In, Out, each_row, each_row_mut, kernels, wide},
         rows::{COLUMNS, ROWS, host_column_final, sum_parts},
@@ -11,7 +14,7 @@ use crate::{
 
 /// The mean of `f(i)` over a row of `cols` elements.
 fn mean<A: Real>(cols: u32, f: impl Fn(usize) -> A) -> A {
-    (0..cols as usize).fold(A::default(), |sum, i| sum + f(i)) / A::of(f64::from(cols))
+    pairwise(0..cols as usize, &f) / A::of(f64::from(cols))
 }
 
 #[allow(clippy::too_many_arguments)]
