@@ -127,8 +127,8 @@ impl Block {
         self.in_graph.is_raised()
     }
 
-    /// Work of a stuck stream may use the memory at any time. So it is never handed out again, and the pool does not give
-    /// it back to the driver: a software GPU frees it when it ends, other drivers never.
+    /// Work of a stuck stream may use the memory at any time. So it is never handed out again, and the pool does not
+    /// give it back to the driver: a software GPU frees it when it ends, other drivers never.
     pub(crate) fn abandon(&self) {
         self.abandoned.raise();
     }

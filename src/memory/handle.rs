@@ -261,8 +261,8 @@ impl DeviceHandle {
         Some(DeviceCall { device: self.device, op, site })
     }
 
-    /// Work that may never end uses memory of this device. A software GPU keeps its memory until its work has ended; the
-    /// context of another GPU is kept for good, because its end could wait for that work, or free memory under it.
+    /// Work that may never end uses memory of this device. A software GPU keeps its memory until its work ends. The
+    /// context of another GPU is kept for good: its end could wait for that work, or free memory under it.
     pub(crate) fn keep_context(self: &Arc<Self>) {
         if !self.driver.as_any().is::<host::HostGpu>() {
             std::mem::forget(self.clone());

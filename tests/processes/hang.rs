@@ -128,7 +128,8 @@ fn a_subscriber_gets_the_hang_with_its_fields_and_stderr_nothing() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let said: Vec<_> = text.lines().filter(|line| line.contains("WARNING ")).collect();
     assert_eq!(said.len(), 1, "{text}");
-    for field in ["message=a scope waits", "missing=[0]", "waited=", "started=tests/processes/hang.rs:", "last_calls="] {
+    for field in ["message=a scope waits", "missing=[0]", "waited=", "started=tests/processes/hang.rs:", "last_calls="]
+    {
         assert!(said[0].contains(field), "{field}: {}", said[0]);
     }
     assert_names(said[0], &output);
