@@ -161,6 +161,6 @@ fn child() {
 /// Each seed is one pool. The first ones have stuck streams, lost devices, and builds that fail.
 #[test]
 fn threads_and_memory_end_with_their_pools_after_faults() {
-    let mut process = again(&["threads::child"], cases("0..32", "0..1000"));
+    let mut process = again(&["threads::child"], cases("0..16", "0..300"));
     printed(process.env("GPU_POOL_LOG", "off"), 1);
 }

@@ -15,7 +15,7 @@ use std::{
 
 const DEADLINE: Duration = Duration::from_millis(200);
 /// Longer than the deadline of a scope, twice.
-const STUCK: Duration = Duration::from_millis(1600);
+const STUCK: Duration = Duration::from_millis(1500);
 
 /// The subprocess.
 #[test]
