@@ -72,8 +72,9 @@ pub enum Backend {
 /// | `GPU_POOL_NCCL_REGISTER` | `1` or `0`: [`register_buckets`](Self::register_buckets) |
 /// | `GPU_POOL_TUNE` | source of the collectives' limits: `auto`, `off`, `table` or `measure`: [`tune`](Self::tune) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
+/// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug` |
 ///
-/// The crate warns once (by `tracing`) of other variables that begin with `GPU_POOL_`: they may be misspelt.
+/// The crate warns once of other variables that begin with `GPU_POOL_`: they may be misspelt.
 /// By default a pool has all CUDA devices, or 4 software GPUs if there is no CUDA device.
 ///
 /// ```

@@ -57,11 +57,3 @@ impl<T> Drop for Contained<T> {
         }
     }
 }
-
-/// Emits an event to the user's `tracing` subscriber: `event!(warn, fields, "text")`. A panic of the subscriber is
-/// caught: many events are emitted in drops, or while other threads wait for this one.
-macro_rules! event {
-    ($level:ident, $($event:tt)+) => {{
-        $crate::contain::contain(|| tracing::$level!($($event)+));
-    }};
-}

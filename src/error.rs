@@ -21,6 +21,24 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// A call in the user's code, from `#[track_caller]`.
 pub type Site = &'static Location<'static>;
 
+/// A call that a device's thread has made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceCall {
+    /// Ordinal in the pool.
+    pub device: usize,
+    /// The operation; "scope begin" if the device has made no call in its scope yet.
+    pub op: &'static str,
+    /// Where in the caller's code.
+    pub site: Site,
+}
+
+impl fmt::Display for DeviceCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DeviceCall { device, op, site } = self;
+        write!(f, "device {device}: {op} at {site}")
+    }
+}
+
 /// Everything this crate reports. See the [module docs](self) for the principle.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -121,7 +139,7 @@ pub enum Error {
         why: &'static str,
     },
     /// There was no progress for the time of the pool's deadline.
-    #[error("device {device}: no progress for {waited:?} in {op}; missing: {missing:?}")]
+    #[error("device {device}: no progress for {waited:?} in {op}; missing: {missing:?}{}", also_calls(.last_calls))]
     Timeout {
         /// The device that waited.
         device: usize,
@@ -132,6 +150,9 @@ pub enum Error {
         /// The awaited devices: peers that had not come, or the device itself if it waited for its own stream. Never
         /// empty.
         missing: Vec<usize>,
+        /// The last call of each device that the wait knows of: all members of the scope, or the device itself. So a
+        /// device that is missing is between this call and the next one.
+        last_calls: Vec<DeviceCall>,
     },
     /// A device closure panicked; or the device's thread panicked outside of it, by a bug of this crate.
     #[error("the thread of device {device} panicked at {place}: {message}")]
@@ -396,6 +417,15 @@ impl Error {
 
 fn on(device: &Option<usize>) -> String {
     device.map_or_else(String::new, |device| format!("device {device}, "))
+}
+
+/// The calls, one after the other.
+pub(crate) fn listed(calls: &[DeviceCall]) -> String {
+    calls.iter().map(DeviceCall::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn also_calls(calls: &[DeviceCall]) -> String {
+    if calls.is_empty() { String::new() } else { format!("; last calls: {}", listed(calls)) }
 }
 
 fn what_the_checker_did(op: &str, report: &Report) -> String {

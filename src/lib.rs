@@ -84,8 +84,9 @@
 // `cargo loom-lint` checks that the modelled code goes through `sync::shim`; the rest may use what it likes.
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
-#[macro_use]
 mod contain;
+#[macro_use]
+mod log;
 
 mod book;
 mod builder;
@@ -130,7 +131,7 @@ pub use driver::{
     module::Module,
     route::{PeerReport, Route},
 };
-pub use error::{Error, Result, Site, WorldCall};
+pub use error::{DeviceCall, Error, Result, Site, WorldCall};
 pub use fabric::{
     limits::Tune,
     packing::{Pack, Unpack},

@@ -17,15 +17,16 @@ use crate::{
         check,
         host::{self, Trace},
     },
-    error::{Error, Result},
+    error::{Error, Result, listed},
     gang::dispatch::Entry,
     memory::pinned::Locality,
     panics,
-    scope::check_pid,
+    scope::{TICK, check_pid},
+    stall::StallTimer,
     thread::worker::{Shared, on_device_thread},
 };
 use once_cell::sync::OnceCell;
-use std::{fmt, panic::Location, sync::Arc};
+use std::{fmt, panic::Location, sync::Arc, time::Duration};
 
 pub(crate) static GLOBAL: OnceCell<GpuPool> = OnceCell::new();
 
@@ -217,6 +218,7 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
     let threads = std::mem::take(&mut *shared.threads.lock());
     let mut ended = Ok(());
     for (device, thread) in threads.into_iter().enumerate() {
+        warn_of_delay(shared, device, &thread);
         ended = ended.and(thread.join().unwrap_or_else(|payload| Err(panics::of_thread(device, payload))));
     }
     shared.stages.lock().clear();
@@ -227,6 +229,22 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
         Some(handle.misuse(op, report))
     });
     refused.map_or(ended, Err)
+}
+
+/// Returns when a device's thread has ended, or has not ended in time; then it says so. A thread that drops a value of
+/// the user may be stuck in that drop.
+fn warn_of_delay(shared: &Shared, device: usize, thread: &std::thread::JoinHandle<Result<()>>) {
+    let mut stall = StallTimer::new(shared.deadline.saturating_add(TICK));
+    let mut pause = Duration::from_micros(20);
+    while !thread.is_finished() {
+        std::thread::sleep(pause);
+        pause = stall.tick((2 * pause).min(Duration::from_millis(20)));
+        if stall.is_over() {
+            let (waited, last_calls) = (stall.waited(), listed(&shared.last_calls(&[device])));
+            event!(warn, device, ?waited, %last_calls, "a pool that ends waits for the thread of a device");
+            return;
+        }
+    }
 }
 
 impl Drop for GpuPool {

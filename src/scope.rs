@@ -12,7 +12,7 @@ mod member;
 use crate::{
     Device, Shard,
     contain::{Contained, contain},
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, listed},
     fabric::{broadcast::Broadcasts, world_link::WorldLink},
     gang::{
         Alarm, Gang, Outside,
@@ -34,7 +34,7 @@ use std::{cell::RefCell, fmt, panic::Location, rc::Rc, sync::Arc, time::Duration
 static ORDER: Lazy<Order> = Lazy::new(Order::new);
 /// A waiting scope looks at its members at least this often. Its deadline is later than the members' deadlines by this
 /// time: so their waits end first, and fail with errors that say more.
-const TICK: Duration = Duration::from_millis(500);
+pub(crate) const TICK: Duration = Duration::from_millis(500);
 
 pub(crate) fn check_pid(shared: &Shared) -> Result<()> {
     let (built, now) = (shared.pid, std::process::id());
@@ -323,7 +323,8 @@ impl<'w> Watch<'w> {
         if !queued.is_empty() {
             let missing: Vec<usize> = queued.iter().map(|&rank| gang.device(rank)).collect();
             let (device, waited) = (missing[0], seen.stall.waited());
-            gang.poison(device, Error::Timeout { device, op: "waiting for its turn", waited, missing });
+            let (op, last_calls) = ("waiting for its turn", self.shared.last_calls(gang.members()));
+            gang.poison(device, Error::Timeout { device, op, waited, missing, last_calls });
             for rank in queued {
                 if self.waiting.withdraw(rank) {
                     gang.withdraw(rank);
@@ -333,8 +334,9 @@ impl<'w> Watch<'w> {
         } else if busy && !seen.told {
             // A scope always waits for a closure that has started, but not silently.
             let missing: Vec<usize> = ranks.filter(|&r| !gang.has_left(r)).map(|r| gang.device(r)).collect();
-            let waited = seen.stall.waited();
-            event!(warn, ?missing, ?waited, "a scope waits for closures that make no progress");
+            let (waited, started) = (seen.stall.waited(), gang.site());
+            let last_calls = listed(&self.shared.last_calls(gang.members()));
+            event!(warn, ?missing, ?waited, %started, %last_calls, "a scope waits for closures that make no progress");
             seen.told = true;
         }
     }

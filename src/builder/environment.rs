@@ -6,6 +6,7 @@ use super::{Backend, Builder, DEFAULT_SOFTWARE_GPUS, share};
 use crate::{
     driver::{check::Check, host::Schedule},
     error::{Error, Result},
+    log,
     memory::BackingChoice,
     testing::FaultPlan,
 };
@@ -16,7 +17,7 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
 /// compares the list with the sources.
-const KNOWN: [&str; 39] = [
+const KNOWN: [&str; 40] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
@@ -31,6 +32,7 @@ const KNOWN: [&str; 39] = [
     "HEAP_STEPS",
     "LOCAL_RANK",
     "LOCAL_SIZE",
+    "LOG",
     "LONG",
     "LOOM",
     "MACHINE",
@@ -68,6 +70,8 @@ impl Builder {
         // A program that builds many pools has one environment, so it warns once.
         static WARNED: Once = Once::new();
         WARNED.call_once(warn_of_unknown);
+        // The process's log reads it, since there are events before any pool.
+        variable("GPU_POOL_LOG", log::EXPECTED, log::parse)?;
         if self.backend.is_none() {
             self.backend = variable("GPU_POOL_BACKEND", "cuda, host or host:8", parse_backend)?;
         }

@@ -98,7 +98,8 @@ impl<'w> Turn<'w> {
             Some(true) => Ok(Turn(worker)),
             _ => {
                 let missing = vec![shared.cleaner.lock().unwrap_or(device)];
-                Err(Error::Timeout { device, op: "recovery", waited: shared.deadline, missing })
+                let last_calls = shared.last_calls(gang.members());
+                Err(Error::Timeout { device, op: "recovery", waited: shared.deadline, missing, last_calls })
             }
         }
     }

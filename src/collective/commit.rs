@@ -90,8 +90,9 @@ impl Group<'_> {
             if stall.is_over() {
                 // The gang fails before this member gives up: from here on no member can commit.
                 let (device, op) = (dev.index(), "wait for blocking calls of the driver");
-                let waited = stall.waited();
-                dev.session.gang.poison(device, Error::Timeout { device, op, waited, missing: vec![device] });
+                let (waited, missing, gang) = (stall.waited(), vec![device], &dev.session.gang);
+                let last_calls = dev.worker.shared.last_calls(gang.members());
+                gang.poison(device, Error::Timeout { device, op, waited, missing, last_calls });
             }
         }
     }

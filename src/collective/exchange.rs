@@ -224,8 +224,9 @@ impl Group<'_> {
         }
     }
 
-    /// Notes a call, for reports on a member that has left.
+    /// Notes a call, for reports on a member that has left or makes no progress.
     pub(super) fn note_call(&self, call: &Call) {
+        self.dev.worker.calls.note(call.op, call.site);
         self.dev.session.last_call.set(Some((call.op, call.site)));
     }
 }

@@ -145,7 +145,7 @@ impl Group<'_> {
     ) -> Result<SmallVec<[CompactDescriptor; 8]>> {
         let dev = self.dev;
         let gang = &dev.session.gang;
-        gang.check_kernels(dev.worker.shared.deadline);
+        dev.worker.shared.check_kernels(gang);
         gang.check()?;
         self.note_call(call);
         let mut absent = None;

@@ -41,25 +41,30 @@ pub(crate) struct SignalPad {
     layout: PadLayout,
     /// The place of the gang that each device is in, or was in last.
     gangs: Vec<Mutex<u64>>,
-    /// Set when a device could not be drained.
-    kept: OnceLock<()>,
 }
 
-impl Drop for SignalPad {
-    fn drop(&mut self) {
-        if self.kept.get().is_some() {
-            event!(warn, "signals that kernels may still use were leaked");
-            std::mem::forget((std::mem::take(&mut self.devices), std::mem::take(&mut self.pages), self.words.clone()));
-        }
+/// Set when a device could not be drained: its kernels may still use the memory, which is then not freed.
+#[derive(Default)]
+struct Kept(OnceLock<()>);
+
+impl Kept {
+    /// Whether this call was the first.
+    fn set(&self) -> bool {
+        self.0.set(()).is_ok()
+    }
+
+    /// Whether it is set. Then the device's context stays as long as the memory is used.
+    fn holds(&self, handle: &Arc<DeviceHandle>) -> bool {
+        self.0.get().inspect(|()| handle.keep_context()).is_some()
     }
 }
 
 /// Memory of a device, outside of its memory pool: there it would count as in use for ever. Dropping it frees it.
-pub(crate) struct DevicePages(Arc<DeviceHandle>, Address);
+pub(crate) struct DevicePages(Arc<DeviceHandle>, Address, Kept);
 
 impl DevicePages {
     pub(crate) fn new(handle: &Arc<DeviceHandle>, bytes: usize) -> Result<Self> {
-        Ok(DevicePages(handle.clone(), handle.check("signals", handle.driver.mem_alloc(bytes))?))
+        Ok(DevicePages(handle.clone(), handle.check("signals", handle.driver.mem_alloc(bytes))?, Kept::default()))
     }
 
     pub(crate) fn address(&self) -> Address {
@@ -69,6 +74,9 @@ impl DevicePages {
 
 impl Drop for DevicePages {
     fn drop(&mut self) {
+        if self.2.holds(&self.0) {
+            return;
+        }
         // SAFETY: either the set-up has failed before any kernel knew the memory; or the pool's devices have drained:
         // its threads, which had shares of `SignalPad`, are gone, and none of them has called `keep`.
         let _ = unsafe { self.0.driver.mem_free(self.1) };
@@ -79,12 +87,13 @@ impl Drop for DevicePages {
 pub(crate) struct HostPages {
     handle: Arc<DeviceHandle>,
     first: usize,
+    kept: Kept,
 }
 
 impl HostPages {
     fn new(handle: &Arc<DeviceHandle>, bytes: usize) -> Result<Self> {
         let first = handle.check("signals", handle.driver.host_alloc(bytes))?.expose_provenance();
-        Ok(HostPages { handle: handle.clone(), first })
+        Ok(HostPages { handle: handle.clone(), first, kept: Kept::default() })
     }
 
     /// A signal pad of this layout in the host's memory, with counters and a stage. The calling thread should be near
@@ -104,6 +113,9 @@ impl HostPages {
 
 impl Drop for HostPages {
     fn drop(&mut self) {
+        if self.kept.holds(&self.handle) {
+            return;
+        }
         // SAFETY: as for `DevicePages`.
         let _ = unsafe { self.handle.driver.host_free(self.at(0).cast()) };
     }
@@ -139,12 +151,18 @@ impl SignalPad {
     /// The pads of a pool, from the pages of all its devices. Headers are written already.
     pub(crate) fn new(devices: Vec<DevicePages>, pages: Vec<HostPages>, words: Arc<Words>, layout: PadLayout) -> Self {
         let gangs = devices.iter().map(|_| Mutex::new(0)).collect();
-        SignalPad { devices, pages, words, layout, gangs, kept: OnceLock::new() }
+        SignalPad { devices, pages, words, layout, gangs }
     }
 
     /// Never frees the memory: a device could not be drained, and its kernels may still use it.
     pub(crate) fn keep(&self) {
-        let _ = self.kept.set(());
+        if self.words.0.kept.set() {
+            event!(warn, "signals that kernels may still use were leaked");
+        }
+        let all = self.devices.iter().map(|pages| &pages.2).chain(self.pages.iter().map(|pages| &pages.kept));
+        for kept in all {
+            kept.set();
+        }
     }
 
     /// Whether the devices wait for each other in the host's memory, where they have stages.

@@ -24,7 +24,7 @@ pub(crate) mod job;
 pub(crate) mod quiescence;
 
 use crate::{
-    error::{Error, Result, Site},
+    error::{DeviceCall, Error, Result, Site},
     sync::{BroadcastSlot, CommitWord, CountLatch, EventCount, Flag, Sequence, shim::Arc, shim::Mutex, unique_id},
 };
 
@@ -148,6 +148,11 @@ impl Gang {
         self.place.get()
     }
 
+    /// The place in the program that started the scope.
+    pub(crate) fn site(&self) -> Site {
+        self.site
+    }
+
     /// The number of members.
     pub fn count(&self) -> usize {
         self.members.len()
@@ -197,14 +202,14 @@ impl Gang {
     /// Fails the gang if a collective's kernel on any of its devices has waited for a peer until the deadline and has
     /// then gone on without that peer. Later work on that device, and data that others get from it, may be built on
     /// incomplete results.
-    pub(crate) fn check_kernels(&self, deadline: Duration) {
+    pub(crate) fn check_kernels(&self, deadline: Duration, last_calls: impl FnOnce() -> Vec<DeviceCall>) {
         let Some(alarm) = &self.alarm else { return };
         if self.is_aborted() {
             return;
         }
         if let Some((device, missing)) = alarm.given_up(&self.members, self.place()) {
-            let error = Error::Timeout { device, op: "collective", waited: deadline, missing: vec![missing] };
-            self.poison(device, error);
+            let (op, missing) = ("collective", vec![missing]);
+            self.poison(device, Error::Timeout { device, op, waited: deadline, missing, last_calls: last_calls() });
         }
     }
 

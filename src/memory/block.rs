@@ -57,6 +57,8 @@ pub(crate) struct Block {
     retired: Flag,
     /// Set when a graph names the block: launches use it without a borrow. See [`turn`](super::turn).
     in_graph: Flag,
+    /// Set when work that may never end uses the memory. The last handle then does not return the block.
+    abandoned: Flag,
 }
 
 /// What a block was cut from.
@@ -102,6 +104,7 @@ impl Block {
             region: region.clone(),
             retired: Flag::new(),
             in_graph: Flag::new(),
+            abandoned: Flag::new(),
         })
     }
 
@@ -122,6 +125,12 @@ impl Block {
     #[inline]
     pub(crate) fn is_in_graph(&self) -> bool {
         self.in_graph.is_raised()
+    }
+
+    /// Work of a stuck stream may use the memory at any time. So it is never handed out again, and the pool does not
+    /// give it back to the driver: a software GPU frees it when it ends, other drivers never.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.raise();
     }
 
     /// Whether it is a chunk of its own, with no other block in its pages.
@@ -154,7 +163,11 @@ impl Block {
     /// Gives the memory up for good, because the owner has ended or there is none.
     pub(super) fn release(mut self) {
         let history = self.hazards.take();
-        release_bytes(&self.region, &history, self.address..self.address + self.bytes as u64);
+        release_bytes(&self.region, &history, self.range());
+    }
+
+    fn range(&self) -> Range<Address> {
+        self.address..self.address + self.bytes as u64
     }
 }
 
@@ -298,17 +311,16 @@ impl<'g> InGang<'g> {
         InGang(PhantomData)
     }
 
-    /// Frees the parked blocks, because all members have drained. With `forget`, streams are stuck and may use the
-    /// blocks for ever: the blocks are leaked.
-    pub(crate) fn unpark(self, forget: bool) {
+    /// Frees the parked blocks, because all members have drained. With `stuck`, streams may use the blocks for ever:
+    /// the blocks are abandoned.
+    pub(crate) fn unpark(self, stuck: bool) {
         drop(self);
         for block in PARKED.take() {
-            if forget {
+            if stuck {
                 event!(warn, device = block.handle.device, bytes = block.bytes, "memory of a stuck gang was leaked");
-                std::mem::forget(block);
-            } else {
-                return_to_owner(block);
+                block.abandon();
             }
+            return_to_owner(block);
         }
     }
 }
@@ -334,6 +346,10 @@ fn free(mut block: Box<Block>) {
 
 #[inline(always)]
 fn return_to_owner(block: Box<Block>) {
+    if block.abandoned.is_raised() {
+        block.region.leak(&block.range());
+        return block.handle.keep_context();
+    }
     let Some(owner) = &block.owner else { return block.release() };
     let here = HERE.try_with(Cell::get).ok().flatten();
     let (mut lane, mut kept) = (0, false);

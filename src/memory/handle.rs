@@ -9,12 +9,12 @@ use crate::{
         check::{OpGuard, OpSite, Report, Token, Watch},
         host,
     },
-    error::{Error, Result, Site},
-    memory::progress::Progress,
-    memory::{OutOfMemoryReport, stream::word::Words},
+    error::{DeviceCall, Error, Result, Site},
+    memory::{OutOfMemoryReport, last_call::LastCall, progress::Progress, stream::word::Words},
     mutation::Panic,
     sync::{Flag, Spares},
 };
+use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
 
@@ -27,6 +27,8 @@ pub(crate) struct DeviceHandle {
     pub(crate) driver: DriverRef,
     /// Progress counters, read by threads that wait for the device.
     pub(crate) progress: Arc<Progress>,
+    /// The last call of the device's thread. Set when the thread has started.
+    pub(crate) last_call: OnceCell<LastCall>,
     /// Number of the pool's devices that share this GPU, including this one. It is one except in tests
     /// ([`Builder::share_gpus`](crate::Builder::share_gpus)).
     pub(crate) sharers: usize,
@@ -52,7 +54,7 @@ pub(crate) struct DeviceHandle {
     pub(super) turn: Mutex<()>,
     /// For cudarc's `DeviceSlice::stream`, which returns a reference.
     #[cfg(feature = "cuda")]
-    cudarc: once_cell::sync::OnceCell<Arc<cudarc::driver::CudaStream>>,
+    cudarc: OnceCell<Arc<cudarc::driver::CudaStream>>,
 }
 
 /// Knowledge that one host thread passes to another together with a value: what it knows (for a checker), and its
@@ -91,6 +93,7 @@ impl DeviceHandle {
             pool,
             device,
             progress,
+            last_call: OnceCell::new(),
             sharers,
             reports: records || watch.is_some() || driver.as_any().is::<host::HostGpu>(),
             watch,
@@ -250,6 +253,20 @@ impl DeviceHandle {
         make: impl FnOnce() -> Arc<cudarc::driver::CudaStream>,
     ) -> &Arc<cudarc::driver::CudaStream> {
         self.cudarc.get_or_init(make)
+    }
+
+    /// The last call that the device's thread has made. Any thread may ask.
+    pub(crate) fn last_call(&self) -> Option<DeviceCall> {
+        let (op, site) = self.last_call.get()?.get()?;
+        Some(DeviceCall { device: self.device, op, site })
+    }
+
+    /// Work that may never end uses memory of this device. A software GPU keeps its memory until its work ends. The
+    /// context of another GPU is kept for good: its end could wait for that work, or free memory under it.
+    pub(crate) fn keep_context(self: &Arc<Self>) {
+        if !self.driver.as_any().is::<host::HostGpu>() {
+            std::mem::forget(self.clone());
+        }
     }
 
     /// Whether a sticky error has been seen.

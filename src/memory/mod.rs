@@ -7,6 +7,7 @@
 //!   only. It takes no lock and makes no driver call in the steady state.
 //! * [`block`]: one allocated piece. Any thread may drop its last handle; the block then goes back to its owner's
 //!   cache.
+//! * [`progress`], [`last_call`]: what a device's thread does, for threads that wait for it.
 //! * [`staging`], [`peer_staging`]: page-locked buffers for copies that pass through the host.
 //! * [`numa`]: NUMA nodes for page-locked memory. [`insight`], [`stats`]: snapshots, reports and counters for people.
 //! * [`buffer`], [`view`], [`pinned`], [`unified`]: the types that users hold. [`host_access`]: how the host reaches
@@ -22,6 +23,7 @@ pub(crate) mod hazard;
 pub(crate) mod heap;
 mod host_access;
 pub(crate) mod insight;
+pub(crate) mod last_call;
 pub(crate) mod numa;
 pub(crate) mod peer_staging;
 pub(crate) mod pinned;

@@ -86,7 +86,7 @@ impl Drop for Buffers {
             let over = |stream: &StreamCore, event| stream.handle.driver.event_query(event).unwrap_or(true);
             if !(over(&self.source, self.full[slot]) && over(&self.destination, self.empty[slot])) {
                 // A stream got stuck with a copy in this buffer, so the buffer must never be used for anything else.
-                std::mem::forget(buffer.clone());
+                buffer.abandon();
             }
         }
         for event in self.full {

@@ -73,7 +73,7 @@ impl Drop for Piece {
         let over = |event: &Event| event.is_complete().unwrap_or_else(|_| lost(event));
         if !(self.streams.iter().all(|s| s.has_completed(s.submitted())) && self.busy.iter().all(over)) {
             // A stream got stuck with a DMA in this piece, so the memory must never be used for anything else.
-            std::mem::forget(self.block.clone());
+            self.block.abandon();
         }
     }
 }

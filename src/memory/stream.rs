@@ -231,7 +231,8 @@ impl StreamCore {
             }
             if stop() || stall.is_over() {
                 let (device, waited) = (self.handle.device, stall.waited());
-                return Err(Error::Timeout { device, op, waited, missing: vec![device] });
+                let last_calls = self.handle.last_call().into_iter().collect();
+                return Err(Error::Timeout { device, op, waited, missing: vec![device], last_calls });
             }
         }
         Ok(())

@@ -123,6 +123,7 @@ where
 fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) -> Result<()> {
     worker.handle.strike(Panic::BeforeMember);
     worker.handle.progress.advance();
+    worker.calls.note("scope begin", gang.site());
     // An earlier gang may have failed on another member only, so that this member has not forgotten its messages.
     forget(worker, gang.place() - 1);
     barrier::resync_later(worker, gang)?;
@@ -136,7 +137,7 @@ fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) -> Result<()> {
 fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>, waited: bool) -> Result<()> {
     worker.cache.borrow_mut().begin_audit();
     let drained = if waited { worker.wait_idle("scope end", || true) } else { worker.drain() };
-    let drained = drained.inspect(|()| gang.check_kernels(worker.shared.deadline));
+    let drained = drained.inspect(|()| worker.shared.check_kernels(gang));
     worker.handle.strike(Panic::InDrain);
     let drained = drained.and_then(|()| worker.cache.borrow_mut().audit("scope end"));
     if let Some(token) = worker.handle.release() {
@@ -171,7 +172,7 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
         let stuck = gang.is_stuck() || barrier::resync(worker, gang, late).is_err();
         for block in worker.quarantine.take() {
             if stuck {
-                std::mem::forget(block);
+                block.abandon();
             }
         }
         in_gang.unpark(stuck);

@@ -13,7 +13,7 @@
 /// The number of rounds of a test. Under Miri few rounds are enough, since Miri sees every access; and it is a thousand
 /// times slower.
 #[cfg(all(test, not(loom)))]
-const fn rounds(usual: usize) -> usize {
+pub(crate) const fn rounds(usual: usize) -> usize {
     match cfg!(miri) {
         true if usual > 30_000 => 300,
         true if usual > 500 => usual / 100,

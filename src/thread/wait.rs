@@ -75,7 +75,8 @@ pub(crate) fn for_peer<R>(
             seen = now;
             stall.renew();
         } else if stall.is_over() {
-            let error = Error::Timeout { device, op, waited: stall.waited(), missing: vec![gang.device(peer)] };
+            let (missing, last_calls) = (vec![gang.device(peer)], shared.last_calls(gang.members()));
+            let error = Error::Timeout { device, op, waited: stall.waited(), missing, last_calls };
             return Err(fail(gang, device, error));
         }
     }

@@ -12,6 +12,7 @@ use super::{
     streams::{PooledStream, Streams},
 };
 use crate::gang::{
+    Gang,
     dispatch::{Entry, Queue},
     gpu_order::GpuOrder,
     quiescence::{EnteringScopes, Quiescence},
@@ -22,7 +23,7 @@ use crate::{
         module::Module,
         route::{PeerReport, Route},
     },
-    error::{Error, Result},
+    error::{DeviceCall, Error, Result},
     fabric::{
         in_flight::InFlight,
         limits::{Tune, Tuned},
@@ -39,6 +40,7 @@ use crate::{
         block::{BlockRef, ChunkKind, Owner, OwnerThread},
         cache::{Cache, Settings},
         handle::DeviceHandle,
+        last_call::{self, CallLog},
         peer_staging::PeerStaging,
         pinned::PinnedPool,
         staging::Staging,
@@ -131,6 +133,16 @@ impl Shared {
         self.tuned.get().expect("the pool is built")
     }
 
+    /// The last call of each of these devices' threads.
+    pub(crate) fn last_calls(&self, devices: &[usize]) -> Vec<DeviceCall> {
+        devices.iter().filter_map(|&device| self.handles[device].last_call()).collect()
+    }
+
+    /// Fails a gang whose kernels have given up: see [`Gang::check_kernels`].
+    pub(crate) fn check_kernels(&self, gang: &Gang) {
+        gang.check_kernels(self.deadline, || self.last_calls(gang.members()));
+    }
+
     /// Whether each of these devices may touch the memory of each other one.
     pub(crate) fn are_direct(&self, devices: &[usize]) -> bool {
         devices.iter().all(|&a| devices.iter().all(|&b| self.is_direct(a, b)))
@@ -169,6 +181,8 @@ pub(crate) fn on_device_thread() -> bool {
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
     pub(crate) handle: Arc<DeviceHandle>,
+    /// Where this thread notes its calls, for threads that wait for it.
+    pub(crate) calls: CallLog,
     /// The main stream: the token's stream at the begin of a scope.
     pub(crate) main: Arc<StreamCore>,
     streams: Streams,
@@ -203,7 +217,10 @@ impl Worker {
         let mut cache = Cache::new(&handle, ChunkKind::Device, true, &shared.memory, probe)?;
         cache.audited(Some(&main));
         let _ = shared.owners[device].set(cache.owner.clone());
+        let (calls, last_call) = last_call::new();
+        let _ = handle.last_call.set(last_call);
         let worker = Worker {
+            calls,
             main,
             streams: Streams::default(),
             cache: RefCell::new(cache),

@@ -169,7 +169,7 @@ impl Device {
     /// [`Error::Aborted`](crate::Error::Aborted).
     pub fn check(&self) -> Result<()> {
         let gang = &self.session.gang;
-        gang.check_kernels(self.worker.shared.deadline);
+        self.worker.shared.check_kernels(gang);
         gang.check()
     }
 }

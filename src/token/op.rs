@@ -72,6 +72,7 @@ impl Device {
         }
         self.session.gang.check()?;
         self.worker.handle.progress.advance();
+        self.worker.calls.note(name, site);
         Ok(Op { dev: self, name, site, touched: SmallVec::new(), _here: self.worker.handle.enter(name, site) })
     }
 

@@ -10,6 +10,7 @@ use std::{
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering::*},
+        mpsc::channel,
     },
     thread,
     time::Duration,
@@ -31,6 +32,43 @@ on_both! {
             assert!(matches!(&error, Error::Timeout { missing, op: "barrier", .. } if missing == &[1]), "{error}");
             assert_works(&pool);
         }
+    }
+
+    // A closure that is stuck in something of the host: the others do not wait for its end, and know where it was last.
+    2: fn a_member_stuck_in_a_channel_is_named_while_it_is_stuck(gpus) {
+        let n = gpus.up_to(3);
+        let pool = gpus.builder(n).timeout(Duration::from_millis(200)).build().unwrap();
+        let ((release, released), (tell, told)) = (channel::<()>(), channel());
+        let released = Mutex::new(released);
+        let others = thread::spawn(move || {
+            // All of them come while device 1 is stuck, which only this thread ends.
+            let errors: Vec<Error> = (1..n).map(|_| told.recv_timeout(support::PATIENCE / 4).unwrap()).collect();
+            drop(release);
+            errors
+        });
+        let line = line!() + 3;
+        let error = failure(pool.run(|dev, _| {
+            if dev.index() == 1 {
+                drop(dev.upload(&[1.0f32])?);
+                let _ = released.lock().unwrap().recv();
+                return Ok(());
+            }
+            let error = dev.barrier().unwrap_err();
+            tell.send(error.clone()).unwrap();
+            Err(error)
+        }));
+        for error in others.join().unwrap().iter().chain([&error]) {
+            let cause = match error { Error::Aborted { cause, .. } => cause, timeout => timeout };
+            let Error::Timeout { missing, last_calls, .. } = cause else { panic!("{cause}") };
+            assert_eq!(missing, &[1]);
+            let of = |device| last_calls.iter().find(|call| call.device == device).unwrap();
+            assert_eq!(last_calls.len(), n);
+            assert_eq!((of(1).op, of(1).site.line(), of(1).site.file()), ("upload", line, file!()));
+            assert_eq!((of(0).op, of(0).site.line()), ("barrier", line + 4));
+            let text = format!("device 1: upload at {}:{line}:", file!());
+            assert!(cause.to_string().contains(&text), "{cause}");
+        }
+        assert_works(&pool);
     }
 
     // A thread that a closure starts is no device thread, so this cannot be refused; but it comes to an end.

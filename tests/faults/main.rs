@@ -13,4 +13,6 @@ mod memory;
 mod plan;
 mod refusals;
 mod rig;
+#[cfg(target_os = "linux")]
+mod threads;
 mod unwinding;

@@ -6,7 +6,7 @@ use gpu_pool::{BackingChoice, Error, GpuPool, Schedule, testing::Explorer};
 use std::{fmt::Debug, process::Output, time::Duration};
 use tracing::{Level, Metadata, field, span};
 
-const VARIABLES: [&str; 9] = [
+const VARIABLES: [&str; 10] = [
     "GPU_POOL_BACKEND",
     "GPU_POOL_DEVICES",
     "GPU_POOL_SHARE",
@@ -16,6 +16,7 @@ const VARIABLES: [&str; 9] = [
     "GPU_POOL_FAULTS",
     "GPU_POOL_TUNE",
     "GPU_POOL_MEMORY",
+    "GPU_POOL_LOG",
 ];
 
 /// What the pool of a process with these variables is like.
@@ -27,7 +28,12 @@ fn with(task: &str, variables: &[(&str, &str)]) -> String {
 }
 
 fn process(task: &str, variables: &[(&str, &str)]) -> Output {
-    let mut command = again(&["env::child"], task);
+    process_of("env::child", task, variables)
+}
+
+/// A process that runs one test, with these variables and no others of the crate.
+pub fn process_of(test: &str, task: &str, variables: &[(&str, &str)]) -> Output {
+    let mut command = again(&[test], task);
     for name in VARIABLES {
         command.env_remove(name);
     }
@@ -46,7 +52,10 @@ fn child() {
         );
     }
     if task == "warnings" {
-        return print_warnings();
+        return print_warnings(build_twice);
+    }
+    if task == "no subscriber" {
+        return build_twice();
     }
     if task == "panics" {
         explore_panics();
@@ -109,8 +118,12 @@ fn child() {
     println!("CHILD {:?}", pool.run(|dev, _| Ok(dev.info().ordinal)).unwrap());
 }
 
-/// Prints what the crate warns of while pools are built.
-fn print_warnings() {
+fn build_twice() {
+    (0..2).for_each(|_| drop(GpuPool::builder().host(1).build().unwrap()));
+}
+
+/// Prints what the crate warns of on this thread, one line for each event.
+pub fn print_warnings<R>(f: impl FnOnce() -> R) -> R {
     struct Printer;
     impl tracing::Subscriber for Printer {
         fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -122,14 +135,14 @@ fn print_warnings() {
         fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
         fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
         fn event(&self, event: &tracing::Event<'_>) {
-            event.record(&mut |_: &field::Field, value: &dyn Debug| println!("WARNING {value:?}"));
+            let mut line = "WARNING".to_owned();
+            event.record(&mut |field: &field::Field, value: &dyn Debug| line += &format!(" {field}={value:?}"));
+            println!("{line}");
         }
         fn enter(&self, _: &span::Id) {}
         fn exit(&self, _: &span::Id) {}
     }
-    tracing::subscriber::with_default(Printer, || {
-        (0..2).for_each(|_| drop(GpuPool::builder().host(1).build().unwrap()));
-    });
+    tracing::subscriber::with_default(Printer, f)
 }
 
 /// Once, and with the name that was meant.
@@ -144,6 +157,38 @@ fn a_misspelt_variable_is_warned_of() {
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].contains("GPU_POOL_TIMOUT") && said[0].contains("GPU_POOL_TIMEOUT"), "{said:?}");
     assert_eq!(warnings(&[("GPU_POOL_TIMEOUT", "30s")]), Vec::<String>::new());
+}
+
+/// Also a program without a `tracing` subscriber learns of it, on stderr.
+#[test]
+fn a_misspelt_variable_is_warned_of_without_a_subscriber() {
+    let misspelt = ("GPU_POOL_TIMOUT", "30s");
+    let said = |log: &[(&str, &str)], task| {
+        let output = process(task, &[&[misspelt], log].concat());
+        assert!(output.status.success(), "{output:?}");
+        lines_of_the_log(&output)
+    };
+    let meant = "gpu-pool: warn: GPU_POOL_TIMOUT has no effect: gpu-pool does not know it; GPU_POOL_TIMEOUT is meant?";
+    for log in [&[][..], &[("GPU_POOL_LOG", "warn")], &[("GPU_POOL_LOG", "info")], &[("GPU_POOL_LOG", "")]] {
+        assert_eq!(said(log, "no subscriber"), [meant], "{log:?}");
+    }
+    for log in ["off", "error"] {
+        assert_eq!(said(&[("GPU_POOL_LOG", log)], "no subscriber"), Vec::<String>::new());
+    }
+    assert_eq!(said(&[], "warnings"), Vec::<String>::new(), "the subscriber has it");
+}
+
+#[test]
+fn a_level_that_is_not_understood_is_refused() {
+    let refused = with("", &[("GPU_POOL_BACKEND", "host:1"), ("GPU_POOL_LOG", "nonsense")]);
+    assert!(refused.starts_with("InvalidArgument GPU_POOL_LOG"), "{refused}");
+    assert!(refused.contains("`nonsense`") && refused.contains("off, error, warn, info or debug"), "{refused}");
+}
+
+/// What the crate has written to a process's stderr.
+pub fn lines_of_the_log(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stderr);
+    text.lines().filter(|line| line.starts_with("gpu-pool: ")).map(str::to_owned).collect()
 }
 
 /// What the program says comes first, also where it says what is the default.

@@ -8,6 +8,7 @@ mod crowd;
 mod env;
 #[cfg(unix)]
 mod fork;
+mod hang;
 #[cfg(feature = "cuda")]
 mod lost_gpu;
 #[cfg(feature = "cuda")]

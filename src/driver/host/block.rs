@@ -6,6 +6,7 @@ use super::pages::Pages;
 use crate::driver::Address;
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
+    ops::RangeInclusive,
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -18,6 +19,11 @@ pub(super) const ALIGN: usize = 4096;
 const POISON: u8 = 0xCB;
 const POISON_LIMIT: usize = 1 << 20;
 
+/// Sizes for which an allocation has pages of its own. The allocator keeps freed memory of these sizes, once for each
+/// thread, so a process that makes pool after pool would grow by hundreds of megabytes. Larger memory has its own pages
+/// anyway.
+const OWN_PAGES: RangeInclusive<usize> = 1 << 20..=64 << 20;
+
 /// Backing memory of one allocation or window. It lives until its table entry and the last running operation are gone.
 pub(super) struct Block {
     raw: Raw,
@@ -28,7 +34,7 @@ pub(super) struct Block {
 /// The memory that the drop of a block releases.
 enum Raw {
     Allocated(NonNull<u8>, Layout),
-    /// A window: only its mapped parts have memory.
+    /// Pages of its own: all of them have memory, or, in a window, its mapped parts.
     Reserved(Pages),
     /// No memory: see [`Block::nothing`].
     Nothing,
@@ -44,6 +50,10 @@ impl Block {
     /// Zeroed memory, committed lazily. With a small alignment the allocator takes untouched pages, so we align by
     /// hand.
     pub fn zeroed(bytes: usize) -> Option<Arc<Block>> {
+        let own = || Pages::reserve(bytes).filter(|pages| pages.commit(0, bytes));
+        if let Some(pages) = OWN_PAGES.contains(&bytes).then(own).flatten() {
+            return Some(Block::reserved(pages, bytes));
+        }
         let layout = Layout::from_size_align(bytes.checked_add(ALIGN)?, 16).ok()?;
         // SAFETY: the size is not zero.
         let raw = NonNull::new(unsafe { alloc_zeroed(layout) })?;
@@ -60,7 +70,7 @@ impl Block {
         Some(Arc::new(Block { raw: Raw::Nothing, first, bytes }))
     }
 
-    /// A window, still without memory.
+    /// A range of pages, whose parts may still be without memory.
     pub fn reserved(pages: Pages, bytes: usize) -> Arc<Block> {
         Arc::new(Block { first: pages.first(), raw: Raw::Reserved(pages), bytes })
     }

@@ -201,7 +201,7 @@ impl<'env> Engine<'env> {
             waited.map_err(|error| if gang.is_aborted() { root(gang, error) } else { error })?;
         }
         // A collective that was given up leaves no result.
-        gang.check_kernels(self.shared.deadline);
+        self.shared.check_kernels(gang);
         gang.check().map_err(|error| root(gang, error))
     }
 
@@ -236,7 +236,7 @@ impl<'env> Engine<'env> {
             looked = Instant::now();
             cpu = self.look_at_cpu(&mut self.lock(), cpu);
             watch.look(self.has_work());
-            watch.gang.check_kernels(self.shared.deadline);
+            self.shared.check_kernels(watch.gang);
             if watch.gang.is_aborted() {
                 self.end(Failure::new(root(watch.gang, Error::Closed)));
             }

@@ -1,0 +1,124 @@
+//! The library's events: they go to the user's `tracing` subscriber, or without one to stderr.
+//!
+//! A program that has no subscriber must still learn that it hangs, or that a variable is misspelt. So an event that
+//! the calling thread's subscriber would not get is written as one line to stderr, if its level is at most the one in
+//! `GPU_POOL_LOG`.
+
+use once_cell::sync::OnceCell;
+use std::{
+    env,
+    fmt::{self, Write as _},
+    io::Write as _,
+};
+use tracing::{dispatcher, subscriber::NoSubscriber};
+
+/// The values of `GPU_POOL_LOG`. Each one includes the values before it.
+const LEVELS: [&str; 5] = ["off", "error", "warn", "info", "debug"];
+/// Without `GPU_POOL_LOG`.
+const DEFAULT: usize = 2;
+
+/// The values of `GPU_POOL_LOG`, for an error.
+pub(crate) const EXPECTED: &str = "off, error, warn, info or debug";
+
+/// The position of a level in the list.
+pub(crate) fn parse(text: &str) -> Option<usize> {
+    LEVELS.iter().position(|level| *level == text)
+}
+
+/// Whether the calling thread has a `tracing` subscriber.
+pub(crate) fn has_subscriber() -> bool {
+    !dispatcher::get_default(|subscriber| subscriber.is::<NoSubscriber>())
+}
+
+/// Whether events of this level go to stderr.
+pub(crate) fn is_wanted(level: &str) -> bool {
+    static MOST: OnceCell<usize> = OnceCell::new();
+    // `Builder::build` refuses a value that is not understood. Until then the default holds.
+    let most = || env::var("GPU_POOL_LOG").ok().and_then(|text| parse(text.trim())).unwrap_or(DEFAULT);
+    parse(level).is_some_and(|level| level <= *MOST.get_or_init(most))
+}
+
+/// Writes an event to stderr.
+pub(crate) fn write(level: &str, text: fmt::Arguments<'_>, fields: &[(&str, &dyn fmt::Display)]) {
+    // One write, so that lines of several threads do not mix. If stderr is closed, no place is left to report it.
+    let _ = std::io::stderr().write_all(line(level, text, fields).as_bytes());
+}
+
+fn line(level: &str, text: fmt::Arguments<'_>, fields: &[(&str, &dyn fmt::Display)]) -> String {
+    let mut line = format!("gpu-pool: {level}: {text}");
+    for (i, (name, value)) in fields.iter().enumerate() {
+        let _ = write!(line, "{}{name}={value}", if i == 0 { " (" } else { ", " });
+    }
+    line + if fields.is_empty() { "\n" } else { ")\n" }
+}
+
+/// Emits an event: `event!(warn, fields, "text")`. The fields are `name = value`, `name`, `?name` or `%name`, as those
+/// of `tracing`. A panic of a subscriber is caught: many events are emitted in drops, or while other threads wait for
+/// this one.
+macro_rules! event {
+    ($level:ident, $($event:tt)+) => {{
+        $crate::contain::contain(|| {
+            if $crate::log::has_subscriber() {
+                tracing::$level!($($event)+);
+            } else if $crate::log::is_wanted(stringify!($level)) {
+                event_line!($level [] $($event)+);
+            }
+        });
+    }};
+}
+
+/// Writes an event to stderr: collects the fields, then the text.
+macro_rules! event_line {
+    ($level:ident [$($fields:tt)*] $text:literal $($args:tt)*) => {
+        $crate::log::write(stringify!($level), format_args!($text $($args)*), &[$($fields)*])
+    };
+    ($level:ident [$($fields:tt)*] ?$name:ident, $($rest:tt)+) => {
+        event_line!($level [$($fields)* (stringify!($name), &format_args!("{:?}", $name)),] $($rest)+)
+    };
+    ($level:ident [$($fields:tt)*] %$name:ident, $($rest:tt)+) => {
+        event_line!($level [$($fields)* (stringify!($name), &format_args!("{}", $name)),] $($rest)+)
+    };
+    ($level:ident [$($fields:tt)*] $name:ident = $value:expr, $($rest:tt)+) => {
+        event_line!($level [$($fields)* (stringify!($name), &format_args!("{:?}", $value)),] $($rest)+)
+    };
+    ($level:ident [$($fields:tt)*] $name:ident, $($rest:tt)+) => {
+        event_line!($level [$($fields)*] ?$name, $($rest)+)
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_with_its_fields() {
+        let none: &[(&str, &dyn fmt::Display)] = &[];
+        assert_eq!(line("warn", format_args!("a {}", 1), none), "gpu-pool: warn: a 1\n");
+        let fields: &[(&str, &dyn fmt::Display)] = &[("device", &3), ("why", &"none")];
+        assert_eq!(line("error", format_args!("it ends"), fields), "gpu-pool: error: it ends (device=3, why=none)\n");
+    }
+
+    #[test]
+    fn levels_are_in_order_and_the_subscriber_of_the_thread_is_found() {
+        assert_eq!(["off", "error", "warn", "info", "debug", "all", "WARN", ""].map(parse).iter().flatten().count(), 5);
+        assert!(parse("error") < parse("warn") && LEVELS[DEFAULT] == "warn");
+        assert!(LEVELS.iter().all(|level| EXPECTED.contains(level)));
+        struct Any;
+        impl tracing::Subscriber for Any {
+            fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+                false
+            }
+            fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+                tracing::span::Id::from_u64(1)
+            }
+            fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+            fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+            fn event(&self, _: &tracing::Event<'_>) {}
+            fn enter(&self, _: &tracing::span::Id) {}
+            fn exit(&self, _: &tracing::span::Id) {}
+        }
+        assert!(!has_subscriber());
+        assert!(tracing::subscriber::with_default(Any, has_subscriber));
+        assert!(!has_subscriber(), "that of another thread, or of an earlier time, gets no event of this one");
+    }
+}
