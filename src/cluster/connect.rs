@@ -156,8 +156,13 @@ impl Cluster {
         let get = |key: &str| control.get(key);
         let connect = |device: usize| nccl.connect_rail(device, &drivers[device], &Keys { set: &set, get: &get });
         let connected: Result<()> = crossbeam::thread::scope(|scope| {
-            let rails: Vec<_> = (0..drivers.len()).map(|device| scope.spawn(move |_| connect(device))).collect();
-            rails.into_iter().try_for_each(|rail| rail.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            let start = |device: usize| {
+                let rail = scope.builder().spawn(move |_| connect(device));
+                let why = |e| format!("no thread for device {device} could be started: {e}");
+                rail.map_err(|e| Error::Cluster { op: "transport", why: why(e) })
+            };
+            let rails: Vec<_> = (0..drivers.len()).map(start).collect();
+            rails.into_iter().try_for_each(|rail| rail?.join().unwrap_or_else(|p| std::panic::resume_unwind(p)))
         })
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         connected?;
