@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-const DEADLINE: Duration = Duration::from_secs(4);
+const DEADLINE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Op {

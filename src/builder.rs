@@ -387,10 +387,16 @@ impl Builder {
     fn hardware(&self) -> Result<Vec<DriverRef>> {
         let ordinals = self.cuda_ordinals()?;
         // Making a context takes about a second, and contexts can be made in parallel.
-        std::thread::scope(|scope| {
-            let opening: Vec<_> = ordinals.iter().map(|&i| scope.spawn(move || crate::driver::cuda::open(i))).collect();
-            opening.into_iter().map(|device| device.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
+        let site = Location::caller();
+        crossbeam::thread::scope(|scope| {
+            let open = |(device, &ordinal): (usize, &usize)| {
+                let opening = scope.builder().spawn(move |_| crate::driver::cuda::open(ordinal));
+                opening.map_err(|e| Error::NoThread { op: "build", device: Some(device), why: e.to_string(), site })
+            };
+            let opening: Vec<_> = ordinals.iter().enumerate().map(open).collect();
+            opening.into_iter().map(|device| device?.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
         })
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
     #[cfg(not(feature = "cuda"))]

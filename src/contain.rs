@@ -3,7 +3,7 @@
 
 use std::{
     any::Any,
-    mem,
+    fmt, mem,
     ops::Deref,
     panic::{AssertUnwindSafe, catch_unwind},
 };
@@ -19,6 +19,13 @@ pub(crate) fn contain(f: impl FnOnce()) -> bool {
     let Err(payload) = catch_unwind(AssertUnwindSafe(f)) else { return true };
     discard(payload);
     false
+}
+
+/// The text of a user's value; `instead` if its `Display` panics or fails.
+pub(crate) fn text_of(value: &dyn fmt::Display, instead: &str) -> String {
+    let mut text = None;
+    contain(|| text = Some(value.to_string()));
+    text.unwrap_or_else(|| instead.to_owned())
 }
 
 /// Drops the payload of a panic. The drop may panic itself; the payload of that second panic is leaked, since its drop

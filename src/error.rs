@@ -10,7 +10,7 @@ pub(crate) mod out_of_memory;
 pub(crate) mod site;
 pub(crate) mod units;
 
-use crate::here;
+use crate::{contain::text_of, here};
 use misuse::{Kind, Report};
 use out_of_memory::{Indented, OutOfMemoryReport};
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
@@ -310,7 +310,7 @@ pub enum Error {
         op: String,
         /// Time without progress.
         waited: Duration,
-        /// The awaited processes. Never empty.
+        /// The awaited processes: the first 4096 at most. Never empty.
         missing: Vec<usize>,
     },
     /// Another process has failed the scope.
@@ -343,6 +343,18 @@ pub enum Error {
         /// Its text.
         why: String,
     },
+    /// The system has started no thread: a limit on threads or on memory, as `RLIMIT_NPROC` or a container's limit.
+    #[error("{op}: no thread could be started: {why} ({}at {site})", on(.device))]
+    NoThread {
+        /// The operation that needs the thread.
+        op: &'static str,
+        /// The device that the thread is for, if it is for one.
+        device: Option<usize>,
+        /// The system's reason.
+        why: String,
+        /// Where in the caller's code.
+        site: Site,
+    },
     /// Any other error of the driver.
     #[error("device {device}: {op} failed with {name} ({code}){detail}")]
     Driver {
@@ -357,8 +369,9 @@ pub enum Error {
         /// Further information (a compiler's log): empty, or a text that starts with ": ".
         detail: String,
     },
-    /// The caller's own error, carried through a scope. Make one with [`Error::custom`].
-    #[error("{0}")]
+    /// The caller's own error, carried through a scope. Make one with [`Error::custom`]. If its `Display` panics, the
+    /// text says so instead.
+    #[error("{}", text_of(.0, "an error of the caller, whose text panicked"))]
     Custom(Arc<dyn StdError + Send + Sync + 'static>),
 }
 

@@ -82,6 +82,7 @@
 //! GPUs need Linux and an NVIDIA driver of version 535 or newer.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // `cargo loom-lint` checks that the modelled code goes through `sync::shim`; the rest may use what it likes.
+#![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
 mod contain;
@@ -121,6 +122,7 @@ pub mod testing;
 mod thread;
 mod token;
 pub mod topology;
+mod variables;
 
 pub use builder::{Backend, Builder};
 pub use collective::{Group, Hop, Registered};

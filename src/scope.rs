@@ -11,7 +11,7 @@ mod member;
 
 use crate::{
     Device, Shard,
-    contain::{Contained, contain},
+    contain::{Contained, contain, text_of},
     error::{Error, Result, Site, listed},
     fabric::{broadcast::Broadcasts, world_link::WorldLink},
     gang::{
@@ -67,7 +67,8 @@ pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize
 }
 
 /// Runs a scope. When a closure fails, `tell` gets its error and a function that poisons the gang; it must call the
-/// function with the error that peers are to see. Both return whether this was the gang's first failure.
+/// function with the error that peers are to see. Both return whether this was the gang's first failure. Other
+/// processes are told when `tell` has returned.
 #[track_caller]
 pub(crate) fn run<F, R, E>(
     shared: &Arc<Shared>,
@@ -250,9 +251,7 @@ pub(crate) fn by_its_text<E: fmt::Display>(error: &E, poison: &dyn Fn(Error) -> 
     let told = Arc::new(Told::default());
     let first = poison(Error::Custom(told.clone()));
     if first {
-        let mut text = None;
-        contain(|| text = Some(error.to_string()));
-        told.0.get_or_init(|| text.unwrap_or_else(|| "the closure returned an error, whose text panicked".to_owned()));
+        told.0.get_or_init(|| text_of(error, "the closure returned an error, whose text panicked"));
     }
     first
 }

@@ -6,8 +6,10 @@ use std::time::Instant;
 /// How many devices a bench may open: the GPUs, each of them `GPU_POOL_SHARE` times. With more devices than GPUs a
 /// bench can be tried on a small machine; its times mean nothing. 0 with software GPUs only.
 pub fn devices() -> usize {
-    let share = std::env::var("GPU_POOL_SHARE").ok().filter(|times| !times.is_empty());
-    count() * share.map_or(1, |times| times.parse().expect("GPU_POOL_SHARE is a number"))
+    let share = std::env::var_os("GPU_POOL_SHARE").filter(|times| !times.is_empty());
+    count()
+        * share
+            .map_or(1, |times| times.to_str().and_then(|times| times.parse().ok()).expect("GPU_POOL_SHARE is a number"))
 }
 
 /// Number of GPUs; 0 with software GPUs only.

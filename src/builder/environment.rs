@@ -9,8 +9,9 @@ use crate::{
     log,
     memory::BackingChoice,
     testing::FaultPlan,
+    variables,
 };
-use std::{env, panic::Location, sync::Once, time::Duration};
+use std::{panic::Location, sync::Once, time::Duration};
 
 /// The prefix of all names.
 const PREFIX: &str = "GPU_POOL_";
@@ -92,7 +93,7 @@ impl Builder {
             self.schedule = seed()?.map(Schedule::Seeded);
         }
         if self.faults.is_none()
-            && let Some(text) = text("GPU_POOL_FAULTS")
+            && let Some(text) = text("GPU_POOL_FAULTS")?
         {
             let site = Location::caller();
             let misunderstood =
@@ -129,7 +130,7 @@ impl Builder {
 
 /// Warns of unknown variables: a misspelt variable has no effect.
 fn warn_of_unknown() {
-    for variable in env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| is_unknown(name)) {
+    for variable in variables::names().filter(|name| is_unknown(name)) {
         match nearest(&variable) {
             Some(known) => event!(warn, "{variable} has no effect: gpu-pool does not know it; {known} is meant?"),
             None => event!(warn, "{variable} has no effect: gpu-pool does not know it"),
@@ -172,17 +173,18 @@ pub(crate) fn seed() -> Result<Option<u64>> {
 }
 
 /// An environment variable. An empty value counts as unset.
-fn text(name: &str) -> Option<String> {
-    let value = env::var_os(name)?;
-    let text = value.to_string_lossy();
-    let text = text.trim();
-    (!text.is_empty()).then(|| text.to_owned())
+#[track_caller]
+fn text(name: &'static str) -> Result<Option<String>> {
+    match variables::text(name) {
+        Ok(text) => Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())),
+        Err(not) => Err(Error::invalid(name, not)),
+    }
 }
 
 /// An environment variable, parsed.
 #[track_caller]
 fn variable<T>(name: &'static str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
-    let Some(text) = text(name) else { return Ok(None) };
+    let Some(text) = text(name)? else { return Ok(None) };
     match parse(&text) {
         Some(value) => Ok(Some(value)),
         None => Err(Error::invalid(name, format_args!("`{text}` is not understood; expected {expected}"))),

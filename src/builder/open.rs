@@ -114,7 +114,7 @@ impl Builder {
         let (opened, openings) = mpsc::channel();
         let pool = GpuPool { shared: shared.clone() };
         for (device, endpoint) in Endpoint::all(count).into_iter().enumerate() {
-            let thread = worker::start(&shared, device, endpoint, opened.clone())?;
+            let thread = worker::start(&shared, device, endpoint, opened.clone(), Location::caller())?;
             shared.threads.lock().push(thread);
         }
         drop(opened);

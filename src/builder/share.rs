@@ -106,8 +106,8 @@ impl Builder {
             return Err(Error::invalid("build", why));
         }
         let shared = ordinals.iter().any(|ordinal| count(ordinal) > 1);
-        let queues = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
-        if shared && !are_plenty(queues.as_deref()) {
+        let queues = crate::variables::os("CUDA_DEVICE_MAX_CONNECTIONS");
+        if shared && !are_plenty(queues.as_deref().and_then(std::ffi::OsStr::to_str)) {
             event!(
                 warn,
                 ?ordinals,

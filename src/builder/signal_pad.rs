@@ -124,7 +124,7 @@ fn can_meet(shared: &Shared) -> bool {
     let n = shared.devices();
     let hardware =
         |handle: &Arc<DeviceHandle>| handle.driver.info().compute_capability != (0, 0) && handle.watch().is_none();
-    let serial = std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| !set.is_empty() && set != "0");
+    let serial = crate::variables::os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| !set.is_empty() && set != "0");
     // Some kernels cannot have fewer blocks than there are members: one for each (`fused::launch`).
     let fit = multiprocessors(&shared.handles) as usize >= n;
     (2..=MOST).contains(&n) && !serial && fit && shared.handles.iter().all(hardware)

@@ -155,10 +155,17 @@ impl Cluster {
         let set = |key: &str, value: &[u8]| control.set(key, value);
         let get = |key: &str| control.get(key);
         let connect = |device: usize| nccl.connect_rail(device, &drivers[device], &Keys { set: &set, get: &get });
-        std::thread::scope(|scope| {
-            let rails: Vec<_> = (0..drivers.len()).map(|device| scope.spawn(move || connect(device))).collect();
-            rails.into_iter().try_for_each(|rail| rail.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        })?;
+        let connected: Result<()> = crossbeam::thread::scope(|scope| {
+            let start = |device: usize| {
+                let rail = scope.builder().spawn(move |_| connect(device));
+                let why = |e| format!("no thread for device {device} could be started: {e}");
+                rail.map_err(|e| Error::Cluster { op: "transport", why: why(e) })
+            };
+            let rails: Vec<_> = (0..drivers.len()).map(start).collect();
+            rails.into_iter().try_for_each(|rail| rail?.join().unwrap_or_else(|p| std::panic::resume_unwind(p)))
+        })
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        connected?;
         let ending = nccl.clone();
         let ends = Ending::new(control, move || ending.close());
         Ok((Transport::Device(nccl), Box::new((ends, tell))))

@@ -14,6 +14,8 @@
 
 #[cfg(test)]
 mod beside_tests;
+#[cfg(test)]
+mod clock_tests;
 mod deadline;
 mod meeting;
 #[cfg(test)]
@@ -25,8 +27,17 @@ use super::{
     wire::{Arrive, Call, Entry, Failure, Kind, Member, ToHost, ToHub, cut},
 };
 use meeting::Meeting;
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 use unnamed::{Progress, Unnamed};
+
+/// The most of the time between two ticks that counts. The server ticks every 100 ms at least.
+const STEP: Duration = Duration::from_millis(500);
+
+/// A process is late only after so many ticks, however short the deadline is.
+const TICKS: usize = 4;
 
 /// What to send to whom.
 pub(crate) type Out = Vec<(usize, ToHost)>;
@@ -48,9 +59,14 @@ pub(crate) struct Hub {
     /// Time that counts: see [`tick`](Hub::tick).
     now: Duration,
     looked: Duration,
-    /// The largest part of the time between two ticks that counts.
+    /// The largest part of the time between two ticks that counts. No deadline changes it.
     step: Duration,
-    hosts: Vec<Host>,
+    /// The times before the last ticks, the oldest first.
+    earlier: [Option<Duration>; TICKS],
+    /// The processes that have joined.
+    hosts: BTreeMap<usize, Host>,
+    /// Those of them that have left.
+    left: BTreeSet<usize>,
     values: BTreeMap<String, Vec<u8>>,
     /// Who waits for a value.
     asked: BTreeMap<String, Vec<usize>>,
@@ -67,8 +83,6 @@ pub(crate) struct Hub {
 /// A process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Host {
-    joined: bool,
-    left: bool,
     /// The last time that it said anything.
     heard: Duration,
     /// The last time that it got on.
@@ -84,8 +98,12 @@ struct Host {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Scope {
     key: Key,
-    /// By process.
-    parts: Vec<Part>,
+    /// The number of processes.
+    size: usize,
+    /// Of those that have announced it.
+    parts: BTreeMap<usize, Part>,
+    /// It is over when these have ended it: others may not announce it any more.
+    closed: bool,
     begun: bool,
     failed: Option<Failure>,
     meetings: BTreeMap<(Vec<Member>, u64), Meeting>,
@@ -103,9 +121,9 @@ enum Key {
 }
 
 /// A process in a scope.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Part {
-    announced: Option<Announced>,
+    announced: Announced,
     ended: Option<Duration>,
 }
 
@@ -126,8 +144,10 @@ impl Hub {
             limits,
             now: Duration::ZERO,
             looked: Duration::ZERO,
-            step: limits.silence.min(limits.patience) / 4,
-            hosts: vec![Host::default(); limits.size],
+            step: (limits.silence.min(limits.patience) / 4).min(STEP),
+            earlier: [None; TICKS],
+            hosts: BTreeMap::new(),
+            left: BTreeSet::new(),
             values: BTreeMap::new(),
             asked: BTreeMap::new(),
             scopes: BTreeMap::new(),
@@ -146,17 +166,16 @@ impl Hub {
         if size != here {
             return Some(format!("rank {host} was started as one of {size} processes, rank 0 as one of {here}"));
         }
-        match self.hosts.get(host) {
-            None => Some(format!("there is no rank {host} of {here} processes")),
-            Some(known) if known.joined => Some(format!("another process has rank {host} already")),
-            Some(_) => None,
+        if host >= here {
+            return Some(format!("there is no rank {host} of {here} processes"));
         }
+        self.hosts.contains_key(&host).then(|| format!("another process has rank {host} already"))
     }
 
     /// A process has joined that is not [refused](Self::refuses).
     pub(crate) fn joined(&mut self, host: usize) -> Out {
         let now = self.now;
-        self.hosts[host] = Host { joined: true, heard: now, moved: now, ..Host::default() };
+        self.hosts.insert(host, Host { heard: now, moved: now, ..Host::default() });
         if let Some(failure) = self.over.clone() {
             self.out.push((host, ToHost::Over { failure }));
         }
@@ -166,12 +185,12 @@ impl Hub {
     /// A process has said something.
     pub(crate) fn frame(&mut self, host: usize, frame: ToHub) -> Out {
         let now = self.now;
-        let known = &mut self.hosts[host];
+        let known = self.hosts.entry(host).or_default();
         known.heard = now;
         if !matches!(frame, ToHub::Beat { .. }) {
             known.moved = now;
         }
-        if self.over.is_none() && !known.left {
+        if self.over.is_none() && !self.has_left(host) {
             if let Err(nonsense) = self.handle(host, frame) {
                 self.end(Failure::lost(host, format!("it has sent nonsense: {nonsense}")));
             }
@@ -182,15 +201,18 @@ impl Hub {
 
     /// A process is lost: its connection has ended.
     pub(crate) fn lost(&mut self, host: usize, why: &str) -> Out {
-        if !self.hosts[host].left {
+        if !self.has_left(host) {
             self.end(Failure::lost(host, why));
         }
         std::mem::take(&mut self.out)
     }
 
-    /// The time since the hub began. Of the time between two ticks only a quarter of the shortest limit counts: while
-    /// this process was stopped, nobody was late.
+    /// The time since the hub began. Of the time between two ticks only [`STEP`] counts, or a quarter of the shortest
+    /// of the hub's own limits: while this process was stopped, nobody was late. Members' deadlines do not count here:
+    /// a short one must not slow the clock for all. That one is passed after [`TICKS`] ticks at the earliest.
     pub(crate) fn tick(&mut self, clock: Duration) -> Out {
+        self.earlier.rotate_left(1);
+        self.earlier[TICKS - 1] = Some(self.now);
         self.now += clock.saturating_sub(self.looked).min(self.step);
         self.looked = clock;
         if self.over.is_none() {
@@ -199,15 +221,15 @@ impl Hub {
         if self.over.is_none() {
             self.look_for_the_late();
         }
-        for (host, _) in self.hosts.iter().enumerate().filter(|(_, host)| host.joined && !host.left) {
-            self.out.push((host, ToHost::Beat));
+        for host in self.hosts.keys().filter(|host| !self.left.contains(host)) {
+            self.out.push((*host, ToHost::Beat));
         }
         std::mem::take(&mut self.out)
     }
 
     /// Whether the process has said that it leaves.
     pub(crate) fn has_left(&self, host: usize) -> bool {
-        self.hosts[host].left
+        self.left.contains(&host)
     }
 
     fn handle(&mut self, host: usize, frame: ToHub) -> Result<(), &'static str> {
@@ -236,35 +258,36 @@ impl Hub {
             ToHub::Beat { progress } => {
                 for (id, progress) in progress {
                     // It may have ended meanwhile.
-                    let scope = self.hosts[host].scopes.get(&id).and_then(|scope| self.scopes.get_mut(scope));
-                    let Some(part) = scope.and_then(|scope| scope.parts[host].announced.as_mut()) else { continue };
-                    if part.progress != progress {
-                        (part.progress, part.moved) = (progress, self.now);
-                        self.hosts[host].moved = self.now;
+                    let Some(known) = self.hosts.get_mut(&host) else { break };
+                    let scope = known.scopes.get(&id).and_then(|scope| self.scopes.get_mut(scope));
+                    let Some(part) = scope.and_then(|scope| scope.parts.get_mut(&host)) else { continue };
+                    if part.announced.progress != progress {
+                        (part.announced.progress, part.announced.moved) = (progress, self.now);
+                        known.moved = self.now;
                     }
                 }
             }
-            ToHub::Bye => self.hosts[host].left = true,
+            ToHub::Bye => drop(self.left.insert(host)),
         }
         Ok(())
     }
 
     /// The scope with this number of a process.
     fn known(&mut self, host: usize, id: u64) -> Result<u64, &'static str> {
-        let number = *self.hosts[host].scopes.get(&id).ok_or("a scope that it is not in")?;
-        if let Some(part) = self.scopes.get_mut(&number).and_then(|scope| scope.parts[host].announced.as_mut()) {
-            part.moved = self.now;
+        let known = self.hosts.get(&host).and_then(|known| known.scopes.get(&id));
+        let number = *known.ok_or("a scope that it is not in")?;
+        if let Some(part) = self.scopes.get_mut(&number).and_then(|scope| scope.parts.get_mut(&host)) {
+            part.announced.moved = self.now;
         }
         Ok(number)
     }
 
     fn announce(&mut self, host: usize, entry: Entry, announced: Announced) -> Result<(), &'static str> {
-        let known = &mut self.hosts[host];
+        let known = self.hosts.entry(host).or_default();
         if announced.id <= known.last_scope {
             return Err("an old number of a scope");
         }
         known.last_scope = announced.id;
-        self.step = self.step.min(announced.deadline / 4);
         match entry {
             Entry::Named(name) => self.announce_named(host, name, announced),
             Entry::Unnamed { nth, failed } => {
@@ -280,7 +303,7 @@ impl Hub {
     }
 
     fn announce_named(&mut self, host: usize, name: String, announced: Announced) -> Result<(), &'static str> {
-        let known = &mut self.hosts[host];
+        let known = self.hosts.entry(host).or_default();
         let calls = known.calls.entry(name.clone()).or_default();
         *calls += 1;
         let name = (name, *calls);
@@ -292,7 +315,7 @@ impl Hub {
         known.scopes.insert(announced.id, number);
         let scope = self.scopes.get_mut(&number).ok_or("a name without a scope")?;
         let id = announced.id;
-        scope.parts[host].announced = Some(announced);
+        scope.parts.insert(host, Part { announced, ended: None });
         if let Some(failure) = scope.failed.clone() {
             self.out.push((host, ToHost::Failed { scope: id, failure }));
             return Ok(());
@@ -313,7 +336,7 @@ impl Hub {
         if scope.failed.is_some() {
             return Ok(());
         }
-        if scope.parts[host].ended.is_some() {
+        if scope.has_ended(host) {
             return Err("an arrival after the end");
         }
         match scope.arrive(host, arrive, self.now) {
@@ -330,10 +353,12 @@ impl Hub {
     /// The process ends the scope, or leaves it when it has failed.
     fn leave(&mut self, host: usize, id: u64) -> Result<(), &'static str> {
         let number = self.known(host, id)?;
-        self.hosts[host].scopes.remove(&id);
+        if let Some(known) = self.hosts.get_mut(&host) {
+            known.scopes.remove(&id);
+        }
         let now = self.now;
         let scope = self.scopes.get_mut(&number).ok_or("a scope that is over")?;
-        scope.parts[host].ended = Some(now);
+        scope.parts.get_mut(&host).ok_or("a scope that it has not announced")?.ended = Some(now);
         if scope.failed.is_none()
             && let Some(failure) = scope.misses_who_ended()
         {
@@ -365,7 +390,7 @@ impl Hub {
         if self.over.is_some() {
             return;
         }
-        for (host, known) in self.hosts.iter().enumerate().filter(|(_, host)| host.joined && !host.left) {
+        for (&host, known) in self.hosts.iter().filter(|(host, _)| !self.left.contains(host)) {
             let waits = known.scopes.values().any(|scope| {
                 self.scopes.get(scope).is_some_and(|scope| scope.meetings.values().any(|meeting| meeting.has(host)))
             });
@@ -378,8 +403,7 @@ impl Hub {
 
     /// Who has left is missed once somebody waits for it.
     fn miss_who_left(&mut self) {
-        let left: Vec<usize> = (0..self.hosts.len()).filter(|&host| self.hosts[host].left).collect();
-        let missed = left.into_iter().find(|&host| {
+        let missed = self.left.iter().copied().find(|&host| {
             !self.asked.is_empty() || self.scopes.values().any(|scope| scope.failed.is_none() && scope.waits_for(host))
         });
         if let Some(host) = missed {
@@ -390,18 +414,29 @@ impl Hub {
 
 impl Scope {
     fn new(key: Key, size: usize) -> Scope {
-        Scope { key, parts: vec![Part::default(); size], begun: false, failed: None, meetings: BTreeMap::new() }
+        Scope {
+            key,
+            size,
+            parts: BTreeMap::new(),
+            closed: false,
+            begun: false,
+            failed: None,
+            meetings: BTreeMap::new(),
+        }
     }
 
     fn announced(&self) -> impl Iterator<Item = (usize, &Announced)> {
-        self.parts.iter().enumerate().filter_map(|(host, part)| Some((host, part.announced.as_ref()?)))
+        self.parts.iter().map(|(host, part)| (*host, &part.announced))
+    }
+
+    fn has_ended(&self, host: usize) -> bool {
+        self.parts.get(&host).is_some_and(|part| part.ended.is_some())
     }
 
     /// Whether another process waits for this one.
     fn waits_for(&self, host: usize) -> bool {
-        let part = &self.parts[host];
-        let begins = part.announced.is_none() && matches!(self.key, Key::Named(..));
-        let ends = part.ended.is_none() && self.parts.iter().any(|part| part.ended.is_some());
+        let begins = !self.parts.contains_key(&host) && matches!(self.key, Key::Named(..));
+        let ends = !self.has_ended(host) && self.parts.values().any(|part| part.ended.is_some());
         begins || ends || self.meetings.values().any(|meeting| meeting.misses(host))
     }
 }

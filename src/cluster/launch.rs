@@ -1,10 +1,19 @@
 //! Who has started this process, and as which of how many: from environment variables, and never guessed from half of
 //! them.
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    variables::NotText,
+};
 
 /// The port of rank 0 under SLURM is one of a thousand from here on, by the job's number.
 const SLURM_PORT: u16 = 29_600;
+
+/// The most processes of a cluster. Each costs rank 0 a connection and a thread.
+const MOST: usize = 65_536;
+
+/// Reads a variable.
+pub(super) type Read<'a> = &'a dyn Fn(&str) -> Result<Option<String>, NotText>;
 
 /// The variables of this crate that name a process.
 const OWN: [&str; 4] = ["GPU_POOL_RANK", "GPU_POOL_SIZE", "GPU_POOL_LOCAL_RANK", "GPU_POOL_LOCAL_SIZE"];
@@ -46,16 +55,25 @@ pub(crate) fn no_launcher() -> Error {
 }
 
 /// Variables, by name. An empty one counts as unset.
-struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
+struct Variables<'a>(Read<'a>);
 
 impl Variables<'_> {
-    fn text(&self, name: &str) -> Option<String> {
-        self.0(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    fn text(&self, name: &str) -> Result<Option<String>> {
+        let text = self.0(name).map_err(|not| wrong(not.to_string()))?;
+        Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()))
     }
 
     fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>> {
         let parse = |text: String| text.parse().map_err(|_| wrong(format!("{name} is `{text}`, which is no number")));
-        self.text(name).map(parse).transpose()
+        self.text(name)?.map(parse).transpose()
+    }
+
+    /// The first of two variables that is set.
+    fn first(&self, names: [&str; 2]) -> Result<Option<String>> {
+        match self.text(names[0])? {
+            Some(text) => Ok(Some(text)),
+            None => self.text(names[1]),
+        }
     }
 
     /// The numbers of a family of variables: all or none are set.
@@ -77,7 +95,7 @@ impl Variables<'_> {
 
     /// The address of rank 0 from this crate's own variables.
     fn own_master(&self) -> Result<Option<(String, u16)>> {
-        match (self.text("GPU_POOL_MASTER"), self.number("GPU_POOL_PORT")?) {
+        match (self.text("GPU_POOL_MASTER")?, self.number("GPU_POOL_PORT")?) {
             (Some(host), Some(port)) => Ok(Some((host, port))),
             (None, None) => Ok(None),
             (None, Some(_)) => Err(wrong("GPU_POOL_PORT is set, but GPU_POOL_MASTER is not set")),
@@ -86,7 +104,14 @@ impl Variables<'_> {
     }
 
     fn hand(&self) -> Result<Option<Launch>> {
-        if OWN.iter().all(|name| self.text(name).is_none()) {
+        let mut any = false;
+        for name in OWN {
+            any |= self.text(name)?.is_some();
+        }
+        if !any {
+            // Bad ones are told also to a process that would run alone.
+            self.text("GPU_POOL_MASTER")?;
+            self.number::<u16>("GPU_POOL_PORT")?;
             return Ok(None);
         }
         let missing = |name: &str| wrong(format!("other variables GPU_POOL_* are set, but {name} is not set"));
@@ -117,14 +142,14 @@ impl Variables<'_> {
     fn torchrun(&self) -> Result<Option<Launch>> {
         // People set some of these by hand for other programs: a process is torchrun's only if it says so, or if both
         // the address and the rank are there.
-        let certain = self.text("TORCHELASTIC_RUN_ID").is_some();
-        if !certain && (self.text("MASTER_ADDR").is_none() || self.text("RANK").is_none()) {
+        let certain = self.text("TORCHELASTIC_RUN_ID")?.is_some();
+        if !certain && (self.text("MASTER_ADDR")?.is_none() || self.text("RANK")?.is_none()) {
             return Ok(None);
         }
         let missing = |name: &str| wrong(format!("torchrun has started this process, it seems, but {name} is not set"));
         let need = |name: &'static str| self.number(name)?.ok_or_else(|| missing(name));
         let [local_rank, local_size] = self.family("torchrun", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])?.unwrap_or([0, 1]);
-        let host = self.text("MASTER_ADDR").ok_or_else(|| missing("MASTER_ADDR"))?;
+        let host = self.text("MASTER_ADDR")?.ok_or_else(|| missing("MASTER_ADDR"))?;
         let port: u16 = self.number("MASTER_PORT")?.ok_or_else(|| missing("MASTER_PORT"))?;
         // MASTER_PORT itself is torchrun's own store.
         let port =
@@ -141,25 +166,28 @@ impl Variables<'_> {
     }
 
     fn slurm(&self) -> Result<Option<Launch>> {
-        let tasks = match self.text("SLURM_STEP_NUM_TASKS") {
+        let tasks = match self.text("SLURM_STEP_NUM_TASKS")? {
             Some(_) => "SLURM_STEP_NUM_TASKS",
             None => "SLURM_NTASKS",
         };
         // A shell of `salloc` has SLURM_NTASKS alone, and is no task.
-        if self.text("SLURM_PROCID").is_none() {
+        if self.text("SLURM_PROCID")?.is_none() {
             return Ok(None);
         }
         let names = ["SLURM_PROCID", tasks, "SLURM_LOCALID"];
         let Some([rank, size, local_rank]) = self.family("srun", names)? else { return Ok(None) };
         let node = self.number("SLURM_NODEID")?.unwrap_or(0);
-        let tasks = self.text("SLURM_STEP_TASKS_PER_NODE").or_else(|| self.text("SLURM_TASKS_PER_NODE"));
+        let tasks = self.first(["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"])?;
         let local_size = match tasks {
             Some(text) => tasks_of(&text, node)
                 .ok_or_else(|| wrong(format!("SLURM_STEP_TASKS_PER_NODE is `{text}`: nothing for node {node}")))?,
             None => 1,
         };
-        let nodes = self.text("SLURM_STEP_NODELIST").or_else(|| self.text("SLURM_JOB_NODELIST"));
-        let host = nodes.and_then(|list| first_node(&list)).or_else(|| self.text("SLURM_LAUNCH_NODE_IPADDR"));
+        let nodes = self.first(["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"])?;
+        let host = match nodes.and_then(|list| first_node(&list)) {
+            Some(host) => Some(host),
+            None => self.text("SLURM_LAUNCH_NODE_IPADDR")?,
+        };
         let host = host.ok_or_else(|| wrong("srun has started this process, but SLURM_STEP_NODELIST is not set"))?;
         let job: u64 = self.number("SLURM_JOB_ID")?.unwrap_or(0);
         let port = SLURM_PORT + (job % 1000) as u16;
@@ -182,7 +210,7 @@ impl Variables<'_> {
 impl Launch {
     /// Who has started this process, by its environment; none if it was no launcher. Of several launchers the inner one
     /// counts: `mpirun` may run within `srun`, and anybody may set torchrun's names.
-    pub(crate) fn from(variables: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
+    pub(super) fn from(variables: Read<'_>) -> Result<Option<Launch>> {
         let variables = Variables(variables);
         let all = [Variables::hand, Variables::open_mpi, Variables::mpich, Variables::torchrun, Variables::slurm];
         for launcher in all {
@@ -195,7 +223,10 @@ impl Launch {
 
     pub(crate) fn checked(self) -> Result<Launch> {
         let Launch { rank, size, local_rank, local_size, by, .. } = self;
-        if rank < size && local_rank < local_size && local_size <= size && u32::try_from(size).is_ok() {
+        if size > MOST {
+            return Err(wrong(format!("{size} processes ({by:?}): a cluster has {MOST} at most")));
+        }
+        if rank < size && local_rank < local_size && local_size <= size {
             return Ok(self);
         }
         Err(wrong(format!("rank {rank} of {size} processes, {local_rank} of {local_size} on this machine ({by:?})")))

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 fn with(variables: &[(&str, &str)]) -> Result<Launch> {
     let value = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
-    Launch::from(&value)?.ok_or_else(no_launcher)
+    Launch::from(&|name| Ok(value(name)))?.ok_or_else(no_launcher)
 }
 
 const TORCH: [(&str, &str); 7] = [
@@ -159,7 +159,7 @@ proptest! {
             [&OWN[..], &HAND.map(|v| v.0), &TORCH.map(|v| v.0), &OPEN_MPI.map(|v| v.0), &MPICH.map(|v| v.0),
              &SLURM.map(|v| v.0)].concat();
         let variables: BTreeMap<&str, String> = set.into_iter().map(|(i, value)| (names[i], value)).collect();
-        match Launch::from(&|name| variables.get(name).cloned()) {
+        match Launch::from(&|name| Ok(variables.get(name).cloned())) {
             Ok(None) => {}
             Ok(Some(l)) => {
                 prop_assert!(l.rank < l.size && l.local_rank < l.local_size && l.local_size <= l.size, "{l:?}");
@@ -168,4 +168,56 @@ proptest! {
             Err(other) => prop_assert!(false, "{other}"),
         }
     }
+}
+
+/// Each variable that is no text, or no number, is an error that names it. No error has the secret.
+#[test]
+fn a_bad_value_never_counts_as_absent() {
+    let read = |bad: &str, set: &[(&str, &str)]| {
+        crate::cluster::Cluster::from_variables(&|name| {
+            if name == bad {
+                return Err(NotText(name.to_owned()));
+            }
+            Ok(set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+        })
+    };
+    let text = |found: Result<Option<_>>| match found {
+        Err(Error::Cluster { op: "environment", why }) => why,
+        other => panic!("{other:?}"),
+    };
+    let own = [&OWN[..], &["GPU_POOL_MASTER", "GPU_POOL_PORT", "GPU_POOL_SECRET", "GPU_POOL_SILENCE"]].concat();
+    for bad in own.iter().chain(&["GPU_POOL_TRANSPORT"]) {
+        assert_eq!(text(read(bad, &HAND)), format!("the value of {bad} is not UTF-8"));
+    }
+    // Also where no launcher has started the process.
+    for bad in own.iter().filter(|name| !name.ends_with("SECRET") && !name.ends_with("SILENCE")) {
+        assert!(text(read(bad, &[])).contains(bad));
+    }
+    for family in [&TORCH[..], &OPEN_MPI, &MPICH, &SLURM[..5]] {
+        for (bad, _) in family {
+            assert!(text(read(bad, family)).contains(bad), "{bad}");
+        }
+    }
+    let blank = [&HAND[..], &[("GPU_POOL_SECRET", " \t ")]].concat();
+    assert!(text(read("", &blank)).contains("GPU_POOL_SECRET is blank"));
+    let told = [&HAND[..], &[("GPU_POOL_SECRET", "xyzzy"), ("GPU_POOL_SILENCE", "soon")]].concat();
+    assert!(!text(read("", &told)).contains("xyzzy"));
+    assert!(read("", &HAND).unwrap().is_some() && read("", &[]).unwrap().is_none());
+}
+
+/// Once 4,000,000,000 processes were tables of 448 GB.
+#[test]
+fn a_cluster_has_65536_processes_at_most() {
+    let sized = |size: &str| {
+        let mut variables = HAND;
+        variables[1].1 = size;
+        with(&variables)
+    };
+    assert_eq!(sized("65536").unwrap().size, 65_536);
+    for size in ["65537", "4000000000", "18446744073709551615"] {
+        let error = sized(size).unwrap_err().to_string();
+        assert!(error.contains(size) && error.contains("65536 at most"), "{error}");
+    }
+    let error = crate::cluster::Cluster::tcp("127.0.0.1:1", 0, 65_537, "").unwrap_err();
+    assert!(matches!(error, Error::Cluster { .. }), "{error}");
 }

@@ -39,9 +39,10 @@ pub use ipc::{Imported, IpcBuffer};
 use crate::{
     builder::environment::parse_duration,
     error::{Error, Result},
+    variables,
 };
-use launch::{By, Launch, no_launcher};
-use std::{env, fmt, time::Duration};
+use launch::{By, Launch, Read, no_launcher};
+use std::{fmt, time::Duration};
 
 /// What moves data between processes. A library that is missing, too old, or cannot carry these devices is an
 /// [`Error::Cluster`] when the pool is built, which says what to install or to use.
@@ -104,8 +105,8 @@ impl Cluster {
     /// `mpi` or `shm`).
     ///
     /// # Errors
-    /// [`Error::Cluster`] if no launcher has started this process, or if a variable is missing or not understood. It
-    /// names the variable.
+    /// [`Error::Cluster`] if no launcher has started this process, if a variable is missing, is not UTF-8 or is not
+    /// understood, or if there are more than 65,536 processes. It names the variable. A secret is never in its text.
     pub fn from_env() -> Result<Cluster> {
         Cluster::launched()?.ok_or_else(no_launcher)
     }
@@ -127,25 +128,32 @@ impl Cluster {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Cluster`] if a variable is missing or not understood. It names the variable.
+    /// [`Error::Cluster`] as for [`from_env`](Self::from_env), but not for the lack of a launcher.
     pub fn launched() -> Result<Option<Cluster>> {
-        Cluster::from_variables(&|name| env::var(name).ok())
+        Cluster::from_variables(&|name| variables::text(name))
     }
 
-    fn from_variables(variables: &dyn Fn(&str) -> Option<String>) -> Result<Option<Cluster>> {
-        let text = |name: &str| variables(name).filter(|text| !text.trim().is_empty());
+    fn from_variables(variables: Read<'_>) -> Result<Option<Cluster>> {
+        let wrong = |why: String| Error::Cluster { op: "environment", why };
+        let text = |name: &str| match variables(name) {
+            Ok(text) => Ok(text.filter(|text| !text.trim().is_empty())),
+            Err(not) => Err(wrong(not.to_string())),
+        };
         let misunderstood = |name: &str, text: &str, expected: &str| {
-            let why = format!("{name} is `{text}`, which is not understood; expected {expected}");
-            Error::Cluster { op: "environment", why }
+            wrong(format!("{name} is `{text}`, which is not understood; expected {expected}"))
         };
         let Some(launch) = Launch::from(variables)? else { return Ok(None) };
-        let mut cluster = Cluster::new(launch, text("GPU_POOL_SECRET").unwrap_or_default());
-        if let Some(text) = text("GPU_POOL_SILENCE") {
+        let secret = text("GPU_POOL_SECRET")?;
+        if secret.is_none() && variables("GPU_POOL_SECRET").is_ok_and(|set| set.is_some_and(|text| !text.is_empty())) {
+            return Err(wrong("GPU_POOL_SECRET is blank: a secret has letters".to_owned()));
+        }
+        let mut cluster = Cluster::new(launch, secret.unwrap_or_default());
+        if let Some(text) = text("GPU_POOL_SILENCE")? {
             let expected = "a time above zero like 500ms or 30s";
             let silence = parse_duration(text.trim());
             cluster.silence = silence.ok_or_else(|| misunderstood("GPU_POOL_SILENCE", &text, expected))?;
         }
-        cluster.transport = match text("GPU_POOL_TRANSPORT").as_deref().map(str::trim) {
+        cluster.transport = match text("GPU_POOL_TRANSPORT")?.as_deref().map(str::trim) {
             None | Some("auto") => TransportChoice::Auto,
             Some("nccl") => TransportChoice::Nccl,
             Some("mpi") => TransportChoice::Mpi,
@@ -162,7 +170,8 @@ impl Cluster {
     /// [`local_rank`](Self::local_rank) is then 0, and [`local_size`](Self::local_size) 1.
     ///
     /// # Errors
-    /// [`Error::Cluster`] if the address has no port, or if there is no such rank. What is wrong with the address
+    /// [`Error::Cluster`] if the address has no port, if there is no such rank, or if there are more than 65,536
+    /// processes. What is wrong with the address
     /// itself, or with the secret, comes out when the pool is built.
     pub fn tcp(address: &str, rank: usize, size: usize, secret: impl Into<String>) -> Result<Cluster> {
         let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));

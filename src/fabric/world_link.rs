@@ -14,6 +14,7 @@ use super::transport::{Entry, Tell, Transport, Window, World, WorldScope};
 use crate::{
     error::{Error, Result, Site},
     gang::{Gang, Outside},
+    here,
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -54,9 +55,9 @@ struct Courier {
     thread: JoinHandle<()>,
 }
 
-fn start(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+fn start(name: &str, site: Site, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
-    thread.map_err(|e| Error::custom(format!("a thread for messages could not be started: {e}")))
+    thread.map_err(|e| Error::NoThread { op: "a message", device: here::device(), why: e.to_string(), site })
 }
 
 struct Joined {
@@ -149,7 +150,7 @@ impl WorldLink {
 
     /// Runs `carry` on a thread of its own. The end of the scope waits for it.
     pub(crate) fn carry(&self, carry: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = start("gpu-pool:send", carry)?;
+        let thread = start("gpu-pool:send", self.site, carry)?;
         let mut carriers = self.carriers.lock();
         carriers.retain(|thread| !thread.is_finished());
         carriers.push(thread);
@@ -163,7 +164,7 @@ impl WorldLink {
             hash_map::Entry::Occupied(known) => known.into_mut(),
             hash_map::Entry::Vacant(place) => {
                 let (give, given) = mpsc::channel::<Work>();
-                let thread = start("gpu-pool:carry", move || given.into_iter().for_each(|work| work()))?;
+                let thread = start("gpu-pool:carry", self.site, move || given.into_iter().for_each(|work| work()))?;
                 place.insert(Courier { work: give, thread })
             }
         };

@@ -24,6 +24,7 @@ pub(crate) mod job;
 pub(crate) mod quiescence;
 
 use crate::{
+    contain::Contained,
     error::{DeviceCall, Error, Result, Site},
     sync::{BroadcastSlot, CommitWord, CountLatch, EventCount, Flag, Sequence, shim::Arc, shim::Mutex, unique_id},
 };
@@ -78,7 +79,8 @@ pub struct Gang {
     word: CommitWord,
     /// The words on which groups of members commit.
     groups: Mutex<Vec<GroupWord>>,
-    cause: Mutex<Option<(usize, Error)>>,
+    /// The user's error may end here.
+    cause: Mutex<Option<(usize, Contained<Error>)>>,
     /// Members that have not drained their streams yet.
     drained: CountLatch,
     stuck: Flag,
@@ -175,13 +177,23 @@ impl Gang {
 
     /// Fails the gang, unless it has failed already. `by` is the ordinal of the device that failed. Returns whether
     /// this call was the first.
+    pub fn poison(&self, by: usize, cause: Error) -> bool {
+        let first = self.fail(by, cause);
+        if first {
+            self.tell_outside();
+        }
+        first
+    }
+
+    /// [`poison`](Self::poison), but other processes are not told: after the first failure the caller must call
+    /// [`tell_outside`](Self::tell_outside), once the cause has its text.
     ///
     /// The cause is stored before the bit is raised: a thread that sees the bit finds the cause.
-    pub fn poison(&self, by: usize, cause: Error) -> bool {
+    pub(crate) fn fail(&self, by: usize, cause: Error) -> bool {
         let mut slot = self.cause.lock();
         let first = slot.is_none();
         if first {
-            *slot = Some((by, cause.clone()));
+            *slot = Some((by, Contained::new(cause)));
             // Under the lock, so that a thread that finds a cause here finds the bit raised, too.
             self.word.abort();
             for (_, word) in self.groups.lock().iter() {
@@ -193,10 +205,16 @@ impl Gang {
         }
         drop(slot);
         self.wake_all();
-        if first && let Some(outside) = &self.outside {
+        first
+    }
+
+    /// Tells other processes of the failure.
+    pub(crate) fn tell_outside(&self) {
+        if let Some(outside) = &self.outside
+            && let Some((by, cause)) = self.cause()
+        {
             outside.failed(by, &cause);
         }
-        first
     }
 
     /// Fails the gang if a collective's kernel on any of its devices has waited for a peer until the deadline and has
@@ -236,12 +254,12 @@ impl Gang {
     /// The error that peers return, once the gang has failed.
     pub fn aborted(&self) -> Option<Error> {
         let slot = self.cause.lock();
-        slot.as_ref().map(|(by, cause)| Error::Aborted { by: *by, cause: std::sync::Arc::new(cause.clone()) })
+        slot.as_ref().map(|(by, cause)| Error::Aborted { by: *by, cause: std::sync::Arc::new((**cause).clone()) })
     }
 
     /// The cause itself, for the caller of the scope.
     pub fn cause(&self) -> Option<(usize, Error)> {
-        self.cause.lock().clone()
+        self.cause.lock().as_ref().map(|(by, cause)| (*by, (**cause).clone()))
     }
 
     /// Commits the collective with this number (1, 2, ..): from now on every member completes it. If an abort came

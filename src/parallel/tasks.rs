@@ -158,12 +158,14 @@ impl GpuPool {
     ///
     /// # Errors
     /// That of `f`; else the first failure of a task that `f` has not got; else as [`run`](Self::run).
+    /// [`Error::NoThread`](crate::Error::NoThread) if rayon could not start its pool of threads.
     ///
     /// # Panics
     /// If `f` panics: after the tasks that run have ended.
     #[track_caller]
     pub fn tasks<'env, R>(&self, f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>) -> Result<R> {
-        let (threads, site) = (rayon::current_num_threads(), Location::caller());
+        let site = Location::caller();
+        let threads = threads(site)?;
         let engine = Engine::new(&self.shared, threads);
         rayon::in_place_scope(|scope| run(self, &engine, scope, f, site))
     }
@@ -194,6 +196,20 @@ impl GpuPool {
         let engine = Engine::new(&self.shared, threads.current_num_threads());
         threads.in_place_scope(|scope| run(self, &engine, scope, f, site))
     }
+}
+
+/// The number of threads of rayon that the caller uses. The first call starts rayon's global pool, which panics, then
+/// and ever after, if the system gives it no threads.
+fn threads(site: Site) -> Result<usize> {
+    panics::note_places();
+    let _quiet = panics::hush();
+    panics::catch(0, rayon::current_num_threads).map_err(|error| {
+        let why = match error {
+            Error::Panicked { message, .. } => message,
+            other => other.to_string(),
+        };
+        Error::NoThread { op: "tasks", device: None, why: format!("rayon: {why}"), site }
+    })
 }
 
 fn run<'scope, 'env, R>(
@@ -248,5 +264,45 @@ fn run<'scope, 'env, R>(
             }
         }
         None => Err(ran.err().unwrap_or(Error::Closed)),
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(loom)))]
+mod tests {
+    use crate::{Error, GpuPool};
+    use std::{fs, process::Command};
+
+    const TASK: &str = "GPU_POOL_TEST_TASK";
+
+    /// The process that has no room for the stacks of rayon's threads.
+    #[test]
+    fn child() {
+        if std::env::var(TASK).as_deref() != Ok("no threads") {
+            return;
+        }
+        let pool = GpuPool::builder().host(2).build().unwrap();
+        pool.run(|dev, _| dev.barrier()).unwrap();
+        let pages = fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        let (pid, limit) = (std::process::id().to_string(), format!("--as={}", pages * 4096 + (128 << 20)));
+        assert!(Command::new("prlimit").args(["--pid", &pid, &limit]).status().unwrap().success());
+        // rayon tries once only.
+        for _ in 0..2 {
+            let error = pool.tasks(|t| t.get(&t.cpu().run((), |()| Ok(1)))).unwrap_err();
+            let Error::NoThread { op, device, why, site } = &error else { panic!("{error:?}") };
+            assert_eq!((*op, *device, site.file()), ("tasks", None, file!()));
+            assert!(why.contains("rayon") && error.to_string().contains("tasks.rs"), "{error}");
+        }
+        pool.run(|dev, _| dev.barrier()).unwrap();
+        println!("CHILD refused");
+    }
+
+    /// Once this panicked.
+    #[test]
+    fn without_threads_of_rayon_tasks_are_refused() {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["parallel::tasks::tests::child", "--exact", "--nocapture"]);
+        let output = command.env(TASK, "no threads").env("RAYON_NUM_THREADS", "500").output().unwrap();
+        assert!(String::from_utf8_lossy(&output.stdout).contains("CHILD refused"), "{output:?}");
     }
 }

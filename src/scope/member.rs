@@ -96,7 +96,13 @@ where
     });
     let outcome = match returned {
         Ok(Ok(result)) => Outcome::Done(result),
-        Ok(Err(error)) => Outcome::Failed { first: tell(&error, &|cause| gang.poison(device, cause)), error },
+        Ok(Err(error)) => {
+            let first = tell(&error, &|cause| gang.fail(device, cause));
+            if first {
+                gang.tell_outside();
+            }
+            Outcome::Failed { error, first }
+        }
         Err(error) => {
             gang.poison(device, error);
             Outcome::Panicked

@@ -69,7 +69,7 @@ fn mutant() -> Option<&'static str> {
     use std::sync::OnceLock;
     // A std type on purpose, invisible to loom: the value is set before the process starts and never changes.
     static MUTANT: OnceLock<Option<String>> = OnceLock::new();
-    MUTANT.get_or_init(|| std::env::var("GPU_POOL_MUTANT").ok()).as_deref()
+    MUTANT.get_or_init(|| crate::variables::text("GPU_POOL_MUTANT").expect("a name")).as_deref()
 }
 
 // Miri has no files.

@@ -23,7 +23,7 @@ use crate::{
         module::Module,
         route::{PeerReport, Route},
     },
-    error::{DeviceCall, Error, Result},
+    error::{DeviceCall, Error, Result, Site},
     fabric::{
         in_flight::InFlight,
         limits::{Tune, Tuned},
@@ -369,6 +369,7 @@ pub(crate) fn start(
     device: usize,
     endpoint: Endpoint,
     opened: std::sync::mpsc::Sender<Result<()>>,
+    site: Site,
 ) -> Result<thread::JoinHandle<Result<()>>> {
     let shared = shared.clone();
     let (hushed, quiescence) = (panics::is_hushed(), shared.quiescence[device].clone());
@@ -396,5 +397,5 @@ pub(crate) fn start(
             // Caught on this thread, which knows the place of the panic. A thread that joins it gets only the payload.
             panics::catch(device, live).and_then(|ended| ended)
         })
-        .map_err(|e| Error::custom(format!("the thread of device {device} could not be started: {e}")))
+        .map_err(|e| Error::NoThread { op: "build", device: Some(device), why: e.to_string(), site })
 }

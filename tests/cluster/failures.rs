@@ -55,6 +55,7 @@ pub fn child(builder: Builder, what: &str, more: &[&str]) -> Result<(), Error> {
             "late" if me => thread::sleep(Duration::from_secs(3)),
             "memory" if me => drop(dev.zeros::<f32>(1 << 44)?),
             "error" if me => return Err(Error::custom("a closure has had enough")),
+            "rude" if me => return Err(Error::custom(Rude)),
             "panic" if me => panic!("a closure has panicked"),
             "skips" if me => return Ok(()),
             "mismatch" if me => world.all_reduce(&mut dev.zeros::<f32>(11)?, ReduceOp::Sum)?,
@@ -90,6 +91,18 @@ pub fn child(builder: Builder, what: &str, more: &[&str]) -> Result<(), Error> {
     found?;
     pool.close()
 }
+
+/// An error that cannot be shown.
+#[derive(Debug)]
+struct Rude;
+
+impl std::fmt::Display for Rude {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        panic!("a panic in Display")
+    }
+}
+
+impl std::error::Error for Rude {}
 
 /// The number of this process.
 fn own(pool: &GpuPool) -> Result<usize, Error> {
@@ -213,9 +226,13 @@ fn a_process_that_makes_no_progress_is_named() {
 /// The failures of one process's own work: its peers name host and device, and the cluster goes on.
 #[test]
 fn a_failure_of_one_device_is_told_to_all() {
-    for (what, cause) in
-        [("error", "had enough"), ("travelling", "had enough"), ("panic", "has panicked"), ("memory", "memory")]
-    {
+    for (what, cause) in [
+        ("error", "had enough"),
+        ("travelling", "had enough"),
+        ("panic", "has panicked"),
+        ("memory", "memory"),
+        ("rude", "text panicked"),
+    ] {
         for _ in 0..cases(3, 30) {
             let mut fleet = Fleet::start(what, &SHAPE);
             for rank in [0, 2] {

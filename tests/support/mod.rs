@@ -135,8 +135,8 @@ pub fn on_cuda(needed: usize, test: fn(Gpus)) {
 
 /// `GPU_POOL_SHARE`: how many devices each GPU is to be.
 fn share() -> usize {
-    let times = std::env::var("GPU_POOL_SHARE").ok().filter(|times| !times.is_empty());
-    times.map_or(1, |times| times.parse().expect("GPU_POOL_SHARE is a number"))
+    let times = std::env::var_os("GPU_POOL_SHARE").filter(|times| !times.is_empty());
+    times.map_or(1, |times| times.to_str().and_then(|times| times.parse().ok()).expect("GPU_POOL_SHARE is a number"))
 }
 
 /// How many GPUs there are.

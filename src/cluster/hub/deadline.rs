@@ -1,17 +1,19 @@
 //! Who is silent, and who keeps others waiting without getting on.
 
-use super::{Duration, Failure, Hub, Key, Scope};
+use super::{super::wire::MOST_MEMBERS, Duration, Failure, Hub, Key, Scope};
 
 impl Hub {
     pub(super) fn look_for_the_silent(&mut self) {
         let (now, limits) = (self.now, self.limits);
-        let silent = |host: &super::Host| host.joined && !host.left && now - host.heard >= limits.silence;
-        if let Some(host) = self.hosts.iter().position(silent) {
+        let silent = |host: &super::Host| now - host.heard >= limits.silence;
+        let found = self.hosts.iter().find(|(host, known)| !self.left.contains(host) && silent(known));
+        if let Some((&host, _)) = found {
             let why = format!("it has said nothing for {:?}", limits.silence);
             return self.end(Failure::lost(host, why));
         }
-        let missing: Vec<u32> = (0..).zip(&self.hosts).filter(|(_, host)| !host.joined).map(|(host, _)| host).collect();
-        if !missing.is_empty() && now >= limits.patience {
+        if self.hosts.len() < limits.size && now >= limits.patience {
+            let missing = (0..limits.size).filter(|host| !self.hosts.contains_key(host));
+            let missing = missing.take(MOST_MEMBERS).map(|host| host as u32).collect();
             self.end(Failure::Timeout { op: "connect".to_owned(), waited: now, missing });
         }
     }
@@ -31,7 +33,7 @@ impl Hub {
     /// The failure of a scope in which a process waits for others that have not got on for its deadline.
     fn late(&self, scope: &Scope) -> Option<Failure> {
         let deadline = |hosts: &mut dyn Iterator<Item = usize>| {
-            let of = |host: usize| scope.parts[host].announced.as_ref().map(|part| part.deadline);
+            let of = |host: usize| scope.parts.get(&host).map(|part| part.announced.deadline);
             hosts.filter_map(of).min().unwrap_or(Duration::MAX)
         };
         for meeting in scope.meetings.values() {
@@ -44,11 +46,9 @@ impl Hub {
             }
         }
         let waits = |host: usize| scope.meetings.values().any(|meeting| meeting.has(host));
-        if let Some(since) = scope.parts.iter().filter_map(|part| part.ended).min() {
-            let (ended, others): (Vec<_>, Vec<_>) =
-                (0..scope.parts.len()).partition(|host| scope.parts[*host].ended.is_some());
-            let limit = deadline(&mut ended.into_iter());
-            let missing = others.into_iter().filter(|host| !waits(*host));
+        if let Some(since) = scope.parts.values().filter_map(|part| part.ended).min() {
+            let limit = deadline(&mut scope.parts.keys().copied().filter(|host| scope.has_ended(*host)));
+            let missing = (0..scope.size).filter(|host| !scope.has_ended(*host) && !waits(*host));
             return self.stalled(scope, missing, since, limit, "the end of a scope");
         }
         let since = scope.announced().map(|(_, part)| part.at).min()?;
@@ -56,7 +56,7 @@ impl Hub {
             return None;
         }
         let limit = deadline(&mut scope.announced().map(|(host, _)| host));
-        let missing = (0..scope.parts.len()).filter(|host| scope.parts[*host].announced.is_none());
+        let missing = (0..scope.size).filter(|host| !scope.parts.contains_key(host));
         self.stalled(scope, missing, since, limit, "the beginning of a scope")
     }
 
@@ -69,13 +69,16 @@ impl Hub {
         limit: Duration,
         op: &str,
     ) -> Option<Failure> {
-        let moved = |host: usize| match &scope.parts[host].announced {
-            Some(part) => part.moved,
-            None => self.hosts[host].moved,
+        let moved = |host: usize| match (scope.parts.get(&host), self.hosts.get(&host)) {
+            (Some(part), _) => part.announced.moved,
+            (None, Some(known)) => known.moved,
+            (None, None) => Duration::ZERO,
         };
-        let idle = missing.map(|host| (host, self.now.saturating_sub(moved(host).max(since))));
-        let late: Vec<_> = idle.filter(|(_, idle)| *idle >= limit).collect();
-        let waited = late.iter().map(|(_, idle)| *idle).max()?;
+        let before = self.earlier[0]?;
+        let late = |at: Duration| at <= before && self.now.saturating_sub(at) >= limit;
+        let late = missing.map(|host| (host, moved(host).max(since))).filter(|(_, at)| late(*at));
+        let late: Vec<_> = late.take(MOST_MEMBERS).collect();
+        let waited = self.now.saturating_sub(late.iter().map(|(_, at)| *at).min()?);
         let op = match &scope.key {
             Key::Named(name, _) => format!("{op} of scope {name:?}"),
             Key::Slot(_) | Key::Early(_) => op.to_owned(),

@@ -180,11 +180,11 @@ impl Scope {
 
     /// Somebody waits in a collective for a process that has ended the scope.
     pub(super) fn misses_who_ended(&self) -> Option<Failure> {
-        let ended = |host: &usize| self.parts[*host].ended.is_some();
+        let ended = |host: &usize| self.has_ended(*host);
         self.meetings.values().find_map(|meeting| {
             let gone = meeting.missing().into_iter().find(ended)?;
             let device = meeting.members.iter().find(|(host, _)| *host as usize == gone)?.1;
-            let site = self.parts[gone].announced.as_ref().map_or_else(String::new, |part| part.site.clone());
+            let site = self.parts.get(&gone).map_or_else(String::new, |part| part.announced.site.clone());
             let b = Box::new(Call { place: (gone as u32, device), call: "the end of the scope".to_owned(), site });
             let a = meeting.call(*meeting.arrived.keys().next()?)?;
             Some(Failure::Mismatch { kind: Kind::Participation, a, b })

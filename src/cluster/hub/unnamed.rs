@@ -9,7 +9,7 @@
 //! * From then on it is in doubt how the scopes of its process and of others correspond. Until two are the same again,
 //!   those that meet are a mismatch, which names both places.
 
-use super::{Announced, BTreeMap, Call, Failure, Hub, Key, Kind, Rule, Scope, ToHost, cut, mutant};
+use super::{Announced, BTreeMap, Call, Failure, Hub, Key, Kind, Part, Rule, Scope, ToHost, cut, mutant};
 
 /// The most failed scopes that are kept for others that may come: far more than fail before anybody comes.
 const MOST: usize = 256;
@@ -46,7 +46,7 @@ impl Hub {
         let place = (announced.site.clone(), nth);
         let early = fails.is_some();
         let hidden = early && mutant::is(Rule::EarlyFailure);
-        let Progress { at, doubts } = &mut self.hosts[host].unnamed;
+        let Progress { at, doubts } = &mut self.hosts.entry(host).or_default().unnamed;
         let next = self.unnamed.slots.get_mut(&(*at + 1)).filter(|_| !hidden);
         let same = next.as_ref().is_some_and(|slot| slot.place == place || mutant::is(Rule::EarlyPlace));
         let (mut agreed, mut differs) = (None, false);
@@ -79,13 +79,13 @@ impl Hub {
                 self.last_scope
             }
         };
-        for other in self.hosts.iter_mut().filter(|other| Some(other.unnamed.at) == agreed) {
+        for other in self.hosts.values_mut().filter(|other| Some(other.unnamed.at) == agreed) {
             other.unnamed.doubts = false;
         }
         let id = announced.id;
-        self.hosts[host].scopes.insert(id, number);
+        self.hosts.entry(host).or_default().scopes.insert(id, number);
         let Some(scope) = self.scopes.get_mut(&number) else { return };
-        scope.parts[host].announced = Some(announced);
+        scope.parts.insert(host, Part { announced, ended: None });
         let mismatch = if differs { scope.places_differ(host) } else { None };
         match (scope.failed.clone(), fails.or(mismatch)) {
             (Some(failure), _) => self.out.push((host, ToHost::Failed { scope: id, failure })),
@@ -102,17 +102,17 @@ impl Hub {
         }
         let Some(oldest) = self.unnamed.early.values().min().copied() else { return };
         self.unnamed.early.retain(|_, scope| *scope != oldest);
-        for part in self.scopes.get_mut(&oldest).into_iter().flat_map(|scope| &mut scope.parts) {
-            if part.announced.is_none() {
-                part.ended = Some(self.now);
-            }
+        if let Some(scope) = self.scopes.get_mut(&oldest) {
+            scope.closed = true;
         }
         self.forget_ended(oldest);
     }
 
     /// The scope is over when all processes have ended it.
     pub(super) fn forget_ended(&mut self, number: u64) -> Option<Scope> {
-        self.scopes.get(&number).filter(|scope| scope.parts.iter().all(|part| part.ended.is_some()))?;
+        let ended = |scope: &Scope| scope.parts.values().all(|part| part.ended.is_some());
+        let all = |scope: &Scope| scope.closed || scope.parts.len() == scope.size;
+        self.scopes.get(&number).filter(|scope| all(scope) && ended(scope))?;
         let scope = self.scopes.remove(&number)?;
         match &scope.key {
             Key::Named(name, call) => drop(self.names.remove(&(name.clone(), *call))),
@@ -126,7 +126,7 @@ impl Hub {
 impl Scope {
     /// The places of this process's scope and of another's.
     fn places_differ(&self, host: usize) -> Option<Failure> {
-        let here = self.parts[host].announced.as_ref()?;
+        let here = &self.parts.get(&host)?.announced;
         let (other, theirs) = self.announced().find(|(other, _)| *other != host)?;
         let call = |host: usize, part: &Announced| {
             let call = "a scope without a name, after one that has failed before it needed other processes".to_owned();

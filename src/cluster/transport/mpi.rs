@@ -32,9 +32,9 @@ use crate::{
     error::{Error, Result},
     fabric::transport::{HostTransport, Message},
     sync::{Flag, Gate},
+    variables,
 };
 use std::{
-    env,
     ffi::c_int,
     fmt, ptr,
     sync::Arc,
@@ -280,10 +280,13 @@ fn start(library: Library, one_thread: bool, piece: usize) -> Result<Started> {
 /// Whether the library sees as many processes as the launcher has started. A library of another kind than the launcher
 /// sees one, in each process.
 fn belongs(version: &str, size: usize) -> Result<()> {
-    let launched: Option<usize> =
-        ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(|name| env::var(name).ok()?.parse().ok());
+    let read = |name| variables::text(name).map_err(|not| unusable(&not.to_string()));
+    let launched = match read("OMPI_COMM_WORLD_SIZE")? {
+        None => read("PMI_SIZE")?,
+        known => known,
+    };
     match launched {
-        Some(launched) if launched != size => Err(unusable(&format!(
+        Some(launched) if launched.trim().parse() != Ok(size) => Err(unusable(&format!(
             "the launcher has started {launched} processes, but {version} sees {size}: it does not belong to the \
              launcher; name the launcher's libmpi.so in GPU_POOL_MPI"
         ))),

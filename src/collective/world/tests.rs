@@ -9,6 +9,7 @@ mod pieces;
 mod rail_messages;
 #[cfg(all(feature = "cluster", target_os = "linux"))]
 mod registered;
+mod user_code;
 
 use super::loopback::Hosts;
 use crate::{AsView, AsViewMut, Check, DType, DeviceBuffer, Element, Group, ReduceOp, RowNorm};

@@ -4,10 +4,12 @@
 //! pointers with fixed values. Nothing here depends on a layout: handles are words, and a status is room that is only
 //! handed back to the library.
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    variables,
+};
 use libloading::os::unix;
 use std::{
-    env,
     ffi::{CStr, c_char, c_int, c_void},
     fs, mem,
     path::Path,
@@ -91,10 +93,11 @@ impl Library {
         if cfg!(not(all(target_pointer_width = "64", target_endian = "little"))) {
             return Err(unusable("MPI is supported on 64-bit little-endian machines"));
         }
-        let named = env::var("GPU_POOL_MPI").ok().filter(|name| !name.trim().is_empty());
+        let named = variables::text("GPU_POOL_MPI").map_err(|not| unusable(&not.to_string()))?;
+        let named = named.filter(|name| !name.trim().is_empty());
         let names = match &named {
             Some(name) => vec![name.trim()],
-            None => found(env::var_os("OMPI_COMM_WORLD_RANK").is_some()).to_vec(),
+            None => found(variables::os("OMPI_COMM_WORLD_RANK").is_some()).to_vec(),
         };
         let mut tried = String::new();
         for name in names {

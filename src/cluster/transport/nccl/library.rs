@@ -3,10 +3,12 @@
 //! The signatures are those of `nccl.h` from 2.19 to 2.32. Results are plain numbers here: a newer library may know
 //! more of them.
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    variables,
+};
 use once_cell::sync::OnceCell;
 use std::{
-    env,
     ffi::{CStr, OsStr, OsString, c_char, c_int, c_uint, c_void},
     ptr::null,
 };
@@ -132,7 +134,7 @@ impl Library {
     /// [`Error::Cluster`], which says what to install.
     pub(crate) fn get() -> Result<&'static Library> {
         static LIBRARY: OnceCell<Library> = OnceCell::new();
-        let named = || env::var_os(VARIABLE).filter(|name| !name.is_empty());
+        let named = || variables::os(VARIABLE).filter(|name| !name.is_empty());
         LIBRARY.get_or_try_init(|| Library::open(named()))
     }
 
