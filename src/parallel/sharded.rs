@@ -11,7 +11,11 @@ use crate::{
     memory::{AsViewMut, DeviceView, DeviceViewMut},
 };
 use smallvec::SmallVec;
-use std::{ops::Range, panic::Location};
+use std::{
+    hash::{DefaultHasher, Hasher},
+    ops::Range,
+    panic::Location,
+};
 
 const KINDS: [Kept; 3] = [Kept::First, Kept::Second, Kept::Master];
 
@@ -242,7 +246,8 @@ impl<T: Parameter> ShardedOptimizer<T> {
     /// with the same state, and set their parameters themselves.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a state of other parameters, or of another optimizer; those of
+    /// [`Error::InvalidArgument`] for a state of other parameters, or of another optimizer;
+    /// [`Error::WorldMismatch`] before anything has changed, when another process sets another state; those of
     /// [`Device::upload_into`].
     #[track_caller]
     pub fn set_state(&mut self, dev: &Device, state: &ShardedState) -> Result<()> {
@@ -254,6 +259,11 @@ impl<T: Parameter> ShardedOptimizer<T> {
                 return Err(Error::invalid("set_state", why));
             }
         }
+        self.own.agree(dev, || {
+            let mut hasher = DefaultHasher::new();
+            all.iter().for_each(|x| hasher.write(bytemuck::cast_slice(x)));
+            format!("set_state(step {}, checksum {:016x})", state.steps, hasher.finish())
+        })?;
         self.failed = true;
         for (which, all) in KINDS.into_iter().zip(all) {
             self.own.set_kept(dev, which, all)?;

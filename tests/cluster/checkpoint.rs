@@ -4,9 +4,9 @@ use crate::fleet::{Fleet, free_port, pool, say};
 #[cfg(feature = "nccl")]
 use crate::{fleet::GPU_VARIABLES, support::cuda_devices};
 use gpu_pool::{
-    Builder, DeviceBuffer, Error, WorldCall,
+    Builder, Device, DeviceBuffer, Error, ReduceOp, WorldCall,
     cluster::Cluster,
-    parallel::{Checkpoint, DataParallel, Model, Optimizer},
+    parallel::{Checkpoint, DataParallel, Model, Optimizer, ShardedOptimizer, ShardedState},
 };
 use std::{fs, path::Path};
 
@@ -46,7 +46,7 @@ pub fn child(builder: Builder, folder: &str, sharded: &str) -> Result<(), Error>
     let (folder, pool) = (Path::new(folder), pool(builder)?);
     let optimizer = Optimizer::adam(0.25);
     let optimizer = if sharded == "sharded" { optimizer.sharded() } else { optimizer };
-    let build = |dev: &gpu_pool::Device| Ok(One(dev.upload(&vec![1.0; LEN])?));
+    let build = |dev: &Device| Ok(One(dev.upload(&vec![1.0; LEN])?));
     let mut model = DataParallel::new_in(&pool, |dev| dev.world(), optimizer, build)?;
     let file = |name: &str| folder.join(name);
 
@@ -104,8 +104,22 @@ pub fn child(builder: Builder, folder: &str, sharded: &str) -> Result<(), Error>
     step(&mut model)?;
     model.verify()?;
     assert!(weights(&mut model)? == second);
+    let found = pool.run(|dev, _| states(dev, rank))?;
+    for [a, b] in found {
+        assert!(a.call.contains("step 3,") && b.call.contains("step 4,"), "{a} {b}");
+    }
     say("right");
     pool.close()
+}
+
+/// The state of an optimizer without a model.
+fn states(dev: &Device, rank: usize) -> Result<[WorldCall; 2], Error> {
+    let mut own = ShardedOptimizer::<f32>::new(&dev.world()?, Optimizer::adam(0.1), ReduceOp::Sum, &[LEN])?;
+    let same = ShardedState { steps: 3, ..own.state(dev)? };
+    own.set_state(dev, &same)?;
+    let error = own.set_state(dev, &ShardedState { steps: 3 + rank as u64, ..same.clone() }).unwrap_err();
+    assert!(own.state(dev)? == same);
+    Ok(calls(error))
 }
 
 fn checkpoints(devices: &str, name: &str, set: &[(&str, &str)]) {
