@@ -125,10 +125,17 @@ impl<T: 'static> PerDevice<T> {
         drop(old);
     }
 
-    /// Clears the poison of this device's value.
+    /// Clears the poison of this device's value. Returns the gangs that may have left it.
     #[track_caller]
-    pub(crate) fn accept(&self, dev: &Device) -> Result<()> {
-        self.slot(dev)?.writers.take();
+    pub(crate) fn accept(&self, dev: &Device) -> Result<Vec<Arc<Gang>>> {
+        Ok(self.slot(dev)?.writers.take())
+    }
+
+    /// Takes [`accept`](Self::accept) back.
+    #[cfg(feature = "checkpoints")]
+    #[track_caller]
+    pub(crate) fn blame_on(&self, dev: &Device, gangs: &[Arc<Gang>]) -> Result<()> {
+        self.slot(dev)?.writers.borrow_mut().extend_from_slice(gangs);
         Ok(())
     }
 

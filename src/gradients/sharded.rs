@@ -370,6 +370,16 @@ impl<T: Parameter> ShardedStep<T> {
         }
     }
 
+    /// Checks that the processes set the same state, which `text` describes. One process alone compares nothing.
+    #[track_caller]
+    pub fn agree(&self, dev: &Device, text: impl FnOnce() -> String) -> Result<()> {
+        let group = self.here(dev, "set_state")?;
+        match group.spans_processes() {
+            true => group.agree(Origin::default(), "set_state", Location::caller(), &text()),
+            false => Ok(()),
+        }
+    }
+
     /// The number of elements that [`set_kept`](Self::set_kept) needs.
     pub fn kept_len(&self, which: Kept) -> usize {
         if self.kept[which as usize].is_some() { self.len } else { 0 }

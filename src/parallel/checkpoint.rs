@@ -1,24 +1,31 @@
 //! [`Checkpoint`]: named tensors and texts in one file, in the format of the `safetensors` crate.
 //!
 //! Users make one of any model's downloads; `DataParallel::{save, load}` use it. Nothing here touches a device.
-//! Invariant: a file is complete or not there: it is written under another name, and renamed.
+//! [`file`]: how a file is replaced. Invariant: what `save` accepts, `load` reads.
+
+mod file;
 
 use crate::{
     DType, Element,
     error::{Error, Result},
-    sync::unique_id,
 };
 use safetensors::{
     SafeTensors,
-    tensor::{Dtype, View, serialize_to_file},
+    tensor::{Dtype, Metadata, TensorInfo},
 };
 use std::{
-    borrow::Cow,
+    cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    fs, io,
+    fs,
+    io::{self, Write},
     ops::Range,
     path::Path,
 };
+
+/// The format's own key beside the names of tensors.
+const NOTES: &str = "__metadata__";
+/// The format's limit for names, shapes and notes, in bytes.
+const MOST_HEADER: usize = 100_000_000;
 
 /// Tensors and texts with names, on the host: what a training run needs to go on. The file is in the format
 /// [safetensors](https://huggingface.co/docs/safetensors), which other programs read, too
@@ -73,9 +80,13 @@ impl Checkpoint {
     /// Puts a tensor in, row by row; one of this name is replaced.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the shape has another number of elements.
+    /// [`Error::InvalidArgument`] when the shape has another number of elements, and for the name `__metadata__`, which
+    /// the format has for [`note`](Self::note)s.
     #[track_caller]
     pub fn insert<T: Element>(&mut self, name: &str, shape: &[usize], x: &[T]) -> Result<()> {
+        if name == NOTES {
+            return Err(Error::invalid("Checkpoint::insert", "the format has `__metadata__` for notes"));
+        }
         if shape.iter().try_fold(1usize, |len, side| len.checked_mul(*side)) != Some(x.len()) {
             let why = format_args!("`{name}`: {} elements are no {shape:?}", x.len());
             return Err(Error::invalid("Checkpoint::insert", why));
@@ -127,31 +138,47 @@ impl Checkpoint {
         self.notes.get(name).map(String::as_str)
     }
 
-    /// Writes a file: first under a name of its own beside it, then to the disk, and then it is renamed. So `path` is
-    /// the old file or the new one, also if the process or the machine stops meanwhile.
+    /// Writes a file, first under a random name in the same folder; brings it to the disk, and renames it. So `path` is
+    /// the old file or the new one, also if the process or the machine stops meanwhile, and while others save or read
+    /// it. If several save at the same time, the last one to end wins.
+    ///
+    /// It keeps the mode of an old file. If `path` is a symbolic link, the file that it leads to is replaced, and the
+    /// link stays. Temporary files (`.gpu-pool-..part`) that dead processes have left in the folder are removed.
     ///
     /// # Errors
-    /// [`Error::Custom`] with the operating system's [`io::Error`] within a text that names the file.
+    /// [`Error::Custom`] with the operating system's [`io::Error`] within a text that names the file; also for a
+    /// folder, a device, and a link of another user. [`Error::InvalidArgument`] when names, shapes and notes have more
+    /// than the 100 MB that the format allows.
+    #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}-{}.part", std::process::id(), unique_id()));
-        let part = path.with_file_name(name);
-        let written = self.write(&part).and_then(|()| fs::rename(&part, path));
-        if let Err(error) = written {
-            let _ = fs::remove_file(&part);
-            return Err(failed(path, &error));
+        let refused = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
+        // The order that the format's own programs write: no tensor begins at an odd address.
+        let mut all: Vec<_> = self.tensors.iter().collect();
+        all.sort_by_key(|(_, tensor)| Reverse(tensor.dtype));
+        let mut end = 0;
+        let mut info = |(name, tensor): &(&String, &Tensor)| {
+            let start = end;
+            end += self.bytes(tensor).len();
+            let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
+            (name.to_string(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+        };
+        let header = match Metadata::new(Some(self.notes.clone()), all.iter().map(&mut info).collect()) {
+            Ok(header) => header,
+            Err(error) => return Err(Error::invalid("Checkpoint::save", refused(&error))),
+        };
+        let mut header = serde_json::to_vec(&header).expect("plain data with text for keys");
+        header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
+        if header.len() > MOST_HEADER {
+            let why = format_args!("names, shapes and notes have {} bytes, more than {MOST_HEADER}", header.len());
+            return Err(Error::invalid("Checkpoint::save", refused(&why)));
         }
-        Ok(())
-    }
-
-    fn write(&self, part: &Path) -> io::Result<()> {
-        // The crate makes its file for the owner only.
-        let permissions = fs::File::create(part)?.metadata()?.permissions();
-        let tensors = self.tensors.iter().map(|(name, tensor)| (name, Viewed { tensor, bytes: self.bytes(tensor) }));
-        serialize_to_file(tensors, Some(self.notes.clone()), part).map_err(io::Error::other)?;
-        fs::set_permissions(part, permissions)?;
-        fs::File::open(part)?.sync_all()
+        let written = file::replace(path, |to| {
+            to.write_all(&(header.len() as u64).to_le_bytes())?;
+            to.write_all(&header)?;
+            all.iter().try_for_each(|(_, tensor)| to.write_all(self.bytes(tensor)))
+        });
+        written.map_err(|error| failed(path, &error))
     }
 
     /// Reads a file.
@@ -175,7 +202,7 @@ impl Checkpoint {
         };
         // The length of the header is before it.
         let start = size_of::<u64>() + header;
-        let tensor = |info: &safetensors::tensor::TensorInfo| {
+        let tensor = |info: &TensorInfo| {
             let (from, to) = info.data_offsets;
             Tensor { dtype: info.dtype, shape: info.shape.clone(), data: Data::InFile(start + from..start + to) }
         };
@@ -209,26 +236,6 @@ impl std::fmt::Debug for Checkpoint {
 
 fn failed(path: &Path, error: &io::Error) -> Error {
     Error::custom(io::Error::new(error.kind(), format!("checkpoint {}: {error}", path.display())))
-}
-
-struct Viewed<'a> {
-    tensor: &'a Tensor,
-    bytes: &'a [u8],
-}
-
-impl View for Viewed<'_> {
-    fn dtype(&self) -> Dtype {
-        self.tensor.dtype
-    }
-    fn shape(&self) -> &[usize] {
-        &self.tensor.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        self.bytes.into()
-    }
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
 }
 
 fn dtype_of(dtype: DType) -> Dtype {

@@ -406,14 +406,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             None => Ok(()),
         }
     }
-
-    /// For a checkpoint that replaces everything.
-    #[cfg(feature = "checkpoints")]
-    #[track_caller]
-    fn forget_failures(&mut self) -> Result<()> {
-        self.held = None;
-        self.replicas.clear_poison()
-    }
 }
 
 impl<M: Model<T>, T: Parameter> std::fmt::Debug for DataParallel<M, T> {

@@ -11,7 +11,11 @@ use crate::{
     memory::{AsViewMut, DeviceView, DeviceViewMut},
 };
 use smallvec::SmallVec;
-use std::{ops::Range, panic::Location};
+use std::{
+    hash::{DefaultHasher, Hasher},
+    ops::Range,
+    panic::Location,
+};
 
 const KINDS: [Kept; 3] = [Kept::First, Kept::Second, Kept::Master];
 
@@ -244,10 +248,20 @@ impl<T: Parameter> ShardedOptimizer<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a state of other parameters, of another optimizer, or after more than 2^53 steps;
-    /// those of [`Device::upload_into`].
+    /// [`Error::WorldMismatch`] before anything has changed, when another process sets another state; those of
+    /// [`Device::upload_into`].
     #[track_caller]
     pub fn set_state(&mut self, dev: &Device, state: &ShardedState) -> Result<()> {
         let all = [&state.first, &state.second, &state.master];
+        // Before the checks: what one process refuses, all refuse.
+        self.own.agree(dev, || {
+            let mut hasher = DefaultHasher::new();
+            for x in all {
+                hasher.write_usize(x.len());
+                hasher.write(bytemuck::cast_slice(x));
+            }
+            format!("set_state(step {}, checksum {:016x})", state.steps, hasher.finish())
+        })?;
         for (which, all) in KINDS.into_iter().zip(all) {
             let wanted = self.own.kept_len(which);
             if all.len() != wanted {

@@ -5,6 +5,7 @@
 use crate::{
     Device, PerDevice, Shard,
     error::{Error, Result},
+    gang::Gang,
     scope::{as_it_is, by_its_text, members, run},
     thread::worker::Shared,
 };
@@ -51,8 +52,23 @@ impl<T: 'static> PerDevice<T> {
     /// As [`GpuPool::run`](crate::GpuPool::run).
     #[track_caller]
     pub fn clear_poison(&mut self) -> Result<()> {
+        self.forgive().map(drop)
+    }
+
+    /// [`clear_poison`](Self::clear_poison) that can be taken back: by device, the gangs that may have left poison.
+    #[track_caller]
+    pub(crate) fn forgive(&mut self) -> Result<Vec<Vec<Arc<Gang>>>> {
         let site = Location::caller();
-        self.scope(None, |dev, _| self.accept(dev).map_err(|error| error.called_at(site))).map(drop)
+        self.scope(None, |dev, _| self.accept(dev).map_err(|error| error.called_at(site)))
+    }
+
+    /// Takes [`forgive`](Self::forgive) back.
+    #[cfg(feature = "checkpoints")]
+    #[track_caller]
+    pub(crate) fn blame(&mut self, gangs: &[Vec<Arc<Gang>>]) -> Result<()> {
+        let site = Location::caller();
+        let back = |dev: &Device| self.blame_on(dev, &gangs[dev.index()]).map_err(|error| error.called_at(site));
+        self.scope(None, |dev, _| back(dev)).map(drop)
     }
 
     /// Runs `f` on every device of the pool, each with its own `&mut T`.

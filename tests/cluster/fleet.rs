@@ -209,6 +209,8 @@ fn child() -> Result<(), Error> {
         "early" => early(builder),
         "join" => crate::meeting::child(builder, more[0]),
         "random" => crate::random::child(builder, &more),
+        #[cfg(feature = "checkpoints")]
+        "checkpoint" => crate::checkpoint::child(builder, more[0], more[1]),
         #[cfg(feature = "blas")]
         what if what.contains("pipeline") => crate::pipeline::child(builder, what, &more),
         _ => crate::failures::child(builder, what, &more),

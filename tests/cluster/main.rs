@@ -5,6 +5,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(all(target_os = "linux", feature = "checkpoints"))]
+mod checkpoint;
 #[cfg(target_os = "linux")]
 mod failures;
 #[cfg(target_os = "linux")]

@@ -3,14 +3,16 @@
 use crate::{
     data_parallel::rig::{Bag, Real, backward, bag, bags, bits, step, weights},
     on_both,
-    support::{Gpus, failure},
+    support::{Gpus, again, cases, failure, task, until},
 };
 use gpu_pool::{
     Device, Error, Parameter,
     parallel::{Checkpoint, DataParallel, Optimizer},
 };
 use half::{bf16, f16};
+use proptest::prelude::*;
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -272,4 +274,252 @@ fn tensors_of_any_type() {
         assert!(error.to_string().contains(wrong.to_str().unwrap()), "{error}");
     }
     assert_eq!(folder.names(), ["file", "taken"]);
+}
+
+/// Tensors of one number each, which a torn file would not have.
+fn uniform(value: u32, len: usize) -> Checkpoint {
+    let mut checkpoint = Checkpoint::new();
+    checkpoint.insert("a", &[len], &vec![value; len]).unwrap();
+    checkpoint.insert("b", &[len], &vec![f64::from(value); len]).unwrap();
+    checkpoint.note("value", value);
+    checkpoint
+}
+
+#[track_caller]
+fn assert_uniform(file: &Path) -> u32 {
+    let found = Checkpoint::load(file).unwrap();
+    let (a, b) = (found.tensor::<u32>("a").unwrap(), found.tensor::<f64>("b").unwrap());
+    assert!(a.iter().all(|x| *x == a[0]) && b.iter().all(|x| *x == f64::from(a[0])), "torn");
+    assert_eq!(found.noted("value"), Some(a[0].to_string().as_str()));
+    a[0]
+}
+
+/// `save <file> <value> <elements> <times>`, with 0 for ever.
+#[test]
+fn the_process_that_saves() {
+    let Some(task) = task() else { return };
+    let words: Vec<_> = task.split(' ').collect();
+    let [file, numbers @ ..] = &words[..] else { panic!("{task}") };
+    let [value, len, times] = numbers.iter().map(|x| x.parse().unwrap()).collect::<Vec<u32>>()[..] else { panic!() };
+    let checkpoint = uniform(value, len as usize);
+    for _ in 0..if times == 0 { u32::MAX } else { times } {
+        checkpoint.save(file).unwrap();
+    }
+}
+
+fn saver(file: &Path, value: u32, len: usize, times: u32) -> std::process::Child {
+    let task = format!("{} {value} {len} {times}", file.display());
+    again(&["checkpoint::the_process_that_saves"], &task).stdout(std::process::Stdio::null()).spawn().unwrap()
+}
+
+fn is_part(name: &String) -> bool {
+    name.ends_with(".part")
+}
+
+/// The process is killed while its temporary file is there. Once the temporary file of the next process with this
+/// number had the same name.
+#[test]
+fn a_killed_save_leaves_the_old_file_and_the_next_one_clears_up() {
+    let folder = Folder::new("killed");
+    let file = folder.file("file");
+    uniform(7, 1000).save(&file).unwrap();
+    let mut left = 0;
+    for round in 0..cases(4, 40) {
+        let mut child = saver(&file, round, 200_000, 0);
+        until("it saves", || folder.names().iter().any(is_part)).unwrap();
+        std::thread::sleep(std::time::Duration::from_micros(300 * u64::from(round)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        left += folder.names().iter().filter(|name| is_part(name)).count();
+        let value = assert_uniform(&file);
+        assert!(value == 7 || value <= round, "{value}");
+        uniform(7, 1000).save(&file).unwrap();
+        assert_eq!(folder.names(), ["file"]);
+    }
+    println!("{left} temporary files were left");
+}
+
+/// Threads and processes that save to one path, and a reader: every save works, and nobody sees a torn file.
+#[test]
+fn many_save_at_once() {
+    let folder = Folder::new("many");
+    let file = &folder.file("file");
+    uniform(0, 20_000).save(file).unwrap();
+    let mut children = [saver(file, 1, 20_000, 10), saver(file, 2, 20_000, 10)];
+    std::thread::scope(|scope| {
+        let savers: Vec<_> = (3..5)
+            .map(|value| scope.spawn(move || (0..10).for_each(|_| uniform(value, 20_000).save(file).unwrap())))
+            .collect();
+        while !savers.iter().all(|saver| saver.is_finished()) {
+            assert_uniform(file);
+        }
+    });
+    assert!(children.iter_mut().all(|child| child.wait().unwrap().success()));
+    uniform(9, 20_000).save(file).unwrap();
+    assert_eq!((assert_uniform(file), folder.names()), (9, vec!["file".to_owned()]));
+}
+
+#[cfg(unix)]
+mod unix {
+    use super::*;
+    use std::os::{
+        fd::AsRawFd,
+        unix::fs::{PermissionsExt, symlink},
+    };
+
+    fn mode(file: &Path) -> u32 {
+        fs::metadata(file).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_planted_link_is_not_followed() {
+        let folder = Folder::new("planted");
+        let (file, victim) = (folder.file("file"), folder.file("victim"));
+        fs::write(&victim, "precious").unwrap();
+        // The names of before, and one of now.
+        for number in 0..2000 {
+            symlink(&victim, folder.file(&format!("file.{}-{number}.part", std::process::id()))).unwrap();
+        }
+        let planted = folder.file(".gpu-pool-0123456789abcdef.part");
+        symlink(&victim, &planted).unwrap();
+        uniform(1, 10).save(&file).unwrap();
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+        assert_eq!((fs::read_link(&planted).unwrap(), assert_uniform(&file)), (victim, 1));
+        assert_eq!(folder.names().len(), 2003);
+    }
+
+    #[test]
+    fn the_mode_is_kept() {
+        let folder = Folder::new("mode");
+        let (file, other) = (folder.file("file"), folder.file("other"));
+        fs::write(&other, "").unwrap();
+        uniform(1, 10).save(&file).unwrap();
+        assert_eq!(mode(&file), mode(&other), "the mode of a new file");
+        for wanted in [0o640, 0o600, 0o444, 0o666] {
+            fs::set_permissions(&file, fs::Permissions::from_mode(wanted)).unwrap();
+            uniform(wanted, 10).save(&file).unwrap();
+            assert_eq!((mode(&file), assert_uniform(&file)), (wanted, wanted));
+        }
+    }
+
+    /// A link stays, and what it leads to is replaced: `latest` is the name of another file.
+    #[test]
+    fn a_link_is_written_through() {
+        let folder = Folder::new("link");
+        fs::create_dir(folder.file("steps")).unwrap();
+        let (latest, step) = (folder.file("latest"), folder.file("steps/step5"));
+        symlink("newest", &latest).unwrap();
+        symlink("steps/step5", folder.file("newest")).unwrap();
+        // First it leads nowhere.
+        for value in [1, 2] {
+            uniform(value, 10).save(&latest).unwrap();
+            assert_eq!((assert_uniform(&step), assert_uniform(&latest)), (value, value));
+            assert!(fs::symlink_metadata(&step).unwrap().is_file());
+            assert_eq!(fs::read_link(&latest).unwrap(), Path::new("newest"));
+        }
+        assert_eq!(folder.names(), ["latest", "newest", "steps"]);
+        symlink("round", folder.file("round")).unwrap();
+        for (wrong, wanted) in [("round", "links"), ("steps", "no regular file")] {
+            let error = failure(uniform(1, 10).save(folder.file(wrong))).to_string();
+            assert!(error.contains(wrong) && error.contains(wanted), "{error}");
+        }
+    }
+
+    /// What a dead writer has left is removed, for whatever checkpoint it was; what a live one has, and files with
+    /// other names are not.
+    #[test]
+    fn only_the_files_of_dead_writers_are_removed() {
+        let folder = Folder::new("stale");
+        let (dead, live) = (".gpu-pool-aaaaaaaaaaaaaaaa.part", ".gpu-pool-bbbbbbbbbbbbbbbb.part");
+        let others = [".gpu-pool-short.part", "gpu-pool-aaaaaaaaaaaaaaaa.part"];
+        for name in [dead, live].iter().chain(&others) {
+            fs::write(folder.file(name), "half").unwrap();
+        }
+        let writer = fs::File::open(folder.file(live)).unwrap();
+        // SAFETY: an open file.
+        assert_eq!(unsafe { libc::flock(writer.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }, 0);
+        uniform(1, 10).save(folder.file("file")).unwrap();
+        assert_eq!(folder.names(), [live, others[0], "file", others[1]]);
+        drop(writer);
+        uniform(2, 10).save(folder.file("file")).unwrap();
+        assert_eq!(folder.names(), [others[0], "file", others[1]]);
+    }
+
+    #[test]
+    fn long_names_of_files() {
+        let folder = Folder::new("long");
+        for len in [250, 255] {
+            let file = folder.file(&"x".repeat(len));
+            uniform(len as u32, 10).save(&file).unwrap();
+            uniform(len as u32, 10).save(&file).unwrap();
+            assert_eq!(assert_uniform(&file), len as u32);
+        }
+        assert_eq!(folder.names().len(), 2);
+    }
+}
+
+#[test]
+fn the_name_of_the_notes_is_refused() {
+    let mut checkpoint = Checkpoint::new();
+    match failure(checkpoint.insert("__metadata__", &[1], &[1u8])) {
+        Error::InvalidArgument { op: "Checkpoint::insert", why, site, .. } => {
+            assert!(why.contains("__metadata__") && site.file().ends_with("checkpoint.rs"), "{why} {site}");
+        }
+        error => panic!("{error}"),
+    }
+    // Longer than a header may be: refused when it is saved, since it could not be loaded.
+    checkpoint.note("long", "x".repeat(100_000_001));
+    let folder = Folder::new("header");
+    assert!(matches!(failure(checkpoint.save(folder.file("file"))), Error::InvalidArgument { .. }));
+    assert!(folder.names().is_empty());
+}
+
+/// Names that formats and systems trip over.
+fn name() -> impl Strategy<Value = String> {
+    let odd = ["", "\0", "a\0b", "__metadata__", "__metadata__ ", "\u{feff}", "\"\\", "dtype", "é", "e\u{301}", "../x"];
+    let long = (1..4000usize).prop_map(|len| "n".repeat(len));
+    prop_oneof![prop::sample::select(odd.map(str::to_owned).to_vec()), long, any::<String>()]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(24, 500), failure_persistence: None, ..Default::default() })]
+
+    /// Also names that come twice, of which the last one counts.
+    #[test]
+    fn what_save_accepts_load_reads(
+        tensors in prop::collection::vec((name(), 0..4usize, 0..3u8), 0..6),
+        notes in prop::collection::vec((name(), any::<String>()), 0..4),
+    ) {
+        let folder = Folder::new("any-name");
+        let (mut checkpoint, mut wanted) = (Checkpoint::new(), BTreeMap::new());
+        for (at, (name, len, kind)) in tensors.iter().enumerate() {
+            let x: Vec<u8> = (0..*len).map(|i| (i + at) as u8).collect();
+            let wide: Vec<i64> = x.iter().map(|x| i64::from(*x)).collect();
+            let kept = match kind {
+                0 => checkpoint.insert(name, &[*len], &x),
+                1 => checkpoint.insert(name, &[1, *len], &wide),
+                _ => checkpoint.insert(name, &[0, *len, usize::MAX >> 8], &[0.0f32; 0]),
+            };
+            prop_assert_eq!(kept.is_ok(), name != "__metadata__", "{:?}", name);
+            if kept.is_ok() {
+                wanted.insert(name.clone(), (*kind, wide));
+            }
+        }
+        let texts: BTreeMap<_, _> = notes.iter().cloned().collect();
+        notes.iter().for_each(|(name, text)| checkpoint.note(name, text));
+        let file = folder.file("file");
+        checkpoint.save(&file).unwrap();
+        let found = Checkpoint::load(&file).unwrap();
+        prop_assert!(found.names().eq(wanted.keys()));
+        for (name, (kind, values)) in &wanted {
+            match kind {
+                0 => prop_assert!(found.tensor::<u8>(name).unwrap().iter().map(|x| i64::from(*x)).eq(values.clone())),
+                1 => prop_assert_eq!(&found.tensor::<i64>(name).unwrap(), values),
+                _ => prop_assert!(found.tensor::<f32>(name).unwrap().is_empty()),
+            }
+        }
+        for (name, text) in &texts {
+            prop_assert_eq!(found.noted(name), Some(text.as_str()));
+        }
+    }
 }

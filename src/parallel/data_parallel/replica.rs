@@ -60,6 +60,9 @@ pub(super) struct Placed {
     pub ordinal: usize,
     pub first: usize,
     pub places: Vec<Place>,
+    /// Whether the group has members of other processes, and whether the device has its rank 0.
+    pub spans: bool,
+    pub leads: bool,
 }
 
 /// The optimizer's memory for this device's part of a bucket.
@@ -281,9 +284,10 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     #[cfg(feature = "checkpoints")]
     #[track_caller]
     pub fn places(&self, dev: &Device) -> Result<Placed> {
-        let first = self.exchange.group(dev, "DataParallel")?.here().ordinal(0);
+        let group = self.exchange.group(dev, "DataParallel")?;
+        let (first, spans, leads) = (group.here().ordinal(0), group.spans_processes(), group.rank() == 0);
         let places = (0..self.sizes.len()).map(|i| self.exchange.place(i)).collect();
-        Ok(Placed { ordinal: dev.index(), first, places })
+        Ok(Placed { ordinal: dev.index(), first, places, spans, leads })
     }
 
     /// Everything was replaced by the state after so many steps.

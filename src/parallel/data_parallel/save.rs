@@ -2,7 +2,7 @@
 //!
 //! Users call `save` and `load`. Tensors: `parameters.0`, `first.0` (the first moment), `second.0`, `master.0` (the
 //! copy in `f32`) and so on; with several groups of devices after `group0.`. Invariant: everything is compared with the
-//! model before anything is written.
+//! model, and with what the other processes have found, before anything is written.
 
 use super::{
     super::{checkpoint::Checkpoint, optim::Needs},
@@ -11,13 +11,29 @@ use super::{
 };
 use crate::{
     Device, DeviceBuffer, Parameter,
-    error::{Error, Result},
+    error::{Error, Result, Site},
+    fabric::call::{Call, Origin},
 };
-use std::{ops::Range, panic::Location, path::Path};
+use std::{
+    hash::{DefaultHasher, Hasher},
+    ops::Range,
+    panic::{AssertUnwindSafe, Location, catch_unwind},
+    path::Path,
+    sync::OnceLock,
+    thread,
+    time::Duration,
+};
 
 /// Notes: the number of steps, and of tensors that are the model's.
 const STEPS: &str = "gpu_pool.steps";
 const TENSORS: &str = "gpu_pool.tensors";
+
+/// What a process says of its part in `save`; a text follows after `FAILED`.
+const BUSY: u8 = 0;
+const DONE: u8 = 1;
+const FAILED: u8 = 2;
+/// Between two looks at the writer.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The optimizer's memory of one kind: its name in checkpoints, and its place.
 type Kind = (&'static str, fn(&mut State) -> &mut Option<DeviceBuffer<f32>>);
@@ -38,25 +54,96 @@ struct Part {
     values: [Option<Vec<f32>>; 3],
 }
 
+/// What a checkpoint has for this model.
+struct Found<T> {
+    steps: u64,
+    groups: Vec<OfGroup<T>>,
+}
+
+/// By parameter, and by kind and parameter.
+struct OfGroup<T> {
+    parameters: Vec<Vec<T>>,
+    state: [Vec<Vec<f32>>; 3],
+}
+
+impl<T: Parameter> OfGroup<T> {
+    fn checksum(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.parameters.iter().for_each(|x| hasher.write(bytemuck::cast_slice(x)));
+        self.state.iter().flatten().for_each(|x| hasher.write(bytemuck::cast_slice(x)));
+        hasher.finish()
+    }
+}
+
 impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// Writes parameters, moments and the number of steps to a file: [`checkpoint`](Self::checkpoint) and
     /// [`Checkpoint::save`].
     ///
+    /// All processes of a cluster call it. The one with rank 0 of a group writes, state in parts too, which is gathered
+    /// first. The others wait for it: when it returns, the file is there.
+    ///
     /// # Errors
-    /// Those of both.
+    /// Those of both; [`Error::AbortedByHost`] when another process could not write the file.
     #[track_caller]
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.checkpoint()?.save(path)
+        let (path, site) = (path.as_ref(), Location::caller());
+        let checkpoint = self.checkpoint()?;
+        if !self.groups.spans {
+            return checkpoint.save(path);
+        }
+        let written = OnceLock::new();
+        let write = || match catch_unwind(AssertUnwindSafe(|| checkpoint.save(path))) {
+            Ok(result) => drop(written.set(result.map_err(|error| error.called_at(site)))),
+            Err(_) => drop(written.set(Err(Error::custom("the thread that writes a checkpoint has panicked")))),
+        };
+        let told = thread::scope(|scope| {
+            match self.groups.leads {
+                // On a thread of its own: a file takes longer than the others' deadline, so they hear that it goes on.
+                true => {
+                    let thread = thread::Builder::new().name("gpu-pool:save".into());
+                    if let Err(error) = thread.spawn_scoped(scope, write) {
+                        let _ = written.set(Err(Error::custom(error)));
+                    }
+                }
+                false => drop(written.set(Ok(()))),
+            }
+            self.on_each(|dev, _, replica| {
+                let group = replica.exchange.group(dev, "save")?;
+                loop {
+                    let own = match written.get() {
+                        None => vec![BUSY],
+                        Some(Ok(())) => vec![DONE],
+                        Some(Err(error)) => [&[FAILED], error.to_string().as_bytes()].concat(),
+                    };
+                    let all = group.exchange_bytes(&Call::at("save", site), own)?;
+                    if let Some(rank) = all.iter().position(|told| told.first() == Some(&FAILED)) {
+                        let cause = String::from_utf8_lossy(&all[rank][1..]).into_owned();
+                        return Ok(Some(Error::AbortedByHost { host: group.place(rank).0, device: None, cause }));
+                    }
+                    if all.iter().all(|told| told[..] == [DONE]) {
+                        return Ok(None);
+                    }
+                    thread::sleep(LOOK);
+                }
+            })
+        });
+        written.into_inner().unwrap_or(Ok(()))?;
+        told?.into_iter().flatten().next().map_or(Ok(()), Err)
     }
 
     /// Reads what [`save`](Self::save) has written, into a model of the same sizes and an optimizer of the same kind:
-    /// [`Checkpoint::load`] and [`restore`](Self::restore).
+    /// [`Checkpoint::load`] and [`restore`](Self::restore). Each process of a cluster reads the file.
     ///
     /// # Errors
     /// Those of both.
     #[track_caller]
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.restore(&Checkpoint::load(path)?)
+        let site = Location::caller();
+        let found = match Checkpoint::load(path) {
+            Ok(checkpoint) => self.find(&checkpoint),
+            Err(error) => Err(error),
+        };
+        self.take_over(found, site)
     }
 
     /// Parameters, moments and the number of steps, so that training goes on from there with the same bits. It does not
@@ -110,13 +197,22 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// ([`Error::Poisoned`]). For the parameters alone, for example with another optimizer, upload
     /// [`Checkpoint::tensor`] in [`each`](Self::each).
     ///
+    /// All processes of a cluster call it, or [`load`](Self::load). They compare the number of steps and a checksum of
+    /// what is taken over.
+    ///
     /// # Errors
-    /// [`Error::InvalidArgument`] before anything has changed: another number of parameters or groups, other sizes or
-    /// types, moments of another kind of optimizer, more than 2^53 steps. Those of
+    /// Before anything has changed: [`Error::InvalidArgument`] for another number of parameters or groups, other sizes
+    /// or types, moments of another kind of optimizer, more than 2^53 steps; [`Error::WorldMismatch`] on all processes
+    /// of a group that have different checkpoints, or if another one has none that it can take over. Those of
     /// [`GpuPool::run`](crate::GpuPool::run), after which the model is poisoned.
     #[track_caller]
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        let site = Location::caller();
+        let found = self.find(checkpoint);
+        self.take_over(found, Location::caller())
+    }
+
+    #[track_caller]
+    fn find(&self, checkpoint: &Checkpoint) -> Result<Found<T>> {
         let steps = checkpoint.noted(STEPS).and_then(|steps| steps.parse::<u64>().ok());
         let Some(steps) = steps else { return Err(foreign("it has no number of steps")) };
         self.optimizer.check_step(steps)?;
@@ -135,7 +231,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
                 }
             }
             tensors += parameters.len() + state.iter().map(Vec::len).sum::<usize>();
-            found.push((parameters, state));
+            found.push(OfGroup { parameters, state });
         }
         // More than that is of another kind of optimizer, or of more groups or parameters.
         if checkpoint.noted(TENSORS) != Some(tensors.to_string().as_str()) {
@@ -145,14 +241,54 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
                 "it has {saved} tensors of a model, and this model has {tensors}: {why}"
             )));
         }
-        self.forget_failures()?;
+        Ok(Found { steps, groups: found })
+    }
+
+    /// Writes what was found, if all processes have found the same. Otherwise nothing changes, not even the poison.
+    #[track_caller]
+    fn take_over(&mut self, found: Result<Found<T>>, site: Site) -> Result<()> {
         let groups = &self.groups.clone();
-        self.on_each(|dev, _, replica| {
-            let (parameters, state) = &found[groups.group_of(dev.index())];
-            replace(dev, replica, parameters, state, steps).map_err(|error| error.called_at(site))
+        let terms: Vec<String> = match &found {
+            _ if !groups.spans => Vec::new(),
+            Ok(Found { steps, groups }) => {
+                let terms = |own: &OfGroup<T>| format!("load(step {steps}, checksum {:016x})", own.checksum());
+                groups.iter().map(terms).collect()
+            }
+            Err(error) => vec![format!("load, which failed: {error}"); groups.places.len()],
+        };
+        let found = match found {
+            Err(error) if !groups.spans => return Err(error),
+            found => found,
+        };
+        let poison = self.replicas.forgive()?;
+        let refused = self.on_each(|dev, _, replica| {
+            let at = groups.group_of(dev.index());
+            if groups.spans {
+                let group = replica.exchange.group(dev, "load")?;
+                let differs = match group.agree(Origin::default(), "load", site, &terms[at]) {
+                    Err(error @ Error::WorldMismatch { .. }) => Some(error),
+                    agreed => agreed.map(|()| None)?,
+                };
+                // Another group of this process may differ.
+                if dev.exchange(differs.is_some() || found.is_err())?.iter().any(|refused| *refused) {
+                    return Ok(differs);
+                }
+            }
+            let Ok(Found { steps, groups }) = &found else { return Ok(None) };
+            let OfGroup { parameters, state } = &groups[at];
+            replace(dev, replica, parameters, state, *steps).map_err(|error| error.called_at(site))?;
+            Ok(None)
         })?;
-        self.steps = steps;
-        Ok(())
+        match found.and_then(|found| refused.into_iter().flatten().next().map_or(Ok(found), Err)) {
+            Ok(found) => {
+                (self.steps, self.held) = (found.steps, None);
+                Ok(())
+            }
+            Err(error) => {
+                self.replicas.blame(&poison)?;
+                Err(error)
+            }
+        }
     }
 }
 
@@ -163,6 +299,10 @@ pub(super) struct Groups {
     ordinals: Vec<usize>,
     of: Vec<usize>,
     places: Vec<Vec<Place>>,
+    /// Whether a group has members of other processes.
+    spans: bool,
+    /// Whether rank 0 of a group is here.
+    leads: bool,
 }
 
 impl Groups {
@@ -170,7 +310,9 @@ impl Groups {
     pub fn new(all: Vec<Placed>) -> Self {
         let mut groups = Groups::default();
         let mut firsts = Vec::new();
-        for Placed { ordinal, first, places } in all {
+        for Placed { ordinal, first, places, spans, leads } in all {
+            groups.spans |= spans;
+            groups.leads |= leads;
             let group = firsts.iter().position(|known| *known == first).unwrap_or_else(|| {
                 firsts.push(first);
                 groups.places.push(places);
@@ -223,7 +365,7 @@ fn shifted(range: &Range<usize>, start: usize) -> Range<usize> {
 #[track_caller]
 fn own<M: Model<T>, T: Parameter>(dev: &Device, replica: &mut Replica<M, T>) -> Result<Own<T>> {
     let group = replica.exchange.group(dev, "checkpoint")?;
-    // Each process writes all.
+    // Each process has all: `checkpoint` gives it to the user.
     let (first, gathers) = (group.here().rank() == 0, replica.sharded && group.spans_processes());
     let mut own = Own { parameters: None, parts: Vec::new() };
     if first {
