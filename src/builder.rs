@@ -26,7 +26,7 @@ use crate::{
         faulty, host,
         module::Module,
     },
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::{
         packing::Carriers,
         transport::{Connect, World},
@@ -287,7 +287,8 @@ impl Builder {
     #[track_caller]
     pub fn build(mut self) -> Result<GpuPool> {
         if worker::on_device_thread() {
-            return Err(Error::NestedScope { op: "build" });
+            let OpSite { op, site } = OpSite::outermost("build", Location::caller());
+            return Err(Error::NestedScope { op, site });
         }
         if let Some(topology) = &self.machine.topology {
             topology.validate()?;

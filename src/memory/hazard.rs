@@ -85,7 +85,7 @@ impl Hazards {
         let history = self.0.lock();
         let lent = |last: &Use| last.sequence == OPEN && last.stream.id != stream.id && last.conflicts(bytes, access);
         if let Some(last) = history.uses().iter().find(|last| lent(last)) {
-            return Err(Error::Borrowed { device: last.stream.handle.device });
+            return Err(Error::borrowed(op, last.stream.handle.device));
         }
         history.order(op, stream, bytes, access)
     }
@@ -211,7 +211,7 @@ impl Hazards {
 impl History {
     fn order(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
         if self.lending().is_some_and(|lending| lending.refuses(access)) {
-            return Err(Error::Borrowed { device: stream.handle.device });
+            return Err(Error::borrowed(op, stream.handle.device));
         }
         stream.handle.acquire(self.known());
         for last in self.uses() {
