@@ -370,8 +370,9 @@ impl Builder {
         }
         let machine =
             host::MachineConfig { watch_reads: !matches!(self.check, None | Some(Check::Off)), ..self.machine.clone() };
+        let site = Location::caller();
         let all = host::machine_with(&configs, &machine).map_err(|fault| match fault.kind {
-            FaultKind::InvalidArgument => Error::invalid("build", fault.detail),
+            FaultKind::InvalidArgument => Error::invalid_at(site, "build", fault.detail),
             _ => Error::NoDevice { reason: fault.detail },
         })?;
         Ok(self.ordinals(count, "software GPUs", false)?.into_iter().map(|i| all[i].clone()).collect())

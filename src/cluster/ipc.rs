@@ -256,7 +256,10 @@ impl Device {
 #[track_caller]
 fn chunk_of<'b, T: DeviceCopy>(op: &'static str, buffer: &'b DeviceBuffer<T>) -> Result<&'b Chunk> {
     let why = "only a buffer of `Device::exportable` has memory of its own, which other processes may have";
-    buffer.block.region().attached().ok_or_else(|| Error::invalid(op, why))
+    match buffer.block.region().attached() {
+        Some(chunk) => Ok(chunk),
+        None => Err(Error::invalid(op, why)),
+    }
 }
 
 /// Memory of several processes. Linux.

@@ -272,7 +272,7 @@ impl<T: Gradient> GradientExchange<T> {
                 let all = group.exchange_bytes(&call, report.to_bytes())?;
                 let all = all.iter().map(|bytes| Report::of_bytes(bytes, site).map(Arc::new));
                 all.collect::<Option<_>>()
-                    .ok_or_else(|| Error::invalid("finish", "another process has sent no report"))?
+                    .ok_or_else(|| Error::invalid_at(site, "finish", "another process has sent no report"))?
             }
         };
         let other_step = |&rank: &usize| all[rank].step != all[0].step;

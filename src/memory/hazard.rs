@@ -63,6 +63,7 @@ impl Hazards {
     }
 
     /// Makes `stream` wait, on the device, for every use that conflicts with touching `bytes`.
+    #[track_caller]
     pub(crate) fn order(
         &self,
         op: &'static str,
@@ -75,6 +76,7 @@ impl Hazards {
 
     /// [`order`](Self::order) for a launch of a graph, which no borrow keeps from memory that foreign code has on
     /// another stream.
+    #[track_caller]
     pub(crate) fn order_launch(
         &self,
         op: &'static str,
@@ -209,6 +211,7 @@ impl Hazards {
 }
 
 impl History {
+    #[track_caller]
     fn order(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
         if self.lending().is_some_and(|lending| lending.refuses(access)) {
             return Err(Error::borrowed(op, stream.handle.device));

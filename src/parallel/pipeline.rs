@@ -347,6 +347,7 @@ impl<S: Stage + 'static> fmt::Debug for Pipeline<S> {
 }
 
 /// The group, if it has as many members as the schedule has ranks.
+#[track_caller]
 fn fitting<'d>(group: Group<'d>, schedule: &Schedule) -> Result<Group<'d>> {
     let (members, ranks) = (group.count(), schedule.ranks());
     if members == ranks {

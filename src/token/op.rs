@@ -97,6 +97,7 @@ impl Device {
 
 impl Op<'_> {
     /// Announces an access. `foreign`: the memory may belong to another device of the pool.
+    #[track_caller]
     pub(crate) fn touch(&mut self, block: &BlockRef, bytes: Range<usize>, access: Access, foreign: bool) -> Result<()> {
         let (dev, op, site) = (self.dev, self.name, self.site);
         if block.handle.pool != dev.worker.handle.pool {

@@ -72,6 +72,7 @@ mod make {
 
     impl Cache {
         /// At least `bytes` bytes with a descriptor, by which other processes map them. The contents are undefined.
+        #[track_caller]
         pub(crate) fn exportable(
             &mut self,
             op: &'static str,
@@ -97,6 +98,7 @@ mod make {
         }
 
         /// The memory of another process, `bytes` bytes with that process's contents.
+        #[track_caller]
         pub(crate) fn import(
             &mut self,
             op: &'static str,
@@ -112,6 +114,7 @@ mod make {
             Ok(self.whole(region, (at, bytes), lending, true))
         }
 
+        #[track_caller]
         fn window(&self, op: &'static str, bytes: usize) -> Result<Window> {
             let (handle, driver) = (&self.handle, &self.handle.driver);
             let unsupported = || Fault {
