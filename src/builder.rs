@@ -270,7 +270,7 @@ impl Builder {
     /// [`Error::InvalidArgument`] when the process-wide pool exists already; else as [`build`](Self::build).
     #[track_caller]
     pub fn build_global(self) -> Result<()> {
-        let site = Location::caller();
+        let (site, _here) = (Location::caller(), OpSite::here("build_global"));
         let taken = || Error::invalid_at(site, "build_global", "the process-wide pool is there already");
         if crate::pool::GLOBAL.get().is_some() {
             return Err(taken());

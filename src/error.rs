@@ -362,6 +362,23 @@ pub enum Error {
     Custom(Arc<dyn StdError + Send + Sync + 'static>),
 }
 
+/// For the compiler's message after `?` on another error: no type implements it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no error of this crate",
+    label = "`GpuPool::try_run` takes closures with errors of any type; or wrap this one: `.map_err(Error::custom)?`"
+)]
+pub trait TryRun {}
+
+#[doc(hidden)]
+impl From<std::io::Error> for Error
+where
+    for<'never> std::io::Error: TryRun,
+{
+    fn from(error: std::io::Error) -> Self {
+        Error::custom(error)
+    }
+}
+
 /// A call of another process, or of this one, in [`Error::WorldMismatch`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorldCall {

@@ -6,6 +6,7 @@ use crate::{
     Device, PerDevice, Shard,
     error::{Error, Result, op_site::OpSite},
     scope::{as_it_is, by_its_text, members, run},
+    sync::Returned,
     thread::worker::Shared,
 };
 use std::{fmt, sync::Arc};
@@ -73,7 +74,7 @@ impl<T: 'static> PerDevice<T> {
     #[track_caller]
     pub fn run<R, F>(&mut self, f: F) -> Result<Vec<R>>
     where
-        R: Send,
+        R: Returned,
         F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
     {
         self.each(None, |dev, shard, own| OpSite::outside(|| f(dev, shard, own)))
@@ -100,7 +101,7 @@ impl<T: 'static> PerDevice<T> {
     #[track_caller]
     pub fn run_on<R, F>(&mut self, devices: &[usize], f: F) -> Result<Vec<R>>
     where
-        R: Send,
+        R: Returned,
         F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
     {
         self.each(Some(devices), |dev, shard, own| OpSite::outside(|| f(dev, shard, own)))
@@ -126,7 +127,7 @@ impl<T: 'static> PerDevice<T> {
     #[track_caller]
     pub fn try_run<R, E, F>(&mut self, f: F) -> Result<Vec<R>, E>
     where
-        R: Send,
+        R: Returned,
         E: From<Error> + fmt::Display + Send,
         F: Fn(&Device, Shard, &mut T) -> Result<R, E> + Sync,
     {

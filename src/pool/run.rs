@@ -7,6 +7,7 @@ use crate::{
     error::{Error, Result, op_site::OpSite},
     parts::rows_mut,
     scope::{Begin, as_it_is, by_its_text, members, run, run_beside, shard},
+    sync::Returned,
 };
 use parking_lot::Mutex;
 use std::{fmt, panic::Location};
@@ -21,7 +22,7 @@ impl GpuPool {
     pub fn scope<F, R>(f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
         run(&Self::global_for("scope")?.shared, "scope", None, f, as_it_is)
     }
@@ -34,7 +35,7 @@ impl GpuPool {
     pub fn try_scope<F, R, E>(f: F) -> Result<Vec<R>, E>
     where
         F: Fn(&Device, Shard) -> Result<R, E> + Sync,
-        R: Send,
+        R: Returned,
         E: From<Error> + fmt::Display + Send,
     {
         run(&Self::global_for("try_scope")?.shared, "try_scope", None, f, by_its_text)
@@ -52,7 +53,7 @@ impl GpuPool {
     pub fn run<F, R>(&self, f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
         run(&self.shared, "run", None, f, as_it_is)
     }
@@ -71,7 +72,7 @@ impl GpuPool {
     pub fn run_named<F, R>(&self, name: &str, f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
         run_beside(&self.shared, None, f, as_it_is, |_| {}, Begin::named("run_named", Location::caller(), name))
     }
@@ -96,7 +97,7 @@ impl GpuPool {
     pub fn try_run<F, R, E>(&self, f: F) -> Result<Vec<R>, E>
     where
         F: Fn(&Device, Shard) -> Result<R, E> + Sync,
-        R: Send,
+        R: Returned,
         E: From<Error> + fmt::Display + Send,
     {
         run(&self.shared, "try_run", None, f, by_its_text)
@@ -120,7 +121,7 @@ impl GpuPool {
     pub fn run_on<F, R>(&self, devices: &[usize], f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
         let members = members(&self.shared, "run_on", devices)?;
         run(&self.shared, "run_on", Some(members), f, as_it_is)
@@ -149,7 +150,7 @@ impl GpuPool {
     where
         T: Send,
         F: Fn(&Device, Shard, &mut [T]) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
         self.run_parts("run_mut", None, rows_mut(out, width), |dev, shard, rows| f(dev, shard, rows))
     }
@@ -164,7 +165,7 @@ impl GpuPool {
     where
         P: Parts,
         F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
         self.run_parts("run_with", None, parts, f)
     }
@@ -192,7 +193,7 @@ impl GpuPool {
     where
         P: Parts,
         F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
         let members = members(&self.shared, "run_on_with", devices)?;
         self.run_parts("run_on_with", Some(members), parts, f)

@@ -2,7 +2,7 @@
 
 use super::Topology;
 use crate::error::{Error, Result, op_site::OpSite};
-use std::{fs, panic::Location, path::Path};
+use std::{fs, path::Path};
 
 impl Topology {
     /// Reads a machine from TOML. `examples/data/machines/` has some. Only with feature `topology-files`.

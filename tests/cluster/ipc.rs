@@ -194,7 +194,8 @@ on_both! {
             let late = dev.wait_released(&x, Duration::from_millis(50));
             let pid = other.process.id() as usize;
             assert!(matches!(late, Err(Error::HostTimeout { ref missing, .. }) if *missing == [pid]), "{late:?}");
-            assert!(matches!(dev.scale(&mut x, 2.0), Err(Error::Borrowed { device: 0, .. })), "it only lends to readers");
+            let refused = dev.scale(&mut x, 2.0);
+            assert!(matches!(refused, Err(Error::Borrowed { device: 0, .. })), "it only lends to readers");
             other.kill();
             let lost = dev.wait_released(&x, LONG);
             assert!(matches!(lost, Err(Error::HostLost { host, .. }) if host == pid), "{lost:?}");
