@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The documentation builds without a warning, also that of private items; the links of public pages lead somewhere, and
-# the measured numbers are those in benches/results.
+# The documentation builds without a warning, also that of private items; the links of public pages lead somewhere, the
+# public functions on these pages that can fail say where they were called, and the measured numbers are those in
+# benches/results.
 source "$(dirname "$0")/env.sh"
 
 export RUSTDOCFLAGS="-D warnings"
@@ -8,5 +9,6 @@ export RUSTDOCFLAGS="-D warnings"
 cargo doc --no-deps --all-features --document-private-items
 cargo doc --no-deps --all-features
 .ci/links.py
+.ci/places.py
 # Those of the README and of docs/src/measured.md, and the plots.
 benches/tables.py --check

@@ -26,7 +26,7 @@ use crate::{
         faulty, host,
         module::Module,
     },
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::{
         packing::Carriers,
         transport::{Connect, World},
@@ -271,7 +271,7 @@ impl Builder {
     /// [`Error::InvalidArgument`] when the process-wide pool exists already; else as [`build`](Self::build).
     #[track_caller]
     pub fn build_global(self) -> Result<()> {
-        let site = Location::caller();
+        let (site, _here) = (Location::caller(), OpSite::here("build_global"));
         let taken = || Error::invalid_at(site, "build_global", "the process-wide pool is there already");
         if crate::pool::GLOBAL.get().is_some() {
             return Err(taken());
@@ -288,7 +288,8 @@ impl Builder {
     #[track_caller]
     pub fn build(mut self) -> Result<GpuPool> {
         if worker::on_device_thread() {
-            return Err(Error::NestedScope { op: "build" });
+            let OpSite { op, site } = OpSite::outermost("build", Location::caller());
+            return Err(Error::NestedScope { op, site });
         }
         if let Some(topology) = &self.machine.topology {
             topology.validate()?;
@@ -370,8 +371,9 @@ impl Builder {
         }
         let machine =
             host::MachineConfig { watch_reads: !matches!(self.check, None | Some(Check::Off)), ..self.machine.clone() };
+        let site = Location::caller();
         let all = host::machine_with(&configs, &machine).map_err(|fault| match fault.kind {
-            FaultKind::InvalidArgument => Error::invalid("build", fault.detail),
+            FaultKind::InvalidArgument => Error::invalid_at(site, "build", fault.detail),
             _ => Error::NoDevice { reason: fault.detail },
         })?;
         Ok(self.ordinals(count, "software GPUs", false)?.into_iter().map(|i| all[i].clone()).collect())

@@ -106,6 +106,8 @@ fn what_must_not_compile_does_not() {
     let library = library();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compile_fail");
     let mut sources: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    // It is right with the feature.
+    sources.retain(|path| !(cfg!(feature = "nvrtc") && path.ends_with("cuda_source_without_its_feature.rs")));
     sources.sort();
     assert!(sources.len() >= 20, "where have they gone?");
     let check = |source: &PathBuf| {

@@ -13,7 +13,7 @@
 use crate::{
     Device, Event,
     driver::{Address, check::OpSite},
-    error::Result,
+    error::{Error, Result},
     gang::Gang,
     memory::{
         handle::DeviceHandle,
@@ -23,7 +23,7 @@ use crate::{
     mutation::Bug,
     thread::worker::Worker,
 };
-use std::{cell::RefMut, ptr, sync::Arc, time::Duration};
+use std::{cell::RefMut, panic::Location, ptr, sync::Arc, time::Duration};
 
 /// Packed small uploads start at multiples of this many bytes.
 const PACK: usize = 256;
@@ -58,6 +58,7 @@ impl Wait {
 }
 
 /// Sends `src` to `dst`. When it returns, even with an error, `src` is not needed any more.
+#[track_caller]
 pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
     let (stream, wait) = (&dev.stream, Wait::of(dev, true));
     let mut lanes = lanes(&dev.worker.staging.up, &dev.worker, src.len())?;
@@ -116,6 +117,7 @@ fn send(piece: &Piece, offset: usize, stream: &StreamCore, bytes: &[u8], dst: Ad
 }
 
 /// Copies `src` to `dst`, and waits until the data has arrived.
+#[track_caller]
 pub(crate) fn download(dev: &Device, src: Address, dst: &mut [u8]) -> Result<()> {
     if dst.is_empty() {
         return Ok(());
@@ -185,6 +187,7 @@ fn cut(bytes: usize, lanes: usize) -> Vec<std::ops::Range<usize>> {
 }
 
 /// Runs `f` for each lane and its part: the first on this thread, the others on threads that end before this call does.
+#[track_caller]
 fn in_parallel<F>(handle: &DeviceHandle, lanes: &mut [Lane], parts: Vec<std::ops::Range<usize>>, f: F) -> Result<()>
 where
     F: Fn(&mut Lane, std::ops::Range<usize>) -> Result<()> + Sync,
@@ -193,28 +196,36 @@ where
     if others.is_empty() {
         return f(own, parts[0].clone());
     }
-    // For a checker: what this thread knows to have happened before, and its call site.
-    let (known, place) = (handle.release(), OpSite::current());
-    std::thread::scope(|scope| {
+    // For a checker: what this thread knows to have happened before.
+    let known = handle.release();
+    let place = OpSite::outermost("copy", Location::caller());
+    crossbeam::thread::scope(|scope| {
         let helpers: Vec<_> = others
             .iter_mut()
             .zip(&parts[1..])
             .map(|(lane, part)| {
                 let (f, known) = (&f, known.as_deref());
-                scope.spawn(move || {
+                scope.builder().spawn(move |_| {
                     handle.acquire(known);
-                    let _here = place.map(OpSite::enter);
+                    let _here = place.enter();
                     (f(lane, part.clone()), handle.release())
                 })
             })
             .collect();
         let mine = f(own, parts[0].clone());
         // Join all threads before returning, so that the caller's slice is free then.
-        let theirs: Vec<_> = helpers.into_iter().map(|helper| helper.join()).collect();
+        let theirs: Vec<_> = helpers.into_iter().map(|helper| helper.map(|helper| helper.join())).collect();
         theirs.into_iter().fold(mine, |all, one| {
-            let (one, known) = one.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            handle.acquire(known.as_deref());
-            all.and(one)
+            let joined = one.map_err(|e| {
+                let OpSite { op, site } = place;
+                Error::NoThread { op, device: Some(handle.device), why: e.to_string(), site }
+            });
+            all.and(joined.and_then(|one| {
+                let (one, known) = one.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                handle.acquire(known.as_deref());
+                one
+            }))
         })
     })
+    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -14,6 +14,15 @@ pub struct Module {
     pub(crate) image: ModuleImage,
 }
 
+/// No type implements it.
+#[cfg(not(feature = "nvrtc"))]
+#[diagnostic::on_unimplemented(
+    message = "`Module::cuda` needs the feature `nvrtc` of gpu-pool",
+    label = "not in this build",
+    note = "in Cargo.toml: `gpu-pool = {{ version = \"..\", features = [\"nvrtc\"] }}`"
+)]
+pub trait FeatureNvrtc {}
+
 impl Module {
     /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU, and caches the result.
     pub const fn ptx(ptx: &'static str) -> Self {
@@ -28,6 +37,16 @@ impl Module {
     /// For the crate's own modules. They have no variables, so all pools of a process may share them.
     pub(crate) const fn shared(self) -> Self {
         Module { image: ModuleImage { shared: true, ..self.image } }
+    }
+
+    /// For the compiler's message alone: the condition never holds.
+    #[cfg(not(feature = "nvrtc"))]
+    #[doc(hidden)]
+    pub const fn cuda(source: &'static str) -> Self
+    where
+        for<'never> str: FeatureNvrtc,
+    {
+        Module::ptx(source)
     }
 
     /// CUDA C++ source. NVRTC compiles it when it is loaded. Kernels must be `extern "C"`.

@@ -238,6 +238,33 @@ pub trait AsViewMut: AsView {
     fn view_mut(&mut self) -> DeviceViewMut<'_, Self::Elem>;
 }
 
+/// A forgotten `?`: no result is memory, so the condition never holds. The compiler says it in our words.
+#[diagnostic::on_unimplemented(
+    message = "a `?` is missing: this is a `Result`, not a buffer or view",
+    label = "put a `?` behind the call that has returned it"
+)]
+pub trait QuestionMark {}
+
+#[doc(hidden)]
+impl<V: AsView, E> AsView for Result<V, E>
+where
+    for<'never> Result<V, E>: QuestionMark,
+{
+    type Elem = V::Elem;
+    fn view(&self) -> DeviceView<'_, V::Elem> {
+        unreachable!("no result is `QuestionMark`")
+    }
+}
+#[doc(hidden)]
+impl<V: AsViewMut, E> AsViewMut for Result<V, E>
+where
+    for<'never> Result<V, E>: QuestionMark,
+{
+    fn view_mut(&mut self) -> DeviceViewMut<'_, V::Elem> {
+        unreachable!("no result is `QuestionMark`")
+    }
+}
+
 impl<T: DeviceCopy> AsView for DeviceView<'_, T> {
     type Elem = T;
     fn view(&self) -> DeviceView<'_, T> {

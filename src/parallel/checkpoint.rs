@@ -7,7 +7,7 @@ mod file;
 
 use crate::{
     DType, Element,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
 };
 use safetensors::{
     SafeTensors,
@@ -151,6 +151,7 @@ impl Checkpoint {
     /// than the 100 MB that the format allows.
     #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let _here = OpSite::here("Checkpoint::save");
         let path = path.as_ref();
         let refused = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
         // The order that the format's own programs write: no tensor begins at an odd address.
@@ -188,6 +189,7 @@ impl Checkpoint {
     /// file. Both name the file.
     #[track_caller]
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let _here = OpSite::here("Checkpoint::load");
         let path = path.as_ref();
         let file = match fs::read(path) {
             Ok(file) => file,

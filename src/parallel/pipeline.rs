@@ -17,7 +17,7 @@ use super::schedule::Schedule;
 use crate::{
     Device, GpuPool, Group, PerDevice,
     collective::GroupKey,
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, op_site::OpSite},
 };
 use execute::{Input, Output, Part};
 use std::{any::Any, fmt, panic::Location};
@@ -108,6 +108,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     where
         F: Fn(&Device, usize) -> Result<S> + Sync,
     {
+        let _here = OpSite::here("Pipeline::new");
         Self::new_in(pool, |dev| Ok(dev.everyone()), schedule, build)
     }
 
@@ -169,8 +170,9 @@ impl<S: Stage + 'static> Pipeline<S> {
         G: for<'d> Fn(&'d Device) -> Result<Group<'d>> + Send + Sync + 'static,
         F: Fn(&Device, usize) -> Result<S> + Sync,
     {
-        let site = Location::caller();
-        let stages = pool.per_device(|dev, _| Stages::of(site, "Pipeline::new", &group(dev)?, &schedule, &build))?;
+        let _here = OpSite::here("Pipeline::new_in");
+        let make = |dev: &Device, _| Stages::of(dev, &group, &schedule, &build);
+        let stages = PerDevice::made(&pool.shared, make)?;
         Ok(Pipeline { stages, forward: schedule.forward_only(), schedule, team: Box::new(group) })
     }
 
@@ -260,7 +262,7 @@ impl<S: Stage + 'static> Pipeline<S> {
         input: Input<'_, S::Activation>,
         output: Output<'_, S::Activation, R>,
     ) -> Result<Vec<R>> {
-        let mut all = self.scope(site, |group, stages| {
+        let mut all = self.scope(op, |group, stages| {
             let first = group.place(0);
             let part = Part { call: (op, site), schedule, group, stages };
             Ok((first, execute::run(part, input, output)?))
@@ -280,10 +282,10 @@ impl<S: Stage + 'static> Pipeline<S> {
         R: Send,
         F: Fn(&Device, usize, &mut S) -> Result<R> + Sync,
     {
-        let mut all = self.scope(Location::caller(), |group, stages| {
+        let mut all = self.scope("Pipeline::each", |group, stages| {
             let (dev, first) = (group.device(), group.place(0));
             let each = stages.iter_mut().map(|(number, stage)| Ok(((first, *number), f(dev, *number, stage)?)));
-            each.collect::<Result<Vec<_>>>()
+            OpSite::outside(|| each.collect::<Result<Vec<_>>>())
         })?;
         let mut all: Vec<_> = all.drain(..).flatten().collect();
         all.sort_by_key(|(place, _)| *place);
@@ -294,16 +296,17 @@ impl<S: Stage + 'static> Pipeline<S> {
     #[track_caller]
     fn scope<R: Send>(
         &self,
-        site: Site,
+        op: &'static str,
         f: impl Fn(&Group<'_>, &mut [(usize, S)]) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
         let state = &self.stages;
         let body = |dev: &Device, _| {
-            let stages = &mut *state.borrow_mut(dev).map_err(|error| error.called_at(site))?;
-            let group = dev.group_by(&stages.group).map_err(|error| error.called_at(site))?;
+            let stages = &mut *state.borrow_mut(dev)?;
+            let group = dev.group_by(&stages.group)?;
             f(&group.expect("a pipeline runs on the devices that it was made on"), &mut stages.own)
         };
-        crate::scope::run(&state.shared, None, body, crate::scope::as_it_is)
+        let _here = OpSite::here(op);
+        crate::scope::run(&state.shared, op, None, body, crate::scope::as_it_is)
     }
 
     /// Makes all stages anew, also after a failed step.
@@ -315,8 +318,9 @@ impl<S: Stage + 'static> Pipeline<S> {
     where
         F: Fn(&Device, usize) -> Result<S> + Sync,
     {
-        let (team, schedule, site) = (&self.team, &self.schedule, Location::caller());
-        self.stages.reset(|dev, _| Stages::of(site, "Pipeline::reset", &team(dev)?, schedule, &build))
+        let _here = OpSite::here("Pipeline::reset");
+        let (team, schedule) = (&self.team, &self.schedule);
+        self.stages.fill("reset", |dev, _| Stages::of(dev, team, schedule, &build))
     }
 
     /// Accepts the stages as they are after a failed step. Their gradients are unspecified, and so are their weights if
@@ -326,6 +330,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// As [`GpuPool::run`].
     #[track_caller]
     pub fn clear_poison(&mut self) -> Result<()> {
+        let _here = OpSite::here("Pipeline::clear_poison");
         self.stages.clear_poison()
     }
 }
@@ -340,31 +345,31 @@ impl<S: Stage + 'static> fmt::Debug for Pipeline<S> {
 impl<S> Stages<S> {
     /// Makes the stages of a member, if its group has as many members as the schedule has ranks, and all of them in
     /// this process have the same group.
+    #[track_caller]
     fn of(
-        site: Site,
-        op: &'static str,
-        group: &Group<'_>,
+        dev: &Device,
+        team: impl for<'d> Fn(&'d Device) -> Result<Group<'d>>,
         schedule: &Schedule,
         build: &impl Fn(&Device, usize) -> Result<S>,
     ) -> Result<Self> {
-        let (dev, members, ranks) = (group.device(), group.count(), schedule.ranks());
+        let group = OpSite::outside(|| team(dev))?;
+        let (members, ranks) = (group.count(), schedule.ranks());
         if members != ranks {
             let stages = schedule.stages();
-            return Err(Error::invalid_at(
-                site,
-                op,
-                format_args!("the schedule is for {stages} stages on {ranks} devices, and there are {members} devices"),
-            ));
+            let why =
+                format!("the schedule is for {stages} stages on {ranks} devices, and there are {members} devices");
+            return Err(Error::invalid("Pipeline", why));
         }
         let key = group.key();
-        let keys = dev.exchange((dev.index(), key.clone())).map_err(|error| error.called_at(site))?;
+        let keys = dev.exchange((dev.index(), key.clone()))?;
         let mut others = keys.iter().filter(|(device, _)| group.here().ordinals().contains(device));
         if let Some((device, other)) = others.find(|(_, other)| *other != key) {
             let own = dev.index();
-            let why = format_args!("the group of device {own} is {key}, and that of device {device} is {other}");
-            return Err(Error::invalid_at(site, op, why));
+            let why = format!("the group of device {own} is {key}, and that of device {device} is {other}");
+            return Err(Error::invalid("Pipeline", why));
         }
-        let own = schedule.stages_of(group.rank()).map(|stage| Ok((stage, build(dev, stage)?)));
+        let stages = schedule.stages_of(group.rank());
+        let own = stages.map(|stage| Ok((stage, OpSite::outside(|| build(dev, stage))?)));
         Ok(Stages { group: key, own: own.collect::<Result<_>>()? })
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     GpuPool,
     contain::{Contained, contain},
     driver::host::{self, Attendee},
-    error::{Error, Result, Site},
+    error::{Error, Result, op_site::OpSite},
     panics,
     scope::{Begin, Watch, as_it_is, holding, run_beside},
     sync::Flag,
@@ -58,8 +58,8 @@ impl Failure {
         Failure(Arc::new(Told { error, noted: Flag::new(), reported: Flag::new() }))
     }
 
-    fn invalid(site: Site, why: impl fmt::Display) -> Self {
-        Failure::new(Error::invalid_at(site, "tasks", why))
+    fn invalid(here: OpSite, why: impl fmt::Display) -> Self {
+        Failure::new(Error::invalid_at(here.site, here.op, why))
     }
 
     fn error(&self) -> &Error {
@@ -165,9 +165,9 @@ impl GpuPool {
     #[track_caller]
     pub fn tasks<'env, R>(&self, f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>) -> Result<R> {
         let site = Location::caller();
-        let threads = threads(site)?;
+        let (threads, begin) = (threads(site)?, Begin::at("tasks", site));
         let engine = Engine::new(&self.shared, threads);
-        rayon::in_place_scope(|scope| run(self, &engine, scope, f, site))
+        rayon::in_place_scope(|scope| run(self, &engine, scope, f, begin))
     }
 
     /// [`tasks`](Self::tasks), with the tasks of the CPU on the caller's own pool of threads.
@@ -192,15 +192,15 @@ impl GpuPool {
         threads: &rayon::ThreadPool,
         f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>,
     ) -> Result<R> {
-        let site = Location::caller();
+        let begin = Begin::at("tasks_in", Location::caller());
         let engine = Engine::new(&self.shared, threads.current_num_threads());
-        threads.in_place_scope(|scope| run(self, &engine, scope, f, site))
+        threads.in_place_scope(|scope| run(self, &engine, scope, f, begin))
     }
 }
 
 /// The number of threads of rayon that the caller uses. The first call starts rayon's global pool, which panics, then
 /// and ever after, if the system gives it no threads.
-fn threads(site: Site) -> Result<usize> {
+fn threads(site: crate::Site) -> Result<usize> {
     panics::note_places();
     let _quiet = panics::hush();
     panics::catch(0, rayon::current_num_threads).map_err(|error| {
@@ -217,7 +217,7 @@ fn run<'scope, 'env, R>(
     engine: &'scope Engine<'env>,
     scope: &rayon::Scope<'scope>,
     f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>,
-    site: Site,
+    begin: Begin<'_>,
 ) -> Result<R> {
     panics::note_places();
     let tell = |wake: Wake| engine.tell(wake, scope);
@@ -240,7 +240,7 @@ fn run<'scope, 'env, R>(
         drop(registered);
         returned = Some(result);
     };
-    let ran = run_beside(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, beside, Begin::at(site));
+    let ran = run_beside(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, beside, begin);
     let (left, trace) = {
         let mut state = engine.lock();
         (state.graph.drain(), state.trace)

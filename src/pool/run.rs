@@ -4,9 +4,10 @@
 
 use crate::{
     Device, GpuPool, Parts, Shard,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     parts::rows_mut,
     scope::{Begin, as_it_is, by_its_text, members, run, run_beside, shard},
+    sync::Returned,
 };
 use parking_lot::Mutex;
 use std::{fmt, panic::Location};
@@ -21,9 +22,9 @@ impl GpuPool {
     pub fn scope<F, R>(f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
-        Self::global()?.run(f)
+        run(&Self::global_for("scope")?.shared, "scope", None, f, as_it_is)
     }
 
     /// [`scope`](Self::scope) with the caller's own error type.
@@ -34,10 +35,10 @@ impl GpuPool {
     pub fn try_scope<F, R, E>(f: F) -> Result<Vec<R>, E>
     where
         F: Fn(&Device, Shard) -> Result<R, E> + Sync,
-        R: Send,
+        R: Returned,
         E: From<Error> + fmt::Display + Send,
     {
-        Self::global()?.try_run(f)
+        run(&Self::global_for("try_scope")?.shared, "try_scope", None, f, by_its_text)
     }
 
     /// Runs `f` on every device of this pool, with its shard, and returns the results in device order.
@@ -52,9 +53,9 @@ impl GpuPool {
     pub fn run<F, R>(&self, f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
-        run(&self.shared, None, f, as_it_is)
+        run(&self.shared, "run", None, f, as_it_is)
     }
 
     /// [`run`](Self::run) for pools in a cluster of which several threads run scopes at once: the n-th scope of a name
@@ -71,9 +72,9 @@ impl GpuPool {
     pub fn run_named<F, R>(&self, name: &str, f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
-        run_beside(&self.shared, None, f, as_it_is, |_| {}, Begin::named(Location::caller(), name))
+        run_beside(&self.shared, None, f, as_it_is, |_| {}, Begin::named("run_named", Location::caller(), name))
     }
 
     /// [`run`](Self::run) with the caller's own error type. Peers of the device that failed get the error's text, in
@@ -96,10 +97,10 @@ impl GpuPool {
     pub fn try_run<F, R, E>(&self, f: F) -> Result<Vec<R>, E>
     where
         F: Fn(&Device, Shard) -> Result<R, E> + Sync,
-        R: Send,
+        R: Returned,
         E: From<Error> + fmt::Display + Send,
     {
-        run(&self.shared, None, f, by_its_text)
+        run(&self.shared, "try_run", None, f, by_its_text)
     }
 
     /// Runs `f` on some of the devices only: ordinals in the pool, in the order of their ranks. Gangs that share no
@@ -120,10 +121,10 @@ impl GpuPool {
     pub fn run_on<F, R>(&self, devices: &[usize], f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
         let members = members(&self.shared, "run_on", devices)?;
-        run(&self.shared, Some(members), f, as_it_is)
+        run(&self.shared, "run_on", Some(members), f, as_it_is)
     }
 
     /// Runs `f` on every device, each with its own rows (of `width` items) of `out`.
@@ -149,9 +150,9 @@ impl GpuPool {
     where
         T: Send,
         F: Fn(&Device, Shard, &mut [T]) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
-        self.run_with(rows_mut(out, width), |dev, shard, rows| f(dev, shard, rows))
+        self.run_parts("run_mut", None, rows_mut(out, width), |dev, shard, rows| f(dev, shard, rows))
     }
 
     /// Runs `f` on every device, each with its own part of `parts`. Parts are rows of slices, items of vectors, rows of
@@ -164,7 +165,7 @@ impl GpuPool {
     where
         P: Parts,
         F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
         self.run_parts("run_with", None, parts, f)
     }
@@ -192,7 +193,7 @@ impl GpuPool {
     where
         P: Parts,
         F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
-        R: Send,
+        R: Returned,
     {
         let members = members(&self.shared, "run_on_with", devices)?;
         self.run_parts("run_on_with", Some(members), parts, f)
@@ -207,7 +208,10 @@ impl GpuPool {
     {
         let count = members.map_or(self.devices(), <[usize]>::len);
         let shards: Vec<Shard> = (0..count).map(|rank| shard(&self.shared, rank, members)).collect();
-        let parts: Vec<_> = parts.split(&shards)?.into_iter().map(|part| Mutex::new(Some(part))).collect();
+        let here = OpSite::here(op);
+        let parts = parts.split(&shards)?;
+        drop(here);
+        let parts: Vec<_> = parts.into_iter().map(|part| Mutex::new(Some(part))).collect();
         if parts.len() != count {
             return Err(Error::invalid(op, format_args!("{} parts for {count} devices", parts.len())));
         }
@@ -215,6 +219,6 @@ impl GpuPool {
             let part = parts[dev.rank()].lock().take().expect("a closure runs once per device");
             f(dev, shard, part)
         };
-        run(&self.shared, members, own, as_it_is)
+        run(&self.shared, op, members, own, as_it_is)
     }
 }

@@ -60,7 +60,7 @@ pub(crate) use refs::RefCount;
 pub(crate) use returns::Returns;
 pub(crate) use sequence::{Flag, Sequence, unique_id};
 pub(crate) use spares::Spares;
-pub(crate) use thread_only::{NotDeviceThreadOnly, device_thread_only};
+pub(crate) use thread_only::{NotDeviceThreadOnly, Returned, device_thread_only};
 pub(crate) use turnstile::Turnstile;
 pub(crate) use word::{load_word, raise_word, store_word};
 

@@ -14,6 +14,16 @@
 )]
 pub trait NotDeviceThreadOnly {}
 
+/// What a closure returns to the thread that has started its scope. Every type that can be sent is it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be returned: what a closure returns is sent to the thread that has started the scope",
+    label = "this returns a `{Self}` from its device's thread",
+    note = "work on a device is done in the closures of `GpuPool::run` and its like, which run on the device's thread",
+    note = "to keep a value there between scopes: `GpuPool::per_device`"
+)]
+pub trait Returned: Send {}
+impl<T: Send> Returned for T {}
+
 /// Makes types `!Send` and `!Sync`, with a message of our own.
 macro_rules! device_thread_only {
     ($([$($generics:tt)*] $type:ty),+ $(,)?) => {$(

@@ -1,4 +1,4 @@
-//# first: `GradientExchange` cannot be sent
+//# first: `GradientExchange
 //# lines: 20
 use gpu_pool::{GpuPool, GradientExchange};
 

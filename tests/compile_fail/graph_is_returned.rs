@@ -1,4 +1,4 @@
-//# first: `Graph` cannot be sent
+//# first: `Graph` cannot be returned
 //# lines: 20
 use gpu_pool::GpuPool;
 

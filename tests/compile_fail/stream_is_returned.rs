@@ -1,4 +1,4 @@
-//# first: `Stream` cannot be sent
+//# first: `Stream` cannot be returned
 //# lines: 20
 use gpu_pool::GpuPool;
 

@@ -10,6 +10,7 @@ mod deadlines;
 mod lost;
 mod meetings;
 mod memory;
+mod places;
 mod plan;
 mod refusals;
 mod rig;

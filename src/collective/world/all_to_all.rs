@@ -43,9 +43,11 @@ pub(super) fn by_shape(trip: &Trip<'_, '_>, request: &Request, shape: &Shape) ->
 pub(super) fn by_counts(trip: &Trip<'_, '_>, request: &Request) -> Result<()> {
     let (n, own) = (trip.members(), request.counts.as_ref().expect("all_to_all_v says how much"));
     let row = |counts: &Counts| (0..n).flat_map(|k| (counts.part(k).len() as u64).to_le_bytes()).collect::<Vec<u8>>();
-    let told = trip.group.exchange_bytes(trip.call, [row(&own.0), row(&own.1)].concat())?;
+    let own_site = trip.call.site.to_string();
+    let told = trip.group.exchange_bytes(trip.call, [row(&own.0), row(&own.1), own_site.into_bytes()].concat())?;
     let amounts = |bytes: &Vec<u8>| -> Vec<usize> {
-        bytes.chunks_exact(8).map(|eight| u64::from_le_bytes(eight.try_into().expect("eight")) as usize).collect()
+        let counts = bytes.get(..16 * n).unwrap_or_default();
+        counts.chunks_exact(8).map(|eight| u64::from_le_bytes(eight.try_into().expect("eight")) as usize).collect()
     };
     let all: Vec<Vec<usize>> = told.iter().map(amounts).collect();
     if let Some(rank) = (0..n).find(|&rank| all[rank].len() != 2 * n) {
@@ -55,10 +57,7 @@ pub(super) fn by_counts(trip: &Trip<'_, '_>, request: &Request) -> Result<()> {
     let pairs = || (0..n).flat_map(|a| (0..n).map(move |b| (a, b)));
     // Every member finds this pair, and nothing has begun.
     if let Some((a, b)) = pairs().find(|&(a, b)| all[a][b] != all[b][n + a]) {
-        let site = |rank: usize| match rank == trip.group.rank {
-            true => trip.call.site.to_string(),
-            false => "its call of all_to_all_v".to_owned(),
-        };
+        let site = |rank: usize| String::from_utf8_lossy(&told[rank][16 * n..]).into_owned();
         let into = all[b][n + a];
         return Err(Error::WorldMismatch {
             what: "counts",

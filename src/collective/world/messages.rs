@@ -19,7 +19,7 @@ use super::{
     values::hash,
 };
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, Site},
     fabric::{call::Call, descriptor::Area, membership::Across, parcels::Label},
 };
 use std::sync::Arc;
@@ -38,6 +38,8 @@ pub(in super::super) struct Shipment {
 pub(in super::super) struct Incoming<'g, 'd> {
     trip: Trip<'g, 'd>,
     from: usize,
+    /// The place of the sender's call.
+    site: String,
     pub header: Vec<u8>,
     /// The bytes of each part.
     pub lens: Vec<usize>,
@@ -87,17 +89,23 @@ impl Pair {
 }
 
 /// What the receiver must know before it can take the parts.
-fn head(shipment: &Shipment) -> Vec<u8> {
+fn head(shipment: &Shipment, site: Site) -> Vec<u8> {
     let lens = shipment.parts.iter().flat_map(|part| (part.bytes.len() as u64).to_le_bytes());
-    (shipment.parts.len() as u32).to_le_bytes().into_iter().chain(lens).chain(shipment.header.iter().copied()).collect()
+    let site = shortened(site.to_string());
+    let (count, site_len) = (shipment.parts.len() as u32, site.len() as u16);
+    let lens = count.to_le_bytes().into_iter().chain(lens).chain(site_len.to_le_bytes());
+    lens.chain(site.into_bytes()).chain(shipment.header.iter().copied()).collect()
 }
 
-/// The lengths of the parts, and the header; none if these bytes are no head.
-fn read_head(head: &[u8]) -> Option<(Vec<usize>, Vec<u8>)> {
+/// The lengths of the parts, the place of the sender's call, and the header; none if these bytes are no head.
+fn read_head(head: &[u8]) -> Option<(Vec<usize>, String, Vec<u8>)> {
     let (count, rest) = head.split_first_chunk()?;
-    let (lens, header) = rest.split_at_checked((u32::from_le_bytes(*count) as usize).checked_mul(8)?)?;
+    let (lens, rest) = rest.split_at_checked((u32::from_le_bytes(*count) as usize).checked_mul(8)?)?;
     let len = |eight: &[u8]| usize::try_from(u64::from_le_bytes(eight.try_into().ok()?)).ok();
-    Some((lens.chunks_exact(8).map(len).collect::<Option<_>>()?, header.to_vec()))
+    let (site_len, rest) = rest.split_first_chunk()?;
+    let (site, header) = rest.split_at_checked(u16::from_le_bytes(*site_len) as usize)?;
+    let site = String::from_utf8(site.to_vec()).ok()?;
+    Some((lens.chunks_exact(8).map(len).collect::<Option<_>>()?, site, header.to_vec()))
 }
 
 impl Group<'_> {
@@ -114,7 +122,7 @@ impl Group<'_> {
         let road = Road::new(&trip, across.places[self.rank], across.places[to])?;
         self.dev.worker.handle.progress.advance();
         self.note_call(call);
-        let head = head(shipment);
+        let head = head(shipment, call.site);
         let mut first = Vec::new();
         let note = if head.len() < MOST_NOTE {
             [vec![HERE], head].concat()
@@ -174,11 +182,11 @@ impl Group<'_> {
                 }
                 _ => None,
             };
-            let (lens, header) = head.ok_or_else(|| nonsense(call))?;
-            Ok((road.receive(&trip, number, &lens, again)?, lens, header))
+            let (lens, site, header) = head.ok_or_else(|| nonsense(call))?;
+            Ok((road.receive(&trip, number, &lens, again)?, lens, site, header))
         };
-        let (arrived, lens, header) = trip.done(arrive())?;
-        Ok(Incoming { trip, from, header, lens, arrived })
+        let (arrived, lens, site, header) = trip.done(arrive())?;
+        Ok(Incoming { trip, from, site, header, lens, arrived })
     }
 }
 
@@ -213,7 +221,7 @@ impl Incoming<'_, '_> {
             return Ok(());
         }
         let (places, call) = (&self.trip.across.places, self.trip.call);
-        let a = places[self.from].call(format!("send of {sent} bytes"), "its call of send".to_owned());
+        let a = places[self.from].call(format!("send of {sent} bytes"), self.site.clone());
         let own = places[self.trip.group.rank].call(format!("{} of {len} bytes", call.op), call.site.to_string());
         let error = Error::WorldMismatch { what: "count", a, b: own };
         // Only this member has found it.
@@ -236,8 +244,8 @@ mod tests {
         /// Another process may send anything.
         #[test]
         fn any_bytes_can_be_read_as_a_head(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
-            if let Some((lens, header)) = read_head(&bytes) {
-                prop_assert_eq!(4 + 8 * lens.len() + header.len(), bytes.len());
+            if let Some((lens, site, header)) = read_head(&bytes) {
+                prop_assert_eq!(4 + 8 * lens.len() + 2 + site.len() + header.len(), bytes.len());
             }
         }
     }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Device, DeviceBuffer, Parameter,
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, op_site::OpSite},
     fabric::call::{Call, Origin},
 };
 use std::{
@@ -86,14 +86,16 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// Those of both; [`Error::AbortedByHost`] when another process could not write the file.
     #[track_caller]
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let _here = OpSite::here("DataParallel::save");
         let (path, site) = (path.as_ref(), Location::caller());
+        let call = OpSite::current();
         let checkpoint = self.checkpoint()?;
         if !self.groups.spans {
             return checkpoint.save(path);
         }
         let written = OnceLock::new();
-        let write = || match catch_unwind(AssertUnwindSafe(|| checkpoint.save(path))) {
-            Ok(result) => drop(written.set(result.map_err(|error| error.called_at(site)))),
+        let write = || match catch_unwind(AssertUnwindSafe(|| OpSite::revisit(call, || checkpoint.save(path)))) {
+            Ok(result) => drop(written.set(result)),
             Err(_) => drop(written.set(Err(Error::custom("the thread that writes a checkpoint has panicked")))),
         };
         let told = thread::scope(|scope| {
@@ -138,6 +140,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// Those of both.
     #[track_caller]
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let _here = OpSite::here("DataParallel::load");
         let site = Location::caller();
         let found = match Checkpoint::load(path) {
             Ok(checkpoint) => self.find(&checkpoint),
@@ -157,10 +160,10 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// [`GpuPool::run`](crate::GpuPool::run).
     #[track_caller]
     pub fn checkpoint(&mut self) -> Result<Checkpoint> {
-        let site = Location::caller();
+        let (site, _here) = (Location::caller(), OpSite::here("DataParallel::checkpoint"));
         let all = self.on_each(|dev, _, replica| {
             let outcome = replica.settle()?;
-            let own = own(dev, replica).map_err(|error| error.called_at(site))?;
+            let own = own(dev, replica)?;
             Ok((outcome, own))
         })?;
         let (outcomes, all): (Vec<_>, Vec<_>) = all.into_iter().unzip();
@@ -207,6 +210,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// [`GpuPool::run`](crate::GpuPool::run), after which the model is poisoned.
     #[track_caller]
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        let _here = OpSite::here("DataParallel::restore");
         let found = self.find(checkpoint);
         self.take_over(found, Location::caller())
     }
@@ -276,7 +280,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             }
             let Ok(Found { steps, groups }) = &found else { return Ok(None) };
             let OfGroup { parameters, state } = &groups[at];
-            replace(dev, replica, parameters, state, *steps).map_err(|error| error.called_at(site))?;
+            replace(dev, replica, parameters, state, *steps)?;
             Ok(None)
         })?;
         match found.and_then(|found| refused.into_iter().flatten().next().map_or(Ok(found), Err)) {

@@ -1,0 +1,682 @@
+//! Each public function that can fail is called wrongly: its error names the function, and its call in this file.
+//!
+//! `.ci/places.py` compares this table with rustdoc's pages, so that no function is forgotten: it reads the names in
+//! [`told`], [`both`] and [`EXCEPTED`].
+
+use crate::{
+    rig::TWINLESS,
+    support::{self, failure, guarded},
+};
+use gpu_pool::{
+    Activation, Device, DeviceBuffer, Error, GpuPool, GradientExchange, Group, LaunchDims, PinnedBuffer, ReduceOp,
+    Result, RowNorm, Topology, each_mut,
+    parallel::{
+        At, ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, RowLinear, Schedule, SequenceNorm,
+        ShardedOptimizer, ShardedState, Stage, VocabularyEmbedding, gather_rows, part_of, scatter_rows,
+        vocabulary_cross_entropy,
+    },
+    testing::{FaultOp, FaultPlan, FaultRule, Injected},
+};
+use parking_lot::Mutex;
+use std::panic::Location;
+
+/// Functions that are not called wrongly here, and why.
+#[rustfmt::skip]
+const EXCEPTED: [(&str, &str); 23] = [
+    ("Cluster::from_env", "it reads the process's environment; `Error::Cluster` names the variable"),
+    ("Cluster::launched", "it reads the process's environment; `Error::Cluster` names the variable"),
+    ("Cluster::tcp", "`Error::Cluster` names the setting"),
+    ("Checkpoint::save", "its error is the operating system's, in `Error::Custom`"),
+    ("Cuda::read", "it needs a GPU"),
+    ("Cuda::write", "it needs a GPU"),
+    ("Device::check", "it reports what others have failed with"),
+    ("Device::trim", "only a device that is lost fails it: `what_a_lost_device_refuses_has_a_place`"),
+    ("Device::world", "only a cluster can fail it"),
+    ("Group::exchange_serde", "only a value that serde cannot write can fail it: `tests/cluster`"),
+    ("Event::is_complete", "only a device that is lost fails it"),
+    ("Explorer::run", "its error is `testing::explore::Failure`"),
+    ("Group::explain", "only a cluster can fail it"),
+    ("Group::explain_norm", "only a cluster can fail it"),
+    ("GradientExchange::reset", "it is the way out of failures"),
+    ("PinnedBuffer::as_mut_slice", "only a deadline can fail it"),
+    ("PinnedBuffer::as_slice", "only a deadline can fail it"),
+    ("PinnedBuffer::slice", "it fails as `as_slice`"),
+    ("Tasks::wait", "it reports what tasks have failed with"),
+    ("UnifiedBuffer::as_mut_slice", "only a deadline can fail it"),
+    ("UnifiedBuffer::as_slice", "only a deadline can fail it"),
+    ("Unpack::bytes", "it reads what another process has sent"),
+    ("explore", "it panics"),
+];
+
+/// The operation that an error names, and its place: file and line.
+fn place(error: &Error) -> Option<(&'static str, String, u32)> {
+    use Error::*;
+    match error {
+        InvalidArgument { op, site, .. }
+        | WrongDevice { op, site, .. }
+        | WrongPool { op, site, .. }
+        | Borrowed { op, site, .. }
+        | Poisoned { op, site, .. }
+        | NestedScope { op, site }
+        | KernelNotFound { op, site, .. }
+        | GraphInvalidated { op, site, .. }
+        | PeerDenied { op, site, .. }
+        | NotFinite { op, site, .. }
+        | DeviceLost { op, site: Some(site), .. } => Some((op, site.file().to_owned(), site.line())),
+        OutOfMemory { op, report, .. } => {
+            report.site.as_ref().map(|site| (*op, site.file.clone().into_owned(), site.line))
+        }
+        _ => None,
+    }
+}
+
+/// The call has failed, and its error names it, and its line: that of this check, or one of the next where it stands
+/// in several.
+#[track_caller]
+fn told<T>(name: &str, result: Result<T>) {
+    let here = Location::caller();
+    let Err(error) = result else { panic!("{name} at {here} has not failed") };
+    let Some((op, file, line)) = place(&error) else { panic!("{name} at {here}: no place in {error}") };
+    assert_eq!(file, file!(), "{name}: {error}");
+    assert!((here.line()..here.line() + 12).contains(&line), "{name} at {here}: {error}");
+    assert_eq!(op.rsplit("::").next(), name.rsplit("::").next(), "{name}: {error}");
+    assert!(error.to_string().contains(&format!("{file}:{line}")), "{name}: no place in the text: {error}");
+}
+
+/// The same call of a device and of a group.
+macro_rules! both {
+    ($dev:ident, $name:ident $(::<$Of:ty>)? ($($arg:expr),* $(,)?)) => {
+        told(concat!("Device::", stringify!($name)), $dev.$name$(::<$Of>)?($($arg),*));
+        told(concat!("Group::", stringify!($name)), group_of($dev).$name$(::<$Of>)?($($arg),*));
+    };
+}
+
+fn group_of(dev: &Device) -> Group<'_> {
+    dev.group(&(0..dev.count()).collect::<Vec<_>>()).unwrap()
+}
+
+/// Runs `f` on a device, with a buffer of another pool.
+fn on_one<F>(f: F)
+where
+    F: Fn(&Device, &mut DeviceBuffer<f32>) -> Result<()> + Send + Sync + 'static,
+{
+    guarded(move || {
+        let other = support::builder().host(1).build().unwrap();
+        let far = Mutex::new(other.run(|dev, _| dev.zeros(4)).unwrap().remove(0));
+        let pool = support::builder().host(1).module(&crate::rig::STRAY_MODULE).memory_limit(4 << 20).build().unwrap();
+        pool.run(|dev, _| f(dev, &mut far.lock())).unwrap();
+    });
+}
+
+const FAR: usize = usize::MAX / 64;
+
+#[test]
+fn a_devices_calls_have_places() {
+    let other = support::builder().host(1).build().unwrap();
+    let event = other.run(|dev, _| dev.record()).unwrap().remove(0);
+    let their: PinnedBuffer<f32> = other.pinned(4).unwrap();
+    on_one(move |dev, far| {
+        let (mut x, mut pinned) = (dev.zeros::<f32>(4)?, dev.pinned::<f32>(3)?);
+        told("Device::upload", dev.upload(&vec![0.0f32; 2 << 20]));
+        told("Device::upload_into", dev.upload_into(&[0.0; 5], &mut x));
+        told("Device::download", dev.download(far));
+        told("Device::download_into", dev.download_into(&x, &mut [0.0; 5]));
+        told("Device::upload_pinned", dev.upload_pinned(&their));
+        told("Device::upload_pinned_into", dev.upload_pinned_into(&pinned, &mut x));
+        told("Device::download_pinned", dev.download_pinned(&x, &mut pinned));
+        told("Device::copy", dev.copy(far, &mut x));
+        told("DeviceBuffer::copy_to", far.copy_to(dev));
+        told("Device::wait", dev.wait(&event));
+        told("Device::zeros", dev.zeros::<f64>(FAR));
+        // SAFETY: nothing is read.
+        unsafe {
+            told("Device::uninit", dev.uninit::<f64>(FAR));
+            told("Device::uninit_aligned", dev.uninit_aligned::<u8>(1, 3));
+        }
+        told("Device::pinned", dev.pinned::<f64>(FAR));
+        let mut words = dev.zeros::<u32>(4)?;
+        // SAFETY: the kernel is not found.
+        told("Device::launch", unsafe { dev.launch(&TWINLESS, LaunchDims::cover(4), (&mut words,)) });
+        told("Device::group", dev.group(&[7]));
+        told("Group::group", group_of(dev).group(&[7]));
+        told("Event::elapsed_since", dev.record()?.elapsed_since(&dev.record()?));
+        #[cfg(feature = "cuda")]
+        told("Device::cuda", dev.cuda());
+        let (graph, ()) = dev.capture(|dev| dev.fill(&mut x, 1.0))?;
+        // What waits is refused in a capture.
+        let captured = dev.capture(|dev| {
+            told("Device::capture", dev.capture(|_| Ok(())));
+            told("Device::launch_graph", dev.launch_graph(&graph));
+            told("Device::stream", dev.stream());
+            told("Device::stream_with_priority", dev.stream_with_priority(0));
+            told("Device::record", dev.record());
+            told("Device::record_timed", dev.record_timed());
+            told("Device::synchronize", dev.synchronize());
+            both!(dev, barrier());
+            both!(dev, exchange(7));
+            Ok(())
+        });
+        assert!(captured.is_err());
+        Ok(())
+    });
+}
+
+#[test]
+#[cfg(all(target_os = "linux", feature = "cluster"))]
+fn calls_with_memory_of_two_processes_have_places() {
+    on_one(|dev, far| {
+        told("Device::exportable", dev.exportable::<f64>(FAR));
+        told("Device::wait_released", dev.wait_released(far, std::time::Duration::ZERO));
+        told("DeviceBuffer::export", far.export());
+        told("DeviceBuffer::export_mut", far.export_mut());
+        told("DeviceBuffer::withdraw", far.withdraw());
+        told("Group::register", group_of(dev).register(far));
+        let x = dev.exportable::<f32>(3)?;
+        let ipc = x.export()?;
+        told("Device::import", dev.import::<f64>(&ipc));
+        let imported = dev.import::<f32>(&ipc)?;
+        let captured = dev.capture(|dev| Ok(told("Imported::release", imported.release(dev))));
+        assert!(captured.is_err());
+        Ok(())
+    });
+}
+
+#[test]
+fn collectives_have_places() {
+    on_one(|dev, far| {
+        let sum = ReduceOp::Sum;
+        let (x, mut y, mut rows) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, dev.zeros::<f32>(5)?);
+        both!(dev, all_reduce(far, sum));
+        both!(dev, all_reduce_into(&x, &mut y, sum));
+        both!(dev, all_reduce_many([&mut *far], sum));
+        both!(dev, reduce(far, sum, 7));
+        both!(dev, reduce_scatter(&x, &mut y, sum));
+        both!(dev, reduce_scatter_v(&x, &mut y, &[1], sum));
+        both!(dev, reduce_scatter_in_place(far, sum));
+        both!(dev, all_gather(&x, &mut y));
+        both!(dev, all_gather_v(&x, &mut y, &[1]));
+        both!(dev, all_gather_in_place(far));
+        both!(dev, broadcast(far, 7));
+        both!(dev, gather(&x, None, 7));
+        both!(dev, gather_v(&x, None, &[1], 7));
+        both!(dev, scatter(None, &mut y, 7));
+        both!(dev, scatter_v(None, &mut y, &[1], 7));
+        both!(dev, all_to_all(&x, &mut y));
+        both!(dev, all_to_all_v(&x, &[1], &mut y, &[1]));
+        both!(dev, all_reduce_norm(&mut y, &mut rows, RowNorm::rms(&x, 1e-5)));
+        both!(dev, all_reduce_norm_into(&x, &mut rows, RowNorm::rms(&x, 1e-5), &mut y));
+        both!(dev, send(&x, 7));
+        both!(dev, recv(&mut y, 7));
+        both!(dev, sendrecv(&x, 7, &mut y, 7));
+        both!(dev, send_owned(dev.zeros::<f32>(1)?, 7));
+        both!(dev, recv_any::<f32>(7));
+        both!(dev, give(7, 7, 7));
+        both!(dev, take::<u8>(7, 7));
+        Ok(())
+    });
+}
+
+#[test]
+fn operations_have_places() {
+    on_one(|dev, far| {
+        let relu = Activation::Relu;
+        let (x, mut y, one) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, dev.zeros::<f32>(1)?);
+        let (labels, mut wide) = (dev.zeros::<u32>(3)?, dev.zeros::<u128>(1)?);
+        told("Device::fill", dev.fill(&mut wide, 1));
+        told("Device::scale", dev.scale(far, 2.0));
+        told("Device::axpy", dev.axpy(1.0, &x, &mut y));
+        told("Device::sum", dev.sum(far));
+        told("Device::dot", dev.dot(&x, &y));
+        told("Device::cast", dev.cast::<f64, _>(far));
+        told("Device::add", dev.add(&x, &y));
+        told("Device::add_into", dev.add_into(&x, &x, &mut y));
+        told("Device::add_assign", dev.add_assign(&mut y, &x));
+        told("Device::sub", dev.sub(&x, &y));
+        told("Device::sub_into", dev.sub_into(&x, &x, &mut y));
+        told("Device::sub_assign", dev.sub_assign(&mut y, &x));
+        told("Device::mul", dev.mul(&x, &y));
+        told("Device::mul_into", dev.mul_into(&x, &x, &mut y));
+        told("Device::mul_assign", dev.mul_assign(&mut y, &x));
+        told("Device::relu", dev.relu(far));
+        told("Device::gelu", dev.gelu(far));
+        told("Device::gelu_tanh", dev.gelu_tanh(far));
+        told("Device::silu", dev.silu(far));
+        told("Device::activation", dev.activation(relu, far));
+        told("Device::activation_into", dev.activation_into(relu, &x, &mut y));
+        told("Device::activation_assign", dev.activation_assign(relu, far));
+        told("Device::activation_backward", dev.activation_backward(relu, &x, &y));
+        told("Device::activation_backward_assign", dev.activation_backward_assign(relu, &mut y, &x));
+        told("Device::bias_activation", dev.bias_activation(relu, &y, &x));
+        told("Device::bias_activation_assign", dev.bias_activation_assign(relu, &mut y, &x));
+        told("Device::bias_activation_backward", dev.bias_activation_backward(relu, &x, &y, &x));
+        told("Device::bias_activation_backward_assign", dev.bias_activation_backward_assign(relu, &mut y, &x, &x));
+        told("Device::embedding", dev.embedding(&x, 3, &labels));
+        told("Device::embedding_backward", dev.embedding_backward(&x, &labels, 3, &mut y));
+        told("Device::random_bits", dev.random_bits(&mut dev.zeros::<u32>(4)?, 0, u64::MAX));
+        told("Device::uniform", dev.uniform(far, 0.0..1.0, 0, 0));
+        told("Device::normal", dev.normal(far, 0.0, 1.0, 0, 0));
+        told("Device::dropout", dev.dropout(&x, 2.0, 0, 0));
+        told("Device::dropout_assign", dev.dropout_assign(&mut y, 2.0, 0, 0));
+        told("Device::argmax", dev.argmax(&x, 3));
+        told("Device::column_sum", dev.column_sum(&y, &mut dev.zeros::<f32>(3)?));
+        told("Device::check_indices", dev.check_indices(&labels, 0));
+        told("Device::layer_norm", dev.layer_norm(&y, &x, &x, 1e-5));
+        told("Device::layer_norm_backward", dev.layer_norm_backward(&x, &y, &x, &one, &one));
+        told(
+            "Device::layer_norm_weights_backward",
+            dev.layer_norm_weights_backward(&x, &y, &one, &one, &mut dev.zeros::<f32>(4)?, &mut dev.zeros::<f32>(4)?),
+        );
+        told("Device::rms_norm", dev.rms_norm(&y, &x, 1e-5));
+        told("Device::rms_norm_backward", dev.rms_norm_backward(&x, &y, &x, &one));
+        let rms = dev.rms_norm_weights_backward(&x, &y, &one, &mut dev.zeros::<f32>(4)?);
+        told("Device::rms_norm_weights_backward", dev.rms_norm_weights_backward(&x, &y, &one, far).and(rms));
+        told("Device::softmax", dev.softmax(&x, 3));
+        told("Device::softmax_assign", dev.softmax_assign(&mut y, 3));
+        told("Device::softmax_backward", dev.softmax_backward(&x, &y, 2));
+        told("Device::log_softmax", dev.log_softmax(&x, 3));
+        told("Device::log_softmax_assign", dev.log_softmax_assign(&mut y, 3));
+        told("Device::log_softmax_backward", dev.log_softmax_backward(&x, &y, 2));
+        told("Device::cross_entropy", dev.cross_entropy(&x, &labels, 1.0));
+        told("Device::cross_entropy_assign", dev.cross_entropy_assign(&mut y, &labels, 1.0));
+        told("Device::cross_entropy_loss", dev.cross_entropy_loss(&x, &labels));
+        told("Device::transpose", dev.transpose(&x, 3, 3));
+        told("Device::transpose_batch", dev.transpose_batch(&x, 2, 3, 3));
+        told("Device::transpose_into", dev.transpose_into(&x, 2, 2, &mut y));
+        told("Device::copy_2d", dev.copy_2d(&x, 4, &mut y, 4, 3, 4));
+        Ok(())
+    });
+}
+
+#[test]
+#[cfg(feature = "blas")]
+fn matrices_have_places() {
+    use gpu_pool::{Matrix, MatrixMut};
+    on_one(|dev, _| {
+        let (x, mut y) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(4)?);
+        let (a, b) = (Matrix::new(&x, 2, 2)?, Matrix::new(&x, 4, 1)?);
+        told("Device::gemm", dev.gemm(1.0, a, b, 0.0, &mut y));
+        told("Device::gemm_tf32", dev.gemm_tf32(1.0, a, b, 0.0, &mut y));
+        told("Device::matmul", dev.matmul(a, b));
+        told("Matrix::new", Matrix::new(&x, 3, 2));
+        told("Matrix::strided", Matrix::strided(&x, 2, 2, 1));
+        told("Matrix::columns", a.columns(1..7));
+        told("Matrix::rows", a.rows(1..7));
+        told("Matrix::split_rows", a.split_rows(3));
+        told("Matrix::split_columns", a.split_columns(3));
+        told("Matrix::batch", a.batch(7, 7));
+        told("MatrixMut::new", MatrixMut::new(&mut y, 3, 2));
+        told("MatrixMut::strided", MatrixMut::strided(&mut y, 2, 2, 1));
+        told("MatrixMut::columns", MatrixMut::new(&mut y, 2, 2)?.columns(1..7));
+        told("MatrixMut::rows", MatrixMut::new(&mut y, 2, 2)?.rows(1..7));
+        told("MatrixMut::split_rows", MatrixMut::new(&mut y, 2, 2)?.split_rows(3));
+        told("MatrixMut::split_columns", MatrixMut::new(&mut y, 2, 2)?.split_columns(3));
+        told("MatrixMut::batch", MatrixMut::new(&mut y, 2, 2)?.batch(7, 7));
+        Ok(())
+    });
+}
+
+#[test]
+fn gradients_have_places() {
+    on_one(|dev, far| {
+        let none = GradientExchange::builder().bucket_bytes(0);
+        told("GradientExchangeBuilder::build", none.build(dev, &[3]));
+        told("GradientExchangeBuilder::build_in", none.build_in(&group_of(dev), &[3]));
+        let mut own = GradientExchange::builder().build(dev, &[3, 4])?;
+        told("GradientExchange::grad_mut", own.grad_mut(7));
+        told("GradientExchange::grads_mut", own.grads_mut([0, 0]));
+        told("GradientExchange::grad", own.grad(7));
+        told("GradientExchange::lend", own.lend(7, dev.zeros(3)?));
+        told("GradientExchange::take", own.take(0));
+        told("GradientExchange::set_weight", own.set_weight(0.5));
+        told("GradientExchange::grads_in_bucket", own.grads_in_bucket(7));
+        told("GradientExchange::broadcast_parameters", own.broadcast_parameters(dev, &mut [&mut *far], 7));
+        told("GradientExchange::ready", own.ready(dev, 7));
+        told("GradientExchange::ready_from", own.ready_from(dev, 7, dev.zeros(3)?));
+        told("GradientExchange::finish_bucket", own.finish_bucket(dev, 7).map(drop));
+        told("GradientExchange::finish", own.finish(dev).map(drop));
+        let captured = dev.capture(|dev| {
+            told("GradientExchange::join", own.join(dev, true));
+            told("GradientExchange::verify_parameters", own.verify_parameters(dev, &[&*far]));
+            Ok(())
+        });
+        assert!(captured.is_err());
+        own.reset(dev)?;
+        own.ready(dev, 0)?;
+        told("GradientExchange::set_sync", own.set_sync(false));
+        own.ready(dev, 1)?;
+        told("Exchanged::grad", own.finish(dev)?.grad(7));
+        Ok(())
+    });
+}
+
+#[test]
+fn sharded_layers_have_places() {
+    on_one(|dev, far| {
+        let (g, x, mut y, big) = (&group_of(dev), dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, vec![0.0f32; 2 << 20]);
+        told("part_of", part_of(g, 7, 4, 1));
+        told("gather_rows", gather_rows(g, &x, 3, 3));
+        told("scatter_rows", scatter_rows(g, &x, 3, 3));
+        told("Indices::new", Indices::new(g, &[7], 3));
+        let (words, others) = (Indices::new(g, &[1], 2)?, Indices::new(g, &[1], 3)?);
+        told("VocabularyEmbedding::new", VocabularyEmbedding::new(g, &[1.0f32; 5], 2));
+        let mut table = VocabularyEmbedding::new(g, &[1.0f32; 4], 2)?;
+        told("VocabularyEmbedding::forward", table.forward(g, &others));
+        told("VocabularyEmbedding::backward", table.backward(g, &words, &x, false));
+        told("vocabulary_cross_entropy", vocabulary_cross_entropy(g, &mut y, &words, 1.0));
+        told("ColumnLinear::new", ColumnLinear::new(g, &[1.0f32; 5], &[1.0; 2]));
+        told("ColumnLinear::in_units", ColumnLinear::in_units(g, &[1.0f32; 5], &[1.0; 2], 1));
+        let mut columns = ColumnLinear::new(g, &[1.0f32; 4], &[1.0; 2])?;
+        told("ColumnLinear::forward", columns.forward(g, &y, 2));
+        told("ColumnLinear::backward", columns.backward(g, &y, &y, 2, false));
+        told("ColumnLinear::backward_to_rows", columns.backward_to_rows(g, &y, &y, 2, false));
+        told("RowLinear::new", RowLinear::new(g, &[1.0f32; 5], &[1.0; 2]));
+        told("RowLinear::in_units", RowLinear::in_units(g, &[1.0f32; 5], &[1.0; 2], 1));
+        let mut rows = RowLinear::new(g, &[1.0f32; 4], &[1.0; 2])?;
+        told("RowLinear::forward", rows.forward(g, &y, 2));
+        told("RowLinear::forward_norm", rows.forward_norm(g, &x, 2, &mut y, RowNorm::rms(&x, 1e-5)));
+        told("RowLinear::forward_to_rows", rows.forward_to_rows(g, &y, 2));
+        told("RowLinear::backward", rows.backward(g, &y, &y, 2, false));
+        told("RowLinear::backward_from_rows", rows.backward_from_rows(g, &y, &y, 2, false));
+        told("SequenceNorm::layer", SequenceNorm::layer(dev, &big, &big, 1e-5));
+        told("SequenceNorm::rms", SequenceNorm::rms(dev, &big, 1e-5));
+        let mut norm = SequenceNorm::rms(dev, &[1.0f32; 4], 1e-5)?;
+        told("SequenceNorm::forward", norm.forward(dev, &y));
+        let (_, saved) = norm.forward(dev, &x)?;
+        told("SequenceNorm::backward", norm.backward(g, far, &saved, &y, false));
+
+        told("ShardedOptimizer::new", ShardedOptimizer::<f32>::new(g, Optimizer::sgd(-1.0), ReduceOp::Sum, &[4]));
+        let mut own = ShardedOptimizer::<f32>::new(g, Optimizer::adam(0.1), ReduceOp::Sum, &[4])?;
+        told("ShardedOptimizer::set_rate", own.set_rate(-1.0));
+        told("ShardedOptimizer::step", own.step(dev, &mut y, &mut [dev.zeros::<f32>(4)?]));
+        told("ShardedOptimizer::set_state", own.set_state(dev, &ShardedState::default()));
+        let captured = dev.capture(|dev| {
+            told("ShardedOptimizer::prepare", own.prepare(dev));
+            told("ShardedOptimizer::state", own.state(dev));
+            Ok(())
+        });
+        assert!(captured.is_err());
+        Ok(())
+    });
+}
+
+struct Two([DeviceBuffer<f32>; 2]);
+
+impl Model for Two {
+    fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> {
+        self.0.iter_mut().collect()
+    }
+}
+
+fn two(dev: &Device) -> Result<Two> {
+    Ok(Two([dev.zeros(3)?, dev.zeros(4)?]))
+}
+
+#[test]
+fn data_parallel_calls_have_places() {
+    guarded(|| {
+        let pool = support::builder().host(2).build().unwrap();
+        let (right, wrong) = (Optimizer::sgd(0.1), Optimizer::sgd(-1.0));
+        told("DataParallel::new", DataParallel::new(&pool, wrong, two));
+        told("DataParallel::new_on", DataParallel::new_on(&pool, &[7], right, two));
+        told("DataParallel::new_in", DataParallel::new_in(&pool, |dev| dev.world(), wrong, two));
+        let mut model = DataParallel::new(&pool, right, two).unwrap();
+        told("DataParallel::set_rate", model.set_rate(-1.0));
+        told("DataParallel::step", model.step(2, |_, _, _, _| Ok(())));
+        told("DataParallel::forward", model.forward(2, |_, _, _| Ok(vec![()])));
+        told("DataParallel::each", model.each(|_, _| Ok(())));
+        told("DataParallel::verify", model.verify());
+        told("DataParallel::gradient_norms", model.gradient_norms());
+        model.recover().unwrap();
+        told("DataParallel::accumulate", model.accumulate(2, |_, _, _, _| Ok(())));
+        #[cfg(feature = "checkpoints")]
+        {
+            use gpu_pool::parallel::Checkpoint;
+            told("DataParallel::checkpoint", model.checkpoint());
+            told("DataParallel::save", model.save("never made"));
+            told("DataParallel::load", model.load(file!()));
+            told("DataParallel::restore", model.restore(&Checkpoint::new()));
+        }
+        model.recover().unwrap();
+        let given = model.step(2, |dev, _, _, gradients| {
+            told("Gradients::write", gradients.write(7, |_| Ok(())));
+            told("Gradients::add", gradients.add(7, |_, _| Ok(())));
+            gradients.write(0, |g| dev.fill(g, 1.0))?;
+            let line = line!() + 1;
+            let inner =
+                gradients.write(1, |g| dev.scale(&mut g.slice_mut(..), 1.0).and(dev.copy(&dev.zeros::<f32>(9)?, g)));
+            // A closure's own call has its own name.
+            assert!(matches!(inner, Err(Error::InvalidArgument { op: "copy", site, .. }) if site.line() == line));
+            Ok(())
+        });
+        assert!(given.is_ok() || given.is_err());
+        let model = Mutex::new(model);
+        pool.run(|dev, _| {
+            Ok(if dev.rank() == 0 {
+                told("DataParallel::recover", model.lock().recover())
+            })
+        })
+        .unwrap();
+
+        // Replicas that differ: the two places are those of the call.
+        let mut model = DataParallel::new(&pool, right, two).unwrap();
+        model.each(|dev, two| dev.fill(&mut two.0[0], dev.index() as f32)).unwrap();
+        let line = line!() + 1;
+        let differ = failure(model.verify());
+        let Error::Mismatch { a_site, b_site, .. } = &differ else { panic!("{differ}") };
+        assert!([a_site, b_site].iter().all(|site| site.file() == file!() && site.line() == line), "{differ}");
+        let line = line!() + 1;
+        let differ =
+            failure(DataParallel::new(&pool, right, |dev| Ok(Two([dev.zeros(3)?, dev.zeros(4 + dev.index())?]))));
+        let Error::Mismatch { a_site, b_site, .. } = &differ else { panic!("{differ}") };
+        assert!([a_site, b_site].iter().all(|site| site.file() == file!() && site.line() == line), "{differ}");
+    });
+}
+
+struct Same;
+
+impl Stage for Same {
+    type Activation = DeviceBuffer<f32>;
+    type Saved = ();
+    fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
+        Ok((x, ()))
+    }
+    fn backward(&mut self, _: &Device, _: At, _: (), dy: DeviceBuffer<f32>) -> Result<Option<DeviceBuffer<f32>>> {
+        Ok(Some(dy))
+    }
+}
+
+#[test]
+fn pipelines_and_schedules_have_places() {
+    guarded(|| {
+        told("Schedule::gpipe", Schedule::gpipe(0, 1));
+        told("Schedule::looped_bfs", Schedule::looped_bfs(0, 1, 1));
+        told("Schedule::one_f_one_b", Schedule::one_f_one_b(0, 1));
+        told("Schedule::interleaved", Schedule::interleaved(0, 1, 1));
+        told("Schedule::zero_bubble", Schedule::zero_bubble(0, 1, 1));
+        told("Schedule::zero_bubble_v", Schedule::zero_bubble_v(0, 1));
+        told("Schedule::new", Schedule::new(vec![]));
+        told("Schedule::from_csv", Schedule::from_csv("?"));
+        let long = Costs { hop: std::time::Duration::MAX, ..Costs::default() };
+        told("Schedule::simulate", Schedule::gpipe(2, 2).unwrap().simulate(long));
+
+        let pool = support::builder().host(2).build().unwrap();
+        let three = || Schedule::gpipe(3, 1).unwrap();
+        told("Pipeline::new", Pipeline::new(&pool, three(), |_, _| Ok(Same)));
+        told("Pipeline::new_in", Pipeline::new_in(&pool, |dev| dev.world(), three(), |_, _| Ok(Same)));
+        let mut model = Pipeline::new(&pool, Schedule::gpipe(2, 1).unwrap(), |_, _| Ok(Same)).unwrap();
+        let failed = model.each(|_, _, _| Err::<(), _>(Error::custom("a test")));
+        assert!(failed.is_err());
+        told("Pipeline::each", model.each(|_, _, _| Ok(())));
+        told("Pipeline::forward", model.forward(|dev, _| dev.zeros(1), |_, _, _| Ok(())));
+        told("Pipeline::step", model.step(|dev, _| dev.zeros(1), |_, _, y| Ok((y, ()))));
+        let model = Mutex::new(model);
+        pool.run(|dev, _| {
+            if dev.rank() == 0 {
+                told("Pipeline::reset", model.lock().reset(|_, _| Ok(Same)));
+                told("Pipeline::clear_poison", model.lock().clear_poison());
+            }
+            Ok(())
+        })
+        .unwrap();
+    });
+}
+
+#[test]
+fn scopes_and_state_have_places() {
+    guarded(|| {
+        let builder = || support::builder().host(2);
+        told("Builder::build", builder().memory_limit(4 << 20).memory_reserve(8 << 20).build());
+        told("Builder::build_global", builder().weights(&[1.0]).build_global());
+        let pool = builder().record_memory(false).build().unwrap();
+        told("GpuPool::leaks", pool.leaks());
+        told("GpuPool::run_on", pool.run_on(&[7], |_, _| Ok(())));
+        told("GpuPool::run_mut", pool.run_mut(&mut [0; 5], 0, |_, _, _| Ok(())));
+        told("GpuPool::run_with", pool.run_with(each_mut(&mut [0; 3]), |_, _, _| Ok(())));
+        told("GpuPool::run_on_with", pool.run_on_with(&[0], vec![0; 3], |_, _, _| Ok(())));
+        told("GpuPool::unified", pool.unified::<u64>(usize::MAX));
+        told("GpuPool::pinned", pool.pinned::<u64>(FAR));
+        let state = Mutex::new(pool.per_device(|_, _| Ok(0)).unwrap());
+        let spare = Mutex::new(Some(builder().build().unwrap()));
+        let free = pool.per_device(|_, _| Ok(0)).unwrap();
+        pool.run_on(&[0], |dev, _| {
+            told("GpuPool::run", pool.run(|_, _| Ok(())));
+            told("GpuPool::run_named", pool.run_named("a", |_, _| Ok(())));
+            told("GpuPool::try_run", pool.try_run(|_, _| Ok::<_, Error>(())));
+            told("GpuPool::scope", GpuPool::scope(|_, _| Ok(())));
+            told("GpuPool::try_scope", GpuPool::try_scope(|_, _| Ok::<_, Error>(())));
+            told("GpuPool::global", GpuPool::global());
+            told("GpuPool::per_device", pool.per_device(|_, _| Ok(())));
+            told("GpuPool::survivors", pool.survivors());
+            told("GpuPool::memory_snapshots", pool.memory_snapshots());
+            told("GpuPool::trim", pool.trim());
+            told("GpuPool::close", spare.lock().take().unwrap().close());
+            let mut state = state.lock();
+            told("PerDevice::reset", state.reset(|_, _| Ok(0)));
+            told("PerDevice::clear_poison", state.clear_poison());
+            told("PerDevice::run", state.run(|_, _, _| Ok(())));
+            told("PerDevice::run_on", state.run_on(&[0], |_, _, _| Ok(())));
+            told("PerDevice::try_run", state.try_run(|_, _, _| Ok::<_, Error>(())));
+            let _held = free.borrow_mut(dev)?;
+            told("PerDevice::borrow", free.borrow(dev));
+            told("PerDevice::borrow_mut", free.borrow_mut(dev));
+            Ok(())
+        })
+        .unwrap();
+        let mut state = state.into_inner();
+        assert!(state.run(|_, _, _| Err::<(), _>(Error::custom("a test"))).is_err());
+        told("PerDevice::run", state.run(|_, _, _| Ok(())));
+        // A closure's own call has its own name, and not the scope's.
+        state.clear_poison().unwrap();
+        told("Device::group", state.run(|dev, _, _| dev.group(&[7]).map(drop)));
+
+        told("Topology::validate", Topology::new("nothing").validate());
+        #[cfg(feature = "topology-files")]
+        {
+            told("Topology::parse", Topology::parse("devices = 7"));
+            told("Topology::from_file", Topology::from_file("no such file"));
+            told("Topology::to_toml", Topology::new("nothing").to_toml());
+        }
+        #[cfg(feature = "insight")]
+        {
+            use gpu_pool::MemorySnapshot;
+            told("MemorySnapshot::from_json", MemorySnapshot::from_json("{]"));
+            told("MemorySnapshot::write", MemorySnapshot::default().write("snapshot.txt"));
+        }
+        #[cfg(feature = "checkpoints")]
+        {
+            use gpu_pool::parallel::Checkpoint;
+            let mut checkpoint = Checkpoint::new();
+            told("Checkpoint::insert", checkpoint.insert("x", &[3], &[1.0f32]));
+            told("Checkpoint::tensor", checkpoint.tensor::<f32>("x"));
+            told("Checkpoint::shape", checkpoint.shape("x"));
+            told("Checkpoint::load", Checkpoint::load(file!()));
+        }
+    });
+}
+
+#[test]
+#[cfg(feature = "tasks")]
+fn tasks_have_places() {
+    guarded(|| {
+        let pool = support::builder().host(1).memory_limit(4 << 20).build().unwrap();
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        pool.run(|_, _| {
+            told("GpuPool::tasks", pool.tasks(|_| Ok(())));
+            told("GpuPool::tasks_in", pool.tasks_in(&threads, |_| Ok(())));
+            Ok(())
+        })
+        .unwrap();
+        let taken = pool.tasks(|t| {
+            let mut x = t.cpu().run((), |()| Ok(1));
+            assert_eq!(t.take(&mut x)?, 1);
+            told("Tasks::get", t.get(&x));
+            told("Tasks::read", t.read(&x, |_| ()));
+            told("Tasks::take", t.take(&mut x));
+            Ok(())
+        });
+        assert!(taken.is_ok() || taken.is_err());
+        // What a task fails with has the place that has given it out, or that of its closure's own call.
+        let run = pool.tasks(|t| {
+            let big = t.cpu().run((), |()| Ok(vec![0.0f32; 2 << 20]));
+            let line = line!() + 1;
+            let there = t.gpu(0).upload(&big);
+            let uploaded = failure(t.read(&there, |_| ()));
+            let (op, file, at) = place(&uploaded).unwrap();
+            assert_eq!((op, &file[..], at), ("upload", file!(), line), "{uploaded}");
+            let x = t.gpu(0).run((), |dev, ()| told_and_back(dev));
+            t.get(&x)
+        });
+        assert!(run.is_ok() || run.is_err());
+    });
+}
+
+#[cfg(feature = "tasks")]
+fn told_and_back(dev: &Device) -> Result<()> {
+    told("Device::group", dev.group(&[7]));
+    Ok(())
+}
+
+/// The place is in the report, and the request is named.
+#[test]
+fn memory_that_is_used_up_has_a_place() {
+    guarded(|| {
+        let plan = FaultPlan::new().on(FaultRule::new(Injected::OutOfMemory).op(FaultOp::Alloc)).paused();
+        let pool = support::builder().host(1).faults(plan.clone()).build().unwrap();
+        plan.resume();
+        let error = failure(pool.unified::<f32>(1 << 20));
+        assert!(matches!(error, Error::OutOfMemory { requested, .. } if requested == 4 << 20), "{error}");
+        told("GpuPool::unified", pool.unified::<f32>(1 << 20));
+        #[cfg(all(target_os = "linux", feature = "cluster"))]
+        pool.run(|dev, _| {
+            let error = failure(dev.exportable::<f32>(1 << 20));
+            assert!(matches!(error, Error::OutOfMemory { requested, .. } if requested >= 4 << 20), "{error}");
+            told("Device::exportable", dev.exportable::<f32>(1 << 20));
+            Ok(())
+        })
+        .unwrap();
+    });
+}
+
+#[test]
+fn what_a_lost_device_refuses_has_a_place() {
+    guarded(|| {
+        let plan = FaultPlan::new().on(FaultRule::new(Injected::DeviceLost)).paused();
+        let pool = support::builder().host(1).faults(plan.clone()).build().unwrap();
+        let lost = pool.run(|dev, _| {
+            let mut x = dev.zeros::<f32>(4)?;
+            plan.resume();
+            told("Device::fill", dev.fill(&mut x, 1.0));
+            let line = line!() + 1;
+            let error = failure(dev.sum(&x));
+            assert!(matches!(error, Error::DeviceLost { op: "sum", site: Some(site), .. } if site.line() == line));
+            Ok(())
+        });
+        assert!(matches!(lost, Err(Error::DeviceLost { device: 0, .. })), "{lost:?}");
+    });
+}
+
+/// The table of exceptions is read by `.ci/places.py`.
+#[test]
+fn exceptions_have_reasons() {
+    assert!(EXCEPTED.iter().all(|(name, why)| !name.is_empty() && !why.is_empty()));
+}
