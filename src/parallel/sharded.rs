@@ -11,7 +11,7 @@ use crate::{
     memory::{AsViewMut, DeviceView, DeviceViewMut},
 };
 use smallvec::SmallVec;
-use std::{ops::Range, panic::Location};
+use std::ops::Range;
 
 const KINDS: [Kept; 3] = [Kept::First, Kept::Second, Kept::Master];
 
@@ -103,7 +103,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     pub fn new(group: &Group<'_>, optimizer: Optimizer, reduce: ReduceOp, sizes: &[usize]) -> Result<Self> {
         let _here = OpSite::here("ShardedOptimizer::new");
         optimizer.check()?;
-        let (dtype, site) = (T::DTYPE, Location::caller());
+        let (dtype, site) = (T::DTYPE, OpSite::place());
         let terms = Terms { dtype, sizes: sizes.into(), reduce, optimizer: format!("{optimizer:?}"), site };
         let kept = [
             (optimizer.needs() != Needs::Nothing).then_some(Kept::First),
