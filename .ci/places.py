@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests/faults/places.rs"
 # Functions that take the place of their caller, by their last two names.
 TAKES_PLACE = {
-    ("Location", "caller"), ("OpSite", "here"), ("Error", "invalid"), ("Error", "wrong_pool"),
+    ("Location", "caller"), ("OpSite", "here"), ("OpSite", "place"), ("Error", "invalid"), ("Error", "wrong_pool"),
     ("Error", "wrong_device"), ("Error", "borrowed"), ("Call", "new"),
 }
 METHOD = re.compile(

@@ -31,6 +31,12 @@ impl OpSite {
         OpSite::current().unwrap_or(OpSite { op, site })
     }
 
+    /// The place of the calling thread's operation, or of the caller.
+    #[track_caller]
+    pub(crate) fn place() -> Site {
+        OpSite::outermost("", Location::caller()).site
+    }
+
     /// Enters the operation `op`, called where this function's `#[track_caller]` callers are called.
     #[track_caller]
     pub(crate) fn here(op: &'static str) -> OpGuard {

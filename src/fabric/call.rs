@@ -4,7 +4,7 @@
 
 use super::types::{DType, ReduceOp};
 use crate::error::{Site, op_site::OpSite};
-use std::{any::TypeId, panic::Location, sync::Arc};
+use std::{any::TypeId, sync::Arc};
 
 /// The operation that launches a graph's collectives together.
 pub(crate) const LAUNCH: &str = "launch_graph";
@@ -137,12 +137,11 @@ pub(crate) struct Call {
 impl Call {
     #[track_caller]
     pub(crate) fn new(op: &'static str) -> Self {
-        Call::at(op, Location::caller())
+        Call::at(op, OpSite::place())
     }
 
-    /// A call that was made at `site`, or by the operation that the thread is in.
+    /// A call that was made at `site`: also a peer's.
     pub(crate) fn at(op: &'static str, site: Site) -> Self {
-        let OpSite { site, .. } = OpSite::outermost(op, site);
         Call {
             origin: Origin::default(),
             op,

@@ -11,7 +11,6 @@ use crate::{
 };
 use std::{
     hash::{DefaultHasher, Hasher},
-    panic::Location,
     sync::Arc,
 };
 
@@ -152,7 +151,7 @@ impl<T: Gradient> GradientExchange<T> {
         // The compared views are the written ones.
         let mut views: Vec<DeviceViewMut<'_, V::Elem>> = parameters.iter_mut().map(|x| x.view_mut()).collect();
         let sizes = views.iter().map(|x| x.len()).collect();
-        Parameters::new(V::Elem::DTYPE, sizes, Vec::new(), Location::caller()).compare(&group)?;
+        Parameters::new(V::Elem::DTYPE, sizes, Vec::new(), OpSite::place()).compare(&group)?;
         for x in &mut views {
             group.broadcast(x, root)?;
         }
@@ -182,7 +181,7 @@ impl<T: Gradient> GradientExchange<T> {
             sums.push(hasher.finish());
         }
         let sizes = views.iter().map(|x| x.len()).collect();
-        Parameters::new(V::Elem::DTYPE, sizes, sums, Location::caller()).compare(&group)
+        Parameters::new(V::Elem::DTYPE, sizes, sums, OpSite::place()).compare(&group)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     fabric::call::Origin,
 };
 use smallvec::{SmallVec, smallvec};
-use std::{fmt, marker::PhantomData, panic::Location, sync::Arc};
+use std::{fmt, marker::PhantomData, sync::Arc};
 
 /// The type in which gradients travel between devices: their own type, or a narrower one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -210,7 +210,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         let id = group.new_exchange();
         let settings = Settings { register: group.device().worker.shared.register_buckets, ..self.0.clone() };
         let terms =
-            Terms { id, dtype: T::DTYPE, settings: settings.clone(), sizes: sizes.into(), site: Location::caller() };
+            Terms { id, dtype: T::DTYPE, settings: settings.clone(), sizes: sizes.into(), site: OpSite::place() };
         let (terms_of_all, here) = (terms.to_string(), group.here());
         let all = here.exchange(terms)?;
         let (first, others) = all.split_first().expect("this member at least");

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     DType, Device, DeviceBuffer, DeviceCopy, Group,
     collective::GroupKey,
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, op_site::OpSite},
     fabric::{
         call::{Call, Origin},
         descriptor::Area,
@@ -27,7 +27,7 @@ use crate::{
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut, handle::DeviceHandle, hazard::Access},
 };
 use smallvec::SmallVec;
-use std::{ops::Range, panic::Location, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 /// The name of the operation, for errors.
 const OP: &str = "ShardedOptimizer";
@@ -403,7 +403,7 @@ pub(super) fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {
 /// number of elements.
 #[track_caller]
 fn places<T>(sizes: &[usize]) -> Result<(Box<[Range<usize>]>, usize)> {
-    let site = Location::caller();
+    let site = OpSite::place();
     let too_many = || Error::invalid_at(site, OP, "more elements than there are addresses");
     let mut end = 0usize;
     let mut found = Vec::with_capacity(sizes.len());

@@ -18,7 +18,7 @@ use crate::{
     fabric::call::Call,
 };
 use smallvec::SmallVec;
-use std::{panic::Location, sync::Arc};
+use std::sync::Arc;
 
 /// What members tell each other at the end of a step.
 struct Report {
@@ -255,7 +255,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// Learns which gradients no member had, and after the first step the order of the buckets.
     #[track_caller]
     fn meet(&mut self, dev: &Device) -> Result<()> {
-        let site = Location::caller();
+        let site = OpSite::place();
         if self.ordered && !self.settings.find_unused {
             return Ok(());
         }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Device, DeviceBuffer,
-    error::Result,
+    error::{Result, op_site::OpSite},
     kernel::builtin::Float,
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
@@ -75,6 +75,7 @@ macro_rules! activations {
                 X: AsView + ?Sized,
                 X::Elem: Float,
             {
+                let _here = OpSite::here(stringify!($name));
                 self.activation(Activation::$which, x)
             }
         )+}

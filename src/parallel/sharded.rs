@@ -14,7 +14,6 @@ use smallvec::SmallVec;
 use std::{
     hash::{DefaultHasher, Hasher},
     ops::Range,
-    panic::Location,
 };
 
 const KINDS: [Kept; 3] = [Kept::First, Kept::Second, Kept::Master];
@@ -107,7 +106,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     pub fn new(group: &Group<'_>, optimizer: Optimizer, reduce: ReduceOp, sizes: &[usize]) -> Result<Self> {
         let _here = OpSite::here("ShardedOptimizer::new");
         optimizer.check()?;
-        let (dtype, site) = (T::DTYPE, Location::caller());
+        let (dtype, site) = (T::DTYPE, OpSite::place());
         let terms = Terms { dtype, sizes: sizes.into(), reduce, optimizer: format!("{optimizer:?}"), site };
         let kept = [
             (optimizer.needs() != Needs::Nothing).then_some(Kept::First),

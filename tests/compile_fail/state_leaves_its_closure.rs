@@ -1,4 +1,4 @@
-//# first: Ref<'_, Vec<u32>>` cannot be sent
+//# first: Ref<'_, Vec<u32>>` cannot be returned
 //# lines: 20
 use gpu_pool::{GpuPool, PerDevice};
 

@@ -139,7 +139,7 @@ impl Cache {
         let pending = pending.into_iter().map(|((device, stream), bytes)| PendingOnStream { device, stream, bytes });
         OutOfMemoryReport {
             device: self.handle.device,
-            op: request.op,
+            op: Called::current().map_or(request.op, |here| here.op),
             site: Called::current().map(CallSite::from),
             requested: request.bytes as u64,
             limit: self.limit,
