@@ -41,8 +41,8 @@ impl Module {
     }
 }
 
-/// One form of a module, as the CUDA driver reads it: unpacked; with a NUL behind it, which ends PTX; and aligned, since
-/// a cubin is read in place as ELF.
+/// One form of a module, as the CUDA driver reads it: unpacked; with a NUL behind it, which ends PTX; aligned, since a
+/// cubin is read in place as ELF.
 pub(crate) fn unpack(image: &[u8], packed: bool) -> Result<Vec<u64>, String> {
     let aligned = |bytes: usize| vec![0_u64; bytes / 8 + 1];
     if !packed {
