@@ -26,7 +26,7 @@ use crate::{
         faulty, host,
         module::Module,
     },
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::{
         packing::Carriers,
         transport::{Connect, World},
@@ -287,7 +287,8 @@ impl Builder {
     #[track_caller]
     pub fn build(mut self) -> Result<GpuPool> {
         if worker::on_device_thread() {
-            return Err(Error::NestedScope { op: "build" });
+            let OpSite { op, site } = OpSite::outermost("build", Location::caller());
+            return Err(Error::NestedScope { op, site });
         }
         if let Some(topology) = &self.machine.topology {
             topology.validate()?;
@@ -369,8 +370,9 @@ impl Builder {
         }
         let machine =
             host::MachineConfig { watch_reads: !matches!(self.check, None | Some(Check::Off)), ..self.machine.clone() };
+        let site = Location::caller();
         let all = host::machine_with(&configs, &machine).map_err(|fault| match fault.kind {
-            FaultKind::InvalidArgument => Error::invalid("build", fault.detail),
+            FaultKind::InvalidArgument => Error::invalid_at(site, "build", fault.detail),
             _ => Error::NoDevice { reason: fault.detail },
         })?;
         Ok(self.ordinals(count, "software GPUs", false)?.into_iter().map(|i| all[i].clone()).collect())

@@ -12,6 +12,7 @@ pub(crate) mod units;
 
 use crate::here;
 use misuse::{Kind, Report};
+use op_site::OpSite;
 use out_of_memory::{Indented, OutOfMemoryReport};
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
 
@@ -50,7 +51,7 @@ pub enum Error {
         free: u64,
         /// Size of the device's memory, or of the limit, in bytes.
         capacity: u64,
-        /// The holders of the memory, the attempts to free some, and a hint.
+        /// The holders of the memory, the attempts to free some, and a hint; and the place in the caller's code.
         report: Arc<OutOfMemoryReport>,
     },
     /// A buffer of one device was given to another device's operation. Only copies, and kernels through
@@ -111,12 +112,14 @@ pub enum Error {
     /// collectives, and a scope with this device has failed since the capture: then the contents of the collectives'
     /// memory are unspecified, and some members may not have the graph (so capture it on all members). Or the graph
     /// uses memory of a [`GradientExchange`](crate::GradientExchange) that has moved its gradients.
-    #[error("{op}: the graph is of no use any more on device {device}: {why}; capture it again")]
+    #[error("{op}: the graph is of no use any more on device {device}: {why}; capture it again (at {site})")]
     GraphInvalidated {
         /// The operation.
         op: &'static str,
         /// The device.
         device: usize,
+        /// Where in the caller's code.
+        site: Site,
         /// The reason: what has happened since the capture.
         why: &'static str,
     },
@@ -146,18 +149,24 @@ pub enum Error {
     },
     /// A failed scope had borrowed this state mutably. Its contents are unspecified until it is reset or cleared.
     #[error(
-        "the state of device {device} was being written when a scope failed: make it anew with `PerDevice::reset` or \
-         accept it with `PerDevice::clear_poison`"
+        "{op}: the state of device {device} was being written when a scope failed: make it anew with \
+         `PerDevice::reset` or accept it with `PerDevice::clear_poison` (at {site})"
     )]
     Poisoned {
+        /// The operation.
+        op: &'static str,
         /// The device.
         device: usize,
+        /// Where in the caller's code.
+        site: Site,
     },
     /// A scope, `close` or `per_device` was called on a device thread, where it would wait for itself.
-    #[error("{op} was called on a device thread; device closures cannot start scopes")]
+    #[error("{op} was called on a device thread; device closures cannot start scopes (at {site})")]
     NestedScope {
         /// The called function.
         op: &'static str,
+        /// Where in the caller's code.
+        site: Site,
     },
     /// The pool has been closed.
     #[error("the pool is closed")]
@@ -175,7 +184,7 @@ pub enum Error {
     },
     /// The process can no longer use the device: a sticky error, or a GPU that fell off the bus.
     /// [`GpuPool::survivors`](crate::GpuPool::survivors) makes a pool of the other devices.
-    #[error("device {device} is lost: {op} reported {name} ({code}); see `GpuPool::survivors`")]
+    #[error("device {device} is lost: {op}{} reported {name} ({code}); see `GpuPool::survivors`", at(.site))]
     DeviceLost {
         /// The device.
         device: usize,
@@ -185,9 +194,11 @@ pub enum Error {
         code: i32,
         /// The driver's name for it.
         name: String,
+        /// Where in the caller's code; `None` if no call reported it: a scope's begin or end.
+        site: Option<Site>,
     },
     /// The device has no access to a peer's memory, and the operation cannot be staged through the host.
-    #[error("{op}: device {device} may not access the memory of device {peer}")]
+    #[error("{op}: device {device} may not access the memory of device {peer} (at {site})")]
     PeerDenied {
         /// The device that wanted access.
         device: usize,
@@ -195,6 +206,8 @@ pub enum Error {
         peer: usize,
         /// The operation.
         op: &'static str,
+        /// Where in the caller's code.
+        site: Site,
     },
     /// The checker ([`Builder::check`](crate::Builder::check)) has refused an operation, which did not run; or it has
     /// found an earlier write out of bounds.
@@ -218,14 +231,18 @@ pub enum Error {
         who: String,
     },
     /// No such kernel on this device.
-    #[error("kernel `{kernel}` was not found on device {device}: {why}")]
+    #[error("{op}: kernel `{kernel}` was not found on device {device}: {why} (at {site})")]
     KernelNotFound {
+        /// The operation.
+        op: &'static str,
         /// The device.
         device: usize,
         /// The kernel's name.
         kernel: String,
         /// What is missing.
         why: String,
+        /// Where in the caller's code.
+        site: Site,
     },
     /// An invalid argument.
     #[error("{op}: {why} ({}at {site})", on(.device))]
@@ -255,10 +272,14 @@ pub enum Error {
     /// Per-device state is already borrowed in a way that excludes this borrow; or a graph is launched that touches
     /// memory which cudarc still uses on another stream (`dev.cuda()?.read(..)`). Or another process has the memory:
     /// see `DeviceBuffer::export`.
-    #[error("state or memory of device {device} is already borrowed")]
+    #[error("{op}: state or memory of device {device} is already borrowed (at {site})")]
     Borrowed {
+        /// The operation.
+        op: &'static str,
         /// The device.
         device: usize,
+        /// Where in the caller's code.
+        site: Site,
     },
     /// A process of the cluster is lost: killed, stopped, or its connection broke. The cluster has ended, and every
     /// process that is left gets this error. The pool still does work that needs no other process.
@@ -382,20 +403,37 @@ impl Error {
 
     /// [`invalid`](Self::invalid) with a known site, because `#[track_caller]` does not work through closures.
     pub(crate) fn invalid_at(site: Site, op: &'static str, why: impl fmt::Display) -> Self {
+        let OpSite { op, site } = OpSite::outermost(op, site);
         Error::InvalidArgument { op, why: why.to_string(), device: here::device(), site }
     }
 
-    /// Replaces the error's site by that of the user's call, for errors that were made in a closure of the library.
-    pub(crate) fn called_at(mut self, called: Site) -> Self {
-        if let Error::InvalidArgument { site, .. } = &mut self {
-            *site = called;
-        }
-        self
+    /// A buffer, event or state of another pool than the one of `device`.
+    #[track_caller]
+    pub(crate) fn wrong_pool(op: &'static str, device: usize) -> Self {
+        let OpSite { op, site } = OpSite::outermost(op, Location::caller());
+        Error::WrongPool { op, device, site }
+    }
+
+    /// A buffer of device `buffer`, used with `device`.
+    #[track_caller]
+    pub(crate) fn wrong_device(op: &'static str, buffer: usize, device: usize) -> Self {
+        let OpSite { op, site } = OpSite::outermost(op, Location::caller());
+        Error::WrongDevice { op, buffer, device, site }
+    }
+
+    #[track_caller]
+    pub(crate) fn borrowed(op: &'static str, device: usize) -> Self {
+        let OpSite { op, site } = OpSite::outermost(op, Location::caller());
+        Error::Borrowed { op, device, site }
     }
 }
 
 fn on(device: &Option<usize>) -> String {
     device.map_or_else(String::new, |device| format!("device {device}, "))
+}
+
+fn at(site: &Option<Site>) -> String {
+    site.map_or_else(String::new, |site| format!(" at {site}"))
 }
 
 fn what_the_checker_did(op: &str, report: &Report) -> String {

@@ -51,7 +51,7 @@ use readiness::Readiness;
 use settings::Settings;
 use smallvec::SmallVec;
 use start::{Scratch, Sums};
-use std::{panic::Location, sync::Arc};
+use std::sync::Arc;
 
 /// One device's part in the exchange of gradients, step after step. Keep it in a [`PerDevice`](crate::PerDevice).
 ///
@@ -342,13 +342,12 @@ fn group_of<'d>(members: &GroupKey, dev: &'d Device, op: &'static str) -> Result
 /// Checks that something of this device is used on this device.
 #[track_caller]
 fn check_home(home: &DeviceHandle, dev: &Device, op: &'static str) -> Result<()> {
-    let site = Location::caller();
     if home.pool != dev.worker.handle.pool {
-        return Err(Error::WrongPool { op, device: dev.index(), site });
+        return Err(Error::wrong_pool(op, dev.index()));
     }
     match home.device == dev.index() {
         true => Ok(()),
-        false => Err(Error::WrongDevice { op, buffer: home.device, device: dev.index(), site }),
+        false => Err(Error::wrong_device(op, home.device, dev.index())),
     }
 }
 

@@ -55,7 +55,7 @@ mod tests;
 use crate::{
     Device,
     collective::Group,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     gang::Gang,
     memory::handle::DeviceHandle,
     thread::worker::Worker,
@@ -65,6 +65,7 @@ use part::Part;
 use std::{
     cell::RefCell,
     fmt,
+    panic::Location,
     rc::{Rc, Weak},
     sync::Arc,
 };
@@ -154,11 +155,12 @@ impl Gathering {
     /// The group in the device's present gang.
     #[track_caller]
     fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
+        let site = Location::caller();
         let (mut gang, present) = (self.gang.borrow_mut(), &dev.session.gang);
         let same = Arc::ptr_eq(&gang, present);
         if !same && gang.is_aborted() || dev.worker.failures.borrow().len() != self.failures {
             let why = "it has collectives, and a scope has failed since it was captured";
-            return Err(Error::GraphInvalidated { op, device: dev.index(), why });
+            return Err(Error::GraphInvalidated { op, device: dev.index(), why, site });
         }
         let Some(group) = dev.group_of(&self.members) else {
             let (members, present) = (&self.members, present.members());
@@ -234,11 +236,10 @@ impl Device {
     /// also when another member makes a call without capturing it; [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn capture<R>(&self, f: impl FnOnce(&Device) -> Result<R>) -> Result<(Graph, R)> {
-        let op = self.op("capture")?;
+        let _op = self.op("capture")?;
         let open = Open(Some(Recording::begin(&self.worker.handle)?));
-        // The closure's driver calls do not belong to the call of `capture`.
-        drop(op);
-        let value = f(&open.device(self))?;
+        let inner = open.device(self);
+        let value = OpSite::outside(|| f(&inner))?;
         Ok((open.end(self)?, value))
     }
 
@@ -263,19 +264,14 @@ impl Device {
         let op = self.op("launch_graph")?;
         let (handle, name) = (&self.worker.handle, op.name);
         if graph.handle.pool != handle.pool {
-            return Err(Error::WrongPool { op: name, device: self.index(), site: op.site });
+            return Err(Error::wrong_pool(name, self.index()));
         }
         if graph.handle.device != handle.device {
-            return Err(Error::WrongDevice {
-                op: name,
-                buffer: graph.handle.device,
-                device: self.index(),
-                site: op.site,
-            });
+            return Err(Error::wrong_device(name, graph.handle.device, self.index()));
         }
         if graph.parts.iter().any(Part::is_stale) {
             let why = "gradients that it names have moved, or their exchange is gone";
-            return Err(Error::GraphInvalidated { op: name, device: self.index(), why });
+            return Err(Error::GraphInvalidated { op: name, device: self.index(), why, site: op.site });
         }
         let group = match &graph.gathering {
             Some(gathering) => Some(gathering.group(self, name)?),

@@ -11,7 +11,7 @@
 use crate::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,
     driver::cuda::CudaGpu,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::{block::BlockRef, hazard::Access, turn::Turns},
 };
 use cudarc::driver::{
@@ -52,6 +52,7 @@ impl Device {
     /// [`Error::InvalidArgument`] on a software GPU; the driver's.
     #[track_caller]
     pub fn cuda(&self) -> Result<Cuda<'_>> {
+        let _here = OpSite::here("cuda");
         self.not_in_graph("cuda")?;
         let handle = &self.worker.handle;
         let Some(gpu) = handle.driver.as_any().downcast_ref::<CudaGpu>() else {
@@ -96,7 +97,7 @@ impl<'a> Cuda<'a> {
     #[track_caller]
     pub fn read<'v, V: AsView + ?Sized>(&'v self, x: &'v V) -> Result<CudaRef<'v, V::Elem>> {
         let x = x.view();
-        let mut op = self.dev.op("cuda")?;
+        let mut op = self.dev.op("read")?;
         let _turns = turns(x.block);
         op.reads(&x)?;
         Ok(CudaRef(ForeignUse::new(self, x, Access::Read)?, PhantomData))
@@ -112,7 +113,7 @@ impl<'a> Cuda<'a> {
     #[track_caller]
     pub fn write<'v, V: AsViewMut + ?Sized>(&'v self, x: &'v mut V) -> Result<CudaMut<'v, V::Elem>> {
         let x = x.view_mut();
-        let mut op = self.dev.op("cuda")?;
+        let mut op = self.dev.op("write")?;
         let _turns = turns(x.block);
         op.writes(&x)?;
         let x = DeviceView::<V::Elem> { block: x.block, address: x.address, len: x.len, of: PhantomData };

@@ -6,7 +6,7 @@
 
 use crate::{
     Device,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     gang::{Gang, dispatch::Entry},
     sync::unique_id,
     thread::worker::Shared,
@@ -128,7 +128,7 @@ impl<T: 'static> PerDevice<T> {
     /// Clears the poison of this device's value.
     #[track_caller]
     pub(crate) fn accept(&self, dev: &Device) -> Result<()> {
-        self.slot(dev)?.writers.take();
+        self.slot("clear_poison", dev)?.writers.take();
         Ok(())
     }
 
@@ -139,9 +139,9 @@ impl<T: 'static> PerDevice<T> {
     /// no value.
     #[track_caller]
     pub fn borrow<'a>(&'a self, dev: &'a Device) -> Result<Ref<'a, T>> {
-        let slot = self.healthy(dev)?;
+        let slot = self.healthy("borrow", dev)?;
         if slot.borrows.get() < 0 {
-            return Err(Error::Borrowed { device: dev.index() });
+            return Err(Error::borrowed("borrow", dev.index()));
         }
         slot.borrows.set(slot.borrows.get() + 1);
         Ok(Ref { slot, of: PhantomData })
@@ -153,9 +153,9 @@ impl<T: 'static> PerDevice<T> {
     /// As [`borrow`](Self::borrow).
     #[track_caller]
     pub fn borrow_mut<'a>(&'a self, dev: &'a Device) -> Result<RefMut<'a, T>> {
-        let slot = self.healthy(dev)?;
+        let slot = self.healthy("borrow_mut", dev)?;
         if slot.borrows.get() != 0 {
-            return Err(Error::Borrowed { device: dev.index() });
+            return Err(Error::borrowed("borrow_mut", dev.index()));
         }
         slot.borrows.set(-1);
         let own = &dev.session.gang;
@@ -169,24 +169,24 @@ impl<T: 'static> PerDevice<T> {
     }
 
     #[track_caller]
-    fn slot(&self, dev: &Device) -> Result<Rc<Slot<T>>> {
+    fn slot(&self, op: &'static str, dev: &Device) -> Result<Rc<Slot<T>>> {
         if !Arc::ptr_eq(&dev.worker.shared, &self.shared) {
-            let site = Location::caller();
-            return Err(Error::WrongPool { op: "PerDevice", device: dev.index(), site });
+            return Err(Error::wrong_pool(op, dev.index()));
         }
         let slot = dev.worker.slots.borrow().get(&self.id).cloned();
         match slot.and_then(|slot| slot.downcast().ok()) {
             Some(slot) => Ok(slot),
-            None => Err(Error::invalid("PerDevice", format_args!("device {} has no value", dev.index()))),
+            None => Err(Error::invalid(op, format_args!("device {} has no value", dev.index()))),
         }
     }
 
     #[track_caller]
-    fn healthy(&self, dev: &Device) -> Result<Rc<Slot<T>>> {
-        let slot = self.slot(dev)?;
+    fn healthy(&self, op: &'static str, dev: &Device) -> Result<Rc<Slot<T>>> {
+        let slot = self.slot(op, dev)?;
         let failed = |gang: &Arc<Gang>| gang.is_aborted() && !Arc::ptr_eq(gang, &dev.session.gang);
         if slot.writers.borrow().iter().any(failed) {
-            return Err(Error::Poisoned { device: dev.index() });
+            let OpSite { op, site } = OpSite::outermost(op, Location::caller());
+            return Err(Error::Poisoned { op, device: dev.index(), site });
         }
         Ok(slot)
     }

@@ -17,7 +17,7 @@ use crate::{
         check,
         host::{self, Trace},
     },
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     gang::dispatch::Entry,
     memory::pinned::Locality,
     panics,
@@ -80,12 +80,19 @@ impl GpuPool {
     /// As [`Builder::build`].
     #[track_caller]
     pub fn global() -> Result<&'static GpuPool> {
+        Self::global_for("global")
+    }
+
+    /// [`global`](Self::global) for an operation.
+    #[track_caller]
+    fn global_for(op: &'static str) -> Result<&'static GpuPool> {
+        let here = OpSite { op, site: Location::caller() };
         // A closure on a device thread would wait for a pool that may be waiting for the closure.
         if GLOBAL.get().is_none() && on_device_thread() {
-            return Err(Error::NestedScope { op: "global" });
+            return Err(Error::NestedScope { op, site: here.site });
         }
-        let site = Location::caller();
-        GLOBAL.get_or_try_init(|| GpuPool::builder().build().map_err(|error| error.called_at(site)))
+        let _here = here.enter();
+        GLOBAL.get_or_try_init(|| GpuPool::builder().build())
     }
 
     /// State that lives on its device's thread, one `T` per device, made by `f`. See [`PerDevice`].
@@ -107,6 +114,7 @@ impl GpuPool {
     /// [`Error::OutOfMemory`], the driver's.
     #[track_caller]
     pub fn pinned<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
+        let _here = OpSite::here("pinned");
         self.check_open()?;
         self.shared.pinned.buffer("pinned", len, Locality::CallingThread)
     }
@@ -159,6 +167,7 @@ impl GpuPool {
     /// [`Error::NoDevice`] when no device is left; else as [`Builder::build`].
     #[track_caller]
     pub fn survivors(&self) -> Result<GpuPool> {
+        let _here = OpSite::here("survivors");
         let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.handles[i].is_lost()).collect();
         let handles = || alive.iter().map(|&i| &self.shared.handles[i]);
         let mut drivers: Vec<_> = handles().map(|handle| handle.unwatched().clone()).collect();
@@ -190,9 +199,10 @@ impl GpuPool {
     /// outside of any scope because of a bug in this crate (a drop of a user's value may panic: that is no error);
     /// [`Error::Misuse`] when the checker has refused to free memory that is in use, or has found a write out of bounds
     /// ([`Check::Memory`](crate::Check::Memory)).
+    #[track_caller]
     pub fn close(self) -> Result<()> {
         if on_device_thread() {
-            return Err(Error::NestedScope { op: "close" });
+            return Err(Error::NestedScope { op: "close", site: Location::caller() });
         }
         self.check_pid()?;
         stop(&self.shared)

@@ -12,7 +12,7 @@ mod member;
 use crate::{
     Device, Shard,
     contain::{Contained, contain},
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, op_site::OpSite},
     fabric::{broadcast::Broadcasts, world_link::WorldLink},
     gang::{
         Alarm, Gang, Outside,
@@ -71,6 +71,7 @@ pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize
 #[track_caller]
 pub(crate) fn run<F, R, E>(
     shared: &Arc<Shared>,
+    op: &'static str,
     members: Option<&[usize]>,
     f: F,
     tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
@@ -80,25 +81,25 @@ where
     R: Send,
     E: From<Error> + Send,
 {
-    run_beside(shared, members, f, tell, |_| {}, Begin::at(Location::caller()))
+    run_beside(shared, members, f, tell, |_| {}, Begin::at(op, Location::caller()))
 }
 
 /// How a scope begins.
 #[derive(Clone, Copy)]
 pub(crate) struct Begin<'n> {
-    /// The place in the program that starts it.
-    site: Site,
+    /// The call in the program that starts it.
+    here: OpSite,
     /// The name that all processes give it: the devices begin it in the order in which those of other processes do.
     name: Option<&'n str>,
 }
 
 impl<'n> Begin<'n> {
-    pub(crate) fn at(site: Site) -> Self {
-        Begin { site, name: None }
+    pub(crate) fn at(op: &'static str, site: Site) -> Self {
+        Begin { here: OpSite::outermost(op, site), name: None }
     }
 
-    pub(crate) fn named(site: Site, name: &'n str) -> Self {
-        Begin { site, name: Some(name) }
+    pub(crate) fn named(op: &'static str, site: Site, name: &'n str) -> Self {
+        Begin { name: Some(name), ..Begin::at(op, site) }
     }
 }
 
@@ -117,15 +118,15 @@ where
     R: Send,
     E: From<Error> + Send,
 {
+    let OpSite { op, site } = begin.here;
     if on_device_thread() {
-        return Err(Error::NestedScope { op: "run" }.into());
+        return Err(Error::NestedScope { op, site }.into());
     }
-    let site = begin.site;
     check_pid(shared)?;
     let all: Box<[usize]> = members.map_or_else(|| (0..shared.devices()).collect(), Into::into);
     if is_held(shared, &all) {
         let why = "a task, or the closure that gives out tasks, would wait for devices that wait for it";
-        return Err(Error::invalid_at(site, "run", why).into());
+        return Err(Error::invalid_at(site, op, why).into());
     }
     let _pass = shared.gate.enter().ok_or(Error::Closed)?;
     let queues: Vec<&Queue<Rc<Worker>>> = all.iter().map(|&device| &shared.queues[device]).collect();
@@ -149,8 +150,11 @@ where
         begun.iter().flat_map(|_| &all[..]).map(|_| Mutex::new(None)).collect();
     let drained = Mutex::new(None);
 
+    // A scope of the library's own belongs to the call that has begun it, on the devices' threads, too.
+    let place = OpSite::current();
     let body = |worker: &Rc<Worker>, rank: usize| {
         let part = Part::of(&gang, world.as_ref(), rank);
+        let _here = place.map(OpSite::enter);
         worker.handle.take_over(begun.as_deref());
         let outcome = member::run(worker, &part, &f, shard(shared, rank, members), &tell, &drained);
         *outcomes[rank].lock() = Some(outcome);

@@ -8,7 +8,7 @@ use crate::{
         check::{Check, Watch},
         host,
     },
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::{mailbox::Endpoint, packing::Carriers},
     gang::{
         dispatch::Queue,
@@ -23,7 +23,6 @@ use crate::{
 };
 use once_cell::sync::OnceCell;
 use std::{
-    panic::Location,
     sync::{Arc, mpsc},
     time::Duration,
 };
@@ -58,7 +57,7 @@ impl Builder {
         let handle = |(i, driver): (usize, DriverRef)| {
             let progress = gpu_order[i].progress.clone();
             let watch = Watch::of(&driver);
-            Arc::new(DeviceHandle::new(id, i, driver, progress, seats[i].sharers, watch, memory.records()))
+            Arc::new(DeviceHandle::new(id, i, driver, progress, seats[i].sharers, watch))
         };
         let handles: Vec<_> = drivers.into_iter().enumerate().map(handle).collect();
         self.check_memory(&handles)?;
@@ -140,8 +139,9 @@ impl Builder {
             shared.tuned.set(measure::tune(&pool, shared.tune)).map_err(|_| Error::Closed)?;
             return Ok(pool);
         }
-        let site = Location::caller();
-        let weights = crate::builder::probe::speeds(&pool).map_err(|error| error.called_at(site))?;
+        let here = OpSite::here("build");
+        let weights = crate::builder::probe::speeds(&pool)?;
+        drop(here);
         let drivers = shared.handles.iter().map(|handle| handle.driver.clone()).collect();
         pool.close()?;
         Builder { weights: Weights::Given(weights), ..self }.with_drivers(drivers)

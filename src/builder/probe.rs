@@ -20,7 +20,7 @@ use crate::{
     error::{Error, Result},
     kernel::builtin::{PROBE, PROBE_CHECK, PROBE_WRITE},
 };
-use std::{sync::Arc, time::Duration};
+use std::{panic::Location, sync::Arc, time::Duration};
 
 /// Number of words to check: one page of 16 KiB. Fewer under Miri, which is about a thousand times slower than a
 /// processor.
@@ -208,7 +208,9 @@ fn value<T: crate::Scalar>(value: T) -> KernelArg {
 
 /// Relative speeds of the devices: how fast each device streams through its memory while the others do the same. The
 /// best of five runs.
+#[track_caller]
 pub(crate) fn speeds(pool: &GpuPool) -> Result<Vec<f64>> {
+    let site = Location::caller();
     pool.run(|dev, _| {
         let len = if dev.worker.is_software() { 1 << 18 } else { 1 << 24 };
         let (x, mut y) = (dev.zeros::<f32>(len)?, dev.zeros::<f32>(len)?);
@@ -222,7 +224,7 @@ pub(crate) fn speeds(pool: &GpuPool) -> Result<Vec<f64>> {
         }
         match best.as_secs_f64() {
             seconds if seconds > 0.0 => Ok(1.0 / seconds),
-            _ => Err(Error::invalid("weights_measured", "the device's clock did not advance")),
+            _ => Err(Error::invalid_at(site, "weights_measured", "the device's clock did not advance")),
         }
     })
 }

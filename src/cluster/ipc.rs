@@ -31,7 +31,7 @@ pub use import::Imported;
 
 use crate::{
     Device,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::{
         DeviceBuffer, DeviceCopy, fits_blocks,
         hazard::{Access, Lending},
@@ -157,6 +157,7 @@ impl Device {
     #[track_caller]
     pub fn exportable<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         const { fits_blocks::<T>() };
+        let _here = OpSite::here("exportable");
         self.not_in_graph("exportable")?;
         self.check()?;
         let bytes = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(PROOF));
@@ -191,6 +192,7 @@ impl Device {
     #[track_caller]
     pub fn import<T: DeviceCopy>(&self, ipc: &IpcBuffer) -> Result<Imported<T>> {
         const { fits_blocks::<T>() };
+        let _here = OpSite::here("import");
         self.not_in_graph("import")?;
         self.check()?;
         ipc.check::<T>(Gpu::of(self))?;
@@ -226,7 +228,7 @@ impl Device {
     /// * [`Error::InvalidArgument`] for a buffer that is not [`exportable`](Self::exportable); [`Error::Aborted`].
     #[track_caller]
     pub fn wait_released<T: DeviceCopy>(&self, buffer: &DeviceBuffer<T>, limit: Duration) -> Result<()> {
-        let (op, begun) = ("wait_released", Instant::now());
+        let (op, begun, _here) = ("wait_released", Instant::now(), OpSite::here("wait_released"));
         let chunk = chunk_of(op, buffer)?;
         loop {
             self.check()?;
@@ -254,7 +256,10 @@ impl Device {
 #[track_caller]
 fn chunk_of<'b, T: DeviceCopy>(op: &'static str, buffer: &'b DeviceBuffer<T>) -> Result<&'b Chunk> {
     let why = "only a buffer of `Device::exportable` has memory of its own, which other processes may have";
-    buffer.block.region().attached().ok_or_else(|| Error::invalid(op, why))
+    match buffer.block.region().attached() {
+        Some(chunk) => Ok(chunk),
+        None => Err(Error::invalid(op, why)),
+    }
 }
 
 /// Memory of several processes. Linux.
@@ -297,6 +302,7 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
 
     #[track_caller]
     fn lend(&self, op: &'static str, access: Access) -> Result<IpcBuffer> {
+        let _here = OpSite::here(op);
         let chunk = chunk_of(op, self)?;
         let handle = &self.block.handle;
         if self.block.is_in_graph() {
@@ -308,7 +314,7 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
         let software = handle.driver.as_any().is::<crate::driver::host::HostGpu>();
         let gpu = if software { Gpu::Software } else { Gpu::Cuda(handle.driver.info().uuid) };
         if !chunk.lend(access) {
-            return Err(Error::Borrowed { device: handle.device });
+            return Err(Error::borrowed(op, handle.device));
         }
         let lent = || {
             self.block.hazards.wait_host(handle, op, access, chunk.deadline)?;

@@ -56,7 +56,10 @@ macro_rules! collectives {
                 #[doc = $errors]
                 $(#[doc = $fails])?
                 #[track_caller]
-                pub fn $name $(<$($Of),+>)? (&$this $(, $arg: $Arg)*) -> $Out $(where $($bounds)*)? $body
+                pub fn $name $(<$($Of),+>)? (&$this $(, $arg: $Arg)*) -> $Out $(where $($bounds)*)? {
+                    let _here = $crate::error::op_site::OpSite::here(stringify!($name));
+                    $body
+                }
             )+
         }
     };

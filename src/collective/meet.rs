@@ -254,7 +254,6 @@ collectives! {
 
     /// Waits on the host until every member has called it. It says nothing about work on the devices.
     fn barrier(&self) -> Result<()> {
-        let _here = self.dev.worker.handle.enter("barrier", Location::caller());
         let call = Call::new("barrier");
         if let Some(across) = &self.across {
             return self.barrier_across(across, &call);

@@ -78,8 +78,6 @@ collectives! {
     fn send_owned<T>(&self, buffer: DeviceBuffer<T>, to: usize) -> Result<()>
     where [T: Element]
     {
-        let dev = self.dev;
-        let _here = dev.worker.handle.enter("send_owned", Location::caller());
         let call = Call::new("send_owned").elements(T::DTYPE, buffer.len());
         self.check_peer(&call, to)?;
         self.check_own("send_owned", &buffer)?;
@@ -116,7 +114,6 @@ collectives! {
     where [T: Element]
     {
         let dev = self.dev;
-        let _here = dev.worker.handle.enter("recv_any", Location::caller());
         let call = Call::new("recv_any").elements(T::DTYPE, 0);
         if let Some(across) = &self.across {
             self.check_peer(&call, from)?;
@@ -202,12 +199,12 @@ impl Group<'_> {
     /// The buffer must be this device's.
     #[track_caller]
     pub(super) fn check_own<T: Element>(&self, op: &'static str, buffer: &DeviceBuffer<T>) -> Result<()> {
-        let (own, site, owner) = (&self.dev.worker.handle, Location::caller(), &buffer.block.handle);
+        let (own, owner) = (&self.dev.worker.handle, &buffer.block.handle);
         if owner.pool != own.pool {
-            return Err(Error::WrongPool { op, device: own.device, site });
+            return Err(Error::wrong_pool(op, own.device));
         }
         if owner.device != own.device {
-            return Err(Error::WrongDevice { op, buffer: owner.device, device: own.device, site });
+            return Err(Error::wrong_device(op, owner.device, own.device));
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ impl Device {
     #[track_caller]
     pub fn upload_into<V: AsViewMut + ?Sized>(&self, src: &[V::Elem], dst: &mut V) -> Result<()> {
         let dst = dst.view_mut();
-        let mut op = self.op("upload")?;
+        let mut op = self.op("upload_into")?;
         op.writes(&dst)?;
         op.same_len(src.len(), dst.len())?;
         let done = host::upload(self, bytemuck::cast_slice(src), dst.address());
@@ -62,7 +62,7 @@ impl Device {
     #[track_caller]
     pub fn download_into<V: AsView + ?Sized>(&self, src: &V, dst: &mut [V::Elem]) -> Result<()> {
         let src = src.view();
-        let mut op = self.op("download")?;
+        let mut op = self.op("download_into")?;
         op.reads(&src)?;
         op.same_len(src.len(), dst.len())?;
         let done = host::download(self, src.address(), bytemuck::cast_slice_mut(dst));
@@ -90,7 +90,7 @@ impl Device {
     #[track_caller]
     pub fn upload_pinned_into<V: AsViewMut + ?Sized>(&self, src: &PinnedBuffer<V::Elem>, dst: &mut V) -> Result<()> {
         let dst = dst.view_mut();
-        let mut op = self.op("upload_pinned")?;
+        let mut op = self.op("upload_pinned_into")?;
         op.writes(&dst)?;
         op.same_len(src.len(), dst.len())?;
         let bytes = dst.bytes().len();

@@ -34,7 +34,7 @@ impl Device {
     pub fn wait(&self, event: &Event) -> Result<()> {
         let op = self.op("wait")?;
         if event.0.stream.handle.pool != self.worker.handle.pool {
-            return Err(Error::WrongPool { op: "wait", device: self.index(), site: op.site });
+            return Err(Error::wrong_pool("wait", self.index()));
         }
         self.stream.wait_event("wait", event.0.raw, &event.0.stream, event.0.covered)?;
         op.submitted();
@@ -42,9 +42,9 @@ impl Device {
     }
     #[track_caller]
     fn recorded(&self, op: &'static str, timed: bool) -> Result<Event> {
+        let _here = self.worker.handle.enter(op, Location::caller());
         self.not_in_graph(op)?;
         self.check()?;
-        let _here = self.worker.handle.enter(op, Location::caller());
         Event::record(&self.stream, op, timed)
     }
 }

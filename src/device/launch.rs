@@ -57,13 +57,15 @@ impl Device {
                 op.argument(touch)?;
                 let peer = touch.block.device().unwrap_or(self.index());
                 if !self.worker.shared.is_direct(self.index(), peer) {
-                    return Err(Error::PeerDenied { device: self.index(), peer, op: "launch" });
+                    return Err(Error::PeerDenied { device: self.index(), peer, op: op.name, site: op.site });
                 }
             }
             raw.push(packed.arg);
         }
         if kernel.host.is_none() && self.worker.is_software() {
             return Err(Error::KernelNotFound {
+                op: op.name,
+                site: op.site,
                 device: self.index(),
                 kernel: kernel.name.to_owned(),
                 why: "it has no host kernel, which a software GPU needs".to_owned(),

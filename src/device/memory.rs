@@ -2,7 +2,7 @@
 
 use crate::{
     Device,
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, op_site::OpSite},
     memory::{
         AsViewMut, DeviceBuffer, DeviceCopy, MemorySnapshot, MemoryStats, PinnedBuffer,
         block::BlockRef,
@@ -140,6 +140,7 @@ impl Device {
     /// [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn trim(&self) -> Result<u64> {
+        let _here = OpSite::here("trim");
         self.check()?;
         let _here = self.worker.handle.enter("trim", Location::caller());
         let given = self.worker.cache.borrow_mut().trim(&|| self.check().is_err());

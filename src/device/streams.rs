@@ -2,7 +2,7 @@
 
 use crate::{
     Device, Stream,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     thread::streams::PooledStream,
 };
 
@@ -13,6 +13,7 @@ impl Device {
     /// [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn stream(&self) -> Result<Stream> {
+        let _here = OpSite::here("stream");
         self.stream_with_priority(0)
     }
 
@@ -24,7 +25,8 @@ impl Device {
     /// As [`stream`](Self::stream).
     #[track_caller]
     pub fn stream_with_priority(&self, priority: i32) -> Result<Stream> {
-        self.not_in_graph("stream")?;
+        let _here = OpSite::here("stream_with_priority");
+        self.not_in_graph("stream_with_priority")?;
         self.check()?;
         let PooledStream { core, held, .. } = self.worker.stream(priority)?;
         Ok(Stream { core, _held: held })

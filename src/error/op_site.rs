@@ -1,9 +1,10 @@
 //! The public operation that the calling thread is in, and its call site in the user's code.
 //!
-//! Each operation of the public API enters its [`OpSite`]. Reports of the checker, of the memory pool and of software
-//! GPUs read it.
+//! Each operation of the public API enters its [`OpSite`], and a scope that it begins enters it on the devices' threads.
+//! Errors read it, and so do reports of the checker, of the memory pool and of software GPUs.
 //!
-//! Invariant: in nested operations the outermost one stays, since only that call is in the user's code.
+//! Invariant: in nested operations the outermost one stays, since only that call is in the user's code. An operation
+//! that calls a closure of the user's leaves itself for that time ([`OpSite::outside`]).
 
 use super::Site;
 use std::{cell::Cell, marker::PhantomData, panic::Location};
@@ -23,6 +24,22 @@ impl OpSite {
     /// The operation of the calling thread, if it is in one.
     pub(crate) fn current() -> Option<OpSite> {
         CURRENT.get()
+    }
+
+    /// The call that an error names: the operation of the calling thread, or `op` at `site` if it is in none.
+    pub(crate) fn outermost(op: &'static str, site: Site) -> OpSite {
+        OpSite::current().unwrap_or(OpSite { op, site })
+    }
+
+    /// Enters the operation `op`, called where this function's `#[track_caller]` callers are called.
+    #[track_caller]
+    pub(crate) fn here(op: &'static str) -> OpGuard {
+        OpSite { op, site: Location::caller() }.enter()
+    }
+
+    /// Runs a closure of the user's: what it calls has operations and places of its own.
+    pub(crate) fn outside<R>(f: impl FnOnce() -> R) -> R {
+        OpSite::revisit(None, f)
     }
 
     /// Within `f`, driver calls of this thread belong to the operation `place`, instead of the current one.

@@ -3,7 +3,7 @@
 //! Invariant: [`Origin`]s of different kinds are different numbers, so members that disagree on the kind find out.
 
 use super::types::{DType, ReduceOp};
-use crate::error::Site;
+use crate::error::{Site, op_site::OpSite};
 use std::{any::TypeId, panic::Location, sync::Arc};
 
 /// The operation that launches a graph's collectives together.
@@ -137,7 +137,12 @@ pub(crate) struct Call {
 impl Call {
     #[track_caller]
     pub(crate) fn new(op: &'static str) -> Self {
-        let site = Location::caller();
+        Call::at(op, Location::caller())
+    }
+
+    /// A call that was made at `site`, or by the operation that the thread is in.
+    pub(crate) fn at(op: &'static str, site: Site) -> Self {
+        let OpSite { site, .. } = OpSite::outermost(op, site);
         Call {
             origin: Origin::default(),
             op,
@@ -154,11 +159,6 @@ impl Call {
 
     pub(crate) fn from(self, origin: Origin) -> Self {
         Call { origin, ..self }
-    }
-
-    /// A call that was made at `site`.
-    pub(crate) fn at(op: &'static str, site: Site) -> Self {
-        Call { site, ..Call::new(op) }
     }
 
     /// The call with a reduction and a root, if it has them.

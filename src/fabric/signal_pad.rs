@@ -59,7 +59,7 @@ pub(crate) struct DevicePages(Arc<DeviceHandle>, Address);
 
 impl DevicePages {
     pub(crate) fn new(handle: &Arc<DeviceHandle>, bytes: usize) -> Result<Self> {
-        Ok(DevicePages(handle.clone(), handle.check("signals", handle.driver.mem_alloc(bytes))?))
+        Ok(DevicePages(handle.clone(), handle.check_alloc("signals", bytes, handle.driver.mem_alloc(bytes))?))
     }
 
     pub(crate) fn address(&self) -> Address {
@@ -83,7 +83,7 @@ pub(crate) struct HostPages {
 
 impl HostPages {
     fn new(handle: &Arc<DeviceHandle>, bytes: usize) -> Result<Self> {
-        let first = handle.check("signals", handle.driver.host_alloc(bytes))?.expose_provenance();
+        let first = handle.check_alloc("signals", bytes, handle.driver.host_alloc(bytes))?.expose_provenance();
         Ok(HostPages { handle: handle.clone(), first })
     }
 

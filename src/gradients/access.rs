@@ -6,10 +6,10 @@
 use super::{GradientExchange, element::Gradient, readiness::State, retire, settings::check_weight, step::failed};
 use crate::{
     DeviceBuffer, DeviceCopy, ReduceOp,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::{AsView, DeviceView, DeviceViewMut},
 };
-use std::{marker::PhantomData, panic::Location};
+use std::marker::PhantomData;
 
 impl<T: Gradient> GradientExchange<T> {
     /// Where the backward pass writes a gradient. In further steps without exchange it adds to it, if
@@ -19,6 +19,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
     #[track_caller]
     pub fn grad_mut(&mut self, gradient: usize) -> Result<DeviceViewMut<'_, T>> {
+        let _here = OpSite::here("grad_mut");
         self.unless_failed("grad_mut", gradient, self.readiness.check_open("grad_mut", gradient))?;
         Ok(exclusive(self.view(gradient)))
     }
@@ -29,6 +30,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// As of [`grad_mut`](Self::grad_mut), and when one is named twice.
     #[track_caller]
     pub fn grads_mut<const N: usize>(&mut self, gradients: [usize; N]) -> Result<[DeviceViewMut<'_, T>; N]> {
+        let _here = OpSite::here("grads_mut");
         for (at, &gradient) in gradients.iter().enumerate() {
             self.unless_failed("grads_mut", gradient, self.readiness.check_open("grads_mut", gradient))?;
             if gradients[..at].contains(&gradient) {
@@ -44,6 +46,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
     #[track_caller]
     pub fn grad(&self, gradient: usize) -> Result<DeviceView<'_, T>> {
+        let _here = OpSite::here("grad");
         self.unless_failed("grad", gradient, self.readiness.check_there("grad", gradient))?;
         Ok(self.view(gradient))
     }
@@ -79,6 +82,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// [`Error::WrongPool`].
     #[track_caller]
     pub fn lend(&mut self, gradient: usize, memory: DeviceBuffer<T>) -> Result<()> {
+        let _here = OpSite::here("lend");
         self.unless_failed("lend", gradient, self.readiness.check_open("lend", gradient))?;
         if self.settings.scatter {
             return Err(Error::invalid("lend", "buckets are scattered, and no member has all of a gradient"));
@@ -90,7 +94,7 @@ impl<T: Gradient> GradientExchange<T> {
             return Err(Error::invalid("lend", why));
         }
         if memory.block.handle.pool != self.device.pool {
-            return Err(Error::WrongPool { op: "lend", device: self.device.device, site: Location::caller() });
+            return Err(Error::wrong_pool("lend", self.device.device));
         }
         let (len, wanted) = (memory.len(), self.sizes[gradient]);
         if len != wanted {
@@ -99,7 +103,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
         if memory.device() != self.device.device {
             let (buffer, device) = (memory.device(), self.device.device);
-            return Err(Error::WrongDevice { op: "lend", buffer, device, site: Location::caller() });
+            return Err(Error::wrong_device("lend", buffer, device));
         }
         if let Some(old) = self.lent[gradient].replace(memory) {
             retire(&old);
@@ -114,6 +118,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// [`Error::InvalidArgument`] when there is none, or it is being exchanged.
     #[track_caller]
     pub fn take(&mut self, gradient: usize) -> Result<DeviceBuffer<T>> {
+        let _here = OpSite::here("take");
         self.unless_failed("take", gradient, self.readiness.check_there("take", gradient))?;
         let Some(lent) = self.lent[gradient].take() else {
             return Err(Error::invalid("take", format_args!("gradient {gradient} has no memory of the caller's")));
@@ -130,6 +135,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// [`Error::InvalidArgument`] for other operations, within a step, and for weights that are not finite.
     #[track_caller]
     pub fn set_weight(&mut self, weight: f64) -> Result<()> {
+        let _here = OpSite::here("set_weight");
         if !matches!(self.settings.reduce, ReduceOp::Scaled(_)) {
             return Err(Error::invalid("set_weight", "only what is `Scaled` has weights"));
         }
@@ -150,6 +156,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// [`Error::InvalidArgument`] within a step.
     #[track_caller]
     pub fn set_sync(&mut self, sync: bool) -> Result<()> {
+        let _here = OpSite::here("set_sync");
         self.between_steps("set_sync")?;
         self.sync = sync;
         Ok(())

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Device, DeviceBuffer,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::{AsView, DeviceView},
     shard::balanced,
 };
@@ -49,6 +49,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// memory that was [lent](Self::lend).
     #[track_caller]
     pub fn grads_in_bucket(&self, bucket: usize) -> Result<DeviceView<'_, T>> {
+        let _here = OpSite::here("grads_in_bucket");
         const OP: &str = "grads_in_bucket";
         let Some(gradients) = self.layout.buckets.get(bucket).map(|bucket| &bucket.gradients) else {
             return Err(Error::invalid(OP, format_args!("bucket {bucket} of {}", self.buckets())));

@@ -5,7 +5,7 @@
 use super::{Difference, GradientExchange, element::Gradient, mismatch};
 use crate::{
     DType, Device, Element, Group,
-    error::{Result, Site},
+    error::{Result, Site, op_site::OpSite},
     fabric::call::{Call, Origin},
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
@@ -104,6 +104,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// `InvalidArgument` within a step, in a capture and after a failure; `Mismatch`, `Timeout`, `Aborted`.
     #[track_caller]
     pub fn join(&mut self, dev: &Device, has_batch: bool) -> Result<usize> {
+        let _here = OpSite::here("join");
         self.check(dev, "join")?;
         self.between_steps("join")?;
         let group = self.group(dev, "join")?;
@@ -143,6 +144,7 @@ impl<T: Gradient> GradientExchange<T> {
         V: AsViewMut,
         V::Elem: Element,
     {
+        let _here = OpSite::here("broadcast_parameters");
         let group = self.here(dev, "broadcast_parameters")?;
         dev.not_in_graph("broadcast_parameters")?;
         // Checked also if there is nothing to broadcast.
@@ -169,6 +171,7 @@ impl<T: Gradient> GradientExchange<T> {
         V: AsView,
         V::Elem: Element,
     {
+        let _here = OpSite::here("verify_parameters");
         let group = self.here(dev, "verify_parameters")?;
         dev.not_in_graph("verify_parameters")?;
         let views: Vec<DeviceView<'_, V::Elem>> = parameters.iter().map(|x| x.view()).collect();

@@ -6,7 +6,7 @@
 use super::{Difference, GradientExchange, element::Gradient, mismatch};
 use crate::{
     DType, Device, Group, ReduceOp,
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, op_site::OpSite},
     fabric::call::Origin,
 };
 use smallvec::{SmallVec, smallvec};
@@ -178,6 +178,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
     /// [`Error::Aborted`], [`Error::Timeout`], the driver's.
     #[track_caller]
     pub fn build(&self, dev: &Device, sizes: &[usize]) -> Result<GradientExchange<T>> {
+        let _here = OpSite::here("build");
         self.build_in(&dev.everyone(), sizes)
     }
 
@@ -204,6 +205,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
     /// As of [`build`](Self::build).
     #[track_caller]
     pub fn build_in(&self, group: &Group<'_>, sizes: &[usize]) -> Result<GradientExchange<T>> {
+        let _here = OpSite::here("build_in");
         self.0.check::<T>()?;
         let id = group.new_exchange();
         let settings = Settings { register: group.device().worker.shared.register_buckets, ..self.0.clone() };

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Device, DeviceBuffer, Group,
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, op_site::OpSite},
     fabric::call::Call,
 };
 use smallvec::SmallVec;
@@ -106,6 +106,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// [`finish_bucket`](Self::finish_bucket), or in a capture; else those of [`Device::all_reduce`].
     #[track_caller]
     pub fn ready(&mut self, dev: &Device, gradient: usize) -> Result<()> {
+        let _here = OpSite::here("ready");
         self.check(dev, "ready")?;
         self.readiness.ready("ready", gradient, &self.layout)?;
         self.note(dev);
@@ -135,6 +136,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// Those of both. The buffer is dropped if it could not be lent.
     #[track_caller]
     pub fn ready_from(&mut self, dev: &Device, gradient: usize, memory: DeviceBuffer<T>) -> Result<()> {
+        let _here = OpSite::here("ready_from");
         self.check(dev, "ready_from")?;
         self.lend(gradient, memory)?;
         self.ready(dev, gradient)
@@ -173,6 +175,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// exchange.
     #[track_caller]
     pub fn finish_bucket(&mut self, dev: &Device, bucket: usize) -> Result<&[usize]> {
+        let _here = OpSite::here("finish_bucket");
         self.check_end(dev, "finish_bucket")?;
         if bucket >= self.buckets() {
             let why = format_args!("bucket {bucket} of {}", self.buckets());
@@ -209,6 +212,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// theirs; else those of [`Device::all_reduce`].
     #[track_caller]
     pub fn finish(&mut self, dev: &Device) -> Result<Exchanged<'_, T>> {
+        let _here = OpSite::here("finish");
         self.check_end(dev, "finish")?;
         if !self.sync {
             self.readiness.end(true, &self.layout);
@@ -268,7 +272,7 @@ impl<T: Gradient> GradientExchange<T> {
                 let all = group.exchange_bytes(&call, report.to_bytes())?;
                 let all = all.iter().map(|bytes| Report::of_bytes(bytes, site).map(Arc::new));
                 all.collect::<Option<_>>()
-                    .ok_or_else(|| Error::invalid("finish", "another process has sent no report"))?
+                    .ok_or_else(|| Error::invalid_at(site, "finish", "another process has sent no report"))?
             }
         };
         let other_step = |&rank: &usize| all[rank].step != all[0].step;
@@ -322,6 +326,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// [`Error::InvalidArgument`] in a capture; [`Error::Aborted`], [`Error::OutOfMemory`], the driver's.
     #[track_caller]
     pub fn reset(&mut self, dev: &Device) -> Result<()> {
+        let _here = OpSite::here("reset");
         dev.not_in_graph("reset")?;
         dev.check()?;
         self.broken = true;

@@ -275,7 +275,7 @@ fn lent_memory_is_not_written_by_a_launch_on_another_stream() {
         dev.launch_graph(&writes)?; // in the stream's order
         dev.on(&other).launch_graph(&reads)?;
         let error = dev.on(&other).launch_graph(&writes).unwrap_err();
-        assert!(matches!(error, Error::Borrowed { device: 0 }), "{error}");
+        assert!(matches!(error, Error::Borrowed { device: 0, .. }), "{error}");
         block.hazards.close(&dev.stream, dev.stream.submit(), bytes, Access::Read);
         dev.on(&other).launch_graph(&writes)
     })

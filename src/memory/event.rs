@@ -5,7 +5,7 @@
 
 use crate::{
     driver::{FaultKind, RawEvent},
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::stream::StreamCore,
 };
 use std::{fmt, sync::Arc, time::Duration};
@@ -39,8 +39,9 @@ impl Event {
     ///
     /// # Errors
     /// [`Error::DeviceLost`] and other driver errors of the recording device.
+    #[track_caller]
     pub fn is_complete(&self) -> Result<bool> {
-        let core = &*self.0;
+        let (core, _here) = (&*self.0, OpSite::here("Event::is_complete"));
         if core.stream.has_completed(core.covered) {
             return Ok(true);
         }
@@ -63,7 +64,7 @@ impl Event {
     /// before `earlier`, and when virtual time has passed its end (213 days); driver errors.
     #[track_caller]
     pub fn elapsed_since(&self, earlier: &Event) -> Result<Duration> {
-        let (a, b) = (&*earlier.0, &*self.0);
+        let (a, b, _here) = (&*earlier.0, &*self.0, OpSite::here("Event::elapsed_since"));
         if !(a.timing && b.timing) {
             return Err(Error::invalid("Event::elapsed_since", "an event was recorded without timing"));
         }

@@ -33,8 +33,6 @@ pub(crate) struct DeviceHandle {
     /// The checker that watches the pool's work, if there is one.
     watch: Option<Watch>,
     in_virtual_time: bool,
-    /// Whether reports need call sites: those of a checker, of the memory pool, or of a software GPU's deadlock.
-    reports: bool,
     /// Stepped: software GPUs run one operation at a time, in an order that must not depend on time.
     pub(crate) stepped: bool,
     /// The bug that a test has injected into this pool.
@@ -85,14 +83,12 @@ impl DeviceHandle {
         progress: Arc<Progress>,
         sharers: usize,
         watch: Option<Watch>,
-        records: bool,
     ) -> Self {
         DeviceHandle {
             pool,
             device,
             progress,
             sharers,
-            reports: records || watch.is_some() || driver.as_any().is::<host::HostGpu>(),
             watch,
             in_virtual_time: host::virtual_now(&*driver).is_some(),
             stepped: host::is_stepped(&*driver),
@@ -112,19 +108,26 @@ impl DeviceHandle {
 
     /// Turns a fault of this device's driver into an error that names device and operation.
     pub(crate) fn error(&self, op: &'static str, fault: Fault) -> Error {
+        self.error_of(op, 0, fault)
+    }
+
+    /// [`error`](Self::error) of a call that has requested so many bytes.
+    fn error_of(&self, op: &'static str, requested: u64, fault: Fault) -> Error {
         let Fault { kind, code, name, detail, report } = fault;
-        let device = self.device;
+        let (device, here) = (self.device, OpSite::current());
+        let op = here.map_or(op, |here| here.op);
         match kind {
             FaultKind::DeviceLost => {
                 self.lost.raise();
                 let name = if detail.is_empty() { name } else { format!("{name}: {detail}") };
-                Error::DeviceLost { device, op, code, name }
+                Error::DeviceLost { device, op, code, name, site: here.map(|here| here.site) }
             }
             FaultKind::OutOfMemory => {
                 let (free, capacity) = self.driver.memory_info().unwrap_or((0, 0));
+                let (driver_free, driver_total, site) = (free, capacity, here.map(Into::into));
                 let known =
-                    OutOfMemoryReport { device, op, driver_free: free, driver_total: capacity, ..Default::default() };
-                Error::OutOfMemory { device, op, requested: 0, in_use: 0, free, capacity, report: Arc::new(known) }
+                    OutOfMemoryReport { device, op, site, requested, driver_free, driver_total, ..Default::default() };
+                Error::OutOfMemory { device, op, requested, in_use: 0, free, capacity, report: Arc::new(known) }
             }
             FaultKind::Misuse if report.is_some() => Error::Misuse { device, op, report: report.expect("just seen") },
             FaultKind::Deadlock => Error::Deadlock { device, op, who: detail },
@@ -145,10 +148,10 @@ impl DeviceHandle {
         self.watch.as_ref().map_or(&self.driver, |watch| &watch.unwatched)
     }
 
-    /// Until the guard is dropped, reports attribute this thread's work to the user's call at `site`.
+    /// Until the guard is dropped, errors and reports attribute this thread's work to the user's call at `site`.
     #[inline]
-    pub(crate) fn enter(&self, op: &'static str, site: Site) -> Option<OpGuard> {
-        self.reports.then(|| OpSite { op, site }.enter())
+    pub(crate) fn enter(&self, op: &'static str, site: Site) -> OpGuard {
+        OpSite { op, site }.enter()
     }
 
     /// With a checker: what the calling thread knows, to pass to another thread. Boxed, because usually there is no
@@ -196,6 +199,7 @@ impl DeviceHandle {
     }
 
     pub(crate) fn misuse(&self, op: &'static str, report: Arc<Report>) -> Error {
+        let op = OpSite::current().map_or(op, |here| here.op);
         Error::Misuse { device: self.device, op, report }
     }
 
@@ -242,6 +246,11 @@ impl DeviceHandle {
     /// Turns a fault in `result` into an error.
     pub(crate) fn check<T>(&self, op: &'static str, result: DriverResult<T>) -> Result<T> {
         result.map_err(|fault| self.error(op, fault))
+    }
+
+    /// [`check`](Self::check) of a call that allocates `bytes` bytes.
+    pub(crate) fn check_alloc<T>(&self, op: &'static str, bytes: usize, result: DriverResult<T>) -> Result<T> {
+        result.map_err(|fault| self.error_of(op, bytes as u64, fault))
     }
 
     #[cfg(feature = "cuda")]

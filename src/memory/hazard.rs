@@ -63,6 +63,7 @@ impl Hazards {
     }
 
     /// Makes `stream` wait, on the device, for every use that conflicts with touching `bytes`.
+    #[track_caller]
     pub(crate) fn order(
         &self,
         op: &'static str,
@@ -75,6 +76,7 @@ impl Hazards {
 
     /// [`order`](Self::order) for a launch of a graph, which no borrow keeps from memory that foreign code has on
     /// another stream.
+    #[track_caller]
     pub(crate) fn order_launch(
         &self,
         op: &'static str,
@@ -85,7 +87,7 @@ impl Hazards {
         let history = self.0.lock();
         let lent = |last: &Use| last.sequence == OPEN && last.stream.id != stream.id && last.conflicts(bytes, access);
         if let Some(last) = history.uses().iter().find(|last| lent(last)) {
-            return Err(Error::Borrowed { device: last.stream.handle.device });
+            return Err(Error::borrowed(op, last.stream.handle.device));
         }
         history.order(op, stream, bytes, access)
     }
@@ -209,9 +211,10 @@ impl Hazards {
 }
 
 impl History {
+    #[track_caller]
     fn order(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
         if self.lending().is_some_and(|lending| lending.refuses(access)) {
-            return Err(Error::Borrowed { device: stream.handle.device });
+            return Err(Error::borrowed(op, stream.handle.device));
         }
         stream.handle.acquire(self.known());
         for last in self.uses() {

@@ -59,7 +59,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
         if bytes > isize::MAX as usize {
             return Err(Error::invalid("unified", format_args!("{len} elements are more than memory can hold")));
         }
-        let ptr = handle.check("unified", handle.driver.managed_alloc(bytes))?;
+        let ptr = handle.check_alloc("unified", bytes, handle.driver.managed_alloc(bytes))?;
         let region = Region::chunk(handle, ChunkKind::Managed, ptr as u64, bytes as u64);
         // Managed memory is not pooled: it has no owner, and goes back to the driver with its last handle.
         let at = (ptr as u64, bytes);

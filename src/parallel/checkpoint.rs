@@ -5,7 +5,7 @@
 
 use crate::{
     DType, Element,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     sync::unique_id,
 };
 use safetensors::{
@@ -132,7 +132,9 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Custom`] with the operating system's [`io::Error`] within a text that names the file.
+    #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let _here = OpSite::here("Checkpoint::save");
         let path = path.as_ref();
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}-{}.part", std::process::id(), unique_id()));
@@ -161,6 +163,7 @@ impl Checkpoint {
     /// file. Both name the file.
     #[track_caller]
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let _here = OpSite::here("Checkpoint::load");
         let path = path.as_ref();
         let file = match fs::read(path) {
             Ok(file) => file,

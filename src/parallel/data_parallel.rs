@@ -18,7 +18,7 @@ pub use model::{Gradients, Model};
 use super::Optimizer;
 use crate::{
     Device, GpuPool, Group, Parameter, PerDevice, Shard,
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, op_site::OpSite},
 };
 use replica::{Held, Outcome, Replica};
 use std::panic::Location;
@@ -92,6 +92,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// [`Error::Mismatch`] if the parameters differ in number or size; those of `build`; [`Error::OutOfMemory`].
     #[track_caller]
     pub fn new(pool: &GpuPool, optimizer: Optimizer, build: impl Fn(&Device) -> Result<M> + Sync) -> Result<Self> {
+        let _here = OpSite::here("DataParallel::new");
         Self::make(pool, None, |dev| Ok(dev.everyone()), optimizer, build)
     }
 
@@ -116,8 +117,9 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         optimizer: Optimizer,
         build: impl Fn(&Device) -> Result<M> + Sync,
     ) -> Result<Self> {
+        let _here = OpSite::here("DataParallel::new_on");
         if devices.is_empty() {
-            return Err(Error::invalid("DataParallel", "no devices"));
+            return Err(Error::invalid("DataParallel::new_on", "no devices"));
         }
         Self::make(pool, Some(devices), |dev| dev.group(devices), optimizer, build)
     }
@@ -158,7 +160,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         optimizer: Optimizer,
         build: impl Fn(&Device) -> Result<M> + Sync,
     ) -> Result<Self> {
-        Self::make(pool, None, group, optimizer, build)
+        let _here = OpSite::here("DataParallel::new_in");
+        Self::make(pool, None, |dev| OpSite::outside(|| group(dev)), optimizer, build)
     }
 
     #[track_caller]
@@ -170,14 +173,13 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         build: impl Fn(&Device) -> Result<M> + Sync,
     ) -> Result<Self> {
         optimizer.check()?;
-        let site = Location::caller();
-        let replicas = pool.per_device(|dev, _| {
+        let replicas = PerDevice::made(&pool.shared, |dev, _| {
             if devices.is_some_and(|devices| !devices.contains(&dev.index())) {
                 return Ok(None);
             }
             let group = group(dev)?;
-            let model = build(dev)?;
-            Replica::new(&group, &optimizer, model).map(Some).map_err(|error| error.called_at(site))
+            let model = OpSite::outside(|| build(dev))?;
+            Replica::new(&group, &optimizer, model).map(Some)
         })?;
         let devices = devices.map(Vec::from);
         #[cfg_attr(not(feature = "checkpoints"), expect(unused_mut, reason = "only checkpoints look at it again"))]
@@ -220,13 +222,13 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         rows: usize,
         f: impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        let site = Location::caller();
+        let (site, _here) = (Location::caller(), OpSite::here("DataParallel::step"));
         let held = Held::and(self.held, rows, "DataParallel::step")?;
         self.held = None;
         let optimizer = self.optimizer;
         let all = self.on_each(|dev, shard, replica| {
             let result = replica.pass(dev, shard, rows, held, site, true, &f)?;
-            let outcome = replica.update(dev, &optimizer, held).map_err(|error| error.called_at(site))?;
+            let outcome = replica.update(dev, &optimizer, held)?;
             Ok((result, outcome))
         })?;
         let (results, outcomes): (Vec<_>, Vec<_>) = all.into_iter().unzip();
@@ -265,11 +267,11 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         rows: usize,
         f: impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        let site = Location::caller();
+        let (site, _here) = (Location::caller(), OpSite::here("DataParallel::accumulate"));
         let held = Held::and(self.held, rows, "DataParallel::accumulate")?;
         let results = self.on_each(|dev, shard, replica| {
             let result = replica.pass(dev, shard, rows, held, site, false, &f)?;
-            replica.hold(dev).map_err(|error| error.called_at(site))?;
+            replica.hold(dev)?;
             Ok(result)
         })?;
         self.held = Some(held);
@@ -287,9 +289,10 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         rows: usize,
         f: impl Fn(&Device, Shard, &mut M) -> Result<Vec<R>> + Sync,
     ) -> Result<Vec<R>> {
+        let _here = OpSite::here("DataParallel::forward");
         let parts = self.on_each(|dev, shard, replica| match shard.range(rows).is_empty() {
             true => Ok(Vec::new()),
-            false => f(dev, shard, &mut replica.model),
+            false => OpSite::outside(|| f(dev, shard, &mut replica.model)),
         })?;
         Ok(parts.into_iter().flatten().collect())
     }
@@ -301,7 +304,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// Those of `f`, and of [`GpuPool::run`].
     #[track_caller]
     pub fn each<R: Send>(&mut self, f: impl Fn(&Device, &mut M) -> Result<R> + Sync) -> Result<Vec<R>> {
-        self.on_each(|dev, _, replica| f(dev, &mut replica.model))
+        let _here = OpSite::here("DataParallel::each");
+        self.on_each(|dev, _, replica| OpSite::outside(|| f(dev, &mut replica.model)))
     }
 
     /// Checks that all replicas have the same bits, and that the gradients of the last step were finite. It downloads
@@ -311,10 +315,10 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// [`Error::Mismatch`] with the first parameter that differs; [`Error::NotFinite`]; those of [`GpuPool::run`].
     #[track_caller]
     pub fn verify(&mut self) -> Result<()> {
-        let site = Location::caller();
+        let (site, _here) = (Location::caller(), OpSite::here("DataParallel::verify"));
         let outcomes = self.on_each(|dev, _, replica| {
             let outcome = replica.settle()?;
-            replica.compare(dev).map_err(|error| error.called_at(site))?;
+            replica.compare(dev)?;
             Ok(outcome)
         })?;
         self.conclude("DataParallel::verify", site, &outcomes)
@@ -330,10 +334,10 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// [`GpuPool::run`].
     #[track_caller]
     pub fn recover(&mut self) -> Result<()> {
-        let site = Location::caller();
+        let (site, _here) = (Location::caller(), OpSite::here("DataParallel::recover"));
         self.replicas.clear_poison()?;
         self.held = None;
-        let outcomes = self.on_each(|dev, _, replica| replica.recover(dev).map_err(|error| error.called_at(site)))?;
+        let outcomes = self.on_each(|dev, _, replica| replica.recover(dev))?;
         self.conclude("DataParallel::recover", site, &outcomes)
     }
 
@@ -353,6 +357,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// [`Error::InvalidArgument`] for a rate that is negative or not finite.
     #[track_caller]
     pub fn set_rate(&mut self, rate: f64) -> Result<()> {
+        let _here = OpSite::here("DataParallel::set_rate");
         let mut optimizer = self.optimizer;
         optimizer.set_rate(rate);
         optimizer.check()?;
@@ -372,6 +377,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// Those of [`GpuPool::run`].
     #[track_caller]
     pub fn gradient_norms(&mut self) -> Result<Option<Vec<f32>>> {
+        let _here = OpSite::here("DataParallel::gradient_norms");
         let norms = self.on_each(|_, _, replica| replica.last_norm())?;
         Ok(norms.into_iter().collect())
     }
@@ -387,10 +393,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             let shard = replica.shard(dev, shard)?;
             f(dev, shard, replica)
         };
-        match &self.devices {
-            None => self.replicas.run(own),
-            Some(devices) => self.replicas.run_on(devices, own),
-        }
+        self.replicas.each(self.devices.as_deref(), own)
     }
 
     /// Takes over what a scope that has succeeded has found.

@@ -15,7 +15,7 @@ pub use stage::{At, Stage};
 use super::schedule::Schedule;
 use crate::{
     Device, GpuPool, Group, PerDevice,
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, op_site::OpSite},
 };
 use execute::{Input, Output, Part};
 use std::{any::Any, fmt, panic::Location};
@@ -103,6 +103,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     where
         F: Fn(&Device, usize) -> Result<S> + Sync,
     {
+        let _here = OpSite::here("Pipeline::new");
         Self::new_in(pool, |dev| Ok(dev.everyone()), schedule, build)
     }
 
@@ -163,12 +164,21 @@ impl<S: Stage + 'static> Pipeline<S> {
         G: for<'d> Fn(&'d Device) -> Result<Group<'d>> + Send + Sync + 'static,
         F: Fn(&Device, usize) -> Result<S> + Sync,
     {
-        let site = Location::caller();
-        let stages = pool.per_device(|dev, _| {
-            let group = fitting(site, "Pipeline::new", group(dev)?, &schedule)?;
-            schedule.stages_of(group.rank()).map(|stage| Ok((stage, build(dev, stage)?))).collect()
-        })?;
+        let _here = OpSite::here("Pipeline::new_in");
+        let stages = PerDevice::made(&pool.shared, |dev, _| Self::make(dev, &group, &schedule, &build))?;
         Ok(Pipeline { stages, forward: schedule.forward_only(), schedule, team: Box::new(group) })
+    }
+
+    /// The stages of a device.
+    fn make(
+        dev: &Device,
+        team: impl for<'d> Fn(&'d Device) -> Result<Group<'d>>,
+        schedule: &Schedule,
+        build: impl Fn(&Device, usize) -> Result<S>,
+    ) -> Result<Stages<S>> {
+        let group = fitting(OpSite::outside(|| team(dev))?, schedule)?;
+        let stages = schedule.stages_of(group.rank());
+        stages.map(|stage| Ok((stage, OpSite::outside(|| build(dev, stage))?))).collect()
     }
 
     /// Warns (by a `tracing` event, at once) of each rank that will keep more than `limit` micro-batches for its
@@ -257,7 +267,7 @@ impl<S: Stage + 'static> Pipeline<S> {
         input: Input<'_, S::Activation>,
         output: Output<'_, S::Activation, R>,
     ) -> Result<Vec<R>> {
-        let mut all = self.scope(site, op, |group, stages| {
+        let mut all = self.scope(op, |group, stages| {
             let first = group.place(0);
             let part = Part { call: (op, site), schedule, group, stages };
             Ok((first, execute::run(part, input, output)?))
@@ -277,10 +287,10 @@ impl<S: Stage + 'static> Pipeline<S> {
         R: Send,
         F: Fn(&Device, usize, &mut S) -> Result<R> + Sync,
     {
-        let mut all = self.scope(Location::caller(), "Pipeline::each", |group, stages| {
+        let mut all = self.scope("Pipeline::each", |group, stages| {
             let (dev, first) = (group.device(), group.place(0));
             let each = stages.iter_mut().map(|(number, stage)| Ok(((first, *number), f(dev, *number, stage)?)));
-            each.collect::<Result<Vec<_>>>()
+            OpSite::outside(|| each.collect::<Result<Vec<_>>>())
         })?;
         let mut all: Vec<_> = all.drain(..).flatten().collect();
         all.sort_by_key(|(place, _)| *place);
@@ -291,16 +301,16 @@ impl<S: Stage + 'static> Pipeline<S> {
     #[track_caller]
     fn scope<R: Send>(
         &self,
-        site: Site,
         op: &'static str,
         f: impl Fn(&Group<'_>, &mut Stages<S>) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
         let (team, schedule, state) = (&self.team, &self.schedule, &self.stages);
         let body = |dev: &Device, _| {
-            let mut stages = state.borrow_mut(dev).map_err(|error| error.called_at(site))?;
-            f(&fitting(site, op, team(dev)?, schedule)?, &mut stages)
+            let mut stages = state.borrow_mut(dev)?;
+            f(&fitting(OpSite::outside(|| team(dev))?, schedule)?, &mut stages)
         };
-        crate::scope::run(&state.shared, None, body, crate::scope::as_it_is)
+        let _here = OpSite::here(op);
+        crate::scope::run(&state.shared, op, None, body, crate::scope::as_it_is)
     }
 
     /// Makes all stages anew, also after a failed step.
@@ -312,11 +322,9 @@ impl<S: Stage + 'static> Pipeline<S> {
     where
         F: Fn(&Device, usize) -> Result<S> + Sync,
     {
-        let (team, schedule, site) = (&self.team, &self.schedule, Location::caller());
-        self.stages.reset(|dev, _| {
-            let group = fitting(site, "Pipeline::reset", team(dev)?, schedule)?;
-            schedule.stages_of(group.rank()).map(|stage| Ok((stage, build(dev, stage)?))).collect()
-        })
+        let _here = OpSite::here("Pipeline::reset");
+        let (team, schedule) = (&self.team, &self.schedule);
+        self.stages.fill("reset", |dev, _| Self::make(dev, team, schedule, &build))
     }
 
     /// Accepts the stages as they are after a failed step. Their gradients are unspecified, and so are their weights if
@@ -326,6 +334,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// As [`GpuPool::run`].
     #[track_caller]
     pub fn clear_poison(&mut self) -> Result<()> {
+        let _here = OpSite::here("Pipeline::clear_poison");
         self.stages.clear_poison()
     }
 }
@@ -338,14 +347,15 @@ impl<S: Stage + 'static> fmt::Debug for Pipeline<S> {
 }
 
 /// The group, if it has as many members as the schedule has ranks.
-fn fitting<'d>(site: Site, op: &'static str, group: Group<'d>, schedule: &Schedule) -> Result<Group<'d>> {
+#[track_caller]
+fn fitting<'d>(group: Group<'d>, schedule: &Schedule) -> Result<Group<'d>> {
     let (members, ranks) = (group.count(), schedule.ranks());
     if members == ranks {
         return Ok(group);
     }
     let stages = schedule.stages();
     let why = format_args!("the schedule is for {stages} stages on {ranks} devices, and there are {members} devices");
-    Err(Error::invalid_at(site, op, why))
+    Err(Error::invalid("Pipeline", why))
 }
 
 /// Whether a value is a number that is none.

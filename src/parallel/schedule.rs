@@ -28,7 +28,7 @@ mod pytorch_tests;
 #[cfg(test)]
 mod random_tests;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, op_site::OpSite};
 
 pub use action::{Action, Work};
 pub use error::{Blocked, ScheduleError};
@@ -124,6 +124,7 @@ impl Schedule {
     /// ```
     #[track_caller]
     pub fn new(actions: Vec<Vec<Action>>) -> Result<Self> {
+        let _here = OpSite::here("Schedule::new");
         error::at_caller(Self::check(actions))
     }
 

@@ -6,7 +6,7 @@
 use super::optim::{Needs, Optimizer};
 use crate::{
     Device, Group, Parameter, ReduceOp,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     gradients::{Kept, ShardedStep, Terms},
     memory::{AsViewMut, DeviceView, DeviceViewMut},
 };
@@ -101,6 +101,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     /// [`Error::Timeout`], the driver's.
     #[track_caller]
     pub fn new(group: &Group<'_>, optimizer: Optimizer, reduce: ReduceOp, sizes: &[usize]) -> Result<Self> {
+        let _here = OpSite::here("ShardedOptimizer::new");
         optimizer.check()?;
         let (dtype, site) = (T::DTYPE, Location::caller());
         let terms = Terms { dtype, sizes: sizes.into(), reduce, optimizer: format!("{optimizer:?}"), site };
@@ -162,6 +163,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     /// [`Error::InvalidArgument`] for a rate that is negative or not finite.
     #[track_caller]
     pub fn set_rate(&mut self, rate: f64) -> Result<()> {
+        let _here = OpSite::here("set_rate");
         let mut optimizer = self.optimizer;
         optimizer.set_rate(rate);
         optimizer.check()?;
@@ -186,6 +188,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
         G: AsViewMut<Elem = T> + ?Sized,
         V: AsViewMut<Elem = T>,
     {
+        let _here = OpSite::here("step");
         self.check(dev, "step")?;
         let rule = self.optimizer.rule(self.steps, 1.0);
         let mut weights: SmallVec<[DeviceViewMut<'_, T>; 8]> = weights.iter_mut().map(|x| x.view_mut()).collect();
@@ -208,6 +211,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     /// [`Error::InvalidArgument`] in a capture and after a failure; those of [`Device::upload_into`].
     #[track_caller]
     pub fn prepare(&mut self, dev: &Device) -> Result<()> {
+        let _here = OpSite::here("prepare");
         self.check(dev, "prepare")?;
         self.own.set_later(dev, self.optimizer.rule(self.steps, 1.0))?;
         self.gang = dev.session.gang.place();
@@ -229,6 +233,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     /// [`Error::InvalidArgument`] in a capture; those of [`Device::download`] and [`Device::all_gather`].
     #[track_caller]
     pub fn state(&self, dev: &Device) -> Result<ShardedState> {
+        let _here = OpSite::here("state");
         let [first, second, master] = KINDS;
         Ok(ShardedState {
             steps: self.steps,
@@ -246,6 +251,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     /// [`Device::upload_into`].
     #[track_caller]
     pub fn set_state(&mut self, dev: &Device, state: &ShardedState) -> Result<()> {
+        let _here = OpSite::here("set_state");
         let all = [&state.first, &state.second, &state.master];
         for (which, all) in KINDS.into_iter().zip(all) {
             let wanted = self.own.kept_len(which);

@@ -26,7 +26,7 @@ use crate::{
     GpuPool,
     contain::{Contained, contain},
     driver::host::{self, Attendee},
-    error::{Error, Result, Site},
+    error::{Error, Result, op_site::OpSite},
     panics,
     scope::{Begin, Watch, as_it_is, holding, run_beside},
     sync::Flag,
@@ -59,8 +59,8 @@ impl Failure {
         Failure(Arc::new(Told { error, noted: Flag::new(), reported: Flag::new() }))
     }
 
-    fn invalid(site: Site, why: impl fmt::Display) -> Self {
-        Failure::new(Error::invalid_at(site, "tasks", why))
+    fn invalid(here: OpSite, why: impl fmt::Display) -> Self {
+        Failure::new(Error::invalid_at(here.site, here.op, why))
     }
 
     fn error(&self) -> &Error {
@@ -164,9 +164,9 @@ impl GpuPool {
     /// If `f` panics: after the tasks that run have ended.
     #[track_caller]
     pub fn tasks<'env, R>(&self, f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>) -> Result<R> {
-        let (threads, site) = (rayon::current_num_threads(), Location::caller());
+        let (threads, begin) = (rayon::current_num_threads(), Begin::at("tasks", Location::caller()));
         let engine = Engine::new(&self.shared, threads);
-        rayon::in_place_scope(|scope| run(self, &engine, scope, f, site))
+        rayon::in_place_scope(|scope| run(self, &engine, scope, f, begin))
     }
 
     /// [`tasks`](Self::tasks), with the tasks of the CPU on the caller's own pool of threads.
@@ -191,9 +191,9 @@ impl GpuPool {
         threads: &rayon::ThreadPool,
         f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>,
     ) -> Result<R> {
-        let site = Location::caller();
+        let begin = Begin::at("tasks_in", Location::caller());
         let engine = Engine::new(&self.shared, threads.current_num_threads());
-        threads.in_place_scope(|scope| run(self, &engine, scope, f, site))
+        threads.in_place_scope(|scope| run(self, &engine, scope, f, begin))
     }
 }
 
@@ -202,7 +202,7 @@ fn run<'scope, 'env, R>(
     engine: &'scope Engine<'env>,
     scope: &rayon::Scope<'scope>,
     f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>,
-    site: Site,
+    begin: Begin<'_>,
 ) -> Result<R> {
     panics::note_places();
     let tell = |wake: Wake| engine.tell(wake, scope);
@@ -225,7 +225,7 @@ fn run<'scope, 'env, R>(
         drop(registered);
         returned = Some(result);
     };
-    let ran = run_beside(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, beside, Begin::at(site));
+    let ran = run_beside(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, beside, begin);
     let (left, trace) = {
         let mut state = engine.lock();
         (state.graph.drain(), state.trace)

@@ -25,7 +25,7 @@ pub use crate::NormSaved;
 
 use crate::{
     DeviceBuffer, Element, Float, Group, ReduceOp,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::{AsView, AsViewMut},
     shard::balanced,
 };
@@ -71,6 +71,7 @@ where
     X: AsView + ?Sized,
     X::Elem: Element,
 {
+    let _here = OpSite::here("gather_rows");
     let part = part.view();
     let counts = row_counts(group, rows, cols);
     fits("gather_rows", "the part", part.len(), (counts[group.rank()] / cols.max(1), cols))?;
@@ -90,6 +91,7 @@ where
     X: AsView + ?Sized,
     X::Elem: Element,
 {
+    let _here = OpSite::here("scatter_rows");
     let all = all.view();
     fits("scatter_rows", "the matrix", all.len(), (rows, cols))?;
     let counts = row_counts(group, rows, cols);

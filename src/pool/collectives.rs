@@ -3,7 +3,7 @@
 use crate::{
     Algorithm, DType, GpuPool, Group, ReduceOp,
     collective::choose::{Case, Machine, choose},
-    error::Result,
+    error::{Result, op_site::OpSite},
     fabric::plan::Shape,
     thread::worker::Shared,
 };
@@ -103,6 +103,7 @@ impl Group<'_> {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) in a capture, or where no transport fits.
     #[track_caller]
     pub fn explain(&self, dtype: DType, op: ReduceOp, bytes: usize) -> Result<Explanation> {
+        let _here = OpSite::here("explain");
         let len = bytes / dtype.size();
         let inside = |op, shape: &Shape| explain(&self.device().worker.shared, self.ordinals(), (dtype, op), shape);
         let Some(found) = self.hierarchy(dtype, op, len)? else {
@@ -142,6 +143,7 @@ impl Group<'_> {
     /// Those of [`explain`](Self::explain).
     #[track_caller]
     pub fn explain_norm(&self, dtype: DType, rows: usize, cols: usize) -> Result<Explanation> {
+        let _here = OpSite::here("explain_norm");
         let sum = self.explain(dtype, ReduceOp::Sum, rows.saturating_mul(cols).saturating_mul(dtype.size()))?;
         Ok(match self.norm_kernel(dtype, rows, cols) {
             None => sum,

@@ -3,7 +3,7 @@
 use super::GpuPool;
 use crate::{
     LeakReport, MemorySnapshot, MemoryStats,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
 };
 
 impl GpuPool {
@@ -39,7 +39,9 @@ impl GpuPool {
     ///
     /// # Errors
     /// As [`run`](Self::run).
+    #[track_caller]
     pub fn memory_snapshots(&self) -> Result<Vec<MemorySnapshot>> {
+        let _here = OpSite::here("memory_snapshots");
         self.run(|dev, _| Ok(dev.memory_snapshot()))
     }
 
@@ -48,7 +50,9 @@ impl GpuPool {
     ///
     /// # Errors
     /// As [`run`](Self::run).
+    #[track_caller]
     pub fn trim(&self) -> Result<u64> {
+        let _here = OpSite::here("trim");
         let devices = self.run(|dev, _| dev.trim())?;
         Ok(devices.iter().sum::<u64>() + self.shared.pinned.trim())
     }
@@ -75,6 +79,7 @@ impl GpuPool {
         if !self.shared.memory.records() {
             return Err(Error::invalid("leaks", "this pool does not record its memory (`Builder::record_memory`)"));
         }
+        let _here = OpSite::here("leaks");
         let leaks = self.run(|dev, _| Ok(dev.worker.cache.borrow_mut().leaks()))?;
         Ok(LeakReport { leaks: leaks.into_iter().flatten().collect() })
     }

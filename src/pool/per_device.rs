@@ -4,11 +4,11 @@
 
 use crate::{
     Device, PerDevice, Shard,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     scope::{as_it_is, by_its_text, members, run},
     thread::worker::Shared,
 };
-use std::{fmt, panic::Location, sync::Arc};
+use std::{fmt, sync::Arc};
 
 impl<T: 'static> PerDevice<T> {
     #[track_caller]
@@ -16,9 +16,27 @@ impl<T: 'static> PerDevice<T> {
     where
         F: Fn(&Device, Shard) -> Result<T> + Sync,
     {
+        Self::made(shared, |dev, shard| OpSite::outside(|| f(dev, shard)))
+    }
+
+    /// [`create`](Self::create) by the library, not by a closure of the user's.
+    #[track_caller]
+    pub(crate) fn made(shared: &Arc<Shared>, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<Self> {
         let this = PerDevice::new(shared);
-        this.fill(f)?;
+        this.fill("per_device", f)?;
         Ok(this)
+    }
+
+    /// [`run`](Self::run), or [`run_on`](Self::run_on) some devices, by the library.
+    #[track_caller]
+    pub(crate) fn each<R: Send>(
+        &self,
+        devices: Option<&[usize]>,
+        f: impl Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        let members = devices.map(|devices| members(&self.shared, "run_on", devices)).transpose()?;
+        let op = if members.is_some() { "run_on" } else { "run" };
+        self.scope(op, members, |dev, shard| f(dev, shard, &mut *self.borrow_mut(dev)?))
     }
 
     /// Replaces every device's value by a new one. This clears any poison.
@@ -30,19 +48,13 @@ impl<T: 'static> PerDevice<T> {
     where
         F: Fn(&Device, Shard) -> Result<T> + Sync,
     {
-        self.fill(f)
+        self.fill("reset", |dev, shard| OpSite::outside(|| f(dev, shard)))
     }
 
+    /// Gives every device a value.
     #[track_caller]
-    fn fill<F>(&self, f: F) -> Result<()>
-    where
-        F: Fn(&Device, Shard) -> Result<T> + Sync,
-    {
-        self.scope(None, |dev, shard| {
-            self.put(dev, f(dev, shard)?);
-            Ok(())
-        })
-        .map(drop)
+    pub(crate) fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()> {
+        self.scope(op, None, |dev, shard| Ok(self.put(dev, f(dev, shard)?))).map(drop)
     }
 
     /// Accepts every device's value as it is after a failed scope.
@@ -51,8 +63,7 @@ impl<T: 'static> PerDevice<T> {
     /// As [`GpuPool::run`](crate::GpuPool::run).
     #[track_caller]
     pub fn clear_poison(&mut self) -> Result<()> {
-        let site = Location::caller();
-        self.scope(None, |dev, _| self.accept(dev).map_err(|error| error.called_at(site))).map(drop)
+        self.scope("clear_poison", None, |dev, _| self.accept(dev)).map(drop)
     }
 
     /// Runs `f` on every device of the pool, each with its own `&mut T`.
@@ -65,11 +76,7 @@ impl<T: 'static> PerDevice<T> {
         R: Send,
         F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
     {
-        let (this, site) = (&*self, Location::caller());
-        this.scope(None, |dev, shard| {
-            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
-            f(dev, shard, &mut own)
-        })
+        self.each(None, |dev, shard, own| OpSite::outside(|| f(dev, shard, own)))
     }
 
     /// [`run`](Self::run) on some of the devices only: ordinals in the pool, in the order of their ranks. The values of
@@ -96,12 +103,7 @@ impl<T: 'static> PerDevice<T> {
         R: Send,
         F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
     {
-        let members = members(&self.shared, "run_on", devices)?;
-        let (this, site) = (&*self, Location::caller());
-        this.scope(Some(members), |dev, shard| {
-            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
-            f(dev, shard, &mut own)
-        })
+        self.each(Some(devices), |dev, shard, own| OpSite::outside(|| f(dev, shard, own)))
     }
 
     /// [`run`](Self::run) with the caller's own error type.
@@ -128,20 +130,23 @@ impl<T: 'static> PerDevice<T> {
         E: From<Error> + fmt::Display + Send,
         F: Fn(&Device, Shard, &mut T) -> Result<R, E> + Sync,
     {
-        let (this, site) = (&*self, Location::caller());
+        let this = &*self;
         let own = |dev: &Device, shard| {
-            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
-            f(dev, shard, &mut own)
+            let mut own = this.borrow_mut(dev)?;
+            OpSite::outside(|| f(dev, shard, &mut own))
         };
-        run(&this.shared, None, own, by_its_text)
+        let _here = OpSite::here("try_run");
+        run(&this.shared, "try_run", None, own, by_its_text)
     }
 
     #[track_caller]
     fn scope<R: Send>(
         &self,
+        op: &'static str,
         members: Option<&[usize]>,
         f: impl Fn(&Device, Shard) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        run(&self.shared, members, f, as_it_is)
+        let _here = OpSite::here(op);
+        run(&self.shared, op, members, f, as_it_is)
     }
 }

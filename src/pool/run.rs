@@ -4,7 +4,7 @@
 
 use crate::{
     Device, GpuPool, Parts, Shard,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     parts::rows_mut,
     scope::{Begin, as_it_is, by_its_text, members, run, run_beside, shard},
 };
@@ -23,7 +23,7 @@ impl GpuPool {
         F: Fn(&Device, Shard) -> Result<R> + Sync,
         R: Send,
     {
-        Self::global()?.run(f)
+        run(&Self::global_for("scope")?.shared, "scope", None, f, as_it_is)
     }
 
     /// [`scope`](Self::scope) with the caller's own error type.
@@ -37,7 +37,7 @@ impl GpuPool {
         R: Send,
         E: From<Error> + fmt::Display + Send,
     {
-        Self::global()?.try_run(f)
+        run(&Self::global_for("try_scope")?.shared, "try_scope", None, f, by_its_text)
     }
 
     /// Runs `f` on every device of this pool, with its shard, and returns the results in device order.
@@ -54,7 +54,7 @@ impl GpuPool {
         F: Fn(&Device, Shard) -> Result<R> + Sync,
         R: Send,
     {
-        run(&self.shared, None, f, as_it_is)
+        run(&self.shared, "run", None, f, as_it_is)
     }
 
     /// [`run`](Self::run) for pools in a cluster of which several threads run scopes at once: the n-th scope of a name
@@ -73,7 +73,7 @@ impl GpuPool {
         F: Fn(&Device, Shard) -> Result<R> + Sync,
         R: Send,
     {
-        run_beside(&self.shared, None, f, as_it_is, |_| {}, Begin::named(Location::caller(), name))
+        run_beside(&self.shared, None, f, as_it_is, |_| {}, Begin::named("run_named", Location::caller(), name))
     }
 
     /// [`run`](Self::run) with the caller's own error type. Peers of the device that failed get the error's text, in
@@ -99,7 +99,7 @@ impl GpuPool {
         R: Send,
         E: From<Error> + fmt::Display + Send,
     {
-        run(&self.shared, None, f, by_its_text)
+        run(&self.shared, "try_run", None, f, by_its_text)
     }
 
     /// Runs `f` on some of the devices only: ordinals in the pool, in the order of their ranks. Gangs that share no
@@ -123,7 +123,7 @@ impl GpuPool {
         R: Send,
     {
         let members = members(&self.shared, "run_on", devices)?;
-        run(&self.shared, Some(members), f, as_it_is)
+        run(&self.shared, "run_on", Some(members), f, as_it_is)
     }
 
     /// Runs `f` on every device, each with its own rows (of `width` items) of `out`.
@@ -151,7 +151,7 @@ impl GpuPool {
         F: Fn(&Device, Shard, &mut [T]) -> Result<R> + Sync,
         R: Send,
     {
-        self.run_with(rows_mut(out, width), |dev, shard, rows| f(dev, shard, rows))
+        self.run_parts("run_mut", None, rows_mut(out, width), |dev, shard, rows| f(dev, shard, rows))
     }
 
     /// Runs `f` on every device, each with its own part of `parts`. Parts are rows of slices, items of vectors, rows of
@@ -207,7 +207,10 @@ impl GpuPool {
     {
         let count = members.map_or(self.devices(), <[usize]>::len);
         let shards: Vec<Shard> = (0..count).map(|rank| shard(&self.shared, rank, members)).collect();
-        let parts: Vec<_> = parts.split(&shards)?.into_iter().map(|part| Mutex::new(Some(part))).collect();
+        let here = OpSite::here(op);
+        let parts = parts.split(&shards)?;
+        drop(here);
+        let parts: Vec<_> = parts.into_iter().map(|part| Mutex::new(Some(part))).collect();
         if parts.len() != count {
             return Err(Error::invalid(op, format_args!("{} parts for {count} devices", parts.len())));
         }
@@ -215,6 +218,6 @@ impl GpuPool {
             let part = parts[dev.rank()].lock().take().expect("a closure runs once per device");
             f(dev, shard, part)
         };
-        run(&self.shared, members, own, as_it_is)
+        run(&self.shared, op, members, own, as_it_is)
     }
 }

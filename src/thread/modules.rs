@@ -6,11 +6,11 @@
 
 use super::worker::Worker;
 use crate::{
-    driver::{FaultKind, RawFunction, RawModule, module::Module},
+    driver::{FaultKind, RawFunction, RawModule, check::OpSite, module::Module},
     error::{Error, Result},
     memory::handle::DeviceHandle,
 };
-use std::{cell::RefCell, collections::HashMap};
+use std::{cell::RefCell, collections::HashMap, panic::Location};
 
 /// A device's modules, by their addresses.
 #[derive(Default)]
@@ -40,13 +40,15 @@ impl Modules {
 
 impl Worker {
     /// The driver's handle of a kernel on this device.
+    #[track_caller]
     pub(crate) fn function(&self, module: &'static Module, name: &'static str) -> Result<RawFunction> {
         let key = (module as *const Module, name);
         if let Some(&function) = self.modules.functions.borrow().get(&key) {
             return Ok(function);
         }
+        let OpSite { op, site } = OpSite::outermost("launch", Location::caller());
         let not_found =
-            |why: String| Error::KernelNotFound { device: self.handle.device, kernel: name.to_owned(), why };
+            |why: String| Error::KernelNotFound { op, device: self.handle.device, kernel: name.to_owned(), why, site };
         // A module of the crate's own that set-up does not need is loaded at its first launch.
         if module.image.shared && !self.modules.loaded.borrow().contains_key(&key.0) {
             self.modules.load(&self.handle, module)?;
@@ -56,7 +58,7 @@ impl Worker {
         };
         let function = self.handle.driver.function(loaded, name).map_err(|fault| match fault.kind {
             FaultKind::NotFound => not_found(fault.to_string()),
-            _ => self.handle.error("launch", fault),
+            _ => self.handle.error(op, fault),
         })?;
         self.modules.functions.borrow_mut().insert(key, function);
         Ok(function)

@@ -10,7 +10,10 @@ use super::{
     recording::{Recording, Touched},
 };
 use crate::{
-    driver::{Driver, DriverResult, RawStream, check::OpGuard},
+    driver::{
+        Driver, DriverResult, RawStream,
+        check::{OpGuard, OpSite},
+    },
     error::{Error, Result, Site},
     memory::{
         DeviceCopy, DeviceView, DeviceViewMut,
@@ -43,7 +46,7 @@ pub(crate) struct Op<'d> {
     pub(crate) site: Site,
     touched: SmallVec<[Touched; 4]>,
     /// For reports: until the operation ends, the thread's driver calls belong to this call of the program.
-    _here: Option<OpGuard>,
+    _here: OpGuard,
 }
 
 /// The memory that a kernel argument names.
@@ -66,7 +69,7 @@ impl Device {
     /// Begins an operation that can be captured.
     #[track_caller]
     pub(crate) fn op_in_graph(&self, name: &'static str) -> Result<Op<'_>> {
-        let site = Location::caller();
+        let OpSite { op: name, site } = OpSite::outermost(name, Location::caller());
         if let Some(recording) = self.recording.as_ref().filter(|recording| recording.stream.id != self.stream.id) {
             return Err(recording.refuse(site, name, "the capture has a stream of its own"));
         }
@@ -94,13 +97,14 @@ impl Device {
 
 impl Op<'_> {
     /// Announces an access. `foreign`: the memory may belong to another device of the pool.
+    #[track_caller]
     pub(crate) fn touch(&mut self, block: &BlockRef, bytes: Range<usize>, access: Access, foreign: bool) -> Result<()> {
         let (dev, op, site) = (self.dev, self.name, self.site);
         if block.handle.pool != dev.worker.handle.pool {
-            return Err(Error::WrongPool { op, device: dev.index(), site });
+            return Err(Error::wrong_pool(op, dev.index()));
         }
         if let Some(home) = block.device().filter(|&home| home != dev.index() && !foreign) {
-            return Err(Error::WrongDevice { op, buffer: home, device: dev.index(), site });
+            return Err(Error::wrong_device(op, home, dev.index()));
         }
         match &dev.recording {
             // When the graph is launched, the program could hold a slice of this memory.

@@ -1,7 +1,7 @@
 //! Machine files in TOML: reads and writes a [`Topology`], one table for each part of the model.
 
 use super::Topology;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, op_site::OpSite};
 use std::{fs, panic::Location, path::Path};
 
 impl Topology {
@@ -27,8 +27,8 @@ impl Topology {
     /// [`Error::InvalidArgument`] names the line that cannot be read, or the part of the machine that is invalid.
     #[track_caller]
     pub fn parse(text: &str) -> Result<Self> {
-        let site = Location::caller();
-        let machine: Topology = toml::from_str(text).map_err(|e| Error::invalid_at(site, "topology", e))?;
+        let _here = OpSite::here("Topology::parse");
+        let machine: Topology = toml::from_str(text).map_err(|e| Error::invalid("topology", e))?;
         machine.validate()?;
         Ok(machine)
     }
@@ -39,9 +39,8 @@ impl Topology {
     /// As [`parse`](Self::parse); also if the file cannot be read. The error names the file.
     #[track_caller]
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
-        let (path, site) = (path.as_ref(), Location::caller());
-        let named =
-            |e: &dyn std::fmt::Display| Error::invalid_at(site, "topology", format_args!("{}: {e}", path.display()));
+        let (path, _here) = (path.as_ref(), OpSite::here("Topology::from_file"));
+        let named = |e: &dyn std::fmt::Display| Error::invalid("topology", format_args!("{}: {e}", path.display()));
         let text = fs::read_to_string(path).map_err(|e| named(&e))?;
         Self::parse(&text).map_err(|e| match e {
             Error::InvalidArgument { why, .. } => named(&why),
@@ -56,8 +55,8 @@ impl Topology {
     /// number (memory of more than `i64::MAX` bytes).
     #[track_caller]
     pub fn to_toml(&self) -> Result<String> {
+        let _here = OpSite::here("Topology::to_toml");
         self.validate()?;
-        let site = Location::caller();
-        toml::to_string(self).map_err(|e| Error::invalid_at(site, "topology", e))
+        toml::to_string(self).map_err(|e| Error::invalid("topology", e))
     }
 }

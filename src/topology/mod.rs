@@ -221,7 +221,7 @@ impl Topology {
     #[track_caller]
     pub fn validate(&self) -> Result<()> {
         let site = Location::caller();
-        let wrong = |why: String| Err(Error::invalid_at(site, "topology", why));
+        let wrong = |why: String| Err(Error::invalid_at(site, "Topology::validate", why));
         if self.devices.is_empty() {
             return wrong("a machine without devices".into());
         }

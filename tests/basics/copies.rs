@@ -379,7 +379,7 @@ on_both! {
             })
         };
         let error = failure(launch(&staged));
-        assert!(matches!(error, Error::PeerDenied { device: 1, peer: 0, op: "launch" }), "{error}");
+        assert!(matches!(error, Error::PeerDenied { device: 1, peer: 0, op: "launch", .. }), "{error}");
         if direct.report().peer(1, 0).route == gpu_pool::Route::Direct {
             assert_eq!(launch(&direct).unwrap(), [[4; 50]]);
         } else {

@@ -64,7 +64,7 @@ on_both! {
                 let (a, b) = (state.borrow(dev)?, state.borrow(dev)?);
                 assert_eq!(*a, *b);
                 let error = failure(state.borrow_mut(dev).map(drop));
-                assert!(matches!(error, Error::Borrowed { device } if device == dev.index()), "{error}");
+                assert!(matches!(error, Error::Borrowed { device, .. } if device == dev.index()), "{error}");
                 drop(a);
                 assert!(matches!(failure(state.borrow_mut(dev).map(drop)), Error::Borrowed { .. }));
             }
@@ -127,7 +127,7 @@ on_both! {
                     failure(pool.run_on(&[device], |dev, _| state.borrow(dev).map(drop))),
                     failure(pool.run_on(&[device], |dev, _| state.borrow_mut(dev).map(drop))),
                 ] {
-                    assert!(matches!(error, Error::Poisoned { device: d } if d == device), "{error}");
+                    assert!(matches!(error, Error::Poisoned { device: d, .. } if d == device), "{error}");
                 }
             }
             assert!(matches!(failure(state.run(|_, _, _| Ok(()))), Error::Poisoned { .. }));
@@ -186,7 +186,7 @@ on_both! {
         });
         for device in [0, 1] {
             let error = failure(pool.run_on(&[device], |dev, _| state.borrow(dev).map(drop)));
-            assert!(matches!(error, Error::Poisoned { device: d } if d == device), "{error}");
+            assert!(matches!(error, Error::Poisoned { device: d, .. } if d == device), "{error}");
         }
         state.clear_poison().unwrap();
         assert_eq!(state.run(|_, _, x| Ok(*x)).unwrap(), [3, 1]);
@@ -206,7 +206,7 @@ on_both! {
         }));
         assert_eq!(first.to_string(), "no data for device 1");
         let error = failure(state.run(|_, _, x| Ok(*x)));
-        assert!(matches!(error, Error::Poisoned { device: 0 }), "{error}");
+        assert!(matches!(error, Error::Poisoned { device: 0, .. }), "{error}");
         state.reset(|_, _| Ok(3)).unwrap();
         assert_eq!(state.run(|_, _, x| Ok(*x)).unwrap(), [3, 3]);
     }
@@ -238,7 +238,7 @@ on_both! {
         let error = failure(state.run_on(&[1], |_, _, _| Err::<(), _>(Error::custom("no"))));
         assert_eq!(error.to_string(), "no");
         assert_eq!(state.run_on(&[0], |_, _, x| Ok(*x)).unwrap(), [0]);
-        assert!(matches!(failure(state.run_on(&[1], |_, _, x| Ok(*x))), Error::Poisoned { device: 1 }));
+        assert!(matches!(failure(state.run_on(&[1], |_, _, x| Ok(*x))), Error::Poisoned { device: 1, .. }));
     }
 
     2: fn try_run_carries_the_callers_own_error(gpus) {

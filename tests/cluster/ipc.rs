@@ -167,9 +167,9 @@ on_both! {
             let ipc = x.export_mut()?;
             assert!((ipc.len(), ipc.pid()) == (100_000, std::process::id()));
             // It is the other one's now.
-            assert!(matches!(dev.scale(&mut x, 3.0), Err(Error::Borrowed { device: 0 })));
-            assert!(matches!(dev.download(&x), Err(Error::Borrowed { device: 0 })));
-            assert!(matches!(x.export(), Err(Error::Borrowed { device: 0 })));
+            assert!(matches!(dev.scale(&mut x, 3.0), Err(Error::Borrowed { device: 0, .. })));
+            assert!(matches!(dev.download(&x), Err(Error::Borrowed { device: 0, .. })));
+            assert!(matches!(x.export(), Err(Error::Borrowed { device: 0, .. })));
             other.tell(&serde_json::to_string(&ipc).unwrap());
             assert_eq!(other.hear(), "[0.0, 1.0, 2.0]");
             dev.wait_released(&x, LONG)?;
@@ -194,7 +194,7 @@ on_both! {
             let late = dev.wait_released(&x, Duration::from_millis(50));
             let pid = other.process.id() as usize;
             assert!(matches!(late, Err(Error::HostTimeout { ref missing, .. }) if *missing == [pid]), "{late:?}");
-            assert!(matches!(dev.scale(&mut x, 2.0), Err(Error::Borrowed { device: 0 })), "it only lends to readers");
+            assert!(matches!(dev.scale(&mut x, 2.0), Err(Error::Borrowed { device: 0, .. })), "it only lends to readers");
             other.kill();
             let lost = dev.wait_released(&x, LONG);
             assert!(matches!(lost, Err(Error::HostLost { host, .. }) if host == pid), "{lost:?}");
@@ -229,7 +229,7 @@ on_both! {
             let mut other = other.lock().unwrap();
             let ipc: IpcBuffer = serde_json::from_str(&other.hear()).unwrap();
             let mut x: Imported<f32> = dev.import(&ipc)?;
-            assert!(!x.is_exclusive() && matches!(dev.scale(&mut x, 2.0), Err(Error::Borrowed { device: 0 })));
+            assert!(!x.is_exclusive() && matches!(dev.scale(&mut x, 2.0), Err(Error::Borrowed { device: 0, .. })));
             other.tell("wait");
             // Dropped behind an operation that may still run.
             let mut y = dev.zeros::<f32>(1000)?;
@@ -268,8 +268,8 @@ fn readers_share_and_a_writer_is_alone() {
     Gpus::software().run(1, |dev| {
         let mut x = exported(dev, &numbers(100))?;
         let all = [x.export()?, x.export()?, x.export()?].map(|ipc| dev.import::<f32>(&ipc).unwrap());
-        assert!(matches!(x.export_mut(), Err(Error::Borrowed { device: 0 })));
-        assert!(matches!(dev.scale(&mut x, 2.0), Err(Error::Borrowed { device: 0 })));
+        assert!(matches!(x.export_mut(), Err(Error::Borrowed { device: 0, .. })));
+        assert!(matches!(dev.scale(&mut x, 2.0), Err(Error::Borrowed { device: 0, .. })));
         assert_eq!(dev.download(&dev.sum(&x)?)?, [4950.0]);
         for y in all {
             assert_eq!(dev.download(&dev.sum(&y)?)?, [4950.0]);

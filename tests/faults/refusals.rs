@@ -108,7 +108,7 @@ on_both! {
             unsafe { dev.launch(&STRAY, LaunchDims::cover(4), (&mut x,)) }
         }));
         match &error {
-            Error::KernelNotFound { device: 0, kernel, why } => {
+            Error::KernelNotFound { op: "launch", device: 0, kernel, why, .. } => {
                 assert!(kernel == "stray" && why.contains("Builder::module"), "{error}");
             }
             other => panic!("{other}"),

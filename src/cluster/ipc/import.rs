@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     Device,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::{AsView, AsViewMut, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, PeerView, hazard::Access},
 };
 use std::{
@@ -61,6 +61,7 @@ impl<T: DeviceCopy> Imported<T> {
     /// completed.
     #[track_caller]
     pub fn release(self, dev: &Device) -> Result<()> {
+        let _here = OpSite::here("release");
         dev.op("release")?.reads(&self.view())?;
         let block = &self.buffer.block;
         block.hazards.wait_host(&block.handle, "release", Access::Write, dev.worker.shared.deadline)

@@ -14,11 +14,11 @@ use super::{
 };
 use crate::{
     Device, DeviceBuffer, DeviceCopy,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::descriptor::Area,
     memory::block::BlockRef,
 };
-use std::{fmt, panic::Location};
+use std::fmt;
 
 /// Keeps the memory of a buffer registered with the library that moves bytes between processes: from
 /// [`Group::register`].
@@ -86,14 +86,14 @@ impl Group<'_> {
     #[track_caller]
     pub fn register<T: DeviceCopy>(&self, buffer: &DeviceBuffer<T>) -> Result<Registered> {
         const OP: &str = "register";
-        let (dev, block, site) = (self.dev, &buffer.block, Location::caller());
+        let (dev, block, _here) = (self.dev, &buffer.block, OpSite::here(OP));
         dev.not_in_graph(OP)?;
         dev.check()?;
         if block.handle.pool != dev.worker.handle.pool {
-            return Err(Error::WrongPool { op: OP, device: dev.index(), site });
+            return Err(Error::wrong_pool(OP, dev.index()));
         }
         if buffer.device() != dev.index() {
-            return Err(Error::WrongDevice { op: OP, buffer: buffer.device(), device: dev.index(), site });
+            return Err(Error::wrong_device(OP, buffer.device(), dev.index()));
         }
         if !block.is_apart() {
             let why = "only a buffer of `Device::exportable` has memory of its own; others share pages with others";

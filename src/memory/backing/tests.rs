@@ -23,7 +23,7 @@ pub(super) fn machine(devices: usize) -> Vec<DriverRef> {
 }
 
 pub(super) fn link_of(driver: &DriverRef) -> Arc<DeviceHandle> {
-    Arc::new(DeviceHandle::new(0, 0, driver.clone(), Arc::default(), 1, Watch::of(driver), false))
+    Arc::new(DeviceHandle::new(0, 0, driver.clone(), Arc::default(), 1, Watch::of(driver)))
 }
 
 /// A backing under test: kind, choice, and expected name.

@@ -72,6 +72,7 @@ mod make {
 
     impl Cache {
         /// At least `bytes` bytes with a descriptor, by which other processes map them. The contents are undefined.
+        #[track_caller]
         pub(crate) fn exportable(
             &mut self,
             op: &'static str,
@@ -89,7 +90,7 @@ mod make {
                 }
                 _ => Err(fault),
             });
-            self.handle.check(op, mapped).map_err(|error| asked(error, bytes))?;
+            self.handle.check_alloc(op, bytes, mapped)?;
             region.add(at, bytes as u64);
             // SAFETY: mapped just now; nobody else knows of it.
             let memory = self.handle.check(op, unsafe { driver.vm_export(at, bytes) })?;
@@ -97,6 +98,7 @@ mod make {
         }
 
         /// The memory of another process, `bytes` bytes with that process's contents.
+        #[track_caller]
         pub(crate) fn import(
             &mut self,
             op: &'static str,
@@ -107,11 +109,12 @@ mod make {
             let Window { region, at, bytes } = self.window(op, bytes)?;
             // SAFETY: fresh addresses, which nobody else has. The exporter has waited for its uses, and begins others
             // only when the memory has come back.
-            self.handle.check(op, unsafe { self.handle.driver.vm_import(at, bytes, memory) })?;
+            self.handle.check_alloc(op, bytes, unsafe { self.handle.driver.vm_import(at, bytes, memory) })?;
             region.add(at, bytes as u64);
             Ok(self.whole(region, (at, bytes), lending, true))
         }
 
+        #[track_caller]
         fn window(&self, op: &'static str, bytes: usize) -> Result<Window> {
             let (handle, driver) = (&self.handle, &self.handle.driver);
             let unsupported = || Fault {
@@ -126,7 +129,7 @@ mod make {
             let Some(bytes) = bytes else {
                 return Err(Error::invalid(op, "more bytes than any memory has"));
             };
-            let at = handle.check(op, driver.vm_reserve(bytes as u64))?;
+            let at = handle.check_alloc(op, bytes, driver.vm_reserve(bytes as u64))?;
             Ok(Window { region: Region::window(handle, at..at + bytes as u64), at, bytes })
         }
 
@@ -147,13 +150,5 @@ mod make {
             self.apart.out += 1;
             BlockRef::activate(block)
         }
-    }
-
-    /// The driver's fault does not name the request.
-    fn asked(mut error: Error, bytes: usize) -> Error {
-        if let Error::OutOfMemory { requested, .. } = &mut error {
-            *requested = bytes as u64;
-        }
-        error
     }
 }

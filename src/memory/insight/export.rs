@@ -6,7 +6,7 @@
 //! Invariant: the page loads nothing, and no name in a snapshot can end the element that holds the JSON.
 
 use super::snapshot::MemorySnapshot;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, op_site::OpSite};
 use std::{fmt, fs, panic::Location, path::Path, slice};
 
 /// Pages and JSON need the feature `insight`, which is a default feature.
@@ -40,6 +40,7 @@ impl MemorySnapshot {
     /// [`Error::InvalidArgument`] says where the text is not a snapshot.
     #[track_caller]
     pub fn from_json(text: &str) -> Result<Self> {
+        let _here = OpSite::here("MemorySnapshot::from_json");
         let site = Location::caller();
         serde_json::from_str(text).map_err(|e| Error::invalid_at(site, "snapshot", e))
     }
@@ -50,6 +51,7 @@ impl MemorySnapshot {
     /// [`Error::InvalidArgument`] for other extensions, and when the file cannot be written; it names the file.
     #[track_caller]
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+        let _here = OpSite::here("MemorySnapshot::write");
         let (path, site) = (path.as_ref(), Location::caller());
         let failed =
             |why: &dyn fmt::Display| Error::invalid_at(site, "snapshot", format_args!("{}: {why}", path.display()));

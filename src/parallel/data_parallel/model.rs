@@ -1,6 +1,10 @@
 //! A user's model, as [`DataParallel`](super::DataParallel) sees it: its parameters, and where its gradients go.
 
-use crate::{Device, DeviceBuffer, DeviceViewMut, GradientExchange, Parameter, error::Result, memory::AsViewMut};
+use crate::{
+    Device, DeviceBuffer, DeviceViewMut, GradientExchange, Parameter,
+    error::{Result, op_site::OpSite},
+    memory::AsViewMut,
+};
 
 /// A replica of a model. The crate has no layers and no automatic differentiation: forward and backward passes are the
 /// user's own functions, over `ops`, own kernels, or another crate.
@@ -44,14 +48,15 @@ impl<'a, T: Parameter> Gradients<'a, T> {
     /// those of `f`, and of the exchange.
     #[track_caller]
     pub fn write(&mut self, i: usize, f: impl FnOnce(&mut DeviceViewMut<'_, T>) -> Result<()>) -> Result<()> {
+        let _here = OpSite::here("Gradients::write");
         let holds = self.exchange.holds(i);
         let mut own = self.exchange.grad_mut(i)?;
         if holds {
             let mut new = self.dev.zeros::<T>(own.len())?;
-            f(&mut new.view_mut())?;
+            OpSite::outside(|| f(&mut new.view_mut()))?;
             self.dev.axpy(1.0, &new, &mut own)?;
         } else {
-            f(&mut own)?;
+            OpSite::outside(|| f(&mut own))?;
         }
         self.exchange.ready(self.dev, i)
     }
@@ -63,8 +68,11 @@ impl<'a, T: Parameter> Gradients<'a, T> {
     /// As of `write`.
     #[track_caller]
     pub fn add(&mut self, i: usize, f: impl FnOnce(&mut DeviceViewMut<'_, T>, f32) -> Result<()>) -> Result<()> {
+        let _here = OpSite::here("Gradients::add");
         let beta = if self.exchange.holds(i) { 1.0 } else { 0.0 };
-        f(&mut self.exchange.grad_mut(i)?, beta)?;
+        let mut own = self.exchange.grad_mut(i)?;
+        OpSite::outside(|| f(&mut own, beta))?;
+        drop(own);
         self.exchange.ready(self.dev, i)
     }
 }

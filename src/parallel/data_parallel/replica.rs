@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Device, DeviceBuffer, GradientExchange, Group, Parameter, PinnedBuffer, ReduceOp, Shard,
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, op_site::OpSite},
     fabric::call::Call,
     gradients::{Moments, Together},
     memory::AsView,
@@ -168,14 +168,15 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         sync: bool,
         f: &(impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync),
     ) -> Result<Option<R>> {
-        self.exchange.set_sync(sync).map_err(|error| error.called_at(site))?;
+        self.exchange.set_sync(sync)?;
         let held = self.agree_on(dev, rows, held, site)?;
         if shard.range(rows).is_empty() {
             self.exchange.nothing();
             return Ok(None);
         }
         let scale = (1.0 / held.first as f64) as f32;
-        f(dev, shard, &mut self.model, &mut Gradients::new(dev, &mut self.exchange, scale)).map(Some)
+        OpSite::outside(|| f(dev, shard, &mut self.model, &mut Gradients::new(dev, &mut self.exchange, scale)))
+            .map(Some)
     }
 
     /// The rows of all processes, which agree on them in a meeting; those of this process if it is the only one.

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Device, DeviceBuffer, Parameter,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
 };
 use std::{ops::Range, panic::Location, path::Path};
 
@@ -46,6 +46,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// Those of both.
     #[track_caller]
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let _here = OpSite::here("DataParallel::save");
         self.checkpoint()?.save(path)
     }
 
@@ -56,6 +57,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// Those of both.
     #[track_caller]
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let _here = OpSite::here("DataParallel::load");
         self.restore(&Checkpoint::load(path)?)
     }
 
@@ -70,10 +72,10 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// [`GpuPool::run`](crate::GpuPool::run).
     #[track_caller]
     pub fn checkpoint(&mut self) -> Result<Checkpoint> {
-        let site = Location::caller();
+        let (site, _here) = (Location::caller(), OpSite::here("DataParallel::checkpoint"));
         let all = self.on_each(|dev, _, replica| {
             let outcome = replica.settle()?;
-            let own = own(dev, replica).map_err(|error| error.called_at(site))?;
+            let own = own(dev, replica)?;
             Ok((outcome, own))
         })?;
         let (outcomes, all): (Vec<_>, Vec<_>) = all.into_iter().unzip();
@@ -116,7 +118,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// model is poisoned.
     #[track_caller]
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        let site = Location::caller();
+        let _here = OpSite::here("DataParallel::restore");
         let steps = checkpoint.noted(STEPS).and_then(|steps| steps.parse::<u64>().ok());
         let Some(steps) = steps else { return Err(foreign("it has no number of steps")) };
         let needs = self.optimizer.needs();
@@ -148,7 +150,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         let groups = &self.groups.clone();
         self.on_each(|dev, _, replica| {
             let (parameters, state) = &found[groups.group_of(dev.index())];
-            replace(dev, replica, parameters, state, steps).map_err(|error| error.called_at(site))
+            replace(dev, replica, parameters, state, steps)
         })?;
         self.steps = steps;
         Ok(())

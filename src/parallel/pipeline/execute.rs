@@ -12,7 +12,7 @@
 use super::stage::{At, NotSplit, Stage};
 use crate::{
     Device, Group, Hop, Stream,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::parcels::Label,
     gang::LastCall,
     parallel::schedule::{Action, Peer, Schedule, Step, Work},
@@ -115,15 +115,16 @@ impl<S: Stage, R> Member<'_, S, R> {
         let own = &mut stages[here].1;
         match action.work {
             Work::Forward => {
-                let x = if step.input == Peer::Caller { input(dev, micro)? } else { self.take(step)? };
-                let (y, saved) = own.forward(dev, at, x)?;
+                let x =
+                    if step.input == Peer::Caller { OpSite::outside(|| input(dev, micro))? } else { self.take(step)? };
+                let (y, saved) = OpSite::outside(|| own.forward(dev, at, x))?;
                 if self.schedule.is_training() {
                     self.saved[slot] = Some(saved);
                 }
                 if step.output != Peer::Caller {
                     return self.pass(step, stage + 1, y);
                 }
-                let (dy, result) = output(dev, micro, y)?;
+                let (dy, result) = OpSite::outside(|| output(dev, micro, y))?;
                 self.results[micro] = Some(result);
                 self.kept[2 * slot + 1] = dy;
                 Ok(())
@@ -133,10 +134,11 @@ impl<S: Stage, R> Member<'_, S, R> {
                 let dx = if action.work == Work::Backward {
                     let saved = self.saved[slot].take().expect("a schedule has F before B");
                     self.accumulate[here] = true;
-                    own.backward(dev, at, saved, dy)?
+                    OpSite::outside(|| own.backward(dev, at, saved, dy))?
                 } else {
                     let saved = self.saved[slot].as_mut().expect("a schedule has F before I");
-                    own.backward_input(dev, at, saved, dy).map_err(|error| self.split(error, action))?
+                    OpSite::outside(|| own.backward_input(dev, at, saved, dy))
+                        .map_err(|error| self.split(error, action))?
                 };
                 match (step.output, dx) {
                     (Peer::Caller, _) => Ok(()),
@@ -150,7 +152,7 @@ impl<S: Stage, R> Member<'_, S, R> {
             Work::BackwardWeights => {
                 let saved = self.saved[slot].take().expect("a schedule has I before W");
                 self.accumulate[here] = true;
-                own.backward_weights(dev, at, saved).map_err(|error| self.split(error, action))
+                OpSite::outside(|| own.backward_weights(dev, at, saved)).map_err(|error| self.split(error, action))
             }
         }
     }

@@ -4,7 +4,7 @@
 //! rank, a cell for each action, an empty cell for an idle slot.
 
 use super::{
-    Action, Checked, Result, Schedule, ScheduleError,
+    Action, Checked, OpSite, Result, Schedule, ScheduleError,
     action::{Fields, number},
     error::at_caller,
 };
@@ -41,6 +41,7 @@ impl Schedule {
     /// ```
     #[track_caller]
     pub fn from_csv(text: &str) -> Result<Self> {
+        let _here = OpSite::here("Schedule::from_csv");
         at_caller(Self::read_csv(text))
     }
 

@@ -3,7 +3,7 @@
 //! All three fill the pipeline with some forward passes, then do one forward and one backward pass in turns, and drain
 //! it. They differ in the number of passes that fill it, and in the place of the weights' gradients.
 
-use super::{Action, Error, Result, Schedule, Work, presets::Shape};
+use super::{Action, Error, OpSite, Result, Schedule, Work, presets::Shape};
 
 impl Schedule {
     /// 1F1B: after some forward passes to fill the pipeline, each rank does one forward and one backward pass in turns.
@@ -31,6 +31,7 @@ impl Schedule {
     /// ```
     #[track_caller]
     pub fn one_f_one_b(ranks: usize, micros: usize) -> Result<Self> {
+        let _here = OpSite::here("Schedule::one_f_one_b");
         Self::interleaved(ranks, 1, micros)
     }
 
@@ -65,6 +66,7 @@ impl Schedule {
     /// ```
     #[track_caller]
     pub fn interleaved(ranks: usize, chunks: usize, micros: usize) -> Result<Self> {
+        let _here = OpSite::here("Schedule::interleaved");
         let shape = Shape { ranks, chunks, micros };
         shape.check(2)?;
         // One more forward pass for each rank behind keeps all ranks busy, if hops take no time. A second one hides the
@@ -98,6 +100,7 @@ impl Schedule {
     /// ```
     #[track_caller]
     pub fn zero_bubble(ranks: usize, chunks: usize, micros: usize) -> Result<Self> {
+        let _here = OpSite::here("Schedule::zero_bubble");
         let shape = Shape { ranks, chunks, micros };
         shape.check(3)?;
         Order { shape, round: round(shape)?, lead: 1, split: true }.schedule()

@@ -1,6 +1,6 @@
 //! The schedules that do all forward passes before the first backward pass, and what all presets share.
 
-use super::{Action, Error, MAX_ACTIONS, Result, Schedule, Work};
+use super::{Action, Error, MAX_ACTIONS, OpSite, Result, Schedule, Work};
 
 impl Schedule {
     /// GPipe: each rank does all forward passes, then all backward passes. One stage on each rank.
@@ -25,6 +25,7 @@ impl Schedule {
     /// ```
     #[track_caller]
     pub fn gpipe(ranks: usize, micros: usize) -> Result<Self> {
+        let _here = OpSite::here("Schedule::gpipe");
         Shape { ranks, chunks: 1, micros }.check(2)?;
         let all = |stage, work| (0..micros).map(move |micro| Action { stage, work, micro });
         Self::new((0..ranks).map(|rank| all(rank, Work::Forward).chain(all(rank, Work::Backward)).collect()).collect())
@@ -53,6 +54,7 @@ impl Schedule {
     /// ```
     #[track_caller]
     pub fn looped_bfs(ranks: usize, chunks: usize, micros: usize) -> Result<Self> {
+        let _here = OpSite::here("Schedule::looped_bfs");
         Shape { ranks, chunks, micros }.check(2)?;
         let rank = |rank| {
             let stages = (0..chunks).map(move |chunk| chunk * ranks + rank);

@@ -5,7 +5,7 @@
 //! The model: a rank computes one action at a time, in the order of its list, as soon as the input is there. A result
 //! reaches another rank one hop after the action ends, and the hop keeps no rank busy.
 
-use super::{Action, Blocked, Checked, Peer, Result, Schedule, ScheduleError, Work, error::at_caller};
+use super::{Action, Blocked, Checked, OpSite, Peer, Result, Schedule, ScheduleError, Work, error::at_caller};
 use std::{collections::VecDeque, time::Duration};
 
 /// How long the actions take in [`Schedule::simulate`]: for one micro-batch in one stage.
@@ -103,6 +103,7 @@ impl Schedule {
     /// ```
     #[track_caller]
     pub fn simulate(&self, costs: Costs) -> Result<Timeline> {
+        let _here = OpSite::here("Schedule::simulate");
         let spans = at_caller(run(self, &costs))?;
         let end = spans.iter().flatten().map(|span| span.end).max().unwrap_or_default();
         let busy: f64 = spans.iter().flatten().map(|span| (span.end - span.start).as_secs_f64()).sum();

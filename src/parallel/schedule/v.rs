@@ -1,6 +1,6 @@
 //! ZB-V: zero bubble with two stages on each rank, in the shape of a V.
 
-use super::{Action, Result, Schedule, Work, presets::Shape};
+use super::{Action, OpSite, Result, Schedule, Work, presets::Shape};
 
 impl Schedule {
     /// ZB-V: the stages run down the ranks and up again, so rank `r` has the stages `r` and `2 * ranks - 1 - r`. The
@@ -33,6 +33,7 @@ impl Schedule {
     /// ```
     #[track_caller]
     pub fn zero_bubble_v(ranks: usize, micros: usize) -> Result<Self> {
+        let _here = OpSite::here("Schedule::zero_bubble_v");
         // The order below needs that many micro-batches. The surplus is left out again.
         let needed = micros.max(ranks.saturating_mul(2).saturating_sub(1));
         Shape { ranks, chunks: 2, micros }.check(3)?;

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Device, Event,
-    error::{Error, Result, Site},
+    error::{Error, Result, Site, op_site::OpSite},
     gang::Gang,
     memory::handle::{DeviceHandle, Handover},
     sync::{EventCount, shim},
@@ -48,7 +48,8 @@ pub(super) struct Task<'env> {
     pub job: Option<Job<'env>>,
     pub place: usize,
     pub lane: Lane,
-    pub site: Site,
+    /// The call that has given it out.
+    pub here: OpSite,
     /// The task must not run.
     pub failure: Option<Failure>,
     /// What the caller knew when it added the task.
@@ -77,6 +78,7 @@ pub(super) struct Started<'env> {
     pub id: TaskId,
     pub job: Option<Job<'env>>,
     pub lane: Lane,
+    pub here: OpSite,
     pub failure: Option<Failure>,
     /// What its work has to wait for.
     pub after: SmallVec<[Event; 4]>,
@@ -246,8 +248,8 @@ impl<'env> Engine<'env> {
         state.places[place].queue.pop_front();
         state.places[place].running += 1;
         state.places[place].started += 1;
-        let Task { job, lane, site, failure, known, traced, .. } = state.graph.payload(id);
-        let (lane, site, traced) = (*lane, *site, *traced);
+        let Task { job, lane, here, failure, known, traced, .. } = state.graph.payload(id);
+        let (lane, here, traced) = (*lane, *here, *traced);
         let (job, mut failure, known) = (job.take(), failure.take(), known.take());
         let handle = self.handle();
         handle.take_over(known.as_deref());
@@ -257,7 +259,7 @@ impl<'env> Engine<'env> {
                 failure = notes.failure.clone();
             }
             if let Some(taken) = notes.taken.filter(|_| failure.is_none()) {
-                failure = Some(Failure::invalid(site, format_args!("the content was taken at {taken}")));
+                failure = Some(Failure::invalid(here, format_args!("the content was taken at {taken}")));
             }
             after.extend(notes.written.clone());
             if access == Access::Write {
@@ -269,7 +271,7 @@ impl<'env> Engine<'env> {
             failure.note(&mut state.failures);
         }
         let traced = state.trace.filter(|_| traced.is_some());
-        Some(Started { id, job, lane, failure, after, traced })
+        Some(Started { id, job, lane, here, failure, after, traced })
     }
 
     /// Notes that a task has run, or will not run, and makes the tasks ready that have waited for it.

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Device, DeviceBuffer, DeviceCopy, PinnedBuffer,
-    error::{Result, Site},
+    error::{Result, op_site::OpSite},
     scope::Watch,
 };
 #[cfg(doc)]
@@ -72,6 +72,7 @@ impl<'t, 'env> Tasks<'t, 'env> {
     /// [`GpuPool::tasks`].
     #[track_caller]
     pub fn get<T: Clone + Send + Sync + 'static>(&self, value: &Value<T>) -> Result<T> {
+        let _here = OpSite::here("get");
         self.read(value, T::clone)
     }
 
@@ -96,9 +97,9 @@ impl<'t, 'env> Tasks<'t, 'env> {
     /// If `f` does.
     #[track_caller]
     pub fn read<T: Send + Sync + 'static, R>(&self, value: &Value<T>, f: impl FnOnce(&T) -> R) -> Result<R> {
-        let site = Location::caller();
+        let here = OpSite::outermost("read", Location::caller());
         let content = || f(value.slot.content.read().as_ref().expect("the value was made"));
-        self.look(value, Access::Read, site, content)
+        self.look(value, Access::Read, here, content)
     }
 
     /// Moves the content out, after all tasks that use it. Later uses of the value fail with
@@ -108,19 +109,19 @@ impl<'t, 'env> Tasks<'t, 'env> {
     /// As [`get`](Self::get).
     #[track_caller]
     pub fn take<T: Send + Sync + 'static>(&self, value: &mut Value<T>) -> Result<T> {
-        let site = Location::caller();
+        let here = OpSite::outermost("take", Location::caller());
         let content = || value.slot.content.write().take().expect("the value was made");
-        let content = self.look(value, Access::Write, site, content)?;
-        self.engine.taken(value.slot.var, site);
+        let content = self.look(value, Access::Write, here, content)?;
+        self.engine.taken(value.slot.var, here.site);
         Ok(content)
     }
 
-    fn look<T, R>(&self, value: &Value<T>, access: Access, site: Site, f: impl FnOnce() -> R) -> Result<R> {
+    fn look<T, R>(&self, value: &Value<T>, access: Access, here: OpSite, f: impl FnOnce() -> R) -> Result<R> {
         if !Arc::ptr_eq(&value.slot.home, &self.engine.home) {
-            return Err(foreign(site).report());
+            return Err(foreign(here).report());
         }
         let place = self.engine.caller_place();
-        let task = self.task(None, place, Lane::Compute, site, None);
+        let task = self.task(None, place, Lane::Compute, here, None);
         self.add(task, &[(value.slot.var, access)]);
         self.engine.look(self.watch, self.tell, f)
     }
@@ -131,7 +132,9 @@ impl<'t, 'env> Tasks<'t, 'env> {
     ///
     /// # Errors
     /// The first failure that the caller has not got yet; else that of the devices' work.
+    #[track_caller]
     pub fn wait(&self) -> Result<()> {
+        let _here = OpSite::here("wait");
         let ends = self.engine.wait(self.watch, self.tell, |state| state.is_idle().then(|| state.ends()));
         let waited = self.engine.wait_for(&ends, false);
         let failure = self.engine.lock().unreported().cloned();
@@ -164,11 +167,11 @@ impl<'t, 'env> Tasks<'t, 'env> {
         self.trace.set(Some(trace));
     }
 
-    fn task(&self, job: Option<Job<'env>>, place: usize, lane: Lane, site: Site, name: Option<&str>) -> Task<'env> {
+    fn task(&self, job: Option<Job<'env>>, place: usize, lane: Lane, here: OpSite, name: Option<&str>) -> Task<'env> {
         let known = self.engine.handle().hand_over();
         let trace = self.trace.get().filter(|_| job.is_some());
-        let traced = trace.map(|trace| trace.add(place, lane, site, name));
-        Task { job, place, lane, site, failure: None, known, traced }
+        let traced = trace.map(|trace| trace.add(place, lane, here.site, name));
+        Task { job, place, lane, here, failure: None, known, traced }
     }
 
     /// Adds a task. The variable of the value after the next one is made with it, under one lock.
@@ -190,7 +193,7 @@ impl<'t, 'env> Tasks<'t, 'env> {
         R: Send + Sync + 'static,
         F: for<'a> FnOnce(Option<&Device>, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
     {
-        let Given { device, lane, name, site } = given;
+        let Given { device, lane, name, here } = given;
         let mut uses = Uses { home: self.engine.home.clone(), list: Default::default(), is_foreign: false };
         let cells = args.cells(&mut uses);
         let slot = Slot::new(self.next.get(), &self.engine.home);
@@ -205,19 +208,19 @@ impl<'t, 'env> Tasks<'t, 'env> {
             Some(device) if device < self.devices() => (device, None),
             Some(device) => {
                 let why = format_args!("device {device} of {}", self.devices());
-                (0, Some(Failure::invalid(site, why)))
+                (0, Some(Failure::invalid(here, why)))
             }
         };
-        let mut task = self.task(Some(job), place, lane, site, name);
-        task.failure = wrong.or_else(|| uses.is_foreign.then(|| foreign(site)));
+        let mut task = self.task(Some(job), place, lane, here, name);
+        task.failure = wrong.or_else(|| uses.is_foreign.then(|| foreign(here)));
         uses.list.push((slot.var, Access::Write));
         self.add(task, &uses.list);
         Value { slot }
     }
 }
 
-fn foreign(site: Site) -> Failure {
-    Failure::invalid(site, "a value of another call of `tasks`")
+fn foreign(here: OpSite) -> Failure {
+    Failure::invalid(here, "a value of another call of `tasks`")
 }
 
 /// Where a task is to run, and what is told of it.
@@ -226,7 +229,7 @@ struct Given<'n> {
     device: Option<usize>,
     lane: Lane,
     name: Option<&'n str>,
-    site: Site,
+    here: OpSite,
 }
 
 /// A device that takes tasks, from [`Tasks::gpu`].
@@ -244,8 +247,9 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
     }
 
     #[track_caller]
-    fn given(&self, lane: Lane) -> Given<'t> {
-        Given { device: Some(self.device), lane, name: self.name, site: Location::caller() }
+    fn given(&self, op: &'static str, lane: Lane) -> Given<'t> {
+        let here = OpSite { op, site: Location::caller() };
+        Given { device: Some(self.device), lane, name: self.name, here }
     }
 
     /// Gives the device a task, which runs on the device's thread. Returns at once, with the value that the task will
@@ -284,7 +288,7 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
         R: Send + Sync + 'static,
         F: for<'a> FnOnce(&Device, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
     {
-        self.on(self.given(Lane::Compute), args, f)
+        self.on(self.given("run", Lane::Compute), args, |dev, refs| OpSite::outside(|| f(dev, refs)))
     }
 
     fn on<A, F, R>(&self, given: Given<'t>, args: A, f: F) -> Value<R>
@@ -299,20 +303,20 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
     /// A copy of a buffer in this device's memory, on a stream of its own. The buffer may be any device's.
     #[track_caller]
     pub fn copy<T: DeviceCopy>(&self, x: &Value<DeviceBuffer<T>>) -> Value<DeviceBuffer<T>> {
-        self.on(self.given(Lane::Peer), (x,), |dev, (x,)| x.copy_to(dev))
+        self.on(self.given("copy", Lane::Peer), (x,), |dev, (x,)| x.copy_to(dev))
     }
 
     /// A copy of host memory in this device's memory, on a stream of its own.
     #[track_caller]
     pub fn upload<H: HostData>(&self, x: &Value<H>) -> Value<DeviceBuffer<H::Elem>> {
-        self.on(self.given(Lane::Upload), (x,), |dev, (x,)| x.upload(dev))
+        self.on(self.given("upload", Lane::Upload), (x,), |dev, (x,)| x.upload(dev))
     }
 
     /// A copy of this device's memory in page-locked host memory, on a stream of its own. Tasks of the CPU that use it
     /// wait until it has arrived; the device's thread does not.
     #[track_caller]
     pub fn download<T: DeviceCopy>(&self, x: &Value<DeviceBuffer<T>>) -> Value<PinnedBuffer<T>> {
-        self.on(self.given(Lane::Download), (x,), |dev, (x,)| {
+        self.on(self.given("download", Lane::Download), (x,), |dev, (x,)| {
             let mut host = dev.pinned_for_copy(x.len())?;
             dev.download_pinned(x, &mut host)?;
             Ok(host)
@@ -342,8 +346,9 @@ impl<'t, 'env> CpuTasks<'t, 'env> {
         R: Send + Sync + 'static,
         F: for<'a> FnOnce(<A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
     {
-        let given = Given { device: None, lane: Lane::Compute, name: self.name, site: Location::caller() };
-        self.tasks.submit(given, args, move |_, refs| f(refs))
+        let here = OpSite { op: "run", site: Location::caller() };
+        let given = Given { device: None, lane: Lane::Compute, name: self.name, here };
+        self.tasks.submit(given, args, move |_, refs| OpSite::outside(|| f(refs)))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     Device, Event, Stream,
     contain::contain,
     driver::host::{self, Attendee},
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     gang::{Gang, quiescence::Quiescence},
     panics,
     scope::{Watch, holding},
@@ -93,7 +93,7 @@ impl<'env> Engine<'env> {
     }
 
     fn on_device(&self, dev: &Device, lanes: &Lanes, task: Started<'env>) -> Finished {
-        let Started { id, job, lane, failure, after, traced } = task;
+        let Started { id, job, lane, here, failure, after, traced } = task;
         let Some(job) = job else { return Finished { id, failure, event: None, times: None } };
         if failure.is_some() {
             contain(|| drop(job));
@@ -102,6 +102,7 @@ impl<'env> Engine<'env> {
         let gang = &dev.session.gang;
         let (mut event, mut times) = (None, None);
         let run = || {
+            let _here = here.enter();
             let stream = lanes.stream(dev, lane)?;
             let on = stream.map(|stream| dev.on(stream));
             let dev = on.as_deref().unwrap_or(dev);
@@ -165,13 +166,14 @@ impl<'env> Engine<'env> {
     }
 
     fn on_cpu(&self, task: Started<'env>) -> Finished {
-        let Started { id, job, failure, after, traced, .. } = task;
+        let Started { id, job, here, failure, after, traced, .. } = task;
         let job = job.expect("a task of the CPU has a body");
         if failure.is_some() {
             contain(|| drop(job));
             return Finished { id, failure, event: None, times: None };
         }
         let mut times = None;
+        let _here = here.enter();
         let done = self.wait_for(&after, true).and_then(|()| {
             let began = Instant::now();
             let done = panics::catch(0, || holding(&self.shared, || job(None)))
@@ -278,11 +280,12 @@ impl<'env> Engine<'env> {
             let ended = state.ended.clone().map(Err);
             self.start(state, place).map(Ok).or(ended)
         });
-        let Started { id, failure, after, .. } = started.map_err(Failure::report)?;
+        let Started { id, here, failure, after, .. } = started.map_err(Failure::report)?;
+        let _here = here.enter();
         let done = match failure {
             Some(failure) => Err(failure.report()),
             // The turn ends also if the caller's code panics.
-            None => self.wait_for(&after, false).map(|()| catch_unwind(AssertUnwindSafe(f))),
+            None => self.wait_for(&after, false).map(|()| catch_unwind(AssertUnwindSafe(|| OpSite::outside(f)))),
         };
         let (mut state, mut wake) = (self.lock(), Wake::default());
         self.finish(&mut state, Finished { id, failure: None, event: None, times: None }, &mut wake);

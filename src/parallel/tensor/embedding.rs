@@ -3,7 +3,7 @@
 use super::{fits, part_of};
 use crate::{
     DeviceBuffer, Element, Float, Group, ReduceOp,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::AsView,
 };
 use std::ops::Range;
@@ -34,6 +34,7 @@ impl Indices {
     /// [`Device::upload`](crate::Device::upload).
     #[track_caller]
     pub fn new(group: &Group<'_>, words: &[u32], vocabulary: usize) -> Result<Self> {
+        let _here = OpSite::here("Indices::new");
         if let Some(at) = words.iter().position(|&word| word as usize >= vocabulary) {
             let why = format_args!("index {at} is {}: less than {vocabulary} are possible", words[at]).to_string();
             return Err(Error::invalid("Indices::new", why));
@@ -81,6 +82,7 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
     /// [`Error::InvalidArgument`] if these are not whole rows; those of [`Device::upload`](crate::Device::upload).
     #[track_caller]
     pub fn new(group: &Group<'_>, table: &[T], cols: usize) -> Result<Self> {
+        let _here = OpSite::here("VocabularyEmbedding::new");
         let rows = table.len() / cols.max(1);
         fits("VocabularyEmbedding::new", "table", table.len(), (rows, cols))?;
         let own = part_of(group, group.rank(), rows, 1)?;
@@ -97,6 +99,7 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
     /// [`Error::InvalidArgument`] if the words are of another vocabulary; those of [`Group::all_reduce`].
     #[track_caller]
     pub fn forward(&self, group: &Group<'_>, words: &Indices) -> Result<DeviceBuffer<T>> {
+        let _here = OpSite::here("VocabularyEmbedding::forward");
         self.fits("VocabularyEmbedding::forward", group, words)?;
         let mut rows = group.device().embedding(&self.table, self.cols, &words.numbers)?;
         group.all_reduce(&mut rows, ReduceOp::Sum)?;
@@ -113,6 +116,7 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
     where
         D: AsView<Elem = T> + ?Sized,
     {
+        let _here = OpSite::here("VocabularyEmbedding::backward");
         let (dev, dy) = (group.device(), dy.view());
         let own = self.fits("VocabularyEmbedding::backward", group, words)?;
         fits("VocabularyEmbedding::backward", "dy", dy.len(), (words.len(), self.cols))?;

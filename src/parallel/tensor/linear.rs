@@ -6,7 +6,7 @@
 use super::{beside, columns, fits, gather_rows, part_of, put, scatter_rows};
 use crate::{
     Activation, Device, DeviceBuffer, DeviceView, Element, Float, Group, Matrix, NormSaved, ReduceOp, RowNorm,
-    error::Result,
+    error::{Result, op_site::OpSite},
     kernel::real::Real,
     memory::{AsView, AsViewMut},
 };
@@ -176,6 +176,7 @@ impl<T: Float + Element> ColumnLinear<T> {
     /// [`Device::upload`].
     #[track_caller]
     pub fn new(group: &Group<'_>, weight: &[T], bias: &[T]) -> Result<Self> {
+        let _here = OpSite::here("ColumnLinear::new");
         Self::in_units(group, weight, bias, 1)
     }
 
@@ -185,6 +186,7 @@ impl<T: Float + Element> ColumnLinear<T> {
     /// As [`new`](Self::new); also if the columns are not whole units.
     #[track_caller]
     pub fn in_units(group: &Group<'_>, weight: &[T], bias: &[T], unit: usize) -> Result<Self> {
+        let _here = OpSite::here("ColumnLinear::in_units");
         let (inputs, outputs) = whole_shape("ColumnLinear::new", weight, bias)?;
         let own = part_of(group, group.rank(), outputs, unit)?;
         let weight = columns(weight, outputs, own.clone());
@@ -203,6 +205,7 @@ impl<T: Float + Element> ColumnLinear<T> {
         x: &X,
         rows: usize,
     ) -> Result<DeviceBuffer<T>> {
+        let _here = OpSite::here("ColumnLinear::forward");
         let mut y = self.part.product("ColumnLinear::forward", group.device(), x, rows)?;
         self.part.add_bias(group.device(), &mut y)?;
         Ok(y)
@@ -229,6 +232,7 @@ impl<T: Float + Element> ColumnLinear<T> {
         X: AsView<Elem = T> + ?Sized,
         D: AsView<Elem = T> + ?Sized,
     {
+        let _here = OpSite::here("ColumnLinear::backward");
         let (x, dy, mut dx) = self.part.input_gradient("ColumnLinear::backward", group.device(), (x, dy), rows)?;
         beside(group, |group| group.all_reduce(&mut dx, ReduceOp::Sum))?;
         self.part.weight_gradients(group, x, dy, rows, accumulate)?;
@@ -253,6 +257,7 @@ impl<T: Float + Element> ColumnLinear<T> {
         X: AsView<Elem = T> + ?Sized,
         D: AsView<Elem = T> + ?Sized,
     {
+        let _here = OpSite::here("ColumnLinear::backward_to_rows");
         let (x, dy, dx) = self.part.input_gradient("ColumnLinear::backward_to_rows", group.device(), (x, dy), rows)?;
         let part = beside(group, |group| scatter_rows(group, &dx, rows, self.part.inputs))?;
         self.part.weight_gradients(group, x, dy, rows, accumulate)?;
@@ -268,6 +273,7 @@ impl<T: Float + Element> RowLinear<T> {
     /// As [`ColumnLinear::new`].
     #[track_caller]
     pub fn new(group: &Group<'_>, weight: &[T], bias: &[T]) -> Result<Self> {
+        let _here = OpSite::here("RowLinear::new");
         Self::in_units(group, weight, bias, 1)
     }
 
@@ -277,6 +283,7 @@ impl<T: Float + Element> RowLinear<T> {
     /// As [`new`](Self::new); also if the rows are not whole units.
     #[track_caller]
     pub fn in_units(group: &Group<'_>, weight: &[T], bias: &[T], unit: usize) -> Result<Self> {
+        let _here = OpSite::here("RowLinear::in_units");
         let (inputs, outputs) = whole_shape("RowLinear::new", weight, bias)?;
         let Range { start, end } = part_of(group, group.rank(), inputs, unit)?;
         let weight = &weight[start * outputs..end * outputs];
@@ -295,6 +302,7 @@ impl<T: Float + Element> RowLinear<T> {
         x: &X,
         rows: usize,
     ) -> Result<DeviceBuffer<T>> {
+        let _here = OpSite::here("RowLinear::forward");
         let mut y = self.part.product("RowLinear::forward", group.device(), x, rows)?;
         group.all_reduce(&mut y, ReduceOp::Sum)?;
         self.part.add_bias(group.device(), &mut y)?;
@@ -321,6 +329,7 @@ impl<T: Float + Element> RowLinear<T> {
         X: AsView<Elem = T> + ?Sized,
         R: AsViewMut<Elem = T> + ?Sized,
     {
+        let _here = OpSite::here("RowLinear::forward_norm");
         let (mut residual, dev) = (residual.view_mut(), group.device());
         fits("RowLinear::forward_norm", "the residual", residual.len(), (rows, self.part.outputs))?;
         let mut y = self.part.product("RowLinear::forward_norm", dev, x, rows)?;
@@ -341,6 +350,7 @@ impl<T: Float + Element> RowLinear<T> {
         x: &X,
         rows: usize,
     ) -> Result<DeviceBuffer<T>> {
+        let _here = OpSite::here("RowLinear::forward_to_rows");
         let y = self.part.product("RowLinear::forward_to_rows", group.device(), x, rows)?;
         let mut part = scatter_rows(group, &y, rows, self.part.outputs)?;
         self.part.add_bias(group.device(), &mut part)?;
@@ -365,6 +375,7 @@ impl<T: Float + Element> RowLinear<T> {
         X: AsView<Elem = T> + ?Sized,
         D: AsView<Elem = T> + ?Sized,
     {
+        let _here = OpSite::here("RowLinear::backward");
         let (x, dy, dx) = self.part.input_gradient("RowLinear::backward", group.device(), (x, dy), rows)?;
         self.part.weight_gradients(group, x, dy, rows, accumulate)?;
         Ok(dx)
@@ -388,6 +399,7 @@ impl<T: Float + Element> RowLinear<T> {
         X: AsView<Elem = T> + ?Sized,
         D: AsView<Elem = T> + ?Sized,
     {
+        let _here = OpSite::here("RowLinear::backward_from_rows");
         let dy = gather_rows(group, dy, rows, self.part.outputs)?;
         self.backward(group, x, &dy, rows, accumulate)
     }

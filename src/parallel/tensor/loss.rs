@@ -3,7 +3,7 @@
 use super::{Indices, fits};
 use crate::{
     DeviceBuffer, Element, Float, Group,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::{AsView, AsViewMut},
     ops::STATS,
 };
@@ -51,6 +51,7 @@ where
     X: AsViewMut + ?Sized,
     X::Elem: Float<Acc: Element>,
 {
+    let _here = OpSite::here("vocabulary_cross_entropy");
     const OP: &str = "vocabulary_cross_entropy";
     let (dev, mut logits) = (group.device(), logits.view_mut());
     let (rows, cols) = (labels.len(), labels.own(OP, group)?.len());

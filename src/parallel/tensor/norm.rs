@@ -3,7 +3,7 @@
 use super::{beside, both, put};
 use crate::{
     Device, DeviceBuffer, Element, Float, Group, NormSaved, ReduceOp,
-    error::Result,
+    error::{Result, op_site::OpSite},
     memory::{AsView, AsViewMut},
 };
 
@@ -31,6 +31,7 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// Those of [`Device::upload`].
     #[track_caller]
     pub fn layer(dev: &Device, gamma: &[T], beta: &[T], eps: T::Acc) -> Result<Self> {
+        let _here = OpSite::here("SequenceNorm::layer");
         let norm = Self::rms(dev, gamma, eps)?;
         Ok(SequenceNorm { beta: Some(dev.upload(beta)?), beta_gradient: Some(dev.zeros(beta.len())?), ..norm })
     }
@@ -41,6 +42,7 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// Those of [`Device::upload`].
     #[track_caller]
     pub fn rms(dev: &Device, gamma: &[T], eps: T::Acc) -> Result<Self> {
+        let _here = OpSite::here("SequenceNorm::rms");
         let (gamma_gradient, gamma) = (dev.zeros(gamma.len())?, dev.upload(gamma)?);
         Ok(SequenceNorm { gamma, beta: None, gamma_gradient, beta_gradient: None, eps })
     }
@@ -54,6 +56,7 @@ impl<T: Float + Element> SequenceNorm<T> {
     where
         X: AsView<Elem = T> + ?Sized,
     {
+        let _here = OpSite::here("SequenceNorm::forward");
         Ok(match &self.beta {
             Some(beta) => {
                 let (y, mean, rstd) = dev.layer_norm(x, &self.gamma, beta, self.eps)?;
@@ -84,6 +87,7 @@ impl<T: Float + Element> SequenceNorm<T> {
         X: AsView<Elem = T> + ?Sized,
         D: AsView<Elem = T> + ?Sized,
     {
+        let _here = OpSite::here("SequenceNorm::backward");
         let (dev, x, dy) = (group.device(), x.view(), dy.view());
         let mut gamma = dev.zeros(self.gamma.len())?;
         let dx = match (&saved.mean, &mut self.beta_gradient) {

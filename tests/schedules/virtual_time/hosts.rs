@@ -109,7 +109,7 @@ fn hosts_that_cannot_be_are_refused() {
         let host = |&(devices, nics): &(&[usize], &[Nic])| HostModel { devices: devices.into(), nics: nics.into() };
         match four.with_hosts(hosts.iter().map(host).collect()).validate() {
             Ok(()) => String::new(),
-            Err(Error::InvalidArgument { op: "topology", why, .. }) => why,
+            Err(Error::InvalidArgument { why, .. }) => why,
             Err(other) => panic!("{other:?}"),
         }
     };

@@ -8,7 +8,7 @@ use gpu_pool::{
 /// Why the machine cannot be.
 fn refusal(machine: &Topology) -> String {
     match machine.validate() {
-        Err(Error::InvalidArgument { op: "topology", why, .. }) => why,
+        Err(Error::InvalidArgument { why, .. }) => why,
         other => panic!("{other:?}"),
     }
 }
@@ -132,7 +132,7 @@ mod files {
     #[test]
     fn what_is_wrong_with_a_file_is_said() {
         let why = |text: &str| match Topology::parse(text) {
-            Err(Error::InvalidArgument { op: "topology", why, .. }) => why,
+            Err(Error::InvalidArgument { why, .. }) => why,
             other => panic!("{other:?}"),
         };
         assert!(why("[[devices]]\nspeeed = 2").contains("speeed"), "a word that nobody knows");
@@ -203,7 +203,7 @@ mod files {
     /// A text is refused in words, or it is a machine that a program runs on.
     fn builds_or_is_refused(text: &str) {
         match Topology::parse(text) {
-            Err(Error::InvalidArgument { op: "topology", why, .. }) => assert!(!why.is_empty()),
+            Err(Error::InvalidArgument { why, .. }) => assert!(!why.is_empty()),
             Err(other) => panic!("{other:?} for {text:?}"),
             Ok(machine) => {
                 assert!(!machine.to_string().is_empty());

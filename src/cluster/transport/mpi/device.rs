@@ -47,7 +47,7 @@ impl DeviceMpi {
         while !driver.stream_wait_idle(stream, TICK).map_err(|fault| {
             let (op, code, name) = ("message", fault.code, fault.name);
             match fault.kind {
-                FaultKind::DeviceLost => Error::DeviceLost { device, op, code, name },
+                FaultKind::DeviceLost => Error::DeviceLost { device, op, code, name, site: None },
                 _ => Error::Driver { device, op, code, name, detail: fault.detail },
             }
         })? {

@@ -107,7 +107,7 @@ impl Rail {
             let (device, op) = (self.device, "connect");
             let detail = format!(": {what}{}{detail}", if detail.is_empty() { "" } else { ": " });
             match kind {
-                FaultKind::DeviceLost => Error::DeviceLost { device, op, code, name },
+                FaultKind::DeviceLost => Error::DeviceLost { device, op, code, name, site: None },
                 _ => Error::Driver { device, op, code, name, detail },
             }
         })
