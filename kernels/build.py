@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Compiles kernels/*.cu to the PTX and cubins under kernels/ptx/, which are committed and embedded in the crate.
 
+They are packed, each as the length (32 bits, little-endian) and one LZ4 block. PLAIN is there as text, too.
+
     python3 kernels/build.py            write kernels/ptx/
     python3 kernels/build.py --check    rebuild and compare byte for byte; exit 1 and name what differs
 
@@ -25,7 +27,7 @@ VENV = KERNELS.parent / "target" / "kernels-venv"
 OUTPUT = KERNELS / "ptx"
 
 # 12.2 is the newest NVRTC whose PTX (ISA 8.2) drivers from 535 on accept.
-PACKAGES = ["nvidia-cuda-nvrtc-cu12==12.2.140"]
+PACKAGES = ["nvidia-cuda-nvrtc-cu12==12.2.140", "lz4==4.4.5"]
 
 # PTX for every GPU from Turing on; machine code for the two that data centres have, so that they start without a JIT.
 PTX_ARCH = "compute_75"
@@ -34,6 +36,9 @@ CUBIN_ARCHES = ["sm_80", "sm_90"]
 # From this architecture on a kernel can be launched early, since it can wait for the kernel before it on its stream:
 # `await_earlier` in access.cuh.
 EARLY_ARCH = "compute_90"
+
+# Programs of the guide, tests and benches load its PTX as users load theirs.
+PLAIN = "elementwise"
 
 # fmad=false: products are fused into additions only where a source says fma, see common.cuh.
 OPTIONS = ["--std=c++17", "--fmad=false"]
@@ -140,7 +145,17 @@ def family(source):
     check_waits(nvrtc, source)
     print(f"{source.name}: {len(entries)} entries: {' '.join(entries)}", flush=True)
     cubins = {f"{source.stem}.{arch}.cubin": nvrtc.compile(source, arch, "CUBIN") for arch in CUBIN_ARCHES}
-    return {f"{source.stem}.ptx": ptx, **cubins}
+    images = {f"{source.stem}.ptx": ptx, **cubins}
+    packed = {f"{name}.lz4": pack(image) for name, image in images.items()}
+    return packed | (images if source.stem == PLAIN else {})
+
+
+def pack(image):
+    """The decoder is `unpack` in src/driver/cuda/module.rs."""
+    sys.path.append(str(site_packages().parent))
+    import lz4.block
+
+    return lz4.block.compress(image, mode="high_compression", compression=12, store_size=True)
 
 
 def build():
@@ -160,7 +175,7 @@ def main():
 
     outputs = build()
     OUTPUT.mkdir(exist_ok=True)
-    present = {path.name: path.read_bytes() for path in OUTPUT.iterdir() if path.suffix in (".ptx", ".cubin")}
+    present = {path.name: path.read_bytes() for path in OUTPUT.iterdir() if path.suffix in (".ptx", ".cubin", ".lz4")}
     differing = sorted(name for name in outputs.keys() | present.keys() if outputs.get(name) != present.get(name))
     if check:
         if differing:

@@ -291,9 +291,10 @@ pub enum Error {
         site: Site,
     },
     /// Per-device state is already borrowed in a way that excludes this borrow; or a graph is launched that touches
-    /// memory which cudarc still uses on another stream (`dev.cuda()?.read(..)`). Or another process has the memory:
-    /// see `DeviceBuffer::export`.
-    #[error("{op}: state or memory of device {device} is already borrowed (at {site})")]
+    /// memory which cudarc still uses on another stream (`dev.cuda()?.read(..)`). Or another device uses memory of a
+    /// graph at the same time, and one of the two writes it: see [`Device::launch_graph`](crate::Device::launch_graph).
+    /// Or another process has the memory: see `DeviceBuffer::export`.
+    #[error("{op}: state or memory of device {device} is already borrowed (at {site}){}", holder.as_ref().map_or_else(String::new, |(op, site)| format!(": by {op} at {site}")))]
     Borrowed {
         /// The operation.
         op: &'static str,
@@ -301,6 +302,8 @@ pub enum Error {
         device: usize,
         /// Where in the caller's code.
         site: Site,
+        /// The operation of another device that uses the memory at the same time, and where it was called.
+        holder: Option<(&'static str, Site)>,
     },
     /// A process of the cluster is lost: killed, stopped, or its connection broke. The cluster has ended, and every
     /// process that is left gets this error. The pool still does work that needs no other process.
@@ -475,7 +478,14 @@ impl Error {
     #[track_caller]
     pub(crate) fn borrowed(op: &'static str, device: usize) -> Self {
         let OpSite { op, site } = OpSite::outermost(op, Location::caller());
-        Error::Borrowed { op, device, site }
+        Error::Borrowed { op, device, site, holder: None }
+    }
+
+    /// [`borrowed`](Self::borrowed) by an operation of another device.
+    #[track_caller]
+    pub(crate) fn borrowed_by(op: &'static str, device: usize, holder: OpSite) -> Self {
+        let OpSite { op, site } = OpSite::outermost(op, Location::caller());
+        Error::Borrowed { op, device, site, holder: Some((holder.op, holder.site)) }
     }
 }
 

@@ -62,9 +62,9 @@ impl Device {
         let context = handle.check("cuda", gpu.cudarc_context())?;
         // SAFETY: the token's stream is live.
         let stream = handle.check("cuda", unsafe { gpu.cudarc_stream(self.stream.raw) })?;
-        // The scope's end must wait for work that the caller submits himself. So that work gets numbers: one here, and
-        // one when `Cuda` is dropped.
-        self.stream.submit();
+        // The scope's end must wait for work that the caller submits himself, also if `Cuda` is forgotten and its drop
+        // gives that work no number.
+        self.stream.lend();
         Ok(Cuda { dev: self, context, stream })
     }
 }

@@ -230,6 +230,7 @@ impl Group<'_> {
         for (area, how) in &request.beside {
             access.touch(&area.block, area.bytes.clone(), *how, false)?;
         }
+        access.reserve()?;
         Ok(access)
     }
 

@@ -137,6 +137,7 @@ impl Group<'_> {
             pairs.push(if there { (own, packed) } else { (packed, own) });
             next += bytes as u64;
         }
+        access.reserve()?;
         let copied = pairs.chunks(MOST).try_for_each(|pairs| {
             let largest = pairs.iter().map(|(from, _)| from.bytes).max().unwrap_or(0);
             let each = launch::blocks(largest);

@@ -34,6 +34,7 @@ impl Device {
         let mut op = self.op("upload_into")?;
         op.writes(&dst)?;
         op.same_len(src.len(), dst.len())?;
+        op.reserve()?;
         let done = host::upload(self, bytemuck::cast_slice(src), dst.address());
         // Earlier pieces may be in flight even if a later one failed, so the use is recorded in any case.
         op.submitted();
@@ -65,6 +66,7 @@ impl Device {
         let mut op = self.op("download_into")?;
         op.reads(&src)?;
         op.same_len(src.len(), dst.len())?;
+        op.reserve()?;
         let done = host::download(self, src.address(), bytemuck::cast_slice_mut(dst));
         op.submitted();
         done.and_then(|()| self.check())

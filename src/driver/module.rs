@@ -1,6 +1,7 @@
 //! A module: device code in the forms in which a driver can load it.
 
 use super::ModuleImage;
+use lz4_flex::block::{self, DecompressError};
 
 /// Device code. A pool that is built with it ([`Builder::module`](crate::Builder::module)) loads it on every device at
 /// once. Each pool loads a copy of its own, so pools do not share a module's variables.
@@ -26,7 +27,9 @@ pub trait FeatureNvrtc {}
 impl Module {
     /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU, and caches the result.
     pub const fn ptx(ptx: &'static str) -> Self {
-        Module { image: ModuleImage { ptx: Some(ptx), cubins: &[], source: None, shared: false } }
+        Module {
+            image: ModuleImage { ptx: Some(ptx.as_bytes()), cubins: &[], packed: false, source: None, shared: false },
+        }
     }
 
     /// Adds compiled images: `(10 * major + minor, cubin)`. A pool prefers an image that fits the GPU to the PTX.
@@ -34,9 +37,10 @@ impl Module {
         Module { image: ModuleImage { cubins, ..self.image } }
     }
 
-    /// For the crate's own modules. They have no variables, so all pools of a process may share them.
-    pub(crate) const fn shared(self) -> Self {
-        Module { image: ModuleImage { shared: true, ..self.image } }
+    /// The crate's own modules, as `kernels/build.py` packs them. They have no variables, so all pools of a process may
+    /// share them.
+    pub(crate) const fn own(ptx: &'static [u8], cubins: &'static [(u32, &'static [u8])]) -> Self {
+        Module { image: ModuleImage { ptx: Some(ptx), cubins, packed: true, source: None, shared: true } }
     }
 
     /// For the compiler's message alone: the condition never holds.
@@ -52,6 +56,76 @@ impl Module {
     /// CUDA C++ source. NVRTC compiles it when it is loaded. Kernels must be `extern "C"`.
     #[cfg(feature = "nvrtc")]
     pub const fn cuda(source: &'static str) -> Self {
-        Module { image: ModuleImage { ptx: None, cubins: &[], source: Some(source), shared: false } }
+        Module { image: ModuleImage { ptx: None, cubins: &[], packed: false, source: Some(source), shared: false } }
+    }
+}
+
+/// One form of a module, as the CUDA driver reads it: unpacked; with a NUL behind it, which ends PTX; aligned, since a
+/// cubin is read in place as ELF.
+pub(crate) fn unpack(image: &[u8], packed: bool) -> Result<Vec<u64>, String> {
+    let aligned = |bytes: usize| vec![0_u64; bytes / 8 + 1];
+    if !packed {
+        let mut words = aligned(image.len());
+        bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..image.len()].copy_from_slice(image);
+        return Ok(words);
+    }
+    let damaged = |e: DecompressError| format!("packed device code is damaged: {e}");
+    let (size, block) = block::uncompressed_size(image).map_err(damaged)?;
+    let mut words = aligned(size);
+    block::decompress_into(block, &mut bytemuck::cast_slice_mut(&mut words)[..size]).map_err(damaged)?;
+    Ok(words)
+}
+
+#[cfg(test)]
+impl Module {
+    /// The module's PTX.
+    pub(crate) fn ptx_text(&self) -> String {
+        let ptx = unpack(self.image.ptx.unwrap(), self.image.packed).unwrap();
+        String::from_utf8(bytemuck::cast_slice(&ptx).to_vec()).unwrap().trim_end_matches('\0').to_owned()
+    }
+
+    /// The sizes of an entry's parameters, from the PTX.
+    pub(crate) fn parameters(&self, entry: &str) -> Vec<usize> {
+        let ptx = self.ptx_text();
+        let (_, rest) = ptx.split_once(&format!(".entry {entry}(")).unwrap_or_else(|| panic!("no entry {entry}"));
+        let (list, _) = rest.split_once(")\n").unwrap();
+        let number = |text: &str| text.trim_matches(|c: char| !c.is_ascii_digit()).parse::<usize>().unwrap();
+        let size = |line: &str| match line.split_once('[') {
+            Some((_, bytes)) => number(bytes),
+            None => number(line.split_whitespace().nth(1).unwrap()) / 8,
+        };
+        list.lines().map(str::trim).filter(|line| !line.is_empty()).map(size).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_unpacked_and_end_with_a_nul() {
+        for text in [&b""[..], b"12345678", b".version 7.5\n.target sm_75\n.version 7.5\n.target sm_75\n"] {
+            let packed = block::compress_prepend_size(text);
+            for (image, packed) in [(text, false), (&packed[..], true)] {
+                let words = unpack(image, packed).unwrap();
+                let bytes = bytemuck::cast_slice::<u64, u8>(&words);
+                assert!(bytes.starts_with(text) && bytes[text.len()..].iter().all(|byte| *byte == 0));
+                assert!(bytes.len() > text.len());
+            }
+            for damaged in [&packed[..packed.len() - 1], &packed[..3]] {
+                assert!(unpack(damaged, true).unwrap_err().contains("damaged"), "{damaged:?}");
+            }
+        }
+    }
+
+    /// Every form of every module of the crate can be unpacked: a cubin is ELF, and PTX is text for the oldest GPUs.
+    #[test]
+    fn the_crates_own_modules() {
+        for module in crate::kernel::builtin::MODULES {
+            let bytes = |image| bytemuck::cast_slice::<u64, u8>(&unpack(image, module.image.packed).unwrap()).to_vec();
+            assert!(module.ptx_text().contains(".target sm_75"));
+            assert_eq!(module.image.cubins.len(), 2);
+            module.image.cubins.iter().for_each(|(_, cubin)| assert!(bytes(cubin).starts_with(b"\x7fELF")));
+        }
     }
 }

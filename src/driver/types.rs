@@ -103,9 +103,11 @@ pub struct DeviceInfo {
 #[derive(Clone, Copy, Debug)]
 pub struct ModuleImage {
     /// PTX text, compiled by the driver where no cubin fits.
-    pub ptx: Option<&'static str>,
+    pub ptx: Option<&'static [u8]>,
     /// `(compute capability as 10 * major + minor, image)`.
     pub cubins: &'static [(u32, &'static [u8])],
+    /// Whether PTX and cubins are LZ4 blocks, each after its unpacked size (32 bits, little-endian).
+    pub packed: bool,
     /// CUDA C++ source for NVRTC.
     pub source: Option<&'static str>,
     /// Whether all users of a GPU in this process may share one loaded copy of the module. They may not if its kernels

@@ -9,8 +9,8 @@ use crate::{
         Group,
         replay::{Captured, Meetings},
     },
-    error::{Error, Result, Site},
-    memory::turn::Turns,
+    error::{Error, Result, Site, op_site::OpSite},
+    memory::{hazard::Reserved, turn::Turns},
     thread::graph_exec::GraphExec,
     token::recording::{Recorded, Touched},
 };
@@ -54,14 +54,6 @@ pub(super) struct Segment {
 impl Segment {
     /// Launches it on the device's current stream, as one operation. `group`: whose kernels meet.
     pub(super) fn launch(&self, dev: &Device, name: &'static str, site: Site, group: Option<&Group<'_>>) -> Result<()> {
-        // Kernels that meet wait for their peers' host threads; a turn must not.
-        let turns = (dev.ordered && self.meetings.is_none())
-            .then(|| Turns::take(self.touched.iter().map(|touched| &*touched.block)));
-        if dev.ordered {
-            for Touched { block, bytes, access } in &self.touched {
-                block.hazards.order_launch(name, &dev.stream, bytes, *access)?;
-            }
-        }
         let launch = || {
             let handle = &dev.worker.handle;
             // SAFETY: the graph keeps the memory of its operations. They are ordered above and recorded below as one
@@ -71,12 +63,21 @@ impl Segment {
         };
         match (&self.meetings, group) {
             (None, _) => {
+                let _turns = dev.ordered.then(|| Turns::take(self.touched.iter().map(|touched| &*touched.block)));
+                if dev.ordered {
+                    let mut touched = self.touched.iter().map(Touched::parts);
+                    touched.try_for_each(|(block, bytes, access)| {
+                        block.hazards.order_launch(name, &dev.stream, bytes, access)
+                    })?;
+                }
                 launch()?;
                 self.note(dev);
-                drop(turns);
                 Ok(())
             }
             (Some(meetings), Some(group)) => {
+                let call = OpSite { op: name, site };
+                let uses = self.touched.iter().map(Touched::parts);
+                let _reserved = dev.ordered.then(|| Reserved::for_launch(call, &dev.stream, uses)).transpose()?;
                 let blocks = self.touched.iter().map(|touched| &touched.block);
                 group.launch(meetings, site, launch, || self.note(dev), blocks)
             }

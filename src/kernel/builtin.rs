@@ -18,13 +18,13 @@ use std::ops::Range;
 macro_rules! module {
     ($name:ident, $file:literal) => {
         #[doc = concat!("`kernels/", $file, ".cu`")]
-        pub(crate) static $name: $crate::Module =
-            $crate::Module::ptx(include_str!(concat!("../../kernels/ptx/", $file, ".ptx")))
-                .with_cubins(&[
-                    (80, include_bytes!(concat!("../../kernels/ptx/", $file, ".sm_80.cubin"))),
-                    (90, include_bytes!(concat!("../../kernels/ptx/", $file, ".sm_90.cubin"))),
-                ])
-                .shared();
+        pub(crate) static $name: $crate::Module = $crate::Module::own(
+            include_bytes!(concat!("../../kernels/ptx/", $file, ".ptx.lz4")),
+            &[
+                (80, include_bytes!(concat!("../../kernels/ptx/", $file, ".sm_80.cubin.lz4"))),
+                (90, include_bytes!(concat!("../../kernels/ptx/", $file, ".sm_90.cubin.lz4"))),
+            ],
+        );
     };
 }
 pub(crate) use module;

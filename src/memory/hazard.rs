@@ -11,14 +11,16 @@
 
 mod history;
 mod lending;
+mod reserved;
 
 pub(crate) use history::{History, Tenants};
 pub(crate) use lending::Lending;
+pub(crate) use reserved::Reserved;
 
 use super::handle::DeviceHandle;
 use crate::{
     driver::check::Token,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::stream::StreamCore,
     mutation::Bug,
 };
@@ -40,6 +42,15 @@ pub enum Access {
 struct Use {
     stream: Arc<StreamCore>,
     sequence: u64,
+    bytes: Range<usize>,
+    access: Access,
+}
+
+/// A use that its device is about to submit: see [`Reserved`].
+struct Reservation {
+    /// The device.
+    by: usize,
+    call: OpSite,
     bytes: Range<usize>,
     access: Access,
 }
@@ -84,12 +95,7 @@ impl Hazards {
         bytes: &Range<usize>,
         access: Access,
     ) -> Result<()> {
-        let history = self.0.lock();
-        let lent = |last: &Use| last.sequence == OPEN && last.stream.id != stream.id && last.conflicts(bytes, access);
-        if let Some(last) = history.uses().iter().find(|last| lent(last)) {
-            return Err(Error::borrowed(op, last.stream.handle.device));
-        }
-        history.order(op, stream, bytes, access)
+        self.0.lock().order_launch(op, stream, bytes, access)
     }
 
     /// Notes a use that was submitted to `stream` under `sequence`, after [`order`](Self::order).
@@ -212,9 +218,23 @@ impl Hazards {
 
 impl History {
     #[track_caller]
+    fn order_launch(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
+        let lent = |last: &Use| last.sequence == OPEN && last.stream.id != stream.id && last.conflicts(bytes, access);
+        if let Some(last) = self.uses().iter().find(|last| lent(last)) {
+            return Err(Error::borrowed(op, last.stream.handle.device));
+        }
+        self.order(op, stream, bytes, access)
+    }
+
+    #[track_caller]
     fn order(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
         if self.lending().is_some_and(|lending| lending.refuses(access)) {
             return Err(Error::borrowed(op, stream.handle.device));
+        }
+        let by = stream.handle.device;
+        let reserved = |other: &&Reservation| other.by != by && conflict(other.access, &other.bytes, access, bytes);
+        if let Some(other) = self.reservations().iter().find(reserved) {
+            return Err(Error::borrowed_by(op, other.by, other.call));
         }
         stream.handle.acquire(self.known());
         for last in self.uses() {
@@ -239,10 +259,13 @@ impl Use {
     }
 
     fn conflicts(&self, bytes: &Range<usize>, access: Access) -> bool {
-        (self.access == Access::Write || access == Access::Write)
-            && self.bytes.start < bytes.end
-            && bytes.start < self.bytes.end
+        conflict(self.access, &self.bytes, access, bytes)
     }
+}
+
+/// Whether two uses need an order.
+fn conflict(one: Access, first: &Range<usize>, other: Access, second: &Range<usize>) -> bool {
+    (one == Access::Write || other == Access::Write) && first.start < second.end && second.start < first.end
 }
 
 #[cfg(all(test, feature = "cuda"))]

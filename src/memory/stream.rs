@@ -15,7 +15,7 @@ use crate::{
     memory::handle::DeviceHandle,
     mutation::Bug,
     stall::StallTimer,
-    sync::{Sequence, unique_id},
+    sync::{Flag, Sequence, unique_id},
 };
 use early::EarlyEvents;
 use milestone::{LastSeen, Milestones};
@@ -41,6 +41,8 @@ pub(crate) struct StreamCore {
     completed: Sequence,
     /// Operations that a wait of the host has covered. Such a wait has also reported the errors of those operations.
     waited: Sequence,
+    /// Whether foreign code may submit work that has no number: see [`lend`](Self::lend).
+    lent: Flag,
     /// Milestones behind every sixteenth operation. They show how far the stream is without a driver call, and tell a
     /// long queue from a stuck one.
     milestones: Milestones,
@@ -65,6 +67,7 @@ impl StreamCore {
             submitted: Sequence::new(),
             completed: Sequence::new(),
             waited: Sequence::new(),
+            lent: Flag::new(),
             milestones: Milestones::new(handle),
             early: EarlyEvents::default(),
             known: Mutex::default(),
@@ -80,6 +83,13 @@ impl StreamCore {
             self.set_milestone();
         }
         sequence
+    }
+
+    /// From now on foreign code has the stream, and what it submits may have no number. So waits for an idle stream
+    /// always ask the driver.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn lend(&self) {
+        self.lent.raise();
     }
 
     /// Operations submitted so far.
@@ -205,7 +215,7 @@ impl StreamCore {
     pub(crate) fn wait_idle(&self, op: &'static str, limit: Duration, stop: impl Fn() -> bool) -> Result<()> {
         let covered = self.submitted.get();
         // A completion word is not enough here: only the driver reports errors.
-        if self.waited.get() >= covered && self.has_completed(covered) {
+        if !self.lent.is_raised() && self.waited.get() >= covered && self.has_completed(covered) {
             return Ok(());
         }
         let idle = || self.handle.check(op, self.handle.driver.stream_wait_idle(self.raw, TICK));

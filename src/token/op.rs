@@ -18,7 +18,7 @@ use crate::{
     memory::{
         DeviceCopy, DeviceView, DeviceViewMut,
         block::{BlockRef, ChunkKind},
-        hazard::Access,
+        hazard::{Access, Reserved},
         turn::Turns,
     },
 };
@@ -45,6 +45,7 @@ pub(crate) struct Op<'d> {
     pub(crate) name: &'static str,
     pub(crate) site: Site,
     touched: SmallVec<[Touched; 4]>,
+    reserved: Reserved,
     /// For reports: until the operation ends, the thread's driver calls belong to this call of the program.
     _here: OpGuard,
 }
@@ -76,7 +77,8 @@ impl Device {
         self.session.gang.check()?;
         self.worker.handle.progress.advance();
         self.worker.calls.note(name, site);
-        Ok(Op { dev: self, name, site, touched: SmallVec::new(), _here: self.worker.handle.enter(name, site) })
+        let (touched, reserved, _here) = (SmallVec::new(), Reserved::default(), self.worker.handle.enter(name, site));
+        Ok(Op { dev: self, name, site, touched, reserved, _here })
     }
 
     /// Refuses the call while the device captures: for calls that cannot be captured.
@@ -142,6 +144,19 @@ impl Op<'_> {
     /// Announces a kernel argument.
     pub(crate) fn argument(&mut self, touch: &Touch) -> Result<()> {
         self.touch(&touch.block, touch.bytes.clone(), touch.access, touch.foreign)
+    }
+
+    /// Excludes conflicting operations of other devices until the operation ends, where a graph names the memory. For
+    /// operations that wait before they have submitted, and so cannot take turns.
+    #[track_caller]
+    pub(crate) fn reserve(&mut self) -> Result<()> {
+        let dev = self.dev;
+        if dev.recording.is_some() || !dev.ordered || !self.touched.iter().any(|touched| touched.block.is_in_graph()) {
+            return Ok(());
+        }
+        let uses = self.touched.iter().filter(|touched| touched.block.is_in_graph()).map(Touched::parts);
+        self.reserved = Reserved::take(OpSite { op: self.name, site: self.site }, &dev.stream, uses)?;
+        Ok(())
     }
 
     /// Makes the driver call and records the uses.

@@ -66,6 +66,12 @@ pub(crate) struct Touched {
     pub(crate) access: Access,
 }
 
+impl Touched {
+    pub(crate) fn parts(&self) -> (&BlockRef, &Range<usize>, Access) {
+        (&self.block, &self.bytes, self.access)
+    }
+}
+
 impl Recording {
     /// Makes a stream, and begins a capture on it.
     pub(crate) fn begin(handle: &Arc<DeviceHandle>) -> Result<Rc<Self>> {

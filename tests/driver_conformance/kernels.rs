@@ -33,7 +33,13 @@ pub fn launches_follow_their_stream(rig: &Rig) {
 pub fn garbage_modules_harm_nothing(rig: &Rig) {
     let device = rig.one();
     for ptx in ["this is no PTX", ""] {
-        let loaded = device.module_load(&ModuleImage { ptx: Some(ptx), cubins: &[], source: None, shared: false });
+        let loaded = device.module_load(&ModuleImage {
+            ptx: Some(ptx.as_bytes()),
+            cubins: &[],
+            packed: false,
+            source: None,
+            shared: false,
+        });
         if rig.cuda {
             assert_ne!(loaded.unwrap_err().kind, FaultKind::DeviceLost);
         }

@@ -307,7 +307,15 @@ pub struct Adder {
 }
 
 pub fn adder(of: &DriverRef) -> Adder {
-    let raw = of.module_load(&ModuleImage { ptx: Some(ADD), cubins: &[], source: None, shared: false }).unwrap();
+    let raw = of
+        .module_load(&ModuleImage {
+            ptx: Some(ADD.as_bytes()),
+            cubins: &[],
+            packed: false,
+            source: None,
+            shared: false,
+        })
+        .unwrap();
     let function = of.function(raw, "add_u32").unwrap();
     Adder { module: Arc::new(Module { of: of.clone(), raw }), function }
 }

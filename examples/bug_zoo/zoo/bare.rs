@@ -92,8 +92,9 @@ impl Yard {
 
 /// `y += a * x`, as in `kernels/elementwise.cu`.
 const MODULE: ModuleImage = ModuleImage {
-    ptx: Some(include_str!("../../../kernels/ptx/elementwise.ptx")),
+    ptx: Some(include_bytes!("../../../kernels/ptx/elementwise.ptx")),
     cubins: &[],
+    packed: false,
     source: None,
     shared: false,
 };

@@ -323,25 +323,6 @@ fn signals_lie_where_the_kernels_look_for_them() {
     }
 }
 
-/// The sizes of an entry's parameters, from the PTX.
-fn parameters(ptx: &str, entry: &str) -> Vec<usize> {
-    let (_, rest) = ptx.split_once(&format!(".entry {entry}(")).unwrap_or_else(|| panic!("no entry {entry}"));
-    let (list, _) = rest.split_once(")\n").unwrap();
-    let size = |line: &str| match line.split_once('[') {
-        Some((_, bytes)) => bytes.trim_end_matches([']', ',']).parse().unwrap(),
-        None => {
-            line.split_whitespace()
-                .nth(1)
-                .unwrap()
-                .trim_start_matches(|c: char| !c.is_ascii_digit())
-                .parse::<usize>()
-                .unwrap()
-                / 8
-        }
-    };
-    list.lines().map(str::trim).filter(|line| !line.is_empty()).map(size).collect()
-}
-
 fn sizes(args: &[KernelArg]) -> Vec<usize> {
     let size = |arg: &KernelArg| match arg {
         KernelArg::Slice { .. } | KernelArg::Words { .. } => 8,
@@ -360,25 +341,25 @@ fn arguments_fit_the_compiled_kernels() {
         let op = ReduceOp::Scaled(1.0);
         let call = Combine { n: 1, op, factors, sources: &parts, destinations: &parts[..2], meet };
         let entry = combine(dtype);
-        assert_eq!(sizes(&call.args(false)), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+        assert_eq!(sizes(&call.args(false)), entry.module.parameters(entry.name), "{}", entry.name);
         let route = Route { senders: 1, receivers: 1, folds: 1, out: 0, into: 0 };
         let pushed = sizes(&Push { n: 1, op, route, factors, source: one, destination: one, meet }.args());
         for entry in [push(dtype), eager(dtype)] {
-            assert_eq!(pushed, parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+            assert_eq!(pushed, entry.module.parameters(entry.name), "{}", entry.name);
         }
         let stage = Stage { chunk: 128, slot: 128, steps: 1, lanes: 1, ..bytemuck::Zeroable::zeroed() };
         let (role, puts, pulls) = (Role::default(), Moves::default(), Moves::default());
         let call = Staged { meet, stage, role, op, factors, puts, pulls };
         let entry = staged(dtype);
-        assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+        assert_eq!(sizes(&call.args()), entry.module.parameters(entry.name), "{}", entry.name);
         let pieces = Pieces { piece: 128, count: 1, returns: 1 };
         let call = Trade { op, factors, exchange: Exchange::default(), pieces, meet };
         let entry = super::exchange(dtype);
-        assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+        assert_eq!(sizes(&call.args()), entry.module.parameters(entry.name), "{}", entry.name);
         let (Some(whole), Some(pieced)) = (inbox(dtype), slots(dtype)) else { continue };
-        assert_eq!(pushed, parameters(whole.module.image.ptx.unwrap(), whole.name), "{}", whole.name);
+        assert_eq!(pushed, whole.module.parameters(whole.name), "{}", whole.name);
         let call = Parcels { from: [0; MOST], bytes: [0; MOST], to: [0; MOST], op, factors, pieces, meet };
-        assert_eq!(sizes(&call.args()), parameters(pieced.module.image.ptx.unwrap(), pieced.name), "{}", pieced.name);
+        assert_eq!(sizes(&call.args()), pieced.module.parameters(pieced.name), "{}", pieced.name);
     }
     for dtype in [DType::F32, DType::F64] {
         let cut = Cut { rounds: 1, abreast: 1, slots: 2, ..Cut::default() };
@@ -390,10 +371,10 @@ fn arguments_fit_the_compiled_kernels() {
             factor: 1.0,
         };
         let entry = super::ring(dtype);
-        assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+        assert_eq!(sizes(&call.args()), entry.module.parameters(entry.name), "{}", entry.name);
     }
     let call = Pairs { pairs: &[(one, one)], blocks_per_pair: 1, meet: DeviceBarrier::NONE };
-    assert_eq!(sizes(&call.args(false)), parameters(pairs().module.image.ptx.unwrap(), pairs().name));
+    assert_eq!(sizes(&call.args(false)), pairs().module.parameters(pairs().name));
 }
 
 /// What must not be in them: local memory, where spilled or indexed arrays go, and loads that may be stale.
@@ -402,7 +383,7 @@ fn compiled_kernels_keep_to_registers() {
     let float = |dtype| inbox(dtype).expect("for floats");
     let entries = [combine, push, eager, staged, ring, super::exchange, float].map(|of| of(DType::F32));
     for entry in entries {
-        let ptx = entry.module.image.ptx.unwrap();
+        let ptx = entry.module.ptx_text();
         assert!(!ptx.contains(".local") && !ptx.contains("ld.global.nc") && ptx.contains("ld.relaxed.sys"));
     }
 }

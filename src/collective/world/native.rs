@@ -43,6 +43,7 @@ impl Way<'_, '_, '_> {
             access.touch(&source.block, source.bytes.clone(), Access::Read, false)?;
         }
         access.touch(&destination.block, destination.bytes.clone(), Access::Write, false)?;
+        access.reserve()?;
         trip.registered.set(trip.registered_at(destination));
         let (_, commit) = trip.meet(Payload::Nothing, |_| Vec::new())?;
         let call = RailCall::AllReduce { at: destination.address, len: bytes / dtype.size(), dtype, reduce };

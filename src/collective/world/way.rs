@@ -165,6 +165,7 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
         for (areas, kind) in [(reads, Access::Read), (writes, Access::Write)] {
             areas.iter().try_for_each(|area| access.touch(&area.block, area.bytes.clone(), kind, false))?;
         }
+        access.reserve()?;
         let (_, commit) = self.trip.meet(Payload::Nothing, |_| Vec::new())?;
         let sent = self.send(&load);
         drop(commit.window);

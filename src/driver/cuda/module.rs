@@ -8,7 +8,7 @@ use std::{
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
 
 use super::{CudaGpu, fault};
-use crate::driver::{DriverResult, ModuleImage, RawFunction, RawModule};
+use crate::driver::{DriverResult, ModuleImage, RawFunction, RawModule, module::unpack};
 
 fn module(m: RawModule) -> CUmodule {
     ptr::with_exposed_provenance_mut(m.0 as usize)
@@ -41,19 +41,23 @@ impl CudaGpu {
         let cc = self.info.compute_capability;
         let mut failed = None;
         if let Some(cubin) = best_cubin(image.cubins, cc) {
-            match self.load_image(cubin) {
+            match self.load_image(cubin, image.packed) {
                 // A cubin of the right major version may still not run on this GPU (for example sm_90a). PTX may work.
                 Err(f) if matches!(f.code, 200 | 209) => failed = Some(f),
                 other => return other,
             }
         }
         if let Some(ptx) = image.ptx {
-            let text = CString::new(ptx.trim_end_matches('\0')).map_err(|_| fault::invalid("a NUL within PTX text"))?;
-            return self.load_image(text.as_bytes_with_nul());
+            // The driver would read the text only up to there.
+            let end = ptx.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+            if !image.packed && ptx[..end].contains(&0) {
+                return Err(fault::invalid("a NUL within PTX text"));
+            }
+            return self.load_image(ptx, image.packed);
         }
         #[cfg(feature = "nvrtc")]
         if let Some(source) = image.source {
-            return self.load_image(&super::nvrtc::compile(source, cc)?);
+            return self.load_image(&super::nvrtc::compile(source, cc)?, false);
         }
         Err(failed.unwrap_or_else(|| {
             let source = if image.source.is_some() { " (there is source: feature `nvrtc` is off)" } else { "" };
@@ -61,18 +65,16 @@ impl CudaGpu {
         }))
     }
 
-    /// Loads a cubin or NUL-terminated PTX. The JIT's error log becomes the fault's detail.
-    fn load_image(&self, image: &[u8]) -> DriverResult<CUmodule> {
-        // The driver reads a cubin in place as ELF, which must be aligned; an embedded cubin may be at any address.
-        let mut aligned = vec![0_u64; image.len().div_ceil(8)];
-        bytemuck::cast_slice_mut::<u64, u8>(&mut aligned)[..image.len()].copy_from_slice(image);
+    /// Loads a cubin or PTX. The JIT's error log becomes the fault's detail.
+    fn load_image(&self, image: &[u8], packed: bool) -> DriverResult<CUmodule> {
+        let aligned = unpack(image, packed).map_err(fault::invalid)?;
         let mut log = vec![0_u8; 8192];
         let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         // The value of the second option is a number, passed as a pointer.
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len())];
         let mut m = ptr::null_mut();
         // SAFETY: the context is current; image, log and options live across the call. The image contains its length
-        // (an ELF header, or a NUL at the end).
+        // (an ELF header, or the NUL that `unpack` leaves at the end).
         let r = unsafe {
             sys::cuModuleLoadDataEx(&mut m, aligned.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
         };

@@ -10,19 +10,6 @@ use crate::{GpuPool, ReduceOp, fabric::layout::DeviceBarrier, memory::AsView};
 use bytemuck::Zeroable;
 use half::{bf16, f16};
 
-/// The sizes of an entry's parameters, from the PTX.
-fn parameters(module: &Module, entry: &str) -> Vec<usize> {
-    let ptx = module.image.ptx.unwrap();
-    let (_, rest) = ptx.split_once(&format!(".entry {entry}(")).unwrap_or_else(|| panic!("no entry {entry}"));
-    let (list, _) = rest.split_once(")\n").unwrap();
-    let number = |text: &str| text.trim_matches(|c: char| !c.is_ascii_digit()).parse::<usize>().unwrap();
-    let size = |line: &str| match line.split_once('[') {
-        Some((_, bytes)) => number(bytes),
-        None => number(line.split_whitespace().nth(1).unwrap()) / 8,
-    };
-    list.lines().map(str::trim).filter(|line| !line.is_empty()).map(size).collect()
-}
-
 fn sizes(args: &Arguments) -> Vec<usize> {
     let size = |arg: &KernelArg| match arg {
         KernelArg::Slice { .. } | KernelArg::Words { .. } => 8,
@@ -37,18 +24,18 @@ fn fit<G: Gradient, W: Element>(dev: &Device) -> Result<()> {
     let (full, empty) = (segment(Some(memory.view())), segment(None));
     let (wire, Between { pack, unpack }) = (wire.view(), between::<G, W>()?);
     let packed = |segments: &[_]| pack_args(segments, G::factor(1.0).unwrap(), &wire);
-    assert_eq!(sizes(&packed(&[empty; SEGMENTS])), parameters(&builtin::GRADIENTS, pack.0));
+    assert_eq!(sizes(&packed(&[empty; SEGMENTS])), builtin::GRADIENTS.parameters(pack.0));
     let more = packed(&[full, empty, full]);
     assert_eq!(
         more.len(),
-        parameters(&builtin::GRADIENTS, pack.0).len() + 2,
+        builtin::GRADIENTS.parameters(pack.0).len() + 2,
         "the slices come behind what a GPU looks at"
     );
     for partial in [None, Some(&partial.view())] {
-        assert_eq!(sizes(&unpack_args(&wire, (0, 16), &[empty], partial)), parameters(&builtin::GRADIENTS, unpack.0));
+        assert_eq!(sizes(&unpack_args(&wire, (0, 16), &[empty], partial)), builtin::GRADIENTS.parameters(unpack.0));
     }
     let out = dev.zeros::<G::Norm>(1)?;
-    assert_eq!(sizes(&norm_args(&partial.view(), &out.view())), parameters(&builtin::GRADIENTS, G::NORM_KERNEL.0));
+    assert_eq!(sizes(&norm_args(&partial.view(), &out.view())), builtin::GRADIENTS.parameters(G::NORM_KERNEL.0));
     Ok(())
 }
 
@@ -68,7 +55,7 @@ fn arguments_fit_the_compiled_kernels() {
         Ok(())
     })
     .unwrap();
-    let ptx = builtin::GRADIENTS.image.ptx.unwrap();
+    let ptx = builtin::GRADIENTS.ptx_text();
     assert!(!ptx.contains(".local"), "a table was copied to local memory");
     assert_eq!(ptx.matches(".entry ").count(), 2 * 7 + 2, "a kernel that nobody launches");
 }
@@ -77,15 +64,15 @@ fn updates_fit<T: Parameter>(dev: &Device) -> Result<()> {
     let (g, w, x, norm) = (dev.zeros::<T>(8)?, dev.zeros::<T>(8)?, dev.zeros::<f32>(8)?, dev.zeros::<f32>(1)?);
     let segment = Segment { start: 0, len: 8, memory: Some(w.view()) };
     let full = Moments { begin: 0, first: Some(x.view()), second: Some(x.view()), master: Some(x.view()) };
-    let expected = parameters(&builtin::OPTIMIZER, T::UPDATE.0);
+    let expected = builtin::OPTIMIZER.parameters(T::UPDATE.0);
     for moments in [full, Moments::default()] {
         let found = sizes(&update_args(&g.view(), &moments, &norm.view(), &[segment], (Rule::zeroed(), None)));
         assert_eq!(found[..expected.len()], expected, "{}", T::UPDATE.0);
         assert_eq!(found.len(), expected.len() + 1, "the slices come behind what a GPU looks at");
     }
     let partial = dev.zeros::<f64>(1)?;
-    assert_eq!(sizes(&squares_args(&g.view(), &partial.view())), parameters(&builtin::OPTIMIZER, T::SQUARES.0));
-    let expected = parameters(&builtin::SHARDED, T::SHARDED);
+    assert_eq!(sizes(&squares_args(&g.view(), &partial.view())), builtin::OPTIMIZER.parameters(T::SQUARES.0));
+    let expected = builtin::SHARDED.parameters(T::SHARDED);
     let (later, told) = (dev.zeros::<u32>(14)?, dev.zeros::<u64>(2)?);
     for (norm, later) in [(None, None), (Some(norm.view()), Some(later.view()))] {
         let (reduce, rule, moments, segments) = (ReduceOp::Avg, Rule::zeroed(), full, &[segment][..]);
@@ -98,7 +85,7 @@ fn updates_fit<T: Parameter>(dev: &Device) -> Result<()> {
     let (rule, norm, pieces) = (Rule::zeroed(), norm.view(), pieces.view());
     let kernel = Buckets { rule, norm, pieces, count: 1, own: 1, largest: 1, chunks: 2, of };
     let found = sizes(&kernel.args(DeviceBarrier::NONE, &Default::default()));
-    assert_eq!(found, parameters(&builtin::SHARDED, T::SHARDED_BUCKETS));
+    assert_eq!(found, builtin::SHARDED.parameters(T::SHARDED_BUCKETS));
     Ok(())
 }
 
@@ -111,10 +98,10 @@ fn arguments_fit_the_compiled_optimizers() {
         updates_fit::<bf16>(dev)
     })
     .unwrap();
-    let ptx = builtin::OPTIMIZER.image.ptx.unwrap();
+    let ptx = builtin::OPTIMIZER.ptx_text();
     assert!(!ptx.contains(".local"), "a table or a pack was copied to local memory");
     assert_eq!(ptx.matches(".entry ").count(), 2 * 3, "a kernel that nobody launches");
-    let ptx = builtin::SHARDED.image.ptx.unwrap();
+    let ptx = builtin::SHARDED.ptx_text();
     assert!(!ptx.contains(".local"), "a table or a pack was copied to local memory");
     assert_eq!(ptx.matches(".entry ").count(), 2 * 3, "a kernel that nobody launches");
 }

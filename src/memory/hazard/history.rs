@@ -3,7 +3,7 @@
 //! Blocks carry it inside [`Hazards`](super::Hazards); the heap carries it as the [`Payload`] of free memory.
 //! Invariant: splitting and joining never lose a use that may still be in flight.
 
-use super::{Access, Lending, MERGE_ABOVE, OPEN, Use, Uses};
+use super::{Access, Lending, MERGE_ABOVE, OPEN, Reservation, Use, Uses};
 use crate::{
     driver::check::Token,
     error::Result,
@@ -26,6 +26,8 @@ pub(super) struct Past {
     pub(super) devices: u64,
     /// Memory that other processes may have.
     pub(super) lent: Option<Arc<Lending>>,
+    /// Uses that are about to be submitted. Their devices hold the block, so free memory has none.
+    pub(super) reserved: SmallVec<[Reservation; 1]>,
 }
 
 /// Which streams may still use a free block. Free lists keep blocks of one kind together.
@@ -57,6 +59,10 @@ impl History {
 
     pub(super) fn uses(&self) -> &[Use] {
         self.0.as_ref().map_or(&[], |past| &past.uses)
+    }
+
+    pub(super) fn reservations(&self) -> &[Reservation] {
+        self.0.as_ref().map_or(&[], |past| &past.reserved)
     }
 
     pub(super) fn past(&mut self) -> &mut Past {
@@ -219,7 +225,7 @@ impl Payload for History {
         });
         let known = past.known.clone();
         let blank = later.is_empty() && known.is_none();
-        History((!blank).then(|| Box::new(Past { uses: later, known, devices: 0, lent: None })))
+        History((!blank).then(|| Box::new(Past { uses: later, known, ..Past::default() })))
     }
 
     fn join(&mut self, at: usize, later: Self) {

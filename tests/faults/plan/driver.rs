@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
 
 fn image() -> ModuleImage {
-    ModuleImage { ptx: None, cubins: &[], source: None, shared: false }
+    ModuleImage { ptx: None, cubins: &[], packed: false, source: None, shared: false }
 }
 
 #[test]

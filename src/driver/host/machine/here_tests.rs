@@ -36,7 +36,7 @@ fn first_byte(gpu: &DriverRef, stream: RawStream, at: Address) -> u8 {
 }
 
 fn launch(gpu: &DriverRef, stream: RawStream, own: bool, kernel: HostKernel, args: &[KernelArg]) {
-    let image = ModuleImage { ptx: None, cubins: &[], source: None, shared: own };
+    let image = ModuleImage { ptx: None, cubins: &[], packed: false, source: None, shared: own };
     let function = gpu.function(gpu.module_load(&image).unwrap(), "kernel").unwrap();
     let dims = LaunchDims::cover(1);
     let launch = Launch { name: "kernel", function, host: Some(kernel), dims, args, early: false };
