@@ -19,8 +19,10 @@ use super::Optimizer;
 use crate::{
     Device, GpuPool, Group, Parameter, PerDevice, Shard,
     error::{Error, Result, Site},
+    fabric::call::Call,
+    scope,
 };
-use replica::{Held, Outcome, Replica};
+use replica::{Outcome, Replica};
 use std::panic::Location;
 
 /// A model on every device of a pool, or on some of them: PyTorch's `DistributedDataParallel`, in one process.
@@ -56,11 +58,12 @@ use std::panic::Location;
 /// ```
 ///
 /// **Rows.** [`Gradients::scale`] is one over the rows of the whole batch. A closure that multiplies each row's loss by
-/// it gives the mean over the batch, whatever rows a device has. A device without rows does not run the closure.
+/// it gives the mean over the batch, whatever rows a device has. A device without rows does not run the closure. Of
+/// several processes each has rows of its own, also 0 of them.
 ///
 /// **Types.** Parameters of `f32`, or of `f16` or `bf16` by `impl Model<bf16> for ..`; one type for each model. Half
 /// types have a copy in `f32`, which is what the optimizer updates. Gradients have the type of the parameters, are
-/// summed in `f32`, and rounded once.
+/// summed in `f32`, and rounded once; those that are [accumulated](Self::accumulate), too.
 ///
 /// **Order.** List the parameters in the order in which the forward pass uses them: buckets are exchanged from the last
 /// to the first.
@@ -78,7 +81,6 @@ pub struct DataParallel<M: Model<T>, T: Parameter = f32> {
     devices: Option<Vec<usize>>,
     optimizer: Optimizer,
     steps: u64,
-    held: Option<Held>,
     unused: Vec<usize>,
     #[cfg(feature = "checkpoints")]
     groups: save::Groups,
@@ -169,9 +171,10 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         optimizer: Optimizer,
         build: impl Fn(&Device) -> Result<M> + Sync,
     ) -> Result<Self> {
-        optimizer.check()?;
         let site = Location::caller();
         let replicas = pool.per_device(|dev, _| {
+            // Not before: other processes hear of what fails in a scope.
+            optimizer.check().map_err(|error| error.called_at(site))?;
             if devices.is_some_and(|devices| !devices.contains(&dev.index())) {
                 return Ok(None);
             }
@@ -186,7 +189,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             devices,
             optimizer,
             steps: 0,
-            held: None,
             unused: Vec::new(),
             #[cfg(feature = "checkpoints")]
             groups: Default::default(),
@@ -210,8 +212,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     ///   as a rule). Neither that step nor this one has changed a parameter or a moment, and the model can be used:
     ///   with other data, or a smaller rate. An error one step late costs no wait; [`verify`](Self::verify) and
     ///   [`save`](Self::save) also report it.
-    /// * [`Error::InvalidArgument`]: 0 rows; a closure that gave no gradient at all; parameters that have other sizes
-    ///   than at the start.
+    /// * [`Error::InvalidArgument`]: 0 rows, in all processes together; a closure that gave no gradient at all;
+    ///   parameters that have other sizes than at the start.
     /// * [`Error::Poisoned`] after a failed step: see [`recover`](Self::recover).
     /// * Those of `f`, and of [`GpuPool::run`].
     #[track_caller]
@@ -220,22 +222,22 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         rows: usize,
         f: impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        let site = Location::caller();
-        let held = Held::and(self.held, rows, "DataParallel::step")?;
-        self.held = None;
-        let optimizer = self.optimizer;
-        let all = self.on_each(|dev, shard, replica| {
-            let result = replica.pass(dev, shard, rows, held, site, true, &f)?;
-            let outcome = replica.update(dev, &optimizer, held).map_err(|error| error.called_at(site))?;
-            Ok((result, outcome))
-        })?;
-        let (results, outcomes): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-        self.conclude("DataParallel::step", site, &outcomes)?;
+        const OP: &str = "DataParallel::step";
+        let (site, optimizer) = (Location::caller(), self.optimizer);
+        let (results, outcomes): (Vec<_>, Vec<_>) = self
+            .passes(OP, site, (rows, true), &f, |dev, replica| replica.update(dev, &optimizer))?
+            .into_iter()
+            .unzip();
+        self.conclude(OP, site, &outcomes)?;
         Ok(results.into_iter().flatten().collect())
     }
 
     /// Gradients of one more piece of the batch, without an exchange and without an update: the next
-    /// [`step`](Self::step) counts them, too, with the weight of their rows. (DDP's `no_sync`.)
+    /// [`step`](Self::step) counts them, too, with the weight of their rows. (DDP's `no_sync`.) Up to rounding it makes
+    /// the same step whatever the pieces of the batch and their order are: what is added up on the way is never larger
+    /// than the largest mean of a piece.
+    ///
+    /// Gradients of half types are added up in `f32`: 4 bytes for each element, from the first call on.
     ///
     /// ```
     /// # use gpu_pool::{DeviceBuffer, GpuPool, parallel::{DataParallel, Model, Optimizer}};
@@ -266,14 +268,31 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         f: impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
         let site = Location::caller();
-        let held = Held::and(self.held, rows, "DataParallel::accumulate")?;
-        let results = self.on_each(|dev, shard, replica| {
-            let result = replica.pass(dev, shard, rows, held, site, false, &f)?;
-            replica.hold(dev).map_err(|error| error.called_at(site))?;
-            Ok(result)
+        let end = |dev: &Device, replica: &mut Replica<M, T>| replica.hold(dev);
+        let all = self.passes("DataParallel::accumulate", site, (rows, false), &f, end)?;
+        Ok(all.into_iter().filter_map(|(result, ())| result).collect())
+    }
+
+    /// A pass on each device, and its end. `sync`: it is the last one before the exchange.
+    fn passes<R: Send, E: Send>(
+        &mut self,
+        op: &'static str,
+        site: Site,
+        (rows, sync): (usize, bool),
+        f: &(impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync),
+        end: impl Fn(&Device, &mut Replica<M, T>) -> Result<E> + Sync,
+    ) -> Result<Vec<(Option<R>, E)>> {
+        let call = Call::at(op, site);
+        let all = self.on_each(|dev, shard, replica| {
+            if !replica.begin(dev, &call, rows, sync).map_err(|error| error.called_at(site))? {
+                return Ok(None);
+            }
+            let result = replica.pass(dev, shard, rows, f)?;
+            Ok(Some((result, end(dev, replica).map_err(|error| error.called_at(site))?)))
         })?;
-        self.held = Some(held);
-        Ok(results.into_iter().flatten().collect())
+        // Not in the scope: no device has failed, so the model stays as it was.
+        let none = || Error::invalid_at(site, op, "a batch of 0 rows");
+        all.into_iter().collect::<Option<_>>().ok_or_else(none)
     }
 
     /// A forward pass: `f` has the rows of its shard, which is never empty, and returns their results; all results come
@@ -332,7 +351,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     pub fn recover(&mut self) -> Result<()> {
         let site = Location::caller();
         self.replicas.clear_poison()?;
-        self.held = None;
         let outcomes = self.on_each(|dev, _, replica| replica.recover(dev).map_err(|error| error.called_at(site)))?;
         self.conclude("DataParallel::recover", site, &outcomes)
     }
@@ -365,8 +383,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         &self.unused
     }
 
-    /// The norm of the gradients of the last step, before clipping, of each device's group. **Waits** for that step.
-    /// None before the first one.
+    /// The norm of the gradients of the last step, before clipping, of each device's group: of their mean over all
+    /// rows, those of [`accumulate`](Self::accumulate) among them. **Waits** for that step. None before the first one.
     ///
     /// # Errors
     /// Those of [`GpuPool::run`].
@@ -382,15 +400,25 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         &mut self,
         f: impl Fn(&Device, Shard, &mut Replica<M, T>) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        let own = |dev: &Device, shard: Shard, replica: &mut Option<Replica<M, T>>| {
+        self.on_each_after(|_, _| Ok(()), f)
+    }
+
+    /// The same, after `first`, which has not borrowed the replica yet: if that fails, no replica is poisoned.
+    #[track_caller]
+    fn on_each_after<R: Send>(
+        &mut self,
+        first: impl Fn(&PerDevice<Option<Replica<M, T>>>, &Device) -> Result<()> + Sync,
+        f: impl Fn(&Device, Shard, &mut Replica<M, T>) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        let (replicas, site) = (&self.replicas, Location::caller());
+        let own = |dev: &Device, shard: Shard| {
+            first(replicas, dev)?;
+            let mut replica = replicas.borrow_mut(dev).map_err(|error| error.called_at(site))?;
             let replica = replica.as_mut().expect("the devices of the model have replicas");
             let shard = replica.shard(dev, shard)?;
             f(dev, shard, replica)
         };
-        match &self.devices {
-            None => self.replicas.run(own),
-            Some(devices) => self.replicas.run_on(devices, own),
-        }
+        scope::run(&replicas.shared, self.devices.as_deref(), own, scope::as_it_is)
     }
 
     /// Takes over what a scope that has succeeded has found.
@@ -404,14 +432,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             Some((step, norm)) => Err(Error::NotFinite { op, step, norm, site }),
             None => Ok(()),
         }
-    }
-
-    /// For a checkpoint that replaces everything.
-    #[cfg(feature = "checkpoints")]
-    #[track_caller]
-    fn forget_failures(&mut self) -> Result<()> {
-        self.held = None;
-        self.replicas.clear_poison()
     }
 }
 

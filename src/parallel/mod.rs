@@ -22,6 +22,23 @@ mod sharded;
 mod tasks;
 mod tensor;
 
+use crate::{
+    error::{Error, Result},
+    scope,
+    thread::worker::Shared,
+};
+use std::sync::Arc;
+
+/// The end of a call that is refused before its scope. Where there are other processes, they have begun theirs, and
+/// would wait in it: so a scope fails here, too, which they hear of. It touches nothing.
+#[track_caller]
+fn refuse<R>(shared: &Arc<Shared>, error: Error) -> Result<R> {
+    match &shared.world {
+        Some(_) => scope::run(shared, None, |_, _| Err::<(), _>(error.clone()), scope::as_it_is).and(Err(error)),
+        None => Err(error),
+    }
+}
+
 pub use crate::Hop;
 #[cfg(feature = "checkpoints")]
 pub use checkpoint::Checkpoint;

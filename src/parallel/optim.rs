@@ -231,14 +231,14 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The numbers of the step after so many. `factor`: what the gradients are multiplied with first.
-    pub(super) fn rule(&self, steps: u64, factor: f64) -> Rule {
+    /// The numbers of the step after so many.
+    pub(super) fn rule(&self, steps: u64) -> Rule {
         let rate = self.rate_at(steps);
         let plain = Rule {
             kind: SGD,
             nesterov: 0,
             gather: 0,
-            factor: factor as f32,
+            factor: 1.0,
             most: self.clip.unwrap_or(0.0) as f32,
             decay: self.decay as f32,
             shrink: 1.0,

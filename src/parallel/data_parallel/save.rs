@@ -10,7 +10,7 @@ use super::{
     replica::{Place, Placed, Replica, State},
 };
 use crate::{
-    Device, DeviceBuffer, Parameter,
+    Device, DeviceBuffer, Parameter, PerDevice,
     error::{Error, Result},
 };
 use std::{ops::Range, panic::Location, path::Path};
@@ -23,6 +23,9 @@ const TENSORS: &str = "gpu_pool.tensors";
 type Kind = (&'static str, fn(&mut State) -> &mut Option<DeviceBuffer<f32>>);
 const KINDS: [Kind; 3] =
     [("first", |state| &mut state.first), ("second", |state| &mut state.second), ("master", |state| &mut state.master)];
+
+/// The parameters of a checkpoint, and their state of each kind.
+type Found<T> = (Vec<Vec<T>>, [Vec<Vec<f32>>; 3]);
 
 /// What a device has of the state of its group.
 struct Own<T> {
@@ -56,7 +59,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// Those of both.
     #[track_caller]
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.restore(&Checkpoint::load(path)?)
+        self.replace_by(Checkpoint::load(path).and_then(|checkpoint| self.look_up(&checkpoint)))
     }
 
     /// Parameters, moments and the number of steps, so that training goes on from there with the same bits. It does not
@@ -112,11 +115,34 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] before anything has changed: another number of parameters or groups, other sizes or
-    /// types, moments of another kind of optimizer. Those of [`GpuPool::run`](crate::GpuPool::run), after which the
-    /// model is poisoned.
+    /// types, moments of another kind of optimizer. If one process fails, all do, with its cause. Those of
+    /// [`GpuPool::run`](crate::GpuPool::run), after which the model is poisoned.
     #[track_caller]
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        let site = Location::caller();
+        self.replace_by(self.look_up(checkpoint))
+    }
+
+    /// Takes over what was found, or fails with the error: in a scope, so that other processes hear of it.
+    #[track_caller]
+    fn replace_by(&mut self, found: Result<(Vec<Found<T>>, u64)>) -> Result<()> {
+        let (site, groups, found) = (Location::caller(), &self.groups.clone(), found.as_ref());
+        let accept = |replicas: &PerDevice<_>, dev: &Device| match found {
+            Ok(_) => replicas.accept(dev).map_err(|error| error.called_at(site)),
+            Err(error) => Err(error.clone()),
+        };
+        let all = self.on_each_after(accept, |dev, _, replica| {
+            let (found, steps) = found.map_err(Error::clone)?;
+            let (parameters, state) = &found[groups.group_of(dev.index())];
+            replace(dev, replica, parameters, state, *steps).map_err(|error| error.called_at(site))?;
+            Ok(*steps)
+        })?;
+        self.steps = all.into_iter().next().unwrap_or(self.steps);
+        Ok(())
+    }
+
+    /// What this model needs of a checkpoint, by group; and its number of steps.
+    #[track_caller]
+    fn look_up(&self, checkpoint: &Checkpoint) -> Result<(Vec<Found<T>>, u64)> {
         let steps = checkpoint.noted(STEPS).and_then(|steps| steps.parse::<u64>().ok());
         let Some(steps) = steps else { return Err(foreign("it has no number of steps")) };
         let needs = self.optimizer.needs();
@@ -144,14 +170,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
                 "it has {saved} tensors of a model, and this model has {tensors}: {why}"
             )));
         }
-        self.forget_failures()?;
-        let groups = &self.groups.clone();
-        self.on_each(|dev, _, replica| {
-            let (parameters, state) = &found[groups.group_of(dev.index())];
-            replace(dev, replica, parameters, state, steps).map_err(|error| error.called_at(site))
-        })?;
-        self.steps = steps;
-        Ok(())
+        Ok((found, steps))
     }
 }
 
