@@ -299,7 +299,7 @@ fn a_process_without_rows() {
             let (seen, steps, weights) = found.unwrap();
             assert_eq!((seen.len(), steps), (2, 4));
             for (error, name) in seen.iter().zip(["DataParallel::step", "DataParallel::accumulate"]) {
-                let Error::InvalidArgument { op, why, site } = error else { panic!("{error}") };
+                let Error::InvalidArgument { op, why, site, .. } = error else { panic!("{error}") };
                 assert!(*op == name && why.contains("0 rows") && site.file().ends_with("world_tests.rs"), "{error}");
             }
             // 3 rows of 1; then 3 rows of 2 and 2 rows of 1; 2 rows of 1; then 2 rows of 2 and 2 of 1.

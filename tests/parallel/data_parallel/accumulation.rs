@@ -7,7 +7,7 @@ use crate::{
     support::{Gpus, cases, failure},
 };
 use gpu_pool::{
-    Device, Error, Result, Shard,
+    Device, Error, GpuPool, Result, Shard,
     parallel::{DataParallel, Gradients, Optimizer},
 };
 use half::{bf16, f16};
@@ -29,14 +29,13 @@ fn norm(x: &[f64]) -> f64 {
 
 /// A model of zeros, and one step on a batch in these pieces. The first gradient is written, the second one added.
 fn one_step<T: Real>(
-    (gpus, n): (Gpus, usize),
+    pool: &GpuPool,
     optimizer: Optimizer,
     pieces: impl IntoIterator<Item = usize>,
     of: Row,
 ) -> Result<DataParallel<Bag<T>, T>> {
-    let pool = gpus.pool(n);
     let zeros = |dev: &Device| Ok(Bag(LENGTHS.iter().map(|&len| dev.zeros::<T>(len)).collect::<Result<_>>()?));
-    let mut model = DataParallel::new(&pool, optimizer, zeros)?;
+    let mut model = DataParallel::new(pool, optimizer, zeros)?;
     let (mut from, mut pieces) = (0, pieces.into_iter().peekable());
     while let Some(rows) = pieces.next() {
         let pass = |dev: &Device, shard: Shard, _: &mut Bag<T>, gradients: &mut Gradients<'_, T>| {
@@ -67,10 +66,11 @@ fn weights<T: Real>(model: &mut DataParallel<Bag<T>, T>) -> Vec<f64> {
 }
 
 /// Weights and the norm are those of the mean, up to so many units in the last place of 1.
-fn is_the_mean<T: Real>(on: (Gpus, usize), sharded: bool, pieces: &[usize], of: Row, units: f64) {
+fn is_the_mean<T: Real>((gpus, n): (Gpus, usize), sharded: bool, pieces: &[usize], of: Row, units: f64) {
     let wanted = mean(of, pieces.iter().sum());
     let optimizer = either(Optimizer::sgd(1.0), sharded);
-    let mut model = one_step::<T>(on, optimizer, pieces.iter().copied(), of).unwrap();
+    let pool = gpus.pool(n);
+    let mut model = one_step::<T>(&pool, optimizer, pieces.iter().copied(), of).unwrap();
     let found = weights(&mut model);
     for (found, wanted) in found.iter().zip(&wanted) {
         let far = (found + wanted).abs() / wanted.abs();
@@ -84,16 +84,12 @@ fn is_the_mean<T: Real>(on: (Gpus, usize), sharded: bool, pieces: &[usize], of: 
 on_both! {
     // In `bf16` a sum of ones stops at 256 of them.
     1: fn many_equal_pieces_are_one_batch(gpus) {
-        let n = gpus.up_to(2);
-        for sharded in cases(&[false][..], &[false, true]) {
-            let pieces = std::iter::repeat_n(2, 1024);
-            let optimizer = either(Optimizer::sgd(1.0), *sharded);
-            let mut model = one_step::<bf16>((gpus, n), optimizer, pieces, |_, _, _| 1.0).unwrap();
+        let pool = gpus.pool(gpus.up_to(2));
+        for (sharded, pieces) in [(false, 1024), (true, cases(300, 1024))] {
+            let (optimizer, pieces) = (either(Optimizer::sgd(1.0), sharded), std::iter::repeat_n(2, pieces));
+            let mut model = one_step::<bf16>(&pool, optimizer, pieces, |_, _, _| 1.0).unwrap();
             assert_eq!(weights(&mut model), [-1.0; 8]);
         }
-        let (optimizer, pieces) = (Optimizer::sgd(1.0).sharded(), std::iter::repeat_n(2, 300));
-        let mut model = one_step::<bf16>((gpus, n), optimizer, pieces, |_, _, _| 1.0).unwrap();
-        assert_eq!(weights(&mut model), [-1.0; 8]);
     }
 
     // 4 roundings of half a unit each.
