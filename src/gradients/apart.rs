@@ -49,7 +49,8 @@ impl<T: Gradient> GradientExchange<T> {
                 }
                 self.apart[bucket].holds = true;
             }
-            self.add_piece(dev, bucket)?;
+            let sum = self.apart[bucket].memory.as_ref().expect("made above");
+            self.add_piece(dev, bucket, sum)?;
             dev.fill(&mut self.memory[bucket], T::zeroed())?;
         }
         Ok(())
@@ -57,24 +58,39 @@ impl<T: Gradient> GradientExchange<T> {
 
     /// Adds the bucket to its sum.
     #[track_caller]
-    fn add_piece(&self, dev: &Device, bucket: usize) -> Result<Option<Segment<'_, f32>>> {
-        let Apart { memory: Some(sum), holds: true } = &self.apart[bucket] else { return Ok(None) };
-        let (memory, len) = (self.memory[bucket].view(), sum.len());
-        let piece = dev.allocate("GradientExchange", len)?;
-        let of = |memory| Segment { start: 0, len, memory: Some(memory) };
-        kernels::unpack::<f32, T>(dev, &memory, (0, len), &[of(piece.view())], None)?;
-        dev.axpy(self.piece, &piece, &mut exclusive(sum.view()))?;
-        Ok(Some(Segment { start: 0, len, memory: Some(sum.view()) }))
+    fn add_piece(&self, dev: &Device, bucket: usize, sum: &DeviceBuffer<f32>) -> Result<()> {
+        dev.axpy(self.piece, &self.widened(dev, bucket)?, &mut exclusive(sum.view()))
     }
 
-    /// Adds the sum of earlier steps, if there is one, to the bucket, and rounds once.
+    /// A bucket in `f32`.
+    #[track_caller]
+    fn widened(&self, dev: &Device, bucket: usize) -> Result<DeviceBuffer<f32>> {
+        let memory = self.memory[bucket].view();
+        let wide = dev.allocate("GradientExchange", memory.len())?;
+        kernels::unpack::<f32, T>(dev, &memory, (0, memory.len()), &[whole(&wide)], None)?;
+        Ok(wide)
+    }
+
+    /// Before a bucket is exchanged: adds the sum of earlier steps to it, if there is one, and rounds once.
     #[track_caller]
     pub(super) fn bring_sum(&self, comm: &Device, bucket: usize) -> Result<()> {
-        match self.add_piece(comm, bucket)? {
-            Some(sum) => kernels::pack(comm, &[sum], 1.0, &self.memory[bucket].view()),
-            None => Ok(()),
+        let memory = self.memory[bucket].view();
+        match &self.apart[bucket] {
+            Apart { memory: Some(sum), holds: true } => {
+                self.add_piece(comm, bucket, sum)?;
+                kernels::pack(comm, &[whole(sum)], 1.0, &memory)
+            }
+            // This member has had no gradient before; others have.
+            _ if Self::APART && self.piece != 1.0 && !memory.is_empty() => {
+                kernels::pack(comm, &[whole(&self.widened(comm, bucket)?)], self.piece.into(), &memory)
+            }
+            _ => Ok(()),
         }
     }
+}
+
+fn whole(memory: &DeviceBuffer<f32>) -> Segment<'_, f32> {
+    Segment { start: 0, len: memory.len(), memory: Some(memory.view()) }
 }
 
 impl<T: Parameter> GradientExchange<T> {
