@@ -6,7 +6,8 @@
 //! * [`layout`]: where each gradient lies. [`access`]: gives it to the backward pass. [`readiness`]: which gradients of
 //!   a step are ready.
 //! * [`step`]: ready and finish. [`start`]: packs, reduces and unpacks a bucket, by [`kernels`] for the types of
-//!   [`element`]. [`parts`]: buckets as a whole, and the update of parameters by an optimizer.
+//!   [`element`]. [`apart`]: sums over steps without exchange. [`parts`]: buckets as a whole, and the update of
+//!   parameters by an optimizer.
 //! * [`sharded`]: the step of an optimizer whose state is divided among the members, without buckets. [`together`]: the
 //!   end of such a step with buckets.
 //! * [`settings`]: settings that all members agree on. [`replicas`]: equal parameters, and a common end. [`exchanged`]:
@@ -15,6 +16,7 @@
 //! Invariant: all members start the same buckets in the same order.
 
 mod access;
+mod apart;
 mod element;
 mod exchanged;
 mod kernels;
@@ -33,7 +35,7 @@ mod world_tests;
 pub use element::Gradient;
 pub use exchanged::Exchanged;
 pub use kernels::update::Parameter;
-pub(crate) use kernels::update::{ADAM, MOMENTUM, Moments, Rule, SGD};
+pub(crate) use kernels::update::{ADAM, MOMENTUM, Moments, Rule, SGD, add_up, wide_len};
 pub use settings::{GradientExchangeBuilder, Wire};
 pub(crate) use sharded::{Kept, ShardedStep, Terms};
 pub(crate) use together::Together;
@@ -46,6 +48,7 @@ use crate::{
     gang::Gang,
     memory::handle::DeviceHandle,
 };
+use apart::Apart;
 use layout::{Layout, Unit};
 use readiness::Readiness;
 use settings::Settings;
@@ -116,7 +119,10 @@ use std::sync::Arc;
 ///
 /// **Accumulation.** With [`set_sync(false)`](Self::set_sync) the same calls exchange nothing, and gradients stay.
 /// [`holds`](Self::holds) tells whether to add to a gradient or to write it. Nothing is added automatically, as
-/// autograd does for DDP: a gradient that is written over is lost.
+/// autograd does for DDP: a gradient that is written over is lost. Half types are different, since sums in them stop
+/// growing: the end of such a step adds their gradients up in `f32`, in memory apart (4 bytes for each element, from
+/// the first such step on), and leaves zeros. So the next step may write or add, and the sum is rounded once, before it
+/// is exchanged. Gradients in [lent](Self::lend) memory stay there.
 ///
 /// **Graphs.** `ready`, `finish` and `reset` are refused in a [capture](Device::capture); the step stays as it is. A
 /// graph may write gradients, which are made ready after its launch. But it writes to the addresses at the time of the
@@ -151,6 +157,10 @@ pub struct GradientExchange<T: Gradient = f32> {
     memory: Vec<DeviceBuffer<T>>,
     /// By gradient: memory that the caller has lent.
     lent: Vec<Option<DeviceBuffer<T>>>,
+    /// By bucket: sums of steps that exchanged nothing, in half types.
+    apart: Vec<Apart>,
+    /// What the gradients of a step are multiplied with in these sums.
+    piece: f32,
     scratch: Scratch,
     sums: Option<Sums<T>>,
     /// Of the memory that is exchanged with other processes, if the pool's builder asked for it.
@@ -210,6 +220,8 @@ impl<T: Gradient> GradientExchange<T> {
             memory: buckets(dev, &layout, settings.register && group.registers())?,
             device: dev.worker.handle.clone(),
             lent: sizes.iter().map(|_| None).collect(),
+            apart: Vec::new(),
+            piece: 1.0,
             scratch: Scratch::Same,
             sums: None,
             registered: Vec::new(),
@@ -280,6 +292,7 @@ impl<T: Gradient> GradientExchange<T> {
         self.written = vec![SmallVec::new(); buckets];
         self.reduced = vec![None; buckets];
         self.travelling = (0..buckets).map(|_| None).collect();
+        self.apart = (0..buckets).map(|_| Apart::default()).collect();
         self.normed = None;
         Ok(())
     }

@@ -40,7 +40,8 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(gradients.map(|gradient| exclusive(self.view(gradient))))
     }
 
-    /// A gradient: the result of all members after [`finish`](Self::finish), this member's own before.
+    /// A gradient: the result of all members after [`finish`](Self::finish), this member's own before. (In half types
+    /// it is zero after a step that exchanged nothing: the sum is in `f32`, apart.)
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
@@ -67,9 +68,15 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// Whether a gradient has a value from steps that exchanged nothing. Then the backward pass adds to it.
+    /// Whether a gradient has a value from steps that exchanged nothing. Then the backward pass adds to it. (In half
+    /// types it may also write it: the value is apart.)
     pub fn holds(&self, gradient: usize) -> bool {
         matches!(self.readiness.check("holds", gradient), Ok(State::Held))
+    }
+
+    /// Whether the backward pass must add to a gradient: it holds a value where it lies.
+    pub(crate) fn must_add(&self, gradient: usize) -> bool {
+        !Self::APART && self.holds(gradient)
     }
 
     /// Gives a gradient memory of the caller's, until it is [taken](Self::take) back. [`grad_mut`](Self::grad_mut) and

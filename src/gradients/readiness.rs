@@ -112,6 +112,11 @@ impl Readiness {
         self.missing[bucket] == 0
     }
 
+    /// Whether a gradient of a bucket is ready.
+    pub fn has_ready(&self, bucket: usize, layout: &Layout) -> bool {
+        self.missing[bucket] < layout.buckets[bucket].gradients.len()
+    }
+
     /// The next bucket to start: if it is complete, or in any case.
     pub fn start_next(&mut self, in_any_case: bool) -> Option<usize> {
         let next = self.next;

@@ -375,7 +375,7 @@ impl<T: Parameter> ShardedStep<T> {
     pub fn agree(&self, dev: &Device, text: impl FnOnce() -> String) -> Result<()> {
         let group = self.here(dev, "set_state")?;
         match group.spans_processes() {
-            true => group.agree(Origin::default(), "set_state", Location::caller(), &text()),
+            true => group.agree(Origin::default(), "set_state", OpSite::place(), &text()),
             false => Ok(()),
         }
     }

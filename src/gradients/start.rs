@@ -132,6 +132,7 @@ impl<T: Gradient> GradientExchange<T> {
         for some in segments.chunks(SEGMENTS) {
             kernels::pack(comm, some, 1.0, &wire)?;
         }
+        self.bring_sum(comm, bucket)?;
         let op = match self.settings.reduce {
             ReduceOp::Scaled(_) => ReduceOp::Scaled(self.weight),
             other => other,
@@ -214,7 +215,7 @@ impl<T: Gradient> GradientExchange<T> {
 
     /// The segments of the `wanted` gradients of a bucket, with memory if `filled`. Adjacent gradients that are
     /// adjacent in memory, too, share a segment.
-    fn segments(
+    pub(super) fn segments(
         &self,
         bucket: usize,
         wanted: &dyn Fn(usize) -> bool,

@@ -215,6 +215,7 @@ impl<T: Gradient> GradientExchange<T> {
         let _here = OpSite::here("finish");
         self.check_end(dev, "finish")?;
         if !self.sync {
+            self.keep(dev).inspect_err(|_| self.broken = true)?;
             self.readiness.end(true, &self.layout);
             // Counted, too, so that members that leave out different exchanges are detected at the next one.
             self.steps += 1;
@@ -229,6 +230,7 @@ impl<T: Gradient> GradientExchange<T> {
         self.moved = false;
         self.meet(dev).inspect_err(|_| self.broken = true)?;
         self.readiness.end(false, &self.layout);
+        self.apart.iter_mut().for_each(|apart| apart.holds = false);
         self.begun.clear();
         (self.closed, self.steps, self.exchanges) = (false, self.steps + 1, self.exchanges + 1);
         Ok(Exchanged { exchange: self, exchanged: true })

@@ -19,8 +19,9 @@ use super::Optimizer;
 use crate::{
     Device, GpuPool, Group, Parameter, PerDevice, Shard,
     error::{Error, Result, Site, op_site::OpSite},
+    fabric::call::Call,
 };
-use replica::{Held, Outcome, Replica};
+use replica::{Outcome, Replica};
 use std::panic::Location;
 
 /// A model on every device of a pool, or on some of them: PyTorch's `DistributedDataParallel`, in one process.
@@ -56,11 +57,12 @@ use std::panic::Location;
 /// ```
 ///
 /// **Rows.** [`Gradients::scale`] is one over the rows of the whole batch. A closure that multiplies each row's loss by
-/// it gives the mean over the batch, whatever rows a device has. A device without rows does not run the closure.
+/// it gives the mean over the batch, whatever rows a device has. A device without rows does not run the closure. Of
+/// several processes each has rows of its own, also 0 of them.
 ///
 /// **Types.** Parameters of `f32`, or of `f16` or `bf16` by `impl Model<bf16> for ..`; one type for each model. Half
 /// types have a copy in `f32`, which is what the optimizer updates. Gradients have the type of the parameters, are
-/// summed in `f32`, and rounded once.
+/// summed in `f32`, and rounded once; those that are [accumulated](Self::accumulate), too.
 ///
 /// **Order.** List the parameters in the order in which the forward pass uses them: buckets are exchanged from the last
 /// to the first.
@@ -78,7 +80,6 @@ pub struct DataParallel<M: Model<T>, T: Parameter = f32> {
     devices: Option<Vec<usize>>,
     optimizer: Optimizer,
     steps: u64,
-    held: Option<Held>,
     unused: Vec<usize>,
     #[cfg(feature = "checkpoints")]
     groups: save::Groups,
@@ -172,8 +173,9 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         optimizer: Optimizer,
         build: impl Fn(&Device) -> Result<M> + Sync,
     ) -> Result<Self> {
-        optimizer.check()?;
         let replicas = PerDevice::made(&pool.shared, |dev, _| {
+            // Not before: other processes hear of what fails in a scope.
+            optimizer.check()?;
             if devices.is_some_and(|devices| !devices.contains(&dev.index())) {
                 return Ok(None);
             }
@@ -188,7 +190,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             devices,
             optimizer,
             steps: 0,
-            held: None,
             unused: Vec::new(),
             #[cfg(feature = "checkpoints")]
             groups: Default::default(),
@@ -212,8 +213,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     ///   as a rule). Neither that step nor this one has changed a parameter or a moment, and the model can be used:
     ///   with other data, or a smaller rate. An error one step late costs no wait; [`verify`](Self::verify) and
     ///   [`save`](Self::save) also report it.
-    /// * [`Error::InvalidArgument`]: 0 rows; a schedule that has raised the rate beyond `f32`; a closure that gave no
-    ///   gradient at all; parameters that have other sizes than at the start.
+    /// * [`Error::InvalidArgument`]: 0 rows, in all processes together; a schedule that has raised the rate beyond `f32`;
+    ///   a closure that gave no gradient at all; parameters that have other sizes than at the start.
     /// * [`Error::Poisoned`] after a failed step: see [`recover`](Self::recover).
     /// * Those of `f`, and of [`GpuPool::run`].
     #[track_caller]
@@ -222,23 +223,25 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         rows: usize,
         f: impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        let (site, _here) = (Location::caller(), OpSite::here("DataParallel::step"));
-        let held = Held::and(self.held, rows, "DataParallel::step")?;
-        self.optimizer.check_step(self.steps)?;
-        self.held = None;
+        const OP: &str = "DataParallel::step";
+        let (site, _here) = (Location::caller(), OpSite::here(OP));
         let optimizer = self.optimizer;
-        let all = self.on_each(|dev, shard, replica| {
-            let result = replica.pass(dev, shard, rows, held, site, true, &f)?;
-            let outcome = replica.update(dev, &optimizer, held)?;
-            Ok((result, outcome))
-        })?;
+        if let Err(error) = optimizer.check_step(self.steps) {
+            return super::refuse(&self.replicas.shared, error);
+        }
+        let update = |dev: &Device, replica: &mut Replica<M, T>| replica.update(dev, &optimizer);
+        let all = self.passes(&Call::at(OP, site), (rows, true), &f, update)?;
         let (results, outcomes): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-        self.conclude("DataParallel::step", site, &outcomes)?;
+        self.conclude(OP, site, &outcomes)?;
         Ok(results.into_iter().flatten().collect())
     }
 
     /// Gradients of one more piece of the batch, without an exchange and without an update: the next
-    /// [`step`](Self::step) counts them, too, with the weight of their rows. (DDP's `no_sync`.)
+    /// [`step`](Self::step) counts them, too, with the weight of their rows. (DDP's `no_sync`.) Up to rounding it makes
+    /// the same step whatever the pieces of the batch and their order are: what is added up on the way is never larger
+    /// than the largest mean of a piece.
+    ///
+    /// Gradients of half types are added up in `f32`: 4 bytes for each element, from the first call on.
     ///
     /// ```
     /// # use gpu_pool::{DeviceBuffer, GpuPool, parallel::{DataParallel, Model, Optimizer}};
@@ -268,15 +271,32 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         rows: usize,
         f: impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        let (site, _here) = (Location::caller(), OpSite::here("DataParallel::accumulate"));
-        let held = Held::and(self.held, rows, "DataParallel::accumulate")?;
-        let results = self.on_each(|dev, shard, replica| {
-            let result = replica.pass(dev, shard, rows, held, site, false, &f)?;
-            replica.hold(dev)?;
-            Ok(result)
+        const OP: &str = "DataParallel::accumulate";
+        let (site, _here) = (Location::caller(), OpSite::here(OP));
+        let hold = |dev: &Device, replica: &mut Replica<M, T>| replica.hold(dev);
+        let all = self.passes(&Call::at(OP, site), (rows, false), &f, hold)?;
+        Ok(all.into_iter().filter_map(|(result, ())| result).collect())
+    }
+
+    /// A pass on each device, and its end. `sync`: it is the last pass before the exchange.
+    #[track_caller]
+    fn passes<R: Send, E: Send>(
+        &mut self,
+        call: &Call,
+        (rows, sync): (usize, bool),
+        f: &(impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync),
+        end: impl Fn(&Device, &mut Replica<M, T>) -> Result<E> + Sync,
+    ) -> Result<Vec<(Option<R>, E)>> {
+        let all = self.on_each(|dev, shard, replica| {
+            if !replica.begin(dev, call, rows, sync)? {
+                return Ok(None);
+            }
+            let result = replica.pass(dev, shard, rows, f)?;
+            Ok(Some((result, end(dev, replica)?)))
         })?;
-        self.held = Some(held);
-        Ok(results.into_iter().flatten().collect())
+        // Not in the scope: no device has failed, so the model stays as it was.
+        let none = || Error::invalid_at(call.site, call.op, "a batch of 0 rows");
+        all.into_iter().collect::<Option<_>>().ok_or_else(none)
     }
 
     /// A forward pass: `f` has the rows of its shard, which is never empty, and returns their results; all results come
@@ -337,7 +357,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     pub fn recover(&mut self) -> Result<()> {
         let (site, _here) = (Location::caller(), OpSite::here("DataParallel::recover"));
         self.replicas.clear_poison()?;
-        self.held = None;
         let outcomes = self.on_each(|dev, _, replica| replica.recover(dev))?;
         self.conclude("DataParallel::recover", site, &outcomes)
     }
@@ -371,8 +390,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         &self.unused
     }
 
-    /// The norm of the gradients of the last step, before clipping, of each device's group. **Waits** for that step.
-    /// None before the first one.
+    /// The norm of the gradients of the last step, before clipping, of each device's group: of their mean over all
+    /// rows, those of [`accumulate`](Self::accumulate) among them. **Waits** for that step. None before the first one.
     ///
     /// # Errors
     /// Those of [`GpuPool::run`].

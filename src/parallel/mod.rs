@@ -24,6 +24,23 @@ mod sharded;
 mod tasks;
 mod tensor;
 
+use crate::{
+    error::{Error, Result},
+    scope,
+    thread::worker::Shared,
+};
+use std::sync::Arc;
+
+/// The end of a call that is refused before its scope. Where there are other processes, they have begun theirs, and
+/// would wait in it: so a scope fails here, too, which they hear of. It touches nothing.
+#[track_caller]
+fn refuse<R>(shared: &Arc<Shared>, error: Error) -> Result<R> {
+    if shared.world.is_some() {
+        let _ = scope::run(shared, "refuse", None, |_, _| Err::<(), _>(error.clone()), |_, _| true);
+    }
+    Err(error)
+}
+
 pub use crate::Hop;
 #[cfg(feature = "checkpoints")]
 pub use checkpoint::Checkpoint;

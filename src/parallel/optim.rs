@@ -247,7 +247,7 @@ impl Optimizer {
         if steps > MOST_STEPS {
             return Err(Error::invalid("Optimizer", format_args!("{steps} steps: at most 2^53 can be counted")));
         }
-        let Rule { decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps, .. } = self.rule(steps, 1.0);
+        let Rule { decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps, .. } = self.rule(steps);
         if [decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps].iter().all(|x| x.is_finite()) {
             return Ok(());
         }
@@ -257,14 +257,14 @@ impl Optimizer {
         Err(Error::invalid("Optimizer", why))
     }
 
-    /// The numbers of the step after so many. `factor`: what the gradients are multiplied with first.
-    pub(super) fn rule(&self, steps: u64, factor: f64) -> Rule {
+    /// The numbers of the step after so many.
+    pub(super) fn rule(&self, steps: u64) -> Rule {
         let rate = self.rate_at(steps);
         let plain = Rule {
             kind: SGD,
             nesterov: 0,
             gather: 0,
-            factor: factor as f32,
+            factor: 1.0,
             most: self.clip.unwrap_or(0.0) as f32,
             decay: self.decay as f32,
             shrink: 1.0,

@@ -219,7 +219,8 @@ impl<S: Stage + 'static> Pipeline<S> {
         const OP: &str = "Pipeline::step";
         let site = Location::caller();
         if !self.schedule.is_training() {
-            return Err(Error::invalid(OP, "the schedule has no backward passes; `forward` is for such ones"));
+            let why = "the schedule has no backward passes; `forward` is for such ones";
+            return super::refuse(&self.stages.shared, Error::invalid(OP, why));
         }
         let schedule = &self.schedule;
         let losses = self.run(site, OP, schedule, &input, &|dev, micro, y| {

@@ -193,7 +193,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     {
         let _here = OpSite::here("step");
         self.check(dev, "step")?;
-        let rule = self.optimizer.rule(self.steps, 1.0);
+        let rule = self.optimizer.rule(self.steps);
         let mut weights: SmallVec<[DeviceViewMut<'_, T>; 8]> = weights.iter_mut().map(|x| x.view_mut()).collect();
         let grads = grads.view_mut();
         self.own.check(&grads, &weights)?;
@@ -216,7 +216,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     pub fn prepare(&mut self, dev: &Device) -> Result<()> {
         let _here = OpSite::here("prepare");
         self.check(dev, "prepare")?;
-        self.own.set_later(dev, self.optimizer.rule(self.steps, 1.0))?;
+        self.own.set_later(dev, self.optimizer.rule(self.steps))?;
         self.gang = dev.session.gang.place();
         self.steps += 1;
         Ok(())

@@ -5,6 +5,9 @@
 //! A layer holds this device's part of the weights and of their gradients. It may use operations, collectives and
 //! everything below them.
 //!
+//! With `accumulate` gradients are added to those of earlier calls. Of half types the sums are in `f32` ([`Wide`]), and
+//! the gradients are these, rounded.
+//!
 //! Invariant: a collective of a step back is enqueued before the gradients of the weights, on a stream of its own, so
 //! that both run at once. Memory orders what follows.
 
@@ -24,8 +27,9 @@ pub use norm::SequenceNorm;
 pub use crate::NormSaved;
 
 use crate::{
-    DeviceBuffer, Element, Float, Group, ReduceOp,
+    Device, DeviceBuffer, Element, Float, Group, ReduceOp,
     error::{Error, Result, op_site::OpSite},
+    gradients::{add_up, wide_len},
     memory::{AsView, AsViewMut},
     shard::balanced,
 };
@@ -121,10 +125,44 @@ fn beside<R>(group: &Group<'_>, collective: impl FnOnce(&Group<'_>) -> Result<R>
     collective(&on_side)
 }
 
+/// The sum of a gradient over calls, in `f32`, where its own type is narrower: there a sum of equal numbers stops
+/// growing at 256 (`bf16`) or 2048 (`f16`) of them.
+#[derive(Default)]
+struct Wide(Option<[DeviceBuffer<f32>; 2]>);
+
+impl Wide {
+    /// Whether sums of this type are in `f32`.
+    const fn is_for<T>() -> bool {
+        size_of::<T>() < size_of::<f32>()
+    }
+
+    /// `sum += piece`. Where the caller has written `sum`, that counts.
+    #[track_caller]
+    fn add<T, S>(&mut self, dev: &Device, piece: &DeviceBuffer<T>, sum: &mut S) -> Result<()>
+    where
+        T: Float + Element,
+        S: AsViewMut<Elem = T>,
+    {
+        if !Self::is_for::<T>() || piece.is_empty() {
+            return dev.add_assign(sum, piece);
+        }
+        let wide = match &mut self.0 {
+            Some(wide) => wide,
+            none => none.insert([dev.zeros(wide_len(piece.len()))?, dev.zeros(1)?]),
+        };
+        add_up(dev, piece.view(), sum.view_mut().view(), wide.each_ref())
+    }
+}
+
 /// `sum = value`, or `sum += value`.
 #[track_caller]
-fn put<T: Float>(group: &Group<'_>, value: &DeviceBuffer<T>, sum: &mut DeviceBuffer<T>, add: bool) -> Result<()> {
-    if add { group.device().add_assign(sum, value) } else { group.device().copy(value, sum) }
+fn put<T: Float + Element>(
+    dev: &Device,
+    value: &DeviceBuffer<T>,
+    (sum, wide): (&mut DeviceBuffer<T>, &mut Wide),
+    add: bool,
+) -> Result<()> {
+    if add { wide.add(dev, value, sum) } else { dev.copy(value, sum) }
 }
 
 /// The elements of a matrix.

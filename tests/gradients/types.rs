@@ -3,9 +3,9 @@
 use crate::{
     on_both,
     rig::{self, Rng, SIZES, all, backwards, give, numbers, refused, small},
-    support::{Gpus, failure},
+    support::{Gpus, failure, long},
 };
-use gpu_pool::{Error, Gradient, GradientExchange, ReduceOp, Wire};
+use gpu_pool::{Error, Float, Gradient, GradientExchange, ReduceOp, Wire};
 use half::{bf16, f16};
 use std::fmt::Debug;
 
@@ -193,6 +193,56 @@ on_both! {
         });
         let six = bf16::from_f32(6.0);
         assert_eq!(found.unwrap(), vec![vec![vec![six; 9], vec![six; 3]]; 2]);
+    }
+
+    // Sums of ones in half types stop at 256 or 2048; memory that was lent is the caller's.
+    2: fn sums_of_halves_go_on(gpus) {
+        fn ones<T: Number + Float + PartialEq>(gpus: Gpus, steps: usize) {
+            let pool = rig::pool(gpus, 2);
+            pool.run(|dev, _| {
+                let mut exchange = small().of::<T>().reduce(ReduceOp::Sum).build(dev, &[9, 3, 40, 2])?;
+                let one = [9, 3, 40].map(|len| dev.upload(&vec![T::new(1.0); len]));
+                let one = one.into_iter().collect::<Result<Vec<_>, _>>()?;
+                exchange.lend(3, dev.upload(&[T::new(7.0); 2])?)?;
+                for round in 0..2 {
+                    let steps = if round == 0 { steps } else { 30 };
+                    for micro in 0..steps {
+                        exchange.set_sync(micro + 1 == steps)?;
+                        for gradient in 0..3 {
+                            // Gradient 1 is not in the first steps; on one member gradient 2 is not in the last ones.
+                            if gradient == 1 && micro < 10 || gradient == 2 && dev.rank() == 1 && micro + 10 > steps {
+                                continue;
+                            }
+                            assert_eq!(exchange.holds(gradient), micro > if gradient == 1 { 10 } else { 0 });
+                            let writes = gradient == 0 || !exchange.holds(gradient);
+                            let mut x = exchange.grad_mut(gradient)?;
+                            match writes {
+                                true => dev.copy(&one[gradient], &mut x)?,
+                                false => dev.add_assign(&mut x, &one[gradient])?,
+                            }
+                            exchange.ready(dev, gradient)?;
+                        }
+                        if micro == 3 {
+                            exchange.ready(dev, 3)?;
+                        }
+                        exchange.finish(dev)?;
+                    }
+                    let found = all(dev, &exchange)?;
+                    let value = |x: usize| T::new(x as f32);
+                    let lent = [14, 28][round];
+                    let wanted = [(2 * steps, 9), (2 * (steps - 10), 3), (2 * steps - 9, 40), (lent, 2)];
+                    for (found, (wanted, len)) in found.iter().zip(wanted) {
+                        assert_eq!(*found, vec![value(wanted); len], "round {round}");
+                    }
+                }
+                Ok(())
+            })
+            .unwrap();
+        }
+        ones::<bf16>(gpus, 300);
+        if long() {
+            ones::<f16>(gpus, 2500);
+        }
     }
 
     1: fn wires_that_are_of_no_use(gpus) {

@@ -4,6 +4,7 @@
 //! `test_parallel_apply_passes_exception` (test/distributed/test_data_parallel.py), and issues #15161, #52260 and
 //! #5039: fewer rows than devices.
 
+mod accumulation;
 mod failures;
 mod formulas;
 pub mod rig;

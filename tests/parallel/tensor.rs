@@ -349,6 +349,63 @@ crate::on_both! {
         }
     }
 
+    // In half types sums of ones stop at 256 or 2048. What the program writes to a gradient counts.
+    1: fn gradients_of_half_types_add_up(gpus) {
+        fn ones<T: Float<Acc = f32> + Element>(gpus: crate::support::Gpus, of: fn(f64) -> T, calls: usize) {
+            let found = gpus.pool(gpus.up_to(2)).run(|dev, _| {
+                let (group, n, one) = (everyone(dev)?, dev.count(), of(1.0));
+                let mut column = ColumnLinear::new(&group, &vec![one; 6 * n], &vec![one; 3 * n])?;
+                let mut row = RowLinear::new(&group, &vec![one; 6 * n], &[one; 2])?;
+                let mut embedding = VocabularyEmbedding::new(&group, &vec![one; 3 * n], 3)?;
+                let mut norm = SequenceNorm::layer(dev, &[one; 4], &[one; 4], 0.0)?;
+                let ones = [0, 1, 2, 3].map(|len| dev.upload(&vec![of(1.0); len]));
+                let ones = ones.into_iter().collect::<Result<Vec<_>>>()?;
+                let words = Indices::new(&group, &[dev.rank() as u32], n)?;
+                // A row whose norm is 1, -1, 1, -1, on one member.
+                let (x, dx) = (dev.upload(&[1.0, -1.0, 1.0, -1.0].map(of))?, dev.upload(&[one; 4])?);
+                let (_, saved) = norm.forward(dev, &x)?;
+                let nothing = dev.zeros::<T>(4)?;
+                let mut seen = Vec::new();
+                for call in 0..calls {
+                    if call == calls - 2 {
+                        // Back to 0 in one of them.
+                        dev.fill(&mut column.part.bias_gradient, of(0.0))?;
+                    }
+                    let add = call > 0;
+                    column.backward(&group, &ones[2], &ones[3], 1, add)?;
+                    row.backward(&group, &ones[3], &ones[2], 1, add)?;
+                    embedding.backward(&group, &words, &ones[3], add)?;
+                    norm.backward(&group, &x, &saved, if dev.rank() == 0 { &dx } else { &nothing }, add)?;
+                }
+                let beta = norm.beta_gradient.as_ref().expect("a layer norm");
+                for buffer in [
+                    &column.part.weight_gradient,
+                    &column.part.bias_gradient,
+                    &row.part.weight_gradient,
+                    &row.part.bias_gradient,
+                    &embedding.gradient,
+                    &norm.gamma_gradient,
+                    beta,
+                ] {
+                    seen.push(dev.download(buffer)?.into_iter().map(|x| f64::from(T::wide(x))).collect::<Vec<_>>());
+                }
+                Ok(seen)
+            });
+            let all = calls as f64;
+            for found in found.unwrap() {
+                let table = [vec![all; 3], vec![0.0; 3]].concat();
+                let gamma = vec![all, -all, all, -all];
+                let wanted =
+                    [vec![all; 6], vec![2.0; 3], vec![all; 6], vec![all; 2], table, gamma, vec![all; 4]];
+                assert_eq!(found, wanted);
+            }
+        }
+        ones(gpus, bf16::from_f64, 300);
+        if crate::support::long() {
+            ones(gpus, f16::from_f64, 4096);
+        }
+    }
+
     // Also fewer rows than devices. Rows are normalized alone, so they have the bits of one device.
     4: fn norms_of_own_rows(gpus) {
         let cols = 6;

@@ -44,7 +44,7 @@ impl Group<'_> {
         let Some(across) = &self.across else { return Ok(None) };
         let call = Call::new("explain").elements(dtype, len).reducing(op);
         let trip = Trip::new(self, across, &call, false)?;
-        let (whole, (inner, outer), size) = (trip.cut(len, dtype), levels(op), dtype.size());
+        let (whole, (inner, outer), size) = (trip.cut(len, dtype), levels(op, dtype, trip.members()), dtype.size());
         let (transport, sums, pieces, beside) = match trip.transport()? {
             Transport::None(error) => return Err(error.clone()),
             Transport::Host(transport) => {

@@ -27,7 +27,7 @@ use crate::{
     fabric::{
         descriptor::Area,
         plan::{Counts, Shape, Side},
-        types::ReduceOp,
+        types::{DType, ReduceOp},
     },
 };
 use std::sync::Arc;
@@ -42,9 +42,11 @@ pub(super) fn gather(cut: &Cut<'_>, n: usize) -> Shape {
     Shape::AllGather { counts: cut.counts(n), in_place: false }
 }
 
-/// The operations inside a process and between processes.
-pub(super) fn levels(op: ReduceOp) -> (ReduceOp, ReduceOp) {
+/// The operations inside a process and between processes, for so many members of all processes.
+pub(super) fn levels(op: ReduceOp, dtype: DType, members: usize) -> (ReduceOp, ReduceOp) {
     match op {
+        // The sums of the processes are rounded, and may be out of range where the mean is not.
+        ReduceOp::Avg if dtype == DType::F16 => (ReduceOp::Scaled(1.0 / members as f64), ReduceOp::Sum),
         // The mean is taken once, over all members.
         ReduceOp::Avg => (ReduceOp::Sum, ReduceOp::Avg),
         // Each member's factor is its own.
@@ -66,7 +68,7 @@ pub(super) fn all_reduce(trip: &Trip<'_, '_>, request: &Request, len: usize) -> 
         Transport::None(error) => return Err(error.clone()),
         Transport::Device(transport) => transport.clone(),
     };
-    let ((inner, outer), whole) = (levels(request.reduce), trip.cut(len, dtype));
+    let ((inner, outer), whole) = (levels(request.reduce, dtype, trip.members()), trip.cut(len, dtype));
     let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
     let owned = |cut: &Cut<'_>| cut.equal(across.here, across.hosts.len());
     let of = |area: &Area, cut: &Cut<'_>| part(area, bytes(&cut.range(), size));
@@ -104,7 +106,8 @@ pub(super) fn reduce_scatter(trip: &Trip<'_, '_>, request: &Request, parts: &Cou
         Transport::None(error) => return Err(error.clone()),
         Transport::Device(transport) => transport.clone(),
     };
-    let ((inner, outer), whole) = (levels(request.reduce), trip.cut(parts.total(trip.members()), dtype));
+    let (inner, outer) = levels(request.reduce, dtype, trip.members());
+    let whole = trip.cut(parts.total(trip.members()), dtype);
     let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
     let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| deliver(trip, cut, parts));
     let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
@@ -202,7 +205,8 @@ pub(super) fn before(
     sum: &Sum<'_>,
     transport: &Arc<dyn HostTransport>,
 ) -> Result<(Pieces, Vec<Area>)> {
-    let ((source, _), dtype, (inner, outer)) = (both(request), request.dtype, levels(request.reduce));
+    let ((source, _), dtype) = (both(request), request.dtype);
+    let (inner, outer) = levels(request.reduce, dtype, trip.members());
     let (size, n) = (dtype.size(), trip.here.count());
     let job = match sum {
         Sum::ToAll { .. } => Job::SumAndFill(outer),

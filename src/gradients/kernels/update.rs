@@ -10,12 +10,12 @@ use super::{
     launch, push_table, slice, touched, value,
 };
 use crate::{
-    Device, LaunchDims,
+    DType, Device, DeviceBuffer, Element, LaunchDims,
     driver::HostArg,
     error::Result,
     gradients::element::{Gradient, private::Named},
     kernel::builtin::{Float, OPTIMIZER},
-    memory::{DeviceView, hazard::Access},
+    memory::{AsView, DeviceCopy, DeviceView, hazard::Access},
 };
 use half::{bf16, f16};
 
@@ -192,6 +192,48 @@ pub(in super::super) fn update<T: Parameter>(
     let places = segments.iter().filter_map(|segment| segment.memory.as_ref());
     touched.extend(places.map(|memory| (memory.block, memory.bytes(), Access::Write)));
     launch(dev, &OPTIMIZER, T::UPDATE, blocks, &update_args(g, moments, norm, segments, (rule, later)), &touched)
+}
+
+/// `sum += piece` in a half type, over many calls: `wide` has the sum in `f32`, with an element for each, rounded up to
+/// a multiple of [`PACK`]. It is an update with a rate of -1, so `sum` counts where `wide` does not round to it: the
+/// caller may have written it. `zero` is a number 0.
+#[track_caller]
+pub(crate) fn add_up<T: Element>(
+    dev: &Device,
+    piece: DeviceView<'_, T>,
+    sum: DeviceView<'_, T>,
+    [wide, zero]: [&DeviceBuffer<f32>; 2],
+) -> Result<()> {
+    debug_assert!(piece.len() == sum.len() && wide.len() == wide_len(sum.len()));
+    match T::DTYPE {
+        DType::F16 => add_up_in::<f16>(dev, in_type(piece), in_type(sum), [wide, zero]),
+        DType::BF16 => add_up_in::<bf16>(dev, in_type(piece), in_type(sum), [wide, zero]),
+        other => unreachable!("{other:?} is no half type"),
+    }
+}
+
+/// The length of the sum in `f32` of so many elements.
+pub(crate) fn wide_len(len: usize) -> usize {
+    len.next_multiple_of(PACK)
+}
+
+/// The view in its own type, which the caller has found by its number.
+fn in_type<T: DeviceCopy, U: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceView<'_, U> {
+    debug_assert_eq!(size_of::<T>(), size_of::<U>());
+    DeviceView { block: view.block, address: view.address, len: view.len, of: std::marker::PhantomData }
+}
+
+#[track_caller]
+fn add_up_in<T: Parameter>(
+    dev: &Device,
+    piece: DeviceView<'_, T>,
+    sum: DeviceView<'_, T>,
+    [wide, zero]: [&DeviceBuffer<f32>; 2],
+) -> Result<()> {
+    let rule = Rule { kind: SGD, factor: 1.0, shrink: 1.0, rate: -1.0, ..bytemuck::Zeroable::zeroed() };
+    let moments = Moments { master: Some(wide.view()), ..Moments::default() };
+    let all = Segment { start: 0, len: sum.len(), memory: Some(sum) };
+    update(dev, &piece, &moments, &zero.view(), &[all], (rule, None))
 }
 
 /// # Safety

@@ -19,8 +19,9 @@ pub trait Model<T: Parameter = f32>: 'static {
 pub struct Gradients<'a, T: Parameter = f32> {
     dev: &'a Device,
     exchange: &'a mut GradientExchange<T>,
-    /// One over the rows of the whole batch: the factor of each row's loss. (When gradients were
-    /// [accumulated](super::DataParallel::accumulate), one over the rows of the first piece; the update corrects it.)
+    /// One over the rows of the whole batch: the factor of each row's loss. (Of a piece that is
+    /// [accumulated](super::DataParallel::accumulate), or follows one, it is another number in each pass; the sum over
+    /// all pieces is the mean over their rows.)
     pub scale: f32,
 }
 
@@ -40,8 +41,8 @@ impl<'a, T: Parameter> Gradients<'a, T> {
     }
 
     /// Gives gradient `i`, once in each pass: `f` writes all of it. When the last gradient of a bucket is there, its
-    /// exchange begins. What an earlier pass has [accumulated](super::DataParallel::accumulate) is added to it, at the
-    /// cost of a buffer and of a pass over it; see [`add`](Self::add).
+    /// exchange begins. What an earlier pass has [accumulated](super::DataParallel::accumulate) is added to it, for
+    /// `f32` at the cost of a buffer and of a pass over it; see [`add`](Self::add).
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no such gradient, or it was given already;
@@ -49,9 +50,9 @@ impl<'a, T: Parameter> Gradients<'a, T> {
     #[track_caller]
     pub fn write(&mut self, i: usize, f: impl FnOnce(&mut DeviceViewMut<'_, T>) -> Result<()>) -> Result<()> {
         let _here = OpSite::here("Gradients::write");
-        let holds = self.exchange.holds(i);
+        let adds = self.exchange.must_add(i);
         let mut own = self.exchange.grad_mut(i)?;
-        if holds {
+        if adds {
             let mut new = self.dev.zeros::<T>(own.len())?;
             OpSite::outside(|| f(&mut new.view_mut()))?;
             self.dev.axpy(1.0, &new, &mut own)?;
@@ -62,14 +63,14 @@ impl<'a, T: Parameter> Gradients<'a, T> {
     }
 
     /// [`write`](Self::write) for an `f` that can add, as a matrix product can: it gets 1 if it must add to what is
-    /// there, else 0 (`beta` of a product).
+    /// there, else 0 (`beta` of a product). It is never 1 in half types, whose sums are in `f32`, apart.
     ///
     /// # Errors
     /// As of `write`.
     #[track_caller]
     pub fn add(&mut self, i: usize, f: impl FnOnce(&mut DeviceViewMut<'_, T>, f32) -> Result<()>) -> Result<()> {
         let _here = OpSite::here("Gradients::add");
-        let beta = if self.exchange.holds(i) { 1.0 } else { 0.0 };
+        let beta = if self.exchange.must_add(i) { 1.0 } else { 0.0 };
         let mut own = self.exchange.grad_mut(i)?;
         OpSite::outside(|| f(&mut own, beta))?;
         drop(own);

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Device, DeviceBuffer, GradientExchange, Group, Parameter, PinnedBuffer, ReduceOp, Shard,
-    error::{Error, Result, Site, op_site::OpSite},
+    error::{Error, Result, op_site::OpSite},
     fabric::call::Call,
     gradients::{Moments, Together},
     memory::AsView,
@@ -20,24 +20,27 @@ use std::ops::Range;
 /// The smaller size of the first bucket, so that the exchange begins early.
 const FIRST_BUCKET: usize = 1 << 20;
 
-/// Rows of the pieces of a batch.
+/// The pieces of a batch: rows of all processes, and what the sum over these rows is divided by.
+///
+/// No sum on the way is larger than the mean of the piece with the largest: the divisor is never less than the rows. It
+/// grows by factors of two, so what is held is not rounded, and becomes the number of rows with the last piece. Then
+/// the gradients are the mean, in their memory, in the norm, and for the optimizer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
-    first: usize,
-    total: usize,
+struct Held {
+    rows: f64,
+    divisor: f64,
 }
 
 impl Held {
     /// With one more piece.
-    #[track_caller]
-    pub fn and(held: Option<Held>, rows: usize, op: &'static str) -> Result<Held> {
-        if rows == 0 {
-            return Err(Error::invalid(op, "a batch of 0 rows"));
+    fn and(held: Option<Held>, rows: usize, last: bool) -> Held {
+        let more = rows as f64;
+        let Some(held) = held else { return Held { rows: more, divisor: more } };
+        let (rows, mut divisor) = (held.rows + more, held.divisor);
+        while divisor < rows {
+            divisor *= 2.0;
         }
-        Ok(match held {
-            None => Held { first: rows, total: rows },
-            Some(held) => Held { total: held.total.saturating_add(rows), ..held },
-        })
+        Held { rows, divisor: if last { rows } else { divisor } }
     }
 }
 
@@ -95,8 +98,10 @@ pub(super) struct Replica<M, T: Parameter> {
     dirty: bool,
     /// The place of the gang that has launched the last update; 0: none.
     updated_in: u64,
-    /// The rows of all processes, if there are several.
+    /// The pieces that were accumulated, and the one of this pass.
     held: Option<Held>,
+    /// The factor of each row's loss in this pass.
+    scale: f32,
     #[cfg(feature = "checkpoints")]
     pub sharded: bool,
 }
@@ -138,6 +143,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             dirty: false,
             updated_in: 0,
             held: None,
+            scale: 1.0,
             #[cfg(feature = "checkpoints")]
             sharded: optimizer.sharded,
             model,
@@ -158,41 +164,41 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Ok(if is_gang { shard } else { Shard::new(group.rank(), group.count(), None) })
     }
 
+    /// Begins a pass over `rows` rows of this process. Processes tell each other their rows. False if there are none at
+    /// all: then nothing has begun, on no device.
+    #[track_caller]
+    pub fn begin(&mut self, dev: &Device, call: &Call, rows: usize, sync: bool) -> Result<bool> {
+        self.exchange.set_sync(sync)?;
+        let group = self.exchange.group(dev, call.op)?;
+        let rows = if group.spans_processes() { group.sum_of_processes(call, rows)? } else { rows };
+        if rows == 0 {
+            return Ok(false);
+        }
+        let all = Held::and(self.held, rows, sync);
+        let held = self.held.map_or(1.0, |held| held.divisor / all.divisor);
+        self.exchange.weigh(dev, held, rows as f64 / all.divisor)?;
+        // Sums that are apart have weights. So each piece may be a mean, in the middle of the range of a half type.
+        let divisor = if GradientExchange::<T>::APART { rows as f64 } else { all.divisor };
+        (self.held, self.scale) = (Some(all), (1.0 / divisor) as f32);
+        Ok(true)
+    }
+
     /// The forward and backward pass, if this device has rows.
     #[track_caller]
-    #[expect(clippy::too_many_arguments, reason = "one call for both kinds of passes")]
     pub fn pass<R>(
         &mut self,
         dev: &Device,
         shard: Shard,
         rows: usize,
-        held: Held,
-        site: Site,
-        sync: bool,
         f: &(impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync),
     ) -> Result<Option<R>> {
-        self.exchange.set_sync(sync)?;
-        let held = self.agree_on(dev, rows, held, site)?;
         if shard.range(rows).is_empty() {
             self.exchange.nothing();
             return Ok(None);
         }
-        let scale = (1.0 / held.first as f64) as f32;
+        let scale = self.scale;
         OpSite::outside(|| f(dev, shard, &mut self.model, &mut Gradients::new(dev, &mut self.exchange, scale)))
             .map(Some)
-    }
-
-    /// The rows of all processes, which agree on them in a meeting; those of this process if it is the only one.
-    fn agree_on(&mut self, dev: &Device, rows: usize, held: Held, site: Site) -> Result<Held> {
-        let group = self.exchange.group(dev, "DataParallel")?;
-        if !group.spans_processes() {
-            return Ok(held);
-        }
-        let rows = group.sum_of_processes(&Call::at("DataParallel", site), rows)?;
-        let first_piece = held.first == held.total;
-        let all = Held::and(self.held.filter(|_| !first_piece), rows, "DataParallel")?;
-        self.held = Some(all);
-        Ok(all)
     }
 
     /// Ends a pass without an exchange.
@@ -203,7 +209,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
 
     /// Ends the exchange, and updates the parameters.
     #[track_caller]
-    pub fn update(&mut self, dev: &Device, optimizer: &Optimizer, held: Held) -> Result<Outcome> {
+    pub fn update(&mut self, dev: &Device, optimizer: &Optimizer) -> Result<Outcome> {
         if optimizer.sharded && self.together.is_none() {
             // The other members' sums are added to these.
             dev.fill(&mut self.sums, 0.0)?;
@@ -215,6 +221,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         }
         // All members meet here: no closure has failed.
         let unused = self.exchange.finish(dev)?.unused().to_vec();
+        self.held = None;
         let mut outcome = self.settle()?;
         outcome.unused = Some(unused);
         if outcome.not_finite.is_some() {
@@ -227,8 +234,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             self.exchange.prepare_together(dev, together, &moments, &parameters)?;
         }
         (self.dirty, self.updated_in) = (true, dev.session.gang.place());
-        let held = self.held.take().unwrap_or(held);
-        let rule = optimizer.rule(self.steps, held.first as f64 / held.total as f64);
+        let rule = optimizer.rule(self.steps);
         match &self.together {
             Some(together) => {
                 let numbers = (&mut self.sums, &self.norm);
@@ -297,7 +303,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     pub fn begin_at(&mut self, dev: &Device, steps: u64) -> Result<()> {
         self.exchange.reset(dev)?;
         (self.steps, self.updates, self.pending) = (steps, 0, None);
-        (self.dirty, self.updated_in) = (false, 0);
+        (self.dirty, self.updated_in, self.held) = (false, 0, None);
         Ok(())
     }
 

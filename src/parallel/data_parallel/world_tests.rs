@@ -2,9 +2,11 @@
 
 use super::{DataParallel, Gradients, Model};
 use crate::{
-    Device, DeviceBuffer, Error, GpuPool, GradientExchange, ReduceOp, Result, Shard,
-    collective::world::loopback::Hosts, parallel::Optimizer,
+    Device, DeviceBuffer, Error, GpuPool, GradientExchange, Parameter, ReduceOp, Result, Shard,
+    collective::world::loopback::Hosts,
+    parallel::{At, Optimizer, Pipeline, Schedule, Stage},
 };
+use half::{bf16, f16};
 
 const LEN: usize = 5000;
 
@@ -175,4 +177,225 @@ fn gradient_exchanges_span_processes() {
         GradientExchange::builder().build_in(&world, &[4 + usize::from(world.rank() == 2)]).map(drop)
     });
     assert!(found.iter().all(|found| matches!(found, Err(Error::WorldMismatch { .. }))), "{found:?}");
+}
+
+/// A model of one parameter.
+struct One<T: Parameter>(DeviceBuffer<T>);
+
+impl<T: Parameter> Model<T> for One<T> {
+    fn parameters(&mut self) -> Vec<&mut DeviceBuffer<T>> {
+        vec![&mut self.0]
+    }
+}
+
+/// Three zeros.
+fn zeros<T: Parameter>(pool: &GpuPool, optimizer: Optimizer) -> Result<DataParallel<One<T>, T>> {
+    DataParallel::new_in(pool, |dev| dev.world(), optimizer, |dev| Ok(One(dev.zeros(3)?)))
+}
+
+/// A pass over `rows` rows of this process, of which each has this gradient: the last one is a step.
+fn piece<T: Parameter>(
+    model: &mut DataParallel<One<T>, T>,
+    rows: usize,
+    last: bool,
+    of: impl Fn(f32) -> T + Sync,
+    gradient: f32,
+) -> Result<()> {
+    let pass = |dev: &Device, shard: Shard, _: &mut One<T>, gradients: &mut Gradients<'_, T>| {
+        let sum = shard.range(rows).len() as f32 * gradient * gradients.scale;
+        gradients.write(0, |own| dev.fill(own, of(sum)))
+    };
+    if last { model.step(rows, pass).map(drop) } else { model.accumulate(rows, pass).map(drop) }
+}
+
+/// The first weight of each device.
+fn first<T: Parameter<Acc = f32>>(model: &mut DataParallel<One<T>, T>) -> Result<Vec<f32>> {
+    model.each(|dev, model| Ok(T::wide(dev.download(&model.0)?[0])))
+}
+
+/// In `bf16` a sum of ones stops at 256 of them; the pieces of the processes have different sizes.
+#[test]
+fn many_pieces_of_halves_are_one_batch() {
+    for optimizer in [Optimizer::sgd(1.0), Optimizer::sgd(1.0).sharded()] {
+        let hosts = Hosts::new(&[2, 1]);
+        let found = hosts.each(|host, pool| {
+            let mut model = zeros::<bf16>(pool, optimizer)?;
+            for at in 0..300 {
+                piece(&mut model, 2 - host, at == 299, bf16::from_f32, 1.0)?;
+            }
+            first(&mut model)
+        });
+        for found in found {
+            assert!(found.unwrap().iter().all(|x| *x == -1.0));
+        }
+    }
+}
+
+/// The mean over all rows of all processes, in all that is told, whatever the pieces.
+#[test]
+fn norms_are_of_the_mean_over_all_processes() {
+    // By process: rows and their gradient, piece by piece.
+    let all: [[&[(usize, f32)]; 2]; 4] = [
+        [&[(6, 1.0), (2, 1.0)], &[(6, 1.0), (2, 1.0)]],
+        [&[(6, 3.0), (2, 1.0)], &[(1, 2.0), (3, 5.0)]],
+        [&[(1, 4.0), (0, 0.0), (7, 0.5)], &[(0, 0.0), (5, 2.0), (9, 1.0)]],
+        // Means that are as large as the type allows.
+        [&[(1, 60_000.0), (9, 60_000.0)], &[(30, 60_000.0), (0, 0.0)]],
+    ];
+    for pieces in all {
+        let rows: usize = pieces.iter().flat_map(|own| own.iter()).map(|(rows, _)| rows).sum();
+        let sum: f64 = pieces.iter().flat_map(|own| own.iter()).map(|&(rows, g)| rows as f64 * f64::from(g)).sum();
+        let mean = sum / rows as f64;
+        let hosts = Hosts::new(&[1, 2]);
+        let found = hosts.each(|host, pool| {
+            let (mut wide, mut half) =
+                (zeros::<f32>(pool, Optimizer::sgd(1.0))?, zeros::<f16>(pool, Optimizer::sgd(1.0).sharded())?);
+            for (at, &(rows, gradient)) in pieces[host].iter().enumerate() {
+                let last = at + 1 == pieces[host].len();
+                piece(&mut wide, rows, last, |x| x, gradient)?;
+                piece(&mut half, rows, last, f16::from_f32, gradient)?;
+            }
+            let norms = [wide.gradient_norms()?, half.gradient_norms()?].map(Option::unwrap);
+            Ok::<_, Error>((norms, first(&mut wide)?, first(&mut half)?))
+        });
+        for found in found {
+            let ([wide, half], weights, halves) = found.unwrap();
+            let near = |x: f32, wanted: f64, bound: f64| {
+                let far = (f64::from(x) / wanted - 1.0).abs();
+                assert!(far <= bound, "{x}, not {wanted}; {pieces:?}");
+            };
+            wide.into_iter().for_each(|x| near(x, mean * 3f64.sqrt(), 1e-6));
+            half.into_iter().for_each(|x| near(x, mean * 3f64.sqrt(), 2e-3));
+            weights.into_iter().for_each(|x| near(x, -mean, 1e-6));
+            halves.into_iter().for_each(|x| near(x, -mean, 2e-3));
+        }
+    }
+}
+
+/// A process may have no rows, also in the last batch; if no process has any, all of them are told so, and go on.
+#[test]
+fn a_process_without_rows() {
+    for optimizer in [Optimizer::sgd(1.0), Optimizer::sgd(1.0).sharded()] {
+        let hosts = Hosts::new(&[2, 1]);
+        let found = hosts.each(|host, pool| {
+            let mut model = zeros::<f32>(pool, optimizer)?;
+            let mut seen = Vec::new();
+            for rows in [[3, 0], [0, 0], [0, 2]] {
+                let step = piece(&mut model, rows[host], true, |x| x, 1.0);
+                let held = piece(&mut model, rows[1 - host], false, |x| x, 2.0);
+                assert_eq!(step.is_ok(), held.is_ok());
+                seen.extend([step, held].into_iter().filter_map(Result::err));
+                if rows != [0, 0] {
+                    model.step(1, |dev, _, _, gradients| {
+                        let sum = if dev.rank() == 0 { gradients.scale } else { 0.0 };
+                        gradients.write(0, |own| dev.fill(own, sum))
+                    })?;
+                }
+            }
+            model.verify()?;
+            Ok::<_, Error>((seen, model.steps(), first(&mut model)?))
+        });
+        for found in found {
+            let (seen, steps, weights) = found.unwrap();
+            assert_eq!((seen.len(), steps), (2, 4));
+            for (error, name) in seen.iter().zip(["DataParallel::step", "DataParallel::accumulate"]) {
+                let Error::InvalidArgument { op, why, site, .. } = error else { panic!("{error}") };
+                assert!(*op == name && why.contains("0 rows") && site.file().ends_with("world_tests.rs"), "{error}");
+            }
+            // 3 rows of 1; then 3 rows of 2 and 2 rows of 1; 2 rows of 1; then 2 rows of 2 and 2 of 1.
+            let wanted = -(1.0 + 8.0 / 5.0 + 1.0 + 6.0 / 4.0);
+            assert!(weights.iter().all(|x| (x - wanted).abs() < 1e-5), "{weights:?}, not {wanted}");
+        }
+    }
+}
+
+/// What one process is refused before it meets the others is told to them, with its cause.
+#[test]
+fn what_one_process_is_refused_ends_the_call_of_all() {
+    let hosts = Hosts::new(&[1, 1]);
+    #[track_caller]
+    fn told<R>([own, other]: &[Result<R>; 2], cause: &str) {
+        let (own, other) = (own.as_ref().err().unwrap(), other.as_ref().err().unwrap());
+        assert!(matches!(own, Error::InvalidArgument { .. } | Error::Custom(_)), "{own}");
+        assert!(own.to_string().contains(cause), "{own}");
+        let Error::AbortedByHost { host: 0, .. } = other else { panic!("{other}") };
+        assert!(other.to_string().contains(cause), "{other}");
+    }
+    let both = |f: &(dyn Fn(usize, &GpuPool) -> Result<()> + Sync)| <[_; 2]>::try_from(hosts.each(f)).unwrap();
+    let rate = |host: usize| if host == 0 { f64::NAN } else { 0.5 };
+    told(&both(&|host, pool| zeros::<f32>(pool, Optimizer::sgd(rate(host))).map(drop)), "out of its range");
+    // A schedule without backward passes.
+    let training = Schedule::gpipe(2, 1).unwrap();
+    let schedules = [training.forward_only(), training];
+    let steps = both(&|host, pool| {
+        let mut pipeline = Pipeline::new_in(pool, |dev| dev.world(), schedules[host].clone(), |_, _| Ok(Passes))?;
+        pipeline.step(|dev, _| dev.zeros::<f32>(1), |_, _, y| Ok((y, 0.0f32))).map(drop)
+    });
+    told(&steps, "no backward passes");
+    // One process calls `step`, and the other one `accumulate`.
+    let calls = both(&|host, pool| piece(&mut zeros::<f32>(pool, Optimizer::sgd(0.5))?, 2, host == 0, |x| x, 1.0));
+    for error in calls.map(Result::unwrap_err) {
+        let Error::WorldMismatch { .. } = &error else { panic!("{error}") };
+        assert!(["DataParallel::step", "DataParallel::accumulate"].iter().all(|op| error.to_string().contains(op)));
+    }
+}
+
+/// A stage that passes everything on.
+struct Passes;
+
+impl Stage for Passes {
+    type Activation = DeviceBuffer<f32>;
+    type Saved = ();
+
+    fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
+        Ok((x, ()))
+    }
+
+    fn backward(&mut self, _: &Device, _: At, (): (), dy: DeviceBuffer<f32>) -> Result<Option<DeviceBuffer<f32>>> {
+        Ok(Some(dy))
+    }
+}
+
+/// One process finds no checkpoint, or a foreign one. All fail with its cause, and the next one heals all.
+#[cfg(feature = "checkpoints")]
+#[test]
+fn a_checkpoint_that_one_process_cannot_read() {
+    let hosts = Hosts::new(&[2, 1]);
+    let found = hosts.each(|host, pool| {
+        let mut model = zeros::<f32>(pool, Optimizer::sgd(0.5))?;
+        let saved = model.checkpoint()?;
+        let missing = "/nowhere/at/all";
+        let loaded = if host == 0 { model.load(missing) } else { model.restore(&saved) };
+        let first_error = loaded.unwrap_err().to_string();
+        let foreign = crate::parallel::Checkpoint::new();
+        let restored = model.restore(if host == 1 { &foreign } else { &saved }).unwrap_err().to_string();
+        model.restore(&saved)?;
+        piece(&mut model, 2, true, |x| x, 1.0)?;
+        Ok::<_, Error>((first_error, restored, first(&mut model)?))
+    });
+    for found in found {
+        let (missing, foreign, weights) = found.unwrap();
+        assert!(missing.contains("/nowhere/at/all"), "{missing}");
+        assert!(foreign.contains("no number of steps"), "{foreign}");
+        assert!(weights.iter().all(|x| *x == -0.5));
+    }
+}
+
+/// Averages of `f16` whose sum within a process is out of range.
+#[test]
+fn averages_of_halves_between_processes_do_not_overflow() {
+    for hosts in [Hosts::new(&[2, 3]), Hosts::on_devices(&[2, 2])] {
+        let found = hosts.all(|dev| {
+            let world = dev.world()?;
+            let mut x = dev.upload(&[f16::from_f32(40_000.0); 70])?;
+            world.all_reduce(&mut x, ReduceOp::Avg)?;
+            let (y, mut own) = (dev.upload(&vec![f16::from_f32(60_000.0); 9 * world.count()])?, dev.zeros(9)?);
+            world.reduce_scatter(&y, &mut own, ReduceOp::Avg)?;
+            Ok([dev.download(&x)?, dev.download(&own)?].concat())
+        });
+        for found in found {
+            let near = |x: &f16, wanted: f32| (x.to_f32() / wanted - 1.0).abs() < 2e-3;
+            assert!(found[..70].iter().all(|x| near(x, 40_000.0)) && found[70..].iter().all(|x| near(x, 60_000.0)));
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Indices into a vocabulary that is spread over a group, and the table of their rows.
 
-use super::{elements, fits, part_of};
+use super::{Wide, elements, fits, part_of};
 use crate::{
     DeviceBuffer, Element, Float, Group, ReduceOp,
     error::{Error, Result, op_site::OpSite},
@@ -72,6 +72,7 @@ pub struct VocabularyEmbedding<T: Float> {
     pub table: DeviceBuffer<T>,
     /// The gradient of `table`. That of the last row stays 0.
     pub gradient: DeviceBuffer<T>,
+    wide: Wide,
     cols: usize,
 }
 
@@ -91,7 +92,7 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
         let len = elements("VocabularyEmbedding::new", own.len() + 1, cols)?;
         let (mut table, gradient) = (dev.zeros(len)?, dev.zeros(len)?);
         dev.upload_into(part, &mut table.slice_mut(..part.len()))?;
-        Ok(VocabularyEmbedding { table, gradient, cols })
+        Ok(VocabularyEmbedding { table, gradient, wide: Wide::default(), cols })
     }
 
     /// The rows of the words, the same on all members, in a new buffer: one all-reduce, in which all but one of the
@@ -109,7 +110,8 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
     }
 
     /// The gradient of the own rows, added to [`gradient`](Self::gradient) with `accumulate`, else in its place. `dy`
-    /// is the same on all members; nothing is exchanged.
+    /// is the same on all members; nothing is exchanged. Half types are accumulated in `f32`, as of
+    /// [`LinearPart`](super::LinearPart).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other shapes; those of [`Device::embedding`](crate::Device::embedding).
@@ -129,7 +131,12 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
             return Ok(());
         }
         let mut rows = self.gradient.slice_mut(..own * self.cols);
-        dev.embedding_backward(&dy, &words.numbers, self.cols, &mut rows)
+        if !accumulate || !Wide::is_for::<T>() {
+            return dev.embedding_backward(&dy, &words.numbers, self.cols, &mut rows);
+        }
+        let mut piece = dev.zeros(rows.len())?;
+        dev.embedding_backward(&dy, &words.numbers, self.cols, &mut piece)?;
+        self.wide.add(dev, &piece, &mut rows)
     }
 
     /// The number of own rows.

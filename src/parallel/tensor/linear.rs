@@ -3,7 +3,7 @@
 //! Megatron's pair: a [`ColumnLinear`], an operation on each element, a [`RowLinear`]. It takes one all-reduce forward
 //! (g, behind the second layer) and one backward (f, before the first).
 
-use super::{beside, columns, elements, fits, gather_rows, part_of, put, scatter_rows};
+use super::{Wide, beside, columns, elements, fits, gather_rows, part_of, put, scatter_rows};
 use crate::{
     Activation, Device, DeviceBuffer, DeviceView, Element, Float, Group, Matrix, NormSaved, ReduceOp, RowNorm,
     error::{Result, op_site::OpSite},
@@ -14,6 +14,12 @@ use std::ops::Range;
 
 /// A device's part of a linear layer `y = x w + b`: weights, and their gradients in the same shapes. The buffers keep
 /// their addresses. An optimizer changes the weights; a step back writes the gradients.
+///
+/// **Half types.** With `accumulate` the sums over calls are in `f32`, and the gradients are these, rounded: each call
+/// is rounded once before it is added. That takes 4 bytes for each weight, from the first such call on, and a buffer in
+/// each. Gradients that the program writes itself (zeros, say) count in place of the sums. A graph goes on with the
+/// sums in `f32` from launch to launch if a call with `accumulate` came before the capture; else each launch begins
+/// with the rounded ones.
 pub struct LinearPart<T: Float> {
     /// `inputs x outputs`, row-major.
     pub weight: DeviceBuffer<T>,
@@ -23,6 +29,8 @@ pub struct LinearPart<T: Float> {
     pub weight_gradient: DeviceBuffer<T>,
     /// The gradient of `bias`.
     pub bias_gradient: DeviceBuffer<T>,
+    /// Of `weight` and `bias`.
+    wide: [Wide; 2],
     inputs: usize,
     outputs: usize,
 }
@@ -32,7 +40,9 @@ impl<T: Float> LinearPart<T> {
     pub fn shape(&self) -> (usize, usize) {
         (self.inputs, self.outputs)
     }
+}
 
+impl<T: Float + Element> LinearPart<T> {
     #[track_caller]
     fn new(dev: &Device, weight: &[T], bias: &[T], inputs: usize) -> Result<Self> {
         Ok(LinearPart {
@@ -40,6 +50,7 @@ impl<T: Float> LinearPart<T> {
             bias: dev.upload(bias)?,
             weight_gradient: dev.zeros(weight.len())?,
             bias_gradient: dev.zeros(bias.len())?,
+            wide: Default::default(),
             inputs,
             outputs: bias.len(),
         })
@@ -113,8 +124,14 @@ impl<T: Float> LinearPart<T> {
         }
         if rows > 0 {
             let (x, dy) = (Matrix::new(&x, rows, self.inputs)?, Matrix::new(&dy, rows, self.outputs)?);
-            let beta = T::Acc::of(f64::from(u8::from(add)));
-            dev.gemm(T::Acc::of(1.0), x.t(), dy, beta, &mut self.weight_gradient)?;
+            if add && Wide::is_for::<T>() {
+                let mut piece = dev.allocate("linear", self.weight_gradient.len())?;
+                dev.gemm(T::Acc::of(1.0), x.t(), dy, T::Acc::of(0.0), &mut piece)?;
+                self.wide[0].add(dev, &piece, &mut self.weight_gradient)?;
+            } else {
+                let beta = T::Acc::of(f64::from(u8::from(add)));
+                dev.gemm(T::Acc::of(1.0), x.t(), dy, beta, &mut self.weight_gradient)?;
+            }
         } else if !add {
             // The sum over no rows: not left to a library.
             dev.fill(&mut self.weight_gradient, T::narrow(T::Acc::default()))?;
@@ -124,7 +141,7 @@ impl<T: Float> LinearPart<T> {
         }
         let mut sum = dev.zeros(self.outputs)?;
         dev.column_sum(&dy, &mut sum)?;
-        put(group, &sum, &mut self.bias_gradient, true)
+        put(dev, &sum, (&mut self.bias_gradient, &mut self.wide[1]), true)
     }
 }
 

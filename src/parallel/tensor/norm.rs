@@ -1,6 +1,6 @@
 //! Norms with sequence parallel: each member normalizes its own rows.
 
-use super::{beside, both, put};
+use super::{Wide, beside, both, put};
 use crate::{
     Device, DeviceBuffer, Element, Float, Group, NormSaved, ReduceOp,
     error::{Result, op_site::OpSite},
@@ -22,6 +22,8 @@ pub struct SequenceNorm<T: Float> {
     pub gamma_gradient: DeviceBuffer<T>,
     /// The gradient of `beta`.
     pub beta_gradient: Option<DeviceBuffer<T>>,
+    /// Of `gamma` and `beta`.
+    wide: [Wide; 2],
     eps: T::Acc,
 }
 
@@ -48,7 +50,7 @@ impl<T: Float + Element> SequenceNorm<T> {
         let _here = OpSite::here("SequenceNorm::rms");
         check_eps("SequenceNorm::rms", eps)?;
         let (gamma_gradient, gamma) = (dev.zeros(gamma.len())?, dev.upload(gamma)?);
-        Ok(SequenceNorm { gamma, beta: None, gamma_gradient, beta_gradient: None, eps })
+        Ok(SequenceNorm { gamma, beta: None, gamma_gradient, beta_gradient: None, wide: Default::default(), eps })
     }
 
     /// The norm of the own rows, in a new buffer.
@@ -74,7 +76,7 @@ impl<T: Float + Element> SequenceNorm<T> {
     }
 
     /// The gradient of the own rows, in a new buffer; and those of the weights, summed over the members, which replace
-    /// the last ones, or are added to them with `accumulate`.
+    /// the last ones, or are added to them with `accumulate`, in `f32` as of [`LinearPart`](super::LinearPart).
     ///
     /// # Errors
     /// Those of [`Device::layer_norm_backward`], [`Device::rms_norm_backward`] and [`Group::all_reduce`].
@@ -100,7 +102,7 @@ impl<T: Float + Element> SequenceNorm<T> {
                 dev.layer_norm_weights_backward(&dy, &x, mean, &saved.rstd, &mut gamma, &mut beta)?;
                 beside(group, |group| group.all_reduce_many(both(&mut gamma, &mut beta), ReduceOp::Sum))?;
                 let dx = dev.layer_norm_backward(&dy, &x, &self.gamma, mean, &saved.rstd)?;
-                put(group, &beta, beta_gradient, accumulate)?;
+                put(dev, &beta, (beta_gradient, &mut self.wide[1]), accumulate)?;
                 dx
             }
             _ => {
@@ -109,7 +111,7 @@ impl<T: Float + Element> SequenceNorm<T> {
                 dev.rms_norm_backward(&dy, &x, &self.gamma, &saved.rstd)?
             }
         };
-        put(group, &gamma, &mut self.gamma_gradient, accumulate)?;
+        put(dev, &gamma, (&mut self.gamma_gradient, &mut self.wide[0]), accumulate)?;
         Ok(dx)
     }
 }

@@ -1,0 +1,116 @@
+//! Gradients of half types over several steps without exchange: their sums are in `f32`, apart from the buckets. In a
+//! half type the sum of equal numbers stops growing at 256 (`bf16`) or 2048 (`f16`) of them.
+//!
+//! [`step`](super::step) calls [`keep`](GradientExchange::keep) at the end of a step that exchanges nothing;
+//! [`start`](super::start) brings the sums back into the bucket before it is exchanged. Invariant: while a bucket has a
+//! sum apart, the bucket itself has only the numbers of the step under way, and zeros.
+
+use super::{
+    GradientExchange,
+    access::exclusive,
+    element::Gradient,
+    kernels::{self, SEGMENTS, Segment, update::Parameter},
+};
+use crate::{Device, DeviceBuffer, error::Result, memory::AsView};
+
+/// The sum of a bucket's gradients in earlier steps, on this member.
+#[derive(Default)]
+pub(super) struct Apart {
+    /// As long as the bucket. None before the first step without exchange.
+    memory: Option<DeviceBuffer<f32>>,
+    /// Whether the bucket has a sum.
+    pub holds: bool,
+}
+
+impl<T: Gradient> GradientExchange<T> {
+    /// Whether gradients of this type are added up apart.
+    pub(crate) const APART: bool = size_of::<T>() < size_of::<f32>();
+
+    /// Takes what this step has left in the buckets into their sums.
+    #[track_caller]
+    pub(super) fn keep(&mut self, dev: &Device) -> Result<()> {
+        for bucket in 0..self.buckets() {
+            if !Self::APART || self.memory[bucket].is_empty() || !self.readiness.has_ready(bucket, &self.layout) {
+                continue;
+            }
+            let dev = &*dev.in_order();
+            for written in &self.written[bucket] {
+                dev.wait(written)?;
+            }
+            // Lent memory stays the caller's: what is in it is added there.
+            let away = |i: usize| !self.readiness.is_used(i) || self.lent[i].is_some();
+            for some in self.segments(bucket, &away, &|_| false).chunks(SEGMENTS) {
+                kernels::pack(dev, some, 1.0, &self.memory[bucket].view())?;
+            }
+            if !self.apart[bucket].holds {
+                match &mut self.apart[bucket].memory {
+                    Some(sum) => dev.fill(sum, 0.0)?,
+                    none => *none = Some(dev.zeros(self.memory[bucket].len())?),
+                }
+                self.apart[bucket].holds = true;
+            }
+            let sum = self.apart[bucket].memory.as_ref().expect("made above");
+            self.add_piece(dev, bucket, sum)?;
+            dev.fill(&mut self.memory[bucket], T::zeroed())?;
+        }
+        Ok(())
+    }
+
+    /// Adds the bucket to its sum.
+    #[track_caller]
+    fn add_piece(&self, dev: &Device, bucket: usize, sum: &DeviceBuffer<f32>) -> Result<()> {
+        dev.axpy(self.piece, &self.widened(dev, bucket)?, &mut exclusive(sum.view()))
+    }
+
+    /// A bucket in `f32`.
+    #[track_caller]
+    fn widened(&self, dev: &Device, bucket: usize) -> Result<DeviceBuffer<f32>> {
+        let memory = self.memory[bucket].view();
+        let wide = dev.allocate("GradientExchange", memory.len())?;
+        kernels::unpack::<f32, T>(dev, &memory, (0, memory.len()), &[whole(&wide)], None)?;
+        Ok(wide)
+    }
+
+    /// Before a bucket is exchanged: adds the sum of earlier steps to it, if there is one, and rounds once.
+    #[track_caller]
+    pub(super) fn bring_sum(&self, comm: &Device, bucket: usize) -> Result<()> {
+        let memory = self.memory[bucket].view();
+        match &self.apart[bucket] {
+            Apart { memory: Some(sum), holds: true } => {
+                self.add_piece(comm, bucket, sum)?;
+                kernels::pack(comm, &[whole(sum)], 1.0, &memory)
+            }
+            // This member has had no gradient before; others have.
+            _ if Self::APART && self.piece != 1.0 && !memory.is_empty() => {
+                kernels::pack(comm, &[whole(&self.widened(comm, bucket)?)], self.piece.into(), &memory)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn whole(memory: &DeviceBuffer<f32>) -> Segment<'_, f32> {
+    Segment { start: 0, len: memory.len(), memory: Some(memory.view()) }
+}
+
+impl<T: Parameter> GradientExchange<T> {
+    /// Between steps: multiplies what is held with `held`, and the gradients of the steps to come with `piece`, if they
+    /// are added up apart. (Elsewhere the caller adds them, and so multiplies them.)
+    #[track_caller]
+    pub(crate) fn weigh(&mut self, dev: &Device, held: f64, piece: f64) -> Result<()> {
+        self.piece = piece as f32;
+        if held == 1.0 {
+            return Ok(());
+        }
+        let (dev, factor) = (&*dev.in_order(), held as f32);
+        for bucket in 0..self.buckets() {
+            let in_place = self.bucket(bucket).iter().any(|&gradient| self.must_add(gradient));
+            match &mut self.apart[bucket] {
+                Apart { memory: Some(sum), holds: true } => dev.scale(sum, factor)?,
+                _ if in_place => dev.scale(&mut self.memory[bucket], factor)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
