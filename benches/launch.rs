@@ -75,7 +75,8 @@ impl State {
 impl Raw {
     fn new(ordinal: usize) -> Self {
         let gpu = driver::cuda::open(ordinal).expect("it is open already");
-        let image = ModuleImage { ptx: Some(PTX), cubins: CUBINS, source: None, shared: false };
+        let ptx = Some(PTX.as_bytes());
+        let image = ModuleImage { ptx, cubins: CUBINS, packed: false, source: None, shared: false };
         let module = gpu.module_load(&image).expect("the crate's own kernels");
         let fill = gpu.function(module, "fill_u32").expect("it is there");
         let stream = gpu.stream_create(0).expect("a stream");
