@@ -59,7 +59,8 @@ pub struct RawSpin {
 impl RawSpin {
     pub fn new(ordinal: usize) -> Self {
         let gpu = driver::cuda::open(ordinal).expect("it is open already");
-        let image = ModuleImage { ptx: Some(PTX), cubins: &[], source: None, shared: false };
+        let ptx = Some(PTX.as_bytes());
+        let image = ModuleImage { ptx, cubins: &[], packed: false, source: None, shared: false };
         let module = gpu.module_load(&image).expect("PTX that every GPU since 2018 takes");
         let function = gpu.function(module, "spin").expect("it is there");
         RawSpin { gpu, function }
