@@ -195,7 +195,7 @@ fn bad_input() {
     #[track_caller]
     fn invalid<R: std::fmt::Debug>(result: Result<R>, why: &str, line: u32) {
         match failure(result) {
-            Error::InvalidArgument { op: "tasks", why: found, site, .. } => {
+            Error::InvalidArgument { op: "get" | "take" | "run" | "gpu", why: found, site, .. } => {
                 assert!(found.contains(why), "{found}");
                 assert_eq!((site.line(), site.file().ends_with("failures.rs")), (line, true));
             }
@@ -258,7 +258,7 @@ fn a_scope_of_the_same_pool() {
         let pool = Gpus::software().pool(2);
         let refused = |result: Result<Vec<()>>| {
             let error = failure(result);
-            assert!(matches!(error, Error::InvalidArgument { op: "run", .. }), "{error}");
+            assert!(matches!(error, Error::InvalidArgument { op: "run_on", .. }), "{error}");
         };
         pool.tasks(|t| {
             refused(pool.run(|_, _| Ok(())));
