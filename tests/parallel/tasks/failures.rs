@@ -258,7 +258,7 @@ fn a_scope_of_the_same_pool() {
         let pool = Gpus::software().pool(2);
         let refused = |result: Result<Vec<()>>| {
             let error = failure(result);
-            assert!(matches!(error, Error::InvalidArgument { op: "run_on", .. }), "{error}");
+            assert!(matches!(error, Error::InvalidArgument { op: "run", .. }), "{error}");
         };
         pool.tasks(|t| {
             refused(pool.run(|_, _| Ok(())));
@@ -283,7 +283,7 @@ fn a_scope_of_another_pool_on_these_gpus() {
         let other = pool.survivors().unwrap();
         let refused = || {
             let error = failure(other.run_on(&[1], |_, _| Ok(())));
-            assert!(matches!(error, Error::InvalidArgument { op: "run", .. }), "{error}");
+            assert!(matches!(error, Error::InvalidArgument { op: "run_on", .. }), "{error}");
         };
         pool.tasks(|t| {
             refused();
