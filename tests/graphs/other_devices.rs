@@ -76,6 +76,7 @@ fn uploads_beside_launches(pool: &GpuPool, len: usize) -> Result<()> {
         let mut mine = Arc::into_inner(mine).expect("counted above");
         let mut before = 0.0;
         for round in 1..=ROUNDS {
+            dev.barrier()?;
             // Once only: the launch of device 1 may be in the way until this device launches, too.
             let uploads = dev.rank() == 0 && is_done(dev.upload_into(&vec![round as f32; len], &mut mine))?;
             at_last(|| dev.launch_graph(&graph))?;
