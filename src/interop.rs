@@ -224,8 +224,8 @@ fn wait_on_host<'s>(block: &BlockRef, access: Access, stream: &'s CudaStream) ->
     SyncOnDrop::Sync(Some(stream))
 }
 
-/// The end of the use is not noted anywhere, and a launch of a graph needs no borrow. While the caller's borrow lasts, a
-/// graph can begin to name the memory only to read it, as the caller does then.
+/// The use by cudarc is not noted anywhere, and a launch of a graph needs no borrow. While the caller's borrow lasts, a
+/// new graph can name the memory only to read it, and the caller also reads it then.
 fn refuse_graphs(block: &BlockRef) {
     assert!(
         !block.is_in_graph(),
