@@ -63,7 +63,6 @@ fn in_use(hosts: &Hosts) -> Vec<u64> {
 fn guarded(f: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let thread = thread::spawn(move || {
-        let _quiet = panics::hush();
         f();
         let _ = done.send(());
     });
