@@ -36,7 +36,7 @@ use std::sync::Arc;
 #[track_caller]
 fn refuse<R>(shared: &Arc<Shared>, error: Error) -> Result<R> {
     if shared.world.is_some() {
-        let _ = scope::run(shared, "refuse", None, |_, _| Err::<(), _>(error.clone()), |_, _| true);
+        let _ = scope::run(shared, "refuse", None, |_, _| Err::<(), _>(error.clone()), scope::as_it_is);
     }
     Err(error)
 }
