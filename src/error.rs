@@ -294,7 +294,7 @@ pub enum Error {
     /// memory which cudarc still uses on another stream (`dev.cuda()?.read(..)`). Or another device uses memory of a
     /// graph at the same time, and one of the two writes it: see [`Device::launch_graph`](crate::Device::launch_graph).
     /// Or another process has the memory: see `DeviceBuffer::export`.
-    #[error("{op}: state or memory of device {device} is already borrowed (at {site}){}", holder.as_ref().map_or_else(String::new, |(op, site)| format!(": by {op} at {site}")))]
+    #[error("{op}: state or memory of device {device} is already borrowed (at {site}){}", by(holder))]
     Borrowed {
         /// The operation.
         op: &'static str,
@@ -491,6 +491,10 @@ impl Error {
 
 fn on(device: &Option<usize>) -> String {
     device.map_or_else(String::new, |device| format!("device {device}, "))
+}
+
+fn by(holder: &Option<(&'static str, Site)>) -> String {
+    holder.map_or_else(String::new, |(op, site)| format!(", by {op} at {site}"))
 }
 
 /// The calls, one after the other.

@@ -95,7 +95,8 @@ impl Ring {
         }
         let member = |gpu: &DriverRef| -> DriverResult<Member> {
             let events = |count: usize| (0..count).map(|_| gpu.event_create(false)).collect::<DriverResult<Vec<_>>>();
-            let module = gpu.module_load(&ModuleImage { ptx: None, cubins: &[], source: None, shared: false })?;
+            let module =
+                gpu.module_load(&ModuleImage { ptx: None, cubins: &[], packed: false, source: None, shared: false })?;
             Ok(Member {
                 gpu: gpu.clone(),
                 module,

@@ -213,8 +213,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     ///   as a rule). Neither that step nor this one has changed a parameter or a moment, and the model can be used:
     ///   with other data, or a smaller rate. An error one step late costs no wait; [`verify`](Self::verify) and
     ///   [`save`](Self::save) also report it.
-    /// * [`Error::InvalidArgument`]: 0 rows, in all processes together; a schedule that has raised the rate beyond `f32`;
-    ///   a closure that gave no gradient at all; parameters that have other sizes than at the start.
+    /// * [`Error::InvalidArgument`]: 0 rows, in all processes together; a schedule that has raised the rate beyond
+    ///   `f32`; a closure that gave no gradient at all; parameters that have other sizes than at the start.
     /// * [`Error::Poisoned`] after a failed step: see [`recover`](Self::recover).
     /// * Those of `f`, and of [`GpuPool::run`].
     #[track_caller]

@@ -578,12 +578,6 @@ fn scopes_and_state_have_places() {
             told("Topology::from_file", Topology::from_file("no such file"));
             told("Topology::to_toml", Topology::new("nothing").to_toml());
         }
-        #[cfg(feature = "insight")]
-        {
-            use gpu_pool::MemorySnapshot;
-            told("MemorySnapshot::from_json", MemorySnapshot::from_json("{]"));
-            told("MemorySnapshot::write", MemorySnapshot::default().write("snapshot.txt"));
-        }
         #[cfg(feature = "checkpoints")]
         {
             use gpu_pool::parallel::Checkpoint;

@@ -64,7 +64,7 @@ impl Lab {
                 }
             }
         }
-        let image = ModuleImage { ptx: None, cubins: &[], source: None, shared: false };
+        let image = ModuleImage { ptx: None, cubins: &[], packed: false, source: None, shared: false };
         let function = |gpu: &DriverRef| gpu.function(gpu.module_load(&image).unwrap(), "work").unwrap();
         Lab {
             memory: gpus.iter().map(|gpu| gpu.mem_alloc(ROOM).unwrap()).collect(),
