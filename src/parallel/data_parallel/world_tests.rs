@@ -4,7 +4,7 @@ use super::{DataParallel, Gradients, Model};
 use crate::{
     Device, DeviceBuffer, Error, GpuPool, GradientExchange, Parameter, ReduceOp, Result, Shard,
     collective::world::loopback::Hosts,
-    parallel::{At, Optimizer, Pipeline, Schedule, Stage},
+    parallel::{At, LearningRate, Optimizer, Pipeline, Schedule, Stage},
 };
 use half::{bf16, f16};
 
@@ -324,6 +324,17 @@ fn what_one_process_is_refused_ends_the_call_of_all() {
     let both = |f: &(dyn Fn(usize, &GpuPool) -> Result<()> + Sync)| <[_; 2]>::try_from(hosts.each(f)).unwrap();
     let rate = |host: usize| if host == 0 { f64::NAN } else { 0.5 };
     told(&both(&|host, pool| zeros::<f32>(pool, Optimizer::sgd(rate(host))).map(drop)), "out of its range");
+    // A schedule whose second rate is no `f32`.
+    let schedule = |host: usize| match host {
+        0 => LearningRate::Exponential { factor: 1e300 },
+        _ => LearningRate::Constant,
+    };
+    let second = both(&|host, pool| {
+        let mut model = zeros::<f32>(pool, Optimizer::sgd(0.5).schedule(schedule(host)))?;
+        piece(&mut model, 2, true, |x| x, 1.0).expect("a rate of 0.5");
+        piece(&mut model, 2, true, |x| x, 1.0)
+    });
+    told(&second, "not finite in f32");
     // A schedule without backward passes.
     let training = Schedule::gpipe(2, 1).unwrap();
     let schedules = [training.forward_only(), training];
