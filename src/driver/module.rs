@@ -1,6 +1,7 @@
 //! A module: device code in the forms in which a driver can load it.
 
 use super::ModuleImage;
+#[cfg(any(feature = "cuda", test))]
 use lz4_flex::block::{self, DecompressError};
 
 /// Device code. A pool that is built with it ([`Builder::module`](crate::Builder::module)) loads it on every device at
@@ -62,6 +63,7 @@ impl Module {
 
 /// One form of a module, as the CUDA driver reads it: unpacked; with a NUL behind it, which ends PTX; aligned, since a
 /// cubin is read in place as ELF.
+#[cfg(any(feature = "cuda", test))]
 pub(crate) fn unpack(image: &[u8], packed: bool) -> Result<Vec<u64>, String> {
     let aligned = |bytes: usize| vec![0_u64; bytes / 8 + 1];
     if !packed {
