@@ -13,13 +13,13 @@
 //! * A launch is *one* operation of the current stream that touches all the graph's memory. It is ordered after
 //!   conflicting earlier uses and before conflicting later uses, on all devices. If collectives cut the graph (below),
 //!   a launch is several such operations, one after the other.
-//! * No borrow protects that memory during a launch. If *another* thread submits a kernel or a copy on it at the same
-//!   time, one comes before the other ([`turn`](crate::memory::turn)); which one is not said. It is refused
-//!   ([`Error::Borrowed`]) while cudarc uses the memory on another stream.
-//! * What waits for other host threads cannot take turns: the collectives of a graph, and the parts of it whose kernels
-//!   meet. Likewise uploads, downloads and collectives by the owner of memory that *another* device's graph names. If
-//!   another thread submits conflicting work at the same time, the two may run at one time. Order the threads by a
-//!   barrier or the end of a scope; the checker demands it. Memory is never reused too early in either case.
+//! * No borrow protects that memory during a launch. If another device's thread submits a kernel or a copy on it at the
+//!   same time, one comes before the other ([`turn`](crate::memory::turn)); which one is not said.
+//! * What waits between its steps cannot take turns: collectives, also those of a graph; the parts of a graph whose
+//!   kernels meet; uploads and downloads. These reserve the memory while they last
+//!   ([`Reserved`](crate::memory::hazard::Reserved)), if a graph names it. A conflicting operation of another device is
+//!   [`Error::Borrowed`] at once, and so is a launch on another stream while cudarc uses the memory. The error names
+//!   the call that has it. Such an operation never waits for the other thread, which may wait for this one.
 //! * The graph keeps the memory that it names. Memory that the closure or the program drops is not reused before the
 //!   graph is dropped (PyTorch gives captures private pools for that; CUDA.jl marks captured memory).
 //! * If the owner of memory in the graph has retired it (gradients that have moved), a launch is
@@ -252,9 +252,13 @@ impl Device {
     /// `Host`), the collectives cut the graph: there is a driver call for each part and a meeting for each collective,
     /// which under `Host` waits for the device.
     ///
+    /// No borrow protects the graph's memory. Work of other devices on it comes before a launch or after it, or one of
+    /// the two is [`Error::Borrowed`].
+    ///
     /// # Errors
-    /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's; [`Error::Borrowed`] while cudarc
-    /// uses memory of the graph on another stream, and one of the two writes it. With collectives also:
+    /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's; [`Error::Borrowed`] while the
+    /// thread of another device is in an upload, a download, a collective or a launch with collectives that conflicts,
+    /// or while cudarc uses memory of the graph on another stream, and one of the two writes it. With collectives also:
     /// [`Error::Mismatch`] if a member launches another graph, or none; [`Error::InvalidArgument`] in a gang that lacks
     /// a member; [`Error::GraphInvalidated`] after a scope has failed on this device. A graph with gradients of a
     /// [`GradientExchange`](crate::GradientExchange) is [`Error::GraphInvalidated`] after the gradients have moved or

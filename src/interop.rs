@@ -3,7 +3,8 @@
 //! cudarc, the CUDA runtime, cuBLAS and NCCL share the primary context, and so does this crate. `dev.cuda()?` gives
 //! cudarc's handles of the token's device and current stream; [`Cuda::read`] and [`Cuda::write`] check a buffer and
 //! order it on that stream. `DeviceBuffer` and its views also implement cudarc's traits themselves: a foreign stream
-//! joins the buffer's stream on entry, and `SyncOnDrop` leaves it. A kernel that is launched on such a handle by
+//! waits for the buffer's last uses on entry, and cudarc waits for that stream at the end. Memory that a graph names is
+//! refused there, by a panic: a launch would see no such use. A kernel that is launched on such a handle by
 //! programmatic dependent launch must wait (`griddepcontrol.wait`) in all its threads, as CUDA's own kernels do: later
 //! collectives rely on it. cudarc's safe `memcpy_dtod` orders only one side of a copy between devices; use
 //! [`Device::copy`].
@@ -11,7 +12,7 @@
 use crate::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,
     driver::cuda::CudaGpu,
-    error::{Error, Result, op_site::OpSite},
+    error::{Error, Result, Site, op_site::OpSite},
     memory::{block::BlockRef, hazard::Access, turn::Turns},
 };
 use cudarc::driver::{
@@ -90,7 +91,7 @@ impl<'a> Cuda<'a> {
     /// `x` for cudarc's functions to read: checked to belong to this device, and ordered on the current stream.
     ///
     /// Until the returned value is dropped, a launch on another stream of a graph that writes `x` is
-    /// [`Error::Borrowed`].
+    /// [`Error::Borrowed`]. If it is forgotten ([`std::mem::forget`]), that lasts until the scope has ended.
     ///
     /// # Errors
     /// [`Error::WrongDevice`], [`Error::Aborted`], the driver's.
@@ -100,13 +101,13 @@ impl<'a> Cuda<'a> {
         let mut op = self.dev.op("read")?;
         let _turns = turns(x.block);
         op.reads(&x)?;
-        Ok(CudaRef(ForeignUse::new(self, x, Access::Read)?, PhantomData))
+        Ok(CudaRef(ForeignUse::new(self, x, Access::Read, op.site)?, PhantomData))
     }
 
     /// `x` for cudarc's functions to write: checked and ordered.
     ///
     /// Until the returned value is dropped, a launch on another stream of a graph that names `x` is
-    /// [`Error::Borrowed`].
+    /// [`Error::Borrowed`]. If it is forgotten, that lasts until the scope has ended.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -117,7 +118,7 @@ impl<'a> Cuda<'a> {
         let _turns = turns(x.block);
         op.writes(&x)?;
         let x = DeviceView::<V::Elem> { block: x.block, address: x.address, len: x.len, of: PhantomData };
-        Ok(CudaMut(ForeignUse::new(self, x, Access::Write)?, PhantomData))
+        Ok(CudaMut(ForeignUse::new(self, x, Access::Write, op.site)?, PhantomData))
     }
 }
 
@@ -137,10 +138,10 @@ struct ForeignUse<'a> {
 
 impl<'a> ForeignUse<'a> {
     /// The use is noted at once, so that it is not lost if the value is forgotten instead of dropped.
-    fn new<T: DeviceCopy>(cuda: &'a Cuda<'a>, view: DeviceView<'a, T>, access: Access) -> Result<Self> {
+    fn new<T: DeviceCopy>(cuda: &'a Cuda<'a>, view: DeviceView<'a, T>, access: Access, site: Site) -> Result<Self> {
         let used = ForeignUse { cuda, block: view.block, bytes: view.bytes(), len: view.len(), access };
         // The drop closes the use, also when the checker refuses it.
-        view.block.hazards.open(&cuda.dev.stream, view.bytes(), access);
+        view.block.hazards.open(&cuda.dev.stream, view.bytes(), access, site);
         used.account()?;
         Ok(used)
     }
@@ -217,9 +218,20 @@ impl<T: DeviceCopy> DevicePtrMut<T> for CudaMut<'_, T> {
 /// last uses on entry, and cudarc waits for `stream` at the end: always correct, and slow. `Cuda::read` and
 /// `Cuda::write` order on the device instead.
 fn wait_on_host<'s>(block: &BlockRef, access: Access, stream: &'s CudaStream) -> SyncOnDrop<'s> {
+    refuse_graphs(block);
     let limit = Duration::from_secs(600);
     block.hazards.wait_host(&block.handle, "cudarc", access, limit).expect("the buffer's last uses failed");
     SyncOnDrop::Sync(Some(stream))
+}
+
+/// The use by cudarc is not noted anywhere, and a launch of a graph needs no borrow. While the caller's borrow lasts, a
+/// new graph can name the memory only to read it, and the caller also reads it then.
+fn refuse_graphs(block: &BlockRef) {
+    assert!(
+        !block.is_in_graph(),
+        "a graph names this buffer, so a launch could come in between: pass `dev.cuda()?.read(&x)` or `write(&mut x)` \
+         to cudarc in place of the buffer"
+    );
 }
 
 /// cudarc's handle for a stream of the device. cudarc's trait gives no way to return an error.
@@ -246,6 +258,8 @@ macro_rules! bare {
             }
         }
         impl<T: DeviceCopy> DevicePtr<T> for $buffer {
+            /// # Panics
+            /// If a graph names the memory: use [`Cuda::read`]. If its last uses have failed.
             fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
                 let view = self.view();
                 (view.address(), wait_on_host(view.block, Access::Read, stream))
@@ -258,6 +272,8 @@ bare! { DeviceBuffer<T> DeviceView<'_, T> DeviceViewMut<'_, T> }
 macro_rules! bare_mut {
     ($($buffer:ty)+) => {$(
         impl<T: DeviceCopy> DevicePtrMut<T> for $buffer {
+            /// # Panics
+            /// If a graph names the memory: use [`Cuda::write`]. If its last uses have failed.
             fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
                 let view = self.view();
                 (view.address(), wait_on_host(view.block, Access::Write, stream))
@@ -287,4 +303,26 @@ argument! {
     [] &'b mut DeviceBuffer<T> => |b: &'b mut DeviceBuffer<T>| &b.block.address;
     ['c] &'b DeviceView<'c, T> => |b: &'b DeviceView<'c, T>| &b.address;
     ['c] &'b mut DeviceViewMut<'c, T> => |b: &'b mut DeviceViewMut<'c, T>| &b.address;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::GpuPool;
+
+    /// cudarc gets a bare buffer until a graph names it.
+    #[test]
+    fn bare_buffers_of_graphs_are_refused() {
+        let pool = GpuPool::builder().host(1).build().unwrap();
+        let error = pool.run(|dev, _| {
+            let (mut x, y) = (dev.zeros::<f32>(8)?, dev.zeros::<f32>(8)?);
+            [&x, &y].into_iter().for_each(|free| refuse_graphs(&free.block));
+            let (_graph, ()) = dev.capture(|dev| dev.fill(&mut x, 1.0))?;
+            refuse_graphs(&y.block);
+            refuse_graphs(&x.block);
+            Ok(())
+        });
+        let Error::Panicked { message, .. } = error.unwrap_err() else { panic!("refused by a panic") };
+        assert!(message.contains("a graph names this buffer"), "{message}");
+    }
 }

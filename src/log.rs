@@ -4,9 +4,9 @@
 //! the calling thread's subscriber would not get is written as one line to stderr, if its level is at most the one in
 //! `GPU_POOL_LOG`.
 
+use crate::variables;
 use once_cell::sync::OnceCell;
 use std::{
-    env,
     fmt::{self, Write as _},
     io::Write as _,
 };
@@ -34,7 +34,7 @@ pub(crate) fn has_subscriber() -> bool {
 pub(crate) fn is_wanted(level: &str) -> bool {
     static MOST: OnceCell<usize> = OnceCell::new();
     // `Builder::build` refuses a value that is not understood. Until then the default holds.
-    let most = || env::var("GPU_POOL_LOG").ok().and_then(|text| parse(text.trim())).unwrap_or(DEFAULT);
+    let most = || variables::text("GPU_POOL_LOG").ok().flatten().and_then(|text| parse(text.trim())).unwrap_or(DEFAULT);
     parse(level).is_some_and(|level| level <= *MOST.get_or_init(most))
 }
 

@@ -46,8 +46,9 @@ collectives! {
     ///
     /// **Errors** of all: `Mismatch`, `Timeout`, [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths
     /// that do not fit, [`Error::WrongDevice`](crate::Error::WrongDevice), [`Error::Aborted`](crate::Error::Aborted),
-    /// `OutOfMemory` for scratch, and the driver's errors. If one member fails after the meeting, the gang fails: the
-    /// contents of the buffers are unspecified then.
+    /// `OutOfMemory` for scratch, [`Error::Borrowed`](crate::Error::Borrowed) while another device is in a launch with
+    /// collectives of a graph that names the memory, and the driver's errors. If one member fails after the meeting,
+    /// the gang fails: the contents of the buffers are unspecified then.
     errors " Those of all collectives, above.";
 
     /// Replaces `x` on every member by the combination of all members' elements.

@@ -27,7 +27,8 @@ impl Device {
     /// [`upload`](Self::upload) into an existing buffer. The lengths must agree.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for different lengths, else as [`upload`](Self::upload).
+    /// [`Error::InvalidArgument`] for different lengths; [`Error::Borrowed`] while another device is in a launch with
+    /// collectives, of a graph that names `dst`; else as [`upload`](Self::upload).
     #[track_caller]
     pub fn upload_into<V: AsViewMut + ?Sized>(&self, src: &[V::Elem], dst: &mut V) -> Result<()> {
         let dst = dst.view_mut();
@@ -45,7 +46,8 @@ impl Device {
     /// not an incomplete result.
     ///
     /// # Errors
-    /// [`Error::Aborted`], [`Error::Timeout`], the driver's.
+    /// [`Error::Aborted`], [`Error::Timeout`], the driver's. [`Error::Borrowed`] while another device is in a launch
+    /// with collectives, of a graph that writes `src`.
     #[track_caller]
     pub fn download<V: AsView + ?Sized>(&self, src: &V) -> Result<Vec<V::Elem>> {
         let src = src.view();

@@ -265,17 +265,19 @@ fn what_a_stuck_gang_has_left_is_made_up_later() {
 #[test]
 fn lent_memory_is_not_written_by_a_launch_on_another_stream() {
     use crate::memory::hazard::Access;
+    use std::panic::Location;
     let pool = GpuPool::builder().host(1).build().unwrap();
     pool.run(|dev, _| {
         let (mut x, other) = (dev.zeros::<f32>(100)?, dev.stream()?);
         let (writes, ()) = dev.capture(|dev| dev.scale(&mut x, 2.0))?;
         let (reads, _sum) = dev.capture(|dev| dev.sum(&x))?;
         let (block, bytes) = (&x.block, 0..400);
-        block.hazards.open(&dev.stream, bytes.clone(), Access::Read);
+        block.hazards.open(&dev.stream, bytes.clone(), Access::Read, Location::caller());
         dev.launch_graph(&writes)?; // in the stream's order
         dev.on(&other).launch_graph(&reads)?;
         let error = dev.on(&other).launch_graph(&writes).unwrap_err();
-        assert!(matches!(error, Error::Borrowed { device: 0, .. }), "{error}");
+        let Error::Borrowed { device: 0, holder: Some(("read", held)), .. } = error else { panic!("{error}") };
+        assert_eq!(held.file(), file!());
         block.hazards.close(&dev.stream, dev.stream.submit(), bytes, Access::Read);
         dev.on(&other).launch_graph(&writes)
     })

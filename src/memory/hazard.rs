@@ -20,7 +20,7 @@ pub(crate) use reserved::Reserved;
 use super::handle::DeviceHandle;
 use crate::{
     driver::check::Token,
-    error::{Error, Result, op_site::OpSite},
+    error::{Error, Result, Site, op_site::OpSite},
     memory::stream::StreamCore,
     mutation::Bug,
 };
@@ -44,6 +44,8 @@ struct Use {
     sequence: u64,
     bytes: Range<usize>,
     access: Access,
+    /// The call that has opened it, if foreign code has the memory.
+    opened: Option<Site>,
 }
 
 /// A use that its device is about to submit: see [`Reserved`].
@@ -61,8 +63,9 @@ type Uses = SmallVec<[Use; 2]>;
 /// Above this many uses, the uses of one stream and access are merged into one that covers them all.
 const MERGE_ABOVE: usize = 24;
 
-/// The number of an open use: no stream ever completes it.
-const OPEN: u64 = u64::MAX;
+/// Open uses have this number, or larger ones: no stream ever completes them. The scope's end ends those that were
+/// not closed ([`StreamCore::open_number`]).
+pub(crate) const OPEN: u64 = 1 << 63;
 
 /// The uses of one block.
 #[derive(Default)]
@@ -111,7 +114,7 @@ impl Hazards {
             // that came in between stays (a graph may write memory that cudarc has borrowed). A read replaces older
             // reads of its own stream.
             let implied = covered
-                && old.sequence != OPEN
+                && old.sequence < OPEN
                 && match access {
                     Access::Write => stream.comes_after(&old.stream, old.sequence),
                     Access::Read => old.access == Access::Read && old.stream.id == stream.id,
@@ -126,14 +129,16 @@ impl Hazards {
         if uses.len() >= MERGE_ABOVE {
             merge(uses);
         }
-        uses.push(Use { stream: stream.clone(), sequence, bytes, access });
+        uses.push(Use { stream: stream.clone(), sequence, bytes, access, opened: None });
     }
 
     /// Notes a use that lasts until [`close`](Self::close): work that foreign code submits to `stream`. Until then
-    /// every conflicting use waits for all that the stream has by then.
+    /// every conflicting use waits for all that the stream has by then. If it is never closed, it is over when the
+    /// scope has ended. `site`: where the program has asked for it.
     #[cfg(feature = "cuda")]
-    pub(crate) fn open(&self, stream: &Arc<StreamCore>, bytes: Range<usize>, access: Access) {
-        self.0.lock().past().uses.push(Use { stream: stream.clone(), sequence: OPEN, bytes, access });
+    pub(crate) fn open(&self, stream: &Arc<StreamCore>, bytes: Range<usize>, access: Access, site: Site) {
+        let (stream, sequence, opened) = (stream.clone(), stream.open_number(), Some(site));
+        self.0.lock().past().uses.push(Use { stream, sequence, bytes, access, opened });
     }
 
     /// Ends an open use; the submitted work counts as operation `sequence`.
@@ -143,7 +148,7 @@ impl Hazards {
         self.note(stream, sequence, bytes.clone(), access);
         let mut history = self.0.lock();
         let uses = &mut history.past().uses;
-        let open = |u: &Use| u.sequence == OPEN && u.stream.id == stream.id && u.bytes == bytes && u.access == access;
+        let open = |u: &Use| u.sequence >= OPEN && u.stream.id == stream.id && u.bytes == bytes && u.access == access;
         if let Some(at) = uses.iter().position(open) {
             uses.swap_remove(at);
         }
@@ -219,9 +224,12 @@ impl Hazards {
 impl History {
     #[track_caller]
     fn order_launch(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
-        let lent = |last: &Use| last.sequence == OPEN && last.stream.id != stream.id && last.conflicts(bytes, access);
-        if let Some(last) = self.uses().iter().find(|last| lent(last)) {
-            return Err(Error::borrowed(op, last.stream.handle.device));
+        let lent = |last: &&Use| last.stream.id != stream.id && last.conflicts(bytes, access);
+        for last in self.uses().iter().filter(lent) {
+            if let Some(site) = last.opened.filter(|_| !last.stream.is_over(last.sequence)) {
+                let op_of = if last.access == Access::Write { "write" } else { "read" };
+                return Err(Error::borrowed_by(op, last.stream.handle.device, OpSite { op: op_of, site }));
+            }
         }
         self.order(op, stream, bytes, access)
     }
@@ -272,6 +280,7 @@ fn conflict(one: Access, first: &Range<usize>, other: Access, second: &Range<usi
 mod tests {
     use super::*;
     use crate::GpuPool;
+    use std::panic::Location;
 
     /// An open use ends, and only then counts as an operation of the stream.
     #[test]
@@ -279,7 +288,7 @@ mod tests {
         let pool = GpuPool::builder().host(1).build().unwrap();
         pool.run(|dev, _| {
             let hazards = Hazards::default();
-            hazards.open(&dev.stream, 0..8, Access::Write);
+            hazards.open(&dev.stream, 0..8, Access::Write, Location::caller());
             assert!(hazards.in_flight());
             hazards.close(&dev.stream, dev.stream.submit(), 0..8, Access::Write);
             dev.synchronize()?;
@@ -287,5 +296,24 @@ mod tests {
             Ok(())
         })
         .unwrap();
+    }
+
+    /// An open use that is never closed (`mem::forget`) lasts to the end of its scope, and not longer.
+    #[test]
+    fn what_is_forgotten_comes_back_with_the_scopes_end() {
+        let pool = GpuPool::builder().host(1).build().unwrap();
+        let hazards = Hazards::default();
+        for _ in 0..2 {
+            pool.run(|dev, _| {
+                assert!(!hazards.in_flight(), "left by the scope before");
+                dev.stream.lend();
+                hazards.open(&dev.stream, 0..8, Access::Write, Location::caller());
+                dev.synchronize()?;
+                assert!(hazards.in_flight(), "the program still has it");
+                Ok(())
+            })
+            .unwrap();
+        }
+        assert!(!hazards.in_flight());
     }
 }

@@ -12,7 +12,7 @@ pub(crate) mod word;
 use crate::{
     driver::{Fault, FaultKind, RawEvent, RawStream, check::Token},
     error::{Error, Result},
-    memory::handle::DeviceHandle,
+    memory::{handle::DeviceHandle, hazard::OPEN},
     mutation::Bug,
     stall::StallTimer,
     sync::{Flag, Sequence, unique_id},
@@ -43,6 +43,8 @@ pub(crate) struct StreamCore {
     waited: Sequence,
     /// Whether foreign code may submit work that has no number: see [`lend`](Self::lend).
     lent: Flag,
+    /// Scopes that have ended, once foreign code has the stream.
+    ended: Sequence,
     /// Milestones behind every sixteenth operation. They show how far the stream is without a driver call, and tell a
     /// long queue from a stuck one.
     milestones: Milestones,
@@ -68,6 +70,7 @@ impl StreamCore {
             completed: Sequence::new(),
             waited: Sequence::new(),
             lent: Flag::new(),
+            ended: Sequence::new(),
             milestones: Milestones::new(handle),
             early: EarlyEvents::default(),
             known: Mutex::default(),
@@ -92,6 +95,19 @@ impl StreamCore {
         self.lent.raise();
     }
 
+    /// The number of a use by foreign code that is over when it is closed, or when the scope has ended.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn open_number(&self) -> u64 {
+        OPEN + self.ended.get()
+    }
+
+    /// A scope has ended, and the stream is idle.
+    pub(crate) fn end_scope(&self) {
+        if self.lent.is_raised() {
+            self.ended.fetch_advance();
+        }
+    }
+
     /// Operations submitted so far.
     pub(crate) fn submitted(&self) -> u64 {
         self.submitted.get()
@@ -110,6 +126,9 @@ impl StreamCore {
     /// Like [`has_completed`](Self::has_completed), for housekeeping: to the checker the calling thread has learned
     /// nothing. A thread that relies on the answer later must get [`known_over`](Self::known_over).
     pub(crate) fn is_over(&self, sequence: u64) -> bool {
+        if sequence >= OPEN {
+            return self.ended.get() > sequence - OPEN;
+        }
         self.completed.get() >= sequence
             || self.look(sequence)
             || self.handle.injected(Bug::CompletedTooEarly) && sequence <= self.submitted.get()

@@ -6,7 +6,8 @@
 //! the turn of the block's device for these three steps; else two of them could each miss the other.
 //!
 //! [`Op::submit`](crate::token::op::Op) and launches of graphs take turns. Nothing that holds a turn may wait for
-//! another host thread: so collectives, which wait for their peers, take none.
+//! another host thread. So collectives, which wait for their peers, and uploads and downloads, which wait for copies,
+//! hold one only while they [reserve](super::hazard::Reserved) their uses.
 //!
 //! Invariant: turns of several devices are taken in the order of the devices.
 

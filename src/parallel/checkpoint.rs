@@ -164,7 +164,9 @@ impl Checkpoint {
             let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
             (name.to_string(), TensorInfo { dtype, shape, data_offsets: (start, end) })
         };
-        let header = match Metadata::new(Some(self.notes.clone()), all.iter().map(&mut info).collect()) {
+        // With no tensors and empty notes, safetensors 0.8 would write no valid JSON.
+        let notes = (!self.notes.is_empty()).then(|| self.notes.clone());
+        let header = match Metadata::new(notes, all.iter().map(&mut info).collect()) {
             Ok(header) => header,
             Err(error) => return Err(Error::invalid("Checkpoint::save", refused(&error))),
         };

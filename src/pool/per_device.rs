@@ -56,7 +56,8 @@ impl<T: 'static> PerDevice<T> {
     /// Gives every device a value.
     #[track_caller]
     pub(crate) fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()> {
-        self.scope(op, None, |dev, shard| Ok(self.put(dev, f(dev, shard)?))).map(drop)
+        let put = |dev: &Device, shard| f(dev, shard).map(|value| self.put(dev, value));
+        self.scope(op, None, put).map(drop)
     }
 
     /// Accepts every device's value as it is after a failed scope.

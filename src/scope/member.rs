@@ -143,7 +143,7 @@ fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) -> Result<()> {
 fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>, waited: bool) -> Result<()> {
     worker.cache.borrow_mut().begin_audit();
     let drained = if waited { worker.wait_idle("scope end", || true) } else { worker.drain() };
-    let drained = drained.inspect(|()| worker.shared.check_kernels(gang));
+    let drained = drained.inspect(|()| worker.end_scope()).inspect(|()| worker.shared.check_kernels(gang));
     worker.handle.strike(Panic::InDrain);
     let drained = drained.and_then(|()| worker.cache.borrow_mut().audit("scope end"));
     if let Some(token) = worker.handle.release() {

@@ -276,6 +276,14 @@ impl Worker {
         drained
     }
 
+    /// A scope has ended, and [`drain`](Self::drain) has succeeded.
+    pub(crate) fn end_scope(&self) {
+        let streams = self.streams.all();
+        std::iter::once(&self.main)
+            .chain(streams.iter().map(|pooled| &pooled.core))
+            .for_each(|stream| stream.end_scope());
+    }
+
     /// Waits until all streams of this device are idle, or until `stop` returns true.
     pub(crate) fn wait_idle(&self, op: &'static str, stop: impl Fn() -> bool) -> Result<()> {
         let limit = self.shared.deadline;

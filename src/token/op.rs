@@ -23,7 +23,7 @@ use crate::{
     },
 };
 use smallvec::SmallVec;
-use std::{ops::Range, panic::Location, rc::Rc};
+use std::{mem, ops::Range, panic::Location, rc::Rc};
 
 /// An operation that is being prepared. Its steps:
 ///
@@ -45,9 +45,16 @@ pub(crate) struct Op<'d> {
     pub(crate) name: &'static str,
     pub(crate) site: Site,
     touched: SmallVec<[Touched; 4]>,
-    reserved: Reserved,
+    /// How many of them are reserved: the first ones.
+    reserved: usize,
     /// For reports: until the operation ends, the thread's driver calls belong to this call of the program.
     _here: OpGuard,
+}
+
+impl Drop for Op<'_> {
+    fn drop(&mut self) {
+        drop(Reserved::taken(self.dev.index(), self.touched.iter().take(self.reserved).map(Touched::parts)));
+    }
 }
 
 /// The memory that a kernel argument names.
@@ -77,8 +84,8 @@ impl Device {
         self.session.gang.check()?;
         self.worker.handle.progress.advance();
         self.worker.calls.note(name, site);
-        let (touched, reserved, _here) = (SmallVec::new(), Reserved::default(), self.worker.handle.enter(name, site));
-        Ok(Op { dev: self, name, site, touched, reserved, _here })
+        let _here = self.worker.handle.enter(name, site);
+        Ok(Op { dev: self, name, site, touched: SmallVec::new(), reserved: 0, _here })
     }
 
     /// Refuses the call while the device captures: for calls that cannot be captured.
@@ -154,8 +161,9 @@ impl Op<'_> {
         if dev.recording.is_some() || !dev.ordered || !self.touched.iter().any(|touched| touched.block.is_in_graph()) {
             return Ok(());
         }
-        let uses = self.touched.iter().filter(|touched| touched.block.is_in_graph()).map(Touched::parts);
-        self.reserved = Reserved::take(OpSite { op: self.name, site: self.site }, &dev.stream, uses)?;
+        let call = OpSite { op: self.name, site: self.site };
+        Reserved::take(call, &dev.stream, self.touched.iter().map(Touched::parts))?.leave();
+        self.reserved = self.touched.len();
         Ok(())
     }
 
@@ -201,20 +209,20 @@ impl Op<'_> {
     }
 
     /// Records the uses of work that other code has submitted to the device's current stream.
-    pub(crate) fn submitted(self) {
+    pub(crate) fn submitted(mut self) {
         let stream = &self.dev.stream;
         if let Some(recording) = &self.dev.recording {
-            return recording.note(self.touched.into_iter());
+            return recording.note(mem::take(&mut self.touched).into_iter());
         }
         let sequence = stream.submit();
-        for Touched { block, bytes, access } in self.touched {
-            block.hazards.note(stream, sequence, bytes, access);
+        for (block, bytes, access) in self.touched.iter().map(Touched::parts) {
+            block.hazards.note(stream, sequence, bytes.clone(), access);
         }
     }
 
     /// The memory is never freed: whoever has it may use it at any time.
     pub(crate) fn keep(&self) {
-        self.touched.iter().for_each(|touched| std::mem::forget(touched.block.clone()));
+        self.touched.iter().for_each(|touched| mem::forget(touched.block.clone()));
     }
 
     /// Takes the driver's result. A capture fails if one of its operations has failed.

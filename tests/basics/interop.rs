@@ -1,12 +1,15 @@
 //! cudarc takes our buffers, and what it is handed is ordered and kept alive.
 
-use crate::{on_both, support::on_cuda};
+use crate::{
+    on_both,
+    support::{failure, on_cuda},
+};
 use cudarc::{
     cublas::{Asum, AsumConfig, CudaBlas},
     driver::{LaunchConfig, PushKernelArg},
     nvrtc::Ptx,
 };
-use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Result};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Graph, Result};
 use std::cell::Cell;
 
 fn other(e: impl std::error::Error + Send + Sync + 'static) -> Error {
@@ -62,6 +65,50 @@ fn work_of_cudarc_is_ordered_with_ours() {
             Ok(zeros.iter().chain(&again).all(|&x| x == 0))
         });
         assert_eq!(seen.unwrap(), [true]);
+    });
+}
+
+/// What was forgotten is no use any more when its scope has ended: launches on other streams go on.
+#[test]
+fn a_forgotten_use_ends_with_its_scope() {
+    on_cuda(1, |gpus| {
+        let pool = gpus.pool(1);
+        let mut kept = pool.per_device(|dev, _| Ok((dev.zeros::<u32>(1000)?, None::<Graph>))).unwrap();
+        kept.run(|dev, _, (x, graph)| {
+            *graph = Some(dev.capture(|dev| dev.fill(x, 7))?.0);
+            let cuda = dev.cuda()?;
+            let mut guard = cuda.write(x)?;
+            cuda.stream().memset_zeros(&mut guard).map_err(other)?;
+            std::mem::forget(guard);
+            let side = dev.stream()?;
+            let error = dev.on(&side).launch_graph(graph.as_ref().unwrap()).unwrap_err();
+            let Error::Borrowed { holder: Some(("write", held)), .. } = error else { panic!("{error}") };
+            assert_eq!(held.file(), file!());
+            Ok(())
+        })
+        .unwrap();
+        kept.run(|dev, _, (x, graph)| {
+            let side = dev.stream()?;
+            dev.on(&side).launch_graph(graph.as_ref().unwrap())?;
+            assert_eq!(dev.download(x)?, [7; 1000]);
+            Ok(())
+        })
+        .unwrap();
+    });
+}
+
+/// A launch would not see what cudarc does with a bare buffer.
+#[test]
+fn bare_buffers_of_graphs_are_refused() {
+    on_cuda(1, |gpus| {
+        let pool = gpus.pool(1);
+        let error = failure(pool.run(|dev, _| {
+            let mut x = dev.zeros::<u32>(4)?;
+            let (_graph, ()) = dev.capture(|dev| dev.fill(&mut x, 7))?;
+            let theirs = dev.cuda()?.context().new_stream().map_err(other)?;
+            theirs.memcpy_htod(&[1u32; 4], &mut x).map_err(other)
+        }));
+        assert!(matches!(&error, Error::Panicked { message, .. } if message.contains("a graph names")), "{error}");
     });
 }
 

@@ -221,7 +221,9 @@ on_both! {
                 });
                 captured.map(drop)
             }));
-            assert!(matches!(&error, Error::Driver { op: "capture", device: 1, .. }), "{failing}: {error}");
+            // On software GPUs the collective itself ends the part before it.
+            let driver = matches!(&error, Error::Driver { op: "capture" | "all_reduce", device: 1, .. });
+            assert!(driver, "{failing}: {error}");
             assert_eq!(plan.fired().len(), 1, "{failing}");
             assert_works(&pool);
             pool.run(|dev, _| Kept::new(dev)?.check(dev, n)).unwrap();

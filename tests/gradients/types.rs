@@ -208,7 +208,7 @@ on_both! {
                     let steps = if round == 0 { steps } else { 30 };
                     for micro in 0..steps {
                         exchange.set_sync(micro + 1 == steps)?;
-                        for gradient in 0..3 {
+                        for (gradient, one) in one.iter().enumerate() {
                             // Gradient 1 is not in the first steps; on one member gradient 2 is not in the last ones.
                             if gradient == 1 && micro < 10 || gradient == 2 && dev.rank() == 1 && micro + 10 > steps {
                                 continue;
@@ -217,8 +217,8 @@ on_both! {
                             let writes = gradient == 0 || !exchange.holds(gradient);
                             let mut x = exchange.grad_mut(gradient)?;
                             match writes {
-                                true => dev.copy(&one[gradient], &mut x)?,
-                                false => dev.add_assign(&mut x, &one[gradient])?,
+                                true => dev.copy(one, &mut x)?,
+                                false => dev.add_assign(&mut x, one)?,
                             }
                             exchange.ready(dev, gradient)?;
                         }

@@ -8,6 +8,7 @@ mod support;
 mod blas;
 mod launches;
 mod lives;
+mod other_devices;
 mod refusals;
 mod rig;
 mod software;

@@ -24,7 +24,7 @@ on_both! {
         }
         let tries: [(&str, Try); 15] = [
             ("upload", |dev, _, _| dev.upload(&[1u32; 10]).map(drop)),
-            ("upload", |dev, _, kept| dev.upload_into(&[1; 100], &mut kept.x)),
+            ("upload_into", |dev, _, kept| dev.upload_into(&[1; 100], &mut kept.x)),
             ("download", |dev, _, kept| dev.download(&kept.x).map(drop)),
             ("upload_pinned", |dev, pool, _| dev.upload_pinned(&pool.pinned::<u8>(10)?).map(drop)),
             ("download_pinned", |dev, pool, kept| dev.download_pinned(&kept.x, &mut pool.pinned(100)?)),

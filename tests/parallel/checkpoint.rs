@@ -312,7 +312,7 @@ fn saver(file: &Path, value: u32, len: usize, times: u32) -> std::process::Child
     again(&["checkpoint::the_process_that_saves"], &task).stdout(std::process::Stdio::null()).spawn().unwrap()
 }
 
-fn is_part(name: &String) -> bool {
+fn is_part(name: &str) -> bool {
     name.ends_with(".part")
 }
 
@@ -326,7 +326,7 @@ fn a_killed_save_leaves_the_old_file_and_the_next_one_clears_up() {
     let mut left = 0;
     for round in 0..cases(4, 40) {
         let mut child = saver(&file, round, 200_000, 0);
-        until("it saves", || folder.names().iter().any(is_part)).unwrap();
+        until("it saves", || folder.names().iter().any(|name| is_part(name))).unwrap();
         std::thread::sleep(std::time::Duration::from_micros(300 * u64::from(round)));
         child.kill().unwrap();
         child.wait().unwrap();

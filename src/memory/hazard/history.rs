@@ -252,7 +252,7 @@ fn join_neighbours(uses: &mut Uses) {
     uses.sort_unstable_by_key(|last| (last.stream.id, last.sequence, last.access == Access::Write, last.bytes.start));
     uses.dedup_by(|later, last| {
         let same = later.stream.id == last.stream.id && later.sequence == last.sequence && later.access == last.access;
-        let touch = same && later.sequence != OPEN && later.bytes.start <= last.bytes.end;
+        let touch = same && later.sequence < OPEN && later.bytes.start <= last.bytes.end;
         if touch {
             last.bytes.end = last.bytes.end.max(later.bytes.end);
         }
@@ -265,8 +265,8 @@ fn join_neighbours(uses: &mut Uses) {
 pub(super) fn merge(uses: &mut Uses) {
     let mut merged = Uses::new();
     for old in uses.drain(..) {
-        let same = |new: &&mut Use| new.stream.id == old.stream.id && new.access == old.access && new.sequence != OPEN;
-        match merged.iter_mut().find(same).filter(|_| old.sequence != OPEN) {
+        let same = |new: &&mut Use| new.stream.id == old.stream.id && new.access == old.access && new.sequence < OPEN;
+        match merged.iter_mut().find(same).filter(|_| old.sequence < OPEN) {
             Some(new) => {
                 new.sequence = new.sequence.max(old.sequence);
                 new.bytes = new.bytes.start.min(old.bytes.start)..new.bytes.end.max(old.bytes.end);

@@ -14,66 +14,61 @@ use crate::{
     error::{Result, op_site::OpSite},
     memory::{block::BlockRef, stream::StreamCore, turn::Turns},
 };
-use smallvec::SmallVec;
-use std::ops::Range;
+use std::{marker::PhantomData, mem, ops::Range};
+
+/// The memory that an operation uses.
+pub(crate) trait UsesOf<'b>: Iterator<Item = (&'b BlockRef, &'b Range<usize>, Access)> + Clone {}
+
+impl<'b, I: Iterator<Item = (&'b BlockRef, &'b Range<usize>, Access)> + Clone> UsesOf<'b> for I {}
 
 /// Reserved uses of one operation, released by the drop. The caller notes the uses before that.
-#[derive(Default)]
-pub(crate) struct Reserved(SmallVec<[Held; 1]>);
+pub(crate) struct Reserved<'b, I: UsesOf<'b>> {
+    by: usize,
+    uses: I,
+    of: PhantomData<&'b ()>,
+}
 
 type Order = fn(&History, &'static str, &StreamCore, &Range<usize>, Access) -> Result<()>;
 
-struct Held {
-    block: BlockRef,
-    bytes: Range<usize>,
-    access: Access,
-    by: usize,
-}
-
-impl Reserved {
+impl<'b, I: UsesOf<'b>> Reserved<'b, I> {
     /// Orders uses behind earlier ones that conflict with them, and reserves them on behalf of `call`. The blocks are
     /// those that a graph names.
     #[track_caller]
-    pub(crate) fn take<'b>(
-        call: OpSite,
-        stream: &StreamCore,
-        uses: impl Iterator<Item = (&'b BlockRef, &'b Range<usize>, Access)> + Clone,
-    ) -> Result<Self> {
+    pub(crate) fn take(call: OpSite, stream: &StreamCore, uses: I) -> Result<Self> {
         Self::take_by(History::order, call, stream, uses)
     }
 
     /// [`take`](Self::take) for a launch of a graph.
     #[track_caller]
-    pub(crate) fn for_launch<'b>(
-        call: OpSite,
-        stream: &StreamCore,
-        uses: impl Iterator<Item = (&'b BlockRef, &'b Range<usize>, Access)> + Clone,
-    ) -> Result<Self> {
+    pub(crate) fn for_launch(call: OpSite, stream: &StreamCore, uses: I) -> Result<Self> {
         Self::take_by(History::order_launch, call, stream, uses)
     }
 
     #[track_caller]
-    fn take_by<'b>(
-        order: Order,
-        call: OpSite,
-        stream: &StreamCore,
-        uses: impl Iterator<Item = (&'b BlockRef, &'b Range<usize>, Access)> + Clone,
-    ) -> Result<Self> {
-        // After a refusal its drop releases the first ones.
-        let mut reserved = Reserved::default();
+    fn take_by(order: Order, call: OpSite, stream: &StreamCore, uses: I) -> Result<Self> {
         let _turns = Turns::take(uses.clone().map(|(block, ..)| &**block));
-        for (block, bytes, access) in uses {
-            block.hazards.reserve(order, call, stream, bytes, access)?;
-            let by = stream.handle.device;
-            reserved.0.push(Held { block: block.clone(), bytes: bytes.clone(), access, by });
+        let by = stream.handle.device;
+        for (at, (block, bytes, access)) in uses.clone().enumerate() {
+            let reserved = block.hazards.reserve(order, call, stream, bytes, access);
+            reserved.inspect_err(|_| drop(Reserved::taken(by, uses.clone().take(at))))?;
         }
-        Ok(reserved)
+        Ok(Self::taken(by, uses))
+    }
+
+    /// Leaves the uses reserved. [`taken`](Self::taken) takes them up again.
+    pub(crate) fn leave(self) {
+        mem::forget(self);
+    }
+
+    /// Uses that device `by` has reserved.
+    pub(crate) fn taken(by: usize, uses: I) -> Self {
+        Reserved { by, uses, of: PhantomData }
     }
 }
 
-impl Drop for Reserved {
+impl<'b, I: UsesOf<'b>> Drop for Reserved<'b, I> {
     fn drop(&mut self) {
-        self.0.drain(..).for_each(|Held { block, bytes, access, by }| block.hazards.release(by, &bytes, access));
+        self.uses.clone().for_each(|(block, bytes, access)| block.hazards.release(self.by, bytes, access));
     }
 }
 

@@ -71,9 +71,10 @@ impl<'a, T: Parameter> Gradients<'a, T> {
     pub fn add(&mut self, i: usize, f: impl FnOnce(&mut DeviceViewMut<'_, T>, f32) -> Result<()>) -> Result<()> {
         let _here = OpSite::here("Gradients::add");
         let beta = if self.exchange.must_add(i) { 1.0 } else { 0.0 };
-        let mut own = self.exchange.grad_mut(i)?;
-        OpSite::outside(|| f(&mut own, beta))?;
-        drop(own);
+        {
+            let mut own = self.exchange.grad_mut(i)?;
+            OpSite::outside(|| f(&mut own, beta))?;
+        }
         self.exchange.ready(self.dev, i)
     }
 }

@@ -73,7 +73,6 @@ fn is_flat(hosts: &Hosts, before: &[u64]) {
 fn guarded(f: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let thread = thread::spawn(move || {
-        let _quiet = panics::hush();
         f();
         let _ = done.send(());
     });
