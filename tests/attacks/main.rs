@@ -7,5 +7,6 @@ mod memory;
 #[cfg(feature = "blas")]
 mod operations;
 mod steps;
+mod user_code;
 #[cfg(feature = "blas")]
 mod views;

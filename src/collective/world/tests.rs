@@ -9,6 +9,7 @@ mod pieces;
 mod rail_messages;
 #[cfg(all(feature = "cluster", target_os = "linux"))]
 mod registered;
+#[cfg(feature = "cluster")]
 mod user_code;
 
 use super::loopback::Hosts;

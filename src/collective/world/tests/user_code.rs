@@ -2,13 +2,14 @@
 //! and no memory is lost.
 
 use super::super::loopback::Hosts;
-use crate::{Device, Error, GpuPool, ReduceOp, panics};
+use crate::{Builder, Device, DeviceBuffer, Error, GpuPool, Hop, Pack, ReduceOp, Unpack, panics};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// An error whose methods panic as told.
@@ -59,6 +60,15 @@ fn in_use(hosts: &Hosts) -> Vec<u64> {
     hosts.pools.iter().flat_map(GpuPool::memory_stats).map(|stats| stats.in_use).collect()
 }
 
+/// A device counts what it has freed when its part of a scope has ended, which may be after the scope's call.
+fn is_flat(hosts: &Hosts, before: &[u64]) {
+    let start = Instant::now();
+    while in_use(hosts) != before {
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}, not {before:?}", in_use(hosts));
+        works(hosts);
+    }
+}
+
 /// Fails if `f` hangs.
 fn guarded(f: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
@@ -67,7 +77,9 @@ fn guarded(f: impl FnOnce() + Send + 'static) {
         let _ = done.send(());
     });
     assert_ne!(ended.recv_timeout(Duration::from_secs(100)), Err(mpsc::RecvTimeoutError::Timeout), "hung");
-    thread.join().unwrap();
+    if let Err(panic) = thread.join() {
+        panic!("{}", panic.downcast_ref::<String>().map_or("a panic", String::as_str));
+    }
 }
 
 /// Process 1 fails on its device, with an error of this crate or with its own; process 0 waits for it in a sum. Once
@@ -120,6 +132,89 @@ fn an_error_that_panics_fails_only_its_scope() {
             assert!(own || here.contains(cause), "{here}");
             works(&hosts);
         }
-        assert_eq!(in_use(&hosts), before);
+        is_flat(&hosts, &before);
+    });
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum At {
+    Nowhere,
+    Serialize,
+    Deserialize,
+    Pack,
+    Unpack,
+}
+
+impl At {
+    fn strike(self, at: At) {
+        assert!(self != at, "a panic in {at:?}");
+    }
+}
+
+/// A value whose code panics as told.
+struct Bomb(At, Option<DeviceBuffer<f32>>);
+
+impl Serialize for Bomb {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.0.strike(At::Serialize);
+        (self.0 == At::Deserialize).serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bomb {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let at = if bool::deserialize(from)? { At::Deserialize } else { At::Nowhere };
+        at.strike(At::Deserialize);
+        Ok(Bomb(at, None))
+    }
+}
+
+impl Hop for Bomb {
+    fn hop(self, dev: &Device) -> crate::Result<Self> {
+        Ok(Bomb(self.0, self.1.hop(dev)?))
+    }
+    fn pack(self, into: &mut Pack) -> crate::Result<()> {
+        self.1.pack(into)?;
+        self.0.strike(At::Pack);
+        (self.0 == At::Unpack).pack(into)
+    }
+    fn unpack(from: &mut Unpack<'_>) -> crate::Result<Self> {
+        let memory = Option::unpack(from)?;
+        let at = if bool::unpack(from)? { At::Unpack } else { At::Nowhere };
+        at.strike(At::Unpack);
+        Ok(Bomb(at, memory))
+    }
+}
+
+/// Process 1 sends a value whose code panics there or here. All are told, whatever carries bytes.
+#[test]
+fn a_value_that_panics_on_its_way_fails_only_its_scope() {
+    guarded(|| {
+        let set = |builder: Builder| builder.timeout(Duration::from_secs(20)).hops::<Bomb>();
+        for hosts in [Hosts::with(&[2, 1], set), Hosts::on_devices_with(&[2, 1], set)] {
+            works(&hosts);
+            let before = in_use(&hosts);
+            for at in [At::Serialize, At::Deserialize, At::Pack, At::Unpack] {
+                let ended = hosts.run(|dev| {
+                    let _quiet = panics::hush();
+                    let world = dev.world()?;
+                    let own = if world.rank() == 2 { at } else { At::Nowhere };
+                    match (at, world.rank()) {
+                        (At::Serialize | At::Deserialize, _) => drop(world.exchange_serde(&Bomb(own, None))?),
+                        (_, 2) => world.give(Bomb(own, Some(dev.zeros(1 << 20)?)), 0, 7)?,
+                        (_, 0) => drop(world.take::<Bomb>(2, 7)?),
+                        _ => {}
+                    }
+                    world.barrier()
+                });
+                for error in ended.into_iter().map(Result::unwrap_err) {
+                    let text = error.to_string();
+                    assert!(matches!(error, Error::Panicked { .. } | Error::AbortedByHost { .. }), "{text}");
+                    assert!(text.contains(&format!("a panic in {at:?}")), "{text}");
+                }
+                works(&hosts);
+                is_flat(&hosts, &before);
+            }
+        }
     });
 }
