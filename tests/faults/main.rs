@@ -10,6 +10,8 @@ mod deadlines;
 mod lost;
 mod meetings;
 mod memory;
+// It calls all of the public face.
+#[cfg(feature = "blas")]
 mod places;
 mod plan;
 mod refusals;
