@@ -77,7 +77,7 @@ fn rows(gpus: Gpus) {
             let log = share.ln();
             let want = term - f64::from(log).exp() * term * n as f64;
             let dx = dev.log_softmax_backward(&terms, &dev.upload(&vec![log; n])?, n)?;
-            near(dev.download(&dx.slice(..1))?[0], want, 1e-5, "log_softmax_backward");
+            near(dev.download(&dx.slice(..1))?[0], want, 3e-5, "log_softmax_backward");
 
             let (_, rstd) = dev.rms_norm(&terms, &ones, 0.0)?;
             near(dev.download(&rstd)?[0], 1.0 / term, 1e-6, "rms_norm");
