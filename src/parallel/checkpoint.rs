@@ -1,7 +1,7 @@
 //! [`Checkpoint`]: named tensors and texts in one file, in the format of the `safetensors` crate.
 //!
 //! Users make one of any model's downloads; `DataParallel::{save, load}` use it. Nothing here touches a device.
-//! [`file`]: how a file is replaced. Invariant: what `save` accepts, `load` reads.
+//! [`mod@file`]: how a file is replaced. Invariant: what `save` accepts, `load` reads.
 
 mod file;
 

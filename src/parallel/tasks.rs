@@ -158,7 +158,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// That of `f`; else the first failure of a task that `f` has not got; else as [`run`](Self::run).
-    /// [`Error::NoThread`](crate::Error::NoThread) if rayon could not start its pool of threads.
+    /// [`Error::NoThread`] if rayon could not start its pool of threads.
     ///
     /// # Panics
     /// If `f` panics: after the tasks that run have ended.

@@ -168,7 +168,10 @@ fn put<T: Float + Element>(
 /// The elements of a matrix.
 #[track_caller]
 fn elements(op: &'static str, rows: usize, cols: usize) -> Result<usize> {
-    rows.checked_mul(cols).ok_or_else(|| Error::invalid(op, format_args!("{rows} x {cols} elements are too many")))
+    match rows.checked_mul(cols) {
+        Some(elements) => Ok(elements),
+        None => Err(Error::invalid(op, format_args!("{rows} x {cols} elements are too many"))),
+    }
 }
 
 /// `Err` unless a matrix has `rows x cols` elements.
