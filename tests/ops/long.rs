@@ -106,7 +106,8 @@ fn columns(gpus: Gpus) {
             near(dev.download(&one)?[0], n as f64 * term, 1e-5, "rms_norm_weights_backward");
             let mut row = dev.zeros::<f32>(1)?;
             dev.embedding_backward(&terms, &dev.zeros::<u32>(n)?, 1, &mut row)?;
-            near(dev.download(&row)?[0], n as f64 * term, 1e-4, "embedding_backward");
+            // 20,000 sums of 1024 terms, one after the other. In one sum the terms would stop at 2^24.
+            near(dev.download(&row)?[0], n as f64 * term, 1e-3, "embedding_backward");
             Ok(())
         })
         .unwrap();
