@@ -94,7 +94,7 @@ fn whole(memory: &DeviceBuffer<f32>) -> Segment<'_, f32> {
 }
 
 impl<T: Parameter> GradientExchange<T> {
-    /// Between steps: multiplies what is held with `held`, and the gradients of the steps to come with `piece`, if they
+    /// Between steps: multiplies the held sum with `held`, and the gradients of the steps to come with `piece`, if they
     /// are added up apart. (Elsewhere the caller adds them, and so multiplies them.)
     #[track_caller]
     pub(crate) fn weigh(&mut self, dev: &Device, held: f64, piece: f64) -> Result<()> {

@@ -186,7 +186,7 @@ fn entries(event: &MemoryEvent) -> impl Iterator<Item = TraceEntry> + '_ {
     })
 }
 
-/// Addresses of software GPUs begin at 2^62; what is below 2^53 tells them apart.
+/// Addresses of software GPUs begin at 2^62; their low 53 bits tell them apart.
 fn shown(address: u64) -> i64 {
     (address & ((1 << 53) - 1)) as i64
 }

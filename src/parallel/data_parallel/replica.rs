@@ -23,7 +23,7 @@ const FIRST_BUCKET: usize = 1 << 20;
 /// The pieces of a batch: rows of all processes, and what the sum over these rows is divided by.
 ///
 /// No sum on the way is larger than the mean of the piece with the largest: the divisor is never less than the rows. It
-/// grows by factors of two, so what is held is not rounded, and becomes the number of rows with the last piece. Then
+/// grows by factors of two, so the held sum is not rounded, and becomes the number of rows with the last piece. Then
 /// the gradients are the mean, in their memory, in the norm, and for the optimizer.
 #[derive(Clone, Copy, Debug)]
 struct Held {
