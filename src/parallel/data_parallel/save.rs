@@ -248,8 +248,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         Ok(Found { steps, groups: found })
     }
 
-    /// Writes the checkpoint into the replicas, if all processes have found the same one. Otherwise nothing changes, not
-    /// even the poison.
+    /// Writes the checkpoint into the replicas, if all processes have found the same one. Otherwise nothing changes,
+    /// also not the poison.
     #[track_caller]
     fn take_over(&mut self, found: Result<Found<T>>, site: Site) -> Result<()> {
         let groups = &self.groups.clone();
