@@ -98,6 +98,8 @@ mod copy;
 mod device;
 pub mod driver;
 pub mod error;
+#[doc(hidden)]
+pub mod extend;
 mod fabric;
 mod gang;
 mod gradients;

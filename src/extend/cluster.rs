@@ -1,0 +1,1 @@
+//! What `gpu-pool-cluster` needs: several processes.

@@ -1,0 +1,1 @@
+//! What `gpu-pool-lab` needs: observers: the checker, fault plans, machines.

@@ -1,0 +1,1 @@
+//! What `gpu-pool-train` needs: training: operations, optimizers, models over several devices.
