@@ -6,10 +6,7 @@
 //! compute the gradients of layer 1.
 
 use anyhow::{Result, ensure};
-use gpu_pool::{
-    Activation, GpuPool, Matrix,
-    parallel::{TaskTrace, Value},
-};
+use gpu_pool::{Activation, GpuPool, Matrix, tasks::{TaskTrace, Value}};
 use std::io::{Write, stdout};
 
 const ROWS: usize = 64;

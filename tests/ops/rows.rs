@@ -5,7 +5,8 @@ use crate::{
     rig::{Type, acc_eps, close, download, upload, values, widths},
     support::Gpus,
 };
-use gpu_pool::{Device, DeviceBuffer, Error, RowNorm, parallel::SequenceNorm};
+use gpu_pool::{Device, DeviceBuffer, Error, RowNorm};
+use gpu_pool_train::SequenceNorm;
 use proptest::{prelude::*, test_runner::TestRunner};
 
 /// Softmax of a row, and the logarithm of it, in `f64`.
