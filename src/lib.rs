@@ -122,9 +122,11 @@ mod stall;
 pub mod sync;
 #[cfg(feature = "tasks")]
 pub mod tasks;
+#[path = "../crates/lab/src/testing/mod.rs"]
 pub mod testing;
 mod thread;
 mod token;
+#[path = "../crates/lab/src/topology/mod.rs"]
 pub mod topology;
 mod variables;
 
@@ -166,6 +168,7 @@ pub use pool::report::PoolReport;
 pub use pool::{
     GpuPool,
     collectives::{Explanation, Rails},
+    run::Run,
 };
 pub use shard::Shard;
 pub use token::{Device, DeviceThreadOnly, OnStream};

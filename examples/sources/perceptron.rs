@@ -6,7 +6,10 @@
 //! compute the gradients of layer 1.
 
 use anyhow::{Result, ensure};
-use gpu_pool::{Activation, GpuPool, Matrix, tasks::{TaskTrace, Value}};
+use gpu_pool::{
+    Activation, GpuPool, Matrix,
+    tasks::{TaskTrace, Value},
+};
 use std::io::{Write, stdout};
 
 const ROWS: usize = 64;

@@ -4,7 +4,12 @@ use crate::{
     on_both,
     support::{Gpus, failure, guarded, slow_add, until},
 };
-use gpu_pool::{DeviceBuffer, Error, GpuPool, ReduceOp, Result, testing::Explorer, testing::FaultPlan, tasks::{TaskPanicked, Tasks}};
+use gpu_pool::{
+    DeviceBuffer, Error, GpuPool, ReduceOp, Result,
+    tasks::{TaskPanicked, Tasks},
+    testing::Explorer,
+    testing::FaultPlan,
+};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -278,8 +283,8 @@ fn a_scope_of_another_pool_on_these_gpus() {
         let pool = Gpus::software().pool(2);
         let other = pool.survivors().unwrap();
         let refused = || {
-            let error = failure(other.run_on(&[1], |_, _| Ok(())));
-            assert!(matches!(error, Error::InvalidArgument { op: "run_on", .. }), "{error}");
+            let error = failure(other.on(&[1]).run(|_, _| Ok(())));
+            assert!(matches!(error, Error::InvalidArgument { op: "run", .. }), "{error}");
         };
         pool.tasks(|t| {
             refused();

@@ -12,7 +12,10 @@ mod software;
 use crate::support::failure;
 use block::{Block, SHAPES, whole};
 use gpu_pool::{Activation, Device, Element, Error, Float, GpuPool, Group, Matrix, ReduceOp, Result, RowNorm};
-use gpu_pool_train::{ColumnLinear, Indices, RowLinear, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy};
+use gpu_pool_train::{
+    ColumnLinear, Indices, RowLinear, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows,
+    vocabulary_cross_entropy,
+};
 use half::{bf16, f16};
 
 /// Numbers between -0.5 and 0.5.

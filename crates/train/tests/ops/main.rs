@@ -1,7 +1,7 @@
 //! The operations on buffers: each against a plain loop in `f64` with a stated bound, steps back by finite differences,
 //! in graphs, on parts of buffers, with wrong sizes; on software GPUs and on CUDA devices.
 
-#[path = "../support/mod.rs"]
+#[path = "../../../../tests/support/mod.rs"]
 mod support;
 
 mod cast;
