@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Each feature alone compiles without a warning, and so do all of them, with the oldest compiler that Cargo.toml
-# promises. (`lint` has the newest one, and `test-bare` no feature at all.)
+# Each feature alone of each crate compiles without a warning, and so do all of them, with the oldest compiler that
+# Cargo.toml promises. (`lint` has the newest one, and no feature at all.)
 source "$(dirname "$0")/env.sh"
 
 oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -10,11 +10,16 @@ else
     toolchain=+stable
     echo "note: Rust $oldest cannot be had here; $(cargo "$toolchain" --version) checks the features"
 fi
-features=$(sed -n '/^\[features\]/,/^\[dep/s/^\([a-z-]*\) = .*/\1/p' Cargo.toml | grep -v '^default$')
 check() { RUSTFLAGS="-D warnings" cargo "$toolchain" check --quiet --locked --lib --target-dir target/oldest "$@"; }
 
-for feature in $features; do
-    echo "$feature"
-    check --no-default-features --features "$feature"
+# `cargo hack --each-feature` does the same, but a clean machine would have to compile it first.
+cargo metadata --no-deps --format-version 1 | python3 -c '
+import json, sys
+for package in json.load(sys.stdin)["packages"]:
+    for feature in sorted(package["features"].keys() - {"default"}):
+        print(package["name"], feature)
+' | while read -r crate feature; do
+    echo "$crate: $feature"
+    check --package "$crate" --no-default-features --features "$feature"
 done
-check --all-features
+check --workspace --all-features
