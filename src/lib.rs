@@ -164,6 +164,7 @@ pub use pool::report::PoolReport;
 pub use pool::{
     GpuPool,
     collectives::{Explanation, Rails},
+    run::Run,
 };
 pub use shard::Shard;
 pub use token::{Device, DeviceThreadOnly, OnStream};
