@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The links of built pages lead somewhere.
 
-Usage: .ci/links.py FOLDER.., folders of HTML pages that `cargo doc` or mdBook has written. On each page, a relative link
-must name a file that is there, and a fragment must be an id in that file. So no page of rustdoc names a file of the
-repository, which docs.rs does not have. Addresses on the web are not visited.
+Usage: .ci/links.py FOLDER.., folders of HTML pages that `cargo doc` or mdBook has written. On each page, a relative
+link must name a file that is there, and a fragment must be an id in that file. So no page of rustdoc names a file of
+the repository, which docs.rs does not have. Addresses on the web are not visited.
 """
 
 import pathlib

@@ -27,6 +27,7 @@ CRATES = {"gpu_pool": ROOT} | {f"gpu_pool_{path.name}": path for path in sorted(
 TAKES_PLACE = re.compile(
     r"\b(Location::caller|OpSite::(?:here|place)|Error::(?:invalid|wrong_pool|wrong_device|borrowed)|Call::new)\("
 )
+EXTENDED = {"Device", "Group", "GpuPool", "Builder"}
 METHOD = re.compile(
     r'<section id="(?:method|tymethod)\.(\w+)" class="method">(.*?)<h4 class="code-header">(.*?)</h4>', re.DOTALL
 )
@@ -48,7 +49,8 @@ def public_functions(folder):
         if kind == "fn":
             declarations = [(name, text, FUNCTION.search(text)[1])]
         elif kind in ("struct", "enum", "union", "trait"):
-            types = re.findall(rf'id="impl-{name}-for-(\w+)', text) if kind == "trait" else [name]
+            # Of traits those that give the runtime's types further methods.
+            types = EXTENDED & set(re.findall(rf'id="impl-{name}-for-(\w+)', text)) if kind == "trait" else [name]
             # Impls of the standard library's and of other crates' traits return other results.
             own = METHOD.findall(text.split('id="deref-methods-')[0])
             declarations = [(f"{on}::{method}", *rest) for on in types for method, *rest in own]
@@ -90,7 +92,7 @@ def closures(text, closing):
     for match in CLOSURE.finditer(text):
         at = match.end(1)
         if match[1] == "|":
-            while text[at] != "|":
+            while at < len(text) and text[at] != "|":
                 at = closing.get(at, at) + 1
             at += 1
         start = at = at + len(text[at:]) - len(text[at:].lstrip())
@@ -135,7 +137,7 @@ def check_crate(crate, folder, counts):
             yield from check_source(file)
     public = {function: place for function, *place in public_functions(pages)}
     counts.append(len(public))
-    tables = sorted((folder / "tests").rglob("places.rs"))
+    tables = [table for table in sorted((folder / "tests").rglob("places.rs")) if "EXCEPTED" in table.read_text()]
     text = "".join(table.read_text() for table in tables)
     excepted = set(re.findall(r'^ +\("([\w:]+)", "', text, re.MULTILINE))
     called = set(re.findall(r'told\(\s*"([\w:]+)"', text))

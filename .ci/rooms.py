@@ -4,10 +4,10 @@
     .ci/rooms.py           the `use` lines and paths that go up; fails if there are any
     .ci/rooms.py --uses    also which room uses which
 
-`rooms.txt` names the rooms of each crate, from the top to the bottom. The compiler keeps the rest: no crate uses private
-parts of another one, and no circle of crates builds. Seen are `crate::..` and `super::..`, in `use` and elsewhere, but
-for tests. A name of the crate's root counts for the room that it comes from. Methods are not seen: a room may give a
-type of a lower one further methods.
+`rooms.txt` names the rooms of each crate, from the top to the bottom. The compiler keeps the rest: no crate uses
+private parts of another one, and no circle of crates builds. Seen are `crate::..` and `super::..`, in `use` and
+elsewhere, but for tests. A name of the crate's root counts for the room that it comes from. Methods are not seen: a
+room may give a type of a lower one further methods.
 """
 
 import pathlib

@@ -7,6 +7,7 @@ HIDDEN = re.compile(
     r"""//[^\n]*|/\*.*?\*/|b?r(#*)".*?"\1|b?"(?:\\.|[^"\\])*"|b?'(?:\\[^\n']+|\\'|[^\\\n'])'""", re.DOTALL
 )
 TEST = re.compile(r"#\[cfg\((?:test|doctest|all\(test\b[^\]]*|any\(test\b[^\]]*)\)\]")
+TEST_MODULE = TEST.pattern + r"(?:\s*#\[[^\]]*\])*\s*(?:pub(?:\(\w+\))? )?mod (\w+);"
 OPEN = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -44,6 +45,6 @@ def only_tests(source):
     found = set()
     for file in source.rglob("*.rs"):
         folder = file.parent if file.stem in ("mod", "lib") else file.with_suffix("")
-        for name in re.findall(TEST.pattern + r"(?:\s*#\[[^\]]*\])*\s*(?:pub(?:\(\w+\))? )?mod (\w+);", file.read_text()):
+        for name in re.findall(TEST_MODULE, file.read_text()):
             found |= {folder / f"{name}.rs", *(folder / name).rglob("*.rs")}
     return found
