@@ -18,4 +18,7 @@ mod refusals;
 mod rig;
 #[cfg(target_os = "linux")]
 mod threads;
+#[cfg(feature = "blas")]
+#[path = "../support/told.rs"]
+mod told;
 mod unwinding;

@@ -1,15 +1,16 @@
 //! Each public function that can fail is called wrongly: its error names the function, and its call in this file.
 //!
 //! `.ci/places.py` compares this table with rustdoc's pages, so that no function is forgotten: it reads the names in
-//! [`told`], [`both`] and [`EXCEPTED`].
+//! [`told`], [`both`] and [`EXCEPTED`]. Those of `gpu-pool-train` are in its tests.
 
 use crate::{
     rig::TWINLESS,
     support::{self, failure, guarded},
+    told::{both, group_of, place, told},
 };
 use gpu_pool::{
-    Activation, Device, DeviceBuffer, Error, GpuPool, GradientExchange, Group, LaunchDims, PinnedBuffer, ReduceOp,
-    Result, RowNorm, Topology, each_mut,
+    Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, PinnedBuffer, ReduceOp,
+    Result, Topology, each_mut,
     parallel::{
         At, ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, RowLinear, Schedule, SequenceNorm,
         ShardedOptimizer, ShardedState, Stage, VocabularyEmbedding, gather_rows, part_of, scatter_rows,
@@ -18,7 +19,6 @@ use gpu_pool::{
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use parking_lot::Mutex;
-use std::panic::Location;
 
 /// Functions that are not called wrongly here, and why.
 #[rustfmt::skip]
@@ -47,53 +47,6 @@ const EXCEPTED: [(&str, &str); 23] = [
     ("Unpack::bytes", "it reads what another process has sent"),
     ("explore", "it panics"),
 ];
-
-/// The operation that an error names, and its place: file and line.
-fn place(error: &Error) -> Option<(&'static str, String, u32)> {
-    use Error::*;
-    match error {
-        InvalidArgument { op, site, .. }
-        | WrongDevice { op, site, .. }
-        | WrongPool { op, site, .. }
-        | Borrowed { op, site, .. }
-        | Poisoned { op, site, .. }
-        | NestedScope { op, site }
-        | KernelNotFound { op, site, .. }
-        | GraphInvalidated { op, site, .. }
-        | PeerDenied { op, site, .. }
-        | NotFinite { op, site, .. }
-        | DeviceLost { op, site: Some(site), .. } => Some((op, site.file().to_owned(), site.line())),
-        OutOfMemory { op, report, .. } => {
-            report.site.as_ref().map(|site| (*op, site.file.clone().into_owned(), site.line))
-        }
-        _ => None,
-    }
-}
-
-/// The call has failed, and its error names it, and its line: that of this check, or one of the next where it stands
-/// in several.
-#[track_caller]
-fn told<T>(name: &str, result: Result<T>) {
-    let here = Location::caller();
-    let Err(error) = result else { panic!("{name} at {here} has not failed") };
-    let Some((op, file, line)) = place(&error) else { panic!("{name} at {here}: no place in {error}") };
-    assert_eq!(file, file!(), "{name}: {error}");
-    assert!((here.line()..here.line() + 12).contains(&line), "{name} at {here}: {error}");
-    assert_eq!(op.rsplit("::").next(), name.rsplit("::").next(), "{name}: {error}");
-    assert!(error.to_string().contains(&format!("{file}:{line}")), "{name}: no place in the text: {error}");
-}
-
-/// The same call of a device and of a group.
-macro_rules! both {
-    ($dev:ident, $name:ident $(::<$Of:ty>)? ($($arg:expr),* $(,)?)) => {
-        told(concat!("Device::", stringify!($name)), $dev.$name$(::<$Of>)?($($arg),*));
-        told(concat!("Group::", stringify!($name)), group_of($dev).$name$(::<$Of>)?($($arg),*));
-    };
-}
-
-fn group_of(dev: &Device) -> Group<'_> {
-    dev.group(&(0..dev.count()).collect::<Vec<_>>()).unwrap()
-}
 
 /// Runs `f` on a device, with a buffer of another pool.
 fn on_one<F>(f: F)
@@ -188,7 +141,7 @@ fn calls_with_memory_of_two_processes_have_places() {
 fn collectives_have_places() {
     on_one(|dev, far| {
         let sum = ReduceOp::Sum;
-        let (x, mut y, mut rows) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, dev.zeros::<f32>(5)?);
+        let (x, mut y) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?);
         both!(dev, all_reduce(far, sum));
         both!(dev, all_reduce_into(&x, &mut y, sum));
         both!(dev, all_reduce_many([&mut *far], sum));
@@ -206,8 +159,6 @@ fn collectives_have_places() {
         both!(dev, scatter_v(None, &mut y, &[1], 7));
         both!(dev, all_to_all(&x, &mut y));
         both!(dev, all_to_all_v(&x, &[1], &mut y, &[1]));
-        both!(dev, all_reduce_norm(&mut y, &mut rows, RowNorm::rms(&x, 1e-5)));
-        both!(dev, all_reduce_norm_into(&x, &mut rows, RowNorm::rms(&x, 1e-5), &mut y));
         both!(dev, send(&x, 7));
         both!(dev, recv(&mut y, 7));
         both!(dev, sendrecv(&x, 7, &mut y, 7));
@@ -222,70 +173,13 @@ fn collectives_have_places() {
 #[test]
 fn operations_have_places() {
     on_one(|dev, far| {
-        let relu = Activation::Relu;
-        let (x, mut y, one) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, dev.zeros::<f32>(1)?);
-        let (labels, mut wide) = (dev.zeros::<u32>(3)?, dev.zeros::<u128>(1)?);
+        let (x, mut y, mut wide) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, dev.zeros::<u128>(1)?);
         told("Device::fill", dev.fill(&mut wide, 1));
         told("Device::scale", dev.scale(far, 2.0));
         told("Device::axpy", dev.axpy(1.0, &x, &mut y));
         told("Device::sum", dev.sum(far));
         told("Device::dot", dev.dot(&x, &y));
         told("Device::cast", dev.cast::<f64, _>(far));
-        told("Device::add", dev.add(&x, &y));
-        told("Device::add_into", dev.add_into(&x, &x, &mut y));
-        told("Device::add_assign", dev.add_assign(&mut y, &x));
-        told("Device::sub", dev.sub(&x, &y));
-        told("Device::sub_into", dev.sub_into(&x, &x, &mut y));
-        told("Device::sub_assign", dev.sub_assign(&mut y, &x));
-        told("Device::mul", dev.mul(&x, &y));
-        told("Device::mul_into", dev.mul_into(&x, &x, &mut y));
-        told("Device::mul_assign", dev.mul_assign(&mut y, &x));
-        told("Device::relu", dev.relu(far));
-        told("Device::gelu", dev.gelu(far));
-        told("Device::gelu_tanh", dev.gelu_tanh(far));
-        told("Device::silu", dev.silu(far));
-        told("Device::activation", dev.activation(relu, far));
-        told("Device::activation_into", dev.activation_into(relu, &x, &mut y));
-        told("Device::activation_assign", dev.activation_assign(relu, far));
-        told("Device::activation_backward", dev.activation_backward(relu, &x, &y));
-        told("Device::activation_backward_assign", dev.activation_backward_assign(relu, &mut y, &x));
-        told("Device::bias_activation", dev.bias_activation(relu, &y, &x));
-        told("Device::bias_activation_assign", dev.bias_activation_assign(relu, &mut y, &x));
-        told("Device::bias_activation_backward", dev.bias_activation_backward(relu, &x, &y, &x));
-        told("Device::bias_activation_backward_assign", dev.bias_activation_backward_assign(relu, &mut y, &x, &x));
-        told("Device::embedding", dev.embedding(&x, 3, &labels));
-        told("Device::embedding_backward", dev.embedding_backward(&x, &labels, 3, &mut y));
-        told("Device::random_bits", dev.random_bits(&mut dev.zeros::<u32>(4)?, 0, u64::MAX));
-        told("Device::uniform", dev.uniform(far, 0.0..1.0, 0, 0));
-        told("Device::normal", dev.normal(far, 0.0, 1.0, 0, 0));
-        told("Device::dropout", dev.dropout(&x, 2.0, 0, 0));
-        told("Device::dropout_assign", dev.dropout_assign(&mut y, 2.0, 0, 0));
-        told("Device::argmax", dev.argmax(&x, 3));
-        told("Device::column_sum", dev.column_sum(&y, &mut dev.zeros::<f32>(3)?));
-        told("Device::check_indices", dev.check_indices(&labels, 0));
-        told("Device::layer_norm", dev.layer_norm(&y, &x, &x, 1e-5));
-        told("Device::layer_norm_backward", dev.layer_norm_backward(&x, &y, &x, &one, &one));
-        told(
-            "Device::layer_norm_weights_backward",
-            dev.layer_norm_weights_backward(&x, &y, &one, &one, &mut dev.zeros::<f32>(4)?, &mut dev.zeros::<f32>(4)?),
-        );
-        told("Device::rms_norm", dev.rms_norm(&y, &x, 1e-5));
-        told("Device::rms_norm_backward", dev.rms_norm_backward(&x, &y, &x, &one));
-        let rms = dev.rms_norm_weights_backward(&x, &y, &one, &mut dev.zeros::<f32>(4)?);
-        told("Device::rms_norm_weights_backward", dev.rms_norm_weights_backward(&x, &y, &one, far).and(rms));
-        told("Device::softmax", dev.softmax(&x, 3));
-        told("Device::softmax_assign", dev.softmax_assign(&mut y, 3));
-        told("Device::softmax_backward", dev.softmax_backward(&x, &y, 2));
-        told("Device::log_softmax", dev.log_softmax(&x, 3));
-        told("Device::log_softmax_assign", dev.log_softmax_assign(&mut y, 3));
-        told("Device::log_softmax_backward", dev.log_softmax_backward(&x, &y, 2));
-        told("Device::cross_entropy", dev.cross_entropy(&x, &labels, 1.0));
-        told("Device::cross_entropy_assign", dev.cross_entropy_assign(&mut y, &labels, 1.0));
-        told("Device::cross_entropy_loss", dev.cross_entropy_loss(&x, &labels));
-        told("Device::transpose", dev.transpose(&x, 3, 3));
-        told("Device::transpose_batch", dev.transpose_batch(&x, 2, 3, 3));
-        told("Device::transpose_into", dev.transpose_into(&x, 2, 2, &mut y));
-        told("Device::copy_2d", dev.copy_2d(&x, 4, &mut y, 4, 3, 4));
         Ok(())
     });
 }

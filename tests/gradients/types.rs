@@ -218,7 +218,7 @@ on_both! {
                             let mut x = exchange.grad_mut(gradient)?;
                             match writes {
                                 true => dev.copy(one, &mut x)?,
-                                false => dev.add_assign(&mut x, one)?,
+                                false => dev.axpy(T::wide(T::new(1.0)), one, &mut x)?,
                             }
                             exchange.ready(dev, gradient)?;
                         }
