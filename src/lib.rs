@@ -163,6 +163,7 @@ pub use pool::report::PoolReport;
 pub use pool::{
     GpuPool,
     collectives::{Explanation, Rails},
+    run::Run,
 };
 pub use shard::Shard;
 pub use token::{Device, DeviceThreadOnly, OnStream};
