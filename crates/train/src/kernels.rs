@@ -4,20 +4,16 @@
 //! launch of one of its kernels, so a program that calls no operation of a family has none of its code.
 
 macro_rules! modules {
-    ($($name:ident $file:literal;)+) => {
-        $(
-            #[doc = concat!("`kernels/", $file, ".cu`")]
-            pub(crate) static $name: gpu_pool::Module = gpu_pool::extend::train::module(
-                include_bytes!(concat!("../kernels/ptx/", $file, ".ptx.lz4")),
-                &[
-                    (80, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_80.cubin.lz4"))),
-                    (90, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_90.cubin.lz4"))),
-                ],
-            );
-        )+
-        #[cfg(test)]
-        static MODULES: &[(&str, &gpu_pool::Module)] = &[$(($file, &$name)),+];
-    };
+    ($($name:ident $file:literal;)+) => {$(
+        #[doc = concat!("`kernels/", $file, ".cu`")]
+        pub(crate) static $name: gpu_pool::Module = gpu_pool::extend::train::module(
+            include_bytes!(concat!("../kernels/ptx/", $file, ".ptx.lz4")),
+            &[
+                (80, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_80.cubin.lz4"))),
+                (90, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_90.cubin.lz4"))),
+            ],
+        );
+    )+};
 }
 modules! {
     POINTWISE "pointwise";

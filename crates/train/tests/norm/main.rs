@@ -4,7 +4,7 @@
 #[allow(dead_code)]
 mod cases;
 #[path = "../../../../tests/collectives/numbers.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports, unused_macros)]
 mod numbers;
 #[path = "../../../../tests/collectives/rig.rs"]
 #[allow(dead_code)]
