@@ -120,9 +120,11 @@ mod scope;
 mod shard;
 mod stall;
 pub mod sync;
+#[path = "../crates/lab/src/testing/mod.rs"]
 pub mod testing;
 mod thread;
 mod token;
+#[path = "../crates/lab/src/topology/mod.rs"]
 pub mod topology;
 mod variables;
 
