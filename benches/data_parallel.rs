@@ -37,7 +37,7 @@ impl Linear {
         let mut y = unsafe { dev.uninit(rows * OUTPUTS)? };
         let weight = Matrix::new(&self.weight, OUTPUTS, INPUTS)?;
         dev.gemm(1.0, Matrix::new(x, rows, INPUTS)?, weight.t(), 0.0, &mut y)?;
-        dev.bias_activation_assign(Activation::Identity, &mut y, &self.bias)?;
+        dev.activation_in_place(Activation::Identity.biased(&self.bias), &mut y)?;
         Ok(y)
     }
 }

@@ -151,7 +151,7 @@ impl<T: Number + Float<Acc = f32>> Seat<T> {
 
     /// What follows the sum, in two kernels.
     fn behind(&mut self, dev: &Device) -> Result<()> {
-        dev.add_assign(&mut self.residual, &self.y)?;
+        dev.add_in_place(&mut self.residual, &self.y)?;
         dev.rms_norm(&self.residual, &self.gamma, 1e-5).map(drop)
     }
 }

@@ -19,6 +19,5 @@ mod rig;
 #[cfg(target_os = "linux")]
 mod threads;
 #[cfg(feature = "blas")]
-#[path = "../support/told.rs"]
 mod told;
 mod unwinding;

@@ -12,10 +12,8 @@ mod theory;
 
 use std::{cell::RefCell, time::Instant};
 
-use gpu_pool::{
-    Device, DeviceBuffer, GpuPool, PerDevice, Result,
-    parallel::{At, Pipeline, Schedule, Stage},
-};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, PerDevice, Result};
+use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
 
 use crate::{
     Machine,
@@ -78,7 +76,7 @@ impl Batch {
     /// The gradient of the mean squared error, and the error, which stays on the device.
     fn loss(&self, dev: &Device, micro: usize, y: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, DeviceBuffer<f32>)> {
         let (mut dy, n) = (y, self.parts[micro].len() as f32);
-        dev.sub_assign(&mut dy, &self.parts[micro])?;
+        dev.sub_in_place(&mut dy, &self.parts[micro])?;
         let mut error = dev.dot(&dy, &dy)?;
         dev.scale(&mut error, 1.0 / n)?;
         dev.scale(&mut dy, 2.0 / n)?;
@@ -147,8 +145,8 @@ fn steps_of((_, _, rows): Shape) -> usize {
 fn compare(bench: &mut Bench, case: &str, pool: &GpuPool, name: &str, shape: Shape, torch: Option<Side<'_>>) {
     let (layers, width, _) = shape;
     let schedule = match name {
-        "gpipe" => Schedule::gpipe(RANKS, MICROS),
-        _ => Schedule::one_f_one_b(RANKS, MICROS),
+        "gpipe" => PipelineSchedule::gpipe(RANKS, MICROS),
+        _ => PipelineSchedule::one_f_one_b(RANKS, MICROS),
     };
     let batch = RefCell::new(pool.per_device(|dev, _| Batch::new(dev, shape)).expect("memory for it"));
     let pipeline =

@@ -1,9 +1,32 @@
 #![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "checkpoints")]
+mod checkpoint;
+mod data_parallel;
 mod kernels;
 pub mod ops;
+mod optim;
+mod pipeline;
+mod schedule;
+mod sharded;
+mod tensor;
 
+#[cfg(feature = "checkpoints")]
+pub use checkpoint::Checkpoint;
+pub use data_parallel::{DataParallel, Gradients, Model};
 pub use ops::{Activation, BiasedActivation, Index, NormSaved, RowNorm};
+pub use optim::{LearningRate, Optimizer};
+pub use pipeline::{At, Pipeline, Stage};
+pub use schedule::{
+    Action, Blocked, Costs, MAX_ACTIONS, Peer, PipelineSchedule, ScheduleError, Span, Step, Timeline, Work,
+};
+pub use sharded::{ShardedOptimizer, ShardedState};
+#[cfg(feature = "blas")]
+pub use tensor::{ColumnLinear, LinearPart, RowLinear};
+pub use tensor::{
+    Indices, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy,
+};
 
 /// What this crate adds to the methods of [`gpu_pool`]'s types: `use gpu_pool_train::prelude::*;`.
 pub mod prelude {

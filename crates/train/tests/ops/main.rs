@@ -8,9 +8,12 @@ mod derivatives;
 mod embedding;
 mod general;
 mod long;
+mod places;
 mod pointwise;
 mod random;
 #[path = "../../../../tests/ops/rig.rs"]
 mod rig;
 mod rows;
 mod shape;
+#[path = "../../../../tests/faults/told.rs"]
+mod told;
