@@ -18,7 +18,8 @@ use std::{
     time::Instant,
 };
 
-use gpu_pool::{Activation, Device, DeviceBuffer, GpuPool, Matrix, PerDevice, Result};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, PerDevice, Result};
+use gpu_pool_train::{Activation, prelude::*};
 use support::{Bench, MICROSECONDS, Side, gpus};
 
 const BATCH: usize = 30;

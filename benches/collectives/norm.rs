@@ -9,7 +9,8 @@
 use std::cell::LazyCell;
 
 use cudarc::driver::{DevicePtr, DevicePtrMut, sys::CUstream};
-use gpu_pool::{Device, DeviceBuffer, Float, GpuPool, ReduceOp, Result, RowNorm};
+use gpu_pool::{Device, DeviceBuffer, Float, GpuPool, ReduceOp, Result};
+use gpu_pool_train::{RowNorm, prelude::*};
 use half::bf16;
 
 use crate::{

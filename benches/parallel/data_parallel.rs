@@ -12,8 +12,8 @@
 
 use std::{cell::RefCell, time::Instant};
 
-use gpu_pool::{Activation::Identity, Activation::Relu, Device, DeviceBuffer, GpuPool, Matrix, Parameter, PerDevice, Result, Shard};
-use gpu_pool_train::{DataParallel, Gradients, Model, Optimizer};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, Parameter, PerDevice, Result, Shard};
+use gpu_pool_train::{Activation::Identity, Activation::Relu, DataParallel, Gradients, Model, Optimizer, prelude::*};
 
 use half::bf16;
 

@@ -1,6 +1,7 @@
 //! A stage of the pipelines: so many times a linear layer and ReLU, of one width, with weights in torch's layout.
 
-use gpu_pool::{Activation::Relu, Device, DeviceBuffer, Matrix, Result};
+use gpu_pool::{Device, DeviceBuffer, Matrix, Result};
+use gpu_pool_train::{Activation::Relu, prelude::*};
 
 use crate::machine::uninit;
 

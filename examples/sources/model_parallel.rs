@@ -5,7 +5,8 @@
 //! while the other waits: `examples/pipeline.rs` cuts the batch into pieces, so that both work.
 
 use anyhow::{Result, ensure};
-use gpu_pool::{Activation, Device, DeviceBuffer as Buffer, GpuPool, Matrix};
+use gpu_pool::{Device, DeviceBuffer as Buffer, GpuPool, Matrix};
+use gpu_pool_train::{Activation, prelude::*};
 use std::{
     io::{Write, read_to_string, stdout},
     sync::Arc,

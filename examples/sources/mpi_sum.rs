@@ -7,6 +7,7 @@
 
 use anyhow::{Result, bail, ensure};
 use gpu_pool::{Builder, GpuPool, ReduceOp, ReduceOrder, cluster::Cluster};
+use gpu_pool_train::prelude::*;
 use std::{
     env,
     io::{Write, stdout},

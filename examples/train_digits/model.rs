@@ -4,7 +4,8 @@ use crate::{
     data::{CLASSES, Images, PIXELS},
     rng::Rng,
 };
-use gpu_pool::{Activation, Device, DeviceBuffer, Event, GradientExchange, Group, Matrix, ReduceOp, Result, Shard};
+use gpu_pool::{Device, DeviceBuffer, Event, GradientExchange, Group, Matrix, ReduceOp, Result, Shard};
+use gpu_pool_train::{Activation, prelude::*};
 use std::ops::Range;
 
 /// Neurons of the hidden layer.

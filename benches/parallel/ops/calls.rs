@@ -1,6 +1,7 @@
 //! The operations, under the names that `benches/peers/ops.py` knows them by.
 
-use gpu_pool::{Activation::*, Matrix, Result};
+use gpu_pool::{Matrix, Result};
+use gpu_pool_train::{Activation::*, prelude::*};
 
 use super::rig::{Kept, Number, Run};
 

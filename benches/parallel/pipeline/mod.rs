@@ -13,7 +13,7 @@ mod theory;
 use std::{cell::RefCell, time::Instant};
 
 use gpu_pool::{Device, DeviceBuffer, GpuPool, PerDevice, Result};
-use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
+use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage, prelude::*};
 
 use crate::{
     Machine,

@@ -24,7 +24,6 @@ pub use loss::vocabulary_cross_entropy;
 pub use norm::SequenceNorm;
 
 /// What a step back through a [`SequenceNorm`] needs.
-pub use gpu_pool::NormSaved;
 
 use crate::prelude::*;
 use gpu_pool::{

@@ -11,8 +11,8 @@ mod software;
 
 use crate::support::failure;
 use block::{Block, SHAPES, whole};
-use gpu_pool::{Activation, Device, Element, Error, Float, GpuPool, Group, Matrix, ReduceOp, Result, RowNorm};
-use gpu_pool_train::{ColumnLinear, Indices, RowLinear, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy};
+use gpu_pool::{Device, Element, Error, Float, GpuPool, Group, Matrix, ReduceOp, Result};
+use gpu_pool_train::{Activation, ColumnLinear, Indices, RowLinear, RowNorm, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy, prelude::*};
 use half::{bf16, f16};
 
 /// Numbers between -0.5 and 0.5.

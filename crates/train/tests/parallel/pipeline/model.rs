@@ -1,8 +1,8 @@
 //! The model of the tests: layers with a ReLU, whose backward pass can be split; and the same on one device.
 
 use crate::support::Gpus;
-use gpu_pool::{Activation, Device, DeviceBuffer, Error, GpuPool, Matrix};
-use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage, Work};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Matrix};
+use gpu_pool_train::{Activation, At, Pipeline, PipelineSchedule, Stage, Work, prelude::*};
 use std::ops::Range;
 
 pub const WIDTH: usize = 8;

@@ -1,8 +1,8 @@
 //! A transformer block over a group: embedding, attention with heads over the members, a perceptron, a language model's
 //! head and loss. Norms and residuals are sequence parallel. In `f64`, so that finite differences say something.
 
-use gpu_pool::{Activation, Device, DeviceBuffer, Group, Matrix, MatrixMut, Result};
-use gpu_pool_train::{ColumnLinear, Indices, LinearPart, NormSaved, RowLinear, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, vocabulary_cross_entropy};
+use gpu_pool::{Device, DeviceBuffer, Group, Matrix, MatrixMut, Result};
+use gpu_pool_train::{Activation, ColumnLinear, Indices, LinearPart, NormSaved, RowLinear, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, vocabulary_cross_entropy, prelude::*};
 
 type Buffer = DeviceBuffer<f64>;
 
