@@ -1,7 +1,9 @@
 //! Code of the program that panics where the library calls it.
 
 use crate::support::{PATIENCE, guarded, until};
-use gpu_pool::{AsView, AsViewMut, Check, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, Hop, ReduceOp, Result};
+use gpu_pool::{
+    AsView, AsViewMut, Check, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, Hop, ReduceOp, Result,
+};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     thread,
@@ -17,6 +19,7 @@ pub enum At {
     Hop,
     View,
     ViewMut,
+    #[allow(dead_code, reason = "for the tests of `gpu-pool-train`")]
     Parameters,
 }
 

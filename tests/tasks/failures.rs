@@ -4,7 +4,12 @@ use crate::{
     on_both,
     support::{Gpus, failure, guarded, slow_add, until},
 };
-use gpu_pool::{DeviceBuffer, Error, GpuPool, ReduceOp, Result, testing::Explorer, testing::FaultPlan, tasks::{TaskPanicked, Tasks}};
+use gpu_pool::{
+    DeviceBuffer, Error, GpuPool, ReduceOp, Result,
+    tasks::{TaskPanicked, Tasks},
+    testing::Explorer,
+    testing::FaultPlan,
+};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{

@@ -4,7 +4,11 @@ use crate::{
     on_both,
     support::{Gpus, MODULE, cases, guarded, until},
 };
-use gpu_pool::{AsViewMut, DeviceBuffer, GpuPool, LaunchDims, ReduceOp, Result, kernel, testing::Explorer, tasks::{TaskTrace, Value}};
+use gpu_pool::{
+    AsViewMut, DeviceBuffer, GpuPool, LaunchDims, ReduceOp, Result, kernel,
+    tasks::{TaskTrace, Value},
+    testing::Explorer,
+};
 use proptest::prelude::*;
 use serde_json::Value as Json;
 use std::sync::{
@@ -365,7 +369,7 @@ fn a_value_is_freed_when_its_last_reader_is_over() {
             assert_eq!(t.get(&reader)?, 2);
             assert_eq!(Arc::strong_count(&held), 1);
             // A buffer, too, although nobody looks at it.
-            let in_use = |t: &gpu_pool::parallel::Tasks<'_, '_>| {
+            let in_use = |t: &gpu_pool::tasks::Tasks<'_, '_>| {
                 let bytes = t.gpu(0).run((), |dev, ()| Ok(dev.stats().in_use));
                 t.get(&bytes)
             };

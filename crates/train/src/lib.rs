@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod book;
 #[cfg(feature = "checkpoints")]
 mod checkpoint;
 mod data_parallel;

@@ -238,7 +238,7 @@ fn a_limit_warns() {
     let told = Arc::new(Mutex::new(Vec::new()));
     tracing::subscriber::with_default(Collects(told.clone()), || {
         let pool = crate::support::Gpus::software().pool(3);
-        let make = |schedule: Schedule| Pipeline::new(&pool, schedule, |_, _| Ok(Nothing)).unwrap();
+        let make = |schedule: PipelineSchedule| Pipeline::new(&pool, schedule, |_, _| Ok(Nothing)).unwrap();
         assert_eq!(PipelineSchedule::one_f_one_b(3, 8).unwrap().in_flight(0), 3);
         let _fits = make(PipelineSchedule::one_f_one_b(3, 8).unwrap()).limit_in_flight(3);
         assert_eq!(told.lock().unwrap().len(), 0);

@@ -2,7 +2,9 @@
 
 use super::schedules;
 use crate::support::{builder, cases};
-use gpu_pool::{Device, DeviceBuffer, Error, Event, GpuPool, LaunchDims, Module, Topology, kernel, topology::KernelCost};
+use gpu_pool::{
+    Device, DeviceBuffer, Error, Event, GpuPool, LaunchDims, Module, Topology, kernel, topology::KernelCost,
+};
 use gpu_pool_train::{At, Costs, Pipeline, PipelineSchedule, Stage};
 use std::{
     sync::{Arc, Mutex},

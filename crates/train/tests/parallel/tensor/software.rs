@@ -5,7 +5,10 @@ use super::{
     everyone, near, trained,
 };
 use crate::support::{self, Gpus, cases};
-use gpu_pool::{Check, Error, GpuPool, ReduceOp, Result, Topology, testing::Explorer, testing::FaultOp, testing::FaultPlan, testing::FaultRule, testing::Injected};
+use gpu_pool::{
+    Check, Error, GpuPool, ReduceOp, Result, Topology, testing::Explorer, testing::FaultOp, testing::FaultPlan,
+    testing::FaultRule, testing::Injected,
+};
 use gpu_pool_train::ColumnLinear;
 
 /// The gradients are those of the loss: central differences, on two devices.
