@@ -1,11 +1,12 @@
 //! Cross-entropy over a vocabulary that lies on several devices.
 
 use super::{Indices, fits};
+use crate::ops::vocabulary::{STATS, Vocabulary};
 use gpu_pool::{
     AsView, AsViewMut, DeviceBuffer, Element, Float, Group, Result,
     extend::{
         OpSite,
-        train::{DeviceInternals, STATS},
+        train::DeviceInternals,
     },
 };
 
