@@ -24,7 +24,6 @@ pub use loss::vocabulary_cross_entropy;
 pub use norm::SequenceNorm;
 
 /// What a step back through a [`SequenceNorm`] needs.
-
 use crate::prelude::*;
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Float, Group, ReduceOp, Result,
