@@ -1,7 +1,7 @@
 //! The commit of a collective: the point from which on every member carries it out.
 //!
-//! [`descriptors`](super::descriptors) commits when all descriptors match. For collectives whose kernels wait for each other it also
-//! opens the launch gate ([`gate`]).
+//! The [meeting](super::descriptors) commits when all descriptors match. For collectives whose kernels wait for each
+//! other it also opens the launch gate ([`gate`]).
 //!
 //! Invariant: commit and abort of a sequence number are one compare-and-swap on one word for all members. A member that
 //! commits to a launch either launches or notes the barrier as skipped, whatever fails in between.

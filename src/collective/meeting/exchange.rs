@@ -1,8 +1,7 @@
 //! Sends messages between the members of a group, receives them, and wakes the threads that wait for them.
 //!
-//! [`descriptors`](super::descriptors) go this way, and the steps of algorithms that wait by events. Messages go through
-//! the rings of [`mailbox`](crate::fabric::mailbox), or to all members at once by
-//! [`broadcast`](crate::fabric::broadcast).
+//! [Descriptors](super::descriptors) go this way, and the steps of algorithms that wait by events: through the rings of
+//! [`mailbox`](crate::fabric::mailbox), or to all members at once by [`broadcast`](crate::fabric::broadcast).
 //!
 //! A wake-up costs a fence even when no thread sleeps. So a member that sends to all, or receives from all, makes one
 //! fence for all ([`EventCount::notify_all`]).
