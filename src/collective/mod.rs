@@ -43,4 +43,4 @@ pub(crate) use face::collectives;
 pub use group::Group;
 pub use hop::Hop;
 pub use world::Registered;
-pub(crate) use world::{GroupKey, beside::Begun};
+pub(crate) use world::{GroupKey, pending::PendingReduce};

@@ -1,7 +1,7 @@
 //! What the public collectives ([`api`](super::api)) check before members meet, and how they fill a [`Request`]. Also
 //! the collectives that only this crate calls.
 
-use super::{Group, algorithm::Algorithm, request::Request, world::beside::Begun};
+use super::{Group, algorithm::Algorithm, request::Request, world::pending::PendingReduce};
 use crate::fabric::{
     call::{Call, Origin},
     descriptor::Area,
@@ -119,7 +119,7 @@ impl Group<'_> {
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,
         overlapped: bool,
-    ) -> Result<Option<Begun>> {
+    ) -> Result<Option<PendingReduce>> {
         self.begin(all_reduce(origin, x, op), overlapped)
     }
 
@@ -158,7 +158,7 @@ impl Group<'_> {
         counts: &[usize],
         op: ReduceOp,
         overlapped: bool,
-    ) -> Result<Option<Begun>> {
+    ) -> Result<Option<PendingReduce>> {
         let name = "reduce_scatter_in_place";
         let shape = Shape::ReduceScatter { counts: self.check_counts(name, counts)?.even(), in_place: true };
         let call = Call::new(name).elements(T::DTYPE, x.len()).counts(counts).from(origin);

@@ -202,7 +202,7 @@ impl GpuPool {
 /// and ever after, if the system gives it no threads.
 fn threads(site: crate::Site) -> Result<usize> {
     panics::note_places();
-    let _quiet = panics::hush();
+    let _quiet = panics::silence_panics();
     panics::catch(0, rayon::current_num_threads).map_err(|error| {
         let why = match error {
             Error::Panicked { message, .. } => message,
