@@ -1,5 +1,6 @@
 //! Starts a bucket: packs it if needed, reduces it, and unpacks it, on the stream of its priority. A bucket that a
-//! thread carries between processes is only [begun](PendingReduce), and unpacked when it [lands](GradientExchange::land).
+//! thread carries between processes is only [begun](PendingReduce), and unpacked when it
+//! [lands](GradientExchange::land).
 //!
 //! [`step`](super::step) calls it. Uses [`kernels`] and the all-reduce of the group. Invariant: the bits of results and
 //! norms do not depend on where a member has its gradients.

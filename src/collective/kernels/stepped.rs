@@ -193,7 +193,7 @@ unsafe fn count(dims: LaunchDims, args: &[HostArg]) {
 pub(super) unsafe fn inbox<T: Lane>(dims: LaunchDims, args: &[HostArg]) {
     // SAFETY: the promise of the caller.
     let frame = unsafe { Frame::new(dims, args) };
-    let program = hierarchical::Trip::<T>::new(&frame);
+    let program = trip::Trip::<T>::new(&frame);
     frame.run(&program);
 }
 

@@ -1,7 +1,7 @@
 //! What a member does in every collective of several processes: it works inside its process, stages, and meets.
 //!
-//! The files of the shapes use a [`HierarchicalCall`]. It uses the members of this process as a group, and the scope of all
-//! processes.
+//! The files of the shapes use a [`HierarchicalCall`]. It uses the members of this process as a group, and the scope of
+//! all processes.
 
 use super::{
     super::{

@@ -1,4 +1,4 @@
-//! How a shipment gets from a member of one process to a member of another: through the hosts' memory, or over a rail
+//! How a message gets from a member of one process to a member of another: through the hosts' memory, or over a rail
 //! between devices. [`messages`](super::messages) meets; this file has the memory, and submits.
 //!
 //! A rail joins devices with one ordinal: the receiver's, if the sender's process has such a device, else the sender's.
@@ -6,7 +6,7 @@
 //! page-locked memory, which the rail's device can read and write. Calls go to that device's [proxy stream].
 //!
 //! Between devices the receiver must have the memory before anything is submitted, and it knows the lengths from a
-//! meeting. So a shipment has a further meeting for each batch, in whose turn both submit.
+//! meeting. So a message has a further meeting for each batch, in whose turn both submit.
 //!
 //! [proxy stream]: crate::thread::worker::Shared::proxy_stream
 
@@ -76,7 +76,7 @@ pub(super) struct CancelOn<'a> {
 /// Meets again, for the batch with this number.
 pub(super) type Again<'a> = &'a dyn Fn(usize) -> Result<Commit>;
 
-/// All shipments have one rail in the hosts' memory: their commits' numbers tell them apart. The messages of a shipment
+/// All messages have one rail in the hosts' memory: their commits' numbers tell them apart. The parts of a message
 /// stay in order.
 fn tag(number: u64) -> Tag {
     Tag { number, phase: 0, rail: 0 }

@@ -1,13 +1,13 @@
-//! Shipments from a member of one process to one of another: what `send` and `recv`, `give` and `take` become there.
+//! Messages from a member of one process to one of another: what `send` and `recv`, `give` and `take` become there.
 //!
-//! A shipment is a header, which is bytes of the host, and parts, which are memory of the sender's device. The sender
+//! A message is a header, which is bytes of the host, and parts, which are memory of the sender's device. The sender
 //! starts to stage the parts and goes on: a thread of its own meets the receiver and sends. So no order of sends can
 //! deadlock. The receiver learns the lengths in the meeting, and takes memory then.
 //!
-//! For the meeting a shipment has a place of its own besides the sender's device ([`OUTBOX`]): the device may be in
-//! another meeting meanwhile, and later shipments may come first. The scope's end waits for the senders' threads.
+//! For the meeting a message has a place of its own besides the sender's device ([`OUTBOX`]): the device may be in
+//! another meeting meanwhile, and later messages may come first. The scope's end waits for the senders' threads.
 //!
-//! Invariant: shipments of one label between two members of a group are received in the order in which they were sent.
+//! Invariant: messages of one label between two members of a group are received in the order in which they were sent.
 
 use super::{
     super::{
@@ -28,13 +28,13 @@ use std::sync::Arc;
 const HERE: u8 = 1;
 const LATER: u8 = 0;
 
-/// What goes to another process.
-pub(in super::super) struct Shipment {
+/// A message to another process.
+pub(in super::super) struct Outgoing {
     pub header: Vec<u8>,
     pub parts: Vec<Area>,
 }
 
-/// A shipment that has come. Its parts are not on this device yet.
+/// A message that has come. Its parts are not on this device yet.
 pub(in super::super) struct Incoming<'g, 'd> {
     hier: HierarchicalCall<'g, 'd>,
     from: usize,
@@ -55,7 +55,7 @@ struct Pair {
 
 impl Pair {
     fn new(group: &Group<'_>, across: &Across, call: &Call, label: Label, from: usize, to: usize) -> Pair {
-        // Shipments of two members in two groups do not see each other.
+        // Messages of two members in two groups do not see each other.
         let queue = hash(&format!("{:?} {from} {to} {label:?}", across.places));
         let number = queue ^ group.dev.session.groups.next_message(queue);
         let mut sender = across.places[from];
@@ -89,12 +89,12 @@ impl Pair {
 }
 
 /// What the receiver must know before it can take the parts.
-fn head(shipment: &Shipment, site: Site) -> Vec<u8> {
-    let lens = shipment.parts.iter().flat_map(|part| (part.bytes.len() as u64).to_le_bytes());
+fn head(outgoing: &Outgoing, site: Site) -> Vec<u8> {
+    let lens = outgoing.parts.iter().flat_map(|part| (part.bytes.len() as u64).to_le_bytes());
     let site = shortened(site.to_string());
-    let (count, site_len) = (shipment.parts.len() as u32, site.len() as u16);
+    let (count, site_len) = (outgoing.parts.len() as u32, site.len() as u16);
     let lens = count.to_le_bytes().into_iter().chain(lens).chain(site_len.to_le_bytes());
-    lens.chain(site.into_bytes()).chain(shipment.header.iter().copied()).collect()
+    lens.chain(site.into_bytes()).chain(outgoing.header.iter().copied()).collect()
 }
 
 /// The lengths of the parts, the place of the sender's call, and the header; none if these bytes are no head.
@@ -109,20 +109,20 @@ fn read_head(head: &[u8]) -> Option<(Vec<usize>, String, Vec<u8>)> {
 }
 
 impl Group<'_> {
-    /// Sends a shipment to a member of another process. Waits neither for it nor for the device.
+    /// Sends a message to a member of another process. Waits neither for it nor for the device.
     #[track_caller]
     pub(in super::super) fn send_across(
         &self,
         across: &Across,
         (call, label): (&Call, Label),
-        shipment: &Shipment,
+        outgoing: &Outgoing,
         to: usize,
     ) -> Result<()> {
         let hier = HierarchicalCall::new(self, across, call, false)?;
         let route = MessageRoute::new(&hier, across.places[self.rank], across.places[to])?;
         self.dev.worker.handle.progress.advance();
         self.note_call(call);
-        let head = head(shipment, call.site);
+        let head = head(outgoing, call.site);
         let mut first = Vec::new();
         let note = if head.len() < MOST_NOTE {
             [vec![HERE], head].concat()
@@ -132,7 +132,7 @@ impl Group<'_> {
             first.push(Held::Host(Arc::new(bytes)));
             [vec![LATER], (head.len() as u64).to_le_bytes().to_vec()].concat()
         };
-        let parts = shipment.parts.iter().map(|part| route.stage(&hier, part)).collect::<Result<_>>()?;
+        let parts = outgoing.parts.iter().map(|part| route.stage(&hier, part)).collect::<Result<_>>()?;
         // Who uses the memory next waits for these copies, and not for what this device does next.
         self.dev.stream.record_early(call.op)?;
         let batches = vec![first, parts];
@@ -154,7 +154,7 @@ impl Group<'_> {
         hier.link.run_apart(send)
     }
 
-    /// The next shipment of a label from a member of another process.
+    /// The next message of a label from a member of another process.
     #[track_caller]
     pub(in super::super) fn receive_across<'g>(
         &'g self,
@@ -229,7 +229,7 @@ impl Incoming<'_, '_> {
         self.done(Err(error))
     }
 
-    /// What the receiver makes of the shipment. The sender has gone on, so a failure fails the gang.
+    /// What the receiver makes of the message. The sender has gone on, so a failure fails the gang.
     pub fn done<R>(&self, done: Result<R>) -> Result<R> {
         self.hier.done(done)
     }

@@ -1,16 +1,16 @@
 //! Groups whose members are devices of several processes: [`Device::world`] and its parts.
 //!
-//! Every method of such a group is a *hierarchical call*: inside the process by the collectives of the process's own members,
-//! between processes by rails. [`api`](super::api) fills a [`Request`] as ever; [`run_across`](Group::run_across) gives
-//! it to the file of its shape:
+//! Every method of such a group is a *hierarchical call*: inside the process by the collectives of the process's own
+//! members, between processes by rails. [`api`](super::api) fills a [`Request`] as ever;
+//! [`run_across`](Group::run_across) gives it to the file of its shape:
 //!
 //! * [`sums`]: all_reduce, reduce, reduce_scatter. [`moves`]: all_gather, broadcast. [`all_to_all`]: it, gather,
 //!   scatter. [`values`]: barrier and exchanges of host values.
-//! * [`rail_map`], pure: which members a rail joins. [`cut`], pure: which elements it carries, and which of them belong to
-//!   which process.
+//! * [`rail_map`], pure: which members a rail joins. [`cut`], pure: which elements it carries, and which of them belong
+//!   to which process.
 //! * [`messages`]: from one member to one other, of another process. [`message_route`]: how that gets there.
-//! * [`hierarchical`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
-//!   the hosts, and [`pieces`]: piece by piece, which for gradients another thread does [`pending`].
+//! * [`hierarchical`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the
+//!   memory of the hosts, and [`pieces`]: piece by piece, which for gradients another thread does: [`pending`].
 //! * [`device_rail`]: what a rail does in the memory of the devices, and [`device_pieces`]: piece by piece; [`native`]:
 //!   by the transport's own sums, or else by messages that go by a [`relay`].
 //! * [`explain`]: all this, for people. [`registered`]: memory that rails work in without copies.
@@ -76,9 +76,10 @@ use std::{cell::Cell, fmt, rc::Rc, sync::Arc};
 
 /// What tells a group from others in any later scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum GroupKey {
+pub enum GroupKey {
     /// Ordinals in the pool.
     Local(Box<[usize]>),
+    /// Places in the cluster.
     World(Arc<[Place]>),
 }
 

@@ -5,8 +5,8 @@
 //! registered.
 //!
 //! Invariant: memory that a transport knows is given to it only in calls in which all members' is, at one distance from
-//! its beginning. So such a call says so where the processes compare their calls ([`HierarchicalCall::meet`]), and what cannot say
-//! so goes through scratch ([`HierarchicalCall::is_registered`]).
+//! its beginning. So such a call says so where the processes compare their calls ([`HierarchicalCall::meet`]), and what
+//! cannot say so goes through scratch ([`HierarchicalCall::is_registered`]).
 
 use super::{
     super::{Group, transport::Transport},

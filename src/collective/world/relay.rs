@@ -1,10 +1,10 @@
-//! The relay of a member's messages over rails between devices (NCCL's PXN): its own device's rail, or that of another device of this
-//! process, through page-locked memory.
+//! The relay of a member's messages over rails between devices (NCCL's PXN): its own device's rail, or that of another
+//! device of this process, through page-locked memory.
 //!
 //! A rail joins devices with one ordinal, and each process has the same messages on it in the order of commits. A
 //! member whose device has another ordinal copies its elements to page-locked memory, which every device can read and
-//! write, and submits the call to a stream of the rail's device ([`Shared::proxy_stream`]). No thread waits: events order
-//! the two streams. Used by [`device_rail`](super::device_rail) and [`two_hop`](super::two_hop).
+//! write, and submits the call to a stream of the rail's device ([`Shared::proxy_stream`]). No thread waits: events
+//! order the two streams. Used by [`device_rail`](super::device_rail) and [`two_hop`](super::two_hop).
 //!
 //! Invariant: a relay's memory is there before the member arrives.
 //!
@@ -49,8 +49,8 @@ struct HostCopy {
 }
 
 impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
-    /// `ordinal`: of the devices that the rail joins. `overlapped`: if it is the member's own, calls overlap with its other
-    /// work.
+    /// `ordinal`: of the devices that the rail joins. `overlapped`: if it is the member's own, calls overlap with its
+    /// other work.
     pub fn new(
         hier: &'t HierarchicalCall<'g, 'd>,
         transport: Arc<dyn DeviceTransport>,

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Through the memory of the hosts all this goes in [`pieces`](super::pieces): [`before`] has the steps up to the
-//! rails, [`after`] those behind them. [`pending`](super::pending) lets members work between the two. Over rails between
-//! devices large buffers go in [`device_pieces`](super::device_pieces).
+//! rails, [`after`] those behind them. [`pending`](super::pending) lets members work between the two. Over rails
+//! between devices large buffers go in [`device_pieces`](super::device_pieces).
 
 use super::{
     super::{

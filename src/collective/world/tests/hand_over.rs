@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::{fmt::Debug, sync::Arc};
 
 fn set(builder: Builder) -> Builder {
-    builder.check(Check::Races).two_hop::<Batch>().two_hop::<Local>().two_hop::<Wrong>()
+    builder.check(Check::Races).hops::<Batch>().hops::<Local>().hops::<Wrong>()
 }
 
 /// Two processes with two devices and with one.

@@ -190,7 +190,7 @@ impl Hop for Bomb {
 #[test]
 fn a_value_that_panics_on_its_way_fails_only_its_scope() {
     guarded(|| {
-        let set = |builder: Builder| builder.timeout(Duration::from_secs(20)).two_hop::<Bomb>();
+        let set = |builder: Builder| builder.timeout(Duration::from_secs(20)).hops::<Bomb>();
         for hosts in [Hosts::with(&[2, 1], set), Hosts::on_devices_with(&[2, 1], set)] {
             works(&hosts);
             let before = in_use(&hosts);
