@@ -259,7 +259,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         note: impl FnOnce(&LocalDescriptors) -> Vec<u8>,
     ) -> Result<(LocalDescriptors, Commit)> {
         let (dev, across) = (self.group.dev, self.across);
-        let told = self.here.meet(self.call.clone(), payload, false)?;
+        let told = self.here.meeting().meet(self.call.clone(), payload, false)?;
         let note = if across.here == 0 { note(&told) } else { Vec::new() };
         debug_assert!(note.len() <= MOST_NOTE);
         let number = self.next_number();
