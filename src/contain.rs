@@ -11,7 +11,7 @@ use std::{
 /// Runs `f` and catches its panic. False if `f` panicked.
 ///
 /// In loom models nothing is caught, since loom reports its findings by panics.
-pub(crate) fn contain(f: impl FnOnce()) -> bool {
+pub fn contain(f: impl FnOnce()) -> bool {
     if cfg!(loom) {
         f();
         return true;

@@ -9,3 +9,12 @@
 pub mod cluster;
 pub mod lab;
 pub mod train;
+
+/// The events of this workspace's crates ([`event!`](crate::event)).
+pub mod log {
+    pub use crate::{
+        contain::contain,
+        log::{has_subscriber, is_wanted, write},
+    };
+    pub use tracing;
+}

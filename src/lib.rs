@@ -91,8 +91,6 @@ mod log;
 
 mod book;
 mod builder;
-#[cfg(feature = "cluster")]
-pub mod cluster;
 mod collective;
 mod copy;
 mod device;

@@ -26,12 +26,12 @@ pub(crate) fn parse(text: &str) -> Option<usize> {
 }
 
 /// Whether the calling thread has a `tracing` subscriber.
-pub(crate) fn has_subscriber() -> bool {
+pub fn has_subscriber() -> bool {
     !dispatcher::get_default(|subscriber| subscriber.is::<NoSubscriber>())
 }
 
 /// Whether events of this level go to stderr.
-pub(crate) fn is_wanted(level: &str) -> bool {
+pub fn is_wanted(level: &str) -> bool {
     static MOST: OnceCell<usize> = OnceCell::new();
     // `Builder::build` refuses a value that is not understood. Until then the default holds.
     let most = || variables::text("GPU_POOL_LOG").ok().flatten().and_then(|text| parse(text.trim())).unwrap_or(DEFAULT);
@@ -39,7 +39,7 @@ pub(crate) fn is_wanted(level: &str) -> bool {
 }
 
 /// Writes an event to stderr.
-pub(crate) fn write(level: &str, text: fmt::Arguments<'_>, fields: &[(&str, &dyn fmt::Display)]) {
+pub fn write(level: &str, text: fmt::Arguments<'_>, fields: &[(&str, &dyn fmt::Display)]) {
     // One write, so that lines of several threads do not mix. If stderr is closed, no place is left to report it.
     let _ = std::io::stderr().write_all(line(level, text, fields).as_bytes());
 }
@@ -54,36 +54,34 @@ fn line(level: &str, text: fmt::Arguments<'_>, fields: &[(&str, &dyn fmt::Displa
 
 /// Emits an event: `event!(warn, fields, "text")`. The fields are `name = value`, `name`, `?name` or `%name`, as those
 /// of `tracing`. A panic of a subscriber is caught: many events are emitted in drops, or while other threads wait for
-/// this one.
+/// this one. Exported for the crates above ([`extend`](crate::extend)).
+#[doc(hidden)]
+#[macro_export]
 macro_rules! event {
+    (@line $level:ident [$($fields:tt)*] $text:literal $($args:tt)*) => {
+        $crate::extend::log::write(stringify!($level), format_args!($text $($args)*), &[$($fields)*])
+    };
+    (@line $level:ident [$($fields:tt)*] ?$name:ident, $($rest:tt)+) => {
+        $crate::event!(@line $level [$($fields)* (stringify!($name), &format_args!("{:?}", $name)),] $($rest)+)
+    };
+    (@line $level:ident [$($fields:tt)*] %$name:ident, $($rest:tt)+) => {
+        $crate::event!(@line $level [$($fields)* (stringify!($name), &format_args!("{}", $name)),] $($rest)+)
+    };
+    (@line $level:ident [$($fields:tt)*] $name:ident = $value:expr, $($rest:tt)+) => {
+        $crate::event!(@line $level [$($fields)* (stringify!($name), &format_args!("{:?}", $value)),] $($rest)+)
+    };
+    (@line $level:ident [$($fields:tt)*] $name:ident, $($rest:tt)+) => {
+        $crate::event!(@line $level [$($fields)*] ?$name, $($rest)+)
+    };
     ($level:ident, $($event:tt)+) => {{
-        $crate::contain::contain(|| {
-            if $crate::log::has_subscriber() {
-                tracing::$level!($($event)+);
-            } else if $crate::log::is_wanted(stringify!($level)) {
-                event_line!($level [] $($event)+);
+        $crate::extend::log::contain(|| {
+            if $crate::extend::log::has_subscriber() {
+                $crate::extend::log::tracing::$level!($($event)+);
+            } else if $crate::extend::log::is_wanted(stringify!($level)) {
+                $crate::event!(@line $level [] $($event)+);
             }
         });
     }};
-}
-
-/// Writes an event to stderr: collects the fields, then the text.
-macro_rules! event_line {
-    ($level:ident [$($fields:tt)*] $text:literal $($args:tt)*) => {
-        $crate::log::write(stringify!($level), format_args!($text $($args)*), &[$($fields)*])
-    };
-    ($level:ident [$($fields:tt)*] ?$name:ident, $($rest:tt)+) => {
-        event_line!($level [$($fields)* (stringify!($name), &format_args!("{:?}", $name)),] $($rest)+)
-    };
-    ($level:ident [$($fields:tt)*] %$name:ident, $($rest:tt)+) => {
-        event_line!($level [$($fields)* (stringify!($name), &format_args!("{}", $name)),] $($rest)+)
-    };
-    ($level:ident [$($fields:tt)*] $name:ident = $value:expr, $($rest:tt)+) => {
-        event_line!($level [$($fields)* (stringify!($name), &format_args!("{:?}", $value)),] $($rest)+)
-    };
-    ($level:ident [$($fields:tt)*] $name:ident, $($rest:tt)+) => {
-        event_line!($level [$($fields)*] ?$name, $($rest)+)
-    };
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const LOOKS: u32 = 4;
 
 /// The deadline of one wait; it restarts after progress.
-pub(crate) struct StallTimer {
+pub struct StallTimer {
     limit: Duration,
     since: Instant,
     looked: Instant,

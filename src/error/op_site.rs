@@ -11,9 +11,11 @@ use std::{cell::Cell, marker::PhantomData, panic::Location};
 
 /// An operation of the public API, and its call site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OpSite {
-    pub(crate) op: &'static str,
-    pub(crate) site: Site,
+pub struct OpSite {
+    /// The operation.
+    pub op: &'static str,
+    /// The call.
+    pub site: Site,
 }
 
 thread_local! {
@@ -22,34 +24,34 @@ thread_local! {
 
 impl OpSite {
     /// The operation of the calling thread, if it is in one.
-    pub(crate) fn current() -> Option<OpSite> {
+    pub fn current() -> Option<OpSite> {
         CURRENT.get()
     }
 
     /// The call that an error names: the operation of the calling thread, or `op` at `site` if it is in none.
-    pub(crate) fn outermost(op: &'static str, site: Site) -> OpSite {
+    pub fn outermost(op: &'static str, site: Site) -> OpSite {
         OpSite::current().unwrap_or(OpSite { op, site })
     }
 
     /// The place of the calling thread's operation, or of the caller.
     #[track_caller]
-    pub(crate) fn place() -> Site {
+    pub fn place() -> Site {
         OpSite::outermost("", Location::caller()).site
     }
 
     /// Enters the operation `op`, called where this function's `#[track_caller]` callers are called.
     #[track_caller]
-    pub(crate) fn here(op: &'static str) -> OpGuard {
+    pub fn here(op: &'static str) -> OpGuard {
         OpSite { op, site: Location::caller() }.enter()
     }
 
     /// Runs a closure of the user's: what it calls has operations and places of its own.
-    pub(crate) fn outside<R>(f: impl FnOnce() -> R) -> R {
+    pub fn outside<R>(f: impl FnOnce() -> R) -> R {
         OpSite::revisit(None, f)
     }
 
     /// Within `f`, driver calls of this thread belong to the operation `place`, instead of the current one.
-    pub(crate) fn revisit<R>(place: Option<OpSite>, f: impl FnOnce() -> R) -> R {
+    pub fn revisit<R>(place: Option<OpSite>, f: impl FnOnce() -> R) -> R {
         let now = CURRENT.replace(place);
         let result = f();
         CURRENT.set(now);
@@ -58,7 +60,7 @@ impl OpSite {
 
     /// Until the guard is dropped, driver calls of this thread belong to this operation. Within another operation it
     /// changes nothing.
-    pub(crate) fn enter(self) -> OpGuard {
+    pub fn enter(self) -> OpGuard {
         let outer = CURRENT.get();
         CURRENT.set(outer.or(Some(self)));
         OpGuard { outer, stays: PhantomData }
@@ -66,7 +68,7 @@ impl OpSite {
 }
 
 /// Its drop leaves the operation.
-pub(crate) struct OpGuard {
+pub struct OpGuard {
     outer: Option<OpSite>,
     stays: PhantomData<*const ()>,
 }

@@ -1,1 +1,180 @@
 //! What `gpu-pool-cluster` needs: several processes.
+
+pub use crate::{
+    builder::environment::parse_duration,
+    error::op_site::{OpGuard, OpSite},
+    fabric::transport,
+    stall::StallTimer,
+};
+
+/// Environment variables.
+pub mod variables {
+    pub use crate::variables::{NotText, os, text};
+}
+
+/// Drivers, and the gate of launches.
+pub mod driver {
+    #[cfg(feature = "cuda")]
+    pub use crate::driver::{cuda, gate::blocking};
+    pub use crate::driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawStream, host::in_process};
+}
+
+/// Blocks, and the order of their uses.
+pub mod memory {
+    pub use crate::memory::{
+        backing::Region,
+        block::{Block, BlockRef},
+        fits_blocks,
+        hazard::{Access, Lending},
+    };
+}
+
+/// The lock-free parts, and what loom sees in place of std.
+pub mod sync {
+    pub use crate::sync::{Flag, Gate, Sequence, byte_ring, shim, site};
+}
+
+use self::memory::{BlockRef, Lending};
+use crate::{
+    Builder, Device, DeviceBuffer, DeviceCopy, DeviceView, Group, Result,
+    fabric::{call::Call, transport::Connect},
+};
+use std::{sync::Arc, time::Duration};
+
+/// Of [`Builder`].
+pub trait BuilderInternals {
+    /// The pool is this process's part of what `connect` connects it to.
+    fn connect(self, connect: Arc<dyn Connect>) -> Self;
+}
+
+impl BuilderInternals for Builder {
+    fn connect(mut self, connect: Arc<dyn Connect>) -> Self {
+        self.cluster = Some(connect);
+        self
+    }
+}
+
+/// Of [`Device`].
+pub trait DeviceInternals {
+    /// The deadline of its pool.
+    fn deadline(&self) -> Duration;
+
+    /// `Err` once its gang has failed, or in a capture.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`](crate::Error::Aborted), [`Error::Graph`](crate::Error::Graph)
+    #[track_caller]
+    fn check_outside_graph(&self, op: &'static str) -> Result<()>;
+
+    /// The next operation of the current stream reads a view.
+    ///
+    /// # Errors
+    /// As every operation of the device.
+    #[track_caller]
+    fn reads<T: DeviceCopy>(&self, op: &'static str, view: &DeviceView<'_, T>) -> Result<()>;
+
+    /// At least `bytes` zeros in a chunk of their own, with a descriptor by which other processes map it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), the driver's.
+    #[cfg(target_os = "linux")]
+    #[track_caller]
+    fn apart(
+        &self,
+        op: &'static str,
+        bytes: usize,
+        lending: &Arc<Lending>,
+    ) -> Result<(DeviceBuffer<u8>, std::os::fd::OwnedFd)>;
+
+    /// The memory of another process, `bytes` bytes with that process's contents.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), the driver's.
+    #[cfg(target_os = "linux")]
+    #[track_caller]
+    fn import_memory(
+        &self,
+        op: &'static str,
+        bytes: usize,
+        memory: std::os::fd::BorrowedFd<'_>,
+        lending: &Arc<Lending>,
+    ) -> Result<DeviceBuffer<u8>>;
+}
+
+impl DeviceInternals for Device {
+    fn deadline(&self) -> Duration {
+        self.worker.shared.deadline
+    }
+
+    #[track_caller]
+    fn check_outside_graph(&self, op: &'static str) -> Result<()> {
+        self.not_in_graph(op)?;
+        self.check()
+    }
+
+    #[track_caller]
+    fn reads<T: DeviceCopy>(&self, op: &'static str, view: &DeviceView<'_, T>) -> Result<()> {
+        self.op(op)?.reads(view)
+    }
+
+    #[cfg(target_os = "linux")]
+    #[track_caller]
+    fn apart(
+        &self,
+        op: &'static str,
+        bytes: usize,
+        lending: &Arc<Lending>,
+    ) -> Result<(DeviceBuffer<u8>, std::os::fd::OwnedFd)> {
+        Device::apart(self, op, bytes, lending)
+    }
+
+    #[cfg(target_os = "linux")]
+    #[track_caller]
+    fn import_memory(
+        &self,
+        op: &'static str,
+        bytes: usize,
+        memory: std::os::fd::BorrowedFd<'_>,
+        lending: &Arc<Lending>,
+    ) -> Result<DeviceBuffer<u8>> {
+        let block = self.worker.cache.borrow_mut().import(op, bytes, memory, lending)?;
+        Ok(DeviceBuffer::new(block, bytes))
+    }
+}
+
+/// Of [`DeviceBuffer`].
+pub trait BufferInternals {
+    /// Its memory.
+    fn block(&self) -> &BlockRef;
+
+    /// The first `len` elements of its memory, as another type.
+    fn reinterpret<U: DeviceCopy>(self, len: usize) -> DeviceBuffer<U>;
+}
+
+impl<T: DeviceCopy> BufferInternals for DeviceBuffer<T> {
+    fn block(&self) -> &BlockRef {
+        &self.block
+    }
+
+    fn reinterpret<U: DeviceCopy>(self, len: usize) -> DeviceBuffer<U> {
+        DeviceBuffer::new(self.block, len)
+    }
+}
+
+/// Of [`Group`].
+pub trait GroupInternals {
+    /// Exchanges bytes with all members, also those of other processes. `op`: the public operation.
+    ///
+    /// # Errors
+    /// As [`Group::exchange`], and those of other processes.
+    #[track_caller]
+    fn exchange_bytes(&self, op: &'static str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>>;
+}
+
+impl GroupInternals for Group<'_> {
+    #[track_caller]
+    fn exchange_bytes(&self, op: &'static str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        Group::exchange_bytes(self, &Call::new(op), bytes)
+    }
+}
+

@@ -50,8 +50,6 @@ mod native;
 mod pieces;
 mod registered;
 mod road;
-#[cfg(feature = "cluster")]
-mod serde;
 mod sums;
 #[cfg(test)]
 mod tests;

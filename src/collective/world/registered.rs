@@ -67,7 +67,7 @@ impl Group<'_> {
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, ReduceOp};
-    /// # #[cfg(all(feature = "cluster", target_os = "linux"))] {
+    /// # #[cfg(target_os = "linux")] {
     /// let pool = GpuPool::builder().host(2).build()?;
     /// pool.run(|dev, _| {
     ///     let world = dev.world()?;
@@ -126,13 +126,13 @@ impl Device {
     /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are pooled.
     #[track_caller]
     pub(crate) fn zeros_apart<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        #[cfg(all(feature = "cluster", target_os = "linux"))]
+        #[cfg(target_os = "linux")]
         {
             let bytes = len.saturating_mul(size_of::<T>());
             let (whole, _) = self.apart("zeros", bytes.max(1), &Default::default())?;
             Ok(DeviceBuffer::new(whole.block, len))
         }
-        #[cfg(not(all(feature = "cluster", target_os = "linux")))]
+        #[cfg(not(target_os = "linux"))]
         self.zeros(len)
     }
 }
