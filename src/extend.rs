@@ -10,11 +10,54 @@ pub mod cluster;
 pub mod lab;
 pub mod train;
 
-/// The events of this workspace's crates ([`event!`](crate::event)).
+pub use crate::{
+    contain::contain,
+    error::op_site::{OpGuard, OpSite},
+};
+use crate::{Error, error::Site};
+use std::fmt::Display;
+
+/// For [`event!`](crate::event): events, which go to the user's `tracing` subscriber or to stderr.
 pub mod log {
-    pub use crate::{
-        contain::contain,
-        log::{has_subscriber, is_wanted, write},
-    };
+    pub use crate::log::{has_subscriber, is_wanted, write};
     pub use tracing;
+}
+
+/// Errors at the site of the user's call.
+pub trait ErrorInternals: Sized {
+    /// An invalid argument: each function between the user's call and this one is `#[track_caller]`, too.
+    #[track_caller]
+    fn invalid(op: &'static str, why: impl Display) -> Self;
+
+    /// [`invalid`](Self::invalid) with a known site, because `#[track_caller]` does not work through closures.
+    fn invalid_at(site: Site, op: &'static str, why: impl Display) -> Self;
+
+    /// A buffer, event or state of another pool than the one of `device`.
+    #[track_caller]
+    fn wrong_pool(op: &'static str, device: usize) -> Self;
+
+    /// A buffer of device `buffer`, used with `device`.
+    #[track_caller]
+    fn wrong_device(op: &'static str, buffer: usize, device: usize) -> Self;
+}
+
+impl ErrorInternals for Error {
+    #[track_caller]
+    fn invalid(op: &'static str, why: impl Display) -> Self {
+        Error::invalid(op, why)
+    }
+
+    fn invalid_at(site: Site, op: &'static str, why: impl Display) -> Self {
+        Error::invalid_at(site, op, why)
+    }
+
+    #[track_caller]
+    fn wrong_pool(op: &'static str, device: usize) -> Self {
+        Error::wrong_pool(op, device)
+    }
+
+    #[track_caller]
+    fn wrong_device(op: &'static str, buffer: usize, device: usize) -> Self {
+        Error::wrong_device(op, buffer, device)
+    }
 }

@@ -54,34 +54,40 @@ fn line(level: &str, text: fmt::Arguments<'_>, fields: &[(&str, &dyn fmt::Displa
 
 /// Emits an event: `event!(warn, fields, "text")`. The fields are `name = value`, `name`, `?name` or `%name`, as those
 /// of `tracing`. A panic of a subscriber is caught: many events are emitted in drops, or while other threads wait for
-/// this one. Exported for the crates above ([`extend`](crate::extend)).
+/// this one.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! event {
-    (@line $level:ident [$($fields:tt)*] $text:literal $($args:tt)*) => {
-        $crate::extend::log::write(stringify!($level), format_args!($text $($args)*), &[$($fields)*])
-    };
-    (@line $level:ident [$($fields:tt)*] ?$name:ident, $($rest:tt)+) => {
-        $crate::event!(@line $level [$($fields)* (stringify!($name), &format_args!("{:?}", $name)),] $($rest)+)
-    };
-    (@line $level:ident [$($fields:tt)*] %$name:ident, $($rest:tt)+) => {
-        $crate::event!(@line $level [$($fields)* (stringify!($name), &format_args!("{}", $name)),] $($rest)+)
-    };
-    (@line $level:ident [$($fields:tt)*] $name:ident = $value:expr, $($rest:tt)+) => {
-        $crate::event!(@line $level [$($fields)* (stringify!($name), &format_args!("{:?}", $value)),] $($rest)+)
-    };
-    (@line $level:ident [$($fields:tt)*] $name:ident, $($rest:tt)+) => {
-        $crate::event!(@line $level [$($fields)*] ?$name, $($rest)+)
-    };
     ($level:ident, $($event:tt)+) => {{
-        $crate::extend::log::contain(|| {
+        $crate::extend::contain(|| {
             if $crate::extend::log::has_subscriber() {
                 $crate::extend::log::tracing::$level!($($event)+);
             } else if $crate::extend::log::is_wanted(stringify!($level)) {
-                $crate::event!(@line $level [] $($event)+);
+                $crate::event_line!($level [] $($event)+);
             }
         });
     }};
+}
+
+/// Writes an event to stderr: collects the fields, then the text.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! event_line {
+    ($level:ident [$($fields:tt)*] $text:literal $($args:tt)*) => {
+        $crate::extend::log::write(stringify!($level), format_args!($text $($args)*), &[$($fields)*])
+    };
+    ($level:ident [$($fields:tt)*] ?$name:ident, $($rest:tt)+) => {
+        $crate::event_line!($level [$($fields)* (stringify!($name), &format_args!("{:?}", $name)),] $($rest)+)
+    };
+    ($level:ident [$($fields:tt)*] %$name:ident, $($rest:tt)+) => {
+        $crate::event_line!($level [$($fields)* (stringify!($name), &format_args!("{}", $name)),] $($rest)+)
+    };
+    ($level:ident [$($fields:tt)*] $name:ident = $value:expr, $($rest:tt)+) => {
+        $crate::event_line!($level [$($fields)* (stringify!($name), &format_args!("{:?}", $value)),] $($rest)+)
+    };
+    ($level:ident [$($fields:tt)*] $name:ident, $($rest:tt)+) => {
+        $crate::event_line!($level [$($fields)*] ?$name, $($rest)+)
+    };
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use std::{cell::Cell, marker::PhantomData, panic::Location};
 pub struct OpSite {
     /// The operation.
     pub op: &'static str,
-    /// The call.
+    /// Its call site.
     pub site: Site,
 }
 
