@@ -10,11 +10,11 @@ pub mod cluster;
 pub mod lab;
 pub mod train;
 
+use crate::{Error, error::Site};
 pub use crate::{
     contain::contain,
     error::op_site::{OpGuard, OpSite},
 };
-use crate::{Error, error::Site};
 use std::fmt::Display;
 
 /// For [`event!`](crate::event): events, which go to the user's `tracing` subscriber or to stderr.
@@ -36,6 +36,10 @@ pub trait ErrorInternals: Sized {
     #[track_caller]
     fn wrong_pool(op: &'static str, device: usize) -> Self;
 
+    /// Memory of device `device` that is lent to another process.
+    #[track_caller]
+    fn borrowed(op: &'static str, device: usize) -> Self;
+
     /// A buffer of device `buffer`, used with `device`.
     #[track_caller]
     fn wrong_device(op: &'static str, buffer: usize, device: usize) -> Self;
@@ -54,6 +58,11 @@ impl ErrorInternals for Error {
     #[track_caller]
     fn wrong_pool(op: &'static str, device: usize) -> Self {
         Error::wrong_pool(op, device)
+    }
+
+    #[track_caller]
+    fn borrowed(op: &'static str, device: usize) -> Self {
+        Error::borrowed(op, device)
     }
 
     #[track_caller]

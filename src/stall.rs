@@ -22,6 +22,7 @@ pub struct StallTimer {
 }
 
 impl StallTimer {
+    /// It ends after so long without progress.
     pub fn new(limit: Duration) -> Self {
         Self::starting(limit, Instant::now())
     }

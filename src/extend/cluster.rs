@@ -1,10 +1,8 @@
 //! What `gpu-pool-cluster` needs: several processes.
 
+pub use super::{ErrorInternals, OpGuard, OpSite, contain};
 pub use crate::{
-    builder::environment::parse_duration,
-    error::op_site::{OpGuard, OpSite},
-    fabric::transport,
-    stall::StallTimer,
+    builder::environment::parse_duration, collective::world::values::hash, fabric::transport, stall::StallTimer,
 };
 
 /// Environment variables.
@@ -14,9 +12,9 @@ pub mod variables {
 
 /// Drivers, and the gate of launches.
 pub mod driver {
+    pub use crate::driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawStream, host::in_process};
     #[cfg(feature = "cuda")]
     pub use crate::driver::{cuda, gate::blocking};
-    pub use crate::driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawStream, host::in_process};
 }
 
 /// Blocks, and the order of their uses.
@@ -177,4 +175,3 @@ impl GroupInternals for Group<'_> {
         Group::exchange_bytes(self, &Call::new(op), bytes)
     }
 }
-

@@ -124,8 +124,8 @@ impl Block {
         self.in_graph.raise();
     }
 
-    #[inline]
     /// Whether a graph names it.
+    #[inline]
     pub fn is_in_graph(&self) -> bool {
         self.in_graph.is_raised()
     }

@@ -1,6 +1,6 @@
 //! A pool joins the cluster: which transport its processes use, and how it begins and ends.
 //!
-//! [`Builder::cluster`] keeps the [`Cluster`]; `builder/open.rs` connects it when the devices are known. All processes
+//! [`Builder::cluster`] keeps the [`Cluster`]; the runtime connects it when the devices are known. All processes
 //! must come to one choice, so each tells what it would take, and rank 0's word is compared with it.
 
 use super::{
@@ -9,23 +9,29 @@ use super::{
 };
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 use crate::runtime::transport::DeviceTransport;
-use crate::runtime::{driver::DriverRef, transport::{Connect, Transport, World}};
-use gpu_pool::{Builder, Error, Result};
+use crate::runtime::{
+    BuilderInternals,
+    driver::DriverRef,
+    transport::{Connect, Transport, World},
+};
+use gpu_pool::{Builder, Error, Result, event};
 use std::{any::Any, sync::Arc};
 
 /// What lives as long as the cluster, and ends with it.
 pub(super) type Ends = Box<dyn Any + Send + Sync>;
 
-impl Builder {
+/// [`Builder`] with a [`Cluster`].
+pub trait ClusterBuilder {
     /// This pool is one process's part of a cluster: [`Device::world`](gpu_pool::Device::world) is the group of all
-    /// devices of all processes. Each process builds such a pool, and [`build`](Self::build) returns when all have.
+    /// devices of all processes. Each process builds such a pool, and [`build`](Builder::build) returns when all have.
     /// They may have different numbers of devices, but of one kind: GPUs, or software GPUs. A process has one such pool
     /// at a time; with MPI one in its life, since MPI cannot begin twice.
     ///
     /// A process leaves when its pool is [closed](gpu_pool::GpuPool::close) or dropped.
     ///
     /// ```
-    /// use gpu_pool::{GpuPool, ReduceOp, cluster::Cluster};
+    /// use gpu_pool::{GpuPool, ReduceOp};
+    /// use gpu_pool_cluster::{Cluster, prelude::*};
     ///
     /// // One process alone; `Cluster::from_env()` reads what mpirun, torchrun or srun have set.
     /// let cluster = Cluster::tcp("127.0.0.1:0", 0, 1, "")?;
@@ -40,15 +46,19 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// [`build`](Self::build) then also returns:
+    /// [`build`](Builder::build) then also returns:
     ///
     /// * [`Error::Cluster`]: rank 0 cannot listen, or cannot be reached; another secret, version or size; a rank that
     ///   is taken; a library that is missing, too old, or cannot carry these devices, here or in another process.
     /// * [`Error::HostTimeout`]: processes that have not come in the time of [`Cluster::patience`].
     /// * [`Error::HostLost`]: a process has ended meanwhile. [`Error::Transport`]: the library's own error.
-    pub fn cluster(mut self, cluster: Cluster) -> Self {
-        self.cluster = Some(Arc::new(cluster));
-        self
+    #[must_use]
+    fn cluster(self, cluster: Cluster) -> Self;
+}
+
+impl ClusterBuilder for Builder {
+    fn cluster(self, cluster: Cluster) -> Self {
+        self.connect(Arc::new(cluster))
     }
 }
 

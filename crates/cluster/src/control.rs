@@ -11,7 +11,7 @@ use super::{
     world::{Local, Members},
 };
 use crate::runtime::transport::{Transport, World};
-use gpu_pool::{Error, Result};
+use gpu_pool::{Error, Result, event};
 use std::{
     fmt,
     net::{Ipv4Addr, SocketAddr, ToSocketAddrs},

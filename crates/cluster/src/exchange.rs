@@ -1,18 +1,19 @@
 //! Exchanges of values that serde can write, in groups of any number of processes.
 
-use super::super::Group;
-use crate::{
-    error::{Error, Result},
-    fabric::call::Call,
-};
+use crate::runtime::{ErrorInternals, GroupInternals};
+use gpu_pool::{Error, Group, Result};
 use serde::{Serialize, de::DeserializeOwned};
+use std::panic::Location;
 
-impl Group<'_> {
-    /// [`exchange`](Self::exchange) of values that also go to other processes, as bytes in the format of the `postcard`
+/// This crate's methods on [`Group`].
+pub trait ClusterGroup {
+    /// [`exchange`](Group::exchange) of values that also go to other processes, as bytes in the format of the `postcard`
     /// crate. All members give a value, and get those of all, in the order of ranks.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
+    /// use gpu_pool::GpuPool;
+    /// use gpu_pool_cluster::prelude::*;
+    ///
     /// let pool = GpuPool::builder().host(2).build()?;
     /// let all = pool.run(|dev, shard| dev.world()?.exchange_serde(&format!("device {}", shard.index())))?;
     /// assert_eq!(all[0], ["device 0", "device 1"]);
@@ -20,17 +21,22 @@ impl Group<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`exchange`](Self::exchange); [`Error::InvalidArgument`] for a value that cannot be written or, on the
+    /// As [`exchange`](Group::exchange); [`Error::InvalidArgument`] for a value that cannot be written or, on the
     /// others, read; with several processes also [`Error::WorldMismatch`], [`Error::HostTimeout`],
     /// [`Error::AbortedByHost`] and [`Error::HostLost`].
     #[track_caller]
-    pub fn exchange_serde<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>> {
+    fn exchange_serde<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>>;
+}
+
+impl ClusterGroup for Group<'_> {
+    #[track_caller]
+    fn exchange_serde<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>> {
         const OP: &str = "exchange_serde";
-        let call = Call::new(OP);
-        let bytes = postcard::to_stdvec(value).map_err(|e| Error::invalid_at(call.site, OP, e))?;
-        let all = self.exchange_bytes(&call, bytes)?;
+        let site = Location::caller();
+        let bytes = postcard::to_stdvec(value).map_err(|e| Error::invalid_at(site, OP, e))?;
+        let all = self.exchange_bytes(OP, bytes)?;
         let value = |(rank, bytes): (usize, &Vec<u8>)| {
-            let of = |e| Error::invalid_at(call.site, OP, format_args!("the value of member {rank}: {e}"));
+            let of = |e| Error::invalid_at(site, OP, format_args!("the value of member {rank}: {e}"));
             postcard::from_bytes(bytes).map_err(of)
         };
         all.iter().enumerate().map(value).collect()

@@ -442,5 +442,5 @@ impl Scope {
 }
 
 #[cfg(test)]
-#[path = "../../loom_tests/hub.rs"]
+#[path = "../../../loom_tests/hub.rs"]
 mod search_tests;

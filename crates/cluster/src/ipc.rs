@@ -1,12 +1,12 @@
 //! Memory of one process in another one's hands, on one host: for programs with a process for each GPU.
 //!
-//! The exporter makes a buffer with [`Device::exportable`] and [`export`](DeviceBuffer::export)s it. What that returns,
+//! The exporter makes a buffer with [`exportable`](ClusterDevice::exportable) and [`export`](ClusterBuffer::export)s it. What that returns,
 //! an [`IpcBuffer`], is a value that goes to the other process by any way: a pipe, a file, a message. There
-//! [`Device::import`] makes a buffer of the same memory of it. No byte is copied.
+//! [`import`](ClusterDevice::import) makes a buffer of the same memory of it. No byte is copied.
 //!
 //! **Order.** `export` waits until the exporter's writes have completed, [`Imported::release`] until the importer's
 //! uses have. In between the rule of Rust's borrows holds over processes: after `export` all of them only read; after
-//! [`export_mut`](DeviceBuffer::export_mut) the importer has the memory alone. Everything else is
+//! [`export_mut`](ClusterBuffer::export_mut) the importer has the memory alone. Everything else is
 //! [`Error::Borrowed`]. So there are no races between processes, and no fences in the memory.
 //!
 //! **Trust.** An `IpcBuffer` holds no descriptor. It names the exporter's socket, and has a random key that is good for
@@ -29,9 +29,12 @@ mod wire;
 
 pub use import::Imported;
 
-use crate::runtime::{OpSite, memory::{fits_blocks, hazard::{Access, Lending}}};
-use gpu_pool::{Device, DeviceBuffer, DeviceCopy, Error, Result};
+use crate::runtime::{
+    BufferInternals, DeviceInternals, ErrorInternals, OpSite,
+    memory::{Access, Lending, fits_blocks},
+};
 use chunk::Chunk;
+use gpu_pool::{Device, DeviceBuffer, DeviceCopy, DeviceInfo, Error, Result};
 use import::{Granted, ask};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -47,7 +50,7 @@ const PROOF: usize = size_of::<Key>();
 /// Between two looks at whether the gang has failed.
 const TICK: Duration = Duration::from_millis(20);
 
-/// A buffer of another process, as a value that can be sent: from [`DeviceBuffer::export`], for [`Device::import`].
+/// A buffer of another process, as a value that can be sent: from [`export`](ClusterBuffer::export), for [`import`](ClusterDevice::import).
 ///
 /// It is good for one import, in a process of the same user on the same machine, on the same GPU (what is on a software
 /// GPU can be imported on any software GPU). It is a secret: who has it, and is of the same user, can have the memory.
@@ -71,8 +74,8 @@ enum Gpu {
 }
 
 impl Gpu {
-    fn of(dev: &Device) -> Gpu {
-        if dev.worker.is_software() { Gpu::Software } else { Gpu::Cuda(dev.info().uuid) }
+    fn of(device: &DeviceInfo) -> Gpu {
+        if device.compute_capability == (0, 0) { Gpu::Software } else { Gpu::Cuda(device.uuid) }
     }
 }
 
@@ -123,17 +126,19 @@ impl fmt::Debug for IpcBuffer {
     }
 }
 
-/// Memory of several processes. Linux.
-impl Device {
+/// Memory of several processes: this crate's methods on [`Device`]. Linux.
+pub trait ClusterDevice {
     /// `len` zeros, in memory of their own, which other processes of this host may have:
-    /// [`export`](DeviceBuffer::export).
+    /// [`export`](ClusterBuffer::export).
     ///
     /// The memory is rounded up to the granularity of the driver, 2 MiB mostly. It is not pooled: it comes from the
     /// driver and goes back to it, at the end of the device's scope at the latest; and it counts neither in
     /// [`MemoryStats`](gpu_pool::MemoryStats) nor against [`Builder::memory_limit`](gpu_pool::Builder::memory_limit).
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
+    /// use gpu_pool::GpuPool;
+    /// use gpu_pool_cluster::prelude::*;
+    ///
     /// let pool = GpuPool::builder().host(1).build()?;
     /// pool.run(|dev, _| {
     ///     let mut x = dev.exportable::<f32>(3)?;
@@ -149,30 +154,7 @@ impl Device {
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Driver`] for a device whose memory cannot be shared; [`Error::Aborted`].
     #[track_caller]
-    pub fn exportable<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        const { fits_blocks::<T>() };
-        let _here = OpSite::here("exportable");
-        self.not_in_graph("exportable")?;
-        self.check()?;
-        let bytes = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(PROOF));
-        let bytes = bytes.ok_or_else(|| Error::invalid("exportable", "more bytes than any memory has"))?;
-        let (lending, proof) = (Arc::<Lending>::default(), wire::random("exportable")?);
-        let (mut whole, memory) = self.apart("exportable", bytes, &lending)?;
-        let chunk = whole.len();
-        self.upload_into(&proof, &mut whole.slice_mut(chunk - PROOF..))?;
-        whole.block.region().attach(Chunk {
-            memory,
-            bytes: (bytes - PROOF) as u64,
-            chunk: chunk as u64,
-            element: wire::element::<T>(),
-            proof,
-            deadline: self.worker.shared.deadline,
-            lending,
-            loans: Default::default(),
-            changed: Default::default(),
-        });
-        Ok(DeviceBuffer::new(whole.block, len))
-    }
+    fn exportable<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>>;
 
     /// A buffer of the memory that another process has exported. `T` is the exporter's element type, by its full name.
     ///
@@ -184,13 +166,54 @@ impl Device {
     /// * [`Error::Cluster`]: the answer contradicts itself, or the memory that came is not the exporter's.
     /// * [`Error::Aborted`], the driver's.
     #[track_caller]
-    pub fn import<T: DeviceCopy>(&self, ipc: &IpcBuffer) -> Result<Imported<T>> {
+    fn import<T: DeviceCopy>(&self, ipc: &IpcBuffer) -> Result<Imported<T>>;
+
+    /// Waits until every process that has imported a buffer has released it, and every export was imported, but for no
+    /// longer than `limit`. Returns at once if there was no export. Nothing on the device waits.
+    ///
+    /// # Errors
+    /// * [`Error::HostLost`] once for an importer that has ended without a release; `host` is its process id. If it
+    ///   could write, the contents are unspecified.
+    /// * [`Error::HostTimeout`] after `limit`, with the importers; [`Error::Cluster`] if an export was not imported:
+    ///   [`withdraw`](ClusterBuffer::withdraw) ends it.
+    /// * [`Error::InvalidArgument`] for a buffer that is not [`exportable`](Self::exportable); [`Error::Aborted`].
+    #[track_caller]
+    fn wait_released<T: DeviceCopy>(&self, buffer: &DeviceBuffer<T>, limit: Duration) -> Result<()>;
+}
+
+impl ClusterDevice for Device {
+    #[track_caller]
+    fn exportable<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        const { fits_blocks::<T>() };
+        let _here = OpSite::here("exportable");
+        self.check_outside_graph("exportable")?;
+        let bytes = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(PROOF));
+        let bytes = bytes.ok_or_else(|| Error::invalid("exportable", "more bytes than any memory has"))?;
+        let (lending, proof) = (Arc::<Lending>::default(), wire::random("exportable")?);
+        let (mut whole, memory) = self.apart("exportable", bytes, &lending)?;
+        let chunk = whole.len();
+        self.upload_into(&proof, &mut whole.slice_mut(chunk - PROOF..))?;
+        whole.block().region().attach(Chunk {
+            memory,
+            bytes: (bytes - PROOF) as u64,
+            chunk: chunk as u64,
+            element: wire::element::<T>(),
+            proof,
+            deadline: self.deadline(),
+            lending,
+            loans: Default::default(),
+            changed: Default::default(),
+        });
+        Ok(whole.reinterpret(len))
+    }
+
+    #[track_caller]
+    fn import<T: DeviceCopy>(&self, ipc: &IpcBuffer) -> Result<Imported<T>> {
         const { fits_blocks::<T>() };
         let _here = OpSite::here("import");
-        self.not_in_graph("import")?;
-        self.check()?;
-        ipc.check::<T>(Gpu::of(self))?;
-        let Granted { lease, reply, memory } = ask(ipc, self.worker.shared.deadline, &|| self.check())?;
+        self.check_outside_graph("import")?;
+        ipc.check::<T>(Gpu::of(self.info()))?;
+        let Granted { lease, reply, memory } = ask(ipc, self.deadline(), &|| self.check())?;
         let exclusive = reply.exclusive != 0;
         let told = usize::try_from(reply.chunk).ok().zip(usize::try_from(reply.bytes).ok());
         let fits = |&(chunk, bytes): &(usize, usize)| bytes.checked_add(PROOF).is_some_and(|bytes| bytes <= chunk);
@@ -201,27 +224,17 @@ impl Device {
             return Err(Error::invalid("import", "the exporter's buffer has another type or length than this says"));
         }
         let lending = Arc::new(if exclusive { Lending::default() } else { Lending::read_only() });
-        let block = self.worker.cache.borrow_mut().import("import", chunk, memory.as_fd(), &lending)?;
-        block.region().attach(lease);
-        let whole = DeviceBuffer::<u8>::new(block, chunk);
+        let whole = self.import_memory("import", chunk, memory.as_fd(), &lending)?;
+        whole.block().region().attach(lease);
         let proof = self.download(&whole.slice(chunk - PROOF..))?;
         if proof != reply.proof {
             return Err(Error::Cluster { op: "import", why: "the memory that came is not the exporter's".into() });
         }
-        Ok(Imported { buffer: DeviceBuffer::new(whole.block, ipc.len()), exclusive })
+        Ok(Imported { buffer: whole.reinterpret(ipc.len()), exclusive })
     }
 
-    /// Waits until every process that has imported a buffer has released it, and every export was imported, but for no
-    /// longer than `limit`. Returns at once if there was no export. Nothing on the device waits.
-    ///
-    /// # Errors
-    /// * [`Error::HostLost`] once for an importer that has ended without a release; `host` is its process id. If it
-    ///   could write, the contents are unspecified.
-    /// * [`Error::HostTimeout`] after `limit`, with the importers; [`Error::Cluster`] if an export was not imported:
-    ///   [`withdraw`](DeviceBuffer::withdraw) ends it.
-    /// * [`Error::InvalidArgument`] for a buffer that is not [`exportable`](Self::exportable); [`Error::Aborted`].
     #[track_caller]
-    pub fn wait_released<T: DeviceCopy>(&self, buffer: &DeviceBuffer<T>, limit: Duration) -> Result<()> {
+    fn wait_released<T: DeviceCopy>(&self, buffer: &DeviceBuffer<T>, limit: Duration) -> Result<()> {
         let (op, begun, _here) = ("wait_released", Instant::now(), OpSite::here("wait_released"));
         let chunk = chunk_of(op, buffer)?;
         loop {
@@ -250,15 +263,15 @@ impl Device {
 #[track_caller]
 fn chunk_of<'b, T: DeviceCopy>(op: &'static str, buffer: &'b DeviceBuffer<T>) -> Result<&'b Chunk> {
     let why = "only a buffer of `Device::exportable` has memory of its own, which other processes may have";
-    match buffer.block.region().attached() {
+    match buffer.block().region().attached() {
         Some(chunk) => Ok(chunk),
         None => Err(Error::invalid(op, why)),
     }
 }
 
-/// Memory of several processes. Linux.
-impl<T: DeviceCopy> DeviceBuffer<T> {
-    /// Lets another process read this buffer, which [`Device::exportable`] has made. Waits for the last writes.
+/// Memory of several processes: this crate's methods on [`DeviceBuffer`]. Linux.
+pub trait ClusterBuffer {
+    /// Lets another process read this buffer, which [`exportable`](ClusterDevice::exportable) has made. Waits for the last writes.
     ///
     /// Until that process has [released](Imported::release) it, all processes may only read: a write is
     /// [`Error::Borrowed`]. There may be several exports at a time; each is good for one import.
@@ -268,55 +281,61 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
     /// another process may write it; [`Error::Timeout`]; [`Error::Cluster`] if the system has no socket or thread for
     /// the exporter's server.
     #[track_caller]
-    pub fn export(&self) -> Result<IpcBuffer> {
-        self.lend("export", Access::Read)
-    }
+    fn export(&self) -> Result<IpcBuffer>;
 
-    /// Lends this buffer, which [`Device::exportable`] has made, to another process. Waits for the last uses.
+    /// Lends this buffer, which [`exportable`](ClusterDevice::exportable) has made, to another process. Waits for the last uses.
     ///
     /// Until that process has [released](Imported::release) it, every use here is [`Error::Borrowed`].
     ///
     /// # Errors
     /// As [`export`](Self::export); [`Error::Borrowed`] also while other processes may read it.
     #[track_caller]
-    pub fn export_mut(&mut self) -> Result<IpcBuffer> {
-        self.lend("export_mut", Access::Write)
-    }
+    fn export_mut(&mut self) -> Result<IpcBuffer>;
 
     /// Ends the exports that nobody has imported: they are of no use any more, and the buffer is lent to nobody by
     /// them.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a buffer that is not [`exportable`](Device::exportable).
+    /// [`Error::InvalidArgument`] for a buffer that is not [`exportable`](ClusterDevice::exportable).
     #[track_caller]
-    pub fn withdraw(&self) -> Result<()> {
-        server::withdraw(self.block.region(), chunk_of("withdraw", self)?);
-        Ok(())
+    fn withdraw(&self) -> Result<()>;
+}
+
+impl<T: DeviceCopy> ClusterBuffer for DeviceBuffer<T> {
+    #[track_caller]
+    fn export(&self) -> Result<IpcBuffer> {
+        lend(self, "export", Access::Read)
     }
 
     #[track_caller]
-    fn lend(&self, op: &'static str, access: Access) -> Result<IpcBuffer> {
-        let _here = OpSite::here(op);
-        let chunk = chunk_of(op, self)?;
-        let handle = &self.block.handle;
-        if self.block.is_in_graph() {
-            return Err(Error::invalid(
-                op,
-                "a graph names this buffer, and its launches would not ask other processes",
-            ));
-        }
-        let software = handle.driver.as_any().is::<crate::runtime::driver::host::HostGpu>();
-        let gpu = if software { Gpu::Software } else { Gpu::Cuda(handle.driver.info().uuid) };
-        if !chunk.lend(access) {
-            return Err(Error::borrowed(op, handle.device));
-        }
-        let lent = || {
-            self.block.hazards.wait_host(handle, op, access, chunk.deadline)?;
-            let key = wire::random(op)?;
-            let (server, id) = server::register(self.block.region(), access == Access::Write, key)?;
-            let (socket, element) = (server.name.clone(), std::any::type_name::<T>().to_owned());
-            Ok(IpcBuffer { socket, process: server.process, id, key, gpu, element, len: self.len as u64 })
-        };
-        lent().inspect_err(|_| chunk.end(None, false))
+    fn export_mut(&mut self) -> Result<IpcBuffer> {
+        lend(self, "export_mut", Access::Write)
     }
+
+    #[track_caller]
+    fn withdraw(&self) -> Result<()> {
+        server::withdraw(self.block().region(), chunk_of("withdraw", self)?);
+        Ok(())
+    }
+}
+
+#[track_caller]
+fn lend<T: DeviceCopy>(buffer: &DeviceBuffer<T>, op: &'static str, access: Access) -> Result<IpcBuffer> {
+    let _here = OpSite::here(op);
+    let (chunk, block) = (chunk_of(op, buffer)?, buffer.block());
+    if block.is_in_graph() {
+        return Err(Error::invalid(op, "a graph names this buffer, and its launches would not ask other processes"));
+    }
+    let gpu = Gpu::of(block.driver().info());
+    if !chunk.lend(access) {
+        return Err(Error::borrowed(op, buffer.device()));
+    }
+    let lent = || {
+        block.wait_host(op, access, chunk.deadline)?;
+        let key = wire::random(op)?;
+        let (server, id) = server::register(block.region(), access == Access::Write, key)?;
+        let (socket, element) = (server.name.clone(), std::any::type_name::<T>().to_owned());
+        Ok(IpcBuffer { socket, process: server.process, id, key, gpu, element, len: buffer.len() as u64 })
+    };
+    lent().inspect_err(|_| chunk.end(None, false))
 }

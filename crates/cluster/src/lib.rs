@@ -1,9 +1,11 @@
-//! Several processes as one: on one host, one for each GPU; or on many hosts.
+#![doc = include_str!("../README.md")]
+//!
+//! # Design
 //!
 //! One address space ends at one process. Beyond it this crate runs on existing engines: NCCL between GPUs, MPI
 //! between hosts' memories, shared memory between software GPUs of one host.
 //!
-//! A [`Cluster`] says which processes belong together; [`Builder::cluster`](gpu_pool::Builder::cluster) connects them.
+//! A [`Cluster`] says which processes belong together; [`cluster`](prelude::ClusterBuilder::cluster) connects them.
 //! Then [`Device::world`](gpu_pool::Device::world) is the group of all devices of all processes. The guide's page "More
 //! than one host" has launchers, ports, and what happens when a process dies.
 //!
@@ -14,31 +16,37 @@
 //! they know the secret; the connection is not encrypted. Without a secret it stays on loopback, where every user of
 //! the machine can connect. If rank 0 is lost, the cluster is.
 //!
-//! This room implements the traits of `fabric/transport.rs`, and may use every room but `testing`.
+//! This crate implements the traits of the runtime's `fabric/transport.rs`, and uses the runtime's public face and
+//! `gpu_pool::extend::cluster`.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
+#![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
 mod client;
 mod connect;
 #[cfg_attr(loom, allow(dead_code, reason = "there is no transport to open"))]
-pub(crate) mod control;
+mod control;
+mod exchange;
 mod greet;
 mod hub;
 #[cfg(target_os = "linux")]
 pub mod ipc;
 mod launch;
-pub(crate) mod mutant;
+mod mutant;
+pub mod prelude;
 mod process;
 mod server;
 mod transport;
-pub(crate) mod wire;
+mod wire;
 #[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
-pub(crate) mod world;
+mod world;
 
 #[cfg(target_os = "linux")]
 pub use ipc::{Imported, IpcBuffer};
 
-use crate::runtime::{parse_duration, variables};
-use gpu_pool::{Error, Result};
+use gpu_pool::{Error, Result, extend::cluster as runtime};
 use launch::{By, Launch, Read, no_launcher};
+use runtime::{parse_duration, variables};
 use std::{fmt, time::Duration};
 
 /// What moves data between processes. A library that is missing, too old, or cannot carry these devices is an
@@ -61,11 +69,11 @@ pub enum TransportChoice {
 /// The processes that work as one, and this one's place among them.
 ///
 /// It is a description, which any thread may have: nothing is opened until a pool is built with it
-/// ([`Builder::cluster`](gpu_pool::Builder::cluster)). All processes give the same size, address, secret, times and
+/// ([`cluster`](prelude::ClusterBuilder::cluster)). All processes give the same size, address, secret, times and
 /// transport. Its `Debug` text leaves the secret out.
 ///
 /// ```
-/// use gpu_pool::cluster::Cluster;
+/// use gpu_pool_cluster::Cluster;
 /// use std::time::Duration;
 ///
 /// let cluster = Cluster::tcp("127.0.0.1:29600", 0, 2, "a secret of many letters")?.silence(Duration::from_secs(10));
@@ -112,7 +120,8 @@ impl Cluster {
     /// alone.
     ///
     /// ```
-    /// use gpu_pool::{GpuPool, cluster::Cluster};
+    /// use gpu_pool::GpuPool;
+    /// use gpu_pool_cluster::{Cluster, prelude::*};
     ///
     /// let mut builder = GpuPool::builder().host(2);
     /// if let Some(cluster) = Cluster::launched()? {
@@ -235,3 +244,12 @@ impl Cluster {
         self.transport
     }
 }
+
+// The models drive private parts.
+#[cfg(all(test, loom))]
+#[path = "../../../loom_tests/cluster.rs"]
+mod models;
+
+#[cfg(test)]
+#[path = "../../../src/testing/texts.rs"]
+mod texts;

@@ -8,7 +8,7 @@ use super::{
     hub::{Hub, Limits, Out},
     wire::{self, Failure, ToHost, ToHub},
 };
-use gpu_pool::{Error, Result};
+use gpu_pool::{Error, Result, event};
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::BTreeMap,

@@ -12,7 +12,14 @@ use super::{
     process::{Class, Key, Process},
     wire::{self, Arrive, Failure, ToHost, ToHub, cut},
 };
-use crate::runtime::{sync::{shim::{Condvar, Mutex, thread, yield_rounds}, site::flag}, transport::{Arrival, Commit, Entry, Transport, Window, World, WorldScope}};
+use crate::runtime::{
+    ErrorInternals,
+    sync::{
+        shim::{Condvar, Mutex, thread, yield_rounds},
+        site::flag,
+    },
+    transport::{Arrival, Commit, Entry, Transport, Window, World, WorldScope},
+};
 use gpu_pool::{Error, Result, Site};
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -158,7 +158,7 @@ fn unpack(mut bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
 }
 
 /// The same number in every process.
-pub(crate) fn hash(text: &str) -> u64 {
+pub fn hash(text: &str) -> u64 {
     // FNV-1a.
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }

@@ -2,7 +2,10 @@
 //! among them, or between them and the members' own, is found.
 
 use super::{Hub, Limits, Out};
-use crate::{process::Process, wire::{Arrive, Entry, Failure, Kind, Member, ToHost, ToHub}};
+use crate::{
+    process::Process,
+    wire::{Arrive, Entry, Failure, Kind, Member, ToHost, ToHub},
+};
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(4);

@@ -1,7 +1,10 @@
 //! Shipments of one device on their way: they hold nobody, whatever the order in which they are taken.
 
 use super::{Hub, Limits, Out};
-use crate::{runtime::transport::OUTBOX, wire::{Arrive, Entry, Failure, Member, ToHost, ToHub}};
+use crate::{
+    runtime::transport::OUTBOX,
+    wire::{Arrive, Entry, Failure, Member, ToHost, ToHub},
+};
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(4);

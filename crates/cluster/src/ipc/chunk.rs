@@ -4,7 +4,7 @@ use super::{
     server,
     wire::{Key, Reply},
 };
-use crate::runtime::memory::{backing::Region, hazard::{Access, Lending}};
+use crate::runtime::memory::{Access, Lending, Region};
 use parking_lot::{Condvar, Mutex};
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 

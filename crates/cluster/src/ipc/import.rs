@@ -4,8 +4,10 @@ use super::{
     IpcBuffer, socket,
     wire::{self, LONGEST_NAME, NAME, Process, RELEASED, Reply, Request},
 };
-use crate::runtime::{OpSite, memory::{DeviceView, DeviceViewMut, PeerView, hazard::Access}};
-use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, Error, Result};
+use crate::runtime::{BufferInternals, DeviceInternals, ErrorInternals, OpSite, memory::Access};
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, PeerView, Result,
+};
 use std::{
     fmt, io,
     os::{
@@ -18,10 +20,10 @@ use std::{
 /// Between two looks at whether the gang has failed.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Memory of another process of this host, as a buffer of this device: from [`Device::import`].
+/// Memory of another process of this host, as a buffer of this device: from [`import`](super::ClusterDevice::import).
 ///
 /// Operations take it like every buffer. It can be written if the exporter has called
-/// [`export_mut`](DeviceBuffer::export_mut); else a write is [`Error::Borrowed`].
+/// [`export_mut`](super::ClusterBuffer::export_mut); else a write is [`Error::Borrowed`].
 ///
 /// The exporter's memory stays until this is dropped. The exporter is told when the last operations on it have
 /// completed: by [`release`](Self::release) at once, after a drop at the end of the device's scope at the latest.
@@ -59,9 +61,8 @@ impl<T: DeviceCopy> Imported<T> {
     #[track_caller]
     pub fn release(self, dev: &Device) -> Result<()> {
         let _here = OpSite::here("release");
-        dev.op("release")?.reads(&self.view())?;
-        let block = &self.buffer.block;
-        block.hazards.wait_host(&block.handle, "release", Access::Write, dev.worker.shared.deadline)
+        dev.reads("release", &self.view())?;
+        self.buffer.block().wait_host("release", Access::Write, dev.deadline())
     }
 }
 

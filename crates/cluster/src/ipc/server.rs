@@ -11,7 +11,7 @@ use super::{
     socket,
     wire::{self, Key, NAME, Process, RELEASED, Reply, Request},
 };
-use crate::runtime::memory::backing::Region;
+use crate::runtime::memory::Region;
 use gpu_pool::{Error, Result};
 use parking_lot::Mutex;
 use std::{

@@ -4,7 +4,7 @@
 //! library, or a thread of another call, may still use it.
 
 use crate::runtime::transport::{Message, Tag};
-use gpu_pool::{Error, Result};
+use gpu_pool::{Error, Result, event};
 use std::{
     hint, thread,
     time::{Duration, Instant},

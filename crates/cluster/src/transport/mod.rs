@@ -23,7 +23,7 @@ fn cause(error: gpu_pool::Error, lost: &dyn Fn() -> Option<gpu_pool::Error>) -> 
     use std::time::Duration;
     /// A closed connection is known within a second.
     const SOON: Duration = Duration::from_secs(1);
-    let mut stall = crate::runtime::stall::StallTimer::new(SOON);
+    let mut stall = crate::runtime::StallTimer::new(SOON);
     while matches!(error, gpu_pool::Error::Transport { .. }) && !stall.is_over() {
         if let Some(cause) = lost() {
             return cause;

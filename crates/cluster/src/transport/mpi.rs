@@ -28,8 +28,12 @@ use super::{
     cause,
     host::{Backoff, Part, leak, parts},
 };
-use crate::runtime::{sync::{Flag, Gate}, transport::{HostTransport, Message}, variables};
-use gpu_pool::{Error, Result};
+use crate::runtime::{
+    sync::{Flag, Gate},
+    transport::{HostTransport, Message},
+    variables,
+};
+use gpu_pool::{Error, Result, event};
 use std::{
     ffi::c_int,
     fmt, ptr,

@@ -30,8 +30,12 @@ mod warm_up;
 pub(crate) use library::Library;
 
 use super::cause;
-use crate::runtime::{driver::{Address, DriverRef, RawStream, gate}, memory::block::BlockRef, transport::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tell}};
-use gpu_pool::{DType, Error, ReduceOp, Result};
+use crate::runtime::{
+    driver::{Address, DriverRef, RawStream, blocking},
+    memory::BlockRef,
+    transport::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tell},
+};
+use gpu_pool::{DType, Error, ReduceOp, Result, event};
 use library::{UniqueId, code};
 use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex};
@@ -190,7 +194,7 @@ impl Rails {
             })?)
         };
         // It allocates memory and loads kernels.
-        let _blocking = gate::blocking();
+        let _blocking = blocking();
         if let Err(fault) = driver.bind() {
             let (op, code, name, detail) = ("connect", fault.code, fault.name, fault.detail);
             return Err(Error::Driver { device, op, code, name, detail });
@@ -271,7 +275,7 @@ impl Rails {
     }
 
     fn close(&self) -> Result<()> {
-        let _blocking = gate::blocking();
+        let _blocking = blocking();
         let rails = || self.rails.iter().filter_map(OnceCell::get);
         // Each rail waits for the same rail of other hosts, so first all begin.
         for rail in rails() {

@@ -22,8 +22,14 @@ mod outbox;
 
 use self::{inbox::Inbox, memory::Shared, outbox::Outbox};
 use super::host::{Backoff, Part, leak, parts};
-use crate::runtime::{sync::{Sequence, byte_ring::{Mapped, Reader, Writer}}, transport::{HostTransport, Message, Tag}};
-use gpu_pool::{Error, Result};
+use crate::runtime::{
+    sync::{
+        Sequence,
+        byte_ring::{Mapped, Reader, Writer},
+    },
+    transport::{HostTransport, Message, Tag},
+};
+use gpu_pool::{Error, Result, event};
 use parking_lot::Mutex;
 use std::{fmt, sync::Arc, time::Duration};
 

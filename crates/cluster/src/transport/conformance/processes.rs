@@ -3,7 +3,11 @@
 use super::{Place, cases, random, speed};
 #[cfg(feature = "mpi")]
 use crate::transport::mpi::{Mpi, PIECE};
-use crate::{runtime::transport::HostTransport, testing::texts, transport::shm::{RING, Shm}};
+use crate::{
+    runtime::transport::HostTransport,
+    texts,
+    transport::shm::{RING, Shm},
+};
 use gpu_pool::{Error, GpuPool, Result};
 use parking_lot::Mutex;
 use proptest::prelude::*;

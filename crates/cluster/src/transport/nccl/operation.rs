@@ -19,6 +19,7 @@ pub(super) fn dtype(dtype: DType) -> c_int {
         DType::F32 => 7,
         DType::F64 => 8,
         DType::BF16 => 9,
+        other => unreachable!("the crates of one version belong together: {other:?}"),
     }
 }
 
@@ -45,7 +46,7 @@ pub(super) fn reduction(dtype: DType, reduce: ReduceOp) -> Option<Reduction> {
         ReduceOp::Min if !float => Reduction::Known(3),
         ReduceOp::Avg if !half => Reduction::Known(4),
         ReduceOp::Scaled(factor) if !half => Reduction::Scaled(scalar(dtype, factor)),
-        ReduceOp::Max | ReduceOp::Min | ReduceOp::Avg | ReduceOp::Scaled(_) => return None,
+        _ => return None,
     })
 }
 
@@ -64,6 +65,7 @@ fn scalar(dtype: DType, factor: f64) -> [u8; 8] {
         DType::U64 => put(&(factor as u64).to_ne_bytes()),
         DType::F16 => put(&half::f16::from_f64(factor).to_ne_bytes()),
         DType::BF16 => put(&half::bf16::from_f64(factor).to_ne_bytes()),
+        other => unreachable!("the crates of one version belong together: {other:?}"),
     }
     bytes
 }

@@ -7,7 +7,7 @@ use super::{
     library::{Comm, Config, Library, UniqueId, code},
     register::Registration,
 };
-use crate::runtime::driver::{Address, DriverRef, gate};
+use crate::runtime::driver::{Address, DriverRef, blocking};
 use gpu_pool::{Error, Result};
 use parking_lot::Mutex;
 use std::{
@@ -161,7 +161,7 @@ impl Rail {
         };
         let Some(comm) = comm else { return };
         // It frees memory, which waits for kernels (nccl#549).
-        let _blocking = gate::blocking();
+        let _blocking = blocking();
         // Else the library would make the context of GPU 0 on this thread. It takes the device's by itself.
         let _ = self.driver.bind();
         // SAFETY: the handle was taken out, so this is its last use.

@@ -18,8 +18,11 @@ use super::{
     Lost,
     rail::{Rail, Until, pointer},
 };
-use crate::runtime::{driver::{Address, gate}, memory::{block::BlockRef, hazard::Access}};
-use gpu_pool::{Error, Result};
+use crate::runtime::{
+    driver::{Address, blocking},
+    memory::{Access, BlockRef},
+};
+use gpu_pool::{Error, Result, event};
 use std::{
     ffi::c_void,
     ptr::null_mut,
@@ -43,15 +46,16 @@ unsafe impl Send for Registration {}
 
 impl Registration {
     fn is_at(&self, address: Address) -> bool {
-        self.chunk.address == address
+        self.chunk.address() == address
     }
 }
 
 impl Rail {
     /// The distance from the beginning of its chunk, if the communicator knows this memory.
     pub(super) fn registered_at(&self, at: Address) -> Option<u64> {
-        let inside = |of: &Registration| (of.chunk.address..of.chunk.address + of.chunk.size() as u64).contains(&at);
-        self.registered.lock().iter().find(|of| inside(of)).map(|of| at - of.chunk.address)
+        let inside =
+            |of: &Registration| (of.chunk.address()..of.chunk.address() + of.chunk.size() as u64).contains(&at);
+        self.registered.lock().iter().find(|of| inside(of)).map(|of| at - of.chunk.address())
     }
 
     /// The communicator has ended, and with it all registrations.
@@ -63,7 +67,7 @@ impl Rail {
     fn is_at_rest(&self, chunk: &BlockRef, limit: Duration) -> bool {
         let start = Instant::now();
         loop {
-            match chunk.hazards.wait_host(&chunk.handle, "ncclCommDeregister", Access::Write, TICK) {
+            match chunk.wait_host("ncclCommDeregister", Access::Write, TICK) {
                 Ok(()) => return true,
                 Err(Error::Timeout { .. }) if !self.has_ended() && start.elapsed() < limit => {}
                 Err(_) => return false,
@@ -86,14 +90,14 @@ impl Registered {
         let mut all = rail.registered.lock();
         // An end, or an error, is one here, too.
         rail.settled("ncclCommRegister")?;
-        match all.iter_mut().find(|known| known.is_at(chunk.address)) {
+        match all.iter_mut().find(|known| known.is_at(chunk.address())) {
             Some(known) => known.users += 1,
             None => {
                 let mut handle = null_mut();
                 rail.call("ncclCommRegister", Until { lost: &**lost, limit }, |comm| {
                     // SAFETY: a live communicator and a live chunk, which the rail keeps until this is undone; the
                     // pointer is to a live value.
-                    unsafe { (rail.library.f.register)(comm, pointer(chunk.address), chunk.size(), &mut handle) }
+                    unsafe { (rail.library.f.register)(comm, pointer(chunk.address()), chunk.size(), &mut handle) }
                 })?;
                 if handle.is_null() {
                     return Ok(None);
@@ -101,7 +105,7 @@ impl Registered {
                 all.push(Registration { chunk: chunk.clone(), handle, users: 1 });
             }
         }
-        Ok(Some(Registered { rail: rail.clone(), at: chunk.address, lost: lost.clone(), limit }))
+        Ok(Some(Registered { rail: rail.clone(), at: chunk.address(), lost: lost.clone(), limit }))
     }
 }
 
@@ -123,7 +127,7 @@ impl Drop for Registered {
         }
         let handle = all[at].handle;
         // It may unmap memory of peers, and for that wait for kernels.
-        let _blocking = gate::blocking();
+        let _blocking = blocking();
         // It takes the device's context, and sets the one back that it has found.
         let _ = rail.driver.bind();
         let until = Until { lost: &*self.lost, limit: self.limit };

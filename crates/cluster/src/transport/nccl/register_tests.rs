@@ -5,7 +5,7 @@ use super::{
     fake_tests::{LONG, lost, made, start},
     *,
 };
-use crate::runtime::memory::hazard::Access;
+use crate::runtime::memory::Access;
 use gpu_pool::{Device, DeviceBuffer, GpuPool};
 use std::sync::mpsc;
 
