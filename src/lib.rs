@@ -43,9 +43,9 @@
 //! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`parallel::Value`] |
 //! | train a model on all devices | [`parallel::DataParallel`], [`parallel::Optimizer`] |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
-//! | work as several processes, on one host or many | [`cluster`], [`Builder::cluster`], [`Device::world`] |
+//! | work as several processes, on one host or many | the crate `gpu-pool-cluster`, [`Device::world`] |
 //! | give values to another device, also of another process | [`Device::give`], [`Device::take`], [`Hop`] |
-//! | share memory with another process | [`Device::exportable`], [`DeviceBuffer::export`], [`cluster::ipc`] |
+//! | share memory with another process | the crate `gpu-pool-cluster` |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
 //! | know what can go wrong | [`Error`] |
@@ -73,9 +73,6 @@
 //! | `insight` | yes | Files for viewers: [`MemorySnapshot::memory_viz`], [`parallel::Timeline::to_chrome_trace`]. |
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
 //! | `checkpoints` | yes | Checkpoints of [`parallel::DataParallel`], and of any model, in safetensors files. |
-//! | `cluster` | yes | Several processes, on one host or many: [`cluster`]. |
-//! | `nccl` | yes | Between processes by NCCL, which is opened at run time. |
-//! | `mpi` | yes | Between processes by MPI, which is opened at run time. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |
 //!

@@ -1,6 +1,6 @@
 //! The programs of `examples/sources`: each prints what its source prints, and notices a wrong result; and the table of
 //! the guide tells the truth about them. On software GPUs, with the race checker. Sizes are small, for debug builds.
-#![cfg(all(feature = "blas", feature = "cluster", feature = "tasks"))]
+#![cfg(all(feature = "blas", feature = "tasks"))]
 
 use gpu_pool::{Builder, Check, GpuPool, ReduceOrder};
 use std::{fs, path::Path, time::Duration};
@@ -20,17 +20,9 @@ mod five_steps;
 #[path = "../examples/sources/model_parallel.rs"]
 #[allow(dead_code, reason = "`main`")]
 mod model_parallel;
-#[cfg(target_os = "linux")]
-#[path = "../examples/sources/mpi_sum.rs"]
-#[allow(dead_code, reason = "`main`")]
-mod mpi_sum;
 #[path = "../examples/sources/perceptron.rs"]
 #[allow(dead_code, reason = "`main`")]
 mod perceptron;
-#[cfg(target_os = "linux")]
-#[path = "../examples/sources/process_per_gpu.rs"]
-#[allow(dead_code, reason = "`main`")]
-mod process_per_gpu;
 #[path = "../examples/sources/producer_consumer.rs"]
 #[allow(dead_code, reason = "`main`")]
 mod producer_consumer;
@@ -163,87 +155,6 @@ fn each_device_has_a_thread_and_tasks_of_its_own() {
     assert!(text.starts_with("Worker 0 uses software GPU 0\nWorker 1 uses software GPU 1\n"), "{text}");
     assert!(text.ends_with("devices: 21000\na task on each device: 6000\nfour threads: 84000\n"), "{text}");
     assert!(thread_per_device::check("", 2.0, 1.0, &mut Vec::new()).is_err());
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn each_device_has_a_process_of_its_own() {
-    // A worker is this program again: it runs the test below.
-    let start = |args: &[String]| {
-        let mut worker = std::process::Command::new(std::env::current_exe().unwrap());
-        worker.args(["a_worker_of_the_test_above", "--exact", "--nocapture"]).env("SOURCES_WORKER", args.join(" "));
-        worker
-    };
-    for count in [1, 2] {
-        let text = printed(|out| process_per_gpu::run(pool(count), start, out, 10_000));
-        let second = count - 1;
-        let begin =
-            format!("Worker 0 uses software GPU 0\nWorker 1 uses software GPU {second}\nWorker 0 sums what worker 1");
-        assert!(text.starts_with(&begin) && text.lines().count() == 4, "{text}");
-    }
-    assert!(process_per_gpu::check(0, "5", "5", 10).is_ok());
-    assert!(process_per_gpu::check(0, "5", "5.1", 10).is_err());
-    assert!(process_per_gpu::check(0, "4", "4", 10).is_err());
-    let silent = |_: &[String]| std::process::Command::new("true");
-    assert!(process_per_gpu::run(pool(1), silent, &mut Vec::new(), 10).is_err());
-}
-
-/// The same with the processes of a launcher.
-#[test]
-#[cfg(target_os = "linux")]
-fn each_device_has_a_process_of_a_launcher() {
-    let start = || {
-        let mut process = std::process::Command::new(std::env::current_exe().unwrap());
-        process.args(["a_process_of_the_test_above", "--exact", "--nocapture"]);
-        process
-    };
-    let text =
-        printed(|out| mpi_sum::run(mpi_sum::by_hand(start)?, |process| process.env("SOURCES_WORKER", "together"), out));
-    let said: Vec<_> = text.lines().filter_map(|line| line.split_once("Worker ").map(|(_, said)| said)).collect();
-    let [first, one, second, two] = said[..] else { panic!("{text}") };
-    assert_eq!([first, second], ["0 uses software GPU 0", "1 uses software GPU 1"]);
-    assert!(one.starts_with("0 sums what worker 1 has: ") && two.starts_with("1 sums what worker 0 has: "), "{text}");
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn a_worker_of_the_test_above() {
-    let Ok(args) = std::env::var("SOURCES_WORKER") else { return };
-    let [worker, device, peer, len] = args.split(' ').collect::<Vec<_>>()[..] else { panic!("{args}") };
-    let number = |text: &str| text.parse::<usize>().unwrap();
-    let (from, to) = (&mut std::io::stdin().lock(), &mut std::io::stdout());
-    process_per_gpu::work(devices(2), worker, [number(device), number(peer)], number(len), from, to).unwrap();
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn processes_sum_on_the_cpu_and_on_devices() {
-    let start = || {
-        let mut process = std::process::Command::new(std::env::current_exe().unwrap());
-        process.args(["a_process_of_the_test_above", "--exact", "--nocapture"]);
-        process
-    };
-    let text =
-        printed(|out| mpi_sum::run(mpi_sum::by_hand(start)?, |process| process.env("SOURCES_WORKER", "mpi_sum"), out));
-    let said: Vec<_> = text.lines().filter_map(|line| line.split_once("process ").map(|(_, said)| said)).collect();
-    let [first, second] = said[..] else { panic!("{text}") };
-    assert!(first.starts_with("0: 0.3") && first[1..] == second[1..], "{text}");
-    assert!(mpi_sum::check(1.0, 1.0, 3).is_ok());
-    assert!(mpi_sum::check(1.0, 1.0, 2).is_err());
-    assert!(mpi_sum::check(1.0, 1.0 + f32::EPSILON, 3).is_err());
-    let failing = vec![std::process::Command::new("false")];
-    assert!(mpi_sum::run(failing, |process| process, &mut Vec::new()).is_err());
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn a_process_of_the_test_above() {
-    let (cluster, out) = (gpu_pool::cluster::Cluster::from_env, &mut std::io::stdout());
-    match std::env::var("SOURCES_WORKER").as_deref() {
-        Ok("mpi_sum") => mpi_sum::work(devices(2), cluster().unwrap(), out, 10_000).unwrap(),
-        Ok("together") => process_per_gpu::together(|| devices(2), cluster().unwrap(), out, 10_000).unwrap(),
-        _ => {}
-    }
 }
 
 #[test]

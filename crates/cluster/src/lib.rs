@@ -22,6 +22,7 @@
 #![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
+mod book;
 mod client;
 mod connect;
 #[cfg_attr(loom, allow(dead_code, reason = "there is no transport to open"))]

@@ -65,21 +65,6 @@ impl Group<'_> {
     /// [`Error::WorldMismatch`] on all, and touches nothing (NCCL leaves it undefined). The parts of the buffer must
     /// begin at the same element on all members.
     ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, ReduceOp};
-    /// # #[cfg(target_os = "linux")] {
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// pool.run(|dev, _| {
-    ///     let world = dev.world()?;
-    ///     let mut x = dev.exportable::<f32>(1 << 10)?;
-    ///     let registered = world.register(&x)?;
-    ///     assert_eq!(registered.library(), None); // one process
-    ///     world.all_reduce(&mut x, ReduceOp::Sum)
-    /// })?;
-    /// # }
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer of the pool; [`Error::WrongDevice`], [`Error::WrongPool`];
     /// [`Error::Transport`] if the library refuses; [`Error::Aborted`], [`Error::HostLost`].

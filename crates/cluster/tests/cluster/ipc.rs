@@ -3,10 +3,8 @@
 //! a producer that frees early), and leaks when a consumer is killed.
 
 use crate::support::{Gpus, again, builder, task, until};
-use gpu_pool::{
-    Device, DeviceBuffer, Error,
-    cluster::{Imported, IpcBuffer},
-};
+use gpu_pool::{Device, DeviceBuffer, Error};
+use gpu_pool_cluster::{Imported, IpcBuffer, prelude::*};
 use proptest::prelude::*;
 use std::{
     cell::RefCell,

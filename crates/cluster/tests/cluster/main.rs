@@ -1,25 +1,31 @@
-//! Several processes of one host or of many: see `src/cluster`.
-#![cfg(feature = "cluster")]
+//! Several processes of one host or of many.
+#![cfg(target_os = "linux")]
 
 #[macro_use]
-#[path = "../support/mod.rs"]
+#[path = "../../../../tests/support/mod.rs"]
 mod support;
 
-#[cfg(all(target_os = "linux", feature = "checkpoints"))]
-mod checkpoint;
-#[cfg(target_os = "linux")]
+mod environment;
 mod failures;
-#[cfg(target_os = "linux")]
 mod fleet;
-#[cfg(target_os = "linux")]
 mod gradients;
-#[cfg(target_os = "linux")]
 mod hand_over;
-#[cfg(target_os = "linux")]
 mod ipc;
-#[cfg(target_os = "linux")]
 mod meeting;
-#[cfg(all(target_os = "linux", feature = "blas"))]
-mod pipeline;
-#[cfg(target_os = "linux")]
+mod places;
 mod random;
+mod scopes;
+
+/// The task of one process of a fleet.
+fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Result<()> {
+    match what {
+        "sum" => scopes::sum(builder),
+        "names" => scopes::names(builder),
+        "early" => scopes::early(builder),
+        "value" => hand_over::child(builder),
+        "gradients" => gradients::child(builder),
+        "join" => meeting::child(builder, more[0]),
+        "random" => random::child(builder, more),
+        _ => failures::child(builder, what, more),
+    }
+}

@@ -2,7 +2,8 @@
 //! nothing, a process that does not come. Each one has a typed error, or the others come together in spite of it.
 
 use crate::fleet::{Fleet, free_port, say};
-use gpu_pool::{Builder, Error, cluster::Cluster};
+use gpu_pool::{Builder, Error};
+use gpu_pool_cluster::{Cluster, prelude::*};
 use std::{
     io::{Read, Write},
     net::{Ipv4Addr, TcpListener, TcpStream},

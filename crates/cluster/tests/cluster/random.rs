@@ -8,6 +8,7 @@ use crate::{
     support::{cases, cuda_devices, task},
 };
 use gpu_pool::{Builder, Device, DeviceBuffer, Error, Group, Hop, ReduceOp};
+use gpu_pool_cluster::prelude::*;
 use std::{
     thread,
     time::{Duration, Instant},

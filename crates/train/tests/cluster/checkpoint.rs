@@ -5,9 +5,9 @@ use crate::fleet::{Fleet, free_port, pool, say};
 use crate::{fleet::GPU_VARIABLES, support::cuda_devices};
 use gpu_pool::{
     Builder, Device, DeviceBuffer, Error, ReduceOp, WorldCall,
-    cluster::Cluster,
     parallel::{Checkpoint, DataParallel, Model, Optimizer, ShardedOptimizer, ShardedState},
 };
+use gpu_pool_cluster::Cluster;
 use std::{fs, path::Path};
 
 const LEN: usize = 3001;

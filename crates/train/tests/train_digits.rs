@@ -2,12 +2,12 @@
 //!
 //! `cargo test` builds the examples with the tests, next to them. `cargo test --test train_digits` does not: build the
 //! example first (`cargo build --example train_digits`), or an old one is tested.
-#![cfg(all(feature = "blas", feature = "cluster"))]
+#![cfg(feature = "blas")]
 
-#[path = "../examples/train_digits/data.rs"]
+#[path = "../../../examples/train_digits/data.rs"]
 #[allow(dead_code, reason = "of the example's module this test takes the reader alone")]
 mod data;
-#[path = "../examples/train_digits/rng.rs"]
+#[path = "../../../examples/train_digits/rng.rs"]
 #[allow(dead_code, reason = "what the module above needs")]
 mod rng;
 
