@@ -3,6 +3,7 @@
 pub use super::{ErrorInternals, OpGuard, OpSite, contain};
 pub use crate::{
     builder::environment::parse_duration, collective::world::values::hash, fabric::transport, stall::StallTimer,
+    token::op::Op,
 };
 
 /// Environment variables.
@@ -34,8 +35,8 @@ pub mod sync {
 
 use self::memory::{BlockRef, Lending};
 use crate::{
-    Builder, Device, DeviceBuffer, DeviceCopy, DeviceView, Group, Result,
-    fabric::{call::Call, transport::Connect},
+    Builder, Device, DeviceBuffer, DeviceCopy, Group, Result,
+    fabric::{call::Call, transport::{Connect, World}},
 };
 use std::{sync::Arc, time::Duration};
 
@@ -64,12 +65,22 @@ pub trait DeviceInternals {
     #[track_caller]
     fn check_outside_graph(&self, op: &'static str) -> Result<()>;
 
-    /// The next operation of the current stream reads a view.
+    /// The processes of its pool's cluster.
+    fn processes(&self) -> Option<&Arc<dyn World>>;
+
+    /// Begins an operation that cannot be captured.
     ///
     /// # Errors
-    /// As every operation of the device.
+    /// [`Error::Aborted`](crate::Error::Aborted); in a capture.
     #[track_caller]
-    fn reads<T: DeviceCopy>(&self, op: &'static str, view: &DeviceView<'_, T>) -> Result<()>;
+    fn op(&self, op: &'static str) -> Result<Op<'_>>;
+
+    /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are pooled.
+    ///
+    /// # Errors
+    /// As [`Device::zeros`].
+    #[track_caller]
+    fn zeros_apart<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>>;
 
     /// At least `bytes` zeros in a chunk of their own, with a descriptor by which other processes map it.
     ///
@@ -110,9 +121,18 @@ impl DeviceInternals for Device {
         self.check()
     }
 
+    fn processes(&self) -> Option<&Arc<dyn World>> {
+        self.session.world.as_ref().map(|link| &link.world)
+    }
+
     #[track_caller]
-    fn reads<T: DeviceCopy>(&self, op: &'static str, view: &DeviceView<'_, T>) -> Result<()> {
-        self.op(op)?.reads(view)
+    fn op(&self, op: &'static str) -> Result<Op<'_>> {
+        Device::op(self, op)
+    }
+
+    #[track_caller]
+    fn zeros_apart<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        Device::zeros_apart(self, len)
     }
 
     #[cfg(target_os = "linux")]

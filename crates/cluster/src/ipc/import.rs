@@ -61,7 +61,7 @@ impl<T: DeviceCopy> Imported<T> {
     #[track_caller]
     pub fn release(self, dev: &Device) -> Result<()> {
         let _here = OpSite::here("release");
-        dev.reads("release", &self.view())?;
+        dev.op("release")?.reads(&self.view())?;
         self.buffer.block().wait_host("release", Access::Write, dev.deadline())
     }
 }

@@ -1,6 +1,6 @@
 //! A process under `mpirun` whose pool gives MPI the addresses of its devices' memory.
 
-use crate::{Cluster, TransportChoice, connect::FORCED, runtime::transport::Transport};
+use crate::{Cluster, TransportChoice, connect::FORCED, prelude::*, runtime::{DeviceInternals, transport::Transport}};
 use gpu_pool::{AsView, AsViewMut, Device, Error, GpuPool, ReduceOp, Result};
 
 /// Numbers whose sums are exact in any order.
@@ -23,8 +23,7 @@ pub(super) fn of_a_process() {
         Err(error) => panic!("{error}"),
     };
     let moved = pool.run(|dev, _| {
-        let link = dev.session.world.as_ref().unwrap();
-        assert!(matches!(link.world.transport(), Transport::Device(_)));
+        assert!(matches!(dev.processes().unwrap().transport(), Transport::Device(_)));
         [0, 1, 1000, 70_001].into_iter().try_for_each(|len| collectives(dev, len))
     });
     moved.unwrap();

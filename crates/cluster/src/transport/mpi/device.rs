@@ -78,7 +78,7 @@ impl DeviceMpi {
 #[cfg_attr(not(test), expect(unused_variables, reason = "a GPU's address is one"))]
 fn pointer(driver: &DriverRef, at: Address, bytes: usize) -> *mut u8 {
     #[cfg(test)]
-    if let Some(here) = crate::runtime::driver::host::in_process(&**driver, at, bytes) {
+    if let Some(here) = crate::runtime::driver::in_process(&**driver, at, bytes) {
         return here;
     }
     with_exposed_provenance_mut(at as usize)

@@ -5,7 +5,7 @@ use super::{
     library::{Comm, Config, Functions, Stream},
     *,
 };
-use crate::runtime::driver;
+use gpu_pool::driver::host;
 use std::{
     ffi::{c_char, c_int, c_void},
     ptr::{null, null_mut},
@@ -154,7 +154,7 @@ pub(super) fn start(id: [u8; 3], patience: Duration) -> (Nccl, Flagged, Vec<Resu
     let flag = Flagged::default();
     let lost = flag.clone();
     let nccl = Nccl::with(&LIBRARY, 1, &[3, 2], Arc::new(move || lost.lock().clone()), patience).unwrap();
-    let drivers = driver::host::machine(&vec![driver::host::HostConfig::default(); 2]);
+    let drivers = host::machine(&vec![host::HostConfig::default(); 2]);
     let mut bytes = [0; UniqueId::BYTES];
     bytes[..3].copy_from_slice(&id);
     let keys = Keys { set: &|_, _| unreachable!("host 0 has the ids"), get: &|_| Ok(bytes.to_vec()) };
@@ -212,7 +212,7 @@ fn wrong_calls_are_errors_that_abort_nothing() {
     assert!(
         nccl.connect_rail(
             2,
-            &driver::host::machine(&vec![driver::host::HostConfig::default(); 1])[0],
+            &host::machine(&vec![host::HostConfig::default(); 1])[0],
             &Keys { set: &|_, _| Ok(()), get: &|_| Ok(vec![]) }
         )
         .is_err()

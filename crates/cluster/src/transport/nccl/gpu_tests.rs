@@ -195,7 +195,7 @@ fn cuda_is_a_host() {
         "calls" => {
             let nccl = start(0, PATIENCE).unwrap();
             println!("connected after {:?}", begin.elapsed());
-            on_all(&drivers, |device| Member::new(&nccl, device, &drivers[device]).all_calls(&DType::ALL));
+            on_all(&drivers, |device| Member::new(&nccl, device, &drivers[device]).all_calls(&super::operation::ALL));
             nccl.close().unwrap();
         }
         "rails" => {

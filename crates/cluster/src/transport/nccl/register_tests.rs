@@ -5,7 +5,7 @@ use super::{
     fake_tests::{LONG, lost, made, start},
     *,
 };
-use crate::runtime::memory::Access;
+use crate::runtime::{BufferInternals, DeviceInternals, memory::Access};
 use gpu_pool::{Device, DeviceBuffer, GpuPool};
 use std::sync::mpsc;
 
@@ -31,8 +31,8 @@ fn a_chunk_is_registered_once_and_until_the_last_user() {
     with_chunk(21, |_, chunk, nccl| {
         let at = chunk.address();
         assert_eq!(nccl.registered(0, at), None);
-        let first = nccl.register(0, &chunk.block)?.unwrap();
-        let second = nccl.register(0, &chunk.block)?.unwrap();
+        let first = nccl.register(0, chunk.block())?.unwrap();
+        let second = nccl.register(0, chunk.block())?.unwrap();
         assert_eq!((nccl.registered(0, at), nccl.registered(0, at + 99)), (Some(0), Some(99)));
         assert_eq!((nccl.registered(1, at), nccl.registered(0, at + (1 << 40))), (None, None));
         drop(first);
@@ -50,15 +50,15 @@ fn a_chunk_is_registered_once_and_until_the_last_user() {
 fn a_refusal_is_typed_and_ends_nothing() {
     with_chunk(22, |_, chunk, nccl| {
         made(22).iter().for_each(|fake| fake.plan.lock().fails = 4);
-        let error = nccl.register(0, &chunk.block).err().unwrap();
+        let error = nccl.register(0, chunk.block()).err().unwrap();
         assert!(matches!(error, Error::Transport { op: "ncclCommRegister", code: 4, .. }), "{error:?}");
         assert_eq!((nccl.registered(0, chunk.address()), nccl.failed(0).is_none()), (None, true));
-        let error = nccl.register(5, &chunk.block).err().unwrap();
+        let error = nccl.register(5, chunk.block()).err().unwrap();
         assert!(matches!(error, Error::Transport { op: "ncclCommRegister", .. }), "{error:?}");
         // A user may tell NCCL to register nothing.
         made(22).iter().for_each(|fake| fake.plan.lock().registers_nothing = true);
         made(22).iter().for_each(|fake| fake.plan.lock().fails = 0);
-        assert!(nccl.register(0, &chunk.block)?.is_none() && nccl.registered(0, chunk.address()).is_none());
+        assert!(nccl.register(0, chunk.block())?.is_none() && nccl.registered(0, chunk.address()).is_none());
         assert!(!calls(22).contains(&"deregister"));
         nccl.close()
     });
@@ -68,16 +68,16 @@ fn a_refusal_is_typed_and_ends_nothing() {
 #[test]
 fn what_outlives_the_communicator_calls_nothing() {
     with_chunk(23, |_, chunk, nccl| {
-        let registered = nccl.register(0, &chunk.block)?.unwrap();
+        let registered = nccl.register(0, chunk.block())?.unwrap();
         nccl.close()?;
         assert_eq!(nccl.registered(0, chunk.address()), None);
         drop(registered);
-        assert!(matches!(nccl.register(0, &chunk.block), Err(Error::Transport { .. })));
+        assert!(matches!(nccl.register(0, chunk.block()), Err(Error::Transport { .. })));
         Ok(())
     });
     assert!(calls(23).contains(&"destroy") && !calls(23).contains(&"deregister"));
     with_chunk(24, |_, chunk, nccl| {
-        let registered = nccl.register(0, &chunk.block)?.unwrap();
+        let registered = nccl.register(0, chunk.block())?.unwrap();
         let hang = Arc::new(Mutex::new(()));
         let guard = hang.lock();
         made(24).iter().for_each(|fake| fake.plan.lock().hang = Some(hang.clone()));
@@ -90,7 +90,7 @@ fn what_outlives_the_communicator_calls_nothing() {
         // NCCL may still use it.
         drop(registered);
         assert_eq!(nccl.registered(0, chunk.address()), Some(0));
-        assert!(matches!(nccl.register(0, &chunk.block), Err(Error::HostLost { .. })));
+        assert!(matches!(nccl.register(0, chunk.block()), Err(Error::HostLost { .. })));
         drop(guard);
         assert!(nccl.rails.wait_until_over(LONG));
         assert_eq!(nccl.registered(0, chunk.address()), None);
@@ -103,7 +103,7 @@ fn what_outlives_the_communicator_calls_nothing() {
 fn use_it(dev: &Device, chunk: &DeviceBuffer<u8>) -> Result<mpsc::Sender<()>> {
     let (end, ended) = mpsc::channel::<()>();
     let mut op = dev.op("test")?;
-    op.touch(&chunk.block, 0..8, Access::Write, false)?;
+    op.touch(chunk.block(), 0..8, Access::Write, false)?;
     op.submit(|driver, stream| driver.launch_host(stream, Box::new(move || _ = ended.recv())))?;
     Ok(end)
 }
@@ -111,7 +111,7 @@ fn use_it(dev: &Device, chunk: &DeviceBuffer<u8>) -> Result<mpsc::Sender<()>> {
 #[test]
 fn memory_in_use_stays_registered() {
     with_chunk(25, |dev, chunk, nccl| {
-        let registered = nccl.register(0, &chunk.block)?.unwrap();
+        let registered = nccl.register(0, chunk.block())?.unwrap();
         let end = use_it(dev, &chunk)?;
         thread::scope(|scope| {
             let dropped = scope.spawn(move || drop(registered));
@@ -121,7 +121,7 @@ fn memory_in_use_stays_registered() {
         });
         assert_eq!(calls(25), ["register", "deregister"]);
         // A communicator that ends meanwhile ends the wait.
-        let registered = nccl.register(0, &chunk.block)?.unwrap();
+        let registered = nccl.register(0, chunk.block())?.unwrap();
         let end = use_it(dev, &chunk)?;
         assert!(nccl.abort(&lost()));
         drop(registered);

@@ -23,7 +23,7 @@ macro_rules! coded {
     ($dtype:expr, $($name:ident $T:ty, $of:expr, $to:expr;)*) => {
         match $dtype { $(DType::$name => (|x| <$T>::to_ne_bytes($of(x)).to_vec(), |bytes| {
             $to(<$T>::from_ne_bytes(bytes.try_into().unwrap()))
-        }),)* }
+        }),)* other => panic!("no test has {other:?}") }
     };
 }
 
