@@ -38,7 +38,7 @@ fn rate(bytes: usize, copies: usize, clock: Instant) -> f64 {
 
 /// GB/s of `copy` on device 0 of the pool, timed on its thread.
 fn ours(pool: &GpuPool, bytes: usize, copy: impl Fn(&Device) -> Result<()> + Sync) -> f64 {
-    let rates = pool.run_on(&[0], |dev, _| {
+    let rates = pool.on(&[0]).run(|dev, _| {
         let clock = Instant::now();
         for _ in 0..copies(bytes) {
             copy(dev)?;
@@ -197,7 +197,7 @@ fn pageable(bench: &mut Bench, case: &str, pool: &GpuPool, gpu: Option<&DriverRe
 /// From device 0 to device 1: directly, or through the host when `staged`.
 fn peers(bench: &mut Bench, case: &str, pool: &GpuPool, gpus: &[DriverRef], size: &str, data: &[u32], staged: bool) {
     let bytes = size_of_val(data);
-    let source = pool.run_on(&[0], |dev, _| dev.upload(data)).expect("an upload").remove(0);
+    let source = pool.on(&[0]).run(|dev, _| dev.upload(data)).expect("an upload").remove(0);
     let target = Mutex::new(zeros(pool, data.len()).remove(1));
     let copy = || ours(pool, bytes, |dev| dev.copy(&source, &mut *target.lock().unwrap()));
     let (from, to) = (Raw::new(&gpus[0], data), Raw::new(&gpus[1], data));
@@ -209,7 +209,7 @@ fn peers(bench: &mut Bench, case: &str, pool: &GpuPool, gpus: &[DriverRef], size
     let kind = if staged { "staged" } else { "peer" };
     bench.compare(&format!("{case}/{kind}/{size}"), GIGABYTES, Side::new("gpu-pool", copy), vec![peer]);
     copy();
-    let got = pool.run_on(&[1], |dev, _| dev.download(&*target.lock().unwrap())).expect("a download");
+    let got = pool.on(&[1]).run(|dev, _| dev.download(&*target.lock().unwrap())).expect("a download");
     assert!(got[0] == data, "{kind} {size}: wrong data");
     if !staged {
         from.timed(|| from.to_peer(&to));

@@ -169,7 +169,7 @@ impl Threads {
     fn time(&self, devices: usize, what: &str, rounds: usize) -> f64 {
         let start = Barrier::new(devices);
         let all: Vec<usize> = (0..devices).collect();
-        let times = self.pool.run_on(&all, |dev, _| {
+        let times = self.pool.on(&all).run(|dev, _| {
             start.wait();
             time(dev, &mut *self.states.borrow_mut(dev)?, what, rounds)
         });

@@ -115,9 +115,11 @@ mod scope;
 mod shard;
 mod stall;
 pub mod sync;
+#[path = "../crates/lab/src/testing/mod.rs"]
 pub mod testing;
 mod thread;
 mod token;
+#[path = "../crates/lab/src/topology/mod.rs"]
 pub mod topology;
 mod variables;
 
@@ -159,6 +161,7 @@ pub use pool::report::PoolReport;
 pub use pool::{
     GpuPool,
     collectives::{Explanation, Rails},
+    run::Run,
 };
 pub use shard::Shard;
 pub use token::{Device, DeviceThreadOnly, OnStream};

@@ -1,11 +1,11 @@
-//! Data that [`GpuPool::run_with`](crate::GpuPool::run_with) splits into one part per device.
+//! Data that [`GpuPool::with`](crate::GpuPool::with) splits into one part per device.
 
 use crate::{
     error::{Error, Result},
     shard::Shard,
 };
 
-/// Data that [`GpuPool::run_with`](crate::GpuPool::run_with) splits into one part per device: rows of a mutable slice
+/// Data that [`GpuPool::with`](crate::GpuPool::with) splits into one part per device: rows of a mutable slice
 /// ([`rows_mut`]), one item per device ([`each_mut`], or a `Vec` by value), rows of a
 /// [`UnifiedBuffer`](crate::UnifiedBuffer), and pairs and triples of these.
 pub trait Parts {
@@ -77,7 +77,7 @@ impl<S: Send> Parts for Vec<S> {
 
     #[track_caller]
     fn split(self, shards: &[Shard]) -> Result<Vec<S>> {
-        one_each("run_with", self.len(), shards)?;
+        one_each("run", self.len(), shards)?;
         Ok(self)
     }
 }

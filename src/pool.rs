@@ -9,7 +9,7 @@ pub(crate) mod collectives;
 mod memory;
 mod per_device;
 pub(crate) mod report;
-mod run;
+pub(crate) mod run;
 
 use crate::{
     Builder, Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard, UnifiedBuffer,

@@ -99,8 +99,8 @@ impl<'n> Begin<'n> {
         Begin { here: OpSite::outermost(op, site), name: None }
     }
 
-    pub(crate) fn named(op: &'static str, site: Site, name: &'n str) -> Self {
-        Begin { name: Some(name), ..Begin::at(op, site) }
+    pub(crate) fn named(self, name: Option<&'n str>) -> Self {
+        Begin { name, ..self }
     }
 }
 

@@ -162,7 +162,7 @@ fn all(pool: &GpuPool, state: &PerDevice<std::rc::Rc<u32>>, table: &mut UnifiedB
         Ok(**state.borrow(dev)?)
     })?;
     pool.run_mut(&mut out, 1, |dev, shard, rows| dev.download_into(&dev.upload(shard.of(&local))?, rows))?;
-    pool.run_with(table.rows_mut(4), |dev, _, mut rows| dev.scale(&mut rows, 2.0))?;
+    pool.with(table.rows_mut(4)).run(|dev, _, mut rows| dev.scale(&mut rows, 2.0))?;
     println!("{:?} {:?}", out, table.as_slice()?);
     Ok(())
 }

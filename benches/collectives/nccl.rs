@@ -274,14 +274,14 @@ impl Club {
         (id, first, world): (UniqueId, usize, usize),
         bytes: usize,
     ) -> Self {
-        let ranks = pool.run_on(devices, |dev, _| {
+        let ranks = pool.on(devices).run(|dev, _| {
             // Makes the device's context current, for this and all later calls.
             dev.cuda()?;
             Ok(Mutex::new(Rank::join(nccl, id, first + dev.rank(), world)))
         });
         let mut club = Club { ranks: ranks.expect("a communicator"), windows: false, processes: None };
         if bytes > 0 && nccl.windows.is_some() {
-            let open = pool.run_on(devices, |dev, _| {
+            let open = pool.on(devices).run(|dev, _| {
                 dev.cuda()?;
                 Ok(club.ranks[dev.rank()].lock().open_windows(bytes))
             });
@@ -297,7 +297,7 @@ impl Club {
     /// Destroys the communicator.
     pub fn leave(self, pool: &GpuPool) {
         let devices: Vec<usize> = (0..self.ranks.len()).collect();
-        let left = pool.run_on(&devices, |dev, _| {
+        let left = pool.on(&devices).run(|dev, _| {
             dev.cuda()?;
             self.ranks[dev.rank()].lock().leave();
             Ok(())

@@ -167,7 +167,7 @@ fn turn<T: Number + Float<Acc = f32>>(
 ) -> f64 {
     let devices: Vec<usize> = (0..world).collect();
     let line = Line::new(world);
-    slowest(pool.run_on(&devices, |dev, _| {
+    slowest(pool.on(&devices).run(|dev, _| {
         let mut seat = Seat::<T>::new(dev, shape)?;
         dev.synchronize()?;
         let theirs = club.filter(|_| who == Who::Nccl).map(|club| club.ranks[dev.rank()].lock());

@@ -173,7 +173,8 @@ impl<'a, T: Number> Stage<'a, T> {
         let total = bytes / size_of::<T>() / world * world;
         let (input, output) = op.lengths(total, world);
         let seats = pool
-            .run_on(&devices, |dev, _| Ok(Mutex::new(Seat { input: dev.zeros(input)?, output: dev.zeros(output)? })));
+            .on(&devices)
+            .run(|dev, _| Ok(Mutex::new(Seat { input: dev.zeros(input)?, output: dev.zeros(output)? })));
         let stage =
             Stage { pool, club, op, total, devices, world, first, seats: seats.expect("memory for the operands") };
         stage.load_noise();
@@ -222,7 +223,7 @@ impl<'a, T: Number> Stage<'a, T> {
         aside: bool,
         f: impl Fn(&Device, &mut Player<'_>) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        self.pool.run_on(&self.devices, |home, _| {
+        self.pool.on(&self.devices).run(|home, _| {
             let stream = if aside { Some(home.stream()?) } else { None };
             let on = stream.as_ref().map(|stream| home.on(stream));
             let dev: &Device = on.as_deref().unwrap_or(home);
@@ -262,7 +263,7 @@ impl<'a, T: Number> Stage<'a, T> {
         count: usize,
         f: impl Fn(&Device, &mut Player<'_>) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        self.pool.run_on(&self.devices, |dev, _| {
+        self.pool.on(&self.devices).run(|dev, _| {
             let seat = &mut *self.seats[dev.rank()].lock();
             if self.op.in_place() {
                 dev.copy(&seat.input, &mut seat.output)?;
@@ -330,7 +331,7 @@ impl<'a, T: Number> Stage<'a, T> {
             (player.wait)()
         });
         played.unwrap_or_else(|error| panic!("{case}: {who:?}: {error}"));
-        let checked = self.pool.run_on(&self.devices, |dev, _| {
+        let checked = self.pool.on(&self.devices).run(|dev, _| {
             let (rank, seat) = (self.first + dev.rank(), &mut *self.seats[dev.rank()].lock());
             if who == Who::Windows {
                 self.fetch(dev, seat)?;
@@ -368,7 +369,7 @@ impl<'a, T: Number> Stage<'a, T> {
 
     /// Fills each rank's input by repeating its block. Outputs are cleared.
     fn load(&self, block: impl Fn(usize) -> Vec<T> + Sync) {
-        let loaded = self.pool.run_on(&self.devices, |dev, _| {
+        let loaded = self.pool.on(&self.devices).run(|dev, _| {
             let seat = &mut *self.seats[dev.rank()].lock();
             fill(dev, &mut seat.input, &block(self.first + dev.rank()))?;
             dev.fill(&mut seat.output, T::narrow(0.0))?;

@@ -69,7 +69,7 @@ fn take(dev: &Device, blocks: usize) -> Result<Vec<DeviceBuffer<u8>>> {
 
 /// A batch of device 0's for each producer.
 fn batches(pool: &GpuPool, producers: usize, batch: usize) -> Vec<Batch> {
-    let taken = pool.run_on(&[0], |dev, _| (0..producers).map(|_| take(dev, batch).map(Mutex::new)).collect());
+    let taken = pool.on(&[0]).run(|dev, _| (0..producers).map(|_| take(dev, batch).map(Mutex::new)).collect());
     taken.expect("little memory").remove(0)
 }
 
@@ -94,19 +94,19 @@ fn by_threads(pool: &GpuPool, producers: usize, batch: usize, samples: &mut Vec<
 fn by_devices(pool: &GpuPool, producers: usize, batch: usize, samples: &mut Vec<f64>) {
     let (batches, start) = (batches(pool, producers, batch), Barrier::new(producers));
     let others: Vec<usize> = (1..=producers).collect();
-    let times = pool.run_on(&others, |dev, _| Ok(drop_all(&batches[dev.rank()], &start)));
+    let times = pool.on(&others).run(|dev, _| Ok(drop_all(&batches[dev.rank()], &start)));
     samples.extend(times.expect("drops succeed"));
 }
 
 fn by_owner(pool: &GpuPool, producers: usize, batch: usize, samples: &mut Vec<f64>) {
     let (batches, start) = (batches(pool, producers, batch), Barrier::new(1));
-    let times = pool.run_on(&[0], |_, _| Ok(batches.iter().map(|batch| drop_all(batch, &start)).collect()));
+    let times = pool.on(&[0]).run(|_, _| Ok(batches.iter().map(|batch| drop_all(batch, &start)).collect()));
     samples.extend::<Vec<f64>>(times.expect("drops succeed").remove(0));
 }
 
 /// Nanoseconds an allocation, for the owner.
 fn retake(pool: &GpuPool, blocks: usize) -> f64 {
-    let times = pool.run_on(&[0], |dev, _| {
+    let times = pool.on(&[0]).run(|dev, _| {
         let mut taken: Vec<DeviceBuffer<u8>> = Vec::with_capacity(blocks);
         let clock = Instant::now();
         for _ in 0..blocks {

@@ -125,7 +125,7 @@ impl<'p, S: Source> Contender<'p, S> {
     pub fn time(&self, devices: usize, work: Work<'_>, rounds: usize, samples: &mut Vec<f64>) {
         let all: Vec<usize> = (0..devices).collect();
         let start = Barrier::new(devices);
-        let times = self.pool.run_on(&all, |dev, _| {
+        let times = self.pool.on(&all).run(|dev, _| {
             let state = &mut *self.states.borrow_mut(dev)?;
             // A warm-up round for threads and caches; a long replay needs none.
             let mut refused = if work.operations() < LONG { state.round(dev, work) } else { 0 };
@@ -152,7 +152,7 @@ impl<'p, S: Source> Contender<'p, S> {
     }
 
     fn run<R: Send>(&self, f: impl Fn(&Device, &mut State<S>) -> R + Sync) -> R {
-        let mut done = self.pool.run_on(&[0], |dev, _| Ok(f(dev, &mut *self.states.borrow_mut(dev)?)));
+        let mut done = self.pool.on(&[0]).run(|dev, _| Ok(f(dev, &mut *self.states.borrow_mut(dev)?)));
         done.as_mut().expect("device 0 is healthy").remove(0)
     }
 

@@ -120,7 +120,7 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
         let members: Vec<usize> = (0..devices).collect();
         let run = |f: &(dyn Fn(&Device, &mut Results) -> Result<()> + Sync)| {
             let clock = Instant::now();
-            results.borrow_mut().run_on(&members, |dev, _, own| f(dev, own)).expect("products");
+            results.borrow_mut().on(&members).run(|dev, _, own| f(dev, own)).expect("products");
             clock.elapsed().as_secs_f64() * 1e3
         };
         let is_tasks = form == "tasks";

@@ -9,7 +9,7 @@
 //! cargo run --example bug_zoo -- --backend cuda --json benches/results/2xH200/bug_zoo.json
 //! ```
 //!
-//! * `zoo`: the programs; `tests/bug_zoo.rs` runs them, too
+//! * `zoo`: the programs; `crates/lab/tests/bug_zoo.rs` runs them, too
 //! * `find`: runs the programs and records the results
 //! * `tour`, `table`, `markdown`, `record`: write the results to a terminal, a page, and a JSON file
 

@@ -76,7 +76,7 @@ pub fn silence(found: &Findings) -> String {
 
 /// The source of a program that the compiler refuses.
 pub fn compile_fail(file: &str) -> Result<String> {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
     std::fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
 

@@ -26,7 +26,9 @@ fn main() -> Result<()> {
 pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), n: usize, count: usize) -> Result<()> {
     let mut overlapped = (0..count).map(|_| pool.pinned::<f32>(n * n)).collect::<Result<Vec<_>, _>>()?;
     let (times, y_cpu) = pool
-        .run_on_with(&[0], vec![&mut overlapped], |dev, _, overlapped| {
+        .on(&[0])
+        .with(vec![&mut overlapped])
+        .run(|dev, _, overlapped| {
             let mut x = dev.zeros::<f32>(n * n)?;
             dev.uniform(&mut x, 0.0..1.0, 1, 0)?;
             (0..count).try_for_each(|_| product(dev, &x, n).map(drop))?; // The device warms up.

@@ -52,7 +52,7 @@ fn main() -> Result<()> {
 
 /// The tutorial.
 pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send)) -> Result<()> {
-    let data = pool.run_on(&[0], |dev, _| {
+    let data = pool.on(&[0]).run(|dev, _| {
         let mut data = dev.zeros::<f32>(DATA_SIZE * INPUT_SIZE)?;
         dev.normal(&mut data, 0.0, 1.0, 3, 0)?;
         dev.download(&data)

@@ -79,7 +79,7 @@ fn main() -> Result<()> {
 pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), epochs: usize) -> Result<()> {
     let (pixels, labels) = digits()?;
     let batches = || (0..epochs).flat_map(|_| pixels.chunks(BATCH * PIXELS).zip(labels.chunks(BATCH)));
-    let both = pool.run_on(&[0, 1], |dev, _| {
+    let both = pool.on(&[0, 1]).run(|dev, _| {
         let mut losses = Vec::new();
         if dev.rank() == 0 {
             let mut w = weights(dev, PIXELS * HIDDEN, 1)?;
@@ -104,7 +104,7 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), epochs: usize) -> Resul
     for (epoch, sums) in both[1].chunks(labels.len().div_ceil(BATCH)).enumerate() {
         writeln!(out, "epoch {}: loss {:.4}", epoch + 1, sums.iter().sum::<f32>() / labels.len() as f32)?;
     }
-    let one = pool.run_on(&[0], |dev, _| {
+    let one = pool.on(&[0]).run(|dev, _| {
         let mut w = (weights(dev, PIXELS * HIDDEN, 1)?, weights(dev, HIDDEN * CLASSES, 2)?);
         let mut losses = Vec::new();
         for (x, labels) in batches() {

@@ -117,21 +117,21 @@ fn lend(
     let mut devices = vec![own, peer];
     devices.dedup();
     let pool = builder.devices(&devices).build()?;
-    let (x, name, total) = first(pool.run_on(&[0], |dev, _| {
+    let (x, name, total) = first(pool.on(&[0]).run(|dev, _| {
         let mut x = dev.exportable::<f32>(len)?;
         dev.uniform(&mut x, 0.0..1.0, seed, 0)?;
         let total = dev.download(&dev.sum(&x)?)?[0];
         Ok((x, dev.name().to_owned(), total))
     })?)?;
     let ipc = swap(&name, total, x.export()?)?;
-    let total = first(pool.run_on(&[pool.devices() - 1], |dev, _| {
+    let total = first(pool.on(&[pool.devices() - 1]).run(|dev, _| {
         let x: Imported<f32> = dev.import(&ipc)?;
         let total = dev.download(&dev.sum(&x)?)?[0];
         x.release(dev)?;
         Ok(total)
     })?)?;
     // The other one may still be reading.
-    pool.run_on(&[0], |dev, _| dev.wait_released(&x, Duration::from_secs(60)))?;
+    pool.on(&[0]).run(|dev, _| dev.wait_released(&x, Duration::from_secs(60)))?;
     Ok(total)
 }
 

@@ -14,7 +14,7 @@ fn main() -> Result<()> {
 
 /// `rounds` buffers of `len` elements.
 pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), rounds: usize, len: usize) -> Result<()> {
-    let found = pool.run_on(&[0, 1], |dev, _| {
+    let found = pool.on(&[0, 1]).run(|dev, _| {
         let mut sums = dev.zeros::<f32>(rounds)?;
         for round in 0..rounds {
             if dev.rank() == 0 {

@@ -27,7 +27,7 @@ fn main() -> Result<()> {
 pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), len: usize, staging: usize) -> Result<()> {
     let data: Vec<f32> = (0..len).map(|i| i as f32).collect();
     let pieces = || (0..len).step_by(staging).map(|start| start..len.min(start + staging));
-    let copied = pool.run_on(&[0, 1], |dev, _| {
+    let copied = pool.on(&[0, 1]).run(|dev, _| {
         let (src, mut dst) = match dev.rank() {
             0 => (dev.upload(&data)?, dev.zeros(0)?),
             _ => (dev.zeros(0)?, dev.zeros::<f32>(len)?),

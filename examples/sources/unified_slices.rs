@@ -20,9 +20,8 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send)) -> Result<()> {
     for (i, (a, b)) in a.as_mut_slice()?.iter_mut().zip(b.as_mut_slice()?).enumerate() {
         (*a, *b) = ((i * 37 % 101) as f32, (i * 53 % 101) as f32);
     }
-    pool.run_with((a.rows(SLICE), b.rows(SLICE), c.rows_mut(SLICE)), |dev, _, (a, b, mut c)| {
-        dev.add_into(&a, &b, &mut c)
-    })?;
+    pool.with((a.rows(SLICE), b.rows(SLICE), c.rows_mut(SLICE)))
+        .run(|dev, _, (a, b, mut c)| dev.add_into(&a, &b, &mut c))?;
     check(a.as_slice()?, b.as_slice()?, c.as_slice()?)?; // It has waited for all devices.
     writeln!(out, "Test Passed")?;
     Ok(())

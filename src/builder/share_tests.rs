@@ -103,7 +103,7 @@ fn a_gang_is_on_its_gpu_as_a_whole() {
 fn gangs_that_share_only_the_gpu_run_side_by_side() {
     let (pool, met) = (crowd(4), Barrier::new(4));
     let pair = |members: &[usize]| {
-        let ranks = pool.run_on(members, |dev, _| {
+        let ranks = pool.on(members).run(|dev, _| {
             met.wait();
             dev.barrier()?;
             Ok(dev.rank())
@@ -125,7 +125,7 @@ fn pools_on_one_gpu_take_turns() {
     thread::scope(|s| {
         // Only its last device is in the way, where the other pool has none.
         s.spawn(|| {
-            first.run_on(&[2], |_, _| {
+            first.on(&[2]).run(|_, _| {
                 begun.send(()).unwrap();
                 ends.lock().recv().map_err(Error::custom)
             })

@@ -178,7 +178,7 @@ mod tests {
             found.unwrap()
         };
         assert_eq!(bytes_of(7), [EMPTY; 3], "new ones");
-        let failed = pool.run_on(&[0, 2], |dev, _| match dev.rank() {
+        let failed = pool.on(&[0, 2]).run(|dev, _| match dev.rank() {
             0 => Err(Error::custom("in the middle")),
             _ => dev.barrier(),
         });
@@ -202,11 +202,12 @@ mod tests {
             dev.synchronize()
         };
         pool.run(|dev, _| fill(dev)).unwrap();
-        pool.run_on(&[1], |dev, _| {
-            dev.worker.spinning.set_spoiled(true);
-            barrier::resync_later(&dev.worker, &dev.session.gang)
-        })
-        .unwrap();
+        pool.on(&[1])
+            .run(|dev, _| {
+                dev.worker.spinning.set_spoiled(true);
+                barrier::resync_later(&dev.worker, &dev.session.gang)
+            })
+            .unwrap();
         let found = pool.run(|dev, _| {
             let mut found = Vec::new();
             for sender in (0..3).filter(|&sender| sender != dev.index()) {
@@ -235,17 +236,18 @@ mod tests {
         let plan = FaultPlan::new().on(fails).on(lost).paused();
         let pool = GpuPool::builder().host(3).faults(plan.clone()).build().unwrap();
         assert!(pool.shared.signals.set(make(&pool).unwrap()).is_ok());
-        pool.run_on(&[1], |dev, _| {
-            dev.worker.spinning.set_spoiled(true);
-            Ok(())
-        })
-        .unwrap();
+        pool.on(&[1])
+            .run(|dev, _| {
+                dev.worker.spinning.set_spoiled(true);
+                Ok(())
+            })
+            .unwrap();
         plan.resume();
-        let is_spoiled = |members: &[usize]| pool.run_on(members, |dev, _| Ok(dev.worker.spinning.is_spoiled()));
+        let is_spoiled = |members: &[usize]| pool.on(members).run(|dev, _| Ok(dev.worker.spinning.is_spoiled()));
         assert_eq!(is_spoiled(&[1]).unwrap(), [true]);
         assert_eq!(is_spoiled(&[0, 1]).unwrap(), [false, true]);
         assert!(matches!(is_spoiled(&[1, 2]), Err(Error::Driver { device: 1, .. })));
-        let failed = pool.run_on(&[2], |dev, _| dev.upload(&[1u8]).map(drop));
+        let failed = pool.on(&[2]).run(|dev, _| dev.upload(&[1u8]).map(drop));
         assert!(matches!(failed, Err(Error::DeviceLost { device: 2, .. })), "{failed:?}");
         let fired = plan.fired().len();
         assert_eq!(is_spoiled(&[0, 1]).unwrap(), [false, false]);
@@ -266,7 +268,7 @@ mod tests {
         .unwrap();
         plan.resume();
         assert!(matches!(pool.run(|_, _| Ok(())), Err(Error::Timeout { .. })));
-        let is_spoiled = |members: &[usize]| pool.run_on(members, |dev, _| Ok(dev.worker.spinning.is_spoiled()));
+        let is_spoiled = |members: &[usize]| pool.on(members).run(|dev, _| Ok(dev.worker.spinning.is_spoiled()));
         assert_eq!(is_spoiled(&[0, 2]).unwrap(), [false, false]);
         assert!(matches!(is_spoiled(&[1]), Err(Error::Timeout { device: 1, op: "scope begin", .. })));
         plan.release();

@@ -32,9 +32,11 @@
 //!   submitted nothing.
 //! * **Asynchronous failures** (a kernel that traps) are reported by any later call, as in CUDA.
 
+#[path = "../../crates/lab/src/check/mod.rs"]
 pub mod check;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[path = "../../crates/lab/src/faulty/mod.rs"]
 pub mod faulty;
 pub(crate) mod gate;
 #[cfg(feature = "blas")]

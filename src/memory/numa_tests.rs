@@ -70,7 +70,7 @@ fn blocks_go_home_to_their_own_node() {
         let pool = pool(check);
         // One device after the other: while one checks the red zones of dropped memory, another one would find no
         // block.
-        let of = |device| pool.run_on(&[device], |dev, _| dev.pinned::<u32>(10_000)).unwrap().remove(0);
+        let of = |device| pool.on(&[device]).run(|dev, _| dev.pinned::<u32>(10_000)).unwrap().remove(0);
         let make = || (0..3).map(of).collect::<Vec<_>>();
         let first = make();
         let at: Vec<u64> = first.iter().map(address).collect();
@@ -103,7 +103,7 @@ fn staging_is_near_its_device() {
     let pool = pool(Check::Races);
     let in_use = || pool.shared.pinned.in_use();
     let before = in_use();
-    let other = pool.run_on(&[2], |dev, _| dev.upload(&[1u8; 100])).unwrap();
+    let other = pool.on(&[2]).run(|dev, _| dev.upload(&[1u8; 100])).unwrap();
     let after = in_use();
     assert_eq!(before[0], after[0]);
     assert!(after[1] > before[1]);

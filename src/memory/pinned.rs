@@ -46,7 +46,7 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
     /// ```
     /// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
     /// let mut results = pool.pinned::<f32>(4)?;
-    /// pool.run_with(vec![&mut results], |dev, _, results| {
+    /// pool.with(vec![&mut results]).run(|dev, _, results| {
     ///     let x = dev.upload(&[1.0, 2.0, 3.0, 4.0])?;
     ///     dev.download_pinned(&x, results) // does not wait
     /// })?;

@@ -1,6 +1,6 @@
 //! [`UnifiedBuffer`]: managed memory, one allocation that the host and every device see.
 //!
-//! Users make it with `pool.unified` and pass its rows to `pool.run_with`. Invariant: no two devices get the same
+//! Users make it with `pool.unified` and pass its rows to `pool.with`. Invariant: no two devices get the same
 //! element for writing, and the host waits for them.
 
 use super::{
@@ -30,14 +30,14 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 /// let pool = GpuPool::builder().host(3).build()?;
 /// let mut table = pool.unified::<f32>(3 * 4)?;
 /// table.as_mut_slice()?.fill(1.0);
-/// pool.run_with(table.rows_mut(4), |dev, shard, mut rows| {
+/// pool.with(table.rows_mut(4)).run(|dev, shard, mut rows| {
 ///     dev.scale(&mut rows, shard.index() as f32)
 /// })?;
 /// assert_eq!(table.as_slice()?, [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 ///
-/// `run_with` replaces the usual loop `for (gpu, dev) in devices() { ..; synchronize() }` over unified memory; it
+/// Such a run replaces the usual loop `for (gpu, dev) in devices() { ..; synchronize() }` over unified memory; it
 /// synchronises by itself.
 pub struct UnifiedBuffer<T: DeviceCopy> {
     pub(super) block: BlockRef,
@@ -67,7 +67,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
         Ok(UnifiedBuffer { block: BlockRef::activate(block), len, deadline, of: PhantomData })
     }
 
-    /// Rows of `width` elements for the devices to read; [`GpuPool::run_with`](crate::GpuPool::run_with) splits them
+    /// Rows of `width` elements for the devices to read; [`GpuPool::with`](crate::GpuPool::with) splits them
     /// over the devices. The host may read at the same time. Devices that write the memory are waited for on the
     /// devices, as for all memory.
     ///
@@ -77,7 +77,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
     /// let mut table = pool.unified::<f32>(4 * 3)?;
     /// table.as_mut_slice()?.fill(2.0);
     /// let table = table; // from here on it is only read
-    /// let sums = pool.run_with(table.rows(3), |dev, _, rows| {
+    /// let sums = pool.with(table.rows(3)).run(|dev, _, rows| {
     ///     let sum = dev.sum(&rows)?;
     ///     Ok(dev.download(&sum)?[0] + table.as_slice()?[0])
     /// })?;
@@ -88,7 +88,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
         UnifiedRows { buffer: self, width }
     }
 
-    /// Rows of `width` elements for the devices to write; [`GpuPool::run_with`](crate::GpuPool::run_with) splits them
+    /// Rows of `width` elements for the devices to write; [`GpuPool::with`](crate::GpuPool::with) splits them
     /// over the devices.
     pub fn rows_mut(&mut self, width: usize) -> UnifiedRowsMut<'_, T> {
         UnifiedRowsMut { buffer: self, width }

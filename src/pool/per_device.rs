@@ -2,11 +2,12 @@
 //!
 //! The type and its borrows are in `per_device.rs`, which knows no scopes.
 
+use super::run::Run;
 use crate::{
     Device, PerDevice, Shard,
     error::{Error, Result, op_site::OpSite},
     gang::Gang,
-    scope::{as_it_is, by_its_text, members, run},
+    scope::{as_it_is, by_its_text},
     sync::Returned,
     thread::worker::Shared,
 };
@@ -29,16 +30,15 @@ impl<T: 'static> PerDevice<T> {
         Ok(this)
     }
 
-    /// [`run`](Self::run), or [`run_on`](Self::run_on) some devices, by the library.
+    /// [`run`](Self::run), or [`on`](Self::on) some devices, by the library.
     #[track_caller]
     pub(crate) fn each<R: Send>(
         &self,
         devices: Option<&[usize]>,
         f: impl Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        let members = devices.map(|devices| members(&self.shared, "run_on", devices)).transpose()?;
-        let op = if members.is_some() { "run_on" } else { "run" };
-        self.scope(op, members, |dev, shard| f(dev, shard, &mut *self.borrow_mut(dev)?))
+        let run = Run::new(&self.shared, self);
+        devices.into_iter().fold(run, Run::on).each("run", f, as_it_is)
     }
 
     /// Replaces every device's value by a new one. This clears any poison.
@@ -57,7 +57,7 @@ impl<T: 'static> PerDevice<T> {
     #[track_caller]
     pub(crate) fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()> {
         let put = |dev: &Device, shard| f(dev, shard).map(|value| self.put(dev, value));
-        self.scope(op, None, put).map(drop)
+        self.scope(op, put).map(drop)
     }
 
     /// Accepts every device's value as it is after a failed scope.
@@ -72,14 +72,14 @@ impl<T: 'static> PerDevice<T> {
     /// [`clear_poison`](Self::clear_poison) that can be taken back: by device, the gangs that may have left poison.
     #[track_caller]
     pub(crate) fn forgive(&mut self) -> Result<Vec<Vec<Arc<Gang>>>> {
-        self.scope("clear_poison", None, |dev, _| self.accept(dev))
+        self.scope("clear_poison", |dev, _| self.accept(dev))
     }
 
     /// Takes [`forgive`](Self::forgive) back.
     #[cfg(feature = "checkpoints")]
     #[track_caller]
     pub(crate) fn blame(&mut self, gangs: &[Vec<Arc<Gang>>]) -> Result<()> {
-        self.scope("clear_poison", None, |dev, _| self.blame_on(dev, &gangs[dev.index()])).map(drop)
+        self.scope("clear_poison", |dev, _| self.blame_on(dev, &gangs[dev.index()])).map(drop)
     }
 
     /// Runs `f` on every device of the pool, each with its own `&mut T`.
@@ -92,17 +92,17 @@ impl<T: 'static> PerDevice<T> {
         R: Returned,
         F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
     {
-        self.each(None, |dev, shard, own| OpSite::outside(|| f(dev, shard, own)))
+        Run::new(&self.shared, &*self).run(f)
     }
 
-    /// [`run`](Self::run) on some of the devices only: ordinals in the pool, in the order of their ranks. The values of
-    /// the other devices stay as they are.
+    /// A [`run`](Self::run) on some of the devices only: ordinals in the pool, in the order of their ranks. The values
+    /// of the other devices stay as they are.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
     /// let pool = GpuPool::builder().host(3).build()?;
     /// let mut steps = pool.per_device(|_, _| Ok(0))?;
-    /// let found = steps.run_on(&[2, 0], |dev, _, steps| {
+    /// let found = steps.on(&[2, 0]).run(|dev, _, steps| {
     ///     *steps += 1;
     ///     Ok((dev.index(), *steps))
     /// })?;
@@ -110,16 +110,8 @@ impl<T: 'static> PerDevice<T> {
     /// assert_eq!(steps.run(|_, _, steps| Ok(*steps))?, [1, 0, 1]);
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// As [`GpuPool::run_on`](crate::GpuPool::run_on) and [`borrow`](Self::borrow).
-    #[track_caller]
-    pub fn run_on<R, F>(&mut self, devices: &[usize], f: F) -> Result<Vec<R>>
-    where
-        R: Returned,
-        F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
-    {
-        self.each(Some(devices), |dev, shard, own| OpSite::outside(|| f(dev, shard, own)))
+    pub fn on<'p>(&'p mut self, devices: &'p [usize]) -> Run<'p, &'p PerDevice<T>> {
+        Run::new(&self.shared, &*self).on(devices)
     }
 
     /// [`run`](Self::run) with the caller's own error type.
@@ -146,23 +138,59 @@ impl<T: 'static> PerDevice<T> {
         E: From<Error> + fmt::Display + Send,
         F: Fn(&Device, Shard, &mut T) -> Result<R, E> + Sync,
     {
-        let this = &*self;
-        let own = |dev: &Device, shard| {
-            let mut own = this.borrow_mut(dev)?;
-            OpSite::outside(|| f(dev, shard, &mut own))
-        };
-        let _here = OpSite::here("try_run");
-        run(&this.shared, "try_run", None, own, by_its_text)
+        Run::new(&self.shared, &*self).try_run(f)
     }
 
     #[track_caller]
-    fn scope<R: Send>(
-        &self,
-        op: &'static str,
-        members: Option<&[usize]>,
-        f: impl Fn(&Device, Shard) -> Result<R> + Sync,
-    ) -> Result<Vec<R>> {
+    fn scope<R: Send>(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<R> + Sync) -> Result<Vec<R>> {
         let _here = OpSite::here(op);
-        run(&self.shared, op, members, f, as_it_is)
+        Run::new(&self.shared, ()).scope(op, f, as_it_is)
+    }
+}
+
+/// Runs of [`PerDevice`], which [`PerDevice::on`] begins.
+impl<T: 'static> Run<'_, &PerDevice<T>> {
+    /// Runs `f` on the devices, each with its shard and its own `&mut T`. As [`PerDevice::run`].
+    ///
+    /// # Errors
+    /// As [`PerDevice::run`]; [`Error::InvalidArgument`] for an empty list of devices, a repeated ordinal or an ordinal
+    /// that the pool does not have.
+    #[track_caller]
+    pub fn run<R, F>(self, f: F) -> Result<Vec<R>>
+    where
+        R: Returned,
+        F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
+    {
+        self.each("run", |dev, shard, own| OpSite::outside(|| f(dev, shard, own)), as_it_is)
+    }
+
+    /// [`run`](Self::run) with the caller's own error type. As [`PerDevice::try_run`].
+    ///
+    /// # Errors
+    /// The error of the first closure that fails; `E::from` of this crate's errors.
+    #[track_caller]
+    pub fn try_run<R, E, F>(self, f: F) -> Result<Vec<R>, E>
+    where
+        R: Returned,
+        E: From<Error> + fmt::Display + Send,
+        F: Fn(&Device, Shard, &mut T) -> Result<R, E> + Sync,
+    {
+        self.each("try_run", |dev, shard, own| OpSite::outside(|| f(dev, shard, own)), by_its_text)
+    }
+
+    #[track_caller]
+    fn each<R, E>(
+        self,
+        op: &'static str,
+        f: impl Fn(&Device, Shard, &mut T) -> Result<R, E> + Sync,
+        tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
+    ) -> Result<Vec<R>, E>
+    where
+        R: Send,
+        E: From<Error> + Send,
+    {
+        let state = self.parts;
+        let _here = OpSite::here(op);
+        self.without_parts().scope(op, |dev, shard| f(dev, shard, &mut *state.borrow_mut(dev)?), tell)
     }
 }

@@ -1,16 +1,183 @@
 //! Running closures on a pool's devices: on all of them or on some, with parts of the caller's data or without.
 //!
-//! Programs call these methods. Each runs one scope (`scope.rs`).
+//! Programs call these methods. A [`Run`] is the description of one scope (`scope.rs`); the short forms of [`GpuPool`]
+//! are runs without options.
 
 use crate::{
     Device, GpuPool, Parts, Shard,
     error::{Error, Result, op_site::OpSite},
     parts::rows_mut,
-    scope::{Begin, as_it_is, by_its_text, members, run, run_beside, shard},
+    scope::{Begin, as_it_is, by_its_text, members, run_beside, shard},
     sync::Returned,
+    thread::worker::Shared,
 };
 use parking_lot::Mutex;
-use std::{fmt, panic::Location};
+use std::{fmt, panic::Location, sync::Arc};
+
+/// One run of a closure, with its options: on which devices, with which data, under which name.
+///
+/// [`GpuPool::on`], [`GpuPool::with`], [`GpuPool::named`] and [`PerDevice::on`](crate::PerDevice::on) begin it. The
+/// options come in any order; `run` or `try_run` runs the closure.
+///
+/// ```
+/// # use gpu_pool::{GpuPool, rows_mut};
+/// let pool = GpuPool::builder().host(4).build()?;
+/// let mut y = [1.0f32; 6];
+/// pool.on(&[3, 1]).with(rows_mut(&mut y, 1)).named("scale").run(|dev, _, rows| {
+///     let mut d = dev.upload(rows)?;
+///     dev.scale(&mut d, dev.index() as f32)?;
+///     dev.download_into(&d, rows)
+/// })?;
+/// assert_eq!(y, [3.0, 3.0, 3.0, 1.0, 1.0, 1.0]);
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+#[must_use = "`run` runs the closure"]
+pub struct Run<'p, P = ()> {
+    shared: &'p Arc<Shared>,
+    devices: Option<&'p [usize]>,
+    name: Option<&'p str>,
+    pub(super) parts: P,
+}
+
+impl<'p, P> Run<'p, P> {
+    pub(super) fn new(shared: &'p Arc<Shared>, parts: P) -> Self {
+        Run { shared, devices: None, name: None, parts }
+    }
+
+    /// As [`GpuPool::on`].
+    pub fn on(self, devices: &'p [usize]) -> Self {
+        Run { devices: Some(devices), ..self }
+    }
+
+    /// As [`GpuPool::named`].
+    pub fn named(self, name: &'p str) -> Self {
+        Run { name: Some(name), ..self }
+    }
+
+    pub(super) fn without_parts(self) -> Run<'p> {
+        Run { shared: self.shared, devices: self.devices, name: self.name, parts: () }
+    }
+
+    /// Runs the scope. `tell` is that of [`run_beside`].
+    #[track_caller]
+    pub(super) fn scope<F, R, E>(
+        self,
+        op: &'static str,
+        f: F,
+        tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
+    ) -> Result<Vec<R>, E>
+    where
+        F: Fn(&Device, Shard) -> Result<R, E> + Sync,
+        R: Send,
+        E: From<Error> + Send,
+    {
+        let devices = self.devices.map(|devices| members(self.shared, op, devices)).transpose()?;
+        let begin = Begin::at(op, Location::caller()).named(self.name);
+        run_beside(self.shared, devices, f, tell, |_| {}, begin)
+    }
+}
+
+impl<'p> Run<'p> {
+    /// As [`GpuPool::with`].
+    pub fn with<P: Parts>(self, parts: P) -> Run<'p, P> {
+        let Run { shared, devices, name, .. } = self;
+        Run { shared, devices, name, parts }
+    }
+
+    /// Runs `f` on the devices, each with its shard. As [`GpuPool::run`].
+    ///
+    /// # Errors
+    /// As [`GpuPool::run`]; [`Error::InvalidArgument`] for an empty list of devices, a repeated ordinal or an ordinal
+    /// that the pool does not have. With a name, in a cluster, also [`Error::HostTimeout`] if a process does not call
+    /// it, [`Error::AbortedByHost`] and [`Error::HostLost`].
+    #[track_caller]
+    pub fn run<F, R>(self, f: F) -> Result<Vec<R>>
+    where
+        F: Fn(&Device, Shard) -> Result<R> + Sync,
+        R: Returned,
+    {
+        self.scope("run", f, as_it_is)
+    }
+
+    /// [`run`](Self::run) with the caller's own error type. As [`GpuPool::try_run`].
+    ///
+    /// # Errors
+    /// The error of the first closure that fails; `E::from` of this crate's errors.
+    #[track_caller]
+    pub fn try_run<F, R, E>(self, f: F) -> Result<Vec<R>, E>
+    where
+        F: Fn(&Device, Shard) -> Result<R, E> + Sync,
+        R: Returned,
+        E: From<Error> + fmt::Display + Send,
+    {
+        self.scope("try_run", f, by_its_text)
+    }
+}
+
+impl<P: Parts> Run<'_, P> {
+    /// Runs `f` on the devices, each with its shard and its own part of the data.
+    ///
+    /// # Errors
+    /// As without data; also [`Error::InvalidArgument`] when the data cannot be split by devices.
+    #[track_caller]
+    pub fn run<F, R>(self, f: F) -> Result<Vec<R>>
+    where
+        F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
+        R: Returned,
+    {
+        self.split("run", f, as_it_is)
+    }
+
+    /// [`run`](Self::run) with the caller's own error type.
+    ///
+    /// # Errors
+    /// The error of the first closure that fails; `E::from` of this crate's errors.
+    #[track_caller]
+    pub fn try_run<F, R, E>(self, f: F) -> Result<Vec<R>, E>
+    where
+        F: Fn(&Device, Shard, P::Part) -> Result<R, E> + Sync,
+        R: Returned,
+        E: From<Error> + fmt::Display + Send,
+    {
+        self.split("try_run", f, by_its_text)
+    }
+
+    #[track_caller]
+    fn split<F, R, E>(
+        self,
+        op: &'static str,
+        f: F,
+        tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
+    ) -> Result<Vec<R>, E>
+    where
+        F: Fn(&Device, Shard, P::Part) -> Result<R, E> + Sync,
+        R: Send,
+        E: From<Error> + Send,
+    {
+        let Run { shared, devices, name, parts } = self;
+        let devices = devices.map(|devices| members(shared, op, devices)).transpose()?;
+        let count = devices.map_or(shared.devices(), <[usize]>::len);
+        let shards: Vec<Shard> = (0..count).map(|rank| shard(shared, rank, devices)).collect();
+        let here = OpSite::here(op);
+        let parts = parts.split(&shards)?;
+        drop(here);
+        let parts: Vec<_> = parts.into_iter().map(|part| Mutex::new(Some(part))).collect();
+        if parts.len() != count {
+            return Err(Error::invalid(op, format_args!("{} parts for {count} devices", parts.len())).into());
+        }
+        let own = |dev: &Device, shard: Shard| {
+            let part = parts[dev.rank()].lock().take().expect("a closure runs once per device");
+            f(dev, shard, part)
+        };
+        Run { shared, devices, name, parts: () }.scope(op, own, tell)
+    }
+}
+
+impl<P> fmt::Debug for Run<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run").field("devices", &self.devices).field("name", &self.name).finish_non_exhaustive()
+    }
+}
 
 impl GpuPool {
     /// Runs `f` on every device of the process-wide pool. See the [type's documentation](GpuPool).
@@ -24,21 +191,7 @@ impl GpuPool {
         F: Fn(&Device, Shard) -> Result<R> + Sync,
         R: Returned,
     {
-        run(&Self::global_for("scope")?.shared, "scope", None, f, as_it_is)
-    }
-
-    /// [`scope`](Self::scope) with the caller's own error type.
-    ///
-    /// # Errors
-    /// The error of the first closure that fails; `E::from` of this crate's errors.
-    #[track_caller]
-    pub fn try_scope<F, R, E>(f: F) -> Result<Vec<R>, E>
-    where
-        F: Fn(&Device, Shard) -> Result<R, E> + Sync,
-        R: Returned,
-        E: From<Error> + fmt::Display + Send,
-    {
-        run(&Self::global_for("try_scope")?.shared, "try_scope", None, f, by_its_text)
+        Run::new(&Self::global_for("scope")?.shared, ()).scope("scope", f, as_it_is)
     }
 
     /// Runs `f` on every device of this pool, with its shard, and returns the results in device order.
@@ -55,26 +208,7 @@ impl GpuPool {
         F: Fn(&Device, Shard) -> Result<R> + Sync,
         R: Returned,
     {
-        run(&self.shared, "run", None, f, as_it_is)
-    }
-
-    /// [`run`](Self::run) for pools in a cluster of which several threads run scopes at once: the n-th scope of a name
-    /// in this process belongs to the n-th of that name in all processes, and all processes begin them in one order. So
-    /// their collectives find each other whichever thread comes first. It begins when all processes have called it.
-    ///
-    /// (Scopes of [`run`](Self::run) find each other by the order of their first
-    /// [`Device::world`](crate::Device::world).) Without a cluster it is `run`.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run). In a cluster also [`Error::HostTimeout`] if a process does not call it,
-    /// [`Error::AbortedByHost`] and [`Error::HostLost`].
-    #[track_caller]
-    pub fn run_named<F, R>(&self, name: &str, f: F) -> Result<Vec<R>>
-    where
-        F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Returned,
-    {
-        run_beside(&self.shared, None, f, as_it_is, |_| {}, Begin::named("run_named", Location::caller(), name))
+        Run::new(&self.shared, ()).run(f)
     }
 
     /// [`run`](Self::run) with the caller's own error type. Peers of the device that failed get the error's text, in
@@ -100,31 +234,37 @@ impl GpuPool {
         R: Returned,
         E: From<Error> + fmt::Display + Send,
     {
-        run(&self.shared, "try_run", None, f, by_its_text)
+        Run::new(&self.shared, ()).try_run(f)
     }
 
-    /// Runs `f` on some of the devices only: ordinals in the pool, in the order of their ranks. Gangs that share no
-    /// device run at the same time.
+    /// A run on some of the devices only: ordinals in the pool, in the order of their ranks. Runs that share no device
+    /// run at the same time. [`Run`] has the other options.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
     /// let pool = GpuPool::builder().host(4).build()?;
-    /// let who = pool.run_on(&[3, 1], |dev, shard| Ok((dev.index(), dev.rank(), shard.count())))?;
-    /// assert_eq!(who, [(3, 0, 2), (1, 1, 2)]);
+    /// let found = pool.on(&[3, 1]).run(|dev, shard| Ok((dev.index(), dev.rank(), shard.count())))?;
+    /// assert_eq!(found, [(3, 0, 2), (1, 1, 2)]);
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
+    pub fn on<'p>(&'p self, devices: &'p [usize]) -> Run<'p> {
+        Run::new(&self.shared, ()).on(devices)
+    }
+
+    /// A run in which each device gets its own part of `parts`. Parts are rows of slices, items of vectors, rows of
+    /// unified memory, and tuples of these. See [`Parts`].
+    pub fn with<P: Parts>(&self, parts: P) -> Run<'_, P> {
+        Run::new(&self.shared, parts)
+    }
+
+    /// A run with a name, for pools in a cluster of which several threads run scopes at once: the n-th scope of a name
+    /// in this process belongs to the n-th of that name in all processes, and all processes begin them in one order. So
+    /// their collectives find each other whichever thread comes first. It begins when all processes have called it.
     ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for an empty list, a repeated ordinal or an ordinal that the pool does not have; else
-    /// as [`run`](Self::run).
-    #[track_caller]
-    pub fn run_on<F, R>(&self, devices: &[usize], f: F) -> Result<Vec<R>>
-    where
-        F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Returned,
-    {
-        let members = members(&self.shared, "run_on", devices)?;
-        run(&self.shared, "run_on", Some(members), f, as_it_is)
+    /// Scopes without a name find each other by the order of their first
+    /// [`Device::world`](crate::Device::world). Without a cluster the name changes nothing.
+    pub fn named<'p>(&'p self, name: &'p str) -> Run<'p> {
+        Run::new(&self.shared, ()).named(name)
     }
 
     /// Runs `f` on every device, each with its own rows (of `width` items) of `out`.
@@ -152,73 +292,6 @@ impl GpuPool {
         F: Fn(&Device, Shard, &mut [T]) -> Result<R> + Sync,
         R: Returned,
     {
-        self.run_parts("run_mut", None, rows_mut(out, width), |dev, shard, rows| f(dev, shard, rows))
-    }
-
-    /// Runs `f` on every device, each with its own part of `parts`. Parts are rows of slices, items of vectors, rows of
-    /// unified memory, and tuples of these. See [`Parts`].
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when the parts cannot be split by devices; else as [`run`](Self::run).
-    #[track_caller]
-    pub fn run_with<P, F, R>(&self, parts: P, f: F) -> Result<Vec<R>>
-    where
-        P: Parts,
-        F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
-        R: Returned,
-    {
-        self.run_parts("run_with", None, parts, f)
-    }
-
-    /// [`run_with`](Self::run_with) on some of the devices only, as in [`run_on`](Self::run_on): each of these devices
-    /// gets one part.
-    ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, rows_mut};
-    /// let pool = GpuPool::builder().host(4).build()?;
-    /// let mut y = [1.0f32; 6];
-    /// pool.run_on_with(&[3, 1], rows_mut(&mut y, 1), |dev, _, rows| {
-    ///     let mut d = dev.upload(rows)?;
-    ///     dev.scale(&mut d, dev.index() as f32)?;
-    ///     dev.download_into(&d, rows)
-    /// })?;
-    /// assert_eq!(y, [3.0, 3.0, 3.0, 1.0, 1.0, 1.0]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`run_on`](Self::run_on) and [`run_with`](Self::run_with).
-    #[track_caller]
-    pub fn run_on_with<P, F, R>(&self, devices: &[usize], parts: P, f: F) -> Result<Vec<R>>
-    where
-        P: Parts,
-        F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
-        R: Returned,
-    {
-        let members = members(&self.shared, "run_on_with", devices)?;
-        self.run_parts("run_on_with", Some(members), parts, f)
-    }
-
-    #[track_caller]
-    fn run_parts<P, F, R>(&self, op: &'static str, members: Option<&[usize]>, parts: P, f: F) -> Result<Vec<R>>
-    where
-        P: Parts,
-        F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
-        R: Send,
-    {
-        let count = members.map_or(self.devices(), <[usize]>::len);
-        let shards: Vec<Shard> = (0..count).map(|rank| shard(&self.shared, rank, members)).collect();
-        let here = OpSite::here(op);
-        let parts = parts.split(&shards)?;
-        drop(here);
-        let parts: Vec<_> = parts.into_iter().map(|part| Mutex::new(Some(part))).collect();
-        if parts.len() != count {
-            return Err(Error::invalid(op, format_args!("{} parts for {count} devices", parts.len())));
-        }
-        let own = |dev: &Device, shard: Shard| {
-            let part = parts[dev.rank()].lock().take().expect("a closure runs once per device");
-            f(dev, shard, part)
-        };
-        run(&self.shared, op, members, own, as_it_is)
+        Run::new(&self.shared, rows_mut(out, width)).split("run_mut", f, as_it_is)
     }
 }

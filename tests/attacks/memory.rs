@@ -50,16 +50,16 @@ fn the_callback_of_pinned_memory_may_ask_the_pool() {
 fn a_lost_peer_does_not_take_the_memory_of_the_others() {
     let plan = FaultPlan::new().on(FaultRule::new(Injected::DeviceLost).device(1).op(FaultOp::StreamWait)).paused();
     let pool = builder().host(2).software_memory(1 << 30).faults(plan.clone()).timeout(PATIENCE / 2).build().unwrap();
-    let x: Vec<DeviceBuffer<u32>> = pool.run_on(&[0], |dev, _| dev.zeros::<u32>(8 << 20)).unwrap();
+    let x: Vec<DeviceBuffer<u32>> = pool.on(&[0]).run(|dev, _| dev.zeros::<u32>(8 << 20)).unwrap();
     plan.resume();
-    let lost = pool.run_on(&[1], |dev, _| {
+    let lost = pool.on(&[1]).run(|dev, _| {
         let copy = x[0].copy_to(dev)?;
         dev.synchronize()?;
         Ok(copy.len())
     });
     assert!(matches!(lost, Err(Error::DeviceLost { device: 1, .. })), "{lost:?}");
     drop(x);
-    let again = pool.run_on(&[0], |dev, _| {
+    let again = pool.on(&[0]).run(|dev, _| {
         let a = dev.zeros::<u32>(8 << 20);
         Ok((a.map(drop), dev.stats().reserved))
     });

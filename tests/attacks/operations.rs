@@ -139,19 +139,19 @@ fn a_scope_behind_a_stuck_one_times_out_while_other_devices_work() {
         let (release, held) = mpsc::channel::<()>();
         let held = std::sync::Mutex::new(held);
         thread::scope(|s| {
-            let stuck = s.spawn(|| pool.run_on(&[0], |_, _| Ok(held.lock().unwrap().recv().is_ok())));
+            let stuck = s.spawn(|| pool.on(&[0]).run(|_, _| Ok(held.lock().unwrap().recv().is_ok())));
             let stop = std::sync::Arc::new(std::sync::Mutex::new(false));
             let busy = s.spawn({
                 let (stop, pool) = (stop.clone(), &pool);
                 move || {
                     while !*stop.lock().unwrap() {
-                        pool.run_on(&[1], |dev, _| dev.synchronize()).unwrap();
+                        pool.on(&[1]).run(|dev, _| dev.synchronize()).unwrap();
                         thread::sleep(Duration::from_millis(10));
                     }
                 }
             });
             thread::sleep(Duration::from_millis(50));
-            let error = pool.run_on(&[0], |_, _| Ok(())).unwrap_err();
+            let error = pool.on(&[0]).run(|_, _| Ok(())).unwrap_err();
             *stop.lock().unwrap() = true;
             release.send(()).unwrap();
             stuck.join().unwrap().unwrap();

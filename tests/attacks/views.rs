@@ -242,12 +242,12 @@ fn attack(
         Ok(field)
     });
     let mut fields = fields.unwrap();
-    match pool.run_with(each_mut(&mut fields), |dev, _, field| run(dev, &mut field.sly)) {
+    match pool.with(each_mut(&mut fields)).run(|dev, _, field| run(dev, &mut field.sly)) {
         Ok(_) => {}
         Err(Error::InvalidArgument { .. } | Error::Mismatch { .. }) if shows != Shows::Truth => {}
         Err(error) => panic!("{name}, {shows:?}: {error}"),
     }
-    let stay = pool.run_with(each_mut(&mut fields), |dev, _, field| {
+    let stay = pool.with(each_mut(&mut fields)).run(|dev, _, field| {
         for (k, around) in field.around.iter().enumerate() {
             assert_eq!(dev.download(around)?, vec![value(dev, k); around.len()], "neighbour {k}");
         }

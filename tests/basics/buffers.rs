@@ -20,12 +20,12 @@ on_both! {
     // Safe Rust, and only the block itself can know that device 1 still reads.
     2: fn a_buffer_read_elsewhere_is_written_at_home_in_a_later_scope(gpus) {
         let pool = gpus.pool(2);
-        let shared = pool.run_on(&[0], |dev, _| dev.upload(&[1u32; 1000])).unwrap().remove(0);
+        let shared = pool.on(&[0]).run(|dev, _| dev.upload(&[1u32; 1000])).unwrap().remove(0);
         let mut shared = Arc::new(shared);
         for round in 1..4u32 {
             let parked = Mutex::new(shared.clone());
             let copies = pool
-                .run_on(&[1], |dev, _| {
+                .on(&[1]).run(|dev, _| {
                     let theirs = std::mem::replace(&mut *parked.lock(), Arc::new(dev.zeros(0)?));
                     let mut here = dev.zeros::<u32>(1000)?;
                     slow_add(dev, &mut here, 0, SLOW)?;
@@ -37,10 +37,10 @@ on_both! {
             let mut own = Arc::try_unwrap(shared).unwrap();
             shared = {
                 let target = Mutex::new(&mut own);
-                pool.run_on(&[0], |dev, _| dev.fill(&mut **target.lock(), round + 1)).unwrap();
+                pool.on(&[0]).run(|dev, _| dev.fill(&mut **target.lock(), round + 1)).unwrap();
                 Arc::new(own)
             };
-            let seen = pool.run_on(&[1], |dev, _| dev.download(&copies[0])).unwrap();
+            let seen = pool.on(&[1]).run(|dev, _| dev.download(&copies[0])).unwrap();
             assert_eq!(seen, [[round; 1000]]);
         }
     }
@@ -315,7 +315,7 @@ on_both! {
             Ok(())
         });
         let mut none = pool.unified::<f32>(0).unwrap();
-        pool.run_with(none.rows_mut(4), |dev, _, mut rows| dev.scale(&mut rows, 2.0)).unwrap();
+        pool.with(none.rows_mut(4)).run(|dev, _, mut rows| dev.scale(&mut rows, 2.0)).unwrap();
         assert!(none.as_slice().unwrap().is_empty() && pool.pinned::<u8>(0).unwrap().is_empty());
     }
 

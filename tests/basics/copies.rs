@@ -206,7 +206,7 @@ on_both! {
         for staged in [false, true] {
             let pool = if staged { gpus.staged(2) } else { gpus.pool(2) };
             let all = bytes(SIZES[16] + 16, 0xc3);
-            let source = pool.run_on(&[0], |dev, _| dev.upload(&all)).unwrap().remove(0);
+            let source = pool.on(&[0]).run(|dev, _| dev.upload(&all)).unwrap().remove(0);
             for size in SIZES {
                 for (from, to) in [(0, 0), (3, 5)] {
                     if size > 9 * MIB && from == 0 {
@@ -214,21 +214,21 @@ on_both! {
                     }
                     let part = source.slice(from..from + size);
                     assert_eq!(part.len(), size);
-                    let mut there = pool.run_on(&[1], |dev, _| dev.zeros::<u8>(size + 9)).unwrap().remove(0);
+                    let mut there = pool.on(&[1]).run(|dev, _| dev.zeros::<u8>(size + 9)).unwrap().remove(0);
                     let expected = [&vec![0; to], &all[from..from + size], &vec![0; 9 - to]].concat();
                     for pull in [true, false] {
                         let target = Mutex::new(&mut there);
-                        pool.run_on(&[usize::from(pull)], |dev, _| {
+                        pool.on(&[usize::from(pull)]).run(|dev, _| {
                             dev.copy(
                                 &source.peer().slice(from..from + size),
                                 &mut target.lock().slice_mut(to..to + size),
                             )
                         })
                         .unwrap();
-                        let seen = pool.run_on(&[1], |dev, _| dev.download(&there)).unwrap().remove(0);
+                        let seen = pool.on(&[1]).run(|dev, _| dev.download(&there)).unwrap().remove(0);
                         assert!(seen == expected, "{size} bytes from {from} to {to}, staged: {staged}, pull: {pull}");
                         let target = Mutex::new(&mut there);
-                        pool.run_on(&[1], |dev, _| dev.fill(&mut **target.lock(), 0)).unwrap();
+                        pool.on(&[1]).run(|dev, _| dev.fill(&mut **target.lock(), 0)).unwrap();
                     }
                 }
             }
@@ -265,7 +265,7 @@ on_both! {
             let pool = if staged { gpus.staged(2) } else { gpus.pool(2) };
             for pull in [true, false] {
                 let [a, b] =
-                    [0, 1].map(|d| Mutex::new(pool.run_on(&[d], |dev, _| dev.zeros::<u32>(3000)).unwrap().remove(0)));
+                    [0, 1].map(|d| Mutex::new(pool.on(&[d]).run(|dev, _| dev.zeros::<u32>(3000)).unwrap().remove(0)));
                 let seen = pool.run(|dev, _| {
                     let me = dev.rank();
                     // The source is written slowly, the destination too.
@@ -291,7 +291,7 @@ on_both! {
         assert!(table.as_slice().unwrap().iter().all(|&x| x == 0));
         for round in 1..4 {
             table.as_mut_slice().unwrap().fill(round);
-            pool.run_with(table.rows_mut(1000), |dev, _, mut rows| {
+            pool.with(table.rows_mut(1000)).run(|dev, _, mut rows| {
                 slow_add(dev, &mut rows, 10 * (dev.rank() as u32 + 1), 5_000)?;
                 // To and from a device's own memory, pageable and page-locked.
                 let mut x = dev.zeros::<u32>(1000)?;
@@ -316,7 +316,7 @@ on_both! {
         let pool = gpus.pool(n);
         let mut table = pool.unified::<u32>(n * 1000 + 1000).unwrap();
         table.as_mut_slice().unwrap().iter_mut().zip(0..).for_each(|(x, i)| *x = i);
-        let seen = pool.run_with((table.rows(1000), table.rows(500)), |dev, shard, (rows, again)| {
+        let seen = pool.with((table.rows(1000), table.rows(500))).run(|dev, shard, (rows, again)| {
             let mut x = dev.zeros::<u32>(rows.len())?;
             slow_copy(dev, &rows, &mut x, 5_000)?;
             let first = 1000 * shard.range(n + 1).start as u32;
@@ -329,7 +329,7 @@ on_both! {
         assert_eq!(seen.iter().map(|(len, _)| len).sum::<usize>(), n * 1000 + 1000);
         assert!(seen.iter().all(|(_, right)| *right));
         for width in [0, 7] {
-            let error = failure(pool.run_with(table.rows(width), |_, _, _| Ok(())));
+            let error = failure(pool.with(table.rows(width)).run(|_, _, _| Ok(())));
             assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
         }
         table.as_mut_slice().unwrap().fill(0);
@@ -339,7 +339,7 @@ on_both! {
     1: fn a_part_of_page_locked_memory_waits_for_the_copy(gpus) {
         let pool = gpus.pool(1);
         let mut host = pool.pinned::<u32>(1000).unwrap();
-        pool.run_with(vec![&mut host], |dev, _, host| {
+        pool.with(vec![&mut host]).run(|dev, _, host| {
             let mut x = dev.zeros::<u32>(1000)?;
             for round in 1..4 {
                 slow_add(dev, &mut x, 1, 20_000)?;
@@ -357,7 +357,7 @@ on_both! {
     1: fn copy_to_makes_a_buffer_of_ones_own(gpus) {
         let n = gpus.up_to(2);
         let pool = gpus.pool(n);
-        let x = pool.run_on(&[0], |dev, _| dev.upload(&bytes(777, 9))).unwrap().remove(0);
+        let x = pool.on(&[0]).run(|dev, _| dev.upload(&bytes(777, 9))).unwrap().remove(0);
         let copies = pool.run(|dev, _| x.copy_to(dev)).unwrap();
         let devices: Vec<usize> = copies.iter().map(DeviceBuffer::device).collect();
         assert_eq!(devices, (0..n).collect::<Vec<_>>());
@@ -369,8 +369,8 @@ on_both! {
     2: fn kernels_on_peers_memory_need_a_direct_route(gpus) {
         let (direct, staged) = (gpus.pool(2), gpus.staged(2));
         let launch = |pool: &gpu_pool::GpuPool| {
-            let theirs = pool.run_on(&[0], |dev, _| dev.upload(&[4u32; 50])).unwrap().remove(0);
-            pool.run_on(&[1], |dev, _| {
+            let theirs = pool.on(&[0]).run(|dev, _| dev.upload(&[4u32; 50])).unwrap().remove(0);
+            pool.on(&[1]).run(|dev, _| {
                 let mut y = dev.zeros::<u32>(50)?;
                 let dims = gpu_pool::LaunchDims::cover(50);
                 // SAFETY: the kernel fits its signature and touches the first 50 elements of each.

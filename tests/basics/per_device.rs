@@ -100,7 +100,7 @@ on_both! {
         let w = pool.run(|dev, _| dev.download(&model.borrow(dev)?.w)).unwrap();
         assert_eq!(w, vec![vec![1.0 + 4.0 * (n * (n - 1) / 2) as f32; 10]; n]);
         // A gang of some devices may use its own.
-        assert_eq!(pool.run_on(&[1], |dev, _| dev.download(&model.borrow(dev)?.g)).unwrap()[0].len(), 10);
+        assert_eq!(pool.on(&[1]).run(|dev, _| dev.download(&model.borrow(dev)?.g)).unwrap()[0].len(), 10);
     }
 
     // Replicas that drift apart silently are worse than an error.
@@ -124,8 +124,8 @@ on_both! {
             // On both devices, since the step was of both.
             for device in [0, 1] {
                 for error in [
-                    failure(pool.run_on(&[device], |dev, _| state.borrow(dev).map(drop))),
-                    failure(pool.run_on(&[device], |dev, _| state.borrow_mut(dev).map(drop))),
+                    failure(pool.on(&[device]).run(|dev, _| state.borrow(dev).map(drop))),
+                    failure(pool.on(&[device]).run(|dev, _| state.borrow_mut(dev).map(drop))),
                 ] {
                     assert!(matches!(error, Error::Poisoned { device: d, .. } if d == device), "{error}");
                 }
@@ -174,7 +174,7 @@ on_both! {
             until("the first scope is at work", || written.load(Acquire)).unwrap();
             // Twice, since each of these scopes is one that wrote.
             for found in [1, 2] {
-                let borrowed = pool.run_on(&[0], |dev, _| {
+                let borrowed = pool.on(&[0]).run(|dev, _| {
                     let mut x = state.borrow_mut(dev)?;
                     *x += 1;
                     Ok(*x - 1)
@@ -185,7 +185,7 @@ on_both! {
             assert_eq!(failure(first.join().unwrap()).to_string(), "half done");
         });
         for device in [0, 1] {
-            let error = failure(pool.run_on(&[device], |dev, _| state.borrow(dev).map(drop)));
+            let error = failure(pool.on(&[device]).run(|dev, _| state.borrow(dev).map(drop)));
             assert!(matches!(error, Error::Poisoned { device: d, .. } if d == device), "{error}");
         }
         state.clear_poison().unwrap();
@@ -226,19 +226,19 @@ on_both! {
     2: fn a_gang_of_some_devices_has_its_own_values_only(gpus) {
         let pool = gpus.pool(2);
         let mut state = pool.per_device(|dev, _| Ok(10 * dev.index())).unwrap();
-        let found = state.run_on(&[1], |dev, shard, x| {
+        let found = state.on(&[1]).run(|dev, shard, x| {
             *x += 1;
             Ok((dev.index(), dev.rank(), shard.count(), *x))
         });
         assert_eq!(found.unwrap(), [(1, 0, 1, 11)]);
-        assert_eq!(state.run_on(&[1, 0], |_, _, x| Ok(*x)).unwrap(), [11, 0]);
-        let error = failure(state.run_on(&[2], |_, _, _| Ok(())));
-        assert!(matches!(error, Error::InvalidArgument { op: "run_on", .. }), "{error}");
+        assert_eq!(state.on(&[1, 0]).run(|_, _, x| Ok(*x)).unwrap(), [11, 0]);
+        let error = failure(state.on(&[2]).run(|_, _, _| Ok(())));
+        assert!(matches!(error, Error::InvalidArgument { op: "run", .. }), "{error}");
         // Only what was borrowed in the scope that failed is poisoned.
-        let error = failure(state.run_on(&[1], |_, _, _| Err::<(), _>(Error::custom("no"))));
+        let error = failure(state.on(&[1]).run(|_, _, _| Err::<(), _>(Error::custom("no"))));
         assert_eq!(error.to_string(), "no");
-        assert_eq!(state.run_on(&[0], |_, _, x| Ok(*x)).unwrap(), [0]);
-        assert!(matches!(failure(state.run_on(&[1], |_, _, x| Ok(*x))), Error::Poisoned { device: 1, .. }));
+        assert_eq!(state.on(&[0]).run(|_, _, x| Ok(*x)).unwrap(), [0]);
+        assert!(matches!(failure(state.on(&[1]).run(|_, _, x| Ok(*x))), Error::Poisoned { device: 1, .. }));
     }
 
     2: fn try_run_carries_the_callers_own_error(gpus) {

@@ -81,7 +81,7 @@ on_both! {
         let mut table = pool.unified::<f32>(5 * 2).unwrap();
         table.as_mut_slice().unwrap().fill(1.0);
         let back = pool
-            .run_with((rows_mut(&mut a, 1), (each_mut(&mut counts), names), table.rows_mut(2)), |dev, shard, parts| {
+            .with((rows_mut(&mut a, 1), (each_mut(&mut counts), names), table.rows_mut(2))).run(|dev, shard, parts| {
                 let (rows, (count, name), mut unified) = parts;
                 rows.fill(dev.index() as u32 + 1);
                 *count = rows.len();
@@ -96,9 +96,9 @@ on_both! {
         assert_eq!(table.as_slice().unwrap(), expected);
         // As many items as devices, whole rows of unified memory.
         for error in [
-            failure(pool.run_with(vec![1, 2, 3], |_, _, _| Ok(()))),
-            failure(pool.run_with(each_mut(&mut [0u8]), |_, _, _| Ok(()))),
-            failure(pool.run_with(table.rows_mut(3), |_, _, _| Ok(()))),
+            failure(pool.with(vec![1, 2, 3]).run(|_, _, _| Ok(()))),
+            failure(pool.with(each_mut(&mut [0u8])).run(|_, _, _| Ok(()))),
+            failure(pool.with(table.rows_mut(3)).run(|_, _, _| Ok(()))),
         ] {
             assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
         }
@@ -134,11 +134,11 @@ on_both! {
     2: fn a_gang_of_some_devices_has_its_own_ranks(gpus) {
         let pool = gpus.pool(2);
         let who = |dev: &gpu_pool::Device, shard: Shard| Ok((dev.index(), dev.rank(), shard.index(), dev.count()));
-        assert_eq!(pool.run_on(&[1, 0], who).unwrap(), [(1, 0, 0, 2), (0, 1, 1, 2)]);
-        assert_eq!(pool.run_on(&[1], who).unwrap(), [(1, 0, 0, 1)]);
+        assert_eq!(pool.on(&[1, 0]).run(who).unwrap(), [(1, 0, 0, 2), (0, 1, 1, 2)]);
+        assert_eq!(pool.on(&[1]).run(who).unwrap(), [(1, 0, 0, 1)]);
         for list in [&[][..], &[0, 0], &[2], &[0, 1, usize::MAX]] {
-            let error = failure(pool.run_on(list, who));
-            assert!(matches!(error, Error::InvalidArgument { op: "run_on", .. }), "{error}");
+            let error = failure(pool.on(list).run(who));
+            assert!(matches!(error, Error::InvalidArgument { op: "run", .. }), "{error}");
         }
     }
 
@@ -147,7 +147,7 @@ on_both! {
         let pool = gpus.pool(2);
         let here = AtomicUsize::new(0);
         let meet = |device: usize| {
-            pool.run_on(&[device], |_, _| {
+            pool.on(&[device]).run(|_, _| {
                 here.fetch_add(1, SeqCst);
                 until("the other gang runs", || here.load(SeqCst) == 2)
             })
@@ -214,7 +214,7 @@ on_both! {
                         let step = if caller % 2 == 0 { 1 } else { n - 1 };
                         let gang: Vec<usize> = (0..2 + round % (n - 1)).map(|i| (first + i * step) % n).collect();
                         let sums = pool
-                            .run_on(&gang, |dev, _| {
+                            .on(&gang).run(|dev, _| {
                                 let mut x = dev.upload(&[dev.index() as f64 + 1.0, caller as f64])?;
                                 dev.all_reduce(&mut x, ReduceOp::Sum)?;
                                 dev.barrier()?;
@@ -240,7 +240,7 @@ on_both! {
                 s.spawn(move || {
                     for _ in 0..20 {
                         let gang = if caller < 2 { &all[..] } else { &all[..2] };
-                        let sums = pool.run_on(gang, |dev, _| {
+                        let sums = pool.on(gang).run(|dev, _| {
                             let mut x = dev.upload(&[1.0f32; 33])?;
                             dev.all_reduce(&mut x, ReduceOp::Sum)?;
                             dev.download(&x)
@@ -286,7 +286,7 @@ fn the_process_wide_pool_needs_no_set_up() {
         let error = failure(support::builder().host(1).build_global());
         assert!(matches!(error, Error::InvalidArgument { op: "build_global", .. }), "{error}");
         let failed: Result<Vec<()>, String> =
-            GpuPool::try_scope::<_, (), Text>(|_, _| Err(Text("no".into()))).map_err(|t| t.0);
+            GpuPool::global().unwrap().try_run::<_, (), Text>(|_, _| Err(Text("no".into()))).map_err(|t| t.0);
         assert_eq!(failed, Err("no".to_owned()));
     });
 
@@ -374,7 +374,7 @@ fn parts_go_to_a_gang_of_some_devices() {
         let (mut rows, mut counts) = (vec![0u32; 7], [0usize; 2]);
         let names = vec!["first".to_owned(), "second".to_owned()];
         let parts = (rows_mut(&mut rows, 1), each_mut(&mut counts), names);
-        let found = pool.run_on_with(&[3, 1], parts, |dev, shard, (rows, count, name)| {
+        let found = pool.on(&[3, 1]).with(parts).run(|dev, shard, (rows, count, name)| {
             rows.fill(dev.index() as u32);
             *count = rows.len();
             assert_eq!((dev.count(), shard.count(), dev.rank()), (2, 2, shard.index()));
@@ -383,10 +383,10 @@ fn parts_go_to_a_gang_of_some_devices() {
         assert_eq!(found.unwrap(), [(3, "first".to_owned()), (1, "second".to_owned())]);
         assert_eq!((rows, counts), (vec![3, 3, 3, 3, 1, 1, 1], [4, 3]));
         for list in [&[][..], &[0, 0], &[4], &[0, 1, usize::MAX]] {
-            let error = failure(pool.run_on_with(list, vec![(); list.len()], |_, _, ()| Ok(())));
-            assert!(matches!(error, Error::InvalidArgument { op: "run_on_with", .. }), "{error}");
+            let error = failure(pool.on(list).with(vec![(); list.len()]).run(|_, _, ()| Ok(())));
+            assert!(matches!(error, Error::InvalidArgument { op: "run", .. }), "{error}");
         }
-        let error = failure(pool.run_on_with(&[0, 1], vec![(); 3], |_, _, ()| Ok(())));
+        let error = failure(pool.on(&[0, 1]).with(vec![(); 3]).run(|_, _, ()| Ok(())));
         assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
     });
 }
@@ -403,7 +403,7 @@ fn a_part_for_each_device_or_none() {
     }
     let pool = support::builder().host(2).build().unwrap();
     for error in
-        [failure(pool.run_with(One, |_, _, ()| Ok(()))), failure(pool.run_on_with(&[1, 0], One, |_, _, ()| Ok(())))]
+        [failure(pool.with(One).run(|_, _, ()| Ok(()))), failure(pool.on(&[1, 0]).with(One).run(|_, _, ()| Ok(())))]
     {
         assert!(matches!(&error, Error::InvalidArgument { why, .. } if why == "1 parts for 2 devices"), "{error}");
     }
@@ -436,7 +436,7 @@ fn weights_divide_the_rows() {
         let ranges = pool.run(|_, shard| Ok(shard.range(81))).unwrap();
         assert_eq!(ranges, [0..51, 51..61, 61..81]);
         // A gang of some devices divides by their weights.
-        assert_eq!(pool.run_on(&[2, 1], |_, shard| Ok(shard.range(9))).unwrap(), [0..6, 6..9]);
+        assert_eq!(pool.on(&[2, 1]).run(|_, shard| Ok(shard.range(9))).unwrap(), [0..6, 6..9]);
         let mut out = vec![9; 80];
         pool.run_mut(&mut out, 10, |dev, _, rows| {
             rows.fill(dev.index());

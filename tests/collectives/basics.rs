@@ -56,7 +56,7 @@ fn all_reduced(dev: &Device, lengths: &[usize]) -> Result<Vec<Vec<u64>>, Error> 
 /// Runs [`all_reduced`] and compares with the reference, among the ranks, and with a second run.
 fn check(pool: &GpuPool, gang: &[usize], lengths: &[usize]) {
     let n = gang.len();
-    let run = || pool.run_on(gang, |dev, _| all_reduced(dev, lengths)).unwrap();
+    let run = || pool.on(gang).run(|dev, _| all_reduced(dev, lengths)).unwrap();
     let found = run();
     for rank in 1..n {
         assert!(found[0] == found[rank], "ranks 0 and {rank} of {n} hold different bits");
@@ -148,7 +148,7 @@ on_both! {
             for (rank, rows) in table.as_mut_slice().unwrap().chunks_mut(501).enumerate() {
                 rows.fill(rank as f32 + 1.0);
             }
-            pool.run_with(table.rows_mut(501), |dev, _, mut rows| dev.all_reduce(&mut rows, ReduceOp::Sum)).unwrap();
+            pool.with(table.rows_mut(501)).run(|dev, _, mut rows| dev.all_reduce(&mut rows, ReduceOp::Sum)).unwrap();
             assert_eq!(table.as_slice().unwrap(), vec![(n * (n + 1) / 2) as f32; n * 501]);
         }
     }
@@ -160,7 +160,7 @@ on_both! {
             let pool = way.pool(gpus, n);
             for root in 0..n {
                 let mut table = pool.unified::<u32>(n * 501).unwrap();
-                pool.run_with(table.rows_mut(501), |dev, _, mut rows| match dev.rank() == root {
+                pool.with(table.rows_mut(501)).run(|dev, _, mut rows| match dev.rank() == root {
                     true => dev.broadcast(&mut dev.upload(&(0..501).collect::<Vec<u32>>())?, root),
                     false => dev.broadcast(&mut rows, root),
                 })
@@ -289,7 +289,7 @@ on_both! {
         let n = gpus.up_to(4);
         let pool = rig::pool(gpus, n);
         let gang: Vec<usize> = (0..n).rev().collect();
-        let found = pool.run_on(&gang, |dev, _| {
+        let found = pool.on(&gang).run(|dev, _| {
             let text = dev.exchange(format!("rank {} is device {}", dev.rank(), dev.index()))?;
             let none = dev.exchange(())?;
             let large = dev.exchange(Arc::new(vec![dev.rank(); 10_000]))?;

@@ -87,7 +87,7 @@ fn summed<T: Float>(pool: &GpuPool, op: ReduceOp, terms: &[Vec<T>], before: usiz
         dev.all_reduce(&mut x, op)?;
         dev.download(&x.slice(before..before + len))
     };
-    pool.run_on(&(0..terms.len()).collect::<Vec<_>>(), |dev, _| sum(dev)).unwrap()
+    pool.on(&(0..terms.len()).collect::<Vec<_>>()).run(|dev, _| sum(dev)).unwrap()
 }
 
 fn same_everywhere_and_every_time<T: Float>(pool: &GpuPool, rng: &mut Rng, way: Way) {

@@ -251,7 +251,7 @@ fn framed<T: Num>(start: usize, x: &[T]) -> Vec<T> {
 #[track_caller]
 pub fn check_all<T: Num>(pool: &GpuPool, gang: &[usize], cases: impl IntoIterator<Item = Case>) {
     let prepared: Vec<_> = cases.into_iter().map(|case| Prepared::<T>::new(case, gang.len())).collect();
-    let run = pool.run_on(gang, |dev, _| prepared.iter().try_for_each(|case| case.check(dev)));
+    let run = pool.on(gang).run(|dev, _| prepared.iter().try_for_each(|case| case.check(dev)));
     if let Err(error) = run {
         panic!("{}, gang {gang:?}: {error}", std::any::type_name::<T>());
     }

@@ -125,7 +125,7 @@ on_both! {
             let kept = kept.unwrap();
             pool.run(|dev, _| dev.launch_graph(&kept.borrow(dev)?.0.graph)).unwrap();
             let members: Vec<usize> = if fails == "in a subset" { vec![1] } else { (0..n).collect() };
-            let error = failure(pool.run_on(&members, |dev, _| {
+            let error = failure(pool.on(&members).run(|dev, _| {
                 let graph = &kept.borrow(dev)?.0.graph;
                 let odd = dev.index() == 1;
                 for round in 0..20 {

@@ -218,9 +218,9 @@ on_both! {
         }
         // The ranks in the gang are others, the group's are not.
         let turned: Vec<usize> = (0..n).rev().collect();
-        pool.run_on(&turned, |dev, _| kept.borrow_mut(dev)?.check(dev, n)).unwrap();
+        pool.on(&turned).run(|dev, _| kept.borrow_mut(dev)?.check(dev, n)).unwrap();
         // Without one of the devices there is no such group.
-        let error = failure(pool.run_on(&turned[..n - 1], |dev, _| dev.launch_graph(&kept.borrow(dev)?.graph)));
+        let error = failure(pool.on(&turned[..n - 1]).run(|dev, _| dev.launch_graph(&kept.borrow(dev)?.graph)));
         assert!(matches!(&error, Error::InvalidArgument { op: "launch_graph", .. }), "{error}");
         drop(kept);
         assert_nothing_kept(&pool);
@@ -240,7 +240,7 @@ on_both! {
         });
         let kept = kept.unwrap();
         for members in [(0..n).collect::<Vec<_>>(), (0..n).rev().collect()] {
-            pool.run_on(&members, |dev, _| {
+            pool.on(&members).run(|dev, _| {
                 let count = if dev.index() % 2 == 1 { odd.len() } else { even.len() };
                 for _ in 0..20 {
                     kept.borrow(dev)?.lock().check(dev, count)?;
@@ -250,7 +250,7 @@ on_both! {
             .unwrap();
         }
         // The group's devices are all that is needed.
-        pool.run_on(&even, |dev, _| kept.borrow(dev)?.lock().check(dev, even.len())).unwrap();
+        pool.on(&even).run(|dev, _| kept.borrow(dev)?.lock().check(dev, even.len())).unwrap();
     }
 
     3: fn a_second_group_in_one_graph_is_refused(gpus) {

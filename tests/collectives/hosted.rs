@@ -103,7 +103,7 @@ on_both! {
         let pool = pool(gpus, n);
         let mut table = pool.unified::<f32>(n * 40_001).unwrap();
         table.as_mut_slice().unwrap().fill(2.0);
-        pool.run_with(table.rows_mut(40_001), |dev, _, mut row| {
+        pool.with(table.rows_mut(40_001)).run(|dev, _, mut row| {
             let side = dev.stream()?;
             dev.on(&side).all_reduce(&mut row, ReduceOp::Sum)?;
             let mut sum = dev.zeros::<f32>(40_001)?;
@@ -171,7 +171,7 @@ on_both! {
                 let pool = &pool;
                 s.spawn(move || {
                     for _ in 0..20 {
-                        pool.run_on(&gang, |dev, _| {
+                        pool.on(&gang).run(|dev, _| {
                             let mut x = dev.upload(&vec![1.0f32; 30_000])?;
                             (0..3).try_for_each(|_| dev.all_reduce(&mut x, ReduceOp::Sum))?;
                             assert_eq!(dev.download(&x)?, vec![gang.len().pow(3) as f32; 30_000]);

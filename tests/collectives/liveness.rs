@@ -206,7 +206,7 @@ on_both! {
         let begun = AtomicBool::new(false);
         thread::scope(|s| {
             let first = s.spawn(|| {
-                pool.run_on(&[0, 1], |dev, _| {
+                pool.on(&[0, 1]).run(|dev, _| {
                     let mut x = dev.upload(&[1.0f32; 100])?;
                     if dev.rank() == 1 {
                         slow_add(dev, &mut dev.zeros::<u32>(1)?, 1, 200_000)?;
@@ -218,7 +218,7 @@ on_both! {
             });
             until("the first has begun", || begun.load(SeqCst)).unwrap();
             // Device 0 is still with the first.
-            let error = failure(pool.run_on(&[0, 2], |dev, _| match dev.rank() {
+            let error = failure(pool.on(&[0, 2]).run(|dev, _| match dev.rank() {
                 0 => dev.synchronize(),
                 _ => Err(Error::custom("at once")),
             }));

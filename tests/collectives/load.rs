@@ -19,7 +19,7 @@ on_both! {
                 let pool = &pool;
                 s.spawn(move || {
                     for round in 0..15 {
-                        let found = pool.run_on(gang, |dev, _| {
+                        let found = pool.on(gang).run(|dev, _| {
                             let mut x = dev.upload(&vec![round as f64; 500])?;
                             dev.all_reduce(&mut x, ReduceOp::Sum)?;
                             dev.broadcast(&mut x, dev.count() - 1)?;

@@ -81,7 +81,7 @@ fn check<T: Float>(
 ) {
     let own: Vec<Vec<T>> = (0..members).map(|rank| noise(rank as u64 + 5, len)).collect();
     let expected = around(op, &own);
-    let found = pool.run_on(&(0..members).collect::<Vec<_>>(), |dev, _| {
+    let found = pool.on(&(0..members).collect::<Vec<_>>()).run(|dev, _| {
         let (a, b) = starts(dev.rank());
         let framed = |start: usize| [vec![T::of(7.0); start], own[dev.rank()].clone(), vec![T::of(9.0); 3]].concat();
         let (src, mut x, mut y) = (dev.upload(&framed(a))?, dev.upload(&framed(b))?, dev.zeros::<T>(b + len + 3)?);

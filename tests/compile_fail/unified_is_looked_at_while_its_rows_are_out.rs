@@ -2,7 +2,7 @@ use gpu_pool::{GpuPool, Result, UnifiedBuffer};
 
 fn look(pool: &GpuPool, table: &mut UnifiedBuffer<f32>) -> Result<()> {
     let seen = table.as_slice()?;
-    pool.run_with(table.rows_mut(4), |dev, _, mut rows| dev.scale(&mut rows, 2.0))?; //~ E0502
+    pool.with(table.rows_mut(4)).run(|dev, _, mut rows| dev.scale(&mut rows, 2.0))?; //~ E0502
     println!("{}", seen[0]);
     Ok(())
 }

@@ -90,7 +90,7 @@ fn a_queued_scope_is_withdrawn_when_its_devices_make_no_progress() {
         let (inside, withdrawn) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|s| {
             let blocker = s.spawn(|| {
-                pool.run_on(&[1], |_, _| {
+                pool.on(&[1]).run(|_, _| {
                     inside.store(true, SeqCst);
                     until("the other scope is withdrawn", || withdrawn.load(SeqCst))
                 })
@@ -105,7 +105,7 @@ fn a_queued_scope_is_withdrawn_when_its_devices_make_no_progress() {
             assert!(matches!(&error, Error::Timeout { missing, .. } if missing == &[1]), "{error}");
             // One that device 1 would have had to itself is never run at all.
             let ran = AtomicBool::new(false);
-            let error = failure(pool.run_on(&[1], |_, _| {
+            let error = failure(pool.on(&[1]).run(|_, _| {
                 ran.store(true, SeqCst);
                 Ok(())
             }));

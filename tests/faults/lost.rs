@@ -27,13 +27,13 @@ fn a_lost_device_is_named_and_the_others_keep_working() {
         assert_eq!(pool.report().lost, [false, true, false]);
         // The device stays lost, whatever is asked of it,
         for _ in 0..2 {
-            let error = failure(pool.run_on(&[1], |dev, _| dev.zeros::<u8>(1)));
+            let error = failure(pool.on(&[1]).run(|dev, _| dev.zeros::<u8>(1)));
             assert!(matches!(error, Error::DeviceLost { device: 1, .. }), "{error}");
             let error = failure(pool.run(|dev, _| dev.zeros::<u8>(1)));
             assert!(matches!(error, Error::DeviceLost { device: 1, .. }), "{error}");
         }
         // a gang of the others works on, with their data,
-        let sums = pool.run_on(&[0, 2], |dev, _| {
+        let sums = pool.on(&[0, 2]).run(|dev, _| {
             let mut x = kept[dev.index()].copy_to(dev)?;
             dev.all_reduce(&mut x, ReduceOp::Sum)?;
             dev.download(&x)
@@ -108,7 +108,7 @@ fn a_payload_that_panics_when_it_is_dropped_loses_its_device_only() {
         let builder = support::builder().host(DEVICES).module(&STRAY_MODULE).timeout(PATIENCE / 2);
         let pool = builder.build().unwrap();
         let work = |device: usize, first: u32| {
-            pool.run_on(&[device], |dev, _| {
+            pool.on(&[device]).run(|dev, _| {
                 let mut x = dev.upload(&[first])?;
                 // SAFETY: the kernel touches what its signature says.
                 unsafe { dev.launch(&BOMB, LaunchDims::cover(1), (&mut x,)) }?;

@@ -508,39 +508,42 @@ fn scopes_and_state_have_places() {
         told("Builder::build_global", builder().weights(&[1.0]).build_global());
         let pool = builder().record_memory(false).build().unwrap();
         told("GpuPool::leaks", pool.leaks());
-        told("GpuPool::run_on", pool.run_on(&[7], |_, _| Ok(())));
+        told("Run::run", pool.on(&[7]).run(|_, _| Ok(())));
         told("GpuPool::run_mut", pool.run_mut(&mut [0; 5], 0, |_, _, _| Ok(())));
-        told("GpuPool::run_with", pool.run_with(each_mut(&mut [0; 3]), |_, _, _| Ok(())));
-        told("GpuPool::run_on_with", pool.run_on_with(&[0], vec![0; 3], |_, _, _| Ok(())));
+        told("Run::run", pool.with(each_mut(&mut [0; 3])).run(|_, _, _| Ok(())));
+        told("Run::run", pool.on(&[0]).with(vec![0; 3]).run(|_, _, _| Ok(())));
         told("GpuPool::unified", pool.unified::<u64>(usize::MAX));
         told("GpuPool::pinned", pool.pinned::<u64>(FAR));
         let state = Mutex::new(pool.per_device(|_, _| Ok(0)).unwrap());
         let spare = Mutex::new(Some(builder().build().unwrap()));
         let free = pool.per_device(|_, _| Ok(0)).unwrap();
-        pool.run_on(&[0], |dev, _| {
-            told("GpuPool::run", pool.run(|_, _| Ok(())));
-            told("GpuPool::run_named", pool.run_named("a", |_, _| Ok(())));
-            told("GpuPool::try_run", pool.try_run(|_, _| Ok::<_, Error>(())));
-            told("GpuPool::scope", GpuPool::scope(|_, _| Ok(())));
-            told("GpuPool::try_scope", GpuPool::try_scope(|_, _| Ok::<_, Error>(())));
-            told("GpuPool::global", GpuPool::global());
-            told("GpuPool::per_device", pool.per_device(|_, _| Ok(())));
-            told("GpuPool::survivors", pool.survivors());
-            told("GpuPool::memory_snapshots", pool.memory_snapshots());
-            told("GpuPool::trim", pool.trim());
-            told("GpuPool::close", spare.lock().take().unwrap().close());
-            let mut state = state.lock();
-            told("PerDevice::reset", state.reset(|_, _| Ok(0)));
-            told("PerDevice::clear_poison", state.clear_poison());
-            told("PerDevice::run", state.run(|_, _, _| Ok(())));
-            told("PerDevice::run_on", state.run_on(&[0], |_, _, _| Ok(())));
-            told("PerDevice::try_run", state.try_run(|_, _, _| Ok::<_, Error>(())));
-            let _held = free.borrow_mut(dev)?;
-            told("PerDevice::borrow", free.borrow(dev));
-            told("PerDevice::borrow_mut", free.borrow_mut(dev));
-            Ok(())
-        })
-        .unwrap();
+        pool.on(&[0])
+            .run(|dev, _| {
+                told("GpuPool::run", pool.run(|_, _| Ok(())));
+                told("Run::run", pool.named("a").run(|_, _| Ok(())));
+                told("GpuPool::try_run", pool.try_run(|_, _| Ok::<_, Error>(())));
+                told("GpuPool::scope", GpuPool::scope(|_, _| Ok(())));
+                told("Run::try_run", pool.named("a").try_run(|_, _| Ok::<_, Error>(())));
+                told("Run::try_run", pool.with(vec![0; 3]).try_run(|_, _, _| Ok::<_, Error>(())));
+                told("GpuPool::global", GpuPool::global());
+                told("GpuPool::per_device", pool.per_device(|_, _| Ok(())));
+                told("GpuPool::survivors", pool.survivors());
+                told("GpuPool::memory_snapshots", pool.memory_snapshots());
+                told("GpuPool::trim", pool.trim());
+                told("GpuPool::close", spare.lock().take().unwrap().close());
+                let mut state = state.lock();
+                told("PerDevice::reset", state.reset(|_, _| Ok(0)));
+                told("PerDevice::clear_poison", state.clear_poison());
+                told("PerDevice::run", state.run(|_, _, _| Ok(())));
+                told("Run::run", state.on(&[0]).run(|_, _, _| Ok(())));
+                told("Run::try_run", state.on(&[0]).try_run(|_, _, _| Ok::<_, Error>(())));
+                told("PerDevice::try_run", state.try_run(|_, _, _| Ok::<_, Error>(())));
+                let _held = free.borrow_mut(dev)?;
+                told("PerDevice::borrow", free.borrow(dev));
+                told("PerDevice::borrow_mut", free.borrow_mut(dev));
+                Ok(())
+            })
+            .unwrap();
         let mut state = state.into_inner();
         assert!(state.run(|_, _, _| Err::<(), _>(Error::custom("a test"))).is_err());
         told("PerDevice::run", state.run(|_, _, _| Ok(())));

@@ -17,7 +17,7 @@ on_both! {
     // Each operation says where in the caller's code it was given the wrong buffer.
     2: fn a_buffer_of_another_device_is_refused_with_the_callers_line(gpus) {
         let pool = gpus.pool(2);
-        let theirs = Arc::new(pool.run_on(&[1], |dev, _| dev.upload(&[1.0f32; 8])).unwrap().remove(0));
+        let theirs = Arc::new(pool.on(&[1]).run(|dev, _| dev.upload(&[1.0f32; 8])).unwrap().remove(0));
         let line = AtomicUsize::new(0);
         type Try<'a> = &'a (dyn Fn(&Device, &DeviceBuffer<f32>, &mut DeviceBuffer<f32>) -> Result<(), Error> + Sync);
         let attempts: [(&str, Try<'_>); 6] = [
@@ -28,10 +28,10 @@ on_both! {
             ("all_reduce", &|dev, _, y| dev.all_reduce(y, ReduceOp::Sum)),
             ("fill", &|dev, _, y| dev.fill(y, 1.0)),
         ];
-        let mut own = pool.run_on(&[1], |dev, _| dev.zeros::<f32>(8)).unwrap().remove(0);
+        let mut own = pool.on(&[1]).run(|dev, _| dev.zeros::<f32>(8)).unwrap().remove(0);
         for (name, attempt) in attempts {
             let target = Mutex::new(own);
-            let error = failure(pool.run_on(&[0], |dev, _| attempt(dev, &theirs, &mut target.lock())));
+            let error = failure(pool.on(&[0]).run(|dev, _| attempt(dev, &theirs, &mut target.lock())));
             match error {
                 Error::WrongDevice { op, buffer: 1, device: 0, site } => {
                     assert!(site.file() == file!(), "{name}: {site}");
@@ -43,12 +43,12 @@ on_both! {
             own = target.into_inner();
         }
         let marked = std::panic::Location::caller().line() + 1;
-        let error = failure(pool.run_on(&[0], |dev, _| dev.download(&*theirs)));
+        let error = failure(pool.on(&[0]).run(|dev, _| dev.download(&*theirs)));
         assert!(matches!(error, Error::WrongDevice { op: "download", site, .. } if site.line() == marked), "{error}");
         // A copy between two other devices is nobody's here; with one side here, it is fine.
-        assert_eq!(pool.run_on(&[0], |dev, _| dev.download(&theirs.copy_to(dev)?)).unwrap(), [[1.0; 8]]);
+        assert_eq!(pool.on(&[0]).run(|dev, _| dev.download(&theirs.copy_to(dev)?)).unwrap(), [[1.0; 8]]);
         let target = Mutex::new(own);
-        let error = failure(pool.run_on(&[0], |dev, _| dev.copy(&theirs.peer(), &mut *target.lock())));
+        let error = failure(pool.on(&[0]).run(|dev, _| dev.copy(&theirs.peer(), &mut *target.lock())));
         assert!(matches!(error, Error::WrongDevice { op: "copy", .. }), "{error}");
         assert_works(&pool);
     }
@@ -81,7 +81,7 @@ on_both! {
                 let mut own = vec![
                     failure(pool.run(|_, _| Ok(()))),
                     failure(other.run(|_, _| Ok(()))),
-                    failure(pool.run_on(&[0], |_, _| Ok(()))),
+                    failure(pool.on(&[0]).run(|_, _| Ok(()))),
                     failure(pool.run_mut(&mut vec![0u8; n], 1, |_, _, _| Ok(()))),
                     failure(pool.per_device(|_, _| Ok(()))),
                     failure(support::builder().host(1).build()),
@@ -225,16 +225,16 @@ fn a_refused_argument_names_the_callers_line() {
 
         let pool = support::builder().host(2).record_memory(false).build().unwrap();
         refuses!(None, pool.leaks());
-        refuses!(None, pool.run_on(&[], |_, _| Ok(())));
-        refuses!(None, pool.run_on(&[0, 2], |_, _| Ok(())));
-        refuses!(None, pool.run_on(&[0, 0], |_, _| Ok(())));
+        refuses!(None, pool.on(&[]).run(|_, _| Ok(())));
+        refuses!(None, pool.on(&[0, 2]).run(|_, _| Ok(())));
+        refuses!(None, pool.on(&[0, 0]).run(|_, _| Ok(())));
         refuses!(None, pool.run_mut(&mut [0; 5], 0, |_, _, _| Ok(())));
-        refuses!(None, pool.run_with(rows_mut(&mut [0; 5], 2), |_, _, _| Ok(())));
-        refuses!(None, pool.run_with(each_mut(&mut [0; 3]), |_, _, _| Ok(())));
-        refuses!(None, pool.run_with(vec![0; 3], |_, _, _| Ok(())));
-        refuses!(None, pool.run_with((vec![0; 2], vec![0; 3]), |_, _, _| Ok(())));
-        refuses!(None, pool.run_with((vec![0; 2], vec![0; 2], vec![0; 3]), |_, _, _| Ok(())));
-        refuses!(None, pool.run_with(pool.unified::<f32>(5).unwrap().rows_mut(2), |_, _, _| Ok(())));
+        refuses!(None, pool.with(rows_mut(&mut [0; 5], 2)).run(|_, _, _| Ok(())));
+        refuses!(None, pool.with(each_mut(&mut [0; 3])).run(|_, _, _| Ok(())));
+        refuses!(None, pool.with(vec![0; 3]).run(|_, _, _| Ok(())));
+        refuses!(None, pool.with((vec![0; 2], vec![0; 3])).run(|_, _, _| Ok(())));
+        refuses!(None, pool.with((vec![0; 2], vec![0; 2], vec![0; 3])).run(|_, _, _| Ok(())));
+        refuses!(None, pool.with(pool.unified::<f32>(5).unwrap().rows_mut(2)).run(|_, _, _| Ok(())));
         refuses!(None, pool.unified::<u64>(usize::MAX));
         let events = pool.run(|dev, _| Ok((dev.record()?, dev.record_timed()?))).unwrap();
         refuses!(None, events[0].0.elapsed_since(&events[0].1));
@@ -402,7 +402,7 @@ fn what_a_capture_refuses_names_the_device_and_the_line_of_its_closure() {
         })
         .unwrap();
         let mut unified = pool.unified::<f32>(4).unwrap();
-        let of_unified = pool.run_with(unified.rows_mut(1), |dev, _, mut rows| {
+        let of_unified = pool.with(unified.rows_mut(1)).run(|dev, _, mut rows| {
             captures_no!(dev, |dev| dev.fill(&mut rows, 1.0));
             Ok(())
         });
@@ -412,11 +412,12 @@ fn what_a_capture_refuses_names_the_device_and_the_line_of_its_closure() {
             Ok(dev.capture(|dev| dev.all_reduce(&mut x, ReduceOp::Sum))?.0)
         });
         let graphs = &graphs.unwrap();
-        pool.run_on(&[1], |dev, _| {
-            refuses!(Some(1), dev.launch_graph(&*graphs.borrow(dev)?));
-            Ok(())
-        })
-        .unwrap();
+        pool.on(&[1])
+            .run(|dev, _| {
+                refuses!(Some(1), dev.launch_graph(&*graphs.borrow(dev)?));
+                Ok(())
+            })
+            .unwrap();
     });
 }
 
@@ -474,7 +475,7 @@ fn what_a_gradient_exchange_refuses_names_the_device_and_the_line_of_its_closure
         })
         .unwrap();
         // In a gang without the other member, and after a step that has failed.
-        let alone = pool.run_on(&[1], |dev, _| {
+        let alone = pool.on(&[1]).run(|dev, _| {
             refuses!(Some(1), exchanges.borrow_mut(dev)?.ready(dev, 0));
             Ok(())
         });

@@ -288,7 +288,7 @@ on_both! {
         let pool = rig::pool(gpus, 4);
         let state = pool.per_device(|_, _| Ok(None)).unwrap();
         for (members, order) in [([0, 1], [0, 1]), ([2, 3], [1, 0])] {
-            pool.run_on(&members, |dev, _| {
+            pool.on(&members).run(|dev, _| {
                 let made = GradientExchange::builder().first_bucket_bytes(4).bucket_bytes(4);
                 let mut exchange = made.build(dev, &[4, 4])?;
                 step(dev, &mut exchange, &[4, 4], 0, &order)?;
@@ -297,7 +297,7 @@ on_both! {
             })
             .unwrap();
         }
-        let error = failure(pool.run_on(&[0, 3], |dev, _| state.borrow_mut(dev)?.as_mut().unwrap().ready(dev, 0)));
+        let error = failure(pool.on(&[0, 3]).run(|dev, _| state.borrow_mut(dev)?.as_mut().unwrap().ready(dev, 0)));
         let why = refused::<()>(Err(error));
         assert!(why.contains("[0, 1]") || why.contains("[2, 3]"), "{why}");
     }
@@ -305,7 +305,7 @@ on_both! {
     3: fn in_another_gang(gpus) {
         let pool = rig::pool(gpus, 3);
         let mut state = pool.per_device(|dev, _| small().build(dev, &SIZES)).unwrap();
-        let error = failure(pool.run_on(&[1, 0], |dev, _| state.borrow_mut(dev)?.ready(dev, 0)));
+        let error = failure(pool.on(&[1, 0]).run(|dev, _| state.borrow_mut(dev)?.ready(dev, 0)));
         assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
         state.clear_poison().unwrap();
         state.run(|dev, _, exchange| works(dev, exchange, 0)).unwrap();

@@ -195,7 +195,7 @@ on_both! {
         .unwrap();
         // In any gang that has its members, whatever their ranks there.
         for (number, gang) in [&[3, 1, 0][..], &[1, 3], &[3, 1], &[0, 1, 2, 3]].into_iter().enumerate() {
-            pool.run_on(gang, |dev, _| {
+            pool.on(gang).run(|dev, _| {
                 if let Some(exchange) = state.borrow_mut(dev)?.as_mut() {
                     let ranks = [1, 3].map(|device| gang.iter().position(|other| *other == device).unwrap());
                     step(dev, exchange, &SIZES, number, &backwards(SIZES.len()))?;
@@ -206,7 +206,7 @@ on_both! {
             })
             .unwrap();
         }
-        let error = failure(pool.run_on(&[1, 2], |dev, _| match state.borrow_mut(dev)?.as_mut() {
+        let error = failure(pool.on(&[1, 2]).run(|dev, _| match state.borrow_mut(dev)?.as_mut() {
             Some(exchange) => exchange.ready(dev, 0),
             None => Ok(()),
         }));

@@ -136,7 +136,7 @@ on_both! {
         let (pool, other) = (gpus.pool(2), gpus.pool(1));
         let theirs = Mutex::new(pool.run(|dev, _| dev.zeros::<u32>(10)).unwrap());
         let foreign = Mutex::new(other.run(|dev, _| dev.zeros::<u32>(10)).unwrap().remove(0));
-        pool.run_on(&[0], |dev, _| {
+        pool.on(&[0]).run(|dev, _| {
             let mut theirs = theirs.lock();
             let error = failure(dev.capture(|dev| slow_add(dev, &mut theirs[1], 1, 0)));
             assert!(matches!(error, Error::WrongDevice { op: "launch", buffer: 1, device: 0, .. }), "{error}");
@@ -167,7 +167,7 @@ on_both! {
         let pool = gpus.pool(1);
         let mut table = pool.unified::<u32>(10).unwrap();
         table.as_mut_slice().unwrap().fill(7);
-        pool.run_with(table.rows_mut(1), |dev, _, mut rows| {
+        pool.with(table.rows_mut(1)).run(|dev, _, mut rows| {
             let error = failure(dev.capture(|dev| dev.fill(&mut rows, 1)));
             assert!(matches!(error, Error::InvalidArgument { op: "fill", .. }), "{error}");
             let mut here = dev.zeros::<u32>(10)?;

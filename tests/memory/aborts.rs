@@ -23,7 +23,7 @@ use std::{
 /// All of a device's memory: written, and as it was written whenever it is looked at.
 #[track_caller]
 fn assert_untouched(pool: &GpuPool, device: usize, total: usize, seed: u8) {
-    let checked = pool.run_on(&[device], |dev, _| {
+    let checked = pool.on(&[device]).run(|dev, _| {
         let data = bytes(total, seed);
         let parts = data.chunks(total / 4).map(|part| dev.upload(part)).collect::<Result<Vec<_>, _>>()?;
         for _ in 0..3 {
@@ -43,7 +43,7 @@ on_both! {
         on_limited_pools(gpus, 2, 16 * MIB, |pool, _| {
             for round in 0..4u8 {
                 let gate = Gate::new(gpus);
-                let target = pool.run_on(&[0], |dev, _| dev.zeros::<u8>(8 * MIB)).unwrap().remove(0);
+                let target = pool.on(&[0]).run(|dev, _| dev.zeros::<u8>(8 * MIB)).unwrap().remove(0);
                 let target = Mutex::new(Some(target));
                 let (queued, failed) = (AtomicBool::new(false), AtomicBool::new(false));
                 thread::scope(|s| {
@@ -85,7 +85,7 @@ on_both! {
             for round in 0..4u8 {
                 let gate = Gate::new(gpus);
                 let lent =
-                    pool.run_on(&[0], |dev, _| (0..3).map(|_| dev.zeros::<u8>(4 * MIB)).collect::<Result<Vec<_>, _>>());
+                    pool.on(&[0]).run(|dev, _| (0..3).map(|_| dev.zeros::<u8>(4 * MIB)).collect::<Result<Vec<_>, _>>());
                 let lent: Vec<_> = lent.unwrap().remove(0).into_iter().map(|x| Mutex::new(Some(x))).collect();
                 let (queued, freed) = (AtomicBool::new(false), AtomicUsize::new(0));
                 thread::scope(|s| {
@@ -94,7 +94,7 @@ on_both! {
                         until("the copies are queued", || queued.load(Acquire)).unwrap();
                         drop(lent[0].lock().take());
                         freed.fetch_add(1, Release);
-                        pool.run_on(&[2], |_, _| {
+                        pool.on(&[2]).run(|_, _| {
                             drop(lent[1].lock().take());
                             freed.fetch_add(1, Release);
                             Ok(())
@@ -110,7 +110,7 @@ on_both! {
                         until("some are freed", || freed.load(Acquire) >= 1).unwrap();
                         assert_untouched(pool, 0, 14 * MIB, round);
                     });
-                    let error = failure(pool.run_on(&[1], |dev, _| {
+                    let error = failure(pool.on(&[1]).run(|dev, _| {
                         let from = dev.upload(&vec![0xee; 4 * MIB])?;
                         let _busy = gate.hold_stream(dev)?;
                         for lent in &lent {
@@ -144,7 +144,7 @@ on_both! {
                         .paused();
                     let builder = gpus.builder(2).memory_limit(16 << 20).faults(plan.clone());
                     let pool = if staged { builder.without_peer_access() } else { builder }.build().unwrap();
-                    let target = pool.run_on(&[0], |dev, _| dev.zeros::<u8>(3 * MIB)).unwrap().remove(0);
+                    let target = pool.on(&[0]).run(|dev, _| dev.zeros::<u8>(3 * MIB)).unwrap().remove(0);
                     let target = Mutex::new(Some(target));
                     let done = pool.run(|dev, _| {
                         if dev.rank() == 1 {

@@ -67,7 +67,7 @@ on_both! {
                     cached.lock().extend(made.into_iter().flat_map(|(a, b)| [a, b]));
                 }
                 assert_eq!(cached.lock().len(), 8);
-                pool.run_on(&[round % 2], |dev, _| {
+                pool.on(&[round % 2]).run(|dev, _| {
                     let x = dev.upload(&vec![5u8; 14 * MIB])?;
                     check_books(dev);
                     assert!(all_are(&dev.download(&x)?, 5));

@@ -21,7 +21,7 @@ on_both! {
             for busy in 0..n {
                 let before = pool.run(|dev, _| Ok(dev.stats())).unwrap();
                 let held = pool
-                    .run_on(&[busy], |dev, _| {
+                    .on(&[busy]).run(|dev, _| {
                         (1..20).map(|i| bytes_of(dev, i * 100 * KIB)).collect::<Result<Vec<_>, _>>()
                     })
                     .unwrap()

@@ -130,7 +130,7 @@ on_both! {
         let line = Location::caller().line() + 2;
         let some =
             pool.run(|dev, _| (0..3).map(|_| dev.zeros::<u8>(100 * KIB)).collect::<Result<Vec<_>, _>>()).unwrap();
-        let one = pool.run_on(&[1], |dev, _| dev.upload(&[0u8; 5000])).unwrap();
+        let one = pool.on(&[1]).run(|dev, _| dev.upload(&[0u8; 5000])).unwrap();
         let report = pool.leaks().unwrap();
         let found: Vec<_> = report
             .leaks

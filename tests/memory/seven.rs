@@ -131,7 +131,7 @@ on_both! {
             for round in 0..3u8 {
                 let gate = Gate::new(gpus);
                 let (target, small) = pool
-                    .run_on(&[0], |dev, _| {
+                    .on(&[0]).run(|dev, _| {
                         let (target, spare) = (dev.zeros::<u8>(6 * MIB)?, dev.zeros::<u8>(4 * MIB)?);
                         let small = bytes_of(dev, 300)?;
                         dev.synchronize()?;

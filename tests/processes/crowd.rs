@@ -179,7 +179,7 @@ fn gangs_that_share_only_the_gpu_run_side_by_side() {
     crowd("gangs_that_share_only_the_gpu_run_side_by_side", |_| {
         let (pool, begun) = (pool(&[0; 4]), AtomicUsize::new(0));
         let pair = |members: &[usize]| {
-            let done = pool.run_on(members, |dev, _| {
+            let done = pool.on(members).run(|dev, _| {
                 begun.fetch_add(1, SeqCst);
                 until("all have begun", || begun.load(SeqCst) == 4)?;
                 for _ in 0..20 {

@@ -35,7 +35,7 @@ fn parent() {
                 let mut code = 0;
                 let mut note = |bit: i32, ok: bool| code |= if ok { 0 } else { 1 << bit };
                 note(0, told(pool.run(|_, _| Ok(())).err()));
-                note(1, told(pool.run_on(&[0], |_, _| Ok(())).err()));
+                note(1, told(pool.on(&[0]).run(|_, _| Ok(())).err()));
                 note(2, told(pool.per_device(|_, _| Ok(())).err()));
                 note(3, told(pool.pinned::<u8>(1).err()) && told(pool.unified::<u8>(1).err()));
                 note(4, told(state.run(|_, _, _| Ok(())).err()));

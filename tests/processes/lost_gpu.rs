@@ -53,7 +53,7 @@ fn child() {
     // The lost one stays lost.
     assert!(matches!(pool.run(|dev, _| dev.zeros::<u32>(1).map(drop)), Err(Error::DeviceLost { .. })));
     let sum = |pool: &GpuPool, devices: &[usize]| {
-        pool.run_on(devices, |dev, _| {
+        pool.on(devices).run(|dev, _| {
             let x: DeviceBuffer<f32> = dev.upload(&vec![0.5; 1 << 20])?;
             dev.download(&dev.sum(&x)?)
         })

@@ -165,7 +165,7 @@ fn compare(bench: &mut Bench, case: &str, pool: &GpuPool, name: &str, shape: Sha
     });
     let best = Side::sampling("best", |samples| {
         for _ in 0..=steps_of(shape) {
-            let times = batch.borrow_mut().run_on(&[RANKS - 1], |dev, _, batch| batch.time_alone(dev));
+            let times = batch.borrow_mut().on(&[RANKS - 1]).run(|dev, _, batch| batch.time_alone(dev));
             samples.push(times.expect("a stage")[0] * (MICROS + RANKS - 1) as f64);
         }
     });

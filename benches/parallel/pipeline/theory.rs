@@ -147,7 +147,7 @@ fn virtual_time(schedule: &Schedule) -> Result<(f64, f64)> {
     let ranks = schedule.ranks();
     let pool = build(GpuPool::builder().topology(Topology::nvswitch(ranks)).dry());
     let unit = |len| -> Result<Duration> {
-        let times = pool.run_on(&[0], |dev, _| {
+        let times = pool.on(&[0]).run(|dev, _| {
             let mut stage = Busy::new(dev, len, false)?;
             stage.work(dev, 100, None)?;
             dev.synchronize()?;
@@ -168,8 +168,8 @@ fn virtual_time(schedule: &Schedule) -> Result<(f64, f64)> {
 
 /// What a copy of one element from device 0 to device 1 takes.
 fn hop(pool: &GpuPool) -> Result<Duration> {
-    let x = pool.run_on(&[0], |dev, _| dev.zeros::<f32>(1))?.remove(0);
-    let times = pool.run_on(&[1], |dev, _| {
+    let x = pool.on(&[0]).run(|dev, _| dev.zeros::<f32>(1))?.remove(0);
+    let times = pool.on(&[1]).run(|dev, _| {
         let start = dev.record_timed()?;
         let _copy = x.copy_to(dev)?;
         let end = dev.record_timed()?;

@@ -1,6 +1,7 @@
 //! What an exhibit is, how it is declared, and what counts as caught.
 //!
-//! The files of exhibits declare theirs by [`exhibits`]. The example shows them; `tests/bug_zoo.rs` checks each.
+//! The files of exhibits declare theirs by [`exhibits`]. The example shows them;
+//! `crates/lab/tests/bug_zoo.rs` checks each.
 
 use super::ground::Ground;
 use gpu_pool::{

@@ -71,7 +71,7 @@ fn host_reads_too_early_wrong(ground: &Ground) -> Outcome {
 fn host_reads_too_early_right(ground: &Ground) -> Outcome {
     let pool = ground.pool(1)?;
     let mut host = pool.pinned::<f32>(N)?;
-    pool.run_with(vec![&mut host], |dev, _, host| {
+    pool.with(vec![&mut host]).run(|dev, _, host| {
         let mut x = dev.zeros::<f32>(N)?;
         dev.fill(&mut x, 1.0)?;
         dev.download_pinned(&x, host)
@@ -92,7 +92,7 @@ fn host_writes_too_early_right(ground: &Ground) -> Outcome {
     let pool = ground.pool(1)?;
     let mut batch = pool.pinned::<f32>(N)?;
     batch.as_mut_slice()?.fill(1.0);
-    let seen = pool.run_with(vec![&mut batch], |dev, _, batch| {
+    let seen = pool.with(vec![&mut batch]).run(|dev, _, batch| {
         let x = dev.upload_pinned(batch)?;
         batch.as_mut_slice()?.fill(2.0); // waits for the copy
         dev.download(&x)
@@ -137,12 +137,12 @@ fn unified_on_two_devices_wrong(ground: &Ground) -> Outcome {
 fn unified_on_two_devices_right(ground: &Ground) -> Outcome {
     let pool = ground.pool(2)?;
     let mut table = pool.unified::<f32>(2 * N)?;
-    pool.run_with(table.rows_mut(16), |dev, shard, mut rows| match shard.index() {
+    pool.with(table.rows_mut(16)).run(|dev, shard, mut rows| match shard.index() {
         0 => dev.fill(&mut rows, 1.0),
         _ => Ok(()),
     })?;
     let halo = table.as_slice()?[N - 16..N].to_vec();
-    pool.run_with(table.rows_mut(16), |dev, shard, rows| match shard.index() {
+    pool.with(table.rows_mut(16)).run(|dev, shard, rows| match shard.index() {
         0 => Ok(()),
         _ => dev.axpy(1.0, &dev.upload(&halo)?, &mut rows.split_at_mut(16).0),
     })?;
@@ -153,6 +153,6 @@ fn unified_looked_at_right(ground: &Ground) -> Outcome {
     let pool = ground.pool(2)?;
     let mut table = pool.unified::<f32>(2 * N)?;
     let before = table.as_slice()?[0];
-    pool.run_with(table.rows_mut(16), |dev, _, mut rows| dev.fill(&mut rows, before + 1.0))?;
+    pool.with(table.rows_mut(16)).run(|dev, _, mut rows| dev.fill(&mut rows, before + 1.0))?;
     Ok(Seen::all(table.as_slice()?, 1.0))
 }

@@ -129,7 +129,7 @@ fn missing_record_stream_wrong(ground: &Ground) -> Outcome {
 fn missing_record_stream_right(ground: &Ground) -> Outcome {
     let pool = ground.pool(1)?;
     let mut host = pool.pinned::<f32>(N)?;
-    pool.run_with(vec![&mut host], |dev, _, host| {
+    pool.with(vec![&mut host]).run(|dev, _, host| {
         let stash = dev.stream()?;
         let mut x = dev.zeros::<f32>(N)?;
         dev.fill(&mut x, 1.0)?;

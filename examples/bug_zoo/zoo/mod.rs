@@ -1,4 +1,4 @@
-//! The exhibits: for the example, which shows them, and for `tests/bug_zoo.rs`, which checks each of them.
+//! The exhibits: for the example, which shows them, and for `crates/lab/tests/bug_zoo.rs`, which checks each of them.
 //!
 //! * `exhibit`: what an exhibit is, and what counts as caught
 //! * `ground`: the devices that a program runs on

@@ -62,7 +62,7 @@ fn crossing_wrong(ground: &Ground) -> Outcome {
 fn crossing_right(ground: &Ground) -> Outcome {
     let pool = ground.pool(2)?;
     let step = |devices: [usize; 2]| {
-        pool.run_on(&devices, |dev, _| {
+        pool.on(&devices).run(|dev, _| {
             let mut x = dev.upload(&[1.0f32; N])?;
             dev.all_reduce(&mut x, ReduceOp::Sum)?;
             dev.download(&x)

@@ -106,7 +106,7 @@ impl Device {
     /// With the first call in a scope, the scope becomes one of all processes: the n-th such scope of this process
     /// belongs to the n-th of every other one. If a device of it fails, all of them fail, with
     /// [`Error::AbortedByHost`]; and they end together. (Scopes of several threads at once:
-    /// [`GpuPool::run_named`](crate::GpuPool::run_named).)
+    /// [`GpuPool::named`](crate::GpuPool::named).)
     ///
     /// A scope that fails before its first call fails in the other processes, too, if they run the same one: the n-th
     /// that each process begins at that place of the program. Where the processes do not begin the same scopes at each

@@ -80,11 +80,11 @@ on_both! {
             for n in 1..=4 {
                 let plan = fails(victim, op, n);
                 let pool = gpus.builder(2).without_peer_access().faults(plan.clone()).build().unwrap();
-                let mut targets = pool.run_on(&[1], |dev, _| (0..3).map(|_| dev.zeros::<u8>(600_000)).collect());
+                let mut targets = pool.on(&[1]).run(|dev, _| (0..3).map(|_| dev.zeros::<u8>(600_000)).collect());
                 let mut targets: Vec<_> = targets.as_mut().unwrap().remove(0);
                 let (warm, third) = (targets.remove(0), targets.remove(1));
                 let targets = parking_lot::Mutex::new((warm, targets.remove(0), third));
-                pool.run_on(&[0], |dev, _| {
+                pool.on(&[0]).run(|dev, _| {
                     let (warm, first, third) = &mut *targets.lock();
                     let (a, b) = (dev.upload(&old)?, dev.upload(&new)?);
                     dev.copy(&a, warm)?;
@@ -117,7 +117,7 @@ on_both! {
         {
             let plan = fails(victim, op, n).on(FaultRule::new(slow).device(1).op(FaultOp::CopyUp));
             let pool = gpus.builder(2).without_peer_access().faults(plan.clone()).build().unwrap();
-            let mut targets = pool.run_on(&[1], |dev, _| Ok([dev.zeros::<u8>(600_000)?, dev.zeros(600_000)?])).unwrap();
+            let mut targets = pool.on(&[1]).run(|dev, _| Ok([dev.zeros::<u8>(600_000)?, dev.zeros(600_000)?])).unwrap();
             let [warm, target] = targets.remove(0);
             let targets = parking_lot::Mutex::new((warm, Some(target)));
             pool.run(|dev, _| {

@@ -59,7 +59,7 @@ on_both! {
                 let plan = plan(FaultRule::new(fault).device(1).op(op).from(1));
                 let pool = gpus.builder(2).faults(plan.clone()).build().unwrap();
                 let own = pool.run(|dev, _| dev.upload(&[1.0f32; 100])).unwrap();
-                let theirs = pool.run_on(&[0], |dev, _| dev.zeros::<f32>(100)).unwrap().remove(0);
+                let theirs = pool.on(&[0]).run(|dev, _| dev.zeros::<f32>(100)).unwrap().remove(0);
                 let kept = Kept { own, theirs: Mutex::new(theirs) };
                 let told = Mutex::new(None);
                 plan.resume();
@@ -82,11 +82,11 @@ on_both! {
                 plan.pause();
                 assert!(plan.fired().iter().all(|fired| (fired.device, fired.op, fired.fault) == (1, op, fault)));
                 if matches!(fault, Injected::OutOfMemory | Injected::Error) {
-                    pool.run_on(&[1], |dev, _| attempt(dev, &kept)).unwrap();
+                    pool.on(&[1]).run(|dev, _| attempt(dev, &kept)).unwrap();
                     assert_works(&pool);
                     assert_eq!(pool.report().lost, [false, false]);
                 } else {
-                    let again = failure(pool.run_on(&[1], |dev, _| attempt(dev, &kept)));
+                    let again = failure(pool.on(&[1]).run(|dev, _| attempt(dev, &kept)));
                     assert!(is_typed(&again, 1, fault), "{op:?}: {again}");
                     assert_eq!(pool.report().lost, [false, true]);
                     assert_works(&pool.survivors().unwrap());
@@ -104,7 +104,7 @@ on_both! {
             let pool = gpus.builder(2).faults(plan.clone()).build().unwrap();
             plan.resume();
             assert!(is_typed(&failure(pool.pinned::<u8>(30 << 20)), 0, fault));
-            let error = failure(pool.run_on(&[1], |dev, _| dev.upload(&[1u8]).map(drop)));
+            let error = failure(pool.on(&[1]).run(|dev, _| dev.upload(&[1u8]).map(drop)));
             assert!(is_typed(&error, 0, fault), "{error}");
             plan.pause();
             assert_works(&pool);
@@ -113,7 +113,7 @@ on_both! {
         let plan = plan(FaultRule::new(Injected::DeviceLost).device(0).op(FaultOp::HostAlloc));
         let pool = gpus.builder(2).faults(plan.clone()).build().unwrap();
         plan.resume();
-        assert_eq!(pool.run_on(&[1], |dev, _| dev.download(&dev.upload(&[1u8])?)).unwrap(), [[1]]);
+        assert_eq!(pool.on(&[1]).run(|dev, _| dev.download(&dev.upload(&[1u8])?)).unwrap(), [[1]]);
         assert_eq!(pool.pinned::<u8>(30 << 20).unwrap().len(), 30 << 20);
         assert_eq!(pool.report().lost, [true, false]);
     }
@@ -154,7 +154,7 @@ on_both! {
             }));
             assert!(is_typed(&error, 1, fault), "{error}");
             assert_eq!(pool.report().lost, [false, true]);
-            pool.run_on(&[0], |dev, _| dev.all_reduce(&mut dev.zeros::<f32>(9)?, ReduceOp::Sum)).unwrap();
+            pool.on(&[0]).run(|dev, _| dev.all_reduce(&mut dev.zeros::<f32>(9)?, ReduceOp::Sum)).unwrap();
             pool.close().unwrap();
         }
     }

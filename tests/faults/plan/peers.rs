@@ -103,7 +103,7 @@ on_both! {
             let pool = gpus.builder(2).faults(plan.clone()).build().unwrap();
             plan.resume();
             let kept = pool.run(|dev, _| dev.upload(&bytes(1000, 9))).unwrap();
-            let differ = pool.run_on(&[0], |dev, _| {
+            let differ = pool.on(&[0]).run(|dev, _| {
                 let mut x = dev.upload(&[0u8; 1000])?;
                 let mut differ = Vec::new();
                 for _ in 0..3 {

@@ -41,7 +41,7 @@ fn a_stuck_stream_is_a_timeout_that_names_its_device() {
             assert!(matches!(&error, Error::Timeout { device: 1, op, .. } if !op.is_empty()), "{op:?}: {error}");
             assert_eq!(plan.fired().iter().map(|fired| fired.op).collect::<Vec<_>>(), [op]);
             // The others are well, and work on by themselves;
-            pool.run_on(&[0], |dev, _| work(dev)).unwrap();
+            pool.on(&[0]).run(|dev, _| work(dev)).unwrap();
             assert_eq!(pool.report().lost, [false, false]);
             // the stuck one stays stuck until it is let go,
             let error = failure(pool.run(|dev, _| work(dev)));
@@ -66,9 +66,9 @@ fn a_scope_does_not_begin_on_a_stuck_device_whose_kernels_meet() {
         let error = failure(pool.run(|dev, _| work(dev)));
         assert!(matches!(&error, Error::Timeout { device: 1, .. }), "{error}");
         for members in [&[0, 1][..], &[1]] {
-            let error = failure(pool.run_on(members, |dev, _| work(dev)));
+            let error = failure(pool.on(members).run(|dev, _| work(dev)));
             assert!(matches!(&error, Error::Timeout { device: 1, op: "scope begin", .. }), "{error}");
-            pool.run_on(&[0], |dev, _| work(dev)).unwrap();
+            pool.on(&[0]).run(|dev, _| work(dev)).unwrap();
         }
         plan.release();
         assert_works(&pool);
@@ -127,7 +127,7 @@ fn a_stuck_device_that_is_lost_then() {
         }));
         assert!(matches!(&error, Error::Timeout { device: 1, .. } | Error::DeviceLost { device: 1, .. }), "{error}");
         assert_works(&pool.survivors().unwrap());
-        pool.run_on(&[0], |dev, _| work(dev)).unwrap();
+        pool.on(&[0]).run(|dev, _| work(dev)).unwrap();
         plan.release();
         pool.close().unwrap();
     });

@@ -72,7 +72,7 @@ fn assert_quarantined(pool: &GpuPool, victim: usize, count: usize) {
     assert!(matches!(error, Error::DeviceLost { device, .. } if device == victim), "{error}");
     assert_eq!(pool.report().lost, (0..count).map(|i| i == victim).collect::<Vec<_>>());
     let others: Vec<usize> = (0..count).filter(|&i| i != victim).collect();
-    pool.run_on(&others, |dev, _| collectives(dev)).unwrap();
+    pool.on(&others).run(|dev, _| collectives(dev)).unwrap();
     let rest = pool.survivors().unwrap();
     assert_eq!(rest.devices(), count - 1);
     assert_works(&rest);

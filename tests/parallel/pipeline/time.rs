@@ -99,7 +99,7 @@ fn machine(ranks: usize) -> Topology {
 
 /// From the end of an action to the arrival of its result: a wait, the copy over the link, and a wait.
 fn hop(pool: &GpuPool, machine: &Topology) -> Duration {
-    let copied = pool.run_on(&[0, 1], |dev, _| {
+    let copied = pool.on(&[0, 1]).run(|dev, _| {
         if dev.rank() == 0 {
             dev.give(dev.zeros::<f32>(ELEMENTS)?, 1, 0)?;
             return dev.barrier().map(|()| Duration::ZERO);

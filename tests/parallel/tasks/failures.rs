@@ -282,8 +282,8 @@ fn a_scope_of_another_pool_on_these_gpus() {
         let pool = Gpus::software().pool(2);
         let other = pool.survivors().unwrap();
         let refused = || {
-            let error = failure(other.run_on(&[1], |_, _| Ok(())));
-            assert!(matches!(error, Error::InvalidArgument { op: "run_on", .. }), "{error}");
+            let error = failure(other.on(&[1]).run(|_, _| Ok(())));
+            assert!(matches!(error, Error::InvalidArgument { op: "run", .. }), "{error}");
         };
         pool.tasks(|t| {
             refused();

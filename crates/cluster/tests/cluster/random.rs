@@ -184,7 +184,7 @@ pub fn child(builder: Builder, more: &[&str]) -> Result<(), Error> {
     let run = |name: &str, seed: u64| -> Result<usize, Error> {
         let mut told = Instant::now();
         for round in 0.. {
-            let goes_on = pool.run_named(name, |dev, _| {
+            let goes_on = pool.named(name).run(|dev, _| {
                 let world = dev.world()?;
                 for (at, step) in program(seed.wrapping_add(round), world.count()).iter().enumerate() {
                     carry_out(dev, &world, at, step)?;

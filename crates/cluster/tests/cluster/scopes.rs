@@ -36,10 +36,10 @@ pub fn names(builder: Builder) -> Result<(), Error> {
     let alone = Cluster::from_env()?.rank() == 0;
     let pool = pool(if alone { builder.timeout(Duration::from_secs(1)) } else { builder })?;
     if alone {
-        say(pool.run_named("alone", |_, _| Ok(())).unwrap_err());
+        say(pool.named("alone").run(|_, _| Ok(())).unwrap_err());
     }
     // What has failed leaves the cluster usable.
-    say(format!("{:?}", pool.run_named("together", |dev, _| Ok(dev.world()?.rank()))?));
+    say(format!("{:?}", pool.named("together").run(|dev, _| Ok(dev.world()?.rank()))?));
     pool.close()
 }
 

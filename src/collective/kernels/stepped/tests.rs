@@ -212,7 +212,7 @@ fn a_kernel_gives_up_at_its_deadline() {
             "{len} elements: {failed:?}"
         );
         plan.pause();
-        let works_alone = || pool.run_on(&[0], |dev, _| dev.download(&dev.upload(&[1.0f32; 9])?)).unwrap();
+        let works_alone = || pool.on(&[0]).run(|dev, _| dev.download(&dev.upload(&[1.0f32; 9])?)).unwrap();
         if alone {
             works_alone();
         }

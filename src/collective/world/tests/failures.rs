@@ -169,7 +169,7 @@ fn two_scopes_at_once() {
     let hosts = Hosts::new(&[2, 2]);
     let found = hosts.each(|host, pool| {
         let scope = |name: &str, of: f32| {
-            pool.run_named(name, |dev, _| {
+            pool.named(name).run(|dev, _| {
                 let mut x = dev.upload(&[of])?;
                 dev.world()?.all_reduce(&mut x, ReduceOp::Sum)?;
                 dev.download(&x)
@@ -210,6 +210,6 @@ fn what_cannot_cross_is_refused() {
         ])
     });
     assert_eq!(found, [[true; 3]; 2]);
-    let found = Hosts::new(&[2, 1]).pools[0].run_on(&[1], |dev, _| dev.world().map(drop));
+    let found = Hosts::new(&[2, 1]).pools[0].on(&[1]).run(|dev, _| dev.world().map(drop));
     assert!(matches!(found, Err(Error::InvalidArgument { .. })), "{found:?}");
 }

@@ -1,6 +1,6 @@
 //! Software GPUs as simulators: deadlocks that are certain, one operation at a time, and virtual time.
 
-#[path = "../support/mod.rs"]
+#[path = "../../../../tests/support/mod.rs"]
 mod support;
 
 mod deadlock;

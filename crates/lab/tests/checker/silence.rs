@@ -169,7 +169,7 @@ fn scopes(pool: &GpuPool, seed: u64, bag: &Bag) {
         let first = dice.roll(pool.devices());
         let members: Vec<usize> = (first..pool.devices()).collect();
         let (common, fails) = (dice.roll(1 << 20) as u64, dice.roll(5) == 0);
-        let result = pool.run_on(&members, |dev, _| {
+        let result = pool.on(&members).run(|dev, _| {
             let mut ours = Dice::new(common);
             let mut mine = Dice::new(common + 1 + dev.rank() as u64);
             for i in 0..12 {
@@ -190,7 +190,7 @@ fn scopes(pool: &GpuPool, seed: u64, bag: &Bag) {
             Ok(_) => {}
             Err(error) => assert!(is_fair(&error), "seed {seed}: {error}"),
         }
-        let doubled = pool.run_with(table.rows_mut(10), |dev, _, mut rows| dev.scale(&mut rows, 2.0)).map(drop);
+        let doubled = pool.with(table.rows_mut(10)).run(|dev, _, mut rows| dev.scale(&mut rows, 2.0)).map(drop);
         let seen = doubled.and_then(|()| table.as_slice().map(drop));
         if let Err(error) = seen.and_then(|()| table.as_mut_slice().map(|rows| rows.fill(1.0))) {
             assert!(is_fair(&error), "seed {seed}: {error}");

@@ -1,8 +1,9 @@
 //! The bug zoo keeps its word: each mistake is caught, as what the exhibit says and where it was made, and each mended
 //! twin is silent; on software GPUs, as fast as they can and one operation at a time, and on CUDA.
 
+#[path = "../../../tests/support/mod.rs"]
 mod support;
-#[path = "../examples/bug_zoo/zoo/mod.rs"]
+#[path = "../../../examples/bug_zoo/zoo/mod.rs"]
 mod zoo;
 
 use std::{collections::BTreeSet, path::Path};
@@ -137,7 +138,7 @@ fn mended_twins_are_silent_on_two_cuda_devices() {
 
 #[test]
 fn exhibits_are_complete() {
-    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE)).unwrap();
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(PAGE)).unwrap();
     let all = zoo::all();
     assert!(all.len() >= 15, "{}", all.len());
     let names: BTreeSet<_> = all.iter().map(|e| e.name).collect();
@@ -152,7 +153,7 @@ fn exhibits_are_complete() {
         assert!(page.contains(&format!("\n## {name}\n")) && page.contains(thread.url), "{name} is not in {PAGE}");
         for program in wrong.iter().chain([right]) {
             let (line, text) = program.text();
-            let file = program.file.trim_start_matches("tests/../");
+            let file = program.file.trim_start_matches("crates/lab/tests/../../../");
             let shown = page.contains(&format!("`{file}:{line}`\n")) && page.contains(text);
             assert!(shown, "`{}` has changed: run `cargo run --example bug_zoo -- --markdown {PAGE}`", program.name);
             assert!(line > 1 && text.starts_with("fn ") && text.ends_with('}'), "{name}: {text}");
@@ -163,7 +164,7 @@ fn exhibits_are_complete() {
         match exhibit.expected {
             Caught::DoesNotCompile { file, code } => {
                 assert!(wrong.is_none(), "{name}");
-                let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+                let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
                 let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{file}: {error}"));
                 assert!(text.contains(&format!("//~ {code}")), "{file} is not refused with {code}");
             }

@@ -45,7 +45,7 @@
 //!
 //! The ring all-reduce by copy engines, predicted and measured (`cargo run --release --example predict`):
 //!
-#![doc = include_str!("../../docs/src/plots/predicted_all_reduce.svg")]
+#![doc = include_str!("../../../../docs/src/plots/predicted_all_reduce.svg")]
 //!
 //! # Mechanism
 //!

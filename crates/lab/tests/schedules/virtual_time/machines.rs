@@ -94,7 +94,7 @@ mod files {
     };
 
     fn machines() -> PathBuf {
-        FilePath::new(env!("CARGO_MANIFEST_DIR")).join("examples/data/machines")
+        FilePath::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/data/machines")
     }
 
     #[test]

@@ -7,10 +7,10 @@ mod all_reduce;
 mod by_hand;
 mod hosts;
 mod machines;
-#[path = "../../../examples/predict/hosts/model.rs"]
+#[path = "../../../../../examples/predict/hosts/model.rs"]
 mod model;
 mod pools;
-#[path = "../../../examples/predict/ring.rs"]
+#[path = "../../../../../examples/predict/ring.rs"]
 mod ring;
-#[path = "../../../examples/predict/hosts/run.rs"]
+#[path = "../../../../../examples/predict/hosts/run.rs"]
 mod run;

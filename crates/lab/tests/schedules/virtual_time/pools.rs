@@ -13,20 +13,21 @@ fn copy(builder: Builder, from: usize, to: usize, bytes: usize) -> Duration {
     let pool = builder.build().unwrap();
     let buffers = pool.run(|dev, _| dev.zeros::<u8>(bytes)).unwrap();
     let target = std::sync::Mutex::new(buffers.into_iter().enumerate().collect::<Vec<_>>());
-    pool.run_on(&[from], |dev, _| {
-        let mut buffers = target.lock().unwrap();
-        let place = |buffers: &[(usize, _)], device| buffers.iter().position(|(i, _)| *i == device).unwrap();
-        let at = place(&buffers, from);
-        let (_, source) = buffers.swap_remove(at);
-        let at = place(&buffers, to);
-        let start = dev.record_timed()?;
-        dev.copy(&source, &mut buffers[at].1)?;
-        let end = dev.record_timed()?;
-        dev.synchronize()?;
-        end.elapsed_since(&start)
-    })
-    .unwrap()
-    .remove(0)
+    pool.on(&[from])
+        .run(|dev, _| {
+            let mut buffers = target.lock().unwrap();
+            let place = |buffers: &[(usize, _)], device| buffers.iter().position(|(i, _)| *i == device).unwrap();
+            let at = place(&buffers, from);
+            let (_, source) = buffers.swap_remove(at);
+            let at = place(&buffers, to);
+            let start = dev.record_timed()?;
+            dev.copy(&source, &mut buffers[at].1)?;
+            let end = dev.record_timed()?;
+            dev.synchronize()?;
+            end.elapsed_since(&start)
+        })
+        .unwrap()
+        .remove(0)
 }
 
 /// Peer copies over the root complex of a PCIe tree can be slower than staging (stas00/ml-engineering#1: 2.6 GB/s
