@@ -252,5 +252,5 @@ impl Cluster {
 mod models;
 
 #[cfg(test)]
-#[path = "../../../src/testing/texts.rs"]
+#[path = "../../lab/src/testing/texts.rs"]
 mod texts;

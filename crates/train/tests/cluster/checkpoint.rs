@@ -1,7 +1,7 @@
 //! Checkpoints of a model in several processes: one of them writes, all have the same or none takes it over.
 
 use crate::fleet::{Fleet, free_port, pool, say};
-#[cfg(feature = "nccl")]
+#[cfg(feature = "cuda")]
 use crate::{fleet::GPU_VARIABLES, support::cuda_devices};
 use gpu_pool::{
     Builder, Device, DeviceBuffer, Error, ReduceOp, WorldCall,
@@ -141,7 +141,7 @@ fn one_process_writes_and_all_have_the_same() {
 }
 
 #[test]
-#[cfg(feature = "nccl")]
+#[cfg(feature = "cuda")]
 fn cuda_one_process_writes_and_all_have_the_same() {
     if cuda_devices() == 0 {
         return println!("skipped: no CUDA device");
