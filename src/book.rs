@@ -8,6 +8,7 @@ macro_rules! pages {
 }
 
 pages! {
+    Readme: "README.md",
     FirstProgram: "docs/src/guide/first_program.md",
     Pools: "docs/src/guide/pools.md",
     Shards: "docs/src/guide/shards.md",

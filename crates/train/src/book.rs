@@ -8,6 +8,5 @@ macro_rules! pages {
 }
 
 pages! {
-    Readme: "README.md",
     Pipelines: "docs/src/guide/pipelines.md",
 }
