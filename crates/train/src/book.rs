@@ -8,5 +8,8 @@ macro_rules! pages {
 }
 
 pages! {
+    DataParallel: "docs/src/guide/data_parallel.md",
+    Checkpoints: "docs/src/guide/checkpoints.md",
     Pipelines: "docs/src/guide/pipelines.md",
+    TensorParallel: "docs/src/guide/tensor_parallel.md",
 }

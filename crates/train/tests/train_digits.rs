@@ -290,7 +290,7 @@ fn data_that_is_not_usable() {
     bad("empty.csv.gz", &gzip(""), &["no images"]);
     bad("few.csv", images(3, "0").as_bytes(), &["3 images are too few"]);
 
-    let shipped = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/data/digits.csv.gz")).unwrap();
+    let shipped = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/data/digits.csv.gz")).unwrap();
     bad("truncated.csv.gz", &shipped[..shipped.len() / 2], &["truncated", "after line"]);
     bad("no_trailer.csv.gz", &shipped[..shipped.len() - 3], &["truncated"]);
     let mut damaged = shipped.clone();

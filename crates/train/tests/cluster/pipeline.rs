@@ -9,18 +9,16 @@ use crate::{
     fleet::{Fleet, pool, say},
     support::{Gpus, cases},
 };
-use gpu_pool::{
-    Builder, Device, Error, GpuPool, Group, ReduceOp,
-    parallel::{At, Pipeline, Schedule, Work},
-};
+use gpu_pool::{Builder, Device, Error, GpuPool, Group, ReduceOp};
+use gpu_pool_train::{At, Pipeline, PipelineSchedule, Work};
 use model::{Around, Layer, WIDTH, input, loss, pipelined};
 
-fn schedule(name: &str, ranks: usize, micros: usize) -> Schedule {
+fn schedule(name: &str, ranks: usize, micros: usize) -> PipelineSchedule {
     let schedule = match name {
-        "gpipe" => Schedule::gpipe(ranks, micros),
-        "1f1b" => Schedule::one_f_one_b(ranks, micros),
-        "interleaved" => Schedule::interleaved(ranks, 2, micros),
-        _ => Schedule::zero_bubble_v(ranks, micros),
+        "gpipe" => PipelineSchedule::gpipe(ranks, micros),
+        "1f1b" => PipelineSchedule::one_f_one_b(ranks, micros),
+        "interleaved" => PipelineSchedule::interleaved(ranks, 2, micros),
+        _ => PipelineSchedule::zero_bubble_v(ranks, micros),
     };
     schedule.unwrap()
 }
@@ -52,7 +50,7 @@ pub fn child(builder: Builder, what: &str, more: &[&str]) -> Result<(), Error> {
 }
 
 /// Two steps, with an update after each; as `model::pipelined` does it in one process.
-fn trains(pool: &GpuPool, schedule: Schedule, beside: bool) -> Result<(), Error> {
+fn trains(pool: &GpuPool, schedule: PipelineSchedule, beside: bool) -> Result<(), Error> {
     let micros = schedule.micros();
     let mut pipeline = Pipeline::new_in(pool, move |dev| team(dev, beside), schedule, Layer::new)?;
     for step in 0..2 {
@@ -131,7 +129,7 @@ fn stand_beside_each_other() {
 }
 
 /// Each action of a stage of process 1 fails once; then the stages are made anew, and a step succeeds.
-fn fails(pool: &GpuPool, schedule: Schedule) -> Result<(), Error> {
+fn fails(pool: &GpuPool, schedule: PipelineSchedule) -> Result<(), Error> {
     let micros = schedule.micros();
     for (work, bad) in [(Work::Forward, 0), (Work::Forward, 2), (Work::Backward, 1), (Work::Backward, 3)] {
         let build = |broken: bool| {
@@ -159,7 +157,7 @@ fn fails(pool: &GpuPool, schedule: Schedule) -> Result<(), Error> {
 }
 
 /// Steps without end, and without an update: the process is lost, or loses another one.
-fn endless(pool: &GpuPool, schedule: Schedule) -> Result<(), Error> {
+fn endless(pool: &GpuPool, schedule: PipelineSchedule) -> Result<(), Error> {
     let micros = schedule.micros();
     let mut pipeline = Pipeline::new_in(pool, |dev| dev.world(), schedule, Layer::new)?;
     for step in 0.. {
