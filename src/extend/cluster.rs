@@ -2,7 +2,10 @@
 
 pub use super::{ErrorInternals, OpGuard, OpSite, contain};
 pub use crate::{
-    builder::environment::parse_duration, collective::world::values::hash, fabric::transport, stall::StallTimer,
+    builder::environment::parse_duration,
+    collective::world::values::hash,
+    fabric::{call::Call, transport},
+    stall::StallTimer,
     token::op::Op,
 };
 
@@ -36,81 +39,44 @@ pub mod sync {
 use self::memory::{BlockRef, Lending};
 use crate::{
     Builder, Device, DeviceBuffer, DeviceCopy, Group, Result,
-    fabric::{call::Call, transport::{Connect, World}},
+    fabric::transport::{Connect, World},
 };
+#[cfg(target_os = "linux")]
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{sync::Arc, time::Duration};
 
-/// Of [`Builder`].
-pub trait BuilderInternals {
-    /// The pool is this process's part of what `connect` connects it to.
-    fn connect(self, connect: Arc<dyn Connect>) -> Self;
+internals! {
+    /// Of a builder.
+    trait BuilderInternals [] () for Builder {
+        /// The pool is this process's part of what `connect` connects it to.
+        fn connect[](self: Self, connect: Arc<dyn Connect>) -> Self;
+    }
 }
 
-impl BuilderInternals for Builder {
+impl Builder {
     fn connect(mut self, connect: Arc<dyn Connect>) -> Self {
         self.cluster = Some(connect);
         self
     }
 }
 
-/// Of [`Device`].
-pub trait DeviceInternals {
-    /// The deadline of its pool.
-    fn deadline(&self) -> Duration;
-
-    /// `Err` once its gang has failed, or in a capture.
-    ///
-    /// # Errors
-    /// [`Error::Aborted`](crate::Error::Aborted), [`Error::Graph`](crate::Error::Graph)
-    #[track_caller]
-    fn check_outside_graph(&self, op: &'static str) -> Result<()>;
-
-    /// The processes of its pool's cluster.
-    fn processes(&self) -> Option<&Arc<dyn World>>;
-
-    /// Begins an operation that cannot be captured.
-    ///
-    /// # Errors
-    /// [`Error::Aborted`](crate::Error::Aborted); in a capture.
-    #[track_caller]
-    fn op(&self, op: &'static str) -> Result<Op<'_>>;
-
-    /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are pooled.
-    ///
-    /// # Errors
-    /// As [`Device::zeros`].
-    #[track_caller]
-    fn zeros_apart<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>>;
-
-    /// At least `bytes` zeros in a chunk of their own, with a descriptor by which other processes map it.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), the driver's.
-    #[cfg(target_os = "linux")]
-    #[track_caller]
-    fn apart(
-        &self,
-        op: &'static str,
-        bytes: usize,
-        lending: &Arc<Lending>,
-    ) -> Result<(DeviceBuffer<u8>, std::os::fd::OwnedFd)>;
-
-    /// The memory of another process, `bytes` bytes with that process's contents.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), the driver's.
-    #[cfg(target_os = "linux")]
-    #[track_caller]
-    fn import_memory(
-        &self,
-        op: &'static str,
-        bytes: usize,
-        memory: std::os::fd::BorrowedFd<'_>,
-        lending: &Arc<Lending>,
-    ) -> Result<DeviceBuffer<u8>>;
+internals! {
+    /// Of a device.
+    trait DeviceInternals [] () for Device {
+        /// The deadline of its pool.
+        fn deadline[](self: &Self) -> Duration;
+        /// `Err` in a capture, and once its gang has failed.
+        fn check_outside_graph[](self: &Self, op: &'static str) -> Result<()>;
+        /// The processes of its pool's cluster.
+        fn processes[](self: &Self) -> Option<&Arc<dyn World>>;
+        /// Begins an operation that cannot be captured.
+        fn op[](self: &Self, op: &'static str) -> Result<Op<'_>>;
+        /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are pooled.
+        fn zeros_apart[T: DeviceCopy](self: &Self, len: usize) -> Result<DeviceBuffer<T>>;
+    }
 }
 
-impl DeviceInternals for Device {
+impl Device {
     fn deadline(&self) -> Duration {
         self.worker.shared.deadline
     }
@@ -124,35 +90,38 @@ impl DeviceInternals for Device {
     fn processes(&self) -> Option<&Arc<dyn World>> {
         self.session.world.as_ref().map(|link| &link.world)
     }
+}
 
-    #[track_caller]
-    fn op(&self, op: &'static str) -> Result<Op<'_>> {
-        Device::op(self, op)
+#[cfg(target_os = "linux")]
+internals! {
+    /// Memory of several processes.
+    trait ForeignMemory [] () for Device {
+        /// At least `bytes` zeros in a chunk of their own, with a descriptor by which other processes map it.
+        fn apart[](
+            self: &Self,
+            op: &'static str,
+            bytes: usize,
+            lending: &Arc<Lending>,
+        ) -> Result<(DeviceBuffer<u8>, OwnedFd)>;
+        /// The memory of another process, `bytes` bytes with that process's contents.
+        fn import_memory[](
+            self: &Self,
+            op: &'static str,
+            bytes: usize,
+            memory: BorrowedFd<'_>,
+            lending: &Arc<Lending>,
+        ) -> Result<DeviceBuffer<u8>>;
     }
+}
 
-    #[track_caller]
-    fn zeros_apart<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        Device::zeros_apart(self, len)
-    }
-
-    #[cfg(target_os = "linux")]
-    #[track_caller]
-    fn apart(
-        &self,
-        op: &'static str,
-        bytes: usize,
-        lending: &Arc<Lending>,
-    ) -> Result<(DeviceBuffer<u8>, std::os::fd::OwnedFd)> {
-        Device::apart(self, op, bytes, lending)
-    }
-
-    #[cfg(target_os = "linux")]
+#[cfg(target_os = "linux")]
+impl Device {
     #[track_caller]
     fn import_memory(
         &self,
         op: &'static str,
         bytes: usize,
-        memory: std::os::fd::BorrowedFd<'_>,
+        memory: BorrowedFd<'_>,
         lending: &Arc<Lending>,
     ) -> Result<DeviceBuffer<u8>> {
         let block = self.worker.cache.borrow_mut().import(op, bytes, memory, lending)?;
@@ -160,16 +129,17 @@ impl DeviceInternals for Device {
     }
 }
 
-/// Of [`DeviceBuffer`].
-pub trait BufferInternals {
-    /// Its memory.
-    fn block(&self) -> &BlockRef;
-
-    /// The first `len` elements of its memory, as another type.
-    fn reinterpret<U: DeviceCopy>(self, len: usize) -> DeviceBuffer<U>;
+internals! {
+    /// Of a buffer.
+    trait BufferInternals [T: DeviceCopy] (T) for DeviceBuffer<T> {
+        /// Its memory.
+        fn block[](self: &Self) -> &BlockRef;
+        /// The first `len` elements of its memory, as another type.
+        fn reinterpret[U: DeviceCopy](self: Self, len: usize) -> DeviceBuffer<U>;
+    }
 }
 
-impl<T: DeviceCopy> BufferInternals for DeviceBuffer<T> {
+impl<T: DeviceCopy> DeviceBuffer<T> {
     fn block(&self) -> &BlockRef {
         &self.block
     }
@@ -179,19 +149,10 @@ impl<T: DeviceCopy> BufferInternals for DeviceBuffer<T> {
     }
 }
 
-/// Of [`Group`].
-pub trait GroupInternals {
-    /// Exchanges bytes with all members, also those of other processes. `op`: the public operation.
-    ///
-    /// # Errors
-    /// As [`Group::exchange`], and those of other processes.
-    #[track_caller]
-    fn exchange_bytes(&self, op: &'static str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>>;
-}
-
-impl GroupInternals for Group<'_> {
-    #[track_caller]
-    fn exchange_bytes(&self, op: &'static str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        Group::exchange_bytes(self, &Call::new(op), bytes)
+internals! {
+    /// Of a group.
+    trait GroupInternals ['d] ('d) for Group<'d> {
+        /// All members' bytes, also those of other processes.
+        fn exchange_bytes[](self: &Self, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>>;
     }
 }

@@ -1,9 +1,8 @@
 //! Exchanges of values that serde can write, in groups of any number of processes.
 
-use crate::runtime::{ErrorInternals, GroupInternals};
+use crate::runtime::{Call, ErrorInternals, GroupInternals};
 use gpu_pool::{Error, Group, Result};
 use serde::{Serialize, de::DeserializeOwned};
-use std::panic::Location;
 
 /// This crate's methods on [`Group`].
 pub trait ClusterGroup {
@@ -32,9 +31,10 @@ impl ClusterGroup for Group<'_> {
     #[track_caller]
     fn exchange_serde<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>> {
         const OP: &str = "exchange_serde";
-        let site = Location::caller();
+        let call = Call::new(OP);
+        let site = call.site;
         let bytes = postcard::to_stdvec(value).map_err(|e| Error::invalid_at(site, OP, e))?;
-        let all = self.exchange_bytes(OP, bytes)?;
+        let all = self.exchange_bytes(&call, bytes)?;
         let value = |(rank, bytes): (usize, &Vec<u8>)| {
             let of = |e| Error::invalid_at(site, OP, format_args!("the value of member {rank}: {e}"));
             postcard::from_bytes(bytes).map_err(of)

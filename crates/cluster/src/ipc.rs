@@ -30,7 +30,7 @@ mod wire;
 pub use import::Imported;
 
 use crate::runtime::{
-    BufferInternals, DeviceInternals, ErrorInternals, OpSite,
+    BufferInternals, DeviceInternals, ErrorInternals, ForeignMemory, OpSite,
     memory::{Access, Lending, fits_blocks},
 };
 use chunk::Chunk;

@@ -15,6 +15,8 @@ mod meeting;
 mod places;
 mod random;
 mod scopes;
+#[path = "../../../../tests/faults/told.rs"]
+mod told;
 
 /// The task of one process of a fleet.
 fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Result<()> {

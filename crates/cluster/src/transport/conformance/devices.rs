@@ -1,6 +1,11 @@
 //! A process under `mpirun` whose pool gives MPI the addresses of its devices' memory.
 
-use crate::{Cluster, TransportChoice, connect::FORCED, prelude::*, runtime::{DeviceInternals, transport::Transport}};
+use crate::{
+    Cluster, TransportChoice,
+    connect::FORCED,
+    prelude::*,
+    runtime::{DeviceInternals, transport::Transport},
+};
 use gpu_pool::{AsView, AsViewMut, Device, Error, GpuPool, ReduceOp, Result};
 
 /// Numbers whose sums are exact in any order.
