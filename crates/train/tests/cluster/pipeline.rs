@@ -2,7 +2,7 @@
 //! failing stage ends the step everywhere.
 
 #[allow(dead_code, reason = "the model of other tests, too")]
-#[path = "../../../../tests/parallel/pipeline/model.rs"]
+#[path = "../parallel/pipeline/model.rs"]
 mod model;
 
 use crate::{
