@@ -45,4 +45,4 @@ pub use group::Group;
 pub use hop::Hop;
 pub use world::GroupKey;
 pub use world::Registered;
-pub(crate) use world::beside::Begun;
+pub(crate) use world::pending::PendingReduce;
