@@ -9,8 +9,8 @@
 use anyhow::{Context, Result, ensure};
 use gpu_pool::{
     Builder, GpuPool,
-    cluster::{Cluster, Imported, IpcBuffer},
 };
+use gpu_pool_cluster::{Cluster, Imported, IpcBuffer, prelude::*};
 use std::{
     env,
     io::{BufRead, BufReader, Write, stdin, stdout},
