@@ -39,6 +39,7 @@ pub(crate) mod ll;
 pub(crate) mod ll_two_shot;
 mod member;
 pub(crate) mod norm;
+pub(crate) mod norm_call;
 pub(crate) mod ring;
 pub(crate) mod ring_ce;
 pub(crate) mod shm;
