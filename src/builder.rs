@@ -18,8 +18,8 @@ pub(crate) mod signal_pad;
 pub(crate) use environment::seed;
 
 use crate::{
-    Algorithm, Hop, ReduceOrder, Tune,
-    collective::hop,
+    Algorithm, ReduceOrder, Transfer, Tune,
+    collective::transfer,
     driver::{
         DriverRef, FaultKind,
         check::{self, Check},
@@ -68,11 +68,13 @@ pub enum Backend {
 /// | `GPU_POOL_FAULTS` | faults to inject after the pool is built: a [`FaultPlan`] as text |
 /// | `GPU_POOL_MEMORY` | `auto`, `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
-/// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`: [`Self::algorithm`] |
+/// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`:
+/// [`Self::algorithm`] |
 /// | `GPU_POOL_NCCL_REGISTER` | `1` or `0`: [`register_buckets`](Self::register_buckets) |
 /// | `GPU_POOL_TUNE` | source of the collectives' limits: `auto`, `off`, `table` or `measure`: [`tune`](Self::tune) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
-/// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug` |
+/// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug`
+/// |
 ///
 /// The crate warns once of other variables that begin with `GPU_POOL_`: they may be misspelt.
 /// By default a pool has all CUDA devices, or 4 software GPUs if there is no CUDA device.
@@ -170,13 +172,14 @@ impl Builder {
     /// ```
     /// # use gpu_pool::{DeviceBuffer, GpuPool};
     /// struct Batch { x: DeviceBuffer<f32>, rows: usize }
-    /// gpu_pool::hop_fields!(Batch { x, rows });
+    /// gpu_pool::transfer_fields!(Batch { x, rows });
     ///
-    /// let pool = GpuPool::builder().host(2).hops::<Batch>().hops::<(usize, Batch)>().build()?;
+    /// let pool = GpuPool::builder().host(2).register_transfer::<Batch>().register_transfer::<(usize,
+    /// Batch)>().build()?;
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
-    pub fn hops<T: Hop>(mut self) -> Self {
-        self.carriers.insert(hop::carrier::<T>());
+    pub fn register_transfer<T: Transfer>(mut self) -> Self {
+        self.carriers.insert(transfer::carrier::<T>());
         self
     }
 

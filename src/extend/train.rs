@@ -3,8 +3,8 @@
 #[cfg(feature = "insight")]
 pub use crate::chrome_trace::{ChromeTrace, Row};
 use crate::{
-    Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, Float, GpuPool, GradientExchange, Group, Hop,
-    OnStream, Parameter, PerDevice, Result, Shard, error::Site, extend::OpGuard, scope,
+    Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, Float, GpuPool, GradientExchange, Group,
+    OnStream, Parameter, PerDevice, Result, Shard, Transfer, error::Site, extend::OpGuard, scope,
 };
 pub use crate::{
     collective::GroupKey,
@@ -110,9 +110,9 @@ internals! {
         /// This group, for a token of the same device with another stream.
         fn on['v](self: &Self, via: &'v Device) -> Group<'v>;
         /// Gives a value to a member. A copy for another process runs on the token's stream.
-        fn give_hop[T: Hop](self: &Self, call: LastCall, label: Label, value: T, to: usize) -> Result<()>;
+        fn give_transfer[T: Transfer](self: &Self, call: LastCall, label: Label, value: T, to: usize) -> Result<()>;
         /// Takes it.
-        fn take_hop[T: Hop](self: &Self, call: LastCall, label: Label, from: usize) -> Result<T>;
+        fn take_transfer[T: Transfer](self: &Self, call: LastCall, label: Label, from: usize) -> Result<T>;
     }
 }
 
@@ -139,7 +139,8 @@ pub trait PerDeviceInternals<T: 'static>: Sized {
     #[track_caller]
     fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()>;
 
-    /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left poison.
+    /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left
+    /// poison.
     #[track_caller]
     fn forgive(&mut self) -> Result<Vec<Vec<Arc<Gang>>>>;
 
