@@ -50,8 +50,10 @@ def public_functions(folder):
             declarations = [(name, text, FUNCTION.search(text)[1])]
         elif kind in ("struct", "enum", "union", "trait"):
             # Of traits those of the crates above that give the runtime's types further methods.
-            extended = EXTENDED & set(re.findall(rf'id="impl-{name}-for-(\w+)', text)) if folder.name != "gpu_pool" else ()
-            types = extended if kind == "trait" else [name]
+            types = [name]
+            if kind == "trait":
+                types = EXTENDED.intersection(re.findall(rf'id="impl-{name}-for-(\w+)', text))
+                types = types if folder.name != "gpu_pool" else ()
             # Impls of the standard library's and of other crates' traits return other results.
             own = METHOD.findall(text.split('id="deref-methods-')[0])
             declarations = [(f"{on}::{method}", *rest) for on in types for method, *rest in own]

@@ -42,7 +42,6 @@ pub(crate) mod world;
 
 pub(crate) use crate::fabric::transport;
 
-pub(crate) use face::collectives;
 pub use group::Group;
 pub use transfer::Transfer;
 pub use world::GroupKey;

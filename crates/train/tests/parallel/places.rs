@@ -8,11 +8,11 @@ use crate::{
     support::{self, failure, guarded},
     told::{group_of, on_one_of, told},
 };
-use gpu_pool::{Device, DeviceBuffer, Error, ReduceOp, Result, RowNorm};
+use gpu_pool::{Device, DeviceBuffer, Error, ReduceOp, Result};
 use gpu_pool_train::{
-    ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, PipelineSchedule, RowLinear, SequenceNorm,
-    ShardedOptimizer, ShardedState, Stage, StageContext, VocabularyEmbedding, gather_rows, part_of, scatter_rows,
-    vocabulary_cross_entropy,
+    ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, PipelineSchedule, RowLinear, RowNorm,
+    SequenceNorm, ShardedOptimizer, ShardedState, Stage, StageContext, VocabularyEmbedding, gather_rows, part_of,
+    scatter_rows, vocabulary_cross_entropy,
 };
 use parking_lot::Mutex;
 
