@@ -194,9 +194,9 @@ impl Group<'_> {
         )
     }
 
-    /// The limits between the algorithms, for this group.
+    /// What calls that do not overlap with other work may take of the devices.
     pub(super) fn limits(&self) -> &Limits {
-        self.dev.worker.shared.limits().of(self.count())
+        &self.dev.worker.shared.limits
     }
 
     /// The barrier of the members' kernels, in the gang at this place (0: in a graph).

@@ -13,6 +13,8 @@
 //! [`world`] has the groups that span processes; [`hop`] what values need there. [`transport`] is what `cluster` does
 //! for them.
 //!
+//! [`in_words`] says at which sizes the choice changes.
+//!
 //! [`replay`] puts collectives into graphs, and runs them from there.
 
 pub(crate) mod algorithm;
@@ -26,6 +28,7 @@ mod face;
 pub(crate) mod group;
 mod hand_over;
 pub(crate) mod hop;
+pub(crate) mod in_words;
 pub(crate) mod kernels;
 mod launch;
 mod many;

@@ -5,7 +5,6 @@ use super::{Group, algorithm::Algorithm, request::Request, world::beside::Begun}
 use crate::fabric::{
     call::{Call, Origin},
     descriptor::Area,
-    limits::Limits,
     plan::{Counts, Shape},
     types::{Element, ReduceOp},
 };
@@ -196,16 +195,5 @@ impl Group<'_> {
         let shape = Shape::ReduceScatter { counts, in_place: source.is_none() };
         let request = between(call, Some(op), shape, source, Some(destination));
         self.run_by(Request { beside, ..request }, Some(algorithm))
-    }
-
-    /// [`all_reduce`](Self::all_reduce) by a given algorithm. The tuner measures algorithms so.
-    pub(crate) fn all_reduce_by<T: Element>(
-        &self,
-        x: DeviceViewMut<'_, T>,
-        op: ReduceOp,
-        algorithm: &dyn Algorithm,
-        limits: &Limits,
-    ) -> Result<()> {
-        self.carry(&all_reduce(Origin::default(), x, op), limits, Some(algorithm))
     }
 }

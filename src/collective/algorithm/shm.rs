@@ -15,7 +15,7 @@ use super::{
 use crate::{
     error::Result,
     fabric::{
-        layout::{MOST, STAGED_BLOCKS},
+        layout::{BLOCKS, MOST, STAGED_BLOCKS},
         limits::Limits,
         plan::Side,
         signal_pad::SLOT,
@@ -106,5 +106,5 @@ pub(super) fn wanted(case: &Case<'_>) -> bool {
 
 /// Most blocks of a kernel. All blocks must run at once: a block waits for its peers' blocks.
 fn most_blocks(limits: &Limits) -> usize {
-    STAGED_BLOCKS.min(limits.ll_blocks as usize)
+    STAGED_BLOCKS.min(limits.of_one_trip(BLOCKS) as usize)
 }
