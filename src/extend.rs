@@ -3,7 +3,7 @@
 //!
 //! **Exempt from semver.** Everything here may change in any release; the crates of one version belong together.
 //!
-//! Who calls it: those three crates. It re-exports types of lower rooms, and gives methods on [`Device`](crate::Device),
+//! Those three crates call it. It re-exports types of lower rooms, and gives methods on [`Device`](crate::Device),
 //! [`Group`](crate::Group) and buffers that are no part of the public face, as traits. One module for each crate above.
 
 pub mod cluster;
