@@ -19,5 +19,7 @@ if [[ $("$tools/bin/cargo-hack" hack --version 2>/dev/null) != "cargo-hack $vers
         --target-dir "$tools/build"
     rm -rf "$tools/build"
 fi
-PATH=$tools/bin:$PATH RUSTFLAGS="-D warnings" cargo "$toolchain" hack check --workspace --each-feature \
-    --exclude-features default --lib --quiet --locked --target-dir target/oldest
+export RUSTFLAGS="-D warnings" CARGO_TARGET_DIR=target/oldest
+PATH=$tools/bin:$PATH cargo "$toolchain" hack check --workspace --each-feature --exclude-features default --lib --quiet \
+    --locked
+cargo "$toolchain" check --workspace --all-features --lib --quiet --locked

@@ -101,6 +101,9 @@ def check(crate, floors, show):
                     if lower <= floor:
                         line = text.count("\n", 0, at) + 1
                         yield f"{file.relative_to(ROOT)}:{line}: {user} uses {room}: {'::'.join(path)}"
+    for module in floors:
+        if not (source / module).is_dir() and not (source / f"{module}.rs").is_file():
+            yield f".ci/rooms.txt: {crate} has no room {module}"
     for user in sorted(uses) if show else ():
         print(f"{user[1]}: " + ", ".join(f"{room} {count}" for (_, room), count in sorted(uses[user].items())))
 
