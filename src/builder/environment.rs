@@ -18,7 +18,7 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
 /// compares the list with the sources.
-const KNOWN: [&str; 40] = [
+const KNOWN: [&str; 39] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
