@@ -6,7 +6,7 @@ use gpu_pool::{BackingChoice, Error, GpuPool, Schedule, testing::Explorer};
 use std::{fmt::Debug, process::Output, time::Duration};
 use tracing::{Level, Metadata, field, span};
 
-const VARIABLES: [&str; 10] = [
+const VARIABLES: [&str; 9] = [
     "GPU_POOL_BACKEND",
     "GPU_POOL_DEVICES",
     "GPU_POOL_SHARE",
