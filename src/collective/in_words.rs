@@ -2,7 +2,7 @@
 
 use super::{
     algorithm::{eager, exchange, fused, inbox, ring_cut, slots},
-    choose::{Bulk, engines},
+    case::Bulk,
 };
 use crate::fabric::layout::{LL_BYTES, eager_bytes, inbox_bytes, ll_bytes_per_peer};
 use std::fmt::{self, Write};
@@ -26,10 +26,10 @@ fn write(f: &mut impl Write, n: usize) -> fmt::Result {
         write!(f, "by parts up to {}, ", Bytes(eager_bytes(n)))?;
     }
     let from = [
-        ("sums exchanged by copies", engines(Bulk::Sums, n, false)),
+        ("sums exchanged by copies", Bulk::Sums.engines(n, false)),
         ("sums exchanged by kernels", exchange::least(n)),
-        ("beside other work", engines(Bulk::Sums, n, true)),
-        ("moved by copies", engines(Bulk::Moves, n, false)),
+        ("beside other work", Bulk::Sums.engines(n, true)),
+        ("moved by copies", Bulk::Moves.engines(n, false)),
         ("a ring of kernels", ring_cut::least(n)),
     ];
     for (what, bytes) in from.into_iter().filter(|(_, bytes)| *bytes < usize::MAX) {

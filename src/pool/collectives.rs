@@ -3,7 +3,8 @@
 use crate::{
     Algorithm, DType, GpuPool, Group, ReduceOp,
     collective::{
-        choose::{Case, Machine, choose},
+        case::{Case, Machine},
+        choose::choose,
         in_words,
     },
     error::{Result, op_site::OpSite},
