@@ -110,7 +110,7 @@ impl Builder {
                 None => Carriers::default(),
             },
             stages: Default::default(),
-            couriers: Default::default(),
+            proxy_streams: Default::default(),
             threads: Default::default(),
             handles,
         });

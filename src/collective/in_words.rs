@@ -1,7 +1,7 @@
 //! The sizes from which on collectives of GPUs go another way, for people: `GpuPool::explain` and reports show them.
 
 use super::{
-    algorithm::{eager, exchange, fused, inbox, ring_cut, slots},
+    algorithm::{eager, exchange, fused, inbox, ring, slots},
     case::Bulk,
 };
 use crate::fabric::layout::{LL_BYTES, eager_bytes, inbox_bytes, ll_bytes_per_peer};
@@ -30,7 +30,7 @@ fn write(f: &mut impl Write, n: usize) -> fmt::Result {
         ("sums exchanged by kernels", exchange::least(n)),
         ("beside other work", Bulk::Sums.engines(n, true)),
         ("moved by copies", Bulk::Moves.engines(n, false)),
-        ("a ring of kernels", ring_cut::least(n)),
+        ("a ring of kernels", ring::cut::least(n)),
     ];
     for (what, bytes) in from.into_iter().filter(|(_, bytes)| *bytes < usize::MAX) {
         write!(f, "{what} from {} on, ", Bytes(bytes))?;

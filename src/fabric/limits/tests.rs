@@ -2,7 +2,7 @@
 
 use super::{Limits, part};
 use crate::{
-    collective::algorithm::{eager::blocks as sending, fused::combining, ring_cut},
+    collective::algorithm::{eager::blocks as sending, fused::combining, ring::cut},
     fabric::layout::BLOCKS,
 };
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ proptest! {
         let bytes = 1 << log;
         prop_assert!(combining(bytes, members, &limits) <= 16);
         prop_assert!(sending(bytes, &limits) <= 16);
-        prop_assert!(ring_cut::blocks(bytes, &limits) <= 16);
+        prop_assert!(cut::blocks(bytes, &limits) <= 16);
     }
 }
 
