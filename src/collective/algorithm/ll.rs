@@ -133,8 +133,8 @@ pub(in super::super) fn entry(dtype: DType) -> Entry {
 }
 
 /// Every sender's `n` elements for every receiver: by [`entry`] at most 8 bytes for each of a place's packets, by
-/// [`eager`](super::eager) at most the bytes of a slot, by [`inbox`](super::inbox) at most those of a room; software GPUs only by that.
-/// Every member launches the same grid. `n` is not 0 and there are at least two members.
+/// [`eager`](super::eager) at most the bytes of a slot, by [`inbox`](super::inbox) at most those of a room; software
+/// GPUs only by that. Every member launches the same grid. `n` is not 0 and there are at least two members.
 pub(in super::super) struct Push<'a> {
     pub n: usize,
     pub op: ReduceOp,

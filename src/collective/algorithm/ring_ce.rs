@@ -1,8 +1,8 @@
 //! All-reduce around a ring by copy engines and events, and by kernels that add. No kernel spins.
 //!
 //! `choose` picks it for sums of `f32` and `f64` where kernels cannot wait for each other, and a ring is asked for or
-//! would be the choice: under the race checker the bits are those without it. Sums without peer access go this way, too,
-//! and in virtual time all of them. The buffer has one chunk for each rank ([`cut`]). Chunk `c` is added up from
+//! would be the choice: under the race checker the bits are those without it. Sums without peer access go this way,
+//! too, and in virtual time all of them. The buffer has one chunk for each rank ([`cut`]). Chunk `c` is added up from
 //! rank `c` onwards: own element plus arrived partial sum; an average is multiplied by `1 / n` at the end.
 //! [`ring`](super::ring) adds up in the same order, by kernels.
 //!

@@ -1,6 +1,6 @@
 //! How an all-reduce around a ring is cut. The buffer has one chunk for each rank, in [`ring`](super) and in
-//! [`ring_ce`](super::super::ring_ce). The kernels of `ring` cut a chunk into pieces, too, and have scratch with slots for
-//! them.
+//! [`ring_ce`](super::super::ring_ce). The kernels of `ring` cut a chunk into pieces, too, and have scratch with slots
+//! for them.
 //!
 //! Invariant: all members cut alike, since they know the smallest scratch of any member.
 
