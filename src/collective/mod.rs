@@ -14,6 +14,8 @@
 //! [`world`] has the groups that span processes; [`transfer`] what values need there. [`transport`] is what `cluster`
 //! does for them.
 //!
+//! [`in_words`] says at which sizes the choice changes.
+//!
 //! [`replay`] puts collectives into graphs, and runs them from there.
 
 pub(crate) mod algorithm;
@@ -25,6 +27,7 @@ mod execute;
 mod face;
 pub(crate) mod group;
 mod hand_over;
+pub(crate) mod in_words;
 pub(crate) mod kernels;
 mod launch;
 mod many;
