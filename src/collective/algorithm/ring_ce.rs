@@ -57,7 +57,7 @@ impl Algorithm for RingCe {
         } else if !case.direct {
             Some("not all members have peer access: a ring keeps every link of the host busy in turn")
         } else {
-            let large = case.auto() && !case.engines() && case.bytes >= case.limits.ring;
+            let large = case.auto() && !case.engines() && case.bytes >= cut::least(case.members);
             (large && case.nameable() && !case.meets_on_devices())
                 .then_some("large enough for a ring; kernels cannot meet here, so by copies: the bits are the same")
         }
