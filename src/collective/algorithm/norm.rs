@@ -104,8 +104,8 @@ pub(crate) struct NormMemory {
 }
 
 /// Bytes of rows from which on members read each other's where they are, instead of sending them through slots. Two
-/// H200s, bf16 rows of 4096, in graphs: 2 MB take 11.0 us in one trip and 12.8 by reads; 8 MB take 38.9 through slots and
-/// 31.7 by reads. More than two: an estimate, neither measured nor from the model.
+/// H200s, bf16 rows of 4096, in graphs: 2 MB take 11.0 us in one trip and 12.8 by reads; 8 MB take 38.9 through slots
+/// and 31.7 by reads. More than two: an estimate, neither measured nor from the model.
 fn pulled(members: usize) -> usize {
     if members > 2 { 16 << 20 } else { 2 << 20 }
 }
