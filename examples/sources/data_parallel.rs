@@ -5,7 +5,7 @@
 
 use anyhow::{Result, ensure};
 use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Matrix};
-use gpu_pool_train::{Activation, DataParallel, Optimizer, self as parallel, prelude::*};
+use gpu_pool_train::{self as parallel, Activation, DataParallel, Optimizer, prelude::*};
 use std::{
     io::{Write, stdout},
     sync::Mutex,

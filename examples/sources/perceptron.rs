@@ -6,7 +6,10 @@
 //! compute the gradients of layer 1.
 
 use anyhow::{Result, ensure};
-use gpu_pool::{GpuPool, Matrix, tasks::{TaskTrace, Value}};
+use gpu_pool::{
+    GpuPool, Matrix,
+    tasks::{TaskTrace, Value},
+};
 use gpu_pool_train::{Activation, prelude::*};
 use std::io::{Write, stdout};
 

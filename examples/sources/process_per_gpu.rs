@@ -7,7 +7,10 @@
 //! and sums the numbers of the next one.
 
 use anyhow::{Context, Result, ensure};
-use gpu_pool::{Builder, GpuPool, cluster::{Cluster, Imported, IpcBuffer}};
+use gpu_pool::{
+    Builder, GpuPool,
+    cluster::{Cluster, Imported, IpcBuffer},
+};
 use std::{
     env,
     io::{BufRead, BufReader, Write, stdin, stdout},

@@ -5,7 +5,10 @@
 //! nothing in the program says so. (Software GPUs share the CPU: both at once take as long as one after the other.)
 
 use anyhow::{Result, ensure};
-use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, tasks::{Tasks, Value}};
+use gpu_pool::{
+    Device, DeviceBuffer, GpuPool, Matrix,
+    tasks::{Tasks, Value},
+};
 use gpu_pool_train::prelude::*;
 use std::{
     io::{Write, stdout},

@@ -43,4 +43,4 @@ pub use group::Group;
 pub use hop::Hop;
 pub use world::GroupKey;
 pub use world::Registered;
-pub(crate) use world::beside::Begun;
+pub use world::beside::Begun;

@@ -8,7 +8,10 @@ use crate::{
     support::{self, failure, guarded},
     told::{group_of, on_one_of, place, told},
 };
-use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, PinnedBuffer, ReduceOp, Result, Topology, each_mut, testing::FaultOp, testing::FaultPlan, testing::FaultRule, testing::Injected};
+use gpu_pool::{
+    Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, PinnedBuffer, ReduceOp, Result, Topology,
+    each_mut, testing::FaultOp, testing::FaultPlan, testing::FaultRule, testing::Injected,
+};
 use parking_lot::Mutex;
 
 /// Functions that are not called wrongly here, and why.

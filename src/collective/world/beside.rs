@@ -36,7 +36,7 @@ use std::sync::{
 };
 
 /// A sum on its way. It may be ended in a later scope; if it is dropped, its courier still does its part.
-pub(crate) struct Begun {
+pub struct Begun {
     request: Request,
     overlapped: bool,
     /// Memory of this device for each piece.

@@ -318,7 +318,9 @@ pub trait Random: Operations {
         let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout_in_place", probability)?;
         let dims = fours_of_packs::<X::Elem>(x.len());
         // SAFETY: `x` has `n` elements.
-        unsafe { self.launch(&dropout_in_place::<X::Elem>(), dims, (address(&x), x, n, seed, offset, threshold, scale)) }
+        unsafe {
+            self.launch(&dropout_in_place::<X::Elem>(), dims, (address(&x), x, n, seed, offset, threshold, scale))
+        }
     }
 }
 

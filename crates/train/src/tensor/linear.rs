@@ -6,8 +6,7 @@
 use super::{Wide, beside, columns, elements, fits, gather_rows, part_of, put, scatter_rows};
 use crate::{Activation, NormSaved, RowNorm, prelude::*};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Float, Group, Matrix,
-    ReduceOp, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Float, Group, Matrix, ReduceOp, Result,
     extend::{
         OpSite,
         train::{DeviceInternals, Real},

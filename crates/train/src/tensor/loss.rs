@@ -4,10 +4,7 @@ use super::{Indices, fits};
 use crate::ops::vocabulary::{STATS, Vocabulary};
 use gpu_pool::{
     AsView, AsViewMut, DeviceBuffer, Element, Float, Group, Result,
-    extend::{
-        OpSite,
-        train::DeviceInternals,
-    },
+    extend::{OpSite, train::DeviceInternals},
 };
 
 /// Softmax and cross-entropy of rows whose columns lie on the group's members: the vocabulary-parallel loss of

@@ -12,7 +12,10 @@ mod software;
 use crate::support::failure;
 use block::{Block, SHAPES, whole};
 use gpu_pool::{Device, Element, Error, Float, GpuPool, Group, Matrix, ReduceOp, Result};
-use gpu_pool_train::{Activation, ColumnLinear, Indices, RowLinear, RowNorm, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy, prelude::*};
+use gpu_pool_train::{
+    Activation, ColumnLinear, Indices, RowLinear, RowNorm, SequenceNorm, VocabularyEmbedding, gather_rows, part_of,
+    prelude::*, scatter_rows, vocabulary_cross_entropy,
+};
 use half::{bf16, f16};
 
 /// Numbers between -0.5 and 0.5.

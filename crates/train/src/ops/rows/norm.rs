@@ -45,13 +45,7 @@ pub trait Norms: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn layer_norm<X, G, B>(
-        &self,
-        x: &X,
-        gamma: &G,
-        beta: &B,
-        eps: <X::Elem as Float>::Acc,
-    ) -> Result<Normed<X::Elem>>
+    fn layer_norm<X, G, B>(&self, x: &X, gamma: &G, beta: &B, eps: <X::Elem as Float>::Acc) -> Result<Normed<X::Elem>>
     where
         X: AsView + ?Sized,
         G: AsView<Elem = X::Elem> + ?Sized,

@@ -2,7 +2,10 @@
 //! head and loss. Norms and residuals are sequence parallel. In `f64`, so that finite differences say something.
 
 use gpu_pool::{Device, DeviceBuffer, Group, Matrix, MatrixMut, Result};
-use gpu_pool_train::{Activation, ColumnLinear, Indices, LinearPart, NormSaved, RowLinear, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, vocabulary_cross_entropy, prelude::*};
+use gpu_pool_train::{
+    Activation, ColumnLinear, Indices, LinearPart, NormSaved, RowLinear, SequenceNorm, VocabularyEmbedding,
+    gather_rows, part_of, prelude::*, vocabulary_cross_entropy,
+};
 
 type Buffer = DeviceBuffer<f64>;
 
