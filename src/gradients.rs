@@ -35,7 +35,7 @@ pub use settings::{GradientExchangeBuilder, Wire};
 
 use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Registered, Stream,
-    collective::Begun,
+    collective::PendingReduce,
     error::{Error, Result, Site},
     fabric::call::Origin,
     gang::Gang,
@@ -165,7 +165,7 @@ pub struct GradientExchange<T: Gradient = f32> {
     /// By bucket: the event behind its reduction.
     reduced: Vec<Option<Event>>,
     /// By bucket: on its way between processes.
-    travelling: Vec<Option<Begun>>,
+    travelling: Vec<Option<PendingReduce>>,
     normed: Option<Event>,
     weight: f64,
     sync: bool,

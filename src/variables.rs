@@ -65,7 +65,7 @@ mod tests {
     /// Once a process with such a secret joined without one, and one with such a rank ran alone.
     #[test]
     fn a_value_that_is_no_text_is_refused() {
-        let bad = || OsString::from_vec(b"hush\xff".to_vec());
+        let bad = || OsString::from_vec(b"silence_panics\xff".to_vec());
         let good = [("RANK", "0"), ("SIZE", "1"), ("MASTER", "127.0.0.1"), ("PORT", "0"), ("SECRET", "x")];
         let named: Vec<_> = good.iter().map(|(name, value)| (format!("GPU_POOL_{name}"), value)).collect();
         for wrong in ["GPU_POOL_SECRET", "GPU_POOL_RANK", "GPU_POOL_TRANSPORT", "GPU_POOL_SILENCE"] {

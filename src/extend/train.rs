@@ -14,7 +14,7 @@ use crate::{
 pub use crate::{
     collective::kernels::{code, eights},
     collective::{
-        Begun, GroupKey,
+        GroupKey, PendingReduce,
         algorithm::{
             above::{Addresses, MeetingKernel},
             norm::threads_of_row,
@@ -208,9 +208,9 @@ internals! {
             counts: &[usize],
             op: ReduceOp,
             overlapped: bool,
-        ) -> Result<Option<Begun>>;
+        ) -> Result<Option<PendingReduce>>;
         /// Waits for what was begun.
-        fn end[](self: &Self, begun: Begun) -> Result<()>;
+        fn end[](self: &Self, begun: PendingReduce) -> Result<()>;
         /// An all-gather in place of parts of these lengths.
         fn all_gather_from[T: Element](
             self: &Self,

@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-/// This is added to a device's ordinal where its shipments on their way meet, not the device itself.
+/// Offset that gives in-flight messages an id apart from their device.
 pub(crate) const OUTBOX: usize = 1 << 16;
 
 /// A device of the cluster.

@@ -2,7 +2,10 @@
 
 use crate::{
     Algorithm, DType, GpuPool, Group, ReduceOp,
-    collective::choose::{Case, Machine, choose},
+    collective::{
+        case::{Case, Machine},
+        choose::choose,
+    },
     error::{Result, op_site::OpSite},
     fabric::plan::{MOST_BYTES, Shape},
     thread::worker::Shared,
@@ -120,7 +123,7 @@ impl Group<'_> {
             transport: found.transport,
             sums: found.sums,
             pieces: found.pieces,
-            overlap: found.beside,
+            overlap: found.overlapped,
             piece: found.piece,
             gather: Box::new(inside(ReduceOp::Sum, &found.gather)),
         };

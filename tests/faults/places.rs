@@ -9,23 +9,19 @@ use crate::{
     told::{group_of, on_one_of, place, told},
 };
 use gpu_pool::{
-    Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, PinnedBuffer, ReduceOp, Result, Topology,
-    each_mut, testing::FaultOp, testing::FaultPlan, testing::FaultRule, testing::Injected,
+    Activation, Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, PinnedBuffer, ReduceOp, Result,
+    RowNorm, Topology, each_mut, testing::FaultOp, testing::FaultPlan, testing::FaultRule, testing::Injected,
 };
 use parking_lot::Mutex;
 
 /// Functions that are not called wrongly here, and why.
 #[rustfmt::skip]
-const EXCEPTED: [(&str, &str); 22] = [
-    ("Cluster::from_env", "it reads the process's environment; `Error::Cluster` names the variable"),
-    ("Cluster::launched", "it reads the process's environment; `Error::Cluster` names the variable"),
-    ("Cluster::tcp", "`Error::Cluster` names the setting"),
+const EXCEPTED: [(&str, &str); 18] = [
     ("Cuda::read", "it needs a GPU"),
     ("Cuda::write", "it needs a GPU"),
     ("Device::check", "it reports what others have failed with"),
     ("Device::trim", "only a device that is lost fails it: `what_a_lost_device_refuses_has_a_place`"),
     ("Device::world", "only a cluster can fail it"),
-    ("Group::exchange_serde", "only a value that serde cannot write can fail it: `tests/cluster`"),
     ("Event::is_complete", "only a device that is lost fails it"),
     ("Explorer::run", "its error is `testing::explore::Failure`"),
     ("Group::explain", "only a cluster can fail it"),
@@ -111,33 +107,10 @@ fn a_devices_calls_have_places() {
 }
 
 #[test]
-#[cfg(all(target_os = "linux", feature = "cluster"))]
-fn calls_with_memory_of_two_processes_have_places() {
-    on_one(|dev, far| {
-        told("Device::exportable", dev.exportable::<f64>(FAR));
-        told("Device::wait_released", dev.wait_released(far, std::time::Duration::ZERO));
-        told("DeviceBuffer::export", far.export());
-        told("DeviceBuffer::export_mut", far.export_mut());
-        told("DeviceBuffer::withdraw", far.withdraw());
-        told("Group::register", group_of(dev).register(far));
-        let x = dev.exportable::<f32>(3)?;
-        let ipc = x.export()?;
-        told("Device::import", dev.import::<f64>(&ipc));
-        let imported = dev.import::<f32>(&ipc)?;
-        let captured = dev.capture(|dev| {
-            told("Imported::release", imported.release(dev));
-            Ok(())
-        });
-        assert!(captured.is_err());
-        Ok(())
-    });
-}
-
-#[test]
 fn collectives_have_places() {
     on_one(|dev, far| {
         let sum = ReduceOp::Sum;
-        let (x, mut y) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?);
+        let (x, mut y, mut rows) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, dev.zeros::<f32>(5)?);
         both!(dev, all_reduce(far, sum));
         both!(dev, all_reduce_into(&x, &mut y, sum));
         both!(dev, all_reduce_many([&mut *far], sum));
@@ -155,6 +128,8 @@ fn collectives_have_places() {
         both!(dev, scatter_v(None, &mut y, &[1], 7));
         both!(dev, all_to_all(&x, &mut y));
         both!(dev, all_to_all_v(&x, &[1], &mut y, &[1]));
+        both!(dev, all_reduce_norm(&mut y, &mut rows, RowNorm::rms(&x, 1e-5)));
+        both!(dev, all_reduce_norm_into(&x, &mut rows, RowNorm::rms(&x, 1e-5), &mut y));
         both!(dev, send(&x, 7));
         both!(dev, recv(&mut y, 7));
         both!(dev, sendrecv(&x, 7, &mut y, 7));
@@ -169,13 +144,70 @@ fn collectives_have_places() {
 #[test]
 fn operations_have_places() {
     on_one(|dev, far| {
-        let (x, mut y, mut wide) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, dev.zeros::<u128>(1)?);
+        let relu = Activation::Relu;
+        let (x, mut y, one) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, dev.zeros::<f32>(1)?);
+        let (labels, mut wide) = (dev.zeros::<u32>(3)?, dev.zeros::<u128>(1)?);
         told("Device::fill", dev.fill(&mut wide, 1));
         told("Device::scale", dev.scale(far, 2.0));
         told("Device::axpy", dev.axpy(1.0, &x, &mut y));
         told("Device::sum", dev.sum(far));
         told("Device::dot", dev.dot(&x, &y));
         told("Device::cast", dev.cast::<f64, _>(far));
+        told("Device::add", dev.add(&x, &y));
+        told("Device::add_into", dev.add_into(&x, &x, &mut y));
+        told("Device::add_assign", dev.add_assign(&mut y, &x));
+        told("Device::sub", dev.sub(&x, &y));
+        told("Device::sub_into", dev.sub_into(&x, &x, &mut y));
+        told("Device::sub_assign", dev.sub_assign(&mut y, &x));
+        told("Device::mul", dev.mul(&x, &y));
+        told("Device::mul_into", dev.mul_into(&x, &x, &mut y));
+        told("Device::mul_assign", dev.mul_assign(&mut y, &x));
+        told("Device::relu", dev.relu(far));
+        told("Device::gelu", dev.gelu(far));
+        told("Device::gelu_tanh", dev.gelu_tanh(far));
+        told("Device::silu", dev.silu(far));
+        told("Device::activation", dev.activation(relu, far));
+        told("Device::activation_into", dev.activation_into(relu, &x, &mut y));
+        told("Device::activation_assign", dev.activation_assign(relu, far));
+        told("Device::activation_backward", dev.activation_backward(relu, &x, &y));
+        told("Device::activation_backward_assign", dev.activation_backward_assign(relu, &mut y, &x));
+        told("Device::bias_activation", dev.bias_activation(relu, &y, &x));
+        told("Device::bias_activation_assign", dev.bias_activation_assign(relu, &mut y, &x));
+        told("Device::bias_activation_backward", dev.bias_activation_backward(relu, &x, &y, &x));
+        told("Device::bias_activation_backward_assign", dev.bias_activation_backward_assign(relu, &mut y, &x, &x));
+        told("Device::embedding", dev.embedding(&x, 3, &labels));
+        told("Device::embedding_backward", dev.embedding_backward(&x, &labels, 3, &mut y));
+        told("Device::random_bits", dev.random_bits(&mut dev.zeros::<u32>(4)?, 0, u64::MAX));
+        told("Device::uniform", dev.uniform(far, 0.0..1.0, 0, 0));
+        told("Device::normal", dev.normal(far, 0.0, 1.0, 0, 0));
+        told("Device::dropout", dev.dropout(&x, 2.0, 0, 0));
+        told("Device::dropout_assign", dev.dropout_assign(&mut y, 2.0, 0, 0));
+        told("Device::argmax", dev.argmax(&x, 3));
+        told("Device::column_sum", dev.column_sum(&y, &mut dev.zeros::<f32>(3)?));
+        told("Device::check_indices", dev.check_indices(&labels, 0));
+        told("Device::layer_norm", dev.layer_norm(&y, &x, &x, 1e-5));
+        told("Device::layer_norm_backward", dev.layer_norm_backward(&x, &y, &x, &one, &one));
+        told(
+            "Device::layer_norm_weights_backward",
+            dev.layer_norm_weights_backward(&x, &y, &one, &one, &mut dev.zeros::<f32>(4)?, &mut dev.zeros::<f32>(4)?),
+        );
+        told("Device::rms_norm", dev.rms_norm(&y, &x, 1e-5));
+        told("Device::rms_norm_backward", dev.rms_norm_backward(&x, &y, &x, &one));
+        let rms = dev.rms_norm_weights_backward(&x, &y, &one, &mut dev.zeros::<f32>(4)?);
+        told("Device::rms_norm_weights_backward", dev.rms_norm_weights_backward(&x, &y, &one, far).and(rms));
+        told("Device::softmax", dev.softmax(&x, 3));
+        told("Device::softmax_assign", dev.softmax_assign(&mut y, 3));
+        told("Device::softmax_backward", dev.softmax_backward(&x, &y, 2));
+        told("Device::log_softmax", dev.log_softmax(&x, 3));
+        told("Device::log_softmax_assign", dev.log_softmax_assign(&mut y, 3));
+        told("Device::log_softmax_backward", dev.log_softmax_backward(&x, &y, 2));
+        told("Device::cross_entropy", dev.cross_entropy(&x, &labels, 1.0));
+        told("Device::cross_entropy_assign", dev.cross_entropy_assign(&mut y, &labels, 1.0));
+        told("Device::cross_entropy_loss", dev.cross_entropy_loss(&x, &labels));
+        told("Device::transpose", dev.transpose(&x, 3, 3));
+        told("Device::transpose_batch", dev.transpose_batch(&x, 2, 3, 3));
+        told("Device::transpose_into", dev.transpose_into(&x, 2, 2, &mut y));
+        told("Device::copy_2d", dev.copy_2d(&x, 4, &mut y, 4, 3, 4));
         Ok(())
     });
 }
@@ -250,39 +282,42 @@ fn scopes_and_state_have_places() {
         told("Builder::build_global", builder().weights(&[1.0]).build_global());
         let pool = builder().record_memory(false).build().unwrap();
         told("GpuPool::leaks", pool.leaks());
-        told("GpuPool::run_on", pool.run_on(&[7], |_, _| Ok(())));
+        told("Run::run", pool.on(&[7]).run(|_, _| Ok(())));
         told("GpuPool::run_mut", pool.run_mut(&mut [0; 5], 0, |_, _, _| Ok(())));
-        told("GpuPool::run_with", pool.run_with(each_mut(&mut [0; 3]), |_, _, _| Ok(())));
-        told("GpuPool::run_on_with", pool.run_on_with(&[0], vec![0; 3], |_, _, _| Ok(())));
+        told("Run::run", pool.with(each_mut(&mut [0; 3])).run(|_, _, _| Ok(())));
+        told("Run::run", pool.on(&[0]).with(vec![0; 3]).run(|_, _, _| Ok(())));
         told("GpuPool::unified", pool.unified::<u64>(usize::MAX));
         told("GpuPool::pinned", pool.pinned::<u64>(FAR));
         let state = Mutex::new(pool.per_device(|_, _| Ok(0)).unwrap());
         let spare = Mutex::new(Some(builder().build().unwrap()));
         let free = pool.per_device(|_, _| Ok(0)).unwrap();
-        pool.run_on(&[0], |dev, _| {
-            told("GpuPool::run", pool.run(|_, _| Ok(())));
-            told("GpuPool::run_named", pool.run_named("a", |_, _| Ok(())));
-            told("GpuPool::try_run", pool.try_run(|_, _| Ok::<_, Error>(())));
-            told("GpuPool::scope", GpuPool::scope(|_, _| Ok(())));
-            told("GpuPool::try_scope", GpuPool::try_scope(|_, _| Ok::<_, Error>(())));
-            told("GpuPool::global", GpuPool::global());
-            told("GpuPool::per_device", pool.per_device(|_, _| Ok(())));
-            told("GpuPool::survivors", pool.survivors());
-            told("GpuPool::memory_snapshots", pool.memory_snapshots());
-            told("GpuPool::trim", pool.trim());
-            told("GpuPool::close", spare.lock().take().unwrap().close());
-            let mut state = state.lock();
-            told("PerDevice::reset", state.reset(|_, _| Ok(0)));
-            told("PerDevice::clear_poison", state.clear_poison());
-            told("PerDevice::run", state.run(|_, _, _| Ok(())));
-            told("PerDevice::run_on", state.run_on(&[0], |_, _, _| Ok(())));
-            told("PerDevice::try_run", state.try_run(|_, _, _| Ok::<_, Error>(())));
-            let _held = free.borrow_mut(dev)?;
-            told("PerDevice::borrow", free.borrow(dev));
-            told("PerDevice::borrow_mut", free.borrow_mut(dev));
-            Ok(())
-        })
-        .unwrap();
+        pool.on(&[0])
+            .run(|dev, _| {
+                told("GpuPool::run", pool.run(|_, _| Ok(())));
+                told("Run::run", pool.named("a").run(|_, _| Ok(())));
+                told("GpuPool::try_run", pool.try_run(|_, _| Ok::<_, Error>(())));
+                told("GpuPool::scope", GpuPool::scope(|_, _| Ok(())));
+                told("Run::try_run", pool.named("a").try_run(|_, _| Ok::<_, Error>(())));
+                told("Run::try_run", pool.with(vec![0; 3]).try_run(|_, _, _| Ok::<_, Error>(())));
+                told("GpuPool::global", GpuPool::global());
+                told("GpuPool::per_device", pool.per_device(|_, _| Ok(())));
+                told("GpuPool::survivors", pool.survivors());
+                told("GpuPool::memory_snapshots", pool.memory_snapshots());
+                told("GpuPool::trim", pool.trim());
+                told("GpuPool::close", spare.lock().take().unwrap().close());
+                let mut state = state.lock();
+                told("PerDevice::reset", state.reset(|_, _| Ok(0)));
+                told("PerDevice::clear_poison", state.clear_poison());
+                told("PerDevice::run", state.run(|_, _, _| Ok(())));
+                told("Run::run", state.on(&[0]).run(|_, _, _| Ok(())));
+                told("Run::try_run", state.on(&[0]).try_run(|_, _, _| Ok::<_, Error>(())));
+                told("PerDevice::try_run", state.try_run(|_, _, _| Ok::<_, Error>(())));
+                let _held = free.borrow_mut(dev)?;
+                told("PerDevice::borrow", free.borrow(dev));
+                told("PerDevice::borrow_mut", free.borrow_mut(dev));
+                Ok(())
+            })
+            .unwrap();
         let mut state = state.into_inner();
         assert!(state.run(|_, _, _| Err::<(), _>(Error::custom("a test"))).is_err());
         told("PerDevice::run", state.run(|_, _, _| Ok(())));
@@ -353,14 +388,6 @@ fn memory_that_is_used_up_has_a_place() {
         let error = failure(pool.unified::<f32>(1 << 20));
         assert!(matches!(error, Error::OutOfMemory { requested, .. } if requested == 4 << 20), "{error}");
         told("GpuPool::unified", pool.unified::<f32>(1 << 20));
-        #[cfg(all(target_os = "linux", feature = "cluster"))]
-        pool.run(|dev, _| {
-            let error = failure(dev.exportable::<f32>(1 << 20));
-            assert!(matches!(error, Error::OutOfMemory { requested, .. } if requested >= 4 << 20), "{error}");
-            told("Device::exportable", dev.exportable::<f32>(1 << 20));
-            Ok(())
-        })
-        .unwrap();
     });
 }
 

@@ -7,10 +7,10 @@
 use super::{
     super::{
         Group,
-        choose::Case,
+        case::Case,
         kernels::{Arguments, Entry},
     },
-    About, Algorithm, Matched, Meeting, Member, Needs, Scratch,
+    About, Algorithm, Matched, MeetBy, Member, Needs, Scratch,
 };
 use crate::{
     Element, Module, ReduceOp,
@@ -71,7 +71,7 @@ impl Algorithm for Above<'_> {
 
     fn needs(&self, _: &Case<'_>) -> Needs {
         let (bytes, in_full) = self.0.scratch();
-        let meeting = Meeting::Kernels { launches: 1, in_full };
+        let meeting = MeetBy::Kernels { launches: 1, in_full };
         Needs { meeting, scratch: Scratch::device(std::iter::once(bytes)) }
     }
 

@@ -4,7 +4,7 @@
 //! carries slice `r` of the buffer, or of the piece. Of a slice, each process owns some ranges: an equal cut for
 //! all_reduce, and else those of the parts of its members that lie in the slice.
 
-use super::lanes::Lanes;
+use super::rail_map::RailMap;
 use crate::fabric::{
     membership::HostMembers,
     plan::{self, Counts},
@@ -15,13 +15,13 @@ use std::ops::Range;
 /// Ranges of elements, ascending, none of them empty.
 pub(super) type Ranges = SmallVec<[Range<usize>; 2]>;
 
-/// `len` elements of a buffer, from `start` on, on rails, as one process sees them. Slices begin at multiples of
+/// A range of the buffer and its split over rails, for one process. Slices begin at multiples of
 /// `grain` elements behind `start`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut<'t> {
     pub start: usize,
     pub len: usize,
-    pub lanes: &'t Lanes,
+    pub rail_map: &'t RailMap,
     /// Which of the group's processes.
     pub host: usize,
     pub grain: usize,
@@ -35,7 +35,7 @@ impl Cut<'_> {
     /// The same elements in equal pieces, whose slices have up to `most` elements; none is empty, but for the one piece
     /// of no elements.
     pub fn pieces(&self, most: usize) -> Vec<Self> {
-        let rails = self.lanes.all.len();
+        let rails = self.rail_map.all.len();
         let count = self.len.div_ceil(rails * most.next_multiple_of(self.grain)).max(1);
         let piece = |k| {
             let at = plan::slice(k, count, self.len, rails * self.grain);
@@ -46,8 +46,8 @@ impl Cut<'_> {
 
     /// The slice of the member with the local index `here`: empty if it has no rail.
     pub fn slice(&self, here: usize) -> Range<usize> {
-        let Range { start, end } = match self.lanes.of(self.host, here) {
-            Some(rail) => plan::slice(rail, self.lanes.all.len(), self.len, self.grain),
+        let Range { start, end } = match self.rail_map.of(self.host, here) {
+            Some(rail) => plan::slice(rail, self.rail_map.all.len(), self.len, self.grain),
             None => self.len..self.len,
         };
         self.start + start..self.start + end
@@ -131,12 +131,12 @@ mod tests {
             let hosts = hosts(&of);
             let members: usize = of.iter().sum();
             let parts = Counts::By(counts[..members].into());
-            let lanes = Lanes::by_index(&hosts);
-            let all = Cut { start: 0, len: parts.total(members), lanes: &lanes, host: 0, grain };
+            let rail_map = RailMap::by_index(&hosts);
+            let all = Cut { start: 0, len: parts.total(members), rail_map: &rail_map, host: 0, grain };
             let pieces = all.pieces(most);
             let mut owner = vec![usize::MAX; all.len];
             for piece in &pieces {
-                for here in 0..lanes.all.len() {
+                for here in 0..rail_map.all.len() {
                     prop_assert!(piece.slice(here).len() <= most.next_multiple_of(grain));
                     for (host, ranges) in piece.owned(here, &hosts, &parts).iter().enumerate() {
                         let of = hosts[host].ranks.iter();
@@ -158,7 +158,7 @@ mod tests {
                 prop_assert_eq!(within.collect::<Vec<_>>(), (0..parts.part(rank).len()).collect::<Vec<_>>());
             }
             let cut = Cut { len, ..all };
-            let equal = (0..lanes.all.len() + 1).flat_map(|here| cut.equal(here, hosts.len())).flatten().flatten();
+            let equal = (0..rail_map.all.len() + 1).flat_map(|here| cut.equal(here, hosts.len())).flatten().flatten();
             prop_assert_eq!(equal.collect::<Vec<_>>(), (0..len).collect::<Vec<_>>());
         }
     }

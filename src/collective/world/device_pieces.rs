@@ -34,14 +34,15 @@
 
 use super::{
     super::{
-        algorithm::Meeting,
-        choose::{Case, Machine, choose},
+        algorithm::MeetBy,
+        case::{Case, Machine},
+        choose::choose,
         transport::{DeviceTransport, Overlap},
     },
     cut::Cut,
     device_rail::DeviceRail,
-    trip::Trip,
-    way::Way,
+    hierarchical::HierarchicalCall,
+    relay::Relay,
 };
 use crate::{
     Event,
@@ -67,32 +68,32 @@ pub(super) struct Inside<'a> {
 /// The pieces of a buffer, and whether rails run beside the steps inside. All members of all processes cut alike: where
 /// any process has steps inside that could overlap.
 pub(super) fn cuts<'c>(
-    trip: &Trip<'_, '_>,
+    hier: &HierarchicalCall<'_, '_>,
     transport: &dyn DeviceTransport,
     whole: &Cut<'c>,
     inside: &Inside<'_>,
 ) -> (Vec<Cut<'c>>, bool) {
-    let several = trip.across.hosts.iter().any(|host| host.ranks.len() > 1);
-    let Some(Overlap { piece, blocks }) = transport.overlaps().filter(|_| several && trip.lanes.direct) else {
+    let several = hier.across.hosts.iter().any(|host| host.ranks.len() > 1);
+    let Some(Overlap { piece, blocks }) = transport.overlaps().filter(|_| several && hier.rail_map.direct) else {
         return (vec![*whole], false);
     };
     let size = inside.dtype.size();
-    let slice = whole.len.div_ceil(trip.lanes.all.len()) * size;
+    let slice = whole.len.div_ceil(hier.rail_map.all.len()) * size;
     let cuts = whole.pieces(piece.max(slice.div_ceil(MOST)) / size);
-    let beside = cuts.len() > 1 && trip.here.count() > 1 && has_room(trip, &cuts[0], inside, blocks);
-    (cuts, beside)
+    let overlapped = cuts.len() > 1 && hier.here.count() > 1 && has_room(hier, &cuts[0], inside, blocks);
+    (cuts, overlapped)
 }
 
 /// Whether the kernels of a step inside that wait for each other, and so many blocks, fit on each device at once.
-fn has_room(trip: &Trip<'_, '_>, cut: &Cut<'_>, inside: &Inside<'_>, blocks: u32) -> bool {
-    let (shared, here) = (&trip.group.dev.worker.shared, &trip.here);
-    let limits = here.limits().overlapping();
+fn has_room(hier: &HierarchicalCall<'_, '_>, cut: &Cut<'_>, inside: &Inside<'_>, blocks: u32) -> bool {
+    let (shared, here) = (&hier.group.dev.worker.shared, &hier.here);
+    let limits = here.meeting().limits().overlapping();
     let most = |shape: Shape, reduce: Option<ReduceOp>| {
         let (machine, group) = (Machine::of(shared), (here.count(), here.membership.direct));
         let of = (inside.dtype, reduce.unwrap_or(ReduceOp::Sum));
         let case = Case::new((machine, &limits), group, of, Some(&shape), false);
         let algorithm = choose(&case).0;
-        let waits = matches!(algorithm.needs(&case).meeting, Meeting::Kernels { .. });
+        let waits = matches!(algorithm.needs(&case).meeting, MeetBy::Kernels { .. });
         if waits { algorithm.blocks(&case) } else { 0 }
     };
     let inside = most((inside.before)(cut), inside.reduce).max(most((inside.after)(cut), None));
@@ -101,22 +102,22 @@ fn has_room(trip: &Trip<'_, '_>, cut: &Cut<'_>, inside: &Inside<'_>, blocks: u32
 
 /// The pieces of a member's collective.
 pub(super) struct DevicePieces<'t, 'g, 'd> {
-    way: &'t Way<'t, 'g, 'd>,
+    relay: &'t Relay<'t, 'g, 'd>,
     rails: Vec<DeviceRail<'t, 'g, 'd>>,
     /// Behind each piece that runs beside other work.
     carried: Vec<Option<Event>>,
 }
 
 impl<'t, 'g, 'd> DevicePieces<'t, 'g, 'd> {
-    pub fn new(way: &'t Way<'t, 'g, 'd>) -> Self {
-        DevicePieces { way, rails: Vec::new(), carried: Vec::new() }
+    pub fn new(relay: &'t Relay<'t, 'g, 'd>) -> Self {
+        DevicePieces { relay, rails: Vec::new(), carried: Vec::new() }
     }
 
     /// Adds a piece, whose step inside the process was submitted since the rail was made.
     pub fn add(&mut self, mut rail: DeviceRail<'t, 'g, 'd>) -> Result<()> {
-        if self.way.is_beside() {
-            let trip = self.way.trip;
-            rail.staged = Some(Event::record(&trip.group.dev.stream, trip.call.op, false)?);
+        if self.relay.has_side_stream() {
+            let hier = self.relay.hier;
+            rail.staged = Some(Event::record(&hier.group.dev.stream, hier.call.op, false)?);
         }
         self.rails.push(rail);
         Ok(())
@@ -124,20 +125,20 @@ impl<'t, 'g, 'd> DevicePieces<'t, 'g, 'd> {
 
     /// All members of all processes meet, and their rails carry all pieces out, one after the other.
     #[track_caller]
-    pub fn carry(&mut self) -> Result<()> {
-        let trip = self.way.trip;
-        let _here = trip.op()?;
-        let (_, commit) = trip.meet(Payload::Nothing, |_| Vec::new())?;
+    pub fn execute(&mut self) -> Result<()> {
+        let hier = self.relay.hier;
+        let _here = hier.op()?;
+        let (_, commit) = hier.meet(Payload::Nothing, |_| Vec::new())?;
         let carried = self.rails.iter().map(DeviceRail::submit).collect::<Result<_>>();
         drop(commit.window);
-        self.carried = trip.done(carried)?;
+        self.carried = hier.done(carried)?;
         Ok(())
     }
 
     /// The member's stream goes on when the next piece, from the first one on, is through with its rail.
     pub fn wait(&self, piece: usize) -> Result<()> {
-        let trip = self.way.trip;
+        let hier = self.relay.hier;
         let Some(Some(carried)) = self.carried.get(piece) else { return Ok(()) };
-        trip.group.dev.stream.wait_event(trip.call.op, carried.0.raw, &carried.0.stream, carried.0.covered)
+        hier.group.dev.stream.wait_event(hier.call.op, carried.0.raw, &carried.0.stream, carried.0.covered)
     }
 }

@@ -1,7 +1,7 @@
 //! What one rail does with one piece between processes, in the memory of the devices.
 //!
 //! [`device_pieces`](super::device_pieces) makes a [`DeviceRail`] for each piece, with its memory, before the member
-//! arrives, and submits them after the commit: to the [`Way`]'s stream, in the order of commits. From the commit on
+//! arrives, and submits them after the commit: to the [`Relay`]'s stream, in the order of commits. From the commit on
 //! nothing here looks at the gang, and no memory is asked for.
 //!
 //! Sums go over the transport's own all-reduce where all processes take part and their order is free; else the elements
@@ -14,8 +14,8 @@ use super::{
         transport::{RailCall, RailMessage},
     },
     cut::{Cut, Ranges, total},
-    trip::{Trip, copy_within},
-    way::{Load, Way},
+    hierarchical::{HierarchicalCall, copy_within},
+    relay::{Load, Relay},
 };
 use crate::{
     Event,
@@ -34,8 +34,8 @@ use std::{mem, ops::Range};
 
 /// A member's rail, for one piece. `own` is its slice.
 pub(super) struct DeviceRail<'t, 'g, 'd> {
-    trip: &'t Trip<'g, 'd>,
-    way: &'t Way<'t, 'g, 'd>,
+    hier: &'t HierarchicalCall<'g, 'd>,
+    relay: &'t Relay<'t, 'g, 'd>,
     slice: Range<usize>,
     owned: Vec<Ranges>,
     size: usize,
@@ -64,28 +64,35 @@ struct Parts {
 }
 
 impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
-    fn new(way: &'t Way<'t, 'g, 'd>, cut: &Cut<'_>, owned: Vec<Ranges>, size: usize, own: &Area, to: Access) -> Self {
-        let slice = cut.slice(way.trip.across.here);
+    fn new(
+        relay: &'t Relay<'t, 'g, 'd>,
+        cut: &Cut<'_>,
+        owned: Vec<Ranges>,
+        size: usize,
+        own: &Area,
+        to: Access,
+    ) -> Self {
+        let slice = cut.slice(relay.hier.across.here);
         let (work, uses) = (Work::Fill(Load::default()), smallvec![(own.clone(), to)]);
-        DeviceRail { trip: way.trip, way, slice, owned, size, work, uses, staged: None }
+        DeviceRail { hier: relay.hier, relay, slice, owned, size, work, uses, staged: None }
     }
 
     /// The slices of all processes are going to be summed into all of them.
     #[track_caller]
     pub fn sum_to_all(
-        way: &'t Way<'t, 'g, 'd>,
+        relay: &'t Relay<'t, 'g, 'd>,
         cut: &Cut<'_>,
         owned: Vec<Ranges>,
         own: &Area,
         (dtype, op): (DType, ReduceOp),
     ) -> Result<Self> {
-        let mut rail = Self::new(way, cut, owned, dtype.size(), own, Access::Write);
-        rail.work = match way.native(dtype, op) {
+        let mut rail = Self::new(relay, cut, owned, dtype.size(), own, Access::Write);
+        rail.work = match relay.native(dtype, op) {
             Some(reduce) => Work::Native(dtype, reduce),
             None => {
                 let parts = rail.room(own, dtype, op)?;
                 let from = |at: &Range<usize>| own.address + rail.at(at).start as u64;
-                let to_all = Some(way.load(rail.to_all(from, own))?);
+                let to_all = Some(relay.load(rail.to_all(from, own))?);
                 Work::Sum { of: (dtype, op), parts, to_all }
             }
         };
@@ -96,13 +103,13 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
     /// other.
     #[track_caller]
     pub fn sum_to_owners(
-        way: &'t Way<'t, 'g, 'd>,
+        relay: &'t Relay<'t, 'g, 'd>,
         cut: &Cut<'_>,
         owned: Vec<Ranges>,
         [own, summed]: [&Area; 2],
         (dtype, op): (DType, ReduceOp),
     ) -> Result<Self> {
-        let mut rail = Self::new(way, cut, owned, dtype.size(), own, Access::Read);
+        let mut rail = Self::new(relay, cut, owned, dtype.size(), own, Access::Read);
         rail.uses.push((summed.clone(), Access::Write));
         let parts = rail.room(own, dtype, op)?;
         rail.work = Work::Sum { of: (dtype, op), parts, to_all: None };
@@ -112,22 +119,22 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
     /// Every process is going to send what it owns, packed in `own`, to all others: `all` is the slice.
     #[track_caller]
     pub fn fill(
-        way: &'t Way<'t, 'g, 'd>,
+        relay: &'t Relay<'t, 'g, 'd>,
         cut: &Cut<'_>,
         owned: Vec<Ranges>,
         [own, all]: [&Area; 2],
         size: usize,
     ) -> Result<Self> {
-        let mut rail = Self::new(way, cut, owned, size, own, Access::Read);
+        let mut rail = Self::new(relay, cut, owned, size, own, Access::Read);
         rail.uses.push((all.clone(), Access::Write));
         let from = |at: &Range<usize>| own.address + rail.before(at) as u64;
-        rail.work = Work::Fill(way.load(rail.to_all(from, all))?);
+        rail.work = Work::Fill(relay.load(rail.to_all(from, all))?);
         Ok(rail)
     }
 
     /// Submits the piece, in the commit's turn. Returns an event behind it, if it runs beside other work.
     pub fn submit(&self) -> Result<Option<Event>> {
-        let (op, stream) = (self.trip.call.op, self.way.stream());
+        let (op, stream) = (self.hier.call.op, self.relay.stream());
         // The step inside has ordered the first memory behind all that came before.
         let mut rest = &self.uses[..];
         if let Some(staged) = &self.staged {
@@ -147,7 +154,7 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
             }
         }
         submitted?;
-        if self.way.is_beside() { Event::record(stream, op, false).map(Some) } else { Ok(None) }
+        if self.relay.has_side_stream() { Event::record(stream, op, false).map(Some) } else { Ok(None) }
     }
 
     fn work(&self) -> Result<()> {
@@ -157,29 +164,29 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
             _ if self.slice.is_empty() => Ok(()),
             Work::Native(dtype, reduce) => {
                 let (at, len) = (own.address, self.slice.len());
-                self.way.submit(&RailCall::AllReduce { at, len, dtype: *dtype, reduce: *reduce })
+                self.relay.submit(&RailCall::AllReduce { at, len, dtype: *dtype, reduce: *reduce })
             }
             Work::Sum { of, parts, to_all: Some(sums) } => {
                 self.sum_parts(own, parts, *of, |at| own.address + self.at(at).start as u64)?;
-                self.way.send(sums)
+                self.relay.send(sums)
             }
             Work::Sum { of, parts, to_all: None } => {
                 self.sum_parts(own, parts, *of, |at| area(1).address + self.before(at) as u64)
             }
             Work::Fill(load) => {
-                self.way.send(load)?;
+                self.relay.send(load)?;
                 // The own ranges are on this device already.
-                self.owned[self.trip.across.me].iter().try_for_each(|range| {
+                self.owned[self.hier.across.me].iter().try_for_each(|range| {
                     let (to, from) = (area(1).address + self.at(range).start as u64, own.address);
                     let (from, bytes) = (from + self.before(range) as u64, range.len() * self.size);
-                    copy_within(self.trip, self.way.stream(), to, from, bytes)
+                    copy_within(self.hier, self.relay.stream(), to, from, bytes)
                 })
             }
         }
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let (n, me) = (self.trip.across.hosts.len(), self.trip.across.me);
+        let (n, me) = (self.hier.across.hosts.len(), self.hier.across.me);
         (1..n).map(move |k| (me + k) % n)
     }
 
@@ -189,26 +196,26 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
     }
 
     fn host(&self, host: usize) -> usize {
-        self.trip.across.hosts[host].host
+        self.hier.across.hosts[host].host
     }
 
     /// Memory for what [`sum_parts`](Self::sum_parts) receives.
     #[track_caller]
     fn room(&mut self, from: &Area, dtype: DType, op: ReduceOp) -> Result<Parts> {
-        let trip = self.trip;
-        let own = total(&self.owned[trip.across.me]) * self.size;
-        let area = trip.scratch(own * (trip.across.hosts.len() - 1))?;
+        let hier = self.hier;
+        let own = total(&self.owned[hier.across.me]) * self.size;
+        let area = hier.scratch(own * (hier.across.hosts.len() - 1))?;
         let mean = op == ReduceOp::Avg;
-        if mean && trip.members() > MOST {
+        if mean && hier.members() > MOST {
             let float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16);
             if !float {
                 let why = format_args!("an average of {dtype:?} over more than {MOST} members of several processes");
-                return Err(Error::invalid_at(trip.call.site, trip.call.op, why));
+                return Err(Error::invalid_at(hier.call.site, hier.call.op, why));
             }
         }
-        let pads = mean && trip.members() <= MOST;
-        let load = self.way.load(self.to_owners(from, &area))?;
-        let zeros = pads.then(|| trip.zeros(own)).transpose()?;
+        let pads = mean && hier.members() <= MOST;
+        let load = self.relay.load(self.to_owners(from, &area))?;
+        let zeros = pads.then(|| hier.zeros(own)).transpose()?;
         self.uses.push((area.clone(), Access::Write));
         self.uses.extend(zeros.iter().map(|zeros| (zeros.clone(), Access::Read)));
         Ok(Parts { area, load, zeros })
@@ -216,13 +223,13 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
 
     /// Bytes of the own ranges before this one.
     fn before(&self, range: &Range<usize>) -> usize {
-        let own = &self.owned[self.trip.across.me];
+        let own = &self.owned[self.hier.across.me];
         own.iter().take_while(|other| other.start < range.start).map(|other| other.len() * self.size).sum()
     }
 
     /// In [`Parts`]: the part of a process for an own range.
     fn arrived(&self, area: &Area, host: usize, range: &Range<usize>) -> Address {
-        let (me, hosts) = (self.trip.across.me, self.trip.across.hosts.len());
+        let (me, hosts) = (self.hier.across.me, self.hier.across.hosts.len());
         let (k, each) = ((host + hosts - me) % hosts - 1, total(&self.owned[me]) * self.size);
         area.address + (k * each + self.before(range)) as u64
     }
@@ -236,7 +243,7 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
                 let (to, bytes) = (self.host(host), at.len());
                 messages.push(RailMessage::Send { to, at: own.address + at.start as u64, bytes });
             }
-            for range in &self.owned[self.trip.across.me] {
+            for range in &self.owned[self.hier.across.me] {
                 let (at, bytes) = (self.arrived(parts, host, range), range.len() * self.size);
                 messages.push(RailMessage::Receive { from: self.host(host), at, bytes });
             }
@@ -252,10 +259,10 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         (dtype, op): (DType, ReduceOp),
         to: impl Fn(&Range<usize>) -> Address,
     ) -> Result<()> {
-        let (me, hosts) = (self.trip.across.me, self.trip.across.hosts.len());
+        let (me, hosts) = (self.hier.across.me, self.hier.across.hosts.len());
         let mine = &self.owned[me];
-        self.way.send(&parts.load)?;
-        let members = self.trip.members();
+        self.relay.send(&parts.load)?;
+        let members = self.hier.members();
         for range in mine {
             let from = |host: usize| match host == me {
                 true => own.address + self.at(range).start as u64,
@@ -286,7 +293,7 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         factors: &[f64],
         to: Address,
     ) -> Result<()> {
-        let (dev, bytes) = (self.trip.group.dev, n * dtype.size());
+        let (dev, bytes) = (self.hier.group.dev, n * dtype.size());
         let part = |&address: &Address| Part { address, bytes };
         let software = dev.worker.is_software();
         let mut begin = 0;
@@ -301,7 +308,14 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
             let meet = DeviceBarrier::NONE;
             let combine = Combine { n, op, factors: &by, sources: &some, destinations: &into, meet };
             let (entry, args) = (kernels::combine(dtype), combine.args(software));
-            launch::launch_on(&dev.worker, self.way.stream(), self.trip.call.op, &entry, launch::blocks(bytes), &args)?;
+            launch::launch_on(
+                &dev.worker,
+                self.relay.stream(),
+                self.hier.call.op,
+                &entry,
+                launch::blocks(bytes),
+                &args,
+            )?;
             begin = end;
         }
         Ok(())
@@ -311,7 +325,7 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
     fn to_all(&self, from: impl Fn(&Range<usize>) -> Address, all: &Area) -> Vec<RailMessage> {
         let mut messages = Vec::new();
         for host in self.others() {
-            for range in &self.owned[self.trip.across.me] {
+            for range in &self.owned[self.hier.across.me] {
                 messages.push(RailMessage::Send {
                     to: self.host(host),
                     at: from(range),

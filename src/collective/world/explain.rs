@@ -5,9 +5,9 @@ use super::{
     super::{Group, transport::Transport},
     cut::Cut,
     device_pieces::{Inside, cuts},
+    hierarchical::HierarchicalCall,
     pieces::PIECE,
     sums::{gather, levels, scatter},
-    trip::Trip,
 };
 use crate::{
     error::Result,
@@ -28,8 +28,8 @@ pub(crate) struct Hierarchy {
     pub pieces: usize,
     /// Bytes of the largest piece on one rail.
     pub piece: usize,
-    /// Whether rails run beside the steps inside.
-    pub beside: bool,
+    /// Whether rails and the steps inside overlap.
+    pub overlapped: bool,
     /// The operation inside each process.
     pub inner: ReduceOp,
     /// The first and the last step inside, of the largest piece.
@@ -43,41 +43,41 @@ impl Group<'_> {
     pub(crate) fn hierarchy(&self, dtype: DType, op: ReduceOp, len: usize) -> Result<Option<Hierarchy>> {
         let Some(across) = &self.across else { return Ok(None) };
         let call = Call::new("explain").elements(dtype, len).reducing(op);
-        let trip = Trip::new(self, across, &call, false)?;
-        let (whole, (inner, outer), size) = (trip.cut(len, dtype), levels(op, dtype, trip.members()), dtype.size());
-        let (transport, sums, pieces, beside) = match trip.transport()? {
+        let hier = HierarchicalCall::new(self, across, &call, false)?;
+        let (whole, (inner, outer), size) = (hier.cut(len, dtype), levels(op, dtype, hier.members()), dtype.size());
+        let (transport, sums, pieces, overlapped) = match hier.transport()? {
             Transport::None(error) => return Err(error.clone()),
             Transport::Host(transport) => {
                 let sums = "in the memory of the hosts, in the order of processes";
                 let pieces = whole.pieces(PIECE / size);
-                let beside = pieces.len() > 1;
-                (transport.name(), sums, pieces, beside)
+                let overlapped = pieces.len() > 1;
+                (transport.name(), sums, pieces, overlapped)
             }
             Transport::Device(transport) => {
-                let n = trip.here.count();
+                let n = hier.here.count();
                 let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| gather(cut, n));
                 let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
-                let (cuts, beside) = cuts(&trip, &**transport, &whole, &inside);
-                let way = trip.way(transport.clone(), beside)?;
-                let sums = match way.native(dtype, outer) {
-                    Some(_) if way.in_place(dtype, op).is_some() => "by the transport, in the members' own memory",
+                let (cuts, overlapped) = cuts(&hier, &**transport, &whole, &inside);
+                let relay = hier.relay(transport.clone(), overlapped)?;
+                let sums = match relay.native(dtype, outer) {
+                    Some(_) if relay.in_place(dtype, op).is_some() => "by the transport, in the members' own memory",
                     Some(_) => "by the transport",
                     None => "by kernels, in the order of processes",
                 };
-                (transport.name(), sums, cuts, beside)
+                (transport.name(), sums, cuts, overlapped)
             }
         };
         // All pieces but the last one are equal.
-        let (largest, n): (&Cut<'_>, _) = (&pieces[0], trip.here.count());
+        let (largest, n): (&Cut<'_>, _) = (&pieces[0], hier.here.count());
         let slice = (0..n).map(|here| largest.slice(here).len()).max().unwrap_or(0);
         Ok(Some(Hierarchy {
             processes: across.hosts.len(),
-            rails: trip.lanes.all.len(),
+            rails: hier.rail_map.all.len(),
             transport,
             sums,
             pieces: pieces.len(),
             piece: slice * size,
-            beside,
+            overlapped,
             inner,
             scatter: scatter(largest, n),
             gather: gather(largest, n),

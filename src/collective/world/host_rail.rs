@@ -11,7 +11,7 @@ use super::{
         transport::{HostTransport, Message, Tag},
     },
     cut::Ranges,
-    trip::Trip,
+    hierarchical::HierarchicalCall,
 };
 use crate::{
     error::Result,
@@ -64,15 +64,15 @@ impl Staged<'_> {
 }
 
 impl HostRail {
-    pub fn new(trip: &Trip<'_, '_>, transport: Arc<dyn HostTransport>) -> Self {
-        let across = trip.across;
+    pub fn new(hier: &HierarchicalCall<'_, '_>, transport: Arc<dyn HostTransport>) -> Self {
+        let across = hier.across;
         HostRail {
             transport,
-            link: trip.link.clone(),
+            link: hier.link.clone(),
             hosts: across.hosts.iter().map(|host| host.host).collect(),
             me: across.me,
             here: across.here,
-            members: trip.members(),
+            members: hier.members(),
         }
     }
 
@@ -84,11 +84,11 @@ impl HostRail {
 
     /// Memory for the parts of other processes that this one is going to sum up: of each process, one for each range.
     #[track_caller]
-    pub fn room_for_sum(&self, trip: &Trip<'_, '_>, own: &Ranges, size: usize) -> Result<Room> {
+    pub fn room_for_sum(&self, hier: &HierarchicalCall<'_, '_>, own: &Ranges, size: usize) -> Result<Room> {
         let mut room = Vec::new();
         for host in self.others() {
             for range in own {
-                room.push((host, trip.pinned(range.len() * size)?));
+                room.push((host, hier.pinned(range.len() * size)?));
             }
         }
         Ok(room)
@@ -96,10 +96,10 @@ impl HostRail {
 
     /// Memory for what other processes are going to send: so many bytes each, by process.
     #[track_caller]
-    pub fn room_for(&self, trip: &Trip<'_, '_>, lens: &[usize]) -> Result<Room> {
+    pub fn room_for(&self, hier: &HierarchicalCall<'_, '_>, lens: &[usize]) -> Result<Room> {
         let mut room = Vec::new();
         for host in self.others().filter(|&host| lens[host] > 0) {
-            room.push((host, trip.pinned(lens[host])?));
+            room.push((host, hier.pinned(lens[host])?));
         }
         Ok(room)
     }

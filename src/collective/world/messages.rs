@@ -1,21 +1,22 @@
-//! Shipments from a member of one process to one of another: what `send` and `recv`, `give` and `take` become there.
+//! Messages from a member of one process to one of another: what `send` and `recv`, `give` and `take` become there.
 //!
-//! A shipment is a header, which is bytes of the host, and parts, which are memory of the sender's device. The sender
+//! A message is a header, which is bytes of the host, and parts, which are memory of the sender's device. The sender
 //! starts to stage the parts and goes on: a thread of its own meets the receiver and sends. So no order of sends can
 //! deadlock. The receiver learns the lengths in the meeting, and takes memory then.
 //!
-//! For the meeting a shipment has a place of its own besides the sender's device ([`OUTBOX`]): the device may be in
-//! another meeting meanwhile, and later shipments may come first. The scope's end waits for the senders' threads.
+//! For the meeting a message has a place of its own besides the sender's device ([`OUTBOX`]): the device may be in
+//! another meeting meanwhile, and later messages may come first. The scope's end waits for the senders' threads.
 //!
-//! Invariant: shipments of one label between two members of a group are received in the order in which they were sent.
+//! Invariant: messages of one label between two members of a group are received in the order in which they were sent.
 
 use super::{
     super::{
         Group,
+        meeting::note_call,
         transport::{Arrival, MOST_NOTE, OUTBOX, Place},
     },
-    road::{Again, Held, Road, Until},
-    trip::{Trip, part as part_of, shortened},
+    hierarchical::{HierarchicalCall, part as part_of, shortened},
+    message_route::{Again, CancelOn, Held, MessageRoute},
     values::hash,
 };
 use crate::{
@@ -28,15 +29,15 @@ use std::sync::Arc;
 const HERE: u8 = 1;
 const LATER: u8 = 0;
 
-/// What goes to another process.
-pub(in super::super) struct Shipment {
+/// A message to another process.
+pub(in super::super) struct Outgoing {
     pub header: Vec<u8>,
     pub parts: Vec<Area>,
 }
 
-/// A shipment that has come. Its parts are not on this device yet.
+/// A message that has come. Its parts are not on this device yet.
 pub(in super::super) struct Incoming<'g, 'd> {
-    trip: Trip<'g, 'd>,
+    hier: HierarchicalCall<'g, 'd>,
     from: usize,
     /// The place of the sender's call.
     site: String,
@@ -55,7 +56,7 @@ struct Pair {
 
 impl Pair {
     fn new(group: &Group<'_>, across: &Across, call: &Call, label: Label, from: usize, to: usize) -> Pair {
-        // Shipments of two members in two groups do not see each other.
+        // Messages of two members in two groups do not see each other.
         let queue = hash(&format!("{:?} {from} {to} {label:?}", across.places));
         let number = queue ^ group.dev.session.groups.next_message(queue);
         let mut sender = across.places[from];
@@ -89,12 +90,12 @@ impl Pair {
 }
 
 /// What the receiver must know before it can take the parts.
-fn head(shipment: &Shipment, site: Site) -> Vec<u8> {
-    let lens = shipment.parts.iter().flat_map(|part| (part.bytes.len() as u64).to_le_bytes());
+fn head(outgoing: &Outgoing, site: Site) -> Vec<u8> {
+    let lens = outgoing.parts.iter().flat_map(|part| (part.bytes.len() as u64).to_le_bytes());
     let site = shortened(site.to_string());
-    let (count, site_len) = (shipment.parts.len() as u32, site.len() as u16);
+    let (count, site_len) = (outgoing.parts.len() as u32, site.len() as u16);
     let lens = count.to_le_bytes().into_iter().chain(lens).chain(site_len.to_le_bytes());
-    lens.chain(site.into_bytes()).chain(shipment.header.iter().copied()).collect()
+    lens.chain(site.into_bytes()).chain(outgoing.header.iter().copied()).collect()
 }
 
 /// The lengths of the parts, the place of the sender's call, and the header; none if these bytes are no head.
@@ -109,52 +110,52 @@ fn read_head(head: &[u8]) -> Option<(Vec<usize>, String, Vec<u8>)> {
 }
 
 impl Group<'_> {
-    /// Sends a shipment to a member of another process. Waits neither for it nor for the device.
+    /// Sends a message to a member of another process. Waits neither for it nor for the device.
     #[track_caller]
     pub(in super::super) fn send_across(
         &self,
         across: &Across,
         (call, label): (&Call, Label),
-        shipment: &Shipment,
+        outgoing: &Outgoing,
         to: usize,
     ) -> Result<()> {
-        let trip = Trip::new(self, across, call, false)?;
-        let road = Road::new(&trip, across.places[self.rank], across.places[to])?;
+        let hier = HierarchicalCall::new(self, across, call, false)?;
+        let route = MessageRoute::new(&hier, across.places[self.rank], across.places[to])?;
         self.dev.worker.handle.progress.advance();
-        self.note_call(call);
-        let head = head(shipment, call.site);
+        note_call(self.dev, call);
+        let head = head(outgoing, call.site);
         let mut first = Vec::new();
         let note = if head.len() < MOST_NOTE {
             [vec![HERE], head].concat()
         } else {
-            let mut bytes = trip.pinned(head.len())?;
+            let mut bytes = hier.pinned(head.len())?;
             bytes.as_mut_slice()?.copy_from_slice(&head);
             first.push(Held::Host(Arc::new(bytes)));
             [vec![LATER], (head.len() as u64).to_le_bytes().to_vec()].concat()
         };
-        let parts = shipment.parts.iter().map(|part| road.stage(&trip, part)).collect::<Result<_>>()?;
+        let parts = outgoing.parts.iter().map(|part| route.stage(&hier, part)).collect::<Result<_>>()?;
         // Who uses the memory next waits for these copies, and not for what this device does next.
         self.dev.stream.record_early(call.op)?;
         let batches = vec![first, parts];
         let pair = Pair::new(self, across, call, label, self.rank, to);
-        let (link, scope, gang) = (trip.link.clone(), trip.scope.clone(), self.dev.session.gang.clone());
+        let (link, scope, gang) = (hier.link.clone(), hier.scope.clone(), self.dev.session.gang.clone());
         let (call, device) = (call.clone(), self.dev.index());
-        let carry = move || {
+        let send = move || {
             let send = || {
-                road.ready(&batches)?;
+                route.ready(&batches)?;
                 let place = pair.members[0];
                 let commit = scope.meet(pair.arrival(place, &call, note))?;
-                let until = Until { lost: &|| link.world.check().err(), gang: &gang };
-                road.send(commit, batches, &|batch| scope.meet(pair.again(place, &call, batch)), &until)
+                let cancel_on = CancelOn { lost: &|| link.world.check().err(), gang: &gang };
+                route.send(commit, batches, &|batch| scope.meet(pair.again(place, &call, batch)), &cancel_on)
             };
             if let Err(error) = send() {
                 gang.poison(device, error);
             }
         };
-        trip.link.carry(carry)
+        hier.link.run_apart(send)
     }
 
-    /// The next shipment of a label from a member of another process.
+    /// The next message of a label from a member of another process.
     #[track_caller]
     pub(in super::super) fn receive_across<'g>(
         &'g self,
@@ -162,31 +163,31 @@ impl Group<'_> {
         (call, label): (&'g Call, Label),
         from: usize,
     ) -> Result<Incoming<'g, 'g>> {
-        let trip = Trip::new(self, across, call, false)?;
-        let road = Road::new(&trip, across.places[from], across.places[self.rank])?;
+        let hier = HierarchicalCall::new(self, across, call, false)?;
+        let route = MessageRoute::new(&hier, across.places[from], across.places[self.rank])?;
         self.dev.worker.handle.progress.advance();
-        self.note_call(call);
+        note_call(self.dev, call);
         let pair = Pair::new(self, across, call, label, from, self.rank);
-        let commit = trip.done(trip.scope.meet(pair.arrival(pair.members[1], call, Vec::new())))?;
+        let commit = hier.done(hier.scope.meet(pair.arrival(pair.members[1], call, Vec::new())))?;
         let (number, sender) = (commit.number, across.places[from].host);
         drop(commit.window);
         let note = commit.notes.get(usize::from(sender > across.places[self.rank].host));
-        let again: Again<'_> = &|batch| trip.scope.meet(pair.again(pair.members[1], call, batch));
+        let again: Again<'_> = &|batch| hier.scope.meet(pair.again(pair.members[1], call, batch));
         let arrive = || {
             let head = match note.and_then(|note| note.split_first()) {
                 Some((&HERE, head)) => read_head(head),
                 Some((&LATER, len)) => {
                     let len = u64::from_le_bytes(len.try_into().map_err(|_| nonsense(call))?) as usize;
-                    let head = road.receive_head(&trip, number, len, again)?;
+                    let head = route.receive_head(&hier, number, len, again)?;
                     read_head(head.as_slice()?)
                 }
                 _ => None,
             };
             let (lens, site, header) = head.ok_or_else(|| nonsense(call))?;
-            Ok((road.receive(&trip, number, &lens, again)?, lens, site, header))
+            Ok((route.receive(&hier, number, &lens, again)?, lens, site, header))
         };
-        let (arrived, lens, site, header) = trip.done(arrive())?;
-        Ok(Incoming { trip, from, site, header, lens, arrived })
+        let (arrived, lens, site, header) = hier.done(arrive())?;
+        Ok(Incoming { hier, from, site, header, lens, arrived })
     }
 }
 
@@ -200,8 +201,8 @@ impl Incoming<'_, '_> {
     pub fn store(&self, into: &[Area]) -> Result<()> {
         let mut parts = self.arrived.iter().zip(into);
         let store = |(part, to): (&Held, &Area)| match part {
-            Held::Host(buffer) => self.trip.upload(buffer, 0..to.bytes.len(), to),
-            Held::Device(area) => self.trip.copy(&part_of(area, 0..to.bytes.len()), to),
+            Held::Host(buffer) => self.hier.upload(buffer, 0..to.bytes.len(), to),
+            Held::Device(area) => self.hier.copy(&part_of(area, 0..to.bytes.len()), to),
         };
         self.done(parts.try_for_each(store))
     }
@@ -210,7 +211,7 @@ impl Incoming<'_, '_> {
     pub fn only(&self, size: usize) -> Result<usize> {
         match self.lens[..] {
             [len] if len % size == 0 => Ok(len),
-            _ => self.done(Err(nonsense(self.trip.call))),
+            _ => self.done(Err(nonsense(self.hier.call))),
         }
     }
 
@@ -220,18 +221,18 @@ impl Incoming<'_, '_> {
         if sent == len {
             return Ok(());
         }
-        let (places, call) = (&self.trip.across.places, self.trip.call);
+        let (places, call) = (&self.hier.across.places, self.hier.call);
         let a = places[self.from].call(format!("send of {sent} bytes"), self.site.clone());
-        let own = places[self.trip.group.rank].call(format!("{} of {len} bytes", call.op), call.site.to_string());
+        let own = places[self.hier.group.rank].call(format!("{} of {len} bytes", call.op), call.site.to_string());
         let error = Error::WorldMismatch { what: "count", a, b: own };
         // Only this member has found it.
-        self.trip.scope.fail(Some(self.trip.group.dev.index()), &error);
+        self.hier.scope.fail(Some(self.hier.group.dev.index()), &error);
         self.done(Err(error))
     }
 
-    /// What the receiver makes of the shipment. The sender has gone on, so a failure fails the gang.
+    /// What the receiver makes of the message. The sender has gone on, so a failure fails the gang.
     pub fn done<R>(&self, done: Result<R>) -> Result<R> {
-        self.trip.done(done)
+        self.hier.done(done)
     }
 }
 

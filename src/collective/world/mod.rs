@@ -1,18 +1,18 @@
 //! Groups whose members are devices of several processes: [`Device::world`] and its parts.
 //!
-//! Every method of such a group is a *trip*: inside the process by the collectives of the process's own members,
-//! between processes by rails. [`api`](super::api) fills a [`Request`] as ever; [`run_across`](Group::run_across) gives
-//! it to the file of its shape:
+//! Every method of such a group is a *hierarchical call*: inside the process by the collectives of the process's own
+//! members, between processes by rails. [`api`](super::api) fills a [`Request`] as ever;
+//! [`run_across`](Group::run_across) gives it to the file of its shape:
 //!
 //! * [`sums`]: all_reduce, reduce, reduce_scatter. [`moves`]: all_gather, broadcast. [`all_to_all`]: it, gather,
 //!   scatter. [`values`]: barrier and exchanges of host values.
-//! * [`lanes`], pure: which members a rail joins. [`cut`], pure: which elements it carries, and which of them belong to
-//!   which process.
-//! * [`messages`]: from one member to one other, of another process. [`road`]: how that gets there.
-//! * [`trip`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
-//!   the hosts, and [`pieces`]: piece by piece, which for gradients another thread does [`beside`].
+//! * [`rail_map`], pure: which members a rail joins. [`cut`], pure: which elements it carries, and which of them belong
+//!   to which process.
+//! * [`messages`]: from one member to one other, of another process. [`message_route`]: how that gets there.
+//! * [`hierarchical`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the
+//!   memory of the hosts, and [`pieces`]: piece by piece, which for gradients another thread does: [`pending`].
 //! * [`device_rail`]: what a rail does in the memory of the devices, and [`device_pieces`]: piece by piece; [`native`]:
-//!   by the transport's own sums, or else by messages that go a [`way`].
+//!   by the transport's own sums, or else by messages that go by a [`relay`].
 //! * [`explain`]: all this, for people. [`registered`]: memory that rails work in without copies.
 //!
 //! Hierarchies are a floor above [`choose`](super::choose), not rows of its table. A row is what one kernel, or one set
@@ -34,34 +34,34 @@
 //! messages no message depends on the gang, nor on memory that is still to be had.
 
 mod all_to_all;
-pub(crate) mod beside;
 mod cut;
 mod device_pieces;
 mod device_rail;
 mod explain;
-mod hops;
+mod hierarchical;
 mod host_rail;
-mod lanes;
 #[cfg(test)]
 pub(crate) mod loopback;
+mod message_route;
 pub(super) mod messages;
 mod moves;
 mod native;
+pub(crate) mod pending;
 mod pieces;
+mod rail_map;
 mod registered;
-mod road;
+mod relay;
 #[cfg(feature = "cluster")]
 mod serde;
 mod sums;
 #[cfg(test)]
 mod tests;
-mod trip;
+mod two_hop;
 pub(crate) mod values;
-mod way;
 
 pub use registered::Registered;
 
-use super::{Group, request::Request, transport::Place};
+use super::{Group, meeting, request::Request, transport::Place};
 use crate::{
     Device,
     error::{Error, Result},
@@ -70,9 +70,9 @@ use crate::{
         plan::Shape,
     },
 };
+use hierarchical::HierarchicalCall;
 use smallvec::SmallVec;
 use std::{cell::Cell, fmt, rc::Rc, sync::Arc};
-use trip::Trip;
 
 /// What tells a group from others in any later scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -168,7 +168,7 @@ impl Device {
         let rank_here = |place: &Place| gang.members().iter().position(|&member| member == place.device);
         let here = places.iter().filter(|place| place.host == own);
         let ranks: SmallVec<[usize; 8]> = here.filter_map(rank_here).collect();
-        let local = self.membership(&ranks);
+        let local = meeting::membership(self, &ranks);
         if ranks.len() == places.len() {
             return Ok(Group { dev: self, membership: local, rank, across: None });
         }
@@ -270,19 +270,19 @@ impl<'d> Group<'d> {
     /// Carries a collective of several processes out.
     #[track_caller]
     pub(super) fn run_across(&self, across: &Across, request: &Request, overlapped: bool) -> Result<()> {
-        let trip = Trip::new(self, across, &request.call, overlapped)?;
+        let hier = HierarchicalCall::new(self, across, &request.call, overlapped)?;
         let shape = match &request.shape {
             Some(shape) => shape,
-            None => return all_to_all::by_counts(&trip, request),
+            None => return all_to_all::by_counts(&hier, request),
         };
         match shape {
-            Shape::AllReduce { len } => sums::all_reduce(&trip, request, *len),
-            Shape::Reduce { len, root } => sums::reduce_scatter(&trip, request, &trip.all_at(*root, *len), true),
-            Shape::ReduceScatter { counts, in_place } => sums::reduce_scatter(&trip, request, counts, *in_place),
-            Shape::Broadcast { len, root } => moves::all_gather(&trip, request, &trip.all_at(*root, *len), true),
-            Shape::AllGather { counts, in_place } => moves::all_gather(&trip, request, counts, *in_place),
+            Shape::AllReduce { len } => sums::all_reduce(&hier, request, *len),
+            Shape::Reduce { len, root } => sums::reduce_scatter(&hier, request, &hier.all_at(*root, *len), true),
+            Shape::ReduceScatter { counts, in_place } => sums::reduce_scatter(&hier, request, counts, *in_place),
+            Shape::Broadcast { len, root } => moves::all_gather(&hier, request, &hier.all_at(*root, *len), true),
+            Shape::AllGather { counts, in_place } => moves::all_gather(&hier, request, counts, *in_place),
             Shape::Gather { .. } | Shape::Scatter { .. } | Shape::AllToAll { .. } => {
-                all_to_all::by_shape(&trip, request, shape)
+                all_to_all::by_shape(&hier, request, shape)
             }
         }
     }

@@ -14,9 +14,9 @@ use super::{
     cut::{Cut, Ranges, total},
     device_pieces::{DevicePieces, Inside, cuts},
     device_rail::DeviceRail,
+    hierarchical::{HierarchicalCall, bytes, part},
     pieces::{Job, PIECE, Pieces},
     sums::gather,
-    trip::{Trip, bytes, part},
 };
 use crate::{
     error::Result,
@@ -25,11 +25,16 @@ use crate::{
 
 /// `in_place`: the own part lies in the destination, at its place.
 #[track_caller]
-pub(super) fn all_gather(trip: &Trip<'_, '_>, request: &Request, parts: &Counts, in_place: bool) -> Result<()> {
+pub(super) fn all_gather(
+    hier: &HierarchicalCall<'_, '_>,
+    request: &Request,
+    parts: &Counts,
+    in_place: bool,
+) -> Result<()> {
     let area = |side| request.area(side).expect("a member gives memory");
     let (source, destination, dtype) = (area(Side::Source), area(Side::Destination), request.dtype);
-    let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
-    let whole = trip.cut(parts.total(trip.members()), dtype);
+    let (size, across, n) = (dtype.size(), hier.across, hier.here.count());
+    let whole = hier.cut(parts.total(hier.members()), dtype);
     let owned = |cut: &Cut<'_>| cut.owned(across.here, &across.hosts, parts);
     // From the members to the rails.
     let ranks = &across.hosts[across.me].ranks;
@@ -39,58 +44,58 @@ pub(super) fn all_gather(trip: &Trip<'_, '_>, request: &Request, parts: &Counts,
         let receive = (0..n).map(|rail| Counts::By((0..n).map(|member| shared(member, rail)).collect())).collect();
         Shape::AllToAll { send, receive }
     };
-    let mine = bytes(&parts.part(trip.group.rank), size);
+    let mine = bytes(&parts.part(hier.group.rank), size);
     let given = part(source, if in_place { mine } else { 0..mine.len() });
-    let from = |cut: &Cut<'_>| part(&given, bytes(&cut.within(parts, trip.group.rank), size));
+    let from = |cut: &Cut<'_>| part(&given, bytes(&cut.within(parts, hier.group.rank), size));
     let to = |cut: &Cut<'_>| part(destination, bytes(&cut.range(), size));
     let lens = |owned: &[Ranges], cut: &Cut<'_>| (total(&owned[across.me]) * size, cut.slice(across.here).len() * size);
-    let transport = match trip.transport()? {
+    let transport = match hier.transport()? {
         Transport::Host(transport) => transport,
         Transport::None(error) => return Err(error.clone()),
         Transport::Device(transport) => {
             let after = |cut: &Cut<'_>| gather(cut, n);
             let inside = Inside { dtype, reduce: None, before: &collect, after: &after };
-            let (cuts, beside) = cuts(trip, &**transport, &whole, &inside);
-            let way = trip.way(transport.clone(), beside)?;
-            trip.overlap(beside);
-            let (mut pieces, mut slices) = (DevicePieces::new(&way), Vec::with_capacity(cuts.len()));
+            let (cuts, overlapped) = cuts(hier, &**transport, &whole, &inside);
+            let relay = hier.relay(transport.clone(), overlapped)?;
+            hier.overlap(overlapped);
+            let (mut pieces, mut slices) = (DevicePieces::new(&relay), Vec::with_capacity(cuts.len()));
             for cut in &cuts {
                 let owned = owned(cut);
                 let (mine, slice) = lens(&owned, cut);
-                let (own, all) = (trip.scratch(mine)?, trip.scratch(slice)?);
-                let rail = DeviceRail::fill(&way, cut, owned, [&own, &all], size)?;
-                trip.inside(dtype, None, collect(cut), [&from(cut), &own])?;
+                let (own, all) = (hier.scratch(mine)?, hier.scratch(slice)?);
+                let rail = DeviceRail::fill(&relay, cut, owned, [&own, &all], size)?;
+                hier.inside(dtype, None, collect(cut), [&from(cut), &own])?;
                 pieces.add(rail)?;
                 slices.push(all);
             }
-            pieces.carry()?;
+            pieces.execute()?;
             for (at, (cut, all)) in cuts.iter().zip(&slices).enumerate() {
                 pieces.wait(at)?;
-                trip.inside(dtype, None, gather(cut, n), [all, &to(cut)])?;
+                hier.inside(dtype, None, gather(cut, n), [all, &to(cut)])?;
             }
             return Ok(());
         }
     };
     let cuts = whole.pieces(PIECE / size);
-    let mut pieces = Pieces::new(trip, transport, dtype, Job::Fill);
+    let mut pieces = Pieces::new(hier, transport, dtype, Job::Fill);
     let mut slices = Vec::with_capacity(cuts.len());
     for cut in &cuts {
         let owned = owned(cut);
         let (mine, slice) = lens(&owned, cut);
-        let (own, all) = (trip.scratch(mine)?, trip.scratch(slice)?);
-        let to = pieces.add(trip, cut, owned, &own)?;
-        trip.inside(dtype, None, collect(cut), [&from(cut), &to])?;
-        pieces.stage(trip, &to)?;
+        let (own, all) = (hier.scratch(mine)?, hier.scratch(slice)?);
+        let to = pieces.add(hier, cut, owned, &own)?;
+        hier.inside(dtype, None, collect(cut), [&from(cut), &to])?;
+        pieces.stage(hier, &to)?;
         slices.push(all);
     }
-    pieces.meet(trip)?;
+    pieces.meet(hier)?;
     let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(&slices));
-    while let (Some(piece), Some((cut, all))) = (trip.done(pieces.carry_next())?, rest.next()) {
+    while let (Some(piece), Some((cut, all))) = (hier.done(pieces.carry_next())?, rest.next()) {
         if inside.is_ok() {
-            inside = trip.done(piece.upload_all(trip, all).map(drop));
+            inside = hier.done(piece.upload_all(hier, all).map(drop));
         }
         if inside.is_ok() {
-            inside = trip.done(trip.inside(dtype, None, gather(cut, n), [all, &to(cut)]));
+            inside = hier.done(hier.inside(dtype, None, gather(cut, n), [all, &to(cut)]));
         }
     }
     inside

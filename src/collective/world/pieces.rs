@@ -9,7 +9,7 @@
 //! `before` and `after` are the steps inside the process, which [`sums`](super::sums) and [`moves`](super::moves) do.
 //! Everything is staged when the member arrives, and there is one meeting for all pieces. An all-reduce needs two
 //! exchanges for each piece: the second one of a piece goes with the first one of the next. The exchanges need neither
-//! the gang nor a device: the member's thread does them, or another one ([`beside`](super::beside)).
+//! the gang nor a device: the member's thread does them, or another one ([`pending`](super::pending)).
 //!
 //! Invariants: all members do the steps of all pieces in one order, so waits for members of this process and waits for
 //! other processes form no circle. A step inside that fails makes the gang fail at once, so that no member of this
@@ -19,8 +19,8 @@
 use super::{
     super::transport::{Commit, HostTransport},
     cut::{Cut, Ranges, total},
+    hierarchical::{HierarchicalCall, bytes, part},
     host_rail::{HostRail, Room, Staged},
-    trip::{Trip, bytes, part},
 };
 use crate::{
     error::Result,
@@ -88,24 +88,30 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    pub fn new(trip: &Trip<'_, '_>, transport: &Arc<dyn HostTransport>, dtype: DType, job: Job) -> Self {
-        let rail = HostRail::new(trip, transport.clone());
+    pub fn new(hier: &HierarchicalCall<'_, '_>, transport: &Arc<dyn HostTransport>, dtype: DType, job: Job) -> Self {
+        let rail = HostRail::new(hier, transport.clone());
         Pieces { rail, pieces: VecDeque::new(), dtype, job, number: 0, begun: false }
     }
 
     /// Adds a piece: takes memory for it. Returns where the step inside puts this member's elements: into `own`, memory
     /// of this device; or where they are staged, on software GPUs, which work on the host's memory as fast.
     #[track_caller]
-    pub fn add(&mut self, trip: &Trip<'_, '_>, cut: &Cut<'_>, owned: Vec<Ranges>, own: &Area) -> Result<Area> {
-        let (rail, size, me) = (&self.rail, self.dtype.size(), trip.across.me);
+    pub fn add(
+        &mut self,
+        hier: &HierarchicalCall<'_, '_>,
+        cut: &Cut<'_>,
+        owned: Vec<Ranges>,
+        own: &Area,
+    ) -> Result<Area> {
+        let (rail, size, me) = (&self.rail, self.dtype.size(), hier.across.me);
         let lens: Vec<usize> = owned.iter().map(|ranges| total(ranges) * size).collect();
-        let parts = if self.job.sum().is_some() { rail.room_for_sum(trip, &owned[me], size)? } else { Room::new() };
+        let parts = if self.job.sum().is_some() { rail.room_for_sum(hier, &owned[me], size)? } else { Room::new() };
         let (sum, all, whole) = match self.job {
-            Job::Sum(_) => (Some(trip.pinned(lens[me])?), Room::new(), None),
-            Job::Fill => (None, rail.room_for(trip, &lens)?, None),
+            Job::Sum(_) => (Some(hier.pinned(lens[me])?), Room::new(), None),
+            Job::Fill => (None, rail.room_for(hier, &lens)?, None),
             // Each process owns one range at most, in their order.
             Job::SumAndFill(_) => {
-                let mut rest = trip.pinned(lens.iter().sum())?;
+                let mut rest = hier.pinned(lens.iter().sum())?;
                 let whole = area(&rest);
                 let (mut sum, mut all) = (None, Room::new());
                 for (host, &len) in lens.iter().enumerate() {
@@ -120,22 +126,22 @@ impl Pieces {
                 (sum, all, Some(whole))
             }
         };
-        let staged = Arc::new(trip.pinned(own.bytes.len())?);
-        let to = match trip.group.dev.worker.is_software() {
+        let staged = Arc::new(hier.pinned(own.bytes.len())?);
+        let to = match hier.group.dev.worker.is_software() {
             true => area(&staged),
             false => own.clone(),
         };
         let own = sum.map_or_else(|| staged.clone(), Arc::new);
-        let slice = cut.slice(trip.across.here);
+        let slice = cut.slice(hier.across.here);
         self.pieces.push_back(Piece { slice, owned, size, staged, parts, own, all, whole });
         Ok(to)
     }
 
     /// Stages the elements of the last piece, which are at `from`. Asynchronous.
     #[track_caller]
-    pub fn stage(&self, trip: &Trip<'_, '_>, from: &Area) -> Result<()> {
+    pub fn stage(&self, hier: &HierarchicalCall<'_, '_>, from: &Area) -> Result<()> {
         let staged = &self.pieces.back().expect("one was added").staged;
-        if from.address == staged.address() { Ok(()) } else { trip.copy_down(from, staged) }
+        if from.address == staged.address() { Ok(()) } else { hier.copy_down(from, staged) }
     }
 
     /// Waits until all pieces are staged.
@@ -144,9 +150,9 @@ impl Pieces {
     }
 
     /// Meets the other processes, when all pieces are staged.
-    pub fn meet(&mut self, trip: &Trip<'_, '_>) -> Result<()> {
+    pub fn meet(&mut self, hier: &HierarchicalCall<'_, '_>) -> Result<()> {
         self.staged()?;
-        let (_, commit) = trip.meet(Payload::Nothing, |_| Vec::new())?;
+        let (_, commit) = hier.meet(Payload::Nothing, |_| Vec::new())?;
         self.committed(commit);
         Ok(())
     }
@@ -207,27 +213,27 @@ impl Piece {
     /// Copies what this process owns to the device. Returns where it is: software GPUs take it from the host's memory
     /// as fast.
     #[track_caller]
-    pub fn upload_own(&self, trip: &Trip<'_, '_>, to: &Area) -> Result<Area> {
-        if trip.group.dev.worker.is_software() {
+    pub fn upload_own(&self, hier: &HierarchicalCall<'_, '_>, to: &Area) -> Result<Area> {
+        if hier.group.dev.worker.is_software() {
             return Ok(area(&self.own));
         }
-        trip.upload(&self.own, 0..self.own.len(), to)?;
+        hier.upload(&self.own, 0..self.own.len(), to)?;
         Ok(to.clone())
     }
 
     /// The same for the slice, which has come from all processes.
     #[track_caller]
-    pub fn upload_all(&self, trip: &Trip<'_, '_>, to: &Area) -> Result<Area> {
-        if let Some(whole) = self.whole.as_ref().filter(|_| trip.group.dev.worker.is_software()) {
+    pub fn upload_all(&self, hier: &HierarchicalCall<'_, '_>, to: &Area) -> Result<Area> {
+        if let Some(whole) = self.whole.as_ref().filter(|_| hier.group.dev.worker.is_software()) {
             return Ok(whole.clone());
         }
-        let all = self.all.iter().map(|(host, bytes)| (*host, bytes)).chain([(trip.across.me, &*self.own)]);
+        let all = self.all.iter().map(|(host, bytes)| (*host, bytes)).chain([(hier.across.me, &*self.own)]);
         for (host, from) in all {
             let mut start = 0;
             for range in &self.owned[host] {
                 let at = range.start - self.slice.start..range.end - self.slice.start;
                 let to = part(to, bytes(&at, self.size));
-                trip.upload(from, start..start + to.bytes.len(), &to)?;
+                hier.upload(from, start..start + to.bytes.len(), &to)?;
                 start += to.bytes.len();
             }
         }

@@ -5,12 +5,12 @@
 //! registered.
 //!
 //! Invariant: memory that a transport knows is given to it only in calls in which all members' is, at one distance from
-//! its beginning. So such a call says so where the processes compare their calls ([`Trip::meet`]), and what cannot say
-//! so goes through scratch ([`Trip::is_registered`]).
+//! its beginning. So such a call says so where the processes compare their calls ([`HierarchicalCall::meet`]), and what
+//! cannot say so goes through scratch ([`HierarchicalCall::is_registered`]).
 
 use super::{
     super::{Group, transport::Transport},
-    trip::Trip,
+    hierarchical::HierarchicalCall,
 };
 use crate::{
     Device, DeviceBuffer, DeviceCopy,
@@ -137,7 +137,7 @@ impl Device {
     }
 }
 
-impl Trip<'_, '_> {
+impl HierarchicalCall<'_, '_> {
     /// Whether a transport between devices knows this memory.
     pub fn is_registered(&self, area: &Area) -> bool {
         self.registered_at(area).is_some()

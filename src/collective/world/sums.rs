@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Through the memory of the hosts all this goes in [`pieces`](super::pieces): [`before`] has the steps up to the
-//! rails, [`after`] those behind them. [`beside`](super::beside) lets members work between the two. Over rails between
-//! devices large buffers go in [`device_pieces`](super::device_pieces).
+//! rails, [`after`] those behind them. [`pending`](super::pending) lets members work between the two. Over rails
+//! between devices large buffers go in [`device_pieces`](super::device_pieces).
 
 use super::{
     super::{
@@ -19,8 +19,8 @@ use super::{
     cut::{Cut, Ranges, total},
     device_pieces::{DevicePieces, Inside, cuts},
     device_rail::DeviceRail,
+    hierarchical::{HierarchicalCall, bytes, part},
     pieces::{Job, PIECE, Piece, Pieces},
-    trip::{Trip, bytes, part},
 };
 use crate::{
     error::Result,
@@ -61,74 +61,79 @@ fn both(request: &Request) -> (&Area, &Area) {
 }
 
 #[track_caller]
-pub(super) fn all_reduce(trip: &Trip<'_, '_>, request: &Request, len: usize) -> Result<()> {
+pub(super) fn all_reduce(hier: &HierarchicalCall<'_, '_>, request: &Request, len: usize) -> Result<()> {
     let ((source, destination), dtype) = (both(request), request.dtype);
-    let transport = match trip.transport()? {
-        Transport::Host(transport) => return in_pieces(trip, request, &Sum::ToAll { len }, transport),
+    let transport = match hier.transport()? {
+        Transport::Host(transport) => return in_pieces(hier, request, &Sum::ToAll { len }, transport),
         Transport::None(error) => return Err(error.clone()),
         Transport::Device(transport) => transport.clone(),
     };
-    let ((inner, outer), whole) = (levels(request.reduce, dtype, trip.members()), trip.cut(len, dtype));
-    let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
+    let ((inner, outer), whole) = (levels(request.reduce, dtype, hier.members()), hier.cut(len, dtype));
+    let (size, across, n) = (dtype.size(), hier.across, hier.here.count());
     let owned = |cut: &Cut<'_>| cut.equal(across.here, across.hosts.len());
     let of = |area: &Area, cut: &Cut<'_>| part(area, bytes(&cut.range(), size));
     let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| gather(cut, n));
     let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
-    let (cuts, beside) = cuts(trip, &*transport, &whole, &inside);
-    let way = trip.way(transport, beside)?;
-    if let Some(reduce) = way.in_place(dtype, request.reduce) {
-        return way.sum_in_place([source, destination], dtype, reduce);
+    let (cuts, overlapped) = cuts(hier, &*transport, &whole, &inside);
+    let relay = hier.relay(transport, overlapped)?;
+    if let Some(reduce) = relay.in_place(dtype, request.reduce) {
+        return relay.sum_in_place([source, destination], dtype, reduce);
     }
-    trip.overlap(beside);
-    let (mut pieces, mut slices) = (DevicePieces::new(&way), Vec::with_capacity(cuts.len()));
+    hier.overlap(overlapped);
+    let (mut pieces, mut slices) = (DevicePieces::new(&relay), Vec::with_capacity(cuts.len()));
     for cut in &cuts {
-        let own = trip.scratch(cut.slice(across.here).len() * size)?;
-        let rail = DeviceRail::sum_to_all(&way, cut, owned(cut), &own, (dtype, outer))?;
-        trip.inside(dtype, Some(inner), scatter(cut, n), [&of(source, cut), &own])?;
+        let own = hier.scratch(cut.slice(across.here).len() * size)?;
+        let rail = DeviceRail::sum_to_all(&relay, cut, owned(cut), &own, (dtype, outer))?;
+        hier.inside(dtype, Some(inner), scatter(cut, n), [&of(source, cut), &own])?;
         pieces.add(rail)?;
         slices.push(own);
     }
-    pieces.carry()?;
+    pieces.execute()?;
     for (at, (cut, own)) in cuts.iter().zip(&slices).enumerate() {
         pieces.wait(at)?;
-        trip.inside(dtype, None, gather(cut, n), [own, &of(destination, cut)])?;
+        hier.inside(dtype, None, gather(cut, n), [own, &of(destination, cut)])?;
     }
     Ok(())
 }
 
 /// `in_place`: the own part lies in the source, at its place.
 #[track_caller]
-pub(super) fn reduce_scatter(trip: &Trip<'_, '_>, request: &Request, parts: &Counts, in_place: bool) -> Result<()> {
+pub(super) fn reduce_scatter(
+    hier: &HierarchicalCall<'_, '_>,
+    request: &Request,
+    parts: &Counts,
+    in_place: bool,
+) -> Result<()> {
     let ((source, _), dtype) = (both(request), request.dtype);
     let sum = Sum::ToOwners { parts, in_place };
-    let transport = match trip.transport()? {
-        Transport::Host(transport) => return in_pieces(trip, request, &sum, transport),
+    let transport = match hier.transport()? {
+        Transport::Host(transport) => return in_pieces(hier, request, &sum, transport),
         Transport::None(error) => return Err(error.clone()),
         Transport::Device(transport) => transport.clone(),
     };
-    let (inner, outer) = levels(request.reduce, dtype, trip.members());
-    let whole = trip.cut(parts.total(trip.members()), dtype);
-    let (size, across, n) = (dtype.size(), trip.across, trip.here.count());
-    let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| deliver(trip, cut, parts));
+    let (inner, outer) = levels(request.reduce, dtype, hier.members());
+    let whole = hier.cut(parts.total(hier.members()), dtype);
+    let (size, across, n) = (dtype.size(), hier.across, hier.here.count());
+    let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| deliver(hier, cut, parts));
     let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
-    let (cuts, beside) = cuts(trip, &*transport, &whole, &inside);
-    let way = trip.way(transport, beside)?;
-    trip.overlap(beside);
-    let (mut pieces, mut sums) = (DevicePieces::new(&way), Vec::with_capacity(cuts.len()));
+    let (cuts, overlapped) = cuts(hier, &*transport, &whole, &inside);
+    let relay = hier.relay(transport, overlapped)?;
+    hier.overlap(overlapped);
+    let (mut pieces, mut sums) = (DevicePieces::new(&relay), Vec::with_capacity(cuts.len()));
     for cut in &cuts {
-        let owned = sum.owned(trip, cut);
-        let reduced = trip.scratch(cut.slice(across.here).len() * size)?;
-        let summed = trip.scratch(total(&owned[across.me]) * size)?;
-        let rail = DeviceRail::sum_to_owners(&way, cut, owned, [&reduced, &summed], (dtype, outer))?;
+        let owned = sum.owned(hier, cut);
+        let reduced = hier.scratch(cut.slice(across.here).len() * size)?;
+        let summed = hier.scratch(total(&owned[across.me]) * size)?;
+        let rail = DeviceRail::sum_to_owners(&relay, cut, owned, [&reduced, &summed], (dtype, outer))?;
         let of = part(source, bytes(&cut.range(), size));
-        trip.inside(dtype, Some(inner), scatter(cut, n), [&of, &reduced])?;
+        hier.inside(dtype, Some(inner), scatter(cut, n), [&of, &reduced])?;
         pieces.add(rail)?;
         sums.push(summed);
     }
-    pieces.carry()?;
+    pieces.execute()?;
     for (at, (cut, summed)) in cuts.iter().zip(&sums).enumerate() {
         pieces.wait(at)?;
-        trip.inside(dtype, None, deliver(trip, cut, parts), [summed, &sum.destination(trip, request, cut)])?;
+        hier.inside(dtype, None, deliver(hier, cut, parts), [summed, &sum.destination(hier, request, cut)])?;
     }
     Ok(())
 }
@@ -149,17 +154,17 @@ impl Sum<'_> {
         }
     }
 
-    fn cuts<'t>(&self, trip: &'t Trip<'_, '_>, request: &Request) -> Vec<Cut<'t>> {
+    fn cuts<'t>(&self, hier: &'t HierarchicalCall<'_, '_>, request: &Request) -> Vec<Cut<'t>> {
         let len = match self {
             Sum::ToAll { len } => *len,
-            Sum::ToOwners { parts, .. } => parts.total(trip.members()),
+            Sum::ToOwners { parts, .. } => parts.total(hier.members()),
         };
-        trip.cut(len, request.dtype).pieces(PIECE / request.dtype.size())
+        hier.cut(len, request.dtype).pieces(PIECE / request.dtype.size())
     }
 
     /// What of this member's slice belongs to each process.
-    fn owned(&self, trip: &Trip<'_, '_>, cut: &Cut<'_>) -> Vec<Ranges> {
-        let (here, hosts) = (trip.across.here, &trip.across.hosts);
+    fn owned(&self, hier: &HierarchicalCall<'_, '_>, cut: &Cut<'_>) -> Vec<Ranges> {
+        let (here, hosts) = (hier.across.here, &hier.across.hosts);
         match self {
             Sum::ToAll { .. } => cut.equal(here, hosts.len()),
             Sum::ToOwners { parts, .. } => cut.owned(here, hosts, parts),
@@ -167,23 +172,23 @@ impl Sum<'_> {
     }
 
     /// Where the results of a piece go.
-    fn destination(&self, trip: &Trip<'_, '_>, request: &Request, cut: &Cut<'_>) -> Area {
+    fn destination(&self, hier: &HierarchicalCall<'_, '_>, request: &Request, cut: &Cut<'_>) -> Area {
         let (_, destination) = both(request);
         let size = request.dtype.size();
         match self {
             Sum::ToAll { .. } => part(destination, bytes(&cut.range(), size)),
             Sum::ToOwners { parts, in_place } => {
-                let mine = bytes(&parts.part(trip.group.rank), size);
+                let mine = bytes(&parts.part(hier.group.rank), size);
                 let own = part(destination, if *in_place { mine } else { 0..mine.len() });
-                part(&own, bytes(&cut.within(parts, trip.group.rank), size))
+                part(&own, bytes(&cut.within(parts, hier.group.rank), size))
             }
         }
     }
 }
 
 /// From the rails to the members that own the parts.
-fn deliver(trip: &Trip<'_, '_>, cut: &Cut<'_>, parts: &Counts) -> Shape {
-    let (ranks, n) = (&trip.across.hosts[trip.across.me].ranks, trip.here.count());
+fn deliver(hier: &HierarchicalCall<'_, '_>, cut: &Cut<'_>, parts: &Counts) -> Shape {
+    let (ranks, n) = (&hier.across.hosts[hier.across.me].ranks, hier.here.count());
     let shared = |rail: usize, member: usize| cut.shared(rail, parts, ranks[member]);
     let send = (0..n).map(|rail| Counts::By((0..n).map(|member| shared(rail, member)).collect())).collect();
     let receive = (0..n).map(|member| Counts::By((0..n).map(|rail| shared(rail, member)).collect())).collect();
@@ -191,40 +196,45 @@ fn deliver(trip: &Trip<'_, '_>, cut: &Cut<'_>, parts: &Counts) -> Shape {
 }
 
 #[track_caller]
-fn in_pieces(trip: &Trip<'_, '_>, request: &Request, sum: &Sum<'_>, transport: &Arc<dyn HostTransport>) -> Result<()> {
-    let (mut pieces, areas) = before(trip, request, sum, transport)?;
-    pieces.meet(trip)?;
-    after(trip, request, sum, &areas, &mut || trip.done(pieces.carry_next()))
+fn in_pieces(
+    hier: &HierarchicalCall<'_, '_>,
+    request: &Request,
+    sum: &Sum<'_>,
+    transport: &Arc<dyn HostTransport>,
+) -> Result<()> {
+    let (mut pieces, areas) = before(hier, request, sum, transport)?;
+    pieces.meet(hier)?;
+    after(hier, request, sum, &areas, &mut || hier.done(pieces.carry_next()))
 }
 
 /// Sums up inside the process, and stages. Returns the pieces, and memory for what comes of each.
 #[track_caller]
 pub(super) fn before(
-    trip: &Trip<'_, '_>,
+    hier: &HierarchicalCall<'_, '_>,
     request: &Request,
     sum: &Sum<'_>,
     transport: &Arc<dyn HostTransport>,
 ) -> Result<(Pieces, Vec<Area>)> {
     let ((source, _), dtype) = (both(request), request.dtype);
-    let (inner, outer) = levels(request.reduce, dtype, trip.members());
-    let (size, n) = (dtype.size(), trip.here.count());
+    let (inner, outer) = levels(request.reduce, dtype, hier.members());
+    let (size, n) = (dtype.size(), hier.here.count());
     let job = match sum {
         Sum::ToAll { .. } => Job::SumAndFill(outer),
         Sum::ToOwners { .. } => Job::Sum(outer),
     };
-    let cuts = sum.cuts(trip, request);
-    let mut pieces = Pieces::new(trip, transport, dtype, job);
+    let cuts = sum.cuts(hier, request);
+    let mut pieces = Pieces::new(hier, transport, dtype, job);
     let mut areas = Vec::with_capacity(cuts.len());
     for cut in &cuts {
-        let owned = sum.owned(trip, cut);
-        let slice = trip.scratch(cut.slice(trip.across.here).len() * size)?;
+        let owned = sum.owned(hier, cut);
+        let slice = hier.scratch(cut.slice(hier.across.here).len() * size)?;
         areas.push(match sum {
             Sum::ToAll { .. } => slice.clone(),
-            Sum::ToOwners { .. } => trip.scratch(total(&owned[trip.across.me]) * size)?,
+            Sum::ToOwners { .. } => hier.scratch(total(&owned[hier.across.me]) * size)?,
         });
-        let to = pieces.add(trip, cut, owned, &slice)?;
-        trip.inside(dtype, Some(inner), scatter(cut, n), [&part(source, bytes(&cut.range(), size)), &to])?;
-        trip.done(pieces.stage(trip, &to))?;
+        let to = pieces.add(hier, cut, owned, &slice)?;
+        hier.inside(dtype, Some(inner), scatter(cut, n), [&part(source, bytes(&cut.range(), size)), &to])?;
+        hier.done(pieces.stage(hier, &to))?;
     }
     Ok((pieces, areas))
 }
@@ -233,24 +243,24 @@ pub(super) fn before(
 /// pieces still come: the other processes count on them.
 #[track_caller]
 pub(super) fn after(
-    trip: &Trip<'_, '_>,
+    hier: &HierarchicalCall<'_, '_>,
     request: &Request,
     sum: &Sum<'_>,
     areas: &[Area],
     next: &mut dyn FnMut() -> Result<Option<Piece>>,
 ) -> Result<()> {
-    let (dtype, n, cuts) = (request.dtype, trip.here.count(), sum.cuts(trip, request));
+    let (dtype, n, cuts) = (request.dtype, hier.here.count(), sum.cuts(hier, request));
     let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(areas));
     while let (Some(piece), Some((cut, area))) = (next()?, rest.next()) {
         if inside.is_err() {
             continue;
         }
         let (there, shape) = match sum {
-            Sum::ToAll { .. } => (piece.upload_all(trip, area), gather(cut, n)),
-            Sum::ToOwners { parts, .. } => (piece.upload_own(trip, area), deliver(trip, cut, parts)),
+            Sum::ToAll { .. } => (piece.upload_all(hier, area), gather(cut, n)),
+            Sum::ToOwners { parts, .. } => (piece.upload_own(hier, area), deliver(hier, cut, parts)),
         };
-        let to = sum.destination(trip, request, cut);
-        inside = trip.done(there.and_then(|from| trip.inside(dtype, None, shape, [&from, &to])));
+        let to = sum.destination(hier, request, cut);
+        inside = hier.done(there.and_then(|from| hier.inside(dtype, None, shape, [&from, &to])));
     }
     inside
 }

@@ -2,8 +2,8 @@
 //! long for that, by an all_gather of the devices.
 
 use super::{
-    super::{Group, meet::value_of, ops::between, transport::MOST_NOTE},
-    trip::Trip,
+    super::{Group, ops::between, transport::MOST_NOTE, values::value_of},
+    hierarchical::HierarchicalCall,
 };
 use crate::{
     contain::Contained,
@@ -24,8 +24,8 @@ const LATER: u8 = 0;
 /// The longest text that [`Group::agree`] tells as it is.
 const MOST_TERMS: usize = 1500;
 
-/// What a process says in [`Group::agree`].
-struct Said {
+/// The terms of a process in [`Group::agree`].
+struct ProcessTerms {
     site: String,
     text: String,
 }
@@ -33,7 +33,7 @@ struct Said {
 impl Group<'_> {
     pub(in super::super) fn barrier_across(&self, across: &Across, call: &Call) -> Result<()> {
         let _here = self.dev.worker.handle.enter("barrier", call.site);
-        Trip::new(self, across, call, false)?.meet(Payload::Nothing, |_| Vec::new()).map(drop)
+        HierarchicalCall::new(self, across, call, false)?.meet(Payload::Nothing, |_| Vec::new()).map(drop)
     }
 
     /// Gives bytes to all members. Returns those of all, by rank. In any group.
@@ -41,10 +41,10 @@ impl Group<'_> {
         let _here = self.dev.worker.handle.enter(call.op, call.site);
         let value = Payload::Value(Contained::new(Box::new(own)));
         let Some(across) = &self.across else {
-            return Ok(self.meet(call.clone(), value, false)?.iter().map(|told| value_of(told)).collect());
+            return Ok(self.meeting().meet(call.clone(), value, false)?.iter().map(|told| value_of(told)).collect());
         };
-        let trip = Trip::new(self, across, call, false)?;
-        let (told, commit) = trip.meet(value, |told| {
+        let hier = HierarchicalCall::new(self, across, call, false)?;
+        let (told, commit) = hier.meet(value, |told| {
             let together = pack(told.iter().map(|told| value_of::<Vec<u8>>(told)));
             match together.len() < MOST_NOTE {
                 true => [vec![HERE], together].concat(),
@@ -118,14 +118,14 @@ impl Group<'_> {
             if end < text.len() { format!("{}.. (hash {:016x})", &text[..end], hash(text)) } else { text.to_owned() };
         let call = Call::at(op, site).from(origin);
         let note = pack([site.to_string().into_bytes(), hashed.into_bytes()].into_iter());
-        let trip = Trip::new(self, across, &call, false)?;
-        let (_, commit) = trip.meet(Payload::Nothing, |_| note)?;
+        let hier = HierarchicalCall::new(self, across, &call, false)?;
+        let (_, commit) = hier.meet(Payload::Nothing, |_| note)?;
         let said = |note: &Vec<u8>| {
             let mut parts =
                 unpack(note).unwrap_or_default().into_iter().map(|part| String::from_utf8_lossy(&part).into_owned());
-            Said { site: parts.next().unwrap_or_default(), text: parts.next().unwrap_or_default() }
+            ProcessTerms { site: parts.next().unwrap_or_default(), text: parts.next().unwrap_or_default() }
         };
-        let all: Vec<Said> = commit.notes.iter().map(said).collect();
+        let all: Vec<ProcessTerms> = commit.notes.iter().map(said).collect();
         match (1..all.len()).find(|&host| all[host].text != all[0].text) {
             None => Ok(()),
             Some(host) => {

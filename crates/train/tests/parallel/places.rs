@@ -1,5 +1,5 @@
-//! Each public function of the crate that can fail is called wrongly: its error names the function, and its call in this
-//! file.
+//! Each public function of the crate that can fail is called wrongly: its error names the function, and its call in
+//! this file.
 //!
 //! `.ci/places.py` compares this table with rustdoc's pages, so that no function is forgotten: it reads the names in
 //! [`told`].

@@ -1,6 +1,6 @@
 //! `send` and `recv` over a transport between devices: whichever devices, and what happens when the transport fails.
 
-use super::{super::super::point::area, super::loopback::Hosts, super::messages::Shipment, numbers};
+use super::{super::super::point::area, super::loopback::Hosts, super::messages::Outgoing, numbers};
 use crate::{
     AsView, Check, Device, DeviceBuffer, Element, Error, ReduceOp, Result,
     fabric::{call::Call, parcels::Label},
@@ -87,11 +87,11 @@ fn shipments_have_headers_and_parts() {
         for (header, lens) in [(0, vec![]), (5, vec![3, 0, 70_000]), (20_000, vec![0]), (9000, vec![1, 2, 3, 4])] {
             if world.rank() < 2 {
                 let parts: Vec<_> = lens.iter().map(|&len| dev.upload(&vec![len as u8; len])).collect::<Result<_>>()?;
-                let shipment = Shipment {
+                let outgoing = Outgoing {
                     header: (0..header).map(|i| i as u8).collect(),
                     parts: parts.iter().map(|part| area(part.view())).collect(),
                 };
-                world.send_across(across, (&call, Label::Value(7)), &shipment, 2)?;
+                world.send_across(across, (&call, Label::Value(7)), &outgoing, 2)?;
                 continue;
             }
             for from in [1, 0] {

@@ -34,7 +34,7 @@ impl<'a> Shrink<'a> {
         }
         self.tries += 1;
         // The failing run has printed its panic. The shrinking runs print nothing, or 200 copies of it would hide it.
-        let _hushed = panics::hush();
+        let _hushed = panics::silence_panics();
         Some(self.explorer.once(Schedule::Replay(choices.into()), self.f))
     }
 

@@ -1,18 +1,18 @@
-//! The way of a member's messages over rails between devices: its own device's rail, or that of another device of this
-//! process, through page-locked memory.
+//! The relay of a member's messages over rails between devices (NCCL's PXN): its own device's rail, or that of another
+//! device of this process, through page-locked memory.
 //!
 //! A rail joins devices with one ordinal, and each process has the same messages on it in the order of commits. A
 //! member whose device has another ordinal copies its elements to page-locked memory, which every device can read and
-//! write, and submits the call to a stream of the rail's device ([`Shared::courier`]). No thread waits: events order
-//! the two streams. Used by [`device_rail`](super::device_rail) and [`hops`](super::hops).
+//! write, and submits the call to a stream of the rail's device ([`Shared::proxy_stream`]). No thread waits: events
+//! order the two streams. Used by [`device_rail`](super::device_rail) and [`two_hop`](super::two_hop).
 //!
-//! Invariant: a way's memory is there before the member arrives.
+//! Invariant: a relay's memory is there before the member arrives.
 //!
-//! [`Shared::courier`]: crate::thread::worker::Shared::courier
+//! [`Shared::proxy_stream`]: crate::thread::worker::Shared::proxy_stream
 
 use super::{
     super::transport::{DeviceTransport, RailCall, RailMessage},
-    trip::Trip,
+    hierarchical::HierarchicalCall,
 };
 use crate::{
     driver::{Address, Driver, DriverResult},
@@ -25,73 +25,73 @@ use std::sync::Arc;
 /// Messages in page-locked memory begin at multiples of this many bytes.
 const ALIGN: usize = 256;
 
-/// A member's way to the other processes.
-pub(super) struct Way<'t, 'g, 'd> {
-    pub trip: &'t Trip<'g, 'd>,
+/// A member's relay to the other processes.
+pub(super) struct Relay<'t, 'g, 'd> {
+    pub hier: &'t HierarchicalCall<'g, 'd>,
     pub transport: Arc<dyn DeviceTransport>,
     /// The stream of the rail's device, if that is another one than the member's.
-    courier: Option<Arc<StreamCore>>,
-    /// The stream of the member's own device for calls that run beside its other work.
-    beside: Option<Arc<StreamCore>>,
+    proxy_stream: Option<Arc<StreamCore>>,
+    /// The stream of the member's own device for calls that overlap with its other work.
+    side_stream: Option<Arc<StreamCore>>,
 }
 
 /// Messages that are ready to go.
 #[derive(Default)]
 pub(super) struct Load {
     messages: Vec<RailMessage>,
-    detour: Option<Detour>,
+    host_copy: Option<HostCopy>,
 }
 
-struct Detour {
+struct HostCopy {
     memory: PinnedBuffer<u8>,
     /// The same messages in that memory.
     messages: Vec<RailMessage>,
 }
 
-impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
-    /// `ordinal`: of the devices that the rail joins. `beside`: if it is the member's own, calls run beside its other
-    /// work.
+impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
+    /// `ordinal`: of the devices that the rail joins. `overlapped`: if it is the member's own, calls overlap with its
+    /// other work.
     pub fn new(
-        trip: &'t Trip<'g, 'd>,
+        hier: &'t HierarchicalCall<'g, 'd>,
         transport: Arc<dyn DeviceTransport>,
         ordinal: usize,
-        beside: bool,
+        overlapped: bool,
     ) -> Result<Self> {
         if let Some(error) = transport.failed(ordinal) {
             return Err(error);
         }
-        let (own, shared) = (trip.group.dev.index(), &trip.group.dev.worker.shared);
-        let courier = if ordinal == own { None } else { Some(shared.courier(ordinal)?) };
-        let beside = if beside && ordinal == own { Some(shared.courier(own)?) } else { None };
-        Ok(Way { trip, transport, courier, beside })
+        let (own, shared) = (hier.group.dev.index(), &hier.group.dev.worker.shared);
+        let proxy_stream = if ordinal == own { None } else { Some(shared.proxy_stream(ordinal)?) };
+        let side_stream = if overlapped && ordinal == own { Some(shared.proxy_stream(own)?) } else { None };
+        Ok(Relay { hier, transport, proxy_stream, side_stream })
     }
 
     /// The stream of calls of the member's own device, and of the work that goes with them.
     pub fn stream(&self) -> &Arc<StreamCore> {
-        self.beside.as_ref().unwrap_or(&self.trip.group.dev.stream)
+        self.side_stream.as_ref().unwrap_or(&self.hier.group.dev.stream)
     }
 
     /// Whether that is another one than the member's.
-    pub fn is_beside(&self) -> bool {
-        self.beside.is_some()
+    pub fn has_side_stream(&self) -> bool {
+        self.side_stream.is_some()
     }
 
     /// Submits a call of the member's own device to its stream.
     pub fn submit(&self, call: &RailCall<'_>) -> Result<()> {
-        debug_assert!(self.courier.is_none());
+        debug_assert!(self.proxy_stream.is_none());
         // SAFETY: every caller has an `Op` for the memory, which orders and records this use of it. All processes
         // submit the same call: they have committed it, and compute it from what they have agreed on.
-        unsafe { submit(&*self.transport, self.stream(), self.trip.call.op, call) }
+        unsafe { submit(&*self.transport, self.stream(), self.hier.call.op, call) }
     }
 
     /// Takes the memory for these messages of this device.
     #[track_caller]
     pub fn load(&self, messages: Vec<RailMessage>) -> Result<Load> {
-        if self.courier.is_none() || messages.is_empty() {
-            return Ok(Load { messages, detour: None });
+        if self.proxy_stream.is_none() || messages.is_empty() {
+            return Ok(Load { messages, host_copy: None });
         }
         let room = messages.iter().map(|message| message.bytes().next_multiple_of(ALIGN)).sum::<usize>();
-        let memory = self.trip.pinned(room)?;
+        let memory = self.hier.pinned(room)?;
         let mut at = memory.block.address;
         let moved = messages.iter().map(|message| {
             let moved = message.moved_to(at);
@@ -99,22 +99,22 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
             moved
         });
         let moved = moved.collect();
-        Ok(Load { messages, detour: Some(Detour { memory, messages: moved }) })
+        Ok(Load { messages, host_copy: Some(HostCopy { memory, messages: moved }) })
     }
 
     /// Submits the messages. The caller has an `Op` for the memory, and holds the collective's window.
     pub fn send(&self, load: &Load) -> Result<()> {
-        match (&self.courier, &load.detour) {
-            (Some(courier), Some(detour)) => self.send_by(courier, &load.messages, detour),
+        match (&self.proxy_stream, &load.host_copy) {
+            (Some(proxy_stream), Some(host_copy)) => self.send_by(proxy_stream, &load.messages, host_copy),
             _ if load.messages.is_empty() => Ok(()),
             _ => self.submit(&RailCall::Messages(&load.messages)),
         }
     }
 
-    fn send_by(&self, courier: &Arc<StreamCore>, messages: &[RailMessage], detour: &Detour) -> Result<()> {
-        let (own, op) = (&self.trip.group.dev.stream, self.trip.call.op);
-        let (block, all) = (&detour.memory.block, 0..detour.memory.len());
-        let pairs = || messages.iter().zip(&detour.messages);
+    fn send_by(&self, proxy_stream: &Arc<StreamCore>, messages: &[RailMessage], host_copy: &HostCopy) -> Result<()> {
+        let (own, op) = (&self.hier.group.dev.stream, self.hier.call.op);
+        let (block, all) = (&host_copy.memory.block, 0..host_copy.memory.len());
+        let pairs = || messages.iter().zip(&host_copy.messages);
         block.hazards.order(op, own, &all, Access::Write)?;
         let mut staged = Ok(());
         for (message, moved) in pairs() {
@@ -127,17 +127,17 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
         }
         let last = own.submit();
         block.hazards.note(own, last, all.clone(), Access::Write);
-        courier.wait_for(op, own, last)?;
+        proxy_stream.wait_for(op, own, last)?;
         // SAFETY: the memory is page-locked, so it is the rail's device's as well, and the streams' events order its
         // uses. All processes submit these messages.
-        let submitted = unsafe { submit(&*self.transport, courier, op, &RailCall::Messages(&detour.messages)) };
-        let last = courier.submit();
-        block.hazards.note(courier, last, all.clone(), Access::Write);
+        let submitted = unsafe { submit(&*self.transport, proxy_stream, op, &RailCall::Messages(&host_copy.messages)) };
+        let last = proxy_stream.submit();
+        block.hazards.note(proxy_stream, last, all.clone(), Access::Write);
         if submitted.is_err() {
             // The transport may still use it.
             std::mem::forget(block.clone());
         }
-        staged.and(submitted).and(own.wait_for(op, courier, last))?;
+        staged.and(submitted).and(own.wait_for(op, proxy_stream, last))?;
         let mut fetched = Ok(());
         for (message, moved) in pairs() {
             if let (RailMessage::Receive { at, bytes, .. }, RailMessage::Receive { at: from, .. }) = (*message, *moved)
@@ -153,23 +153,23 @@ impl<'t, 'g, 'd> Way<'t, 'g, 'd> {
     }
 
     fn own(&self, call: impl FnOnce(&dyn Driver) -> DriverResult) -> Result<()> {
-        let handle = &self.trip.group.dev.worker.handle;
-        handle.check(self.trip.call.op, call(&*handle.driver))
+        let handle = &self.hier.group.dev.worker.handle;
+        handle.check(self.hier.call.op, call(&*handle.driver))
     }
 
     /// All members meet and send. `reads` and `writes` is memory of this device that the messages name.
     #[track_caller]
     pub fn exchange(&self, messages: Vec<RailMessage>, reads: &[&Area], writes: &[&Area]) -> Result<()> {
         let load = self.load(messages)?;
-        let mut access = self.trip.op()?;
+        let mut access = self.hier.op()?;
         for (areas, kind) in [(reads, Access::Read), (writes, Access::Write)] {
             areas.iter().try_for_each(|area| access.touch(&area.block, area.bytes.clone(), kind, false))?;
         }
         access.reserve()?;
-        let (_, commit) = self.trip.meet(Payload::Nothing, |_| Vec::new())?;
+        let (_, commit) = self.hier.meet(Payload::Nothing, |_| Vec::new())?;
         let sent = self.send(&load);
         drop(commit.window);
-        self.trip.finish(access, sent)
+        self.hier.finish(access, sent)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Over bytes of the hosts a rail joins the members with one local index. A transport between devices joins devices
 //! with one ordinal: there the rails are the ordinals that all processes have members with, in one order, and what goes
 //! beside them hops inside the process first. A group that has no such ordinal goes over devices that are no members,
-//! through page-locked memory ([`way`](super::way)).
+//! through page-locked memory ([`relay`](super::relay)).
 
 use crate::fabric::{membership::HostMembers, transport::Place};
 use smallvec::SmallVec;
@@ -12,7 +12,7 @@ type Few = SmallVec<[usize; 8]>;
 
 /// A rail of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Lane {
+pub(super) struct RailMembers {
     /// By process of the group: the local index of its member.
     pub members: Few,
     /// Of the devices that a transport between devices joins.
@@ -21,47 +21,47 @@ pub(super) struct Lane {
 
 /// The rails of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Lanes {
-    pub all: SmallVec<[Lane; 8]>,
+pub(super) struct RailMap {
+    pub all: SmallVec<[RailMembers; 8]>,
     /// Whether the members are the devices that their rails join.
     pub direct: bool,
 }
 
-impl Lanes {
+impl RailMap {
     /// For bytes of the hosts: as many rails as every process has members.
-    pub fn by_index(hosts: &[HostMembers]) -> Lanes {
+    pub fn by_index(hosts: &[HostMembers]) -> RailMap {
         let count = hosts.iter().map(|host| host.ranks.len()).min().unwrap_or(0);
-        let lane = |index| Lane { members: hosts.iter().map(|_| index).collect(), ordinal: index };
-        Lanes { all: (0..count).map(lane).collect(), direct: true }
+        let rail = |index| RailMembers { members: hosts.iter().map(|_| index).collect(), ordinal: index };
+        RailMap { all: (0..count).map(rail).collect(), direct: true }
     }
 
     /// For a transport between devices. `places`: of the members. `devices`: of each process of the cluster.
-    pub fn by_ordinal(hosts: &[HostMembers], places: &[Place], devices: &[usize]) -> Lanes {
-        let Some(first) = hosts.first() else { return Lanes { all: SmallVec::new(), direct: true } };
+    pub fn by_ordinal(hosts: &[HostMembers], places: &[Place], devices: &[usize]) -> RailMap {
+        let Some(first) = hosts.first() else { return RailMap { all: SmallVec::new(), direct: true } };
         let with = |ordinal: usize| {
             let index = |host: &HostMembers| host.ranks.iter().position(|&rank| places[rank].device == ordinal);
-            Some(Lane { members: hosts.iter().map(index).collect::<Option<Few>>()?, ordinal })
+            Some(RailMembers { members: hosts.iter().map(index).collect::<Option<Few>>()?, ordinal })
         };
         // Slices lie one behind the other in the order of each process's members, so rails do not cross.
-        let mut all: SmallVec<[Lane; 8]> = SmallVec::new();
-        for lane in first.ranks.iter().filter_map(|&rank| with(places[rank].device)) {
-            if all.last().is_none_or(|last| last.members.iter().zip(&lane.members).all(|(last, here)| last < here)) {
-                all.push(lane);
+        let mut all: SmallVec<[RailMembers; 8]> = SmallVec::new();
+        for rail in first.ranks.iter().filter_map(|&rank| with(places[rank].device)) {
+            if all.last().is_none_or(|last| last.members.iter().zip(&rail.members).all(|(last, here)| last < here)) {
+                all.push(rail);
             }
         }
         if !all.is_empty() {
-            return Lanes { all, direct: true };
+            return RailMap { all, direct: true };
         }
         // Devices that every one of these processes has.
         let common = hosts.iter().map(|host| devices[host.host]).min().unwrap_or(0).max(1);
-        let mut lanes = Lanes { direct: false, ..Lanes::by_index(hosts) };
-        lanes.all.iter_mut().for_each(|lane| lane.ordinal %= common);
-        lanes
+        let mut rail_map = RailMap { direct: false, ..RailMap::by_index(hosts) };
+        rail_map.all.iter_mut().for_each(|rail| rail.ordinal %= common);
+        rail_map
     }
 
     /// The rail of a member, by its process and its local index.
     pub fn of(&self, host: usize, here: usize) -> Option<usize> {
-        self.all.iter().position(|lane| lane.members[host] == here)
+        self.all.iter().position(|rail| rail.members[host] == here)
     }
 
     /// The rail from one member to another one of another process, each by its process and its local index: the
@@ -89,8 +89,8 @@ mod tests {
 
     fn found(places: &[(usize, usize)], devices: &[usize]) -> (Vec<(usize, Vec<usize>)>, bool) {
         let (hosts, places) = members(places);
-        let lanes = Lanes::by_ordinal(&hosts, &places, devices);
-        (lanes.all.iter().map(|lane| (lane.ordinal, lane.members.to_vec())).collect(), lanes.direct)
+        let rail_map = RailMap::by_ordinal(&hosts, &places, devices);
+        (rail_map.all.iter().map(|rail| (rail.ordinal, rail.members.to_vec())).collect(), rail_map.direct)
     }
 
     #[test]
@@ -121,13 +121,13 @@ mod tests {
             let mut some: Vec<_> = all.zip(&take).filter(|(_, take)| **take).map(|(place, _)| place).collect();
             some.sort_by_key(|&(host, device)| keys[host * 4 + device.min(3)]);
             let (hosts, places) = members(&some);
-            let lanes = Lanes::by_ordinal(&hosts, &places, &devices);
-            prop_assert_eq!(lanes.all.is_empty(), some.is_empty());
+            let rail_map = RailMap::by_ordinal(&hosts, &places, &devices);
+            prop_assert_eq!(rail_map.all.is_empty(), some.is_empty());
             for (at, host) in hosts.iter().enumerate() {
-                let own: Vec<usize> = lanes.all.iter().map(|lane| lane.members[at]).collect();
-                for lane in &lanes.all {
-                    let device = places[host.ranks[lane.members[at]]].device;
-                    prop_assert!(lane.ordinal < devices[host.host] && (!lanes.direct || device == lane.ordinal));
+                let own: Vec<usize> = rail_map.all.iter().map(|rail| rail.members[at]).collect();
+                for rail in &rail_map.all {
+                    let device = places[host.ranks[rail.members[at]]].device;
+                    prop_assert!(rail.ordinal < devices[host.host] && (!rail_map.direct || device == rail.ordinal));
                 }
                 prop_assert!(own.windows(2).all(|two| two[0] < two[1]));
             }

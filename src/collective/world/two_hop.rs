@@ -15,7 +15,7 @@ use super::{
         transport::{DeviceTransport, RailMessage},
     },
     all_to_all::{Amount, place},
-    trip::{Trip, part},
+    hierarchical::{HierarchicalCall, part},
 };
 use crate::{
     error::Result,
@@ -27,17 +27,17 @@ use crate::{
 use std::{ops::Range, sync::Arc};
 
 /// One process's view of all pieces. Members are named by rank, and by local index where they are this process's.
-struct Hops<'t, 'g, 'd> {
-    trip: &'t Trip<'g, 'd>,
+struct TwoHopAllToAll<'t, 'g, 'd> {
+    hier: &'t HierarchicalCall<'g, 'd>,
     amount: Amount<'t>,
     size: usize,
     /// By rank: the process, and the local index there.
     seats: Vec<(usize, usize)>,
 }
 
-impl Hops<'_, '_, '_> {
+impl TwoHopAllToAll<'_, '_, '_> {
     fn is_here(&self, rank: usize) -> bool {
-        self.seats[rank].0 == self.trip.across.me
+        self.seats[rank].0 == self.hier.across.me
     }
 
     fn bytes(&self, from: usize, to: usize) -> usize {
@@ -45,23 +45,23 @@ impl Hops<'_, '_, '_> {
     }
 
     /// The local index of the member of process `host` that has the piece on its way from one process to another.
-    fn courier(&self, host: usize, from: usize, to: usize) -> usize {
-        let lanes = &self.trip.lanes;
-        lanes.all[lanes.between(self.seats[from], self.seats[to])].members[host]
+    fn relay(&self, host: usize, from: usize, to: usize) -> usize {
+        let rail_map = &self.hier.rail_map;
+        rail_map.all[rail_map.between(self.seats[from], self.seats[to])].members[host]
     }
 
     /// Which member of this process gets the piece from one of its members first.
     fn first(&self, from: usize, to: usize) -> usize {
-        if self.is_here(to) { self.seats[to].1 } else { self.courier(self.trip.across.me, from, to) }
+        if self.is_here(to) { self.seats[to].1 } else { self.relay(self.hier.across.me, from, to) }
     }
 
     /// The ranks of this process's members.
     fn own(&self) -> &[usize] {
-        &self.trip.across.hosts[self.trip.across.me].ranks
+        &self.hier.across.hosts[self.hier.across.me].ranks
     }
 
     fn members(&self) -> Range<usize> {
-        0..self.trip.members()
+        0..self.hier.members()
     }
 
     /// Pieces from members of this process that member `at` gets first.
@@ -73,7 +73,7 @@ impl Hops<'_, '_, '_> {
     /// Pieces from other processes for `to` that come to member `at` of this one.
     fn landed(&self, at: usize, to: usize) -> Vec<(usize, usize)> {
         let afar = self.members().filter(|&from| !self.is_here(from)).map(|from| (from, to));
-        afar.filter(|&(from, to)| self.courier(self.trip.across.me, from, to) == at).collect()
+        afar.filter(|&(from, to)| self.relay(self.hier.across.me, from, to) == at).collect()
     }
 
     fn total(&self, pieces: &[(usize, usize)]) -> usize {
@@ -97,72 +97,72 @@ impl Hops<'_, '_, '_> {
         let all = || 0..self.own().len();
         let send = all().map(|a| Counts::By(all().map(|b| amount(a, b)).collect())).collect();
         let receive = all().map(|b| Counts::By(all().map(|a| amount(a, b)).collect())).collect();
-        self.trip.inside(request.dtype, None, Shape::AllToAll { send, receive }, areas)
+        self.hier.inside(request.dtype, None, Shape::AllToAll { send, receive }, areas)
     }
 }
 
 #[track_caller]
 pub(super) fn flow(
-    trip: &Trip<'_, '_>,
+    hier: &HierarchicalCall<'_, '_>,
     request: &Request,
     amount: Amount<'_>,
     transport: Arc<dyn DeviceTransport>,
 ) -> Result<()> {
-    let (across, me, here, size) = (trip.across, trip.group.rank, trip.across.here, request.dtype.size());
+    let (across, me, here, size) = (hier.across, hier.group.rank, hier.across.here, request.dtype.size());
     // The senders' memory is not registered, so the receivers' must not be.
-    if let Some(into) = request.destination.as_ref().filter(|area| trip.is_registered(area)) {
-        let beside = trip.scratch(into.bytes.len())?;
-        let request = Request { destination: Some(beside.clone()), ..request.clone() };
-        return flow(trip, &request, amount, transport).and_then(|()| trip.copy(&beside, into));
+    if let Some(into) = request.destination.as_ref().filter(|area| hier.is_registered(area)) {
+        let aside = hier.scratch(into.bytes.len())?;
+        let request = Request { destination: Some(aside.clone()), ..request.clone() };
+        return flow(hier, &request, amount, transport).and_then(|()| hier.copy(&aside, into));
     }
-    let mut seats = vec![(0, 0); trip.members()];
+    let mut seats = vec![(0, 0); hier.members()];
     for (host, of) in across.hosts.iter().enumerate() {
         of.ranks.iter().enumerate().for_each(|(index, &rank)| seats[rank] = (host, index));
     }
-    let hops = Hops { trip, amount, size, seats };
-    let own = hops.own();
-    let way = trip.way(transport, false)?;
+    let calls = TwoHopAllToAll { hier, amount, size, seats };
+    let own = calls.own();
+    let relay = hier.relay(transport, false)?;
     // Where in the destination the piece of each member goes.
-    let destined = hops.laid_out(&hops.members().map(|from| (from, me)).collect::<Vec<_>>());
+    let destined = calls.laid_out(&calls.members().map(|from| (from, me)).collect::<Vec<_>>());
     let destination = |from: usize| request.destination.as_ref().map(|area| part(area, destined[from].1.clone()));
     let put = |pieces: &[((usize, usize), Range<usize>)], area: &Area| {
         let mine = pieces.iter().filter(|((_, to), range)| *to == me && !range.is_empty());
         mine.map(|((from, _), range)| (from, range)).try_for_each(|(&from, range)| {
-            destination(from).map_or(Ok(()), |to| trip.copy(&part(area, range.clone()), &to))
+            destination(from).map_or(Ok(()), |to| hier.copy(&part(area, range.clone()), &to))
         })
     };
 
     // To the members that stand on the receivers' rails.
-    let pieces = hops.collected(here);
-    let packed = trip.scratch(hops.members().map(|to| hops.bytes(me, to)).sum())?;
-    let collected = if own.len() > 1 { trip.scratch(hops.total(&pieces))? } else { packed.clone() };
+    let pieces = calls.collected(here);
+    let packed = hier.scratch(calls.members().map(|to| calls.bytes(me, to)).sum())?;
+    let collected = if own.len() > 1 { hier.scratch(calls.total(&pieces))? } else { packed.clone() };
     let mut end = 0;
     for first in 0..own.len() {
-        for to in hops.members().filter(|&to| hops.first(me, to) == first) {
+        for to in calls.members().filter(|&to| calls.first(me, to) == first) {
             let from = place(amount, me, to, size);
             let next = end + from.len();
             if let Some(source) = &request.source {
-                trip.copy(&part(source, from), &part(&packed, end..next))?;
+                hier.copy(&part(source, from), &part(&packed, end..next))?;
             }
             end = next;
         }
     }
     if own.len() > 1 {
         let sent = |a: usize, b: usize| {
-            let all = hops.members().filter(|&to| hops.first(own[a], to) == b);
+            let all = calls.members().filter(|&to| calls.first(own[a], to) == b);
             all.map(|to| amount(own[a], to)).sum()
         };
-        hops.inside(request, sent, [&packed, &collected])?;
+        calls.inside(request, sent, [&packed, &collected])?;
     }
-    let collected_at = hops.laid_out(&pieces);
+    let collected_at = calls.laid_out(&pieces);
 
     // Over the rails, to the receivers themselves where each member of this process has a rail.
-    let to_all = own.len() == trip.lanes.all.len();
-    let landing: Vec<_> = own.iter().flat_map(|&to| hops.landed(here, to)).collect();
-    let landed_at = hops.laid_out(&landing);
-    let landed = trip.scratch(if to_all { 0 } else { hops.total(&landing) })?;
+    let to_all = own.len() == hier.rail_map.all.len();
+    let landing: Vec<_> = own.iter().flat_map(|&to| calls.landed(here, to)).collect();
+    let landed_at = calls.laid_out(&landing);
+    let landed = hier.scratch(if to_all { 0 } else { calls.total(&landing) })?;
     let mut messages = Vec::new();
-    for ((_, to), range) in collected_at.iter().filter(|((_, to), range)| !hops.is_here(*to) && !range.is_empty()) {
+    for ((_, to), range) in collected_at.iter().filter(|((_, to), range)| !calls.is_here(*to) && !range.is_empty()) {
         let (to, at) = (across.places[*to].host, collected.address + range.start as u64);
         messages.push(RailMessage::Send { to, at, bytes: range.len() });
     }
@@ -178,15 +178,15 @@ pub(super) fn flow(
         messages.push(RailMessage::Receive { from: across.places[*from].host, at, bytes: range.len() });
     }
     let into = request.destination.as_ref().filter(|_| to_all).unwrap_or(&landed);
-    way.exchange(messages, &[&collected], &[into])?;
+    relay.exchange(messages, &[&collected], &[into])?;
 
     // To the members without a rail.
     if !to_all {
-        let sent = |a: usize, b: usize| hops.total(&hops.landed(a, own[b])) / size;
-        let lists: Vec<_> = (0..own.len()).flat_map(|at| hops.landed(at, me)).collect();
-        let arrived = trip.scratch(hops.total(&lists))?;
-        hops.inside(request, sent, [&landed, &arrived])?;
-        put(&hops.laid_out(&lists), &arrived)?;
+        let sent = |a: usize, b: usize| calls.total(&calls.landed(a, own[b])) / size;
+        let lists: Vec<_> = (0..own.len()).flat_map(|at| calls.landed(at, me)).collect();
+        let arrived = hier.scratch(calls.total(&lists))?;
+        calls.inside(request, sent, [&landed, &arrived])?;
+        put(&calls.laid_out(&lists), &arrived)?;
     }
     put(&collected_at, &collected)
 }

@@ -1,19 +1,19 @@
-//! How a shipment gets from a member of one process to a member of another: through the hosts' memory, or over a rail
+//! How a message gets from a member of one process to a member of another: through the hosts' memory, or over a rail
 //! between devices. [`messages`](super::messages) meets; this file has the memory, and submits.
 //!
 //! A rail joins devices with one ordinal: the receiver's, if the sender's process has such a device, else the sender's.
 //! A member whose own device that is sends from, or receives into, its memory. The other one hops: its elements lie in
-//! page-locked memory, which the rail's device can read and write. Calls go to that device's [courier] stream.
+//! page-locked memory, which the rail's device can read and write. Calls go to that device's [proxy stream].
 //!
 //! Between devices the receiver must have the memory before anything is submitted, and it knows the lengths from a
-//! meeting. So a shipment has a further meeting for each batch, in whose turn both submit.
+//! meeting. So a message has a further meeting for each batch, in whose turn both submit.
 //!
-//! [courier]: crate::thread::worker::Shared::courier
+//! [proxy stream]: crate::thread::worker::Shared::proxy_stream
 
 use super::{
     super::transport::{Commit, DeviceTransport, HostTransport, Message, Place, RailCall, RailMessage, Tag, Transport},
-    trip::Trip,
-    way,
+    hierarchical::HierarchicalCall,
+    relay,
 };
 use crate::{
     error::{Error, Result},
@@ -49,8 +49,8 @@ impl Held {
     }
 }
 
-/// One end of a way between two processes.
-pub(super) enum Road {
+/// One end of a route between two processes.
+pub(super) enum MessageRoute {
     Host { transport: Arc<dyn HostTransport>, peer: usize },
     Rail(Rail),
 }
@@ -61,14 +61,14 @@ pub(super) struct Rail {
     ordinal: usize,
     /// Whether it is that of the member's own device.
     own: bool,
-    courier: Arc<StreamCore>,
+    proxy_stream: Arc<StreamCore>,
     peer: usize,
     /// For a wait whose gang has failed.
     deadline: Duration,
 }
 
-/// What ends the waits of a sender's thread.
-pub(super) struct Until<'a> {
+/// Conditions that cancel a sender's wait.
+pub(super) struct CancelOn<'a> {
     pub lost: &'a dyn Fn() -> Option<Error>,
     pub gang: &'a Gang,
 }
@@ -76,59 +76,59 @@ pub(super) struct Until<'a> {
 /// Meets again, for the batch with this number.
 pub(super) type Again<'a> = &'a dyn Fn(usize) -> Result<Commit>;
 
-/// All shipments have one rail in the hosts' memory: their commits' numbers tell them apart. The messages of a shipment
+/// All messages have one rail in the hosts' memory: their commits' numbers tell them apart. The parts of a message
 /// stay in order.
 fn tag(number: u64) -> Tag {
     Tag { number, phase: 0, rail: 0 }
 }
 
-impl Road {
+impl MessageRoute {
     /// This member is one of the two.
-    pub fn new(trip: &Trip<'_, '_>, from: Place, to: Place) -> Result<Road> {
-        let peer = if trip.link.world.host() == from.host { to.host } else { from.host };
-        let transport = match trip.transport()? {
+    pub fn new(hier: &HierarchicalCall<'_, '_>, from: Place, to: Place) -> Result<MessageRoute> {
+        let peer = if hier.link.world.host() == from.host { to.host } else { from.host };
+        let transport = match hier.transport()? {
             Transport::Device(transport) => transport.clone(),
-            _ => return Ok(Road::Host { transport: trip.host_transport()?, peer }),
+            _ => return Ok(MessageRoute::Host { transport: hier.host_transport()?, peer }),
         };
-        let devices = trip.link.world.devices();
+        let devices = hier.link.world.devices();
         let ordinal = if to.device < devices[from.host] { to.device } else { from.device };
         if let Some(error) = transport.failed(ordinal) {
             return Err(error);
         }
-        let (dev, shared) = (trip.group.dev, &trip.group.dev.worker.shared);
-        let (own, courier) = (dev.index() == ordinal, shared.courier(ordinal)?);
-        Ok(Road::Rail(Rail { transport, ordinal, own, courier, peer, deadline: shared.deadline }))
+        let (dev, shared) = (hier.group.dev, &hier.group.dev.worker.shared);
+        let (own, proxy_stream) = (dev.index() == ordinal, shared.proxy_stream(ordinal)?);
+        Ok(MessageRoute::Rail(Rail { transport, ordinal, own, proxy_stream, peer, deadline: shared.deadline }))
     }
 
     fn is_on_device(&self) -> bool {
-        matches!(self, Road::Rail(rail) if rail.own)
+        matches!(self, MessageRoute::Rail(rail) if rail.own)
     }
 
     /// Memory for so many bytes.
     #[track_caller]
-    pub fn room(&self, trip: &Trip<'_, '_>, bytes: usize) -> Result<Held> {
+    pub fn room(&self, hier: &HierarchicalCall<'_, '_>, bytes: usize) -> Result<Held> {
         match self.is_on_device() {
-            true => Ok(Held::Device(trip.scratch(bytes)?)),
-            false => Ok(Held::Host(Arc::new(trip.pinned(bytes)?))),
+            true => Ok(Held::Device(hier.scratch(bytes)?)),
+            false => Ok(Held::Host(Arc::new(hier.pinned(bytes)?))),
         }
     }
 
     /// A copy of this device's memory. Asynchronous.
     #[track_caller]
-    pub fn stage(&self, trip: &Trip<'_, '_>, from: &Area) -> Result<Held> {
+    pub fn stage(&self, hier: &HierarchicalCall<'_, '_>, from: &Area) -> Result<Held> {
         if !self.is_on_device() {
-            return Ok(Held::Host(Arc::new(trip.start_to_stage(from)?)));
+            return Ok(Held::Host(Arc::new(hier.start_to_stage(from)?)));
         }
-        let to = trip.scratch(from.bytes.len())?;
-        trip.copy(from, &to)?;
+        let to = hier.scratch(from.bytes.len())?;
+        hier.copy(from, &to)?;
         Ok(Held::Device(to))
     }
 
     /// Waits for the copies that the host has to wait for: before the sender arrives.
     pub fn ready(&self, batches: &[Vec<Held>]) -> Result<()> {
         match self {
-            Road::Rail(_) => Ok(()),
-            Road::Host { .. } => batches.iter().flatten().try_for_each(|held| match held {
+            MessageRoute::Rail(_) => Ok(()),
+            MessageRoute::Host { .. } => batches.iter().flatten().try_for_each(|held| match held {
                 Held::Host(buffer) => buffer.as_slice().map(drop),
                 Held::Device(_) => Ok(()),
             }),
@@ -136,10 +136,16 @@ impl Road {
     }
 
     /// Sends the batches, and waits until they have gone.
-    pub fn send(&self, first: Commit, batches: Vec<Vec<Held>>, again: Again<'_>, until: &Until<'_>) -> Result<()> {
+    pub fn send(
+        &self,
+        first: Commit,
+        batches: Vec<Vec<Held>>,
+        again: Again<'_>,
+        cancel_on: &CancelOn<'_>,
+    ) -> Result<()> {
         drop(first.window);
         match self {
-            Road::Host { transport, peer } => {
+            MessageRoute::Host { transport, peer } => {
                 let message = |held| match held {
                     Held::Host(bytes) => {
                         Some(Message::Send { to: *peer, tag: tag(first.number), range: 0..bytes.len(), bytes })
@@ -147,17 +153,17 @@ impl Road {
                     Held::Device(_) => None,
                 };
                 let messages = batches.into_iter().flatten().filter_map(message).collect();
-                transport.exchange(messages, until.lost).map(drop)
+                transport.exchange(messages, cancel_on.lost).map(drop)
             }
-            Road::Rail(rail) => {
+            MessageRoute::Rail(rail) => {
                 // Else the library would make the context of GPU 0 on this thread.
-                let _ = rail.courier.handle.driver.bind();
+                let _ = rail.proxy_stream.handle.driver.bind();
                 let filled = |batch: &&(usize, Vec<Held>)| batch.1.iter().any(|held| held.len() > 0);
                 let batches: Vec<_> = batches.into_iter().enumerate().collect();
                 batches.iter().filter(filled).try_for_each(|(number, batch)| {
                     let commit = again(*number)?;
                     let last = rail.submit(batch, Access::Read, commit)?;
-                    rail.wait(last, until)
+                    rail.wait(last, cancel_on)
                 })
             }
         }
@@ -167,48 +173,54 @@ impl Road {
     #[track_caller]
     pub fn receive_head(
         &self,
-        trip: &Trip<'_, '_>,
+        hier: &HierarchicalCall<'_, '_>,
         first: u64,
         len: usize,
         again: Again<'_>,
     ) -> Result<Arc<PinnedBuffer<u8>>> {
-        let into = Held::Host(Arc::new(trip.pinned(len)?));
-        match self.receive_into(trip, (first, 0), vec![into], again)?.pop() {
+        let into = Held::Host(Arc::new(hier.pinned(len)?));
+        match self.receive_into(hier, (first, 0), vec![into], again)?.pop() {
             Some(Held::Host(head)) => Ok(head),
-            _ => Err(Error::invalid_at(trip.call.site, trip.call.op, "the transport has lost a message")),
+            _ => Err(Error::invalid_at(hier.call.site, hier.call.op, "the transport has lost a message")),
         }
     }
 
     /// Receives batch 1: parts of these lengths. They may still be on their way.
     #[track_caller]
-    pub fn receive(&self, trip: &Trip<'_, '_>, first: u64, lens: &[usize], again: Again<'_>) -> Result<Vec<Held>> {
-        let room = lens.iter().map(|&len| self.room(trip, len)).collect::<Result<Vec<_>>>()?;
-        self.receive_into(trip, (first, 1), room, again)
+    pub fn receive(
+        &self,
+        hier: &HierarchicalCall<'_, '_>,
+        first: u64,
+        lens: &[usize],
+        again: Again<'_>,
+    ) -> Result<Vec<Held>> {
+        let room = lens.iter().map(|&len| self.room(hier, len)).collect::<Result<Vec<_>>>()?;
+        self.receive_into(hier, (first, 1), room, again)
     }
 
     fn receive_into(
         &self,
-        trip: &Trip<'_, '_>,
+        hier: &HierarchicalCall<'_, '_>,
         (first, number): (u64, usize),
         room: Vec<Held>,
         again: Again<'_>,
     ) -> Result<Vec<Held>> {
         match self {
-            Road::Host { transport, peer } => {
+            MessageRoute::Host { transport, peer } => {
                 let into = |held| match held {
                     Held::Host(into) => Arc::into_inner(into).map(|into| (into.len(), into)),
                     Held::Device(_) => None,
                 };
                 let room: Vec<_> = room.into_iter().filter_map(into).collect();
                 let message = |(len, into)| Message::Receive { from: *peer, tag: tag(first), into, len };
-                let arrived = transport.exchange(room.into_iter().map(message).collect(), &|| trip.lost())?;
+                let arrived = transport.exchange(room.into_iter().map(message).collect(), &|| hier.lost())?;
                 let held = arrived.into_iter().filter_map(|message| match message {
                     Message::Receive { into, .. } => Some(Held::Host(Arc::new(into))),
                     Message::Send { .. } => None,
                 });
                 Ok(held.collect())
             }
-            Road::Rail(rail) => {
+            MessageRoute::Rail(rail) => {
                 if room.iter().any(|held| held.len() > 0) {
                     rail.submit(&room, Access::Write, again(number)?)?;
                 }
@@ -219,7 +231,7 @@ impl Road {
 }
 
 impl Rail {
-    /// Submits the messages of a batch in the commit's turn. Returns their place in the courier's stream.
+    /// Submits the messages of a batch in the commit's turn. Returns their place in the proxy stream.
     fn submit(&self, batch: &[Held], access: Access, commit: Commit) -> Result<u64> {
         let areas: Vec<Area> = batch.iter().map(Held::area).filter(|area| !area.bytes.is_empty()).collect();
         let message = |area: &Area| match access {
@@ -227,13 +239,14 @@ impl Rail {
             Access::Write => RailMessage::Receive { from: self.peer, at: area.address, bytes: area.bytes.len() },
         };
         let messages: Vec<RailMessage> = areas.iter().map(message).collect();
-        let stream = &self.courier;
+        let stream = &self.proxy_stream;
         let order = |area: &Area| area.block.hazards.order("message", stream, &area.bytes, access);
         let ordered = areas.iter().try_for_each(order);
         // SAFETY: the memory is the rail's device's or page-locked. It was ordered, is noted below, and after an error
         // it is kept. The other process submits the same messages: both have committed them.
-        let submitted = ordered
-            .and_then(|()| unsafe { way::submit(&*self.transport, stream, "message", &RailCall::Messages(&messages)) });
+        let submitted = ordered.and_then(|()| unsafe {
+            relay::submit(&*self.transport, stream, "message", &RailCall::Messages(&messages))
+        });
         drop(commit.window);
         let last = stream.submit();
         for area in areas {
@@ -247,11 +260,11 @@ impl Rail {
 
     /// Waits until the messages have gone: the scope's end waits for the sender's thread, and so for them. The receiver
     /// may have much to do before; once its gang has failed, it may never come.
-    fn wait(&self, last: u64, until: &Until<'_>) -> Result<()> {
-        let over = || (until.lost)().or_else(|| self.transport.failed(self.ordinal));
+    fn wait(&self, last: u64, cancel_on: &CancelOn<'_>) -> Result<()> {
+        let over = || (cancel_on.lost)().or_else(|| self.transport.failed(self.ordinal));
         loop {
-            let failed = until.gang.is_aborted();
-            match self.courier.wait_host_unless("message", last, self.deadline, &|| over().is_some()) {
+            let failed = cancel_on.gang.is_aborted();
+            match self.proxy_stream.wait_host_unless("message", last, self.deadline, &|| over().is_some()) {
                 Err(error @ Error::Timeout { .. }) => match over() {
                     Some(cause) => return Err(cause),
                     None if failed => return Err(error),

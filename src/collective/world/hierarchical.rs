@@ -1,7 +1,7 @@
 //! What a member does in every collective of several processes: it works inside its process, stages, and meets.
 //!
-//! The files of the shapes use a [`Trip`]. It uses the members of this process as a group, and the scope of all
-//! processes.
+//! The files of the shapes use a [`HierarchicalCall`]. It uses the members of this process as a group, and the scope of
+//! all processes.
 
 use super::{
     super::{
@@ -10,9 +10,9 @@ use super::{
         transport::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
     },
     cut::Cut,
-    lanes::Lanes,
+    rail_map::RailMap,
+    relay::Relay,
     values::hash,
-    way::Way,
 };
 use crate::{
     Device, OnStream,
@@ -36,16 +36,16 @@ use std::{cell::Cell, ops::Range, sync::Arc};
 /// The longest text of a call that is told as it is.
 const MOST_TEXT: usize = 160;
 
-/// What the members of this process have told each other, by their rank among themselves.
-pub(super) type Told = SmallVec<[Arc<Descriptor>; 8]>;
+/// The descriptors of this process's members, by their rank among themselves.
+pub(super) type LocalDescriptors = SmallVec<[Arc<Descriptor>; 8]>;
 
 /// One member's part in a collective of several processes.
-pub(super) struct Trip<'g, 'd> {
+pub(super) struct HierarchicalCall<'g, 'd> {
     pub group: &'g Group<'d>,
     pub across: &'g Across,
     /// The members of this process.
     pub here: Group<'d>,
-    pub lanes: Lanes,
+    pub rail_map: RailMap,
     pub call: &'g Call,
     /// The steps inside leave most of the device to other work.
     overlapped: Cell<bool>,
@@ -57,7 +57,7 @@ pub(super) struct Trip<'g, 'd> {
     dev: OnStream<'d>,
 }
 
-impl<'g, 'd> Trip<'g, 'd> {
+impl<'g, 'd> HierarchicalCall<'g, 'd> {
     #[track_caller]
     pub fn new(group: &'g Group<'d>, across: &'g Across, call: &'g Call, overlapped: bool) -> Result<Self> {
         let dev = group.dev;
@@ -68,13 +68,13 @@ impl<'g, 'd> Trip<'g, 'd> {
         let link = dev.session.world.as_ref().expect("its group was made through it");
         link.world.check()?;
         let scope = link.join(&dev.session.gang)?.clone();
-        let lanes = match link.world.transport() {
-            Transport::Device(_) => Lanes::by_ordinal(&across.hosts, &across.places, link.world.devices()),
-            _ => Lanes::by_index(&across.hosts),
+        let rail_map = match link.world.transport() {
+            Transport::Device(_) => RailMap::by_ordinal(&across.hosts, &across.places, link.world.devices()),
+            _ => RailMap::by_index(&across.hosts),
         };
         let (overlapped, registered) = (Cell::new(overlapped), Cell::new(None));
         let (here, dev) = (group.here(), dev.in_order());
-        Ok(Trip { group, across, here, lanes, call, overlapped, link, scope, registered, dev })
+        Ok(HierarchicalCall { group, across, here, rail_map, call, overlapped, link, scope, registered, dev })
     }
 
     /// How payload gets to other processes.
@@ -97,11 +97,12 @@ impl<'g, 'd> Trip<'g, 'd> {
         }
     }
 
-    /// This member's way over a transport between devices. `beside`: its calls run beside the member's other work.
-    pub fn way(&self, transport: Arc<dyn DeviceTransport>, beside: bool) -> Result<Way<'_, 'g, 'd>> {
-        let rail = self.lanes.of(self.across.me, self.across.here);
-        let ordinal = rail.map_or(self.group.dev.index(), |rail| self.lanes.all[rail].ordinal);
-        Way::new(self, transport, ordinal, beside)
+    /// This member's relay over a transport between devices. `overlapped`: its calls overlap with the member's other
+    /// work.
+    pub fn relay(&self, transport: Arc<dyn DeviceTransport>, overlapped: bool) -> Result<Relay<'_, 'g, 'd>> {
+        let rail = self.rail_map.of(self.across.me, self.across.here);
+        let ordinal = rail.map_or(self.group.dev.index(), |rail| self.rail_map.all[rail].ordinal);
+        Relay::new(self, transport, ordinal, overlapped)
     }
 
     /// The loss of another process, if there is one: what ends the wait for messages.
@@ -116,7 +117,7 @@ impl<'g, 'd> Trip<'g, 'd> {
 
     /// A buffer on the rails.
     pub fn cut(&self, len: usize, dtype: DType) -> Cut<'_> {
-        Cut { start: 0, len, lanes: &self.lanes, host: self.across.me, grain: GRAIN / dtype.size() }
+        Cut { start: 0, len, rail_map: &self.rail_map, host: self.across.me, grain: GRAIN / dtype.size() }
     }
 
     /// Counts of which member `root` has all.
@@ -124,9 +125,9 @@ impl<'g, 'd> Trip<'g, 'd> {
         Counts::By((0..self.members()).map(|rank| if rank == root { len } else { 0 }).collect())
     }
 
-    /// The steps inside run beside other work from now on.
-    pub fn overlap(&self, beside: bool) {
-        self.overlapped.set(self.overlapped.get() || beside);
+    /// The steps inside overlap with other work from now on.
+    pub fn overlap(&self, overlapped: bool) {
+        self.overlapped.set(self.overlapped.get() || overlapped);
     }
 
     /// A collective of the members of this process.
@@ -213,7 +214,7 @@ impl<'g, 'd> Trip<'g, 'd> {
         op.submit(|driver, stream| unsafe { driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream) })
     }
 
-    /// Who waits for what was staged up to now does not wait for what this device does next.
+    /// Records an event now, so later work of this stream is not waited for.
     pub fn record_early(&self) -> Result<()> {
         self.dev.stream.record_early(self.call.op)
     }
@@ -252,9 +253,13 @@ impl<'g, 'd> Trip<'g, 'd> {
 
     /// All members of all processes meet: first those of this process, then the processes. What is sent is staged.
     /// Returns what the members of this process have told each other, and the commit. `note` is for all processes.
-    pub fn meet(&self, payload: Payload, note: impl FnOnce(&Told) -> Vec<u8>) -> Result<(Told, Commit)> {
+    pub fn meet(
+        &self,
+        payload: Payload,
+        note: impl FnOnce(&LocalDescriptors) -> Vec<u8>,
+    ) -> Result<(LocalDescriptors, Commit)> {
         let (dev, across) = (self.group.dev, self.across);
-        let told = self.here.meet(self.call.clone(), payload, false)?;
+        let told = self.here.meeting().meet(self.call.clone(), payload, false)?;
         let note = if across.here == 0 { note(&told) } else { Vec::new() };
         debug_assert!(note.len() <= MOST_NOTE);
         let number = self.next_number();
@@ -307,15 +312,15 @@ impl<'g, 'd> Trip<'g, 'd> {
 
 /// Copies memory of this device, which the caller has ordered on the stream.
 pub(super) fn copy_within(
-    trip: &Trip<'_, '_>,
+    hier: &HierarchicalCall<'_, '_>,
     stream: &StreamCore,
     to: Address,
     from: Address,
     bytes: usize,
 ) -> Result<()> {
-    let handle = &trip.group.dev.worker.handle;
+    let handle = &hier.group.dev.worker.handle;
     // SAFETY: both ranges are this device's and have so many bytes; the caller has ordered and notes their use.
-    handle.check(trip.call.op, unsafe { handle.driver.copy_within(to, from, bytes, stream.raw) })
+    handle.check(hier.call.op, unsafe { handle.driver.copy_within(to, from, bytes, stream.raw) })
 }
 
 /// A part of some memory, in bytes.

@@ -1,18 +1,18 @@
-//! Sums that travel between processes beside their members: buckets of gradients, during the backward pass.
+//! Asynchronous all-reduce: the inter-process part runs on a proxy thread, during the backward pass.
 //!
 //! ```text
 //! member    begin: the steps up to the rails, staged | backward pass, later buckets | end: the steps behind the rails
-//! courier             waits for the copies, meets, carries each piece, keeps what comes
+//! proxy     waits for the copies, meets, carries each piece, keeps what comes
 //! ```
 //!
-//! Each device has one courier in a scope ([`WorldLink::carry_in_order`]): a thread that takes the sums in the order of
+//! Each device has one proxy in a scope ([`WorldLink::run_in_order`]): a thread that takes the sums in the order of
 //! the member's calls. So no device waits for a word of the host, and the order of sums is that of the program. Over
 //! rails between devices, and inside a process, the streams do this: there `begin` submits everything.
 //!
-//! Invariants: a member whose step inside was carried out gives its courier the rest, or fails the scope of all
-//! processes. So does a courier that does not come to the meeting. Else another member's courier would wait for ever.
+//! Invariants: a member whose step inside was carried out gives its proxy the rest, or fails the scope of all
+//! processes. So does a proxy that does not come to the meeting. Else another member's proxy would wait for ever.
 //!
-//! [`WorldLink::carry_in_order`]: crate::fabric::world_link::WorldLink::carry_in_order
+//! [`WorldLink::run_in_order`]: crate::fabric::world_link::WorldLink::run_in_order
 
 use super::{
     super::{
@@ -20,9 +20,9 @@ use super::{
         request::Request,
         transport::{Arrival, Place, Transport, WorldScope},
     },
+    hierarchical::{HierarchicalCall, headline},
     pieces::{Piece, Pieces},
     sums::{self, Sum},
-    trip::{Trip, headline},
 };
 use crate::{
     error::{Error, Result, Site},
@@ -35,8 +35,8 @@ use std::sync::{
     mpsc::{self, Receiver, Sender},
 };
 
-/// A sum on its way. It may be ended in a later scope; if it is dropped, its courier still does its part.
-pub struct Begun {
+/// A sum on its way. It may be ended in a later scope; if it is dropped, its proxy still does its part.
+pub struct PendingReduce {
     request: Request,
     overlapped: bool,
     /// Memory of this device for each piece.
@@ -44,11 +44,11 @@ pub struct Begun {
     carried: Receiver<Carried>,
 }
 
-/// What a courier sends back: a piece, or none behind the last one; with a checker's knowledge.
+/// What a proxy sends back: a piece, or none behind the last one; with a checker's knowledge.
 type Carried = (Result<Option<Piece>>, Option<Box<Handover>>);
 
-/// What a courier has.
-struct Duty {
+/// What a proxy has.
+struct ProxyTask {
     pieces: Pieces,
     scope: Arc<dyn WorldScope>,
     gang: Arc<Gang>,
@@ -68,29 +68,29 @@ impl Group<'_> {
     /// Begins an all_reduce or a reduce_scatter, on the current stream. None: nothing is left to do for
     /// [`end`](Self::end). Not for captures.
     #[track_caller]
-    pub(in super::super) fn begin(&self, request: Request, overlapped: bool) -> Result<Option<Begun>> {
+    pub(in super::super) fn begin(&self, request: Request, overlapped: bool) -> Result<Option<PendingReduce>> {
         let (Some(across), Some(sum)) = (&self.across, Sum::of(&request)) else {
             return self.run_as(request, overlapped).map(|()| None);
         };
-        let trip = Trip::new(self, across, &request.call, overlapped)?;
-        let transport = match trip.transport()? {
+        let hier = HierarchicalCall::new(self, across, &request.call, overlapped)?;
+        let transport = match hier.transport()? {
             Transport::Host(transport) => transport.clone(),
             _ => return self.run_as(request, overlapped).map(|()| None),
         };
         let dev = self.dev;
         let (back, carried) = mpsc::channel();
         // Not in a closure: errors must name the caller's line.
-        let before = sums::before(&trip, &request, &sum, &transport);
+        let before = sums::before(&hier, &request, &sum, &transport);
         let given = before.and_then(|(pieces, areas)| {
-            // The courier waits for the copies, and not for what this stream does next.
-            trip.done(trip.record_early())?;
-            let duty = Duty {
+            // The proxy waits for the copies, and not for what this stream does next.
+            hier.done(hier.record_early())?;
+            let task = ProxyTask {
                 pieces,
-                scope: trip.scope.clone(),
+                scope: hier.scope.clone(),
                 gang: dev.session.gang.clone(),
                 handle: dev.worker.handle.clone(),
                 members: across.places.clone(),
-                number: trip.next_number(),
+                number: hier.next_number(),
                 speaker: across.places[across.hosts[across.me].ranks[0]],
                 call: headline(&request.call, None),
                 site: request.call.site,
@@ -98,15 +98,15 @@ impl Group<'_> {
                 back,
                 over: false,
             };
-            trip.done(trip.link.carry_in_order(dev.index(), Box::new(move || duty.carry())))?;
+            hier.done(hier.link.run_in_order(dev.index(), Box::new(move || task.run())))?;
             Ok(areas)
         });
         match given {
-            Ok(areas) => Ok(Some(Begun { request, overlapped, areas, carried })),
+            Ok(areas) => Ok(Some(PendingReduce { request, overlapped, areas, carried })),
             Err(error) => {
                 // Some failures of a gang are told to nobody, since each process finds them.
                 if let Some((by, cause)) = dev.session.gang.cause() {
-                    trip.scope.fail(Some(by), &cause);
+                    hier.scope.fail(Some(by), &cause);
                 }
                 Err(error)
             }
@@ -116,17 +116,17 @@ impl Group<'_> {
     /// Ends what [`begin`](Self::begin) has begun: waits until it has come, and brings it to this process's members.
     /// Asynchronous on the current stream from then on. All members of this process end their sums in one order.
     #[track_caller]
-    pub(crate) fn end(&self, begun: Begun) -> Result<()> {
-        let Begun { request, overlapped, areas, carried } = begun;
+    pub(crate) fn end(&self, begun: PendingReduce) -> Result<()> {
+        let PendingReduce { request, overlapped, areas, carried } = begun;
         let across = self.across.as_ref().expect("it was begun in this group");
         let sum = Sum::of(&request).expect("it was begun");
-        let trip = Trip::new(self, across, &request.call, overlapped)?;
+        let hier = HierarchicalCall::new(self, across, &request.call, overlapped)?;
         let mut next = || {
-            let (piece, told) = carried.recv().map_err(|_| no_courier(&request))?;
+            let (piece, told) = carried.recv().map_err(|_| no_proxy(&request))?;
             self.dev.worker.handle.take_over(told.as_deref());
             piece
         };
-        sums::after(&trip, &request, &sum, &areas, &mut next)
+        sums::after(&hier, &request, &sum, &areas, &mut next)
     }
 
     #[track_caller]
@@ -138,17 +138,17 @@ impl Group<'_> {
     }
 }
 
-/// The error when a courier has ended before its time.
-fn no_courier(request: &Request) -> Error {
+/// The error when a proxy has ended before its time.
+fn no_proxy(request: &Request) -> Error {
     Error::invalid_at(request.call.site, request.call.op, "the thread that carried it has ended")
 }
 
-impl Duty {
-    fn carry(mut self) {
+impl ProxyTask {
+    fn run(mut self) {
         // Else a transport's library could make the context of GPU 0 on this thread.
         let _ = self.handle.driver.bind();
         self.handle.take_over(self.told.take().as_deref());
-        let carried = self.carry_all();
+        let carried = self.run_all();
         self.over = true;
         // Of a mismatch every process hears.
         if let Err(error) = &carried
@@ -159,7 +159,7 @@ impl Duty {
         self.give(carried.map(|()| None));
     }
 
-    fn carry_all(&mut self) -> Result<()> {
+    fn run_all(&mut self) -> Result<()> {
         self.pieces.staged()?;
         let commit = self.scope.meet(Arrival {
             members: &self.members,
@@ -192,7 +192,7 @@ impl Duty {
     }
 }
 
-impl Drop for Duty {
+impl Drop for ProxyTask {
     fn drop(&mut self) {
         if !self.over {
             self.fail(&Error::custom("the thread that carries gradients between processes has ended early"));
