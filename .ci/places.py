@@ -27,7 +27,7 @@ CRATES = {"gpu_pool": ROOT} | {f"gpu_pool_{path.name}": path for path in sorted(
 TAKES_PLACE = re.compile(
     r"\b(Location::caller|OpSite::(?:here|place)|Error::(?:invalid|wrong_pool|wrong_device|borrowed)|Call::new)\("
 )
-EXTENDED = {"Device", "Group", "GpuPool", "Builder"}
+EXTENDED = {"Device", "DeviceBuffer", "Group", "GpuPool", "Builder"}
 METHOD = re.compile(
     r'<section id="(?:method|tymethod)\.(\w+)" class="method">(.*?)<h4 class="code-header">(.*?)</h4>', re.DOTALL
 )

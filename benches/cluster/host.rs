@@ -6,7 +6,8 @@ use std::{
 };
 
 use cudarc::driver::sys::{self, CUresult, CUstream};
-use gpu_pool::{Check, DeviceBuffer, Error, GpuPool, Group, ReduceOp, Result, cluster::Cluster};
+use gpu_pool::{Check, DeviceBuffer, Error, GpuPool, Group, ReduceOp, Result};
+use gpu_pool_cluster::{Cluster, prelude::*};
 
 use crate::{
     backward::{self, Backward},

@@ -7,10 +7,8 @@
 //! and sums the numbers of the next one.
 
 use anyhow::{Context, Result, ensure};
-use gpu_pool::{
-    Builder, GpuPool,
-    cluster::{Cluster, Imported, IpcBuffer},
-};
+use gpu_pool::{Builder, GpuPool};
+use gpu_pool_cluster::{Cluster, Imported, IpcBuffer, prelude::*};
 use std::{
     env,
     io::{BufRead, BufReader, Write, stdin, stdout},

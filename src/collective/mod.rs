@@ -36,6 +36,8 @@ pub(crate) mod replay;
 mod request;
 mod scratch;
 mod values;
+// Moves to `gpu-pool-cluster`, where its files are.
+#[path = "../../crates/cluster/src/collective/mod.rs"]
 pub(crate) mod world;
 
 pub(crate) use crate::fabric::transport;
