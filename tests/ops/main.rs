@@ -7,5 +7,5 @@ mod support;
 mod cast;
 #[cfg(feature = "blas")]
 mod gemm;
-#[cfg_attr(not(feature = "blas"), allow(dead_code, unused_macros))]
+#[allow(dead_code, unused_macros, reason = "the tests of `gpu-pool-train` use it, too")]
 mod rig;

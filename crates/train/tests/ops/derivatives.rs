@@ -4,10 +4,7 @@ use crate::{
     on_both, pointwise,
     rig::{check, values},
 };
-use gpu_pool::DeviceBuffer;
 use gpu_pool_train::prelude::*;
-
-type Buffer = DeviceBuffer<f64>;
 
 const ROWS: usize = 3;
 const COLS: usize = 5;
