@@ -43,10 +43,10 @@ pub(crate) mod norm;
 pub(crate) mod norm_call;
 pub(crate) mod ring;
 pub(crate) mod ring_ce;
-pub(crate) mod ring_cut;
 pub(crate) mod shm;
 pub(crate) mod shm_events;
 pub(crate) mod slots;
+mod staging;
 
 use super::case::Case;
 use crate::{error::Result, fabric::types};
