@@ -7,7 +7,6 @@
 
 mod collectives;
 pub(crate) mod environment;
-pub(crate) mod measure;
 mod memory;
 mod open;
 pub(crate) mod probe;
@@ -18,8 +17,8 @@ pub(crate) mod signal_pad;
 pub(crate) use environment::seed;
 
 use crate::{
-    Algorithm, Hop, ReduceOrder, Tune,
-    collective::hop,
+    Algorithm, ReduceOrder, Transfer,
+    collective::transfer,
     driver::{
         DriverRef, FaultKind,
         check::{self, Check},
@@ -70,7 +69,6 @@ pub enum Backend {
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
 /// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`: [`Self::algorithm`] |
 /// | `GPU_POOL_NCCL_REGISTER` | `1` or `0`: [`register_buckets`](Self::register_buckets) |
-/// | `GPU_POOL_TUNE` | source of the collectives' limits: `auto`, `off`, `table` or `measure`: [`tune`](Self::tune) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 /// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug` |
 ///
@@ -98,7 +96,6 @@ pub struct Builder {
     algorithm: Option<Algorithm>,
     reduce_order: ReduceOrder,
     register_buckets: Option<bool>,
-    tune: Option<Tune>,
     staged: bool,
     check: Option<Check>,
     schedule: Option<host::Schedule>,
@@ -170,13 +167,14 @@ impl Builder {
     /// ```
     /// # use gpu_pool::{DeviceBuffer, GpuPool};
     /// struct Batch { x: DeviceBuffer<f32>, rows: usize }
-    /// gpu_pool::hop_fields!(Batch { x, rows });
+    /// gpu_pool::transfer_fields!(Batch { x, rows });
     ///
-    /// let pool = GpuPool::builder().host(2).hops::<Batch>().hops::<(usize, Batch)>().build()?;
+    /// let pool = GpuPool::builder().host(2).register_transfer::<Batch>().register_transfer::<(usize,
+    /// Batch)>().build()?;
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
-    pub fn hops<T: Hop>(mut self) -> Self {
-        self.carriers.insert(hop::carrier::<T>());
+    pub fn register_transfer<T: Transfer>(mut self) -> Self {
+        self.carriers.insert(transfer::carrier::<T>());
         self
     }
 

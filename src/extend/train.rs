@@ -4,7 +4,8 @@
 pub use crate::chrome_trace::{ChromeTrace, Row};
 use crate::{
     Args, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Element, Error, Float, GpuPool, Gradient,
-    GradientExchange, Group, Hop, Kernel, LaunchDims, Module, OnStream, PerDevice, ReduceOp, Result, Shard, Signature,
+    GradientExchange, Group, Kernel, LaunchDims, Module, OnStream, PerDevice, ReduceOp, Result, Shard, Signature,
+    Transfer,
     error::{
         Site,
         op_site::{OpGuard, OpSite},
@@ -218,12 +219,12 @@ internals! {
             x: DeviceViewMut<'_, T>,
             counts: &[usize],
         ) -> Result<()>;
-        /// A sum by a kernel that touches what is `beside`, too.
+        /// A sum by a kernel that touches what is in `extra`, too.
         fn sum_by_kernel[T: Element](
             self: &Self,
             call: Call,
             destination: DeviceViewMut<'_, T>,
-            beside: Vec<(Area, Access)>,
+            extra: Vec<(Area, Access)>,
             kernel: &dyn MeetingKernel,
         ) -> Result<()>;
         /// The same for parts. Without a source, the destinations are the sources.
@@ -233,13 +234,13 @@ internals! {
             counts: &[usize],
             source: Option<DeviceView<'_, T>>,
             destination: DeviceViewMut<'_, T>,
-            beside: Vec<(Area, Access)>,
+            extra: Vec<(Area, Access)>,
             kernel: &dyn MeetingKernel,
         ) -> Result<()>;
         /// Gives a value to a member. A copy for another process runs on the token's stream.
-        fn give_hop[T: Hop](self: &Self, call: LastCall, label: Label, value: T, to: usize) -> Result<()>;
+        fn give_transfer[T: Transfer](self: &Self, call: LastCall, label: Label, value: T, to: usize) -> Result<()>;
         /// Takes it.
-        fn take_hop[T: Hop](self: &Self, call: LastCall, label: Label, from: usize) -> Result<T>;
+        fn take_transfer[T: Transfer](self: &Self, call: LastCall, label: Label, from: usize) -> Result<T>;
     }
 }
 
@@ -266,7 +267,8 @@ pub trait PerDeviceInternals<T: 'static>: Sized {
     #[track_caller]
     fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()>;
 
-    /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left poison.
+    /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left
+    /// poison.
     #[track_caller]
     fn forgive(&mut self) -> Result<Vec<Vec<Arc<Gang>>>>;
 

@@ -19,6 +19,7 @@ use crate::{
         call::Call,
         descriptor::Area,
         layout::{BLOCKS, DeviceBarrier, MOST},
+        limits::Limits,
         plan::Side,
         types,
     },
@@ -55,8 +56,8 @@ struct Above<'a>(&'a dyn MeetingKernel);
 
 impl Above<'_> {
     /// All wait for each other, so all are on the device at once: that is what the limits are for.
-    fn grid(&self, most: u32) -> u32 {
-        (self.0.blocks().clamp(1, BLOCKS as usize) as u32).min(most)
+    fn grid(&self, limits: &Limits) -> u32 {
+        (self.0.blocks().clamp(1, BLOCKS as usize) as u32).min(limits.blocks(BLOCKS))
     }
 }
 
@@ -76,7 +77,7 @@ impl Algorithm for Above<'_> {
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {
-        self.grid(case.limits.exchange_blocks)
+        self.grid(case.limits)
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
@@ -89,22 +90,22 @@ impl Algorithm for Above<'_> {
         ];
         let (module, name) = self.0.entry();
         let args = self.0.args(member.barrier, &addresses);
-        member.launch(&Entry { module, name, host: None }, self.grid(member.limits.exchange_blocks), &args)
+        member.launch(&Entry { module, name, host: None }, self.grid(member.limits), &args)
     }
 }
 
 impl Group<'_> {
-    /// A sum in the order of ranks into all destinations, by a kernel that touches what is `beside`, too. All members
+    /// A sum in the order of ranks into all destinations, by a kernel that touches what is in `extra`, too. All members
     /// give the same kernel, whose members [meet](Self::kernels_meet).
     #[track_caller]
     pub(crate) fn sum_by_kernel<T: Element>(
         &self,
         call: Call,
         destination: DeviceViewMut<'_, T>,
-        beside: Vec<(Area, Access)>,
+        extra: Vec<(Area, Access)>,
         kernel: &dyn MeetingKernel,
     ) -> Result<()> {
-        self.sum_by(call, None, destination, beside, &Above(kernel))
+        self.sum_by(call, None, destination, extra, &Above(kernel))
     }
 
     /// The same for parts: each member adds up its part of all sources, and writes to the same part of all
@@ -116,9 +117,9 @@ impl Group<'_> {
         counts: &[usize],
         source: Option<DeviceView<'_, T>>,
         destination: DeviceViewMut<'_, T>,
-        beside: Vec<(Area, Access)>,
+        extra: Vec<(Area, Access)>,
         kernel: &dyn MeetingKernel,
     ) -> Result<()> {
-        self.parts_by(call, counts, source, destination, beside, &Above(kernel))
+        self.parts_by(call, counts, source, destination, extra, &Above(kernel))
     }
 }

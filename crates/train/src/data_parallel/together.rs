@@ -151,16 +151,16 @@ impl Together {
             chunks: self.chunks,
             of: PhantomData,
         };
-        let mut beside = vec![(area(norm.view()), Access::Write), (area(self.pieces.view()), Access::Read)];
-        beside.extend((0..exchange.buckets()).map(|bucket| (area(exchange.memory(bucket)), Access::Read)));
+        let mut extra = vec![(area(norm.view()), Access::Write), (area(self.pieces.view()), Access::Read)];
+        extra.extend((0..exchange.buckets()).map(|bucket| (area(exchange.memory(bucket)), Access::Read)));
         let state = moments.iter().flat_map(|moments| [moments.first, moments.second, moments.master]).flatten();
-        beside.extend(state.map(|memory| (area(memory), Access::Write)));
+        extra.extend(state.map(|memory| (area(memory), Access::Write)));
         // Those of other parts are written by the other members' kernels, while this member's runs.
-        beside.extend(parameters.iter().map(|parameter| (area(parameter.view()), Access::Write)));
+        extra.extend(parameters.iter().map(|parameter| (area(parameter.view()), Access::Write)));
         let call = Call::new(OP)
             .elements(T::DTYPE, exchange.layout().extents.iter().map(|extent| extent.len).sum())
             .from(exchange.origin());
-        group.sum_by_kernel(call, sums.view_mut(), beside, &kernel)
+        group.sum_by_kernel(call, sums.view_mut(), extra, &kernel)
     }
 }
 
