@@ -111,7 +111,7 @@ pub fn table<G>(args: &[HostArg], at: usize, count: usize) -> impl Iterator<Item
     })
 }
 
-/// Memory of an argument, and its elements, if it is a [`slice`].
+/// Memory of an argument, and its elements, if it is a [`slice()`].
 pub fn pointer<T>(arg: &HostArg) -> Option<(*mut T, usize)> {
     match arg {
         HostArg::Slice { ptr, bytes, .. } => Some((ptr.cast(), bytes / size_of::<T>())),
