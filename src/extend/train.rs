@@ -15,8 +15,8 @@ pub use crate::{
     collective::{
         GroupKey,
         algorithm::{
+            norm::call::{NormSaved, RowNorm, check_eps, sum_and_norm},
             norm::threads_of_row,
-            norm_call::{NormSaved, RowNorm, check_eps, sum_and_norm},
         },
     },
     fabric::{
