@@ -18,8 +18,8 @@ pub use crate::{
         GroupKey, PendingReduce,
         algorithm::{
             above::{Addresses, MeetingKernel},
+            norm::call::{NormSaved, RowNorm, check_eps, sum_and_norm},
             norm::threads_of_row,
-            norm_call::{NormSaved, RowNorm, check_eps, sum_and_norm},
         },
     },
     driver::{HostArg, HostKernel, KernelArg},
