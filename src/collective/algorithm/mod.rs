@@ -1,5 +1,5 @@
-//! The algorithms of collectives: one file each, or a file and its folder, behind one trait. A file says when its algorithm fits, what it needs,
-//! how many blocks its kernels have, and what a member submits.
+//! The algorithms of collectives: one file each, or a file and its folder, behind one trait. A file says when its
+//! algorithm fits, what it needs, how many blocks its kernels have, and what a member submits.
 //!
 //! [`choose`](super::choose) picks a row of its table. [`execute`](super::execute) does what all algorithms need:
 //! access to memory, scratch, the meeting, the commit, the failure. An algorithm works on a [`Member`]. A new algorithm
