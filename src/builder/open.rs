@@ -2,7 +2,7 @@
 
 use super::{Builder, Weights, share, signal_pad};
 use crate::{
-    collective::hop,
+    collective::transfer,
     driver::{
         DriverRef,
         check::{Check, Watch},
@@ -106,7 +106,7 @@ impl Builder {
             cleaner: Default::default(),
             world: self.world.clone(),
             carriers: match &self.world {
-                Some(_) => hop::known().with(&self.carriers),
+                Some(_) => transfer::known().with(&self.carriers),
                 None => Carriers::default(),
             },
             stages: Default::default(),

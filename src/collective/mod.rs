@@ -11,8 +11,8 @@
 //! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
 //!   kernels of software GPUs, and [`launch`] launches them.
 //!
-//! [`world`] has the groups that span processes; [`hop`] what values need there. [`transport`] is what `cluster` does
-//! for them.
+//! [`world`] has the groups that span processes; [`transfer`] what values need there. [`transport`] is what `cluster`
+//! does for them.
 //!
 //! [`in_words`] says at which sizes the choice changes.
 //!
@@ -27,7 +27,6 @@ mod execute;
 mod face;
 pub(crate) mod group;
 mod hand_over;
-pub(crate) mod hop;
 pub(crate) mod in_words;
 pub(crate) mod kernels;
 mod launch;
@@ -38,6 +37,7 @@ mod point;
 pub(crate) mod replay;
 mod request;
 mod scratch;
+pub(crate) mod transfer;
 mod values;
 // Moves to `gpu-pool-cluster`, where its files are.
 #[path = "../../crates/cluster/src/collective/mod.rs"]
@@ -46,7 +46,7 @@ pub(crate) mod world;
 pub(crate) use crate::fabric::transport;
 
 pub use group::Group;
-pub use hop::Hop;
+pub use transfer::Transfer;
 pub use world::GroupKey;
 pub use world::Registered;
-pub(crate) use world::pending::PendingReduce;
+pub use world::pending::PendingReduce;
