@@ -17,8 +17,7 @@ pub(crate) mod signal_pad;
 pub(crate) use environment::seed;
 
 use crate::{
-    Algorithm, ReduceOrder, Transfer,
-    collective::transfer,
+    collective::{Algorithm, ReduceOrder, Transfer, transfer},
     driver::{
         DriverRef, FaultKind,
         check::{self, Check},
@@ -212,7 +211,7 @@ impl Builder {
     /// least 256 bytes per buffer.
     ///
     /// ```
-    /// # use gpu_pool::{Check, Error, GpuPool, LaunchDims, Module, driver::check::Kind, kernel};
+    /// # use gpu_pool::{Check, Error, GpuPool, LaunchDims, Module, extend::driver::check::Kind, kernel};
     /// # static MODULE: Module = Module::ptx("");
     /// kernel! {
     ///     static OFF_BY_ONE: "off_by_one" in MODULE, fn(x: &mut [f32]) |_| {

@@ -20,31 +20,28 @@ mod earlier_sum;
 mod element;
 mod exchanged;
 #[allow(missing_docs)]
-mod kernels;
+pub(crate) mod kernels;
 mod layout;
 mod parts;
 mod readiness;
 mod replicas;
 mod settings;
 #[allow(missing_docs)]
-mod sharded;
+pub(crate) mod sharded;
 mod start;
 mod step;
-mod together;
+pub(crate) mod together;
 #[cfg(test)]
 mod world_tests;
 
 pub use element::Gradient;
 pub use exchanged::Exchanged;
 pub use kernels::update::Parameter;
-pub use kernels::update::{ADAM, MOMENTUM, Moments, Rule, SGD, add_up, wide_len};
 pub use settings::{GradientExchangeBuilder, Wire};
-pub use sharded::{Kept, ShardedStep, Terms};
-pub use together::Together;
 
 use crate::{
-    Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Registered, Stream,
-    collective::{GroupKey, PendingReduce},
+    Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
+    collective::{GroupKey, PendingReduce, Registered},
     error::{Error, Result, Site},
     fabric::call::Origin,
     gang::Gang,
@@ -64,11 +61,11 @@ use std::sync::Arc;
 /// [`grad_mut`](Self::grad_mut). When the last gradient of a bucket is [`ready`](Self::ready), the bucket is reduced on
 /// a stream of its own, during the rest of the backward pass. [`finish`](Self::finish) makes the current stream wait
 /// for all buckets. No call waits for the devices, except where the host computes the sums
-/// ([`Algorithm::Host`](crate::Algorithm::Host)), and between processes (below). `ready` (if it starts a bucket) and
+/// ([`Algorithm::Host`](crate::collective::Algorithm::Host)), and between processes (below). `ready` (if it starts a bucket) and
 /// `finish` meet the other members' host threads.
 ///
 /// ```
-/// # use gpu_pool::{GpuPool, GradientExchange};
+/// # use gpu_pool::{GpuPool, gradients::GradientExchange};
 /// let pool = GpuPool::builder().host(2).build()?;
 /// let mut state = pool.per_device(|dev, _| GradientExchange::builder().norm(true).build(dev, &[3, 1]))?;
 /// let found = state.run(|dev, shard, gradients| {
@@ -140,7 +137,7 @@ use std::sync::Arc;
 ///
 /// **Bits.** With [`Wire::Same`] a gradient has the bits that [`Device::all_reduce`] of its bucket gives. All members
 /// have the same bits, in every run. (Around a ring, as large buckets go, the order of additions depends on the
-/// position in the bucket; [`ReduceOrder::Rank`](crate::ReduceOrder) avoids that.) Norms are sums in `f64` in a fixed
+/// position in the bucket; [`ReduceOrder::Rank`](crate::collective::ReduceOrder) avoids that.) Norms are sums in `f64` in a fixed
 /// order.
 ///
 /// **Failures.** A failure in a step ends the step: every call returns [`Error::InvalidArgument`] until all members

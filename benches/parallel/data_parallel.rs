@@ -12,7 +12,7 @@
 
 use std::{cell::RefCell, time::Instant};
 
-use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, Parameter, PerDevice, Result, Shard};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, PerDevice, Result, Shard, gradients::Parameter};
 use gpu_pool_train::{Activation::Identity, Activation::Relu, DataParallel, Gradients, Model, Optimizer, prelude::*};
 
 use half::bf16;

@@ -1,6 +1,6 @@
 //! The devices of this run, and the peers' processes.
 
-use gpu_pool::{Builder, Check, Device, DeviceBuffer, GpuPool, Parameter, Result};
+use gpu_pool::{Builder, Check, Device, DeviceBuffer, GpuPool, Result, gradients::Parameter};
 
 use crate::support::{child::Torch, gpus};
 

@@ -3,28 +3,33 @@
 #[cfg(feature = "insight")]
 pub use crate::chrome_trace::{ChromeTrace, Row};
 use crate::{
-    Args, Device, DeviceBuffer, DeviceCopy, DeviceView, Error, GpuPool, GradientExchange, Group, Kernel, LaunchDims,
-    Module, OnStream, Parameter, PerDevice, Result, Shard, Signature, Transfer,
+    Device, DeviceBuffer, DeviceCopy, DeviceView, Error, GpuPool, Group, Kernel, LaunchDims, Module, OnStream,
+    PerDevice, Result, Shard,
+    collective::Transfer,
     error::{
         Site,
         op_site::{OpGuard, OpSite},
     },
+    gradients::{GradientExchange, Parameter},
+    kernel::{Args, Signature},
     scope,
 };
 pub use crate::{
-    collective::{
-        GroupKey,
-        algorithm::{
-            norm::threads_of_row,
-            norm_call::{NormSaved, RowNorm, check_eps, sum_and_norm},
-        },
+    collective::algorithm::{
+        norm::threads_of_row,
+        norm_call::{NormSaved, RowNorm, check_eps, sum_and_norm},
     },
+    collective::world::GroupKey,
     fabric::{
         call::{Call, Origin},
         parcels::Label,
     },
     gang::{Gang, LastCall},
-    gradients::{ADAM, Kept, MOMENTUM, Moments, Rule, SGD, ShardedStep, Terms, Together, add_up, wide_len},
+    gradients::{
+        kernels::update::{ADAM, MOMENTUM, Moments, Rule, SGD, add_up, wide_len},
+        sharded::{Kept, ShardedStep, Terms},
+        together::Together,
+    },
     kernel::{builtin::pairwise, real::Real},
     ops::{as_type, as_type_mut, fours_of_packs, lanes, rows_of, same_len, tiles},
     shard::balanced,

@@ -196,7 +196,7 @@ pub enum Algorithm {
     ///
     /// What adds up **blocks its device thread**: the call returns when the last sums are made and on their way up, so
     /// the host waits for all that was submitted to the current stream before. So do
-    /// [`GradientExchange`](crate::GradientExchange)'s calls that start a bucket (whose packing, wires and norm are
+    /// [`GradientExchange`](crate::gradients::GradientExchange)'s calls that start a bucket (whose packing, wires and norm are
     /// kernels), and [`launch_graph`](crate::Device::launch_graph). What only moves data does not wait for the device,
     /// but for the other members' threads; and when a device is four calls behind, for the first of them. Bits are
     /// those of the other algorithms, but for which NaN a NaN is.

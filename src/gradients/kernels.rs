@@ -8,7 +8,7 @@ pub(super) mod host_kernels;
 pub(super) mod sharded;
 #[cfg(test)]
 mod tests;
-pub(super) mod update;
+pub(crate) mod update;
 
 use super::{
     element::{

@@ -15,12 +15,13 @@ pub use model::{Gradients, Model};
 
 use crate::Optimizer;
 use gpu_pool::{
-    Device, Error, GpuPool, Group, Parameter, PerDevice, Result, Shard,
+    Device, Error, GpuPool, Group, PerDevice, Result, Shard,
     error::Site,
     extend::{
         ErrorInternals, OpSite,
         train::{Call, DeviceInternals, PerDeviceInternals},
     },
+    gradients::Parameter,
 };
 use replica::{Outcome, Replica};
 use std::panic::Location;

@@ -26,11 +26,12 @@ pub use norm::SequenceNorm;
 /// What a step back through a [`SequenceNorm`] needs.
 use crate::prelude::*;
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Float, Group, ReduceOp, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Group, ReduceOp, Result,
     extend::{
         ErrorInternals, OpSite,
         train::{DeviceInternals, GroupInternals, add_up, balanced, wide_len},
     },
+    kernel::Float,
 };
 use std::ops::Range;
 

@@ -7,11 +7,12 @@
 use super::{Gradients, Model};
 use crate::optim::{Needs, Optimizer};
 use gpu_pool::{
-    AsView, Device, DeviceBuffer, Error, GradientExchange, Group, Parameter, PinnedBuffer, ReduceOp, Result, Shard,
+    AsView, Device, DeviceBuffer, Error, Group, PinnedBuffer, ReduceOp, Result, Shard,
     extend::{
         ErrorInternals, OpSite,
         train::{Call, DeviceInternals, ExchangeInternals, GroupInternals, Moments, Together, shard_of},
     },
+    gradients::{GradientExchange, Parameter},
 };
 use std::ops::Range;
 

@@ -10,12 +10,13 @@ use super::{
 };
 use crate::{checkpoint::Checkpoint, optim::Needs};
 use gpu_pool::{
-    Device, DeviceBuffer, Error, Parameter, Result,
+    Device, DeviceBuffer, Error, Result,
     error::Site,
     extend::{
         ErrorInternals, OpSite,
         train::{Call, ExchangeInternals, GroupInternals, Origin, PerDeviceInternals},
     },
+    gradients::Parameter,
 };
 use std::{
     hash::{DefaultHasher, Hasher},

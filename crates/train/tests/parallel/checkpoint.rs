@@ -5,7 +5,7 @@ use crate::{
     on_both,
     support::{Gpus, again, cases, failure, task, until},
 };
-use gpu_pool::{Device, Error, Parameter};
+use gpu_pool::{Device, Error, gradients::Parameter};
 use gpu_pool_train::{Checkpoint, DataParallel, Optimizer};
 use half::{bf16, f16};
 use proptest::prelude::*;

@@ -1,6 +1,6 @@
 //! What the tests of data parallel share: models of nothing but parameters, whose gradients are known numbers.
 
-use gpu_pool::{Device, DeviceBuffer, DeviceCopy, GpuPool, Parameter, Result};
+use gpu_pool::{Device, DeviceBuffer, DeviceCopy, GpuPool, Result, gradients::Parameter};
 use gpu_pool_train::{DataParallel, Gradients, Model, Optimizer};
 use half::{bf16, f16};
 
