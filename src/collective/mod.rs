@@ -57,4 +57,4 @@ pub use group::Group;
 pub use transfer::Transfer;
 pub(crate) use world::GroupKey;
 pub use world::Registered;
-pub(crate) use world::pending::PendingReduce;
+pub use world::pending::PendingReduce;

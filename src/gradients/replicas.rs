@@ -2,7 +2,11 @@
 //!
 //! Users call it between steps. Uses exchanges of host values and broadcasts of the group.
 
-use super::{Difference, GradientExchange, element::Gradient, mismatch};
+use super::{
+    GradientExchange,
+    difference::{Difference, mismatch},
+    element::Gradient,
+};
 use crate::{
     DType, Device, Element, Group,
     error::{Result, Site, op_site::OpSite},

@@ -3,7 +3,11 @@
 //! Users call the builder; `build` meets all members once. Invariant: an exchange exists only if the settings, sizes
 //! and types of all members were equal.
 
-use super::{Difference, GradientExchange, element::Gradient, mismatch};
+use super::{
+    GradientExchange,
+    difference::{Difference, mismatch},
+    element::Gradient,
+};
 use crate::{
     DType, Device, Group, ReduceOp,
     error::{Error, Result, Site, op_site::OpSite},

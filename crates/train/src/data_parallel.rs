@@ -7,13 +7,16 @@
 //! compared them.
 
 mod model;
+mod parts;
 mod replica;
 #[cfg(feature = "checkpoints")]
 mod save;
+mod together;
 
 pub use model::{Gradients, Model};
 
 use crate::Optimizer;
+use crate::Parameter;
 use gpu_pool::{
     Device, Error, GpuPool, Group, PerDevice, Result, Shard,
     error::Site,
@@ -21,7 +24,6 @@ use gpu_pool::{
         ErrorInternals, OpSite,
         train::{Call, DeviceInternals, PerDeviceInternals},
     },
-    gradients::Parameter,
 };
 use replica::{Outcome, Replica};
 use std::panic::Location;

@@ -1,9 +1,10 @@
 //! A user's model, as [`DataParallel`](super::DataParallel) sees it: its parameters, and where its gradients go.
 
+use crate::Parameter;
 use gpu_pool::{
     AsViewMut, Device, DeviceBuffer, DeviceViewMut, Result,
     extend::{OpSite, train::ExchangeInternals},
-    gradients::{GradientExchange, Parameter},
+    gradients::GradientExchange,
 };
 
 /// A replica of a model. The crate has no layers and no automatic differentiation: forward and backward passes are the

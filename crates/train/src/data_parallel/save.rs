@@ -6,8 +6,10 @@
 
 use super::{
     DataParallel, Model,
+    parts::place,
     replica::{Place, Placed, Replica, State},
 };
+use crate::Parameter;
 use crate::{checkpoint::Checkpoint, optim::Needs};
 use gpu_pool::{
     Device, DeviceBuffer, Error, Result,
@@ -16,7 +18,6 @@ use gpu_pool::{
         ErrorInternals, OpSite,
         train::{Call, ExchangeInternals, GroupInternals, Origin, PerDeviceInternals},
     },
-    gradients::Parameter,
 };
 use std::{
     hash::{DefaultHasher, Hasher},
@@ -420,7 +421,7 @@ fn replace<M: Model<T>, T: Parameter>(
     state: &[Vec<Vec<f32>>; 3],
     steps: u64,
 ) -> Result<()> {
-    let places: Vec<_> = (0..replica.sizes.len()).map(|i| replica.exchange.place(i)).collect();
+    let places: Vec<_> = (0..replica.sizes.len()).map(|i| place(&replica.exchange, i)).collect();
     for (own, x) in replica.model.parameters().into_iter().zip(parameters) {
         dev.upload_into(x, own)?;
     }

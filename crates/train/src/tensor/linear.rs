@@ -333,12 +333,13 @@ impl<T: Float + Element> RowLinear<T> {
     }
 
     /// [`forward`](Self::forward) with the residual and the norm that follow, by one
-    /// [`all_reduce_norm`](Group::all_reduce_norm). `residual`, the same on all members, becomes `residual + bias`, and
-    /// then that plus the sum. Returns the norm of it in a new buffer, and what the norm's step back needs; `residual`
-    /// is that norm's input, and its gradient is this layer's `dy`, too.
+    /// [`all_reduce_norm`](crate::ops::AllReduceNorm::all_reduce_norm). `residual`, the same on all members, becomes
+    /// `residual + bias`, and then that plus the sum. Returns the norm of it in a new buffer, and what the norm's step
+    /// back needs; `residual` is that norm's input, and its gradient is this layer's `dy`, too.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); those of [`Group::all_reduce_norm`].
+    /// As [`forward`](Self::forward); those of
+    /// [`AllReduceNorm::all_reduce_norm`](crate::ops::AllReduceNorm::all_reduce_norm).
     #[track_caller]
     pub fn forward_norm<X, R>(
         &self,

@@ -12,7 +12,7 @@ use gpu_pool::{
 ///
 /// Forward nothing is exchanged. Backward the gradients of the weights are summed over the members, on a stream of
 /// their own, so that all members change the weights alike. Where all members have all rows instead, their gradients
-/// are complete already: use [`Device::layer_norm`] there.
+/// are complete already: use [`layer_norm`](crate::ops::Norms::layer_norm) there.
 pub struct SequenceNorm<T: Float> {
     /// The factors.
     pub gamma: DeviceBuffer<T>,
@@ -56,7 +56,7 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// The norm of the own rows, in a new buffer.
     ///
     /// # Errors
-    /// Those of [`Device::layer_norm`] and [`Device::rms_norm`].
+    /// Those of [`layer_norm`](crate::ops::Norms::layer_norm) and [`rms_norm`](crate::ops::Norms::rms_norm).
     #[track_caller]
     pub fn forward<X>(&self, dev: &Device, x: &X) -> Result<(DeviceBuffer<T>, NormSaved<T>)>
     where
@@ -79,7 +79,8 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// the last ones, or are added to them with `accumulate`, in `f32` as of [`LinearPart`](super::LinearPart).
     ///
     /// # Errors
-    /// Those of [`Device::layer_norm_backward`], [`Device::rms_norm_backward`] and [`Group::all_reduce`].
+    /// Those of [`layer_norm_backward`](crate::ops::Norms::layer_norm_backward),
+    /// [`rms_norm_backward`](crate::ops::Norms::rms_norm_backward) and [`Group::all_reduce`].
     #[track_caller]
     pub fn backward<X, D>(
         &mut self,
