@@ -55,8 +55,8 @@ use std::sync::Arc;
 /// [`grad_mut`](Self::grad_mut). When the last gradient of a bucket is [`ready`](Self::ready), the bucket is reduced on
 /// a stream of its own, during the rest of the backward pass. [`finish`](Self::finish) makes the current stream wait
 /// for all buckets. No call waits for the devices, except where the host computes the sums
-/// ([`Algorithm::Host`](crate::collective::Algorithm::Host)), and between processes (below). `ready` (if it starts a bucket) and
-/// `finish` meet the other members' host threads.
+/// ([`Algorithm::Host`](crate::collective::Algorithm::Host)), and between processes (below). `ready` (if it starts a
+/// bucket) and `finish` meet the other members' host threads.
 ///
 /// ```
 /// # use gpu_pool::{GpuPool, gradients::GradientExchange};
@@ -131,8 +131,8 @@ use std::sync::Arc;
 ///
 /// **Bits.** With [`Wire::Same`] a gradient has the bits that [`Device::all_reduce`] of its bucket gives. All members
 /// have the same bits, in every run. (Around a ring, as large buckets go, the order of additions depends on the
-/// position in the bucket; [`ReduceOrder::Rank`](crate::collective::ReduceOrder) avoids that.) Norms are sums in `f64` in a fixed
-/// order.
+/// position in the bucket; [`ReduceOrder::Rank`](crate::collective::ReduceOrder) avoids that.) Norms are sums in `f64`
+/// in a fixed order.
 ///
 /// **Failures.** A failure in a step ends the step: every call returns [`Error::InvalidArgument`] until all members
 /// call [`reset`](Self::reset). That includes a scope that fails between the first `ready` of a step and its end, also

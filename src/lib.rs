@@ -33,18 +33,19 @@
 //! | have memory on a device | [`DeviceBuffer`], [`DeviceView`], [`DeviceViewMut`], [`PeerView`], [`DeviceCopy`] |
 //! | have memory on the host that copies need not wait for | [`PinnedBuffer`] |
 //! | have one address on the host and all devices | [`UnifiedBuffer`] |
-//! | see who holds memory | [`MemoryStats`], [`MemorySnapshot`], [`LeakReport`], [`OutOfMemoryReport`] |
+//! | see who holds memory | [`memory`]: statistics, snapshots, leaks, reports when it is out |
 //! | use several streams, and measure times | [`Stream`], [`OnStream`], [`Event`] |
-//! | launch kernels of your own | [`kernel!`], [`Module`], [`LaunchDims`], [`Device::launch`] |
+//! | launch kernels of your own | [`kernel!`], [`mod@kernel`], [`Module`], [`LaunchDims`], [`Device::launch`] |
 //! | multiply matrices | [`Device::gemm`], [`Matrix`], [`MatrixMut`] |
 //! | combine data of all devices, or of some | [`Device::all_reduce`] and its neighbours, [`Group`], [`ReduceOp`] |
-//! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`] |
-//! | exchange gradients beside the backward pass | [`GradientExchange`], [`Wire`] |
+//! | know or choose how that is done | [`GpuPool::explain`], [`collective`]: algorithms, orders of sums |
+//! | exchange gradients beside the backward pass | [`gradients`]: [`GradientExchange`](gradients::GradientExchange) |
 //! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`tasks::Value`] |
 //! | train a model on all devices | the crate `gpu-pool-train`: `DataParallel`, `Optimizer`, `Pipeline` |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
 //! | work as several processes, on one host or many | the crate `gpu-pool-cluster`, [`Device::world`] |
-//! | give values to another device, also of another process | [`Device::give`], [`Device::take`], [`Transfer`] |
+//! | give values to another device, or process | [`Device::give`], [`Device::take`],
+//! [`Transfer`](collective::Transfer) |
 //! | share memory with another process | the crate `gpu-pool-cluster` |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
@@ -70,7 +71,7 @@
 //! |---|---|---|
 //! | `cuda` | yes | NVIDIA GPUs. The driver is found at run time; nothing is linked. |
 //! | `blas` | yes | [`Device::gemm`]: cuBLAS on GPUs, the `gemm` crate on software GPUs. |
-//! | `insight` | yes | Files for viewers: [`MemorySnapshot::memory_viz`], [`tasks::TaskTrace`]. |
+//! | `insight` | yes | Files for viewers: [`memory::MemorySnapshot::memory_viz`], [`tasks::TaskTrace`]. |
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |

@@ -1,7 +1,7 @@
 //! How a value is taken apart for another process and put together there, and for which types a pool knows it.
 //!
-//! `collective/transfer.rs` has the types' own part, [`Transfer`](crate::collective::Transfer). `collective/hand_over.rs` makes
-//! [`Pack`] and [`Unpack`]; the pool keeps the [`Carriers`].
+//! `collective/transfer.rs` has the types' own part, [`Transfer`](crate::collective::Transfer).
+//! `collective/hand_over.rs` makes [`Pack`] and [`Unpack`]; the pool keeps the [`Carriers`].
 //!
 //! Invariant: what a value writes, it reads back, in the same order. Whatever is left over, or missing, is an error.
 
@@ -57,7 +57,8 @@ impl Pack {
     }
 }
 
-/// A value that has come from another process, in parts: [`Transfer::unpack`](crate::collective::Transfer::unpack) reads them.
+/// A value that has come from another process, in parts: [`Transfer::unpack`](crate::collective::Transfer::unpack)
+/// reads them.
 pub struct Unpack<'a> {
     call: LastCall,
     header: &'a [u8],
