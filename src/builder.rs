@@ -1,7 +1,8 @@
 //! How a pool is built: settings, devices, threads, and the probe of the links between devices.
 //!
 //! Programs call [`Builder`]. It reads settings from the environment (`environment`), checks them (`settings`), opens
-//! drivers, starts device threads (`open`) and probes the links ([`probe`]). It may use everything below the pool.
+//! drivers, starts device threads (`open`) and probes the links ([`probe`]). `ways` has the methods of a pool that make
+//! pools. It may use everything below the pool.
 //!
 //! Invariant: contradictory settings are refused before any device does work.
 
@@ -13,6 +14,7 @@ pub(crate) mod probe;
 mod settings;
 mod share;
 pub(crate) mod signal_pad;
+mod ways;
 
 pub(crate) use environment::seed;
 
@@ -272,10 +274,10 @@ impl Builder {
     pub fn build_global(self) -> Result<()> {
         let (site, _here) = (Location::caller(), OpSite::here("build_global"));
         let taken = || Error::invalid_at(site, "build_global", "the process-wide pool is there already");
-        if crate::pool::GLOBAL.get().is_some() {
+        if ways::GLOBAL.get().is_some() {
             return Err(taken());
         }
-        crate::pool::GLOBAL.set(self.build()?).map_err(|_| taken())
+        ways::GLOBAL.set(self.build()?).map_err(|_| taken())
     }
 
     /// Builds the pool: opens the devices in parallel, starts their threads, loads the modules, probes each ordered

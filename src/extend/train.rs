@@ -15,12 +15,12 @@ use crate::{
     scope,
 };
 pub use crate::{
-    collective::algorithm::{
-        above::{Addresses, MeetingKernel},
-        norm::threads_of_row,
-        norm_call::{NormSaved, RowNorm, check_eps, sum_and_norm},
-    },
     collective::{
+        algorithm::{
+            above::{Addresses, MeetingKernel},
+            norm::call::{NormSaved, RowNorm, check_eps, sum_and_norm},
+            norm::threads_of_row,
+        },
         kernels::{code, eights},
         world::{GroupKey, pending::PendingReduce},
     },
