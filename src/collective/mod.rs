@@ -45,8 +45,16 @@ pub(crate) mod world;
 
 pub(crate) use crate::fabric::transport;
 
+pub use crate::{
+    driver::route::{PeerReport, Route},
+    fabric::{
+        packing::{Pack, Unpack},
+        types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},
+    },
+    pool::collectives::{Explanation, Rails},
+};
 pub use group::Group;
 pub use transfer::Transfer;
-pub use world::GroupKey;
+pub(crate) use world::GroupKey;
 pub use world::Registered;
 pub use world::pending::PendingReduce;

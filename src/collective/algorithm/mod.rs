@@ -112,7 +112,7 @@ pub(crate) struct About {
     pub name: &'static str,
     /// The public algorithm that it belongs to.
     pub group: types::Algorithm,
-    /// How the devices wait for each other, in the words of [`Explanation::meets`](crate::Explanation).
+    /// How the devices wait for each other, in the words of [`Explanation::meets`](crate::collective::Explanation).
     pub waits_by: &'static str,
 }
 
