@@ -1,6 +1,6 @@
 //! The algorithms of collectives, behind one trait: one file each, with a folder of its name where that is not enough.
-//! It says when its algorithm fits, from and up to which sizes, what it needs, how many blocks its kernels have, and what
-//! a member submits. It names the kernel and lays out its arguments.
+//! It says when its algorithm fits and for which sizes, what it needs, how many blocks its kernels have, and what a
+//! member submits. It names the kernel and lays out its arguments.
 //!
 //! [`choose`](super::choose) picks a row of its table. [`execute`](super::execute) does what all algorithms need:
 //! access to memory, scratch, the meeting, the commit, the failure. An algorithm works on a [`Member`]. A new algorithm
