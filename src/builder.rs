@@ -19,8 +19,7 @@ mod ways;
 pub(crate) use environment::seed;
 
 use crate::{
-    Algorithm, ReduceOrder, Transfer,
-    collective::transfer,
+    collective::{Algorithm, ReduceOrder, Transfer, transfer},
     driver::{
         DriverRef, FaultKind,
         check::{self, Check},
@@ -69,10 +68,12 @@ pub enum Backend {
 /// | `GPU_POOL_FAULTS` | faults to inject after the pool is built: a [`FaultPlan`] as text |
 /// | `GPU_POOL_MEMORY` | `auto`, `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
-/// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`: [`Self::algorithm`] |
+/// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`:
+/// [`Self::algorithm`] |
 /// | `GPU_POOL_NCCL_REGISTER` | `1` or `0`: [`register_buckets`](Self::register_buckets) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
-/// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug` |
+/// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug`
+/// |
 ///
 /// The crate warns once of other variables that begin with `GPU_POOL_`: they may be misspelt.
 /// By default a pool has all CUDA devices, or 4 software GPUs if there is no CUDA device.
@@ -214,7 +215,7 @@ impl Builder {
     /// least 256 bytes per buffer.
     ///
     /// ```
-    /// # use gpu_pool::{Check, Error, GpuPool, LaunchDims, Module, driver::check::Kind, kernel};
+    /// # use gpu_pool::{Check, Error, GpuPool, LaunchDims, Module, extend::driver::check::Kind, kernel};
     /// # static MODULE: Module = Module::ptx("");
     /// kernel! {
     ///     static OFF_BY_ONE: "off_by_one" in MODULE, fn(x: &mut [f32]) |_| {

@@ -3,8 +3,9 @@
 
 use super::{Hosts, SIZES, build, small, works, write};
 use crate::{
-    Device, DeviceBuffer, Error, GradientExchange, Result,
+    Device, DeviceBuffer, Error, Result,
     driver::faulty::plan::{FaultOp, FaultPlan, FaultRule, Injected},
+    gradients::GradientExchange,
 };
 use parking_lot::Mutex;
 use std::{cell::Cell, sync::Arc};

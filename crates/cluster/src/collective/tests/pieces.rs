@@ -3,7 +3,8 @@
 
 use super::{super::loopback::Hosts, part, sums};
 use crate::{
-    Algorithm, DType, Error, ReduceOp,
+    DType, Error, ReduceOp,
+    collective::Algorithm,
     driver::faulty::plan::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use parking_lot::Mutex;
