@@ -55,7 +55,7 @@ pub use types::*;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{any::Any, sync::Arc, time::Duration};
 
-/// A device. See the [module docs](self) for the contract that all methods share.
+/// A device. The head of `driver/mod.rs` has the contract that all methods share.
 ///
 /// The calls have no default bodies. So a layer that forgets a new call does not compile.
 ///

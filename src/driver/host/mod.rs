@@ -2,8 +2,8 @@
 //!
 //! # Contract
 //!
-//! A software GPU keeps the rules of the [driver contract](super#contract). Where the behaviour of hardware is
-//! undefined, a software GPU reports an error. So a program that is wrong on eight GPUs also fails on a laptop.
+//! A software GPU keeps the rules of the driver contract. Where the behaviour of hardware is undefined, a software GPU
+//! reports an error. So a program that is wrong on eight GPUs also fails on a laptop.
 //!
 //! * **Asynchronous.** A submitted operation runs on a worker thread, never inside the call. Streams advance
 //!   independently: operations that no stream or event orders run in any order. As on hardware, copies queue for the
