@@ -70,7 +70,7 @@ impl<'g> Meeting<'g> {
     }
 
     /// The limits between the algorithms, for this group.
-    pub(super) fn limits(&self) -> &'g Limits {
+    pub(crate) fn limits(&self) -> &'g Limits {
         self.dev.worker.shared.limits().of(self.count())
     }
 
@@ -129,7 +129,7 @@ pub(super) fn absent(dev: &Device, call: &Call, rank: usize) -> Error {
 }
 
 /// Notes a call, for reports on a member that has left or makes no progress.
-pub(super) fn note_call(dev: &Device, call: &Call) {
+pub(crate) fn note_call(dev: &Device, call: &Call) {
     dev.worker.calls.note(call.op, call.site);
     dev.session.last_call.set(Some((call.op, call.site)));
 }

@@ -11,11 +11,12 @@
 //! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
 //!   kernels of software GPUs, and [`launch`] launches them.
 //!
-//! [`world`] has the groups that span processes; [`hop`] what values need there. [`transport`] is what `cluster` does
-//! for them.
+//! [`world`] has the groups that span processes, [`across`] the door to what carries their calls out, and [`hop`] what
+//! values need there.
 //!
 //! [`replay`] puts collectives into graphs, and runs them from there.
 
+mod across;
 pub(crate) mod algorithm;
 mod api;
 pub(crate) mod barrier;
@@ -27,24 +28,24 @@ pub(crate) mod group;
 mod hand_over;
 pub(crate) mod hop;
 pub(crate) mod kernels;
-mod launch;
+pub(crate) mod launch;
 mod many;
-mod meeting;
+pub(crate) mod meeting;
 mod ops;
 mod point;
 pub(crate) mod replay;
 mod request;
 mod scratch;
 mod values;
-// Moves to `gpu-pool-cluster`, where its files are.
-#[path = "../../crates/cluster/src/collective/mod.rs"]
-pub(crate) mod world;
+mod world;
 
-pub(crate) use crate::fabric::transport;
-
+pub use across::{AcrossProcesses, Hierarchy, Incoming, Outgoing, PendingReduce, Registered, Registration};
 pub(crate) use face::collectives;
 pub use group::Group;
 pub use hop::Hop;
+pub use kernels::{Part, fold_on_host};
+pub use ops::between;
+pub use point::area;
+pub use request::Request;
+pub use values::value_of;
 pub use world::GroupKey;
-pub use world::Registered;
-pub(crate) use world::pending::PendingReduce;

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 /// What a member asks for.
 #[derive(Clone)]
-pub(crate) struct Request {
+pub struct Request {
     pub call: Call,
     pub dtype: DType,
     pub reduce: ReduceOp,

@@ -10,7 +10,7 @@
 use crate::driver::Address;
 
 /// Most devices that a kernel on a GPU can name.
-pub(crate) const MOST: usize = 16;
+pub const MOST: usize = 16;
 /// Most blocks of a kernel that waits for its peers' kernels.
 pub(crate) const BLOCKS: u32 = 128;
 /// Most blocks of an LL kernel that waits for its peers while the next kernel is on the device already.

@@ -29,9 +29,9 @@ use crate::{
         limits::{Tune, Tuned},
         mailbox::Endpoint,
         packing::Carriers,
+        processes::Processes,
         signal_pad::SignalPad,
         spinning::Spinning,
-        transport::World,
         types::{Algorithm, ReduceOrder},
     },
     here,
@@ -102,7 +102,7 @@ pub(crate) struct Shared {
     /// The device that removes what its late kernels have sent to others: one at a time.
     pub(crate) cleaner: Mutex<Option<usize>>,
     /// The processes of the cluster, if the pool is in one,
-    pub(crate) world: Option<Arc<dyn World>>,
+    pub(crate) world: Option<Arc<dyn Processes>>,
     /// and the types whose values may go there.
     pub(crate) carriers: Carriers,
     /// Where the collectives' limits are to come from,

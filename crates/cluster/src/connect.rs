@@ -8,7 +8,7 @@ use super::{
     control::{Bcast, Control},
 };
 #[cfg(any(feature = "mpi", feature = "nccl"))]
-use crate::runtime::transport::DeviceTransport;
+use crate::traits::DeviceTransport;
 use crate::runtime::{
     BuilderInternals,
     driver::DriverRef,
@@ -353,7 +353,7 @@ fn lost(control: &Control) -> impl Fn() -> Option<Error> + Send + Sync + 'static
 
 /// Tells the other processes that the transport has failed here: their calls would never end.
 #[cfg(any(feature = "mpi", feature = "nccl"))]
-fn tell_failure(control: &Control) -> Arc<crate::runtime::transport::Tell> {
+fn tell_failure(control: &Control) -> Arc<crate::traits::Tell> {
     let control = control.clone();
     Arc::new(move |error| {
         let told = control.set(&failed_by(control.host), super::wire::cut(error.to_string()).as_bytes());

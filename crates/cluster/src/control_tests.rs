@@ -2,7 +2,7 @@
 //! model of some of these.
 
 use super::*;
-use crate::runtime::transport::{Arrival, Entry, Place, WorldScope};
+use crate::traits::{Arrival, Entry, Place, WorldScope};
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},

@@ -24,6 +24,7 @@
 
 mod book;
 mod client;
+mod collective;
 mod connect;
 #[cfg_attr(loom, allow(dead_code, reason = "there is no transport to open"))]
 mod control;
@@ -33,10 +34,12 @@ mod hub;
 #[cfg(target_os = "linux")]
 pub mod ipc;
 mod launch;
+mod link;
 mod mutant;
 pub mod prelude;
 mod process;
 mod server;
+mod traits;
 mod transport;
 mod wire;
 #[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]

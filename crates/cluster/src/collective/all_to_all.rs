@@ -4,24 +4,10 @@
 //! by a relay: by the member with the same local index. So a rail has one sender and one receiver. Between devices
 //! the elements go by [`two_hop`].
 
-use super::{
-    super::{
-        request::Request,
-        transport::{Message, Tag, Transport},
-        values::value_of,
-    },
-    hierarchical::{HierarchicalCall, part},
-    two_hop,
-};
-use crate::{
-    contain::Contained,
-    error::{Error, Result},
-    fabric::{
-        descriptor::Payload,
-        plan::{Counts, Shape},
-    },
-    memory::PinnedBuffer,
-};
+use crate::{runtime::collective::{Request, value_of}, traits::{Message, Tag, Transport}};
+use super::{hierarchical::{HierarchicalCall, part}, two_hop};
+use crate::runtime::{Contained, collective::{Counts, Payload, Shape}};
+use gpu_pool::{Error, PinnedBuffer, Result};
 use std::{ops::Range, sync::Arc};
 
 /// How many elements member `.0` sends to member `.1`.

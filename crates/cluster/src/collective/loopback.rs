@@ -5,11 +5,8 @@ pub(crate) mod device_mail;
 mod faults;
 mod mail;
 
-use super::super::transport::{Arrival, Commit, Entry, Place, Tag, Transport, Window, World, WorldScope};
-use crate::{
-    Builder, Device, GpuPool,
-    error::{Error, Result, Site},
-};
+use crate::{runtime::processes::Place, traits::{Arrival, Commit, Entry, Tag, Transport, Window, World, WorldScope}};
+use gpu_pool::{Builder, Device, Error, GpuPool, Result, Site};
 use device_mail::DeviceMail;
 use mail::Mail;
 use once_cell::sync::OnceCell;

@@ -9,19 +9,10 @@
 //! Large buffers go in pieces: through the memory of the hosts by [`pieces`](super::pieces), and over rails between
 //! devices by [`device_pieces`](super::device_pieces).
 
-use super::{
-    super::{request::Request, transport::Transport},
-    cut::{Cut, Ranges, total},
-    device_pieces::{DevicePieces, Inside, cuts},
-    device_rail::DeviceRail,
-    hierarchical::{HierarchicalCall, bytes, part},
-    pieces::{Job, PIECE, Pieces},
-    sums::gather,
-};
-use crate::{
-    error::Result,
-    fabric::plan::{Counts, Shape, Side},
-};
+use crate::{runtime::collective::Request, traits::Transport};
+use super::{cut::{Cut, Ranges, total}, device_pieces::{DevicePieces, Inside, cuts}, device_rail::DeviceRail, hierarchical::{HierarchicalCall, bytes, part}, pieces::{Job, PIECE, Pieces}, sums::gather};
+use crate::runtime::collective::{Counts, Shape, Side};
+use gpu_pool::Result;
 
 /// `in_place`: the own part lies in the destination, at its place.
 #[track_caller]

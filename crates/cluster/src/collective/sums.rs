@@ -11,25 +11,10 @@
 //! rails, [`after`] those behind them. [`pending`](super::pending) lets members work between the two. Over rails
 //! between devices large buffers go in [`device_pieces`](super::device_pieces).
 
-use super::{
-    super::{
-        request::Request,
-        transport::{HostTransport, Transport},
-    },
-    cut::{Cut, Ranges, total},
-    device_pieces::{DevicePieces, Inside, cuts},
-    device_rail::DeviceRail,
-    hierarchical::{HierarchicalCall, bytes, part},
-    pieces::{Job, PIECE, Piece, Pieces},
-};
-use crate::{
-    error::Result,
-    fabric::{
-        descriptor::Area,
-        plan::{Counts, Shape, Side},
-        types::{DType, ReduceOp},
-    },
-};
+use crate::{runtime::collective::Request, traits::{HostTransport, Transport}};
+use super::{cut::{Cut, Ranges, total}, device_pieces::{DevicePieces, Inside, cuts}, device_rail::DeviceRail, hierarchical::{HierarchicalCall, bytes, part}, pieces::{Job, PIECE, Piece, Pieces}};
+use crate::runtime::collective::{Area, Counts, Shape, Side};
+use gpu_pool::{DType, ReduceOp, Result};
 use std::sync::Arc;
 
 /// The first step of an all_reduce inside a process of `n` members.

@@ -1,16 +1,10 @@
 //! A transport between the devices of the loopback cluster.
 
-use super::{
-    super::super::transport::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tag, Tell},
-    Hub, lost,
-};
-use crate::{
-    DType, PinnedBuffer, ReduceOp,
-    driver::{Address, DriverRef, RawStream},
-    error::{Error, Result},
-    memory::{block::BlockRef, pinned::Locality},
-    thread::worker::Shared,
-};
+use crate::traits::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tag, Tell};
+use super::{Hub, lost};
+use XX::{memory::pinned::Locality, thread::worker::Shared};
+use crate::runtime::{driver::{Address, DriverRef, RawStream}, memory::BlockRef};
+use gpu_pool::{DType, Error, PinnedBuffer, ReduceOp, Result};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{

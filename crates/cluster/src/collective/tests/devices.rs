@@ -1,8 +1,8 @@
 //! Groups of several processes over a transport between devices ([`loopback`](super::super::loopback)): whichever rails
 //! a group has, and none.
 
-use super::{super::loopback::Hosts, combined, counts, numbers, part, sums};
-use crate::{AsView, AsViewMut, Check, ReduceOp};
+use super::{combined, counts, numbers, part, sums, super::loopback::Hosts};
+use gpu_pool::{AsView, AsViewMut, Check, ReduceOp};
 use proptest::prelude::*;
 
 /// Between devices: sums by the transport and by own kernels, moves by messages.

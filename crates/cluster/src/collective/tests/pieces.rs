@@ -1,11 +1,9 @@
 //! Large buffers, which go in pieces: the same elements and bits as in one piece, and no message is left or missing
 //! when something fails between pieces. What a call is said to do. Small buffers together.
 
-use super::{super::loopback::Hosts, part, sums};
-use crate::{
-    Algorithm, DType, Error, ReduceOp,
-    driver::faulty::plan::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use super::{part, sums, super::loopback::Hosts};
+use XX::driver::faulty::plan::{FaultOp, FaultPlan, FaultRule, Injected};
+use gpu_pool::{Algorithm, DType, Error, ReduceOp};
 use parking_lot::Mutex;
 use std::cell::Cell;
 

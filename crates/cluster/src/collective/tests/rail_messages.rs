@@ -1,10 +1,9 @@
 //! `send` and `recv` over a transport between devices: whichever devices, and what happens when the transport fails.
 
-use super::{super::super::point::area, super::loopback::Hosts, super::messages::Outgoing, numbers};
-use crate::{
-    AsView, Check, Device, DeviceBuffer, Element, Error, ReduceOp, Result,
-    fabric::{call::Call, parcels::Label},
-};
+use crate::runtime::collective::area;
+use super::{numbers, super::{loopback::Hosts, messages::Outgoing}};
+use crate::runtime::{Call, Label};
+use gpu_pool::{AsView, Check, Device, DeviceBuffer, Element, Error, ReduceOp, Result};
 use proptest::prelude::*;
 use std::{sync::mpsc, thread, time::Duration};
 

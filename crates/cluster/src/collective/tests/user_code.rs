@@ -2,7 +2,8 @@
 //! and no memory is lost.
 
 use super::super::loopback::Hosts;
-use crate::{Builder, Device, DeviceBuffer, Error, GpuPool, Hop, Pack, ReduceOp, Unpack, panics};
+use XX::panics;
+use gpu_pool::{Builder, Device, DeviceBuffer, Error, GpuPool, Hop, Pack, ReduceOp, Unpack};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{
     fmt,

@@ -4,7 +4,7 @@ use super::{Place, cases, random, speed};
 #[cfg(feature = "mpi")]
 use crate::transport::mpi::{Mpi, PIECE};
 use crate::{
-    runtime::transport::HostTransport,
+    traits::HostTransport,
     texts,
     transport::shm::{RING, Shm},
 };
