@@ -154,7 +154,6 @@ pub use memory::{
     MemorySnapshot, MemoryStats, OutOfMemoryReport, PeerView, PendingOnStream, PinnedBuffer, UnifiedBuffer,
     UnifiedRows, UnifiedRowsMut,
 };
-pub use ops::{Activation, Index, NormSaved, RowNorm};
 #[cfg(feature = "blas")]
 pub use ops::{GemmOutput, Matrix, MatrixMut};
 pub use parts::{EachMut, Parts, RowsMut, each_mut, rows_mut};

@@ -5,11 +5,11 @@
 //! with MXNet's engine and StarPU; D2L calls it automatic parallelism. This module may use every other room of the
 //! crate.
 //!
-//! * [`graph`]: which tasks may run; plain data.
-//! * [`engine`]: the queues of the places, and what follows when a task has run.
-//! * [`place`]: device threads, runners of the CPU and the caller. [`cpu_work`]: for software GPUs.
-//! * [`face`]: what the closure calls. [`value`]: values and arguments.
-//! * [`trace`]: the graph and its times, as a Chrome trace.
+//! * `graph`: which tasks may run; plain data.
+//! * `engine`: the queues of the places, and what follows when a task has run.
+//! * `place`: device threads, runners of the CPU and the caller. `cpu_work`: for software GPUs.
+//! * `face`: what the closure calls. `value`: values and arguments.
+//! * `trace`: the graph and its times, as a Chrome trace.
 //!
 //! A call is one scope of all devices, in which each device thread takes its tasks one by one. So the rules of scopes
 //! hold: gang order, aborts, deadlines, drains. The caller works beside the scope, on its own thread.

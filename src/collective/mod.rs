@@ -40,7 +40,6 @@ mod values;
 mod world;
 
 pub use across::{AcrossProcesses, Hierarchy, Incoming, Outgoing, PendingReduce, Registered, Registration};
-pub(crate) use face::collectives;
 pub use group::Group;
 pub use hop::Hop;
 pub use kernels::{Part, fold_on_host};

@@ -20,13 +20,17 @@ use smallvec::SmallVec;
 /// What a member asks for.
 #[derive(Clone)]
 pub struct Request {
+    /// The call.
     pub call: Call,
+    /// The type of the elements.
     pub dtype: DType,
+    /// The operation, of a sum.
     pub reduce: ReduceOp,
     /// None for `all_to_all_v`: its shape depends on the other members' counts.
     pub shape: Option<Shape>,
     /// None when the collective is in place, or this member has no source.
     pub source: Option<Area>,
+    /// None when this member has no destination.
     pub destination: Option<Area>,
     /// Elements that this member sends to each member, and receives from each.
     pub counts: Option<(Counts, Counts)>,

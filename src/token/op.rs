@@ -27,11 +27,11 @@ use std::{mem, ops::Range, panic::Location, rc::Rc};
 
 /// An operation that is being prepared. Its steps:
 ///
-/// 1. [`Device::op`]: checks that the gang has not failed, and counts the device's progress.
+/// 1. `Device::op`: checks that the gang has not failed, and counts the device's progress.
 /// 2. [`touch`](Self::touch): checks that the memory belongs to this device (or may be a peer's), and makes the stream
 ///    wait for conflicting uses.
 /// 3. [`submit`](Self::submit): makes the driver call, then records the uses under the operation's number. If a graph
-///    names the memory, this step excludes launches ([`turn`](crate::memory::turn)).
+///    names the memory, this step excludes launches (`memory::turn`).
 ///
 /// If a step fails, nothing was submitted and nothing is recorded. (A stream that waits without need is harmless.)
 ///
@@ -39,7 +39,7 @@ use std::{mem, ops::Range, panic::Location, rc::Rc};
 /// all views are made before the operation begins.
 ///
 /// While the device captures a graph, streams do not wait, and the uses become the graph's: their order is known only
-/// when the graph is launched. Only an operation that begins with [`Device::op_in_graph`] can be captured.
+/// when the graph is launched. Only an operation that begins with `Device::op_in_graph` can be captured.
 pub struct Op<'d> {
     pub(crate) dev: &'d Device,
     pub(crate) name: &'static str,

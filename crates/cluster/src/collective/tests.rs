@@ -13,7 +13,8 @@ mod registered;
 mod user_code;
 
 use super::loopback::Hosts;
-use gpu_pool::{AsView, AsViewMut, Check, DType, DeviceBuffer, Element, Group, ReduceOp, RowNorm};
+use gpu_pool::collective::algorithm::norm_call::{RowNorm, sum_and_norm};
+use gpu_pool::{AsView, AsViewMut, Check, DType, DeviceBuffer, Element, Group, ReduceOp};
 use proptest::prelude::*;
 
 const SHAPES: [&[usize]; 5] = [&[2, 2], &[2, 3], &[2, 1, 3], &[1, 1, 1, 1], &[1, 2]];
@@ -74,7 +75,13 @@ fn a_norm_behind_a_sum() {
             let world = dev.world()?;
             let (mut x, mut residual) = (dev.upload(&[1.0f32; 6])?, dev.upload(&[0.5f32; 6])?);
             let gamma = dev.upload(&[2.0f32, 3.0, 4.0])?;
-            world.all_reduce_norm(&mut x, &mut residual, RowNorm::rms(&gamma, 0.0))?;
+            let norm = RowNorm::rms(&gamma, 0.0);
+            let (sum, to) = (x.view_mut(), residual.view_mut());
+            sum_and_norm("all_reduce_norm", &world, None, to, sum, &norm, |mut residual, mut sum, _| {
+                dev.axpy(1.0, &sum, &mut residual)?;
+                // The norm of equal numbers.
+                dev.upload_into(&dev.download(&gamma)?.repeat(2), &mut sum)
+            })?;
             assert!(!world.explain_norm(DType::F32, 2, 3)?.reason.contains("residual"));
             Ok((dev.download(&x)?, dev.download(&residual)?))
         });

@@ -1,8 +1,9 @@
 //! Norms with sequence parallel: each member normalizes its own rows.
 
 use super::{Wide, beside, both, put};
+use crate::{NormSaved, prelude::*};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, Element, Float, Group, NormSaved, ReduceOp, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, Element, Float, Group, ReduceOp, Result,
     extend::{OpSite, train::check_eps},
 };
 

@@ -8,9 +8,9 @@ use crate::{
     support::{self, failure, guarded},
     told::{group_of, on_one_of, told},
 };
-use gpu_pool::{Device, DeviceBuffer, Error, ReduceOp, Result, RowNorm};
+use gpu_pool::{Device, DeviceBuffer, Error, ReduceOp, Result};
 use gpu_pool_train::{
-    At, ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, PipelineSchedule, RowLinear,
+    At, ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, PipelineSchedule, RowLinear, RowNorm,
     SequenceNorm, ShardedOptimizer, ShardedState, Stage, VocabularyEmbedding, gather_rows, part_of, scatter_rows,
     vocabulary_cross_entropy,
 };

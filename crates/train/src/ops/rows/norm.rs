@@ -1,27 +1,28 @@
 //! Layer norm and RMS norm, with the steps back to their input and to their weights.
 //!
-//! `Device`'s methods check shapes and launch kernels of `kernels/rows.cu`, as [`rows`](super) says. [`all_reduce`] has
-//! the norm that follows a sum of several devices.
+//! The methods check shapes and launch kernels of `kernels/rows.cu`, as [`rows`](super) says. [`all_reduce`] has the norm
+//! that follows a sum of several devices.
 
 mod all_reduce;
 mod functions;
 
-pub use all_reduce::{NormSaved, RowNorm};
+pub use all_reduce::AllReduceNorm;
 
 use self::functions as kernels;
-use super::{super::family::rows_of, super::same_len, column_dims, parts_of, row_dims};
-use crate::{
-    Device, DeviceBuffer, LaunchDims,
-    error::{Error, Result},
-    kernel::{builtin::Float, real::Real},
-    memory::{AsView, AsViewMut},
+use super::{column_dims, finish, parts_of, row_dims};
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, Float, LaunchDims, Result,
+    extend::train::{Operations, check_eps, rows_of, same_len},
 };
-use std::panic::Location;
 
 /// What a layer norm gives: `y`, and the mean and `1 / sqrt(variance + eps)` of each row.
 type Normed<T> = (DeviceBuffer<T>, DeviceBuffer<<T as Float>::Acc>, DeviceBuffer<<T as Float>::Acc>);
 
-impl Device {
+/// Norms of rows, and the steps back through them: a buffer is rows, one after the other. All are asynchronous on the
+/// current stream and can be captured. They compute in `f32` (of `f64` in `f64`) and round once.
+///
+/// Bits and errors are as those of [`Softmax`](super::Softmax).
+pub trait Norms: Operations {
     /// Layer norm of each row (Ba, Kiros and Hinton, 2016): `y = (x - mean) * rstd * gamma + beta`, with
     /// `rstd = 1 / sqrt(variance + eps)`. A row is as long as `gamma` and `beta`. The variance is the mean of the
     /// squared differences, in a second pass. `eps` is finite and not negative. Returns `y`, and the mean and `rstd` of
@@ -29,6 +30,7 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let x = dev.upload(&[1.0f64, 3.0, 10.0, 20.0])?; // 2 x 2
@@ -43,13 +45,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn layer_norm<X, G, B>(
-        &self,
-        x: &X,
-        gamma: &G,
-        beta: &B,
-        eps: <X::Elem as Float>::Acc,
-    ) -> Result<Normed<X::Elem>>
+    fn layer_norm<X, G, B>(&self, x: &X, gamma: &G, beta: &B, eps: <X::Elem as Float>::Acc) -> Result<Normed<X::Elem>>
     where
         X: AsView + ?Sized,
         G: AsView<Elem = X::Elem> + ?Sized,
@@ -57,7 +53,7 @@ impl Device {
         X::Elem: Float,
     {
         let (x, gamma, beta) = (x.view(), gamma.view(), beta.view());
-        let _here = self.worker.handle.enter("layer_norm", Location::caller());
+        let _here = self.enter("layer_norm");
         let cols = gamma.len();
         let rows = rows_of("layer_norm", x.len(), cols)?;
         check_eps("layer_norm", eps)?;
@@ -75,6 +71,7 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let (x, gamma) = (dev.upload(&[1.0f64, 3.0, 5.0])?, dev.upload(&[1.0f64; 3])?); // one row
@@ -89,7 +86,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn layer_norm_backward<D, X, G>(
+    fn layer_norm_backward<D, X, G>(
         &self,
         dy: &D,
         x: &X,
@@ -104,7 +101,7 @@ impl Device {
         X::Elem: Float,
     {
         let (dy, x, gamma) = (dy.view(), x.view(), gamma.view());
-        let _here = self.worker.handle.enter("layer_norm_backward", Location::caller());
+        let _here = self.enter("layer_norm_backward");
         let cols = gamma.len();
         let rows = normed_rows("layer_norm_backward", dy.len(), x.len(), cols, rstd.len())?;
         same_len("layer_norm_backward", rows, mean.len())?;
@@ -120,6 +117,7 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let (x, weights) = (dev.upload(&[1.0f64, 3.0, 10.0, 20.0])?, dev.upload(&[1.0f64, 1.0])?); // 2 x 2
@@ -135,7 +133,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn layer_norm_weights_backward<D, X, G, B>(
+    fn layer_norm_weights_backward<D, X, G, B>(
         &self,
         dy: &D,
         x: &X,
@@ -153,7 +151,7 @@ impl Device {
     {
         const OP: &str = "layer_norm_weights_backward";
         let (dy, x, dgamma, dbeta) = (dy.view(), x.view(), dgamma.view_mut(), dbeta.view_mut());
-        let _here = self.worker.handle.enter(OP, Location::caller());
+        let _here = self.enter(OP);
         let cols = dgamma.len();
         let rows = normed_rows(OP, dy.len(), x.len(), cols, rstd.len())?;
         same_len(OP, rows, mean.len())?;
@@ -177,6 +175,7 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let (x, gamma) = (dev.upload(&[2.0f64, -2.0])?, dev.upload(&[1.0f64, 3.0])?);
@@ -190,7 +189,7 @@ impl Device {
     /// See above.
     #[track_caller]
     #[allow(clippy::type_complexity)]
-    pub fn rms_norm<X, G>(
+    fn rms_norm<X, G>(
         &self,
         x: &X,
         gamma: &G,
@@ -202,7 +201,7 @@ impl Device {
         X::Elem: Float,
     {
         let (x, gamma) = (x.view(), gamma.view());
-        let _here = self.worker.handle.enter("rms_norm", Location::caller());
+        let _here = self.enter("rms_norm");
         let cols = gamma.len();
         let rows = rows_of("rms_norm", x.len(), cols)?;
         check_eps("rms_norm", eps)?;
@@ -217,6 +216,7 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let (x, gamma) = (dev.upload(&[2.0f64, -2.0])?, dev.upload(&[1.0f64, 1.0])?); // one row
@@ -231,7 +231,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn rms_norm_backward<D, X, G>(
+    fn rms_norm_backward<D, X, G>(
         &self,
         dy: &D,
         x: &X,
@@ -245,7 +245,7 @@ impl Device {
         X::Elem: Float,
     {
         let (dy, x, gamma) = (dy.view(), x.view(), gamma.view());
-        let _here = self.worker.handle.enter("rms_norm_backward", Location::caller());
+        let _here = self.enter("rms_norm_backward");
         let cols = gamma.len();
         let rows = normed_rows("rms_norm_backward", dy.len(), x.len(), cols, rstd.len())?;
         let mut dx = self.allocate("rms_norm_backward", x.len())?;
@@ -260,6 +260,7 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let (x, gamma) = (dev.upload(&[2.0f64, -2.0])?, dev.upload(&[1.0f64, 1.0])?); // one row
@@ -274,7 +275,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn rms_norm_weights_backward<D, X, G>(
+    fn rms_norm_weights_backward<D, X, G>(
         &self,
         dy: &D,
         x: &X,
@@ -289,7 +290,7 @@ impl Device {
     {
         const OP: &str = "rms_norm_weights_backward";
         let (dy, x, dgamma) = (dy.view(), x.view(), dgamma.view_mut());
-        let _here = self.worker.handle.enter(OP, Location::caller());
+        let _here = self.enter(OP);
         let cols = dgamma.len();
         let rows = normed_rows(OP, dy.len(), x.len(), cols, rstd.len())?;
         let parts = parts_of(rows);
@@ -297,18 +298,11 @@ impl Device {
         let args = (dy, x, rstd, &mut gammas, rows as u64, cols as u32, parts);
         // SAFETY: `dy` and `x` have `rows` rows of `cols` elements, rstd one for each row, the sums `parts` rows.
         unsafe { self.launch(&kernels::rms_norm_columns::<X::Elem>(), column_dims::<X::Elem>(cols, parts), args)? };
-        self.sum_parts(&gammas, dgamma, parts)
+        finish(self.device(), &gammas, dgamma, parts)
     }
 }
 
-/// `Err` unless the variance stays a number that is not negative.
-#[track_caller]
-pub fn check_eps<A: Real>(op: &'static str, eps: A) -> Result<()> {
-    match eps.to_f64() {
-        x if x >= 0.0 && x.is_finite() => Ok(()),
-        x => Err(Error::invalid(op, format_args!("an eps of {x}: a finite number from 0 on is possible"))),
-    }
-}
+impl Norms for Device {}
 
 /// The rows of a norm's step back, which has as many statistics.
 #[track_caller]

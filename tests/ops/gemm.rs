@@ -1,8 +1,8 @@
 //! Matrix products against a plain loop in `f64`: all types, transposes, parts of matrices, batches.
 
 use crate::{
-    derivatives, each_type, on_both,
-    rig::{Type, acc_eps, close, download, upload, values},
+    each_type, on_both,
+    rig::{Type, acc_eps, check, close, download, upload, values},
 };
 use gpu_pool::{Device, Error, GemmOutput, GpuPool, Matrix, MatrixMut, Result};
 
@@ -293,8 +293,8 @@ on_both! {
                 Ok::<_, gpu_pool::Error>(z)
             };
             let (x, y, dz) = (Matrix::new(&on_a, 3, 5)?, Matrix::new(&on_b, 5, 2)?, Matrix::new(&dy, 3, 2)?);
-            derivatives::check(dev, &a, &w, &product(dz, y.t())?, |a| product(Matrix::new(a, 3, 5)?, y))?;
-            derivatives::check(dev, &b, &w, &product(x.t(), dz)?, |b| product(x, Matrix::new(b, 5, 2)?))
+            check(dev, &a, &w, &product(dz, y.t())?, |a| product(Matrix::new(a, 3, 5)?, y))?;
+            check(dev, &b, &w, &product(x.t(), dz)?, |b| product(x, Matrix::new(b, 5, 2)?))
         })
         .unwrap();
     }

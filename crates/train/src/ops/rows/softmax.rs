@@ -1,23 +1,22 @@
 //! Softmax and its logarithm, and cross-entropy with labels, each with its step back.
 //!
-//! `Device`'s methods check shapes and launch kernels of `kernels/rows.cu`, as [`rows`](super) says.
+//! The methods check shapes and launch kernels of `kernels/rows.cu`, as [`rows`](super) says.
 
 use super::{
-    super::embedding::Index,
-    super::family::{Address, In, NULL, Out, address, each_row, each_row_mut, kernels, rows_of, wide},
-    super::same_len,
-    ROWS, row_dims,
-};
-use crate::{
-    Device, DeviceBuffer, LaunchDims,
-    error::{Error, Result},
-    kernel::{
-        builtin::{Float, pairwise},
-        real::Real,
+    super::{
+        embedding::Index,
+        family::{Address, In, NULL, Out, address, each_row, each_row_mut, kernels, wide},
     },
-    memory::{AsView, AsViewMut},
+    row_dims,
 };
-use std::panic::Location;
+use crate::kernels::ROWS;
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, Error, Float, LaunchDims, Result,
+    extend::{
+        ErrorInternals,
+        train::{Operations, Real, pairwise, rows_of, same_len},
+    },
+};
 
 /// The greatest element of a row, and the sum of the exponentials of the differences to it.
 fn top_and_sum<T: Float>(row: &[T]) -> (T::Acc, T::Acc) {
@@ -43,7 +42,7 @@ fn host_softmax<T: Float>(_: LaunchDims, x: &[T], y: &mut [T], rows: u64, cols: 
     }
 }
 
-fn host_softmax_assign<T: Float>(_: LaunchDims, _: Address, x: &mut [T], rows: u64, cols: u32, log: u32) {
+fn host_softmax_in_place<T: Float>(_: LaunchDims, _: Address, x: &mut [T], rows: u64, cols: u32, log: u32) {
     each_row_mut(x, rows, cols).for_each(|x| soften(x, log));
 }
 
@@ -93,7 +92,7 @@ fn host_entropy<T: Float>(
 }
 
 #[allow(clippy::too_many_arguments)]
-fn host_entropy_assign<T: Float>(
+fn host_entropy_in_place<T: Float>(
     _: LaunchDims,
     _: Address,
     labels: &[u32],
@@ -126,142 +125,144 @@ fn host_entropy_loss<T: Float>(
 
 kernels! { ROWS;
     fn softmax(In<T>, Out<T>, u64, u32, u32) = "softmax", host_softmax::<T>;
-    fn softmax_assign(Address, Out<T>, u64, u32, u32) = "softmax", host_softmax_assign::<T>;
+    fn softmax_in_place(Address, Out<T>, u64, u32, u32) = "softmax", host_softmax_in_place::<T>;
     fn softmax_backward(In<T>, In<T>, Out<T>, u64, u32, u32) = "softmax_backward", host_softmax_backward::<T>;
     fn entropy_kernel(In<T>, In<u32>, Out<T>, Out<T::Acc>, u64, u32, T::Acc) = "cross_entropy", host_entropy::<T>;
-    fn entropy_assign(Address, In<u32>, Out<T>, Out<T::Acc>, u64, u32, T::Acc)
-        = "cross_entropy", host_entropy_assign::<T>;
+    fn entropy_in_place(Address, In<u32>, Out<T>, Out<T::Acc>, u64, u32, T::Acc)
+        = "cross_entropy", host_entropy_in_place::<T>;
     fn entropy_loss(In<T>, In<u32>, Address, Out<T::Acc>, u64, u32, T::Acc) = "cross_entropy", host_entropy_loss::<T>;
 }
 
 /// The four forms of softmax, and the step back through two of them.
 macro_rules! softmax {
-    ($($name:ident $assign:ident $back:ident $log:literal $what:literal $y:literal $of_y:literal $dx:literal;)+) => {
-        /// Operations on rows: a buffer is rows of `cols` elements, one after the other. All are asynchronous on the
-        /// current stream and can be captured, unless they say that they wait. They compute in `f32` (of `f64` in
-        /// `f64`) and round once.
+    ($($name:ident $assign:ident $back:ident $log:literal $what:literal $y:literal $of_y:literal $dx:literal;)+) => {$(
+        #[doc = concat!($what, " of each row of `cols` elements, in a new buffer.")]
         ///
-        /// The bits of a row depend on its elements and its width alone: not on how many rows there are, or on the
-        /// row's place. So a batch can be cut over devices, or be served together with others, without a difference.
-        /// A software GPU adds up in another order than a GPU: between these two the last bits may differ.
+        /// The row's maximum is subtracted first, so no exponential overflows ("online softmax", Milakov and
+        /// Gimelshein, 2018). A row with a NaN or `+inf`, or all of `-inf`, becomes NaN, as in PyTorch.
         ///
-        /// Errors of all: [`Error::InvalidArgument`] for shapes that do not fit, [`Error::WrongDevice`],
-        /// [`Error::Aborted`], [`Error::OutOfMemory`] where a buffer is made, and the driver's.
-        impl Device {$(
-            #[doc = concat!($what, " of each row of `cols` elements, in a new buffer.")]
-            ///
-            /// The row's maximum is subtracted first, so no exponential overflows ("online softmax", Milakov and
-            /// Gimelshein, 2018). A row with a NaN or `+inf`, or all of `-inf`, becomes NaN, as in PyTorch.
-            ///
-            /// ```
-            /// # use gpu_pool::GpuPool;
-            /// # let pool = GpuPool::builder().host(1).build()?;
-            /// # pool.run(|dev, _| {
-            /// let x = dev.upload(&[1.0f32, 1.0, 1000.0, 0.0])?; // 2 x 2
-            #[doc = concat!("let y = dev.download(&dev.", stringify!($name), "(&x, 2)?)?;")]
-            #[doc = concat!("let right = [", $y, "f32];")]
-            /// assert!(y.iter().zip(right).all(|(y, right)| (y - right).abs() < 1e-4), "{y:?}");
-            /// # Ok(()) })?;
-            /// # Ok::<(), gpu_pool::Error>(())
-            /// ```
-            ///
-            /// # Errors
-            /// See above.
-            #[track_caller]
-            pub fn $name<X>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<X::Elem>>
-            where
-                X: AsView + ?Sized,
-                X::Elem: Float,
-            {
-                let x = x.view();
-                let _here = self.worker.handle.enter(stringify!($name), Location::caller());
-                let rows = rows_of(stringify!($name), x.len(), cols)?;
-                let mut y = self.allocate(stringify!($name), x.len())?;
-                let args = (x, &mut y, rows as u64, cols as u32, $log);
-                // SAFETY: both have `rows` rows of `cols` elements.
-                unsafe { self.launch(&softmax::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
-                Ok(y)
-            }
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// # use gpu_pool_train::prelude::*;
+        /// # let pool = GpuPool::builder().host(1).build()?;
+        /// # pool.run(|dev, _| {
+        /// let x = dev.upload(&[1.0f32, 1.0, 1000.0, 0.0])?; // 2 x 2
+        #[doc = concat!("let y = dev.download(&dev.", stringify!($name), "(&x, 2)?)?;")]
+        #[doc = concat!("let right = [", $y, "f32];")]
+        /// assert!(y.iter().zip(right).all(|(y, right)| (y - right).abs() < 1e-4), "{y:?}");
+        /// # Ok(()) })?;
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        /// See above.
+        #[track_caller]
+        fn $name<X>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<X::Elem>>
+        where
+            X: AsView + ?Sized,
+            X::Elem: Float,
+        {
+            let x = x.view();
+            let _here = self.enter(stringify!($name));
+            let rows = rows_of(stringify!($name), x.len(), cols)?;
+            let mut y = self.allocate(stringify!($name), x.len())?;
+            let args = (x, &mut y, rows as u64, cols as u32, $log);
+            // SAFETY: both have `rows` rows of `cols` elements.
+            unsafe { self.launch(&softmax::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
+            Ok(y)
+        }
 
-            #[doc = concat!($what, " of each row of `cols` elements, in place.")]
-            ///
-            /// ```
-            /// # use gpu_pool::GpuPool;
-            /// # let pool = GpuPool::builder().host(1).build()?;
-            /// # pool.run(|dev, _| {
-            /// let mut x = dev.upload(&[1.0f32, 1.0, 1000.0, 0.0])?; // 2 x 2
-            #[doc = concat!("let y = dev.download(&dev.", stringify!($name), "(&x, 2)?)?;")]
-            #[doc = concat!("dev.", stringify!($assign), "(&mut x, 2)?;")]
-            /// assert_eq!(dev.download(&x)?, y);
-            /// # Ok(()) })?;
-            /// # Ok::<(), gpu_pool::Error>(())
-            /// ```
-            ///
-            /// # Errors
-            /// See above.
-            #[track_caller]
-            pub fn $assign<X>(&self, x: &mut X, cols: usize) -> Result<()>
-            where
-                X: AsViewMut + ?Sized,
-                X::Elem: Float,
-            {
-                let x = x.view_mut();
-                let _here = self.worker.handle.enter(stringify!($assign), Location::caller());
-                let rows = rows_of(stringify!($assign), x.len(), cols)?;
-                let args = (address(&x), x, rows as u64, cols as u32, $log);
-                // SAFETY: `x` has `rows` rows of `cols` elements.
-                unsafe { self.launch(&softmax_assign::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args) }
-            }
+        #[doc = concat!($what, " of each row of `cols` elements, in place.")]
+        ///
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// # use gpu_pool_train::prelude::*;
+        /// # let pool = GpuPool::builder().host(1).build()?;
+        /// # pool.run(|dev, _| {
+        /// let mut x = dev.upload(&[1.0f32, 1.0, 1000.0, 0.0])?; // 2 x 2
+        #[doc = concat!("let y = dev.download(&dev.", stringify!($name), "(&x, 2)?)?;")]
+        #[doc = concat!("dev.", stringify!($assign), "(&mut x, 2)?;")]
+        /// assert_eq!(dev.download(&x)?, y);
+        /// # Ok(()) })?;
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        /// See above.
+        #[track_caller]
+        fn $assign<X>(&self, x: &mut X, cols: usize) -> Result<()>
+        where
+            X: AsViewMut + ?Sized,
+            X::Elem: Float,
+        {
+            let x = x.view_mut();
+            let _here = self.enter(stringify!($assign));
+            let rows = rows_of(stringify!($assign), x.len(), cols)?;
+            let args = (address(&x), x, rows as u64, cols as u32, $log);
+            // SAFETY: `x` has `rows` rows of `cols` elements.
+            unsafe { self.launch(&softmax_in_place::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args) }
+        }
 
-            #[doc = concat!("The step back through [`", stringify!($name), "`](Self::", stringify!($name), "):")]
-            #[doc = concat!($of_y, ", in a new buffer; `y` is what the step forward gave.")]
-            ///
-            /// ```
-            /// # use gpu_pool::GpuPool;
-            /// # let pool = GpuPool::builder().host(1).build()?;
-            /// # pool.run(|dev, _| {
-            /// let (x, dy) = (dev.upload(&[1.0f32, 1.0])?, dev.upload(&[2.0f32, 0.0])?); // one row
-            #[doc = concat!("let y = dev.", stringify!($name), "(&x, 2)?;")]
-            #[doc = concat!("let dx = dev.download(&dev.", stringify!($back), "(&dy, &y, 2)?)?;")]
-            #[doc = concat!("let right = [", $dx, "f32, -", $dx, "];")]
-            /// assert!(dx.iter().zip(right).all(|(dx, right)| (dx - right).abs() < 1e-6), "{dx:?}");
-            /// # Ok(()) })?;
-            /// # Ok::<(), gpu_pool::Error>(())
-            /// ```
-            ///
-            /// # Errors
-            /// See above.
-            #[track_caller]
-            pub fn $back<D, Y>(&self, dy: &D, y: &Y, cols: usize) -> Result<DeviceBuffer<Y::Elem>>
-            where
-                D: AsView<Elem = Y::Elem> + ?Sized,
-                Y: AsView + ?Sized,
-                Y::Elem: Float,
-            {
-                let (dy, y) = (dy.view(), y.view());
-                let _here = self.worker.handle.enter(stringify!($back), Location::caller());
-                let rows = rows_of(stringify!($back), y.len(), cols)?;
-                same_len(stringify!($back), dy.len(), y.len())?;
-                let mut dx = self.allocate(stringify!($back), y.len())?;
-                let args = (y, dy, &mut dx, rows as u64, cols as u32, $log);
-                // SAFETY: all three have `rows` rows of `cols` elements.
-                unsafe { self.launch(&softmax_backward::<Y::Elem>(), row_dims::<Y::Elem>(rows, cols), args)? };
-                Ok(dx)
-            }
-        )+}
-    };
-}
-softmax! {
-    softmax softmax_assign softmax_backward 0u32 "`exp(x) / sum of exp(x)`" "0.5, 0.5, 1.0, 0.0"
-        "`y * (dy - sum of dy * y)`" "0.5";
-    log_softmax log_softmax_assign log_softmax_backward 1u32 "`x - log(sum of exp(x))`" "-0.6931, -0.6931, 0.0, -1000.0"
-        "`dy - exp(y) * sum of dy`" "1.0";
+        #[doc = concat!("The step back through [`", stringify!($name), "`](Self::", stringify!($name), "):")]
+        #[doc = concat!($of_y, ", in a new buffer; `y` is what the step forward gave.")]
+        ///
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// # use gpu_pool_train::prelude::*;
+        /// # let pool = GpuPool::builder().host(1).build()?;
+        /// # pool.run(|dev, _| {
+        /// let (x, dy) = (dev.upload(&[1.0f32, 1.0])?, dev.upload(&[2.0f32, 0.0])?); // one row
+        #[doc = concat!("let y = dev.", stringify!($name), "(&x, 2)?;")]
+        #[doc = concat!("let dx = dev.download(&dev.", stringify!($back), "(&dy, &y, 2)?)?;")]
+        #[doc = concat!("let right = [", $dx, "f32, -", $dx, "];")]
+        /// assert!(dx.iter().zip(right).all(|(dx, right)| (dx - right).abs() < 1e-6), "{dx:?}");
+        /// # Ok(()) })?;
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        /// See above.
+        #[track_caller]
+        fn $back<D, Y>(&self, dy: &D, y: &Y, cols: usize) -> Result<DeviceBuffer<Y::Elem>>
+        where
+            D: AsView<Elem = Y::Elem> + ?Sized,
+            Y: AsView + ?Sized,
+            Y::Elem: Float,
+        {
+            let (dy, y) = (dy.view(), y.view());
+            let _here = self.enter(stringify!($back));
+            let rows = rows_of(stringify!($back), y.len(), cols)?;
+            same_len(stringify!($back), dy.len(), y.len())?;
+            let mut dx = self.allocate(stringify!($back), y.len())?;
+            let args = (y, dy, &mut dx, rows as u64, cols as u32, $log);
+            // SAFETY: all three have `rows` rows of `cols` elements.
+            unsafe { self.launch(&softmax_backward::<Y::Elem>(), row_dims::<Y::Elem>(rows, cols), args)? };
+            Ok(dx)
+        }
+    )+};
 }
 
 /// What a cross-entropy gives: the loss of each row, and the gradient of the logits.
 type Loss<T> = (DeviceBuffer<<T as Float>::Acc>, DeviceBuffer<T>);
 
-impl Device {
+/// Operations on rows: a buffer is rows of `cols` elements, one after the other. All are asynchronous on the
+/// current stream and can be captured, unless they say that they wait. They compute in `f32` (of `f64` in
+/// `f64`) and round once.
+///
+/// The bits of a row depend on its elements and its width alone: not on how many rows there are, or on the
+/// row's place. So a batch can be cut over devices, or be served together with others, without a difference.
+/// A software GPU adds up in another order than a GPU: between these two the last bits may differ.
+///
+/// Errors of all: [`Error::InvalidArgument`] for shapes that do not fit, [`Error::WrongDevice`],
+/// [`Error::Aborted`], [`Error::OutOfMemory`] where a buffer is made, and the driver's.
+pub trait Softmax: Operations {
+    softmax! {
+        softmax softmax_in_place softmax_backward 0u32 "`exp(x) / sum of exp(x)`" "0.5, 0.5, 1.0, 0.0"
+            "`y * (dy - sum of dy * y)`" "0.5";
+        log_softmax log_softmax_in_place log_softmax_backward 1u32 "`x - log(sum of exp(x))`" "-0.6931, -0.6931, 0.0, -1000.0"
+            "`dy - exp(y) * sum of dy`" "1.0";
+    }
+
     /// Softmax and cross-entropy of each row of `logits` with its label: the loss of each row, and the gradient of
     /// `scale` times the sum of the losses. There are as many rows as labels. For the mean over a batch `scale` is
     /// one over the rows of the *whole* batch, on all devices.
@@ -269,11 +270,12 @@ impl Device {
     /// `loss = log(sum of exp(x)) - x[label]`, `gradient = (softmax(x) - one at the label) * scale`.
     ///
     /// A label that is no column makes the loss and the gradient of its row NaN; nothing outside the row is touched. So
-    /// the mistake shows in the mean, but costs no wait. [`check_indices`](Self::check_indices) waits, and names the
+    /// the mistake shows in the mean, but costs no wait. [`check_indices`](super::Rows::check_indices) waits, and names the
     /// label: call it once for a data set.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let logits = dev.upload(&[0.0f32, 0.0, 1.0, 1.0])?; // 2 rows of 2 classes
@@ -288,7 +290,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn cross_entropy<X, L>(&self, logits: &X, labels: &L, scale: <X::Elem as Float>::Acc) -> Result<Loss<X::Elem>>
+    fn cross_entropy<X, L>(&self, logits: &X, labels: &L, scale: <X::Elem as Float>::Acc) -> Result<Loss<X::Elem>>
     where
         X: AsView + ?Sized,
         X::Elem: Float,
@@ -296,7 +298,7 @@ impl Device {
         L::Elem: Index,
     {
         let (x, labels) = (logits.view(), L::Elem::words(labels.view()));
-        let _here = self.worker.handle.enter("cross_entropy", Location::caller());
+        let _here = self.enter("cross_entropy");
         let (rows, cols) = classes("cross_entropy", x.len(), labels.len())?;
         let (mut loss, mut dx) = (self.allocate("cross_entropy", rows)?, self.allocate("cross_entropy", x.len())?);
         let args = (x, labels, &mut dx, &mut loss, rows as u64, cols, scale);
@@ -310,10 +312,11 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let (mut x, labels) = (dev.upload(&[0.0f32, 0.0])?, dev.upload(&[1u32])?);
-    /// let loss = dev.cross_entropy_assign(&mut x, &labels, 1.0)?;
+    /// let loss = dev.cross_entropy_in_place(&mut x, &labels, 1.0)?;
     /// assert!((dev.download(&loss)?[0] - 0.6931).abs() < 1e-4);
     /// assert_eq!(dev.download(&x)?, [0.5, -0.5]);
     /// # Ok(()) })?;
@@ -323,7 +326,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn cross_entropy_assign<X, L>(
+    fn cross_entropy_in_place<X, L>(
         &self,
         logits: &mut X,
         labels: &L,
@@ -336,12 +339,12 @@ impl Device {
         L::Elem: Index,
     {
         let (x, labels) = (logits.view_mut(), L::Elem::words(labels.view()));
-        let _here = self.worker.handle.enter("cross_entropy_assign", Location::caller());
-        let (rows, cols) = classes("cross_entropy_assign", x.len(), labels.len())?;
-        let mut loss = self.allocate("cross_entropy_assign", rows)?;
+        let _here = self.enter("cross_entropy_in_place");
+        let (rows, cols) = classes("cross_entropy_in_place", x.len(), labels.len())?;
+        let mut loss = self.allocate("cross_entropy_in_place", rows)?;
         let args = (address(&x), labels, x, &mut loss, rows as u64, cols, scale);
         // SAFETY: `x` has `rows` rows of `cols` elements, the others an element for each row.
-        unsafe { self.launch(&entropy_assign::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
+        unsafe { self.launch(&entropy_in_place::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
         Ok(loss)
     }
 
@@ -349,6 +352,7 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let (x, labels) = (dev.upload(&[0.0f32, 0.0, 9.0, 9.0])?, dev.upload(&[1u32, 0])?);
@@ -361,7 +365,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn cross_entropy_loss<X, L>(&self, logits: &X, labels: &L) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>>
+    fn cross_entropy_loss<X, L>(&self, logits: &X, labels: &L) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>>
     where
         X: AsView + ?Sized,
         X::Elem: Float,
@@ -369,7 +373,7 @@ impl Device {
         L::Elem: Index,
     {
         let (x, labels) = (logits.view(), L::Elem::words(labels.view()));
-        let _here = self.worker.handle.enter("cross_entropy_loss", Location::caller());
+        let _here = self.enter("cross_entropy_loss");
         let (rows, cols) = classes("cross_entropy_loss", x.len(), labels.len())?;
         let mut loss = self.allocate("cross_entropy_loss", rows)?;
         let one = <X::Elem as Float>::Acc::of(1.0);
@@ -379,6 +383,8 @@ impl Device {
         Ok(loss)
     }
 }
+
+impl Softmax for Device {}
 
 /// Rows and columns of logits with so many labels.
 #[track_caller]

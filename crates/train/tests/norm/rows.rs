@@ -7,14 +7,12 @@ use crate::{
     rig::{assert_works, ways},
     support::{Gpus, failure, slow_add},
 };
-use gpu_pool::{
-    Algorithm, AsView, DType, Device, DeviceBuffer, Element, Error, Float, GpuPool, NormSaved, ReduceOp, Result,
-    RowNorm,
-};
+use gpu_pool::{Algorithm, AsView, DType, Device, DeviceBuffer, Element, Error, Float, GpuPool, ReduceOp, Result};
+use gpu_pool_train::{NormSaved, RowNorm, prelude::*};
 use half::{bf16, f16};
 use proptest::{prelude::*, test_runner::TestRunner};
 
-#[path = "norm_pull.rs"]
+#[path = "pull.rs"]
 mod pull;
 
 /// A type of the operations. Its factors and its `eps` have a type of their own.
@@ -69,7 +67,7 @@ impl<T: Type> Own<T> {
         let (mut x, mut residual) = (self.x.slice_mut(skip..), self.residual.slice_mut(skip..));
         let (gamma, beta) = (self.gamma.slice(skip..), self.beta.slice(skip..));
         dev.all_reduce(&mut x, ReduceOp::Sum)?;
-        dev.add_assign(&mut residual, &x)?;
+        dev.add_in_place(&mut residual, &x)?;
         let (y, mean, rstd) = match layer {
             true => {
                 dev.layer_norm(&residual, &gamma, &beta, T::eps(EPS)).map(|(y, mean, rstd)| (y, Some(mean), rstd))?
@@ -281,7 +279,7 @@ on_both! {
                         dev.all_reduce_norm(&mut x, &mut residual, RowNorm::rms(gamma, 1e-5))?;
                     } else {
                         dev.all_reduce(&mut x, ReduceOp::Sum)?;
-                        dev.add_assign(&mut residual, &x)?;
+                        dev.add_in_place(&mut residual, &x)?;
                         let (y, _) = dev.rms_norm(&residual, gamma, 1e-5)?;
                         dev.copy(&y, &mut x)?;
                     }

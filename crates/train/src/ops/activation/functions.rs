@@ -1,15 +1,12 @@
 //! The activation functions with their derivatives, and the host kernels beside `kernels/pointwise.cu`.
 //!
-//! `activation` launches them. They use the arithmetic of `kernel` and the parameters of `family`.
+//! `activation` launches them. They use the arithmetic of the runtime's kernels and the parameters of `family`.
 
 use crate::{
-    LaunchDims,
-    kernel::{builtin::Float, real::Real},
-    ops::{
-        family::{Address, In, Out, kernels, wide},
-        pointwise::POINTWISE,
-    },
+    kernels::POINTWISE,
+    ops::family::{Address, In, Out, kernels, wide},
 };
+use gpu_pool::{Float, LaunchDims, extend::train::Real};
 
 const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
 /// `1 / sqrt(2 pi)`
@@ -84,7 +81,7 @@ fn host_activate<T: Float>(_: LaunchDims, x: &[T], _: Address, y: &mut [T], n: u
     y[..n as usize].iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow(value(f, wide(x))));
 }
 
-fn host_activate_assign<T: Float>(_: LaunchDims, _: Address, _: Address, x: &mut [T], n: u64, _: u32, f: u32) {
+fn host_activate_in_place<T: Float>(_: LaunchDims, _: Address, _: Address, x: &mut [T], n: u64, _: u32, f: u32) {
     x[..n as usize].iter_mut().for_each(|x| *x = T::narrow(value(f, wide(x))));
 }
 
@@ -93,7 +90,7 @@ fn host_bias<T: Float>(_: LaunchDims, x: &[T], b: &[T], y: &mut [T], n: u64, col
     y[..n as usize].iter_mut().zip(inputs).for_each(|(y, (x, b))| *y = T::narrow(value(f, wide(x) + b)));
 }
 
-fn host_bias_assign<T: Float>(_: LaunchDims, _: Address, b: &[T], x: &mut [T], n: u64, cols: u32, f: u32) {
+fn host_bias_in_place<T: Float>(_: LaunchDims, _: Address, b: &[T], x: &mut [T], n: u64, cols: u32, f: u32) {
     x[..n as usize].iter_mut().zip(biases(b, cols)).for_each(|(x, b)| *x = T::narrow(value(f, wide(x) + b)));
 }
 
@@ -104,7 +101,7 @@ fn host_backward<T: Float>(_: LaunchDims, dy: &[T], x: &[T], _: Address, dx: &mu
 }
 
 #[allow(clippy::too_many_arguments)]
-fn host_backward_assign<T: Float>(
+fn host_backward_in_place<T: Float>(
     _: LaunchDims,
     _: Address,
     x: &[T],
@@ -125,7 +122,7 @@ fn host_bias_backward<T: Float>(_: LaunchDims, dy: &[T], x: &[T], b: &[T], dx: &
 }
 
 #[allow(clippy::too_many_arguments)]
-fn host_bias_backward_assign<T: Float>(
+fn host_bias_backward_in_place<T: Float>(
     _: LaunchDims,
     _: Address,
     x: &[T],
@@ -140,14 +137,14 @@ fn host_bias_backward_assign<T: Float>(
 }
 kernels! { POINTWISE;
     pub(super) fn activate(In<T>, Address, Out<T>, u64, u32, u32) = "activate", host_activate::<T>;
-    pub(super) fn activate_assign(Address, Address, Out<T>, u64, u32, u32) = "activate", host_activate_assign::<T>;
+    pub(super) fn activate_in_place(Address, Address, Out<T>, u64, u32, u32) = "activate", host_activate_in_place::<T>;
     pub(super) fn bias(In<T>, In<T>, Out<T>, u64, u32, u32) = "activate", host_bias::<T>;
-    pub(super) fn bias_assign(Address, In<T>, Out<T>, u64, u32, u32) = "activate", host_bias_assign::<T>;
+    pub(super) fn bias_in_place(Address, In<T>, Out<T>, u64, u32, u32) = "activate", host_bias_in_place::<T>;
     pub(super) fn backward(In<T>, In<T>, Address, Out<T>, u64, u32, u32) = "activate_backward", host_backward::<T>;
-    pub(super) fn backward_assign(Address, In<T>, Address, Out<T>, u64, u32, u32)
-        = "activate_backward", host_backward_assign::<T>;
+    pub(super) fn backward_in_place(Address, In<T>, Address, Out<T>, u64, u32, u32)
+        = "activate_backward", host_backward_in_place::<T>;
     pub(super) fn bias_backward(In<T>, In<T>, In<T>, Out<T>, u64, u32, u32)
         = "activate_backward", host_bias_backward::<T>;
-    pub(super) fn bias_backward_assign(Address, In<T>, In<T>, Out<T>, u64, u32, u32)
-        = "activate_backward", host_bias_backward_assign::<T>;
+    pub(super) fn bias_backward_in_place(Address, In<T>, In<T>, Out<T>, u64, u32, u32)
+        = "activate_backward", host_bias_backward_in_place::<T>;
 }

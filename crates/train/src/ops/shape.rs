@@ -1,22 +1,18 @@
 //! Elements in another order: transposes, and parts of matrices: `kernels/shape.cu`.
 //!
-//! `Device`'s methods check shapes and launch one kernel each. They use the launch of `device` and the types of
-//! `kernel`, and nothing above. They move bits and compute nothing, so they take elements of any type.
+//! The methods check shapes and launch one kernel each. They use the runtime's launch and the types of its kernels, and
+//! nothing above. They move bits and compute nothing, so they take elements of any type.
 
-use super::{
-    family::{as_type, as_type_mut, small},
-    same_len,
-};
-use crate::{
-    Device, DeviceBuffer, Kernel, LaunchDims,
-    error::{Error, Result},
+use super::family::small;
+use crate::kernels::SHAPE;
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, Kernel, LaunchDims, Result,
+    extend::{
+        ErrorInternals,
+        train::{Operations, as_type, as_type_mut, same_len, stride},
+    },
     kernel,
-    kernel::builtin::module,
-    memory::{AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut},
 };
-use std::panic::Location;
-
-module! { SHAPE, "shape" }
 
 /// `(x, y, count, rows, cols)`
 type Transpose<W> = Kernel<(&'static [W], &'static mut [W], u32, u32, u32)>;
@@ -60,13 +56,14 @@ kernel! {
 ///
 /// Errors of all: [`Error::InvalidArgument`] for shapes that do not fit, [`Error::WrongDevice`], [`Error::Aborted`],
 /// [`Error::OutOfMemory`] where a buffer is returned, and the driver's.
-impl Device {
+pub trait Shapes: Operations {
     /// The transpose of a row-major matrix of `rows x cols` elements, in a new buffer: element `(c, r)` is `x`'s
-    /// `(r, c)`. Elements have 1, 2, 4 or 8 bytes. For [`gemm`](Self::gemm) no transpose is needed: see
-    /// [`Matrix::t`](crate::Matrix::t).
+    /// `(r, c)`. Elements have 1, 2, 4 or 8 bytes. For [`gemm`](Device::gemm) no transpose is needed: see
+    /// [`Matrix::t`](gpu_pool::Matrix::t).
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let x = dev.upload(&[1u8, 2, 3, 4, 5, 6])?; // 2 x 3
@@ -78,10 +75,10 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn transpose<X: AsView + ?Sized>(&self, x: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>> {
+    fn transpose<X: AsView + ?Sized>(&self, x: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>> {
         let x = x.view();
         let mut y = self.allocate("transpose", x.len())?;
-        self.transposed("transpose", x, y.view_mut(), [1, rows, cols])?;
+        transposed(self.device(), "transpose", x, y.view_mut(), [1, rows, cols])?;
         Ok(y)
     }
 
@@ -89,6 +86,7 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let x = dev.upload(&[1i32, 2, 3, 4, 5, 6, 7, 8])?; // 2 of 2 x 2
@@ -100,7 +98,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn transpose_batch<X: AsView + ?Sized>(
+    fn transpose_batch<X: AsView + ?Sized>(
         &self,
         x: &X,
         count: usize,
@@ -109,7 +107,7 @@ impl Device {
     ) -> Result<DeviceBuffer<X::Elem>> {
         let x = x.view();
         let mut y = self.allocate("transpose_batch", x.len())?;
-        self.transposed("transpose_batch", x, y.view_mut(), [count, rows, cols])?;
+        transposed(self.device(), "transpose_batch", x, y.view_mut(), [count, rows, cols])?;
         Ok(y)
     }
 
@@ -117,6 +115,7 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let (x, mut y) = (dev.upload(&[1u16, 2, 3, 4, 5, 6])?, dev.zeros::<u16>(6)?);
@@ -129,61 +128,12 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn transpose_into<X, Y>(&self, x: &X, rows: usize, cols: usize, y: &mut Y) -> Result<()>
+    fn transpose_into<X, Y>(&self, x: &X, rows: usize, cols: usize, y: &mut Y) -> Result<()>
     where
         X: AsView + ?Sized,
         Y: AsViewMut<Elem = X::Elem> + ?Sized,
     {
-        self.transposed("transpose_into", x.view(), y.view_mut(), [1, rows, cols])
-    }
-
-    /// `shape`: matrices, rows, columns.
-    #[track_caller]
-    fn transposed<T: DeviceCopy>(
-        &self,
-        op: &'static str,
-        x: DeviceView<'_, T>,
-        y: DeviceViewMut<'_, T>,
-        shape: [usize; 3],
-    ) -> Result<()> {
-        let _here = self.worker.handle.enter(op, Location::caller());
-        let [count, rows, cols] = shape;
-        if rows.checked_mul(cols).and_then(|n| n.checked_mul(count)) != Some(x.len()) {
-            let many = if count == 1 { String::new() } else { format!("{count} of ") };
-            return Err(Error::invalid(op, format_args!("{many}{rows} x {cols} of {} elements", x.len())));
-        }
-        same_len(op, x.len(), y.len())?;
-        match size_of::<T>() {
-            1 => self.transposed_words(op, &TRANSPOSE_U8, x, y, shape),
-            2 => self.transposed_words(op, &TRANSPOSE_U16, x, y, shape),
-            4 => self.transposed_words(op, &TRANSPOSE_U32, x, y, shape),
-            8 => self.transposed_words(op, &TRANSPOSE_U64, x, y, shape),
-            bytes => Err(Error::invalid(op, format_args!("elements of {bytes} bytes"))),
-        }
-    }
-
-    #[track_caller]
-    fn transposed_words<T: DeviceCopy, W: DeviceCopy>(
-        &self,
-        op: &'static str,
-        kernel: &'static Transpose<W>,
-        x: DeviceView<'_, T>,
-        y: DeviceViewMut<'_, T>,
-        [count, rows, cols]: [usize; 3],
-    ) -> Result<()> {
-        let len = x.len();
-        if len == 0 {
-            return Ok(());
-        }
-        let (n, r, c) = (small(op, "matrices", count)?, small(op, "rows", rows)?, small(op, "columns", cols)?);
-        if !(x.address | y.address).is_multiple_of(size_of::<W>() as u64) {
-            return Err(Error::invalid(op, format_args!("an element of {} bytes at an odd address", size_of::<W>())));
-        }
-        let tiles = rows.div_ceil(32).saturating_mul(cols.div_ceil(32)).saturating_mul(count);
-        let grid = (tiles.min(i32::MAX as usize) as u32, 1, 1);
-        let dims = LaunchDims { grid, block: (32, 8, 1), shared_bytes: 0 };
-        // SAFETY: `W` is as large as the element; both have `count` times `rows` times `cols` elements.
-        unsafe { self.launch(kernel, dims, (as_type::<T, W>(x, len), as_type_mut::<T, W>(y, len), n, r, c)) }
+        transposed(self.device(), "transpose_into", x.view(), y.view_mut(), [1, rows, cols])
     }
 
     /// Copies `rows` rows of `cols` elements between matrices with longer rows: row `r` begins at element
@@ -193,6 +143,7 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let x = dev.upload(&[1i32, 2, 3, 4, 5, 6])?; // 2 x 3
@@ -206,7 +157,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn copy_2d<X, Y>(
+    fn copy_2d<X, Y>(
         &self,
         src: &X,
         src_pitch: usize,
@@ -220,7 +171,7 @@ impl Device {
         Y: AsViewMut<Elem = X::Elem> + ?Sized,
     {
         let (src, dst) = (src.view(), dst.view_mut());
-        let _here = self.worker.handle.enter("copy_2d", Location::caller());
+        let _here = self.enter("copy_2d");
         fits("copy_2d", "source", src.len(), src_pitch, rows, cols)?;
         fits("copy_2d", "destination", dst.len(), dst_pitch, rows, cols)?;
         let size = size_of::<X::Elem>();
@@ -236,8 +187,59 @@ impl Device {
         let pitch = |pitch: usize| if rows <= 1 { 0 } else { (pitch * size) as u64 };
         let args = (src, dst, rows as u64, (cols * size) as u64, pitch(src_pitch), pitch(dst_pitch));
         // SAFETY: all rows lie in both, as was checked.
-        unsafe { self.launch(&COPY_2D, LaunchDims::stride(bytes.div_ceil(16)), args) }
+        unsafe { self.launch(&COPY_2D, stride(bytes.div_ceil(16)), args) }
     }
+}
+
+impl Shapes for Device {}
+
+/// `shape`: matrices, rows, columns.
+#[track_caller]
+fn transposed<T: DeviceCopy>(
+    dev: &Device,
+    op: &'static str,
+    x: DeviceView<'_, T>,
+    y: DeviceViewMut<'_, T>,
+    shape: [usize; 3],
+) -> Result<()> {
+    let _here = dev.enter(op);
+    let [count, rows, cols] = shape;
+    if rows.checked_mul(cols).and_then(|n| n.checked_mul(count)) != Some(x.len()) {
+        let many = if count == 1 { String::new() } else { format!("{count} of ") };
+        return Err(Error::invalid(op, format_args!("{many}{rows} x {cols} of {} elements", x.len())));
+    }
+    same_len(op, x.len(), y.len())?;
+    match size_of::<T>() {
+        1 => transposed_words(dev, op, &TRANSPOSE_U8, x, y, shape),
+        2 => transposed_words(dev, op, &TRANSPOSE_U16, x, y, shape),
+        4 => transposed_words(dev, op, &TRANSPOSE_U32, x, y, shape),
+        8 => transposed_words(dev, op, &TRANSPOSE_U64, x, y, shape),
+        bytes => Err(Error::invalid(op, format_args!("elements of {bytes} bytes"))),
+    }
+}
+
+#[track_caller]
+fn transposed_words<T: DeviceCopy, W: DeviceCopy>(
+    dev: &Device,
+    op: &'static str,
+    kernel: &'static Transpose<W>,
+    x: DeviceView<'_, T>,
+    y: DeviceViewMut<'_, T>,
+    [count, rows, cols]: [usize; 3],
+) -> Result<()> {
+    let len = x.len();
+    if len == 0 {
+        return Ok(());
+    }
+    let (n, r, c) = (small(op, "matrices", count)?, small(op, "rows", rows)?, small(op, "columns", cols)?);
+    if !(x.address() | y.address()).is_multiple_of(size_of::<W>() as u64) {
+        return Err(Error::invalid(op, format_args!("an element of {} bytes at an odd address", size_of::<W>())));
+    }
+    let tiles = rows.div_ceil(32).saturating_mul(cols.div_ceil(32)).saturating_mul(count);
+    let grid = (tiles.min(i32::MAX as usize) as u32, 1, 1);
+    let dims = LaunchDims { grid, block: (32, 8, 1), shared_bytes: 0 };
+    // SAFETY: `W` is as large as the element; both have `count` times `rows` times `cols` elements.
+    unsafe { dev.launch(kernel, dims, (as_type::<T, W>(x, len), as_type_mut::<T, W>(y, len), n, r, c)) }
 }
 
 /// `rows` rows of `cols` elements lie in `len`, each `pitch` after the one before.

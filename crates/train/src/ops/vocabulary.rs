@@ -4,18 +4,14 @@
 //! since sums over members go in their order.
 
 use super::family::{Address, In, Out, address, kernels, small, wide};
-use crate::{
-    Device, DeviceBuffer, LaunchDims,
-    error::{Error, Result},
-    kernel::{
-        builtin::{Float, module, pairwise},
-        real::Real,
+use crate::kernels::VOCABULARY;
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Float, LaunchDims, Result,
+    extend::{
+        ErrorInternals,
+        train::{Operations, Real, pairwise},
     },
-    memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
-use std::panic::Location;
-
-module! { VOCABULARY, "vocabulary" }
 
 /// Numbers for each row that a member tells the others: the largest element, the sum of exponentials of the differences
 /// to it, the element at the label, and whether the label is the member's.
@@ -93,11 +89,12 @@ kernels! { VOCABULARY;
         = "vocabulary_loss", host_loss::<T>;
 }
 
-impl Device {
+/// The halves, on each member.
+pub(crate) trait Vocabulary: Operations {
     /// What this device knows of the rows of `x`: [`STATS`] arrays of one number for each label. `cols` may be 0. A
     /// label of `cols` or more is another member's.
     #[track_caller]
-    pub(crate) fn vocabulary_stats<T: Float>(
+    fn vocabulary_stats<T: Float>(
         &self,
         x: DeviceView<'_, T>,
         cols: usize,
@@ -105,7 +102,7 @@ impl Device {
     ) -> Result<DeviceBuffer<T::Acc>> {
         const OP: &str = "cross_entropy";
         let (rows, width) = rows_and_cols(OP, x.len(), cols, labels.len())?;
-        let _here = self.worker.handle.enter(OP, Location::caller());
+        let _here = self.enter(OP);
         let mut stats = self.allocate(OP, STATS * rows)?;
         let args = (x, labels.view(), &mut stats, rows as u64, width);
         // SAFETY: `x` has `rows` rows of `cols` elements; there are as many labels, and `STATS` numbers for each.
@@ -115,7 +112,7 @@ impl Device {
 
     /// The loss of each row, and the gradient in the place of `x`. `all`: the stats of all members.
     #[track_caller]
-    pub(crate) fn vocabulary_loss<T: Float>(
+    fn vocabulary_loss<T: Float>(
         &self,
         mut x: DeviceViewMut<'_, T>,
         cols: usize,
@@ -126,7 +123,7 @@ impl Device {
         const OP: &str = "cross_entropy";
         let (rows, width) = rows_and_cols(OP, x.len(), cols, labels.len())?;
         let members = all.len() / (STATS * rows.max(1));
-        let _here = self.worker.handle.enter(OP, Location::caller());
+        let _here = self.enter(OP);
         let mut loss = self.allocate(OP, rows)?;
         let from = address(&x);
         let args =
@@ -137,6 +134,8 @@ impl Device {
         Ok(loss)
     }
 }
+
+impl Vocabulary for Device {}
 
 #[track_caller]
 fn rows_and_cols(op: &'static str, len: usize, cols: usize, rows: usize) -> Result<(usize, u32)> {

@@ -1,27 +1,18 @@
 //! Rows of a table by their numbers, and the gradient of that: `kernels/embedding.cu`.
 //!
-//! `Device`'s methods check shapes and launch one kernel each. They use the launch of `device` and the types of
-//! `kernel`, and nothing above.
+//! The methods check shapes and launch one kernel each. They use the runtime's launch and the types of its kernels, and
+//! nothing above.
 //!
 //! Invariant: the gradient adds up in the order of the indices, without atomics: the same bits every run.
 
-use super::{
-    family::{In, Out, as_type, as_type_mut, each_row, kernels, lanes, rows_of, small, wide},
-    same_len,
-};
-use crate::{
-    Device, DeviceBuffer, Kernel, LaunchDims,
-    error::Result,
+use super::family::{In, Out, each_row, kernels, small, wide};
+use crate::kernels::EMBEDDING;
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, Float, Kernel, LaunchDims, Result,
+    extend::train::{Operations, Real, as_type, as_type_mut, lanes, rows_of, same_len, stride},
     kernel,
-    kernel::{
-        builtin::{Float, module},
-        real::{Real, Sealed},
-    },
-    memory::{AsView, AsViewMut, DeviceCopy, DeviceView},
 };
-use std::{collections::BTreeMap, panic::Location};
-
-module! { EMBEDDING, "embedding" }
+use std::collections::BTreeMap;
 
 /// The types of indices and labels: `u32` and `i32`. A negative `i32` is out of range. Others are converted by
 /// [`Device::cast`].
@@ -29,7 +20,7 @@ module! { EMBEDDING, "embedding" }
     message = "`{Self}` is no type of indices or labels",
     note = "indices and labels are u32 or i32; `dev.cast::<u32, _>(&x)` converts others"
 )]
-pub trait Index: DeviceCopy + Sealed {
+pub trait Index: DeviceCopy + sealed::Sealed {
     /// The same memory as words: a negative number is greater than every bound.
     #[doc(hidden)]
     fn words(view: DeviceView<'_, Self>) -> DeviceView<'_, u32>;
@@ -38,8 +29,11 @@ pub trait Index: DeviceCopy + Sealed {
     fn show(word: u32) -> String;
 }
 
-impl Sealed for u32 {}
-impl Sealed for i32 {}
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for u32 {}
+    impl Sealed for i32 {}
+}
 impl Index for u32 {
     fn words(view: DeviceView<'_, Self>) -> DeviceView<'_, u32> {
         view
@@ -101,17 +95,18 @@ kernels! { EMBEDDING;
 
 /// Rows of a table by their numbers. Both are asynchronous on the current stream and can be captured.
 ///
-/// Errors of both: [`Error::InvalidArgument`](crate::Error::InvalidArgument) for shapes that do not fit,
-/// [`Error::WrongDevice`](crate::Error::WrongDevice), [`Error::Aborted`](crate::Error::Aborted),
-/// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where a buffer is returned, and the driver's.
-impl Device {
+/// Errors of both: [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for shapes that do not fit,
+/// [`Error::WrongDevice`](gpu_pool::Error::WrongDevice), [`Error::Aborted`](gpu_pool::Error::Aborted),
+/// [`Error::OutOfMemory`](gpu_pool::Error::OutOfMemory) where a buffer is returned, and the driver's.
+pub trait Embeddings: Operations {
     /// The rows of `table`, of `cols` elements each, with the numbers `indices`, one after the other, in a new buffer:
     /// PyTorch's `embedding`.
     ///
-    /// An index that is no row gives a row of NaN; [`check_indices`](Self::check_indices) waits, and names it.
+    /// An index that is no row gives a row of NaN; [`check_indices`](super::Rows::check_indices) waits, and names it.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let table = dev.upload(&[0.0f32, 1.0, 10.0, 11.0, 20.0, 21.0])?; // 3 x 2
@@ -124,7 +119,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn embedding<X, L>(&self, table: &X, cols: usize, indices: &L) -> Result<DeviceBuffer<X::Elem>>
+    fn embedding<X, L>(&self, table: &X, cols: usize, indices: &L) -> Result<DeviceBuffer<X::Elem>>
     where
         X: AsView + ?Sized,
         X::Elem: Float,
@@ -132,7 +127,7 @@ impl Device {
         L::Elem: Index,
     {
         let (table, indices) = (table.view(), L::Elem::words(indices.view()));
-        let _here = self.worker.handle.enter("embedding", Location::caller());
+        let _here = self.enter("embedding");
         let rows = small("embedding", "rows", rows_of("embedding", table.len(), cols)?)?;
         let n = indices.len();
         let mut out = self.allocate::<X::Elem>("embedding", n.saturating_mul(cols))?;
@@ -143,7 +138,7 @@ impl Device {
             unsafe { (as_type::<_, u8>(table, table_bytes), as_type_mut::<_, u8>(out.view_mut(), bytes)) };
         let args = (table, indices, to, n as u64, width as u64, rows);
         // SAFETY: `table` has `rows` rows of `width` bytes, `out` has `n`, and there are `n` indices.
-        unsafe { self.launch(&GATHER, LaunchDims::stride(bytes.div_ceil(64)), args)? };
+        unsafe { self.launch(&GATHER, stride(bytes.div_ceil(64)), args)? };
         Ok(out)
     }
 
@@ -159,11 +154,12 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let (dy, indices) = (dev.upload(&[1.0f32, 2.0, 4.0])?, dev.upload(&[1u32, 0, 1])?);
     /// let mut dtable = dev.upload(&[0.0f32, 100.0, 7.0])?; // 3 x 1
-    /// dev.embedding_backward(&dy, &indices, 1, &mut dtable)?;
+    /// dev.embedding_backward(&dy, 1, &indices, &mut dtable)?;
     /// assert_eq!(dev.download(&dtable)?, [2.0, 105.0, 7.0]);
     /// # Ok(()) })?;
     /// # Ok::<(), gpu_pool::Error>(())
@@ -172,7 +168,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn embedding_backward<D, L, X>(&self, dy: &D, indices: &L, cols: usize, dtable: &mut X) -> Result<()>
+    fn embedding_backward<D, L, X>(&self, dy: &D, cols: usize, indices: &L, dtable: &mut X) -> Result<()>
     where
         D: AsView<Elem = X::Elem> + ?Sized,
         L: AsView + ?Sized,
@@ -182,7 +178,7 @@ impl Device {
     {
         const OP: &str = "embedding_backward";
         let (dy, indices, dtable) = (dy.view(), L::Elem::words(indices.view()), dtable.view_mut());
-        let _here = self.worker.handle.enter(OP, Location::caller());
+        let _here = self.enter(OP);
         let rows = small(OP, "rows", rows_of(OP, dtable.len(), cols)?)?;
         let n = rows_of(OP, dy.len(), cols)?;
         same_len(OP, n, indices.len())?;
@@ -193,3 +189,5 @@ impl Device {
         unsafe { self.launch(&kernel, dims, (dy, indices, dtable, n as u64, cols as u32, rows)) }
     }
 }
+
+impl Embeddings for Device {}

@@ -1,25 +1,22 @@
 //! Random numbers by counter, and dropout: `kernels/random.cu`.
 //!
 //! The generator is Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011),
-//! as in Random123, cuRAND and PyTorch. `Device`'s methods launch one kernel each. They use the launch of `device` and
-//! the types of `kernel`, and nothing above.
+//! as in Random123, cuRAND and PyTorch. The methods launch one kernel each. They use the runtime's launch
+//! and the types of its kernels, and nothing above.
 //!
 //! Invariant: element `i` of a call with `offset` is element `offset + i` of the seed's sequence, on every device.
 
-use super::family::{Address, In, Out, address, fours_of_packs, kernels, wide};
-use crate::{
-    Device, DeviceBuffer, Kernel, LaunchDims,
-    error::{Error, Result},
-    kernel,
-    kernel::{
-        builtin::{Float, module},
-        real::Real,
+use super::family::{Address, In, Out, address, kernels, wide};
+use crate::kernels::RANDOM;
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Float, Kernel, LaunchDims, Result,
+    extend::{
+        ErrorInternals,
+        train::{Operations, Real, fours_of_packs},
     },
-    memory::{AsView, AsViewMut, DeviceViewMut},
+    kernel,
 };
-use std::{f64::consts::PI, ops::Range, panic::Location};
-
-module! { RANDOM, "random" }
+use std::{f64::consts::PI, ops::Range};
 
 /// Four words of a counter and a key.
 fn philox([mut x, mut y, mut z, mut w]: [u32; 4], [mut a, mut b]: [u32; 2]) -> [u32; 4] {
@@ -120,7 +117,7 @@ fn host_dropout<T: Float>(
 }
 
 #[allow(clippy::too_many_arguments)]
-fn host_dropout_assign<T: Float>(
+fn host_dropout_in_place<T: Float>(
     _: LaunchDims,
     _: Address,
     x: &mut [T],
@@ -144,7 +141,7 @@ kernels! { RANDOM;
     fn uniform(Out<T>, u64, u64, u64, T::Acc, T::Acc) = "uniform", host_uniform::<T>;
     fn normal(Out<T>, u64, u64, u64, T::Acc, T::Acc) = "normal", host_normal::<T>;
     fn dropout(In<T>, Out<T>, u64, u64, u64, u64, T::Acc) = "dropout", host_dropout::<T>;
-    fn dropout_assign(Address, Out<T>, u64, u64, u64, u64, T::Acc) = "dropout", host_dropout_assign::<T>;
+    fn dropout_in_place(Address, Out<T>, u64, u64, u64, u64, T::Acc) = "dropout", host_dropout_in_place::<T>;
 }
 
 /// Uniform and normal numbers.
@@ -162,11 +159,12 @@ type Draw<T> = Kernel<(Out<T>, u64, u64, u64, <T as Float>::Acc, <T as Float>::A
 ///
 /// Errors of all: [`Error::InvalidArgument`] for arguments out of range, [`Error::WrongDevice`], [`Error::Aborted`],
 /// [`Error::OutOfMemory`] where a buffer is returned, and the driver's.
-impl Device {
+pub trait Random: Operations {
     /// Fills `x` with random words.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let (mut whole, mut part) = (dev.zeros::<u32>(10)?, dev.zeros::<u32>(3)?);
@@ -180,12 +178,12 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn random_bits<X>(&self, x: &mut X, seed: u64, offset: u64) -> Result<()>
+    fn random_bits<X>(&self, x: &mut X, seed: u64, offset: u64) -> Result<()>
     where
         X: AsViewMut<Elem = u32> + ?Sized,
     {
         let x = x.view_mut();
-        let _here = self.worker.handle.enter("random_bits", Location::caller());
+        let _here = self.enter("random_bits");
         let n = sequence("random_bits", x.len(), offset)?;
         // SAFETY: `x` has `n` elements.
         unsafe { self.launch(&BITS, fours_of_packs::<u32>(x.len()), (x, n, seed, offset)) }
@@ -196,6 +194,7 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(2).build()?;
     /// // The weights of a layer, the same on all devices.
     /// let weights = pool.run(|dev, _| {
@@ -211,13 +210,13 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn uniform<X>(&self, x: &mut X, range: Range<<X::Elem as Float>::Acc>, seed: u64, offset: u64) -> Result<()>
+    fn uniform<X>(&self, x: &mut X, range: Range<<X::Elem as Float>::Acc>, seed: u64, offset: u64) -> Result<()>
     where
         X: AsViewMut + ?Sized,
         X::Elem: Float,
     {
         let range = (range.start, range.end - range.start);
-        self.draw("uniform", &uniform::<X::Elem>(), x.view_mut(), range, (seed, offset))
+        draw(self.device(), "uniform", &uniform::<X::Elem>(), x.view_mut(), range, (seed, offset))
     }
 
     /// Fills `x` with normal numbers of this mean and standard deviation, by the method of Box and Muller (1958). `f32`
@@ -225,6 +224,7 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let mut x = dev.zeros::<f64>(1000)?;
@@ -238,7 +238,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn normal<X>(
+    fn normal<X>(
         &self,
         x: &mut X,
         mean: <X::Elem as Float>::Acc,
@@ -250,35 +250,17 @@ impl Device {
         X: AsViewMut + ?Sized,
         X::Elem: Float,
     {
-        self.draw("normal", &normal::<X::Elem>(), x.view_mut(), (mean, deviation), (seed, offset))
-    }
-
-    /// Fills `x` by a kernel with two parameters.
-    #[track_caller]
-    fn draw<T: Float>(
-        &self,
-        op: &'static str,
-        kernel: &Draw<T>,
-        x: DeviceViewMut<'_, T>,
-        (a, b): (T::Acc, T::Acc),
-        (seed, offset): (u64, u64),
-    ) -> Result<()> {
-        let _here = self.worker.handle.enter(op, Location::caller());
-        if [a, b].iter().any(|x| !x.to_f64().is_finite()) {
-            return Err(Error::invalid(op, format_args!("numbers from {a:?} on, times {b:?}: both must be finite")));
-        }
-        let n = sequence(op, x.len(), offset)?;
-        // SAFETY: `x` has `n` elements.
-        unsafe { self.launch(kernel, fours_of_packs::<T>(x.len()), (x, n, seed, offset, a, b)) }
+        draw(self.device(), "normal", &normal::<X::Elem>(), x.view_mut(), (mean, deviation), (seed, offset))
     }
 
     /// Dropout, in a new buffer: each element becomes 0 with `probability`, and is divided by `1 - probability`
-    /// otherwise. The step back is [`dropout_assign`](Self::dropout_assign) of the gradient with the same seed and
+    /// otherwise. The step back is [`dropout_in_place`](Self::dropout_in_place) of the gradient with the same seed and
     /// offset: no mask is kept. The word of an element decides: it is dropped if the word is less than
     /// `probability * 2^32`.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let x = dev.upload(&[1.0f32; 1000])?;
@@ -291,13 +273,13 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for a probability outside of [0, 1]; else see above.
     #[track_caller]
-    pub fn dropout<X>(&self, x: &X, probability: f64, seed: u64, offset: u64) -> Result<DeviceBuffer<X::Elem>>
+    fn dropout<X>(&self, x: &X, probability: f64, seed: u64, offset: u64) -> Result<DeviceBuffer<X::Elem>>
     where
         X: AsView + ?Sized,
         X::Elem: Float,
     {
         let x = x.view();
-        let _here = self.worker.handle.enter("dropout", Location::caller());
+        let _here = self.enter("dropout");
         let n = sequence("dropout", x.len(), offset)?;
         let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout", probability)?;
         let mut y = self.allocate("dropout", x.len())?;
@@ -311,11 +293,12 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let mut x = dev.upload(&[1.0f32; 1000])?;
     /// let y = dev.dropout(&x, 0.5, 7, 0)?;
-    /// dev.dropout_assign(&mut x, 0.5, 7, 0)?;
+    /// dev.dropout_in_place(&mut x, 0.5, 7, 0)?;
     /// assert_eq!(dev.download(&x)?, dev.download(&y)?);
     /// # Ok(()) })?;
     /// # Ok::<(), gpu_pool::Error>(())
@@ -324,19 +307,42 @@ impl Device {
     /// # Errors
     /// As [`dropout`](Self::dropout).
     #[track_caller]
-    pub fn dropout_assign<X>(&self, x: &mut X, probability: f64, seed: u64, offset: u64) -> Result<()>
+    fn dropout_in_place<X>(&self, x: &mut X, probability: f64, seed: u64, offset: u64) -> Result<()>
     where
         X: AsViewMut + ?Sized,
         X::Elem: Float,
     {
         let x = x.view_mut();
-        let _here = self.worker.handle.enter("dropout_assign", Location::caller());
-        let n = sequence("dropout_assign", x.len(), offset)?;
-        let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout_assign", probability)?;
+        let _here = self.enter("dropout_in_place");
+        let n = sequence("dropout_in_place", x.len(), offset)?;
+        let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout_in_place", probability)?;
         let dims = fours_of_packs::<X::Elem>(x.len());
         // SAFETY: `x` has `n` elements.
-        unsafe { self.launch(&dropout_assign::<X::Elem>(), dims, (address(&x), x, n, seed, offset, threshold, scale)) }
+        unsafe {
+            self.launch(&dropout_in_place::<X::Elem>(), dims, (address(&x), x, n, seed, offset, threshold, scale))
+        }
     }
+}
+
+impl Random for Device {}
+
+/// Fills `x` by a kernel with two parameters.
+#[track_caller]
+fn draw<T: Float>(
+    dev: &Device,
+    op: &'static str,
+    kernel: &Draw<T>,
+    x: DeviceViewMut<'_, T>,
+    (a, b): (T::Acc, T::Acc),
+    (seed, offset): (u64, u64),
+) -> Result<()> {
+    let _here = dev.enter(op);
+    if [a, b].iter().any(|x| !x.to_f64().is_finite()) {
+        return Err(Error::invalid(op, format_args!("numbers from {a:?} on, times {b:?}: both must be finite")));
+    }
+    let n = sequence(op, x.len(), offset)?;
+    // SAFETY: `x` has `n` elements.
+    unsafe { dev.launch(kernel, fours_of_packs::<T>(x.len()), (x, n, seed, offset, a, b)) }
 }
 
 /// The elements of a call, if the sequence has so many.

@@ -1,8 +1,8 @@
 //! Operations on rows: how they are launched, argmax, sums of columns, and the check of indices: `kernels/rows.cu`
 //! and `kernels/columns.cu`. [`softmax`] and [`norm`] have the others.
 //!
-//! `Device`'s methods check shapes and launch the kernels. They use the launch of `device` and the types of `kernel`,
-//! and nothing above.
+//! The methods check shapes and launch the kernels. They use the runtime's launch and the types of its kernels, and
+//! nothing above.
 //!
 //! Invariant: the launch of a row operation depends on the width of a row only as far as the row's threads go, so the
 //! bits of a row do not depend on the number of rows. Sums over rows have a fixed order: the same bits every run.
@@ -10,37 +10,27 @@
 mod norm;
 mod softmax;
 
-pub use norm::check_eps;
-pub use norm::{NormSaved, RowNorm};
+pub use self::{
+    norm::{AllReduceNorm, Norms},
+    softmax::Softmax,
+};
 
 use super::{
     embedding::Index,
-    family::{In, Out, each_row, each_row_mut, kernels, lanes, rows_of, wide},
+    family::{In, Out, each_row, each_row_mut, kernels, wide},
 };
-use crate::{
-    Device, DeviceBuffer, LaunchDims,
-    error::{Error, Result},
-    kernel::{
-        builtin::{Float, module, pairwise},
-        real::Real,
+use crate::kernels::{COLUMNS, ROWS};
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Float, LaunchDims, Result,
+    extend::{
+        ErrorInternals,
+        train::{Operations, Real, lanes, pairwise, rows_of, threads_of_row},
     },
-    memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
-use std::panic::Location;
 
-module! { ROWS, "rows" }
-module! { COLUMNS, "columns" }
-
-/// Packs that each thread of a row keeps in registers: as in `kernels/rows.cuh`.
-const KEPT: usize = 4;
 /// Rows that a part of a sum of columns has, unless there would be more parts than [`MOST_PARTS`].
 const PART: usize = 64;
 const MOST_PARTS: usize = 128;
-
-/// A warp, or as many threads as keep the row in registers: by the width alone.
-fn threads_of_row(size: usize, cols: usize) -> u32 {
-    cols.div_ceil(16 / size * KEPT).next_power_of_two().clamp(32, 1024) as u32
-}
 
 /// A warp per row, or a block of all threads of one.
 fn row_dims<T>(rows: usize, cols: usize) -> LaunchDims {
@@ -95,12 +85,18 @@ kernels! { COLUMNS;
     fn column_final(In<T::Acc>, Out<T>, u32, u32) = "column_final", host_column_final::<T>;
 }
 
-impl Device {
+/// Operations on rows without arithmetic on them, and sums of columns: a buffer is rows of `cols` elements, one after
+/// the other. All are asynchronous on the current stream and can be captured, unless they say that they wait.
+///
+/// Errors of all: [`Error::InvalidArgument`] for shapes that do not fit, [`Error::WrongDevice`], [`Error::Aborted`],
+/// [`Error::OutOfMemory`] where a buffer is made, and the driver's.
+pub trait Rows: Operations {
     /// The place of the greatest element of each row of `cols` elements: the first of equals; a NaN is greater than
     /// all numbers, as in PyTorch.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let x = dev.upload(&[1.0f32, 7.0, 7.0, -1.0, f32::NAN, 9.0])?; // 2 x 3
@@ -112,13 +108,13 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn argmax<X>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<u32>>
+    fn argmax<X>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<u32>>
     where
         X: AsView + ?Sized,
         X::Elem: Float,
     {
         let x = x.view();
-        let _here = self.worker.handle.enter("argmax", Location::caller());
+        let _here = self.enter("argmax");
         let rows = rows_of("argmax", x.len(), cols)?;
         let mut at = self.allocate("argmax", rows)?;
         let args = (x, &mut at, rows as u64, cols as u32);
@@ -132,11 +128,12 @@ impl Device {
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let x = dev.upload(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])?; // 3 x 2
     /// let mut sum = dev.zeros::<f32>(2)?;
-    /// dev.column_sum(&x, &mut sum)?;
+    /// dev.column_sum_into(&x, &mut sum)?;
     /// assert_eq!(dev.download(&sum)?, [9.0, 12.0]);
     /// # Ok(()) })?;
     /// # Ok::<(), gpu_pool::Error>(())
@@ -145,29 +142,30 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn column_sum<X, Y>(&self, x: &X, out: &mut Y) -> Result<()>
+    fn column_sum_into<X, Y>(&self, x: &X, out: &mut Y) -> Result<()>
     where
         X: AsView + ?Sized,
         Y: AsViewMut<Elem = X::Elem> + ?Sized,
         X::Elem: Float,
     {
         let (x, out) = (x.view(), out.view_mut());
-        let _here = self.worker.handle.enter("column_sum", Location::caller());
+        let _here = self.enter("column_sum_into");
         let cols = out.len();
-        let rows = rows_of("column_sum", x.len(), cols)?;
+        let rows = rows_of("column_sum_into", x.len(), cols)?;
         let parts = parts_of(rows);
-        let mut partial = self.allocate("column_sum", parts as usize * cols)?;
+        let mut partial = self.allocate("column_sum_into", parts as usize * cols)?;
         let args = (x, &mut partial, rows as u64, cols as u32, parts);
         // SAFETY: `x` has `rows` rows of `cols` elements, the sums `parts` rows.
         unsafe { self.launch(&column_sum::<X::Elem>(), column_dims::<X::Elem>(cols, parts), args)? };
-        self.sum_parts(&partial, out, parts)
+        finish(self.device(), &partial, out, parts)
     }
 
-    /// Checks that all indices (or labels) are less than `bound`: for labels of [`cross_entropy`](Self::cross_entropy)
-    /// and indices of [`embedding`](Self::embedding), which do not check. **Waits** for the current stream.
+    /// Checks that all indices (or labels) are less than `bound`: for labels of [`cross_entropy`](Softmax::cross_entropy)
+    /// and indices of [`embedding`](super::Embeddings::embedding), which do not check. **Waits** for the current stream.
     ///
     /// ```
     /// # use gpu_pool::{Error, GpuPool};
+    /// # use gpu_pool_train::prelude::*;
     /// # let pool = GpuPool::builder().host(1).build()?;
     /// # pool.run(|dev, _| {
     /// let labels = dev.upload(&[3u32, 10, 2])?;
@@ -178,14 +176,14 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] with the first one that is not, and what [`download`](Self::download) gives.
+    /// [`Error::InvalidArgument`] with the first one that is not, and what [`download`](Device::download) gives.
     #[track_caller]
-    pub fn check_indices<L>(&self, indices: &L, bound: usize) -> Result<()>
+    fn check_indices<L>(&self, indices: &L, bound: usize) -> Result<()>
     where
         L: AsView + ?Sized,
         L::Elem: Index,
     {
-        let words = self.download(&L::Elem::words(indices.view()))?;
+        let words = self.device().download(&L::Elem::words(indices.view()))?;
         match words.iter().position(|&word| word as usize >= bound) {
             None => Ok(()),
             Some(at) => {
@@ -195,13 +193,15 @@ impl Device {
             }
         }
     }
+}
 
-    /// The second pass of a sum of columns.
-    #[track_caller]
-    fn sum_parts<T: Float>(&self, partial: &DeviceBuffer<T::Acc>, out: DeviceViewMut<'_, T>, parts: u32) -> Result<()> {
-        let (cols, partial): (usize, DeviceView<'_, T::Acc>) = (out.len(), partial.view());
-        let args = (partial, out, parts, cols as u32);
-        // SAFETY: the first pass has written `parts` rows of `cols` sums.
-        unsafe { self.launch(&column_final::<T>(), column_dims::<T::Acc>(cols, 1), args) }
-    }
+impl Rows for Device {}
+
+/// The second pass of a sum of columns.
+#[track_caller]
+fn finish<T: Float>(dev: &Device, partial: &DeviceBuffer<T::Acc>, out: DeviceViewMut<'_, T>, parts: u32) -> Result<()> {
+    let (cols, partial): (usize, DeviceView<'_, T::Acc>) = (out.len(), partial.view());
+    let args = (partial, out, parts, cols as u32);
+    // SAFETY: the first pass has written `parts` rows of `cols` sums.
+    unsafe { dev.launch(&column_final::<T>(), column_dims::<T::Acc>(cols, 1), args) }
 }

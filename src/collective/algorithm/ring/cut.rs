@@ -1,5 +1,5 @@
-//! How an all-reduce around a ring is cut. The buffer has one chunk for each rank, in [`ring`](super::ring) and in
-//! [`ring_ce`](super::ring_ce). The kernels of `ring` cut a chunk into pieces, too, and have scratch with slots for
+//! How an all-reduce around a ring is cut. The buffer has one chunk for each rank, in [`ring`](super) and in
+//! [`ring_ce`](super::super::ring_ce). The kernels of `ring` cut a chunk into pieces, too, and have scratch with slots for
 //! them.
 //!
 //! Invariant: all members cut alike, since they know the smallest scratch of any member.
@@ -63,5 +63,5 @@ pub(crate) fn cutting(chunk: usize, blocks: usize, room: usize) -> Cutting {
 }
 
 #[cfg(test)]
-#[path = "ring_tests.rs"]
+#[path = "cut_tests.rs"]
 mod tests;

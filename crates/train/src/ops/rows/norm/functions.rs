@@ -1,15 +1,15 @@
 //! The host kernels of the norms, beside `kernels/rows.cu` and `kernels/columns.cu`. `norm` launches them.
 
 use crate::{
-    LaunchDims,
-    kernel::{
-        builtin::{Float, pairwise},
-        real::Real,
-    },
+    kernels::{COLUMNS, ROWS},
     ops::{
         family::{In, Out, each_row, each_row_mut, kernels, wide},
-        rows::{COLUMNS, ROWS, host_column_final, sum_parts},
+        rows::{host_column_final, sum_parts},
     },
+};
+use gpu_pool::{
+    Float, LaunchDims,
+    extend::train::{Real, pairwise},
 };
 
 /// The mean of `f(i)` over a row of `cols` elements.

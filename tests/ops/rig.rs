@@ -91,3 +91,25 @@ pub fn widths(cuda: bool) -> Vec<usize> {
     }
     all
 }
+
+/// `dx` is the gradient of the sum of `w * forward(x)`: central differences are off by h^2 and by 1e-16 / h.
+pub fn check(
+    dev: &Device,
+    x: &[f64],
+    w: &[f64],
+    dx: &DeviceBuffer<f64>,
+    forward: impl Fn(&DeviceBuffer<f64>) -> Result<DeviceBuffer<f64>>,
+) -> Result<()> {
+    let h = 1e-5;
+    let at = |i: usize, h: f64| {
+        let mut x = x.to_vec();
+        x[i] += h;
+        let y = dev.download(&forward(&dev.upload(&x)?)?)?;
+        Ok::<f64, gpu_pool::Error>(y.iter().zip(w).map(|(y, w)| y * w).sum())
+    };
+    for (i, dx) in dev.download(dx)?.iter().enumerate() {
+        let difference = (at(i, h)? - at(i, -h)?) / (2.0 * h);
+        assert!((difference - dx).abs() < 1e-7 * (1.0 + dx.abs()), "element {i}: {dx} instead of {difference}");
+    }
+    Ok(())
+}
