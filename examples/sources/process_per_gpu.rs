@@ -7,9 +7,7 @@
 //! and sums the numbers of the next one.
 
 use anyhow::{Context, Result, ensure};
-use gpu_pool::{
-    Builder, GpuPool,
-};
+use gpu_pool::{Builder, GpuPool};
 use gpu_pool_cluster::{Cluster, Imported, IpcBuffer, prelude::*};
 use std::{
     env,

@@ -103,7 +103,7 @@ impl Request {
     }
 
     /// This member's buffer on a side; in place both sides are the same buffer.
-    pub(super) fn area(&self, side: Side) -> Option<&Area> {
+    pub fn area(&self, side: Side) -> Option<&Area> {
         match side {
             Side::Source => self.source.as_ref().or(self.destination.as_ref()),
             Side::Destination => self.destination.as_ref(),

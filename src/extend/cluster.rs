@@ -63,6 +63,7 @@ pub mod sync {
 
 use self::{
     collective::{Across, Descriptor, Part, Payload, Request, Shape},
+    driver::Address,
     memory::{BlockRef, DeviceHandle, Lending, StreamCore},
     processes::{Connect, ProcessScope, Processes},
 };
@@ -311,6 +312,11 @@ internals! {
         fn start[](self: &Self) -> usize;
         /// The first element, on the host.
         fn ptr[](self: &Self) -> *mut T;
+        /// The first element, for a device.
+        fn address[](self: &Self) -> Address;
+        /// Takes the elements from `at` on away, as a buffer of their own. It shares the block: a wait for one buffer
+        /// is a wait for the uses of both.
+        fn split_off[](self: &mut Self, at: usize) -> PinnedBuffer<T>;
     }
 }
 

@@ -9,10 +9,14 @@ use super::{
 };
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 use crate::traits::DeviceTransport;
-use crate::runtime::{
-    BuilderInternals,
-    driver::DriverRef,
-    transport::{Connect, Transport, World},
+use crate::{
+    link::Linked,
+    runtime::{
+        BuilderInternals,
+        driver::DriverRef,
+        processes::{Connect, Processes},
+    },
+    traits::Transport,
 };
 use gpu_pool::{Builder, Error, Result, event};
 use std::{any::Any, sync::Arc};
@@ -63,7 +67,7 @@ impl ClusterBuilder for Builder {
 }
 
 impl Connect for Cluster {
-    fn connect(&self, drivers: &[DriverRef]) -> Result<Arc<dyn World>> {
+    fn connect(&self, drivers: &[DriverRef]) -> Result<Arc<dyn Processes>> {
         let software = drivers.iter().any(|driver| driver.info().compute_capability == (0, 0));
         let mut mpi = MpiPart::default();
         let by_mpi = self.needs_bcast();
@@ -72,10 +76,11 @@ impl Connect for Cluster {
         }
         let bcast = |bytes: &mut [u8]| mpi.broadcast(self, bytes);
         let bcast: Option<Bcast<'_>> = if by_mpi { Some(&bcast) } else { None };
-        self.join(drivers.len(), bcast, |control| {
+        let world = self.join(drivers.len(), bcast, |control| {
             let (transport, ends) = self.open(control, drivers, software, &mpi)?;
             Ok((transport, mpi.ends_behind(ends, self, control)))
-        })
+        })?;
+        Ok(Linked::new(world))
     }
 }
 

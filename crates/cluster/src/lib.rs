@@ -48,6 +48,13 @@ mod world;
 #[cfg(target_os = "linux")]
 pub use ipc::{Imported, IpcBuffer};
 
+/// The methods of the runtime's private parts.
+mod internals {
+    pub(crate) use crate::runtime::{
+        BufferInternals as _, DeviceInternals as _, ErrorInternals as _, GroupInternals as _, PinnedInternals as _,
+    };
+}
+
 use gpu_pool::{Error, Result, extend::cluster as runtime};
 use launch::{By, Launch, Read, no_launcher};
 use runtime::{parse_duration, variables};

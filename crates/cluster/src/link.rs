@@ -11,11 +11,13 @@
 //!   not fail, and needs no other process, sends nothing.
 
 use crate::collective::Hierarchical;
-use crate::traits::{Entry, Tell, Transport, Window, World, WorldScope};
 use crate::runtime::{
-    Gang, Outside, collective::AcrossProcesses, device_here,
+    Gang, Outside,
+    collective::AcrossProcesses,
+    device_here,
     processes::{NewScope, ProcessScope, Processes},
 };
+use crate::traits::{Entry, Tell, Transport, Window, World, WorldScope};
 use gpu_pool::{Error, Result, Site};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;

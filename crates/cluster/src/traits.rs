@@ -14,7 +14,11 @@
 //! * After the arrival only the hub decides whether a collective is committed.
 //! * Each process carries committed collectives out in the hub's order: [`Window`].
 
-use crate::runtime::{processes::Place, driver::{Address, RawStream}, memory::BlockRef};
+use crate::runtime::{
+    driver::{Address, RawStream},
+    memory::BlockRef,
+    processes::Place,
+};
 use gpu_pool::{DType, Error, PinnedBuffer, ReduceOp, Result, Site};
 use parking_lot::Mutex;
 use std::{

@@ -4,9 +4,19 @@
 //! by a relay: by the member with the same local index. So a rail has one sender and one receiver. Between devices
 //! the elements go by [`two_hop`].
 
-use crate::{runtime::collective::{Request, value_of}, traits::{Message, Tag, Transport}};
-use super::{hierarchical::{HierarchicalCall, part}, two_hop};
-use crate::runtime::{Contained, collective::{Counts, Payload, Shape}};
+use super::{
+    hierarchical::{HierarchicalCall, part},
+    two_hop,
+};
+use crate::internals::*;
+use crate::runtime::{
+    Contained,
+    collective::{Counts, Payload, Shape},
+};
+use crate::{
+    runtime::collective::{Request, value_of},
+    traits::{Message, Tag, Transport},
+};
 use gpu_pool::{Error, PinnedBuffer, Result};
 use std::{ops::Range, sync::Arc};
 
@@ -56,7 +66,7 @@ pub(super) fn by_counts(hier: &HierarchicalCall<'_, '_>, request: &Request) -> R
 
 #[track_caller]
 fn flow(hier: &HierarchicalCall<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()> {
-    let (across, size, n, me) = (hier.across, request.dtype.size(), hier.members(), hier.group.rank);
+    let (across, size, n, me) = (hier.across, request.dtype.size(), hier.members(), hier.group.rank());
     if let Transport::Device(transport) = hier.transport()? {
         return two_hop::flow(hier, request, amount, transport.clone());
     }

@@ -5,7 +5,7 @@
 //! all_reduce, and else those of the parts of its members that lie in the slice.
 
 use super::rail_map::RailMap;
-use crate::runtime::collective::{Counts, HostMembers};
+use crate::runtime::collective::{Counts, HostMembers, slice as slice_of};
 use smallvec::SmallVec;
 use std::ops::Range;
 

@@ -32,9 +32,13 @@
 //! [`overlapping`]: crate::fabric::limits::Limits::overlapping
 //! [`DeviceTransport::overlaps`]: super::super::transport::DeviceTransport::overlaps
 
-use crate::traits::{DeviceTransport, Overlap};
 use super::{cut::Cut, device_rail::DeviceRail, hierarchical::HierarchicalCall, relay::Relay};
-use crate::runtime::collective::{Payload, Shape};
+use crate::internals::*;
+use crate::runtime::{
+    collective::{Payload, Shape},
+    record, wait_for,
+};
+use crate::traits::{DeviceTransport, Overlap};
 use gpu_pool::{DType, Event, ReduceOp, Result};
 /// The most pieces: then all but a sixteenth of the first and the last step is hidden, at best.
 pub(super) const MOST: usize = 16;

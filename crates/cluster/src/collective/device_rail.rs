@@ -7,9 +7,22 @@
 //! Sums go over the transport's own all-reduce where all processes take part and their order is free; else the elements
 //! go as messages, and this device's kernels add them up in the order of processes.
 
-use crate::{runtime::collective::Part, traits::{RailCall, RailMessage}};
-use super::{cut::{Cut, Ranges, total}, hierarchical::{HierarchicalCall, copy_within}, relay::{Load, Relay}};
-use crate::runtime::{collective::{Area, MOST}, driver::Address, memory::Access};
+use super::{
+    cut::{Cut, Ranges, total},
+    hierarchical::{HierarchicalCall, copy_within},
+    relay::{Load, Relay},
+};
+use crate::internals::*;
+use crate::runtime::{
+    collective::{Area, MOST},
+    driver::Address,
+    memory::Access,
+};
+use crate::{
+    mutant::{self, Rule},
+    runtime::{collective::Part, record, wait_for},
+    traits::{RailCall, RailMessage},
+};
 use gpu_pool::{DType, Error, Event, ReduceOp, Result};
 use smallvec::{SmallVec, smallvec};
 use std::{mem, ops::Range};

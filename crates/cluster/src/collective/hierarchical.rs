@@ -3,10 +3,22 @@
 //! The files of the shapes use a [`HierarchicalCall`]. It uses the members of this process as a group, and the scope of
 //! all processes.
 
-use crate::{runtime::collective::Request, traits::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope}};
-use gpu_pool::Group;
 use super::{cut::Cut, rail_map::RailMap, relay::Relay, values::hash};
-use crate::{link::WorldLink, runtime::{Call, Op, collective::{Across, Area, Counts, Descriptor, GRAIN, Payload, Shape}, driver::Address, memory::{Access, StreamCore}}};
+use crate::internals::*;
+use crate::{
+    link::WorldLink,
+    runtime::{
+        Call, Op,
+        collective::{Across, Area, Counts, Descriptor, GRAIN, Payload, Shape},
+        driver::Address,
+        memory::{Access, StreamCore},
+    },
+};
+use crate::{
+    runtime::collective::Request,
+    traits::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
+};
+use gpu_pool::Group;
 use gpu_pool::{DType, Device, Error, OnStream, PinnedBuffer, ReduceOp, Result};
 use smallvec::SmallVec;
 use std::{cell::Cell, ops::Range, sync::Arc};
@@ -114,7 +126,8 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
             Shape::AllGather { .. } => "all_gather_v",
             _ => "all_to_all_v",
         };
-        let call = Call { reduce, ..Call::at(op, self.call.site) }.elements(dtype, shape.len(self.here.count()));
+        let mut call = Call::at(op, self.call.site).elements(dtype, shape.len(self.here.count()));
+        call.reduce = reduce;
         let request = Request {
             call: call.from(self.call.origin),
             dtype,
@@ -322,10 +335,12 @@ pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
 
 /// What all processes must have alike. Members may give factors of their own.
 pub(super) fn headline(call: &Call, registered: Option<u64>) -> String {
-    let scaled = matches!(call.reduce, Some(ReduceOp::Scaled(_)));
-    let reduce = if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce };
+    let mut call = call.clone();
+    if let Some(ReduceOp::Scaled(factor)) = &mut call.reduce {
+        *factor = 1.0;
+    }
     let place = registered.map(|at| format!(" in registered memory, from byte {at}")).unwrap_or_default();
-    shortened(Call { reduce, ..call.clone() }.to_string() + &place)
+    shortened(call.to_string() + &place)
 }
 
 /// A text that fits into a frame. Different texts stay different.

@@ -5,9 +5,9 @@
 //! [`HostTransport`]: a [`Leg`] is one message to each other process and one
 //! from each; legs of several pieces go in one exchange.
 
-use crate::traits::{HostTransport, Message, Tag};
 use super::{cut::Ranges, hierarchical::HierarchicalCall};
-use crate::link::WorldLink;
+use crate::runtime::collective::fold_on_host;
+use crate::traits::{HostTransport, Message, Tag, World};
 use gpu_pool::{DType, PinnedBuffer, ReduceOp, Result};
 use std::{ops::Range, sync::Arc};
 

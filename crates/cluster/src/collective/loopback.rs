@@ -5,9 +5,12 @@ pub(crate) mod device_mail;
 mod faults;
 mod mail;
 
-use crate::{runtime::processes::Place, traits::{Arrival, Commit, Entry, Tag, Transport, Window, World, WorldScope}};
-use gpu_pool::{Builder, Device, Error, GpuPool, Result, Site};
+use crate::{
+    runtime::processes::Place,
+    traits::{Arrival, Commit, Entry, Tag, Transport, Window, World, WorldScope},
+};
 use device_mail::DeviceMail;
+use gpu_pool::{Builder, Device, Error, GpuPool, Result, Site};
 use mail::Mail;
 use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};

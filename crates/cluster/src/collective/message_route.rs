@@ -10,9 +10,17 @@
 //!
 //! [proxy stream]: crate::thread::worker::Shared::proxy_stream
 
-use crate::{runtime::processes::Place, traits::{Commit, DeviceTransport, HostTransport, Message, RailCall, RailMessage, Tag, Transport}};
 use super::{hierarchical::HierarchicalCall, relay};
-use crate::runtime::{Gang, collective::Area, memory::{Access, StreamCore}};
+use crate::internals::*;
+use crate::runtime::{
+    Gang,
+    collective::Area,
+    memory::{Access, StreamCore},
+};
+use crate::{
+    runtime::processes::Place,
+    traits::{Commit, DeviceTransport, HostTransport, Message, RailCall, RailMessage, Tag, Transport},
+};
 use gpu_pool::{Error, PinnedBuffer, Result};
 use std::{mem, sync::Arc, time::Duration};
 
@@ -35,7 +43,7 @@ impl Held {
         match self {
             Held::Host(buffer) => {
                 let block = buffer.block().clone();
-                Area { address: block.address, block, bytes: 0..buffer.len() }
+                Area { address: block.address(), block, bytes: 0..buffer.len() }
             }
             Held::Device(area) => area.clone(),
         }

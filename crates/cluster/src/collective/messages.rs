@@ -9,10 +9,21 @@
 //!
 //! Invariant: messages of one label between two members of a group are received in the order in which they were sent.
 
-use crate::{runtime::processes::Place, traits::{Arrival, MOST_NOTE, OUTBOX}};
+use super::{
+    hierarchical::{HierarchicalCall, part as part_of, shortened},
+    message_route::{Again, CancelOn, Held, MessageRoute},
+    values::hash,
+};
+use crate::internals::*;
+use crate::runtime::{
+    Call, Label,
+    collective::{Area, Incoming, Outgoing},
+};
+use crate::{
+    runtime::processes::Place,
+    traits::{Arrival, MOST_NOTE, OUTBOX},
+};
 use gpu_pool::Group;
-use super::{hierarchical::{HierarchicalCall, part as part_of, shortened}, message_route::{Again, CancelOn, Held, MessageRoute}, values::hash};
-use crate::runtime::{Call, Label, collective::{Across, Area}};
 use gpu_pool::{Error, Result, Site};
 use std::sync::Arc;
 
@@ -97,12 +108,7 @@ fn read_head(head: &[u8]) -> Option<(Vec<usize>, String, Vec<u8>)> {
 
 /// Sends a message to a member of another process. Waits neither for it nor for the device.
 #[track_caller]
-pub(super) fn send(
-    group: &Group<'_>,
-    (call, label): (&Call, Label),
-    outgoing: &Outgoing,
-    to: usize,
-) -> Result<()> {
+pub(super) fn send(group: &Group<'_>, (call, label): (&Call, Label), outgoing: &Outgoing, to: usize) -> Result<()> {
     let hier = HierarchicalCall::new(group, call, false)?;
     let (dev, across, rank) = (group.device(), hier.across, group.rank());
     let route = MessageRoute::new(&hier, across.places[rank], across.places[to])?;

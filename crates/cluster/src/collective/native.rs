@@ -1,9 +1,13 @@
 //! Sums by a transport between devices itself, such as NCCL's.
 
-use crate::traits::RailCall;
 use super::{hierarchical::copy_within, relay::Relay};
-use crate::runtime::{collective::{Area, Payload}, memory::Access};
-use gpu_pool::{DType, ReduceOp, ReduceOrder, Result};
+use crate::internals::*;
+use crate::runtime::{
+    collective::{Area, Payload},
+    memory::Access,
+};
+use crate::traits::RailCall;
+use gpu_pool::{DType, ReduceOp, Result};
 
 impl Relay<'_, '_, '_> {
     /// The operation by which the transport itself may sum slices up, if it may.

@@ -14,10 +14,26 @@
 //!
 //! [`WorldLink::run_in_order`]: crate::fabric::world_link::WorldLink::run_in_order
 
-use crate::{runtime::{collective::Request, processes::Place}, traits::{Arrival, Transport, WorldScope}};
+use super::{
+    Hierarchical,
+    hierarchical::{HierarchicalCall, headline},
+    pieces::{Piece, Pieces},
+    sums::{self, Sum},
+};
+use crate::internals::*;
+use crate::runtime::{
+    Gang,
+    collective::Area,
+    memory::{DeviceHandle, Handover},
+};
+use crate::{
+    runtime::{
+        collective::{AcrossProcesses, PendingReduce, Request},
+        processes::Place,
+    },
+    traits::{Arrival, Transport, WorldScope},
+};
 use gpu_pool::Group;
-use super::{hierarchical::{HierarchicalCall, headline}, pieces::{Piece, Pieces}, sums::{self, Sum}};
-use crate::runtime::{Gang, collective::Area, memory::{DeviceHandle, Handover}};
 use gpu_pool::{Error, Result, Site};
 use std::sync::{
     Arc,

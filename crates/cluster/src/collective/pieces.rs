@@ -16,9 +16,17 @@
 //! process waits for one that has given up. Then the messages go on without steps inside, since the other processes
 //! count on them.
 
+use super::{
+    cut::{Cut, Ranges, total},
+    hierarchical::{HierarchicalCall, bytes, part},
+    host_rail::{HostRail, Room, Staged},
+};
+use crate::internals::*;
+use crate::runtime::{
+    collective::{Area, Payload},
+    driver::Address,
+};
 use crate::traits::{Commit, HostTransport};
-use super::{cut::{Cut, Ranges, total}, hierarchical::{HierarchicalCall, bytes, part}, host_rail::{HostRail, Room, Staged}};
-use crate::runtime::collective::{Area, Payload};
 use gpu_pool::{DType, PinnedBuffer, ReduceOp, Result};
 use std::{collections::VecDeque, mem, ops::Range, sync::Arc};
 

@@ -8,12 +8,15 @@
 //! its beginning. So such a call says so where the processes compare their calls ([`HierarchicalCall::meet`]), and what
 //! cannot say so goes through scratch ([`HierarchicalCall::is_registered`]).
 
-use crate::traits::Transport;
+use super::hierarchical::{HierarchicalCall, link_of};
+use crate::internals::*;
+use crate::runtime::{
+    collective::{Area, Registration},
+    memory::BlockRef,
+};
+use crate::traits::{DeviceTransport, Transport};
 use gpu_pool::Group;
-use super::hierarchical::HierarchicalCall;
-use crate::runtime::{OpSite, collective::Area, memory::BlockRef};
-use gpu_pool::{Device, DeviceBuffer, DeviceCopy, Error, Result};
-use std::fmt;
+use gpu_pool::Result;
 
 pub(super) fn register(group: &Group<'_>, memory: &BlockRef) -> Result<Option<Registration>> {
     let Some(transport) = transport(group) else { return Ok(None) };

@@ -10,9 +10,14 @@
 //!
 //! [`Shared::proxy_stream`]: crate::thread::worker::Shared::proxy_stream
 
-use crate::traits::{DeviceTransport, RailCall, RailMessage};
 use super::hierarchical::HierarchicalCall;
-use crate::runtime::{collective::{Area, Payload}, driver::{Address, Driver, DriverResult}, memory::{Access, StreamCore}};
+use crate::internals::*;
+use crate::runtime::{
+    collective::{Area, Payload},
+    driver::{Address, Driver, DriverResult},
+    memory::{Access, StreamCore},
+};
+use crate::traits::{DeviceTransport, RailCall, RailMessage};
 use gpu_pool::{PinnedBuffer, Result};
 use std::sync::Arc;
 

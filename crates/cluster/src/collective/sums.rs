@@ -11,9 +11,18 @@
 //! rails, [`after`] those behind them. [`pending`](super::pending) lets members work between the two. Over rails
 //! between devices large buffers go in [`device_pieces`](super::device_pieces).
 
-use crate::{runtime::collective::Request, traits::{HostTransport, Transport}};
-use super::{cut::{Cut, Ranges, total}, device_pieces::{DevicePieces, Inside, cuts}, device_rail::DeviceRail, hierarchical::{HierarchicalCall, bytes, part}, pieces::{Job, PIECE, Piece, Pieces}};
+use super::{
+    cut::{Cut, Ranges, total},
+    device_pieces::{DevicePieces, Inside, cuts},
+    device_rail::DeviceRail,
+    hierarchical::{HierarchicalCall, bytes, part},
+    pieces::{Job, PIECE, Piece, Pieces},
+};
 use crate::runtime::collective::{Area, Counts, Shape, Side};
+use crate::{
+    runtime::collective::Request,
+    traits::{HostTransport, Transport},
+};
 use gpu_pool::{DType, ReduceOp, Result};
 use std::sync::Arc;
 
@@ -163,9 +172,9 @@ impl Sum<'_> {
         match self {
             Sum::ToAll { .. } => part(destination, bytes(&cut.range(), size)),
             Sum::ToOwners { parts, in_place } => {
-                let mine = bytes(&parts.part(hier.group.rank), size);
+                let mine = bytes(&parts.part(hier.group.rank()), size);
                 let own = part(destination, if *in_place { mine } else { 0..mine.len() });
-                part(&own, bytes(&cut.within(parts, hier.group.rank), size))
+                part(&own, bytes(&cut.within(parts, hier.group.rank()), size))
             }
         }
     }

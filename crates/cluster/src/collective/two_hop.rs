@@ -9,9 +9,15 @@
 //!
 //! Pieces that take the same steps keep the order of their senders, then of their receivers, on both sides.
 
-use crate::{runtime::collective::Request, traits::{DeviceTransport, RailMessage}};
-use super::{all_to_all::{Amount, place}, hierarchical::{HierarchicalCall, part}};
+use super::{
+    all_to_all::{Amount, place},
+    hierarchical::{HierarchicalCall, part},
+};
 use crate::runtime::collective::{Area, Counts, Shape};
+use crate::{
+    runtime::collective::Request,
+    traits::{DeviceTransport, RailMessage},
+};
 use gpu_pool::Result;
 use std::{ops::Range, sync::Arc};
 

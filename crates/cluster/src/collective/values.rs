@@ -1,11 +1,18 @@
 //! Barrier, and exchanges of host values between processes: as bytes in the notes of a meeting, or, where they are too
 //! long for that, by an all_gather of the devices.
 
-use crate::{runtime::collective::{between, value_of}, traits::MOST_NOTE};
-use gpu_pool::Group;
 use super::hierarchical::HierarchicalCall;
-use crate::runtime::{Call, Contained, Origin, collective::{Across, Counts, Payload, Shape}};
-use gpu_pool::{AsView, AsViewMut, DType, Error, Result, Site};
+use crate::internals::*;
+use crate::runtime::{
+    Call, Contained, OpSite,
+    collective::{Counts, Payload, Shape},
+};
+use crate::{
+    runtime::collective::{between, value_of},
+    traits::MOST_NOTE,
+};
+use gpu_pool::Group;
+use gpu_pool::{AsView, AsViewMut, DType, Error, Result};
 
 /// The first byte of a note: the values are in it, or their length is.
 const HERE: u8 = 1;

@@ -40,10 +40,7 @@ fn a_value_that_is_no_text_is_refused() {
         let rest = named.iter().filter(|(name, _)| name != wrong);
         let mut variables: Vec<_> = rest.map(|(name, value)| (&**name, OsString::from(**value))).collect();
         variables.push((wrong, bad()));
-        assert_eq!(
-            said(&variables),
-            [format!("environment: the value of {wrong} is not UTF-8"), "true".to_owned()]
-        );
+        assert_eq!(said(&variables), [format!("environment: the value of {wrong} is not UTF-8"), "true".to_owned()]);
     }
     let all = ["GPU_POOL_RANK", "GPU_POOL_SIZE", "GPU_POOL_MASTER", "GPU_POOL_PORT"].map(|name| (name, bad()));
     assert_eq!(said(&all)[0], "environment: the value of GPU_POOL_RANK is not UTF-8");

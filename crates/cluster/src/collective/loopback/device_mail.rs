@@ -1,9 +1,12 @@
 //! A transport between the devices of the loopback cluster.
 
-use crate::traits::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tag, Tell};
 use super::{Hub, lost};
+use crate::runtime::{
+    driver::{Address, DriverRef, RawStream},
+    memory::BlockRef,
+};
+use crate::traits::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tag, Tell};
 use XX::{memory::pinned::Locality, thread::worker::Shared};
-use crate::runtime::{driver::{Address, DriverRef, RawStream}, memory::BlockRef};
 use gpu_pool::{DType, Error, PinnedBuffer, ReduceOp, Result};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;

@@ -1,7 +1,7 @@
 //! Bytes between the hosts of a cluster within one process.
 
-use crate::traits::{HostTransport, Message};
 use super::Hub;
+use crate::traits::{HostTransport, Message};
 use gpu_pool::{Error, Result};
 use std::{collections::VecDeque, sync::Arc};
 

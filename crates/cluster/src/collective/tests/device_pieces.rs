@@ -1,10 +1,19 @@
 //! Large buffers over rails between devices, which go in pieces beside the steps inside the processes
 //! ([`loopback`](super::super::loopback)). Other tests of rails cut, too: a piece has 4 KiB there.
 
-use super::super::{device_pieces::MOST, loopback::{Hosts, device_mail::{Held, PIECE}}};
+use super::super::{
+    device_pieces::MOST,
+    loopback::{
+        Hosts,
+        device_mail::{Held, PIECE},
+    },
+};
 use super::{numbers, part, sums};
-use XX::{driver::check::Kind, mutation::{Bug, inject}};
 use crate::runtime::memory::Access;
+use XX::{
+    driver::check::Kind,
+    mutation::{Bug, inject},
+};
 use gpu_pool::{Check, DType, Error, ReduceOp};
 use parking_lot::Mutex;
 use proptest::prelude::*;

@@ -1,7 +1,7 @@
 //! Groups of several processes over a transport between devices ([`loopback`](super::super::loopback)): whichever rails
 //! a group has, and none.
 
-use super::{combined, counts, numbers, part, sums, super::loopback::Hosts};
+use super::{super::loopback::Hosts, combined, counts, numbers, part, sums};
 use gpu_pool::{AsView, AsViewMut, Check, ReduceOp};
 use proptest::prelude::*;
 

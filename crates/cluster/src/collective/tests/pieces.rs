@@ -1,7 +1,7 @@
 //! Large buffers, which go in pieces: the same elements and bits as in one piece, and no message is left or missing
 //! when something fails between pieces. What a call is said to do. Small buffers together.
 
-use super::{part, sums, super::loopback::Hosts};
+use super::{super::loopback::Hosts, part, sums};
 use XX::driver::faulty::plan::{FaultOp, FaultPlan, FaultRule, Injected};
 use gpu_pool::{Algorithm, DType, Error, ReduceOp};
 use parking_lot::Mutex;

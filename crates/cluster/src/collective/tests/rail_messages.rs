@@ -1,7 +1,10 @@
 //! `send` and `recv` over a transport between devices: whichever devices, and what happens when the transport fails.
 
+use super::{
+    super::{loopback::Hosts, messages::Outgoing},
+    numbers,
+};
 use crate::runtime::collective::area;
-use super::{numbers, super::{loopback::Hosts, messages::Outgoing}};
 use crate::runtime::{Call, Label};
 use gpu_pool::{AsView, Check, Device, DeviceBuffer, Element, Error, ReduceOp, Result};
 use proptest::prelude::*;

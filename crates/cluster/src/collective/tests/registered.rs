@@ -1,6 +1,6 @@
 //! Memory that is registered with a transport between devices ([`loopback`](super::super::loopback)).
 
-use super::{numbers, sums, super::loopback::Hosts};
+use super::{super::loopback::Hosts, numbers, sums};
 use gpu_pool::{AsView, DeviceBuffer, Error, GradientExchange, ReduceOp};
 
 fn of(dev: &crate::Device, elements: &[f32]) -> crate::Result<DeviceBuffer<f32>> {
