@@ -7,7 +7,6 @@
 
 mod collectives;
 pub(crate) mod environment;
-pub(crate) mod measure;
 mod memory;
 mod open;
 pub(crate) mod probe;
@@ -18,7 +17,7 @@ pub(crate) mod signal_pad;
 pub(crate) use environment::seed;
 
 use crate::{
-    Algorithm, Hop, ReduceOrder, Tune,
+    Algorithm, Hop, ReduceOrder,
     collective::hop,
     driver::{
         DriverRef, FaultKind,
@@ -67,7 +66,6 @@ pub enum Backend {
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
 /// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`: [`Self::algorithm`] |
 /// | `GPU_POOL_NCCL_REGISTER` | `1` or `0`: [`register_buckets`](Self::register_buckets) |
-/// | `GPU_POOL_TUNE` | source of the collectives' limits: `auto`, `off`, `table` or `measure`: [`tune`](Self::tune) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 /// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug` |
 ///
@@ -95,7 +93,6 @@ pub struct Builder {
     algorithm: Option<Algorithm>,
     reduce_order: ReduceOrder,
     register_buckets: Option<bool>,
-    tune: Option<Tune>,
     staged: bool,
     check: Option<Check>,
     schedule: Option<host::Schedule>,

@@ -38,7 +38,7 @@
 //! | launch kernels of your own | [`kernel!`], [`Module`], [`LaunchDims`], [`Device::launch`] |
 //! | multiply matrices | [`Device::gemm`], [`Matrix`], [`MatrixMut`] |
 //! | combine data of all devices, or of some | [`Device::all_reduce`] and its neighbours, [`Group`], [`ReduceOp`] |
-//! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`], [`Tune`] |
+//! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`] |
 //! | exchange gradients beside the backward pass | [`GradientExchange`], [`Wire`] |
 //! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`tasks::Value`] |
 //! | train a model on all devices | the crate `gpu-pool-train`: `DataParallel`, `Optimizer`, `Pipeline` |
@@ -136,7 +136,6 @@ pub use driver::{
 };
 pub use error::{DeviceCall, Error, Result, Site, WorldCall};
 pub use fabric::{
-    limits::Tune,
     packing::{Pack, Unpack},
     types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},
 };

@@ -13,6 +13,7 @@ pub(crate) mod run;
 
 use crate::{
     Builder, Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard, UnifiedBuffer,
+    collective::in_words,
     driver::{
         check,
         host::{self, Trace},
@@ -147,7 +148,7 @@ impl GpuPool {
             devices: self.shared.handles.iter().map(|handle| handle.driver.info().clone()).collect(),
             lost: self.shared.handles.iter().map(|handle| handle.is_lost()).collect(),
             peers: self.shared.peers.get().cloned().unwrap_or_default(),
-            collectives: self.shared.limits().describe(self.devices()),
+            collectives: in_words::sizes(self.devices()),
         }
     }
 
@@ -179,7 +180,7 @@ impl GpuPool {
         if drivers.is_empty() {
             return Err(Error::NoDevice { reason: "every device of the pool is lost".to_owned() });
         }
-        let mut builder = Builder::default().timeout(self.shared.deadline).tune(self.shared.tune);
+        let mut builder = Builder::default().timeout(self.shared.deadline);
         builder = builder.algorithm(self.shared.algorithm).reduce_order(self.shared.reduce_order);
         builder = builder.memory(self.shared.memory.clone());
         if self.shared.staged {

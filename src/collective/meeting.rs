@@ -69,9 +69,9 @@ impl<'g> Meeting<'g> {
         self.membership.calls.get() + 1
     }
 
-    /// The limits between the algorithms, for this group.
+    /// What calls that do not overlap with other work may take of the devices.
     pub(crate) fn limits(&self) -> &'g Limits {
-        self.dev.worker.shared.limits().of(self.count())
+        &self.dev.worker.shared.limits
     }
 
     pub(super) fn pad(&self) -> Option<&'g SignalPad> {

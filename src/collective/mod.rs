@@ -1,8 +1,8 @@
 //! Collectives: operations that every member of a gang, or of a group of its members, calls together. This room has the
 //! procedures; their state is in [`fabric`](crate::fabric), which needs no [`Device`](crate::Device).
 //!
-//! From the top: [`api`] has the methods that users call; [`ops`] and [`many`] help it, and a [`group`] holds them. Each
-//! call fills a [`request`] and is one [`case`], for which [`choose`] picks one of the [`algorithm`]s. [`execute`]
+//! From the top: [`api`] has the methods that users call; [`ops`] and [`many`] help it, and a [`group`] holds them.
+//! Each call fills a [`request`] and is one [`case`], for which [`choose`] picks one of the [`algorithm`]s. [`execute`]
 //! carries it out:
 //!
 //! * [`scratch`] takes the memory that the algorithm needs.
@@ -13,6 +13,8 @@
 //!
 //! [`world`] has the groups that span processes, [`across`] the door to what carries their calls out, and [`hop`] what
 //! values need there.
+//!
+//! [`in_words`] says at which sizes the choice changes.
 //!
 //! [`replay`] puts collectives into graphs, and runs them from there.
 
@@ -27,6 +29,7 @@ mod face;
 pub(crate) mod group;
 mod hand_over;
 pub(crate) mod hop;
+pub(crate) mod in_words;
 pub(crate) mod kernels;
 pub(crate) mod launch;
 mod many;

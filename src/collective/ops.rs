@@ -9,13 +9,11 @@ use super::{
         norm::{NormKernel, Rows},
     },
     case::{Case, Machine},
-    execute::execute,
     request::Request,
 };
 use crate::fabric::{
     call::{Call, Origin},
     descriptor::Area,
-    limits::Limits,
     plan::{Counts, MOST_BYTES, Shape},
     types::{Element, ReduceOp},
 };
@@ -207,17 +205,6 @@ impl Group<'_> {
         let shape = Shape::ReduceScatter { counts, in_place: source.is_none() };
         let request = between(call, Some(op), shape, source, Some(destination));
         self.run_by(Request { beside, ..request }, Some(algorithm))
-    }
-
-    /// [`all_reduce`](Self::all_reduce) by a given algorithm. The tuner measures algorithms so.
-    pub(crate) fn all_reduce_by<T: Element>(
-        &self,
-        x: DeviceViewMut<'_, T>,
-        op: ReduceOp,
-        algorithm: &dyn Algorithm,
-        limits: &Limits,
-    ) -> Result<()> {
-        execute(self.meeting(), &all_reduce(Origin::default(), x, op), limits, Some(algorithm))
     }
 }
 

@@ -192,7 +192,8 @@ pub trait PerDeviceInternals<T: 'static>: Sized {
     #[track_caller]
     fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()>;
 
-    /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left poison.
+    /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left
+    /// poison.
     #[track_caller]
     fn forgive(&mut self) -> Result<Vec<Vec<Arc<Gang>>>>;
 

@@ -26,7 +26,7 @@ use crate::{
     error::{DeviceCall, Error, Result, Site},
     fabric::{
         in_flight::InFlight,
-        limits::{Tune, Tuned},
+        limits::Limits,
         mailbox::Endpoint,
         packing::Carriers,
         processes::Processes,
@@ -105,10 +105,8 @@ pub(crate) struct Shared {
     pub(crate) world: Option<Arc<dyn Processes>>,
     /// and the types whose values may go there.
     pub(crate) carriers: Carriers,
-    /// Where the collectives' limits are to come from,
-    pub(crate) tune: Tune,
-    /// and what they are. Set once, when the pool is built.
-    pub(crate) tuned: OnceCell<Tuned>,
+    /// What kernels of collectives may take of the devices.
+    pub(crate) limits: Limits,
     /// What staged copies need, by source and destination. Made when first needed.
     pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<PeerStaging>>>,
     /// Streams for messages to other processes that another thread than the device's submits. Made when first needed.
@@ -125,12 +123,6 @@ impl Shared {
     /// Whether `device` may touch the memory of `peer`. The probe has verified it.
     pub(crate) fn is_direct(&self, device: usize, peer: usize) -> bool {
         device == peer || self.peers.get().is_some_and(|all| all[device * self.devices() + peer].route == Route::Direct)
-    }
-
-    /// The collectives' limits. Before they are known only `builder/measure.rs` runs collectives, with limits of its
-    /// own.
-    pub(crate) fn limits(&self) -> &Tuned {
-        self.tuned.get().expect("the pool is built")
     }
 
     /// The last call of each of these devices' threads.

@@ -6,7 +6,7 @@
 //! suites that way.
 
 use crate::support::{self, Gpus, again, failure, on_cuda, printed, slow_add, until};
-use gpu_pool::{Algorithm, Builder, Check, DType, Device, Error, GpuPool, ReduceOp, Tune};
+use gpu_pool::{Algorithm, Builder, Check, DType, Device, Error, GpuPool, ReduceOp};
 use std::{
     env,
     sync::{
@@ -35,7 +35,7 @@ fn crowd(name: &str, test: fn(Gpus)) {
 
 fn builder(ordinals: &[usize]) -> Builder {
     let builder = GpuPool::builder().cuda().devices(ordinals).share_gpus(true).module(&support::MODULE);
-    builder.check(Check::Off).algorithm(Algorithm::Auto).tune(Tune::Auto).timeout(Duration::from_secs(20))
+    builder.check(Check::Off).algorithm(Algorithm::Auto).timeout(Duration::from_secs(20))
 }
 
 fn pool(ordinals: &[usize]) -> GpuPool {

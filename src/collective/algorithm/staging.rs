@@ -14,8 +14,8 @@
 //! up, the least possible. With more members each folds one slice and puts the result on its stage: `S` down, and
 //! `2(n-1)/n` of `S` up; a ring takes `2(n-1)/n` both ways.
 //!
-//! Invariant: slices are those of [`plan`](crate::fabric::plan), and sources are folded in rank order, so the bits are those of
-//! the other algorithms in rank order.
+//! Invariant: slices are those of [`plan`](crate::fabric::plan), and sources are folded in rank order, so the bits are
+//! those of the other algorithms in rank order.
 
 use crate::fabric::{
     plan::{Shape, slice},

@@ -55,7 +55,7 @@ pub(in super::super) fn entry<T: Parameter>() -> Entry {
 /// Blocks of the kernel: a chunk for each, then for each of its warps. The second meeting waits for all of them, so all
 /// are on the device at once: that is what the limits are for.
 fn blocks(largest: usize, limits: &Limits) -> u32 {
-    (largest.div_ceil(CHUNK).clamp(1, BLOCKS as usize) as u32).min(limits.exchange_blocks)
+    (largest.div_ceil(CHUNK).clamp(1, BLOCKS as usize) as u32).min(limits.blocks(BLOCKS))
 }
 
 impl<T: Parameter> Algorithm for OneKernel<'_, T> {
