@@ -31,8 +31,6 @@ mod sharded;
 mod start;
 mod step;
 mod together;
-#[cfg(test)]
-mod world_tests;
 
 pub use element::Gradient;
 pub use exchanged::Exchanged;

@@ -1,6 +1,6 @@
 //! What `gpu-pool-cluster` needs: several processes.
 
-pub use super::{ErrorInternals, OpGuard, OpSite, contain};
+pub use super::{ErrorInternals, OpGuard, OpSite, contain, silence_panics};
 pub use crate::{
     builder::environment::parse_duration,
     contain::Contained,

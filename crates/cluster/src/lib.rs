@@ -45,6 +45,9 @@ mod wire;
 #[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 mod world;
 
+#[cfg(any(test, feature = "loopback"))]
+#[doc(hidden)]
+pub use collective::loopback;
 #[cfg(target_os = "linux")]
 pub use ipc::{Imported, IpcBuffer};
 

@@ -12,13 +12,13 @@
 
 use crate::collective::Hierarchical;
 use crate::runtime::{
-    Gang, Outside,
+    DeviceInternals, Gang, Outside,
     collective::AcrossProcesses,
     device_here,
     processes::{NewScope, ProcessScope, Processes},
 };
 use crate::traits::{Entry, Tell, Transport, Window, World, WorldScope};
-use gpu_pool::{Error, Result, Site};
+use gpu_pool::{Device, Error, Result, Site};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{
@@ -258,4 +258,10 @@ impl Processes for Linked {
     fn groups(&self) -> &(dyn Any + Send + Sync) {
         &self.groups.0
     }
+}
+
+/// The scope's link to the other processes.
+pub(crate) fn link_of(dev: &Device) -> &WorldLink {
+    let scope = dev.process_scope().expect("the group was made through it");
+    scope.as_any().downcast_ref().expect("this crate has connected the pool")
 }

@@ -6,7 +6,7 @@
 use super::{cut::Cut, rail_map::RailMap, relay::Relay, values::hash};
 use crate::internals::*;
 use crate::{
-    link::WorldLink,
+    link::{WorldLink, link_of},
     runtime::{
         Call, Op,
         collective::{Across, Area, Counts, Descriptor, GRAIN, Payload, Shape},
@@ -300,12 +300,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         let dev = self.group.device();
         dev.own_gang().poison(dev.index(), error.clone());
     }
-}
-
-/// The scope's link to the other processes.
-pub(super) fn link_of(dev: &Device) -> &WorldLink {
-    let scope = dev.process_scope().expect("the group was made through it");
-    scope.as_any().downcast_ref().expect("this crate has connected the pool")
 }
 
 /// Copies memory of this device, which the caller has ordered on the stream.

@@ -40,8 +40,8 @@ mod device_rail;
 mod explain;
 mod hierarchical;
 mod host_rail;
-#[cfg(test)]
-pub(crate) mod loopback;
+#[cfg(any(test, feature = "loopback"))]
+pub mod loopback;
 mod message_route;
 pub(super) mod messages;
 mod moves;

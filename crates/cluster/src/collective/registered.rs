@@ -8,8 +8,9 @@
 //! its beginning. So such a call says so where the processes compare their calls ([`HierarchicalCall::meet`]), and what
 //! cannot say so goes through scratch ([`HierarchicalCall::is_registered`]).
 
-use super::hierarchical::{HierarchicalCall, link_of};
+use super::hierarchical::HierarchicalCall;
 use crate::internals::*;
+use crate::link::link_of;
 use crate::runtime::{
     collective::{Area, Registration},
     memory::BlockRef,

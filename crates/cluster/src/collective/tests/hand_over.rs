@@ -27,7 +27,7 @@ struct Batch {
     names: Vec<String>,
     more: Option<(DeviceBuffer<u8>, usize, isize)>,
 }
-crate::hop_fields!(Batch { x, names, more });
+gpu_pool::hop_fields!(Batch { x, names, more });
 
 /// It does not say how it crosses.
 struct Local;

@@ -1,10 +1,9 @@
 //! One model on the devices of several processes, which are pools of this one.
 
-use super::{DataParallel, Gradients, Model};
-use crate::{
-    Device, DeviceBuffer, Error, GpuPool, GradientExchange, Parameter, ReduceOp, Result, Shard,
-    collective::world::loopback::Hosts,
-    parallel::{At, LearningRate, Optimizer, Pipeline, Schedule, Stage},
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, GradientExchange, Parameter, ReduceOp, Result, Shard};
+use gpu_pool_cluster::loopback::Hosts;
+use gpu_pool_train::parallel::{
+    At, DataParallel, Gradients, LearningRate, Model, Optimizer, Pipeline, Schedule, Stage,
 };
 use half::{bf16, f16};
 
@@ -300,7 +299,7 @@ fn a_process_without_rows() {
             assert_eq!((seen.len(), steps), (2, 4));
             for (error, name) in seen.iter().zip(["DataParallel::step", "DataParallel::accumulate"]) {
                 let Error::InvalidArgument { op, why, site, .. } = error else { panic!("{error}") };
-                assert!(*op == name && why.contains("0 rows") && site.file().ends_with("world_tests.rs"), "{error}");
+                assert!(*op == name && why.contains("0 rows") && site.file().ends_with("main.rs"), "{error}");
             }
             // 3 rows of 1; then 3 rows of 2 and 2 rows of 1; 2 rows of 1; then 2 rows of 2 and 2 of 1.
             let wanted = -(1.0 + 8.0 / 5.0 + 1.0 + 6.0 / 4.0);
@@ -378,7 +377,7 @@ fn a_checkpoint_that_one_process_cannot_read() {
         let missing = "/nowhere/at/all";
         let loaded = if host == 0 { model.load(missing) } else { model.restore(&saved) };
         let first_error = loaded.unwrap_err().to_string();
-        let foreign = crate::parallel::Checkpoint::new();
+        let foreign = gpu_pool_train::parallel::Checkpoint::new();
         let restored = model.restore(if host == 1 { &foreign } else { &saved }).unwrap_err().to_string();
         model.restore(&saved)?;
         piece(&mut model, 2, true, |x| x, 1.0)?;

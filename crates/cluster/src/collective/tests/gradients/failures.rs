@@ -2,9 +2,9 @@
 //! cluster goes on, unless a process is lost.
 
 use super::{Hosts, SIZES, build, small, works, write};
-use crate::{
+use gpu_pool::{
     Device, DeviceBuffer, Error, GradientExchange, Result,
-    driver::faulty::plan::{FaultOp, FaultPlan, FaultRule, Injected},
+    testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use parking_lot::Mutex;
 use std::{cell::Cell, sync::Arc};
