@@ -17,8 +17,8 @@ pub(crate) mod signal_pad;
 pub(crate) use environment::seed;
 
 use crate::{
-    Algorithm, Hop, ReduceOrder,
-    collective::hop,
+    Algorithm, ReduceOrder, Transfer,
+    collective::transfer,
     driver::{
         DriverRef, FaultKind,
         check::{self, Check},
@@ -162,13 +162,14 @@ impl Builder {
     /// ```
     /// # use gpu_pool::{DeviceBuffer, GpuPool};
     /// struct Batch { x: DeviceBuffer<f32>, rows: usize }
-    /// gpu_pool::hop_fields!(Batch { x, rows });
+    /// gpu_pool::transfer_fields!(Batch { x, rows });
     ///
-    /// let pool = GpuPool::builder().host(2).hops::<Batch>().hops::<(usize, Batch)>().build()?;
+    /// let pool = GpuPool::builder().host(2).register_transfer::<Batch>().register_transfer::<(usize,
+    /// Batch)>().build()?;
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
-    pub fn hops<T: Hop>(mut self) -> Self {
-        self.carriers.insert(hop::carrier::<T>());
+    pub fn register_transfer<T: Transfer>(mut self) -> Self {
+        self.carriers.insert(transfer::carrier::<T>());
         self
     }
 

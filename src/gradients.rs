@@ -6,7 +6,7 @@
 //! * [`layout`]: where each gradient lies. [`access`]: gives it to the backward pass. [`readiness`]: which gradients of
 //!   a step are ready.
 //! * [`step`]: ready and finish. [`start`]: packs, reduces and unpacks a bucket, by [`kernels`] for the types of
-//!   [`element`]. [`apart`]: sums over steps without exchange. [`parts`]: buckets as a whole, and the update of
+//!   [`element`]. [`earlier_sum`]: sums over steps without exchange. [`parts`]: buckets as a whole, and the update of
 //!   parameters by an optimizer.
 //! * [`sharded`]: the step of an optimizer whose state is divided among the members, without buckets. [`together`]: the
 //!   end of such a step with buckets.
@@ -16,7 +16,7 @@
 //! Invariant: all members start the same buckets in the same order.
 
 mod access;
-mod apart;
+mod earlier_sum;
 mod element;
 mod exchanged;
 #[allow(missing_docs)]
@@ -48,7 +48,7 @@ use crate::{
     gang::Gang,
     memory::handle::DeviceHandle,
 };
-use apart::Apart;
+use earlier_sum::EarlierSum;
 use layout::{Layout, Unit};
 use readiness::Readiness;
 use settings::Settings;
@@ -158,7 +158,7 @@ pub struct GradientExchange<T: Gradient = f32> {
     /// By gradient: memory that the caller has lent.
     lent: Vec<Option<DeviceBuffer<T>>>,
     /// By bucket: sums of steps that exchanged nothing, in half types.
-    apart: Vec<Apart>,
+    earlier_sums: Vec<EarlierSum>,
     /// What the gradients of a step are multiplied with in these sums.
     piece: f32,
     scratch: Scratch,
@@ -220,7 +220,7 @@ impl<T: Gradient> GradientExchange<T> {
             memory: buckets(dev, &layout, settings.register && group.registers())?,
             device: dev.worker.handle.clone(),
             lent: sizes.iter().map(|_| None).collect(),
-            apart: Vec::new(),
+            earlier_sums: Vec::new(),
             piece: 1.0,
             scratch: Scratch::Same,
             sums: None,
@@ -292,7 +292,7 @@ impl<T: Gradient> GradientExchange<T> {
         self.written = vec![SmallVec::new(); buckets];
         self.reduced = vec![None; buckets];
         self.travelling = (0..buckets).map(|_| None).collect();
-        self.apart = (0..buckets).map(|_| Apart::default()).collect();
+        self.earlier_sums = (0..buckets).map(|_| EarlierSum::default()).collect();
         self.normed = None;
         Ok(())
     }
@@ -383,7 +383,7 @@ fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout, apart: bool) -> Result<
 
 #[track_caller]
 fn zeros<T: DeviceCopy>(dev: &Device, len: usize, apart: bool) -> Result<DeviceBuffer<T>> {
-    if apart { dev.zeros_apart(len) } else { dev.zeros(len) }
+    if apart { dev.zeros_dedicated(len) } else { dev.zeros(len) }
 }
 
 /// What differs between two members, and both sides of it.

@@ -44,7 +44,7 @@
 //! | train a model on all devices | the crate `gpu-pool-train`: `DataParallel`, `Optimizer`, `Pipeline` |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
 //! | work as several processes, on one host or many | the crate `gpu-pool-cluster`, [`Device::world`] |
-//! | give values to another device, also of another process | [`Device::give`], [`Device::take`], [`Hop`] |
+//! | give values to another device, also of another process | [`Device::give`], [`Device::take`], [`Transfer`] |
 //! | share memory with another process | the crate `gpu-pool-cluster` |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
@@ -126,7 +126,7 @@ pub mod topology;
 mod variables;
 
 pub use builder::{Backend, Builder};
-pub use collective::{Group, Hop, Registered};
+pub use collective::{Group, Registered, Transfer};
 pub use driver::{
     DeviceInfo, LaunchDims,
     check::Check,

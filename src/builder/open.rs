@@ -2,7 +2,7 @@
 
 use super::{Builder, Weights, share, signal_pad};
 use crate::{
-    collective::hop,
+    collective::transfer,
     driver::{
         DriverRef,
         check::{Check, Watch},
@@ -103,7 +103,7 @@ impl Builder {
             signals: OnceCell::new(),
             cleaner: Default::default(),
             carriers: match &world {
-                Some(_) => hop::known().with(&self.carriers),
+                Some(_) => transfer::known().with(&self.carriers),
                 None => Carriers::default(),
             },
             world,

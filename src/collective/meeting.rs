@@ -18,6 +18,8 @@ use crate::{
 use std::{rc::Rc, sync::Arc};
 
 pub(crate) use descriptors::Descriptors;
+pub(super) use exchange::absent;
+pub(crate) use exchange::note_call;
 
 /// One member's side of the meetings of a group of one process.
 #[derive(Clone, Copy)]
@@ -107,29 +109,4 @@ pub(super) fn membership(dev: &Device, ranks: &[usize]) -> Rc<Membership> {
 pub(super) fn everyone(dev: &Device) -> Rc<Membership> {
     let known = dev.session.groups.everyone();
     known.unwrap_or_else(|| membership(dev, &(0..dev.count()).collect::<Vec<_>>()))
-}
-
-/// The error for a member whose closure has ended; `rank` is its rank in the gang.
-pub(super) fn absent(dev: &Device, call: &Call, rank: usize) -> Error {
-    let gang = &dev.session.gang;
-    let (last, b_site) = gang.last_words(rank);
-    let b_call = match last {
-        Some(op) => format!("nothing more (its closure had ended) after {op}"),
-        None => "nothing (its closure had ended) in the scope that was started".to_owned(),
-    };
-    Error::Mismatch {
-        what: "participation",
-        a: dev.index(),
-        a_call: call.to_string(),
-        a_site: call.site,
-        b: gang.device(rank),
-        b_call,
-        b_site,
-    }
-}
-
-/// Notes a call, for reports on a member that has left or makes no progress.
-pub(crate) fn note_call(dev: &Device, call: &Call) {
-    dev.worker.calls.note(call.op, call.site);
-    dev.session.last_call.set(Some((call.op, call.site)));
 }

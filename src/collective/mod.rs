@@ -11,8 +11,8 @@
 //! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
 //!   kernels of software GPUs, and [`launch`] launches them.
 //!
-//! [`world`] has the groups that span processes, [`across`] the door to what carries their calls out, and [`hop`] what
-//! values need there.
+//! [`world`] has the groups that span processes, [`across`] the door to what carries their calls out, and [`transfer`]
+//! what values need there.
 //!
 //! [`in_words`] says at which sizes the choice changes.
 //!
@@ -28,7 +28,6 @@ mod execute;
 mod face;
 pub(crate) mod group;
 mod hand_over;
-pub(crate) mod hop;
 pub(crate) mod in_words;
 pub(crate) mod kernels;
 pub(crate) mod launch;
@@ -39,15 +38,16 @@ mod point;
 pub(crate) mod replay;
 mod request;
 mod scratch;
+pub(crate) mod transfer;
 mod values;
 mod world;
 
 pub use across::{AcrossProcesses, Hierarchy, Incoming, Outgoing, PendingReduce, Registered, Registration};
 pub use group::Group;
-pub use hop::Hop;
 pub use kernels::{Part, fold_on_host};
 pub use ops::between;
 pub use point::area;
 pub use request::Request;
+pub use transfer::Transfer;
 pub use values::value_of;
 pub use world::GroupKey;

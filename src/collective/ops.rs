@@ -47,7 +47,7 @@ pub fn between<T: Element>(
         source: source.map(|x| Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() }),
         destination: destination.map(|x| Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() }),
         counts: None,
-        beside: Vec::new(),
+        extra: Vec::new(),
         rank_order: false,
     }
 }
@@ -151,10 +151,10 @@ impl Group<'_> {
         call: Call,
         source: Option<DeviceView<'_, T>>,
         destination: DeviceViewMut<'_, T>,
-        beside: Vec<(Area, Access)>,
+        extra: Vec<(Area, Access)>,
         algorithm: &dyn Algorithm,
     ) -> Result<()> {
-        self.run_by(Request { beside, ..sum(call, source, destination) }, Some(algorithm))
+        self.run_by(Request { extra, ..sum(call, source, destination) }, Some(algorithm))
     }
 
     /// [`begin_all_reduce`](Self::begin_all_reduce) for [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) with
@@ -198,13 +198,13 @@ impl Group<'_> {
         counts: &[usize],
         source: Option<DeviceView<'_, T>>,
         destination: DeviceViewMut<'_, T>,
-        beside: Vec<(Area, Access)>,
+        extra: Vec<(Area, Access)>,
         algorithm: &dyn Algorithm,
     ) -> Result<()> {
         let counts = self.check_counts(call.op(), counts)?.even();
         let shape = Shape::ReduceScatter { counts, in_place: source.is_none() };
         let request = between(call, Some(op), shape, source, Some(destination));
-        self.run_by(Request { beside, ..request }, Some(algorithm))
+        self.run_by(Request { extra, ..request }, Some(algorithm))
     }
 }
 

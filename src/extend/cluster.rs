@@ -137,7 +137,7 @@ internals! {
         /// Elements with unspecified contents.
         fn allocate[T: DeviceCopy](self: &Self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
         /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are pooled.
-        fn zeros_apart[T: DeviceCopy](self: &Self, len: usize) -> Result<DeviceBuffer<T>>;
+        fn zeros_dedicated[T: DeviceCopy](self: &Self, len: usize) -> Result<DeviceBuffer<T>>;
         /// Page-locked memory near the device, with unspecified contents.
         fn pinned_scratch[](self: &Self, op: &'static str, bytes: usize) -> Result<PinnedBuffer<u8>>;
         /// On a stream: `into` = the combination of at most [`MOST`](collective::MOST) sources of `n` elements. The

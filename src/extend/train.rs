@@ -3,8 +3,8 @@
 #[cfg(feature = "insight")]
 pub use crate::chrome_trace::{ChromeTrace, Row};
 use crate::{
-    Args, Device, DeviceBuffer, DeviceCopy, DeviceView, Error, GpuPool, GradientExchange, Group, Hop, Kernel,
-    LaunchDims, Module, OnStream, Parameter, PerDevice, Result, Shard, Signature,
+    Args, Device, DeviceBuffer, DeviceCopy, DeviceView, Error, GpuPool, GradientExchange, Group, Kernel, LaunchDims,
+    Module, OnStream, Parameter, PerDevice, Result, Shard, Signature, Transfer,
     error::{
         Site,
         op_site::{OpGuard, OpSite},
@@ -163,9 +163,9 @@ internals! {
         /// This group, for a token of the same device with another stream.
         fn on['v](self: &Self, via: &'v Device) -> Group<'v>;
         /// Gives a value to a member. A copy for another process runs on the token's stream.
-        fn give_hop[T: Hop](self: &Self, call: LastCall, label: Label, value: T, to: usize) -> Result<()>;
+        fn give_transfer[T: Transfer](self: &Self, call: LastCall, label: Label, value: T, to: usize) -> Result<()>;
         /// Takes it.
-        fn take_hop[T: Hop](self: &Self, call: LastCall, label: Label, from: usize) -> Result<T>;
+        fn take_transfer[T: Transfer](self: &Self, call: LastCall, label: Label, from: usize) -> Result<T>;
     }
 }
 

@@ -20,8 +20,8 @@ const OVERLAPPED: u32 = 16;
 /// What the kernels of one call may take of each device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Blocks that are on the smallest device at once. All blocks of a kernel that waits for its peers' must be, and one
-    /// multiprocessor has room for at least one of them.
+    /// Blocks that are on the smallest device at once. All blocks of a kernel that waits for its peers' must be, and
+    /// one multiprocessor has room for at least one of them.
     resident: u32,
     /// The call overlaps with other work. Copy engines may be slower, but leave the multiprocessors to that work.
     pub overlapped: bool,

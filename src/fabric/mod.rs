@@ -7,10 +7,11 @@
 //! * What members tell each other: [`call`], [`descriptor`], [`compact`], [`site_id`]. How it gets there: [`mailbox`],
 //!   [`broadcast`], [`parcels`].
 //! * What a member does: [`types`], [`plan`], [`packets`], [`tiling`], [`limits`].
-//! * What kernels wait on: [`signal_pad`], with its [`layout`]. What a thread remembers of its launches: [`spinning`],
-//!   [`in_flight`]. [`membership`]: the groups that a device is in.
+//! * What kernels wait on: [`signal_pad`], with its [`layout`]. What a thread remembers of its launches:
+//!   [`barrier_state`], [`in_flight`]. [`membership`]: the groups that a device is in.
 //! * Other processes: [`processes`], the door to them; [`packing`], how values go there.
 
+pub(crate) mod barrier_state;
 pub(crate) mod broadcast;
 pub(crate) mod call;
 pub(crate) mod compact;
@@ -27,6 +28,5 @@ pub(crate) mod plan;
 pub mod processes;
 pub(crate) mod signal_pad;
 pub(crate) mod site_id;
-pub(crate) mod spinning;
 pub(crate) mod tiling;
 pub(crate) mod types;

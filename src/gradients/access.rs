@@ -76,7 +76,7 @@ impl<T: Gradient> GradientExchange<T> {
 
     /// Whether the backward pass must add to a gradient: it holds a value where it lies.
     pub(crate) fn must_add(&self, gradient: usize) -> bool {
-        !Self::APART && self.holds(gradient)
+        !Self::SUMS_IN_F32 && self.holds(gradient)
     }
 
     /// Gives a gradient memory of the caller's, until it is [taken](Self::take) back. [`grad_mut`](Self::grad_mut) and

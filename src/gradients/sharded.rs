@@ -73,10 +73,10 @@ pub struct ShardedStep<T: Parameter> {
     kept: [Option<DeviceBuffer<f32>>; 3],
     sums: DeviceBuffer<f64>,
     norm: DeviceBuffer<f32>,
-    /// What the blocks of the one kernel tell each other: nothing else is ever written there.
-    told: Option<DeviceBuffer<u64>>,
-    /// The rule of the next step of a graph.
-    later: DeviceBuffer<u32>,
+    /// Inter-block flags of the fused kernel.
+    block_flags: Option<DeviceBuffer<u64>>,
+    /// The rule of a graph's next step.
+    graph_rule: DeviceBuffer<u32>,
     of: std::marker::PhantomData<fn() -> T>,
 }
 
@@ -136,8 +136,10 @@ impl<T: Parameter> ShardedStep<T> {
             kept: [zeros(Kept::First)?, zeros(Kept::Second)?, zeros(Kept::Master)?],
             sums: dev.zeros(len.div_ceil(CHUNK))?,
             norm: dev.zeros(1)?,
-            told: (clips && group.kernels_meet()).then(|| dev.zeros(2 * part.len().div_ceil(CHUNK))).transpose()?,
-            later: dev.upload(bytemuck::cast_slice(&[gathering(Rule::nothing(), &places)]))?,
+            block_flags: (clips && group.kernels_meet())
+                .then(|| dev.zeros(2 * part.len().div_ceil(CHUNK)))
+                .transpose()?,
+            graph_rule: dev.upload(bytemuck::cast_slice(&[gathering(Rule::nothing(), &places)]))?,
             places,
             part,
             of: std::marker::PhantomData,
@@ -171,7 +173,7 @@ impl<T: Parameter> ShardedStep<T> {
     pub fn set_later(&mut self, dev: &Device, rule: Rule) -> Result<()> {
         self.here(dev, "prepare")?;
         let rule = gathering(rule, &self.places);
-        dev.upload_into(bytemuck::cast_slice(&[rule]), &mut self.later)
+        dev.upload_into(bytemuck::cast_slice(&[rule]), &mut self.graph_rule)
     }
 
     /// The group of the members, on the stream of `dev`.
@@ -262,30 +264,30 @@ impl<T: Parameter> ShardedStep<T> {
         let kernel = OneKernel {
             reduce: self.reduce,
             rule,
-            later: dev.recording.is_some().then(|| self.later.view()),
+            graph_rule: dev.recording.is_some().then(|| self.graph_rule.view()),
             moments: self.moments(),
             norm: self.norm(),
-            told: self.told.as_ref().map(|told| told.view()),
+            block_flags: self.block_flags.as_ref().map(|block_flags| block_flags.view()),
             len: self.len,
             part: self.part.clone(),
             largest: self.counts.iter().copied().max().unwrap_or(0),
             segments: &segments,
         };
-        let mut beside = vec![
+        let mut extra = vec![
             (area(grads.view()), Access::Write),
             (area(self.norm.view()), Access::Write),
-            (area(self.later.view()), Access::Read),
+            (area(self.graph_rule.view()), Access::Read),
         ];
-        beside.extend(self.told.iter().map(|told| (area(told.view()), Access::Write)));
-        beside.extend(self.kept.iter().flatten().map(|memory| (area(memory.view()), Access::Write)));
-        beside.extend(segments.iter().filter_map(|segment| Some((area(segment.memory?), Access::Write))));
+        extra.extend(self.block_flags.iter().map(|block_flags| (area(block_flags.view()), Access::Write)));
+        extra.extend(self.kept.iter().flatten().map(|memory| (area(memory.view()), Access::Write)));
+        extra.extend(segments.iter().filter_map(|segment| Some((area(segment.memory?), Access::Write))));
         let call = Call::new("sharded_step").elements(T::DTYPE, self.len).counts(&self.counts).from(origin);
         match self.is_flat() {
             true => {
                 let to = super::access::exclusive(views[0]);
-                group.parts_by((call, self.reduce), &self.counts, Some(grads.view()), to, beside, &kernel)
+                group.parts_by((call, self.reduce), &self.counts, Some(grads.view()), to, extra, &kernel)
             }
-            false => group.parts_by((call, self.reduce), &self.counts, None, grads.view_mut(), beside, &kernel),
+            false => group.parts_by((call, self.reduce), &self.counts, None, grads.view_mut(), extra, &kernel),
         }
     }
 
@@ -315,10 +317,10 @@ impl<T: Parameter> ShardedStep<T> {
             kernels::norm::<T>(dev, &self.sums.view(), &self.norm.view())?;
         }
         let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
-        let later = dev.recording.is_some().then(|| self.later.view());
+        let graph_rule = dev.recording.is_some().then(|| self.graph_rule.view());
         for some in self.segments(part, &views).chunks(SEGMENTS) {
             let (moments, norm) = (self.moments(), self.norm.view());
-            update::update(dev, &grads.view(), &moments, &norm, some, (rule, later.as_ref()))?;
+            update::update(dev, &grads.view(), &moments, &norm, some, (rule, graph_rule.as_ref()))?;
         }
         drop(views);
         if !self.is_flat() {

@@ -230,7 +230,7 @@ impl<T: Gradient> GradientExchange<T> {
         self.moved = false;
         self.meet(dev).inspect_err(|_| self.broken = true)?;
         self.readiness.end(false, &self.layout);
-        self.apart.iter_mut().for_each(|apart| apart.holds = false);
+        self.earlier_sums.iter_mut().for_each(|sum| sum.holds = false);
         self.begun.clear();
         (self.closed, self.steps, self.exchanges) = (false, self.steps + 1, self.exchanges + 1);
         Ok(Exchanged { exchange: self, exchanged: true })

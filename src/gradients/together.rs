@@ -158,14 +158,14 @@ impl<T: Parameter> GradientExchange<T> {
             chunks: together.chunks,
             of: PhantomData,
         };
-        let mut beside = vec![(area(norm.view()), Access::Write), (area(together.pieces.view()), Access::Read)];
-        beside.extend(self.memory.iter().map(|bucket| (area(bucket.view()), Access::Read)));
+        let mut extra = vec![(area(norm.view()), Access::Write), (area(together.pieces.view()), Access::Read)];
+        extra.extend(self.memory.iter().map(|bucket| (area(bucket.view()), Access::Read)));
         let state = moments.iter().flat_map(|moments| [moments.first, moments.second, moments.master]).flatten();
-        beside.extend(state.map(|memory| (area(memory), Access::Write)));
+        extra.extend(state.map(|memory| (area(memory), Access::Write)));
         // Those of other parts are written by the other members' kernels, while this member's runs.
-        beside.extend(parameters.iter().map(|parameter| (area(parameter.view()), Access::Write)));
+        extra.extend(parameters.iter().map(|parameter| (area(parameter.view()), Access::Write)));
         let call = Call::new(OP).elements(T::DTYPE, self.sizes.iter().sum()).from(self.origin());
-        group.sum_by(call, None, sums.view_mut(), beside, &kernel)
+        group.sum_by(call, None, sums.view_mut(), extra, &kernel)
     }
 }
 

@@ -66,6 +66,7 @@ impl ClusterBuilder for Builder {
     }
 }
 
+#[doc(hidden)]
 impl Connect for Cluster {
     fn connect(&self, drivers: &[DriverRef]) -> Result<Arc<dyn Processes>> {
         let software = drivers.iter().any(|driver| driver.info().compute_capability == (0, 0));

@@ -18,9 +18,9 @@ pub use checkpoint::Checkpoint;
 pub use data_parallel::{DataParallel, Gradients, Model};
 pub use ops::{Activation, BiasedActivation, Index, NormSaved, RowNorm};
 pub use optim::{LearningRate, Optimizer};
-pub use pipeline::{At, Pipeline, Stage};
+pub use pipeline::{Pipeline, Stage, StageContext};
 pub use schedule::{
-    Action, Blocked, Costs, MAX_ACTIONS, Peer, PipelineSchedule, ScheduleError, Span, Step, Timeline, Work,
+    Action, Costs, MAX_ACTIONS, Peer, PipelineSchedule, ScheduleError, Span, Step, StuckAction, Timeline, Work,
 };
 pub use sharded::{ShardedOptimizer, ShardedState};
 #[cfg(feature = "blas")]

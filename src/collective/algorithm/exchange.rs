@@ -92,9 +92,9 @@ impl Algorithm for Exchange {
     }
 }
 
-/// Smallest all-reduce. On 4 H200s: 16 MB in 85 us, by a ring 89; 8 MB in 49, by slices with barriers 51; 256 MB of half
-/// types in 1213, by slices 1349. (A reduce-scatter gains nothing: 256 MB took 682 us, and 656 by slices.) On 8 it was not
-/// measured: there the size keeps what one device sends.
+/// Smallest all-reduce. On 4 H200s: 16 MB in 85 us, by a ring 89; 8 MB in 49, by slices with barriers 51; 256 MB of
+/// half types in 1213, by slices 1349. (A reduce-scatter gains nothing: 256 MB took 682 us, and 656 by slices.) On 8 it
+/// was not measured: there the size keeps what one device sends.
 pub(crate) fn least(members: usize) -> usize {
     match members {
         0..=2 => usize::MAX,

@@ -77,8 +77,8 @@ pub(crate) const PER_BLOCK: usize = 16 << 10;
 pub(crate) const BLOCKS: u32 = 64;
 
 /// Parts of at least so many bytes are large, and kernels that add them up have at most so many blocks. A kernel that
-/// reads from several peers and writes to several is faster with few blocks. On 4 H200s, parts of 2 MB: all-reduce 50 us
-/// with 16 blocks, 52 with 64; reduce-scatter 30 and 33.
+/// reads from several peers and writes to several is faster with few blocks. On 4 H200s, parts of 2 MB: all-reduce 50
+/// us with 16 blocks, 52 with 64; reduce-scatter 30 and 33.
 pub(crate) fn large(members: usize) -> (usize, u32) {
     if members > 2 { (2 << 20, 16) } else { (8 << 20, BLOCKS) }
 }

@@ -2,7 +2,7 @@
 //! (`kernels/norm_inbox.cu`), which touches no peer's memory but the inboxes in the signal pads; or, for many rows, by
 //! one that reads the rows of all members where they are (`kernels/norm_pull.cu`).
 //!
-//! [`norm_call`](super::norm_call) asks for it ([`Group::norm_in_one`]); where it does not fit, that is three calls. It
+//! [`norm_call`](super::norm_call) asks for it (`Group::norm_in_one`); where it does not fit, that is three calls. It
 //! is not in the table of [`choose`](super::super::choose), since other collectives have no norm.
 //!
 //! Invariant: what is chosen depends only on what all members have in common: the group, the pool, and the parts of the
@@ -104,8 +104,8 @@ pub(crate) struct NormMemory {
 }
 
 /// Bytes of rows from which on members read each other's where they are, instead of sending them through slots. Two
-/// H200s, bf16 rows of 4096, in graphs: 2 MB take 11.0 us in one trip and 12.8 by reads; 8 MB take 38.9 through slots and
-/// 31.7 by reads. More than two: an estimate, neither measured nor from the model.
+/// H200s, bf16 rows of 4096, in graphs: 2 MB take 11.0 us in one trip and 12.8 by reads; 8 MB take 38.9 through slots
+/// and 31.7 by reads. More than two: an estimate, neither measured nor from the model.
 fn pulled(members: usize) -> usize {
     if members > 2 { 16 << 20 } else { 2 << 20 }
 }

@@ -2,8 +2,8 @@
 //! the time that this takes at least. A model, for any number of members.
 //!
 //! Inboxes were measured between two devices only. Between more, the algorithm `inbox` asks [`most_in_one_trip`], and
-//! tests hold the limit of `slots` to what is counted (`Traffic`, in the tests' file). The kernels' own source is counted,
-//! too: a test writes `kernels/on_cpu/meeting/traffic.inc`, and `check.cpp` there runs its rows.
+//! tests hold the limit of `slots` to what is counted (`Traffic`, in the tests' file). The kernels' own source is
+//! counted, too: a test writes `kernels/on_cpu/meeting/traffic.inc`, and `check.cpp` there runs its rows.
 //!
 //! Plain arithmetic, which uses nothing else of the crate.
 

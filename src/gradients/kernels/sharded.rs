@@ -34,11 +34,11 @@ pub(in super::super) struct OneKernel<'a, T: Parameter> {
     pub reduce: ReduceOp,
     pub rule: Rule,
     /// The memory of a rule that counts in place of `rule`: for graphs.
-    pub later: Option<DeviceView<'a, u32>>,
+    pub graph_rule: Option<DeviceView<'a, u32>>,
     pub moments: Moments<'a>,
     pub norm: Option<DeviceView<'a, f32>>,
     /// Packets for the member's own chunks, of 16 bytes each, with zeros at first. Without it, members meet for a norm.
-    pub told: Option<DeviceView<'a, u64>>,
+    pub block_flags: Option<DeviceView<'a, u64>>,
     /// Elements of all members, and those of this one.
     pub len: usize,
     pub part: Range<usize>,
@@ -109,14 +109,14 @@ impl<T: Parameter> OneKernel<'_, T> {
         args.push(value(meet));
         args.push(value(code(self.reduce)));
         args.push(value(self.rule));
-        push_later(&mut args, self.later.as_ref());
+        push_later(&mut args, self.graph_rule.as_ref());
         push_moments(&mut args, &self.moments);
         args.push(match &self.norm {
             Some(norm) => slice(norm.address(), size_of::<f32>(), true),
             None => value(0u64),
         });
-        args.push(match &self.told {
-            Some(told) => slice(told.address(), told.bytes().len(), true),
+        args.push(match &self.block_flags {
+            Some(block_flags) => slice(block_flags.address(), block_flags.bytes().len(), true),
             None => value(0u64),
         });
         args.push(value(self.part.start as u64));

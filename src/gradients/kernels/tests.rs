@@ -73,11 +73,22 @@ fn updates_fit<T: Parameter>(dev: &Device) -> Result<()> {
     let partial = dev.zeros::<f64>(1)?;
     assert_eq!(sizes(&squares_args(&g.view(), &partial.view())), builtin::OPTIMIZER.parameters(T::SQUARES.0));
     let expected = builtin::SHARDED.parameters(T::SHARDED);
-    let (later, told) = (dev.zeros::<u32>(14)?, dev.zeros::<u64>(2)?);
-    for (norm, later) in [(None, None), (Some(norm.view()), Some(later.view()))] {
+    let (graph_rule, block_flags) = (dev.zeros::<u32>(14)?, dev.zeros::<u64>(2)?);
+    for (norm, graph_rule) in [(None, None), (Some(norm.view()), Some(graph_rule.view()))] {
         let (reduce, rule, moments, segments) = (ReduceOp::Avg, Rule::zeroed(), full, &[segment][..]);
-        let told = norm.is_some().then(|| told.view());
-        let kernel = OneKernel { reduce, rule, later, moments, norm, told, len: 8, part: 0..8, largest: 8, segments };
+        let block_flags = norm.is_some().then(|| block_flags.view());
+        let kernel = OneKernel {
+            reduce,
+            rule,
+            graph_rule,
+            moments,
+            norm,
+            block_flags,
+            len: 8,
+            part: 0..8,
+            largest: 8,
+            segments,
+        };
         let found = sizes(&kernel.args(DeviceBarrier::NONE, Default::default()));
         assert_eq!(found[..expected.len()], expected, "{}", T::SHARDED);
     }

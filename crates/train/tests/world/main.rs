@@ -3,7 +3,7 @@
 use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, GradientExchange, Parameter, ReduceOp, Result, Shard};
 use gpu_pool_cluster::loopback::Hosts;
 use gpu_pool_train::parallel::{
-    At, DataParallel, Gradients, LearningRate, Model, Optimizer, Pipeline, Schedule, Stage,
+    DataParallel, Gradients, LearningRate, Model, Optimizer, Pipeline, Schedule, Stage, StageContext,
 };
 use half::{bf16, f16};
 
@@ -357,11 +357,17 @@ impl Stage for Passes {
     type Activation = DeviceBuffer<f32>;
     type Saved = ();
 
-    fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
+    fn forward(&mut self, _: &Device, _: StageContext, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
         Ok((x, ()))
     }
 
-    fn backward(&mut self, _: &Device, _: At, (): (), dy: DeviceBuffer<f32>) -> Result<Option<DeviceBuffer<f32>>> {
+    fn backward(
+        &mut self,
+        _: &Device,
+        _: StageContext,
+        (): (),
+        dy: DeviceBuffer<f32>,
+    ) -> Result<Option<DeviceBuffer<f32>>> {
         Ok(Some(dy))
     }
 }

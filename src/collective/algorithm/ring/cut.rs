@@ -19,8 +19,8 @@ pub(crate) fn chunk(k: usize, n: usize, len: usize, size: usize) -> Range<usize>
 }
 
 /// Smallest sum. 32 MB on 4 H200s: 156 us, slices with barriers 173. For fewer bytes the hops cost more than the stores
-/// gain. Between two, every byte crosses the link once with each algorithm. (A ring of copies was nowhere faster: 1 GB on
-/// 4 H200s in 5008 us, by kernels 4536.) A prototype on 8: 64 MB in 335 us and 256 MB in 1306, NCCL 364 and 1356.
+/// gain. Between two, every byte crosses the link once with each algorithm. (A ring of copies was nowhere faster: 1 GB
+/// on 4 H200s in 5008 us, by kernels 4536.) A prototype on 8: 64 MB in 335 us and 256 MB in 1306, NCCL 364 and 1356.
 ///
 /// A ring adds up in another order, so no measured number may decide here: one call gives the same bits in every run.
 pub(crate) fn least(members: usize) -> usize {

@@ -235,11 +235,11 @@ fn all_members_may_be_late_at_once() {
         let pool = watched(3, seed);
         for _ in 0..3 {
             pool.run(|dev, _| {
-                dev.worker.spinning.set_spoiled(true);
+                dev.worker.barrier_state.set_spoiled(true);
                 Ok(())
             })
             .unwrap();
-            let right = pool.run(|dev, _| Ok((dev.worker.spinning.is_spoiled(), sums(dev, &lengths(3), 2)?)));
+            let right = pool.run(|dev, _| Ok((dev.worker.barrier_state.is_spoiled(), sums(dev, &lengths(3), 2)?)));
             assert_eq!(right.unwrap(), [(false, true); 3], "seed {seed}");
         }
         pool.close().unwrap();

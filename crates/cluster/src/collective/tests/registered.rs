@@ -5,7 +5,7 @@ use crate::internals::*;
 use gpu_pool::{AsView, DeviceBuffer, Error, GradientExchange, ReduceOp};
 
 fn of(dev: &gpu_pool::Device, elements: &[f32]) -> gpu_pool::Result<DeviceBuffer<f32>> {
-    let mut buffer = dev.zeros_apart(elements.len())?;
+    let mut buffer = dev.zeros_dedicated(elements.len())?;
     dev.upload_into(elements, &mut buffer)?;
     Ok(buffer)
 }

@@ -6,7 +6,7 @@ use crate::{
     support::{Gpus, cases},
 };
 use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, ReduceOp, testing::Explorer};
-use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
+use gpu_pool_train::{Pipeline, PipelineSchedule, Stage, StageContext};
 use std::any::Any;
 
 fn have_the_bits_of_one_device(gpus: Gpus, shapes: usize, pool: impl Fn(usize) -> GpuPool) {
@@ -105,13 +105,13 @@ struct Pass;
 impl Stage for Pass {
     type Activation = DeviceBuffer<f32>;
     type Saved = ();
-    fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ()), Error> {
+    fn forward(&mut self, _: &Device, _: StageContext, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ()), Error> {
         Ok((x, ()))
     }
     fn backward(
         &mut self,
         _: &Device,
-        _: At,
+        _: StageContext,
         _: (),
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {
@@ -122,7 +122,12 @@ impl Stage for Pass {
 impl Stage for Part {
     type Activation = DeviceBuffer<f32>;
     type Saved = PartSaved;
-    fn forward(&mut self, dev: &Device, at: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, PartSaved), Error> {
+    fn forward(
+        &mut self,
+        dev: &Device,
+        at: StageContext,
+        x: DeviceBuffer<f32>,
+    ) -> Result<(DeviceBuffer<f32>, PartSaved), Error> {
         Ok(match self {
             Part::Layer(layer) => layer.forward(dev, at, x).map(|(y, saved)| (y, PartSaved::Layer(saved)))?,
             Part::Pass(pass) => pass.forward(dev, at, x).map(|(y, ())| (y, PartSaved::Pass))?,
@@ -131,7 +136,7 @@ impl Stage for Part {
     fn backward(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         saved: PartSaved,
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {
@@ -155,7 +160,7 @@ impl<S: Stage<Activation = DeviceBuffer<f32>, Saved: 'static>> Stage for AnySave
     fn forward(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         x: DeviceBuffer<f32>,
     ) -> Result<(DeviceBuffer<f32>, Box<dyn Any>), Error> {
         let (y, saved) = self.0.forward(dev, at, x)?;
@@ -164,7 +169,7 @@ impl<S: Stage<Activation = DeviceBuffer<f32>, Saved: 'static>> Stage for AnySave
     fn backward(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         saved: Box<dyn Any>,
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {

@@ -6,7 +6,7 @@ use crate::{
     support::{Gpus, cases, failure},
 };
 use gpu_pool::{Device, Error, GpuPool, testing::FaultPlan, testing::FaultRule, testing::Injected};
-use gpu_pool_train::{Action, At, Pipeline, PipelineSchedule, Work};
+use gpu_pool_train::{Action, Pipeline, PipelineSchedule, StageContext, Work};
 use std::sync::{Arc, Mutex};
 
 /// How a stage fails.
@@ -24,9 +24,9 @@ fn fails(
     fault: &Fault,
     dev: &Device,
     stage: usize,
-) -> gpu_pool::Result<Around<impl Fn(At, Work) -> gpu_pool::Result<()> + use<>>> {
+) -> gpu_pool::Result<Around<impl Fn(StageContext, Work) -> gpu_pool::Result<()> + use<>>> {
     let fault = fault.clone();
-    let look = move |at: At, work| {
+    let look = move |at: StageContext, work| {
         let fault = *fault.lock().unwrap();
         match fault.filter(|(action, _)| *action == Action { stage: at.stage, work, micro: at.micro }) {
             None => Ok(()),
