@@ -139,7 +139,7 @@ pub use fabric::{
     packing::{Pack, Unpack},
     types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},
 };
-pub use gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder, Parameter, Wire};
+pub use gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder, Wire};
 pub use graph::Graph;
 #[cfg(feature = "cuda")]
 pub use interop::{Cuda, CudaMut, CudaRef};

@@ -199,7 +199,7 @@ pub(crate) fn reported(report: u64) -> Option<(u64, usize)> {
 /// The barrier that a kernel takes part in: the struct `Meet` of `kernels/meet.cuh`.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(crate) struct DeviceBarrier {
+pub struct DeviceBarrier {
     /// Address of the device's own signal pad; 0: there is no barrier, events order the kernel.
     pub signals: Address,
     /// The members' ordinals in rank order, 4 bits each; see [`members`](Self::members).
@@ -219,7 +219,7 @@ pub(crate) struct DeviceBarrier {
 
 impl DeviceBarrier {
     /// No barrier.
-    pub(crate) const NONE: DeviceBarrier =
+    pub const NONE: DeviceBarrier =
         DeviceBarrier { signals: 0, members: 0, place: 0, deadline: 0, count: 0, me: 0, spare: 0 };
 
     /// Whether [`members`](Self::members) can pack these ordinals.

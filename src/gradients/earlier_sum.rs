@@ -9,9 +9,9 @@ use super::{
     GradientExchange,
     access::exclusive,
     element::Gradient,
-    kernels::{self, SEGMENTS, Segment, update::Parameter},
+    kernels::{self, SEGMENTS, Segment},
 };
-use crate::{Device, DeviceBuffer, error::Result, memory::AsView};
+use crate::{Device, DeviceBuffer, Float, error::Result, memory::AsView};
 
 /// The sum of a bucket's gradients in earlier steps, on this member.
 #[derive(Default)]
@@ -93,7 +93,7 @@ fn whole(memory: &DeviceBuffer<f32>) -> Segment<'_, f32> {
     Segment { start: 0, len: memory.len(), memory: Some(memory.view()) }
 }
 
-impl<T: Parameter> GradientExchange<T> {
+impl<T: Gradient + Float<Acc = f32>> GradientExchange<T> {
     /// Between steps: multiplies the held sum with `held`, and the gradients of the steps to come with `piece`, if they
     /// are added up apart. (Elsewhere the caller adds them, and so multiplies them.)
     #[track_caller]

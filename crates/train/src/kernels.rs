@@ -23,4 +23,6 @@ modules! {
     EMBEDDING "embedding";
     VOCABULARY "vocabulary";
     RANDOM "random";
+    OPTIMIZER "optimizer";
+    SHARDED "sharded";
 }

@@ -12,6 +12,7 @@ mod pipeline;
 mod schedule;
 mod sharded;
 mod tensor;
+mod update;
 
 #[cfg(feature = "checkpoints")]
 pub use checkpoint::Checkpoint;
@@ -28,6 +29,8 @@ pub use tensor::{ColumnLinear, LinearPart, RowLinear};
 pub use tensor::{
     Indices, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy,
 };
+
+pub use update::Parameter;
 
 /// What this crate adds to the methods of [`gpu_pool`]'s types: `use gpu_pool_train::prelude::*;`.
 pub mod prelude {

@@ -25,11 +25,12 @@ pub use norm::SequenceNorm;
 
 /// What a step back through a [`SequenceNorm`] needs.
 use crate::prelude::*;
+use crate::update::{add_up, wide_len};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Float, Group, ReduceOp, Result,
     extend::{
         ErrorInternals, OpSite,
-        train::{DeviceInternals, GroupInternals, add_up, balanced, wide_len},
+        train::{DeviceInternals, GroupInternals, balanced},
     },
 };
 use std::ops::Range;

@@ -27,6 +27,7 @@
 //!
 //! [`norm`] is no row of the table: it does more than a sum, so only `all_reduce_norm` asks for it.
 
+pub(crate) mod above;
 pub(crate) mod ce;
 pub(crate) mod eager;
 pub(crate) mod exchange;

@@ -1,30 +1,23 @@
 //! A step of an optimizer whose state is divided among the members (ZeRO-1), on gradients that lie in one buffer:
 //! reduce-scatter, the norm, the update of the own part, all-gather of the parameters.
 //!
-//! `parallel::ShardedOptimizer` is its public face. Where kernels can wait for each other, all of it is
-//! [one kernel](super::kernels::sharded) of each member; elsewhere it is three collectives and the kernels of
-//! [`update`]. Invariant: both give the same bits.
+//! [`ShardedOptimizer`](super::ShardedOptimizer) is its public face. Where kernels can wait for each other, all of it is
+//! [one kernel](super::kernels) of each member; elsewhere it is three collectives and the kernels of [`update`]. Invariant: both give the same bits.
 
-use super::{
-    ReduceOp, check_home, group_of,
-    kernels::{
-        self, SEGMENTS, Segment,
-        sharded::{self, OneKernel},
-        update::{self, CHUNK, Moments, Parameter, Rule},
+use super::kernels::{self, OneKernel};
+use crate::update::{self, Moments, Parameter, Rule};
+use gpu_pool::{
+    AsView, AsViewMut, DType, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Group, ReduceOp, Result,
+    error::Site,
+    extend::{
+        ErrorInternals, OpSite,
+        train::{
+            Access, CHUNK, Call, DeviceInternals, GroupInternals, Home, Origin, Unit, area, exclusive, mismatch, norm,
+            part_of,
+            segments::{SEGMENTS, Segment},
+            unpack,
+        },
     },
-    layout::Unit,
-    mismatch,
-    parts::part_of,
-};
-use crate::{
-    DType, Device, DeviceBuffer, DeviceCopy, Group,
-    collective::GroupKey,
-    error::{Error, Result, Site, op_site::OpSite},
-    fabric::{
-        call::{Call, Origin},
-        descriptor::Area,
-    },
-    memory::{AsView, AsViewMut, DeviceView, DeviceViewMut, handle::DeviceHandle, hazard::Access},
 };
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
@@ -34,7 +27,7 @@ const OP: &str = "ShardedOptimizer";
 
 /// What all members must have alike.
 #[derive(Clone)]
-pub struct Terms {
+pub(super) struct Terms {
     pub dtype: DType,
     pub sizes: Arc<[usize]>,
     pub reduce: ReduceOp,
@@ -48,16 +41,15 @@ type Named = (&'static str, fn(&Terms) -> String);
 
 /// Numbers that an optimizer keeps for each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub(super) enum Kept {
     First,
     Second,
     Master,
 }
 
 /// One member's part.
-pub struct ShardedStep<T: Parameter> {
-    members: GroupKey,
-    device: Arc<DeviceHandle>,
+pub(super) struct ShardedStep<T: Parameter> {
+    home: Home,
     /// Identifies it; the same on all members.
     id: Origin,
     reduce: ReduceOp,
@@ -120,13 +112,11 @@ impl<T: Parameter> ShardedStep<T> {
         let most = (0..members).map(|rank| within(&places, &part_of(len, rank, members)).count()).max();
         if group.kernels_meet() {
             // Not later: to load a module may wait for kernels that wait for this member.
-            let entry = sharded::entry::<T>();
-            dev.worker.function(entry.module, entry.name)?;
+            dev.load(kernels::entry::<T>())?;
         }
         let zeros = |which| kept.contains(&which).then(|| dev.zeros::<f32>(part.len())).transpose();
         Ok(ShardedStep {
-            members: group.key(),
-            device: dev.worker.handle.clone(),
+            home: Home::of(group),
             id,
             reduce,
             clips,
@@ -179,8 +169,7 @@ impl<T: Parameter> ShardedStep<T> {
     /// The group of the members, on the stream of `dev`.
     #[track_caller]
     fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        check_home(&self.device, dev, op)?;
-        group_of(&self.members, dev, op)
+        self.home.here(dev, op)
     }
 
     /// The parts of the parameters whose gradients are in this range.
@@ -208,7 +197,7 @@ impl<T: Parameter> ShardedStep<T> {
             let why = format_args!("parameter {i} has {} elements, and had {}", weights[i].len(), self.places[i].len());
             return Err(Error::invalid("step", why));
         }
-        match std::iter::once(grads).chain(weights).all(|x| sharded::is_aligned(&x.view())) {
+        match std::iter::once(grads).chain(weights).all(|x| kernels::is_aligned(&x.view())) {
             true => Ok(()),
             false => Err(Error::invalid("step", "memory that does not begin at a multiple of 16 bytes")),
         }
@@ -264,7 +253,7 @@ impl<T: Parameter> ShardedStep<T> {
         let kernel = OneKernel {
             reduce: self.reduce,
             rule,
-            graph_rule: dev.recording.is_some().then(|| self.graph_rule.view()),
+            graph_rule: dev.captures().then(|| self.graph_rule.view()),
             moments: self.moments(),
             norm: self.norm(),
             block_flags: self.block_flags.as_ref().map(|block_flags| block_flags.view()),
@@ -284,10 +273,10 @@ impl<T: Parameter> ShardedStep<T> {
         let call = Call::new("sharded_step").elements(T::DTYPE, self.len).counts(&self.counts).from(origin);
         match self.is_flat() {
             true => {
-                let to = super::access::exclusive(views[0]);
-                group.parts_by((call, self.reduce), &self.counts, Some(grads.view()), to, extra, &kernel)
+                let to = exclusive(views[0]);
+                group.parts_by_kernel((call, self.reduce), &self.counts, Some(grads.view()), to, extra, &kernel)
             }
-            false => group.parts_by((call, self.reduce), &self.counts, None, grads.view_mut(), extra, &kernel),
+            false => group.parts_by_kernel((call, self.reduce), &self.counts, None, grads.view_mut(), extra, &kernel),
         }
     }
 
@@ -314,10 +303,10 @@ impl<T: Parameter> ShardedStep<T> {
             }
             let chunks: SmallVec<[usize; 8]> = self.counts.iter().map(|count| count.div_ceil(CHUNK)).collect();
             group.all_gather_from(origin, self.sums.view_mut(), &chunks)?;
-            kernels::norm::<T>(dev, &self.sums.view(), &self.norm.view())?;
+            norm::<T>(dev, &self.sums.view(), &self.norm.view())?;
         }
         let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
-        let graph_rule = dev.recording.is_some().then(|| self.graph_rule.view());
+        let graph_rule = dev.captures().then(|| self.graph_rule.view());
         for some in self.segments(part, &views).chunks(SEGMENTS) {
             let (moments, norm) = (self.moments(), self.norm.view());
             update::update(dev, &grads.view(), &moments, &norm, some, (rule, graph_rule.as_ref()))?;
@@ -341,7 +330,7 @@ impl<T: Parameter> ShardedStep<T> {
         for range in [0..self.part.start, self.part.end..self.len] {
             for some in self.segments(range, &views).chunks(SEGMENTS) {
                 let (first, last) = (some[0].start, some[some.len() - 1]);
-                kernels::unpack::<T, T>(dev, grads, (first, last.start + last.len - first), some, None)?;
+                unpack::<T, T>(dev, grads, (first, last.start + last.len - first), some, None)?;
             }
         }
         Ok(())
@@ -395,10 +384,6 @@ fn is_flat(places: &[Range<usize>]) -> bool {
 /// The rule with which parameters get to where they are gathered.
 fn gathering(rule: Rule, places: &[Range<usize>]) -> Rule {
     Rule { gather: u32::from(!is_flat(places)), ..rule }
-}
-
-pub(super) fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {
-    Area { block: view.block.clone(), address: view.address(), bytes: view.bytes() }
 }
 
 /// Where the gradients of parameters of these sizes lie, one behind the other, each at a multiple of 16 bytes; and the
