@@ -202,7 +202,7 @@ pub(crate) fn reported(report: u64) -> Option<(u64, usize)> {
 pub struct DeviceBarrier {
     /// Address of the device's own signal pad; 0: there is no barrier, events order the kernel.
     pub signals: Address,
-    /// The members' ordinals in rank order, 4 bits each; see [`members`](Self::members).
+    /// The members' ordinals in rank order, 4 bits each; see `members()`.
     pub members: u64,
     /// The gang's place. The gang has failed when the abort word is `place` or more. 0 in a graph, which reads the
     /// place from the word beside the abort word.

@@ -1,8 +1,8 @@
 //! Launches of `kernels/optimizer.cu`: sums of squares, and the update of parameters; with their host kernels.
 //!
-//! [`data_parallel`](crate::data_parallel) calls them for whole buckets, [`sharded`](crate::sharded) for one buffer. The
-//! formulas' numbers come from [`optim`](crate::optim), as a [`Rule`]. Invariant: each element is computed by itself, in `f32`, by the same operations in the same order as in
-//! the device code.
+//! [`data_parallel`](crate::data_parallel) calls them for whole buckets, [`sharded`](crate::sharded) for one buffer.
+//! The formulas' numbers come from [`optim`](crate::optim), as a [`Rule`]. Invariant: each element is computed by
+//! itself, in `f32`, by the same operations in the same order as in the device code.
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 //! barrier before and none after.
 //!
 //! `choose` picks it for buffers that are too large for [`ll`], whose flags double the bytes, and too small for
-//! [`fused`](super::fused), whose barriers cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
+//! [`fused`], whose barriers cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
 
 use super::{
     super::{

@@ -1,4 +1,5 @@
-//! Launches of kernels that work on segments: parts of a bucket, each with memory somewhere. Their arguments hold a table.
+//! Launches of kernels that work on segments: parts of a bucket, each with memory somewhere. Their arguments hold a
+//! table.
 //!
 //! On a GPU the table of segments holds addresses. A host kernel finds the same memory as slices behind the table; the
 //! slices also tell the checker what is touched. A GPU ignores arguments that its kernel does not have.
@@ -110,7 +111,7 @@ pub fn table<G>(args: &[HostArg], at: usize, count: usize) -> impl Iterator<Item
     })
 }
 
-/// Memory of an argument, and its elements, if it is a [`slice`].
+/// Memory of an argument, and its elements, if it is a [`slice()`].
 pub fn pointer<T>(arg: &HostArg) -> Option<(*mut T, usize)> {
     match arg {
         HostArg::Slice { ptr, bytes, .. } => Some((ptr.cast(), bytes / size_of::<T>())),

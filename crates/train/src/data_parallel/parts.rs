@@ -1,5 +1,5 @@
-//! The buckets of an exchange, for an optimizer: sums of squares, the update of parameters, and parameters to all members
-//! where buckets are scattered.
+//! The buckets of an exchange, for an optimizer: sums of squares, the update of parameters, and parameters to all
+//! members where buckets are scattered.
 //!
 //! [`replica`](super::replica) calls them between the exchange and the next step, each for one bucket.
 

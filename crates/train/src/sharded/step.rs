@@ -1,8 +1,9 @@
 //! A step of an optimizer whose state is divided among the members (ZeRO-1), on gradients that lie in one buffer:
 //! reduce-scatter, the norm, the update of the own part, all-gather of the parameters.
 //!
-//! [`ShardedOptimizer`](super::ShardedOptimizer) is its public face. Where kernels can wait for each other, all of it is
-//! [one kernel](super::kernels) of each member; elsewhere it is three collectives and the kernels of [`update`]. Invariant: both give the same bits.
+//! [`ShardedOptimizer`](super::ShardedOptimizer) is its public face. Where kernels can wait for each other, all of it
+//! is [one kernel](super::kernels) of each member; elsewhere it is three collectives and the kernels of [`update`].
+//! Invariant: both give the same bits.
 
 use super::kernels::{self, OneKernel};
 use crate::update::{self, Moments, Parameter, Rule};
