@@ -41,6 +41,7 @@ mod explain;
 mod hierarchical;
 mod host_rail;
 #[cfg(any(test, feature = "loopback"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "the rest is for tests of this crate"))]
 pub mod loopback;
 mod message_route;
 pub(super) mod messages;
