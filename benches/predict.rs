@@ -6,7 +6,7 @@
 
 mod support;
 
-use gpu_pool::{Algorithm, Builder, Check, GpuPool, ReduceOp, Result, Topology};
+use gpu_pool::{Builder, Check, GpuPool, ReduceOp, Result, Topology, collective::Algorithm};
 use support::{Bench, MICROSECONDS, Side, gpus};
 
 const SIZES: [usize; 5] = [64, 128, 256, 512, 1024];

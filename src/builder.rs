@@ -1,7 +1,8 @@
 //! How a pool is built: settings, devices, threads, and the probe of the links between devices.
 //!
 //! Programs call [`Builder`]. It reads settings from the environment (`environment`), checks them (`settings`), opens
-//! drivers, starts device threads (`open`) and probes the links ([`probe`]). It may use everything below the pool.
+//! drivers, starts device threads (`open`) and probes the links ([`probe`]). `ways` has the methods of a pool that make
+//! pools. It may use everything below the pool.
 //!
 //! Invariant: contradictory settings are refused before any device does work.
 
@@ -13,12 +14,12 @@ pub(crate) mod probe;
 mod settings;
 mod share;
 pub(crate) mod signal_pad;
+mod ways;
 
 pub(crate) use environment::seed;
 
 use crate::{
-    Algorithm, ReduceOrder, Transfer,
-    collective::transfer,
+    collective::{Algorithm, ReduceOrder, Transfer, transfer},
     driver::{
         DriverRef, FaultKind,
         check::{self, Check},
@@ -64,10 +65,12 @@ pub enum Backend {
 /// | `GPU_POOL_FAULTS` | faults to inject after the pool is built: a [`FaultPlan`] as text |
 /// | `GPU_POOL_MEMORY` | `auto`, `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
-/// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`: [`Self::algorithm`] |
+/// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`:
+/// [`Self::algorithm`] |
 /// | `GPU_POOL_NCCL_REGISTER` | `1` or `0`: [`register_buckets`](Self::register_buckets) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
-/// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug` |
+/// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug`
+/// |
 ///
 /// The crate warns once of other variables that begin with `GPU_POOL_`: they may be misspelt.
 /// By default a pool has all CUDA devices, or 4 software GPUs if there is no CUDA device.
@@ -207,7 +210,7 @@ impl Builder {
     /// least 256 bytes per buffer.
     ///
     /// ```
-    /// # use gpu_pool::{Check, Error, GpuPool, LaunchDims, Module, driver::check::Kind, kernel};
+    /// # use gpu_pool::{Check, Error, GpuPool, LaunchDims, Module, extend::driver::check::Kind, kernel};
     /// # static MODULE: Module = Module::ptx("");
     /// kernel! {
     ///     static OFF_BY_ONE: "off_by_one" in MODULE, fn(x: &mut [f32]) |_| {
@@ -266,10 +269,10 @@ impl Builder {
     pub fn build_global(self) -> Result<()> {
         let (site, _here) = (Location::caller(), OpSite::here("build_global"));
         let taken = || Error::invalid_at(site, "build_global", "the process-wide pool is there already");
-        if crate::pool::GLOBAL.get().is_some() {
+        if ways::GLOBAL.get().is_some() {
             return Err(taken());
         }
-        crate::pool::GLOBAL.set(self.build()?).map_err(|_| taken())
+        ways::GLOBAL.set(self.build()?).map_err(|_| taken())
     }
 
     /// Builds the pool: opens the devices in parallel, starts their threads, loads the modules, probes each ordered

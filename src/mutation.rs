@@ -115,7 +115,8 @@ pub(crate) fn inject<R>(bug: Bug, build: impl FnOnce() -> R) -> R {
 mod tests {
     use super::{Bug, inject};
     use crate::{
-        Algorithm, Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
+        Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
+        collective::Algorithm,
         driver::check::{Kind, Report},
     };
     use std::sync::Arc;

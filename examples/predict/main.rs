@@ -25,7 +25,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use gpu_pool::{
     Topology,
-    driver::host::{self, MachineConfig, Schedule},
+    extend::driver::host::{self, MachineConfig, Schedule},
 };
 use ring::{Ring, Timing};
 use std::{path::PathBuf, process::ExitCode, sync::Arc};

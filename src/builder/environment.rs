@@ -243,7 +243,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Algorithm, testing::texts};
+    use crate::{collective::Algorithm, testing::texts};
     use proptest::prelude::*;
 
     #[test]

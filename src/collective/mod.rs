@@ -18,7 +18,7 @@
 //!
 //! [`replay`] puts collectives into graphs, and runs them from there.
 
-mod across;
+pub(crate) mod across;
 pub(crate) mod algorithm;
 mod api;
 pub(crate) mod barrier;
@@ -33,21 +33,25 @@ pub(crate) mod kernels;
 pub(crate) mod launch;
 mod many;
 pub(crate) mod meeting;
-mod ops;
-mod point;
+pub(crate) mod ops;
+pub(crate) mod point;
 pub(crate) mod replay;
-mod request;
+pub(crate) mod request;
 mod scratch;
 pub(crate) mod transfer;
-mod values;
-mod world;
+pub(crate) mod values;
+pub(crate) mod world;
 
-pub use across::{AcrossProcesses, Hierarchy, Incoming, Outgoing, PendingReduce, Registered, Registration};
+pub use crate::{
+    driver::route::{PeerReport, Route},
+    fabric::{
+        packing::{Pack, Unpack},
+        types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},
+    },
+    pool::collectives::{Explanation, Rails},
+};
+pub(crate) use across::PendingReduce;
+pub use across::Registered;
 pub use group::Group;
-pub use kernels::{Part, fold_on_host};
-pub use ops::between;
-pub use point::area;
-pub use request::Request;
 pub use transfer::Transfer;
-pub use values::value_of;
-pub use world::GroupKey;
+pub(crate) use world::GroupKey;

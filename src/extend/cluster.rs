@@ -31,8 +31,7 @@ pub mod driver {
 pub mod memory {
     pub use crate::memory::{
         backing::Region,
-        block::{Block, BlockRef},
-        fits_blocks,
+        block::{Block, BlockRef, fits_blocks},
         handle::{DeviceHandle, Handover},
         hazard::{Access, Lending},
         stream::StreamCore,
@@ -43,8 +42,12 @@ pub mod memory {
 pub mod collective {
     pub use crate::{
         collective::{
-            AcrossProcesses, Hierarchy, Incoming, Outgoing, Part, PendingReduce, Registration, Request, area, between,
-            fold_on_host, value_of,
+            across::{AcrossProcesses, Hierarchy, Incoming, Outgoing, PendingReduce, Registration},
+            kernels::{Part, fold_on_host},
+            ops::between,
+            point::area,
+            request::Request,
+            values::value_of,
         },
         fabric::{
             descriptor::{Area, Descriptor, Payload},
@@ -68,9 +71,9 @@ use self::{
     processes::{Connect, ProcessScope, Processes},
 };
 use crate::{
-    Builder, DType, Device, DeviceBuffer, DeviceCopy, Event, Group, OnStream, PinnedBuffer, ReduceOp, ReduceOrder,
-    Result,
+    Builder, DType, Device, DeviceBuffer, DeviceCopy, Event, Group, OnStream, PinnedBuffer, ReduceOp, Result,
     collective::{
+        ReduceOrder,
         algorithm::MeetBy,
         case::{Case, Machine},
         choose::choose,

@@ -8,7 +8,7 @@
 //! free on another thread pushes the header itself into the owner's remote free list ([`Returns`]).
 
 use super::{
-    backing::Region,
+    backing::{ChunkKind, Region},
     cache::Cache,
     handle::DeviceHandle,
     hazard::{Access, Hazards, History},
@@ -30,12 +30,9 @@ use std::{
     time::Duration,
 };
 
-/// The kind of driver call that the memory came from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ChunkKind {
-    Device,
-    Pinned,
-    Managed,
+/// Refuses, at compile time, types with an alignment above 256 bytes: every block starts at a multiple of 256 bytes.
+pub const fn fits_blocks<T>() {
+    assert!(align_of::<T>() <= 256, "device memory is aligned to 256 bytes");
 }
 
 /// A block, in use or free.

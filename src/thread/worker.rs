@@ -36,8 +36,9 @@ use crate::{
     },
     here,
     memory::{
+        backing::ChunkKind,
         backing::ProbeContext,
-        block::{BlockRef, ChunkKind, Owner, OwnerThread},
+        block::{BlockRef, Owner, OwnerThread},
         cache::{Cache, Settings},
         handle::DeviceHandle,
         last_call::{self, CallLog},

@@ -3,7 +3,7 @@
 use crate::support::{PATIENCE, guarded, until};
 use gpu_pool::{
     AsView, AsViewMut, Check, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, ReduceOp, Result,
-    Transfer,
+    collective::Transfer,
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

@@ -3,7 +3,7 @@
 use crate::support::guarded;
 use gpu_pool::{
     Check, Error, GpuPool, Kernel, LaunchDims, Module, ReduceOp, Result, Topology,
-    driver::host::{Schedule, Trace},
+    extend::driver::host::{Schedule, Trace},
     testing::{Explorer, FaultPlan},
 };
 use std::{

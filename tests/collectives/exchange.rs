@@ -9,7 +9,8 @@ use crate::{
     support::{self, Gpus, failure, on_cuda},
 };
 use gpu_pool::{
-    Algorithm, Check, DType, Error, GpuPool, ReduceOp,
+    Check, DType, Error, GpuPool, ReduceOp,
+    collective::Algorithm,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use half::bf16;

@@ -9,7 +9,8 @@ use crate::{
     support::{self, Gpus, all_are, failure, slow_add, until},
 };
 use gpu_pool::{
-    Algorithm, Builder, Check, DType, Error, GpuPool, ReduceOp, ReduceOrder,
+    Builder, Check, DType, Error, GpuPool, ReduceOp,
+    collective::{Algorithm, ReduceOrder},
     testing::{Explorer, FaultOp, FaultPlan, FaultRule, Injected},
 };
 use half::{bf16, f16};

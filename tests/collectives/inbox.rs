@@ -9,7 +9,8 @@ use crate::{
     support::{Gpus, all_are, slow_add},
 };
 use gpu_pool::{
-    Algorithm, Check, DType, Device, Element, GpuPool, ReduceOp, Result,
+    Check, DType, Device, Element, GpuPool, ReduceOp, Result,
+    collective::Algorithm,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use half::{bf16, f16};

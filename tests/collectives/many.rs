@@ -8,7 +8,8 @@ use crate::{
     support::{self, Gpus, failure},
 };
 use gpu_pool::{
-    Algorithm, AsViewMut, Device, DeviceBuffer, Error, ReduceOp,
+    AsViewMut, Device, DeviceBuffer, Error, ReduceOp,
+    collective::Algorithm,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 

@@ -8,7 +8,8 @@ use crate::{
     support::{Gpus, again, all_are, failure, on_cuda, printed, slow_add},
 };
 use gpu_pool::{
-    Algorithm, Builder, Check, DType, Device, Error, GpuPool, ReduceOp,
+    Builder, Check, DType, Device, Error, GpuPool, ReduceOp,
+    collective::Algorithm,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::{

@@ -6,7 +6,9 @@ use crate::{
     support::{Gpus, failure, slow_add, succeeds, until},
 };
 use gpu_pool::{
-    Algorithm, Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Site,
+    Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp,
+    collective::Algorithm,
+    error::Site,
     testing::{FaultPlan, count_meetings_from},
 };
 use std::{

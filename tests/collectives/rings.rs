@@ -12,7 +12,8 @@ use crate::{
     support::{Gpus, all_are, on_cuda, slow_add},
 };
 use gpu_pool::{
-    Algorithm, Builder, Check, DType, Device, DeviceBuffer, Element, Error, GpuPool, ReduceOp,
+    Builder, Check, DType, Device, DeviceBuffer, Element, Error, GpuPool, ReduceOp,
+    collective::Algorithm,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::{

@@ -10,7 +10,8 @@ use crate::{
     support::{self, Gpus, all_are, failure},
 };
 use gpu_pool::{
-    Algorithm, Builder, Check, DType, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
+    Builder, Check, DType, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
+    collective::Algorithm,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 

@@ -9,8 +9,9 @@ use crate::{
     told::{group_of, on_one_of, place, told},
 };
 use gpu_pool::{
-    Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, PinnedBuffer, ReduceOp, Result, Topology,
-    each_mut, testing::FaultOp, testing::FaultPlan, testing::FaultRule, testing::Injected,
+    Device, DeviceBuffer, Error, GpuPool, LaunchDims, PinnedBuffer, ReduceOp, Result, Topology, each_mut,
+    gradients::GradientExchange,
+    testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use parking_lot::Mutex;
 

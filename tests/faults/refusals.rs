@@ -6,8 +6,13 @@ use crate::{
     support::{self, failure, guarded},
 };
 use gpu_pool::{
-    Algorithm, AsView, AsViewMut, Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, ReduceOp, Result,
-    Schedule, Topology, Wire, each_mut, rows_mut, testing::Explorer,
+    AsView, AsViewMut, Device, DeviceBuffer, Error, GpuPool, LaunchDims, ReduceOp, Result, Topology,
+    collective::Algorithm,
+    each_mut,
+    gradients::{GradientExchange, Wire},
+    host::Schedule,
+    rows_mut,
+    testing::Explorer,
 };
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::*};

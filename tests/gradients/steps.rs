@@ -5,7 +5,10 @@ use crate::{
     rig::{self, SIZES, all, backwards, bits, give, norm_of, numbers, plain, small, step},
     support::{Gpus, on_host},
 };
-use gpu_pool::{Check, GradientExchange, Kernel, LaunchDims, Module, ReduceOp, Wire};
+use gpu_pool::{
+    Check, Kernel, LaunchDims, Module, ReduceOp,
+    gradients::{GradientExchange, Wire},
+};
 use std::{
     sync::atomic::{AtomicBool, Ordering::*},
     task::Poll,

@@ -8,7 +8,8 @@ use crate::{
     support::{Gpus, all_are, cases},
 };
 use gpu_pool::{
-    BackingChoice, Device, DeviceBuffer, Error,
+    Device, DeviceBuffer, Error,
+    memory::BackingChoice,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::{sync::Arc, thread};

@@ -24,7 +24,9 @@ use crate::{
     support::{self, Gpus},
 };
 use gpu_pool::{
-    BackingChoice, BlockState, Builder, Error, GpuPool, Schedule,
+    Builder, Error, GpuPool,
+    host::Schedule,
+    memory::{BackingChoice, BlockState},
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use model::Model;

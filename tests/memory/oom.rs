@@ -11,7 +11,8 @@ use crate::{
     support::{all_are, failure},
 };
 use gpu_pool::{
-    BackingChoice, Device, DeviceBuffer, Error, OutOfMemoryReport,
+    Device, DeviceBuffer, Error,
+    memory::{BackingChoice, OutOfMemoryReport},
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::sync::atomic::{AtomicUsize, Ordering::*};

@@ -10,7 +10,8 @@ use crate::{
     support::{all_are, bytes, slow_add, until},
 };
 use gpu_pool::{
-    BackingChoice, DeviceBuffer, Error,
+    DeviceBuffer, Error,
+    memory::BackingChoice,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use parking_lot::Mutex;

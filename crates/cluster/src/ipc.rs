@@ -134,7 +134,8 @@ pub trait ClusterDevice {
     ///
     /// The memory is rounded up to the granularity of the driver, 2 MiB mostly. It is not pooled: it comes from the
     /// driver and goes back to it, at the end of the device's scope at the latest; and it counts neither in
-    /// [`MemoryStats`](gpu_pool::MemoryStats) nor against [`Builder::memory_limit`](gpu_pool::Builder::memory_limit).
+    /// [`MemoryStats`](gpu_pool::memory::MemoryStats) nor against
+    /// [`Builder::memory_limit`](gpu_pool::Builder::memory_limit).
     ///
     /// ```
     /// use gpu_pool::GpuPool;

@@ -18,7 +18,7 @@ use crate::runtime::{
     processes::{NewScope, ProcessScope, Processes},
 };
 use crate::traits::{Entry, Tell, Transport, Window, World, WorldScope};
-use gpu_pool::{Device, Error, Result, Site};
+use gpu_pool::{Device, Error, Result, error::Site};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{

@@ -19,7 +19,7 @@ use crate::runtime::{
     memory::BlockRef,
     processes::Place,
 };
-use gpu_pool::{DType, Error, PinnedBuffer, ReduceOp, Result, Site};
+use gpu_pool::{DType, Error, PinnedBuffer, ReduceOp, Result, error::Site};
 use parking_lot::Mutex;
 use std::{
     fmt,

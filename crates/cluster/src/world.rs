@@ -22,7 +22,7 @@ use crate::{
     },
     traits::{Arrival, Commit, Entry, Transport, Window, World, WorldScope},
 };
-use gpu_pool::{Error, Result, Site};
+use gpu_pool::{Error, Result, error::Site};
 use std::{
     collections::{BTreeMap, VecDeque},
     fmt,

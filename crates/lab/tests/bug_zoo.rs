@@ -46,7 +46,7 @@ fn leads_to_the_program(exhibit: &'static Exhibit, trouble: &Trouble) {
     let (Some(report), Some(wrong)) = (trouble.report(), &exhibit.wrong) else { return };
     let (first, text) = wrong.text();
     let lines = first..first + text.lines().count();
-    let within = |site: gpu_pool::Site| site.file() == wrong.file && lines.contains(&(site.line() as usize));
+    let within = |site: gpu_pool::error::Site| site.file() == wrong.file && lines.contains(&(site.line() as usize));
     let deeds = std::iter::once(&report.now).chain(&report.before);
     for deed in deeds {
         let site = deed.site.unwrap_or_else(|| panic!("{}: `{}` has no place: {report}", exhibit.name, deed.op));
@@ -57,8 +57,8 @@ fn leads_to_the_program(exhibit: &'static Exhibit, trouble: &Trouble) {
 }
 
 /// Reports of two operations.
-const NEED_BOTH: [gpu_pool::driver::check::Kind; 3] = {
-    use gpu_pool::driver::check::Kind::{FreeInUse, HostAccess, Race};
+const NEED_BOTH: [gpu_pool::extend::driver::check::Kind; 3] = {
+    use gpu_pool::extend::driver::check::Kind::{FreeInUse, HostAccess, Race};
     [Race, FreeInUse, HostAccess]
 };
 
@@ -101,7 +101,7 @@ fn without_the_checker_races_are_silent() {
         let outcome = run(wrong, &Ground::software(false));
         let reported = outcome.as_ref().err().and_then(|trouble| trouble.caught());
         assert_eq!(reported, None, "{}: {outcome:?}", exhibit.name);
-        if kind == gpu_pool::driver::check::Kind::Race {
+        if kind == gpu_pool::extend::driver::check::Kind::Race {
             assert!(outcome.is_ok(), "{}: {outcome:?}", exhibit.name);
         }
     }

@@ -6,7 +6,7 @@
 use super::ground::Ground;
 use gpu_pool::{
     Error,
-    driver::{
+    extend::driver::{
         Fault, FaultKind,
         check::{Kind, Report},
     },

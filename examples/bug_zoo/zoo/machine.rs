@@ -2,8 +2,8 @@
 
 use super::prelude::*;
 use gpu_pool::{
-    Route,
-    driver::check::Kind,
+    collective::Route,
+    extend::driver::check::Kind,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::sync::Arc;

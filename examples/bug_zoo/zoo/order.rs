@@ -1,7 +1,7 @@
 //! Exhibits: missing edges between streams of two devices.
 
 use super::prelude::*;
-use gpu_pool::{ReduceOp, driver::check::Kind};
+use gpu_pool::{ReduceOp, extend::driver::check::Kind};
 use std::sync::Arc;
 
 /// Numbers in a buffer.

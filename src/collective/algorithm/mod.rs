@@ -1,4 +1,4 @@
-//! The algorithms of collectives: one file each, behind one trait. A file says when its algorithm fits, what it needs,
+//! The algorithms of collectives: one file each, or a file and its folder, behind one trait. A file says when its algorithm fits, what it needs,
 //! how many blocks its kernels have, and what a member submits.
 //!
 //! [`choose`](super::choose) picks a row of its table. [`execute`](super::execute) does what all algorithms need:
@@ -40,7 +40,6 @@ pub(crate) mod ll;
 pub(crate) mod ll_two_shot;
 mod member;
 pub(crate) mod norm;
-pub(crate) mod norm_call;
 pub(crate) mod ring;
 pub(crate) mod ring_ce;
 pub(crate) mod shm;
@@ -111,7 +110,7 @@ pub(crate) struct About {
     pub name: &'static str,
     /// The public algorithm that it belongs to.
     pub group: types::Algorithm,
-    /// How the devices wait for each other, in the words of [`Explanation::meets`](crate::Explanation).
+    /// How the devices wait for each other, in the words of [`Explanation::meets`](crate::collective::Explanation).
     pub waits_by: &'static str,
 }
 

@@ -53,8 +53,8 @@ mod make {
         driver::{Address, Fault, FaultKind},
         error::{Error, Result},
         memory::{
-            backing::Region,
-            block::{BlockRef, ChunkKind, Origin},
+            backing::{ChunkKind, Region},
+            block::{BlockRef, Origin},
             hazard::{History, Lending},
         },
     };

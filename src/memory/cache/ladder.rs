@@ -14,8 +14,8 @@ use crate::{
     error::{Error, Result},
     memory::{
         LeakReport,
-        backing::Mapping,
-        block::{ChunkKind, Origin, release_bytes},
+        backing::{ChunkKind, Mapping},
+        block::{Origin, release_bytes},
         hazard::History,
     },
     mutation::Bug,

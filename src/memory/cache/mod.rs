@@ -26,8 +26,8 @@ mod settings;
 mod small;
 
 use super::{
-    backing::{self, Backing, ProbeContext, Region},
-    block::{Block, BlockRef, ChunkKind, Origin, Owner},
+    backing::{self, Backing, ChunkKind, ProbeContext, Region},
+    block::{Block, BlockRef, Origin, Owner},
     handle::DeviceHandle,
     hazard::History,
     heap::{Heap, Taken},

@@ -5,7 +5,8 @@
 use super::{assert_works, collectives, plan};
 use crate::{on_both, support::bytes};
 use gpu_pool::{
-    GpuPool, Route,
+    GpuPool,
+    collective::Route,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::{sync::Mutex, time::Duration};

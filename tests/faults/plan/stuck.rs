@@ -4,7 +4,8 @@
 use super::{assert_works, collectives, plan};
 use crate::support::{Gpus, failure, on_host, slow_add};
 use gpu_pool::{
-    Algorithm, Device, Error, GpuPool,
+    Device, Error, GpuPool,
+    collective::Algorithm,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::time::Duration;

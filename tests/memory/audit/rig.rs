@@ -3,7 +3,7 @@
 use crate::support::{Gpus, failure};
 use gpu_pool::{
     AsViewMut, Check, Device, Error, GpuPool, LaunchDims, Module, Result,
-    driver::check::{Kind, Report},
+    extend::driver::check::{Kind, Report},
     kernel,
 };
 use std::sync::Arc;

@@ -6,8 +6,9 @@ use crate::{
     support::{self, Gpus},
 };
 use gpu_pool::{
-    BackingChoice, Check, Device, Error, GpuPool, Kernel, LaunchDims, ReduceOp, Result,
-    driver::host::Schedule,
+    Check, Device, Error, GpuPool, Kernel, LaunchDims, ReduceOp, Result,
+    extend::driver::host::Schedule,
+    memory::BackingChoice,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::sync::atomic::{AtomicBool, Ordering::*};

@@ -15,7 +15,7 @@ use crate::{
     traits::{Arrival, Commit, Entry, Tag, Transport, Window, World, WorldScope},
 };
 use device_mail::DeviceMail;
-use gpu_pool::{Builder, Device, Error, GpuPool, Result, Site};
+use gpu_pool::{Builder, Device, Error, GpuPool, Result, error::Site};
 use mail::Mail;
 use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};

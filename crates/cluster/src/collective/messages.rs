@@ -24,7 +24,7 @@ use crate::{
     traits::{Arrival, MOST_NOTE, OUTBOX},
 };
 use gpu_pool::Group;
-use gpu_pool::{Error, Result, Site};
+use gpu_pool::{Error, Result, error::Site};
 use std::sync::Arc;
 
 /// The first byte of a note: the head is in it, or its length is, and the head is the first message.

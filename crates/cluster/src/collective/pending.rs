@@ -34,7 +34,7 @@ use crate::{
     traits::{Arrival, Transport, WorldScope},
 };
 use gpu_pool::Group;
-use gpu_pool::{Error, Result, Site};
+use gpu_pool::{Error, Result, error::Site};
 use std::sync::{
     Arc,
     mpsc::{self, Receiver, Sender},

@@ -110,7 +110,7 @@ pub enum Check {
 /// Puts one checker around all of these devices. Devices that already have one are not changed.
 ///
 /// ```
-/// # use gpu_pool::driver::{check::{self, Kind}, host};
+/// # use gpu_pool::extend::driver::{check::{self, Kind}, host};
 /// let gpus = check::wrap(host::machine(&[Default::default()]));
 /// let gpu = &gpus[0];
 /// let (x, s, t) = (gpu.mem_alloc(64)?, gpu.stream_create(0)?, gpu.stream_create(0)?);
@@ -122,7 +122,7 @@ pub enum Check {
 /// assert_eq!(refused.report.unwrap().kind, Kind::Race);
 /// # gpu.stream_wait_idle(s, std::time::Duration::MAX)?;
 /// # unsafe { gpu.mem_free(x)? };
-/// # Ok::<(), gpu_pool::driver::Fault>(())
+/// # Ok::<(), gpu_pool::extend::driver::Fault>(())
 /// ```
 pub fn wrap(drivers: Vec<DriverRef>) -> Vec<DriverRef> {
     let checker = Checker::new(drivers.len());

@@ -1,7 +1,7 @@
 //! Memory that was not written yet, is freed too early, or is gone.
 
 use crate::rig::*;
-use gpu_pool::driver::{
+use gpu_pool::extend::driver::{
     Address, FaultKind,
     check::{Kind, annotate},
 };

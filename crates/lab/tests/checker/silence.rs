@@ -3,7 +3,7 @@
 //! anywhere to anywhere by means that the crate cannot see. With and without faults, lost devices, and little memory.
 
 use gpu_pool::{
-    Check, Device, DeviceBuffer, Error, Event, GpuPool, PinnedBuffer, ReduceOp, Result, driver::host::Schedule,
+    Check, Device, DeviceBuffer, Error, Event, GpuPool, PinnedBuffer, ReduceOp, Result, extend::driver::host::Schedule,
     testing::FaultPlan,
 };
 use parking_lot::Mutex;

@@ -1,7 +1,8 @@
 //! These kernels under the race checker, in many orders: right, and with bugs that it must find.
 
 use crate::{
-    Algorithm, Builder, Check, Device, Element, Error, GpuPool, ReduceOp, Result,
+    Builder, Check, Device, Element, Error, GpuPool, ReduceOp, Result,
+    collective::Algorithm,
     driver::{check::Kind, host::Schedule},
     mutation::{Bug, inject},
     testing::{FaultOp, FaultPlan, FaultRule, Injected},

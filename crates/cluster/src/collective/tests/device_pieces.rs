@@ -14,8 +14,7 @@ use crate::{
     internals::*,
     mutant::{Rule, broken},
 };
-use gpu_pool::driver::check::Kind;
-use gpu_pool::{Check, DType, Error, ReduceOp};
+use gpu_pool::{Check, DType, Error, ReduceOp, extend::driver::check::Kind};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::{

@@ -4,7 +4,10 @@
 mod failures;
 
 use super::super::loopback::Hosts;
-use gpu_pool::{Check, Device, Error, Gradient, GradientExchange, GradientExchangeBuilder, ReduceOp, Result, Wire};
+use gpu_pool::{
+    Check, Device, Error, ReduceOp, Result,
+    gradients::{Gradient, GradientExchange, GradientExchangeBuilder, Wire},
+};
 use half::{bf16, f16};
 use parking_lot::{Condvar, Mutex};
 use std::{sync::Arc, time::Duration};

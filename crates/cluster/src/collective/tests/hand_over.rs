@@ -1,7 +1,10 @@
 //! `give` and `take` between processes: which values cross, in any order of tags, and what ends a wait.
 
 use super::super::loopback::Hosts;
-use gpu_pool::{Builder, Check, Device, DeviceBuffer, Element, Error, Pack, Result, Transfer, Unpack};
+use gpu_pool::{
+    Builder, Check, Device, DeviceBuffer, Element, Error, Result,
+    collective::{Pack, Transfer, Unpack},
+};
 use proptest::prelude::*;
 use std::{fmt::Debug, sync::Arc};
 

@@ -3,8 +3,11 @@
 
 use super::{super::loopback::Hosts, part, sums};
 use crate::internals::*;
-use gpu_pool::testing::{FaultOp, FaultPlan, FaultRule, Injected};
-use gpu_pool::{Algorithm, DType, Error, ReduceOp};
+use gpu_pool::{
+    DType, Error, ReduceOp,
+    collective::Algorithm,
+    testing::{FaultOp, FaultPlan, FaultRule, Injected},
+};
 use parking_lot::Mutex;
 use std::cell::Cell;
 

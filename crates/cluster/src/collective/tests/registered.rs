@@ -2,7 +2,7 @@
 
 use super::{super::loopback::Hosts, numbers, sums};
 use crate::internals::*;
-use gpu_pool::{AsView, DeviceBuffer, Error, GradientExchange, ReduceOp};
+use gpu_pool::{AsView, DeviceBuffer, Error, ReduceOp, gradients::GradientExchange};
 
 fn of(dev: &gpu_pool::Device, elements: &[f32]) -> gpu_pool::Result<DeviceBuffer<f32>> {
     let mut buffer = dev.zeros_dedicated(elements.len())?;

@@ -3,7 +3,10 @@
 
 use super::super::loopback::Hosts;
 use crate::{prelude::*, runtime::silence_panics};
-use gpu_pool::{Builder, Device, DeviceBuffer, Error, GpuPool, Pack, ReduceOp, Transfer, Unpack};
+use gpu_pool::{
+    Builder, Device, DeviceBuffer, Error, GpuPool, ReduceOp,
+    collective::{Pack, Transfer, Unpack},
+};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{
     fmt,

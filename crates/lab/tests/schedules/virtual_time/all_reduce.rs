@@ -4,7 +4,7 @@
 use super::ring::{self, Ring, Timing};
 use gpu_pool::{
     Topology,
-    driver::host::{self, HostConfig, MachineConfig, Schedule},
+    extend::driver::host::{self, HostConfig, MachineConfig, Schedule},
     topology::HostCosts,
 };
 use std::sync::Arc;

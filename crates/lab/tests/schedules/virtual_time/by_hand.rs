@@ -6,7 +6,7 @@
 
 use gpu_pool::{
     Topology,
-    driver::{
+    extend::driver::{
         Address, DriverRef, HostArg, KernelArg, Launch, LaunchDims, ModuleImage, RawFunction, RawStream,
         host::{self, MachineConfig, Schedule},
     },

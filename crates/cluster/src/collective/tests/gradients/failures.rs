@@ -3,7 +3,8 @@
 
 use super::{Hosts, SIZES, build, small, works, write};
 use gpu_pool::{
-    Device, DeviceBuffer, Error, GradientExchange, Result,
+    Device, DeviceBuffer, Error, Result,
+    gradients::GradientExchange,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use parking_lot::Mutex;
