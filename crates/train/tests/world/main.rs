@@ -1,6 +1,6 @@
 //! One model on the devices of several processes, which are pools of this one.
 
-use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, GradientExchange, ReduceOp, Result, Shard};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result, Shard, gradients::GradientExchange};
 use gpu_pool_cluster::loopback::Hosts;
 use gpu_pool_train::{
     DataParallel, Gradients, LearningRate, Model, Optimizer, Parameter, Pipeline, PipelineSchedule, Stage, StageContext,
