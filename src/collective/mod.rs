@@ -14,9 +14,9 @@
 //! [`world`] has the groups that span processes, [`across`] the door to what carries their calls out, and [`transfer`]
 //! what values need there.
 //!
+//! [`point`], [`hand_over`] and [`values`] have what is no collective of the table: elements and values from one device
+//! to another, and meetings of the hosts alone. [`replay`] puts collectives into graphs, and runs them from there.
 //! [`in_words`] says at which sizes the choice changes.
-//!
-//! [`replay`] puts collectives into graphs, and runs them from there.
 
 pub(crate) mod across;
 pub(crate) mod algorithm;

@@ -39,6 +39,8 @@ mod mutant;
 pub mod prelude;
 mod process;
 mod server;
+#[cfg(target_os = "linux")]
+mod socket;
 mod traits;
 mod transport;
 mod wire;
