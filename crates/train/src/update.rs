@@ -172,8 +172,8 @@ pub(crate) fn update_args<T: Parameter>(
     args
 }
 
-/// Updates the parameters that are the segments' memory, by the gradients `g`. No segment is empty, and each has memory.
-/// `later` is the memory of a rule that counts in place of `rule`: for graphs.
+/// Updates the parameters that are the segments' memory, by the gradients `g`. No segment is empty, and each has
+/// memory. `later` is the memory of a rule that counts in place of `rule`: for graphs.
 #[track_caller]
 pub(crate) fn update<T: Parameter>(
     dev: &Device,
