@@ -6,7 +6,9 @@
 
 mod support;
 
-use gpu_pool::{Algorithm, Builder, Check, GpuPool, ReduceOp, Result, Topology};
+use gpu_pool::{Algorithm, Builder, GpuPool, ReduceOp, Result};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Check, Topology};
 use support::{Bench, MICROSECONDS, Side, gpus};
 
 const SIZES: [usize; 5] = [64, 128, 256, 512, 1024];

@@ -11,7 +11,7 @@ pub(crate) mod site;
 pub(crate) mod units;
 
 use crate::{contain::text_of, here};
-use misuse::{Kind, Report};
+pub use misuse::{Allocation, Deed, Kind, Report};
 use op_site::OpSite;
 use out_of_memory::{Indented, OutOfMemoryReport};
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};

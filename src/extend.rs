@@ -10,11 +10,11 @@ pub mod cluster;
 pub mod lab;
 pub mod train;
 
+use crate::{Error, error::Site};
 pub use crate::{
     contain::contain,
     error::op_site::{OpGuard, OpSite},
 };
-use crate::{Error, error::Site};
 use std::fmt::Display;
 
 /// For [`event!`](crate::event): events, which go to the user's `tracing` subscriber or to stderr.

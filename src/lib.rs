@@ -47,7 +47,7 @@
 //! | give values to another device, also of another process | [`Device::give`], [`Device::take`], [`Hop`] |
 //! | share memory with another process | [`Device::exportable`], [`DeviceBuffer::export`], [`cluster::ipc`] |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
-//! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
+//! | test without GPUs: races, orders, faults, virtual time | the crate `gpu-pool-lab` |
 //! | know what can go wrong | [`Error`] |
 //!
 //! Every setting of [`Builder`] has an environment variable where that makes sense; its documentation lists them.
@@ -77,7 +77,6 @@
 //! | `nccl` | yes | Between processes by NCCL, which is opened at run time. |
 //! | `mpi` | yes | Between processes by MPI, which is opened at run time. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
-//! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |
 //!
 //! GPUs need Linux and an NVIDIA driver of version 535 or newer.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -88,6 +87,15 @@
 mod contain;
 #[macro_use]
 mod log;
+
+// The unit tests of this crate run under the laboratory. Its crate would observe another instance of this one, so they
+// compile its source.
+#[cfg(test)]
+extern crate self as gpu_pool;
+#[cfg(test)]
+#[allow(dead_code, unused_imports, reason = "the tests need a part of it")]
+#[path = "../crates/lab/src/lib.rs"]
+mod lab;
 
 mod book;
 mod builder;
@@ -109,7 +117,7 @@ mod here;
 mod interop;
 mod kernel;
 mod memory;
-mod mutation;
+mod observe;
 mod ops;
 mod panics;
 pub mod parallel;
@@ -120,19 +128,14 @@ mod scope;
 mod shard;
 mod stall;
 pub mod sync;
-#[path = "../crates/lab/src/testing/mod.rs"]
-pub mod testing;
 mod thread;
 mod token;
-#[path = "../crates/lab/src/topology/mod.rs"]
-pub mod topology;
 mod variables;
 
 pub use builder::{Backend, Builder};
 pub use collective::{Group, Hop, Registered};
 pub use driver::{
     DeviceInfo, LaunchDims,
-    check::Check,
     host::Schedule,
     module::Module,
     route::{PeerReport, Route},
@@ -170,7 +173,6 @@ pub use pool::{
 };
 pub use shard::Shard;
 pub use token::{Device, DeviceThreadOnly, OnStream};
-pub use topology::Topology;
 
 // The loom models drive private parts of `sync`.
 #[cfg(all(test, loom))]

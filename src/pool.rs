@@ -13,11 +13,8 @@ pub(crate) mod run;
 
 use crate::{
     Builder, Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard, UnifiedBuffer,
-    driver::{
-        check,
-        host::{self, Trace},
-    },
-    error::{Error, Result, listed, op_site::OpSite},
+    driver::host::{self, Trace},
+    error::{Error, Kind, Result, listed, op_site::OpSite},
     gang::dispatch::Entry,
     memory::pinned::Locality,
     panics,
@@ -172,9 +169,9 @@ impl GpuPool {
         let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.handles[i].is_lost()).collect();
         let handles = || alive.iter().map(|&i| &self.shared.handles[i]);
         let mut drivers: Vec<_> = handles().map(|handle| handle.unwatched().clone()).collect();
-        if handles().any(|handle| handle.watch().is_some()) {
-            // The new pool has its own checker, whose reports have the new ordinals.
-            drivers = check::wrap(drivers);
+        if let Some(watch) = handles().find_map(|handle| handle.watch()) {
+            // Its reports have the new ordinals.
+            drivers = watch.checker.anew(drivers);
         }
         if drivers.is_empty() {
             return Err(Error::NoDevice { reason: "every device of the pool is lost".to_owned() });
@@ -198,8 +195,7 @@ impl GpuPool {
     /// # Errors
     /// [`Error::NestedScope`] on a device thread; [`Error::Forked`]; [`Error::Panicked`] when a device thread panicked
     /// outside of any scope because of a bug in this crate (a drop of a user's value may panic: that is no error);
-    /// [`Error::Misuse`] when the checker has refused to free memory that is in use, or has found a write out of bounds
-    /// ([`Check::Memory`](crate::Check::Memory)).
+    /// [`Error::Misuse`] when the checker has refused to free memory that is in use, or has found a write out of bounds.
     #[track_caller]
     pub fn close(self) -> Result<()> {
         if on_device_thread() {
@@ -235,7 +231,7 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
     ended = ended.and(shared.pinned.audit("close"));
     let refused = shared.handles.iter().find_map(|handle| {
         let report = handle.take_refused()?;
-        let op = if report.kind == check::Kind::OutOfBounds { "close" } else { "free" };
+        let op = if report.kind == Kind::OutOfBounds { "close" } else { "free" };
         Some(handle.misuse(op, report))
     });
     refused.map_or(ended, Err)

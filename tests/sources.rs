@@ -2,7 +2,9 @@
 //! the guide tells the truth about them. On software GPUs, with the race checker. Sizes are small, for debug builds.
 #![cfg(all(feature = "blas", feature = "cluster", feature = "tasks"))]
 
-use gpu_pool::{Builder, Check, GpuPool, ReduceOrder};
+use gpu_pool::{Builder, GpuPool, ReduceOrder};
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use std::{fs, path::Path, time::Duration};
 
 #[path = "../examples/sources/channel_parallel.rs"]

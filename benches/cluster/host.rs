@@ -6,7 +6,9 @@ use std::{
 };
 
 use cudarc::driver::sys::{self, CUresult, CUstream};
-use gpu_pool::{Check, DeviceBuffer, Error, GpuPool, Group, ReduceOp, Result, cluster::Cluster};
+use gpu_pool::{DeviceBuffer, Error, GpuPool, Group, ReduceOp, Result, cluster::Cluster};
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 
 use crate::{
     backward::{self, Backward},

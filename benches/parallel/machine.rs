@@ -1,6 +1,8 @@
 //! The devices of this run, and the peers' processes.
 
-use gpu_pool::{Builder, Check, Device, DeviceBuffer, GpuPool, Parameter, Result};
+use gpu_pool::{Builder, Device, DeviceBuffer, GpuPool, Parameter, Result};
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 
 use crate::support::{child::Torch, gpus};
 

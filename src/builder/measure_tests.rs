@@ -1,9 +1,7 @@
 use super::*;
-use crate::{
-    Algorithm, DType, GpuPool, ReduceOp, ReduceOrder,
-    driver::check::Check,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use crate::lab::prelude::*;
+use crate::lab::{FaultOp, FaultPlan, FaultRule, Injected, check::Check};
+use crate::{Algorithm, DType, GpuPool, ReduceOp, ReduceOrder};
 use proptest::prelude::*;
 use std::convert::Infallible;
 

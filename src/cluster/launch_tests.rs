@@ -1,7 +1,7 @@
 //! Which launcher has started a process: the variables of each, half of them, and any mixture.
 
 use super::*;
-use crate::testing::texts;
+use crate::lab::texts;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Frames: what is written is read again; whatever else is read is an error, without a panic and without much memory.
 
 use super::*;
-use crate::testing::texts;
+use crate::lab::texts;
 use proptest::prelude::*;
 
 fn call() -> impl Strategy<Value = Box<Call>> {

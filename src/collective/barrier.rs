@@ -35,7 +35,7 @@ use crate::{
     },
     gang::Gang,
     memory::stream::StreamCore,
-    mutation::Bug,
+    observe::FailPoint,
     sync::EventCount,
     thread::worker::Worker,
 };
@@ -116,7 +116,7 @@ impl Drop for Turn<'_> {
 /// registers.
 fn empty_inbox(worker: &Worker, pad: &SignalPad) -> Result<()> {
     let ((address, bytes), (registers, more)) = (pad.inbox(worker.handle.device), pad.registers(worker.handle.device));
-    if worker.handle.injected(Bug::InboxKept) {
+    if worker.handle.injected(FailPoint::InboxKept) {
         return Ok(());
     }
     let (driver, stream) = (worker.handle.unwatched(), worker.main.raw);

@@ -25,7 +25,7 @@ use crate::{
         peer_staging::{Buffers, PIECE, PeerStaging},
         stream::StreamCore,
     },
-    mutation::Bug,
+    observe::FailPoint,
     thread::worker::{Shared, Worker},
 };
 use std::sync::Arc;
@@ -119,7 +119,7 @@ impl PeerStaging {
             state.next ^= 1;
             let buffer = state.buffers[slot].address as *mut u8;
             let at = start as u64;
-            if !self.source.injected(Bug::OneStagingEvent) {
+            if !self.source.injected(FailPoint::OneStagingEvent) {
                 up.wait_raw("staged copy", state.empty[slot], &self.destination)?;
             }
             // SAFETY: the source is live and ordered before this stream. The buffer is empty after the event.

@@ -4,7 +4,9 @@
 mod failures;
 
 use super::{Gradient, GradientExchange, GradientExchangeBuilder, Wire};
-use crate::{Check, Device, Error, ReduceOp, Result, collective::world::loopback::Hosts};
+use crate::lab::Check;
+use crate::lab::prelude::*;
+use crate::{Device, Error, ReduceOp, Result, collective::world::loopback::Hosts};
 use half::{bf16, f16};
 use parking_lot::{Condvar, Mutex};
 use std::{sync::Arc, time::Duration};

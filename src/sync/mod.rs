@@ -58,7 +58,9 @@ pub(crate) use linked::{Link, Linked};
 pub(crate) use mirror::Mirror;
 pub(crate) use refs::RefCount;
 pub(crate) use returns::Returns;
-pub(crate) use sequence::{Flag, Sequence, unique_id};
+#[doc(hidden)]
+pub use sequence::unique_id;
+pub(crate) use sequence::{Flag, Sequence};
 pub(crate) use spares::Spares;
 pub(crate) use thread_only::{NotDeviceThreadOnly, Returned, device_thread_only};
 pub(crate) use turnstile::Turnstile;

@@ -3,10 +3,11 @@
 
 use crate::support::{PATIENCE, guarded, until};
 use gpu_pool::{
-    AsView, AsViewMut, Check, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, Group, Hop, ReduceOp,
-    Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, Group, Hop, ReduceOp, Result,
     parallel::{self, DataParallel, Model, Optimizer, Pipeline, Schedule, Stage},
 };
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     thread,

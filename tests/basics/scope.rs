@@ -4,7 +4,9 @@ use crate::{
     on_both,
     support::{self, failure, guarded, slow_add, until},
 };
-use gpu_pool::{Algorithm, Builder, Error, GpuPool, Parts, ReduceOp, Schedule, Shard, Topology, each_mut, rows_mut};
+use gpu_pool::{Algorithm, Builder, Error, GpuPool, Parts, ReduceOp, Schedule, Shard, each_mut, rows_mut};
+use gpu_pool_lab::Topology;
+use gpu_pool_lab::prelude::*;
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicUsize, Ordering::*},

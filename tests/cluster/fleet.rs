@@ -7,7 +7,9 @@
 //! need [`GPU_VARIABLES`].
 
 use crate::support::{again, builder, cuda_devices, task};
-use gpu_pool::{Builder, Check, Error, GpuPool, ReduceOp, cluster::Cluster};
+use gpu_pool::{Builder, Error, GpuPool, ReduceOp, cluster::Cluster};
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use std::{
     fmt::Display,
     io::{BufRead, BufReader, Read},

@@ -7,6 +7,7 @@ use gpu_pool::{
     Device, DeviceBuffer, Error,
     cluster::{Imported, IpcBuffer},
 };
+use gpu_pool_lab::prelude::*;
 use proptest::prelude::*;
 use std::{
     cell::RefCell,
@@ -505,7 +506,7 @@ fn a_scope_that_fails_gives_memory_back() {
 /// A driver that fails half way leaves nothing behind.
 #[test]
 fn a_driver_that_fails_leaves_nothing() {
-    use gpu_pool::testing::{FaultOp, FaultPlan, FaultRule, Injected};
+    use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
     let _alone = alone();
     until("earlier tests' memory is gone", || mapped() + descriptors() + servers() == 0).unwrap();
     for op in [FaultOp::VmReserve, FaultOp::VmMap, FaultOp::VmExport, FaultOp::Fill, FaultOp::VmImport] {

@@ -9,7 +9,9 @@ use crate::{
     rig::{assert_nothing_kept, builder},
     support::{Gpus, all_are},
 };
-use gpu_pool::{Algorithm, Check, DType, Device, Error, GpuPool, ReduceOp, testing::count_meetings_from};
+use gpu_pool::{Algorithm, DType, Device, Error, GpuPool, ReduceOp};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Check, count_meetings_from};
 use half::bf16;
 
 /// Kernels that meet, whatever the environment says; floats as all other types.

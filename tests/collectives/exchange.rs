@@ -8,10 +8,9 @@ use crate::{
     rig::{assert_nothing_kept, assert_works, builder},
     support::{self, Gpus, failure, on_cuda},
 };
-use gpu_pool::{
-    Algorithm, Check, DType, Error, GpuPool, ReduceOp,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Algorithm, DType, Error, GpuPool, ReduceOp};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected};
 use half::bf16;
 
 fn pool(gpus: Gpus, count: usize) -> GpuPool {

@@ -8,10 +8,9 @@ use crate::{
     rig::{self, assert_nothing_kept, assert_works, check_with_late_members, one_of_each, sum_works},
     support::{self, Gpus, all_are, failure, slow_add, until},
 };
-use gpu_pool::{
-    Algorithm, Builder, Check, DType, Error, GpuPool, ReduceOp, ReduceOrder,
-    testing::{Explorer, FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Algorithm, Builder, DType, Error, GpuPool, ReduceOp, ReduceOrder};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Check, Explorer, FaultOp, FaultPlan, FaultRule, Injected};
 use half::{bf16, f16};
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},

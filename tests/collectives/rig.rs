@@ -5,10 +5,9 @@ use crate::{
     numbers::{OPS, Rng},
     support::{Gpus, failure, slow_add, succeeds, until},
 };
-use gpu_pool::{
-    Algorithm, Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Site,
-    testing::{FaultPlan, count_meetings_from},
-};
+use gpu_pool::{Algorithm, Builder, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Site};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Check, FaultPlan, count_meetings_from};
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
     thread,

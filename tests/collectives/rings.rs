@@ -11,10 +11,9 @@ use crate::{
     rig::{self, assert_failure_is_told, assert_launch_failure_is_told, assert_nothing_kept, run_as_counters_wrap},
     support::{Gpus, all_are, on_cuda, slow_add},
 };
-use gpu_pool::{
-    Algorithm, Builder, Check, DType, Device, DeviceBuffer, Element, Error, GpuPool, ReduceOp,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Algorithm, Builder, DType, Device, DeviceBuffer, Element, Error, GpuPool, ReduceOp};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected};
 use std::{
     fmt::Debug,
     ops::{Add, Mul},

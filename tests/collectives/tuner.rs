@@ -4,7 +4,9 @@ use crate::{
     rig,
     support::{Gpus, all_are, on_cuda},
 };
-use gpu_pool::{Algorithm, Check, DType, GpuPool, ReduceOp, Tune};
+use gpu_pool::{Algorithm, DType, GpuPool, ReduceOp, Tune};
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use std::time::Instant;
 
 fn build(gpus: Gpus, n: usize, tune: Tune) -> GpuPool {

@@ -9,10 +9,9 @@ use crate::{
     rig::{assert_launch_failure_is_told, assert_nothing_kept, run_as_counters_wrap},
     support::{self, Gpus, all_are, failure},
 };
-use gpu_pool::{
-    Algorithm, Builder, Check, DType, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Algorithm, Builder, DType, DeviceBuffer, Error, GpuPool, ReduceOp, Result};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected};
 
 /// Elements of each member's part: too many for one trip, and few enough for two, of three or four.
 const EACH: [usize; 2] = [3000, 8000];

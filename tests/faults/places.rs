@@ -9,14 +9,15 @@ use crate::{
 };
 use gpu_pool::{
     Activation, Device, DeviceBuffer, Error, GpuPool, GradientExchange, Group, LaunchDims, PinnedBuffer, ReduceOp,
-    Result, RowNorm, Topology, each_mut,
+    Result, RowNorm, each_mut,
     parallel::{
         At, ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, RowLinear, Schedule, SequenceNorm,
         ShardedOptimizer, ShardedState, Stage, VocabularyEmbedding, gather_rows, part_of, scatter_rows,
         vocabulary_cross_entropy,
     },
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, Topology};
 use parking_lot::Mutex;
 use std::panic::Location;
 

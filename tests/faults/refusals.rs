@@ -7,8 +7,10 @@ use crate::{
 };
 use gpu_pool::{
     Algorithm, AsView, AsViewMut, Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, ReduceOp, Result,
-    Schedule, Topology, Wire, each_mut, rows_mut, testing::Explorer,
+    Schedule, Wire, each_mut, rows_mut,
 };
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Explorer, Topology};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::{panic::Location, sync::Arc, time::Duration};

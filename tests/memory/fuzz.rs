@@ -23,10 +23,9 @@ use crate::{
     rig::{BACKINGS, assert_books},
     support::{self, Gpus},
 };
-use gpu_pool::{
-    BackingChoice, BlockState, Builder, Error, GpuPool, Schedule,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{BackingChoice, BlockState, Builder, Error, GpuPool, Schedule};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
 use model::Model;
 use parking_lot::Mutex;
 use program::{LIMIT, Player, Shared};

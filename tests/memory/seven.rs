@@ -9,10 +9,9 @@ use crate::{
     },
     support::{all_are, bytes, slow_add, until},
 };
-use gpu_pool::{
-    BackingChoice, DeviceBuffer, Error,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{BackingChoice, DeviceBuffer, Error};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
 use parking_lot::Mutex;
 use std::{
     sync::{

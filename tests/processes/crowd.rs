@@ -6,7 +6,9 @@
 //! suites that way.
 
 use crate::support::{self, Gpus, again, failure, on_cuda, printed, slow_add, until};
-use gpu_pool::{Algorithm, Builder, Check, DType, Device, Error, GpuPool, ReduceOp, Tune};
+use gpu_pool::{Algorithm, Builder, DType, Device, Error, GpuPool, ReduceOp, Tune};
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use std::{
     env,
     sync::{

@@ -14,9 +14,11 @@ use std::{
 };
 
 use gpu_pool::{
-    Device, DeviceBuffer, Event, GpuPool, LaunchDims, Module, Result, Topology, kernel,
+    Device, DeviceBuffer, Event, GpuPool, LaunchDims, Module, Result, kernel,
     parallel::{At, Costs, Pipeline, Schedule, Stage},
 };
+use gpu_pool_lab::Topology;
+use gpu_pool_lab::prelude::*;
 
 use crate::{
     machine::build,

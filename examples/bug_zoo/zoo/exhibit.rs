@@ -6,11 +6,9 @@
 use super::ground::Ground;
 use gpu_pool::{
     Error,
-    driver::{
-        Fault, FaultKind,
-        check::{Kind, Report},
-    },
+    driver::{Fault, FaultKind},
 };
+use gpu_pool_lab::check::{Kind, Report};
 use std::{fmt, sync::Arc};
 
 /// A mistake: a program that makes it, and one that does not.

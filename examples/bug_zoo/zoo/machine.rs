@@ -1,11 +1,9 @@
 //! Exhibits: wrong beliefs about a machine with several devices.
 
 use super::prelude::*;
-use gpu_pool::{
-    Route,
-    driver::check::Kind,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::Route;
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, check::Kind};
 use std::sync::Arc;
 
 /// Numbers in a buffer.

@@ -32,7 +32,7 @@ use crate::{
         tiling::{self, GRAIN, Tiling},
         types,
     },
-    mutation::Bug,
+    observe::FailPoint,
 };
 use smallvec::SmallVec;
 use std::{ptr, time::Duration};
@@ -158,7 +158,7 @@ impl<'g> Pieces<'g> {
     /// the time that the pool waits for anything.
     fn wait(&self, event: &Event) -> Result<()> {
         let (name, handle, executor) = (self.member.name(), self.member.handle, self.member.executor);
-        if handle.injected(Bug::FoldedEarly) {
+        if handle.injected(FailPoint::FoldedEarly) {
             return Ok(());
         }
         let passed = || handle.check(name, handle.driver.event_wait(event.0.raw, TICK));

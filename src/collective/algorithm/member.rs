@@ -28,7 +28,7 @@ use crate::{
         types::ReduceOp,
     },
     memory::{handle::DeviceHandle, stream::StreamCore},
-    mutation::Bug,
+    observe::FailPoint,
 };
 use smallvec::SmallVec;
 use std::{cell::Cell, sync::Arc, time::Duration};
@@ -208,7 +208,7 @@ impl Member<'_> {
 
     /// Puts the member's stream behind what a peer did before it called.
     pub(super) fn wait_for_start(&self, matched: &Matched<'_>, peer: usize) -> Result<()> {
-        if self.handle.injected(Bug::StartSkipped) {
+        if self.handle.injected(FailPoint::StartSkipped) {
             return Ok(());
         }
         let ready = matched.exposed(peer).ready.as_ref().expect("there are several members");
@@ -228,7 +228,7 @@ impl Member<'_> {
     /// Waits on the host until a peer has submitted a step, then puts the member's stream behind it.
     pub(super) fn await_step(&self, peer: usize) -> Result<()> {
         let done = self.executor.take_step(peer)?;
-        if self.handle.injected(Bug::StepSkipped) {
+        if self.handle.injected(FailPoint::StepSkipped) {
             return Ok(());
         }
         self.wait(self.stream, &done)

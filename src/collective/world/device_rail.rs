@@ -27,7 +27,7 @@ use crate::{
         types::{DType, ReduceOp},
     },
     memory::hazard::Access,
-    mutation::Bug,
+    observe::FailPoint,
 };
 use smallvec::{SmallVec, smallvec};
 use std::{mem, ops::Range};
@@ -132,7 +132,7 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         let mut rest = &self.uses[..];
         if let Some(staged) = &self.staged {
             rest = &rest[1..];
-            if !stream.handle.injected(Bug::RailTooEarly) {
+            if !stream.handle.injected(FailPoint::RailTooEarly) {
                 stream.wait_event(op, staged.0.raw, &staged.0.stream, staged.0.covered)?;
             }
         }

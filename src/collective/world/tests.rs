@@ -13,7 +13,9 @@ mod registered;
 mod user_code;
 
 use super::loopback::Hosts;
-use crate::{AsView, AsViewMut, Check, DType, DeviceBuffer, Element, Group, ReduceOp, RowNorm};
+use crate::lab::Check;
+use crate::lab::prelude::*;
+use crate::{AsView, AsViewMut, DType, DeviceBuffer, Element, Group, ReduceOp, RowNorm};
 use proptest::prelude::*;
 
 const SHAPES: [&[usize]; 5] = [&[2, 2], &[2, 3], &[2, 1, 3], &[1, 1, 1, 1], &[1, 2]];

@@ -3,13 +3,13 @@
 use super::{
     HostConfig, HostGpu,
     block::Block,
-    clock::HostCall,
     event::{Progress, Record},
     fault,
     machine::{Owner, State},
     memory::HostKind,
     op::{Engine, Op, Work},
     pages,
+    timing::HostCall,
 };
 use crate::{
     driver::{Address, DeviceInfo, Driver, DriverResult, RawEvent, RawStream},

@@ -31,13 +31,12 @@
 //! it without the lock (`exec`), and finishes it under the lock. An event is a position in a stream (`event`).
 //!
 //! Only `Core::pick_next` chooses an order. Where operations run one at a time ([`Schedule`]), `step` chooses instead,
-//! after `quiescence` has found that the program is blocked; `clock` gives the times where time is virtual. `deadlock`
+//! after `quiescence` has found that the program is blocked; a clock (`timing`) gives the times where time is virtual. `deadlock`
 //! looks for waits that will never end, `watch` for kernels that write to read-only arguments.
 
 mod access;
 mod block;
 mod calls;
-mod clock;
 mod deadlock;
 mod event;
 mod exec;
@@ -62,13 +61,14 @@ mod slab;
 mod standing;
 mod step;
 mod stream;
+pub mod timing;
 mod trace;
 mod wait;
 mod watch;
 mod window;
 
 use super::{Driver, DriverRef, DriverResult, RawStream};
-use crate::topology::{DeviceModel, Topology};
+use crate::error::op_site::OpSite;
 pub use exec::again;
 pub(crate) use exec::{again_after, misused};
 pub use gpu::HostGpu;
@@ -100,19 +100,6 @@ impl Default for HostConfig {
     /// 4 GiB of memory, access to all peers, stream memory operations, virtual memory.
     fn default() -> Self {
         HostConfig { memory: 4 << 30, peers: None, name: None, stream_values: true, virtual_memory: true }
-    }
-}
-
-impl Topology {
-    /// Software GPUs with this machine's memory sizes, names and peer rights.
-    pub fn host_configs(&self) -> Vec<HostConfig> {
-        let config = |(ordinal, device): (usize, &DeviceModel)| HostConfig {
-            memory: device.memory,
-            peers: Some(self.peers(ordinal)),
-            name: Some(device.name.clone()),
-            ..HostConfig::default()
-        };
-        self.devices().iter().enumerate().map(config).collect()
     }
 }
 
@@ -160,7 +147,7 @@ pub struct MachineConfig {
     /// The order of operations.
     pub schedule: Schedule,
     /// Speeds of links and engines, for [`Schedule::Virtual`].
-    pub topology: Option<Arc<crate::topology::Topology>>,
+    pub topology: Option<Arc<dyn timing::Machine>>,
     /// Whether the machine looks for kernels that write to arguments which they declare as read-only.
     pub watch_reads: bool,
     /// Dry run: operations take virtual time, but they are not performed and touch no memory.
@@ -171,14 +158,20 @@ pub struct MachineConfig {
 ///
 /// # Errors
 /// [`FaultKind::InvalidArgument`](super::FaultKind::InvalidArgument) if the topology is invalid or has too few
-/// devices; [`FaultKind::Other`](super::FaultKind::Other) if the process has a million software GPUs at once.
+/// devices, or if there is none and time is virtual; [`FaultKind::Other`](super::FaultKind::Other) if the process has a million software GPUs at once.
 pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> DriverResult<Vec<DriverRef>> {
-    if let Some(topology) = &config.topology {
-        topology.validate().map_err(|error| fault::invalid(error.to_string()))?;
-        if topology.len() < configs.len() {
-            let (have, want) = (topology.len(), configs.len());
-            return Err(fault::invalid(format!("{want} software GPUs of a machine with {have} devices")));
+    match &config.topology {
+        Some(topology) => {
+            topology.validate(OpSite::place()).map_err(|error| fault::invalid(error.to_string()))?;
+            let (have, want) = (topology.configs().len(), configs.len());
+            if have < want {
+                return Err(fault::invalid(format!("{want} software GPUs of a machine with {have} devices")));
+            }
         }
+        None if config.schedule == Schedule::Virtual => {
+            return Err(fault::invalid("the schedule `Virtual` without a topology: see the crate gpu-pool-lab"));
+        }
+        None => {}
     }
     let owner = Arc::new(machine::Owner::new(configs, config)?);
     let gpu = |(index, config)| Arc::new(HostGpu::new(&owner, index, config)) as DriverRef;

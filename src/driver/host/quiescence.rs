@@ -10,7 +10,7 @@
 //! was blocked in between, so all of them were blocked at one moment.
 
 use super::{gpu::HostGpu, sched::Core, slab::Key};
-use crate::driver::{Driver, check::OpSite};
+use crate::{driver::Driver, error::op_site::OpSite};
 use std::{
     sync::{Arc, Weak},
     thread::ThreadId,

@@ -2,10 +2,9 @@
 //! cluster goes on, unless a process is lost.
 
 use super::{Hosts, SIZES, build, small, works, write};
-use crate::{
-    Device, DeviceBuffer, Error, GradientExchange, Result,
-    driver::faulty::plan::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use crate::lab::prelude::*;
+use crate::lab::{FaultOp, FaultPlan, FaultRule, Injected};
+use crate::{Device, DeviceBuffer, Error, GradientExchange, Result};
 use parking_lot::Mutex;
 use std::{cell::Cell, sync::Arc};
 

@@ -4,8 +4,9 @@
 
 use super::{ChunkKind, invalid};
 use crate::{
-    driver::{Address, DriverResult, Fault, FaultKind, check::Token},
+    driver::{Address, DriverResult, Fault, FaultKind},
     memory::handle::DeviceHandle,
+    observe::Token,
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;

@@ -26,12 +26,11 @@ mod slots;
 
 use super::Cache;
 use crate::{
-    driver::{
-        Address,
-        check::{Allocation, Deed, Kind, Report},
-        host,
+    driver::{Address, host},
+    error::{
+        Result,
+        misuse::{Allocation, Deed, Kind, Report},
     },
-    error::Result,
     memory::{block::Block, handle::DeviceHandle, stream::StreamCore},
 };
 use slots::Slots;

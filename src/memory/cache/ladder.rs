@@ -18,7 +18,7 @@ use crate::{
         block::{ChunkKind, Origin, release_bytes},
         hazard::History,
     },
-    mutation::Bug,
+    observe::FailPoint,
 };
 use std::{ops::Range, time::Duration};
 
@@ -104,7 +104,7 @@ impl Cache {
             };
             if !again {
                 if let Some(ledger) = &mut self.ledger {
-                    ledger.out_of_memory(request.bytes, crate::driver::check::OpSite::current());
+                    ledger.out_of_memory(request.bytes, crate::error::op_site::OpSite::current());
                 }
                 return Err(report.into_error());
             }
@@ -302,7 +302,7 @@ impl Cache {
         let bytes = unit.end - unit.start;
         let past = self.heap.remove(region, unit.start, bytes);
         // In this order: a kernel gives up after the failure, and is seen to have ended after that.
-        let over = past.all_completed() && !stop() || self.handle.injected(Bug::ChunkReleasedEarly);
+        let over = past.all_completed() && !stop() || self.handle.injected(FailPoint::ChunkReleasedEarly);
         if over {
             self.handle.acquire(past.known());
         }

@@ -4,10 +4,9 @@
 
 use super::{assert_works, collectives, plan};
 use crate::{on_both, support::bytes};
-use gpu_pool::{
-    GpuPool, Route,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{GpuPool, Route};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
 use std::{sync::Mutex, time::Duration};
 
 /// Copies both ways on each pair, by either device, with the right data.

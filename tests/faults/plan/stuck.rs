@@ -3,10 +3,9 @@
 
 use super::{assert_works, collectives, plan};
 use crate::support::{Gpus, failure, on_host, slow_add};
-use gpu_pool::{
-    Algorithm, Device, Error, GpuPool,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Algorithm, Device, Error, GpuPool};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
 use std::time::Duration;
 
 fn stuck(gpus: Gpus, count: usize, op: FaultOp) -> (FaultPlan, GpuPool) {

@@ -7,9 +7,11 @@ use crate::{
     support::{Gpus, cases, failure},
 };
 use gpu_pool::{
-    Check, Device, Error, GpuPool, Result, Shard,
+    Device, Error, GpuPool, Result, Shard,
     parallel::{DataParallel, Gradients, Optimizer},
 };
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use half::{bf16, f16};
 
 /// What row `row` of a batch adds to the gradient of element `i` of parameter `k`.

@@ -8,8 +8,9 @@ use crate::{
 use gpu_pool::{
     Device, DeviceBuffer, Error, Result,
     parallel::{DataParallel, LearningRate, Model, Optimizer},
-    testing::{Explorer, FaultPlan},
 };
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Explorer, FaultPlan};
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering::*},

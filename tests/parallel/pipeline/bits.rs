@@ -8,8 +8,8 @@ use crate::{
 use gpu_pool::{
     Device, DeviceBuffer, Error, GpuPool, ReduceOp,
     parallel::{At, Pipeline, Schedule, Stage},
-    testing::Explorer,
 };
+use gpu_pool_lab::Explorer;
 use std::any::Any;
 
 fn have_the_bits_of_one_device(gpus: Gpus, shapes: usize, pool: impl Fn(usize) -> GpuPool) {

@@ -8,8 +8,9 @@ use crate::{
 use gpu_pool::{
     Device, Error, GpuPool,
     parallel::{Action, At, Pipeline, Schedule, Work},
-    testing::{FaultPlan, FaultRule, Injected},
 };
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultPlan, FaultRule, Injected};
 use std::sync::{Arc, Mutex};
 
 /// How a stage fails.

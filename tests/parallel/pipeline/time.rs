@@ -3,10 +3,11 @@
 use super::schedules;
 use crate::support::{builder, cases};
 use gpu_pool::{
-    Device, DeviceBuffer, Error, Event, GpuPool, LaunchDims, Module, Topology, kernel,
+    Device, DeviceBuffer, Error, Event, GpuPool, LaunchDims, Module, kernel,
     parallel::{At, Costs, Pipeline, Schedule, Stage},
-    topology::KernelCost,
 };
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Topology, topology::KernelCost};
 use std::{
     sync::{Arc, Mutex},
     time::Duration,

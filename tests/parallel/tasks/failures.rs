@@ -7,8 +7,9 @@ use crate::{
 use gpu_pool::{
     DeviceBuffer, Error, GpuPool, ReduceOp, Result,
     parallel::{TaskPanicked, Tasks},
-    testing::{Explorer, FaultPlan},
 };
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Explorer, FaultPlan};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{

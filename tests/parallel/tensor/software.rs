@@ -5,11 +5,9 @@ use super::{
     everyone, near, trained,
 };
 use crate::support::{self, Gpus, cases};
-use gpu_pool::{
-    Check, Error, GpuPool, ReduceOp, Result, Topology,
-    parallel::ColumnLinear,
-    testing::{Explorer, FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Error, GpuPool, ReduceOp, Result, parallel::ColumnLinear};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Check, Explorer, FaultOp, FaultPlan, FaultRule, Injected, Topology};
 
 /// The gradients are those of the loss: central differences, on two devices.
 #[test]

@@ -1,7 +1,7 @@
 //! Tests of the hooks that a pool calls: blocks, host accesses, foreign work, progress.
 
 use super::{Checker, Kind, Report, annotate, wrap};
-use crate::driver::{
+use gpu_pool::driver::{
     DriverRef, RawStream,
     host::{self, HostConfig},
 };

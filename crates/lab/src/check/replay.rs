@@ -6,7 +6,7 @@ use super::{
     note::Call,
     state::{HostId, Key, State},
 };
-use crate::driver::{Address, DriverResult};
+use gpu_pool::driver::{Address, DriverResult};
 use smallvec::SmallVec;
 use std::{mem, ops::Range};
 
@@ -77,7 +77,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use crate::driver::{
+    use gpu_pool::driver::{
         DriverRef, RawGraph, RawStream,
         check::{Kind, annotate, wrap},
         host,

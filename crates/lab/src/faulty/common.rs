@@ -1,7 +1,7 @@
 //! State that the devices of one [`wrap`](super::wrap) share: lost devices, and the owners of events and memory.
 
 use super::plan::Injected;
-use crate::driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawEvent};
+use gpu_pool::driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawEvent};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -116,7 +116,7 @@ pub(super) fn fault(injected: Injected) -> Option<Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::{
+    use gpu_pool::driver::{
         faulty::{self, plan::FaultPlan},
         host,
     };

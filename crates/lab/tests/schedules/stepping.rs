@@ -6,11 +6,15 @@ use gpu_pool::{
     DeviceBuffer, Error, GpuPool, Kernel, LaunchDims, Module, ReduceOp, Result,
     driver::{
         Address, DriverRef, FaultKind, HostArg, HostKernel, KernelArg, Launch, RawFunction, RawStream,
-        check::{Check, Kind},
         host::{self, HostConfig, MachineConfig, Schedule, Trace, What},
     },
     kernel,
-    testing::{Explorer, Why, explore},
+};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{
+    Explorer, Why,
+    check::{Check, Kind},
+    explore,
 };
 use std::{
     collections::HashSet,

@@ -3,12 +3,12 @@
 use super::{Place, cases, random, speed};
 #[cfg(feature = "mpi")]
 use crate::cluster::transport::mpi::{Mpi, PIECE};
+use crate::lab::texts;
 use crate::{
     GpuPool,
     cluster::transport::shm::{RING, Shm},
     error::{Error, Result},
     fabric::transport::HostTransport,
-    testing::texts,
 };
 use parking_lot::Mutex;
 use proptest::prelude::*;

@@ -9,12 +9,9 @@ use super::super::{
     },
 };
 use super::{numbers, part, sums};
-use crate::{
-    Check, DType, Error, ReduceOp,
-    driver::check::Kind,
-    memory::hazard::Access,
-    mutation::{Bug, inject},
-};
+use crate::lab::prelude::*;
+use crate::lab::{Check, FaultPlan, check::Kind};
+use crate::{DType, Error, ReduceOp, memory::hazard::Access, observe::FailPoint};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::{
@@ -215,15 +212,16 @@ fn a_rail_begins_while_the_next_piece_is_staged() {
 /// A mutant: rails that do not wait for the step inside read what is not there.
 #[test]
 fn a_rail_waits_for_its_piece() {
-    let build = || Hosts::on_devices_with(&[2, 2], |builder| builder.check(Check::Races));
+    let build =
+        |plan: FaultPlan| Hosts::on_devices_with(&[2, 2], |builder| builder.check(Check::Races).faults(plan.clone()));
     let sum = |hosts: &Hosts| {
         hosts.run(|dev| {
             let mut x = dev.upload(&numbers(0, of_pieces(2)))?;
             dev.world()?.all_reduce(&mut x, ReduceOp::Sum)
         })
     };
-    assert!(sum(&build()).iter().all(Result::is_ok));
-    let found = sum(&inject(Bug::RailTooEarly, build));
+    assert!(sum(&build(FaultPlan::new())).iter().all(Result::is_ok));
+    let found = sum(&build(FaultPlan::new().at(FailPoint::RailTooEarly)));
     let race = |found: &crate::Result<Vec<()>>| match found {
         Err(Error::Misuse { report, .. }) => report.kind == Kind::Race,
         _ => false,

@@ -2,7 +2,9 @@
 //! a group has, and none.
 
 use super::{super::loopback::Hosts, combined, counts, numbers, part, sums};
-use crate::{AsView, AsViewMut, Check, ReduceOp};
+use crate::lab::Check;
+use crate::lab::prelude::*;
+use crate::{AsView, AsViewMut, ReduceOp};
 use proptest::prelude::*;
 
 /// Between devices: sums by the transport and by own kernels, moves by messages.

@@ -1,7 +1,9 @@
 //! `give` and `take` between processes: which values cross, in any order of tags, and what ends a wait.
 
 use super::super::loopback::Hosts;
-use crate::{Builder, Check, Device, DeviceBuffer, Element, Error, Hop, Pack, Result, Unpack};
+use crate::lab::Check;
+use crate::lab::prelude::*;
+use crate::{Builder, Device, DeviceBuffer, Element, Error, Hop, Pack, Result, Unpack};
 use proptest::prelude::*;
 use std::{fmt::Debug, sync::Arc};
 

@@ -2,10 +2,9 @@
 //! when something fails between pieces. What a call is said to do. Small buffers together.
 
 use super::{super::loopback::Hosts, part, sums};
-use crate::{
-    Algorithm, DType, Error, ReduceOp,
-    driver::faulty::plan::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use crate::lab::prelude::*;
+use crate::lab::{FaultOp, FaultPlan, FaultRule, Injected};
+use crate::{Algorithm, DType, Error, ReduceOp};
 use parking_lot::Mutex;
 use std::cell::Cell;
 

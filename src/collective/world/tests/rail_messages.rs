@@ -1,8 +1,10 @@
 //! `send` and `recv` over a transport between devices: whichever devices, and what happens when the transport fails.
 
 use super::{super::super::point::area, super::loopback::Hosts, super::messages::Shipment, numbers};
+use crate::lab::Check;
+use crate::lab::prelude::*;
 use crate::{
-    AsView, Check, Device, DeviceBuffer, Element, Error, ReduceOp, Result,
+    AsView, Device, DeviceBuffer, Element, Error, ReduceOp, Result,
     fabric::{call::Call, parcels::Label},
 };
 use proptest::prelude::*;

@@ -1,7 +1,9 @@
 //! A process of a cluster with a real pool: collectives, groups and messages between any of its GPUs.
 
+use crate::lab::Check;
+use crate::lab::prelude::*;
 use crate::{
-    AsView, AsViewMut, Check, Device, DeviceBuffer, GpuPool, ReduceOp,
+    AsView, AsViewMut, Device, DeviceBuffer, GpuPool, ReduceOp,
     cluster::{Cluster, TransportChoice},
     error::Result,
 };
