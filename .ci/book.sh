@@ -12,6 +12,8 @@ if [[ $("$tools/bin/mdbook" --version 2>/dev/null) != "mdbook v$version" ]]; the
 fi
 "$tools/bin/mdbook" build docs
 
-# Pages link to the items of the crate.
-RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
+# Pages link to the items of the crates.
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --all-features
 python3 docs/check.py
+# That is what people read.
+.ci/links.py target/book

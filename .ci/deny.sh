@@ -11,4 +11,4 @@ if [[ $("$tools/bin/cargo-deny" --version 2>/dev/null) != "cargo-deny $version" 
         --quiet --root "$tools" --target-dir "$tools/build"
     rm -rf "$tools/build"
 fi
-"$tools/bin/cargo-deny" check --hide-inclusion-graph licenses bans sources
+"$tools/bin/cargo-deny" --workspace check --hide-inclusion-graph licenses bans sources

@@ -6,9 +6,9 @@ source "$(dirname "$0")/env.sh"
 
 export RUSTDOCFLAGS="-D warnings"
 # First the private ones: the other pages replace them, and the book links to those.
-cargo doc --no-deps --all-features --document-private-items
-cargo doc --no-deps --all-features
-.ci/links.py
+cargo doc --workspace --no-deps --all-features --document-private-items
+cargo doc --workspace --no-deps --all-features
+.ci/links.py target/doc/gpu_pool*
 .ci/places.py
 # Those of the README and of docs/src/measured.md, and the plots.
 benches/tables.py --check

@@ -5,7 +5,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export CI=true CARGO_TERM_COLOR=never CARGO_TERM_PROGRESS_WHEN=never
 # Each target is built once here: incremental state would only be written, never used.
 export CARGO_INCREMENTAL=0
+# The crates of the workspace.
+crates=(gpu-pool gpu-pool-train gpu-pool-cluster gpu-pool-lab)
 # What the steps with tests build: one set of features, so that they have their artifacts in common.
-features=(--features topology-files)
+features=(--features gpu-pool-lab/topology-files)
 # RUSTFLAGS in the environment replaces the configured flags, `--cfg loom` among them: loom would pass on nothing.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The sources are formatted as rustfmt.toml says.
+# The sources of all crates are formatted as rustfmt.toml says.
 source "$(dirname "$0")/env.sh"
 
 cargo fmt --all --check

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Each public function that can fail says where it was called.
 
-Usage: .ci/places.py [FOLDER], the folder of the crate's pages (default target/doc/gpu_pool). It checks:
+Usage: .ci/places.py, after `cargo doc --workspace`. For each crate it checks:
 
 * No closure has `Location::caller()`: there it is the library's own line, since `#[track_caller]` does not reach into
-  closures. The same holds for the other functions of this crate that take the caller's place, unless the function
-  around the closure has entered its operation before (`OpSite::here`), whose place goes before.
+  closures. The same holds for the other functions that take the caller's place, unless the function around the closure
+  has entered its operation before (`OpSite::here`), whose place goes before.
 * Each public function with the crate's `Result` is `#[track_caller]`, and so is each function that takes the caller's
-  place.
-* `tests/faults/places.rs` calls each of them wrongly, or says why it does not.
+  place. Methods of traits count for the types that have them: `Device::relu`.
+* A `places.rs` of the crate's tests calls each of them wrongly, or says why it does not.
 
 The public functions are those on rustdoc's pages. So none is forgotten, whatever macro has made it.
 """
@@ -19,156 +19,147 @@ import re
 import sys
 
 sys.dont_write_bytecode = True
-from rust.tokens import brackets, tokenize, without_tests
+from source import code, ends, only_tests
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TABLE = ROOT / "tests/faults/places.rs"
-# Functions that take the place of their caller, by their last two names.
-TAKES_PLACE = {
-    ("Location", "caller"), ("OpSite", "here"), ("OpSite", "place"), ("Error", "invalid"), ("Error", "wrong_pool"),
-    ("Error", "wrong_device"), ("Error", "borrowed"), ("Call", "new"),
-}
+CRATES = {"gpu_pool": ROOT} | {f"gpu_pool_{path.name}": path for path in sorted((ROOT / "crates").iterdir())}
+# Functions that take the place of their caller.
+TAKES_PLACE = re.compile(
+    r"\b(Location::caller|OpSite::(?:here|place)|Error::(?:invalid|wrong_pool|wrong_device|borrowed)|Call::new)\("
+)
+EXTENDED = {"Device", "Group", "GpuPool", "Builder"}
 METHOD = re.compile(
     r'<section id="(?:method|tymethod)\.(\w+)" class="method">(.*?)<h4 class="code-header">(.*?)</h4>', re.DOTALL
 )
 FUNCTION = re.compile(r'<pre class="rust item-decl"><code>(.*?)</code></pre>', re.DOTALL)
-SOURCE = re.compile(r'class="src[^"]*" href="[./]*src/gpu_pool/([^"#]+)\.html#(\d+)')
-
-
-def plain(text):
-    return html.unescape(re.sub(r"<[^>]+>", "", text))
+SOURCE = re.compile(r'class="src[^"]*" href="[./]*src/(\w+)/([^"#]+)\.html#(\d+)')
+CLOSURE = re.compile(r"(?:[(,=\[{;&!]|\|\||\breturn|\belse|\bmove)\s*(\|(?:\|)?)")
 
 
 def can_fail(signature):
     """Whether a declaration returns the crate's result."""
-    returned = plain(signature.split('<div class="where">')[0]).rpartition("->")[2]
-    return bool(re.match(r"\s*Result<", returned)) and "type gpu_pool::error::Result" in signature
+    plain = html.unescape(re.sub(r"<[^>]+>", "", signature.split('<div class="where">')[0]))
+    return plain.rpartition("->")[2].lstrip().startswith("Result<") and "type gpu_pool::error::Result" in signature
 
 
 def public_functions(folder):
     """`Type::name` or `name` of each public function that can fail: its file and line."""
-    found = {}
-    for page in re.findall(r'href="([\w/]+\.(\w+)\.html)"', (folder / "all.html").read_text()):
-        path, name = folder / page[0], page[1]
-        text, kind = path.read_text(), path.name.split(".")[0]
+    for path, kind, name in re.findall(r'href="((?:\w+/)*(\w+)\.(\w+)\.html)"', (folder / "all.html").read_text()):
+        text = (folder / path).read_text()
         if kind == "fn":
             declarations = [(name, text, FUNCTION.search(text)[1])]
-        elif kind in ("struct", "enum", "union"):
+        elif kind in ("struct", "enum", "union", "trait"):
+            # Of traits those that give the runtime's types further methods.
+            types = EXTENDED & set(re.findall(rf'id="impl-{name}-for-(\w+)', text)) if kind == "trait" else [name]
             # Impls of the standard library's and of other crates' traits return other results.
-            own = text.split('id="deref-methods-')[0]
-            declarations = [(f"{name}::{method}", link, text) for method, link, text in METHOD.findall(own)]
+            own = METHOD.findall(text.split('id="deref-methods-')[0])
+            declarations = [(f"{on}::{method}", *rest) for on in types for method, *rest in own]
         else:
             continue
         for function, link, signature in declarations:
             if can_fail(signature) and (source := SOURCE.search(link)):
-                found[function] = (ROOT / "src" / source[1], int(source[2]))
-    return found
+                yield function, CRATES[source[1]] / "src" / source[2], int(source[3])
 
 
 def has_track_caller(file, line):
     """Whether the attributes above a line say `#[track_caller]`."""
     lines = file.read_text().splitlines()
-    at = line - 1
-    if re.match(r" *\w+! *[{(]", lines[at]):  # The macro has the attributes, and the test the calls.
+    if re.match(r" *\w+! *[{(]", lines[line - 1]):  # The macro has the attributes, and the test the calls.
         return True
-    while at > 0 and lines[at - 1].lstrip().startswith(("#[", "///", "//", "#![")):
-        at -= 1
-        if lines[at].strip() == "#[track_caller]":
+    for above in map(str.strip, reversed(lines[: line - 1])):
+        if above == "#[track_caller]":
             return True
-    return False
+        if not above.startswith(("#[", "//", "#![")):
+            return False
 
 
-def functions(tokens, ends):
-    """Each function with a body: whether it is `#[track_caller]`, and its first and last token."""
-    stamped = [(at, ends[at + 2]) for at, token in enumerate(tokens[:-2]) if token.text == "collectives"
-               and tokens[at + 1].text == "!" and tokens[at + 2].text == "{"]
-    for at, token in enumerate(tokens[:-1]):
-        if token.text != "fn" or token.kind != "ident" or tokens[at + 1].kind not in ("ident", "punct"):
-            continue
-        body = at
-        while body < len(tokens) and tokens[body].text not in ("{", ";", "}"):
-            body = ends[body] + 1 if tokens[body].text in ("(", "[") else body + 1
-        if body >= len(tokens) or tokens[body].text != "{":
-            continue
-        # The macro `collectives!` adds the attribute.
-        first, tracks = at - 1, any(start < at < end for start, end in stamped)
-        while first >= 0 and (tokens[first].kind in ("attr", "other") or tokens[first].text in
-                              ("pub", "unsafe", "const", "extern", ")", "crate", "super", "(", "in")):
-            tracks |= tokens[first].kind == "attr" and any(word.text == "track_caller" for word in tokens[first].inner)
-            first -= 1
-        yield tracks, body, ends[body]
+def functions(text, closing):
+    """Each function with a body: whether it is `#[track_caller]`, and where the body begins and ends."""
+    stamped = [(m.end(), closing[m.end() - 1]) for m in re.finditer(r"\bcollectives!\s*\{", text)]
+    for match in re.finditer(r"\bfn\s+[\w$]+", text):
+        at = match.end()
+        while at < len(text) and text[at] not in "{;}":
+            at = closing.get(at, at) + 1
+        if text[at : at + 1] == "{":
+            before = text[max(map(text.rfind, ";{}", [0] * 3, [match.start()] * 3)) + 1 : match.start()]
+            # The macro `collectives!` adds the attribute.
+            tracks = "#[track_caller]" in before or any(start < at < end for start, end in stamped)
+            yield at, closing[at], tracks
 
 
-def closures(tokens, ends):
-    """The bodies of all closures."""
-    for at, token in enumerate(tokens):
-        before = tokens[at - 1] if at else token
-        begins = before.text in ("(", ",", "=", "{", ";", "=>", "return", "move", "&", "else", "&&", "||", "[")
-        if token.kind != "punct" or token.text not in ("|", "||") or not begins:
-            continue
-        start = at + 1
-        if token.text == "|":
-            while start < len(tokens) and tokens[start].text != "|":
-                start = ends[start] + 1 if tokens[start].text in ("(", "[") else start + 1
-            start += 1
-        end = start
-        while end < len(tokens) and tokens[end].text not in (",", ";", ")", "]", "}"):
-            closes = tokens[end].text in ("(", "[", "{")
-            end = ends[end] + 1 if closes else end + 1
-            if closes and tokens[end - 1].text == "}" and end - 1 == ends.get(start):
+def closures(text, closing):
+    """Where the body of each closure begins and ends."""
+    for match in CLOSURE.finditer(text):
+        at = match.end(1)
+        if match[1] == "|":
+            while at < len(text) and text[at] != "|":
+                at = closing.get(at, at) + 1
+            at += 1
+        start = at = at + len(text[at:]) - len(text[at:].lstrip())
+        while at < len(text) and text[at] not in ",;)]}":
+            at = closing.get(at, at) + 1
+            if text[start] == "{" and at - 1 == closing[start]:
                 break
-        yield start, end
+        yield start, at
 
 
-def takes_place(tokens, start, end):
-    for at in range(start, end - 3):
-        path = (tokens[at].text, tokens[at + 2].text)
-        if path in TAKES_PLACE and tokens[at + 1].text == "::" and tokens[at + 3].text == "(":
-            yield at, "::".join(path)
+def within(spans, at):
+    """The innermost span around a place."""
+    return max((span for span in spans if span[0] < at < span[1]), default=None)
 
 
-def check_sources():
-    for file in sorted((ROOT / "src").rglob("*.rs")):
-        name = file.relative_to(ROOT)
+def check_source(file):
+    text = code(file.read_text())
+    closing = ends(text)
+    inner, around = list(closures(text, closing)), list(functions(text, closing))
+    taking = []
+    for match in TAKES_PLACE.finditer(text):
+        function, closure = within(around, match.start()), within(inner, match.start())
+        if function:
+            taking.append((match, function, closure is not None and closure[0] > function[0]))
+    entering = {function for match, function, closed in taking if match[1] == "OpSite::here" and not closed}
+    for match, function, closed in taking:
+        where = f"{file.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {match[1]}"
+        if closed and (match[1] == "OpSite::here" or function not in entering):
+            yield f"{where} in a closure, which is no `#[track_caller]`"
+        elif not closed and not function[2]:
+            yield f"{where} in a function without `#[track_caller]`"
+
+
+def check_crate(crate, folder, counts):
+    pages = ROOT / "target/doc" / crate
+    if not (pages / "all.html").is_file():
+        sys.exit(f"{pages} has no list of all items: run cargo doc first")
+    tests = only_tests(folder / "src")
+    for file in sorted((folder / "src").rglob("*.rs")):
         # No call of a user's is in a driver; a `Call` there is one of the driver.
-        if "tests" in file.stem or "tests" in name.parts or name.parts[1] == "driver":
-            continue
-        tokens = without_tests(tokenize(file.read_text()))
-        ends = brackets(tokens)
-        in_closures = {at for start, end in closures(tokens, ends) for at, _ in takes_place(tokens, start, end)}
-        innermost = {}
-        for tracks, start, end in functions(tokens, ends):  # Inner ones come after the ones around them.
-            taking = list(takes_place(tokens, start, end))
-            enters = any(what == "OpSite::here" and at not in in_closures for at, what in taking)
-            for at, what in taking:
-                innermost[at] = (what, tracks, enters and what != "OpSite::here")
-        for at, (what, tracks, enters) in sorted(innermost.items()):
-            if at in in_closures and not enters:
-                yield f"{name}:{tokens[at].line}: {what} in a closure, which is no `#[track_caller]`"
-            elif not tracks:
-                yield f"{name}:{tokens[at].line}: {what} in a function without `#[track_caller]`"
-
-
-def main():
-    folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "target/doc/gpu_pool").resolve()
-    if not (folder / "all.html").is_file():
-        sys.exit(f"{folder} has no list of all items: run cargo doc first")
-    public, wrong = public_functions(folder), list(check_sources())
-    text = TABLE.read_text()
+        if file not in tests and "tests" not in file.stem and file.relative_to(folder).parts[1] != "driver":
+            yield from check_source(file)
+    public = {function: place for function, *place in public_functions(pages)}
+    counts.append(len(public))
+    tables = [table for table in sorted((folder / "tests").rglob("places.rs")) if "EXCEPTED" in table.read_text()]
+    text = "".join(table.read_text() for table in tables)
     excepted = set(re.findall(r'^ +\("([\w:]+)", "', text, re.MULTILINE))
     called = set(re.findall(r'told\(\s*"([\w:]+)"', text))
     called |= {f"{on}::{name}" for name in re.findall(r"both!\(\w+, (\w+)", text) for on in ("Device", "Group")}
-    table = called | excepted
-    wrong += [f"{TABLE.relative_to(ROOT)}: {name} is called, and excepted" for name in called & excepted]
+    where = ", ".join(str(table.relative_to(ROOT)) for table in tables) or f"{folder.name} has no places.rs"
+    yield from (f"{where}: {name} is called, and excepted" for name in sorted(called & excepted))
     for function, (file, line) in sorted(public.items()):
+        place = f"{file.relative_to(ROOT)}:{line}: {function}"
         if function not in excepted and not has_track_caller(file, line):
-            wrong.append(f"{file.relative_to(ROOT)}:{line}: {function} is not `#[track_caller]`")
-        if function not in table:
-            wrong.append(f"{file.relative_to(ROOT)}:{line}: {function} is not in {TABLE.relative_to(ROOT)}")
-    wrong += [f"{TABLE.relative_to(ROOT)}: {name} is no public function that can fail" for name in table - set(public)]
+            yield f"{place} is not `#[track_caller]`"
+        if function not in called | excepted:
+            yield f"{place} is not in {where}"
+    for name in sorted((called | excepted) - set(public)):
+        yield f"{where}: {name} is no public function that can fail"
+
+
+def main():
+    counts = []
+    wrong = [fault for crate, folder in CRATES.items() for fault in check_crate(crate, folder, counts)]
     if wrong:
-        sys.exit("\n".join(wrong) + f"\n{len(wrong)} places are wrong, of {len(public)} public functions that can fail")
-    print(f"{len(public)} public functions that can fail have their callers' places")
+        sys.exit("\n".join(wrong) + f"\n{len(wrong)} places are wrong, of {sum(counts)} public functions that can fail")
+    print(f"{sum(counts)} public functions that can fail have their callers' places")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ sources=$(rustc +nightly --print sysroot 2>/dev/null || true)/lib/rustlib/src/ru
 if [[ -f $sources ]] && cargo +nightly miri --version 2>/dev/null; then
     flags="-Zmiri-isolation-error=hide -Zmiri-permissive-provenance -Zmiri-num-cpus=4"
     MIRIFLAGS="$flags -Zmiri-env-set=PROPTEST_CASES=4" \
-        cargo +nightly miri test --no-default-features --target-dir target/sanitize/miri --lib -- \
+        cargo +nightly miri test --package gpu-pool --no-default-features --target-dir target/sanitize/miri --lib -- \
         pool::tests::a_whole_life sync::
 else
     echo "skipped: no nightly toolchain with miri"
@@ -23,9 +23,9 @@ fi
 target=x86_64-unknown-linux-gnu
 if [[ -f $sources && $(rustc +nightly --version --verbose 2>/dev/null) == *"host: $target"* ]]; then
     RUSTFLAGS="-Zsanitizer=thread" CARGO_PROFILE_DEV_OPT_LEVEL=1 \
-        cargo +nightly test -Zbuild-std --target "$target" --no-default-features --target-dir target/sanitize/thread \
-        --test collectives -- basics:: eager:: exchange:: groups:: many:: point:: rings:: staged:: \
-        --skip every_collective_of_many_pieces
+        cargo +nightly test -Zbuild-std --target "$target" --package gpu-pool --no-default-features \
+        --target-dir target/sanitize/thread --test collectives -- basics:: eager:: exchange:: groups:: many:: \
+        point:: rings:: staged:: --skip every_collective_of_many_pieces
 else
     echo "skipped: no nightly toolchain for $target with rust-src"
 fi

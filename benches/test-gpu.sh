@@ -2,20 +2,22 @@
 # Runs packed test binaries on a GPU machine, where there is no Rust toolchain:
 #
 #   . .gpu/env.sh; benches/test-gpu.sh [binary...]
-#   default: parallel ops graphs gradients collectives memory basics faults driver_conformance gpu_pool bug_zoo
+#   default: parallel ops graphs gradients collectives memory basics faults driver_conformance bug_zoo, and the unit
+#   tests of all crates
 #
-# .gpu/t/<binary> are the stripped debug binaries of `cargo test --no-run`. Of each one the tests of GPUs run (`cuda` in
-# their name). Then each of compute-sanitizer's four tools runs the tests of the operations' kernels, at once. SANITIZE=
-# leaves them out; LIMIT is the time for each binary in seconds (200). Logs go to $OUT/test-gpu.tar.xz, a line for each
-# binary to the output. On 2 x H200 the default takes about 12 minutes, more than half of it for `collectives` and
-# `memory`. `GPU_POOL_SHARE=2` gives more devices than GPUs.
+# benches/pack-tests.sh makes .gpu/t/<binary>. Of each one the tests of GPUs run (`cuda` in their name). Then each of
+# compute-sanitizer's four tools runs the tests of the operations' kernels, at once. SANITIZE= leaves them out; LIMIT is
+# the time for each binary in seconds (200). Logs go to $OUT/test-gpu.tar.xz, a line for each binary to the output. On
+# 2 x H200 the default takes about 12 minutes, more than half of it for `collectives` and `memory`. `GPU_POOL_SHARE=2`
+# gives more devices than GPUs.
 set -uo pipefail
 
 : "${OUT:=.}" "${LIMIT:=200}" "${SANITIZE=memcheck racecheck initcheck synccheck}"
 logs=$(mktemp -d)
 binaries=("$@")
 [ ${#binaries[@]} -gt 0 ] ||
-  binaries=(parallel ops graphs gradients collectives memory basics faults driver_conformance gpu_pool bug_zoo)
+  binaries=(parallel ops graphs gradients collectives memory basics faults driver_conformance bug_zoo gpu_pool
+    gpu_pool_train gpu_pool_cluster gpu_pool_lab)
 failed=0
 
 for binary in "${binaries[@]}"; do

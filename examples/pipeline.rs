@@ -1,5 +1,6 @@
 //! A network for handwritten digits in four stages on four software GPUs (1F1B): `cargo run --example pipeline`.
-use gpu_pool::{Activation, Device, DeviceBuffer as Buffer, GpuPool, Matrix, Result, parallel::*};
+use gpu_pool::{Activation, Device, DeviceBuffer as Buffer, GpuPool, Matrix, Result};
+use gpu_pool_train::*;
 struct Layer(Buffer<f32>, Buffer<f32>); // gelu(x w): the weights, 64 x 64, and their gradient
 impl Stage for Layer {
     type Activation = Buffer<f32>;
@@ -26,7 +27,7 @@ fn main() -> anyhow::Result<()> {
         Ok((dy, dev.download(&dev.sum(&loss)?)?[0] / rows.len() as f32))
     };
     let pool = GpuPool::builder().host(4).build()?;
-    let mut model = Pipeline::new(&pool, Schedule::one_f_one_b(4, 8)?, |dev, stage| {
+    let mut model = Pipeline::new(&pool, PipelineSchedule::one_f_one_b(4, 8)?, |dev, stage| {
         let mut layer = Layer(dev.zeros(64 * 64)?, dev.zeros(64 * 64)?);
         dev.normal(&mut layer.0, 0.0, 0.2, stage as u64, 0).map(|()| layer)
     })?;

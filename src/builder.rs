@@ -155,7 +155,7 @@ impl Builder {
 
     /// Lets [`give`](crate::Device::give) and [`take`](crate::Device::take) carry values of this type to other
     /// processes. Known without it: buffers of all [`Element`](crate::Element)s, pairs of these, numbers and `String`,
-    /// and `Vec`s of all. A [`Pipeline`](crate::parallel::Pipeline) needs it for no type.
+    /// and `Vec`s of all. A `Pipeline` of `gpu-pool-train` needs it for no type.
     ///
     /// ```
     /// # use gpu_pool::{DeviceBuffer, GpuPool};

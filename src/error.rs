@@ -278,7 +278,7 @@ pub enum Error {
         site: Site,
     },
     /// The norm of a step's gradients is NaN or infinite, so that step and the one that reports this changed no
-    /// parameter. See [`DataParallel::step`](crate::parallel::DataParallel::step).
+    /// parameter. See `DataParallel::step` of `gpu-pool-train`.
     #[error("{op}: the norm of the gradients of step {step} is {norm}; no parameter was changed (at {site})")]
     NotFinite {
         /// The operation that reports it.

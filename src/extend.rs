@@ -3,8 +3,33 @@
 //!
 //! **Exempt from semver.** Everything here may change in any release; the crates of one version belong together.
 //!
-//! Who calls it: those three crates. It re-exports types of lower rooms, and gives methods on [`Device`](crate::Device),
+//! Those three crates call it. It re-exports types of lower rooms, and gives methods on [`Device`](crate::Device),
 //! [`Group`](crate::Group) and buffers that are no part of the public face, as traits. One module for each crate above.
+
+/// A trait with methods that the type has for the crate itself: `fn name[generics](self: &Self, ..) -> ..;`. Each calls
+/// the inherent method of its name.
+macro_rules! internals {
+    ($(#[$doc:meta])* trait $name:ident [$($bounds:tt)*] ($($param:tt)?) for $type:ty {$(
+        $(#[$method_doc:meta])*
+        fn $method:ident [$($generics:tt)*] ($self:ident: $receiver:ty $(, $arg:ident: $arg_type:ty)* $(,)?)
+            $(-> $result:ty)?;
+    )*}) => {
+        $(#[$doc])*
+        pub trait $name<$($bounds)*> {$(
+            $(#[$method_doc])*
+            #[track_caller]
+            #[allow(clippy::too_many_arguments)]
+            fn $method<$($generics)*>($self: $receiver $(, $arg: $arg_type)*) $(-> $result)?;
+        )*}
+
+        impl<$($bounds)*> $name<$($param)?> for $type {$(
+            #[track_caller]
+            fn $method<$($generics)*>($self: $receiver $(, $arg: $arg_type)*) $(-> $result)? {
+                $self.$method($($arg),*)
+            }
+        )*}
+    };
+}
 
 pub mod cluster;
 pub mod lab;

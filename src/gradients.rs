@@ -19,12 +19,14 @@ mod access;
 mod apart;
 mod element;
 mod exchanged;
+#[allow(missing_docs)]
 mod kernels;
 mod layout;
 mod parts;
 mod readiness;
 mod replicas;
 mod settings;
+#[allow(missing_docs)]
 mod sharded;
 mod start;
 mod step;
@@ -35,10 +37,10 @@ mod world_tests;
 pub use element::Gradient;
 pub use exchanged::Exchanged;
 pub use kernels::update::Parameter;
-pub(crate) use kernels::update::{ADAM, MOMENTUM, Moments, Rule, SGD, add_up, wide_len};
+pub use kernels::update::{ADAM, MOMENTUM, Moments, Rule, SGD, add_up, wide_len};
 pub use settings::{GradientExchangeBuilder, Wire};
-pub(crate) use sharded::{Kept, ShardedStep, Terms};
-pub(crate) use together::Together;
+pub use sharded::{Kept, ShardedStep, Terms};
+pub use together::Together;
 
 use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Registered, Stream,

@@ -40,8 +40,8 @@
 //! | combine data of all devices, or of some | [`Device::all_reduce`] and its neighbours, [`Group`], [`ReduceOp`] |
 //! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`], [`Tune`] |
 //! | exchange gradients beside the backward pass | [`GradientExchange`], [`Wire`] |
-//! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`parallel::Value`] |
-//! | train a model on all devices | [`parallel::DataParallel`], [`parallel::Optimizer`] |
+//! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`tasks::Value`] |
+//! | train a model on all devices | the crate `gpu-pool-train`: `DataParallel`, `Optimizer`, `Pipeline` |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
 //! | work as several processes, on one host or many | [`cluster`], [`Builder::cluster`], [`Device::world`] |
 //! | give values to another device, also of another process | [`Device::give`], [`Device::take`], [`Hop`] |
@@ -70,9 +70,8 @@
 //! |---|---|---|
 //! | `cuda` | yes | NVIDIA GPUs. The driver is found at run time; nothing is linked. |
 //! | `blas` | yes | [`Device::gemm`]: cuBLAS on GPUs, the `gemm` crate on software GPUs. |
-//! | `insight` | yes | Files for viewers: [`MemorySnapshot::memory_viz`], [`parallel::Timeline::to_chrome_trace`]. |
+//! | `insight` | yes | Files for viewers: [`MemorySnapshot::memory_viz`], [`tasks::TaskTrace`]. |
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
-//! | `checkpoints` | yes | Checkpoints of [`parallel::DataParallel`], and of any model, in safetensors files. |
 //! | `cluster` | yes | Several processes, on one host or many: [`cluster`]. |
 //! | `nccl` | yes | Between processes by NCCL, which is opened at run time. |
 //! | `mpi` | yes | Between processes by MPI, which is opened at run time. |
@@ -99,6 +98,8 @@ mod lab;
 
 mod book;
 mod builder;
+#[cfg(feature = "insight")]
+mod chrome_trace;
 #[cfg(feature = "cluster")]
 pub mod cluster;
 mod collective;
@@ -120,7 +121,6 @@ mod memory;
 mod observe;
 mod ops;
 mod panics;
-pub mod parallel;
 mod parts;
 mod per_device;
 mod pool;
@@ -128,6 +128,8 @@ mod scope;
 mod shard;
 mod stall;
 pub mod sync;
+#[cfg(feature = "tasks")]
+pub mod tasks;
 mod thread;
 mod token;
 mod variables;

@@ -35,7 +35,7 @@ pub use self::{
     embedding::Index,
     rows::{NormSaved, RowNorm},
 };
-pub(crate) use self::{rows::check_eps, vocabulary::STATS};
+pub use self::{rows::check_eps, vocabulary::STATS};
 
 /// Launch dimensions of a sum's first pass.
 const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };

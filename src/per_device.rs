@@ -132,7 +132,6 @@ impl<T: 'static> PerDevice<T> {
     }
 
     /// Takes [`accept`](Self::accept) back.
-    #[cfg(feature = "checkpoints")]
     #[track_caller]
     pub(crate) fn blame_on(&self, dev: &Device, gangs: &[Arc<Gang>]) -> Result<()> {
         self.slot("clear_poison", dev)?.writers.borrow_mut().extend_from_slice(gangs);

@@ -92,7 +92,7 @@ impl Shard {
 }
 
 /// The `index`-th of `count` parts of `len` items, larger parts first.
-pub(crate) fn balanced(index: usize, count: usize, len: usize) -> Range<usize> {
+pub fn balanced(index: usize, count: usize, len: usize) -> Range<usize> {
     let (each, more) = (len / count, len % count);
     let start = index * each + index.min(more);
     start..start + each + usize::from(index < more)

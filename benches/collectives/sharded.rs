@@ -11,7 +11,8 @@ use std::{
     time::Instant,
 };
 
-use gpu_pool::{DeviceBuffer, GpuPool, Graph, PerDevice, ReduceOp, parallel::Optimizer, parallel::ShardedOptimizer};
+use gpu_pool::{DeviceBuffer, GpuPool, Graph, PerDevice, ReduceOp};
+use gpu_pool_train::{Optimizer, ShardedOptimizer};
 use half::bf16;
 
 use crate::{

@@ -13,10 +13,9 @@
 use std::{cell::RefCell, time::Instant};
 
 use gpu_pool::{
-    Activation::{Identity, Relu},
-    Device, DeviceBuffer, GpuPool, Matrix, Parameter, PerDevice, Result, Shard,
-    parallel::{DataParallel, Gradients, Model, Optimizer},
+    Activation::Identity, Activation::Relu, Device, DeviceBuffer, GpuPool, Matrix, Parameter, PerDevice, Result, Shard,
 };
+use gpu_pool_train::{DataParallel, Gradients, Model, Optimizer};
 
 use half::bf16;
 

@@ -5,10 +5,8 @@
 //! same half, whose gradients are summed, as in `data_parallel.rs`.
 
 use anyhow::{Result, ensure};
-use gpu_pool::{
-    DeviceBuffer as Buffer, GpuPool, Matrix,
-    parallel::{DataParallel, Model, Optimizer},
-};
+use gpu_pool::{DeviceBuffer as Buffer, GpuPool, Matrix};
+use gpu_pool_train::{DataParallel, Model, Optimizer};
 use std::io::{Write, stdout};
 
 const ROWS: usize = 90;

@@ -4,10 +4,8 @@
 //! split over the devices; the outputs come back in the order of the rows. The last batch has 10 rows.
 
 use anyhow::{Result, ensure};
-use gpu_pool::{
-    Activation, Device, DeviceBuffer, Error, GpuPool, Matrix,
-    parallel::{self, DataParallel, Optimizer},
-};
+use gpu_pool::{Activation, Device, DeviceBuffer, Error, GpuPool, Matrix};
+use gpu_pool_train::{self as parallel, DataParallel, Optimizer};
 use std::{
     io::{Write, stdout},
     sync::Mutex,

@@ -8,7 +8,7 @@
 use anyhow::{Result, ensure};
 use gpu_pool::{
     Activation, GpuPool, Matrix,
-    parallel::{TaskTrace, Value},
+    tasks::{TaskTrace, Value},
 };
 use std::io::{Write, stdout};
 

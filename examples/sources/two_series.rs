@@ -7,7 +7,7 @@
 use anyhow::{Result, ensure};
 use gpu_pool::{
     Device, DeviceBuffer, GpuPool, Matrix,
-    parallel::{Tasks, Value},
+    tasks::{Tasks, Value},
 };
 use std::{
     io::{Write, stdout},

@@ -31,7 +31,7 @@ impl Builder {
     }
 
     /// Whether each [`GradientExchange`](crate::GradientExchange), and so each
-    /// [`DataParallel`](crate::parallel::DataParallel), of a group for which that is of use registers its buckets with
+    /// `DataParallel` of `gpu-pool-train`, of a group for which that is of use registers its buckets with
     /// NCCL, as by [`Group::register`](crate::Group::register) (default: no). All processes must say the same. Buckets
     /// then have memory of their own from the driver, in units of 2 MiB mostly. Measure it: what NCCL gains depends on
     /// the network, and it may lose.

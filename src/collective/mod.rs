@@ -42,5 +42,6 @@ pub(crate) use crate::fabric::transport;
 pub(crate) use face::collectives;
 pub use group::Group;
 pub use hop::Hop;
+pub use world::GroupKey;
 pub use world::Registered;
-pub(crate) use world::{GroupKey, beside::Begun};
+pub(crate) use world::beside::Begun;

@@ -1,7 +1,7 @@
 //! What `gpu-pool-lab` needs: observers: the checker, fault plans, machines.
 
 use crate::{
-    Builder, GpuPool, Result,
+    Builder, Device, GpuPool, Result,
     builder::{environment, signal_pad},
     driver::host::{MachineConfig, Trace},
     error::{Allocation, Deed, Kind, Report, Site},
@@ -42,6 +42,25 @@ impl BuilderInternals for Builder {
 
     fn machine_config(&mut self) -> &mut MachineConfig {
         Builder::machine_config(self)
+    }
+}
+
+/// The state of a device that tests change.
+pub trait DeviceInternals {
+    /// The device's inbox counts as left full by a failed call.
+    fn spoil(&self);
+
+    /// Whether the device's inbox must be emptied before the next collective.
+    fn is_spoiled(&self) -> bool;
+}
+
+impl DeviceInternals for Device {
+    fn spoil(&self) {
+        self.worker.spinning.set_spoiled(true);
+    }
+
+    fn is_spoiled(&self) -> bool {
+        self.worker.spinning.is_spoiled()
     }
 }
 

@@ -1,1 +1,263 @@
 //! What `gpu-pool-train` needs: training: operations, optimizers, models over several devices.
+
+#[cfg(feature = "insight")]
+pub use crate::chrome_trace::{ChromeTrace, Row};
+use crate::{
+    Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, Float, GpuPool, GradientExchange, Group, Hop,
+    OnStream, Parameter, PerDevice, Result, Shard, error::Site, extend::OpGuard, scope,
+};
+pub use crate::{
+    collective::GroupKey,
+    fabric::{
+        call::{Call, Origin},
+        parcels::Label,
+    },
+    gang::{Gang, LastCall},
+    gradients::{ADAM, Kept, MOMENTUM, Moments, Rule, SGD, ShardedStep, Terms, Together, add_up, wide_len},
+    kernel::real::Real,
+    ops::{STATS, check_eps},
+    shard::balanced,
+};
+use std::{ops::Range, sync::Arc};
+
+internals! {
+    /// Of a device.
+    trait DeviceInternals [] () for Device {
+        /// Whether the device captures a graph.
+        fn captures[](self: &Self) -> bool;
+        /// The place of the scope's gang among all gangs of the process; never 0.
+        fn gang[](self: &Self) -> u64;
+        /// Whether the gang with this place has failed.
+        fn has_failed[](self: &Self, gang: u64) -> bool;
+        /// The group of all devices of the scope.
+        fn everyone[](self: &Self) -> Group<'_>;
+        /// The group of these ordinals, if they are in the gang.
+        fn group_of[](self: &Self, ordinals: &[usize]) -> Option<Group<'_>>;
+        /// The group of this key, if its members of this process are in the gang.
+        fn group_by[](self: &Self, key: &GroupKey) -> Result<Option<Group<'_>>>;
+        /// Elements with unspecified contents.
+        fn allocate[T: DeviceCopy](self: &Self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
+        /// Refuses the call in a capture.
+        fn not_in_graph[](self: &Self, op: &'static str) -> Result<()>;
+        /// Whether the library orders this device's work.
+        fn is_ordered[](self: &Self) -> bool;
+        /// This device with the library's ordering.
+        fn in_order[](self: &Self) -> OnStream<'_>;
+        /// Records an event behind all that the stream has by now.
+        fn record_early[](self: &Self, op: &'static str) -> Result<()>;
+        /// What this device knows of the rows of `x`.
+        fn vocabulary_stats[T: Float](
+            self: &Self,
+            x: DeviceView<'_, T>,
+            cols: usize,
+            labels: &DeviceBuffer<u32>,
+        ) -> Result<DeviceBuffer<T::Acc>>;
+        /// The loss of each row.
+        fn vocabulary_loss[T: Float](
+            self: &Self,
+            x: DeviceViewMut<'_, T>,
+            cols: usize,
+            labels: &DeviceBuffer<u32>,
+            all: &DeviceBuffer<T::Acc>,
+            scale: T::Acc,
+        ) -> Result<DeviceBuffer<T::Acc>>;
+        /// Until the guard is dropped, errors and reports attribute this thread's work to the call.
+        fn enter[](self: &Self, call: LastCall) -> OpGuard;
+    }
+}
+
+impl Device {
+    fn captures(&self) -> bool {
+        self.recording.is_some()
+    }
+
+    fn gang(&self) -> u64 {
+        self.session.gang.place()
+    }
+
+    fn has_failed(&self, gang: u64) -> bool {
+        self.worker.failures.borrow().contains(&gang)
+    }
+
+    fn record_early(&self, op: &'static str) -> Result<()> {
+        self.stream.record_early(op)
+    }
+
+    fn enter(&self, (op, site): LastCall) -> OpGuard {
+        self.worker.handle.enter(op, site)
+    }
+}
+
+internals! {
+    /// Of a group.
+    trait GroupInternals ['d] ('d) for Group<'d> {
+        /// The members of this process.
+        fn here[](self: &Self) -> Group<'d>;
+        /// What tells the group from others in any later scope.
+        fn key[](self: &Self) -> GroupKey;
+        /// The ordinals of the members of this process.
+        fn ordinals[](self: &Self) -> &[usize];
+        /// The ordinal of a member in its process.
+        fn ordinal[](self: &Self, member: usize) -> usize;
+        /// Whether members belong to other processes.
+        fn spans_processes[](self: &Self) -> bool;
+        /// All members' bytes.
+        fn exchange_bytes[](self: &Self, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>>;
+        /// The sum of a number of each process.
+        fn sum_of_processes[](self: &Self, call: &Call, own: usize) -> Result<usize>;
+        /// Compares a text of the processes.
+        fn agree[](self: &Self, origin: Origin, op: &'static str, site: Site, text: &str) -> Result<()>;
+        /// This group, for a token of the same device with another stream.
+        fn on['v](self: &Self, via: &'v Device) -> Group<'v>;
+        /// Gives a value to a member. A copy for another process runs on the token's stream.
+        fn give_hop[T: Hop](self: &Self, call: LastCall, label: Label, value: T, to: usize) -> Result<()>;
+        /// Takes it.
+        fn take_hop[T: Hop](self: &Self, call: LastCall, label: Label, from: usize) -> Result<T>;
+    }
+}
+
+/// The shard of a member among so many with equal weights.
+pub fn shard_of(index: usize, count: usize) -> Shard {
+    Shard::new(index, count, None)
+}
+
+/// Of state that lives on devices. Closures are the library's own, not the user's.
+pub trait PerDeviceInternals<T: 'static>: Sized {
+    /// Makes a value on each device.
+    #[track_caller]
+    fn made(pool: &GpuPool, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<Self>;
+
+    /// Runs `f` on all devices, or on some, each with its value.
+    #[track_caller]
+    fn each<R: Send>(
+        &self,
+        devices: Option<&[usize]>,
+        f: impl Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
+    ) -> Result<Vec<R>>;
+
+    /// Gives every device a value.
+    #[track_caller]
+    fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()>;
+
+    /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left poison.
+    #[track_caller]
+    fn forgive(&mut self) -> Result<Vec<Vec<Arc<Gang>>>>;
+
+    /// Takes [`forgive`](Self::forgive) back.
+    #[track_caller]
+    fn blame(&mut self, gangs: &[Vec<Arc<Gang>>]) -> Result<()>;
+
+    /// Runs a closure on all devices of the values' pool.
+    #[track_caller]
+    fn run_scope<R: Send>(&self, op: &'static str, f: impl Fn(&Device) -> Result<R> + Sync) -> Result<Vec<R>>;
+
+    /// The end of a call that is refused before its scope. Where there are other processes, they have begun theirs, and
+    /// would wait in it: so a scope fails here, too, which they hear of. It touches nothing.
+    #[track_caller]
+    fn refuse<R>(&self, error: Error) -> Result<R>;
+}
+
+impl<T: 'static> PerDeviceInternals<T> for PerDevice<T> {
+    #[track_caller]
+    fn made(pool: &GpuPool, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<Self> {
+        PerDevice::made(&pool.shared, f)
+    }
+
+    #[track_caller]
+    fn each<R: Send>(
+        &self,
+        devices: Option<&[usize]>,
+        f: impl Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        self.each(devices, f)
+    }
+
+    #[track_caller]
+    fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()> {
+        self.fill(op, f)
+    }
+
+    #[track_caller]
+    fn forgive(&mut self) -> Result<Vec<Vec<Arc<Gang>>>> {
+        self.forgive()
+    }
+
+    #[track_caller]
+    fn blame(&mut self, gangs: &[Vec<Arc<Gang>>]) -> Result<()> {
+        self.blame(gangs)
+    }
+
+    #[track_caller]
+    fn run_scope<R: Send>(&self, op: &'static str, f: impl Fn(&Device) -> Result<R> + Sync) -> Result<Vec<R>> {
+        scope::run(&self.shared, op, None, |dev, _| f(dev), scope::as_it_is)
+    }
+
+    #[track_caller]
+    fn refuse<R>(&self, error: Error) -> Result<R> {
+        if self.shared.world.is_some() {
+            let _ = self.run_scope("refuse", |_| Err::<(), _>(error.clone()));
+        }
+        Err(error)
+    }
+}
+
+internals! {
+    /// Of a gradient exchange.
+    trait ExchangeInternals [T: Parameter] (T) for GradientExchange<T> {
+        /// The group of the members, on the stream of `dev`.
+        fn group['d](self: &Self, dev: &'d Device, op: &'static str) -> Result<Group<'d>>;
+        /// The lengths of all members' parts of a bucket.
+        fn counts[](self: &Self, bucket: usize) -> smallvec::SmallVec<[usize; 8]>;
+        /// Where the elements of a gradient lie: its bucket, and elements of it.
+        fn place[](self: &Self, gradient: usize) -> (usize, Range<usize>);
+        /// Whether the backward pass must add to a gradient: it holds a value where it lies.
+        fn must_add[](self: &Self, gradient: usize) -> bool;
+        /// Between steps: multiplies what is held, and the gradients of the steps to come.
+        fn weigh[](self: &mut Self, dev: &Device, held: f64, piece: f64) -> Result<()>;
+        /// Sums of squares of a bucket.
+        fn chunks[](self: &Self, bucket: usize) -> usize;
+        /// Writes the sums of the squares of this member's part to their places among those of the bucket.
+        fn sum_squares[](self: &Self, dev: &Device, bucket: usize, sums: &DeviceView<'_, f64>) -> Result<()>;
+        /// Writes the norm whose square is the sum of `sums`.
+        fn norm_of[](
+            self: &Self,
+            dev: &Device,
+            sums: &mut DeviceBuffer<f64>,
+            norm: &DeviceBuffer<f32>,
+        ) -> Result<()>;
+        /// Updates the parameters of a bucket, in this member's part of it.
+        fn update[](
+            self: &mut Self,
+            dev: &Device,
+            bucket: usize,
+            moments: &Moments<'_>,
+            norm: &DeviceView<'_, f32>,
+            rule: Rule,
+            parameters: &mut [&mut DeviceBuffer<T>],
+        ) -> Result<()>;
+        /// Gives all members the parameters that each has written to its part of a bucket.
+        fn gather[](
+            self: &mut Self,
+            dev: &Device,
+            bucket: usize,
+            parameters: &mut [&mut DeviceBuffer<T>],
+        ) -> Result<()>;
+        /// Tells all members where the parameters are.
+        fn prepare_together[](
+            self: &Self,
+            dev: &Device,
+            together: &mut Together,
+            moments: &[Moments<'_>],
+            parameters: &[&mut DeviceBuffer<T>],
+        ) -> Result<()>;
+        /// Adds up the sums to the norm, and updates the parameters on all members.
+        fn update_together[](
+            self: &mut Self,
+            dev: &Device,
+            together: &Together,
+            sums: (&mut DeviceBuffer<f64>, &DeviceBuffer<f32>),
+            moments: (&[Moments<'_>], Rule),
+            parameters: &mut [&mut DeviceBuffer<T>],
+        ) -> Result<()>;
+    }
+}

@@ -11,7 +11,7 @@ pub(crate) const LAUNCH: &str = "launch_graph";
 
 /// Where a call comes from: the program, a capture, a graph, or a gradient exchange. Members must agree on it, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Origin(u64);
+pub struct Origin(u64);
 
 impl Origin {
     /// The call is captured.
@@ -19,13 +19,13 @@ impl Origin {
 
     /// Of calls from the graph whose first collective was call `number` of its group in the gang at `place`. All
     /// members know these two numbers, and no other graph has the pair.
-    pub(crate) fn graph(place: u64, number: u64) -> Self {
+    pub fn graph(place: u64, number: u64) -> Self {
         Origin((place.rotate_left(32) ^ number) & !Self::EXCHANGE)
     }
 
     /// Adds a further collective of the graph, call `number` of the group (a step of FNV-1a). Without it, graphs that
     /// were captured inside each other could begin with one collective, have one length, and so one origin.
-    pub(crate) fn then(self, number: u64) -> Self {
+    pub fn then(self, number: u64) -> Self {
         Origin((self.0 ^ number).wrapping_mul(0x0000_0100_0000_01b3) & !Self::EXCHANGE)
     }
 
@@ -39,28 +39,29 @@ impl Origin {
 
     /// Of the gradient exchange that was made with call `number` of its group in the gang at `place`. Hashed
     /// (Fibonacci), so that it fits into a compact descriptor.
-    pub(crate) fn exchange(place: u64, number: u64) -> Self {
+    pub fn exchange(place: u64, number: u64) -> Self {
         let mixed = (place.rotate_left(32) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Origin(Self::EXCHANGE | ((mixed >> 1) & !Self::STEP))
     }
 
     /// Of a step of that exchange.
-    pub(crate) fn in_step(self, step: u64) -> Self {
+    pub fn in_step(self, step: u64) -> Self {
         Origin((self.0 & !Self::STEP) | (step << Self::BUCKETS & Self::STEP))
     }
 
     /// Of a bucket in that step. Buckets of one length may have different algorithms.
-    pub(crate) fn of_bucket(self, bucket: usize) -> Self {
+    pub fn of_bucket(self, bucket: usize) -> Self {
         // 0: no bucket.
         Origin((self.0 & !Self::BUCKET) | (1 + bucket as u64 % Self::BUCKET))
     }
 
     /// The number, for a message.
-    pub(crate) fn bits(self) -> u64 {
+    pub fn bits(self) -> u64 {
         self.0
     }
 
-    pub(crate) fn of_bits(bits: u64) -> Self {
+    /// The origin with this number.
+    pub fn of_bits(bits: u64) -> Self {
         Origin(bits)
     }
 
@@ -90,23 +91,24 @@ impl Origin {
 
 /// The norm of rows that follows a sum in one call: its kind, the length of a row and `eps`, in one number. 0: none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ThenNorm(u64);
+pub struct ThenNorm(u64);
 
 impl ThenNorm {
     const LAYER: u64 = 1 << 63;
 
     /// Rows of 1 to 2^31 - 1 elements. An `eps` of 64 bits is told as 32.
-    pub(crate) fn new(cols: usize, layer: bool, eps: f32) -> Self {
+    pub fn new(cols: usize, layer: bool, eps: f32) -> Self {
         debug_assert!((1..1 << 31).contains(&cols));
         ThenNorm((if layer { Self::LAYER } else { 0 }) | (cols as u64) << 32 | u64::from(eps.to_bits()))
     }
 
     /// The number, for a message.
-    pub(crate) fn bits(self) -> u64 {
+    pub fn bits(self) -> u64 {
         self.0
     }
 
-    pub(crate) fn of_bits(bits: u64) -> Self {
+    /// The norm with this number.
+    pub fn of_bits(bits: u64) -> Self {
         ThenNorm(bits)
     }
 }
@@ -121,7 +123,7 @@ impl std::fmt::Display for ThenNorm {
 
 /// What a member calls.
 #[derive(Clone)]
-pub(crate) struct Call {
+pub struct Call {
     pub(crate) origin: Origin,
     pub(crate) op: &'static str,
     pub(crate) dtype: Option<DType>,
@@ -131,17 +133,19 @@ pub(crate) struct Call {
     pub(crate) counts: Option<Arc<[usize]>>,
     pub(crate) norm: ThenNorm,
     pub(crate) of: Option<(TypeId, &'static str)>,
-    pub(crate) site: Site,
+    /// Its place in the program.
+    pub site: Site,
 }
 
 impl Call {
+    /// A call that is made here.
     #[track_caller]
-    pub(crate) fn new(op: &'static str) -> Self {
+    pub fn new(op: &'static str) -> Self {
         Call::at(op, OpSite::place())
     }
 
     /// A call that was made at `site`: also a peer's.
-    pub(crate) fn at(op: &'static str, site: Site) -> Self {
+    pub fn at(op: &'static str, site: Site) -> Self {
         Call {
             origin: Origin::default(),
             op,
@@ -156,52 +160,58 @@ impl Call {
         }
     }
 
-    pub(crate) fn from(self, origin: Origin) -> Self {
+    /// The call with an origin.
+    pub fn from(self, origin: Origin) -> Self {
         Call { origin, ..self }
     }
 
     /// The call with a reduction and a root, if it has them.
-    pub(crate) fn with(self, reduce: Option<ReduceOp>, root: Option<u32>) -> Self {
+    pub fn with(self, reduce: Option<ReduceOp>, root: Option<u32>) -> Self {
         Call { reduce, root: root.map(|root| root as usize), ..self }
     }
 
-    pub(crate) fn elements(self, dtype: DType, count: usize) -> Self {
+    /// The call with elements.
+    pub fn elements(self, dtype: DType, count: usize) -> Self {
         Call { dtype: Some(dtype), count, ..self }
     }
 
-    pub(crate) fn reducing(self, op: ReduceOp) -> Self {
+    /// The call with a reduction.
+    pub fn reducing(self, op: ReduceOp) -> Self {
         Call { reduce: Some(op), ..self }
     }
 
-    pub(crate) fn root(self, root: usize) -> Self {
+    /// The call with a root.
+    pub fn root(self, root: usize) -> Self {
         Call { root: Some(root), ..self }
     }
 
     /// Elements of each member. All members must give the same ones.
-    pub(crate) fn counts(self, counts: &[usize]) -> Self {
+    pub fn counts(self, counts: &[usize]) -> Self {
         Call { counts: Some(counts.into()), ..self }
     }
 
     /// A sum that a norm follows. All members must give the same norm.
-    pub(crate) fn norm(self, norm: ThenNorm) -> Self {
+    pub fn norm(self, norm: ThenNorm) -> Self {
         Call { norm, ..self }
     }
 
-    pub(crate) fn of_type<T: 'static>(self) -> Self {
+    /// The call with one value of a type.
+    pub fn of_type<T: 'static>(self) -> Self {
         Call { of: Some((TypeId::of::<T>(), std::any::type_name::<T>())), count: size_of::<T>(), ..self }
     }
 
-    pub(crate) fn op(&self) -> &'static str {
+    /// The operation.
+    pub fn op(&self) -> &'static str {
         self.op
     }
 
     /// The part in which a sender's and a receiver's elements differ.
-    pub(crate) fn differs_in_elements(&self, other: &Call) -> Option<&'static str> {
+    pub fn differs_in_elements(&self, other: &Call) -> Option<&'static str> {
         if self.dtype != other.dtype { Some("dtype") } else { (self.count != other.count).then_some("count") }
     }
 
     /// The first part in which two calls differ, if they do.
-    pub(crate) fn differs(&self, other: &Call) -> Option<&'static str> {
+    pub fn differs(&self, other: &Call) -> Option<&'static str> {
         let reduces = match (self.reduce, other.reduce) {
             (Some(a), Some(b)) => a.matches(b),
             (a, b) => a.is_none() && b.is_none(),

@@ -11,7 +11,7 @@ use std::{any::Any, fmt, sync::Arc};
 
 /// What a receiver asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Label {
+pub enum Label {
     /// The next message.
     Message,
     /// A value of the program, by its tag.

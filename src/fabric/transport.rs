@@ -33,7 +33,7 @@ pub(crate) const OUTBOX: usize = 1 << 16;
 
 /// A device of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Place {
+pub struct Place {
     /// The process.
     pub host: usize,
     /// The ordinal of the device in that process's pool.

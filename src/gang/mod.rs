@@ -35,7 +35,7 @@ use std::{panic::Location, time::Duration};
 pub(crate) const BROADCAST_WORDS: usize = 6;
 
 /// An operation, and the place of its call in the program.
-pub(crate) type LastCall = (&'static str, Site);
+pub type LastCall = (&'static str, Site);
 
 /// The ranks of a group, and the word on which the group commits.
 type GroupWord = (Box<[usize]>, std::sync::Arc<CommitWord>);

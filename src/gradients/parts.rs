@@ -181,7 +181,6 @@ impl<T: Parameter> GradientExchange<T> {
     }
 
     /// Where the elements of a gradient lie: its bucket, and its first element there.
-    #[cfg(feature = "checkpoints")]
     pub(crate) fn place(&self, gradient: usize) -> (usize, Range<usize>) {
         let extent = self.layout.extents[gradient];
         (extent.bucket, extent.range())

@@ -34,7 +34,7 @@ const OP: &str = "ShardedOptimizer";
 
 /// What all members must have alike.
 #[derive(Clone)]
-pub(crate) struct Terms {
+pub struct Terms {
     pub dtype: DType,
     pub sizes: Arc<[usize]>,
     pub reduce: ReduceOp,
@@ -48,14 +48,14 @@ type Named = (&'static str, fn(&Terms) -> String);
 
 /// Numbers that an optimizer keeps for each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub enum Kept {
     First,
     Second,
     Master,
 }
 
 /// One member's part.
-pub(crate) struct ShardedStep<T: Parameter> {
+pub struct ShardedStep<T: Parameter> {
     members: GroupKey,
     device: Arc<DeviceHandle>,
     /// Identifies it; the same on all members.

@@ -26,7 +26,7 @@ use std::{marker::PhantomData, ops::Range, sync::Arc};
 const OP: &str = "sharded_step";
 
 /// What a member needs for it.
-pub(crate) struct Together {
+pub struct Together {
     /// The table of the kernel, and what is in it: addresses change seldom.
     pieces: DeviceBuffer<u64>,
     table: Vec<u64>,

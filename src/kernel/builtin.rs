@@ -30,7 +30,6 @@ macro_rules! module {
 pub(crate) use module;
 module! { ELEMENTWISE, "elementwise" }
 module! { REDUCE, "reduce" }
-module! { COLLECTIVE, "collective" }
 module! { PROBE, "probe" }
 module! { COMBINE, "combine" }
 module! { PUSH, "push" }
@@ -46,20 +45,8 @@ module! { NORM_PULL, "norm_pull" }
 module! { SHARDED, "sharded" }
 
 /// The modules that every pool loads on every device. Others are loaded at their first launch.
-pub(crate) static MODULES: [&Module; 12] = [
-    &ELEMENTWISE,
-    &REDUCE,
-    &COLLECTIVE,
-    &PROBE,
-    &COMBINE,
-    &PUSH,
-    &EAGER,
-    &INBOX,
-    &STAGED,
-    &RING,
-    &EXCHANGE,
-    &GRADIENTS,
-];
+pub(crate) static MODULES: [&Module; 11] =
+    [&ELEMENTWISE, &REDUCE, &PROBE, &COMBINE, &PUSH, &EAGER, &INBOX, &STAGED, &RING, &EXCHANGE, &GRADIENTS];
 
 /// Number of blocks in the first pass of a sum. It is fixed, so that the same call gives the same bits in every run.
 pub(crate) const SUM_BLOCKS: u32 = 256;
@@ -238,20 +225,6 @@ cast! {
 }
 
 kernel! {
-    pub(crate) static ADD_F32: "add_f32" in COLLECTIVE, fn(dst: &mut [f32], src: &[f32], n: u64) |_dims| {
-        dst[..n as usize].iter_mut().zip(src).for_each(|(d, s)| *d += s);
-    }
-    pub(crate) static ADD_F64: "add_f64" in COLLECTIVE, fn(dst: &mut [f64], src: &[f64], n: u64) |_dims| {
-        dst[..n as usize].iter_mut().zip(src).for_each(|(d, s)| *d += s);
-    }
-    pub(crate) static ADD_SCALE_F32: "add_scale_f32" in COLLECTIVE,
-    fn(dst: &mut [f32], src: &[f32], n: u64, factor: f32) |_dims| {
-        dst[..n as usize].iter_mut().zip(src).for_each(|(d, s)| *d = (*d + s) * factor);
-    }
-    pub(crate) static ADD_SCALE_F64: "add_scale_f64" in COLLECTIVE,
-    fn(dst: &mut [f64], src: &[f64], n: u64, factor: f64) |_dims| {
-        dst[..n as usize].iter_mut().zip(src).for_each(|(d, s)| *d = (*d + s) * factor);
-    }
     pub(crate) static PROBE_WRITE: "probe_write" in PROBE, fn(dst: &mut [u32], n: u64, seed: u32) |_dims| {
         (0..).zip(&mut dst[..n as usize]).for_each(|(i, d)| *d = pattern(i, seed));
     }

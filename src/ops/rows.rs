@@ -10,7 +10,7 @@
 mod norm;
 mod softmax;
 
-pub(crate) use norm::check_eps;
+pub use norm::check_eps;
 pub use norm::{NormSaved, RowNorm};
 
 use super::{

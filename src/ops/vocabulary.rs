@@ -19,7 +19,7 @@ module! { VOCABULARY, "vocabulary" }
 
 /// Numbers for each row that a member tells the others: the largest element, the sum of exponentials of the differences
 /// to it, the element at the label, and whether the label is the member's.
-pub(crate) const STATS: usize = 4;
+pub const STATS: usize = 4;
 
 /// A block per row, of as many threads as have work: by the width alone.
 fn row_dims(rows: usize, cols: usize) -> LaunchDims {

@@ -76,7 +76,6 @@ impl<T: 'static> PerDevice<T> {
     }
 
     /// Takes [`forgive`](Self::forgive) back.
-    #[cfg(feature = "checkpoints")]
     #[track_caller]
     pub(crate) fn blame(&mut self, gangs: &[Vec<Arc<Gang>>]) -> Result<()> {
         self.scope("clear_poison", |dev, _| self.blame_on(dev, &gangs[dev.index()])).map(drop)

@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bomb;
 mod memory;
 #[cfg(feature = "blas")]
 mod operations;

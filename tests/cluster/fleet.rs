@@ -206,16 +206,8 @@ fn child() -> Result<(), Error> {
     match what {
         "sum" => sum(builder),
         "names" => names(builder),
-        "value" => crate::hand_over::child(builder),
-        "gradients" => crate::gradients::child(builder),
         "early" => early(builder),
-        "join" => crate::meeting::child(builder, more[0]),
-        "random" => crate::random::child(builder, &more),
-        #[cfg(feature = "checkpoints")]
-        "checkpoint" => crate::checkpoint::child(builder, more[0], more[1]),
-        #[cfg(feature = "blas")]
-        what if what.contains("pipeline") => crate::pipeline::child(builder, what, &more),
-        _ => crate::failures::child(builder, what, &more),
+        _ => crate::run(builder, what, &more),
     }
 }
 

@@ -5,8 +5,6 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-#[cfg(all(target_os = "linux", feature = "checkpoints"))]
-mod checkpoint;
 #[cfg(target_os = "linux")]
 mod failures;
 #[cfg(target_os = "linux")]
@@ -19,7 +17,17 @@ mod hand_over;
 mod ipc;
 #[cfg(target_os = "linux")]
 mod meeting;
-#[cfg(all(target_os = "linux", feature = "blas"))]
-mod pipeline;
 #[cfg(target_os = "linux")]
 mod random;
+
+/// The task of one process of a fleet.
+#[cfg(target_os = "linux")]
+fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Result<()> {
+    match what {
+        "value" => hand_over::child(builder),
+        "gradients" => gradients::child(builder),
+        "join" => meeting::child(builder, more[0]),
+        "random" => random::child(builder, more),
+        _ => failures::child(builder, what, more),
+    }
+}

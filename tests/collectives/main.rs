@@ -21,6 +21,7 @@ mod exchange;
 mod graph_failures;
 mod graphs;
 mod groups;
+mod hand_over;
 mod hosted;
 mod inbox;
 mod liveness;

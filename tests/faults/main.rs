@@ -18,4 +18,6 @@ mod refusals;
 mod rig;
 #[cfg(target_os = "linux")]
 mod threads;
+#[cfg(feature = "blas")]
+mod told;
 mod unwinding;

@@ -4,30 +4,24 @@
 //! [`told`], [`both`] and [`EXCEPTED`].
 
 use crate::{
-    rig::TWINLESS,
+    rig::{STRAY_MODULE, TWINLESS},
     support::{self, failure, guarded},
+    told::{group_of, on_one_of, place, told},
 };
 use gpu_pool::{
-    Activation, Device, DeviceBuffer, Error, GpuPool, GradientExchange, Group, LaunchDims, PinnedBuffer, ReduceOp,
-    Result, RowNorm, each_mut,
-    parallel::{
-        At, ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, RowLinear, Schedule, SequenceNorm,
-        ShardedOptimizer, ShardedState, Stage, VocabularyEmbedding, gather_rows, part_of, scatter_rows,
-        vocabulary_cross_entropy,
-    },
+    Activation, Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, PinnedBuffer, ReduceOp, Result,
+    RowNorm, each_mut,
 };
 use gpu_pool_lab::prelude::*;
 use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, Topology};
 use parking_lot::Mutex;
-use std::panic::Location;
 
 /// Functions that are not called wrongly here, and why.
 #[rustfmt::skip]
-const EXCEPTED: [(&str, &str); 23] = [
+const EXCEPTED: [(&str, &str); 22] = [
     ("Cluster::from_env", "it reads the process's environment; `Error::Cluster` names the variable"),
     ("Cluster::launched", "it reads the process's environment; `Error::Cluster` names the variable"),
     ("Cluster::tcp", "`Error::Cluster` names the setting"),
-    ("Checkpoint::save", "its error is the operating system's, in `Error::Custom`"),
     ("Cuda::read", "it needs a GPU"),
     ("Cuda::write", "it needs a GPU"),
     ("Device::check", "it reports what others have failed with"),
@@ -49,41 +43,6 @@ const EXCEPTED: [(&str, &str); 23] = [
     ("explore", "it panics"),
 ];
 
-/// The operation that an error names, and its place: file and line.
-fn place(error: &Error) -> Option<(&'static str, String, u32)> {
-    use Error::*;
-    match error {
-        InvalidArgument { op, site, .. }
-        | WrongDevice { op, site, .. }
-        | WrongPool { op, site, .. }
-        | Borrowed { op, site, .. }
-        | Poisoned { op, site, .. }
-        | NestedScope { op, site }
-        | KernelNotFound { op, site, .. }
-        | GraphInvalidated { op, site, .. }
-        | PeerDenied { op, site, .. }
-        | NotFinite { op, site, .. }
-        | DeviceLost { op, site: Some(site), .. } => Some((op, site.file().to_owned(), site.line())),
-        OutOfMemory { op, report, .. } => {
-            report.site.as_ref().map(|site| (*op, site.file.clone().into_owned(), site.line))
-        }
-        _ => None,
-    }
-}
-
-/// The call has failed, and its error names it, and its line: that of this check, or one of the next where it stands
-/// in several.
-#[track_caller]
-fn told<T>(name: &str, result: Result<T>) {
-    let here = Location::caller();
-    let Err(error) = result else { panic!("{name} at {here} has not failed") };
-    let Some((op, file, line)) = place(&error) else { panic!("{name} at {here}: no place in {error}") };
-    assert_eq!(file, file!(), "{name}: {error}");
-    assert!((here.line()..here.line() + 12).contains(&line), "{name} at {here}: {error}");
-    assert_eq!(op.rsplit("::").next(), name.rsplit("::").next(), "{name}: {error}");
-    assert!(error.to_string().contains(&format!("{file}:{line}")), "{name}: no place in the text: {error}");
-}
-
 /// The same call of a device and of a group.
 macro_rules! both {
     ($dev:ident, $name:ident $(::<$Of:ty>)? ($($arg:expr),* $(,)?)) => {
@@ -92,21 +51,12 @@ macro_rules! both {
     };
 }
 
-fn group_of(dev: &Device) -> Group<'_> {
-    dev.group(&(0..dev.count()).collect::<Vec<_>>()).unwrap()
-}
-
 /// Runs `f` on a device, with a buffer of another pool.
 fn on_one<F>(f: F)
 where
     F: Fn(&Device, &mut DeviceBuffer<f32>) -> Result<()> + Send + Sync + 'static,
 {
-    guarded(move || {
-        let other = support::builder().host(1).build().unwrap();
-        let far = Mutex::new(other.run(|dev, _| dev.zeros(4)).unwrap().remove(0));
-        let pool = support::builder().host(1).module(&crate::rig::STRAY_MODULE).memory_limit(4 << 20).build().unwrap();
-        pool.run(|dev, _| f(dev, &mut far.lock())).unwrap();
-    });
+    on_one_of(support::builder().module(&STRAY_MODULE), f);
 }
 
 const FAR: usize = usize::MAX / 64;
@@ -354,181 +304,6 @@ fn gradients_have_places() {
 }
 
 #[test]
-fn sharded_layers_have_places() {
-    on_one(|dev, far| {
-        let (g, x, mut y, big) = (&group_of(dev), dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, vec![0.0f32; 2 << 20]);
-        told("part_of", part_of(g, 7, 4, 1));
-        told("gather_rows", gather_rows(g, &x, 3, 3));
-        told("scatter_rows", scatter_rows(g, &x, 3, 3));
-        told("Indices::new", Indices::new(g, &[7], 3));
-        let (words, others) = (Indices::new(g, &[1], 2)?, Indices::new(g, &[1], 3)?);
-        told("VocabularyEmbedding::new", VocabularyEmbedding::new(g, &[1.0f32; 5], 2));
-        let mut table = VocabularyEmbedding::new(g, &[1.0f32; 4], 2)?;
-        told("VocabularyEmbedding::forward", table.forward(g, &others));
-        told("VocabularyEmbedding::backward", table.backward(g, &words, &x, false));
-        told("vocabulary_cross_entropy", vocabulary_cross_entropy(g, &mut y, &words, 1.0));
-        told("ColumnLinear::new", ColumnLinear::new(g, &[1.0f32; 5], &[1.0; 2]));
-        told("ColumnLinear::in_units", ColumnLinear::in_units(g, &[1.0f32; 5], &[1.0; 2], 1));
-        let mut columns = ColumnLinear::new(g, &[1.0f32; 4], &[1.0; 2])?;
-        told("ColumnLinear::forward", columns.forward(g, &y, 2));
-        told("ColumnLinear::backward", columns.backward(g, &y, &y, 2, false));
-        told("ColumnLinear::backward_to_rows", columns.backward_to_rows(g, &y, &y, 2, false));
-        told("RowLinear::new", RowLinear::new(g, &[1.0f32; 5], &[1.0; 2]));
-        told("RowLinear::in_units", RowLinear::in_units(g, &[1.0f32; 5], &[1.0; 2], 1));
-        let mut rows = RowLinear::new(g, &[1.0f32; 4], &[1.0; 2])?;
-        told("RowLinear::forward", rows.forward(g, &y, 2));
-        told("RowLinear::forward_norm", rows.forward_norm(g, &x, 2, &mut y, RowNorm::rms(&x, 1e-5)));
-        told("RowLinear::forward_to_rows", rows.forward_to_rows(g, &y, 2));
-        told("RowLinear::backward", rows.backward(g, &y, &y, 2, false));
-        told("RowLinear::backward_from_rows", rows.backward_from_rows(g, &y, &y, 2, false));
-        told("SequenceNorm::layer", SequenceNorm::layer(dev, &big, &big, 1e-5));
-        told("SequenceNorm::rms", SequenceNorm::rms(dev, &big, 1e-5));
-        let mut norm = SequenceNorm::rms(dev, &[1.0f32; 4], 1e-5)?;
-        told("SequenceNorm::forward", norm.forward(dev, &y));
-        let (_, saved) = norm.forward(dev, &x)?;
-        told("SequenceNorm::backward", norm.backward(g, far, &saved, &y, false));
-
-        told("ShardedOptimizer::new", ShardedOptimizer::<f32>::new(g, Optimizer::sgd(-1.0), ReduceOp::Sum, &[4]));
-        let mut own = ShardedOptimizer::<f32>::new(g, Optimizer::adam(0.1), ReduceOp::Sum, &[4])?;
-        told("ShardedOptimizer::set_rate", own.set_rate(-1.0));
-        told("ShardedOptimizer::step", own.step(dev, &mut y, &mut [dev.zeros::<f32>(4)?]));
-        told("ShardedOptimizer::set_state", own.set_state(dev, &ShardedState::default()));
-        let captured = dev.capture(|dev| {
-            told("ShardedOptimizer::prepare", own.prepare(dev));
-            told("ShardedOptimizer::state", own.state(dev));
-            Ok(())
-        });
-        assert!(captured.is_err());
-        Ok(())
-    });
-}
-
-struct Two([DeviceBuffer<f32>; 2]);
-
-impl Model for Two {
-    fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> {
-        self.0.iter_mut().collect()
-    }
-}
-
-fn two(dev: &Device) -> Result<Two> {
-    Ok(Two([dev.zeros(3)?, dev.zeros(4)?]))
-}
-
-#[test]
-fn data_parallel_calls_have_places() {
-    guarded(|| {
-        let pool = support::builder().host(2).build().unwrap();
-        let (right, wrong) = (Optimizer::sgd(0.1), Optimizer::sgd(-1.0));
-        told("DataParallel::new", DataParallel::new(&pool, wrong, two));
-        told("DataParallel::new_on", DataParallel::new_on(&pool, &[7], right, two));
-        told("DataParallel::new_in", DataParallel::new_in(&pool, |dev| dev.world(), wrong, two));
-        let mut model = DataParallel::new(&pool, right, two).unwrap();
-        told("DataParallel::set_rate", model.set_rate(-1.0));
-        told("DataParallel::step", model.step(2, |_, _, _, _| Ok(())));
-        told("DataParallel::forward", model.forward(2, |_, _, _| Ok(vec![()])));
-        told("DataParallel::each", model.each(|_, _| Ok(())));
-        told("DataParallel::verify", model.verify());
-        told("DataParallel::gradient_norms", model.gradient_norms());
-        model.recover().unwrap();
-        told("DataParallel::accumulate", model.accumulate(2, |_, _, _, _| Ok(())));
-        #[cfg(feature = "checkpoints")]
-        {
-            use gpu_pool::parallel::Checkpoint;
-            told("DataParallel::checkpoint", model.checkpoint());
-            told("DataParallel::save", model.save("never made"));
-            told("DataParallel::load", model.load(file!()));
-            told("DataParallel::restore", model.restore(&Checkpoint::new()));
-        }
-        model.recover().unwrap();
-        let given = model.step(2, |dev, _, _, gradients| {
-            told("Gradients::write", gradients.write(7, |_| Ok(())));
-            told("Gradients::add", gradients.add(7, |_, _| Ok(())));
-            gradients.write(0, |g| dev.fill(g, 1.0))?;
-            let line = line!() + 1;
-            let inner = gradients.write(1, |g| dev.copy(&dev.zeros::<f32>(9)?, g));
-            // A closure's own call has its own name.
-            assert!(matches!(inner, Err(Error::InvalidArgument { op: "copy", site, .. }) if site.line() == line));
-            Ok(())
-        });
-        assert!(given.is_ok() || given.is_err());
-        let model = Mutex::new(model);
-        pool.run(|dev, _| {
-            if dev.rank() == 0 {
-                told("DataParallel::recover", model.lock().recover());
-            }
-            Ok(())
-        })
-        .unwrap();
-
-        // Replicas that differ: the two places are those of the call.
-        let mut model = DataParallel::new(&pool, right, two).unwrap();
-        model.each(|dev, two| dev.fill(&mut two.0[0], dev.index() as f32)).unwrap();
-        let line = line!() + 1;
-        let differ = failure(model.verify());
-        let Error::Mismatch { a_site, b_site, .. } = &differ else { panic!("{differ}") };
-        assert!([a_site, b_site].iter().all(|site| site.file() == file!() && site.line() == line), "{differ}");
-        let line = line!() + 1;
-        let differ =
-            failure(DataParallel::new(&pool, right, |dev| Ok(Two([dev.zeros(3)?, dev.zeros(4 + dev.index())?]))));
-        let Error::Mismatch { a_site, b_site, .. } = &differ else { panic!("{differ}") };
-        assert!(
-            [a_site, b_site].iter().all(|site| site.file() == file!() && (line..line + 2).contains(&site.line())),
-            "{differ}"
-        );
-    });
-}
-
-struct Same;
-
-impl Stage for Same {
-    type Activation = DeviceBuffer<f32>;
-    type Saved = ();
-    fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
-        Ok((x, ()))
-    }
-    fn backward(&mut self, _: &Device, _: At, _: (), dy: DeviceBuffer<f32>) -> Result<Option<DeviceBuffer<f32>>> {
-        Ok(Some(dy))
-    }
-}
-
-#[test]
-fn pipelines_and_schedules_have_places() {
-    guarded(|| {
-        told("Schedule::gpipe", Schedule::gpipe(0, 1));
-        told("Schedule::looped_bfs", Schedule::looped_bfs(0, 1, 1));
-        told("Schedule::one_f_one_b", Schedule::one_f_one_b(0, 1));
-        told("Schedule::interleaved", Schedule::interleaved(0, 1, 1));
-        told("Schedule::zero_bubble", Schedule::zero_bubble(0, 1, 1));
-        told("Schedule::zero_bubble_v", Schedule::zero_bubble_v(0, 1));
-        told("Schedule::new", Schedule::new(vec![]));
-        told("Schedule::from_csv", Schedule::from_csv("?"));
-        let long = Costs { hop: std::time::Duration::MAX, ..Costs::default() };
-        told("Schedule::simulate", Schedule::gpipe(2, 2).unwrap().simulate(long));
-
-        let pool = support::builder().host(2).build().unwrap();
-        let three = || Schedule::gpipe(3, 1).unwrap();
-        told("Pipeline::new", Pipeline::new(&pool, three(), |_, _| Ok(Same)));
-        told("Pipeline::new_in", Pipeline::new_in(&pool, |dev| dev.world(), three(), |_, _| Ok(Same)));
-        let mut model = Pipeline::new(&pool, Schedule::gpipe(2, 1).unwrap(), |_, _| Ok(Same)).unwrap();
-        let failed = model.each(|_, _, _| Err::<(), _>(Error::custom("a test")));
-        assert!(failed.is_err());
-        told("Pipeline::each", model.each(|_, _, _| Ok(())));
-        told("Pipeline::forward", model.forward(|dev, _| dev.zeros(1), |_, _, _| Ok(())));
-        told("Pipeline::step", model.step(|dev, _| dev.zeros(1), |_, _, y| Ok((y, ()))));
-        let model = Mutex::new(model);
-        pool.run(|dev, _| {
-            if dev.rank() == 0 {
-                told("Pipeline::reset", model.lock().reset(|_, _| Ok(Same)));
-                told("Pipeline::clear_poison", model.lock().clear_poison());
-            }
-            Ok(())
-        })
-        .unwrap();
-    });
-}
-
-#[test]
 fn scopes_and_state_have_places() {
     guarded(|| {
         let builder = || support::builder().host(2);
@@ -585,15 +360,6 @@ fn scopes_and_state_have_places() {
             told("Topology::parse", Topology::parse("devices = 7"));
             told("Topology::from_file", Topology::from_file("no such file"));
             told("Topology::to_toml", Topology::new("nothing").to_toml());
-        }
-        #[cfg(feature = "checkpoints")]
-        {
-            use gpu_pool::parallel::Checkpoint;
-            let mut checkpoint = Checkpoint::new();
-            told("Checkpoint::insert", checkpoint.insert("x", &[3], &[1.0f32]));
-            told("Checkpoint::tensor", checkpoint.tensor::<f32>("x"));
-            told("Checkpoint::shape", checkpoint.shape("x"));
-            told("Checkpoint::load", Checkpoint::load(file!()));
         }
     });
 }

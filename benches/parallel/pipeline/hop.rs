@@ -2,10 +2,8 @@
 
 use std::time::Instant;
 
-use gpu_pool::{
-    Device, DeviceBuffer, GpuPool, Result,
-    parallel::{At, Pipeline, Schedule, Stage},
-};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, Result};
+use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
 
 use crate::{
     Machine,
@@ -38,7 +36,7 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
             continue;
         }
         let pool = if kind == "gpu" { machine.pool(devices) } else { build(GpuPool::builder().host(devices)) };
-        let schedule = Schedule::one_f_one_b(devices, micros).expect("a schedule");
+        let schedule = PipelineSchedule::one_f_one_b(devices, micros).expect("a schedule");
         let mut pipeline = Pipeline::new(&pool, schedule, |_, _| Ok(Pass)).expect("a stage on each device");
         // Each micro-batch goes to the last stage and back.
         let hops = 2 * micros * (devices - 1);

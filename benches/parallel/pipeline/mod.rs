@@ -12,10 +12,8 @@ mod theory;
 
 use std::{cell::RefCell, time::Instant};
 
-use gpu_pool::{
-    Device, DeviceBuffer, GpuPool, PerDevice, Result,
-    parallel::{At, Pipeline, Schedule, Stage},
-};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, PerDevice, Result};
+use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
 
 use crate::{
     Machine,
@@ -147,8 +145,8 @@ fn steps_of((_, _, rows): Shape) -> usize {
 fn compare(bench: &mut Bench, case: &str, pool: &GpuPool, name: &str, shape: Shape, torch: Option<Side<'_>>) {
     let (layers, width, _) = shape;
     let schedule = match name {
-        "gpipe" => Schedule::gpipe(RANKS, MICROS),
-        _ => Schedule::one_f_one_b(RANKS, MICROS),
+        "gpipe" => PipelineSchedule::gpipe(RANKS, MICROS),
+        _ => PipelineSchedule::one_f_one_b(RANKS, MICROS),
     };
     let batch = RefCell::new(pool.per_device(|dev, _| Batch::new(dev, shape)).expect("memory for it"));
     let pipeline =

@@ -1,4 +1,4 @@
-//! The executor against `Schedule::simulate`, on software GPUs with kernels of known length.
+//! The executor against `PipelineSchedule::simulate`, on software GPUs with kernels of known length.
 //!
 //! * `software/pipeline/virtual/<schedule>/<devices>x<micro-batches>`: milliseconds of virtual time, from the first to
 //!   the last action of the first device. A forward pass takes 5 ms, a backward pass 10
@@ -13,12 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpu_pool::{
-    Device, DeviceBuffer, Event, GpuPool, LaunchDims, Module, Result, kernel,
-    parallel::{At, Costs, Pipeline, Schedule, Stage},
-};
+use gpu_pool::{Device, DeviceBuffer, Event, GpuPool, LaunchDims, Module, Result, kernel};
 use gpu_pool_lab::Topology;
 use gpu_pool_lab::prelude::*;
+use gpu_pool_train::{At, Costs, Pipeline, PipelineSchedule, Stage};
 
 use crate::{
     machine::build,
@@ -108,12 +106,12 @@ impl Stage for Busy {
     }
 }
 
-fn schedules(ranks: usize, micros: usize) -> [(&'static str, Schedule); 3] {
+fn schedules(ranks: usize, micros: usize) -> [(&'static str, PipelineSchedule); 3] {
     let right = "a schedule";
     [
-        ("gpipe", Schedule::gpipe(ranks, micros).expect(right)),
-        ("1f1b", Schedule::one_f_one_b(ranks, micros).expect(right)),
-        ("zero_bubble", Schedule::zero_bubble(ranks, 1, micros).expect(right)),
+        ("gpipe", PipelineSchedule::gpipe(ranks, micros).expect(right)),
+        ("1f1b", PipelineSchedule::one_f_one_b(ranks, micros).expect(right)),
+        ("zero_bubble", PipelineSchedule::zero_bubble(ranks, 1, micros).expect(right)),
     ]
 }
 
@@ -145,7 +143,7 @@ fn step(pipeline: &mut Pipeline<Busy>) -> Result<()> {
 }
 
 /// Milliseconds of the first device, and those that `simulate` says.
-fn virtual_time(schedule: &Schedule) -> Result<(f64, f64)> {
+fn virtual_time(schedule: &PipelineSchedule) -> Result<(f64, f64)> {
     let ranks = schedule.ranks();
     let pool = build(GpuPool::builder().topology(Topology::nvswitch(ranks)).dry());
     let unit = |len| -> Result<Duration> {
@@ -181,7 +179,7 @@ fn hop(pool: &GpuPool) -> Result<Duration> {
     Ok(times[0])
 }
 
-fn sleeping(bench: &mut Bench, case: &str, schedule: &Schedule) {
+fn sleeping(bench: &mut Bench, case: &str, schedule: &PipelineSchedule) {
     let costs = Costs { forward: NAP_TIME, backward_input: NAP_TIME, backward_weights: NAP_TIME, hop: Duration::ZERO };
     let right = schedule.simulate(costs).expect("a time").end.as_secs_f64() * 1e3;
     let pool = build(GpuPool::builder().host(schedule.ranks()).module(&MODULE));

@@ -14,7 +14,7 @@ pub use explore::{Explored, Explorer, Failure, Why, explore};
 pub use faulty::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Fired, Injected};
 #[doc(hidden)]
 pub use gpu_pool::extend::lab::{FailPoint, count_meetings_from};
-#[cfg(test)]
-pub(crate) use observer::Lab;
 pub use observer::install;
+#[doc(hidden)]
+pub use observer::watching;
 pub use topology::Topology;

@@ -29,11 +29,6 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// Checks for races, unless the program or the environment says otherwise.
-    pub(crate) fn watching() -> Lab {
-        Lab { unnamed: Check::Races, ..Lab::default() }
-    }
-
     /// The laboratory in a builder.
     fn of(builder: &Builder) -> Lab {
         let observer = builder.observer();
@@ -113,6 +108,12 @@ fn parse_check(text: &str) -> Result<Check, &'static str> {
 pub fn install() {
     // The second call finds the laboratory installed.
     lab::install(Arc::new(Lab::default()));
+}
+
+/// For unit tests of `gpu-pool`: checks for races, unless the program or the environment says otherwise.
+#[doc(hidden)]
+pub fn watching() -> Arc<dyn Observer> {
+    Arc::new(Lab { unnamed: Check::Races, ..Lab::default() })
 }
 
 /// The laboratory's settings of a [`Builder`].

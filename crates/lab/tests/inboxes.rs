@@ -1,6 +1,7 @@
 //! The host kernels of inboxes under the race checker, in many orders: right, and with bugs that it must find.
 
-use gpu_pool::{Algorithm, Builder, Device, Element, Error, GpuPool, ReduceOp, Result, Schedule, error::Kind};
+use gpu_pool::extend::lab::DeviceInternals;
+use gpu_pool::{Algorithm, Builder, DType, Device, Element, Error, GpuPool, ReduceOp, Result, Schedule, error::Kind};
 use gpu_pool_lab::{Check, FailPoint, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -53,7 +54,7 @@ fn no_order_of_steps_is_a_race_or_changes_a_sum() {
     for (n, seeds) in [(2, 6), (3, 3), (5, 1)] {
         for seed in 0..seeds {
             let pool = watched(n, seed);
-            let how = |bytes| pool.explain(crate::DType::F32, ReduceOp::Sum, bytes);
+            let how = |bytes| pool.explain(DType::F32, ReduceOp::Sum, bytes);
             assert_eq!(
                 [4, 1 << 20].map(|bytes| (how(bytes).algorithm, how(bytes).meets)),
                 [(Algorithm::Inbox, "data"); 2]
@@ -232,11 +233,11 @@ fn all_members_may_be_late_at_once() {
         let pool = watched(3, seed);
         for _ in 0..3 {
             pool.run(|dev, _| {
-                dev.worker.spinning.set_spoiled(true);
+                dev.spoil();
                 Ok(())
             })
             .unwrap();
-            let right = pool.run(|dev, _| Ok((dev.worker.spinning.is_spoiled(), sums(dev, &lengths(3), 2)?)));
+            let right = pool.run(|dev, _| Ok((dev.is_spoiled(), sums(dev, &lengths(3), 2)?)));
             assert_eq!(right.unwrap(), [(false, true); 3], "seed {seed}");
         }
         pool.close().unwrap();

@@ -11,7 +11,7 @@ use gpu_pool::{
         host::{self, HostConfig, MachineConfig, Schedule},
     },
 };
-use gpu_pool_lab::{Check, FaultPlan, check, faulty};
+use gpu_pool_lab::{Check, FaultPlan, check, faulty, prelude::*};
 use std::time::Duration;
 
 /// Which devices, and whether the checker watches.

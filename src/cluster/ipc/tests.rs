@@ -6,6 +6,7 @@ use super::{
     *,
 };
 use crate::GpuPool;
+use crate::lab::{Check, prelude::*};
 use std::{
     os::{
         fd::{AsFd, BorrowedFd},
@@ -18,7 +19,7 @@ use std::{
 const LONG: Duration = Duration::from_secs(120);
 
 fn pool(limit: Duration) -> GpuPool {
-    GpuPool::builder().host(1).timeout(limit).check(crate::Check::Races).build().unwrap()
+    GpuPool::builder().host(1).timeout(limit).check(Check::Races).build().unwrap()
 }
 
 /// Exports a buffer with these contents, and has an exporter of this process's name answer for it with `lie`, which

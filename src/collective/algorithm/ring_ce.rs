@@ -1,8 +1,10 @@
 //! All-reduce around a ring by copy engines and events, and by kernels that add. No kernel spins.
 //!
-//! `choose` picks it for sums of `f32` and `f64` where kernels cannot wait for each other. The buffer has one chunk for
-//! each rank ([`ring_cut`]). Chunk `c` is added up from rank `c` onwards: own element plus arrived partial sum; an
-//! average is multiplied by `1 / n` at the end. [`ring`](super::ring) adds up in the same order, by kernels.
+//! `choose` picks it for sums of `f32` and `f64` where kernels cannot wait for each other, and a ring is asked for or
+//! would be the choice: under the race checker the bits are those without it. Sums without peer access go this way, too,
+//! and in virtual time all of them. The buffer has one chunk for each rank ([`ring_cut`]). Chunk `c` is added up from
+//! rank `c` onwards: own element plus arrived partial sum; an average is multiplied by `1 / n` at the end.
+//! [`ring`](super::ring) adds up in the same order, by kernels.
 //!
 //! Rank `r` reads only from its predecessor:
 //!
@@ -22,18 +24,18 @@
 //! member touches its buffer any more.
 
 use super::{
-    super::{kernels::Entry, launch, request::RemotePtr},
+    super::{
+        launch::{self, Combination},
+        request::RemotePtr,
+    },
     About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ring_cut,
 };
 use crate::{
-    Kernel, Signature,
-    driver::{KernelArg, ValueBytes},
     error::Result,
     fabric::{
         plan::{Shape, Side},
-        types::{self, DType, ReduceOp},
+        types::{self, ReduceOp},
     },
-    kernel::builtin::{ADD_F32, ADD_F64, ADD_SCALE_F32, ADD_SCALE_F64},
 };
 use std::ops::Range;
 
@@ -162,32 +164,12 @@ impl Ring<'_> {
 
     /// Adds the arrived partial sum to the own chunk, and multiplies the result by the factor, if there is one.
     fn add(&self, range: &Range<usize>, arrived: RemotePtr, factor: Option<f64>) -> Result<()> {
-        let dtype = self.member.request.dtype;
-        let slice = |remote: RemotePtr, write| KernelArg::Slice {
-            address: remote.address,
-            bytes: range.len() * dtype.size(),
-            write,
+        let (dtype, own) = (self.member.request.dtype, self.at(self.own, range));
+        let combine = |op, sources: &[RemotePtr], factors: &[f64]| {
+            let combination = Combination { len: range.len(), sources, destinations: &[own], factors };
+            combination.submit(self.member, (dtype, op), launch::blocks(range.len() * dtype.size()))
         };
-        let value = |bytes: &[u8]| KernelArg::Value(ValueBytes::new(bytes));
-        let mut args = vec![slice(self.at(self.own, range), true), slice(arrived, false)];
-        args.push(value(&(range.len() as u64).to_ne_bytes()));
-        let entry = match (dtype, factor) {
-            (DType::F64, None) => entry_of(&ADD_F64),
-            (DType::F64, Some(factor)) => {
-                args.push(value(&factor.to_ne_bytes()));
-                entry_of(&ADD_SCALE_F64)
-            }
-            (_, None) => entry_of(&ADD_F32),
-            (_, Some(factor)) => {
-                args.push(value(&(factor as f32).to_ne_bytes()));
-                entry_of(&ADD_SCALE_F32)
-            }
-        };
-        let blocks = launch::blocks(range.len() * dtype.size());
-        self.member.launch(&entry, blocks, &args)
+        combine(ReduceOp::Sum, &[own, arrived], &[])?;
+        factor.map_or(Ok(()), |factor| combine(ReduceOp::Scaled(factor), &[own], &[factor]))
     }
-}
-
-fn entry_of<S: Signature>(kernel: &Kernel<S>) -> Entry {
-    Entry { module: kernel.module, name: kernel.name, host: kernel.host }
 }

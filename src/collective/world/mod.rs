@@ -76,9 +76,10 @@ use trip::Trip;
 
 /// What tells a group from others in any later scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum GroupKey {
+pub enum GroupKey {
     /// Ordinals in the pool.
     Local(Box<[usize]>),
+    /// Places in the cluster.
     World(Arc<[Place]>),
 }
 

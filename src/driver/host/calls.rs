@@ -23,7 +23,6 @@ impl HostGpu {
         let machine = owner.machine();
         let mut uuid = *b"software\0\0\0\0\0\0\0\0";
         uuid[8..].copy_from_slice(&unique_id().to_be_bytes());
-        #[cfg(test)]
         let uuid = super::one_gpu::here().unwrap_or(uuid);
         let info = DeviceInfo {
             ordinal: index,

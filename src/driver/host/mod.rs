@@ -50,7 +50,6 @@ mod grace;
 mod graph;
 mod machine;
 mod memory;
-#[cfg(test)]
 mod one_gpu;
 mod op;
 mod pages;
@@ -72,8 +71,8 @@ use crate::error::op_site::OpSite;
 pub use exec::again;
 pub(crate) use exec::{again_after, misused};
 pub use gpu::HostGpu;
-#[cfg(test)]
-pub(crate) use one_gpu::on_one_gpu;
+#[doc(hidden)]
+pub use one_gpu::on_one_gpu;
 pub use quiescence::{Attendee, attend};
 pub(crate) use standing::Standing;
 use std::{sync::Arc, thread, time::Duration};

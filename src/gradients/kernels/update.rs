@@ -66,18 +66,18 @@ parameters! {
 }
 
 /// [`Rule::kind`]: `w -= rate * g`.
-pub(crate) const SGD: u32 = 0;
+pub const SGD: u32 = 0;
 /// [`Rule::kind`]: with one moment.
-pub(crate) const MOMENTUM: u32 = 1;
+pub const MOMENTUM: u32 = 1;
 /// [`Rule::kind`]: with two moments.
-pub(crate) const ADAM: u32 = 2;
+pub const ADAM: u32 = 2;
 /// [`Rule::kind`]: everything stays as it is.
 const NOTHING: u32 = 3;
 
 /// How a parameter follows from its gradient, in one step: `Rule` of the device code.
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(crate) struct Rule {
+pub struct Rule {
     pub kind: u32,
     pub nesterov: u32,
     /// Whether new parameters are also written to the bucket.
@@ -103,7 +103,7 @@ pub(crate) struct Rule {
 
 /// An optimizer's memory for the elements of a bucket from `begin` on; each as long as the member's part.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Moments<'a> {
+pub struct Moments<'a> {
     pub begin: usize,
     pub first: Option<DeviceView<'a, f32>>,
     pub second: Option<DeviceView<'a, f32>>,
@@ -198,7 +198,7 @@ pub(in super::super) fn update<T: Parameter>(
 /// a multiple of [`PACK`]. It is an update with a rate of -1, so `sum` counts where `wide` does not round to it: the
 /// caller may have written it. `zero` is a number 0.
 #[track_caller]
-pub(crate) fn add_up<T: Element>(
+pub fn add_up<T: Element>(
     dev: &Device,
     piece: DeviceView<'_, T>,
     sum: DeviceView<'_, T>,
@@ -213,7 +213,7 @@ pub(crate) fn add_up<T: Element>(
 }
 
 /// The length of the sum in `f32` of so many elements.
-pub(crate) fn wide_len(len: usize) -> usize {
+pub fn wide_len(len: usize) -> usize {
     len.next_multiple_of(PACK)
 }
 
@@ -296,7 +296,7 @@ unsafe fn update_host<T: Parameter>(_dims: LaunchDims, args: &[HostArg]) {
 
 impl Rule {
     /// Everything stays as it is.
-    pub(crate) fn nothing() -> Rule {
+    pub fn nothing() -> Rule {
         Rule { kind: NOTHING, ..bytemuck::Zeroable::zeroed() }
     }
 

@@ -303,7 +303,7 @@ impl Device {
 
 /// `Err` unless the variance stays a number that is not negative.
 #[track_caller]
-pub(crate) fn check_eps<A: Real>(op: &'static str, eps: A) -> Result<()> {
+pub fn check_eps<A: Real>(op: &'static str, eps: A) -> Result<()> {
     match eps.to_f64() {
         x if x >= 0.0 && x.is_finite() => Ok(()),
         x => Err(Error::invalid(op, format_args!("an eps of {x}: a finite number from 0 on is possible"))),

@@ -77,11 +77,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use gpu_pool::driver::{
-        DriverRef, RawGraph, RawStream,
-        check::{Kind, annotate, wrap},
-        host,
-    };
+    use super::super::{Kind, annotate, wrap};
+    use gpu_pool::driver::{DriverRef, RawGraph, RawStream, host};
     use std::time::Duration;
 
     fn gpu() -> DriverRef {

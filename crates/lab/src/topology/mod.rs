@@ -41,11 +41,8 @@
 //! The model has no caches, no changing clock rates, no slow-down of kernels by copies, no launches that are too small
 //! to fill a device, and no extra cost for kernels that access a peer's memory.
 //!
-//! # A prediction
-//!
-//! The ring all-reduce by copy engines, predicted and measured (`cargo run --release --example predict`):
-//!
-#![doc = include_str!("../../../../docs/src/plots/predicted_all_reduce.svg")]
+//! `cargo run --release --example predict` predicts an all-reduce by copy engines, and compares it with measurements: the
+//! page "Testing without GPUs" of the book has the picture.
 //!
 //! # Mechanism
 //!

@@ -184,7 +184,7 @@ fn duration(text: &str) -> Result<Duration, BadFaultPlan> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::texts;
+    use super::super::super::super::texts;
     use super::*;
     use proptest::prelude::*;
 

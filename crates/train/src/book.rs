@@ -1,0 +1,15 @@
+//! The programs of the book's pages that need this crate are doctests.
+
+/// Makes the Rust programs of each page doctests. `cargo test --doc book` runs them.
+macro_rules! pages {
+    ($($name:ident: $path:literal),+ $(,)?) => {
+        $(#[cfg(doctest)] #[doc = include_str!(concat!("../../../", $path))] struct $name;)+
+    };
+}
+
+pages! {
+    DataParallel: "docs/src/guide/data_parallel.md",
+    Checkpoints: "docs/src/guide/checkpoints.md",
+    Pipelines: "docs/src/guide/pipelines.md",
+    TensorParallel: "docs/src/guide/tensor_parallel.md",
+}

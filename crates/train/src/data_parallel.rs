@@ -1,0 +1,446 @@
+//! [`DataParallel`]: one replica of a model on each device, the batch split over them, gradients exchanged beside the
+//! backward pass, and one optimizer.
+//!
+//! Users call it. [`model`]: what it has to know of a model, and where gradients go. [`replica`]: one device's part of
+//! a step. `save`: checkpoints. Uses `gradients` and `per_device`. Invariant: all replicas of a group have the same
+//! bits after each step that succeeded; after one that failed they are poisoned until [`DataParallel::recover`] has
+//! compared them.
+
+mod model;
+mod replica;
+#[cfg(feature = "checkpoints")]
+mod save;
+
+pub use model::{Gradients, Model};
+
+use crate::Optimizer;
+use gpu_pool::{
+    Device, Error, GpuPool, Group, Parameter, PerDevice, Result, Shard,
+    error::Site,
+    extend::{
+        ErrorInternals, OpSite,
+        train::{Call, DeviceInternals, PerDeviceInternals},
+    },
+};
+use replica::{Outcome, Replica};
+use std::panic::Location;
+
+/// A model on every device of a pool, or on some of them: PyTorch's `DistributedDataParallel`, in one process.
+///
+/// A step splits the batch over the devices. Each runs the forward and backward pass of its rows; the gradients are
+/// added up over all devices, in buckets, while the backward pass goes on; and every device takes the same step of the
+/// [`Optimizer`]. The replicas begin with the same bits (the first device's) and keep them.
+///
+/// ```
+/// use gpu_pool::{Device, DeviceBuffer, GpuPool, Result};
+/// use gpu_pool_train::{DataParallel, Model, Optimizer};
+///
+/// struct Line { slope: DeviceBuffer<f32> }
+/// impl Model for Line {
+///     fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> { vec![&mut self.slope] }
+/// }
+///
+/// let pool = GpuPool::builder().host(2).build()?;
+/// let (x, y) = ([1.0f32, 2.0, 3.0, 4.0], [3.0f32, 6.0, 9.0, 12.0]); // y = 3 x
+/// let mut line = DataParallel::new(&pool, Optimizer::sgd(0.05), |dev| Ok(Line { slope: dev.zeros(1)? }))?;
+/// for _ in 0..30 {
+///     line.step(x.len(), |dev, shard, line, gradients| {
+///         let (x, y) = (dev.upload(shard.of(&x))?, dev.upload(shard.of(&y))?);
+///         // The mean of (slope x - y)^2 / 2 has the gradient (slope x.x - x.y) / rows.
+///         let slope = dev.download(&line.slope)?[0];
+///         let (xx, xy) = (dev.download(&dev.dot(&x, &x)?)?[0], dev.download(&dev.dot(&x, &y)?)?[0]);
+///         let scale = gradients.scale;
+///         gradients.write(0, |g| dev.fill(g, (slope * xx - xy) * scale))
+///     })?;
+/// }
+/// let slopes = line.each(|dev, line| dev.download(&line.slope))?;
+/// assert!((slopes[0][0] - 3.0).abs() < 1e-4 && slopes[0] == slopes[1]);
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+///
+/// **Rows.** [`Gradients::scale`] is one over the rows of the whole batch. A closure that multiplies each row's loss by
+/// it gives the mean over the batch, whatever rows a device has. A device without rows does not run the closure. Of
+/// several processes each has rows of its own, also 0 of them.
+///
+/// **Types.** Parameters of `f32`, or of `f16` or `bf16` by `impl Model<bf16> for ..`; one type for each model. Half
+/// types have a copy in `f32`, which is what the optimizer updates. Gradients have the type of the parameters, are
+/// summed in `f32`, and rounded once; those that are [accumulated](Self::accumulate), too.
+///
+/// **Order.** List the parameters in the order in which the forward pass uses them: buckets are exchanged from the last
+/// to the first.
+///
+/// **NaN.** See [`step`](Self::step).
+///
+/// **Failures.** If a closure fails, the error comes from `step`, no parameter of any replica has changed, and the
+/// model returns [`Error::Poisoned`] until [`recover`](Self::recover). If the update itself fails, `recover` says so,
+/// and [`load`](Self::load) of the last checkpoint is the way on.
+///
+/// It may be used from one thread at a time, as `&mut self` says, and be sent to others.
+pub struct DataParallel<M: Model<T>, T: Parameter = f32> {
+    replicas: PerDevice<Option<Replica<M, T>>>,
+    /// None: all of the pool.
+    devices: Option<Vec<usize>>,
+    optimizer: Optimizer,
+    steps: u64,
+    unused: Vec<usize>,
+    #[cfg(feature = "checkpoints")]
+    groups: save::Groups,
+}
+
+impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
+    /// A replica on every device: `build` makes one, and all get the parameters of the first device's.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an optimizer with wrong settings, and for a model without parameters;
+    /// [`Error::Mismatch`] if the parameters differ in number or size; those of `build`; [`Error::OutOfMemory`].
+    #[track_caller]
+    pub fn new(pool: &GpuPool, optimizer: Optimizer, build: impl Fn(&Device) -> Result<M> + Sync) -> Result<Self> {
+        let _here = OpSite::here("DataParallel::new");
+        Self::make(pool, None, |dev| Ok(dev.everyone()), optimizer, build)
+    }
+
+    /// [`new`](Self::new) on the devices with these ordinals in the pool only. The others have no part in it.
+    ///
+    /// ```
+    /// # use gpu_pool::{DeviceBuffer, GpuPool};
+    /// # use gpu_pool_train::{DataParallel, Model, Optimizer};
+    /// # struct One(DeviceBuffer<f32>);
+    /// # impl Model for One { fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> { vec![&mut self.0] } }
+    /// let pool = GpuPool::builder().host(4).build()?;
+    /// let mut model = DataParallel::new_on(&pool, &[1, 3], Optimizer::sgd(0.1), |dev| Ok(One(dev.zeros(1)?)))?;
+    /// assert_eq!(model.each(|dev, _| Ok(dev.index()))?, [1, 3]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `new`; [`Error::InvalidArgument`] for devices that are not in the pool or named twice.
+    #[track_caller]
+    pub fn new_on(
+        pool: &GpuPool,
+        devices: &[usize],
+        optimizer: Optimizer,
+        build: impl Fn(&Device) -> Result<M> + Sync,
+    ) -> Result<Self> {
+        let _here = OpSite::here("DataParallel::new_on");
+        if devices.is_empty() {
+            return Err(Error::invalid("DataParallel::new_on", "no devices"));
+        }
+        Self::make(pool, Some(devices), |dev| dev.group(devices), optimizer, build)
+    }
+
+    /// [`new`](Self::new) in groups: `group` gives each device its own one, in which the batch is split, parameters are
+    /// equal, and gradients are added up. Groups do not overlap. So data parallel is one axis of a grid: here two
+    /// models, each on two devices.
+    ///
+    /// ```
+    /// # use gpu_pool::{DeviceBuffer, GpuPool};
+    /// # use gpu_pool_train::{DataParallel, Model, Optimizer};
+    /// # struct One(DeviceBuffer<f32>);
+    /// # impl Model for One { fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> { vec![&mut self.0] } }
+    /// let pool = GpuPool::builder().host(4).build()?;
+    /// let column = |rank: usize| [rank % 2, rank % 2 + 2];
+    /// let mut model = DataParallel::new_in(
+    ///     &pool,
+    ///     |dev| dev.group(&column(dev.rank())),
+    ///     Optimizer::sgd(0.1),
+    ///     |dev| Ok(One(dev.upload(&[dev.index() as f32])?)),
+    /// )?;
+    /// let rows = model.step(6, |dev, shard, _, gradients| {
+    ///     gradients.write(0, |g| dev.fill(g, 1.0))?;
+    ///     Ok(shard.range(6))
+    /// })?;
+    /// assert_eq!(rows, [0..3, 0..3, 3..6, 3..6]);
+    /// let found = model.each(|dev, one| dev.download(&one.0))?;
+    /// assert!(found[0] == found[2] && found[1] == found[3] && found[0] != found[1]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `new` and of `group`, which every device of the pool calls; for some devices see
+    /// [`new_on`](Self::new_on).
+    #[track_caller]
+    pub fn new_in(
+        pool: &GpuPool,
+        group: impl for<'d> Fn(&'d Device) -> Result<Group<'d>> + Sync,
+        optimizer: Optimizer,
+        build: impl Fn(&Device) -> Result<M> + Sync,
+    ) -> Result<Self> {
+        let _here = OpSite::here("DataParallel::new_in");
+        Self::make(pool, None, |dev| OpSite::outside(|| group(dev)), optimizer, build)
+    }
+
+    #[track_caller]
+    fn make(
+        pool: &GpuPool,
+        devices: Option<&[usize]>,
+        group: impl for<'d> Fn(&'d Device) -> Result<Group<'d>> + Sync,
+        optimizer: Optimizer,
+        build: impl Fn(&Device) -> Result<M> + Sync,
+    ) -> Result<Self> {
+        let replicas = PerDevice::made(pool, |dev, _| {
+            // Not before: other processes hear of what fails in a scope.
+            optimizer.check()?;
+            if devices.is_some_and(|devices| !devices.contains(&dev.index())) {
+                return Ok(None);
+            }
+            let group = group(dev)?;
+            let model = OpSite::outside(|| build(dev))?;
+            Replica::new(&group, &optimizer, model).map(Some)
+        })?;
+        let devices = devices.map(Vec::from);
+        #[cfg_attr(not(feature = "checkpoints"), expect(unused_mut, reason = "only checkpoints look at it again"))]
+        let mut model = DataParallel {
+            replicas,
+            devices,
+            optimizer,
+            steps: 0,
+            unused: Vec::new(),
+            #[cfg(feature = "checkpoints")]
+            groups: Default::default(),
+        };
+        #[cfg(feature = "checkpoints")]
+        {
+            model.groups = save::Groups::new(model.on_each(|dev, _, replica| replica.places(dev))?);
+        }
+        Ok(model)
+    }
+
+    /// One step on a batch of `rows` rows: `f` does the forward and backward pass of its shard, which is never empty,
+    /// and gives its gradients to [`Gradients`]; then all replicas are updated. Returns the results of the devices that
+    /// had rows, in their order. A gradient that no device has given counts as zero; [`unused`](Self::unused) names it.
+    ///
+    /// It does not wait for the devices, except for the step before the last: its host threads are at most two steps
+    /// ahead.
+    ///
+    /// # Errors
+    /// * [`Error::NotFinite`]: the gradients of the step *before* this one had a NaN or an infinity (so had its loss,
+    ///   as a rule). Neither that step nor this one has changed a parameter or a moment, and the model can be used:
+    ///   with other data, or a smaller rate. An error one step late costs no wait; [`verify`](Self::verify) and
+    ///   [`save`](Self::save) also report it.
+    /// * [`Error::InvalidArgument`]: 0 rows, in all processes together; a schedule that has raised the rate beyond
+    ///   `f32`; a closure that gave no gradient at all; parameters that have other sizes than at the start.
+    /// * [`Error::Poisoned`] after a failed step: see [`recover`](Self::recover).
+    /// * Those of `f`, and of [`GpuPool::run`].
+    #[track_caller]
+    pub fn step<R: Send>(
+        &mut self,
+        rows: usize,
+        f: impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        const OP: &str = "DataParallel::step";
+        let (site, _here) = (Location::caller(), OpSite::here(OP));
+        let optimizer = self.optimizer;
+        if let Err(error) = optimizer.check_step(self.steps) {
+            return self.replicas.refuse(error);
+        }
+        let update = |dev: &Device, replica: &mut Replica<M, T>| replica.update(dev, &optimizer);
+        let all = self.passes(&Call::at(OP, site), (rows, true), &f, update)?;
+        let (results, outcomes): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+        self.conclude(OP, site, &outcomes)?;
+        Ok(results.into_iter().flatten().collect())
+    }
+
+    /// Gradients of one more piece of the batch, without an exchange and without an update: the next
+    /// [`step`](Self::step) counts them, too, with the weight of their rows. (DDP's `no_sync`.) Up to rounding it makes
+    /// the same step whatever the pieces of the batch and their order are: what is added up on the way is never larger
+    /// than the largest mean of a piece.
+    ///
+    /// Gradients of half types are added up in `f32`: 4 bytes for each element, from the first call on.
+    ///
+    /// ```
+    /// # use gpu_pool::{DeviceBuffer, GpuPool};
+    /// # use gpu_pool_train::{DataParallel, Model, Optimizer};
+    /// # struct One(DeviceBuffer<f32>);
+    /// # impl Model for One { fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> { vec![&mut self.0] } }
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let mut model = DataParallel::new(&pool, Optimizer::sgd(1.0), |dev| Ok(One(dev.zeros(1)?)))?;
+    /// // Every row has the gradient 1.
+    /// model.accumulate(6, |dev, shard, _, gradients| {
+    ///     let sum = shard.range(6).len() as f32 * gradients.scale;
+    ///     gradients.write(0, |g| dev.fill(g, sum))
+    /// })?;
+    /// model.step(2, |dev, shard, _, gradients| {
+    ///     let sum = shard.range(2).len() as f32 * gradients.scale;
+    ///     gradients.write(0, |g| dev.fill(g, sum))
+    /// })?;
+    /// let found = model.each(|dev, one| dev.download(&one.0))?;
+    /// assert!(found.iter().all(|one| (one[0] + 1.0).abs() < 1e-6)); // the mean over the 8 rows
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As of [`step`](Self::step).
+    #[track_caller]
+    pub fn accumulate<R: Send>(
+        &mut self,
+        rows: usize,
+        f: impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        const OP: &str = "DataParallel::accumulate";
+        let (site, _here) = (Location::caller(), OpSite::here(OP));
+        let hold = |dev: &Device, replica: &mut Replica<M, T>| replica.hold(dev);
+        let all = self.passes(&Call::at(OP, site), (rows, false), &f, hold)?;
+        Ok(all.into_iter().filter_map(|(result, ())| result).collect())
+    }
+
+    /// A pass on each device, and its end. `sync`: it is the last pass before the exchange.
+    #[track_caller]
+    fn passes<R: Send, E: Send>(
+        &mut self,
+        call: &Call,
+        (rows, sync): (usize, bool),
+        f: &(impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync),
+        end: impl Fn(&Device, &mut Replica<M, T>) -> Result<E> + Sync,
+    ) -> Result<Vec<(Option<R>, E)>> {
+        let all = self.on_each(|dev, shard, replica| {
+            if !replica.begin(dev, call, rows, sync)? {
+                return Ok(None);
+            }
+            let result = replica.pass(dev, shard, rows, f)?;
+            Ok(Some((result, end(dev, replica)?)))
+        })?;
+        // Not in the scope: no device has failed, so the model stays as it was.
+        let none = || Error::invalid_at(call.site, call.op(), "a batch of 0 rows");
+        all.into_iter().collect::<Option<_>>().ok_or_else(none)
+    }
+
+    /// A forward pass: `f` has the rows of its shard, which is never empty, and returns their results; all results come
+    /// in the order of the rows. (PyTorch's `DataParallel`: scatter, apply, gather.) With 0 rows it returns none.
+    ///
+    /// # Errors
+    /// Those of `f`, and of [`GpuPool::run`].
+    #[track_caller]
+    pub fn forward<R: Send>(
+        &mut self,
+        rows: usize,
+        f: impl Fn(&Device, Shard, &mut M) -> Result<Vec<R>> + Sync,
+    ) -> Result<Vec<R>> {
+        let _here = OpSite::here("DataParallel::forward");
+        let parts = self.on_each(|dev, shard, replica| match shard.range(rows).is_empty() {
+            true => Ok(Vec::new()),
+            false => OpSite::outside(|| f(dev, shard, &mut replica.model)),
+        })?;
+        Ok(parts.into_iter().flatten().collect())
+    }
+
+    /// Runs `f` on every replica, in the order of the devices. Whoever writes parameters here writes the same bits on
+    /// all devices; [`verify`](Self::verify) checks that.
+    ///
+    /// # Errors
+    /// Those of `f`, and of [`GpuPool::run`].
+    #[track_caller]
+    pub fn each<R: Send>(&mut self, f: impl Fn(&Device, &mut M) -> Result<R> + Sync) -> Result<Vec<R>> {
+        let _here = OpSite::here("DataParallel::each");
+        self.on_each(|dev, _, replica| OpSite::outside(|| f(dev, &mut replica.model)))
+    }
+
+    /// Checks that all replicas have the same bits, and that the gradients of the last step were finite. It downloads
+    /// all parameters and waits.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] with the first parameter that differs; [`Error::NotFinite`]; those of [`GpuPool::run`].
+    #[track_caller]
+    pub fn verify(&mut self) -> Result<()> {
+        let (site, _here) = (Location::caller(), OpSite::here("DataParallel::verify"));
+        let outcomes = self.on_each(|dev, _, replica| {
+            let outcome = replica.settle()?;
+            replica.compare(dev)?;
+            Ok(outcome)
+        })?;
+        self.conclude("DataParallel::verify", site, &outcomes)
+    }
+
+    /// Makes the model usable again after a failed step, if that step has changed nothing, which is so if a closure has
+    /// failed (of a model in several groups: before the devices of another group have made their step): compares all
+    /// replicas, and forgets the gradients of the step and those that [`accumulate`](Self::accumulate) has left.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if an update was under way when the step failed: then [`load`](Self::load) a
+    /// checkpoint, or make a new model. [`Error::Mismatch`] if replicas differ. The model stays poisoned then. Those of
+    /// [`GpuPool::run`].
+    #[track_caller]
+    pub fn recover(&mut self) -> Result<()> {
+        let (site, _here) = (Location::caller(), OpSite::here("DataParallel::recover"));
+        self.replicas.clear_poison()?;
+        let outcomes = self.on_each(|dev, _, replica| replica.recover(dev))?;
+        self.conclude("DataParallel::recover", site, &outcomes)
+    }
+
+    /// Steps that have changed the parameters, since the model was made, also before a checkpoint that was loaded.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> Optimizer {
+        self.optimizer
+    }
+
+    /// Changes the learning rate from the next step on, before schedule and warm-up.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a rate that is negative or not finite.
+    #[track_caller]
+    pub fn set_rate(&mut self, rate: f64) -> Result<()> {
+        let _here = OpSite::here("DataParallel::set_rate");
+        let mut optimizer = self.optimizer;
+        optimizer.set_rate(rate);
+        optimizer.check()?;
+        self.optimizer = optimizer;
+        Ok(())
+    }
+
+    /// Parameters whose gradients no device has given in the last step. (Of a model in several groups: in the first.)
+    pub fn unused(&self) -> &[usize] {
+        &self.unused
+    }
+
+    /// The norm of the gradients of the last step, before clipping, of each device's group: of their mean over all
+    /// rows, those of [`accumulate`](Self::accumulate) among them. **Waits** for that step. None before the first one.
+    ///
+    /// # Errors
+    /// Those of [`GpuPool::run`].
+    #[track_caller]
+    pub fn gradient_norms(&mut self) -> Result<Option<Vec<f32>>> {
+        let _here = OpSite::here("DataParallel::gradient_norms");
+        let norms = self.on_each(|_, _, replica| replica.last_norm())?;
+        Ok(norms.into_iter().collect())
+    }
+
+    /// Runs `f` on every device that has a replica.
+    #[track_caller]
+    fn on_each<R: Send>(
+        &mut self,
+        f: impl Fn(&Device, Shard, &mut Replica<M, T>) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        let own = |dev: &Device, shard: Shard, replica: &mut Option<Replica<M, T>>| {
+            let replica = replica.as_mut().expect("the devices of the model have replicas");
+            let shard = replica.shard(dev, shard)?;
+            f(dev, shard, replica)
+        };
+        self.replicas.each(self.devices.as_deref(), own)
+    }
+
+    /// Takes over what a scope that has succeeded has found.
+    fn conclude(&mut self, op: &'static str, site: Site, outcomes: &[Outcome]) -> Result<()> {
+        let Some(first) = outcomes.first() else { return Ok(()) };
+        self.steps = first.steps;
+        if let Some(unused) = &first.unused {
+            self.unused.clone_from(unused);
+        }
+        match outcomes.iter().find_map(|outcome| outcome.not_finite) {
+            Some((step, norm)) => Err(Error::NotFinite { op, step, norm, site }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<M: Model<T>, T: Parameter> std::fmt::Debug for DataParallel<M, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DataParallel")
+            .field("model", &std::any::type_name::<M>())
+            .field("optimizer", &self.optimizer)
+            .field("steps", &self.steps)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,355 @@
+//! One device's part: its model, its gradients, and the optimizer's memory; the passes and the update of a step.
+//!
+//! [`DataParallel`](super::DataParallel) runs it in scopes; checkpoints read and write it. Invariant: `dirty` holds
+//! from the first launch of an update until all of it is launched, so a failure within it is found; `updated_in` finds
+//! that of a scope which fails when its update is launched.
+
+use super::{Gradients, Model};
+use crate::optim::{Needs, Optimizer};
+use gpu_pool::{
+    AsView, Device, DeviceBuffer, Error, GradientExchange, Group, Parameter, PinnedBuffer, ReduceOp, Result, Shard,
+    extend::{
+        ErrorInternals, OpSite,
+        train::{Call, DeviceInternals, ExchangeInternals, GroupInternals, Moments, Together, shard_of},
+    },
+};
+use std::ops::Range;
+
+/// The smaller size of the first bucket, so that the exchange begins early.
+const FIRST_BUCKET: usize = 1 << 20;
+
+/// The pieces of a batch: rows of all processes, and what the sum over these rows is divided by.
+///
+/// No sum on the way is larger than the mean of the piece with the largest: the divisor is never less than the rows. It
+/// grows by factors of two, so the held sum is not rounded, and becomes the number of rows with the last piece. Then
+/// the gradients are the mean, in their memory, in the norm, and for the optimizer.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    rows: f64,
+    divisor: f64,
+}
+
+impl Held {
+    /// With one more piece.
+    fn and(held: Option<Held>, rows: usize, last: bool) -> Held {
+        let more = rows as f64;
+        let Some(held) = held else { return Held { rows: more, divisor: more } };
+        let (rows, mut divisor) = (held.rows + more, held.divisor);
+        while divisor < rows {
+            divisor *= 2.0;
+        }
+        Held { rows, divisor: if last { rows } else { divisor } }
+    }
+}
+
+/// What a device has found, for the caller's thread.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub steps: u64,
+    pub unused: Option<Vec<usize>>,
+    /// The step whose gradients were not finite, and their norm.
+    pub not_finite: Option<(u64, f32)>,
+}
+
+/// Where the elements of a parameter's gradient lie: the bucket, and elements of it.
+#[cfg(feature = "checkpoints")]
+pub(super) type Place = (usize, Range<usize>);
+
+/// A device, the first device of its group, and where the gradients lie.
+#[cfg(feature = "checkpoints")]
+pub(super) struct Placed {
+    pub ordinal: usize,
+    pub first: usize,
+    pub places: Vec<Place>,
+    /// Whether the group has members of other processes, and whether the device has its rank 0.
+    pub spans: bool,
+    pub leads: bool,
+}
+
+/// The optimizer's memory for this device's part of a bucket.
+pub(super) struct State {
+    pub part: Range<usize>,
+    pub first: Option<DeviceBuffer<f32>>,
+    pub second: Option<DeviceBuffer<f32>>,
+    pub master: Option<DeviceBuffer<f32>>,
+}
+
+pub(super) struct Replica<M, T: Parameter> {
+    pub model: M,
+    pub exchange: GradientExchange<T>,
+    pub sizes: Box<[usize]>,
+    /// By bucket.
+    pub state: Vec<State>,
+    /// Sums of squares, and where those of each bucket are.
+    sums: DeviceBuffer<f64>,
+    slots: Vec<Range<usize>>,
+    norm: DeviceBuffer<f32>,
+    /// Where one kernel ends a step with sharded state.
+    together: Option<Together>,
+    /// The norms of the last two steps, on their way to the host.
+    seen: [PinnedBuffer<f32>; 2],
+    /// The last step, if its norm was not looked at yet.
+    pending: Option<u64>,
+    pub steps: u64,
+    /// Updates that were launched: which of `seen` is the next.
+    updates: u64,
+    dirty: bool,
+    /// The place of the gang that has launched the last update; 0: none.
+    updated_in: u64,
+    /// The pieces that were accumulated, and the one of this pass.
+    held: Option<Held>,
+    /// The factor of each row's loss in this pass.
+    scale: f32,
+    #[cfg(feature = "checkpoints")]
+    pub sharded: bool,
+}
+
+impl<M: Model<T>, T: Parameter> Replica<M, T> {
+    #[track_caller]
+    pub fn new(group: &Group<'_>, optimizer: &Optimizer, mut model: M) -> Result<Self> {
+        let dev = group.device();
+        let mut parameters = model.parameters();
+        let sizes: Box<[usize]> = parameters.iter().map(|parameter| parameter.len()).collect();
+        if sizes.is_empty() {
+            return Err(Error::invalid("DataParallel", "the model has no parameters"));
+        }
+        let bytes = optimizer.bucket_bytes;
+        let exchange = GradientExchange::builder().of::<T>().reduce(ReduceOp::Sum).ready_order(false);
+        let exchange = exchange.bucket_bytes(bytes).first_bucket_bytes(bytes.min(FIRST_BUCKET));
+        let exchange = exchange.scatter(optimizer.sharded).build_in(group, &sizes)?;
+        exchange.broadcast_parameters(dev, &mut parameters, 0)?;
+        let mut state = Vec::with_capacity(exchange.buckets());
+        let mut slots: Vec<Range<usize>> = Vec::with_capacity(exchange.buckets());
+        for bucket in 0..exchange.buckets() {
+            let part = exchange.part(bucket);
+            let zeros = |wanted: bool| wanted.then(|| dev.zeros::<f32>(part.len())).transpose();
+            let needs = optimizer.needs();
+            let (first, second) = (zeros(needs != Needs::Nothing)?, zeros(needs == Needs::Two)?);
+            let master = zeros(size_of::<T>() < size_of::<f32>())?;
+            state.push(State { part, first, second, master });
+            let start = slots.last().map_or(0, |slots| slots.end);
+            slots.push(start..start + exchange.chunks(bucket));
+        }
+        Ok(Replica {
+            sums: dev.zeros(slots.last().map_or(0, |slots| slots.end))?,
+            norm: dev.zeros(1)?,
+            together: Together::new(dev, &exchange)?,
+            seen: [dev.pinned(1)?, dev.pinned(1)?],
+            pending: None,
+            steps: 0,
+            updates: 0,
+            dirty: false,
+            updated_in: 0,
+            held: None,
+            scale: 1.0,
+            #[cfg(feature = "checkpoints")]
+            sharded: optimizer.sharded,
+            model,
+            exchange,
+            sizes,
+            state,
+            slots,
+        })
+    }
+
+    /// This device's shard among its group.
+    #[track_caller]
+    pub fn shard(&self, dev: &Device, shard: Shard) -> Result<Shard> {
+        // With a world, each process has rows of its own.
+        let group = self.exchange.group(dev, "DataParallel")?.here();
+        // The gang's shards may have weights.
+        let is_gang = (group.rank(), group.count()) == (shard.index(), shard.count());
+        Ok(if is_gang { shard } else { shard_of(group.rank(), group.count()) })
+    }
+
+    /// Begins a pass over `rows` rows of this process. Processes tell each other their rows. False if there are none at
+    /// all: then nothing has begun, on no device.
+    #[track_caller]
+    pub fn begin(&mut self, dev: &Device, call: &Call, rows: usize, sync: bool) -> Result<bool> {
+        self.exchange.set_sync(sync)?;
+        let group = self.exchange.group(dev, call.op())?;
+        let rows = if group.spans_processes() { group.sum_of_processes(call, rows)? } else { rows };
+        if rows == 0 {
+            return Ok(false);
+        }
+        let all = Held::and(self.held, rows, sync);
+        let held = self.held.map_or(1.0, |held| held.divisor / all.divisor);
+        self.exchange.weigh(dev, held, rows as f64 / all.divisor)?;
+        // Sums that are apart have weights. So each piece may be a mean, in the middle of the range of a half type.
+        let divisor = if size_of::<T>() < size_of::<f32>() { rows as f64 } else { all.divisor };
+        (self.held, self.scale) = (Some(all), (1.0 / divisor) as f32);
+        Ok(true)
+    }
+
+    /// The forward and backward pass, if this device has rows.
+    #[track_caller]
+    pub fn pass<R>(
+        &mut self,
+        dev: &Device,
+        shard: Shard,
+        rows: usize,
+        f: &(impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync),
+    ) -> Result<Option<R>> {
+        if shard.range(rows).is_empty() {
+            self.exchange.nothing();
+            return Ok(None);
+        }
+        let scale = self.scale;
+        OpSite::outside(|| f(dev, shard, &mut self.model, &mut Gradients::new(dev, &mut self.exchange, scale)))
+            .map(Some)
+    }
+
+    /// Ends a pass without an exchange.
+    #[track_caller]
+    pub fn hold(&mut self, dev: &Device) -> Result<()> {
+        self.exchange.finish(dev).map(drop)
+    }
+
+    /// Ends the exchange, and updates the parameters.
+    #[track_caller]
+    pub fn update(&mut self, dev: &Device, optimizer: &Optimizer) -> Result<Outcome> {
+        if optimizer.sharded && self.together.is_none() {
+            // The other members' sums are added to these.
+            dev.fill(&mut self.sums, 0.0)?;
+        }
+        for bucket in 0..self.exchange.buckets() {
+            // Later buckets are still being exchanged.
+            self.exchange.finish_bucket(dev, bucket)?;
+            self.exchange.sum_squares(dev, bucket, &self.sums.slice(self.slots[bucket].clone()))?;
+        }
+        // All members meet here: no closure has failed.
+        let unused = self.exchange.finish(dev)?.unused().to_vec();
+        self.held = None;
+        let mut outcome = self.settle()?;
+        outcome.unused = Some(unused);
+        if outcome.not_finite.is_some() {
+            return Ok(outcome);
+        }
+        let mut parameters = self.model.parameters();
+        compare_sizes(&parameters, &self.sizes)?;
+        let moments: Vec<Moments<'_>> = self.state.iter().map(State::moments).collect();
+        if let Some(together) = &mut self.together {
+            self.exchange.prepare_together(dev, together, &moments, &parameters)?;
+        }
+        (self.dirty, self.updated_in) = (true, dev.gang());
+        let rule = optimizer.rule(self.steps);
+        match &self.together {
+            Some(together) => {
+                let numbers = (&mut self.sums, &self.norm);
+                self.exchange.update_together(dev, together, numbers, (&moments, rule), &mut parameters)?;
+            }
+            None => {
+                self.exchange.norm_of(dev, &mut self.sums, &self.norm)?;
+                for (bucket, moments) in moments.iter().enumerate() {
+                    self.exchange.update(dev, bucket, moments, &self.norm.view(), rule, &mut parameters)?;
+                    self.exchange.gather(dev, bucket, &mut parameters)?;
+                }
+            }
+        }
+        let seen = &mut self.seen[(self.updates % 2) as usize];
+        dev.download_pinned(&self.norm, seen)?;
+        self.pending = Some(self.steps);
+        (self.dirty, self.steps, self.updates) = (false, self.steps + 1, self.updates + 1);
+        outcome.steps = self.steps;
+        Ok(outcome)
+    }
+
+    /// Looks at the norm of the last step; waits for it.
+    #[track_caller]
+    pub fn settle(&mut self) -> Result<Outcome> {
+        let Some(step) = self.pending else { return Ok(self.outcome()) };
+        let norm = self.last_norm()?.expect("a step is pending");
+        self.pending = None;
+        if !norm.is_finite() {
+            // The devices have left the parameters as they were.
+            self.steps = step;
+        }
+        let not_finite = (!norm.is_finite()).then_some((step, norm));
+        Ok(Outcome { not_finite, ..self.outcome() })
+    }
+
+    pub fn outcome(&self) -> Outcome {
+        Outcome { steps: self.steps, unused: None, not_finite: None }
+    }
+
+    /// The norm of the last step; waits for it.
+    #[track_caller]
+    pub fn last_norm(&self) -> Result<Option<f32>> {
+        let Some(last) = self.updates.checked_sub(1) else { return Ok(None) };
+        Ok(Some(self.seen[(last % 2) as usize].as_slice()?[0]))
+    }
+
+    /// Checks that all members have the same parameters.
+    #[track_caller]
+    pub fn compare(&mut self, dev: &Device) -> Result<()> {
+        self.exchange.verify_parameters(dev, &self.model.parameters())
+    }
+
+    /// This device, the first one of its group in this process, and where the gradients lie.
+    #[cfg(feature = "checkpoints")]
+    #[track_caller]
+    pub fn places(&self, dev: &Device) -> Result<Placed> {
+        let group = self.exchange.group(dev, "DataParallel")?;
+        let (first, spans, leads) = (group.here().ordinal(0), group.spans_processes(), group.rank() == 0);
+        let places = (0..self.sizes.len()).map(|i| self.exchange.place(i)).collect();
+        Ok(Placed { ordinal: dev.index(), first, places, spans, leads })
+    }
+
+    /// Everything was replaced by the state after so many steps.
+    #[cfg(feature = "checkpoints")]
+    #[track_caller]
+    pub fn begin_at(&mut self, dev: &Device, steps: u64) -> Result<()> {
+        self.exchange.reset(dev)?;
+        (self.steps, self.updates, self.pending) = (steps, 0, None);
+        (self.dirty, self.updated_in, self.held) = (false, 0, None);
+        Ok(())
+    }
+
+    /// Forgets the gradients of a failed step. No member may have been within an update, or have launched one: kernels
+    /// that wait for each other may have given up, and what they have written on all devices is then equal, but not the
+    /// step. A group that had left the scope before another one failed has made a step more than that one.
+    #[track_caller]
+    pub fn recover(&mut self, dev: &Device) -> Result<Outcome> {
+        self.exchange.reset(dev)?;
+        let outcome = self.settle()?;
+        self.held = None;
+        let group = self.exchange.group(dev, "recover")?;
+        self.dirty |= dev.has_failed(self.updated_in);
+        let state = [self.steps.to_le_bytes().to_vec(), vec![self.dirty.into()]].concat();
+        let clean = [self.steps.to_le_bytes().to_vec(), vec![0]].concat();
+        let all = group.exchange_bytes(&Call::new("recover"), state)?;
+        let groups = dev.exchange(self.steps)?;
+        if all.iter().any(|state| *state != clean) || groups.iter().any(|steps| *steps != self.steps) {
+            let why = "an update was under way when the step failed: load a checkpoint, or make a new model";
+            return Err(Error::invalid("DataParallel::recover", why));
+        }
+        self.compare(dev)?;
+        Ok(outcome)
+    }
+}
+
+impl State {
+    fn moments(&self) -> Moments<'_> {
+        Moments {
+            begin: self.part.start,
+            first: self.first.as_ref().map(|memory| memory.view()),
+            second: self.second.as_ref().map(|memory| memory.view()),
+            master: self.master.as_ref().map(|memory| memory.view()),
+        }
+    }
+}
+
+#[track_caller]
+fn compare_sizes<T: Parameter>(parameters: &[&mut DeviceBuffer<T>], sizes: &[usize]) -> Result<()> {
+    if parameters.len() != sizes.len() {
+        let why = format_args!("the model has {} parameters, and had {}", parameters.len(), sizes.len());
+        return Err(Error::invalid("DataParallel", why));
+    }
+    match (0..sizes.len()).find(|&i| parameters[i].len() != sizes[i]) {
+        Some(i) => {
+            let why = format_args!("parameter {i} has {} elements, and had {}", parameters[i].len(), sizes[i]);
+            Err(Error::invalid("DataParallel", why))
+        }
+        None => Ok(()),
+    }
+}

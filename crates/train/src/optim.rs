@@ -1,0 +1,443 @@
+//! Optimizers and learning rates as plain data: which numbers a step of the device code gets.
+//!
+//! Users make an [`Optimizer`] and give it to [`DataParallel`](super::DataParallel). The formulas and the defaults are
+//! PyTorch's (`torch.optim`, 2.x); `kernels/optimizer.cu` has them. Nothing here touches a device.
+
+use gpu_pool::{
+    Error, Result,
+    extend::{
+        ErrorInternals,
+        train::{ADAM, MOMENTUM, Rule, SGD},
+    },
+};
+
+/// How parameters follow from gradients: plain data.
+///
+/// ```
+/// use gpu_pool_train::{LearningRate, Optimizer};
+/// let sgd = Optimizer::sgd(0.1).momentum(0.9).nesterov();
+/// let adam_w = Optimizer::adam_w(3e-4)
+///     .decay(0.1)
+///     .clip(1.0)
+///     .warm_up(100)
+///     .schedule(LearningRate::Cosine { steps: 10_000, end: 0.1 });
+/// assert!((adam_w.rate_at(49) - 1.5e-4).abs() < 1e-12);
+/// ```
+///
+/// All arithmetic is in `f32`. Parameters of half types have a copy in `f32`, which small steps do not get lost in.
+///
+/// Wrong settings are errors of [`DataParallel::new`](super::DataParallel::new), not of the methods here. Numbers must
+/// be finite in `f32`, and those greater than 0 also there. A schedule that raises the rate beyond `f32` ends with an
+/// error of the step that would use it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Optimizer {
+    kind: Kind,
+    rate: f64,
+    schedule: LearningRate,
+    warm_up: u64,
+    decay: f64,
+    clip: Option<f64>,
+    pub(super) sharded: bool,
+    pub(super) bucket_bytes: usize,
+    /// A setting that this kind does not have.
+    misplaced: Option<&'static str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Sgd {
+        momentum: f64,
+        dampening: f64,
+        nesterov: bool,
+    },
+    /// Adam; with `decoupled` decay AdamW.
+    Adam {
+        betas: (f64, f64),
+        eps: f64,
+        decoupled: bool,
+    },
+}
+
+/// Steps that are counted: so many are exact in the `f64` of schedules.
+const MOST_STEPS: u64 = 1 << 53;
+
+/// Memory of an optimizer for each parameter, besides the copy of half types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Needs {
+    Nothing,
+    One,
+    Two,
+}
+
+impl Optimizer {
+    /// Stochastic gradient descent: `w -= rate * g`. `torch.optim.SGD(lr)`.
+    pub fn sgd(rate: f64) -> Self {
+        Optimizer::new(rate, Kind::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false })
+    }
+
+    /// Adam (Kingma and Ba, 2015), with betas 0.9 and 0.999, eps 1e-8, no decay. `torch.optim.Adam(lr)`.
+    pub fn adam(rate: f64) -> Self {
+        Optimizer::new(rate, Kind::Adam { betas: (0.9, 0.999), eps: 1e-8, decoupled: false })
+    }
+
+    /// AdamW (Loshchilov and Hutter, 2019): [`adam`](Self::adam) whose decay, 0.01, is not part of the gradient.
+    /// `torch.optim.AdamW(lr)`.
+    pub fn adam_w(rate: f64) -> Self {
+        Optimizer::new(rate, Kind::Adam { betas: (0.9, 0.999), eps: 1e-8, decoupled: true }).decay(0.01)
+    }
+
+    fn new(rate: f64, kind: Kind) -> Self {
+        Optimizer {
+            kind,
+            rate,
+            schedule: LearningRate::Constant,
+            warm_up: 0,
+            decay: 0.0,
+            clip: None,
+            sharded: false,
+            bucket_bytes: 25 << 20,
+            misplaced: None,
+        }
+    }
+
+    /// Momentum (SGD): `m = momentum * m + (1 - dampening) * g; w -= rate * m`; the first `m` is `g`.
+    pub fn momentum(mut self, momentum: f64) -> Self {
+        match &mut self.kind {
+            Kind::Sgd { momentum: own, .. } => *own = momentum,
+            Kind::Adam { .. } => self.misplaced = Some("Adam has no `momentum`; see `betas`"),
+        }
+        self
+    }
+
+    /// Dampening of the momentum (SGD; default 0).
+    pub fn dampening(mut self, dampening: f64) -> Self {
+        match &mut self.kind {
+            Kind::Sgd { dampening: own, .. } => *own = dampening,
+            Kind::Adam { .. } => self.misplaced = Some("Adam has no `dampening`"),
+        }
+        self
+    }
+
+    /// Nesterov's momentum (SGD): `w -= rate * (g + momentum * m)`.
+    pub fn nesterov(mut self) -> Self {
+        match &mut self.kind {
+            Kind::Sgd { nesterov, .. } => *nesterov = true,
+            Kind::Adam { .. } => self.misplaced = Some("Adam has no `nesterov`"),
+        }
+        self
+    }
+
+    /// The factors of the moments (Adam; default 0.9 and 0.999).
+    pub fn betas(mut self, first: f64, second: f64) -> Self {
+        match &mut self.kind {
+            Kind::Adam { betas, .. } => *betas = (first, second),
+            Kind::Sgd { .. } => self.misplaced = Some("SGD has no `betas`; see `momentum`"),
+        }
+        self
+    }
+
+    /// What is added to the root of the second moment (Adam; default 1e-8). It is greater than 0, also as an `f32`:
+    /// parameters without gradients would become NaN.
+    pub fn eps(mut self, eps: f64) -> Self {
+        match &mut self.kind {
+            Kind::Adam { eps: own, .. } => *own = eps,
+            Kind::Sgd { .. } => self.misplaced = Some("SGD has no `eps`"),
+        }
+        self
+    }
+
+    /// Weight decay, of all parameters: `g += decay * w` (SGD, Adam), or `w -= rate * decay * w` (AdamW).
+    pub fn decay(mut self, decay: f64) -> Self {
+        self.decay = decay;
+        self
+    }
+
+    /// Gradients whose norm, over all parameters, is greater than `norm` are scaled down to it before the step:
+    /// `torch.nn.utils.clip_grad_norm_`, but without a pass of its own.
+    pub fn clip(mut self, norm: f64) -> Self {
+        self.clip = Some(norm);
+        self
+    }
+
+    /// How the learning rate changes (default: [`Constant`](LearningRate::Constant)). After the
+    /// [`warm_up`](Self::warm_up) it begins at its step 0.
+    pub fn schedule(mut self, schedule: LearningRate) -> Self {
+        self.schedule = schedule;
+        self
+    }
+
+    /// The rate of the first `steps` steps rises by equal amounts: step `t` has `(t + 1) / steps` of it.
+    pub fn warm_up(mut self, steps: u64) -> Self {
+        self.warm_up = steps;
+        self
+    }
+
+    /// ZeRO-1 (Rajbhandari et al., 2020): each of `N` devices keeps the moments, and the copies in `f32` of half types,
+    /// of one `N`-th of the parameters. Gradients are reduce-scattered, and new parameters gathered. The result has the
+    /// same bits: sums of gradients are in the order of ranks both ways (an all-reduce is, unless it goes
+    /// [around a ring](gpu_pool::ReduceOrder)).
+    ///
+    /// Buckets are reduce-scattered beside the backward pass. Where devices reach each other's memory, one kernel of
+    /// each then does the rest: it exchanges the sums of squares, clips, updates its part of all buckets, and writes
+    /// the new parameters to all devices. Elsewhere (software GPUs, devices without peer access, several processes, or
+    /// with a wish for an [algorithm](gpu_pool::Algorithm)) it is separate calls for each bucket. The bits are the same.
+    pub fn sharded(mut self) -> Self {
+        self.sharded = true;
+        self
+    }
+
+    /// Bytes of gradients that are exchanged, and updated, at once: see
+    /// [`GradientExchangeBuilder::bucket_bytes`](gpu_pool::GradientExchangeBuilder::bucket_bytes) (default: 25 MiB).
+    pub fn bucket_bytes(mut self, bytes: usize) -> Self {
+        self.bucket_bytes = bytes;
+        self
+    }
+
+    /// The learning rate of a step, counted from 0.
+    pub fn rate_at(&self, step: u64) -> f64 {
+        let factor = match step.checked_sub(self.warm_up) {
+            None => (step + 1) as f64 / self.warm_up as f64,
+            Some(step) => self.schedule.factor(step),
+        };
+        self.rate * factor
+    }
+
+    pub(super) fn set_rate(&mut self, rate: f64) {
+        self.rate = rate;
+    }
+
+    /// Whether gradients are clipped, so that their norm is needed.
+    pub(super) fn clips(&self) -> bool {
+        self.clip.is_some()
+    }
+
+    pub(super) fn needs(&self) -> Needs {
+        match self.kind {
+            Kind::Sgd { momentum: 0.0, .. } => Needs::Nothing,
+            Kind::Sgd { .. } => Needs::One,
+            Kind::Adam { .. } => Needs::Two,
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn check(&self) -> Result<()> {
+        // Steps are computed in `f32`: there a number neither becomes infinite, nor 0 without being 0.
+        let above_zero = |x: f64| x as f32 > 0.0 && (x as f32).is_finite();
+        let rate = |x: f64| x == 0.0 || above_zero(x);
+        let fraction = |x: f64| (0.0..1.0).contains(&x);
+        let right = match self.kind {
+            Kind::Sgd { nesterov: true, momentum, dampening } if momentum == 0.0 || dampening != 0.0 => {
+                return Err(Error::invalid("Optimizer", "Nesterov's momentum needs a momentum and no dampening"));
+            }
+            Kind::Sgd { momentum, dampening, .. } => rate(momentum) && (dampening as f32).is_finite(),
+            // With an `eps` of 0 a parameter without gradients would become 0 / 0.
+            Kind::Adam { betas, eps, .. } => fraction(betas.0) && fraction(betas.1) && above_zero(eps),
+        };
+        if let Some(why) = self.misplaced {
+            return Err(Error::invalid("Optimizer", why));
+        }
+        let clips = self.clip.is_none_or(above_zero);
+        if !right || !clips || !rate(self.rate) || !rate(self.decay) || !self.schedule.is_right() {
+            return Err(Error::invalid("Optimizer", format_args!("a number is out of its range: {self:?}")));
+        }
+        self.check_step(0)
+    }
+
+    /// `Err` unless the step after so many can be counted and its numbers are finite in `f32`: a schedule may raise the
+    /// rate without end. All devices call it with the same steps.
+    #[track_caller]
+    pub(super) fn check_step(&self, steps: u64) -> Result<()> {
+        if steps > MOST_STEPS {
+            return Err(Error::invalid("Optimizer", format_args!("{steps} steps: at most 2^53 can be counted")));
+        }
+        let Rule { decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps, .. } = self.rule(steps);
+        if [decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps].iter().all(|x| x.is_finite()) {
+            return Ok(());
+        }
+        let rate = self.rate_at(steps);
+        let why =
+            format_args!("the rate of step {steps} is {rate:e}: the step's numbers are not finite in f32: {self:?}");
+        Err(Error::invalid("Optimizer", why))
+    }
+
+    /// The numbers of the step after so many.
+    pub(super) fn rule(&self, steps: u64) -> Rule {
+        let rate = self.rate_at(steps);
+        let plain = Rule {
+            kind: SGD,
+            nesterov: 0,
+            gather: 0,
+            factor: 1.0,
+            most: self.clip.unwrap_or(0.0) as f32,
+            decay: self.decay as f32,
+            shrink: 1.0,
+            beta1: 0.0,
+            rest1: 0.0,
+            beta2: 0.0,
+            rest2: 0.0,
+            rate: rate as f32,
+            root: 0.0,
+            eps: 0.0,
+        };
+        match self.kind {
+            Kind::Sgd { momentum: 0.0, .. } => plain,
+            Kind::Sgd { momentum, dampening, nesterov } => {
+                let rest = if steps == 0 { 1.0 } else { 1.0 - dampening };
+                let (beta1, rest1) = (momentum as f32, rest as f32);
+                Rule { kind: MOMENTUM, nesterov: nesterov.into(), beta1, rest1, ..plain }
+            }
+            Kind::Adam { betas: (first, second), eps, decoupled } => {
+                let left = |beta: f64| 1.0 - beta.powf((steps + 1) as f64);
+                let decay = if decoupled { 0.0 } else { self.decay };
+                let shrink = if decoupled { 1.0 - rate * self.decay } else { 1.0 };
+                Rule {
+                    kind: ADAM,
+                    decay: decay as f32,
+                    shrink: shrink as f32,
+                    beta1: first as f32,
+                    rest1: (1.0 - first) as f32,
+                    beta2: second as f32,
+                    rest2: (1.0 - second) as f32,
+                    rate: (rate / left(first)) as f32,
+                    root: left(second).sqrt() as f32,
+                    eps: eps as f32,
+                    ..plain
+                }
+            }
+        }
+    }
+}
+
+/// How a learning rate changes from step to step: a factor for each step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum LearningRate {
+    /// 1.
+    Constant,
+    /// `factor ^ (step / every)`, rounded down: `StepLR`.
+    Step {
+        /// Steps between changes.
+        every: u64,
+        /// What the rate is multiplied with.
+        factor: f64,
+    },
+    /// `factor ^ step`: `ExponentialLR`.
+    Exponential {
+        /// What the rate is multiplied with at each step.
+        factor: f64,
+    },
+    /// From 1 to `end` along a line, and then `end`: `LinearLR`.
+    Linear {
+        /// Steps until `end`.
+        steps: u64,
+        /// The last factor.
+        end: f64,
+    },
+    /// From 1 to `end` along half a cosine, and then `end`: `CosineAnnealingLR` (Loshchilov and Hutter, 2017).
+    Cosine {
+        /// Steps until `end`.
+        steps: u64,
+        /// The last factor.
+        end: f64,
+    },
+}
+
+impl LearningRate {
+    /// The factor of a step, counted from 0.
+    pub fn factor(&self, step: u64) -> f64 {
+        let part = |steps: u64| step.min(steps) as f64 / steps as f64;
+        match *self {
+            LearningRate::Constant => 1.0,
+            LearningRate::Step { every, factor } => factor.powf((step / every.max(1)) as f64),
+            LearningRate::Exponential { factor } => factor.powf(step as f64),
+            LearningRate::Linear { steps, end } => 1.0 + (end - 1.0) * part(steps.max(1)),
+            LearningRate::Cosine { steps, end } => {
+                end + (1.0 - end) * (1.0 + (std::f64::consts::PI * part(steps.max(1))).cos()) / 2.0
+            }
+        }
+    }
+
+    fn is_right(&self) -> bool {
+        let (steps, factor) = match *self {
+            LearningRate::Constant => (1, 1.0),
+            LearningRate::Exponential { factor } => (1, factor),
+            LearningRate::Step { every: steps, factor } => (steps, factor),
+            LearningRate::Linear { steps, end } | LearningRate::Cosine { steps, end } => (steps, end),
+        };
+        steps > 0 && factor.is_finite() && factor >= 0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `torch.optim.lr_scheduler`, 2.11, with a rate of 0.5, after 0, 1, 5, 10 and 20 steps.
+    #[test]
+    fn rates_are_those_of_torch() {
+        let expected: [(LearningRate, [f64; 5]); 4] = [
+            (LearningRate::Step { every: 5, factor: 0.1 }, [0.5, 0.5, 0.05, 0.005, 0.00005]),
+            (LearningRate::Exponential { factor: 0.9 }, [0.5, 0.45, 0.295245, 0.174339220, 0.060788327]),
+            (LearningRate::Linear { steps: 10, end: 0.2 }, [0.5, 0.46, 0.3, 0.1, 0.1]),
+            (LearningRate::Cosine { steps: 10, end: 0.0 }, [0.5, 0.487764129, 0.25, 0.0, 0.0]),
+        ];
+        for (schedule, rates) in expected {
+            let optimizer = Optimizer::sgd(0.5).schedule(schedule);
+            for (step, rate) in [0, 1, 5, 10, 20].into_iter().zip(rates) {
+                assert!((optimizer.rate_at(step) - rate).abs() < 1e-9, "{schedule:?} at {step}");
+            }
+        }
+        let warm = Optimizer::sgd(1.0).warm_up(4).schedule(LearningRate::Step { every: 1, factor: 0.5 });
+        assert_eq!([0, 1, 3, 4, 5, 6].map(|step| warm.rate_at(step)), [0.25, 0.5, 1.0, 1.0, 0.5, 0.25]);
+    }
+
+    #[test]
+    fn wrong_settings_are_told() {
+        let wrong = [
+            Optimizer::sgd(-1.0),
+            Optimizer::sgd(f64::NAN),
+            Optimizer::sgd(0.1).nesterov(),
+            Optimizer::sgd(0.1).momentum(0.9).dampening(0.1).nesterov(),
+            Optimizer::sgd(0.1).betas(0.9, 0.9),
+            Optimizer::adam(0.1).momentum(0.9),
+            Optimizer::adam(0.1).betas(1.0, 0.9),
+            Optimizer::adam(0.1).eps(f64::INFINITY),
+            Optimizer::adam(0.1).clip(0.0),
+            Optimizer::adam(0.1).clip(1e-50), // 0 as an `f32`, which would mean: not clipped.
+            Optimizer::adam(0.1).decay(-1.0),
+            // Finite, or greater than 0, in `f64` alone.
+            Optimizer::adam(0.1).eps(0.0),
+            Optimizer::adam(0.1).eps(1e-50),
+            Optimizer::sgd(1e300),
+            Optimizer::sgd(1e-50),
+            Optimizer::sgd(0.1).decay(1e300),
+            Optimizer::sgd(0.1).momentum(1e39),
+            Optimizer::sgd(0.1).momentum(0.9).dampening(-1e39),
+            Optimizer::adam(1e30).betas(1.0 - 1e-12, 0.9), // The first step's rate is over 1 - beta.
+            Optimizer::adam_w(1e38).decay(1e38),
+            Optimizer::adam(0.1).schedule(LearningRate::Cosine { steps: 0, end: 0.0 }),
+        ];
+        for optimizer in wrong {
+            assert!(matches!(optimizer.check(), Err(Error::InvalidArgument { op: "Optimizer", .. })), "{optimizer:?}");
+        }
+        assert!(Optimizer::adam_w(0.1).clip(1.0).warm_up(3).sharded().check().is_ok());
+        assert!(Optimizer::sgd(0.0).check().is_ok());
+        assert!(Optimizer::adam(f32::MAX.into()).betas(0.0, 0.0).eps(1e-40).check().is_ok());
+    }
+
+    /// A rate that grows is refused at the step that cannot use it; the last ones before are used.
+    #[test]
+    fn steps_are_counted_and_their_numbers_finite() {
+        let growing = Optimizer::sgd(1.0).schedule(LearningRate::Exponential { factor: 10.0 });
+        growing.check().unwrap();
+        growing.check_step(38).unwrap();
+        assert!(growing.check_step(39).unwrap_err().to_string().contains("the rate of step 39 is "));
+        for optimizer in [Optimizer::adam(0.1), Optimizer::sgd(0.1).warm_up(u64::MAX)] {
+            optimizer.check_step(1 << 53).unwrap();
+            for steps in [(1 << 53) + 1, u64::MAX] {
+                assert!(matches!(optimizer.check_step(steps), Err(Error::InvalidArgument { .. })));
+            }
+            optimizer.rate_at(u64::MAX);
+        }
+    }
+}

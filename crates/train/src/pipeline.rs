@@ -1,0 +1,392 @@
+//! [`Pipeline`]: a model cut into stages on several devices, which work on the micro-batches of a batch in the order
+//! of a [`PipelineSchedule`].
+//!
+//! Users call it. It keeps the stages in a [`PerDevice`], and runs [`execute`] in a scope for each step. It may use
+//! all lower rooms.
+//!
+//! Invariant: the groups of a pipeline have as many members as its schedule has ranks, and the members of a group have
+//! made the same one. Both are checked when the stages are made, since the user's closure makes the groups; from then
+//! on each device keeps the key of its group.
+
+mod execute;
+mod stage;
+
+pub use stage::{At, Stage};
+
+use crate::schedule::PipelineSchedule;
+use execute::{Input, Output, Part};
+use gpu_pool::{
+    Device, Error, GpuPool, Group, PerDevice, Result,
+    error::Site,
+    extend::{
+        ErrorInternals, OpSite,
+        train::{DeviceInternals, GroupInternals, GroupKey, PerDeviceInternals},
+    },
+};
+use std::{any::Any, fmt, panic::Location};
+
+/// Makes the group of this device's pipeline.
+type Team = Box<dyn for<'d> Fn(&'d Device) -> Result<Group<'d>> + Send + Sync>;
+
+/// A member's group, and its stages, each with its number.
+struct Stages<S> {
+    group: GroupKey,
+    own: Vec<(usize, S)>,
+}
+
+/// A model in stages on the devices of a pool, and the order in which they work.
+///
+/// The model is the user's: a [`Stage`] knows its forward and backward pass. The pipeline calls the stages in the order
+/// of a [`PipelineSchedule`], moves activations and gradients between devices, and keeps what backward passes need. It is
+/// one-sided: a stage passes its result on and goes on, so no order of sends can deadlock.
+///
+/// ```
+/// use gpu_pool::{Device, DeviceBuffer, GpuPool, Result};
+/// use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
+///
+/// /// Multiplies by a number, which it could learn.
+/// struct Scale { factor: f32, gradient: f32 }
+///
+/// impl Stage for Scale {
+///     type Activation = DeviceBuffer<f32>;
+///     type Saved = f32; // The sum of the inputs.
+///
+///     fn forward(&mut self, dev: &Device, _: At, mut x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, f32)> {
+///         let sum = dev.download(&dev.sum(&x)?)?[0];
+///         dev.scale(&mut x, self.factor)?;
+///         Ok((x, sum))
+///     }
+///     fn backward(&mut self, dev: &Device, at: At, sum: f32, mut dy: DeviceBuffer<f32>)
+///         -> Result<Option<DeviceBuffer<f32>>>
+///     {
+///         let old = if at.accumulate { self.gradient } else { 0.0 };
+///         self.gradient = old + sum * dev.download(&dy)?[0];
+///         dev.scale(&mut dy, self.factor)?;
+///         Ok(Some(dy))
+///     }
+/// }
+///
+/// let pool = GpuPool::builder().host(2).build()?;
+/// let schedule = PipelineSchedule::one_f_one_b(2, 3)?;
+/// let mut model = Pipeline::new(&pool, schedule, |_, _| Ok(Scale { factor: 2.0, gradient: 0.0 }))?;
+/// let losses = model.step(
+///     |dev, micro| dev.upload(&vec![1.0; 1 + micro]), // Micro-batches may differ in size.
+///     |dev, _micro, y| Ok((dev.upload(&vec![1.0; y.len()])?, dev.download(&dev.sum(&y)?)?[0])),
+/// )?;
+/// assert_eq!(losses, [4.0, 8.0, 12.0]);
+/// assert_eq!(model.each(|_, _, stage| Ok(stage.gradient))?, [2.0 * 6.0, 12.0]);
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+///
+/// # Errors and panics
+///
+/// The first error or panic of a stage, or of a closure, ends the step on all devices, and the step returns it; in
+/// other processes it is [`Error::AbortedByHost`], which names it. Then the stages hold unspecified values and each
+/// call is [`Error::Poisoned`], until [`reset`](Self::reset) makes new ones or [`clear_poison`](Self::clear_poison)
+/// accepts them. The pool works on.
+///
+/// # Memory
+///
+/// At any time rank `r` keeps what [`PipelineSchedule::in_flight`] says: so many micro-batches of saved values. GPipe's number
+/// grows with the micro-batches, that of 1F1B does not. See [`limit_in_flight`](Self::limit_in_flight). A
+/// [`forward`](Self::forward) has no such bound: a fast first stage may be all micro-batches ahead of the last one.
+///
+/// # Streams
+///
+/// Stages run on the main stream of their device. Copies between devices run on a stream of their own.
+pub struct Pipeline<S: Stage + 'static> {
+    stages: PerDevice<Stages<S>>,
+    schedule: PipelineSchedule,
+    forward: PipelineSchedule,
+    team: Team,
+}
+
+impl<S: Stage + 'static> Pipeline<S> {
+    /// A pipeline over all devices of the pool. `build` makes stage `stage` on its device; a device may have several.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the schedule is for another number of devices; those of
+    /// [`GpuPool::per_device`]; those of `build`.
+    #[track_caller]
+    pub fn new<F>(pool: &GpuPool, schedule: PipelineSchedule, build: F) -> Result<Self>
+    where
+        F: Fn(&Device, usize) -> Result<S> + Sync,
+    {
+        let _here = OpSite::here("Pipeline::new");
+        Self::new_in(pool, |dev| Ok(dev.everyone()), schedule, build)
+    }
+
+    /// Several pipelines beside each other, each in a group of devices: data parallel times pipeline parallel. `group`
+    /// makes the group of a device. A group has one member for each rank of the schedule; every device of the pool is
+    /// in one group.
+    ///
+    /// With `|dev| dev.world()` one pipeline spans all processes of a cluster (`gpu-pool-cluster`), whose devices are its
+    /// ranks in their order. Each process makes the same calls. What goes from stage to stage then crosses processes,
+    /// which a [`Hop`](gpu_pool::Hop) of your own must be able to do. The closures of [`step`](Self::step) run where their
+    /// stages are: `input` in the process of the first stage, `loss` in that of the last one.
+    ///
+    /// Each pipeline works on micro-batches of its own. Afterwards [`each`](Self::each) can sum the gradients over
+    /// the pipelines, by collectives of the groups of devices that have the same stages.
+    ///
+    /// ```
+    /// # use gpu_pool::{Device, DeviceBuffer, GpuPool, ReduceOp, Result};
+    /// # use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
+    /// # struct Sum(DeviceBuffer<f32>);
+    /// # impl Stage for Sum {
+    /// #     type Activation = DeviceBuffer<f32>;
+    /// #     type Saved = ();
+    /// #     fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
+    /// #         Ok((x, ()))
+    /// #     }
+    /// #     fn backward(&mut self, dev: &Device, _: At, _: (), dy: DeviceBuffer<f32>)
+    /// #         -> Result<Option<DeviceBuffer<f32>>>
+    /// #     {
+    /// #         dev.axpy(1.0, &dy, &mut self.0)?;
+    /// #         Ok(Some(dy))
+    /// #     }
+    /// # }
+    /// // Devices 0 and 1 are one pipeline, 2 and 3 the other.
+    /// let pool = GpuPool::builder().host(4).build()?;
+    /// let pipeline = |dev: &Device| dev.rank() / 2;
+    /// let mut model = Pipeline::new_in(
+    ///     &pool,
+    ///     move |dev| dev.group(&[2 * pipeline(dev), 2 * pipeline(dev) + 1]),
+    ///     PipelineSchedule::gpipe(2, 4)?,
+    ///     |dev, _stage| Ok(Sum(dev.zeros(1)?)),
+    /// )?;
+    /// model.step(
+    ///     |dev, micro| dev.upload(&[(10 * pipeline(dev) + micro) as f32]),
+    ///     |_, _, y| Ok((y, ())),
+    /// )?;
+    /// let sums = model.each(|dev, stage, Sum(gradient)| {
+    ///     dev.group(&[stage, stage + 2])?.all_reduce(gradient, ReduceOp::Sum)?;
+    ///     dev.download(gradient)
+    /// })?;
+    /// assert_eq!(sums, [[52.0]; 4]); // 0 + 1 + 2 + 3 and 10 + 11 + 12 + 13
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and those of `group`; [`Error::InvalidArgument`] if the members of a group have made
+    /// different ones.
+    #[track_caller]
+    pub fn new_in<G, F>(pool: &GpuPool, group: G, schedule: PipelineSchedule, build: F) -> Result<Self>
+    where
+        G: for<'d> Fn(&'d Device) -> Result<Group<'d>> + Send + Sync + 'static,
+        F: Fn(&Device, usize) -> Result<S> + Sync,
+    {
+        let _here = OpSite::here("Pipeline::new_in");
+        let make = |dev: &Device, _| Stages::of(dev, &group, &schedule, &build);
+        let stages = PerDevice::made(pool, make)?;
+        Ok(Pipeline { stages, forward: schedule.forward_only(), schedule, team: Box::new(group) })
+    }
+
+    /// Warns (by a `tracing` event, at once) of each rank that will keep more than `limit` micro-batches for its
+    /// backward passes, by [`PipelineSchedule::in_flight`].
+    #[must_use]
+    pub fn limit_in_flight(self, limit: usize) -> Self {
+        for rank in 0..self.schedule.ranks() {
+            let in_flight = self.schedule.in_flight(rank);
+            if in_flight > limit {
+                gpu_pool::event!(
+                    warn,
+                    rank,
+                    in_flight,
+                    limit,
+                    "a rank of the pipeline keeps more micro-batches than the limit"
+                );
+            }
+        }
+        self
+    }
+
+    /// The schedule.
+    pub fn schedule(&self) -> &PipelineSchedule {
+        &self.schedule
+    }
+
+    /// One training step: all forward and backward passes of one batch. The gradients stay in the stages.
+    ///
+    /// `input` makes micro-batch `micro` on the device of stage 0. `loss` gets the output of the last stage, on that
+    /// stage's device, and returns the gradient of it and a value, such as the loss. The result has the values in the
+    /// order of the micro-batches; those of several pipelines one after the other, in the order of the devices of their
+    /// first ranks. In a pipeline of several processes, the one with the last stage gets them, and the others get none.
+    ///
+    /// A value that is NaN (an `f32` or `f64`) is an error after the step: the step has come to its end, the stages are
+    /// not poisoned, and hold the gradients. To get NaNs as values, return them in a tuple or a type of your own.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a schedule without backward passes, for a stage that does not [split its backward
+    /// pass](Stage::backward_input) in a schedule that does, for a stage that returns no gradient where one is needed,
+    /// and for a value that is NaN; [`Error::Poisoned`]; [`Error::Timeout`] if a stage does not come; the stages' and
+    /// the closures' own errors.
+    #[track_caller]
+    pub fn step<R, I, L>(&mut self, input: I, loss: L) -> Result<Vec<R>>
+    where
+        R: Send + 'static,
+        I: Fn(&Device, usize) -> Result<S::Activation> + Sync,
+        L: Fn(&Device, usize, S::Activation) -> Result<(S::Activation, R)> + Sync,
+    {
+        const OP: &str = "Pipeline::step";
+        let site = Location::caller();
+        if !self.schedule.is_training() {
+            let why = "the schedule has no backward passes; `forward` is for such ones";
+            return self.stages.refuse(Error::invalid(OP, why));
+        }
+        let schedule = &self.schedule;
+        let losses = self.run(site, OP, schedule, &input, &|dev, micro, y| {
+            loss(dev, micro, y).map(|(dy, value)| (Some(dy), value))
+        })?;
+        match losses.iter().position(|loss| is_nan(loss)) {
+            Some(at) => {
+                let micros = schedule.micros();
+                let which = if losses.len() > micros { format!(" of pipeline {}", at / micros) } else { String::new() };
+                Err(Error::invalid(OP, format_args!("the loss of micro-batch {}{which} is NaN", at % micros)))
+            }
+            None => Ok(losses),
+        }
+    }
+
+    /// The forward passes alone: for inference. Nothing is kept for backward passes. `output` gets the output of the
+    /// last stage for each micro-batch.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`]; [`Error::Timeout`] if a stage does not come; the stages' and the closures' own errors.
+    #[track_caller]
+    pub fn forward<R, I, O>(&mut self, input: I, output: O) -> Result<Vec<R>>
+    where
+        R: Send,
+        I: Fn(&Device, usize) -> Result<S::Activation> + Sync,
+        O: Fn(&Device, usize, S::Activation) -> Result<R> + Sync,
+    {
+        let site = Location::caller();
+        self.run(site, "Pipeline::forward", &self.forward, &input, &|dev, micro, y| {
+            output(dev, micro, y).map(|value| (None, value))
+        })
+    }
+
+    #[track_caller]
+    fn run<R: Send>(
+        &self,
+        site: Site,
+        op: &'static str,
+        schedule: &PipelineSchedule,
+        input: Input<'_, S::Activation>,
+        output: Output<'_, S::Activation, R>,
+    ) -> Result<Vec<R>> {
+        let mut all = self.scope(op, |group, stages| {
+            let first = group.place(0);
+            let part = Part { call: (op, site), schedule, group, stages };
+            Ok((first, execute::run(part, input, output)?))
+        })?;
+        all.sort_by_key(|(first, _)| *first);
+        Ok(all.into_iter().flat_map(|(_, values)| values).collect())
+    }
+
+    /// Calls `f` for every stage, on its device: to update its weights, to save or to read them. Collectives are
+    /// allowed. Returns the results in the order of the stages; those of several pipelines one after the other.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`]; those of `f`.
+    #[track_caller]
+    pub fn each<R, F>(&mut self, f: F) -> Result<Vec<R>>
+    where
+        R: Send,
+        F: Fn(&Device, usize, &mut S) -> Result<R> + Sync,
+    {
+        let mut all = self.scope("Pipeline::each", |group, stages| {
+            let (dev, first) = (group.device(), group.place(0));
+            let each = stages.iter_mut().map(|(number, stage)| Ok(((first, *number), f(dev, *number, stage)?)));
+            OpSite::outside(|| each.collect::<Result<Vec<_>>>())
+        })?;
+        let mut all: Vec<_> = all.drain(..).flatten().collect();
+        all.sort_by_key(|(place, _)| *place);
+        Ok(all.into_iter().map(|(_, result)| result).collect())
+    }
+
+    /// Runs `f` on every device, with its group and its stages.
+    #[track_caller]
+    fn scope<R: Send>(
+        &self,
+        op: &'static str,
+        f: impl Fn(&Group<'_>, &mut [(usize, S)]) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        let state = &self.stages;
+        let body = |dev: &Device| {
+            let stages = &mut *state.borrow_mut(dev)?;
+            let group = dev.group_by(&stages.group)?;
+            f(&group.expect("a pipeline runs on the devices that it was made on"), &mut stages.own)
+        };
+        let _here = OpSite::here(op);
+        state.run_scope(op, body)
+    }
+
+    /// Makes all stages anew, also after a failed step.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    #[track_caller]
+    pub fn reset<F>(&mut self, build: F) -> Result<()>
+    where
+        F: Fn(&Device, usize) -> Result<S> + Sync,
+    {
+        let _here = OpSite::here("Pipeline::reset");
+        let (team, schedule) = (&self.team, &self.schedule);
+        self.stages.fill("reset", |dev, _| Stages::of(dev, team, schedule, &build))
+    }
+
+    /// Accepts the stages as they are after a failed step. Their gradients are unspecified, and so are their weights if
+    /// an update has failed.
+    ///
+    /// # Errors
+    /// As [`GpuPool::run`].
+    #[track_caller]
+    pub fn clear_poison(&mut self) -> Result<()> {
+        let _here = OpSite::here("Pipeline::clear_poison");
+        self.stages.clear_poison()
+    }
+}
+
+impl<S: Stage + 'static> fmt::Debug for Pipeline<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (stages, ranks, micros) = (self.schedule.stages(), self.schedule.ranks(), self.schedule.micros());
+        write!(f, "Pipeline of {stages} stages on {ranks} ranks, {micros} micro-batches")
+    }
+}
+
+impl<S> Stages<S> {
+    /// Makes the stages of a member, if its group has as many members as the schedule has ranks, and all of them in
+    /// this process have the same group.
+    #[track_caller]
+    fn of(
+        dev: &Device,
+        team: impl for<'d> Fn(&'d Device) -> Result<Group<'d>>,
+        schedule: &PipelineSchedule,
+        build: &impl Fn(&Device, usize) -> Result<S>,
+    ) -> Result<Self> {
+        let group = OpSite::outside(|| team(dev))?;
+        let (members, ranks) = (group.count(), schedule.ranks());
+        if members != ranks {
+            let stages = schedule.stages();
+            let why =
+                format!("the schedule is for {stages} stages on {ranks} devices, and there are {members} devices");
+            return Err(Error::invalid("Pipeline", why));
+        }
+        let key = group.key();
+        let keys = dev.exchange((dev.index(), key.clone()))?;
+        let mut others = keys.iter().filter(|(device, _)| group.here().ordinals().contains(device));
+        if let Some((device, other)) = others.find(|(_, other)| *other != key) {
+            let own = dev.index();
+            let why = format!("the group of device {own} is {key}, and that of device {device} is {other}");
+            return Err(Error::invalid("Pipeline", why));
+        }
+        let stages = schedule.stages_of(group.rank());
+        let own = stages.map(|stage| Ok((stage, OpSite::outside(|| build(dev, stage))?)));
+        Ok(Stages { group: key, own: own.collect::<Result<_>>()? })
+    }
+}
+
+/// Whether a value is a number that is none.
+fn is_nan(value: &dyn Any) -> bool {
+    value.downcast_ref::<f32>().is_some_and(|x| x.is_nan()) || value.downcast_ref::<f64>().is_some_and(|x| x.is_nan())
+}

@@ -1,0 +1,196 @@
+//! Tensor parallel: layers whose weights lie on several devices (Megatron-LM: Shoeybi et al., 2019; with sequence
+//! parallel norms: Korthikanti et al., 2022).
+//!
+//! Users call the layers inside a scope, on each member of a [`Group`]; all members make the same calls.
+//! A layer holds this device's part of the weights and of their gradients. It may use operations, collectives and
+//! everything below them.
+//!
+//! With `accumulate` gradients are added to those of earlier calls. Of half types the sums are in `f32` ([`Wide`]), and
+//! the gradients are these, rounded.
+//!
+//! Invariant: a collective of a step back is enqueued before the gradients of the weights, on a stream of its own, so
+//! that both run at once. Memory orders what follows.
+
+mod embedding;
+#[cfg(feature = "blas")]
+mod linear;
+mod loss;
+mod norm;
+
+pub use embedding::{Indices, VocabularyEmbedding};
+#[cfg(feature = "blas")]
+pub use linear::{ColumnLinear, LinearPart, RowLinear};
+pub use loss::vocabulary_cross_entropy;
+pub use norm::SequenceNorm;
+
+/// What a step back through a [`SequenceNorm`] needs.
+pub use gpu_pool::NormSaved;
+
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Float, Group, ReduceOp, Result,
+    extend::{
+        ErrorInternals, OpSite,
+        train::{DeviceInternals, GroupInternals, add_up, balanced, wide_len},
+    },
+};
+use std::ops::Range;
+
+/// The part of `len` columns or rows that belongs to member `rank` of the group. Parts are whole `unit`s and as equal
+/// as possible, the larger ones first: 7 in units of 1 on 3 members are 3, 2, 2. The heads of attention are units, so
+/// that no head is cut.
+///
+/// ```
+/// # use gpu_pool::GpuPool;
+/// # use gpu_pool_train::part_of;
+/// let pool = GpuPool::builder().host(3).build()?;
+/// let parts = pool.run(|dev, _| {
+///     let group = dev.group(&[0, 1, 2])?;
+///     Ok((part_of(&group, group.rank(), 7, 1)?, part_of(&group, group.rank(), 4 * 64, 64)?))
+/// })?;
+/// assert_eq!(parts, [(0..3, 0..128), (3..5, 128..192), (5..7, 192..256)]);
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if `len` is not a multiple of `unit`, or there is no such member.
+#[track_caller]
+pub fn part_of(group: &Group<'_>, rank: usize, len: usize, unit: usize) -> Result<Range<usize>> {
+    if unit == 0 || !len.is_multiple_of(unit) {
+        return Err(Error::invalid("part_of", format_args!("{len} in units of {unit}")));
+    }
+    if rank >= group.count() {
+        return Err(Error::invalid("part_of", format_args!("rank {rank} of {} members", group.count())));
+    }
+    let units = balanced(rank, group.count(), len / unit);
+    Ok(units.start * unit..units.end * unit)
+}
+
+/// All rows of a matrix of `rows x cols`, of which each member has its [part](part_of): an all-gather. The step back is
+/// [`scatter_rows`].
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if `part` is not this member's part; those of [`Group::all_gather_v`].
+#[track_caller]
+pub fn gather_rows<X>(group: &Group<'_>, part: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>>
+where
+    X: AsView + ?Sized,
+    X::Elem: Element,
+{
+    let _here = OpSite::here("gather_rows");
+    let part = part.view();
+    let (counts, len) = row_counts("gather_rows", group, rows, cols)?;
+    fits("gather_rows", "the part", part.len(), (counts[group.rank()] / cols.max(1), cols))?;
+    let mut all = group.device().allocate("gather_rows", len)?;
+    group.all_gather_v(&part, &mut all, &counts)?;
+    Ok(all)
+}
+
+/// The sum over the members of their matrices of `rows x cols`, of which each member gets its [part](part_of) of the
+/// rows: a reduce-scatter. The step back is [`gather_rows`].
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if `all` has another number of elements; those of [`Group::reduce_scatter_v`].
+#[track_caller]
+pub fn scatter_rows<X>(group: &Group<'_>, all: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>>
+where
+    X: AsView + ?Sized,
+    X::Elem: Element,
+{
+    let _here = OpSite::here("scatter_rows");
+    let all = all.view();
+    fits("scatter_rows", "the matrix", all.len(), (rows, cols))?;
+    let (counts, _) = row_counts("scatter_rows", group, rows, cols)?;
+    let mut part = group.device().allocate("scatter_rows", counts[group.rank()])?;
+    group.reduce_scatter_v(&all, &mut part, &counts, ReduceOp::Sum)?;
+    Ok(part)
+}
+
+/// Elements of the rows of each member, and of all.
+#[track_caller]
+fn row_counts(op: &'static str, group: &Group<'_>, rows: usize, cols: usize) -> Result<(Vec<usize>, usize)> {
+    let len = elements(op, rows, cols)?;
+    Ok(((0..group.count()).map(|rank| balanced(rank, group.count(), rows).len() * cols).collect(), len))
+}
+
+/// Runs a collective beside what the caller enqueues next: on a stream of its own, which goes first. A capture has one
+/// stream, and an unordered token has no library that orders the streams: there it runs on the current one.
+#[track_caller]
+fn beside<R>(group: &Group<'_>, collective: impl FnOnce(&Group<'_>) -> Result<R>) -> Result<R> {
+    let dev = group.device();
+    if group.count() == 1 || dev.captures() || !dev.is_ordered() {
+        return collective(group);
+    }
+    let stream = dev.stream_with_priority(-1)?;
+    let side = dev.on(&stream);
+    let on_side = side.group_of(group.ordinals()).expect("its members are in the gang");
+    collective(&on_side)
+}
+
+/// The sum of a gradient over calls, in `f32`, where its own type is narrower: there a sum of equal numbers stops
+/// growing at 256 (`bf16`) or 2048 (`f16`) of them.
+#[derive(Default)]
+struct Wide(Option<[DeviceBuffer<f32>; 2]>);
+
+impl Wide {
+    /// Whether sums of this type are in `f32`.
+    const fn is_for<T>() -> bool {
+        size_of::<T>() < size_of::<f32>()
+    }
+
+    /// `sum += piece`. Where the caller has written `sum`, that counts.
+    #[track_caller]
+    fn add<T, S>(&mut self, dev: &Device, piece: &DeviceBuffer<T>, sum: &mut S) -> Result<()>
+    where
+        T: Float + Element,
+        S: AsViewMut<Elem = T>,
+    {
+        if !Self::is_for::<T>() || piece.is_empty() {
+            return dev.add_assign(sum, piece);
+        }
+        let wide = match &mut self.0 {
+            Some(wide) => wide,
+            none => none.insert([dev.zeros(wide_len(piece.len()))?, dev.zeros(1)?]),
+        };
+        add_up(dev, piece.view(), sum.view_mut().view(), wide.each_ref())
+    }
+}
+
+/// `sum = value`, or `sum += value`.
+#[track_caller]
+fn put<T: Float + Element>(
+    dev: &Device,
+    value: &DeviceBuffer<T>,
+    (sum, wide): (&mut DeviceBuffer<T>, &mut Wide),
+    add: bool,
+) -> Result<()> {
+    if add { wide.add(dev, value, sum) } else { dev.copy(value, sum) }
+}
+
+/// The elements of a matrix.
+#[track_caller]
+fn elements(op: &'static str, rows: usize, cols: usize) -> Result<usize> {
+    match rows.checked_mul(cols) {
+        Some(elements) => Ok(elements),
+        None => Err(Error::invalid(op, format_args!("{rows} x {cols} elements are too many"))),
+    }
+}
+
+/// `Err` unless a matrix has `rows x cols` elements.
+#[track_caller]
+fn fits(op: &'static str, what: &str, len: usize, (rows, cols): (usize, usize)) -> Result<()> {
+    if rows.checked_mul(cols) == Some(len) {
+        return Ok(());
+    }
+    Err(Error::invalid(op, format_args!("{what} has {len} elements, not {rows} x {cols}")))
+}
+
+/// The columns `range` of a row-major matrix of rows of `cols`.
+#[cfg(feature = "blas")]
+fn columns<T: Copy>(matrix: &[T], cols: usize, range: Range<usize>) -> Vec<T> {
+    matrix.chunks_exact(cols.max(1)).flat_map(|row| &row[range.clone()]).copied().collect()
+}
+
+/// A view of something to write, for `all_reduce_many`.
+fn both<'a, T: Float>(a: &'a mut DeviceBuffer<T>, b: &'a mut DeviceBuffer<T>) -> [gpu_pool::DeviceViewMut<'a, T>; 2] {
+    [a.view_mut(), b.view_mut()]
+}

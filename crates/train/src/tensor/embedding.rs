@@ -1,0 +1,149 @@
+//! Indices into a vocabulary that is spread over a group, and the table of their rows.
+
+use super::{Wide, elements, fits, part_of};
+use gpu_pool::{
+    AsView, DeviceBuffer, Element, Error, Float, Group, ReduceOp, Result,
+    extend::{ErrorInternals, OpSite},
+};
+use std::ops::Range;
+
+/// Words of a vocabulary that is spread over a group, one for each row: labels, or inputs of an embedding. Each member
+/// has its [part](part_of) of the vocabulary, and keeps the words' numbers in its part.
+pub struct Indices {
+    /// The number in the own part; the size of the part for a word of another member.
+    pub(super) numbers: DeviceBuffer<u32>,
+    own: Range<usize>,
+    vocabulary: usize,
+}
+
+impl Indices {
+    /// Checks the words and uploads them. All members give the same words. Does not wait for the device.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::Indices;
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let failed = pool.run(|dev, _| Indices::new(&dev.group(&[0, 1])?, &[0, 7, 2], 5).map(drop));
+    /// let error = failed.unwrap_err().to_string();
+    /// assert!(error.contains("index 1 is 7: less than 5 are possible"), "{error}");
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] with the first word that is not in the vocabulary, and its place; those of
+    /// [`Device::upload`](gpu_pool::Device::upload).
+    #[track_caller]
+    pub fn new(group: &Group<'_>, words: &[u32], vocabulary: usize) -> Result<Self> {
+        let _here = OpSite::here("Indices::new");
+        if let Some(at) = words.iter().position(|&word| word as usize >= vocabulary) {
+            let why = format_args!("index {at} is {}: less than {vocabulary} are possible", words[at]).to_string();
+            return Err(Error::invalid("Indices::new", why));
+        }
+        let own = part_of(group, group.rank(), vocabulary, 1)?;
+        let of = |&word: &u32| (own.contains(&(word as usize))).then(|| word as usize - own.start);
+        let numbers: Vec<u32> = words.iter().map(|word| of(word).unwrap_or(own.len()) as u32).collect();
+        Ok(Indices { numbers: group.device().upload(&numbers)?, own, vocabulary })
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.numbers.is_empty()
+    }
+
+    /// The words of this member.
+    #[track_caller]
+    pub(super) fn own(&self, op: &'static str, group: &Group<'_>) -> Result<Range<usize>> {
+        if part_of(group, group.rank(), self.vocabulary, 1)? == self.own {
+            return Ok(self.own.clone());
+        }
+        Err(Error::invalid(op, "the indices are of another group"))
+    }
+}
+
+/// A table of rows for the words of a vocabulary, spread over a group: each member has the rows of its words
+/// (Megatron's vocabulary-parallel embedding).
+pub struct VocabularyEmbedding<T: Float> {
+    /// The own rows, and behind them one row of zeros, which stands for the words of other members.
+    pub table: DeviceBuffer<T>,
+    /// The gradient of `table`. That of the last row stays 0.
+    pub gradient: DeviceBuffer<T>,
+    wide: Wide,
+    cols: usize,
+}
+
+impl<T: Float + Element> VocabularyEmbedding<T> {
+    /// This member's rows of `table`, which is rows of `cols` elements. All members give the same table.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if these are not whole rows; those of [`Device::upload`](gpu_pool::Device::upload).
+    #[track_caller]
+    pub fn new(group: &Group<'_>, table: &[T], cols: usize) -> Result<Self> {
+        let _here = OpSite::here("VocabularyEmbedding::new");
+        let rows = table.len() / cols.max(1);
+        fits("VocabularyEmbedding::new", "table", table.len(), (rows, cols))?;
+        let own = part_of(group, group.rank(), rows, 1)?;
+        let (dev, part) = (group.device(), &table[own.start * cols..own.end * cols]);
+        // Memory of the device: without rows there may be any number of columns.
+        let len = elements("VocabularyEmbedding::new", own.len() + 1, cols)?;
+        let (mut table, gradient) = (dev.zeros(len)?, dev.zeros(len)?);
+        dev.upload_into(part, &mut table.slice_mut(..part.len()))?;
+        Ok(VocabularyEmbedding { table, gradient, wide: Wide::default(), cols })
+    }
+
+    /// The rows of the words, the same on all members, in a new buffer: one all-reduce, in which all but one of the
+    /// numbers that are added are 0.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the words are of another vocabulary; those of [`Group::all_reduce`].
+    #[track_caller]
+    pub fn forward(&self, group: &Group<'_>, words: &Indices) -> Result<DeviceBuffer<T>> {
+        let _here = OpSite::here("VocabularyEmbedding::forward");
+        self.fits("VocabularyEmbedding::forward", group, words)?;
+        let mut rows = group.device().embedding(&self.table, self.cols, &words.numbers)?;
+        group.all_reduce(&mut rows, ReduceOp::Sum)?;
+        Ok(rows)
+    }
+
+    /// The gradient of the own rows, added to [`gradient`](Self::gradient) with `accumulate`, else in its place. `dy`
+    /// is the same on all members; nothing is exchanged. Half types are accumulated in `f32`, as of
+    /// [`LinearPart`](super::LinearPart).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for other shapes; those of [`Device::embedding`](gpu_pool::Device::embedding).
+    #[track_caller]
+    pub fn backward<D>(&mut self, group: &Group<'_>, words: &Indices, dy: &D, accumulate: bool) -> Result<()>
+    where
+        D: AsView<Elem = T> + ?Sized,
+    {
+        let _here = OpSite::here("VocabularyEmbedding::backward");
+        let (dev, dy) = (group.device(), dy.view());
+        let own = self.fits("VocabularyEmbedding::backward", group, words)?;
+        fits("VocabularyEmbedding::backward", "dy", dy.len(), (words.len(), self.cols))?;
+        if !accumulate {
+            dev.fill(&mut self.gradient, T::narrow(T::Acc::default()))?;
+        }
+        if own == 0 {
+            return Ok(());
+        }
+        let mut rows = self.gradient.slice_mut(..own * self.cols);
+        if !accumulate || !Wide::is_for::<T>() {
+            return dev.embedding_backward(&dy, &words.numbers, self.cols, &mut rows);
+        }
+        let mut piece = dev.zeros(rows.len())?;
+        dev.embedding_backward(&dy, &words.numbers, self.cols, &mut piece)?;
+        self.wide.add(dev, &piece, &mut rows)
+    }
+
+    /// The number of own rows.
+    #[track_caller]
+    fn fits(&self, op: &'static str, group: &Group<'_>, words: &Indices) -> Result<usize> {
+        let own = words.own(op, group)?.len();
+        fits(op, "the table with its row of zeros", self.table.len(), (own + 1, self.cols))?;
+        Ok(own)
+    }
+}

@@ -1,0 +1,436 @@
+//! Linear layers whose weights are spread over a group: by columns or by rows.
+//!
+//! Megatron's pair: a [`ColumnLinear`], an operation on each element, a [`RowLinear`]. It takes one all-reduce forward
+//! (g, behind the second layer) and one backward (f, before the first).
+
+use super::{Wide, beside, columns, elements, fits, gather_rows, part_of, put, scatter_rows};
+use gpu_pool::{
+    Activation, AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Float, Group, Matrix, NormSaved,
+    ReduceOp, Result, RowNorm,
+    extend::{
+        OpSite,
+        train::{DeviceInternals, Real},
+    },
+};
+use std::ops::Range;
+
+/// A device's part of a linear layer `y = x w + b`: weights, and their gradients in the same shapes. The buffers keep
+/// their addresses. An optimizer changes the weights; a step back writes the gradients.
+///
+/// **Half types.** With `accumulate` the sums over calls are in `f32`, and the gradients are these, rounded: each call
+/// is rounded once before it is added. That takes 4 bytes for each weight, from the first such call on, and a buffer in
+/// each. Gradients that the program writes itself (zeros, say) count in place of the sums. A graph goes on with the
+/// sums in `f32` from launch to launch if a call with `accumulate` came before the capture; else each launch begins
+/// with the rounded ones.
+pub struct LinearPart<T: Float> {
+    /// `inputs x outputs`, row-major.
+    pub weight: DeviceBuffer<T>,
+    /// One number for each output.
+    pub bias: DeviceBuffer<T>,
+    /// The gradient of `weight`.
+    pub weight_gradient: DeviceBuffer<T>,
+    /// The gradient of `bias`.
+    pub bias_gradient: DeviceBuffer<T>,
+    /// Of `weight` and `bias`.
+    wide: [Wide; 2],
+    inputs: usize,
+    outputs: usize,
+}
+
+impl<T: Float> LinearPart<T> {
+    /// Inputs and outputs of this part.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.inputs, self.outputs)
+    }
+}
+
+impl<T: Float + Element> LinearPart<T> {
+    #[track_caller]
+    fn new(dev: &Device, weight: &[T], bias: &[T], inputs: usize) -> Result<Self> {
+        Ok(LinearPart {
+            weight: dev.upload(weight)?,
+            bias: dev.upload(bias)?,
+            weight_gradient: dev.zeros(weight.len())?,
+            bias_gradient: dev.zeros(bias.len())?,
+            wide: Default::default(),
+            inputs,
+            outputs: bias.len(),
+        })
+    }
+
+    /// `x w`, without the bias.
+    #[track_caller]
+    fn product<X>(&self, op: &'static str, dev: &Device, x: &X, rows: usize) -> Result<DeviceBuffer<T>>
+    where
+        X: AsView<Elem = T> + ?Sized,
+    {
+        let x = x.view();
+        fits(op, "x", x.len(), (rows, self.inputs))?;
+        let len = elements(op, rows, self.outputs)?;
+        if self.inputs == 0 {
+            return dev.zeros(len);
+        }
+        let mut y = dev.allocate("linear", len)?;
+        let (x, w) = (Matrix::new(&x, rows, self.inputs)?, Matrix::new(&self.weight, self.inputs, self.outputs)?);
+        dev.gemm(T::Acc::of(1.0), x, w, T::Acc::of(0.0), &mut y)?;
+        Ok(y)
+    }
+
+    #[track_caller]
+    fn add_bias<Y: AsViewMut<Elem = T>>(&self, dev: &Device, y: &mut Y) -> Result<()> {
+        let y = &mut y.view_mut();
+        if y.is_empty() { Ok(()) } else { dev.bias_activation_assign(Activation::Identity, y, &self.bias) }
+    }
+
+    /// The views of `x` and `dy`, and `dy w^T`: of the gradient of `x`, what this part gives.
+    #[track_caller]
+    #[allow(clippy::type_complexity)]
+    fn input_gradient<'v, X, D>(
+        &self,
+        op: &'static str,
+        dev: &Device,
+        (x, dy): (&'v X, &'v D),
+        rows: usize,
+    ) -> Result<(DeviceView<'v, T>, DeviceView<'v, T>, DeviceBuffer<T>)>
+    where
+        X: AsView<Elem = T> + ?Sized,
+        D: AsView<Elem = T> + ?Sized,
+    {
+        let (x, dy) = (x.view(), dy.view());
+        fits(op, "x", x.len(), (rows, self.inputs))?;
+        fits(op, "dy", dy.len(), (rows, self.outputs))?;
+        let len = elements(op, rows, self.inputs)?;
+        if self.outputs == 0 {
+            return Ok((x, dy, dev.zeros(len)?));
+        }
+        let mut dx = dev.allocate("linear", len)?;
+        let (gradient, w) =
+            (Matrix::new(&dy, rows, self.outputs)?, Matrix::new(&self.weight, self.inputs, self.outputs)?);
+        dev.gemm(T::Acc::of(1.0), gradient, w.t(), T::Acc::of(0.0), &mut dx)?;
+        Ok((x, dy, dx))
+    }
+
+    /// The gradients of weight and bias. `add`: they are added to what is there.
+    #[track_caller]
+    fn weight_gradients(
+        &mut self,
+        group: &Group<'_>,
+        x: DeviceView<'_, T>,
+        dy: DeviceView<'_, T>,
+        rows: usize,
+        add: bool,
+    ) -> Result<()> {
+        let dev = group.device();
+        if self.outputs == 0 {
+            return Ok(());
+        }
+        if rows > 0 {
+            let (x, dy) = (Matrix::new(&x, rows, self.inputs)?, Matrix::new(&dy, rows, self.outputs)?);
+            if add && Wide::is_for::<T>() {
+                let mut piece = dev.allocate("linear", self.weight_gradient.len())?;
+                dev.gemm(T::Acc::of(1.0), x.t(), dy, T::Acc::of(0.0), &mut piece)?;
+                self.wide[0].add(dev, &piece, &mut self.weight_gradient)?;
+            } else {
+                let beta = T::Acc::of(f64::from(u8::from(add)));
+                dev.gemm(T::Acc::of(1.0), x.t(), dy, beta, &mut self.weight_gradient)?;
+            }
+        } else if !add {
+            // The sum over no rows: not left to a library.
+            dev.fill(&mut self.weight_gradient, T::narrow(T::Acc::default()))?;
+        }
+        if !add {
+            return dev.column_sum(&dy, &mut self.bias_gradient);
+        }
+        let mut sum = dev.zeros(self.outputs)?;
+        dev.column_sum(&dy, &mut sum)?;
+        put(dev, &sum, (&mut self.bias_gradient, &mut self.wide[1]), true)
+    }
+}
+
+/// A linear layer cut by columns: `y[:, own] = x w[:, own] + b[own]`. All members have all of `x`; each gets its
+/// columns of `y`. Sizes need not divide: a member may have more columns than another, or none.
+///
+/// Forward nothing is exchanged. Backward the gradient of `x` is summed over the members (Megatron's f), beside the
+/// gradients of the weights.
+///
+/// ```
+/// use gpu_pool::GpuPool;
+/// use gpu_pool_train::{ColumnLinear, RowLinear};
+///
+/// let pool = GpuPool::builder().host(3).build()?;
+/// let (w1, b1) = ([1.0f32; 2 * 4], [0.5f32; 4]); // 2 inputs, 4 columns: 2, 1 and 1 of them
+/// let (w2, b2) = ([2.0f32; 4 * 1], [10.0f32]);
+/// let found = pool.run(|dev, _| {
+///     let group = dev.group(&[0, 1, 2])?;
+///     let mut first = ColumnLinear::new(&group, &w1, &b1)?;
+///     let mut second = RowLinear::new(&group, &w2, &b2)?;
+///     let (x, dy) = (dev.upload(&[1.0f32, 2.0])?, dev.upload(&[1.0f32])?); // one row, on all
+///     let h = first.forward(&group, &x, 1)?;                                // own columns
+///     let y = second.forward(&group, &h, 1)?;                               // one all-reduce
+///     let dh = second.backward(&group, &h, &dy, 1, false)?;                 // own columns
+///     let dx = first.backward(&group, &x, &dh, 1, false)?;                  // one all-reduce
+///     Ok((dev.download(&y)?, dev.download(&dx)?))
+/// })?;
+/// assert!(found.iter().all(|found| *found == (vec![38.0], vec![8.0, 8.0])));
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+pub struct ColumnLinear<T: Float> {
+    /// The own columns.
+    pub part: LinearPart<T>,
+}
+
+/// A linear layer cut by rows: `y = sum over the members of x[:, own] w[own, :]`, `+ b`. Each member has its columns of
+/// `x`, as a [`ColumnLinear`] leaves them; all get all of `y`.
+///
+/// Forward the products are summed over the members (Megatron's g). The bias is added to the sum, once. Backward
+/// nothing is exchanged; all members compute the same gradient of the bias.
+pub struct RowLinear<T: Float> {
+    /// The own rows, and all of the bias.
+    pub part: LinearPart<T>,
+}
+
+impl<T: Float + Element> ColumnLinear<T> {
+    /// This member's columns of `weight`, which is row-major with as many columns as `bias` has elements. All members
+    /// give the same weights.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) if `weight` is not rows of that length; those of
+    /// [`Device::upload`].
+    #[track_caller]
+    pub fn new(group: &Group<'_>, weight: &[T], bias: &[T]) -> Result<Self> {
+        let _here = OpSite::here("ColumnLinear::new");
+        Self::in_units(group, weight, bias, 1)
+    }
+
+    /// [`new`](Self::new) with columns in whole units, as of [`part_of`]: the heads of attention.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); also if the columns are not whole units.
+    #[track_caller]
+    pub fn in_units(group: &Group<'_>, weight: &[T], bias: &[T], unit: usize) -> Result<Self> {
+        let _here = OpSite::here("ColumnLinear::in_units");
+        let (inputs, outputs) = whole_shape("ColumnLinear::new", weight, bias)?;
+        let own = part_of(group, group.rank(), outputs, unit)?;
+        let weight = columns(weight, outputs, own.clone());
+        Ok(ColumnLinear { part: LinearPart::new(group.device(), &weight, &bias[own], inputs)? })
+    }
+
+    /// This member's columns of `y`, in a new buffer: `rows x own outputs`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) if `x` is not `rows x inputs`; those of
+    /// [`Device::gemm`].
+    #[track_caller]
+    pub fn forward<X: AsView<Elem = T> + ?Sized>(
+        &self,
+        group: &Group<'_>,
+        x: &X,
+        rows: usize,
+    ) -> Result<DeviceBuffer<T>> {
+        let _here = OpSite::here("ColumnLinear::forward");
+        let mut y = self.part.product("ColumnLinear::forward", group.device(), x, rows)?;
+        self.part.add_bias(group.device(), &mut y)?;
+        Ok(y)
+    }
+
+    /// The gradient of `x`, the same on all members, in a new buffer; and those of the own weights, which replace the
+    /// last ones, or are added to them with `accumulate`.
+    ///
+    /// The all-reduce runs on a stream of its own while the gradients of the weights are computed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for other shapes; those of [`Device::gemm`] and
+    /// [`Group::all_reduce`].
+    #[track_caller]
+    pub fn backward<X, D>(
+        &mut self,
+        group: &Group<'_>,
+        x: &X,
+        dy: &D,
+        rows: usize,
+        accumulate: bool,
+    ) -> Result<DeviceBuffer<T>>
+    where
+        X: AsView<Elem = T> + ?Sized,
+        D: AsView<Elem = T> + ?Sized,
+    {
+        let _here = OpSite::here("ColumnLinear::backward");
+        let (x, dy, mut dx) = self.part.input_gradient("ColumnLinear::backward", group.device(), (x, dy), rows)?;
+        beside(group, |group| group.all_reduce(&mut dx, ReduceOp::Sum))?;
+        self.part.weight_gradients(group, x, dy, rows, accumulate)?;
+        Ok(dx)
+    }
+
+    /// [`backward`](Self::backward) with sequence parallel: of the gradient of `x` each member gets its [part](part_of)
+    /// of the rows, by a reduce-scatter. `x` is all rows, from [`gather_rows`].
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    #[track_caller]
+    pub fn backward_to_rows<X, D>(
+        &mut self,
+        group: &Group<'_>,
+        x: &X,
+        dy: &D,
+        rows: usize,
+        accumulate: bool,
+    ) -> Result<DeviceBuffer<T>>
+    where
+        X: AsView<Elem = T> + ?Sized,
+        D: AsView<Elem = T> + ?Sized,
+    {
+        let _here = OpSite::here("ColumnLinear::backward_to_rows");
+        let (x, dy, dx) = self.part.input_gradient("ColumnLinear::backward_to_rows", group.device(), (x, dy), rows)?;
+        let part = beside(group, |group| scatter_rows(group, &dx, rows, self.part.inputs))?;
+        self.part.weight_gradients(group, x, dy, rows, accumulate)?;
+        Ok(part)
+    }
+}
+
+impl<T: Float + Element> RowLinear<T> {
+    /// This member's rows of `weight`, which is row-major with as many columns as `bias` has elements, and all of the
+    /// bias. All members give the same weights.
+    ///
+    /// # Errors
+    /// As [`ColumnLinear::new`].
+    #[track_caller]
+    pub fn new(group: &Group<'_>, weight: &[T], bias: &[T]) -> Result<Self> {
+        let _here = OpSite::here("RowLinear::new");
+        Self::in_units(group, weight, bias, 1)
+    }
+
+    /// [`new`](Self::new) with rows in whole units, as of [`part_of`]: the units of the layer before it.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); also if the rows are not whole units.
+    #[track_caller]
+    pub fn in_units(group: &Group<'_>, weight: &[T], bias: &[T], unit: usize) -> Result<Self> {
+        let _here = OpSite::here("RowLinear::in_units");
+        let (inputs, outputs) = whole_shape("RowLinear::new", weight, bias)?;
+        let Range { start, end } = part_of(group, group.rank(), inputs, unit)?;
+        let weight = &weight[start * outputs..end * outputs];
+        Ok(RowLinear { part: LinearPart::new(group.device(), weight, bias, end - start)? })
+    }
+
+    /// `y`, the same on all members, in a new buffer: `rows x outputs`. `x` is this member's columns.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) if `x` is not `rows x own inputs`; those of
+    /// [`Device::gemm`] and [`Group::all_reduce`].
+    #[track_caller]
+    pub fn forward<X: AsView<Elem = T> + ?Sized>(
+        &self,
+        group: &Group<'_>,
+        x: &X,
+        rows: usize,
+    ) -> Result<DeviceBuffer<T>> {
+        let _here = OpSite::here("RowLinear::forward");
+        let mut y = self.part.product("RowLinear::forward", group.device(), x, rows)?;
+        group.all_reduce(&mut y, ReduceOp::Sum)?;
+        self.part.add_bias(group.device(), &mut y)?;
+        Ok(y)
+    }
+
+    /// [`forward`](Self::forward) with the residual and the norm that follow, by one
+    /// [`all_reduce_norm`](Group::all_reduce_norm). `residual`, the same on all members, becomes `residual + bias`, and
+    /// then that plus the sum. Returns the norm of it in a new buffer, and what the norm's step back needs; `residual`
+    /// is that norm's input, and its gradient is this layer's `dy`, too.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); those of [`Group::all_reduce_norm`].
+    #[track_caller]
+    pub fn forward_norm<X, R>(
+        &self,
+        group: &Group<'_>,
+        x: &X,
+        rows: usize,
+        residual: &mut R,
+        norm: RowNorm<'_, T>,
+    ) -> Result<(DeviceBuffer<T>, NormSaved<T>)>
+    where
+        X: AsView<Elem = T> + ?Sized,
+        R: AsViewMut<Elem = T> + ?Sized,
+    {
+        let _here = OpSite::here("RowLinear::forward_norm");
+        let (mut residual, dev) = (residual.view_mut(), group.device());
+        fits("RowLinear::forward_norm", "the residual", residual.len(), (rows, self.part.outputs))?;
+        let mut y = self.part.product("RowLinear::forward_norm", dev, x, rows)?;
+        self.part.add_bias(dev, &mut residual)?;
+        let saved = group.all_reduce_norm(&mut y, &mut residual, norm)?;
+        Ok((y, saved))
+    }
+
+    /// [`forward`](Self::forward) with sequence parallel: of `y` each member gets its [part](part_of) of the rows, by a
+    /// reduce-scatter.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    #[track_caller]
+    pub fn forward_to_rows<X: AsView<Elem = T> + ?Sized>(
+        &self,
+        group: &Group<'_>,
+        x: &X,
+        rows: usize,
+    ) -> Result<DeviceBuffer<T>> {
+        let _here = OpSite::here("RowLinear::forward_to_rows");
+        let y = self.part.product("RowLinear::forward_to_rows", group.device(), x, rows)?;
+        let mut part = scatter_rows(group, &y, rows, self.part.outputs)?;
+        self.part.add_bias(group.device(), &mut part)?;
+        Ok(part)
+    }
+
+    /// The gradient of the own columns of `x`, in a new buffer; and those of the own weights, which replace the last
+    /// ones, or are added to them with `accumulate`. `dy` is the same on all members.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for other shapes; those of [`Device::gemm`].
+    #[track_caller]
+    pub fn backward<X, D>(
+        &mut self,
+        group: &Group<'_>,
+        x: &X,
+        dy: &D,
+        rows: usize,
+        accumulate: bool,
+    ) -> Result<DeviceBuffer<T>>
+    where
+        X: AsView<Elem = T> + ?Sized,
+        D: AsView<Elem = T> + ?Sized,
+    {
+        let _here = OpSite::here("RowLinear::backward");
+        let (x, dy, dx) = self.part.input_gradient("RowLinear::backward", group.device(), (x, dy), rows)?;
+        self.part.weight_gradients(group, x, dy, rows, accumulate)?;
+        Ok(dx)
+    }
+
+    /// [`backward`](Self::backward) with sequence parallel: `dy` is this member's [part](part_of) of the rows. An
+    /// all-gather comes first.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward), and those of [`Group::all_gather_v`].
+    #[track_caller]
+    pub fn backward_from_rows<X, D>(
+        &mut self,
+        group: &Group<'_>,
+        x: &X,
+        dy: &D,
+        rows: usize,
+        accumulate: bool,
+    ) -> Result<DeviceBuffer<T>>
+    where
+        X: AsView<Elem = T> + ?Sized,
+        D: AsView<Elem = T> + ?Sized,
+    {
+        let _here = OpSite::here("RowLinear::backward_from_rows");
+        let dy = gather_rows(group, dy, rows, self.part.outputs)?;
+        self.backward(group, x, &dy, rows, accumulate)
+    }
+}
+
+/// Inputs and outputs of a whole layer. `Err` unless `weight` is rows as long as `bias`.
+#[track_caller]
+fn whole_shape<T>(op: &'static str, weight: &[T], bias: &[T]) -> Result<(usize, usize)> {
+    let (inputs, outputs) = (weight.len() / bias.len().max(1), bias.len());
+    fits(op, "weight", weight.len(), (inputs, outputs))?;
+    Ok((inputs, outputs))
+}

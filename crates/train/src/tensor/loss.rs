@@ -1,0 +1,65 @@
+//! Cross-entropy over a vocabulary that lies on several devices.
+
+use super::{Indices, fits};
+use gpu_pool::{
+    AsView, AsViewMut, DeviceBuffer, Element, Float, Group, Result,
+    extend::{
+        OpSite,
+        train::{DeviceInternals, STATS},
+    },
+};
+
+/// Softmax and cross-entropy of rows whose columns lie on the group's members: the vocabulary-parallel loss of
+/// Megatron-LM. `logits` is this member's [part](super::part_of) of the columns of each row, as a
+/// [`ColumnLinear`](super::ColumnLinear) leaves them. It becomes its gradient: of `scale` times the sum of the losses.
+/// Returns the loss of each row, with the same bits on all members.
+///
+/// `loss = log(sum of exp(x)) - x[label]`, `gradient = (softmax(x) - one at the label) * scale`. The logits of a row
+/// never come together on one device. Megatron all-reduces the maximum, the sum of exponentials and the logit at the
+/// label, one after the other. Here each member finds the three for its own columns; one all-gather of them follows, 4
+/// numbers for each row.
+///
+/// Rows of a NaN or `+inf`, or all of `-inf`, have a loss of NaN, as of
+/// [`cross_entropy`](gpu_pool::Device::cross_entropy).
+///
+/// ```
+/// use gpu_pool::GpuPool;
+/// use gpu_pool_train::{Indices, vocabulary_cross_entropy};
+///
+/// let pool = GpuPool::builder().host(2).build()?;
+/// let found = pool.run(|dev, _| {
+///     let group = dev.group(&[0, 1])?;
+///     let labels = Indices::new(&group, &[2], 3)?;                  // one row; the vocabulary has 3 words
+///     let mut logits = dev.upload(&[[0.0f32, 0.0].as_slice(), &[0.0]][dev.rank()].to_vec())?; // 2 and 1 columns
+///     let loss = vocabulary_cross_entropy(&group, &mut logits, &labels, 3.0)?;
+///     Ok((dev.download(&loss)?, dev.download(&logits)?))
+/// })?;
+/// assert!(found.iter().all(|(loss, _)| (loss[0] - 3.0f32.ln()).abs() < 1e-6));
+/// assert!((found[1].1[0] + 2.0).abs() < 1e-6); // (1/3 - 1) * 3
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) if `logits` is not one row of the own columns for each
+/// label, or `labels` is of another part of the group; those of [`Group::all_gather`].
+#[track_caller]
+pub fn vocabulary_cross_entropy<X>(
+    group: &Group<'_>,
+    logits: &mut X,
+    labels: &Indices,
+    scale: <X::Elem as Float>::Acc,
+) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>>
+where
+    X: AsViewMut + ?Sized,
+    X::Elem: Float<Acc: Element>,
+{
+    let _here = OpSite::here("vocabulary_cross_entropy");
+    const OP: &str = "vocabulary_cross_entropy";
+    let (dev, mut logits) = (group.device(), logits.view_mut());
+    let (rows, cols) = (labels.len(), labels.own(OP, group)?.len());
+    fits(OP, "logits", logits.len(), (rows, cols))?;
+    let stats = dev.vocabulary_stats(logits.view(), cols, &labels.numbers)?;
+    let mut all = dev.allocate(OP, STATS * rows * group.count())?;
+    group.all_gather(&stats, &mut all)?;
+    dev.vocabulary_loss(logits.view_mut(), cols, &labels.numbers, &all, scale)
+}

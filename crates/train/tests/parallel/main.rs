@@ -1,0 +1,21 @@
+//! Data parallel, pipelines, tensor parallel, checkpoints; and tasks with matrix products.
+
+#[path = "../../../../tests/support/mod.rs"]
+mod support;
+
+#[path = "../../../../tests/attacks/bomb.rs"]
+mod bomb;
+#[cfg(feature = "checkpoints")]
+mod checkpoint;
+mod data_parallel;
+#[cfg(feature = "blas")]
+mod perceptron;
+mod pipeline;
+#[cfg(feature = "blas")]
+mod places;
+mod sharded;
+mod tensor;
+#[cfg(feature = "blas")]
+#[path = "../../../../tests/faults/told.rs"]
+mod told;
+mod user_code;

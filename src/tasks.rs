@@ -1,0 +1,308 @@
+//! Tasks: one thread says what is to be done, on the CPU and on several devices; what does not depend on each other
+//! runs at once.
+//!
+//! Users call [`GpuPool::tasks`]. Dependencies follow from the values that tasks read (`&x`) and write (`&mut x`), as
+//! with MXNet's engine and StarPU; D2L calls it automatic parallelism. This module may use every other room of the crate.
+//!
+//! * [`graph`]: which tasks may run; plain data.
+//! * [`engine`]: the queues of the places, and what follows when a task has run.
+//! * [`place`]: device threads, runners of the CPU and the caller. [`cpu_work`]: for software GPUs.
+//! * [`face`]: what the closure calls. [`value`]: values and arguments.
+//! * [`trace`]: the graph and its times, as a Chrome trace.
+//!
+//! A call is one scope of all devices, in which each device thread takes its tasks one by one. So the rules of scopes
+//! hold: gang order, aborts, deadlines, drains. The caller works beside the scope, on its own thread.
+
+mod cpu_work;
+mod engine;
+mod face;
+mod graph;
+mod place;
+mod trace;
+mod value;
+
+use crate::{
+    GpuPool,
+    contain::{Contained, contain},
+    driver::host::{self, Attendee},
+    error::{Error, Result, op_site::OpSite},
+    panics,
+    scope::{Begin, Watch, as_it_is, holding, run_beside},
+    sync::Flag,
+};
+use engine::{Engine, Wake};
+use std::{
+    fmt, mem,
+    panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind},
+    sync::Arc,
+};
+
+pub use face::{CpuTasks, GpuTasks, HostData, Tasks};
+pub use trace::TaskTrace;
+pub use value::{TaskArg, TaskArgs, TaskCell, TaskCells, Value};
+
+/// A failure of a task, which all tasks get that depend on it.
+#[derive(Clone)]
+struct Failure(Arc<Told>);
+
+struct Told {
+    error: Error,
+    /// It is in the list of failures.
+    noted: Flag,
+    /// The caller has got it.
+    reported: Flag,
+}
+
+impl Failure {
+    fn new(error: Error) -> Self {
+        Failure(Arc::new(Told { error, noted: Flag::new(), reported: Flag::new() }))
+    }
+
+    fn invalid(here: OpSite, why: impl fmt::Display) -> Self {
+        Failure::new(Error::invalid_at(here.site, here.op, why))
+    }
+
+    fn error(&self) -> &Error {
+        &self.0.error
+    }
+
+    /// The error, for the caller.
+    fn report(self) -> Error {
+        self.0.reported.raise();
+        self.0.error.clone()
+    }
+
+    /// Adds it to the list of failures. The caller holds the engine's lock.
+    fn note(&self, failures: &mut Vec<Failure>) {
+        if !self.0.noted.is_raised() {
+            self.0.noted.raise();
+            failures.push(self.clone());
+        }
+    }
+}
+
+/// A task of the CPU has panicked: in [`Error::Custom`]. (A task of a device that panics is [`Error::Panicked`].)
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("a task of the CPU panicked at {place}: {message}")]
+#[non_exhaustive]
+pub struct TaskPanicked {
+    /// The panic's message.
+    pub message: String,
+    /// File, line and column of the panic.
+    pub place: String,
+}
+
+impl TaskPanicked {
+    fn of(error: Error) -> Error {
+        match error {
+            Error::Panicked { message, place, .. } => Error::custom(TaskPanicked { message, place }),
+            other => other,
+        }
+    }
+}
+
+impl GpuPool {
+    /// Runs `f`, which gives out tasks to the devices and to the CPU while they run. Returns when all are over.
+    ///
+    /// `f` runs on the calling thread, beside the tasks. A task is a closure with arguments: it reads what it gets by
+    /// `&value` and writes what it gets by `&mut value`. A task starts when the tasks are over that it depends on, as
+    /// if all tasks ran one after the other; tasks that do not depend on each other run at once.
+    ///
+    /// Tasks of the CPU run on rayon's global pool of threads. While the caller waits it runs some of them itself: if
+    /// it is a thread of rayon, or if that pool has started none for a while, since other work has all of its threads.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let batch: Vec<f32> = (0..100).map(|i| i as f32).collect();
+    /// let total = pool.tasks(|t| {
+    ///     // Both devices work at once, since neither needs the other's result.
+    ///     let [a, b] = [0, 1].map(|i| {
+    ///         let half = &batch[50 * i..][..50];
+    ///         t.gpu(i).run((), move |dev, ()| dev.download(&dev.sum(&dev.upload(half)?)?))
+    ///     });
+    ///     let sum = t.cpu().run((&a, &b), |(a, b)| Ok(a[0] + b[0]));
+    ///     t.get(&sum)
+    /// })?;
+    /// assert_eq!(total, 4950.0);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Devices
+    /// A task of a device begins when the *host's* part of the tasks before it is over; its work on the device waits
+    /// for their work on the device. So a task should only submit work; one that waits keeps its device's thread. The
+    /// tasks of a device work on its main stream; copies by [`copy`](GpuTasks::copy), [`upload`](GpuTasks::upload) and
+    /// [`download`](GpuTasks::download) have streams of their own, so they overlap with other tasks. A task of the CPU,
+    /// and [`get`](Tasks::get), begin when the work of the tasks before them is complete.
+    ///
+    /// Ready tasks of a device run in the order in which they became ready. Collectives of several tasks must run in
+    /// one order on all devices: give each device a value of its own that these tasks write, such as the buffer itself.
+    ///
+    /// The call is a scope of all devices: other scopes of the pool wait until it is over. `f` and tasks cannot start
+    /// one, nor a scope of another pool on these GPUs: that is [`Error::InvalidArgument`].
+    ///
+    /// # Threads of rayon
+    /// A thread of rayon may make this call, as in `jobs.par_iter().map(|job| pool.tasks(..))`. But a task of the CPU
+    /// that waits for a parallel iterator of its own lets rayon run any other job of its pool on this thread. If that
+    /// job uses these devices, it fails with [`Error::InvalidArgument`]. Let such tasks use another pool of threads:
+    /// [`tasks_in`](Self::tasks_in).
+    ///
+    /// The call returns when the pool of threads has had a free thread after the last task of the CPU.
+    ///
+    /// # Failures
+    /// A task that returns an error or panics makes no value. Tasks that need the value do not run, and fail with the
+    /// same error; so do tasks that need what the task has written. Others run on. `get` returns the error. An error
+    /// that `get` has not returned is returned by this call: none is lost. What fails a whole scope (a collective that
+    /// does not match, a deadline) ends this call, and so does a failed task for whose collective another device waits.
+    /// If `f` returns an error or panics, tasks that have not started do not run.
+    ///
+    /// # Errors
+    /// That of `f`; else the first failure of a task that `f` has not got; else as [`run`](Self::run).
+    /// [`Error::NoThread`] if rayon could not start its pool of threads.
+    ///
+    /// # Panics
+    /// If `f` panics: after the tasks that run have ended.
+    #[track_caller]
+    pub fn tasks<'env, R>(&self, f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>) -> Result<R> {
+        let site = Location::caller();
+        let (threads, begin) = (threads(site)?, Begin::at("tasks", site));
+        let engine = Engine::new(&self.shared, threads);
+        rayon::in_place_scope(|scope| run(self, &engine, scope, f, begin))
+    }
+
+    /// [`tasks`](Self::tasks), with the tasks of the CPU on the caller's own pool of threads.
+    ///
+    /// ```
+    /// # use gpu_pool::{Error, GpuPool};
+    /// let pool = GpuPool::builder().host(1).build()?;
+    /// let threads = rayon::ThreadPoolBuilder::new().num_threads(2).build().map_err(Error::custom)?;
+    /// let found = pool.tasks_in(&threads, |t| {
+    ///     let sum = t.cpu().run((), |()| Ok((1..=100).sum::<u32>()));
+    ///     t.get(&sum)
+    /// })?;
+    /// assert_eq!(found, 5050);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`tasks`](Self::tasks).
+    #[track_caller]
+    pub fn tasks_in<'env, R>(
+        &self,
+        threads: &rayon::ThreadPool,
+        f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>,
+    ) -> Result<R> {
+        let begin = Begin::at("tasks_in", Location::caller());
+        let engine = Engine::new(&self.shared, threads.current_num_threads());
+        threads.in_place_scope(|scope| run(self, &engine, scope, f, begin))
+    }
+}
+
+/// The number of threads of rayon that the caller uses. The first call starts rayon's global pool, which panics, then
+/// and ever after, if the system gives it no threads.
+fn threads(site: crate::Site) -> Result<usize> {
+    panics::note_places();
+    let _quiet = panics::hush();
+    panics::catch(0, rayon::current_num_threads).map_err(|error| {
+        let why = match error {
+            Error::Panicked { message, .. } => message,
+            other => other.to_string(),
+        };
+        Error::NoThread { op: "tasks", device: None, why: format!("rayon: {why}"), site }
+    })
+}
+
+fn run<'scope, 'env, R>(
+    pool: &GpuPool,
+    engine: &'scope Engine<'env>,
+    scope: &rayon::Scope<'scope>,
+    f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>,
+    begin: Begin<'_>,
+) -> Result<R> {
+    panics::note_places();
+    let tell = |wake: Wake| engine.tell(wake, scope);
+    let mut returned = None;
+    let beside = |watch: &Watch<'_>| {
+        let _ = engine.gang.set(watch.gang.clone());
+        let caller = place::caller(engine);
+        let driver = &*pool.shared.handles[0].driver;
+        host::attend(driver, &(caller.clone() as Arc<dyn Attendee>));
+        host::attend(driver, &(engine.cpu.clone() as Arc<dyn Attendee>));
+        let registered = caller.register();
+        let tasks = Tasks::new(engine, watch, &tell);
+        let result = catch_unwind(AssertUnwindSafe(|| holding(&pool.shared, || f(&tasks))));
+        match &result {
+            Ok(Ok(_)) => engine.close(),
+            Ok(Err(error)) => engine.end(Failure::new(error.clone())),
+            Err(_) => engine.end(Failure::new(Error::custom("the closure that gives out the tasks panicked"))),
+        }
+        engine.wait(watch, &tell, |state| state.is_idle().then_some(()));
+        drop(registered);
+        returned = Some(result);
+    };
+    let ran = run_beside(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, beside, begin);
+    let (left, trace) = {
+        let mut state = engine.lock();
+        (state.graph.drain(), state.trace)
+    };
+    if let Some(trace) = trace {
+        trace.resolve();
+    }
+    for task in left {
+        contain(|| drop(task));
+    }
+    let failures = mem::take(&mut engine.lock().failures);
+    let unreported = || failures.iter().find(|failure| !failure.0.reported.is_raised());
+    match returned {
+        Some(Err(payload)) => resume_unwind(payload),
+        Some(Ok(Err(error))) => Err(error),
+        Some(Ok(Ok(value))) => {
+            let value = Contained::new(value);
+            match unreported() {
+                Some(failure) => Err(failure.error().clone()),
+                None => ran.map(|_| value.into_inner()),
+            }
+        }
+        None => Err(ran.err().unwrap_or(Error::Closed)),
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(loom)))]
+mod tests {
+    use crate::{Error, GpuPool};
+    use std::{fs, process::Command};
+
+    const TASK: &str = "GPU_POOL_TEST_TASK";
+
+    /// The process that has no room for the stacks of rayon's threads.
+    #[test]
+    fn child() {
+        if std::env::var(TASK).as_deref() != Ok("no threads") {
+            return;
+        }
+        let pool = GpuPool::builder().host(2).build().unwrap();
+        pool.run(|dev, _| dev.barrier()).unwrap();
+        let pages = fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        let (pid, limit) = (std::process::id().to_string(), format!("--as={}", pages * 4096 + (128 << 20)));
+        assert!(Command::new("prlimit").args(["--pid", &pid, &limit]).status().unwrap().success());
+        // rayon tries once only.
+        for _ in 0..2 {
+            let error = pool.tasks(|t| t.get(&t.cpu().run((), |()| Ok(1)))).unwrap_err();
+            let Error::NoThread { op, device, why, site } = &error else { panic!("{error:?}") };
+            assert_eq!((*op, *device, site.file()), ("tasks", None, file!()));
+            assert!(why.contains("rayon") && error.to_string().contains("tasks.rs"), "{error}");
+        }
+        pool.run(|dev, _| dev.barrier()).unwrap();
+        println!("CHILD refused");
+    }
+
+    /// Once this panicked.
+    #[test]
+    fn without_threads_of_rayon_tasks_are_refused() {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["tasks::tests::child", "--exact", "--nocapture"]);
+        let output = command.env(TASK, "no threads").env("RAYON_NUM_THREADS", "500").output().unwrap();
+        assert!(String::from_utf8_lossy(&output.stdout).contains("CHILD refused"), "{output:?}");
+    }
+}
