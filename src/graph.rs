@@ -284,7 +284,7 @@ impl Device {
         for part in &graph.parts {
             match (part, &group) {
                 (Part::Segment(segment), group) => segment.launch(self, name, op.site, group.as_ref())?,
-                (Part::Collective(captured), Some(group)) => group.replay(captured)?,
+                (Part::Collective(captured), Some(group)) => captured.replay(group.meeting())?,
                 (Part::Collective(_), None) => unreachable!("a captured collective has noted its group"),
             }
         }

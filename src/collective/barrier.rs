@@ -4,17 +4,17 @@
 //!
 //! Such a kernel spins until its peers' kernels run. So all of them must get to run, and these rules see to it:
 //!
-//! * No member launches before all have arrived and match (the [meeting](super::meet)). From the commit on each member
-//!   launches.
+//! * No member launches before all have arrived and match (the [meeting](super::meeting)). From the commit on each
+//!   member launches.
 //! * Meanwhile no thread of the process is in a driver call that waits for kernels. The [launch
 //!   gate](crate::sync::LaunchGate) keeps such calls out: the member that commits opens it for all, and each member
-//!   closes it for itself when it has launched ([`commit`](super::commit)).
+//!   closes it for itself when it has launched ([`commit`](super::meeting::commit)).
 //! * On each device these kernels run one at a time, in the gang's order, which is one for all members, whatever their
 //!   streams are.
 //! * All blocks of a kernel are on the device at once. On a shared GPU, all blocks of all its devices' kernels are.
 //! * A device that shares its GPU submits nothing between its launch and its peers' launches
-//!   ([`LaunchWindow`](super::commit::LaunchWindow)). Streams share hardware queues, and a kernel behind one that waits
-//!   for its peer never runs.
+//!   ([`LaunchWindow`](super::meeting::commit::LaunchWindow)). Streams share hardware queues, and a kernel behind one
+//!   that waits for its peer never runs.
 //!
 //! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their barriers pair by
 //! pair. A member that has skipped one launches it when the gang has drained ([`resync`]).

@@ -1,7 +1,14 @@
 //! Each algorithm is the right one for some case, and what is asked for comes first.
 
 use super::*;
-use crate::fabric::{plan::Counts, types::Algorithm as Wish};
+use crate::{
+    collective::case::{KernelBarrier, Machine},
+    fabric::{
+        limits::Limits,
+        plan::{Counts, Shape},
+        types::{Algorithm as Wish, DType, ReduceOp},
+    },
+};
 use std::collections::BTreeSet;
 
 const KB: usize = 1 << 10;

@@ -1,15 +1,23 @@
 //! Groups: some members of a gang, which run collectives together. [`Device`] makes a group and all collectives are
 //! methods of it; [`Device::everyone`] is the group of the whole gang.
 
+use super::{
+    algorithm::Algorithm,
+    case::{Case, Machine},
+    execute::execute,
+    meeting::{self, Meeting},
+    replay,
+    request::Request,
+};
 use crate::{
     Device,
     error::{Error, Result},
     fabric::{
         call::Origin,
         membership::{Across, Membership},
+        types::{Algorithm as Wish, DType, ReduceOp},
     },
     shard::Shard,
-    sync::CommitWord,
 };
 use smallvec::SmallVec;
 use std::{rc::Rc, sync::Arc};
@@ -75,7 +83,7 @@ impl Device {
         let Some(rank) = ranks.iter().position(|&rank| rank == me) else {
             return Err(Error::invalid("group", format_args!("rank {me}, which asks, is not in {ranks:?}")));
         };
-        Ok(Group { dev: self, membership: self.membership(ranks), rank, across: None })
+        Ok(Group { dev: self, membership: meeting::membership(self, ranks), rank, across: None })
     }
 
     /// The group of the devices with these ordinals in the pool, ranked in this order, this one among them; none unless
@@ -85,20 +93,13 @@ impl Device {
         let rank_of = |ordinal: &usize| members.iter().position(|member| member == ordinal);
         let ranks: SmallVec<[usize; 8]> = ordinals.iter().map(rank_of).collect::<Option<_>>()?;
         let rank = ranks.iter().position(|&rank| rank == self.rank())?;
-        Some(Group { dev: self, membership: self.membership(&ranks), rank, across: None })
+        Some(Group { dev: self, membership: meeting::membership(self, &ranks), rank, across: None })
     }
 
     /// All members.
     pub(crate) fn everyone(&self) -> Group<'_> {
-        let membership = self.session.groups.everyone();
-        let membership = membership.unwrap_or_else(|| self.membership(&(0..self.count()).collect::<Vec<_>>()));
+        let membership = meeting::everyone(self);
         Group { dev: self, membership, rank: self.rank(), across: None }
-    }
-
-    /// The group of these ranks.
-    pub(super) fn membership(&self, ranks: &[usize]) -> Rc<Membership> {
-        let are_direct = |ordinals: &[usize]| self.worker.shared.are_direct(ordinals);
-        self.session.groups.look_up(&self.session.gang, ranks, are_direct)
     }
 }
 
@@ -144,34 +145,65 @@ impl<'d> Group<'d> {
         &self.membership.ordinals
     }
 
-    /// All members but this one. Each member begins with the one after it.
-    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let (n, me) = (self.count(), self.rank);
-        (1..n).map(move |k| (me + k) % n)
-    }
-
     /// Ranks in the gang, by rank in the group.
     pub(super) fn ranks(&self) -> &Arc<[usize]> {
         &self.membership.ranks
     }
 
-    /// Whether the group is the whole gang, with the same ranks.
-    pub(super) fn is_everyone(&self) -> bool {
-        self.membership.word.is_none()
-    }
-
-    /// Where the group's collectives are committed.
-    pub(super) fn word(&self) -> &CommitWord {
-        self.membership.word.as_deref().unwrap_or(self.dev.session.gang.word())
-    }
-
-    /// The number of the group's next collective.
-    pub(super) fn next_number(&self) -> u64 {
-        self.membership.calls.get() + 1
+    /// This member's side of meetings; in a group of several processes, with the members of its process.
+    pub(crate) fn meeting(&self) -> Meeting<'_> {
+        let rank = self.across.as_ref().map_or(self.rank, |across| across.here);
+        Meeting { dev: self.dev, membership: &self.membership, rank }
     }
 
     /// The origin of the calls of a gradient exchange that is made with the group's next collective.
     pub(crate) fn new_exchange(&self) -> Origin {
-        Origin::exchange(self.dev.session.gang.place(), self.next_number())
+        Origin::exchange(self.dev.session.gang.place(), self.meeting().next_number())
+    }
+}
+
+/// Collectives of one process or of several.
+impl Group<'_> {
+    /// Carries a collective out, or captures it. Asynchronous on the current stream.
+    #[track_caller]
+    pub(super) fn run(&self, request: Request) -> Result<()> {
+        self.run_by(request, None)
+    }
+
+    /// [`run`](Self::run) by a `given` algorithm, which must be able to, and whose kernels wait for each other. Not for
+    /// groups of several processes.
+    #[track_caller]
+    pub(super) fn run_by(&self, request: Request, given: Option<&dyn Algorithm>) -> Result<()> {
+        if let Some(across) = &self.across {
+            debug_assert!(given.is_none(), "each step there has an algorithm of its own");
+            return self.run_across(across, &request, false);
+        }
+        let meeting = self.meeting();
+        match &self.dev.recording {
+            Some(recording) => replay::capture(meeting, recording, request, given),
+            None => execute(meeting, &request, meeting.limits(), given),
+        }
+    }
+
+    /// Carries a collective out that leaves most of the device to other work. Not for captures.
+    #[track_caller]
+    pub(super) fn run_overlapped(&self, request: &Request) -> Result<()> {
+        match &self.across {
+            Some(across) => self.run_across(across, request, true),
+            None => {
+                let meeting = self.meeting();
+                execute(meeting, request, &meeting.limits().overlapping(), None)
+            }
+        }
+    }
+
+    /// Whether kernels of higher rooms can wait for each other on the devices, and the builder asked for no algorithm.
+    pub(crate) fn kernels_meet(&self) -> bool {
+        let (meeting, machine) = (self.meeting(), Machine::of(&self.dev.worker.shared));
+        let (members, any) = ((self.count(), self.membership.direct), (DType::U8, ReduceOp::Sum));
+        self.across.is_none()
+            && !machine.software
+            && machine.wish == Wish::Auto
+            && Case::new((machine, meeting.limits()), members, any, None, false).meets_on_devices()
     }
 }

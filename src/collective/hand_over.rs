@@ -11,7 +11,14 @@
 //!
 //! Invariant: nobody waits for a receiver, so no order of calls among givers can deadlock.
 
-use super::{Group, Hop, face::collectives, hop::carrier, point::area, world::messages::Shipment};
+use super::{
+    Group, Hop,
+    face::collectives,
+    hop::carrier,
+    meeting::{absent, note_call},
+    point::area,
+    world::messages::Shipment,
+};
 use crate::{
     Device, DeviceBuffer,
     contain::Contained,
@@ -185,7 +192,7 @@ impl Group<'_> {
         let (dev, gang) = (self.dev, &self.dev.session.gang);
         dev.check()?;
         dev.worker.handle.progress.advance();
-        self.note_call(&call);
+        note_call(dev, &call);
         dev.worker.record_early(call.op)?;
         let (from, group, told) = (dev.index(), self.ranks().clone(), dev.worker.handle.hand_over());
         let parcel = Parcel { gang: gang.place(), from, group, label, call, contents, told };
@@ -200,7 +207,7 @@ impl Group<'_> {
         self.check_peer(call, from)?;
         dev.check()?;
         dev.worker.handle.progress.advance();
-        self.note_call(call);
+        note_call(dev, call);
         let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));
         let take = || dev.worker.endpoint.borrow_mut().parcels.take(gang.place(), ordinal, self.ranks(), label);
         let nothing_from_itself = || {
@@ -212,7 +219,7 @@ impl Group<'_> {
             match take() {
                 Some(parcel) => Some(Ok(parcel)),
                 None if from == self.rank => Some(Err(nothing_from_itself())),
-                None => left.then(|| Err(self.absent(call, rank))),
+                None => left.then(|| Err(absent(dev, call, rank))),
             }
         })?;
         dev.worker.handle.take_over(parcel.told.as_deref());
@@ -221,7 +228,7 @@ impl Group<'_> {
 
     /// The error for a parcel that is not what was asked for. The sender has gone on, so only a failed gang tells it.
     pub(super) fn differs(&self, what: &'static str, call: &Call, from: usize, sent: &Call) -> Error {
-        let error = self.mismatch(what, (self.rank, call), (from, sent));
+        let error = self.meeting().mismatch(what, (self.rank, call), (from, sent));
         self.dev.session.gang.poison(self.dev.index(), error.clone());
         error
     }

@@ -7,6 +7,7 @@
 
 use super::{
     Group,
+    case::Case,
     choose::choose,
     kernels::{self, Pairs, Part},
     launch,
@@ -89,7 +90,10 @@ impl Group<'_> {
     /// depend on its place. Their numbers of members may differ, so only what all of them have alike may decide.
     fn packs(&self, request: &Request) -> bool {
         match &self.across {
-            None => choose(&self.case(request, self.limits())).0.packs(),
+            None => {
+                let meeting = self.meeting();
+                choose(&Case::of(&meeting, request, meeting.limits())).0.packs()
+            }
             Some(_) => self.dev.worker.shared.algorithm != Algorithm::Host,
         }
     }

@@ -1,12 +1,13 @@
 //! Collectives: operations that every member of a gang, or of a group of its members, calls together. This room has the
 //! procedures; their state is in [`fabric`](crate::fabric), which needs no [`Device`](crate::Device).
 //!
-//! From the top: [`api`] has the methods that users call; [`ops`] and [`many`] help it. Each call fills a [`request`].
-//! [`choose`] picks one of the [`algorithm`]s for it. [`execute`] carries it out:
+//! From the top: [`api`] has the methods that users call; [`ops`] and [`many`] help it, and a [`group`] holds them. Each
+//! call fills a [`request`] and is one [`case`], for which [`choose`] picks one of the [`algorithm`]s. [`execute`]
+//! carries it out:
 //!
 //! * [`scratch`] takes the memory that the algorithm needs.
-//! * [`meet`] tells all members what this one calls, by [`exchange`], and compares. [`commit`]: from then on all carry
-//!   the collective out, or none does.
+//! * [`meeting`] tells all members what this one calls, and compares. From its commit on all carry the collective out,
+//!   or none does.
 //! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
 //!   kernels of software GPUs, and [`launch`] launches them.
 //!
@@ -18,9 +19,8 @@
 pub(crate) mod algorithm;
 mod api;
 pub(crate) mod barrier;
+pub(crate) mod case;
 pub(crate) mod choose;
-mod commit;
-mod exchange;
 mod execute;
 mod face;
 pub(crate) mod group;
@@ -29,12 +29,13 @@ pub(crate) mod hop;
 pub(crate) mod kernels;
 mod launch;
 mod many;
-mod meet;
+mod meeting;
 mod ops;
 mod point;
 pub(crate) mod replay;
 mod request;
 mod scratch;
+mod values;
 pub(crate) mod world;
 
 pub(crate) use crate::fabric::transport;

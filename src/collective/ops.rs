@@ -1,15 +1,26 @@
 //! What the public collectives ([`api`](super::api)) check before members meet, and how they fill a [`Request`]. Also
 //! the collectives that only this crate calls.
 
-use super::{Group, algorithm::Algorithm, request::Request, world::beside::Begun};
+use super::{
+    Group,
+    algorithm::{
+        Algorithm,
+        norm::{NormKernel, Rows},
+    },
+    case::{Case, Machine},
+    execute::execute,
+    request::Request,
+    world::beside::Begun,
+};
 use crate::fabric::{
     call::{Call, Origin},
     descriptor::Area,
     limits::Limits,
-    plan::{Counts, Shape},
+    plan::{Counts, MOST_BYTES, Shape},
     types::{Element, ReduceOp},
 };
 use crate::{
+    driver::RawFunction,
     error::{Error, Result},
     memory::{DeviceView, DeviceViewMut, hazard::Access},
 };
@@ -206,6 +217,36 @@ impl Group<'_> {
         algorithm: &dyn Algorithm,
         limits: &Limits,
     ) -> Result<()> {
-        self.carry(&all_reduce(Origin::default(), x, op), limits, Some(algorithm))
+        execute(self.meeting(), &all_reduce(Origin::default(), x, op), limits, Some(algorithm))
+    }
+}
+
+impl Group<'_> {
+    /// The kernel that carries these rows out at once, resolved on this device, so that no module has to be loaded
+    /// while peers' kernels wait. None where it does not fit: then it does not on any member.
+    pub(crate) fn norm_in_one(&self, rows: Rows) -> Result<Option<NormKernel>> {
+        let found = self.norm_plan(rows);
+        if let Some(found) = &found {
+            let entry = found.entry();
+            let _: RawFunction = self.dev.worker.function(entry.module, entry.name)?;
+        }
+        Ok(found)
+    }
+
+    /// The same, without a look at the device.
+    pub(crate) fn norm_plan(&self, rows: Rows) -> Option<NormKernel> {
+        let shared = &self.dev.worker.shared;
+        if self.across.is_some() {
+            return None;
+        }
+        let len = rows.rows.checked_mul(rows.cols).filter(|len| *len <= MOST_BYTES / rows.dtype.size())?;
+        let shape = Shape::AllReduce { len };
+        let (machine, limits) = (Machine::of(shared), self.meeting().limits());
+        let group = (self.count(), self.membership.direct);
+        let case = Case::new((machine, limits), group, (rows.dtype, ReduceOp::Sum), Some(&shape), false);
+        if !case.meets_on_devices() {
+            return None;
+        }
+        NormKernel::of(rows, self.count(), shared.signals.get()?.layout(), limits, machine.wish)
     }
 }

@@ -6,13 +6,20 @@
 //!
 //! * Where kernels can wait for each other on the devices: the kernel. It counts its epochs on the device, so it can
 //!   run any number of times. A launch of the graph is one meeting of the host threads for all its collectives
-//!   ([`Group::launch`]), and from then on it is like one collective.
+//!   ([`Meetings::launch`]), and from then on it is like one collective.
 //! * Elsewhere: nothing. The graph is cut there, and a launch carries the collective out between two parts of the
 //!   graph, as if it were called then ([`Captured`]). Members must still launch the same graph: the calls say which
 //!   graph they are of. Where the host adds up ([`Algorithm::Host`](crate::Algorithm::Host)), such a launch waits for
 //!   the device.
 
-use super::{Group, algorithm::Algorithm, choose::choose, commit::LaunchWindow, meet::Descriptors, request::Request};
+use super::{
+    algorithm::Algorithm,
+    case::Case,
+    choose::choose,
+    execute::{self, execute},
+    meeting::{Descriptors, Meeting, commit::LaunchWindow},
+    request::Request,
+};
 use crate::{
     error::{Error, Result, Site},
     fabric::{
@@ -37,6 +44,41 @@ pub(crate) struct Meetings {
     kernels: usize,
 }
 
+impl Meetings {
+    /// Holds one meeting for all collectives of a part of a graph, and launches the part by `launch`. Then calls
+    /// `note`, in any case: the part counts as launched. `blocks` are the memory that it touches.
+    pub(crate) fn launch<'b>(
+        &self,
+        meeting: Meeting<'_>,
+        site: Site,
+        launch: impl FnOnce() -> Result<()>,
+        note: impl FnOnce(),
+        blocks: impl Iterator<Item = &'b BlockRef>,
+    ) -> Result<()> {
+        let (dev, place) = (meeting.dev, meeting.dev.session.gang.place());
+        let Some(pad) = dev.worker.shared.signals.get() else {
+            return Err(Error::invalid_at(site, LAUNCH, "kernels that meet were captured where none can"));
+        };
+        dev.worker.spinning.prepare(LAUNCH, site, &dev.stream)?;
+        pad.launches_in(dev.index(), place);
+        let (origin, count) = (self.origin, self.count);
+        let own = CompactDescriptor::of_launch(origin, count, site, meeting.packed());
+        let call = Call { origin, count, ..Call::at(LAUNCH, site) };
+        let barrier = DeviceBarrier { place, ..self.barrier };
+        let owed = SkippedBarrier { barrier, times: self.kernels };
+        let number = meeting.next_number();
+        meeting
+            .meet_compact(own, &call, true)
+            .inspect_err(|_| meeting.skip_launch(number, owed, std::iter::empty()))?;
+        let window = LaunchWindow::of(dev);
+        let launched = launch();
+        drop(window);
+        note();
+        dev.worker.spinning.launched(&dev.stream, owed, &launched);
+        launched.inspect_err(|cause| execute::fail_on(dev, blocks, cause))
+    }
+}
+
 /// A collective between two parts of a graph. It keeps this member's memory.
 pub(crate) struct Captured(Request);
 
@@ -45,95 +87,62 @@ impl Captured {
     pub(crate) fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
         self.0.areas().map(|area| &area.block)
     }
+
+    /// Carries it out.
+    #[track_caller]
+    pub(crate) fn replay(&self, meeting: Meeting<'_>) -> Result<()> {
+        execute(meeting, &self.0, meeting.limits(), None)
+    }
 }
 
-impl Group<'_> {
-    /// Puts a collective into a graph: by a `given` algorithm, whose kernels wait for each other, or by the right one.
-    #[track_caller]
-    pub(super) fn capture(
-        &self,
-        recording: &Recording,
-        mut request: Request,
-        given: Option<&dyn Algorithm>,
-    ) -> Result<()> {
-        request.call.origin = Origin::CAPTURE;
-        let captured = match self.count() {
-            // It has no peers, and is an operation like others.
-            1 => self.carry(&request, self.limits(), given),
-            _ => self.capture_meeting(recording, request, given),
-        };
-        // A graph that lacks an operation is no graph, whatever the closure makes of the error.
-        captured.inspect_err(|error| recording.fail(error))
-    }
+/// Puts a collective into a graph: by a `given` algorithm, whose kernels wait for each other, or by the right one.
+#[track_caller]
+pub(super) fn capture(
+    meeting: Meeting<'_>,
+    recording: &Recording,
+    mut request: Request,
+    given: Option<&dyn Algorithm>,
+) -> Result<()> {
+    request.call.origin = Origin::CAPTURE;
+    let captured = match meeting.count() {
+        // It has no peers, and is an operation like others.
+        1 => execute(meeting, &request, meeting.limits(), given),
+        _ => capture_meeting(meeting, recording, request, given),
+    };
+    // A graph that lacks an operation is no graph, whatever the closure makes of the error.
+    captured.inspect_err(|error| recording.fail(error))
+}
 
-    #[track_caller]
-    fn capture_meeting(
-        &self,
-        recording: &Recording,
-        mut request: Request,
-        given: Option<&dyn Algorithm>,
-    ) -> Result<()> {
-        let (dev, name) = (self.dev, request.call.op());
-        let mut access = self.access(&request)?;
-        if !recording.is_of(self.ordinals()) {
-            return Err(recording.refuse(request.call.site, name, "all collectives of a graph are of one group"));
-        }
-        let number = self.next_number();
-        let origin = Origin::graph(dev.session.gang.place(), number);
-        let case = self.case(&request, self.limits());
-        let algorithm = given.unwrap_or_else(|| choose(&case).0);
-        if let Some((barrier, more)) = self.capture_by(&request, &case, algorithm, &mut access)? {
-            access.submitted();
-            recording.meets(|before| match before {
-                Some(Meetings { origin, barrier, count, kernels }) => {
-                    Meetings { origin: origin.then(number), barrier, count: count + 1, kernels: kernels + more }
-                }
-                None => Meetings { origin, barrier, count: 1, kernels: more },
-            });
-            return Ok(());
-        }
-        let met = self.meet(request.call.clone(), Payload::Memory(request.expose(None)), false)?;
-        Descriptors::Full(met).shape(self, &request)?;
-        request.call.origin = origin;
-        let captured = Captured(request);
-        captured.blocks().for_each(|block| block.name_in_graph());
-        recording.cut(&dev.worker.handle, captured)
+#[track_caller]
+fn capture_meeting(
+    meeting: Meeting<'_>,
+    recording: &Recording,
+    mut request: Request,
+    given: Option<&dyn Algorithm>,
+) -> Result<()> {
+    let (dev, name) = (meeting.dev, request.call.op());
+    let mut access = execute::access(dev, &request)?;
+    if !recording.is_of(meeting.ordinals()) {
+        return Err(recording.refuse(request.call.site, name, "all collectives of a graph are of one group"));
     }
-
-    /// Carries a captured collective out.
-    #[track_caller]
-    pub(crate) fn replay(&self, Captured(request): &Captured) -> Result<()> {
-        self.carry(request, self.limits(), None)
+    let number = meeting.next_number();
+    let origin = Origin::graph(dev.session.gang.place(), number);
+    let case = Case::of(&meeting, &request, meeting.limits());
+    let algorithm = given.unwrap_or_else(|| choose(&case).0);
+    if let Some((barrier, more)) = execute::capture(meeting, &request, &case, algorithm, &mut access)? {
+        access.submitted();
+        recording.meets(|before| match before {
+            Some(Meetings { origin, barrier, count, kernels }) => {
+                Meetings { origin: origin.then(number), barrier, count: count + 1, kernels: kernels + more }
+            }
+            None => Meetings { origin, barrier, count: 1, kernels: more },
+        });
+        return Ok(());
     }
-
-    /// Holds one meeting for all collectives of a part of a graph, and launches the part by `launch`. Then calls
-    /// `note`, in any case: the part counts as launched. `blocks` are the memory that it touches.
-    pub(crate) fn launch<'b>(
-        &self,
-        meetings: &Meetings,
-        site: Site,
-        launch: impl FnOnce() -> Result<()>,
-        note: impl FnOnce(),
-        blocks: impl Iterator<Item = &'b BlockRef>,
-    ) -> Result<()> {
-        let (dev, place) = (self.dev, self.dev.session.gang.place());
-        let Some(pad) = dev.worker.shared.signals.get() else {
-            return Err(Error::invalid_at(site, LAUNCH, "kernels that meet were captured where none can"));
-        };
-        dev.worker.spinning.prepare(LAUNCH, site, &dev.stream)?;
-        pad.launches_in(dev.index(), place);
-        let (origin, count) = (meetings.origin, meetings.count);
-        let own = CompactDescriptor::of_launch(origin, count, site, self.packed());
-        let call = Call { origin, count, ..Call::at(LAUNCH, site) };
-        let barrier = DeviceBarrier { place, ..meetings.barrier };
-        let owed = SkippedBarrier { barrier, times: meetings.kernels };
-        let number = self.next_number();
-        self.meet_compact(own, &call, true).inspect_err(|_| self.skip_launch(number, owed, std::iter::empty()))?;
-        let window = LaunchWindow::of(dev);
-        let launched = launch();
-        drop(window);
-        note();
-        dev.worker.spinning.launched(&dev.stream, owed, &launched);
-        launched.inspect_err(|cause| self.fail_on(blocks, cause))
-    }
+    let met = meeting.meet(request.call.clone(), Payload::Memory(request.expose(None)), false)?;
+    Descriptors::Full(met).shape(&meeting, &request)?;
+    request.call.origin = origin;
+    let captured = Captured(request);
+    captured.blocks().for_each(|block| block.name_in_graph());
+    recording.cut(&dev.worker.handle, captured)
 }

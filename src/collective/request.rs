@@ -1,6 +1,6 @@
 //! What one call of a collective asks for: the call, its shape, and this member's memory.
 //!
-//! [`ops`](super::ops) fills a [`Request`], [`meet`](super::meet) tells the peers of it, and
+//! [`ops`](super::ops) fills a [`Request`], [`meeting`](super::meeting) tells the peers of it, and
 //! [`execute`](super::execute) carries it out.
 
 use crate::{

@@ -5,11 +5,11 @@
 //! names. All collectives of a capture share one, since their kernels run one after the other.
 
 use super::{
-    Group,
     algorithm::{Scratch, Sizes},
     request::Request,
 };
 use crate::{
+    Device,
     error::{Error, Result},
     fabric::descriptor::Area,
     memory::{hazard::Access, pinned::Locality},
@@ -18,17 +18,17 @@ use crate::{
 
 /// Takes the memory that an algorithm needs. `access` notes that the collective touches it.
 #[track_caller]
-pub(super) fn take(group: &Group<'_>, request: &Request, needed: Scratch, access: &mut Op<'_>) -> Result<Option<Area>> {
+pub(super) fn take(dev: &Device, request: &Request, needed: Scratch, access: &mut Op<'_>) -> Result<Option<Area>> {
     let area = match needed {
         Scratch::None => return Ok(None),
         Scratch::Host(bytes) => {
-            let pinned = &group.dev.worker.shared.pinned;
-            let block = pinned.block(request.call.op(), bytes, Locality::Device(group.dev.index()))?;
+            let pinned = &dev.worker.shared.pinned;
+            let block = pinned.block(request.call.op(), bytes, Locality::Device(dev.index()))?;
             access.touch(&block, 0..bytes, Access::Write, false)?;
             return Ok(Some(Area { address: block.address, block, bytes: 0..bytes }));
         }
-        Scratch::Device(sizes) => on_device(group, request, sizes)?,
-        Scratch::Optional(sizes) => match on_device(group, request, sizes) {
+        Scratch::Device(sizes) => on_device(dev, request, sizes)?,
+        Scratch::Optional(sizes) => match on_device(dev, request, sizes) {
             Err(Error::OutOfMemory { .. }) => return Ok(None),
             taken => taken?,
         },
@@ -39,8 +39,8 @@ pub(super) fn take(group: &Group<'_>, request: &Request, needed: Scratch, access
 
 /// Memory of the first of these sizes that is available; in a capture the graph's scratch, if that is large enough.
 #[track_caller]
-fn on_device(group: &Group<'_>, request: &Request, sizes: Sizes) -> Result<Area> {
-    let kept = group.dev.recording.as_ref().map(|recording| &recording.recv_scratch);
+fn on_device(dev: &Device, request: &Request, sizes: Sizes) -> Result<Area> {
+    let kept = dev.recording.as_ref().map(|recording| &recording.recv_scratch);
     let (mut short, mut tried) = (None, usize::MAX);
     for bytes in sizes {
         if bytes >= tried {
@@ -50,7 +50,7 @@ fn on_device(group: &Group<'_>, request: &Request, sizes: Sizes) -> Result<Area>
         if let Some(area) = kept.and_then(|kept| kept.borrow().clone()).filter(|area| area.bytes.len() >= bytes) {
             return Ok(area);
         }
-        match group.dev.allocate::<u8>(request.call.op(), bytes) {
+        match dev.allocate::<u8>(request.call.op(), bytes) {
             Ok(buffer) => {
                 let area = Area { block: buffer.block.clone(), address: buffer.address(), bytes: 0..bytes };
                 kept.map(|kept| kept.replace(Some(area.clone())));

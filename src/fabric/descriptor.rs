@@ -1,6 +1,6 @@
 //! What a member of a collective tells its peers before anything runs: its call, and the memory that they may touch.
 //!
-//! `collective/meet.rs` makes descriptors and compares them; [`mailbox`](super::mailbox) carries them. A [`Descriptor`]
+//! `collective/meeting` makes descriptors and compares them; [`mailbox`](super::mailbox) carries them. A [`Descriptor`]
 //! is shared memory behind an `Arc`; [`CompactDescriptor`](super::compact::CompactDescriptor) is the short form.
 //!
 //! Invariant: a descriptor keeps the memory that it names alive ([`Area::block`]), but for [`RecvScratch`].

@@ -1,5 +1,5 @@
 //! The mailboxes of a device: lock-free single-producer rings ([`crate::sync::ring`]), one for each ordered pair of
-//! devices. `collective/exchange.rs` sends and receives through them.
+//! devices. `collective/meeting/exchange.rs` sends and receives through them.
 //!
 //! A slot holds a descriptor or a step's event, never data. A message to all members of a gang that is short goes
 //! through a [broadcast slot](super::broadcast) instead, which is one cache line for all of them.

@@ -79,7 +79,7 @@ impl Segment {
                 let uses = self.touched.iter().map(Touched::parts);
                 let _reserved = dev.ordered.then(|| Reserved::for_launch(call, &dev.stream, uses)).transpose()?;
                 let blocks = self.touched.iter().map(|touched| &touched.block);
-                group.launch(meetings, site, launch, || self.note(dev), blocks)
+                meetings.launch(group.meeting(), site, launch, || self.note(dev), blocks)
             }
             (Some(_), None) => Err(Error::invalid_at(site, name, "its collectives have no group here")),
         }

@@ -2,7 +2,10 @@
 
 use crate::{
     Algorithm, DType, GpuPool, Group, ReduceOp,
-    collective::choose::{Case, Machine, choose},
+    collective::{
+        case::{Case, Machine},
+        choose::choose,
+    },
     error::{Result, op_site::OpSite},
     fabric::plan::{MOST_BYTES, Shape},
     thread::worker::Shared,

@@ -82,7 +82,7 @@ fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
     };
     // A group of one has nothing to overlap, and a capture may hold its call.
     let beside: SmallVec<[Arc<StreamCore>; 1]> = match bytes > LITTLE && member.count() > 1 && ends_here {
-        true => member.executor.engines()?.into_iter().take(1).collect(),
+        true => member.engines()?.into_iter().take(1).collect(),
         false => SmallVec::new(),
     };
     let moves = Moves { member, beside: beside.first().unwrap_or(member.stream) };
@@ -144,7 +144,7 @@ impl Moves<'_> {
     fn copy(&self, stream: &Arc<StreamCore>, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
         match to.address == from.address {
             true => Ok(()),
-            false => self.member.executor.copy(stream, to, from, bytes),
+            false => self.member.copy(stream, to, from, bytes),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! [`fused`](super::fused), whose barriers cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
 
 use super::{
-    super::{choose::KernelBarrier, kernels, launch},
+    super::{case::KernelBarrier, kernels, launch},
     About, Algorithm, Case, Matched, Member, Needs, ll,
 };
 use crate::{

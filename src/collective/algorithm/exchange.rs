@@ -8,10 +8,10 @@
 
 use super::{
     super::{
-        choose::Bulk,
+        case::Bulk,
         kernels::{self, EXCHANGE_SLOTS, Pieces, Trade},
     },
-    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch,
+    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
     exchange_ce::Slice,
     fused,
 };
@@ -46,7 +46,7 @@ impl Algorithm for Exchange {
         let largest = case.largest();
         let sizes = cuttings(largest, blocks(largest, case.limits), case.members).map(|(_, room)| room);
         Needs {
-            meeting: Meeting::Kernels { launches: 1, in_full: true },
+            meeting: MeetBy::Kernels { launches: 1, in_full: true },
             scratch: if largest > 0 { Scratch::Optional(sizes.collect()) } else { Scratch::None },
         }
     }

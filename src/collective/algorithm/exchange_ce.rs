@@ -29,7 +29,7 @@ use super::{
         launch::{self, Combination},
         request::RemotePtr,
     },
-    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, Sizes,
+    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, Sizes,
 };
 use crate::{
     Event,
@@ -70,7 +70,7 @@ impl Algorithm for ExchangeCe {
 
     fn needs(&self, case: &Case<'_>) -> Needs {
         let sizes: Sizes = case.shape.into_iter().flat_map(|_| cuts(case)).map(|cut| cut.scratch()).collect();
-        Needs { meeting: Meeting::Events, scratch: Scratch::device(sizes.into_iter()) }
+        Needs { meeting: MeetBy::Events, scratch: Scratch::device(sizes.into_iter()) }
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {
@@ -91,7 +91,7 @@ impl Algorithm for ExchangeCe {
         }
         member.ordered_by_events(matched, || {
             let slices = (0..n).map(|owner| Slice::of(shape, n, owner, size)).collect();
-            let [send, _] = member.executor.engines()?;
+            let [send, _] = member.engines()?;
             let exchange = Exchange { member, matched, cut, slices, send: &send };
             member.fork_join(slice::from_ref(&send), || exchange.run())
         })
@@ -192,7 +192,7 @@ struct Exchange<'g> {
 
 impl Exchange<'_> {
     fn run(&self) -> Result<()> {
-        let (member, executor) = (self.member, self.member.executor);
+        let member = self.member;
         let me = member.rank;
         // By slot and sender: the part has arrived. There may be millions of pieces (a large sum with little room), so
         // only those in scratch are remembered.
@@ -205,10 +205,10 @@ impl Exchange<'_> {
             let slot = j % self.cut.slots();
             if self.has(me, j) {
                 let emptied = self.add_up(j, &here[slot])?;
-                member.others().try_for_each(|peer| executor.send_step(peer, emptied.clone()))?;
+                member.others().try_for_each(|peer| member.send_step(peer, emptied.clone()))?;
             }
             let emptied = |owner| {
-                if owner != me && self.has(owner, j) { executor.take_step(owner).map(Some) } else { Ok(None) }
+                if owner != me && self.has(owner, j) { member.take_step(owner).map(Some) } else { Ok(None) }
             };
             // By owner: the slot is empty again.
             let empty: SmallVec<[Option<Event>; 8]> = (0..member.count()).map(emptied).collect::<Result<_>>()?;
@@ -241,7 +241,7 @@ impl Exchange<'_> {
             let to = RemotePtr { device: member.ordinals[owner], address };
             self.copy(to, self.remote(&slice.sources[me], range.start), range.len())?;
             self.send.submit();
-            member.executor.send_step(owner, Event::record(self.send, member.name(), false)?)?;
+            member.send_step(owner, Event::record(self.send, member.name(), false)?)?;
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ impl Exchange<'_> {
     fn arrivals(&self, j: usize) -> Result<SmallVec<[Event; 8]>> {
         let member = self.member;
         let senders = member.others().filter(|_| self.has(member.rank, j));
-        senders.map(|sender| member.executor.take_step(sender)).collect()
+        senders.map(|sender| member.take_step(sender)).collect()
     }
 
     /// Adds up the own piece `j` and sends the result. After the event that it returns, the slot is empty.
@@ -301,7 +301,7 @@ impl Exchange<'_> {
     }
 
     fn copy(&self, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
-        self.member.executor.copy(self.send, to, from, bytes)
+        self.member.copy(self.send, to, from, bytes)
     }
 }
 

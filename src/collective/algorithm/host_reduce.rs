@@ -20,7 +20,7 @@
 //! The event that it sends with this message covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is
 //! brought down after all members have sent that message, and after these events.
 
-use super::{super::kernels, About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch};
+use super::{super::kernels, About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch};
 use crate::{
     Event,
     driver::{Address, Driver, DriverResult, RawStream},
@@ -67,7 +67,7 @@ impl Algorithm for HostReduce {
     }
 
     fn needs(&self, case: &Case<'_>) -> Needs {
-        Needs { meeting: Meeting::Host, scratch: Scratch::Host(SLOTS * slot(case)) }
+        Needs { meeting: MeetBy::Host, scratch: Scratch::Host(SLOTS * slot(case)) }
     }
 
     fn blocks(&self, _: &Case<'_>) -> u32 {
@@ -149,23 +149,23 @@ impl<'g> Pieces<'g> {
     /// Waits until all members' hosts have come here; streams do not wait. (A step carries an event, so this one
     /// carries any.)
     fn meet_hosts(&self, any: &Event) -> Result<()> {
-        let (member, executor) = (self.member, self.member.executor);
-        member.others().try_for_each(|peer| executor.send_step(peer, any.clone()))?;
-        member.others().try_for_each(|peer| executor.take_step(peer).map(drop))
+        let member = self.member;
+        member.others().try_for_each(|peer| member.send_step(peer, any.clone()))?;
+        member.others().try_for_each(|peer| member.take_step(peer).map(drop))
     }
 
     /// The host waits for its device. The wait ends early if the gang fails, or if nothing completes on the stream for
     /// the time that the pool waits for anything.
     fn wait(&self, event: &Event) -> Result<()> {
-        let (name, handle, executor) = (self.member.name(), self.member.handle, self.member.executor);
+        let (member, name, handle) = (self.member, self.member.name(), self.member.handle);
         if handle.injected(FailPoint::FoldedEarly) {
             return Ok(());
         }
         let passed = || handle.check(name, handle.driver.event_wait(event.0.raw, TICK));
-        let limit = self.member.deadline;
-        let waited = self.member.stream.wait_while_advancing(name, limit, passed, || executor.is_aborted());
+        let limit = member.deadline();
+        let waited = self.member.stream.wait_while_advancing(name, limit, passed, || member.gang().is_aborted());
         // A peer's failure is the reason, not the deadline.
-        waited.map_err(|e| if matches!(e, Error::Timeout { .. }) { executor.aborted().unwrap_or(e) } else { e })
+        waited.map_err(|e| if matches!(e, Error::Timeout { .. }) { member.gang().aborted().unwrap_or(e) } else { e })
     }
 
     /// Address and bytes of piece `j` of `len` elements of an own buffer.

@@ -10,7 +10,7 @@
 
 use super::{
     super::{
-        choose::KernelBarrier,
+        case::KernelBarrier,
         kernels::{self, Entry, Part, Push},
         launch,
     },

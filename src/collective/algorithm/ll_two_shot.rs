@@ -5,7 +5,7 @@
 //! Their packets need no flag that waits for all data before it; [`shm`](super::shm) has three such flags, one after
 //! the other.
 
-use super::{super::kernels, About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ll};
+use super::{super::kernels, About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, ll};
 use crate::{
     error::Result,
     fabric::{
@@ -40,7 +40,7 @@ impl Algorithm for LlTwoShot {
     }
 
     fn needs(&self, _: &Case<'_>) -> Needs {
-        Needs { meeting: Meeting::Kernels { launches: 2, in_full: false }, scratch: Scratch::None }
+        Needs { meeting: MeetBy::Kernels { launches: 2, in_full: false }, scratch: Scratch::None }
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {

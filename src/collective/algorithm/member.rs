@@ -1,8 +1,7 @@
 //! One member's part in a collective, as a value: its rank, its memory, its stream, and what its peers have exposed.
 //!
 //! [`execute`](super::super::execute) makes a [`Member`] when the collective is committed, and gives it to
-//! [`Algorithm::submit`](super::Algorithm::submit). A member needs no [`Device`](crate::Device), so callers outside of
-//! a scope can use the algorithms too: they implement [`Executor`].
+//! [`Algorithm::submit`](super::Algorithm::submit).
 //!
 //! Invariant (the exit rule): when the member's stream has passed the collective, no peer touches the member's memory.
 
@@ -11,13 +10,14 @@ use super::super::{
         self, Arguments, Entry, Part,
         stepped::{self, Launcher},
     },
-    meet::Descriptors,
+    meeting::{Descriptors, Meeting},
     request::{Job, RemotePtr, Request},
 };
 use crate::{
     Event,
+    copy::peer,
     driver::{Address, KernelArg, Launch, LaunchDims, RawFunction, host::HostGpu},
-    error::{Error, Result},
+    error::Result,
     fabric::{
         descriptor::{Area, Exposed, RecvScratch},
         layout::{DeviceBarrier, FEW, MOST, THREADS},
@@ -27,40 +27,12 @@ use crate::{
         tiling::Tiling,
         types::ReduceOp,
     },
+    gang::Gang,
     memory::{handle::DeviceHandle, stream::StreamCore},
     observe::FailPoint,
 };
 use smallvec::SmallVec;
 use std::{cell::Cell, sync::Arc, time::Duration};
-
-/// What a member needs from the thread that executes the collective. Each call is one virtual call, with no lock and no
-/// allocation of its own.
-pub(crate) trait Executor {
-    /// Tells a peer that a step is done once this event has passed.
-    fn send_step(&self, peer: usize, done: Event) -> Result<()>;
-
-    /// Waits on the host until a peer has sent its next step. Returns the event of that step.
-    fn take_step(&self, peer: usize) -> Result<Event>;
-
-    /// Two streams for copies that overlap with each other and with the member's stream. Only collectives use them.
-    fn engines(&self) -> Result<[Arc<StreamCore>; 2]>;
-
-    /// Copies between devices, on a stream of this member's device, which is one of the two.
-    fn copy(&self, stream: &Arc<StreamCore>, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()>;
-
-    /// The handle of a kernel on this member's device.
-    fn function(&self, entry: &Entry) -> Result<RawFunction>;
-
-    /// Notes that a kernel of so many blocks takes part in a barrier. Returns whether the one before it may have been
-    /// one of [`FEW`] blocks, or is not known.
-    fn note_blocks(&self, blocks: u32) -> bool;
-
-    /// Whether the collective has failed on some member.
-    fn is_aborted(&self) -> bool;
-
-    /// The error for it, if it has.
-    fn aborted(&self) -> Option<Error>;
-}
 
 /// One member's own part in a collective that is committed.
 pub(crate) struct Member<'a> {
@@ -80,9 +52,7 @@ pub(crate) struct Member<'a> {
     pub barrier: DeviceBarrier,
     /// Kernels launched so far that take part in the barrier. After a failure, `resync` launches the missing ones.
     pub launched: Cell<usize>,
-    /// A wait on the host in which nothing advances for this long has failed.
-    pub deadline: Duration,
-    pub executor: &'a dyn Executor,
+    meeting: Meeting<'a>,
 }
 
 /// What all members have agreed on, and what each has exposed.
@@ -129,7 +99,31 @@ impl Matched<'_> {
     }
 }
 
-impl Member<'_> {
+impl<'a> Member<'a> {
+    /// The member that has met, with its scratch and the barrier of its kernels.
+    pub(in super::super) fn new(
+        meeting: Meeting<'a>,
+        request: &'a Request,
+        limits: &'a Limits,
+        scratch: Option<&'a Area>,
+        barrier: DeviceBarrier,
+    ) -> Self {
+        let dev = meeting.dev;
+        Member {
+            request,
+            limits,
+            rank: meeting.rank,
+            ordinals: meeting.ordinals(),
+            handle: &dev.worker.handle,
+            stream: &dev.stream,
+            pad: meeting.pad(),
+            scratch,
+            barrier,
+            launched: Cell::new(0),
+            meeting,
+        }
+    }
+
     /// The name of the operation, for errors.
     pub(super) fn name(&self) -> &'static str {
         self.request.call.op()
@@ -215,6 +209,35 @@ impl Member<'_> {
         self.wait(self.stream, ready)
     }
 
+    /// Tells a peer that a step is done once this event has passed.
+    pub(super) fn send_step(&self, peer: usize, done: Event) -> Result<()> {
+        self.meeting.post_step(&self.request.call, peer, done)
+    }
+
+    /// Waits on the host until a peer has sent its next step. Returns the event of that step.
+    pub(super) fn take_step(&self, peer: usize) -> Result<Event> {
+        self.meeting.receive_step(&self.request.call, peer)
+    }
+
+    /// Two streams for copies that overlap with each other and with the member's stream. Only collectives use them.
+    pub(super) fn engines(&self) -> Result<[Arc<StreamCore>; 2]> {
+        self.meeting.dev.worker.engines()
+    }
+
+    /// Copies between devices, on a stream of this member's device, which is one of the two.
+    pub(super) fn copy(&self, stream: &Arc<StreamCore>, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
+        peer::copy(&self.meeting.dev.worker, stream, to.address, to.device, from.address, from.device, bytes)
+    }
+
+    pub(super) fn gang(&self) -> &Gang {
+        &self.meeting.dev.session.gang
+    }
+
+    /// A wait on the host in which nothing advances for this long has failed.
+    pub(super) fn deadline(&self) -> Duration {
+        self.meeting.dev.worker.shared.deadline
+    }
+
     /// An event behind the work of the member's stream.
     pub(super) fn record(&self) -> Result<Event> {
         Event::record(self.stream, self.name(), false)
@@ -227,7 +250,7 @@ impl Member<'_> {
 
     /// Waits on the host until a peer has submitted a step, then puts the member's stream behind it.
     pub(super) fn await_step(&self, peer: usize) -> Result<()> {
-        let done = self.executor.take_step(peer)?;
+        let done = self.take_step(peer)?;
         if self.handle.injected(FailPoint::StepSkipped) {
             return Ok(());
         }
@@ -244,7 +267,7 @@ impl Member<'_> {
         let joined = streams.iter().map(|stream| {
             own.wait_for(name, stream, stream.submit()).or_else(|error| {
                 // No event orders that work, so it must be over now.
-                stream.wait_idle(name, self.deadline, || false)?;
+                stream.wait_idle(name, self.deadline(), || false)?;
                 Err(error)
             })
         });
@@ -260,7 +283,7 @@ impl Member<'_> {
         work()?;
         let done = touched().next().is_some().then(|| self.record()).transpose()?;
         for peer in touched() {
-            self.executor.send_step(peer, done.clone().expect("recorded for them"))?;
+            self.send_step(peer, done.clone().expect("recorded for them"))?;
         }
         self.others().filter(|&peer| matched.shape.touches(peer, me)).try_for_each(|peer| self.await_step(peer))
     }
@@ -284,7 +307,7 @@ impl Member<'_> {
     /// Later work of every member comes after the earlier work of all of them.
     pub(super) fn barrier_by_events(&self) -> Result<()> {
         let done = self.record()?;
-        self.others().try_for_each(|peer| self.executor.send_step(peer, done.clone()))?;
+        self.others().try_for_each(|peer| self.send_step(peer, done.clone()))?;
         self.others().try_for_each(|peer| self.await_step(peer))
     }
 
@@ -308,17 +331,18 @@ impl Member<'_> {
 
     /// [`launch`](Self::launch) with blocks of another shape, none larger than the kernel is compiled for.
     pub(super) fn launch_as(&self, entry: &Entry, dims: LaunchDims, args: &[KernelArg]) -> Result<()> {
-        let few = self.executor.note_blocks(dims.grid.0);
+        let dev = self.meeting.dev;
+        let few = dev.worker.spinning.note_blocks(dev.recording.is_some(), dims.grid.0);
         let early = self.barrier.signals != 0
             && comes_early(few, dims.grid.0, self.handle.driver.info().multiprocessors, self.handle.sharers);
-        let function = self.executor.function(entry)?;
+        let function = dev.worker.function(entry.module, entry.name)?;
         launch((self.handle, self.stream), self.name(), (entry, function), dims, args, early)
     }
 
     /// Launches a kernel that takes part in the barrier and touches no memory.
     pub(super) fn launch_counting(&self) -> Result<()> {
         let (entry, args) = kernels::counting(self.barrier);
-        let function = self.executor.function(&entry)?;
+        let function = self.meeting.dev.worker.function(entry.module, entry.name)?;
         launch((self.handle, self.stream), self.name(), (&entry, function), dims(1), &args, false)
     }
 }

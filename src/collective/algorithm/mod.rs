@@ -1,7 +1,7 @@
 //! The algorithms of collectives: one file each, behind one trait. A file says when its algorithm fits, what it needs,
 //! how many blocks its kernels have, and what a member submits.
 //!
-//! [`choose`](super::choose) picks a row of [`TABLE`]. [`execute`](super::execute) does what all algorithms need:
+//! [`choose`](super::choose) picks a row of its table. [`execute`](super::execute) does what all algorithms need:
 //! access to memory, scratch, the meeting, the commit, the failure. An algorithm works on a [`Member`]. A new algorithm
 //! is a file, a row in the table, and a line in the test that forces each (`choose_tests.rs`).
 //!
@@ -46,12 +46,12 @@ pub(crate) mod shm;
 pub(crate) mod shm_events;
 pub(crate) mod slots;
 
-use super::choose::Case;
+use super::case::Case;
 use crate::{error::Result, fabric::types};
 use smallvec::SmallVec;
 
-pub(super) use member::{Executor, dims, launch};
 pub(crate) use member::{Matched, Member};
+pub(super) use member::{dims, launch};
 
 /// One way to carry collectives out.
 pub(crate) trait Algorithm: Sync {
@@ -113,34 +113,15 @@ pub(crate) struct About {
     pub waits_by: &'static str,
 }
 
-/// All algorithms. The first one that fits carries a collective out.
-pub(crate) static TABLE: [&dyn Algorithm; 15] = [
-    &ring_ce::RingCe,
-    &host_reduce::HostReduce,
-    &exchange_ce::ExchangeCe,
-    &ce::Ce,
-    &inbox::Inbox,
-    &slots::Slots,
-    &ring::Ring,
-    &exchange::Exchange,
-    &ll::Ll,
-    &ll_two_shot::LlTwoShot,
-    &eager::Eager,
-    &fused::Fused,
-    &shm::Shm,
-    &fused_events::FusedEvents,
-    &shm_events::ShmEvents,
-];
-
 /// What an algorithm needs before its members meet.
 pub(crate) struct Needs {
-    pub meeting: Meeting,
+    pub meeting: MeetBy,
     pub scratch: Scratch,
 }
 
 /// How members meet before anything is submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Meeting {
+pub(crate) enum MeetBy {
     /// The host threads meet. Each member gives an event: after it, peers may touch the member's memory.
     Events,
     /// The host threads meet. The algorithm itself orders the devices later.
@@ -178,7 +159,7 @@ impl Scratch {
 impl Needs {
     /// One kernel that waits for its peers' kernels, and no scratch.
     pub(crate) const ONE_KERNEL: Needs =
-        Needs { meeting: Meeting::Kernels { launches: 1, in_full: false }, scratch: Scratch::None };
+        Needs { meeting: MeetBy::Kernels { launches: 1, in_full: false }, scratch: Scratch::None };
     /// Events, and no scratch.
-    pub(crate) const EVENTS: Needs = Needs { meeting: Meeting::Events, scratch: Scratch::None };
+    pub(crate) const EVENTS: Needs = Needs { meeting: MeetBy::Events, scratch: Scratch::None };
 }

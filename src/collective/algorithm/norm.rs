@@ -10,20 +10,19 @@
 
 use super::{
     super::{
-        Group,
-        choose::{Case, Machine},
+        case::Case,
         kernels::{Arguments, Entry, Part, eights, value},
     },
     About, Algorithm, Matched, Member, Needs,
 };
 use crate::{
-    driver::{LaunchDims, RawFunction},
+    driver::LaunchDims,
     error::Result,
     fabric::{
         layout::PadLayout,
         limits::Limits,
-        plan::{MOST_BYTES, Shape, Side},
-        types::{self, Algorithm as Wish, DType, ReduceOp},
+        plan::Side,
+        types::{self, Algorithm as Wish, DType},
     },
     kernel::builtin::{NORM_INBOX, NORM_PULL},
 };
@@ -99,7 +98,13 @@ pub(crate) struct NormMemory {
 
 impl NormKernel {
     /// None where it does not fit. `inbox` is the layout of the pads of a pool whose kernels meet on its devices.
-    fn of(rows: Rows, members: usize, inbox: PadLayout, limits: &Limits, wish: Wish) -> Option<NormKernel> {
+    pub(in super::super) fn of(
+        rows: Rows,
+        members: usize,
+        inbox: PadLayout,
+        limits: &Limits,
+        wish: Wish,
+    ) -> Option<NormKernel> {
         let (size, threads) = (rows.dtype.size(), rows.threads);
         let wide = threads > MOST_THREADS;
         let typed = match rows.dtype {
@@ -137,7 +142,7 @@ impl NormKernel {
         Some(NormKernel { rows, way, together, spread, blocks, wide, asked, two })
     }
 
-    fn entry(&self) -> Entry {
+    pub(in super::super) fn entry(&self) -> Entry {
         let (module, names) = match self.way {
             Way::Pull => (&NORM_PULL, ["norm_pull_wide_f32", "norm_pull_f32", "norm_pull_f16", "norm_pull_bf16"]),
             _ if self.two => {
@@ -191,36 +196,6 @@ impl NormKernel {
                 "one kernel for sum, residual and norm: rows to their owners and sums to all, through slots"
             }
         }
-    }
-}
-
-impl Group<'_> {
-    /// The kernel that carries these rows out at once, resolved on this device, so that no module has to be loaded
-    /// while peers' kernels wait. None where it does not fit: then it does not on any member.
-    pub(crate) fn norm_in_one(&self, rows: Rows) -> Result<Option<NormKernel>> {
-        let found = self.norm_plan(rows);
-        if let Some(found) = &found {
-            let entry = found.entry();
-            let _: RawFunction = self.dev.worker.function(entry.module, entry.name)?;
-        }
-        Ok(found)
-    }
-
-    /// The same, without a look at the device.
-    pub(crate) fn norm_plan(&self, rows: Rows) -> Option<NormKernel> {
-        let shared = &self.dev.worker.shared;
-        if self.across.is_some() {
-            return None;
-        }
-        let len = rows.rows.checked_mul(rows.cols).filter(|len| *len <= MOST_BYTES / rows.dtype.size())?;
-        let shape = Shape::AllReduce { len };
-        let machine = Machine::of(shared);
-        let group = (self.count(), self.membership.direct);
-        let case = Case::new((machine, self.limits()), group, (rows.dtype, ReduceOp::Sum), Some(&shape), false);
-        if !case.meets_on_devices() {
-            return None;
-        }
-        NormKernel::of(rows, self.count(), shared.signals.get()?.layout(), self.limits(), machine.wish)
     }
 }
 

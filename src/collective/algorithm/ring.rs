@@ -9,7 +9,7 @@
 
 use super::{
     super::kernels::{self, Cut, Round},
-    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ring_cut,
+    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, ring_cut,
 };
 use crate::{
     error::Result,
@@ -45,7 +45,7 @@ impl Algorithm for Ring {
             }
             _ => Scratch::None,
         };
-        Needs { meeting: Meeting::Kernels { launches: 1, in_full: true }, scratch }
+        Needs { meeting: MeetBy::Kernels { launches: 1, in_full: true }, scratch }
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {

@@ -28,7 +28,7 @@ use super::{
         launch::{self, Combination},
         request::RemotePtr,
     },
-    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ring_cut,
+    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, ring_cut,
 };
 use crate::{
     error::Result,
@@ -73,7 +73,7 @@ impl Algorithm for RingCe {
             Some(Shape::AllReduce { len }) => ring_cut::chunk(0, case.members, *len, case.dtype.size()).len(),
             _ => 0,
         };
-        Needs { meeting: Meeting::Events, scratch: Scratch::device(std::iter::once(largest * case.dtype.size())) }
+        Needs { meeting: MeetBy::Events, scratch: Scratch::device(std::iter::once(largest * case.dtype.size())) }
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {
@@ -136,7 +136,7 @@ impl Ring<'_> {
                 let last = step == n - 2;
                 self.add(&range, scratch, factor.filter(|_| last))?;
             }
-            member.executor.send_step(next, member.record()?)?;
+            member.send_step(next, member.record()?)?;
         }
         for step in 0..n - 1 {
             member.await_step(previous)?;
@@ -145,10 +145,10 @@ impl Ring<'_> {
                 self.fetch(self.peer, &range, self.at(self.own, &range))?;
             }
             if step < n - 2 {
-                member.executor.send_step(next, member.record()?)?;
+                member.send_step(next, member.record()?)?;
             }
         }
-        member.executor.send_step(previous, member.record()?)?;
+        member.send_step(previous, member.record()?)?;
         member.await_step(next)
     }
 
@@ -159,7 +159,7 @@ impl Ring<'_> {
     /// Copies a chunk of a buffer to this device.
     fn fetch(&self, from: RemotePtr, range: &Range<usize>, to: RemotePtr) -> Result<()> {
         let (from, bytes) = (self.at(from, range), range.len() * self.member.request.dtype.size());
-        self.member.executor.copy(self.member.stream, to, from, bytes)
+        self.member.copy(self.member.stream, to, from, bytes)
     }
 
     /// Adds the arrived partial sum to the own chunk, and multiplies the result by the factor, if there is one.

@@ -7,7 +7,7 @@
 
 use super::{
     super::{
-        choose::KernelBarrier,
+        case::KernelBarrier,
         kernels::{self, Moves, Role, Stage, Staged},
     },
     About, Algorithm, Case, Matched, Member, Needs,

@@ -14,7 +14,7 @@ use super::{
         launch::{self, Combination},
         request::RemotePtr,
     },
-    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, shm,
+    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, shm,
 };
 use crate::{
     driver::Address,
@@ -55,7 +55,7 @@ impl Algorithm for ShmEvents {
         });
         // Each lane has whole cache lines.
         let lines = case.members * GRAIN;
-        Needs { meeting: Meeting::Host, scratch: Scratch::Host((bytes + lines).min(ROOM.max(lines))) }
+        Needs { meeting: MeetBy::Host, scratch: Scratch::Host((bytes + lines).min(ROOM.max(lines))) }
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {

@@ -8,7 +8,7 @@
 
 use super::{
     super::{
-        choose::Bulk,
+        case::Bulk,
         kernels::{self, Parcels, Pieces},
         launch,
     },

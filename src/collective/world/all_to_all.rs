@@ -6,9 +6,9 @@
 
 use super::{
     super::{
-        meet::value_of,
         request::Request,
         transport::{Message, Tag, Transport},
+        values::value_of,
     },
     hops,
     trip::{Trip, part},

@@ -34,8 +34,9 @@
 
 use super::{
     super::{
-        algorithm::Meeting,
-        choose::{Case, Machine, choose},
+        algorithm::MeetBy,
+        case::{Case, Machine},
+        choose::choose,
         transport::{DeviceTransport, Overlap},
     },
     cut::Cut,
@@ -86,13 +87,13 @@ pub(super) fn cuts<'c>(
 /// Whether the kernels of a step inside that wait for each other, and so many blocks, fit on each device at once.
 fn has_room(trip: &Trip<'_, '_>, cut: &Cut<'_>, inside: &Inside<'_>, blocks: u32) -> bool {
     let (shared, here) = (&trip.group.dev.worker.shared, &trip.here);
-    let limits = here.limits().overlapping();
+    let limits = here.meeting().limits().overlapping();
     let most = |shape: Shape, reduce: Option<ReduceOp>| {
         let (machine, group) = (Machine::of(shared), (here.count(), here.membership.direct));
         let of = (inside.dtype, reduce.unwrap_or(ReduceOp::Sum));
         let case = Case::new((machine, &limits), group, of, Some(&shape), false);
         let algorithm = choose(&case).0;
-        let waits = matches!(algorithm.needs(&case).meeting, Meeting::Kernels { .. });
+        let waits = matches!(algorithm.needs(&case).meeting, MeetBy::Kernels { .. });
         if waits { algorithm.blocks(&case) } else { 0 }
     };
     let inside = most((inside.before)(cut), inside.reduce).max(most((inside.after)(cut), None));

@@ -12,6 +12,7 @@
 use super::{
     super::{
         Group,
+        meeting::note_call,
         transport::{Arrival, MOST_NOTE, OUTBOX, Place},
     },
     road::{Again, Held, Road, Until},
@@ -121,7 +122,7 @@ impl Group<'_> {
         let trip = Trip::new(self, across, call, false)?;
         let road = Road::new(&trip, across.places[self.rank], across.places[to])?;
         self.dev.worker.handle.progress.advance();
-        self.note_call(call);
+        note_call(self.dev, call);
         let head = head(shipment, call.site);
         let mut first = Vec::new();
         let note = if head.len() < MOST_NOTE {
@@ -165,7 +166,7 @@ impl Group<'_> {
         let trip = Trip::new(self, across, call, false)?;
         let road = Road::new(&trip, across.places[from], across.places[self.rank])?;
         self.dev.worker.handle.progress.advance();
-        self.note_call(call);
+        note_call(self.dev, call);
         let pair = Pair::new(self, across, call, label, from, self.rank);
         let commit = trip.done(trip.scope.meet(pair.arrival(pair.members[1], call, Vec::new())))?;
         let (number, sender) = (commit.number, across.places[from].host);

@@ -61,7 +61,7 @@ mod way;
 
 pub use registered::Registered;
 
-use super::{Group, request::Request, transport::Place};
+use super::{Group, meeting, request::Request, transport::Place};
 use crate::{
     Device,
     error::{Error, Result},
@@ -168,7 +168,7 @@ impl Device {
         let rank_here = |place: &Place| gang.members().iter().position(|&member| member == place.device);
         let here = places.iter().filter(|place| place.host == own);
         let ranks: SmallVec<[usize; 8]> = here.filter_map(rank_here).collect();
-        let local = self.membership(&ranks);
+        let local = meeting::membership(self, &ranks);
         if ranks.len() == places.len() {
             return Ok(Group { dev: self, membership: local, rank, across: None });
         }

@@ -254,7 +254,7 @@ impl<'g, 'd> Trip<'g, 'd> {
     /// Returns what the members of this process have told each other, and the commit. `note` is for all processes.
     pub fn meet(&self, payload: Payload, note: impl FnOnce(&Told) -> Vec<u8>) -> Result<(Told, Commit)> {
         let (dev, across) = (self.group.dev, self.across);
-        let told = self.here.meet(self.call.clone(), payload, false)?;
+        let told = self.here.meeting().meet(self.call.clone(), payload, false)?;
         let note = if across.here == 0 { note(&told) } else { Vec::new() };
         debug_assert!(note.len() <= MOST_NOTE);
         let number = self.next_number();

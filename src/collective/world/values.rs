@@ -2,7 +2,7 @@
 //! long for that, by an all_gather of the devices.
 
 use super::{
-    super::{Group, meet::value_of, ops::between, transport::MOST_NOTE},
+    super::{Group, ops::between, transport::MOST_NOTE, values::value_of},
     trip::Trip,
 };
 use crate::{
@@ -41,7 +41,7 @@ impl Group<'_> {
         let _here = self.dev.worker.handle.enter(call.op, call.site);
         let value = Payload::Value(Contained::new(Box::new(own)));
         let Some(across) = &self.across else {
-            return Ok(self.meet(call.clone(), value, false)?.iter().map(|told| value_of(told)).collect());
+            return Ok(self.meeting().meet(call.clone(), value, false)?.iter().map(|told| value_of(told)).collect());
         };
         let trip = Trip::new(self, across, call, false)?;
         let (told, commit) = trip.meet(value, |told| {

@@ -12,8 +12,8 @@ use super::{
 use crate::{
     Element, ReduceOp,
     collective::{
-        algorithm::{About, Algorithm, Matched, Meeting, Member, Needs, Scratch},
-        choose::Case,
+        algorithm::{About, Algorithm, Matched, MeetBy, Member, Needs, Scratch},
+        case::Case,
         kernels::{Entry, code, eights},
     },
     error::Result,
@@ -70,7 +70,7 @@ impl<T: Parameter> Algorithm for OneKernel<'_, T> {
     fn needs(&self, _: &Case<'_>) -> Needs {
         let sums = if self.norm.is_some() { self.len.div_ceil(CHUNK) * size_of::<f64>() } else { 0 };
         Needs {
-            meeting: Meeting::Kernels { launches: 1, in_full: true },
+            meeting: MeetBy::Kernels { launches: 1, in_full: true },
             scratch: Scratch::device(std::iter::once(sums)),
         }
     }

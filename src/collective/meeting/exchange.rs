@@ -1,13 +1,12 @@
 //! Sends messages between the members of a group, receives them, and wakes the threads that wait for them.
 //!
-//! [`meet`](super::meet) exchanges descriptors with this file, and [`execute`](super::execute) the steps of a
-//! collective. Messages go through the rings of [`mailbox`](crate::fabric::mailbox), or to all members at once by
-//! [`broadcast`](crate::fabric::broadcast).
+//! [Descriptors](super::descriptors) go this way, and the steps of algorithms that wait by events: through the rings of
+//! [`mailbox`](crate::fabric::mailbox), or to all members at once by [`broadcast`](crate::fabric::broadcast).
 //!
 //! A wake-up costs a fence even when no thread sleeps. So a member that sends to all, or receives from all, makes one
 //! fence for all ([`EventCount::notify_all`]).
 
-use super::Group;
+use super::{Meeting, absent, everyone};
 use crate::{
     Event,
     error::{Error, Result},
@@ -33,16 +32,16 @@ fn unless_absent<R>(result: Result<R>, absent: &mut Option<Error>) -> Result<Opt
     }
 }
 
-impl Group<'_> {
+impl Meeting<'_> {
     /// Tells a peer that a step is done once this event has passed.
-    pub(super) fn post_step(&self, call: &Call, member: usize, done: Event) -> Result<()> {
+    pub(in super::super) fn post_step(&self, call: &Call, member: usize, done: Event) -> Result<()> {
         let posted = self.enqueue(call, member, Body::Step(done));
         self.wake([member]);
         posted
     }
 
     /// Waits on the host until a peer has submitted a step. Returns the event of that step.
-    pub(super) fn receive_step(&self, call: &Call, member: usize) -> Result<Event> {
+    pub(in super::super) fn receive_step(&self, call: &Call, member: usize) -> Result<Event> {
         let Body::Step(done) = self.receive(call, member)? else {
             unreachable!("a committed collective is carried through before the next call")
         };
@@ -96,7 +95,7 @@ impl Group<'_> {
                 Err(ring::Full(back)) => {
                     message = Some(back);
                     // A member that has left makes no room any more.
-                    gang.has_left(rank).then(|| Err(self.absent(call, rank)))
+                    gang.has_left(rank).then(|| Err(absent(dev, call, rank)))
                 }
             }
         };
@@ -180,7 +179,7 @@ impl Group<'_> {
             match self.poll(member) {
                 Ok(Some(body)) => Some(Ok(body)),
                 Ok(None) if !left => None,
-                Ok(None) | Err(NewerGang) => Some(Err(self.absent(call, rank))),
+                Ok(None) | Err(NewerGang) => Some(Err(absent(dev, call, rank))),
             }
         })?;
         self.wake([member]);
@@ -192,41 +191,16 @@ impl Group<'_> {
     fn poll(&self, member: usize) -> Result<Option<Body>, NewerGang> {
         let (worker, session) = (&self.dev.worker, &self.dev.session);
         let sender = (&*session.gang, self.ranks()[member]);
-        let message = worker.endpoint.borrow_mut().poll(self.ordinal(member), sender, &session.broadcasts)?;
+        let message = worker.endpoint.borrow_mut().poll(self.ordinals()[member], sender, &session.broadcasts)?;
         let Some(Message { body, from, .. }) = message else { return Ok(None) };
         worker.handle.take_over(from.as_deref());
         Ok(Some(match body {
             Body::Broadcast(words) => {
                 // Only the group of all members broadcasts. This member may be calling another group.
-                let members = if self.is_everyone() { self.packed() } else { self.dev.everyone().packed() };
-                Body::Compact(CompactDescriptor::of_words(words, members))
+                let members = if self.is_everyone() { self.membership.packed } else { everyone(self.dev).packed };
+                Body::Compact(CompactDescriptor::of_words(words, members.expect("it has been broadcast")))
             }
             body => body,
         }))
-    }
-
-    /// The error for a member whose closure has ended.
-    pub(super) fn absent(&self, call: &Call, rank: usize) -> Error {
-        let gang = &self.dev.session.gang;
-        let (last, b_site) = gang.last_words(rank);
-        let b_call = match last {
-            Some(op) => format!("nothing more (its closure had ended) after {op}"),
-            None => "nothing (its closure had ended) in the scope that was started".to_owned(),
-        };
-        Error::Mismatch {
-            what: "participation",
-            a: self.dev.index(),
-            a_call: call.to_string(),
-            a_site: call.site,
-            b: gang.device(rank),
-            b_call,
-            b_site,
-        }
-    }
-
-    /// Notes a call, for reports on a member that has left or makes no progress.
-    pub(super) fn note_call(&self, call: &Call) {
-        self.dev.worker.calls.note(call.op, call.site);
-        self.dev.session.last_call.set(Some((call.op, call.site)));
     }
 }

@@ -1,15 +1,13 @@
-//! The meeting: every member tells every other one what it is about to do, before any member does it.
+//! Every member tells every other one its call, before any of them carries it out.
 //!
 //! A member sends its descriptor to all others, then reads theirs. When it has read all and they match, it commits the
-//! sequence number on the gang's word ([`commit`](super::commit)). `execute` and `replay` call this file, and
-//! users do for `barrier` and `exchange`; it sends and receives through [`exchange`](super::exchange).
+//! sequence number on the group's word ([`commit`](super::commit)).
 //!
 //! Invariant: a collective runs on all members or on none. A member that fails before the commit aborts the gang's word
 //! for all. A mismatch is found by every member alike, and no buffer is touched.
 
-use super::{Group, face::collectives, request::Request};
+use super::{super::request::Request, Meeting, note_call};
 use crate::{
-    contain::Contained,
     driver::Address,
     error::{Error, Result},
     fabric::{
@@ -21,7 +19,7 @@ use crate::{
     },
 };
 use smallvec::{SmallVec, smallvec};
-use std::{borrow::Cow, panic::Location, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
 /// The members' descriptors, by rank.
 #[allow(
@@ -37,7 +35,7 @@ impl Descriptors {
     /// Meets the others for a collective whose kernels wait for each other. With `commits`, the launch gate is open
     /// when this returns `Ok`. Either all members send full descriptors (`in_full`), or all send compact ones.
     pub(crate) fn of(
-        group: &Group<'_>,
+        meeting: &Meeting<'_>,
         request: &Request,
         scratch: Option<&Area>,
         in_full: bool,
@@ -46,20 +44,20 @@ impl Descriptors {
         let address = |side| request.area(side).map_or(0, |area| area.address);
         let addresses = [Side::Source, Side::Destination].map(address);
         let fits = !in_full && request.shape.is_some();
-        match fits.then(|| CompactDescriptor::of(&request.call, group.packed(), addresses)).flatten() {
-            Some(own) => group.meet_compact(own, &request.call, commits).map(Descriptors::Compact),
+        match fits.then(|| CompactDescriptor::of(&request.call, meeting.packed(), addresses)).flatten() {
+            Some(own) => meeting.meet_compact(own, &request.call, commits).map(Descriptors::Compact),
             None => {
                 let exposed = Exposed { scratch: scratch.map(RecvScratch::of), ..request.expose(None) };
-                group.meet(request.call.clone(), Payload::Memory(exposed), commits).map(Descriptors::Full)
+                meeting.meet(request.call.clone(), Payload::Memory(exposed), commits).map(Descriptors::Full)
             }
         }
     }
 
     /// The shape of the collective: the request's, or what the members' descriptors give together.
-    pub(crate) fn shape<'r>(&self, group: &Group<'_>, request: &'r Request) -> Result<Cow<'r, Shape>> {
+    pub(crate) fn shape<'r>(&self, meeting: &Meeting<'_>, request: &'r Request) -> Result<Cow<'r, Shape>> {
         match (&request.shape, self) {
             (Some(shape), _) => Ok(Cow::Borrowed(shape)),
-            (None, Descriptors::Full(all)) => group.shape(all).map(Cow::Owned),
+            (None, Descriptors::Full(all)) => meeting.shape(all).map(Cow::Owned),
             (None, Descriptors::Compact(_)) => unreachable!("a compact descriptor is of a shape that is known"),
         }
     }
@@ -92,7 +90,7 @@ impl Descriptors {
     }
 }
 
-impl Group<'_> {
+impl Meeting<'_> {
     /// Meets all members of the group. Returns their descriptors by rank, with this member's own. After `Ok` the call
     /// is committed: every member carries it out. `spins`: by kernels that wait for each other.
     pub(crate) fn meet(&self, call: Call, payload: Payload, spins: bool) -> Result<SmallVec<[Arc<Descriptor>; 8]>> {
@@ -102,7 +100,7 @@ impl Group<'_> {
         }
         let gang = &dev.session.gang;
         gang.check()?;
-        self.note_call(&call);
+        note_call(dev, &call);
         dev.worker.handle.progress.advance();
         let own = Arc::new(Descriptor { call, group: self.ranks().clone(), payload });
         // A member that has left spoils this meeting, but not the next one of the members that stay. So this member
@@ -147,7 +145,7 @@ impl Group<'_> {
         let gang = &dev.session.gang;
         dev.worker.shared.check_kernels(gang);
         gang.check()?;
-        self.note_call(call);
+        note_call(dev, call);
         let mut absent = None;
         if !self.post_broadcast(&own) {
             self.post_to_all(call, || Body::Compact(own), &mut absent)?;
@@ -179,11 +177,6 @@ impl Group<'_> {
         Ok(all)
     }
 
-    /// Ordinals of the members, packed, and their number. Only small pools have kernels that wait for each other.
-    pub(crate) fn packed(&self) -> (u64, u8) {
-        self.membership.packed.expect("kernels wait for each other in small pools only")
-    }
-
     /// Whether a compact descriptor was sent in this group.
     fn is_group_of(&self, theirs: &CompactDescriptor) -> bool {
         self.membership.packed == Some(theirs.members())
@@ -204,24 +197,6 @@ impl Group<'_> {
         let error = self.mismatch("group", (self.rank, call), (member, theirs));
         self.dev.session.gang.poison(self.dev.index(), error.clone());
         error
-    }
-
-    /// The error for two members' calls that differ in `what`.
-    pub(super) fn mismatch(
-        &self,
-        what: &'static str,
-        (a, first): (usize, &Call),
-        (b, second): (usize, &Call),
-    ) -> Error {
-        Error::Mismatch {
-            what,
-            a: self.ordinal(a),
-            a_call: first.to_string(),
-            a_site: first.site,
-            b: self.ordinal(b),
-            b_call: second.to_string(),
-            b_site: second.site,
-        }
     }
 
     /// Of `all_to_all_v`: the shape, from all members' counts.
@@ -245,68 +220,5 @@ impl Group<'_> {
             *b_call = format!("all_to_all_v({into} elements from member {a})");
         }
         error
-    }
-}
-
-collectives! {
-    /// Meetings on the host.
-    errors " `Mismatch`, `Timeout`, `Aborted`.";
-
-    /// Waits on the host until every member has called it. It says nothing about work on the devices.
-    fn barrier(&self) -> Result<()> {
-        let call = Call::new("barrier");
-        if let Some(across) = &self.across {
-            return self.barrier_across(across, &call);
-        }
-        let Some(members) = self.membership.packed else { return self.meet(call, Payload::Nothing, false).map(drop) };
-        self.dev.not_in_graph(call.op)?;
-        self.dev.worker.handle.progress.advance();
-        self.meet_compact(CompactDescriptor::of_barrier(&call, members), &call, false).map(drop)
-    }
-
-    /// Gives a host value to every member and returns all members' values, in rank order. The values are `'static`:
-    /// otherwise one device's borrow could be handed to another.
-    example {
-        /// ```
-        /// # use gpu_pool::GpuPool;
-        /// let pool = GpuPool::builder().host(3).build()?;
-        /// let all = pool.run(|dev, shard| dev.exchange(shard.index() * 10))?;
-        /// assert_eq!(all[2], [0, 10, 20]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
-    fails " Values of different types are a `Mismatch`, too.";
-    fn exchange<T>(&self, value: T) -> Result<Vec<T>>
-    where [T: Clone + Send + Sync + 'static]
-    {
-        self.exchange_from(Origin::default(), value)
-    }
-}
-
-impl Group<'_> {
-    /// [`exchange`](Self::exchange) of a caller that all members must have in common.
-    #[track_caller]
-    pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
-        let _here = self.dev.worker.handle.enter("exchange", Location::caller());
-        let call = Call::new("exchange").of_type::<T>().from(origin);
-        if self.across.is_some() {
-            return Err(no_value(&call));
-        }
-        let all = self.meet(call, Payload::Value(Contained::new(Box::new(value))), false)?;
-        Ok(all.iter().map(|descriptor| value_of(descriptor)).collect())
-    }
-}
-
-/// The error for a value of any type that would have to go to another process.
-pub(super) fn no_value(call: &Call) -> Error {
-    let of = call.of.map_or("the value", |(_, of)| of);
-    let why = format_args!("{of} cannot go to another process: `exchange_serde` takes values that serde can write");
-    Error::invalid_at(call.site, call.op, why)
-}
-
-pub(super) fn value_of<T: Clone + 'static>(descriptor: &Descriptor) -> T {
-    match &descriptor.payload {
-        Payload::Value(value) => value.downcast_ref::<T>().cloned().expect("the meeting compared the types"),
-        _ => unreachable!("the meeting compared the operations"),
     }
 }

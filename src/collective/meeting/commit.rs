@@ -1,12 +1,12 @@
 //! The commit of a collective: the point from which on every member carries it out.
 //!
-//! [`meet`](super::meet) commits when all descriptors match. For collectives whose kernels wait for each other it also
-//! opens the launch gate ([`gate`]).
+//! The [meeting](super::descriptors) commits when all descriptors match. For collectives whose kernels wait for each
+//! other it also opens the launch gate ([`gate`]).
 //!
 //! Invariant: commit and abort of a sequence number are one compare-and-swap on one word for all members. A member that
 //! commits to a launch either launches or notes the barrier as skipped, whatever fails in between.
 
-use super::Group;
+use super::Meeting;
 use crate::{
     Device,
     driver::gate,
@@ -30,7 +30,7 @@ pub(crate) struct LaunchWindow {
 
 impl LaunchWindow {
     /// The device has met its peers, and the gate is open.
-    pub(super) fn of(dev: &Device) -> Self {
+    pub(in super::super) fn of(dev: &Device) -> Self {
         LaunchWindow { shares: dev.worker.handle.sharers > 1 }
     }
 }
@@ -46,7 +46,7 @@ impl Drop for LaunchWindow {
     }
 }
 
-impl Group<'_> {
+impl Meeting<'_> {
     /// Commits the next collective, unless the gang has failed first. From now on every member carries it out. `spins`:
     /// by kernels that wait for each other.
     pub(super) fn commit(&self, spins: bool) -> Result<()> {
@@ -101,7 +101,12 @@ impl Group<'_> {
     /// before it, or this member, saw that the gang has failed, `owed` is skipped. `blocks` are what peers' kernels
     /// touch.
     #[cold]
-    pub(super) fn skip_launch(&self, number: u64, owed: SkippedBarrier, blocks: impl Iterator<Item = BlockRef>) {
+    pub(in super::super) fn skip_launch(
+        &self,
+        number: u64,
+        owed: SkippedBarrier,
+        blocks: impl Iterator<Item = BlockRef>,
+    ) {
         if self.word().committed() >= number {
             let worker = &self.dev.worker;
             gate::launches().close(1);

@@ -1,0 +1,238 @@
+//! A [`Case`]: one call of a collective, as all its members see it alike. [`choose`](super::choose) and the algorithms
+//! decide by it.
+//!
+//! Invariant: it holds plain data only, of what all members have in common: the call, the group, the pool.
+
+use super::{meeting::Meeting, request::Request};
+use crate::{
+    fabric::{
+        layout::{MOST, PadLayout},
+        limits::Limits,
+        plan::Shape,
+        tiling::GRAIN,
+        types::{Algorithm as Wish, DType, ReduceOp, ReduceOrder},
+    },
+    thread::worker::Shared,
+};
+
+/// Where the kernels of several devices can wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KernelBarrier {
+    /// Nowhere: events order them.
+    None,
+    /// In the devices' memory, which all devices of the pool can access. The LL algorithm carries up to `ll` bytes to
+    /// one peer, the eager algorithm up to `eager`, an inbox takes up to `inbox` of one trip, or pieces of up to
+    /// `inbox_slot`.
+    OnDevices { ll: usize, eager: usize, inbox: usize, inbox_slot: usize },
+    /// In page-locked memory of the host. The LL algorithm carries up to `ll` bytes to one peer.
+    InHost { ll: usize },
+    /// On software GPUs, and by inboxes only, as on devices.
+    OnSoftware { inbox: usize, inbox_slot: usize },
+}
+
+/// What a pool's devices can do, and what its builder asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    /// The devices are software GPUs. They gain nothing from kernels that wait for each other, and do it only when
+    /// asked for inboxes.
+    pub software: bool,
+    pub virtual_time: bool,
+    pub barrier: KernelBarrier,
+    /// Every device has a GPU of its own. Known only where kernels wait for each other in the host's memory; else
+    /// false.
+    pub alone: bool,
+    /// [`Builder::algorithm`](crate::Builder::algorithm).
+    pub wish: Wish,
+    /// Sums are in rank order, whatever the algorithm.
+    pub rank_order: bool,
+}
+
+impl Machine {
+    /// The capabilities of a pool, and the wishes of its builder.
+    pub(crate) fn of(shared: &Shared) -> Machine {
+        let handle = &shared.handles[0];
+        let barrier = match shared.signals.get() {
+            None => KernelBarrier::None,
+            Some(pad) if pad.have_stages() => KernelBarrier::InHost { ll: pad.ll_bytes() },
+            Some(pad) if pad.layout().registers > 0 => {
+                let PadLayout { inbox, inbox_slot, .. } = pad.layout();
+                KernelBarrier::OnSoftware { inbox, inbox_slot }
+            }
+            Some(pad) => {
+                let (ll, eager, PadLayout { inbox, inbox_slot, .. }) =
+                    (pad.ll_bytes(), pad.eager_bytes(), pad.layout());
+                KernelBarrier::OnDevices { ll, eager, inbox, inbox_slot }
+            }
+        };
+        Machine {
+            software: handle.driver.info().compute_capability == (0, 0),
+            virtual_time: handle.in_virtual_time(),
+            barrier,
+            alone: matches!(barrier, KernelBarrier::InHost { .. })
+                && shared.handles.iter().all(|handle| handle.sharers == 1),
+            wish: shared.algorithm,
+            rank_order: shared.reduce_order == ReduceOrder::Rank,
+        }
+    }
+}
+
+/// Work that keeps all links busy in both directions. (A broadcast of two members is counted with it.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bulk {
+    /// Parts of sums go to their owners, and the sums come back.
+    Sums,
+    /// Parts of sums go to their owners, and stay there.
+    Parts,
+    /// Nothing is added up.
+    Moves,
+}
+
+/// One call, as all its members see it alike. [`Algorithm::fits`](super::algorithm::Algorithm::fits) and its siblings
+/// decide by it.
+pub(crate) struct Case<'a> {
+    pub machine: Machine,
+    /// The limits for so many members; or those of [`overlapping`](Limits::overlapping).
+    pub limits: &'a Limits,
+    pub members: usize,
+    /// Whether all members have access to each other's memory.
+    pub direct: bool,
+    pub dtype: DType,
+    pub reduce: ReduceOp,
+    /// None for `all_to_all_v`: its shape is known when the members have met.
+    pub shape: Option<&'a Shape>,
+    /// Whether the call is captured in a graph. By a kernel it stays one launch and one meeting. The bits do not depend
+    /// on it.
+    pub captured: bool,
+    /// Bytes of the largest buffer.
+    pub bytes: usize,
+    /// The bytes that one member sends to another in packets; none if the parts are not all of one size.
+    pub packets: Option<usize>,
+    /// Whether packets carry whole buffers to all members, more than is needed.
+    pub whole: bool,
+}
+
+impl<'a> Case<'a> {
+    /// A request of a member, within these limits.
+    pub(super) fn of(meeting: &Meeting<'_>, request: &'a Request, limits: &'a Limits) -> Case<'a> {
+        let machine = Machine::of(&meeting.dev.worker.shared);
+        Case::new(
+            (Machine { rank_order: machine.rank_order || request.rank_order, ..machine }, limits),
+            (meeting.count(), meeting.membership.direct),
+            (request.dtype, request.reduce),
+            request.shape.as_ref(),
+            meeting.dev.recording.is_some(),
+        )
+    }
+
+    pub(crate) fn new(
+        (machine, limits): (Machine, &'a Limits),
+        (members, direct): (usize, bool),
+        (dtype, reduce): (DType, ReduceOp),
+        shape: Option<&'a Shape>,
+        captured: bool,
+    ) -> Case<'a> {
+        let size = dtype.size();
+        // Packets of two ranks differ only in where they begin, which nothing here depends on.
+        let packets = shape.and_then(|shape| shape.packets(members, 0));
+        Case {
+            machine,
+            limits,
+            members,
+            direct,
+            dtype,
+            reduce,
+            shape,
+            captured,
+            bytes: shape.map_or(0, |shape| shape.len(members).saturating_mul(size)),
+            packets: packets.map(|packets| packets.each * size),
+            whole: packets.is_some_and(|packets| packets.are_whole()),
+        }
+    }
+
+    /// The kind of work for which copy engines, or kernels that only write, may be the fastest.
+    pub(crate) fn bulk(&self) -> Option<Bulk> {
+        match self.shape? {
+            // Only the root would send.
+            Shape::Broadcast { .. } if self.members > 2 => None,
+            Shape::AllReduce { .. } => Some(Bulk::Sums),
+            Shape::ReduceScatter { .. } => Some(Bulk::Parts),
+            Shape::AllGather { .. } | Shape::Broadcast { .. } | Shape::AllToAll { .. } => Some(Bulk::Moves),
+            Shape::Reduce { .. } | Shape::Gather { .. } | Shape::Scatter { .. } => None,
+        }
+    }
+
+    /// Whether it adds up elements of several members, so that each member can own a part of the sum.
+    pub(crate) fn sums(&self) -> bool {
+        self.members > 1 && self.shape.is_some_and(Shape::sums)
+    }
+
+    /// Whether a ring can carry it out.
+    pub(crate) fn rings(&self) -> bool {
+        matches!(self.shape, Some(Shape::AllReduce { .. }))
+            && matches!((self.dtype, self.reduce), (DType::F32 | DType::F64, ReduceOp::Sum | ReduceOp::Avg))
+            && self.members > 1
+            && !self.machine.rank_order
+    }
+
+    /// Whether speed decides: on GPUs, unless the builder asked for one kernel.
+    pub(crate) fn auto(&self) -> bool {
+        !self.machine.software && self.members > 1 && self.machine.wish != Wish::Direct
+    }
+
+    /// Whether a kernel can name all members. Software GPUs name any number.
+    pub(crate) fn nameable(&self) -> bool {
+        self.machine.software || self.members <= MOST
+    }
+
+    /// Whether the members' kernels can wait for each other in the devices' memory. (A pool without full peer access
+    /// has its pads in the host's memory. Flags there are slow, so a group with peer access does not use them.)
+    pub(crate) fn meets_on_devices(&self) -> bool {
+        let meets = matches!(self.machine.barrier, KernelBarrier::OnDevices { .. });
+        self.direct && (2..=MOST).contains(&self.members) && meets
+    }
+
+    /// The inboxes by which the members' kernels can wait for each other, if they can: most bytes in one trip, and of a
+    /// slot.
+    pub(crate) fn inboxes(&self) -> Option<(usize, usize)> {
+        let among = self.direct && (2..=MOST).contains(&self.members);
+        match self.machine.barrier {
+            KernelBarrier::OnDevices { inbox, inbox_slot, .. } | KernelBarrier::OnSoftware { inbox, inbox_slot } => {
+                among.then_some((inbox, inbox_slot))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the members' kernels wait for each other in the host's memory, since some have no access to a peer's
+    /// memory.
+    pub(crate) fn meets_in_host(&self) -> bool {
+        !self.direct && self.members > 1 && matches!(self.machine.barrier, KernelBarrier::InHost { .. })
+    }
+
+    /// Whether it is captured, and kernels can carry it out in the graph.
+    pub(crate) fn held(&self) -> bool {
+        self.captured && self.meets_on_devices()
+    }
+
+    /// Whether copy engines are the fastest at this size.
+    pub(crate) fn engines(&self) -> bool {
+        let from = match self.bulk() {
+            Some(Bulk::Sums) => self.limits.exchange_ce,
+            Some(Bulk::Parts) => self.limits.exchange_ce_parts,
+            Some(Bulk::Moves) => self.limits.ce,
+            None => usize::MAX,
+        };
+        self.auto() && self.bytes >= from
+    }
+
+    /// Bytes of the largest part of any member.
+    pub(crate) fn largest(&self) -> usize {
+        let size = self.dtype.size();
+        self.shape.map_or(0, |shape| shape.largest(self.members, GRAIN / size).saturating_mul(size))
+    }
+
+    /// Whether the builder asked for this public algorithm.
+    pub(crate) fn wants(&self, wish: Wish) -> bool {
+        self.machine.wish == wish
+    }
+}

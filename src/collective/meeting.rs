@@ -1,0 +1,135 @@
+//! A meeting: the members of one process come together for one call, before any of them carries it out.
+//!
+//! A [`Meeting`] is one member's side of it. [`descriptors`] tells all members what this one calls and compares, by the
+//! messages of [`exchange`]; [`commit`] is the point from which on all members carry the call out, or none does.
+//! [`execute`](super::execute), [`replay`](super::replay) and the methods of [`Group`](super::Group) hold meetings. A
+//! meeting knows no algorithm.
+
+pub(super) mod commit;
+pub(super) mod descriptors;
+mod exchange;
+
+use crate::{
+    Device,
+    error::Error,
+    fabric::{call::Call, limits::Limits, membership::Membership, signal_pad::SignalPad},
+    sync::CommitWord,
+};
+use std::{rc::Rc, sync::Arc};
+
+pub(crate) use descriptors::Descriptors;
+
+/// One member's side of the meetings of a group of one process.
+#[derive(Clone, Copy)]
+pub(crate) struct Meeting<'g> {
+    pub(crate) dev: &'g Device,
+    pub(super) membership: &'g Membership,
+    /// This member's rank in the group.
+    pub(crate) rank: usize,
+}
+
+impl<'g> Meeting<'g> {
+    pub(super) fn count(&self) -> usize {
+        self.membership.ranks.len()
+    }
+
+    /// Ordinals in the pool, by rank.
+    pub(super) fn ordinals(&self) -> &'g [usize] {
+        &self.membership.ordinals
+    }
+
+    /// Ranks in the gang, by rank in the group.
+    fn ranks(&self) -> &'g Arc<[usize]> {
+        &self.membership.ranks
+    }
+
+    /// All members but this one. Each member begins with the one after it.
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (n, me) = (self.count(), self.rank);
+        (1..n).map(move |k| (me + k) % n)
+    }
+
+    /// Ordinals of the members, packed, and their number. Only small pools have kernels that wait for each other.
+    pub(super) fn packed(&self) -> (u64, u8) {
+        self.membership.packed.expect("kernels wait for each other in small pools only")
+    }
+
+    /// Whether the group is the whole gang, with the same ranks.
+    fn is_everyone(&self) -> bool {
+        self.membership.word.is_none()
+    }
+
+    /// Where the group's collectives are committed.
+    fn word(&self) -> &'g CommitWord {
+        self.membership.word.as_deref().unwrap_or(self.dev.session.gang.word())
+    }
+
+    /// The number of the group's next collective.
+    pub(super) fn next_number(&self) -> u64 {
+        self.membership.calls.get() + 1
+    }
+
+    /// The limits between the algorithms, for this group.
+    pub(super) fn limits(&self) -> &'g Limits {
+        self.dev.worker.shared.limits().of(self.count())
+    }
+
+    pub(super) fn pad(&self) -> Option<&'g SignalPad> {
+        self.dev.worker.shared.signals.get().map(|pad| &**pad)
+    }
+
+    /// The error for two members' calls that differ in `what`.
+    pub(super) fn mismatch(
+        &self,
+        what: &'static str,
+        (a, first): (usize, &Call),
+        (b, second): (usize, &Call),
+    ) -> Error {
+        Error::Mismatch {
+            what,
+            a: self.ordinals()[a],
+            a_call: first.to_string(),
+            a_site: first.site,
+            b: self.ordinals()[b],
+            b_call: second.to_string(),
+            b_site: second.site,
+        }
+    }
+}
+
+/// The group of these ranks of the gang.
+pub(super) fn membership(dev: &Device, ranks: &[usize]) -> Rc<Membership> {
+    let are_direct = |ordinals: &[usize]| dev.worker.shared.are_direct(ordinals);
+    dev.session.groups.look_up(&dev.session.gang, ranks, are_direct)
+}
+
+/// The group of the whole gang.
+pub(super) fn everyone(dev: &Device) -> Rc<Membership> {
+    let known = dev.session.groups.everyone();
+    known.unwrap_or_else(|| membership(dev, &(0..dev.count()).collect::<Vec<_>>()))
+}
+
+/// The error for a member whose closure has ended; `rank` is its rank in the gang.
+pub(super) fn absent(dev: &Device, call: &Call, rank: usize) -> Error {
+    let gang = &dev.session.gang;
+    let (last, b_site) = gang.last_words(rank);
+    let b_call = match last {
+        Some(op) => format!("nothing more (its closure had ended) after {op}"),
+        None => "nothing (its closure had ended) in the scope that was started".to_owned(),
+    };
+    Error::Mismatch {
+        what: "participation",
+        a: dev.index(),
+        a_call: call.to_string(),
+        a_site: call.site,
+        b: gang.device(rank),
+        b_call,
+        b_site,
+    }
+}
+
+/// Notes a call, for reports on a member that has left or makes no progress.
+pub(super) fn note_call(dev: &Device, call: &Call) {
+    dev.worker.calls.note(call.op, call.site);
+    dev.session.last_call.set(Some((call.op, call.site)));
+}
