@@ -18,6 +18,7 @@ pub(crate) mod signal_pad;
 use crate::{
     Algorithm, Hop, ReduceOrder, Tune,
     collective::hop,
+    driver::observe::{self, Observer},
     driver::{DriverRef, FaultKind, host, module::Module},
     error::{Error, Result, op_site::OpSite},
     fabric::{
@@ -25,7 +26,6 @@ use crate::{
         transport::{Connect, World},
     },
     memory::{BackingChoice, cache::Settings},
-    observe::{self, Observer},
     pool::GpuPool,
     thread::worker,
 };

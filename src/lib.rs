@@ -118,7 +118,7 @@ mod here;
 mod interop;
 mod kernel;
 mod memory;
-mod observe;
+
 mod ops;
 mod panics;
 mod parts;

@@ -27,7 +27,7 @@ use super::{
     launch,
 };
 use crate::{
-    driver::Address,
+    driver::{Address, observe::FailPoint},
     error::{Error, Result},
     fabric::{
         layout::{DeviceBarrier, EMPTY},
@@ -35,7 +35,6 @@ use crate::{
     },
     gang::Gang,
     memory::stream::StreamCore,
-    observe::FailPoint,
     sync::EventCount,
     thread::worker::Worker,
 };

@@ -12,7 +12,7 @@
 
 use crate::{
     Device, Event,
-    driver::Address,
+    driver::{Address, observe::FailPoint},
     error::{Error, Result, op_site::OpSite},
     gang::Gang,
     memory::{
@@ -20,7 +20,6 @@ use crate::{
         staging::{Lane, Lanes, PIECE, Piece},
         stream::StreamCore,
     },
-    observe::FailPoint,
     thread::worker::Worker,
 };
 use std::{cell::RefMut, panic::Location, ptr, sync::Arc, time::Duration};

@@ -18,14 +18,13 @@
 //! stream waits for the pair's stream at the end. So a staged copy is one operation of the caller's stream.
 
 use crate::{
-    driver::{Address, Driver, DriverResult},
+    driver::{Address, Driver, DriverResult, observe::FailPoint},
     error::Result,
     memory::{
         hazard::Access,
         peer_staging::{Buffers, PIECE, PeerStaging},
         stream::StreamCore,
     },
-    observe::FailPoint,
     thread::worker::{Shared, Worker},
 };
 use std::sync::Arc;

@@ -40,6 +40,7 @@ mod gemm;
 pub mod host;
 pub(crate) mod layer;
 pub(crate) mod module;
+pub(crate) mod observe;
 pub(crate) mod route;
 mod types;
 
@@ -47,7 +48,8 @@ mod types;
 pub use gemm::*;
 pub use types::*;
 
-use crate::observe::Watch;
+use observe::Watch;
+
 #[cfg(target_os = "linux")]
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{any::Any, sync::Arc, time::Duration};

@@ -11,9 +11,9 @@ pub use crate::{
     driver::{
         host::timing::{Clock, Cost, HostCall, Machine, Side, Time},
         layer::forward,
+        observe::{Block, FailPoint, HappensBefore, KernelWords, Knowledge, Observer, Token, Touch, Watch, install},
     },
     error::{misuse::edge, op_site::annotate},
-    observe::{Block, FailPoint, HappensBefore, KernelWords, Knowledge, Observer, Token, Touch, Watch, install},
     panics::{Hushed, hush},
     sync::unique_id,
 };

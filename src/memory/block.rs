@@ -15,8 +15,7 @@ use super::{
     heap::Piece,
 };
 use crate::{
-    driver::Address,
-    observe::FailPoint,
+    driver::{Address, observe::FailPoint},
     sync::{CommitWord, Flag, Link as Node, Linked, Mirror, RefCount, Returns},
 };
 use std::{

@@ -4,14 +4,16 @@
 //! faults into errors, and passes knowledge between threads for the checker.
 
 use crate::{
-    driver::{DriverRef, DriverResult, Fault, FaultKind, RawEvent, host},
+    driver::{
+        DriverRef, DriverResult, Fault, FaultKind, RawEvent, host,
+        observe::{FailPoint, Observer, Token, Watch},
+    },
     error::{
         DeviceCall, Error, Result, Site,
         misuse::Report,
         op_site::{OpGuard, OpSite},
     },
     memory::{OutOfMemoryReport, last_call::LastCall, progress::Progress, stream::word::Words},
-    observe::{FailPoint, Observer, Token, Watch},
     sync::{Flag, Spares},
 };
 use once_cell::sync::OnceCell;

@@ -19,9 +19,9 @@ pub(crate) use reserved::Reserved;
 
 use super::handle::DeviceHandle;
 use crate::{
+    driver::observe::{FailPoint, Token},
     error::{Error, Result, Site, op_site::OpSite},
     memory::stream::StreamCore,
-    observe::{FailPoint, Token},
 };
 use history::{Past, merge};
 use parking_lot::Mutex;

@@ -3,7 +3,7 @@
 //! Invariant: a host access waits for every conflicting use by a device first, and the checker learns of it.
 
 use super::{DeviceCopy, PinnedBuffer, UnifiedBuffer, hazard::Access};
-use crate::{error::Result, observe::FailPoint};
+use crate::{driver::observe::FailPoint, error::Result};
 use std::{fmt, panic::Location, slice};
 
 macro_rules! host_access {

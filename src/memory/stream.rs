@@ -10,10 +10,12 @@ mod milestone;
 pub(crate) mod word;
 
 use crate::{
-    driver::{Fault, FaultKind, RawEvent, RawStream},
+    driver::{
+        Fault, FaultKind, RawEvent, RawStream,
+        observe::{FailPoint, Token},
+    },
     error::{Error, Result},
     memory::{handle::DeviceHandle, hazard::OPEN},
-    observe::{FailPoint, Token},
     stall::StallTimer,
     sync::{Flag, Sequence, unique_id},
 };

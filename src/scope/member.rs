@@ -8,12 +8,11 @@
 use crate::{
     Device, Shard,
     collective::barrier,
+    driver::observe::{FailPoint, Token},
     error::{Error, Result},
     fabric::world_link::WorldLink,
     gang::Gang,
     memory::block::InGang,
-    observe::FailPoint,
-    observe::Token,
     panics,
     thread::worker::Worker,
 };

@@ -21,6 +21,7 @@ use crate::{
     contain::contain,
     driver::{
         module::Module,
+        observe::FailPoint,
         route::{PeerReport, Route},
     },
     error::{DeviceCall, Error, Result, Site},
@@ -46,7 +47,6 @@ use crate::{
         staging::Staging,
         stream::StreamCore,
     },
-    observe::FailPoint,
     panics,
     sync::{EventCount, Gate, shim::InCrowd},
 };

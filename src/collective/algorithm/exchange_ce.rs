@@ -33,6 +33,7 @@ use super::{
 };
 use crate::{
     Event,
+    driver::observe::FailPoint,
     error::Result,
     fabric::{
         plan::{Place, Shape, Work},
@@ -40,7 +41,6 @@ use crate::{
         types,
     },
     memory::stream::StreamCore,
-    observe::FailPoint,
 };
 use smallvec::SmallVec;
 use std::{slice, sync::Arc};

@@ -23,7 +23,7 @@
 use super::{super::kernels, About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch};
 use crate::{
     Event,
-    driver::{Address, Driver, DriverResult, RawStream},
+    driver::{Address, Driver, DriverResult, RawStream, observe::FailPoint},
     error::{Error, Result},
     fabric::{
         layout::MOST,
@@ -32,7 +32,6 @@ use crate::{
         tiling::{self, GRAIN, Tiling},
         types,
     },
-    observe::FailPoint,
 };
 use smallvec::SmallVec;
 use std::{ptr, time::Duration};

@@ -16,7 +16,7 @@ use super::super::{
 use crate::{
     Event,
     copy::peer,
-    driver::{Address, KernelArg, Launch, LaunchDims, RawFunction, host::HostGpu},
+    driver::{Address, KernelArg, Launch, LaunchDims, RawFunction, host::HostGpu, observe::FailPoint},
     error::Result,
     fabric::{
         descriptor::{Area, Exposed, RecvScratch},
@@ -29,7 +29,6 @@ use crate::{
     },
     gang::Gang,
     memory::{handle::DeviceHandle, stream::StreamCore},
-    observe::FailPoint,
 };
 use smallvec::SmallVec;
 use std::{cell::Cell, sync::Arc, time::Duration};

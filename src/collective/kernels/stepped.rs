@@ -21,13 +21,15 @@ use super::{
     value,
 };
 use crate::{
-    driver::{Address, HostArg, KernelArg, LaunchDims, host},
+    driver::{
+        Address, HostArg, KernelArg, LaunchDims, host,
+        observe::{self, FailPoint},
+    },
     fabric::{
         layout::{DeviceBarrier, MOST, REGISTERS, SOFTWARE_BLOCKS},
         signal_pad::SignalPad,
     },
     memory::handle::DeviceHandle,
-    observe::{self, FailPoint},
 };
 use inboxes::{Inboxes, Unit, guarded};
 use smallvec::SmallVec;

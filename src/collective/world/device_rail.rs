@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Event,
-    driver::Address,
+    driver::{Address, observe::FailPoint},
     error::{Error, Result},
     fabric::{
         descriptor::Area,
@@ -27,7 +27,6 @@ use crate::{
         types::{DType, ReduceOp},
     },
     memory::hazard::Access,
-    observe::FailPoint,
 };
 use smallvec::{SmallVec, smallvec};
 use std::{mem, ops::Range};

@@ -4,9 +4,8 @@
 
 use super::{ChunkKind, invalid};
 use crate::{
-    driver::{Address, DriverResult, Fault, FaultKind},
+    driver::{Address, DriverResult, Fault, FaultKind, observe::Token},
     memory::handle::DeviceHandle,
-    observe::Token,
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;

@@ -10,7 +10,7 @@
 
 use super::{ATTEMPTS, Cache, GRAIN, Request};
 use crate::{
-    driver::{Address, FaultKind},
+    driver::{Address, FaultKind, observe::FailPoint},
     error::{Error, Result},
     memory::{
         LeakReport,
@@ -18,7 +18,6 @@ use crate::{
         block::{ChunkKind, Origin, release_bytes},
         hazard::History,
     },
-    observe::FailPoint,
 };
 use std::{ops::Range, time::Duration};
 

@@ -3,13 +3,15 @@
 
 use super::{Told, ordinal};
 use crate::{
-    driver::Address,
+    driver::{
+        Address,
+        observe::{self, Block, FailPoint, HappensBefore, Touch},
+    },
     error::Report,
     fabric::{
         layout::{BLOCKS, DeviceBarrier, FLAGS, HEADER, INBOX_SLOTS, MOST},
         signal_pad::{PLACE, REPORT},
     },
-    observe::{self, Block, FailPoint, HappensBefore, Touch},
     sync::{load_word, store_word},
 };
 use once_cell::sync::Lazy;

@@ -7,9 +7,8 @@ use super::{
 };
 use crate::{
     collective::kernels::{Pieces, host_kernels::value, lane::Lane},
-    driver::{Address, HostArg},
+    driver::{Address, HostArg, observe::FailPoint},
     fabric::layout::{INBOX_SLOTS, MOST},
-    observe::FailPoint,
 };
 use smallvec::SmallVec;
 

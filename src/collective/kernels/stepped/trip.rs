@@ -7,9 +7,8 @@ use super::{
 };
 use crate::{
     collective::kernels::{host_kernels::value, lane::Lane},
-    driver::Address,
+    driver::{Address, observe::FailPoint},
     fabric::layout::{MOST, Route},
-    observe::FailPoint,
 };
 use smallvec::SmallVec;
 
