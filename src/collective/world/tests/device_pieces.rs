@@ -11,7 +11,7 @@ use super::super::{
 use super::{numbers, part, sums};
 use crate::lab::prelude::*;
 use crate::lab::{Check, FaultPlan, check::Kind};
-use crate::{DType, Error, ReduceOp, memory::hazard::Access, observe::FailPoint};
+use crate::{DType, Error, ReduceOp, driver::observe::FailPoint, memory::hazard::Access};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::{
