@@ -20,6 +20,6 @@ if [[ $("$tools/bin/cargo-hack" hack --version 2>/dev/null) != "cargo-hack $vers
     rm -rf "$tools/build"
 fi
 export RUSTFLAGS="-D warnings" CARGO_TARGET_DIR=target/oldest
-PATH=$tools/bin:$PATH cargo "$toolchain" hack check --workspace --each-feature --exclude-features default --lib --quiet \
-    --locked
+PATH=$tools/bin:$PATH cargo "$toolchain" hack check --workspace --each-feature --exclude-features default --lib \
+    --quiet --locked
 cargo "$toolchain" check --workspace --all-features --lib --quiet --locked

@@ -14,7 +14,7 @@ if ! command -v mpirun >/dev/null; then
 fi
 
 cargo build "${features[@]}" --example train_digits
-tests=$(cargo test "${features[@]}" --no-run --message-format=json --test cluster |
+tests=$(cargo test "${features[@]}" -p gpu-pool-cluster --no-run --message-format=json --test cluster |
     sed -n 's/.*"executable":"\([^"]*cluster-[^"]*\)".*/\1/p')
 
 # One program on so many processes: `together COUNT PROGRAM ARGUMENT..`.
@@ -65,8 +65,8 @@ killed() {
 suite() (
     echo "--- $1"
     export PATH=${2:+$2:}$PATH GPU_POOL_MPI=$3
-    cargo test "${features[@]}" --quiet --lib -- --nocapture --test-threads=1 \
-        cluster::transport::conformance::processes::mpi
+    cargo test "${features[@]}" -p gpu-pool-cluster --quiet --lib -- --nocapture --test-threads=1 \
+        transport::conformance::processes::mpi
     for processes in 2 3; do
         for devices in 1 2 3; do
             echo "$processes processes of $devices devices"

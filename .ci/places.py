@@ -27,7 +27,7 @@ CRATES = {"gpu_pool": ROOT} | {f"gpu_pool_{path.name}": path for path in sorted(
 TAKES_PLACE = re.compile(
     r"\b(Location::caller|OpSite::(?:here|place)|Error::(?:invalid|wrong_pool|wrong_device|borrowed)|Call::new)\("
 )
-EXTENDED = {"Device", "Group", "GpuPool", "Builder"}
+EXTENDED = {"Device", "DeviceBuffer", "Group", "GpuPool", "Builder"}
 METHOD = re.compile(
     r'<section id="(?:method|tymethod)\.(\w+)" class="method">(.*?)<h4 class="code-header">(.*?)</h4>', re.DOTALL
 )
@@ -49,8 +49,11 @@ def public_functions(folder):
         if kind == "fn":
             declarations = [(name, text, FUNCTION.search(text)[1])]
         elif kind in ("struct", "enum", "union", "trait"):
-            # Of traits those that give the runtime's types further methods.
-            types = EXTENDED & set(re.findall(rf'id="impl-{name}-for-(\w+)', text)) if kind == "trait" else [name]
+            # Of traits those of the crates above that give the runtime's types further methods.
+            types = [name]
+            if kind == "trait":
+                types = EXTENDED.intersection(re.findall(rf'id="impl-{name}-for-(\w+)', text))
+                types = types if folder.name != "gpu_pool" else ()
             # Impls of the standard library's and of other crates' traits return other results.
             own = METHOD.findall(text.split('id="deref-methods-')[0])
             declarations = [(f"{on}::{method}", *rest) for on in types for method, *rest in own]

@@ -18,7 +18,8 @@ use std::{
     time::Instant,
 };
 
-use gpu_pool::{Activation, Device, DeviceBuffer, GpuPool, Matrix, PerDevice, Result};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, PerDevice, Result};
+use gpu_pool_train::{Activation, prelude::*};
 use support::{Bench, MICROSECONDS, Side, gpus};
 
 const BATCH: usize = 30;
@@ -37,7 +38,7 @@ impl Linear {
         let mut y = unsafe { dev.uninit(rows * OUTPUTS)? };
         let weight = Matrix::new(&self.weight, OUTPUTS, INPUTS)?;
         dev.gemm(1.0, Matrix::new(x, rows, INPUTS)?, weight.t(), 0.0, &mut y)?;
-        dev.bias_activation_assign(Activation::Identity, &mut y, &self.bias)?;
+        dev.activation_in_place(Activation::Identity.biased(&self.bias), &mut y)?;
         Ok(y)
     }
 }

@@ -1,6 +1,6 @@
 //! A network for handwritten digits in four stages on four software GPUs (1F1B): `cargo run --example pipeline`.
-use gpu_pool::{Activation, Device, DeviceBuffer as Buffer, GpuPool, Matrix, Result};
-use gpu_pool_train::*;
+use gpu_pool::{Device, DeviceBuffer as Buffer, GpuPool, Matrix, Result};
+use gpu_pool_train::{prelude::*, *};
 struct Layer(Buffer<f32>, Buffer<f32>); // gelu(x w): the weights, 64 x 64, and their gradient
 impl Stage for Layer {
     type Activation = Buffer<f32>;

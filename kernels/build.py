@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Compiles kernels/*.cu to the PTX and cubins under kernels/ptx/, which are committed and embedded in the crate.
+"""Compiles the *.cu of each crate's kernels/ to the PTX and cubins in its ptx/, which are committed and embedded.
 
 They are packed, each as the length (32 bits, little-endian) and one LZ4 block. PLAIN is there as text, too.
 
-    python3 kernels/build.py            write kernels/ptx/
-    python3 kernels/build.py --check    rebuild and compare byte for byte; exit 1 and name what differs
+    python3 kernels/build.py                   write all ptx/
+    python3 kernels/build.py --check           rebuild and compare byte for byte; exit 1 and name what differs
+    python3 kernels/build.py --check shape     one family
 
 Needs python3 with venv and pip. No GPU, driver or CUDA toolkit: NVRTC comes from PyPI, at the exact version below,
 into target/kernels-venv. The same sources give the same bytes on every x86-64 Linux machine.
@@ -23,8 +24,10 @@ import sys
 import waits
 
 KERNELS = pathlib.Path(__file__).resolve().parent
-VENV = KERNELS.parent / "target" / "kernels-venv"
-OUTPUT = KERNELS / "ptx"
+ROOT = KERNELS.parent
+# One for each crate with kernels. Headers are in the first one.
+FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels"]
+VENV = ROOT / "target" / "kernels-venv"
 
 # 12.2 is the newest NVRTC whose PTX (ISA 8.2) drivers from 535 on accept.
 PACKAGES = ["nvidia-cuda-nvrtc-cu12==12.2.140", "lz4==4.4.5"]
@@ -136,7 +139,7 @@ def check_waits(nvrtc, source):
 
 
 def family(source):
-    """The outputs of one source: file name -> bytes."""
+    """The outputs of one source: path -> bytes."""
     nvrtc = Nvrtc(site_packages())
     ptx = nvrtc.compile(source, PTX_ARCH, "PTX").rstrip(b"\0")
     # NVRTC numbers calls in comments, and goes on counting in the next family.
@@ -147,47 +150,58 @@ def family(source):
     cubins = {f"{source.stem}.{arch}.cubin": nvrtc.compile(source, arch, "CUBIN") for arch in CUBIN_ARCHES}
     images = {f"{source.stem}.ptx": ptx, **cubins}
     packed = {f"{name}.lz4": pack(image) for name, image in images.items()}
-    return packed | (images if source.stem == PLAIN else {})
+    outputs = packed | (images if source.stem == PLAIN else {})
+    return {source.parent / "ptx" / name: data for name, data in outputs.items()}
 
 
 def pack(image):
-    """The decoder is `unpack` in src/driver/cuda/module.rs."""
+    """The decoder is `unpack` in src/driver/module.rs."""
     sys.path.append(str(site_packages().parent))
     import lz4.block
 
     return lz4.block.compress(image, mode="high_compression", compression=12, store_size=True)
 
 
-def build():
-    """All outputs: file name -> bytes."""
+def build(sources):
+    """The outputs of all sources: path -> bytes."""
     waits.test()
     site_packages()
     # A process for each core; the largest families first.
-    sources = sorted(KERNELS.glob("*.cu"), key=lambda source: -source.stat().st_size)
+    sources = sorted(sources, key=lambda source: -source.stat().st_size)
     with concurrent.futures.ProcessPoolExecutor() as pool:
-        return {name: data for outputs in pool.map(family, sources) for name, data in outputs.items()}
+        return {path: data for outputs in pool.map(family, sources) for path, data in outputs.items()}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare with kernels/ptx/ instead of writing it")
-    check = parser.parse_args().check
+    parser.add_argument("--check", action="store_true", help="compare with the files in ptx/ instead of writing them")
+    parser.add_argument("families", nargs="*", help="all of them if none is named")
+    args = parser.parse_args()
 
-    outputs = build()
-    OUTPUT.mkdir(exist_ok=True)
-    present = {path.name: path.read_bytes() for path in OUTPUT.iterdir() if path.suffix in (".ptx", ".cubin", ".lz4")}
-    differing = sorted(name for name in outputs.keys() | present.keys() if outputs.get(name) != present.get(name))
-    if check:
+    families = {source.stem: source for folder in FOLDERS for source in folder.glob("*.cu")}
+    unknown = set(args.families) - families.keys()
+    if unknown:
+        sys.exit(f"no such family: {' '.join(sorted(unknown))}")
+    outputs = build([families[name] for name in args.families or families])
+    present = {}
+    for folder in FOLDERS:
+        (folder / "ptx").mkdir(exist_ok=True)
+        for path in (folder / "ptx").iterdir():
+            if not args.families or path.name.split(".")[0] in args.families:
+                present[path] = path.read_bytes()
+    differing = sorted(path for path in outputs.keys() | present.keys() if outputs.get(path) != present.get(path))
+    if args.check:
         if differing:
-            sys.exit("kernels/ptx differs from the sources, run kernels/build.py: " + " ".join(differing))
-        print(f"kernels/ptx: {len(outputs)} files match the sources")
+            names = " ".join(str(path.relative_to(ROOT)) for path in differing)
+            sys.exit(f"these files differ from the sources, run kernels/build.py: {names}")
+        print(f"{len(outputs)} files match the sources")
         return
-    for name in differing:
-        if name in outputs:
-            (OUTPUT / name).write_bytes(outputs[name])
+    for path in differing:
+        if path in outputs:
+            path.write_bytes(outputs[path])
         else:
-            os.remove(OUTPUT / name)
-        print(f"wrote {name}" if name in outputs else f"removed {name}")
+            os.remove(path)
+        print(f"{'wrote' if path in outputs else 'removed'} {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

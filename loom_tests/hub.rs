@@ -8,10 +8,10 @@
 //!
 //! For each rule of `docs/src/design/cluster.md` there is a program that fails when the rule is broken.
 //!
-//! This is a unit test of `src/cluster/hub.rs`, with and without loom: nothing here is concurrent.
+//! This is a unit test of `crates/cluster/src/hub.rs`, with and without loom: nothing here is concurrent.
 
 use super::{Hub, Limits, Out};
-use crate::cluster::{
+use crate::{
     mutant::{Rule, broken},
     process::{Class, Process},
     wire::{Arrive, Entry, Member, ToHost, ToHub},

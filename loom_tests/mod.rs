@@ -1,5 +1,5 @@
-//! The loom models of `src/sync`, `src/gang` and `src/cluster/world.rs`. The crate includes these files, so that the
-//! tested code can be private.
+//! The loom models of `src/sync` and `src/gang`. The crate includes these files, so that the tested code can be private.
+//! `cluster.rs` has those of `crates/cluster`.
 //!
 //! `cargo loom` runs all of them, `cargo loom ring` those with `ring` in their path. No other build compiles them.
 //! `sites.rs` compares the table of mutants with the source; it is the unit test of `src/sync/site.rs`.
@@ -23,6 +23,5 @@ mod ring;
 mod sequence;
 mod support;
 mod turnstile;
-// Without the feature the rest can be checked nevertheless; `cargo loom` has it.
-#[cfg(feature = "cluster")]
-mod world;
+
+use crate::sync::{shim, site::tests::table};

@@ -1,23 +1,21 @@
-//! Models of one process's threads in a cluster (`src/cluster/world.rs`): the thread that reads the hub's frames,
+//! Models of one process's threads in a cluster (`crates/cluster/src/world.rs`): the thread that reads the hub's frames,
 //! threads that begin scopes, and devices that meet. Nobody waits for ever, launches are in the hub's order, and each
 //! failure is told.
 //!
 //! The hub's decisions are the frames of each model; `loom_tests/hub.rs` searches through the decisions themselves.
 
-use super::support::{Watched, bite, check_within, spawn};
-use crate::{
-    cluster::{
-        mutant::{Rule, broken},
-        wire::{self, Failure, ToHost, ToHub},
-        world::{Local, Members},
-    },
-    error::{Error, Result},
-    fabric::transport::{Arrival, Entry, Place, Transport, Window, World, WorldScope},
-    sync::{
-        shim::{self, Condvar, Mutex},
-        site::flag,
-    },
+use super::{
+    flag,
+    shim::{self, Condvar, Mutex},
+    support::{Watched, bite, check_within, spawn},
 };
+use crate::{
+    mutant::{Rule, broken},
+    runtime::transport::{Arrival, Entry, Place, Transport, Window, World, WorldScope},
+    wire::{self, Failure, ToHost, ToHub},
+    world::{Local, Members},
+};
+use gpu_pool::{Error, Result};
 use std::{panic::Location, sync::Arc, time::Duration};
 
 /// One process, and what it has told the hub.

@@ -230,7 +230,7 @@ pub enum Error {
         /// Where in the caller's code.
         site: Site,
     },
-    /// The checker ([`Builder::check`](crate::Builder::check)) has refused an operation, which did not run; or it has
+    /// The checker (`gpu_pool_lab::Check`) has refused an operation, which did not run; or it has
     /// found an earlier write out of bounds.
     #[error("device {device}: {}\n{report}", what_the_checker_did(.op, .report))]
     Misuse {
@@ -293,7 +293,7 @@ pub enum Error {
     /// Per-device state is already borrowed in a way that excludes this borrow; or a graph is launched that touches
     /// memory which cudarc still uses on another stream (`dev.cuda()?.read(..)`). Or another device uses memory of a
     /// graph at the same time, and one of the two writes it: see [`Device::launch_graph`](crate::Device::launch_graph).
-    /// Or another process has the memory: see `DeviceBuffer::export`.
+    /// Or another process has the memory: see `export` of `gpu-pool-cluster`.
     #[error("{op}: state or memory of device {device} is already borrowed (at {site}){}", by(holder))]
     Borrowed {
         /// The operation.
@@ -309,7 +309,7 @@ pub enum Error {
     /// process that is left gets this error. The pool still does work that needs no other process.
     #[error("host {host} is lost, found in {op}: {why}")]
     HostLost {
-        /// The number of the process in the cluster; of a process that shares memory (`cluster::ipc`) its
+        /// The number of the process in the cluster; of a process that shares memory (`gpu_pool_cluster::ipc`) its
         /// process id.
         host: usize,
         /// The operation that found it.

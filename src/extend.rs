@@ -61,6 +61,10 @@ pub trait ErrorInternals: Sized {
     #[track_caller]
     fn wrong_pool(op: &'static str, device: usize) -> Self;
 
+    /// Memory of device `device` that is lent to another process.
+    #[track_caller]
+    fn borrowed(op: &'static str, device: usize) -> Self;
+
     /// A buffer of device `buffer`, used with `device`.
     #[track_caller]
     fn wrong_device(op: &'static str, buffer: usize, device: usize) -> Self;
@@ -79,6 +83,11 @@ impl ErrorInternals for Error {
     #[track_caller]
     fn wrong_pool(op: &'static str, device: usize) -> Self {
         Error::wrong_pool(op, device)
+    }
+
+    #[track_caller]
+    fn borrowed(op: &'static str, device: usize) -> Self {
+        Error::borrowed(op, device)
     }
 
     #[track_caller]

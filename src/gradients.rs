@@ -44,7 +44,7 @@ pub use together::Together;
 
 use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Registered, Stream,
-    collective::{Begun, GroupKey},
+    collective::{GroupKey, PendingReduce},
     error::{Error, Result, Site},
     fabric::call::Origin,
     gang::Gang,
@@ -175,7 +175,7 @@ pub struct GradientExchange<T: Gradient = f32> {
     /// By bucket: the event behind its reduction.
     reduced: Vec<Option<Event>>,
     /// By bucket: on its way between processes.
-    travelling: Vec<Option<Begun>>,
+    travelling: Vec<Option<PendingReduce>>,
     normed: Option<Event>,
     weight: f64,
     sync: bool,

@@ -43,9 +43,9 @@
 //! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`tasks::Value`] |
 //! | train a model on all devices | the crate `gpu-pool-train`: `DataParallel`, `Optimizer`, `Pipeline` |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
-//! | work as several processes, on one host or many | [`cluster`], [`Builder::cluster`], [`Device::world`] |
+//! | work as several processes, on one host or many | the crate `gpu-pool-cluster`, [`Device::world`] |
 //! | give values to another device, also of another process | [`Device::give`], [`Device::take`], [`Hop`] |
-//! | share memory with another process | [`Device::exportable`], [`DeviceBuffer::export`], [`cluster::ipc`] |
+//! | share memory with another process | the crate `gpu-pool-cluster` |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | the crate `gpu-pool-lab` |
 //! | know what can go wrong | [`Error`] |
@@ -72,9 +72,6 @@
 //! | `blas` | yes | [`Device::gemm`]: cuBLAS on GPUs, the `gemm` crate on software GPUs. |
 //! | `insight` | yes | Files for viewers: [`MemorySnapshot::memory_viz`], [`tasks::TaskTrace`]. |
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
-//! | `cluster` | yes | Several processes, on one host or many: [`cluster`]. |
-//! | `nccl` | yes | Between processes by NCCL, which is opened at run time. |
-//! | `mpi` | yes | Between processes by MPI, which is opened at run time. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //!
 //! GPUs need Linux and an NVIDIA driver of version 535 or newer.
@@ -100,8 +97,6 @@ mod book;
 mod builder;
 #[cfg(feature = "insight")]
 mod chrome_trace;
-#[cfg(feature = "cluster")]
-pub mod cluster;
 mod collective;
 mod copy;
 mod device;
@@ -162,7 +157,6 @@ pub use memory::{
     MemorySnapshot, MemoryStats, OutOfMemoryReport, PeerView, PendingOnStream, PinnedBuffer, UnifiedBuffer,
     UnifiedRows, UnifiedRowsMut,
 };
-pub use ops::{Activation, Index, NormSaved, RowNorm};
 #[cfg(feature = "blas")]
 pub use ops::{GemmOutput, Matrix, MatrixMut};
 pub use parts::{EachMut, Parts, RowsMut, each_mut, rows_mut};

@@ -1,22 +1,14 @@
-//! The operations on buffers that come with the crate: what a perceptron, a transformer and their optimizers need.
-//! Users launch kernels of their own for everything else.
+//! The basic operations on buffers: fill, scale, axpy, sum, dot, cast and gemm. Users launch kernels of their own for
+//! everything else. The crate `gpu-pool-train` has the operations of neural networks.
 //!
-//! Each takes views, launches a kernel (or a fill, or cuBLAS), and is asynchronous on the current stream. Here are
-//! fill, scale, axpy, sum, dot and cast; the modules have the others, by family.
+//! Each takes views, launches a kernel (or a fill, or cuBLAS), and is asynchronous on the current stream. The functions
+//! at the end are for `gpu-pool-train`, too: launch dimensions, views of another type, and checks of shapes.
 
-mod activation;
 mod cast;
-mod embedding;
-mod family;
 #[cfg(feature = "blas")]
 mod gemm;
 #[cfg(feature = "blas")]
 mod matrix;
-mod pointwise;
-mod random;
-mod rows;
-mod shape;
-mod vocabulary;
 
 use crate::{
     Device, DeviceBuffer, LaunchDims,
@@ -26,16 +18,8 @@ use crate::{
 };
 use std::{marker::PhantomData, panic::Location};
 
-use self::family::{fours_of_packs, tiles};
-
 #[cfg(feature = "blas")]
 pub use self::matrix::{GemmOutput, Matrix, MatrixMut};
-pub use self::{
-    activation::Activation,
-    embedding::Index,
-    rows::{NormSaved, RowNorm},
-};
-pub use self::{rows::check_eps, vocabulary::STATS};
 
 /// Launch dimensions of a sum's first pass.
 const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };
@@ -98,9 +82,8 @@ impl Device {
         value: W,
     ) -> Result<()> {
         let n = x.len();
-        let words = DeviceViewMut::<W> { block: x.block, address: x.address, len: n, of: PhantomData };
         // SAFETY: `W` is as large as the element, so the words are the view's own bytes; the kernel writes `n` of them.
-        unsafe { self.launch(kernel, fours_of_packs::<W>(n), (words, n as u64, value)) }
+        unsafe { self.launch(kernel, fours_of_packs::<W>(n), (as_type_mut::<T, W>(x, n), n as u64, value)) }
     }
 
     /// `x *= a`.
@@ -259,7 +242,56 @@ impl Device {
     }
 }
 
+/// Elements of a pack: what a thread loads at once.
+pub fn lanes<T>() -> usize {
+    16 / size_of::<T>()
+}
+
+/// A thread for two packs of `n` elements: tiles of `kernels/pack.cuh`.
+pub fn tiles<T>(n: usize) -> LaunchDims {
+    LaunchDims::stride(n.div_ceil(2 * lanes::<T>()))
+}
+
+/// A thread for up to four packs of `n` elements, so that starting it does not count; for fewer where `n` is too small
+/// to fill a GPU. Kernels without input do little else.
+pub fn fours_of_packs<T>(n: usize) -> LaunchDims {
+    let packs = n.div_ceil(lanes::<T>());
+    LaunchDims::stride((packs / 4).max(packs.min(1 << 19)))
+}
+
+/// The same memory as elements of another type.
+///
+/// # Safety
+/// `len` elements of `B` are the view's bytes, or fewer.
+pub unsafe fn as_type<'a, A: DeviceCopy, B: DeviceCopy>(x: DeviceView<'a, A>, len: usize) -> DeviceView<'a, B> {
+    DeviceView { block: x.block, address: x.address, len, of: PhantomData }
+}
+
+/// As [`as_type`], of what is written.
+///
+/// # Safety
+/// As for [`as_type`].
+pub unsafe fn as_type_mut<'a, A: DeviceCopy, B: DeviceCopy>(
+    x: DeviceViewMut<'a, A>,
+    len: usize,
+) -> DeviceViewMut<'a, B> {
+    DeviceViewMut { block: x.block, address: x.address, len, of: PhantomData }
+}
+
+/// The rows of `cols` elements in `len`. Fewer columns than 2^31, at least one, and no part of a row.
 #[track_caller]
-fn same_len(op: &'static str, a: usize, b: usize) -> Result<()> {
+pub fn rows_of(op: &'static str, len: usize, cols: usize) -> Result<usize> {
+    if cols == 0 || cols > i32::MAX as usize {
+        return Err(Error::invalid(op, format_args!("rows of {cols} elements: 1 to 2^31 - 1 are possible")));
+    }
+    if !len.is_multiple_of(cols) {
+        return Err(Error::invalid(op, format_args!("{len} elements are not rows of {cols}")));
+    }
+    Ok(len / cols)
+}
+
+/// `Err` unless two lengths are the same.
+#[track_caller]
+pub fn same_len(op: &'static str, a: usize, b: usize) -> Result<()> {
     if a == b { Ok(()) } else { Err(Error::invalid(op, format_args!("{a} and {b} elements"))) }
 }

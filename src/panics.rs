@@ -2,7 +2,7 @@
 //!
 //! `catch_unwind` returns the payload but not the location, and users complain about panics without a location
 //! (pytorch#18055). So a hook, which runs before the user's hook, stores location and payload in a thread-local. It
-//! changes nothing else, unless the thread has [silenced panics](hush): then the user's hook is not called.
+//! changes nothing else, unless the thread has [silenced panics](silence_panics): then the user's hook is not called.
 //!
 //! `resume_unwind` calls no hook, and a closure may have caught other panics before. So a payload gets the location of
 //! the panic that created it: its text must be equal and at the same address. A payload that was caught and passed on
@@ -32,35 +32,35 @@ const REMEMBERED: usize = 8;
 thread_local! {
     /// The oldest first.
     static NOTED: RefCell<Vec<Noted>> = const { RefCell::new(Vec::new()) };
-    static HUSHED: Cell<bool> = const { Cell::new(false) };
+    static SILENCED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Until it is dropped, panics of this thread, and of the threads of pools that it builds, print nothing. Panics of
 /// other threads do, so that concurrent tests are not affected.
-pub struct Hushed {
+pub struct SilencedPanics {
     before: bool,
     // The guard must stay on its thread.
     _thread: PhantomData<*const ()>,
 }
 
 /// Silences this thread's panics, for runs that repeat a known failure.
-pub fn hush() -> Hushed {
+pub fn silence_panics() -> SilencedPanics {
     inherit(true)
 }
 
 /// Whether this thread's panics are silent. A thread that works for this one [inherits](inherit) the setting.
-pub(crate) fn is_hushed() -> bool {
-    HUSHED.try_with(Cell::get).unwrap_or(false)
+pub(crate) fn is_silenced() -> bool {
+    SILENCED.try_with(Cell::get).unwrap_or(false)
 }
 
 /// Takes over the setting of the thread that started this one.
-pub(crate) fn inherit(hushed: bool) -> Hushed {
-    Hushed { before: HUSHED.replace(hushed), _thread: PhantomData }
+pub(crate) fn inherit(silenced: bool) -> SilencedPanics {
+    SilencedPanics { before: SILENCED.replace(silenced), _thread: PhantomData }
 }
 
-impl Drop for Hushed {
+impl Drop for SilencedPanics {
     fn drop(&mut self) {
-        let _ = HUSHED.try_with(|hushed| hushed.set(self.before));
+        let _ = SILENCED.try_with(|silenced| silenced.set(self.before));
     }
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn note_places() {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             note(info);
-            if !is_hushed() {
+            if !is_silenced() {
                 before(info);
             }
         }));

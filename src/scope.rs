@@ -252,7 +252,7 @@ pub(crate) fn as_it_is(error: &Error, poison: &dyn Fn(Error) -> bool) -> bool {
 /// User code makes the text. So peers learn about the failure first, and only a peer that reads the text waits for it.
 /// The text is made once, and only if this failure is the gang's first.
 pub(crate) fn by_its_text<E: fmt::Display>(error: &E, poison: &dyn Fn(Error) -> bool) -> bool {
-    let told = Arc::new(Told::default());
+    let told = Arc::new(TextOfError::default());
     let first = poison(Error::Custom(told.clone()));
     if first {
         told.0.get_or_init(|| text_of(error, "the closure returned an error, whose text panicked"));
@@ -262,15 +262,15 @@ pub(crate) fn by_its_text<E: fmt::Display>(error: &E, poison: &dyn Fn(Error) -> 
 
 /// An error of the caller's type, as peers see it.
 #[derive(Debug, Default)]
-struct Told(OnceCell<String>);
+struct TextOfError(OnceCell<String>);
 
-impl fmt::Display for Told {
+impl fmt::Display for TextOfError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.wait())
     }
 }
 
-impl std::error::Error for Told {}
+impl std::error::Error for TextOfError {}
 
 /// Where a member puts the outcome of its closure.
 type Slot<R, E> = Mutex<Option<Outcome<R, E>>>;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const LOOKS: u32 = 4;
 
 /// The deadline of one wait; it restarts after progress.
-pub(crate) struct StallTimer {
+pub struct StallTimer {
     limit: Duration,
     since: Instant,
     looked: Instant,
@@ -22,6 +22,7 @@ pub(crate) struct StallTimer {
 }
 
 impl StallTimer {
+    /// It ends after so long without progress.
     pub fn new(limit: Duration) -> Self {
         Self::starting(limit, Instant::now())
     }

@@ -2,13 +2,14 @@
 //! runs at once.
 //!
 //! Users call [`GpuPool::tasks`]. Dependencies follow from the values that tasks read (`&x`) and write (`&mut x`), as
-//! with MXNet's engine and StarPU; D2L calls it automatic parallelism. This module may use every other room of the crate.
+//! with MXNet's engine and StarPU; D2L calls it automatic parallelism. This module may use every other room of the
+//! crate.
 //!
-//! * [`graph`]: which tasks may run; plain data.
-//! * [`engine`]: the queues of the places, and what follows when a task has run.
-//! * [`place`]: device threads, runners of the CPU and the caller. [`cpu_work`]: for software GPUs.
-//! * [`face`]: what the closure calls. [`value`]: values and arguments.
-//! * [`trace`]: the graph and its times, as a Chrome trace.
+//! * `graph`: which tasks may run; plain data.
+//! * `engine`: the queues of the places, and what follows when a task has run.
+//! * `place`: device threads, runners of the CPU and the caller. `cpu_work`: for software GPUs.
+//! * `face`: what the closure calls. `value`: values and arguments.
+//! * `trace`: the graph and its times, as a Chrome trace.
 //!
 //! A call is one scope of all devices, in which each device thread takes its tasks one by one. So the rules of scopes
 //! hold: gang order, aborts, deadlines, drains. The caller works beside the scope, on its own thread.
@@ -202,7 +203,7 @@ impl GpuPool {
 /// and ever after, if the system gives it no threads.
 fn threads(site: crate::Site) -> Result<usize> {
     panics::note_places();
-    let _quiet = panics::hush();
+    let _quiet = panics::silence_panics();
     panics::catch(0, rayon::current_num_threads).map_err(|error| {
         let why = match error {
             Error::Panicked { message, .. } => message,

@@ -5,7 +5,10 @@ use std::{env, ffi::OsString, fmt};
 
 /// A variable whose value is not UTF-8. Its text leaves the value out, which may be a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NotText(pub String);
+pub struct NotText(
+    /// The name of the variable.
+    pub String,
+);
 
 impl fmt::Display for NotText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -14,13 +17,13 @@ impl fmt::Display for NotText {
 }
 
 /// The value of a variable, as it is.
-pub(crate) fn text(name: &str) -> Result<Option<String>, NotText> {
+pub fn text(name: &str) -> Result<Option<String>, NotText> {
     os(name).map(OsString::into_string).transpose().map_err(|_| NotText(name.to_owned()))
 }
 
 /// The value of a variable that names a file, or that is only compared.
 #[allow(clippy::disallowed_methods, reason = "the one reader")]
-pub(crate) fn os(name: &str) -> Option<OsString> {
+pub fn os(name: &str) -> Option<OsString> {
     env::var_os(name)
 }
 
@@ -28,58 +31,4 @@ pub(crate) fn os(name: &str) -> Option<OsString> {
 #[allow(clippy::disallowed_methods, reason = "the one reader")]
 pub(crate) fn names() -> impl Iterator<Item = String> {
     env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned())
-}
-
-#[cfg(all(test, unix, feature = "cluster", not(loom)))]
-mod tests {
-    use super::*;
-    use crate::{Error, GpuPool, cluster::Cluster};
-    use std::{os::unix::ffi::OsStringExt, process::Command};
-
-    const TASK: &str = "GPU_POOL_TEST_TASK";
-
-    /// The process with a bad variable.
-    #[test]
-    fn child() {
-        if text(TASK) != Ok(Some("variables".to_owned())) {
-            return;
-        }
-        match Cluster::launched() {
-            Err(Error::Cluster { op, why }) => println!("CHILD {op}: {why}"),
-            cluster => println!("CHILD {cluster:?}"),
-        }
-        match GpuPool::builder().host(1).build() {
-            Err(Error::InvalidArgument { op, why, .. }) => println!("CHILD {op}: {why}"),
-            pool => println!("CHILD {}", pool.is_ok()),
-        }
-    }
-
-    fn said(variables: &[(&str, OsString)]) -> Vec<String> {
-        let mut command = Command::new(env::current_exe().unwrap());
-        command.args(["variables::tests::child", "--exact", "--nocapture"]).env(TASK, "variables");
-        let output = command.envs(variables.iter().map(|(name, value)| (name, value))).output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        text.lines().filter_map(|line| Some(line.split_once("CHILD ")?.1.to_owned())).collect()
-    }
-
-    /// Once a process with such a secret joined without one, and one with such a rank ran alone.
-    #[test]
-    fn a_value_that_is_no_text_is_refused() {
-        let bad = || OsString::from_vec(b"hush\xff".to_vec());
-        let good = [("RANK", "0"), ("SIZE", "1"), ("MASTER", "127.0.0.1"), ("PORT", "0"), ("SECRET", "x")];
-        let named: Vec<_> = good.iter().map(|(name, value)| (format!("GPU_POOL_{name}"), value)).collect();
-        for wrong in ["GPU_POOL_SECRET", "GPU_POOL_RANK", "GPU_POOL_TRANSPORT", "GPU_POOL_SILENCE"] {
-            let rest = named.iter().filter(|(name, _)| name != wrong);
-            let mut variables: Vec<_> = rest.map(|(name, value)| (&**name, OsString::from(**value))).collect();
-            variables.push((wrong, bad()));
-            assert_eq!(
-                said(&variables),
-                [format!("environment: the value of {wrong} is not UTF-8"), "true".to_owned()]
-            );
-        }
-        let all = ["GPU_POOL_RANK", "GPU_POOL_SIZE", "GPU_POOL_MASTER", "GPU_POOL_PORT"].map(|name| (name, bad()));
-        assert_eq!(said(&all)[0], "environment: the value of GPU_POOL_RANK is not UTF-8");
-        let refused = "GPU_POOL_TIMEOUT: the value of GPU_POOL_TIMEOUT is not UTF-8";
-        assert_eq!(said(&[("GPU_POOL_TIMEOUT", bad())]), ["Ok(None)", refused]);
-    }
 }

@@ -6,9 +6,9 @@ use std::{
 };
 
 use cudarc::driver::sys::{self, CUresult, CUstream};
-use gpu_pool::{DeviceBuffer, Error, GpuPool, Group, ReduceOp, Result, cluster::Cluster};
-use gpu_pool_lab::Check;
-use gpu_pool_lab::prelude::*;
+use gpu_pool::{DeviceBuffer, Error, GpuPool, Group, ReduceOp, Result};
+use gpu_pool_cluster::{Cluster, prelude::*};
+use gpu_pool_lab::{Check, prelude::*};
 
 use crate::{
     backward::{self, Backward},

@@ -9,7 +9,8 @@
 use std::cell::LazyCell;
 
 use cudarc::driver::{DevicePtr, DevicePtrMut, sys::CUstream};
-use gpu_pool::{Device, DeviceBuffer, Float, GpuPool, ReduceOp, Result, RowNorm};
+use gpu_pool::{Device, DeviceBuffer, Float, GpuPool, ReduceOp, Result};
+use gpu_pool_train::{RowNorm, prelude::*};
 use half::bf16;
 
 use crate::{
@@ -151,7 +152,7 @@ impl<T: Number + Float<Acc = f32>> Seat<T> {
 
     /// What follows the sum, in two kernels.
     fn behind(&mut self, dev: &Device) -> Result<()> {
-        dev.add_assign(&mut self.residual, &self.y)?;
+        dev.add_in_place(&mut self.residual, &self.y)?;
         dev.rms_norm(&self.residual, &self.gamma, 1e-5).map(drop)
     }
 }

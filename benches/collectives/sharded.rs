@@ -12,7 +12,7 @@ use std::{
 };
 
 use gpu_pool::{DeviceBuffer, GpuPool, Graph, PerDevice, ReduceOp};
-use gpu_pool_train::{Optimizer, ShardedOptimizer};
+use gpu_pool_train::{Optimizer, ShardedOptimizer, prelude::*};
 use half::bf16;
 
 use crate::{

@@ -12,10 +12,8 @@
 
 use std::{cell::RefCell, time::Instant};
 
-use gpu_pool::{
-    Activation::Identity, Activation::Relu, Device, DeviceBuffer, GpuPool, Matrix, Parameter, PerDevice, Result, Shard,
-};
-use gpu_pool_train::{DataParallel, Gradients, Model, Optimizer};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, Parameter, PerDevice, Result, Shard};
+use gpu_pool_train::{Activation::Identity, Activation::Relu, DataParallel, Gradients, Model, Optimizer, prelude::*};
 
 use half::bf16;
 
@@ -64,21 +62,21 @@ impl<T: Parameter> Perceptron<T> {
             let x = Matrix::new(outputs.last().unwrap_or(&rows.x), count, WIDTHS[layer])?;
             dev.gemm(1.0, x, self.weight(layer)?.t(), 0.0, &mut y)?;
             let activation = if layer + 1 < LAYERS { Relu } else { Identity };
-            dev.bias_activation_assign(activation, &mut y, &self.parameters[2 * layer + 1])?;
+            dev.activation_in_place(activation.biased(&self.parameters[2 * layer + 1]), &mut y)?;
             outputs.push(y);
         }
         let logits = outputs.pop().expect("there are layers");
         let (_losses, mut dy) = dev.cross_entropy(&logits, &rows.labels, gradients.scale)?;
         for layer in (0..LAYERS).rev() {
             let x = outputs.pop();
-            gradients.write(2 * layer + 1, |db| dev.column_sum(&dy, db))?;
+            gradients.write(2 * layer + 1, |db| dev.column_sum_into(&dy, db))?;
             let dz = Matrix::new(&dy, count, WIDTHS[layer + 1])?;
             let input = Matrix::new(x.as_ref().unwrap_or(&rows.x), count, WIDTHS[layer])?;
             gradients.write(2 * layer, |dw| dev.gemm(1.0, dz.t(), input, 0.0, dw))?;
             if let Some(x) = x {
                 let mut dx = uninit(dev, x.len())?;
                 dev.gemm(1.0, dz, self.weight(layer)?, 0.0, &mut dx)?;
-                dev.activation_backward_assign(Relu, &mut dx, &x)?;
+                dev.activation_backward_in_place(Relu, &mut dx, &x)?;
                 dy = dx;
             }
         }

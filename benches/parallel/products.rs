@@ -12,6 +12,7 @@
 use std::{cell::RefCell, time::Instant};
 
 use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, PinnedBuffer, Result, Shard, Stream};
+use gpu_pool_train::prelude::*;
 
 use crate::{
     Machine,

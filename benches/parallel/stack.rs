@@ -1,6 +1,7 @@
 //! A stage of the pipelines: so many times a linear layer and ReLU, of one width, with weights in torch's layout.
 
-use gpu_pool::{Activation::Relu, Device, DeviceBuffer, Matrix, Result};
+use gpu_pool::{Device, DeviceBuffer, Matrix, Result};
+use gpu_pool_train::{Activation::Relu, prelude::*};
 
 use crate::machine::uninit;
 
@@ -45,10 +46,10 @@ impl Stack {
             dev.gemm(1.0, Matrix::new(&x, rows, n)?, weight.t(), 0.0, &mut y)?;
             inputs.push(x);
             if number + 1 == self.layers.len() {
-                let out = dev.bias_activation(Relu, &y, &layer.bias)?;
+                let out = dev.activation(Relu.biased(&layer.bias), &y)?;
                 return Ok((out, Saved { inputs, last: y }));
             }
-            dev.bias_activation_assign(Relu, &mut y, &layer.bias)?;
+            dev.activation_in_place(Relu.biased(&layer.bias), &mut y)?;
             x = y;
         }
         unreachable!("a stage has a layer")
@@ -71,16 +72,16 @@ impl Stack {
         for (number, layer) in self.layers.iter_mut().enumerate().rev() {
             match &above {
                 // The output of this layer, which is positive where what ReLU got was.
-                Some(output) => dev.activation_backward_assign(Relu, &mut dy, output)?,
-                None => dev.bias_activation_backward_assign(Relu, &mut dy, &last, &layer.bias)?,
+                Some(output) => dev.activation_backward_in_place(Relu, &mut dy, output)?,
+                None => dev.activation_backward_in_place(Relu.biased(&layer.bias), &mut dy, &last)?,
             }
             let x = inputs.pop().expect("an input for each layer");
             if accumulate {
                 let mut sum = uninit(dev, n)?;
-                dev.column_sum(&dy, &mut sum)?;
-                dev.add_assign(&mut layer.dbias, &sum)?;
+                dev.column_sum_into(&dy, &mut sum)?;
+                dev.add_in_place(&mut layer.dbias, &sum)?;
             } else {
-                dev.column_sum(&dy, &mut layer.dbias)?;
+                dev.column_sum_into(&dy, &mut layer.dbias)?;
             }
             let dz = Matrix::new(&dy, rows, n)?;
             dev.gemm(1.0, dz.t(), Matrix::new(&x, rows, n)?, beta, &mut layer.dweight)?;

@@ -4,7 +4,8 @@
 // Each bench compiles this file itself and uses a part of it.
 #![allow(dead_code)]
 
-use gpu_pool::{Activation, Device, DeviceBuffer, GradientExchange, Group, Matrix, Result};
+use gpu_pool::{Device, DeviceBuffer, GradientExchange, Group, Matrix, Result};
+use gpu_pool_train::{Activation, prelude::*};
 
 use crate::support::gpus;
 
@@ -88,7 +89,7 @@ impl Replica {
             let (x, y) = (Matrix::new(&before[layer], rows, inputs)?, &mut behind[0]);
             dev.gemm(1.0, x, Matrix::new(&self.weights[layer], width, inputs)?.t(), 0.0, y)?;
             let activation = if layer + 1 < LAYERS { Activation::Relu } else { Activation::Identity };
-            dev.bias_activation_assign(activation, y, &self.biases[layer])?;
+            dev.activation_in_place(activation.biased(&self.biases[layer]), y)?;
         }
         let (_, gradient) = dev.cross_entropy(&self.outputs[LAYERS], &self.labels, 1.0 / rows as f32)?;
         self.douts[LAYERS - 1] = gradient;
@@ -101,14 +102,14 @@ impl Replica {
             let (inputs, width) = (WIDTHS[layer], WIDTHS[layer + 1]);
             let (below, here) = self.douts.split_at_mut(layer);
             let dy = Matrix::new(&here[0], rows, width)?;
-            dev.column_sum(&here[0], &mut self.gradients.grad_mut(2 * layer + 1)?)?;
+            dev.column_sum_into(&here[0], &mut self.gradients.grad_mut(2 * layer + 1)?)?;
             self.gradients.ready(dev, 2 * layer + 1)?;
             let x = Matrix::new(&self.outputs[layer], rows, inputs)?;
             dev.gemm(1.0, dy.t(), x, 0.0, &mut self.gradients.grad_mut(2 * layer)?)?;
             self.gradients.ready(dev, 2 * layer)?;
             if let Some(dx) = below.last_mut() {
                 dev.gemm(1.0, dy, Matrix::new(&self.weights[layer], width, inputs)?, 0.0, dx)?;
-                dev.activation_backward_assign(Activation::Relu, dx, &self.outputs[layer])?;
+                dev.activation_backward_in_place(Activation::Relu, dx, &self.outputs[layer])?;
             }
         }
         Ok(())

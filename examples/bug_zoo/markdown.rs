@@ -25,8 +25,8 @@ const HEAD: &str = "\
 
 Typical mistakes in programs for several GPUs. Each comes from a public thread, runs on any computer (software GPUs),
 is caught, and has a mended twin that is silent. `cargo run --example bug_zoo` walks through them;
-`crates/lab/tests/bug_zoo.rs` checks each of them. Where this crate's public API excludes a mistake, the wrong program is written against bare
-devices, which look like the CUDA driver API.
+`crates/lab/tests/bug_zoo.rs` checks each of them. Where the public API excludes a mistake, the wrong program is written
+against bare devices, which look like the CUDA driver API.
 
 ";
 

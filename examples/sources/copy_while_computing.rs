@@ -6,6 +6,7 @@
 
 use anyhow::{Result, ensure};
 use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, PinnedBuffer};
+use gpu_pool_train::prelude::*;
 use std::{
     io::{Write, stdout},
     time::Instant,

@@ -4,8 +4,8 @@
 //! split over the devices; the outputs come back in the order of the rows. The last batch has 10 rows.
 
 use anyhow::{Result, ensure};
-use gpu_pool::{Activation, Device, DeviceBuffer, Error, GpuPool, Matrix};
-use gpu_pool_train::{self as parallel, DataParallel, Optimizer};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Matrix};
+use gpu_pool_train::{self as parallel, Activation, DataParallel, Optimizer, prelude::*};
 use std::{
     io::{Write, stdout},
     sync::Mutex,
@@ -39,7 +39,7 @@ impl Model {
         let rows = input.len() / INPUT_SIZE;
         let w = Matrix::new(&self.w, INPUT_SIZE, OUTPUT_SIZE)?;
         let mut output = dev.matmul(Matrix::new(input, rows, INPUT_SIZE)?, w)?;
-        dev.bias_activation_assign(Activation::Identity, &mut output, &self.b)?;
+        dev.activation_in_place(Activation::Identity.biased(&self.b), &mut output)?;
         Ok(output)
     }
 }

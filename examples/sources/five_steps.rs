@@ -4,7 +4,8 @@
 //! regression on handwritten digits.
 
 use anyhow::{Result, ensure};
-use gpu_pool::{Activation, Device, DeviceBuffer as Buffer, GpuPool, Matrix, ReduceOp, ReduceOrder};
+use gpu_pool::{Device, DeviceBuffer as Buffer, GpuPool, Matrix, ReduceOp, ReduceOrder};
+use gpu_pool_train::{Activation, prelude::*};
 use std::io::{Write, read_to_string, stdout};
 
 const PIXELS: usize = 64;
@@ -30,7 +31,7 @@ fn logits(dev: &Device, parameters: &Buffer<f32>, x: &Buffer<f32>) -> gpu_pool::
     let rows = x.len() / PIXELS;
     let w = parameters.slice(..WEIGHTS);
     let mut y = dev.matmul(Matrix::new(x, rows, PIXELS)?, Matrix::new(&w, PIXELS, CLASSES)?)?;
-    dev.bias_activation_assign(Activation::Identity, &mut y, &parameters.slice(WEIGHTS..))?;
+    dev.activation_in_place(Activation::Identity.biased(&parameters.slice(WEIGHTS..)), &mut y)?;
     Ok(y)
 }
 
@@ -50,7 +51,7 @@ fn gradient(
     let (_, dy) = dev.cross_entropy(&y, &dev.upload(labels)?, 1.0 / batch as f32)?;
     let (mut dw, mut db) = gradient.split_at_mut(WEIGHTS);
     dev.gemm(1.0, Matrix::new(&x, rows, PIXELS)?.t(), Matrix::new(&dy, rows, CLASSES)?, 0.0, &mut dw)?;
-    dev.column_sum(&dy, &mut db)?;
+    dev.column_sum_into(&dy, &mut db)?;
     Ok(gradient)
 }
 

@@ -5,7 +5,8 @@
 //! while the other waits: `examples/pipeline.rs` cuts the batch into pieces, so that both work.
 
 use anyhow::{Result, ensure};
-use gpu_pool::{Activation, Device, DeviceBuffer as Buffer, GpuPool, Matrix};
+use gpu_pool::{Device, DeviceBuffer as Buffer, GpuPool, Matrix};
+use gpu_pool_train::{Activation, prelude::*};
 use std::{
     io::{Write, read_to_string, stdout},
     sync::Arc,
@@ -37,7 +38,7 @@ fn weights(dev: &Device, len: usize, seed: u64) -> gpu_pool::Result<Buffer<f32>>
 fn forward(dev: &Device, w: &Buffer<f32>, x: &Buffer<f32>) -> gpu_pool::Result<Buffer<f32>> {
     let rows = x.len() / PIXELS;
     let mut h = dev.matmul(Matrix::new(x, rows, PIXELS)?, Matrix::new(w, PIXELS, HIDDEN)?)?;
-    dev.activation_assign(Activation::Relu, &mut h)?;
+    dev.activation_in_place(Activation::Relu, &mut h)?;
     Ok(h)
 }
 
@@ -67,7 +68,7 @@ fn backward(
     mut dh: Buffer<f32>,
 ) -> gpu_pool::Result<()> {
     let rows = x.len() / PIXELS;
-    dev.activation_backward_assign(Activation::Relu, &mut dh, h)?;
+    dev.activation_backward_in_place(Activation::Relu, &mut dh, h)?;
     dev.gemm(-RATE, Matrix::new(x, rows, PIXELS)?.t(), Matrix::new(&dh, rows, HIDDEN)?, 1.0, w)
 }
 

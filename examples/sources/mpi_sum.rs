@@ -6,7 +6,8 @@
 //! there and the feature is on, else by hand; on two GPUs, else on software GPUs.
 
 use anyhow::{Result, bail, ensure};
-use gpu_pool::{Builder, GpuPool, ReduceOp, ReduceOrder, cluster::Cluster};
+use gpu_pool::{Builder, GpuPool, ReduceOp, ReduceOrder};
+use gpu_pool_cluster::{Cluster, prelude::*};
 use std::{
     env,
     io::{Write, stdout},
@@ -78,8 +79,8 @@ pub fn work(builder: Builder, cluster: Cluster, out: &mut dyn Write, len: usize)
     let pool = builder.devices(&device).reduce_order(ReduceOrder::Rank).cluster(cluster).build()?;
     let found = pool.run(|dev, _| {
         let world = dev.world()?;
-        let mut x = dev.zeros::<f32>(len)?;
-        dev.uniform(&mut x, 0.0..1.0, 42, (world.rank() * len) as u64)?;
+        let from = world.rank() * len;
+        let x = dev.upload(&(from..from + len).map(uniform).collect::<Vec<_>>())?;
         let mut sum = dev.dot(&x, &x)?; // the result of this process, on its device
         let all = world.exchange_serde(&dev.download(&sum)?[0])?; // MPI: to the CPU, and from there to all
         world.all_reduce(&mut sum, ReduceOp::Sum)?; // CUDA-aware MPI: the device's memory is given as it is
@@ -90,6 +91,11 @@ pub fn work(builder: Builder, cluster: Cluster, out: &mut dyn Write, len: usize)
     let mean = |sum: f32| sum / (size * len) as f32;
     writeln!(out, "process {rank}: {:.5} on the CPU, {:.5} on devices", mean(on_cpu), mean(on_devices))?;
     Ok(pool.close()?)
+}
+
+/// Numbers from 0 to 1, evenly: multiples of the golden ratio.
+fn uniform(i: usize) -> f32 {
+    (i as f64 * 0.618_033_988_749_895).fract() as f32
 }
 
 /// Both sums have the same bits, and the mean of squares is near to 1/3.

@@ -7,9 +7,10 @@
 
 use anyhow::{Result, ensure};
 use gpu_pool::{
-    Activation, GpuPool, Matrix,
+    GpuPool, Matrix,
     tasks::{TaskTrace, Value},
 };
+use gpu_pool_train::{Activation, prelude::*};
 use std::io::{Write, stdout};
 
 const ROWS: usize = 64;
@@ -49,7 +50,7 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), steps: usize) -> Result
                 let x = gpu.named("x").run((), move |dev, ()| dev.upload(x));
                 let h = gpu.named("hidden").run((&x, &w1), move |dev, (x, w)| {
                     let mut h = dev.matmul(Matrix::new(x, rows, INPUTS)?, Matrix::new(w, INPUTS, HIDDEN)?)?;
-                    dev.activation_assign(Activation::Relu, &mut h)?;
+                    dev.activation_in_place(Activation::Relu, &mut h)?;
                     Ok(h)
                 });
                 // The gradient of half the squared error: the output minus the target.
@@ -64,7 +65,7 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), steps: usize) -> Result
                 let dw2 = gpu.download(&dw2);
                 let dw1 = gpu.named("gradient 1").run((&x, &h, &dy, &w2), move |dev, (x, h, dy, w)| {
                     let mut dh = dev.matmul(Matrix::new(dy, rows, 1)?, Matrix::new(w, 1, HIDDEN)?)?;
-                    dev.activation_backward_assign(Activation::Relu, &mut dh, h)?;
+                    dev.activation_backward_in_place(Activation::Relu, &mut dh, h)?;
                     dev.matmul(Matrix::new(x, rows, INPUTS)?.t(), Matrix::new(&dh, rows, HIDDEN)?)
                 });
                 (gpu.download(&dw1), dw2, gpu.download(&dy))

@@ -7,10 +7,8 @@
 //! and sums the numbers of the next one.
 
 use anyhow::{Context, Result, ensure};
-use gpu_pool::{
-    Builder, GpuPool,
-    cluster::{Cluster, Imported, IpcBuffer},
-};
+use gpu_pool::{Builder, GpuPool};
+use gpu_pool_cluster::{Cluster, Imported, IpcBuffer, prelude::*};
 use std::{
     env,
     io::{BufRead, BufReader, Write, stdin, stdout},
@@ -119,7 +117,7 @@ fn lend(
     let pool = builder.devices(&devices).build()?;
     let (x, name, total) = first(pool.on(&[0]).run(|dev, _| {
         let mut x = dev.exportable::<f32>(len)?;
-        dev.uniform(&mut x, 0.0..1.0, seed, 0)?;
+        dev.upload_into(&(0..len).map(|i| uniform(seed, i)).collect::<Vec<_>>(), &mut x)?;
         let total = dev.download(&dev.sum(&x)?)?[0];
         Ok((x, dev.name().to_owned(), total))
     })?)?;
@@ -133,6 +131,11 @@ fn lend(
     // The other one may still be reading.
     pool.on(&[0]).run(|dev, _| dev.wait_released(&x, Duration::from_secs(60)))?;
     Ok(total)
+}
+
+/// Numbers from 0 to 1, evenly: multiples of the golden ratio, from a place that the seed gives.
+fn uniform(seed: u64, i: usize) -> f32 {
+    ((seed as f64).sqrt() + i as f64 * 0.618_033_988_749_895).fract() as f32
 }
 
 fn first<T>(results: Vec<T>) -> Result<T> {

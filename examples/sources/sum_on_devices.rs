@@ -6,6 +6,7 @@
 
 use anyhow::{Result, ensure};
 use gpu_pool::{GpuPool, ReduceOp};
+use gpu_pool_train::prelude::*;
 use std::io::{Write, stdout};
 
 fn main() -> Result<()> {

@@ -9,6 +9,7 @@ use gpu_pool::{
     Device, DeviceBuffer, GpuPool, Matrix,
     tasks::{Tasks, Value},
 };
+use gpu_pool_train::prelude::*;
 use std::{
     io::{Write, stdout},
     time::Instant,

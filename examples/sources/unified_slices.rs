@@ -4,6 +4,7 @@
 
 use anyhow::{Result, ensure};
 use gpu_pool::GpuPool;
+use gpu_pool_train::prelude::*;
 use std::io::{Write, stdout};
 
 /// Elements of a slice: 3 x 4 matrices, as many as there are devices.

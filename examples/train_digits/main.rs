@@ -28,7 +28,8 @@ mod train;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use data::Digits;
-use gpu_pool::{GpuPool, cluster::Cluster};
+use gpu_pool::GpuPool;
+use gpu_pool_cluster::{Cluster, prelude::*};
 use std::{
     io::{self, Write},
     path::PathBuf,

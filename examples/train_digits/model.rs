@@ -4,7 +4,8 @@ use crate::{
     data::{CLASSES, Images, PIXELS},
     rng::Rng,
 };
-use gpu_pool::{Activation, Device, DeviceBuffer, Event, GradientExchange, Group, Matrix, ReduceOp, Result, Shard};
+use gpu_pool::{Device, DeviceBuffer, Event, GradientExchange, Group, Matrix, ReduceOp, Result, Shard};
+use gpu_pool_train::{Activation, prelude::*};
 use std::ops::Range;
 
 /// Neurons of the hidden layer.
@@ -117,7 +118,7 @@ impl Replica {
 
         let (xm, hm) = (Matrix::new(x, rows, PIXELS)?, Matrix::new(&h, rows, HIDDEN)?);
         let dlm = Matrix::new(&dlogits, rows, CLASSES)?;
-        dev.column_sum(&dlogits, &mut self.gradients.grad_mut(DB2)?)?;
+        dev.column_sum_into(&dlogits, &mut self.gradients.grad_mut(DB2)?)?;
         self.gradients.ready(dev, DB2)?;
         dev.gemm(1.0, hm.t(), dlm, 0.0, &mut self.gradients.grad_mut(DW2)?)?;
         self.gradients.ready(dev, DW2)?;
@@ -125,8 +126,8 @@ impl Replica {
         let mut dh = room(dev, rows * HIDDEN)?;
         let w2 = self.weights.slice(W2);
         dev.gemm(1.0, dlm, Matrix::new(&w2, HIDDEN, CLASSES)?.t(), 0.0, &mut dh)?;
-        dev.activation_backward_assign(Activation::Relu, &mut dh, &h)?;
-        dev.column_sum(&dh, &mut self.gradients.grad_mut(DB1)?)?;
+        dev.activation_backward_in_place(Activation::Relu, &mut dh, &h)?;
+        dev.column_sum_into(&dh, &mut self.gradients.grad_mut(DB1)?)?;
         self.gradients.ready(dev, DB1)?;
         dev.gemm(1.0, xm.t(), Matrix::new(&dh, rows, HIDDEN)?, 0.0, &mut self.gradients.grad_mut(DW1)?)?;
         self.gradients.ready(dev, DW1)
@@ -142,11 +143,11 @@ impl Replica {
         let (w1, w2) = (self.weights.slice(W1), self.weights.slice(W2));
         let mut h = room(dev, rows * HIDDEN)?;
         dev.gemm(1.0, Matrix::new(x, rows, PIXELS)?, Matrix::new(&w1, PIXELS, HIDDEN)?, 0.0, &mut h)?;
-        dev.bias_activation_assign(Activation::Relu, &mut h, &self.weights.slice(B1))?;
+        dev.activation_in_place(Activation::Relu.biased(&self.weights.slice(B1)), &mut h)?;
 
         let mut logits = room(dev, rows * CLASSES)?;
         dev.gemm(1.0, Matrix::new(&h, rows, HIDDEN)?, Matrix::new(&w2, HIDDEN, CLASSES)?, 0.0, &mut logits)?;
-        dev.bias_activation_assign(Activation::Identity, &mut logits, &self.weights.slice(B2))?;
+        dev.activation_in_place(Activation::Identity.biased(&self.weights.slice(B2)), &mut logits)?;
         Ok((h, logits))
     }
 

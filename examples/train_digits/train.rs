@@ -7,6 +7,7 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use gpu_pool::{GpuPool, Shard};
+use gpu_pool_cluster::prelude::*;
 use std::{
     ops::Range,
     time::{Duration, Instant},

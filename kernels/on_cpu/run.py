@@ -22,7 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 HERE = pathlib.Path(__file__).resolve().parent
 KERNELS = HERE.parent
-TARGET = KERNELS.parent / "target" / "kernels-on-cpu"
+ROOT = KERNELS.parent
+FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels"]
+TARGET = ROOT / "target" / "kernels-on-cpu"
 # Those that meet. Their sanitizers know no fibers.
 MEETING = {"inbox": "check.cpp", "norm_inbox": "norm.cpp", "norm_pull": "norm.cpp", "sharded": "sharded.cpp"}
 # Those that take longest to compile first.
@@ -194,7 +196,8 @@ def compiled(family):
     folder = TARGET / family
     folder.mkdir(parents=True, exist_ok=True)
     _, seen, mutate = mutants_of(family)
-    for source in [*KERNELS.glob("*.cuh"), KERNELS / f"{family}.cu"]:
+    (code,) = (folder / f"{family}.cu" for folder in FOLDERS if (folder / f"{family}.cu").exists())
+    for source in [*KERNELS.glob("*.cuh"), code]:
         if source.name == "access.cuh":
             continue
         if family not in MEETING and source.name in ("meet.cuh", "move.cuh", "combine.cuh"):

@@ -5,7 +5,7 @@ use super::{
     Op::{Carry, Fail, Meet, Stuck},
     Program, Search,
 };
-use crate::cluster::mutant::Rule;
+use crate::mutant::Rule;
 
 const BOTH: Op = Meet(&[0, 1]);
 /// Two groups, of the first devices and of the second ones.

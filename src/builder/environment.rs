@@ -229,7 +229,7 @@ fn parse_devices(text: &str) -> Option<Vec<usize>> {
 }
 
 /// A time above zero, like `500ms`, `30s` or `10m`.
-pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
+pub fn parse_duration(text: &str) -> Option<Duration> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let value: f64 = digits.parse().ok()?;
     let unit = match &text[digits.len()..] {

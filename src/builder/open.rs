@@ -102,7 +102,7 @@ impl Builder {
             tune: self.tune.unwrap_or_default(),
             tuned: OnceCell::new(),
             stages: Default::default(),
-            couriers: Default::default(),
+            proxy_streams: Default::default(),
             threads: Default::default(),
             handles,
         });

@@ -5,7 +5,7 @@
 //! knows its last uses, so the taker's streams wait for the giver's work on it. The events for these waits are recorded
 //! when the value is given, and so cover nothing that the giver does afterwards.
 //!
-//! A member of another process gets the value in parts ([`Pack`]), as a shipment (`world/messages.rs`). For that the
+//! A member of another process gets the value in parts ([`Pack`]), as a message (`world/messages.rs`). For that the
 //! value's type must be a [`Hop`]. A pipeline says so by its bound. [`give`](Group::give) has no such bound, since any
 //! value goes inside a process. Rust cannot ask at run time whether a type has a trait; so it asks the pool's table.
 //!
@@ -17,7 +17,7 @@ use super::{
     hop::carrier,
     meeting::{absent, note_call},
     point::area,
-    world::messages::Shipment,
+    world::messages::Outgoing,
 };
 use crate::{
     Device, DeviceBuffer,
@@ -148,7 +148,7 @@ impl Group<'_> {
             Ok(area(part.view()))
         };
         let parts = parts.into_iter().map(part).collect::<Result<_>>()?;
-        self.send_across(across, (&call, label), &Shipment { header, parts }, to)
+        self.send_across(across, (&call, label), &Outgoing { header, parts }, to)
     }
 
     fn take_as<T: Send + 'static>(

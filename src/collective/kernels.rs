@@ -1,20 +1,17 @@
-//! The device kernels of the collectives: their names, the layout of their arguments, and their host kernels for
-//! software GPUs.
+//! Device kernels of collectives, as host code names them: an [`Entry`], the values of its arguments, and the kernels
+//! that several algorithms share.
 //!
-//! The algorithms launch them. The device code is in `kernels/{combine,push,eager,inbox,staged,ring,exchange}.cu`;
-//! `kernels/meet.cuh` says how the kernels of several devices wait for each other. [`host_kernels`] do not wait for
-//! each other: events order them. Those of [`stepped`] do, step by step.
+//! Each algorithm has its own kernel's entry and arguments in its file. `combine` and `pairs` are here. The device code
+//! is in `kernels/{combine,push,eager,inbox,staged,ring,exchange}.cu`; `kernels/meet.cuh` says how the kernels of
+//! several devices wait for each other. [`host_kernels`] do not wait for each other: events order them. Those of
+//! [`stepped`] do, step by step.
 //!
 //! Invariant: a device kernel and its host kernel compute the same bits, whatever the launch dimensions and the
 //! alignment. Elements are folded in rank order, half types in `f32` with one rounding at the end, and integers wrap.
 //! Only the bits of a NaN may differ.
 
-mod exchange;
 mod host_kernels;
-mod inbox;
 mod lane;
-mod ring;
-mod staged;
 pub(crate) mod stepped;
 #[cfg(test)]
 mod tests;
@@ -23,17 +20,12 @@ use crate::{
     Module,
     driver::{Address, HostKernel, KernelArg, ValueBytes},
     fabric::{
-        layout::{DeviceBarrier, MOST, Route},
+        layout::{DeviceBarrier, MOST},
         types::{DType, ReduceOp},
     },
     kernel::builtin,
 };
 use smallvec::SmallVec;
-
-pub(crate) use exchange::{EXCHANGE_SLOTS, Exchange, Pieces, Trade};
-pub(crate) use inbox::{Parcels, inbox, slots};
-pub(crate) use ring::{Cut, Ring, Round};
-pub(crate) use staged::{Moves, Role, Stage, Staged};
 
 /// A device function with its host kernel.
 #[derive(Clone, Copy)]
@@ -43,34 +35,34 @@ pub(crate) struct Entry {
     pub host: Option<HostKernel>,
 }
 
-/// `f!(dtype, combine)` is the name of the function and the host kernel for that type.
-macro_rules! by_type {
-    ($dtype:expr, $($D:ident $T:ty, $combine:literal, $push:literal, $eager:literal, $staged:literal;)+) => {
+/// The name of a kernel that there is for each type.
+macro_rules! typed {
+    ($dtype:expr, $name:literal) => {{
+        use $crate::fabric::types::DType;
         match $dtype {
-            $(DType::$D => (($combine, host_kernels::combine::<$T> as HostKernel), $push, $eager, $staged),)+
+            DType::F32 => concat!($name, "_f32"),
+            DType::F64 => concat!($name, "_f64"),
+            DType::F16 => concat!($name, "_f16"),
+            DType::BF16 => concat!($name, "_bf16"),
+            DType::I8 => concat!($name, "_i8"),
+            DType::U8 => concat!($name, "_u8"),
+            DType::I32 => concat!($name, "_i32"),
+            DType::U32 => concat!($name, "_u32"),
+            DType::I64 => concat!($name, "_i64"),
+            DType::U64 => concat!($name, "_u64"),
         }
-    };
+    }};
 }
-
-fn names(dtype: DType) -> ((&'static str, HostKernel), &'static str, &'static str, &'static str) {
-    by_type! { dtype,
-        F32 f32, "combine_f32", "push_f32", "eager_f32", "staged_f32";
-        F64 f64, "combine_f64", "push_f64", "eager_f64", "staged_f64";
-        F16 half::f16, "combine_f16", "push_f16", "eager_f16", "staged_f16";
-        BF16 half::bf16, "combine_bf16", "push_bf16", "eager_bf16", "staged_bf16";
-        I8 i8, "combine_i8", "push_i8", "eager_i8", "staged_i8";
-        U8 u8, "combine_u8", "push_u8", "eager_u8", "staged_u8";
-        I32 i32, "combine_i32", "push_i32", "eager_i32", "staged_i32";
-        U32 u32, "combine_u32", "push_u32", "eager_u32", "staged_u32";
-        I64 i64, "combine_i64", "push_i64", "eager_i64", "staged_i64";
-        U64 u64, "combine_u64", "push_u64", "eager_u64", "staged_u64";
-    }
-}
+pub(super) use typed;
 
 /// The kernel that adds up or moves. Launched with [`Combine::args`].
 pub(crate) fn combine(dtype: DType) -> Entry {
-    let ((name, host), ..) = names(dtype);
-    Entry { module: &builtin::COMBINE, name, host: Some(host) }
+    macro_rules! host {
+        ($($D:ident $T:ty),+) => { match dtype { $(DType::$D => host_kernels::combine::<$T>,)+ } };
+    }
+    let host: HostKernel = host!(F32 f32, F64 f64, F16 half::f16, BF16 half::bf16, I8 i8, U8 u8, I32 i32, U32 u32,
+        I64 i64, U64 u64);
+    Entry { module: &builtin::COMBINE, name: typed!(dtype, "combine"), host: Some(host) }
 }
 
 /// A kernel that takes part in a barrier and touches no memory, with its arguments.
@@ -108,32 +100,6 @@ pub(crate) unsafe fn fold_on_host(
 /// The kernel that copies several pairs of parts. Launched with [`Pairs::args`].
 pub(crate) fn pairs() -> Entry {
     Entry { module: &builtin::COMBINE, name: "pairs", host: Some(host_kernels::pairs) }
-}
-
-/// The LL kernel. Launched with [`Push::args`]. It has no host kernel: software GPUs gain nothing by it.
-pub(crate) fn push(dtype: DType) -> Entry {
-    Entry { module: &builtin::PUSH, name: names(dtype).1, host: None }
-}
-
-/// The eager kernel: plain data into slots at the receivers. Launched with [`Push::args`], too.
-pub(crate) fn eager(dtype: DType) -> Entry {
-    Entry { module: &builtin::EAGER, name: names(dtype).2, host: None }
-}
-
-/// The kernel of `shm`. Launched with [`Staged::args`]. It has no host kernel: software GPUs use `combine` and `pairs`.
-pub(crate) fn staged(dtype: DType) -> Entry {
-    Entry { module: &builtin::STAGED, name: names(dtype).3, host: None }
-}
-
-/// The kernel of `exchange`. Launched with [`Trade::args`]. It has no host kernel: software GPUs add up by `combine`.
-pub(crate) fn exchange(dtype: DType) -> Entry {
-    Entry { module: &builtin::EXCHANGE, name: exchange::name(dtype), host: None }
-}
-
-/// The kernel of `ring`. Launched with [`Round::args`]. It has no host kernel: software GPUs go round by copies.
-pub(crate) fn ring(dtype: DType) -> Entry {
-    let name = if dtype == DType::F64 { "ring_f64" } else { "ring_f32" };
-    Entry { module: &builtin::RING, name, host: None }
 }
 
 /// A range of some device's memory.
@@ -214,36 +180,16 @@ impl Pairs<'_> {
     }
 }
 
-/// Every sender's `n` elements for every receiver: by [`push`] at most 8 bytes for each of a place's packets, by
-/// [`eager`] at most the bytes of a slot, by [`inbox`](inbox()) at most those of a room; software GPUs only by that.
-/// Every member launches the same grid. `n` is not 0 and there are at least two members.
-pub(crate) struct Push<'a> {
-    pub n: usize,
-    pub op: ReduceOp,
-    pub route: Route,
-    /// One for each member when `op` is `Scaled`, else empty.
-    pub factors: &'a [f64],
-    /// This device's own memory.
-    pub source: Part,
-    /// This device's own memory; may be the source, part for part.
-    pub destination: Part,
-    pub meet: DeviceBarrier,
-}
-
-impl Push<'_> {
-    pub fn args(&self) -> Arguments {
-        debug_assert!(self.meet.signals != 0);
-        let mut args = Arguments::new();
-        args.push(value(self.meet));
-        args.push(value(self.n as u64));
-        args.push(value(code(self.op)));
-        args.push(value(self.route));
-        args.push(eight_of(self.factors, 0));
-        args.push(eight_of(self.factors, 1));
-        args.push(self.source.slice(false));
-        args.push(self.destination.slice(true));
-        args
-    }
+/// How `exchange` and `slots` cut slices: alike by all members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Pieces {
+    /// Bytes of a piece and of a slot: a multiple of 128.
+    pub piece: u64,
+    /// Pieces of a block's part of the largest slice; not 0.
+    pub count: u32,
+    /// 1 if sums go to other members than the owners that make them; else 0.
+    pub returns: u32,
 }
 
 /// As `kernels/fold.cuh` counts them.
@@ -263,7 +209,7 @@ pub(super) fn value<T: bytemuck::Pod>(x: T) -> KernelArg {
 }
 
 /// The `eight`-th eight of the factors.
-fn eight_of(factors: &[f64], eight: usize) -> KernelArg {
+pub(super) fn eight_of(factors: &[f64], eight: usize) -> KernelArg {
     value::<[f64; 8]>(std::array::from_fn(|k| factors.get(8 * eight + k).copied().unwrap_or(0.0)))
 }
 

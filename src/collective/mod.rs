@@ -36,13 +36,14 @@ pub(crate) mod replay;
 mod request;
 mod scratch;
 mod values;
+// Moves to `gpu-pool-cluster`, where its files are.
+#[path = "../../crates/cluster/src/collective/mod.rs"]
 pub(crate) mod world;
 
 pub(crate) use crate::fabric::transport;
 
-pub(crate) use face::collectives;
 pub use group::Group;
 pub use hop::Hop;
 pub use world::GroupKey;
 pub use world::Registered;
-pub(crate) use world::beside::Begun;
+pub(crate) use world::pending::PendingReduce;

@@ -10,7 +10,7 @@ use super::{
     case::{Case, Machine},
     execute::execute,
     request::Request,
-    world::beside::Begun,
+    world::pending::PendingReduce,
 };
 use crate::fabric::{
     call::{Call, Origin},
@@ -130,7 +130,7 @@ impl Group<'_> {
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,
         overlapped: bool,
-    ) -> Result<Option<Begun>> {
+    ) -> Result<Option<PendingReduce>> {
         self.begin(all_reduce(origin, x, op), overlapped)
     }
 
@@ -169,7 +169,7 @@ impl Group<'_> {
         counts: &[usize],
         op: ReduceOp,
         overlapped: bool,
-    ) -> Result<Option<Begun>> {
+    ) -> Result<Option<PendingReduce>> {
         let name = "reduce_scatter_in_place";
         let shape = Shape::ReduceScatter { counts: self.check_counts(name, counts)?.even(), in_place: true };
         let call = Call::new(name).elements(T::DTYPE, x.len()).counts(counts).from(origin);

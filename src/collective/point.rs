@@ -7,7 +7,7 @@
 //! memory knows its last writer, as all memory does, and so the receiver's copy is ordered after the sender's. A
 //! dropped parcel's memory goes back to its device's pool.
 
-use super::{Group, face::collectives, world::messages::Shipment};
+use super::{Group, face::collectives, world::messages::Outgoing};
 use crate::{
     Device, DeviceBuffer,
     error::{Error, Result},
@@ -211,8 +211,8 @@ impl Group<'_> {
 }
 
 /// Elements for a member of another process.
-fn message_of(view: DeviceView<'_, u8>) -> Shipment {
-    Shipment { header: Vec::new(), parts: vec![area(view)] }
+fn message_of(view: DeviceView<'_, u8>) -> Outgoing {
+    Outgoing { header: Vec::new(), parts: vec![area(view)] }
 }
 
 pub(super) fn area(view: DeviceView<'_, u8>) -> Area {

@@ -29,7 +29,7 @@ impl Device {
     }
 
     /// At least `bytes` zeros in a chunk of their own, with a descriptor by which other processes map it.
-    #[cfg(all(feature = "cluster", target_os = "linux"))]
+    #[cfg(target_os = "linux")]
     #[track_caller]
     pub(crate) fn apart(
         &self,

@@ -18,6 +18,6 @@ pub(crate) fn launches() -> &'static LaunchGate {
 
 /// Until the guard is dropped, the calling thread may make driver calls that wait for kernels.
 #[cfg(feature = "cuda")]
-pub(crate) fn blocking() -> crate::sync::Blocking<'static> {
+pub fn blocking() -> crate::sync::Blocking<'static> {
     launches().block()
 }

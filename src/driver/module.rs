@@ -38,8 +38,9 @@ impl Module {
         Module { image: ModuleImage { cubins, ..self.image } }
     }
 
-    /// The crate's own modules, as `kernels/build.py` packs them. They have no variables, so all pools of a process may
-    /// share them.
+    /// A module of this workspace's crates, as `kernels/build.py` packs them. It has no variables, so all pools of a
+    /// process may share it. A device loads it at its first launch, unless it is one of the modules that every pool
+    /// loads.
     pub(crate) const fn own(ptx: &'static [u8], cubins: &'static [(u32, &'static [u8])]) -> Self {
         Module { image: ModuleImage { ptx: Some(ptx), cubins, packed: true, source: None, shared: true } }
     }

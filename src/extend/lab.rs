@@ -14,7 +14,7 @@ pub use crate::{
         observe::{Block, FailPoint, HappensBefore, KernelWords, Knowledge, Observer, Token, Touch, Watch, install},
     },
     error::{misuse::edge, op_site::annotate},
-    panics::{Hushed, hush},
+    panics::{SilencedPanics, silence_panics},
     sync::unique_id,
 };
 use std::{fmt, ops::Range, sync::Arc};

@@ -3,22 +3,91 @@
 #[cfg(feature = "insight")]
 pub use crate::chrome_trace::{ChromeTrace, Row};
 use crate::{
-    Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, Float, GpuPool, GradientExchange, Group, Hop,
-    OnStream, Parameter, PerDevice, Result, Shard, error::Site, extend::OpGuard, scope,
+    Args, Device, DeviceBuffer, DeviceCopy, DeviceView, Error, GpuPool, GradientExchange, Group, Hop, Kernel,
+    LaunchDims, Module, OnStream, Parameter, PerDevice, Result, Shard, Signature,
+    error::{
+        Site,
+        op_site::{OpGuard, OpSite},
+    },
+    scope,
 };
 pub use crate::{
-    collective::GroupKey,
+    collective::{
+        GroupKey,
+        algorithm::{
+            norm::threads_of_row,
+            norm_call::{NormSaved, RowNorm, check_eps, sum_and_norm},
+        },
+    },
     fabric::{
         call::{Call, Origin},
         parcels::Label,
     },
     gang::{Gang, LastCall},
     gradients::{ADAM, Kept, MOMENTUM, Moments, Rule, SGD, ShardedStep, Terms, Together, add_up, wide_len},
-    kernel::real::Real,
-    ops::{STATS, check_eps},
+    kernel::{builtin::pairwise, real::Real},
+    ops::{as_type, as_type_mut, fours_of_packs, lanes, rows_of, same_len, tiles},
     shard::balanced,
 };
 use std::{ops::Range, sync::Arc};
+
+/// Device code of a crate above, as `kernels/build.py` packs it: its PTX and its cubins. Nobody has to give it to a
+/// pool's builder: a device loads it at its first launch.
+pub const fn module(ptx: &'static [u8], cubins: &'static [(u32, &'static [u8])]) -> Module {
+    Module::own(ptx, cubins)
+}
+
+/// [`LaunchDims::cover`] for kernels with a grid-stride loop, which take any number of elements.
+pub fn stride(threads: usize) -> LaunchDims {
+    LaunchDims::stride(threads)
+}
+
+/// What an operation on a [`Device`] does first: the base of the traits that give it operations.
+pub trait Operations {
+    /// The device.
+    fn device(&self) -> &Device;
+
+    /// Until the guard is dropped, errors and reports attribute this thread's work to the user's call of `op`.
+    #[track_caller]
+    fn enter(&self, op: &'static str) -> OpGuard {
+        OpSite::here(op)
+    }
+
+    /// `len` elements with unspecified contents: old bytes of this process's earlier buffers, or of none.
+    #[track_caller]
+    fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
+
+    /// As [`Device::launch`].
+    ///
+    /// # Safety
+    /// As for [`Device::launch`].
+    #[track_caller]
+    unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()>;
+
+    /// The group of all devices of the scope.
+    fn everyone(&self) -> Group<'_>;
+}
+
+impl Operations for Device {
+    fn device(&self) -> &Device {
+        self
+    }
+
+    #[track_caller]
+    fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
+        self.allocate(op, len)
+    }
+
+    #[track_caller]
+    unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.launch(kernel, dims, args) }
+    }
+
+    fn everyone(&self) -> Group<'_> {
+        self.everyone()
+    }
+}
 
 internals! {
     /// Of a device.
@@ -45,22 +114,6 @@ internals! {
         fn in_order[](self: &Self) -> OnStream<'_>;
         /// Records an event behind all that the stream has by now.
         fn record_early[](self: &Self, op: &'static str) -> Result<()>;
-        /// What this device knows of the rows of `x`.
-        fn vocabulary_stats[T: Float](
-            self: &Self,
-            x: DeviceView<'_, T>,
-            cols: usize,
-            labels: &DeviceBuffer<u32>,
-        ) -> Result<DeviceBuffer<T::Acc>>;
-        /// The loss of each row.
-        fn vocabulary_loss[T: Float](
-            self: &Self,
-            x: DeviceViewMut<'_, T>,
-            cols: usize,
-            labels: &DeviceBuffer<u32>,
-            all: &DeviceBuffer<T::Acc>,
-            scale: T::Acc,
-        ) -> Result<DeviceBuffer<T::Acc>>;
         /// Until the guard is dropped, errors and reports attribute this thread's work to the call.
         fn enter[](self: &Self, call: LastCall) -> OpGuard;
     }

@@ -6,7 +6,7 @@
 //!
 //! * What members tell each other: [`call`], [`descriptor`], [`compact`], [`site_id`]. How it gets there: [`mailbox`],
 //!   [`broadcast`], [`parcels`].
-//! * What a member does: [`types`], [`plan`], [`packets`], [`staging`], [`tiling`], [`limits`].
+//! * What a member does: [`types`], [`plan`], [`packets`], [`tiling`], [`limits`].
 //! * What kernels wait on: [`signal_pad`], with its [`layout`]. What a thread remembers of its launches: [`spinning`],
 //!   [`in_flight`]. [`membership`]: the groups that a device is in.
 //! * Other processes: [`transport`], the traits; [`world_link`], a gang's part in a scope of all processes;
@@ -28,12 +28,8 @@ pub(crate) mod plan;
 pub(crate) mod signal_pad;
 pub(crate) mod site_id;
 pub(crate) mod spinning;
-pub(crate) mod staging;
 pub(crate) mod tiling;
-#[cfg_attr(
-    any(loom, not(feature = "nccl")),
-    allow(dead_code, reason = "only clusters, and transports between devices, make what it names; loom has none")
-)]
-pub(crate) mod transport;
+#[allow(missing_docs, reason = "names say it; only `extend` opens it")]
+pub mod transport;
 pub(crate) mod types;
 pub(crate) mod world_link;

@@ -282,4 +282,4 @@ impl Shape {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

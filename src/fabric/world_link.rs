@@ -42,15 +42,15 @@ pub(crate) struct WorldLink {
     /// Fails the gang with the transport.
     tell: OnceCell<Arc<Tell>>,
     /// Threads that carry messages to other processes.
-    carriers: Mutex<Vec<JoinHandle<()>>>,
+    senders: Mutex<Vec<JoinHandle<()>>>,
     /// Those that carry sums, by device.
-    couriers: Mutex<HashMap<usize, Courier>>,
+    proxies: Mutex<HashMap<usize, Proxy>>,
 }
 
 type Work = Box<dyn FnOnce() + Send>;
 
 /// A thread that does what it is given, in order.
-struct Courier {
+struct Proxy {
     work: Sender<Work>,
     thread: JoinHandle<()>,
 }
@@ -83,8 +83,8 @@ impl WorldLink {
             nth: counts.then(|| world.count(site)),
             joined: OnceCell::new(),
             tell: OnceCell::new(),
-            carriers: Mutex::default(),
-            couriers: Mutex::default(),
+            senders: Mutex::default(),
+            proxies: Mutex::default(),
         })
     }
 
@@ -148,36 +148,36 @@ impl WorldLink {
         }
     }
 
-    /// Runs `carry` on a thread of its own. The end of the scope waits for it.
-    pub(crate) fn carry(&self, carry: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = start("gpu-pool:send", self.site, carry)?;
-        let mut carriers = self.carriers.lock();
-        carriers.retain(|thread| !thread.is_finished());
-        carriers.push(thread);
+    /// Runs `work` on a thread of its own. The end of the scope waits for it.
+    pub(crate) fn run_apart(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = start("gpu-pool:send", self.site, work)?;
+        let mut senders = self.senders.lock();
+        senders.retain(|thread| !thread.is_finished());
+        senders.push(thread);
         Ok(())
     }
 
     /// Runs `work` on a device's own thread, behind what it was given before. The end of the scope waits for it.
-    pub(crate) fn carry_in_order(&self, device: usize, work: Work) -> Result<()> {
-        let mut couriers = self.couriers.lock();
-        let courier = match couriers.entry(device) {
+    pub(crate) fn run_in_order(&self, device: usize, work: Work) -> Result<()> {
+        let mut proxies = self.proxies.lock();
+        let proxy = match proxies.entry(device) {
             hash_map::Entry::Occupied(known) => known.into_mut(),
             hash_map::Entry::Vacant(place) => {
                 let (give, given) = mpsc::channel::<Work>();
                 let thread = start("gpu-pool:carry", self.site, move || given.into_iter().for_each(|work| work()))?;
-                place.insert(Courier { work: give, thread })
+                place.insert(Proxy { work: give, thread })
             }
         };
-        courier.work.send(work).map_err(|_| Error::custom("the thread that carries sums has ended"))
+        proxy.work.send(work).map_err(|_| Error::custom("the thread that carries sums has ended"))
     }
 
     /// Ends the scope, if the gang has joined one, when all messages are on their way.
     pub(crate) fn end(&self) -> Result<()> {
         // What these threads have found has failed the gang.
-        let carriers = std::mem::take(&mut *self.carriers.lock());
-        carriers.into_iter().for_each(|thread| drop(thread.join()));
-        let couriers = std::mem::take(&mut *self.couriers.lock());
-        for Courier { work, thread } in couriers.into_values() {
+        let senders = std::mem::take(&mut *self.senders.lock());
+        senders.into_iter().for_each(|thread| drop(thread.join()));
+        let proxies = std::mem::take(&mut *self.proxies.lock());
+        for Proxy { work, thread } in proxies.into_values() {
             drop(work);
             drop(thread.join());
         }

@@ -1,5 +1,6 @@
 //! Starts a bucket: packs it if needed, reduces it, and unpacks it, on the stream of its priority. A bucket that a
-//! thread carries between processes is only [begun](Begun), and unpacked when it [lands](GradientExchange::land).
+//! thread carries between processes is only [begun](PendingReduce), and unpacked when it
+//! [lands](GradientExchange::land).
 //!
 //! [`step`](super::step) calls it. Uses [`kernels`] and the all-reduce of the group. Invariant: the bits of results and
 //! norms do not depend on where a member has its gradients.
@@ -14,7 +15,7 @@ use super::{
 };
 use crate::{
     DType, Device, DeviceBuffer, Element, Event, ReduceOp, Stream,
-    collective::Begun,
+    collective::PendingReduce,
     error::Result,
     memory::{AsView, DeviceView, DeviceViewMut},
 };
@@ -123,7 +124,7 @@ impl<T: Gradient> GradientExchange<T> {
 
     /// Exchanges a bucket in its own memory.
     #[track_caller]
-    fn start_in_place(&self, comm: &Device, bucket: usize) -> Result<Option<Begun>> {
+    fn start_in_place(&self, comm: &Device, bucket: usize) -> Result<Option<PendingReduce>> {
         // Gradients inside the bucket need no packing.
         let away = |i: usize| !self.readiness.is_used(i) || self.lent[i].is_some();
         let segments = self.segments(bucket, &away, &|i| self.readiness.is_used(i));
@@ -153,7 +154,7 @@ impl<T: Gradient> GradientExchange<T> {
         bucket: usize,
         wire: DeviceViewMut<'_, W>,
         op: ReduceOp,
-    ) -> Result<Option<Begun>> {
+    ) -> Result<Option<PendingReduce>> {
         let (group, origin) = (self.group(comm, "all_reduce")?, self.origin().of_bucket(bucket));
         let overlapped = bucket + 1 < self.buckets();
         if self.settings.scatter {
@@ -169,7 +170,7 @@ impl<T: Gradient> GradientExchange<T> {
         comm: &Device,
         bucket: usize,
         scratch: &DeviceBuffer<W>,
-    ) -> Result<Option<Begun>> {
+    ) -> Result<Option<PendingReduce>> {
         // Weights are applied before the type gets narrow. Averages are computed after the sum, in f32, where nothing
         // overflows.
         let (factor, op) = match self.settings.reduce {

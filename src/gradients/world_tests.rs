@@ -287,7 +287,7 @@ fn a_step_may_end_in_a_later_scope() {
     assert!(found.into_iter().all(Result::unwrap));
 }
 
-/// An exchange that is dropped in mid-step, or reset: its couriers do their part, and nothing is left.
+/// An exchange that is dropped in mid-step, or reset: its proxies do their part, and nothing is left.
 #[test]
 fn a_dropped_exchange_leaves_no_message() {
     for reset in [false, true] {

@@ -155,7 +155,7 @@ DOT_BF16 "dot_partial_bf16", FINAL_BF16 "sum_final_bf16" }
 
 /// Adds `term(i)` up in halves, recursively: the error grows with log n instead of n, as in the tree that the GPU
 /// builds. Every host kernel that adds many numbers up does it by this.
-pub(crate) fn pairwise<A: Real>(terms: Range<usize>, term: &impl Fn(usize) -> A) -> A {
+pub fn pairwise<A: Real>(terms: Range<usize>, term: &impl Fn(usize) -> A) -> A {
     if terms.len() <= 32 {
         return terms.fold(A::default(), |sum, i| sum + term(i));
     }

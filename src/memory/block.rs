@@ -11,11 +11,12 @@ use super::{
     backing::Region,
     cache::Cache,
     handle::DeviceHandle,
-    hazard::{Hazards, History},
+    hazard::{Access, Hazards, History},
     heap::Piece,
 };
 use crate::{
-    driver::{Address, observe::FailPoint},
+    driver::{Address, DriverRef, observe::FailPoint},
+    error::Result,
     sync::{CommitWord, Flag, Link as Node, Linked, Mirror, RefCount, Returns},
 };
 use std::{
@@ -24,6 +25,7 @@ use std::{
     ops::{Deref, Range},
     ptr::{self, NonNull},
     sync::Arc,
+    time::Duration,
 };
 
 /// The kind of driver call that the memory came from.
@@ -35,7 +37,7 @@ pub(crate) enum ChunkKind {
 }
 
 /// A block, in use or free.
-pub(crate) struct Block {
+pub struct Block {
     refs: RefCount,
     back: Node<Block>,
     pub(crate) handle: Arc<DeviceHandle>,
@@ -121,8 +123,9 @@ impl Block {
         self.in_graph.raise();
     }
 
+    /// Whether a graph names it.
     #[inline]
-    pub(crate) fn is_in_graph(&self) -> bool {
+    pub fn is_in_graph(&self) -> bool {
         self.in_graph.is_raised()
     }
 
@@ -138,15 +141,31 @@ impl Block {
     }
 
     /// Size in bytes.
-    #[cfg(any(feature = "nccl", all(feature = "cluster", target_os = "linux")))]
-    pub(crate) fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.bytes
     }
 
     /// The memory that the block lies in.
-    #[cfg(all(feature = "cluster", target_os = "linux"))]
-    pub(crate) fn region(&self) -> &Arc<Region> {
+    pub fn region(&self) -> &Arc<Region> {
         &self.region
+    }
+
+    /// The first byte.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// The driver of its device.
+    pub fn driver(&self) -> &DriverRef {
+        &self.handle.driver
+    }
+
+    /// The calling thread waits for all uses that conflict with such an access of the host, for no longer than `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`](crate::Error::Timeout); the driver's.
+    pub fn wait_host(&self, op: &'static str, access: Access, limit: Duration) -> Result<()> {
+        self.hazards.wait_host(&self.handle, op, access, limit)
     }
 
     /// The device that the memory belongs to. None for host memory and managed memory, which all devices may use.
@@ -184,7 +203,7 @@ pub(super) fn release_bytes(region: &Region, history: &History, range: Range<Add
 }
 
 /// A counted handle of a block that is in use.
-pub(crate) struct BlockRef(NonNull<Block>);
+pub struct BlockRef(NonNull<Block>);
 
 // SAFETY: a handle gives shared access to the block; the shared fields are `Sync` (checked below). The last handle
 // gives the block away, which needs `Send`.

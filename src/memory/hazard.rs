@@ -14,7 +14,7 @@ mod lending;
 mod reserved;
 
 pub(crate) use history::{History, Tenants};
-pub(crate) use lending::Lending;
+pub use lending::Lending;
 pub(crate) use reserved::Reserved;
 
 use super::handle::DeviceHandle;

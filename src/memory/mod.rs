@@ -74,6 +74,6 @@ pub trait DeviceCopy: bytemuck::Pod + Send + Sync {}
 impl<T: bytemuck::Pod + Send + Sync> DeviceCopy for T {}
 
 /// Refuses, at compile time, types with an alignment above 256 bytes: every block starts at a multiple of 256 bytes.
-pub(crate) const fn fits_blocks<T>() {
+pub const fn fits_blocks<T>() {
     assert!(align_of::<T>() <= 256, "device memory is aligned to 256 bytes");
 }

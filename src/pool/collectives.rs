@@ -123,7 +123,7 @@ impl Group<'_> {
             transport: found.transport,
             sums: found.sums,
             pieces: found.pieces,
-            overlap: found.beside,
+            overlap: found.overlapped,
             piece: found.piece,
             gather: Box::new(inside(ReduceOp::Sum, &found.gather)),
         };

@@ -71,7 +71,11 @@ impl<'p, P> Run<'p, P> {
         R: Send,
         E: From<Error> + Send,
     {
-        let devices = self.devices.map(|devices| members(self.shared, op, devices)).transpose()?;
+        // No closure, in which the place would be this one.
+        let devices = match self.devices {
+            Some(devices) => Some(members(self.shared, op, devices)?),
+            None => None,
+        };
         let begin = Begin::at(op, Location::caller()).named(self.name);
         run_beside(self.shared, devices, f, tell, |_| {}, begin)
     }

@@ -25,14 +25,14 @@ const PIECE: usize = 32 << 10;
 
 /// The other side has written an index that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Corrupt;
+pub struct Corrupt;
 
 /// Two counters and a power of two of bytes.
 ///
 /// # Safety
 /// The calls of one object always give the same memory, which lives as long as the object. `copy_in` and `copy_out`
 /// touch only the bytes that they are told.
-pub(crate) unsafe trait Memory {
+pub unsafe trait Memory {
     /// Bytes written so far.
     fn tail(&self) -> &AtomicU64;
     /// Bytes read so far.
@@ -54,7 +54,7 @@ pub(crate) unsafe trait Memory {
 }
 
 /// The side that writes. There is one for each ring.
-pub(crate) struct Writer<M> {
+pub struct Writer<M> {
     memory: M,
     tail: u64,
     /// At or behind the true head.
@@ -62,7 +62,7 @@ pub(crate) struct Writer<M> {
 }
 
 /// The side that reads. There is one for each ring.
-pub(crate) struct Reader<M> {
+pub struct Reader<M> {
     memory: M,
     head: u64,
     /// At or behind the true tail.
@@ -71,12 +71,12 @@ pub(crate) struct Reader<M> {
 
 impl<M: Memory> Writer<M> {
     /// The memory's only writer; nothing was written or read yet.
-    pub(crate) fn new(memory: M) -> Self {
+    pub fn new(memory: M) -> Self {
         Writer { memory, tail: 0, known_head: 0 }
     }
 
     /// Writes as many bytes as there is room for, and returns their number.
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<usize, Corrupt> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Corrupt> {
         let capacity = self.memory.capacity();
         let mut done = 0;
         while done < bytes.len() {
@@ -110,12 +110,12 @@ impl<M: Memory> Writer<M> {
 
 impl<M: Memory> Reader<M> {
     /// The memory's only reader; nothing was written or read yet.
-    pub(crate) fn new(memory: M) -> Self {
+    pub fn new(memory: M) -> Self {
         Reader { memory, head: 0, known_tail: 0 }
     }
 
     /// Reads as many bytes as there are, up to the length of `into`, and returns their number.
-    pub(crate) fn read(&mut self, into: &mut [u8]) -> Result<usize, Corrupt> {
+    pub fn read(&mut self, into: &mut [u8]) -> Result<usize, Corrupt> {
         let capacity = self.memory.capacity();
         let mut done = 0;
         while done < into.len() {
@@ -153,7 +153,7 @@ fn between(first: u64, second: u64) -> Result<usize, Corrupt> {
 /// A ring in memory that was mapped: two counters with a cache line pair each, then the bytes.
 #[cfg(not(loom))]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mapped {
+pub struct Mapped {
     base: *mut u8,
     capacity: usize,
 }
@@ -165,7 +165,7 @@ impl Mapped {
     const BYTES: usize = 256;
 
     /// The bytes that a ring of this capacity takes.
-    pub(crate) const fn size(capacity: usize) -> usize {
+    pub const fn size(capacity: usize) -> usize {
         Self::BYTES + capacity
     }
 
@@ -176,7 +176,7 @@ impl Mapped {
     ///
     /// # Panics
     /// When the capacity is not a power of two.
-    pub(crate) unsafe fn new(base: *mut u8, capacity: usize) -> Self {
+    pub unsafe fn new(base: *mut u8, capacity: usize) -> Self {
         assert!(capacity.is_power_of_two(), "a ring of {capacity} bytes");
         Mapped { base, capacity }
     }

@@ -23,8 +23,7 @@ pub(crate) const fn rounds(usual: usize) -> usize {
 }
 
 mod broadcast_slot;
-#[cfg(any(all(feature = "cluster", target_os = "linux", not(loom)), test))]
-pub(crate) mod byte_ring;
+pub mod byte_ring;
 mod commit;
 mod event_count;
 mod full;
@@ -38,8 +37,8 @@ mod refs;
 mod returns;
 pub mod ring;
 mod sequence;
-pub(crate) mod shim;
-pub(crate) mod site;
+pub mod shim;
+pub mod site;
 mod spares;
 mod thread_only;
 mod turnstile;
@@ -48,7 +47,7 @@ mod word;
 pub(crate) use broadcast_slot::BroadcastSlot;
 pub(crate) use commit::CommitWord;
 pub use event_count::EventCount;
-pub(crate) use gate::Gate;
+pub use gate::Gate;
 pub(crate) use inbox::Inbox;
 pub(crate) use latch::CountLatch;
 #[cfg(feature = "cuda")]
@@ -60,7 +59,7 @@ pub(crate) use refs::RefCount;
 pub(crate) use returns::Returns;
 #[doc(hidden)]
 pub use sequence::unique_id;
-pub(crate) use sequence::{Flag, Sequence};
+pub use sequence::{Flag, Sequence};
 pub(crate) use spares::Spares;
 pub(crate) use thread_only::{NotDeviceThreadOnly, Returned, device_thread_only};
 pub(crate) use turnstile::Turnstile;

@@ -112,7 +112,7 @@ pub(crate) struct Shared {
     /// What staged copies need, by source and destination. Made when first needed.
     pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<PeerStaging>>>,
     /// Streams for messages to other processes that another thread than the device's submits. Made when first needed.
-    pub(crate) couriers: Mutex<HashMap<usize, Arc<StreamCore>>>,
+    pub(crate) proxy_streams: Mutex<HashMap<usize, Arc<StreamCore>>>,
     /// The device threads. A thread returns the error that it could report to no scope.
     pub(crate) threads: Mutex<Vec<thread::JoinHandle<Result<()>>>>,
 }
@@ -150,13 +150,13 @@ impl Shared {
 
     /// The stream of a device for messages to other processes, made when first needed. Threads take turns on it in the
     /// order of commits.
-    pub(crate) fn courier(&self, device: usize) -> Result<Arc<StreamCore>> {
-        let mut couriers = self.couriers.lock();
-        if let Some(stream) = couriers.get(&device) {
+    pub(crate) fn proxy_stream(&self, device: usize) -> Result<Arc<StreamCore>> {
+        let mut proxy_streams = self.proxy_streams.lock();
+        if let Some(stream) = proxy_streams.get(&device) {
             return Ok(stream.clone());
         }
         let stream = StreamCore::new(&self.handles[device], "message")?;
-        couriers.insert(device, stream.clone());
+        proxy_streams.insert(device, stream.clone());
         Ok(stream)
     }
 
@@ -380,7 +380,7 @@ pub(crate) fn start(
     site: Site,
 ) -> Result<thread::JoinHandle<Result<()>>> {
     let shared = shared.clone();
-    let (hushed, quiescence) = (panics::is_hushed(), shared.quiescence[device].clone());
+    let (silenced, quiescence) = (panics::is_silenced(), shared.quiescence[device].clone());
     let live = move || {
         let worker = match Worker::new(&shared, device, endpoint) {
             Ok(worker) => Rc::new(worker),
@@ -398,7 +398,7 @@ pub(crate) fn start(
     thread::Builder::new()
         .name(format!("gpu-pool:{device}"))
         .spawn(move || {
-            let _hushed = panics::inherit(hushed);
+            let _silenced = panics::inherit(silenced);
             here::enter_device_thread(device);
             let _counted = InCrowd::enter();
             let _registered = quiescence.register();

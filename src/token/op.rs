@@ -27,11 +27,11 @@ use std::{mem, ops::Range, panic::Location, rc::Rc};
 
 /// An operation that is being prepared. Its steps:
 ///
-/// 1. [`Device::op`]: checks that the gang has not failed, and counts the device's progress.
+/// 1. `Device::op`: checks that the gang has not failed, and counts the device's progress.
 /// 2. [`touch`](Self::touch): checks that the memory belongs to this device (or may be a peer's), and makes the stream
 ///    wait for conflicting uses.
 /// 3. [`submit`](Self::submit): makes the driver call, then records the uses under the operation's number. If a graph
-///    names the memory, this step excludes launches ([`turn`](crate::memory::turn)).
+///    names the memory, this step excludes launches (`memory::turn`).
 ///
 /// If a step fails, nothing was submitted and nothing is recorded. (A stream that waits without need is harmless.)
 ///
@@ -39,8 +39,8 @@ use std::{mem, ops::Range, panic::Location, rc::Rc};
 /// all views are made before the operation begins.
 ///
 /// While the device captures a graph, streams do not wait, and the uses become the graph's: their order is known only
-/// when the graph is launched. Only an operation that begins with [`Device::op_in_graph`] can be captured.
-pub(crate) struct Op<'d> {
+/// when the graph is launched. Only an operation that begins with `Device::op_in_graph` can be captured.
+pub struct Op<'d> {
     pub(crate) dev: &'d Device,
     pub(crate) name: &'static str,
     pub(crate) site: Site,
@@ -108,7 +108,7 @@ impl Device {
 impl Op<'_> {
     /// Announces an access. `foreign`: the memory may belong to another device of the pool.
     #[track_caller]
-    pub(crate) fn touch(&mut self, block: &BlockRef, bytes: Range<usize>, access: Access, foreign: bool) -> Result<()> {
+    pub fn touch(&mut self, block: &BlockRef, bytes: Range<usize>, access: Access, foreign: bool) -> Result<()> {
         let (dev, op, site) = (self.dev, self.name, self.site);
         if block.handle.pool != dev.worker.handle.pool {
             return Err(Error::wrong_pool(op, dev.index()));
@@ -139,12 +139,12 @@ impl Op<'_> {
     }
 
     /// Announces a read of this device's memory.
-    pub(crate) fn reads<T: DeviceCopy>(&mut self, view: &DeviceView<'_, T>) -> Result<()> {
+    pub fn reads<T: DeviceCopy>(&mut self, view: &DeviceView<'_, T>) -> Result<()> {
         self.touch(view.block, view.bytes(), Access::Read, false)
     }
 
     /// Announces a write to this device's memory.
-    pub(crate) fn writes<T: DeviceCopy>(&mut self, view: &DeviceViewMut<'_, T>) -> Result<()> {
+    pub fn writes<T: DeviceCopy>(&mut self, view: &DeviceViewMut<'_, T>) -> Result<()> {
         self.touch(view.block, view.bytes(), Access::Write, false)
     }
 
@@ -168,7 +168,7 @@ impl Op<'_> {
     }
 
     /// Makes the driver call and records the uses.
-    pub(crate) fn submit(self, call: impl FnOnce(&dyn Driver, RawStream) -> DriverResult) -> Result<()> {
+    pub fn submit(self, call: impl FnOnce(&dyn Driver, RawStream) -> DriverResult) -> Result<()> {
         let dev = self.dev;
         let blocks: SmallVec<[BlockRef; 4]> = self.blocks_of_graphs().cloned().collect();
         let _turns = self.take_turns(&blocks)?;

@@ -31,7 +31,6 @@ mod meetings;
 mod mismatch;
 mod mpich;
 mod nccl;
-mod norm;
 mod numbers;
 mod places;
 mod point;

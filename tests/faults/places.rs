@@ -9,8 +9,7 @@ use crate::{
     told::{group_of, on_one_of, place, told},
 };
 use gpu_pool::{
-    Activation, Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, PinnedBuffer, ReduceOp, Result,
-    RowNorm, each_mut,
+    Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, PinnedBuffer, ReduceOp, Result, each_mut,
 };
 use gpu_pool_lab::prelude::*;
 use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, Topology};
@@ -18,16 +17,12 @@ use parking_lot::Mutex;
 
 /// Functions that are not called wrongly here, and why.
 #[rustfmt::skip]
-const EXCEPTED: [(&str, &str); 22] = [
-    ("Cluster::from_env", "it reads the process's environment; `Error::Cluster` names the variable"),
-    ("Cluster::launched", "it reads the process's environment; `Error::Cluster` names the variable"),
-    ("Cluster::tcp", "`Error::Cluster` names the setting"),
+const EXCEPTED: [(&str, &str); 18] = [
     ("Cuda::read", "it needs a GPU"),
     ("Cuda::write", "it needs a GPU"),
     ("Device::check", "it reports what others have failed with"),
     ("Device::trim", "only a device that is lost fails it: `what_a_lost_device_refuses_has_a_place`"),
     ("Device::world", "only a cluster can fail it"),
-    ("Group::exchange_serde", "only a value that serde cannot write can fail it: `tests/cluster`"),
     ("Event::is_complete", "only a device that is lost fails it"),
     ("Explorer::run", "its error is `testing::explore::Failure`"),
     ("Group::explain", "only a cluster can fail it"),
@@ -113,33 +108,10 @@ fn a_devices_calls_have_places() {
 }
 
 #[test]
-#[cfg(all(target_os = "linux", feature = "cluster"))]
-fn calls_with_memory_of_two_processes_have_places() {
-    on_one(|dev, far| {
-        told("Device::exportable", dev.exportable::<f64>(FAR));
-        told("Device::wait_released", dev.wait_released(far, std::time::Duration::ZERO));
-        told("DeviceBuffer::export", far.export());
-        told("DeviceBuffer::export_mut", far.export_mut());
-        told("DeviceBuffer::withdraw", far.withdraw());
-        told("Group::register", group_of(dev).register(far));
-        let x = dev.exportable::<f32>(3)?;
-        let ipc = x.export()?;
-        told("Device::import", dev.import::<f64>(&ipc));
-        let imported = dev.import::<f32>(&ipc)?;
-        let captured = dev.capture(|dev| {
-            told("Imported::release", imported.release(dev));
-            Ok(())
-        });
-        assert!(captured.is_err());
-        Ok(())
-    });
-}
-
-#[test]
 fn collectives_have_places() {
     on_one(|dev, far| {
         let sum = ReduceOp::Sum;
-        let (x, mut y, mut rows) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, dev.zeros::<f32>(5)?);
+        let (x, mut y) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?);
         both!(dev, all_reduce(far, sum));
         both!(dev, all_reduce_into(&x, &mut y, sum));
         both!(dev, all_reduce_many([&mut *far], sum));
@@ -157,8 +129,6 @@ fn collectives_have_places() {
         both!(dev, scatter_v(None, &mut y, &[1], 7));
         both!(dev, all_to_all(&x, &mut y));
         both!(dev, all_to_all_v(&x, &[1], &mut y, &[1]));
-        both!(dev, all_reduce_norm(&mut y, &mut rows, RowNorm::rms(&x, 1e-5)));
-        both!(dev, all_reduce_norm_into(&x, &mut rows, RowNorm::rms(&x, 1e-5), &mut y));
         both!(dev, send(&x, 7));
         both!(dev, recv(&mut y, 7));
         both!(dev, sendrecv(&x, 7, &mut y, 7));
@@ -173,70 +143,13 @@ fn collectives_have_places() {
 #[test]
 fn operations_have_places() {
     on_one(|dev, far| {
-        let relu = Activation::Relu;
-        let (x, mut y, one) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, dev.zeros::<f32>(1)?);
-        let (labels, mut wide) = (dev.zeros::<u32>(3)?, dev.zeros::<u128>(1)?);
+        let (x, mut y, mut wide) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?, dev.zeros::<u128>(1)?);
         told("Device::fill", dev.fill(&mut wide, 1));
         told("Device::scale", dev.scale(far, 2.0));
         told("Device::axpy", dev.axpy(1.0, &x, &mut y));
         told("Device::sum", dev.sum(far));
         told("Device::dot", dev.dot(&x, &y));
         told("Device::cast", dev.cast::<f64, _>(far));
-        told("Device::add", dev.add(&x, &y));
-        told("Device::add_into", dev.add_into(&x, &x, &mut y));
-        told("Device::add_assign", dev.add_assign(&mut y, &x));
-        told("Device::sub", dev.sub(&x, &y));
-        told("Device::sub_into", dev.sub_into(&x, &x, &mut y));
-        told("Device::sub_assign", dev.sub_assign(&mut y, &x));
-        told("Device::mul", dev.mul(&x, &y));
-        told("Device::mul_into", dev.mul_into(&x, &x, &mut y));
-        told("Device::mul_assign", dev.mul_assign(&mut y, &x));
-        told("Device::relu", dev.relu(far));
-        told("Device::gelu", dev.gelu(far));
-        told("Device::gelu_tanh", dev.gelu_tanh(far));
-        told("Device::silu", dev.silu(far));
-        told("Device::activation", dev.activation(relu, far));
-        told("Device::activation_into", dev.activation_into(relu, &x, &mut y));
-        told("Device::activation_assign", dev.activation_assign(relu, far));
-        told("Device::activation_backward", dev.activation_backward(relu, &x, &y));
-        told("Device::activation_backward_assign", dev.activation_backward_assign(relu, &mut y, &x));
-        told("Device::bias_activation", dev.bias_activation(relu, &y, &x));
-        told("Device::bias_activation_assign", dev.bias_activation_assign(relu, &mut y, &x));
-        told("Device::bias_activation_backward", dev.bias_activation_backward(relu, &x, &y, &x));
-        told("Device::bias_activation_backward_assign", dev.bias_activation_backward_assign(relu, &mut y, &x, &x));
-        told("Device::embedding", dev.embedding(&x, 3, &labels));
-        told("Device::embedding_backward", dev.embedding_backward(&x, &labels, 3, &mut y));
-        told("Device::random_bits", dev.random_bits(&mut dev.zeros::<u32>(4)?, 0, u64::MAX));
-        told("Device::uniform", dev.uniform(far, 0.0..1.0, 0, 0));
-        told("Device::normal", dev.normal(far, 0.0, 1.0, 0, 0));
-        told("Device::dropout", dev.dropout(&x, 2.0, 0, 0));
-        told("Device::dropout_assign", dev.dropout_assign(&mut y, 2.0, 0, 0));
-        told("Device::argmax", dev.argmax(&x, 3));
-        told("Device::column_sum", dev.column_sum(&y, &mut dev.zeros::<f32>(3)?));
-        told("Device::check_indices", dev.check_indices(&labels, 0));
-        told("Device::layer_norm", dev.layer_norm(&y, &x, &x, 1e-5));
-        told("Device::layer_norm_backward", dev.layer_norm_backward(&x, &y, &x, &one, &one));
-        told(
-            "Device::layer_norm_weights_backward",
-            dev.layer_norm_weights_backward(&x, &y, &one, &one, &mut dev.zeros::<f32>(4)?, &mut dev.zeros::<f32>(4)?),
-        );
-        told("Device::rms_norm", dev.rms_norm(&y, &x, 1e-5));
-        told("Device::rms_norm_backward", dev.rms_norm_backward(&x, &y, &x, &one));
-        let rms = dev.rms_norm_weights_backward(&x, &y, &one, &mut dev.zeros::<f32>(4)?);
-        told("Device::rms_norm_weights_backward", dev.rms_norm_weights_backward(&x, &y, &one, far).and(rms));
-        told("Device::softmax", dev.softmax(&x, 3));
-        told("Device::softmax_assign", dev.softmax_assign(&mut y, 3));
-        told("Device::softmax_backward", dev.softmax_backward(&x, &y, 2));
-        told("Device::log_softmax", dev.log_softmax(&x, 3));
-        told("Device::log_softmax_assign", dev.log_softmax_assign(&mut y, 3));
-        told("Device::log_softmax_backward", dev.log_softmax_backward(&x, &y, 2));
-        told("Device::cross_entropy", dev.cross_entropy(&x, &labels, 1.0));
-        told("Device::cross_entropy_assign", dev.cross_entropy_assign(&mut y, &labels, 1.0));
-        told("Device::cross_entropy_loss", dev.cross_entropy_loss(&x, &labels));
-        told("Device::transpose", dev.transpose(&x, 3, 3));
-        told("Device::transpose_batch", dev.transpose_batch(&x, 2, 3, 3));
-        told("Device::transpose_into", dev.transpose_into(&x, 2, 2, &mut y));
-        told("Device::copy_2d", dev.copy_2d(&x, 4, &mut y, 4, 3, 4));
         Ok(())
     });
 }
@@ -417,14 +330,6 @@ fn memory_that_is_used_up_has_a_place() {
         let error = failure(pool.unified::<f32>(1 << 20));
         assert!(matches!(error, Error::OutOfMemory { requested, .. } if requested == 4 << 20), "{error}");
         told("GpuPool::unified", pool.unified::<f32>(1 << 20));
-        #[cfg(all(target_os = "linux", feature = "cluster"))]
-        pool.run(|dev, _| {
-            let error = failure(dev.exportable::<f32>(1 << 20));
-            assert!(matches!(error, Error::OutOfMemory { requested, .. } if requested >= 4 << 20), "{error}");
-            told("Device::exportable", dev.exportable::<f32>(1 << 20));
-            Ok(())
-        })
-        .unwrap();
     });
 }
 

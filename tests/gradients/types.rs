@@ -197,7 +197,7 @@ on_both! {
 
     // Sums of ones in half types stop at 256 or 2048; memory that was lent is the caller's.
     2: fn sums_of_halves_go_on(gpus) {
-        fn ones<T: Number + Float + PartialEq>(gpus: Gpus, steps: usize) {
+        fn ones<T: Number + Float<Acc = f32> + PartialEq>(gpus: Gpus, steps: usize) {
             let pool = rig::pool(gpus, 2);
             pool.run(|dev, _| {
                 let mut exchange = small().of::<T>().reduce(ReduceOp::Sum).build(dev, &[9, 3, 40, 2])?;
@@ -218,7 +218,7 @@ on_both! {
                             let mut x = exchange.grad_mut(gradient)?;
                             match writes {
                                 true => dev.copy(one, &mut x)?,
-                                false => dev.add_assign(&mut x, one)?,
+                                false => dev.axpy(1.0, one, &mut x)?,
                             }
                             exchange.ready(dev, gradient)?;
                         }

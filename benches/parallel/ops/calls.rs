@@ -1,6 +1,7 @@
 //! The operations, under the names that `benches/peers/ops.py` knows them by.
 
-use gpu_pool::{Activation::*, Matrix, Result};
+use gpu_pool::{Matrix, Result};
+use gpu_pool_train::{Activation::*, prelude::*};
 
 use super::rig::{Kept, Number, Run};
 
@@ -56,10 +57,10 @@ fn activations<T: Number>() -> Vec<Call<T>> {
         call("gelu_tanh_backward", |dev, r, i| kept(dev.activation_backward(GeluTanh, &r.dy[i], &r.x[i]))),
         call("silu", |dev, r, i| kept(dev.activation(Silu, &r.x[i]))),
         call("silu_backward", |dev, r, i| kept(dev.activation_backward(Silu, &r.dy[i], &r.x[i]))),
-        call("bias", |dev, r, i| kept(dev.bias_activation(Identity, &r.x[i], &r.beta))),
-        call("bias_relu", |dev, r, i| kept(dev.bias_activation(Relu, &r.x[i], &r.beta))),
-        fused("bias_gelu", |dev, r, i| kept(dev.bias_activation(Gelu, &r.x[i], &r.beta))),
-        fused("bias_gelu_backward", |dev, r, i| kept(dev.bias_activation_backward(Gelu, &r.dy[i], &r.x[i], &r.beta))),
+        call("bias", |dev, r, i| kept(dev.activation(Identity.biased(&r.beta), &r.x[i]))),
+        call("bias_relu", |dev, r, i| kept(dev.activation(Relu.biased(&r.beta), &r.x[i]))),
+        fused("bias_gelu", |dev, r, i| kept(dev.activation(Gelu.biased(&r.beta), &r.x[i]))),
+        fused("bias_gelu_backward", |dev, r, i| kept(dev.activation_backward(Gelu.biased(&r.beta), &r.dy[i], &r.x[i]))),
     ]
 }
 
@@ -72,7 +73,7 @@ fn rows<T: Number>() -> Vec<Call<T>> {
         call("cross_entropy", |dev, r, i| kept(dev.cross_entropy(&r.x[i], &r.labels, 1.0))),
         call("cross_entropy_loss", |dev, r, i| kept(dev.cross_entropy_loss(&r.x[i], &r.labels))),
         call("argmax", |dev, r, i| kept(dev.argmax(&r.x[i], r.cols))),
-        call("column_sum", |dev, r, i| kept(dev.column_sum(&r.x[i], &mut r.dbeta))),
+        call("column_sum", |dev, r, i| kept(dev.column_sum_into(&r.x[i], &mut r.dbeta))),
     ]
 }
 
@@ -102,7 +103,7 @@ fn shapes<T: Number>() -> Vec<Call<T>> {
             kept(dev.copy_2d(&r.x[i], r.cols, &mut r.y[i], half, r.rows, half))
         }),
         call("embedding", |dev, r, i| kept(dev.embedding(&r.x[i], r.cols, &r.indices))),
-        call("embedding_backward", |dev, r, i| kept(dev.embedding_backward(&r.dy[i], &r.indices, r.cols, &mut r.y[i]))),
+        call("embedding_backward", |dev, r, i| kept(dev.embedding_backward(&r.dy[i], r.cols, &r.indices, &mut r.y[i]))),
     ]
 }
 

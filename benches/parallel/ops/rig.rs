@@ -3,6 +3,7 @@
 use std::{any::Any, time::Instant};
 
 use gpu_pool::{CastTo, Device, DeviceBuffer, DeviceCopy, Float, Graph, Result};
+use gpu_pool_train::prelude::*;
 use half::bf16;
 
 use super::calls::{self, Call};

@@ -13,7 +13,7 @@ mod theory;
 use std::{cell::RefCell, time::Instant};
 
 use gpu_pool::{Device, DeviceBuffer, GpuPool, PerDevice, Result};
-use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
+use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage, prelude::*};
 
 use crate::{
     Machine,
@@ -76,7 +76,7 @@ impl Batch {
     /// The gradient of the mean squared error, and the error, which stays on the device.
     fn loss(&self, dev: &Device, micro: usize, y: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, DeviceBuffer<f32>)> {
         let (mut dy, n) = (y, self.parts[micro].len() as f32);
-        dev.sub_assign(&mut dy, &self.parts[micro])?;
+        dev.sub_in_place(&mut dy, &self.parts[micro])?;
         let mut error = dev.dot(&dy, &dy)?;
         dev.scale(&mut error, 1.0 / n)?;
         dev.scale(&mut dy, 2.0 / n)?;

@@ -1,1 +1,256 @@
 #![doc = include_str!("../README.md")]
+//!
+//! # Design
+//!
+//! One address space ends at one process. Beyond it this crate runs on existing engines: NCCL between GPUs, MPI
+//! between hosts' memories, shared memory between software GPUs of one host.
+//!
+//! A [`Cluster`] says which processes belong together; [`cluster`](prelude::ClusterBuilder::cluster) connects them.
+//! Then [`Device::world`](gpu_pool::Device::world) is the group of all devices of all processes. The guide's page "More
+//! than one host" has launchers, ports, and what happens when a process dies.
+//!
+//! In errors a *host* is one of these processes, with its number (MPI's rank), whichever machine it is on.
+//!
+//! Control: each process has one TCP connection to rank 0, whose hub decides what all agree on: which collectives are
+//! carried out and in which order, who has failed, who is lost. Headlines cross it, never data. Both sides prove that
+//! they know the secret; the connection is not encrypted. Without a secret it stays on loopback, where every user of
+//! the machine can connect. If rank 0 is lost, the cluster is.
+//!
+//! This crate implements the traits of the runtime's `fabric/transport.rs`, and uses the runtime's public face and
+//! `gpu_pool::extend::cluster`.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
+#![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
+
+mod book;
+mod client;
+mod connect;
+#[cfg_attr(loom, allow(dead_code, reason = "there is no transport to open"))]
+mod control;
+mod exchange;
+mod greet;
+mod hub;
+#[cfg(target_os = "linux")]
+pub mod ipc;
+mod launch;
+mod mutant;
+pub mod prelude;
+mod process;
+mod server;
+mod transport;
+mod wire;
+#[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
+mod world;
+
+#[cfg(target_os = "linux")]
+pub use ipc::{Imported, IpcBuffer};
+
+use gpu_pool::{Error, Result, extend::cluster as runtime};
+use launch::{By, Launch, Read, no_launcher};
+use runtime::{parse_duration, variables};
+use std::{fmt, time::Duration};
+
+/// What moves data between processes. A library that is missing, too old, or cannot carry these devices is an
+/// [`Error::Cluster`] when the pool is built, which says what to install or to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TransportChoice {
+    /// NCCL on GPUs. On software GPUs MPI if its launcher has started the processes, else shared memory, which needs
+    /// all of them on one machine.
+    #[default]
+    Auto,
+    /// NCCL 2.19.1 or newer, between GPUs. Feature `nccl`.
+    Nccl,
+    /// MPI, between the memories of hosts; the devices' data are staged there. Feature `mpi`.
+    Mpi,
+    /// Shared memory, between the processes of one machine; the devices' data are staged there. Linux.
+    SharedMemory,
+}
+
+/// The processes that work as one, and this one's place among them.
+///
+/// It is a description, which any thread may have: nothing is opened until a pool is built with it
+/// ([`cluster`](prelude::ClusterBuilder::cluster)). All processes give the same size, address, secret, times and
+/// transport. Its `Debug` text leaves the secret out.
+///
+/// ```
+/// use gpu_pool_cluster::Cluster;
+/// use std::time::Duration;
+///
+/// let cluster = Cluster::tcp("127.0.0.1:29600", 0, 2, "a secret of many letters")?.silence(Duration::from_secs(10));
+/// assert_eq!((cluster.rank(), cluster.size()), (0, 2));
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Cluster {
+    launch: Launch,
+    secret: Vec<u8>,
+    silence: Duration,
+    patience: Duration,
+    transport: TransportChoice,
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cluster { launch, secret: _, silence, patience, transport } = self;
+        let mut shown = f.debug_struct("Cluster");
+        shown.field("launch", launch).field("silence", silence).field("patience", patience);
+        shown.field("transport", transport).finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    const SILENCE: Duration = Duration::from_secs(30);
+    const PATIENCE: Duration = Duration::from_secs(300);
+
+    /// As this process's launcher says. The first of these that has set its variables counts: `GPU_POOL_RANK`,
+    /// `GPU_POOL_SIZE`, `GPU_POOL_MASTER` and `GPU_POOL_PORT`; `mpirun` of Open MPI; of MPICH; `torchrun`; `srun`.
+    /// `GPU_POOL_MASTER` and `GPU_POOL_PORT` are also the address of rank 0 under the others, if they are set.
+    ///
+    /// Also read: `GPU_POOL_SECRET`, `GPU_POOL_SILENCE` (a time like `30s`), and `GPU_POOL_TRANSPORT` (`auto`, `nccl`,
+    /// `mpi` or `shm`).
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] if no launcher has started this process, if a variable is missing, is not UTF-8 or is not
+    /// understood, or if there are more than 65,536 processes. It names the variable. A secret is never in its text.
+    pub fn from_env() -> Result<Cluster> {
+        Cluster::launched()?.ok_or_else(no_launcher)
+    }
+
+    /// As [`from_env`](Self::from_env), but `None` if no launcher has started this process: for programs that also run
+    /// alone.
+    ///
+    /// ```
+    /// use gpu_pool::GpuPool;
+    /// use gpu_pool_cluster::{Cluster, prelude::*};
+    ///
+    /// let mut builder = GpuPool::builder().host(2);
+    /// if let Some(cluster) = Cluster::launched()? {
+    ///     builder = builder.cluster(cluster);
+    /// }
+    /// let pool = builder.build()?;
+    /// // All devices of all processes.
+    /// pool.run(|dev, _| dev.world()?.barrier())?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] as for [`from_env`](Self::from_env), but not for the lack of a launcher.
+    pub fn launched() -> Result<Option<Cluster>> {
+        Cluster::from_variables(&|name| variables::text(name))
+    }
+
+    fn from_variables(variables: Read<'_>) -> Result<Option<Cluster>> {
+        let wrong = |why: String| Error::Cluster { op: "environment", why };
+        let text = |name: &str| match variables(name) {
+            Ok(text) => Ok(text.filter(|text| !text.trim().is_empty())),
+            Err(not) => Err(wrong(not.to_string())),
+        };
+        let misunderstood = |name: &str, text: &str, expected: &str| {
+            wrong(format!("{name} is `{text}`, which is not understood; expected {expected}"))
+        };
+        let Some(launch) = Launch::from(variables)? else { return Ok(None) };
+        let secret = text("GPU_POOL_SECRET")?;
+        if secret.is_none() && variables("GPU_POOL_SECRET").is_ok_and(|set| set.is_some_and(|text| !text.is_empty())) {
+            return Err(wrong("GPU_POOL_SECRET is blank: a secret has letters".to_owned()));
+        }
+        let mut cluster = Cluster::new(launch, secret.unwrap_or_default());
+        if let Some(text) = text("GPU_POOL_SILENCE")? {
+            let expected = "a time above zero like 500ms or 30s";
+            let silence = parse_duration(text.trim());
+            cluster.silence = silence.ok_or_else(|| misunderstood("GPU_POOL_SILENCE", &text, expected))?;
+        }
+        cluster.transport = match text("GPU_POOL_TRANSPORT")?.as_deref().map(str::trim) {
+            None | Some("auto") => TransportChoice::Auto,
+            Some("nccl") => TransportChoice::Nccl,
+            Some("mpi") => TransportChoice::Mpi,
+            Some("shm") => TransportChoice::SharedMemory,
+            Some(text) => return Err(misunderstood("GPU_POOL_TRANSPORT", text, "auto, nccl, mpi or shm")),
+        };
+        Ok(Some(cluster))
+    }
+
+    /// Process `rank` of `size`, with rank 0 at `address`: a name or an IP address, and a TCP port, such as
+    /// `"node1:29600"` or `"[::1]:29600"`. Port 0 is one of the system's choice, for a single process. All processes
+    /// have the same secret. It may be empty if the address is one of loopback.
+    ///
+    /// [`local_rank`](Self::local_rank) is then 0, and [`local_size`](Self::local_size) 1.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] if the address has no port, if there is no such rank, or if there are more than 65,536
+    /// processes. What is wrong with the address
+    /// itself, or with the secret, comes out when the pool is built.
+    pub fn tcp(address: &str, rank: usize, size: usize, secret: impl Into<String>) -> Result<Cluster> {
+        let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+        let Some((host, port)) = parts.filter(|(host, _)| !host.is_empty()) else {
+            let why = format!("the address `{address}` is not like `node1:29600`");
+            return Err(Error::Cluster { op: "address", why });
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let launch = Launch { rank, size, local_rank: 0, local_size: 1, master: Some((host, port)), by: By::Hand };
+        Ok(Cluster::new(launch.checked()?, secret.into()))
+    }
+
+    fn new(launch: Launch, secret: String) -> Cluster {
+        let (silence, patience) = (Self::SILENCE, Self::PATIENCE);
+        Cluster { launch, secret: secret.into_bytes(), silence, patience, transport: TransportChoice::Auto }
+    }
+
+    /// A process that says nothing for so long is lost: 30 seconds if not set. A shorter limit than 10 ms counts as
+    /// 10 ms. Everywhere the same. A process whose connection ends is lost at once.
+    ///
+    /// Processes speak by themselves, from a thread of their own, also during long computations: only one that is
+    /// stopped, or cut off, is silent. (For one that does not get on, there is
+    /// [`Builder::timeout`](gpu_pool::Builder::timeout).)
+    pub fn silence(mut self, limit: Duration) -> Cluster {
+        self.silence = limit.max(Duration::from_millis(10));
+        self
+    }
+
+    /// How long the processes wait for each other while their pools are built: 5 minutes if not set. A shorter limit
+    /// than 10 ms counts as 10 ms. So long they also wait until the name of rank 0's machine is known.
+    pub fn patience(mut self, limit: Duration) -> Cluster {
+        self.patience = limit.max(Duration::from_millis(10));
+        self
+    }
+
+    /// What moves data between the processes: [`TransportChoice::Auto`] if not set. Everywhere the same.
+    pub fn transport(mut self, transport: TransportChoice) -> Cluster {
+        self.transport = transport;
+        self
+    }
+
+    /// The number of this process: 0, 1, .. In errors it is the *host*.
+    pub fn rank(&self) -> usize {
+        self.launch.rank
+    }
+
+    /// The number of processes.
+    pub fn size(&self) -> usize {
+        self.launch.size
+    }
+
+    /// The number of this process among those of its machine, if the launcher has told; else 0. With a process for each
+    /// GPU it is the GPU's ordinal: `builder.devices(&[cluster.local_rank()])`.
+    pub fn local_rank(&self) -> usize {
+        self.launch.local_rank
+    }
+
+    /// The number of processes on this machine, if the launcher has told; else 1.
+    pub fn local_size(&self) -> usize {
+        self.launch.local_size
+    }
+
+    pub(crate) fn transport_choice(&self) -> TransportChoice {
+        self.transport
+    }
+}
+
+// The models drive private parts.
+#[cfg(all(test, loom))]
+#[path = "../../../loom_tests/cluster.rs"]
+mod models;
+
+#[cfg(test)]
+#[path = "../../lab/src/texts.rs"]
+mod texts;

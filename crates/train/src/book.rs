@@ -8,6 +8,8 @@ macro_rules! pages {
 }
 
 pages! {
+    Collectives: "docs/src/guide/collectives.md",
+    Operations: "docs/src/guide/operations.md",
     DataParallel: "docs/src/guide/data_parallel.md",
     Checkpoints: "docs/src/guide/checkpoints.md",
     Pipelines: "docs/src/guide/pipelines.md",

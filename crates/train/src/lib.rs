@@ -5,6 +5,8 @@ mod book;
 #[cfg(feature = "checkpoints")]
 mod checkpoint;
 mod data_parallel;
+mod kernels;
+pub mod ops;
 mod optim;
 mod pipeline;
 mod schedule;
@@ -14,6 +16,7 @@ mod tensor;
 #[cfg(feature = "checkpoints")]
 pub use checkpoint::Checkpoint;
 pub use data_parallel::{DataParallel, Gradients, Model};
+pub use ops::{Activation, BiasedActivation, Index, NormSaved, RowNorm};
 pub use optim::{LearningRate, Optimizer};
 pub use pipeline::{At, Pipeline, Stage};
 pub use schedule::{
@@ -23,5 +26,13 @@ pub use sharded::{ShardedOptimizer, ShardedState};
 #[cfg(feature = "blas")]
 pub use tensor::{ColumnLinear, LinearPart, RowLinear};
 pub use tensor::{
-    Indices, NormSaved, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy,
+    Indices, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy,
 };
+
+/// What this crate adds to the methods of [`gpu_pool`]'s types: `use gpu_pool_train::prelude::*;`.
+pub mod prelude {
+    pub use crate::ops::{
+        Activations as _, AllReduceNorm as _, Embeddings as _, Norms as _, Pointwise as _, Random as _, Rows as _,
+        Shapes as _, Softmax as _,
+    };
+}

@@ -180,7 +180,8 @@ impl Optimizer {
     /// Buckets are reduce-scattered beside the backward pass. Where devices reach each other's memory, one kernel of
     /// each then does the rest: it exchanges the sums of squares, clips, updates its part of all buckets, and writes
     /// the new parameters to all devices. Elsewhere (software GPUs, devices without peer access, several processes, or
-    /// with a wish for an [algorithm](gpu_pool::Algorithm)) it is separate calls for each bucket. The bits are the same.
+    /// with a wish for an [algorithm](gpu_pool::Algorithm)) it is separate calls for each bucket. The bits are the
+    /// same.
     pub fn sharded(mut self) -> Self {
         self.sharded = true;
         self

@@ -37,8 +37,8 @@ struct Stages<S> {
 /// A model in stages on the devices of a pool, and the order in which they work.
 ///
 /// The model is the user's: a [`Stage`] knows its forward and backward pass. The pipeline calls the stages in the order
-/// of a [`PipelineSchedule`], moves activations and gradients between devices, and keeps what backward passes need. It is
-/// one-sided: a stage passes its result on and goes on, so no order of sends can deadlock.
+/// of a [`PipelineSchedule`], moves activations and gradients between devices, and keeps what backward passes need. It
+/// is one-sided: a stage passes its result on and goes on, so no order of sends can deadlock.
 ///
 /// ```
 /// use gpu_pool::{Device, DeviceBuffer, GpuPool, Result};
@@ -87,8 +87,8 @@ struct Stages<S> {
 ///
 /// # Memory
 ///
-/// At any time rank `r` keeps what [`PipelineSchedule::in_flight`] says: so many micro-batches of saved values. GPipe's number
-/// grows with the micro-batches, that of 1F1B does not. See [`limit_in_flight`](Self::limit_in_flight). A
+/// At any time rank `r` keeps what [`PipelineSchedule::in_flight`] says: so many micro-batches of saved values. GPipe's
+/// number grows with the micro-batches, that of 1F1B does not. See [`limit_in_flight`](Self::limit_in_flight). A
 /// [`forward`](Self::forward) has no such bound: a fast first stage may be all micro-batches ahead of the last one.
 ///
 /// # Streams
@@ -120,10 +120,10 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// makes the group of a device. A group has one member for each rank of the schedule; every device of the pool is
     /// in one group.
     ///
-    /// With `|dev| dev.world()` one pipeline spans all processes of a cluster (`gpu-pool-cluster`), whose devices are its
-    /// ranks in their order. Each process makes the same calls. What goes from stage to stage then crosses processes,
-    /// which a [`Hop`](gpu_pool::Hop) of your own must be able to do. The closures of [`step`](Self::step) run where their
-    /// stages are: `input` in the process of the first stage, `loss` in that of the last one.
+    /// With `|dev| dev.world()` one pipeline spans all processes of a cluster (`gpu-pool-cluster`), whose devices are
+    /// its ranks in their order. Each process makes the same calls. What goes from stage to stage then crosses
+    /// processes, which a [`Hop`](gpu_pool::Hop) of your own must be able to do. The closures of [`step`](Self::step)
+    /// run where their stages are: `input` in the process of the first stage, `loss` in that of the last one.
     ///
     /// Each pipeline works on micro-batches of its own. Afterwards [`each`](Self::each) can sum the gradients over
     /// the pipelines, by collectives of the groups of devices that have the same stages.

@@ -1,9 +1,10 @@
 //! Pipeline schedules as plain data: which rank does which action, in which order.
 //!
-//! Users make a [`PipelineSchedule`] by a preset, from lists of actions, or from a CSV file. The executor of pipelines reads
-//! it. This module uses the standard library and the crate's [`Error`] only.
+//! Users make a [`PipelineSchedule`] by a preset, from lists of actions, or from a CSV file. The executor of pipelines
+//! reads it. This module uses the standard library and the crate's [`Error`] only.
 //!
-//! Invariant: each value of [`PipelineSchedule`] is complete and runnable. `check.rs` proves both when the value is made.
+//! Invariant: each value of [`PipelineSchedule`] is complete and runnable. `check.rs` proves both when the value is
+//! made.
 
 mod action;
 mod check;
@@ -38,8 +39,8 @@ type Checked<T> = std::result::Result<T, ScheduleError>;
 
 /// The most actions that a [`PipelineSchedule`] may have: 2^22, about four million.
 ///
-/// The limit turns a wrong argument into an error at once. Without it, `PipelineSchedule::gpipe(4, usize::MAX)` would fill the
-/// memory.
+/// The limit turns a wrong argument into an error at once. Without it, `PipelineSchedule::gpipe(4, usize::MAX)` would
+/// fill the memory.
 pub const MAX_ACTIONS: usize = 1 << 22;
 
 /// The order in which the ranks of a pipeline compute. Every value is complete and runnable.
@@ -62,8 +63,9 @@ pub const MAX_ACTIONS: usize = 1 << 22;
 ///   that wait for each other's results.
 ///
 /// The place of a stage follows from the actions. In [`interleaved`](PipelineSchedule::interleaved),
-/// [`looped_bfs`](PipelineSchedule::looped_bfs) and [`zero_bubble`](PipelineSchedule::zero_bubble), stage `s` is on rank `s % ranks`
-/// (round robin). In [`zero_bubble_v`](PipelineSchedule::zero_bubble_v), the stages run down the ranks and up again.
+/// [`looped_bfs`](PipelineSchedule::looped_bfs) and [`zero_bubble`](PipelineSchedule::zero_bubble), stage `s` is on
+/// rank `s % ranks` (round robin). In [`zero_bubble_v`](PipelineSchedule::zero_bubble_v), the stages run down the ranks
+/// and up again.
 ///
 /// # Examples
 ///

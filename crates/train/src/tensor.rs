@@ -24,8 +24,7 @@ pub use loss::vocabulary_cross_entropy;
 pub use norm::SequenceNorm;
 
 /// What a step back through a [`SequenceNorm`] needs.
-pub use gpu_pool::NormSaved;
-
+use crate::prelude::*;
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Float, Group, ReduceOp, Result,
     extend::{
@@ -145,7 +144,7 @@ impl Wide {
         S: AsViewMut<Elem = T>,
     {
         if !Self::is_for::<T>() || piece.is_empty() {
-            return dev.add_assign(sum, piece);
+            return dev.add_in_place(sum, piece);
         }
         let wide = match &mut self.0 {
             Some(wide) => wide,

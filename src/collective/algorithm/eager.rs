@@ -5,12 +5,21 @@
 //! [`fused`](super::fused), whose barriers cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
 
 use super::{
-    super::{case::KernelBarrier, kernels, launch},
+    super::{
+        case::KernelBarrier,
+        kernels::{Entry, typed},
+        launch,
+    },
     About, Algorithm, Case, Matched, Member, Needs, ll,
 };
 use crate::{
     error::Result,
-    fabric::{limits::Limits, plan::Side, types},
+    fabric::{
+        limits::Limits,
+        plan::Side,
+        types::{self, DType},
+    },
+    kernel::builtin,
 };
 
 pub(crate) struct Eager;
@@ -40,11 +49,16 @@ impl Algorithm for Eager {
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let packets = ll::packets(member, matched);
         let blocks = blocks(ll::bytes(member, &packets), member.limits);
-        ll::trip(member, matched, &packets, Side::Source, kernels::eager(member.request.dtype), blocks)
+        ll::trip(member, matched, &packets, Side::Source, entry(member.request.dtype), blocks)
     }
 }
 
 /// Blocks of a kernel that sends `bytes` bytes to each peer.
 pub(crate) fn blocks(bytes: usize, limits: &Limits) -> u32 {
     launch::blocks_of(bytes, limits.eager_per_block, limits.blocks)
+}
+
+/// The kernel: plain data into slots at the receivers. Launched with [`Push::args`](ll::Push::args).
+pub(in super::super) fn entry(dtype: DType) -> Entry {
+    Entry { module: &builtin::EAGER, name: typed!(dtype, "eager"), host: None }
 }

@@ -9,20 +9,23 @@
 use super::{
     super::{
         case::Bulk,
-        kernels::{self, EXCHANGE_SLOTS, Pieces, Trade},
+        kernels::{Arguments, Entry, Pieces, code, eight_of, eights, typed, value},
     },
     About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
     exchange_ce::Slice,
     fused,
 };
 use crate::{
+    driver::Address,
     error::Result,
     fabric::{
+        layout::{DeviceBarrier, MOST},
         limits::Limits,
         plan::{Place, Shape},
         tiling::Tiling,
-        types,
+        types::{self, DType, ReduceOp},
     },
+    kernel::builtin,
 };
 
 pub(crate) struct Exchange;
@@ -67,7 +70,7 @@ impl Algorithm for Exchange {
             .find(fits)
             .expect("every member has scratch for one of them");
         let address = |place: &Place| matched.address(place.member, place.side) + (place.start * size) as u64;
-        let mut exchange = kernels::Exchange::default();
+        let mut exchange = Addresses::default();
         for owner in 0..n {
             let slice = Slice::of(shape, n, owner, size);
             exchange.from[owner] = address(&slice.sources[me]);
@@ -84,7 +87,7 @@ impl Algorithm for Exchange {
         };
         let (factors, meet) = (&member.factors(matched), member.barrier);
         let trade = Trade { op: request.reduce, factors, exchange, pieces, meet };
-        let entry = kernels::exchange(request.dtype);
+        let entry = entry(request.dtype);
         member.launch(&entry, cut.abreast as u32, &trade.args())
     }
 }
@@ -114,6 +117,54 @@ fn cuttings(largest: usize, blocks: usize, members: usize) -> impl Iterator<Item
     std::iter::successors(Some(PIECE), smaller).map(cut).filter(|(_, room)| *room <= ROOM)
 }
 
+/// The kernel, launched with [`Trade::args`]. It has no host kernel: software GPUs add up by `combine`.
+pub(in super::super) fn entry(dtype: DType) -> Entry {
+    Entry { module: &builtin::EXCHANGE, name: typed!(dtype, "exchange"), host: None }
+}
+
+/// Slots of a block in its member's scratch, for each sender. For a single piece one slot is enough.
+pub(in super::super) const EXCHANGE_SLOTS: usize = 2;
+
+/// The addresses that a member reads and writes, by rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in super::super) struct Addresses {
+    /// Own elements of the member's slice.
+    pub from: [Address; MOST],
+    /// Bytes of the slice.
+    pub bytes: [u64; MOST],
+    /// Where the member wants the sums of the own slice; 0 if it does not want them.
+    pub to: [Address; MOST],
+    /// Every member's scratch, to which its peers write: slots by parity of the piece ([`EXCHANGE_SLOTS`]), then by
+    /// block, then by sender.
+    pub recv_scratch: [Address; MOST],
+}
+
+/// One member's part of sums that are exchanged; on GPUs only. Every member launches the same grid.
+pub(in super::super) struct Trade<'a> {
+    pub op: ReduceOp,
+    /// One for each member when `op` is `Scaled`, else empty.
+    pub factors: &'a [f64],
+    pub exchange: Addresses,
+    pub pieces: Pieces,
+    pub meet: DeviceBarrier,
+}
+
+impl Trade<'_> {
+    pub(in super::super) fn args(&self) -> Arguments {
+        debug_assert!(self.meet.signals != 0 && self.pieces.count > 0);
+        let mut args = Arguments::new();
+        args.push(value(self.meet));
+        args.push(value(code(self.op)));
+        args.push(eight_of(self.factors, 0));
+        args.push(eight_of(self.factors, 1));
+        args.push(value(self.pieces));
+        let Addresses { from, bytes, to, recv_scratch } = &self.exchange;
+        for all in [from, bytes, to, recv_scratch] {
+            args.extend(eights(all));
+        }
+        args
+    }
+}
+
 #[cfg(test)]
-#[path = "exchange_tests.rs"]
 mod tests;

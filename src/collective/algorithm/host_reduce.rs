@@ -4,7 +4,7 @@
 //! server for its own slice of every piece.
 //!
 //! `choose` picks it for more members than a kernel can name, and if a user asks for it.
-//! [`staging`](crate::fabric::staging) plans each member's part, which is done piece by piece through stages
+//! [`staging`](super::staging) plans each member's part, which is done piece by piece through stages
 //! with two slots:
 //!
 //! ```text
@@ -20,7 +20,7 @@
 //! The event that it sends with this message covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is
 //! brought down after all members have sent that message, and after these events.
 
-use super::{super::kernels, About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch};
+use super::{super::kernels, About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, staging::Staging};
 use crate::{
     Event,
     driver::{Address, Driver, DriverResult, RawStream, observe::FailPoint},
@@ -28,7 +28,6 @@ use crate::{
     fabric::{
         layout::MOST,
         plan::Side,
-        staging::Staging,
         tiling::{self, GRAIN, Tiling},
         types,
     },

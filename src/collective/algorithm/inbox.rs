@@ -9,13 +9,24 @@
 //! (`collective/barrier.rs`).
 
 use super::{
-    super::{kernels, launch},
+    super::{
+        kernels::{Entry, stepped},
+        launch,
+    },
     About, Algorithm, Case, Matched, Member, Needs, ll,
 };
 use crate::{
+    driver::HostKernel,
     error::Result,
-    fabric::{layout::SOFTWARE_BLOCKS, limits::Limits, plan::Side, types},
+    fabric::{
+        layout::SOFTWARE_BLOCKS,
+        limits::Limits,
+        plan::Side,
+        types::{self, DType},
+    },
+    kernel::builtin,
 };
+use half::{bf16, f16};
 
 pub(crate) struct Inbox;
 
@@ -49,7 +60,7 @@ impl Algorithm for Inbox {
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let packets = ll::packets(member, matched);
         let blocks = blocks(ll::bytes(member, &packets), member.is_software(), member.limits);
-        let entry = kernels::inbox(member.request.dtype).expect("chosen for floats");
+        let entry = entry(member.request.dtype).expect("chosen for floats");
         ll::trip(member, matched, &packets, Side::Source, entry, blocks)
     }
 }
@@ -59,7 +70,7 @@ impl Algorithm for Inbox {
 fn can(case: &Case<'_>, most: usize) -> bool {
     let Some((room, _)) = case.inboxes() else { return false };
     let fits = case.packets.is_some_and(|each| each > 0 && each <= most.min(room));
-    fits && case.sums() && kernels::inbox(case.dtype).is_some()
+    fits && case.sums() && entry(case.dtype).is_some()
 }
 
 /// Blocks of a kernel that sends `bytes` bytes to each peer.
@@ -68,4 +79,17 @@ fn blocks(bytes: usize, software: bool, limits: &Limits) -> u32 {
         false => launch::blocks_of(bytes, PER_BLOCK, limits.inbox_blocks),
         true => launch::blocks_of(bytes, PER_SOFTWARE_BLOCK, SOFTWARE_BLOCKS),
     }
+}
+
+/// The kernel of one trip, if there is one for the type. Launched with [`Push::args`](ll::Push::args), on software
+/// GPUs with those that [`stepped::args`] makes of them.
+pub(in super::super) fn entry(dtype: DType) -> Option<Entry> {
+    let (name, host): (_, HostKernel) = match dtype {
+        DType::F32 => ("inbox_f32", stepped::inbox::<f32>),
+        DType::F64 => ("inbox_f64", stepped::inbox::<f64>),
+        DType::F16 => ("inbox_f16", stepped::inbox::<f16>),
+        DType::BF16 => ("inbox_bf16", stepped::inbox::<bf16>),
+        _ => return None,
+    };
+    Some(Entry { module: &builtin::INBOX, name, host: Some(host) })
 }

@@ -11,14 +11,21 @@
 use super::{
     super::{
         case::KernelBarrier,
-        kernels::{self, Entry, Part, Push},
+        kernels::{Arguments, Entry, Part, code, eight_of, typed, value},
         launch,
     },
     About, Algorithm, Case, Matched, Member, Needs,
 };
 use crate::{
     error::Result,
-    fabric::{limits::Limits, packets::Packets, plan::Side, types},
+    fabric::{
+        layout::{DeviceBarrier, Route},
+        limits::Limits,
+        packets::Packets,
+        plan::Side,
+        types::{self, DType, ReduceOp},
+    },
+    kernel::builtin,
 };
 
 pub(crate) struct Ll;
@@ -63,7 +70,7 @@ impl Algorithm for Ll {
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let packets = packets(member, matched);
-        let entry = kernels::push(member.request.dtype);
+        let entry = entry(member.request.dtype);
         trip(member, matched, &packets, Side::Source, entry, blocks(bytes(member, &packets), member.limits))
     }
 }
@@ -118,4 +125,41 @@ pub(super) fn trip(
     member.launch_meeting(&entry, blocks, push.args())?;
     member.launched.set(member.launched.get() + 1);
     Ok(())
+}
+
+/// The kernel, launched with [`Push::args`]. It has no host kernel: software GPUs gain nothing by it.
+pub(in super::super) fn entry(dtype: DType) -> Entry {
+    Entry { module: &builtin::PUSH, name: typed!(dtype, "push"), host: None }
+}
+
+/// Every sender's `n` elements for every receiver: by [`entry`] at most 8 bytes for each of a place's packets, by
+/// [`eager`](super::eager) at most the bytes of a slot, by [`inbox`](super::inbox) at most those of a room; software GPUs only by that.
+/// Every member launches the same grid. `n` is not 0 and there are at least two members.
+pub(in super::super) struct Push<'a> {
+    pub n: usize,
+    pub op: ReduceOp,
+    pub route: Route,
+    /// One for each member when `op` is `Scaled`, else empty.
+    pub factors: &'a [f64],
+    /// This device's own memory.
+    pub source: Part,
+    /// This device's own memory; may be the source, part for part.
+    pub destination: Part,
+    pub meet: DeviceBarrier,
+}
+
+impl Push<'_> {
+    pub fn args(&self) -> Arguments {
+        debug_assert!(self.meet.signals != 0);
+        let mut args = Arguments::new();
+        args.push(value(self.meet));
+        args.push(value(self.n as u64));
+        args.push(value(code(self.op)));
+        args.push(value(self.route));
+        args.push(eight_of(self.factors, 0));
+        args.push(eight_of(self.factors, 1));
+        args.push(self.source.slice(false));
+        args.push(self.destination.slice(true));
+        args
+    }
 }

@@ -5,7 +5,7 @@
 //! Their packets need no flag that waits for all data before it; [`shm`](super::shm) has three such flags, one after
 //! the other.
 
-use super::{super::kernels, About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, ll};
+use super::{About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, ll};
 use crate::{
     error::Result,
     fabric::{
@@ -50,7 +50,7 @@ impl Algorithm for LlTwoShot {
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let [parts, sums] =
             two_trips(matched.shape, member.count(), member.rank).expect("chosen for what goes in parts of one size");
-        let entry = kernels::push(member.request.dtype);
+        let entry = ll::entry(member.request.dtype);
         let trip = |packets: &Packets, from| {
             let blocks = ll::blocks(ll::bytes(member, packets), member.limits);
             ll::trip(member, matched, packets, from, entry, blocks)

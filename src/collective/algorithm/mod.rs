@@ -39,12 +39,13 @@ pub(crate) mod ll;
 pub(crate) mod ll_two_shot;
 mod member;
 pub(crate) mod norm;
+pub(crate) mod norm_call;
 pub(crate) mod ring;
 pub(crate) mod ring_ce;
-pub(crate) mod ring_cut;
 pub(crate) mod shm;
 pub(crate) mod shm_events;
 pub(crate) mod slots;
+mod staging;
 
 use super::case::Case;
 use crate::{error::Result, fabric::types};

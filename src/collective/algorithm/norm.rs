@@ -2,7 +2,7 @@
 //! (`kernels/norm_inbox.cu`), which touches no peer's memory but the inboxes in the signal pads; or, for many rows, by
 //! one that reads the rows of all members where they are (`kernels/norm_pull.cu`).
 //!
-//! `ops` asks for it ([`Group::norm_in_one`]), for `all_reduce_norm`; where it does not fit, that is three calls. It is
+//! [`norm_call`](super::norm_call) asks for it ([`Group::norm_in_one`]); where it does not fit, that is three calls. It is
 //! not in the table of [`choose`](super::super::choose), since other collectives have no norm.
 //!
 //! Invariant: what is chosen depends only on what all members have in common: the group, the pool, and the parts of the
@@ -31,6 +31,12 @@ use crate::{
 const KEPT: usize = 4;
 /// Most threads of a block, unless a row has more.
 const MOST_THREADS: u32 = 512;
+
+/// Threads of a row of so many elements of `size` bytes: a warp, or as many as keep the row in registers. By the width
+/// alone, also for the kernels of norms without a collective.
+pub fn threads_of_row(size: usize, cols: usize) -> u32 {
+    cols.div_ceil(16 / size * KEPT).next_power_of_two().clamp(32, 1024) as u32
+}
 
 /// The rows of one call, as all its members see them alike.
 #[derive(Clone, Copy, Debug, PartialEq)]

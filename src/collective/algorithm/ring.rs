@@ -4,19 +4,24 @@
 //! `choose` picks it for large sums of `f32` and `f64` where kernels can wait for each other on the devices. Partial
 //! sums go to the successor's scratch.
 //!
-//! Invariant: all members know the smallest scratch, so all cut alike ([`ring_cut`]). The order of additions is that of
+//! Invariant: all members know the smallest scratch, so all cut alike ([`cut`]). The order of additions is that of
 //! [`ring_ce`](super::ring_ce), and so are the bits.
 
+pub(crate) mod cut;
+
 use super::{
-    super::kernels::{self, Cut, Round},
-    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, ring_cut,
+    super::kernels::{Arguments, Entry, value},
+    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
 };
 use crate::{
+    driver::Address,
     error::Result,
     fabric::{
+        layout::DeviceBarrier,
         plan::{Shape, Side},
         types::{self, DType, ReduceOp},
     },
+    kernel::builtin,
 };
 
 pub(crate) struct Ring;
@@ -41,7 +46,7 @@ impl Algorithm for Ring {
         let scratch = match case.shape {
             Some(&Shape::AllReduce { len: len @ 1.. }) => {
                 let chunk = largest(case.members, case.dtype, len);
-                Scratch::device(ring_cut::scratch_sizes(chunk, ring_cut::blocks(chunk, case.limits)))
+                Scratch::device(cut::scratch_sizes(chunk, cut::blocks(chunk, case.limits)))
             }
             _ => Scratch::None,
         };
@@ -49,7 +54,7 @@ impl Algorithm for Ring {
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {
-        ring_cut::blocks(case.largest(), case.limits) as u32
+        cut::blocks(case.largest(), case.limits) as u32
     }
 
     fn packs(&self) -> bool {
@@ -63,19 +68,19 @@ impl Algorithm for Ring {
         let request = member.request;
         let n = member.count();
         let chunk = largest(n, request.dtype, len);
-        let cutting = ring_cut::cutting(chunk, ring_cut::blocks(chunk, member.limits), matched.least_scratch(n));
+        let cutting = cut::cutting(chunk, cut::blocks(chunk, member.limits), matched.least_scratch(n));
         let sendings = cutting.rounds * cutting.abreast * 2 * (n - 1);
         assert!(u32::try_from(sendings).is_ok(), "they are counted in 32 bits; a terabyte has some millions");
         let own = |side| request.area(side).expect("all_reduce has a buffer").address;
         let next = (member.rank + 1) % n;
-        let ring = kernels::Ring {
+        let ring = Neighbours {
             from: own(Side::Source),
             to: own(Side::Destination),
             next_to: matched.address(next, Side::Destination),
             recv_scratch: matched.recv_scratch(member.rank).address,
             next_scratch: matched.recv_scratch(next).address,
         };
-        let cut = Cut {
+        let agreed = Cut {
             bytes: (len * request.dtype.size()) as u64,
             chunk: chunk as u64,
             piece: cutting.piece as u64,
@@ -85,8 +90,8 @@ impl Algorithm for Ring {
             spare: 0,
         };
         let factor = if request.reduce == ReduceOp::Avg { 1.0 / n as f64 } else { 1.0 };
-        let round = Round { meet: member.barrier, ring, cut, dtype: request.dtype, factor };
-        let (entry, blocks) = (kernels::ring(request.dtype), cutting.blocks as u32);
+        let round = Round { meet: member.barrier, ring, cut: agreed, dtype: request.dtype, factor };
+        let (entry, blocks) = (entry(request.dtype), cutting.blocks as u32);
         member.launch(&entry, blocks, &round.args())
     }
 }
@@ -97,5 +102,64 @@ fn can(case: &Case<'_>) -> bool {
 
 /// Bytes of the largest chunk of an all-reduce of `len` elements.
 fn largest(members: usize, dtype: DType, len: usize) -> usize {
-    ring_cut::chunk(0, members, len, dtype.size()).len() * dtype.size()
+    cut::chunk(0, members, len, dtype.size()).len() * dtype.size()
+}
+
+/// The kernel, launched with [`Round::args`]. It has no host kernel: software GPUs go round by copies.
+pub(in super::super) fn entry(dtype: DType) -> Entry {
+    let name = if dtype == DType::F64 { "ring_f64" } else { "ring_f32" };
+    Entry { module: &builtin::RING, name, host: None }
+}
+
+/// Where a member reads and writes.
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(in super::super) struct Neighbours {
+    /// Own source and destination; they may be one.
+    pub from: Address,
+    pub to: Address,
+    /// The successor's destination.
+    pub next_to: Address,
+    /// Own memory that the predecessor fills: `slots` slots for each block,
+    pub recv_scratch: Address,
+    /// and the successor's.
+    pub next_scratch: Address,
+}
+
+/// What all members agree on.
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(in super::super) struct Cut {
+    /// Of a buffer.
+    pub bytes: u64,
+    /// Bytes from one chunk to the next, a multiple of 128.
+    pub chunk: u64,
+    /// Bytes of a slot, a multiple of 128.
+    pub piece: u64,
+    /// Not 0.
+    pub rounds: u32,
+    /// Pieces of a block that take a hop after one another; not 0.
+    pub abreast: u32,
+    /// More than `abreast`.
+    pub slots: u32,
+    pub spare: u32,
+}
+
+/// One member's part of an all-reduce of `f32` or `f64` around a ring; on GPUs only. Every member launches the same
+/// grid.
+pub(in super::super) struct Round {
+    pub meet: DeviceBarrier,
+    pub ring: Neighbours,
+    pub cut: Cut,
+    pub dtype: DType,
+    /// What sums are multiplied by.
+    pub factor: f64,
+}
+
+impl Round {
+    pub(in super::super) fn args(&self) -> Arguments {
+        debug_assert!(self.meet.signals != 0 && self.cut.rounds > 0 && self.cut.slots > self.cut.abreast);
+        let factor = if self.dtype == DType::F64 { value(self.factor) } else { value(self.factor as f32) };
+        [value(self.meet), value(self.ring), value(self.cut), factor].into_iter().collect()
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! `choose` picks it for sums of `f32` and `f64` where kernels cannot wait for each other, and a ring is asked for or
 //! would be the choice: under the race checker the bits are those without it. Sums without peer access go this way, too,
-//! and in virtual time all of them. The buffer has one chunk for each rank ([`ring_cut`]). Chunk `c` is added up from
+//! and in virtual time all of them. The buffer has one chunk for each rank ([`cut`]). Chunk `c` is added up from
 //! rank `c` onwards: own element plus arrived partial sum; an average is multiplied by `1 / n` at the end.
 //! [`ring`](super::ring) adds up in the same order, by kernels.
 //!
@@ -28,7 +28,8 @@ use super::{
         launch::{self, Combination},
         request::RemotePtr,
     },
-    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, ring_cut,
+    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
+    ring::cut,
 };
 use crate::{
     error::Result,
@@ -70,7 +71,7 @@ impl Algorithm for RingCe {
     fn needs(&self, case: &Case<'_>) -> Needs {
         // Room for the largest chunk.
         let largest = match case.shape {
-            Some(Shape::AllReduce { len }) => ring_cut::chunk(0, case.members, *len, case.dtype.size()).len(),
+            Some(Shape::AllReduce { len }) => cut::chunk(0, case.members, *len, case.dtype.size()).len(),
             _ => 0,
         };
         Needs { meeting: MeetBy::Events, scratch: Scratch::device(std::iter::once(largest * case.dtype.size())) }
@@ -122,7 +123,7 @@ impl Ring<'_> {
         let (n, rank) = (member.count(), member.rank);
         let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
         let factor = (self.member.request.reduce == ReduceOp::Avg).then(|| 1.0 / n as f64);
-        let chunk = |back: usize| ring_cut::chunk((rank + 2 * n - back) % n, n, len, self.member.request.dtype.size());
+        let chunk = |back: usize| cut::chunk((rank + 2 * n - back) % n, n, len, self.member.request.dtype.size());
         for step in 0..n - 1 {
             if step > 0 {
                 member.await_step(previous)?;

@@ -1,5 +1,5 @@
 //! Through the host's memory, by one kernel per member: every member fills a stage of its own in page-locked memory,
-//! and reads the stages of all others. [`staging`](crate::fabric::staging) has the plan, `kernels/staged.cu` the
+//! and reads the stages of all others. [`staging`](super::staging) has the plan, `kernels/staged.cu` the
 //! protocol.
 //!
 //! `choose` picks it for pools without peer access. [`shm_events`](super::shm_events) takes the same steps where
@@ -8,21 +8,23 @@
 use super::{
     super::{
         case::KernelBarrier,
-        kernels::{self, Moves, Role, Stage, Staged},
+        kernels::{Arguments, Entry, code, eight_of, typed, value},
     },
     About, Algorithm, Case, Matched, Member, Needs,
+    staging::cutting,
 };
 use crate::{
+    driver::Address,
     error::Result,
     fabric::{
-        layout::{MOST, STAGED_BLOCKS},
+        layout::{DeviceBarrier, MOST, STAGED_BLOCKS},
         limits::Limits,
         plan::Side,
         signal_pad::SLOT,
-        staging::cutting,
         tiling::GRAIN,
-        types,
+        types::{self, DType, ReduceOp},
     },
+    kernel::builtin,
 };
 
 pub(crate) struct Shm;
@@ -94,7 +96,7 @@ impl Algorithm for Shm {
         };
         let factors = &member.factors(matched);
         let staged = Staged { meet, stage, role, op: request.reduce, factors, puts, pulls };
-        member.launch(&kernels::staged(request.dtype), cut.abreast as u32, &staged.args())
+        member.launch(&entry(request.dtype), cut.abreast as u32, &staged.args())
     }
 }
 
@@ -107,4 +109,95 @@ pub(super) fn wanted(case: &Case<'_>) -> bool {
 /// Most blocks of a kernel. All blocks must run at once: a block waits for its peers' blocks.
 fn most_blocks(limits: &Limits) -> usize {
     STAGED_BLOCKS.min(limits.ll_blocks as usize)
+}
+
+/// The kernel, launched with [`Staged::args`]. It has no host kernel: software GPUs use `combine` and `pairs`.
+pub(in super::super) fn entry(dtype: DType) -> Entry {
+    Entry { module: &builtin::STAGED, name: typed!(dtype, "staged"), host: None }
+}
+
+/// What all members agree on.
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(in super::super) struct Stage {
+    /// Bytes from a member's signals to its stage.
+    pub offset: u64,
+    /// Bytes of a lane that a block stages at once, a multiple of 128.
+    pub chunk: u64,
+    /// Bytes of a slot.
+    pub slot: u64,
+    /// Pieces; not 0.
+    pub steps: u32,
+    /// One, or one for each member.
+    pub lanes: u32,
+    /// 1: results of folds are pulled.
+    pub two: u32,
+    pub spare: u32,
+    /// Bytes from a member's signals to its counters ([`STAGED_COUNTS`](crate::fabric::layout::STAGED_COUNTS)).
+    pub counts: u64,
+    pub spares: u64,
+}
+
+/// The own part. Addresses are of this device's memory; 0 where there is none.
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(in super::super) struct Role {
+    pub from: Address,
+    pub to: Address,
+    pub bytes: u64,
+    pub local_from: Address,
+    pub local_to: Address,
+    pub local_bytes: u64,
+    /// 1: the fold's result goes to the own lane.
+    pub result: u64,
+    pub spare: u64,
+}
+
+/// Addresses with bytes, by lane or by rank; 0 bytes where there is nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in super::super) struct Moves([(Address, u64); MOST]);
+
+impl Moves {
+    pub(in super::super) fn set(&mut self, at: usize, address: Address, bytes: usize) {
+        self.0[at] = (address, bytes as u64);
+    }
+
+    fn push(&self, args: &mut Arguments) {
+        let eight = |k: usize, of: fn(&(Address, u64)) -> u64| {
+            value::<[u64; 8]>(std::array::from_fn(|i| of(&self.0[8 * k + i])))
+        };
+        args.extend([0, 1].map(|k| eight(k, |(address, _)| *address)));
+        args.extend([0, 1].map(|k| eight(k, |(_, bytes)| *bytes)));
+    }
+}
+
+/// One member's part of a collective that goes through the host's memory; on GPUs only. Every member launches the same
+/// grid, of blocks whose threads are a multiple of 128.
+pub(in super::super) struct Staged<'a> {
+    pub meet: DeviceBarrier,
+    pub stage: Stage,
+    pub role: Role,
+    pub op: ReduceOp,
+    /// One for each member when `op` is `Scaled`, else empty.
+    pub factors: &'a [f64],
+    /// Own source, by lane.
+    pub puts: Moves,
+    /// Own destination, by rank of whose stage it comes from.
+    pub pulls: Moves,
+}
+
+impl Staged<'_> {
+    pub(in super::super) fn args(&self) -> Arguments {
+        debug_assert!(self.meet.signals != 0 && self.stage.steps > 0);
+        let mut args = Arguments::new();
+        args.push(value(self.meet));
+        args.push(value(self.stage));
+        args.push(value(self.role));
+        args.push(value(code(self.op)));
+        args.push(eight_of(self.factors, 0));
+        args.push(eight_of(self.factors, 1));
+        self.puts.push(&mut args);
+        self.pulls.push(&mut args);
+        args
+    }
 }

@@ -15,6 +15,7 @@ use super::{
         request::RemotePtr,
     },
     About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, shm,
+    staging::{Staging, cutting},
 };
 use crate::{
     driver::Address,
@@ -22,7 +23,6 @@ use crate::{
     fabric::{
         layout::MOST,
         plan::Side,
-        staging::{Staging, cutting},
         tiling::{GRAIN, Tiling},
         types,
     },

@@ -9,22 +9,25 @@
 use super::{
     super::{
         case::Bulk,
-        kernels::{self, Parcels, Pieces},
+        kernels::{Arguments, Entry, Pieces, code, eight_of, eights, stepped, value},
         launch,
     },
     About, Algorithm, Case, Matched, Member, Needs,
     exchange_ce::Slice,
 };
 use crate::{
+    driver::{Address, HostKernel},
     error::Result,
     fabric::{
-        layout::{MOST, SOFTWARE_BLOCKS},
+        layout::{DeviceBarrier, MOST, SOFTWARE_BLOCKS},
         limits::Limits,
         plan::{Shape, Side},
         tiling::Tiling,
-        types,
+        types::{self, DType, ReduceOp},
     },
+    kernel::builtin,
 };
+use half::{bf16, f16};
 
 pub(crate) struct Slots;
 
@@ -86,7 +89,7 @@ impl Algorithm for Slots {
         };
         let (op, factors, meet) = (request.reduce, &member.factors(matched), member.barrier);
         let parcels = Parcels { from, bytes, to, op, factors, pieces, meet };
-        let entry = kernels::slots(request.dtype).expect("chosen for floats");
+        let entry = entry(request.dtype).expect("chosen for floats");
         member.launch_meeting(&entry, cut.abreast as u32, parcels.args())
     }
 }
@@ -101,11 +104,54 @@ fn goes_whole(members: usize, bytes: usize) -> bool {
 /// would wait for another.)
 fn can(case: &Case<'_>) -> bool {
     let shape = matches!(case.bulk(), Some(Bulk::Sums | Bulk::Parts));
-    shape && case.largest() > 0 && case.inboxes().is_some() && kernels::slots(case.dtype).is_some()
+    shape && case.largest() > 0 && case.inboxes().is_some() && entry(case.dtype).is_some()
 }
 
 /// Blocks of a kernel for slices of up to `largest` bytes: half a slot for each, so that more of them work on what is
 /// small.
 fn blocks(largest: usize, slot: usize, software: bool, limits: &Limits) -> u32 {
     launch::blocks_of(largest, slot / 2, if software { SOFTWARE_BLOCKS } else { limits.slots_blocks })
+}
+
+/// The kernel of any size, if there is one for the type. Launched with [`Parcels::args`], on software GPUs with
+/// those that [`stepped::args`] makes of them.
+pub(in super::super) fn entry(dtype: DType) -> Option<Entry> {
+    let (name, host): (_, HostKernel) = match dtype {
+        DType::F32 => ("slots_f32", stepped::slots::<f32>),
+        DType::F64 => ("slots_f64", stepped::slots::<f64>),
+        DType::F16 => ("slots_f16", stepped::slots::<f16>),
+        DType::BF16 => ("slots_bf16", stepped::slots::<bf16>),
+        _ => return None,
+    };
+    Some(Entry { module: &builtin::INBOX, name, host: Some(host) })
+}
+
+/// One member's part of sums whose pieces go through slots. Every member launches the same grid. By rank:
+pub(in super::super) struct Parcels<'a> {
+    /// Own elements of the member's slice.
+    pub from: [Address; MOST],
+    /// Bytes of the slice.
+    pub bytes: [u64; MOST],
+    /// Where the sums of the slice go in the own memory; looked at for the own slice, and for all if sums return.
+    pub to: [Address; MOST],
+    pub op: ReduceOp,
+    /// One for each member when `op` is `Scaled`, else empty.
+    pub factors: &'a [f64],
+    pub pieces: Pieces,
+    pub meet: DeviceBarrier,
+}
+
+impl Parcels<'_> {
+    pub(in super::super) fn args(&self) -> Arguments {
+        // A kernel of no steps would wait for no peer.
+        debug_assert!(self.meet.signals != 0 && self.pieces.count > 0);
+        let mut args = Arguments::new();
+        args.push(value(self.meet));
+        args.push(value(code(self.op)));
+        args.push(eight_of(self.factors, 0));
+        args.push(eight_of(self.factors, 1));
+        args.push(value(self.pieces));
+        [&self.from, &self.bytes, &self.to].into_iter().for_each(|all| args.extend(eights(all)));
+        args
+    }
 }

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 /// An element of a reduction.
-pub(super) trait Lane: bytemuck::Pod {
+pub(in super::super) trait Lane: bytemuck::Pod {
     /// What is computed in: `f32` for half types, else the type itself.
     type Acc: Copy + Default;
     /// Whether [`Acc`](Self::Acc) is the type itself, so that narrowing changes nothing.

@@ -200,8 +200,8 @@ unsafe fn count(dims: LaunchDims, args: &[HostArg]) {
 /// The host kernel of `inbox_*`.
 ///
 /// # Safety
-/// `args` are those of [`args`] for [`Push::args`](super::Push::args) and this type, with the memory behind them.
-pub(super) unsafe fn inbox<T: Lane>(dims: LaunchDims, args: &[HostArg]) {
+/// `args` are those of [`args`] for those of `Push` and this type, with the memory behind them.
+pub(in super::super) unsafe fn inbox<T: Lane>(dims: LaunchDims, args: &[HostArg]) {
     // SAFETY: the promise of the caller.
     let frame = unsafe { Frame::new(dims, args) };
     let program = trip::Trip::<T>::new(&frame);
@@ -211,8 +211,8 @@ pub(super) unsafe fn inbox<T: Lane>(dims: LaunchDims, args: &[HostArg]) {
 /// The host kernel of `slots_*`.
 ///
 /// # Safety
-/// `args` are those of [`args`] for [`Parcels::args`](super::Parcels::args) and this type, with the memory behind them.
-pub(super) unsafe fn slots<T: Lane>(dims: LaunchDims, args: &[HostArg]) {
+/// `args` are those of [`args`] for those of `Parcels` and this type, with the memory behind them.
+pub(in super::super) unsafe fn slots<T: Lane>(dims: LaunchDims, args: &[HostArg]) {
     // SAFETY: the promise of the caller.
     let frame = unsafe { Frame::new(dims, args) };
     let program = trade::Trade::<T>::new(&frame);

@@ -2,9 +2,18 @@
 
 use super::*;
 use crate::{
+    collective::algorithm::{
+        eager,
+        exchange::{self, Trade},
+        inbox,
+        ll::{self, Push},
+        ring::{self, Neighbours, Round},
+        shm::{self, Moves, Role, Stage, Staged},
+        slots::{self, Parcels},
+    },
     driver::{HostArg, LaunchDims},
     fabric::layout::{
-        BLOCKS, FEW, INBOX_SLOTS, LL_BYTES, LL_BYTES_THROUGH_HOST, MOST, PadLayout, STAGED_BLOCKS, eager_bytes,
+        BLOCKS, FEW, INBOX_SLOTS, LL_BYTES, LL_BYTES_THROUGH_HOST, MOST, PadLayout, Route, STAGED_BLOCKS, eager_bytes,
         reported, set_epochs,
     },
 };
@@ -286,7 +295,7 @@ fn signals_lie_where_the_kernels_look_for_them() {
         assert!(header.contains(&format!("const u32 {name} = {number};")), "{name} is not {number} in meet.cuh");
     }
     let exchange = include_str!("../../../kernels/exchange.cu");
-    assert!(exchange.contains(&format!("const u32 SLOTS = {EXCHANGE_SLOTS};")));
+    assert!(exchange.contains(&format!("const u32 SLOTS = {};", exchange::EXCHANGE_SLOTS)));
     let inbox = include_str!("../../../kernels/inbox.cuh");
     assert!(inbox.contains(&format!("const u32 SLOTS = {INBOX_SLOTS};")) && inbox.contains("const u32 EMPTY = ~0u;"));
     // `static_assert`ed in kernels/meet.cuh by the same sum.
@@ -344,33 +353,33 @@ fn arguments_fit_the_compiled_kernels() {
         assert_eq!(sizes(&call.args(false)), entry.module.parameters(entry.name), "{}", entry.name);
         let route = Route { senders: 1, receivers: 1, folds: 1, out: 0, into: 0 };
         let pushed = sizes(&Push { n: 1, op, route, factors, source: one, destination: one, meet }.args());
-        for entry in [push(dtype), eager(dtype)] {
+        for entry in [ll::entry(dtype), eager::entry(dtype)] {
             assert_eq!(pushed, entry.module.parameters(entry.name), "{}", entry.name);
         }
         let stage = Stage { chunk: 128, slot: 128, steps: 1, lanes: 1, ..bytemuck::Zeroable::zeroed() };
         let (role, puts, pulls) = (Role::default(), Moves::default(), Moves::default());
         let call = Staged { meet, stage, role, op, factors, puts, pulls };
-        let entry = staged(dtype);
+        let entry = shm::entry(dtype);
         assert_eq!(sizes(&call.args()), entry.module.parameters(entry.name), "{}", entry.name);
         let pieces = Pieces { piece: 128, count: 1, returns: 1 };
-        let call = Trade { op, factors, exchange: Exchange::default(), pieces, meet };
-        let entry = super::exchange(dtype);
+        let call = Trade { op, factors, exchange: exchange::Addresses::default(), pieces, meet };
+        let entry = exchange::entry(dtype);
         assert_eq!(sizes(&call.args()), entry.module.parameters(entry.name), "{}", entry.name);
-        let (Some(whole), Some(pieced)) = (inbox(dtype), slots(dtype)) else { continue };
+        let (Some(whole), Some(pieced)) = (inbox::entry(dtype), slots::entry(dtype)) else { continue };
         assert_eq!(pushed, whole.module.parameters(whole.name), "{}", whole.name);
         let call = Parcels { from: [0; MOST], bytes: [0; MOST], to: [0; MOST], op, factors, pieces, meet };
         assert_eq!(sizes(&call.args()), pieced.module.parameters(pieced.name), "{}", pieced.name);
     }
     for dtype in [DType::F32, DType::F64] {
-        let cut = Cut { rounds: 1, abreast: 1, slots: 2, ..Cut::default() };
+        let cut = ring::Cut { rounds: 1, abreast: 1, slots: 2, ..ring::Cut::default() };
         let call = Round {
             meet: DeviceBarrier { signals: 256, ..DeviceBarrier::NONE },
-            ring: Ring::default(),
+            ring: Neighbours::default(),
             cut,
             dtype,
             factor: 1.0,
         };
-        let entry = super::ring(dtype);
+        let entry = ring::entry(dtype);
         assert_eq!(sizes(&call.args()), entry.module.parameters(entry.name), "{}", entry.name);
     }
     let call = Pairs { pairs: &[(one, one)], blocks_per_pair: 1, meet: DeviceBarrier::NONE };
@@ -380,8 +389,9 @@ fn arguments_fit_the_compiled_kernels() {
 /// What must not be in them: local memory, where spilled or indexed arrays go, and loads that may be stale.
 #[test]
 fn compiled_kernels_keep_to_registers() {
-    let float = |dtype| inbox(dtype).expect("for floats");
-    let entries = [combine, push, eager, staged, ring, super::exchange, float].map(|of| of(DType::F32));
+    let float = |dtype| inbox::entry(dtype).expect("for floats");
+    let entries =
+        [combine, ll::entry, eager::entry, shm::entry, ring::entry, exchange::entry, float].map(|of| of(DType::F32));
     for entry in entries {
         let ptx = entry.module.ptx_text();
         assert!(!ptx.contains(".local") && !ptx.contains("ld.global.nc") && ptx.contains("ld.relaxed.sys"));

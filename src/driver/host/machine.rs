@@ -177,9 +177,9 @@ impl Drop for Owner {
 
 fn hire(machine: &Arc<Machine>, crew: &mut Crew) -> std::io::Result<()> {
     let name = format!("gpu-pool:host:{}", crew.alive);
-    let (worker, hushed) = (machine.clone(), panics::is_hushed());
+    let (worker, silenced) = (machine.clone(), panics::is_silenced());
     let run = move || {
-        let _hushed = panics::inherit(hushed);
+        let _silenced = panics::inherit(silenced);
         worker.run();
     };
     let handle = thread::Builder::new().name(name).spawn(run)?;

@@ -204,8 +204,7 @@ pub fn trace(device: &DriverRef) -> Option<Trace> {
 
 /// Where a range of a software GPU's memory, or of page-locked memory, is in this process: for tests of libraries that
 /// take a GPU's addresses.
-#[cfg(all(test, feature = "mpi"))]
-pub(crate) fn in_process(device: &dyn Driver, address: super::Address, bytes: usize) -> Option<*mut u8> {
+pub fn in_process(device: &dyn Driver, address: super::Address, bytes: usize) -> Option<*mut u8> {
     let state = gpu(device)?.lock();
     let found = state.core.memory.resolve(address, bytes).ok()?;
     Some(found.block.at(found.offset))

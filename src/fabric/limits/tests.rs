@@ -1,7 +1,7 @@
 //! Tests of the limits between algorithms: the table of machines, interpolation, shared GPUs, the text, measurements.
 
 use super::{Bytes, Limits, part, table};
-use crate::collective::algorithm::{eager::blocks as sending, fused::combining, ring_cut};
+use crate::collective::algorithm::{eager::blocks as sending, fused::combining, ring::cut};
 use proptest::prelude::*;
 
 /// Of all kernels.
@@ -79,7 +79,7 @@ proptest! {
         let bytes = 1 << log;
         prop_assert!(combining(bytes, members, &limits) <= limits.overlapped_blocks);
         prop_assert!(sending(bytes, &limits) <= limits.overlapped_blocks);
-        prop_assert!(ring_cut::blocks(bytes, &limits) <= limits.overlapped_blocks as usize);
+        prop_assert!(cut::blocks(bytes, &limits) <= limits.overlapped_blocks as usize);
         // Between two, engines do it where that is worth it, and no sooner otherwise.
         let two = Limits::default_of(2);
         prop_assert_eq!((two.overlapping().exchange_ce, two.overlapping().ce), (two.overlapped, two.ce));

@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 
 /// `[member][element]`; sums are exact.
-pub(in crate::fabric) type Memory = Vec<Vec<u64>>;
+pub(crate) type Memory = Vec<Vec<u64>>;
 
 /// Carries out the work of all members, one after the other.
 fn run(
@@ -43,20 +43,20 @@ fn run(
     }
 }
 
-pub(in crate::fabric) fn value(member: usize, i: usize) -> u64 {
+pub(crate) fn value(member: usize, i: usize) -> u64 {
     (member as u64 + 1) * 1_000_003 + i as u64 * 7
 }
 
-pub(in crate::fabric) fn filled(n: usize, len: impl Fn(usize) -> usize) -> Memory {
+pub(crate) fn filled(n: usize, len: impl Fn(usize) -> usize) -> Memory {
     (0..n).map(|k| (0..len(k)).map(|i| value(k, i)).collect()).collect()
 }
 
-pub(in crate::fabric) fn empty(n: usize, len: impl Fn(usize) -> usize) -> Memory {
+pub(crate) fn empty(n: usize, len: impl Fn(usize) -> usize) -> Memory {
     (0..n).map(|k| vec![1; len(k)]).collect()
 }
 
 /// Checks all-reduce in place and into other memory, reduce, and broadcast. `sum` is the expected sum of an element.
-pub(in crate::fabric) fn check_whole(
+pub(crate) fn check_whole(
     n: usize,
     len: usize,
     root: usize,

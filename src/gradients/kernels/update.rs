@@ -195,7 +195,7 @@ pub(in super::super) fn update<T: Parameter>(
 }
 
 /// `sum += piece` in a half type, over many calls: `wide` has the sum in `f32`, with an element for each, rounded up to
-/// a multiple of [`PACK`]. It is an update with a rate of -1, so `sum` counts where `wide` does not round to it: the
+/// a multiple of `PACK`. It is an update with a rate of -1, so `sum` counts where `wide` does not round to it: the
 /// caller may have written it. `zero` is a number 0.
 #[track_caller]
 pub fn add_up<T: Element>(

@@ -131,7 +131,7 @@ fn buckets_in_another_order_are_a_mismatch() {
     works(&hosts);
 }
 
-/// A device is lost while its elements are copied for the courier, and when they come back.
+/// A device is lost while its elements are copied for the proxy, and when they come back.
 #[test]
 fn a_lost_device_is_told_to_all() {
     for (op, nth) in [(FaultOp::Launch, 3), (FaultOp::CopyUp, 2), (FaultOp::CopyUp, 5)] {

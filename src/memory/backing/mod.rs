@@ -30,7 +30,7 @@ mod vmm;
 #[cfg(test)]
 mod window_tests;
 
-pub(crate) use region::Region;
+pub use region::Region;
 
 use super::{block::ChunkKind, handle::DeviceHandle};
 use crate::{

@@ -14,9 +14,9 @@ use std::{any::Any, collections::BTreeMap, ops::Range, sync::Arc};
 /// A set of units whose memory may be contiguous. Its drop gives back the units that are left, and then the addresses.
 /// The pool changes it while the pool lives, the last drop of a block afterwards. Both are rare, so a lock is good
 /// enough.
-pub(crate) struct Region {
-    pub handle: Arc<DeviceHandle>,
-    pub kind: ChunkKind,
+pub struct Region {
+    pub(crate) handle: Arc<DeviceHandle>,
+    pub(crate) kind: ChunkKind,
     /// The reserved address range, for a window.
     window: Option<Range<Address>>,
     /// Units by first address.
@@ -67,15 +67,13 @@ impl Region {
     }
 
     /// Attaches a value that is dropped when the memory has been given back. Once.
-    #[cfg(all(feature = "cluster", target_os = "linux"))]
-    pub(crate) fn attach(&self, value: impl Any + Send + Sync) {
+    pub fn attach(&self, value: impl Any + Send + Sync) {
         let attached = self.attached.set(Box::new(value));
         debug_assert!(attached.is_ok(), "a value is attached already");
     }
 
     /// The attached value, if it has this type.
-    #[cfg(all(feature = "cluster", target_os = "linux"))]
-    pub(crate) fn attached<T: Any>(&self) -> Option<&T> {
+    pub fn attached<T: Any>(&self) -> Option<&T> {
         self.attached.get()?.downcast_ref()
     }
 

@@ -46,7 +46,7 @@ impl Cache {
     }
 }
 
-#[cfg(all(feature = "cluster", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod make {
     use super::*;
     use crate::{

@@ -1,4 +1,4 @@
-//! Red zones and poison, for [`Check::Memory`](crate::Check::Memory): they find writes past the end of a buffer, and
+//! Red zones and poison, for `Check::Memory`: they find writes past the end of a buffer, and
 //! make reads of a dropped buffer return implausible numbers.
 //!
 //! ```text

@@ -43,7 +43,7 @@ pub(crate) enum Tenants {
 
 impl History {
     /// No uses, of memory that other processes may have.
-    #[cfg(all(feature = "cluster", target_os = "linux"))]
+    #[cfg(target_os = "linux")]
     pub(crate) fn lent_by(lending: &Arc<Lending>) -> Self {
         History(Some(Box::new(Past { lent: Some(lending.clone()), ..Past::default() })))
     }

@@ -8,13 +8,9 @@ use parking_lot::Mutex;
 
 /// What other processes may do with a block.
 #[derive(Default)]
-pub(crate) struct Lending(Mutex<Lent>);
+pub struct Lending(Mutex<Lent>);
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-#[cfg_attr(
-    not(all(feature = "cluster", target_os = "linux")),
-    expect(dead_code, reason = "nobody else can have the memory")
-)]
 enum Lent {
     #[default]
     Nobody,
@@ -33,15 +29,14 @@ impl Lending {
     }
 }
 
-#[cfg(all(feature = "cluster", target_os = "linux"))]
 impl Lending {
     /// Of memory that this process may only read.
-    pub(crate) fn read_only() -> Self {
+    pub fn read_only() -> Self {
         Lending(Mutex::new(Lent::Readers(1)))
     }
 
     /// Another process may access the memory like this from now on. False if that excludes what others may do.
-    pub(crate) fn lend(&self, access: Access) -> bool {
+    pub fn lend(&self, access: Access) -> bool {
         let mut lent = self.0.lock();
         *lent = match (*lent, access) {
             (Lent::Nobody, Access::Write) => Lent::Writer,
@@ -53,7 +48,7 @@ impl Lending {
     }
 
     /// Ends one [`lend`](Self::lend).
-    pub(crate) fn give_back(&self) {
+    pub fn give_back(&self) {
         let mut lent = self.0.lock();
         *lent = match *lent {
             Lent::Readers(n) if n > 1 => Lent::Readers(n - 1),
@@ -62,12 +57,12 @@ impl Lending {
     }
 
     /// Whether another process may have the memory.
-    pub(crate) fn is_lent(&self) -> bool {
+    pub fn is_lent(&self) -> bool {
         *self.0.lock() != Lent::Nobody
     }
 }
 
-#[cfg(all(test, feature = "cluster", target_os = "linux"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

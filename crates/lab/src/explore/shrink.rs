@@ -4,7 +4,7 @@ use super::{Explorer, Failing, Run};
 use gpu_pool::{
     GpuPool, Result,
     driver::host::{Schedule, Trace},
-    extend::lab::hush,
+    extend::lab::silence_panics,
 };
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ impl<'a> Shrink<'a> {
         }
         self.tries += 1;
         // The failing run has printed its panic. The shrinking runs print nothing, or 200 copies of it would hide it.
-        let _hushed = hush();
+        let _hushed = silence_panics();
         Some(self.explorer.once(Schedule::Replay(choices.into()), self.f))
     }
 

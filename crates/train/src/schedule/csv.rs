@@ -25,8 +25,8 @@ impl PipelineSchedule {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument), which names line and column of a cell that is none of
-    /// these; otherwise as for [`new`](Self::new).
+    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument), which names line and column of a cell that is none
+    /// of these; otherwise as for [`new`](Self::new).
     ///
     /// ```
     /// use gpu_pool_train::PipelineSchedule;

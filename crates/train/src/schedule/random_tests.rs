@@ -23,8 +23,8 @@ fn lists(schedule: &PipelineSchedule) -> Vec<Vec<Action>> {
     (0..schedule.ranks()).map(|rank| schedule.actions(rank).to_vec()).collect()
 }
 
-/// What an action waits for, written once more, and without [`PipelineSchedule`]: results are named by stage, micro-batch, and
-/// whether they are gradients.
+/// What an action waits for, written once more, and without [`PipelineSchedule`]: results are named by stage,
+/// micro-batch, and whether they are gradients.
 fn inputs(Action { stage, work, micro }: Action, stages: usize) -> Vec<(usize, usize, bool)> {
     match work {
         Work::Forward => (stage > 0).then(|| (stage - 1, micro, false)).into_iter().collect(),

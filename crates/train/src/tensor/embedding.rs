@@ -1,6 +1,7 @@
 //! Indices into a vocabulary that is spread over a group, and the table of their rows.
 
 use super::{Wide, elements, fits, part_of};
+use crate::prelude::*;
 use gpu_pool::{
     AsView, DeviceBuffer, Element, Error, Float, Group, ReduceOp, Result,
     extend::{ErrorInternals, OpSite},
@@ -132,10 +133,10 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
         }
         let mut rows = self.gradient.slice_mut(..own * self.cols);
         if !accumulate || !Wide::is_for::<T>() {
-            return dev.embedding_backward(&dy, &words.numbers, self.cols, &mut rows);
+            return dev.embedding_backward(&dy, self.cols, &words.numbers, &mut rows);
         }
         let mut piece = dev.zeros(rows.len())?;
-        dev.embedding_backward(&dy, &words.numbers, self.cols, &mut piece)?;
+        dev.embedding_backward(&dy, self.cols, &words.numbers, &mut piece)?;
         self.wide.add(dev, &piece, &mut rows)
     }
 

@@ -4,9 +4,9 @@
 //! (g, behind the second layer) and one backward (f, before the first).
 
 use super::{Wide, beside, columns, elements, fits, gather_rows, part_of, put, scatter_rows};
+use crate::{Activation, NormSaved, RowNorm, prelude::*};
 use gpu_pool::{
-    Activation, AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Float, Group, Matrix, NormSaved,
-    ReduceOp, Result, RowNorm,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Float, Group, Matrix, ReduceOp, Result,
     extend::{
         OpSite,
         train::{DeviceInternals, Real},
@@ -79,7 +79,7 @@ impl<T: Float + Element> LinearPart<T> {
     #[track_caller]
     fn add_bias<Y: AsViewMut<Elem = T>>(&self, dev: &Device, y: &mut Y) -> Result<()> {
         let y = &mut y.view_mut();
-        if y.is_empty() { Ok(()) } else { dev.bias_activation_assign(Activation::Identity, y, &self.bias) }
+        if y.is_empty() { Ok(()) } else { dev.activation_in_place(Activation::Identity.biased(&self.bias), y) }
     }
 
     /// The views of `x` and `dy`, and `dy w^T`: of the gradient of `x`, what this part gives.
@@ -139,10 +139,10 @@ impl<T: Float + Element> LinearPart<T> {
             dev.fill(&mut self.weight_gradient, T::narrow(T::Acc::default()))?;
         }
         if !add {
-            return dev.column_sum(&dy, &mut self.bias_gradient);
+            return dev.column_sum_into(&dy, &mut self.bias_gradient);
         }
         let mut sum = dev.zeros(self.outputs)?;
-        dev.column_sum(&dy, &mut sum)?;
+        dev.column_sum_into(&dy, &mut sum)?;
         put(dev, &sum, (&mut self.bias_gradient, &mut self.wide[1]), true)
     }
 }

@@ -1,12 +1,10 @@
 //! Cross-entropy over a vocabulary that lies on several devices.
 
 use super::{Indices, fits};
+use crate::ops::vocabulary::{STATS, Vocabulary};
 use gpu_pool::{
     AsView, AsViewMut, DeviceBuffer, Element, Float, Group, Result,
-    extend::{
-        OpSite,
-        train::{DeviceInternals, STATS},
-    },
+    extend::{OpSite, train::DeviceInternals},
 };
 
 /// Softmax and cross-entropy of rows whose columns lie on the group's members: the vocabulary-parallel loss of

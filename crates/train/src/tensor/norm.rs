@@ -1,8 +1,9 @@
 //! Norms with sequence parallel: each member normalizes its own rows.
 
 use super::{Wide, beside, both, put};
+use crate::{NormSaved, prelude::*};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, Element, Float, Group, NormSaved, ReduceOp, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, Element, Float, Group, ReduceOp, Result,
     extend::{OpSite, train::check_eps},
 };
 
@@ -29,8 +30,8 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// A layer norm. All members give the same weights.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for an `eps` that is negative or not finite; those of
-    /// [`Device::upload`].
+    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for an `eps` that is negative or not finite; those
+    /// of [`Device::upload`].
     #[track_caller]
     pub fn layer(dev: &Device, gamma: &[T], beta: &[T], eps: T::Acc) -> Result<Self> {
         let _here = OpSite::here("SequenceNorm::layer");
@@ -41,8 +42,8 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// An RMS norm. All members give the same weights.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for an `eps` that is negative or not finite; those of
-    /// [`Device::upload`].
+    /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for an `eps` that is negative or not finite; those
+    /// of [`Device::upload`].
     #[track_caller]
     pub fn rms(dev: &Device, gamma: &[T], eps: T::Acc) -> Result<Self> {
         let _here = OpSite::here("SequenceNorm::rms");

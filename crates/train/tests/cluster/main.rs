@@ -7,7 +7,7 @@ mod support;
 
 #[cfg(feature = "checkpoints")]
 mod checkpoint;
-#[path = "../../../../tests/cluster/fleet.rs"]
+#[path = "../../../cluster/tests/cluster/fleet.rs"]
 #[allow(dead_code, reason = "some of it is for the tests of `gpu-pool-cluster`")]
 mod fleet;
 #[cfg(feature = "blas")]

@@ -1,31 +1,10 @@
 //! Steps back against finite differences, in `f64`: the derivative of a weighted sum of what the step forward gives.
 
-use crate::{on_both, pointwise, rig::values};
-use gpu_pool::{Device, DeviceBuffer, Result};
-
-type Buffer = DeviceBuffer<f64>;
-
-/// `dx` is the gradient of the sum of `w * forward(x)`: central differences are off by h^2 and by 1e-16 / h.
-pub fn check(
-    dev: &Device,
-    x: &[f64],
-    w: &[f64],
-    dx: &Buffer,
-    forward: impl Fn(&Buffer) -> Result<Buffer>,
-) -> Result<()> {
-    let h = 1e-5;
-    let at = |i: usize, h: f64| {
-        let mut x = x.to_vec();
-        x[i] += h;
-        let y = dev.download(&forward(&dev.upload(&x)?)?)?;
-        Ok::<f64, gpu_pool::Error>(y.iter().zip(w).map(|(y, w)| y * w).sum())
-    };
-    for (i, dx) in dev.download(dx)?.iter().enumerate() {
-        let difference = (at(i, h)? - at(i, -h)?) / (2.0 * h);
-        assert!((difference - dx).abs() < 1e-7 * (1.0 + dx.abs()), "element {i}: {dx} instead of {difference}");
-    }
-    Ok(())
-}
+use crate::{
+    on_both, pointwise,
+    rig::{check, values},
+};
+use gpu_pool_train::prelude::*;
 
 const ROWS: usize = 3;
 const COLS: usize = 5;
@@ -39,11 +18,11 @@ on_both! {
             for f in pointwise::ALL {
                 let dx = dev.activation_backward(f, &dy, &on)?;
                 check(dev, &x, &w, &dx, |x| dev.activation(f, x))?;
-                let dx = dev.bias_activation_backward(f, &dy, &on, &bias)?;
-                check(dev, &x, &w, &dx, |x| dev.bias_activation(f, x, &bias))?;
+                let dx = dev.activation_backward(f.biased(&bias), &dy, &on)?;
+                check(dev, &x, &w, &dx, |x| dev.activation(f.biased(&bias), x))?;
                 let mut db = dev.zeros::<f64>(COLS)?;
-                dev.column_sum(&dx, &mut db)?;
-                check(dev, &b, &w, &db, |bias| dev.bias_activation(f, &on, bias))?;
+                dev.column_sum_into(&dx, &mut db)?;
+                check(dev, &b, &w, &db, |bias| dev.activation(f.biased(bias), &on))?;
             }
             Ok(())
         })
@@ -95,10 +74,10 @@ on_both! {
             let (table, w) = (values::<f64>(4 * COLS, 10), values::<f64>(ROWS * COLS, 11));
             let (dy, indices) = (dev.upload(&w)?, dev.upload(&[3u32, 0, 3])?);
             let mut dtable = dev.zeros::<f64>(4 * COLS)?;
-            dev.embedding_backward(&dy, &indices, COLS, &mut dtable)?;
+            dev.embedding_backward(&dy, COLS, &indices, &mut dtable)?;
             check(dev, &table, &w, &dtable, |table| dev.embedding(table, COLS, &indices))?;
             let mut dx = dev.upload(&w)?;
-            dev.dropout_assign(&mut dx, 0.4, 9, 7)?;
+            dev.dropout_in_place(&mut dx, 0.4, 9, 7)?;
             check(dev, &values::<f64>(ROWS * COLS, 12), &w, &dx, |x| dev.dropout(x, 0.4, 9, 7))
         })
         .unwrap();

@@ -5,6 +5,7 @@ use crate::{
     rig::{Type, acc_eps, close, download, upload, values},
     support::Gpus,
 };
+use gpu_pool_train::prelude::*;
 
 fn tables<T: Type>(gpus: Gpus) {
     let pool = gpus.pool(1);
@@ -24,8 +25,8 @@ fn tables<T: Type>(gpus: Gpus) {
                 (0..cols).for_each(|c| sums[index * cols + c] += d[i * cols + c]);
             }
             let (mut x, mut y) = (upload::<T>(dev, &table)?, upload::<T>(dev, &table)?);
-            dev.embedding_backward(&dy, &on, cols, &mut x)?;
-            dev.embedding_backward(&dy, &on, cols, &mut y)?;
+            dev.embedding_backward(&dy, cols, &on, &mut x)?;
+            dev.embedding_backward(&dy, cols, &on, &mut y)?;
             close::<T>(&download(dev, &x)?, &sums, |_| 3.0 * (n * n) as f64 * acc_eps::<T>());
             assert_eq!(dev.download(&x)?, dev.download(&y)?);
         }
@@ -45,7 +46,7 @@ on_both! {
             let rows = dev.download(&dev.embedding(&table, 2, &indices)?)?;
             assert!(rows[..2] == [3.0, 4.0] && rows[2..].iter().all(|x| x.is_nan()));
             let mut dtable = dev.zeros::<f32>(4)?;
-            dev.embedding_backward(&dev.upload(&[1.0f32; 6])?, &indices, 2, &mut dtable)?;
+            dev.embedding_backward(&dev.upload(&[1.0f32; 6])?, 2, &indices, &mut dtable)?;
             assert_eq!(dev.download(&dtable)?, [0.0, 0.0, 1.0, 1.0]);
             Ok(())
         })

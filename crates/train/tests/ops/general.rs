@@ -1,7 +1,8 @@
 //! What holds for all operations: graphs, streams, several devices, no elements, wrong sizes.
 
 use crate::{on_both, rig::values};
-use gpu_pool::{Activation, Device, DeviceBuffer, Error, GpuPool, Result};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Result};
+use gpu_pool_train::{Activation, prelude::*};
 
 const ROWS: usize = 6;
 const COLS: usize = 10;
@@ -11,14 +12,14 @@ fn step(dev: &Device, x: &DeviceBuffer<f32>, labels: &DeviceBuffer<u32>) -> Resu
     let weights = dev.copied(&x.slice(..COLS))?;
     let mut noise = dev.zeros::<f32>(x.len())?;
     dev.normal(&mut noise, 0.0, 1.0, 3, 4)?;
-    dev.dropout_assign(&mut noise, 0.5, 5, 6)?;
+    dev.dropout_in_place(&mut noise, 0.5, 5, 6)?;
     let sum = dev.add(x, &noise)?;
     let (normed, mean, rstd) = dev.layer_norm(&sum, &weights, &weights, 1e-5)?;
-    let active = dev.bias_activation(Activation::Gelu, &normed, &weights)?;
+    let active = dev.activation(Activation::Gelu.biased(&weights), &normed)?;
     let (loss, mut d) = dev.cross_entropy(&active, labels, 1.0)?;
-    dev.bias_activation_backward_assign(Activation::Gelu, &mut d, &normed, &weights)?;
+    dev.activation_backward_in_place(Activation::Gelu.biased(&weights), &mut d, &normed)?;
     let mut bias = dev.zeros::<f32>(COLS)?;
-    dev.column_sum(&d, &mut bias)?;
+    dev.column_sum_into(&d, &mut bias)?;
     let dx = dev.layer_norm_backward(&d, &sum, &weights, &mean, &rstd)?;
     let turned = dev.transpose(&dx, ROWS, COLS)?;
     let (mut dgamma, mut dbeta) = (dev.zeros::<f32>(COLS)?, dev.zeros::<f32>(COLS)?);
@@ -31,12 +32,12 @@ fn step(dev: &Device, x: &DeviceBuffer<f32>, labels: &DeviceBuffer<u32>) -> Resu
     dev.rms_norm_weights_backward(&d, &squared, &rrms, &mut dgamma)?;
     let mut shares = dev.log_softmax(&sum, COLS)?;
     shares = dev.log_softmax_backward(&d, &shares, COLS)?;
-    dev.softmax_assign(&mut shares, COLS)?;
+    dev.softmax_in_place(&mut shares, COLS)?;
     let halves = dev.transpose_batch(&dx, 2, ROWS / 2, COLS)?;
     let best = dev.cast::<f32, _>(&dev.argmax(&active, COLS)?)?;
     let rows = dev.embedding(x, COLS, labels)?;
     let mut table = dev.zeros::<f32>(x.len())?;
-    dev.embedding_backward(&dx, labels, COLS, &mut table)?;
+    dev.embedding_backward(&dx, COLS, labels, &mut table)?;
     let mut part = dev.zeros::<f32>(ROWS * 3)?;
     dev.copy_2d(&turned, ROWS, &mut part, 3, ROWS, 3)?;
     Ok(vec![active, loss, bias, turned, best, rows, table, part, product, dgamma, dsquared, shares, halves])
@@ -127,7 +128,7 @@ on_both! {
             let (y, mean, rstd) = dev.layer_norm(&x, &w, &w, 1e-5)?;
             assert!(y.is_empty() && dev.layer_norm_backward(&x, &x, &w, &mean, &rstd)?.is_empty());
             let mut sum = dev.upload(&[1.0f32; 3])?;
-            dev.column_sum(&x, &mut sum)?;
+            dev.column_sum_into(&x, &mut sum)?;
             assert_eq!(dev.download(&sum)?, [0.0; 3]);
             assert!(dev.argmax(&x, 2)?.is_empty() && dev.transpose(&x, 0, 9)?.is_empty());
             assert!(dev.embedding(&w, 3, &dev.zeros::<u32>(0)?)?.is_empty());
@@ -145,15 +146,15 @@ on_both! {
             let (mut six, five) = (dev.zeros::<f32>(6)?, dev.zeros::<f32>(5)?);
             let (two, labels) = (dev.zeros::<f32>(2)?, dev.zeros::<u32>(4)?);
             refused(dev.add(&six, &five), "add");
-            refused(dev.mul_assign(&mut six, &five), "mul_assign");
+            refused(dev.mul_in_place(&mut six, &five), "mul_in_place");
             refused(dev.sub_into(&five, &five, &mut six), "sub_into");
             refused(dev.activation_into(Activation::Relu, &five, &mut six), "activation_into");
             refused(dev.activation_backward(Activation::Relu, &five, &six), "activation_backward");
-            refused(dev.bias_activation(Activation::Relu, &six, &five), "bias_activation");
-            refused(dev.bias_activation(Activation::Relu, &six, &dev.zeros::<f32>(0)?), "bias_activation");
+            refused(dev.activation(Activation::Relu.biased(&five), &six), "activation");
+            refused(dev.activation(Activation::Relu.biased(&dev.zeros::<f32>(0)?), &six), "activation");
             refused(dev.softmax(&six, 4), "softmax");
             refused(dev.softmax(&six, 0), "softmax");
-            refused(dev.log_softmax_assign(&mut six, 5), "log_softmax_assign");
+            refused(dev.log_softmax_in_place(&mut six, 5), "log_softmax_in_place");
             refused(dev.softmax_backward(&five, &six, 3), "softmax_backward");
             refused(dev.cross_entropy(&six, &labels, 1.0), "cross_entropy");
             refused(dev.cross_entropy_loss(&dev.zeros::<f32>(0)?, &labels), "cross_entropy_loss");
@@ -163,7 +164,7 @@ on_both! {
             let mut dgamma = dev.zeros::<f32>(2)?;
             refused(dev.rms_norm_weights_backward(&five, &six, &five, &mut dgamma), "rms_norm_weights_backward");
             refused(dev.argmax(&six, 4), "argmax");
-            refused(dev.column_sum(&six, &mut dev.zeros::<f32>(4)?), "column_sum");
+            refused(dev.column_sum_into(&six, &mut dev.zeros::<f32>(4)?), "column_sum_into");
             refused(dev.transpose(&six, 2, 2), "transpose");
             refused(dev.transpose_batch(&six, 2, 2, 2), "transpose_batch");
             refused(dev.transpose_batch(&six, usize::MAX, 2, 3), "transpose_batch");
@@ -172,7 +173,7 @@ on_both! {
             refused(dev.copy_2d(&five, 2, &mut six, 3, 2, 3), "copy_2d");
             refused(dev.copy_2d(&six, usize::MAX, &mut dev.zeros::<f32>(6)?, 3, 3, 3), "copy_2d");
             refused(dev.embedding(&six, 4, &labels), "embedding");
-            refused(dev.embedding_backward(&six, &labels, 2, &mut dev.zeros::<f32>(6)?), "embedding_backward");
+            refused(dev.embedding_backward(&six, 2, &labels, &mut dev.zeros::<f32>(6)?), "embedding_backward");
             refused(dev.dropout(&six, 1.5, 0, 0), "dropout");
             refused(dev.dropout(&six, f64::NAN, 0, 0), "dropout");
             refused(dev.uniform(&mut six, 0.0..1.0, 0, u64::MAX), "uniform");

@@ -5,6 +5,7 @@ use crate::{
     rig::values,
     support::{Gpus, cases},
 };
+use gpu_pool_train::prelude::*;
 
 /// A term that no large `f32` has room for.
 const TERM: f32 = 0.7408;
@@ -96,7 +97,7 @@ fn columns(gpus: Gpus) {
             let (n, term) = (many(), f64::from(TERM));
             let terms = dev.upload(&vec![TERM; n])?;
             let (mut one, mut two) = (dev.zeros::<f32>(1)?, dev.zeros::<f32>(1)?);
-            dev.column_sum(&terms, &mut one)?;
+            dev.column_sum_into(&terms, &mut one)?;
             near(dev.download(&one)?[0], n as f64 * term, 1e-5, "column_sum");
             let (zeros, ones) = (dev.zeros::<f32>(n)?, dev.upload(&vec![1.0f32; n])?);
             dev.layer_norm_weights_backward(&terms, &ones, &zeros, &terms, &mut one, &mut two)?;
@@ -105,7 +106,7 @@ fn columns(gpus: Gpus) {
             dev.rms_norm_weights_backward(&terms, &ones, &ones, &mut one)?;
             near(dev.download(&one)?[0], n as f64 * term, 1e-5, "rms_norm_weights_backward");
             let mut row = dev.zeros::<f32>(1)?;
-            dev.embedding_backward(&terms, &dev.zeros::<u32>(n)?, 1, &mut row)?;
+            dev.embedding_backward(&terms, 1, &dev.zeros::<u32>(n)?, &mut row)?;
             // 20,000 sums of 1024 terms, one after the other. In one sum the terms would stop at 2^24.
             near(dev.download(&row)?[0], n as f64 * term, 1e-3, "embedding_backward");
             Ok(())

@@ -4,15 +4,16 @@
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
 
-mod cast;
 mod derivatives;
 mod embedding;
-#[cfg(feature = "blas")]
-mod gemm;
 mod general;
 mod long;
+mod places;
 mod pointwise;
 mod random;
+#[path = "../../../../tests/ops/rig.rs"]
 mod rig;
 mod rows;
 mod shape;
+#[path = "../../../../tests/faults/told.rs"]
+mod told;

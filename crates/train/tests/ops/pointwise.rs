@@ -5,7 +5,8 @@ use crate::{
     rig::{Type, acc_eps, close, download, upload, values},
     support::Gpus,
 };
-use gpu_pool::{Activation, CastTo, Device};
+use gpu_pool::{CastTo, Device};
+use gpu_pool_train::{Activation, prelude::*};
 use half::{bf16, f16};
 
 pub const ALL: [Activation; 5] =
@@ -85,11 +86,11 @@ fn arithmetic<T: Type>(gpus: Gpus) {
             close::<T>(&download(dev, &dev.mul(&x, &y)?)?, &product, slack);
             dev.mul_into(&x, &y, &mut z)?;
             close::<T>(&download(dev, &z)?, &product, slack);
-            dev.add_assign(&mut x, &y)?;
+            dev.add_in_place(&mut x, &y)?;
             close::<T>(&download(dev, &x)?, &sum, slack);
-            dev.sub_assign(&mut x, &y)?;
-            dev.sub_assign(&mut x, &y)?;
-            dev.mul_assign(&mut z, &y)?;
+            dev.sub_in_place(&mut x, &y)?;
+            dev.sub_in_place(&mut x, &y)?;
+            dev.mul_in_place(&mut z, &y)?;
             // A part that begins anywhere has the same bits.
             for begin in [1, 3].into_iter().filter(|&begin| begin < n) {
                 let part = dev.download(&dev.mul(&y.slice(begin..), &y.slice(begin..))?)?;
@@ -115,11 +116,11 @@ fn functions<T: Type>(gpus: Gpus) {
                 let fresh = dev.activation(f, &x)?;
                 close::<T>(&download(dev, &fresh)?, &y, slack);
                 close::<T>(&download(dev, &dev.activation_backward(f, &dy, &x)?)?, &dx, |_| 3.0 * slack(0));
-                dev.activation_backward_assign(f, &mut dy, &x)?;
+                dev.activation_backward_in_place(f, &mut dy, &x)?;
                 close::<T>(&download(dev, &dy)?, &dx, |_| 3.0 * slack(0));
                 let mut other = dev.zeros::<T>(n)?;
                 dev.activation_into(f, &x, &mut other)?;
-                dev.activation_assign(f, &mut x)?;
+                dev.activation_in_place(f, &mut x)?;
                 assert_eq!(dev.download(&x)?, dev.download(&fresh)?);
                 assert_eq!(dev.download(&other)?, dev.download(&fresh)?);
             }
@@ -153,12 +154,12 @@ fn biases<T: Type>(gpus: Gpus) {
                 let at = |i: usize| function(f, a[i] + b[i % cols]);
                 let y: Vec<_> = (0..a.len()).map(|i| at(i).0).collect();
                 let dx: Vec<_> = (0..a.len()).map(|i| d[i] * at(i).1).collect();
-                close::<T>(&download(dev, &dev.bias_activation(f, &x, &bias)?)?, &y, slack);
-                let back = dev.bias_activation_backward(f, &dy, &x, &bias)?;
+                close::<T>(&download(dev, &dev.activation(f.biased(&bias), &x)?)?, &y, slack);
+                let back = dev.activation_backward(f.biased(&bias), &dy, &x)?;
                 close::<T>(&download(dev, &back)?, &dx, |_| 3.0 * slack(0));
-                dev.bias_activation_backward_assign(f, &mut dy, &x, &bias)?;
+                dev.activation_backward_in_place(f.biased(&bias), &mut dy, &x)?;
                 assert_eq!(dev.download(&dy)?, dev.download(&back)?);
-                dev.bias_activation_assign(f, &mut x, &bias)?;
+                dev.activation_in_place(f.biased(&bias), &mut x)?;
                 close::<T>(&download(dev, &x)?, &y, slack);
             }
         }
@@ -182,9 +183,9 @@ fn limits<T: Type>(gpus: Gpus) {
             assert_eq!(download(dev, &dev.activation(*f, &on)?)?, y, "{f:?}");
             assert_eq!(download(dev, &dev.activation_backward(*f, &dy, &on)?)?, slopes, "{f:?}");
             // Rounding may take the bias away, or not; 0 stays 0.
-            let with_bias = download(dev, &dev.bias_activation(*f, &on, &bias)?)?;
+            let with_bias = download(dev, &dev.activation(f.biased(&bias), &on)?)?;
             assert!(with_bias.iter().zip(&y).all(|(a, b)| a == b || (a - b).abs() <= 1.0), "{f:?} {with_bias:?}");
-            assert_eq!(download(dev, &dev.bias_activation_backward(*f, &dy, &on, &bias)?)?, slopes, "{f:?}");
+            assert_eq!(download(dev, &dev.activation_backward(f.biased(&bias), &dy, &on)?)?, slopes, "{f:?}");
         }
         Ok(())
     })

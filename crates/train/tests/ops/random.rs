@@ -6,6 +6,7 @@ use crate::{
     support::Gpus,
 };
 use gpu_pool::Error;
+use gpu_pool_train::prelude::*;
 
 fn distributions<T: Type>(gpus: Gpus) {
     let pool = gpus.pool(1);
@@ -55,7 +56,7 @@ fn dropouts<T: Type>(gpus: Gpus) {
                 assert_eq!(y, if dropped { 0.0 } else { kept });
             }
             let mut x = upload::<T>(dev, &vec![1.0; 5003])?;
-            dev.dropout_assign(&mut x, probability, 5, 2)?;
+            dev.dropout_in_place(&mut x, probability, 5, 2)?;
             assert_eq!(dev.download(&x)?, dev.download(&y)?);
         }
         Ok(())
@@ -98,7 +99,7 @@ fn last(gpus: Gpus) {
             let kept: Vec<f32> = words.iter().map(|&word| if word < 1 << 30 { 0.0 } else { 4.0 / 3.0 }).collect();
             let mut ones = dev.upload(&vec![1.0f32; n])?;
             assert_eq!(dev.download(&dev.dropout(&ones, 0.25, 9, offset)?)?, kept);
-            dev.dropout_assign(&mut ones, 0.25, 9, offset)?;
+            dev.dropout_in_place(&mut ones, 0.25, 9, offset)?;
             assert_eq!(dev.download(&ones)?, kept);
             // f64 and half types have blocks of their own.
             for offset in [offset, u64::MAX - 6] {
@@ -118,7 +119,7 @@ fn last(gpus: Gpus) {
             dev.uniform(&mut x, 0.0..1.0, 9, behind),
             dev.normal(&mut x, 0.0, 1.0, 9, behind),
             dev.dropout(&x, 0.5, 9, behind).map(drop),
-            dev.dropout_assign(&mut x, 0.5, 9, behind),
+            dev.dropout_in_place(&mut x, 0.5, 9, behind),
             // Numbers that are none.
             dev.uniform(&mut x, 0.0..f32::INFINITY, 9, 0),
             dev.uniform(&mut x, f32::MIN..f32::MAX, 9, 0),

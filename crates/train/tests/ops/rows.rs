@@ -5,8 +5,8 @@ use crate::{
     rig::{Type, acc_eps, close, download, upload, values, widths},
     support::Gpus,
 };
-use gpu_pool::{Device, DeviceBuffer, Error, RowNorm};
-use gpu_pool_train::SequenceNorm;
+use gpu_pool::{Device, DeviceBuffer, Error};
+use gpu_pool_train::{RowNorm, SequenceNorm, prelude::*};
 use proptest::{prelude::*, test_runner::TestRunner};
 
 /// Softmax of a row, and the logarithm of it, in `f64`.
@@ -42,9 +42,9 @@ fn softmaxes<T: Type>(gpus: Gpus) {
             for (assign, want) in [(false, &got), (true, &got_logs)] {
                 let mut x = upload::<T>(dev, &a)?;
                 if assign {
-                    dev.log_softmax_assign(&mut x, cols)?
+                    dev.log_softmax_in_place(&mut x, cols)?
                 } else {
-                    dev.softmax_assign(&mut x, cols)?
+                    dev.softmax_in_place(&mut x, cols)?
                 }
                 assert_eq!(dev.download(&x)?, dev.download(want)?);
             }
@@ -93,7 +93,7 @@ fn entropies<T: Type>(gpus: Gpus) {
             close::<T>(&download(dev, &dx)?, &gradient, |_| slack);
             assert_eq!(to(&dev.cross_entropy_loss(&x, &labels_i)?)?, to(&loss)?);
             let mut x = x;
-            assert_eq!(to(&dev.cross_entropy_assign(&mut x, &labels_i, T::acc(0.25))?)?, to(&loss)?);
+            assert_eq!(to(&dev.cross_entropy_in_place(&mut x, &labels_i, T::acc(0.25))?)?, to(&loss)?);
             assert_eq!(dev.download(&x)?, dev.download(&dx)?);
         }
         Ok(())
@@ -185,11 +185,11 @@ fn columns<T: Type>(gpus: Gpus) {
             let a = values::<T>(rows * cols, 8);
             let x = upload::<T>(dev, &a)?;
             let mut sums = upload::<T>(dev, &vec![9.0; cols])?;
-            dev.column_sum(&x, &mut sums)?;
+            dev.column_sum_into(&x, &mut sums)?;
             let want: Vec<_> = (0..cols).map(|c| (0..rows).map(|r| a[r * cols + c]).sum()).collect();
             close::<T>(&download(dev, &sums)?, &want, |_| 3.0 * rows as f64 * of_sum::<T>(rows));
             let mut again = upload::<T>(dev, &vec![9.0; cols])?;
-            dev.column_sum(&x, &mut again)?;
+            dev.column_sum_into(&x, &mut again)?;
             assert_eq!(dev.download(&again)?, dev.download(&sums)?);
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use crate::{on_both, support::Gpus};
 use gpu_pool::DeviceCopy;
+use gpu_pool_train::prelude::*;
 
 fn transposes<T: DeviceCopy + PartialEq + std::fmt::Debug>(gpus: Gpus, of: fn(usize) -> T) {
     let pool = gpus.pool(1);

@@ -7,8 +7,9 @@ use crate::{
     on_both,
     support::{cases, guarded},
 };
-use gpu_pool::{Activation, DeviceBuffer, GpuPool, Matrix, Result};
+use gpu_pool::{DeviceBuffer, GpuPool, Matrix, Result};
 use gpu_pool_lab::Explorer;
+use gpu_pool_train::{Activation, prelude::*};
 
 const ROWS: usize = 6;
 const INPUTS: usize = 4;
@@ -41,7 +42,7 @@ fn as_tasks(pool: &GpuPool) -> Result<(Vec<f32>, Vec<f32>)> {
                 let h = gpu.run((&x, &w1), move |dev, (x, w)| {
                     let mut h = dev.zeros::<f32>(rows * HIDDEN)?;
                     dev.gemm(1.0, Matrix::new(x, rows, INPUTS)?, Matrix::new(w, INPUTS, HIDDEN)?, 0.0, &mut h)?;
-                    dev.activation_assign(Activation::Relu, &mut h)?;
+                    dev.activation_in_place(Activation::Relu, &mut h)?;
                     Ok(h)
                 });
                 let dy = gpu.run((&h, &w2), move |dev, (h, w)| {
@@ -58,7 +59,7 @@ fn as_tasks(pool: &GpuPool) -> Result<(Vec<f32>, Vec<f32>)> {
                 let dw1 = gpu.run((&x, &h, &dy, &w2), move |dev, (x, h, dy, w)| {
                     let mut dh = dev.zeros::<f32>(rows * HIDDEN)?;
                     dev.gemm(1.0, Matrix::new(dy, rows, 1)?, Matrix::new(w, 1, HIDDEN)?, 0.0, &mut dh)?;
-                    dev.activation_backward_assign(Activation::Relu, &mut dh, h)?;
+                    dev.activation_backward_in_place(Activation::Relu, &mut dh, h)?;
                     let mut dw: DeviceBuffer<f32> = dev.zeros(INPUTS * HIDDEN)?;
                     dev.gemm(1.0, Matrix::new(x, rows, INPUTS)?.t(), Matrix::new(&dh, rows, HIDDEN)?, 0.0, &mut dw)?;
                     Ok(dw)

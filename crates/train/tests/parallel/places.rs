@@ -1,5 +1,5 @@
-//! Each public function of the crate that can fail is called wrongly: its error names the function, and its call in this
-//! file.
+//! Each public function of the crate that can fail is called wrongly: its error names the function, and its call in
+//! this file.
 //!
 //! `.ci/places.py` compares this table with rustdoc's pages, so that no function is forgotten: it reads the names in
 //! [`told`].
@@ -8,9 +8,9 @@ use crate::{
     support::{self, failure, guarded},
     told::{group_of, on_one_of, told},
 };
-use gpu_pool::{Device, DeviceBuffer, Error, ReduceOp, Result, RowNorm};
+use gpu_pool::{Device, DeviceBuffer, Error, ReduceOp, Result};
 use gpu_pool_train::{
-    At, ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, PipelineSchedule, RowLinear,
+    At, ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, PipelineSchedule, RowLinear, RowNorm,
     SequenceNorm, ShardedOptimizer, ShardedState, Stage, VocabularyEmbedding, gather_rows, part_of, scatter_rows,
     vocabulary_cross_entropy,
 };

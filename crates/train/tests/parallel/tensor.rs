@@ -11,10 +11,10 @@ mod software;
 
 use crate::support::failure;
 use block::{Block, SHAPES, whole};
-use gpu_pool::{Activation, Device, Element, Error, Float, GpuPool, Group, Matrix, ReduceOp, Result, RowNorm};
+use gpu_pool::{Device, Element, Error, Float, GpuPool, Group, Matrix, ReduceOp, Result};
 use gpu_pool_train::{
-    ColumnLinear, Indices, RowLinear, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows,
-    vocabulary_cross_entropy,
+    Activation, ColumnLinear, Indices, RowLinear, RowNorm, SequenceNorm, VocabularyEmbedding, gather_rows, part_of,
+    prelude::*, scatter_rows, vocabulary_cross_entropy,
 };
 use half::{bf16, f16};
 
@@ -68,7 +68,7 @@ fn a_norm_behind_a_row_parallel_layer() {
         dev.copy(&residual, &mut wanted)?;
         let norm = RowNorm::rms(&weight, 1e-5);
         let (y, saved) = down.forward_norm(&group, &x, rows, &mut residual, norm)?;
-        dev.bias_activation_assign(Activation::Identity, &mut wanted, &down.part.bias)?;
+        dev.activation_in_place(Activation::Identity.biased(&down.part.bias), &mut wanted)?;
         let mut sum = dev.zeros(rows * outputs)?;
         dev.gemm(
             1.0,
@@ -78,7 +78,7 @@ fn a_norm_behind_a_row_parallel_layer() {
             &mut sum,
         )?;
         group.all_reduce(&mut sum, ReduceOp::Sum)?;
-        dev.add_assign(&mut wanted, &sum)?;
+        dev.add_in_place(&mut wanted, &sum)?;
         let (normed, rstd) = dev.rms_norm(&wanted, &weight, 1e-5)?;
         assert_eq!(dev.download(&residual)?, dev.download(&wanted)?);
         assert_eq!(dev.download(&y)?, dev.download(&normed)?);
@@ -111,7 +111,7 @@ fn perceptron(pool: &GpuPool, [rows, inputs, hidden, outputs]: [usize; 4], seque
                 let h = dev.activation(Activation::Relu, &pre)?;
                 let y = second.forward_to_rows(&group, &h, rows)?;
                 let mut dh = second.backward_from_rows(&group, &h, &dy, rows, accumulate)?;
-                dev.activation_backward_assign(Activation::Relu, &mut dh, &pre)?;
+                dev.activation_backward_in_place(Activation::Relu, &mut dh, &pre)?;
                 let dx = first.backward_to_rows(&group, &x, &dh, rows, accumulate)?;
                 (gather_rows(&group, &y, rows, outputs)?, gather_rows(&group, &dx, rows, inputs)?)
             } else {
@@ -120,7 +120,7 @@ fn perceptron(pool: &GpuPool, [rows, inputs, hidden, outputs]: [usize; 4], seque
                 let h = dev.activation(Activation::Relu, &pre)?;
                 let y = second.forward(&group, &h, rows)?;
                 let mut dh = second.backward(&group, &h, &dy, rows, accumulate)?;
-                dev.activation_backward_assign(Activation::Relu, &mut dh, &pre)?;
+                dev.activation_backward_in_place(Activation::Relu, &mut dh, &pre)?;
                 (y, first.backward(&group, &x, &dh, rows, accumulate)?)
             };
             last = Some((y, dx));

@@ -1,5 +1,5 @@
-//! The program's own code panics where a model's parallel calls it: the call says so, the next scope works, and no memory
-//! is lost.
+//! The program's own code panics where a model's parallel calls it: the call says so, the next scope works, and no
+//! memory is lost.
 
 use crate::bomb::{At, Bomb, Case, MESSAGE, Memory, fails_only_its_call};
 use gpu_pool::{Device, DeviceBuffer, Group, Result};

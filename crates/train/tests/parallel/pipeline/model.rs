@@ -1,8 +1,8 @@
 //! The model of the tests: layers with a ReLU, whose backward pass can be split; and the same on one device.
 
 use crate::support::Gpus;
-use gpu_pool::{Activation, Device, DeviceBuffer, Error, GpuPool, Matrix};
-use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage, Work};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Matrix};
+use gpu_pool_train::{Activation, At, Pipeline, PipelineSchedule, Stage, Work, prelude::*};
 use std::ops::Range;
 
 pub const WIDTH: usize = 8;
@@ -79,7 +79,7 @@ impl Stage for Layer {
     fn forward(&mut self, dev: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, Saved), Error> {
         let mut before = dev.zeros(x.len())?;
         dev.gemm(1.0, matrix(&x)?, matrix(&self.w)?, 0.0, &mut before)?;
-        let y = dev.bias_activation(Activation::Relu, &before, &self.b)?;
+        let y = dev.activation(Activation::Relu.biased(&self.b), &before)?;
         Ok((y, Saved { x, before, dz: None }))
     }
 
@@ -102,7 +102,7 @@ impl Stage for Layer {
         saved: &mut Saved,
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {
-        let dz = dev.bias_activation_backward(Activation::Relu, &dy, &saved.before, &self.b)?;
+        let dz = dev.activation_backward(Activation::Relu.biased(&self.b), &dy, &saved.before)?;
         let dx = match at.is_first {
             true => None,
             false => {
@@ -120,7 +120,7 @@ impl Stage for Layer {
         let beta = if at.accumulate { 1.0 } else { 0.0 };
         dev.gemm(1.0, matrix(&saved.x)?.t(), matrix(&dz)?, beta, &mut self.dw)?;
         let mut db = dev.zeros(WIDTH)?;
-        dev.column_sum(&dz, &mut db)?;
+        dev.column_sum_into(&dz, &mut db)?;
         if at.accumulate { dev.axpy(1.0, &db, &mut self.db) } else { dev.copy(&db, &mut self.db) }
     }
 }

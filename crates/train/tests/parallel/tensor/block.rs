@@ -1,10 +1,10 @@
 //! A transformer block over a group: embedding, attention with heads over the members, a perceptron, a language model's
 //! head and loss. Norms and residuals are sequence parallel. In `f64`, so that finite differences say something.
 
-use gpu_pool::{Activation, Device, DeviceBuffer, Group, Matrix, MatrixMut, Result};
+use gpu_pool::{Device, DeviceBuffer, Group, Matrix, MatrixMut, Result};
 use gpu_pool_train::{
-    ColumnLinear, Indices, LinearPart, NormSaved, RowLinear, SequenceNorm, VocabularyEmbedding, gather_rows, part_of,
-    vocabulary_cross_entropy,
+    Activation, ColumnLinear, Indices, LinearPart, NormSaved, RowLinear, SequenceNorm, VocabularyEmbedding,
+    gather_rows, part_of, prelude::*, vocabulary_cross_entropy,
 };
 
 type Buffer = DeviceBuffer<f64>;
@@ -110,7 +110,7 @@ impl Block {
 
         let dx2 = self.head.backward_to_rows(group, &last, &logits, TOKENS, false)?;
         let mut dup = self.down.backward_from_rows(group, &hidden, &dx2, TOKENS, false)?;
-        dev.activation_backward_assign(Activation::Gelu, &mut dup, &up)?;
+        dev.activation_backward_in_place(Activation::Gelu, &mut dup, &up)?;
         let dn2 = self.up.backward_to_rows(group, &n2, &dup, TOKENS, false)?;
         let dx1 = dev.add(&dx2, &self.norm[1].backward(group, &x1, &saved2, &dn2, false)?)?;
         let dmixed = self.out.backward_from_rows(group, &attention.mixed, &dx1, TOKENS, false)?;
@@ -148,8 +148,8 @@ impl Block {
         let qkv = [q.forward(group, x, TOKENS)?, k.forward(group, x, TOKENS)?, v.forward(group, x, TOKENS)?];
         let mut shares = dev.zeros(self.heads * TOKENS * TOKENS)?;
         dev.gemm((HEAD as f64).powf(-0.5), self.split(&qkv[0])?, self.split(&qkv[1])?.t(), 0.0, &mut shares)?;
-        dev.add_assign(&mut shares, &self.mask)?;
-        dev.softmax_assign(&mut shares, TOKENS)?;
+        dev.add_in_place(&mut shares, &self.mask)?;
+        dev.softmax_in_place(&mut shares, TOKENS)?;
         let mixed = self.heads(dev, 1.0, self.scores(&shares)?, self.split(&qkv[2])?)?;
         Ok(Attention { qkv, shares, mixed })
     }

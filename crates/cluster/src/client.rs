@@ -1,0 +1,148 @@
+//! A process's connection to the hub: a reader, and a thread that beats.
+//!
+//! Both end with the [`Client`], and when the connection does.
+
+use super::{
+    greet,
+    server::{beat, check_secret, spawn},
+    wire::{self, Failure, ToHost, ToHub},
+    world::Local,
+};
+use crate::runtime::StallTimer;
+use gpu_pool::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+use std::{
+    io::{self, BufReader, ErrorKind, Read},
+    net::{Shutdown, SocketAddr, TcpStream},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The time between two attempts to connect.
+const AGAIN: Duration = Duration::from_millis(20);
+
+pub(super) struct Client {
+    pub local: Arc<Local>,
+    link: Arc<Line>,
+    closing: Arc<(Mutex<bool>, Condvar)>,
+}
+
+/// A connection that several threads write to.
+struct Line {
+    stream: TcpStream,
+    writing: Mutex<()>,
+}
+
+impl Line {
+    fn send(&self, frame: &ToHub) -> Result<(), Failure> {
+        let _writing = self.writing.lock();
+        let written = wire::write(&mut &self.stream, frame);
+        written.map_err(|e| Failure::lost(0, format!("the connection to it broke: {e}")))
+    }
+}
+
+impl Client {
+    /// Connects to rank 0, which may come later, until `patience` is over.
+    pub(super) fn connect(
+        at: SocketAddr,
+        host: usize,
+        size: usize,
+        secret: &[u8],
+        silence: Duration,
+        patience: Duration,
+    ) -> Result<Client> {
+        check_secret(at, secret)?;
+        let stream = dial(at, patience)?;
+        let broken = |e: io::Error| Error::Cluster { op: "connect", why: format!("the connection to {at}: {e}") };
+        stream.set_nodelay(true).map_err(broken)?;
+        greet::introduce(&stream, secret, host, size)?;
+        let limit = |part: u32| Some((silence / part).max(Duration::from_millis(1)));
+        stream.set_read_timeout(limit(8)).and_then(|()| stream.set_write_timeout(limit(2))).map_err(broken)?;
+        let reading = stream.try_clone().map_err(broken)?;
+        let link = Arc::new(Line { stream, writing: Mutex::new(()) });
+        let line = link.clone();
+        let local = Local::new(host, Box::new(move |frame| line.send(&frame)));
+        let client = Client { local, link, closing: Arc::default() };
+        let local = client.local.clone();
+        spawn("reader", move || {
+            local.end_cluster(read(&reading, &local, silence));
+            // After the cause is known: what breaks by this is no cause.
+            let _ = reading.shutdown(Shutdown::Both);
+        })?;
+        let (local, link, closing) = (client.local.clone(), client.link.clone(), client.closing.clone());
+        spawn("beat", move || {
+            let mut closing = (closing.0.lock(), &closing.1);
+            while !*closing.0 && link.send(&local.beat()).is_ok() {
+                closing.1.wait_for(&mut closing.0, beat(silence));
+            }
+        })?;
+        Ok(client)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.link.send(&ToHub::Bye);
+        let _ = self.link.stream.shutdown(Shutdown::Both);
+        *self.closing.0.lock() = true;
+        self.closing.1.notify_all();
+    }
+}
+
+fn dial(at: SocketAddr, patience: Duration) -> Result<TcpStream> {
+    let start = Instant::now();
+    loop {
+        let left = patience.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
+        match TcpStream::connect_timeout(&at, left.min(greet::GREETING)) {
+            // Without a listener, a port that the system picks for this end may be the very port.
+            Ok(stream) if stream.local_addr().ok() != stream.peer_addr().ok() => return Ok(stream),
+            result if start.elapsed() >= patience => {
+                let why = result.err().map_or_else(|| "it has connected to itself".to_owned(), |e| e.to_string());
+                let why = format!("rank 0 did not listen at {at} for {patience:?}: {why}");
+                return Err(Error::Cluster { op: "connect", why });
+            }
+            _ => thread::sleep(AGAIN),
+        }
+    }
+}
+
+/// Reads until the connection ends, and tells why it did.
+fn read(stream: &TcpStream, local: &Local, silence: Duration) -> Failure {
+    let mut from = BufReader::new(Patient { stream, stall: StallTimer::new(silence) });
+    loop {
+        match wire::read::<ToHost>(&mut from, wire::MOST) {
+            Ok(frame) => local.take(frame),
+            Err(e) => {
+                let why = match e.kind() {
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut => format!("it has said nothing for {silence:?}"),
+                    ErrorKind::InvalidData => format!("it has sent nonsense: {e}"),
+                    ErrorKind::UnexpectedEof => "its connection has ended, as when a process ends".to_owned(),
+                    _ => format!("the connection to it broke: {e}"),
+                };
+                return Failure::lost(0, why);
+            }
+        }
+    }
+}
+
+/// A stream whose reads time out only after a time of silence.
+struct Patient<'a> {
+    stream: &'a TcpStream,
+    stall: StallTimer,
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut stream = self.stream;
+        loop {
+            match stream.read(buffer) {
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) && !self.stall.is_over() => {}
+                read => {
+                    self.stall.renew();
+                    return read;
+                }
+            }
+        }
+    }
+}

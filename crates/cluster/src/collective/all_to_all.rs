@@ -1,0 +1,134 @@
+//! all_to_all over several processes, gather and scatter: everything that moves other elements to each member.
+//!
+//! All members stage what they send, and show each other the memory. What goes to a member of another process is sent
+//! by a relay: by the member with the same local index. So a rail has one sender and one receiver. Between devices
+//! the elements go by [`two_hop`].
+
+use super::{
+    super::{
+        request::Request,
+        transport::{Message, Tag, Transport},
+        values::value_of,
+    },
+    hierarchical::{HierarchicalCall, part},
+    two_hop,
+};
+use crate::{
+    contain::Contained,
+    error::{Error, Result},
+    fabric::{
+        descriptor::Payload,
+        plan::{Counts, Shape},
+    },
+    memory::PinnedBuffer,
+};
+use std::{ops::Range, sync::Arc};
+
+/// How many elements member `.0` sends to member `.1`.
+pub(super) type Amount<'a> = &'a dyn Fn(usize, usize) -> usize;
+
+#[track_caller]
+pub(super) fn by_shape(hier: &HierarchicalCall<'_, '_>, request: &Request, shape: &Shape) -> Result<()> {
+    let of = |counts: &Counts, member: usize| counts.part(member).len();
+    match shape {
+        Shape::Gather { counts, root } => flow(hier, request, &|a, b| if b == *root { of(counts, a) } else { 0 }),
+        Shape::Scatter { counts, root } => flow(hier, request, &|a, b| if a == *root { of(counts, b) } else { 0 }),
+        Shape::AllToAll { send, .. } => flow(hier, request, &|a, b| of(&send[a], b)),
+        _ => unreachable!("sums and copies to all are elsewhere"),
+    }
+}
+
+/// `all_to_all_v`: each member knows its own counts only.
+#[track_caller]
+pub(super) fn by_counts(hier: &HierarchicalCall<'_, '_>, request: &Request) -> Result<()> {
+    let (n, own) = (hier.members(), request.counts.as_ref().expect("all_to_all_v says how much"));
+    let row = |counts: &Counts| (0..n).flat_map(|k| (counts.part(k).len() as u64).to_le_bytes()).collect::<Vec<u8>>();
+    let own_site = hier.call.site.to_string();
+    let told = hier.group.exchange_bytes(hier.call, [row(&own.0), row(&own.1), own_site.into_bytes()].concat())?;
+    let amounts = |bytes: &Vec<u8>| -> Vec<usize> {
+        let counts = bytes.get(..16 * n).unwrap_or_default();
+        counts.chunks_exact(8).map(|eight| u64::from_le_bytes(eight.try_into().expect("eight")) as usize).collect()
+    };
+    let all: Vec<Vec<usize>> = told.iter().map(amounts).collect();
+    if let Some(rank) = (0..n).find(|&rank| all[rank].len() != 2 * n) {
+        let why = format_args!("member {rank} has sent {} counts of {n} members", all[rank].len());
+        return Err(Error::invalid_at(hier.call.site, hier.call.op, why));
+    }
+    let pairs = || (0..n).flat_map(|a| (0..n).map(move |b| (a, b)));
+    // Every member finds this pair, and nothing has begun.
+    if let Some((a, b)) = pairs().find(|&(a, b)| all[a][b] != all[b][n + a]) {
+        let site = |rank: usize| String::from_utf8_lossy(&told[rank][16 * n..]).into_owned();
+        let into = all[b][n + a];
+        return Err(Error::WorldMismatch {
+            what: "counts",
+            a: hier.across.places[a].call(format!("all_to_all_v({} elements for member {b})", all[a][b]), site(a)),
+            b: hier.across.places[b].call(format!("all_to_all_v({into} elements from member {a})"), site(b)),
+        });
+    }
+    flow(hier, request, &|a, b| all[a][b])
+}
+
+#[track_caller]
+fn flow(hier: &HierarchicalCall<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()> {
+    let (across, size, n, me) = (hier.across, request.dtype.size(), hier.members(), hier.group.rank);
+    if let Transport::Device(transport) = hier.transport()? {
+        return two_hop::flow(hier, request, amount, transport.clone());
+    }
+    let transport = hier.host_transport()?;
+    let (hosts, own) = (&across.hosts, &across.hosts[across.me].ranks);
+    let sends_any = (0..n).any(|to| amount(me, to) > 0);
+    let staged = match request.source.as_ref().filter(|_| sends_any) {
+        Some(source) => hier.stage(source)?,
+        None => Arc::new(hier.pinned(1)?),
+    };
+    // Memory for all that arrives, before this member does.
+    let from_afar = (1..hosts.len()).map(|k| (across.me + k) % hosts.len());
+    let senders = from_afar.flat_map(|host| hosts[host].ranks.iter().map(move |&rank| (host, rank)));
+    let senders: Vec<(usize, usize)> = senders.filter(|&(_, rank)| amount(rank, me) > 0).collect();
+    let room = senders.iter().map(|&(_, rank)| hier.pinned(amount(rank, me) * size)).collect::<Result<Vec<_>>>()?;
+
+    let (told, commit) = hier.meet(Payload::Value(Contained::new(Box::new(staged))), |_| Vec::new())?;
+    let stages: Vec<Arc<PinnedBuffer<u8>>> = told.iter().map(|told| value_of(told)).collect();
+    let number = commit.number;
+    drop(commit.window);
+    let tag = |index: usize| Tag { number, phase: 0, rail: index as u32 };
+    let receive = |((host, rank), into): ((usize, usize), PinnedBuffer<u8>)| {
+        let len = amount(rank, me) * size;
+        Message::Receive { from: hosts[host].host, tag: tag(across.here), into, len }
+    };
+    let mut messages: Vec<Message> = senders.iter().copied().zip(room).map(receive).collect();
+    for (host, members) in hosts.iter().enumerate().filter(|(host, _)| *host != across.me) {
+        // The members of that process that this one relays for.
+        for (index, &to) in members.ranks.iter().enumerate().skip(across.here).step_by(own.len()) {
+            for (stage, &from) in stages.iter().zip(own) {
+                let range = place(amount, from, to, size);
+                if !range.is_empty() {
+                    messages.push(Message::Send { to: hosts[host].host, tag: tag(index), bytes: stage.clone(), range });
+                }
+            }
+        }
+    }
+    let done = hier.done(transport.exchange(messages, &|| hier.lost()))?;
+    let Some(destination) = &request.destination else { return Ok(()) };
+    // Where the elements of each member go: one behind the other.
+    let mut starts = vec![0; n + 1];
+    (0..n).for_each(|from| starts[from + 1] = starts[from] + amount(from, me) * size);
+    let to = |from: usize| part(destination, starts[from]..starts[from + 1]);
+    for (message, (_, rank)) in done.iter().zip(senders) {
+        if let Message::Receive { into, len, .. } = message {
+            hier.upload(into, 0..*len, &to(rank))?;
+        }
+    }
+    for (stage, &from) in stages.iter().zip(own) {
+        if amount(from, me) > 0 {
+            hier.upload(stage, place(amount, from, me, size), &to(from))?;
+        }
+    }
+    Ok(())
+}
+
+/// Where in the memory of `from` the elements for `to` are, in bytes.
+pub(super) fn place(amount: Amount<'_>, from: usize, to: usize, size: usize) -> Range<usize> {
+    let start: usize = (0..to).map(|member| amount(from, member)).sum();
+    start * size..(start + amount(from, to)) * size
+}

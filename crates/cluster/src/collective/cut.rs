@@ -1,0 +1,165 @@
+//! How a buffer is cut over rails and processes. Pure: all members of all processes come to the same answers.
+//!
+//! A large buffer may be cut into pieces first, which go one behind the other ([`pieces`](super::pieces)). Rail `r`
+//! carries slice `r` of the buffer, or of the piece. Of a slice, each process owns some ranges: an equal cut for
+//! all_reduce, and else those of the parts of its members that lie in the slice.
+
+use super::rail_map::RailMap;
+use crate::fabric::{
+    membership::HostMembers,
+    plan::{self, Counts},
+};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Ranges of elements, ascending, none of them empty.
+pub(super) type Ranges = SmallVec<[Range<usize>; 2]>;
+
+/// A range of the buffer and its split over rails, for one process. Slices begin at multiples of
+/// `grain` elements behind `start`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut<'t> {
+    pub start: usize,
+    pub len: usize,
+    pub rail_map: &'t RailMap,
+    /// Which of the group's processes.
+    pub host: usize,
+    pub grain: usize,
+}
+
+impl Cut<'_> {
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+
+    /// The same elements in equal pieces, whose slices have up to `most` elements; none is empty, but for the one piece
+    /// of no elements.
+    pub fn pieces(&self, most: usize) -> Vec<Self> {
+        let rails = self.rail_map.all.len();
+        let count = self.len.div_ceil(rails * most.next_multiple_of(self.grain)).max(1);
+        let piece = |k| {
+            let at = plan::slice(k, count, self.len, rails * self.grain);
+            Cut { start: self.start + at.start, len: at.len(), ..*self }
+        };
+        (0..count).map(piece).filter(|piece| piece.len > 0 || count == 1).collect()
+    }
+
+    /// The slice of the member with the local index `here`: empty if it has no rail.
+    pub fn slice(&self, here: usize) -> Range<usize> {
+        let Range { start, end } = match self.rail_map.of(self.host, here) {
+            Some(rail) => plan::slice(rail, self.rail_map.all.len(), self.len, self.grain),
+            None => self.len..self.len,
+        };
+        self.start + start..self.start + end
+    }
+
+    /// The lengths of the slices of `members` members.
+    pub fn counts(&self, members: usize) -> Counts {
+        Counts::By((0..members).map(|here| self.slice(here).len()).collect()).even()
+    }
+
+    /// An equal cut of a slice: one range for each of `hosts` processes.
+    pub fn equal(&self, here: usize, hosts: usize) -> Vec<Ranges> {
+        let slice = self.slice(here);
+        let part = |host| {
+            let part = plan::slice(host, hosts, slice.len(), self.grain);
+            Some(slice.start + part.start..slice.start + part.end).filter(|part| !part.is_empty())
+        };
+        (0..hosts).map(|host| part(host).into_iter().collect()).collect()
+    }
+
+    /// What of the slice belongs to each process: the parts of its members.
+    pub fn owned(&self, here: usize, hosts: &[HostMembers], parts: &Counts) -> Vec<Ranges> {
+        let slice = self.slice(here);
+        let of = |host: &HostMembers| {
+            let parts = host.ranks.iter().map(|&rank| common(&slice, &parts.part(rank)));
+            parts.filter(|part| !part.is_empty()).collect()
+        };
+        hosts.iter().map(of).collect()
+    }
+
+    /// Elements that member `rank`'s part and the slice of the local index `here` have in common.
+    pub fn shared(&self, here: usize, parts: &Counts, rank: usize) -> usize {
+        common(&self.slice(here), &parts.part(rank)).len()
+    }
+
+    /// What of member `rank`'s part is here, in elements of that part.
+    pub fn within(&self, parts: &Counts, rank: usize) -> Range<usize> {
+        let part = parts.part(rank);
+        let here = common(&self.range(), &part);
+        // Nothing in common: any place in the part will do.
+        if here.is_empty() { 0..0 } else { here.start - part.start..here.end - part.start }
+    }
+}
+
+/// What two ranges have in common.
+fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
+}
+
+/// Elements of all ranges.
+pub(super) fn total(ranges: &Ranges) -> usize {
+    ranges.iter().map(Range::len).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hosts(of: &[usize]) -> Vec<HostMembers> {
+        let mut next = 0;
+        let mut members = |count: &usize| {
+            let ranks = (next..next + count).collect();
+            next += count;
+            ranks
+        };
+        of.iter().enumerate().map(|(host, count)| HostMembers { host, ranks: members(count) }).collect()
+    }
+
+    proptest! {
+        /// Every element is on one rail and belongs to one process, whatever the shape.
+        #[test]
+        fn each_element_has_one_rail_and_one_owner(
+            of in prop::collection::vec(1usize..5, 2..5),
+            len in prop_oneof![Just(0usize), Just(1), 2usize..4000],
+            counts in prop::collection::vec(0usize..500, 16),
+            grain in prop_oneof![Just(1usize), Just(32)],
+            most in prop_oneof![Just(usize::MAX >> 8), 1usize..400],
+        ) {
+            let hosts = hosts(&of);
+            let members: usize = of.iter().sum();
+            let parts = Counts::By(counts[..members].into());
+            let rail_map = RailMap::by_index(&hosts);
+            let all = Cut { start: 0, len: parts.total(members), rail_map: &rail_map, host: 0, grain };
+            let pieces = all.pieces(most);
+            let mut owner = vec![usize::MAX; all.len];
+            for piece in &pieces {
+                for here in 0..rail_map.all.len() {
+                    prop_assert!(piece.slice(here).len() <= most.next_multiple_of(grain));
+                    for (host, ranges) in piece.owned(here, &hosts, &parts).iter().enumerate() {
+                        let of = hosts[host].ranks.iter();
+                        prop_assert_eq!(of.map(|&rank| piece.shared(here, &parts, rank)).sum::<usize>(), total(ranges));
+                        for at in ranges.iter().cloned().flatten() {
+                            prop_assert_eq!(std::mem::replace(&mut owner[at], host), usize::MAX);
+                        }
+                    }
+                }
+            }
+            for (host, of) in hosts.iter().enumerate() {
+                prop_assert!(of.ranks.iter().flat_map(|&rank| parts.part(rank)).all(|at| owner[at] == host));
+            }
+            // The pieces lie one behind the other, and so do their parts of each member's part.
+            prop_assert_eq!(pieces.iter().flat_map(Cut::range).collect::<Vec<_>>(), (0..all.len).collect::<Vec<_>>());
+            prop_assert!(pieces.len() == 1 || pieces.iter().all(|piece| piece.len > 0));
+            for rank in 0..members {
+                let within = pieces.iter().flat_map(|piece| piece.within(&parts, rank));
+                prop_assert_eq!(within.collect::<Vec<_>>(), (0..parts.part(rank).len()).collect::<Vec<_>>());
+            }
+            let cut = Cut { len, ..all };
+            let equal = (0..rail_map.all.len() + 1).flat_map(|here| cut.equal(here, hosts.len())).flatten().flatten();
+            prop_assert_eq!(equal.collect::<Vec<_>>(), (0..len).collect::<Vec<_>>());
+        }
+    }
+}

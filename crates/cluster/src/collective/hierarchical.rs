@@ -1,0 +1,353 @@
+//! What a member does in every collective of several processes: it works inside its process, stages, and meets.
+//!
+//! The files of the shapes use a [`HierarchicalCall`]. It uses the members of this process as a group, and the scope of
+//! all processes.
+
+use super::{
+    super::{
+        Group,
+        request::Request,
+        transport::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
+    },
+    cut::Cut,
+    rail_map::RailMap,
+    relay::Relay,
+    values::hash,
+};
+use crate::{
+    Device, OnStream,
+    driver::Address,
+    error::{Error, Result},
+    fabric::{
+        call::Call,
+        descriptor::{Area, Descriptor, Payload},
+        membership::Across,
+        plan::{Counts, Shape},
+        tiling::GRAIN,
+        types::{DType, ReduceOp},
+        world_link::WorldLink,
+    },
+    memory::{PinnedBuffer, hazard::Access, pinned::Locality, stream::StreamCore},
+    token::op::Op,
+};
+use smallvec::SmallVec;
+use std::{cell::Cell, ops::Range, sync::Arc};
+
+/// The longest text of a call that is told as it is.
+const MOST_TEXT: usize = 160;
+
+/// The descriptors of this process's members, by their rank among themselves.
+pub(super) type LocalDescriptors = SmallVec<[Arc<Descriptor>; 8]>;
+
+/// One member's part in a collective of several processes.
+pub(super) struct HierarchicalCall<'g, 'd> {
+    pub group: &'g Group<'d>,
+    pub across: &'g Across,
+    /// The members of this process.
+    pub here: Group<'d>,
+    pub rail_map: RailMap,
+    pub call: &'g Call,
+    /// The steps inside leave most of the device to other work.
+    overlapped: Cell<bool>,
+    pub link: &'d Arc<WorldLink>,
+    pub scope: Arc<dyn WorldScope>,
+    /// Where in [registered](super::registered) memory the call works, if it does.
+    pub registered: Cell<Option<u64>>,
+    /// Staging is ordered by the library even where the program orders its own work.
+    dev: OnStream<'d>,
+}
+
+impl<'g, 'd> HierarchicalCall<'g, 'd> {
+    #[track_caller]
+    pub fn new(group: &'g Group<'d>, across: &'g Across, call: &'g Call, overlapped: bool) -> Result<Self> {
+        let dev = group.dev;
+        if let Some(recording) = &dev.recording {
+            return Err(recording.refuse(call.site, call.op, "a graph holds no collectives of several processes"));
+        }
+        dev.check()?;
+        let link = dev.session.world.as_ref().expect("its group was made through it");
+        link.world.check()?;
+        let scope = link.join(&dev.session.gang)?.clone();
+        let rail_map = match link.world.transport() {
+            Transport::Device(_) => RailMap::by_ordinal(&across.hosts, &across.places, link.world.devices()),
+            _ => RailMap::by_index(&across.hosts),
+        };
+        let (overlapped, registered) = (Cell::new(overlapped), Cell::new(None));
+        let (here, dev) = (group.here(), dev.in_order());
+        Ok(HierarchicalCall { group, across, here, rail_map, call, overlapped, link, scope, registered, dev })
+    }
+
+    /// How payload gets to other processes.
+    pub fn transport(&self) -> Result<&Transport> {
+        match self.link.world.transport() {
+            Transport::None(error) => Err(error.clone()),
+            transport => Ok(transport),
+        }
+    }
+
+    /// The transport, if it moves bytes of the host.
+    pub fn host_transport(&self) -> Result<Arc<dyn HostTransport>> {
+        match self.transport()? {
+            Transport::Host(transport) => Ok(transport.clone()),
+            Transport::None(error) => Err(error.clone()),
+            Transport::Device(transport) => {
+                let why = format!("{} does not carry it between processes", transport.name());
+                Err(Error::invalid_at(self.call.site, self.call.op, why))
+            }
+        }
+    }
+
+    /// This member's relay over a transport between devices. `overlapped`: its calls overlap with the member's other
+    /// work.
+    pub fn relay(&self, transport: Arc<dyn DeviceTransport>, overlapped: bool) -> Result<Relay<'_, 'g, 'd>> {
+        let rail = self.rail_map.of(self.across.me, self.across.here);
+        let ordinal = rail.map_or(self.group.dev.index(), |rail| self.rail_map.all[rail].ordinal);
+        Relay::new(self, transport, ordinal, overlapped)
+    }
+
+    /// The loss of another process, if there is one: what ends the wait for messages.
+    pub fn lost(&self) -> Option<Error> {
+        self.link.world.check().err()
+    }
+
+    /// Members of all processes.
+    pub fn members(&self) -> usize {
+        self.across.places.len()
+    }
+
+    /// A buffer on the rails.
+    pub fn cut(&self, len: usize, dtype: DType) -> Cut<'_> {
+        Cut { start: 0, len, rail_map: &self.rail_map, host: self.across.me, grain: GRAIN / dtype.size() }
+    }
+
+    /// Counts of which member `root` has all.
+    pub fn all_at(&self, root: usize, len: usize) -> Counts {
+        Counts::By((0..self.members()).map(|rank| if rank == root { len } else { 0 }).collect())
+    }
+
+    /// The steps inside overlap with other work from now on.
+    pub fn overlap(&self, overlapped: bool) {
+        self.overlapped.set(self.overlapped.get() || overlapped);
+    }
+
+    /// A collective of the members of this process.
+    #[track_caller]
+    pub fn inside(&self, dtype: DType, reduce: Option<ReduceOp>, shape: Shape, [from, to]: [&Area; 2]) -> Result<()> {
+        let op = match &shape {
+            Shape::ReduceScatter { .. } => "reduce_scatter_v",
+            Shape::AllGather { .. } => "all_gather_v",
+            _ => "all_to_all_v",
+        };
+        let call = Call { reduce, ..Call::at(op, self.call.site) }.elements(dtype, shape.len(self.here.count()));
+        let request = Request {
+            call: call.from(self.call.origin),
+            dtype,
+            reduce: reduce.unwrap_or(ReduceOp::Sum),
+            shape: Some(shape),
+            source: Some(from.clone()),
+            destination: Some(to.clone()),
+            counts: None,
+            beside: Vec::new(),
+            rank_order: false,
+        };
+        match self.overlapped.get() {
+            true => self.here.run_overlapped(&request),
+            false => self.here.run(request),
+        }
+    }
+
+    /// Memory of this device.
+    #[track_caller]
+    pub fn scratch(&self, bytes: usize) -> Result<Area> {
+        let buffer = self.dev.allocate::<u8>(self.call.op, bytes)?;
+        Ok(Area { address: buffer.address(), block: buffer.block.clone(), bytes: 0..bytes })
+    }
+
+    /// Zeros on this device.
+    #[track_caller]
+    pub fn zeros(&self, bytes: usize) -> Result<Area> {
+        let buffer = self.dev.zeros::<u8>(bytes)?;
+        Ok(Area { address: buffer.address(), block: buffer.block.clone(), bytes: 0..bytes })
+    }
+
+    /// Announces what the rail is going to touch.
+    #[track_caller]
+    pub fn op(&self) -> Result<Op<'_>> {
+        self.dev.op(self.call.op)
+    }
+
+    /// Page-locked memory, before the member arrives.
+    #[track_caller]
+    pub fn pinned(&self, bytes: usize) -> Result<PinnedBuffer<u8>> {
+        let dev: &Device = &self.dev;
+        dev.worker.shared.pinned.reused(self.call.op, bytes, Locality::Device(dev.index()))
+    }
+
+    /// A copy of this device's memory in page-locked memory. It is complete.
+    #[track_caller]
+    pub fn stage(&self, from: &Area) -> Result<Arc<PinnedBuffer<u8>>> {
+        let to = self.start_to_stage(from)?;
+        to.as_slice()?;
+        Ok(Arc::new(to))
+    }
+
+    /// The same, asynchronous: whoever looks at the page-locked memory waits.
+    #[track_caller]
+    pub fn start_to_stage(&self, from: &Area) -> Result<PinnedBuffer<u8>> {
+        let to = self.pinned(from.bytes.len())?;
+        self.copy_down(from, &to)?;
+        Ok(to)
+    }
+
+    /// Copies this device's memory to page-locked memory. Asynchronous.
+    #[track_caller]
+    pub fn copy_down(&self, from: &Area, to: &PinnedBuffer<u8>) -> Result<()> {
+        debug_assert!(from.bytes.len() <= to.len());
+        if from.bytes.is_empty() {
+            return Ok(());
+        }
+        let mut op = self.dev.op(self.call.op)?;
+        op.touch(&from.block, from.bytes.clone(), Access::Read, false)?;
+        op.touch(&to.block, to.start..to.start + from.bytes.len(), Access::Write, true)?;
+        // SAFETY: both ranges have so many bytes, and `op` orders and records the copy; the host waits for it before it
+        // reads the page-locked memory.
+        op.submit(|driver, stream| unsafe { driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream) })
+    }
+
+    /// Records an event now, so later work of this stream is not waited for.
+    pub fn record_early(&self) -> Result<()> {
+        self.dev.stream.record_early(self.call.op)
+    }
+
+    /// Copies a range of page-locked memory to this device. Asynchronous.
+    #[track_caller]
+    pub fn upload(&self, from: &PinnedBuffer<u8>, range: Range<usize>, to: &Area) -> Result<()> {
+        debug_assert!(range.len() == to.bytes.len() && range.end <= from.len());
+        if range.is_empty() {
+            return Ok(());
+        }
+        let mut op = self.dev.op(self.call.op)?;
+        op.touch(&to.block, to.bytes.clone(), Access::Write, false)?;
+        let used = from.start + range.start..from.start + range.end;
+        op.touch(&from.block, used, Access::Read, true)?;
+        // SAFETY: both ranges have so many bytes, and `op` orders and records the copy. The host waits for it before it
+        // writes the page-locked memory again.
+        op.submit(|driver, stream| unsafe {
+            driver.copy_to_device(to.address, from.ptr().wrapping_add(range.start), range.len(), stream)
+        })
+    }
+
+    /// Copies memory of this device. Asynchronous.
+    #[track_caller]
+    pub fn copy(&self, from: &Area, to: &Area) -> Result<()> {
+        debug_assert_eq!(from.bytes.len(), to.bytes.len());
+        if from.bytes.is_empty() {
+            return Ok(());
+        }
+        let mut op = self.op()?;
+        op.touch(&from.block, from.bytes.clone(), Access::Read, false)?;
+        op.touch(&to.block, to.bytes.clone(), Access::Write, false)?;
+        // SAFETY: both ranges are this device's and have so many bytes; `op` orders and records the copy.
+        op.submit(|driver, stream| unsafe { driver.copy_within(to.address, from.address, from.bytes.len(), stream) })
+    }
+
+    /// All members of all processes meet: first those of this process, then the processes. What is sent is staged.
+    /// Returns what the members of this process have told each other, and the commit. `note` is for all processes.
+    pub fn meet(
+        &self,
+        payload: Payload,
+        note: impl FnOnce(&LocalDescriptors) -> Vec<u8>,
+    ) -> Result<(LocalDescriptors, Commit)> {
+        let (dev, across) = (self.group.dev, self.across);
+        let told = self.here.meeting().meet(self.call.clone(), payload, false)?;
+        let note = if across.here == 0 { note(&told) } else { Vec::new() };
+        debug_assert!(note.len() <= MOST_NOTE);
+        let number = self.next_number();
+        let met = self.scope.meet(Arrival {
+            members: &across.places,
+            number,
+            place: across.places[self.group.rank],
+            call: &headline(self.call, self.registered.get()),
+            site: self.call.site,
+            leads: across.here == 0,
+            beside: false,
+            note,
+        });
+        match met {
+            Ok(commit) => Ok((told, commit)),
+            // Every process hears of it, and no buffer was touched.
+            Err(error @ Error::WorldMismatch { .. }) => Err(error),
+            Err(error) => {
+                dev.session.gang.poison(dev.index(), error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// The number of the group's next meeting. All members count alike.
+    pub fn next_number(&self) -> u64 {
+        let number = self.across.calls.get() + 1;
+        self.across.calls.set(number);
+        number
+    }
+
+    /// The end of what a transport between devices was given after a commit. After an error it may still use the
+    /// memory.
+    pub fn finish(&self, access: Op<'_>, submitted: Result<()>) -> Result<()> {
+        if submitted.is_err() {
+            access.keep();
+        }
+        access.submitted();
+        self.done(submitted)
+    }
+
+    /// The end of what follows a commit: the other processes count on it, so a failure fails the gang.
+    pub fn done<R>(&self, done: Result<R>) -> Result<R> {
+        let dev = self.group.dev;
+        done.inspect_err(|error| {
+            dev.session.gang.poison(dev.index(), error.clone());
+        })
+    }
+}
+
+/// Copies memory of this device, which the caller has ordered on the stream.
+pub(super) fn copy_within(
+    hier: &HierarchicalCall<'_, '_>,
+    stream: &StreamCore,
+    to: Address,
+    from: Address,
+    bytes: usize,
+) -> Result<()> {
+    let handle = &hier.group.dev.worker.handle;
+    // SAFETY: both ranges are this device's and have so many bytes; the caller has ordered and notes their use.
+    handle.check(hier.call.op, unsafe { handle.driver.copy_within(to, from, bytes, stream.raw) })
+}
+
+/// A part of some memory, in bytes.
+pub(super) fn part(of: &Area, range: Range<usize>) -> Area {
+    debug_assert!(range.end <= of.bytes.len());
+    let (start, end) = (of.bytes.start + range.start, of.bytes.start + range.end);
+    Area { block: of.block.clone(), address: of.address + range.start as u64, bytes: start..end }
+}
+
+/// Ranges of elements in bytes.
+pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
+    range.start * size..range.end * size
+}
+
+/// What all processes must have alike. Members may give factors of their own.
+pub(super) fn headline(call: &Call, registered: Option<u64>) -> String {
+    let scaled = matches!(call.reduce, Some(ReduceOp::Scaled(_)));
+    let reduce = if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce };
+    let place = registered.map(|at| format!(" in registered memory, from byte {at}")).unwrap_or_default();
+    shortened(Call { reduce, ..call.clone() }.to_string() + &place)
+}
+
+/// A text that fits into a frame. Different texts stay different.
+pub(super) fn shortened(text: String) -> String {
+    if text.len() <= MOST_TEXT {
+        return text;
+    }
+    let end = (0..=MOST_TEXT).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    format!("{}.. (hash {:016x})", &text[..end], hash(&text))
+}

@@ -1,0 +1,278 @@
+//! How a message gets from a member of one process to a member of another: through the hosts' memory, or over a rail
+//! between devices. [`messages`](super::messages) meets; this file has the memory, and submits.
+//!
+//! A rail joins devices with one ordinal: the receiver's, if the sender's process has such a device, else the sender's.
+//! A member whose own device that is sends from, or receives into, its memory. The other one hops: its elements lie in
+//! page-locked memory, which the rail's device can read and write. Calls go to that device's [proxy stream].
+//!
+//! Between devices the receiver must have the memory before anything is submitted, and it knows the lengths from a
+//! meeting. So a message has a further meeting for each batch, in whose turn both submit.
+//!
+//! [proxy stream]: crate::thread::worker::Shared::proxy_stream
+
+use super::{
+    super::transport::{Commit, DeviceTransport, HostTransport, Message, Place, RailCall, RailMessage, Tag, Transport},
+    hierarchical::HierarchicalCall,
+    relay,
+};
+use crate::{
+    error::{Error, Result},
+    fabric::descriptor::Area,
+    gang::Gang,
+    memory::{PinnedBuffer, hazard::Access, stream::StreamCore},
+};
+use std::{mem, sync::Arc, time::Duration};
+
+/// Memory of one end.
+pub(super) enum Held {
+    Host(Arc<PinnedBuffer<u8>>),
+    /// Of the member's own device.
+    Device(Area),
+}
+
+impl Held {
+    fn len(&self) -> usize {
+        match self {
+            Held::Host(buffer) => buffer.len(),
+            Held::Device(area) => area.bytes.len(),
+        }
+    }
+
+    fn area(&self) -> Area {
+        match self {
+            Held::Host(buffer) => {
+                let block = buffer.block.clone();
+                Area { address: block.address, block, bytes: 0..buffer.len() }
+            }
+            Held::Device(area) => area.clone(),
+        }
+    }
+}
+
+/// One end of a route between two processes.
+pub(super) enum MessageRoute {
+    Host { transport: Arc<dyn HostTransport>, peer: usize },
+    Rail(Rail),
+}
+
+/// A rail of both processes.
+pub(super) struct Rail {
+    transport: Arc<dyn DeviceTransport>,
+    ordinal: usize,
+    /// Whether it is that of the member's own device.
+    own: bool,
+    proxy_stream: Arc<StreamCore>,
+    peer: usize,
+    /// For a wait whose gang has failed.
+    deadline: Duration,
+}
+
+/// Conditions that cancel a sender's wait.
+pub(super) struct CancelOn<'a> {
+    pub lost: &'a dyn Fn() -> Option<Error>,
+    pub gang: &'a Gang,
+}
+
+/// Meets again, for the batch with this number.
+pub(super) type Again<'a> = &'a dyn Fn(usize) -> Result<Commit>;
+
+/// All messages have one rail in the hosts' memory: their commits' numbers tell them apart. The parts of a message
+/// stay in order.
+fn tag(number: u64) -> Tag {
+    Tag { number, phase: 0, rail: 0 }
+}
+
+impl MessageRoute {
+    /// This member is one of the two.
+    pub fn new(hier: &HierarchicalCall<'_, '_>, from: Place, to: Place) -> Result<MessageRoute> {
+        let peer = if hier.link.world.host() == from.host { to.host } else { from.host };
+        let transport = match hier.transport()? {
+            Transport::Device(transport) => transport.clone(),
+            _ => return Ok(MessageRoute::Host { transport: hier.host_transport()?, peer }),
+        };
+        let devices = hier.link.world.devices();
+        let ordinal = if to.device < devices[from.host] { to.device } else { from.device };
+        if let Some(error) = transport.failed(ordinal) {
+            return Err(error);
+        }
+        let (dev, shared) = (hier.group.dev, &hier.group.dev.worker.shared);
+        let (own, proxy_stream) = (dev.index() == ordinal, shared.proxy_stream(ordinal)?);
+        Ok(MessageRoute::Rail(Rail { transport, ordinal, own, proxy_stream, peer, deadline: shared.deadline }))
+    }
+
+    fn is_on_device(&self) -> bool {
+        matches!(self, MessageRoute::Rail(rail) if rail.own)
+    }
+
+    /// Memory for so many bytes.
+    #[track_caller]
+    pub fn room(&self, hier: &HierarchicalCall<'_, '_>, bytes: usize) -> Result<Held> {
+        match self.is_on_device() {
+            true => Ok(Held::Device(hier.scratch(bytes)?)),
+            false => Ok(Held::Host(Arc::new(hier.pinned(bytes)?))),
+        }
+    }
+
+    /// A copy of this device's memory. Asynchronous.
+    #[track_caller]
+    pub fn stage(&self, hier: &HierarchicalCall<'_, '_>, from: &Area) -> Result<Held> {
+        if !self.is_on_device() {
+            return Ok(Held::Host(Arc::new(hier.start_to_stage(from)?)));
+        }
+        let to = hier.scratch(from.bytes.len())?;
+        hier.copy(from, &to)?;
+        Ok(Held::Device(to))
+    }
+
+    /// Waits for the copies that the host has to wait for: before the sender arrives.
+    pub fn ready(&self, batches: &[Vec<Held>]) -> Result<()> {
+        match self {
+            MessageRoute::Rail(_) => Ok(()),
+            MessageRoute::Host { .. } => batches.iter().flatten().try_for_each(|held| match held {
+                Held::Host(buffer) => buffer.as_slice().map(drop),
+                Held::Device(_) => Ok(()),
+            }),
+        }
+    }
+
+    /// Sends the batches, and waits until they have gone.
+    pub fn send(
+        &self,
+        first: Commit,
+        batches: Vec<Vec<Held>>,
+        again: Again<'_>,
+        cancel_on: &CancelOn<'_>,
+    ) -> Result<()> {
+        drop(first.window);
+        match self {
+            MessageRoute::Host { transport, peer } => {
+                let message = |held| match held {
+                    Held::Host(bytes) => {
+                        Some(Message::Send { to: *peer, tag: tag(first.number), range: 0..bytes.len(), bytes })
+                    }
+                    Held::Device(_) => None,
+                };
+                let messages = batches.into_iter().flatten().filter_map(message).collect();
+                transport.exchange(messages, cancel_on.lost).map(drop)
+            }
+            MessageRoute::Rail(rail) => {
+                // Else the library would make the context of GPU 0 on this thread.
+                let _ = rail.proxy_stream.handle.driver.bind();
+                let filled = |batch: &&(usize, Vec<Held>)| batch.1.iter().any(|held| held.len() > 0);
+                let batches: Vec<_> = batches.into_iter().enumerate().collect();
+                batches.iter().filter(filled).try_for_each(|(number, batch)| {
+                    let commit = again(*number)?;
+                    let last = rail.submit(batch, Access::Read, commit)?;
+                    rail.wait(last, cancel_on)
+                })
+            }
+        }
+    }
+
+    /// Receives batch 0: bytes for the host.
+    #[track_caller]
+    pub fn receive_head(
+        &self,
+        hier: &HierarchicalCall<'_, '_>,
+        first: u64,
+        len: usize,
+        again: Again<'_>,
+    ) -> Result<Arc<PinnedBuffer<u8>>> {
+        let into = Held::Host(Arc::new(hier.pinned(len)?));
+        match self.receive_into(hier, (first, 0), vec![into], again)?.pop() {
+            Some(Held::Host(head)) => Ok(head),
+            _ => Err(Error::invalid_at(hier.call.site, hier.call.op, "the transport has lost a message")),
+        }
+    }
+
+    /// Receives batch 1: parts of these lengths. They may still be on their way.
+    #[track_caller]
+    pub fn receive(
+        &self,
+        hier: &HierarchicalCall<'_, '_>,
+        first: u64,
+        lens: &[usize],
+        again: Again<'_>,
+    ) -> Result<Vec<Held>> {
+        let room = lens.iter().map(|&len| self.room(hier, len)).collect::<Result<Vec<_>>>()?;
+        self.receive_into(hier, (first, 1), room, again)
+    }
+
+    fn receive_into(
+        &self,
+        hier: &HierarchicalCall<'_, '_>,
+        (first, number): (u64, usize),
+        room: Vec<Held>,
+        again: Again<'_>,
+    ) -> Result<Vec<Held>> {
+        match self {
+            MessageRoute::Host { transport, peer } => {
+                let into = |held| match held {
+                    Held::Host(into) => Arc::into_inner(into).map(|into| (into.len(), into)),
+                    Held::Device(_) => None,
+                };
+                let room: Vec<_> = room.into_iter().filter_map(into).collect();
+                let message = |(len, into)| Message::Receive { from: *peer, tag: tag(first), into, len };
+                let arrived = transport.exchange(room.into_iter().map(message).collect(), &|| hier.lost())?;
+                let held = arrived.into_iter().filter_map(|message| match message {
+                    Message::Receive { into, .. } => Some(Held::Host(Arc::new(into))),
+                    Message::Send { .. } => None,
+                });
+                Ok(held.collect())
+            }
+            MessageRoute::Rail(rail) => {
+                if room.iter().any(|held| held.len() > 0) {
+                    rail.submit(&room, Access::Write, again(number)?)?;
+                }
+                Ok(room)
+            }
+        }
+    }
+}
+
+impl Rail {
+    /// Submits the messages of a batch in the commit's turn. Returns their place in the proxy stream.
+    fn submit(&self, batch: &[Held], access: Access, commit: Commit) -> Result<u64> {
+        let areas: Vec<Area> = batch.iter().map(Held::area).filter(|area| !area.bytes.is_empty()).collect();
+        let message = |area: &Area| match access {
+            Access::Read => RailMessage::Send { to: self.peer, at: area.address, bytes: area.bytes.len() },
+            Access::Write => RailMessage::Receive { from: self.peer, at: area.address, bytes: area.bytes.len() },
+        };
+        let messages: Vec<RailMessage> = areas.iter().map(message).collect();
+        let stream = &self.proxy_stream;
+        let order = |area: &Area| area.block.hazards.order("message", stream, &area.bytes, access);
+        let ordered = areas.iter().try_for_each(order);
+        // SAFETY: the memory is the rail's device's or page-locked. It was ordered, is noted below, and after an error
+        // it is kept. The other process submits the same messages: both have committed them.
+        let submitted = ordered.and_then(|()| unsafe {
+            relay::submit(&*self.transport, stream, "message", &RailCall::Messages(&messages))
+        });
+        drop(commit.window);
+        let last = stream.submit();
+        for area in areas {
+            area.block.hazards.note(stream, last, area.bytes.clone(), access);
+            if submitted.is_err() {
+                mem::forget(area.block);
+            }
+        }
+        submitted.map(|()| last)
+    }
+
+    /// Waits until the messages have gone: the scope's end waits for the sender's thread, and so for them. The receiver
+    /// may have much to do before; once its gang has failed, it may never come.
+    fn wait(&self, last: u64, cancel_on: &CancelOn<'_>) -> Result<()> {
+        let over = || (cancel_on.lost)().or_else(|| self.transport.failed(self.ordinal));
+        loop {
+            let failed = cancel_on.gang.is_aborted();
+            match self.proxy_stream.wait_host_unless("message", last, self.deadline, &|| over().is_some()) {
+                Err(error @ Error::Timeout { .. }) => match over() {
+                    Some(cause) => return Err(cause),
+                    None if failed => return Err(error),
+                    None => {}
+                },
+                // Aborted calls end, too.
+                waited => return over().map_or(waited, Err),
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Asynchronous all-reduce: the inter-process part runs on a proxy thread, during the backward pass.
+//!
+//! ```text
+//! member    begin: the steps up to the rails, staged | backward pass, later buckets | end: the steps behind the rails
+//! proxy     waits for the copies, meets, carries each piece, keeps what comes
+//! ```
+//!
+//! Each device has one proxy in a scope ([`WorldLink::run_in_order`]): a thread that takes the sums in the order of
+//! the member's calls. So no device waits for a word of the host, and the order of sums is that of the program. Over
+//! rails between devices, and inside a process, the streams do this: there `begin` submits everything.
+//!
+//! Invariants: a member whose step inside was carried out gives its proxy the rest, or fails the scope of all
+//! processes. So does a proxy that does not come to the meeting. Else another member's proxy would wait for ever.
+//!
+//! [`WorldLink::run_in_order`]: crate::fabric::world_link::WorldLink::run_in_order
+
+use super::{
+    super::{
+        Group,
+        request::Request,
+        transport::{Arrival, Place, Transport, WorldScope},
+    },
+    hierarchical::{HierarchicalCall, headline},
+    pieces::{Piece, Pieces},
+    sums::{self, Sum},
+};
+use crate::{
+    error::{Error, Result, Site},
+    fabric::descriptor::Area,
+    gang::Gang,
+    memory::handle::{DeviceHandle, Handover},
+};
+use std::sync::{
+    Arc,
+    mpsc::{self, Receiver, Sender},
+};
+
+/// A sum on its way. It may be ended in a later scope; if it is dropped, its proxy still does its part.
+pub(crate) struct PendingReduce {
+    request: Request,
+    overlapped: bool,
+    /// Memory of this device for each piece.
+    areas: Vec<Area>,
+    carried: Receiver<Carried>,
+}
+
+/// What a proxy sends back: a piece, or none behind the last one; with a checker's knowledge.
+type Carried = (Result<Option<Piece>>, Option<Box<Handover>>);
+
+/// What a proxy has.
+struct ProxyTask {
+    pieces: Pieces,
+    scope: Arc<dyn WorldScope>,
+    gang: Arc<Gang>,
+    handle: Arc<DeviceHandle>,
+    members: Arc<[Place]>,
+    number: u64,
+    /// The first member of this process: all of them say the same.
+    speaker: Place,
+    call: String,
+    site: Site,
+    told: Option<Box<Handover>>,
+    back: Sender<Carried>,
+    over: bool,
+}
+
+impl Group<'_> {
+    /// Begins an all_reduce or a reduce_scatter, on the current stream. None: nothing is left to do for
+    /// [`end`](Self::end). Not for captures.
+    #[track_caller]
+    pub(in super::super) fn begin(&self, request: Request, overlapped: bool) -> Result<Option<PendingReduce>> {
+        let (Some(across), Some(sum)) = (&self.across, Sum::of(&request)) else {
+            return self.run_as(request, overlapped).map(|()| None);
+        };
+        let hier = HierarchicalCall::new(self, across, &request.call, overlapped)?;
+        let transport = match hier.transport()? {
+            Transport::Host(transport) => transport.clone(),
+            _ => return self.run_as(request, overlapped).map(|()| None),
+        };
+        let dev = self.dev;
+        let (back, carried) = mpsc::channel();
+        // Not in a closure: errors must name the caller's line.
+        let before = sums::before(&hier, &request, &sum, &transport);
+        let given = before.and_then(|(pieces, areas)| {
+            // The proxy waits for the copies, and not for what this stream does next.
+            hier.done(hier.record_early())?;
+            let task = ProxyTask {
+                pieces,
+                scope: hier.scope.clone(),
+                gang: dev.session.gang.clone(),
+                handle: dev.worker.handle.clone(),
+                members: across.places.clone(),
+                number: hier.next_number(),
+                speaker: across.places[across.hosts[across.me].ranks[0]],
+                call: headline(&request.call, None),
+                site: request.call.site,
+                told: dev.worker.handle.hand_over(),
+                back,
+                over: false,
+            };
+            hier.done(hier.link.run_in_order(dev.index(), Box::new(move || task.run())))?;
+            Ok(areas)
+        });
+        match given {
+            Ok(areas) => Ok(Some(PendingReduce { request, overlapped, areas, carried })),
+            Err(error) => {
+                // Some failures of a gang are told to nobody, since each process finds them.
+                if let Some((by, cause)) = dev.session.gang.cause() {
+                    hier.scope.fail(Some(by), &cause);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends what [`begin`](Self::begin) has begun: waits until it has come, and brings it to this process's members.
+    /// Asynchronous on the current stream from then on. All members of this process end their sums in one order.
+    #[track_caller]
+    pub(crate) fn end(&self, begun: PendingReduce) -> Result<()> {
+        let PendingReduce { request, overlapped, areas, carried } = begun;
+        let across = self.across.as_ref().expect("it was begun in this group");
+        let sum = Sum::of(&request).expect("it was begun");
+        let hier = HierarchicalCall::new(self, across, &request.call, overlapped)?;
+        let mut next = || {
+            let (piece, told) = carried.recv().map_err(|_| no_proxy(&request))?;
+            self.dev.worker.handle.take_over(told.as_deref());
+            piece
+        };
+        sums::after(&hier, &request, &sum, &areas, &mut next)
+    }
+
+    #[track_caller]
+    fn run_as(&self, request: Request, overlapped: bool) -> Result<()> {
+        match overlapped {
+            true => self.run_overlapped(&request),
+            false => self.run(request),
+        }
+    }
+}
+
+/// The error when a proxy has ended before its time.
+fn no_proxy(request: &Request) -> Error {
+    Error::invalid_at(request.call.site, request.call.op, "the thread that carried it has ended")
+}
+
+impl ProxyTask {
+    fn run(mut self) {
+        // Else a transport's library could make the context of GPU 0 on this thread.
+        let _ = self.handle.driver.bind();
+        self.handle.take_over(self.told.take().as_deref());
+        let carried = self.run_all();
+        self.over = true;
+        // Of a mismatch every process hears.
+        if let Err(error) = &carried
+            && !matches!(error, Error::WorldMismatch { .. })
+        {
+            self.fail(error);
+        }
+        self.give(carried.map(|()| None));
+    }
+
+    fn run_all(&mut self) -> Result<()> {
+        self.pieces.staged()?;
+        let commit = self.scope.meet(Arrival {
+            members: &self.members,
+            number: self.number,
+            place: self.speaker,
+            call: &self.call,
+            site: self.site,
+            leads: true,
+            beside: true,
+            note: Vec::new(),
+        })?;
+        self.pieces.committed(commit);
+        while let Some(piece) = self.pieces.carry_next()? {
+            self.handle.progress.advance();
+            self.give(Ok(Some(piece)));
+        }
+        Ok(())
+    }
+
+    fn fail(&self, error: &Error) {
+        self.gang.poison(self.handle.device, error.clone());
+        // Another member may have failed first, and this is what came of it.
+        let (by, cause) = self.gang.cause().unwrap_or_else(|| (self.handle.device, error.clone()));
+        self.scope.fail(Some(by), &cause);
+    }
+
+    /// The member may have given it up.
+    fn give(&self, carried: Result<Option<Piece>>) {
+        let _ = self.back.send((carried, self.handle.hand_over()));
+    }
+}
+
+impl Drop for ProxyTask {
+    fn drop(&mut self) {
+        if !self.over {
+            self.fail(&Error::custom("the thread that carries gradients between processes has ended early"));
+        }
+    }
+}

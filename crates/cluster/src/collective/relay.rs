@@ -1,0 +1,200 @@
+//! The relay of a member's messages over rails between devices (NCCL's PXN): its own device's rail, or that of another
+//! device of this process, through page-locked memory.
+//!
+//! A rail joins devices with one ordinal, and each process has the same messages on it in the order of commits. A
+//! member whose device has another ordinal copies its elements to page-locked memory, which every device can read and
+//! write, and submits the call to a stream of the rail's device ([`Shared::proxy_stream`]). No thread waits: events
+//! order the two streams. Used by [`device_rail`](super::device_rail) and [`two_hop`](super::two_hop).
+//!
+//! Invariant: a relay's memory is there before the member arrives.
+//!
+//! [`Shared::proxy_stream`]: crate::thread::worker::Shared::proxy_stream
+
+use super::{
+    super::transport::{DeviceTransport, RailCall, RailMessage},
+    hierarchical::HierarchicalCall,
+};
+use crate::{
+    driver::{Address, Driver, DriverResult},
+    error::Result,
+    fabric::descriptor::{Area, Payload},
+    memory::{PinnedBuffer, hazard::Access, stream::StreamCore},
+};
+use std::sync::Arc;
+
+/// Messages in page-locked memory begin at multiples of this many bytes.
+const ALIGN: usize = 256;
+
+/// A member's relay to the other processes.
+pub(super) struct Relay<'t, 'g, 'd> {
+    pub hier: &'t HierarchicalCall<'g, 'd>,
+    pub transport: Arc<dyn DeviceTransport>,
+    /// The stream of the rail's device, if that is another one than the member's.
+    proxy_stream: Option<Arc<StreamCore>>,
+    /// The stream of the member's own device for calls that overlap with its other work.
+    side_stream: Option<Arc<StreamCore>>,
+}
+
+/// Messages that are ready to go.
+#[derive(Default)]
+pub(super) struct Load {
+    messages: Vec<RailMessage>,
+    host_copy: Option<HostCopy>,
+}
+
+struct HostCopy {
+    memory: PinnedBuffer<u8>,
+    /// The same messages in that memory.
+    messages: Vec<RailMessage>,
+}
+
+impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
+    /// `ordinal`: of the devices that the rail joins. `overlapped`: if it is the member's own, calls overlap with its
+    /// other work.
+    pub fn new(
+        hier: &'t HierarchicalCall<'g, 'd>,
+        transport: Arc<dyn DeviceTransport>,
+        ordinal: usize,
+        overlapped: bool,
+    ) -> Result<Self> {
+        if let Some(error) = transport.failed(ordinal) {
+            return Err(error);
+        }
+        let (own, shared) = (hier.group.dev.index(), &hier.group.dev.worker.shared);
+        let proxy_stream = if ordinal == own { None } else { Some(shared.proxy_stream(ordinal)?) };
+        let side_stream = if overlapped && ordinal == own { Some(shared.proxy_stream(own)?) } else { None };
+        Ok(Relay { hier, transport, proxy_stream, side_stream })
+    }
+
+    /// The stream of calls of the member's own device, and of the work that goes with them.
+    pub fn stream(&self) -> &Arc<StreamCore> {
+        self.side_stream.as_ref().unwrap_or(&self.hier.group.dev.stream)
+    }
+
+    /// Whether that is another one than the member's.
+    pub fn has_side_stream(&self) -> bool {
+        self.side_stream.is_some()
+    }
+
+    /// Submits a call of the member's own device to its stream.
+    pub fn submit(&self, call: &RailCall<'_>) -> Result<()> {
+        debug_assert!(self.proxy_stream.is_none());
+        // SAFETY: every caller has an `Op` for the memory, which orders and records this use of it. All processes
+        // submit the same call: they have committed it, and compute it from what they have agreed on.
+        unsafe { submit(&*self.transport, self.stream(), self.hier.call.op, call) }
+    }
+
+    /// Takes the memory for these messages of this device.
+    #[track_caller]
+    pub fn load(&self, messages: Vec<RailMessage>) -> Result<Load> {
+        if self.proxy_stream.is_none() || messages.is_empty() {
+            return Ok(Load { messages, host_copy: None });
+        }
+        let room = messages.iter().map(|message| message.bytes().next_multiple_of(ALIGN)).sum::<usize>();
+        let memory = self.hier.pinned(room)?;
+        let mut at = memory.block.address;
+        let moved = messages.iter().map(|message| {
+            let moved = message.moved_to(at);
+            at += message.bytes().next_multiple_of(ALIGN) as u64;
+            moved
+        });
+        let moved = moved.collect();
+        Ok(Load { messages, host_copy: Some(HostCopy { memory, messages: moved }) })
+    }
+
+    /// Submits the messages. The caller has an `Op` for the memory, and holds the collective's window.
+    pub fn send(&self, load: &Load) -> Result<()> {
+        match (&self.proxy_stream, &load.host_copy) {
+            (Some(proxy_stream), Some(host_copy)) => self.send_by(proxy_stream, &load.messages, host_copy),
+            _ if load.messages.is_empty() => Ok(()),
+            _ => self.submit(&RailCall::Messages(&load.messages)),
+        }
+    }
+
+    fn send_by(&self, proxy_stream: &Arc<StreamCore>, messages: &[RailMessage], host_copy: &HostCopy) -> Result<()> {
+        let (own, op) = (&self.hier.group.dev.stream, self.hier.call.op);
+        let (block, all) = (&host_copy.memory.block, 0..host_copy.memory.len());
+        let pairs = || messages.iter().zip(&host_copy.messages);
+        block.hazards.order(op, own, &all, Access::Write)?;
+        let mut staged = Ok(());
+        for (message, moved) in pairs() {
+            if let (RailMessage::Send { at, bytes, .. }, RailMessage::Send { at: to, .. }) = (*message, *moved) {
+                staged = staged.and_then(|()| {
+                    // SAFETY: both ranges have so many bytes; the caller's `Op` and the hazards order the copy.
+                    self.own(|driver| unsafe { driver.copy_to_host(pointer(to), at, bytes, own.raw) })
+                });
+            }
+        }
+        let last = own.submit();
+        block.hazards.note(own, last, all.clone(), Access::Write);
+        proxy_stream.wait_for(op, own, last)?;
+        // SAFETY: the memory is page-locked, so it is the rail's device's as well, and the streams' events order its
+        // uses. All processes submit these messages.
+        let submitted = unsafe { submit(&*self.transport, proxy_stream, op, &RailCall::Messages(&host_copy.messages)) };
+        let last = proxy_stream.submit();
+        block.hazards.note(proxy_stream, last, all.clone(), Access::Write);
+        if submitted.is_err() {
+            // The transport may still use it.
+            std::mem::forget(block.clone());
+        }
+        staged.and(submitted).and(own.wait_for(op, proxy_stream, last))?;
+        let mut fetched = Ok(());
+        for (message, moved) in pairs() {
+            if let (RailMessage::Receive { at, bytes, .. }, RailMessage::Receive { at: from, .. }) = (*message, *moved)
+            {
+                fetched = fetched.and_then(|()| {
+                    // SAFETY: as above.
+                    self.own(|driver| unsafe { driver.copy_to_device(at, pointer(from), bytes, own.raw) })
+                });
+            }
+        }
+        block.hazards.note(own, own.submit(), all, Access::Read);
+        fetched
+    }
+
+    fn own(&self, call: impl FnOnce(&dyn Driver) -> DriverResult) -> Result<()> {
+        let handle = &self.hier.group.dev.worker.handle;
+        handle.check(self.hier.call.op, call(&*handle.driver))
+    }
+
+    /// All members meet and send. `reads` and `writes` is memory of this device that the messages name.
+    #[track_caller]
+    pub fn exchange(&self, messages: Vec<RailMessage>, reads: &[&Area], writes: &[&Area]) -> Result<()> {
+        let load = self.load(messages)?;
+        let mut access = self.hier.op()?;
+        for (areas, kind) in [(reads, Access::Read), (writes, Access::Write)] {
+            areas.iter().try_for_each(|area| access.touch(&area.block, area.bytes.clone(), kind, false))?;
+        }
+        access.reserve()?;
+        let (_, commit) = self.hier.meet(Payload::Nothing, |_| Vec::new())?;
+        let sent = self.send(&load);
+        drop(commit.window);
+        self.hier.finish(access, sent)
+    }
+}
+
+/// Submits a call to a stream. The transport's work does not pass the driver, so a checker is told.
+///
+/// # Safety
+/// As [`DeviceTransport::submit`], for the stream's device.
+pub(super) unsafe fn submit(
+    transport: &dyn DeviceTransport,
+    stream: &StreamCore,
+    op: &'static str,
+    call: &RailCall<'_>,
+) -> Result<()> {
+    let handle = &stream.handle;
+    if let Some(watch) = handle.watch() {
+        for (at, bytes, write) in call.memory().into_iter().filter(|(_, bytes, _)| *bytes > 0) {
+            let noted = watch.checker.lent(watch.device, stream.raw, at, bytes, write);
+            noted.map_err(|report| handle.misuse(op, report))?;
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { transport.submit(handle.device, stream.raw, call) }
+}
+
+/// Page-locked memory has one address on the host and on all devices.
+fn pointer(at: Address) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(at as usize)
+}

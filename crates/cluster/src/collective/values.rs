@@ -1,0 +1,185 @@
+//! Barrier, and exchanges of host values between processes: as bytes in the notes of a meeting, or, where they are too
+//! long for that, by an all_gather of the devices.
+
+use super::{
+    super::{Group, ops::between, transport::MOST_NOTE, values::value_of},
+    hierarchical::HierarchicalCall,
+};
+use crate::{
+    contain::Contained,
+    error::{Error, Result, Site},
+    fabric::{
+        call::{Call, Origin},
+        descriptor::Payload,
+        membership::Across,
+        plan::{Counts, Shape},
+        types::DType,
+    },
+    memory::{AsView, AsViewMut},
+};
+
+/// The first byte of a note: the values are in it, or their length is.
+const HERE: u8 = 1;
+const LATER: u8 = 0;
+/// The longest text that [`Group::agree`] tells as it is.
+const MOST_TERMS: usize = 1500;
+
+/// The terms of a process in [`Group::agree`].
+struct ProcessTerms {
+    site: String,
+    text: String,
+}
+
+impl Group<'_> {
+    pub(in super::super) fn barrier_across(&self, across: &Across, call: &Call) -> Result<()> {
+        let _here = self.dev.worker.handle.enter("barrier", call.site);
+        HierarchicalCall::new(self, across, call, false)?.meet(Payload::Nothing, |_| Vec::new()).map(drop)
+    }
+
+    /// Gives bytes to all members. Returns those of all, by rank. In any group.
+    pub(crate) fn exchange_bytes(&self, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        let _here = self.dev.worker.handle.enter(call.op, call.site);
+        let value = Payload::Value(Contained::new(Box::new(own)));
+        let Some(across) = &self.across else {
+            return Ok(self.meeting().meet(call.clone(), value, false)?.iter().map(|told| value_of(told)).collect());
+        };
+        let hier = HierarchicalCall::new(self, across, call, false)?;
+        let (told, commit) = hier.meet(value, |told| {
+            let together = pack(told.iter().map(|told| value_of::<Vec<u8>>(told)));
+            match together.len() < MOST_NOTE {
+                true => [vec![HERE], together].concat(),
+                false => [vec![LATER], (together.len() as u64).to_le_bytes().to_vec()].concat(),
+            }
+        })?;
+        let notes = commit.notes;
+        drop(commit.window);
+        let nonsense = || Error::invalid_at(call.site, call.op, "another process has sent what cannot be read");
+        // By process: how many bytes come later.
+        let later = |note: &Vec<u8>| match note.split_first() {
+            Some((&HERE, _)) => Ok(0),
+            Some((&LATER, len)) => Ok(u64::from_le_bytes(len.try_into().map_err(|_| nonsense())?) as usize),
+            _ => Err(nonsense()),
+        };
+        let later = notes.iter().map(later).collect::<Result<Vec<usize>>>()?;
+        let mut values = vec![Vec::new(); self.count()];
+        let mut take = |host: usize, bytes: &[u8]| -> Result<()> {
+            let all = unpack(bytes).ok_or_else(nonsense)?;
+            let ranks = &across.hosts[host].ranks;
+            if all.len() != ranks.len() {
+                return Err(nonsense());
+            }
+            ranks.iter().zip(all).for_each(|(&rank, value)| values[rank] = value);
+            Ok(())
+        };
+        for (host, note) in notes.iter().enumerate().filter(|(host, _)| later[*host] == 0) {
+            take(host, &note[1..])?;
+        }
+        if later.iter().any(|&len| len > 0) {
+            // The first member of each process sends for all of them.
+            let mut counts = vec![0; self.count()];
+            across.hosts.iter().zip(&later).for_each(|(host, &len)| counts[host.ranks[0]] = len);
+            let own = match counts[self.rank] {
+                0 => Vec::new(),
+                _ => pack(told.iter().map(|told| value_of::<Vec<u8>>(told))),
+            };
+            let (dev, total) = (self.dev, counts.iter().sum());
+            let (from, mut to) = (dev.upload(&own)?, dev.allocate::<u8>(call.op, total)?);
+            let counts = Counts::By(counts.into());
+            let move_all = Call::at(call.op, call.site).elements(DType::U8, total);
+            let shape = Shape::AllGather { counts: counts.clone(), in_place: false };
+            self.run(between(move_all, None, shape, Some(from.view()), Some(to.view_mut())))?;
+            let all = dev.download(&to)?;
+            for (host, _) in later.iter().enumerate().filter(|(_, len)| **len > 0) {
+                take(host, &all[counts.part(across.hosts[host].ranks[0])])?;
+            }
+        }
+        Ok(values)
+    }
+
+    /// The sum of the processes' numbers, each from its first member.
+    pub(crate) fn sum_of_processes(&self, call: &Call, own: usize) -> Result<usize> {
+        let all = self.exchange_bytes(call, (own as u64).to_le_bytes().to_vec())?;
+        let number = |rank: usize| all[rank].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes) as usize);
+        Ok(match &self.across {
+            Some(across) => across.hosts.iter().map(|host| number(host.ranks[0])).fold(0, usize::saturating_add),
+            None => number(0),
+        })
+    }
+
+    /// `Err(WorldMismatch)` on all members unless all processes say the same, each by its first member. A group of one
+    /// process agrees.
+    pub(crate) fn agree(&self, origin: Origin, op: &'static str, site: Site, text: &str) -> Result<()> {
+        let Some(across) = &self.across else { return Ok(()) };
+        let mut end = text.len().min(MOST_TERMS);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let hashed =
+            if end < text.len() { format!("{}.. (hash {:016x})", &text[..end], hash(text)) } else { text.to_owned() };
+        let call = Call::at(op, site).from(origin);
+        let note = pack([site.to_string().into_bytes(), hashed.into_bytes()].into_iter());
+        let hier = HierarchicalCall::new(self, across, &call, false)?;
+        let (_, commit) = hier.meet(Payload::Nothing, |_| note)?;
+        let said = |note: &Vec<u8>| {
+            let mut parts =
+                unpack(note).unwrap_or_default().into_iter().map(|part| String::from_utf8_lossy(&part).into_owned());
+            ProcessTerms { site: parts.next().unwrap_or_default(), text: parts.next().unwrap_or_default() }
+        };
+        let all: Vec<ProcessTerms> = commit.notes.iter().map(said).collect();
+        match (1..all.len()).find(|&host| all[host].text != all[0].text) {
+            None => Ok(()),
+            Some(host) => {
+                let call = |host: usize| {
+                    let place = across.places[across.hosts[host].ranks[0]];
+                    place.call(all[host].text.clone(), all[host].site.clone())
+                };
+                Err(Error::WorldMismatch { what: "call", a: call(0), b: call(host) })
+            }
+        }
+    }
+}
+
+/// Several values in one.
+fn pack(values: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    let with_length = |value: Vec<u8>| [(value.len() as u32).to_le_bytes().to_vec(), value].concat();
+    values.flat_map(with_length).collect()
+}
+
+/// The values that [`pack`] has packed; none if these bytes are no such values.
+fn unpack(mut bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let mut values = Vec::new();
+    while !bytes.is_empty() {
+        let (len, rest) = bytes.split_first_chunk()?;
+        let (value, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        values.push(value.to_vec());
+        bytes = rest;
+    }
+    Some(values)
+}
+
+/// The same number in every process.
+pub fn hash(text: &str) -> u64 {
+    // FNV-1a.
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn packed_values_come_back(values in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..6)) {
+            prop_assert_eq!(unpack(&pack(values.clone().into_iter())), Some(values));
+        }
+
+        /// Another process may send anything.
+        #[test]
+        fn any_bytes_can_be_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            if let Some(values) = unpack(&bytes) {
+                prop_assert_eq!(pack(values.into_iter()), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! A pool joins the cluster: which transport its processes use, and how it begins and ends.
+//!
+//! [`Builder::cluster`] keeps the [`Cluster`]; the runtime connects it when the devices are known. All processes
+//! must come to one choice, so each tells what it would take, and rank 0's word is compared with it.
+
+use super::{
+    Cluster, TransportChoice,
+    control::{Bcast, Control},
+};
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+use crate::runtime::transport::DeviceTransport;
+use crate::runtime::{
+    BuilderInternals,
+    driver::DriverRef,
+    transport::{Connect, Transport, World},
+};
+use gpu_pool::{Builder, Error, Result, event};
+use std::{any::Any, sync::Arc};
+
+/// What lives as long as the cluster, and ends with it.
+pub(super) type Ends = Box<dyn Any + Send + Sync>;
+
+/// [`Builder`] with a [`Cluster`].
+pub trait ClusterBuilder {
+    /// This pool is one process's part of a cluster: [`Device::world`](gpu_pool::Device::world) is the group of all
+    /// devices of all processes. Each process builds such a pool, and [`build`](Builder::build) returns when all have.
+    /// They may have different numbers of devices, but of one kind: GPUs, or software GPUs. A process has one such pool
+    /// at a time; with MPI one in its life, since MPI cannot begin twice.
+    ///
+    /// A process leaves when its pool is [closed](gpu_pool::GpuPool::close) or dropped.
+    ///
+    /// ```
+    /// use gpu_pool::{GpuPool, ReduceOp};
+    /// use gpu_pool_cluster::{Cluster, prelude::*};
+    ///
+    /// // One process alone; `Cluster::from_env()` reads what mpirun, torchrun or srun have set.
+    /// let cluster = Cluster::tcp("127.0.0.1:0", 0, 1, "")?;
+    /// let pool = GpuPool::builder().host(2).cluster(cluster).build()?;
+    /// let sums = pool.run(|dev, _| {
+    ///     let mut x = dev.upload(&[1.0f32])?;
+    ///     dev.world()?.all_reduce(&mut x, ReduceOp::Sum)?;
+    ///     dev.download(&x)
+    /// })?;
+    /// assert_eq!(sums, [[2.0], [2.0]]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`build`](Builder::build) then also returns:
+    ///
+    /// * [`Error::Cluster`]: rank 0 cannot listen, or cannot be reached; another secret, version or size; a rank that
+    ///   is taken; a library that is missing, too old, or cannot carry these devices, here or in another process.
+    /// * [`Error::HostTimeout`]: processes that have not come in the time of [`Cluster::patience`].
+    /// * [`Error::HostLost`]: a process has ended meanwhile. [`Error::Transport`]: the library's own error.
+    #[must_use]
+    fn cluster(self, cluster: Cluster) -> Self;
+}
+
+impl ClusterBuilder for Builder {
+    fn cluster(self, cluster: Cluster) -> Self {
+        self.connect(Arc::new(cluster))
+    }
+}
+
+impl Connect for Cluster {
+    fn connect(&self, drivers: &[DriverRef]) -> Result<Arc<dyn World>> {
+        let software = drivers.iter().any(|driver| driver.info().compute_capability == (0, 0));
+        let mut mpi = MpiPart::default();
+        let by_mpi = self.needs_bcast();
+        if by_mpi {
+            mpi.load(self)?;
+        }
+        let bcast = |bytes: &mut [u8]| mpi.broadcast(self, bytes);
+        let bcast: Option<Bcast<'_>> = if by_mpi { Some(&bcast) } else { None };
+        self.join(drivers.len(), bcast, |control| {
+            let (transport, ends) = self.open(control, drivers, software, &mpi)?;
+            Ok((transport, mpi.ends_behind(ends, self, control)))
+        })
+    }
+}
+
+impl Cluster {
+    /// Opens the transport that all processes agree on.
+    fn open(
+        &self,
+        control: &Control,
+        drivers: &[DriverRef],
+        software: bool,
+        mpi: &MpiPart,
+    ) -> Result<(Transport, Ends)> {
+        if self.size() == 1 {
+            let why = "a cluster of one process needs no transport".to_owned();
+            return Ok((Transport::None(Error::Cluster { op: "transport", why }), Box::new(())));
+        }
+        let one_machine = same_everywhere(&control.gather("machine", &machine())?);
+        let choice = match self.transport_choice() {
+            TransportChoice::Auto if !software => TransportChoice::Nccl,
+            TransportChoice::Auto if mpi.is_loaded() || !one_machine => TransportChoice::Mpi,
+            TransportChoice::Auto => TransportChoice::SharedMemory,
+            given => given,
+        };
+        let told = control.gather("transport", format!("{choice:?}").as_bytes())?;
+        if let Some(other) = told.iter().position(|one| *one != told[0]) {
+            let text = |host: usize| String::from_utf8_lossy(&told[host]).into_owned();
+            let why = format!(
+                "rank 0 takes {} and rank {other} {}: give all processes one kind of device, one GPU_POOL_TRANSPORT",
+                text(0),
+                text(other)
+            );
+            return Err(Error::Cluster { op: "transport", why });
+        }
+        match choice {
+            TransportChoice::Nccl if software => Err(Error::Cluster {
+                op: "transport",
+                why: "NCCL moves data between GPUs, and these are software GPUs: on one machine use \
+                      GPU_POOL_TRANSPORT=shm, else start the processes by mpirun with the feature `mpi`"
+                    .to_owned(),
+            }),
+            TransportChoice::Nccl => self.open_nccl(control, drivers),
+            TransportChoice::SharedMemory if !one_machine => Err(Error::Cluster {
+                op: "transport",
+                why: "shared memory is for processes of one machine, and these are on several: use MPI (feature `mpi`)"
+                    .to_owned(),
+            }),
+            TransportChoice::SharedMemory => self.open_shm(control),
+            TransportChoice::Mpi | TransportChoice::Auto => mpi.open(self, control, drivers, software),
+        }
+    }
+
+    #[cfg(all(target_os = "linux", not(loom)))]
+    fn open_shm(&self, control: &Control) -> Result<(Transport, Ends)> {
+        use super::transport::shm::Shm;
+        // Rank 0's number tells the cluster from others of the machine.
+        let told = control.gather("shm/name", &super::greet::random().map_err(unusable)?)?;
+        let name: String = told[0].iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("gpu-pool-{name}");
+        let place = (self.rank(), self.size());
+        let (set, get) = (|key: &str, value: &[u8]| control.set(key, value), |key: &str| control.get(key));
+        let shm = Shm::connect(&name, place, set, get, self.patience)?;
+        Ok((Transport::Host(Arc::new(shm)), Box::new(())))
+    }
+
+    #[cfg(any(not(target_os = "linux"), loom))]
+    fn open_shm(&self, _: &Control) -> Result<(Transport, Ends)> {
+        let why = "shared memory between processes needs Linux".to_owned();
+        Err(Error::Cluster { op: "transport", why })
+    }
+
+    #[cfg(feature = "nccl")]
+    fn open_nccl(&self, control: &Control, drivers: &[DriverRef]) -> Result<(Transport, Ends)> {
+        use super::transport::nccl::{Keys, MOST_BLOCKS, Nccl};
+        let mut nccl = Nccl::new(self.rank(), &control.devices, Arc::new(lost(control)), self.patience)?;
+        // All processes must come to one answer.
+        let blocks = if forced() { 0 } else { MOST_BLOCKS };
+        if control.gather("nccl/overlap", &[u8::from(forced() || apart(drivers))])?.iter().all(|told| *told == [1]) {
+            nccl.overlap(blocks);
+        }
+        let nccl = Arc::new(nccl);
+        let tell = tell_failure(control);
+        nccl.when_failed(&tell);
+        let set = |key: &str, value: &[u8]| control.set(key, value);
+        let get = |key: &str| control.get(key);
+        let connect = |device: usize| nccl.connect_rail(device, &drivers[device], &Keys { set: &set, get: &get });
+        let connected: Result<()> = crossbeam::thread::scope(|scope| {
+            let start = |device: usize| {
+                let rail = scope.builder().spawn(move |_| connect(device));
+                let why = |e| format!("no thread for device {device} could be started: {e}");
+                rail.map_err(|e| Error::Cluster { op: "transport", why: why(e) })
+            };
+            let rails: Vec<_> = (0..drivers.len()).map(start).collect();
+            rails.into_iter().try_for_each(|rail| rail?.join().unwrap_or_else(|p| std::panic::resume_unwind(p)))
+        })
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        connected?;
+        let ending = nccl.clone();
+        let ends = Ending::new(control, move || ending.close());
+        Ok((Transport::Device(nccl), Box::new((ends, tell))))
+    }
+
+    #[cfg(not(feature = "nccl"))]
+    fn open_nccl(&self, _: &Control, _: &[DriverRef]) -> Result<(Transport, Ends)> {
+        let why = "this program was built without the feature `nccl`, which moves data between GPUs".to_owned();
+        Err(Error::Cluster { op: "transport", why })
+    }
+}
+
+/// MPI in this process, if it is needed.
+#[derive(Default)]
+struct MpiPart {
+    #[cfg(feature = "mpi")]
+    mpi: Option<Arc<super::transport::mpi::Mpi>>,
+}
+
+#[cfg(feature = "mpi")]
+impl MpiPart {
+    fn load(&mut self, cluster: &Cluster) -> Result<()> {
+        let mpi = super::transport::mpi::Mpi::load()?;
+        if (mpi.rank(), mpi.size()) != (cluster.rank(), cluster.size()) {
+            let why = format!(
+                "the launcher says rank {} of {}, and {} says rank {} of {}: name the launcher's own library by \
+                 GPU_POOL_MPI",
+                cluster.rank(),
+                cluster.size(),
+                mpi.version().lines().next().unwrap_or("MPI"),
+                mpi.rank(),
+                mpi.size()
+            );
+            return Err(Error::Cluster { op: "transport", why });
+        }
+        self.mpi = Some(Arc::new(mpi));
+        Ok(())
+    }
+
+    fn is_loaded(&self) -> bool {
+        self.mpi.is_some()
+    }
+
+    /// Ends MPI behind the transport, also if that is another one: the launcher takes a process that has begun MPI and
+    /// not ended it for a failed one.
+    fn ends_behind(&self, ends: Ends, cluster: &Cluster, control: &Control) -> Ends {
+        let Some(mpi) = self.mpi.clone() else { return ends };
+        let limit = cluster.silence;
+        Box::new((ends, Ending::new(control, move || mpi.close(limit))))
+    }
+
+    fn broadcast(&self, cluster: &Cluster, bytes: &mut [u8]) -> Result<()> {
+        match &self.mpi {
+            Some(mpi) => mpi.broadcast(bytes, cluster.patience),
+            None => Ok(()),
+        }
+    }
+
+    fn open(
+        &self,
+        cluster: &Cluster,
+        control: &Control,
+        drivers: &[DriverRef],
+        software: bool,
+    ) -> Result<(Transport, Ends)> {
+        let mut loaded = MpiPart { mpi: self.mpi.clone() };
+        if loaded.mpi.is_none() {
+            loaded.load(cluster)?;
+        }
+        let Some(mpi) = loaded.mpi else { unreachable!("loaded") };
+        let (ending, limit) = (mpi.clone(), cluster.silence);
+        let ends = Ending::new(control, move || ending.close(limit));
+        // All processes must come to one choice: their libraries may differ.
+        let takes = (!software && mpi.is_cuda_aware()) || forced();
+        if !control.gather("mpi/devices", &[u8::from(takes)])?.iter().all(|told| *told == [1]) {
+            return Ok((Transport::Host(mpi), Box::new(ends)));
+        }
+        let transport = Arc::new(super::transport::mpi::DeviceMpi::new(mpi, drivers, lost(control)));
+        let tell = tell_failure(control);
+        transport.when_failed(&tell);
+        Ok((Transport::Device(transport), Box::new((ends, tell))))
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// As if MPI took the addresses of software GPUs' memory, which is the host's; and as if devices had GPUs of their
+    /// own, with room for all.
+    pub(super) static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Whether the thread that builds the pool says so.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+fn forced() -> bool {
+    #[cfg(test)]
+    return FORCED.get();
+    #[cfg(not(test))]
+    false
+}
+
+#[cfg(not(feature = "mpi"))]
+impl MpiPart {
+    fn load(&mut self, _: &Cluster) -> Result<()> {
+        let why = "where is rank 0? MPI's launchers tell only MPI, and this program was built without the feature \
+                   `mpi`: build with it, or set GPU_POOL_MASTER and GPU_POOL_PORT";
+        Err(Error::Cluster { op: "environment", why: why.to_owned() })
+    }
+
+    fn is_loaded(&self) -> bool {
+        false
+    }
+
+    fn ends_behind(&self, ends: Ends, _: &Cluster, _: &Control) -> Ends {
+        ends
+    }
+
+    fn broadcast(&self, _: &Cluster, _: &mut [u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn open(&self, _: &Cluster, _: &Control, _: &[DriverRef], _: bool) -> Result<(Transport, Ends)> {
+        let why = "software GPUs of several machines need MPI, and this program was built without the feature `mpi`";
+        Err(Error::Cluster { op: "transport", why: why.to_owned() })
+    }
+}
+
+/// Whether each device has a GPU of its own.
+#[cfg(feature = "nccl")]
+fn apart(drivers: &[DriverRef]) -> bool {
+    let uuids = drivers.iter().map(|driver| driver.info().uuid);
+    uuids.clone().enumerate().all(|(at, uuid)| uuids.clone().take(at).all(|other| other != uuid))
+}
+
+/// Ends a transport in order, when the last handle of the cluster is dropped. After a loss it is left alone: the other
+/// processes may never come to their end.
+struct Ending {
+    control: Control,
+    end: Box<dyn Fn() -> Result<()> + Send + Sync>,
+}
+
+impl Ending {
+    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), expect(dead_code, reason = "shared memory ends by itself"))]
+    fn new(control: &Control, end: impl Fn() -> Result<()> + Send + Sync + 'static) -> Ending {
+        Ending { control: control.clone(), end: Box::new(end) }
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if self.control.check().is_err() || std::thread::panicking() {
+            return;
+        }
+        if let Err(error) = (self.end)() {
+            event!(warn, %error, "the transport between processes did not end well");
+        }
+    }
+}
+
+/// Under this name a process tells that its transport has failed, and why.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+fn failed_by(host: usize) -> String {
+    format!("transport/failed/{host}")
+}
+
+/// Why calls of a transport between devices will not end: the end of the cluster, or of the transport elsewhere.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+fn lost(control: &Control) -> impl Fn() -> Option<Error> + Send + Sync + 'static {
+    let (control, own, size) = (control.clone(), control.host, control.size());
+    let others = move || (0..size).filter(move |&host| host != own);
+    others().for_each(|host| control.ask(&failed_by(host)));
+    move || {
+        let elsewhere = |host: usize| {
+            let why = String::from_utf8_lossy(&control.known(&failed_by(host))?).into_owned();
+            Some(Error::AbortedByHost { host, device: None, cause: why })
+        };
+        control.check().err().or_else(|| others().find_map(elsewhere))
+    }
+}
+
+/// Tells the other processes that the transport has failed here: their calls would never end.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+fn tell_failure(control: &Control) -> Arc<crate::runtime::transport::Tell> {
+    let control = control.clone();
+    Arc::new(move |error| {
+        let told = control.set(&failed_by(control.host), super::wire::cut(error.to_string()).as_bytes());
+        if let Err(error) = told {
+            event!(debug, %error, "the others know by themselves that the transport has failed");
+        }
+    })
+}
+
+/// What tells this machine from others.
+fn machine() -> Vec<u8> {
+    // A boot's number: containers of one machine have it in common, and so have their processes' memory.
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let name = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
+    [boot, name].concat()
+}
+
+fn same_everywhere(all: &[Vec<u8>]) -> bool {
+    all.iter().all(|one| *one == all[0] && !one.is_empty())
+}
+
+#[cfg(all(target_os = "linux", not(loom)))]
+fn unusable(error: std::io::Error) -> Error {
+    Error::Cluster { op: "transport", why: error.to_string() }
+}

@@ -1,0 +1,250 @@
+//! Connecting a process: where rank 0 is, who is there, and the transport that all of them can open.
+
+use super::{
+    Cluster,
+    client::Client,
+    connect::Ends,
+    greet,
+    hub::Limits,
+    server::Server,
+    wire,
+    world::{Local, Members},
+};
+use crate::runtime::transport::{Transport, World};
+use gpu_pool::{Error, Result, event};
+use std::{
+    fmt,
+    net::{Ipv4Addr, SocketAddr, ToSocketAddrs},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Sends rank 0's bytes to all processes: `MPI_Bcast`.
+pub(crate) type Bcast<'a> = &'a dyn Fn(&mut [u8]) -> Result<()>;
+
+/// The length of what rank 0 tells by [`Bcast`].
+const NOTE: usize = 512;
+
+/// Rank 0's address and a fresh secret. `None`: rank 0 could not listen.
+type Note = Option<(String, u16, [u8; 32])>;
+
+/// The processes, while the transport is opened and afterwards.
+#[derive(Clone)]
+pub(crate) struct Control {
+    local: Arc<Local>,
+    pub host: usize,
+    /// The number of devices of each process.
+    pub devices: Arc<[usize]>,
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").field("host", &self.host).field("devices", &self.devices).finish_non_exhaustive()
+    }
+}
+
+impl Control {
+    pub(crate) fn size(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Makes a value of at most 32 KiB known to all processes. A name is used once in the life of the cluster.
+    pub(crate) fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        self.local.set(name, value)
+    }
+
+    /// The value that a process has made known, or will.
+    ///
+    /// # Errors
+    /// If a process is lost, or leaves, meanwhile.
+    pub(crate) fn get(&self, name: &str) -> Result<Vec<u8>> {
+        self.local.get(name)
+    }
+
+    /// Asks for a value that a process may make known, without waiting for it.
+    #[cfg(any(feature = "mpi", feature = "nccl"))]
+    pub(crate) fn ask(&self, name: &str) {
+        self.local.ask(name);
+    }
+
+    /// A value that was asked for and has come.
+    #[cfg(any(feature = "mpi", feature = "nccl"))]
+    pub(crate) fn known(&self, name: &str) -> Option<Vec<u8>> {
+        self.local.known(name)
+    }
+
+    /// Each process gives a value, and gets those of all, in their order.
+    pub(crate) fn gather(&self, name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
+        gather(&self.local, (self.host, self.size()), name, value)
+    }
+
+    /// `Err` once a process is lost.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.local.check("check")
+    }
+}
+
+/// Under this name each process tells that it has opened the transport, or why not.
+const OPENED: &str = "opened";
+
+fn opened_by(host: usize) -> String {
+    format!("{OPENED}/{host}")
+}
+
+fn gather(local: &Local, (host, size): (usize, usize), name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
+    local.set(&format!("{name}/{host}"), value)?;
+    (0..size).map(|host| local.get(&format!("{name}/{host}"))).collect()
+}
+
+impl Cluster {
+    /// Whether this cluster's processes need a [`Bcast`] to find rank 0.
+    pub(crate) fn needs_bcast(&self) -> bool {
+        self.launch.master.is_none()
+    }
+
+    /// Connects this process, which has so many devices: a pool is being built. `open` opens the transport, in all
+    /// processes at once; with it comes what ends with the cluster. If it fails in one process, it has failed in all.
+    pub(crate) fn join(
+        &self,
+        devices: usize,
+        bcast: Option<Bcast<'_>>,
+        open: impl FnOnce(&Control) -> Result<(Transport, Ends)>,
+    ) -> Result<Arc<dyn World>> {
+        let start = Instant::now();
+        let (host, size, by) = (self.launch.rank, self.launch.size, self.launch.by);
+        event!(debug, "rank {host} of {size} joins its cluster, as said by {by:?}");
+        let limits = Limits { size, silence: self.silence, patience: self.patience };
+        let (server, at, secret) = match (&self.launch.master, bcast) {
+            (Some((name, port)), _) => {
+                let at = self.resolve(name, *port, start)?;
+                let server = if host == 0 { Some(Server::start(at, limits, self.secret.clone())?) } else { None };
+                // A port 0 is chosen by the system; only one process can know it then.
+                let at = server.as_ref().filter(|_| *port == 0).map_or(at, |server| server.address);
+                (server, at, self.secret.clone())
+            }
+            (None, Some(bcast)) => self.by_bcast(limits, bcast, start)?,
+            (None, None) => {
+                let why = "where is rank 0? Set GPU_POOL_MASTER and GPU_POOL_PORT, or let MPI tell (GPU_POOL_MPI)";
+                return Err(Error::Cluster { op: "environment", why: why.to_owned() });
+            }
+        };
+        let patience = self.patience.saturating_sub(start.elapsed());
+        let client = Client::connect(at, host, size, &secret, self.silence, patience)?;
+        let local = client.local.clone();
+        // Asked for first: nobody fails before all have told their devices, so the word of a process that fails is here
+        // before the process is missed.
+        (0..size).for_each(|other| local.ask(&opened_by(other)));
+        let told = gather(&local, (host, size), "devices", &(devices as u64).to_le_bytes());
+        let number = |value: Vec<u8>| value.try_into().map_or(0, u64::from_le_bytes) as usize;
+        let opened = told.and_then(|told| {
+            let devices: Arc<[usize]> = told.into_iter().map(number).collect();
+            let control = Control { local: local.clone(), host, devices: devices.clone() };
+            let (transport, ends) = open(&control)?;
+            control.gather(OPENED, b"")?;
+            Ok((devices.to_vec(), transport, ends))
+        });
+        let failed = |other: usize| local.known(&opened_by(other)).filter(|why| !why.is_empty());
+        if let Some((other, why)) = (0..size).find_map(|other| Some((other, failed(other)?))) {
+            let why = format!("rank {other} could not open it: {}", String::from_utf8_lossy(&why));
+            // What this process has found itself says more.
+            return Err(opened
+                .err()
+                .filter(|own| !matches!(own, Error::HostLost { .. }))
+                .unwrap_or(Error::Cluster { op: "transport", why }));
+        }
+        let (devices, transport, transport_ends) = opened.inspect_err(|own| {
+            // The hub has it when it answers. Others must not wait for this process.
+            let told = local.set(&opened_by(host), wire::cut(own.to_string()).as_bytes());
+            drop(told.and_then(|()| local.get(&opened_by(host))));
+        })?;
+        Ok(Arc::new(Members { local, host, devices, transport, _ends: Box::new((transport_ends, client, server)) }))
+    }
+
+    /// Rank 0 listens at a port of the system's choice, with a fresh secret, and tells all by MPI.
+    fn by_bcast(
+        &self,
+        limits: Limits,
+        bcast: Bcast<'_>,
+        start: Instant,
+    ) -> Result<(Option<Server>, SocketAddr, Vec<u8>)> {
+        let broken = |why: String| Error::Cluster { op: "connect", why };
+        let mut bytes = [0; NOTE];
+        let mut server = None;
+        // Rank 0 tells also that it has failed: the others wait for its word.
+        let mut failed = None;
+        if self.launch.rank == 0 {
+            let note: Note = match self.listen(limits) {
+                Ok((listening, name, secret)) => {
+                    let port = listening.address.port();
+                    server = Some(listening);
+                    Some((name, port, secret))
+                }
+                Err(e) => {
+                    failed = Some(e);
+                    None
+                }
+            };
+            let note = wire::frame(&note).map_err(|e| broken(e.to_string()))?;
+            bytes
+                .get_mut(..note.len())
+                .ok_or_else(|| broken("a long name of this machine".into()))?
+                .copy_from_slice(&note);
+        }
+        bcast(&mut bytes)?;
+        if let Some(failed) = failed {
+            return Err(failed);
+        }
+        let note: Note = wire::read(&mut &bytes[..], NOTE).map_err(|e| broken(format!("rank 0's address: {e}")))?;
+        let (name, port, secret) = note.ok_or_else(|| broken("rank 0 could not listen; it says why".to_owned()))?;
+        Ok((server, self.resolve(&name, port, start)?, secret.to_vec()))
+    }
+
+    /// On one machine nobody else need reach rank 0.
+    fn listen(&self, limits: Limits) -> Result<(Server, String, [u8; 32])> {
+        let broken = |e: std::io::Error| Error::Cluster { op: "listen", why: e.to_string() };
+        let secret = greet::random().map_err(broken)?;
+        let (ip, name) = match self.launch.local_size == self.launch.size {
+            true => (Ipv4Addr::LOCALHOST, "127.0.0.1".to_owned()),
+            false => {
+                let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(broken)?;
+                (Ipv4Addr::UNSPECIFIED, name.trim().to_owned())
+            }
+        };
+        Ok((Server::start((ip, 0).into(), limits, secret.to_vec())?, name, secret))
+    }
+
+    /// The address of a name, IPv4 first: everywhere the same. A name may be unknown at first, as those of a service
+    /// that is being started: it is asked for again and again, less and less often.
+    fn resolve(&self, name: &str, port: u16, start: Instant) -> Result<SocketAddr> {
+        let mut pause = Duration::from_millis(100);
+        loop {
+            let why = match (name, port).to_socket_addrs() {
+                Ok(found) => match found.min_by_key(|at| (at.is_ipv6(), *at)) {
+                    Some(at) => return Ok(at),
+                    None => "it has no address".to_owned(),
+                },
+                Err(e) => e.to_string(),
+            };
+            let left = self.patience.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                let why = format!("the name `{name}` of rank 0's machine was not known for {:?}: {why}", self.patience);
+                return Err(Error::Cluster { op: "connect", why });
+            }
+            event!(warn, "rank 0's machine `{name}` is not known yet: {why}");
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(Duration::from_secs(2));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;
+
+#[cfg(test)]
+#[path = "stranger_tests.rs"]
+mod stranger_tests;
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod store_tests;

@@ -1,0 +1,446 @@
+//! The hub: what all processes agree on, as one state machine without input and output.
+//!
+//! The server of the first process drives it (`server.rs`), and so does the explicit-state search of
+//! `loom_tests/hub.rs`. It is told what happens, with the time, and answers with what to send to whom. To each process
+//! the frames must be sent in this order.
+//!
+//! Invariants (the rules of `docs/src/design/cluster.md`):
+//!
+//! * Only the hub commits, and never in a scope that has failed (C2). A commit goes to all hosts of the group at once.
+//! * All processes get commits, and beginnings of ordered scopes, in one order (C3, C5).
+//! * A scope begins (if it is ordered) and ends for all processes or for none (C5).
+//! * Once the cluster is over nothing is committed any more, and everybody has been told (C6).
+//! * A failed scope changes nothing for other scopes (C7).
+
+#[cfg(test)]
+mod beside_tests;
+#[cfg(test)]
+mod clock_tests;
+mod deadline;
+mod meeting;
+#[cfg(test)]
+mod shipment_tests;
+mod unnamed;
+
+use super::{
+    mutant::{self, Rule},
+    wire::{Arrive, Call, Entry, Failure, Kind, Member, ToHost, ToHub, cut},
+};
+use meeting::Meeting;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+use unnamed::{Progress, Unnamed};
+
+/// The most of the time between two ticks that counts. The server ticks every 100 ms at least.
+const STEP: Duration = Duration::from_millis(500);
+
+/// A process is late only after so many ticks, however short the deadline is.
+const TICKS: usize = 4;
+
+/// What to send to whom.
+pub(crate) type Out = Vec<(usize, ToHost)>;
+
+/// What the hub needs to know of its cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Limits {
+    /// The number of processes.
+    pub size: usize,
+    /// A process that says nothing for so long is lost.
+    pub silence: Duration,
+    /// All processes must have joined after this time.
+    pub patience: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Hub {
+    limits: Limits,
+    /// Time that counts: see [`tick`](Hub::tick).
+    now: Duration,
+    looked: Duration,
+    /// The largest part of the time between two ticks that counts. No deadline changes it.
+    step: Duration,
+    /// The times before the last ticks, the oldest first.
+    earlier: [Option<Duration>; TICKS],
+    /// The processes that have joined.
+    hosts: BTreeMap<usize, Host>,
+    /// Those of them that have left.
+    left: BTreeSet<usize>,
+    values: BTreeMap<String, Vec<u8>>,
+    /// Who waits for a value.
+    asked: BTreeMap<String, Vec<usize>>,
+    scopes: BTreeMap<u64, Scope>,
+    /// Scopes that not all processes have left, by name and number of the call.
+    names: BTreeMap<(String, u64), u64>,
+    unnamed: Unnamed,
+    last_scope: u64,
+    commits: u64,
+    over: Option<Failure>,
+    out: Out,
+}
+
+/// A process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Host {
+    /// The last time that it said anything.
+    heard: Duration,
+    /// The last time that it got on.
+    moved: Duration,
+    /// Its numbers of scopes.
+    scopes: BTreeMap<u64, u64>,
+    last_scope: u64,
+    /// How many scopes of a name it has announced.
+    calls: BTreeMap<String, u64>,
+    unnamed: Progress,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Scope {
+    key: Key,
+    /// The number of processes.
+    size: usize,
+    /// Of those that have announced it.
+    parts: BTreeMap<usize, Part>,
+    /// It is over when these have ended it: others may not announce it any more.
+    closed: bool,
+    begun: bool,
+    failed: Option<Failure>,
+    meetings: BTreeMap<(Vec<Member>, u64), Meeting>,
+}
+
+/// What tells a scope from others, in all processes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    /// The name, and the number of the call.
+    Named(String, u64),
+    /// The number among scopes without names.
+    Slot(u64),
+    /// A scope without a name that failed before it needed others: its place, and its number there.
+    Early((String, u64)),
+}
+
+/// A process in a scope.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Part {
+    announced: Announced,
+    ended: Option<Duration>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Announced {
+    /// The process's number of the scope.
+    id: u64,
+    deadline: Duration,
+    site: String,
+    at: Duration,
+    progress: u64,
+    moved: Duration,
+}
+
+impl Hub {
+    pub(crate) fn new(limits: Limits) -> Hub {
+        Hub {
+            limits,
+            now: Duration::ZERO,
+            looked: Duration::ZERO,
+            step: (limits.silence.min(limits.patience) / 4).min(STEP),
+            earlier: [None; TICKS],
+            hosts: BTreeMap::new(),
+            left: BTreeSet::new(),
+            values: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            scopes: BTreeMap::new(),
+            names: BTreeMap::new(),
+            unnamed: Unnamed::default(),
+            last_scope: 0,
+            commits: 0,
+            over: None,
+            out: Out::new(),
+        }
+    }
+
+    /// Why a process with this number may not join, if so.
+    pub(crate) fn refuses(&self, host: usize, size: usize) -> Option<String> {
+        let here = self.limits.size;
+        if size != here {
+            return Some(format!("rank {host} was started as one of {size} processes, rank 0 as one of {here}"));
+        }
+        if host >= here {
+            return Some(format!("there is no rank {host} of {here} processes"));
+        }
+        self.hosts.contains_key(&host).then(|| format!("another process has rank {host} already"))
+    }
+
+    /// A process has joined that is not [refused](Self::refuses).
+    pub(crate) fn joined(&mut self, host: usize) -> Out {
+        let now = self.now;
+        self.hosts.insert(host, Host { heard: now, moved: now, ..Host::default() });
+        if let Some(failure) = self.over.clone() {
+            self.out.push((host, ToHost::Over { failure }));
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// A process has said something.
+    pub(crate) fn frame(&mut self, host: usize, frame: ToHub) -> Out {
+        let now = self.now;
+        let known = self.hosts.entry(host).or_default();
+        known.heard = now;
+        if !matches!(frame, ToHub::Beat { .. }) {
+            known.moved = now;
+        }
+        if self.over.is_none() && !self.has_left(host) {
+            if let Err(nonsense) = self.handle(host, frame) {
+                self.end(Failure::lost(host, format!("it has sent nonsense: {nonsense}")));
+            }
+            self.miss_who_left();
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// A process is lost: its connection has ended.
+    pub(crate) fn lost(&mut self, host: usize, why: &str) -> Out {
+        if !self.has_left(host) {
+            self.end(Failure::lost(host, why));
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// The time since the hub began. Of the time between two ticks only [`STEP`] counts, or a quarter of the shortest
+    /// of the hub's own limits: while this process was stopped, nobody was late. Members' deadlines do not count here:
+    /// a short one must not slow the clock for all. That one is passed after [`TICKS`] ticks at the earliest.
+    pub(crate) fn tick(&mut self, clock: Duration) -> Out {
+        self.earlier.rotate_left(1);
+        self.earlier[TICKS - 1] = Some(self.now);
+        self.now += clock.saturating_sub(self.looked).min(self.step);
+        self.looked = clock;
+        if self.over.is_none() {
+            self.look_for_the_silent();
+        }
+        if self.over.is_none() {
+            self.look_for_the_late();
+        }
+        for host in self.hosts.keys().filter(|host| !self.left.contains(host)) {
+            self.out.push((*host, ToHost::Beat));
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// Whether the process has said that it leaves.
+    pub(crate) fn has_left(&self, host: usize) -> bool {
+        self.left.contains(&host)
+    }
+
+    fn handle(&mut self, host: usize, frame: ToHub) -> Result<(), &'static str> {
+        match frame {
+            ToHub::Set { key, value } => {
+                for asker in self.asked.remove(&key).unwrap_or_default() {
+                    self.out.push((asker, ToHost::Value { key: key.clone(), value: value.clone() }));
+                }
+                self.values.insert(key, value);
+            }
+            ToHub::Get { key } => match self.values.get(&key) {
+                Some(value) => self.out.push((host, ToHost::Value { value: value.clone(), key })),
+                None => self.asked.entry(key).or_default().push(host),
+            },
+            ToHub::Begin { scope, entry, deadline, site } => {
+                let (at, moved, progress) = (self.now, self.now, 0);
+                let announced = Announced { id: scope, deadline, site, at, progress, moved };
+                return self.announce(host, entry, announced);
+            }
+            ToHub::Arrive(arrive) => return self.arrive(host, arrive),
+            ToHub::Fail { scope, device, cause } => {
+                let scope = self.known(host, scope)?;
+                self.fail(scope, Failure::Aborted { host: host as u32, device, cause: cut(cause) });
+            }
+            ToHub::End { scope } => return self.leave(host, scope),
+            ToHub::Beat { progress } => {
+                for (id, progress) in progress {
+                    // It may have ended meanwhile.
+                    let Some(known) = self.hosts.get_mut(&host) else { break };
+                    let scope = known.scopes.get(&id).and_then(|scope| self.scopes.get_mut(scope));
+                    let Some(part) = scope.and_then(|scope| scope.parts.get_mut(&host)) else { continue };
+                    if part.announced.progress != progress {
+                        (part.announced.progress, part.announced.moved) = (progress, self.now);
+                        known.moved = self.now;
+                    }
+                }
+            }
+            ToHub::Bye => drop(self.left.insert(host)),
+        }
+        Ok(())
+    }
+
+    /// The scope with this number of a process.
+    fn known(&mut self, host: usize, id: u64) -> Result<u64, &'static str> {
+        let known = self.hosts.get(&host).and_then(|known| known.scopes.get(&id));
+        let number = *known.ok_or("a scope that it is not in")?;
+        if let Some(part) = self.scopes.get_mut(&number).and_then(|scope| scope.parts.get_mut(&host)) {
+            part.announced.moved = self.now;
+        }
+        Ok(number)
+    }
+
+    fn announce(&mut self, host: usize, entry: Entry, announced: Announced) -> Result<(), &'static str> {
+        let known = self.hosts.entry(host).or_default();
+        if announced.id <= known.last_scope {
+            return Err("an old number of a scope");
+        }
+        known.last_scope = announced.id;
+        match entry {
+            Entry::Named(name) => self.announce_named(host, name, announced),
+            Entry::Unnamed { nth, failed } => {
+                let failed = failed.map(|(device, cause)| Failure::Aborted {
+                    host: host as u32,
+                    device: Some(device),
+                    cause: cut(cause),
+                });
+                self.announce_unnamed(host, nth, announced, failed);
+                Ok(())
+            }
+        }
+    }
+
+    fn announce_named(&mut self, host: usize, name: String, announced: Announced) -> Result<(), &'static str> {
+        let known = self.hosts.entry(host).or_default();
+        let calls = known.calls.entry(name.clone()).or_default();
+        *calls += 1;
+        let name = (name, *calls);
+        let number = *self.names.entry(name.clone()).or_insert_with(|| {
+            self.last_scope += 1;
+            self.scopes.insert(self.last_scope, Scope::new(Key::Named(name.0, name.1), self.limits.size));
+            self.last_scope
+        });
+        known.scopes.insert(announced.id, number);
+        let scope = self.scopes.get_mut(&number).ok_or("a name without a scope")?;
+        let id = announced.id;
+        scope.parts.insert(host, Part { announced, ended: None });
+        if let Some(failure) = scope.failed.clone() {
+            self.out.push((host, ToHost::Failed { scope: id, failure }));
+            return Ok(());
+        }
+        if mutant::is(Rule::C5) {
+            self.out.push((host, ToHost::Begun { scope: id }));
+        } else if scope.announced().count() == self.limits.size {
+            scope.begun = true;
+            self.out.extend(scope.announced().map(|(host, part)| (host, ToHost::Begun { scope: part.id })));
+        }
+        Ok(())
+    }
+
+    fn arrive(&mut self, host: usize, arrive: Arrive) -> Result<(), &'static str> {
+        let number = self.known(host, arrive.scope)?;
+        let scope = self.scopes.get_mut(&number).ok_or("a scope that is over")?;
+        meeting::check(&arrive, host, self.limits.size)?;
+        if scope.failed.is_some() {
+            return Ok(());
+        }
+        if scope.has_ended(host) {
+            return Err("an arrival after the end");
+        }
+        match scope.arrive(host, arrive, self.now) {
+            meeting::Next::Wait => {}
+            meeting::Next::Fail(failure) => self.fail(number, failure),
+            meeting::Next::Commit(meeting) => {
+                self.commits += 1;
+                meeting.commit(self.commits, &mut self.out);
+            }
+        }
+        Ok(())
+    }
+
+    /// The process ends the scope, or leaves it when it has failed.
+    fn leave(&mut self, host: usize, id: u64) -> Result<(), &'static str> {
+        let number = self.known(host, id)?;
+        if let Some(known) = self.hosts.get_mut(&host) {
+            known.scopes.remove(&id);
+        }
+        let now = self.now;
+        let scope = self.scopes.get_mut(&number).ok_or("a scope that is over")?;
+        scope.parts.get_mut(&host).ok_or("a scope that it has not announced")?.ended = Some(now);
+        if scope.failed.is_none()
+            && let Some(failure) = scope.misses_who_ended()
+        {
+            self.fail(number, failure);
+        }
+        if let Some(scope) = self.forget_ended(number).filter(|scope| scope.failed.is_none()) {
+            self.out.extend(scope.announced().map(|(host, part)| (host, ToHost::Ended { scope: part.id })));
+        }
+        Ok(())
+    }
+
+    /// The scope has failed: for everybody, and for who comes later.
+    fn fail(&mut self, number: u64, failure: Failure) {
+        if mutant::is(Rule::C7) {
+            return self.end(failure);
+        }
+        let Some(scope) = self.scopes.get_mut(&number).filter(|scope| scope.failed.is_none()) else { return };
+        scope.meetings.clear();
+        for (host, part) in scope.announced() {
+            self.out.push((host, ToHost::Failed { scope: part.id, failure: failure.clone() }));
+        }
+        if !mutant::is(Rule::C2Forgets) {
+            scope.failed = Some(failure);
+        }
+    }
+
+    /// The cluster is over.
+    fn end(&mut self, failure: Failure) {
+        if self.over.is_some() {
+            return;
+        }
+        for (&host, known) in self.hosts.iter().filter(|(host, _)| !self.left.contains(host)) {
+            let waits = known.scopes.values().any(|scope| {
+                self.scopes.get(scope).is_some_and(|scope| scope.meetings.values().any(|meeting| meeting.has(host)))
+            });
+            if waits || !mutant::is(Rule::C6) {
+                self.out.push((host, ToHost::Over { failure: failure.clone() }));
+            }
+        }
+        self.over = Some(failure);
+    }
+
+    /// Who has left is missed once somebody waits for it.
+    fn miss_who_left(&mut self) {
+        let missed = self.left.iter().copied().find(|&host| {
+            !self.asked.is_empty() || self.scopes.values().any(|scope| scope.failed.is_none() && scope.waits_for(host))
+        });
+        if let Some(host) = missed {
+            self.end(Failure::lost(host, "it has left the cluster"));
+        }
+    }
+}
+
+impl Scope {
+    fn new(key: Key, size: usize) -> Scope {
+        Scope {
+            key,
+            size,
+            parts: BTreeMap::new(),
+            closed: false,
+            begun: false,
+            failed: None,
+            meetings: BTreeMap::new(),
+        }
+    }
+
+    fn announced(&self) -> impl Iterator<Item = (usize, &Announced)> {
+        self.parts.iter().map(|(host, part)| (*host, &part.announced))
+    }
+
+    fn has_ended(&self, host: usize) -> bool {
+        self.parts.get(&host).is_some_and(|part| part.ended.is_some())
+    }
+
+    /// Whether another process waits for this one.
+    fn waits_for(&self, host: usize) -> bool {
+        let begins = !self.parts.contains_key(&host) && matches!(self.key, Key::Named(..));
+        let ends = !self.has_ended(host) && self.parts.values().any(|part| part.ended.is_some());
+        begins || ends || self.meetings.values().any(|meeting| meeting.misses(host))
+    }
+}
+
+#[cfg(test)]
+#[path = "../../../loom_tests/hub.rs"]
+mod search_tests;

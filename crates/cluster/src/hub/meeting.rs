@@ -1,0 +1,200 @@
+//! Collectives that some hosts of a group have arrived at.
+
+use super::{
+    super::{
+        mutant::{self, Rule},
+        wire,
+    },
+    Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut,
+};
+use crate::runtime::transport::OUTBOX;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Notes in one frame; the rest of the frame is small.
+const MOST_NOTES: usize = 48 << 10;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Meeting {
+    pub since: Duration,
+    pub members: Vec<Member>,
+    pub beside: bool,
+    /// By host.
+    pub arrived: BTreeMap<usize, Arrive>,
+}
+
+/// What follows an arrival.
+pub(super) enum Next {
+    Wait,
+    Commit(Meeting),
+    Fail(Failure),
+}
+
+/// Whether an arrival is one that this process can make.
+pub(super) fn check(arrive: &Arrive, host: usize, size: usize) -> Result<(), &'static str> {
+    let members: BTreeSet<_> = arrive.members.iter().collect();
+    if members.len() != arrive.members.len() || members.len() > wire::MOST_MEMBERS {
+        return Err("a member that is listed twice, or too many");
+    }
+    if members.iter().any(|(host, _)| *host as usize >= size) {
+        return Err("a member of no process");
+    }
+    if !members.contains(&(host as u32, arrive.device)) {
+        return Err("a collective of others");
+    }
+    if arrive.note.len() > crate::runtime::transport::MOST_NOTE {
+        return Err("a note that is too long");
+    }
+    Ok(())
+}
+
+impl Meeting {
+    /// The hosts that have not come.
+    pub fn missing(&self) -> BTreeSet<usize> {
+        let hosts = self.members.iter().map(|(host, _)| *host as usize);
+        hosts.filter(|host| !self.arrived.contains_key(host)).collect()
+    }
+
+    pub fn misses(&self, host: usize) -> bool {
+        self.has_member(host) && !self.arrived.contains_key(&host)
+    }
+
+    /// Whether this host waits here.
+    pub fn has(&self, host: usize) -> bool {
+        self.arrived.contains_key(&host)
+    }
+
+    fn has_member(&self, host: usize) -> bool {
+        self.members.iter().any(|(member, _)| *member as usize == host)
+    }
+
+    /// Whether this member waits here, and so cannot be elsewhere. A shipment on its way keeps its sender nowhere. What
+    /// goes beside keeps the member only from what goes beside, too.
+    pub fn holds(&self, member: &Member) -> bool {
+        (member.1 as usize) < OUTBOX && self.has(member.0 as usize) && self.members.contains(member)
+    }
+
+    /// Whether this one cannot be committed before the other.
+    pub fn waits_for(&self, other: &Meeting) -> bool {
+        self.members.iter().any(|member| !self.has(member.0 as usize) && other.holds(member))
+    }
+
+    /// Tells all hosts at once.
+    pub fn commit(self, number: u64, out: &mut Out) {
+        let mut frames: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
+        let mut bytes = 0;
+        for arrive in self.arrived.values() {
+            if bytes + arrive.note.len() > MOST_NOTES {
+                frames.push(Vec::new());
+                bytes = 0;
+            }
+            bytes += arrive.note.len() + 3;
+            if let Some(frame) = frames.last_mut() {
+                frame.push(arrive.note.clone());
+            }
+        }
+        for (host, arrive) in &self.arrived {
+            for (at, notes) in frames.iter().enumerate() {
+                let (arrival, notes, more) = (arrive.arrival, notes.clone(), at + 1 < frames.len());
+                out.push((*host, ToHost::Commit { arrival, number, notes, more }));
+            }
+        }
+    }
+
+    fn call(&self, host: usize) -> Option<Box<Call>> {
+        let arrive = self.arrived.get(&host)?;
+        let (first, count) = (self.members.first()?, self.members.len());
+        let call = format!("{} (collective {} of a group of {count} from {first:?})", arrive.call, arrive.number);
+        Some(Box::new(Call { place: (host as u32, arrive.device), call: cut(call), site: cut(arrive.site.clone()) }))
+    }
+}
+
+impl Scope {
+    pub(super) fn arrive(&mut self, host: usize, arrive: Arrive, now: Duration) -> Next {
+        let key = (arrive.members.clone(), arrive.number);
+        let meeting = self.meetings.entry(key.clone()).or_insert_with(|| Meeting {
+            since: now,
+            members: arrive.members.clone(),
+            beside: arrive.beside,
+            arrived: BTreeMap::new(),
+        });
+        meeting.arrived.insert(host, arrive);
+        let Some(meeting) = self.meetings.get(&key) else { return Next::Wait };
+        let own = &meeting.arrived[&host];
+        let differs = |other: &Arrive| (&other.call, other.beside) != (&own.call, own.beside);
+        let other = meeting.arrived.iter().find(|(_, other)| differs(other)).map(|(other, _)| *other);
+        if let Some(other) = other {
+            return mismatch(Kind::Call, meeting.call(other), meeting.call(host));
+        }
+        if meeting.missing().is_empty() {
+            return self.meetings.remove(&key).map_or(Next::Wait, Next::Commit);
+        }
+        if let Some(failure) = self.misses_who_ended() {
+            return Next::Fail(failure);
+        }
+        match self.circle(meeting) {
+            Some(other) => {
+                let theirs = meeting.members.iter().find_map(|(host, _)| match meeting.has(*host as usize) {
+                    true => None,
+                    false => other.call(*host as usize),
+                });
+                let kind = if other.members == meeting.members { Kind::Call } else { Kind::Group };
+                mismatch(kind, meeting.call(host), theirs)
+            }
+            None => Next::Wait,
+        }
+    }
+
+    /// A meeting that this one waits for, and that waits for this one, perhaps by way of others.
+    fn circle(&self, meeting: &Meeting) -> Option<&Meeting> {
+        let both = |one: &Meeting, other: &Meeting| one.beside == other.beside || mutant::is(Rule::Beside);
+        let waits = |one: &Meeting, other: &Meeting| both(one, other) && one.waits_for(other);
+        self.meetings.values().find(|other| waits(meeting, other) && self.reaches(other, meeting, &waits))
+    }
+
+    /// Whether `from` waits for `to`, perhaps by way of others.
+    fn reaches(&self, from: &Meeting, to: &Meeting, waits: &dyn Fn(&Meeting, &Meeting) -> bool) -> bool {
+        let mut seen = vec![from];
+        let mut at = 0;
+        while let Some(next) = seen.get(at).copied() {
+            if next == to {
+                return true;
+            }
+            for other in self.meetings.values().filter(|other| waits(next, other)) {
+                if !seen.contains(&other) {
+                    seen.push(other);
+                }
+            }
+            at += 1;
+        }
+        false
+    }
+
+    /// Whether a host that misses a meeting waits in another one, which must be over first. Not if that one waits for
+    /// this: a member may wait for what goes beside it.
+    pub(super) fn excused(&self, host: usize, meeting: &Meeting) -> bool {
+        let held =
+            |other: &Meeting| meeting.members.iter().any(|member| member.0 as usize == host && other.holds(member));
+        let mut others = self.meetings.values().filter(|other| held(other));
+        others.any(|other| !self.reaches(other, meeting, &|one, other| one.waits_for(other)))
+    }
+
+    /// Somebody waits in a collective for a process that has ended the scope.
+    pub(super) fn misses_who_ended(&self) -> Option<Failure> {
+        let ended = |host: &usize| self.has_ended(*host);
+        self.meetings.values().find_map(|meeting| {
+            let gone = meeting.missing().into_iter().find(ended)?;
+            let device = meeting.members.iter().find(|(host, _)| *host as usize == gone)?.1;
+            let site = self.parts.get(&gone).map_or_else(String::new, |part| part.announced.site.clone());
+            let b = Box::new(Call { place: (gone as u32, device), call: "the end of the scope".to_owned(), site });
+            let a = meeting.call(*meeting.arrived.keys().next()?)?;
+            Some(Failure::Mismatch { kind: Kind::Participation, a, b })
+        })
+    }
+}
+
+fn mismatch(kind: Kind, a: Option<Box<Call>>, b: Option<Box<Call>>) -> Next {
+    match (a, b) {
+        (Some(a), Some(b)) => Next::Fail(Failure::Mismatch { kind, a, b }),
+        _ => Next::Wait,
+    }
+}

@@ -1,0 +1,94 @@
+//! [`Chunk`]: what the exporter keeps of memory that other processes may have. It is attached to the memory's region.
+
+use super::{
+    server,
+    wire::{Key, Reply},
+};
+use crate::runtime::memory::{Access, Lending, Region};
+use parking_lot::{Condvar, Mutex};
+use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
+
+pub(super) struct Chunk {
+    pub memory: OwnedFd,
+    /// Bytes of the buffer.
+    pub bytes: u64,
+    /// Bytes of the memory.
+    pub chunk: u64,
+    pub element: u64,
+    /// The last bytes of the memory: importers compare them.
+    pub proof: Key,
+    /// Limit for the exporter's own work.
+    pub deadline: Duration,
+    pub lending: Arc<Lending>,
+    pub loans: Mutex<Loans>,
+    pub changed: Condvar,
+}
+
+/// Who has the memory.
+#[derive(Default)]
+pub(super) struct Loans {
+    /// The importers, by process.
+    pub held: Vec<u32>,
+    /// An importer that has ended without a word.
+    pub lost: Option<u32>,
+}
+
+/// An importer's share of a chunk: keeps the memory mapped.
+pub(super) struct Loan {
+    pub region: Arc<Region>,
+    pub exclusive: bool,
+}
+
+impl Chunk {
+    pub fn reply(&self, exclusive: bool) -> Reply {
+        let mut reply = Reply::without_memory(Reply::GRANTED);
+        reply.exclusive = u32::from(exclusive);
+        (reply.bytes, reply.chunk, reply.element, reply.proof) = (self.bytes, self.chunk, self.element, self.proof);
+        reply
+    }
+
+    /// Others may access the memory like this from now on: see [`Lending::lend`].
+    pub fn lend(&self, access: Access) -> bool {
+        let mut loans = self.loans.lock();
+        let lent = self.lending.lend(access);
+        if lent {
+            loans.lost = None;
+        }
+        lent
+    }
+
+    pub fn begin(&self, importer: u32) {
+        self.loans.lock().held.push(importer);
+    }
+
+    /// Ends a loan; `lost` if the importer has ended without a word.
+    pub fn end(&self, importer: Option<u32>, lost: bool) {
+        let mut loans = self.loans.lock();
+        if let Some(at) = loans.held.iter().position(|held| Some(*held) == importer) {
+            loans.held.swap_remove(at);
+        }
+        if lost {
+            loans.lost = importer;
+        }
+        self.lending.give_back();
+        self.changed.notify_all();
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        server::forget();
+    }
+}
+
+impl Loan {
+    pub fn chunk(&self) -> Option<&Chunk> {
+        self.region.attached()
+    }
+
+    pub fn end(self, importer: u32, lost: bool) {
+        if let Some(chunk) = self.chunk() {
+            chunk.end(Some(importer), lost);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The importer's side: asks an exporter for its memory, and gives it back.
+
+use super::{
+    IpcBuffer, socket,
+    wire::{self, LONGEST_NAME, NAME, Process, RELEASED, Reply, Request},
+};
+use crate::runtime::{BufferInternals, DeviceInternals, ErrorInternals, OpSite, memory::Access};
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, PeerView, Result,
+};
+use std::{
+    fmt, io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    time::{Duration, Instant},
+};
+
+/// Between two looks at whether the gang has failed.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Memory of another process of this host, as a buffer of this device: from [`import`](super::ClusterDevice::import).
+///
+/// Operations take it like every buffer. It can be written if the exporter has called
+/// [`export_mut`](super::ClusterBuffer::export_mut); else a write is [`Error::Borrowed`].
+///
+/// The exporter's memory stays until this is dropped. The exporter is told when the last operations on it have
+/// completed: by [`release`](Self::release) at once, after a drop at the end of the device's scope at the latest.
+pub struct Imported<T: DeviceCopy> {
+    pub(super) buffer: DeviceBuffer<T>,
+    pub(super) exclusive: bool,
+}
+
+impl<T: DeviceCopy> Imported<T> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// Whether it can be written.
+    pub fn is_exclusive(&self) -> bool {
+        self.exclusive
+    }
+
+    /// Names this memory on another device's thread: copies and kernels there may read it.
+    pub fn peer(&self) -> PeerView<'_, T> {
+        self.buffer.peer()
+    }
+
+    /// Waits for the last operations on the memory, unmaps it, and tells the exporter, who may then use it again.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::DeviceLost`], the driver's: then the exporter is told when the operations have
+    /// completed.
+    #[track_caller]
+    pub fn release(self, dev: &Device) -> Result<()> {
+        let _here = OpSite::here("release");
+        dev.op("release")?.reads(&self.view())?;
+        self.buffer.block().wait_host("release", Access::Write, dev.deadline())
+    }
+}
+
+impl<T: DeviceCopy> AsView for Imported<T> {
+    type Elem = T;
+    fn view(&self) -> DeviceView<'_, T> {
+        self.buffer.view()
+    }
+}
+
+impl<T: DeviceCopy> AsViewMut for Imported<T> {
+    fn view_mut(&mut self) -> DeviceViewMut<'_, T> {
+        self.buffer.view_mut()
+    }
+}
+
+impl<T: DeviceCopy> fmt::Debug for Imported<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Imported {:?}", self.buffer)
+    }
+}
+
+/// The connection to the exporter. Its drop says that the memory is unmapped here.
+pub(super) struct Lease(UnixStream);
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let _ = socket::send(&self.0, &[RELEASED], None);
+    }
+}
+
+/// The exporter has ended, or its process number is another's by now.
+fn lost(ipc: &IpcBuffer, why: &str) -> Error {
+    Error::HostLost { host: ipc.process.pid as usize, op: "import", why: format!("the exporter {why}") }
+}
+
+fn timeout(ipc: &IpcBuffer, waited: Duration) -> Error {
+    Error::HostTimeout { op: "import".into(), waited, missing: vec![ipc.process.pid as usize] }
+}
+
+/// The exporter's memory, and what the exporter says of it.
+pub(super) struct Granted {
+    pub lease: Lease,
+    pub reply: Reply,
+    pub memory: OwnedFd,
+}
+
+/// Asks the exporter for its memory. `stop` fails when the gang has failed.
+#[track_caller]
+pub(super) fn ask(ipc: &IpcBuffer, limit: Duration, stop: &dyn Fn() -> Result<()>) -> Result<Granted> {
+    let begun = Instant::now();
+    let named = ipc.socket.starts_with(NAME) && ipc.socket.len() <= LONGEST_NAME;
+    if !named || ipc.socket.contains('\0') {
+        return Err(Error::invalid("import", "this is not what `export` has made: no exporter has such a socket"));
+    }
+    let wait = || match begun.elapsed() > limit {
+        true => Err(timeout(ipc, limit)),
+        false => stop(),
+    };
+    loop {
+        wait()?;
+        match socket::connect(&ipc.socket) {
+            Ok(socket) => match ask_once(ipc, socket, &wait)? {
+                Some((lease, reply, Some(memory))) => return Ok(Granted { lease, reply, memory }),
+                Some((_, reply, None)) => return Err(Error::invalid("import", reply.refused().unwrap_or("no memory"))),
+                // The server has ended meanwhile, which the next attempt will see; or strangers have crowded it.
+                None => {}
+            },
+            // Many others are at the door.
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) if !ipc.process.is_alive() => return Err(lost(ipc, "has ended")),
+            Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
+                return Err(Error::invalid("import", "the exporter has dropped its exported buffers"));
+            }
+            Err(why) => return Err(failed(format_args!("no connection: {why}"))),
+        }
+        std::thread::sleep(TICK);
+    }
+}
+
+fn failed(why: impl fmt::Display) -> Error {
+    Error::Cluster { op: "import", why: why.to_string() }
+}
+
+type Answer = (Lease, Reply, Option<OwnedFd>);
+
+/// One attempt over one connection. None if the connection ends before the answer.
+#[track_caller]
+fn ask_once(ipc: &IpcBuffer, socket: UnixStream, wait: &dyn Fn() -> Result<()>) -> Result<Option<Answer>> {
+    let (pid, user) = socket::peer(&socket).map_err(|why| failed(format_args!("who is the exporter? {why}")))?;
+    if !wire::may_have(user, socket::own_user()) {
+        return Err(Error::invalid("import", format_args!("the exporter is a process of user {user}")));
+    }
+    if Process::of(pid) != Some(ipc.process) {
+        return Err(lost(ipc, &format!("has ended, and process {pid} has its socket's name")));
+    }
+    if socket::send(&socket, bytemuck::bytes_of(&Request::new(ipc.id, ipc.key)), None).is_err() {
+        return Ok(None);
+    }
+    while !socket::poll(&[socket.as_fd()], Some(TICK))[0] {
+        wait()?;
+    }
+    let mut frame = [0; size_of::<Reply>()];
+    let Ok((got, mut memory)) = socket::receive(&socket, &mut frame) else { return Ok(None) };
+    if got == 0 {
+        return Ok(None);
+    }
+    let lease = Lease(socket);
+    let reply: Reply = bytemuck::pod_read_unaligned(&frame);
+    if got < frame.len() || !reply.is_valid() {
+        return Err(failed("the exporter is of another version of this crate"));
+    }
+    match (reply.refused(), memory.pop(), memory.is_empty()) {
+        (Some(_), None, _) => Ok(Some((lease, reply, None))),
+        (None, Some(memory), true) => Ok(Some((lease, reply, Some(memory)))),
+        _ => Err(failed("the exporter's answer has no memory, or too much")),
+    }
+}

@@ -1,0 +1,263 @@
+//! The thread of an exporter that gives memory to importers, and knows which of them still have it.
+//!
+//! One per process. It begins with the first export and ends with the last exported buffer. It never waits for one
+//! importer: each read and write is non-blocking, a request has a limit, and so has their number. What a stranger sends
+//! costs it at most a place among the guests for [`PATIENCE`].
+//!
+//! Invariant: no lock of this file is held while memory is given up, since that comes back to [`forget`].
+
+use super::{
+    chunk::{Chunk, Loan},
+    socket,
+    wire::{self, Key, NAME, Process, RELEASED, Reply, Request},
+};
+use crate::runtime::memory::Region;
+use gpu_pool::{Error, Result};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    sync::{Arc, Weak},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A guest that has not asked by then is sent away.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Most guests that have not asked yet; the one who has waited longest makes room.
+const MOST_ASKING: usize = 64;
+/// Most importers at a time.
+const MOST_GUESTS: usize = 4096;
+/// Between two looks at guests that have a limit, and at processes that are ending.
+const TICK: Duration = Duration::from_millis(20);
+
+static SERVER: Mutex<Option<Arc<Server>>> = Mutex::new(None);
+
+/// The server of this process, as other threads see it.
+pub(super) struct Server {
+    pub name: String,
+    pub process: Process,
+    book: Mutex<Book>,
+    /// Closed or written to, it wakes the thread.
+    wake: UnixStream,
+}
+
+/// The exports of this process.
+#[derive(Default)]
+struct Book {
+    exports: HashMap<u64, Export>,
+    next: u64,
+    /// No exported buffer is left; the thread ends.
+    over: bool,
+}
+
+struct Export {
+    key: Key,
+    region: Weak<Region>,
+    exclusive: bool,
+    /// The answer to the next request; [`Reply::GRANTED`] until the first one.
+    status: u32,
+}
+
+/// Enters an export of a region, which has a [`Chunk`]. Returns the server, and the export's number.
+pub(super) fn register(region: &Arc<Region>, exclusive: bool, key: Key) -> Result<(Arc<Server>, u64)> {
+    let mut current = SERVER.lock();
+    // A forked process has the server's data, but not its thread.
+    let ours = current.as_ref().filter(|server| server.process.pid == std::process::id());
+    let server = match ours {
+        Some(server) => server.clone(),
+        None => current.insert(start()?).clone(),
+    };
+    let mut book = server.book.lock();
+    book.next += 1;
+    let id = book.next;
+    let export = Export { key, region: Arc::downgrade(region), exclusive, status: Reply::GRANTED };
+    book.exports.insert(id, export);
+    drop(book);
+    Ok((server, id))
+}
+
+/// Ends the exports of a region that nobody has imported.
+pub(super) fn withdraw(region: &Arc<Region>, chunk: &Chunk) {
+    let current = SERVER.lock();
+    let Some(server) = &*current else { return };
+    let mut book = server.book.lock();
+    let of_region = |export: &&mut Export| std::ptr::eq(export.region.as_ptr(), Arc::as_ptr(region));
+    for export in book.exports.values_mut().filter(of_region).filter(|export| export.status == Reply::GRANTED) {
+        export.status = Reply::WITHDRAWN;
+        chunk.end(None, false);
+    }
+}
+
+/// Some exported memory is gone.
+pub(super) fn forget() {
+    let mut current = SERVER.lock();
+    let Some(server) = &*current else { return };
+    let mut book = server.book.lock();
+    book.exports.retain(|_, export| export.region.strong_count() > 0);
+    book.over = book.exports.is_empty();
+    if book.over {
+        drop(book);
+        let _ = socket::send(&server.wake, b"!", None);
+        *current = None;
+    }
+}
+
+fn start() -> Result<Arc<Server>> {
+    let failed = |what: &str, why: io::Error| Error::Cluster { op: "export", why: format!("{what}: {why}") };
+    let no_process = || Error::Cluster { op: "export", why: "there is no /proc that tells processes apart".into() };
+    let process = Process::own().ok_or_else(no_process)?;
+    let number = u64::from_le_bytes(*wire::random("export")?.first_chunk().expect("32 bytes"));
+    let name = format!("{NAME}{}.{number:016x}", process.pid);
+    let listener = socket::listen(&name).map_err(|why| failed("no socket", why))?;
+    let (wake, woken) = UnixStream::pair().map_err(|why| failed("no socket", why))?;
+    let server = Arc::new(Server { name, process, book: Mutex::default(), wake });
+    let served = server.clone();
+    let thread = thread::Builder::new().name("gpu-pool:ipc".into());
+    thread.spawn(move || serve(&served, &listener, &woken)).map_err(|why| failed("no thread", why))?;
+    Ok(server)
+}
+
+impl Book {
+    /// Looks at a request, and notes that it was granted.
+    fn claim(&mut self, request: &Request) -> Result<Loan, u32> {
+        let export = self.exports.get_mut(&request.id).ok_or(Reply::STALE)?;
+        if !wire::same(&export.key, &request.key) {
+            return Err(Reply::FORGED);
+        }
+        if export.status != Reply::GRANTED {
+            return Err(export.status);
+        }
+        let region = export.region.upgrade().ok_or(Reply::STALE)?;
+        export.status = Reply::USED;
+        Ok(Loan { region, exclusive: export.exclusive })
+    }
+}
+
+/// A process at the other end of a socket.
+struct Guest {
+    socket: UnixStream,
+    process: Process,
+    state: State,
+}
+
+enum State {
+    /// Part of a request has come.
+    Asking { since: Instant, got: usize, request: [u8; size_of::<Request>()] },
+    /// It has memory.
+    Holding(Loan),
+    /// It has memory, and its socket has ended without a word. The memory is its own until the process has ended.
+    Ending(Loan),
+}
+
+fn serve(server: &Server, listener: &UnixListener, woken: &UnixStream) {
+    let mut guests: Vec<Guest> = Vec::new();
+    while !server.book.lock().over {
+        let mut sockets: Vec<BorrowedFd<'_>> = vec![woken.as_fd(), listener.as_fd()];
+        let silent = |guest: &Guest| matches!(guest.state, State::Ending(_));
+        sockets.extend(guests.iter().filter(|guest| !silent(guest)).map(|guest| guest.socket.as_fd()));
+        let ticks = guests.iter().any(|guest| !matches!(guest.state, State::Holding(_)));
+        let ready = socket::poll(&sockets, ticks.then_some(TICK));
+        guests = guests.into_iter().filter_map(|guest| guest.next(server)).collect();
+        if ready[1] && !receive(listener, &mut guests) {
+            // No descriptor is left for a guest, who stays at the door.
+            thread::sleep(TICK);
+        }
+    }
+}
+
+/// Lets those in who wait at the door. False if that was not possible.
+fn receive(listener: &UnixListener, guests: &mut Vec<Guest>) -> bool {
+    loop {
+        let socket = match listener.accept() {
+            Ok((socket, _)) => socket,
+            Err(why) => return matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+        };
+        let is_asking = |guest: &Guest| matches!(guest.state, State::Asking { .. });
+        if guests.iter().filter(|guest| is_asking(guest)).count() >= MOST_ASKING
+            && let Some(oldest) = guests.iter().position(is_asking)
+        {
+            guests.remove(oldest);
+        }
+        let known = socket::peer(&socket).ok().filter(|(_, user)| wire::may_have(*user, socket::own_user()));
+        let process = known.and_then(|(pid, _)| Process::of(pid));
+        let Some(process) = process.filter(|_| guests.len() < MOST_GUESTS) else { continue };
+        let state = State::Asking { since: Instant::now(), got: 0, request: [0; size_of::<Request>()] };
+        guests.push(Guest { socket, process, state });
+    }
+}
+
+impl Guest {
+    /// What becomes of a guest, now that something may have come from it. None if it has gone.
+    fn next(self, server: &Server) -> Option<Guest> {
+        let Guest { socket, process, state } = self;
+        let state = match state {
+            State::Asking { since, mut got, mut request } => {
+                // Descriptors that a stranger sends are closed at once.
+                match socket::receive(&socket, &mut request[got..]) {
+                    Ok((0, _)) => return None,
+                    Ok((more, _)) => got += more,
+                    Err(why) if why.kind() == io::ErrorKind::WouldBlock && since.elapsed() < PATIENCE => {}
+                    Err(_) => return None,
+                }
+                if got < request.len() {
+                    State::Asking { since, got, request }
+                } else {
+                    State::Holding(answer(server, &socket, process, bytemuck::pod_read_unaligned(&request))?)
+                }
+            }
+            State::Holding(loan) => {
+                let mut word = [0];
+                match socket::receive(&socket, &mut word) {
+                    Ok((1, _)) if word == [RELEASED] => {
+                        loan.end(process.pid, false);
+                        return None;
+                    }
+                    Err(why) if matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                        State::Holding(loan)
+                    }
+                    _ => ending(loan, process)?,
+                }
+            }
+            State::Ending(loan) => ending(loan, process)?,
+        };
+        Some(Guest { socket, process, state })
+    }
+}
+
+/// Its socket has ended. While the process lives it may still use the memory.
+fn ending(loan: Loan, process: Process) -> Option<State> {
+    if process.is_alive() {
+        return Some(State::Ending(loan));
+    }
+    loan.end(process.pid, true);
+    None
+}
+
+/// Answers a request. None if the guest gets nothing.
+fn answer(server: &Server, socket: &UnixStream, process: Process, request: Request) -> Option<Loan> {
+    let refused = |status| {
+        let _ = socket::send(socket, bytemuck::bytes_of(&Reply::without_memory(status)), None);
+    };
+    if !request.is_valid() {
+        refused(Reply::FORGED);
+        return None;
+    }
+    let loan = server.book.lock().claim(&request);
+    let loan = loan.map_err(refused).ok()?;
+    let chunk = loan.chunk()?;
+    chunk.begin(process.pid);
+    let reply = chunk.reply(loan.exclusive);
+    match socket::send(socket, bytemuck::bytes_of(&reply), Some(chunk.memory.as_fd())) {
+        Ok(()) => Some(loan),
+        Err(_) => {
+            // It has ended before it had the memory.
+            loan.end(process.pid, false);
+            None
+        }
+    }
+}

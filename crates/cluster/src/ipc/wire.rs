@@ -1,0 +1,181 @@
+//! What goes over the socket, and how processes, users and elements are told apart. No I/O but `/proc` and random
+//! bytes.
+
+use crate::runtime::hash;
+use gpu_pool::{Error, Result};
+use std::{fs, hint::black_box};
+
+/// Random bytes that nobody guesses.
+pub(super) type Key = [u8; 32];
+
+/// The first bytes of each frame: the protocol and its version.
+const MAGIC: [u8; 8] = *b"gpupipc1";
+/// The begin of each socket's name.
+pub(super) const NAME: &str = "gpu-pool-ipc.";
+/// Longest name of a socket: the system's limit for abstract names is 107 bytes.
+pub(super) const LONGEST_NAME: usize = 100;
+/// The importer's last word: the memory is unmapped there.
+pub(super) const RELEASED: u8 = b'R';
+
+/// From the importer: which export it wants.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct Request {
+    magic: [u8; 8],
+    pub id: u64,
+    pub key: Key,
+}
+
+impl Request {
+    pub fn new(id: u64, key: Key) -> Self {
+        Request { magic: MAGIC, id, key }
+    }
+
+    pub fn is_valid(&self) -> bool {
+        self.magic == MAGIC
+    }
+}
+
+/// The exporter's answer. The memory's descriptor goes with an answer of `status` [`Reply::GRANTED`].
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct Reply {
+    magic: [u8; 8],
+    pub status: u32,
+    /// Whether the importer has the memory alone, and may write.
+    pub exclusive: u32,
+    /// Bytes of the buffer.
+    pub bytes: u64,
+    /// Bytes of the memory that the buffer lies in.
+    pub chunk: u64,
+    /// The element: see [`element`].
+    pub element: u64,
+    /// The last bytes of the memory.
+    pub proof: Key,
+}
+
+impl Reply {
+    pub const GRANTED: u32 = 0;
+    pub const STALE: u32 = 1;
+    pub const FORGED: u32 = 2;
+    pub const USED: u32 = 3;
+    pub const WITHDRAWN: u32 = 4;
+
+    pub fn without_memory(status: u32) -> Self {
+        Reply { magic: MAGIC, status, ..bytemuck::Zeroable::zeroed() }
+    }
+
+    pub fn is_valid(&self) -> bool {
+        self.magic == MAGIC
+    }
+
+    /// Why there is no memory.
+    pub fn refused(&self) -> Option<&'static str> {
+        match self.status {
+            Reply::GRANTED => None,
+            Reply::STALE => Some("the exporter has dropped the buffer"),
+            Reply::FORGED => Some("the key is wrong: this is not what `export` has made"),
+            Reply::USED => Some("it was imported already: an export is good for one import, so export once more"),
+            Reply::WITHDRAWN => Some("the exporter has withdrawn it"),
+            _ => Some("the exporter refuses it for a reason that this version does not know"),
+        }
+    }
+}
+
+/// Whether two keys are equal, in a time that does not depend on where they differ.
+pub(super) fn same(a: &Key, b: &Key) -> bool {
+    black_box(a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b))) == 0
+}
+
+/// Whether a process of user `peer` may have memory of a process of user `own`.
+pub(super) fn may_have(peer: libc::uid_t, own: libc::uid_t) -> bool {
+    peer == own
+}
+
+/// A number for an element type, from its name and size.
+pub(super) fn element<T>() -> u64 {
+    hash(&format!("{} {}", size_of::<T>(), std::any::type_name::<T>()))
+}
+
+pub(super) fn random(op: &'static str) -> Result<Key> {
+    let mut key = Key::default();
+    getrandom::fill(&mut key).map_err(|why| Error::Cluster { op, why: format!("no random bytes: {why}") })?;
+    Ok(key)
+}
+
+/// A process of this host. Its start time tells it from a later one with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct Process {
+    pub pid: u32,
+    /// In clock ticks since the host has started.
+    pub start: u64,
+}
+
+impl Process {
+    pub fn own() -> Option<Process> {
+        Process::of(std::process::id())
+    }
+
+    /// The live process with this number.
+    pub fn of(pid: u32) -> Option<Process> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        start(&stat).map(|start| Process { pid, start })
+    }
+
+    pub fn is_alive(self) -> bool {
+        Process::of(self.pid) == Some(self)
+    }
+}
+
+/// The start time in the text of `/proc/<pid>/stat`; `None` if the process has ended, also if nobody has waited for it.
+fn start(stat: &str) -> Option<u64> {
+    // The second field, the program's name, may contain anything.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    match fields.next()? {
+        "Z" | "X" => None,
+        _ => fields.nth(18)?.parse().ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_told_by_its_start() {
+        let own = Process::own().unwrap();
+        assert!(own.is_alive() && !Process { start: own.start + 1, ..own }.is_alive());
+        assert!(Process::of(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn names_of_programs_do_not_confuse() {
+        let stat = "7 (a) Z (b) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 9 9";
+        assert_eq!(start(stat), Some(4242));
+        assert_eq!(start(&stat.replace(") S", ") Z")), None, "it has ended, although nobody has waited for it");
+        assert!(["", "7", "7 (a", "7 (a) S", "7 (a) S 1 2 3"].iter().all(|stat| start(stat).is_none()));
+    }
+
+    #[test]
+    fn keys_are_equal_in_each_bit() {
+        let key = random("test").unwrap();
+        assert!(same(&key, &key) && key != random("test").unwrap());
+        for bit in 0..256 {
+            let mut other = key;
+            other[bit / 8] ^= 1 << (bit % 8);
+            assert!(!same(&key, &other));
+        }
+    }
+
+    #[test]
+    fn only_the_own_user_may_have_memory() {
+        assert!(may_have(1000, 1000) && may_have(0, 0));
+        assert!(!may_have(1000, 1001) && !may_have(0, 1000) && !may_have(1000, 0));
+    }
+
+    #[test]
+    fn elements_differ_by_name_and_size() {
+        let all = [element::<f32>(), element::<u32>(), element::<f64>(), element::<[f32; 2]>(), element::<[f32; 3]>()];
+        assert!(all.iter().enumerate().all(|(i, a)| !all[..i].contains(a)));
+    }
+}

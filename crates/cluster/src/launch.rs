@@ -1,0 +1,265 @@
+//! Who has started this process, and as which of how many: from environment variables, and never guessed from half of
+//! them.
+
+use crate::runtime::variables::NotText;
+use gpu_pool::{Error, Result};
+
+/// The port of rank 0 under SLURM is one of a thousand from here on, by the job's number.
+const SLURM_PORT: u16 = 29_600;
+
+/// The most processes of a cluster. Each costs rank 0 a connection and a thread.
+const MOST: usize = 65_536;
+
+/// Reads a variable.
+pub(super) type Read<'a> = &'a dyn Fn(&str) -> Result<Option<String>, NotText>;
+
+/// The variables of this crate that name a process.
+const OWN: [&str; 4] = ["GPU_POOL_RANK", "GPU_POOL_SIZE", "GPU_POOL_LOCAL_RANK", "GPU_POOL_LOCAL_SIZE"];
+
+/// What started this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    /// `GPU_POOL_RANK` and `GPU_POOL_SIZE`, or [`Cluster::tcp`](super::Cluster::tcp).
+    Hand,
+    OpenMpi,
+    Mpich,
+    Torchrun,
+    Slurm,
+}
+
+/// A process's place among those that were started together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Launch {
+    pub rank: usize,
+    pub size: usize,
+    /// Among the processes of this machine.
+    pub local_rank: usize,
+    pub local_size: usize,
+    /// Where rank 0 listens. `None`: MPI tells it.
+    pub master: Option<(String, u16)>,
+    pub by: By,
+}
+
+fn wrong(why: impl Into<String>) -> Error {
+    Error::Cluster { op: "environment", why: why.into() }
+}
+
+/// The error where a launcher is needed.
+pub(crate) fn no_launcher() -> Error {
+    wrong(
+        "no launcher has started this process: none of GPU_POOL_RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, \
+         TORCHELASTIC_RUN_ID and SLURM_PROCID is set: start it by mpirun, torchrun, srun, or use `Cluster::tcp`",
+    )
+}
+
+/// Variables, by name. An empty one counts as unset.
+struct Variables<'a>(Read<'a>);
+
+impl Variables<'_> {
+    fn text(&self, name: &str) -> Result<Option<String>> {
+        let text = self.0(name).map_err(|not| wrong(not.to_string()))?;
+        Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()))
+    }
+
+    fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>> {
+        let parse = |text: String| text.parse().map_err(|_| wrong(format!("{name} is `{text}`, which is no number")));
+        self.text(name)?.map(parse).transpose()
+    }
+
+    /// The first of two variables that is set.
+    fn first(&self, names: [&str; 2]) -> Result<Option<String>> {
+        match self.text(names[0])? {
+            Some(text) => Ok(Some(text)),
+            None => self.text(names[1]),
+        }
+    }
+
+    /// The numbers of a family of variables: all or none are set.
+    fn family<const N: usize>(&self, by: &str, names: [&str; N]) -> Result<Option<[usize; N]>> {
+        let mut numbers = [0; N];
+        let mut missing = Vec::new();
+        for (name, number) in names.iter().zip(&mut numbers) {
+            match self.number(name)? {
+                Some(found) => *number = found,
+                None => missing.push(*name),
+            }
+        }
+        match missing.len() {
+            0 => Ok(Some(numbers)),
+            n if n == N => Ok(None),
+            _ => Err(wrong(format!("{by} has started this process, it seems, but {} is not set", missing.join(", ")))),
+        }
+    }
+
+    /// The address of rank 0 from this crate's own variables.
+    fn own_master(&self) -> Result<Option<(String, u16)>> {
+        match (self.text("GPU_POOL_MASTER")?, self.number("GPU_POOL_PORT")?) {
+            (Some(host), Some(port)) => Ok(Some((host, port))),
+            (None, None) => Ok(None),
+            (None, Some(_)) => Err(wrong("GPU_POOL_PORT is set, but GPU_POOL_MASTER is not set")),
+            (Some(_), None) => Err(wrong("GPU_POOL_MASTER is set, but GPU_POOL_PORT is not set")),
+        }
+    }
+
+    fn hand(&self) -> Result<Option<Launch>> {
+        let mut any = false;
+        for name in OWN {
+            any |= self.text(name)?.is_some();
+        }
+        if !any {
+            // Bad ones are told also to a process that would run alone.
+            self.text("GPU_POOL_MASTER")?;
+            self.number::<u16>("GPU_POOL_PORT")?;
+            return Ok(None);
+        }
+        let missing = |name: &str| wrong(format!("other variables GPU_POOL_* are set, but {name} is not set"));
+        let need = |name: &'static str| self.number(name)?.ok_or_else(|| missing(name));
+        let [local_rank, local_size] = self.family("this crate", [OWN[2], OWN[3]])?.unwrap_or([0, 1]);
+        let master = Some(self.own_master()?.ok_or_else(|| missing("GPU_POOL_MASTER"))?);
+        Ok(Some(Launch { rank: need(OWN[0])?, size: need(OWN[1])?, local_rank, local_size, master, by: By::Hand }))
+    }
+
+    fn open_mpi(&self) -> Result<Option<Launch>> {
+        let names = [
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ];
+        let Some([rank, size, local_rank, local_size]) = self.family("Open MPI", names)? else { return Ok(None) };
+        Ok(Some(Launch { rank, size, local_rank, local_size, master: self.own_master()?, by: By::OpenMpi }))
+    }
+
+    fn mpich(&self) -> Result<Option<Launch>> {
+        let Some([rank, size]) = self.family("MPICH", ["PMI_RANK", "PMI_SIZE"])? else { return Ok(None) };
+        let local = self.family("MPICH", ["MPI_LOCALRANKID", "MPI_LOCALNRANKS"])?;
+        let [local_rank, local_size] = local.unwrap_or([0, 1]);
+        Ok(Some(Launch { rank, size, local_rank, local_size, master: self.own_master()?, by: By::Mpich }))
+    }
+
+    fn torchrun(&self) -> Result<Option<Launch>> {
+        // People set some of these by hand for other programs: a process is torchrun's only if it says so, or if both
+        // the address and the rank are there.
+        let certain = self.text("TORCHELASTIC_RUN_ID")?.is_some();
+        if !certain && (self.text("MASTER_ADDR")?.is_none() || self.text("RANK")?.is_none()) {
+            return Ok(None);
+        }
+        let missing = |name: &str| wrong(format!("torchrun has started this process, it seems, but {name} is not set"));
+        let need = |name: &'static str| self.number(name)?.ok_or_else(|| missing(name));
+        let [local_rank, local_size] = self.family("torchrun", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])?.unwrap_or([0, 1]);
+        let host = self.text("MASTER_ADDR")?.ok_or_else(|| missing("MASTER_ADDR"))?;
+        let port: u16 = self.number("MASTER_PORT")?.ok_or_else(|| missing("MASTER_PORT"))?;
+        // MASTER_PORT itself is torchrun's own store.
+        let port =
+            port.checked_add(1).ok_or_else(|| wrong("MASTER_PORT is 65535, and this needs the port above it"))?;
+        let launch = Launch {
+            rank: need("RANK")?,
+            size: need("WORLD_SIZE")?,
+            local_rank,
+            local_size,
+            master: Some((host, port)),
+            by: By::Torchrun,
+        };
+        self.at_hand(launch).map(Some)
+    }
+
+    fn slurm(&self) -> Result<Option<Launch>> {
+        let tasks = match self.text("SLURM_STEP_NUM_TASKS")? {
+            Some(_) => "SLURM_STEP_NUM_TASKS",
+            None => "SLURM_NTASKS",
+        };
+        // A shell of `salloc` has SLURM_NTASKS alone, and is no task.
+        if self.text("SLURM_PROCID")?.is_none() {
+            return Ok(None);
+        }
+        let names = ["SLURM_PROCID", tasks, "SLURM_LOCALID"];
+        let Some([rank, size, local_rank]) = self.family("srun", names)? else { return Ok(None) };
+        let node = self.number("SLURM_NODEID")?.unwrap_or(0);
+        let tasks = self.first(["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"])?;
+        let local_size = match tasks {
+            Some(text) => tasks_of(&text, node)
+                .ok_or_else(|| wrong(format!("SLURM_STEP_TASKS_PER_NODE is `{text}`: nothing for node {node}")))?,
+            None => 1,
+        };
+        let nodes = self.first(["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"])?;
+        let host = match nodes.and_then(|list| first_node(&list)) {
+            Some(host) => Some(host),
+            None => self.text("SLURM_LAUNCH_NODE_IPADDR")?,
+        };
+        let host = host.ok_or_else(|| wrong("srun has started this process, but SLURM_STEP_NODELIST is not set"))?;
+        let job: u64 = self.number("SLURM_JOB_ID")?.unwrap_or(0);
+        let port = SLURM_PORT + (job % 1000) as u16;
+        let launch = Launch { rank, size, local_rank, local_size, master: Some((host, port)), by: By::Slurm };
+        self.at_hand(launch).map(Some)
+    }
+
+    /// With all processes on one machine nobody else need reach rank 0. This crate's own variables come first.
+    fn at_hand(&self, mut launch: Launch) -> Result<Launch> {
+        if let Some((_, port)) = &launch.master
+            && launch.local_size == launch.size
+        {
+            launch.master = Some(("127.0.0.1".to_owned(), *port));
+        }
+        launch.master = self.own_master()?.or(launch.master);
+        Ok(launch)
+    }
+}
+
+impl Launch {
+    /// Who has started this process, by its environment; none if it was no launcher. Of several launchers the inner one
+    /// counts: `mpirun` may run within `srun`, and anybody may set torchrun's names.
+    pub(super) fn from(variables: Read<'_>) -> Result<Option<Launch>> {
+        let variables = Variables(variables);
+        let all = [Variables::hand, Variables::open_mpi, Variables::mpich, Variables::torchrun, Variables::slurm];
+        for launcher in all {
+            if let Some(launch) = launcher(&variables)? {
+                return launch.checked().map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    pub(crate) fn checked(self) -> Result<Launch> {
+        let Launch { rank, size, local_rank, local_size, by, .. } = self;
+        if size > MOST {
+            return Err(wrong(format!("{size} processes ({by:?}): a cluster has {MOST} at most")));
+        }
+        if rank < size && local_rank < local_size && local_size <= size {
+            return Ok(self);
+        }
+        Err(wrong(format!("rank {rank} of {size} processes, {local_rank} of {local_size} on this machine ({by:?})")))
+    }
+}
+
+/// The first machine of a list like `node[003-007,12]-ib,b`.
+fn first_node(list: &str) -> Option<String> {
+    let end = list.find(['[', ',']).unwrap_or(list.len());
+    let (head, rest) = list.split_at(end);
+    let Some(rest) = rest.strip_prefix('[') else {
+        return (!head.is_empty()).then(|| head.to_owned());
+    };
+    let (numbers, tail) = rest.split_once(']')?;
+    let first = numbers.split(['-', ',']).next()?;
+    let tail = tail.split([',', '[']).next()?;
+    Some(format!("{head}{first}{tail}"))
+}
+
+/// How many tasks a machine has, by a text like `2(x3),1`.
+fn tasks_of(text: &str, node: usize) -> Option<usize> {
+    let mut before = 0usize;
+    for part in text.split(',') {
+        let (tasks, times) = match part.trim().split_once("(x") {
+            Some((tasks, times)) => (tasks, times.strip_suffix(')')?.parse().ok()?),
+            None => (part.trim(), 1usize),
+        };
+        before = before.checked_add(times)?;
+        if node < before {
+            return tasks.parse().ok();
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+#[path = "launch_tests.rs"]
+mod tests;

@@ -1,0 +1,236 @@
+//! The first process's server: brings the frames of all processes to the hub, and its answers back.
+//!
+//! One thread accepts, one ticks, and each connection has a reader. All of the hub's answers are written under its
+//! lock, so each process gets them in the hub's order. The threads end with the [`Server`].
+
+use super::{
+    greet,
+    hub::{Hub, Limits, Out},
+    wire::{self, Failure, ToHost, ToHub},
+};
+use gpu_pool::{Error, Result, event};
+use parking_lot::{Condvar, Mutex};
+use std::{
+    collections::BTreeMap,
+    io::{BufReader, ErrorKind, Write},
+    net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The most connections that are being greeted at once. Others wait.
+const GREETINGS: usize = 64;
+
+pub(super) struct Server {
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    secret: Vec<u8>,
+    start: Instant,
+    silence: Duration,
+}
+
+struct State {
+    hub: Hub,
+    links: BTreeMap<usize, TcpStream>,
+    /// Connections that are being greeted.
+    greeted: usize,
+    closing: bool,
+}
+
+impl Server {
+    /// Listens at this address: without a secret only on loopback.
+    pub(super) fn start(at: SocketAddr, limits: Limits, secret: Vec<u8>) -> Result<Server> {
+        let refused = |why: String| Error::Cluster { op: "listen", why };
+        check_secret(at, &secret)?;
+        let listener = match TcpListener::bind(at) {
+            // The name of a service, say, whose address is not this machine's: the secret keeps strangers out.
+            Err(e) if e.kind() == ErrorKind::AddrNotAvailable && !secret.is_empty() => {
+                let any = if at.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+                TcpListener::bind(SocketAddr::new(any, at.port()))
+            }
+            bound => bound,
+        };
+        let listener = listener.map_err(|e| refused(format!("rank 0 cannot listen at {at}: {e}")))?;
+        let address = listener.local_addr().map_err(|e| refused(e.to_string()))?;
+        let state = State { hub: Hub::new(limits), links: BTreeMap::new(), greeted: 0, closing: false };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            secret,
+            start: Instant::now(),
+            silence: limits.silence,
+        });
+        let server = Server { address, shared };
+        server.shared.spawn("accept", move |shared| shared.accept(&listener))?;
+        server.shared.spawn("tick", |shared| shared.tick())?;
+        Ok(server)
+    }
+}
+
+/// Without a secret everything stays on this machine.
+pub(super) fn check_secret(at: SocketAddr, secret: &[u8]) -> Result<()> {
+    if secret.is_empty() && !at.ip().is_loopback() {
+        let why = format!("{at} can be reached from other machines, so a secret is needed: set GPU_POOL_SECRET");
+        return Err(Error::Cluster { op: "connect", why });
+    }
+    Ok(())
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.closing = true;
+        let gone = ToHost::Over { failure: Failure::lost(0, "it has left the cluster") };
+        let out = state.links.keys().map(|host| (*host, gone.clone())).collect();
+        state.send(out);
+        // This ends the readers' reads.
+        state.links.values().for_each(|link| drop(link.shutdown(Shutdown::Both)));
+        drop(state);
+        self.shared.changed.notify_all();
+        // This ends the thread that accepts.
+        let mut at = self.address;
+        if at.ip().is_unspecified() {
+            at.set_ip(if at.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+        }
+        drop(TcpStream::connect_timeout(&at, Duration::from_secs(1)));
+    }
+}
+
+impl State {
+    /// The hub's frames come behind the welcome.
+    fn join(
+        &mut self,
+        stream: &TcpStream,
+        host: usize,
+        welcome: &mut dyn FnMut() -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        stream.set_nodelay(true)?;
+        let link = stream.try_clone()?;
+        welcome()?;
+        self.links.insert(host, link);
+        let out = self.hub.joined(host);
+        self.send(out);
+        Ok(())
+    }
+
+    /// Writes frames in their order. Who does not read is shut out, which its reader sees.
+    fn send(&mut self, out: Out) {
+        let mut bytes = BTreeMap::<usize, Vec<u8>>::new();
+        for (host, frame) in out {
+            match wire::frame(&frame) {
+                Ok(frame) => bytes.entry(host).or_default().extend(frame),
+                Err(e) => event!(error, host, "the hub could not write a frame: {e}"),
+            }
+        }
+        // This process last: it may end as soon as it has read its own.
+        for (host, bytes) in bytes.into_iter().rev() {
+            if let Some(link) = self.links.get(&host)
+                && (&*link).write_all(&bytes).is_err()
+            {
+                let _ = link.shutdown(Shutdown::Both);
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn spawn(self: &Arc<Self>, name: &str, f: impl FnOnce(&Arc<Shared>) + Send + 'static) -> Result<()> {
+        let shared = self.clone();
+        spawn(name, move || f(&shared))
+    }
+
+    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        loop {
+            let accepted = listener.accept();
+            let mut state = self.state.lock();
+            while state.greeted >= GREETINGS && !state.closing {
+                self.changed.wait(&mut state);
+            }
+            if state.closing {
+                return;
+            }
+            let Ok((stream, from)) = accepted else {
+                // Too many open files, say: others may close theirs.
+                self.changed.wait_for(&mut state, Duration::from_millis(50));
+                continue;
+            };
+            state.greeted += 1;
+            drop(state);
+            if let Err(e) = self.spawn("connection", move |shared| shared.serve(stream, from)) {
+                event!(warn, "{e}");
+                self.state.lock().greeted -= 1;
+            }
+        }
+    }
+
+    fn serve(&self, stream: TcpStream, from: SocketAddr) {
+        let joined = greet::greet(&stream, &self.secret, |host, size, welcome| {
+            let mut state = self.state.lock();
+            match state.hub.refuses(host, size) {
+                Some(why) => Err(why),
+                None if state.closing => Err("rank 0 has left".to_owned()),
+                None => state.join(&stream, host, welcome).map_err(|e| e.to_string()),
+            }
+        });
+        self.state.lock().greeted -= 1;
+        self.changed.notify_all();
+        match joined {
+            Ok(host) => self.read(&stream, host),
+            Err(why) => event!(warn, "a connection from {from} was refused: {why}"),
+        }
+    }
+
+    fn read(&self, stream: &TcpStream, host: usize) {
+        let limit = Some(self.silence / 2).filter(|limit| !limit.is_zero());
+        let mut from = BufReader::new(stream);
+        let set = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(limit));
+        let mut read = set.and_then(|()| wire::read::<ToHub>(&mut from, wire::MOST));
+        while let Ok(frame) = read {
+            let mut state = self.state.lock();
+            let out = state.hub.frame(host, frame);
+            state.send(out);
+            if state.hub.has_left(host) {
+                state.links.remove(&host);
+                return;
+            }
+            drop(state);
+            read = wire::read(&mut from, wire::MOST);
+        }
+        let why = match read.err() {
+            Some(e) if e.kind() == ErrorKind::InvalidData => format!("it has sent nonsense: {e}"),
+            Some(e) if e.kind() != ErrorKind::UnexpectedEof => format!("its connection broke: {e}"),
+            _ => "its connection has ended, as when a process ends".to_owned(),
+        };
+        let _ = stream.shutdown(Shutdown::Both);
+        let mut state = self.state.lock();
+        state.links.remove(&host);
+        let out = state.hub.lost(host, &why);
+        state.send(out);
+    }
+
+    fn tick(&self) {
+        let mut state = self.state.lock();
+        while !state.closing {
+            let out = state.hub.tick(self.start.elapsed());
+            state.send(out);
+            self.changed.wait_for(&mut state, beat(self.silence));
+        }
+    }
+}
+
+/// The time between two beats.
+pub(super) fn beat(silence: Duration) -> Duration {
+    (silence / 8).clamp(Duration::from_millis(5), Duration::from_millis(100))
+}
+
+/// Starts a thread of the cluster.
+pub(super) fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> Result<()> {
+    let started = thread::Builder::new().name(format!("cluster {name}")).spawn(f);
+    started.map(drop).map_err(|e| Error::Cluster { op: "connect", why: format!("no thread could be started: {e}") })
+}

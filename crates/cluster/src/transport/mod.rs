@@ -1,0 +1,34 @@
+//! How payload gets from process to process: the traits of `fabric/transport.rs`.
+//!
+//! Between GPUs by NCCL; between the hosts' memories by MPI, or by shared memory on one host. Libraries are opened at
+//! run time. One conformance suite holds for the transports of the hosts' memory.
+
+#[cfg(all(test, target_os = "linux", not(loom)))]
+mod conformance;
+#[cfg(any(all(target_os = "linux", not(loom)), all(feature = "mpi", target_os = "macos")))]
+mod host;
+#[cfg(all(feature = "mpi", any(target_os = "linux", target_os = "macos")))]
+pub(crate) mod mpi;
+#[cfg(feature = "nccl")]
+pub(crate) mod nccl;
+// loom has no memory that two processes map.
+#[cfg(all(target_os = "linux", not(loom)))]
+pub(crate) mod shm;
+
+/// The cause of a library's error: `lost`'s, if it tells one soon. A library often sees a dead process before the
+/// cluster does, and says less about it. Other errors are causes (rule C6 of
+/// `docs/src/design/cluster.md`).
+#[cfg(any(feature = "nccl", all(feature = "mpi", any(target_os = "linux", target_os = "macos"))))]
+fn cause(error: gpu_pool::Error, lost: &dyn Fn() -> Option<gpu_pool::Error>) -> gpu_pool::Error {
+    use std::time::Duration;
+    /// A closed connection is known within a second.
+    const SOON: Duration = Duration::from_secs(1);
+    let mut stall = crate::runtime::StallTimer::new(SOON);
+    while matches!(error, gpu_pool::Error::Transport { .. }) && !stall.is_over() {
+        if let Some(cause) = lost() {
+            return cause;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    error
+}

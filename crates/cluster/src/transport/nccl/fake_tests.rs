@@ -1,0 +1,335 @@
+//! The transport over a library of our own, on software GPUs: what it does while calls are in progress, when they fail,
+//! and when the library hangs.
+
+use super::{
+    library::{Comm, Config, Functions, Stream},
+    *,
+};
+use gpu_pool::driver::host;
+use std::{
+    ffi::{c_char, c_int, c_void},
+    ptr::{null, null_mut},
+};
+
+/// What a communicator of the fake library does; its address is the handle. All are leaked.
+#[derive(Default)]
+pub(super) struct Fake {
+    pub(super) plan: Mutex<Plan>,
+}
+
+#[derive(Default)]
+pub(super) struct Plan {
+    /// Answers "in progress" so often after each call.
+    slow: usize,
+    /// So often from now on.
+    busy: usize,
+    /// An error of the network.
+    broken: c_int,
+    /// What the next collective returns.
+    pub(super) fails: c_int,
+    /// An abort waits for the end of this.
+    pub(super) hang: Option<Arc<Mutex<()>>>,
+    /// As with `NCCL_LOCAL_REGISTER=0`.
+    pub(super) registers_nothing: bool,
+    pub(super) calls: Vec<&'static str>,
+}
+
+impl Fake {
+    fn called(&self, name: &'static str) -> c_int {
+        let mut plan = self.plan.lock();
+        plan.calls.push(name);
+        plan.busy = plan.slow;
+        match std::mem::take(&mut plan.fails) {
+            0 if plan.slow > 0 => code::IN_PROGRESS,
+            code => code,
+        }
+    }
+}
+
+/// The communicators that were made for an id.
+static MADE: Mutex<Vec<(u8, &'static Fake)>> = Mutex::new(Vec::new());
+
+pub(super) fn made(id: u8) -> Vec<&'static Fake> {
+    MADE.lock().iter().filter(|(of, _)| *of == id).map(|(_, fake)| *fake).collect()
+}
+
+/// # Safety
+/// The handle is one of the fake library's.
+unsafe fn fake(comm: Comm) -> &'static Fake {
+    // SAFETY: it is leaked, so it lives.
+    unsafe { &*comm.cast::<Fake>() }
+}
+
+/// The bytes of an id are its test's number, or a plan for the communicator: how slow it is.
+unsafe extern "C" fn init_rank(comm: *mut Comm, _: c_int, id: UniqueId, _: c_int, _: *mut Config) -> c_int {
+    let made: &'static Fake = Box::leak(Box::default());
+    made.plan.lock().slow = usize::from(id.0[1]);
+    made.plan.lock().busy = if id.0[2] > 0 { usize::MAX } else { 3 };
+    MADE.lock().push((id.0[0], made));
+    // SAFETY: the caller's place.
+    unsafe { *comm = std::ptr::from_ref(made).cast_mut().cast() };
+    code::IN_PROGRESS
+}
+
+unsafe extern "C" fn async_error(comm: Comm, state: *mut c_int) -> c_int {
+    // SAFETY: a handle of this library.
+    let mut plan = unsafe { fake(comm) }.plan.lock();
+    let now = if plan.busy > 0 { code::IN_PROGRESS } else { plan.broken };
+    plan.busy = plan.busy.saturating_sub(usize::from(plan.busy != usize::MAX));
+    // SAFETY: the caller's place.
+    unsafe { *state = now };
+    code::SUCCESS
+}
+
+unsafe extern "C" fn abort(comm: Comm) -> c_int {
+    // SAFETY: a handle of this library.
+    let fake = unsafe { fake(comm) };
+    let hang = fake.plan.lock().hang.clone();
+    if let Some(hang) = hang {
+        drop(hang.lock());
+    }
+    fake.called("abort")
+}
+
+macro_rules! fakes {
+    ($($name:ident ($($before:ty),*; $($after:ty),*);)*) => {$(
+        unsafe extern "C" fn $name($(_: $before,)* comm: Comm $(, _: $after)*) -> c_int {
+            // SAFETY: a handle of this library.
+            unsafe { fake(comm) }.called(stringify!($name))
+        }
+    )*};
+}
+fakes! {
+    finalize (;);
+    destroy (;);
+    all_reduce (*const c_void, *mut c_void, usize, c_int, c_int; Stream);
+    reduce_scatter (*const c_void, *mut c_void, usize, c_int, c_int; Stream);
+    all_gather (*const c_void, *mut c_void, usize, c_int; Stream);
+    broadcast (*const c_void, *mut c_void, usize, c_int, c_int; Stream);
+    send (*const c_void, usize, c_int, c_int; Stream);
+    recv (*mut c_void, usize, c_int, c_int; Stream);
+    scaled_create (*mut c_int, *mut c_void, c_int, c_int;);
+    scaled_destroy (c_int;);
+    deregister (;*mut c_void);
+}
+
+unsafe extern "C" fn register(comm: Comm, at: *mut c_void, _: usize, handle: *mut *mut c_void) -> c_int {
+    // SAFETY: a handle of this library.
+    let fake = unsafe { fake(comm) };
+    let code = fake.called("register");
+    // SAFETY: the caller's place.
+    unsafe { *handle = if fake.plan.lock().registers_nothing { null_mut() } else { at } };
+    code
+}
+unsafe extern "C" fn no_id(_: *mut UniqueId) -> c_int {
+    code::INVALID_USAGE
+}
+unsafe extern "C" fn no_version(_: *mut c_int) -> c_int {
+    code::SUCCESS
+}
+unsafe extern "C" fn group() -> c_int {
+    code::SUCCESS
+}
+unsafe extern "C" fn error_string(_: c_int) -> *const c_char {
+    c"a fake error".as_ptr()
+}
+unsafe extern "C" fn last_error(_: Comm) -> *const c_char {
+    null()
+}
+
+#[rustfmt::skip]
+static LIBRARY: Library = Library {
+    f: Functions {
+        version: no_version, unique_id: no_id, init_rank, async_error, finalize, destroy, abort,
+        group_start: group, group_end: group, all_reduce, reduce_scatter, all_gather, broadcast, send, recv,
+        register, deregister, scaled_create, scaled_destroy, error_string, last_error,
+    },
+    version: 22809,
+};
+
+pub(super) type Flagged = Arc<Mutex<Option<Error>>>;
+
+/// Host 1 of two hosts, with two software GPUs. `id` begins with the test's number.
+pub(super) fn start(id: [u8; 3], patience: Duration) -> (Nccl, Flagged, Vec<Result<()>>) {
+    let flag = Flagged::default();
+    let lost = flag.clone();
+    let nccl = Nccl::with(&LIBRARY, 1, &[3, 2], Arc::new(move || lost.lock().clone()), patience).unwrap();
+    let drivers = host::machine(&vec![host::HostConfig::default(); 2]);
+    let mut bytes = [0; UniqueId::BYTES];
+    bytes[..3].copy_from_slice(&id);
+    let keys = Keys { set: &|_, _| unreachable!("host 0 has the ids"), get: &|_| Ok(bytes.to_vec()) };
+    let connected = thread::scope(|scope| {
+        let (nccl, keys, drivers) = (&nccl, &keys, &drivers);
+        let threads: Vec<_> =
+            (0..2).map(|device| scope.spawn(move || nccl.connect_rail(device, &drivers[device], keys))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    (nccl, flag, connected)
+}
+
+fn submit(nccl: &Nccl, device: usize) -> Result<()> {
+    let call = RailCall::AllReduce { at: 0, len: 1, dtype: DType::F32, reduce: ReduceOp::Scaled(2.0) };
+    // SAFETY: the fake library looks at no memory.
+    unsafe { nccl.submit(device, RawStream(0), &call) }
+}
+
+pub(super) fn lost() -> Error {
+    Error::HostLost { host: 0, op: "hub", why: "silence".into() }
+}
+
+pub(super) const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn calls_in_progress_are_polled_to_their_end() {
+    let (nccl, _, connected) = start([1, 200, 0], LONG);
+    assert!(connected.iter().all(Result::is_ok), "{connected:?}");
+    for device in 0..2 {
+        submit(&nccl, device).unwrap();
+        assert!(nccl.failed(device).is_none());
+    }
+    for fake in made(1) {
+        let plan = fake.plan.lock();
+        assert!(plan.busy == 0 && plan.calls.ends_with(&["scaled_create", "all_reduce", "scaled_destroy"]));
+        for name in ["reduce_scatter", "all_gather", "broadcast", "send", "recv"] {
+            assert!(plan.calls.contains(&name), "{name} is not warm");
+        }
+    }
+    nccl.close().unwrap();
+    assert!(made(1).iter().all(|fake| fake.plan.lock().calls.ends_with(&["finalize", "destroy"])));
+    assert!(submit(&nccl, 0).unwrap_err().to_string().contains("has ended"));
+    drop(nccl);
+    assert!(made(1).iter().all(|fake| !fake.plan.lock().calls.contains(&"abort")));
+}
+
+#[test]
+fn wrong_calls_are_errors_that_abort_nothing() {
+    let (nccl, _, _) = start([2, 0, 0], LONG);
+    let call = RailCall::AllReduce { at: 0, len: 1, dtype: DType::F32, reduce: ReduceOp::Min };
+    // SAFETY: nothing is submitted.
+    let error = unsafe { nccl.submit(0, RawStream(0), &call) }.unwrap_err();
+    assert!(!nccl.can(DType::F32, ReduceOp::Min) && error.to_string().contains("NCCL has no Min of F32"), "{error}");
+    assert!(submit(&nccl, 2).unwrap_err().to_string().contains("device 2 of host 1 has no rail"));
+    assert!(
+        nccl.connect_rail(
+            2,
+            &host::machine(&vec![host::HostConfig::default(); 1])[0],
+            &Keys { set: &|_, _| Ok(()), get: &|_| Ok(vec![]) }
+        )
+        .is_err()
+    );
+}
+
+/// A host that is lost while calls are in progress: both rails end, and the first cause stays.
+#[test]
+fn a_lost_host_ends_calls_in_progress() {
+    let (nccl, flag, _) = start([3, 0, 0], LONG);
+    made(3).iter().for_each(|fake| fake.plan.lock().slow = usize::MAX);
+    thread::scope(|scope| {
+        let calls = [0, 1].map(|device| {
+            scope.spawn({
+                let nccl = &nccl;
+                move || submit(nccl, device)
+            })
+        });
+        *flag.lock() = Some(lost());
+        for call in calls {
+            let error = call.join().unwrap().unwrap_err();
+            assert!(matches!(error, Error::HostLost { host: 0, .. }), "{error:?}");
+        }
+    });
+    assert!(nccl.abort(&lost()));
+    assert!(made(3).iter().all(|fake| fake.plan.lock().calls.ends_with(&["abort"])));
+    assert!(matches!(nccl.failed(1), Some(Error::HostLost { .. })));
+    assert!(matches!(nccl.close(), Err(Error::HostLost { .. })));
+}
+
+/// The watching thread finds what breaks while nobody calls.
+#[test]
+fn a_broken_network_ends_all_rails() {
+    let (nccl, _, _) = start([4, 0, 0], LONG);
+    let (told, heard) = std::sync::mpsc::channel();
+    let listener = || -> Arc<Tell> {
+        let told = told.clone();
+        let aborted = || made(4).iter().any(|fake| fake.plan.lock().calls.contains(&"abort"));
+        Arc::new(move |error| told.send((error, aborted())).unwrap())
+    };
+    let tell = listener();
+    nccl.when_failed(&tell);
+    nccl.when_failed(&listener());
+    made(4)[1].plan.lock().broken = 6;
+    // Before streams go on; a listener that was dropped hears nothing.
+    assert!(matches!(heard.recv().unwrap(), (Error::Transport { code: 6, .. }, false)));
+    assert!(nccl.rails.wait_until_over(LONG));
+    for device in 0..2 {
+        assert!(matches!(nccl.failed(device), Some(Error::Transport { library: "nccl", code: 6, .. })));
+        assert!(matches!(submit(&nccl, device), Err(Error::Transport { code: 6, .. })));
+    }
+    assert!(heard.try_recv().is_err());
+    nccl.when_failed(&tell);
+    assert!(matches!(heard.recv().unwrap(), (Error::Transport { code: 6, .. }, _)));
+}
+
+/// NCCL sees a dead host before the hub tells of it: the hub's word is the error.
+#[test]
+fn the_cause_of_a_broken_network_is_the_host_that_is_lost() {
+    let (nccl, flag, _) = start([9, 0, 0], LONG);
+    // Rails connect in any order.
+    made(9).iter().for_each(|fake| fake.plan.lock().broken = 6);
+    let told = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        *flag.lock() = Some(lost());
+    });
+    assert!(matches!(nccl.failed(1), Some(Error::HostLost { host: 0, .. })));
+    told.join().unwrap();
+    // The aborts run on threads of their own.
+    assert!(nccl.rails.wait_until_over(LONG));
+    assert!(matches!(submit(&nccl, 0), Err(Error::HostLost { host: 0, .. })));
+}
+
+#[test]
+fn a_call_that_fails_ends_all_rails() {
+    let (nccl, _, _) = start([5, 0, 0], LONG);
+    made(5)[0].plan.lock().fails = 4;
+    let failed = (0..2).map(|device| submit(&nccl, device)).filter(Result::is_err).count();
+    assert!(failed >= 1);
+    assert!(nccl.rails.wait_until_over(LONG));
+    assert!(matches!(nccl.failed(1), Some(Error::Transport { code: 4, .. })));
+}
+
+/// Hosts that do not come: an error after the limit, on every rail.
+#[test]
+fn a_connection_has_a_limit() {
+    let (nccl, _, connected) = start([6, 0, 1], Duration::from_millis(50));
+    for result in connected {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Transport { op: "ncclCommInitRankConfig", .. }), "{error:?}");
+    }
+    assert!(nccl.rails.wait_until_over(LONG));
+    assert!(made(6).iter().all(|fake| fake.plan.lock().calls == ["abort"]));
+}
+
+/// nccl#1777, nccl#1013: an abort that hangs holds up no other rail, and nobody waits for it for ever.
+#[test]
+fn an_abort_that_hangs_is_left_behind() {
+    let (nccl, _, _) = start([7, 0, 0], LONG);
+    let hang = Arc::new(Mutex::new(()));
+    let guard = hang.lock();
+    made(7)[0].plan.lock().hang = Some(hang.clone());
+    nccl.rails.fail(&lost());
+    assert!(!nccl.rails.wait_until_over(Duration::from_millis(50)));
+    let start = Instant::now();
+    while made(7)[1].plan.lock().calls.last() != Some(&"abort") {
+        assert!(start.elapsed() < LONG, "the other rail's abort waits");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!((0..2).all(|device| matches!(submit(&nccl, device), Err(Error::HostLost { .. }))));
+    drop(guard);
+    assert!(nccl.rails.wait_until_over(LONG));
+}
+
+#[test]
+fn a_drop_aborts() {
+    let (nccl, _, _) = start([8, 0, 0], LONG);
+    drop(nccl);
+    assert!(made(8).iter().all(|fake| fake.plan.lock().calls.ends_with(&["abort"])));
+}

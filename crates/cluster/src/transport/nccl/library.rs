@@ -1,0 +1,299 @@
+//! The library: where it is looked for, which version will do, its functions.
+//!
+//! The signatures are those of `nccl.h` from 2.19 to 2.32. Results are plain numbers here: a newer library may know
+//! more of them.
+
+use crate::runtime::variables;
+use gpu_pool::{Error, Result};
+use once_cell::sync::OnceCell;
+use std::{
+    ffi::{CStr, OsStr, OsString, c_char, c_int, c_uint, c_void},
+    ptr::null,
+};
+
+/// `ncclComm_t`.
+pub(super) type Comm = *mut c_void;
+/// `cudaStream_t`, which is the driver's `CUstream`.
+pub(super) type Stream = *mut c_void;
+
+/// Names a library, by its path or as the loader knows it.
+const VARIABLE: &str = "GPU_POOL_NCCL";
+
+/// 2.19.1. Before it, an abort while another thread is in a call can hang (nccl#992).
+const OLDEST: c_int = 21901;
+
+/// `ncclResult_t`, as far as we ask for it.
+pub(super) mod code {
+    use std::ffi::c_int;
+
+    pub(crate) const SUCCESS: c_int = 0;
+    pub(crate) const INVALID_USAGE: c_int = 5;
+    pub(crate) const IN_PROGRESS: c_int = 7;
+}
+
+/// `ncclUniqueId`: what the ranks of a communicator find each other by.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct UniqueId(pub [u8; UniqueId::BYTES]);
+
+impl UniqueId {
+    pub(super) const BYTES: usize = 128;
+}
+
+/// `ncclConfig_t` as of 2.17 to 2.24. A newer library sees by `size` and `version` what it lacks.
+#[repr(C)]
+pub(super) struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+impl Config {
+    /// `NCCL_CONFIG_INITIALIZER`, but not blocking: a blocking call that waits for a host that is gone never returns.
+    pub(super) fn non_blocking() -> Self {
+        const UNDEFINED: c_int = c_int::MIN;
+        Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: OLDEST as c_uint,
+            blocking: 0,
+            cga_cluster_size: UNDEFINED,
+            min_ctas: UNDEFINED,
+            max_ctas: UNDEFINED,
+            net_name: null(),
+            split_share: UNDEFINED,
+        }
+    }
+}
+
+/// Declares [`Functions`]; all return a result code but those that return a text.
+macro_rules! functions {
+    ($($name:ident $symbol:literal ($($argument:ty),*) $(-> $text:ty)?;)*) => {
+        pub(super) struct Functions {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> functions!(@ $($text)?),)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// The library is NCCL, and it is never closed.
+            unsafe fn of(library: &libloading::Library) -> std::result::Result<Self, libloading::Error> {
+                Ok(Functions {
+                    // SAFETY: the symbol has nccl.h's signature, and the library stays, by the caller's promise.
+                    $($name: *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }?,)*
+                })
+            }
+        }
+    };
+    (@) => { c_int };
+    (@ $text:ty) => { $text };
+}
+
+functions! {
+    version "ncclGetVersion" (*mut c_int);
+    unique_id "ncclGetUniqueId" (*mut UniqueId);
+    init_rank "ncclCommInitRankConfig" (*mut Comm, c_int, UniqueId, c_int, *mut Config);
+    async_error "ncclCommGetAsyncError" (Comm, *mut c_int);
+    finalize "ncclCommFinalize" (Comm);
+    destroy "ncclCommDestroy" (Comm);
+    abort "ncclCommAbort" (Comm);
+    group_start "ncclGroupStart" ();
+    group_end "ncclGroupEnd" ();
+    all_reduce "ncclAllReduce" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream);
+    reduce_scatter "ncclReduceScatter" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream);
+    all_gather "ncclAllGather" (*const c_void, *mut c_void, usize, c_int, Comm, Stream);
+    broadcast "ncclBroadcast" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream);
+    send "ncclSend" (*const c_void, usize, c_int, c_int, Comm, Stream);
+    recv "ncclRecv" (*mut c_void, usize, c_int, c_int, Comm, Stream);
+    register "ncclCommRegister" (Comm, *mut c_void, usize, *mut *mut c_void);
+    deregister "ncclCommDeregister" (Comm, *mut c_void);
+    scaled_create "ncclRedOpCreatePreMulSum" (*mut c_int, *mut c_void, c_int, c_int, Comm);
+    scaled_destroy "ncclRedOpDestroy" (c_int, Comm);
+    error_string "ncclGetErrorString" (c_int) -> *const c_char;
+    last_error "ncclGetLastError" (Comm) -> *const c_char;
+}
+
+/// The loaded library. It stays loaded: its threads may outlive every communicator.
+pub(crate) struct Library {
+    pub(super) f: Functions,
+    pub(super) version: c_int,
+}
+
+impl Library {
+    /// The library of this process: the one that `GPU_POOL_NCCL` names, else `libnccl.so.2` of the loader's search path
+    /// (`LD_LIBRARY_PATH`).
+    ///
+    /// # Errors
+    /// [`Error::Cluster`], which says what to install.
+    pub(crate) fn get() -> Result<&'static Library> {
+        static LIBRARY: OnceCell<Library> = OnceCell::new();
+        let named = || variables::os(VARIABLE).filter(|name| !name.is_empty());
+        LIBRARY.get_or_try_init(|| Library::open(named()))
+    }
+
+    /// Opens the library of this name.
+    pub(super) fn open(named: Option<OsString>) -> Result<Library> {
+        let name = named.as_deref().unwrap_or(OsStr::new("libnccl.so.2"));
+        let text = name.to_string_lossy();
+        // SAFETY: opening NCCL runs only its initialisers; another library is the mistake of who names it.
+        let library = unsafe { libloading::Library::new(name) }.map_err(|error| missing(&text, &error))?;
+        let library: &'static libloading::Library = Box::leak(Box::new(library));
+        // SAFETY: it has NCCL's name, or the user calls it NCCL; it is leaked, so it stays.
+        let f = unsafe { Functions::of(library) }
+            .map_err(|error| unusable(&text, format_args!("is no NCCL, or an old one: {error}")))?;
+        let mut version = 0;
+        // SAFETY: the pointer is to a live integer.
+        match unsafe { (f.version)(&mut version) } {
+            code::SUCCESS => new_enough(&text, version)?,
+            code => return Err(unusable(&text, format_args!("does not tell its version ({code})"))),
+        }
+        Ok(Library { f, version })
+    }
+
+    /// `2.28.9`.
+    pub(crate) fn version(&self) -> String {
+        readable(self.version)
+    }
+
+    pub(super) fn unique_id(&self) -> Result<UniqueId> {
+        let mut id = UniqueId([0; UniqueId::BYTES]);
+        // SAFETY: the pointer is to a live value.
+        let code = unsafe { (self.f.unique_id)(&mut id) };
+        if code == code::SUCCESS { Ok(id) } else { Err(self.error("ncclGetUniqueId", code, "no communicator yet")) }
+    }
+
+    /// The error of a call. `place` says whose.
+    pub(super) fn error(&self, op: &'static str, code: c_int, place: &str) -> Error {
+        // SAFETY: the function takes any code.
+        let meaning = text(unsafe { (self.f.error_string)(code) });
+        // SAFETY: a null communicator is allowed, and the only one that the function looks at is none: the text is that
+        // of the process' last error.
+        let last = text(unsafe { (self.f.last_error)(std::ptr::null_mut()) });
+        let colon = if last.is_empty() { "" } else { ": " };
+        Error::Transport { library: "nccl", op, code, why: format!("{meaning}{colon}{last}, on {place}") }
+    }
+}
+
+/// One of NCCL's own strings.
+fn text(at: *const c_char) -> String {
+    if at.is_null() {
+        return String::new();
+    }
+    // SAFETY: NCCL's strings live as long as the library, and end with a zero.
+    unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_owned()
+}
+
+fn new_enough(name: &str, version: c_int) -> Result<()> {
+    if version >= OLDEST {
+        return Ok(());
+    }
+    let (found, oldest) = (readable(version), readable(OLDEST));
+    Err(unusable(name, format_args!("is NCCL {found}; install {oldest} or newer (an abort of older ones can hang)")))
+}
+
+/// The text of `NCCL_VERSION_CODE`, which has had more digits since 2.9.
+fn readable(version: c_int) -> String {
+    let unit = if version < 10_000 { 1000 } else { 10_000 };
+    format!("{}.{}.{}", version / unit, version % unit / 100, version % 100)
+}
+
+fn missing(name: &str, error: &libloading::Error) -> Error {
+    let why = format!(
+        "NCCL was not found as {name} ({error}). Install NCCL {} or newer (Debian, Ubuntu: libnccl2; PyPI: \
+         nvidia-nccl-cu12 or nvidia-nccl-cu13, with its nvidia/nccl/lib in LD_LIBRARY_PATH), or name the library in \
+         {VARIABLE}",
+        readable(OLDEST)
+    );
+    Error::Cluster { op: "transport", why }
+}
+
+fn unusable(name: &str, why: std::fmt::Arguments<'_>) -> Error {
+    Error::Cluster { op: "transport", why: format!("{name} {why}; {VARIABLE} can name another library") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    /// nccl.h of 2.19.1: `sizeof(ncclConfig_t)` and the offsets of its fields on 64-bit machines.
+    #[test]
+    fn the_structs_are_those_of_the_header() {
+        assert_eq!((size_of::<Config>(), align_of::<Config>()), (48, 8));
+        let offsets = [
+            offset_of!(Config, size),
+            offset_of!(Config, magic),
+            offset_of!(Config, version),
+            offset_of!(Config, blocking),
+            offset_of!(Config, cga_cluster_size),
+            offset_of!(Config, min_ctas),
+            offset_of!(Config, max_ctas),
+            offset_of!(Config, net_name),
+            offset_of!(Config, split_share),
+        ];
+        assert_eq!(offsets, [0, 8, 12, 16, 20, 24, 28, 32, 40]);
+        assert_eq!((size_of::<UniqueId>(), align_of::<UniqueId>()), (128, 1));
+        let config = Config::non_blocking();
+        assert_eq!((config.size, config.magic, config.version, config.blocking), (48, 0xcafe_beef, 21901, 0));
+    }
+
+    #[test]
+    fn the_version_is_checked() {
+        for (version, good) in
+            [(2804, false), (21800, false), (21805, false), (21900, false), (21901, true), (22809, true), (30000, true)]
+        {
+            assert_eq!(new_enough("x", version).is_ok(), good, "{version}");
+        }
+        let error = new_enough("/a/libnccl.so.2", 21805).unwrap_err();
+        assert!(matches!(error, Error::Cluster { op: "transport", .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(
+            ["/a/libnccl.so.2", "2.18.5", "2.19.1", "install", VARIABLE].iter().all(|word| text.contains(word)),
+            "{text}"
+        );
+        assert_eq!([2804, 2407, 21901, 22809].map(readable), ["2.8.4", "2.4.7", "2.19.1", "2.28.9"]);
+    }
+
+    /// A process without NCCL: the error says what to install, and nothing panics.
+    #[test]
+    fn what_is_missing_is_named() {
+        let error = |name: &str| Library::open(Some(name.into())).err().expect("no NCCL").to_string();
+        let text = error("/nonexistent/libnccl.so.2");
+        for word in ["/nonexistent/libnccl.so.2", "libnccl2", "nvidia-nccl-cu12", VARIABLE, "2.19.1"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        // Libraries, but not this one.
+        #[cfg(target_os = "linux")]
+        for name in ["libm.so.6", "libc.so.6"] {
+            let text = error(name);
+            assert!(text.contains(name) && text.contains("is no NCCL"), "{text}");
+        }
+        // No library at all.
+        assert!(error(env!("CARGO_MANIFEST_DIR")).contains("NCCL was not found as"));
+        assert!(error(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).contains("NCCL was not found as"));
+        assert!(error("a\0b").contains("NCCL was not found as"));
+    }
+
+    /// Needs no GPU, but the library. `GPU_POOL_NCCL` or `LD_LIBRARY_PATH` may name one from PyPI.
+    #[test]
+    fn a_library_that_is_there_has_every_symbol() {
+        match Library::get() {
+            Ok(library) => {
+                println!("NCCL {}", library.version());
+                let error = library.error("ncclGroupEnd", 99, "device 3");
+                assert!(matches!(error, Error::Transport { library: "nccl", op: "ncclGroupEnd", code: 99, .. }));
+                assert!(error.to_string().contains("device 3"), "{error}");
+                if let Err(error) = library.unique_id() {
+                    assert!(matches!(error, Error::Transport { op: "ncclGetUniqueId", .. }), "{error:?}");
+                    println!("{error}");
+                }
+            }
+            Err(error) => println!("skipped: no libnccl ({error})"),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Element types and reductions, as NCCL names them.
+//!
+//! A reduction that NCCL makes by other rules than this crate's documentation is none of its own: then the caller sends
+//! messages and adds up by itself.
+
+use gpu_pool::{DType, ReduceOp};
+use std::ffi::c_int;
+
+/// `ncclDataType_t`.
+pub(super) fn dtype(dtype: DType) -> c_int {
+    match dtype {
+        DType::I8 => 0,
+        DType::U8 => 1,
+        DType::I32 => 2,
+        DType::U32 => 3,
+        DType::I64 => 4,
+        DType::U64 => 5,
+        DType::F16 => 6,
+        DType::F32 => 7,
+        DType::F64 => 8,
+        DType::BF16 => 9,
+        other => unreachable!("the crates of one version belong together: {other:?}"),
+    }
+}
+
+/// A reduction in NCCL's terms.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Reduction {
+    /// `ncclRedOp_t`.
+    Known(c_int),
+    /// `ncclRedOpCreatePreMulSum` with this factor, which has the elements' type and stands in the first bytes.
+    Scaled([u8; 8]),
+}
+
+/// `None` where NCCL's result would be another one:
+///
+/// * `Min`, `Max` of floating-point numbers: NCCL's `fminf` passes NaNs over, here a NaN wins;
+/// * `Avg`, `Scaled` of 16-bit floats: NCCL rounds the factor to 16 bits before it multiplies.
+pub(super) fn reduction(dtype: DType, reduce: ReduceOp) -> Option<Reduction> {
+    let half = matches!(dtype, DType::F16 | DType::BF16);
+    let float = half || matches!(dtype, DType::F32 | DType::F64);
+    Some(match reduce {
+        ReduceOp::Sum => Reduction::Known(0),
+        ReduceOp::Prod => Reduction::Known(1),
+        ReduceOp::Max if !float => Reduction::Known(2),
+        ReduceOp::Min if !float => Reduction::Known(3),
+        ReduceOp::Avg if !half => Reduction::Known(4),
+        ReduceOp::Scaled(factor) if !half => Reduction::Scaled(scalar(dtype, factor)),
+        _ => return None,
+    })
+}
+
+/// The factor in the elements' type: for integers cut towards zero.
+fn scalar(dtype: DType, factor: f64) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    let mut put = |value: &[u8]| bytes[..value.len()].copy_from_slice(value);
+    match dtype {
+        DType::F32 => put(&(factor as f32).to_ne_bytes()),
+        DType::F64 => put(&factor.to_ne_bytes()),
+        DType::I8 => put(&(factor as i8).to_ne_bytes()),
+        DType::U8 => put(&(factor as u8).to_ne_bytes()),
+        DType::I32 => put(&(factor as i32).to_ne_bytes()),
+        DType::U32 => put(&(factor as u32).to_ne_bytes()),
+        DType::I64 => put(&(factor as i64).to_ne_bytes()),
+        DType::U64 => put(&(factor as u64).to_ne_bytes()),
+        DType::F16 => put(&half::f16::from_f64(factor).to_ne_bytes()),
+        DType::BF16 => put(&half::bf16::from_f64(factor).to_ne_bytes()),
+        other => unreachable!("the crates of one version belong together: {other:?}"),
+    }
+    bytes
+}
+
+/// Every type.
+#[cfg(test)]
+pub(super) const ALL: [DType; 10] = {
+    use DType::*;
+    [F32, F64, F16, BF16, I8, U8, I32, U32, I64, U64]
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use DType::*;
+
+    /// `ncclDataType_t` of nccl.h.
+    #[test]
+    fn all_types_have_nccls_numbers() {
+        let numbers =
+            [(I8, 0), (U8, 1), (I32, 2), (U32, 3), (I64, 4), (U64, 5), (F16, 6), (F32, 7), (F64, 8), (BF16, 9)];
+        assert_eq!(numbers.len(), ALL.len());
+        for of in ALL {
+            assert_eq!(numbers.iter().find(|(name, _)| *name == of).map(|n| n.1), Some(dtype(of)), "{of:?}");
+        }
+    }
+
+    /// `ncclRedOp_t` of nccl.h; and what is left to the caller.
+    #[test]
+    fn all_reductions_of_all_types() {
+        for of in ALL {
+            let (half, float) = (matches!(of, F16 | BF16), matches!(of, F16 | BF16 | F32 | F64));
+            let known = |number: c_int, can: bool| can.then_some(Reduction::Known(number));
+            assert_eq!(reduction(of, ReduceOp::Sum), known(0, true), "{of:?}");
+            assert_eq!(reduction(of, ReduceOp::Prod), known(1, true), "{of:?}");
+            assert_eq!(reduction(of, ReduceOp::Max), known(2, !float), "{of:?}");
+            assert_eq!(reduction(of, ReduceOp::Min), known(3, !float), "{of:?}");
+            assert_eq!(reduction(of, ReduceOp::Avg), known(4, !half), "{of:?}");
+            assert_eq!(reduction(of, ReduceOp::Scaled(2.5)).is_some(), !half, "{of:?}");
+        }
+    }
+
+    #[test]
+    fn a_factor_has_the_elements_type() {
+        fn bytes<const N: usize>(value: [u8; N]) -> Option<Reduction> {
+            let mut bytes = [0; 8];
+            bytes[..N].copy_from_slice(&value);
+            Some(Reduction::Scaled(bytes))
+        }
+        let of = |dtype, factor| reduction(dtype, ReduceOp::Scaled(factor));
+        assert_eq!(of(F32, 0.1), bytes(0.1f32.to_ne_bytes()));
+        assert_eq!(of(F64, 0.1), bytes(0.1f64.to_ne_bytes()));
+        assert_eq!(of(I8, -2.9), bytes((-2i8).to_ne_bytes()));
+        assert_eq!(of(U8, 2.9), bytes(2u8.to_ne_bytes()));
+        assert_eq!(of(I32, -2.9), bytes((-2i32).to_ne_bytes()));
+        assert_eq!(of(U32, 7.0), bytes(7u32.to_ne_bytes()));
+        assert_eq!(of(I64, 1e18), bytes(1_000_000_000_000_000_000i64.to_ne_bytes()));
+        assert_eq!(of(U64, 3.0), bytes(3u64.to_ne_bytes()));
+    }
+}

@@ -1,0 +1,222 @@
+//! Bytes between processes of one host through shared memory: for software GPUs, where MPI is not there.
+//!
+//! ```text
+//!   thread: exchange()                                              thread: exchange()
+//!     Send ---> [outbox of the peer] ---> ring of bytes ---> [inbox of the peer] ---> Receive
+//!                 process a              in b's memory               process b
+//! ```
+//!
+//! Each ordered pair of processes has one ring. A message is a header and its bytes. Whoever waits in
+//! [`exchange`](HostTransport::exchange) carries bytes for all: it fills rings from the outboxes, and empties rings
+//! into memory. There is no thread of the transport's own. A message that comes before its `Receive` is kept in memory
+//! of the heap, so messages may come in any order and no two calls wait for each other's turn.
+//!
+//! Called by `cluster`, which brings the processes together by a pair of closures. Linux only: `memfd` and its seals.
+//!
+//! Invariants: a ring has one writer and one reader, which a lock gives to one thread at a time. A message's memory is
+//! kept for ever when its call ends early, so whoever carries bytes may finish.
+
+mod inbox;
+mod memory;
+mod outbox;
+
+use self::{inbox::Inbox, memory::Shared, outbox::Outbox};
+use super::host::{Backoff, Part, leak, parts};
+use crate::runtime::{
+    sync::{
+        Sequence,
+        byte_ring::{Mapped, Reader, Writer},
+    },
+    transport::{HostTransport, Message, Tag},
+};
+use gpu_pool::{Error, Result, event};
+use parking_lot::Mutex;
+use std::{fmt, sync::Arc, time::Duration};
+
+/// Bytes of a ring: some pieces that are published at once, and few enough for a core's cache.
+pub(super) const RING: usize = 256 << 10;
+
+/// After so many bytes a thread looks whether its own messages are done: others' may never end.
+const BUDGET: usize = 4 * RING;
+
+/// The processes of one host, connected by shared memory.
+pub(crate) struct Shm {
+    rank: usize,
+    peers: Vec<Peer>,
+    /// Rings to this process.
+    _own: Arc<Shared>,
+}
+
+/// What goes to and comes from a process. For this process itself both are without a ring.
+struct Peer {
+    outbox: Mutex<Outbox>,
+    inbox: Mutex<Inbox>,
+    /// The peer's memory, which has the ring to it.
+    _theirs: Option<Shared>,
+}
+
+/// What stands before a message's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    tag: Tag,
+    len: usize,
+}
+
+impl Header {
+    const BYTES: usize = 24;
+
+    fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.tag.number.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.tag.phase.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&self.tag.rail.to_ne_bytes());
+        bytes[16..].copy_from_slice(&(self.len as u64).to_ne_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: [u8; Self::BYTES]) -> Header {
+        let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let half = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        Header { tag: Tag { number: word(0), phase: half(8), rail: half(12) }, len: word(16) as usize }
+    }
+}
+
+/// How many messages of a call are done, with the first failure.
+#[derive(Default)]
+struct Call {
+    done: Sequence,
+    failed: Mutex<Option<Error>>,
+}
+
+impl Call {
+    fn finish(&self, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            self.failed.lock().get_or_insert(error);
+        }
+        self.done.fetch_advance();
+    }
+}
+
+/// An error of this transport.
+fn failure(op: &'static str, why: impl Into<String>) -> Error {
+    Error::Transport { library: "shm", op, code: 0, why: why.into() }
+}
+
+impl Shm {
+    /// Connects `size` processes of one host, of one user. All call it at about the same time. `set` and `get` are the
+    /// cluster's table: `get` waits until a process has set the key. `name` is one that no other cluster of the host
+    /// has.
+    ///
+    /// # Errors
+    /// [`Error::Transport`] when a process has not come by the deadline, or is another user's; `set`'s and `get`'s.
+    pub(crate) fn connect(
+        name: &str,
+        (rank, size): (usize, usize),
+        set: impl Fn(&str, &[u8]) -> Result<()>,
+        get: impl Fn(&str) -> Result<Vec<u8>>,
+        deadline: Duration,
+    ) -> Result<Shm> {
+        Self::connect_with(RING, name, (rank, size), set, get, deadline)
+    }
+
+    pub(super) fn connect_with(
+        ring: usize,
+        name: &str,
+        (rank, size): (usize, usize),
+        set: impl Fn(&str, &[u8]) -> Result<()>,
+        get: impl Fn(&str) -> Result<Vec<u8>>,
+        deadline: Duration,
+    ) -> Result<Shm> {
+        let stride = Mapped::size(ring);
+        let own = Arc::new(Shared::new(stride * size)?);
+        let theirs = memory::introduce(&own, name, (rank, size), &set, &get, deadline)?;
+        let mut peers = Vec::with_capacity(size);
+        for (peer, theirs) in theirs.into_iter().enumerate() {
+            // SAFETY: each ring has its place in the memory of its reader, by the number of its writer; `introduce` has
+            // checked the size. Mappings begin with a page, and live as long as this object's peers. There is one
+            // writer and one reader: these.
+            let (to, from) = unsafe {
+                let to = theirs.as_ref().map(|theirs| Mapped::new(theirs.at().add(stride * rank), ring));
+                (to, (peer != rank).then(|| Mapped::new(own.at().add(stride * peer), ring)))
+            };
+            peers.push(Peer {
+                outbox: Mutex::new(Outbox::new(to.map(Writer::new))),
+                inbox: Mutex::new(Inbox::new(peer, from.map(Reader::new))),
+                _theirs: theirs,
+            });
+        }
+        event!(debug, rank, size, "shared memory between processes");
+        Ok(Shm { rank, peers, _own: own })
+    }
+
+    /// Posts all, then carries bytes until all are done.
+    ///
+    /// # Safety
+    /// The bytes live, and nothing else touches them, until the call returns. After an error they live for ever.
+    unsafe fn exchange_parts(&self, parts: &[Part], lost: &dyn Fn() -> Option<Error>) -> Result<()> {
+        let call = Arc::new(Call::default());
+        for part in parts {
+            match *part {
+                Part::Receive { from, tag, at, len } => {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.peers[from].inbox.lock().post(tag, at, len, &call) };
+                }
+                Part::Send { to, tag, at, len } if to == self.rank => {
+                    // SAFETY: the caller's promise.
+                    let outcome = unsafe { self.peers[to].inbox.lock().deliver(Header { tag, len }, at) };
+                    call.finish(outcome);
+                }
+                // SAFETY: the caller's promise.
+                Part::Send { to, tag, at, len } => unsafe {
+                    self.peers[to].outbox.lock().post(Header { tag, len }, at, &call);
+                },
+            }
+        }
+        let mut backoff = Backoff::new();
+        while call.done.get() < parts.len() as u64 {
+            if self.carry() {
+                backoff.reset();
+            } else {
+                backoff.pause(lost)?;
+            }
+        }
+        let failed = call.failed.lock().take();
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Carries what can be carried, of all calls. Whether that was anything.
+    fn carry(&self) -> bool {
+        let mut progress = false;
+        for peer in &self.peers {
+            // Who holds a lock does the work.
+            if let Some(mut outbox) = peer.outbox.try_lock() {
+                progress |= outbox.carry();
+            }
+            if let Some(mut inbox) = peer.inbox.try_lock() {
+                progress |= inbox.carry();
+            }
+        }
+        progress
+    }
+}
+
+impl HostTransport for Shm {
+    fn name(&self) -> &'static str {
+        "shm"
+    }
+
+    fn exchange(&self, mut messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>> {
+        let parts = parts("shm", self.peers.len(), &mut messages)?;
+        // SAFETY: the messages own their bytes, and are kept for ever after an error.
+        match unsafe { self.exchange_parts(&parts, lost) } {
+            Ok(()) => Ok(messages),
+            Err(error) => Err(leak(messages, error)),
+        }
+    }
+}
+
+impl fmt::Debug for Shm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shm").field("rank", &self.rank).field("size", &self.peers.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,233 @@
+//! What processes and the hub tell each other, as values and as bounded frames.
+//!
+//! A frame is four bytes of length, little-endian, and a value in the format of the `postcard` crate. Nobody allocates
+//! more than a frame because of what a peer wrote. Each side has proved that it knows the secret before the other reads
+//! a [`ToHub`] or a [`ToHost`] (`greet.rs`).
+
+use crate::runtime::transport::OUTBOX;
+use gpu_pool::{Error, WorldCall};
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    time::Duration,
+};
+
+/// The longest frame. What crosses here are headlines; data goes over the transport.
+pub(super) const MOST: usize = 64 << 10;
+
+/// The longest value of the key-value store.
+pub(super) const MOST_VALUE: usize = 32 << 10;
+
+/// The longest text: a call, a place in a program, a cause. Longer ones are cut.
+pub(super) const MOST_TEXT: usize = 2 << 10;
+
+/// The most members of a group: each takes at most 10 bytes of a frame.
+pub(super) const MOST_MEMBERS: usize = 4096;
+
+/// The version of the protocol. Both sides must have the same.
+pub(super) const VERSION: u16 = 3;
+
+/// A device: its process and its ordinal there.
+pub(crate) type Member = (u32, u32);
+
+/// From a process to the hub. A process numbers its scopes and arrivals itself, each number once.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub(crate) enum ToHub {
+    Set {
+        key: String,
+        value: Vec<u8>,
+    },
+    Get {
+        key: String,
+    },
+    Begin {
+        scope: u64,
+        entry: Entry,
+        deadline: Duration,
+        site: String,
+    },
+    Arrive(Arrive),
+    Fail {
+        scope: u64,
+        device: Option<u32>,
+        cause: String,
+    },
+    /// The process leaves the scope: the last that it says of it, also if the scope has failed.
+    End {
+        scope: u64,
+    },
+    /// The progress numbers of its scopes.
+    Beat {
+        progress: Vec<(u64, u64)>,
+    },
+    /// The process leaves the cluster.
+    Bye,
+}
+
+/// How a scope finds its counterparts: `fabric/transport.rs`. `failed`: a device, and the cause.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub(crate) enum Entry {
+    Named(String),
+    Unnamed { nth: u64, failed: Option<(u32, String)> },
+}
+
+/// All members of a process have arrived at a collective.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Arrive {
+    pub arrival: u64,
+    pub scope: u64,
+    pub members: Vec<Member>,
+    /// The collective's number in the group.
+    pub number: u64,
+    /// Who speaks for the members.
+    pub device: u32,
+    /// The members may be in other collectives meanwhile, but in no other one that is beside.
+    pub beside: bool,
+    pub call: String,
+    pub site: String,
+    pub note: Vec<u8>,
+}
+
+/// From the hub to a process, with the process's own numbers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub(crate) enum ToHost {
+    Value {
+        key: String,
+        value: Vec<u8>,
+    },
+    /// All processes have announced this ordered scope.
+    Begun {
+        scope: u64,
+    },
+    /// With `more`, another frame has the next notes.
+    Commit {
+        arrival: u64,
+        number: u64,
+        notes: Vec<Vec<u8>>,
+        more: bool,
+    },
+    /// All processes have ended the scope.
+    Ended {
+        scope: u64,
+    },
+    Failed {
+        scope: u64,
+        failure: Failure,
+    },
+    /// The cluster has ended.
+    Over {
+        failure: Failure,
+    },
+    Beat,
+}
+
+/// Why a scope, or the cluster, has ended early.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub(crate) enum Failure {
+    Aborted { host: u32, device: Option<u32>, cause: String },
+    Timeout { op: String, waited: Duration, missing: Vec<u32> },
+    Mismatch { kind: Kind, a: Box<Call>, b: Box<Call> },
+    Lost { host: u32, why: String },
+}
+
+/// How calls differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub(crate) enum Kind {
+    Call,
+    Group,
+    Participation,
+}
+
+/// A call of a process.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Call {
+    pub place: Member,
+    pub call: String,
+    pub site: String,
+}
+
+impl Call {
+    fn told(self) -> Box<WorldCall> {
+        let Call { place: (host, device), call, site } = self;
+        Box::new(WorldCall { host: host as usize, device: device as usize % OUTBOX, call, site })
+    }
+}
+
+impl Failure {
+    /// The loss of a process.
+    pub(crate) fn lost(host: usize, why: impl Into<String>) -> Failure {
+        Failure::Lost { host: host as u32, why: cut(why.into()) }
+    }
+
+    /// The user's error. `op`: the operation that finds a loss.
+    pub(super) fn error(&self, op: &'static str) -> Error {
+        match self.clone() {
+            Failure::Aborted { host, device, cause } => {
+                Error::AbortedByHost { host: host as usize, device: device.map(|device| device as usize), cause }
+            }
+            Failure::Timeout { op, waited, missing } => {
+                Error::HostTimeout { op, waited, missing: missing.into_iter().map(|host| host as usize).collect() }
+            }
+            Failure::Mismatch { kind, a, b } => Error::WorldMismatch {
+                what: match kind {
+                    Kind::Call => "call",
+                    Kind::Group => "group",
+                    Kind::Participation => "participation",
+                },
+                a: a.told(),
+                b: b.told(),
+            },
+            Failure::Lost { host, why } => Error::HostLost { host: host as usize, op, why },
+        }
+    }
+}
+
+/// A text of at most [`MOST_TEXT`] bytes.
+pub(super) fn cut(mut text: String) -> String {
+    if text.len() > MOST_TEXT {
+        let end = (0..=MOST_TEXT).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+        text.truncate(end);
+    }
+    text
+}
+
+/// The frame of a value.
+pub(super) fn frame(value: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut frame = postcard::to_extend(value, vec![0; 4]).map_err(|e| io::Error::new(ErrorKind::InvalidInput, e))?;
+    let len = frame.len() - 4;
+    if len > MOST {
+        return Err(io::Error::new(ErrorKind::InvalidInput, format!("a frame of {len} bytes; the limit is {MOST}")));
+    }
+    frame[..4].copy_from_slice(&(len as u32).to_le_bytes());
+    Ok(frame)
+}
+
+pub(super) fn write(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+    to.write_all(&frame(value)?)
+}
+
+/// Reads one frame of at most `most` bytes.
+pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read, most: usize) -> io::Result<T> {
+    let mut len = [0; 4];
+    from.read_exact(&mut len)?;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > most {
+        return Err(io::Error::new(ErrorKind::InvalidData, format!("a frame of {len} bytes; the limit is {most}")));
+    }
+    let mut body = vec![0; len];
+    from.read_exact(&mut body)?;
+    decode(&body)
+}
+
+/// The value of a frame's body, which it must fill.
+pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
+    match postcard::take_from_bytes(body) {
+        Ok((value, [])) => Ok(value),
+        Ok((_, rest)) => Err(io::Error::new(ErrorKind::InvalidData, format!("{} bytes too many", rest.len()))),
+        Err(e) => Err(io::Error::new(ErrorKind::InvalidData, e)),
+    }
+}
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;

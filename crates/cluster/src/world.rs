@@ -1,0 +1,341 @@
+//! The cluster for the threads of this process: `fabric/transport.rs`'s traits over [`Process`], under one lock.
+//!
+//! Whatever brings the hub's frames calls [`Local::take`]; whatever knows that the hub is gone calls
+//! [`Local::end_cluster`]. Frames to the hub go through a [`Link`].
+//!
+//! Every wait here ends when the hub says so, when the cluster ends, or when the link knows that the hub is silent. No
+//! wait has a deadline of its own: deadlines are the hub's.
+//!
+//! Locks and condition variables are those of `sync::shim`: `loom_tests/world.rs` has models of these threads.
+
+use super::{
+    process::{Class, Key, Process},
+    wire::{self, Arrive, Failure, ToHost, ToHub, cut},
+};
+use crate::runtime::{
+    ErrorInternals,
+    sync::{
+        shim::{Condvar, Mutex, thread, yield_rounds},
+        site::flag,
+    },
+    transport::{Arrival, Commit, Entry, Transport, Window, World, WorldScope},
+};
+use gpu_pool::{Error, Result, Site};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Sends a frame to the hub. It must not wait for the hub's answer, and may call [`Local::take`].
+pub(crate) type Link = Box<dyn Fn(ToHub) -> Result<(), Failure> + Send + Sync>;
+
+/// How long a wait for the hub looks, with a yield after each look, before it sleeps: a bit more than a meeting of two
+/// processes takes. A core that has nothing to run falls asleep, and to wake it takes as long as half a meeting. Not a
+/// number of looks: where all cores are busy, the first yield may take longer than this.
+const LOOKS: Duration = Duration::from_micros(100);
+
+type Tell = Box<dyn FnOnce(Error) + Send>;
+type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// One process's part of the cluster.
+pub(crate) struct Local {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+    link: Link,
+}
+
+struct Inner {
+    process: Process,
+    /// Frames to the hub, in the order of the changes that they follow from.
+    outgoing: VecDeque<ToHub>,
+    /// A thread is sending them.
+    sending: bool,
+    tells: BTreeMap<u64, Vec<Tell>>,
+    progress: BTreeMap<u64, Progress>,
+    /// Scopes without names that have begun at a place of the program.
+    places: BTreeMap<Site, u64>,
+}
+
+impl Local {
+    pub(crate) fn new(host: usize, link: Link) -> Arc<Local> {
+        let inner = Inner {
+            process: Process::new(host),
+            outgoing: VecDeque::new(),
+            sending: false,
+            tells: BTreeMap::new(),
+            progress: BTreeMap::new(),
+            places: BTreeMap::new(),
+        };
+        Arc::new(Local { inner: Mutex::new(inner), changed: Condvar::new(), link })
+    }
+
+    /// What the hub says. Each process gets the hub's frames in their order.
+    pub(crate) fn take(&self, frame: ToHost) {
+        let mut inner = self.inner.lock();
+        if inner.process.take(frame).is_err() {
+            inner.process.end_cluster(Failure::lost(0, "it has sent nonsense"));
+        }
+        if !flag("world.take.silent") {
+            self.changed.notify_all();
+        }
+        let Inner { process, tells, .. } = &mut *inner;
+        let failed: Vec<_> = tells.keys().filter_map(|id| Some((*id, process.failure_elsewhere(*id)?))).collect();
+        let due: Vec<_> = failed.into_iter().map(|(id, failure)| (tells.remove(&id), failure)).collect();
+        drop(inner);
+        for (tells, failure) in due {
+            tells.into_iter().flatten().for_each(|tell| tell(failure.error("a scope")));
+        }
+    }
+
+    /// The hub is lost, or this process has left.
+    pub(crate) fn end_cluster(&self, failure: Failure) {
+        self.take(ToHost::Over { failure });
+    }
+
+    /// The progress of all scopes.
+    pub(super) fn beat(&self) -> ToHub {
+        let progress: Vec<_> = self.inner.lock().progress.iter().map(|(id, of)| (*id, of.clone())).collect();
+        // Asked without the lock: it is the caller's code.
+        ToHub::Beat { progress: progress.into_iter().map(|(id, of)| (id, of())).collect() }
+    }
+
+    pub(super) fn check(&self, op: &'static str) -> Result<()> {
+        self.inner.lock().process.over().map_or(Ok(()), |failure| Err(failure.error(op)))
+    }
+
+    /// Changes the state, and sends the hub what follows from that: the hub gets all in the order of the changes. It
+    /// may be another thread that sends it. A link that is broken ends the cluster, which ends all waits.
+    fn post<R>(&self, change: impl FnOnce(&mut Inner) -> (R, Option<ToHub>)) -> R {
+        let mut inner = self.inner.lock();
+        let (result, frame) = change(&mut inner);
+        inner.outgoing.extend(frame);
+        if inner.sending && !flag("world.post.unordered") {
+            return result;
+        }
+        inner.sending = true;
+        while let Some(frame) = inner.outgoing.pop_front() {
+            drop(inner);
+            if let Err(failure) = (self.link)(frame)
+                && !flag("world.send.ignores_the_end")
+            {
+                self.end_cluster(failure);
+            }
+            inner = self.inner.lock();
+        }
+        inner.sending = false;
+        result
+    }
+
+    /// Waits until there is an answer.
+    fn wait<T>(
+        &self,
+        op: &'static str,
+        mut answer: impl FnMut(&mut Process) -> Option<Result<T, Failure>>,
+    ) -> Result<T> {
+        let mut inner = self.inner.lock();
+        let start = Instant::now();
+        loop {
+            if let Some(answer) = answer(&mut inner.process) {
+                return answer.map_err(|failure| failure.error(op));
+            }
+            if yield_rounds() == 0 || start.elapsed() >= LOOKS {
+                self.changed.wait(&mut inner);
+            } else {
+                drop(inner);
+                thread::yield_now();
+                inner = self.inner.lock();
+            }
+        }
+    }
+
+    /// Makes a value known to all processes.
+    pub(super) fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        if value.len() > wire::MOST_VALUE || key.len() > wire::MOST_TEXT {
+            let why = format!("a value of {} bytes: at most {} can be told", value.len(), wire::MOST_VALUE);
+            return Err(Error::Cluster { op: "connect", why });
+        }
+        self.post(|_| ((), Some(ToHub::Set { key: key.to_owned(), value: value.to_vec() })));
+        self.check("connect")
+    }
+
+    /// Asks for a value, without waiting for it.
+    pub(super) fn ask(&self, key: &str) {
+        self.post(|_| ((), Some(ToHub::Get { key: key.to_owned() })));
+    }
+
+    /// A value that was asked for and has come.
+    pub(super) fn known(&self, key: &str) -> Option<Vec<u8>> {
+        self.inner.lock().process.value(key).and_then(Result::ok)
+    }
+
+    /// The value that a process has made known, or will.
+    pub(super) fn get(&self, key: &str) -> Result<Vec<u8>> {
+        self.ask(key);
+        self.wait("connect", |process| process.value(key))
+    }
+
+    fn close(&self, class: Class, window: u64) {
+        self.inner.lock().process.close(class, window);
+        if !flag("world.close.silent") {
+            self.changed.notify_all();
+        }
+    }
+
+    fn window(self: &Arc<Self>, class: Class, window: u64) -> Window {
+        let local = self.clone();
+        Window::new(move || local.close(class, window))
+    }
+}
+
+/// A [`World`] over the cluster's control.
+pub(crate) struct Members {
+    pub(crate) local: Arc<Local>,
+    pub(crate) host: usize,
+    pub(crate) devices: Vec<usize>,
+    pub(crate) transport: Transport,
+    /// What ends with the last handle.
+    pub(crate) _ends: Box<dyn Send + Sync>,
+}
+
+impl fmt::Debug for Members {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Members { host, devices, transport, local, _ends: _ } = self;
+        let over = local.inner.lock().process.over().cloned();
+        let mut shown = f.debug_struct("World");
+        shown.field("host", host).field("devices", devices).field("transport", transport);
+        shown.field("over", &over).finish_non_exhaustive()
+    }
+}
+
+impl World for Members {
+    fn host(&self) -> usize {
+        self.host
+    }
+
+    fn devices(&self) -> &[usize] {
+        &self.devices
+    }
+
+    fn transport(&self) -> &Transport {
+        &self.transport
+    }
+
+    fn check(&self) -> Result<()> {
+        self.local.check("check")
+    }
+
+    fn count(&self, site: Site) -> u64 {
+        let mut inner = self.local.inner.lock();
+        let count = inner.places.entry(site).or_default();
+        *count += 1;
+        *count
+    }
+
+    fn begin(
+        &self,
+        entry: Entry<'_>,
+        deadline: Duration,
+        progress: Arc<dyn Fn() -> u64 + Send + Sync>,
+        site: Site,
+    ) -> Result<(Arc<dyn WorldScope>, Window)> {
+        let ordered = matches!(entry, Entry::Named(_));
+        let entry = match entry {
+            Entry::Named(name) if name.len() > wire::MOST_TEXT => {
+                let why = format_args!("a name of {} bytes; at most {} are allowed", name.len(), wire::MOST_TEXT);
+                return Err(Error::invalid_at(site, "begin", why));
+            }
+            Entry::Named(name) => wire::Entry::Named(name.to_owned()),
+            Entry::Unnamed { nth, failed } => {
+                let failed = failed.map(|(device, cause)| (device as u32, cut(cause.to_string())));
+                wire::Entry::Unnamed { nth, failed }
+            }
+        };
+        self.local.check("the beginning of a scope")?;
+        let local = &self.local;
+        let id = local.post(|inner| {
+            let (id, frame) = inner.process.begin(entry, deadline, cut(site.to_string()));
+            inner.progress.insert(id, progress);
+            (id, Some(frame))
+        });
+        let scope = Arc::new(Scope { local: local.clone(), id });
+        let window = match ordered {
+            true => {
+                let place = local.wait("the beginning of a scope", |process| process.begun(id))?;
+                local.window(Class::Scope, place)
+            }
+            false => Window::none(),
+        };
+        Ok((scope, window))
+    }
+}
+
+/// A scope of this process.
+struct Scope {
+    local: Arc<Local>,
+    id: u64,
+}
+
+impl WorldScope for Scope {
+    fn meet(&self, arrival: Arrival<'_>) -> Result<Commit> {
+        let Arrival { members, number, place, call, site, leads, beside, note } = arrival;
+        let members: Vec<_> = members.iter().map(|place| (place.host as u32, place.device as u32)).collect();
+        if members.len() > wire::MOST_MEMBERS {
+            let why = format_args!("a group of {} devices; at most {}", members.len(), wire::MOST_MEMBERS);
+            return Err(Error::invalid_at(site, "a collective", why));
+        }
+        let key: Key = (self.id, members.clone(), number);
+        let leads = leads.then(|| Arrive {
+            arrival: 0,
+            scope: self.id,
+            members,
+            number,
+            device: place.device as u32,
+            beside,
+            call: cut(call.to_owned()),
+            site: cut(site.to_string()),
+            note,
+        });
+        self.local.post(|inner| ((), inner.process.arrive(&key, leads)));
+        let committed = self.local.wait("a collective", |process| process.committed(&key))?;
+        let window = self.local.window(Class::Collective, committed.window);
+        Ok(Commit { number: committed.number, notes: committed.notes, window })
+    }
+
+    fn fail(&self, device: Option<usize>, cause: &Error) {
+        let device = device.map(|device| device as u32);
+        let cause = cut(cause.to_string());
+        self.local.post(|inner| ((), inner.process.fail(self.id, device, cause)));
+    }
+
+    fn when_failed(&self, tell: Box<dyn FnOnce(Error) + Send>) {
+        let mut inner = self.local.inner.lock();
+        match inner.process.failure_elsewhere(self.id) {
+            Some(failure) => {
+                drop(inner);
+                tell(failure.error("a scope"));
+            }
+            None => inner.tells.entry(self.id).or_default().push(tell),
+        }
+    }
+
+    fn end(&self) -> Result<()> {
+        self.local.post(|inner| ((), inner.process.end(self.id)));
+        self.local.wait("the end of a scope", |process| process.ended(self.id))
+    }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        let unused = self.local.post(|inner| {
+            let told = inner.process.forget(self.id);
+            // A turn that is over may be another one's.
+            if !flag("world.forget.silent") {
+                self.local.changed.notify_all();
+            }
+            ((inner.tells.remove(&self.id), inner.progress.remove(&self.id)), told)
+        });
+        drop(unused);
+    }
+}

@@ -1,0 +1,33 @@
+//! Several processes of one host or of many.
+#![cfg(target_os = "linux")]
+
+#[macro_use]
+#[path = "../../../../tests/support/mod.rs"]
+mod support;
+
+mod environment;
+mod failures;
+mod fleet;
+mod gradients;
+mod hand_over;
+mod ipc;
+mod meeting;
+mod places;
+mod random;
+mod scopes;
+#[path = "../../../../tests/faults/told.rs"]
+mod told;
+
+/// The task of one process of a fleet.
+fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Result<()> {
+    match what {
+        "sum" => scopes::sum(builder),
+        "names" => scopes::names(builder),
+        "early" => scopes::early(builder),
+        "value" => hand_over::child(builder),
+        "gradients" => gradients::child(builder),
+        "join" => meeting::child(builder, more[0]),
+        "random" => random::child(builder, more),
+        _ => failures::child(builder, what, more),
+    }
+}

@@ -1,0 +1,26 @@
+//! This crate's device code: `kernels/*.cu` of its folder. `ops` declares its entries, with their host kernels.
+//!
+//! It is compiled ahead of time (`kernels/build.py` of the repository) and embedded. A device loads a module at the first
+//! launch of one of its kernels, so a program that calls no operation of a family has none of its code.
+
+macro_rules! modules {
+    ($($name:ident $file:literal;)+) => {$(
+        #[doc = concat!("`kernels/", $file, ".cu`")]
+        pub(crate) static $name: gpu_pool::Module = gpu_pool::extend::train::module(
+            include_bytes!(concat!("../kernels/ptx/", $file, ".ptx.lz4")),
+            &[
+                (80, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_80.cubin.lz4"))),
+                (90, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_90.cubin.lz4"))),
+            ],
+        );
+    )+};
+}
+modules! {
+    POINTWISE "pointwise";
+    ROWS "rows";
+    COLUMNS "columns";
+    SHAPE "shape";
+    EMBEDDING "embedding";
+    VOCABULARY "vocabulary";
+    RANDOM "random";
+}

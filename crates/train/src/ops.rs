@@ -1,0 +1,25 @@
+//! The operations that a perceptron, a transformer and their optimizers need, beyond the basic ones of the runtime: by
+//! family, each a trait that gives its methods to [`Device`](gpu_pool::Device). The [`prelude`](crate::prelude) has them
+//! all.
+//!
+//! Each takes views, launches a kernel, and is asynchronous on the current stream. Users launch kernels of their own for
+//! everything else.
+
+mod activation;
+mod embedding;
+mod family;
+mod pointwise;
+mod random;
+mod rows;
+mod shape;
+pub(crate) mod vocabulary;
+
+pub use self::{
+    activation::{Activation, Activations, BiasedActivation},
+    embedding::{Embeddings, Index},
+    pointwise::Pointwise,
+    random::Random,
+    rows::{AllReduceNorm, Norms, Rows, Softmax},
+    shape::Shapes,
+};
+pub use gpu_pool::extend::train::{NormSaved, RowNorm};

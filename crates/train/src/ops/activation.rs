@@ -1,0 +1,329 @@
+//! Activations and their derivatives, with a bias for each column or without: `kernels/pointwise.cu`.
+//!
+//! The methods check lengths and launch one kernel each. They use the runtime's launch and the types of its kernels, and
+//! nothing above.
+//!
+//! Invariant: each element is computed by itself, in `f32` (of `f64` in `f64`), and rounded once.
+
+mod functions;
+
+use self::functions as kernels;
+use super::family::{NULL, address};
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Float, Result,
+    extend::{
+        OpSite,
+        train::{Operations, rows_of, same_len, tiles},
+    },
+};
+
+/// An activation function, as neural networks use them: for [`Activations`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u32)]
+pub enum Activation {
+    /// `x`: a layer without activation.
+    Identity,
+    /// `max(x, 0)`. Its slope at 0 is 0, as in PyTorch. NaN stays NaN.
+    Relu,
+    /// `x * P(X <= x)` with `X` standard normal, by the error function: PyTorch's `gelu`.
+    Gelu,
+    /// The approximation of GELU by `tanh` (Hendrycks and Gimpel, 2016): PyTorch's `gelu(approximate="tanh")`.
+    GeluTanh,
+    /// `x / (1 + exp(-x))`, also called swish.
+    Silu,
+}
+
+impl Activation {
+    /// `f(x + bias)`: then `x` is rows as long as `bias`, row-major. With [`Activation::Identity`] it adds the bias.
+    pub fn biased<B: AsView + ?Sized>(self, bias: &B) -> BiasedActivation<'_, B::Elem>
+    where
+        B::Elem: Float,
+    {
+        BiasedActivation { f: self, bias: Some(bias.view()) }
+    }
+}
+
+/// An activation function, with a bias for each column or without.
+#[derive(Clone, Copy)]
+pub struct BiasedActivation<'a, T: Float> {
+    f: Activation,
+    bias: Option<DeviceView<'a, T>>,
+}
+
+impl<T: Float> From<Activation> for BiasedActivation<'_, T> {
+    fn from(f: Activation) -> Self {
+        BiasedActivation { f, bias: None }
+    }
+}
+
+impl<T: Float> std::fmt::Debug for BiasedActivation<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BiasedActivation").field("f", &self.f).field("bias", &self.bias.map(|bias| bias.len())).finish()
+    }
+}
+
+/// The functions of one argument that have a name of their own.
+macro_rules! activations {
+    ($($name:ident $which:ident $x:literal $y:literal $what:literal;)+) => {$(
+        #[doc = concat!($what, ", in a new buffer: [`Activation::", stringify!($which), "`].")]
+        ///
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// # use gpu_pool_train::prelude::*;
+        /// # let pool = GpuPool::builder().host(1).build()?;
+        /// # pool.run(|dev, _| {
+        #[doc = concat!("let x = dev.upload(&[", $x, "f32])?;")]
+        #[doc = concat!("let y = dev.download(&dev.", stringify!($name), "(&x)?)?;")]
+        #[doc = concat!("assert!((y[0] - ", $y, ").abs() < 1e-4, \"{y:?}\");")]
+        /// # Ok(()) })?;
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        /// See above.
+        #[track_caller]
+        fn $name<X>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>>
+        where
+            X: AsView + ?Sized,
+            X::Elem: Float,
+        {
+            let _here = OpSite::here(stringify!($name));
+            self.activation(Activation::$which, x)
+        }
+    )+};
+}
+
+/// Activations, and the step back through them. All are asynchronous on the current stream and can be captured. Half
+/// types are computed in `f32` and rounded once.
+///
+/// `f` is an [`Activation`], or one with a bias for each column: [`Activation::biased`]. The step back needs what went
+/// into the function: `dx = dy * f'(x)`, or `dy * f'(x + bias)`. Without a bias, what came out of [`Activation::Relu`]
+/// does as well.
+///
+/// Far from 0, also at infinity, they and their slopes are their limits: `silu(-infinity)` is 0.
+///
+/// Errors of all: [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for lengths that do not fit,
+/// [`Error::WrongDevice`](gpu_pool::Error::WrongDevice), [`Error::Aborted`](gpu_pool::Error::Aborted),
+/// [`Error::OutOfMemory`](gpu_pool::Error::OutOfMemory) where a buffer is returned, and the driver's.
+pub trait Activations: Operations {
+    activations! {
+        relu Relu "-2.0" "0.0" "`max(x, 0)`";
+        gelu Gelu "1.0" "0.8413" "GELU by the error function";
+        gelu_tanh GeluTanh "1.0" "0.8412" "GELU by `tanh`";
+        silu Silu "1.0" "0.7311" "`x / (1 + exp(-x))`";
+    }
+
+    /// `f(x)` in a new buffer.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::{Activation, prelude::*};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let x = dev.upload(&[-1.0f32, 0.0, 2.0, 4.0])?;
+    /// assert_eq!(dev.download(&dev.activation(Activation::Relu, &x)?)?, [0.0, 0.0, 2.0, 4.0]);
+    /// let bias = dev.upload(&[-3.0f32, 10.0])?; // 2 rows of 2
+    /// let y = dev.activation(Activation::Relu.biased(&bias), &x)?;
+    /// assert_eq!(dev.download(&y)?, [0.0, 10.0, 0.0, 14.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn activation<'b, X>(&self, f: impl Into<BiasedActivation<'b, X::Elem>>, x: &X) -> Result<DeviceBuffer<X::Elem>>
+    where
+        X: AsView + ?Sized,
+        X::Elem: Float,
+    {
+        let x = x.view();
+        let mut y = self.allocate("activation", x.len())?;
+        activate(self.device(), "activation", f.into(), Some(x), y.view_mut())?;
+        Ok(y)
+    }
+
+    /// `y = f(x)`.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::{Activation, prelude::*};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, mut y) = (dev.upload(&[-1.0f32, 2.0])?, dev.zeros::<f32>(2)?);
+    /// dev.activation_into(Activation::Identity, &x, &mut y)?;
+    /// assert_eq!(dev.download(&y)?, [-1.0, 2.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn activation_into<'b, X, Y>(&self, f: impl Into<BiasedActivation<'b, X::Elem>>, x: &X, y: &mut Y) -> Result<()>
+    where
+        X: AsView + ?Sized,
+        Y: AsViewMut<Elem = X::Elem> + ?Sized,
+        X::Elem: Float,
+    {
+        activate(self.device(), "activation_into", f.into(), Some(x.view()), y.view_mut())
+    }
+
+    /// `x = f(x)`, in place. Then only [`Activation::Relu`] without a bias can be stepped back through.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::{Activation, prelude::*};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (mut x, bias) = (dev.upload(&[-1.0f32, 2.0])?, dev.upload(&[3.0f32])?);
+    /// dev.activation_in_place(Activation::Relu, &mut x)?;
+    /// assert_eq!(dev.download(&x)?, [0.0, 2.0]);
+    /// dev.activation_in_place(Activation::Identity.biased(&bias), &mut x)?;
+    /// assert_eq!(dev.download(&x)?, [3.0, 5.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn activation_in_place<'b, X>(&self, f: impl Into<BiasedActivation<'b, X::Elem>>, x: &mut X) -> Result<()>
+    where
+        X: AsViewMut + ?Sized,
+        X::Elem: Float,
+    {
+        activate(self.device(), "activation_in_place", f.into(), None, x.view_mut())
+    }
+
+    /// `dy * f'(x)` in a new buffer: the gradient before an activation, from the one behind it. The gradient of a bias
+    /// is the [sum of its columns](super::Rows::column_sum_into).
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::{Activation, prelude::*};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, dy) = (dev.upload(&[-1.0f32, 2.0])?, dev.upload(&[5.0f32, 7.0])?);
+    /// let dx = dev.activation_backward(Activation::Relu, &dy, &x)?;
+    /// assert_eq!(dev.download(&dx)?, [0.0, 7.0]);
+    /// let bias = dev.upload(&[-3.0f32, 0.0])?;
+    /// let dx = dev.activation_backward(Activation::Relu.biased(&bias), &dy, &x)?;
+    /// assert_eq!(dev.download(&dx)?, [0.0, 7.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn activation_backward<'b, D, X>(
+        &self,
+        f: impl Into<BiasedActivation<'b, X::Elem>>,
+        dy: &D,
+        x: &X,
+    ) -> Result<DeviceBuffer<X::Elem>>
+    where
+        D: AsView<Elem = X::Elem> + ?Sized,
+        X: AsView + ?Sized,
+        X::Elem: Float,
+    {
+        let (dy, x) = (dy.view(), x.view());
+        let mut dx = self.allocate("activation_backward", x.len())?;
+        step_back(self.device(), "activation_backward", f.into(), Some(dy), x, dx.view_mut())?;
+        Ok(dx)
+    }
+
+    /// `dy = dy * f'(x)`, in place.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::{Activation, prelude::*};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (y, mut dy) = (dev.upload(&[0.0f32, 2.0])?, dev.upload(&[5.0f32, 7.0])?);
+    /// dev.activation_backward_in_place(Activation::Relu, &mut dy, &y)?;
+    /// assert_eq!(dev.download(&dy)?, [0.0, 7.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn activation_backward_in_place<'b, D, X>(
+        &self,
+        f: impl Into<BiasedActivation<'b, X::Elem>>,
+        dy: &mut D,
+        x: &X,
+    ) -> Result<()>
+    where
+        D: AsViewMut<Elem = X::Elem> + ?Sized,
+        X: AsView + ?Sized,
+        X::Elem: Float,
+    {
+        step_back(self.device(), "activation_backward_in_place", f.into(), None, x.view(), dy.view_mut())
+    }
+}
+
+impl Activations for Device {}
+
+/// The length of a row, which has a bias for each element.
+#[track_caller]
+fn width<T: Float>(op: &'static str, n: usize, bias: Option<DeviceView<'_, T>>) -> Result<u32> {
+    let Some(bias) = bias else { return Ok(1) };
+    rows_of(op, n, bias.len())?;
+    Ok(bias.len() as u32)
+}
+
+/// `y = f(x + bias)`, of `y` itself without `x`.
+#[track_caller]
+fn activate<T: Float>(
+    dev: &Device,
+    op: &'static str,
+    BiasedActivation { f, bias }: BiasedActivation<'_, T>,
+    x: Option<DeviceView<'_, T>>,
+    y: DeviceViewMut<'_, T>,
+) -> Result<()> {
+    let _here = dev.enter(op);
+    let n = y.len();
+    same_len(op, x.map_or(n, |x| x.len()), n)?;
+    let (dims, at) = (tiles::<T>(n), address(&y));
+    let (n, cols, f) = (n as u64, width(op, n, bias)?, f as u32);
+    // SAFETY: `x` and `y` have `n` elements, the bias has `cols`, which divides `n`; a null bias is none.
+    unsafe {
+        match (x, bias) {
+            (Some(x), None) => dev.launch(&kernels::activate::<T>(), dims, (x, NULL, y, n, cols, f)),
+            (Some(x), Some(b)) => dev.launch(&kernels::bias::<T>(), dims, (x, b, y, n, cols, f)),
+            (None, None) => dev.launch(&kernels::activate_in_place::<T>(), dims, (at, NULL, y, n, cols, f)),
+            (None, Some(b)) => dev.launch(&kernels::bias_in_place::<T>(), dims, (at, b, y, n, cols, f)),
+        }
+    }
+}
+
+/// `dx = dy * f'(x + bias)`, of `dx` itself without `dy`.
+#[track_caller]
+fn step_back<T: Float>(
+    dev: &Device,
+    op: &'static str,
+    BiasedActivation { f, bias }: BiasedActivation<'_, T>,
+    dy: Option<DeviceView<'_, T>>,
+    x: DeviceView<'_, T>,
+    dx: DeviceViewMut<'_, T>,
+) -> Result<()> {
+    let _here = dev.enter(op);
+    let n = x.len();
+    same_len(op, dy.map_or(dx.len(), |dy| dy.len()), n)?;
+    let (dims, at) = (tiles::<T>(n), address(&dx));
+    let (n, cols, f) = (n as u64, width(op, n, bias)?, f as u32);
+    // SAFETY: `dy`, `x` and `dx` have `n` elements, the bias has `cols`, which divides `n`; a null bias is none.
+    unsafe {
+        match (dy, bias) {
+            (Some(dy), None) => dev.launch(&kernels::backward::<T>(), dims, (dy, x, NULL, dx, n, cols, f)),
+            (Some(dy), Some(b)) => dev.launch(&kernels::bias_backward::<T>(), dims, (dy, x, b, dx, n, cols, f)),
+            (None, None) => dev.launch(&kernels::backward_in_place::<T>(), dims, (at, x, NULL, dx, n, cols, f)),
+            (None, Some(b)) => dev.launch(&kernels::bias_backward_in_place::<T>(), dims, (at, x, b, dx, n, cols, f)),
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! Random numbers by counter, and dropout: `kernels/random.cu`.
+//!
+//! The generator is Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011),
+//! as in Random123, cuRAND and PyTorch. The methods launch one kernel each. They use the runtime's launch
+//! and the types of its kernels, and nothing above.
+//!
+//! Invariant: element `i` of a call with `offset` is element `offset + i` of the seed's sequence, on every device.
+
+use super::family::{Address, In, Out, address, kernels, wide};
+use crate::kernels::RANDOM;
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Float, Kernel, LaunchDims, Result,
+    extend::{
+        ErrorInternals,
+        train::{Operations, Real, fours_of_packs},
+    },
+    kernel,
+};
+use std::{f64::consts::PI, ops::Range};
+
+/// Four words of a counter and a key.
+fn philox([mut x, mut y, mut z, mut w]: [u32; 4], [mut a, mut b]: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let (p, q) = (0xd251_1f53 * u64::from(x), 0xcd9e_8d57 * u64::from(z));
+        (x, y, z, w) = ((q >> 32) as u32 ^ y ^ a, q as u32, (p >> 32) as u32 ^ w ^ b, p as u32);
+        (a, b) = (a.wrapping_add(0x9e37_79b9), b.wrapping_add(0xbb67_ae85));
+    }
+    [x, y, z, w]
+}
+
+/// The words of block `block` of a seed's sequence.
+fn words(block: u64, seed: u64) -> [u32; 4] {
+    philox([block as u32, (block >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32])
+}
+
+/// Word `element` of a seed's sequence.
+fn word(element: u64, seed: u64) -> u32 {
+    words(element / 4, seed)[(element % 4) as usize]
+}
+
+/// The elements of a call, which may be the last ones of the sequence.
+fn elements(n: u64, offset: u64) -> impl Iterator<Item = u64> {
+    (0..n).map(move |i| offset + i)
+}
+
+/// A uniform number in [0, 1) of a block: as many bits as type `kind` has, so exact and less than 1.
+fn unit(kind: usize, words: [u32; 4], k: usize) -> f64 {
+    match kind {
+        0 => f64::from(words[k] >> 8) / 2f64.powi(24),
+        1 => ((u64::from(words[2 * k]) | u64::from(words[2 * k + 1]) << 32) >> 11) as f64 / 2f64.powi(53),
+        2 => f64::from(words[k] >> 21) / 2f64.powi(11),
+        _ => f64::from(words[k] >> 24) / 2f64.powi(8),
+    }
+}
+
+/// Elements of a block: `f64` takes two words for each.
+fn per_block<T>() -> u64 {
+    if size_of::<T>() == 8 { 2 } else { 4 }
+}
+
+/// sin(pi t) for t in [0, 2]: the series of `kernels/random.cu`, which gives the same bits.
+fn sin_pi(t: f64, quadrants: u32) -> f64 {
+    let k = (2.0 * t).round_ties_even();
+    let y = (t - 0.5 * k) * PI;
+    let z = -(y * y);
+    let (mut sine, mut cosine) = (1.0, 1.0);
+    for i in (2..=18).rev().step_by(2) {
+        sine = 1.0 + sine * z / f64::from(i * (i + 1));
+        cosine = 1.0 + cosine * z / f64::from(i * (i - 1));
+    }
+    let quadrant = (k as u32 + quadrants) % 4;
+    let x = if quadrant % 2 == 1 { cosine } else { y * sine };
+    if quadrant < 2 { x } else { -x }
+}
+
+fn host_uniform<T: Float>(_: LaunchDims, x: &mut [T], n: u64, seed: u64, offset: u64, low: T::Acc, span: T::Acc) {
+    let per = per_block::<T>();
+    for (element, x) in elements(n, offset).zip(x) {
+        let u = unit(T::KIND, words(element / per, seed), (element % per) as usize);
+        *x = T::narrow(low + T::Acc::of(u) * span);
+    }
+}
+
+fn host_normal<T: Float>(_: LaunchDims, x: &mut [T], n: u64, seed: u64, offset: u64, mean: T::Acc, deviation: T::Acc) {
+    let per = per_block::<T>();
+    // Half types are rounded from f32.
+    let (kind, least) = if size_of::<T>() == 8 { (1, 2f64.powi(-53)) } else { (0, 2f64.powi(-24)) };
+    for (element, x) in elements(n, offset).zip(x) {
+        let (words, k) = (words(element / per, seed), (element % per) as usize);
+        let (u, v) = (unit(kind, words, k & !1), unit(kind, words, k | 1));
+        let radius = (T::Acc::of(-2.0) * T::Acc::of(u + least).ln()).sqrt();
+        let height = T::Acc::of(sin_pi(2.0 * v, u32::from(k % 2 == 0)));
+        *x = T::narrow(mean + radius * height * deviation);
+    }
+}
+
+/// What dropout makes of element `element` of a seed's sequence.
+fn dropped<T: Float>(x: &T, element: u64, seed: u64, threshold: u64, scale: T::Acc) -> T {
+    let drops = u64::from(word(element, seed)) < threshold;
+    T::narrow(if drops { T::Acc::of(0.0) } else { wide(x) * scale })
+}
+
+#[allow(clippy::too_many_arguments)]
+fn host_dropout<T: Float>(
+    _: LaunchDims,
+    x: &[T],
+    y: &mut [T],
+    n: u64,
+    seed: u64,
+    offset: u64,
+    threshold: u64,
+    scale: T::Acc,
+) {
+    for (element, (y, x)) in elements(n, offset).zip(y.iter_mut().zip(x)) {
+        *y = dropped(x, element, seed, threshold, scale);
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn host_dropout_in_place<T: Float>(
+    _: LaunchDims,
+    _: Address,
+    x: &mut [T],
+    n: u64,
+    seed: u64,
+    offset: u64,
+    threshold: u64,
+    scale: T::Acc,
+) {
+    for (element, x) in elements(n, offset).zip(x) {
+        *x = dropped(x, element, seed, threshold, scale);
+    }
+}
+
+kernel! {
+    static BITS: "random_u32" in RANDOM, fn(x: &mut [u32], n: u64, seed: u64, offset: u64) |_dims| {
+        elements(n, offset).zip(x).for_each(|(element, x)| *x = word(element, seed));
+    }
+}
+kernels! { RANDOM;
+    fn uniform(Out<T>, u64, u64, u64, T::Acc, T::Acc) = "uniform", host_uniform::<T>;
+    fn normal(Out<T>, u64, u64, u64, T::Acc, T::Acc) = "normal", host_normal::<T>;
+    fn dropout(In<T>, Out<T>, u64, u64, u64, u64, T::Acc) = "dropout", host_dropout::<T>;
+    fn dropout_in_place(Address, Out<T>, u64, u64, u64, u64, T::Acc) = "dropout", host_dropout_in_place::<T>;
+}
+
+/// Uniform and normal numbers.
+type Draw<T> = Kernel<(Out<T>, u64, u64, u64, <T as Float>::Acc, <T as Float>::Acc)>;
+
+/// Random numbers without a state: each is a function of `seed` and its number in the seed's sequence (Philox4x32-10,
+/// Salmon and others, 2011). A call gives the elements `offset .. offset + n`. So a sequence cut into calls, also over
+/// devices (`offset` is where the shard begins), has the numbers that one call would give; and the next call begins at
+/// `offset + n`. A sequence has 2^64 elements; a call for elements behind its end is an error. The words are the same
+/// on GPUs and software GPUs; so are uniform numbers and which elements dropout drops. Normal numbers may differ in the
+/// last bits.
+///
+/// All are asynchronous on the current stream and can be captured. A graph gives the same numbers at each launch: seed
+/// and offset are captured.
+///
+/// Errors of all: [`Error::InvalidArgument`] for arguments out of range, [`Error::WrongDevice`], [`Error::Aborted`],
+/// [`Error::OutOfMemory`] where a buffer is returned, and the driver's.
+pub trait Random: Operations {
+    /// Fills `x` with random words.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (mut whole, mut part) = (dev.zeros::<u32>(10)?, dev.zeros::<u32>(3)?);
+    /// dev.random_bits(&mut whole, 42, 0)?;
+    /// dev.random_bits(&mut part, 42, 5)?;
+    /// assert_eq!(dev.download(&whole)?[5..8], dev.download(&part)?);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn random_bits<X>(&self, x: &mut X, seed: u64, offset: u64) -> Result<()>
+    where
+        X: AsViewMut<Elem = u32> + ?Sized,
+    {
+        let x = x.view_mut();
+        let _here = self.enter("random_bits");
+        let n = sequence("random_bits", x.len(), offset)?;
+        // SAFETY: `x` has `n` elements.
+        unsafe { self.launch(&BITS, fours_of_packs::<u32>(x.len()), (x, n, seed, offset)) }
+    }
+
+    /// Fills `x` with numbers that are uniform in `range`: `start + u * (end - start)`, with `u` in [0, 1) of as many
+    /// bits as the type has (24, 53, 11, 8). Rounding can give `end` itself, unless the range is `0.0..1.0`.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
+    /// # let pool = GpuPool::builder().host(2).build()?;
+    /// // The weights of a layer, the same on all devices.
+    /// let weights = pool.run(|dev, _| {
+    ///     let mut w = dev.zeros::<f32>(1000)?;
+    ///     dev.uniform(&mut w, -0.1..0.1, 7, 0)?;
+    ///     dev.download(&w)
+    /// })?;
+    /// assert_eq!(weights[0], weights[1]);
+    /// assert!(weights[0].iter().all(|w| (-0.1..=0.1).contains(w)));
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn uniform<X>(&self, x: &mut X, range: Range<<X::Elem as Float>::Acc>, seed: u64, offset: u64) -> Result<()>
+    where
+        X: AsViewMut + ?Sized,
+        X::Elem: Float,
+    {
+        let range = (range.start, range.end - range.start);
+        draw(self.device(), "uniform", &uniform::<X::Elem>(), x.view_mut(), range, (seed, offset))
+    }
+
+    /// Fills `x` with normal numbers of this mean and standard deviation, by the method of Box and Muller (1958). `f32`
+    /// and half types go no further than 5.8 standard deviations, `f64` than 8.6.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let mut x = dev.zeros::<f64>(1000)?;
+    /// dev.normal(&mut x, 5.0, 0.1, 1, 0)?;
+    /// let mean = dev.download(&x)?.iter().sum::<f64>() / 1000.0;
+    /// assert!((mean - 5.0).abs() < 0.02);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn normal<X>(
+        &self,
+        x: &mut X,
+        mean: <X::Elem as Float>::Acc,
+        deviation: <X::Elem as Float>::Acc,
+        seed: u64,
+        offset: u64,
+    ) -> Result<()>
+    where
+        X: AsViewMut + ?Sized,
+        X::Elem: Float,
+    {
+        draw(self.device(), "normal", &normal::<X::Elem>(), x.view_mut(), (mean, deviation), (seed, offset))
+    }
+
+    /// Dropout, in a new buffer: each element becomes 0 with `probability`, and is divided by `1 - probability`
+    /// otherwise. The step back is [`dropout_in_place`](Self::dropout_in_place) of the gradient with the same seed and
+    /// offset: no mask is kept. The word of an element decides: it is dropped if the word is less than
+    /// `probability * 2^32`.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let x = dev.upload(&[1.0f32; 1000])?;
+    /// let y = dev.download(&dev.dropout(&x, 0.5, 3, 0)?)?;
+    /// assert!(y.iter().all(|&y| y == 0.0 || y == 2.0));
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a probability outside of [0, 1]; else see above.
+    #[track_caller]
+    fn dropout<X>(&self, x: &X, probability: f64, seed: u64, offset: u64) -> Result<DeviceBuffer<X::Elem>>
+    where
+        X: AsView + ?Sized,
+        X::Elem: Float,
+    {
+        let x = x.view();
+        let _here = self.enter("dropout");
+        let n = sequence("dropout", x.len(), offset)?;
+        let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout", probability)?;
+        let mut y = self.allocate("dropout", x.len())?;
+        let args = (x, &mut y, n, seed, offset, threshold, scale);
+        // SAFETY: both have `n` elements.
+        unsafe { self.launch(&dropout::<X::Elem>(), fours_of_packs::<X::Elem>(x.len()), args)? };
+        Ok(y)
+    }
+
+    /// [`dropout`](Self::dropout) in place.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let mut x = dev.upload(&[1.0f32; 1000])?;
+    /// let y = dev.dropout(&x, 0.5, 7, 0)?;
+    /// dev.dropout_in_place(&mut x, 0.5, 7, 0)?;
+    /// assert_eq!(dev.download(&x)?, dev.download(&y)?);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`dropout`](Self::dropout).
+    #[track_caller]
+    fn dropout_in_place<X>(&self, x: &mut X, probability: f64, seed: u64, offset: u64) -> Result<()>
+    where
+        X: AsViewMut + ?Sized,
+        X::Elem: Float,
+    {
+        let x = x.view_mut();
+        let _here = self.enter("dropout_in_place");
+        let n = sequence("dropout_in_place", x.len(), offset)?;
+        let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout_in_place", probability)?;
+        let dims = fours_of_packs::<X::Elem>(x.len());
+        // SAFETY: `x` has `n` elements.
+        unsafe {
+            self.launch(&dropout_in_place::<X::Elem>(), dims, (address(&x), x, n, seed, offset, threshold, scale))
+        }
+    }
+}
+
+impl Random for Device {}
+
+/// Fills `x` by a kernel with two parameters.
+#[track_caller]
+fn draw<T: Float>(
+    dev: &Device,
+    op: &'static str,
+    kernel: &Draw<T>,
+    x: DeviceViewMut<'_, T>,
+    (a, b): (T::Acc, T::Acc),
+    (seed, offset): (u64, u64),
+) -> Result<()> {
+    let _here = dev.enter(op);
+    if [a, b].iter().any(|x| !x.to_f64().is_finite()) {
+        return Err(Error::invalid(op, format_args!("numbers from {a:?} on, times {b:?}: both must be finite")));
+    }
+    let n = sequence(op, x.len(), offset)?;
+    // SAFETY: `x` has `n` elements.
+    unsafe { dev.launch(kernel, fours_of_packs::<T>(x.len()), (x, n, seed, offset, a, b)) }
+}
+
+/// The elements of a call, if the sequence has so many.
+#[track_caller]
+fn sequence(op: &'static str, n: usize, offset: u64) -> Result<u64> {
+    // The last element, not the one behind it, is a number of 64 bits.
+    match offset.checked_add((n as u64).saturating_sub(1)) {
+        Some(_) => Ok(n as u64),
+        None => Err(Error::invalid(op, format_args!("{n} elements from {offset} on: a sequence has 2^64"))),
+    }
+}
+
+/// The least word that is kept, and the factor of what is kept.
+#[track_caller]
+fn chance<A: Real>(op: &'static str, probability: f64) -> Result<(u64, A)> {
+    if !(0.0..=1.0).contains(&probability) {
+        return Err(Error::invalid(op, format_args!("a probability of {probability}")));
+    }
+    let scale = if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 };
+    Ok(((probability * 2f64.powi(32)) as u64, A::of(scale)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The known answers of Random123 (`tests/kat_vectors`, philox4x32 10).
+    #[test]
+    fn known_answers() {
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox([!0; 4], [!0; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        assert_eq!(
+            philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
+        );
+    }
+
+    #[test]
+    fn the_series_is_the_sine() {
+        for i in 0..=2000 {
+            let t = f64::from(i) / 1000.0;
+            assert!((sin_pi(t, 0) - (PI * t).sin()).abs() < 1e-15, "{t}");
+            assert!((sin_pi(t, 1) - (PI * t).cos()).abs() < 1e-15, "{t}");
+        }
+    }
+}

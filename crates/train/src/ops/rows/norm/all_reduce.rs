@@ -1,0 +1,200 @@
+//! `all_reduce_norm`: an all-reduce, the sum with a residual, and a norm of the rows, in one call. It is what stands
+//! between two layers of a transformer whose weights lie on several devices.
+//!
+//! Where kernels meet on the devices the runtime has one kernel for it; else it is the collective, the addition of
+//! [`pointwise`](super::super::super::pointwise) and a kernel of the norms. Invariant: the bits are those of the three
+//! calls, which do not depend on the number of rows.
+
+use super::{super::row_dims, kernels};
+use crate::ops::Pointwise;
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceView, DeviceViewMut, Element, Float, Group, Result,
+    extend::{
+        OpSite,
+        train::{NormSaved, Operations, RowNorm, same_len, sum_and_norm},
+    },
+};
+
+/// A collective with the work that follows it. The members are all devices of the scope (of a [`Device`]), or the
+/// devices of the [`Group`].
+///
+/// Errors are those of all collectives, [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for lengths that do
+/// not fit and an `eps` that is negative or not finite, and `Mismatch` also for norms of different kinds, row lengths or
+/// `eps`.
+pub trait AllReduceNorm {
+    /// An all-reduce, the addition of a residual, and a norm of the rows, in one call: what follows a layer whose
+    /// partial sums lie on all members (`RowLinear`). `residual` becomes `residual + sum`, and `x` the norm of that. Rows
+    /// are as long as the norm's weights, and are as many as `x` has. Returns what the step back needs: then `residual`
+    /// is the norm's input.
+    ///
+    /// The bits are those of [`all_reduce`](Device::all_reduce) (with [`ReduceOp::Sum`](gpu_pool::ReduceOp::Sum)),
+    /// [`add_in_place`](crate::ops::Pointwise::add_in_place), and [`rms_norm`](super::Norms::rms_norm) or
+    /// [`layer_norm`](super::Norms::layer_norm), one after the other: the sum and the residual are rounded to the
+    /// element's type each. The sum is in the order of ranks whatever its size, as with
+    /// [`ReduceOrder::Rank`](gpu_pool::ReduceOrder). So the bits depend on a row's elements alone, not on the number of
+    /// rows nor on the row's place. Members with the same residual and weights hold the same bits; each member's
+    /// residual and weights are its own.
+    ///
+    /// Between GPUs with peer access one kernel does it all, for `f32`, `f16` and `bf16`, and rows of whole 16 bytes
+    /// and at most 16384 elements; elsewhere it is the three calls. Few rows go by peers' inboxes
+    /// ([`Algorithm::Inbox`](gpu_pool::Algorithm::Inbox)), many are read where they are
+    /// ([`Algorithm::Direct`](gpu_pool::Algorithm::Direct)); either can be asked for. `Group::explain_norm` says which.
+    ///
+    /// Asynchronous on the current stream; can be captured.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::{RowNorm, prelude::*};
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let found = pool.run(|dev, _| {
+    ///     let weight = dev.upload(&[1.0f32, 10.0])?;
+    ///     let mut residual = dev.upload(&[0.0f32, 0.0, 1.0, 5.0])?; // 2 rows of 2
+    ///     let mut x = dev.upload(&[1.0f32, -1.0, 1.5, -3.5])?; // this member's partial sums
+    ///     let saved = dev.all_reduce_norm(&mut x, &mut residual, RowNorm::rms(&weight, 0.0))?;
+    ///     assert_eq!(dev.download(&residual)?, [2.0, -2.0, 4.0, -2.0]);
+    ///     assert_eq!(dev.download(&saved.rstd)?[0], 0.5);
+    ///     dev.download(&x.slice(..2))
+    /// })?;
+    /// assert_eq!(found, [[1.0, -10.0], [1.0, -10.0]]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn all_reduce_norm<X, R>(
+        &self,
+        x: &mut X,
+        residual: &mut R,
+        norm: RowNorm<'_, X::Elem>,
+    ) -> Result<NormSaved<X::Elem>>
+    where
+        X: AsViewMut + ?Sized,
+        R: AsViewMut<Elem = X::Elem> + ?Sized,
+        X::Elem: Float + Element;
+
+    /// [`all_reduce_norm`](Self::all_reduce_norm) out of place, with the same bits: `src` stays as it is, and `dst`
+    /// becomes the norm.
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn all_reduce_norm_into<S, R, D>(
+        &self,
+        src: &S,
+        residual: &mut R,
+        norm: RowNorm<'_, S::Elem>,
+        dst: &mut D,
+    ) -> Result<NormSaved<S::Elem>>
+    where
+        S: AsView + ?Sized,
+        R: AsViewMut<Elem = S::Elem> + ?Sized,
+        D: AsViewMut<Elem = S::Elem> + ?Sized,
+        S::Elem: Float + Element;
+}
+
+impl AllReduceNorm for Group<'_> {
+    #[track_caller]
+    fn all_reduce_norm<X, R>(
+        &self,
+        x: &mut X,
+        residual: &mut R,
+        norm: RowNorm<'_, X::Elem>,
+    ) -> Result<NormSaved<X::Elem>>
+    where
+        X: AsViewMut + ?Sized,
+        R: AsViewMut<Elem = X::Elem> + ?Sized,
+        X::Elem: Float + Element,
+    {
+        let apart = |residual: DeviceViewMut<'_, X::Elem>, y: DeviceViewMut<'_, X::Elem>, saved: &mut NormSaved<_>| {
+            apart(self.device(), residual, &norm, y, saved)
+        };
+        sum_and_norm("all_reduce_norm", self, None, residual.view_mut(), x.view_mut(), &norm, apart)
+    }
+
+    #[track_caller]
+    fn all_reduce_norm_into<S, R, D>(
+        &self,
+        src: &S,
+        residual: &mut R,
+        norm: RowNorm<'_, S::Elem>,
+        dst: &mut D,
+    ) -> Result<NormSaved<S::Elem>>
+    where
+        S: AsView + ?Sized,
+        R: AsViewMut<Elem = S::Elem> + ?Sized,
+        D: AsViewMut<Elem = S::Elem> + ?Sized,
+        S::Elem: Float + Element,
+    {
+        const OP: &str = "all_reduce_norm_into";
+        let _here = OpSite::here(OP);
+        let (src, dst) = (src.view(), dst.view_mut());
+        same_len(OP, src.len(), dst.len())?;
+        let apart = |residual: DeviceViewMut<'_, S::Elem>, y: DeviceViewMut<'_, S::Elem>, saved: &mut NormSaved<_>| {
+            apart(self.device(), residual, &norm, y, saved)
+        };
+        sum_and_norm(OP, self, Some(src), residual.view_mut(), dst, &norm, apart)
+    }
+}
+
+impl AllReduceNorm for Device {
+    #[track_caller]
+    fn all_reduce_norm<X, R>(
+        &self,
+        x: &mut X,
+        residual: &mut R,
+        norm: RowNorm<'_, X::Elem>,
+    ) -> Result<NormSaved<X::Elem>>
+    where
+        X: AsViewMut + ?Sized,
+        R: AsViewMut<Elem = X::Elem> + ?Sized,
+        X::Elem: Float + Element,
+    {
+        Operations::everyone(self).all_reduce_norm(x, residual, norm)
+    }
+
+    #[track_caller]
+    fn all_reduce_norm_into<S, R, D>(
+        &self,
+        src: &S,
+        residual: &mut R,
+        norm: RowNorm<'_, S::Elem>,
+        dst: &mut D,
+    ) -> Result<NormSaved<S::Elem>>
+    where
+        S: AsView + ?Sized,
+        R: AsViewMut<Elem = S::Elem> + ?Sized,
+        D: AsViewMut<Elem = S::Elem> + ?Sized,
+        S::Elem: Float + Element,
+    {
+        Operations::everyone(self).all_reduce_norm_into(src, residual, norm, dst)
+    }
+}
+
+/// `residual` becomes `residual + y`, and `y` the norm of that: two kernels.
+#[track_caller]
+fn apart<T: Float>(
+    dev: &Device,
+    mut residual: DeviceViewMut<'_, T>,
+    &RowNorm { gamma, beta, eps }: &RowNorm<'_, T>,
+    y: DeviceViewMut<'_, T>,
+    NormSaved { mean, rstd }: &mut NormSaved<T>,
+) -> Result<()> {
+    dev.add_in_place(&mut residual, &y)?;
+    let x: DeviceView<'_, T> = residual.view();
+    let (rows, cols) = (rstd.len(), gamma.len());
+    let dims = row_dims::<T>(rows, cols);
+    let shape = (rows as u64, cols as u32);
+    match (beta, mean) {
+        (Some(beta), Some(mean)) => {
+            let args = (x, gamma, beta, y, mean, rstd, shape.0, shape.1, eps);
+            // SAFETY: `x` and `y` have `rows` rows of `cols` elements, mean and rstd one for each, the others `cols`.
+            unsafe { dev.launch(&kernels::layer_norm::<T>(), dims, args) }
+        }
+        _ => {
+            let args = (x, gamma, y, rstd, shape.0, shape.1, eps);
+            // SAFETY: `x` and `y` have `rows` rows of `cols` elements, rstd one for each row, gamma `cols`.
+            unsafe { dev.launch(&kernels::rms_norm::<T>(), dims, args) }
+        }
+    }
+}

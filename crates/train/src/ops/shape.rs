@@ -1,0 +1,255 @@
+//! Elements in another order: transposes, and parts of matrices: `kernels/shape.cu`.
+//!
+//! The methods check shapes and launch one kernel each. They use the runtime's launch and the types of its kernels, and
+//! nothing above. They move bits and compute nothing, so they take elements of any type.
+
+use super::family::small;
+use crate::kernels::SHAPE;
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, Kernel, LaunchDims, Result,
+    extend::{
+        ErrorInternals,
+        train::{Operations, as_type, as_type_mut, same_len, stride},
+    },
+    kernel,
+};
+
+/// `(x, y, count, rows, cols)`
+type Transpose<W> = Kernel<(&'static [W], &'static mut [W], u32, u32, u32)>;
+
+fn host_transpose<T: DeviceCopy>(x: &[T], y: &mut [T], count: u32, rows: u32, cols: u32) {
+    let (count, rows, cols) = (count as usize, rows as usize, cols as usize);
+    let size = (rows * cols).max(1);
+    for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)).take(count) {
+        y.iter_mut().enumerate().for_each(|(i, y)| *y = x[i % rows * cols + i / rows]);
+    }
+}
+
+macro_rules! transpose {
+    ($($name:ident $sym:literal $T:ty;)+) => {
+        kernel! {$(
+            static $name: $sym in SHAPE, fn(x: &[$T], y: &mut [$T], count: u32, rows: u32, cols: u32) |_dims| {
+                host_transpose(x, y, count, rows, cols);
+            }
+        )+}
+    };
+}
+transpose! {
+    TRANSPOSE_U8 "transpose_u8" u8;
+    TRANSPOSE_U16 "transpose_u16" u16;
+    TRANSPOSE_U32 "transpose_u32" u32;
+    TRANSPOSE_U64 "transpose_u64" u64;
+}
+
+kernel! {
+    static COPY_2D: "copy_2d" in SHAPE,
+    fn(src: &[u8], dst: &mut [u8], rows: u64, width: u64, src_pitch: u64, dst_pitch: u64) |_dims| {
+        let width = width as usize;
+        for row in 0..rows as usize {
+            let (from, to) = (row * src_pitch as usize, row * dst_pitch as usize);
+            dst[to..][..width].copy_from_slice(&src[from..][..width]);
+        }
+    }
+}
+
+/// Elements in another order. All are asynchronous on the current stream and can be captured.
+///
+/// Errors of all: [`Error::InvalidArgument`] for shapes that do not fit, [`Error::WrongDevice`], [`Error::Aborted`],
+/// [`Error::OutOfMemory`] where a buffer is returned, and the driver's.
+pub trait Shapes: Operations {
+    /// The transpose of a row-major matrix of `rows x cols` elements, in a new buffer: element `(c, r)` is `x`'s
+    /// `(r, c)`. Elements have 1, 2, 4 or 8 bytes. For [`gemm`](Device::gemm) no transpose is needed: see
+    /// [`Matrix::t`](gpu_pool::Matrix::t).
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let x = dev.upload(&[1u8, 2, 3, 4, 5, 6])?; // 2 x 3
+    /// assert_eq!(dev.download(&dev.transpose(&x, 2, 3)?)?, [1, 4, 2, 5, 3, 6]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn transpose<X: AsView + ?Sized>(&self, x: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>> {
+        let x = x.view();
+        let mut y = self.allocate("transpose", x.len())?;
+        transposed(self.device(), "transpose", x, y.view_mut(), [1, rows, cols])?;
+        Ok(y)
+    }
+
+    /// The transposes of a batch of `count` matrices of `rows x cols` elements, one after the other, in a new buffer.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let x = dev.upload(&[1i32, 2, 3, 4, 5, 6, 7, 8])?; // 2 of 2 x 2
+    /// assert_eq!(dev.download(&dev.transpose_batch(&x, 2, 2, 2)?)?, [1, 3, 2, 4, 5, 7, 6, 8]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn transpose_batch<X: AsView + ?Sized>(
+        &self,
+        x: &X,
+        count: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<DeviceBuffer<X::Elem>> {
+        let x = x.view();
+        let mut y = self.allocate("transpose_batch", x.len())?;
+        transposed(self.device(), "transpose_batch", x, y.view_mut(), [count, rows, cols])?;
+        Ok(y)
+    }
+
+    /// `y` becomes the transpose of the `rows x cols` elements of `x`.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, mut y) = (dev.upload(&[1u16, 2, 3, 4, 5, 6])?, dev.zeros::<u16>(6)?);
+    /// dev.transpose_into(&x, 2, 3, &mut y)?;
+    /// assert_eq!(dev.download(&y)?, [1, 4, 2, 5, 3, 6]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn transpose_into<X, Y>(&self, x: &X, rows: usize, cols: usize, y: &mut Y) -> Result<()>
+    where
+        X: AsView + ?Sized,
+        Y: AsViewMut<Elem = X::Elem> + ?Sized,
+    {
+        transposed(self.device(), "transpose_into", x.view(), y.view_mut(), [1, rows, cols])
+    }
+
+    /// Copies `rows` rows of `cols` elements between matrices with longer rows: row `r` begins at element
+    /// `r * src_pitch` of `src`, and goes to element `r * dst_pitch` of `dst`. A pitch is in elements and at least
+    /// `cols`: the "leading dimension" of BLAS, `cudaMemcpy2D`'s pitch divided by the size of an element. A part that
+    /// begins at another row or column is a [slice](DeviceBuffer::slice) that begins there.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # use gpu_pool_train::prelude::*;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let x = dev.upload(&[1i32, 2, 3, 4, 5, 6])?; // 2 x 3
+    /// let mut y = dev.zeros::<i32>(4)?; // 2 x 2
+    /// dev.copy_2d(&x.slice(1..), 3, &mut y, 2, 2, 2)?; // columns 1 and 2
+    /// assert_eq!(dev.download(&y)?, [2, 3, 5, 6]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    fn copy_2d<X, Y>(
+        &self,
+        src: &X,
+        src_pitch: usize,
+        dst: &mut Y,
+        dst_pitch: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<()>
+    where
+        X: AsView + ?Sized,
+        Y: AsViewMut<Elem = X::Elem> + ?Sized,
+    {
+        let (src, dst) = (src.view(), dst.view_mut());
+        let _here = self.enter("copy_2d");
+        fits("copy_2d", "source", src.len(), src_pitch, rows, cols)?;
+        fits("copy_2d", "destination", dst.len(), dst_pitch, rows, cols)?;
+        let size = size_of::<X::Elem>();
+        // Without bytes there may be any number of rows.
+        if rows == 0 || cols == 0 || size == 0 {
+            return Ok(());
+        }
+        let (from, to) = (src.len() * size, dst.len() * size);
+        let bytes = rows * cols * size;
+        // SAFETY: these are the bytes of both.
+        let (src, dst) = unsafe { (as_type::<_, u8>(src, from), as_type_mut::<_, u8>(dst, to)) };
+        // The pitch of a single row is nowhere.
+        let pitch = |pitch: usize| if rows <= 1 { 0 } else { (pitch * size) as u64 };
+        let args = (src, dst, rows as u64, (cols * size) as u64, pitch(src_pitch), pitch(dst_pitch));
+        // SAFETY: all rows lie in both, as was checked.
+        unsafe { self.launch(&COPY_2D, stride(bytes.div_ceil(16)), args) }
+    }
+}
+
+impl Shapes for Device {}
+
+/// `shape`: matrices, rows, columns.
+#[track_caller]
+fn transposed<T: DeviceCopy>(
+    dev: &Device,
+    op: &'static str,
+    x: DeviceView<'_, T>,
+    y: DeviceViewMut<'_, T>,
+    shape: [usize; 3],
+) -> Result<()> {
+    let _here = dev.enter(op);
+    let [count, rows, cols] = shape;
+    if rows.checked_mul(cols).and_then(|n| n.checked_mul(count)) != Some(x.len()) {
+        let many = if count == 1 { String::new() } else { format!("{count} of ") };
+        return Err(Error::invalid(op, format_args!("{many}{rows} x {cols} of {} elements", x.len())));
+    }
+    same_len(op, x.len(), y.len())?;
+    match size_of::<T>() {
+        1 => transposed_words(dev, op, &TRANSPOSE_U8, x, y, shape),
+        2 => transposed_words(dev, op, &TRANSPOSE_U16, x, y, shape),
+        4 => transposed_words(dev, op, &TRANSPOSE_U32, x, y, shape),
+        8 => transposed_words(dev, op, &TRANSPOSE_U64, x, y, shape),
+        bytes => Err(Error::invalid(op, format_args!("elements of {bytes} bytes"))),
+    }
+}
+
+#[track_caller]
+fn transposed_words<T: DeviceCopy, W: DeviceCopy>(
+    dev: &Device,
+    op: &'static str,
+    kernel: &'static Transpose<W>,
+    x: DeviceView<'_, T>,
+    y: DeviceViewMut<'_, T>,
+    [count, rows, cols]: [usize; 3],
+) -> Result<()> {
+    let len = x.len();
+    if len == 0 {
+        return Ok(());
+    }
+    let (n, r, c) = (small(op, "matrices", count)?, small(op, "rows", rows)?, small(op, "columns", cols)?);
+    if !(x.address() | y.address()).is_multiple_of(size_of::<W>() as u64) {
+        return Err(Error::invalid(op, format_args!("an element of {} bytes at an odd address", size_of::<W>())));
+    }
+    let tiles = rows.div_ceil(32).saturating_mul(cols.div_ceil(32)).saturating_mul(count);
+    let grid = (tiles.min(i32::MAX as usize) as u32, 1, 1);
+    let dims = LaunchDims { grid, block: (32, 8, 1), shared_bytes: 0 };
+    // SAFETY: `W` is as large as the element; both have `count` times `rows` times `cols` elements.
+    unsafe { dev.launch(kernel, dims, (as_type::<T, W>(x, len), as_type_mut::<T, W>(y, len), n, r, c)) }
+}
+
+/// `rows` rows of `cols` elements lie in `len`, each `pitch` after the one before.
+#[track_caller]
+fn fits(op: &'static str, what: &str, len: usize, pitch: usize, rows: usize, cols: usize) -> Result<()> {
+    let end = rows.saturating_sub(1).checked_mul(pitch).and_then(|last| last.checked_add(cols));
+    let is_in = rows == 0 || end.is_some_and(|end| end <= len);
+    if pitch < cols || !is_in {
+        let why = format_args!("{rows} rows of {cols} at a pitch of {pitch} in a {what} of {len} elements").to_string();
+        return Err(Error::invalid(op, why));
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! How an all-reduce around a ring is cut. The buffer has one chunk for each rank, in [`ring`](super) and in
+//! [`ring_ce`](super::super::ring_ce). The kernels of `ring` cut a chunk into pieces, too, and have scratch with slots for
+//! them.
+//!
+//! Invariant: all members cut alike, since they know the smallest scratch of any member.
+
+use crate::fabric::{
+    limits::Limits,
+    plan::slice,
+    tiling::{self, GRAIN, Tiling},
+};
+use std::ops::Range;
+
+/// Chunk `k` of `n` of a buffer, in elements of `size` bytes. Each begins at a multiple of [`GRAIN`], so that kernels
+/// may move 16 bytes at a time.
+pub(crate) fn chunk(k: usize, n: usize, len: usize, size: usize) -> Range<usize> {
+    slice(k, n, len, GRAIN / size)
+}
+
+/// Bytes of a chunk for which another block is worth starting: as many as its threads move at once.
+const PER_BLOCK: usize = 32 << 10;
+/// Most bytes of a piece. In a prototype finer pieces only cost time. With these a member has at most 48 MiB of
+/// scratch.
+const PIECE: usize = 256 << 10;
+/// Pieces of a block that take a hop one after another, while the first is on its way. One is enough: with 64 blocks,
+/// the pieces of the other blocks are on their way meanwhile.
+const ABREAST: usize = 1;
+/// Slots of a block: one more than the least, so that a member does not wait at once for a neighbour that is a little
+/// late.
+const SLOTS: usize = ABREAST + 2;
+
+/// How a kernel goes around the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cutting {
+    pub blocks: usize,
+    /// Bytes of a piece and of a slot: a multiple of [`GRAIN`].
+    pub piece: usize,
+    pub rounds: usize,
+    pub abreast: usize,
+    pub slots: usize,
+}
+
+/// Blocks of a kernel, for chunks of up to `chunk` bytes. All blocks must run at once: a block waits for its peers'
+/// blocks.
+pub(crate) fn blocks(chunk: usize, limits: &Limits) -> usize {
+    chunk.div_ceil(PER_BLOCK).clamp(1, limits.ring_blocks as usize)
+}
+
+/// Sizes of scratch in bytes that are worth having for chunks of up to `chunk` bytes, from the best down to the least
+/// that will do.
+pub(super) fn scratch_sizes(chunk: usize, blocks: usize) -> impl Iterator<Item = usize> {
+    let best = Tiling::new(chunk, blocks * ABREAST, 1, GRAIN, PIECE).tile;
+    let smaller = |&piece: &usize| (piece > GRAIN).then(|| (piece / 4).next_multiple_of(GRAIN));
+    std::iter::successors(Some(best), smaller).map(move |piece| piece * SLOTS * blocks)
+}
+
+/// Cuts chunks of up to `chunk` bytes for `blocks` blocks. `room` is the smallest scratch of any member, in bytes.
+pub(crate) fn cutting(chunk: usize, blocks: usize, room: usize) -> Cutting {
+    let most = tiling::share(room, blocks * SLOTS);
+    assert!(most > 0, "scratch has a grain for every slot");
+    let Tiling { tile, rounds, .. } = Tiling::even(chunk, blocks * ABREAST, most.min(PIECE));
+    Cutting { blocks, piece: tile, rounds, abreast: ABREAST, slots: SLOTS }
+}
+
+#[cfg(test)]
+#[path = "cut_tests.rs"]
+mod tests;

@@ -1,0 +1,189 @@
+//! The plan of each collective where no device can access another's memory. All data cross through *stages*:
+//! page-locked memory of the host. Each member writes its own stage and reads the others'.
+//!
+//! The algorithms `shm`, `shm_events` and `host_reduce` use it. A member's part has four kinds of work:
+//!
+//! ```text
+//! puts    own source -> own stage: one lane for each member, or one lane for all
+//! fold    the others' lanes for this member, and the own source, in rank order -> own destination, own stage
+//! pulls   the others' stages -> own destination: the results of their folds, or what they put
+//! stays   own source -> own destination
+//! ```
+//!
+//! An all-reduce of two members is one exchange: each folds all elements. A buffer of `S` bytes takes `S` down and `S`
+//! up, the least possible. With more members each folds one slice and puts the result on its stage: `S` down, and
+//! `2(n-1)/n` of `S` up; a ring takes `2(n-1)/n` both ways.
+//!
+//! Invariant: slices are those of [`plan`](crate::fabric::plan), and sources are folded in rank order, so the bits are those of
+//! the other algorithms in rank order.
+
+use crate::fabric::{
+    plan::{Shape, slice},
+    tiling::{self, Tiling},
+};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// One member's part, in elements.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Staging {
+    /// Lanes of every stage: one for all members, or one for each member by rank. In the second case the member's own
+    /// lane is for the result of its fold.
+    pub lanes: usize,
+    /// `(lane, range of the own source)`
+    pub puts: SmallVec<[(usize, Range<usize>); 8]>,
+    pub fold: Option<Fold>,
+    /// `(member, its lane, start in the own destination, elements)`
+    pub pulls: SmallVec<[(usize, usize, usize, usize); 8]>,
+    /// Whether the pulls read results of folds.
+    pub two: bool,
+    /// `(start in the own source, start in the own destination, elements)`
+    pub stays: Option<(usize, usize, usize)>,
+    /// Most elements that any member has in a lane, or keeps.
+    pub most: usize,
+}
+
+/// The fold of the others' lanes for this member (or of their one lane) and the own source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fold {
+    pub source: usize,
+    pub len: usize,
+    /// The start in the own destination, if the result goes there.
+    pub destination: Option<usize>,
+    /// Whether the result goes to the own lane of the own stage.
+    pub result: bool,
+}
+
+impl Shape {
+    /// Member `me`'s part of `n`, at least two. Slices begin at multiples of `grain` elements.
+    pub(crate) fn staging(&self, n: usize, me: usize, grain: usize) -> Staging {
+        let one = Staging { lanes: 1, ..Staging::default() };
+        match self {
+            Shape::AllReduce { len } if n == 2 => {
+                let fold = Fold { source: 0, len: *len, destination: Some(0), result: false };
+                Staging { puts: [(0, 0..*len)].into_iter().collect(), fold: Some(fold), most: *len, ..one }
+            }
+            Shape::Reduce { len, root } if n == 2 => {
+                let fold = Fold { source: 0, len: *len, destination: Some(0), result: false };
+                let puts = (me != *root).then_some((0, 0..*len)).into_iter().collect();
+                Staging { puts, fold: (me == *root).then_some(fold), most: *len, ..one }
+            }
+            _ => self.in_slices(n, me, grain),
+        }
+    }
+
+    /// [`staging`](Self::staging) for folds by the host's threads (the algorithm `host_reduce`). The own source must be
+    /// on the own stage, too, and the own result is pulled from there. Two members share a fold as more members do,
+    /// since the fold takes longest.
+    pub(crate) fn hosted(&self, n: usize, me: usize, grain: usize) -> Staging {
+        let mut plan = self.in_slices(n, me, grain);
+        if let Some(fold) = &mut plan.fold {
+            plan.puts.push((me, fold.source..fold.source + fold.len));
+            plan.pulls.extend(fold.destination.take().map(|start| (me, me, start, fold.len)));
+            fold.result = true;
+        }
+        plan
+    }
+
+    /// The plan in which each member folds one slice.
+    fn in_slices(&self, n: usize, me: usize, grain: usize) -> Staging {
+        let others = || (1..n).map(move |k| (me + k) % n);
+        let common = Staging { lanes: n, ..Staging::default() };
+        let one = Staging { lanes: 1, ..Staging::default() };
+        match self {
+            Shape::AllReduce { len } | Shape::Reduce { len, .. } => {
+                let part = |k| slice(k, n, *len, grain);
+                let gets = |k| !matches!(self, Shape::Reduce { root, .. } if *root != k);
+                let gives = others().any(gets);
+                let own = part(me);
+                let destination = gets(me).then_some(own.start);
+                let pull = |k| (k, k, part(k).start, part(k).len());
+                Staging {
+                    puts: others().map(|k| (k, part(k))).collect(),
+                    fold: Some(Fold { source: own.start, len: own.len(), destination, result: gives }),
+                    pulls: others().filter(|_| gets(me)).map(pull).collect(),
+                    two: true,
+                    most: part(0).len(),
+                    ..common
+                }
+            }
+            Shape::ReduceScatter { counts, in_place } => {
+                let own = counts.part(me);
+                let destination = Some(if *in_place { own.start } else { 0 });
+                Staging {
+                    puts: others().map(|k| (k, counts.part(k))).collect(),
+                    fold: Some(Fold { source: own.start, len: own.len(), destination, result: false }),
+                    most: self.largest(n, grain),
+                    ..common
+                }
+            }
+            Shape::AllGather { counts, in_place } => {
+                let own = counts.part(me);
+                let start = if *in_place { own.start } else { 0 };
+                let pull = |k| (k, 0, counts.part(k).start, counts.part(k).len());
+                Staging {
+                    puts: [(0, start..start + own.len())].into_iter().collect(),
+                    pulls: others().map(pull).collect(),
+                    stays: (!in_place).then_some((0, own.start, own.len())),
+                    most: self.largest(n, grain),
+                    ..one
+                }
+            }
+            Shape::Broadcast { len, root } => Staging {
+                puts: (me == *root).then_some((0, 0..*len)).into_iter().collect(),
+                pulls: (me != *root).then_some((*root, 0, 0, *len)).into_iter().collect(),
+                most: *len,
+                ..one
+            },
+            Shape::Gather { counts, root } => {
+                let own = counts.part(me);
+                let pull = |k| (k, 0, counts.part(k).start, counts.part(k).len());
+                Staging {
+                    puts: (me != *root).then_some((0, 0..own.len())).into_iter().collect(),
+                    pulls: others().filter(|_| me == *root).map(pull).collect(),
+                    stays: (me == *root).then_some((0, own.start, own.len())),
+                    most: self.largest(n, grain),
+                    ..one
+                }
+            }
+            Shape::Scatter { counts, root } => {
+                let own = counts.part(me);
+                Staging {
+                    puts: others().filter(|_| me == *root).map(|k| (k, counts.part(k))).collect(),
+                    pulls: (me != *root).then_some((*root, me, 0, own.len())).into_iter().collect(),
+                    stays: (me == *root).then_some((own.start, 0, own.len())),
+                    most: self.largest(n, grain),
+                    ..common
+                }
+            }
+            Shape::AllToAll { send, receive } => {
+                let pull = |k: usize| (k, me, receive[me].part(k).start, receive[me].part(k).len());
+                let (from, to) = (send[me].part(me), receive[me].part(me));
+                Staging {
+                    puts: others().map(|k| (k, send[me].part(k))).collect(),
+                    pulls: others().map(pull).collect(),
+                    stays: Some((from.start, to.start, from.len())),
+                    most: self.largest(n, grain),
+                    ..common
+                }
+            }
+        }
+    }
+}
+
+/// Bytes of all lanes for which another block is worth starting. A block moves no less of them at once, because its
+/// threads move as many at once.
+const LEAST: usize = 4 << 10;
+/// Pieces that are worth cutting: one goes down while another goes up. (Of 1, 2, 3, 4 and 8 the best between two
+/// H200s, with 64 blocks and slots of 16 KiB; more blocks matter more.)
+const PIECES: usize = 3;
+
+/// Cuts lanes of up to `most` bytes for at most `blocks` blocks. A block has a slot of `slot` bytes, with a tile of
+/// each lane.
+pub(crate) fn cutting(most: usize, lanes: usize, blocks: usize, slot: usize) -> Tiling {
+    let blocks = (most * lanes).div_ceil(LEAST).clamp(1, blocks);
+    Tiling::new(most, blocks, PIECES, LEAST / lanes, tiling::share(slot, lanes))
+}
+
+#[cfg(test)]
+mod tests;
