@@ -5,8 +5,10 @@
 source "$(dirname "$0")/env.sh"
 
 export RUSTDOCFLAGS="-D warnings"
-# First the private ones: the other pages replace them, and the book links to those.
 cargo doc --workspace --no-deps --all-features --document-private-items
+# Only public pages, and the runtime's first: rustdoc makes links to a crate whose pages are there.
+rm -rf target/doc
+cargo doc --package gpu-pool --no-deps --all-features
 cargo doc --workspace --no-deps --all-features
 .ci/links.py target/doc/gpu_pool*
 .ci/places.py

@@ -20,13 +20,15 @@ LEFT_OUT = {"print.html", "404.html"}
 class Page(HTMLParser):
     def __init__(self, path):
         super().__init__()
-        self.links, self.ids = [], set()
+        self.links, self.ids, self.moved = [], set(), None
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         if attributes.get("id"):
             self.ids.add(attributes["id"])
+        if attributes.get("http-equiv") == "refresh":
+            self.moved = attributes["content"].partition("URL=")[2]
         for name in ("href", "src"):
             if tag in ("a", "img") and attributes.get(name):
                 self.links.append(attributes[name])
@@ -53,6 +55,10 @@ def main():
             elif parts.fragment and target.suffix == ".html" and "/src/" not in target.as_posix():
                 if target not in pages:
                     pages[target] = Page(target)
+                # From the module that has an item to the page of its public name. The place is kept.
+                if pages[target].moved:
+                    target = (target.parent / pages[target].moved).resolve()
+                    pages.setdefault(target, Page(target))
                 # Some ids are written as they stand in links.
                 if not {parts.fragment, urllib.parse.unquote(parts.fragment)} & pages[target].ids:
                     broken.append(f"{path}: {link}: no such place on that page")

@@ -27,6 +27,7 @@ CRATES = {"gpu_pool": ROOT} | {f"gpu_pool_{path.name}": path for path in sorted(
 TAKES_PLACE = re.compile(
     r"\b(Location::caller|OpSite::(?:here|place)|Error::(?:invalid|wrong_pool|wrong_device|borrowed)|Call::new)\("
 )
+DRIVERS = {"driver", "check", "faulty"}
 EXTENDED = {"Device", "DeviceBuffer", "Group", "GpuPool", "Builder"}
 METHOD = re.compile(
     r'<section id="(?:method|tymethod)\.(\w+)" class="method">(.*?)<h4 class="code-header">(.*?)</h4>', re.DOTALL
@@ -135,8 +136,8 @@ def check_crate(crate, folder, counts):
         sys.exit(f"{pages} has no list of all items: run cargo doc first")
     tests = only_tests(folder / "src")
     for file in sorted((folder / "src").rglob("*.rs")):
-        # No call of a user's is in a driver; a `Call` there is one of the driver.
-        if file not in tests and "tests" not in file.stem and file.relative_to(folder).parts[1] != "driver":
+        # No call of a user's is in a driver or a layer over one; a `Call` there is one of the driver.
+        if file not in tests and "tests" not in file.stem and file.relative_to(folder).parts[1] not in DRIVERS:
             yield from check_source(file)
     public = {function: place for function, *place in public_functions(pages)}
     counts.append(len(public))

@@ -3,8 +3,8 @@
 #
 #   benches/pack-tests.sh -p gpu-pool-train --test ops --test parallel
 #
-# Each is stripped, and stands in .gpu/t under its target's name; unit tests have their crate's name. Targets of one
-# name in two packages are told from each other by the second one's crate: `gpu_pool_train.attacks`.
+# Each is stripped, and stands in .gpu/t: `<target>` of the runtime, `train.<target>` of gpu-pool-train, and so on; unit
+# tests have their crate's name.
 set -euo pipefail
 
 flags=("$@")
@@ -12,16 +12,12 @@ flags=("$@")
 rm -rf .gpu/t
 mkdir -p .gpu/t
 cargo test --no-run "${flags[@]}" --message-format=json-render-diagnostics | python3 -c '
-import json, sys, tomllib
-taken = set()
+import json, pathlib, sys
 for message in map(json.loads, sys.stdin):
     if message["reason"] == "compiler-artifact" and message["executable"] and message["profile"]["test"]:
-        name = message["target"]["name"]
-        if name in taken:
-            with open(message["manifest_path"], "rb") as manifest:
-                name = tomllib.load(manifest)["package"]["name"].replace("-", "_") + "." + name
-        taken.add(name)
-        print(message["executable"], name)
+        folder = pathlib.Path(message["manifest_path"]).parent
+        above = folder.parent.name == "crates" and "lib" not in message["target"]["kind"]
+        print(message["executable"], (folder.name + "." if above else "") + message["target"]["name"])
 ' | while read -r executable name; do
   strip -o ".gpu/t/$name" "$executable"
 done

@@ -104,7 +104,6 @@ TARGETS = {
         ),
         ("set-up of a further pool, until its first all-reduce is over", "<= 50 ms", r"gpu/setup/\d+", None),
         ("the same: MB of each GPU", "<= 16", r"gpu/setup/\d+/memory", None),
-        ("a pool that measures its limits when it is built, all of it", "<= 200 ms", r"gpu/tune/\d+", None),
         ("`barrier`: the meeting, there and back (aimed at for 8 threads)", "<= 1.5 us", r"gpu/meeting/\d+", None),
     ],
     "overlap": [

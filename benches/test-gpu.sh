@@ -2,8 +2,8 @@
 # Runs packed test binaries on a GPU machine, where there is no Rust toolchain:
 #
 #   . .gpu/env.sh; benches/test-gpu.sh [binary...]
-#   default: parallel ops graphs gradients collectives memory basics faults driver_conformance bug_zoo, and the unit
-#   tests of all crates
+#   default: ops graphs gradients collectives memory basics faults driver_conformance train.ops train.norm
+#   train.parallel lab.bug_zoo, and the unit tests of all crates
 #
 # benches/pack-tests.sh makes .gpu/t/<binary>. Of each one the tests of GPUs run (`cuda` in their name). Then each of
 # compute-sanitizer's four tools runs the tests of the operations' kernels, at once. SANITIZE= leaves them out; LIMIT is
@@ -16,8 +16,8 @@ set -uo pipefail
 logs=$(mktemp -d)
 binaries=("$@")
 [ ${#binaries[@]} -gt 0 ] ||
-  binaries=(parallel ops graphs gradients collectives memory basics faults driver_conformance bug_zoo gpu_pool
-    gpu_pool_train gpu_pool_cluster gpu_pool_lab)
+  binaries=(ops graphs gradients collectives memory basics faults driver_conformance train.ops train.norm
+    train.parallel lab.bug_zoo gpu_pool gpu_pool_train gpu_pool_cluster gpu_pool_lab)
 failed=0
 
 for binary in "${binaries[@]}"; do
@@ -34,10 +34,12 @@ done
 pids=()
 for tool in $SANITIZE; do
   {
-    timeout "$LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5 .gpu/t/ops \
-      rows::cuda pointwise::cuda embedding::cuda shape::cuda cast::cuda random::cuda --test-threads 2 \
-      >"$logs/$tool.log" 2>&1
-    code=$?
+    code=0
+    for binary in ops train.ops; do
+      timeout "$LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5 ".gpu/t/$binary" \
+        rows::cuda pointwise::cuda embedding::cuda shape::cuda cast::cuda random::cuda --test-threads 2 \
+        >>"$logs/$tool.log" 2>&1 || code=$?
+    done
     echo "$tool: exit $code, $(grep -ac '^test .* ok$' "$logs/$tool.log") passed," \
       "$(grep -a ' SUMMARY: ' "$logs/$tool.log" | tail -n 1)"
     exit "$code"

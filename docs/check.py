@@ -90,9 +90,13 @@ def check_calls():
             yield f"{page.relative_to(ROOT)}: {file} has no function `{name}`"
         if int(number) != count:
             yield f"{page.relative_to(ROOT)}: number {number}, and it is call {count}"
-    total = f"{len(calls)} calls in {len({file for _, file, _ in calls})} files."
-    if f"\n{total}" not in page.read_text():
-        yield f"{page.relative_to(ROOT)}: the list has {total}"
+    files = [file for _, file, _ in calls]
+    # Behind `sync` and `Driver::launch` a reader need not look.
+    outside = [file for file in files if not re.match(r"src/(sync/|driver/cuda/(?!mod\.rs))", file)]
+    for some in files, outside:
+        total = f"{len(some)} calls in {len(set(some))} files."
+        if total not in page.read_text():
+            yield f"{page.relative_to(ROOT)}: the list has {total}"
 
 
 def has_programs(text):

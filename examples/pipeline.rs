@@ -5,11 +5,17 @@ struct Layer(Buffer<f32>, Buffer<f32>); // gelu(x w): the weights, 64 x 64, and 
 impl Stage for Layer {
     type Activation = Buffer<f32>;
     type Saved = [Buffer<f32>; 2];
-    fn forward(&mut self, dev: &Device, _: At, x: Buffer<f32>) -> Result<(Buffer<f32>, [Buffer<f32>; 2])> {
+    fn forward(&mut self, dev: &Device, _: StageContext, x: Buffer<f32>) -> Result<(Buffer<f32>, [Buffer<f32>; 2])> {
         let z = dev.matmul(Matrix::new(&x, x.len() / 64, 64)?, Matrix::new(&self.0, 64, 64)?)?;
         Ok((dev.gelu(&z)?, [x, z]))
     }
-    fn backward(&mut self, dev: &Device, at: At, [x, z]: Self::Saved, dy: Buffer<f32>) -> Result<Option<Buffer<f32>>> {
+    fn backward(
+        &mut self,
+        dev: &Device,
+        at: StageContext,
+        [x, z]: Self::Saved,
+        dy: Buffer<f32>,
+    ) -> Result<Option<Buffer<f32>>> {
         let (rows, old) = (x.len() / 64, if at.accumulate { 1.0 } else { 0.0 });
         let dz = dev.activation_backward(Activation::Gelu, &dy, &z)?;
         dev.gemm(1.0, Matrix::new(&x, rows, 64)?.t(), Matrix::new(&dz, rows, 64)?, old, &mut self.1)?;

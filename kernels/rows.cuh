@@ -1,10 +1,10 @@
 // Rows of a row-major matrix, in the registers of the threads that work on them: for rows.cu and norm.cuh.
 //
 // A row belongs to one warp, or to a power of two of warps: blockDim.x is the threads of a row, and blockDim.y the rows
-// of a block. src/collective/algorithm/norm.rs chooses the threads of a row by its width alone. Thread t of T takes the packs t, t + T,
-// ..; it keeps the first four in registers, and reads further ones again in each pass. Norms add up each pack by
-// itself, then the packs of a thread, then the threads by butterflies. So the bits of a row depend on its elements, its
-// width and its type: not on the number of rows, its place, or its alignment.
+// of a block. src/collective/algorithm/norm.rs chooses the threads of a row by its width alone. Thread t of T takes the
+// packs t, t + T, ..; it keeps the first four in registers, and reads further ones again in each pass. Norms add up
+// each pack by itself, then the packs of a thread, then the threads by butterflies. So the bits of a row depend on its
+// elements, its width and its type: not on the number of rows, its place, or its alignment.
 #pragma once
 #include "pack.cuh"
 

@@ -1,5 +1,5 @@
-//! The loom models of `src/sync` and `src/gang`. The crate includes these files, so that the tested code can be private.
-//! `cluster.rs` has those of `crates/cluster`.
+//! The loom models of `src/sync` and `src/gang`. The crate includes these files, so that the tested code can be
+//! private. `cluster.rs` has those of `crates/cluster`.
 //!
 //! `cargo loom` runs all of them, `cargo loom ring` those with `ring` in their path. No other build compiles them.
 //! `sites.rs` compares the table of mutants with the source; it is the unit test of `src/sync/site.rs`.

@@ -1,6 +1,6 @@
-//! Models of one process's threads in a cluster (`crates/cluster/src/world.rs`): the thread that reads the hub's frames,
-//! threads that begin scopes, and devices that meet. Nobody waits for ever, launches are in the hub's order, and each
-//! failure is told.
+//! Models of one process's threads in a cluster (`crates/cluster/src/world.rs`): the thread that reads the hub's
+//! frames, threads that begin scopes, and devices that meet. Nobody waits for ever, launches are in the hub's order,
+//! and each failure is told.
 //!
 //! The hub's decisions are the frames of each model; `loom_tests/hub.rs` searches through the decisions themselves.
 

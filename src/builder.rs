@@ -1,25 +1,29 @@
 //! How a pool is built: settings, devices, threads, and the probe of the links between devices.
 //!
 //! Programs call [`Builder`]. It reads settings from the environment (`environment`), checks them (`settings`), opens
-//! drivers, starts device threads (`open`) and probes the links ([`probe`]). It may use everything below the pool.
+//! drivers, starts device threads (`open`) and probes the links ([`probe`]). `ways` has the methods of a pool that make
+//! pools. It may use everything below the pool.
 //!
 //! Invariant: contradictory settings are refused before any device does work.
 
 mod collectives;
 pub(crate) mod environment;
-pub(crate) mod measure;
 mod memory;
 mod open;
 pub(crate) mod probe;
 mod settings;
 mod share;
 pub(crate) mod signal_pad;
+mod ways;
 
 use crate::{
-    Algorithm, Hop, ReduceOrder, Tune,
-    collective::hop,
-    driver::observe::{self, Observer},
-    driver::{DriverRef, FaultKind, host, module::Module},
+    Algorithm, ReduceOrder, Transfer,
+    collective::transfer,
+    driver::{
+        DriverRef, FaultKind, host,
+        module::Module,
+        observe::{self, Observer},
+    },
     error::{Error, Result, op_site::OpSite},
     fabric::{
         packing::Carriers,
@@ -62,7 +66,6 @@ pub enum Backend {
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
 /// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`: [`Self::algorithm`] |
 /// | `GPU_POOL_NCCL_REGISTER` | `1` or `0`: [`register_buckets`](Self::register_buckets) |
-/// | `GPU_POOL_TUNE` | source of the collectives' limits: `auto`, `off`, `table` or `measure`: [`tune`](Self::tune) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 /// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug` |
 ///
@@ -90,7 +93,6 @@ pub struct Builder {
     algorithm: Option<Algorithm>,
     reduce_order: ReduceOrder,
     register_buckets: Option<bool>,
-    tune: Option<Tune>,
     staged: bool,
     /// What watches the pool, injects faults and keeps the time: see [`observe`].
     observer: Option<Arc<dyn Observer>>,
@@ -160,13 +162,14 @@ impl Builder {
     /// ```
     /// # use gpu_pool::{DeviceBuffer, GpuPool};
     /// struct Batch { x: DeviceBuffer<f32>, rows: usize }
-    /// gpu_pool::hop_fields!(Batch { x, rows });
+    /// gpu_pool::transfer_fields!(Batch { x, rows });
     ///
-    /// let pool = GpuPool::builder().host(2).hops::<Batch>().hops::<(usize, Batch)>().build()?;
+    /// let pool = GpuPool::builder().host(2).register_transfer::<Batch>().register_transfer::<(usize,
+    /// Batch)>().build()?;
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
-    pub fn hops<T: Hop>(mut self) -> Self {
-        self.carriers.insert(hop::carrier::<T>());
+    pub fn register_transfer<T: Transfer>(mut self) -> Self {
+        self.carriers.insert(transfer::carrier::<T>());
         self
     }
 
@@ -214,10 +217,10 @@ impl Builder {
     pub fn build_global(self) -> Result<()> {
         let (site, _here) = (Location::caller(), OpSite::here("build_global"));
         let taken = || Error::invalid_at(site, "build_global", "the process-wide pool is there already");
-        if crate::pool::GLOBAL.get().is_some() {
+        if ways::GLOBAL.get().is_some() {
             return Err(taken());
         }
-        crate::pool::GLOBAL.set(self.build()?).map_err(|_| taken())
+        ways::GLOBAL.set(self.build()?).map_err(|_| taken())
     }
 
     /// Builds the pool: opens the devices in parallel, starts their threads, loads the modules, probes each ordered

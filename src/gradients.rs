@@ -1,56 +1,46 @@
 //! Gradient exchange: gradients live in buckets, and buckets are reduced on their own stream during the backward pass.
 //!
-//! Users and `parallel::data_parallel` call [`GradientExchange`]. Nothing below this room knows of gradients: a bucket
+//! Users and `gpu-pool-train` call [`GradientExchange`]. Nothing below this room knows of gradients: a bucket
 //! is an [`all_reduce`](Device::all_reduce) of a group.
 //!
 //! * [`layout`]: where each gradient lies. [`access`]: gives it to the backward pass. [`readiness`]: which gradients of
 //!   a step are ready.
 //! * [`step`]: ready and finish. [`start`]: packs, reduces and unpacks a bucket, by [`kernels`] for the types of
-//!   [`element`]. [`apart`]: sums over steps without exchange. [`parts`]: buckets as a whole, and the update of
-//!   parameters by an optimizer.
-//! * [`sharded`]: the step of an optimizer whose state is divided among the members, without buckets. [`together`]: the
-//!   end of such a step with buckets.
+//!   [`element`]. [`earlier_sum`]: sums over steps without exchange. [`parts`]: buckets as a whole.
 //! * [`settings`]: settings that all members agree on. [`replicas`]: equal parameters, and a common end. [`exchanged`]:
-//!   results.
+//!   results. [`home`]: where it is used.
 //!
 //! Invariant: all members start the same buckets in the same order.
 
-mod access;
-mod apart;
+pub(crate) mod access;
+mod earlier_sum;
 mod element;
 mod exchanged;
-#[allow(missing_docs)]
-mod kernels;
-mod layout;
-mod parts;
+mod home;
+pub(crate) mod kernels;
+pub(crate) mod layout;
+pub(crate) mod parts;
 mod readiness;
 mod replicas;
 mod settings;
-#[allow(missing_docs)]
-mod sharded;
 mod start;
 mod step;
-mod together;
 #[cfg(test)]
 mod world_tests;
 
 pub use element::Gradient;
 pub use exchanged::Exchanged;
-pub use kernels::update::Parameter;
-pub use kernels::update::{ADAM, MOMENTUM, Moments, Rule, SGD, add_up, wide_len};
+pub use home::Home;
 pub use settings::{GradientExchangeBuilder, Wire};
-pub use sharded::{Kept, ShardedStep, Terms};
-pub use together::Together;
 
 use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Registered, Stream,
-    collective::{GroupKey, PendingReduce},
+    collective::PendingReduce,
     error::{Error, Result, Site},
     fabric::call::Origin,
     gang::Gang,
-    memory::handle::DeviceHandle,
 };
-use apart::Apart;
+use earlier_sum::EarlierSum;
 use layout::{Layout, Unit};
 use readiness::Readiness;
 use settings::Settings;
@@ -160,7 +150,7 @@ pub struct GradientExchange<T: Gradient = f32> {
     /// By gradient: memory that the caller has lent.
     lent: Vec<Option<DeviceBuffer<T>>>,
     /// By bucket: sums of steps that exchanged nothing, in half types.
-    apart: Vec<Apart>,
+    earlier_sums: Vec<EarlierSum>,
     /// What the gradients of a step are multiplied with in these sums.
     piece: f32,
     scratch: Scratch,
@@ -192,9 +182,8 @@ pub struct GradientExchange<T: Gradient = f32> {
     /// Steps that exchanged. Equal on all members, also without [`find_unused`](GradientExchangeBuilder::find_unused).
     exchanges: u64,
     unused: Vec<usize>,
-    device: Arc<DeviceHandle>,
-    /// The group of the members, and this device's rank in it.
-    members: GroupKey,
+    /// The device, the group of the members, and the device's rank in it.
+    home: Home,
     rank: usize,
 }
 
@@ -220,9 +209,8 @@ impl<T: Gradient> GradientExchange<T> {
             id,
             readiness: Readiness::new(&layout),
             memory: buckets(dev, &layout, settings.register && group.registers())?,
-            device: dev.worker.handle.clone(),
             lent: sizes.iter().map(|_| None).collect(),
-            apart: Vec::new(),
+            earlier_sums: Vec::new(),
             piece: 1.0,
             scratch: Scratch::Same,
             sums: None,
@@ -242,7 +230,7 @@ impl<T: Gradient> GradientExchange<T> {
             steps: 0,
             exchanges: 0,
             unused: Vec::new(),
-            members: group.key(),
+            home: Home::of(group),
             rank: group.rank(),
             sizes: sizes.into(),
             layout,
@@ -294,7 +282,7 @@ impl<T: Gradient> GradientExchange<T> {
         self.written = vec![SmallVec::new(); buckets];
         self.reduced = vec![None; buckets];
         self.travelling = (0..buckets).map(|_| None).collect();
-        self.apart = (0..buckets).map(|_| Apart::default()).collect();
+        self.earlier_sums = (0..buckets).map(|_| EarlierSum::default()).collect();
         self.normed = None;
         Ok(())
     }
@@ -306,14 +294,14 @@ impl<T: Gradient> GradientExchange<T> {
     }
 
     /// The purpose of a meeting: members of another exchange, or in another step of this one, do not match.
-    fn origin(&self) -> Origin {
+    pub(crate) fn origin(&self) -> Origin {
         self.id.in_step(self.exchanges)
     }
 
     /// The group of the members, on the stream of `dev`.
     #[track_caller]
     pub(crate) fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        group_of(&self.members, dev, op)
+        self.home.group(dev, op)
     }
 
     /// Number of gradients.
@@ -341,31 +329,6 @@ impl<T: Gradient> GradientExchange<T> {
     }
 }
 
-/// The group of these members, on the stream of `dev`.
-#[track_caller]
-fn group_of<'d>(members: &GroupKey, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-    match dev.group_by(members)? {
-        Some(group) => Ok(group),
-        None => {
-            let present = dev.session.gang.members();
-            let why = format_args!("it was made by devices {members}, and this gang is of {present:?}");
-            Err(Error::invalid(op, why))
-        }
-    }
-}
-
-/// Checks that something of this device is used on this device.
-#[track_caller]
-fn check_home(home: &DeviceHandle, dev: &Device, op: &'static str) -> Result<()> {
-    if home.pool != dev.worker.handle.pool {
-        return Err(Error::wrong_pool(op, dev.index()));
-    }
-    match home.device == dev.index() {
-        true => Ok(()),
-        false => Err(Error::wrong_device(op, home.device, dev.index())),
-    }
-}
-
 /// The layout of the first step: sizes in reverse order.
 #[track_caller]
 fn first_layout<T>(settings: &Settings, sizes: &[usize]) -> Result<Layout> {
@@ -385,14 +348,14 @@ fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout, apart: bool) -> Result<
 
 #[track_caller]
 fn zeros<T: DeviceCopy>(dev: &Device, len: usize, apart: bool) -> Result<DeviceBuffer<T>> {
-    if apart { dev.zeros_apart(len) } else { dev.zeros(len) }
+    if apart { dev.zeros_dedicated(len) } else { dev.zeros(len) }
 }
 
 /// What differs between two members, and both sides of it.
-type Difference = (&'static str, String, String);
+pub type Difference = (&'static str, String, String);
 
 /// The error for member 0 and member `rank` of a group, which differ.
-fn mismatch(group: &Group<'_>, rank: usize, (what, a_call, b_call): Difference, sites: [Site; 2]) -> Error {
+pub fn mismatch(group: &Group<'_>, rank: usize, (what, a_call, b_call): Difference, sites: [Site; 2]) -> Error {
     let [a_site, b_site] = sites;
     Error::Mismatch { what, a: group.ordinal(0), a_call, a_site, b: group.ordinal(rank), b_call, b_site }
 }
@@ -416,7 +379,7 @@ impl<T: Gradient> std::fmt::Debug for GradientExchange<T> {
         f.debug_struct("GradientExchange")
             .field("gradients", &self.len())
             .field("buckets", &self.buckets())
-            .field("device", &self.device.device)
+            .field("device", &self.home.device.device)
             .finish_non_exhaustive()
     }
 }

@@ -38,13 +38,13 @@
 //! | launch kernels of your own | [`kernel!`], [`Module`], [`LaunchDims`], [`Device::launch`] |
 //! | multiply matrices | [`Device::gemm`], [`Matrix`], [`MatrixMut`] |
 //! | combine data of all devices, or of some | [`Device::all_reduce`] and its neighbours, [`Group`], [`ReduceOp`] |
-//! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`], [`Tune`] |
+//! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`] |
 //! | exchange gradients beside the backward pass | [`GradientExchange`], [`Wire`] |
 //! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`tasks::Value`] |
 //! | train a model on all devices | the crate `gpu-pool-train`: `DataParallel`, `Optimizer`, `Pipeline` |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
 //! | work as several processes, on one host or many | the crate `gpu-pool-cluster`, [`Device::world`] |
-//! | give values to another device, also of another process | [`Device::give`], [`Device::take`], [`Hop`] |
+//! | give values to another device, also of another process | [`Device::give`], [`Device::take`], [`Transfer`] |
 //! | share memory with another process | the crate `gpu-pool-cluster` |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | the crate `gpu-pool-lab` |
@@ -130,7 +130,7 @@ mod token;
 mod variables;
 
 pub use builder::{Backend, Builder};
-pub use collective::{Group, Hop, Registered};
+pub use collective::{Group, Registered, Transfer};
 pub use driver::{
     DeviceInfo, LaunchDims,
     host::Schedule,
@@ -139,11 +139,10 @@ pub use driver::{
 };
 pub use error::{DeviceCall, Error, Result, Site, WorldCall};
 pub use fabric::{
-    limits::Tune,
     packing::{Pack, Unpack},
     types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},
 };
-pub use gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder, Parameter, Wire};
+pub use gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder, Wire};
 pub use graph::Graph;
 #[cfg(feature = "cuda")]
 pub use interop::{Cuda, CudaMut, CudaRef};

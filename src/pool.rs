@@ -12,7 +12,8 @@ pub(crate) mod report;
 pub(crate) mod run;
 
 use crate::{
-    Builder, Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard, UnifiedBuffer,
+    Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard, UnifiedBuffer,
+    collective::in_words,
     driver::host::{self, Trace},
     error::{Error, Kind, Result, listed, op_site::OpSite},
     gang::dispatch::Entry,
@@ -22,10 +23,7 @@ use crate::{
     stall::StallTimer,
     thread::worker::{Shared, on_device_thread},
 };
-use once_cell::sync::OnceCell;
 use std::{fmt, panic::Location, sync::Arc, time::Duration};
-
-pub(crate) static GLOBAL: OnceCell<GpuPool> = OnceCell::new();
 
 /// GPUs, each with a host thread of its own that lives as long as the pool.
 ///
@@ -67,32 +65,6 @@ pub struct GpuPool {
 }
 
 impl GpuPool {
-    /// Settings for a pool.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
-    /// The process-wide pool. The first call builds it with the default settings.
-    ///
-    /// # Errors
-    /// As [`Builder::build`].
-    #[track_caller]
-    pub fn global() -> Result<&'static GpuPool> {
-        Self::global_for("global")
-    }
-
-    /// [`global`](Self::global) for an operation.
-    #[track_caller]
-    fn global_for(op: &'static str) -> Result<&'static GpuPool> {
-        let here = OpSite { op, site: Location::caller() };
-        // A closure on a device thread would wait for a pool that may be waiting for the closure.
-        if GLOBAL.get().is_none() && on_device_thread() {
-            return Err(Error::NestedScope { op, site: here.site });
-        }
-        let _here = here.enter();
-        GLOBAL.get_or_try_init(|| GpuPool::builder().build())
-    }
-
     /// State that lives on its device's thread, one `T` per device, made by `f`. See [`PerDevice`].
     ///
     /// # Errors
@@ -144,7 +116,7 @@ impl GpuPool {
             devices: self.shared.handles.iter().map(|handle| handle.driver.info().clone()).collect(),
             lost: self.shared.handles.iter().map(|handle| handle.is_lost()).collect(),
             peers: self.shared.peers.get().cloned().unwrap_or_default(),
-            collectives: self.shared.limits().describe(self.devices()),
+            collectives: in_words::sizes(self.devices()),
         }
     }
 
@@ -152,41 +124,6 @@ impl GpuPool {
     /// ([`Schedule`](crate::driver::host::Schedule)); `None` otherwise.
     pub fn trace(&self) -> Option<Trace> {
         host::trace(&self.shared.handles[0].driver)
-    }
-
-    /// A new pool of the devices that are not lost. It numbers them from 0, in the old order. The old pool should be
-    /// dropped.
-    ///
-    /// Software GPUs are lost one by one. With CUDA the driver decides. With driver 580 on two H200s of a virtual
-    /// machine, a kernel that traps on one GPU destroys every context of the process, even without peer access. Then
-    /// all devices report [`Error::DeviceLost`], no device survives, and only a new process helps.
-    ///
-    /// # Errors
-    /// [`Error::NoDevice`] when no device is left; else as [`Builder::build`].
-    #[track_caller]
-    pub fn survivors(&self) -> Result<GpuPool> {
-        let _here = OpSite::here("survivors");
-        let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.handles[i].is_lost()).collect();
-        let handles = || alive.iter().map(|&i| &self.shared.handles[i]);
-        let mut drivers: Vec<_> = handles().map(|handle| handle.unwatched().clone()).collect();
-        if let Some(watch) = handles().find_map(|handle| handle.watch()) {
-            // Its reports have the new ordinals.
-            drivers = watch.checker.anew(drivers);
-        }
-        if drivers.is_empty() {
-            return Err(Error::NoDevice { reason: "every device of the pool is lost".to_owned() });
-        }
-        let mut builder = Builder::default().timeout(self.shared.deadline).tune(self.shared.tune);
-        builder = builder.algorithm(self.shared.algorithm).reduce_order(self.shared.reduce_order);
-        builder = builder.memory(self.shared.memory.clone());
-        if self.shared.staged {
-            builder = builder.without_peer_access();
-        }
-        if let Some(weights) = &self.shared.weights {
-            builder = builder.weights(&alive.iter().map(|&i| weights[i]).collect::<Vec<_>>());
-        }
-        let own = self.shared.modules.iter().skip(crate::kernel::builtin::MODULES.len());
-        own.fold(builder, |builder, module| builder.module(module)).with_drivers(drivers)
     }
 
     /// Waits for scopes that run, then ends the device threads. Afterwards buffers can only be dropped. A drop of the

@@ -82,7 +82,7 @@ where
     R: Send,
     E: From<Error> + Send,
 {
-    run_beside(shared, members, f, tell, |_| {}, Begin::at(op, Location::caller()))
+    run_meanwhile(shared, members, f, tell, |_| {}, Begin::at(op, Location::caller()))
 }
 
 /// How a scope begins.
@@ -104,14 +104,14 @@ impl<'n> Begin<'n> {
     }
 }
 
-/// [`run`], while the calling thread runs `beside`. If a member's closure waits for `beside`, then `beside` must end
-/// that wait before it returns; it must not unwind.
-pub(crate) fn run_beside<F, R, E>(
+/// [`run`], while the calling thread runs `meanwhile`. If a member's closure waits for `meanwhile`, then `meanwhile`
+/// must end that wait before it returns; it must not unwind.
+pub(crate) fn run_meanwhile<F, R, E>(
     shared: &Arc<Shared>,
     members: Option<&[usize]>,
     f: F,
     tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
-    beside: impl FnOnce(&Watch<'_>),
+    meanwhile: impl FnOnce(&Watch<'_>),
     begin: Begin<'_>,
 ) -> Result<Vec<R>, E>
 where
@@ -179,7 +179,7 @@ where
     });
     drop((entering, window));
     let watch = Watch::new(shared, &gang, &waiting);
-    beside(&watch);
+    meanwhile(&watch);
     let withdrawn = watch.wait();
     drop(waiting);
     // All processes end the scope together: nobody goes on with half of it. What has failed elsewhere fails the gang,

@@ -32,7 +32,7 @@ impl StallTimer {
         StallTimer { limit, since: now, looked: now, counted: Duration::ZERO }
     }
 
-    /// How long to sleep between two looks: `at_most`, or less if [`LOOKS`] such sleeps would exceed the deadline.
+    /// How long to sleep between two looks: `at_most`, or less if `LOOKS` such sleeps would exceed the deadline.
     pub fn tick(&self, at_most: Duration) -> Duration {
         at_most.min(self.limit / LOOKS)
     }

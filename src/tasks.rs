@@ -28,7 +28,7 @@ use crate::{
     driver::host::{self, Attendee},
     error::{Error, Result, op_site::OpSite},
     panics,
-    scope::{Begin, Watch, as_it_is, holding, run_beside},
+    scope::{Begin, Watch, as_it_is, holding, run_meanwhile},
     sync::Flag,
 };
 use engine::{Engine, Wake};
@@ -44,9 +44,9 @@ pub use value::{TaskArg, TaskArgs, TaskCell, TaskCells, Value};
 
 /// A failure of a task, which all tasks get that depend on it.
 #[derive(Clone)]
-struct Failure(Arc<Told>);
+struct Failure(Arc<Report>);
 
-struct Told {
+struct Report {
     error: Error,
     /// It is in the list of failures.
     noted: Flag,
@@ -56,7 +56,7 @@ struct Told {
 
 impl Failure {
     fn new(error: Error) -> Self {
-        Failure(Arc::new(Told { error, noted: Flag::new(), reported: Flag::new() }))
+        Failure(Arc::new(Report { error, noted: Flag::new(), reported: Flag::new() }))
     }
 
     fn invalid(here: OpSite, why: impl fmt::Display) -> Self {
@@ -223,7 +223,7 @@ fn run<'scope, 'env, R>(
     panics::note_places();
     let tell = |wake: Wake| engine.tell(wake, scope);
     let mut returned = None;
-    let beside = |watch: &Watch<'_>| {
+    let meanwhile = |watch: &Watch<'_>| {
         let _ = engine.gang.set(watch.gang.clone());
         let caller = place::caller(engine);
         let driver = &*pool.shared.handles[0].driver;
@@ -241,7 +241,7 @@ fn run<'scope, 'env, R>(
         drop(registered);
         returned = Some(result);
     };
-    let ran = run_beside(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, beside, begin);
+    let ran = run_meanwhile(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, meanwhile, begin);
     let (left, trace) = {
         let mut state = engine.lock();
         (state.graph.drain(), state.trace)

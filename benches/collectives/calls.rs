@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use gpu_pool::{GpuPool, Tune};
+use gpu_pool::GpuPool;
 
 use crate::{
     Machine,
@@ -16,16 +16,14 @@ use crate::{
     nccl::Club,
     ops::Op,
     stage::{Stage, Who},
-    support::{Bench, MILLISECONDS, Side},
+    support::Bench,
 };
 
 const SIZES: [usize; 3] = [1 << 10, 64 << 10, 4 << 20];
 
 pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
     let world = pool.devices();
-    if !machine.software {
-        tune(bench, machine, world);
-    }
+    if !machine.software {}
     let case = |name: &str, bytes: usize| format!("{}/{name}/{world}/{bytes}", machine.kind);
     let most = if machine.software { 64 << 10 } else { machine.most };
     let sizes = SIZES.into_iter().filter(|&bytes| bytes <= most);
@@ -95,21 +93,4 @@ impl Drop for Raise<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
-}
-
-/// Measures building a pool that measures its limits, and one that does not.
-fn tune(bench: &mut Bench, machine: &Machine, world: usize) {
-    let case = format!("{}/tune/{world}", machine.kind);
-    let build = |tune| {
-        move || {
-            let clock = Instant::now();
-            let pool = machine.builder(world).tune(tune).build().expect("the devices can be opened");
-            let taken = clock.elapsed().as_secs_f64() * 1e3;
-            pool.close().expect("its devices end");
-            taken
-        }
-    };
-    bench.set_turns(1, bench.size(5, 1));
-    let off = Side::new("without", build(Tune::Off));
-    bench.compare(&case, MILLISECONDS, Side::new("measuring", build(Tune::Measure)), vec![off]);
 }

@@ -22,7 +22,6 @@
 //!   the others are in it
 //! * `.../single/<devices>/<bytes>`: an all-reduce and the wait for it, one after the other; see its p99
 //! * `.../host_load/<devices>/<bytes>`: the same while every core is kept busy
-//! * `.../tune/<devices>`: a pool that measures its limits when it is built, against one that does not
 //! * `.../abort_recovery/<devices>`: from a member's error, with collectives in flight, to the end of the next scope's
 //!   all-reduce
 //! * `.../meeting/<devices>`: `barrier`, back to back, against `std::sync::Barrier`; `software/meeting/8` also where

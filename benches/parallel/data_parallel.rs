@@ -12,8 +12,10 @@
 
 use std::{cell::RefCell, time::Instant};
 
-use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, Parameter, PerDevice, Result, Shard};
-use gpu_pool_train::{Activation::Identity, Activation::Relu, DataParallel, Gradients, Model, Optimizer, prelude::*};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, PerDevice, Result, Shard};
+use gpu_pool_train::{
+    Activation::Identity, Activation::Relu, DataParallel, Gradients, Model, Optimizer, Parameter, prelude::*,
+};
 
 use half::bf16;
 

@@ -1,8 +1,8 @@
 //! The devices of this run, and the peers' processes.
 
-use gpu_pool::{Builder, Device, DeviceBuffer, GpuPool, Parameter, Result};
-use gpu_pool_lab::Check;
-use gpu_pool_lab::prelude::*;
+use gpu_pool::{Builder, Device, DeviceBuffer, GpuPool, Result};
+use gpu_pool_lab::{Check, prelude::*};
+use gpu_pool_train::Parameter;
 
 use crate::support::{child::Torch, gpus};
 

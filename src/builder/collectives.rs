@@ -1,7 +1,7 @@
 //! Settings of a pool's collectives.
 
 use super::Builder;
-use crate::{Algorithm, ReduceOrder, Tune};
+use crate::{Algorithm, ReduceOrder};
 
 impl Builder {
     /// The algorithm of collectives. Default: the fastest one for the operation, its size and the machine. An operation
@@ -37,22 +37,6 @@ impl Builder {
     /// the network, and it may lose.
     pub fn register_buckets(mut self, register: bool) -> Self {
         self.register_buckets = Some(register);
-        self
-    }
-
-    /// The source of the collectives' limits: sizes at which algorithms change, and numbers of blocks. Default: a
-    /// table, if the crate has one for these GPUs. Otherwise the pool measures GPUs that have access to each other's
-    /// memory when it is built, which takes up to about 100 ms. [`GpuPool::explain`](crate::GpuPool::explain) shows the
-    /// result. No bit of a collective's result depends on the limits.
-    ///
-    /// ```
-    /// # use gpu_pool::{DType, GpuPool, ReduceOp, Tune};
-    /// let pool = GpuPool::builder().host(2).tune(Tune::Off).build()?;
-    /// assert!(pool.explain(DType::F32, ReduceOp::Sum, 1 << 20).limits.starts_with("default"));
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    pub fn tune(mut self, tune: Tune) -> Self {
-        self.tune = Some(tune);
         self
     }
 }

@@ -17,7 +17,7 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
 /// compares the list with the sources.
-const KNOWN: [&str; 40] = [
+const KNOWN: [&str; 39] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
@@ -57,7 +57,6 @@ const KNOWN: [&str; 40] = [
     "TIMEOUT",
     "TORCH",
     "TRANSPORT",
-    "TUNE",
 ];
 
 /// An unknown name is taken for a misspelt known one if at most this many letters differ.
@@ -103,9 +102,6 @@ impl Builder {
         }
         if self.register_buckets.is_none() {
             self.register_buckets = variable("GPU_POOL_NCCL_REGISTER", "1 or 0", parse_switch)?;
-        }
-        if self.tune.is_none() {
-            self.tune = variable("GPU_POOL_TUNE", "auto, off, table or measure", |text| text.parse().ok())?;
         }
         if self.timeout.is_none() {
             self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;
@@ -245,7 +241,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Algorithm, Tune, lab::texts};
+    use crate::{Algorithm, lab::texts};
     use proptest::prelude::*;
 
     #[test]
@@ -286,7 +282,6 @@ mod tests {
         };
         for (name, values) in [
             ("ALGORITHM", &["auto", "direct", "exchange", "copies", "staged", "host", "ring"][..]),
-            ("TUNE", &["auto", "off", "table", "measure"]),
             ("MEMORY", &["vmm", "malloc"]),
             ("CHECK", &["races", "memory"]),
             ("BACKEND", &["cuda", "host"]),
@@ -359,7 +354,7 @@ mod tests {
         assert_eq!(parse_duration("1e-300s"), None, "no time, too");
     }
 
-    static VALUES: &[&str] = &["host:8", "cuda", "0, 2,1", "500ms", "1e-9s", "2m", "vmm", "exchange", "measure"];
+    static VALUES: &[&str] = &["host:8", "cuda", "0, 2,1", "500ms", "1e-9s", "2m", "vmm", "exchange", "ring"];
 
     proptest! {
         #![proptest_config(texts::cases(256))]
@@ -373,7 +368,7 @@ mod tests {
                 prop_assert_eq!(devices.len(), text.split(',').count());
             }
             let _ = (parse_backend(&text), parse_backing(&text), parse_switch(&text));
-            let _ = (share::parse(&text), text.parse::<u64>(), text.parse::<Algorithm>(), text.parse::<Tune>());
+            let _ = (share::parse(&text), text.parse::<u64>(), text.parse::<Algorithm>());
         }
 
         #[test]

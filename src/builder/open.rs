@@ -1,11 +1,15 @@
 //! From drivers to a pool: makes the shared state, starts the device threads, probes the links, sets collectives up.
 
-use super::{Builder, Weights, measure, share, signal_pad};
+use super::{Builder, Weights, share, signal_pad};
 use crate::{
-    collective::hop,
+    collective::transfer,
     driver::{DriverRef, host},
     error::{Error, Result, op_site::OpSite},
-    fabric::{mailbox::Endpoint, packing::Carriers},
+    fabric::{
+        limits::{Limits, multiprocessors},
+        mailbox::Endpoint,
+        packing::Carriers,
+    },
     gang::{
         dispatch::Queue,
         gpu_order::GpuOrder,
@@ -91,16 +95,15 @@ impl Builder {
             linger: wait::linger(cores, count, computed),
             copy_threads: copy_threads(cores, count, host::is_stepped(&*handles[0].driver)),
             gate: Gate::new(),
+            limits: Limits::new(multiprocessors(&handles)),
             peers: OnceCell::new(),
             signals: OnceCell::new(),
             cleaner: Default::default(),
             world: self.world.clone(),
             carriers: match &self.world {
-                Some(_) => hop::known().with(&self.carriers),
+                Some(_) => transfer::known().with(&self.carriers),
                 None => Carriers::default(),
             },
-            tune: self.tune.unwrap_or_default(),
-            tuned: OnceCell::new(),
             stages: Default::default(),
             proxy_streams: Default::default(),
             threads: Default::default(),
@@ -132,7 +135,6 @@ impl Builder {
                 .try_for_each(|(from, to)| shared.peer_staging(from, to).map(drop))?;
         }
         if !matches!(self.weights, Weights::Measured) {
-            shared.tuned.set(measure::tune(&pool, shared.tune)).map_err(|_| Error::Closed)?;
             return Ok(pool);
         }
         let here = OpSite::here("build");

@@ -57,8 +57,7 @@ impl Builder {
     /// context, so a fault that loses one of them loses all of them.
     /// * By default a device takes at most its part of the GPU's memory; [`memory_limit`](Self::memory_limit) changes
     ///   this. [`memory_limit_percent`](Self::memory_limit_percent) is relative to the device's part.
-    /// * Kernels of collectives are small enough to run side by side. They use the default limits, even with
-    ///   [`tune`](Self::tune).
+    /// * Kernels of collectives are small enough to run side by side.
     /// * Start the process with `CUDA_DEVICE_MAX_CONNECTIONS=32`. With fewer hardware queues, streams of several
     ///   devices share a queue, and graphs whose kernels wait for each other may then wait until the
     ///   [`timeout`](Self::timeout). The builder warns (by `tracing`). It cannot set the variable, since the driver

@@ -205,7 +205,7 @@ mod tests {
         pool.run(|dev, _| fill(dev)).unwrap();
         pool.on(&[1])
             .run(|dev, _| {
-                dev.worker.spinning.set_spoiled(true);
+                dev.worker.barrier_state.set_spoiled(true);
                 barrier::resync_later(&dev.worker, &dev.session.gang)
             })
             .unwrap();
@@ -239,12 +239,12 @@ mod tests {
         assert!(pool.shared.signals.set(make(&pool).unwrap()).is_ok());
         pool.on(&[1])
             .run(|dev, _| {
-                dev.worker.spinning.set_spoiled(true);
+                dev.worker.barrier_state.set_spoiled(true);
                 Ok(())
             })
             .unwrap();
         plan.resume();
-        let is_spoiled = |members: &[usize]| pool.on(members).run(|dev, _| Ok(dev.worker.spinning.is_spoiled()));
+        let is_spoiled = |members: &[usize]| pool.on(members).run(|dev, _| Ok(dev.worker.barrier_state.is_spoiled()));
         assert_eq!(is_spoiled(&[1]).unwrap(), [true]);
         assert_eq!(is_spoiled(&[0, 1]).unwrap(), [false, true]);
         assert!(matches!(is_spoiled(&[1, 2]), Err(Error::Driver { device: 1, .. })));
@@ -263,13 +263,13 @@ mod tests {
         let pool = GpuPool::builder().host(3).timeout(timeout).faults(plan.clone()).build().unwrap();
         assert!(pool.shared.signals.set(make(&pool).unwrap()).is_ok());
         pool.run(|dev, _| {
-            dev.worker.spinning.set_spoiled(true);
+            dev.worker.barrier_state.set_spoiled(true);
             Ok(())
         })
         .unwrap();
         plan.resume();
         assert!(matches!(pool.run(|_, _| Ok(())), Err(Error::Timeout { .. })));
-        let is_spoiled = |members: &[usize]| pool.on(members).run(|dev, _| Ok(dev.worker.spinning.is_spoiled()));
+        let is_spoiled = |members: &[usize]| pool.on(members).run(|dev, _| Ok(dev.worker.barrier_state.is_spoiled()));
         assert_eq!(is_spoiled(&[0, 2]).unwrap(), [false, false]);
         assert!(matches!(is_spoiled(&[1]), Err(Error::Timeout { device: 1, op: "scope begin", .. })));
         plan.release();

@@ -49,7 +49,7 @@ use crate::{
 /// sent meanwhile, so it removes that, too.
 pub(crate) fn resync(worker: &Worker, gang: &Gang, late: bool) -> Result<()> {
     let pad = worker.shared.signals.get().filter(|pad| pad.inbox(worker.handle.device).1 > 0);
-    let pad = pad.filter(|_| late || worker.spinning.is_spoiled());
+    let pad = pad.filter(|_| late || worker.barrier_state.is_spoiled());
     let turn = pad.filter(|_| late).map(|_| Turn::take(worker, gang)).transpose()?;
     let mut all = true;
     if let Some(pad) = pad {
@@ -60,7 +60,7 @@ pub(crate) fn resync(worker: &Worker, gang: &Gang, late: bool) -> Result<()> {
         // Work without a number is not waited for.
         worker.main.submit();
     }
-    let skipped = worker.spinning.resync(|barrier| {
+    let skipped = worker.barrier_state.resync(|barrier| {
         count(worker, &worker.main, "recovery", barrier)?;
         worker.main.submit();
         Ok::<_, Error>(())
@@ -68,7 +68,7 @@ pub(crate) fn resync(worker: &Worker, gang: &Gang, late: bool) -> Result<()> {
     if skipped || pad.is_some() {
         worker.drain()?;
     }
-    worker.spinning.set_spoiled(!all);
+    worker.barrier_state.set_spoiled(!all);
     Ok(())
 }
 
@@ -168,7 +168,7 @@ fn forget(worker: &Worker, address: Address, bytes: usize) {
 /// through with that gang's work, and fails as that work does, when the new gang fails, or after the pool's deadline
 /// without progress.
 pub(crate) fn resync_later(worker: &Worker, gang: &Gang) -> Result<()> {
-    if !worker.spinning.is_spoiled() && !worker.spinning.has_skipped() {
+    if !worker.barrier_state.is_spoiled() && !worker.barrier_state.has_skipped() {
         return Ok(());
     }
     worker.wait_idle("scope begin", || gang.is_aborted())?;

@@ -1,7 +1,7 @@
 //! Chooses the algorithm that carries a collective out, and says why.
 //!
 //! Calls, graphs, [`all_reduce_many`](crate::Device::all_reduce_many), [`GpuPool::explain`](crate::GpuPool::explain)
-//! and the tuner ask here.
+//! ask here.
 //!
 //! Invariant: everything here is pure. All members must come to one answer, so it depends only on the
 //! [`Case`], which they have in common.

@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     collective::case::{KernelBarrier, Machine},
     fabric::{
+        layout::PadLayout,
         limits::Limits,
         plan::{Counts, Shape},
         types::{Algorithm as Wish, DType, ReduceOp},
@@ -33,7 +34,7 @@ fn chosen(machine: Machine, members: usize, direct: bool, shape: &Shape) -> &'st
 }
 
 fn chosen_of(dtype: DType, machine: Machine, members: usize, direct: bool, shape: &Shape) -> &'static str {
-    let limits = Limits::default_of(members);
+    let limits = Limits::new(132);
     let what = (dtype, ReduceOp::Sum);
     choose(&Case::new((machine, &limits), (members, direct), what, Some(shape), false)).0.name()
 }
@@ -133,4 +134,96 @@ fn only_sums_of_floats_go_into_inboxes() {
         let how = |wish| chosen(Machine { wish, ..machine }, 2, direct, &sum(KB));
         assert_eq!(how(Wish::Inbox), how(Wish::Auto));
     }
+}
+
+/// Whether a call is captured, and whether it overlaps with other work.
+type When = (bool, bool);
+const CALLED: When = (false, false);
+const GRAPH: When = (true, false);
+const OVERLAPPED: When = (false, true);
+
+/// What carries collectives of so many H200s out, with peer access: the algorithms from 1 KB to 1 GB, each but the last
+/// with the largest size that goes so.
+#[test]
+fn the_choice_by_size_on_h200s() {
+    let rows = [
+        (2, "all_reduce", DType::F32, CALLED, "inbox 2M slots 8M fused 48M exchange_ce"),
+        (2, "all_reduce", DType::F32, GRAPH, "inbox 2M slots 8M fused 96M slots"),
+        (2, "all_reduce", DType::F32, OVERLAPPED, "inbox 2M slots 6M exchange_ce"),
+        (2, "all_reduce", DType::BF16, CALLED, "inbox 2M slots 8M fused 48M exchange_ce"),
+        (2, "all_reduce", DType::I32, CALLED, "ll 256K eager 1M fused 48M exchange_ce"),
+        (2, "all_reduce", DType::I32, GRAPH, "ll 256K eager 1M fused"),
+        (2, "reduce_scatter", DType::F32, CALLED, "inbox 4M slots 8M fused 384M exchange_ce"),
+        (2, "reduce_scatter", DType::I32, CALLED, "ll 512K eager 2M fused 384M exchange_ce"),
+        (2, "all_gather", DType::F32, CALLED, "ll 512K eager 2M fused 96M ce"),
+        (2, "all_gather", DType::F32, GRAPH, "ll 512K eager 2M fused"),
+        (2, "broadcast", DType::F32, CALLED, "ll 256K eager 1M fused 96M ce"),
+        (2, "reduce", DType::F32, CALLED, "inbox 2M fused"),
+        (2, "all_to_all", DType::F32, CALLED, "ll 512K eager 2M fused 96M ce"),
+        (4, "all_reduce", DType::F32, CALLED, "inbox 256K slots 8M exchange 24M ring"),
+        (4, "all_reduce", DType::F32, GRAPH, "inbox 256K slots 8M exchange 24M ring"),
+        (4, "all_reduce", DType::F32, OVERLAPPED, "inbox 256K slots 8M exchange 24M ring"),
+        (4, "all_reduce", DType::BF16, CALLED, "inbox 256K slots 8M exchange"),
+        (4, "all_reduce", DType::I32, CALLED, "ll 128K eager 256K fused 6M exchange"),
+        (4, "all_reduce", DType::I32, GRAPH, "ll 128K eager 256K fused 6M exchange"),
+        (4, "reduce_scatter", DType::F32, CALLED, "inbox 2M slots 8M fused"),
+        (4, "reduce_scatter", DType::I32, CALLED, "ll 512K eager 4M fused"),
+        (4, "all_gather", DType::F32, CALLED, "ll 512K eager 4M fused 96M ce"),
+        (4, "all_gather", DType::F32, GRAPH, "ll 512K eager 4M fused"),
+        (4, "broadcast", DType::F32, CALLED, "ll 128K eager 256K fused"),
+        (4, "reduce", DType::F32, CALLED, "inbox 256K fused"),
+        (4, "all_to_all", DType::F32, CALLED, "ll 512K eager 4M fused 96M ce"),
+        (8, "all_reduce", DType::F32, CALLED, "inbox 96K slots 16M exchange 24M ring"),
+        (8, "all_reduce", DType::F32, GRAPH, "inbox 96K slots 16M exchange 24M ring"),
+        (8, "all_reduce", DType::F32, OVERLAPPED, "inbox 96K slots 16M exchange 24M ring"),
+        (8, "all_reduce", DType::BF16, CALLED, "inbox 96K slots 16M exchange"),
+        (8, "all_reduce", DType::I32, CALLED, "ll 96K eager 128K fused 12M exchange"),
+        (8, "all_reduce", DType::I32, GRAPH, "ll 96K eager 128K fused 12M exchange"),
+        (8, "reduce_scatter", DType::F32, CALLED, "inbox 2M slots 16M fused"),
+        (8, "reduce_scatter", DType::I32, CALLED, "ll 768K eager 2M fused"),
+        (8, "all_gather", DType::F32, CALLED, "ll 768K eager 2M fused"),
+        (8, "all_gather", DType::F32, GRAPH, "ll 768K eager 2M fused"),
+        (8, "broadcast", DType::F32, CALLED, "ll 96K eager 128K fused"),
+        (8, "reduce", DType::F32, CALLED, "inbox 96K eager 128K fused"),
+        (8, "all_to_all", DType::F32, CALLED, "ll 768K eager 2M fused"),
+    ];
+    for (members, kind, dtype, when, expected) in rows {
+        let found = by_size(members, kind, dtype, when);
+        assert_eq!(found, expected, "{kind} of {members}, {dtype:?}, {when:?}");
+    }
+}
+
+fn by_size(n: usize, kind: &str, dtype: DType, (captured, overlapped): When) -> String {
+    let PadLayout { packets, slot, inbox, inbox_slot, .. } = PadLayout::direct(n);
+    let barrier = KernelBarrier::OnDevices { ll: packets * 8, eager: slot, inbox, inbox_slot };
+    let limits = Limits::new(132);
+    let limits = if overlapped { limits.overlapping() } else { limits };
+    // Powers of two, and what is in the middle of two.
+    let sizes = (10..=30).flat_map(|log| [1 << log, 3 << (log - 1)]);
+    let of = |bytes: usize| {
+        let len = bytes / dtype.size();
+        let each = Counts::Each(len / n);
+        let shape = match kind {
+            "all_reduce" => Shape::AllReduce { len },
+            "reduce_scatter" => Shape::ReduceScatter { counts: each, in_place: false },
+            "all_gather" => Shape::AllGather { counts: each, in_place: false },
+            "broadcast" => Shape::Broadcast { len, root: 0 },
+            "reduce" => Shape::Reduce { len, root: 0 },
+            "all_to_all" => Shape::AllToAll { send: vec![each.clone(); n], receive: vec![each; n] },
+            _ => unreachable!("a kind of the table"),
+        };
+        let machine = Machine { barrier, ..GPUS };
+        let case = Case::new((machine, &limits), (n, true), (dtype, ReduceOp::Sum), Some(&shape), captured);
+        choose(&case).0.name()
+    };
+    let mut text = String::new();
+    let mut last = None;
+    for (bytes, name) in sizes.map(|bytes| (bytes, of(bytes))) {
+        if let Some((before, earlier)) = last.filter(|&(_, earlier)| earlier != name) {
+            let size = if before % MB == 0 { format!("{}M", before / MB) } else { format!("{}K", before / KB) };
+            text += &format!("{earlier} {size} ");
+        }
+        last = Some((bytes, name));
+    }
+    text + last.expect("there are sizes").1
 }

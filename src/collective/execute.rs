@@ -25,10 +25,10 @@ use crate::{
     Device, Event,
     error::{Error, Result},
     fabric::{
+        barrier_state::SkippedBarrier,
         descriptor::{Exposed, Payload, RecvScratch},
         layout::DeviceBarrier,
         limits::Limits,
-        spinning::SkippedBarrier,
     },
     memory::{block::BlockRef, hazard::Access},
     token::op::Op,
@@ -51,7 +51,7 @@ pub(super) fn execute(
     let (by_kernels, on_host) =
         (matches!(needs.meeting, MeetBy::Kernels { .. }), matches!(needs.scratch, Scratch::Host(_)));
     if by_kernels {
-        dev.worker.spinning.prepare(name, request.call.site, &dev.stream)?;
+        dev.worker.barrier_state.prepare(name, request.call.site, &dev.stream)?;
     }
     if on_host {
         dev.worker.staging_calls.room(name, dev.worker.shared.deadline, &dev.session.gang)?;
@@ -94,7 +94,7 @@ pub(super) fn execute(
             };
             drop(window);
             access.submitted();
-            dev.worker.spinning.launched(&dev.stream, owed, &counted);
+            dev.worker.barrier_state.launched(&dev.stream, owed, &counted);
             return Err(counted.inspect_err(|cause| fail_on(dev, blocks(), cause)).err().unwrap_or(error));
         }
     };
@@ -104,7 +104,7 @@ pub(super) fn execute(
     access.submitted();
     if by_kernels {
         owed.times -= member.launched.get().min(owed.times);
-        dev.worker.spinning.launched(&dev.stream, owed, &submitted);
+        dev.worker.barrier_state.launched(&dev.stream, owed, &submitted);
     }
     if on_host {
         dev.worker.staging_calls.note(&dev.stream);
@@ -126,7 +126,7 @@ pub(super) fn capture(
 ) -> Result<Option<(DeviceBarrier, usize)>> {
     let needs = algorithm.needs(case);
     let MeetBy::Kernels { launches, in_full } = needs.meeting else { return Ok(None) };
-    meeting.dev.worker.spinning.check_not_blocked(request.call.op(), request.call.site)?;
+    meeting.dev.worker.barrier_state.check_not_blocked(request.call.op(), request.call.site)?;
     let scratch = scratch::take(meeting.dev, request, needs.scratch, access)?;
     let met = Descriptors::of(&meeting, request, scratch.as_ref(), in_full, false)?;
     let (shape, barrier) = (met.shape(&meeting, request)?, barrier_of_kernels(&meeting, 0));
@@ -161,7 +161,7 @@ pub(super) fn access<'d>(dev: &'d Device, request: &Request) -> Result<Op<'d>> {
     if let Some(destination) = &request.destination {
         access.touch(&destination.block, destination.bytes.clone(), Access::Write, false)?;
     }
-    for (area, how) in &request.beside {
+    for (area, how) in &request.extra {
         access.touch(&area.block, area.bytes.clone(), *how, false)?;
     }
     access.reserve()?;

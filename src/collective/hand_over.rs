@@ -6,17 +6,18 @@
 //! when the value is given, and so cover nothing that the giver does afterwards.
 //!
 //! A member of another process gets the value in parts ([`Pack`]), as a message (`world/messages.rs`). For that the
-//! value's type must be a [`Hop`]. A pipeline says so by its bound. [`give`](Group::give) has no such bound, since any
-//! value goes inside a process. Rust cannot ask at run time whether a type has a trait; so it asks the pool's table.
+//! value's type must be a [`Transfer`]. A pipeline says so by its bound. [`give`](Group::give) has no such bound, since
+//! any value goes inside a process. Rust cannot ask at run time whether a type has a trait; so it asks the pool's
+//! table.
 //!
 //! Invariant: nobody waits for a receiver, so no order of calls among givers can deadlock.
 
 use super::{
-    Group, Hop,
+    Group, Transfer,
     face::collectives,
-    hop::carrier,
     meeting::{absent, note_call},
     point::area,
+    transfer::carrier,
     world::messages::Outgoing,
 };
 use crate::{
@@ -50,10 +51,11 @@ collectives! {
     /// [`Event`](crate::Event) along.) A value that nobody takes is dropped at the latest when the receiver's next
     /// scope begins, or the pool is closed.
     ///
-    /// **To another process** go values whose type is a [`Hop`]: buffers of all [`Element`](crate::Element)s, pairs of
-    /// these, numbers and `String`, and `Vec`s of all; other types after [`Builder::hops`](crate::Builder::hops). The
-    /// memory in the value is copied, as it is at this moment in the order of the streams; the receiver has it on its
-    /// own device. There all values must be taken: the end of the scope waits for it.
+    /// **To another process** go values whose type is a [`Transfer`]: buffers of all [`Element`](crate::Element)s,
+    /// pairs of these, numbers and `String`, and `Vec`s of all; other types after
+    /// [`Builder::register_transfer`](crate::Builder::register_transfer). The memory in the value is copied, as it is
+    /// at this moment in the order of the streams; the receiver has it on its own device. There all values must be
+    /// taken: the end of the scope waits for it.
     ///
     /// Each tag is a queue of its own: values of one pair of members with one tag are taken in the order in which they
     /// were given. Groups do not see each other's values.
@@ -105,12 +107,12 @@ impl Group<'_> {
     }
 
     /// [`give`](Self::give) of the library's own, by `call`. A copy for another process runs on the token's stream.
-    pub(crate) fn give_hop<T: Hop>(&self, call: LastCall, label: Label, value: T, to: usize) -> Result<()> {
+    pub(crate) fn give_transfer<T: Transfer>(&self, call: LastCall, label: Label, value: T, to: usize) -> Result<()> {
         self.give_as(call, label, value, to, || Some(carrier::<T>()))
     }
 
     /// [`take`](Self::take) of the library's own.
-    pub(crate) fn take_hop<T: Hop>(&self, call: LastCall, label: Label, from: usize) -> Result<T> {
+    pub(crate) fn take_transfer<T: Transfer>(&self, call: LastCall, label: Label, from: usize) -> Result<T> {
         self.take_as(call, label, from, || Some(carrier::<T>()))
     }
 
@@ -143,7 +145,7 @@ impl Group<'_> {
         let (header, parts) = pack.into_parts();
         let part = |part: DeviceBuffer<u8>| {
             // It may be another device's, which has given it to this one.
-            let part = part.hop(dev)?;
+            let part = part.transfer(dev)?;
             self.check_own(op, &part)?;
             Ok(area(part.view()))
         };
@@ -245,6 +247,8 @@ impl Group<'_> {
 /// The error for a value that would have to go to another process.
 fn cannot_hop(call: &Call) -> Error {
     let of = call.of.map_or("the value", |(_, of)| of);
-    let why = format_args!("{of} cannot go to another process: if it is a `Hop`, tell the pool by `Builder::hops`");
+    let why = format_args!(
+        "{of} cannot go to another process: if it is a `Transfer`, tell the pool by `Builder::register_transfer`"
+    );
     Error::invalid_at(call.site, call.op, why)
 }

@@ -119,7 +119,7 @@ impl Part {
 }
 
 /// The arguments of a launch.
-pub(crate) type Arguments = SmallVec<[KernelArg; 40]>;
+pub type Arguments = SmallVec<[KernelArg; 40]>;
 
 /// `destinations[j][i]` = fold over `k` of `sources[k][i]`, for `i < n`.
 ///
@@ -193,7 +193,7 @@ pub(crate) struct Pieces {
 }
 
 /// As `kernels/fold.cuh` counts them.
-pub(crate) fn code(op: ReduceOp) -> u32 {
+pub fn code(op: ReduceOp) -> u32 {
     match op {
         ReduceOp::Sum => host_kernels::SUM,
         ReduceOp::Prod => host_kernels::PROD,
@@ -214,7 +214,7 @@ pub(super) fn eight_of(factors: &[f64], eight: usize) -> KernelArg {
 }
 
 /// The lower and the upper half of values by rank.
-pub(crate) fn eights(all: &[u64; MOST]) -> [KernelArg; 2] {
+pub fn eights(all: &[u64; MOST]) -> [KernelArg; 2] {
     let (low, high) = all.split_at(8);
     [low, high].map(|eight| value(<[u64; 8]>::try_from(eight).expect("half of them")))
 }

@@ -18,6 +18,7 @@ use crate::{
 use std::{rc::Rc, sync::Arc};
 
 pub(crate) use descriptors::Descriptors;
+pub(super) use exchange::{absent, note_call};
 
 /// One member's side of the meetings of a group of one process.
 #[derive(Clone, Copy)]
@@ -69,9 +70,9 @@ impl<'g> Meeting<'g> {
         self.membership.calls.get() + 1
     }
 
-    /// The limits between the algorithms, for this group.
+    /// What calls that do not overlap with other work may take of the devices.
     pub(super) fn limits(&self) -> &'g Limits {
-        self.dev.worker.shared.limits().of(self.count())
+        &self.dev.worker.shared.limits
     }
 
     pub(super) fn pad(&self) -> Option<&'g SignalPad> {
@@ -107,29 +108,4 @@ pub(super) fn membership(dev: &Device, ranks: &[usize]) -> Rc<Membership> {
 pub(super) fn everyone(dev: &Device) -> Rc<Membership> {
     let known = dev.session.groups.everyone();
     known.unwrap_or_else(|| membership(dev, &(0..dev.count()).collect::<Vec<_>>()))
-}
-
-/// The error for a member whose closure has ended; `rank` is its rank in the gang.
-pub(super) fn absent(dev: &Device, call: &Call, rank: usize) -> Error {
-    let gang = &dev.session.gang;
-    let (last, b_site) = gang.last_words(rank);
-    let b_call = match last {
-        Some(op) => format!("nothing more (its closure had ended) after {op}"),
-        None => "nothing (its closure had ended) in the scope that was started".to_owned(),
-    };
-    Error::Mismatch {
-        what: "participation",
-        a: dev.index(),
-        a_call: call.to_string(),
-        a_site: call.site,
-        b: gang.device(rank),
-        b_call,
-        b_site,
-    }
-}
-
-/// Notes a call, for reports on a member that has left or makes no progress.
-pub(super) fn note_call(dev: &Device, call: &Call) {
-    dev.worker.calls.note(call.op, call.site);
-    dev.session.last_call.set(Some((call.op, call.site)));
 }

@@ -1,8 +1,8 @@
 //! Collectives: operations that every member of a gang, or of a group of its members, calls together. This room has the
 //! procedures; their state is in [`fabric`](crate::fabric), which needs no [`Device`](crate::Device).
 //!
-//! From the top: [`api`] has the methods that users call; [`ops`] and [`many`] help it, and a [`group`] holds them. Each
-//! call fills a [`request`] and is one [`case`], for which [`choose`] picks one of the [`algorithm`]s. [`execute`]
+//! From the top: [`api`] has the methods that users call; [`ops`] and [`many`] help it, and a [`group`] holds them.
+//! Each call fills a [`request`] and is one [`case`], for which [`choose`] picks one of the [`algorithm`]s. [`execute`]
 //! carries it out:
 //!
 //! * [`scratch`] takes the memory that the algorithm needs.
@@ -11,8 +11,10 @@
 //! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
 //!   kernels of software GPUs, and [`launch`] launches them.
 //!
-//! [`world`] has the groups that span processes; [`hop`] what values need there. [`transport`] is what `cluster` does
-//! for them.
+//! [`world`] has the groups that span processes; [`transfer`] what values need there. [`transport`] is what `cluster`
+//! does for them.
+//!
+//! [`in_words`] says at which sizes the choice changes.
 //!
 //! [`replay`] puts collectives into graphs, and runs them from there.
 
@@ -25,7 +27,7 @@ mod execute;
 mod face;
 pub(crate) mod group;
 mod hand_over;
-pub(crate) mod hop;
+pub(crate) mod in_words;
 pub(crate) mod kernels;
 mod launch;
 mod many;
@@ -35,6 +37,7 @@ mod point;
 pub(crate) mod replay;
 mod request;
 mod scratch;
+pub(crate) mod transfer;
 mod values;
 // Moves to `gpu-pool-cluster`, where its files are.
 #[path = "../../crates/cluster/src/collective/mod.rs"]
@@ -43,7 +46,7 @@ pub(crate) mod world;
 pub(crate) use crate::fabric::transport;
 
 pub use group::Group;
-pub use hop::Hop;
+pub use transfer::Transfer;
 pub use world::GroupKey;
 pub use world::Registered;
-pub(crate) use world::pending::PendingReduce;
+pub use world::pending::PendingReduce;

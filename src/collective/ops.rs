@@ -8,14 +8,12 @@ use super::{
         norm::{NormKernel, Rows},
     },
     case::{Case, Machine},
-    execute::execute,
     request::Request,
     world::pending::PendingReduce,
 };
 use crate::fabric::{
     call::{Call, Origin},
     descriptor::Area,
-    limits::Limits,
     plan::{Counts, MOST_BYTES, Shape},
     types::{Element, ReduceOp},
 };
@@ -49,7 +47,7 @@ pub(super) fn between<T: Element>(
         source: source.map(|x| Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() }),
         destination: destination.map(|x| Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() }),
         counts: None,
-        beside: Vec::new(),
+        extra: Vec::new(),
         rank_order: false,
     }
 }
@@ -153,10 +151,10 @@ impl Group<'_> {
         call: Call,
         source: Option<DeviceView<'_, T>>,
         destination: DeviceViewMut<'_, T>,
-        beside: Vec<(Area, Access)>,
+        extra: Vec<(Area, Access)>,
         algorithm: &dyn Algorithm,
     ) -> Result<()> {
-        self.run_by(Request { beside, ..sum(call, source, destination) }, Some(algorithm))
+        self.run_by(Request { extra, ..sum(call, source, destination) }, Some(algorithm))
     }
 
     /// [`begin_all_reduce`](Self::begin_all_reduce) for [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) with
@@ -200,24 +198,13 @@ impl Group<'_> {
         counts: &[usize],
         source: Option<DeviceView<'_, T>>,
         destination: DeviceViewMut<'_, T>,
-        beside: Vec<(Area, Access)>,
+        extra: Vec<(Area, Access)>,
         algorithm: &dyn Algorithm,
     ) -> Result<()> {
         let counts = self.check_counts(call.op(), counts)?.even();
         let shape = Shape::ReduceScatter { counts, in_place: source.is_none() };
         let request = between(call, Some(op), shape, source, Some(destination));
-        self.run_by(Request { beside, ..request }, Some(algorithm))
-    }
-
-    /// [`all_reduce`](Self::all_reduce) by a given algorithm. The tuner measures algorithms so.
-    pub(crate) fn all_reduce_by<T: Element>(
-        &self,
-        x: DeviceViewMut<'_, T>,
-        op: ReduceOp,
-        algorithm: &dyn Algorithm,
-        limits: &Limits,
-    ) -> Result<()> {
-        execute(self.meeting(), &all_reduce(Origin::default(), x, op), limits, Some(algorithm))
+        self.run_by(Request { extra, ..request }, Some(algorithm))
     }
 }
 

@@ -23,11 +23,11 @@ use super::{
 use crate::{
     error::{Error, Result, Site},
     fabric::{
+        barrier_state::SkippedBarrier,
         call::{Call, LAUNCH, Origin},
         compact::CompactDescriptor,
         descriptor::Payload,
         layout::DeviceBarrier,
-        spinning::SkippedBarrier,
     },
     memory::block::BlockRef,
     token::recording::Recording,
@@ -59,7 +59,7 @@ impl Meetings {
         let Some(pad) = dev.worker.shared.signals.get() else {
             return Err(Error::invalid_at(site, LAUNCH, "kernels that meet were captured where none can"));
         };
-        dev.worker.spinning.prepare(LAUNCH, site, &dev.stream)?;
+        dev.worker.barrier_state.prepare(LAUNCH, site, &dev.stream)?;
         pad.launches_in(dev.index(), place);
         let (origin, count) = (self.origin, self.count);
         let own = CompactDescriptor::of_launch(origin, count, site, meeting.packed());
@@ -74,7 +74,7 @@ impl Meetings {
         let launched = launch();
         drop(window);
         note();
-        dev.worker.spinning.launched(&dev.stream, owed, &launched);
+        dev.worker.barrier_state.launched(&dev.stream, owed, &launched);
         launched.inspect_err(|cause| execute::fail_on(dev, blocks, cause))
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct Request {
     pub counts: Option<(Counts, Counts)>,
     /// Other memory of this device that kernels of the collective touch: this member's own one, or those of peers that
     /// have its address from an earlier meeting.
-    pub beside: Vec<(Area, Access)>,
+    pub extra: Vec<(Area, Access)>,
     /// Sums are in the order of ranks, whatever the pool's order is.
     pub rank_order: bool,
 }
@@ -108,7 +108,7 @@ impl Request {
 
     /// All of this member's memory that is touched.
     pub(super) fn areas(&self) -> impl Iterator<Item = &Area> {
-        self.source.iter().chain(&self.destination).chain(self.beside.iter().map(|(area, _)| area))
+        self.source.iter().chain(&self.destination).chain(self.extra.iter().map(|(area, _)| area))
     }
 
     /// [`GRAIN`] in elements.

@@ -56,7 +56,8 @@ impl Wait {
     }
 }
 
-/// Sends `src` to `dst`. When it returns, even with an error, `src` is not needed any more.
+/// Sends `src` to `dst`. When it returns, even with an error, `src` is not needed any more. The caller counts the
+/// operation: of its pieces, only those that are waited for before are counted here.
 #[track_caller]
 pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
     let (stream, wait) = (&dev.stream, Wait::of(dev, true));
@@ -72,6 +73,8 @@ pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
             wait.free(piece)?;
             piece.streams.push(stream.clone());
             send(piece, 0, stream, bytes, dst + start as u64)?;
+            // The piece's event covers it.
+            stream.submit();
             piece.seal()?;
         }
         Ok(())
@@ -110,9 +113,7 @@ fn send(piece: &Piece, offset: usize, stream: &StreamCore, bytes: &[u8], dst: Ad
     let driver = &stream.handle.driver;
     // SAFETY: the piece is page-locked, and the host does not touch this part before the piece's event. `dst` is live
     // and ordered by the caller's `Op`.
-    stream.handle.check("upload", unsafe { driver.copy_to_device(dst, at, bytes.len(), stream.raw) })?;
-    stream.submit();
-    Ok(())
+    stream.handle.check("upload", unsafe { driver.copy_to_device(dst, at, bytes.len(), stream.raw) })
 }
 
 /// Copies `src` to `dst`, and waits until the data has arrived.

@@ -25,7 +25,7 @@ impl Device {
     pub fn blocking<R>(&self, f: impl FnOnce() -> R) -> R {
         #[cfg(feature = "cuda")]
         let _guard = (!self.worker.is_software()).then(crate::driver::gate::blocking);
-        let _blocked = self.worker.spinning.block();
+        let _blocked = self.worker.barrier_state.block();
         f()
     }
 }

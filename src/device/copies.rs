@@ -6,7 +6,8 @@ use crate::{
     Device,
     copy::{host, peer},
     error::Result,
-    memory::{AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, PinnedBuffer, hazard::Access},
+    memory::{AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceViewMut, PinnedBuffer, hazard::Access},
+    token::op::Op,
 };
 use std::panic::Location;
 
@@ -18,9 +19,9 @@ impl Device {
     /// [`Error::OutOfMemory`], [`Error::Aborted`], [`Error::Timeout`], the driver's.
     #[track_caller]
     pub fn upload<T: DeviceCopy>(&self, src: &[T]) -> Result<DeviceBuffer<T>> {
-        let _here = self.worker.handle.enter("upload", Location::caller());
-        let mut buffer = self.allocate("upload", src.len())?;
-        self.upload_into(src, &mut buffer)?;
+        let op = self.op("upload")?;
+        let mut buffer = op.buffer("upload", src.len())?;
+        op.upload(src, &buffer.view_mut())?;
         Ok(buffer)
     }
 
@@ -32,14 +33,7 @@ impl Device {
     #[track_caller]
     pub fn upload_into<V: AsViewMut + ?Sized>(&self, src: &[V::Elem], dst: &mut V) -> Result<()> {
         let dst = dst.view_mut();
-        let mut op = self.op("upload_into")?;
-        op.writes(&dst)?;
-        op.same_len(src.len(), dst.len())?;
-        op.reserve()?;
-        let done = host::upload(self, bytemuck::cast_slice(src), dst.address());
-        // Earlier pieces may be in flight even if a later one failed, so the use is recorded in any case.
-        op.submitted();
-        done
+        self.op("upload_into")?.upload(src, &dst)
     }
 
     /// The contents, on the host. Waits for this stream only. If a collective before it has failed, this is an error,
@@ -178,5 +172,18 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
         let mut here = dev.allocate("copy_to", self.len)?;
         dev.copy(&self.peer(), &mut here)?;
         Ok(here)
+    }
+}
+
+impl Op<'_> {
+    #[track_caller]
+    fn upload<T: DeviceCopy>(mut self, src: &[T], dst: &DeviceViewMut<'_, T>) -> Result<()> {
+        self.writes(dst)?;
+        self.same_len(src.len(), dst.len())?;
+        self.reserve()?;
+        let done = host::upload(self.dev, bytemuck::cast_slice(src), dst.address());
+        // Earlier pieces may be in flight even if a later one failed, so the use is recorded in any case.
+        self.submitted();
+        done
     }
 }

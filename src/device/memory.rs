@@ -9,6 +9,7 @@ use crate::{
         cache::{self, Request},
         pinned::Locality,
     },
+    token::op::Op,
 };
 use std::panic::Location;
 
@@ -20,7 +21,7 @@ impl Device {
     #[track_caller]
     pub fn zeros<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         let mut op = self.op_in_graph("zeros")?;
-        let mut buffer = self.allocate("zeros", len)?;
+        let mut buffer = op.buffer("zeros", len)?;
         let view = buffer.view_mut();
         op.writes(&view)?;
         // SAFETY: the view lies in a live block of this device, which `op` orders and records.
@@ -68,6 +69,11 @@ impl Device {
         // After an abort nothing is allocated: memory that is freed then may still be written.
         self.session.gang.check()?;
         let _here = self.worker.handle.enter(op, site);
+        self.allocate_in(op, bytes, align)
+    }
+
+    /// For an operation that has begun.
+    fn allocate_in(&self, op: &'static str, bytes: usize, align: usize) -> Result<BlockRef> {
         let gang = &self.session.gang;
         let stop = || self.check().is_err();
         let request = Request { op, bytes, align, stream: Some(&self.stream), stop: &stop };
@@ -151,5 +157,14 @@ impl Device {
     /// [records](crate::Builder::record_memory), they have their places in the program.
     pub fn memory_snapshot(&self) -> MemorySnapshot {
         self.worker.cache.borrow_mut().snapshot()
+    }
+}
+
+impl Op<'_> {
+    /// `len` elements with unspecified contents.
+    pub(super) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
+        const { crate::memory::fits_blocks::<T>() };
+        let block = self.dev.allocate_in(op, len.saturating_mul(size_of::<T>()), align_of::<T>())?;
+        Ok(DeviceBuffer::new(block, len))
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn unpack(image: &[u8], packed: bool) -> Result<Vec<u64>, String> {
     Ok(words)
 }
 
-#[cfg(test)]
+#[cfg(any(feature = "cuda", test))]
 impl Module {
     /// The module's PTX.
     pub(crate) fn ptx_text(&self) -> String {

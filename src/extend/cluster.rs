@@ -71,8 +71,9 @@ internals! {
         fn processes[](self: &Self) -> Option<&Arc<dyn World>>;
         /// Begins an operation that cannot be captured.
         fn op[](self: &Self, op: &'static str) -> Result<Op<'_>>;
-        /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are pooled.
-        fn zeros_apart[T: DeviceCopy](self: &Self, len: usize) -> Result<DeviceBuffer<T>>;
+        /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are
+        /// pooled.
+        fn zeros_dedicated[T: DeviceCopy](self: &Self, len: usize) -> Result<DeviceBuffer<T>>;
     }
 }
 

@@ -56,11 +56,11 @@ pub trait DeviceInternals {
 
 impl DeviceInternals for Device {
     fn spoil(&self) {
-        self.worker.spinning.set_spoiled(true);
+        self.worker.barrier_state.set_spoiled(true);
     }
 
     fn is_spoiled(&self) -> bool {
-        self.worker.spinning.is_spoiled()
+        self.worker.barrier_state.is_spoiled()
     }
 }
 

@@ -3,8 +3,9 @@
 #[cfg(feature = "insight")]
 pub use crate::chrome_trace::{ChromeTrace, Row};
 use crate::{
-    Args, Device, DeviceBuffer, DeviceCopy, DeviceView, Error, GpuPool, GradientExchange, Group, Hop, Kernel,
-    LaunchDims, Module, OnStream, Parameter, PerDevice, Result, Shard, Signature,
+    Args, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Element, Error, Float, GpuPool, Gradient,
+    GradientExchange, Group, Kernel, LaunchDims, Module, OnStream, PerDevice, ReduceOp, Result, Shard, Signature,
+    Transfer,
     error::{
         Site,
         op_site::{OpGuard, OpSite},
@@ -12,24 +13,37 @@ use crate::{
     scope,
 };
 pub use crate::{
+    collective::kernels::{code, eights},
     collective::{
-        GroupKey,
+        GroupKey, PendingReduce,
         algorithm::{
+            above::{Addresses, MeetingKernel},
+            norm::call::{NormSaved, RowNorm, check_eps, sum_and_norm},
             norm::threads_of_row,
-            norm_call::{NormSaved, RowNorm, check_eps, sum_and_norm},
         },
     },
+    driver::{HostArg, HostKernel, KernelArg},
     fabric::{
         call::{Call, Origin},
+        descriptor::Area,
+        layout::DeviceBarrier,
         parcels::Label,
     },
     gang::{Gang, LastCall},
-    gradients::{ADAM, Kept, MOMENTUM, Moments, Rule, SGD, ShardedStep, Terms, Together, add_up, wide_len},
+    gradients::{
+        Difference, Home,
+        kernels::{norm, segments, unpack},
+        layout::{Bucket, Extent, Layout, Unit},
+        mismatch,
+        parts::{CHUNK, part_of},
+    },
     kernel::{builtin::pairwise, real::Real},
+    memory::hazard::Access,
     ops::{as_type, as_type_mut, fours_of_packs, lanes, rows_of, same_len, tiles},
     shard::balanced,
 };
-use std::{ops::Range, sync::Arc};
+use smallvec::SmallVec;
+use std::{marker::PhantomData, ops::Range, sync::Arc};
 
 /// Device code of a crate above, as `kernels/build.py` packs it: its PTX and its cubins. Nobody has to give it to a
 /// pool's builder: a device loads it at its first launch.
@@ -114,6 +128,8 @@ internals! {
         fn in_order[](self: &Self) -> OnStream<'_>;
         /// Records an event behind all that the stream has by now.
         fn record_early[](self: &Self, op: &'static str) -> Result<()>;
+        /// Loads an entry of a module now: later it might wait for kernels that wait for this device.
+        fn load[](self: &Self, entry: (&'static Module, &'static str)) -> Result<()>;
         /// Until the guard is dropped, errors and reports attribute this thread's work to the call.
         fn enter[](self: &Self, call: LastCall) -> OpGuard;
     }
@@ -136,8 +152,24 @@ impl Device {
         self.stream.record_early(op)
     }
 
+    #[track_caller]
+    fn load(&self, (module, name): (&'static Module, &'static str)) -> Result<()> {
+        self.worker.function(module, name).map(drop)
+    }
+
     fn enter(&self, (op, site): LastCall) -> OpGuard {
         self.worker.handle.enter(op, site)
+    }
+}
+
+#[cfg(feature = "cuda")]
+internals! {
+    /// Of device code: for tests of arguments.
+    trait ModuleInternals [] () for Module {
+        /// The PTX.
+        fn ptx_text[](self: &Self) -> String;
+        /// The sizes of an entry's parameters, from the PTX.
+        fn parameters[](self: &Self, entry: &str) -> Vec<usize>;
     }
 }
 
@@ -162,10 +194,53 @@ internals! {
         fn agree[](self: &Self, origin: Origin, op: &'static str, site: Site, text: &str) -> Result<()>;
         /// This group, for a token of the same device with another stream.
         fn on['v](self: &Self, via: &'v Device) -> Group<'v>;
+        /// Identifies something that all members make.
+        fn new_exchange[](self: &Self) -> Origin;
+        /// Whether kernels of the crates above can wait for each other on the devices, and the builder asked for no
+        /// algorithm.
+        fn kernels_meet[](self: &Self) -> bool;
+        /// All members' values, for a purpose.
+        fn exchange_from[V: Clone + Send + Sync + 'static](self: &Self, origin: Origin, value: V) -> Result<Vec<V>>;
+        /// A reduce-scatter in place of parts of these lengths. What it returns must be [ended](Self::end).
+        fn begin_reduce_scatter[T: Element](
+            self: &Self,
+            origin: Origin,
+            x: DeviceViewMut<'_, T>,
+            counts: &[usize],
+            op: ReduceOp,
+            overlapped: bool,
+        ) -> Result<Option<PendingReduce>>;
+        /// Waits for what was begun.
+        fn end[](self: &Self, begun: PendingReduce) -> Result<()>;
+        /// An all-gather in place of parts of these lengths.
+        fn all_gather_from[T: Element](
+            self: &Self,
+            origin: Origin,
+            x: DeviceViewMut<'_, T>,
+            counts: &[usize],
+        ) -> Result<()>;
+        /// A sum by a kernel that touches what is in `extra`, too.
+        fn sum_by_kernel[T: Element](
+            self: &Self,
+            call: Call,
+            destination: DeviceViewMut<'_, T>,
+            extra: Vec<(Area, Access)>,
+            kernel: &dyn MeetingKernel,
+        ) -> Result<()>;
+        /// The same for parts. Without a source, the destinations are the sources.
+        fn parts_by_kernel[T: Element](
+            self: &Self,
+            call: (Call, ReduceOp),
+            counts: &[usize],
+            source: Option<DeviceView<'_, T>>,
+            destination: DeviceViewMut<'_, T>,
+            extra: Vec<(Area, Access)>,
+            kernel: &dyn MeetingKernel,
+        ) -> Result<()>;
         /// Gives a value to a member. A copy for another process runs on the token's stream.
-        fn give_hop[T: Hop](self: &Self, call: LastCall, label: Label, value: T, to: usize) -> Result<()>;
+        fn give_transfer[T: Transfer](self: &Self, call: LastCall, label: Label, value: T, to: usize) -> Result<()>;
         /// Takes it.
-        fn take_hop[T: Hop](self: &Self, call: LastCall, label: Label, from: usize) -> Result<T>;
+        fn take_transfer[T: Transfer](self: &Self, call: LastCall, label: Label, from: usize) -> Result<T>;
     }
 }
 
@@ -192,7 +267,8 @@ pub trait PerDeviceInternals<T: 'static>: Sized {
     #[track_caller]
     fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()>;
 
-    /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left poison.
+    /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left
+    /// poison.
     #[track_caller]
     fn forgive(&mut self) -> Result<Vec<Vec<Arc<Gang>>>>;
 
@@ -255,62 +331,41 @@ impl<T: 'static> PerDeviceInternals<T> for PerDevice<T> {
 }
 
 internals! {
-    /// Of a gradient exchange.
-    trait ExchangeInternals [T: Parameter] (T) for GradientExchange<T> {
+    /// Of a gradient exchange whose gradients are added up in `f32`.
+    trait ExchangeInternals [T: Gradient + Float<Acc = f32>] (T) for GradientExchange<T> {
         /// The group of the members, on the stream of `dev`.
         fn group['d](self: &Self, dev: &'d Device, op: &'static str) -> Result<Group<'d>>;
+        /// The purpose of a meeting: members of another exchange, or in another step of this one, do not match.
+        fn origin[](self: &Self) -> Origin;
+        /// Whether buckets are scattered.
+        fn is_scattered[](self: &Self) -> bool;
+        /// The memory of a bucket, whatever its state is.
+        fn memory[](self: &Self, bucket: usize) -> DeviceView<'_, T>;
+        /// Elements of a bucket that are the part of a member.
+        fn part_of[](self: &Self, bucket: usize, rank: usize) -> Range<usize>;
         /// The lengths of all members' parts of a bucket.
-        fn counts[](self: &Self, bucket: usize) -> smallvec::SmallVec<[usize; 8]>;
-        /// Where the elements of a gradient lie: its bucket, and elements of it.
-        fn place[](self: &Self, gradient: usize) -> (usize, Range<usize>);
+        fn counts[](self: &Self, bucket: usize) -> SmallVec<[usize; 8]>;
+        /// Where the gradients lie.
+        fn layout[](self: &Self) -> &Layout;
         /// Whether the backward pass must add to a gradient: it holds a value where it lies.
         fn must_add[](self: &Self, gradient: usize) -> bool;
         /// Between steps: multiplies what is held, and the gradients of the steps to come.
         fn weigh[](self: &mut Self, dev: &Device, held: f64, piece: f64) -> Result<()>;
-        /// Sums of squares of a bucket.
-        fn chunks[](self: &Self, bucket: usize) -> usize;
-        /// Writes the sums of the squares of this member's part to their places among those of the bucket.
-        fn sum_squares[](self: &Self, dev: &Device, bucket: usize, sums: &DeviceView<'_, f64>) -> Result<()>;
-        /// Writes the norm whose square is the sum of `sums`.
-        fn norm_of[](
-            self: &Self,
-            dev: &Device,
-            sums: &mut DeviceBuffer<f64>,
-            norm: &DeviceBuffer<f32>,
-        ) -> Result<()>;
-        /// Updates the parameters of a bucket, in this member's part of it.
-        fn update[](
-            self: &mut Self,
-            dev: &Device,
-            bucket: usize,
-            moments: &Moments<'_>,
-            norm: &DeviceView<'_, f32>,
-            rule: Rule,
-            parameters: &mut [&mut DeviceBuffer<T>],
-        ) -> Result<()>;
-        /// Gives all members the parameters that each has written to its part of a bucket.
-        fn gather[](
-            self: &mut Self,
-            dev: &Device,
-            bucket: usize,
-            parameters: &mut [&mut DeviceBuffer<T>],
-        ) -> Result<()>;
-        /// Tells all members where the parameters are.
-        fn prepare_together[](
-            self: &Self,
-            dev: &Device,
-            together: &mut Together,
-            moments: &[Moments<'_>],
-            parameters: &[&mut DeviceBuffer<T>],
-        ) -> Result<()>;
-        /// Adds up the sums to the norm, and updates the parameters on all members.
-        fn update_together[](
-            self: &mut Self,
-            dev: &Device,
-            together: &Together,
-            sums: (&mut DeviceBuffer<f64>, &DeviceBuffer<f32>),
-            moments: (&[Moments<'_>], Rule),
-            parameters: &mut [&mut DeviceBuffer<T>],
-        ) -> Result<()>;
     }
+}
+
+/// Memory for a meeting.
+pub fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {
+    Area { block: view.block.clone(), address: view.address(), bytes: view.bytes() }
+}
+
+/// An exclusive view. The caller holds the exclusive borrow.
+pub fn exclusive<T: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceViewMut<'_, T> {
+    crate::gradients::access::exclusive(view)
+}
+
+/// The same memory in its own type, which the caller has found by its number.
+pub fn in_type<T: DeviceCopy, U: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceView<'_, U> {
+    debug_assert_eq!(size_of::<T>(), size_of::<U>());
+    DeviceView { block: view.block, address: view.address, len: view.len, of: PhantomData }
 }

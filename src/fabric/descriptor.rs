@@ -73,7 +73,7 @@ impl Exposed {
 
 /// Memory of one device.
 #[derive(Clone)]
-pub(crate) struct Area {
+pub struct Area {
     pub(crate) block: BlockRef,
     pub(crate) address: Address,
     /// The range in the block.

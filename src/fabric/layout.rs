@@ -10,7 +10,7 @@
 use crate::driver::Address;
 
 /// Most devices that a kernel on a GPU can name.
-pub(crate) const MOST: usize = 16;
+pub const MOST: usize = 16;
 /// Most blocks of a kernel that waits for its peers' kernels.
 pub(crate) const BLOCKS: u32 = 128;
 /// Most blocks of an LL kernel that waits for its peers while the next kernel is on the device already.
@@ -199,10 +199,10 @@ pub(crate) fn reported(report: u64) -> Option<(u64, usize)> {
 /// The barrier that a kernel takes part in: the struct `Meet` of `kernels/meet.cuh`.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(crate) struct DeviceBarrier {
+pub struct DeviceBarrier {
     /// Address of the device's own signal pad; 0: there is no barrier, events order the kernel.
     pub signals: Address,
-    /// The members' ordinals in rank order, 4 bits each; see [`members`](Self::members).
+    /// The members' ordinals in rank order, 4 bits each; see `members()`.
     pub members: u64,
     /// The gang's place. The gang has failed when the abort word is `place` or more. 0 in a graph, which reads the
     /// place from the word beside the abort word.
@@ -219,7 +219,7 @@ pub(crate) struct DeviceBarrier {
 
 impl DeviceBarrier {
     /// No barrier.
-    pub(crate) const NONE: DeviceBarrier =
+    pub const NONE: DeviceBarrier =
         DeviceBarrier { signals: 0, members: 0, place: 0, deadline: 0, count: 0, me: 0, spare: 0 };
 
     /// Whether [`members`](Self::members) can pack these ordinals.

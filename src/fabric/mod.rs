@@ -7,11 +7,12 @@
 //! * What members tell each other: [`call`], [`descriptor`], [`compact`], [`site_id`]. How it gets there: [`mailbox`],
 //!   [`broadcast`], [`parcels`].
 //! * What a member does: [`types`], [`plan`], [`packets`], [`tiling`], [`limits`].
-//! * What kernels wait on: [`signal_pad`], with its [`layout`]. What a thread remembers of its launches: [`spinning`],
-//!   [`in_flight`]. [`membership`]: the groups that a device is in.
+//! * What kernels wait on: [`signal_pad`], with its [`layout`]. What a thread remembers of its launches:
+//!   [`barrier_state`], [`in_flight`]. [`membership`]: the groups that a device is in.
 //! * Other processes: [`transport`], the traits; [`world_link`], a gang's part in a scope of all processes;
 //!   [`packing`], how values go there.
 
+pub(crate) mod barrier_state;
 pub(crate) mod broadcast;
 pub(crate) mod call;
 pub(crate) mod compact;
@@ -27,7 +28,6 @@ pub(crate) mod parcels;
 pub(crate) mod plan;
 pub(crate) mod signal_pad;
 pub(crate) mod site_id;
-pub(crate) mod spinning;
 pub(crate) mod tiling;
 #[allow(missing_docs, reason = "names say it; only `extend` opens it")]
 pub mod transport;

@@ -166,11 +166,44 @@ fn destination(member: usize, start: usize) -> Place {
 }
 
 impl Shape {
+    /// What member `a`'s source has for member `b`'s destination. None: nothing, or it is there already. The plans
+    /// below follow from it: who sends what, in which slices, and where sums are made.
+    pub(crate) fn flow(&self, a: usize, b: usize) -> Option<Pair> {
+        let whole = |goes: bool, len| goes.then_some((0, 0, len));
+        let (from, to, len) = match self {
+            Shape::AllReduce { len } => (0, 0, *len),
+            Shape::Reduce { len, root } => whole(b == *root, *len)?,
+            Shape::Broadcast { len, root } => whole(a == *root && b != *root, *len)?,
+            Shape::ReduceScatter { counts, in_place } => {
+                let part = counts.part(b);
+                (part.start, if *in_place { part.start } else { 0 }, part.len())
+            }
+            Shape::AllGather { in_place: true, .. } if a == b => return None,
+            Shape::AllGather { counts, in_place } => {
+                let part = counts.part(a);
+                (if *in_place { part.start } else { 0 }, part.start, part.len())
+            }
+            Shape::Gather { root, .. } if b != *root => return None,
+            Shape::Gather { counts, .. } => (0, counts.part(a).start, counts.part(a).len()),
+            Shape::Scatter { root, .. } if a != *root => return None,
+            Shape::Scatter { counts, .. } => (counts.part(b).start, 0, counts.part(b).len()),
+            Shape::AllToAll { send, receive } => {
+                let out = send[a].part(b);
+                (out.start, receive[b].part(a).start, out.len())
+            }
+        };
+        Some(Pair { from: source(a, from), to: destination(b, to), len })
+    }
+
     /// What member `me` of `n` does. Slices of what is divided begin at multiples of `grain` elements.
     pub(crate) fn work(&self, n: usize, me: usize, grain: usize) -> Work {
         let combine =
             |len, sources: SmallVec<_>, destinations: SmallVec<_>| Work::Combine { len, sources, destinations };
         let of_all = |start: usize| (0..n).map(|k| source(k, start)).collect();
+        let one = |flow: Option<Pair>| {
+            let Pair { from, to, len } = flow.expect("each member has a part");
+            combine(len, [from].into_iter().collect(), [to].into_iter().collect())
+        };
         match self {
             Shape::AllReduce { len } => {
                 let part = slice(me, n, *len, grain);
@@ -182,16 +215,9 @@ impl Shape {
                 let part = slice(me, n, *len, grain);
                 combine(part.len(), of_all(part.start), [destination(*root, part.start)].into_iter().collect())
             }
-            Shape::ReduceScatter { counts, in_place } => {
-                let part = counts.part(me);
-                let to = destination(me, if *in_place { part.start } else { 0 });
-                combine(part.len(), of_all(part.start), [to].into_iter().collect())
-            }
-            Shape::AllGather { counts, in_place } => {
-                let part = counts.part(me);
-                let from = source(me, if *in_place { part.start } else { 0 });
-                let to = (0..n).map(|k| (me + k) % n).filter(|&k| !(*in_place && k == me));
-                combine(part.len(), [from].into_iter().collect(), to.map(|k| destination(k, part.start)).collect())
+            Shape::ReduceScatter { .. } => {
+                let own = self.flow(me, me).expect("each member has a part");
+                combine(own.len, of_all(own.from.start), [own.to].into_iter().collect())
             }
             Shape::Broadcast { len, root } => {
                 let part = relay(*len, *root, n, me, grain);
@@ -199,25 +225,15 @@ impl Shape {
                 let from = [source(*root, part.start)].into_iter().collect();
                 combine(part.len(), from, to.map(|k| destination(k, part.start)).collect())
             }
-            Shape::Gather { counts, root } => {
+            Shape::AllGather { counts, in_place } => {
                 let part = counts.part(me);
-                let (from, to) = (source(me, 0), destination(*root, part.start));
-                combine(part.len(), [from].into_iter().collect(), [to].into_iter().collect())
+                let from = source(me, if *in_place { part.start } else { 0 });
+                let to = (0..n).filter_map(|k| Some(self.flow(me, (me + k) % n)?.to));
+                combine(part.len(), [from].into_iter().collect(), to.collect())
             }
-            Shape::Scatter { counts, root } => {
-                let part = counts.part(me);
-                let (from, to) = (source(*root, part.start), destination(me, 0));
-                combine(part.len(), [from].into_iter().collect(), [to].into_iter().collect())
-            }
-            Shape::AllToAll { send, receive } => Work::Pairs(
-                (0..n)
-                    .map(|k| (me + k) % n)
-                    .map(|k| {
-                        let (out, into) = (send[me].part(k), receive[k].part(me));
-                        Pair { from: source(me, out.start), to: destination(k, into.start), len: out.len() }
-                    })
-                    .collect(),
-            ),
+            Shape::Gather { root, .. } => one(self.flow(me, *root)),
+            Shape::Scatter { root, .. } => one(self.flow(*root, me)),
+            Shape::AllToAll { .. } => Work::Pairs((0..n).filter_map(|k| self.flow(me, (me + k) % n)).collect()),
         }
     }
 

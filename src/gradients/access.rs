@@ -76,7 +76,7 @@ impl<T: Gradient> GradientExchange<T> {
 
     /// Whether the backward pass must add to a gradient: it holds a value where it lies.
     pub(crate) fn must_add(&self, gradient: usize) -> bool {
-        !Self::APART && self.holds(gradient)
+        !Self::SUMS_IN_F32 && self.holds(gradient)
     }
 
     /// Gives a gradient memory of the caller's, until it is [taken](Self::take) back. [`grad_mut`](Self::grad_mut) and
@@ -100,16 +100,16 @@ impl<T: Gradient> GradientExchange<T> {
             );
             return Err(Error::invalid("lend", why));
         }
-        if memory.block.handle.pool != self.device.pool {
-            return Err(Error::wrong_pool("lend", self.device.device));
+        if memory.block.handle.pool != self.home.device.pool {
+            return Err(Error::wrong_pool("lend", self.home.device.device));
         }
         let (len, wanted) = (memory.len(), self.sizes[gradient]);
         if len != wanted {
             let why = format_args!("{len} elements for gradient {gradient}, which has {wanted}");
             return Err(Error::invalid("lend", why));
         }
-        if memory.device() != self.device.device {
-            let (buffer, device) = (memory.device(), self.device.device);
+        if memory.device() != self.home.device.device {
+            let (buffer, device) = (memory.device(), self.home.device.device);
             return Err(Error::wrong_device("lend", buffer, device));
         }
         if let Some(old) = self.lent[gradient].replace(memory) {
@@ -180,6 +180,6 @@ impl<T: Gradient> GradientExchange<T> {
 }
 
 /// An exclusive view. The caller holds the exclusive borrow.
-pub(super) fn exclusive<T: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceViewMut<'_, T> {
+pub(crate) fn exclusive<T: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceViewMut<'_, T> {
     DeviceViewMut { block: view.block, address: view.address, len: view.len, of: PhantomData }
 }

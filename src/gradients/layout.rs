@@ -7,7 +7,7 @@ use std::{ops::Range, panic::Location};
 
 /// Sizes that depend on the gradients' type.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Unit {
+pub struct Unit {
     /// Bytes of an element.
     bytes: usize,
     /// Gradients begin at multiples of this many elements: at least 16 bytes, so that matrix products write them at
@@ -16,6 +16,7 @@ pub(super) struct Unit {
 }
 
 impl Unit {
+    /// Those of a type.
     pub const fn of<T>() -> Self {
         Unit { bytes: size_of::<T>(), grain: if size_of::<T>() == 2 { 8 } else { 4 } }
     }
@@ -28,7 +29,8 @@ impl Unit {
 
 /// Where a gradient lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
+pub struct Extent {
+    /// Its bucket.
     pub bucket: usize,
     /// First element in the bucket.
     pub start: usize,
@@ -39,6 +41,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
+    /// Its elements in the bucket.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
     }
@@ -46,7 +49,7 @@ impl Extent {
 
 /// Gradients that are exchanged together, one behind the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Bucket {
+pub struct Bucket {
     /// Elements.
     pub len: usize,
     /// In memory order.
@@ -55,9 +58,10 @@ pub(super) struct Bucket {
 
 /// Places of all gradients, and all buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
+pub struct Layout {
     /// By gradient.
     pub extents: Vec<Extent>,
+    /// In the order in which they are exchanged.
     pub buckets: Vec<Bucket>,
 }
 

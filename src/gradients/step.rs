@@ -4,7 +4,7 @@
 //! [`start`](super::start), and meets the other members at the end. Invariant: after a failure only `reset` works.
 
 use super::{
-    Exchanged, GradientExchange, buckets, check_home,
+    Exchanged, GradientExchange, buckets,
     element::Gradient,
     first_layout,
     layout::{Layout, Unit},
@@ -63,8 +63,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// The group of the members, if the exchange belongs to `dev`.
     #[track_caller]
     pub(super) fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        check_home(&self.device, dev, op)?;
-        self.group(dev, op)
+        self.home.here(dev, op)
     }
 
     /// Whether a step of this exchange can continue on this device.
@@ -230,7 +229,7 @@ impl<T: Gradient> GradientExchange<T> {
         self.moved = false;
         self.meet(dev).inspect_err(|_| self.broken = true)?;
         self.readiness.end(false, &self.layout);
-        self.apart.iter_mut().for_each(|apart| apart.holds = false);
+        self.earlier_sums.iter_mut().for_each(|sum| sum.holds = false);
         self.begun.clear();
         (self.closed, self.steps, self.exchanges) = (false, self.steps + 1, self.exchanges + 1);
         Ok(Exchanged { exchange: self, exchanged: true })

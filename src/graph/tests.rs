@@ -175,7 +175,7 @@ fn only_what_was_called_is_owed() {
             let failed = if captured { dev.capture(sum).map(drop) } else { sum(dev) };
             assert!(failed.is_err());
             // By itself, or since another has failed when all were committed.
-            assert_eq!(dev.worker.spinning.skipped(), if captured { 0 } else { 2 });
+            assert_eq!(dev.worker.barrier_state.skipped(), if captured { 0 } else { 2 });
             failed
         })
         .unwrap_err()
@@ -239,7 +239,7 @@ fn what_a_stuck_gang_has_left_is_made_up_later() {
     let timeout = std::time::Duration::from_millis(300);
     let pool = GpuPool::builder().host(2).check(Check::Off).timeout(timeout).faults(plan.clone()).build().unwrap();
     assert!(pool.shared.signals.set(signal_pad::make(&pool).unwrap()).is_ok(), "software GPUs have none");
-    let missed = |dev: &Device| dev.worker.spinning.skipped();
+    let missed = |dev: &Device| dev.worker.barrier_state.skipped();
     plan.resume();
     let failed = pool.run(|dev, _| {
         let mut x = dev.zeros::<f32>(0)?;

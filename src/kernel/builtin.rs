@@ -39,10 +39,8 @@ module! { STAGED, "staged" }
 module! { RING, "ring" }
 module! { EXCHANGE, "exchange" }
 module! { GRADIENTS, "gradients" }
-module! { OPTIMIZER, "optimizer" }
 module! { NORM_INBOX, "norm_inbox" }
 module! { NORM_PULL, "norm_pull" }
-module! { SHARDED, "sharded" }
 
 /// The modules that every pool loads on every device. Others are loaded at their first launch.
 pub(crate) static MODULES: [&Module; 11] =

@@ -8,7 +8,7 @@
 //! free on another thread pushes the header itself into the owner's remote free list ([`Returns`]).
 
 use super::{
-    backing::Region,
+    backing::{ChunkKind, Region},
     cache::Cache,
     handle::DeviceHandle,
     hazard::{Access, Hazards, History},
@@ -27,14 +27,6 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-
-/// The kind of driver call that the memory came from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ChunkKind {
-    Device,
-    Pinned,
-    Managed,
-}
 
 /// A block, in use or free.
 pub struct Block {

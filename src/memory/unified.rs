@@ -5,8 +5,8 @@
 
 use super::{
     DeviceCopy,
-    backing::Region,
-    block::{Block, BlockRef, ChunkKind, Origin},
+    backing::{ChunkKind, Region},
+    block::{Block, BlockRef, Origin},
     fits_blocks,
     handle::DeviceHandle,
     hazard::History,

@@ -5,6 +5,7 @@ use crate::{
     collective::{
         case::{Case, Machine},
         choose::choose,
+        in_words,
     },
     error::{Result, op_site::OpSite},
     fabric::plan::{MOST_BYTES, Shape},
@@ -27,7 +28,7 @@ pub struct Explanation {
     /// none: for `Copies`, and for `Ring` by events, it is the number of blocks of the kernels that add up data that
     /// has arrived. `Host` has none.
     pub blocks: u32,
-    /// The limits behind the choice, and their source: see [`Builder::tune`](crate::Builder::tune).
+    /// The sizes from which on collectives go another way, on GPUs.
     pub limits: String,
     /// The steps after the first one, in a group of several processes.
     pub rails: Option<Rails>,
@@ -132,7 +133,7 @@ impl Group<'_> {
 }
 
 impl Group<'_> {
-    /// How an [`all_reduce_norm`](Self::all_reduce_norm) of `rows` rows of `cols` elements is carried out on this
+    /// How an `all_reduce_norm` of `gpu-pool-train` of `rows` rows of `cols` elements is carried out on this
     /// group: by one kernel (then the reason begins with these words), or by three calls; then it is the answer of
     /// [`explain`](Self::explain) for the sum. It needs no meeting: a member may ask alone.
     ///
@@ -165,16 +166,16 @@ impl Group<'_> {
 
 /// What `choose` says of a collective of these devices of the pool.
 fn explain(shared: &Shared, members: &[usize], (dtype, op): (DType, ReduceOp), shape: &Shape) -> Explanation {
-    let (tuned, n) = (shared.limits(), members.len());
+    let n = members.len();
     let group = (n, shared.are_direct(members));
-    let case = Case::new((Machine::of(shared), tuned.of(n)), group, (dtype, op), Some(shape), false);
+    let case = Case::new((Machine::of(shared), &shared.limits), group, (dtype, op), Some(shape), false);
     let (algorithm, reason) = choose(&case);
     Explanation {
         algorithm: algorithm.group(&case),
         meets: algorithm.waits_by(),
         reason,
         blocks: algorithm.blocks(&case),
-        limits: tuned.describe(n),
+        limits: in_words::sizes(n),
         rails: None,
     }
 }

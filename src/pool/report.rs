@@ -13,7 +13,7 @@ pub struct PoolReport {
     pub lost: Vec<bool>,
     /// Every ordered pair of devices, by `from * devices + to`.
     pub peers: Vec<PeerReport>,
-    /// The limits of collectives on all devices, and their source: see [`Builder::tune`](crate::Builder::tune).
+    /// The sizes from which on collectives of all devices go another way, on GPUs.
     pub collectives: String,
 }
 

@@ -85,7 +85,7 @@ where
     let in_gang = InGang::enter(gang.word());
     let begun = panics::catch(device, || begin(worker, gang)).and_then(|begun| begun);
     // Then the deadline has passed for these streams, or the gang has failed.
-    let waited = begun.is_err() && worker.spinning.is_spoiled();
+    let waited = begun.is_err() && worker.barrier_state.is_spoiled();
     let begun = begun.and_then(|()| worker.take_deferred_error());
     let returned = begun.and_then(|()| {
         let dev = Device::new(worker, gang, part.rank, part.world);
@@ -171,8 +171,8 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
         worker.handle.acquire(known.lock().as_deref());
         forget(worker, gang.place());
         // An earlier gang's work has ended no sooner than this gang's.
-        let late = worker.spinning.is_spoiled();
-        worker.spinning.set_spoiled(worker.shared.signals.get().is_some());
+        let late = worker.barrier_state.is_spoiled();
+        worker.barrier_state.set_spoiled(worker.shared.signals.get().is_some());
         // If this fails, it is to be done before the next scope. That is this member's affair: the gang has recovered.
         let stuck = gang.is_stuck() || barrier::resync(worker, gang, late).is_err();
         for block in worker.quarantine.take() {

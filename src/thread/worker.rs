@@ -26,19 +26,20 @@ use crate::{
     },
     error::{DeviceCall, Error, Result, Site},
     fabric::{
+        barrier_state::DeviceBarrierState,
         in_flight::InFlight,
-        limits::{Tune, Tuned},
+        limits::Limits,
         mailbox::Endpoint,
         packing::Carriers,
         signal_pad::SignalPad,
-        spinning::Spinning,
         transport::World,
         types::{Algorithm, ReduceOrder},
     },
     here,
     memory::{
+        backing::ChunkKind,
         backing::ProbeContext,
-        block::{BlockRef, ChunkKind, Owner, OwnerThread},
+        block::{BlockRef, Owner, OwnerThread},
         cache::{Cache, Settings},
         handle::DeviceHandle,
         last_call::{self, CallLog},
@@ -105,10 +106,8 @@ pub(crate) struct Shared {
     pub(crate) world: Option<Arc<dyn World>>,
     /// and the types whose values may go there.
     pub(crate) carriers: Carriers,
-    /// Where the collectives' limits are to come from,
-    pub(crate) tune: Tune,
-    /// and what they are. Set once, when the pool is built.
-    pub(crate) tuned: OnceCell<Tuned>,
+    /// What kernels of collectives may take of the devices.
+    pub(crate) limits: Limits,
     /// What staged copies need, by source and destination. Made when first needed.
     pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<PeerStaging>>>,
     /// Streams for messages to other processes that another thread than the device's submits. Made when first needed.
@@ -125,12 +124,6 @@ impl Shared {
     /// Whether `device` may touch the memory of `peer`. The probe has verified it.
     pub(crate) fn is_direct(&self, device: usize, peer: usize) -> bool {
         device == peer || self.peers.get().is_some_and(|all| all[device * self.devices() + peer].route == Route::Direct)
-    }
-
-    /// The collectives' limits. Before they are known only `builder/measure.rs` runs collectives, with limits of its
-    /// own.
-    pub(crate) fn limits(&self) -> &Tuned {
-        self.tuned.get().expect("the pool is built")
     }
 
     /// The last call of each of these devices' threads.
@@ -189,7 +182,7 @@ pub(crate) struct Worker {
     pub(crate) cache: RefCell<Cache>,
     pub(crate) staging: Staging,
     pub(crate) endpoint: RefCell<Endpoint>,
-    pub(crate) spinning: Spinning,
+    pub(crate) barrier_state: DeviceBarrierState,
     pub(crate) staging_calls: InFlight,
     pub(super) modules: Modules,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
@@ -226,7 +219,7 @@ impl Worker {
             cache: RefCell::new(cache),
             staging: Staging::default(),
             endpoint: RefCell::new(endpoint),
-            spinning: Spinning::default(),
+            barrier_state: DeviceBarrierState::default(),
             staging_calls: InFlight::default(),
             modules: Modules::default(),
             quarantine: RefCell::default(),

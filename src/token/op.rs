@@ -17,7 +17,8 @@ use crate::{
     },
     memory::{
         DeviceCopy, DeviceView, DeviceViewMut,
-        block::{BlockRef, ChunkKind},
+        backing::ChunkKind,
+        block::BlockRef,
         hazard::{Access, Reserved},
         turn::Turns,
     },

@@ -2,7 +2,7 @@
 
 use crate::support::{PATIENCE, guarded, until};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, Hop, ReduceOp, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, ReduceOp, Result, Transfer,
 };
 use gpu_pool_lab::Check;
 use gpu_pool_lab::prelude::*;
@@ -18,7 +18,7 @@ pub const MESSAGE: &str = "a panic of the program";
 pub enum At {
     Clone,
     Drop,
-    Hop,
+    Transfer,
     View,
     ViewMut,
     #[allow(dead_code, reason = "for the tests of `gpu-pool-train`")]
@@ -47,9 +47,9 @@ impl Drop for Bomb {
     }
 }
 
-impl Hop for Bomb {
-    fn hop(self, _: &Device) -> Result<Self> {
-        self.strike(At::Hop);
+impl Transfer for Bomb {
+    fn transfer(self, _: &Device) -> Result<Self> {
+        self.strike(At::Transfer);
         Ok(self)
     }
 }

@@ -8,7 +8,7 @@ use gpu_pool::{Device, Error, ReduceOp};
 const FAIL: &[Case] = &[
     ("Clone of what all exchange", |pool| pool.run(|dev, _| dev.exchange(Bomb(At::Clone)).map(drop)).map(drop)),
     ("Clone of what one exchanges", |pool| {
-        let own = |dev: &Device| if dev.rank() == 1 { At::Clone } else { At::Hop };
+        let own = |dev: &Device| if dev.rank() == 1 { At::Clone } else { At::Transfer };
         pool.run(|dev, _| dev.exchange(Bomb(own(dev))).map(drop)).map(drop)
     }),
     ("AsView of a download", |pool| {
@@ -26,7 +26,7 @@ const FAIL: &[Case] = &[
         .map(drop)
     }),
     ("AsViewMut of a sum of all", |pool| {
-        let own = |dev: &Device| if dev.rank() == 1 { At::ViewMut } else { At::Hop };
+        let own = |dev: &Device| if dev.rank() == 1 { At::ViewMut } else { At::Transfer };
         pool.run(|dev, _| dev.all_reduce(&mut Memory::new(dev, own(dev))?, ReduceOp::Sum)).map(drop)
     }),
 ];

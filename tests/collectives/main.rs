@@ -38,5 +38,4 @@ mod pytorch;
 mod rig;
 mod rings;
 mod staged;
-mod tuner;
 mod two_trips;

@@ -1,5 +1,5 @@
-//! The basic operations on buffers: each against a plain loop in `f64` with a stated bound; on software GPUs and on CUDA
-//! devices.
+//! The basic operations on buffers: each against a plain loop in `f64` with a stated bound; on software GPUs and on
+//! CUDA devices.
 
 #[path = "../support/mod.rs"]
 mod support;

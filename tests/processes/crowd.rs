@@ -6,9 +6,8 @@
 //! suites that way.
 
 use crate::support::{self, Gpus, again, failure, on_cuda, printed, slow_add, until};
-use gpu_pool::{Algorithm, Builder, DType, Device, Error, GpuPool, ReduceOp, Tune};
-use gpu_pool_lab::Check;
-use gpu_pool_lab::prelude::*;
+use gpu_pool::{Algorithm, Builder, DType, Device, Error, GpuPool, ReduceOp};
+use gpu_pool_lab::{Check, prelude::*};
 use std::{
     env,
     sync::{
@@ -37,7 +36,7 @@ fn crowd(name: &str, test: fn(Gpus)) {
 
 fn builder(ordinals: &[usize]) -> Builder {
     let builder = GpuPool::builder().cuda().devices(ordinals).share_gpus(true).module(&support::MODULE);
-    builder.check(Check::Off).algorithm(Algorithm::Auto).tune(Tune::Auto).timeout(Duration::from_secs(20))
+    builder.check(Check::Off).algorithm(Algorithm::Auto).timeout(Duration::from_secs(20))
 }
 
 fn pool(ordinals: &[usize]) -> GpuPool {

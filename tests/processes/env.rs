@@ -7,7 +7,7 @@ use gpu_pool_lab::Explorer;
 use std::{fmt::Debug, process::Output, time::Duration};
 use tracing::{Level, Metadata, field, span};
 
-const VARIABLES: [&str; 10] = [
+const VARIABLES: [&str; 9] = [
     "GPU_POOL_BACKEND",
     "GPU_POOL_DEVICES",
     "GPU_POOL_SHARE",
@@ -15,7 +15,6 @@ const VARIABLES: [&str; 10] = [
     "GPU_POOL_CHECK",
     "GPU_POOL_SEED",
     "GPU_POOL_FAULTS",
-    "GPU_POOL_TUNE",
     "GPU_POOL_MEMORY",
     "GPU_POOL_LOG",
 ];
@@ -282,7 +281,6 @@ fn values_that_are_not_understood_are_errors_that_name_the_variable() {
         ("GPU_POOL_TIMEOUT", "1e-12s"),
         ("GPU_POOL_TIMEOUT", "10 parsecs"),
         ("GPU_POOL_CHECK", "yes"),
-        ("GPU_POOL_TUNE", "fast"),
         ("GPU_POOL_SEED", "-1"),
         ("GPU_POOL_FAULTS", "everything"),
     ] {

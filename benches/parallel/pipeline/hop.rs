@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use gpu_pool::{Device, DeviceBuffer, GpuPool, Result};
-use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
+use gpu_pool_train::{Pipeline, PipelineSchedule, Stage, StageContext};
 
 use crate::{
     Machine,
@@ -18,11 +18,17 @@ impl Stage for Pass {
     type Activation = DeviceBuffer<f32>;
     type Saved = ();
 
-    fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
+    fn forward(&mut self, _: &Device, _: StageContext, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
         Ok((x, ()))
     }
 
-    fn backward(&mut self, _: &Device, _: At, (): (), dy: DeviceBuffer<f32>) -> Result<Option<DeviceBuffer<f32>>> {
+    fn backward(
+        &mut self,
+        _: &Device,
+        _: StageContext,
+        (): (),
+        dy: DeviceBuffer<f32>,
+    ) -> Result<Option<DeviceBuffer<f32>>> {
         Ok(Some(dy))
     }
 }

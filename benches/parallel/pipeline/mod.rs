@@ -13,7 +13,7 @@ mod theory;
 use std::{cell::RefCell, time::Instant};
 
 use gpu_pool::{Device, DeviceBuffer, GpuPool, PerDevice, Result};
-use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage, prelude::*};
+use gpu_pool_train::{Pipeline, PipelineSchedule, Stage, StageContext, prelude::*};
 
 use crate::{
     Machine,
@@ -31,14 +31,14 @@ impl Stage for Stack {
     type Activation = DeviceBuffer<f32>;
     type Saved = Saved;
 
-    fn forward(&mut self, dev: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, Saved)> {
+    fn forward(&mut self, dev: &Device, _: StageContext, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, Saved)> {
         Stack::forward(self, dev, x)
     }
 
     fn backward(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         saved: Saved,
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>> {

@@ -14,9 +14,8 @@ use std::{
 };
 
 use gpu_pool::{Device, DeviceBuffer, Event, GpuPool, LaunchDims, Module, Result, kernel};
-use gpu_pool_lab::Topology;
-use gpu_pool_lab::prelude::*;
-use gpu_pool_train::{At, Costs, Pipeline, PipelineSchedule, Stage};
+use gpu_pool_lab::{Topology, prelude::*};
+use gpu_pool_train::{Costs, Pipeline, PipelineSchedule, Stage, StageContext};
 
 use crate::{
     machine::build,
@@ -80,12 +79,18 @@ impl Stage for Busy {
     type Activation = DeviceBuffer<f32>;
     type Saved = ();
 
-    fn forward(&mut self, dev: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
+    fn forward(&mut self, dev: &Device, _: StageContext, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
         self.work(dev, 1, Some(&x))?;
         Ok((dev.zeros(1)?, ()))
     }
 
-    fn backward(&mut self, dev: &Device, _: At, (): (), dy: DeviceBuffer<f32>) -> Result<Option<DeviceBuffer<f32>>> {
+    fn backward(
+        &mut self,
+        dev: &Device,
+        _: StageContext,
+        (): (),
+        dy: DeviceBuffer<f32>,
+    ) -> Result<Option<DeviceBuffer<f32>>> {
         self.work(dev, 2, Some(&dy))?;
         dev.zeros(1).map(Some)
     }
@@ -93,7 +98,7 @@ impl Stage for Busy {
     fn backward_input(
         &mut self,
         dev: &Device,
-        _: At,
+        _: StageContext,
         (): &mut (),
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>> {
@@ -101,7 +106,7 @@ impl Stage for Busy {
         dev.zeros(1).map(Some)
     }
 
-    fn backward_weights(&mut self, dev: &Device, _: At, (): ()) -> Result<()> {
+    fn backward_weights(&mut self, dev: &Device, _: StageContext, (): ()) -> Result<()> {
         self.work(dev, 1, None)
     }
 }

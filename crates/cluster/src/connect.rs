@@ -62,6 +62,7 @@ impl ClusterBuilder for Builder {
     }
 }
 
+#[doc(hidden)]
 impl Connect for Cluster {
     fn connect(&self, drivers: &[DriverRef]) -> Result<Arc<dyn World>> {
         let software = drivers.iter().any(|driver| driver.info().compute_capability == (0, 0));

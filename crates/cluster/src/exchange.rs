@@ -6,8 +6,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 /// This crate's methods on [`Group`].
 pub trait ClusterGroup {
-    /// [`exchange`](Group::exchange) of values that also go to other processes, as bytes in the format of the `postcard`
-    /// crate. All members give a value, and get those of all, in the order of ranks.
+    /// [`exchange`](Group::exchange) of values that also go to other processes, as bytes in the format of the
+    /// `postcard` crate. All members give a value, and get those of all, in the order of ranks.
     ///
     /// ```
     /// use gpu_pool::GpuPool;

@@ -1,8 +1,8 @@
 //! Memory of one process in another one's hands, on one host: for programs with a process for each GPU.
 //!
-//! The exporter makes a buffer with [`exportable`](ClusterDevice::exportable) and [`export`](ClusterBuffer::export)s it. What that returns,
-//! an [`IpcBuffer`], is a value that goes to the other process by any way: a pipe, a file, a message. There
-//! [`import`](ClusterDevice::import) makes a buffer of the same memory of it. No byte is copied.
+//! The exporter makes a buffer with [`exportable`](ClusterDevice::exportable) and [`export`](ClusterBuffer::export)s
+//! it. What that returns, an [`IpcBuffer`], is a value that goes to the other process by any way: a pipe, a file, a
+//! message. There [`import`](ClusterDevice::import) makes a buffer of the same memory of it. No byte is copied.
 //!
 //! **Order.** `export` waits until the exporter's writes have completed, [`Imported::release`] until the importer's
 //! uses have. In between the rule of Rust's borrows holds over processes: after `export` all of them only read; after
@@ -50,7 +50,8 @@ const PROOF: usize = size_of::<Key>();
 /// Between two looks at whether the gang has failed.
 const TICK: Duration = Duration::from_millis(20);
 
-/// A buffer of another process, as a value that can be sent: from [`export`](ClusterBuffer::export), for [`import`](ClusterDevice::import).
+/// A buffer of another process, as a value that can be sent: from [`export`](ClusterBuffer::export), for
+/// [`import`](ClusterDevice::import).
 ///
 /// It is good for one import, in a process of the same user on the same machine, on the same GPU (what is on a software
 /// GPU can be imported on any software GPU). It is a secret: who has it, and is of the same user, can have the memory.
@@ -271,7 +272,8 @@ fn chunk_of<'b, T: DeviceCopy>(op: &'static str, buffer: &'b DeviceBuffer<T>) ->
 
 /// Memory of several processes: this crate's methods on [`DeviceBuffer`]. Linux.
 pub trait ClusterBuffer {
-    /// Lets another process read this buffer, which [`exportable`](ClusterDevice::exportable) has made. Waits for the last writes.
+    /// Lets another process read this buffer, which [`exportable`](ClusterDevice::exportable) has made. Waits for the
+    /// last writes.
     ///
     /// Until that process has [released](Imported::release) it, all processes may only read: a write is
     /// [`Error::Borrowed`]. There may be several exports at a time; each is good for one import.
@@ -283,7 +285,8 @@ pub trait ClusterBuffer {
     #[track_caller]
     fn export(&self) -> Result<IpcBuffer>;
 
-    /// Lends this buffer, which [`exportable`](ClusterDevice::exportable) has made, to another process. Waits for the last uses.
+    /// Lends this buffer, which [`exportable`](ClusterDevice::exportable) has made, to another process. Waits for the
+    /// last uses.
     ///
     /// Until that process has [released](Imported::release) it, every use here is [`Error::Borrowed`].
     ///

@@ -7,15 +7,18 @@
 //! compared them.
 
 mod model;
+mod parts;
 mod replica;
 #[cfg(feature = "checkpoints")]
 mod save;
+mod together;
 
 pub use model::{Gradients, Model};
 
 use crate::Optimizer;
+use crate::Parameter;
 use gpu_pool::{
-    Device, Error, GpuPool, Group, Parameter, PerDevice, Result, Shard,
+    Device, Error, GpuPool, Group, PerDevice, Result, Shard,
     error::Site,
     extend::{
         ErrorInternals, OpSite,

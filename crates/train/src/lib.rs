@@ -12,15 +12,16 @@ mod pipeline;
 mod schedule;
 mod sharded;
 mod tensor;
+mod update;
 
 #[cfg(feature = "checkpoints")]
 pub use checkpoint::Checkpoint;
 pub use data_parallel::{DataParallel, Gradients, Model};
 pub use ops::{Activation, BiasedActivation, Index, NormSaved, RowNorm};
 pub use optim::{LearningRate, Optimizer};
-pub use pipeline::{At, Pipeline, Stage};
+pub use pipeline::{Pipeline, Stage, StageContext};
 pub use schedule::{
-    Action, Blocked, Costs, MAX_ACTIONS, Peer, PipelineSchedule, ScheduleError, Span, Step, Timeline, Work,
+    Action, Costs, MAX_ACTIONS, Peer, PipelineSchedule, ScheduleError, Span, Step, StuckAction, Timeline, Work,
 };
 pub use sharded::{ShardedOptimizer, ShardedState};
 #[cfg(feature = "blas")]
@@ -28,6 +29,8 @@ pub use tensor::{ColumnLinear, LinearPart, RowLinear};
 pub use tensor::{
     Indices, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy,
 };
+
+pub use update::Parameter;
 
 /// What this crate adds to the methods of [`gpu_pool`]'s types: `use gpu_pool_train::prelude::*;`.
 pub mod prelude {

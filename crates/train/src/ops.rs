@@ -1,9 +1,9 @@
 //! The operations that a perceptron, a transformer and their optimizers need, beyond the basic ones of the runtime: by
-//! family, each a trait that gives its methods to [`Device`](gpu_pool::Device). The [`prelude`](crate::prelude) has them
-//! all.
+//! family, each a trait that gives its methods to [`Device`](gpu_pool::Device). The [`prelude`](crate::prelude) has
+//! them all.
 //!
-//! Each takes views, launches a kernel, and is asynchronous on the current stream. Users launch kernels of their own for
-//! everything else.
+//! Each takes views, launches a kernel, and is asynchronous on the current stream. Users launch kernels of their own
+//! for everything else.
 
 mod activation;
 mod embedding;

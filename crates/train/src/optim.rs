@@ -3,13 +3,8 @@
 //! Users make an [`Optimizer`] and give it to [`DataParallel`](super::DataParallel). The formulas and the defaults are
 //! PyTorch's (`torch.optim`, 2.x); `kernels/optimizer.cu` has them. Nothing here touches a device.
 
-use gpu_pool::{
-    Error, Result,
-    extend::{
-        ErrorInternals,
-        train::{ADAM, MOMENTUM, Rule, SGD},
-    },
-};
+use crate::update::{ADAM, MOMENTUM, Rule, SGD};
+use gpu_pool::{Error, Result, extend::ErrorInternals};
 
 /// How parameters follow from gradients: plain data.
 ///

@@ -11,7 +11,7 @@
 mod execute;
 mod stage;
 
-pub use stage::{At, Stage};
+pub use stage::{Stage, StageContext};
 
 use crate::schedule::PipelineSchedule;
 use execute::{Input, Output, Part};
@@ -42,7 +42,7 @@ struct Stages<S> {
 ///
 /// ```
 /// use gpu_pool::{Device, DeviceBuffer, GpuPool, Result};
-/// use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
+/// use gpu_pool_train::{StageContext, Pipeline, PipelineSchedule, Stage};
 ///
 /// /// Multiplies by a number, which it could learn.
 /// struct Scale { factor: f32, gradient: f32 }
@@ -51,20 +51,11 @@ struct Stages<S> {
 ///     type Activation = DeviceBuffer<f32>;
 ///     type Saved = f32; // The sum of the inputs.
 ///
-///     fn forward(&mut self, dev: &Device, _: At, mut x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, f32)> {
-///         let sum = dev.download(&dev.sum(&x)?)?[0];
-///         dev.scale(&mut x, self.factor)?;
-///         Ok((x, sum))
-///     }
-///     fn backward(&mut self, dev: &Device, at: At, sum: f32, mut dy: DeviceBuffer<f32>)
-///         -> Result<Option<DeviceBuffer<f32>>>
-///     {
-///         let old = if at.accumulate { self.gradient } else { 0.0 };
-///         self.gradient = old + sum * dev.download(&dy)?[0];
-///         dev.scale(&mut dy, self.factor)?;
-///         Ok(Some(dy))
-///     }
-/// }
+///     fn forward(&mut self, dev: &Device, _: StageContext, mut x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>,
+///     f32)> { let sum = dev.download(&dev.sum(&x)?)?[0]; dev.scale(&mut x, self.factor)?; Ok((x, sum)) } fn
+///     backward(&mut self, dev: &Device, at: StageContext, sum: f32, mut dy: DeviceBuffer<f32>) ->
+///     Result<Option<DeviceBuffer<f32>>> { let old = if at.accumulate { self.gradient } else { 0.0 }; self.gradient =
+///     old + sum * dev.download(&dy)?[0]; dev.scale(&mut dy, self.factor)?; Ok(Some(dy)) } }
 ///
 /// let pool = GpuPool::builder().host(2).build()?;
 /// let schedule = PipelineSchedule::one_f_one_b(2, 3)?;
@@ -122,23 +113,25 @@ impl<S: Stage + 'static> Pipeline<S> {
     ///
     /// With `|dev| dev.world()` one pipeline spans all processes of a cluster (`gpu-pool-cluster`), whose devices are
     /// its ranks in their order. Each process makes the same calls. What goes from stage to stage then crosses
-    /// processes, which a [`Hop`](gpu_pool::Hop) of your own must be able to do. The closures of [`step`](Self::step)
-    /// run where their stages are: `input` in the process of the first stage, `loss` in that of the last one.
+    /// processes, which a [`Transfer`](gpu_pool::Transfer) of your own must be able to do. The closures of
+    /// [`step`](Self::step) run where their stages are: `input` in the process of the first stage, `loss` in that of
+    /// the last one.
     ///
     /// Each pipeline works on micro-batches of its own. Afterwards [`each`](Self::each) can sum the gradients over
     /// the pipelines, by collectives of the groups of devices that have the same stages.
     ///
     /// ```
     /// # use gpu_pool::{Device, DeviceBuffer, GpuPool, ReduceOp, Result};
-    /// # use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
+    /// # use gpu_pool_train::{StageContext, Pipeline, PipelineSchedule, Stage};
     /// # struct Sum(DeviceBuffer<f32>);
     /// # impl Stage for Sum {
     /// #     type Activation = DeviceBuffer<f32>;
     /// #     type Saved = ();
-    /// #     fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
+    /// #     fn forward(&mut self, _: &Device, _: StageContext, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>,
+    /// ())> {
     /// #         Ok((x, ()))
     /// #     }
-    /// #     fn backward(&mut self, dev: &Device, _: At, _: (), dy: DeviceBuffer<f32>)
+    /// #     fn backward(&mut self, dev: &Device, _: StageContext, _: (), dy: DeviceBuffer<f32>)
     /// #         -> Result<Option<DeviceBuffer<f32>>>
     /// #     {
     /// #         dev.axpy(1.0, &dy, &mut self.0)?;

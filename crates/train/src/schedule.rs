@@ -31,7 +31,7 @@ mod random_tests;
 use gpu_pool::{Error, Result, extend::OpSite};
 
 pub use action::{Action, Work};
-pub use error::{Blocked, ScheduleError};
+pub use error::{ScheduleError, StuckAction};
 pub use simulate::{Costs, Span, Timeline};
 pub use step::{Peer, Step};
 

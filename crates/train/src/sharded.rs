@@ -1,21 +1,26 @@
 //! [`ShardedOptimizer`]: the step of an optimizer whose state is divided among devices, on gradients in one buffer.
 //!
 //! Users call it in scopes of their own; [`DataParallel`](super::DataParallel) divides its state bucket by bucket,
-//! beside the backward pass. The work is done by `gradients::sharded`; here are the numbers of each step.
+//! beside the backward pass. [`step`] does the work, where kernels meet by [one kernel](kernels); here are
+//! the numbers of each step.
 
-use crate::optim::{Needs, Optimizer};
+pub(crate) mod kernels;
+mod step;
+
+use crate::{
+    Parameter,
+    optim::{Needs, Optimizer},
+};
 use gpu_pool::{
-    AsViewMut, Device, DeviceView, DeviceViewMut, Error, Group, Parameter, ReduceOp, Result,
-    extend::{
-        ErrorInternals, OpSite,
-        train::{DeviceInternals, Kept, ShardedStep, Terms},
-    },
+    AsViewMut, Device, DeviceView, DeviceViewMut, Error, Group, ReduceOp, Result,
+    extend::{ErrorInternals, OpSite, train::DeviceInternals},
 };
 use smallvec::SmallVec;
 use std::{
     hash::{DefaultHasher, Hasher},
     ops::Range,
 };
+use step::{Kept, ShardedStep, Terms};
 
 const KINDS: [Kept; 3] = [Kept::First, Kept::Second, Kept::Master];
 

@@ -25,11 +25,12 @@ pub use norm::SequenceNorm;
 
 /// What a step back through a [`SequenceNorm`] needs.
 use crate::prelude::*;
+use crate::update::{add_up, wide_len};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Float, Group, ReduceOp, Result,
     extend::{
         ErrorInternals, OpSite,
-        train::{DeviceInternals, GroupInternals, add_up, balanced, wide_len},
+        train::{DeviceInternals, GroupInternals, balanced},
     },
 };
 use std::ops::Range;
@@ -111,10 +112,11 @@ fn row_counts(op: &'static str, group: &Group<'_>, rows: usize, cols: usize) -> 
     Ok(((0..group.count()).map(|rank| balanced(rank, group.count(), rows).len() * cols).collect(), len))
 }
 
-/// Runs a collective beside what the caller enqueues next: on a stream of its own, which goes first. A capture has one
-/// stream, and an unordered token has no library that orders the streams: there it runs on the current one.
+/// Runs a collective that overlaps with the caller's next operations: on a stream of its own, which goes first. A
+/// capture has one stream, and an unordered token has no library that orders the streams: there it runs on the current
+/// one.
 #[track_caller]
-fn beside<R>(group: &Group<'_>, collective: impl FnOnce(&Group<'_>) -> Result<R>) -> Result<R> {
+fn overlapped<R>(group: &Group<'_>, collective: impl FnOnce(&Group<'_>) -> Result<R>) -> Result<R> {
     let dev = group.device();
     if group.count() == 1 || dev.captures() || !dev.is_ordered() {
         return collective(group);

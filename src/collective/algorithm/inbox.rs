@@ -19,8 +19,8 @@ use crate::{
     driver::HostKernel,
     error::Result,
     fabric::{
-        layout::SOFTWARE_BLOCKS,
-        limits::Limits,
+        layout::{BLOCKS, SOFTWARE_BLOCKS},
+        limits::{Limits, traffic::most_in_one_trip},
         plan::Side,
         types::{self, DType},
     },
@@ -35,13 +35,19 @@ const PER_BLOCK: usize = 512 * 16;
 /// On software GPUs, whose rooms are small.
 const PER_SOFTWARE_BLOCK: usize = 512;
 
+/// Most bytes to one peer of an all-reduce or a reduce, where inboxes have room for them. More than two: by a model,
+/// not measured.
+pub(crate) fn most_whole(members: usize) -> usize {
+    if members > 2 { most_in_one_trip(members) } else { usize::MAX }
+}
+
 impl Algorithm for Inbox {
     fn about(&self) -> About {
         About { name: "inbox", group: types::Algorithm::Inbox, waits_by: "data" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        let most = if case.whole { case.limits.inbox_whole } else { case.limits.inbox };
+        let most = if case.whole { most_whole(case.members) } else { usize::MAX };
         (case.auto() && can(case, most)).then_some("a sum of floats, not large: data that are their own flags")
     }
 
@@ -76,7 +82,7 @@ fn can(case: &Case<'_>, most: usize) -> bool {
 /// Blocks of a kernel that sends `bytes` bytes to each peer.
 fn blocks(bytes: usize, software: bool, limits: &Limits) -> u32 {
     match software {
-        false => launch::blocks_of(bytes, PER_BLOCK, limits.inbox_blocks),
+        false => launch::blocks_of(bytes, PER_BLOCK, limits.of_one_trip(BLOCKS)),
         true => launch::blocks_of(bytes, PER_SOFTWARE_BLOCK, SOFTWARE_BLOCKS),
     }
 }

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     error::Result,
     fabric::{
-        layout::{DeviceBarrier, Route},
+        layout::{BLOCKS, DeviceBarrier, Route},
         limits::Limits,
         packets::Packets,
         plan::Side,
@@ -53,7 +53,7 @@ impl Algorithm for Ll {
                 .then_some("small, without peer access: data that carries its flags, through the host's memory");
         }
         match case.machine.barrier {
-            KernelBarrier::OnDevices { ll, .. } if case.meets_on_devices() && each <= case.limits.ll.min(ll) => {
+            KernelBarrier::OnDevices { ll, .. } if case.meets_on_devices() && each <= ll => {
                 Some("small: data that carries its flags needs one trip and no barrier")
             }
             _ => None,
@@ -83,7 +83,7 @@ pub(super) fn sent_through_host(case: &Case<'_>, each: usize, most: usize) -> bo
 
 /// Blocks of a kernel that sends `bytes` bytes to each peer in packets.
 pub(super) fn blocks(bytes: usize, limits: &Limits) -> u32 {
-    launch::blocks_of(bytes, PER_BLOCK, limits.ll_blocks)
+    launch::blocks_of(bytes, PER_BLOCK, limits.of_one_trip(BLOCKS))
 }
 
 /// The packets that this member sends and receives.
@@ -133,8 +133,8 @@ pub(in super::super) fn entry(dtype: DType) -> Entry {
 }
 
 /// Every sender's `n` elements for every receiver: by [`entry`] at most 8 bytes for each of a place's packets, by
-/// [`eager`](super::eager) at most the bytes of a slot, by [`inbox`](super::inbox) at most those of a room; software GPUs only by that.
-/// Every member launches the same grid. `n` is not 0 and there are at least two members.
+/// [`eager`](super::eager) at most the bytes of a slot, by [`inbox`](super::inbox) at most those of a room; software
+/// GPUs only by that. Every member launches the same grid. `n` is not 0 and there are at least two members.
 pub(in super::super) struct Push<'a> {
     pub n: usize,
     pub op: ReduceOp,

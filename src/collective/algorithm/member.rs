@@ -331,7 +331,7 @@ impl<'a> Member<'a> {
     /// [`launch`](Self::launch) with blocks of another shape, none larger than the kernel is compiled for.
     pub(super) fn launch_as(&self, entry: &Entry, dims: LaunchDims, args: &[KernelArg]) -> Result<()> {
         let dev = self.meeting.dev;
-        let few = dev.worker.spinning.note_blocks(dev.recording.is_some(), dims.grid.0);
+        let few = dev.worker.barrier_state.note_blocks(dev.recording.is_some(), dims.grid.0);
         let early = self.barrier.signals != 0
             && comes_early(few, dims.grid.0, self.handle.driver.info().multiprocessors, self.handle.sharers);
         let function = dev.worker.function(entry.module, entry.name)?;

@@ -1,4 +1,4 @@
-//! The algorithms of collectives: one file each, behind one trait. A file says when its algorithm fits, what it needs,
+//! The algorithms of collectives: one file each, or a file and its folder, behind one trait. A file says when its algorithm fits, what it needs,
 //! how many blocks its kernels have, and what a member submits.
 //!
 //! [`choose`](super::choose) picks a row of its table. [`execute`](super::execute) does what all algorithms need:
@@ -27,6 +27,7 @@
 //!
 //! [`norm`] is no row of the table: it does more than a sum, so only `all_reduce_norm` asks for it.
 
+pub(crate) mod above;
 pub(crate) mod ce;
 pub(crate) mod eager;
 pub(crate) mod exchange;
@@ -39,7 +40,6 @@ pub(crate) mod ll;
 pub(crate) mod ll_two_shot;
 mod member;
 pub(crate) mod norm;
-pub(crate) mod norm_call;
 pub(crate) mod ring;
 pub(crate) mod ring_ce;
 pub(crate) mod shm;

@@ -2,11 +2,13 @@
 //! (`kernels/norm_inbox.cu`), which touches no peer's memory but the inboxes in the signal pads; or, for many rows, by
 //! one that reads the rows of all members where they are (`kernels/norm_pull.cu`).
 //!
-//! [`norm_call`](super::norm_call) asks for it ([`Group::norm_in_one`]); where it does not fit, that is three calls. It is
-//! not in the table of [`choose`](super::super::choose), since other collectives have no norm.
+//! [`call`] asks for it (`Group::norm_in_one`); where it does not fit, that is three calls. It
+//! is not in the table of [`choose`](super::super::choose), since other collectives have no norm.
 //!
 //! Invariant: what is chosen depends only on what all members have in common: the group, the pool, and the parts of the
 //! call that the meeting compares. All ways give the same bits.
+
+pub(crate) mod call;
 
 use super::{
     super::{
@@ -14,12 +16,13 @@ use super::{
         kernels::{Arguments, Entry, Part, eights, value},
     },
     About, Algorithm, Matched, Member, Needs,
+    inbox::most_whole,
 };
 use crate::{
     driver::LaunchDims,
     error::Result,
     fabric::{
-        layout::PadLayout,
+        layout::{BLOCKS, PadLayout},
         limits::Limits,
         plan::Side,
         types::{self, Algorithm as Wish, DType},
@@ -102,6 +105,13 @@ pub(crate) struct NormMemory {
     pub rstd: Part,
 }
 
+/// Bytes of rows from which on members read each other's where they are, instead of sending them through slots. Two
+/// H200s, bf16 rows of 4096, in graphs: 2 MB take 11.0 us in one trip and 12.8 by reads; 8 MB take 38.9 through slots
+/// and 31.7 by reads. More than two: an estimate, neither measured nor from the model.
+fn pulled(members: usize) -> usize {
+    if members > 2 { 16 << 20 } else { 2 << 20 }
+}
+
 impl NormKernel {
     /// None where it does not fit. `inbox` is the layout of the pads of a pool whose kernels meet on its devices.
     pub(in super::super) fn of(
@@ -126,15 +136,15 @@ impl NormKernel {
         }
         let way = match rows.rows.checked_mul(row)? {
             _ if wish == Wish::Direct => Way::Pull,
-            bytes if bytes <= inbox.inbox.min(limits.inbox_whole) => Way::OneTrip,
-            bytes if bytes >= limits.norm_pull && wish == Wish::Auto => Way::Pull,
+            bytes if bytes <= inbox.inbox.min(most_whole(members)) => Way::OneTrip,
+            bytes if bytes >= pulled(members) && wish == Wish::Auto => Way::Pull,
             _ if members == 2 => Way::ToAll,
             _ => Way::ByOwners,
         };
         // A row of a block for each owner.
         let owners = way == Way::ByOwners || (way == Way::Pull && members > 2);
         let groups = if owners { rows.rows.div_ceil(members) } else { rows.rows };
-        let most = if way == Way::OneTrip { limits.inbox_blocks } else { limits.slots_blocks };
+        let most = if way == Way::OneTrip { limits.of_one_trip(BLOCKS) } else { limits.blocks(BLOCKS) };
         let together = groups.div_ceil(most as usize).next_power_of_two().min((MOST_THREADS / threads).max(1) as usize);
         let blocks = groups.div_ceil(together).min(most as usize) as u32;
         let asked = wish != Wish::Auto;
@@ -302,7 +312,7 @@ mod tests {
     }
 
     fn plan_as(wish: Wish, members: usize, of: Rows) -> Option<NormKernel> {
-        NormKernel::of(of, members, PadLayout::direct(members), &Limits::default_of(members).capped(132), wish)
+        NormKernel::of(of, members, PadLayout::direct(members), &Limits::new(132), wish)
     }
 
     fn plan(members: usize, of: Rows) -> Option<NormKernel> {
@@ -329,7 +339,7 @@ mod tests {
             assert!(refused.iter().all(|&(dtype, count, cols)| plan(members, rows(dtype, count, cols)).is_none()));
         }
         let through_host = PadLayout::through_host(2);
-        assert_eq!(NormKernel::of(rows(DType::F32, 1, 64), 2, through_host, &Limits::default_of(2), Wish::Auto), None);
+        assert_eq!(NormKernel::of(rows(DType::F32, 1, 64), 2, through_host, &Limits::new(132), Wish::Auto), None);
         // What was asked for.
         let way = |wish| plan_as(wish, 3, rows(DType::F16, 4096, 4096)).map(|found| found.way);
         assert_eq!([Wish::Direct, Wish::Auto, Wish::Inbox].map(way), [Way::Pull, Way::Pull, Way::ByOwners].map(Some));

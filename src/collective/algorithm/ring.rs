@@ -34,7 +34,7 @@ impl Algorithm for Ring {
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         // At sizes for which calls use `exchange_ce`, which adds in rank order, a graph must not use a ring: calls and
         // graphs give the same bits.
-        (can(case) && case.auto() && !case.engines() && case.bytes >= case.limits.ring)
+        (can(case) && case.auto() && !case.engines() && case.bytes >= cut::least(case.members))
             .then_some("at this size a kernel that writes to its neighbour alone is fastest")
     }
 

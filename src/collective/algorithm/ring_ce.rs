@@ -1,8 +1,8 @@
 //! All-reduce around a ring by copy engines and events, and by kernels that add. No kernel spins.
 //!
 //! `choose` picks it for sums of `f32` and `f64` where kernels cannot wait for each other, and a ring is asked for or
-//! would be the choice: under the race checker the bits are those without it. Sums without peer access go this way, too,
-//! and in virtual time all of them. The buffer has one chunk for each rank ([`cut`]). Chunk `c` is added up from
+//! would be the choice: under the race checker the bits are those without it. Sums without peer access go this way,
+//! too, and in virtual time all of them. The buffer has one chunk for each rank ([`cut`]). Chunk `c` is added up from
 //! rank `c` onwards: own element plus arrived partial sum; an average is multiplied by `1 / n` at the end.
 //! [`ring`](super::ring) adds up in the same order, by kernels.
 //!
@@ -57,7 +57,7 @@ impl Algorithm for RingCe {
         } else if !case.direct {
             Some("not all members have peer access: a ring keeps every link of the host busy in turn")
         } else {
-            let large = case.auto() && !case.engines() && case.bytes >= case.limits.ring;
+            let large = case.auto() && !case.engines() && case.bytes >= cut::least(case.members);
             (large && case.nameable() && !case.meets_on_devices())
                 .then_some("large enough for a ring; kernels cannot meet here, so by copies: the bits are the same")
         }

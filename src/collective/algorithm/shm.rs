@@ -17,7 +17,7 @@ use crate::{
     driver::Address,
     error::Result,
     fabric::{
-        layout::{DeviceBarrier, MOST, STAGED_BLOCKS},
+        layout::{BLOCKS, DeviceBarrier, MOST, STAGED_BLOCKS},
         limits::Limits,
         plan::Side,
         signal_pad::SLOT,
@@ -108,7 +108,7 @@ pub(super) fn wanted(case: &Case<'_>) -> bool {
 
 /// Most blocks of a kernel. All blocks must run at once: a block waits for its peers' blocks.
 fn most_blocks(limits: &Limits) -> usize {
-    STAGED_BLOCKS.min(limits.ll_blocks as usize)
+    STAGED_BLOCKS.min(limits.of_one_trip(BLOCKS) as usize)
 }
 
 /// The kernel, launched with [`Staged::args`]. It has no host kernel: software GPUs use `combine` and `pairs`.

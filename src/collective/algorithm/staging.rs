@@ -14,11 +14,11 @@
 //! up, the least possible. With more members each folds one slice and puts the result on its stage: `S` down, and
 //! `2(n-1)/n` of `S` up; a ring takes `2(n-1)/n` both ways.
 //!
-//! Invariant: slices are those of [`plan`](crate::fabric::plan), and sources are folded in rank order, so the bits are those of
-//! the other algorithms in rank order.
+//! Invariant: slices are those of [`plan`](crate::fabric::plan), and sources are folded in rank order, so the bits are
+//! those of the other algorithms in rank order.
 
 use crate::fabric::{
-    plan::{Shape, slice},
+    plan::{Pair, Shape, slice},
     tiling::{self, Tiling},
 };
 use smallvec::SmallVec;
@@ -90,6 +90,15 @@ impl Shape {
         let others = || (1..n).map(move |k| (me + k) % n);
         let common = Staging { lanes: n, ..Staging::default() };
         let one = Staging { lanes: 1, ..Staging::default() };
+        let flow = |a, b| self.flow(a, b);
+        let from = |flow: Pair| flow.from.start..flow.from.start + flow.len;
+        // Nothing is folded; what is for this member is in that lane.
+        let moves = |lane, of| Staging {
+            pulls: others().filter_map(|k| flow(k, me).map(|flow| (k, lane, flow.to.start, flow.len))).collect(),
+            stays: flow(me, me).map(|flow| (flow.from.start, flow.to.start, flow.len)),
+            most: if let Shape::Broadcast { len, .. } = self { *len } else { self.largest(n, grain) },
+            ..of
+        };
         match self {
             Shape::AllReduce { len } | Shape::Reduce { len, .. } => {
                 let part = |k| slice(k, n, *len, grain);
@@ -107,65 +116,23 @@ impl Shape {
                     ..common
                 }
             }
-            Shape::ReduceScatter { counts, in_place } => {
-                let own = counts.part(me);
-                let destination = Some(if *in_place { own.start } else { 0 });
+            Shape::ReduceScatter { .. } => {
+                let own = flow(me, me).expect("each member has a part");
+                let destination = Some(own.to.start);
                 Staging {
-                    puts: others().map(|k| (k, counts.part(k))).collect(),
-                    fold: Some(Fold { source: own.start, len: own.len(), destination, result: false }),
+                    puts: others().filter_map(|k| Some((k, from(flow(me, k)?)))).collect(),
+                    fold: Some(Fold { source: own.from.start, len: own.len, destination, result: false }),
                     most: self.largest(n, grain),
                     ..common
                 }
             }
-            Shape::AllGather { counts, in_place } => {
-                let own = counts.part(me);
-                let start = if *in_place { own.start } else { 0 };
-                let pull = |k| (k, 0, counts.part(k).start, counts.part(k).len());
-                Staging {
-                    puts: [(0, start..start + own.len())].into_iter().collect(),
-                    pulls: others().map(pull).collect(),
-                    stays: (!in_place).then_some((0, own.start, own.len())),
-                    most: self.largest(n, grain),
-                    ..one
-                }
-            }
-            Shape::Broadcast { len, root } => Staging {
-                puts: (me == *root).then_some((0, 0..*len)).into_iter().collect(),
-                pulls: (me != *root).then_some((*root, 0, 0, *len)).into_iter().collect(),
-                most: *len,
-                ..one
+            // What goes to all goes through one lane.
+            Shape::AllGather { .. } | Shape::Broadcast { .. } | Shape::Gather { .. } => Staging {
+                puts: others().find_map(|k| Some((0, from(flow(me, k)?)))).into_iter().collect(),
+                ..moves(0, one)
             },
-            Shape::Gather { counts, root } => {
-                let own = counts.part(me);
-                let pull = |k| (k, 0, counts.part(k).start, counts.part(k).len());
-                Staging {
-                    puts: (me != *root).then_some((0, 0..own.len())).into_iter().collect(),
-                    pulls: others().filter(|_| me == *root).map(pull).collect(),
-                    stays: (me == *root).then_some((0, own.start, own.len())),
-                    most: self.largest(n, grain),
-                    ..one
-                }
-            }
-            Shape::Scatter { counts, root } => {
-                let own = counts.part(me);
-                Staging {
-                    puts: others().filter(|_| me == *root).map(|k| (k, counts.part(k))).collect(),
-                    pulls: (me != *root).then_some((*root, me, 0, own.len())).into_iter().collect(),
-                    stays: (me == *root).then_some((own.start, 0, own.len())),
-                    most: self.largest(n, grain),
-                    ..common
-                }
-            }
-            Shape::AllToAll { send, receive } => {
-                let pull = |k: usize| (k, me, receive[me].part(k).start, receive[me].part(k).len());
-                let (from, to) = (send[me].part(me), receive[me].part(me));
-                Staging {
-                    puts: others().map(|k| (k, send[me].part(k))).collect(),
-                    pulls: others().map(pull).collect(),
-                    stays: Some((from.start, to.start, from.len())),
-                    most: self.largest(n, grain),
-                    ..common
-                }
+            Shape::Scatter { .. } | Shape::AllToAll { .. } => {
+                Staging { puts: others().filter_map(|k| Some((k, from(flow(me, k)?)))).collect(), ..moves(me, common) }
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::{
     Device,
     driver::gate,
     error::{Error, Result},
-    fabric::spinning::SkippedBarrier,
+    fabric::barrier_state::SkippedBarrier,
     memory::block::BlockRef,
     stall::StallTimer,
     sync::CommitWord,
@@ -110,7 +110,7 @@ impl Meeting<'_> {
         if self.word().committed() >= number {
             let worker = &self.dev.worker;
             gate::launches().close(1);
-            worker.spinning.skip(owed);
+            worker.barrier_state.skip(owed);
             // Peers' kernels that are still to come may meet the kernel that `resync` launches.
             worker.quarantine.borrow_mut().extend(blocks);
         }

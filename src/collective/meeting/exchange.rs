@@ -6,9 +6,9 @@
 //! A wake-up costs a fence even when no thread sleeps. So a member that sends to all, or receives from all, makes one
 //! fence for all ([`EventCount::notify_all`]).
 
-use super::{Meeting, absent, everyone};
+use super::{Meeting, everyone};
 use crate::{
-    Event,
+    Device, Event,
     error::{Error, Result},
     fabric::{
         call::Call,
@@ -203,4 +203,29 @@ impl Meeting<'_> {
             body => body,
         }))
     }
+}
+
+/// The error for a member whose closure has ended; `rank` is its rank in the gang.
+pub(in super::super) fn absent(dev: &Device, call: &Call, rank: usize) -> Error {
+    let gang = &dev.session.gang;
+    let (last, b_site) = gang.last_words(rank);
+    let b_call = match last {
+        Some(op) => format!("nothing more (its closure had ended) after {op}"),
+        None => "nothing (its closure had ended) in the scope that was started".to_owned(),
+    };
+    Error::Mismatch {
+        what: "participation",
+        a: dev.index(),
+        a_call: call.to_string(),
+        a_site: call.site,
+        b: gang.device(rank),
+        b_call,
+        b_site,
+    }
+}
+
+/// Notes a call, for reports on a member that has left or makes no progress.
+pub(in super::super) fn note_call(dev: &Device, call: &Call) {
+    dev.worker.calls.note(call.op, call.site);
+    dev.session.last_call.set(Some((call.op, call.site)));
 }

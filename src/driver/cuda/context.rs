@@ -74,11 +74,26 @@ impl Drop for Retained {
     }
 }
 
+/// How many GPUs the driver sees, after `CUDA_VISIBLE_DEVICES`.
+///
+/// # Errors
+/// [`Error::NoDevice`] if there is no driver, the driver is too old, or it sees no GPU.
+pub fn device_count() -> Result<usize, Error> {
+    library::ready()?;
+    let mut count = 0;
+    // SAFETY: the driver is initialised; the pointer is to a live integer.
+    opened("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+    match usize::try_from(count) {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err(library::no_device("the CUDA driver is there but sees no GPU (CUDA_VISIBLE_DEVICES may hide them)")),
+    }
+}
+
 impl CudaGpu {
     /// Opens the device of this ordinal.
     pub(super) fn open(ordinal: usize) -> Result<Self, Error> {
         let optional = library::ready()?;
-        let count = super::device_count()?;
+        let count = device_count()?;
         let index = c_int::try_from(ordinal).ok().filter(|_| ordinal < count).ok_or_else(|| {
             library::no_device(format!("GPU {ordinal} was asked for, but the CUDA driver sees {count} (from 0)"))
         })?;

@@ -11,9 +11,14 @@
 
 use std::{ffi::c_void, ptr};
 
-use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUstream};
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute};
 
-use super::{CudaGpu, module::function, stream::stream};
+use super::{
+    CudaGpu,
+    library::{Attribute, Config, LaunchEx},
+    module::function,
+    stream::stream,
+};
 use crate::driver::{LaunchDims, RawFunction, RawStream};
 
 /// The compute capability (10 * major + minor) from which on compiled code contains the waiting instruction.
@@ -22,28 +27,6 @@ const WAITS: i32 = 90;
 /// CUDA 12.3, the first version in which a graph's edge can express an early launch
 /// ([edge data](https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/cuda-graphs.html)).
 const IN_GRAPHS: i32 = 12030;
-
-/// `cuLaunchKernelEx` (11.8). It returns a plain integer.
-pub(super) type LaunchEx = unsafe extern "C" fn(*const Config, CUfunction, *mut *mut c_void, *mut *mut c_void) -> i32;
-
-/// `CUlaunchConfig`. cudarc has it only where it was built for CUDA 11.8 or later.
-#[repr(C)]
-pub(super) struct Config {
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared_bytes: u32,
-    stream: CUstream,
-    attributes: *const Attribute,
-    count: u32,
-}
-
-/// `CUlaunchAttribute`: a value has 64 bytes, of which an integer takes the first four.
-#[repr(C, align(8))]
-struct Attribute {
-    id: u32,
-    pad: u32,
-    value: [i32; 16],
-}
 
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: 1 for an early launch.
 const SERIALIZATION: u32 = 6;

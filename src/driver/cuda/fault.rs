@@ -166,6 +166,12 @@ pub(super) fn unsupported(detail: impl Into<String>) -> Fault {
     fault(801, detail)
 }
 
+/// The text of a log buffer, up to its NUL.
+pub(super) fn text(log: &[u8]) -> String {
+    let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
+    String::from_utf8_lossy(&log[..end]).trim().to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,5 +220,11 @@ mod tests {
         assert_eq!(fault(2, "").to_string(), "CUDA_ERROR_OUT_OF_MEMORY (2)");
         assert_eq!(fault(218, "line 3").to_string(), "CUDA_ERROR_INVALID_PTX (218): line 3");
         assert_eq!(fault(4242, "").to_string(), "an unknown CUDA error (4242)");
+    }
+
+    #[test]
+    fn logs_end_at_their_nul() {
+        assert_eq!(text(b"ptxas error\n\0\0rubbish"), "ptxas error");
+        assert_eq!(text(b""), "");
     }
 }

@@ -3,12 +3,12 @@
 //! Invariant: cudarc panics if the library or a symbol is missing, so no symbol is called before this module has found
 //! it.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 use cudarc::driver::sys::{self, CUevent, CUfunction, CUmodule, CUstream};
 use once_cell::sync::OnceCell;
 
-use super::{early::LaunchEx, fault};
+use super::fault;
 use crate::error::Error;
 
 /// CUDA 12.2, which came with driver 535.
@@ -134,6 +134,28 @@ fn is_linked() -> bool {
     // SAFETY: called after `present`.
     let library = unsafe { culib() };
     std::any::type_name_of_val(library) == std::any::type_name_of_val(&linked::LINKED)
+}
+
+/// `cuLaunchKernelEx` (11.8). It returns a plain integer.
+pub(super) type LaunchEx = unsafe extern "C" fn(*const Config, CUfunction, *mut *mut c_void, *mut *mut c_void) -> i32;
+
+/// `CUlaunchConfig`. cudarc has it only where it was built for CUDA 11.8 or later.
+#[repr(C)]
+pub(super) struct Config {
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) shared_bytes: u32,
+    pub(super) stream: CUstream,
+    pub(super) attributes: *const Attribute,
+    pub(super) count: u32,
+}
+
+/// `CUlaunchAttribute`: a value has 64 bytes, of which an integer takes the first four.
+#[repr(C, align(8))]
+pub(super) struct Attribute {
+    pub(super) id: u32,
+    pub(super) pad: u32,
+    pub(super) value: [i32; 16],
 }
 
 /// Entry points that driver 535 or cudarc's bindings may lack. They return plain integers.

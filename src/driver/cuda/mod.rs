@@ -30,27 +30,10 @@ mod shared;
 mod stream;
 mod vmm;
 
-use cudarc::driver::sys;
-
-pub use context::CudaGpu;
+pub use context::{CudaGpu, device_count};
 
 use super::{layer::forward, *};
 use crate::error::Error;
-
-/// How many GPUs the driver sees, after `CUDA_VISIBLE_DEVICES`.
-///
-/// # Errors
-/// [`Error::NoDevice`] if there is no driver, the driver is too old, or it sees no GPU.
-pub fn device_count() -> Result<usize, Error> {
-    library::ready()?;
-    let mut count = 0;
-    // SAFETY: the driver is initialised; the pointer is to a live integer.
-    context::opened("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
-    match usize::try_from(count) {
-        Ok(n) if n > 0 => Ok(n),
-        _ => Err(library::no_device("the CUDA driver is there but sees no GPU (CUDA_VISIBLE_DEVICES may hide them)")),
-    }
-}
 
 /// Opens the GPU with this ordinal of the driver.
 ///

@@ -78,7 +78,7 @@ impl CudaGpu {
         let r = unsafe {
             sys::cuModuleLoadDataEx(&mut m, aligned.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
         };
-        self.check_code(fault::code(r), || text(&log))?;
+        self.check_code(fault::code(r), || fault::text(&log))?;
         Ok(m)
     }
 
@@ -143,12 +143,6 @@ fn best_cubin(cubins: &[(u32, &'static [u8])], (major, minor): (u32, u32)) -> Op
     runs.max_by_key(|(cc, _)| *cc).map(|(_, image)| *image)
 }
 
-/// The text of a log buffer, up to its NUL.
-pub(super) fn text(log: &[u8]) -> String {
-    let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
-    String::from_utf8_lossy(&log[..end]).trim().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,11 +156,5 @@ mod tests {
         assert_eq!(best_cubin(cubins, (10, 3)), Some(&b"100"[..]));
         assert_eq!(best_cubin(cubins, (7, 5)), None);
         assert_eq!(best_cubin(&[], (9, 0)), None);
-    }
-
-    #[test]
-    fn logs_end_at_their_nul() {
-        assert_eq!(text(b"ptxas error\n\0\0rubbish"), "ptxas error");
-        assert_eq!(text(b""), "");
     }
 }

@@ -7,7 +7,10 @@ use std::{
 
 use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 
-use super::{fault, library, module::text};
+use super::{
+    fault::{self, text},
+    library,
+};
 use crate::driver::{DriverResult, Fault, FaultKind};
 
 /// An NVRTC program; its drop destroys it.

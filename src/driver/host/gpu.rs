@@ -20,7 +20,19 @@ use crate::driver::{
 };
 #[cfg(target_os = "linux")]
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{any::Any, cell::Cell, sync::Arc, time::Duration};
+
+thread_local! {
+    static UNCHARGED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Within `f`, calls of this thread that submit no operation take no virtual time.
+pub(crate) fn uncharged<R>(f: impl FnOnce() -> R) -> R {
+    let before = UNCHARGED.replace(true);
+    let result = f();
+    UNCHARGED.set(before);
+    result
+}
 
 /// A software GPU; see the [module docs](super). Made by [`machine`](super::machine()).
 pub struct HostGpu {
@@ -206,7 +218,7 @@ impl Driver for HostGpu {
             event.record = Some(record);
             event.stamp = None;
         }
-        if !super::UNCHARGED.get() {
+        if !UNCHARGED.get() {
             state.core.called(HostCall::Record, 0);
         }
         Ok(())

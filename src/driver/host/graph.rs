@@ -3,13 +3,15 @@
 //! A graph is a list of operations; a launch appends copies of them to a stream. So order, conflicts, engines and
 //! deadlocks are those of operations that are submitted one by one. Only the number of host calls differs.
 
-use super::{fault, gpu::HostGpu, op::Op, sched::Core, slab::Key, stream::Stream};
+use super::{
+    fault,
+    gpu::HostGpu,
+    op::{Graph, Op},
+    sched::Core,
+    slab::Key,
+    stream::Stream,
+};
 use crate::driver::{DriverResult, RawGraph, RawStream};
-
-pub(super) struct Graph {
-    device: usize,
-    ops: Vec<Op>,
-}
 
 impl Stream {
     /// Refuses, during a capture, operations that a graph cannot hold.

@@ -46,6 +46,12 @@ impl Op {
     }
 }
 
+/// Operations that a stream has recorded (`graph`).
+pub(super) struct Graph {
+    pub device: usize,
+    pub ops: Vec<Op>,
+}
+
 /// The part of the device that an operation occupies. Each but `Compute` and `None` runs one operation at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Engine {

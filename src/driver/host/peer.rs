@@ -1,7 +1,7 @@
 //! Peer rights. They have a direction: device 0 may have access to the memory of device 1 while device 1 has no access
 //! to the memory of device 0.
 
-use super::{HostConfig, fault};
+use super::{config::HostConfig, fault};
 use crate::driver::DriverResult;
 
 pub(super) struct Rights {

@@ -9,8 +9,8 @@
 //! The threads are looked at twice, under the machine's lock. A thread that was blocked with one number at both looks
 //! was blocked in between, so all of them were blocked at one moment.
 
-use super::{gpu::HostGpu, sched::Core, slab::Key};
-use crate::{driver::Driver, error::op_site::OpSite};
+use super::{sched::Core, slab::Key};
+use crate::error::op_site::OpSite;
 use std::{
     sync::{Arc, Weak},
     thread::ThreadId,
@@ -39,17 +39,6 @@ pub trait Attendee: Send + Sync {
     fn deadlocked(&self, report: &str);
 }
 
-/// Registers an attendee at `device`'s machine, for as long as the attendee lives. Does nothing if the device is no
-/// software GPU.
-pub fn attend(device: &dyn Driver, attendee: &Arc<dyn Attendee>) {
-    if let Some(gpu) = device.as_any().downcast_ref::<HostGpu>() {
-        let attendees = &mut gpu.lock().threads.attendees;
-        // Those of calls that are over.
-        attendees.retain(|attendee| attendee.strong_count() > 0);
-        attendees.push(Arc::downgrade(attendee));
-    }
-}
-
 /// The wait of a host thread for a stream.
 pub(super) struct Wait {
     pub thread: ThreadId,
@@ -72,6 +61,13 @@ pub(super) struct HostThreads {
 }
 
 impl HostThreads {
+    /// Registers an attendee, for as long as it lives.
+    pub fn attend(&mut self, attendee: &Arc<dyn Attendee>) {
+        // Those of calls that are over.
+        self.attendees.retain(|attendee| attendee.strong_count() > 0);
+        self.attendees.push(Arc::downgrade(attendee));
+    }
+
     /// A thread begins to wait. Returns the number for [`leave`](Self::leave).
     pub fn enter(&mut self, thread: ThreadId, stream: Key, seq: u64) -> u64 {
         self.acts(thread);

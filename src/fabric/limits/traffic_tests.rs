@@ -1,11 +1,13 @@
 //! The model of inboxes: the table for the kernels' source, trips by a simulation, and the limits that follow.
 
 use super::{LINK, TRIP, most_in_one_trip};
-use crate::fabric::{
-    layout::{BLOCKS, PadLayout},
-    limits::{Limits, table},
-    plan::slice,
-    tiling::{GRAIN, Tiling},
+use crate::{
+    collective::algorithm::{inbox, slots},
+    fabric::{
+        layout::{BLOCKS, PadLayout},
+        plan::slice,
+        tiling::{GRAIN, Tiling},
+    },
 };
 use std::fmt::Write;
 
@@ -197,10 +199,7 @@ fn both(bytes: usize, members: usize) -> [usize; 2] {
 fn the_limits_of_one_trip_follow() {
     for members in 3..=16 {
         let most = most_in_one_trip(members);
-        let limits = [Some(Limits::default_of(members)), row(members)];
-        for limits in limits.into_iter().flatten() {
-            assert_eq!(limits.inbox_whole, most.min(limits.inbox), "{members} members");
-        }
+        assert_eq!(inbox::most_whole(members), most, "{members} members");
         // A per cent, since slices are whole grains and units are whole.
         let [at, beyond] = [most / 100 * 99, most / 100 * 101].map(|bytes| both(bytes, members));
         assert!(at[0] <= at[1] && beyond[0] >= beyond[1], "{members} members: {at:?}, {beyond:?}");
@@ -210,11 +209,7 @@ fn the_limits_of_one_trip_follow() {
         let [one, slots] = both(bytes, 2);
         assert!(one < slots, "{bytes} bytes");
     }
-    assert_eq!(Limits::default_of(2).inbox_whole, PadLayout::direct(2).inbox);
-}
-
-fn row(members: usize) -> Option<Limits> {
-    table::of("NVIDIA H200").unwrap().iter().find(|row| row.0 == members).map(|row| row.1)
+    assert_eq!(inbox::most_whole(2).min(PadLayout::direct(2).inbox), 2 * MB);
 }
 
 /// What else carries an all-reduce of floats on H200s (`benches/results`: before there were inboxes): members, bytes,
@@ -230,11 +225,10 @@ const MEASURED: [(usize, [(usize, usize); 3]); 3] = [
 #[test]
 fn the_limits_of_slots_follow() {
     for (members, others) in MEASURED {
-        let default = Limits::default_of(members).slots;
-        assert_eq!(row(members).unwrap().slots, default, "{members} members");
+        let most = slots::most(members);
         for (bytes, theirs) in others {
             let slots = both(bytes, members)[1];
-            assert_eq!(slots * 51 < theirs * 50, bytes <= default, "{members}, {bytes} bytes: {slots}, {theirs} ns");
+            assert_eq!(slots * 51 < theirs * 50, bytes <= most, "{members}, {bytes} bytes: {slots}, {theirs} ns");
         }
     }
 }

@@ -1,46 +1,12 @@
 //! Host kernels of the gradient kernels, for software GPUs. [`super`] packs their arguments.
 
-use super::{SEGMENTS, TABLE};
+use super::segments::{pointer, read, table};
 use crate::{
     Element, LaunchDims,
     driver::HostArg,
     gradients::{element::OnWire, layout::Unit},
     memory::DeviceCopy,
 };
-
-pub(super) fn read<T: bytemuck::Pod>(arg: &HostArg) -> T {
-    let HostArg::Value(bytes) = arg else { unreachable!("packed above") };
-    bytemuck::pod_read_unaligned(bytes.as_bytes())
-}
-
-/// The `k`-th number of a table's column; `args[at]` holds the column's first eight.
-fn cell(args: &[HostArg], at: usize, k: usize) -> usize {
-    read::<[u64; 8]>(&args[at + k / 8])[k % 8] as usize
-}
-
-/// `(start, len, memory)` of every segment; the table begins at `args[at]`.
-pub(super) fn table<G>(
-    args: &[HostArg],
-    at: usize,
-    count: usize,
-) -> impl Iterator<Item = (usize, usize, Option<*mut G>)> {
-    let column = SEGMENTS / 8;
-    let mut slices = args[at + TABLE..].iter();
-    (0..count).map(move |k| {
-        let memory = (cell(args, at + 2 * column, k) != 0).then(|| {
-            let Some(HostArg::Slice { ptr, .. }) = slices.next() else { unreachable!("packed above") };
-            ptr.cast()
-        });
-        (cell(args, at, k), cell(args, at + column, k), memory)
-    })
-}
-
-pub(super) fn pointer<T>(arg: &HostArg) -> Option<(*mut T, usize)> {
-    match arg {
-        HostArg::Slice { ptr, bytes, .. } => Some((ptr.cast(), bytes / size_of::<T>())),
-        HostArg::Words { .. } | HostArg::Value(_) => None,
-    }
-}
 
 /// # Safety
 /// `args` are those of [`pack`](super::pack) for these types, with the memory behind them.

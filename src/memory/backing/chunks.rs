@@ -1,7 +1,8 @@
 //! The backings `malloc`, `pinned` and `managed`: single allocations of the driver; each one is a region.
 
 use super::{
-    super::block::ChunkKind, Backing, FreeAround, Mapping, Mappings, Moved, Region, invalid, out_of_memory, unsupported,
+    Backing, ChunkKind, FreeAround, Mapping, Mappings, Moved, Region,
+    fault::{invalid, out_of_memory, unsupported},
 };
 use crate::{
     driver::{Address, DriverResult, FaultKind},

@@ -19,9 +19,11 @@
 //! **Errors.** A call that fails has changed nothing, except where its documentation says so. Nothing here panics.
 
 mod chunks;
+mod fault;
 mod holes;
 #[cfg(test)]
 mod model_tests;
+mod open;
 mod region;
 #[cfg(test)]
 mod tests;
@@ -30,13 +32,11 @@ mod vmm;
 #[cfg(test)]
 mod window_tests;
 
+pub(crate) use open::open;
+pub(crate) use region::ChunkKind;
 pub use region::Region;
 
-use super::{block::ChunkKind, handle::DeviceHandle};
-use crate::{
-    driver::{Address, DriverRef, DriverResult, Fault, FaultKind, RawStream},
-    error::Result,
-};
+use crate::driver::{Address, DriverRef, DriverResult, Fault, RawStream};
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
@@ -126,66 +126,4 @@ pub(crate) struct ProbeContext<'a> {
     pub stream: Option<RawStream>,
     /// Another device, if peer access will be used.
     pub peer: Option<&'a DriverRef>,
-}
-
-/// Opens the backing for one kind of memory of a device.
-pub(crate) fn open(
-    handle: &Arc<DeviceHandle>,
-    kind: ChunkKind,
-    choice: BackingChoice,
-    probe: ProbeContext,
-) -> Result<Box<dyn Backing>> {
-    let chunks = || Box::new(chunks::Chunks::new(handle, kind)) as Box<dyn Backing>;
-    if kind != ChunkKind::Device || choice == BackingChoice::Malloc {
-        return Ok(chunks());
-    }
-    let device = handle.device;
-    let try_out = |vmm: &mut vmm::Vmm| match verify::verify_backing(vmm, probe) {
-        // The peer may be the lost device.
-        Err(fault) if fault.kind == FaultKind::DeviceLost && probe.peer.is_some() && handle.driver.bind().is_ok() => {
-            verify::verify_backing(vmm, ProbeContext { peer: None, ..probe })
-        }
-        tried => tried,
-    };
-    let opened = vmm::Vmm::open(handle).and_then(|mut vmm| {
-        let good = choice == BackingChoice::Vmm || try_out(&mut vmm)?;
-        Ok(good.then_some(vmm))
-    });
-    match opened {
-        Ok(Some(vmm)) => return Ok(Box::new(vmm)),
-        Ok(None) => {
-            event!(
-                warn,
-                device,
-                "copies to and from mapped memory do not arrive; memory is allocated in single pieces"
-            );
-        }
-        Err(fault)
-            if choice == BackingChoice::Vmm || matches!(fault.kind, FaultKind::DeviceLost | FaultKind::Misuse) =>
-        {
-            return Err(handle.error("open memory", fault));
-        }
-        Err(fault) if fault.kind == FaultKind::Unsupported => {}
-        Err(fault) => {
-            event!(warn, device, %fault, "no window of addresses; memory is allocated in single pieces");
-        }
-    }
-    Ok(chunks())
-}
-
-/// Makes a fault with the driver's code and name, where the driver was not asked.
-fn fault(kind: FaultKind, code: i32, name: &str, detail: String) -> Fault {
-    Fault { kind, code, name: name.to_owned(), detail, report: None }
-}
-
-fn invalid(detail: String) -> Fault {
-    fault(FaultKind::InvalidArgument, 1, "CUDA_ERROR_INVALID_VALUE", detail)
-}
-
-fn out_of_memory(detail: String) -> Fault {
-    fault(FaultKind::OutOfMemory, 2, "CUDA_ERROR_OUT_OF_MEMORY", detail)
-}
-
-fn unsupported(detail: &str) -> Fault {
-    fault(FaultKind::Unsupported, 801, "CUDA_ERROR_NOT_SUPPORTED", detail.to_owned())
 }

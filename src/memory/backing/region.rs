@@ -2,7 +2,7 @@
 //!
 //! The backing adds, moves and gives back units; a block's last drop may give back the rest after the pool has ended.
 
-use super::{ChunkKind, invalid};
+use super::fault::invalid;
 use crate::{
     driver::{Address, DriverResult, Fault, FaultKind, observe::Token},
     memory::handle::DeviceHandle,
@@ -10,6 +10,14 @@ use crate::{
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{any::Any, collections::BTreeMap, ops::Range, sync::Arc};
+
+/// The kind of driver call that the memory came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ChunkKind {
+    Device,
+    Pinned,
+    Managed,
+}
 
 /// A set of units whose memory may be contiguous. Its drop gives back the units that are left, and then the addresses.
 /// The pool changes it while the pool lives, the last drop of a block afterwards. Both are rare, so a lock is good

@@ -4,7 +4,7 @@
 //! Called once by [`open`](super::open). Invariant: when a test returns, nothing of it is in flight, or its memory is
 //! leaked.
 
-use super::{Backing, ProbeContext, fault, vmm::Vmm};
+use super::{Backing, ProbeContext, fault::fault, vmm::Vmm};
 use crate::{
     driver::{Address, DriverRef, DriverResult, FaultKind, RawStream, host},
     memory::handle::DeviceHandle,

@@ -5,8 +5,8 @@
 
 use super::{
     Backing, FreeAround, Mapping, Mappings, Moved, Region,
+    fault::{out_of_memory, unsupported},
     holes::{self, Hole},
-    out_of_memory, unsupported,
 };
 use crate::{
     driver::{Address, DriverResult, FaultKind},

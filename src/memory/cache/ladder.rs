@@ -14,8 +14,8 @@ use crate::{
     error::{Error, Result},
     memory::{
         LeakReport,
-        backing::Mapping,
-        block::{ChunkKind, Origin, release_bytes},
+        backing::{ChunkKind, Mapping},
+        block::{Origin, release_bytes},
         hazard::History,
     },
 };
@@ -398,7 +398,7 @@ impl Drop for Cache {
             let live = LeakReport { leaks: ledger.leaks() };
             event!(warn, device = self.handle.device, kind = self.backing.name(), "buffers outlive their pool: {live}");
         }
-        self.apart.end();
+        self.dedicated.end();
         self.dissolve();
         self.give_back(&|| false);
         for free in self.heap.free_ranges() {

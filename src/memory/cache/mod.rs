@@ -17,17 +17,17 @@
 //!
 //! **Out of memory.** `ladder` has the order of the attempts.
 
-mod apart;
 pub(super) mod audit;
 mod classes;
+mod dedicated;
 mod ladder;
 mod report;
 mod settings;
 mod small;
 
 use super::{
-    backing::{self, Backing, ProbeContext, Region},
-    block::{Block, BlockRef, ChunkKind, Origin, Owner},
+    backing::{self, Backing, ChunkKind, ProbeContext, Region},
+    block::{Block, BlockRef, Origin, Owner},
     handle::DeviceHandle,
     hazard::History,
     heap::{Heap, Taken},
@@ -38,9 +38,9 @@ use crate::{
     error::{Error, Result, op_site::OpSite},
     memory::stream::StreamCore,
 };
-use apart::Apart;
 use audit::Audit;
 use classes::{ALIGN, SMALL};
+use dedicated::DedicatedChunks;
 use ladder::Need;
 pub(crate) use settings::{ATTEMPTS, MemoryLimit, OnOutOfMemory, Settings};
 use small::Small;
@@ -86,7 +86,7 @@ pub(crate) struct Cache {
     small: Small,
     #[allow(clippy::vec_box, reason = "a header is a node of `Returns`, and stays where it is")]
     spare: Vec<Box<Block>>,
-    apart: Apart,
+    dedicated: DedicatedChunks,
     stats: MemoryStats,
     ledger: Option<Box<Ledger>>,
     audit: Option<Box<Audit>>,
@@ -120,7 +120,7 @@ impl Cache {
             heap: Heap::new(),
             small: Small::new(),
             spare: Vec::new(),
-            apart: Apart::default(),
+            dedicated: DedicatedChunks::default(),
             stats: MemoryStats::default(),
             ledger: settings.records().then(|| Box::new(Ledger::new(handle.device, ledger::EVENTS))),
             audit: None,

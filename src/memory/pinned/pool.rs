@@ -5,8 +5,9 @@
 
 use super::{
     super::{
+        backing::ChunkKind,
         backing::ProbeContext,
-        block::{BlockRef, ChunkKind},
+        block::BlockRef,
         cache::{ATTEMPTS, Cache, OnOutOfMemory, Request, Settings, audit},
         fits_blocks,
         hazard::Access,

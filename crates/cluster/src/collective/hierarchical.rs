@@ -147,7 +147,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
             source: Some(from.clone()),
             destination: Some(to.clone()),
             counts: None,
-            beside: Vec::new(),
+            extra: Vec::new(),
             rank_order: false,
         };
         match self.overlapped.get() {

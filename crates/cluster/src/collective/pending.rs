@@ -36,7 +36,7 @@ use std::sync::{
 };
 
 /// A sum on its way. It may be ended in a later scope; if it is dropped, its proxy still does its part.
-pub(crate) struct PendingReduce {
+pub struct PendingReduce {
     request: Request,
     overlapped: bool,
     /// Memory of this device for each piece.

@@ -110,7 +110,7 @@ impl Group<'_> {
 impl Device {
     /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are pooled.
     #[track_caller]
-    pub(crate) fn zeros_apart<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+    pub(crate) fn zeros_dedicated<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         #[cfg(target_os = "linux")]
         {
             let bytes = len.saturating_mul(size_of::<T>());

@@ -13,7 +13,7 @@ mod registered;
 mod user_code;
 
 use super::loopback::Hosts;
-use crate::collective::algorithm::norm_call::{RowNorm, sum_and_norm};
+use crate::collective::algorithm::norm::call::{RowNorm, sum_and_norm};
 use crate::lab::{Check, prelude::*};
 use crate::{AsView, AsViewMut, DType, DeviceBuffer, Element, Group, ReduceOp};
 use proptest::prelude::*;

@@ -1,7 +1,7 @@
 //! Processes of one cluster, started as a launcher would: this test program again, with `GPU_POOL_RANK` and so on.
 //!
-//! A test starts a [`Fleet`]; each process finds its task in [`child`], and tells by [`say`] what it has found. The test
-//! program has the tasks: `crate::run`.
+//! A test starts a [`Fleet`]; each process finds its task in [`child`], and tells by [`say`] what it has found. The
+//! test program has the tasks: `crate::run`.
 //!
 //! A task is `<devices> <what> <more>..`. Devices are a number of software GPUs, or `cuda2`: two devices on one GPU,
 //! which is that of the process's local rank; with more processes than GPUs some have the same one. Processes on GPUs

@@ -7,7 +7,7 @@ use crate::{
     fleet::{Fleet, GPU_VARIABLES, GUARD, free_port, pool, say},
     support::{cases, cuda_devices, task},
 };
-use gpu_pool::{Builder, Device, DeviceBuffer, Error, Group, Hop, ReduceOp};
+use gpu_pool::{Builder, Device, DeviceBuffer, Error, Group, ReduceOp, Transfer};
 use gpu_pool_cluster::prelude::*;
 use std::{
     thread,
@@ -164,7 +164,7 @@ fn carry_out(dev: &Device, world: &Group<'_>, at: usize, step: &Step) -> Result<
             for from in (0..n).map(|k| (k + rank) % n) {
                 for tag in [2, 0, 1].map(|tag| (tag + rank) % 3) {
                     let both: (DeviceBuffer<f32>, DeviceBuffer<u32>) = group.take(from, tag as u64)?;
-                    let (x, giver) = both.hop(dev)?;
+                    let (x, giver) = both.transfer(dev)?;
                     check(dev.download(&x)?, numbers(at, from + tag, 0..len))?;
                     assert_eq!(dev.download(&giver)?, [from as u32]);
                 }

@@ -1,7 +1,8 @@
 //! A user's model, as [`DataParallel`](super::DataParallel) sees it: its parameters, and where its gradients go.
 
+use crate::Parameter;
 use gpu_pool::{
-    AsViewMut, Device, DeviceBuffer, DeviceViewMut, GradientExchange, Parameter, Result,
+    AsViewMut, Device, DeviceBuffer, DeviceViewMut, GradientExchange, Result,
     extend::{OpSite, train::ExchangeInternals},
 };
 

@@ -4,13 +4,17 @@
 //! from the first launch of an update until all of it is launched, so a failure within it is found; `updated_in` finds
 //! that of a scope which fails when its update is launched.
 
-use super::{Gradients, Model};
-use crate::optim::{Needs, Optimizer};
+use super::{Gradients, Model, parts, together::Together};
+use crate::Parameter;
+use crate::{
+    optim::{Needs, Optimizer},
+    update::Moments,
+};
 use gpu_pool::{
-    AsView, Device, DeviceBuffer, Error, GradientExchange, Group, Parameter, PinnedBuffer, ReduceOp, Result, Shard,
+    AsView, Device, DeviceBuffer, Error, GradientExchange, Group, PinnedBuffer, ReduceOp, Result, Shard,
     extend::{
         ErrorInternals, OpSite,
-        train::{Call, DeviceInternals, ExchangeInternals, GroupInternals, Moments, Together, shard_of},
+        train::{Call, DeviceInternals, ExchangeInternals, GroupInternals, shard_of},
     },
 };
 use std::ops::Range;
@@ -128,7 +132,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             let master = zeros(size_of::<T>() < size_of::<f32>())?;
             state.push(State { part, first, second, master });
             let start = slots.last().map_or(0, |slots| slots.end);
-            slots.push(start..start + exchange.chunks(bucket));
+            slots.push(start..start + parts::chunks(&exchange, bucket));
         }
         Ok(Replica {
             sums: dev.zeros(slots.last().map_or(0, |slots| slots.end))?,
@@ -215,7 +219,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         for bucket in 0..self.exchange.buckets() {
             // Later buckets are still being exchanged.
             self.exchange.finish_bucket(dev, bucket)?;
-            self.exchange.sum_squares(dev, bucket, &self.sums.slice(self.slots[bucket].clone()))?;
+            parts::sum_squares(&self.exchange, dev, bucket, &self.sums.slice(self.slots[bucket].clone()))?;
         }
         // All members meet here: no closure has failed.
         let unused = self.exchange.finish(dev)?.unused().to_vec();
@@ -229,20 +233,26 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         compare_sizes(&parameters, &self.sizes)?;
         let moments: Vec<Moments<'_>> = self.state.iter().map(State::moments).collect();
         if let Some(together) = &mut self.together {
-            self.exchange.prepare_together(dev, together, &moments, &parameters)?;
+            together.prepare(dev, &self.exchange, &moments, &parameters)?;
         }
         (self.dirty, self.updated_in) = (true, dev.gang());
         let rule = optimizer.rule(self.steps);
         match &self.together {
             Some(together) => {
                 let numbers = (&mut self.sums, &self.norm);
-                self.exchange.update_together(dev, together, numbers, (&moments, rule), &mut parameters)?;
+                together.update(dev, &mut self.exchange, numbers, (&moments, rule), &mut parameters)?;
             }
             None => {
-                self.exchange.norm_of(dev, &mut self.sums, &self.norm)?;
+                parts::norm_of(&self.exchange, dev, &mut self.sums, &self.norm)?;
                 for (bucket, moments) in moments.iter().enumerate() {
-                    self.exchange.update(dev, bucket, moments, &self.norm.view(), rule, &mut parameters)?;
-                    self.exchange.gather(dev, bucket, &mut parameters)?;
+                    parts::update(
+                        &mut self.exchange,
+                        dev,
+                        bucket,
+                        (moments, &self.norm.view(), rule),
+                        &mut parameters,
+                    )?;
+                    parts::gather(&mut self.exchange, dev, bucket, &mut parameters)?;
                 }
             }
         }
@@ -291,7 +301,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     pub fn places(&self, dev: &Device) -> Result<Placed> {
         let group = self.exchange.group(dev, "DataParallel")?;
         let (first, spans, leads) = (group.here().ordinal(0), group.spans_processes(), group.rank() == 0);
-        let places = (0..self.sizes.len()).map(|i| self.exchange.place(i)).collect();
+        let places = (0..self.sizes.len()).map(|i| parts::place(&self.exchange, i)).collect();
         Ok(Placed { ordinal: dev.index(), first, places, spans, leads })
     }
 

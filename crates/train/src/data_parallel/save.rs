@@ -6,11 +6,13 @@
 
 use super::{
     DataParallel, Model,
+    parts::place,
     replica::{Place, Placed, Replica, State},
 };
+use crate::Parameter;
 use crate::{checkpoint::Checkpoint, optim::Needs};
 use gpu_pool::{
-    Device, DeviceBuffer, Error, Parameter, Result,
+    Device, DeviceBuffer, Error, Result,
     error::Site,
     extend::{
         ErrorInternals, OpSite,
@@ -419,7 +421,7 @@ fn replace<M: Model<T>, T: Parameter>(
     state: &[Vec<Vec<f32>>; 3],
     steps: u64,
 ) -> Result<()> {
-    let places: Vec<_> = (0..replica.sizes.len()).map(|i| replica.exchange.place(i)).collect();
+    let places: Vec<_> = (0..replica.sizes.len()).map(|i| place(&replica.exchange, i)).collect();
     for (own, x) in replica.model.parameters().into_iter().zip(parameters) {
         dev.upload_into(x, own)?;
     }

@@ -1,7 +1,7 @@
 //! Sums, differences and products of two buffers, element by element: `binary` of `kernels/pointwise.cu`.
 //!
-//! The methods check lengths and launch one kernel each. They use the runtime's launch and the types of its kernels, and
-//! nothing above.
+//! The methods check lengths and launch one kernel each. They use the runtime's launch and the types of its kernels,
+//! and nothing above.
 //!
 //! Invariant: each element is computed by itself, in `f32` (of `f64` in `f64`), and rounded once.
 

@@ -160,8 +160,9 @@ pub trait Rows: Operations {
         finish(self.device(), &partial, out, parts)
     }
 
-    /// Checks that all indices (or labels) are less than `bound`: for labels of [`cross_entropy`](Softmax::cross_entropy)
-    /// and indices of [`embedding`](super::Embeddings::embedding), which do not check. **Waits** for the current stream.
+    /// Checks that all indices (or labels) are less than `bound`: for labels of
+    /// [`cross_entropy`](Softmax::cross_entropy) and indices of [`embedding`](super::Embeddings::embedding), which do
+    /// not check. **Waits** for the current stream.
     ///
     /// ```
     /// # use gpu_pool::{Error, GpuPool};

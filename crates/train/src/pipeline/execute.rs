@@ -9,10 +9,10 @@
 //!
 //! Invariant: a value is in exactly one place: in the box of the device that needs it, in `kept`, or in a call.
 
-use super::stage::{At, NotSplit, Stage};
+use super::stage::{NotSplit, Stage, StageContext};
 use crate::schedule::{Action, Peer, PipelineSchedule, Step, Work};
 use gpu_pool::{
-    Device, Error, Group, Hop, Result, Stream,
+    Device, Error, Group, Result, Stream, Transfer,
     extend::{
         ErrorInternals, OpSite,
         train::{DeviceInternals, GroupInternals, Label, LastCall},
@@ -112,7 +112,7 @@ impl<S: Stage, R> Member<'_, S, R> {
         let (dev, action, last) = (self.group.device(), step.action, self.schedule.stages() - 1);
         let Action { stage, micro, .. } = action;
         let (here, slot) = (self.local[stage], self.slot(stage, micro));
-        let at = At { stage, micro, is_first: stage == 0, accumulate: self.accumulate[here] };
+        let at = StageContext { stage, micro, is_first: stage == 0, accumulate: self.accumulate[here] };
         let own = &mut stages[here].1;
         match action.work {
             Work::Forward => {
@@ -167,7 +167,7 @@ impl<S: Stage, R> Member<'_, S, R> {
                 let link = &self.links[2 * self.local[step.action.stage] + usize::from(backward)];
                 // To another process the value is copied, beside the stages' work.
                 let via = dev.on(link.out.as_ref().unwrap_or(&link.into));
-                group.on(&via).give_hop(self.call, self.label(stage, micro, backward), value, rank)
+                group.on(&via).give_transfer(self.call, self.label(stage, micro, backward), value, rank)
             }
             _ => {
                 let slot = self.slot(stage, micro);
@@ -184,9 +184,9 @@ impl<S: Stage, R> Member<'_, S, R> {
         let (dev, backward) = (self.group.device(), work != Work::Forward);
         let link = dev.on(&self.links[2 * self.local[stage] + usize::from(backward)].into);
         let there: S::Activation =
-            self.group.on(&link).take_hop(self.call, self.label(stage, micro, backward), rank)?;
+            self.group.on(&link).take_transfer(self.call, self.label(stage, micro, backward), rank)?;
         let _here = dev.enter(self.call);
-        there.hop(&link)
+        there.transfer(&link)
     }
 
     /// What this member has made for itself.

@@ -1,13 +1,13 @@
-//! What users implement to run a model as a pipeline: [`Stage`]. What goes from stage to stage is a [`Hop`].
+//! What users implement to run a model as a pipeline: [`Stage`]. What goes from stage to stage is a [`Transfer`].
 //!
 //! `pipeline/execute.rs` calls it. It may use the operations of a device.
 
-use gpu_pool::{Device, Error, Hop, Result};
+use gpu_pool::{Device, Error, Result, Transfer};
 use std::fmt;
 
 /// Where in a step a stage is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct At {
+pub struct StageContext {
     /// The stage's number, from 0.
     pub stage: usize,
     /// The micro-batch's number, from 0.
@@ -26,7 +26,7 @@ pub struct At {
 /// = .., Saved = ..>>` is a stage).
 pub trait Stage {
     /// What a stage takes from the stage before and passes to the next. Gradients of it come back.
-    type Activation: Hop;
+    type Activation: Transfer;
     /// What the backward pass of a micro-batch needs of its forward pass. The pipeline keeps it in between. `()` if it
     /// needs nothing.
     type Saved;
@@ -35,17 +35,23 @@ pub trait Stage {
     ///
     /// # Errors
     /// The stage's own. Any error ends the step on all devices.
-    fn forward(&mut self, dev: &Device, at: At, x: Self::Activation) -> Result<(Self::Activation, Self::Saved)>;
+    fn forward(
+        &mut self,
+        dev: &Device,
+        at: StageContext,
+        x: Self::Activation,
+    ) -> Result<(Self::Activation, Self::Saved)>;
 
     /// The backward pass of one micro-batch, from the gradient of the output. It leaves the gradients of the weights
-    /// in the stage (see [`At::accumulate`]) and returns the gradient of the input. Stage 0 may return `None`.
+    /// in the stage (see [`StageContext::accumulate`]) and returns the gradient of the input. Stage 0 may return
+    /// `None`.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
     fn backward(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         saved: Self::Saved,
         dy: Self::Activation,
     ) -> Result<Option<Self::Activation>>;
@@ -58,7 +64,7 @@ pub trait Stage {
     fn backward_input(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         saved: &mut Self::Saved,
         dy: Self::Activation,
     ) -> Result<Option<Self::Activation>> {
@@ -70,7 +76,7 @@ pub trait Stage {
     ///
     /// # Errors
     /// As [`backward_input`](Self::backward_input).
-    fn backward_weights(&mut self, dev: &Device, at: At, saved: Self::Saved) -> Result<()> {
+    fn backward_weights(&mut self, dev: &Device, at: StageContext, saved: Self::Saved) -> Result<()> {
         let _ = (dev, at, saved);
         Err(Error::custom(NotSplit))
     }
@@ -80,22 +86,28 @@ impl<S: Stage + ?Sized> Stage for Box<S> {
     type Activation = S::Activation;
     type Saved = S::Saved;
 
-    fn forward(&mut self, dev: &Device, at: At, x: S::Activation) -> Result<(S::Activation, S::Saved)> {
+    fn forward(&mut self, dev: &Device, at: StageContext, x: S::Activation) -> Result<(S::Activation, S::Saved)> {
         (**self).forward(dev, at, x)
     }
-    fn backward(&mut self, dev: &Device, at: At, saved: S::Saved, dy: S::Activation) -> Result<Option<S::Activation>> {
+    fn backward(
+        &mut self,
+        dev: &Device,
+        at: StageContext,
+        saved: S::Saved,
+        dy: S::Activation,
+    ) -> Result<Option<S::Activation>> {
         (**self).backward(dev, at, saved, dy)
     }
     fn backward_input(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         saved: &mut S::Saved,
         dy: S::Activation,
     ) -> Result<Option<S::Activation>> {
         (**self).backward_input(dev, at, saved, dy)
     }
-    fn backward_weights(&mut self, dev: &Device, at: At, saved: S::Saved) -> Result<()> {
+    fn backward_weights(&mut self, dev: &Device, at: StageContext, saved: S::Saved) -> Result<()> {
         (**self).backward_weights(dev, at, saved)
     }
 }

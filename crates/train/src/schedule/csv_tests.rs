@@ -142,7 +142,7 @@ fn each_rule_has_its_error() {
         (
             // One rank alone is stuck, since a later entry of its own list makes what it needs.
             "0F0,2F0,1F0\n",
-            Stuck(vec![Blocked { rank: 0, action: action("2F0"), needs: action("1F0"), on: 0 }]),
+            Stuck(vec![StuckAction { rank: 0, action: action("2F0"), needs: action("1F0"), on: 0 }]),
             "the schedule would deadlock: rank 0 waits at 2F0 for 1F0 of rank 0",
         ),
     ];

@@ -49,14 +49,14 @@ pub enum ScheduleError {
         late: Action,
     },
     /// The ranks would wait for each other for ever. One entry for each rank that cannot finish.
-    Stuck(Vec<Blocked>),
+    Stuck(Vec<StuckAction>),
     /// The numbers of ranks, chunks, micro-batches or actions make no sense.
     Shape(String),
 }
 
 /// An action that waits for ever, and its reason. Part of [`ScheduleError::Stuck`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocked {
+pub struct StuckAction {
     /// The rank that cannot go on.
     pub rank: usize,
     /// The next action of the rank.
@@ -113,7 +113,7 @@ impl fmt::Display for ScheduleError {
             }
             Self::Stuck(blocked) => {
                 f.write_str("the schedule would deadlock: ")?;
-                for (i, Blocked { rank, action, needs, on }) in blocked.iter().take(SHOWN).enumerate() {
+                for (i, StuckAction { rank, action, needs, on }) in blocked.iter().take(SHOWN).enumerate() {
                     let separator = if i == 0 { "" } else { "; " };
                     write!(f, "{separator}rank {rank} waits at {action} for {needs} of rank {on}")?;
                 }

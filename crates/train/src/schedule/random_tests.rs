@@ -221,7 +221,7 @@ proptest! {
             Err(ScheduleError::Order { rank: at, .. }) => prop_assert!(at == rank && !runs(&lists)),
             Err(ScheduleError::Stuck(blocked)) => {
                 prop_assert!(!runs(&lists));
-                for Blocked { rank, action, needs, on } in blocked {
+                for StuckAction { rank, action, needs, on } in blocked {
                     prop_assert!(lists[rank].contains(&action) && lists[on].contains(&needs));
                 }
             }

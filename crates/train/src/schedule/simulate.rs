@@ -5,7 +5,9 @@
 //! The model: a rank computes one action at a time, in the order of its list, as soon as the input is there. A result
 //! reaches another rank one hop after the action ends, and the hop keeps no rank busy.
 
-use super::{Action, Blocked, Checked, OpSite, Peer, PipelineSchedule, Result, ScheduleError, Work, error::at_caller};
+use super::{
+    Action, Checked, OpSite, Peer, PipelineSchedule, Result, ScheduleError, StuckAction, Work, error::at_caller,
+};
 use std::{collections::VecDeque, time::Duration};
 
 /// How long the actions take in [`PipelineSchedule::simulate`]: for one micro-batch in one stage.
@@ -174,7 +176,7 @@ pub(super) fn run(schedule: &PipelineSchedule, costs: &Costs) -> Checked<Vec<Vec
     let next = |rank: usize| Some((rank, *schedule.actions[rank].get(spans[rank].len())?));
     let blocked = (0..ranks).filter_map(next).filter_map(|(rank, action)| {
         let needs = schedule.needs(action)?;
-        Some(Blocked { rank, action, needs, on: schedule.rank_of(needs.stage) })
+        Some(StuckAction { rank, action, needs, on: schedule.rank_of(needs.stage) })
     });
     match blocked.collect::<Vec<_>>() {
         blocked if blocked.is_empty() => Ok(spans),

@@ -115,7 +115,8 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
     /// [`LinearPart`](super::LinearPart).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for other shapes; those of [`Device::embedding`](gpu_pool::Device::embedding).
+    /// [`Error::InvalidArgument`] for other shapes; those of
+    /// [`Embeddings::embedding`](crate::ops::Embeddings::embedding).
     #[track_caller]
     pub fn backward<D>(&mut self, group: &Group<'_>, words: &Indices, dy: &D, accumulate: bool) -> Result<()>
     where

@@ -3,7 +3,7 @@
 //! Megatron's pair: a [`ColumnLinear`], an operation on each element, a [`RowLinear`]. It takes one all-reduce forward
 //! (g, behind the second layer) and one backward (f, before the first).
 
-use super::{Wide, beside, columns, elements, fits, gather_rows, part_of, put, scatter_rows};
+use super::{Wide, columns, elements, fits, gather_rows, overlapped, part_of, put, scatter_rows};
 use crate::{Activation, NormSaved, RowNorm, prelude::*};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Float, Group, Matrix, ReduceOp, Result,
@@ -256,7 +256,7 @@ impl<T: Float + Element> ColumnLinear<T> {
     {
         let _here = OpSite::here("ColumnLinear::backward");
         let (x, dy, mut dx) = self.part.input_gradient("ColumnLinear::backward", group.device(), (x, dy), rows)?;
-        beside(group, |group| group.all_reduce(&mut dx, ReduceOp::Sum))?;
+        overlapped(group, |group| group.all_reduce(&mut dx, ReduceOp::Sum))?;
         self.part.weight_gradients(group, x, dy, rows, accumulate)?;
         Ok(dx)
     }
@@ -281,7 +281,7 @@ impl<T: Float + Element> ColumnLinear<T> {
     {
         let _here = OpSite::here("ColumnLinear::backward_to_rows");
         let (x, dy, dx) = self.part.input_gradient("ColumnLinear::backward_to_rows", group.device(), (x, dy), rows)?;
-        let part = beside(group, |group| scatter_rows(group, &dx, rows, self.part.inputs))?;
+        let part = overlapped(group, |group| scatter_rows(group, &dx, rows, self.part.inputs))?;
         self.part.weight_gradients(group, x, dy, rows, accumulate)?;
         Ok(part)
     }
@@ -332,12 +332,13 @@ impl<T: Float + Element> RowLinear<T> {
     }
 
     /// [`forward`](Self::forward) with the residual and the norm that follow, by one
-    /// [`all_reduce_norm`](Group::all_reduce_norm). `residual`, the same on all members, becomes `residual + bias`, and
-    /// then that plus the sum. Returns the norm of it in a new buffer, and what the norm's step back needs; `residual`
-    /// is that norm's input, and its gradient is this layer's `dy`, too.
+    /// [`all_reduce_norm`](crate::ops::AllReduceNorm::all_reduce_norm). `residual`, the same on all members, becomes
+    /// `residual + bias`, and then that plus the sum. Returns the norm of it in a new buffer, and what the norm's step
+    /// back needs; `residual` is that norm's input, and its gradient is this layer's `dy`, too.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); those of [`Group::all_reduce_norm`].
+    /// As [`forward`](Self::forward); those of
+    /// [`AllReduceNorm::all_reduce_norm`](crate::ops::AllReduceNorm::all_reduce_norm).
     #[track_caller]
     pub fn forward_norm<X, R>(
         &self,

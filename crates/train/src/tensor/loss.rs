@@ -18,7 +18,7 @@ use gpu_pool::{
 /// numbers for each row.
 ///
 /// Rows of a NaN or `+inf`, or all of `-inf`, have a loss of NaN, as of
-/// [`cross_entropy`](gpu_pool::Device::cross_entropy).
+/// [`cross_entropy`](crate::ops::Softmax::cross_entropy).
 ///
 /// ```
 /// use gpu_pool::GpuPool;

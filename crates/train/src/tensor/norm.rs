@@ -1,6 +1,6 @@
 //! Norms with sequence parallel: each member normalizes its own rows.
 
-use super::{Wide, beside, both, put};
+use super::{Wide, both, overlapped, put};
 use crate::{NormSaved, prelude::*};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, Element, Float, Group, ReduceOp, Result,
@@ -11,7 +11,7 @@ use gpu_pool::{
 ///
 /// Forward nothing is exchanged. Backward the gradients of the weights are summed over the members, on a stream of
 /// their own, so that all members change the weights alike. Where all members have all rows instead, their gradients
-/// are complete already: use [`Device::layer_norm`] there.
+/// are complete already: use [`layer_norm`](crate::ops::Norms::layer_norm) there.
 pub struct SequenceNorm<T: Float> {
     /// The factors.
     pub gamma: DeviceBuffer<T>,
@@ -55,7 +55,7 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// The norm of the own rows, in a new buffer.
     ///
     /// # Errors
-    /// Those of [`Device::layer_norm`] and [`Device::rms_norm`].
+    /// Those of [`layer_norm`](crate::ops::Norms::layer_norm) and [`rms_norm`](crate::ops::Norms::rms_norm).
     #[track_caller]
     pub fn forward<X>(&self, dev: &Device, x: &X) -> Result<(DeviceBuffer<T>, NormSaved<T>)>
     where
@@ -78,7 +78,8 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// the last ones, or are added to them with `accumulate`, in `f32` as of [`LinearPart`](super::LinearPart).
     ///
     /// # Errors
-    /// Those of [`Device::layer_norm_backward`], [`Device::rms_norm_backward`] and [`Group::all_reduce`].
+    /// Those of [`layer_norm_backward`](crate::ops::Norms::layer_norm_backward),
+    /// [`rms_norm_backward`](crate::ops::Norms::rms_norm_backward) and [`Group::all_reduce`].
     #[track_caller]
     pub fn backward<X, D>(
         &mut self,
@@ -99,14 +100,14 @@ impl<T: Float + Element> SequenceNorm<T> {
             (Some(mean), Some(beta_gradient)) => {
                 let mut beta = dev.zeros(self.gamma.len())?;
                 dev.layer_norm_weights_backward(&dy, &x, mean, &saved.rstd, &mut gamma, &mut beta)?;
-                beside(group, |group| group.all_reduce_many(both(&mut gamma, &mut beta), ReduceOp::Sum))?;
+                overlapped(group, |group| group.all_reduce_many(both(&mut gamma, &mut beta), ReduceOp::Sum))?;
                 let dx = dev.layer_norm_backward(&dy, &x, &self.gamma, mean, &saved.rstd)?;
                 put(dev, &beta, (beta_gradient, &mut self.wide[1]), accumulate)?;
                 dx
             }
             _ => {
                 dev.rms_norm_weights_backward(&dy, &x, &saved.rstd, &mut gamma)?;
-                beside(group, |group| group.all_reduce(&mut gamma.view_mut(), ReduceOp::Sum))?;
+                overlapped(group, |group| group.all_reduce(&mut gamma.view_mut(), ReduceOp::Sum))?;
                 dev.rms_norm_backward(&dy, &x, &self.gamma, &saved.rstd)?
             }
         };

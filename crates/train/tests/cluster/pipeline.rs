@@ -10,7 +10,7 @@ use crate::{
     support::{Gpus, cases},
 };
 use gpu_pool::{Builder, Device, Error, GpuPool, Group, ReduceOp};
-use gpu_pool_train::{At, Pipeline, PipelineSchedule, Work};
+use gpu_pool_train::{Pipeline, PipelineSchedule, StageContext, Work};
 use model::{Around, Layer, WIDTH, input, loss, pipelined};
 
 fn schedule(name: &str, ranks: usize, micros: usize) -> PipelineSchedule {
@@ -134,11 +134,12 @@ fn fails(pool: &GpuPool, schedule: PipelineSchedule) -> Result<(), Error> {
     for (work, bad) in [(Work::Forward, 0), (Work::Forward, 2), (Work::Backward, 1), (Work::Backward, 3)] {
         let build = |broken: bool| {
             move |dev: &Device, stage: usize| {
-                let check: Check =
-                    Box::new(move |at: At, now: Work| match at.stage == 1 && at.micro == bad && now == work {
+                let check: Check = Box::new(move |at: StageContext, now: Work| {
+                    match at.stage == 1 && at.micro == bad && now == work {
                         true if broken => Err(Error::custom(format!("{now:?} of {bad} has failed"))),
                         _ => Ok(()),
-                    });
+                    }
+                });
                 Ok(Around(Layer::new(dev, stage)?, check))
             }
         };
@@ -190,7 +191,7 @@ fn a_process_is_killed_in_mid_step() {
     }
 }
 
-type Check = Box<dyn Fn(At, Work) -> Result<(), Error>>;
+type Check = Box<dyn Fn(StageContext, Work) -> Result<(), Error>>;
 
 #[test]
 fn a_failing_stage_ends_the_step_on_all() {

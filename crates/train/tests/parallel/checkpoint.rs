@@ -5,8 +5,8 @@ use crate::{
     on_both,
     support::{Gpus, again, cases, failure, task, until},
 };
-use gpu_pool::{Device, Error, Parameter};
-use gpu_pool_train::{Checkpoint, DataParallel, Optimizer};
+use gpu_pool::{Device, Error};
+use gpu_pool_train::{Checkpoint, DataParallel, Optimizer, Parameter};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use std::{

@@ -10,9 +10,9 @@ use crate::{
 };
 use gpu_pool::{Device, DeviceBuffer, Error, ReduceOp, Result};
 use gpu_pool_train::{
-    At, ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, PipelineSchedule, RowLinear, RowNorm,
-    SequenceNorm, ShardedOptimizer, ShardedState, Stage, VocabularyEmbedding, gather_rows, part_of, scatter_rows,
-    vocabulary_cross_entropy,
+    ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, PipelineSchedule, RowLinear, RowNorm,
+    SequenceNorm, ShardedOptimizer, ShardedState, Stage, StageContext, VocabularyEmbedding, gather_rows, part_of,
+    scatter_rows, vocabulary_cross_entropy,
 };
 use parking_lot::Mutex;
 
@@ -157,10 +157,16 @@ struct Same;
 impl Stage for Same {
     type Activation = DeviceBuffer<f32>;
     type Saved = ();
-    fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
+    fn forward(&mut self, _: &Device, _: StageContext, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
         Ok((x, ()))
     }
-    fn backward(&mut self, _: &Device, _: At, _: (), dy: DeviceBuffer<f32>) -> Result<Option<DeviceBuffer<f32>>> {
+    fn backward(
+        &mut self,
+        _: &Device,
+        _: StageContext,
+        _: (),
+        dy: DeviceBuffer<f32>,
+    ) -> Result<Option<DeviceBuffer<f32>>> {
         Ok(Some(dy))
     }
 }

@@ -19,23 +19,23 @@ impl Stage for Passes {
     type Activation = Bomb;
     type Saved = ();
 
-    fn forward(&mut self, _: &Device, _: parallel::At, x: Bomb) -> Result<(Bomb, ())> {
+    fn forward(&mut self, _: &Device, _: parallel::StageContext, x: Bomb) -> Result<(Bomb, ())> {
         Ok((x, ()))
     }
 
-    fn backward(&mut self, _: &Device, _: parallel::At, (): (), dy: Bomb) -> Result<Option<Bomb>> {
+    fn backward(&mut self, _: &Device, _: parallel::StageContext, (): (), dy: Bomb) -> Result<Option<Bomb>> {
         Ok(Some(dy))
     }
 }
 
 /// Device 1 runs the program's code while device 0 waits for it.
 const FAIL: &[Case] = &[
-    ("Hop", |pool| {
+    ("Transfer", |pool| {
         let mut pipeline = Pipeline::new(pool, PipelineSchedule::gpipe(2, 2)?, |_, _| Ok(Passes))?;
-        pipeline.forward(|_, _| Ok(Bomb(At::Hop)), |_, _, _| Ok(())).map(drop)
+        pipeline.forward(|_, _| Ok(Bomb(At::Transfer)), |_, _, _| Ok(())).map(drop)
     }),
     ("Model::parameters", |pool| {
-        let own = |dev: &Device| if dev.rank() == 1 { At::Parameters } else { At::Hop };
+        let own = |dev: &Device| if dev.rank() == 1 { At::Parameters } else { At::Transfer };
         DataParallel::new(pool, Optimizer::sgd(0.1), |dev| Memory::new(dev, own(dev))).map(drop)
     }),
     ("the groups of a model", |pool| {
@@ -43,7 +43,7 @@ const FAIL: &[Case] = &[
             assert!(dev.rank() != 1, "{MESSAGE}");
             dev.group(&[0, 1])
         }
-        DataParallel::new_in(pool, group, Optimizer::sgd(0.1), |dev| Memory::new(dev, At::Hop)).map(drop)
+        DataParallel::new_in(pool, group, Optimizer::sgd(0.1), |dev| Memory::new(dev, At::Transfer)).map(drop)
     }),
 ];
 

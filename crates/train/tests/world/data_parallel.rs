@@ -4,7 +4,7 @@ use super::{DataParallel, Gradients, Model};
 use crate::{
     Device, DeviceBuffer, Error, GpuPool, GradientExchange, Parameter, ReduceOp, Result, Shard,
     collective::world::loopback::Hosts,
-    parallel::{At, LearningRate, Optimizer, Pipeline, Schedule, Stage},
+    parallel::{StageContext, LearningRate, Optimizer, Pipeline, Schedule, Stage},
 };
 use half::{bf16, f16};
 
@@ -358,11 +358,17 @@ impl Stage for Passes {
     type Activation = DeviceBuffer<f32>;
     type Saved = ();
 
-    fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
+    fn forward(&mut self, _: &Device, _: StageContext, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
         Ok((x, ()))
     }
 
-    fn backward(&mut self, _: &Device, _: At, (): (), dy: DeviceBuffer<f32>) -> Result<Option<DeviceBuffer<f32>>> {
+    fn backward(
+        &mut self,
+        _: &Device,
+        _: StageContext,
+        (): (),
+        dy: DeviceBuffer<f32>,
+    ) -> Result<Option<DeviceBuffer<f32>>> {
         Ok(Some(dy))
     }
 }

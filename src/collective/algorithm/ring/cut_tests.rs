@@ -166,7 +166,7 @@ proptest! {
         seed: u64,
     ) {
         let chunk = largest(n, len);
-        let blocks = blocks(chunk, &Limits { ring_blocks: most, ..Limits::default_of(n) });
+        let blocks = blocks(chunk, &Limits::new(most));
         prop_assert!(blocks >= 1 && blocks <= (most as usize).min(64));
         let rooms: Vec<usize> = scratch_sizes(chunk, blocks).collect();
         let room = rooms[room.min(rooms.len() - 1)];
@@ -222,7 +222,7 @@ fn chunks_begin_with_lines() {
 /// The sizes that were in mind: 64 MB on 8, and more than pieces can be.
 #[test]
 fn sixty_four_blocks_go_round_once_for_64_mb_on_8() {
-    let limits = Limits::default_of(8);
+    let limits = Limits::new(132);
     let of = |bytes: usize| {
         let (chunk, room) = (bytes / 8, scratch_sizes(bytes / 8, 64).next().unwrap());
         assert_eq!(blocks(chunk, &limits), 64);

@@ -1,14 +1,13 @@
 //! `give` and `take` between processes: which values cross, in any order of tags, and what ends a wait.
 
 use super::super::loopback::Hosts;
-use crate::lab::Check;
-use crate::lab::prelude::*;
-use crate::{Builder, Device, DeviceBuffer, Element, Error, Hop, Pack, Result, Unpack};
+use crate::lab::{Check, prelude::*};
+use crate::{Builder, Device, DeviceBuffer, Element, Error, Pack, Result, Transfer, Unpack};
 use proptest::prelude::*;
 use std::{fmt::Debug, sync::Arc};
 
 fn set(builder: Builder) -> Builder {
-    builder.check(Check::Races).hops::<Batch>().hops::<Local>().hops::<Wrong>()
+    builder.check(Check::Races).register_transfer::<Batch>().register_transfer::<Local>().register_transfer::<Wrong>()
 }
 
 /// Two processes with two devices and with one.
@@ -29,20 +28,20 @@ struct Batch {
     names: Vec<String>,
     more: Option<(DeviceBuffer<u8>, usize, isize)>,
 }
-crate::hop_fields!(Batch { x, names, more });
+crate::transfer_fields!(Batch { x, names, more });
 
 /// It does not say how it crosses.
 struct Local;
-impl Hop for Local {
-    fn hop(self, _: &Device) -> Result<Self> {
+impl Transfer for Local {
+    fn transfer(self, _: &Device) -> Result<Self> {
         Ok(self)
     }
 }
 
 /// It reads less than it writes.
 struct Wrong;
-impl Hop for Wrong {
-    fn hop(self, _: &Device) -> Result<Self> {
+impl Transfer for Wrong {
+    fn transfer(self, _: &Device) -> Result<Self> {
         Ok(self)
     }
     fn pack(self, into: &mut Pack) -> Result<()> {
@@ -147,8 +146,8 @@ fn what_cannot_hop_is_refused_in_place() {
         };
         let to = if world.rank() < 2 { 2 } else { 0 };
         Ok([
-            refused(world.give(Text(String::new()), to, 0), &["Text", "Builder::hops"]),
-            refused(world.take::<Text>(to, 0).map(drop), &["Text", "Builder::hops"]),
+            refused(world.give(Text(String::new()), to, 0), &["Text", "Builder::register_transfer"]),
+            refused(world.take::<Text>(to, 0).map(drop), &["Text", "Builder::register_transfer"]),
             refused(world.give(Local, to, 0), &["Local", "pack"]),
             refused(world.give(1u8, 3, 0), &["member 3 of 3"]),
         ])
@@ -251,7 +250,7 @@ proptest! {
             mine.sort_by_key(|(_, gift)| (gift.2 + turn + me as u64) % 4);
             let mut right = true;
             for (number, &(from, _, tag, len)) in mine {
-                let (x, giver) = world.take::<(DeviceBuffer<u32>, DeviceBuffer<u8>)>(from, tag)?.hop(dev)?;
+                let (x, giver) = world.take::<(DeviceBuffer<u32>, DeviceBuffer<u8>)>(from, tag)?.transfer(dev)?;
                 right &= dev.download(&x)? == vec![number as u32; len] && dev.download(&giver)? == [from as u8];
             }
             Ok(right)

@@ -4,7 +4,7 @@ use super::{super::loopback::Hosts, numbers, sums};
 use crate::{AsView, DeviceBuffer, Error, GradientExchange, ReduceOp};
 
 fn of(dev: &crate::Device, elements: &[f32]) -> crate::Result<DeviceBuffer<f32>> {
-    let mut buffer = dev.zeros_apart(elements.len())?;
+    let mut buffer = dev.zeros_dedicated(elements.len())?;
     dev.upload_into(elements, &mut buffer)?;
     Ok(buffer)
 }

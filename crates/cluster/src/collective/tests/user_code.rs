@@ -2,7 +2,7 @@
 //! and no memory is lost.
 
 use super::super::loopback::Hosts;
-use crate::{Builder, Device, DeviceBuffer, Error, GpuPool, Hop, Pack, ReduceOp, Unpack, panics};
+use crate::{Builder, Device, DeviceBuffer, Error, GpuPool, Pack, ReduceOp, Transfer, Unpack, panics};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{
     fmt,
@@ -169,9 +169,9 @@ impl<'de> Deserialize<'de> for Bomb {
     }
 }
 
-impl Hop for Bomb {
-    fn hop(self, dev: &Device) -> crate::Result<Self> {
-        Ok(Bomb(self.0, self.1.hop(dev)?))
+impl Transfer for Bomb {
+    fn transfer(self, dev: &Device) -> crate::Result<Self> {
+        Ok(Bomb(self.0, self.1.transfer(dev)?))
     }
     fn pack(self, into: &mut Pack) -> crate::Result<()> {
         self.1.pack(into)?;
@@ -190,7 +190,7 @@ impl Hop for Bomb {
 #[test]
 fn a_value_that_panics_on_its_way_fails_only_its_scope() {
     guarded(|| {
-        let set = |builder: Builder| builder.timeout(Duration::from_secs(20)).hops::<Bomb>();
+        let set = |builder: Builder| builder.timeout(Duration::from_secs(20)).register_transfer::<Bomb>();
         for hosts in [Hosts::with(&[2, 1], set), Hosts::on_devices_with(&[2, 1], set)] {
             works(&hosts);
             let before = in_use(&hosts);

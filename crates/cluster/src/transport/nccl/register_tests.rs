@@ -16,7 +16,7 @@ fn with_chunk(id: u8, f: impl Fn(&Device, DeviceBuffer<u8>, Nccl) -> Result<()> 
         let (nccl, _, connected) = start([id, 0, 0], LONG);
         assert!(connected.iter().all(Result::is_ok));
         made(id).iter().for_each(|fake| fake.plan.lock().calls.clear());
-        f(dev, dev.zeros_apart(100)?, nccl)
+        f(dev, dev.zeros_dedicated(100)?, nccl)
     });
     done.unwrap();
 }

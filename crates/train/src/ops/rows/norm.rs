@@ -1,7 +1,7 @@
 //! Layer norm and RMS norm, with the steps back to their input and to their weights.
 //!
-//! The methods check shapes and launch kernels of `kernels/rows.cu`, as [`rows`](super) says. [`all_reduce`] has the norm
-//! that follows a sum of several devices.
+//! The methods check shapes and launch kernels of `kernels/rows.cu`, as [`rows`](super) says. [`all_reduce`] has the
+//! norm that follows a sum of several devices.
 
 mod all_reduce;
 mod functions;

@@ -259,8 +259,8 @@ pub trait Softmax: Operations {
     softmax! {
         softmax softmax_in_place softmax_backward 0u32 "`exp(x) / sum of exp(x)`" "0.5, 0.5, 1.0, 0.0"
             "`y * (dy - sum of dy * y)`" "0.5";
-        log_softmax log_softmax_in_place log_softmax_backward 1u32 "`x - log(sum of exp(x))`" "-0.6931, -0.6931, 0.0, -1000.0"
-            "`dy - exp(y) * sum of dy`" "1.0";
+        log_softmax log_softmax_in_place log_softmax_backward 1u32 "`x - log(sum of exp(x))`"
+            "-0.6931, -0.6931, 0.0, -1000.0" "`dy - exp(y) * sum of dy`" "1.0";
     }
 
     /// Softmax and cross-entropy of each row of `logits` with its label: the loss of each row, and the gradient of
@@ -270,8 +270,8 @@ pub trait Softmax: Operations {
     /// `loss = log(sum of exp(x)) - x[label]`, `gradient = (softmax(x) - one at the label) * scale`.
     ///
     /// A label that is no column makes the loss and the gradient of its row NaN; nothing outside the row is touched. So
-    /// the mistake shows in the mean, but costs no wait. [`check_indices`](super::Rows::check_indices) waits, and names the
-    /// label: call it once for a data set.
+    /// the mistake shows in the mean, but costs no wait. [`check_indices`](super::Rows::check_indices) waits, and names
+    /// the label: call it once for a data set.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

@@ -1,7 +1,7 @@
 //! What the tests of data parallel share: models of nothing but parameters, whose gradients are known numbers.
 
-use gpu_pool::{Device, DeviceBuffer, DeviceCopy, GpuPool, Parameter, Result};
-use gpu_pool_train::{DataParallel, Gradients, Model, Optimizer};
+use gpu_pool::{Device, DeviceBuffer, DeviceCopy, GpuPool, Result};
+use gpu_pool_train::{DataParallel, Gradients, Model, Optimizer, Parameter};
 use half::{bf16, f16};
 
 /// Parameters and nothing else.

@@ -7,7 +7,7 @@ use crate::{
 };
 use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, ReduceOp};
 use gpu_pool_lab::Explorer;
-use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
+use gpu_pool_train::{Pipeline, PipelineSchedule, Stage, StageContext};
 use std::any::Any;
 
 fn have_the_bits_of_one_device(gpus: Gpus, shapes: usize, pool: impl Fn(usize) -> GpuPool) {
@@ -106,13 +106,13 @@ struct Pass;
 impl Stage for Pass {
     type Activation = DeviceBuffer<f32>;
     type Saved = ();
-    fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ()), Error> {
+    fn forward(&mut self, _: &Device, _: StageContext, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ()), Error> {
         Ok((x, ()))
     }
     fn backward(
         &mut self,
         _: &Device,
-        _: At,
+        _: StageContext,
         _: (),
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {
@@ -123,7 +123,12 @@ impl Stage for Pass {
 impl Stage for Part {
     type Activation = DeviceBuffer<f32>;
     type Saved = PartSaved;
-    fn forward(&mut self, dev: &Device, at: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, PartSaved), Error> {
+    fn forward(
+        &mut self,
+        dev: &Device,
+        at: StageContext,
+        x: DeviceBuffer<f32>,
+    ) -> Result<(DeviceBuffer<f32>, PartSaved), Error> {
         Ok(match self {
             Part::Layer(layer) => layer.forward(dev, at, x).map(|(y, saved)| (y, PartSaved::Layer(saved)))?,
             Part::Pass(pass) => pass.forward(dev, at, x).map(|(y, ())| (y, PartSaved::Pass))?,
@@ -132,7 +137,7 @@ impl Stage for Part {
     fn backward(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         saved: PartSaved,
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {
@@ -156,7 +161,7 @@ impl<S: Stage<Activation = DeviceBuffer<f32>, Saved: 'static>> Stage for AnySave
     fn forward(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         x: DeviceBuffer<f32>,
     ) -> Result<(DeviceBuffer<f32>, Box<dyn Any>), Error> {
         let (y, saved) = self.0.forward(dev, at, x)?;
@@ -165,7 +170,7 @@ impl<S: Stage<Activation = DeviceBuffer<f32>, Saved: 'static>> Stage for AnySave
     fn backward(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         saved: Box<dyn Any>,
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {

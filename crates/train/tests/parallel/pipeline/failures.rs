@@ -6,9 +6,8 @@ use crate::{
     support::{Gpus, cases, failure},
 };
 use gpu_pool::{Device, Error, GpuPool};
-use gpu_pool_lab::prelude::*;
-use gpu_pool_lab::{FaultPlan, FaultRule, Injected};
-use gpu_pool_train::{Action, At, Pipeline, PipelineSchedule, Work};
+use gpu_pool_lab::{FaultPlan, FaultRule, Injected, prelude::*};
+use gpu_pool_train::{Action, Pipeline, PipelineSchedule, StageContext, Work};
 use std::sync::{Arc, Mutex};
 
 /// How a stage fails.
@@ -26,9 +25,9 @@ fn fails(
     fault: &Fault,
     dev: &Device,
     stage: usize,
-) -> gpu_pool::Result<Around<impl Fn(At, Work) -> gpu_pool::Result<()> + use<>>> {
+) -> gpu_pool::Result<Around<impl Fn(StageContext, Work) -> gpu_pool::Result<()> + use<>>> {
     let fault = fault.clone();
-    let look = move |at: At, work| {
+    let look = move |at: StageContext, work| {
         let fault = *fault.lock().unwrap();
         match fault.filter(|(action, _)| *action == Action { stage: at.stage, work, micro: at.micro }) {
             None => Ok(()),

@@ -2,7 +2,7 @@
 
 use crate::support::Gpus;
 use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Matrix};
-use gpu_pool_train::{Activation, At, Pipeline, PipelineSchedule, Stage, Work, prelude::*};
+use gpu_pool_train::{Activation, Pipeline, PipelineSchedule, Stage, StageContext, Work, prelude::*};
 use std::ops::Range;
 
 pub const WIDTH: usize = 8;
@@ -76,7 +76,12 @@ impl Stage for Layer {
     type Activation = DeviceBuffer<f32>;
     type Saved = Saved;
 
-    fn forward(&mut self, dev: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, Saved), Error> {
+    fn forward(
+        &mut self,
+        dev: &Device,
+        _: StageContext,
+        x: DeviceBuffer<f32>,
+    ) -> Result<(DeviceBuffer<f32>, Saved), Error> {
         let mut before = dev.zeros(x.len())?;
         dev.gemm(1.0, matrix(&x)?, matrix(&self.w)?, 0.0, &mut before)?;
         let y = dev.activation(Activation::Relu.biased(&self.b), &before)?;
@@ -86,7 +91,7 @@ impl Stage for Layer {
     fn backward(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         mut saved: Saved,
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {
@@ -98,7 +103,7 @@ impl Stage for Layer {
     fn backward_input(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         saved: &mut Saved,
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {
@@ -115,7 +120,7 @@ impl Stage for Layer {
         Ok(dx)
     }
 
-    fn backward_weights(&mut self, dev: &Device, at: At, saved: Saved) -> Result<(), Error> {
+    fn backward_weights(&mut self, dev: &Device, at: StageContext, saved: Saved) -> Result<(), Error> {
         let dz = saved.dz.expect("its first half comes before");
         let beta = if at.accumulate { 1.0 } else { 0.0 };
         dev.gemm(1.0, matrix(&saved.x)?.t(), matrix(&dz)?, beta, &mut self.dw)?;
@@ -128,18 +133,23 @@ impl Stage for Layer {
 /// A layer that calls a function after each of its passes.
 pub struct Around<F>(pub Layer, pub F);
 
-impl<F: Fn(At, Work) -> Result<(), Error>> Stage for Around<F> {
+impl<F: Fn(StageContext, Work) -> Result<(), Error>> Stage for Around<F> {
     type Activation = DeviceBuffer<f32>;
     type Saved = Saved;
 
-    fn forward(&mut self, dev: &Device, at: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, Saved), Error> {
+    fn forward(
+        &mut self,
+        dev: &Device,
+        at: StageContext,
+        x: DeviceBuffer<f32>,
+    ) -> Result<(DeviceBuffer<f32>, Saved), Error> {
         let done = self.0.forward(dev, at, x)?;
         (self.1)(at, Work::Forward).map(|()| done)
     }
     fn backward(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         saved: Saved,
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {
@@ -149,14 +159,14 @@ impl<F: Fn(At, Work) -> Result<(), Error>> Stage for Around<F> {
     fn backward_input(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         saved: &mut Saved,
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {
         let done = self.0.backward_input(dev, at, saved, dy)?;
         (self.1)(at, Work::BackwardInput).map(|()| done)
     }
-    fn backward_weights(&mut self, dev: &Device, at: At, saved: Saved) -> Result<(), Error> {
+    fn backward_weights(&mut self, dev: &Device, at: StageContext, saved: Saved) -> Result<(), Error> {
         self.0.backward_weights(dev, at, saved)?;
         (self.1)(at, Work::BackwardWeights)
     }
@@ -179,7 +189,7 @@ pub fn on_one_device(gpus: Gpus, schedule: &PipelineSchedule, steps: usize) -> F
             for micro in 0..micros {
                 let mut x = input(dev, micro, micros)?;
                 for (stage, layer) in layers.iter_mut().enumerate() {
-                    let at = At { stage, micro, is_first: stage == 0, accumulate: false };
+                    let at = StageContext { stage, micro, is_first: stage == 0, accumulate: false };
                     let (y, keep) = layer.forward(dev, at, x)?;
                     saved[stage].push(Some(keep));
                     x = y;
@@ -187,7 +197,7 @@ pub fn on_one_device(gpus: Gpus, schedule: &PipelineSchedule, steps: usize) -> F
                 let (mut dy, value) = loss(dev, x)?;
                 losses.push(value);
                 for (stage, layer) in layers.iter_mut().enumerate().rev() {
-                    let at = At { stage, micro, is_first: stage == 0, accumulate: false };
+                    let at = StageContext { stage, micro, is_first: stage == 0, accumulate: false };
                     let saved = saved[stage][micro].as_mut().unwrap();
                     let Some(dx) = layer.backward_input(dev, at, saved, dy)? else { break };
                     dy = dx;
@@ -198,7 +208,7 @@ pub fn on_one_device(gpus: Gpus, schedule: &PipelineSchedule, steps: usize) -> F
                 let adds =
                     actions.filter(|a| a.stage == stage && matches!(a.work, Work::Backward | Work::BackwardWeights));
                 for (i, add) in adds.enumerate() {
-                    let at = At { stage, micro: add.micro, is_first: stage == 0, accumulate: i > 0 };
+                    let at = StageContext { stage, micro: add.micro, is_first: stage == 0, accumulate: i > 0 };
                     layer.backward_weights(dev, at, saved[stage][add.micro].take().unwrap())?;
                 }
             }

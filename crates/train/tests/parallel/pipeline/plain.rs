@@ -3,7 +3,7 @@
 use super::schedules;
 use crate::{on_both, support::failure};
 use gpu_pool::{Device, DeviceBuffer, Error};
-use gpu_pool_train::{At, Pipeline, PipelineSchedule, Stage};
+use gpu_pool_train::{Pipeline, PipelineSchedule, Stage, StageContext};
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicUsize, Ordering::*},
@@ -18,7 +18,7 @@ type Parts = (Vec<Arc<DeviceBuffer<f32>>>, Option<DeviceBuffer<u32>>, (usize, St
 impl Stage for Adds {
     type Activation = Parts;
     type Saved = Arc<DeviceBuffer<f32>>;
-    fn forward(&mut self, dev: &Device, at: At, x: Parts) -> Result<(Parts, Arc<DeviceBuffer<f32>>), Error> {
+    fn forward(&mut self, dev: &Device, at: StageContext, x: Parts) -> Result<(Parts, Arc<DeviceBuffer<f32>>), Error> {
         let (mut all, mut y, (count, name)) = x;
         let mut own = dev.upload(&vec![at.stage as f32; at.micro])?;
         dev.axpy(1.0, &**all.last().unwrap(), &mut own)?;
@@ -33,7 +33,7 @@ impl Stage for Adds {
     fn backward(
         &mut self,
         dev: &Device,
-        at: At,
+        at: StageContext,
         saved: Arc<DeviceBuffer<f32>>,
         dy: Parts,
     ) -> Result<Option<Parts>, Error> {
@@ -49,10 +49,10 @@ struct Nothing;
 impl Stage for Nothing {
     type Activation = usize;
     type Saved = ();
-    fn forward(&mut self, _: &Device, _: At, x: usize) -> Result<(usize, ()), Error> {
+    fn forward(&mut self, _: &Device, _: StageContext, x: usize) -> Result<(usize, ()), Error> {
         Ok((x, ()))
     }
-    fn backward(&mut self, _: &Device, _: At, _: (), dy: usize) -> Result<Option<usize>, Error> {
+    fn backward(&mut self, _: &Device, _: StageContext, _: (), dy: usize) -> Result<Option<usize>, Error> {
         Ok((dy != 99).then_some(dy))
     }
 }
@@ -215,19 +215,19 @@ impl Drop for Kept {
 impl Stage for Counts {
     type Activation = usize;
     type Saved = Kept;
-    fn forward(&mut self, _: &Device, _: At, x: usize) -> Result<(usize, Kept), Error> {
+    fn forward(&mut self, _: &Device, _: StageContext, x: usize) -> Result<(usize, Kept), Error> {
         let count = &self.0[self.1];
         let live = count.live.fetch_add(1, SeqCst) + 1;
         count.most.fetch_max(live, SeqCst);
         Ok((x, Kept(self.0.clone(), self.1)))
     }
-    fn backward(&mut self, _: &Device, _: At, _: Kept, dy: usize) -> Result<Option<usize>, Error> {
+    fn backward(&mut self, _: &Device, _: StageContext, _: Kept, dy: usize) -> Result<Option<usize>, Error> {
         Ok(Some(dy))
     }
-    fn backward_input(&mut self, _: &Device, _: At, _: &mut Kept, dy: usize) -> Result<Option<usize>, Error> {
+    fn backward_input(&mut self, _: &Device, _: StageContext, _: &mut Kept, dy: usize) -> Result<Option<usize>, Error> {
         Ok(Some(dy))
     }
-    fn backward_weights(&mut self, _: &Device, _: At, _: Kept) -> Result<(), Error> {
+    fn backward_weights(&mut self, _: &Device, _: StageContext, _: Kept) -> Result<(), Error> {
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use super::{model::*, schedules};
 use crate::on_both;
 use gpu_pool::Device;
-use gpu_pool_train::{At, Pipeline, PipelineSchedule};
+use gpu_pool_train::{Pipeline, PipelineSchedule, StageContext};
 use std::{thread, time::Duration};
 
 on_both! {
@@ -36,7 +36,7 @@ on_both! {
     2: fn sleeping_stages(gpus) {
         let pool = gpus.pool(2);
         for (name, schedule) in schedules(2, 4) {
-            let sleep = |at: At, _| {
+            let sleep = |at: StageContext, _| {
                 thread::sleep(Duration::from_millis([3, 0, 1, 5][(at.stage + at.micro) % 4]));
                 Ok(())
             };

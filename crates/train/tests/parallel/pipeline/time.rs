@@ -5,7 +5,7 @@ use crate::support::{builder, cases};
 use gpu_pool::{Device, DeviceBuffer, Error, Event, GpuPool, LaunchDims, Module, kernel};
 use gpu_pool_lab::prelude::*;
 use gpu_pool_lab::{Topology, topology::KernelCost};
-use gpu_pool_train::{At, Costs, Pipeline, PipelineSchedule, Stage};
+use gpu_pool_train::{Costs, Pipeline, PipelineSchedule, Stage, StageContext};
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -63,13 +63,18 @@ impl Busy {
 impl Stage for Busy {
     type Activation = DeviceBuffer<f32>;
     type Saved = ();
-    fn forward(&mut self, dev: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ()), Error> {
+    fn forward(
+        &mut self,
+        dev: &Device,
+        _: StageContext,
+        x: DeviceBuffer<f32>,
+    ) -> Result<(DeviceBuffer<f32>, ()), Error> {
         self.work(dev, 1, Some(&x)).map(|y| (y, ()))
     }
     fn backward(
         &mut self,
         dev: &Device,
-        _: At,
+        _: StageContext,
         _: (),
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {
@@ -78,13 +83,13 @@ impl Stage for Busy {
     fn backward_input(
         &mut self,
         dev: &Device,
-        _: At,
+        _: StageContext,
         _: &mut (),
         dy: DeviceBuffer<f32>,
     ) -> Result<Option<DeviceBuffer<f32>>, Error> {
         self.work(dev, 1, Some(&dy)).map(Some)
     }
-    fn backward_weights(&mut self, dev: &Device, _: At, _: ()) -> Result<(), Error> {
+    fn backward_weights(&mut self, dev: &Device, _: StageContext, _: ()) -> Result<(), Error> {
         self.work(dev, 1, None).map(drop)
     }
 }

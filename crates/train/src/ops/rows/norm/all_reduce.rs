@@ -18,14 +18,14 @@ use gpu_pool::{
 /// A collective with the work that follows it. The members are all devices of the scope (of a [`Device`]), or the
 /// devices of the [`Group`].
 ///
-/// Errors are those of all collectives, [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for lengths that do
-/// not fit and an `eps` that is negative or not finite, and `Mismatch` also for norms of different kinds, row lengths or
-/// `eps`.
+/// Errors are those of all collectives, [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for lengths that
+/// do not fit and an `eps` that is negative or not finite, and `Mismatch` also for norms of different kinds, row
+/// lengths or `eps`.
 pub trait AllReduceNorm {
     /// An all-reduce, the addition of a residual, and a norm of the rows, in one call: what follows a layer whose
-    /// partial sums lie on all members (`RowLinear`). `residual` becomes `residual + sum`, and `x` the norm of that. Rows
-    /// are as long as the norm's weights, and are as many as `x` has. Returns what the step back needs: then `residual`
-    /// is the norm's input.
+    /// partial sums lie on all members (`RowLinear`). `residual` becomes `residual + sum`, and `x` the norm of that.
+    /// Rows are as long as the norm's weights, and are as many as `x` has. Returns what the step back needs: then
+    /// `residual` is the norm's input.
     ///
     /// The bits are those of [`all_reduce`](Device::all_reduce) (with [`ReduceOp::Sum`](gpu_pool::ReduceOp::Sum)),
     /// [`add_in_place`](crate::ops::Pointwise::add_in_place), and [`rms_norm`](super::Norms::rms_norm) or

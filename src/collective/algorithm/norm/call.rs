@@ -2,10 +2,10 @@
 //! a transformer whose weights lie on several devices.
 //!
 //! `all_reduce_norm` of `gpu-pool-train` calls it, and `explain_norm` asks it. Where kernels meet on the devices it is
-//! one kernel ([`norm`](super::norm)), else the collective and what the caller gives for the rest. Invariant: the bits
+//! one kernel ([`norm`](super)), else the collective and what the caller gives for the rest. Invariant: the bits
 //! are those of the three calls, which do not depend on the number of rows.
 
-use super::norm::{NormCall, NormKernel, NormMemory, Rows, threads_of_row};
+use super::{NormCall, NormKernel, NormMemory, Rows, threads_of_row};
 use crate::{
     Device, DeviceBuffer, Element, Group,
     collective::kernels::Part,

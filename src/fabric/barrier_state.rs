@@ -1,10 +1,10 @@
 //! What a device thread remembers of its kernels that wait for peers' kernels: the last one, and the barriers that it
 //! owes.
 //!
-//! The worker owns a [`Spinning`]; `collective/barrier.rs` fills it and acts on it.
+//! The worker owns a [`DeviceBarrierState`]; `collective/barrier.rs` fills it and acts on it.
 //!
 //! Invariant: each pair of devices counts its barriers alike. So a barrier that was committed, and for which this
-//! device launched no kernel, stays noted ([`Spinning::skip`]) until a kernel was launched for it.
+//! device launched no kernel, stays noted ([`DeviceBarrierState::skip`]) until a kernel was launched for it.
 
 use super::layout::{DeviceBarrier, FEW};
 use crate::{
@@ -19,7 +19,7 @@ use std::{
 
 /// What a device thread knows of its spinning kernels.
 #[derive(Default)]
-pub(crate) struct Spinning {
+pub(crate) struct DeviceBarrierState {
     /// The stream of the last one, and its number there.
     last: RefCell<Option<(Arc<StreamCore>, u64)>>,
     /// Whether the last one had more than [`FEW`] blocks: of those launched, and of those in graphs.
@@ -39,7 +39,7 @@ pub(crate) struct SkippedBarrier {
     pub times: usize,
 }
 
-impl Spinning {
+impl DeviceBarrierState {
     /// Number of barriers that this device owes.
     #[cfg(test)]
     pub(crate) fn skipped(&self) -> usize {
@@ -110,9 +110,9 @@ impl Spinning {
     }
 
     /// Until the guard is dropped, this thread must not wait for others' launches.
-    pub(crate) fn block(&self) -> Blocked<'_> {
+    pub(crate) fn block(&self) -> BlockingGuard<'_> {
         self.blocked.set(self.blocked.get() + 1);
-        Blocked(&self.blocked)
+        BlockingGuard(&self.blocked)
     }
 
     /// Refuses a collective while a guard of [`block`](Self::block) is alive.
@@ -125,10 +125,10 @@ impl Spinning {
     }
 }
 
-/// See [`Spinning::block`].
-pub(crate) struct Blocked<'s>(&'s Cell<u32>);
+/// See [`DeviceBarrierState::block`].
+pub(crate) struct BlockingGuard<'s>(&'s Cell<u32>);
 
-impl Drop for Blocked<'_> {
+impl Drop for BlockingGuard<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }

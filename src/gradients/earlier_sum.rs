@@ -9,13 +9,13 @@ use super::{
     GradientExchange,
     access::exclusive,
     element::Gradient,
-    kernels::{self, SEGMENTS, Segment, update::Parameter},
+    kernels::{self, SEGMENTS, Segment},
 };
-use crate::{Device, DeviceBuffer, error::Result, memory::AsView};
+use crate::{Device, DeviceBuffer, Float, error::Result, memory::AsView};
 
 /// The sum of a bucket's gradients in earlier steps, on this member.
 #[derive(Default)]
-pub(super) struct Apart {
+pub(super) struct EarlierSum {
     /// As long as the bucket. None before the first step without exchange.
     memory: Option<DeviceBuffer<f32>>,
     /// Whether the bucket has a sum.
@@ -24,13 +24,13 @@ pub(super) struct Apart {
 
 impl<T: Gradient> GradientExchange<T> {
     /// Whether gradients of this type are added up apart.
-    pub(crate) const APART: bool = size_of::<T>() < size_of::<f32>();
+    pub(crate) const SUMS_IN_F32: bool = size_of::<T>() < size_of::<f32>();
 
     /// Takes what this step has left in the buckets into their sums.
     #[track_caller]
     pub(super) fn keep(&mut self, dev: &Device) -> Result<()> {
         for bucket in 0..self.buckets() {
-            if !Self::APART || self.memory[bucket].is_empty() || !self.readiness.has_ready(bucket, &self.layout) {
+            if !Self::SUMS_IN_F32 || self.memory[bucket].is_empty() || !self.readiness.has_ready(bucket, &self.layout) {
                 continue;
             }
             let dev = &*dev.in_order();
@@ -42,14 +42,14 @@ impl<T: Gradient> GradientExchange<T> {
             for some in self.segments(bucket, &away, &|_| false).chunks(SEGMENTS) {
                 kernels::pack(dev, some, 1.0, &self.memory[bucket].view())?;
             }
-            if !self.apart[bucket].holds {
-                match &mut self.apart[bucket].memory {
+            if !self.earlier_sums[bucket].holds {
+                match &mut self.earlier_sums[bucket].memory {
                     Some(sum) => dev.fill(sum, 0.0)?,
                     none => *none = Some(dev.zeros(self.memory[bucket].len())?),
                 }
-                self.apart[bucket].holds = true;
+                self.earlier_sums[bucket].holds = true;
             }
-            let sum = self.apart[bucket].memory.as_ref().expect("made above");
+            let sum = self.earlier_sums[bucket].memory.as_ref().expect("made above");
             self.add_piece(dev, bucket, sum)?;
             dev.fill(&mut self.memory[bucket], T::zeroed())?;
         }
@@ -75,13 +75,13 @@ impl<T: Gradient> GradientExchange<T> {
     #[track_caller]
     pub(super) fn bring_sum(&self, comm: &Device, bucket: usize) -> Result<()> {
         let memory = self.memory[bucket].view();
-        match &self.apart[bucket] {
-            Apart { memory: Some(sum), holds: true } => {
+        match &self.earlier_sums[bucket] {
+            EarlierSum { memory: Some(sum), holds: true } => {
                 self.add_piece(comm, bucket, sum)?;
                 kernels::pack(comm, &[whole(sum)], 1.0, &memory)
             }
             // This member has had no gradient before; others have.
-            _ if Self::APART && self.piece != 1.0 && !memory.is_empty() => {
+            _ if Self::SUMS_IN_F32 && self.piece != 1.0 && !memory.is_empty() => {
                 kernels::pack(comm, &[whole(&self.widened(comm, bucket)?)], self.piece.into(), &memory)
             }
             _ => Ok(()),
@@ -93,7 +93,7 @@ fn whole(memory: &DeviceBuffer<f32>) -> Segment<'_, f32> {
     Segment { start: 0, len: memory.len(), memory: Some(memory.view()) }
 }
 
-impl<T: Parameter> GradientExchange<T> {
+impl<T: Gradient + Float<Acc = f32>> GradientExchange<T> {
     /// Between steps: multiplies the held sum with `held`, and the gradients of the steps to come with `piece`, if they
     /// are added up apart. (Elsewhere the caller adds them, and so multiplies them.)
     #[track_caller]
@@ -105,8 +105,8 @@ impl<T: Parameter> GradientExchange<T> {
         let (dev, factor) = (&*dev.in_order(), held as f32);
         for bucket in 0..self.buckets() {
             let in_place = self.bucket(bucket).iter().any(|&gradient| self.must_add(gradient));
-            match &mut self.apart[bucket] {
-                Apart { memory: Some(sum), holds: true } => dev.scale(sum, factor)?,
+            match &mut self.earlier_sums[bucket] {
+                EarlierSum { memory: Some(sum), holds: true } => dev.scale(sum, factor)?,
                 _ if in_place => dev.scale(&mut self.memory[bucket], factor)?,
                 _ => {}
             }

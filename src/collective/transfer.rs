@@ -1,8 +1,8 @@
-//! [`Hop`]: values that cross from device to device, and from process to process.
+//! [`Transfer`]: values that cross from device to device, and from process to process.
 //!
-//! `give`, `take` and pipelines use it. A pipeline's type says `Hop`, so the compiler finds the methods. `give` takes
-//! values of any type; where one goes to another process, it looks the type up in the pool's [`Carriers`]: those of
-//! [`known`], and those that [`Builder::hops`](crate::Builder::hops) has added.
+//! `give`, `take` and pipelines use it. A pipeline's type says `Transfer`, so the compiler finds the methods. `give`
+//! takes values of any type; where one goes to another process, it looks the type up in the pool's [`Carriers`]: those
+//! of [`known`], and those that [`Builder::register_transfer`](crate::Builder::register_transfer) has added.
 
 use crate::{
     Device, DeviceBuffer,
@@ -19,30 +19,30 @@ use std::sync::Arc;
 /// from one process to another.
 ///
 /// Implemented for [`DeviceBuffer`], for an `Arc` of one (a stage can keep its output and pass it on, too), for
-/// numbers, `bool` and `String`, and for tuples, `Vec` and `Option` of all these. [`hop_fields!`](crate::hop_fields)
-/// does it for a struct of your own, field by field:
+/// numbers, `bool` and `String`, and for tuples, `Vec` and `Option` of all these.
+/// [`transfer_fields!`](crate::transfer_fields) does it for a struct of your own, field by field:
 ///
 /// ```
 /// struct Batch {
 ///     x: gpu_pool::DeviceBuffer<f32>,
 ///     rows: usize,
 /// }
-/// gpu_pool::hop_fields!(Batch { x, rows });
+/// gpu_pool::transfer_fields!(Batch { x, rows });
 /// ```
 ///
 /// By hand, for any type:
 ///
 /// ```
-/// use gpu_pool::{Device, DeviceBuffer, Hop, Pack, Result, Unpack};
+/// use gpu_pool::{Device, DeviceBuffer, Transfer, Pack, Result, Unpack};
 ///
 /// enum Job {
 ///     Work(DeviceBuffer<f32>),
 ///     Stop,
 /// }
-/// impl Hop for Job {
-///     fn hop(self, dev: &Device) -> Result<Self> {
+/// impl Transfer for Job {
+///     fn transfer(self, dev: &Device) -> Result<Self> {
 ///         Ok(match self {
-///             Job::Work(x) => Job::Work(x.hop(dev)?),
+///             Job::Work(x) => Job::Work(x.transfer(dev)?),
 ///             Job::Stop => Job::Stop,
 ///         })
 ///     }
@@ -58,13 +58,13 @@ use std::sync::Arc;
 ///     }
 /// }
 /// ```
-pub trait Hop: Send + Sized + 'static {
+pub trait Transfer: Send + Sized + 'static {
     /// The value with its memory on `dev`. Memory that is there already stays where it is. Asynchronous: copies run on
     /// the current stream of `dev`, which waits for the work of the device that the memory comes from.
     ///
     /// # Errors
     /// `OutOfMemory`, `WrongPool`, [`Error::Aborted`](crate::Error::Aborted), the driver's.
-    fn hop(self, dev: &Device) -> Result<Self>;
+    fn transfer(self, dev: &Device) -> Result<Self>;
 
     /// Takes the value apart for another process.
     ///
@@ -84,44 +84,44 @@ pub trait Hop: Send + Sized + 'static {
     }
 }
 
-/// Implements [`Hop`] for a struct of yours, whose fields hop: all of them, in any order.
+/// Implements [`Transfer`] for a struct of yours, with all of its fields, in any order.
 ///
 /// ```
 /// # use gpu_pool::DeviceBuffer;
 /// struct Batch { x: DeviceBuffer<f32>, rows: usize }
-/// gpu_pool::hop_fields!(Batch { x, rows });
+/// gpu_pool::transfer_fields!(Batch { x, rows });
 /// ```
 #[macro_export]
-macro_rules! hop_fields {
+macro_rules! transfer_fields {
     ($Type:ident { $($field:ident),+ $(,)? }) => {
-        impl $crate::Hop for $Type {
-            fn hop(self, dev: &$crate::Device) -> $crate::Result<Self> {
-                Ok($Type { $($field: $crate::Hop::hop(self.$field, dev)?),+ })
+        impl $crate::Transfer for $Type {
+            fn transfer(self, dev: &$crate::Device) -> $crate::Result<Self> {
+                Ok($Type { $($field: $crate::Transfer::transfer(self.$field, dev)?),+ })
             }
             fn pack(self, into: &mut $crate::Pack) -> $crate::Result<()> {
-                $($crate::Hop::pack(self.$field, into)?;)+
+                $($crate::Transfer::pack(self.$field, into)?;)+
                 Ok(())
             }
             fn unpack(from: &mut $crate::Unpack<'_>) -> $crate::Result<Self> {
-                Ok($Type { $($field: $crate::Hop::unpack(from)?),+ })
+                Ok($Type { $($field: $crate::Transfer::unpack(from)?),+ })
             }
         }
     };
 }
 
-/// How values of a type that hops go to another process.
-pub(crate) fn carrier<T: Hop>() -> Carrier<T> {
+/// How values of a type go to another process.
+pub(crate) fn carrier<T: Transfer>() -> Carrier<T> {
     Carrier { pack: T::pack, unpack: T::unpack }
 }
 
-impl<T: DeviceCopy> Hop for DeviceBuffer<T> {
-    fn hop(self, dev: &Device) -> Result<Self> {
+impl<T: DeviceCopy> Transfer for DeviceBuffer<T> {
+    fn transfer(self, dev: &Device) -> Result<Self> {
         if self.device() == dev.index() {
             return Ok(self);
         }
         let here = self.copy_to(dev)?;
         // The memory goes back to its device. Who uses it next waits for this copy, and not for later ones.
-        dev.stream.record_early("hop")?;
+        dev.stream.record_early("transfer")?;
         Ok(here)
     }
 
@@ -135,13 +135,13 @@ impl<T: DeviceCopy> Hop for DeviceBuffer<T> {
     }
 }
 
-impl<T: DeviceCopy> Hop for Arc<DeviceBuffer<T>> {
-    fn hop(self, dev: &Device) -> Result<Self> {
+impl<T: DeviceCopy> Transfer for Arc<DeviceBuffer<T>> {
+    fn transfer(self, dev: &Device) -> Result<Self> {
         if self.device() == dev.index() {
             return Ok(self);
         }
         let here = self.copy_to(dev)?;
-        dev.stream.record_early("hop")?;
+        dev.stream.record_early("transfer")?;
         Ok(Arc::new(here))
     }
 
@@ -155,9 +155,9 @@ impl<T: DeviceCopy> Hop for Arc<DeviceBuffer<T>> {
     }
 }
 
-impl<A: Hop> Hop for Vec<A> {
-    fn hop(self, dev: &Device) -> Result<Self> {
-        self.into_iter().map(|a| a.hop(dev)).collect()
+impl<A: Transfer> Transfer for Vec<A> {
+    fn transfer(self, dev: &Device) -> Result<Self> {
+        self.into_iter().map(|a| a.transfer(dev)).collect()
     }
 
     fn pack(self, into: &mut Pack) -> Result<()> {
@@ -170,9 +170,9 @@ impl<A: Hop> Hop for Vec<A> {
     }
 }
 
-impl<A: Hop> Hop for Option<A> {
-    fn hop(self, dev: &Device) -> Result<Self> {
-        self.map(|a| a.hop(dev)).transpose()
+impl<A: Transfer> Transfer for Option<A> {
+    fn transfer(self, dev: &Device) -> Result<Self> {
+        self.map(|a| a.transfer(dev)).transpose()
     }
 
     fn pack(self, into: &mut Pack) -> Result<()> {
@@ -188,8 +188,8 @@ impl<A: Hop> Hop for Option<A> {
 /// Values without memory of a device. `$bytes` are what they are written as; `$read` reads these.
 macro_rules! hop_as_they_are {
     ($($T:ty: |$x:ident| $bytes:expr, |$from:ident| $read:expr;)+) => {
-        $(impl Hop for $T {
-            fn hop(self, _: &Device) -> Result<Self> {
+        $(impl Transfer for $T {
+            fn transfer(self, _: &Device) -> Result<Self> {
                 Ok(self)
             }
 
@@ -219,8 +219,8 @@ hop_as_they_are! {
     (): |_x| [], |_from| ();
 }
 
-impl Hop for String {
-    fn hop(self, _: &Device) -> Result<Self> {
+impl Transfer for String {
+    fn transfer(self, _: &Device) -> Result<Self> {
         Ok(self)
     }
 
@@ -236,10 +236,10 @@ impl Hop for String {
 
 macro_rules! hop_tuples {
     ($($($A:ident $a:ident),+;)+) => {
-        $(impl<$($A: Hop),+> Hop for ($($A,)+) {
-            fn hop(self, dev: &Device) -> Result<Self> {
+        $(impl<$($A: Transfer),+> Transfer for ($($A,)+) {
+            fn transfer(self, dev: &Device) -> Result<Self> {
                 let ($($a,)+) = self;
-                Ok(($($a.hop(dev)?,)+))
+                Ok(($($a.transfer(dev)?,)+))
             }
 
             fn pack(self, into: &mut Pack) -> Result<()> {
@@ -263,8 +263,9 @@ hop_tuples! {
     A a, B b, C c, D d, E e, F f;
 }
 
-/// The types that `give` takes to another process without [`Builder::hops`](crate::Builder::hops): buffers of all
-/// [`Element`]s, pairs of these, numbers and texts; and `Vec`s of all.
+/// The types that `give` takes to another process without
+/// [`Builder::register_transfer`](crate::Builder::register_transfer): buffers of all [`Element`]s, pairs of these,
+/// numbers and texts; and `Vec`s of all.
 pub(crate) fn known() -> Carriers {
     let mut all = Carriers::default();
     macro_rules! each {
@@ -278,7 +279,7 @@ pub(crate) fn known() -> Carriers {
     all
 }
 
-fn with_vec<T: Hop>(all: &mut Carriers) {
+fn with_vec<T: Transfer>(all: &mut Carriers) {
     all.insert(carrier::<T>());
     all.insert(carrier::<Vec<T>>());
 }

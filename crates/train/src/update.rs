@@ -1,26 +1,23 @@
 //! Launches of `kernels/optimizer.cu`: sums of squares, and the update of parameters; with their host kernels.
 //!
-//! [`parts`](super::super::parts) calls them for whole buckets. The formulas' numbers come from `parallel::optim`, as a
-//! [`Rule`]. Invariant: each element is computed by itself, in `f32`, by the same operations in the same order as in
-//! the device code.
+//! [`data_parallel`](crate::data_parallel) calls them for whole buckets, [`sharded`](crate::sharded) for one buffer.
+//! The formulas' numbers come from [`optim`](crate::optim), as a [`Rule`]. Invariant: each element is computed by
+//! itself, in `f32`, by the same operations in the same order as in the device code.
 
-use super::{
-    Arguments, Segment, Touched,
-    host_kernels::{pointer, read, table},
-    launch, push_table, slice, touched, value,
-};
-use crate::{
-    DType, Device, DeviceBuffer, Element, LaunchDims,
-    driver::HostArg,
-    error::Result,
-    gradients::element::{Gradient, private::Named},
-    kernel::builtin::{Float, OPTIMIZER},
-    memory::{AsView, DeviceCopy, DeviceView, hazard::Access},
+#[cfg(test)]
+mod tests;
+
+use crate::kernels::OPTIMIZER;
+use gpu_pool::{
+    AsView, DType, Device, DeviceBuffer, DeviceView, Element, Float, Gradient, LaunchDims, Result,
+    extend::train::{
+        Access, CHUNK, HostArg, HostKernel, in_type,
+        segments::{Arguments, Segment, THREADS, Touch, launch, pointer, push_table, read, slice, table, touch, value},
+    },
 };
 use half::{bf16, f16};
+use smallvec::{SmallVec, smallvec};
 
-/// Elements of a sum of squares. Parts of a bucket begin at multiples, so that the sums do not depend on the parts.
-pub(in super::super) const CHUNK: usize = 2048;
 /// A warp sums a chunk up, and a block has 16 of them. With fewer chunks than warps, more multiprocessors have work.
 const CHUNKS_PER_BLOCK: usize = 4;
 /// Elements that a thread handles at once.
@@ -36,8 +33,11 @@ const MOST_BLOCKS: usize = 2048;
 )]
 pub trait Parameter: Gradient<Norm = f32> + Float<Acc = f32> + private::Trained {}
 
-pub(super) mod private {
-    use super::Named;
+mod private {
+    use super::HostKernel;
+
+    /// A kernel's name and its host kernel.
+    pub type Named = (&'static str, HostKernel);
 
     /// The kernels of a type.
     pub trait Trained {
@@ -47,6 +47,8 @@ pub(super) mod private {
         const SHARDED_BUCKETS: &'static str;
     }
 }
+
+use private::Named;
 
 macro_rules! parameters {
     ($($T:ty: $squares:literal, $update:literal, $sharded:literal, $buckets:literal;)+) => {$(
@@ -66,18 +68,18 @@ parameters! {
 }
 
 /// [`Rule::kind`]: `w -= rate * g`.
-pub const SGD: u32 = 0;
+pub(crate) const SGD: u32 = 0;
 /// [`Rule::kind`]: with one moment.
-pub const MOMENTUM: u32 = 1;
+pub(crate) const MOMENTUM: u32 = 1;
 /// [`Rule::kind`]: with two moments.
-pub const ADAM: u32 = 2;
+pub(crate) const ADAM: u32 = 2;
 /// [`Rule::kind`]: everything stays as it is.
 const NOTHING: u32 = 3;
 
 /// How a parameter follows from its gradient, in one step: `Rule` of the device code.
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub struct Rule {
+pub(crate) struct Rule {
     pub kind: u32,
     pub nesterov: u32,
     /// Whether new parameters are also written to the bucket.
@@ -103,7 +105,7 @@ pub struct Rule {
 
 /// An optimizer's memory for the elements of a bucket from `begin` on; each as long as the member's part.
 #[derive(Clone, Copy, Default)]
-pub struct Moments<'a> {
+pub(crate) struct Moments<'a> {
     pub begin: usize,
     pub first: Option<DeviceView<'a, f32>>,
     pub second: Option<DeviceView<'a, f32>>,
@@ -111,7 +113,7 @@ pub struct Moments<'a> {
     pub master: Option<DeviceView<'a, f32>>,
 }
 
-pub(super) fn squares_args<T: Parameter>(g: &DeviceView<'_, T>, partial: &DeviceView<'_, f64>) -> Arguments {
+pub(crate) fn squares_args<T: Parameter>(g: &DeviceView<'_, T>, partial: &DeviceView<'_, f64>) -> Arguments {
     let mut args = Arguments::new();
     args.push(slice(g.address(), size_of::<T>() * g.len(), false));
     args.push(slice(partial.address(), size_of::<f64>() * partial.len(), true));
@@ -121,21 +123,16 @@ pub(super) fn squares_args<T: Parameter>(g: &DeviceView<'_, T>, partial: &Device
 
 /// Writes the sum of the squares of each chunk of `g`.
 #[track_caller]
-pub(in super::super) fn squares<T: Parameter>(
-    dev: &Device,
-    g: &DeviceView<'_, T>,
-    partial: &DeviceView<'_, f64>,
-) -> Result<()> {
+pub(crate) fn squares<T: Parameter>(dev: &Device, g: &DeviceView<'_, T>, partial: &DeviceView<'_, f64>) -> Result<()> {
     debug_assert_eq!(partial.len(), g.len().div_ceil(CHUNK));
     let args = squares_args(g, partial);
-    let mut touched = touched((g.block, g.bytes()), Access::Read);
-    touched.push((partial.block, partial.bytes(), Access::Write));
+    let touched = [touch(g, Access::Read), touch(partial, Access::Write)];
     let blocks = partial.len().div_ceil(CHUNKS_PER_BLOCK).clamp(1, MOST_BLOCKS);
     launch(dev, &OPTIMIZER, T::SQUARES, blocks, &args, &touched)
 }
 
 /// Addresses of memory that may not be there.
-pub(super) fn push_moments(args: &mut Arguments, moments: &Moments<'_>) {
+pub(crate) fn push_moments(args: &mut Arguments, moments: &Moments<'_>) {
     let memory = [moments.first, moments.second, moments.master];
     args.extend(memory.map(|memory| match memory {
         Some(memory) => slice(memory.address(), size_of::<f32>() * memory.len(), true),
@@ -144,14 +141,14 @@ pub(super) fn push_moments(args: &mut Arguments, moments: &Moments<'_>) {
 }
 
 /// The memory of a rule that counts in place of the one given by value.
-pub(super) fn push_later(args: &mut Arguments, later: Option<&DeviceView<'_, u32>>) {
+pub(crate) fn push_later(args: &mut Arguments, later: Option<&DeviceView<'_, u32>>) {
     args.push(match later {
         Some(later) => slice(later.address(), size_of::<Rule>(), false),
         None => value(0u64),
     });
 }
 
-pub(super) fn update_args<T: Parameter>(
+pub(crate) fn update_args<T: Parameter>(
     g: &DeviceView<'_, T>,
     moments: &Moments<'_>,
     norm: &DeviceView<'_, f32>,
@@ -173,7 +170,7 @@ pub(super) fn update_args<T: Parameter>(
 /// Updates the parameters that are the segments' memory, by the gradients `g`. There is at least one segment, none is
 /// empty, and each has memory. `later` is the memory of a rule that counts in place of `rule`: for graphs.
 #[track_caller]
-pub(in super::super) fn update<T: Parameter>(
+pub(crate) fn update<T: Parameter>(
     dev: &Device,
     g: &DeviceView<'_, T>,
     moments: &Moments<'_>,
@@ -183,14 +180,13 @@ pub(in super::super) fn update<T: Parameter>(
 ) -> Result<()> {
     let (first, last) = (segments[0], segments[segments.len() - 1]);
     let packs = (last.start + last.len - first.start).div_ceil(PACK);
-    let blocks = packs.div_ceil(super::THREADS as usize).clamp(1, MOST_BLOCKS);
-    let mut touched: Touched<'_> = touched((g.block, g.bytes()), Access::Write);
-    touched.push((norm.block, norm.bytes(), Access::Read));
-    touched.extend(later.map(|later| (later.block, later.bytes(), Access::Read)));
+    let blocks = packs.div_ceil(THREADS as usize).clamp(1, MOST_BLOCKS);
+    let mut touched: SmallVec<[Touch<'_>; 8]> = smallvec![touch(g, Access::Write), touch(norm, Access::Read)];
+    touched.extend(later.map(|later| touch(later, Access::Read)));
     let state = [&moments.first, &moments.second, &moments.master].into_iter().flatten();
-    touched.extend(state.map(|memory| (memory.block, memory.bytes(), Access::Write)));
+    touched.extend(state.map(|memory| touch(memory, Access::Write)));
     let places = segments.iter().filter_map(|segment| segment.memory.as_ref());
-    touched.extend(places.map(|memory| (memory.block, memory.bytes(), Access::Write)));
+    touched.extend(places.map(|memory| touch(memory, Access::Write)));
     launch(dev, &OPTIMIZER, T::UPDATE, blocks, &update_args(g, moments, norm, segments, (rule, later)), &touched)
 }
 
@@ -198,7 +194,7 @@ pub(in super::super) fn update<T: Parameter>(
 /// a multiple of `PACK`. It is an update with a rate of -1, so `sum` counts where `wide` does not round to it: the
 /// caller may have written it. `zero` is a number 0.
 #[track_caller]
-pub fn add_up<T: Element>(
+pub(crate) fn add_up<T: Element>(
     dev: &Device,
     piece: DeviceView<'_, T>,
     sum: DeviceView<'_, T>,
@@ -213,14 +209,8 @@ pub fn add_up<T: Element>(
 }
 
 /// The length of the sum in `f32` of so many elements.
-pub fn wide_len(len: usize) -> usize {
+pub(crate) fn wide_len(len: usize) -> usize {
     len.next_multiple_of(PACK)
-}
-
-/// The view in its own type, which the caller has found by its number.
-fn in_type<T: DeviceCopy, U: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceView<'_, U> {
-    debug_assert_eq!(size_of::<T>(), size_of::<U>());
-    DeviceView { block: view.block, address: view.address, len: view.len, of: std::marker::PhantomData }
 }
 
 #[track_caller]

@@ -9,7 +9,7 @@ use crate::memory::block::Block;
 
 /// The blocks of a cache that are not pooled.
 #[derive(Default)]
-pub(super) struct Apart {
+pub(super) struct DedicatedChunks {
     /// Number of blocks that have not come home.
     out: usize,
     /// Blocks that have come home before their last uses had completed.
@@ -17,7 +17,7 @@ pub(super) struct Apart {
     leaving: Vec<Box<Block>>,
 }
 
-impl Apart {
+impl DedicatedChunks {
     /// The blocks whose uses have completed go to the driver.
     fn let_go(&mut self) {
         self.leaving.extract_if(.., |block| block.hazards.history().all_completed()).for_each(|block| block.release());
@@ -32,17 +32,17 @@ impl Apart {
 impl Cache {
     /// Takes a block whose last handle is gone.
     pub(super) fn leave(&mut self, block: Box<Block>) {
-        self.apart.out = self.apart.out.saturating_sub(1);
-        self.apart.leaving.push(block);
-        self.apart.let_go();
+        self.dedicated.out = self.dedicated.out.saturating_sub(1);
+        self.dedicated.leaving.push(block);
+        self.dedicated.let_go();
     }
 
     /// At the end of a scope: memory that was dropped, here or on other threads, goes to the driver.
     pub(crate) fn let_go(&mut self) {
-        if self.apart.out > 0 {
+        if self.dedicated.out > 0 {
             self.collect();
         }
-        self.apart.let_go();
+        self.dedicated.let_go();
     }
 }
 
@@ -53,8 +53,8 @@ mod make {
         driver::{Address, Fault, FaultKind},
         error::{Error, Result},
         memory::{
-            backing::Region,
-            block::{BlockRef, ChunkKind, Origin},
+            backing::{ChunkKind, Region},
+            block::{BlockRef, Origin},
             hazard::{History, Lending},
         },
     };
@@ -147,7 +147,7 @@ mod make {
             }
             let history = History::lent_by(lending);
             let block = Block::new_free(handle, ChunkKind::Device, owner, &region, Origin::Region, at, history);
-            self.apart.out += 1;
+            self.dedicated.out += 1;
             BlockRef::activate(block)
         }
     }

@@ -1,30 +1,24 @@
 //! A step of an optimizer whose state is divided among the members (ZeRO-1), on gradients that lie in one buffer:
 //! reduce-scatter, the norm, the update of the own part, all-gather of the parameters.
 //!
-//! `parallel::ShardedOptimizer` is its public face. Where kernels can wait for each other, all of it is
-//! [one kernel](super::kernels::sharded) of each member; elsewhere it is three collectives and the kernels of
-//! [`update`]. Invariant: both give the same bits.
+//! [`ShardedOptimizer`](super::ShardedOptimizer) is its public face. Where kernels can wait for each other, all of it
+//! is [one kernel](super::kernels) of each member; elsewhere it is three collectives and the kernels of [`update`].
+//! Invariant: both give the same bits.
 
-use super::{
-    ReduceOp, check_home, group_of,
-    kernels::{
-        self, SEGMENTS, Segment,
-        sharded::{self, OneKernel},
-        update::{self, CHUNK, Moments, Parameter, Rule},
+use super::kernels::{self, OneKernel};
+use crate::update::{self, Moments, Parameter, Rule};
+use gpu_pool::{
+    AsView, AsViewMut, DType, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Group, ReduceOp, Result,
+    error::Site,
+    extend::{
+        ErrorInternals, OpSite,
+        train::{
+            Access, CHUNK, Call, DeviceInternals, GroupInternals, Home, Origin, Unit, area, exclusive, mismatch, norm,
+            part_of,
+            segments::{SEGMENTS, Segment},
+            unpack,
+        },
     },
-    layout::Unit,
-    mismatch,
-    parts::part_of,
-};
-use crate::{
-    DType, Device, DeviceBuffer, DeviceCopy, Group,
-    collective::GroupKey,
-    error::{Error, Result, Site, op_site::OpSite},
-    fabric::{
-        call::{Call, Origin},
-        descriptor::Area,
-    },
-    memory::{AsView, AsViewMut, DeviceView, DeviceViewMut, handle::DeviceHandle, hazard::Access},
 };
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
@@ -34,7 +28,7 @@ const OP: &str = "ShardedOptimizer";
 
 /// What all members must have alike.
 #[derive(Clone)]
-pub struct Terms {
+pub(super) struct Terms {
     pub dtype: DType,
     pub sizes: Arc<[usize]>,
     pub reduce: ReduceOp,
@@ -48,16 +42,15 @@ type Named = (&'static str, fn(&Terms) -> String);
 
 /// Numbers that an optimizer keeps for each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub(super) enum Kept {
     First,
     Second,
     Master,
 }
 
 /// One member's part.
-pub struct ShardedStep<T: Parameter> {
-    members: GroupKey,
-    device: Arc<DeviceHandle>,
+pub(super) struct ShardedStep<T: Parameter> {
+    home: Home,
     /// Identifies it; the same on all members.
     id: Origin,
     reduce: ReduceOp,
@@ -73,10 +66,10 @@ pub struct ShardedStep<T: Parameter> {
     kept: [Option<DeviceBuffer<f32>>; 3],
     sums: DeviceBuffer<f64>,
     norm: DeviceBuffer<f32>,
-    /// What the blocks of the one kernel tell each other: nothing else is ever written there.
-    told: Option<DeviceBuffer<u64>>,
-    /// The rule of the next step of a graph.
-    later: DeviceBuffer<u32>,
+    /// Inter-block flags of the fused kernel.
+    block_flags: Option<DeviceBuffer<u64>>,
+    /// The rule of a graph's next step.
+    graph_rule: DeviceBuffer<u32>,
     of: std::marker::PhantomData<fn() -> T>,
 }
 
@@ -120,13 +113,11 @@ impl<T: Parameter> ShardedStep<T> {
         let most = (0..members).map(|rank| within(&places, &part_of(len, rank, members)).count()).max();
         if group.kernels_meet() {
             // Not later: to load a module may wait for kernels that wait for this member.
-            let entry = sharded::entry::<T>();
-            dev.worker.function(entry.module, entry.name)?;
+            dev.load(kernels::entry::<T>())?;
         }
         let zeros = |which| kept.contains(&which).then(|| dev.zeros::<f32>(part.len())).transpose();
         Ok(ShardedStep {
-            members: group.key(),
-            device: dev.worker.handle.clone(),
+            home: Home::of(group),
             id,
             reduce,
             clips,
@@ -136,8 +127,10 @@ impl<T: Parameter> ShardedStep<T> {
             kept: [zeros(Kept::First)?, zeros(Kept::Second)?, zeros(Kept::Master)?],
             sums: dev.zeros(len.div_ceil(CHUNK))?,
             norm: dev.zeros(1)?,
-            told: (clips && group.kernels_meet()).then(|| dev.zeros(2 * part.len().div_ceil(CHUNK))).transpose()?,
-            later: dev.upload(bytemuck::cast_slice(&[gathering(Rule::nothing(), &places)]))?,
+            block_flags: (clips && group.kernels_meet())
+                .then(|| dev.zeros(2 * part.len().div_ceil(CHUNK)))
+                .transpose()?,
+            graph_rule: dev.upload(bytemuck::cast_slice(&[gathering(Rule::nothing(), &places)]))?,
             places,
             part,
             of: std::marker::PhantomData,
@@ -171,14 +164,13 @@ impl<T: Parameter> ShardedStep<T> {
     pub fn set_later(&mut self, dev: &Device, rule: Rule) -> Result<()> {
         self.here(dev, "prepare")?;
         let rule = gathering(rule, &self.places);
-        dev.upload_into(bytemuck::cast_slice(&[rule]), &mut self.later)
+        dev.upload_into(bytemuck::cast_slice(&[rule]), &mut self.graph_rule)
     }
 
     /// The group of the members, on the stream of `dev`.
     #[track_caller]
     fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        check_home(&self.device, dev, op)?;
-        group_of(&self.members, dev, op)
+        self.home.here(dev, op)
     }
 
     /// The parts of the parameters whose gradients are in this range.
@@ -206,7 +198,7 @@ impl<T: Parameter> ShardedStep<T> {
             let why = format_args!("parameter {i} has {} elements, and had {}", weights[i].len(), self.places[i].len());
             return Err(Error::invalid("step", why));
         }
-        match std::iter::once(grads).chain(weights).all(|x| sharded::is_aligned(&x.view())) {
+        match std::iter::once(grads).chain(weights).all(|x| kernels::is_aligned(&x.view())) {
             true => Ok(()),
             false => Err(Error::invalid("step", "memory that does not begin at a multiple of 16 bytes")),
         }
@@ -262,30 +254,30 @@ impl<T: Parameter> ShardedStep<T> {
         let kernel = OneKernel {
             reduce: self.reduce,
             rule,
-            later: dev.recording.is_some().then(|| self.later.view()),
+            graph_rule: dev.captures().then(|| self.graph_rule.view()),
             moments: self.moments(),
             norm: self.norm(),
-            told: self.told.as_ref().map(|told| told.view()),
+            block_flags: self.block_flags.as_ref().map(|block_flags| block_flags.view()),
             len: self.len,
             part: self.part.clone(),
             largest: self.counts.iter().copied().max().unwrap_or(0),
             segments: &segments,
         };
-        let mut beside = vec![
+        let mut extra = vec![
             (area(grads.view()), Access::Write),
             (area(self.norm.view()), Access::Write),
-            (area(self.later.view()), Access::Read),
+            (area(self.graph_rule.view()), Access::Read),
         ];
-        beside.extend(self.told.iter().map(|told| (area(told.view()), Access::Write)));
-        beside.extend(self.kept.iter().flatten().map(|memory| (area(memory.view()), Access::Write)));
-        beside.extend(segments.iter().filter_map(|segment| Some((area(segment.memory?), Access::Write))));
+        extra.extend(self.block_flags.iter().map(|block_flags| (area(block_flags.view()), Access::Write)));
+        extra.extend(self.kept.iter().flatten().map(|memory| (area(memory.view()), Access::Write)));
+        extra.extend(segments.iter().filter_map(|segment| Some((area(segment.memory?), Access::Write))));
         let call = Call::new("sharded_step").elements(T::DTYPE, self.len).counts(&self.counts).from(origin);
         match self.is_flat() {
             true => {
-                let to = super::access::exclusive(views[0]);
-                group.parts_by((call, self.reduce), &self.counts, Some(grads.view()), to, beside, &kernel)
+                let to = exclusive(views[0]);
+                group.parts_by_kernel((call, self.reduce), &self.counts, Some(grads.view()), to, extra, &kernel)
             }
-            false => group.parts_by((call, self.reduce), &self.counts, None, grads.view_mut(), beside, &kernel),
+            false => group.parts_by_kernel((call, self.reduce), &self.counts, None, grads.view_mut(), extra, &kernel),
         }
     }
 
@@ -312,13 +304,13 @@ impl<T: Parameter> ShardedStep<T> {
             }
             let chunks: SmallVec<[usize; 8]> = self.counts.iter().map(|count| count.div_ceil(CHUNK)).collect();
             group.all_gather_from(origin, self.sums.view_mut(), &chunks)?;
-            kernels::norm::<T>(dev, &self.sums.view(), &self.norm.view())?;
+            norm::<T>(dev, &self.sums.view(), &self.norm.view())?;
         }
         let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
-        let later = dev.recording.is_some().then(|| self.later.view());
+        let graph_rule = dev.captures().then(|| self.graph_rule.view());
         for some in self.segments(part, &views).chunks(SEGMENTS) {
             let (moments, norm) = (self.moments(), self.norm.view());
-            update::update(dev, &grads.view(), &moments, &norm, some, (rule, later.as_ref()))?;
+            update::update(dev, &grads.view(), &moments, &norm, some, (rule, graph_rule.as_ref()))?;
         }
         drop(views);
         if !self.is_flat() {
@@ -339,7 +331,7 @@ impl<T: Parameter> ShardedStep<T> {
         for range in [0..self.part.start, self.part.end..self.len] {
             for some in self.segments(range, &views).chunks(SEGMENTS) {
                 let (first, last) = (some[0].start, some[some.len() - 1]);
-                kernels::unpack::<T, T>(dev, grads, (first, last.start + last.len - first), some, None)?;
+                unpack::<T, T>(dev, grads, (first, last.start + last.len - first), some, None)?;
             }
         }
         Ok(())
@@ -393,10 +385,6 @@ fn is_flat(places: &[Range<usize>]) -> bool {
 /// The rule with which parameters get to where they are gathered.
 fn gathering(rule: Rule, places: &[Range<usize>]) -> Rule {
     Rule { gather: u32::from(!is_flat(places)), ..rule }
-}
-
-pub(super) fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {
-    Area { block: view.block.clone(), address: view.address(), bytes: view.bytes() }
 }
 
 /// Where the gradients of parameters of these sizes lie, one behind the other, each at a multiple of 16 bytes; and the

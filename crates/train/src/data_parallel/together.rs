@@ -1,32 +1,28 @@
 //! The end of a step whose state is divided among the members: all scattered buckets together, by one kernel of each
 //! member. It adds up all squares, updates the parameters of the own parts, and writes them to all members.
 //!
-//! `parallel::data_parallel` uses it where [`Together::new`] gives one; elsewhere it makes the calls of
+//! [`replica`](super::replica) uses it where [`Together::new`] gives one; elsewhere it makes the calls of
 //! [`parts`](super::parts). Invariant: both give the same bits. They differ only in what buckets hold afterwards.
 
-use super::{
-    GradientExchange,
-    kernels::{
-        sharded::{self, Buckets, PIECE},
-        update::{CHUNK, Moments, Parameter, Rule},
-    },
-    layout::Layout,
-    sharded::area,
-};
+use super::parts::chunks;
 use crate::{
-    Device, DeviceBuffer,
-    driver::Address,
-    error::Result,
-    fabric::call::Call,
-    memory::{AsView, AsViewMut, DeviceView, hazard::Access},
+    sharded::kernels::{self, Buckets, PIECE},
+    update::{Moments, Parameter, Rule},
+};
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, GradientExchange, Result,
+    extend::train::{Access, CHUNK, Call, DeviceInternals, ExchangeInternals, Extent, GroupInternals, Layout, area},
 };
 use std::{marker::PhantomData, ops::Range, sync::Arc};
+
+/// Of memory on a device.
+type Address = u64;
 
 /// The name of the operation, for errors.
 const OP: &str = "sharded_step";
 
 /// What a member needs for it.
-pub struct Together {
+pub(super) struct Together {
     /// The table of the kernel, and what is in it: addresses change seldom.
     pieces: DeviceBuffer<u64>,
     table: Vec<u64>,
@@ -73,7 +69,7 @@ fn table(layout: &Layout, own: &[Own], parameters: &[Arc<[Address]>], size: usiz
 
 /// Parameters with a gradient in these parts.
 fn pieces(layout: &Layout, parts: &[Range<usize>]) -> usize {
-    let of = |extent: &&super::layout::Extent| {
+    let of = |extent: &&Extent| {
         let (own, part) = (extent.range(), &parts[extent.bucket]);
         own.start.max(part.start) < own.end.min(part.end)
     };
@@ -85,53 +81,50 @@ impl Together {
     #[track_caller]
     pub fn new<T: Parameter>(dev: &Device, exchange: &GradientExchange<T>) -> Result<Option<Together>> {
         let (group, buckets) = (exchange.group(dev, OP)?, 0..exchange.buckets());
-        let chunks = buckets.clone().map(|bucket| exchange.chunks(bucket)).sum();
-        if !exchange.settings.scatter || group.count() < 2 || chunks == 0 || !group.kernels_meet() {
+        let all = buckets.clone().map(|bucket| chunks(exchange, bucket)).sum();
+        if !exchange.is_scattered() || group.count() < 2 || all == 0 || !group.kernels_meet() {
             return Ok(None);
         }
         // Not later: to load a module may wait for kernels that wait for this member.
-        let entry = sharded::entry_of_buckets::<T>();
-        dev.worker.function(entry.module, entry.name)?;
+        dev.load(kernels::entry_of_buckets::<T>())?;
         let chunks_of = |rank: usize| -> usize {
             buckets.clone().map(|bucket| exchange.part_of(bucket, rank).len().div_ceil(CHUNK)).sum()
         };
         let parts: Vec<_> = buckets.clone().map(|bucket| exchange.part(bucket)).collect();
         Ok(Some(Together {
-            pieces: dev.zeros(pieces(&exchange.layout, &parts) * (PIECE + group.count()))?,
+            pieces: dev.zeros(pieces(exchange.layout(), &parts) * (PIECE + group.count()))?,
             table: Vec::new(),
             own: chunks_of(group.rank()),
             largest: (0..group.count()).map(chunks_of).max().unwrap_or(0),
-            chunks,
+            chunks: all,
         }))
     }
-}
 
-impl<T: Parameter> GradientExchange<T> {
-    /// Tells all members where the parameters are. All call it before [`update_together`](Self::update_together), in
+    /// Tells all members where the parameters are. All call it before [`update`](Self::update), in
     /// each step; nothing is changed yet.
     #[track_caller]
-    pub(crate) fn prepare_together(
-        &self,
+    pub fn prepare<T: Parameter>(
+        &mut self,
         dev: &Device,
-        together: &mut Together,
+        exchange: &GradientExchange<T>,
         moments: &[Moments<'_>],
         parameters: &[&mut DeviceBuffer<T>],
     ) -> Result<()> {
         let addresses: Arc<[Address]> = parameters.iter().map(|parameter| parameter.view().address()).collect();
-        let all = self.group(dev, OP)?.exchange_from(self.origin(), addresses)?;
+        let all = exchange.group(dev, OP)?.exchange_from(exchange.origin(), addresses)?;
         let address = |memory: Option<DeviceView<'_, f32>>| memory.map_or(0, |memory| memory.address());
         let own = |(bucket, moments): (usize, &Moments<'_>)| Own {
-            part: self.part(bucket),
-            bucket: self.memory[bucket].view().address(),
+            part: exchange.part(bucket),
+            bucket: exchange.memory(bucket).address(),
             state: [moments.first, moments.second, moments.master].map(address),
         };
         let own: Vec<Own> = moments.iter().enumerate().map(own).collect();
-        let table = table(&self.layout, &own, &all, size_of::<T>());
-        if table != together.table {
+        let table = table(exchange.layout(), &own, &all, size_of::<T>());
+        if table != self.table {
             // If this fails, nobody knows what the device has.
-            together.table.clear();
-            dev.upload_into(&table, &mut together.pieces)?;
-            together.table = table;
+            self.table.clear();
+            dev.upload_into(&table, &mut self.pieces)?;
+            self.table = table;
         }
         Ok(())
     }
@@ -139,39 +132,42 @@ impl<T: Parameter> GradientExchange<T> {
     /// Adds up `sums`, of which each member has those of its parts, to the norm, and updates the parameters on all
     /// members; if the norm is not finite, nothing. All members call it.
     #[track_caller]
-    pub(crate) fn update_together(
-        &mut self,
+    pub fn update<T: Parameter>(
+        &self,
         dev: &Device,
-        together: &Together,
+        exchange: &mut GradientExchange<T>,
         (sums, norm): (&mut DeviceBuffer<f64>, &DeviceBuffer<f32>),
         (moments, rule): (&[Moments<'_>], Rule),
         parameters: &mut [&mut DeviceBuffer<T>],
     ) -> Result<()> {
-        let group = self.group(dev, OP)?;
+        let group = exchange.group(dev, OP)?;
         let kernel = Buckets::<T> {
             rule,
             norm: norm.view(),
-            pieces: together.pieces.view(),
-            count: together.table.len() / (PIECE + group.count()),
-            own: together.own,
-            largest: together.largest,
-            chunks: together.chunks,
+            pieces: self.pieces.view(),
+            count: self.table.len() / (PIECE + group.count()),
+            own: self.own,
+            largest: self.largest,
+            chunks: self.chunks,
             of: PhantomData,
         };
-        let mut beside = vec![(area(norm.view()), Access::Write), (area(together.pieces.view()), Access::Read)];
-        beside.extend(self.memory.iter().map(|bucket| (area(bucket.view()), Access::Read)));
+        let mut extra = vec![(area(norm.view()), Access::Write), (area(self.pieces.view()), Access::Read)];
+        extra.extend((0..exchange.buckets()).map(|bucket| (area(exchange.memory(bucket)), Access::Read)));
         let state = moments.iter().flat_map(|moments| [moments.first, moments.second, moments.master]).flatten();
-        beside.extend(state.map(|memory| (area(memory), Access::Write)));
+        extra.extend(state.map(|memory| (area(memory), Access::Write)));
         // Those of other parts are written by the other members' kernels, while this member's runs.
-        beside.extend(parameters.iter().map(|parameter| (area(parameter.view()), Access::Write)));
-        let call = Call::new(OP).elements(T::DTYPE, self.sizes.iter().sum()).from(self.origin());
-        group.sum_by(call, None, sums.view_mut(), beside, &kernel)
+        extra.extend(parameters.iter().map(|parameter| (area(parameter.view()), Access::Write)));
+        let call = Call::new(OP)
+            .elements(T::DTYPE, exchange.layout().extents.iter().map(|extent| extent.len).sum())
+            .from(exchange.origin());
+        group.sum_by_kernel(call, sums.view_mut(), extra, &kernel)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::layout::Unit, super::parts::part_of, *};
+    use super::*;
+    use gpu_pool::extend::train::{Bucket, Unit, part_of};
     use proptest::prelude::*;
 
     proptest! {
@@ -188,7 +184,7 @@ mod tests {
             let parameters: Vec<Arc<[u64]>> = (0..members).map(|m| (0..sizes.len()).map(of(m)).collect()).collect();
             let mut seen = 0;
             for rank in 0..members {
-                let own = |(b, bucket): (usize, &super::super::layout::Bucket)| {
+                let own = |(b, bucket): (usize, &Bucket)| {
                     let state = [0, of(10)(b), of(11)(b)];
                     Own { part: part_of(bucket.len, rank, members), bucket: of(12)(b), state }
                 };

@@ -1,0 +1,155 @@
+//! `kernels/sharded.cu`: the whole step of a divided optimizer by one kernel of each member.
+//!
+//! [`step`](super::step) uses it where kernels can meet, and `data_parallel::together` uses [`Buckets`] for gradients
+//! that are added up already. They have no host kernels. Invariant: the bits are those of the separate calls, and
+//! everything that the number of blocks depends on is equal on all members.
+
+use crate::{
+    kernels::SHARDED,
+    update::{Moments, Parameter, Rule, push_later, push_moments},
+};
+use gpu_pool::{
+    DeviceView, Element, Module, ReduceOp,
+    extend::train::{
+        Addresses, CHUNK, DeviceBarrier, MeetingKernel, code, eights,
+        segments::{Arguments, SEGMENTS, Segment, push_table, slice, value},
+    },
+};
+use std::{marker::PhantomData, ops::Range};
+
+/// What one member's kernel is given besides the memory that the members lend each other. A norm is asked for where
+/// gradients are clipped.
+pub(crate) struct OneKernel<'a, T: Parameter> {
+    pub reduce: ReduceOp,
+    pub rule: Rule,
+    /// The memory of a rule that counts in place of `rule`: for graphs.
+    pub graph_rule: Option<DeviceView<'a, u32>>,
+    pub moments: Moments<'a>,
+    pub norm: Option<DeviceView<'a, f32>>,
+    /// Packets for the member's own chunks, of 16 bytes each, with zeros at first. Without it, members meet for a norm.
+    pub block_flags: Option<DeviceView<'a, u64>>,
+    /// Elements of all members, and those of this one.
+    pub len: usize,
+    pub part: Range<usize>,
+    /// Elements of the largest part.
+    pub largest: usize,
+    /// The member's own parameters in its part.
+    pub segments: &'a [Segment<'a, T>],
+}
+
+/// The entry of [`OneKernel`].
+pub(crate) fn entry<T: Parameter>() -> (&'static Module, &'static str) {
+    (&SHARDED, T::SHARDED)
+}
+
+impl<T: Parameter> MeetingKernel for OneKernel<'_, T> {
+    fn name(&self) -> &'static str {
+        "sharded"
+    }
+
+    fn reason(&self) -> &'static str {
+        "one kernel adds up, updates and sends"
+    }
+
+    fn entry(&self) -> (&'static Module, &'static str) {
+        entry::<T>()
+    }
+
+    /// A chunk for each, then for each of its warps.
+    fn blocks(&self) -> usize {
+        self.largest.div_ceil(CHUNK)
+    }
+
+    fn scratch(&self) -> (usize, bool) {
+        let sums = if self.norm.is_some() { self.len.div_ceil(CHUNK) * size_of::<f64>() } else { 0 };
+        (sums, true)
+    }
+
+    fn args(&self, meet: DeviceBarrier, addresses: &Addresses) -> Arguments {
+        debug_assert!(self.segments.len() <= SEGMENTS);
+        debug_assert!(self.part.start.is_multiple_of(CHUNK) || self.part.is_empty());
+        let mut args = Arguments::new();
+        args.push(value(meet));
+        args.push(value(code(self.reduce)));
+        args.push(value(self.rule));
+        push_later(&mut args, self.graph_rule.as_ref());
+        push_moments(&mut args, &self.moments);
+        args.push(match &self.norm {
+            Some(norm) => slice(norm.address(), size_of::<f32>(), true),
+            None => value(0u64),
+        });
+        args.push(match &self.block_flags {
+            Some(block_flags) => slice(block_flags.address(), size_of::<u64>() * block_flags.len(), true),
+            None => value(0u64),
+        });
+        args.push(value(self.part.start as u64));
+        args.push(value(self.part.end as u64));
+        args.push(value(self.len.div_ceil(CHUNK) as u64));
+        args.push(value(self.segments.len() as u32));
+        addresses.iter().for_each(|column| args.extend(eights(column)));
+        push_table(&mut args, self.segments, true);
+        args
+    }
+}
+
+/// What one member's kernel is given for buckets. The destination of the collective is the memory of all squares.
+pub(crate) struct Buckets<'a, T: Parameter> {
+    pub rule: Rule,
+    pub norm: DeviceView<'a, f32>,
+    /// The table of pieces, and their number.
+    pub pieces: DeviceView<'a, u64>,
+    pub count: usize,
+    /// This member's chunks, those of the member that has most, and all.
+    pub own: usize,
+    pub largest: usize,
+    pub chunks: usize,
+    pub of: PhantomData<T>,
+}
+
+/// The entry of [`Buckets`].
+pub(crate) fn entry_of_buckets<T: Parameter>() -> (&'static Module, &'static str) {
+    (&SHARDED, T::SHARDED_BUCKETS)
+}
+
+/// Words of a piece without the addresses of parameters, of which each member has one: `Word` of the device code.
+pub(crate) const PIECE: usize = 7;
+
+impl<T: Parameter> MeetingKernel for Buckets<'_, T> {
+    fn name(&self) -> &'static str {
+        "sharded_buckets"
+    }
+
+    fn reason(&self) -> &'static str {
+        "one kernel exchanges squares, updates and sends"
+    }
+
+    fn entry(&self) -> (&'static Module, &'static str) {
+        entry_of_buckets::<T>()
+    }
+
+    fn blocks(&self) -> usize {
+        self.largest
+    }
+
+    fn scratch(&self) -> (usize, bool) {
+        (0, false)
+    }
+
+    fn args(&self, meet: DeviceBarrier, [_, sums, _]: &Addresses) -> Arguments {
+        let mut args = Arguments::new();
+        args.push(value(meet));
+        args.push(value(self.rule));
+        args.push(slice(self.norm.address(), size_of::<f32>(), true));
+        args.push(slice(self.pieces.address(), size_of::<u64>() * self.pieces.len(), false));
+        args.push(value(self.count as u32));
+        args.push(value(self.own as u64));
+        args.push(value(self.chunks as u64));
+        args.extend(eights(sums));
+        args
+    }
+}
+
+/// Whether the kernel can read and write this memory: by 16 bytes.
+pub(crate) fn is_aligned<T: Element>(view: &DeviceView<'_, T>) -> bool {
+    view.address().is_multiple_of(16)
+}
