@@ -1,10 +1,10 @@
 //! Measures copies between host and device and between devices, against the driver's own calls on the same bytes.
 //!
 //! Back-to-back copies of one buffer, then one wait; GB/s of payload. The peers of pinned and peer copies are the calls
-//! of [`gpu_pool::driver`], which map to `cuMemcpyHtoDAsync`, `cuMemcpyDtoHAsync` and `cuMemcpyPeerAsync` one to one.
-//! The peers of pageable copies are `cuMemcpyHtoD` and `cuMemcpyDtoH` with a plain `Vec`. The peer of the staged copy
-//! is the slower of its two pinned directions, each alone. Targets: 0.95 of the driver for pinned and peer copies, 1.0
-//! (with helper threads 1.5) for pageable ones of 256 MB, 0.9 for the staged copy.
+//! of [`gpu_pool::extend::driver`], which map to `cuMemcpyHtoDAsync`, `cuMemcpyDtoHAsync` and `cuMemcpyPeerAsync` one
+//! to one. The peers of pageable copies are `cuMemcpyHtoD` and `cuMemcpyDtoH` with a plain `Vec`. The peer of the
+//! staged copy is the slower of its two pinned directions, each alone. Targets: 0.95 of the driver for pinned and peer
+//! copies, 1.0 (with helper threads 1.5) for pageable ones of 256 MB, 0.9 for the staged copy.
 //!
 //! * `<gpu or software>/<pinned or pageable>_<up or down>/<size>`
 //! * `<gpu or software>/peer/<size>`: device 0 to device 1, on a stream of device 0
@@ -19,7 +19,7 @@ use std::{sync::Mutex, time::Duration, time::Instant};
 use cudarc::driver::sys;
 use gpu_pool::{
     Device, DeviceBuffer, GpuPool, PinnedBuffer, Result,
-    driver::{self, Address, DriverRef, RawStream},
+    extend::driver::{self, Address, DriverRef, RawStream},
 };
 use support::{Bench, GIGABYTES, Side, gpus};
 

@@ -15,7 +15,7 @@ use std::{cell::RefCell, env, process::Command, ptr, sync::Barrier, time::Durati
 use cudarc::driver::sys;
 use gpu_pool::{
     Device, DeviceBuffer, GpuPool, LaunchDims, Module, PerDevice, PinnedBuffer, Result, Stream,
-    driver::{self, DriverRef, KernelArg, Launch, ModuleImage, RawFunction, RawStream, ValueBytes},
+    extend::driver::{self, DriverRef, KernelArg, Launch, ModuleImage, RawFunction, RawStream, ValueBytes},
     kernel,
 };
 use support::{

@@ -6,9 +6,8 @@
 
 mod support;
 
-use gpu_pool::{Algorithm, Builder, GpuPool, ReduceOp, Result};
-use gpu_pool_lab::prelude::*;
-use gpu_pool_lab::{Check, Topology};
+use gpu_pool::{Builder, GpuPool, ReduceOp, Result, collective::Algorithm};
+use gpu_pool_lab::{Check, Topology, prelude::*};
 use support::{Bench, MICROSECONDS, Side, gpus};
 
 const SIZES: [usize; 5] = [64, 128, 256, 512, 1024];

@@ -21,7 +21,7 @@ use std::{
 };
 
 use crossbeam::utils::Backoff;
-use gpu_pool::sync::ring;
+use gpu_pool::extend::sync::ring;
 use support::{Bench, MOPS, NANOSECONDS, Side};
 
 const BATCH: usize = 32;

@@ -5,7 +5,7 @@
 //! <https://pytorch.org/memory_viz>. It uses GPUs if there are any, else four software GPUs (`GPU_POOL_BACKEND=host:8`
 //! for eight).
 
-use gpu_pool::{Device, GpuPool, MemorySnapshot, ReduceOp, Result};
+use gpu_pool::{Device, GpuPool, ReduceOp, Result, memory::MemorySnapshot};
 
 /// Elements of each layer's activations; its weights have as many.
 const LAYERS: [usize; 5] = [800_000, 600_000, 450_000, 300_000, 30_000];

@@ -17,8 +17,7 @@ pub(crate) mod signal_pad;
 mod ways;
 
 use crate::{
-    Algorithm, ReduceOrder, Transfer,
-    collective::transfer,
+    collective::{Algorithm, ReduceOrder, Transfer, transfer},
     driver::{
         DriverRef, FaultKind, host,
         module::Module,
@@ -64,10 +63,12 @@ pub enum Backend {
 /// | `GPU_POOL_FAULTS` | faults to inject after the pool is built: read by `gpu-pool-lab`, and refused without it |
 /// | `GPU_POOL_MEMORY` | `auto`, `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
-/// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`: [`Self::algorithm`] |
+/// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`:
+/// [`Self::algorithm`] |
 /// | `GPU_POOL_NCCL_REGISTER` | `1` or `0`: [`register_buckets`](Self::register_buckets) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
-/// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug` |
+/// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug`
+/// |
 ///
 /// The crate warns once of other variables that begin with `GPU_POOL_`: they may be misspelt.
 /// By default a pool has all CUDA devices, or 4 software GPUs if there is no CUDA device.

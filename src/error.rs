@@ -10,6 +10,7 @@ pub(crate) mod out_of_memory;
 pub(crate) mod site;
 pub(crate) mod units;
 
+pub use crate::token::DeviceThreadOnly;
 use crate::{contain::text_of, here};
 pub use misuse::{Allocation, Deed, Kind, Report};
 use op_site::OpSite;
@@ -129,7 +130,7 @@ pub enum Error {
     /// The graph is out of date, and nothing of it was launched: capture it again. There are two reasons. The graph has
     /// collectives, and a scope with this device has failed since the capture: then the contents of the collectives'
     /// memory are unspecified, and some members may not have the graph (so capture it on all members). Or the graph
-    /// uses memory of a [`GradientExchange`](crate::GradientExchange) that has moved its gradients.
+    /// uses memory of a [`GradientExchange`](crate::gradients::GradientExchange) that has moved its gradients.
     #[error("{op}: the graph is of no use any more on device {device}: {why}; capture it again (at {site})")]
     GraphInvalidated {
         /// The operation.

@@ -31,6 +31,16 @@ macro_rules! internals {
     };
 }
 
+/// Drivers, for tests of the driver's contract and for layers over drivers.
+pub mod driver {
+    pub use crate::driver::*;
+}
+
+/// The lock-free parts, for measurements.
+pub mod sync {
+    pub use crate::sync::*;
+}
+
 pub mod cluster;
 pub mod lab;
 pub mod train;

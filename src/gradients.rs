@@ -8,15 +8,16 @@
 //! * [`step`]: ready and finish. [`start`]: packs, reduces and unpacks a bucket, by [`kernels`] for the types of
 //!   [`element`]. [`earlier_sum`]: sums over steps without exchange. [`parts`]: buckets as a whole.
 //! * [`settings`]: settings that all members agree on. [`replicas`]: equal parameters, and a common end. [`exchanged`]:
-//!   results. [`home`]: where it is used.
+//!   results. [`home`]: where it is used. [`difference`]: the error of members that disagree.
 //!
 //! Invariant: all members start the same buckets in the same order.
 
 pub(crate) mod access;
+pub(crate) mod difference;
 mod earlier_sum;
 mod element;
 mod exchanged;
-mod home;
+pub(crate) mod home;
 pub(crate) mod kernels;
 pub(crate) mod layout;
 pub(crate) mod parts;
@@ -30,13 +31,13 @@ mod world_tests;
 
 pub use element::Gradient;
 pub use exchanged::Exchanged;
-pub use home::Home;
+pub(crate) use home::Home;
 pub use settings::{GradientExchangeBuilder, Wire};
 
 use crate::{
-    Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Registered, Stream,
-    collective::PendingReduce,
-    error::{Error, Result, Site},
+    Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
+    collective::{PendingReduce, Registered},
+    error::Result,
     fabric::call::Origin,
     gang::Gang,
 };
@@ -54,11 +55,11 @@ use std::sync::Arc;
 /// [`grad_mut`](Self::grad_mut). When the last gradient of a bucket is [`ready`](Self::ready), the bucket is reduced on
 /// a stream of its own, during the rest of the backward pass. [`finish`](Self::finish) makes the current stream wait
 /// for all buckets. No call waits for the devices, except where the host computes the sums
-/// ([`Algorithm::Host`](crate::Algorithm::Host)), and between processes (below). `ready` (if it starts a bucket) and
-/// `finish` meet the other members' host threads.
+/// ([`Algorithm::Host`](crate::collective::Algorithm::Host)), and between processes (below). `ready` (if it starts a
+/// bucket) and `finish` meet the other members' host threads.
 ///
 /// ```
-/// # use gpu_pool::{GpuPool, GradientExchange};
+/// # use gpu_pool::{GpuPool, gradients::GradientExchange};
 /// let pool = GpuPool::builder().host(2).build()?;
 /// let mut state = pool.per_device(|dev, _| GradientExchange::builder().norm(true).build(dev, &[3, 1]))?;
 /// let found = state.run(|dev, shard, gradients| {
@@ -130,8 +131,8 @@ use std::sync::Arc;
 ///
 /// **Bits.** With [`Wire::Same`] a gradient has the bits that [`Device::all_reduce`] of its bucket gives. All members
 /// have the same bits, in every run. (Around a ring, as large buckets go, the order of additions depends on the
-/// position in the bucket; [`ReduceOrder::Rank`](crate::ReduceOrder) avoids that.) Norms are sums in `f64` in a fixed
-/// order.
+/// position in the bucket; [`ReduceOrder::Rank`](crate::collective::ReduceOrder) avoids that.) Norms are sums in `f64`
+/// in a fixed order.
 ///
 /// **Failures.** A failure in a step ends the step: every call returns [`Error::InvalidArgument`] until all members
 /// call [`reset`](Self::reset). That includes a scope that fails between the first `ready` of a step and its end, also
@@ -349,15 +350,6 @@ fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout, apart: bool) -> Result<
 #[track_caller]
 fn zeros<T: DeviceCopy>(dev: &Device, len: usize, apart: bool) -> Result<DeviceBuffer<T>> {
     if apart { dev.zeros_dedicated(len) } else { dev.zeros(len) }
-}
-
-/// What differs between two members, and both sides of it.
-pub type Difference = (&'static str, String, String);
-
-/// The error for member 0 and member `rank` of a group, which differ.
-pub fn mismatch(group: &Group<'_>, rank: usize, (what, a_call, b_call): Difference, sites: [Site; 2]) -> Error {
-    let [a_site, b_site] = sites;
-    Error::Mismatch { what, a: group.ordinal(0), a_call, a_site, b: group.ordinal(rank), b_call, b_site }
 }
 
 /// Marks memory that the exchange has left: graphs that were captured with it must not be launched any more.

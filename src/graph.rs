@@ -223,12 +223,12 @@ impl Device {
     ///
     /// These calls are refused within `f`, and end the capture: copies from and to the host; `exchange`, `barrier`,
     /// `send`, `recv`; streams, events and waits; launches of graphs; staged copies between devices; page-locked and
-    /// unified memory; collectives of a second group; and calls of a [`GradientExchange`](crate::GradientExchange) that
-    /// take a device, so its step cannot be captured.
+    /// unified memory; collectives of a second group; and calls of a
+    /// [`GradientExchange`](crate::gradients::GradientExchange) that take a device, so its step cannot be captured.
     ///
     /// A graph may write gradients. But gradients move after the first step, and then the graph is
     /// [`Error::GraphInvalidated`]: capture after the first step, or build with
-    /// [`ready_order(false)`](crate::GradientExchangeBuilder::ready_order). Before a capture with a
+    /// [`ready_order(false)`](crate::gradients::GradientExchangeBuilder::ready_order). Before a capture with a
     /// [`gemm`](Self::gemm), multiply once: the first product loads cuBLAS.
     ///
     /// # Errors
@@ -248,9 +248,9 @@ impl Device {
     ///
     /// A launch of a graph with collectives is a collective itself: all members of the group launch the graph that they
     /// have captured together, in this scope or in an earlier one. If kernels cannot meet on the devices (software
-    /// GPUs, a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, [`Algorithm::Copies`](crate::Algorithm::Copies) and
-    /// `Host`), the collectives cut the graph: there is a driver call for each part and a meeting for each collective,
-    /// which under `Host` waits for the device.
+    /// GPUs, a checker, no peer access, `CUDA_LAUNCH_BLOCKING`,
+    /// [`Algorithm::Copies`](crate::collective::Algorithm::Copies) and `Host`), the collectives cut the graph: there is
+    /// a driver call for each part and a meeting for each collective, which under `Host` waits for the device.
     ///
     /// No borrow protects the graph's memory. Work of other devices on it comes before a launch or after it, or one of
     /// the two is [`Error::Borrowed`].
@@ -261,8 +261,8 @@ impl Device {
     /// or while cudarc uses memory of the graph on another stream, and one of the two writes it. With collectives also:
     /// [`Error::Mismatch`] if a member launches another graph, or none; [`Error::InvalidArgument`] in a gang that lacks
     /// a member; [`Error::GraphInvalidated`] after a scope has failed on this device. A graph with gradients of a
-    /// [`GradientExchange`](crate::GradientExchange) is [`Error::GraphInvalidated`] after the gradients have moved or
-    /// the exchange was dropped.
+    /// [`GradientExchange`](crate::gradients::GradientExchange) is [`Error::GraphInvalidated`] after the gradients have
+    /// moved or the exchange was dropped.
     #[track_caller]
     pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
         let op = self.op("launch_graph")?;

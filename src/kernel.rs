@@ -9,6 +9,10 @@
 pub(crate) mod builtin;
 pub(crate) mod real;
 
+#[cfg(feature = "blas")]
+pub use crate::ops::GemmOutput;
+pub use builtin::{CastTo, Float};
+
 use crate::{
     DeviceCopy,
     driver::{HostArg, HostKernel, KernelArg, LaunchDims, ValueBytes, host::again, module::Module},

@@ -33,18 +33,19 @@
 //! | have memory on a device | [`DeviceBuffer`], [`DeviceView`], [`DeviceViewMut`], [`PeerView`], [`DeviceCopy`] |
 //! | have memory on the host that copies need not wait for | [`PinnedBuffer`] |
 //! | have one address on the host and all devices | [`UnifiedBuffer`] |
-//! | see who holds memory | [`MemoryStats`], [`MemorySnapshot`], [`LeakReport`], [`OutOfMemoryReport`] |
+//! | see who holds memory | [`memory`]: statistics, snapshots, leaks, reports when it is out |
 //! | use several streams, and measure times | [`Stream`], [`OnStream`], [`Event`] |
-//! | launch kernels of your own | [`kernel!`], [`Module`], [`LaunchDims`], [`Device::launch`] |
+//! | launch kernels of your own | [`kernel!`], [`mod@kernel`], [`Module`], [`LaunchDims`], [`Device::launch`] |
 //! | multiply matrices | [`Device::gemm`], [`Matrix`], [`MatrixMut`] |
 //! | combine data of all devices, or of some | [`Device::all_reduce`] and its neighbours, [`Group`], [`ReduceOp`] |
-//! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`] |
-//! | exchange gradients beside the backward pass | [`GradientExchange`], [`Wire`] |
+//! | know or choose how that is done | [`GpuPool::explain`], [`collective`]: algorithms, orders of sums |
+//! | exchange gradients beside the backward pass | [`gradients`]: [`GradientExchange`](gradients::GradientExchange) |
 //! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`tasks::Value`] |
 //! | train a model on all devices | the crate `gpu-pool-train`: `DataParallel`, `Optimizer`, `Pipeline` |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
 //! | work as several processes, on one host or many | the crate `gpu-pool-cluster`, [`Device::world`] |
-//! | give values to another device, also of another process | [`Device::give`], [`Device::take`], [`Transfer`] |
+//! | give values to another device, or process | [`Device::give`], [`Device::take`],
+//! [`Transfer`](collective::Transfer) |
 //! | share memory with another process | the crate `gpu-pool-cluster` |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | the crate `gpu-pool-lab` |
@@ -70,7 +71,7 @@
 //! |---|---|---|
 //! | `cuda` | yes | NVIDIA GPUs. The driver is found at run time; nothing is linked. |
 //! | `blas` | yes | [`Device::gemm`]: cuBLAS on GPUs, the `gemm` crate on software GPUs. |
-//! | `insight` | yes | Files for viewers: [`MemorySnapshot::memory_viz`], [`tasks::TaskTrace`]. |
+//! | `insight` | yes | Files for viewers: [`memory::MemorySnapshot::memory_viz`], [`tasks::TaskTrace`]. |
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //!
@@ -97,77 +98,63 @@ mod book;
 mod builder;
 #[cfg(feature = "insight")]
 mod chrome_trace;
-mod collective;
+pub mod collective;
 mod copy;
 mod device;
-pub mod driver;
+pub(crate) mod driver;
 pub mod error;
 #[doc(hidden)]
 pub mod extend;
 mod fabric;
 mod gang;
-mod gradients;
+pub mod gradients;
 mod graph;
 mod here;
 #[cfg(feature = "cuda")]
-mod interop;
-mod kernel;
-mod memory;
-
+pub mod interop;
+pub mod kernel;
+pub mod memory;
 mod ops;
 mod panics;
-mod parts;
-mod per_device;
+pub mod parts;
+pub mod per_device;
 mod pool;
 mod scope;
 mod shard;
 mod stall;
-pub mod sync;
+pub(crate) mod sync;
 #[cfg(feature = "tasks")]
 pub mod tasks;
 mod thread;
 mod token;
 mod variables;
 
-pub use builder::{Backend, Builder};
-pub use collective::{Group, Registered, Transfer};
-pub use driver::{
-    DeviceInfo, LaunchDims,
-    host::Schedule,
-    module::Module,
-    route::{PeerReport, Route},
+pub use self::{
+    builder::{Backend, Builder},
+    collective::{DType, Element, Group, ReduceOp},
+    driver::{DeviceInfo, LaunchDims, module::Module},
+    error::{Error, Result},
+    graph::Graph,
+    kernel::Kernel,
+    memory::{
+        AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, PeerView, PinnedBuffer,
+        UnifiedBuffer, event::Event, stream::Stream,
+    },
+    parts::{Parts, each_mut, rows_mut},
+    per_device::PerDevice,
+    pool::{GpuPool, report::PoolReport, run::Run},
+    shard::Shard,
+    token::{Device, OnStream},
 };
-pub use error::{DeviceCall, Error, Result, Site, WorldCall};
-pub use fabric::{
-    packing::{Pack, Unpack},
-    types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},
-};
-pub use gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder, Wire};
-pub use graph::Graph;
 #[cfg(feature = "cuda")]
-pub use interop::{Cuda, CudaMut, CudaRef};
-pub use kernel::builtin::{CastTo, Float};
-pub use kernel::{Arg, Args, HostAttempt, HostFn, Kernel, Param, Scalar, Signature};
-pub use memory::event::Event;
-pub use memory::stream::Stream;
-pub use memory::{
-    AsView, AsViewMut, BackingChoice, BlockInfo, BlockState, CallSite, ChunkInfo, ClassStats, CopySource, DeviceBuffer,
-    DeviceCopy, DeviceView, DeviceViewMut, EventKind, Holder, Leak, LeakReport, MemoryClasses, MemoryEvent,
-    MemorySnapshot, MemoryStats, OutOfMemoryReport, PeerView, PendingOnStream, PinnedBuffer, UnifiedBuffer,
-    UnifiedRows, UnifiedRowsMut,
-};
+pub use interop::Cuda;
 #[cfg(feature = "blas")]
-pub use ops::{GemmOutput, Matrix, MatrixMut};
-pub use parts::{EachMut, Parts, RowsMut, each_mut, rows_mut};
-pub use per_device::{PerDevice, Ref, RefMut};
-pub use pool::report::PoolReport;
-pub use pool::{
-    GpuPool,
-    collectives::{Explanation, Rails},
-    run::Run,
-};
-pub use shard::Shard;
-pub use token::{Device, DeviceThreadOnly, OnStream};
+pub use ops::{Matrix, MatrixMut};
+
+/// Software GPUs: the order of their operations.
+pub mod host {
+    pub use crate::driver::host::Schedule;
+}
 
 // The loom models drive private parts of `sync`.
 #[cfg(all(test, loom))]

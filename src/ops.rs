@@ -75,7 +75,7 @@ impl Device {
     }
 
     #[track_caller]
-    fn fill_by_kernel<T: DeviceCopy, W: crate::Scalar>(
+    fn fill_by_kernel<T: DeviceCopy, W: crate::kernel::Scalar>(
         &self,
         x: DeviceViewMut<'_, T>,
         kernel: &'static crate::Kernel<(&'static mut [W], u64, W)>,

@@ -201,7 +201,7 @@ impl GpuPool {
 
 /// The number of threads of rayon that the caller uses. The first call starts rayon's global pool, which panics, then
 /// and ever after, if the system gives it no threads.
-fn threads(site: crate::Site) -> Result<usize> {
+fn threads(site: crate::error::Site) -> Result<usize> {
     panics::note_places();
     let _quiet = panics::silence_panics();
     panics::catch(0, rayon::current_num_threads).map_err(|error| {

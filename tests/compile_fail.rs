@@ -181,7 +181,11 @@ fn main() {
 /// The implementations that give rustc's messages our words implement nothing.
 #[test]
 fn what_stays_on_its_thread_is_neither_send_nor_sync() {
-    use gpu_pool::{Device, GradientExchange, Graph, Group, OnStream, Ref, RefMut, Stream};
+    use gpu_pool::{
+        Device, Graph, Group, OnStream, Stream,
+        gradients::GradientExchange,
+        per_device::{Ref, RefMut},
+    };
     static_assertions::assert_not_impl_any!(Device: Send, Sync);
     static_assertions::assert_not_impl_any!(OnStream<'static>: Send, Sync);
     static_assertions::assert_not_impl_any!(Stream: Send, Sync);

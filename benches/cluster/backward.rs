@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use gpu_pool::{Device, GradientExchange, Group, LaunchDims, Module, Result, kernel};
+use gpu_pool::{Device, Group, LaunchDims, Module, Result, gradients::GradientExchange, kernel};
 
 /// Only software GPUs run this.
 pub static MODULE: Module = Module::ptx(".version 7.5\n.target sm_75\n.address_size 64\n");

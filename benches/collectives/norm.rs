@@ -9,7 +9,7 @@
 use std::cell::LazyCell;
 
 use cudarc::driver::{DevicePtr, DevicePtrMut, sys::CUstream};
-use gpu_pool::{Device, DeviceBuffer, Float, GpuPool, ReduceOp, Result};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, ReduceOp, Result, kernel::Float};
 use gpu_pool_train::{RowNorm, prelude::*};
 use half::bf16;
 

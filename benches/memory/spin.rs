@@ -2,7 +2,7 @@
 
 use gpu_pool::{
     Device, DeviceBuffer, LaunchDims, Module, Result,
-    driver::{self, DriverRef, KernelArg, Launch, ModuleImage, RawFunction, RawStream, ValueBytes},
+    extend::driver::{self, DriverRef, KernelArg, Launch, ModuleImage, RawFunction, RawStream, ValueBytes},
     kernel,
 };
 use std::time::{Duration, Instant};

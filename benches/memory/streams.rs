@@ -8,7 +8,7 @@
 
 use std::{cell::OnceCell, time::Instant};
 
-use gpu_pool::{Device, GpuPool, PerDevice, Result, Stream, driver::RawStream};
+use gpu_pool::{Device, GpuPool, PerDevice, Result, Stream, extend::driver::RawStream};
 
 use crate::{
     Machine,

@@ -1,6 +1,6 @@
 //! The cost of rounding: bytes held in blocks for bytes requested, uniform from 256 bytes to 1 MiB.
 
-use gpu_pool::{BlockState, MemorySnapshot};
+use gpu_pool::memory::{BlockState, MemorySnapshot};
 use std::collections::BTreeMap;
 
 use crate::{

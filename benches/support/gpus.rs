@@ -16,7 +16,7 @@ pub fn devices() -> usize {
 pub fn count() -> usize {
     #[cfg(feature = "cuda")]
     if std::env::var("GPU_POOL_BACKEND").map_or(true, |backend| !backend.starts_with("host")) {
-        return gpu_pool::driver::cuda::device_count().unwrap_or(0);
+        return gpu_pool::extend::driver::cuda::device_count().unwrap_or(0);
     }
     0
 }

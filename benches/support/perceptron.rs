@@ -4,7 +4,7 @@
 // Each bench compiles this file itself and uses a part of it.
 #![allow(dead_code)]
 
-use gpu_pool::{Device, DeviceBuffer, GradientExchange, Group, Matrix, Result};
+use gpu_pool::{Device, DeviceBuffer, Group, Matrix, Result, gradients::GradientExchange};
 use gpu_pool_train::{Activation, prelude::*};
 
 use crate::support::gpus;

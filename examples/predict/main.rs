@@ -23,7 +23,7 @@ mod style;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use gpu_pool::driver::host::{self, MachineConfig, Schedule};
+use gpu_pool::extend::driver::host::{self, MachineConfig, Schedule};
 use gpu_pool_lab::Topology;
 use ring::{Ring, Timing};
 use std::{path::PathBuf, process::ExitCode, sync::Arc};

@@ -1,5 +1,5 @@
 //! The copy-engine ring all-reduce that was measured on 8 x H200, call by call. It uses the driver API of the crate
-//! ([`gpu_pool::driver`]), because it writes into its neighbour's memory, which the public API cannot express.
+//! ([`gpu_pool::extend::driver`]), because it writes into its neighbour's memory, which the public API cannot express.
 //!
 //! Each device has a copy stream and an add stream, and cuts each of its chunks into pieces, so that one piece is added
 //! while the next one is copied:
@@ -14,7 +14,7 @@
 //! thread has submitted the record; a counter tells.
 
 use anyhow::{Context, Result, ensure};
-use gpu_pool::driver::{
+use gpu_pool::extend::driver::{
     Address, DriverRef, DriverResult, HostArg, KernelArg, Launch, LaunchDims, ModuleImage, RawEvent, RawFunction,
     RawModule, RawStream, host,
 };

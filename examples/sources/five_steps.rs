@@ -4,7 +4,7 @@
 //! regression on handwritten digits.
 
 use anyhow::{Result, ensure};
-use gpu_pool::{Device, DeviceBuffer as Buffer, GpuPool, Matrix, ReduceOp, ReduceOrder};
+use gpu_pool::{Device, DeviceBuffer as Buffer, GpuPool, Matrix, ReduceOp, collective::ReduceOrder};
 use gpu_pool_train::{Activation, prelude::*};
 use std::io::{Write, read_to_string, stdout};
 

@@ -6,7 +6,7 @@
 //! there and the feature is on, else by hand; on two GPUs, else on software GPUs.
 
 use anyhow::{Result, bail, ensure};
-use gpu_pool::{Builder, GpuPool, ReduceOp, ReduceOrder};
+use gpu_pool::{Builder, GpuPool, ReduceOp, collective::ReduceOrder};
 use gpu_pool_cluster::{Cluster, prelude::*};
 use std::{
     env,

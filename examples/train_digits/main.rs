@@ -173,7 +173,7 @@ fn build(options: &Options, cluster: Option<Cluster>) -> Result<GpuPool> {
 fn gpus() -> bool {
     let software = std::env::var("GPU_POOL_BACKEND").is_ok_and(|backend| backend.trim().starts_with("host"));
     #[cfg(feature = "cuda")]
-    let there = gpu_pool::driver::cuda::device_count().is_ok_and(|count| count > 0);
+    let there = gpu_pool::extend::driver::cuda::device_count().is_ok_and(|count| count > 0);
     #[cfg(not(feature = "cuda"))]
     let there = false;
     there && !software

@@ -4,7 +4,7 @@ use crate::{
     data::{CLASSES, Images, PIXELS},
     rng::Rng,
 };
-use gpu_pool::{Device, DeviceBuffer, Event, GradientExchange, Group, Matrix, ReduceOp, Result, Shard};
+use gpu_pool::{Device, DeviceBuffer, Event, Group, Matrix, ReduceOp, Result, Shard, gradients::GradientExchange};
 use gpu_pool_train::{Activation, prelude::*};
 use std::ops::Range;
 

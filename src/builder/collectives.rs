@@ -1,14 +1,14 @@
 //! Settings of a pool's collectives.
 
 use super::Builder;
-use crate::{Algorithm, ReduceOrder};
+use crate::collective::{Algorithm, ReduceOrder};
 
 impl Builder {
     /// The algorithm of collectives. Default: the fastest one for the operation, its size and the machine. An operation
     /// that this algorithm cannot do runs by the default. For tests, and for programs that know a better choice.
     ///
     /// ```
-    /// # use gpu_pool::{Algorithm, GpuPool, ReduceOp};
+    /// # use gpu_pool::{collective::Algorithm, GpuPool, ReduceOp};
     /// let pool = GpuPool::builder().host(2).algorithm(Algorithm::Copies).build()?;
     /// let sums = pool.run(|dev, _| {
     ///     let mut x = dev.upload(&[1.5f32])?;
@@ -30,7 +30,7 @@ impl Builder {
         self
     }
 
-    /// Whether each [`GradientExchange`](crate::GradientExchange), and so each
+    /// Whether each [`GradientExchange`](crate::gradients::GradientExchange), and so each
     /// `DataParallel` of `gpu-pool-train`, of a group for which that is of use registers its buckets with
     /// NCCL, as by [`Group::register`](crate::Group::register) (default: no). All processes must say the same. Buckets
     /// then have memory of their own from the driver, in units of 2 MiB mostly. Measure it: what NCCL gains depends on

@@ -241,7 +241,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Algorithm, lab::texts};
+    use crate::{collective::Algorithm, lab::texts};
     use proptest::prelude::*;
 
     #[test]

@@ -15,7 +15,8 @@
 //! buffer that this partner lends.
 
 use crate::{
-    Device, DeviceBuffer, Event, GpuPool, LaunchDims, PeerReport, Route,
+    Device, DeviceBuffer, Event, GpuPool, LaunchDims,
+    collective::{PeerReport, Route},
     driver::{HostKernel, KernelArg, Launch, ValueBytes},
     error::{Error, Result},
     kernel::builtin::{PROBE, PROBE_CHECK, PROBE_WRITE},
@@ -202,7 +203,7 @@ fn words(address: u64, write: bool) -> KernelArg {
     KernelArg::Slice { address, bytes: CHECKED * size_of::<u32>(), write }
 }
 
-fn value<T: crate::Scalar>(value: T) -> KernelArg {
+fn value<T: crate::kernel::Scalar>(value: T) -> KernelArg {
     KernelArg::Value(ValueBytes::new(bytemuck::bytes_of(&value)))
 }
 

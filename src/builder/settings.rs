@@ -2,7 +2,7 @@
 
 use super::{Backend, Builder};
 use crate::{
-    Algorithm,
+    collective::Algorithm,
     driver::host::Schedule,
     error::{Error, Result},
     memory::{cache::MemoryLimit, handle::DeviceHandle},

@@ -32,13 +32,14 @@ collectives! {
     ///
     /// All are asynchronous on the current stream. When that stream has got past a collective, no peer touches the
     /// buffers of this member any more. Buffers may have any length, also 0, and any alignment. (With
-    /// [`Algorithm::Host`](crate::Algorithm::Host) the host adds up, so a sum waits for the device.)
+    /// [`Algorithm::Host`](crate::collective::Algorithm::Host) the host adds up, so a sum waits for the device.)
     ///
     /// **Bits.** Elements are combined in the order of ranks and rounded once ([`ReduceOp`]). So all members hold the
     /// same bits, and the same call gives the same bits in every run. Only `all_reduce` and `all_reduce_into` around a
-    /// ring ([`Algorithm`](crate::Algorithm)) have another order, which is fixed as well;
-    /// [`ReduceOrder::Rank`](crate::ReduceOrder) rules it out. A sum of `n` members is off by at most `n - 1` roundings
-    /// of the accumulator's type, each of the size of the sum of magnitudes, and one rounding of the element's type.
+    /// ring ([`Algorithm`](crate::collective::Algorithm)) have another order, which is fixed as well;
+    /// [`ReduceOrder::Rank`](crate::collective::ReduceOrder) rules it out. A sum of `n` members is off by at most `n -
+    /// 1` roundings of the accumulator's type, each of the size of the sum of magnitudes, and one rounding of the
+    /// element's type.
     ///
     /// **Graphs.** Within [`capture`](crate::Device::capture) collectives go into the graph. Where kernels wait for
     /// each other on the devices, a launch of the graph has one meeting of the hosts for all its collectives. Elsewhere
@@ -105,8 +106,8 @@ collectives! {
     /// adds the processes' sums up: its bits depend on an element's place.
     ///
     /// A `Vec` of buffers goes as `&mut all`. Buffers that are fields of other values go as an iterator, which runs
-    /// once. For gradients see [`GradientExchange`](crate::GradientExchange): it keeps them together from the start,
-    /// and reduces them during the backward pass.
+    /// once. For gradients see [`GradientExchange`](crate::gradients::GradientExchange): it keeps them together from
+    /// the start, and reduces them during the backward pass.
     example {
         /// ```
         /// # use gpu_pool::{GpuPool, ReduceOp};

@@ -14,9 +14,9 @@
 //! [`world`] has the groups that span processes; [`transfer`] what values need there. [`transport`] is what `cluster`
 //! does for them.
 //!
+//! [`point`], [`hand_over`] and [`values`] have what is no collective of the table: elements and values from one device
+//! to another, and meetings of the hosts alone. [`replay`] puts collectives into graphs, and runs them from there.
 //! [`in_words`] says at which sizes the choice changes.
-//!
-//! [`replay`] puts collectives into graphs, and runs them from there.
 
 pub(crate) mod algorithm;
 mod api;
@@ -45,8 +45,16 @@ pub(crate) mod world;
 
 pub(crate) use crate::fabric::transport;
 
+pub use crate::{
+    driver::route::{PeerReport, Route},
+    fabric::{
+        packing::{Pack, Unpack},
+        types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},
+    },
+    pool::collectives::{Explanation, Rails},
+};
 pub use group::Group;
 pub use transfer::Transfer;
-pub use world::GroupKey;
+pub(crate) use world::GroupKey;
 pub use world::Registered;
 pub use world::pending::PendingReduce;

@@ -9,8 +9,8 @@
 //!   ([`Meetings::launch`]), and from then on it is like one collective.
 //! * Elsewhere: nothing. The graph is cut there, and a launch carries the collective out between two parts of the
 //!   graph, as if it were called then ([`Captured`]). Members must still launch the same graph: the calls say which
-//!   graph they are of. Where the host adds up ([`Algorithm::Host`](crate::Algorithm::Host)), such a launch waits for
-//!   the device.
+//!   graph they are of. Where the host adds up ([`Algorithm::Host`](crate::collective::Algorithm::Host)), such a launch
+//!   waits for the device.
 
 use super::{
     algorithm::Algorithm,

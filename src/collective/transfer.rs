@@ -33,7 +33,7 @@ use std::sync::Arc;
 /// By hand, for any type:
 ///
 /// ```
-/// use gpu_pool::{Device, DeviceBuffer, Transfer, Pack, Result, Unpack};
+/// use gpu_pool::{Device, DeviceBuffer, collective::{Transfer, Pack, Unpack}, Result};
 ///
 /// enum Job {
 ///     Work(DeviceBuffer<f32>),
@@ -94,16 +94,16 @@ pub trait Transfer: Send + Sized + 'static {
 #[macro_export]
 macro_rules! transfer_fields {
     ($Type:ident { $($field:ident),+ $(,)? }) => {
-        impl $crate::Transfer for $Type {
+        impl $crate::collective::Transfer for $Type {
             fn transfer(self, dev: &$crate::Device) -> $crate::Result<Self> {
-                Ok($Type { $($field: $crate::Transfer::transfer(self.$field, dev)?),+ })
+                Ok($Type { $($field: $crate::collective::Transfer::transfer(self.$field, dev)?),+ })
             }
-            fn pack(self, into: &mut $crate::Pack) -> $crate::Result<()> {
-                $($crate::Transfer::pack(self.$field, into)?;)+
+            fn pack(self, into: &mut $crate::collective::Pack) -> $crate::Result<()> {
+                $($crate::collective::Transfer::pack(self.$field, into)?;)+
                 Ok(())
             }
-            fn unpack(from: &mut $crate::Unpack<'_>) -> $crate::Result<Self> {
-                Ok($Type { $($field: $crate::Transfer::unpack(from)?),+ })
+            fn unpack(from: &mut $crate::collective::Unpack<'_>) -> $crate::Result<Self> {
+                Ok($Type { $($field: $crate::collective::Transfer::unpack(from)?),+ })
             }
         }
     };

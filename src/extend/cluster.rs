@@ -25,8 +25,7 @@ pub mod driver {
 pub mod memory {
     pub use crate::memory::{
         backing::Region,
-        block::{Block, BlockRef},
-        fits_blocks,
+        block::{Block, BlockRef, fits_blocks},
         hazard::{Access, Lending},
     };
 }

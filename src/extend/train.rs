@@ -3,24 +3,26 @@
 #[cfg(feature = "insight")]
 pub use crate::chrome_trace::{ChromeTrace, Row};
 use crate::{
-    Args, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Element, Error, Float, GpuPool, Gradient,
-    GradientExchange, Group, Kernel, LaunchDims, Module, OnStream, PerDevice, ReduceOp, Result, Shard, Signature,
-    Transfer,
+    Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Element, Error, GpuPool, Group, Kernel, LaunchDims,
+    Module, OnStream, PerDevice, ReduceOp, Result, Shard,
+    collective::Transfer,
     error::{
         Site,
         op_site::{OpGuard, OpSite},
     },
+    gradients::{Gradient, GradientExchange},
+    kernel::{Args, Float, Signature},
     scope,
 };
 pub use crate::{
-    collective::kernels::{code, eights},
     collective::{
-        GroupKey, PendingReduce,
         algorithm::{
             above::{Addresses, MeetingKernel},
             norm::call::{NormSaved, RowNorm, check_eps, sum_and_norm},
             norm::threads_of_row,
         },
+        kernels::{code, eights},
+        world::{GroupKey, pending::PendingReduce},
     },
     driver::{HostArg, HostKernel, KernelArg},
     fabric::{
@@ -31,10 +33,10 @@ pub use crate::{
     },
     gang::{Gang, LastCall},
     gradients::{
-        Difference, Home,
+        difference::{Difference, mismatch},
+        home::Home,
         kernels::{norm, segments, unpack},
         layout::{Bucket, Extent, Layout, Unit},
-        mismatch,
         parts::{CHUNK, part_of},
     },
     kernel::{builtin::pairwise, real::Real},

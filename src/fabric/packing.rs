@@ -1,7 +1,7 @@
 //! How a value is taken apart for another process and put together there, and for which types a pool knows it.
 //!
-//! `collective/transfer.rs` has the types' own part, [`Transfer`](crate::Transfer). `collective/hand_over.rs` makes
-//! [`Pack`] and [`Unpack`]; the pool keeps the [`Carriers`].
+//! `collective/transfer.rs` has the types' own part, [`Transfer`](crate::collective::Transfer).
+//! `collective/hand_over.rs` makes [`Pack`] and [`Unpack`]; the pool keeps the [`Carriers`].
 //!
 //! Invariant: what a value writes, it reads back, in the same order. Whatever is left over, or missing, is an error.
 
@@ -18,7 +18,7 @@ use std::{
     sync::Arc,
 };
 
-/// A value that is taken apart for another process: [`Transfer::pack`](crate::Transfer::pack) fills it.
+/// A value that is taken apart for another process: [`Transfer::pack`](crate::collective::Transfer::pack) fills it.
 pub struct Pack {
     call: LastCall,
     header: Vec<u8>,
@@ -57,7 +57,8 @@ impl Pack {
     }
 }
 
-/// A value that has come from another process, in parts: [`Transfer::unpack`](crate::Transfer::unpack) reads them.
+/// A value that has come from another process, in parts: [`Transfer::unpack`](crate::collective::Transfer::unpack)
+/// reads them.
 pub struct Unpack<'a> {
     call: LastCall,
     header: &'a [u8],

@@ -145,10 +145,12 @@ elements! {
 /// | members on GPUs | 1 to 16 | 2 to 16 | 2 to 16 | any | 2 to 16 | 2 and more | 2 and more |
 /// | peer access | needed | used | used | used | not used | not used | used |
 /// | sums made by | one kernel | one kernel | one kernel | kernels | one kernel | device threads | kernels |
-/// | data moved by | kernel | kernel | kernel or copy engines | copy engines | kernel | copy engines | kernel or copy engines |
+/// | data moved by | kernel | kernel | kernel or copy engines | copy engines | kernel | copy engines | kernel or copy
+/// engines |
 /// | bits of sums: in rank order | yes | yes | yes | yes | yes | yes | by place in the buffer |
 /// | the call waits for its device | no | no | no | no | no | where it adds up | no |
-/// | in a graph | one kernel | one kernel | as without | between two parts | one kernel | between two parts | as without |
+/// | in a graph | one kernel | one kernel | as without | between two parts | one kernel | between two parts | as
+/// without |
 ///
 /// Where kernels cannot wait for each other, `Direct` and `Staged` are between two parts of a graph, too. Messages
 /// (`send`, `recv`) are copies under all algorithms.
@@ -196,10 +198,10 @@ pub enum Algorithm {
     ///
     /// What adds up **blocks its device thread**: the call returns when the last sums are made and on their way up, so
     /// the host waits for all that was submitted to the current stream before. So do
-    /// [`GradientExchange`](crate::GradientExchange)'s calls that start a bucket (whose packing, wires and norm are
-    /// kernels), and [`launch_graph`](crate::Device::launch_graph). What only moves data does not wait for the device,
-    /// but for the other members' threads; and when a device is four calls behind, for the first of them. Bits are
-    /// those of the other algorithms, but for which NaN a NaN is.
+    /// [`GradientExchange`](crate::gradients::GradientExchange)'s calls that start a bucket (whose packing, wires and
+    /// norm are kernels), and [`launch_graph`](crate::Device::launch_graph). What only moves data does not wait for the
+    /// device, but for the other members' threads; and when a device is four calls behind, for the first of them. Bits
+    /// are those of the other algorithms, but for which NaN a NaN is.
     Host,
     /// `all_reduce` and `all_reduce_into` around a ring (`f32` and `f64`, `Sum` and `Avg`): by one kernel on each
     /// device, which writes to its successor's memory alone, where kernels can meet; by copies from the size on from

@@ -11,7 +11,7 @@ use super::{
     element::Gradient,
     kernels::{self, SEGMENTS, Segment},
 };
-use crate::{Device, DeviceBuffer, Float, error::Result, memory::AsView};
+use crate::{Device, DeviceBuffer, error::Result, kernel::Float, memory::AsView};
 
 /// The sum of a bucket's gradients in earlier steps, on this member.
 #[derive(Default)]

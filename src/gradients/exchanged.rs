@@ -36,7 +36,7 @@ impl<'a, T: Gradient> Exchanged<'a, T> {
     /// Clipping, without a copy and without a wait of the host:
     ///
     /// ```
-    /// use gpu_pool::{GpuPool, GradientExchange, LaunchDims, Module, kernel};
+    /// use gpu_pool::{GpuPool, gradients::GradientExchange, LaunchDims, Module, kernel};
     /// # static MODULE: Module = Module::ptx("");
     /// kernel! {
     ///     static UPDATE: "clipped_sgd" in MODULE,

@@ -21,7 +21,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// [scattered](super::GradientExchangeBuilder::scatter) only [`part`](Self::part) of it is.
     ///
     /// ```
-    /// # use gpu_pool::{GpuPool, GradientExchange};
+    /// # use gpu_pool::{GpuPool, gradients::GradientExchange};
     /// let pool = GpuPool::builder().host(2).build()?;
     /// let sums = pool.run(|dev, _| {
     ///     let mut gradients = GradientExchange::builder().ready_order(false).build(dev, &[3, 1])?;

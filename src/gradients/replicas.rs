@@ -2,7 +2,11 @@
 //!
 //! Users call it between steps. Uses exchanges of host values and broadcasts of the group.
 
-use super::{Difference, GradientExchange, element::Gradient, mismatch};
+use super::{
+    GradientExchange,
+    difference::{Difference, mismatch},
+    element::Gradient,
+};
 use crate::{
     DType, Device, Element, Group,
     error::{Result, Site, op_site::OpSite},
@@ -72,7 +76,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// broadcast at the end.)
     ///
     /// ```
-    /// # use gpu_pool::{GpuPool, GradientExchange, ReduceOp};
+    /// # use gpu_pool::{GpuPool, gradients::GradientExchange, ReduceOp};
     /// let pool = GpuPool::builder().host(2).build()?;
     /// let found = pool.run(|dev, shard| {
     ///     let exchange = GradientExchange::builder().reduce(ReduceOp::Scaled(1.0));
@@ -121,7 +125,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// those of gradients. (DDP does this when it is made, and with `broadcast_buffers` in each step.)
     ///
     /// ```
-    /// # use gpu_pool::{GpuPool, GradientExchange};
+    /// # use gpu_pool::{GpuPool, gradients::GradientExchange};
     /// let pool = GpuPool::builder().host(3).build()?;
     /// let found = pool.run(|dev, shard| {
     ///     let gradients = GradientExchange::builder().build(dev, &[2, 1])?;

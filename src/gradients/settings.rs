@@ -3,7 +3,11 @@
 //! Users call the builder; `build` meets all members once. Invariant: an exchange exists only if the settings, sizes
 //! and types of all members were equal.
 
-use super::{Difference, GradientExchange, element::Gradient, mismatch};
+use super::{
+    GradientExchange,
+    difference::{Difference, mismatch},
+    element::Gradient,
+};
 use crate::{
     DType, Device, Group, ReduceOp,
     error::{Error, Result, Site, op_site::OpSite},
@@ -92,7 +96,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
     /// The same settings for gradients of another type than `f32`.
     ///
     /// ```
-    /// # use gpu_pool::{GpuPool, GradientExchange};
+    /// # use gpu_pool::{GpuPool, gradients::GradientExchange};
     /// let pool = GpuPool::builder().host(2).build()?;
     /// let norms = pool.run(|dev, _| {
     ///     let mut gradients = GradientExchange::builder().of::<f64>().norm(true).build(dev, &[3])?;
@@ -186,7 +190,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
     /// exchange works in any gang that contains the members.
     ///
     /// ```
-    /// # use gpu_pool::{GpuPool, GradientExchange};
+    /// # use gpu_pool::{GpuPool, gradients::GradientExchange};
     /// let pool = GpuPool::builder().host(4).build()?;
     /// let found = pool.run(|dev, shard| {
     ///     // Two models, each on two devices.

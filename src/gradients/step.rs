@@ -5,10 +5,10 @@
 
 use super::{
     Exchanged, GradientExchange, buckets,
+    difference::mismatch,
     element::Gradient,
     first_layout,
     layout::{Layout, Unit},
-    mismatch,
     readiness::Readiness,
     retire,
 };

@@ -28,6 +28,11 @@ use std::{
     time::Duration,
 };
 
+/// Refuses, at compile time, types with an alignment above 256 bytes: every block starts at a multiple of 256 bytes.
+pub const fn fits_blocks<T>() {
+    assert!(align_of::<T>() <= 256, "device memory is aligned to 256 bytes");
+}
+
 /// A block, in use or free.
 pub struct Block {
     refs: RefCount,

@@ -36,6 +36,7 @@ pub(crate) mod unified;
 pub(crate) mod view;
 
 pub use backing::BackingChoice;
+pub(crate) use block::fits_blocks;
 pub use buffer::DeviceBuffer;
 pub use insight::{
     classes::{ClassStats, MemoryClasses},
@@ -72,8 +73,3 @@ pub(crate) fn published_stats(owner: &std::sync::Arc<block::Owner>) -> MemorySta
 )]
 pub trait DeviceCopy: bytemuck::Pod + Send + Sync {}
 impl<T: bytemuck::Pod + Send + Sync> DeviceCopy for T {}
-
-/// Refuses, at compile time, types with an alignment above 256 bytes: every block starts at a multiple of 256 bytes.
-pub const fn fits_blocks<T>() {
-    assert!(align_of::<T>() <= 256, "device memory is aligned to 256 bytes");
-}

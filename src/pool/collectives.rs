@@ -1,8 +1,9 @@
 //! Which algorithm a pool's collectives use, for people.
 
 use crate::{
-    Algorithm, DType, GpuPool, Group, ReduceOp,
+    DType, GpuPool, Group, ReduceOp,
     collective::{
+        Algorithm,
         case::{Case, Machine},
         choose::choose,
         in_words,
@@ -73,7 +74,7 @@ impl GpuPool {
     /// Which algorithm an `all_reduce` of this many bytes on all devices uses, and why.
     ///
     /// ```
-    /// # use gpu_pool::{Algorithm, DType, GpuPool, ReduceOp};
+    /// # use gpu_pool::{collective::Algorithm, DType, GpuPool, ReduceOp};
     /// let pool = GpuPool::builder().host(2).build()?;
     /// let how = pool.explain(DType::F32, ReduceOp::Sum, 1 << 20);
     /// assert_eq!(how.algorithm, Algorithm::Direct);
@@ -96,7 +97,7 @@ impl Group<'_> {
     /// also what goes between them. It needs no meeting: a member may ask alone.
     ///
     /// ```
-    /// # use gpu_pool::{Algorithm, DType, GpuPool, ReduceOp};
+    /// # use gpu_pool::{collective::Algorithm, DType, GpuPool, ReduceOp};
     /// let pool = GpuPool::builder().host(2).build()?;
     /// pool.run(|dev, _| {
     ///     let how = dev.world()?.explain(DType::F32, ReduceOp::Sum, 1 << 20)?;

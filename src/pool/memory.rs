@@ -2,8 +2,8 @@
 
 use super::GpuPool;
 use crate::{
-    LeakReport, MemorySnapshot, MemoryStats,
     error::{Error, Result, op_site::OpSite},
+    memory::{LeakReport, MemorySnapshot, MemoryStats},
 };
 
 impl GpuPool {

@@ -1,6 +1,6 @@
 //! A report of a pool's devices and of the links between them.
 
-use crate::{PeerReport, driver::DeviceInfo};
+use crate::{collective::PeerReport, driver::DeviceInfo};
 use std::fmt;
 
 /// A report of a pool's devices, from [`GpuPool::report`](crate::GpuPool::report). Its `Display` is for people.

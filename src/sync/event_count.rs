@@ -72,7 +72,7 @@ const CROWDED: Duration = Duration::from_micros(500);
 /// `src/sync/README.md` has the protocol.
 ///
 /// ```
-/// use gpu_pool::sync::EventCount;
+/// use gpu_pool::extend::sync::EventCount;
 /// use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// let (ready, event) = (AtomicBool::new(false), EventCount::new());
@@ -97,7 +97,7 @@ impl EventCount {
     /// An event count without waiters.
     ///
     /// ```
-    /// gpu_pool::sync::EventCount::new().notify(); // wakes nobody
+    /// gpu_pool::extend::sync::EventCount::new().notify(); // wakes nobody
     /// ```
     #[cfg(not(loom))]
     pub const fn new() -> Self {
@@ -113,7 +113,7 @@ impl EventCount {
     /// Makes all waiters evaluate their conditions again. Call it after the condition was made true.
     ///
     /// ```
-    /// let event = gpu_pool::sync::EventCount::new();
+    /// let event = gpu_pool::extend::sync::EventCount::new();
     /// let shared = std::sync::atomic::AtomicU32::new(7);
     /// shared.fetch_add(1, std::sync::atomic::Ordering::Release);
     /// event.notify();
@@ -128,7 +128,7 @@ impl EventCount {
     /// made true.
     ///
     /// ```
-    /// use gpu_pool::sync::EventCount;
+    /// use gpu_pool::extend::sync::EventCount;
     /// let events = [EventCount::new(), EventCount::new()];
     /// EventCount::notify_all(&events); // wakes nobody
     /// ```
@@ -150,7 +150,7 @@ impl EventCount {
     /// since. The number changes with a notification. For an event count with one waiter at a time.
     ///
     /// ```
-    /// let event = gpu_pool::sync::EventCount::new();
+    /// let event = gpu_pool::extend::sync::EventCount::new();
     /// assert_eq!(event.asleep(), None); // nobody waits
     /// ```
     pub fn asleep(&self) -> Option<u64> {
@@ -166,7 +166,7 @@ impl EventCount {
     ///
     /// ```
     /// use std::time::Duration;
-    /// let event = gpu_pool::sync::EventCount::new();
+    /// let event = gpu_pool::extend::sync::EventCount::new();
     /// assert_eq!(event.wait_until(None, || Some(5)), Some(5));
     /// assert_eq!(event.wait_until(Some(Duration::from_millis(1)), || None::<u8>), None);
     /// ```
@@ -181,7 +181,7 @@ impl EventCount {
     /// ```
     /// use std::time::Duration;
     /// use std::sync::atomic::{AtomicU32, Ordering};
-    /// let (event, found) = (gpu_pool::sync::EventCount::new(), AtomicU32::new(0));
+    /// let (event, found) = (gpu_pool::extend::sync::EventCount::new(), AtomicU32::new(0));
     /// std::thread::scope(|scope| {
     ///     scope.spawn(|| {
     ///         found.store(20, Ordering::Release);
@@ -261,7 +261,7 @@ impl EventCount {
     /// `cond` returns a value before, `f` does not run; else the result is that of `cond` after `f`.
     ///
     /// ```
-    /// let event = gpu_pool::sync::EventCount::new();
+    /// let event = gpu_pool::extend::sync::EventCount::new();
     /// let looked = event.while_asleep(|| None::<u8>, || {
     ///     assert!(event.asleep().is_some());
     ///     event.notify();

@@ -5,7 +5,7 @@ use std::{error::Error, fmt};
 /// The ring was full. Contains the element.
 ///
 /// ```
-/// let full = gpu_pool::sync::ring::Full(7);
+/// let full = gpu_pool::extend::sync::ring::Full(7);
 /// assert_eq!(full.into_inner(), 7);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,7 @@ impl<T> Full<T> {
     /// The element.
     ///
     /// ```
-    /// assert_eq!(gpu_pool::sync::ring::Full("x").into_inner(), "x");
+    /// assert_eq!(gpu_pool::extend::sync::ring::Full("x").into_inner(), "x");
     /// ```
     pub fn into_inner(self) -> T {
         self.0

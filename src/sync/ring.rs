@@ -46,7 +46,7 @@ use std::{fmt, mem::MaybeUninit};
 /// For a capacity of 0, or above half the address space.
 ///
 /// ```
-/// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(2);
+/// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(2);
 /// let thread = std::thread::spawn(move || (0..100).for_each(|i| while producer.push(i).is_err() {}));
 /// for expected in 0..100 {
 ///     assert_eq!(std::iter::repeat_with(|| consumer.pop()).find_map(|got| got), Some(expected));
@@ -160,7 +160,7 @@ impl<T> Drop for Shared<T> {
 /// The side that pushes.
 ///
 /// ```
-/// let (mut producer, consumer) = gpu_pool::sync::ring::channel(1);
+/// let (mut producer, consumer) = gpu_pool::extend::sync::ring::channel(1);
 /// assert!(producer.push(1).is_ok());
 /// assert_eq!(producer.push(2).unwrap_err().into_inner(), 2);
 /// # drop(consumer);
@@ -169,7 +169,7 @@ impl<T> Drop for Shared<T> {
 /// There is one producer, so it cannot be cloned:
 ///
 /// ```compile_fail,E0599
-/// let (producer, _consumer) = gpu_pool::sync::ring::channel::<u8>(1);
+/// let (producer, _consumer) = gpu_pool::extend::sync::ring::channel::<u8>(1);
 /// let second = producer.clone();
 /// ```
 // On its own cache line: the handles hold the private indices. Two handles in one stack frame would share a line
@@ -190,7 +190,7 @@ impl<T: Send> Producer<T> {
     /// [`Full`] with the element.
     ///
     /// ```
-    /// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(4);
+    /// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(4);
     /// producer.push("chunk 0").unwrap();
     /// assert_eq!(consumer.pop(), Some("chunk 0"));
     /// ```
@@ -214,7 +214,7 @@ impl<T: Send> Producer<T> {
     /// only as many elements from `items` as fit.
     ///
     /// ```
-    /// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(4);
+    /// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(4);
     /// let mut chunks = 0..10;
     /// assert_eq!(producer.push_batch(&mut chunks), 4);
     /// assert_eq!(chunks, 4..10);
@@ -245,7 +245,7 @@ impl<T: Send> Producer<T> {
     /// The number of free slots. It may grow at any time; only the producer makes it smaller.
     ///
     /// ```
-    /// let (mut producer, consumer) = gpu_pool::sync::ring::channel(4);
+    /// let (mut producer, consumer) = gpu_pool::extend::sync::ring::channel(4);
     /// producer.push(1).unwrap();
     /// assert_eq!(producer.slots(), 3);
     /// # drop(consumer);
@@ -258,7 +258,7 @@ impl<T: Send> Producer<T> {
     /// Whether the consumer was dropped. After true, everything it did is visible.
     ///
     /// ```
-    /// let (producer, consumer) = gpu_pool::sync::ring::channel::<u8>(4);
+    /// let (producer, consumer) = gpu_pool::extend::sync::ring::channel::<u8>(4);
     /// drop(consumer);
     /// assert!(producer.is_abandoned());
     /// ```
@@ -269,7 +269,7 @@ impl<T: Send> Producer<T> {
     /// The number of slots.
     ///
     /// ```
-    /// let (producer, _consumer) = gpu_pool::sync::ring::channel::<u8>(5);
+    /// let (producer, _consumer) = gpu_pool::extend::sync::ring::channel::<u8>(5);
     /// assert_eq!(producer.capacity(), 8);
     /// ```
     pub fn capacity(&self) -> usize {
@@ -305,7 +305,7 @@ impl<T> Drop for Producer<T> {
 /// The side that pops.
 ///
 /// ```
-/// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(2);
+/// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(2);
 /// assert_eq!(consumer.pop(), None);
 /// producer.push(1).unwrap();
 /// assert_eq!(consumer.pop(), Some(1));
@@ -323,7 +323,7 @@ impl<T: Send> Consumer<T> {
     /// Removes and returns the oldest element, if there is one.
     ///
     /// ```
-    /// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(2);
+    /// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(2);
     /// producer.push('x').unwrap();
     /// assert_eq!((consumer.pop(), consumer.pop()), (Some('x'), None));
     /// ```
@@ -345,7 +345,7 @@ impl<T: Send> Consumer<T> {
     /// Passes up to `max` elements to `each`, oldest first, and frees their slots at once. Returns their number.
     ///
     /// ```
-    /// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(4);
+    /// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(4);
     /// producer.push_batch(&mut (0..3));
     /// let mut sum = 0;
     /// assert_eq!(consumer.pop_batch(10, |i| sum += i), 3);
@@ -372,7 +372,7 @@ impl<T: Send> Consumer<T> {
     /// The number of elements. It may grow at any time; only the consumer makes it smaller.
     ///
     /// ```
-    /// let (mut producer, consumer) = gpu_pool::sync::ring::channel(4);
+    /// let (mut producer, consumer) = gpu_pool::extend::sync::ring::channel(4);
     /// producer.push(1).unwrap();
     /// assert_eq!(consumer.len(), 1);
     /// ```
@@ -384,7 +384,7 @@ impl<T: Send> Consumer<T> {
     /// Whether there is no element now.
     ///
     /// ```
-    /// let (_producer, consumer) = gpu_pool::sync::ring::channel::<u8>(4);
+    /// let (_producer, consumer) = gpu_pool::extend::sync::ring::channel::<u8>(4);
     /// assert!(consumer.is_empty());
     /// ```
     pub fn is_empty(&self) -> bool {
@@ -395,7 +395,7 @@ impl<T: Send> Consumer<T> {
     /// finds nothing, no element will ever come.
     ///
     /// ```
-    /// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(4);
+    /// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(4);
     /// producer.push(1).unwrap();
     /// drop(producer);
     /// assert!(consumer.is_abandoned());

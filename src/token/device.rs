@@ -22,8 +22,8 @@ use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, rc::Rc, sync::Arc};
 /// a scope gets a message with this name if the value must stay on its device's thread.
 ///
 /// Such types are [`Device`], [`OnStream`], [`Stream`], [`Group`](crate::Group), [`Graph`](crate::Graph),
-/// [`GradientExchange`](crate::GradientExchange), and the guards of [`PerDevice`](crate::PerDevice). The enum has no
-/// values.
+/// [`GradientExchange`](crate::gradients::GradientExchange), and the guards of [`PerDevice`](crate::PerDevice). The
+/// enum has no values.
 pub enum DeviceThreadOnly {}
 
 device_thread_only! { [] Device, ['a] OnStream<'a> }

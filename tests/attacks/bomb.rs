@@ -2,7 +2,8 @@
 
 use crate::support::{PATIENCE, guarded, until};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, ReduceOp, Result, Transfer,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, ReduceOp, Result,
+    collective::Transfer,
 };
 use gpu_pool_lab::Check;
 use gpu_pool_lab::prelude::*;

@@ -331,7 +331,7 @@ fn a_buffer_may_be_dropped_by_a_thread_that_ends() {
     for malloc in [false, true] {
         let mut built = builder().host(1);
         if malloc {
-            built = built.memory_backing(gpu_pool::BackingChoice::Malloc);
+            built = built.memory_backing(gpu_pool::memory::BackingChoice::Malloc);
         }
         let pool = built.build().unwrap();
         let make = || pool.run(|dev, _| (0..3).map(|_| dev.zeros::<u8>(1 << 20)).collect::<Result<Vec<_>>>());

@@ -3,7 +3,7 @@
 use crate::support::guarded;
 use gpu_pool::{
     Error, GpuPool, Kernel, LaunchDims, Module, ReduceOp, Result,
-    driver::host::{Schedule, Trace},
+    extend::driver::host::{Schedule, Trace},
 };
 use gpu_pool_lab::prelude::*;
 use gpu_pool_lab::{Check, Explorer, FaultPlan, Topology};

@@ -2,8 +2,8 @@
 //! may run operations of its own. An operation asks once, and takes length and memory from that one view.
 
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, GpuPool, GradientExchange,
-    Graph, Matrix, ReduceOp, Result, Stream, each_mut,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, GpuPool, Graph, Matrix,
+    ReduceOp, Result, Stream, each_mut, gradients::GradientExchange,
 };
 use gpu_pool_lab::Check;
 use gpu_pool_lab::prelude::*;

@@ -380,7 +380,7 @@ on_both! {
         };
         let error = failure(launch(&staged));
         assert!(matches!(error, Error::PeerDenied { device: 1, peer: 0, op: "launch", .. }), "{error}");
-        if direct.report().peer(1, 0).route == gpu_pool::Route::Direct {
+        if direct.report().peer(1, 0).route == gpu_pool::collective::Route::Direct {
             assert_eq!(launch(&direct).unwrap(), [[4; 50]]);
         } else {
             println!("skipped: no direct route from device 1 to device 0");

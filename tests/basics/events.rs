@@ -87,7 +87,7 @@ on_both! {
 
     2: fn an_event_orders_work_that_the_library_is_told_not_to_order(gpus) {
         let pool = gpus.pool(2);
-        if pool.report().peer(1, 0).route != gpu_pool::Route::Direct {
+        if pool.report().peer(1, 0).route != gpu_pool::collective::Route::Direct {
             println!("skipped: no direct route from device 1 to device 0");
             return;
         }

@@ -229,7 +229,7 @@ fn cuda_source_is_compiled() {
         }
     }
     static BROKEN: Module = Module::cuda("extern \"C\" __global__ void k() { undeclared(); }");
-    if gpu_pool::driver::cuda::device_count().unwrap_or(0) == 0 {
+    if gpu_pool::extend::driver::cuda::device_count().unwrap_or(0) == 0 {
         println!("skipped: no CUDA device");
         return;
     }

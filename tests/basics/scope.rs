@@ -4,9 +4,10 @@ use crate::{
     on_both,
     support::{self, failure, guarded, slow_add, until},
 };
-use gpu_pool::{Algorithm, Builder, Error, GpuPool, Parts, ReduceOp, Schedule, Shard, each_mut, rows_mut};
-use gpu_pool_lab::Topology;
-use gpu_pool_lab::prelude::*;
+use gpu_pool::{
+    Builder, Error, GpuPool, Parts, ReduceOp, Shard, collective::Algorithm, each_mut, host::Schedule, rows_mut,
+};
+use gpu_pool_lab::{Topology, prelude::*};
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicUsize, Ordering::*},
@@ -543,9 +544,9 @@ fn the_report_names_devices_and_routes() {
             for to in (0..3).filter(|&to| to != from) {
                 let (a, b) = (direct.report(), staged.report());
                 assert_eq!((a.peer(from, to).from, a.peer(from, to).to), (from, to));
-                assert_eq!(a.peer(from, to).route, gpu_pool::Route::Direct);
+                assert_eq!(a.peer(from, to).route, gpu_pool::collective::Route::Direct);
                 assert!(a.peer(from, to).verified && a.peer(from, to).note.is_empty());
-                assert_eq!(b.peer(from, to).route, gpu_pool::Route::Staged);
+                assert_eq!(b.peer(from, to).route, gpu_pool::collective::Route::Staged);
                 assert!(!b.peer(from, to).note.is_empty());
             }
         }

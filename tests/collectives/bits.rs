@@ -9,7 +9,10 @@ use crate::{
     rig::{WAYS, Way, ways},
     support::Gpus,
 };
-use gpu_pool::{Algorithm, Device, Element, Error, GpuPool, ReduceOp, ReduceOrder};
+use gpu_pool::{
+    Device, Element, Error, GpuPool, ReduceOp,
+    collective::{Algorithm, ReduceOrder},
+};
 use half::{bf16, f16};
 use proptest::{
     prelude::*,

@@ -8,9 +8,8 @@ use crate::{
     rig::{assert_nothing_kept, assert_works, builder},
     support::{self, Gpus, failure, on_cuda},
 };
-use gpu_pool::{Algorithm, DType, Error, GpuPool, ReduceOp};
-use gpu_pool_lab::prelude::*;
-use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected};
+use gpu_pool::{DType, Error, GpuPool, ReduceOp, collective::Algorithm};
+use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use half::bf16;
 
 fn pool(gpus: Gpus, count: usize) -> GpuPool {

@@ -8,9 +8,11 @@ use crate::{
     rig::{self, assert_nothing_kept, assert_works, check_with_late_members, one_of_each, sum_works},
     support::{self, Gpus, all_are, failure, slow_add, until},
 };
-use gpu_pool::{Algorithm, Builder, DType, Error, GpuPool, ReduceOp, ReduceOrder};
-use gpu_pool_lab::prelude::*;
-use gpu_pool_lab::{Check, Explorer, FaultOp, FaultPlan, FaultRule, Injected};
+use gpu_pool::{
+    Builder, DType, Error, GpuPool, ReduceOp,
+    collective::{Algorithm, ReduceOrder},
+};
+use gpu_pool_lab::{Check, Explorer, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use half::{bf16, f16};
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},

@@ -4,7 +4,7 @@ use crate::{
     on_both, rig,
     rig::{Way, assert_works, mismatch},
 };
-use gpu_pool::{Device, Error, GpuPool, GradientExchange, ReduceOp::*};
+use gpu_pool::{Device, Error, GpuPool, ReduceOp::*, gradients::GradientExchange};
 use std::sync::Mutex;
 
 /// What a member has called: the operation, the line, and what came of it.

@@ -5,9 +5,8 @@ use crate::{
     numbers::{OPS, Rng},
     support::{Gpus, failure, slow_add, succeeds, until},
 };
-use gpu_pool::{Algorithm, Builder, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Site};
-use gpu_pool_lab::prelude::*;
-use gpu_pool_lab::{Check, FaultPlan, count_meetings_from};
+use gpu_pool::{Builder, Device, DeviceBuffer, Error, GpuPool, ReduceOp, collective::Algorithm, error::Site};
+use gpu_pool_lab::{Check, FaultPlan, count_meetings_from, prelude::*};
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
     thread,

@@ -8,7 +8,10 @@ use crate::{
     rig::{assert_failure_is_told, assert_nothing_kept, builder, check_with_late_members},
     support::{self, Gpus},
 };
-use gpu_pool::{Algorithm, Builder, DType, GpuPool, ReduceOp, ReduceOrder};
+use gpu_pool::{
+    Builder, DType, GpuPool, ReduceOp,
+    collective::{Algorithm, ReduceOrder},
+};
 use half::bf16;
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Copies and fills.
 
 use crate::rig::*;
-use gpu_pool::driver::FaultKind;
+use gpu_pool::extend::driver::FaultKind;
 
 const SIZES: [usize; 8] = [1, 3, 7, 64, 255, 4097, 65_536, (1 << 20) + 13];
 

@@ -1,7 +1,7 @@
 //! Events: what a record captures and what a wait waits for.
 
 use crate::rig::*;
-use gpu_pool::driver::{DriverRef, FaultKind};
+use gpu_pool::extend::driver::{DriverRef, FaultKind};
 use gpu_pool_lab::prelude::*;
 use std::{
     thread,

@@ -1,7 +1,7 @@
 //! Graphs: captured once, launched often.
 
 use crate::rig::*;
-use gpu_pool::driver::{DriverRef, FaultKind, RawGraph};
+use gpu_pool::extend::driver::{DriverRef, FaultKind, RawGraph};
 
 /// `all[i] += 1` after `all[..half] = all[half..]`, of 2048 words.
 fn shift_and_add(device: &DriverRef, all: &Mem, by: &Adder) -> RawGraph {

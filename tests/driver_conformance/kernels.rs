@@ -1,7 +1,7 @@
 //! Modules, launches, products.
 
 use crate::rig::*;
-use gpu_pool::driver::{FaultKind, ModuleImage};
+use gpu_pool::extend::driver::{FaultKind, ModuleImage};
 
 pub fn launch_with_slices_and_values(rig: &Rig) {
     for device in &rig.devices {
@@ -56,7 +56,7 @@ pub fn missing_functions_are_reported(rig: &Rig) {
 
 #[cfg(feature = "blas")]
 pub fn gemm_matches_the_naive_product(rig: &Rig) {
-    use gpu_pool::driver::{Gemm, GemmMatrix, GemmType};
+    use gpu_pool::extend::driver::{Gemm, GemmMatrix, GemmType};
     let device = rig.one();
     let s = stream(device);
     let floats =

@@ -1,7 +1,7 @@
 //! One suite, two drivers: every case runs on software GPUs and, where there are any, on CUDA devices, and is written
-//! against `gpu_pool::driver::Driver` alone. It runs once more on software GPUs with the checker around them, which
-//! must neither change anything nor find anything. Where both halves pass, a difference between a laptop and a GPU
-//! machine is a bug of the program under test, not of the software GPU.
+//! against `gpu_pool::extend::driver::Driver` alone. It runs once more on software GPUs with the checker around them,
+//! which must neither change anything nor find anything. Where both halves pass, a difference between a laptop and a
+//! GPU machine is a bug of the program under test, not of the software GPU.
 //!
 //! A case that guards against a known upstream problem cites it.
 

@@ -1,7 +1,7 @@
 //! Virtual memory: windows, and what is mapped into them.
 
 use crate::rig::*;
-use gpu_pool::driver::{Address, DriverRef, DriverResult, FaultKind};
+use gpu_pool::extend::driver::{Address, DriverRef, DriverResult, FaultKind};
 
 /// A window, with all that is mapped in it.
 pub struct Window {

@@ -1,7 +1,7 @@
 //! Allocation.
 
 use crate::rig::*;
-use gpu_pool::driver::FaultKind;
+use gpu_pool::extend::driver::FaultKind;
 use std::collections::HashSet;
 
 pub fn addresses_are_aligned_and_distinct(rig: &Rig) {

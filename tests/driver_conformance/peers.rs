@@ -1,7 +1,7 @@
 //! Peer rights: directed, explicit, and never replaced by a silent detour.
 
 use crate::rig::*;
-use gpu_pool::driver::{DriverRef, DriverResult, FaultKind};
+use gpu_pool::extend::driver::{DriverRef, DriverResult, FaultKind};
 
 fn push(owner: &DriverRef, mine: &Mem, other: &DriverRef, theirs: &Mem) -> DriverResult {
     let s = stream(owner);

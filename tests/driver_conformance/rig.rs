@@ -1,6 +1,6 @@
 //! Devices to test, and handles that give back what they hold.
 
-use gpu_pool::driver::{
+use gpu_pool::extend::driver::{
     Address, DriverRef, HostArg, KernelArg, Launch, LaunchDims, ModuleImage, RawEvent, RawFunction, RawModule,
     RawStream, ValueBytes,
     host::{self, HostConfig},
@@ -38,7 +38,7 @@ impl Rig {
     pub fn cuda() -> Option<Rig> {
         static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(|poison| poison.into_inner());
-        let devices = gpu_pool::driver::cuda::open_all().unwrap_or_default();
+        let devices = gpu_pool::extend::driver::cuda::open_all().unwrap_or_default();
         if devices.is_empty() {
             eprintln!("skipped: no CUDA device");
             return None;

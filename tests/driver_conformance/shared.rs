@@ -4,7 +4,7 @@ use crate::{
     mapped::{Window, get, put},
     rig::*,
 };
-use gpu_pool::driver::{Address, DriverRef, DriverResult, FaultKind};
+use gpu_pool::extend::driver::{Address, DriverRef, DriverResult, FaultKind};
 use std::{
     fs::File,
     os::fd::{AsFd, BorrowedFd, OwnedFd},

@@ -1,7 +1,7 @@
 //! What software GPUs promise beyond the driver's contract: strictness, survivable panics, no races, many devices.
 
 use crate::rig::*;
-use gpu_pool::driver::{
+use gpu_pool::extend::driver::{
     DriverRef, FaultKind, HostArg, HostKernel, KernelArg, Launch, LaunchDims, RawFunction,
     host::{self, HostConfig},
 };
@@ -19,7 +19,7 @@ fn slice(at: u64, bytes: usize, write: bool) -> KernelArg {
     KernelArg::Slice { address: at, bytes, write }
 }
 
-fn launch(s: &Stream, host: Option<HostKernel>, args: &[KernelArg]) -> gpu_pool::driver::DriverResult {
+fn launch(s: &Stream, host: Option<HostKernel>, args: &[KernelArg]) -> gpu_pool::extend::driver::DriverResult {
     let dims = LaunchDims::cover(1);
     let launch = Launch { name: "test_kernel", function: RawFunction(0), host, dims, args, early: false };
     // SAFETY: the cases give what their kernels take.
@@ -193,7 +193,10 @@ fn stale_and_stray_addresses_are_refused() {
     let alien = unsafe { device.fill_u8(alien.raw, 0, 1, s.raw) };
     assert_eq!(alien.unwrap_err().kind, FaultKind::PeerDenied, "another machine's memory");
     s.wait();
-    assert_eq!(device.stream_query(gpu_pool::driver::RawStream(77)).unwrap_err().kind, FaultKind::InvalidArgument);
+    assert_eq!(
+        device.stream_query(gpu_pool::extend::driver::RawStream(77)).unwrap_err().kind,
+        FaultKind::InvalidArgument
+    );
     assert_eq!(foreign.stream_query(s.raw).unwrap_err().kind, FaultKind::InvalidArgument);
 }
 
@@ -298,7 +301,7 @@ fn launches_without_right_or_twin_are_refused() {
     let rig = Rig::host(2);
     let (a, b) = rig.two().unwrap();
     let (s, x, theirs) = (stream(a), mem(a, 100), mem(b, 100));
-    let kind = |launched: gpu_pool::driver::DriverResult| launched.unwrap_err().kind;
+    let kind = |launched: gpu_pool::extend::driver::DriverResult| launched.unwrap_err().kind;
     assert_eq!(kind(launch(&s, Some(nothing), &[slice(theirs.raw, 4, false)])), FaultKind::PeerDenied);
     let missing = launch(&s, None, &[]).unwrap_err();
     assert!(missing.kind == FaultKind::NotFound && missing.detail.contains("test_kernel"), "{missing}");

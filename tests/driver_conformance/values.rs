@@ -1,7 +1,7 @@
 //! Words in memory as flags.
 
 use crate::rig::*;
-use gpu_pool::driver::DriverRef;
+use gpu_pool::extend::driver::DriverRef;
 use std::{sync::atomic::AtomicU64, sync::atomic::Ordering, thread, time::Duration};
 
 fn able(device: &DriverRef) -> bool {

@@ -9,7 +9,8 @@ use crate::{
     told::{group_of, on_one_of, place, told},
 };
 use gpu_pool::{
-    Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, PinnedBuffer, ReduceOp, Result, each_mut,
+    Device, DeviceBuffer, Error, GpuPool, LaunchDims, PinnedBuffer, ReduceOp, Result, each_mut,
+    gradients::GradientExchange,
 };
 use gpu_pool_lab::prelude::*;
 use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, Topology};

@@ -6,8 +6,12 @@ use crate::{
     support::{self, failure, guarded},
 };
 use gpu_pool::{
-    Algorithm, AsView, AsViewMut, Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, ReduceOp, Result,
-    Schedule, Wire, each_mut, rows_mut,
+    AsView, AsViewMut, Device, DeviceBuffer, Error, GpuPool, LaunchDims, ReduceOp, Result,
+    collective::Algorithm,
+    each_mut,
+    gradients::{GradientExchange, Wire},
+    host::Schedule,
+    rows_mut,
 };
 use gpu_pool_lab::prelude::*;
 use gpu_pool_lab::{Explorer, Topology};

@@ -5,14 +5,14 @@ use crate::{
     rig::{self, Rng, SIZES, all, backwards, bits, plain, small, step},
     support::{Gpus, cases},
 };
-use gpu_pool::{Algorithm, Builder, GradientExchange, ReduceOp};
+use gpu_pool::{Builder, ReduceOp, collective::Algorithm, gradients::GradientExchange};
 use proptest::{
     prelude::*,
     test_runner::{Config, TestRunner},
 };
 
 /// Some steps of all operations, in any memory, against plain all-reduces.
-fn is_plain(pool: Builder, sizes: &[usize], exchange: gpu_pool::GradientExchangeBuilder) {
+fn is_plain(pool: Builder, sizes: &[usize], exchange: gpu_pool::gradients::GradientExchangeBuilder) {
     let pool = pool.build().unwrap();
     let weighted = |rank: usize| ReduceOp::Scaled(0.25 + rank as f64);
     for op in [ReduceOp::Avg, ReduceOp::Sum, ReduceOp::Scaled(1.0)] {

@@ -5,7 +5,10 @@ use crate::{
     rig::{self, all, give, refused, small},
     support::{Gpus, failure},
 };
-use gpu_pool::{Device, Error, GradientExchange, GradientExchangeBuilder, ReduceOp, Result, Wire};
+use gpu_pool::{
+    Device, Error, ReduceOp, Result,
+    gradients::{GradientExchange, GradientExchangeBuilder, Wire},
+};
 
 /// What differs, and that it is told with the two members and their own lines.
 #[track_caller]

@@ -6,7 +6,10 @@ use crate::{
     rig::{self, SIZES, all, backwards, bits, give, plain, refused, small, step},
     support::{failure, until},
 };
-use gpu_pool::{Device, Error, GradientExchange, ReduceOp, Wire};
+use gpu_pool::{
+    Device, Error, ReduceOp,
+    gradients::{GradientExchange, Wire},
+};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 

@@ -4,7 +4,10 @@ use crate::{
     on_both,
     rig::{self, SIZES, all, backwards, bits, give, plain, small, step},
 };
-use gpu_pool::{Device, DeviceBuffer, Error, GradientExchange, GradientExchangeBuilder, Graph, ReduceOp};
+use gpu_pool::{
+    Device, DeviceBuffer, Error, Graph, ReduceOp,
+    gradients::{GradientExchange, GradientExchangeBuilder},
+};
 
 /// Buckets of one gradient each.
 fn each() -> GradientExchangeBuilder {

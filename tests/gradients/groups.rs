@@ -5,7 +5,10 @@ use crate::{
     rig::{self, SIZES, all, backwards, bits, give, norm_of, numbers, refused, small, step},
     support::failure,
 };
-use gpu_pool::{Error, GradientExchange, Group, ReduceOp, Result, Wire};
+use gpu_pool::{
+    Error, Group, ReduceOp, Result,
+    gradients::{GradientExchange, Wire},
+};
 use parking_lot::Mutex;
 use std::time::Duration;
 

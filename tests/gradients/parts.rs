@@ -4,7 +4,10 @@ use crate::{
     on_both,
     rig::{self, SIZES, backwards, give, numbers, refused},
 };
-use gpu_pool::{Device, Error, GradientExchange, GradientExchangeBuilder, ReduceOp, Wire};
+use gpu_pool::{
+    Device, Error, ReduceOp,
+    gradients::{GradientExchange, GradientExchangeBuilder, Wire},
+};
 use std::ops::Range;
 
 fn scattered() -> GradientExchangeBuilder {

@@ -2,8 +2,9 @@
 
 use crate::support::{Gpus, succeeds};
 use gpu_pool::{
-    Builder, Device, DeviceBuffer, Error, Exchanged, GpuPool, Gradient, GradientExchange, GradientExchangeBuilder,
-    ReduceOp, ReduceOrder,
+    Builder, Device, DeviceBuffer, Error, GpuPool, ReduceOp,
+    collective::ReduceOrder,
+    gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder},
 };
 
 /// Sums in the order of ranks, however they are made: then a plain all-reduce of each gradient has the same bits. GPUs

@@ -5,9 +5,11 @@ use crate::{
     rig::{self, SIZES, all, backwards, bits, give, norm_of, numbers, plain, small, step},
     support::{Gpus, on_host},
 };
-use gpu_pool::{GradientExchange, Kernel, LaunchDims, Module, ReduceOp, Wire};
-use gpu_pool_lab::Check;
-use gpu_pool_lab::prelude::*;
+use gpu_pool::{
+    Kernel, LaunchDims, Module, ReduceOp,
+    gradients::{GradientExchange, Wire},
+};
+use gpu_pool_lab::{Check, prelude::*};
 use std::{
     sync::atomic::{AtomicBool, Ordering::*},
     task::Poll,

@@ -5,7 +5,11 @@ use crate::{
     rig::{self, Rng, SIZES, all, backwards, give, numbers, refused, small},
     support::{Gpus, failure, long},
 };
-use gpu_pool::{Error, Float, Gradient, GradientExchange, ReduceOp, Wire};
+use gpu_pool::{
+    Error, ReduceOp,
+    gradients::{Gradient, GradientExchange, Wire},
+    kernel::Float,
+};
 use half::{bf16, f16};
 use std::fmt::Debug;
 

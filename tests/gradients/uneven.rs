@@ -5,7 +5,7 @@ use crate::{
     rig::{self, all, give, refused, small},
     support::failure,
 };
-use gpu_pool::{DeviceBuffer, Error, GradientExchange, ReduceOp};
+use gpu_pool::{DeviceBuffer, Error, ReduceOp, gradients::GradientExchange};
 use parking_lot::Mutex;
 
 on_both! {

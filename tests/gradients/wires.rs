@@ -4,7 +4,7 @@ use crate::{
     on_both,
     rig::{self, SIZES, all, backwards, bits, norm_of, numbers, small, step},
 };
-use gpu_pool::{ReduceOp, Wire};
+use gpu_pool::{ReduceOp, gradients::Wire};
 
 /// Half a unit in the last place of a number near 1, and half the smallest step.
 fn rounding(wire: Wire) -> (f64, f64) {

@@ -100,8 +100,8 @@ on_both! {
 
     2: fn a_graph_copies_from_a_peer(gpus) {
         let pool = gpus.pool(2);
-        if pool.report().peer(0, 1).route != gpu_pool::Route::Direct
-            || pool.report().peer(1, 0).route != gpu_pool::Route::Direct
+        if pool.report().peer(0, 1).route != gpu_pool::collective::Route::Direct
+            || pool.report().peer(1, 0).route != gpu_pool::collective::Route::Direct
         {
             println!("skipped: no direct route between devices 0 and 1");
             return;

@@ -224,7 +224,7 @@ on_both! {
     // use until all have drained. (This is the test that fails when nothing is parked: in the others the block's own
     // uses order what comes next, and no member can allocate before all have drained.)
     2: fn nothing_is_handed_out_in_an_abort(gpus) {
-        let pool = limited(gpus, 2, gpu_pool::BackingChoice::Auto, 8 * MIB).build().unwrap();
+        let pool = limited(gpus, 2, gpu_pool::memory::BackingChoice::Auto, 8 * MIB).build().unwrap();
         // A panic of one who comes late would not be told.
         let seen = Mutex::new(None);
         let ready = AtomicBool::new(false);

@@ -6,7 +6,7 @@ use crate::{
     rig::{KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, limited, on_backings, on_limited, on_pools},
     support::all_are,
 };
-use gpu_pool::{BackingChoice, Device, DeviceBuffer, Error};
+use gpu_pool::{Device, DeviceBuffer, Error, memory::BackingChoice};
 
 /// Bytes reserved over the most that lived at once, in per cent.
 fn per_cent(dev: &Device) -> u64 {

@@ -23,9 +23,12 @@ use crate::{
     rig::{BACKINGS, assert_books},
     support::{self, Gpus},
 };
-use gpu_pool::{BackingChoice, BlockState, Builder, Error, GpuPool, Schedule};
-use gpu_pool_lab::prelude::*;
-use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
+use gpu_pool::{
+    Builder, Error, GpuPool,
+    host::Schedule,
+    memory::{BackingChoice, BlockState},
+};
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use model::Model;
 use parking_lot::Mutex;
 use program::{LIMIT, Player, Shared};

@@ -6,13 +6,16 @@ use crate::{
     rig::{KIB, MIB, Rng, assert_at_rest, assert_books, bytes_of, limited, on_backings},
     support::failure,
 };
-use gpu_pool::{BlockState, DeviceBuffer, Error, EventKind};
+use gpu_pool::{
+    DeviceBuffer, Error,
+    memory::{BlockState, EventKind},
+};
 use std::{panic::Location, thread};
 
 /// What PyTorch's viewer (`torch/utils/viz/MemoryViz.js`) and `torch/cuda/_memory_viz.py` take for granted.
 #[cfg(feature = "insight")]
 mod viz {
-    use gpu_pool::{EventKind, MemorySnapshot};
+    use gpu_pool::memory::{EventKind, MemorySnapshot};
     use serde_json::Value;
     use std::collections::BTreeMap;
 

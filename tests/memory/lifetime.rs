@@ -235,7 +235,7 @@ fn ends_with_live_buffers() {
 #[test]
 fn drop_on_a_thread_with_no_context_creates_none() {
     use cudarc::driver::sys;
-    if gpu_pool::driver::cuda::device_count().unwrap_or(0) < 2 {
+    if gpu_pool::extend::driver::cuda::device_count().unwrap_or(0) < 2 {
         println!("skipped: needs 2 CUDA devices");
         return;
     }

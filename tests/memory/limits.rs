@@ -10,7 +10,7 @@ use crate::{
     },
     support::{Gpus, all_are, builder, failure},
 };
-use gpu_pool::{BackingChoice, Builder, DeviceBuffer, Error};
+use gpu_pool::{Builder, DeviceBuffer, Error, memory::BackingChoice};
 
 /// Devices of 64 MiB; GPUs have what they have.
 fn small_devices(gpus: Gpus, count: usize, backing: BackingChoice) -> Builder {

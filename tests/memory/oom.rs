@@ -10,9 +10,11 @@ use crate::{
     },
     support::{all_are, failure},
 };
-use gpu_pool::{BackingChoice, Device, DeviceBuffer, Error, OutOfMemoryReport};
-use gpu_pool_lab::prelude::*;
-use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
+use gpu_pool::{
+    Device, DeviceBuffer, Error,
+    memory::{BackingChoice, OutOfMemoryReport},
+};
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::{panic::Location, sync::Arc, time::Duration};
 

@@ -2,8 +2,8 @@
 
 use crate::support::{Gpus, MODULE, failure};
 use gpu_pool::{
-    AsViewMut, BackingChoice, BlockState, Builder, Device, DeviceBuffer, DeviceCopy, Error, GpuPool, Kernel,
-    LaunchDims, MemorySnapshot, MemoryStats, OutOfMemoryReport,
+    AsViewMut, Builder, Device, DeviceBuffer, DeviceCopy, Error, GpuPool, Kernel, LaunchDims,
+    memory::{BackingChoice, BlockState, MemorySnapshot, MemoryStats, OutOfMemoryReport},
 };
 use parking_lot::Mutex;
 use std::{

@@ -9,9 +9,8 @@ use crate::{
     },
     support::{all_are, bytes, slow_add, until},
 };
-use gpu_pool::{BackingChoice, DeviceBuffer, Error};
-use gpu_pool_lab::prelude::*;
-use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
+use gpu_pool::{DeviceBuffer, Error, memory::BackingChoice};
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use parking_lot::Mutex;
 use std::{
     sync::{

@@ -2,7 +2,10 @@
 //! times so much. What fragmentation costs without it: pytorch#193400.
 
 use crate::support::{self, all_are, slow_add};
-use gpu_pool::{BackingChoice, Builder, Device, DeviceBuffer, MemoryStats, Result};
+use gpu_pool::{
+    Builder, Device, DeviceBuffer, Result,
+    memory::{BackingChoice, MemoryStats},
+};
 
 const MIB: usize = 1 << 20;
 

@@ -6,7 +6,7 @@ use crate::{
     rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, on_devices, on_pools},
     support::Gpus,
 };
-use gpu_pool::{BackingChoice, Device, DeviceBuffer, Error};
+use gpu_pool::{Device, DeviceBuffer, Error, memory::BackingChoice};
 use std::sync::Arc;
 
 /// When the work of a step's two streams is over, as seen by the host that allocates.

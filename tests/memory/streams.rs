@@ -104,7 +104,7 @@ on_both! {
 
     // The same where the ladder brings memory that lies partly in what another stream uses.
     1: fn a_wait_that_the_ladder_brings_is_counted(gpus) {
-        let pool = limited(gpus, 1, gpu_pool::BackingChoice::Vmm, 6 * MIB).build().unwrap();
+        let pool = limited(gpus, 1, gpu_pool::memory::BackingChoice::Vmm, 6 * MIB).build().unwrap();
         pool.run(|dev, _| {
             let (a, b) = (dev.stream()?, dev.stream()?);
             let (a, b) = (dev.on(&a), dev.on(&b));

@@ -1,7 +1,7 @@
 //! Conversions from and to integers.
 
 use crate::on_both;
-use gpu_pool::{CastTo, Device, DeviceCopy, Result};
+use gpu_pool::{Device, DeviceCopy, Result, kernel::CastTo};
 use half::{bf16, f16};
 
 fn same<A: CastTo<B>, B: DeviceCopy + PartialEq + std::fmt::Debug>(

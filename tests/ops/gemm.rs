@@ -4,7 +4,7 @@ use crate::{
     each_type, on_both,
     rig::{Type, acc_eps, check, close, download, upload, values},
 };
-use gpu_pool::{Device, Error, GemmOutput, GpuPool, Matrix, MatrixMut, Result};
+use gpu_pool::{Device, Error, GpuPool, Matrix, MatrixMut, Result, kernel::GemmOutput};
 
 /// `op(X)` of a row-major matrix of `lead` columns: element (r, c).
 #[derive(Clone, Copy)]

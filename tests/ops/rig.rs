@@ -1,6 +1,6 @@
 //! What the tests share: the four types, values, and bounds of errors.
 
-use gpu_pool::{Device, DeviceBuffer, Float, Result};
+use gpu_pool::{Device, DeviceBuffer, Result, kernel::Float};
 use half::{bf16, f16};
 
 /// A type of the operations, with what a test needs of it.

@@ -6,7 +6,7 @@
 //! suites that way.
 
 use crate::support::{self, Gpus, again, failure, on_cuda, printed, slow_add, until};
-use gpu_pool::{Algorithm, Builder, DType, Device, Error, GpuPool, ReduceOp};
+use gpu_pool::{Builder, DType, Device, Error, GpuPool, ReduceOp, collective::Algorithm};
 use gpu_pool_lab::{Check, prelude::*};
 use std::{
     env,
@@ -114,7 +114,7 @@ fn two_gpus_in_unequal_parts() {
 
 fn on_two(test: fn()) {
     #[cfg(feature = "cuda")]
-    if gpu_pool::driver::cuda::device_count().unwrap_or(0) >= 2 {
+    if gpu_pool::extend::driver::cuda::device_count().unwrap_or(0) >= 2 {
         return test();
     }
     let _ = test;

@@ -14,7 +14,7 @@ kernel! { static GIVE_UP: "give_up" in MODULE, fn(x: &mut [u32]); }
 
 #[test]
 fn a_gpu_that_traps_is_an_error_and_no_hang() {
-    if gpu_pool::driver::cuda::device_count().unwrap_or(0) < 2 {
+    if gpu_pool::extend::driver::cuda::device_count().unwrap_or(0) < 2 {
         println!("skipped: needs 2 CUDA devices");
         return;
     }

@@ -3,7 +3,7 @@
 //! A stand-in for libcuda, built here, plays the broken ones; the test re-runs itself with that library found first.
 
 use crate::support::{again, printed, task};
-use gpu_pool::{Error, driver::cuda};
+use gpu_pool::{Error, extend::driver::cuda};
 use std::{
     env, fs,
     path::{Path, PathBuf},

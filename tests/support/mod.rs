@@ -145,7 +145,7 @@ fn share() -> usize {
 /// How many GPUs there are.
 #[cfg(feature = "cuda")]
 pub fn cuda_devices() -> usize {
-    gpu_pool::driver::cuda::device_count().unwrap_or(0)
+    gpu_pool::extend::driver::cuda::device_count().unwrap_or(0)
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -2,7 +2,10 @@
 
 use std::{any::Any, time::Instant};
 
-use gpu_pool::{CastTo, Device, DeviceBuffer, DeviceCopy, Float, Graph, Result};
+use gpu_pool::{
+    Device, DeviceBuffer, DeviceCopy, Graph, Result,
+    kernel::{CastTo, Float},
+};
 use gpu_pool_train::prelude::*;
 use half::bf16;
 

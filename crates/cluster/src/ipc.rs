@@ -16,13 +16,11 @@
 //! **Lives.** The memory stays until the exporter and all importers have dropped it or have ended. An importer that has
 //! ended without a release is [`Error::HostLost`] for the exporter that waits for it.
 //!
-//! `wire`: frames, keys, processes. `socket`: the system calls. `chunk`, `server`: the exporter. `import`: the
-//! importer.
+//! `wire`: frames, keys, processes. `chunk`, `server`: the exporter. `import`: the importer.
 
 mod chunk;
 mod import;
 mod server;
-mod socket;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -134,7 +132,8 @@ pub trait ClusterDevice {
     ///
     /// The memory is rounded up to the granularity of the driver, 2 MiB mostly. It is not pooled: it comes from the
     /// driver and goes back to it, at the end of the device's scope at the latest; and it counts neither in
-    /// [`MemoryStats`](gpu_pool::MemoryStats) nor against [`Builder::memory_limit`](gpu_pool::Builder::memory_limit).
+    /// [`MemoryStats`](gpu_pool::memory::MemoryStats) nor against
+    /// [`Builder::memory_limit`](gpu_pool::Builder::memory_limit).
     ///
     /// ```
     /// use gpu_pool::GpuPool;

@@ -5,7 +5,7 @@
 //! a [`ToHub`] or a [`ToHost`] (`greet.rs`).
 
 use crate::runtime::transport::OUTBOX;
-use gpu_pool::{Error, WorldCall};
+use gpu_pool::{Error, error::WorldCall};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     io::{self, ErrorKind, Read, Write},

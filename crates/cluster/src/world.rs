@@ -20,7 +20,7 @@ use crate::runtime::{
     },
     transport::{Arrival, Commit, Entry, Transport, Window, World, WorldScope},
 };
-use gpu_pool::{Error, Result, Site};
+use gpu_pool::{Error, Result, error::Site};
 use std::{
     collections::{BTreeMap, VecDeque},
     fmt,

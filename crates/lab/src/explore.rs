@@ -15,7 +15,7 @@ use super::{
 };
 use gpu_pool::{
     Builder, Error, GpuPool, Result,
-    driver::host::{Schedule, Trace},
+    extend::driver::host::{Schedule, Trace},
     extend::lab::{discard, seed, write_steps},
 };
 use shrink::Shrink;

@@ -11,8 +11,9 @@ use super::{
     faulty::{self, FaultPlan},
 };
 use gpu_pool::{
-    Builder, Result, Site,
-    driver::DriverRef,
+    Builder, Result,
+    error::Site,
+    extend::driver::DriverRef,
     extend::lab::{self, BuilderInternals, FailPoint, Machine, Observer},
 };
 use std::{any::Any, sync::Arc};
@@ -144,7 +145,7 @@ pub trait LabBuilder: Sized {
     fn check(self, check: Check) -> Self;
 
     /// Software GPUs that model this machine, in virtual time. The pool has all devices of the machine, unless
-    /// [`host`](Builder::host) asks for fewer. The schedule must be [`Virtual`](gpu_pool::Schedule::Virtual), which is the
+    /// [`host`](Builder::host) asks for fewer. The schedule must be [`Virtual`](gpu_pool::host::Schedule::Virtual), which is the
     /// default then.
     fn topology(self, topology: Topology) -> Self;
 

@@ -1,7 +1,10 @@
 //! The host kernels of inboxes under the race checker, in many orders: right, and with bugs that it must find.
 
+use gpu_pool::error::Kind;
 use gpu_pool::extend::lab::DeviceInternals;
-use gpu_pool::{Algorithm, Builder, DType, Device, Element, Error, GpuPool, ReduceOp, Result, Schedule, error::Kind};
+use gpu_pool::{
+    Builder, DType, Device, Element, Error, GpuPool, ReduceOp, Result, collective::Algorithm, host::Schedule,
+};
 use gpu_pool_lab::{Check, FailPoint, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use half::{bf16, f16};
 use proptest::prelude::*;

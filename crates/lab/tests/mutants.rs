@@ -1,7 +1,8 @@
 //! The library with bugs: the checker finds each of them, and reports nothing without it.
 
+use gpu_pool::collective::Algorithm;
 use gpu_pool::{
-    Algorithm, Builder, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
+    Builder, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
     error::{Kind, Report},
 };
 use gpu_pool_lab::{Check, FailPoint, FaultPlan, prelude::*};

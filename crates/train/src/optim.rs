@@ -170,20 +170,21 @@ impl Optimizer {
     /// ZeRO-1 (Rajbhandari et al., 2020): each of `N` devices keeps the moments, and the copies in `f32` of half types,
     /// of one `N`-th of the parameters. Gradients are reduce-scattered, and new parameters gathered. The result has the
     /// same bits: sums of gradients are in the order of ranks both ways (an all-reduce is, unless it goes
-    /// [around a ring](gpu_pool::ReduceOrder)).
+    /// [around a ring](gpu_pool::collective::ReduceOrder)).
     ///
     /// Buckets are reduce-scattered beside the backward pass. Where devices reach each other's memory, one kernel of
     /// each then does the rest: it exchanges the sums of squares, clips, updates its part of all buckets, and writes
     /// the new parameters to all devices. Elsewhere (software GPUs, devices without peer access, several processes, or
-    /// with a wish for an [algorithm](gpu_pool::Algorithm)) it is separate calls for each bucket. The bits are the
-    /// same.
+    /// with a wish for an [algorithm](gpu_pool::collective::Algorithm)) it is separate calls for each bucket. The bits
+    /// are the same.
     pub fn sharded(mut self) -> Self {
         self.sharded = true;
         self
     }
 
     /// Bytes of gradients that are exchanged, and updated, at once: see
-    /// [`GradientExchangeBuilder::bucket_bytes`](gpu_pool::GradientExchangeBuilder::bucket_bytes) (default: 25 MiB).
+    /// [`GradientExchangeBuilder::bucket_bytes`](gpu_pool::gradients::GradientExchangeBuilder::bucket_bytes) (default:
+    /// 25 MiB).
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.bucket_bytes = bytes;
         self

@@ -113,7 +113,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     ///
     /// With `|dev| dev.world()` one pipeline spans all processes of a cluster (`gpu-pool-cluster`), whose devices are
     /// its ranks in their order. Each process makes the same calls. What goes from stage to stage then crosses
-    /// processes, which a [`Transfer`](gpu_pool::Transfer) of your own must be able to do. The closures of
+    /// processes, which a [`Transfer`](gpu_pool::collective::Transfer) of your own must be able to do. The closures of
     /// [`step`](Self::step) run where their stages are: `input` in the process of the first stage, `loss` in that of
     /// the last one.
     ///

@@ -63,8 +63,8 @@ const KINDS: [Kept; 3] = [Kept::First, Kept::Second, Kept::Master];
 /// **Speed.** Where the kernels of GPUs can wait for each other, a step is one kernel of each device. With one
 /// parameter it writes to the others' parameters; with several, a second one copies the others' parameters to their
 /// places, so one large buffer for all parameters is best. Elsewhere (software GPUs, several processes, no peer
-/// access, under a checker, an [`Algorithm`](gpu_pool::Algorithm) other than `Auto`, more than 64 parameters in a
-/// device's part) a step is three collectives, and kernels between them.
+/// access, under a checker, an [`Algorithm`](gpu_pool::collective::Algorithm) other than `Auto`, more than 64
+/// parameters in a device's part) a step is three collectives, and kernels between them.
 ///
 /// **Bits.** They are the same both ways, and on all devices: those of a reduce-scatter in the order of ranks, the norm
 /// in a fixed order, the update, and an all-gather. The norm's order does not depend on the number of devices.

@@ -27,11 +27,12 @@ pub use norm::SequenceNorm;
 use crate::prelude::*;
 use crate::update::{add_up, wide_len};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Float, Group, ReduceOp, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Group, ReduceOp, Result,
     extend::{
         ErrorInternals, OpSite,
         train::{DeviceInternals, GroupInternals, balanced},
     },
+    kernel::Float,
 };
 use std::ops::Range;
 

@@ -9,11 +9,13 @@ mod tests;
 
 use crate::kernels::OPTIMIZER;
 use gpu_pool::{
-    AsView, DType, Device, DeviceBuffer, DeviceView, Element, Float, Gradient, LaunchDims, Result,
+    AsView, DType, Device, DeviceBuffer, DeviceView, Element, LaunchDims, Result,
     extend::train::{
         Access, CHUNK, HostArg, HostKernel, in_type,
         segments::{Arguments, Segment, THREADS, Touch, launch, pointer, push_table, read, slice, table, touch, value},
     },
+    gradients::Gradient,
+    kernel::Float,
 };
 use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};

@@ -10,7 +10,7 @@
 
 use gpu_pool::{
     LaunchDims,
-    driver::{
+    extend::driver::{
         Address, DriverRef, DriverResult, Fault, FaultKind, HostArg, KernelArg, Launch, ModuleImage, RawEvent,
         RawFunction, RawStream, ValueBytes,
     },
@@ -104,7 +104,7 @@ const MODULE: ModuleImage = ModuleImage {
 /// `axpy_f32` for software GPUs.
 ///
 /// # Safety
-/// As [`HostKernel`](gpu_pool::driver::HostKernel) has it.
+/// As [`HostKernel`](gpu_pool::extend::driver::HostKernel) has it.
 unsafe fn axpy(_dims: LaunchDims, args: &[HostArg]) {
     let [HostArg::Slice { ptr: x, .. }, HostArg::Slice { ptr: y, .. }, HostArg::Value(n), HostArg::Value(a)] = args
     else {
@@ -123,7 +123,7 @@ unsafe fn axpy(_dims: LaunchDims, args: &[HostArg]) {
 /// `dst = src`, for the host's own accesses on software GPUs.
 ///
 /// # Safety
-/// As [`HostKernel`](gpu_pool::driver::HostKernel) has it.
+/// As [`HostKernel`](gpu_pool::extend::driver::HostKernel) has it.
 unsafe fn host_copy(_dims: LaunchDims, args: &[HostArg]) {
     let [HostArg::Slice { ptr: src, bytes, .. }, HostArg::Slice { ptr: dst, .. }] = args else {
         unreachable!("launched by `Gpu::as_host` only")

@@ -6,7 +6,7 @@
 use super::ground::Ground;
 use gpu_pool::{
     Error,
-    driver::{Fault, FaultKind},
+    extend::driver::{Fault, FaultKind},
 };
 use gpu_pool_lab::check::{Kind, Report};
 use std::{fmt, sync::Arc};

@@ -6,7 +6,7 @@ use super::{
 };
 use gpu_pool::{
     Builder, Error, GpuPool,
-    driver::{
+    extend::driver::{
         DriverRef,
         host::{self, HostConfig, MachineConfig, Schedule},
     },
@@ -78,7 +78,7 @@ impl Ground {
 
 #[cfg(feature = "cuda")]
 fn open(count: usize) -> Result<Vec<DriverRef>, Error> {
-    (0..count).map(gpu_pool::driver::cuda::open).collect()
+    (0..count).map(gpu_pool::extend::driver::cuda::open).collect()
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -89,7 +89,7 @@ fn open(_count: usize) -> Result<Vec<DriverRef>, Error> {
 /// Number of CUDA devices.
 #[cfg(feature = "cuda")]
 pub fn cuda_devices() -> usize {
-    gpu_pool::driver::cuda::device_count().unwrap_or(0)
+    gpu_pool::extend::driver::cuda::device_count().unwrap_or(0)
 }
 
 /// Number of CUDA devices.

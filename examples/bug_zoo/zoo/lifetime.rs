@@ -2,7 +2,7 @@
 
 use super::bare::{Gpu, Mem};
 use super::prelude::*;
-use gpu_pool::driver::DriverResult;
+use gpu_pool::extend::driver::DriverResult;
 use gpu_pool_lab::check::Kind;
 use std::sync::Arc;
 

@@ -1,9 +1,8 @@
 //! Exhibits: wrong beliefs about a machine with several devices.
 
 use super::prelude::*;
-use gpu_pool::Route;
-use gpu_pool_lab::prelude::*;
-use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, check::Kind};
+use gpu_pool::collective::Route;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, check::Kind, prelude::*};
 use std::sync::Arc;
 
 /// Numbers in a buffer.

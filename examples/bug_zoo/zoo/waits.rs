@@ -2,7 +2,7 @@
 
 use super::bare::{Gpu, Mem, Stream};
 use super::prelude::*;
-use gpu_pool::{ReduceOp, driver::DriverResult};
+use gpu_pool::{ReduceOp, extend::driver::DriverResult};
 
 /// Numbers in a buffer.
 const N: usize = 1 << 12;

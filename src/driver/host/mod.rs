@@ -109,7 +109,7 @@ pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> DriverRes
 /// memory that any of them has allocated.
 ///
 /// ```
-/// use gpu_pool::driver::host::{self, HostConfig};
+/// use gpu_pool::extend::driver::host::{self, HostConfig};
 /// let gpus = host::machine(&[HostConfig::default(), HostConfig::default()]);
 /// assert!(gpus[0].can_access_peer(&*gpus[1]).unwrap());
 /// ```

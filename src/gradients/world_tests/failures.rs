@@ -2,9 +2,11 @@
 //! cluster goes on, unless a process is lost.
 
 use super::{Hosts, SIZES, build, small, works, write};
-use crate::lab::prelude::*;
-use crate::lab::{FaultOp, FaultPlan, FaultRule, Injected};
-use crate::{Device, DeviceBuffer, Error, GradientExchange, Result};
+use crate::{
+    Device, DeviceBuffer, Error, Result,
+    gradients::GradientExchange,
+    lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*},
+};
 use parking_lot::Mutex;
 use std::{cell::Cell, sync::Arc};
 

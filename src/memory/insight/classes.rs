@@ -6,8 +6,8 @@ use super::{
 };
 use std::{collections::BTreeMap, fmt};
 
-/// The number of blocks of each size class, from [`MemorySnapshot::classes`](crate::MemorySnapshot::classes). The
-/// `Display` form is a table.
+/// The number of blocks of each size class, from [`MemorySnapshot::classes`](crate::memory::MemorySnapshot::classes).
+/// The `Display` form is a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryClasses {

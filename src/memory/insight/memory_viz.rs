@@ -83,7 +83,7 @@ impl MemorySnapshot {
     /// built.
     ///
     /// ```
-    /// # use gpu_pool::{GpuPool, MemorySnapshot};
+    /// # use gpu_pool::{GpuPool, memory::MemorySnapshot};
     /// let pool = GpuPool::builder().host(2).record_memory(true).build()?;
     /// let pickle = MemorySnapshot::memory_viz(&pool.memory_snapshots()?); // std::fs::write("memory.pickle", &pickle)
     /// assert_eq!((pickle[0], pickle[1]), (0x80, 3)); // the third version of pickles

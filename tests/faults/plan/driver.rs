@@ -1,7 +1,7 @@
 //! The driver around the driver, without a pool.
 
 use super::plan;
-use gpu_pool::driver::{
+use gpu_pool::extend::driver::{
     FaultKind, HostArg, KernelArg, Launch, LaunchDims, ModuleImage,
     host::{self, HostConfig},
 };
@@ -130,7 +130,7 @@ fn mappings_are_given_back_in_any_case() {
     let Some(unit) = gpu.vm_granularity() else { return };
     let all = inner[0].memory_info().unwrap().0;
     plan.resume();
-    let kind = |result: gpu_pool::driver::DriverResult| result.unwrap_err().kind;
+    let kind = |result: gpu_pool::extend::driver::DriverResult| result.unwrap_err().kind;
     assert_eq!(kind(gpu.vm_reserve(4 * unit as u64).map(drop)), FaultKind::OutOfMemory);
     let at = gpu.vm_reserve(4 * unit as u64).unwrap();
     let to = at + 2 * unit as u64;

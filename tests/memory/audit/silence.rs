@@ -5,9 +5,10 @@ use crate::{
     on_both,
     support::{self, Gpus},
 };
-use gpu_pool::{BackingChoice, Device, Error, GpuPool, Kernel, LaunchDims, ReduceOp, Result, driver::host::Schedule};
-use gpu_pool_lab::prelude::*;
-use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected};
+use gpu_pool::{
+    Device, Error, GpuPool, Kernel, LaunchDims, ReduceOp, Result, extend::driver::host::Schedule, memory::BackingChoice,
+};
+use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::{sync::Arc, task::Poll};
 

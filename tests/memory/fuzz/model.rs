@@ -1,6 +1,6 @@
 //! The reference: which addresses of a device are taken.
 
-use gpu_pool::{BlockInfo, MemoryStats};
+use gpu_pool::memory::{BlockInfo, MemoryStats};
 use std::collections::BTreeMap;
 
 /// What lives on one device. A block is in it from right after its allocation until right before its free, so an

@@ -27,8 +27,8 @@
 //! combined inside each process in the order of ranks, and rounded; then the processes' results in the order of
 //! processes, and rounded. So `f16` and `bf16` are rounded twice. An average of `f16` is a sum of parts, each over the
 //! number of all members, since the sum inside a process may be out of range where the average is not. The bits depend
-//! on how many members each process has, also with [`ReduceOrder::Rank`](crate::ReduceOrder), which fixes the order
-//! inside.
+//! on how many members each process has, also with [`ReduceOrder::Rank`](crate::collective::ReduceOrder), which fixes
+//! the order inside.
 //!
 //! Invariants (`transport.rs`): what is sent is staged before the member arrives. From the commit to the end of the
 //! messages no message depends on the gang, nor on memory that is still to be had.

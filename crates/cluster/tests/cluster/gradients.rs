@@ -2,7 +2,10 @@
 //! of its backward pass.
 
 use crate::fleet::{Fleet, pool, say};
-use gpu_pool::{Builder, Device, Error, GpuPool, Gradient, GradientExchange, ReduceOp};
+use gpu_pool::{
+    Builder, Device, Error, GpuPool, ReduceOp,
+    gradients::{Gradient, GradientExchange},
+};
 use half::{bf16, f16};
 
 /// Elements of each gradient: some buckets have several, and the last one goes in pieces.

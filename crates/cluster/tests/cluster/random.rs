@@ -7,7 +7,7 @@ use crate::{
     fleet::{Fleet, GPU_VARIABLES, GUARD, free_port, pool, say},
     support::{cases, cuda_devices, task},
 };
-use gpu_pool::{Builder, Device, DeviceBuffer, Error, Group, ReduceOp, Transfer};
+use gpu_pool::{Builder, Device, DeviceBuffer, Error, Group, ReduceOp, collective::Transfer};
 use gpu_pool_cluster::prelude::*;
 use std::{
     thread,

@@ -14,7 +14,7 @@ use super::{
     shadow::Manner,
 };
 use gpu_pool::{
-    driver::*,
+    extend::driver::*,
     extend::lab::{Watch, forward},
 };
 use smallvec::SmallVec;

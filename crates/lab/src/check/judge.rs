@@ -10,7 +10,7 @@ use super::{
     state::{HostId, Key, Removed, State},
 };
 use gpu_pool::{
-    driver::{Address, DriverResult, Fault, FaultKind},
+    extend::driver::{Address, DriverResult, Fault, FaultKind},
     extend::lab::{self, edge},
 };
 use smallvec::SmallVec;

@@ -4,14 +4,14 @@
 //!
 //! [`wrap`] puts one [`Checker`] around the devices of a pool, for software GPUs and CUDA devices alike. Every call is
 //! forwarded to the driver, except for mistakes: these are refused with a [`Report`] in the
-//! [`Fault`](gpu_pool::driver::Fault::report). A refused call submits nothing and does not change the account. [`Kind`] lists the
+//! [`Fault`](gpu_pool::extend::driver::Fault::report). A refused call submits nothing and does not change the account. [`Kind`] lists the
 //! mistakes that the checker finds.
 //!
 //! Two operations are ordered if one of these holds: they are on one stream; an event is recorded after the first and
 //! awaited before the second; the first one's stream raises a flag that the second one's stream waits for
-//! ([`write_value`](gpu_pool::driver::Driver::write_value)); a host thread has waited for the first and submits the second. Each
+//! ([`write_value`](gpu_pool::extend::driver::Driver::write_value)); a host thread has waited for the first and submits the second. Each
 //! host thread knows only the work that it has waited for, and the knowledge that other threads have given it
-//! ([`Checker::release`], [`Checker::acquire`]). A running host function ([`launch_host`](gpu_pool::driver::Driver::launch_host))
+//! ([`Checker::release`], [`Checker::acquire`]). A running host function ([`launch_host`](gpu_pool::extend::driver::Driver::launch_host))
 //! knows the earlier work of its stream.
 //!
 //! Operations of a capturing stream touch no memory. Each launch of the graph counts as all of its operations, in their
@@ -72,7 +72,7 @@ pub use host::Token;
 
 use checked::Checked;
 use gpu_pool::{
-    driver::{Address, Driver, DriverRef, RawEvent, RawStream},
+    extend::driver::{Address, Driver, DriverRef, RawEvent, RawStream},
     extend::{
         OpSite,
         lab::{self, HappensBefore, KernelWords},
@@ -113,7 +113,7 @@ pub enum Check {
 /// Puts one checker around all of these devices. Devices that already have one are not changed.
 ///
 /// ```
-/// # use gpu_pool::{driver::host, error::Kind};
+/// # use gpu_pool::{error::Kind, extend::driver::host};
 /// # use gpu_pool_lab::check;
 /// let gpus = check::wrap(host::machine(&[Default::default()]));
 /// let gpu = &gpus[0];
@@ -126,7 +126,7 @@ pub enum Check {
 /// assert_eq!(refused.report.unwrap().kind, Kind::Race);
 /// # gpu.stream_wait_idle(s, std::time::Duration::MAX)?;
 /// # unsafe { gpu.mem_free(x)? };
-/// # Ok::<(), gpu_pool::driver::Fault>(())
+/// # Ok::<(), gpu_pool::extend::driver::Fault>(())
 /// ```
 pub fn wrap(drivers: Vec<DriverRef>) -> Vec<DriverRef> {
     let checker = Checker::new(drivers.len());

@@ -2,7 +2,7 @@
 
 use super::{CheckedDriver, Checker, Kind, Report, annotate, wrap};
 use gpu_pool::{
-    driver::{
+    extend::driver::{
         DriverRef, RawStream,
         host::{self, HostConfig},
     },

@@ -6,7 +6,7 @@ use super::{
     note::Call,
     state::{HostId, Key, State},
 };
-use gpu_pool::driver::{Address, DriverResult};
+use gpu_pool::extend::driver::{Address, DriverResult};
 use smallvec::SmallVec;
 use std::{mem, ops::Range};
 
@@ -78,7 +78,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::super::{Kind, annotate, wrap};
-    use gpu_pool::driver::{DriverRef, RawGraph, RawStream, host};
+    use gpu_pool::extend::driver::{DriverRef, RawGraph, RawStream, host};
     use std::time::Duration;
 
     fn gpu() -> DriverRef {

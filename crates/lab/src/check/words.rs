@@ -18,7 +18,7 @@ use super::{
     clock::{Clock, Component},
 };
 use gpu_pool::{
-    driver::Address,
+    extend::driver::Address,
     extend::lab::{self, Block, KernelWords, Touch},
 };
 use parking_lot::Mutex;

@@ -3,7 +3,7 @@
 use super::{Explorer, Failing, Run};
 use gpu_pool::{
     GpuPool, Result,
-    driver::host::{Schedule, Trace},
+    extend::driver::host::{Schedule, Trace},
     extend::lab::silence_panics,
 };
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! State that the devices of one [`wrap`](super::wrap) share: lost devices, and the owners of events and memory.
 
 use super::plan::Injected;
-use gpu_pool::driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawEvent};
+use gpu_pool::extend::driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawEvent};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -119,7 +119,7 @@ mod tests {
         super::{FaultPlan, wrap},
         *,
     };
-    use gpu_pool::driver::host;
+    use gpu_pool::extend::driver::host;
 
     #[test]
     fn devices_on_one_gpu_are_told_apart() {

@@ -10,7 +10,7 @@ use super::{
     plan::{FaultOp, FaultPlan, Injected},
     stuck::Stuck,
 };
-use gpu_pool::{driver::*, extend::lab::forward};
+use gpu_pool::{extend::driver::*, extend::lab::forward};
 #[cfg(target_os = "linux")]
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{any::Any, sync::Arc, time::Duration};

@@ -28,7 +28,7 @@ mod stuck;
 
 pub use plan::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Fired, Injected};
 
-use gpu_pool::driver::DriverRef;
+use gpu_pool::extend::driver::DriverRef;
 use std::sync::Arc;
 
 /// Puts a plan around these devices, which are of one backend. Rules name a device by its index in `drivers`.

@@ -61,8 +61,9 @@ pub use hosts::{HostModel, Nic};
 pub use model::{CopyEngines, DeviceModel, HostCosts, KernelCost, Link, Path, Use};
 
 use gpu_pool::{
-    Error, Result, Site,
-    driver::host::HostConfig,
+    Error, Result,
+    error::Site,
+    extend::driver::host::HostConfig,
     extend::{
         ErrorInternals,
         lab::{Clock, Machine},

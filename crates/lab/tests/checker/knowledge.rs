@@ -2,8 +2,7 @@
 //! library orders, it says nothing; where nobody does, luck does not silence it.
 
 use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, ReduceOp};
-use gpu_pool_lab::prelude::*;
-use gpu_pool_lab::{Check, FaultPlan, check::Kind};
+use gpu_pool_lab::{Check, FaultPlan, check::Kind, prelude::*};
 use parking_lot::Mutex;
 use std::{
     sync::{Arc, Barrier, mpsc},

@@ -1,7 +1,7 @@
 //! Memory that was not written yet, is freed too early, or is gone.
 
 use crate::rig::*;
-use gpu_pool::driver::{Address, FaultKind};
+use gpu_pool::extend::driver::{Address, FaultKind};
 use gpu_pool_lab::check::{Kind, annotate};
 use std::time::Duration;
 

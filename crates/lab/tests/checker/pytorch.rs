@@ -21,7 +21,7 @@
 //!   every call goes through the checker from the start. `test_error_message` is `driver::check::report`'s unit tests
 //!   and `checker::reports::a_report_names_the_places_of_its_user`. `test_subclass` is about Python.
 
-use gpu_pool::driver::{
+use gpu_pool::extend::driver::{
     Address, DriverRef, DriverResult, FaultKind, HostArg, KernelArg, Launch, LaunchDims, RawEvent, RawFunction,
     RawStream,
     host::{self, HostConfig},

@@ -1,7 +1,7 @@
 //! Two accesses that nothing orders.
 
 use crate::rig::*;
-use gpu_pool::driver::{Address, HostArg, KernelArg, Launch, LaunchDims, RawFunction};
+use gpu_pool::extend::driver::{Address, HostArg, KernelArg, Launch, LaunchDims, RawFunction};
 use gpu_pool_lab::check::Kind;
 
 #[test]
@@ -105,7 +105,7 @@ fn the_source_of_a_peer_copy_is_kept_until_it_was_read() {
 #[cfg(feature = "blas")]
 #[test]
 fn a_product_touches_nothing_between_the_rows_of_its_matrices() {
-    use gpu_pool::driver::{Gemm, GemmMatrix, GemmType};
+    use gpu_pool::extend::driver::{Gemm, GemmMatrix, GemmType};
     let gpu = &gpus(1)[0];
     let (x, y, s) = (memory(gpu), memory(gpu), stream(gpu));
     // 2 x 2 in rows of 4: only the left half is written.
@@ -130,7 +130,7 @@ fn a_product_touches_nothing_between_the_rows_of_its_matrices() {
 #[cfg(feature = "blas")]
 #[test]
 fn a_product_reads_the_old_matrix_only_if_it_is_to_be_added() {
-    use gpu_pool::driver::{Gemm, GemmMatrix, GemmType};
+    use gpu_pool::extend::driver::{Gemm, GemmMatrix, GemmType};
     let gpu = &gpus(1)[0];
     let (a, b, c, s) = (memory(gpu), memory(gpu), memory(gpu), stream(gpu));
     fill(gpu, a, 0, s).unwrap();

@@ -1,7 +1,7 @@
 //! What a report says, and that the checker is a driver like any other.
 
 use crate::rig::*;
-use gpu_pool::driver::{
+use gpu_pool::extend::driver::{
     FaultKind, RawStream,
     host::{self, HostConfig},
 };

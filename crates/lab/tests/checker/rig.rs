@@ -1,6 +1,6 @@
 //! The calls of a driver in a few letters, for memory of one size.
 
-use gpu_pool::driver::{
+use gpu_pool::extend::driver::{
     Address, DriverRef, DriverResult, FaultKind, RawEvent, RawStream,
     host::{self, HostConfig},
 };

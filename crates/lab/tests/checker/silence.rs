@@ -2,9 +2,10 @@
 //! threads of the application start scopes on some of the devices, and buffers, page-locked memory and events go from
 //! anywhere to anywhere by means that the crate cannot see. With and without faults, lost devices, and little memory.
 
-use gpu_pool::{Device, DeviceBuffer, Error, Event, GpuPool, PinnedBuffer, ReduceOp, Result, driver::host::Schedule};
-use gpu_pool_lab::prelude::*;
-use gpu_pool_lab::{Check, FaultPlan};
+use gpu_pool::{
+    Device, DeviceBuffer, Error, Event, GpuPool, PinnedBuffer, ReduceOp, Result, extend::driver::host::Schedule,
+};
+use gpu_pool_lab::{Check, FaultPlan, prelude::*};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::{sync::Arc, thread};

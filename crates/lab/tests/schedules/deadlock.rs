@@ -6,7 +6,7 @@
 use crate::support::{PATIENCE, guarded};
 use gpu_pool::{
     Error, GpuPool, Kernel, LaunchDims, Module,
-    driver::{
+    extend::driver::{
         DriverRef, FaultKind,
         host::{self, Attendee, HostConfig, MachineConfig, Schedule},
     },

@@ -4,7 +4,7 @@
 use crate::support::{self, PATIENCE, guarded};
 use gpu_pool::{
     DeviceBuffer, Error, GpuPool, Kernel, LaunchDims, Module, ReduceOp, Result,
-    driver::{
+    extend::driver::{
         Address, DriverRef, FaultKind, HostArg, HostKernel, KernelArg, Launch, RawFunction, RawStream,
         host::{self, HostConfig, MachineConfig, Schedule, Trace, What},
     },
@@ -336,7 +336,7 @@ fn kernels_that_spin_see_what_the_host_writes() {
                 host::again();
             }
         }
-        let args = [KernelArg::Value(gpu_pool::driver::ValueBytes::new(&(flag as u64).to_ne_bytes()))];
+        let args = [KernelArg::Value(gpu_pool::extend::driver::ValueBytes::new(&(flag as u64).to_ne_bytes()))];
         let host: HostKernel = spins;
         let dims = LaunchDims::cover(1);
         let launch =

@@ -2,8 +2,9 @@
 
 use crate::Parameter;
 use gpu_pool::{
-    AsViewMut, Device, DeviceBuffer, DeviceViewMut, GradientExchange, Result,
+    AsViewMut, Device, DeviceBuffer, DeviceViewMut, Result,
     extend::{OpSite, train::ExchangeInternals},
+    gradients::GradientExchange,
 };
 
 /// A replica of a model. The crate has no layers and no automatic differentiation: forward and backward passes are the

@@ -5,12 +5,13 @@
 
 use crate::update::{self, Moments, Parameter, Rule};
 use gpu_pool::{
-    AsView, Device, DeviceBuffer, DeviceView, GradientExchange, ReduceOp, Result,
+    AsView, Device, DeviceBuffer, DeviceView, ReduceOp, Result,
     extend::train::{
         CHUNK, ExchangeInternals, GroupInternals, exclusive, norm,
         segments::{SEGMENTS, Segment},
         unpack,
     },
+    gradients::GradientExchange,
 };
 use smallvec::SmallVec;
 use std::ops::Range;

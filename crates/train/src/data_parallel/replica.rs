@@ -11,11 +11,12 @@ use crate::{
     update::Moments,
 };
 use gpu_pool::{
-    AsView, Device, DeviceBuffer, Error, GradientExchange, Group, PinnedBuffer, ReduceOp, Result, Shard,
+    AsView, Device, DeviceBuffer, Error, Group, PinnedBuffer, ReduceOp, Result, Shard,
     extend::{
         ErrorInternals, OpSite,
         train::{Call, DeviceInternals, ExchangeInternals, GroupInternals, shard_of},
     },
+    gradients::GradientExchange,
 };
 use std::ops::Range;
 

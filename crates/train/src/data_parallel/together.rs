@@ -10,8 +10,9 @@ use crate::{
     update::{Moments, Parameter, Rule},
 };
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, GradientExchange, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Result,
     extend::train::{Access, CHUNK, Call, DeviceInternals, ExchangeInternals, Extent, GroupInternals, Layout, area},
+    gradients::GradientExchange,
 };
 use std::{marker::PhantomData, ops::Range, sync::Arc};
 

@@ -10,11 +10,12 @@ mod functions;
 use self::functions as kernels;
 use super::family::{NULL, address};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Float, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Result,
     extend::{
         OpSite,
         train::{Operations, rows_of, same_len, tiles},
     },
+    kernel::Float,
 };
 
 /// An activation function, as neural networks use them: for [`Activations`].

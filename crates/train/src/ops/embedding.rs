@@ -8,9 +8,10 @@
 use super::family::{In, Out, each_row, kernels, small, wide};
 use crate::kernels::EMBEDDING;
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, Float, Kernel, LaunchDims, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, Kernel, LaunchDims, Result,
     extend::train::{Operations, Real, as_type, as_type_mut, lanes, rows_of, same_len, stride},
     kernel,
+    kernel::Float,
 };
 use std::collections::BTreeMap;
 

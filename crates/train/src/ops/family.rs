@@ -5,7 +5,7 @@
 //! **In place.** The device functions take an output that is one of the inputs. A Rust slice cannot be both, so the
 //! input's parameter is then a number: the address ([`Address`]) of the output beside it. The hazards see the output.
 
-use gpu_pool::{DeviceCopy, DeviceViewMut, Error, Float, Result, extend::ErrorInternals};
+use gpu_pool::{DeviceCopy, DeviceViewMut, Error, Result, extend::ErrorInternals, kernel::Float};
 
 /// A parameter that a kernel reads.
 pub(super) type In<T> = &'static [T];

@@ -8,8 +8,9 @@
 use super::family::{Address, In, Out, address, kernels};
 use crate::kernels::POINTWISE;
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Float, LaunchDims, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, LaunchDims, Result,
     extend::train::{Operations, same_len, tiles},
+    kernel::Float,
 };
 
 /// The operations of two buffers, as `kernels/pointwise.cu` counts them.

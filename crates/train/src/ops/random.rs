@@ -9,12 +9,13 @@
 use super::family::{Address, In, Out, address, kernels, wide};
 use crate::kernels::RANDOM;
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Float, Kernel, LaunchDims, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Kernel, LaunchDims, Result,
     extend::{
         ErrorInternals,
         train::{Operations, Real, fours_of_packs},
     },
     kernel,
+    kernel::Float,
 };
 use std::{f64::consts::PI, ops::Range};
 

@@ -21,11 +21,12 @@ use super::{
 };
 use crate::kernels::{COLUMNS, ROWS};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Float, LaunchDims, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, LaunchDims, Result,
     extend::{
         ErrorInternals,
         train::{Operations, Real, lanes, pairwise, rows_of, threads_of_row},
     },
+    kernel::Float,
 };
 
 /// Rows that a part of a sum of columns has, unless there would be more parts than [`MOST_PARTS`].

@@ -6,11 +6,12 @@
 use super::family::{Address, In, Out, address, kernels, small, wide};
 use crate::kernels::VOCABULARY;
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Float, LaunchDims, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, LaunchDims, Result,
     extend::{
         ErrorInternals,
         train::{Operations, Real, pairwise},
     },
+    kernel::Float,
 };
 
 /// Numbers for each row that a member tells the others: the largest element, the sum of exponentials of the differences

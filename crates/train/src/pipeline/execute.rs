@@ -12,7 +12,8 @@
 use super::stage::{NotSplit, Stage, StageContext};
 use crate::schedule::{Action, Peer, PipelineSchedule, Step, Work};
 use gpu_pool::{
-    Device, Error, Group, Result, Stream, Transfer,
+    Device, Error, Group, Result, Stream,
+    collective::Transfer,
     extend::{
         ErrorInternals, OpSite,
         train::{DeviceInternals, GroupInternals, Label, LastCall},

@@ -2,7 +2,7 @@
 //!
 //! `pipeline/execute.rs` calls it. It may use the operations of a device.
 
-use gpu_pool::{Device, Error, Result, Transfer};
+use gpu_pool::{Device, Error, Result, collective::Transfer};
 use std::fmt;
 
 /// Where in a step a stage is called.

@@ -3,8 +3,9 @@
 use super::{Wide, elements, fits, part_of};
 use crate::prelude::*;
 use gpu_pool::{
-    AsView, DeviceBuffer, Element, Error, Float, Group, ReduceOp, Result,
+    AsView, DeviceBuffer, Element, Error, Group, ReduceOp, Result,
     extend::{ErrorInternals, OpSite},
+    kernel::Float,
 };
 use std::ops::Range;
 

@@ -6,11 +6,12 @@
 use super::{Wide, columns, elements, fits, gather_rows, overlapped, part_of, put, scatter_rows};
 use crate::{Activation, NormSaved, RowNorm, prelude::*};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Float, Group, Matrix, ReduceOp, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Group, Matrix, ReduceOp, Result,
     extend::{
         OpSite,
         train::{DeviceInternals, Real},
     },
+    kernel::Float,
 };
 use std::ops::Range;
 

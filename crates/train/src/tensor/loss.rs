@@ -3,8 +3,9 @@
 use super::{Indices, fits};
 use crate::ops::vocabulary::{STATS, Vocabulary};
 use gpu_pool::{
-    AsView, AsViewMut, DeviceBuffer, Element, Float, Group, Result,
+    AsView, AsViewMut, DeviceBuffer, Element, Group, Result,
     extend::{OpSite, train::DeviceInternals},
+    kernel::Float,
 };
 
 /// Softmax and cross-entropy of rows whose columns lie on the group's members: the vocabulary-parallel loss of

@@ -3,8 +3,9 @@
 use super::{Wide, both, overlapped, put};
 use crate::{NormSaved, prelude::*};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, Element, Float, Group, ReduceOp, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, Element, Group, ReduceOp, Result,
     extend::{OpSite, train::check_eps},
+    kernel::Float,
 };
 
 /// Layer norm or RMS norm of the rows that a member has, with weights that all members have (Korthikanti et al., 2022).

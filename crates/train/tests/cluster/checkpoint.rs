@@ -3,7 +3,7 @@
 use crate::fleet::{Fleet, free_port, pool, say};
 #[cfg(feature = "cuda")]
 use crate::{fleet::GPU_VARIABLES, support::cuda_devices};
-use gpu_pool::{Builder, Device, DeviceBuffer, Error, ReduceOp, WorldCall};
+use gpu_pool::{Builder, Device, DeviceBuffer, Error, ReduceOp, error::WorldCall};
 use gpu_pool_cluster::Cluster;
 use gpu_pool_train::{Checkpoint, DataParallel, Model, Optimizer, ShardedOptimizer, ShardedState};
 use std::{fs, path::Path};

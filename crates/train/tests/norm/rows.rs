@@ -7,7 +7,10 @@ use crate::{
     rig::{assert_works, ways},
     support::{Gpus, failure, slow_add},
 };
-use gpu_pool::{Algorithm, AsView, DType, Device, DeviceBuffer, Element, Error, Float, GpuPool, ReduceOp, Result};
+use gpu_pool::{
+    AsView, DType, Device, DeviceBuffer, Element, Error, GpuPool, ReduceOp, Result, collective::Algorithm,
+    kernel::Float,
+};
 use gpu_pool_train::{NormSaved, RowNorm, prelude::*};
 use half::{bf16, f16};
 use proptest::{prelude::*, test_runner::TestRunner};

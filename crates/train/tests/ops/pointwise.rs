@@ -5,7 +5,7 @@ use crate::{
     rig::{Type, acc_eps, close, download, upload, values},
     support::Gpus,
 };
-use gpu_pool::{CastTo, Device};
+use gpu_pool::{Device, kernel::CastTo};
 use gpu_pool_train::{Activation, prelude::*};
 use half::{bf16, f16};
 

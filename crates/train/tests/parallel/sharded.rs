@@ -5,7 +5,7 @@ use crate::{
     on_both,
     support::{Gpus, failure},
 };
-use gpu_pool::{Algorithm, DType, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result};
+use gpu_pool::{DType, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result, collective::Algorithm};
 use gpu_pool_train::{Optimizer, ShardedOptimizer, ShardedState};
 use half::{bf16, f16};
 

@@ -11,7 +11,7 @@ mod software;
 
 use crate::support::failure;
 use block::{Block, SHAPES, whole};
-use gpu_pool::{Device, Element, Error, Float, GpuPool, Group, Matrix, ReduceOp, Result};
+use gpu_pool::{Device, Element, Error, GpuPool, Group, Matrix, ReduceOp, Result, kernel::Float};
 use gpu_pool_train::{
     Activation, ColumnLinear, Indices, RowLinear, RowNorm, SequenceNorm, VocabularyEmbedding, gather_rows, part_of,
     prelude::*, scatter_rows, vocabulary_cross_entropy,

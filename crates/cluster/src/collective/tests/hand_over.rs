@@ -1,8 +1,11 @@
 //! `give` and `take` between processes: which values cross, in any order of tags, and what ends a wait.
 
 use super::super::loopback::Hosts;
-use crate::lab::{Check, prelude::*};
-use crate::{Builder, Device, DeviceBuffer, Element, Error, Pack, Result, Transfer, Unpack};
+use crate::{
+    Builder, Device, DeviceBuffer, Element, Error, Result,
+    collective::{Pack, Transfer, Unpack},
+    lab::{Check, prelude::*},
+};
 use proptest::prelude::*;
 use std::{fmt::Debug, sync::Arc};
 

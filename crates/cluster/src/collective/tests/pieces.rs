@@ -2,9 +2,11 @@
 //! when something fails between pieces. What a call is said to do. Small buffers together.
 
 use super::{super::loopback::Hosts, part, sums};
-use crate::lab::prelude::*;
-use crate::lab::{FaultOp, FaultPlan, FaultRule, Injected};
-use crate::{Algorithm, DType, Error, ReduceOp};
+use crate::{
+    DType, Error, ReduceOp,
+    collective::Algorithm,
+    lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*},
+};
 use parking_lot::Mutex;
 use std::cell::Cell;
 

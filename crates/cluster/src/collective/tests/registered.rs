@@ -1,7 +1,7 @@
 //! Memory that is registered with a transport between devices ([`loopback`](super::super::loopback)).
 
 use super::{super::loopback::Hosts, numbers, sums};
-use crate::{AsView, DeviceBuffer, Error, GradientExchange, ReduceOp};
+use crate::{AsView, DeviceBuffer, Error, ReduceOp, gradients::GradientExchange};
 
 fn of(dev: &crate::Device, elements: &[f32]) -> crate::Result<DeviceBuffer<f32>> {
     let mut buffer = dev.zeros_dedicated(elements.len())?;

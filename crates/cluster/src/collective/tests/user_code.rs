@@ -2,7 +2,11 @@
 //! and no memory is lost.
 
 use super::super::loopback::Hosts;
-use crate::{Builder, Device, DeviceBuffer, Error, GpuPool, Pack, ReduceOp, Transfer, Unpack, panics};
+use crate::{
+    Builder, Device, DeviceBuffer, Error, GpuPool, ReduceOp,
+    collective::{Pack, Transfer, Unpack},
+    panics,
+};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{
     fmt,

@@ -5,7 +5,7 @@ use super::{
     library::{Comm, Config, Functions, Stream},
     *,
 };
-use gpu_pool::driver::host;
+use gpu_pool::extend::driver::host;
 use std::{
     ffi::{c_char, c_int, c_void},
     ptr::{null, null_mut},

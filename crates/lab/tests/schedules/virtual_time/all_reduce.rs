@@ -2,7 +2,7 @@
 //! machine.
 
 use super::ring::{self, Ring, Timing};
-use gpu_pool::driver::host::{self, HostConfig, MachineConfig, Schedule};
+use gpu_pool::extend::driver::host::{self, HostConfig, MachineConfig, Schedule};
 use gpu_pool_lab::{Topology, topology::HostCosts};
 use std::sync::Arc;
 

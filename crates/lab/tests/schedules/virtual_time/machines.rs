@@ -87,7 +87,7 @@ to it 55 GB/s after 2.1 us
 #[cfg(feature = "topology-files")]
 mod files {
     use super::*;
-    use gpu_pool::driver::host::{self, MachineConfig, Schedule};
+    use gpu_pool::extend::driver::host::{self, MachineConfig, Schedule};
     use proptest::prelude::*;
     use std::{
         path::{Path as FilePath, PathBuf},

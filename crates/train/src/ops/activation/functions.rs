@@ -6,7 +6,7 @@ use crate::{
     kernels::POINTWISE,
     ops::family::{Address, In, Out, kernels, wide},
 };
-use gpu_pool::{Float, LaunchDims, extend::train::Real};
+use gpu_pool::{LaunchDims, extend::train::Real, kernel::Float};
 
 const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
 /// `1 / sqrt(2 pi)`

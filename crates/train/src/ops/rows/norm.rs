@@ -11,8 +11,9 @@ pub use all_reduce::AllReduceNorm;
 use self::functions as kernels;
 use super::{column_dims, finish, parts_of, row_dims};
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, Float, LaunchDims, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, LaunchDims, Result,
     extend::train::{Operations, check_eps, rows_of, same_len},
+    kernel::Float,
 };
 
 /// What a layer norm gives: `y`, and the mean and `1 / sqrt(variance + eps)` of each row.

@@ -11,11 +11,12 @@ use super::{
 };
 use crate::kernels::ROWS;
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, Error, Float, LaunchDims, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, Error, LaunchDims, Result,
     extend::{
         ErrorInternals,
         train::{Operations, Real, pairwise, rows_of, same_len},
     },
+    kernel::Float,
 };
 
 /// The greatest element of a row, and the sum of the exponentials of the differences to it.

@@ -5,7 +5,10 @@ use crate::{
     on_both,
     support::{Gpus, failure, on_cuda},
 };
-use gpu_pool::{Algorithm, Error, GpuPool, ReduceOrder, Result};
+use gpu_pool::{
+    Error, GpuPool, Result,
+    collective::{Algorithm, ReduceOrder},
+};
 use gpu_pool_train::{DataParallel, LearningRate, Optimizer};
 use half::{bf16, f16};
 

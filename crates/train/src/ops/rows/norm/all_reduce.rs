@@ -8,11 +8,12 @@
 use super::{super::row_dims, kernels};
 use crate::ops::Pointwise;
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceView, DeviceViewMut, Element, Float, Group, Result,
+    AsView, AsViewMut, Device, DeviceView, DeviceViewMut, Element, Group, Result,
     extend::{
         OpSite,
         train::{NormSaved, Operations, RowNorm, same_len, sum_and_norm},
     },
+    kernel::Float,
 };
 
 /// A collective with the work that follows it. The members are all devices of the scope (of a [`Device`]), or the
@@ -31,14 +32,15 @@ pub trait AllReduceNorm {
     /// [`add_in_place`](crate::ops::Pointwise::add_in_place), and [`rms_norm`](super::Norms::rms_norm) or
     /// [`layer_norm`](super::Norms::layer_norm), one after the other: the sum and the residual are rounded to the
     /// element's type each. The sum is in the order of ranks whatever its size, as with
-    /// [`ReduceOrder::Rank`](gpu_pool::ReduceOrder). So the bits depend on a row's elements alone, not on the number of
-    /// rows nor on the row's place. Members with the same residual and weights hold the same bits; each member's
-    /// residual and weights are its own.
+    /// [`ReduceOrder::Rank`](gpu_pool::collective::ReduceOrder). So the bits depend on a row's elements alone, not on
+    /// the number of rows nor on the row's place. Members with the same residual and weights hold the same bits; each
+    /// member's residual and weights are its own.
     ///
     /// Between GPUs with peer access one kernel does it all, for `f32`, `f16` and `bf16`, and rows of whole 16 bytes
     /// and at most 16384 elements; elsewhere it is the three calls. Few rows go by peers' inboxes
-    /// ([`Algorithm::Inbox`](gpu_pool::Algorithm::Inbox)), many are read where they are
-    /// ([`Algorithm::Direct`](gpu_pool::Algorithm::Direct)); either can be asked for. `Group::explain_norm` says which.
+    /// ([`Algorithm::Inbox`](gpu_pool::collective::Algorithm::Inbox)), many are read where they are
+    /// ([`Algorithm::Direct`](gpu_pool::collective::Algorithm::Direct)); either can be asked for. `Group::explain_norm`
+    /// says which.
     ///
     /// Asynchronous on the current stream; can be captured.
     ///

@@ -8,8 +8,9 @@ use crate::{
     },
 };
 use gpu_pool::{
-    Float, LaunchDims,
+    LaunchDims,
     extend::train::{Real, pairwise},
+    kernel::Float,
 };
 
 /// The mean of `f(i)` over a row of `cols` elements.
