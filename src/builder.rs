@@ -24,10 +24,7 @@ use crate::{
         observe::{self, Observer},
     },
     error::{Error, Result, op_site::OpSite},
-    fabric::{
-        packing::Carriers,
-        transport::{Connect, World},
-    },
+    fabric::{packing::Carriers, processes::Connect},
     memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
     thread::worker,
@@ -99,10 +96,8 @@ pub struct Builder {
     observer: Option<Arc<dyn Observer>>,
     schedule: Option<host::Schedule>,
     machine: host::MachineConfig,
-    /// What connects the pool to other processes,
+    /// What connects the pool to other processes.
     pub(crate) cluster: Option<Arc<dyn Connect>>,
-    /// and what it has connected.
-    world: Option<Arc<dyn World>>,
     carriers: Carriers,
 }
 
@@ -365,13 +360,6 @@ impl Builder {
     /// Settings of software GPUs as a whole.
     pub(crate) fn machine_config(&mut self) -> &mut host::MachineConfig {
         &mut self.machine
-    }
-
-    /// The pool is this process's part of a cluster.
-    #[cfg(test)]
-    pub(crate) fn in_world(mut self, world: Arc<dyn World>) -> Self {
-        self.world = Some(world);
-        self
     }
 }
 

@@ -1,11 +1,11 @@
 //! `give` and `take` between processes: which values cross, in any order of tags, and what ends a wait.
 
 use super::super::loopback::Hosts;
-use crate::{
+use gpu_pool::{
     Builder, Device, DeviceBuffer, Element, Error, Result,
     collective::{Pack, Transfer, Unpack},
-    lab::{Check, prelude::*},
 };
+use gpu_pool_lab::{Check, prelude::*};
 use proptest::prelude::*;
 use std::{fmt::Debug, sync::Arc};
 
@@ -31,7 +31,7 @@ struct Batch {
     names: Vec<String>,
     more: Option<(DeviceBuffer<u8>, usize, isize)>,
 }
-crate::transfer_fields!(Batch { x, names, more });
+gpu_pool::transfer_fields!(Batch { x, names, more });
 
 /// It does not say how it crosses.
 struct Local;

@@ -3,10 +3,12 @@
 
 mod failures;
 
-use super::{Gradient, GradientExchange, GradientExchangeBuilder, Wire};
-use crate::lab::Check;
-use crate::lab::prelude::*;
-use crate::{Device, Error, ReduceOp, Result, collective::world::loopback::Hosts};
+use super::super::loopback::Hosts;
+use gpu_pool::{
+    Device, Error, ReduceOp, Result,
+    gradients::{Gradient, GradientExchange, GradientExchangeBuilder, Wire},
+};
+use gpu_pool_lab::{Check, prelude::*};
 use half::{bf16, f16};
 use parking_lot::{Condvar, Mutex};
 use std::{sync::Arc, time::Duration};
