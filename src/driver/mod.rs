@@ -2,8 +2,8 @@
 //!
 //! One [`Driver`] object stands for one device. Two implementations: [`cuda`] maps each call to the CUDA driver,
 //! [`host`] is a software GPU. Everything above is written once and runs on both; `tests/driver_conformance/` holds
-//! both to this contract. [`check`] and [`faulty`] are layers: drivers around a driver, written with `layer`'s
-//! forwards.
+//! both to this contract. The checker and the fault plans of `gpu-pool-lab` are layers: drivers around a driver, written
+//! with `layer`'s forwards.
 //!
 //! # Contract
 //!
@@ -32,24 +32,23 @@
 //!   submitted nothing.
 //! * **Asynchronous failures** (a kernel that traps) are reported by any later call, as in CUDA.
 
-#[path = "../../crates/lab/src/check/mod.rs"]
-pub mod check;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-#[path = "../../crates/lab/src/faulty/mod.rs"]
-pub mod faulty;
 pub(crate) mod gate;
 #[cfg(feature = "blas")]
 mod gemm;
 pub mod host;
-mod layer;
+pub(crate) mod layer;
 pub(crate) mod module;
+pub(crate) mod observe;
 pub(crate) mod route;
 mod types;
 
 #[cfg(feature = "blas")]
 pub use gemm::*;
 pub use types::*;
+
+use observe::Watch;
 
 #[cfg(target_os = "linux")]
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -72,6 +71,11 @@ pub trait Driver: Any + Send + Sync {
 
     /// The wrapped driver, if this driver is a layer.
     fn inner(&self) -> Option<&DriverRef> {
+        None
+    }
+
+    /// The order of the pool's work, if this driver is a layer that follows it.
+    fn watch(&self) -> Option<Watch> {
         None
     }
 

@@ -173,7 +173,7 @@ pub enum Algorithm {
     /// as under `Auto`; which goes this way with what is not large: up to 8 MB, five and more GPUs up to 16 MB (and
     /// with an `all_reduce_norm` of less than 16 MB). Software GPUs go this way when they are asked to, step by step
     /// and by small inboxes: to try the protocol, also under the race checker
-    /// ([`Check::Races`](crate::Check::Races)); it is slower there.
+    /// (`Check::Races` of the crate `gpu-pool-lab`); it is slower there.
     Inbox,
     /// Sums (of all-reduce, reduce and reduce-scatter) by one kernel on each device, which only writes to peers'
     /// memory: every member sends its part of a slice to the slice's owner, who adds up and sends the result back.

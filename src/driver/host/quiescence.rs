@@ -11,7 +11,7 @@
 //! was blocked in between, so all of them were blocked at one moment.
 
 use super::{sched::Core, slab::Key};
-use crate::driver::check::OpSite;
+use crate::error::op_site::OpSite;
 use std::{
     sync::{Arc, Weak},
     thread::ThreadId,
