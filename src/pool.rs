@@ -132,7 +132,8 @@ impl GpuPool {
     /// # Errors
     /// [`Error::NestedScope`] on a device thread; [`Error::Forked`]; [`Error::Panicked`] when a device thread panicked
     /// outside of any scope because of a bug in this crate (a drop of a user's value may panic: that is no error);
-    /// [`Error::Misuse`] when the checker has refused to free memory that is in use, or has found a write out of bounds.
+    /// [`Error::Misuse`] when the checker has refused to free memory that is in use, or has found a write out of
+    /// bounds.
     #[track_caller]
     pub fn close(self) -> Result<()> {
         if on_device_thread() {

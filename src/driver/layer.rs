@@ -1,8 +1,8 @@
 //! Default forwards for layers: drivers that wrap another driver and do something around its calls.
 //!
 //! The layers of `gpu-pool-lab` use the macro `forward!` in their `impl Driver`. So does `cuda`, to forward to its own
-//! methods. The types that it names must be in scope there. The macro knows the types of all calls, so a layer names only arguments. The contract stays in
-//! [`Driver`](super::Driver).
+//! methods. The types that it names must be in scope there. The macro knows the types of all calls, so a layer names
+//! only arguments. The contract stays in [`Driver`](super::Driver).
 //!
 //! Invariant: a layer cannot miss a call. No call of the trait has a default body, so a layer that neither lists a call
 //! nor writes it in full does not compile.
@@ -37,7 +37,9 @@ macro_rules! __forward {
     (@ vm_map $($r:tt)*) => { $crate::__forward! { unsafe vm_map [Address, usize] DriverResult; $($r)* } };
     (@ vm_unmap $($r:tt)*) => { $crate::__forward! { unsafe vm_unmap [Address, usize] DriverResult; $($r)* } };
     (@ vm_move $($r:tt)*) => { $crate::__forward! { unsafe vm_move [Address, Address, usize] DriverResult; $($r)* } };
-    (@ vm_export $($r:tt)*) => { $crate::__forward! { unsafe vm_export [Address, usize] DriverResult<OwnedFd>; $($r)* } };
+    (@ vm_export $($r:tt)*) => {
+        $crate::__forward! { unsafe vm_export [Address, usize] DriverResult<OwnedFd>; $($r)* }
+    };
     (@ vm_import $($r:tt)*) => {
         $crate::__forward! { unsafe vm_import [Address, usize, BorrowedFd<'_>] DriverResult; $($r)* }
     };
@@ -52,9 +54,13 @@ macro_rules! __forward {
     };
     (@ event_create $($r:tt)*) => { $crate::__forward! { safe event_create [bool] DriverResult<RawEvent>; $($r)* } };
     (@ event_destroy $($r:tt)*) => { $crate::__forward! { unsafe event_destroy [RawEvent] DriverResult; $($r)* } };
-    (@ event_record $($r:tt)*) => { $crate::__forward! { safe event_record [RawEvent, RawStream] DriverResult; $($r)* } };
+    (@ event_record $($r:tt)*) => {
+        $crate::__forward! { safe event_record [RawEvent, RawStream] DriverResult; $($r)* }
+    };
     (@ event_query $($r:tt)*) => { $crate::__forward! { safe event_query [RawEvent] DriverResult<bool>; $($r)* } };
-    (@ event_wait $($r:tt)*) => { $crate::__forward! { safe event_wait [RawEvent, Duration] DriverResult<bool>; $($r)* } };
+    (@ event_wait $($r:tt)*) => {
+        $crate::__forward! { safe event_wait [RawEvent, Duration] DriverResult<bool>; $($r)* }
+    };
     (@ event_elapsed $($r:tt)*) => {
         $crate::__forward! { safe event_elapsed [RawEvent, RawEvent] DriverResult<Duration>; $($r)* }
     };
@@ -72,14 +78,24 @@ macro_rules! __forward {
             unsafe copy_peer [Address, &dyn Driver, Address, &dyn Driver, usize, RawStream] DriverResult; $($r)*
         }
     };
-    (@ fill_u8 $($r:tt)*) => { $crate::__forward! { unsafe fill_u8 [Address, u8, usize, RawStream] DriverResult; $($r)* } };
-    (@ fill_u32 $($r:tt)*) => { $crate::__forward! { unsafe fill_u32 [Address, u32, usize, RawStream] DriverResult; $($r)* } };
-    (@ can_access_peer $($r:tt)*) => { $crate::__forward! { safe can_access_peer [&dyn Driver] DriverResult<bool>; $($r)* } };
+    (@ fill_u8 $($r:tt)*) => {
+        $crate::__forward! { unsafe fill_u8 [Address, u8, usize, RawStream] DriverResult; $($r)* }
+    };
+    (@ fill_u32 $($r:tt)*) => {
+        $crate::__forward! { unsafe fill_u32 [Address, u32, usize, RawStream] DriverResult; $($r)* }
+    };
+    (@ can_access_peer $($r:tt)*) => {
+        $crate::__forward! { safe can_access_peer [&dyn Driver] DriverResult<bool>; $($r)* }
+    };
     (@ enable_peer $($r:tt)*) => { $crate::__forward! { safe enable_peer [&dyn Driver] DriverResult; $($r)* } };
     (@ disable_peer $($r:tt)*) => { $crate::__forward! { safe disable_peer [&dyn Driver] DriverResult; $($r)* } };
-    (@ module_load $($r:tt)*) => { $crate::__forward! { safe module_load [&ModuleImage] DriverResult<RawModule>; $($r)* } };
+    (@ module_load $($r:tt)*) => {
+        $crate::__forward! { safe module_load [&ModuleImage] DriverResult<RawModule>; $($r)* }
+    };
     (@ module_unload $($r:tt)*) => { $crate::__forward! { unsafe module_unload [RawModule] DriverResult; $($r)* } };
-    (@ function $($r:tt)*) => { $crate::__forward! { safe function [RawModule, &str] DriverResult<RawFunction>; $($r)* } };
+    (@ function $($r:tt)*) => {
+        $crate::__forward! { safe function [RawModule, &str] DriverResult<RawFunction>; $($r)* }
+    };
     (@ launch $($r:tt)*) => { $crate::__forward! { unsafe launch [&Launch<'_>, RawStream] DriverResult; $($r)* } };
     (@ launch_host $($r:tt)*) => {
         $crate::__forward! { safe launch_host [RawStream, Box<dyn FnOnce() + Send>] DriverResult; $($r)* }
@@ -89,10 +105,16 @@ macro_rules! __forward {
     };
     (@ capture_begin $($r:tt)*) => { $crate::__forward! { safe capture_begin [RawStream] DriverResult; $($r)* } };
     (@ capture_end $($r:tt)*) => { $crate::__forward! { safe capture_end [RawStream] DriverResult<RawGraph>; $($r)* } };
-    (@ graph_launch $($r:tt)*) => { $crate::__forward! { unsafe graph_launch [RawGraph, RawStream] DriverResult; $($r)* } };
+    (@ graph_launch $($r:tt)*) => {
+        $crate::__forward! { unsafe graph_launch [RawGraph, RawStream] DriverResult; $($r)* }
+    };
     (@ graph_destroy $($r:tt)*) => { $crate::__forward! { unsafe graph_destroy [RawGraph] DriverResult; $($r)* } };
-    (@ write_value $($r:tt)*) => { $crate::__forward! { unsafe write_value [Address, u64, RawStream] DriverResult; $($r)* } };
-    (@ wait_value $($r:tt)*) => { $crate::__forward! { unsafe wait_value [Address, u64, RawStream] DriverResult; $($r)* } };
+    (@ write_value $($r:tt)*) => {
+        $crate::__forward! { unsafe write_value [Address, u64, RawStream] DriverResult; $($r)* }
+    };
+    (@ wait_value $($r:tt)*) => {
+        $crate::__forward! { unsafe wait_value [Address, u64, RawStream] DriverResult; $($r)* }
+    };
     (@ poll_value $($r:tt)*) => { $crate::__forward! { unsafe poll_value [Address] u64; $($r)* } };
 
     (

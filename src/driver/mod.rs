@@ -2,8 +2,8 @@
 //!
 //! One [`Driver`] object stands for one device. Two implementations: [`cuda`] maps each call to the CUDA driver,
 //! [`host`] is a software GPU. Everything above is written once and runs on both; `tests/driver_conformance/` holds
-//! both to this contract. The checker and the fault plans of `gpu-pool-lab` are layers: drivers around a driver, written
-//! with `layer`'s forwards.
+//! both to this contract. The checker and the fault plans of `gpu-pool-lab` are layers: drivers around a driver,
+//! written with `layer`'s forwards.
 //!
 //! # Contract
 //!

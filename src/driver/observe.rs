@@ -1,8 +1,8 @@
 //! The one door for observers of a pool: checkers, injected faults, machines in virtual time.
 //!
-//! `gpu-pool-lab` implements the traits, and tests use that crate. A builder has at most one [`Observer`]; a process may
-//! [`install`] one for all pools. It wraps the drivers of a pool as layers, says whether memory is audited, and decides
-//! the library's [fail points](FailPoint). A layer that follows the order of all work answers
+//! `gpu-pool-lab` implements the traits, and tests use that crate. A builder has at most one [`Observer`]; a process
+//! may [`install`] one for all pools. It wraps the drivers of a pool as layers, says whether memory is audited, and
+//! decides the library's [fail points](FailPoint). A layer that follows the order of all work answers
 //! [`Driver::watch`](crate::driver::Driver::watch); the pool tells it what no driver call shows ([`HappensBefore`]).
 //!
 //! Invariant: without an observer each question costs one branch.

@@ -62,7 +62,8 @@ macro_rules! exhibits {
         pub const EXHIBITS: &[Exhibit] = &[$({
             type Run = fn(&Ground) -> Outcome;
             const fn program(run: Run, name: &'static str, needs: &'static [&'static str]) -> Program {
-                Program { run, name, file: concat!("examples/bug_zoo/zoo/", $source), source: include_str!($source), needs }
+                let file = concat!("examples/bug_zoo/zoo/", $source);
+                Program { run, name, file, source: include_str!($source), needs }
             }
             #[allow(unused_mut, unused_assignments, reason = "some wrong programs do not compile")]
             let mut wrong = None;

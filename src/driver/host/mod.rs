@@ -31,8 +31,8 @@
 //! it without the lock (`exec`), and finishes it under the lock. An event is a position in a stream (`event`).
 //!
 //! Only `Core::pick_next` chooses an order. Where operations run one at a time ([`Schedule`]), `step` chooses instead,
-//! after `quiescence` has found that the program is blocked; a clock (`timing`) gives the times where time is virtual. `deadlock`
-//! looks for waits that will never end, `watch` for kernels that write to read-only arguments.
+//! after `quiescence` has found that the program is blocked; a clock (`timing`) gives the times where time is virtual.
+//! `deadlock` looks for waits that will never end, `watch` for kernels that write to read-only arguments.
 
 mod access;
 mod block;
@@ -85,7 +85,8 @@ pub use trace::{Step, Trace, What};
 ///
 /// # Errors
 /// [`FaultKind::InvalidArgument`](super::FaultKind::InvalidArgument) if the topology is invalid or has too few
-/// devices, or if there is none and time is virtual; [`FaultKind::Other`](super::FaultKind::Other) if the process has a million software GPUs at once.
+/// devices, or if there is none and time is virtual; [`FaultKind::Other`](super::FaultKind::Other) if the process has a
+/// million software GPUs at once.
 pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> DriverResult<Vec<DriverRef>> {
     match &config.topology {
         Some(topology) => {

@@ -51,11 +51,11 @@ const LOG: usize = 1 << 16;
 /// fault         oom, error, launch-failed, lost, slow=TIME, slow=TIME/MB, slow=TIME+TIME/MB, stuck, drop, corrupt
 /// ```
 ///
-/// Devices are ordinals of the pool that was built with the plan; its [`survivors`](gpu_pool::GpuPool::survivors) keep the
-/// ordinals and the plan. Calls are counted by rule and device. A clone shares counts and log with its original, until
-/// a rule is added to either. A count is reproducible if the order of calls is. Calls of a device come from its own
-/// thread, except for staged copies, page-locked memory (of device 0) and drops on other threads; and waits poll, so
-/// the number of their calls depends on time.
+/// Devices are ordinals of the pool that was built with the plan; its [`survivors`](gpu_pool::GpuPool::survivors) keep
+/// the ordinals and the plan. Calls are counted by rule and device. A clone shares counts and log with its original,
+/// until a rule is added to either. A count is reproducible if the order of calls is. Calls of a device come from its
+/// own thread, except for staged copies, page-locked memory (of device 0) and drops on other threads; and waits poll,
+/// so the number of their calls depends on time.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     seed: u64,

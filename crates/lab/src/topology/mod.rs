@@ -3,9 +3,9 @@
 //! # Contract
 //!
 //! A [`Topology`] describes the parts of a machine and the time of each operation on it. Software GPUs that are built
-//! with a topology ([`LabBuilder::topology`](crate::prelude::LabBuilder::topology)) run in *virtual time*: an operation takes the time
-//! that the model gives, regardless of the speed of this computer. The same program gives the same times on every run
-//! and every computer. Timing events read the virtual clock.
+//! with a topology ([`LabBuilder::topology`](crate::prelude::LabBuilder::topology)) run in *virtual time*: an operation
+//! takes the time that the model gives, regardless of the speed of this computer. The same program gives the same times
+//! on every run and every computer. Timing events read the virtual clock.
 //!
 //! * **Times** are microseconds, **bandwidths** GB/s (1e9 bytes per second), sizes bytes.
 //! * **Pairs without a link have no peer access**: a device can be given access to another device's memory if there is
@@ -41,8 +41,8 @@
 //! The model has no caches, no changing clock rates, no slow-down of kernels by copies, no launches that are too small
 //! to fill a device, and no extra cost for kernels that access a peer's memory.
 //!
-//! `cargo run --release --example predict` predicts an all-reduce by copy engines, and compares it with measurements: the
-//! page "Testing without GPUs" of the book has the picture.
+//! `cargo run --release --example predict` predicts an all-reduce by copy engines, and compares it with measurements:
+//! the page "Testing without GPUs" of the book has the picture.
 //!
 //! # Mechanism
 //!
