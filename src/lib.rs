@@ -74,7 +74,7 @@
 //! | `insight` | yes | Files for viewers: [`memory::MemorySnapshot::memory_viz`], [`tasks::TaskTrace`]. |
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
-//! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |
+//! | `topology-files` | no | `Topology::from_file`: machines from TOML files. |
 //!
 //! GPUs need Linux and an NVIDIA driver of version 535 or newer.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,5 +1,9 @@
-//! Collectives: operations that every member of a gang, or of a group of its members, calls together. This room has the
-//! procedures; their state is in [`fabric`](crate::fabric), which needs no [`Device`](crate::Device).
+//! Collectives: operations that every member of a gang, or of a group of its members, calls together: how they are
+//! computed, in which order sums are taken, and values that go to other devices and processes.
+//!
+//! # Inside
+//!
+//! This room has the procedures; their state is in [`fabric`](crate::fabric), which needs no [`Device`](crate::Device).
 //!
 //! From the top: [`api`] has the methods that users call; [`ops`] and [`many`] help it, and a [`group`] holds them.
 //! Each call fills a [`request`] and is one [`case`], for which [`choose`] picks one of the [`algorithm`]s. [`execute`]
@@ -17,6 +21,8 @@
 //! [`in_words`] says at which sizes the choice changes.
 //!
 //! [`replay`] puts collectives into graphs, and runs them from there.
+
+#![allow(rustdoc::private_intra_doc_links, reason = "the map of the files is for maintainers")]
 
 pub(crate) mod algorithm;
 mod api;

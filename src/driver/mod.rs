@@ -32,6 +32,8 @@
 //!   submitted nothing.
 //! * **Asynchronous failures** (a kernel that traps) are reported by any later call, as in CUDA.
 
+#![allow(rustdoc::private_intra_doc_links, reason = "the map of the files is for maintainers")]
+
 #[path = "../../crates/lab/src/check/mod.rs"]
 pub mod check;
 #[cfg(feature = "cuda")]
