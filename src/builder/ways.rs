@@ -1,10 +1,13 @@
-//! The ways to a pool: its builder, the process-wide pool, and the survivors of another one.
+//! The ways to a pool: its builder, the process-wide pool with its `scope`, and the survivors of another one.
 
 use super::Builder;
 use crate::{
-    GpuPool,
+    Device, GpuPool, Shard,
     driver::check,
     error::{Error, Result, op_site::OpSite},
+    pool::run::Run,
+    scope::as_it_is,
+    sync::Returned,
     thread::worker::on_device_thread,
 };
 use once_cell::sync::OnceCell;
@@ -29,7 +32,7 @@ impl GpuPool {
 
     /// [`global`](Self::global) for an operation.
     #[track_caller]
-    pub(crate) fn global_for(op: &'static str) -> Result<&'static GpuPool> {
+    fn global_for(op: &'static str) -> Result<&'static GpuPool> {
         let here = OpSite { op, site: Location::caller() };
         // A closure on a device thread would wait for a pool that may be waiting for the closure.
         if GLOBAL.get().is_none() && on_device_thread() {
@@ -37,6 +40,20 @@ impl GpuPool {
         }
         let _here = here.enter();
         GLOBAL.get_or_try_init(|| GpuPool::builder().build())
+    }
+
+    /// Runs `f` on every device of the process-wide pool. See the [type's documentation](GpuPool).
+    ///
+    /// # Errors
+    /// The first failure of any device; [`Error::NestedScope`] on a device thread; the first time, the errors of
+    /// [`Builder::build`](crate::Builder::build).
+    #[track_caller]
+    pub fn scope<F, R>(f: F) -> Result<Vec<R>>
+    where
+        F: Fn(&Device, Shard) -> Result<R> + Sync,
+        R: Returned,
+    {
+        Run::new(&Self::global_for("scope")?.shared, ()).scope("scope", f, as_it_is)
     }
 
     /// A new pool of the devices that are not lost. It numbers them from 0, in the old order. The old pool should be

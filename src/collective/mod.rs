@@ -18,9 +18,9 @@
 //! [`world`] has the groups that span processes; [`transfer`] what values need there. [`transport`] is what `cluster`
 //! does for them.
 //!
+//! [`point`], [`hand_over`] and [`values`] have what is no collective of the table: elements and values from one device
+//! to another, and meetings of the hosts alone. [`replay`] puts collectives into graphs, and runs them from there.
 //! [`in_words`] says at which sizes the choice changes.
-//!
-//! [`replay`] puts collectives into graphs, and runs them from there.
 
 #![allow(rustdoc::private_intra_doc_links, reason = "the map of the files is for maintainers")]
 

@@ -40,7 +40,7 @@ pub struct Run<'p, P = ()> {
 }
 
 impl<'p, P> Run<'p, P> {
-    pub(super) fn new(shared: &'p Arc<Shared>, parts: P) -> Self {
+    pub(crate) fn new(shared: &'p Arc<Shared>, parts: P) -> Self {
         Run { shared, devices: None, name: None, parts }
     }
 
@@ -60,7 +60,7 @@ impl<'p, P> Run<'p, P> {
 
     /// Runs the scope. `tell` is that of [`run_meanwhile`].
     #[track_caller]
-    pub(super) fn scope<F, R, E>(
+    pub(crate) fn scope<F, R, E>(
         self,
         op: &'static str,
         f: F,
@@ -184,20 +184,6 @@ impl<P> fmt::Debug for Run<'_, P> {
 }
 
 impl GpuPool {
-    /// Runs `f` on every device of the process-wide pool. See the [type's documentation](GpuPool).
-    ///
-    /// # Errors
-    /// The first failure of any device; [`Error::NestedScope`] on a device thread; the first time, the errors of
-    /// [`Builder::build`](crate::Builder::build).
-    #[track_caller]
-    pub fn scope<F, R>(f: F) -> Result<Vec<R>>
-    where
-        F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Returned,
-    {
-        Run::new(&Self::global_for("scope")?.shared, ()).scope("scope", f, as_it_is)
-    }
-
     /// Runs `f` on every device of this pool, with its shard, and returns the results in device order.
     ///
     /// When it returns, all work that the closures have submitted is complete.

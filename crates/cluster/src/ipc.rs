@@ -16,13 +16,11 @@
 //! **Lives.** The memory stays until the exporter and all importers have dropped it or have ended. An importer that has
 //! ended without a release is [`Error::HostLost`] for the exporter that waits for it.
 //!
-//! `wire`: frames, keys, processes. `socket`: the system calls. `chunk`, `server`: the exporter. `import`: the
-//! importer.
+//! `wire`: frames, keys, processes. `chunk`, `server`: the exporter. `import`: the importer.
 
 mod chunk;
 mod import;
 mod server;
-mod socket;
 #[cfg(test)]
 mod tests;
 mod wire;

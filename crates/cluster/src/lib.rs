@@ -37,6 +37,8 @@ mod mutant;
 pub mod prelude;
 mod process;
 mod server;
+#[cfg(target_os = "linux")]
+mod socket;
 mod transport;
 mod wire;
 #[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]

@@ -1,5 +1,6 @@
-//! The algorithms of collectives: one file each, or a file and its folder, behind one trait. A file says when its algorithm fits, what it needs,
-//! how many blocks its kernels have, and what a member submits.
+//! The algorithms of collectives, behind one trait: one file each, with a folder of its name where that is not enough.
+//! It says when its algorithm fits and for which sizes, what it needs, how many blocks its kernels have, and what a
+//! member submits. It names the kernel and lays out its arguments.
 //!
 //! [`choose`](super::choose) picks a row of its table. [`execute`](super::execute) does what all algorithms need:
 //! access to memory, scratch, the meeting, the commit, the failure. An algorithm works on a [`Member`]. A new algorithm
@@ -25,7 +26,8 @@
 //! | [`shm_events`] | the steps of `shm` as ordinary kernels | events |
 //! | [`host_reduce`] | copy engines, and the device threads add up | host threads, events |
 //!
-//! [`norm`] is no row of the table: it does more than a sum, so only `all_reduce_norm` asks for it.
+//! [`norm`] and [`above`] are no rows of the table, since they do more than a collective: `all_reduce_norm` asks for
+//! [`norm`], and operations of higher crates for [`above`].
 
 pub(crate) mod above;
 pub(crate) mod ce;

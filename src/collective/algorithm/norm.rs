@@ -2,8 +2,8 @@
 //! (`kernels/norm_inbox.cu`), which touches no peer's memory but the inboxes in the signal pads; or, for many rows, by
 //! one that reads the rows of all members where they are (`kernels/norm_pull.cu`).
 //!
-//! [`call`] asks for it (`Group::norm_in_one`); where it does not fit, that is three calls. It
-//! is not in the table of [`choose`](super::super::choose), since other collectives have no norm.
+//! [`call`] asks for it (`Group::norm_in_one`); where it does not fit, that is three calls. It is not in the table of
+//! [`choose`](super::super::choose), since other collectives have no norm.
 //!
 //! Invariant: what is chosen depends only on what all members have in common: the group, the pool, and the parts of the
 //! call that the meeting compares. All ways give the same bits.

@@ -13,16 +13,20 @@ pub(super) const SUPPORTED: bool = cfg!(all(any(target_os = "linux", target_os =
 
 #[cfg(all(any(target_os = "linux", target_os = "macos"), not(miri)))]
 mod system {
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
     use std::ptr::{self, NonNull};
     #[cfg(target_os = "linux")]
-    use std::{
-        io,
-        os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    use {
+        rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create},
+        std::{
+            io,
+            os::fd::{BorrowedFd, OwnedFd},
+        },
     };
 
     /// Bytes of the computer's memory.
     pub fn physical() -> Option<u64> {
-        // SAFETY: `sysconf` only reads.
+        // By libc: rustix counts the computer's pages on Linux only. SAFETY: `sysconf` only reads.
         let (pages, bytes) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
         u64::try_from(pages).ok()?.checked_mul(u64::try_from(bytes).ok()?)
     }
@@ -33,18 +37,15 @@ mod system {
         bytes: usize,
     }
 
-    const NOTHING: libc::c_int = libc::PROT_NONE;
+    const NOTHING: ProtFlags = ProtFlags::empty();
     /// `NORESERVE`, since a window is larger than the memory that is ever mapped into it.
-    const FRESH: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
+    const FRESH: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
 
     impl Pages {
         pub fn reserve(bytes: usize) -> Option<Pages> {
             // SAFETY: maps new addresses, which no other code uses.
-            let at = unsafe { libc::mmap(ptr::null_mut(), bytes, NOTHING, FRESH, -1, 0) };
-            if at == libc::MAP_FAILED {
-                return None;
-            }
-            Some(Pages { first: NonNull::new(at.cast())?, bytes })
+            let at = unsafe { mmap_anonymous(ptr::null_mut(), bytes, NOTHING, FRESH) };
+            Some(Pages { first: NonNull::new(at.ok()?.cast())?, bytes })
         }
 
         pub fn first(&self) -> NonNull<u8> {
@@ -55,7 +56,7 @@ mod system {
             debug_assert!(offset + bytes <= self.bytes);
             let at = self.first.as_ptr().wrapping_add(offset);
             // SAFETY: within the range, which only this value uses.
-            unsafe { libc::mprotect(at.cast(), bytes, libc::PROT_READ | libc::PROT_WRITE) == 0 }
+            unsafe { mprotect(at.cast(), bytes, MprotectFlags::READ | MprotectFlags::WRITE) }.is_ok()
         }
 
         pub fn decommit(&self, offset: usize, bytes: usize) {
@@ -63,7 +64,7 @@ mod system {
             let at = self.first.as_ptr().wrapping_add(offset);
             // If it fails (the system's table of ranges is full), the pages stay committed, which does no harm. SAFETY:
             // within the range, which only this value uses; the caller promises that no reference into it exists.
-            unsafe { libc::mmap(at.cast(), bytes, NOTHING, FRESH | libc::MAP_FIXED, -1, 0) };
+            let _ = unsafe { mmap_anonymous(at.cast(), bytes, NOTHING, FRESH | MapFlags::FIXED) };
         }
     }
 
@@ -72,51 +73,35 @@ mod system {
     impl Pages {
         /// Fresh memory of its own.
         pub fn shareable(bytes: usize) -> io::Result<OwnedFd> {
-            // SAFETY: a C string; plain system calls on the descriptor that is made here, which nobody else has.
-            unsafe {
-                let raw = libc::memfd_create(c"gpu-pool".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-                done(raw)?;
-                let memory = OwnedFd::from_raw_fd(raw);
-                done(libc::ftruncate(raw, bytes as libc::off_t))?;
-                // Whoever has it cannot shorten it, which would kill the others at their next access (SIGBUS).
-                done(libc::fcntl(raw, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL))?;
-                Ok(memory)
-            }
+            let memory = memfd_create(c"gpu-pool", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+            ftruncate(&memory, bytes as u64)?;
+            // Whoever has it cannot shorten it, which would kill the others at their next access (SIGBUS).
+            fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+            Ok(memory)
         }
 
         /// Whether it is memory of [`shareable`](Self::shareable) with this size.
         pub fn is_shareable(memory: BorrowedFd<'_>, bytes: usize) -> bool {
-            let raw = memory.as_raw_fd();
-            // SAFETY: `stat` is plain data, which `fstat` fills in; an open descriptor.
-            unsafe {
-                let mut stat: libc::stat = std::mem::zeroed();
-                let seals = libc::fcntl(raw, libc::F_GET_SEALS);
-                let sealed = seals >= 0 && seals & libc::F_SEAL_SHRINK != 0;
-                sealed && libc::fstat(raw, &mut stat) == 0 && stat.st_size == bytes as libc::off_t
-            }
+            let sealed = fcntl_get_seals(memory).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+            sealed && fstat(memory).is_ok_and(|stat| usize::try_from(stat.st_size) == Ok(bytes))
         }
 
         /// Puts this memory into a part of the range, instead of what is there.
         pub fn share(&self, offset: usize, bytes: usize, memory: BorrowedFd<'_>) -> io::Result<()> {
             debug_assert!(offset + bytes <= self.bytes);
             let at = self.first.as_ptr().wrapping_add(offset);
-            let (rights, how) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+            let (rights, how) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
             // SAFETY: within the range, which only this value uses; the caller promises that no reference into it
             // exists.
-            let mapped = unsafe { libc::mmap(at.cast(), bytes, rights, how, memory.as_raw_fd(), 0) };
-            if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+            unsafe { rustix::mm::mmap(at.cast(), bytes, rights, how, memory, 0)? };
+            Ok(())
         }
-    }
-
-    #[cfg(target_os = "linux")]
-    fn done(result: libc::c_int) -> io::Result<()> {
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     impl Drop for Pages {
         fn drop(&mut self) {
             // SAFETY: only this value uses the range, and it is being dropped.
-            unsafe { libc::munmap(self.first.as_ptr().cast(), self.bytes) };
+            let _ = unsafe { munmap(self.first.as_ptr().cast(), self.bytes) };
         }
     }
 }

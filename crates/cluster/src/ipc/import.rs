@@ -1,13 +1,17 @@
 //! The importer's side: asks an exporter for its memory, and gives it back.
 
 use super::{
-    IpcBuffer, socket,
+    IpcBuffer,
     wire::{self, LONGEST_NAME, NAME, Process, RELEASED, Reply, Request},
 };
-use crate::runtime::{BufferInternals, DeviceInternals, ErrorInternals, OpSite, memory::Access};
+use crate::{
+    runtime::{BufferInternals, DeviceInternals, ErrorInternals, OpSite, memory::Access},
+    socket,
+};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, PeerView, Result,
 };
+use rustix::net::RecvFlags;
 use std::{
     fmt, io,
     os::{
@@ -166,7 +170,7 @@ fn ask_once(ipc: &IpcBuffer, socket: UnixStream, wait: &dyn Fn() -> Result<()>) 
         wait()?;
     }
     let mut frame = [0; size_of::<Reply>()];
-    let Ok((got, mut memory)) = socket::receive(&socket, &mut frame) else { return Ok(None) };
+    let Ok((got, mut memory)) = socket::receive(&socket, &mut frame, RecvFlags::DONTWAIT) else { return Ok(None) };
     if got == 0 {
         return Ok(None);
     }

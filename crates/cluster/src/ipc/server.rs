@@ -8,12 +8,12 @@
 
 use super::{
     chunk::{Chunk, Loan},
-    socket,
     wire::{self, Key, NAME, Process, RELEASED, Reply, Request},
 };
-use crate::runtime::memory::Region;
+use crate::{runtime::memory::Region, socket};
 use gpu_pool::{Error, Result};
 use parking_lot::Mutex;
+use rustix::net::RecvFlags;
 use std::{
     collections::HashMap,
     io,
@@ -198,7 +198,7 @@ impl Guest {
         let state = match state {
             State::Asking { since, mut got, mut request } => {
                 // Descriptors that a stranger sends are closed at once.
-                match socket::receive(&socket, &mut request[got..]) {
+                match socket::receive(&socket, &mut request[got..], RecvFlags::DONTWAIT) {
                     Ok((0, _)) => return None,
                     Ok((more, _)) => got += more,
                     Err(why) if why.kind() == io::ErrorKind::WouldBlock && since.elapsed() < PATIENCE => {}
@@ -212,7 +212,7 @@ impl Guest {
             }
             State::Holding(loan) => {
                 let mut word = [0];
-                match socket::receive(&socket, &mut word) {
+                match socket::receive(&socket, &mut word, RecvFlags::DONTWAIT) {
                     Ok((1, _)) if word == [RELEASED] => {
                         loan.end(process.pid, false);
                         return None;

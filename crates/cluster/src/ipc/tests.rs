@@ -1,11 +1,12 @@
 //! Importers before exporters that lie, are silent, or are of another version. `tests/cluster/ipc.rs` has honest ones.
 
 use super::{
-    socket::{listen, receive, send},
     wire::{NAME, Reply, element, random},
     *,
 };
+use crate::socket::{listen, receive, send};
 use gpu_pool::GpuPool;
+use rustix::net::RecvFlags;
 use std::{
     os::{
         fd::{AsFd, BorrowedFd},
@@ -55,7 +56,7 @@ fn within(limit: Duration, lie: impl Fn(&UnixStream, Reply, BorrowedFd<'_>) + Sy
 
 /// Waits until something comes, or the end.
 fn hear(socket: &UnixStream) {
-    while receive(socket, &mut [0; 100]).is_err() {
+    while receive(socket, &mut [0; 100], RecvFlags::DONTWAIT).is_err() {
         thread::sleep(Duration::from_millis(1));
     }
 }

@@ -5,12 +5,18 @@
 //! shorter while it is mapped (`SIGBUS`).
 
 use super::failure;
+use crate::socket;
 use gpu_pool::{Error, Result};
+use rustix::{
+    fs::{MemfdFlags, SealFlags},
+    io::Errno,
+    mm::{MapFlags, ProtFlags},
+    net::RecvFlags,
+};
 use std::{
     io::{self, Read, Write},
-    mem,
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsFd, OwnedFd},
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr, UnixListener, UnixStream},
     },
@@ -19,7 +25,7 @@ use std::{
 };
 
 /// The seals that memory must have.
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// A mapping.
 pub(super) struct Shared {
@@ -36,37 +42,25 @@ unsafe impl Sync for Shared {}
 impl Shared {
     /// New memory, of zeros. Pages take room when they are touched.
     pub(super) fn new(bytes: usize) -> Result<Shared> {
-        // SAFETY: a name that ends.
-        let made = unsafe { libc::memfd_create(c"gpu-pool".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        // SAFETY: a new descriptor, which nobody else has.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(checked("memfd_create", made)?) };
-        let length = libc::off_t::try_from(bytes).map_err(|_| failure("ftruncate", "more than a file may have"))?;
-        // SAFETY: calls on our descriptor.
-        unsafe {
-            checked("ftruncate", libc::ftruncate(descriptor.as_raw_fd(), length))?;
-            let seals = SEALS | libc::F_SEAL_SEAL;
-            checked("fcntl", libc::fcntl(descriptor.as_raw_fd(), libc::F_ADD_SEALS, seals))?;
-        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let descriptor = rustix::fs::memfd_create(c"gpu-pool", flags).map_err(|why| errno("memfd_create", why))?;
+        rustix::fs::ftruncate(&descriptor, bytes as u64).map_err(|why| errno("ftruncate", why))?;
+        rustix::fs::fcntl_add_seals(&descriptor, SEALS | SealFlags::SEAL).map_err(|why| errno("fcntl", why))?;
         Self::map(descriptor, bytes)
     }
 
     /// Memory of another process, which must have `bytes` bytes for good.
     pub(super) fn map(descriptor: OwnedFd, bytes: usize) -> Result<Shared> {
-        // SAFETY: calls on our descriptor, and room for a result.
-        let (size, seals) = unsafe {
-            let mut stat: libc::stat = mem::zeroed();
-            checked("fstat", libc::fstat(descriptor.as_raw_fd(), &mut stat))?;
-            (stat.st_size, checked("fcntl", libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS))?)
-        };
-        if usize::try_from(size) != Ok(bytes) || seals & SEALS != SEALS {
+        let size = rustix::fs::fstat(&descriptor).map_err(|why| errno("fstat", why))?.st_size;
+        let seals = rustix::fs::fcntl_get_seals(&descriptor).map_err(|why| errno("fcntl", why))?;
+        if usize::try_from(size) != Ok(bytes) || !seals.contains(SEALS) {
+            let seals = seals.bits();
             return Err(failure("mmap", format!("a peer's memory of {size} bytes, seals {seals:#x}, is not its ring")));
         }
-        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping of a whole file that keeps its size.
-        let at = unsafe { libc::mmap(ptr::null_mut(), bytes, access, libc::MAP_SHARED, descriptor.as_raw_fd(), 0) };
-        if at == libc::MAP_FAILED {
-            return Err(last("mmap"));
-        }
+        let at = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, &descriptor, 0) };
+        let at = at.map_err(|why| errno("mmap", why))?;
         Ok(Shared { descriptor, at: at.cast(), bytes })
     }
 
@@ -79,7 +73,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         // SAFETY: this object's mapping, which its users have outlived by their promise.
-        unsafe { libc::munmap(self.at.cast(), self.bytes) };
+        let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.bytes) };
     }
 }
 
@@ -176,76 +170,27 @@ fn random() -> Result<[u8; ADDRESS + KEY]> {
 
 /// Names of the abstract space are everybody's, so each side asks who the other is.
 fn same_user(stream: &UnixStream) -> Result<()> {
-    // SAFETY: room for a result of that size; calls without arguments.
-    let (who, me) = unsafe {
-        let mut who: libc::ucred = mem::zeroed();
-        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-        let code = libc::getsockopt(stream.as_raw_fd(), level, option, (&raw mut who).cast(), &mut len);
-        checked("getsockopt", code)?;
-        (who, libc::geteuid())
-    };
-    match who.uid == me {
-        true => Ok(()),
-        false => Err(failure("connect", format!("process {} is user {}'s, this one {me}'s", who.pid, who.uid))),
+    let (process, user) = socket::peer(stream).map_err(|why| broken("getsockopt", &why))?;
+    match socket::own_user() {
+        me if me == user => Ok(()),
+        me => Err(failure("connect", format!("process {process} is user {user}'s, this one {me}'s"))),
     }
 }
 
-/// Room for a control message with one descriptor, aligned as such messages are.
-type Control = [u64; 4];
-
-/// Calls `f` with a message of one byte and room for one descriptor.
-fn with_message<R>(f: impl FnOnce(&mut libc::msghdr) -> R) -> R {
-    let (mut byte, mut control): (u8, Control) = (1, [0; 4]);
-    let mut part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    // SAFETY: a header of zeros has no parts.
-    let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
-    message.msg_control = control.as_mut_ptr().cast();
-    // SAFETY: a computation.
-    message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<libc::c_int>() as u32) } as _;
-    assert!(message.msg_controllen as usize <= size_of::<Control>());
-    f(&mut message)
-}
-
 fn give(to: &UnixStream, descriptor: &OwnedFd) -> Result<()> {
-    // SAFETY: the message and its room are alive; there is room for one control message.
-    let sent = with_message(|message| unsafe {
-        let control = libc::CMSG_FIRSTHDR(message);
-        (*control).cmsg_level = libc::SOL_SOCKET;
-        (*control).cmsg_type = libc::SCM_RIGHTS;
-        (*control).cmsg_len = libc::CMSG_LEN(size_of::<libc::c_int>() as u32) as _;
-        libc::CMSG_DATA(control).cast::<libc::c_int>().write_unaligned(descriptor.as_raw_fd());
-        libc::sendmsg(to.as_raw_fd(), message, libc::MSG_NOSIGNAL)
-    });
-    if sent == 1 { Ok(()) } else { Err(last("sendmsg")) }
+    socket::send(to, &[1], Some(descriptor.as_fd())).map_err(|why| broken("sendmsg", &why))
 }
 
 fn take(from: &UnixStream) -> Result<OwnedFd> {
-    // SAFETY: the message and its room are alive. A control message of this kind and length has one descriptor, which
-    // is this process's from now on.
-    with_message(|message| unsafe {
-        let got = libc::recvmsg(from.as_raw_fd(), message, libc::MSG_CMSG_CLOEXEC);
-        if got < 0 {
-            return Err(last("recvmsg"));
-        }
-        let control = libc::CMSG_FIRSTHDR(message).as_ref();
-        let length = libc::CMSG_LEN(size_of::<libc::c_int>() as u32);
-        match control {
-            Some(c) if got == 1 && c.cmsg_type == libc::SCM_RIGHTS && c.cmsg_len as u64 == u64::from(length) => {
-                Ok(OwnedFd::from_raw_fd(libc::CMSG_DATA(c).cast::<libc::c_int>().read_unaligned()))
-            }
-            _ => Err(failure("recvmsg", "a peer has gone, or has sent no memory")),
-        }
-    })
+    let received = socket::receive(from, &mut [0], RecvFlags::empty()).map_err(|why| broken("recvmsg", &why))?;
+    match <[OwnedFd; 1]>::try_from(received.1) {
+        Ok([descriptor]) if received.0 == 1 => Ok(descriptor),
+        _ => Err(failure("recvmsg", "a peer has gone, or has sent no memory")),
+    }
 }
 
-fn checked(op: &'static str, result: libc::c_int) -> Result<libc::c_int> {
-    if result < 0 { Err(last(op)) } else { Ok(result) }
-}
-
-fn last(op: &'static str) -> Error {
-    broken(op, &io::Error::last_os_error())
+fn errno(op: &'static str, why: Errno) -> Error {
+    broken(op, &why.into())
 }
 
 fn broken(op: &'static str, why: &io::Error) -> Error {

@@ -1,0 +1,138 @@
+//! Sockets between processes of one host: connect without a wait, who is at the other end, and descriptors that go
+//! over them. `ipc` and shared memory's `memory` call it.
+//!
+//! Invariant: only [`poll`], and [`receive`] without `DONTWAIT`, block.
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    },
+};
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsRawFd, BorrowedFd, OwnedFd},
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixListener, UnixStream},
+    },
+    time::Duration,
+};
+
+/// A socket with an abstract name: nothing is left in the file system when the process dies.
+pub(crate) fn listen(name: &str) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Connects; `WouldBlock` if too many others wait for the exporter's server.
+pub(crate) fn connect(name: &str) -> io::Result<UnixStream> {
+    let address =
+        SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // std's `connect` would wait.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(UnixStream::from(socket))
+}
+
+/// Process and user at the other end, as the kernel knows them.
+pub(crate) fn peer(socket: &UnixStream) -> io::Result<(u32, u32)> {
+    // Not rustix's: its `UCred` cannot hold process 0, which is what a peer of another PID namespace has.
+    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: an open socket; the pointers are to a live struct of the layout that the kernel writes, and its size.
+    let asked = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut who).cast(), &raw mut length) };
+    if asked < 0 { Err(io::Error::last_os_error()) } else { Ok((who.pid as u32, who.uid)) }
+}
+
+/// The user of this process.
+pub(crate) fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Waits until one of the sockets has something to read, or has ended. Returns which. Less than `limit` after a signal.
+pub(crate) fn poll(sockets: &[BorrowedFd<'_>], limit: Option<Duration>) -> Vec<bool> {
+    let mut waits: Vec<_> = sockets.iter().map(|&socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)).collect();
+    let limit = limit.map(|limit| limit.clamp(Duration::from_millis(1), Duration::from_secs(60)));
+    let limit = limit.map(|limit| Timespec::try_from(limit).expect("at most a minute"));
+    let ready = rustix::event::poll(&mut waits, limit.as_ref()).unwrap_or(0);
+    waits.iter().map(|wait| ready > 0 && !wait.revents().is_empty()).collect()
+}
+
+/// Sends a frame, with a descriptor. All of it, or an error.
+pub(crate) fn send(socket: &UnixStream, frame: &[u8], memory: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !memory.as_slice().is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(memory.as_slice())), "the space is for one descriptor");
+    }
+    let how = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    match rustix::net::sendmsg(socket, &[IoSlice::new(frame)], &mut control, how)? {
+        sent if sent == frame.len() => Ok(()),
+        _ => Err(io::ErrorKind::WriteZero.into()),
+    }
+}
+
+/// Receives up to `frame.len()` bytes, and the descriptors that came with them; 0 bytes if the other end is closed.
+/// The callers want one descriptor and refuse more, so there is room for some.
+pub(crate) fn receive(socket: &UnixStream, frame: &mut [u8], how: RecvFlags) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let frame = &mut [IoSliceMut::new(frame)];
+    let got = rustix::net::recvmsg(socket, frame, &mut control, how | RecvFlags::CMSG_CLOEXEC)?.bytes;
+    let descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    Ok((got, descriptors.flatten().collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    const DONTWAIT: RecvFlags = RecvFlags::DONTWAIT;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn descriptors_arrive_with_their_frame() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (inner, other) = UnixStream::pair().unwrap();
+        send(&a, b"hello", Some(inner.as_fd())).unwrap();
+        let mut frame = [0; 9];
+        let (got, descriptors) = receive(&b, &mut frame, DONTWAIT).unwrap();
+        assert_eq!((&frame[..got], descriptors.len()), (&b"hello"[..], 1));
+        drop(inner);
+        let inner = UnixStream::from(descriptors.into_iter().next().unwrap());
+        send(&inner, b"x", None).unwrap();
+        let (got, descriptors) = receive(&other, &mut frame, DONTWAIT).unwrap();
+        assert_eq!((got, frame[0], descriptors.len()), (1, b'x', 0));
+        assert_eq!(receive(&other, &mut frame, DONTWAIT).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(inner);
+        assert_eq!(receive(&other, &mut frame, DONTWAIT).unwrap().0, 0);
+    }
+
+    #[test]
+    fn the_peer_is_this_process() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        assert_eq!(peer(&a).unwrap(), (std::process::id(), own_user()));
+    }
+
+    #[test]
+    fn names_that_nobody_has_and_that_do_not_fit() {
+        assert_eq!(connect("gpu-pool-ipc.nobody").unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(connect(&"x".repeat(200)).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_poll_says_which() {
+        let ((a, b), (c, _d)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        send(&a, b"x", None).unwrap();
+        assert_eq!(poll(&[b.as_fd(), c.as_fd()], None), [true, false]);
+        assert_eq!(poll(&[c.as_fd()], Some(Duration::from_millis(1))), [false]);
+    }
+}
