@@ -27,10 +27,7 @@ use crate::{
         module::Module,
     },
     error::{Error, Result, op_site::OpSite},
-    fabric::{
-        packing::Carriers,
-        transport::{Connect, World},
-    },
+    fabric::{packing::Carriers, processes::Connect},
     memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
     testing::FaultPlan,
@@ -120,10 +117,8 @@ pub struct Builder {
     faults: Option<FaultPlan>,
     /// Whether the plan starts only when the pool is built.
     faults_wait: bool,
-    /// What connects the pool to other processes,
+    /// What connects the pool to other processes.
     pub(crate) cluster: Option<Arc<dyn Connect>>,
-    /// and what it has connected.
-    world: Option<Arc<dyn World>>,
     carriers: Carriers,
 }
 
@@ -420,13 +415,6 @@ impl Builder {
     #[track_caller]
     fn hardware(&self) -> Result<Vec<DriverRef>> {
         self.cuda_ordinals().map(|_| Vec::new())
-    }
-
-    /// The pool is this process's part of a cluster.
-    #[cfg(test)]
-    pub(crate) fn in_world(mut self, world: Arc<dyn World>) -> Self {
-        self.world = Some(world);
-        self
     }
 
     /// The faults to inject.

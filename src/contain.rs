@@ -38,14 +38,16 @@ pub(crate) fn discard(payload: Box<dyn Any + Send>) {
 
 /// A value of the user. A panic in its drop is [caught](contain).
 #[derive(Clone)]
-pub(crate) struct Contained<T>(Option<T>);
+pub struct Contained<T>(Option<T>);
 
 impl<T> Contained<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// A value.
+    pub fn new(value: T) -> Self {
         Contained(Some(value))
     }
 
-    pub(crate) fn into_inner(mut self) -> T {
+    /// Takes it out.
+    pub fn into_inner(mut self) -> T {
         self.0.take().expect("only this and the drop take it")
     }
 }

@@ -49,6 +49,7 @@ use crate::{Error, error::Site};
 pub use crate::{
     contain::contain,
     error::op_site::{OpGuard, OpSite},
+    panics::{SilencedPanics, silence_panics},
 };
 use std::fmt::Display;
 

@@ -30,8 +30,6 @@ mod replicas;
 mod settings;
 mod start;
 mod step;
-#[cfg(test)]
-mod world_tests;
 
 pub use element::Gradient;
 pub use exchanged::Exchanged;
@@ -171,7 +169,7 @@ pub struct GradientExchange<T: Gradient = f32> {
     /// By bucket: the event behind its reduction.
     reduced: Vec<Option<Event>>,
     /// By bucket: on its way between processes.
-    travelling: Vec<Option<PendingReduce>>,
+    travelling: Vec<Option<Box<dyn PendingReduce>>>,
     normed: Option<Event>,
     weight: f64,
     sync: bool,

@@ -12,6 +12,6 @@ pub(crate) fn enter_device_thread(device: usize) {
 }
 
 /// The device of the calling thread, of any pool. `None` in a thread that is ending and drops its thread-locals.
-pub(crate) fn device() -> Option<usize> {
+pub fn device() -> Option<usize> {
     DEVICE.try_with(Cell::get).ok().flatten()
 }

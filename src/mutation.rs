@@ -32,8 +32,6 @@ pub(crate) enum Bug {
     HostDoesNotWait,
     /// A host thread reduces data that may not have been copied to the host yet.
     FoldedEarly,
-    /// A rail between processes begins before the step inside the process has staged its piece.
-    RailTooEarly,
     /// A datum of an inbox is taken before it has arrived.
     DatumTakenEarly,
     /// A slot of an inbox is filled without the credit for it.

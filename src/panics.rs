@@ -37,14 +37,14 @@ thread_local! {
 
 /// Until it is dropped, panics of this thread, and of the threads of pools that it builds, print nothing. Panics of
 /// other threads do, so that concurrent tests are not affected.
-pub(crate) struct SilencedPanics {
+pub struct SilencedPanics {
     before: bool,
     // The guard must stay on its thread.
     _thread: PhantomData<*const ()>,
 }
 
 /// Silences this thread's panics, for runs that repeat a known failure.
-pub(crate) fn silence_panics() -> SilencedPanics {
+pub fn silence_panics() -> SilencedPanics {
     inherit(true)
 }
 

@@ -13,7 +13,7 @@ use crate::{
     Device, Shard,
     contain::{Contained, text_of},
     error::{Error, Result, Site, listed, op_site::OpSite},
-    fabric::{broadcast::Broadcasts, world_link::WorldLink},
+    fabric::{broadcast::Broadcasts, processes::NewScope},
     gang::{
         Alarm, Gang, Outside,
         dispatch::{Order, Queue},
@@ -137,8 +137,8 @@ where
     };
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
     let counts = begin.name.is_none() && all.len() == shared.devices();
-    let link = |world| WorldLink::new(world, shared.deadline, progress_of(shared, &all), site, counts);
-    let world = shared.world.as_ref().map(link);
+    let new = || NewScope { deadline: shared.deadline, progress: progress_of(shared, &all), site, counts };
+    let world = shared.world.as_ref().map(|world| world.scope(new()));
     let outside = world.clone().map(|world| world as Arc<dyn Outside>);
     let gang = Gang::new(all.clone(), wakers).with_alarm(alarm).with_outside(outside).started_at(site);
     let gang = Arc::new(if Broadcasts::are_for(gang.count()) { gang.with_broadcasts() } else { gang });

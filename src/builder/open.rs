@@ -42,11 +42,9 @@ const STAGED_AT_BUILD: usize = 16;
 impl Builder {
     /// Builds a pool of these devices.
     #[track_caller]
-    pub(crate) fn with_drivers(mut self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
+    pub(crate) fn with_drivers(self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
         let count = drivers.len();
-        if let (Some(cluster), None) = (&self.cluster, &self.world) {
-            self.world = Some(cluster.connect(&drivers)?);
-        }
+        let world = self.cluster.as_ref().map(|cluster| cluster.connect(&drivers)).transpose()?;
         let weights = match &self.weights {
             Weights::Given(weights) => Some(valid_weights(weights, count)?),
             Weights::Even | Weights::Measured => None,
@@ -104,11 +102,11 @@ impl Builder {
             peers: OnceCell::new(),
             signals: OnceCell::new(),
             cleaner: Default::default(),
-            world: self.world.clone(),
-            carriers: match &self.world {
+            carriers: match &world {
                 Some(_) => transfer::known().with(&self.carriers),
                 None => Carriers::default(),
             },
+            world,
             stages: Default::default(),
             proxy_streams: Default::default(),
             threads: Default::default(),

@@ -150,6 +150,11 @@ impl<'d> Group<'d> {
         &self.membership.ranks
     }
 
+    /// Whether all members of this process have access to each other's memory.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.membership.direct
+    }
+
     /// This member's side of meetings; in a group of several processes, with the members of its process.
     pub(crate) fn meeting(&self) -> Meeting<'_> {
         let rank = self.across.as_ref().map_or(self.rank, |across| across.here);
@@ -166,7 +171,7 @@ impl<'d> Group<'d> {
 impl Group<'_> {
     /// Carries a collective out, or captures it. Asynchronous on the current stream.
     #[track_caller]
-    pub(super) fn run(&self, request: Request) -> Result<()> {
+    pub(crate) fn run(&self, request: Request) -> Result<()> {
         self.run_by(request, None)
     }
 
@@ -174,9 +179,10 @@ impl Group<'_> {
     /// groups of several processes.
     #[track_caller]
     pub(super) fn run_by(&self, request: Request, given: Option<&dyn Algorithm>) -> Result<()> {
-        if let Some(across) = &self.across {
+        if let Some(door) = self.door() {
             debug_assert!(given.is_none(), "each step there has an algorithm of its own");
-            return self.run_across(across, &request, false);
+            let _here = self.dev.worker.handle.enter(request.call.op, request.call.site);
+            return door.run(self, &request, false);
         }
         let meeting = self.meeting();
         match &self.dev.recording {
@@ -187,9 +193,12 @@ impl Group<'_> {
 
     /// Carries a collective out that leaves most of the device to other work. Not for captures.
     #[track_caller]
-    pub(super) fn run_overlapped(&self, request: &Request) -> Result<()> {
-        match &self.across {
-            Some(across) => self.run_across(across, request, true),
+    pub(crate) fn run_overlapped(&self, request: &Request) -> Result<()> {
+        match self.door() {
+            Some(door) => {
+                let _here = self.dev.worker.handle.enter(request.call.op, request.call.site);
+                door.run(self, request, true)
+            }
             None => {
                 let meeting = self.meeting();
                 execute(meeting, request, &meeting.limits().overlapping(), None)

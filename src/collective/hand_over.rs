@@ -5,7 +5,7 @@
 //! knows its last uses, so the taker's streams wait for the giver's work on it. The events for these waits are recorded
 //! when the value is given, and so cover nothing that the giver does afterwards.
 //!
-//! A member of another process gets the value in parts ([`Pack`]), as a message (`world/messages.rs`). For that the
+//! A member of another process gets the value in parts ([`Pack`]), as a message of `gpu-pool-cluster`. For that the
 //! value's type must be a [`Transfer`]. A pipeline says so by its bound. [`give`](Group::give) has no such bound, since
 //! any value goes inside a process. Rust cannot ask at run time whether a type has a trait; so it asks the pool's
 //! table.
@@ -14,11 +14,11 @@
 
 use super::{
     Group, Transfer,
+    across::{Incoming, Outgoing},
     face::collectives,
     meeting::{absent, note_call},
     point::area,
     transfer::carrier,
-    world::messages::Outgoing,
 };
 use crate::{
     Device, DeviceBuffer,
@@ -150,7 +150,7 @@ impl Group<'_> {
             Ok(area(part.view()))
         };
         let parts = parts.into_iter().map(part).collect::<Result<_>>()?;
-        self.send_across(across, (&call, label), &Outgoing { header, parts }, to)
+        self.send_across((&call, label), &Outgoing { header, parts }, to)
     }
 
     fn take_as<T: Send + 'static>(
@@ -169,9 +169,9 @@ impl Group<'_> {
                 return self.here().take_as((op, site), label, from, carrier);
             }
             let carrier = carrier().ok_or_else(|| cannot_hop(&call))?;
-            let incoming = self.receive_across(across, (&call, label), from)?;
+            let incoming = self.receive_across((&call, label), from)?;
             let allocate = |bytes| dev.allocate::<u8>(op, bytes);
-            let mut parts = Unpack::new((op, site), &incoming.header, &incoming.lens, &allocate);
+            let mut parts = Unpack::new((op, site), incoming.header(), incoming.lens(), &allocate);
             let value = incoming.done((carrier.unpack)(&mut parts))?;
             let parts: Vec<Area> = incoming.done(parts.finish())?.iter().map(|part| area(part.view())).collect();
             incoming.store(&parts)?;
@@ -241,6 +241,18 @@ impl Group<'_> {
             return Err(Error::invalid_at(call.site, call.op, format_args!("member {peer} of {}", self.count())));
         }
         self.dev.not_in_graph_at(call.site, call.op)
+    }
+}
+
+impl Group<'_> {
+    /// Sends a message to a member of another process.
+    pub(super) fn send_across(&self, call: (&Call, Label), message: &Outgoing, to: usize) -> Result<()> {
+        self.door().expect("it spans processes").send(self, call, message, to)
+    }
+
+    /// The next message of a label from a member of another process.
+    pub(super) fn receive_across<'g>(&'g self, call: (&'g Call, Label), from: usize) -> Result<Box<dyn Incoming + 'g>> {
+        self.door().expect("it spans processes").receive(self, call, from)
     }
 }
 

@@ -77,7 +77,7 @@ pub(crate) fn counting(meet: DeviceBarrier) -> (Entry, Arguments) {
 /// # Safety
 /// All parts have so many elements and are aligned for them; nobody writes the sources meanwhile, nor touches the
 /// destination, which may be one of the sources.
-pub(crate) unsafe fn fold_on_host(
+pub unsafe fn fold_on_host(
     dtype: DType,
     op: ReduceOp,
     n: usize,
@@ -104,8 +104,10 @@ pub(crate) fn pairs() -> Entry {
 
 /// A range of some device's memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
+pub struct Part {
+    /// The first byte.
     pub address: Address,
+    /// How many there are.
     pub bytes: usize,
 }
 

@@ -60,7 +60,7 @@ pub(super) fn blocks_of(bytes: usize, per_block: usize, most: u32) -> u32 {
 }
 
 /// Launches a kernel on a stream of the worker's device. The caller has noted the uses of the memory.
-pub(super) fn launch_on(
+pub(crate) fn launch_on(
     worker: &Worker,
     stream: &StreamCore,
     name: &'static str,

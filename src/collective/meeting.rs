@@ -18,7 +18,8 @@ use crate::{
 use std::{rc::Rc, sync::Arc};
 
 pub(crate) use descriptors::Descriptors;
-pub(super) use exchange::{absent, note_call};
+pub(super) use exchange::absent;
+pub(crate) use exchange::note_call;
 
 /// One member's side of the meetings of a group of one process.
 #[derive(Clone, Copy)]
@@ -71,7 +72,7 @@ impl<'g> Meeting<'g> {
     }
 
     /// What calls that do not overlap with other work may take of the devices.
-    pub(super) fn limits(&self) -> &'g Limits {
+    pub(crate) fn limits(&self) -> &'g Limits {
         &self.dev.worker.shared.limits
     }
 

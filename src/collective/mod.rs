@@ -15,8 +15,8 @@
 //! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
 //!   kernels of software GPUs, and [`launch`] launches them.
 //!
-//! [`world`] has the groups that span processes; [`transfer`] what values need there. [`transport`] is what `cluster`
-//! does for them.
+//! [`world`] has the groups that span processes, [`across`] the door to what carries their calls out, and [`transfer`]
+//! what values need there.
 //!
 //! [`point`], [`hand_over`] and [`values`] have what is no collective of the table: elements and values from one device
 //! to another, and meetings of the hosts alone. [`replay`] puts collectives into graphs, and runs them from there.
@@ -24,6 +24,7 @@
 
 #![allow(rustdoc::private_intra_doc_links, reason = "the map of the files is for maintainers")]
 
+pub(crate) mod across;
 pub(crate) mod algorithm;
 mod api;
 pub(crate) mod barrier;
@@ -35,21 +36,17 @@ pub(crate) mod group;
 mod hand_over;
 pub(crate) mod in_words;
 pub(crate) mod kernels;
-mod launch;
+pub(crate) mod launch;
 mod many;
-mod meeting;
-mod ops;
-mod point;
+pub(crate) mod meeting;
+pub(crate) mod ops;
+pub(crate) mod point;
 pub(crate) mod replay;
-mod request;
+pub(crate) mod request;
 mod scratch;
 pub(crate) mod transfer;
-mod values;
-// Moves to `gpu-pool-cluster`, where its files are.
-#[path = "../../crates/cluster/src/collective/mod.rs"]
+pub(crate) mod values;
 pub(crate) mod world;
-
-pub(crate) use crate::fabric::transport;
 
 pub use crate::{
     driver::route::{PeerReport, Route},
@@ -59,8 +56,8 @@ pub use crate::{
     },
     pool::collectives::{Explanation, Rails},
 };
+pub(crate) use across::PendingReduce;
+pub use across::Registered;
 pub use group::Group;
 pub use transfer::Transfer;
 pub(crate) use world::GroupKey;
-pub use world::Registered;
-pub use world::pending::PendingReduce;

@@ -3,13 +3,13 @@
 
 use super::{
     Group,
+    across::PendingReduce,
     algorithm::{
         Algorithm,
         norm::{NormKernel, Rows},
     },
     case::{Case, Machine},
     request::Request,
-    world::pending::PendingReduce,
 };
 use crate::fabric::{
     call::{Call, Origin},
@@ -29,7 +29,7 @@ pub(super) fn in_place<T: Element>(call: Call, op: Option<ReduceOp>, shape: Shap
 }
 
 /// A collective from one buffer to another.
-pub(super) fn between<T: Element>(
+pub fn between<T: Element>(
     call: Call,
     op: Option<ReduceOp>,
     shape: Shape,
@@ -128,7 +128,7 @@ impl Group<'_> {
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,
         overlapped: bool,
-    ) -> Result<Option<PendingReduce>> {
+    ) -> Result<Option<Box<dyn PendingReduce>>> {
         self.begin(all_reduce(origin, x, op), overlapped)
     }
 
@@ -167,7 +167,7 @@ impl Group<'_> {
         counts: &[usize],
         op: ReduceOp,
         overlapped: bool,
-    ) -> Result<Option<PendingReduce>> {
+    ) -> Result<Option<Box<dyn PendingReduce>>> {
         let name = "reduce_scatter_in_place";
         let shape = Shape::ReduceScatter { counts: self.check_counts(name, counts)?.even(), in_place: true };
         let call = Call::new(name).elements(T::DTYPE, x.len()).counts(counts).from(origin);

@@ -7,7 +7,7 @@
 //! memory knows its last writer, as all memory does, and so the receiver's copy is ordered after the sender's. A
 //! dropped parcel's memory goes back to its device's pool.
 
-use super::{Group, face::collectives, world::messages::Outgoing};
+use super::{Group, across::Outgoing, face::collectives};
 use crate::{
     Device, DeviceBuffer,
     error::{Error, Result},
@@ -84,7 +84,7 @@ collectives! {
         if let Some(across) = &self.across {
             return match across.here_of(to) {
                 Some(at) => self.here().send_owned(buffer, at),
-                None => self.send_across(across, (&call, Label::Message), &message_of(bytes(buffer.view())), to),
+                None => self.send_across((&call, Label::Message), &message_of(bytes(buffer.view())), to),
             };
         }
         let bytes = buffer.len() * size_of::<T>();
@@ -120,7 +120,7 @@ collectives! {
             if let Some(at) = across.here_of(from) {
                 return self.here().recv_any(at);
             }
-            let incoming = self.receive_across(across, (&call, Label::Message), from)?;
+            let incoming = self.receive_across((&call, Label::Message), from)?;
             let here = dev.allocate::<T>("recv_any", incoming.only(size_of::<T>())? / size_of::<T>())?;
             incoming.store(&[area(bytes(here.view()))])?;
             return Ok(here);
@@ -148,7 +148,7 @@ impl Group<'_> {
         if let Some(across) = &self.across {
             return match across.here_of(to) {
                 Some(at) => self.here().send_view(src, at),
-                None => self.send_across(across, (&call, Label::Message), &message_of(bytes(src)), to),
+                None => self.send_across((&call, Label::Message), &message_of(bytes(src)), to),
             };
         }
         let mut contents = dev.allocate::<u8>("send", src.bytes().len())?;
@@ -166,7 +166,7 @@ impl Group<'_> {
             if let Some(at) = across.here_of(from) {
                 return self.here().recv_view(dst, at);
             }
-            let incoming = self.receive_across(across, (&call, Label::Message), from)?;
+            let incoming = self.receive_across((&call, Label::Message), from)?;
             incoming.expect(dst.bytes().len())?;
             let to = bytes_mut(dst);
             return incoming.store(&[Area { block: to.block.clone(), address: to.address, bytes: to.bytes() }]);
@@ -215,7 +215,8 @@ fn message_of(view: DeviceView<'_, u8>) -> Outgoing {
     Outgoing { header: Vec::new(), parts: vec![area(view)] }
 }
 
-pub(super) fn area(view: DeviceView<'_, u8>) -> Area {
+/// The memory of a view.
+pub fn area(view: DeviceView<'_, u8>) -> Area {
     Area { block: view.block.clone(), address: view.address, bytes: view.bytes() }
 }
 

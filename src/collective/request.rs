@@ -19,14 +19,18 @@ use smallvec::SmallVec;
 
 /// What a member asks for.
 #[derive(Clone)]
-pub(crate) struct Request {
+pub struct Request {
+    /// The call.
     pub call: Call,
+    /// The type of the elements.
     pub dtype: DType,
+    /// The operation, of a sum.
     pub reduce: ReduceOp,
     /// None for `all_to_all_v`: its shape depends on the other members' counts.
     pub shape: Option<Shape>,
     /// None when the collective is in place, or this member has no source.
     pub source: Option<Area>,
+    /// None when this member has no destination.
     pub destination: Option<Area>,
     /// Elements that this member sends to each member, and receives from each.
     pub counts: Option<(Counts, Counts)>,
@@ -99,7 +103,7 @@ impl Request {
     }
 
     /// This member's buffer on a side; in place both sides are the same buffer.
-    pub(super) fn area(&self, side: Side) -> Option<&Area> {
+    pub fn area(&self, side: Side) -> Option<&Area> {
         match side {
             Side::Source => self.source.as_ref().or(self.destination.as_ref()),
             Side::Destination => self.destination.as_ref(),

@@ -19,8 +19,8 @@ collectives! {
     /// Waits on the host until every member has called it. It says nothing about work on the devices.
     fn barrier(&self) -> Result<()> {
         let call = Call::new("barrier");
-        if let Some(across) = &self.across {
-            return self.barrier_across(across, &call);
+        if let Some(door) = self.door() {
+            return door.barrier(self, &call);
         }
         let meeting = self.meeting();
         let Some(members) = self.membership.packed else {
@@ -71,7 +71,11 @@ pub(super) fn no_value(call: &Call) -> Error {
     Error::invalid_at(call.site, call.op, why)
 }
 
-pub(super) fn value_of<T: Clone + 'static>(descriptor: &Descriptor) -> T {
+/// The value of a member.
+///
+/// # Panics
+/// When it is of another type.
+pub fn value_of<T: Clone + 'static>(descriptor: &Descriptor) -> T {
     match &descriptor.payload {
         Payload::Value(value) => value.downcast_ref::<T>().cloned().expect("the meeting compared the types"),
         _ => unreachable!("the meeting compared the operations"),

@@ -1,10 +1,16 @@
 //! What `gpu-pool-cluster` needs: several processes.
 
-pub use super::{ErrorInternals, OpGuard, OpSite, contain};
+pub use super::{ErrorInternals, OpGuard, OpSite, contain, silence_panics};
 pub use crate::{
     builder::environment::parse_duration,
-    collective::world::values::hash,
-    fabric::{call::Call, transport},
+    contain::Contained,
+    fabric::{
+        call::{Call, Origin},
+        parcels::Label,
+        processes,
+    },
+    gang::{Gang, Outside},
+    here::device as device_here,
     stall::StallTimer,
     token::op::Op,
 };
@@ -26,7 +32,30 @@ pub mod memory {
     pub use crate::memory::{
         backing::Region,
         block::{Block, BlockRef, fits_blocks},
+        handle::{DeviceHandle, Handover},
         hazard::{Access, Lending},
+        stream::StreamCore,
+    };
+}
+
+/// Groups that span processes, and their members of one process.
+pub mod collective {
+    pub use crate::{
+        collective::{
+            across::{AcrossProcesses, Hierarchy, Incoming, Outgoing, PendingReduce, Registration},
+            kernels::{Part, fold_on_host},
+            ops::between,
+            point::area,
+            request::Request,
+            values::value_of,
+        },
+        fabric::{
+            descriptor::{Area, Descriptor, Payload},
+            layout::MOST,
+            membership::{Across, HostMembers},
+            plan::{Counts, Shape, Side, slice},
+            tiling::GRAIN,
+        },
     };
 }
 
@@ -35,11 +64,26 @@ pub mod sync {
     pub use crate::sync::{Flag, Gate, Sequence, byte_ring, shim, site};
 }
 
-use self::memory::{BlockRef, Lending};
-use crate::{
-    Builder, Device, DeviceBuffer, DeviceCopy, Group, Result,
-    fabric::transport::{Connect, World},
+use self::{
+    collective::{Across, Descriptor, Part, Payload, Request, Shape},
+    driver::Address,
+    memory::{BlockRef, DeviceHandle, Lending, StreamCore},
+    processes::{Connect, ProcessScope, Processes},
 };
+use crate::{
+    Builder, DType, Device, DeviceBuffer, DeviceCopy, Event, Group, OnStream, PinnedBuffer, ReduceOp, Result,
+    collective::{
+        ReduceOrder,
+        algorithm::MeetBy,
+        case::{Case, Machine},
+        choose::choose,
+        kernels::{self, Combine},
+        launch, meeting,
+    },
+    fabric::{layout::DeviceBarrier, limits::multiprocessors},
+    memory::pinned::Locality,
+};
+use smallvec::SmallVec;
 #[cfg(target_os = "linux")]
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{sync::Arc, time::Duration};
@@ -64,15 +108,52 @@ internals! {
     trait DeviceInternals [] () for Device {
         /// The deadline of its pool.
         fn deadline[](self: &Self) -> Duration;
+        /// Whether it is a software GPU.
+        fn is_software[](self: &Self) -> bool;
+        /// Whether the pool adds up in the order of ranks.
+        fn rank_order[](self: &Self) -> bool;
+        /// The fewest multiprocessors of the pool's devices.
+        fn multiprocessors[](self: &Self) -> u32;
+        /// The processes of its pool's cluster.
+        fn processes[](self: &Self) -> Option<&Arc<dyn Processes>>;
+        /// Its scope's part in a scope of all processes.
+        fn process_scope[](self: &Self) -> Option<&Arc<dyn ProcessScope>>;
+        /// The gang of its scope.
+        fn own_gang[](self: &Self) -> &Arc<Gang>;
+        /// Its part that other threads may use.
+        fn handle[](self: &Self) -> &Arc<DeviceHandle>;
+        /// The current stream.
+        fn core[](self: &Self) -> &Arc<StreamCore>;
+        /// The stream of a device of the pool for messages to other processes. Threads take turns on it in the order of
+        /// commits.
+        fn proxy_stream[](self: &Self, device: usize) -> Result<Arc<StreamCore>>;
         /// `Err` in a capture, and once its gang has failed.
         fn check_outside_graph[](self: &Self, op: &'static str) -> Result<()>;
-        /// The processes of its pool's cluster.
-        fn processes[](self: &Self) -> Option<&Arc<dyn World>>;
+        /// `Err` in a capture, which fails: it holds no such call.
+        fn refuse_capture[](self: &Self, call: &Call, why: &str) -> Result<()>;
+        /// Notes a call, for reports on a member that has left or makes no progress.
+        fn note_call[](self: &Self, call: &Call) -> ();
+        /// This device with the library's ordering, even if it is unordered.
+        fn in_order[](self: &Self) -> OnStream<'_>;
         /// Begins an operation that cannot be captured.
         fn op[](self: &Self, op: &'static str) -> Result<Op<'_>>;
-        /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are
-        /// pooled.
+        /// Elements with unspecified contents.
+        fn allocate[T: DeviceCopy](self: &Self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
+        /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are pooled.
         fn zeros_dedicated[T: DeviceCopy](self: &Self, len: usize) -> Result<DeviceBuffer<T>>;
+        /// Page-locked memory near the device, with unspecified contents.
+        fn pinned_scratch[](self: &Self, op: &'static str, bytes: usize) -> Result<PinnedBuffer<u8>>;
+        /// On a stream: `into` = the combination of at most [`MOST`](collective::MOST) sources of `n` elements. The
+        /// caller orders and notes the uses.
+        fn combine[](
+            self: &Self,
+            on: (&StreamCore, &'static str),
+            of: (DType, ReduceOp),
+            n: usize,
+            factors: &[f64],
+            sources: &[Part],
+            into: Part,
+        ) -> Result<()>;
     }
 }
 
@@ -81,15 +162,91 @@ impl Device {
         self.worker.shared.deadline
     }
 
+    fn is_software(&self) -> bool {
+        self.worker.is_software()
+    }
+
+    fn rank_order(&self) -> bool {
+        self.worker.shared.reduce_order == ReduceOrder::Rank
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        multiprocessors(&self.worker.shared.handles)
+    }
+
+    fn processes(&self) -> Option<&Arc<dyn Processes>> {
+        self.worker.shared.world.as_ref()
+    }
+
+    fn process_scope(&self) -> Option<&Arc<dyn ProcessScope>> {
+        self.session.world.as_ref()
+    }
+
+    fn own_gang(&self) -> &Arc<Gang> {
+        &self.session.gang
+    }
+
+    fn handle(&self) -> &Arc<DeviceHandle> {
+        &self.worker.handle
+    }
+
+    fn core(&self) -> &Arc<StreamCore> {
+        &self.stream
+    }
+
+    fn proxy_stream(&self, device: usize) -> Result<Arc<StreamCore>> {
+        self.worker.shared.proxy_stream(device)
+    }
+
     #[track_caller]
     fn check_outside_graph(&self, op: &'static str) -> Result<()> {
         self.not_in_graph(op)?;
         self.check()
     }
 
-    fn processes(&self) -> Option<&Arc<dyn World>> {
-        self.session.world.as_ref().map(|link| &link.world)
+    fn refuse_capture(&self, call: &Call, why: &str) -> Result<()> {
+        self.recording.as_ref().map_or(Ok(()), |recording| Err(recording.refuse(call.site, call.op, why)))
     }
+
+    fn note_call(&self, call: &Call) {
+        meeting::note_call(self, call);
+    }
+
+    #[track_caller]
+    fn pinned_scratch(&self, op: &'static str, bytes: usize) -> Result<PinnedBuffer<u8>> {
+        self.worker.shared.pinned.reused(op, bytes, Locality::Device(self.index()))
+    }
+
+    fn combine(
+        &self,
+        (stream, op): (&StreamCore, &'static str),
+        (dtype, reduce): (DType, ReduceOp),
+        n: usize,
+        factors: &[f64],
+        sources: &[Part],
+        into: Part,
+    ) -> Result<()> {
+        let destinations = &[into];
+        let combine = Combine { n, op: reduce, factors, sources, destinations, meet: DeviceBarrier::NONE };
+        let (entry, args) = (kernels::combine(dtype), combine.args(self.is_software()));
+        launch::launch_on(&self.worker, stream, op, &entry, launch::blocks(into.bytes), &args)
+    }
+}
+
+/// Records an event on a stream.
+///
+/// # Errors
+/// The driver's.
+pub fn record(stream: &Arc<StreamCore>, op: &'static str) -> Result<Event> {
+    Event::record(stream, op, false)
+}
+
+/// All later work of a stream waits for an event.
+///
+/// # Errors
+/// The driver's.
+pub fn wait_for(stream: &StreamCore, op: &'static str, event: &Event) -> Result<()> {
+    stream.wait_event(op, event.0.raw, &event.0.stream, event.0.covered)
 }
 
 #[cfg(target_os = "linux")]
@@ -150,9 +307,68 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
 }
 
 internals! {
+    /// Of page-locked memory.
+    trait PinnedInternals [T: DeviceCopy] (T) for PinnedBuffer<T> {
+        /// Its memory.
+        fn block[](self: &Self) -> &BlockRef;
+        /// Where it begins there.
+        fn start[](self: &Self) -> usize;
+        /// The first element, on the host.
+        fn ptr[](self: &Self) -> *mut T;
+        /// The first element, for a device.
+        fn address[](self: &Self) -> Address;
+        /// Takes the elements from `at` on away, as a buffer of their own. It shares the block: a wait for one buffer
+        /// is a wait for the uses of both.
+        fn split_off[](self: &mut Self, at: usize) -> PinnedBuffer<T>;
+    }
+}
+
+impl<T: DeviceCopy> PinnedBuffer<T> {
+    fn block(&self) -> &BlockRef {
+        &self.block
+    }
+
+    fn start(&self) -> usize {
+        self.start
+    }
+}
+
+internals! {
     /// Of a group.
     trait GroupInternals ['d] ('d) for Group<'d> {
+        /// The members by process; none for a group of one process.
+        fn across[](self: &Self) -> Option<&Across>;
+        /// The members of this process, in the order of their ranks.
+        fn here[](self: &Self) -> Group<'d>;
+        /// Whether members belong to other processes.
+        fn spans_processes[](self: &Self) -> bool;
+        /// Carries a collective out, or captures it. Asynchronous on the current stream.
+        fn run[](self: &Self, request: Request) -> Result<()>;
+        /// Carries a collective out that leaves most of the device to other work. Not for captures.
+        fn run_overlapped[](self: &Self, request: &Request) -> Result<()>;
+        /// Meets all members of a group of one process. Returns what each tells, by rank.
+        fn meet[](self: &Self, call: &Call, payload: Payload) -> Result<SmallVec<[Arc<Descriptor>; 8]>>;
+        /// The blocks of a collective's kernels that wait for each other, where it leaves most of the device to other
+        /// work; 0 where none do.
+        fn waiting_blocks[](self: &Self, of: (DType, ReduceOp), shape: &Shape) -> u32;
         /// All members' bytes, also those of other processes.
         fn exchange_bytes[](self: &Self, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>>;
+    }
+}
+
+impl Group<'_> {
+    fn meet(&self, call: &Call, payload: Payload) -> Result<SmallVec<[Arc<Descriptor>; 8]>> {
+        self.meeting().meet(call.clone(), payload, false)
+    }
+
+    fn waiting_blocks(&self, of: (DType, ReduceOp), shape: &Shape) -> u32 {
+        let limits = self.meeting().limits().overlapping();
+        let (machine, direct) = (Machine::of(&self.device().worker.shared), self.is_direct());
+        let case = Case::new((machine, &limits), (self.count(), direct), of, Some(shape), false);
+        let algorithm = choose(&case).0;
+        match algorithm.needs(&case).meeting {
+            MeetBy::Kernels { .. } => algorithm.blocks(&case),
+            _ => 0,
+        }
     }
 }

@@ -16,13 +16,14 @@ use crate::{
 };
 pub use crate::{
     collective::{
+        across::PendingReduce,
         algorithm::{
             above::{Addresses, MeetingKernel},
             norm::call::{NormSaved, RowNorm, check_eps, sum_and_norm},
             norm::threads_of_row,
         },
         kernels::{code, eights},
-        world::{GroupKey, pending::PendingReduce},
+        world::GroupKey,
     },
     driver::{HostArg, HostKernel, KernelArg},
     fabric::{
@@ -211,9 +212,9 @@ internals! {
             counts: &[usize],
             op: ReduceOp,
             overlapped: bool,
-        ) -> Result<Option<PendingReduce>>;
+        ) -> Result<Option<Box<dyn PendingReduce>>>;
         /// Waits for what was begun.
-        fn end[](self: &Self, begun: PendingReduce) -> Result<()>;
+        fn end[](self: &Self, begun: Box<dyn PendingReduce>) -> Result<()>;
         /// An all-gather in place of parts of these lengths.
         fn all_gather_from[T: Element](
             self: &Self,

@@ -124,15 +124,20 @@ impl std::fmt::Display for ThenNorm {
 /// What a member calls.
 #[derive(Clone)]
 pub struct Call {
-    pub(crate) origin: Origin,
-    pub(crate) op: &'static str,
-    pub(crate) dtype: Option<DType>,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// The operation.
+    pub op: &'static str,
+    /// The elements' type.
+    pub dtype: Option<DType>,
     pub(crate) count: usize,
-    pub(crate) reduce: Option<ReduceOp>,
+    /// How elements are combined.
+    pub reduce: Option<ReduceOp>,
     pub(crate) root: Option<usize>,
     pub(crate) counts: Option<Arc<[usize]>>,
     pub(crate) norm: ThenNorm,
-    pub(crate) of: Option<(TypeId, &'static str)>,
+    /// The type of a value.
+    pub of: Option<(TypeId, &'static str)>,
     /// Its place in the program.
     pub site: Site,
 }

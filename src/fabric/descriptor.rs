@@ -13,11 +13,12 @@ use crate::{Event, contain::Contained, driver::Address, memory::block::BlockRef}
 use std::{any::Any, ops::Range, sync::Arc};
 
 /// What a member tells all its peers. Made once for all of them.
-pub(crate) struct Descriptor {
+pub struct Descriptor {
     pub(crate) call: Call,
     /// Ranks in the gang of the members that are to meet.
     pub(crate) group: Arc<[usize]>,
-    pub(crate) payload: Payload,
+    /// What goes with it.
+    pub payload: Payload,
 }
 
 impl Descriptor {
@@ -25,7 +26,7 @@ impl Descriptor {
     ///
     /// # Panics
     /// When the call is not about memory.
-    pub(crate) fn exposed(&self) -> &Exposed {
+    pub fn exposed(&self) -> &Exposed {
         match &self.payload {
             Payload::Memory(exposed) => exposed,
             _ => unreachable!("the meeting compared the operations"),
@@ -34,7 +35,8 @@ impl Descriptor {
 }
 
 /// What goes with a call.
-pub(crate) enum Payload {
+#[allow(missing_docs, reason = "names say it")]
+pub enum Payload {
     Nothing,
     /// Memory that peers will touch.
     Memory(Exposed),
@@ -43,7 +45,8 @@ pub(crate) enum Payload {
 }
 
 /// The memory that a member exposes to its peers for one collective.
-pub(crate) struct Exposed {
+#[allow(missing_docs, reason = "names say it")]
+pub struct Exposed {
     pub(crate) source: Option<Area>,
     pub(crate) destination: Option<Area>,
     /// Peers may touch the memory once this event has passed.
@@ -51,7 +54,7 @@ pub(crate) struct Exposed {
     /// The factor of this member's elements.
     pub(crate) factor: f64,
     /// Elements that this member sends to each member, and receives from each.
-    pub(crate) counts: Option<(Counts, Counts)>,
+    pub counts: Option<(Counts, Counts)>,
     /// Page-locked memory of the host from which the peers read this member's data.
     pub(crate) stage: Option<Area>,
     pub(crate) scratch: Option<RecvScratch>,
@@ -72,12 +75,13 @@ impl Exposed {
 }
 
 /// Memory of one device.
+#[allow(missing_docs, reason = "names say it")]
 #[derive(Clone)]
 pub struct Area {
-    pub(crate) block: BlockRef,
-    pub(crate) address: Address,
+    pub block: BlockRef,
+    pub address: Address,
     /// The range in the block.
-    pub(crate) bytes: Range<usize>,
+    pub bytes: Range<usize>,
 }
 
 /// A member's own memory into which peers write: the predecessor in a ring, all members in an exchange. The peers do

@@ -4,11 +4,10 @@
 //!
 //! Invariant: all members of a group count its committed calls alike. A call that did not match is not counted.
 
-use super::{layout::DeviceBarrier, transport::Place};
+use super::{layout::DeviceBarrier, processes::Place};
 use crate::{gang::Gang, sync::CommitWord};
 use std::{
     cell::{Cell, OnceCell, RefCell},
-    collections::HashMap,
     rc::Rc,
     sync::Arc,
 };
@@ -30,33 +29,34 @@ pub(crate) struct Membership {
 }
 
 /// A group of devices of several processes, as one member knows it.
-pub(crate) struct Across {
+pub struct Across {
     /// The members, by rank.
-    pub(crate) places: Arc<[Place]>,
+    pub places: Arc<[Place]>,
     /// The processes with members, in ascending order.
-    pub(crate) hosts: Box<[HostMembers]>,
+    pub hosts: Box<[HostMembers]>,
     /// Which of `hosts` this process is.
-    pub(crate) me: usize,
+    pub me: usize,
     /// Which of this process's members this device is.
-    pub(crate) here: usize,
+    pub here: usize,
     /// The members of this process, in the order of their ranks.
     pub(crate) local: Rc<Membership>,
     /// Number of meetings.
-    pub(crate) calls: Cell<u64>,
+    pub calls: Cell<u64>,
 }
 
 impl Across {
     /// The rank of a member among those of this process, if it is one.
-    pub(crate) fn here_of(&self, rank: usize) -> Option<usize> {
+    pub fn here_of(&self, rank: usize) -> Option<usize> {
         self.hosts[self.me].ranks.iter().position(|&at| at == rank)
     }
 }
 
 /// The members of one process.
-pub(crate) struct HostMembers {
-    pub(crate) host: usize,
+pub struct HostMembers {
+    /// The number of the process.
+    pub host: usize,
     /// Their ranks in the group, ascending.
-    pub(crate) ranks: Box<[usize]>,
+    pub ranks: Box<[usize]>,
 }
 
 /// The groups of a device in one scope.
@@ -65,8 +65,6 @@ pub(crate) struct Groups {
     everyone: OnceCell<Rc<Membership>>,
     others: RefCell<Vec<Rc<Membership>>>,
     across: RefCell<Vec<Rc<Across>>>,
-    /// Messages of each queue between processes so far.
-    messages: RefCell<HashMap<u64, u64>>,
 }
 
 impl Groups {
@@ -83,14 +81,6 @@ impl Groups {
         let new = Rc::new(make());
         self.across.borrow_mut().push(new.clone());
         new
-    }
-
-    /// The number of the next message of a queue.
-    pub(crate) fn next_message(&self, queue: u64) -> u64 {
-        let mut messages = self.messages.borrow_mut();
-        let number = messages.entry(queue).or_default();
-        *number += 1;
-        *number
     }
 
     /// The group of these ranks of the gang. `are_direct` says whether devices with these ordinals have access to each

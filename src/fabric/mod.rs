@@ -9,8 +9,7 @@
 //! * What a member does: [`types`], [`plan`], [`packets`], [`tiling`], [`limits`].
 //! * What kernels wait on: [`signal_pad`], with its [`layout`]. What a thread remembers of its launches:
 //!   [`barrier_state`], [`in_flight`]. [`membership`]: the groups that a device is in.
-//! * Other processes: [`transport`], the traits; [`world_link`], a gang's part in a scope of all processes;
-//!   [`packing`], how values go there.
+//! * Other processes: [`processes`], the door to them; [`packing`], how values go there.
 
 pub(crate) mod barrier_state;
 pub(crate) mod broadcast;
@@ -26,10 +25,8 @@ pub(crate) mod packets;
 pub(crate) mod packing;
 pub(crate) mod parcels;
 pub(crate) mod plan;
+pub mod processes;
 pub(crate) mod signal_pad;
 pub(crate) mod site_id;
 pub(crate) mod tiling;
-#[allow(missing_docs, reason = "names say it; only `extend` opens it")]
-pub mod transport;
 pub(crate) mod types;
-pub(crate) mod world_link;

@@ -24,14 +24,15 @@ pub(crate) const MOST_BYTES: usize = usize::MAX >> 8;
 
 /// Elements of each member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Counts {
+#[allow(missing_docs, reason = "names say it")]
+pub enum Counts {
     Each(usize),
     By(Arc<[usize]>),
 }
 
 impl Counts {
     /// The range of member `k`'s part when all parts lie one behind the other.
-    pub(crate) fn part(&self, k: usize) -> Range<usize> {
+    pub fn part(&self, k: usize) -> Range<usize> {
         match self {
             Counts::Each(count) => k * count..(k + 1) * count,
             Counts::By(counts) => {
@@ -42,7 +43,7 @@ impl Counts {
     }
 
     /// The same counts, known to be equal if they are: more algorithms can do that.
-    pub(crate) fn even(self) -> Counts {
+    pub fn even(self) -> Counts {
         match &self {
             Counts::By(counts) if counts.windows(2).all(|two| two[0] == two[1]) => Counts::Each(counts[0]),
             _ => self,
@@ -50,7 +51,7 @@ impl Counts {
     }
 
     /// Elements of all `n` members.
-    pub(crate) fn total(&self, n: usize) -> usize {
+    pub fn total(&self, n: usize) -> usize {
         match self {
             Counts::Each(count) => n * count,
             Counts::By(counts) => counts.iter().sum(),
@@ -61,7 +62,8 @@ impl Counts {
 /// A collective and its sizes. `in_place`: source and destination are one buffer, which has room for the parts of all
 /// members.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
+#[allow(missing_docs, reason = "names say it")]
+pub enum Shape {
     AllReduce {
         len: usize,
     },
@@ -99,7 +101,8 @@ pub(crate) enum Shape {
 
 /// Which of a member's two buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+#[allow(missing_docs, reason = "names say it")]
+pub enum Side {
     Source,
     Destination,
 }
@@ -142,7 +145,7 @@ impl Work {
 }
 
 /// Slice `k` of `n`. Slices are as even as possible in units of `grain` elements, so that each begins at a cache line.
-pub(crate) fn slice(k: usize, n: usize, len: usize, grain: usize) -> Range<usize> {
+pub fn slice(k: usize, n: usize, len: usize, grain: usize) -> Range<usize> {
     let each = len.div_ceil(n).next_multiple_of(grain);
     (k * each).min(len)..((k + 1) * each).min(len)
 }
@@ -278,7 +281,7 @@ impl Shape {
     }
 
     /// Elements of the largest buffer.
-    pub(crate) fn len(&self, n: usize) -> usize {
+    pub fn len(&self, n: usize) -> usize {
         match self {
             Shape::AllReduce { len } | Shape::Reduce { len, .. } | Shape::Broadcast { len, .. } => *len,
             Shape::ReduceScatter { counts, .. }

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// Slices and tiles begin at multiples of this many bytes: a cache line, so that no two devices or threads write to one
 /// line.
-pub(crate) const GRAIN: usize = 128;
+pub const GRAIN: usize = 128;
 
 /// Tiles in rounds: a round has one tile for each of `abreast` workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

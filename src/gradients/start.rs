@@ -124,7 +124,7 @@ impl<T: Gradient> GradientExchange<T> {
 
     /// Exchanges a bucket in its own memory.
     #[track_caller]
-    fn start_in_place(&self, comm: &Device, bucket: usize) -> Result<Option<PendingReduce>> {
+    fn start_in_place(&self, comm: &Device, bucket: usize) -> Result<Option<Box<dyn PendingReduce>>> {
         // Gradients inside the bucket need no packing.
         let away = |i: usize| !self.readiness.is_used(i) || self.lent[i].is_some();
         let segments = self.segments(bucket, &away, &|i| self.readiness.is_used(i));
@@ -154,7 +154,7 @@ impl<T: Gradient> GradientExchange<T> {
         bucket: usize,
         wire: DeviceViewMut<'_, W>,
         op: ReduceOp,
-    ) -> Result<Option<PendingReduce>> {
+    ) -> Result<Option<Box<dyn PendingReduce>>> {
         let (group, origin) = (self.group(comm, "all_reduce")?, self.origin().of_bucket(bucket));
         let overlapped = bucket + 1 < self.buckets();
         if self.settings.scatter {
@@ -170,7 +170,7 @@ impl<T: Gradient> GradientExchange<T> {
         comm: &Device,
         bucket: usize,
         scratch: &DeviceBuffer<W>,
-    ) -> Result<Option<PendingReduce>> {
+    ) -> Result<Option<Box<dyn PendingReduce>>> {
         // Weights are applied before the type gets narrow. Averages are computed after the sum, in f32, where nothing
         // overflows.
         let (factor, op) = match self.settings.reduce {

@@ -13,6 +13,7 @@ use super::{
     handle::DeviceHandle,
     hazard::{Access, Hazards, History},
     heap::Piece,
+    stream::StreamCore,
 };
 use crate::{
     driver::{Address, DriverRef},
@@ -151,6 +152,19 @@ impl Block {
     /// The first byte.
     pub fn address(&self) -> Address {
         self.address
+    }
+
+    /// An operation of a stream waits for all uses that conflict with it.
+    ///
+    /// # Errors
+    /// [`Error::Borrowed`](crate::Error::Borrowed); the driver's.
+    pub fn order(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
+        self.hazards.order(op, stream, bytes, access)
+    }
+
+    /// Notes a use by an operation that was submitted.
+    pub fn note(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
+        self.hazards.note(stream, sequence, bytes, access);
     }
 
     /// The driver of its device.

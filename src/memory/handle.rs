@@ -19,12 +19,13 @@ use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
 
 /// One device of one pool. It lives as long as any buffer of the device.
-pub(crate) struct DeviceHandle {
+pub struct DeviceHandle {
     /// The pool's number.
     pub(crate) pool: u64,
     /// Ordinal in the pool.
-    pub(crate) device: usize,
-    pub(crate) driver: DriverRef,
+    pub device: usize,
+    /// Its driver.
+    pub driver: DriverRef,
     /// Progress counters, read by threads that wait for the device.
     pub(crate) progress: Arc<Progress>,
     /// The last call of the device's thread. Set when the thread has started.
@@ -57,7 +58,7 @@ pub(crate) struct DeviceHandle {
 
 /// Knowledge that one host thread passes to another together with a value: what it knows (for a checker), and its
 /// virtual time. Boxed, because it travels with messages, and usually there is neither.
-pub(crate) struct Handover {
+pub struct Handover {
     known: Option<Box<Token>>,
     time: Option<Duration>,
 }
@@ -146,6 +147,27 @@ impl DeviceHandle {
         self.watch.as_ref()
     }
 
+    /// Tells the checker that a library beside the driver uses memory on a stream.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`].
+    pub fn lent(
+        &self,
+        op: &'static str,
+        stream: crate::driver::RawStream,
+        at: crate::driver::Address,
+        bytes: usize,
+        write: bool,
+    ) -> Result<()> {
+        let Some(watch) = self.watch() else { return Ok(()) };
+        watch.checker.lent(watch.device, stream, at, bytes, write).map_err(|report| self.misuse(op, report))
+    }
+
+    /// The device makes progress.
+    pub fn advance(&self) {
+        self.progress.advance();
+    }
+
     /// The driver below the checker, for calls that the checker must not see.
     pub(crate) fn unwatched(&self) -> &DriverRef {
         self.watch.as_ref().map_or(&self.driver, |watch| &watch.unwatched)
@@ -176,7 +198,7 @@ impl DeviceHandle {
     }
 
     /// Makes the knowledge that goes with a value to another thread.
-    pub(crate) fn hand_over(&self) -> Option<Box<Handover>> {
+    pub fn hand_over(&self) -> Option<Box<Handover>> {
         if !self.hands_over() {
             return None;
         }
@@ -185,7 +207,7 @@ impl DeviceHandle {
     }
 
     /// Takes the knowledge that came with a value from another thread.
-    pub(crate) fn take_over(&self, from: Option<&Handover>) {
+    pub fn take_over(&self, from: Option<&Handover>) {
         let Some(Handover { known, time }) = from else { return };
         self.acquire(known.as_deref());
         if let Some(time) = time {
@@ -247,7 +269,7 @@ impl DeviceHandle {
     }
 
     /// Turns a fault in `result` into an error.
-    pub(crate) fn check<T>(&self, op: &'static str, result: DriverResult<T>) -> Result<T> {
+    pub fn check<T>(&self, op: &'static str, result: DriverResult<T>) -> Result<T> {
         result.map_err(|fault| self.error(op, fault))
     }
 

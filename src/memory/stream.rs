@@ -32,9 +32,11 @@ const TICK: Duration = Duration::from_millis(20);
 /// event has captured at least all operations up to the number that it read. The struct has cache lines of its own,
 /// because its thread writes it at every operation.
 #[repr(align(128))]
-pub(crate) struct StreamCore {
-    pub(crate) handle: Arc<DeviceHandle>,
-    pub(crate) raw: RawStream,
+pub struct StreamCore {
+    /// Its device.
+    pub handle: Arc<DeviceHandle>,
+    /// The driver's stream.
+    pub raw: RawStream,
     /// Unique in the process.
     pub(crate) id: u64,
     submitted: Sequence,
@@ -78,7 +80,7 @@ impl StreamCore {
     }
 
     /// Numbers an operation that was just submitted.
-    pub(crate) fn submit(&self) -> u64 {
+    pub fn submit(&self) -> u64 {
         let sequence = self.submitted.fetch_advance();
         if self.handle.stepped {
             self.early.step(self, sequence);
@@ -202,7 +204,7 @@ impl StreamCore {
     /// Recording late captures more than was asked for: all that `other` has submitted by now. That cannot deadlock:
     /// every wait refers to work that was submitted before it, so the waits form no cycle; and kernels that spin for
     /// peers are launched only after the whole gang has met.
-    pub(crate) fn wait_for(&self, op: &'static str, other: &StreamCore, sequence: u64) -> Result<()> {
+    pub fn wait_for(&self, op: &'static str, other: &StreamCore, sequence: u64) -> Result<()> {
         if self.comes_after(other, sequence) {
             return Ok(());
         }
@@ -292,7 +294,7 @@ impl StreamCore {
     }
 
     /// Like [`wait_host`](Self::wait_host), but gives up when `stop` returns true.
-    pub(crate) fn wait_host_unless(
+    pub fn wait_host_unless(
         &self,
         op: &'static str,
         sequence: u64,

@@ -10,7 +10,7 @@ use crate::{
     collective::barrier,
     driver::check::Token,
     error::{Error, Result},
-    fabric::world_link::WorldLink,
+    fabric::processes::ProcessScope,
     gang::Gang,
     memory::block::InGang,
     mutation::Panic,
@@ -31,14 +31,14 @@ pub(super) enum Outcome<R, E> {
 /// A member's part in its gang. Peers wait until the member has left and drained, so the drop does both after a panic.
 pub(super) struct Part<'g> {
     gang: &'g Arc<Gang>,
-    world: Option<&'g Arc<WorldLink>>,
+    world: Option<&'g Arc<dyn ProcessScope>>,
     rank: usize,
     left: Cell<bool>,
     drained: Cell<bool>,
 }
 
 impl<'g> Part<'g> {
-    pub fn of(gang: &'g Arc<Gang>, world: Option<&'g Arc<WorldLink>>, rank: usize) -> Self {
+    pub fn of(gang: &'g Arc<Gang>, world: Option<&'g Arc<dyn ProcessScope>>, rank: usize) -> Self {
         Part { gang, world, rank, left: Cell::new(false), drained: Cell::new(false) }
     }
 

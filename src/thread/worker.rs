@@ -30,8 +30,8 @@ use crate::{
         limits::Limits,
         mailbox::Endpoint,
         packing::Carriers,
+        processes::Processes,
         signal_pad::SignalPad,
-        transport::World,
         types::{Algorithm, ReduceOrder},
     },
     here,
@@ -103,7 +103,7 @@ pub(crate) struct Shared {
     /// The device that removes what its late kernels have sent to others: one at a time.
     pub(crate) cleaner: Mutex<Option<usize>>,
     /// The processes of the cluster, if the pool is in one.
-    pub(crate) world: Option<Arc<dyn World>>,
+    pub(crate) world: Option<Arc<dyn Processes>>,
     /// The types whose values may go to other processes.
     pub(crate) carriers: Carriers,
     /// What kernels of collectives may take of the devices.

@@ -10,7 +10,7 @@ use crate::{
     Stream,
     driver::DeviceInfo,
     error::Result,
-    fabric::{broadcast::Broadcasts, membership::Groups, world_link::WorldLink},
+    fabric::{broadcast::Broadcasts, membership::Groups, processes::ProcessScope},
     gang::{Gang, LastCall},
     memory::stream::StreamCore,
     sync::device_thread_only,
@@ -71,7 +71,7 @@ pub(crate) struct Session {
     pub(crate) groups: Groups,
     pub(crate) broadcasts: Broadcasts,
     /// The processes of the cluster, if the pool is in one. All devices of the gang share it.
-    pub(crate) world: Option<Arc<WorldLink>>,
+    pub(crate) world: Option<Arc<dyn ProcessScope>>,
     /// The last call that this member has announced to its peers.
     pub(crate) last_call: Cell<Option<LastCall>>,
 }
@@ -98,7 +98,12 @@ impl fmt::Debug for Device {
 
 /// Identity.
 impl Device {
-    pub(crate) fn new(worker: &Rc<Worker>, gang: &Arc<Gang>, rank: usize, world: Option<&Arc<WorldLink>>) -> Self {
+    pub(crate) fn new(
+        worker: &Rc<Worker>,
+        gang: &Arc<Gang>,
+        rank: usize,
+        world: Option<&Arc<dyn ProcessScope>>,
+    ) -> Self {
         Device {
             worker: worker.clone(),
             session: Rc::new(Session {

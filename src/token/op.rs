@@ -157,7 +157,7 @@ impl Op<'_> {
     /// Excludes conflicting operations of other devices until the operation ends, where a graph names the memory. For
     /// operations that wait before they have submitted, and so cannot take turns.
     #[track_caller]
-    pub(crate) fn reserve(&mut self) -> Result<()> {
+    pub fn reserve(&mut self) -> Result<()> {
         let dev = self.dev;
         if dev.recording.is_some() || !dev.ordered || !self.touched.iter().any(|touched| touched.block.is_in_graph()) {
             return Ok(());
@@ -210,7 +210,7 @@ impl Op<'_> {
     }
 
     /// Records the uses of work that other code has submitted to the device's current stream.
-    pub(crate) fn submitted(mut self) {
+    pub fn submitted(mut self) {
         let stream = &self.dev.stream;
         if let Some(recording) = &self.dev.recording {
             return recording.note(mem::take(&mut self.touched).into_iter());
@@ -222,7 +222,7 @@ impl Op<'_> {
     }
 
     /// The memory is never freed: whoever has it may use it at any time.
-    pub(crate) fn keep(&self) {
+    pub fn keep(&self) {
         self.touched.iter().for_each(|touched| mem::forget(touched.block.clone()));
     }
 

@@ -8,11 +8,15 @@ use super::{
     control::{Bcast, Control},
 };
 #[cfg(any(feature = "mpi", feature = "nccl"))]
-use crate::runtime::transport::DeviceTransport;
-use crate::runtime::{
-    BuilderInternals,
-    driver::DriverRef,
-    transport::{Connect, Transport, World},
+use crate::traits::DeviceTransport;
+use crate::{
+    link::Linked,
+    runtime::{
+        BuilderInternals,
+        driver::DriverRef,
+        processes::{Connect, Processes},
+    },
+    traits::Transport,
 };
 use gpu_pool::{Builder, Error, Result, event};
 use std::{any::Any, sync::Arc};
@@ -64,7 +68,7 @@ impl ClusterBuilder for Builder {
 
 #[doc(hidden)]
 impl Connect for Cluster {
-    fn connect(&self, drivers: &[DriverRef]) -> Result<Arc<dyn World>> {
+    fn connect(&self, drivers: &[DriverRef]) -> Result<Arc<dyn Processes>> {
         let software = drivers.iter().any(|driver| driver.info().compute_capability == (0, 0));
         let mut mpi = MpiPart::default();
         let by_mpi = self.needs_bcast();
@@ -73,10 +77,11 @@ impl Connect for Cluster {
         }
         let bcast = |bytes: &mut [u8]| mpi.broadcast(self, bytes);
         let bcast: Option<Bcast<'_>> = if by_mpi { Some(&bcast) } else { None };
-        self.join(drivers.len(), bcast, |control| {
+        let world = self.join(drivers.len(), bcast, |control| {
             let (transport, ends) = self.open(control, drivers, software, &mpi)?;
             Ok((transport, mpi.ends_behind(ends, self, control)))
-        })
+        })?;
+        Ok(Linked::new(world))
     }
 }
 
@@ -354,7 +359,7 @@ fn lost(control: &Control) -> impl Fn() -> Option<Error> + Send + Sync + 'static
 
 /// Tells the other processes that the transport has failed here: their calls would never end.
 #[cfg(any(feature = "mpi", feature = "nccl"))]
-fn tell_failure(control: &Control) -> Arc<crate::runtime::transport::Tell> {
+fn tell_failure(control: &Control) -> Arc<crate::traits::Tell> {
     let control = control.clone();
     Arc::new(move |error| {
         let told = control.set(&failed_by(control.host), super::wire::cut(error.to_string()).as_bytes());

@@ -10,7 +10,7 @@ use super::{
     wire,
     world::{Local, Members},
 };
-use crate::runtime::transport::{Transport, World};
+use crate::traits::{Transport, World};
 use gpu_pool::{Error, Result, event};
 use std::{
     fmt,

@@ -2,7 +2,10 @@
 //! model of some of these.
 
 use super::*;
-use crate::runtime::transport::{Arrival, Entry, Place, WorldScope};
+use crate::{
+    runtime::processes::Place,
+    traits::{Arrival, Entry, WorldScope},
+};
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},

@@ -24,6 +24,7 @@
 
 mod book;
 mod client;
+mod collective;
 mod connect;
 #[cfg_attr(loom, allow(dead_code, reason = "there is no transport to open"))]
 mod control;
@@ -33,19 +34,31 @@ mod hub;
 #[cfg(target_os = "linux")]
 pub mod ipc;
 mod launch;
+mod link;
 mod mutant;
 pub mod prelude;
 mod process;
 mod server;
 #[cfg(target_os = "linux")]
 mod socket;
+mod traits;
 mod transport;
 mod wire;
 #[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 mod world;
 
+#[cfg(any(test, feature = "loopback"))]
+#[doc(hidden)]
+pub use collective::loopback;
 #[cfg(target_os = "linux")]
 pub use ipc::{Imported, IpcBuffer};
+
+/// The methods of the runtime's private parts.
+mod internals {
+    pub(crate) use crate::runtime::{
+        BufferInternals as _, DeviceInternals as _, ErrorInternals as _, GroupInternals as _, PinnedInternals as _,
+    };
+}
 
 use gpu_pool::{Error, Result, extend::cluster as runtime};
 use launch::{By, Launch, Read, no_launcher};

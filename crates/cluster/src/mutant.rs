@@ -23,6 +23,8 @@ pub(crate) enum Rule {
     EarlyPlace,
     /// What goes beside a member keeps it from its own collectives.
     Beside,
+    /// A rail begins before the step inside the process has staged its piece.
+    RailWaits,
     /// A process arrives with the first of the members that something goes beside.
     LastArrives,
 }

@@ -4,7 +4,7 @@
 //! more than a frame because of what a peer wrote. Each side has proved that it knows the secret before the other reads
 //! a [`ToHub`] or a [`ToHost`] (`greet.rs`).
 
-use crate::runtime::transport::OUTBOX;
+use crate::traits::OUTBOX;
 use gpu_pool::{Error, error::WorldCall};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{

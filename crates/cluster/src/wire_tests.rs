@@ -73,7 +73,7 @@ fn no_frame_is_larger_than_the_limit() {
         beside: true,
         call: text.clone(),
         site: text,
-        note: vec![255; crate::runtime::transport::MOST_NOTE],
+        note: vec![255; crate::traits::MOST_NOTE],
     };
     write(&mut Vec::new(), &ToHub::Arrive(arrive)).unwrap();
 }

@@ -1,4 +1,4 @@
-//! The cluster for the threads of this process: `fabric/transport.rs`'s traits over [`Process`], under one lock.
+//! The cluster for the threads of this process: `traits.rs`'s traits over [`Process`], under one lock.
 //!
 //! Whatever brings the hub's frames calls [`Local::take`]; whatever knows that the hub is gone calls
 //! [`Local::end_cluster`]. Frames to the hub go through a [`Link`].
@@ -12,13 +12,15 @@ use super::{
     process::{Class, Key, Process},
     wire::{self, Arrive, Failure, ToHost, ToHub, cut},
 };
-use crate::runtime::{
-    ErrorInternals,
-    sync::{
-        shim::{Condvar, Mutex, thread, yield_rounds},
-        site::flag,
+use crate::{
+    runtime::{
+        ErrorInternals,
+        sync::{
+            shim::{Condvar, Mutex, thread, yield_rounds},
+            site::flag,
+        },
     },
-    transport::{Arrival, Commit, Entry, Transport, Window, World, WorldScope},
+    traits::{Arrival, Commit, Entry, Transport, Window, World, WorldScope},
 };
 use gpu_pool::{Error, Result, error::Site};
 use std::{

@@ -225,7 +225,7 @@ pub(in super::super) fn absent(dev: &Device, call: &Call, rank: usize) -> Error 
 }
 
 /// Notes a call, for reports on a member that has left or makes no progress.
-pub(in super::super) fn note_call(dev: &Device, call: &Call) {
+pub(crate) fn note_call(dev: &Device, call: &Call) {
     dev.worker.calls.note(call.op, call.site);
     dev.session.last_call.set(Some((call.op, call.site)));
 }

@@ -69,7 +69,7 @@ impl EarlyEvents {
 impl StreamCore {
     /// Records an event behind all that the stream has by now, if it has anything new. The device's own thread calls
     /// it when it hands memory over.
-    pub(crate) fn record_early(&self, op: &'static str) -> Result<()> {
+    pub fn record_early(&self, op: &'static str) -> Result<()> {
         let submitted = self.submitted.get();
         let is_new = |events: &VecDeque<(u64, _)>| events.back().is_none_or(|(covered, _)| *covered < submitted);
         {

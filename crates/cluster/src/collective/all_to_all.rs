@@ -5,23 +5,19 @@
 //! the elements go by [`two_hop`].
 
 use super::{
-    super::{
-        request::Request,
-        transport::{Message, Tag, Transport},
-        values::value_of,
-    },
     hierarchical::{HierarchicalCall, part},
     two_hop,
 };
-use crate::{
-    contain::Contained,
-    error::{Error, Result},
-    fabric::{
-        descriptor::Payload,
-        plan::{Counts, Shape},
-    },
-    memory::PinnedBuffer,
+use crate::internals::*;
+use crate::runtime::{
+    Contained,
+    collective::{Counts, Payload, Shape},
 };
+use crate::{
+    runtime::collective::{Request, value_of},
+    traits::{Message, Tag, Transport},
+};
+use gpu_pool::{Error, PinnedBuffer, Result};
 use std::{ops::Range, sync::Arc};
 
 /// How many elements member `.0` sends to member `.1`.
@@ -70,7 +66,7 @@ pub(super) fn by_counts(hier: &HierarchicalCall<'_, '_>, request: &Request) -> R
 
 #[track_caller]
 fn flow(hier: &HierarchicalCall<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()> {
-    let (across, size, n, me) = (hier.across, request.dtype.size(), hier.members(), hier.group.rank);
+    let (across, size, n, me) = (hier.across, request.dtype.size(), hier.members(), hier.group.rank());
     if let Transport::Device(transport) = hier.transport()? {
         return two_hop::flow(hier, request, amount, transport.clone());
     }

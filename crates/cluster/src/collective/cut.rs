@@ -5,10 +5,7 @@
 //! all_reduce, and else those of the parts of its members that lie in the slice.
 
 use super::rail_map::RailMap;
-use crate::fabric::{
-    membership::HostMembers,
-    plan::{self, Counts},
-};
+use crate::runtime::collective::{Counts, HostMembers, slice as slice_of};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -38,7 +35,7 @@ impl Cut<'_> {
         let rails = self.rail_map.all.len();
         let count = self.len.div_ceil(rails * most.next_multiple_of(self.grain)).max(1);
         let piece = |k| {
-            let at = plan::slice(k, count, self.len, rails * self.grain);
+            let at = slice_of(k, count, self.len, rails * self.grain);
             Cut { start: self.start + at.start, len: at.len(), ..*self }
         };
         (0..count).map(piece).filter(|piece| piece.len > 0 || count == 1).collect()
@@ -47,7 +44,7 @@ impl Cut<'_> {
     /// The slice of the member with the local index `here`: empty if it has no rail.
     pub fn slice(&self, here: usize) -> Range<usize> {
         let Range { start, end } = match self.rail_map.of(self.host, here) {
-            Some(rail) => plan::slice(rail, self.rail_map.all.len(), self.len, self.grain),
+            Some(rail) => slice_of(rail, self.rail_map.all.len(), self.len, self.grain),
             None => self.len..self.len,
         };
         self.start + start..self.start + end
@@ -62,7 +59,7 @@ impl Cut<'_> {
     pub fn equal(&self, here: usize, hosts: usize) -> Vec<Ranges> {
         let slice = self.slice(here);
         let part = |host| {
-            let part = plan::slice(host, hosts, slice.len(), self.grain);
+            let part = slice_of(host, hosts, slice.len(), self.grain);
             Some(slice.start + part.start..slice.start + part.end).filter(|part| !part.is_empty())
         };
         (0..hosts).map(|host| part(host).into_iter().collect()).collect()

@@ -32,28 +32,14 @@
 //! [`overlapping`]: crate::fabric::limits::Limits::overlapping
 //! [`DeviceTransport::overlaps`]: super::super::transport::DeviceTransport::overlaps
 
-use super::{
-    super::{
-        algorithm::MeetBy,
-        case::{Case, Machine},
-        choose::choose,
-        transport::{DeviceTransport, Overlap},
-    },
-    cut::Cut,
-    device_rail::DeviceRail,
-    hierarchical::HierarchicalCall,
-    relay::Relay,
+use super::{cut::Cut, device_rail::DeviceRail, hierarchical::HierarchicalCall, relay::Relay};
+use crate::internals::*;
+use crate::runtime::{
+    collective::{Payload, Shape},
+    record, wait_for,
 };
-use crate::{
-    Event,
-    error::Result,
-    fabric::{
-        descriptor::Payload,
-        limits::multiprocessors,
-        plan::Shape,
-        types::{DType, ReduceOp},
-    },
-};
+use crate::traits::{DeviceTransport, Overlap};
+use gpu_pool::{DType, Event, ReduceOp, Result};
 /// The most pieces: then all but a sixteenth of the first and the last step is hidden, at best.
 pub(super) const MOST: usize = 16;
 
@@ -86,18 +72,11 @@ pub(super) fn cuts<'c>(
 
 /// Whether the kernels of a step inside that wait for each other, and so many blocks, fit on each device at once.
 fn has_room(hier: &HierarchicalCall<'_, '_>, cut: &Cut<'_>, inside: &Inside<'_>, blocks: u32) -> bool {
-    let (shared, here) = (&hier.group.dev.worker.shared, &hier.here);
-    let limits = here.meeting().limits().overlapping();
     let most = |shape: Shape, reduce: Option<ReduceOp>| {
-        let (machine, group) = (Machine::of(shared), (here.count(), here.membership.direct));
-        let of = (inside.dtype, reduce.unwrap_or(ReduceOp::Sum));
-        let case = Case::new((machine, &limits), group, of, Some(&shape), false);
-        let algorithm = choose(&case).0;
-        let waits = matches!(algorithm.needs(&case).meeting, MeetBy::Kernels { .. });
-        if waits { algorithm.blocks(&case) } else { 0 }
+        hier.here.waiting_blocks((inside.dtype, reduce.unwrap_or(ReduceOp::Sum)), &shape)
     };
     let inside = most((inside.before)(cut), inside.reduce).max(most((inside.after)(cut), None));
-    inside.saturating_add(blocks) <= multiprocessors(&shared.handles)
+    inside.saturating_add(blocks) <= hier.group.device().multiprocessors()
 }
 
 /// The pieces of a member's collective.
@@ -117,7 +96,7 @@ impl<'t, 'g, 'd> DevicePieces<'t, 'g, 'd> {
     pub fn add(&mut self, mut rail: DeviceRail<'t, 'g, 'd>) -> Result<()> {
         if self.relay.has_side_stream() {
             let hier = self.relay.hier;
-            rail.staged = Some(Event::record(&hier.group.dev.stream, hier.call.op, false)?);
+            rail.staged = Some(record(hier.group.device().core(), hier.call.op)?);
         }
         self.rails.push(rail);
         Ok(())
@@ -139,6 +118,6 @@ impl<'t, 'g, 'd> DevicePieces<'t, 'g, 'd> {
     pub fn wait(&self, piece: usize) -> Result<()> {
         let hier = self.relay.hier;
         let Some(Some(carried)) = self.carried.get(piece) else { return Ok(()) };
-        hier.group.dev.stream.wait_event(hier.call.op, carried.0.raw, &carried.0.stream, carried.0.covered)
+        wait_for(hier.group.device().core(), hier.call.op, carried)
     }
 }

@@ -8,27 +8,22 @@
 //! go as messages, and this device's kernels add them up in the order of processes.
 
 use super::{
-    super::{
-        kernels::{self, Combine, Part},
-        launch,
-        transport::{RailCall, RailMessage},
-    },
     cut::{Cut, Ranges, total},
     hierarchical::{HierarchicalCall, copy_within},
     relay::{Load, Relay},
 };
-use crate::{
-    Event,
+use crate::internals::*;
+use crate::runtime::{
+    collective::{Area, MOST},
     driver::Address,
-    error::{Error, Result},
-    fabric::{
-        descriptor::Area,
-        layout::{DeviceBarrier, MOST},
-        types::{DType, ReduceOp},
-    },
-    memory::hazard::Access,
-    mutation::Bug,
+    memory::Access,
 };
+use crate::{
+    mutant::{self, Rule},
+    runtime::{collective::Part, record, wait_for},
+    traits::{RailCall, RailMessage},
+};
+use gpu_pool::{DType, Error, Event, ReduceOp, Result};
 use smallvec::{SmallVec, smallvec};
 use std::{mem, ops::Range};
 
@@ -139,22 +134,22 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         let mut rest = &self.uses[..];
         if let Some(staged) = &self.staged {
             rest = &rest[1..];
-            if !stream.handle.injected(Bug::RailTooEarly) {
-                stream.wait_event(op, staged.0.raw, &staged.0.stream, staged.0.covered)?;
+            if !mutant::is(Rule::RailWaits) {
+                wait_for(stream, op, staged)?;
             }
         }
-        rest.iter().try_for_each(|(area, access)| area.block.hazards.order(op, stream, &area.bytes, *access))?;
+        rest.iter().try_for_each(|(area, access)| area.block.order(op, stream, &area.bytes, *access))?;
         let submitted = self.work();
         let last = stream.submit();
         for (area, access) in &self.uses {
-            area.block.hazards.note(stream, last, area.bytes.clone(), *access);
+            area.block.note(stream, last, area.bytes.clone(), *access);
             if submitted.is_err() {
                 // The transport may still use it.
                 mem::forget(area.block.clone());
             }
         }
         submitted?;
-        if self.relay.has_side_stream() { Event::record(stream, op, false).map(Some) } else { Ok(None) }
+        if self.relay.has_side_stream() { record(stream, op).map(Some) } else { Ok(None) }
     }
 
     fn work(&self) -> Result<()> {
@@ -293,9 +288,9 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         factors: &[f64],
         to: Address,
     ) -> Result<()> {
-        let (dev, bytes) = (self.hier.group.dev, n * dtype.size());
+        let (dev, bytes) = (self.hier.group.device(), n * dtype.size());
         let part = |&address: &Address| Part { address, bytes };
-        let software = dev.worker.is_software();
+        let on = (&**self.relay.stream(), self.hier.call.op);
         let mut begin = 0;
         while begin < sources.len() {
             let first = begin == 0;
@@ -304,18 +299,7 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
             some.extend(sources[begin..end].iter().map(part));
             let mut by: SmallVec<[f64; MOST]> = (!first && !factors.is_empty()).then_some(1.0).into_iter().collect();
             by.extend(factors.get(begin..end).unwrap_or_default().iter().copied());
-            let into = [part(&to)];
-            let meet = DeviceBarrier::NONE;
-            let combine = Combine { n, op, factors: &by, sources: &some, destinations: &into, meet };
-            let (entry, args) = (kernels::combine(dtype), combine.args(software));
-            launch::launch_on(
-                &dev.worker,
-                self.relay.stream(),
-                self.hier.call.op,
-                &entry,
-                launch::blocks(bytes),
-                &args,
-            )?;
+            dev.combine(on, (dtype, op), n, &by, &some, part(&to))?;
             begin = end;
         }
         Ok(())

@@ -3,33 +3,23 @@
 //! The files of the shapes use a [`HierarchicalCall`]. It uses the members of this process as a group, and the scope of
 //! all processes.
 
-use super::{
-    super::{
-        Group,
-        request::Request,
-        transport::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
+use super::{cut::Cut, rail_map::RailMap, relay::Relay, values::hash};
+use crate::internals::*;
+use crate::{
+    link::{WorldLink, link_of},
+    runtime::{
+        Call, Op,
+        collective::{Across, Area, Counts, Descriptor, GRAIN, Payload, Shape},
+        driver::Address,
+        memory::{Access, StreamCore},
     },
-    cut::Cut,
-    rail_map::RailMap,
-    relay::Relay,
-    values::hash,
 };
 use crate::{
-    Device, OnStream,
-    driver::Address,
-    error::{Error, Result},
-    fabric::{
-        call::Call,
-        descriptor::{Area, Descriptor, Payload},
-        membership::Across,
-        plan::{Counts, Shape},
-        tiling::GRAIN,
-        types::{DType, ReduceOp},
-        world_link::WorldLink,
-    },
-    memory::{PinnedBuffer, hazard::Access, pinned::Locality, stream::StreamCore},
-    token::op::Op,
+    runtime::collective::Request,
+    traits::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
 };
+use gpu_pool::Group;
+use gpu_pool::{DType, Device, Error, OnStream, PinnedBuffer, ReduceOp, Result};
 use smallvec::SmallVec;
 use std::{cell::Cell, ops::Range, sync::Arc};
 
@@ -49,7 +39,7 @@ pub(super) struct HierarchicalCall<'g, 'd> {
     pub call: &'g Call,
     /// The steps inside leave most of the device to other work.
     overlapped: Cell<bool>,
-    pub link: &'d Arc<WorldLink>,
+    pub link: &'d WorldLink,
     pub scope: Arc<dyn WorldScope>,
     /// Where in [registered](super::registered) memory the call works, if it does.
     pub registered: Cell<Option<u64>>,
@@ -59,15 +49,13 @@ pub(super) struct HierarchicalCall<'g, 'd> {
 
 impl<'g, 'd> HierarchicalCall<'g, 'd> {
     #[track_caller]
-    pub fn new(group: &'g Group<'d>, across: &'g Across, call: &'g Call, overlapped: bool) -> Result<Self> {
-        let dev = group.dev;
-        if let Some(recording) = &dev.recording {
-            return Err(recording.refuse(call.site, call.op, "a graph holds no collectives of several processes"));
-        }
+    pub fn new(group: &'g Group<'d>, call: &'g Call, overlapped: bool) -> Result<Self> {
+        let (dev, across) = (group.device(), group.across().expect("only groups that span processes call it"));
+        dev.refuse_capture(call, "a graph holds no collectives of several processes")?;
         dev.check()?;
-        let link = dev.session.world.as_ref().expect("its group was made through it");
+        let link = link_of(dev);
         link.world.check()?;
-        let scope = link.join(&dev.session.gang)?.clone();
+        let scope = link.join(dev.own_gang())?.clone();
         let rail_map = match link.world.transport() {
             Transport::Device(_) => RailMap::by_ordinal(&across.hosts, &across.places, link.world.devices()),
             _ => RailMap::by_index(&across.hosts),
@@ -101,7 +89,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
     /// work.
     pub fn relay(&self, transport: Arc<dyn DeviceTransport>, overlapped: bool) -> Result<Relay<'_, 'g, 'd>> {
         let rail = self.rail_map.of(self.across.me, self.across.here);
-        let ordinal = rail.map_or(self.group.dev.index(), |rail| self.rail_map.all[rail].ordinal);
+        let ordinal = rail.map_or(self.group.device().index(), |rail| self.rail_map.all[rail].ordinal);
         Relay::new(self, transport, ordinal, overlapped)
     }
 
@@ -138,7 +126,8 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
             Shape::AllGather { .. } => "all_gather_v",
             _ => "all_to_all_v",
         };
-        let call = Call { reduce, ..Call::at(op, self.call.site) }.elements(dtype, shape.len(self.here.count()));
+        let mut call = Call::at(op, self.call.site).elements(dtype, shape.len(self.here.count()));
+        call.reduce = reduce;
         let request = Request {
             call: call.from(self.call.origin),
             dtype,
@@ -160,14 +149,14 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
     #[track_caller]
     pub fn scratch(&self, bytes: usize) -> Result<Area> {
         let buffer = self.dev.allocate::<u8>(self.call.op, bytes)?;
-        Ok(Area { address: buffer.address(), block: buffer.block.clone(), bytes: 0..bytes })
+        Ok(Area { address: buffer.address(), block: buffer.block().clone(), bytes: 0..bytes })
     }
 
     /// Zeros on this device.
     #[track_caller]
     pub fn zeros(&self, bytes: usize) -> Result<Area> {
         let buffer = self.dev.zeros::<u8>(bytes)?;
-        Ok(Area { address: buffer.address(), block: buffer.block.clone(), bytes: 0..bytes })
+        Ok(Area { address: buffer.address(), block: buffer.block().clone(), bytes: 0..bytes })
     }
 
     /// Announces what the rail is going to touch.
@@ -180,7 +169,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
     #[track_caller]
     pub fn pinned(&self, bytes: usize) -> Result<PinnedBuffer<u8>> {
         let dev: &Device = &self.dev;
-        dev.worker.shared.pinned.reused(self.call.op, bytes, Locality::Device(dev.index()))
+        dev.pinned_scratch(self.call.op, bytes)
     }
 
     /// A copy of this device's memory in page-locked memory. It is complete.
@@ -208,7 +197,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         }
         let mut op = self.dev.op(self.call.op)?;
         op.touch(&from.block, from.bytes.clone(), Access::Read, false)?;
-        op.touch(&to.block, to.start..to.start + from.bytes.len(), Access::Write, true)?;
+        op.touch(to.block(), to.start()..to.start() + from.bytes.len(), Access::Write, true)?;
         // SAFETY: both ranges have so many bytes, and `op` orders and records the copy; the host waits for it before it
         // reads the page-locked memory.
         op.submit(|driver, stream| unsafe { driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream) })
@@ -216,7 +205,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
 
     /// Records an event now, so later work of this stream is not waited for.
     pub fn record_early(&self) -> Result<()> {
-        self.dev.stream.record_early(self.call.op)
+        self.dev.core().record_early(self.call.op)
     }
 
     /// Copies a range of page-locked memory to this device. Asynchronous.
@@ -228,8 +217,8 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         }
         let mut op = self.dev.op(self.call.op)?;
         op.touch(&to.block, to.bytes.clone(), Access::Write, false)?;
-        let used = from.start + range.start..from.start + range.end;
-        op.touch(&from.block, used, Access::Read, true)?;
+        let used = from.start() + range.start..from.start() + range.end;
+        op.touch(from.block(), used, Access::Read, true)?;
         // SAFETY: both ranges have so many bytes, and `op` orders and records the copy. The host waits for it before it
         // writes the page-locked memory again.
         op.submit(|driver, stream| unsafe {
@@ -258,15 +247,15 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         payload: Payload,
         note: impl FnOnce(&LocalDescriptors) -> Vec<u8>,
     ) -> Result<(LocalDescriptors, Commit)> {
-        let (dev, across) = (self.group.dev, self.across);
-        let told = self.here.meeting().meet(self.call.clone(), payload, false)?;
+        let (dev, across) = (self.group.device(), self.across);
+        let told = self.here.meet(self.call, payload)?;
         let note = if across.here == 0 { note(&told) } else { Vec::new() };
         debug_assert!(note.len() <= MOST_NOTE);
         let number = self.next_number();
         let met = self.scope.meet(Arrival {
             members: &across.places,
             number,
-            place: across.places[self.group.rank],
+            place: across.places[self.group.rank()],
             call: &headline(self.call, self.registered.get()),
             site: self.call.site,
             leads: across.here == 0,
@@ -278,7 +267,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
             // Every process hears of it, and no buffer was touched.
             Err(error @ Error::WorldMismatch { .. }) => Err(error),
             Err(error) => {
-                dev.session.gang.poison(dev.index(), error.clone());
+                dev.own_gang().poison(dev.index(), error.clone());
                 Err(error)
             }
         }
@@ -303,10 +292,13 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
 
     /// The end of what follows a commit: the other processes count on it, so a failure fails the gang.
     pub fn done<R>(&self, done: Result<R>) -> Result<R> {
-        let dev = self.group.dev;
-        done.inspect_err(|error| {
-            dev.session.gang.poison(dev.index(), error.clone());
-        })
+        done.inspect_err(|error| self.fail(error))
+    }
+
+    /// Fails the gang.
+    pub fn fail(&self, error: &Error) {
+        let dev = self.group.device();
+        dev.own_gang().poison(dev.index(), error.clone());
     }
 }
 
@@ -318,7 +310,7 @@ pub(super) fn copy_within(
     from: Address,
     bytes: usize,
 ) -> Result<()> {
-    let handle = &hier.group.dev.worker.handle;
+    let handle = hier.group.device().handle();
     // SAFETY: both ranges are this device's and have so many bytes; the caller has ordered and notes their use.
     handle.check(hier.call.op, unsafe { handle.driver.copy_within(to, from, bytes, stream.raw) })
 }
@@ -337,10 +329,12 @@ pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
 
 /// What all processes must have alike. Members may give factors of their own.
 pub(super) fn headline(call: &Call, registered: Option<u64>) -> String {
-    let scaled = matches!(call.reduce, Some(ReduceOp::Scaled(_)));
-    let reduce = if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce };
+    let mut call = call.clone();
+    if let Some(ReduceOp::Scaled(factor)) = &mut call.reduce {
+        *factor = 1.0;
+    }
     let place = registered.map(|at| format!(" in registered memory, from byte {at}")).unwrap_or_default();
-    shortened(Call { reduce, ..call.clone() }.to_string() + &place)
+    shortened(call.to_string() + &place)
 }
 
 /// A text that fits into a frame. Different texts stay different.

@@ -5,22 +5,10 @@
 //! [`HostTransport`]: a [`Leg`] is one message to each other process and one
 //! from each; legs of several pieces go in one exchange.
 
-use super::{
-    super::{
-        kernels,
-        transport::{HostTransport, Message, Tag},
-    },
-    cut::Ranges,
-    hierarchical::HierarchicalCall,
-};
-use crate::{
-    error::Result,
-    fabric::{
-        types::{DType, ReduceOp},
-        world_link::WorldLink,
-    },
-    memory::PinnedBuffer,
-};
+use super::{cut::Ranges, hierarchical::HierarchicalCall};
+use crate::runtime::collective::fold_on_host;
+use crate::traits::{HostTransport, Message, Tag, World};
+use gpu_pool::{DType, PinnedBuffer, ReduceOp, Result};
 use std::{ops::Range, sync::Arc};
 
 /// Memory for one message of each process, by its index in the group; after the exchange, what has come.
@@ -36,7 +24,7 @@ pub(super) struct Leg {
 /// A member's rail.
 pub(super) struct HostRail {
     transport: Arc<dyn HostTransport>,
-    link: Arc<WorldLink>,
+    world: Arc<dyn World>,
     /// The numbers of the group's processes.
     hosts: Box<[usize]>,
     /// Which of them this is.
@@ -68,7 +56,7 @@ impl HostRail {
         let across = hier.across;
         HostRail {
             transport,
-            link: hier.link.clone(),
+            world: hier.link.world.clone(),
             hosts: across.hosts.iter().map(|host| host.host).collect(),
             me: across.me,
             here: across.here,
@@ -118,7 +106,7 @@ impl HostRail {
             sends.extend(leg.sends);
         }
         messages.extend(sends);
-        let done = self.transport.exchange(messages, &|| self.link.world.check().err())?;
+        let done = self.transport.exchange(messages, &|| self.world.check().err())?;
         let mut come = done.into_iter().filter_map(|done| match done {
             Message::Receive { into, .. } => Some(into),
             Message::Send { .. } => None,
@@ -178,7 +166,7 @@ impl HostRail {
             let to = sum.as_mut_slice()?[start..].as_mut_ptr();
             // SAFETY: each source has the elements of this range, in page-locked memory that is aligned for them, at
             // multiples of their size. All copies to it are over, and `sum` is this call's alone.
-            unsafe { kernels::fold_on_host(dtype, op, range.len(), &sources, to, &[], self.members) };
+            unsafe { fold_on_host(dtype, op, range.len(), &sources, to, &[], self.members) };
             start += range.len() * staged.size;
         }
         Ok(())

@@ -5,12 +5,17 @@ pub(crate) mod device_mail;
 mod faults;
 mod mail;
 
-use super::super::transport::{Arrival, Commit, Entry, Place, Tag, Transport, Window, World, WorldScope};
 use crate::{
-    Builder, Device, GpuPool,
-    error::{Error, Result, Site},
+    link::Linked,
+    runtime::{
+        BuilderInternals,
+        driver::DriverRef,
+        processes::{Connect, Place, Processes},
+    },
+    traits::{Arrival, Commit, Entry, Tag, Transport, Window, World, WorldScope},
 };
 use device_mail::DeviceMail;
+use gpu_pool::{Builder, Device, Error, GpuPool, Result, error::Site};
 use mail::Mail;
 use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -70,8 +75,9 @@ struct Arrived {
     note: Vec<u8>,
 }
 
+/// What the hosts of a cluster have in common.
 #[derive(Default)]
-pub(crate) struct Hub {
+pub struct Hub {
     devices: Vec<usize>,
     state: Mutex<State>,
     changed: Condvar,
@@ -80,7 +86,7 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    pub fn new(devices: &[usize]) -> Arc<Hub> {
+    fn new(devices: &[usize]) -> Arc<Hub> {
         Arc::new(Hub { devices: devices.into(), ..Hub::default() })
     }
 
@@ -336,19 +342,44 @@ impl WorldScope for Part {
     }
 }
 
+/// Connects a pool to the others.
+struct Loopback {
+    world: Arc<Host>,
+    mail: Option<Arc<DeviceMail>>,
+}
+
+impl fmt::Debug for Loopback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.world.fmt(f)
+    }
+}
+
+impl Connect for Loopback {
+    fn connect(&self, drivers: &[DriverRef]) -> Result<Arc<dyn Processes>> {
+        if let Some(mail) = &self.mail {
+            *mail.drivers.lock() = drivers.to_vec();
+        }
+        Ok(Linked::new(self.world.clone()))
+    }
+}
+
 /// Pools that are hosts of one cluster.
-pub(crate) struct Hosts {
+pub struct Hosts {
+    /// Common to all.
     pub hub: Arc<Hub>,
+    /// By host.
     pub pools: Vec<GpuPool>,
     /// By host, if they have a transport between devices.
-    pub mails: Vec<Arc<DeviceMail>>,
+    pub(crate) mails: Vec<Arc<DeviceMail>>,
 }
 
 impl Hosts {
+    /// A process with each of these numbers of software GPUs.
     pub fn new(devices: &[usize]) -> Hosts {
         Self::with(devices, |builder| builder)
     }
 
+    /// [`new`](Self::new), with settings.
     pub fn with(devices: &[usize], set: impl Fn(Builder) -> Builder) -> Hosts {
         Self::over(devices, set, |hub, host| (Transport::Host(Arc::new(Mail { hub: hub.clone(), host })), None))
     }
@@ -358,6 +389,7 @@ impl Hosts {
         Self::on_devices_with(devices, |builder| builder)
     }
 
+    /// [`on_devices`](Self::on_devices), with settings.
     pub fn on_devices_with(devices: &[usize], set: impl Fn(Builder) -> Builder) -> Hosts {
         let both = |hub: &Arc<Hub>, host| {
             let mail = DeviceMail::new(hub, host);
@@ -376,12 +408,8 @@ impl Hosts {
         let pool = |(host, &count): (usize, &usize)| {
             let (transport, mail) = transport(&hub, host);
             let world = Arc::new(Host { hub: hub.clone(), host, transport });
-            let pool = set(GpuPool::builder().host(count)).in_world(world).build().unwrap();
-            if let Some(mail) = mail {
-                assert!(mail.shared.set(Arc::downgrade(&pool.shared)).is_ok());
-                mails.push(mail);
-            }
-            pool
+            mails.extend(mail.clone());
+            set(GpuPool::builder().host(count)).connect(Arc::new(Loopback { world, mail })).build().unwrap()
         };
         Hosts { pools: devices.iter().enumerate().map(pool).collect(), mails, hub }
     }

@@ -10,17 +10,18 @@
 //!
 //! [proxy stream]: crate::thread::worker::Shared::proxy_stream
 
-use super::{
-    super::transport::{Commit, DeviceTransport, HostTransport, Message, Place, RailCall, RailMessage, Tag, Transport},
-    hierarchical::HierarchicalCall,
-    relay,
+use super::{hierarchical::HierarchicalCall, relay};
+use crate::internals::*;
+use crate::runtime::{
+    Gang,
+    collective::Area,
+    memory::{Access, StreamCore},
 };
 use crate::{
-    error::{Error, Result},
-    fabric::descriptor::Area,
-    gang::Gang,
-    memory::{PinnedBuffer, hazard::Access, stream::StreamCore},
+    runtime::processes::Place,
+    traits::{Commit, DeviceTransport, HostTransport, Message, RailCall, RailMessage, Tag, Transport},
 };
+use gpu_pool::{Error, PinnedBuffer, Result};
 use std::{mem, sync::Arc, time::Duration};
 
 /// Memory of one end.
@@ -41,8 +42,8 @@ impl Held {
     fn area(&self) -> Area {
         match self {
             Held::Host(buffer) => {
-                let block = buffer.block.clone();
-                Area { address: block.address, block, bytes: 0..buffer.len() }
+                let block = buffer.block().clone();
+                Area { address: block.address(), block, bytes: 0..buffer.len() }
             }
             Held::Device(area) => area.clone(),
         }
@@ -95,9 +96,9 @@ impl MessageRoute {
         if let Some(error) = transport.failed(ordinal) {
             return Err(error);
         }
-        let (dev, shared) = (hier.group.dev, &hier.group.dev.worker.shared);
-        let (own, proxy_stream) = (dev.index() == ordinal, shared.proxy_stream(ordinal)?);
-        Ok(MessageRoute::Rail(Rail { transport, ordinal, own, proxy_stream, peer, deadline: shared.deadline }))
+        let dev = hier.group.device();
+        let (own, proxy_stream) = (dev.index() == ordinal, dev.proxy_stream(ordinal)?);
+        Ok(MessageRoute::Rail(Rail { transport, ordinal, own, proxy_stream, peer, deadline: dev.deadline() }))
     }
 
     fn is_on_device(&self) -> bool {
@@ -240,7 +241,7 @@ impl Rail {
         };
         let messages: Vec<RailMessage> = areas.iter().map(message).collect();
         let stream = &self.proxy_stream;
-        let order = |area: &Area| area.block.hazards.order("message", stream, &area.bytes, access);
+        let order = |area: &Area| area.block.order("message", stream, &area.bytes, access);
         let ordered = areas.iter().try_for_each(order);
         // SAFETY: the memory is the rail's device's or page-locked. It was ordered, is noted below, and after an error
         // it is kept. The other process submits the same messages: both have committed them.
@@ -250,7 +251,7 @@ impl Rail {
         drop(commit.window);
         let last = stream.submit();
         for area in areas {
-            area.block.hazards.note(stream, last, area.bytes.clone(), access);
+            area.block.note(stream, last, area.bytes.clone(), access);
             if submitted.is_err() {
                 mem::forget(area.block);
             }

@@ -10,7 +10,6 @@
 //! devices by [`device_pieces`](super::device_pieces).
 
 use super::{
-    super::{request::Request, transport::Transport},
     cut::{Cut, Ranges, total},
     device_pieces::{DevicePieces, Inside, cuts},
     device_rail::DeviceRail,
@@ -18,10 +17,9 @@ use super::{
     pieces::{Job, PIECE, Pieces},
     sums::gather,
 };
-use crate::{
-    error::Result,
-    fabric::plan::{Counts, Shape, Side},
-};
+use crate::runtime::collective::{Counts, Shape, Side};
+use crate::{runtime::collective::Request, traits::Transport};
+use gpu_pool::Result;
 
 /// `in_place`: the own part lies in the destination, at its place.
 #[track_caller]
@@ -44,9 +42,9 @@ pub(super) fn all_gather(
         let receive = (0..n).map(|rail| Counts::By((0..n).map(|member| shared(member, rail)).collect())).collect();
         Shape::AllToAll { send, receive }
     };
-    let mine = bytes(&parts.part(hier.group.rank), size);
+    let mine = bytes(&parts.part(hier.group.rank()), size);
     let given = part(source, if in_place { mine } else { 0..mine.len() });
-    let from = |cut: &Cut<'_>| part(&given, bytes(&cut.within(parts, hier.group.rank), size));
+    let from = |cut: &Cut<'_>| part(&given, bytes(&cut.within(parts, hier.group.rank()), size));
     let to = |cut: &Cut<'_>| part(destination, bytes(&cut.range(), size));
     let lens = |owned: &[Ranges], cut: &Cut<'_>| (total(&owned[across.me]) * size, cut.slice(across.here).len() * size);
     let transport = match hier.transport()? {

@@ -1,21 +1,20 @@
 //! Sums by a transport between devices itself, such as NCCL's.
 
-use super::{super::transport::RailCall, hierarchical::copy_within, relay::Relay};
-use crate::{
-    error::Result,
-    fabric::{
-        descriptor::{Area, Payload},
-        types::{DType, ReduceOp, ReduceOrder},
-    },
-    memory::hazard::Access,
+use super::{hierarchical::copy_within, relay::Relay};
+use crate::internals::*;
+use crate::runtime::{
+    collective::{Area, Payload},
+    memory::Access,
 };
+use crate::traits::RailCall;
+use gpu_pool::{DType, ReduceOp, Result};
 
 impl Relay<'_, '_, '_> {
     /// The operation by which the transport itself may sum slices up, if it may.
     pub fn native(&self, dtype: DType, op: ReduceOp) -> Option<ReduceOp> {
         let hier = self.hier;
         let whole = hier.across.hosts.len() == hier.link.world.devices().len();
-        let free = hier.group.dev.worker.shared.reduce_order != ReduceOrder::Rank;
+        let free = !hier.group.device().rank_order();
         let float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16);
         let op = match op {
             // The mean of all members, not of the processes.

@@ -15,28 +15,33 @@
 //! [`WorldLink::run_in_order`]: crate::fabric::world_link::WorldLink::run_in_order
 
 use super::{
-    super::{
-        Group,
-        request::Request,
-        transport::{Arrival, Place, Transport, WorldScope},
-    },
+    Hierarchical,
     hierarchical::{HierarchicalCall, headline},
     pieces::{Piece, Pieces},
     sums::{self, Sum},
 };
-use crate::{
-    error::{Error, Result, Site},
-    fabric::descriptor::Area,
-    gang::Gang,
-    memory::handle::{DeviceHandle, Handover},
+use crate::internals::*;
+use crate::runtime::{
+    Gang,
+    collective::Area,
+    memory::{DeviceHandle, Handover},
 };
+use crate::{
+    runtime::{
+        collective::{AcrossProcesses, PendingReduce, Request},
+        processes::Place,
+    },
+    traits::{Arrival, Transport, WorldScope},
+};
+use gpu_pool::Group;
+use gpu_pool::{Error, Result, error::Site};
 use std::sync::{
     Arc,
     mpsc::{self, Receiver, Sender},
 };
 
 /// A sum on its way. It may be ended in a later scope; if it is dropped, its proxy still does its part.
-pub struct PendingReduce {
+struct Pending {
     request: Request,
     overlapped: bool,
     /// Memory of this device for each piece.
@@ -64,77 +69,62 @@ struct ProxyTask {
     over: bool,
 }
 
-impl Group<'_> {
-    /// Begins an all_reduce or a reduce_scatter, on the current stream. None: nothing is left to do for
-    /// [`end`](Self::end). Not for captures.
-    #[track_caller]
-    pub(in super::super) fn begin(&self, request: Request, overlapped: bool) -> Result<Option<PendingReduce>> {
-        let (Some(across), Some(sum)) = (&self.across, Sum::of(&request)) else {
-            return self.run_as(request, overlapped).map(|()| None);
+/// Begins an all_reduce or a reduce_scatter, on the current stream. None: nothing is left to do. Not for captures.
+pub(super) fn start(group: &Group<'_>, request: Request, overlapped: bool) -> Result<Option<Box<dyn PendingReduce>>> {
+    let whole = |request: Request| Hierarchical.run(group, &request, overlapped).map(|()| None);
+    let Some(sum) = Sum::of(&request) else { return whole(request) };
+    let hier = HierarchicalCall::new(group, &request.call, overlapped)?;
+    let transport = match hier.transport()? {
+        Transport::Host(transport) => transport.clone(),
+        _ => return whole(request),
+    };
+    let (dev, across) = (group.device(), hier.across);
+    let (back, carried) = mpsc::channel();
+    // Not in a closure: errors must name the caller's line.
+    let before = sums::before(&hier, &request, &sum, &transport);
+    let given = before.and_then(|(pieces, areas)| {
+        // The proxy waits for the copies, and not for what this stream does next.
+        hier.done(hier.record_early())?;
+        let task = ProxyTask {
+            pieces,
+            scope: hier.scope.clone(),
+            gang: dev.own_gang().clone(),
+            handle: dev.handle().clone(),
+            members: across.places.clone(),
+            number: hier.next_number(),
+            speaker: across.places[across.hosts[across.me].ranks[0]],
+            call: headline(&request.call, None),
+            site: request.call.site,
+            told: dev.handle().hand_over(),
+            back,
+            over: false,
         };
-        let hier = HierarchicalCall::new(self, across, &request.call, overlapped)?;
-        let transport = match hier.transport()? {
-            Transport::Host(transport) => transport.clone(),
-            _ => return self.run_as(request, overlapped).map(|()| None),
-        };
-        let dev = self.dev;
-        let (back, carried) = mpsc::channel();
-        // Not in a closure: errors must name the caller's line.
-        let before = sums::before(&hier, &request, &sum, &transport);
-        let given = before.and_then(|(pieces, areas)| {
-            // The proxy waits for the copies, and not for what this stream does next.
-            hier.done(hier.record_early())?;
-            let task = ProxyTask {
-                pieces,
-                scope: hier.scope.clone(),
-                gang: dev.session.gang.clone(),
-                handle: dev.worker.handle.clone(),
-                members: across.places.clone(),
-                number: hier.next_number(),
-                speaker: across.places[across.hosts[across.me].ranks[0]],
-                call: headline(&request.call, None),
-                site: request.call.site,
-                told: dev.worker.handle.hand_over(),
-                back,
-                over: false,
-            };
-            hier.done(hier.link.run_in_order(dev.index(), Box::new(move || task.run())))?;
-            Ok(areas)
-        });
-        match given {
-            Ok(areas) => Ok(Some(PendingReduce { request, overlapped, areas, carried })),
-            Err(error) => {
-                // Some failures of a gang are told to nobody, since each process finds them.
-                if let Some((by, cause)) = dev.session.gang.cause() {
-                    hier.scope.fail(Some(by), &cause);
-                }
-                Err(error)
+        hier.done(hier.link.run_in_order(dev.index(), Box::new(move || task.run())))?;
+        Ok(areas)
+    });
+    match given {
+        Ok(areas) => Ok(Some(Box::new(Pending { request, overlapped, areas, carried }))),
+        Err(error) => {
+            // Some failures of a gang are told to nobody, since each process finds them.
+            if let Some((by, cause)) = dev.own_gang().cause() {
+                hier.scope.fail(Some(by), &cause);
             }
+            Err(error)
         }
     }
+}
 
-    /// Ends what [`begin`](Self::begin) has begun: waits until it has come, and brings it to this process's members.
-    /// Asynchronous on the current stream from then on. All members of this process end their sums in one order.
-    #[track_caller]
-    pub(crate) fn end(&self, begun: PendingReduce) -> Result<()> {
-        let PendingReduce { request, overlapped, areas, carried } = begun;
-        let across = self.across.as_ref().expect("it was begun in this group");
+impl PendingReduce for Pending {
+    fn end(self: Box<Self>, group: &Group<'_>) -> Result<()> {
+        let Pending { request, overlapped, areas, carried } = *self;
         let sum = Sum::of(&request).expect("it was begun");
-        let hier = HierarchicalCall::new(self, across, &request.call, overlapped)?;
+        let hier = HierarchicalCall::new(group, &request.call, overlapped)?;
         let mut next = || {
             let (piece, told) = carried.recv().map_err(|_| no_proxy(&request))?;
-            self.dev.worker.handle.take_over(told.as_deref());
+            group.device().handle().take_over(told.as_deref());
             piece
         };
         sums::after(&hier, &request, &sum, &areas, &mut next)
-    }
-
-    #[track_caller]
-    fn run_as(&self, request: Request, overlapped: bool) -> Result<()> {
-        match overlapped {
-            true => self.run_overlapped(&request),
-            false => self.run(request),
-        }
     }
 }
 
@@ -173,7 +163,7 @@ impl ProxyTask {
         })?;
         self.pieces.committed(commit);
         while let Some(piece) = self.pieces.carry_next()? {
-            self.handle.progress.advance();
+            self.handle.advance();
             self.give(Ok(Some(piece)));
         }
         Ok(())

@@ -17,19 +17,17 @@
 //! count on them.
 
 use super::{
-    super::transport::{Commit, HostTransport},
     cut::{Cut, Ranges, total},
     hierarchical::{HierarchicalCall, bytes, part},
     host_rail::{HostRail, Room, Staged},
 };
-use crate::{
-    error::Result,
-    fabric::{
-        descriptor::{Area, Payload},
-        types::{DType, ReduceOp},
-    },
-    memory::PinnedBuffer,
+use crate::internals::*;
+use crate::runtime::{
+    collective::{Area, Payload},
+    driver::Address,
 };
+use crate::traits::{Commit, HostTransport};
+use gpu_pool::{DType, PinnedBuffer, ReduceOp, Result};
 use std::{collections::VecDeque, mem, ops::Range, sync::Arc};
 
 /// The most bytes of a piece on one rail. On two cores 1 to 4 MiB take the same time, and on a busy machine each piece
@@ -127,7 +125,7 @@ impl Pieces {
             }
         };
         let staged = Arc::new(hier.pinned(own.bytes.len())?);
-        let to = match hier.group.dev.worker.is_software() {
+        let to = match hier.group.device().is_software() {
             true => area(&staged),
             false => own.clone(),
         };
@@ -214,7 +212,7 @@ impl Piece {
     /// as fast.
     #[track_caller]
     pub fn upload_own(&self, hier: &HierarchicalCall<'_, '_>, to: &Area) -> Result<Area> {
-        if hier.group.dev.worker.is_software() {
+        if hier.group.device().is_software() {
             return Ok(area(&self.own));
         }
         hier.upload(&self.own, 0..self.own.len(), to)?;
@@ -224,7 +222,7 @@ impl Piece {
     /// The same for the slice, which has come from all processes.
     #[track_caller]
     pub fn upload_all(&self, hier: &HierarchicalCall<'_, '_>, to: &Area) -> Result<Area> {
-        if let Some(whole) = self.whole.as_ref().filter(|_| hier.group.dev.worker.is_software()) {
+        if let Some(whole) = self.whole.as_ref().filter(|_| hier.group.device().is_software()) {
             return Ok(whole.clone());
         }
         let all = self.all.iter().map(|(host, bytes)| (*host, bytes)).chain([(hier.across.me, &*self.own)]);
@@ -243,5 +241,5 @@ impl Piece {
 
 /// Page-locked memory, as a device has it.
 fn area(of: &PinnedBuffer<u8>) -> Area {
-    Area { block: of.block.clone(), address: of.address(), bytes: of.start..of.start + of.len() }
+    Area { block: of.block().clone(), address: of.ptr() as Address, bytes: of.start()..of.start() + of.len() }
 }

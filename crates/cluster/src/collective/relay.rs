@@ -10,16 +10,15 @@
 //!
 //! [`Shared::proxy_stream`]: crate::thread::worker::Shared::proxy_stream
 
-use super::{
-    super::transport::{DeviceTransport, RailCall, RailMessage},
-    hierarchical::HierarchicalCall,
-};
-use crate::{
+use super::hierarchical::HierarchicalCall;
+use crate::internals::*;
+use crate::runtime::{
+    collective::{Area, Payload},
     driver::{Address, Driver, DriverResult},
-    error::Result,
-    fabric::descriptor::{Area, Payload},
-    memory::{PinnedBuffer, hazard::Access, stream::StreamCore},
+    memory::{Access, StreamCore},
 };
+use crate::traits::{DeviceTransport, RailCall, RailMessage};
+use gpu_pool::{PinnedBuffer, Result};
 use std::sync::Arc;
 
 /// Messages in page-locked memory begin at multiples of this many bytes.
@@ -60,15 +59,15 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         if let Some(error) = transport.failed(ordinal) {
             return Err(error);
         }
-        let (own, shared) = (hier.group.dev.index(), &hier.group.dev.worker.shared);
-        let proxy_stream = if ordinal == own { None } else { Some(shared.proxy_stream(ordinal)?) };
-        let side_stream = if overlapped && ordinal == own { Some(shared.proxy_stream(own)?) } else { None };
+        let (own, dev) = (hier.group.device().index(), hier.group.device());
+        let proxy_stream = if ordinal == own { None } else { Some(dev.proxy_stream(ordinal)?) };
+        let side_stream = if overlapped && ordinal == own { Some(dev.proxy_stream(own)?) } else { None };
         Ok(Relay { hier, transport, proxy_stream, side_stream })
     }
 
     /// The stream of calls of the member's own device, and of the work that goes with them.
     pub fn stream(&self) -> &Arc<StreamCore> {
-        self.side_stream.as_ref().unwrap_or(&self.hier.group.dev.stream)
+        self.side_stream.as_ref().unwrap_or(self.hier.group.device().core())
     }
 
     /// Whether that is another one than the member's.
@@ -92,7 +91,7 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         }
         let room = messages.iter().map(|message| message.bytes().next_multiple_of(ALIGN)).sum::<usize>();
         let memory = self.hier.pinned(room)?;
-        let mut at = memory.block.address;
+        let mut at = memory.block().address();
         let moved = messages.iter().map(|message| {
             let moved = message.moved_to(at);
             at += message.bytes().next_multiple_of(ALIGN) as u64;
@@ -112,10 +111,10 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
     }
 
     fn send_by(&self, proxy_stream: &Arc<StreamCore>, messages: &[RailMessage], host_copy: &HostCopy) -> Result<()> {
-        let (own, op) = (&self.hier.group.dev.stream, self.hier.call.op);
-        let (block, all) = (&host_copy.memory.block, 0..host_copy.memory.len());
+        let (own, op) = (self.hier.group.device().core(), self.hier.call.op);
+        let (block, all) = (host_copy.memory.block(), 0..host_copy.memory.len());
         let pairs = || messages.iter().zip(&host_copy.messages);
-        block.hazards.order(op, own, &all, Access::Write)?;
+        block.order(op, own, &all, Access::Write)?;
         let mut staged = Ok(());
         for (message, moved) in pairs() {
             if let (RailMessage::Send { at, bytes, .. }, RailMessage::Send { at: to, .. }) = (*message, *moved) {
@@ -126,13 +125,13 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
             }
         }
         let last = own.submit();
-        block.hazards.note(own, last, all.clone(), Access::Write);
+        block.note(own, last, all.clone(), Access::Write);
         proxy_stream.wait_for(op, own, last)?;
         // SAFETY: the memory is page-locked, so it is the rail's device's as well, and the streams' events order its
         // uses. All processes submit these messages.
         let submitted = unsafe { submit(&*self.transport, proxy_stream, op, &RailCall::Messages(&host_copy.messages)) };
         let last = proxy_stream.submit();
-        block.hazards.note(proxy_stream, last, all.clone(), Access::Write);
+        block.note(proxy_stream, last, all.clone(), Access::Write);
         if submitted.is_err() {
             // The transport may still use it.
             std::mem::forget(block.clone());
@@ -148,12 +147,12 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
                 });
             }
         }
-        block.hazards.note(own, own.submit(), all, Access::Read);
+        block.note(own, own.submit(), all, Access::Read);
         fetched
     }
 
     fn own(&self, call: impl FnOnce(&dyn Driver) -> DriverResult) -> Result<()> {
-        let handle = &self.hier.group.dev.worker.handle;
+        let handle = self.hier.group.device().handle();
         handle.check(self.hier.call.op, call(&*handle.driver))
     }
 
@@ -184,11 +183,8 @@ pub(super) unsafe fn submit(
     call: &RailCall<'_>,
 ) -> Result<()> {
     let handle = &stream.handle;
-    if let Some(watch) = handle.watch() {
-        for (at, bytes, write) in call.memory().into_iter().filter(|(_, bytes, _)| *bytes > 0) {
-            let noted = watch.checker.lent(watch.device, stream.raw, at, bytes, write);
-            noted.map_err(|report| handle.misuse(op, report))?;
-        }
+    for (at, bytes, write) in call.memory().into_iter().filter(|(_, bytes, _)| *bytes > 0) {
+        handle.lent(op, stream.raw, at, bytes, write)?;
     }
     // SAFETY: the caller's promise.
     unsafe { transport.submit(handle.device, stream.raw, call) }

@@ -12,24 +12,18 @@
 //! between devices large buffers go in [`device_pieces`](super::device_pieces).
 
 use super::{
-    super::{
-        request::Request,
-        transport::{HostTransport, Transport},
-    },
     cut::{Cut, Ranges, total},
     device_pieces::{DevicePieces, Inside, cuts},
     device_rail::DeviceRail,
     hierarchical::{HierarchicalCall, bytes, part},
     pieces::{Job, PIECE, Piece, Pieces},
 };
+use crate::runtime::collective::{Area, Counts, Shape, Side};
 use crate::{
-    error::Result,
-    fabric::{
-        descriptor::Area,
-        plan::{Counts, Shape, Side},
-        types::{DType, ReduceOp},
-    },
+    runtime::collective::Request,
+    traits::{HostTransport, Transport},
 };
+use gpu_pool::{DType, ReduceOp, Result};
 use std::sync::Arc;
 
 /// The first step of an all_reduce inside a process of `n` members.
@@ -178,9 +172,9 @@ impl Sum<'_> {
         match self {
             Sum::ToAll { .. } => part(destination, bytes(&cut.range(), size)),
             Sum::ToOwners { parts, in_place } => {
-                let mine = bytes(&parts.part(hier.group.rank), size);
+                let mine = bytes(&parts.part(hier.group.rank()), size);
                 let own = part(destination, if *in_place { mine } else { 0..mine.len() });
-                part(&own, bytes(&cut.within(parts, hier.group.rank), size))
+                part(&own, bytes(&cut.within(parts, hier.group.rank()), size))
             }
         }
     }

@@ -4,17 +4,18 @@
 mod device_pieces;
 mod devices;
 mod failures;
+mod gradients;
 mod hand_over;
 mod pieces;
 mod rail_messages;
 #[cfg(target_os = "linux")]
 mod registered;
-#[cfg(any())] // Moves to crates/cluster with this folder.
 mod user_code;
 
 use super::loopback::Hosts;
-use crate::collective::algorithm::norm::call::{RowNorm, sum_and_norm};
-use crate::{AsView, AsViewMut, Check, DType, DeviceBuffer, Element, Group, ReduceOp};
+use crate::{internals::*, prelude::*, runtime::Call};
+use gpu_pool::extend::train::{RowNorm, sum_and_norm};
+use gpu_pool::{AsView, AsViewMut, Check, DType, DeviceBuffer, Element, Group, ReduceOp};
 use proptest::prelude::*;
 
 const SHAPES: [&[usize]; 5] = [&[2, 2], &[2, 3], &[2, 1, 3], &[1, 1, 1, 1], &[1, 2]];
@@ -352,7 +353,6 @@ fn the_race_checker_is_content() {
     assert!(found.iter().all(|(x, all)| *x == sums(4, 999) && *all == sums(4, 12)));
 }
 
-#[cfg(any())] // Moves to crates/cluster with this folder.
 #[test]
 fn values_of_serde_are_exchanged() {
     let found = Hosts::new(&[2, 1]).all(|dev| {
@@ -369,7 +369,7 @@ fn bytes_of_any_length_are_exchanged() {
     for lens in [[0, 1, 2], [10_000, 0, 3], [5, 5, 90_000]] {
         let found = hosts.all(|dev| {
             let world = dev.world()?;
-            let call = crate::fabric::call::Call::new("exchange");
+            let call = Call::new("exchange");
             world.exchange_bytes(&call, vec![world.rank() as u8; lens[world.rank()]])
         });
         let wanted: Vec<Vec<u8>> = (0..3).map(|rank| vec![rank as u8; lens[rank]]).collect();

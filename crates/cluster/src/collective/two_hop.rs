@@ -10,20 +10,15 @@
 //! Pieces that take the same steps keep the order of their senders, then of their receivers, on both sides.
 
 use super::{
-    super::{
-        request::Request,
-        transport::{DeviceTransport, RailMessage},
-    },
     all_to_all::{Amount, place},
     hierarchical::{HierarchicalCall, part},
 };
+use crate::runtime::collective::{Area, Counts, Shape};
 use crate::{
-    error::Result,
-    fabric::{
-        descriptor::Area,
-        plan::{Counts, Shape},
-    },
+    runtime::collective::Request,
+    traits::{DeviceTransport, RailMessage},
 };
+use gpu_pool::Result;
 use std::{ops::Range, sync::Arc};
 
 /// One process's view of all pieces. Members are named by rank, and by local index where they are this process's.
@@ -108,7 +103,7 @@ pub(super) fn flow(
     amount: Amount<'_>,
     transport: Arc<dyn DeviceTransport>,
 ) -> Result<()> {
-    let (across, me, here, size) = (hier.across, hier.group.rank, hier.across.here, request.dtype.size());
+    let (across, me, here, size) = (hier.across, hier.group.rank(), hier.across.here, request.dtype.size());
     // The senders' memory is not registered, so the receivers' must not be.
     if let Some(into) = request.destination.as_ref().filter(|area| hier.is_registered(area)) {
         let aside = hier.scratch(into.bytes.len())?;

@@ -1,140 +1,120 @@
 //! Barrier, and exchanges of host values between processes: as bytes in the notes of a meeting, or, where they are too
 //! long for that, by an all_gather of the devices.
 
-use super::{
-    super::{Group, ops::between, transport::MOST_NOTE, values::value_of},
-    hierarchical::HierarchicalCall,
+use super::hierarchical::HierarchicalCall;
+use crate::internals::*;
+use crate::runtime::{
+    Call, Contained, OpSite,
+    collective::{Counts, Payload, Shape},
 };
 use crate::{
-    contain::Contained,
-    error::{Error, Result, Site},
-    fabric::{
-        call::{Call, Origin},
-        descriptor::Payload,
-        membership::Across,
-        plan::{Counts, Shape},
-        types::DType,
-    },
-    memory::{AsView, AsViewMut},
+    runtime::collective::{between, value_of},
+    traits::MOST_NOTE,
 };
+use gpu_pool::Group;
+use gpu_pool::{AsView, AsViewMut, DType, Error, Result};
 
 /// The first byte of a note: the values are in it, or their length is.
 const HERE: u8 = 1;
 const LATER: u8 = 0;
-/// The longest text that [`Group::agree`] tells as it is.
+/// The longest text that [`agree`] tells as it is.
 const MOST_TERMS: usize = 1500;
 
-/// The terms of a process in [`Group::agree`].
+/// The terms of a process in [`agree`].
 struct ProcessTerms {
     site: String,
     text: String,
 }
 
-impl Group<'_> {
-    pub(in super::super) fn barrier_across(&self, across: &Across, call: &Call) -> Result<()> {
-        let _here = self.dev.worker.handle.enter("barrier", call.site);
-        HierarchicalCall::new(self, across, call, false)?.meet(Payload::Nothing, |_| Vec::new()).map(drop)
-    }
+pub(super) fn barrier(group: &Group<'_>, call: &Call) -> Result<()> {
+    let _here = OpSite { op: "barrier", site: call.site }.enter();
+    HierarchicalCall::new(group, call, false)?.meet(Payload::Nothing, |_| Vec::new()).map(drop)
+}
 
-    /// Gives bytes to all members. Returns those of all, by rank. In any group.
-    pub(crate) fn exchange_bytes(&self, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        let _here = self.dev.worker.handle.enter(call.op, call.site);
-        let value = Payload::Value(Contained::new(Box::new(own)));
-        let Some(across) = &self.across else {
-            return Ok(self.meeting().meet(call.clone(), value, false)?.iter().map(|told| value_of(told)).collect());
-        };
-        let hier = HierarchicalCall::new(self, across, call, false)?;
-        let (told, commit) = hier.meet(value, |told| {
-            let together = pack(told.iter().map(|told| value_of::<Vec<u8>>(told)));
-            match together.len() < MOST_NOTE {
-                true => [vec![HERE], together].concat(),
-                false => [vec![LATER], (together.len() as u64).to_le_bytes().to_vec()].concat(),
-            }
-        })?;
-        let notes = commit.notes;
-        drop(commit.window);
-        let nonsense = || Error::invalid_at(call.site, call.op, "another process has sent what cannot be read");
-        // By process: how many bytes come later.
-        let later = |note: &Vec<u8>| match note.split_first() {
-            Some((&HERE, _)) => Ok(0),
-            Some((&LATER, len)) => Ok(u64::from_le_bytes(len.try_into().map_err(|_| nonsense())?) as usize),
-            _ => Err(nonsense()),
-        };
-        let later = notes.iter().map(later).collect::<Result<Vec<usize>>>()?;
-        let mut values = vec![Vec::new(); self.count()];
-        let mut take = |host: usize, bytes: &[u8]| -> Result<()> {
-            let all = unpack(bytes).ok_or_else(nonsense)?;
-            let ranks = &across.hosts[host].ranks;
-            if all.len() != ranks.len() {
-                return Err(nonsense());
-            }
-            ranks.iter().zip(all).for_each(|(&rank, value)| values[rank] = value);
-            Ok(())
-        };
-        for (host, note) in notes.iter().enumerate().filter(|(host, _)| later[*host] == 0) {
-            take(host, &note[1..])?;
+/// Gives bytes to all members. Returns those of all, by rank.
+pub(super) fn exchange(group: &Group<'_>, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+    let value = Payload::Value(Contained::new(Box::new(own)));
+    let hier = HierarchicalCall::new(group, call, false)?;
+    let across = hier.across;
+    let (told, commit) = hier.meet(value, |told| {
+        let together = pack(told.iter().map(|told| value_of::<Vec<u8>>(told)));
+        match together.len() < MOST_NOTE {
+            true => [vec![HERE], together].concat(),
+            false => [vec![LATER], (together.len() as u64).to_le_bytes().to_vec()].concat(),
         }
-        if later.iter().any(|&len| len > 0) {
-            // The first member of each process sends for all of them.
-            let mut counts = vec![0; self.count()];
-            across.hosts.iter().zip(&later).for_each(|(host, &len)| counts[host.ranks[0]] = len);
-            let own = match counts[self.rank] {
-                0 => Vec::new(),
-                _ => pack(told.iter().map(|told| value_of::<Vec<u8>>(told))),
+    })?;
+    let notes = commit.notes;
+    drop(commit.window);
+    let nonsense = || Error::invalid_at(call.site, call.op, "another process has sent what cannot be read");
+    // By process: how many bytes come later.
+    let later = |note: &Vec<u8>| match note.split_first() {
+        Some((&HERE, _)) => Ok(0),
+        Some((&LATER, len)) => Ok(u64::from_le_bytes(len.try_into().map_err(|_| nonsense())?) as usize),
+        _ => Err(nonsense()),
+    };
+    let later = notes.iter().map(later).collect::<Result<Vec<usize>>>()?;
+    let mut values = vec![Vec::new(); group.count()];
+    let mut take = |host: usize, bytes: &[u8]| -> Result<()> {
+        let all = unpack(bytes).ok_or_else(nonsense)?;
+        let ranks = &across.hosts[host].ranks;
+        if all.len() != ranks.len() {
+            return Err(nonsense());
+        }
+        ranks.iter().zip(all).for_each(|(&rank, value)| values[rank] = value);
+        Ok(())
+    };
+    for (host, note) in notes.iter().enumerate().filter(|(host, _)| later[*host] == 0) {
+        take(host, &note[1..])?;
+    }
+    if later.iter().any(|&len| len > 0) {
+        // The first member of each process sends for all of them.
+        let mut counts = vec![0; group.count()];
+        across.hosts.iter().zip(&later).for_each(|(host, &len)| counts[host.ranks[0]] = len);
+        let own = match counts[group.rank()] {
+            0 => Vec::new(),
+            _ => pack(told.iter().map(|told| value_of::<Vec<u8>>(told))),
+        };
+        let (dev, total) = (group.device(), counts.iter().sum());
+        let (from, mut to) = (dev.upload(&own)?, dev.allocate::<u8>(call.op, total)?);
+        let counts = Counts::By(counts.into());
+        let move_all = Call::at(call.op, call.site).elements(DType::U8, total);
+        let shape = Shape::AllGather { counts: counts.clone(), in_place: false };
+        group.run(between(move_all, None, shape, Some(from.view()), Some(to.view_mut())))?;
+        let all = dev.download(&to)?;
+        for (host, _) in later.iter().enumerate().filter(|(_, len)| **len > 0) {
+            take(host, &all[counts.part(across.hosts[host].ranks[0])])?;
+        }
+    }
+    Ok(values)
+}
+
+/// `Err(WorldMismatch)` on all members unless all processes say the same, each by its first member. A group of one
+/// process agrees.
+pub(super) fn agree(group: &Group<'_>, call: &Call, text: &str) -> Result<()> {
+    let mut end = text.len().min(MOST_TERMS);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let hashed =
+        if end < text.len() { format!("{}.. (hash {:016x})", &text[..end], hash(text)) } else { text.to_owned() };
+    let note = pack([call.site.to_string().into_bytes(), hashed.into_bytes()].into_iter());
+    let hier = HierarchicalCall::new(group, call, false)?;
+    let across = hier.across;
+    let (_, commit) = hier.meet(Payload::Nothing, |_| note)?;
+    let said = |note: &Vec<u8>| {
+        let mut parts =
+            unpack(note).unwrap_or_default().into_iter().map(|part| String::from_utf8_lossy(&part).into_owned());
+        ProcessTerms { site: parts.next().unwrap_or_default(), text: parts.next().unwrap_or_default() }
+    };
+    let all: Vec<ProcessTerms> = commit.notes.iter().map(said).collect();
+    match (1..all.len()).find(|&host| all[host].text != all[0].text) {
+        None => Ok(()),
+        Some(host) => {
+            let call = |host: usize| {
+                let place = across.places[across.hosts[host].ranks[0]];
+                place.call(all[host].text.clone(), all[host].site.clone())
             };
-            let (dev, total) = (self.dev, counts.iter().sum());
-            let (from, mut to) = (dev.upload(&own)?, dev.allocate::<u8>(call.op, total)?);
-            let counts = Counts::By(counts.into());
-            let move_all = Call::at(call.op, call.site).elements(DType::U8, total);
-            let shape = Shape::AllGather { counts: counts.clone(), in_place: false };
-            self.run(between(move_all, None, shape, Some(from.view()), Some(to.view_mut())))?;
-            let all = dev.download(&to)?;
-            for (host, _) in later.iter().enumerate().filter(|(_, len)| **len > 0) {
-                take(host, &all[counts.part(across.hosts[host].ranks[0])])?;
-            }
-        }
-        Ok(values)
-    }
-
-    /// The sum of the processes' numbers, each from its first member.
-    pub(crate) fn sum_of_processes(&self, call: &Call, own: usize) -> Result<usize> {
-        let all = self.exchange_bytes(call, (own as u64).to_le_bytes().to_vec())?;
-        let number = |rank: usize| all[rank].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes) as usize);
-        Ok(match &self.across {
-            Some(across) => across.hosts.iter().map(|host| number(host.ranks[0])).fold(0, usize::saturating_add),
-            None => number(0),
-        })
-    }
-
-    /// `Err(WorldMismatch)` on all members unless all processes say the same, each by its first member. A group of one
-    /// process agrees.
-    pub(crate) fn agree(&self, origin: Origin, op: &'static str, site: Site, text: &str) -> Result<()> {
-        let Some(across) = &self.across else { return Ok(()) };
-        let mut end = text.len().min(MOST_TERMS);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        let hashed =
-            if end < text.len() { format!("{}.. (hash {:016x})", &text[..end], hash(text)) } else { text.to_owned() };
-        let call = Call::at(op, site).from(origin);
-        let note = pack([site.to_string().into_bytes(), hashed.into_bytes()].into_iter());
-        let hier = HierarchicalCall::new(self, across, &call, false)?;
-        let (_, commit) = hier.meet(Payload::Nothing, |_| note)?;
-        let said = |note: &Vec<u8>| {
-            let mut parts =
-                unpack(note).unwrap_or_default().into_iter().map(|part| String::from_utf8_lossy(&part).into_owned());
-            ProcessTerms { site: parts.next().unwrap_or_default(), text: parts.next().unwrap_or_default() }
-        };
-        let all: Vec<ProcessTerms> = commit.notes.iter().map(said).collect();
-        match (1..all.len()).find(|&host| all[host].text != all[0].text) {
-            None => Ok(()),
-            Some(host) => {
-                let call = |host: usize| {
-                    let place = across.places[across.hosts[host].ranks[0]];
-                    place.call(all[host].text.clone(), all[host].site.clone())
-                };
-                Err(Error::WorldMismatch { what: "call", a: call(0), b: call(host) })
-            }
+            Err(Error::WorldMismatch { what: "call", a: call(0), b: call(host) })
         }
     }
 }

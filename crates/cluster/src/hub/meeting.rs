@@ -7,7 +7,7 @@ use super::{
     },
     Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut,
 };
-use crate::runtime::transport::OUTBOX;
+use crate::traits::OUTBOX;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Notes in one frame; the rest of the frame is small.
@@ -41,7 +41,7 @@ pub(super) fn check(arrive: &Arrive, host: usize, size: usize) -> Result<(), &'s
     if !members.contains(&(host as u32, arrive.device)) {
         return Err("a collective of others");
     }
-    if arrive.note.len() > crate::runtime::transport::MOST_NOTE {
+    if arrive.note.len() > crate::traits::MOST_NOTE {
         return Err("a note that is too long");
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::{Hub, Limits, Out};
 use crate::{
-    runtime::transport::OUTBOX,
+    traits::OUTBOX,
     wire::{Arrive, Entry, Failure, Member, ToHost, ToHub},
 };
 use std::time::Duration;

@@ -14,7 +14,7 @@ mod processes;
 mod random;
 mod speed;
 
-use crate::runtime::transport::{HostTransport, Message, Tag};
+use crate::traits::{HostTransport, Message, Tag};
 use gpu_pool::{Error, GpuPool, PinnedBuffer};
 use std::{sync::Arc, time::Instant};
 

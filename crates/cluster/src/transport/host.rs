@@ -3,7 +3,7 @@
 //! Invariant: the memory of a message is at rest when a call returns `Ok`. After an error it is never freed, since a
 //! library, or a thread of another call, may still use it.
 
-use crate::runtime::transport::{Message, Tag};
+use crate::traits::{Message, Tag};
 use gpu_pool::{Error, Result, event};
 use std::{
     hint, thread,

@@ -28,10 +28,12 @@ use super::{
     cause,
     host::{Backoff, Part, leak, parts},
 };
-use crate::runtime::{
-    sync::{Flag, Gate},
-    transport::{HostTransport, Message},
-    variables,
+use crate::{
+    runtime::{
+        sync::{Flag, Gate},
+        variables,
+    },
+    traits::{HostTransport, Message},
 };
 use gpu_pool::{Error, Result, event};
 use std::{

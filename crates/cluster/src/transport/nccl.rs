@@ -30,10 +30,12 @@ mod warm_up;
 pub(crate) use library::Library;
 
 use super::cause;
-use crate::runtime::{
-    driver::{Address, DriverRef, RawStream, blocking},
-    memory::BlockRef,
-    transport::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tell},
+use crate::{
+    runtime::{
+        driver::{Address, DriverRef, RawStream, blocking},
+        memory::BlockRef,
+    },
+    traits::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tell},
 };
 use gpu_pool::{DType, Error, ReduceOp, Result, event};
 use library::{UniqueId, code};

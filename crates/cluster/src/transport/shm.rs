@@ -22,12 +22,12 @@ mod outbox;
 
 use self::{inbox::Inbox, memory::Shared, outbox::Outbox};
 use super::host::{Backoff, Part, leak, parts};
-use crate::runtime::{
-    sync::{
+use crate::{
+    runtime::sync::{
         Sequence,
         byte_ring::{Mapped, Reader, Writer},
     },
-    transport::{HostTransport, Message, Tag},
+    traits::{HostTransport, Message, Tag},
 };
 use gpu_pool::{Error, Result, event};
 use parking_lot::Mutex;

@@ -1,22 +1,17 @@
 //! A transport between the devices of the loopback cluster.
 
-use super::{
-    super::super::transport::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tag, Tell},
-    Hub, lost,
-};
-use crate::{
-    DType, PinnedBuffer, ReduceOp,
+use super::{Hub, lost};
+use crate::runtime::{
     driver::{Address, DriverRef, RawStream},
-    error::{Error, Result},
-    memory::{block::BlockRef, pinned::Locality},
-    thread::worker::Shared,
+    memory::BlockRef,
 };
-use once_cell::sync::OnceCell;
+use crate::traits::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tag, Tell};
+use gpu_pool::{DType, Error, ReduceOp, Result};
 use parking_lot::Mutex;
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
-        Arc, Weak,
+        Arc,
         mpsc::{self, Receiver, Sender},
     },
     time::Duration,
@@ -29,8 +24,8 @@ pub(crate) const PIECE: usize = 4 << 10;
 pub(crate) struct DeviceMail {
     pub hub: Arc<Hub>,
     pub host: usize,
-    /// Of the host's pool, when that is built.
-    pub shared: OnceCell<Weak<Shared>>,
+    /// Of the host's pool.
+    pub drivers: Mutex<Vec<DriverRef>>,
     pub failure: Failure,
     /// The next call: who hears that it was submitted, and what lets its stream go on.
     pub stuck: Mutex<Option<(Sender<()>, Receiver<()>)>>,
@@ -60,10 +55,10 @@ impl Drop for Registered {
 
 impl DeviceMail {
     pub fn new(hub: &Arc<Hub>, host: usize) -> Arc<DeviceMail> {
-        let (hub, shared, failure, stuck) = (hub.clone(), OnceCell::new(), Failure::default(), Mutex::default());
+        let (hub, drivers, failure, stuck) = (hub.clone(), Mutex::default(), Failure::default(), Mutex::default());
         let overlap = Mutex::new(Some(Overlap { piece: PIECE, blocks: 0 }));
         let (held, registered) = (Mutex::default(), Arc::default());
-        Arc::new(DeviceMail { hub, host, shared, failure, stuck, overlap, held, registered })
+        Arc::new(DeviceMail { hub, host, drivers, failure, stuck, overlap, held, registered })
     }
 
     /// The next call never ends: its stream goes on when the result is dropped, as after an abort.
@@ -73,28 +68,34 @@ impl DeviceMail {
         end
     }
 
-    /// The driver of a device, and page-locked memory.
-    fn copying(&self, device: usize, bytes: usize) -> (DriverRef, PinnedBuffer<u8>) {
-        let shared = self.shared.get().and_then(Weak::upgrade).unwrap();
-        let buffer = shared.pinned.reused("test", bytes, Locality::CallingThread).unwrap();
-        (shared.handles[device].driver.clone(), buffer)
+    fn driver(&self, device: usize) -> DriverRef {
+        self.drivers.lock()[device].clone()
     }
 
     fn read(&self, (device, stream): (usize, RawStream), at: Address, bytes: usize) -> Vec<u8> {
-        let (driver, copy) = self.copying(device, bytes);
+        let (driver, mut copied) = (self.driver(device), vec![0; bytes]);
+        let copy = driver.host_alloc(bytes.max(1)).unwrap();
         // SAFETY: the memory is the device's or page-locked (the promise of `submit`'s caller), and so is the copy's,
-        // which is waited for.
-        unsafe { driver.copy_within(copy.ptr() as Address, at, bytes, stream) }.unwrap();
-        assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
-        copy.as_slice().unwrap().to_vec()
+        // which is waited for and then freed.
+        unsafe {
+            driver.copy_within(copy as Address, at, bytes, stream).unwrap();
+            assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
+            copy.copy_to(copied.as_mut_ptr(), bytes);
+            driver.host_free(copy).unwrap();
+        }
+        copied
     }
 
     fn write(&self, (device, stream): (usize, RawStream), at: Address, bytes: &[u8]) {
-        let (driver, mut copy) = self.copying(device, bytes.len());
-        copy.as_mut_slice().unwrap().copy_from_slice(bytes);
+        let driver = self.driver(device);
+        let copy = driver.host_alloc(bytes.len().max(1)).unwrap();
         // SAFETY: as above.
-        unsafe { driver.copy_within(at, copy.ptr() as Address, bytes.len(), stream) }.unwrap();
-        assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
+        unsafe {
+            copy.copy_from(bytes.as_ptr(), bytes.len());
+            driver.copy_within(at, copy as Address, bytes.len(), stream).unwrap();
+            assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
+            driver.host_free(copy).unwrap();
+        }
     }
 
     fn send(&self, device: usize, to: usize, bytes: Vec<u8>) {
@@ -132,9 +133,8 @@ impl DeviceTransport for DeviceMail {
             return Err(cause);
         }
         if let Some((submitted, ended)) = self.stuck.lock().take() {
-            let shared = self.shared.get().and_then(Weak::upgrade).unwrap();
             let wait = Box::new(move || _ = ended.recv());
-            shared.handles[device].driver.launch_host(stream, wait).unwrap();
+            self.driver(device).launch_host(stream, wait).unwrap();
             submitted.send(()).unwrap();
             return Ok(());
         }
@@ -142,9 +142,9 @@ impl DeviceTransport for DeviceMail {
             let count = calls.entry(device).or_default();
             *count += 1;
             if *count > *pass {
-                let (until, shared) = (until.clone(), self.shared.get().and_then(Weak::upgrade).unwrap());
+                let until = until.clone();
                 let wait = Box::new(move || drop(until.lock()));
-                shared.handles[device].driver.launch_host(stream, wait).unwrap();
+                self.driver(device).launch_host(stream, wait).unwrap();
                 return Ok(());
             }
         }
@@ -174,7 +174,8 @@ impl DeviceTransport for DeviceMail {
                 let mut sum: Vec<f32> = Vec::new();
                 for host in 0..self.hub.devices.len() {
                     let theirs = if host == self.host { own.clone() } else { self.receive(device, host)? };
-                    let theirs: Vec<f32> = bytemuck::pod_collect_to_vec(&theirs);
+                    let four = |bytes: &[u8]| f32::from_ne_bytes(bytes.try_into().expect("four"));
+                    let theirs: Vec<f32> = theirs.chunks_exact(4).map(four).collect();
                     match sum.is_empty() {
                         true => sum = theirs,
                         false => sum.iter_mut().zip(theirs).for_each(|(sum, x)| *sum += x),
@@ -196,8 +197,8 @@ impl DeviceTransport for DeviceMail {
     }
 
     fn register(&self, device: usize, chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
-        self.registered.lock().push((device, chunk.address));
-        Ok(Some(Box::new(Registered(self.registered.clone(), (device, chunk.address)))))
+        self.registered.lock().push((device, chunk.address()));
+        Ok(Some(Box::new(Registered(self.registered.clone(), (device, chunk.address())))))
     }
 
     fn registered(&self, device: usize, at: Address) -> Option<u64> {

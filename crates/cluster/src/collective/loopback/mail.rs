@@ -1,10 +1,8 @@
 //! Bytes between the hosts of a cluster within one process.
 
-use super::{
-    super::super::transport::{HostTransport, Message},
-    Hub,
-};
-use crate::error::{Error, Result};
+use super::Hub;
+use crate::traits::{HostTransport, Message};
+use gpu_pool::{Error, Result};
 use std::{collections::VecDeque, sync::Arc};
 
 /// Mailboxes of bytes.

@@ -9,12 +9,12 @@ use super::super::{
     },
 };
 use super::{numbers, part, sums};
+use crate::runtime::memory::Access;
 use crate::{
-    Check, DType, Error, ReduceOp,
-    driver::check::Kind,
-    memory::hazard::Access,
-    mutation::{Bug, inject},
+    internals::*,
+    mutant::{Rule, broken},
 };
+use gpu_pool::{Check, DType, Error, ReduceOp, extend::driver::check::Kind};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::{
@@ -188,7 +188,7 @@ fn a_rail_begins_while_the_next_piece_is_staged() {
                 let (beside, until) = (dev.on(&side), until.clone());
                 let mut op = beside.op("test")?;
                 let rest = of_pieces(1) * 4..of_pieces(2) * 4;
-                op.touch(&source.block, rest, Access::Write, false)?;
+                op.touch(source.block(), rest, Access::Write, false)?;
                 op.submit(|driver, stream| driver.launch_host(stream, Box::new(move || drop(until.lock()))))?;
                 let mut sum = dev.zeros::<f32>(of_pieces(2))?;
                 world.all_reduce_into(&source, &mut sum, ReduceOp::Sum)?;
@@ -215,16 +215,17 @@ fn a_rail_begins_while_the_next_piece_is_staged() {
 /// A mutant: rails that do not wait for the step inside read what is not there.
 #[test]
 fn a_rail_waits_for_its_piece() {
-    let build = || Hosts::on_devices_with(&[2, 2], |builder| builder.check(Check::Races));
-    let sum = |hosts: &Hosts| {
+    let sum = |rule: Option<Rule>| {
+        let hosts = Hosts::on_devices_with(&[2, 2], |builder| builder.check(Check::Races));
         hosts.run(|dev| {
             let mut x = dev.upload(&numbers(0, of_pieces(2)))?;
-            dev.world()?.all_reduce(&mut x, ReduceOp::Sum)
+            let world = dev.world()?;
+            broken(rule, || world.all_reduce(&mut x, ReduceOp::Sum))
         })
     };
-    assert!(sum(&build()).iter().all(Result::is_ok));
-    let found = sum(&inject(Bug::RailTooEarly, build));
-    let race = |found: &crate::Result<Vec<()>>| match found {
+    assert!(sum(None).iter().all(Result::is_ok));
+    let found = sum(Some(Rule::RailWaits));
+    let race = |found: &gpu_pool::Result<Vec<()>>| match found {
         Err(Error::Misuse { report, .. }) => report.kind == Kind::Race,
         _ => false,
     };

@@ -2,7 +2,7 @@
 //! a group has, and none.
 
 use super::{super::loopback::Hosts, combined, counts, numbers, part, sums};
-use crate::{AsView, AsViewMut, Check, ReduceOp};
+use gpu_pool::{AsView, AsViewMut, Check, ReduceOp};
 use proptest::prelude::*;
 
 /// Between devices: sums by the transport and by own kernels, moves by messages.

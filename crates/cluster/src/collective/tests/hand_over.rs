@@ -1,7 +1,7 @@
 //! `give` and `take` between processes: which values cross, in any order of tags, and what ends a wait.
 
 use super::super::loopback::Hosts;
-use crate::{
+use gpu_pool::{
     Builder, Check, Device, DeviceBuffer, Element, Error, Result,
     collective::{Pack, Transfer, Unpack},
 };
@@ -30,7 +30,7 @@ struct Batch {
     names: Vec<String>,
     more: Option<(DeviceBuffer<u8>, usize, isize)>,
 }
-crate::transfer_fields!(Batch { x, names, more });
+gpu_pool::transfer_fields!(Batch { x, names, more });
 
 /// It does not say how it crosses.
 struct Local;

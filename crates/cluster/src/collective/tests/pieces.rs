@@ -2,10 +2,11 @@
 //! when something fails between pieces. What a call is said to do. Small buffers together.
 
 use super::{super::loopback::Hosts, part, sums};
-use crate::{
+use crate::internals::*;
+use gpu_pool::{
     DType, Error, ReduceOp,
     collective::Algorithm,
-    driver::faulty::plan::{FaultOp, FaultPlan, FaultRule, Injected},
+    testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use parking_lot::Mutex;
 use std::cell::Cell;
@@ -169,7 +170,7 @@ fn many_small_buffers_take_one_meeting() {
             let me = world.rank();
             let upload = || lens.iter().map(|&len| dev.upload(&some(me, len))).collect::<Result<Vec<_>, _>>();
             let (mut many, mut each) = (upload()?, upload()?);
-            let meetings = || world.across.as_ref().map_or(0, |across| across.calls.get());
+            let meetings = || world.across().map_or(0, |across| across.calls.get());
             let before = meetings();
             world.all_reduce_many(&mut many, ReduceOp::Avg)?;
             let took = meetings() - before;

@@ -1,10 +1,14 @@
 //! `send` and `recv` over a transport between devices: whichever devices, and what happens when the transport fails.
 
-use super::{super::super::point::area, super::loopback::Hosts, super::messages::Outgoing, numbers};
-use crate::{
-    AsView, Check, Device, DeviceBuffer, Element, Error, ReduceOp, Result,
-    fabric::{call::Call, parcels::Label},
+use super::{
+    super::{Hierarchical, loopback::Hosts},
+    numbers,
 };
+use crate::runtime::{
+    Call, Label,
+    collective::{AcrossProcesses, Outgoing, area},
+};
+use gpu_pool::{AsView, Check, Device, DeviceBuffer, Element, Error, ReduceOp, Result};
 use proptest::prelude::*;
 use std::{sync::mpsc, thread, time::Duration};
 
@@ -82,7 +86,6 @@ fn messages_are_copies_and_keep_out_of_collectives_way() {
 fn shipments_have_headers_and_parts() {
     let found = Hosts::on_devices(&[2, 1]).all(|dev| {
         let world = dev.world()?;
-        let across = world.across.as_ref().unwrap();
         let call = Call::new("give");
         for (header, lens) in [(0, vec![]), (5, vec![3, 0, 70_000]), (20_000, vec![0]), (9000, vec![1, 2, 3, 4])] {
             if world.rank() < 2 {
@@ -91,13 +94,13 @@ fn shipments_have_headers_and_parts() {
                     header: (0..header).map(|i| i as u8).collect(),
                     parts: parts.iter().map(|part| area(part.view())).collect(),
                 };
-                world.send_across(across, (&call, Label::Value(7)), &outgoing, 2)?;
+                Hierarchical.send(&world, (&call, Label::Value(7)), &outgoing, 2)?;
                 continue;
             }
             for from in [1, 0] {
-                let incoming = world.receive_across(across, (&call, Label::Value(7)), from)?;
-                assert!(incoming.header.iter().enumerate().all(|(i, byte)| *byte == i as u8));
-                assert_eq!((incoming.header.len(), &incoming.lens), (header, &lens));
+                let incoming = Hierarchical.receive(&world, (&call, Label::Value(7)), from)?;
+                assert!(incoming.header().iter().enumerate().all(|(i, byte)| *byte == i as u8));
+                assert_eq!((incoming.header().len(), incoming.lens()), (header, &lens[..]));
                 let parts: Vec<_> = lens.iter().map(|&len| dev.zeros::<u8>(len)).collect::<Result<_>>()?;
                 incoming.store(&parts.iter().map(|part| area(part.view())).collect::<Vec<_>>())?;
                 for (part, len) in parts.iter().zip(&lens) {

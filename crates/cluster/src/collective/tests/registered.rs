@@ -1,9 +1,10 @@
 //! Memory that is registered with a transport between devices ([`loopback`](super::super::loopback)).
 
 use super::{super::loopback::Hosts, numbers, sums};
-use crate::{AsView, DeviceBuffer, Error, ReduceOp, gradients::GradientExchange};
+use crate::internals::*;
+use gpu_pool::{AsView, DeviceBuffer, Error, ReduceOp, gradients::GradientExchange};
 
-fn of(dev: &crate::Device, elements: &[f32]) -> crate::Result<DeviceBuffer<f32>> {
+fn of(dev: &gpu_pool::Device, elements: &[f32]) -> gpu_pool::Result<DeviceBuffer<f32>> {
     let mut buffer = dev.zeros_dedicated(elements.len())?;
     dev.upload_into(elements, &mut buffer)?;
     Ok(buffer)
@@ -110,7 +111,7 @@ fn buckets_are_registered_on_request() {
             }
             let counts = hosts.mails[world.rank()].registered.lock().len();
             assert_eq!(counts, if register { gradients.buckets() } else { 0 });
-            (0..3).map(|gradient| dev.download(&gradients.grad(gradient)?)).collect::<crate::Result<Vec<_>>>()
+            (0..3).map(|gradient| dev.download(&gradients.grad(gradient)?)).collect::<gpu_pool::Result<Vec<_>>>()
         });
         assert!(hosts.mails.iter().all(|mail| mail.registered.lock().is_empty()));
         found

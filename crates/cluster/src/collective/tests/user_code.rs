@@ -2,10 +2,10 @@
 //! and no memory is lost.
 
 use super::super::loopback::Hosts;
-use crate::{
+use crate::{prelude::*, runtime::silence_panics};
+use gpu_pool::{
     Builder, Device, DeviceBuffer, Error, GpuPool, ReduceOp,
     collective::{Pack, Transfer, Unpack},
-    panics,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{
@@ -101,7 +101,7 @@ fn an_error_that_panics_fails_only_its_scope() {
                 (true, false) => "an error of the caller, whose text panicked",
             };
             let ended = hosts.each(|host, pool| {
-                let _quiet = panics::silence_panics();
+                let _quiet = silence_panics();
                 let work = |dev: &Device| -> Result<(), Error> {
                     let mut x = dev.zeros::<f32>(1 << 20)?;
                     if host == 0 || joins {
@@ -200,7 +200,7 @@ fn a_value_that_panics_on_its_way_fails_only_its_scope() {
             let before = in_use(&hosts);
             for at in [At::Serialize, At::Deserialize, At::Pack, At::Unpack] {
                 let ended = hosts.run(|dev| {
-                    let _quiet = panics::silence_panics();
+                    let _quiet = silence_panics();
                     let world = dev.world()?;
                     let own = if world.rank() == 2 { at } else { At::Nowhere };
                     match (at, world.rank()) {

@@ -1,7 +1,7 @@
 //! The cases.
 
 use super::{Place, random, tag};
-use crate::runtime::transport::Message;
+use crate::traits::Message;
 use gpu_pool::Error;
 use std::{
     sync::Arc,

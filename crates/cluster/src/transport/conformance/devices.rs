@@ -1,11 +1,6 @@
 //! A process under `mpirun` whose pool gives MPI the addresses of its devices' memory.
 
-use crate::{
-    Cluster, TransportChoice,
-    connect::FORCED,
-    prelude::*,
-    runtime::{DeviceInternals, transport::Transport},
-};
+use crate::{Cluster, TransportChoice, connect::FORCED, link::link_of, prelude::*, traits::Transport};
 use gpu_pool::{AsView, AsViewMut, Device, Error, GpuPool, ReduceOp, Result};
 
 /// Numbers whose sums are exact in any order.
@@ -28,7 +23,7 @@ pub(super) fn of_a_process() {
         Err(error) => panic!("{error}"),
     };
     let moved = pool.run(|dev, _| {
-        assert!(matches!(dev.processes().unwrap().transport(), Transport::Device(_)));
+        assert!(matches!(link_of(dev).world.transport(), Transport::Device(_)));
         [0, 1, 1000, 70_001].into_iter().try_for_each(|len| collectives(dev, len))
     });
     moved.unwrap();

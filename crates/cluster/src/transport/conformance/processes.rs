@@ -4,8 +4,8 @@ use super::{Place, cases, random, speed};
 #[cfg(feature = "mpi")]
 use crate::transport::mpi::{Mpi, PIECE};
 use crate::{
-    runtime::transport::HostTransport,
     texts,
+    traits::HostTransport,
     transport::shm::{RING, Shm},
 };
 use gpu_pool::{Error, GpuPool, Result};

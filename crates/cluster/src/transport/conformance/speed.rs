@@ -2,7 +2,7 @@
 //! --nocapture` prints them.
 
 use super::{Place, tag};
-use crate::runtime::transport::Message;
+use crate::traits::Message;
 use gpu_pool::PinnedBuffer;
 use std::{
     sync::Arc,

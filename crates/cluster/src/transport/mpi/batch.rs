@@ -4,7 +4,7 @@ use super::{
     super::host::Part,
     library::{Handle, Library},
 };
-use crate::runtime::transport::Tag;
+use crate::traits::Tag;
 use gpu_pool::{Error, Result};
 use std::ffi::c_int;
 

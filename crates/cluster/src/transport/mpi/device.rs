@@ -8,9 +8,9 @@
 //! number to be told apart.
 
 use super::{super::host::Part, Mpi};
-use crate::runtime::{
-    driver::{Address, DriverRef, FaultKind, RawStream},
-    transport::{DeviceTransport, Failure, RailCall, RailMessage, Tag, Tell},
+use crate::{
+    runtime::driver::{Address, DriverRef, FaultKind, RawStream},
+    traits::{DeviceTransport, Failure, RailCall, RailMessage, Tag, Tell},
 };
 use gpu_pool::{DType, Error, ReduceOp, Result};
 use std::{ptr::with_exposed_provenance_mut, sync::Arc, time::Duration};

@@ -12,7 +12,7 @@
 //! * **Until all uses are over**, and not after the communicator: its end, orderly or by an abort, ends all of them.
 //!   Until then the rail keeps their memory, also after an abort that hangs.
 //!
-//! [`DeviceTransport::register`]: crate::runtime::transport::DeviceTransport::register
+//! [`DeviceTransport::register`]: crate::traits::DeviceTransport::register
 
 use super::{
     Lost,

@@ -1,9 +1,9 @@
 //! Messages from one process: those that are awaited, and those that came first.
 
 use super::{BUDGET, Call, Header, failure};
-use crate::runtime::{
-    sync::byte_ring::{Corrupt, Mapped, Reader},
-    transport::Tag,
+use crate::{
+    runtime::sync::byte_ring::{Corrupt, Mapped, Reader},
+    traits::Tag,
 };
 use gpu_pool::{Error, Result};
 use std::{

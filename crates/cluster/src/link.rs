@@ -1,7 +1,7 @@
 //! A gang's part in a scope of all processes: whether it has joined one, and how the two fail together.
 //!
 //! A scope of a pool in a cluster makes a [`WorldLink`]. It joins the others when it begins, if it has a name, or else
-//! at the first call that needs other processes. Tokens share it; `collective/world` meets through it.
+//! at the first call that needs other processes. Tokens share it; `collective` meets through it.
 //!
 //! Invariants:
 //!
@@ -10,16 +10,21 @@
 //! * A gang that fails before it has joined is told of nevertheless: others may wait for it in theirs. One that does
 //!   not fail, and needs no other process, sends nothing.
 
-use super::transport::{Entry, Tell, Transport, Window, World, WorldScope};
-use crate::{
-    error::{Error, Result, Site},
-    gang::{Gang, Outside},
-    here,
+use crate::collective::Hierarchical;
+use crate::runtime::{
+    DeviceInternals, Gang, Outside,
+    collective::AcrossProcesses,
+    device_here,
+    processes::{NewScope, ProcessScope, Processes},
 };
+use crate::traits::{Entry, Tell, Transport, Window, World, WorldScope};
+use gpu_pool::{Device, Error, Result, error::Site};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{
+    any::Any,
     collections::{HashMap, hash_map},
+    fmt,
     sync::{
         Arc,
         mpsc::{self, Sender},
@@ -45,6 +50,8 @@ pub(crate) struct WorldLink {
     senders: Mutex<Vec<JoinHandle<()>>>,
     /// Those that carry sums, by device.
     proxies: Mutex<HashMap<usize, Proxy>>,
+    /// Messages of each queue so far.
+    messages: Mutex<HashMap<u64, u64>>,
 }
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -57,7 +64,7 @@ struct Proxy {
 
 fn start(name: &str, site: Site, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
-    thread.map_err(|e| Error::NoThread { op: "a message", device: here::device(), why: e.to_string(), site })
+    thread.map_err(|e| Error::NoThread { op: "a message", device: device_here(), why: e.to_string(), site })
 }
 
 struct Joined {
@@ -67,15 +74,9 @@ struct Joined {
 }
 
 impl WorldLink {
-    /// `counts`: whether it is a scope without a name of all devices of the pool.
-    pub(crate) fn new(
-        world: &Arc<dyn World>,
-        deadline: Duration,
-        progress: Progress,
-        site: Site,
-        counts: bool,
-    ) -> Arc<Self> {
-        Arc::new(WorldLink {
+    fn new(world: &Arc<dyn World>, scope: NewScope) -> Self {
+        let NewScope { deadline, progress, site, counts } = scope;
+        WorldLink {
             world: world.clone(),
             deadline,
             progress,
@@ -85,25 +86,22 @@ impl WorldLink {
             tell: OnceCell::new(),
             senders: Mutex::default(),
             proxies: Mutex::default(),
-        })
+            messages: Mutex::default(),
+        }
+    }
+
+    /// The number of the next message of a queue.
+    pub(crate) fn next_message(&self, queue: u64) -> u64 {
+        let mut messages = self.messages.lock();
+        let number = messages.entry(queue).or_default();
+        *number += 1;
+        *number
     }
 
     fn enter(&self, entry: Entry<'_>) -> Result<(Joined, Window)> {
         let failed = matches!(entry, Entry::Unnamed { failed: Some(_), .. });
         let (scope, window) = self.world.begin(entry, self.deadline, self.progress.clone(), self.site)?;
         Ok((Joined { scope, failed }, window))
-    }
-
-    /// Begins a scope with a name, and waits for its turn among the scopes of all processes.
-    pub(crate) fn begin(&self, name: &str, gang: &Arc<Gang>) -> Result<Window> {
-        let mut window = None;
-        self.joined.get_or_try_init(|| {
-            let (joined, turn) = self.enter(Entry::Named(name))?;
-            window = Some(turn);
-            Ok::<_, Error>(joined)
-        })?;
-        self.listen(gang);
-        Ok(window.expect("a gang begins once"))
     }
 
     /// The scope of all processes, which the gang joins with the first call.
@@ -170,20 +168,6 @@ impl WorldLink {
         };
         proxy.work.send(work).map_err(|_| Error::custom("the thread that carries sums has ended"))
     }
-
-    /// Ends the scope, if the gang has joined one, when all messages are on their way.
-    pub(crate) fn end(&self) -> Result<()> {
-        // What these threads have found has failed the gang.
-        let senders = std::mem::take(&mut *self.senders.lock());
-        senders.into_iter().for_each(|thread| drop(thread.join()));
-        let proxies = std::mem::take(&mut *self.proxies.lock());
-        for Proxy { work, thread } in proxies.into_values() {
-            drop(work);
-            drop(thread.join());
-        }
-        // What failed before it joined may be of this process alone: it waits for nobody.
-        self.joined.get().filter(|joined| !joined.failed).map_or(Ok(()), |joined| joined.scope.end())
-    }
 }
 
 impl Outside for WorldLink {
@@ -200,4 +184,84 @@ impl Outside for WorldLink {
             _ => {}
         }
     }
+}
+
+impl ProcessScope for WorldLink {
+    fn begin(&self, name: &str, gang: &Arc<Gang>) -> Result<Box<dyn Any>> {
+        let mut window = None;
+        self.joined.get_or_try_init(|| {
+            let (joined, turn) = self.enter(Entry::Named(name))?;
+            window = Some(turn);
+            Ok::<_, Error>(joined)
+        })?;
+        self.listen(gang);
+        Ok(Box::new(window.expect("a gang begins once")))
+    }
+
+    fn join(&self, gang: &Arc<Gang>) -> Result<()> {
+        WorldLink::join(self, gang).map(drop)
+    }
+
+    fn end(&self) -> Result<()> {
+        // What these threads have found has failed the gang.
+        let senders = std::mem::take(&mut *self.senders.lock());
+        senders.into_iter().for_each(|thread| drop(thread.join()));
+        let proxies = std::mem::take(&mut *self.proxies.lock());
+        for Proxy { work, thread } in proxies.into_values() {
+            drop(work);
+            drop(thread.join());
+        }
+        // What failed before it joined may be of this process alone: it waits for nobody.
+        self.joined.get().filter(|joined| !joined.failed).map_or(Ok(()), |joined| joined.scope.end())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The processes of a pool's cluster.
+#[derive(Debug)]
+pub(crate) struct Linked {
+    world: Arc<dyn World>,
+    groups: Groups,
+}
+
+/// What groups that span processes call.
+struct Groups(Box<dyn AcrossProcesses>);
+
+impl Linked {
+    pub(crate) fn new(world: Arc<dyn World>) -> Arc<Linked> {
+        Arc::new(Linked { world, groups: Groups(Box::new(Hierarchical)) })
+    }
+}
+
+impl fmt::Debug for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hierarchical")
+    }
+}
+
+impl Processes for Linked {
+    fn host(&self) -> usize {
+        self.world.host()
+    }
+
+    fn devices(&self) -> &[usize] {
+        self.world.devices()
+    }
+
+    fn scope(&self, scope: NewScope) -> Arc<dyn ProcessScope> {
+        Arc::new(WorldLink::new(&self.world, scope))
+    }
+
+    fn groups(&self) -> &(dyn Any + Send + Sync) {
+        &self.groups.0
+    }
+}
+
+/// The scope's link to the other processes.
+pub(crate) fn link_of(dev: &Device) -> &WorldLink {
+    let scope = dev.process_scope().expect("the group was made through it");
+    scope.as_any().downcast_ref().expect("this crate has connected the pool")
 }

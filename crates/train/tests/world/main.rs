@@ -1,10 +1,9 @@
 //! One model on the devices of several processes, which are pools of this one.
 
-use super::{DataParallel, Gradients, Model};
-use crate::{
-    Device, DeviceBuffer, Error, GpuPool, GradientExchange, Parameter, ReduceOp, Result, Shard,
-    collective::world::loopback::Hosts,
-    parallel::{StageContext, LearningRate, Optimizer, Pipeline, Schedule, Stage},
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result, Shard, gradients::GradientExchange};
+use gpu_pool_cluster::loopback::Hosts;
+use gpu_pool_train::{
+    DataParallel, Gradients, LearningRate, Model, Optimizer, Parameter, Pipeline, PipelineSchedule, Stage, StageContext,
 };
 use half::{bf16, f16};
 
@@ -113,7 +112,7 @@ fn each_process_writes_a_whole_checkpoint() {
     assert!(found[0].1 && found[0].3.iter().all(|x| *x == found[0].3[0] && *x != 0.0));
 }
 
-/// A closure that fails on one process poisons the model on all; `recover` goes on from the last step.
+/// A closure that fails on one process poisons the model on all; `clear_poison` goes on from the last step.
 #[test]
 fn a_failed_step_can_be_recovered() {
     let hosts = Hosts::new(&[2, 1]);
@@ -128,7 +127,7 @@ fn a_failed_step_can_be_recovered() {
         step(&mut model, false)?;
         let before = parameters(&mut model)?;
         let failed = step(&mut model, host == 1).unwrap_err();
-        model.recover()?;
+        model.clear_poison()?;
         assert!(before == parameters(&mut model)?);
         step(&mut model, false)?;
         Ok::<_, Error>((parameters(&mut model)?, failed.to_string()))
@@ -300,7 +299,7 @@ fn a_process_without_rows() {
             assert_eq!((seen.len(), steps), (2, 4));
             for (error, name) in seen.iter().zip(["DataParallel::step", "DataParallel::accumulate"]) {
                 let Error::InvalidArgument { op, why, site, .. } = error else { panic!("{error}") };
-                assert!(*op == name && why.contains("0 rows") && site.file().ends_with("world_tests.rs"), "{error}");
+                assert!(*op == name && why.contains("0 rows") && site.file().ends_with("main.rs"), "{error}");
             }
             // 3 rows of 1; then 3 rows of 2 and 2 rows of 1; 2 rows of 1; then 2 rows of 2 and 2 of 1.
             let wanted = -(1.0 + 8.0 / 5.0 + 1.0 + 6.0 / 4.0);
@@ -336,7 +335,7 @@ fn what_one_process_is_refused_ends_the_call_of_all() {
     });
     told(&second, "not finite in f32");
     // A schedule without backward passes.
-    let training = Schedule::gpipe(2, 1).unwrap();
+    let training = PipelineSchedule::gpipe(2, 1).unwrap();
     let schedules = [training.forward_only(), training];
     let steps = both(&|host, pool| {
         let mut pipeline = Pipeline::new_in(pool, |dev| dev.world(), schedules[host].clone(), |_, _| Ok(Passes))?;
@@ -384,7 +383,7 @@ fn a_checkpoint_that_one_process_cannot_read() {
         let missing = "/nowhere/at/all";
         let loaded = if host == 0 { model.load(missing) } else { model.restore(&saved) };
         let first_error = loaded.unwrap_err().to_string();
-        let foreign = crate::parallel::Checkpoint::new();
+        let foreign = gpu_pool_train::Checkpoint::new();
         let restored = model.restore(if host == 1 { &foreign } else { &saved }).unwrap_err().to_string();
         model.restore(&saved)?;
         piece(&mut model, 2, true, |x| x, 1.0)?;

@@ -3,8 +3,11 @@
 
 mod failures;
 
-use super::{Gradient, GradientExchange, GradientExchangeBuilder, Wire};
-use crate::{Check, Device, Error, ReduceOp, Result, collective::world::loopback::Hosts};
+use super::super::loopback::Hosts;
+use gpu_pool::{
+    Check, Device, Error, ReduceOp, Result,
+    gradients::{Gradient, GradientExchange, GradientExchangeBuilder, Wire},
+};
 use half::{bf16, f16};
 use parking_lot::{Condvar, Mutex};
 use std::{sync::Arc, time::Duration};

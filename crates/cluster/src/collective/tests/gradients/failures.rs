@@ -2,10 +2,10 @@
 //! cluster goes on, unless a process is lost.
 
 use super::{Hosts, SIZES, build, small, works, write};
-use crate::{
+use gpu_pool::{
     Device, DeviceBuffer, Error, Result,
-    driver::faulty::plan::{FaultOp, FaultPlan, FaultRule, Injected},
     gradients::GradientExchange,
+    testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use parking_lot::Mutex;
 use std::{cell::Cell, sync::Arc};

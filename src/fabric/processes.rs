@@ -1,0 +1,94 @@
+//! The door to other processes: `gpu-pool-cluster` implements these traits. This crate knows neither its protocol nor
+//! its transports.
+//!
+//! The builder calls [`Connect`]. A pool of a cluster has [`Processes`], and each of its scopes a [`ProcessScope`].
+//! `collective/world.rs` has the part of the door that groups call.
+//!
+//! Words: a *host* is one process of the cluster, whatever machine it runs on, with its number. A *place* is a device
+//! of a host.
+
+use crate::{
+    driver::DriverRef,
+    error::{Result, Site, WorldCall},
+    gang::{Gang, Outside},
+};
+use std::{any::Any, fmt, sync::Arc, time::Duration};
+
+/// A device of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// The process.
+    pub host: usize,
+    /// The ordinal of the device in that process's pool.
+    pub device: usize,
+}
+
+impl Place {
+    /// A call that this device has made, for [`Error::WorldMismatch`](crate::Error::WorldMismatch).
+    pub fn call(self, call: String, site: String) -> Box<WorldCall> {
+        Box::new(WorldCall { host: self.host, device: self.device, call, site })
+    }
+}
+
+/// Connects a pool that is being built to the other processes.
+pub trait Connect: Send + Sync + fmt::Debug {
+    /// Returns when all processes have built their devices. `drivers`: this pool's.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`](crate::Error::Cluster), [`Error::HostLost`](crate::Error::HostLost),
+    /// [`Error::Transport`](crate::Error::Transport).
+    fn connect(&self, drivers: &[DriverRef]) -> Result<Arc<dyn Processes>>;
+}
+
+/// The processes of a pool's cluster.
+pub trait Processes: Send + Sync + fmt::Debug {
+    /// The number of this process.
+    fn host(&self) -> usize;
+
+    /// The number of devices of each process.
+    fn devices(&self) -> &[usize];
+
+    /// This process's part of a scope.
+    fn scope(&self, scope: NewScope) -> Arc<dyn ProcessScope>;
+
+    /// What groups that span processes call: a `Box<dyn AcrossProcesses>` (`collective/world.rs`).
+    fn groups(&self) -> &(dyn Any + Send + Sync);
+}
+
+/// A scope that begins.
+pub struct NewScope {
+    /// It ends after so long without progress.
+    pub deadline: Duration,
+    /// Grows while the devices of the scope make progress.
+    pub progress: Arc<dyn Fn() -> u64 + Send + Sync>,
+    /// The call that begins it.
+    pub site: Site,
+    /// Whether it is a scope without a name of all devices of the pool.
+    pub counts: bool,
+}
+
+/// A gang's part in a scope of all processes. It joins them when it begins, if it has a name, or else at the first call
+/// that needs other processes.
+pub trait ProcessScope: Outside {
+    /// Begins a scope with a name, and waits for its turn among the scopes of all processes. The scope enters the
+    /// queues of its devices before the turn is dropped.
+    ///
+    /// # Errors
+    /// Those of the cluster.
+    fn begin(&self, name: &str, gang: &Arc<Gang>) -> Result<Box<dyn Any>>;
+
+    /// The gang joins the scope of all processes, if it has not.
+    ///
+    /// # Errors
+    /// Those of the cluster.
+    fn join(&self, gang: &Arc<Gang>) -> Result<()>;
+
+    /// Ends the scope, if the gang has joined one, when all messages are on their way.
+    ///
+    /// # Errors
+    /// What has failed elsewhere.
+    fn end(&self) -> Result<()>;
+
+    /// For the cluster itself.
+    fn as_any(&self) -> &dyn Any;
+}
