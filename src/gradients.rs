@@ -3,18 +3,14 @@
 //! Users and `gpu-pool-train` call [`GradientExchange`]. Nothing below this room knows of gradients: a bucket
 //! is an [`all_reduce`](Device::all_reduce) of a group.
 //!
-//! # Inside
-//!
-//! * [`layout`]: where each gradient lies. [`access`]: gives it to the backward pass. [`readiness`]: which gradients of
+//! * `layout`: where each gradient lies. `access`: gives it to the backward pass. `readiness`: which gradients of
 //!   a step are ready.
-//! * [`step`]: ready and finish. [`start`]: packs, reduces and unpacks a bucket, by [`kernels`] for the types of
-//!   [`element`]. [`earlier_sum`]: sums over steps without exchange. [`parts`]: buckets as a whole.
-//! * [`settings`]: settings that all members agree on. [`replicas`]: equal parameters, and a common end. [`exchanged`]:
-//!   results. [`home`]: where it is used. [`difference`]: the error of members that disagree.
+//! * `step`: ready and finish. `start`: packs, reduces and unpacks a bucket, by `kernels` for the types of
+//!   `element`. `earlier_sum`: sums over steps without exchange. `parts`: buckets as a whole.
+//! * `settings`: settings that all members agree on. `replicas`: equal parameters, and a common end. `exchanged`:
+//!   results. `home`: where it is used. `difference`: the error of members that disagree.
 //!
 //! Invariant: all members start the same buckets in the same order.
-
-#![allow(rustdoc::private_intra_doc_links, reason = "the map of the files is for maintainers")]
 
 pub(crate) mod access;
 pub(crate) mod difference;

@@ -4,13 +4,11 @@
 
 use super::{Builder, share};
 use crate::{
-    driver::{check::Check, host::Schedule},
-    error::{Error, Result},
-    log,
-    testing::FaultPlan,
-    variables,
+    driver::host::Schedule,
+    error::{Error, Result, Site, op_site::OpSite},
+    log, variables,
 };
-use std::{panic::Location, str::FromStr, sync::Once, time::Duration};
+use std::{fmt::Display, str::FromStr, sync::Once, time::Duration};
 
 /// The prefix of all names.
 const PREFIX: &str = "GPU_POOL_";
@@ -80,25 +78,12 @@ impl Builder {
         if self.sharing.is_none() {
             self.sharing = variable("GPU_POOL_SHARE", "a number from 1 to 16", share::parse)?;
         }
-        if self.check.is_none() {
-            self.check = variable("GPU_POOL_CHECK", "races, memory or off", parse_check)?;
-            // All unit tests of the crate run under the checker.
-            if cfg!(test) && self.check.is_none() {
-                self.check = Some(Check::Races);
-            }
+        if self.observer.is_none() {
+            refuse_lab("GPU_POOL_CHECK", "off")?;
+            refuse_lab("GPU_POOL_FAULTS", "")?;
         }
         if self.schedule.is_none() && self.machine.topology.is_none() {
             self.schedule = seed()?.map(Schedule::Seeded);
-        }
-        if self.faults.is_none()
-            && let Some(text) = text("GPU_POOL_FAULTS")?
-        {
-            let site = Location::caller();
-            let misunderstood =
-                |why| Error::invalid_at(site, "GPU_POOL_FAULTS", format_args!("`{text}` is not understood: {why}"));
-            // Faults are for the program, not for the pool's own probe: `build` resumes the plan at its end.
-            self.faults = Some(text.parse::<FaultPlan>().map_err(misunderstood)?.paused());
-            self.faults_wait = true;
         }
         if self.backing.is_none() {
             self.backing = variable("GPU_POOL_MEMORY", "auto, vmm or malloc", parsed)?;
@@ -117,6 +102,20 @@ impl Builder {
             self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;
         }
         Ok(())
+    }
+}
+
+/// Refuses a variable of the laboratory in a program without it: what was asked for would not happen. The value
+/// `nothing` asks for nothing.
+#[track_caller]
+fn refuse_lab(name: &'static str, nothing: &str) -> Result<()> {
+    match text(name, OpSite::place())?.filter(|text| text != nothing) {
+        Some(_) => Err(Error::invalid(
+            name,
+            "the crate `gpu-pool-lab` reads it, and this program has no observer of that crate: call \
+             `gpu_pool_lab::install()` before the first pool is built",
+        )),
+        None => Ok(()),
     }
 }
 
@@ -165,22 +164,29 @@ pub(crate) fn seed() -> Result<Option<u64>> {
 }
 
 /// An environment variable. An empty value counts as unset.
-#[track_caller]
-fn text(name: &'static str) -> Result<Option<String>> {
+fn text(name: &'static str, site: Site) -> Result<Option<String>> {
     match variables::text(name) {
         Ok(text) => Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())),
-        Err(not) => Err(Error::invalid(name, not)),
+        Err(not) => Err(Error::invalid_at(site, name, not)),
     }
 }
 
 /// An environment variable, parsed.
 #[track_caller]
 fn variable<T>(name: &'static str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
-    let Some(text) = text(name)? else { return Ok(None) };
-    match parse(&text) {
-        Some(value) => Ok(Some(value)),
-        None => Err(Error::invalid(name, format_args!("`{text}` is not understood; expected {expected}"))),
-    }
+    let parse = |text: &str| parse(text).ok_or_else(|| format!("; expected {expected}"));
+    variable_at(name, OpSite::place(), parse)
+}
+
+/// An environment variable, parsed. An error says why not, and names `site`.
+pub(crate) fn variable_at<T, E: Display>(
+    name: &'static str,
+    site: Site,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<Option<T>> {
+    let Some(text) = text(name, site)? else { return Ok(None) };
+    let misunderstood = |why| Error::invalid_at(site, name, format_args!("`{text}` is not understood{why}"));
+    parse(&text).map(Some).map_err(misunderstood)
 }
 
 fn parsed<T: FromStr>(text: &str) -> Option<T> {
@@ -191,15 +197,6 @@ fn parse_switch(text: &str) -> Option<bool> {
     match text {
         "1" => Some(true),
         "0" => Some(false),
-        _ => None,
-    }
-}
-
-fn parse_check(text: &str) -> Option<Check> {
-    match text {
-        "races" => Some(Check::Races),
-        "memory" => Some(Check::Memory),
-        "off" => Some(Check::Off),
         _ => None,
     }
 }
@@ -225,7 +222,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Backend, collective::Algorithm, memory::BackingChoice, testing::texts};
+    use crate::{Backend, collective::Algorithm, lab::texts, memory::BackingChoice};
     use proptest::prelude::*;
 
     #[test]
@@ -299,8 +296,19 @@ mod tests {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut found = std::collections::BTreeMap::new();
         // A published crate lacks some of them.
-        let places =
-            ["src", "tests", "loom_tests", "benches", "examples", "docs", "nccl", ".ci", ".cargo", "README.md"];
+        let places = [
+            "src",
+            "crates",
+            "tests",
+            "loom_tests",
+            "benches",
+            "examples",
+            "docs",
+            "nccl",
+            ".ci",
+            ".cargo",
+            "README.md",
+        ];
         places.map(|place| root.join(place)).iter().filter(|place| place.exists()).for_each(|at| look(at, &mut found));
         assert!(found.len() > 20, "{found:?}");
         found.retain(|name, _| !KNOWN.contains(&&**name) && !NO_VARIABLES.contains(&&**name));
@@ -327,7 +335,7 @@ mod tests {
         assert_eq!(parse_duration("1e-300s"), None, "no time, too");
     }
 
-    static VALUES: &[&str] = &["host:8", "cuda", "0, 2,1", "500ms", "1e-9s", "2m", "races", "vmm", "exchange", "ring"];
+    static VALUES: &[&str] = &["host:8", "cuda", "0, 2,1", "500ms", "1e-9s", "2m", "vmm", "exchange", "ring"];
 
     proptest! {
         #![proptest_config(texts::cases(256))]
@@ -340,7 +348,7 @@ mod tests {
             if let Some(devices) = parse_devices(&text) {
                 prop_assert_eq!(devices.len(), text.split(',').count());
             }
-            let _ = (parsed::<Backend>(&text), parsed::<BackingChoice>(&text), parse_switch(&text), parse_check(&text));
+            let _ = (parsed::<Backend>(&text), parsed::<BackingChoice>(&text), parse_switch(&text));
             let _ = (share::parse(&text), text.parse::<u64>(), text.parse::<Algorithm>());
         }
 

@@ -1,11 +1,9 @@
 //! Pools of software GPUs that pass for one GPU: what goes by a GPU's identity still tells its devices apart.
 
 use super::*;
-use crate::{
-    Check, Error, GpuPool, ReduceOp,
-    driver::host::on_one_gpu,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use crate::lab::prelude::*;
+use crate::lab::{Check, FaultOp, FaultPlan, FaultRule, Injected};
+use crate::{Error, GpuPool, ReduceOp, driver::host::on_one_gpu};
 use std::{
     sync::{Barrier, mpsc},
     thread,

@@ -27,7 +27,7 @@ use super::{
     launch,
 };
 use crate::{
-    driver::Address,
+    driver::{Address, observe::FailPoint},
     error::{Error, Result},
     fabric::{
         layout::{DeviceBarrier, EMPTY},
@@ -35,7 +35,6 @@ use crate::{
     },
     gang::Gang,
     memory::stream::StreamCore,
-    mutation::Bug,
     sync::EventCount,
     thread::worker::Worker,
 };
@@ -115,7 +114,7 @@ impl Drop for Turn<'_> {
 /// registers.
 fn empty_inbox(worker: &Worker, pad: &SignalPad) -> Result<()> {
     let ((address, bytes), (registers, more)) = (pad.inbox(worker.handle.device), pad.registers(worker.handle.device));
-    if worker.handle.injected(Bug::InboxKept) {
+    if worker.handle.injected(FailPoint::InboxKept) {
         return Ok(());
     }
     let (driver, stream) = (worker.handle.unwatched(), worker.main.raw);

@@ -267,5 +267,5 @@ impl Cluster {
 mod models;
 
 #[cfg(test)]
-#[path = "../../lab/src/testing/texts.rs"]
+#[path = "../../lab/src/texts.rs"]
 mod texts;

@@ -13,7 +13,7 @@
 //! * `pinned`, `managed` ([`chunks`]): the same for page-locked and managed memory.
 //!
 //! **Verified, not believed.** Peer copies to memory with access rights of its own have silently written nothing
-//! (CUDA.jl#3112, NVIDIA's bug 6098762). So [`mod@open`] tests the memory of a window ([`verify`]) and falls back to
+//! (CUDA.jl#3112, NVIDIA's bug 6098762). So [`open()`] tests the memory of a window ([`verify`]) and falls back to
 //! `malloc`. The probe of device pairs uses the pool's own buffers, whichever backing they come from.
 //!
 //! **Errors.** A call that fails has changed nothing, except where its documentation says so. Nothing here panics.
@@ -83,7 +83,7 @@ pub(crate) trait Backing: Send {
     fn units_in(&self, region: u32, range: Range<Address>) -> Vec<Range<Address>>;
 
     /// Gives a unit back to the driver. It counts as gone also after a fault, except
-    /// [`FaultKind::Misuse`](crate::driver::FaultKind::Misuse).
+    /// [`Misuse`](crate::driver::FaultKind::Misuse).
     ///
     /// Nothing uses the unit any more, on any device.
     unsafe fn unmap(&mut self, region: u32, unit: Range<Address>) -> DriverResult;

@@ -8,8 +8,9 @@
 //! need [`GPU_VARIABLES`].
 
 use crate::support::{again, builder, cuda_devices, task};
-use gpu_pool::{Builder, Check, Error, GpuPool};
+use gpu_pool::{Builder, Error, GpuPool};
 use gpu_pool_cluster::{Cluster, prelude::*};
+use gpu_pool_lab::{Check, prelude::*};
 use std::{
     fmt::Display,
     io::{BufRead, BufReader, Read},

@@ -1,7 +1,8 @@
 //! A process of a cluster with a real pool: collectives, groups and messages between any of its GPUs.
 
 use crate::{Cluster, TransportChoice, prelude::*};
-use gpu_pool::{AsView, AsViewMut, Check, Device, DeviceBuffer, GpuPool, ReduceOp, Result};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, GpuPool, ReduceOp, Result};
+use gpu_pool_lab::{Check, prelude::*};
 use std::{net::TcpListener, time::Duration};
 
 /// A port that is free now.
