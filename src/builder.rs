@@ -29,7 +29,7 @@ use crate::{
     pool::GpuPool,
     thread::worker,
 };
-use std::{panic::Location, sync::Arc, time::Duration};
+use std::{panic::Location, str::FromStr, sync::Arc, time::Duration};
 
 /// Number of software GPUs if the program gives none and there is no CUDA device.
 const DEFAULT_SOFTWARE_GPUS: usize = 4;
@@ -44,6 +44,20 @@ pub enum Backend {
     Cuda,
     /// Software GPUs on the CPU, this many.
     Host(usize),
+}
+
+impl FromStr for Backend {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let backend = match name.split_once(':') {
+            None if name == "cuda" => Some(Backend::Cuda),
+            None if name == "host" => Some(Backend::Host(DEFAULT_SOFTWARE_GPUS)),
+            Some(("host", count)) => count.parse().ok().map(Backend::Host),
+            _ => None,
+        };
+        backend.ok_or_else(|| format!("{name:?} is no backend: cuda, host or host:8"))
+    }
 }
 
 /// Settings of a pool, from [`GpuPool::builder`].

@@ -2,15 +2,13 @@
 //!
 //! `Builder::build` calls it once per pool. A value that cannot be parsed is an error, not a default.
 
-use super::{Backend, Builder, DEFAULT_SOFTWARE_GPUS, share};
+use super::{Builder, share};
 use crate::{
     driver::host::Schedule,
     error::{Error, Result, Site, op_site::OpSite},
-    log,
-    memory::BackingChoice,
-    variables,
+    log, variables,
 };
-use std::{fmt::Display, sync::Once, time::Duration};
+use std::{fmt::Display, str::FromStr, sync::Once, time::Duration};
 
 /// The prefix of all names.
 const PREFIX: &str = "GPU_POOL_";
@@ -72,7 +70,7 @@ impl Builder {
         // The process's log reads it, since there are events before any pool.
         variable("GPU_POOL_LOG", log::EXPECTED, log::parse)?;
         if self.backend.is_none() {
-            self.backend = variable("GPU_POOL_BACKEND", "cuda, host or host:8", parse_backend)?;
+            self.backend = variable("GPU_POOL_BACKEND", "cuda, host or host:8", parsed)?;
         }
         if self.devices.is_none() {
             self.devices = variable("GPU_POOL_DEVICES", "ordinals like 0,1", parse_devices)?;
@@ -88,17 +86,14 @@ impl Builder {
             self.schedule = seed()?.map(Schedule::Seeded);
         }
         if self.backing.is_none() {
-            self.backing = variable("GPU_POOL_MEMORY", "auto, vmm or malloc", parse_backing)?;
+            self.backing = variable("GPU_POOL_MEMORY", "auto, vmm or malloc", parsed)?;
         }
         if self.memory.record.is_none() {
             self.memory.record = variable("GPU_POOL_RECORD_MEMORY", "1 or 0", parse_switch)?;
         }
         if self.algorithm.is_none() {
-            self.algorithm = variable(
-                "GPU_POOL_ALGORITHM",
-                "auto, direct, inbox, exchange, copies, staged, host or ring",
-                |text| text.parse().ok(),
-            )?;
+            let names = "auto, direct, inbox, exchange, copies, staged, host or ring";
+            self.algorithm = variable("GPU_POOL_ALGORITHM", names, parsed)?;
         }
         if self.register_buckets.is_none() {
             self.register_buckets = variable("GPU_POOL_NCCL_REGISTER", "1 or 0", parse_switch)?;
@@ -194,22 +189,8 @@ pub(crate) fn variable_at<T, E: Display>(
     parse(&text).map(Some).map_err(misunderstood)
 }
 
-fn parse_backend(text: &str) -> Option<Backend> {
-    match text.split_once(':') {
-        None if text == "cuda" => Some(Backend::Cuda),
-        None if text == "host" => Some(Backend::Host(DEFAULT_SOFTWARE_GPUS)),
-        Some(("host", count)) => count.parse().ok().map(Backend::Host),
-        _ => None,
-    }
-}
-
-fn parse_backing(text: &str) -> Option<BackingChoice> {
-    match text {
-        "auto" => Some(BackingChoice::Auto),
-        "vmm" => Some(BackingChoice::Vmm),
-        "malloc" => Some(BackingChoice::Malloc),
-        _ => None,
-    }
+fn parsed<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok()
 }
 
 fn parse_switch(text: &str) -> Option<bool> {
@@ -241,7 +222,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{collective::Algorithm, lab::texts};
+    use crate::{Backend, collective::Algorithm, lab::texts, memory::BackingChoice};
     use proptest::prelude::*;
 
     #[test]
@@ -337,10 +318,10 @@ mod tests {
 
     #[test]
     fn environment_values() {
-        assert_eq!(parse_backend("host:8"), Some(Backend::Host(8)));
-        assert_eq!(parse_backend("cuda"), Some(Backend::Cuda));
-        assert_eq!(parse_backend("host:x"), None);
-        assert_eq!(parse_backend("gpu"), None);
+        assert_eq!(parsed("host:8"), Some(Backend::Host(8)));
+        assert_eq!(parsed("cuda"), Some(Backend::Cuda));
+        assert_eq!(parsed::<Backend>("host:x"), None);
+        assert_eq!(parsed::<Backend>("gpu"), None);
         assert_eq!(parse_devices("0, 2,1"), Some(vec![0, 2, 1]));
         assert_eq!(parse_devices("0,,1"), None);
         assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
@@ -367,7 +348,7 @@ mod tests {
             if let Some(devices) = parse_devices(&text) {
                 prop_assert_eq!(devices.len(), text.split(',').count());
             }
-            let _ = (parse_backend(&text), parse_backing(&text), parse_switch(&text));
+            let _ = (parsed::<Backend>(&text), parsed::<BackingChoice>(&text), parse_switch(&text));
             let _ = (share::parse(&text), text.parse::<u64>(), text.parse::<Algorithm>());
         }
 
@@ -375,7 +356,7 @@ mod tests {
         fn a_value_that_is_written_is_read(devices: Vec<usize>, nanos in 1u64.., count: usize) {
             let list: Vec<String> = devices.iter().map(usize::to_string).collect();
             prop_assert_eq!(parse_devices(&list.join(",")), Some(devices).filter(|devices| !devices.is_empty()));
-            prop_assert_eq!(parse_backend(&format!("host:{count}")), Some(Backend::Host(count)));
+            prop_assert_eq!(parsed(&format!("host:{count}")), Some(Backend::Host(count)));
             let (time, seconds) = (Duration::from_nanos(nanos), nanos as f64 / 1e9);
             let read = parse_duration(&format!("{seconds}s")).unwrap();
             let tolerance = time / 1_000_000_000 + Duration::from_nanos(1);

@@ -143,7 +143,7 @@ fn pools_on_one_gpu_take_turns() {
     });
 }
 
-// Who waits for another device of the same GPU must not take its own patience for the other's progress.
+// A device that waits for another one of the same GPU must not count its own wait as the other's progress.
 #[test]
 fn a_device_that_never_comes_is_named() {
     let pool = on_one_gpu(|| builder().host(3).timeout(Duration::from_millis(200)).build()).unwrap();

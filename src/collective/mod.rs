@@ -1,5 +1,7 @@
-//! Collectives: operations that every member of a gang, or of a group of its members, calls together. This room has the
-//! procedures; their state is in `fabric`, which needs no [`Device`](crate::Device).
+//! Collectives: operations that every member of a gang, or of a group of its members, calls together: how they are
+//! computed, in which order sums are taken, and values that go to other devices and processes.
+//!
+//! This room has the procedures; their state is in `fabric`, which needs no [`Device`](crate::Device).
 //!
 //! From the top: `api` has the methods that users call; `ops` and `many` help it, and a `group` holds them.
 //! Each call fills a `request` and is one `case`, for which `choose` picks one of the `algorithm`s. `execute`

@@ -1,4 +1,7 @@
-//! Memory of one device: allocation, buffers, streams, and the order between uses of a block.
+//! Memory of one device: allocation, buffers, streams, and the order between uses of a block; reports of who holds
+//! memory.
+//!
+//! # Inside
 //!
 //! * `handle`, `stream`, `event`: what any thread may use of a device: its driver, its streams, its events.
 //! * `hazard`: the last uses of each block, so that conflicting operations wait for each other on the GPU.
@@ -12,6 +15,8 @@
 //! * `numa`: NUMA nodes for page-locked memory. `insight`, `stats`: snapshots, reports and counters for people.
 //! * `buffer`, `view`, `pinned`, `unified`: the types that users hold. `host_access`: how the host reaches
 //!   the contents of the last two.
+
+#![allow(rustdoc::private_intra_doc_links, reason = "the map of the files is for maintainers")]
 
 pub(crate) mod backing;
 pub(crate) mod block;

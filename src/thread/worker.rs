@@ -102,9 +102,9 @@ pub(crate) struct Shared {
     pub(crate) signals: OnceCell<Arc<SignalPad>>,
     /// The device that removes what its late kernels have sent to others: one at a time.
     pub(crate) cleaner: Mutex<Option<usize>>,
-    /// The processes of the cluster, if the pool is in one,
+    /// The processes of the cluster, if the pool is in one.
     pub(crate) world: Option<Arc<dyn Processes>>,
-    /// and the types whose values may go there.
+    /// The types whose values may go to other processes.
     pub(crate) carriers: Carriers,
     /// What kernels of collectives may take of the devices.
     pub(crate) limits: Limits,

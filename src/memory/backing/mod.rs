@@ -38,7 +38,7 @@ pub use region::Region;
 
 use crate::driver::{Address, DriverRef, DriverResult, Fault, RawStream};
 use smallvec::SmallVec;
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, str::FromStr, sync::Arc};
 
 /// A unit that was mapped.
 pub(crate) struct Mapping {
@@ -118,6 +118,19 @@ pub enum BackingChoice {
     Vmm,
     /// Single allocations.
     Malloc,
+}
+
+impl FromStr for BackingChoice {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(BackingChoice::Auto),
+            "vmm" => Ok(BackingChoice::Vmm),
+            "malloc" => Ok(BackingChoice::Malloc),
+            _ => Err(format!("{name:?} is no kind of memory: auto, vmm or malloc")),
+        }
+    }
 }
 
 /// What [`open()`] may use to test new memory.

@@ -36,7 +36,7 @@ pub const GPU_VARIABLES: [(&str, &str); 7] = [
     ("NCCL_SOCKET_IFNAME", "lo"),
 ];
 
-/// A process that says nothing for so long is lost.
+/// A process without a heartbeat for this long is lost.
 pub const SILENCE: Duration = Duration::from_secs(2);
 
 /// What a process has said, and when; `None` when it has closed its output.
@@ -185,7 +185,7 @@ pub fn say(what: impl Display) {
 
 /// The pool of one process of a fleet.
 pub fn pool(builder: Builder) -> Result<GpuPool, Error> {
-    builder.cluster(Cluster::from_env()?.patience(GUARD)).build()
+    builder.cluster(Cluster::from_env()?.connect_timeout(GUARD)).build()
 }
 
 /// One process of a fleet. An error ends it as it ends a `main` that returns it.
