@@ -133,7 +133,7 @@ pub trait Incoming {
 }
 
 impl dyn Incoming + '_ {
-    /// [`failed`](Self::failed), if it is an error.
+    /// [`failed`](Incoming::failed), if it is an error.
     pub(super) fn done<R>(&self, done: Result<R>) -> Result<R> {
         done.map_err(|error| self.failed(error))
     }

@@ -291,7 +291,7 @@ impl Watch {
 /// The orders whose host kernels run.
 static ORDERS: Mutex<Vec<(u64, Weak<dyn HappensBefore>)>> = Mutex::new(Vec::new());
 
-/// Lets host kernels [find](find) the order of a pool's work by its number.
+/// Lets host kernels [`find`] the order of a pool's work by its number.
 pub(crate) fn enter(watch: &Watch) {
     let mut all = ORDERS.lock();
     all.retain(|(_, order)| order.strong_count() > 0);
