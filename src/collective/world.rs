@@ -1,5 +1,5 @@
-//! Groups that span processes: how they are made, and what tells them from others. Their collectives are behind the door
-//! of [`across`](super::across).
+//! Groups that span processes: how they are made, and what tells them from others. Their collectives are behind the
+//! door of [`across`](super::across).
 
 use super::{Group, meeting};
 use crate::{

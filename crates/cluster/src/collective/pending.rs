@@ -12,7 +12,7 @@
 //! Invariants: a member whose step inside was carried out gives its proxy the rest, or fails the scope of all
 //! processes. So does a proxy that does not come to the meeting. Else another member's proxy would wait for ever.
 //!
-//! [`WorldLink::run_in_order`]: crate::fabric::world_link::WorldLink::run_in_order
+//! [`WorldLink::run_in_order`]: crate::link::WorldLink::run_in_order
 
 use super::{
     Hierarchical,

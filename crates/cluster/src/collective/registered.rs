@@ -1,4 +1,5 @@
-//! Memory that the library which moves bytes between processes uses directly: [`Group::register`](gpu_pool::Group::register).
+//! Memory that the library which moves bytes between processes uses directly:
+//! [`Group::register`](gpu_pool::Group::register).
 //!
 //! A rail works in a member's own memory where nothing is to be done inside the processes: in an all_reduce of a group
 //! with one member in each process (`sums.rs`). Everywhere else it works in the library's scratch, which is never
