@@ -3,8 +3,8 @@
 //!
 //! Users call it. [`model`]: what it has to know of a model, and where gradients go. [`replica`]: one device's part of
 //! a step. `save`: checkpoints. Uses `gradients` and `per_device`. Invariant: all replicas of a group have the same
-//! bits after each step that succeeded; after one that failed they are poisoned until [`DataParallel::recover`] has
-//! compared them.
+//! bits after each step that succeeded; after one that failed they are poisoned until [`DataParallel::clear_poison`]
+//! has compared them.
 
 mod model;
 mod parts;
@@ -75,8 +75,8 @@ use std::panic::Location;
 /// **NaN.** See [`step`](Self::step).
 ///
 /// **Failures.** If a closure fails, the error comes from `step`, no parameter of any replica has changed, and the
-/// model returns [`Error::Poisoned`] until [`recover`](Self::recover). If the update itself fails, `recover` says so,
-/// and [`load`](Self::load) of the last checkpoint is the way on.
+/// model returns [`Error::Poisoned`] until [`clear_poison`](Self::clear_poison). If the update itself fails,
+/// `clear_poison` says so, and [`load`](Self::load) of the last checkpoint is the way on.
 ///
 /// It may be used from one thread at a time, as `&mut self` says, and be sent to others.
 pub struct DataParallel<M: Model<T>, T: Parameter = f32> {
@@ -222,7 +222,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     ///   [`save`](Self::save) also report it.
     /// * [`Error::InvalidArgument`]: 0 rows, in all processes together; a schedule that has raised the rate beyond
     ///   `f32`; a closure that gave no gradient at all; parameters that have other sizes than at the start.
-    /// * [`Error::Poisoned`] after a failed step: see [`recover`](Self::recover).
+    /// * [`Error::Poisoned`] after a failed step: see [`clear_poison`](Self::clear_poison).
     /// * Those of `f`, and of [`GpuPool::run`].
     #[track_caller]
     pub fn step<R: Send>(
@@ -362,11 +362,11 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// checkpoint, or make a new model. [`Error::Mismatch`] if replicas differ. The model stays poisoned then. Those of
     /// [`GpuPool::run`].
     #[track_caller]
-    pub fn recover(&mut self) -> Result<()> {
-        let (site, _here) = (Location::caller(), OpSite::here("DataParallel::recover"));
+    pub fn clear_poison(&mut self) -> Result<()> {
+        let (site, _here) = (Location::caller(), OpSite::here("DataParallel::clear_poison"));
         self.replicas.clear_poison()?;
         let outcomes = self.on_each(|dev, _, replica| replica.recover(dev))?;
-        self.conclude("DataParallel::recover", site, &outcomes)
+        self.conclude("DataParallel::clear_poison", site, &outcomes)
     }
 
     /// Steps that have changed the parameters, since the model was made, also before a checkpoint that was loaded.

@@ -12,7 +12,10 @@ use gpu_pool::{
     AsView, DType, Device, DeviceBuffer, DeviceView, Element, LaunchDims, Result,
     extend::train::{
         Access, CHUNK, HostArg, HostKernel, in_type,
-        segments::{Arguments, Segment, THREADS, Touch, launch, pointer, push_table, read, slice, table, touch, value},
+        segments::{
+            Arguments, SEGMENTS, Segment, THREADS, Touch, launch, pointer, push_table, read, slice, table, touch, value,
+        },
+        unpack,
     },
     gradients::Gradient,
     kernel::Float,
@@ -169,8 +172,8 @@ pub(crate) fn update_args<T: Parameter>(
     args
 }
 
-/// Updates the parameters that are the segments' memory, by the gradients `g`. There is at least one segment, none is
-/// empty, and each has memory. `later` is the memory of a rule that counts in place of `rule`: for graphs.
+/// Updates the parameters that are the segments' memory, by the gradients `g`. No segment is empty, and each has
+/// memory. `later` is the memory of a rule that counts in place of `rule`: for graphs.
 #[track_caller]
 pub(crate) fn update<T: Parameter>(
     dev: &Device,
@@ -180,16 +183,36 @@ pub(crate) fn update<T: Parameter>(
     segments: &[Segment<'_, T>],
     (rule, later): (Rule, Option<&DeviceView<'_, u32>>),
 ) -> Result<()> {
+    for some in segments.chunks(SEGMENTS) {
+        let blocks = span(some).1.div_ceil(PACK).div_ceil(THREADS as usize).clamp(1, MOST_BLOCKS);
+        let mut touched: SmallVec<[Touch<'_>; 8]> = smallvec![touch(g, Access::Write), touch(norm, Access::Read)];
+        touched.extend(later.map(|later| touch(later, Access::Read)));
+        let state = [&moments.first, &moments.second, &moments.master].into_iter().flatten();
+        touched.extend(state.map(|memory| touch(memory, Access::Write)));
+        let places = some.iter().filter_map(|segment| segment.memory.as_ref());
+        touched.extend(places.map(|memory| touch(memory, Access::Write)));
+        launch(dev, &OPTIMIZER, T::UPDATE, blocks, &update_args(g, moments, norm, some, (rule, later)), &touched)?;
+    }
+    Ok(())
+}
+
+/// Copies the parameters that were gathered in `memory` to the segments' memory.
+#[track_caller]
+pub(crate) fn bring_back<T: Parameter>(
+    dev: &Device,
+    memory: &DeviceView<'_, T>,
+    segments: &[Segment<'_, T>],
+) -> Result<()> {
+    for some in segments.chunks(SEGMENTS) {
+        unpack::<T, T>(dev, memory, span(some), some, None)?;
+    }
+    Ok(())
+}
+
+/// Where the first of these segments begins, and the elements up to the end of the last one.
+fn span<T: Parameter>(segments: &[Segment<'_, T>]) -> (usize, usize) {
     let (first, last) = (segments[0], segments[segments.len() - 1]);
-    let packs = (last.start + last.len - first.start).div_ceil(PACK);
-    let blocks = packs.div_ceil(THREADS as usize).clamp(1, MOST_BLOCKS);
-    let mut touched: SmallVec<[Touch<'_>; 8]> = smallvec![touch(g, Access::Write), touch(norm, Access::Read)];
-    touched.extend(later.map(|later| touch(later, Access::Read)));
-    let state = [&moments.first, &moments.second, &moments.master].into_iter().flatten();
-    touched.extend(state.map(|memory| touch(memory, Access::Write)));
-    let places = segments.iter().filter_map(|segment| segment.memory.as_ref());
-    touched.extend(places.map(|memory| touch(memory, Access::Write)));
-    launch(dev, &OPTIMIZER, T::UPDATE, blocks, &update_args(g, moments, norm, segments, (rule, later)), &touched)
+    (first.start, last.start + last.len - first.start)
 }
 
 /// `sum += piece` in a half type, over many calls: `wide` has the sum in `f32`, with an element for each, rounded up to

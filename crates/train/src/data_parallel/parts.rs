@@ -6,11 +6,7 @@
 use crate::update::{self, Moments, Parameter, Rule};
 use gpu_pool::{
     AsView, Device, DeviceBuffer, DeviceView, ReduceOp, Result,
-    extend::train::{
-        CHUNK, ExchangeInternals, GroupInternals, exclusive, norm,
-        segments::{SEGMENTS, Segment},
-        unpack,
-    },
+    extend::train::{CHUNK, ExchangeInternals, GroupInternals, exclusive, norm, segments::Segment},
     gradients::GradientExchange,
 };
 use smallvec::SmallVec;
@@ -71,10 +67,7 @@ pub(super) fn update<T: Parameter>(
 ) -> Result<()> {
     let segments = places(exchange, bucket, exchange.part(bucket), parameters);
     let rule = Rule { gather: exchange.is_scattered().into(), ..rule };
-    for some in segments.chunks(SEGMENTS) {
-        update::update(dev, &exchange.memory(bucket), moments, norm, some, (rule, None))?;
-    }
-    Ok(())
+    update::update(dev, &exchange.memory(bucket), moments, norm, &segments, (rule, None))
 }
 
 /// Where buckets are scattered: gives all members the parameters that each has written to its part of a bucket.
@@ -91,11 +84,7 @@ pub(super) fn gather<T: Parameter>(
     }
     let origin = exchange.origin().of_bucket(bucket);
     exchange.group(dev, "all_gather")?.all_gather_from(origin, exclusive(memory), &exchange.counts(bucket))?;
-    for some in places(exchange, bucket, 0..memory.len(), parameters).chunks(SEGMENTS) {
-        let (first, last) = (some[0].start, some[some.len() - 1]);
-        unpack(dev, &memory, (first, last.start + last.len - first), some, None)?;
-    }
-    Ok(())
+    update::bring_back(dev, &memory, &places(exchange, bucket, 0..memory.len(), parameters))
 }
 
 /// The parts of the parameters whose gradients are in this range of a bucket.

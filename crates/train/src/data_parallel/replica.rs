@@ -324,15 +324,15 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         self.exchange.reset(dev)?;
         let outcome = self.settle()?;
         self.held = None;
-        let group = self.exchange.group(dev, "recover")?;
+        let group = self.exchange.group(dev, "clear_poison")?;
         self.dirty |= dev.has_failed(self.updated_in);
         let state = [self.steps.to_le_bytes().to_vec(), vec![self.dirty.into()]].concat();
         let clean = [self.steps.to_le_bytes().to_vec(), vec![0]].concat();
-        let all = group.exchange_bytes(&Call::new("recover"), state)?;
+        let all = group.exchange_bytes(&Call::new("clear_poison"), state)?;
         let groups = dev.exchange(self.steps)?;
         if all.iter().any(|state| *state != clean) || groups.iter().any(|steps| *steps != self.steps) {
             let why = "an update was under way when the step failed: load a checkpoint, or make a new model";
-            return Err(Error::invalid("DataParallel::recover", why));
+            return Err(Error::invalid("DataParallel::clear_poison", why));
         }
         self.compare(dev)?;
         Ok(outcome)

@@ -16,7 +16,6 @@ use gpu_pool::{
             Access, CHUNK, Call, DeviceInternals, GroupInternals, Home, Origin, Unit, area, exclusive, mismatch, norm,
             part_of,
             segments::{SEGMENTS, Segment},
-            unpack,
         },
     },
 };
@@ -308,11 +307,9 @@ impl<T: Parameter> ShardedStep<T> {
         }
         let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
         let graph_rule = dev.captures().then(|| self.graph_rule.view());
-        for some in self.segments(part, &views).chunks(SEGMENTS) {
-            let (moments, norm) = (self.moments(), self.norm.view());
-            update::update(dev, &grads.view(), &moments, &norm, some, (rule, graph_rule.as_ref()))?;
-        }
-        drop(views);
+        let (moments, norm, segments) = (self.moments(), self.norm.view(), self.segments(part, &views));
+        update::update(dev, &grads.view(), &moments, &norm, &segments, (rule, graph_rule.as_ref()))?;
+        drop((segments, views));
         if !self.is_flat() {
             return group.all_gather_from(origin, grads.view_mut(), &self.counts);
         }
@@ -329,10 +326,7 @@ impl<T: Parameter> ShardedStep<T> {
     fn bring_back(&self, dev: &Device, grads: &DeviceView<'_, T>, weights: &mut [DeviceViewMut<'_, T>]) -> Result<()> {
         let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
         for range in [0..self.part.start, self.part.end..self.len] {
-            for some in self.segments(range, &views).chunks(SEGMENTS) {
-                let (first, last) = (some[0].start, some[some.len() - 1]);
-                unpack::<T, T>(dev, grads, (first, last.start + last.len - first), some, None)?;
-            }
+            update::bring_back(dev, grads, &self.segments(range, &views))?;
         }
         Ok(())
     }

@@ -186,7 +186,7 @@ on_both! {
             }));
             assert!(error.to_string().contains("the other device fails"));
             assert!(matches!(failure(model.save(&file)), Error::Poisoned { .. }));
-            assert!(matches!(failure(model.recover()), Error::Mismatch { what: "parameters", .. }));
+            assert!(matches!(failure(model.clear_poison()), Error::Mismatch { what: "parameters", .. }));
             model.load(&file).unwrap();
             assert!(weights(&mut model).unwrap().iter().all(|own| bits(own) == bits(&saved[0])));
             step(&mut model, &[3000], 1, 4).unwrap();

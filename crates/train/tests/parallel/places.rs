@@ -103,7 +103,7 @@ fn data_parallel_calls_have_places() {
         told("DataParallel::each", model.each(|_, _| Ok(())));
         told("DataParallel::verify", model.verify());
         told("DataParallel::gradient_norms", model.gradient_norms());
-        model.recover().unwrap();
+        model.clear_poison().unwrap();
         told("DataParallel::accumulate", model.accumulate(2, |_, _, _, _| Ok(())));
         #[cfg(feature = "checkpoints")]
         {
@@ -113,7 +113,7 @@ fn data_parallel_calls_have_places() {
             told("DataParallel::load", model.load(NO_CHECKPOINT));
             told("DataParallel::restore", model.restore(&Checkpoint::new()));
         }
-        model.recover().unwrap();
+        model.clear_poison().unwrap();
         let given = model.step(2, |dev, _, _, gradients| {
             told("Gradients::write", gradients.write(7, |_| Ok(())));
             told("Gradients::add", gradients.add(7, |_, _| Ok(())));
@@ -128,7 +128,7 @@ fn data_parallel_calls_have_places() {
         let model = Mutex::new(model);
         pool.run(|dev, _| {
             if dev.rank() == 0 {
-                told("DataParallel::recover", model.lock().recover());
+                told("DataParallel::clear_poison", model.lock().clear_poison());
             }
             Ok(())
         })

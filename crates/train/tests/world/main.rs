@@ -112,7 +112,7 @@ fn each_process_writes_a_whole_checkpoint() {
     assert!(found[0].1 && found[0].3.iter().all(|x| *x == found[0].3[0] && *x != 0.0));
 }
 
-/// A closure that fails on one process poisons the model on all; `recover` goes on from the last step.
+/// A closure that fails on one process poisons the model on all; `clear_poison` goes on from the last step.
 #[test]
 fn a_failed_step_can_be_recovered() {
     let hosts = Hosts::new(&[2, 1]);
@@ -127,7 +127,7 @@ fn a_failed_step_can_be_recovered() {
         step(&mut model, false)?;
         let before = parameters(&mut model)?;
         let failed = step(&mut model, host == 1).unwrap_err();
-        model.recover()?;
+        model.clear_poison()?;
         assert!(before == parameters(&mut model)?);
         step(&mut model, false)?;
         Ok::<_, Error>((parameters(&mut model)?, failed.to_string()))

@@ -179,7 +179,7 @@ on_both! {
         model.accumulate(2, pass(5.0)).unwrap();
         let failed = model.step(2, |_, _, _, _| Err::<(), _>(Error::custom("on purpose")));
         assert_eq!(failure(failed).to_string(), "on purpose");
-        model.recover().unwrap();
+        model.clear_poison().unwrap();
         model.accumulate(2, pass(0.5)).unwrap();
         for result in [model.accumulate(0, pass(9.0)), model.step(0, pass(9.0))] {
             assert!(matches!(failure(result), Error::InvalidArgument { .. }));

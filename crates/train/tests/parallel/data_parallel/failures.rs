@@ -89,28 +89,28 @@ on_both! {
         // These fail in the scope: recover, and go on.
         assert!(refused(model.step(2, |_, _, _, _| Ok(()))).contains("no gradient"));
         assert!(matches!(failure(step(&mut model, &[4, 2], 0, 2)), Error::Poisoned { .. }));
-        model.recover().unwrap();
+        model.clear_poison().unwrap();
         assert!(refused(model.step(2, |dev, _, _, g| {
             g.write(1, |g| dev.fill(g, 0.0))?;
             g.write(1, |g| dev.fill(g, 0.0))
         })).contains("gradient 1"));
-        model.recover().unwrap();
+        model.clear_poison().unwrap();
         refused(model.step(2, |dev, _, _, g| g.write(2, |g| dev.fill(g, 0.0))));
-        model.recover().unwrap();
+        model.clear_poison().unwrap();
         let error = refused(model.step(2, |dev, _, bag, g| {
             bag.0[1] = dev.zeros(3)?;
             g.write(1, |g| dev.fill(g, 0.0))
         }));
         assert!(error.contains("parameter 1 has 3 elements, and had 2"), "{error}");
         // Nothing has changed, but the model is wrong until somebody makes it right.
-        model.recover().unwrap();
+        model.clear_poison().unwrap();
         model.each(|dev, bag| { bag.0[1] = dev.zeros(2)?; Ok(()) }).unwrap();
         step(&mut model, &[4, 2], 0, 2).unwrap();
         model.verify().unwrap();
     }
 
     // `test_parallel_apply_passes_exception`: wherever a closure fails, its error comes back, nothing has changed, and
-    // after `recover` all goes on as if nothing had been.
+    // after `clear_poison` all goes on as if nothing had been.
     2: fn closures_that_fail(gpus) {
         let pool = gpus.pool(gpus.up_to(3));
         for sharded in [false, true] {
@@ -137,17 +137,17 @@ on_both! {
                 for after in [0, 3, SIZES.len()] {
                     assert_eq!(fails(&mut model, false, after).to_string(), format!("failed after {after}"));
                     assert!(matches!(failure(step(&mut model, &SIZES, number, 9)), Error::Poisoned { .. }));
-                    model.recover().unwrap();
+                    model.clear_poison().unwrap();
                 }
                 assert!(matches!(fails(&mut model, true, 2), Error::Panicked { device: 1, .. }));
-                model.recover().unwrap();
+                model.clear_poison().unwrap();
                 // Gradients of a pass before are forgotten, too.
                 let held = model.accumulate(9, |dev, shard, _, gradients| {
                     backward(gradients, dev, &SIZES, 77, shard.range(9).len())
                 });
                 assert_eq!(held.unwrap().len(), pool.devices());
                 fails(&mut model, false, 1);
-                model.recover().unwrap();
+                model.clear_poison().unwrap();
                 step(&mut model, &SIZES, number, 9).unwrap();
                 step(&mut other, &SIZES, number, 9).unwrap();
             }
@@ -172,7 +172,7 @@ on_both! {
         }));
         assert!(matches!(error, Error::OutOfMemory { device: 1, .. }), "{error}");
         plan.pause();
-        model.recover().unwrap();
+        model.clear_poison().unwrap();
         assert!(bits(&before[0]) == bits(&weights(&mut model).unwrap()[1]));
         step(&mut model, &SIZES, 1, 4).unwrap();
         model.verify().unwrap();
@@ -189,7 +189,7 @@ on_both! {
             assert!(matches!(failure(step(&mut model, &SIZES, 0, 4)), Error::Driver { device: 1, .. }));
             plan.pause();
             for _ in 0..2 {
-                assert!(failure(model.recover()).to_string().contains("under way"));
+                assert!(failure(model.clear_poison()).to_string().contains("under way"));
                 assert!(matches!(failure(step(&mut model, &SIZES, 0, 4)), Error::Poisoned { .. }));
             }
             assert_eq!(plan.fired().len(), 1);
@@ -219,7 +219,7 @@ on_both! {
             Err(Error::custom("too late"))
         }));
         assert_eq!(error.to_string(), "too late");
-        assert!(failure(model.recover()).to_string().contains("under way"));
+        assert!(failure(model.clear_poison()).to_string().contains("under way"));
         assert!(matches!(failure(model.each(|_, _| Ok(()))), Error::Poisoned { .. }));
     }
 }
@@ -234,7 +234,8 @@ fn faults_in_a_step_by_kernels_that_meet() {
 }
 
 /// A fault at each call of the driver within a step: the step succeeds or returns a typed error. After an error either
-/// `recover` finds all parameters equal, or it says that it cannot help, and the model stays poisoned. The pool works.
+/// `clear_poison` finds all parameters equal, or it says that it cannot help, and the model stays poisoned. The pool
+/// works.
 #[test]
 fn faults_at_every_action() {
     crate::support::guarded(|| {
@@ -244,7 +245,7 @@ fn faults_at_every_action() {
     });
 }
 
-/// A fault at one of so many calls. How often `recover` has helped, and how often not.
+/// A fault at one of so many calls. How often `clear_poison` has helped, and how often not.
 fn faults(gpus: Gpus, sharded: bool, every: usize) -> [usize; 2] {
     let [mut recovered, mut lost] = [0; 2];
     for at in (1..).step_by(every) {
@@ -265,7 +266,7 @@ fn faults(gpus: Gpus, sharded: bool, every: usize) -> [usize; 2] {
         // A step that has succeeded is seen by `verify`, which may have failed itself.
         if let Err(error) = ended {
             assert!(matches!(error, Error::Driver { .. } | Error::DeviceLost { .. }), "call {at}: {error}");
-            match model.recover() {
+            match model.clear_poison() {
                 Ok(()) => recovered += 1,
                 Err(error) => {
                     lost += 1;

@@ -109,7 +109,7 @@ fn steps<T: Real>(pool: &GpuPool, optimizer: Optimizer, sizes: &[usize]) -> Resu
             0 => Err(Error::custom("no step")),
             _ => gradients.write(0, |own| dev.fill(own, T::of(9.0))),
         }));
-        model.recover()?;
+        model.clear_poison()?;
         assert!(equal(&weights(&mut model)?, &before));
     }
     step(&mut model, sizes, 9, 13)?;
