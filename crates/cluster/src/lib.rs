@@ -41,6 +41,7 @@ mod process;
 mod server;
 #[cfg(target_os = "linux")]
 mod socket;
+#[cfg_attr(loom, allow(dead_code, reason = "there is no transport"))]
 mod traits;
 mod transport;
 mod wire;

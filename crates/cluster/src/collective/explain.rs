@@ -1,4 +1,4 @@
-//! What [`Group::explain`](crate::Group::explain) tells of a group of several processes: by the same cut and the same
+//! What [`Group::explain`](gpu_pool::Group::explain) tells of a group of several processes: by the same cut and the same
 //! steps as [`sums::all_reduce`](super::sums::all_reduce).
 
 use super::{
