@@ -6,8 +6,9 @@
 
 `rooms.txt` names the rooms of each crate, from the top to the bottom. The compiler keeps the rest: no crate uses
 private parts of another one, and no circle of crates builds. Seen are `crate::..` and `super::..`, in `use` and
-elsewhere, but for tests. A name of the crate's root counts for the room that it comes from. Methods are not seen: a
-room may give a type of a lower one further methods.
+elsewhere, but for tests. A public module also shows names of other rooms (`pub use`): that is no use, and such a name
+counts for the room that it comes from, like one of the crate's root. Methods are not seen: a room may give a type of a
+lower one further methods.
 """
 
 import pathlib
@@ -66,20 +67,26 @@ def paths(text):
             yield match[0].split("::"), match.start()
 
 
-def rooms_of_names(root):
-    """The room that each name of the crate's root comes from."""
-    text = code(root.read_text())
+SHOWN = re.compile(r"^pub(?:\(crate\))? use\s", re.MULTILINE)
+
+
+def shown(file):
+    """The names that a module shows of other rooms, and the room that each comes from."""
+    text = code(file.read_text())
     found = {}
-    for match in re.finditer(r"\bpub(?:\(crate\))? use\s", text):
+    for match in SHOWN.finditer(text):
         for path, _ in leaves(text, ends(text), match.end(), text.index(";", match.end())):
-            path = path[1:] if path[0] in ("crate", "self") else path
-            found[path[-1]] = path[0]
+            inside = path[0] in ("crate", "self", "super")
+            if path[0] == "crate" or file.name == "lib.rs":
+                found[path[-1]] = path[inside]
     return found
 
 
 def check(crate, floors, show):
     source = ROOT / crate / "src"
-    names = rooms_of_names(source / "lib.rs")
+    roots = {path.stem: path for path in source.glob("*.rs")}
+    roots |= {path.parent.name: path for path in source.glob("*/mod.rs")}
+    names = {room: shown(path) for room, path in roots.items()}
     tests = only_tests(source)
     uses = defaultdict(lambda: defaultdict(int))
     for file in sorted(source.rglob("*.rs")):
@@ -90,11 +97,14 @@ def check(crate, floors, show):
             yield f"{file.relative_to(ROOT)}: the room {module[0]} is not in .ci/rooms.txt"
             continue
         text = code(file.read_text())
+        if file == roots.get(module[0]):
+            text = re.sub(r"^pub use\s[^;]*;", lambda match: re.sub(r"\S", " ", match[0]), text, flags=re.MULTILINE)
         for path, at in paths(text):
             up = len([word for word in path if word == "super"])
             if path[0] == "crate" or up >= len(module):  # A module within the file has one `super` more.
-                name = path[max(up, 1)] if len(path) > max(up, 1) else "*"
-                target = names.get(name, name)
+                name, inner, *_ = [*path[max(up, 1) :], "*", "*"]
+                target = names["lib"].get(name, name)
+                target = names.get(target, {}).get(inner, target)
                 if target in floors and floors[target] != floors[module[0]]:
                     (lower, room), (floor, user) = floors[target], floors[module[0]]
                     uses[floor, user][lower, room] += 1

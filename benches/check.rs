@@ -15,6 +15,7 @@ mod support;
 use std::{cell::RefCell, env, process::Command, sync::Barrier, time::Instant};
 
 use gpu_pool::{Builder, Device, DeviceBuffer, GpuPool, PerDevice, PinnedBuffer, ReduceOp, Result, Stream};
+use gpu_pool_lab::prelude::*;
 use support::{
     Bench, MICROSECONDS, Side,
     child::{Process, serve},
@@ -36,7 +37,7 @@ fn pool(software: bool, devices: usize, checked: bool) -> GpuPool {
 }
 
 fn check(builder: Builder) -> Builder {
-    let builder = builder.check(gpu_pool::Check::Races); // not in a build before the checker
+    let builder = builder.check(gpu_pool_lab::Check::Races); // not in a build before the checker
     builder
 }
 

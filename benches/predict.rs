@@ -6,7 +6,8 @@
 
 mod support;
 
-use gpu_pool::{Builder, Check, GpuPool, ReduceOp, Result, Topology, collective::Algorithm};
+use gpu_pool::{Builder, GpuPool, ReduceOp, Result, collective::Algorithm};
+use gpu_pool_lab::{Check, Topology, prelude::*};
 use support::{Bench, MICROSECONDS, Side, gpus};
 
 const SIZES: [usize; 5] = [64, 128, 256, 512, 1024];

@@ -16,25 +16,20 @@ mod share;
 pub(crate) mod signal_pad;
 mod ways;
 
-pub(crate) use environment::seed;
-
 use crate::{
     collective::{Algorithm, ReduceOrder, Transfer, transfer},
     driver::{
-        DriverRef, FaultKind,
-        check::{self, Check},
-        faulty, host,
+        DriverRef, FaultKind, host,
         module::Module,
+        observe::{self, Observer},
     },
     error::{Error, Result, op_site::OpSite},
     fabric::{packing::Carriers, processes::Connect},
     memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
-    testing::FaultPlan,
     thread::worker,
-    topology::Topology,
 };
-use std::{panic::Location, sync::Arc, time::Duration};
+use std::{panic::Location, str::FromStr, sync::Arc, time::Duration};
 
 /// Number of software GPUs if the program gives none and there is no CUDA device.
 const DEFAULT_SOFTWARE_GPUS: usize = 4;
@@ -51,6 +46,20 @@ pub enum Backend {
     Host(usize),
 }
 
+impl FromStr for Backend {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let backend = match name.split_once(':') {
+            None if name == "cuda" => Some(Backend::Cuda),
+            None if name == "host" => Some(Backend::Host(DEFAULT_SOFTWARE_GPUS)),
+            Some(("host", count)) => count.parse().ok().map(Backend::Host),
+            _ => None,
+        };
+        backend.ok_or_else(|| format!("{name:?} is no backend: cuda, host or host:8"))
+    }
+}
+
 /// Settings of a pool, from [`GpuPool::builder`].
 ///
 /// A setting that the program does not make comes from the environment:
@@ -60,9 +69,9 @@ pub enum Backend {
 /// | `GPU_POOL_BACKEND` | `cuda`, `host`, or `host:8` for eight software GPUs |
 /// | `GPU_POOL_DEVICES` | ordinals, like `0,1` |
 /// | `GPU_POOL_SHARE` | for tests: open each CUDA device 1 to 16 times: [`share_gpus`](Self::share_gpus) |
-/// | `GPU_POOL_CHECK` | `races`, `memory` or `off`: [`check`](Self::check) |
+/// | `GPU_POOL_CHECK` | `races`, `memory` or `off`: read by `gpu-pool-lab`, and refused without it |
 /// | `GPU_POOL_SEED` | a number: software GPUs run one operation at a time, in an order drawn from this seed |
-/// | `GPU_POOL_FAULTS` | faults to inject after the pool is built: a [`FaultPlan`] as text |
+/// | `GPU_POOL_FAULTS` | faults to inject after the pool is built: read by `gpu-pool-lab`, and refused without it |
 /// | `GPU_POOL_MEMORY` | `auto`, `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
 /// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`:
@@ -97,12 +106,10 @@ pub struct Builder {
     reduce_order: ReduceOrder,
     register_buckets: Option<bool>,
     staged: bool,
-    check: Option<Check>,
+    /// What watches the pool, injects faults and keeps the time: see [`observe`].
+    observer: Option<Arc<dyn Observer>>,
     schedule: Option<host::Schedule>,
     machine: host::MachineConfig,
-    faults: Option<FaultPlan>,
-    /// Whether the plan starts only when the pool is built.
-    faults_wait: bool,
     /// What connects the pool to other processes.
     pub(crate) cluster: Option<Arc<dyn Connect>>,
     carriers: Carriers,
@@ -205,58 +212,9 @@ impl Builder {
         self
     }
 
-    /// Checks the pool's work for races and misuse of memory: see [`driver::check`](crate::driver::check). It works on
-    /// software GPUs and on CUDA, and costs time. [`Check::Races`] needs no device memory; [`Check::Memory`] needs at
-    /// least 256 bytes per buffer.
-    ///
-    /// ```
-    /// # use gpu_pool::{Check, Error, GpuPool, LaunchDims, Module, extend::driver::check::Kind, kernel};
-    /// # static MODULE: Module = Module::ptx("");
-    /// kernel! {
-    ///     static OFF_BY_ONE: "off_by_one" in MODULE, fn(x: &mut [f32]) |_| {
-    ///         // SAFETY (which does not hold): the loop should end before `x.len()`.
-    ///         for i in 0..=x.len() { unsafe { *x.as_mut_ptr().add(i) = 1.0 } }
-    ///     }
-    /// }
-    /// let pool = GpuPool::builder().host(1).module(&MODULE).check(Check::Memory).build()?;
-    /// let result = pool.run(|dev, _| {
-    ///     let mut x = dev.zeros::<f32>(1000)?;
-    ///     unsafe { dev.launch(&OFF_BY_ONE, LaunchDims::cover(1000), (&mut x,)) }
-    /// });
-    /// let Err(Error::Misuse { report, .. }) = result else { panic!("the overrun was not seen") };
-    /// assert_eq!((report.kind, report.bytes.clone()), (Kind::OutOfBounds, 4000..4004));
-    /// # Ok::<(), Error>(())
-    /// ```
-    pub fn check(mut self, check: Check) -> Self {
-        self.check = Some(check);
-        self
-    }
-
     /// The order in which software GPUs run their operations.
     pub fn schedule(mut self, schedule: host::Schedule) -> Self {
         self.schedule = Some(schedule);
-        self
-    }
-
-    /// Software GPUs that model this machine, in virtual time. The pool has all devices of the machine, unless
-    /// [`host`](Self::host) asks for fewer. The schedule must be [`Virtual`](host::Schedule::Virtual), which is the
-    /// default then.
-    pub fn topology(mut self, topology: Topology) -> Self {
-        self.machine.topology = Some(Arc::new(topology));
-        self
-    }
-
-    /// With a [`topology`](Self::topology): operations take their virtual time, but compute nothing and touch no
-    /// memory. For sizes that do not fit into this computer. Downloads return zeros or old contents. Without a topology
-    /// [`build`](Self::build) fails.
-    pub fn dry(mut self) -> Self {
-        self.machine.dry = true;
-        self
-    }
-
-    /// Faults to inject.
-    pub fn faults(mut self, plan: FaultPlan) -> Self {
-        self.faults = Some(plan);
         self
     }
 
@@ -288,12 +246,16 @@ impl Builder {
             return Err(Error::NestedScope { op, site });
         }
         if let Some(topology) = &self.machine.topology {
-            topology.validate()?;
-            self.backend.get_or_insert(Backend::Host(topology.len()));
+            topology.validate(OpSite::place())?;
+            self.backend.get_or_insert(Backend::Host(topology.configs().len()));
         }
+        self.observer = self.observer();
         self.check_settings()?;
         self.read_environment()?;
         self.check_timeout()?;
+        if let Some(observer) = &self.observer {
+            self.observer = Some(observer.begin(OpSite::place())?);
+        }
         self.machine.schedule = match (&self.machine.topology, self.schedule.take()) {
             (Some(_), _) => host::Schedule::Virtual,
             (None, schedule) => schedule.unwrap_or_default(),
@@ -312,19 +274,9 @@ impl Builder {
                 }
             },
         };
-        let drivers = match &self.faults {
-            Some(plan) => faulty::wrap(drivers, plan),
-            None => drivers,
-        };
-        let drivers = match self.check {
-            Some(Check::Races | Check::Memory) => check::wrap(drivers),
-            Some(Check::Off) | None => drivers,
-        };
-        let begins = self.faults.clone().filter(|_| self.faults_wait);
-        let pool = self.with_drivers(drivers)?;
-        if let Some(plan) = begins {
-            plan.resume();
-        }
+        let Some(observer) = self.observer.clone() else { return self.with_drivers(drivers) };
+        let pool = self.with_drivers(observer.wrap(drivers))?;
+        observer.built();
         Ok(pool)
     }
 
@@ -354,19 +306,24 @@ impl Builder {
             return Err(Error::invalid("build", why));
         }
         let mut configs = match &self.machine.topology {
-            Some(topology) if count > topology.len() => {
-                let why = format!("{count} software GPUs of a machine with {} devices", topology.len());
-                return Err(Error::invalid("build", why));
-            }
-            Some(topology) => topology.host_configs(),
+            Some(topology) => topology.configs(),
             None => vec![host::HostConfig::default(); count],
         };
+        if count > configs.len() {
+            let why = format!("{count} software GPUs of a machine with {} devices", configs.len());
+            return Err(Error::invalid("build", why));
+        }
         configs.truncate(count);
         if let Some(memory) = self.software_memory {
             configs.iter_mut().for_each(|config| config.memory = memory);
         }
-        let machine =
-            host::MachineConfig { watch_reads: !matches!(self.check, None | Some(Check::Off)), ..self.machine.clone() };
+        let mut machine = self.machine.clone();
+        if let Some(observer) = &self.observer {
+            machine.watch_reads = observer.watches_reads();
+            if machine.schedule == host::Schedule::Virtual && machine.topology.is_none() {
+                machine.topology = observer.machine(count);
+            }
+        }
         let site = Location::caller();
         let all = host::machine_with(&configs, &machine).map_err(|fault| match fault.kind {
             FaultKind::InvalidArgument => Error::invalid_at(site, "build", fault.detail),
@@ -403,9 +360,20 @@ impl Builder {
         self.cuda_ordinals().map(|_| Vec::new())
     }
 
-    /// The faults to inject.
-    pub(crate) fn fault_plan(&self) -> Option<&FaultPlan> {
-        self.faults.as_ref()
+    /// What watches the pools of this builder: its own observer, or that of the process.
+    pub(crate) fn observer(&self) -> Option<Arc<dyn Observer>> {
+        self.observer.clone().or_else(observe::installed)
+    }
+
+    /// The pools of this builder have this observer.
+    pub(crate) fn observed_by(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    /// Settings of software GPUs as a whole.
+    pub(crate) fn machine_config(&mut self) -> &mut host::MachineConfig {
+        &mut self.machine
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn text_of(value: &dyn fmt::Display, instead: &str) -> String {
 
 /// Drops the payload of a panic. The drop may panic itself; the payload of that second panic is leaked, since its drop
 /// may panic again.
-pub(crate) fn discard(payload: Box<dyn Any + Send>) {
+pub fn discard(payload: Box<dyn Any + Send>) {
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         mem::forget(another);
     }

@@ -12,7 +12,7 @@ pub(crate) mod units;
 
 pub use crate::token::DeviceThreadOnly;
 use crate::{contain::text_of, here};
-use misuse::{Kind, Report};
+pub use misuse::{Allocation, Deed, Kind, Report};
 use op_site::OpSite;
 use out_of_memory::{Indented, OutOfMemoryReport};
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
@@ -231,7 +231,7 @@ pub enum Error {
         /// Where in the caller's code.
         site: Site,
     },
-    /// The checker ([`Builder::check`](crate::Builder::check)) has refused an operation, which did not run; or it has
+    /// The checker (`gpu_pool_lab::Check`) has refused an operation, which did not run; or it has
     /// found an earlier write out of bounds.
     #[error("device {device}: {}\n{report}", what_the_checker_did(.op, .report))]
     Misuse {

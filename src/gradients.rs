@@ -3,12 +3,12 @@
 //! Users and `gpu-pool-train` call [`GradientExchange`]. Nothing below this room knows of gradients: a bucket
 //! is an [`all_reduce`](Device::all_reduce) of a group.
 //!
-//! * [`layout`]: where each gradient lies. [`access`]: gives it to the backward pass. [`readiness`]: which gradients of
+//! * `layout`: where each gradient lies. `access`: gives it to the backward pass. `readiness`: which gradients of
 //!   a step are ready.
-//! * [`step`]: ready and finish. [`start`]: packs, reduces and unpacks a bucket, by [`kernels`] for the types of
-//!   [`element`]. [`earlier_sum`]: sums over steps without exchange. [`parts`]: buckets as a whole.
-//! * [`settings`]: settings that all members agree on. [`replicas`]: equal parameters, and a common end. [`exchanged`]:
-//!   results. [`home`]: where it is used. [`difference`]: the error of members that disagree.
+//! * `step`: ready and finish. `start`: packs, reduces and unpacks a bucket, by `kernels` for the types of
+//!   `element`. `earlier_sum`: sums over steps without exchange. `parts`: buckets as a whole.
+//! * `settings`: settings that all members agree on. `replicas`: equal parameters, and a common end. `exchanged`:
+//!   results. `home`: where it is used. `difference`: the error of members that disagree.
 //!
 //! Invariant: all members start the same buckets in the same order.
 
@@ -82,9 +82,9 @@ use std::sync::Arc;
 /// for each dimension of a grid, or two in one group. Then all devices must start the buckets of all exchanges in one
 /// order, as with all collectives, and call [`finish`](Self::finish) and [`join`](Self::join) in one order: finish a
 /// step of one exchange before the first `ready` of the other, or make gradients ready in the same order everywhere.
-/// Members that use two exchanges of one group in different orders get [`Error::Mismatch`] (`"exchange"`, or `"group"`
-/// if the groups differ), and no data is mixed up. In a ring of groups no two devices can see the difference: they wait
-/// for each other until the [deadline](crate::Builder::timeout).
+/// Members that use two exchanges of one group in different orders get [`Error::Mismatch`](crate::Error::Mismatch)
+/// (`"exchange"`, or `"group"` if the groups differ), and no data is mixed up. In a ring of groups no two devices can
+/// see the difference: they wait for each other until the [deadline](crate::Builder::timeout).
 ///
 /// **Several processes.** The group may be [`Device::world`]. Buckets travel between processes beside the backward
 /// pass: over NCCL in the order of the streams; over MPI and shared memory by a thread for each device, which waits for
@@ -118,10 +118,10 @@ use std::sync::Arc;
 /// **Graphs.** `ready`, `finish` and `reset` are refused in a [capture](Device::capture); the step stays as it is. A
 /// graph may write gradients, which are made ready after its launch. But it writes to the addresses at the time of the
 /// capture, and gradients move after the first step ([`Exchanged::moved`]). A graph that names memory which gradients
-/// have left (also by a [`reset`](Self::reset), or when the exchange is dropped) returns [`Error::GraphInvalidated`] at
-/// its next launch, and none of it runs. So capture after the first step that was exchanged, or build with
-/// [`ready_order(false)`](GradientExchangeBuilder::ready_order). If memory is [lent](Self::lend) after a capture, the
-/// graph does not write to it.
+/// have left (also by a [`reset`](Self::reset), or when the exchange is dropped) returns
+/// [`Error::GraphInvalidated`](crate::Error::GraphInvalidated) at its next launch, and none of it runs. So capture
+/// after the first step that was exchanged, or build with [`ready_order(false)`](GradientExchangeBuilder::ready_order).
+/// If memory is [lent](Self::lend) after a capture, the graph does not write to it.
 ///
 /// **Your own buffers.** [`ready_from`](Self::ready_from) takes a buffer in place of the bucket's memory, and
 /// [`take`](Self::take) gives it back with the result. One kernel packs all such gradients of a bucket (up to 64 of
@@ -132,10 +132,11 @@ use std::sync::Arc;
 /// position in the bucket; [`ReduceOrder::Rank`](crate::collective::ReduceOrder) avoids that.) Norms are sums in `f64`
 /// in a fixed order.
 ///
-/// **Failures.** A failure in a step ends the step: every call returns [`Error::InvalidArgument`] until all members
-/// call [`reset`](Self::reset). That includes a scope that fails between the first `ready` of a step and its end, also
-/// for members whose closure had returned; [`clear_poison`](crate::PerDevice::clear_poison) alone does not repair it.
-/// Wrong calls that touch nothing (an unknown gradient, or one that is ready twice) leave the step as it is.
+/// **Failures.** A failure in a step ends the step: every call returns
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) until all members call [`reset`](Self::reset). That
+/// includes a scope that fails between the first `ready` of a step and its end, also for members whose closure had
+/// returned; [`clear_poison`](crate::PerDevice::clear_poison) alone does not repair it. Wrong calls that touch nothing
+/// (an unknown gradient, or one that is ready twice) leave the step as it is.
 pub struct GradientExchange<T: Gradient = f32> {
     /// Identifies the exchange; the same on all members.
     id: Origin,

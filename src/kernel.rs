@@ -297,8 +297,8 @@ impl<S: Signature> Kernel<S> {
     /// of that buffer, and later uses after this launch. So other work must write the word without the library's order,
     /// as on a GPU: [`Device::unordered`](crate::Device::unordered).
     ///
-    /// A [checker](crate::Builder::check) cannot tell such a word from other memory, so it reports the wait and the
-    /// write as a race. Run programs with spinning kernels with [`Check::Off`](crate::Check::Off).
+    /// A checker cannot tell such a word from other memory, so it reports the wait and the
+    /// write as a race. Run programs with spinning kernels with `Check::Off`.
     pub const fn resumable<H: HostAttempt<S>>(module: &'static Module, name: &'static str, host: H) -> Self {
         let _ = host;
         Kernel { module, name, host: Some(attempt::<S, H>), signature: PhantomData }

@@ -48,7 +48,7 @@
 //! [`Transfer`](collective::Transfer) |
 //! | share memory with another process | the crate `gpu-pool-cluster` |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
-//! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
+//! | test without GPUs: races, orders, faults, virtual time | the crate `gpu-pool-lab` |
 //! | know what can go wrong | [`Error`] |
 //!
 //! Every setting of [`Builder`] has an environment variable where that makes sense; its documentation lists them.
@@ -74,7 +74,6 @@
 //! | `insight` | yes | Files for viewers: [`memory::MemorySnapshot::memory_viz`], [`tasks::TaskTrace`]. |
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
-//! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |
 //!
 //! GPUs need Linux and an NVIDIA driver of version 535 or newer.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -85,6 +84,15 @@
 mod contain;
 #[macro_use]
 mod log;
+
+// The unit tests of this crate run under the laboratory. Its crate would observe another instance of this one, so they
+// compile its source.
+#[cfg(test)]
+extern crate self as gpu_pool;
+#[cfg(test)]
+#[allow(dead_code, unused_imports, reason = "the tests need a part of it")]
+#[path = "../crates/lab/src/lib.rs"]
+mod lab;
 
 mod book;
 mod builder;
@@ -106,7 +114,6 @@ mod here;
 pub mod interop;
 pub mod kernel;
 pub mod memory;
-mod mutation;
 mod ops;
 mod panics;
 pub mod parts;
@@ -118,18 +125,14 @@ mod stall;
 pub(crate) mod sync;
 #[cfg(feature = "tasks")]
 pub mod tasks;
-#[path = "../crates/lab/src/testing/mod.rs"]
-pub mod testing;
 mod thread;
 mod token;
-#[path = "../crates/lab/src/topology/mod.rs"]
-pub mod topology;
 mod variables;
 
 pub use self::{
     builder::{Backend, Builder},
     collective::{DType, Element, Group, ReduceOp},
-    driver::{DeviceInfo, LaunchDims, check::Check, module::Module},
+    driver::{DeviceInfo, LaunchDims, module::Module},
     error::{Error, Result},
     graph::Graph,
     kernel::Kernel,
@@ -142,7 +145,6 @@ pub use self::{
     pool::{GpuPool, report::PoolReport, run::Run},
     shard::Shard,
     token::{Device, OnStream},
-    topology::Topology,
 };
 #[cfg(feature = "cuda")]
 pub use interop::Cuda;

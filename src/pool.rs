@@ -14,11 +14,8 @@ pub(crate) mod run;
 use crate::{
     Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard, UnifiedBuffer,
     collective::in_words,
-    driver::{
-        check,
-        host::{self, Trace},
-    },
-    error::{Error, Result, listed, op_site::OpSite},
+    driver::host::{self, Trace},
+    error::{Error, Kind, Result, listed, op_site::OpSite},
     gang::dispatch::Entry,
     memory::pinned::Locality,
     panics,
@@ -135,8 +132,8 @@ impl GpuPool {
     /// # Errors
     /// [`Error::NestedScope`] on a device thread; [`Error::Forked`]; [`Error::Panicked`] when a device thread panicked
     /// outside of any scope because of a bug in this crate (a drop of a user's value may panic: that is no error);
-    /// [`Error::Misuse`] when the checker has refused to free memory that is in use, or has found a write out of bounds
-    /// ([`Check::Memory`](crate::Check::Memory)).
+    /// [`Error::Misuse`] when the checker has refused to free memory that is in use, or has found a write out of
+    /// bounds.
     #[track_caller]
     pub fn close(self) -> Result<()> {
         if on_device_thread() {
@@ -172,7 +169,7 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
     ended = ended.and(shared.pinned.audit("close"));
     let refused = shared.handles.iter().find_map(|handle| {
         let report = handle.take_refused()?;
-        let op = if report.kind == check::Kind::OutOfBounds { "close" } else { "free" };
+        let op = if report.kind == Kind::OutOfBounds { "close" } else { "free" };
         Some(handle.misuse(op, report))
     });
     refused.map_or(ended, Err)

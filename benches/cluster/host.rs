@@ -6,8 +6,9 @@ use std::{
 };
 
 use cudarc::driver::sys::{self, CUresult, CUstream};
-use gpu_pool::{Check, DeviceBuffer, Error, GpuPool, Group, ReduceOp, Result};
+use gpu_pool::{DeviceBuffer, Error, GpuPool, Group, ReduceOp, Result};
 use gpu_pool_cluster::{Cluster, prelude::*};
+use gpu_pool_lab::{Check, prelude::*};
 
 use crate::{
     backward::{self, Backward},

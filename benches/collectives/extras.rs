@@ -8,7 +8,9 @@ use std::{
 };
 
 use cudarc::driver::sys;
-use gpu_pool::{Check, Device, Error, GpuPool, Matrix, ReduceOp, Result};
+use gpu_pool::{Device, Error, GpuPool, Matrix, ReduceOp, Result};
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use parking_lot::Mutex;
 
 use crate::{

@@ -59,7 +59,9 @@ mod sweep;
 
 use std::cell::LazyCell;
 
-use gpu_pool::{Builder, Check, GpuPool};
+use gpu_pool::{Builder, GpuPool};
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use half::bf16;
 use nccl::Nccl;
 use ops::Op;

@@ -11,7 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpu_pool::{Check, Device, GpuPool, PinnedBuffer, Result};
+use gpu_pool::{Device, GpuPool, PinnedBuffer, Result};
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 
 use crate::{
     Machine,

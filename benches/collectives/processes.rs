@@ -5,7 +5,9 @@
 
 use std::{env, process::Command};
 
-use gpu_pool::{Check, GpuPool};
+use gpu_pool::GpuPool;
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use half::bf16;
 use parking_lot::Mutex;
 

@@ -40,7 +40,9 @@ mod words;
 
 use std::time::Instant;
 
-use gpu_pool::{Builder, Check, GpuPool};
+use gpu_pool::{Builder, GpuPool};
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use support::{Bench, Side, Unit, gpus};
 
 /// Memory of a software GPU: room for every case; it is never touched.

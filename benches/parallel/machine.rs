@@ -1,6 +1,7 @@
 //! The devices of this run, and the peers' processes.
 
-use gpu_pool::{Builder, Check, Device, DeviceBuffer, GpuPool, Result};
+use gpu_pool::{Builder, Device, DeviceBuffer, GpuPool, Result};
+use gpu_pool_lab::{Check, prelude::*};
 use gpu_pool_train::Parameter;
 
 use crate::support::{child::Torch, gpus};

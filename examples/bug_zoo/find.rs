@@ -6,7 +6,7 @@ use crate::zoo::{
     exhibit::{Caught, Exhibit, OnCuda, Outcome, Refusal, Seen},
     ground::Ground,
 };
-use gpu_pool::extend::driver::check::Kind;
+use gpu_pool_lab::check::Kind;
 
 /// Number of seeded orders in which a wrong program runs without the checker.
 pub const SEEDS: u64 = 32;

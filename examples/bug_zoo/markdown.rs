@@ -15,7 +15,8 @@ pub fn page(all: &[Findings]) -> Result<String> {
     for found in all {
         section(&mut page, found)?;
     }
-    Ok(page)
+    // The compiler names files as the manifest does.
+    Ok(page.replace("crates/lab/../../", ""))
 }
 
 const HEAD: &str = "\

@@ -1,5 +1,5 @@
 //! Predicts how long an all-reduce takes on a machine that you do not have: software GPUs in virtual time, on machines
-//! described by a [`Topology`](gpu_pool::Topology).
+//! described by a [`Topology`](gpu_pool_lab::Topology).
 //!
 //! `cargo run --release --example predict` compares the prediction with measurements on 8 x H200, and then predicts
 //! where nothing was measured: 16 and 64 devices on one switch, and two nodes. `--plot
@@ -23,10 +23,8 @@ mod style;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use gpu_pool::{
-    Topology,
-    extend::driver::host::{self, MachineConfig, Schedule},
-};
+use gpu_pool::extend::driver::host::{self, MachineConfig, Schedule};
+use gpu_pool_lab::Topology;
 use ring::{Ring, Timing};
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 

@@ -1,6 +1,8 @@
 //! The crate's own all-reduce, on a pool in virtual time.
 
-use gpu_pool::{GpuPool, ReduceOp, Result, Topology};
+use gpu_pool::{GpuPool, ReduceOp, Result};
+use gpu_pool_lab::Topology;
+use gpu_pool_lab::prelude::*;
 
 /// Microseconds of one `Device::all_reduce` of `bytes` of `f32`: the mean of back-to-back calls, by timing events of
 /// the slowest device.

@@ -3,7 +3,7 @@
 use crate::{MB, Point, Timing, measured, pool};
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
-use gpu_pool::{Topology, topology::HostCosts};
+use gpu_pool_lab::{Topology, topology::HostCosts};
 
 const GB: usize = 1 << 30;
 

@@ -2,16 +2,13 @@
 //!
 //! `Builder::build` calls it once per pool. A value that cannot be parsed is an error, not a default.
 
-use super::{Backend, Builder, DEFAULT_SOFTWARE_GPUS, share};
+use super::{Builder, share};
 use crate::{
-    driver::{check::Check, host::Schedule},
-    error::{Error, Result},
-    log,
-    memory::BackingChoice,
-    testing::FaultPlan,
-    variables,
+    driver::host::Schedule,
+    error::{Error, Result, Site, op_site::OpSite},
+    log, variables,
 };
-use std::{panic::Location, sync::Once, time::Duration};
+use std::{fmt::Display, str::FromStr, sync::Once, time::Duration};
 
 /// The prefix of all names.
 const PREFIX: &str = "GPU_POOL_";
@@ -73,7 +70,7 @@ impl Builder {
         // The process's log reads it, since there are events before any pool.
         variable("GPU_POOL_LOG", log::EXPECTED, log::parse)?;
         if self.backend.is_none() {
-            self.backend = variable("GPU_POOL_BACKEND", "cuda, host or host:8", parse_backend)?;
+            self.backend = variable("GPU_POOL_BACKEND", "cuda, host or host:8", parsed)?;
         }
         if self.devices.is_none() {
             self.devices = variable("GPU_POOL_DEVICES", "ordinals like 0,1", parse_devices)?;
@@ -81,38 +78,22 @@ impl Builder {
         if self.sharing.is_none() {
             self.sharing = variable("GPU_POOL_SHARE", "a number from 1 to 16", share::parse)?;
         }
-        if self.check.is_none() {
-            self.check = variable("GPU_POOL_CHECK", "races, memory or off", parse_check)?;
-            // All unit tests of the crate run under the checker.
-            if cfg!(test) && self.check.is_none() {
-                self.check = Some(Check::Races);
-            }
+        if self.observer.is_none() {
+            refuse_lab("GPU_POOL_CHECK", "off")?;
+            refuse_lab("GPU_POOL_FAULTS", "")?;
         }
         if self.schedule.is_none() && self.machine.topology.is_none() {
             self.schedule = seed()?.map(Schedule::Seeded);
         }
-        if self.faults.is_none()
-            && let Some(text) = text("GPU_POOL_FAULTS")?
-        {
-            let site = Location::caller();
-            let misunderstood =
-                |why| Error::invalid_at(site, "GPU_POOL_FAULTS", format_args!("`{text}` is not understood: {why}"));
-            // Faults are for the program, not for the pool's own probe: `build` resumes the plan at its end.
-            self.faults = Some(text.parse::<FaultPlan>().map_err(misunderstood)?.paused());
-            self.faults_wait = true;
-        }
         if self.backing.is_none() {
-            self.backing = variable("GPU_POOL_MEMORY", "auto, vmm or malloc", parse_backing)?;
+            self.backing = variable("GPU_POOL_MEMORY", "auto, vmm or malloc", parsed)?;
         }
         if self.memory.record.is_none() {
             self.memory.record = variable("GPU_POOL_RECORD_MEMORY", "1 or 0", parse_switch)?;
         }
         if self.algorithm.is_none() {
-            self.algorithm = variable(
-                "GPU_POOL_ALGORITHM",
-                "auto, direct, inbox, exchange, copies, staged, host or ring",
-                |text| text.parse().ok(),
-            )?;
+            let names = "auto, direct, inbox, exchange, copies, staged, host or ring";
+            self.algorithm = variable("GPU_POOL_ALGORITHM", names, parsed)?;
         }
         if self.register_buckets.is_none() {
             self.register_buckets = variable("GPU_POOL_NCCL_REGISTER", "1 or 0", parse_switch)?;
@@ -121,6 +102,20 @@ impl Builder {
             self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;
         }
         Ok(())
+    }
+}
+
+/// Refuses a variable of the laboratory in a program without it: what was asked for would not happen. The value
+/// `nothing` asks for nothing.
+#[track_caller]
+fn refuse_lab(name: &'static str, nothing: &str) -> Result<()> {
+    match text(name, OpSite::place())?.filter(|text| text != nothing) {
+        Some(_) => Err(Error::invalid(
+            name,
+            "the crate `gpu-pool-lab` reads it, and this program has no observer of that crate: call \
+             `gpu_pool_lab::install()` before the first pool is built",
+        )),
+        None => Ok(()),
     }
 }
 
@@ -169,55 +164,39 @@ pub(crate) fn seed() -> Result<Option<u64>> {
 }
 
 /// An environment variable. An empty value counts as unset.
-#[track_caller]
-fn text(name: &'static str) -> Result<Option<String>> {
+fn text(name: &'static str, site: Site) -> Result<Option<String>> {
     match variables::text(name) {
         Ok(text) => Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())),
-        Err(not) => Err(Error::invalid(name, not)),
+        Err(not) => Err(Error::invalid_at(site, name, not)),
     }
 }
 
 /// An environment variable, parsed.
 #[track_caller]
 fn variable<T>(name: &'static str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
-    let Some(text) = text(name)? else { return Ok(None) };
-    match parse(&text) {
-        Some(value) => Ok(Some(value)),
-        None => Err(Error::invalid(name, format_args!("`{text}` is not understood; expected {expected}"))),
-    }
+    let parse = |text: &str| parse(text).ok_or_else(|| format!("; expected {expected}"));
+    variable_at(name, OpSite::place(), parse)
 }
 
-fn parse_backend(text: &str) -> Option<Backend> {
-    match text.split_once(':') {
-        None if text == "cuda" => Some(Backend::Cuda),
-        None if text == "host" => Some(Backend::Host(DEFAULT_SOFTWARE_GPUS)),
-        Some(("host", count)) => count.parse().ok().map(Backend::Host),
-        _ => None,
-    }
+/// An environment variable, parsed. An error says why not, and names `site`.
+pub(crate) fn variable_at<T, E: Display>(
+    name: &'static str,
+    site: Site,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<Option<T>> {
+    let Some(text) = text(name, site)? else { return Ok(None) };
+    let misunderstood = |why| Error::invalid_at(site, name, format_args!("`{text}` is not understood{why}"));
+    parse(&text).map(Some).map_err(misunderstood)
 }
 
-fn parse_backing(text: &str) -> Option<BackingChoice> {
-    match text {
-        "auto" => Some(BackingChoice::Auto),
-        "vmm" => Some(BackingChoice::Vmm),
-        "malloc" => Some(BackingChoice::Malloc),
-        _ => None,
-    }
+fn parsed<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok()
 }
 
 fn parse_switch(text: &str) -> Option<bool> {
     match text {
         "1" => Some(true),
         "0" => Some(false),
-        _ => None,
-    }
-}
-
-fn parse_check(text: &str) -> Option<Check> {
-    match text {
-        "races" => Some(Check::Races),
-        "memory" => Some(Check::Memory),
-        "off" => Some(Check::Off),
         _ => None,
     }
 }
@@ -243,7 +222,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{collective::Algorithm, testing::texts};
+    use crate::{Backend, collective::Algorithm, lab::texts, memory::BackingChoice};
     use proptest::prelude::*;
 
     #[test]
@@ -317,8 +296,19 @@ mod tests {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut found = std::collections::BTreeMap::new();
         // A published crate lacks some of them.
-        let places =
-            ["src", "tests", "loom_tests", "benches", "examples", "docs", "nccl", ".ci", ".cargo", "README.md"];
+        let places = [
+            "src",
+            "crates",
+            "tests",
+            "loom_tests",
+            "benches",
+            "examples",
+            "docs",
+            "nccl",
+            ".ci",
+            ".cargo",
+            "README.md",
+        ];
         places.map(|place| root.join(place)).iter().filter(|place| place.exists()).for_each(|at| look(at, &mut found));
         assert!(found.len() > 20, "{found:?}");
         found.retain(|name, _| !KNOWN.contains(&&**name) && !NO_VARIABLES.contains(&&**name));
@@ -328,10 +318,10 @@ mod tests {
 
     #[test]
     fn environment_values() {
-        assert_eq!(parse_backend("host:8"), Some(Backend::Host(8)));
-        assert_eq!(parse_backend("cuda"), Some(Backend::Cuda));
-        assert_eq!(parse_backend("host:x"), None);
-        assert_eq!(parse_backend("gpu"), None);
+        assert_eq!(parsed("host:8"), Some(Backend::Host(8)));
+        assert_eq!(parsed("cuda"), Some(Backend::Cuda));
+        assert_eq!(parsed::<Backend>("host:x"), None);
+        assert_eq!(parsed::<Backend>("gpu"), None);
         assert_eq!(parse_devices("0, 2,1"), Some(vec![0, 2, 1]));
         assert_eq!(parse_devices("0,,1"), None);
         assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
@@ -345,7 +335,7 @@ mod tests {
         assert_eq!(parse_duration("1e-300s"), None, "no time, too");
     }
 
-    static VALUES: &[&str] = &["host:8", "cuda", "0, 2,1", "500ms", "1e-9s", "2m", "races", "vmm", "exchange", "ring"];
+    static VALUES: &[&str] = &["host:8", "cuda", "0, 2,1", "500ms", "1e-9s", "2m", "vmm", "exchange", "ring"];
 
     proptest! {
         #![proptest_config(texts::cases(256))]
@@ -358,7 +348,7 @@ mod tests {
             if let Some(devices) = parse_devices(&text) {
                 prop_assert_eq!(devices.len(), text.split(',').count());
             }
-            let _ = (parse_backend(&text), parse_backing(&text), parse_switch(&text), parse_check(&text));
+            let _ = (parsed::<Backend>(&text), parsed::<BackingChoice>(&text), parse_switch(&text));
             let _ = (share::parse(&text), text.parse::<u64>(), text.parse::<Algorithm>());
         }
 
@@ -366,7 +356,7 @@ mod tests {
         fn a_value_that_is_written_is_read(devices: Vec<usize>, nanos in 1u64.., count: usize) {
             let list: Vec<String> = devices.iter().map(usize::to_string).collect();
             prop_assert_eq!(parse_devices(&list.join(",")), Some(devices).filter(|devices| !devices.is_empty()));
-            prop_assert_eq!(parse_backend(&format!("host:{count}")), Some(Backend::Host(count)));
+            prop_assert_eq!(parsed(&format!("host:{count}")), Some(Backend::Host(count)));
             let (time, seconds) = (Duration::from_nanos(nanos), nanos as f64 / 1e9);
             let read = parse_duration(&format!("{seconds}s")).unwrap();
             let tolerance = time / 1_000_000_000 + Duration::from_nanos(1);

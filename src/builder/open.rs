@@ -3,11 +3,7 @@
 use super::{Builder, Weights, share, signal_pad};
 use crate::{
     collective::transfer,
-    driver::{
-        DriverRef,
-        check::{Check, Watch},
-        host,
-    },
+    driver::{DriverRef, host},
     error::{Error, Result, op_site::OpSite},
     fabric::{
         limits::{Limits, multiprocessors},
@@ -52,15 +48,14 @@ impl Builder {
         panics::note_places();
         let deadline = self.timeout.unwrap_or(DEFAULT_DEADLINE);
         let id = unique_id();
-        let audit = self.memory.audit || self.check == Some(Check::Memory);
+        let audit = self.memory.audit || self.observer.as_ref().is_some_and(|observer| observer.audits_memory());
         let memory = Settings { deadline, devices: count, audit, ..self.memory.clone() };
         let seats = share::seats(drivers.iter().map(|driver| driver.info().uuid));
         let gpu_order: Vec<_> =
             drivers.iter().zip(&seats).map(|(driver, seat)| GpuOrder::of(driver.info().uuid, seat.place)).collect();
         let handle = |(i, driver): (usize, DriverRef)| {
             let progress = gpu_order[i].progress.clone();
-            let watch = Watch::of(&driver);
-            Arc::new(DeviceHandle::new(id, i, driver, progress, seats[i].sharers, watch))
+            Arc::new(DeviceHandle::new(id, i, driver, progress, seats[i].sharers, self.observer.clone()))
         };
         let handles: Vec<_> = drivers.into_iter().enumerate().map(handle).collect();
         self.check_memory(&handles)?;

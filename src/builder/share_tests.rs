@@ -1,11 +1,9 @@
 //! Pools of software GPUs that pass for one GPU: what goes by a GPU's identity still tells its devices apart.
 
 use super::*;
-use crate::{
-    Check, Error, GpuPool, ReduceOp,
-    driver::host::on_one_gpu,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use crate::lab::prelude::*;
+use crate::lab::{Check, FaultOp, FaultPlan, FaultRule, Injected};
+use crate::{Error, GpuPool, ReduceOp, driver::host::on_one_gpu};
 use std::{
     sync::{Barrier, mpsc},
     thread,
@@ -145,7 +143,7 @@ fn pools_on_one_gpu_take_turns() {
     });
 }
 
-// Who waits for another device of the same GPU must not take its own patience for the other's progress.
+// A device that waits for another one of the same GPU must not count its own wait as the other's progress.
 #[test]
 fn a_device_that_never_comes_is_named() {
     let pool = on_one_gpu(|| builder().host(3).timeout(Duration::from_millis(200)).build()).unwrap();

@@ -143,12 +143,13 @@ fn can_step(shared: &Shared) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lab::prelude::*;
+    use crate::lab::{FaultOp, FaultPlan, FaultRule, Injected};
     use crate::{
         Error,
         collective::barrier,
         gang::Gang,
         sync::{EventCount, shim},
-        testing::{FaultOp, FaultPlan, FaultRule, Injected},
     };
 
     /// What kernels of a failed gang have left is gone before its members meet again; other members keep theirs, which

@@ -3,7 +3,6 @@
 use super::Builder;
 use crate::{
     Device, GpuPool, Shard,
-    driver::check,
     error::{Error, Result, op_site::OpSite},
     pool::run::Run,
     scope::as_it_is,
@@ -71,9 +70,9 @@ impl GpuPool {
         let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.handles[i].is_lost()).collect();
         let handles = || alive.iter().map(|&i| &self.shared.handles[i]);
         let mut drivers: Vec<_> = handles().map(|handle| handle.unwatched().clone()).collect();
-        if handles().any(|handle| handle.watch().is_some()) {
-            // The new pool has its own checker, whose reports have the new ordinals.
-            drivers = check::wrap(drivers);
+        if let Some(watch) = handles().find_map(|handle| handle.watch()) {
+            // Its reports have the new ordinals.
+            drivers = watch.checker.anew(drivers);
         }
         if drivers.is_empty() {
             return Err(Error::NoDevice { reason: "every device of the pool is lost".to_owned() });

@@ -27,7 +27,7 @@ use super::{
     launch,
 };
 use crate::{
-    driver::Address,
+    driver::{Address, observe::FailPoint},
     error::{Error, Result},
     fabric::{
         layout::{DeviceBarrier, EMPTY},
@@ -35,7 +35,6 @@ use crate::{
     },
     gang::Gang,
     memory::stream::StreamCore,
-    mutation::Bug,
     sync::EventCount,
     thread::worker::Worker,
 };
@@ -73,11 +72,10 @@ pub(crate) fn resync(worker: &Worker, gang: &Gang, late: bool) -> Result<()> {
     Ok(())
 }
 
-/// The right to remove what was sent, which one device of a pool has at a time.
+/// One device of a pool at a time may clear its peers' inboxes.
 ///
-/// What is copied to a peer is what that peer's kernels may still write, if the peer is late, too: then that peer's
-/// inbox is not empty afterwards. It is soon: the peer has its turn later, and fills its inbox when these copies are
-/// over.
+/// A late peer's kernels may still write to memory that is copied to the peer. Then its inbox is not empty afterwards.
+/// It is soon: the peer has its turn later, and clears its inbox when these copies are over.
 struct Turn<'w>(&'w Worker);
 
 impl<'w> Turn<'w> {
@@ -116,7 +114,7 @@ impl Drop for Turn<'_> {
 /// registers.
 fn empty_inbox(worker: &Worker, pad: &SignalPad) -> Result<()> {
     let ((address, bytes), (registers, more)) = (pad.inbox(worker.handle.device), pad.registers(worker.handle.device));
-    if worker.handle.injected(Bug::InboxKept) {
+    if worker.handle.injected(FailPoint::InboxKept) {
         return Ok(());
     }
     let (driver, stream) = (worker.handle.unwatched(), worker.main.raw);

@@ -1,22 +1,24 @@
-//! Collectives: operations that every member of a gang, or of a group of its members, calls together. This room has the
-//! procedures; their state is in [`fabric`](crate::fabric), which needs no [`Device`](crate::Device).
+//! Collectives: operations that every member of a gang, or of a group of its members, calls together: how they are
+//! computed, in which order sums are taken, and values that go to other devices and processes.
 //!
-//! From the top: [`api`] has the methods that users call; [`ops`] and [`many`] help it, and a [`group`] holds them.
-//! Each call fills a [`request`] and is one [`case`], for which [`choose`] picks one of the [`algorithm`]s. [`execute`]
+//! This room has the procedures; their state is in `fabric`, which needs no [`Device`](crate::Device).
+//!
+//! From the top: `api` has the methods that users call; `ops` and `many` help it, and a `group` holds them.
+//! Each call fills a `request` and is one `case`, for which `choose` picks one of the `algorithm`s. `execute`
 //! carries it out:
 //!
-//! * [`scratch`] takes the memory that the algorithm needs.
-//! * [`meeting`] tells all members what this one calls, and compares. From its commit on all carry the collective out,
+//! * `scratch` takes the memory that the algorithm needs.
+//! * `meeting` tells all members what this one calls, and compares. From its commit on all carry the collective out,
 //!   or none does.
-//! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
-//!   kernels of software GPUs, and [`launch`] launches them.
+//! * `barrier` has what kernels need that wait for each other on the devices. `kernels` has their arguments and the
+//!   kernels of software GPUs, and `launch` launches them.
 //!
-//! [`world`] has the groups that span processes, [`across`] the door to what carries their calls out, and [`transfer`]
-//! what values need there.
+//! `world` has the groups that span processes, `across` the door to the code that carries their calls out, and
+//! `transfer` the trait of values that go there.
 //!
-//! [`point`], [`hand_over`] and [`values`] have what is no collective of the table: elements and values from one device
-//! to another, and meetings of the hosts alone. [`replay`] puts collectives into graphs, and runs them from there.
-//! [`in_words`] says at which sizes the choice changes.
+//! `point`, `hand_over` and `values` have what is no collective of the table: elements and values from one device
+//! to another, and meetings of the hosts alone. `replay` puts collectives into graphs, and runs them from there.
+//! `in_words` says at which sizes the choice changes.
 
 pub(crate) mod across;
 pub(crate) mod algorithm;

@@ -34,8 +34,8 @@ pub struct Request {
     pub destination: Option<Area>,
     /// Elements that this member sends to each member, and receives from each.
     pub counts: Option<(Counts, Counts)>,
-    /// Other memory of this device that kernels of the collective touch: this member's own one, or those of peers that
-    /// have its address from an earlier meeting.
+    /// Additional buffers that the kernels access: this member's, and those of peers that have their addresses from an
+    /// earlier meeting.
     pub extra: Vec<(Area, Access)>,
     /// Sums are in the order of ranks, whatever the pool's order is.
     pub rank_order: bool,

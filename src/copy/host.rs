@@ -12,15 +12,14 @@
 
 use crate::{
     Device, Event,
-    driver::{Address, check::OpSite},
-    error::{Error, Result},
+    driver::{Address, observe::FailPoint},
+    error::{Error, Result, op_site::OpSite},
     gang::Gang,
     memory::{
         handle::DeviceHandle,
         staging::{Lane, Lanes, PIECE, Piece},
         stream::StreamCore,
     },
-    mutation::Bug,
     thread::worker::Worker,
 };
 use std::{cell::RefMut, panic::Location, ptr, sync::Arc, time::Duration};
@@ -45,7 +44,7 @@ impl Wait {
 
     /// Waits until no DMA uses the piece.
     fn free(&self, piece: &mut Piece) -> Result<()> {
-        let bug = if self.fills { Bug::PieceFilledEarly } else { Bug::PieceEmptiedEarly };
+        let bug = if self.fills { FailPoint::PieceFilledEarly } else { FailPoint::PieceEmptiedEarly };
         piece.free(|event| if event.0.stream.handle.injected(bug) { Ok(()) } else { self.event(event) })
     }
 

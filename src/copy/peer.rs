@@ -18,14 +18,13 @@
 //! stream waits for the pair's stream at the end. So a staged copy is one operation of the caller's stream.
 
 use crate::{
-    driver::{Address, Driver, DriverResult},
+    driver::{Address, Driver, DriverResult, observe::FailPoint},
     error::Result,
     memory::{
         hazard::Access,
         peer_staging::{Buffers, PIECE, PeerStaging},
         stream::StreamCore,
     },
-    mutation::Bug,
     thread::worker::{Shared, Worker},
 };
 use std::sync::Arc;
@@ -119,7 +118,7 @@ impl PeerStaging {
             state.next ^= 1;
             let buffer = state.buffers[slot].address as *mut u8;
             let at = start as u64;
-            if !self.source.injected(Bug::OneStagingEvent) {
+            if !self.source.injected(FailPoint::OneStagingEvent) {
                 up.wait_raw("staged copy", state.empty[slot], &self.destination)?;
             }
             // SAFETY: the source is live and ordered before this stream. The buffer is empty after the event.

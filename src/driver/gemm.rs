@@ -80,7 +80,8 @@ pub struct Gemm {
 
 /// The memory of an operand: `rows` runs of `bytes` in each of `count` matrices.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GemmSpan {
+pub struct GemmSpan {
+    /// The first byte.
     pub address: Address,
     count: usize,
     rows: usize,
@@ -91,7 +92,7 @@ pub(crate) struct GemmSpan {
 
 impl Gemm {
     /// The memory of A, B and C.
-    pub(crate) fn spans(&self) -> [GemmSpan; 3] {
+    pub fn spans(&self) -> [GemmSpan; 3] {
         let size = self.of.size();
         let span = |x: GemmMatrix, rows: usize, cols: usize| {
             let (rows, cols) = if x.transposed { (cols, rows) } else { (rows, cols) };
@@ -113,7 +114,7 @@ impl GemmSpan {
     }
 
     /// The contiguous pieces, each with its length: one if nothing lies between the rows.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = (Address, usize)> + use<> {
+    pub fn pieces(&self) -> impl Iterator<Item = (Address, usize)> + use<> {
         let GemmSpan { address, count, rows, bytes, lead, stride } = *self;
         let one_matrix = lead == bytes || rows <= 1;
         let one_piece = one_matrix && (count <= 1 || stride == times(rows, bytes));

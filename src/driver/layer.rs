@@ -1,8 +1,8 @@
 //! Default forwards for layers: drivers that wrap another driver and do something around its calls.
 //!
-//! The layers `check` and `faulty` use the macro `forward!` in their `impl Driver`. So does `cuda`, to forward to its
-//! own methods. The macro knows the types of all calls, so a layer names only arguments. The contract stays in
-//! [`Driver`](super::Driver).
+//! The layers of `gpu-pool-lab` use the macro `forward!` in their `impl Driver`. So does `cuda`, to forward to its own
+//! methods. The types that it names must be in scope there. The macro knows the types of all calls, so a layer names
+//! only arguments. The contract stays in [`Driver`](super::Driver).
 //!
 //! Invariant: a layer cannot miss a call. No call of the trait has a default body, so a layer that neither lists a call
 //! nor writes it in full does not compile.
@@ -10,86 +10,112 @@
 /// Methods of an `impl Driver`. `name(arguments);` forwards a call. `name(arguments) => expression;` wraps it: the
 /// expression uses `call`, a closure that makes the forwarded call once. An expression without `call` replaces the
 /// call. `|layer, call| layer.inner;` names the layer, the closure, and the wrapped driver.
-macro_rules! forward {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __forward {
     (
         |$layer:ident, $call:ident| $inner:expr;
         $($(#[$attr:meta])* $name:ident($($arg:ident),*) $(=> $around:expr)?;)*
     ) => {
-        $(forward! { @ $name [$(#[$attr])*] $layer $call ($inner) [$($arg)*] [$($around)?] })*
+        $($crate::__forward! { @ $name [$(#[$attr])*] $layer $call ($inner) [$($arg)*] [$($around)?] })*
     };
 
     // The types of the arguments and of the result, as in the trait.
-    (@ info $($r:tt)*) => { forward! { safe info [] &DeviceInfo; $($r)* } };
-    (@ as_any $($r:tt)*) => { forward! { safe as_any [] &dyn Any; $($r)* } };
-    (@ bind $($r:tt)*) => { forward! { safe bind [] DriverResult; $($r)* } };
-    (@ memory_info $($r:tt)*) => { forward! { safe memory_info [] DriverResult<(u64, u64)>; $($r)* } };
-    (@ mem_alloc $($r:tt)*) => { forward! { safe mem_alloc [usize] DriverResult<Address>; $($r)* } };
-    (@ mem_free $($r:tt)*) => { forward! { unsafe mem_free [Address] DriverResult; $($r)* } };
-    (@ host_alloc $($r:tt)*) => { forward! { safe host_alloc [usize] DriverResult<*mut u8>; $($r)* } };
-    (@ host_free $($r:tt)*) => { forward! { unsafe host_free [*mut u8] DriverResult; $($r)* } };
-    (@ managed_alloc $($r:tt)*) => { forward! { safe managed_alloc [usize] DriverResult<*mut u8>; $($r)* } };
-    (@ managed_free $($r:tt)*) => { forward! { unsafe managed_free [*mut u8] DriverResult; $($r)* } };
-    (@ vm_granularity $($r:tt)*) => { forward! { safe vm_granularity [] Option<usize>; $($r)* } };
-    (@ vm_reserve $($r:tt)*) => { forward! { safe vm_reserve [u64] DriverResult<Address>; $($r)* } };
-    (@ vm_release $($r:tt)*) => { forward! { unsafe vm_release [Address, u64] DriverResult; $($r)* } };
-    (@ vm_map $($r:tt)*) => { forward! { unsafe vm_map [Address, usize] DriverResult; $($r)* } };
-    (@ vm_unmap $($r:tt)*) => { forward! { unsafe vm_unmap [Address, usize] DriverResult; $($r)* } };
-    (@ vm_move $($r:tt)*) => { forward! { unsafe vm_move [Address, Address, usize] DriverResult; $($r)* } };
-    (@ vm_export $($r:tt)*) => { forward! { unsafe vm_export [Address, usize] DriverResult<OwnedFd>; $($r)* } };
-    (@ vm_import $($r:tt)*) => {
-        forward! { unsafe vm_import [Address, usize, BorrowedFd<'_>] DriverResult; $($r)* }
+    (@ info $($r:tt)*) => { $crate::__forward! { safe info [] &DeviceInfo; $($r)* } };
+    (@ as_any $($r:tt)*) => { $crate::__forward! { safe as_any [] &dyn Any; $($r)* } };
+    (@ bind $($r:tt)*) => { $crate::__forward! { safe bind [] DriverResult; $($r)* } };
+    (@ memory_info $($r:tt)*) => { $crate::__forward! { safe memory_info [] DriverResult<(u64, u64)>; $($r)* } };
+    (@ mem_alloc $($r:tt)*) => { $crate::__forward! { safe mem_alloc [usize] DriverResult<Address>; $($r)* } };
+    (@ mem_free $($r:tt)*) => { $crate::__forward! { unsafe mem_free [Address] DriverResult; $($r)* } };
+    (@ host_alloc $($r:tt)*) => { $crate::__forward! { safe host_alloc [usize] DriverResult<*mut u8>; $($r)* } };
+    (@ host_free $($r:tt)*) => { $crate::__forward! { unsafe host_free [*mut u8] DriverResult; $($r)* } };
+    (@ managed_alloc $($r:tt)*) => { $crate::__forward! { safe managed_alloc [usize] DriverResult<*mut u8>; $($r)* } };
+    (@ managed_free $($r:tt)*) => { $crate::__forward! { unsafe managed_free [*mut u8] DriverResult; $($r)* } };
+    (@ vm_granularity $($r:tt)*) => { $crate::__forward! { safe vm_granularity [] Option<usize>; $($r)* } };
+    (@ vm_reserve $($r:tt)*) => { $crate::__forward! { safe vm_reserve [u64] DriverResult<Address>; $($r)* } };
+    (@ vm_release $($r:tt)*) => { $crate::__forward! { unsafe vm_release [Address, u64] DriverResult; $($r)* } };
+    (@ vm_map $($r:tt)*) => { $crate::__forward! { unsafe vm_map [Address, usize] DriverResult; $($r)* } };
+    (@ vm_unmap $($r:tt)*) => { $crate::__forward! { unsafe vm_unmap [Address, usize] DriverResult; $($r)* } };
+    (@ vm_move $($r:tt)*) => { $crate::__forward! { unsafe vm_move [Address, Address, usize] DriverResult; $($r)* } };
+    (@ vm_export $($r:tt)*) => {
+        $crate::__forward! { unsafe vm_export [Address, usize] DriverResult<OwnedFd>; $($r)* }
     };
-    (@ stream_create $($r:tt)*) => { forward! { safe stream_create [i32] DriverResult<RawStream>; $($r)* } };
-    (@ stream_destroy $($r:tt)*) => { forward! { unsafe stream_destroy [RawStream] DriverResult; $($r)* } };
-    (@ stream_query $($r:tt)*) => { forward! { safe stream_query [RawStream] DriverResult<bool>; $($r)* } };
+    (@ vm_import $($r:tt)*) => {
+        $crate::__forward! { unsafe vm_import [Address, usize, BorrowedFd<'_>] DriverResult; $($r)* }
+    };
+    (@ stream_create $($r:tt)*) => { $crate::__forward! { safe stream_create [i32] DriverResult<RawStream>; $($r)* } };
+    (@ stream_destroy $($r:tt)*) => { $crate::__forward! { unsafe stream_destroy [RawStream] DriverResult; $($r)* } };
+    (@ stream_query $($r:tt)*) => { $crate::__forward! { safe stream_query [RawStream] DriverResult<bool>; $($r)* } };
     (@ stream_wait_idle $($r:tt)*) => {
-        forward! { safe stream_wait_idle [RawStream, Duration] DriverResult<bool>; $($r)* }
+        $crate::__forward! { safe stream_wait_idle [RawStream, Duration] DriverResult<bool>; $($r)* }
     };
     (@ stream_wait_event $($r:tt)*) => {
-        forward! { safe stream_wait_event [RawStream, RawEvent] DriverResult; $($r)* }
+        $crate::__forward! { safe stream_wait_event [RawStream, RawEvent] DriverResult; $($r)* }
     };
-    (@ event_create $($r:tt)*) => { forward! { safe event_create [bool] DriverResult<RawEvent>; $($r)* } };
-    (@ event_destroy $($r:tt)*) => { forward! { unsafe event_destroy [RawEvent] DriverResult; $($r)* } };
-    (@ event_record $($r:tt)*) => { forward! { safe event_record [RawEvent, RawStream] DriverResult; $($r)* } };
-    (@ event_query $($r:tt)*) => { forward! { safe event_query [RawEvent] DriverResult<bool>; $($r)* } };
-    (@ event_wait $($r:tt)*) => { forward! { safe event_wait [RawEvent, Duration] DriverResult<bool>; $($r)* } };
+    (@ event_create $($r:tt)*) => { $crate::__forward! { safe event_create [bool] DriverResult<RawEvent>; $($r)* } };
+    (@ event_destroy $($r:tt)*) => { $crate::__forward! { unsafe event_destroy [RawEvent] DriverResult; $($r)* } };
+    (@ event_record $($r:tt)*) => {
+        $crate::__forward! { safe event_record [RawEvent, RawStream] DriverResult; $($r)* }
+    };
+    (@ event_query $($r:tt)*) => { $crate::__forward! { safe event_query [RawEvent] DriverResult<bool>; $($r)* } };
+    (@ event_wait $($r:tt)*) => {
+        $crate::__forward! { safe event_wait [RawEvent, Duration] DriverResult<bool>; $($r)* }
+    };
     (@ event_elapsed $($r:tt)*) => {
-        forward! { safe event_elapsed [RawEvent, RawEvent] DriverResult<Duration>; $($r)* }
+        $crate::__forward! { safe event_elapsed [RawEvent, RawEvent] DriverResult<Duration>; $($r)* }
     };
     (@ copy_to_device $($r:tt)*) => {
-        forward! { unsafe copy_to_device [Address, *const u8, usize, RawStream] DriverResult; $($r)* }
+        $crate::__forward! { unsafe copy_to_device [Address, *const u8, usize, RawStream] DriverResult; $($r)* }
     };
     (@ copy_to_host $($r:tt)*) => {
-        forward! { unsafe copy_to_host [*mut u8, Address, usize, RawStream] DriverResult; $($r)* }
+        $crate::__forward! { unsafe copy_to_host [*mut u8, Address, usize, RawStream] DriverResult; $($r)* }
     };
     (@ copy_within $($r:tt)*) => {
-        forward! { unsafe copy_within [Address, Address, usize, RawStream] DriverResult; $($r)* }
+        $crate::__forward! { unsafe copy_within [Address, Address, usize, RawStream] DriverResult; $($r)* }
     };
     (@ copy_peer $($r:tt)*) => {
-        forward! {
+        $crate::__forward! {
             unsafe copy_peer [Address, &dyn Driver, Address, &dyn Driver, usize, RawStream] DriverResult; $($r)*
         }
     };
-    (@ fill_u8 $($r:tt)*) => { forward! { unsafe fill_u8 [Address, u8, usize, RawStream] DriverResult; $($r)* } };
-    (@ fill_u32 $($r:tt)*) => { forward! { unsafe fill_u32 [Address, u32, usize, RawStream] DriverResult; $($r)* } };
-    (@ can_access_peer $($r:tt)*) => { forward! { safe can_access_peer [&dyn Driver] DriverResult<bool>; $($r)* } };
-    (@ enable_peer $($r:tt)*) => { forward! { safe enable_peer [&dyn Driver] DriverResult; $($r)* } };
-    (@ disable_peer $($r:tt)*) => { forward! { safe disable_peer [&dyn Driver] DriverResult; $($r)* } };
-    (@ module_load $($r:tt)*) => { forward! { safe module_load [&ModuleImage] DriverResult<RawModule>; $($r)* } };
-    (@ module_unload $($r:tt)*) => { forward! { unsafe module_unload [RawModule] DriverResult; $($r)* } };
-    (@ function $($r:tt)*) => { forward! { safe function [RawModule, &str] DriverResult<RawFunction>; $($r)* } };
-    (@ launch $($r:tt)*) => { forward! { unsafe launch [&Launch<'_>, RawStream] DriverResult; $($r)* } };
-    (@ launch_host $($r:tt)*) => {
-        forward! { safe launch_host [RawStream, Box<dyn FnOnce() + Send>] DriverResult; $($r)* }
+    (@ fill_u8 $($r:tt)*) => {
+        $crate::__forward! { unsafe fill_u8 [Address, u8, usize, RawStream] DriverResult; $($r)* }
     };
-    (@ gemm $($r:tt)*) => { forward! { unsafe gemm [&Gemm, RawStream] DriverResult; $($r)* } };
-    (@ capture_begin $($r:tt)*) => { forward! { safe capture_begin [RawStream] DriverResult; $($r)* } };
-    (@ capture_end $($r:tt)*) => { forward! { safe capture_end [RawStream] DriverResult<RawGraph>; $($r)* } };
-    (@ graph_launch $($r:tt)*) => { forward! { unsafe graph_launch [RawGraph, RawStream] DriverResult; $($r)* } };
-    (@ graph_destroy $($r:tt)*) => { forward! { unsafe graph_destroy [RawGraph] DriverResult; $($r)* } };
-    (@ write_value $($r:tt)*) => { forward! { unsafe write_value [Address, u64, RawStream] DriverResult; $($r)* } };
-    (@ wait_value $($r:tt)*) => { forward! { unsafe wait_value [Address, u64, RawStream] DriverResult; $($r)* } };
-    (@ poll_value $($r:tt)*) => { forward! { unsafe poll_value [Address] u64; $($r)* } };
+    (@ fill_u32 $($r:tt)*) => {
+        $crate::__forward! { unsafe fill_u32 [Address, u32, usize, RawStream] DriverResult; $($r)* }
+    };
+    (@ can_access_peer $($r:tt)*) => {
+        $crate::__forward! { safe can_access_peer [&dyn Driver] DriverResult<bool>; $($r)* }
+    };
+    (@ enable_peer $($r:tt)*) => { $crate::__forward! { safe enable_peer [&dyn Driver] DriverResult; $($r)* } };
+    (@ disable_peer $($r:tt)*) => { $crate::__forward! { safe disable_peer [&dyn Driver] DriverResult; $($r)* } };
+    (@ module_load $($r:tt)*) => {
+        $crate::__forward! { safe module_load [&ModuleImage] DriverResult<RawModule>; $($r)* }
+    };
+    (@ module_unload $($r:tt)*) => { $crate::__forward! { unsafe module_unload [RawModule] DriverResult; $($r)* } };
+    (@ function $($r:tt)*) => {
+        $crate::__forward! { safe function [RawModule, &str] DriverResult<RawFunction>; $($r)* }
+    };
+    (@ launch $($r:tt)*) => { $crate::__forward! { unsafe launch [&Launch<'_>, RawStream] DriverResult; $($r)* } };
+    (@ launch_host $($r:tt)*) => {
+        $crate::__forward! { safe launch_host [RawStream, Box<dyn FnOnce() + Send>] DriverResult; $($r)* }
+    };
+    (@ gemm $($r:tt)*) => {
+        $crate::__if_blas! { $crate::__forward! { unsafe gemm [&Gemm, RawStream] DriverResult; $($r)* } }
+    };
+    (@ capture_begin $($r:tt)*) => { $crate::__forward! { safe capture_begin [RawStream] DriverResult; $($r)* } };
+    (@ capture_end $($r:tt)*) => { $crate::__forward! { safe capture_end [RawStream] DriverResult<RawGraph>; $($r)* } };
+    (@ graph_launch $($r:tt)*) => {
+        $crate::__forward! { unsafe graph_launch [RawGraph, RawStream] DriverResult; $($r)* }
+    };
+    (@ graph_destroy $($r:tt)*) => { $crate::__forward! { unsafe graph_destroy [RawGraph] DriverResult; $($r)* } };
+    (@ write_value $($r:tt)*) => {
+        $crate::__forward! { unsafe write_value [Address, u64, RawStream] DriverResult; $($r)* }
+    };
+    (@ wait_value $($r:tt)*) => {
+        $crate::__forward! { unsafe wait_value [Address, u64, RawStream] DriverResult; $($r)* }
+    };
+    (@ poll_value $($r:tt)*) => { $crate::__forward! { unsafe poll_value [Address] u64; $($r)* } };
 
     (
         safe $name:ident [$($type:ty),*] $result:ty;
@@ -100,7 +126,7 @@ macro_rules! forward {
             let $layer = self;
             #[allow(unused_variables)]
             let $call = || $inner.$name($($arg),*);
-            forward!(around $call $($around)?)
+            $crate::__forward!(around $call $($around)?)
         }
     };
     (
@@ -113,11 +139,27 @@ macro_rules! forward {
             // SAFETY: the caller's promise to this layer is what the driver inside demands.
             #[allow(unused_variables)]
             let $call = || unsafe { $inner.$name($($arg),*) };
-            forward!(around $call $($around)?)
+            $crate::__forward!(around $call $($around)?)
         }
     };
     (around $call:ident) => { $call() };
     (around $call:ident $around:expr) => { $around };
 }
 
-pub(super) use forward;
+/// Its code if this crate has the feature `blas`, whatever the features of the layer's crate.
+#[cfg(feature = "blas")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __if_blas {
+    ($($code:tt)*) => { $($code)* };
+}
+
+/// Without the feature `blas`: nothing.
+#[cfg(not(feature = "blas"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __if_blas {
+    ($($code:tt)*) => {};
+}
+
+pub use crate::__forward as forward;

@@ -2,8 +2,8 @@
 //!
 //! One [`Driver`] object stands for one device. Two implementations: [`cuda`] maps each call to the CUDA driver,
 //! [`host`] is a software GPU. Everything above is written once and runs on both; `tests/driver_conformance/` holds
-//! both to this contract. [`check`] and [`faulty`] are layers: drivers around a driver, written with `layer`'s
-//! forwards.
+//! both to this contract. The checker and the fault plans of `gpu-pool-lab` are layers: drivers around a driver,
+//! written with `layer`'s forwards.
 //!
 //! # Contract
 //!
@@ -32,18 +32,15 @@
 //!   submitted nothing.
 //! * **Asynchronous failures** (a kernel that traps) are reported by any later call, as in CUDA.
 
-#[path = "../../crates/lab/src/check/mod.rs"]
-pub mod check;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-#[path = "../../crates/lab/src/faulty/mod.rs"]
-pub mod faulty;
 pub(crate) mod gate;
 #[cfg(feature = "blas")]
 mod gemm;
 pub mod host;
-mod layer;
+pub(crate) mod layer;
 pub(crate) mod module;
+pub(crate) mod observe;
 pub(crate) mod route;
 mod types;
 
@@ -51,11 +48,13 @@ mod types;
 pub use gemm::*;
 pub use types::*;
 
+use observe::Watch;
+
 #[cfg(target_os = "linux")]
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{any::Any, sync::Arc, time::Duration};
 
-/// A device. See the [module docs](self) for the contract that all methods share.
+/// A device. The head of `driver/mod.rs` has the contract that all methods share.
 ///
 /// The calls have no default bodies. So a layer that forgets a new call does not compile.
 ///
@@ -72,6 +71,11 @@ pub trait Driver: Any + Send + Sync {
 
     /// The wrapped driver, if this driver is a layer.
     fn inner(&self) -> Option<&DriverRef> {
+        None
+    }
+
+    /// The order of the pool's work, if this driver is a layer that follows it.
+    fn watch(&self) -> Option<Watch> {
         None
     }
 

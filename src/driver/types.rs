@@ -56,7 +56,7 @@ pub enum FaultKind {
     InvalidArgument,
     /// This device or driver does not have the feature.
     Unsupported,
-    /// The checker ([`check`](super::check)) has refused the call. The call had no effect.
+    /// An observer has refused the call. The call had no effect.
     Misuse,
     /// All threads and streams wait, and no running work can end a wait. `detail` lists the waits.
     Deadlock,

@@ -1,6 +1,6 @@
 //! The checker's report of a mistake, as plain data, and its text.
 //!
-//! `driver/check` fills it in. A driver's `Fault` and [`Error::Misuse`](super::Error::Misuse) carry it to the user.
+//! An observer fills it in. A driver's `Fault` and [`Error::Misuse`](super::Error::Misuse) carry it to the user.
 
 use super::Site;
 use std::{fmt, ops::Range};
@@ -25,7 +25,7 @@ pub enum Kind {
     UnrecordedEvent,
     /// A kernel wrote to an argument that it declares as read-only.
     WrongDeclaration,
-    /// Bytes behind the end of a buffer were written. [`Check::Memory`](crate::Check::Memory) finds this afterwards.
+    /// Bytes behind the end of a buffer were written. The audit of memory finds this afterwards.
     OutOfBounds,
 }
 
@@ -114,7 +114,7 @@ fn word(deed: &Deed) -> String {
 }
 
 /// The edge that would have ordered the two operations.
-pub(crate) fn edge(kind: Kind, now: &Deed, before: &Deed) -> String {
+pub fn edge(kind: Kind, now: &Deed, before: &Deed) -> String {
     let (last, at, op) = (word(before), Where(before), now.op);
     if now.device.is_none() {
         return format!(

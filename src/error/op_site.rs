@@ -83,9 +83,9 @@ impl Drop for OpGuard {
 /// use drivers without a pool. Within an operation of the crate, or within another `annotate`, it changes nothing.
 ///
 /// ```
-/// # use gpu_pool::extend::driver::{check, host};
-/// let gpus = check::wrap(host::machine(&[Default::default()]));
-/// let memory = check::annotate("weights", || gpus[0].mem_alloc(4096)).unwrap();
+/// # use gpu_pool::extend::{driver::host, lab::annotate};
+/// let gpus = host::machine(&[Default::default()]);
+/// let memory = annotate("weights", || gpus[0].mem_alloc(4096)).unwrap();
 /// # unsafe { gpus[0].mem_free(memory) }.unwrap();
 /// ```
 #[track_caller]

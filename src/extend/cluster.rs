@@ -139,7 +139,8 @@ internals! {
         fn op[](self: &Self, op: &'static str) -> Result<Op<'_>>;
         /// Elements with unspecified contents.
         fn allocate[T: DeviceCopy](self: &Self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
-        /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are pooled.
+        /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are
+        /// pooled.
         fn zeros_dedicated[T: DeviceCopy](self: &Self, len: usize) -> Result<DeviceBuffer<T>>;
         /// Page-locked memory near the device, with unspecified contents.
         fn pinned_scratch[](self: &Self, op: &'static str, bytes: usize) -> Result<PinnedBuffer<u8>>;

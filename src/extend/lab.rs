@@ -1,1 +1,104 @@
 //! What `gpu-pool-lab` needs: observers: the checker, fault plans, machines.
+
+use crate::{
+    Builder, Device, GpuPool, Result,
+    builder::{environment, signal_pad},
+    driver::host::{MachineConfig, Trace},
+    error::{Allocation, Deed, Kind, Report, Site},
+};
+pub use crate::{
+    contain::discard,
+    driver::{
+        host::timing::{Clock, Cost, HostCall, Machine, Side, Time},
+        layer::forward,
+        observe::{Block, FailPoint, HappensBefore, KernelWords, Knowledge, Observer, Token, Touch, Watch, install},
+    },
+    error::{misuse::edge, op_site::annotate},
+    panics::{SilencedPanics, silence_panics},
+    sync::unique_id,
+};
+use std::{fmt, ops::Range, sync::Arc};
+
+/// The settings of a builder that concern its observer.
+pub trait BuilderInternals: Sized {
+    /// What watches the pools of this builder: its own observer, or that of the process.
+    fn observer(&self) -> Option<Arc<dyn Observer>>;
+
+    /// The pools of this builder have this observer.
+    fn observed_by(self, observer: Arc<dyn Observer>) -> Self;
+
+    /// Settings of software GPUs as a whole.
+    fn machine_config(&mut self) -> &mut MachineConfig;
+}
+
+impl BuilderInternals for Builder {
+    fn observer(&self) -> Option<Arc<dyn Observer>> {
+        Builder::observer(self)
+    }
+
+    fn observed_by(self, observer: Arc<dyn Observer>) -> Self {
+        Builder::observed_by(self, observer)
+    }
+
+    fn machine_config(&mut self) -> &mut MachineConfig {
+        Builder::machine_config(self)
+    }
+}
+
+/// The state of a device that tests change.
+pub trait DeviceInternals {
+    /// The device's inbox counts as left full by a failed call.
+    fn spoil(&self);
+
+    /// Whether the device's inbox must be emptied before the next collective.
+    fn is_spoiled(&self) -> bool;
+}
+
+impl DeviceInternals for Device {
+    fn spoil(&self) {
+        self.worker.barrier_state.set_spoiled(true);
+    }
+
+    fn is_spoiled(&self) -> bool {
+        self.worker.barrier_state.is_spoiled()
+    }
+}
+
+/// The report of a mistake.
+pub fn report(
+    kind: Kind,
+    now: Deed,
+    before: Option<Deed>,
+    bytes: Range<usize>,
+    allocation: Option<Allocation>,
+    missing: String,
+) -> Report {
+    Report { kind, now, before, bytes, allocation, missing }
+}
+
+/// Writes these steps of a trace as lines.
+pub fn write_steps(trace: &Trace, range: Range<usize>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    trace.write(range, f)
+}
+
+/// An environment variable, parsed. An empty value counts as unset. Errors name `site`.
+pub fn variable<T, E: fmt::Display>(
+    name: &'static str,
+    site: Site,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<Option<T>> {
+    environment::variable_at(name, site, parse)
+}
+
+/// The seed in the environment.
+#[track_caller]
+pub fn seed() -> Result<Option<u64>> {
+    environment::seed()
+}
+
+/// Sets the meeting counters of the pool's devices, as if their kernels had met so many times: for tests of counters
+/// that wrap around. False if the pool's devices do not meet in kernels. No scope of the pool may be running.
+pub fn count_meetings_from(pool: &GpuPool, epoch: u32) -> Result<bool> {
+    let Some(signals) = pool.shared.signals.get() else { return Ok(false) };
+    signal_pad::restart(signals, pool, epoch).map(|()| true)
+}

@@ -159,15 +159,15 @@ impl PadLayout {
     }
 }
 
-/// Where the inbox of a device is, and its parts: rooms for one trip, then slots. A room: where one sender's whole
-/// message lies, one for each parity.
+/// Where the inbox of a device is, and its parts: receive slots for single-trip messages, one per sender and
+/// parity, then slots for pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inbox {
     /// The first byte, from the begin of the signal pad.
     pub start: usize,
-    /// Bytes of the rooms.
+    /// Bytes of the slots for whole messages.
     whole: usize,
-    /// Bytes of the slots.
+    /// Bytes of the slots for pieces.
     slots: usize,
 }
 

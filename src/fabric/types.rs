@@ -166,28 +166,29 @@ pub enum Algorithm {
     Direct,
     /// Sums of floats by one kernel on each device, which writes to peers' inboxes alone: memory of the pool, 21 MB on
     /// each GPU. The data are their own flags: an empty inbox is full of one bit pattern, a NaN, which no datum that
-    /// is sent has (the sender makes it another NaN, for itself too, so all members have the same bits). What is small
-    /// goes to everyone in one trip. What is larger goes piece by piece: all-reduces of more than two members by parts
-    /// to owners and sums to all; a large `reduce` goes as under `Auto`. No peer touches a user's buffer. Where kernels
-    /// cannot meet on the devices (on GPUs under a checker, without peer access), and for what is no sum of floats,
-    /// as under `Auto`; which goes this way with what is not large: up to 8 MB, five and more GPUs up to 16 MB (and
-    /// with an `all_reduce_norm` of less than 16 MB). Software GPUs go this way when they are asked to, step by step
-    /// and by small inboxes: to try the protocol, also under the race checker
-    /// ([`Check::Races`](crate::Check::Races)); it is slower there.
+    /// is sent has (the sender makes it another NaN, for itself too, so all members have the same bits). Small messages
+    /// go to everyone in one trip. Larger ones go piece by piece: all-reduces of more than two members by parts to
+    /// owners and sums to all; a large `reduce` runs as under `Auto`. No peer touches a user's buffer.
+    ///
+    /// Other calls fall back to `Auto`, and so do calls where kernels cannot meet on the devices (on GPUs under a
+    /// checker, without peer access). `Auto` picks this for float sums up to 8 MB, on five and more GPUs up to 16 MB
+    /// (and for an `all_reduce_norm` of less than 16 MB). Software GPUs use it only if asked, step by step and by small
+    /// inboxes: to try the protocol, also under the race checker (`Check::Races` of the crate `gpu-pool-lab`); it is
+    /// slower there.
     Inbox,
     /// Sums (of all-reduce, reduce and reduce-scatter) by one kernel on each device, which only writes to peers'
     /// memory: every member sends its part of a slice to the slice's owner, who adds up and sends the result back.
     /// Where kernels cannot meet by themselves (on software GPUs, under a checker, without peer access) as by `Copies`.
-    /// It needs memory for what arrives, up to 64 MiB on each device, and takes less where there is less. What is no
-    /// sum runs as under `Auto`, which goes this way with all-reduces of more than two GPUs from 8 MB on (5 to 8 H200s
-    /// from 16 MB), but for those that go around a ring.
+    /// It needs memory for what arrives, up to 64 MiB on each device, and takes less where there is less. Other
+    /// calls fall back to `Auto`. `Auto` picks this for all-reduces of more than two GPUs from 8 MB on (5 to 8 H200s
+    /// from 16 MB), except those that go around a ring.
     Exchange,
     /// An exchange by copy engines: every member sends its part of a slice to the slice's owner, whose kernels add up
-    /// in its own memory, and send the result back. What is only moved is copied. Also through the host where there is
-    /// no peer access. It takes scratch of up to 128 MiB on each device for sums, and less where memory is short.
+    /// in its own memory, and send the result back. Moves are plain copies. Without peer access they are staged through
+    /// the host. It takes scratch of up to 128 MiB on each device for sums, and less where memory is short.
     Copies,
     /// Through page-locked memory of the host, which all devices can name: one kernel on each, whose peers' meet it
-    /// there. What is fastest where there is no peer access. Where it is asked for on GPUs that have it, or on software
+    /// there. The fastest one without peer access. If it is asked for on GPUs with peer access, or on software
     /// GPUs, it goes piece by piece of up to 1 MiB, ordered by events, and waits on the host when the device is four
     /// calls behind.
     Staged,
@@ -196,19 +197,19 @@ pub enum Algorithm {
     /// are to be left alone, for machines on which kernels cannot run over the host's memory, and to find out whether a
     /// kernel is to blame.
     ///
-    /// What adds up **blocks its device thread**: the call returns when the last sums are made and on their way up, so
+    /// A sum **blocks its device thread**: the call returns when the last sums are made and on their way up, so
     /// the host waits for all that was submitted to the current stream before. So do
     /// [`GradientExchange`](crate::gradients::GradientExchange)'s calls that start a bucket (whose packing, wires and
-    /// norm are kernels), and [`launch_graph`](crate::Device::launch_graph). What only moves data does not wait for the
-    /// device, but for the other members' threads; and when a device is four calls behind, for the first of them. Bits
-    /// are those of the other algorithms, but for which NaN a NaN is.
+    /// norm are kernels), and [`launch_graph`](crate::Device::launch_graph). A call that only moves data does not wait
+    /// for the device, but for the other members' threads; and when a device is four calls behind, for the first of
+    /// them. Same bits as the other algorithms, except NaN payloads.
     Host,
     /// `all_reduce` and `all_reduce_into` around a ring (`f32` and `f64`, `Sum` and `Avg`): by one kernel on each
     /// device, which writes to its successor's memory alone, where kernels can meet; by copies from the size on from
     /// which they are faster (they leave the processors to other work) and where kernels cannot meet: on software GPUs,
     /// under a checker, without peer access. The bits are the same by either. The kernels need memory for what arrives,
     /// up to 48 MiB on each device, and take less where there is less. Under `Auto` more than two GPUs with peer access
-    /// go round from 32 MB on. What a ring cannot do runs as under `Auto`.
+    /// go round from 32 MB on. Other calls fall back to `Auto`.
     Ring,
 }
 

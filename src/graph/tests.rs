@@ -1,14 +1,15 @@
 //! Unit tests of the number of meetings, which a program cannot see.
 
+use crate::lab::prelude::*;
+use crate::lab::{Check, FaultPlan};
 use crate::{
-    AsView, Check, Device, DeviceBuffer, GpuPool, ReduceOp,
+    AsView, Device, DeviceBuffer, GpuPool, ReduceOp,
     builder::signal_pad,
     driver::{
         gate,
         host::{Schedule, What},
     },
     error::{Error, Result},
-    testing::FaultPlan,
 };
 
 /// Collectives in the graph.

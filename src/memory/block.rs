@@ -16,9 +16,8 @@ use super::{
     stream::StreamCore,
 };
 use crate::{
-    driver::{Address, DriverRef},
+    driver::{Address, DriverRef, observe::FailPoint},
     error::Result,
-    mutation::Bug,
     sync::{CommitWord, Flag, Link as Node, Linked, Mirror, RefCount, Returns},
 };
 use std::{
@@ -206,7 +205,7 @@ impl Block {
 pub(super) fn release_bytes(region: &Region, history: &History, range: Range<Address>) {
     let handle = &region.handle;
     handle.acquire(history.known());
-    if history.all_completed() || handle.injected(Bug::ChunkReleasedEarly) {
+    if history.all_completed() || handle.injected(FailPoint::ChunkReleasedEarly) {
         region.remember(handle.release());
     } else {
         event!(warn, device = handle.device, bytes = range.end - range.start, "memory still in use was leaked");
@@ -364,7 +363,7 @@ impl Drop for InGang<'_> {
 /// Frees a block whose last handle is gone. Not inlined, so that a buffer's drop is small at every call site.
 #[inline(never)]
 fn free(mut block: Box<Block>) {
-    if block.handle.injected(Bug::UsesForgotten) {
+    if block.handle.injected(FailPoint::UsesForgotten) {
         block.hazards.take();
     }
     if let Some(watch) = block.handle.watch() {

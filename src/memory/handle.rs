@@ -5,13 +5,15 @@
 
 use crate::{
     driver::{
-        DriverRef, DriverResult, Fault, FaultKind, RawEvent,
-        check::{OpGuard, OpSite, Report, Token, Watch},
-        host,
+        DriverRef, DriverResult, Fault, FaultKind, RawEvent, host,
+        observe::{FailPoint, Observer, Token, Watch},
     },
-    error::{DeviceCall, Error, Result, Site},
+    error::{
+        DeviceCall, Error, Result, Site,
+        misuse::Report,
+        op_site::{OpGuard, OpSite},
+    },
     memory::{OutOfMemoryReport, last_call::LastCall, progress::Progress, stream::word::Words},
-    mutation::Panic,
     sync::{Flag, Spares},
 };
 use once_cell::sync::OnceCell;
@@ -38,9 +40,8 @@ pub struct DeviceHandle {
     in_virtual_time: bool,
     /// Stepped: software GPUs run one operation at a time, in an order that must not depend on time.
     pub(crate) stepped: bool,
-    /// The bug that a test has injected into this pool.
-    #[cfg(test)]
-    inject: Option<crate::mutation::Bug>,
+    /// The pool's observer, which decides its fail points.
+    observer: Option<Arc<dyn Observer>>,
     lost: Flag,
     /// A free that the checker has refused. A free cannot return an error, so `close` returns it.
     refused: Mutex<Option<Arc<Report>>>,
@@ -85,7 +86,7 @@ impl DeviceHandle {
         driver: DriverRef,
         progress: Arc<Progress>,
         sharers: usize,
-        watch: Option<Watch>,
+        observer: Option<Arc<dyn Observer>>,
     ) -> Self {
         DeviceHandle {
             pool,
@@ -93,11 +94,10 @@ impl DeviceHandle {
             progress,
             last_call: OnceCell::new(),
             sharers,
-            watch,
+            watch: Watch::of(&driver),
+            observer,
             in_virtual_time: host::virtual_now(&*driver).is_some(),
             stepped: host::is_stepped(&*driver),
-            #[cfg(test)]
-            inject: crate::mutation::here(),
             driver,
             lost: Flag::new(),
             refused: Mutex::new(None),
@@ -238,29 +238,18 @@ impl DeviceHandle {
         self.refused.lock().take()
     }
 
-    /// Whether a test has injected this bug.
-    #[cfg(test)]
-    pub(crate) fn injected(&self, bug: crate::mutation::Bug) -> bool {
-        self.inject == Some(bug)
+    /// Whether the library fails at this point: an observer may ask for it.
+    #[inline]
+    pub(crate) fn injected(&self, point: FailPoint) -> bool {
+        self.observer.as_ref().is_some_and(|observer| observer.fails(self.device, point))
     }
 
-    /// Whether a test has injected this bug. Outside of the crate's own tests, none has.
-    #[cfg(not(test))]
-    #[inline(always)]
-    pub(crate) fn injected(&self, _bug: crate::mutation::Bug) -> bool {
-        false
-    }
-
-    /// Panics, if a test has asked for it.
-    #[inline(always)]
-    pub(crate) fn strike(&self, place: Panic) {
-        crate::mutation::strike(self.pool, self.device, place);
-    }
-
-    /// Makes the device's thread panic at `place`, once.
-    #[cfg(test)]
-    pub(crate) fn arm(&self, place: Panic) {
-        crate::mutation::arm(self.pool, self.device, place);
+    /// Panics if the library fails at this point.
+    #[inline]
+    pub(crate) fn strike(&self, point: FailPoint) {
+        if self.injected(point) {
+            panic!("injected: {point:?}");
+        }
     }
 
     /// Whether the device's time is computed, not measured.

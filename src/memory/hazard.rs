@@ -19,10 +19,9 @@ pub(crate) use reserved::Reserved;
 
 use super::handle::DeviceHandle;
 use crate::{
-    driver::check::Token,
+    driver::observe::{FailPoint, Token},
     error::{Error, Result, Site, op_site::OpSite},
     memory::stream::StreamCore,
-    mutation::Bug,
 };
 use history::{Past, merge};
 use parking_lot::Mutex;
@@ -246,7 +245,7 @@ impl History {
         }
         stream.handle.acquire(self.known());
         for last in self.uses() {
-            if last.conflicts(bytes, access) && !stream.handle.injected(Bug::OrderDropped) {
+            if last.conflicts(bytes, access) && !stream.handle.injected(FailPoint::OrderDropped) {
                 stream.wait_for(op, &last.stream, last.sequence)?;
             }
         }

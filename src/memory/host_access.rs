@@ -3,7 +3,7 @@
 //! Invariant: a host access waits for every conflicting use by a device first, and the checker learns of it.
 
 use super::{DeviceCopy, PinnedBuffer, UnifiedBuffer, hazard::Access};
-use crate::{error::Result, mutation::Bug};
+use crate::{driver::observe::FailPoint, error::Result};
 use std::{fmt, panic::Location, slice};
 
 macro_rules! host_access {
@@ -48,7 +48,7 @@ macro_rules! host_access {
             fn ready(&self, op: &'static str, access: Access) -> Result<()> {
                 let handle = &self.block.handle;
                 let _here = handle.enter(op, Location::caller());
-                if !handle.injected(Bug::HostDoesNotWait) {
+                if !handle.injected(FailPoint::HostDoesNotWait) {
                     self.block.hazards.wait_host(handle, op, access, self.deadline)?;
                 }
                 handle.host_access(op, self.address(), self.len * size_of::<T>(), access == Access::Write)

@@ -1,5 +1,7 @@
 use super::*;
-use crate::{Check, Device, GpuPool, PinnedBuffer, Result, testing::texts};
+use crate::lab::prelude::*;
+use crate::lab::{Check, texts};
+use crate::{Device, GpuPool, PinnedBuffer, Result};
 use proptest::prelude::*;
 
 #[test]

@@ -87,7 +87,9 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Check, GpuPool};
+    use crate::GpuPool;
+    use crate::lab::Check;
+    use crate::lab::prelude::*;
 
     #[test]
     fn parts_share_a_block_and_nothing_else() {

@@ -10,10 +10,12 @@ mod milestone;
 pub(crate) mod word;
 
 use crate::{
-    driver::{Fault, FaultKind, RawEvent, RawStream, check::Token},
+    driver::{
+        Fault, FaultKind, RawEvent, RawStream,
+        observe::{FailPoint, Token},
+    },
     error::{Error, Result},
     memory::{handle::DeviceHandle, hazard::OPEN},
-    mutation::Bug,
     stall::StallTimer,
     sync::{Flag, Sequence, unique_id},
 };
@@ -133,7 +135,7 @@ impl StreamCore {
         }
         self.completed.get() >= sequence
             || self.look(sequence)
-            || self.handle.injected(Bug::CompletedTooEarly) && sequence <= self.submitted.get()
+            || self.handle.injected(FailPoint::CompletedTooEarly) && sequence <= self.submitted.get()
     }
 
     /// With a checker: the knowledge of a thread that has seen that operations of this stream [are

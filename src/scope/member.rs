@@ -8,12 +8,11 @@
 use crate::{
     Device, Shard,
     collective::barrier,
-    driver::check::Token,
+    driver::observe::{FailPoint, Token},
     error::{Error, Result},
     fabric::processes::ProcessScope,
     gang::Gang,
     memory::block::InGang,
-    mutation::Panic,
     panics,
     thread::worker::Worker,
 };
@@ -127,7 +126,7 @@ where
 
 /// Before the closure.
 fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) -> Result<()> {
-    worker.handle.strike(Panic::BeforeMember);
+    worker.handle.strike(FailPoint::BeforeMember);
     worker.handle.progress.advance();
     worker.calls.note("scope begin", gang.site());
     // An earlier gang may have failed on another member only, so that this member has not forgotten its messages.
@@ -144,7 +143,7 @@ fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>, wa
     worker.cache.borrow_mut().begin_audit();
     let drained = if waited { worker.wait_idle("scope end", || true) } else { worker.drain() };
     let drained = drained.inspect(|()| worker.end_scope()).inspect(|()| worker.shared.check_kernels(gang));
-    worker.handle.strike(Panic::InDrain);
+    worker.handle.strike(FailPoint::InDrain);
     let drained = drained.and_then(|()| worker.cache.borrow_mut().audit("scope end"));
     if let Some(token) = worker.handle.release() {
         Token::add(&mut known.lock(), Some(token));
@@ -161,7 +160,7 @@ fn forget(worker: &Worker, upto: u64) {
 
 /// After the drain: if the gang has failed, waits for all members and recovers.
 fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex<Option<Box<Token>>>) {
-    worker.handle.strike(Panic::InRecovery);
+    worker.handle.strike(FailPoint::InRecovery);
     if gang.is_aborted() {
         worker.failures.borrow_mut().push(gang.place());
         let recovering = gang.clone();

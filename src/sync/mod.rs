@@ -57,7 +57,8 @@ pub(crate) use linked::{Link, Linked};
 pub(crate) use mirror::Mirror;
 pub(crate) use refs::RefCount;
 pub(crate) use returns::Returns;
-pub(crate) use sequence::unique_id;
+#[doc(hidden)]
+pub use sequence::unique_id;
 pub use sequence::{Flag, Sequence};
 pub(crate) use spares::Spares;
 pub(crate) use thread_only::{NotDeviceThreadOnly, Returned, device_thread_only};

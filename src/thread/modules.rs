@@ -6,8 +6,8 @@
 
 use super::worker::Worker;
 use crate::{
-    driver::{FaultKind, RawFunction, RawModule, check::OpSite, module::Module},
-    error::{Error, Result},
+    driver::{FaultKind, RawFunction, RawModule, module::Module},
+    error::{Error, Result, op_site::OpSite},
     memory::handle::DeviceHandle,
 };
 use std::{cell::RefCell, collections::HashMap, panic::Location};

@@ -7,8 +7,8 @@
 
 use super::worker::Worker;
 use crate::{
-    driver::{check::OpSite, host},
-    error::{Error, Result},
+    driver::host,
+    error::{Error, Result, op_site::OpSite},
     gang::Gang,
     stall::StallTimer,
 };

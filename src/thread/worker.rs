@@ -21,6 +21,7 @@ use crate::{
     contain::contain,
     driver::{
         module::Module,
+        observe::FailPoint,
         route::{PeerReport, Route},
     },
     error::{DeviceCall, Error, Result, Site},
@@ -47,7 +48,6 @@ use crate::{
         staging::Staging,
         stream::StreamCore,
     },
-    mutation::Panic,
     panics,
     sync::{EventCount, Gate, shim::InCrowd},
 };
@@ -102,9 +102,9 @@ pub(crate) struct Shared {
     pub(crate) signals: OnceCell<Arc<SignalPad>>,
     /// The device that removes what its late kernels have sent to others: one at a time.
     pub(crate) cleaner: Mutex<Option<usize>>,
-    /// The processes of the cluster, if the pool is in one,
+    /// The processes of the cluster, if the pool is in one.
     pub(crate) world: Option<Arc<dyn Processes>>,
-    /// and the types whose values may go there.
+    /// The types whose values may go to other processes.
     pub(crate) carriers: Carriers,
     /// What kernels of collectives may take of the devices.
     pub(crate) limits: Limits,
@@ -317,7 +317,7 @@ impl Worker {
             Entry::Gang { ticket, rank, turn } => {
                 let wait = || shared.gpu_order[device].wait(turn, &shared.quiescence[device]);
                 let begun = panics::catch(device, || {
-                    self.handle.strike(Panic::BeforeTurn);
+                    self.handle.strike(FailPoint::BeforeTurn);
                     let turn = wait();
                     // The program's own driver calls may have left another context current.
                     let _ = self.handle.driver.bind();
@@ -351,7 +351,7 @@ impl Drop for Worker {
         for value in slots.into_values() {
             contain(|| drop(value));
         }
-        self.handle.strike(Panic::AtEnd);
+        self.handle.strike(FailPoint::AtEnd);
         if self.drain().is_err() {
             // A kernel that still runs may read its peers' flags there.
             if let Some(signals) = self.shared.signals.get() {

@@ -10,11 +10,11 @@ use super::{
     recording::{Recording, Touched},
 };
 use crate::{
-    driver::{
-        Driver, DriverResult, RawStream,
-        check::{OpGuard, OpSite},
+    driver::{Driver, DriverResult, RawStream},
+    error::{
+        Error, Result, Site,
+        op_site::{OpGuard, OpSite},
     },
-    error::{Error, Result, Site},
     memory::{
         DeviceCopy, DeviceView, DeviceViewMut,
         backing::ChunkKind,

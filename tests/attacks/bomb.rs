@@ -2,9 +2,11 @@
 
 use crate::support::{PATIENCE, guarded, until};
 use gpu_pool::{
-    AsView, AsViewMut, Check, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, ReduceOp, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, ReduceOp, Result,
     collective::Transfer,
 };
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     thread,

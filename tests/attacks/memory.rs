@@ -1,10 +1,9 @@
 //! What a user, or bad luck, can do to the memory pool. Each test says why it fails on the pool as it was found.
 
 use crate::support::{self, PATIENCE, builder, guarded};
-use gpu_pool::{
-    DeviceBuffer, Error, GpuPool, PinnedBuffer, Result, kernel,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{DeviceBuffer, Error, GpuPool, PinnedBuffer, Result, kernel};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
 use std::{
     collections::HashSet,
     sync::{

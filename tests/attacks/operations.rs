@@ -2,6 +2,7 @@
 
 use crate::support::{PATIENCE, guarded};
 use gpu_pool::{AsView, AsViewMut, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, Matrix, Result};
+use gpu_pool_lab::prelude::*;
 use std::{sync::mpsc, thread, time::Duration};
 
 /// Reads as one buffer and writes as another: `AsView` and `AsViewMut` are public and safe to implement.
@@ -25,7 +26,7 @@ impl<T: gpu_pool::DeviceCopy> AsViewMut for TwoFaced<'_, T> {
 
 /// Forty neighbours in one slab; `write` gets one of them. How many words of the others are not zero afterwards?
 fn damage(write: impl Fn(&gpu_pool::Device, &mut DeviceBuffer<f32>) -> Result<()> + Sync) -> usize {
-    let pool = GpuPool::builder().check(gpu_pool::Check::Races).host(1).build().unwrap();
+    let pool = GpuPool::builder().check(gpu_pool_lab::Check::Races).host(1).build().unwrap();
     let damage = pool.run(|dev, _| {
         let mut small = (0..40).map(|_| dev.zeros::<f32>(64)).collect::<Result<Vec<_>>>()?;
         let mut short = small.remove(20);
@@ -74,7 +75,7 @@ fn every_other_operation_does_too() {
 }
 
 fn two() -> GpuPool {
-    GpuPool::builder().check(gpu_pool::Check::Races).host(2).timeout(PATIENCE / 2).build().unwrap()
+    GpuPool::builder().check(gpu_pool_lab::Check::Races).host(2).timeout(PATIENCE / 2).build().unwrap()
 }
 
 /// Converting the library's error runs the caller's code: on the caller's thread, not where peers wait for it.
@@ -131,7 +132,7 @@ fn errors_of_the_caller_are_dropped_on_its_thread() {
 fn a_scope_behind_a_stuck_one_times_out_while_other_devices_work() {
     let error = guarded(|| {
         let pool = GpuPool::builder()
-            .check(gpu_pool::Check::Races)
+            .check(gpu_pool_lab::Check::Races)
             .host(2)
             .timeout(Duration::from_millis(600))
             .build()

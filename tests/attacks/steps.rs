@@ -2,10 +2,11 @@
 
 use crate::support::guarded;
 use gpu_pool::{
-    Check, Error, GpuPool, Kernel, LaunchDims, Module, ReduceOp, Result, Topology,
+    Error, GpuPool, Kernel, LaunchDims, Module, ReduceOp, Result,
     extend::driver::host::{Schedule, Trace},
-    testing::{Explorer, FaultPlan},
 };
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Check, Explorer, FaultPlan, Topology};
 use std::{
     sync::{
         Arc,

@@ -2,9 +2,11 @@
 //! may run operations of its own. An operation asks once, and takes length and memory from that one view.
 
 use gpu_pool::{
-    AsView, AsViewMut, Check, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, GpuPool, Graph,
-    Matrix, ReduceOp, Result, Stream, each_mut, gradients::GradientExchange,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, GpuPool, Graph, Matrix,
+    ReduceOp, Result, Stream, each_mut, gradients::GradientExchange,
 };
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use std::{cell::Cell, fmt::Debug};
 
 /// Elements of one part of what two members share.

@@ -5,9 +5,9 @@ use crate::{
     support::{self, failure, guarded, slow_add, until},
 };
 use gpu_pool::{
-    Builder, Error, GpuPool, Parts, ReduceOp, Shard, Topology, collective::Algorithm, each_mut, host::Schedule,
-    rows_mut,
+    Builder, Error, GpuPool, Parts, ReduceOp, Shard, collective::Algorithm, each_mut, host::Schedule, rows_mut,
 };
+use gpu_pool_lab::{Topology, prelude::*};
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicUsize, Ordering::*},

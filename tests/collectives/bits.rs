@@ -382,7 +382,7 @@ fn the_same_bits_in_every_schedule() {
     let mut rng = Rng(24);
     let terms: Vec<Vec<f32>> = (0..4).map(|_| numbers(&mut rng, 5003)).collect();
     let reference = summed(&Gpus::software().pool(4), ReduceOp::Sum, &terms, 0, 0);
-    let explored = gpu_pool::testing::Explorer::new().devices(4).seeds(4).run(|pool| {
+    let explored = gpu_pool_lab::Explorer::new().devices(4).seeds(4).run(|pool| {
         assert!(summed(pool, ReduceOp::Sum, &terms, 0, 0) == reference);
         Ok(())
     });

@@ -9,7 +9,8 @@ use crate::{
     rig::{assert_nothing_kept, builder},
     support::{Gpus, all_are},
 };
-use gpu_pool::{Check, DType, Device, Error, GpuPool, ReduceOp, collective::Algorithm, testing::count_meetings_from};
+use gpu_pool::{DType, Device, Error, GpuPool, ReduceOp, collective::Algorithm};
+use gpu_pool_lab::{Check, count_meetings_from, prelude::*};
 use half::bf16;
 
 /// Kernels that meet, whatever the environment says; floats as all other types.

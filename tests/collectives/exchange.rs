@@ -8,11 +8,8 @@ use crate::{
     rig::{assert_nothing_kept, assert_works, builder},
     support::{self, Gpus, failure, on_cuda},
 };
-use gpu_pool::{
-    Check, DType, Error, GpuPool, ReduceOp,
-    collective::Algorithm,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{DType, Error, GpuPool, ReduceOp, collective::Algorithm};
+use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use half::bf16;
 
 fn pool(gpus: Gpus, count: usize) -> GpuPool {

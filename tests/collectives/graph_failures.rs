@@ -7,7 +7,9 @@ use crate::{
     rig::{assert_nothing_kept, assert_works, mismatch, sum_works},
     support::{failure, slow_add, until},
 };
-use gpu_pool::{Device, DeviceBuffer, Error, ReduceOp, testing::FaultPlan};
+use gpu_pool::{Device, DeviceBuffer, Error, ReduceOp};
+use gpu_pool_lab::FaultPlan;
+use gpu_pool_lab::prelude::*;
 use parking_lot::Mutex;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

@@ -4,10 +4,9 @@ use crate::{
     on_both, support,
     support::{Gpus, cases, failure, slow_add, until},
 };
-use gpu_pool::{
-    Device, DeviceBuffer, Error, Event, GpuPool, LaunchDims, Module, PinnedBuffer, kernel,
-    testing::{Explorer, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Device, DeviceBuffer, Error, Event, GpuPool, LaunchDims, Module, PinnedBuffer, kernel};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Explorer, FaultPlan, FaultRule, Injected};
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*},
     thread,

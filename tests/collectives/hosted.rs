@@ -9,10 +9,10 @@ use crate::{
     support::{self, Gpus, all_are, failure, slow_add, until},
 };
 use gpu_pool::{
-    Builder, Check, DType, Error, GpuPool, ReduceOp,
+    Builder, DType, Error, GpuPool, ReduceOp,
     collective::{Algorithm, ReduceOrder},
-    testing::{Explorer, FaultOp, FaultPlan, FaultRule, Injected},
 };
+use gpu_pool_lab::{Check, Explorer, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use half::{bf16, f16};
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},

@@ -8,11 +8,8 @@ use crate::{
     rig::{assert_launch_failure_is_told, assert_nothing_kept, builder, run_as_counters_wrap},
     support::{Gpus, all_are, slow_add},
 };
-use gpu_pool::{
-    Check, DType, Device, Element, GpuPool, ReduceOp, Result,
-    collective::Algorithm,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{DType, Device, Element, GpuPool, ReduceOp, Result, collective::Algorithm};
+use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use half::{bf16, f16};
 
 /// All sums of floats by inboxes, whatever the environment says.

@@ -8,7 +8,8 @@ use crate::{
     rig::{WAYS, assert_works, check_with_late_members, mismatch, one_of_each, sum_works},
     support::{self, Gpus, again, all_are, failure, printed, slow_add, until},
 };
-use gpu_pool::{Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, collective::Algorithm};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, ReduceOp, collective::Algorithm};
+use gpu_pool_lab::{Check, prelude::*};
 use parking_lot::Mutex;
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::*},

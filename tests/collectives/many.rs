@@ -7,11 +7,8 @@ use crate::{
     rig::{self, WAYS, assert_nothing_kept, assert_works, mismatch, ways},
     support::{self, Gpus, failure},
 };
-use gpu_pool::{
-    AsViewMut, Device, DeviceBuffer, Error, ReduceOp,
-    collective::Algorithm,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{AsViewMut, Device, DeviceBuffer, Error, ReduceOp, collective::Algorithm};
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 
 /// A list of any lengths: none, some that are packed, some that are not.
 fn lengths(rng: &mut Rng) -> Vec<usize> {

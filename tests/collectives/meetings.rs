@@ -7,11 +7,8 @@ use crate::{
     rig::{assert_launch_failure_is_told, assert_works, meet_from, one_of_each, run_as_counters_wrap, sum_works},
     support::{Gpus, again, all_are, failure, on_cuda, printed, slow_add},
 };
-use gpu_pool::{
-    Builder, Check, DType, Device, Error, GpuPool, ReduceOp,
-    collective::Algorithm,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Builder, DType, Device, Error, GpuPool, ReduceOp, collective::Algorithm};
+use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use std::{
     sync::atomic::{AtomicBool, Ordering::SeqCst},
     thread,

@@ -5,12 +5,8 @@ use crate::{
     numbers::{OPS, Rng},
     support::{Gpus, failure, slow_add, succeeds, until},
 };
-use gpu_pool::{
-    Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp,
-    collective::Algorithm,
-    error::Site,
-    testing::{FaultPlan, count_meetings_from},
-};
+use gpu_pool::{Builder, Device, DeviceBuffer, Error, GpuPool, ReduceOp, collective::Algorithm, error::Site};
+use gpu_pool_lab::{Check, FaultPlan, count_meetings_from, prelude::*};
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
     thread,

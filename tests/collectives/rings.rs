@@ -11,11 +11,8 @@ use crate::{
     rig::{self, assert_failure_is_told, assert_launch_failure_is_told, assert_nothing_kept, run_as_counters_wrap},
     support::{Gpus, all_are, on_cuda, slow_add},
 };
-use gpu_pool::{
-    Builder, Check, DType, Device, DeviceBuffer, Element, Error, GpuPool, ReduceOp,
-    collective::Algorithm,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Builder, DType, Device, DeviceBuffer, Element, Error, GpuPool, ReduceOp, collective::Algorithm};
+use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use std::{
     fmt::Debug,
     ops::{Add, Mul},

@@ -9,11 +9,8 @@ use crate::{
     rig::{assert_launch_failure_is_told, assert_nothing_kept, run_as_counters_wrap},
     support::{self, Gpus, all_are, failure},
 };
-use gpu_pool::{
-    Builder, Check, DType, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
-    collective::Algorithm,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Builder, DType, DeviceBuffer, Error, GpuPool, ReduceOp, Result, collective::Algorithm};
+use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 
 /// Elements of each member's part: too many for one trip, and few enough for two, of three or four.
 const EACH: [usize; 2] = [3000, 8000];

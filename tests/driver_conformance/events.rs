@@ -2,6 +2,7 @@
 
 use crate::rig::*;
 use gpu_pool::extend::driver::{DriverRef, FaultKind};
+use gpu_pool_lab::prelude::*;
 use std::{
     thread,
     time::{Duration, Instant},

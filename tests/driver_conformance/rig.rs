@@ -2,9 +2,10 @@
 
 use gpu_pool::extend::driver::{
     Address, DriverRef, HostArg, KernelArg, Launch, LaunchDims, ModuleImage, RawEvent, RawFunction, RawModule,
-    RawStream, ValueBytes, check,
+    RawStream, ValueBytes,
     host::{self, HostConfig},
 };
+use gpu_pool_lab::check;
 use std::{
     sync::{Arc, mpsc},
     time::Duration,

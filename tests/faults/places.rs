@@ -9,10 +9,11 @@ use crate::{
     told::{group_of, on_one_of, place, told},
 };
 use gpu_pool::{
-    Device, DeviceBuffer, Error, GpuPool, LaunchDims, PinnedBuffer, ReduceOp, Result, Topology, each_mut,
+    Device, DeviceBuffer, Error, GpuPool, LaunchDims, PinnedBuffer, ReduceOp, Result, each_mut,
     gradients::GradientExchange,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, Topology};
 use parking_lot::Mutex;
 
 /// Functions that are not called wrongly here, and why.

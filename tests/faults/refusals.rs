@@ -6,14 +6,15 @@ use crate::{
     support::{self, failure, guarded},
 };
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, Error, GpuPool, LaunchDims, ReduceOp, Result, Topology,
+    AsView, AsViewMut, Device, DeviceBuffer, Error, GpuPool, LaunchDims, ReduceOp, Result,
     collective::Algorithm,
     each_mut,
     gradients::{GradientExchange, Wire},
     host::Schedule,
     rows_mut,
-    testing::Explorer,
 };
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Explorer, Topology};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::{panic::Location, sync::Arc, time::Duration};

@@ -1,10 +1,9 @@
 //! Threads and memory end with their pools, also after faults: lost devices, stuck streams, builds that fail.
 
 use crate::support::{again, cases, guarded, printed, ramp, task, until};
-use gpu_pool::{
-    DeviceBuffer, Error, GpuPool, ReduceOp,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{DeviceBuffer, Error, GpuPool, ReduceOp};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
 use std::{fs, time::Duration};
 
 /// Random numbers (splitmix64).

@@ -6,9 +6,10 @@ use crate::{
     support::{Gpus, on_host},
 };
 use gpu_pool::{
-    Check, Kernel, LaunchDims, Module, ReduceOp,
+    Kernel, LaunchDims, Module, ReduceOp,
     gradients::{GradientExchange, Wire},
 };
+use gpu_pool_lab::{Check, prelude::*};
 use std::{
     sync::atomic::{AtomicBool, Ordering::*},
     task::Poll,

@@ -5,7 +5,9 @@ use crate::{
     rig::{SLOW, all_work},
     support::{failure, slow_add, slow_copy},
 };
-use gpu_pool::{DeviceBuffer, Error, Graph, testing::FaultPlan};
+use gpu_pool::{DeviceBuffer, Error, Graph};
+use gpu_pool_lab::FaultPlan;
+use gpu_pool_lab::prelude::*;
 
 on_both! {
     // Frees during capture are deferred, and what a captured graph has seen stays its own until it is dropped (issue 4,

@@ -6,7 +6,8 @@ use crate::{
     rig::all_work,
     support::{Gpus, PATIENCE, all_are, cases, failure, until},
 };
-use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Graph, ReduceOp, Result, testing::Explorer};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Graph, ReduceOp, Result};
+use gpu_pool_lab::Explorer;
 use parking_lot::Mutex;
 use std::{sync::Arc, thread, time::Instant};
 

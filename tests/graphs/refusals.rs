@@ -5,7 +5,9 @@ use crate::{
     rig::{all_work, works},
     support::{self, failure, slow_add},
 };
-use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Graph, Result, testing::FaultPlan};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Graph, Result};
+use gpu_pool_lab::FaultPlan;
+use gpu_pool_lab::prelude::*;
 use parking_lot::Mutex;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

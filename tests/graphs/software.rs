@@ -1,9 +1,8 @@
 //! What only software GPUs can show: to the checker, in steps, in virtual time.
 
 use crate::support::{self, failure, slow_add};
-use gpu_pool::{
-    Check, Device, DeviceBuffer, Error, GpuPool, Module, Topology, extend::driver::check::Kind, host::Schedule,
-};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Module, host::Schedule};
+use gpu_pool_lab::{Check, Topology, check::Kind, prelude::*};
 use std::sync::Arc;
 
 /// What is allocated in a capture is unwritten before the first launch, to the checker as well.

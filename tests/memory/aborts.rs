@@ -6,10 +6,9 @@ use crate::{
     rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, limited, on_limited_pools},
     support::{bytes, failure, slow_add, until},
 };
-use gpu_pool::{
-    DeviceBuffer, Error, GpuPool,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{DeviceBuffer, Error, GpuPool};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
 use parking_lot::Mutex;
 use std::{
     sync::{

@@ -7,11 +7,8 @@ use crate::{
     rig::{KIB, MIB, Rng, aligned, assert_at_rest, bytes_of, check_books, limited},
     support::{Gpus, all_are, cases},
 };
-use gpu_pool::{
-    Device, DeviceBuffer, Error,
-    memory::BackingChoice,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Device, DeviceBuffer, Error, memory::BackingChoice};
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use std::{sync::Arc, thread};
 
 /// What the pool asks of the driver.

@@ -27,8 +27,8 @@ use gpu_pool::{
     Builder, Error, GpuPool,
     host::Schedule,
     memory::{BackingChoice, BlockState},
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use model::Model;
 use parking_lot::Mutex;
 use program::{LIMIT, Player, Shared};

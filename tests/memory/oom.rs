@@ -13,8 +13,8 @@ use crate::{
 use gpu_pool::{
     Device, DeviceBuffer, Error,
     memory::{BackingChoice, OutOfMemoryReport},
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::{panic::Location, sync::Arc, time::Duration};
 

@@ -9,11 +9,8 @@ use crate::{
     },
     support::{all_are, bytes, slow_add, until},
 };
-use gpu_pool::{
-    DeviceBuffer, Error,
-    memory::BackingChoice,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{DeviceBuffer, Error, memory::BackingChoice};
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use parking_lot::Mutex;
 use std::{
     sync::{

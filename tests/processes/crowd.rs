@@ -6,7 +6,8 @@
 //! suites that way.
 
 use crate::support::{self, Gpus, again, failure, on_cuda, printed, slow_add, until};
-use gpu_pool::{Builder, Check, DType, Device, Error, GpuPool, ReduceOp, collective::Algorithm};
+use gpu_pool::{Builder, DType, Device, Error, GpuPool, ReduceOp, collective::Algorithm};
+use gpu_pool_lab::{Check, prelude::*};
 use std::{
     env,
     sync::{

@@ -2,7 +2,8 @@
 //! the process's own. ggml's GGML_CUDA_P2P=0 switches peer access on: values are parsed here, and bad ones are errors.
 
 use crate::support::{again, task};
-use gpu_pool::{Error, GpuPool, host::Schedule, memory::BackingChoice, testing::Explorer};
+use gpu_pool::{Error, GpuPool, host::Schedule, memory::BackingChoice};
+use gpu_pool_lab::Explorer;
 use std::{fmt::Debug, process::Output, time::Duration};
 use tracing::{Level, Metadata, field, span};
 

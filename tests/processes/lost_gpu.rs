@@ -3,6 +3,7 @@
 
 use crate::support::{again, printed, task};
 use gpu_pool::{DeviceBuffer, Error, GpuPool, LaunchDims, Module, ReduceOp, kernel};
+use gpu_pool_lab::prelude::*;
 use std::time::Duration;
 
 static MODULE: Module = Module::ptx(
@@ -26,7 +27,7 @@ fn child() {
         return;
     }
     let pool = GpuPool::builder()
-        .check(gpu_pool::Check::Races)
+        .check(gpu_pool_lab::Check::Races)
         .cuda()
         .devices(&[0, 1])
         .module(&MODULE)

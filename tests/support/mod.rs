@@ -2,7 +2,9 @@
 //! guard against hangs.
 #![allow(dead_code)]
 
-use gpu_pool::{Builder, Check, Device, DeviceCopy, Error, GpuPool, Module, kernel};
+use gpu_pool::{Builder, Device, DeviceCopy, Error, GpuPool, Module, kernel};
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use std::{
     env,
     fmt::Debug,
@@ -107,6 +109,7 @@ pub fn succeeds(pool: GpuPool, f: impl Fn(&Device) -> Result<(), Error> + Sync) 
 /// A pool in the making, with the checker on unless `GPU_POOL_CHECK` says otherwise: every test is one of the checker,
 /// too, which must not raise false alarms.
 pub fn builder() -> Builder {
+    gpu_pool_lab::install();
     let builder = GpuPool::builder();
     if std::env::var_os("GPU_POOL_CHECK").is_some() { builder } else { builder.check(Check::Races) }
 }

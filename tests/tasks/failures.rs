@@ -7,9 +7,9 @@ use crate::{
 use gpu_pool::{
     DeviceBuffer, Error, GpuPool, ReduceOp, Result,
     tasks::{TaskPanicked, Tasks},
-    testing::Explorer,
-    testing::FaultPlan,
 };
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Explorer, FaultPlan};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{

@@ -7,8 +7,8 @@ use crate::{
 use gpu_pool::{
     AsViewMut, DeviceBuffer, GpuPool, LaunchDims, ReduceOp, Result, kernel,
     tasks::{TaskTrace, Value},
-    testing::Explorer,
 };
+use gpu_pool_lab::Explorer;
 use proptest::prelude::*;
 use serde_json::Value as Json;
 use std::sync::{
@@ -274,7 +274,7 @@ fn an_explored_run_repeats() {
         };
         let first = explorer.run(fails).unwrap_err();
         let again = explorer.clone().replay(first.choices()).run(fails).unwrap_err();
-        let steps = |failure: &gpu_pool::testing::Failure| {
+        let steps = |failure: &gpu_pool_lab::Failure| {
             failure.trace().steps().iter().map(|step| (step.device, step.stream)).collect::<Vec<_>>()
         };
         assert_eq!(steps(&first), steps(&again));

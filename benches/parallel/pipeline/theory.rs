@@ -13,7 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpu_pool::{Device, DeviceBuffer, Event, GpuPool, LaunchDims, Module, Result, Topology, kernel};
+use gpu_pool::{Device, DeviceBuffer, Event, GpuPool, LaunchDims, Module, Result, kernel};
+use gpu_pool_lab::{Topology, prelude::*};
 use gpu_pool_train::{Costs, Pipeline, PipelineSchedule, Stage, StageContext};
 
 use crate::{

@@ -54,7 +54,7 @@ pub trait ClusterBuilder {
     ///
     /// * [`Error::Cluster`]: rank 0 cannot listen, or cannot be reached; another secret, version or size; a rank that
     ///   is taken; a library that is missing, too old, or cannot carry these devices, here or in another process.
-    /// * [`Error::HostTimeout`]: processes that have not come in the time of [`Cluster::patience`].
+    /// * [`Error::HostTimeout`]: processes that have not come in the time of [`Cluster::connect_timeout`].
     /// * [`Error::HostLost`]: a process has ended meanwhile. [`Error::Transport`]: the library's own error.
     #[must_use]
     fn cluster(self, cluster: Cluster) -> Self;

@@ -23,7 +23,10 @@ fn port() -> u16 {
 
 fn cluster(port: u16, rank: usize, size: usize, secret: &str) -> Cluster {
     let address = format!("127.0.0.1:{port}");
-    Cluster::tcp(&address, rank, size, secret).unwrap().silence(SILENCE).patience(Duration::from_secs(20))
+    Cluster::tcp(&address, rank, size, secret)
+        .unwrap()
+        .heartbeat_timeout(SILENCE)
+        .connect_timeout(Duration::from_secs(20))
 }
 
 fn none() -> Result<(Transport, Ends)> {
@@ -179,15 +182,19 @@ fn without_a_secret_only_on_loopback() {
 
 #[test]
 fn who_does_not_come_is_named() {
-    let error = connect(&cluster(port(), 0, 2, "x").patience(Duration::from_millis(100)), 1).map(drop).unwrap_err();
+    let error =
+        connect(&cluster(port(), 0, 2, "x").connect_timeout(Duration::from_millis(100)), 1).map(drop).unwrap_err();
     assert!(matches!(&error, Error::HostTimeout { missing, .. } if missing == &[1]), "{error}");
-    refused(connect(&cluster(port(), 1, 2, "x").patience(Duration::from_millis(100)), 1), "did not listen");
+    refused(connect(&cluster(port(), 1, 2, "x").connect_timeout(Duration::from_millis(100)), 1), "did not listen");
 }
 
 #[test]
 fn a_name_that_nobody_knows_is_waited_for_and_told() {
     let unknown = Cluster::tcp("no-such-machine.invalid:29600", 1, 2, "x").unwrap();
-    refused(connect(&unknown.patience(Duration::from_millis(150)), 1), "`no-such-machine.invalid` of rank 0's machine");
+    refused(
+        connect(&unknown.connect_timeout(Duration::from_millis(150)), 1),
+        "`no-such-machine.invalid` of rank 0's machine",
+    );
 }
 
 #[test]

@@ -47,7 +47,7 @@ pub(crate) type Out = Vec<(usize, ToHost)>;
 pub(crate) struct Limits {
     /// The number of processes.
     pub size: usize,
-    /// A process that says nothing for so long is lost.
+    /// A process without a heartbeat for this long is lost.
     pub silence: Duration,
     /// All processes must have joined after this time.
     pub patience: Duration,

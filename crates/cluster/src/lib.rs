@@ -93,8 +93,8 @@ pub enum TransportChoice {
 /// use gpu_pool_cluster::Cluster;
 /// use std::time::Duration;
 ///
-/// let cluster = Cluster::tcp("127.0.0.1:29600", 0, 2, "a secret of many letters")?.silence(Duration::from_secs(10));
-/// assert_eq!((cluster.rank(), cluster.size()), (0, 2));
+/// let cluster = Cluster::tcp("127.0.0.1:29600", 0, 2, "a secret of many
+/// letters")?.heartbeat_timeout(Duration::from_secs(10)); assert_eq!((cluster.rank(), cluster.size()), (0, 2));
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 #[derive(Clone)]
@@ -212,20 +212,20 @@ impl Cluster {
         Cluster { launch, secret: secret.into_bytes(), silence, patience, transport: TransportChoice::Auto }
     }
 
-    /// A process that says nothing for so long is lost: 30 seconds if not set. A shorter limit than 10 ms counts as
+    /// A process without a heartbeat for this long is lost: 30 seconds if not set. A shorter limit than 10 ms counts as
     /// 10 ms. Everywhere the same. A process whose connection ends is lost at once.
     ///
     /// Processes speak by themselves, from a thread of their own, also during long computations: only one that is
     /// stopped, or cut off, is silent. (For one that does not get on, there is
     /// [`Builder::timeout`](gpu_pool::Builder::timeout).)
-    pub fn silence(mut self, limit: Duration) -> Cluster {
+    pub fn heartbeat_timeout(mut self, limit: Duration) -> Cluster {
         self.silence = limit.max(Duration::from_millis(10));
         self
     }
 
     /// How long the processes wait for each other while their pools are built: 5 minutes if not set. A shorter limit
     /// than 10 ms counts as 10 ms. So long they also wait until the name of rank 0's machine is known.
-    pub fn patience(mut self, limit: Duration) -> Cluster {
+    pub fn connect_timeout(mut self, limit: Duration) -> Cluster {
         self.patience = limit.max(Duration::from_millis(10));
         self
     }
@@ -268,5 +268,5 @@ impl Cluster {
 mod models;
 
 #[cfg(test)]
-#[path = "../../lab/src/testing/texts.rs"]
+#[path = "../../lab/src/texts.rs"]
 mod texts;

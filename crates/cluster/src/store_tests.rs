@@ -89,7 +89,7 @@ fn an_address_in_use_is_named() {
 /// `RendezvousTCPTest.test_dns_timeout`: a machine that nobody knows.
 #[test]
 fn a_machine_that_nobody_knows_is_named() {
-    let cluster = Cluster::tcp("no..name:29600", 1, 2, "x").unwrap().patience(Duration::from_millis(10));
+    let cluster = Cluster::tcp("no..name:29600", 1, 2, "x").unwrap().connect_timeout(Duration::from_millis(10));
     let error = cluster.join(1, None, |_| unreachable!("it has connected")).map(drop).unwrap_err();
     assert!(matches!(error, Error::Cluster { op: "connect", .. }), "{error:?}");
     assert!(error.to_string().contains("no..name"), "{error}");

@@ -129,7 +129,7 @@ fn who_is_lost_while_the_cluster_connects_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     drop(listener);
-    let cluster = Cluster::tcp(&at.to_string(), 0, 2, "x").unwrap().silence(LONG);
+    let cluster = Cluster::tcp(&at.to_string(), 0, 2, "x").unwrap().heartbeat_timeout(LONG);
     thread::scope(|s| {
         s.spawn(|| {
             let stream = loop {

@@ -109,7 +109,7 @@ pub(crate) struct Arrival<'a> {
     pub site: Site,
     /// Whether this member speaks for its host's members: the first one of them.
     pub leads: bool,
-    /// What a thread does beside the member, which may be in other meetings meanwhile. All members of the host lead
+    /// Set for collectives run by the proxy thread, concurrent with the member's own. All members of the host lead
     /// then, in any order: the host has arrived with the last one.
     pub beside: bool,
     /// Of the leader: a value for all hosts, at most [`MOST_NOTE`] bytes.

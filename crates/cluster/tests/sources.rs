@@ -2,8 +2,9 @@
 //! result. On software GPUs, with the race checker. Sizes are small, for debug builds.
 #![cfg(target_os = "linux")]
 
-use gpu_pool::{Builder, Check, GpuPool};
+use gpu_pool::{Builder, GpuPool};
 use gpu_pool_cluster::Cluster;
+use gpu_pool_lab::{Check, prelude::*};
 use std::{env, io, process::Command, time::Duration};
 
 #[path = "../../../examples/sources/mpi_sum.rs"]

@@ -1,1 +1,20 @@
 #![doc = include_str!("../README.md")]
+
+pub mod check;
+mod explore;
+pub mod faulty;
+mod observer;
+pub mod prelude;
+#[cfg(test)]
+pub(crate) mod texts;
+pub mod topology;
+
+pub use check::Check;
+pub use explore::{Explored, Explorer, Failure, Why, explore};
+pub use faulty::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Fired, Injected};
+#[doc(hidden)]
+pub use gpu_pool::extend::lab::{FailPoint, count_meetings_from};
+pub use observer::install;
+#[doc(hidden)]
+pub use observer::watching;
+pub use topology::Topology;

@@ -57,8 +57,8 @@ fn leads_to_the_program(exhibit: &'static Exhibit, trouble: &Trouble) {
 }
 
 /// Reports of two operations.
-const NEED_BOTH: [gpu_pool::extend::driver::check::Kind; 3] = {
-    use gpu_pool::extend::driver::check::Kind::{FreeInUse, HostAccess, Race};
+const NEED_BOTH: [gpu_pool_lab::check::Kind; 3] = {
+    use gpu_pool_lab::check::Kind::{FreeInUse, HostAccess, Race};
     [Race, FreeInUse, HostAccess]
 };
 
@@ -101,7 +101,7 @@ fn without_the_checker_races_are_silent() {
         let outcome = run(wrong, &Ground::software(false));
         let reported = outcome.as_ref().err().and_then(|trouble| trouble.caught());
         assert_eq!(reported, None, "{}: {outcome:?}", exhibit.name);
-        if kind == gpu_pool::extend::driver::check::Kind::Race {
+        if kind == gpu_pool_lab::check::Kind::Race {
             assert!(outcome.is_ok(), "{}: {outcome:?}", exhibit.name);
         }
     }
@@ -153,7 +153,7 @@ fn exhibits_are_complete() {
         assert!(page.contains(&format!("\n## {name}\n")) && page.contains(thread.url), "{name} is not in {PAGE}");
         for program in wrong.iter().chain([right]) {
             let (line, text) = program.text();
-            let file = program.file.trim_start_matches("crates/lab/tests/../../../");
+            let file = program.file;
             let shown = page.contains(&format!("`{file}:{line}`\n")) && page.contains(text);
             assert!(shown, "`{}` has changed: run `cargo run --example bug_zoo -- --markdown {PAGE}`", program.name);
             assert!(line > 1 && text.starts_with("fn ") && text.ends_with('}'), "{name}: {text}");

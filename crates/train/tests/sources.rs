@@ -2,7 +2,8 @@
 //! the guide tells the truth about them. On software GPUs, with the race checker. Sizes are small, for debug builds.
 #![cfg(feature = "blas")]
 
-use gpu_pool::{Builder, Check, GpuPool, collective::ReduceOrder};
+use gpu_pool::{Builder, GpuPool, collective::ReduceOrder};
+use gpu_pool_lab::{Check, prelude::*};
 use std::{fs, path::Path, time::Duration};
 
 #[path = "../../../examples/sources/channel_parallel.rs"]

@@ -12,9 +12,11 @@ use gpu_pool::{
     LaunchDims,
     extend::driver::{
         Address, DriverRef, DriverResult, Fault, FaultKind, HostArg, KernelArg, Launch, ModuleImage, RawEvent,
-        RawFunction, RawStream, ValueBytes, check::annotate,
+        RawFunction, RawStream, ValueBytes,
     },
 };
+use gpu_pool_lab::check::annotate;
+use gpu_pool_lab::prelude::*;
 use std::{
     slice,
     sync::{Arc, Mutex, MutexGuard, PoisonError},

@@ -6,11 +6,9 @@
 use super::ground::Ground;
 use gpu_pool::{
     Error,
-    extend::driver::{
-        Fault, FaultKind,
-        check::{Kind, Report},
-    },
+    extend::driver::{Fault, FaultKind},
 };
+use gpu_pool_lab::check::{Kind, Report};
 use std::{fmt, sync::Arc};
 
 /// A mistake: a program that makes it, and one that does not.
@@ -64,7 +62,8 @@ macro_rules! exhibits {
         pub const EXHIBITS: &[Exhibit] = &[$({
             type Run = fn(&Ground) -> Outcome;
             const fn program(run: Run, name: &'static str, needs: &'static [&'static str]) -> Program {
-                Program { run, name, file: file!(), source: include_str!($source), needs }
+                let file = concat!("examples/bug_zoo/zoo/", $source);
+                Program { run, name, file, source: include_str!($source), needs }
             }
             #[allow(unused_mut, unused_assignments, reason = "some wrong programs do not compile")]
             let mut wrong = None;

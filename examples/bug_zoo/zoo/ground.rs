@@ -5,13 +5,13 @@ use super::{
     exhibit::Trouble,
 };
 use gpu_pool::{
-    Builder, Check, Error, GpuPool,
+    Builder, Error, GpuPool,
     extend::driver::{
-        DriverRef, check, faulty,
+        DriverRef,
         host::{self, HostConfig, MachineConfig, Schedule},
     },
-    testing::FaultPlan,
 };
+use gpu_pool_lab::{Check, FaultPlan, check, faulty, prelude::*};
 use std::time::Duration;
 
 /// Which devices, and whether the checker watches.

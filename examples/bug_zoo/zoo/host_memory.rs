@@ -1,7 +1,7 @@
 //! Exhibits: memory that the host and devices share.
 
 use super::prelude::*;
-use gpu_pool::extend::driver::check::Kind;
+use gpu_pool_lab::check::Kind;
 
 /// Numbers in a buffer.
 const N: usize = 1 << 14;

@@ -2,7 +2,8 @@
 
 use super::bare::{Gpu, Mem};
 use super::prelude::*;
-use gpu_pool::extend::driver::{DriverResult, check::Kind};
+use gpu_pool::extend::driver::DriverResult;
+use gpu_pool_lab::check::Kind;
 use std::sync::Arc;
 
 /// Numbers in a buffer.

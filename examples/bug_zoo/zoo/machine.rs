@@ -1,11 +1,8 @@
 //! Exhibits: wrong beliefs about a machine with several devices.
 
 use super::prelude::*;
-use gpu_pool::{
-    collective::Route,
-    extend::driver::check::Kind,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::collective::Route;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, check::Kind, prelude::*};
 use std::sync::Arc;
 
 /// Numbers in a buffer.

@@ -1,7 +1,8 @@
 //! Exhibits: missing edges between streams of two devices.
 
 use super::prelude::*;
-use gpu_pool::{ReduceOp, extend::driver::check::Kind};
+use gpu_pool::ReduceOp;
+use gpu_pool_lab::check::Kind;
 use std::sync::Arc;
 
 /// Numbers in a buffer.

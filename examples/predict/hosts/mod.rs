@@ -11,7 +11,7 @@ pub mod run;
 use crate::report;
 use anyhow::{Context, Result};
 use comfy_table::Table;
-use gpu_pool::{Topology, topology::Nic};
+use gpu_pool_lab::{Topology, topology::Nic};
 use model::Model;
 use serde_json::json;
 use std::{fs, ops::RangeInclusive, path::Path};

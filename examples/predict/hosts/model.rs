@@ -16,7 +16,7 @@
 //! [`Model::uneven`] follows the ring step by step.
 
 use super::run::{CALLS, WARM_UP};
-use gpu_pool::{Topology, topology::HostCosts};
+use gpu_pool_lab::{Topology, topology::HostCosts};
 
 /// Bytes of the smallest part.
 const GRAIN: usize = 128;

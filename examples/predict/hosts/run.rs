@@ -1,6 +1,8 @@
 //! The two ways of an all-reduce over several hosts, on a dry pool in virtual time.
 
-use gpu_pool::{Device, DeviceBuffer, GpuPool, ReduceOp, Result, Topology};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, ReduceOp, Result};
+use gpu_pool_lab::Topology;
+use gpu_pool_lab::prelude::*;
 
 /// How the devices of several hosts add up their buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -33,6 +33,7 @@ use super::{
 };
 use crate::{
     Event,
+    driver::observe::FailPoint,
     error::Result,
     fabric::{
         plan::{Place, Shape, Work},
@@ -40,7 +41,6 @@ use crate::{
         types,
     },
     memory::stream::StreamCore,
-    mutation::Bug,
 };
 use smallvec::SmallVec;
 use std::{slice, sync::Arc};
@@ -230,7 +230,7 @@ impl Exchange<'_> {
         let (member, me) = (self.member, self.member.rank);
         for owner in self.member.others().filter(|&owner| self.has(owner, j)) {
             if let Some(empty) = empty
-                && !member.handle.injected(Bug::SlotFilledEarly)
+                && !member.handle.injected(FailPoint::SlotFilledEarly)
             {
                 let empty = empty[owner].as_ref().expect("a slice that has this piece has all before it");
                 member.wait(self.send, empty)?;
@@ -288,7 +288,7 @@ impl Exchange<'_> {
             self.copy(self.remote(to, range.start), result, range.len())?;
         }
         self.send.submit();
-        if own.is_some() || member.handle.injected(Bug::ResultMadeEarly) {
+        if own.is_some() || member.handle.injected(FailPoint::ResultMadeEarly) {
             return Ok(summed);
         }
         Event::record(self.send, member.name(), false)

@@ -23,7 +23,7 @@
 use super::{super::kernels, About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, staging::Staging};
 use crate::{
     Event,
-    driver::{Address, Driver, DriverResult, RawStream},
+    driver::{Address, Driver, DriverResult, RawStream, observe::FailPoint},
     error::{Error, Result},
     fabric::{
         layout::MOST,
@@ -31,7 +31,6 @@ use crate::{
         tiling::{self, GRAIN, Tiling},
         types,
     },
-    mutation::Bug,
 };
 use smallvec::SmallVec;
 use std::{ptr, time::Duration};
@@ -157,7 +156,7 @@ impl<'g> Pieces<'g> {
     /// the time that the pool waits for anything.
     fn wait(&self, event: &Event) -> Result<()> {
         let (member, name, handle) = (self.member, self.member.name(), self.member.handle);
-        if handle.injected(Bug::FoldedEarly) {
+        if handle.injected(FailPoint::FoldedEarly) {
             return Ok(());
         }
         let passed = || handle.check(name, handle.driver.event_wait(event.0.raw, TICK));

@@ -16,7 +16,7 @@ use super::super::{
 use crate::{
     Event,
     copy::peer,
-    driver::{Address, KernelArg, Launch, LaunchDims, RawFunction, host::HostGpu},
+    driver::{Address, KernelArg, Launch, LaunchDims, RawFunction, host::HostGpu, observe::FailPoint},
     error::Result,
     fabric::{
         descriptor::{Area, Exposed, RecvScratch},
@@ -29,7 +29,6 @@ use crate::{
     },
     gang::Gang,
     memory::{handle::DeviceHandle, stream::StreamCore},
-    mutation::Bug,
 };
 use smallvec::SmallVec;
 use std::{cell::Cell, sync::Arc, time::Duration};
@@ -202,7 +201,7 @@ impl<'a> Member<'a> {
 
     /// Puts the member's stream behind what a peer did before it called.
     pub(super) fn wait_for_start(&self, matched: &Matched<'_>, peer: usize) -> Result<()> {
-        if self.handle.injected(Bug::StartSkipped) {
+        if self.handle.injected(FailPoint::StartSkipped) {
             return Ok(());
         }
         let ready = matched.exposed(peer).ready.as_ref().expect("there are several members");
@@ -251,7 +250,7 @@ impl<'a> Member<'a> {
     /// Waits on the host until a peer has submitted a step, then puts the member's stream behind it.
     pub(super) fn await_step(&self, peer: usize) -> Result<()> {
         let done = self.take_step(peer)?;
-        if self.handle.injected(Bug::StepSkipped) {
+        if self.handle.injected(FailPoint::StepSkipped) {
             return Ok(());
         }
         self.wait(self.stream, &done)

@@ -21,13 +21,15 @@ use super::{
     value,
 };
 use crate::{
-    driver::{Address, HostArg, KernelArg, LaunchDims, host},
+    driver::{
+        Address, HostArg, KernelArg, LaunchDims, host,
+        observe::{self, FailPoint},
+    },
     fabric::{
         layout::{DeviceBarrier, MOST, REGISTERS, SOFTWARE_BLOCKS},
         signal_pad::SignalPad,
     },
     memory::handle::DeviceHandle,
-    mutation::Bug,
 };
 use inboxes::{Inboxes, Unit, guarded};
 use smallvec::SmallVec;
@@ -37,8 +39,14 @@ const FEW_STEPS: u64 = 4;
 const MANY_STEPS: u64 = 2048;
 
 /// The bugs that tests inject into these kernels.
-const BUGS: [Bug; 6] =
-    [Bug::DatumTakenEarly, Bug::SlotWithoutCredit, Bug::OneRoom, Bug::SlotsLeftFull, Bug::DatumKept, Bug::OwnNanKept];
+const BUGS: [FailPoint; 6] = [
+    FailPoint::DatumTakenEarly,
+    FailPoint::SlotWithoutCredit,
+    FailPoint::OneRoom,
+    FailPoint::SlotsLeftFull,
+    FailPoint::DatumKept,
+    FailPoint::OwnNanKept,
+];
 
 /// The member that launches.
 pub(crate) struct Launcher<'a> {
@@ -63,7 +71,7 @@ struct Told {
 }
 
 impl Told {
-    fn has(&self, bug: Bug) -> bool {
+    fn has(&self, bug: FailPoint) -> bool {
         self.bug > 0 && BUGS[self.bug as usize - 1] == bug
     }
 }
@@ -136,7 +144,10 @@ fn args_among(
     of_gpu: &[KernelArg],
 ) -> Arguments {
     let Launcher { handle, pad, meet } = *launcher;
-    let (checker, device) = handle.watch().map_or((0, 0), |watch| (watch.checker.number(), watch.device));
+    let (checker, device) = handle.watch().map_or((0, 0), |watch| {
+        observe::enter(watch);
+        (watch.number(), watch.device)
+    });
     // A range may appear only once in a launch.
     let memory = match memory {
         [Some(a), Some(b)] if a.address < b.address + b.bytes as u64 && b.address < a.address + a.bytes as u64 => {
@@ -351,6 +362,3 @@ impl<T: Lane> Fold<T> {
         guarded::<T>(result)
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -3,13 +3,13 @@
 use super::{
     HostConfig, HostGpu,
     block::Block,
-    clock::HostCall,
     event::{Progress, Record},
     fault,
     machine::{Owner, State},
     memory::HostKind,
     op::{Engine, Op, Work},
     pages,
+    timing::HostCall,
 };
 use crate::{
     driver::{Address, DeviceInfo, Driver, DriverResult, RawEvent, RawStream},
@@ -23,7 +23,6 @@ impl HostGpu {
         let machine = owner.machine();
         let mut uuid = *b"software\0\0\0\0\0\0\0\0";
         uuid[8..].copy_from_slice(&unique_id().to_be_bytes());
-        #[cfg(test)]
         let uuid = super::one_gpu::here().unwrap_or(uuid);
         let info = DeviceInfo {
             ordinal: index,

@@ -1,6 +1,6 @@
 //! The settings of software GPUs and of their machine.
 
-use crate::topology::Topology;
+use super::timing::Machine;
 use std::sync::Arc;
 
 /// The properties of one software GPU of a [`machine()`](super::machine()).
@@ -73,7 +73,7 @@ pub struct MachineConfig {
     /// The order of operations.
     pub schedule: Schedule,
     /// Speeds of links and engines, for [`Schedule::Virtual`].
-    pub topology: Option<Arc<Topology>>,
+    pub topology: Option<Arc<dyn Machine>>,
     /// Whether the machine looks for kernels that write to arguments which they declare as read-only.
     pub watch_reads: bool,
     /// Dry run: operations take virtual time, but they are not performed and touch no memory.

@@ -22,7 +22,10 @@ use super::{
     sched::Core,
     slab::Key,
 };
-use crate::driver::{Fault, FaultKind, check::OpSite};
+use crate::{
+    driver::{Fault, FaultKind},
+    error::op_site::OpSite,
+};
 use std::{
     fmt::Write,
     sync::Arc,

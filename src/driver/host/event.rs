@@ -4,7 +4,7 @@
 //! completed. So a record without a time stamp costs the stream nothing. A wait copies the record, so a later re-record
 //! or the destruction of the event does not change it.
 
-use super::{clock::Time, fault, slab::Key};
+use super::{fault, slab::Key, timing::Time};
 use crate::driver::{DriverResult, Fault, RECORDED_BEFORE};
 use std::time::{Duration, Instant};
 

@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{
     contain::contain,
-    driver::{HostArg, KernelArg, check::Report},
+    driver::{HostArg, KernelArg},
+    error::misuse::Report,
     sync::{load_word, store_word},
 };
 use std::{

@@ -1,6 +1,9 @@
 //! Faults with CUDA's codes and names.
 
-use crate::driver::{Fault, FaultKind, check::Report};
+use crate::{
+    driver::{Fault, FaultKind},
+    error::misuse::Report,
+};
 use std::sync::Arc;
 
 fn fault(kind: FaultKind, code: i32, name: &str, detail: impl Into<String>) -> Fault {

@@ -2,7 +2,6 @@
 
 use super::{
     calls::{check_aligned, check_size},
-    clock::HostCall,
     event::{Event, Progress},
     fault,
     machine::Owner,
@@ -11,6 +10,7 @@ use super::{
     pages,
     sched::{Core, Module},
     stream::State as StreamState,
+    timing::HostCall,
 };
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;

@@ -10,8 +10,8 @@
 
 use super::{
     block::{ALIGN, Block},
-    clock::Side,
     fault,
+    timing::Side,
     window::{Shared, Windows},
 };
 use crate::driver::{Address, DriverResult, Fault};

@@ -2,8 +2,8 @@
 //!
 //! # Contract
 //!
-//! A software GPU keeps the rules of the [driver contract](super#contract). Where the behaviour of hardware is
-//! undefined, a software GPU reports an error. So a program that is wrong on eight GPUs also fails on a laptop.
+//! A software GPU keeps the rules of the driver contract. Where the behaviour of hardware is undefined, a software GPU
+//! reports an error. So a program that is wrong on eight GPUs also fails on a laptop.
 //!
 //! * **Asynchronous.** A submitted operation runs on a worker thread, never inside the call. Streams advance
 //!   independently: operations that no stream or event orders run in any order. As on hardware, copies queue for the
@@ -31,13 +31,12 @@
 //! it without the lock (`exec`), and finishes it under the lock. An event is a position in a stream (`event`).
 //!
 //! Only `Core::pick_next` chooses an order. Where operations run one at a time ([`Schedule`]), `step` chooses instead,
-//! after `quiescence` has found that the program is blocked; `clock` gives the times where time is virtual. `deadlock`
-//! looks for waits that will never end, `watch` for kernels that write to read-only arguments.
+//! after `quiescence` has found that the program is blocked; a clock (`timing`) gives the times where time is virtual.
+//! `deadlock` looks for waits that will never end, `watch` for kernels that write to read-only arguments.
 
 mod access;
 mod block;
 mod calls;
-mod clock;
 mod config;
 mod deadlock;
 mod event;
@@ -52,7 +51,6 @@ mod grace;
 mod graph;
 mod machine;
 mod memory;
-#[cfg(test)]
 mod one_gpu;
 mod op;
 mod pages;
@@ -63,50 +61,45 @@ mod slab;
 mod standing;
 mod step;
 mod stream;
+pub mod timing;
 mod trace;
 mod wait;
 mod watch;
 mod window;
 
 use super::{Driver, DriverRef, DriverResult, RawStream};
-use crate::topology::{DeviceModel, Topology};
+use crate::error::op_site::OpSite;
 pub use config::{HostConfig, MachineConfig, Schedule};
 pub use exec::again;
 pub(crate) use exec::{again_after, misused};
 pub use gpu::HostGpu;
 pub(crate) use gpu::uncharged;
-#[cfg(test)]
-pub(crate) use one_gpu::on_one_gpu;
+#[doc(hidden)]
+pub use one_gpu::on_one_gpu;
 pub use quiescence::Attendee;
 pub(crate) use standing::Standing;
 use std::{sync::Arc, thread, time::Duration};
 pub use trace::{Step, Trace, What};
 
-impl Topology {
-    /// Software GPUs with this machine's memory sizes, names and peer rights.
-    pub fn host_configs(&self) -> Vec<HostConfig> {
-        let config = |(ordinal, device): (usize, &DeviceModel)| HostConfig {
-            memory: device.memory,
-            peers: Some(self.peers(ordinal)),
-            name: Some(device.name.clone()),
-            ..HostConfig::default()
-        };
-        self.devices().iter().enumerate().map(config).collect()
-    }
-}
-
 /// [`machine()`] with settings.
 ///
 /// # Errors
 /// [`FaultKind::InvalidArgument`](super::FaultKind::InvalidArgument) if the topology is invalid or has too few
-/// devices; [`FaultKind::Other`](super::FaultKind::Other) if the process has a million software GPUs at once.
+/// devices, or if there is none and time is virtual; [`FaultKind::Other`](super::FaultKind::Other) if the process has a
+/// million software GPUs at once.
 pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> DriverResult<Vec<DriverRef>> {
-    if let Some(topology) = &config.topology {
-        topology.validate().map_err(|error| fault::invalid(error.to_string()))?;
-        if topology.len() < configs.len() {
-            let (have, want) = (topology.len(), configs.len());
-            return Err(fault::invalid(format!("{want} software GPUs of a machine with {have} devices")));
+    match &config.topology {
+        Some(topology) => {
+            topology.validate(OpSite::place()).map_err(|error| fault::invalid(error.to_string()))?;
+            let (have, want) = (topology.configs().len(), configs.len());
+            if have < want {
+                return Err(fault::invalid(format!("{want} software GPUs of a machine with {have} devices")));
+            }
         }
+        None if config.schedule == Schedule::Virtual => {
+            return Err(fault::invalid("the schedule `Virtual` without a topology: see the crate gpu-pool-lab"));
+        }
+        None => {}
     }
     let owner = Arc::new(machine::Owner::new(configs, config)?);
     let gpu = |(index, config)| Arc::new(HostGpu::new(&owner, index, config)) as DriverRef;

@@ -12,7 +12,7 @@ pub(super) fn here() -> Option<[u8; 16]> {
 }
 
 /// All software GPUs that `build` makes get one UUID.
-pub(crate) fn on_one_gpu<R>(build: impl FnOnce() -> R) -> R {
+pub fn on_one_gpu<R>(build: impl FnOnce() -> R) -> R {
     let mut uuid = *b"shared\0\0\0\0\0\0\0\0\0\0";
     uuid[8..].copy_from_slice(&unique_id().to_be_bytes());
     UUID.set(Some(uuid));

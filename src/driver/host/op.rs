@@ -1,11 +1,12 @@
 //! Operations: what a stream's queue holds.
 
-use super::{clock::Time, event::Record, slab::Key};
+use super::{event::Record, slab::Key, timing::Time};
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;
 use crate::{
     contain::contain,
-    driver::{Address, HostKernel, KernelArg, LaunchDims, check::OpSite},
+    driver::{Address, HostKernel, KernelArg, LaunchDims},
+    error::op_site::OpSite,
 };
 
 pub(super) struct Op {

@@ -1,8 +1,9 @@
 //! Quiescence: whether every host thread of a program is blocked, so that only the machine can make progress.
 //!
 //! Steps (`machine::steps`) and deadlock reports ask for it. A pool registers its device threads and the threads that
-//! start its scopes as *attendees* ([`attend`](super::attend)). Other threads of the application are not seen. A machine
-//! without attendees takes steps while any thread waits in the driver or has polled something that is not complete.
+//! start its scopes as *attendees* ([`attend`](super::attend)). Other threads of the application are not seen. A
+//! machine without attendees takes steps while any thread waits in the driver or has polled something that is not
+//! complete.
 //!
 //! Invariant: a step does not depend on the speed of host threads. It is taken only if every attendee is blocked and
 //! every thread that waits in the driver still has to wait: then nothing can be submitted before something completes.
@@ -10,7 +11,7 @@
 //! was blocked in between, so all of them were blocked at one moment.
 
 use super::{sched::Core, slab::Key};
-use crate::driver::check::OpSite;
+use crate::error::op_site::OpSite;
 use std::{
     sync::{Arc, Weak},
     thread::ThreadId,

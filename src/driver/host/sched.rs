@@ -8,7 +8,6 @@
 use super::{
     HostConfig, MachineConfig, Schedule,
     access::Active,
-    clock::{Time, Unbooked, VirtualClock},
     event::{Event, Progress, Stamp},
     exec::{Died, Ended, Job, Span},
     fault,
@@ -17,9 +16,11 @@ use super::{
     peer::Rights,
     slab::{Key, Slab},
     stream::{State, Stream},
+    timing::{Clock, Time},
 };
 use crate::driver::{Address, DriverResult, Fault};
 use std::{
+    any::Any,
     collections::{HashMap, VecDeque},
     mem,
     time::Instant,
@@ -45,13 +46,13 @@ pub(super) struct Core {
     /// Whether operations run one at a time; then streams are never parked: see `step`.
     pub stepped: bool,
     /// The clock, if time is virtual.
-    pub clock: Option<VirtualClock>,
+    pub clock: Option<Box<dyn Clock>>,
     /// Virtual time at which the last of all operations finishes.
     pub latest: Time,
     /// Virtual time at which the operation of the current step finishes.
     pub booked: Time,
-    /// The clock before the current step was booked, if the step may turn out to be an attempt.
-    pub unbooked: Option<Unbooked>,
+    /// The clock and `latest` before the current step was booked, if the step may turn out to be an attempt.
+    pub unbooked: Option<(Box<dyn Any + Send>, Time)>,
     /// Values and virtual times of the writes to words, by address.
     pub words: HashMap<Address, Vec<(u64, Time)>>,
     /// Number of operations ever submitted.
@@ -133,7 +134,7 @@ impl Core {
             active: Active::new(),
             spinning: Vec::new(),
             stepped: machine.schedule != Schedule::Threaded,
-            clock: is_virtual.then(|| VirtualClock::new(machine.topology.as_deref(), configs.len())),
+            clock: machine.topology.as_ref().filter(|_| is_virtual).map(|machine| machine.clock()),
             latest: 0,
             booked: 0,
             unbooked: None,

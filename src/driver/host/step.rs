@@ -7,13 +7,13 @@
 
 use super::{
     Schedule,
-    clock::{Cost, HostCall, Time},
     event::Progress,
     grace::GraceTimer,
     op::{Engine, Op, Work},
     sched::Core,
     slab::Key,
     stream::{State, Stream},
+    timing::{Cost, HostCall, Time},
     trace::{Step, Trace, What},
 };
 use crate::driver::KernelArg;
@@ -306,7 +306,7 @@ impl Core {
         let may_spin = matches!(op.work, Work::Kernel { .. });
         let written = if let Work::WriteValue { address, value } = op.work { Some((address, value)) } else { None };
         let Some(clock) = &mut self.clock else { return (0, 0) };
-        self.unbooked = may_spin.then(|| clock.unbooked(device, latest));
+        self.unbooked = may_spin.then(|| (clock.unbooked(device), latest));
         let (start, finish) = clock.book(device, &cost, ready);
         if let Some((address, value)) = written {
             self.note_written(address, value, finish);
@@ -319,8 +319,9 @@ impl Core {
     /// The booked kernel has not finished: this was an attempt, which takes no virtual time. (The number of attempts
     /// may depend on real time.)
     pub fn unbook(&mut self) {
-        if let (Some(clock), Some(before)) = (&mut self.clock, self.unbooked.take()) {
-            self.latest = clock.restore(before);
+        if let (Some(clock), Some((before, latest))) = (&mut self.clock, self.unbooked.take()) {
+            clock.restore(before);
+            self.latest = latest;
         }
     }
 

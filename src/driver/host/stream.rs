@@ -4,7 +4,7 @@
 //! a parked stream is on the list of its obstacle: another stream's waiters, an engine's queue, the conflicting
 //! accesses, or the awaited values.
 
-use super::{clock::Time, op::Op, slab::Key};
+use super::{op::Op, slab::Key, timing::Time};
 use crate::driver::Fault;
 use parking_lot::Condvar;
 use std::{collections::VecDeque, sync::Arc};

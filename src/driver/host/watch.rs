@@ -6,9 +6,12 @@
 //! with the originals afterwards. So the device's memory stays intact, and the report names kernel and argument.
 
 use super::block::Block;
-use crate::driver::{
-    HostArg, KernelArg,
-    check::{Deed, Kind, OpSite, Report},
+use crate::{
+    driver::{HostArg, KernelArg},
+    error::{
+        misuse::{Deed, Kind, Report},
+        op_site::OpSite,
+    },
 };
 use std::{ops::Range, slice, sync::Arc};
 

@@ -13,7 +13,7 @@
 //! * `pinned`, `managed` ([`chunks`]): the same for page-locked and managed memory.
 //!
 //! **Verified, not believed.** Peer copies to memory with access rights of its own have silently written nothing
-//! (CUDA.jl#3112, NVIDIA's bug 6098762). So [`open`] tests the memory of a window ([`verify`]) and falls back to
+//! (CUDA.jl#3112, NVIDIA's bug 6098762). So [`open()`] tests the memory of a window ([`verify`]) and falls back to
 //! `malloc`. The probe of device pairs uses the pool's own buffers, whichever backing they come from.
 //!
 //! **Errors.** A call that fails has changed nothing, except where its documentation says so. Nothing here panics.
@@ -38,7 +38,7 @@ pub use region::Region;
 
 use crate::driver::{Address, DriverRef, DriverResult, Fault, RawStream};
 use smallvec::SmallVec;
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, str::FromStr, sync::Arc};
 
 /// A unit that was mapped.
 pub(crate) struct Mapping {
@@ -82,7 +82,8 @@ pub(crate) trait Backing: Send {
     /// The units that lie wholly inside a range, by address.
     fn units_in(&self, region: u32, range: Range<Address>) -> Vec<Range<Address>>;
 
-    /// Gives a unit back to the driver. It counts as gone also after a fault, except [`FaultKind::Misuse`].
+    /// Gives a unit back to the driver. It counts as gone also after a fault, except
+    /// [`Misuse`](crate::driver::FaultKind::Misuse).
     ///
     /// Nothing uses the unit any more, on any device.
     unsafe fn unmap(&mut self, region: u32, unit: Range<Address>) -> DriverResult;
@@ -119,7 +120,20 @@ pub enum BackingChoice {
     Malloc,
 }
 
-/// What [`open`] may use to test new memory.
+impl FromStr for BackingChoice {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(BackingChoice::Auto),
+            "vmm" => Ok(BackingChoice::Vmm),
+            "malloc" => Ok(BackingChoice::Malloc),
+            _ => Err(format!("{name:?} is no kind of memory: auto, vmm or malloc")),
+        }
+    }
+}
+
+/// What [`open()`] may use to test new memory.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ProbeContext<'a> {
     /// An idle stream of the device. None: the test makes one.

@@ -4,7 +4,7 @@
 
 use super::fault::invalid;
 use crate::{
-    driver::{Address, DriverResult, Fault, FaultKind, check::Token},
+    driver::{Address, DriverResult, Fault, FaultKind, observe::Token},
     memory::handle::DeviceHandle,
 };
 use once_cell::sync::OnceCell;

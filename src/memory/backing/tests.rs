@@ -1,15 +1,13 @@
 //! One suite for all backings.
 
 use super::{Backing, BackingChoice, ChunkKind, Mapping, ProbeContext, open};
+use crate::lab::{FaultPlan, FaultRule, Injected, check, faulty};
 use crate::{
     driver::{
         Address, DriverRef, DriverResult, FaultKind, RawStream,
-        check::{self, Watch},
-        faulty,
         host::{self, HostConfig},
     },
     memory::handle::DeviceHandle,
-    testing::{FaultPlan, FaultRule, Injected},
 };
 use smallvec::SmallVec;
 use std::{cell::RefCell, ops::Range, sync::Arc, time::Duration};
@@ -23,7 +21,7 @@ pub(super) fn machine(devices: usize) -> Vec<DriverRef> {
 }
 
 pub(super) fn link_of(driver: &DriverRef) -> Arc<DeviceHandle> {
-    Arc::new(DeviceHandle::new(0, 0, driver.clone(), Arc::default(), 1, Watch::of(driver)))
+    Arc::new(DeviceHandle::new(0, 0, driver.clone(), Arc::default(), 1, None))
 }
 
 /// A backing under test: kind, choice, and expected name.

@@ -5,13 +5,13 @@ use super::{
     tests::{G, MEMORY, VMM, fill, free, is_there, link_of, machine, nothing, unit_of, unmap, wait},
     vmm::Vmm,
 };
+use crate::lab::{FaultOp, FaultPlan, FaultRule, Injected, check, faulty};
 use crate::{
     driver::{
-        Address, DriverRef, FaultKind, check, faulty,
+        Address, DriverRef, FaultKind,
         host::{self, HostConfig},
     },
     memory::handle::DeviceHandle,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::sync::Arc;
 

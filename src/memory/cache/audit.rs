@@ -1,4 +1,4 @@
-//! Red zones and poison, for [`Check::Memory`](crate::Check::Memory): they find writes past the end of a buffer, and
+//! Red zones and poison, for `Check::Memory`: they find writes past the end of a buffer, and
 //! make reads of a dropped buffer return implausible numbers.
 //!
 //! ```text
@@ -26,12 +26,11 @@ mod slots;
 
 use super::Cache;
 use crate::{
-    driver::{
-        Address,
-        check::{Allocation, Deed, Kind, Report},
-        host,
+    driver::{Address, host},
+    error::{
+        Result,
+        misuse::{Allocation, Deed, Kind, Report},
     },
-    error::Result,
     memory::{block::Block, handle::DeviceHandle, stream::StreamCore},
 };
 use slots::Slots;

@@ -10,7 +10,7 @@
 
 use super::{ATTEMPTS, Cache, GRAIN, Request};
 use crate::{
-    driver::{Address, FaultKind},
+    driver::{Address, FaultKind, observe::FailPoint},
     error::{Error, Result},
     memory::{
         LeakReport,
@@ -18,7 +18,6 @@ use crate::{
         block::{Origin, release_bytes},
         hazard::History,
     },
-    mutation::Bug,
 };
 use std::{ops::Range, time::Duration};
 
@@ -104,7 +103,7 @@ impl Cache {
             };
             if !again {
                 if let Some(ledger) = &mut self.ledger {
-                    ledger.out_of_memory(request.bytes, crate::driver::check::OpSite::current());
+                    ledger.out_of_memory(request.bytes, crate::error::op_site::OpSite::current());
                 }
                 return Err(report.into_error());
             }
@@ -302,7 +301,7 @@ impl Cache {
         let bytes = unit.end - unit.start;
         let past = self.heap.remove(region, unit.start, bytes);
         // In this order: a kernel gives up after the failure, and is seen to have ended after that.
-        let over = past.all_completed() && !stop() || self.handle.injected(Bug::ChunkReleasedEarly);
+        let over = past.all_completed() && !stop() || self.handle.injected(FailPoint::ChunkReleasedEarly);
         if over {
             self.handle.acquire(past.known());
         }

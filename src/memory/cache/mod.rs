@@ -35,8 +35,7 @@ use super::{
     stats::MemoryStats,
 };
 use crate::{
-    driver::check,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::stream::StreamCore,
 };
 use audit::Audit;
@@ -185,7 +184,7 @@ impl Cache {
         }
         if let Some(ledger) = &mut self.ledger {
             let stream = request.stream.map_or(0, |stream| stream.id);
-            ledger.allocated(block.address, request.bytes, block.bytes, stream, check::OpSite::current());
+            ledger.allocated(block.address, request.bytes, block.bytes, stream, OpSite::current());
         }
         Ok(self.hand_out(block, request))
     }

@@ -5,8 +5,8 @@
 
 use super::{Cache, Request};
 use crate::{
-    driver::{Address, check::OpSite as Called},
-    error::Error,
+    driver::Address,
+    error::{Error, op_site::OpSite as Called},
     memory::{
         MemorySnapshot, MemoryStats, OutOfMemoryReport,
         hazard::History,

@@ -5,7 +5,7 @@
 
 use super::{Access, Lending, MERGE_ABOVE, OPEN, Reservation, Use, Uses};
 use crate::{
-    driver::check::Token,
+    driver::observe::Token,
     error::Result,
     memory::{heap::Payload, stream::StreamCore},
 };

@@ -9,7 +9,7 @@ use super::{
     site::{CallSite, Holder, holders},
     snapshot::{BlockState, EventKind, MemoryEvent, MemorySnapshot},
 };
-use crate::driver::{Address, check::OpSite};
+use crate::{driver::Address, error::op_site::OpSite};
 use std::{
     collections::{HashMap, VecDeque},
     time::Instant,

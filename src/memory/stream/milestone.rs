@@ -164,7 +164,7 @@ impl StreamCore {
         }
         let value = match self.handle.watch() {
             // SAFETY: the word lives as long as the stream. Devices write it atomically.
-            Some(watch) => watch.checker.publish_word(watch.device, self.raw, word.address, || unsafe {
+            Some(watch) => watch.checker.publish_word(watch.device, self.raw, word.address, &mut || unsafe {
                 load_word(std::ptr::with_exposed_provenance(word.address as usize))
             }),
             // SAFETY: as above.

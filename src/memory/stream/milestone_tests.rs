@@ -1,11 +1,12 @@
 //! Tests of what is known of a stream without a driver call: by words, and by events where there are no words.
 
 use super::{EVENTS, LastSeen, MILESTONE, Milestones};
+use crate::lab::prelude::*;
+use crate::lab::{Check, FaultPlan};
 use crate::{
-    AsViewMut, Builder, Check, Device, Error, GpuPool,
+    AsViewMut, Builder, Device, Error, GpuPool,
     driver::host::{self, HostConfig},
     memory::stream::StreamCore,
-    testing::FaultPlan,
 };
 use std::{
     sync::{Arc, mpsc},

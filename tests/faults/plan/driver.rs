@@ -1,13 +1,11 @@
 //! The driver around the driver, without a pool.
 
 use super::plan;
-use gpu_pool::{
-    extend::driver::{
-        FaultKind, HostArg, KernelArg, Launch, LaunchDims, ModuleImage, faulty,
-        host::{self, HostConfig},
-    },
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
+use gpu_pool::extend::driver::{
+    FaultKind, HostArg, KernelArg, Launch, LaunchDims, ModuleImage,
+    host::{self, HostConfig},
 };
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, faulty};
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
 

@@ -6,7 +6,8 @@ use crate::{
     on_both,
     support::{bytes, slow_add},
 };
-use gpu_pool::testing::{FaultOp, FaultPlan, FaultRule, Injected};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
 use std::time::Duration;
 
 /// One failing call.

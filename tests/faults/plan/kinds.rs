@@ -5,10 +5,9 @@ use crate::{
     on_both,
     support::{failure, slow_add},
 };
-use gpu_pool::{
-    Device, DeviceBuffer, Error, ReduceOp,
-    testing::{FaultOp, FaultRule, Injected},
-};
+use gpu_pool::{Device, DeviceBuffer, Error, ReduceOp};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultRule, Injected};
 use parking_lot::Mutex;
 
 /// What the operations work on: a buffer of each device, and one that device 1 may write on another.

@@ -9,10 +9,8 @@ mod stress;
 mod stuck;
 mod sweep;
 
-use gpu_pool::{
-    Device, Error, GpuPool, ReduceOp,
-    testing::{FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Device, Error, GpuPool, ReduceOp};
+use gpu_pool_lab::{FaultPlan, FaultRule, Injected};
 
 /// A sum over all devices, checked; then the host's collectives.
 fn collectives(dev: &Device) -> Result<(), Error> {

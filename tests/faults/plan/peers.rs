@@ -4,11 +4,8 @@
 
 use super::{assert_works, collectives, plan};
 use crate::{on_both, support::bytes};
-use gpu_pool::{
-    GpuPool,
-    collective::Route,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{GpuPool, collective::Route};
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use std::{sync::Mutex, time::Duration};
 
 /// Copies both ways on each pair, by either device, with the right data.

@@ -3,10 +3,9 @@
 
 use super::{assert_works, collectives};
 use crate::support::{bytes, cases, guarded};
-use gpu_pool::{
-    Error, GpuPool,
-    testing::{FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Error, GpuPool};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultPlan, FaultRule, Injected};
 use proptest::prelude::*;
 
 /// An error that some of the injected faults explain.

@@ -3,11 +3,8 @@
 
 use super::{assert_works, collectives, plan};
 use crate::support::{Gpus, failure, on_host, slow_add};
-use gpu_pool::{
-    Device, Error, GpuPool,
-    collective::Algorithm,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Device, Error, GpuPool, collective::Algorithm};
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use std::time::Duration;
 
 fn stuck(gpus: Gpus, count: usize, op: FaultOp) -> (FaultPlan, GpuPool) {

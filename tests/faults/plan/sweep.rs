@@ -6,10 +6,9 @@ use crate::{
     on_both,
     support::{Gpus, bytes, cases},
 };
-use gpu_pool::{
-    Device, DeviceBuffer, Error, GpuPool,
-    testing::{FaultRule, Injected},
-};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{FaultRule, Injected};
 use parking_lot::Mutex;
 use std::sync::{Arc, LazyLock};
 

@@ -5,7 +5,8 @@ use crate::{
     on_both,
     support::{bytes, failure, guarded},
 };
-use gpu_pool::{Check, Device, DeviceBuffer, Error, GpuPool, Result, extend::driver::host::Schedule};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Result, extend::driver::host::Schedule};
+use gpu_pool_lab::{Check, prelude::*};
 use parking_lot::Mutex;
 use std::sync::Arc;
 

@@ -1,10 +1,11 @@
 //! Kernels that go too far, and the reports of it.
 
 use crate::support::{Gpus, failure};
-use gpu_pool::{
-    AsViewMut, Check, Device, Error, GpuPool, LaunchDims, Module, Result,
-    extend::driver::check::{Kind, Report},
-    kernel,
+use gpu_pool::{AsViewMut, Device, Error, GpuPool, LaunchDims, Module, Result, kernel};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{
+    Check,
+    check::{Kind, Report},
 };
 use std::sync::Arc;
 

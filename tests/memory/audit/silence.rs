@@ -6,11 +6,9 @@ use crate::{
     support::{self, Gpus},
 };
 use gpu_pool::{
-    Check, Device, Error, GpuPool, Kernel, LaunchDims, ReduceOp, Result,
-    extend::driver::host::Schedule,
-    memory::BackingChoice,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
+    Device, Error, GpuPool, Kernel, LaunchDims, ReduceOp, Result, extend::driver::host::Schedule, memory::BackingChoice,
 };
+use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::{sync::Arc, task::Poll};
 

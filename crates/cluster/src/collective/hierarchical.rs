@@ -241,7 +241,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
     }
 
     /// All members of all processes meet: first those of this process, then the processes. What is sent is staged.
-    /// Returns what the members of this process have told each other, and the commit. `note` is for all processes.
+    /// Returns the descriptors of this process's members, and the commit. `note` is for all processes.
     pub fn meet(
         &self,
         payload: Payload,

@@ -15,7 +15,8 @@ mod user_code;
 use super::loopback::Hosts;
 use crate::{internals::*, prelude::*, runtime::Call};
 use gpu_pool::extend::train::{RowNorm, sum_and_norm};
-use gpu_pool::{AsView, AsViewMut, Check, DType, DeviceBuffer, Element, Group, ReduceOp};
+use gpu_pool::{AsView, AsViewMut, DType, DeviceBuffer, Element, Group, ReduceOp};
+use gpu_pool_lab::{Check, prelude::*};
 use proptest::prelude::*;
 
 const SHAPES: [&[usize]; 5] = [&[2, 2], &[2, 3], &[2, 1, 3], &[1, 1, 1, 1], &[1, 2]];

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::socket::{listen, receive, send};
 use gpu_pool::GpuPool;
+use gpu_pool_lab::{Check, prelude::*};
 use rustix::net::RecvFlags;
 use std::{
     os::{
@@ -19,7 +20,7 @@ use std::{
 const LONG: Duration = Duration::from_secs(120);
 
 fn pool(limit: Duration) -> GpuPool {
-    GpuPool::builder().host(1).timeout(limit).check(gpu_pool::Check::Races).build().unwrap()
+    GpuPool::builder().host(1).timeout(limit).check(Check::Races).build().unwrap()
 }
 
 /// Exports a buffer with these contents, and has an exporter of this process's name answer for it with `lie`, which

@@ -8,8 +8,9 @@
 //! need [`GPU_VARIABLES`].
 
 use crate::support::{again, builder, cuda_devices, task};
-use gpu_pool::{Builder, Check, Error, GpuPool};
+use gpu_pool::{Builder, Error, GpuPool};
 use gpu_pool_cluster::{Cluster, prelude::*};
+use gpu_pool_lab::{Check, prelude::*};
 use std::{
     fmt::Display,
     io::{BufRead, BufReader, Read},
@@ -35,7 +36,7 @@ pub const GPU_VARIABLES: [(&str, &str); 7] = [
     ("NCCL_SOCKET_IFNAME", "lo"),
 ];
 
-/// A process that says nothing for so long is lost.
+/// A process without a heartbeat for this long is lost.
 pub const SILENCE: Duration = Duration::from_secs(2);
 
 /// What a process has said, and when; `None` when it has closed its output.
@@ -184,7 +185,7 @@ pub fn say(what: impl Display) {
 
 /// The pool of one process of a fleet.
 pub fn pool(builder: Builder) -> Result<GpuPool, Error> {
-    builder.cluster(Cluster::from_env()?.patience(GUARD)).build()
+    builder.cluster(Cluster::from_env()?.connect_timeout(GUARD)).build()
 }
 
 /// One process of a fleet. An error ends it as it ends a `main` that returns it.

@@ -5,6 +5,7 @@
 use crate::support::{Gpus, again, builder, task, until};
 use gpu_pool::{Device, DeviceBuffer, Error};
 use gpu_pool_cluster::{Imported, IpcBuffer, prelude::*};
+use gpu_pool_lab::prelude::*;
 use proptest::prelude::*;
 use std::{
     cell::RefCell,
@@ -503,7 +504,7 @@ fn a_scope_that_fails_gives_memory_back() {
 /// A driver that fails half way leaves nothing behind.
 #[test]
 fn a_driver_that_fails_leaves_nothing() {
-    use gpu_pool::testing::{FaultOp, FaultPlan, FaultRule, Injected};
+    use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
     let _alone = alone();
     until("earlier tests' memory is gone", || mapped() + descriptors() + servers() == 0).unwrap();
     for op in [FaultOp::VmReserve, FaultOp::VmMap, FaultOp::VmExport, FaultOp::Fill, FaultOp::VmImport] {

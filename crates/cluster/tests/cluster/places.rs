@@ -8,11 +8,9 @@ use crate::{
     support::{builder, failure, guarded},
     told::{group_of, on_one_of, told},
 };
-use gpu_pool::{
-    Error,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::Error;
 use gpu_pool_cluster::prelude::*;
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use std::time::Duration;
 
 /// Functions that are not called wrongly here, and why.

@@ -8,7 +8,7 @@ use super::{
     note::Call,
     shadow::Manner,
 };
-use crate::driver::{Address, DriverResult, FaultKind, RawStream};
+use gpu_pool::extend::driver::{Address, DriverResult, FaultKind, RawStream};
 
 pub(super) fn read(address: Address, bytes: usize) -> Operand {
     Operand { address, bytes, manner: Manner::READ }

@@ -13,8 +13,14 @@ use super::{
     note::Call,
     shadow::Manner,
 };
-use crate::driver::{layer::forward, *};
+use gpu_pool::{
+    extend::driver::*,
+    extend::lab::{Watch, forward},
+};
 use smallvec::SmallVec;
+#[cfg(target_os = "linux")]
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::{any::Any, sync::Arc, time::Duration};
 
 /// A driver with a checker.
 pub(super) struct Checked {
@@ -26,6 +32,10 @@ pub(super) struct Checked {
 impl Driver for Checked {
     fn inner(&self) -> Option<&DriverRef> {
         Some(&self.inner)
+    }
+
+    fn watch(&self) -> Option<Watch> {
+        Some(Watch { checker: self.checker.clone(), device: self.index, unwatched: self.inner.clone() })
     }
 
     forward! { |this, call| this.inner;
@@ -190,13 +200,13 @@ impl Driver for Checked {
                 KernelArg::Slice { address, bytes, write: true } => Some(write(address, bytes)),
                 KernelArg::Slice { address, bytes, write: false } => Some(read(address, bytes)),
                 KernelArg::Words { address, bytes } => Some(Operand { address, bytes, manner: Manner::RAISE }),
-                KernelArg::Value(_) => None,
+                // A value; there is no other argument.
+                _ => None,
             };
             let operands: SmallVec<[Operand; 8]> = launch.args.iter().filter_map(slice).collect();
             this.submit(stream, what, &operands, call)
         };
-        #[cfg(feature = "blas")]
-        gemm(gemm, stream) => {
+            gemm(gemm, stream) => {
             let what = const { Call::new("gemm", "matrix product") };
             let [a, b, c] = gemm.spans();
             let old = c.pieces().filter(|_| gemm.beta != 0.0);

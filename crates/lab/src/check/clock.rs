@@ -6,7 +6,7 @@
 //! A clock may also be *pending*: its stream waits for a flag whose raise has not been submitted yet. Whatever joins
 //! the clock also joins the [`FlagWait`], and gets the knowledge of the raise once that is submitted.
 
-use crate::driver::Address;
+use gpu_pool::extend::driver::Address;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! may depend on the operation that raises a flag which one of them waits for.
 
 use super::{Report, heap::Heap, judge, shadow::Access};
-use crate::driver::Address;
+use gpu_pool::extend::driver::Address;
 use std::{ops::Range, sync::Arc};
 
 /// Most deferred judgements that are kept. A program with more of them has waits that the host ends with stores of its

@@ -5,7 +5,7 @@
 //! left, the flag will be raised later, and the stream's clock is pending until then.
 
 use super::clock::{Clock, Component, FlagWait};
-use crate::driver::Address;
+use gpu_pool::extend::driver::Address;
 use std::{
     collections::{BTreeMap, VecDeque},
     ops::Range,

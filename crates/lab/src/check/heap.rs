@@ -5,7 +5,7 @@
 //! Adjacent mappings without blocks are one buffer.
 
 use super::{OpSite, ranges::Ranges};
-use crate::driver::Address;
+use gpu_pool::extend::driver::Address;
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, VecDeque},

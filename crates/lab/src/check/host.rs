@@ -5,8 +5,9 @@ use super::{
     clock::Clock,
     state::{HostId, State},
 };
+use gpu_pool::extend::lab::Knowledge;
 use parking_lot::MutexGuard;
-use std::{cell::RefCell, sync::Weak};
+use std::{any::Any, cell::RefCell, sync::Weak};
 
 /// The knowledge of one host thread, to be given to another.
 #[derive(Clone, Default)]
@@ -21,14 +22,17 @@ impl Token {
     pub fn join(&mut self, other: &Token) {
         self.0.join(&other.0);
     }
+}
 
-    /// [`join`](Self::join) for optional tokens: without a checker there are none.
-    pub(crate) fn add(to: &mut Option<Box<Token>>, other: Option<Box<Token>>) {
-        match (to, other) {
-            (Some(known), Some(other)) => known.join(&other),
-            (known, Some(other)) => *known = Some(other),
-            (_, None) => {}
+impl Knowledge for Token {
+    fn join(&mut self, other: &dyn Knowledge) {
+        if let Some(other) = (other as &dyn Any).downcast_ref() {
+            self.join(other);
         }
+    }
+
+    fn copied(&self) -> Box<dyn Knowledge> {
+        Box::new(self.clone())
     }
 }
 

@@ -9,9 +9,9 @@ use super::{
     shadow::{Access, Manner},
     state::{HostId, Key, Removed, State},
 };
-use crate::{
-    driver::{Address, DriverResult, Fault, FaultKind},
-    error::misuse::edge,
+use gpu_pool::{
+    extend::driver::{Address, DriverResult, Fault, FaultKind},
+    extend::lab::{self, edge},
 };
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
@@ -62,7 +62,7 @@ fn report(
 ) -> Arc<Report> {
     let base = owner.map_or(0, |owned| owned.range.start);
     let bytes = range.start.saturating_sub(base) as usize..range.end.saturating_sub(base) as usize;
-    Arc::new(Report { kind, now, before, bytes, allocation: owner.map(|owned| allocation(owned)), missing })
+    Arc::new(lab::report(kind, now, before, bytes, owner.map(|owned| allocation(owned)), missing))
 }
 
 /// The report that `now` and the earlier `before` conflict without an order.

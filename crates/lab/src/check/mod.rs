@@ -4,15 +4,15 @@
 //!
 //! [`wrap`] puts one [`Checker`] around the devices of a pool, for software GPUs and CUDA devices alike. Every call is
 //! forwarded to the driver, except for mistakes: these are refused with a [`Report`] in the
-//! [`Fault`](super::Fault::report). A refused call submits nothing and does not change the account. [`Kind`] lists the
-//! mistakes that the checker finds.
+//! [`Fault`](gpu_pool::extend::driver::Fault::report). A refused call submits nothing and does not change the account.
+//! [`Kind`] lists the mistakes that the checker finds.
 //!
 //! Two operations are ordered if one of these holds: they are on one stream; an event is recorded after the first and
 //! awaited before the second; the first one's stream raises a flag that the second one's stream waits for
-//! ([`write_value`](super::Driver::write_value)); a host thread has waited for the first and submits the second. Each
-//! host thread knows only the work that it has waited for, and the knowledge that other threads have given it
-//! ([`Checker::release`], [`Checker::acquire`]). A running host function ([`launch_host`](super::Driver::launch_host))
-//! knows the earlier work of its stream.
+//! ([`write_value`](gpu_pool::extend::driver::Driver::write_value)); a host thread has waited for the first and submits
+//! the second. Each host thread knows only the work that it has waited for, and the knowledge that other threads have
+//! given it ([`Checker::release`], [`Checker::acquire`]). A running host function
+//! ([`launch_host`](gpu_pool::extend::driver::Driver::launch_host)) knows the earlier work of its stream.
 //!
 //! Operations of a capturing stream touch no memory. Each launch of the graph counts as all of its operations, in their
 //! order, and is refused as a whole.
@@ -26,7 +26,7 @@
 //!   thread with the knowledge that all threads together have when one of them learns that the wait is over. Until
 //!   then, it does not report conflicts that the flag might order.
 //! * It does not see unfinished work on a lost device: that device's memory may be freed.
-//! * It does not know the word that a user's spinning kernel ([`Kernel::resumable`](crate::Kernel::resumable)) waits
+//! * It does not know the word that a user's spinning kernel ([`Kernel::resumable`](gpu_pool::Kernel::resumable)) waits
 //!   for. Such a kernel reads words that another operation writes, which is a race for the checker, so such programs
 //!   run without it. The library's own kernels tell it each access to their words (`words`).
 //! * It does not see an access by the host that is followed by an access of a device which another thread submits, if
@@ -64,18 +64,20 @@ mod shadow;
 mod state;
 mod words;
 
-pub use crate::error::{
-    misuse::{Allocation, Deed, Kind, Report},
-    op_site::annotate,
+pub use gpu_pool::{
+    error::{Allocation, Deed, Kind, Report},
+    extend::lab::annotate,
 };
 pub use host::Token;
-pub(crate) use words::{Block, Touch, Words};
 
-pub(crate) use crate::error::op_site::{OpGuard, OpSite};
-
-use super::{Address, Driver, DriverRef, RawEvent, RawStream};
-use crate::sync::unique_id;
 use checked::Checked;
+use gpu_pool::{
+    extend::driver::{Address, Driver, DriverRef, RawEvent, RawStream},
+    extend::{
+        OpSite,
+        lab::{self, HappensBefore, KernelWords},
+    },
+};
 use judge::Operand;
 use parking_lot::{Mutex, MutexGuard};
 use shadow::Manner;
@@ -84,8 +86,9 @@ use std::{
     any::Any,
     sync::{Arc, Weak},
 };
+use words::{Accounts, Words};
 
-/// The mistakes that a pool's checker looks for; see [`Builder::check`](crate::Builder::check).
+/// The mistakes that a pool's checker looks for; see [`LabBuilder::check`](crate::prelude::LabBuilder::check).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Check {
@@ -101,7 +104,7 @@ pub enum Check {
     /// not known before it has run.
     ///
     /// A buffer counts as dropped when its device's thread has seen the drop. Buffers that outlive their pool, and
-    /// managed memory ([`UnifiedBuffer`](crate::UnifiedBuffer)), are not checked. If operations run one at a time,
+    /// managed memory ([`UnifiedBuffer`](gpu_pool::UnifiedBuffer)), are not checked. If operations run one at a time,
     /// neither are buffers that other devices have used or other threads have dropped, since that would depend on time.
     /// In addition to the costs of `Races`, each buffer costs the memory of the red zone, two fills and a copy.
     Memory,
@@ -110,7 +113,8 @@ pub enum Check {
 /// Puts one checker around all of these devices. Devices that already have one are not changed.
 ///
 /// ```
-/// # use gpu_pool::extend::driver::{check::{self, Kind}, host};
+/// # use gpu_pool::{error::Kind, extend::driver::host};
+/// # use gpu_pool_lab::check;
 /// let gpus = check::wrap(host::machine(&[Default::default()]));
 /// let gpu = &gpus[0];
 /// let (x, s, t) = (gpu.mem_alloc(64)?, gpu.stream_create(0)?, gpu.stream_create(0)?);
@@ -133,9 +137,14 @@ pub fn wrap(drivers: Vec<DriverRef>) -> Vec<DriverRef> {
     drivers.into_iter().enumerate().map(wrap).collect()
 }
 
-impl dyn Driver {
+/// The checker of a driver.
+pub trait CheckedDriver {
     /// The checker of this device, and the device's number in it; see [`wrap`].
-    pub fn checker(&self) -> Option<(&Arc<Checker>, usize)> {
+    fn checker(&self) -> Option<(&Arc<Checker>, usize)>;
+}
+
+impl CheckedDriver for dyn Driver {
+    fn checker(&self) -> Option<(&Arc<Checker>, usize)> {
         checked(self).map(|checked| (&checked.checker, checked.index))
     }
 }
@@ -150,78 +159,26 @@ fn checked<'a>(mut driver: &'a (dyn Driver + 'static)) -> Option<&'a Checked> {
     }
 }
 
-/// A pool's access to its checker, for one device.
-pub(crate) struct Watch {
-    pub(crate) checker: Arc<Checker>,
-    /// The device's number in the checker. In a pool of survivors the ordinals of devices differ from it.
-    pub(crate) device: usize,
-    /// The device, for calls that the checker must not see.
-    pub(crate) unwatched: DriverRef,
-}
-
-impl Watch {
-    /// `None` if there is no checker.
-    pub(crate) fn of(driver: &DriverRef) -> Option<Watch> {
-        let Checked { inner, index, checker } = checked(&**driver)?;
-        Some(Watch { checker: checker.clone(), device: *index, unwatched: inner.clone() })
-    }
-}
-
 /// The account of the devices of one [`wrap`].
 pub struct Checker {
     state: Mutex<State>,
     /// Locked after the state or alone; never lock the state while holding it. Kernels may run within a submission,
     /// which holds the state.
-    words: Mutex<Words>,
-    number: u64,
+    words: Accounts,
     me: Weak<Checker>,
 }
-
-/// All checkers, by number.
-static ALL: Mutex<Vec<(u64, Weak<Checker>)>> = Mutex::new(Vec::new());
 
 impl Checker {
     fn new(devices: usize) -> Arc<Self> {
         let mut state = State::new(devices);
         // The seat that all ending threads share.
         state.host_enters();
-        let number = unique_id();
-        let mut all = ALL.lock();
-        all.retain(|(_, checker)| checker.strong_count() > 0);
-        Arc::new_cyclic(|me| {
-            all.push((number, me.clone()));
-            Checker { state: Mutex::new(state), words: Mutex::default(), number, me: me.clone() }
-        })
-    }
-
-    /// A number that names the checker to a host kernel. Not 0.
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// The checker of this number, as long as there is one.
-    pub(crate) fn find(number: u64) -> Option<Arc<Checker>> {
-        ALL.lock().iter().find(|(of, _)| *of == number)?.1.upgrade()
+        Arc::new_cyclic(|me| Checker { state: Mutex::new(state), words: Accounts::default(), me: me.clone() })
     }
 
     /// The account of the words by which running kernels wait for each other.
-    pub(crate) fn words(&self) -> MutexGuard<'_, Words> {
-        self.words.lock()
-    }
-
-    /// A pool hands out a block of driver memory. Without `zeroed`, its bytes count as unwritten.
-    pub(crate) fn allocated(&self, address: Address, bytes: usize, device: Option<usize>, zeroed: bool) {
-        self.state.lock().heap.hand_out(address..address + bytes as u64, device, zeroed);
-    }
-
-    /// The buffer that starts here, live or freed, for reports of other modules.
-    pub(crate) fn buffer(&self, address: Address) -> Option<Allocation> {
-        self.state.lock().heap.block(address).map(note::allocation)
-    }
-
-    /// The block that starts here is free again.
-    pub(crate) fn freed(&self, address: Address) {
-        self.state.lock().heap.take_back(address);
+    fn words(&self) -> MutexGuard<'_, Words> {
+        self.words.0.lock()
     }
 
     /// The calling thread is about to access page-locked or managed memory. The crate's own buffers call this
@@ -235,9 +192,44 @@ impl Checker {
         let manner = if write { Manner::WRITE } else { Manner::READ };
         state.host_access(by, Operand { address, bytes, manner })
     }
+}
 
-    /// Other code submits an operation to a stream by calls that do not pass this layer.
-    pub(crate) fn lent(
+impl HappensBefore for Checker {
+    fn anew(&self, drivers: Vec<DriverRef>) -> Vec<DriverRef> {
+        wrap(drivers)
+    }
+
+    fn release(&self) -> lab::Token {
+        lab::Token(Box::new(self.release()))
+    }
+
+    fn acquire(&self, token: &lab::Token) {
+        if let Some(token) = (&*token.0 as &dyn Any).downcast_ref() {
+            self.acquire(token);
+        }
+    }
+
+    fn host_access(&self, address: Address, bytes: usize, write: bool) -> Result<(), Arc<Report>> {
+        self.host_access(address, bytes, write)
+    }
+
+    fn words(&self) -> &dyn KernelWords {
+        &self.words
+    }
+
+    fn allocated(&self, address: Address, bytes: usize, device: Option<usize>, zeroed: bool) {
+        self.state.lock().heap.hand_out(address..address + bytes as u64, device, zeroed);
+    }
+
+    fn buffer(&self, address: Address) -> Option<Allocation> {
+        self.state.lock().heap.block(address).map(note::allocation)
+    }
+
+    fn freed(&self, address: Address) {
+        self.state.lock().heap.take_back(address);
+    }
+
+    fn lent(
         &self,
         device: usize,
         stream: RawStream,
@@ -251,8 +243,7 @@ impl Checker {
         state.lend(by, (device, stream.0), call, Operand { address, bytes, manner })
     }
 
-    /// The calling thread is about to publish its knowledge of a stream's progress.
-    pub(crate) fn publish(&self, device: usize, stream: RawStream) {
+    fn publish(&self, device: usize, stream: RawStream) {
         let (mut state, by) = self.enter();
         let clock = state.host(by).clock.clone();
         if let Some(stream) = state.streams.get_mut(&(device, stream.0)) {
@@ -260,15 +251,7 @@ impl Checker {
         }
     }
 
-    /// The calling thread reads a stream's progress word, for other threads to [`observe`](Self::observe). The thread
-    /// itself gains no knowledge: it may have been cleaning up only, and the value that it sees depends on time.
-    pub(crate) fn publish_word(
-        &self,
-        device: usize,
-        stream: RawStream,
-        address: Address,
-        read: impl FnOnce() -> u64,
-    ) -> u64 {
+    fn publish_word(&self, device: usize, stream: RawStream, address: Address, read: &mut dyn FnMut() -> u64) -> u64 {
         let mut state = self.state.lock();
         let State { flags, streams, .. } = &mut *state;
         // Under the lock, so that the writer of the value is already in the account.
@@ -279,22 +262,20 @@ impl Checker {
         value
     }
 
-    /// The calling thread has read a stream's progress.
-    pub(crate) fn observe(&self, device: usize, stream: RawStream) {
+    fn observe(&self, device: usize, stream: RawStream) {
         let (mut state, by) = self.enter();
         if let Some(done) = state.streams.get(&(device, stream.0)).map(|stream| stream.done.clone()) {
             state.learn(by, &done);
         }
     }
 
-    /// The knowledge that the calling thread would gain from a stream's progress.
-    pub(crate) fn observed(&self, device: usize, stream: RawStream) -> Token {
+    fn observed(&self, device: usize, stream: RawStream) -> lab::Token {
         let state = self.state.lock();
-        Token::new(state.streams.get(&(device, stream.0)).map(|stream| stream.done.clone()).unwrap_or_default())
+        let done = state.streams.get(&(device, stream.0)).map(|stream| stream.done.clone()).unwrap_or_default();
+        lab::Token(Box::new(Token::new(done)))
     }
 
-    /// A pool keeps an event for reuse: until its next record, a wait for it has no effect.
-    pub(crate) fn forget_event(&self, device: usize, event: RawEvent) {
+    fn forget_event(&self, device: usize, event: RawEvent) {
         if let Some(event) = self.state.lock().events.get_mut(&(device, event.0)) {
             event.record = None;
         }

@@ -7,7 +7,7 @@ use super::{
     shadow::Manner,
     state::{Key, State},
 };
-use crate::driver::{Address, FaultKind};
+use gpu_pool::extend::driver::{Address, FaultKind};
 use proptest::prelude::*;
 
 /// First address of the memory. It is written once at the start, so that no read is refused as unwritten.

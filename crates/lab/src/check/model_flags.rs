@@ -9,7 +9,7 @@ use super::{
     shadow::Manner,
     state::{Key, State},
 };
-use crate::driver::Address;
+use gpu_pool::extend::driver::Address;
 use proptest::prelude::*;
 
 const DATA: Address = 4096;

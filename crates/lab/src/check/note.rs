@@ -1,7 +1,7 @@
 //! The record of an operation, for reports and for deferred judgements.
 
 use super::{Allocation, Deed, OpSite, clock::Clock, heap::Owned, shadow::Access};
-use crate::error::Site;
+use gpu_pool::error::Site;
 
 /// A call of the driver: its name, and its effect in a word or two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

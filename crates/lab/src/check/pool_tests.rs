@@ -1,9 +1,12 @@
 //! Tests of the hooks that a pool calls: blocks, host accesses, foreign work, progress.
 
-use super::{Checker, Kind, Report, annotate, wrap};
-use crate::driver::{
-    DriverRef, RawStream,
-    host::{self, HostConfig},
+use super::{CheckedDriver, Checker, Kind, Report, annotate, wrap};
+use gpu_pool::{
+    extend::driver::{
+        DriverRef, RawStream,
+        host::{self, HostConfig},
+    },
+    extend::lab::HappensBefore,
 };
 use std::{
     sync::{Arc, mpsc},

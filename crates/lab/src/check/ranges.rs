@@ -1,6 +1,6 @@
 //! A set of bytes, as ranges.
 
-use crate::driver::Address;
+use gpu_pool::extend::driver::Address;
 use std::{collections::BTreeMap, ops::Range};
 
 /// Ranges by their start; they neither overlap nor touch.

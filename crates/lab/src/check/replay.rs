@@ -6,7 +6,7 @@ use super::{
     note::Call,
     state::{HostId, Key, State},
 };
-use crate::driver::{Address, DriverResult};
+use gpu_pool::extend::driver::{Address, DriverResult};
 use smallvec::SmallVec;
 use std::{mem, ops::Range};
 
@@ -77,11 +77,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use crate::driver::{
-        DriverRef, RawGraph, RawStream,
-        check::{Kind, annotate, wrap},
-        host,
-    };
+    use super::super::{Kind, annotate, wrap};
+    use gpu_pool::extend::driver::{DriverRef, RawGraph, RawStream, host};
     use std::time::Duration;
 
     fn gpu() -> DriverRef {

@@ -7,7 +7,7 @@
 //! the same flag.
 
 use super::{clock::Component, heap::Owned, note::Note};
-use crate::driver::Address;
+use gpu_pool::extend::driver::Address;
 use smallvec::SmallVec;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 

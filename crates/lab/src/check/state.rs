@@ -13,7 +13,7 @@ use super::{
     replay::Noted,
     shadow::{Segment, Shadow},
 };
-use crate::{driver::Address, sync::unique_id};
+use gpu_pool::{extend::driver::Address, extend::lab::unique_id};
 use std::{
     collections::{HashMap, HashSet},
     ops::Range,

@@ -17,40 +17,24 @@ use super::{
     Deed, Kind, Report,
     clock::{Clock, Component},
 };
-use crate::driver::Address;
+use gpu_pool::{
+    extend::driver::Address,
+    extend::lab::{self, Block, KernelWords, Touch},
+};
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Range,
     sync::Arc,
 };
 
-/// A block of the kernel that runs on a device, which is counted as the checker counts devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Block {
-    pub device: usize,
-    pub number: u32,
-}
-
-impl Block {
-    fn component(self) -> Component {
-        (self.device as u64) << 32 | u64::from(self.number)
-    }
-}
-
-/// An access to a datum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Touch {
-    /// The sender writes it. What was there before must be wiped.
-    Put,
-    /// The receiver takes it.
-    Read,
-    /// The receiver writes the reserved word over it.
-    Wipe,
+fn component(block: Block) -> Component {
+    (block.device as u64) << 32 | u64::from(block.number)
 }
 
 /// The account of all words.
 #[derive(Default)]
-pub(crate) struct Words {
+pub(super) struct Words {
     devices: HashMap<usize, Device>,
     data: BTreeMap<Address, Access>,
     credits: BTreeMap<Address, Arc<Clock>>,
@@ -94,13 +78,13 @@ impl Words {
     }
 
     /// A block touches a datum; a [`Touch::Read`] of one that it has not waited for.
-    pub(crate) fn access(&mut self, by: Block, at: Address, touch: Touch) -> Result<(), Box<Report>> {
+    pub fn access(&mut self, by: Block, at: Address, touch: Touch) -> Result<(), Box<Report>> {
         let known = self.known(by);
         known.count += 1;
         let (count, clock) = (known.count, known.clock.clone());
         if let Some(last) = self.data.get(&at) {
             let reads = (touch, last.touch) == (Touch::Read, Touch::Read);
-            if !reads && last.by != by && !clock.covers(last.by.component(), last.count) {
+            if !reads && last.by != by && !clock.covers(component(last.by), last.count) {
                 return Err(report(by, touch, last, at, UNORDERED));
             }
             if touch == Touch::Put && last.touch != Touch::Wipe {
@@ -113,7 +97,7 @@ impl Words {
     }
 
     /// A block has seen that a datum has arrived, and reads it.
-    pub(crate) fn arrived(&mut self, by: Block, at: Address) -> Result<(), Box<Report>> {
+    pub fn arrived(&mut self, by: Block, at: Address) -> Result<(), Box<Report>> {
         let known = self.known(by);
         known.count += 1;
         let count = known.count;
@@ -129,29 +113,29 @@ impl Words {
     }
 
     /// A block gives a credit: it writes a word for another.
-    pub(crate) fn gives(&mut self, by: Block, at: Address) {
+    pub fn gives(&mut self, by: Block, at: Address) {
         let known = self.known(by);
         known.count += 1;
         let mut all = Clock::clone(&known.clock);
-        all.set(by.component(), known.count);
+        all.set(component(by), known.count);
         self.credits.insert(at, Arc::new(all));
     }
 
     /// A block has seen the credit that it waited for.
-    pub(crate) fn has_credit(&mut self, by: Block, at: Address) {
+    pub fn has_credit(&mut self, by: Block, at: Address) {
         if let Some(credit) = self.credits.get(&at).cloned() {
             Arc::make_mut(&mut self.known(by).clock).join(&credit);
         }
     }
 
     /// A device's kernel has ended.
-    pub(crate) fn ended(&mut self, device: usize) {
+    pub fn ended(&mut self, device: usize) {
         let Some(state) = self.devices.get_mut(&device) else { return };
         let mut all = std::mem::take(&mut state.told);
         all.join(&state.begin);
         for (number, block) in state.blocks.iter().enumerate() {
             all.join(&block.clock);
-            all.set(Block { device, number: number as u32 }.component(), block.count);
+            all.set(component(Block { device, number: number as u32 }), block.count);
         }
         state.begin = Arc::new(all);
         state.blocks.iter_mut().for_each(|block| block.clock = state.begin.clone());
@@ -159,21 +143,59 @@ impl Words {
 
     /// A kernel of the gang at this place has given up. What the gang's other kernels do is worth nothing: they find
     /// what this one has left.
-    pub(crate) fn gave_up(&mut self, place: u64) {
+    pub fn gave_up(&mut self, place: u64) {
         self.failed = self.failed.max(place);
     }
 
     /// Whether a kernel of the gang at this place, or of a later one, has given up.
-    pub(crate) fn has_failed(&self, place: u64) -> bool {
+    pub fn has_failed(&self, place: u64) -> bool {
         self.failed >= place
     }
 
     /// An ordinary operation has written this memory, ordered after all kernels that know it; or it is new.
-    pub(crate) fn forget(&mut self, range: &Range<Address>) {
+    pub fn forget(&mut self, range: &Range<Address>) {
         let within: Vec<Address> = self.data.range(range.clone()).map(|(at, _)| *at).collect();
         within.iter().for_each(|at| drop(self.data.remove(at)));
         let within: Vec<Address> = self.credits.range(range.clone()).map(|(at, _)| *at).collect();
         within.iter().for_each(|at| drop(self.credits.remove(at)));
+    }
+}
+
+/// [`Words`] as the pool knows them.
+#[derive(Default)]
+pub(super) struct Accounts(pub Mutex<Words>);
+
+impl KernelWords for Accounts {
+    fn access(&self, by: Block, at: Address, touch: Touch) -> Result<(), Box<Report>> {
+        self.0.lock().access(by, at, touch)
+    }
+
+    fn arrived(&self, by: Block, at: Address) -> Result<(), Box<Report>> {
+        self.0.lock().arrived(by, at)
+    }
+
+    fn gives(&self, by: Block, at: Address) {
+        self.0.lock().gives(by, at);
+    }
+
+    fn has_credit(&self, by: Block, at: Address) {
+        self.0.lock().has_credit(by, at);
+    }
+
+    fn ended(&self, device: usize) {
+        self.0.lock().ended(device);
+    }
+
+    fn gave_up(&self, gang: u64) {
+        self.0.lock().gave_up(gang);
+    }
+
+    fn has_failed(&self, gang: u64) -> bool {
+        self.0.lock().has_failed(gang)
+    }
+
+    fn forget(&self, range: &Range<Address>) {
+        self.0.lock().forget(range);
     }
 }
 
@@ -192,14 +214,9 @@ fn report(by: Block, touch: Touch, last: &Access, at: Address, missing: &str) ->
         let (device, write) = (Some(block.device), touch != Touch::Read);
         Deed { op: "kernel", detail, site: None, device, stream: None, write }
     };
-    Box::new(Report {
-        kind: Kind::Race,
-        now: deed(by, touch),
-        before: Some(deed(last.by, last.touch)),
-        bytes: at as usize..at as usize + 16,
-        allocation: None,
-        missing: missing.to_owned(),
-    })
+    let bytes = at as usize..at as usize + 16;
+    let before = Some(deed(last.by, last.touch));
+    Box::new(lab::report(Kind::Race, deed(by, touch), before, bytes, None, missing.to_owned()))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::{
     plan::{FaultOp, FaultPlan, Injected, Release, Verdict},
     stuck::Stuck,
 };
-use crate::driver::{Address, Driver, DriverRef, DriverResult, FaultKind, KernelArg, Launch, RawStream};
+use gpu_pool::extend::driver::{Address, Driver, DriverRef, DriverResult, FaultKind, KernelArg, Launch, RawStream};
 use smallvec::SmallVec;
 use std::{
     sync::{Arc, Weak},

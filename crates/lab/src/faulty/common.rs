@@ -1,7 +1,7 @@
 //! State that the devices of one [`wrap`](super::wrap) share: lost devices, and the owners of events and memory.
 
 use super::plan::Injected;
-use crate::driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawEvent};
+use gpu_pool::extend::driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawEvent};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -115,18 +115,18 @@ pub(super) fn fault(injected: Injected) -> Option<Fault> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::driver::{
-        faulty::{self, plan::FaultPlan},
-        host,
+    use super::{
+        super::{FaultPlan, wrap},
+        *,
     };
+    use gpu_pool::extend::driver::host;
 
     #[test]
     fn devices_on_one_gpu_are_told_apart() {
         let devices = host::on_one_gpu(|| host::machine(&vec![host::HostConfig::default(); 3]));
         assert!(devices.iter().all(|device| device.info().uuid == devices[0].info().uuid));
         let common = Common::new(&devices);
-        let wrapped = faulty::wrap(devices.clone(), &FaultPlan::new());
+        let wrapped = wrap(devices.clone(), &FaultPlan::new());
         for (i, (inner, outer)) in devices.iter().zip(&wrapped).enumerate() {
             assert_eq!((common.index(&**inner), common.index(&**outer)), (Some(i), Some(i)));
         }

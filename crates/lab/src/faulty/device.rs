@@ -10,7 +10,10 @@ use super::{
     plan::{FaultOp, FaultPlan, Injected},
     stuck::Stuck,
 };
-use crate::driver::{layer::forward, *};
+use gpu_pool::{extend::driver::*, extend::lab::forward};
+#[cfg(target_os = "linux")]
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::{any::Any, sync::Arc, time::Duration};
 
 /// A device with a plan around it.
 pub(super) struct Faulty {
@@ -144,8 +147,7 @@ impl Driver for Faulty {
         module_unload(module) => this.give_back(FaultOp::ModuleUnload, call);
         function(module, name) => this.asks(FaultOp::Function, call);
         launch_host(stream, f) => this.sends(FaultOp::LaunchHost, 0, stream, call);
-        #[cfg(feature = "blas")]
-        gemm(gemm, stream) => this.sends(FaultOp::Gemm, 0, stream, call);
+            gemm(gemm, stream) => this.sends(FaultOp::Gemm, 0, stream, call);
 
         capture_begin(stream) => this.asks(FaultOp::CaptureBegin, call);
         capture_end(stream) => {

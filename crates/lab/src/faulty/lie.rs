@@ -4,7 +4,7 @@ use super::{
     common::Common,
     plan::{FaultPlan, Injected, Verdict},
 };
-use crate::driver::{Address, DriverRef, DriverResult, KernelArg, Launch, RawStream};
+use gpu_pool::extend::driver::{Address, DriverRef, DriverResult, KernelArg, Launch, RawStream};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -55,7 +55,7 @@ impl Liar {
     /// Changes some bytes, in stream order.
     ///
     /// # Safety
-    /// As [`Driver::fill_u8`](crate::driver::Driver::fill_u8).
+    /// As [`Driver::fill_u8`](gpu_pool::extend::driver::Driver::fill_u8).
     pub unsafe fn damage(&self, at: Address, bytes: usize, stream: RawStream) -> DriverResult {
         if bytes == 0 {
             return Ok(());
@@ -76,7 +76,7 @@ impl Liar {
     /// Launches a kernel; `verdict` has lies about its slices of peers' memory.
     ///
     /// # Safety
-    /// As [`Driver::launch`](crate::driver::Driver::launch).
+    /// As [`Driver::launch`](gpu_pool::extend::driver::Driver::launch).
     pub unsafe fn launch(
         &self,
         common: &Common,

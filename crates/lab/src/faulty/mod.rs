@@ -9,13 +9,13 @@
 //! * A sticky fault stays: all later calls on the device report it, and so do calls on other devices that use its
 //!   events. Work that was submitted before runs to its end in the wrapped driver, so no memory dangles. A failing
 //!   launch is accepted, and the next call reports it, as in CUDA.
-//! * A stuck stream waits for a word in page-locked memory. [`FaultPlan::release`](crate::testing::FaultPlan::release)
+//! * A stuck stream waits for a word in page-locked memory. [`FaultPlan::release`]
 //!   and the drop of the device write the word.
 //! * A lying peer reports success. Lies concern only direct copies and kernels' slices.
 //!
 //! # Mechanism
 //!
-//! `plan` has the rules; [`testing`](crate::testing) exports it to users. `device` is the layer. `common` is the state
+//! `plan` has the rules; [`testing`](crate) exports it to users. `device` is the layer. `common` is the state
 //! that the devices of one [`wrap`] share: lost devices, and the owners of events and memory. `stuck` blocks streams.
 //! `lie` makes the bytes that a lying peer delivers. No code here depends on the kind of the wrapped driver.
 
@@ -23,11 +23,12 @@ mod calls;
 mod common;
 mod device;
 mod lie;
-pub(crate) mod plan;
+mod plan;
 mod stuck;
 
-use super::DriverRef;
-use plan::FaultPlan;
+pub use plan::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Fired, Injected};
+
+use gpu_pool::extend::driver::DriverRef;
 use std::sync::Arc;
 
 /// Puts a plan around these devices, which are of one backend. Rules name a device by its index in `drivers`.

@@ -1,6 +1,6 @@
 //! A fault plan: rules that say which calls fail and how, and the log of injected faults.
 //!
-//! Users write a plan in code or as text (`text`); [`testing`](crate::testing) exports it. The layer in `device` asks
+//! Users write a plan in code or as text (`text`); [`faulty`](super) exports it. The layer in `device` asks
 //! the plan about each call.
 //!
 //! Invariant: the faults of a call depend only on the seed, the rule, the device and the count, never on time.
@@ -11,6 +11,7 @@ mod text;
 pub use ops::FaultOp;
 pub use text::BadFaultPlan;
 
+use gpu_pool::extend::lab::FailPoint;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{
@@ -24,10 +25,11 @@ use std::{
 const LOG: usize = 1 << 16;
 
 /// Faults to inject: a list of rules, each with a device, an operation, a time and a fault. For
-/// [`Builder::faults`](crate::Builder::faults); works on software GPUs and on CUDA.
+/// [`LabBuilder::faults`](crate::prelude::LabBuilder::faults); works on software GPUs and on CUDA.
 ///
 /// ```
-/// use gpu_pool::{Error, GpuPool, testing::{FaultOp, FaultPlan, FaultRule, Injected}};
+/// use gpu_pool::{Error, GpuPool};
+/// use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 ///
 /// let plan = FaultPlan::new().on(FaultRule::new(Injected::OutOfMemory).device(1).op(FaultOp::Alloc).from(3)).paused();
 /// let pool = GpuPool::builder().host(2).faults(plan.clone()).build()?;
@@ -49,15 +51,16 @@ const LOG: usize = 1 << 16;
 /// fault         oom, error, launch-failed, lost, slow=TIME, slow=TIME/MB, slow=TIME+TIME/MB, stuck, drop, corrupt
 /// ```
 ///
-/// Devices are ordinals of the pool that was built with the plan; its [`survivors`](crate::GpuPool::survivors) keep the
-/// ordinals and the plan. Calls are counted by rule and device. A clone shares counts and log with its original, until
-/// a rule is added to either. A count is reproducible if the order of calls is. Calls of a device come from its own
-/// thread, except for staged copies, page-locked memory (of device 0) and drops on other threads; and waits poll, so
-/// the number of their calls depends on time.
+/// Devices are ordinals of the pool that was built with the plan; its [`survivors`](gpu_pool::GpuPool::survivors) keep
+/// the ordinals and the plan. Calls are counted by rule and device. A clone shares counts and log with its original,
+/// until a rule is added to either. A count is reproducible if the order of calls is. Calls of a device come from its
+/// own thread, except for staged copies, page-locked memory (of device 0) and drops on other threads; and waits poll,
+/// so the number of their calls depends on time.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     seed: u64,
     rules: Arc<Vec<FaultRule>>,
+    points: Vec<FailPoint>,
     state: Arc<Mutex<State>>,
 }
 
@@ -101,7 +104,7 @@ pub enum Injected {
         per_megabyte: Duration,
     },
     /// The operation does not complete until [`FaultPlan::release`] or the end of the pool. For any operation of a
-    /// stream. On software GPUs, a wait for it returns [`Error::Deadlock`](crate::Error::Deadlock) after a second in
+    /// stream. On software GPUs, a wait for it returns [`Error::Deadlock`](gpu_pool::Error::Deadlock) after a second in
     /// which nothing else makes progress.
     Stuck,
     /// Peer access reports success, but no data arrives: copies do nothing; a kernel that uses the peer's memory loads
@@ -134,6 +137,8 @@ struct State {
     /// Number of calls that a rule has counted on a device, by (rule, device).
     counts: HashMap<(usize, usize), u64>,
     fired: Vec<Fired>,
+    /// Points at which a device fails once.
+    strikes: Vec<(usize, FailPoint)>,
     /// The owners of operations that the plan blocks.
     holding: Vec<Weak<dyn Release>>,
 }
@@ -218,6 +223,29 @@ impl FaultPlan {
         let mut state = self.state.lock();
         state.holding.retain(|other| other.strong_count() > 0);
         state.holding.push(holder);
+    }
+
+    /// The library itself fails at this point, on all devices, also while the plan is paused: for tests of the tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn at(mut self, point: FailPoint) -> Self {
+        self.points.push(point);
+        self
+    }
+
+    /// The library fails once at this point of the device.
+    #[doc(hidden)]
+    pub fn strike(&self, device: usize, point: FailPoint) {
+        self.state.lock().strikes.push((device, point));
+    }
+
+    /// Whether the library fails at this point.
+    pub(crate) fn fails(&self, device: usize, point: FailPoint) -> bool {
+        self.points.contains(&point) || {
+            let strikes = &mut self.state.lock().strikes;
+            let at = strikes.iter().position(|strike| *strike == (device, point));
+            at.map(|at| strikes.remove(at)).is_some()
+        }
     }
 
     /// The faults for a call of `device`. `peers`: the other devices that the call involves.

@@ -4,7 +4,7 @@
 //! that blocks. In both cases no thread spins and no driver call hangs.
 
 use super::plan::Release;
-use crate::driver::{DriverRef, DriverResult, RawEvent, RawStream};
+use gpu_pool::extend::driver::{DriverRef, DriverResult, RawEvent, RawStream};
 use parking_lot::{Condvar, Mutex};
 use std::{sync::Arc, time::Duration};
 

@@ -1,14 +1,14 @@
 //! Machine files in TOML: reads and writes a [`Topology`], one table for each part of the model.
 
 use super::Topology;
-use crate::error::{Error, Result, op_site::OpSite};
+use gpu_pool::{Error, Result, extend::OpSite};
 use std::{fs, path::Path};
 
 impl Topology {
     /// Reads a machine from TOML. `examples/data/machines/` has some. Only with feature `topology-files`.
     ///
     /// ```
-    /// # use gpu_pool::Topology;
+    /// # use gpu_pool_lab::Topology;
     /// let machine: Topology = Topology::parse(r#"
     ///     name = "two cards that share a slot"
     ///     [[devices]]

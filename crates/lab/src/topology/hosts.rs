@@ -23,7 +23,7 @@ use std::collections::HashSet;
 /// all ports do. A [`Link`] between two devices of different hosts is used instead of their rail.
 ///
 /// ```
-/// use gpu_pool::{Topology, topology::Nic};
+/// use gpu_pool_lab::{Topology, topology::Nic};
 /// // Four hosts of eight H200s. Two devices share each of a host's four adapters (400 Gbit/s, 10 us from end to end).
 /// let machine = Topology::nvswitch(8).on_hosts(4, &[Nic { latency_us: 5.0, gbps: 50.0 }; 4]);
 /// assert_eq!(machine.len(), 32);
@@ -57,7 +57,7 @@ impl Topology {
     /// have hosts already; they would be forgotten.
     ///
     /// ```
-    /// # use gpu_pool::{Topology, topology::Nic};
+    /// # use gpu_pool_lab::{Topology, topology::Nic};
     /// let machine = Topology::pcie_tree(1, 1, 2).on_hosts(2, &[Nic { latency_us: 4.0, gbps: 12.5 }]);
     /// assert_eq!(machine.peers(0), [1, 2, 3]);
     /// ```

@@ -3,9 +3,9 @@
 //! # Contract
 //!
 //! A [`Topology`] describes the parts of a machine and the time of each operation on it. Software GPUs that are built
-//! with a topology ([`Builder::topology`](crate::Builder::topology)) run in *virtual time*: an operation takes the time
-//! that the model gives, regardless of the speed of this computer. The same program gives the same times on every run
-//! and every computer. Timing events read the virtual clock.
+//! with a topology ([`LabBuilder::topology`](crate::prelude::LabBuilder::topology)) run in *virtual time*: an operation
+//! takes the time that the model gives, regardless of the speed of this computer. The same program gives the same times
+//! on every run and every computer. Timing events read the virtual clock.
 //!
 //! * **Times** are microseconds, **bandwidths** GB/s (1e9 bytes per second), sizes bytes.
 //! * **Pairs without a link have no peer access**: a device can be given access to another device's memory if there is
@@ -41,17 +41,15 @@
 //! The model has no caches, no changing clock rates, no slow-down of kernels by copies, no launches that are too small
 //! to fill a device, and no extra cost for kernels that access a peer's memory.
 //!
-//! # A prediction
-//!
-//! The ring all-reduce by copy engines, predicted and measured (`cargo run --release --example predict`):
-//!
-#![doc = include_str!("../../../../docs/src/plots/predicted_all_reduce.svg")]
+//! `cargo run --release --example predict` predicts an all-reduce by copy engines, and compares it with measurements:
+//! the page "Testing without GPUs" of the book has the picture.
 //!
 //! # Mechanism
 //!
-//! [`Topology`] is plain data, made by a preset (`presets`), in code, or from a file (feature `topology-files`). The
-//! clock in [`driver::host`](crate::driver::host) converts it to integers of picoseconds.
+//! [`Topology`] is plain data, made by a preset (`presets`), in code, or from a file (feature `topology-files`). Its
+//! `clock` converts it to integers of picoseconds.
 
+mod clock;
 #[cfg(feature = "topology-files")]
 mod file;
 mod hosts;
@@ -62,7 +60,15 @@ mod show;
 pub use hosts::{HostModel, Nic};
 pub use model::{CopyEngines, DeviceModel, HostCosts, KernelCost, Link, Path, Use};
 
-use crate::error::{Error, Result};
+use gpu_pool::{
+    Error, Result,
+    error::Site,
+    extend::driver::host::HostConfig,
+    extend::{
+        ErrorInternals,
+        lab::{Clock, Machine},
+    },
+};
 #[cfg(feature = "topology-files")]
 use serde::{Deserialize, Serialize};
 use std::{
@@ -73,7 +79,7 @@ use std::{
 /// A machine: devices, links, and the costs of operations. See the [module docs](self).
 ///
 /// ```
-/// use gpu_pool::Topology;
+/// use gpu_pool_lab::Topology;
 /// // Eight GPUs on a switch. The last one is half as fast and has a slow link to device 0.
 /// let machine = Topology::nvswitch(8)
 ///     .with_device(7, |device| device.speed = 0.5)
@@ -220,7 +226,10 @@ impl Topology {
     /// [`Error::InvalidArgument`] names the first mistake.
     #[track_caller]
     pub fn validate(&self) -> Result<()> {
-        let site = Location::caller();
+        self.validate_at(Location::caller())
+    }
+
+    fn validate_at(&self, site: Site) -> Result<()> {
         let wrong = |why: String| Err(Error::invalid_at(site, "Topology::validate", why));
         if self.devices.is_empty() {
             return wrong("a machine without devices".into());
@@ -258,5 +267,32 @@ impl Topology {
             }
         }
         Ok(())
+    }
+}
+
+impl Topology {
+    /// Software GPUs with this machine's memory sizes, names and peer rights.
+    pub fn host_configs(&self) -> Vec<HostConfig> {
+        let config = |(ordinal, device): (usize, &DeviceModel)| HostConfig {
+            memory: device.memory,
+            peers: Some(self.peers(ordinal)),
+            name: Some(device.name.clone()),
+            ..HostConfig::default()
+        };
+        self.devices().iter().enumerate().map(config).collect()
+    }
+}
+
+impl Machine for Topology {
+    fn configs(&self) -> Vec<HostConfig> {
+        self.host_configs()
+    }
+
+    fn validate(&self, site: Site) -> Result<()> {
+        self.validate_at(site)
+    }
+
+    fn clock(&self) -> Box<dyn Clock> {
+        Box::new(clock::VirtualClock::new(self))
     }
 }

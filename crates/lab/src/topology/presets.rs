@@ -27,9 +27,9 @@
 //! The quality of the fit of `wait_us`: it was made with both measured sizes of that ring on 8 devices (256 MB and 1
 //! GB) known. It was tested later on 4 H200s, with predictions that were written down before: 321, 578, 1091, 2117 and
 //! 4169 us for 64 MB to 1 GB; 328, 583, 1099, 2124 and 4173 us were measured
-//! (`tests/schedules/virtual_time/all_reduce.rs`). The submission of the ring takes 273 us in this model; 400 us were
-//! measured (with the threads' waits for each other). So predictions that are limited by the host, such as 64 devices
-//! below 256 MB, are too low rather than too high.
+//! (`crates/lab/tests/schedules/virtual_time/all_reduce.rs`). The submission of the ring takes 273 us in this model;
+//! 400 us were measured (with the threads' waits for each other). So predictions that are limited by the host, such as
+//! 64 devices below 256 MB, are too low rather than too high.
 //!
 //! A host has eight devices on two sockets. A machine with more devices has more hosts on one switch, as in NVLink
 //! switch systems, with the same links. That is an assumption, not a measurement.
@@ -97,7 +97,7 @@ impl Topology {
     /// predictions with measurements.
     ///
     /// ```
-    /// # use gpu_pool::Topology;
+    /// # use gpu_pool_lab::Topology;
     /// let machine = Topology::nvswitch(8);
     /// assert_eq!(machine.peers(3), [0, 1, 2, 4, 5, 6, 7]);
     /// ```
@@ -117,7 +117,7 @@ impl Topology {
     /// between switches; an uplink carries 25 GB/s each way for all its devices; the memory of a socket takes 80.
     ///
     /// ```
-    /// # use gpu_pool::Topology;
+    /// # use gpu_pool_lab::Topology;
     /// let machine = Topology::pcie_tree(2, 1, 4);
     /// assert_eq!(machine.peers(0), [1, 2, 3]);
     /// ```
@@ -161,7 +161,7 @@ impl Topology {
     /// `latency_us`, half of it in either adapter.
     ///
     /// ```
-    /// # use gpu_pool::Topology;
+    /// # use gpu_pool_lab::Topology;
     /// // One 400 Gbit/s adapter per device.
     /// let machine = Topology::two_nodes(8, 50.0, 10.0);
     /// assert_eq!(machine.len(), 16);

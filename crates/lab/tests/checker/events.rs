@@ -1,7 +1,7 @@
 //! What events order, and what they do not.
 
 use crate::rig::*;
-use gpu_pool::extend::driver::check::Kind;
+use gpu_pool_lab::check::Kind;
 use std::time::Duration;
 
 #[test]

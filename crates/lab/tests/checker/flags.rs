@@ -1,7 +1,7 @@
 //! Words in memory that streams raise and wait for.
 
 use crate::rig::*;
-use gpu_pool::extend::driver::check::Kind;
+use gpu_pool_lab::check::Kind;
 
 #[test]
 fn a_flag_raised_before_the_wait() {

@@ -1,9 +1,8 @@
 //! Which thread knows of what that it is over: programs in which that goes ways which the checker cannot see. Where the
 //! library orders, it says nothing; where nobody does, luck does not silence it.
 
-use gpu_pool::{
-    Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, extend::driver::check::Kind, testing::FaultPlan,
-};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, ReduceOp};
+use gpu_pool_lab::{Check, FaultPlan, check::Kind, prelude::*};
 use parking_lot::Mutex;
 use std::{
     sync::{Arc, Barrier, mpsc},

@@ -1,10 +1,8 @@
 //! Memory that was not written yet, is freed too early, or is gone.
 
 use crate::rig::*;
-use gpu_pool::extend::driver::{
-    Address, FaultKind,
-    check::{Kind, annotate},
-};
+use gpu_pool::extend::driver::{Address, FaultKind};
+use gpu_pool_lab::check::{Kind, annotate};
 use std::time::Duration;
 
 #[test]

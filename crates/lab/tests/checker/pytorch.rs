@@ -24,9 +24,9 @@
 use gpu_pool::extend::driver::{
     Address, DriverRef, DriverResult, FaultKind, HostArg, KernelArg, Launch, LaunchDims, RawEvent, RawFunction,
     RawStream,
-    check::{self, Kind},
     host::{self, HostConfig},
 };
+use gpu_pool_lab::check::{self, Kind};
 use std::{collections::HashMap, ops::Range, time::Duration};
 
 const BYTES: usize = 256;

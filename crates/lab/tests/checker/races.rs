@@ -1,7 +1,8 @@
 //! Two accesses that nothing orders.
 
 use crate::rig::*;
-use gpu_pool::extend::driver::{Address, HostArg, KernelArg, Launch, LaunchDims, RawFunction, check::Kind};
+use gpu_pool::extend::driver::{Address, HostArg, KernelArg, Launch, LaunchDims, RawFunction};
+use gpu_pool_lab::check::Kind;
 
 #[test]
 fn a_race_of_two_streams_and_its_mended_twin() {

@@ -3,9 +3,10 @@
 use crate::rig::*;
 use gpu_pool::extend::driver::{
     FaultKind, RawStream,
-    check::{self, Kind, annotate},
     host::{self, HostConfig},
 };
+use gpu_pool_lab::check::{self, Kind, annotate};
+use gpu_pool_lab::prelude::*;
 use std::sync::Arc;
 
 #[test]

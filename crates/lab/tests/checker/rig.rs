@@ -2,9 +2,9 @@
 
 use gpu_pool::extend::driver::{
     Address, DriverRef, DriverResult, FaultKind, RawEvent, RawStream,
-    check::{self, Kind, Report},
     host::{self, HostConfig},
 };
+use gpu_pool_lab::check::{self, Kind, Report};
 use std::{panic::Location, sync::Arc, time::Duration};
 
 pub const BYTES: usize = 4096;

@@ -3,9 +3,9 @@
 //! anywhere to anywhere by means that the crate cannot see. With and without faults, lost devices, and little memory.
 
 use gpu_pool::{
-    Check, Device, DeviceBuffer, Error, Event, GpuPool, PinnedBuffer, ReduceOp, Result, extend::driver::host::Schedule,
-    testing::FaultPlan,
+    Device, DeviceBuffer, Error, Event, GpuPool, PinnedBuffer, ReduceOp, Result, extend::driver::host::Schedule,
 };
+use gpu_pool_lab::{Check, FaultPlan, prelude::*};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::{sync::Arc, thread};

@@ -1,7 +1,8 @@
 //! What the host knows: what it has waited for, each thread for itself.
 
 use crate::rig::*;
-use gpu_pool::extend::driver::{DriverRef, RawEvent, RawStream, check::Kind};
+use gpu_pool::extend::driver::{DriverRef, RawEvent, RawStream};
+use gpu_pool_lab::{check::Kind, prelude::*};
 use std::{sync::mpsc, thread, time::Duration};
 
 /// Three ways to learn that something is over, and how much each tells.

@@ -6,11 +6,15 @@ use gpu_pool::{
     DeviceBuffer, Error, GpuPool, Kernel, LaunchDims, Module, ReduceOp, Result,
     extend::driver::{
         Address, DriverRef, FaultKind, HostArg, HostKernel, KernelArg, Launch, RawFunction, RawStream,
-        check::{Check, Kind},
         host::{self, HostConfig, MachineConfig, Schedule, Trace, What},
     },
     kernel,
-    testing::{Explorer, Why, explore},
+};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{
+    Explorer, Topology, Why,
+    check::{Check, Kind},
+    explore,
 };
 use std::{
     collections::HashSet,
@@ -161,7 +165,7 @@ fn pool_program(pool: &GpuPool) -> Result<()> {
 }
 
 fn pool(n: usize, schedule: Schedule) -> GpuPool {
-    GpuPool::builder().host(n).schedule(schedule).module(&MODULE).timeout(LONG).build().unwrap()
+    GpuPool::builder().lab().host(n).schedule(schedule).module(&MODULE).timeout(LONG).build().unwrap()
 }
 
 fn traced(n: usize, schedule: Schedule, f: impl Fn(&GpuPool) -> Result<()>) -> Trace {
@@ -457,7 +461,12 @@ fn a_watched_kernel_leaves_the_memory_as_it_was() {
 
 #[test]
 fn dry_machines_compute_nothing_but_run_host_functions() {
-    let config = MachineConfig { schedule: Schedule::Virtual, dry: true, ..MachineConfig::default() };
+    let config = MachineConfig {
+        schedule: Schedule::Virtual,
+        topology: Some(Arc::new(Topology::nvswitch(1))),
+        dry: true,
+        ..MachineConfig::default()
+    };
     let devices = host::machine_with(&[HostConfig::default()], &config).unwrap();
     let (device, stream) = (&devices[0], devices[0].stream_create(0).unwrap());
     assert!(host::is_dry(&**device));

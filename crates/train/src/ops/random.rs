@@ -356,7 +356,7 @@ fn sequence(op: &'static str, n: usize, offset: u64) -> Result<u64> {
     }
 }
 
-/// The least word that is kept, and the factor of what is kept.
+/// Keep threshold and scale, `1 / (1 - p)`.
 #[track_caller]
 fn chance<A: Real>(op: &'static str, probability: f64) -> Result<(u64, A)> {
     if !(0.0..=1.0).contains(&probability) {

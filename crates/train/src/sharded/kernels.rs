@@ -17,7 +17,7 @@ use gpu_pool::{
 };
 use std::{marker::PhantomData, ops::Range};
 
-/// What one member's kernel is given besides the memory that the members lend each other. A norm is asked for where
+/// Arguments of the fused kernel, besides the memory that the members lend each other. A norm is asked for where
 /// gradients are clipped.
 pub(crate) struct OneKernel<'a, T: Parameter> {
     pub reduce: ReduceOp,

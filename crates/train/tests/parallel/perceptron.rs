@@ -7,7 +7,8 @@ use crate::{
     on_both,
     support::{cases, guarded},
 };
-use gpu_pool::{DeviceBuffer, GpuPool, Matrix, Result, testing::Explorer};
+use gpu_pool::{DeviceBuffer, GpuPool, Matrix, Result};
+use gpu_pool_lab::Explorer;
 use gpu_pool_train::{Activation, prelude::*};
 
 const ROWS: usize = 6;

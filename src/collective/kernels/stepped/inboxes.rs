@@ -5,13 +5,13 @@ use super::{Told, ordinal};
 use crate::{
     driver::{
         Address,
-        check::{Block, Checker, Report, Touch},
+        observe::{self, Block, FailPoint, HappensBefore, Touch},
     },
+    error::Report,
     fabric::{
         layout::{BLOCKS, DeviceBarrier, FLAGS, HEADER, INBOX_SLOTS, MOST},
         signal_pad::{PLACE, REPORT},
     },
-    mutation::Bug,
     sync::{load_word, store_word},
 };
 use once_cell::sync::Lazy;
@@ -55,7 +55,7 @@ pub(super) struct Inboxes {
     addresses: SmallVec<[Address; MOST]>,
     /// The pairs' epochs of this meeting, by rank.
     epochs: SmallVec<[u32; MOST]>,
-    checker: Option<Arc<Checker>>,
+    checker: Option<Arc<dyn HappensBefore>>,
 }
 
 impl Inboxes {
@@ -68,7 +68,7 @@ impl Inboxes {
         words: *mut u8,
         pads: SmallVec<[*mut u8; MOST]>,
     ) -> Inboxes {
-        let checker = (told.checker > 0).then(|| Checker::find(told.checker)).flatten();
+        let checker = (told.checker > 0).then(|| observe::find(told.checker)).flatten();
         let (addresses, epochs) = (SmallVec::new(), SmallVec::new());
         let mut new = Inboxes { meet, told, found: None, words, pads, addresses, epochs, checker };
         new.addresses = (0..new.count()).map(|rank| new.load(new.own(), 8 * ordinal(meet, rank))).collect();
@@ -122,7 +122,7 @@ impl Inboxes {
     pub(super) fn whole(&self, sender: usize, receiver: usize) -> usize {
         let (rooms, bytes) = self.header(MOST + 4 + MOST / 2);
         let other = if sender == self.me() { receiver } else { sender };
-        let parity = if self.told.has(Bug::OneRoom) { 0 } else { self.epochs[other] as usize & 1 };
+        let parity = if self.told.has(FailPoint::OneRoom) { 0 } else { self.epochs[other] as usize & 1 };
         HEADER + FLAGS + rooms + (2 * self.place(sender, receiver) + parity) * bytes
     }
 
@@ -157,20 +157,20 @@ impl Inboxes {
     /// The unit in the own inbox, if it has arrived.
     pub(super) fn look<T>(&self, at: usize) -> Option<Unit> {
         let unit = [0, 8].map(|k| self.load(self.own(), at + k));
-        (has_arrived::<T>(unit) || self.told.has(Bug::DatumTakenEarly)).then_some(unit)
+        (has_arrived::<T>(unit) || self.told.has(FailPoint::DatumTakenEarly)).then_some(unit)
     }
 
     /// Takes a unit that [`look`](Self::look) has seen: empties its place.
     pub(super) fn take(&mut self, block: u32, at: usize) {
         let address = self.addresses[self.me()] + at as u64;
-        if self.told.has(Bug::DatumTakenEarly) {
+        if self.told.has(FailPoint::DatumTakenEarly) {
             self.touch(block, address, Touch::Read);
         } else if let Some(checker) = &self.checker {
             let by = Block { device: self.told.device as usize, number: block };
             let arrived = checker.words().arrived(by, address);
             self.found = self.found.take().or(arrived.err());
         }
-        if !self.told.has(Bug::DatumKept) {
+        if !self.told.has(FailPoint::DatumKept) {
             self.touch(block, address, Touch::Wipe);
             self.write(self.me(), at, [u64::MAX; 2]);
         }

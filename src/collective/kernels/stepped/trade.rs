@@ -7,9 +7,8 @@ use super::{
 };
 use crate::{
     collective::kernels::{Pieces, host_kernels::value, lane::Lane},
-    driver::{Address, HostArg},
+    driver::{Address, HostArg, observe::FailPoint},
     fabric::layout::{INBOX_SLOTS, MOST},
-    mutation::Bug,
 };
 use smallvec::SmallVec;
 
@@ -97,7 +96,7 @@ impl<T: Lane> Trade<T> {
             return at.next_stage();
         }
         let own = self.memory.load::<T>(from, n, i);
-        let own = if inboxes.told.has(Bug::OwnNanKept) { own } else { guarded::<T>(own) };
+        let own = if inboxes.told.has(FailPoint::OwnNanKept) { own } else { guarded::<T>(own) };
         let mut all: SmallVec<[Unit; MOST]> = SmallVec::from_elem(own, inboxes.count());
         let place = |inboxes: &Inboxes, rank| inboxes.slot(rank, me, block, self.piece_slot(p)) + i as usize * 16;
         for rank in inboxes.others() {
@@ -140,7 +139,7 @@ impl<T: Lane> Program for Trade<T> {
         match part {
             0 => {
                 let taken = if last { steps } else { (p + more).saturating_sub(1) };
-                let skipped = if last { Bug::SlotsLeftFull } else { Bug::SlotWithoutCredit };
+                let skipped = if last { FailPoint::SlotsLeftFull } else { FailPoint::SlotWithoutCredit };
                 let missing =
                     if taken == 0 || inboxes.told.has(skipped) { None } else { inboxes.hear_taken(block, taken) };
                 match missing {

@@ -7,9 +7,8 @@ use super::{
 };
 use crate::{
     collective::kernels::{host_kernels::value, lane::Lane},
-    driver::Address,
+    driver::{Address, observe::FailPoint},
     fabric::layout::{MOST, Route},
-    mutation::Bug,
 };
 use smallvec::SmallVec;
 
@@ -64,7 +63,7 @@ impl<T: Lane> Trip<T> {
             return None;
         }
         let own = self.own(me, i);
-        let own = if inboxes.told.has(Bug::OwnNanKept) { own } else { guarded::<T>(own) };
+        let own = if inboxes.told.has(FailPoint::OwnNanKept) { own } else { guarded::<T>(own) };
         let mut all: SmallVec<[Unit; MOST]> = SmallVec::from_elem(own, inboxes.count());
         let at = |inboxes: &Inboxes, rank| inboxes.whole(rank, me) + i as usize * 16;
         for rank in inboxes.others() {

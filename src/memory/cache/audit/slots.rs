@@ -5,8 +5,8 @@
 
 use super::{Found, POISON, ZONE, buffer, look, zone};
 use crate::{
-    driver::{DriverRef, check::Allocation},
-    error::Result,
+    driver::DriverRef,
+    error::{Result, misuse::Allocation},
     memory::{block::Block, handle::DeviceHandle, hazard::Access, stream::StreamCore},
 };
 use std::{ops::Range, slice, sync::Arc, time::Duration};

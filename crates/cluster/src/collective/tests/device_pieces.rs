@@ -14,7 +14,8 @@ use crate::{
     internals::*,
     mutant::{Rule, broken},
 };
-use gpu_pool::{Check, DType, Error, ReduceOp, extend::driver::check::Kind};
+use gpu_pool::{DType, Error, ReduceOp, error::Kind};
+use gpu_pool_lab::{Check, prelude::*};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::{

@@ -2,7 +2,8 @@
 //! a group has, and none.
 
 use super::{super::loopback::Hosts, combined, counts, numbers, part, sums};
-use gpu_pool::{AsView, AsViewMut, Check, ReduceOp};
+use gpu_pool::{AsView, AsViewMut, ReduceOp};
+use gpu_pool_lab::{Check, prelude::*};
 use proptest::prelude::*;
 
 /// Between devices: sums by the transport and by own kernels, moves by messages.

@@ -5,9 +5,10 @@ mod failures;
 
 use super::super::loopback::Hosts;
 use gpu_pool::{
-    Check, Device, Error, ReduceOp, Result,
+    Device, Error, ReduceOp, Result,
     gradients::{Gradient, GradientExchange, GradientExchangeBuilder, Wire},
 };
+use gpu_pool_lab::{Check, prelude::*};
 use half::{bf16, f16};
 use parking_lot::{Condvar, Mutex};
 use std::{sync::Arc, time::Duration};

@@ -2,9 +2,10 @@
 
 use super::super::loopback::Hosts;
 use gpu_pool::{
-    Builder, Check, Device, DeviceBuffer, Element, Error, Result,
+    Builder, Device, DeviceBuffer, Element, Error, Result,
     collective::{Pack, Transfer, Unpack},
 };
+use gpu_pool_lab::{Check, prelude::*};
 use proptest::prelude::*;
 use std::{fmt::Debug, sync::Arc};
 

@@ -3,11 +3,8 @@
 
 use super::{super::loopback::Hosts, part, sums};
 use crate::internals::*;
-use gpu_pool::{
-    DType, Error, ReduceOp,
-    collective::Algorithm,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{DType, Error, ReduceOp, collective::Algorithm};
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use parking_lot::Mutex;
 use std::cell::Cell;
 

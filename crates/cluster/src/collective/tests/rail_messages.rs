@@ -8,7 +8,8 @@ use crate::runtime::{
     Call, Label,
     collective::{AcrossProcesses, Outgoing, area},
 };
-use gpu_pool::{AsView, Check, Device, DeviceBuffer, Element, Error, ReduceOp, Result};
+use gpu_pool::{AsView, Device, DeviceBuffer, Element, Error, ReduceOp, Result};
+use gpu_pool_lab::{Check, prelude::*};
 use proptest::prelude::*;
 use std::{sync::mpsc, thread, time::Duration};
 

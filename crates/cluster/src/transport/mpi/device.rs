@@ -15,7 +15,7 @@ use crate::{
 use gpu_pool::{DType, Error, ReduceOp, Result};
 use std::{ptr::with_exposed_provenance_mut, sync::Arc, time::Duration};
 
-/// A waiting caller asks `lost` so often.
+/// Poll interval of `lost` while waiting.
 const TICK: Duration = Duration::from_millis(5);
 /// A tag has room for so many rails; its phase tells more of them apart.
 const RAILS: usize = 64;

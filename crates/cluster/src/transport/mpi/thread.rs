@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-/// A waiting caller asks `lost` so often.
+/// Poll interval of `lost` while waiting.
 const TICK: Duration = Duration::from_millis(5);
 
 type Call = Box<dyn FnOnce() + Send>;

@@ -184,8 +184,8 @@ fn duration(text: &str) -> Result<Duration, BadFaultPlan> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::super::texts;
     use super::*;
-    use crate::testing::texts;
     use proptest::prelude::*;
 
     #[test]

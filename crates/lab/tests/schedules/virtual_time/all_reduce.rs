@@ -2,11 +2,8 @@
 //! machine.
 
 use super::ring::{self, Ring, Timing};
-use gpu_pool::{
-    Topology,
-    extend::driver::host::{self, HostConfig, MachineConfig, Schedule},
-    topology::HostCosts,
-};
+use gpu_pool::extend::driver::host::{self, HostConfig, MachineConfig, Schedule};
+use gpu_pool_lab::{Topology, topology::HostCosts};
 use std::sync::Arc;
 
 const MB: usize = 1 << 20;

@@ -4,12 +4,12 @@
 //! memory that takes 2 GB/s; kernels at 10 GB/s after 2 us; a wait for an event takes 1 us; calls cost nothing unless a
 //! test says so. All of a test's operations are submitted at time 0 then.
 
-use gpu_pool::{
+use gpu_pool::extend::driver::{
+    Address, DriverRef, HostArg, KernelArg, Launch, LaunchDims, ModuleImage, RawFunction, RawStream,
+    host::{self, MachineConfig, Schedule},
+};
+use gpu_pool_lab::{
     Topology,
-    extend::driver::{
-        Address, DriverRef, HostArg, KernelArg, Launch, LaunchDims, ModuleImage, RawFunction, RawStream,
-        host::{self, MachineConfig, Schedule},
-    },
     topology::{DeviceModel, HostCosts, KernelCost, Link, Path},
 };
 use std::{sync::Arc, time::Duration};

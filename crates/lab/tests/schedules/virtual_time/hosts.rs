@@ -6,8 +6,10 @@ use super::{
     run::{self, Way},
 };
 use crate::support::cases;
-use gpu_pool::{
-    Error, GpuPool, ReduceOp, Topology,
+use gpu_pool::{Error, GpuPool, ReduceOp};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{
+    Topology,
     topology::{DeviceModel, HostModel, Link, Nic, Path},
 };
 

@@ -1,7 +1,8 @@
 //! Machines as such: what is refused, what is shown, what goes through a file.
 
-use gpu_pool::{
-    Error, Topology,
+use gpu_pool::Error;
+use gpu_pool_lab::{
+    Topology,
     topology::{DeviceModel, KernelCost, Link, Path},
 };
 
@@ -104,7 +105,8 @@ mod files {
             Topology::nvswitch(4).with_kernel("add", odd).with_device(2, |device| device.copy_engines.peer = 3),
             Topology::pcie_tree(2, 1, 2).with_host(|host| host.wake_us = 0.1 + 0.2),
             Topology::two_nodes(2, 12.5, 3.0),
-            Topology::pcie_tree(1, 1, 2).on_hosts(3, &[gpu_pool::topology::Nic { latency_us: 0.1, gbps: 1.0 / 3.0 }]),
+            Topology::pcie_tree(1, 1, 2)
+                .on_hosts(3, &[gpu_pool_lab::topology::Nic { latency_us: 0.1, gbps: 1.0 / 3.0 }]),
         ] {
             let text = machine.to_toml().unwrap();
             assert_eq!(Topology::parse(&text).unwrap(), machine, "{text}");

@@ -1,6 +1,7 @@
 //! Whole pools in virtual time: which way is better on which machine, and shares that fit the devices.
 
-use gpu_pool::{Builder, Error, GpuPool, ReduceOp, Topology, collective::Route};
+use gpu_pool::{Builder, Error, GpuPool, ReduceOp, collective::Route};
+use gpu_pool_lab::{Topology, prelude::*};
 use half::{bf16, f16};
 use std::time::Duration;
 

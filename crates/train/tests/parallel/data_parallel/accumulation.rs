@@ -6,7 +6,9 @@ use crate::{
     on_both,
     support::{Gpus, cases, failure},
 };
-use gpu_pool::{Check, Device, Error, GpuPool, Result, Shard};
+use gpu_pool::{Device, Error, GpuPool, Result, Shard};
+use gpu_pool_lab::Check;
+use gpu_pool_lab::prelude::*;
 use gpu_pool_train::{DataParallel, Gradients, Optimizer};
 use half::{bf16, f16};
 

@@ -5,7 +5,9 @@ use crate::{
     on_both,
     support::{Gpus, cases, failure, on_cuda, until},
 };
-use gpu_pool::{Device, DeviceBuffer, Error, Result, testing::Explorer, testing::FaultPlan};
+use gpu_pool::{Device, DeviceBuffer, Error, Result};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Explorer, FaultPlan};
 use gpu_pool_train::{DataParallel, LearningRate, Model, Optimizer};
 use std::sync::{
     Arc,

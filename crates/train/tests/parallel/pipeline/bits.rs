@@ -5,7 +5,8 @@ use crate::{
     on_both,
     support::{Gpus, cases},
 };
-use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, ReduceOp, testing::Explorer};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, ReduceOp};
+use gpu_pool_lab::Explorer;
 use gpu_pool_train::{Pipeline, PipelineSchedule, Stage, StageContext};
 use std::any::Any;
 

@@ -5,7 +5,8 @@ use crate::{
     on_both,
     support::{Gpus, cases, failure},
 };
-use gpu_pool::{Device, Error, GpuPool, testing::FaultPlan, testing::FaultRule, testing::Injected};
+use gpu_pool::{Device, Error, GpuPool};
+use gpu_pool_lab::{FaultPlan, FaultRule, Injected, prelude::*};
 use gpu_pool_train::{Action, Pipeline, PipelineSchedule, StageContext, Work};
 use std::sync::{Arc, Mutex};
 

@@ -2,9 +2,9 @@
 
 use super::schedules;
 use crate::support::{builder, cases};
-use gpu_pool::{
-    Device, DeviceBuffer, Error, Event, GpuPool, LaunchDims, Module, Topology, kernel, topology::KernelCost,
-};
+use gpu_pool::{Device, DeviceBuffer, Error, Event, GpuPool, LaunchDims, Module, kernel};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Topology, topology::KernelCost};
 use gpu_pool_train::{Costs, Pipeline, PipelineSchedule, Stage, StageContext};
 use std::{
     sync::{Arc, Mutex},

@@ -5,10 +5,9 @@ use super::{
     everyone, near, trained,
 };
 use crate::support::{self, Gpus, cases};
-use gpu_pool::{
-    Check, Error, GpuPool, ReduceOp, Result, Topology, testing::Explorer, testing::FaultOp, testing::FaultPlan,
-    testing::FaultRule, testing::Injected,
-};
+use gpu_pool::{Error, GpuPool, ReduceOp, Result};
+use gpu_pool_lab::prelude::*;
+use gpu_pool_lab::{Check, Explorer, FaultOp, FaultPlan, FaultRule, Injected, Topology};
 use gpu_pool_train::ColumnLinear;
 
 /// The gradients are those of the loss: central differences, on two devices.

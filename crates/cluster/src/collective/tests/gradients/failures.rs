@@ -2,11 +2,8 @@
 //! cluster goes on, unless a process is lost.
 
 use super::{Hosts, SIZES, build, small, works, write};
-use gpu_pool::{
-    Device, DeviceBuffer, Error, Result,
-    gradients::GradientExchange,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
-};
+use gpu_pool::{Device, DeviceBuffer, Error, Result, gradients::GradientExchange};
+use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use parking_lot::Mutex;
 use std::{cell::Cell, sync::Arc};
 

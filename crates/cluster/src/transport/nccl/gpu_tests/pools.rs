@@ -1,7 +1,8 @@
 //! A process of a cluster with a real pool: collectives, groups and messages between any of its GPUs.
 
 use crate::{Cluster, TransportChoice, prelude::*};
-use gpu_pool::{AsView, AsViewMut, Check, Device, DeviceBuffer, GpuPool, ReduceOp, Result};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, GpuPool, ReduceOp, Result};
+use gpu_pool_lab::{Check, prelude::*};
 use std::{net::TcpListener, time::Duration};
 
 /// A port that is free now.
@@ -18,7 +19,7 @@ fn numbers(rank: usize, len: usize) -> Vec<f32> {
 /// hardware queue for each stream that works there, too.
 pub(super) fn of_a_process(port: u16, host: usize, devices: &[usize], gpu: usize, beside: bool, patience: Duration) {
     let cluster = Cluster::tcp(&format!("127.0.0.1:{port}"), host, devices.len(), "a secret of a test").unwrap();
-    let cluster = cluster.transport(TransportChoice::Nccl).patience(patience);
+    let cluster = cluster.transport(TransportChoice::Nccl).connect_timeout(patience);
     let own = vec![gpu; devices[host]];
     let builder = GpuPool::builder().cuda().devices(&own).share_gpus(true).check(Check::Off).timeout(patience);
     crate::connect::FORCED.set(beside);

@@ -9,13 +9,14 @@
 
 mod shrink;
 
-use crate::{
+use super::{
+    check::Check,
+    observer::{Lab, LabBuilder},
+};
+use gpu_pool::{
     Builder, Error, GpuPool, Result,
-    contain::discard,
-    driver::{
-        check::Check,
-        host::{Schedule, Trace},
-    },
+    extend::driver::host::{Schedule, Trace},
+    extend::lab::{discard, seed, write_steps},
 };
 use shrink::Shrink;
 use std::{
@@ -33,7 +34,8 @@ const SHOWN: usize = 12;
 /// order of the operations.
 ///
 /// ```
-/// use gpu_pool::{ReduceOp, testing::explore};
+/// use gpu_pool::ReduceOp;
+/// use gpu_pool_lab::explore;
 ///
 /// explore(3, |pool| {
 ///     let sums = pool.run(|dev, _| {
@@ -141,7 +143,7 @@ impl Explorer {
             let run = self.once(Schedule::Replay(choices.clone()), f);
             return self.judge(None, run, 1, f);
         }
-        let seeds = match crate::builder::seed() {
+        let seeds = match seed() {
             Err(error) => {
                 let run = Run { failed: Some(Why::Error(error)), trace: Trace::default() };
                 return self.clone().without_shrinking().judge(None, run, 0, f);
@@ -184,7 +186,10 @@ impl Explorer {
     #[track_caller]
     fn once(&self, schedule: Schedule, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
         // A fault plan is equal for each run: it counts from zero, and is paused if it was paused.
-        let plan = self.builder.fault_plan().map(|plan| (plan, plan.start_over()));
+        let plan = Lab::plan(&self.builder).map(|plan| {
+            let is_paused = plan.start_over();
+            (plan, is_paused)
+        });
         let run = self.on_a_pool(schedule, f);
         match plan {
             Some((plan, true)) => plan.pause(),
@@ -331,7 +336,7 @@ impl fmt::Display for Failure {
             if range.start > written {
                 writeln!(f, "     ...")?;
             }
-            self.trace.write(range.clone(), f)?;
+            write_steps(&self.trace, range.clone(), f)?;
             written = range.end;
         }
         if left > SHOWN {

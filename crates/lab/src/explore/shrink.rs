@@ -1,10 +1,10 @@
 //! Shrinks a failing run: finds fewer choices with which the program still fails.
 
 use super::{Explorer, Failing, Run};
-use crate::{
+use gpu_pool::{
     GpuPool, Result,
-    driver::host::{Schedule, Trace},
-    panics,
+    extend::driver::host::{Schedule, Trace},
+    extend::lab::silence_panics,
 };
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ impl<'a> Shrink<'a> {
         }
         self.tries += 1;
         // The failing run has printed its panic. The shrinking runs print nothing, or 200 copies of it would hide it.
-        let _hushed = panics::silence_panics();
+        let _hushed = silence_panics();
         Some(self.explorer.once(Schedule::Replay(choices.into()), self.f))
     }
 

@@ -1,8 +1,8 @@
 //! Tests of the clock: small machines with times calculated by hand, and the measured host copies that
 //! `Topology::nvswitch` is fitted to.
 
+use super::super::Link;
 use super::*;
-use crate::topology::Link;
 
 const US: Time = 1_000_000;
 
@@ -33,7 +33,7 @@ fn copy(from: usize, to: usize, bytes: usize) -> Cost {
 
 #[test]
 fn latency_holds_nothing() {
-    let mut clock = VirtualClock::new(Some(&machine()), 2);
+    let mut clock = VirtualClock::new(&machine());
     // 5 us + 1000 bytes at a nanosecond each. The second stream's copy starts when these bytes are transferred.
     assert_eq!(clock.book(0, &copy(0, 1, 1000), 0), (0, 6 * US));
     assert_eq!(clock.start(0, &copy(0, 1, 1000), 0), US);
@@ -42,7 +42,7 @@ fn latency_holds_nothing() {
 
 #[test]
 fn engines_are_apart_and_ports_shared() {
-    let mut clock = VirtualClock::new(Some(&machine()), 2);
+    let mut clock = VirtualClock::new(&machine());
     let up = |to| Cost::Copy { from: Side::Host, to: Side::Device(to), bytes: 4000 };
     let down = |from| Cost::Copy { from: Side::Device(from), to: Side::Host, bytes: 4000 };
     assert_eq!(clock.book(0, &up(0), 0), (0, 5 * US));
@@ -63,7 +63,7 @@ fn a_port_with_room_delays_nobody() {
         device.up.uses[0].gbps = 5.0;
         device.down.uses[0].gbps = 5.0;
     });
-    let mut clock = VirtualClock::new(Some(&wide), 2);
+    let mut clock = VirtualClock::new(&wide);
     let up = |to| Cost::Copy { from: Side::Host, to: Side::Device(to), bytes: 10_000 };
     let down = |from| Cost::Copy { from: Side::Device(from), to: Side::Host, bytes: 10_000 };
     // 3 us + 10 000 bytes at 2 GB/s; the port needs 2 us for each of them.
@@ -76,7 +76,7 @@ fn a_port_with_room_delays_nobody() {
 #[test]
 fn two_engines_take_two_copies() {
     let two = machine().with_device(0, |device| device.copy_engines.peer = 2).with_links(|link| link.path.uses.clear());
-    let mut clock = VirtualClock::new(Some(&two), 2);
+    let mut clock = VirtualClock::new(&two);
     let starts: Vec<Time> = (0..4).map(|_| clock.book(0, &copy(0, 1, 1000), 0).0).collect();
     assert_eq!(starts, [0, 0, US, US]);
 }
@@ -86,7 +86,7 @@ fn kernels_take_the_longer_of_bytes_and_operations() {
     let machine = machine()
         .with_kernel("flops", KernelCost { operations: 100.0, ..KernelCost::default() })
         .with_device(1, |device| device.speed = 0.5);
-    let mut clock = VirtualClock::new(Some(&machine), 2);
+    let mut clock = VirtualClock::new(&machine);
     let dims = LaunchDims { grid: (2, 1, 1), block: (50, 2, 1), shared_bytes: 0 };
     let kernel = |name| Cost::Kernel { name, dims, read: 20_000, written: 10_000 };
     // 20 000 + 2 * 10 000 bytes at 10 GB/s.
@@ -104,7 +104,7 @@ fn kernels_take_the_longer_of_bytes_and_operations() {
 #[test]
 fn pulling_may_be_slower() {
     let machine = machine().with_link(0, 1, |link| link.pull_gbps = Some(0.5));
-    let mut clock = VirtualClock::new(Some(&machine), 2);
+    let mut clock = VirtualClock::new(&machine);
     assert_eq!(clock.book(0, &copy(0, 1, 1000), 0), (0, 6 * US), "device 0 pushes");
     assert_eq!(clock.book(1, &copy(0, 1, 1000), 9 * US), (9 * US, 16 * US), "device 1 pulls");
 }
@@ -112,7 +112,7 @@ fn pulling_may_be_slower() {
 #[test]
 fn a_pair_without_a_link_goes_by_way_of_the_host() {
     let machine = machine().without_link(0, 1);
-    let mut clock = VirtualClock::new(Some(&machine), 2);
+    let mut clock = VirtualClock::new(&machine);
     // 3 us down and 3 us up, at 2 GB/s; the host's memory takes the bytes twice.
     assert_eq!(clock.book(0, &copy(0, 1, 1000), 0), (0, 7 * US));
     assert_eq!(clock.start(0, &copy(0, 1, 1000), 0), US);
@@ -120,7 +120,7 @@ fn a_pair_without_a_link_goes_by_way_of_the_host() {
 
 #[test]
 fn threads_pay_for_their_calls() {
-    let mut clock = VirtualClock::new(Some(&machine()), 2);
+    let mut clock = VirtualClock::new(&machine());
     let (me, other) = (std::thread::current().id(), std::thread::spawn(|| ()).thread().id());
     let fill = Cost::Fill { bytes: 10_000 };
     assert_eq!(clock.submit(me, &fill), 4 * US);
@@ -140,7 +140,7 @@ fn threads_pay_for_their_calls() {
 #[test]
 fn host_copies_by_several_devices() {
     let rate = |devices: usize, up: bool, down: bool| {
-        let mut clock = VirtualClock::new(Some(&Topology::nvswitch(8)), 8);
+        let mut clock = VirtualClock::new(&Topology::nvswitch(8));
         let (bytes, rounds) = (16 << 20, 8);
         let mut ends = 0;
         for _ in 0..rounds {
@@ -193,7 +193,7 @@ fn no_time_overflows() {
         Cost::HostFunction,
         Cost::WaitEvent,
     ];
-    let mut clock = VirtualClock::new(Some(&slow), 2);
+    let mut clock = VirtualClock::new(&slow);
     for _ in 0..2 {
         for cost in &costs {
             let (start, end) = clock.book(0, cost, Time::MAX - 1);

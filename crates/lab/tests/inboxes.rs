@@ -1,12 +1,11 @@
-//! These kernels under the race checker, in many orders: right, and with bugs that it must find.
+//! The host kernels of inboxes under the race checker, in many orders: right, and with bugs that it must find.
 
-use crate::{
-    Builder, Check, Device, Element, Error, GpuPool, ReduceOp, Result,
-    collective::Algorithm,
-    driver::{check::Kind, host::Schedule},
-    mutation::{Bug, inject},
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
+use gpu_pool::error::Kind;
+use gpu_pool::extend::lab::DeviceInternals;
+use gpu_pool::{
+    Builder, DType, Device, Element, Error, GpuPool, ReduceOp, Result, collective::Algorithm, host::Schedule,
 };
+use gpu_pool_lab::{Check, FailPoint, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use std::{collections::HashMap, sync::Mutex};
@@ -16,7 +15,11 @@ fn builder(n: usize) -> Builder {
 }
 
 fn watched(n: usize, seed: u64) -> GpuPool {
-    builder(n).check(Check::Races).schedule(Schedule::Seeded(seed)).build().unwrap()
+    weakened(n, seed, FaultPlan::new())
+}
+
+fn weakened(n: usize, seed: u64, plan: FaultPlan) -> GpuPool {
+    builder(n).check(Check::Races).schedule(Schedule::Seeded(seed)).faults(plan).build().unwrap()
 }
 
 /// Elements of f32 for one trip, for a piece of each block and more, and for slots that come in turn.
@@ -54,7 +57,7 @@ fn no_order_of_steps_is_a_race_or_changes_a_sum() {
     for (n, seeds) in [(2, 6), (3, 3), (5, 1)] {
         for seed in 0..seeds {
             let pool = watched(n, seed);
-            let how = |bytes| pool.explain(crate::DType::F32, ReduceOp::Sum, bytes);
+            let how = |bytes| pool.explain(DType::F32, ReduceOp::Sum, bytes);
             assert_eq!(
                 [4, 1 << 20].map(|bytes| (how(bytes).algorithm, how(bytes).meets)),
                 [(Algorithm::Inbox, "data"); 2]
@@ -101,8 +104,8 @@ fn threads_under_the_checker_are_right_too() {
 }
 
 /// How a pool with a bug fares: whether the checker reports a race, or a sum is wrong.
-fn is_caught(bug: Bug, n: usize, seed: u64, lengths: &[usize]) -> (bool, bool) {
-    let pool = inject(bug, || watched(n, seed));
+fn is_caught(bug: FailPoint, n: usize, seed: u64, lengths: &[usize]) -> (bool, bool) {
+    let pool = weakened(n, seed, FaultPlan::new().at(bug));
     match pool.run(|dev, _| sums(dev, lengths, 4)) {
         Err(Error::Misuse { report, .. }) => {
             assert_eq!((report.kind, report.now.op.is_empty()), (Kind::Race, false), "{report}");
@@ -116,16 +119,16 @@ fn is_caught(bug: Bug, n: usize, seed: u64, lengths: &[usize]) -> (bool, bool) {
 #[test]
 fn weakened_kernels_are_reported_as_races() {
     for (bug, n, of) in [
-        (Bug::DatumTakenEarly, 2, 0..1),
-        (Bug::DatumTakenEarly, 3, 3..4),
-        (Bug::SlotWithoutCredit, 2, 3..4),
-        (Bug::SlotWithoutCredit, 3, 3..4),
-        (Bug::OneRoom, 2, 0..1),
-        (Bug::OneRoom, 3, 0..2),
-        (Bug::SlotsLeftFull, 2, 3..4),
-        (Bug::SlotsLeftFull, 3, 3..4),
-        (Bug::DatumKept, 2, 0..1),
-        (Bug::DatumKept, 3, 3..4),
+        (FailPoint::DatumTakenEarly, 2, 0..1),
+        (FailPoint::DatumTakenEarly, 3, 3..4),
+        (FailPoint::SlotWithoutCredit, 2, 3..4),
+        (FailPoint::SlotWithoutCredit, 3, 3..4),
+        (FailPoint::OneRoom, 2, 0..1),
+        (FailPoint::OneRoom, 3, 0..2),
+        (FailPoint::SlotsLeftFull, 2, 3..4),
+        (FailPoint::SlotsLeftFull, 3, 3..4),
+        (FailPoint::DatumKept, 2, 0..1),
+        (FailPoint::DatumKept, 3, 3..4),
     ] {
         for seed in 0..3 {
             let (reported, wrong) = is_caught(bug, n, seed, &lengths(n)[of.clone()]);
@@ -147,7 +150,7 @@ fn a_sender_that_keeps_its_own_nan_has_other_bits() {
         found.unwrap()
     };
     assert_eq!(bits(builder(2).build().unwrap()), [0x7fff; 2]);
-    assert_eq!(bits(inject(Bug::OwnNanKept, || builder(2).build().unwrap())), [0xffff, 0x7fff]);
+    assert_eq!(bits(builder(2).faults(FaultPlan::new().at(FailPoint::OwnNanKept)).build().unwrap()), [0xffff, 0x7fff]);
 }
 
 /// One launch fails when all have agreed: the others have sent already, to it and to each other.
@@ -157,11 +160,8 @@ fn what_a_failed_call_leaves_is_removed_or_found() {
         for kept in [false, true] {
             let rule = FaultRule::new(Injected::Error).device(1).op(FaultOp::Launch).nth(1);
             let plan = FaultPlan::new().on(rule).paused();
-            let build = || {
-                let built = builder(3).check(Check::Races).schedule(Schedule::Seeded(5)).faults(plan.clone());
-                built.build().unwrap()
-            };
-            let pool = if kept { inject(Bug::InboxKept, build) } else { build() };
+            let plan = if kept { plan.at(FailPoint::InboxKept) } else { plan };
+            let pool = weakened(3, 5, plan.clone());
             let failed = pool.run(|dev, _| {
                 let mut x = dev.upload(&vec![1.0f32; len])?;
                 dev.all_reduce(&mut x, ReduceOp::Sum)?;
@@ -236,11 +236,11 @@ fn all_members_may_be_late_at_once() {
         let pool = watched(3, seed);
         for _ in 0..3 {
             pool.run(|dev, _| {
-                dev.worker.barrier_state.set_spoiled(true);
+                dev.spoil();
                 Ok(())
             })
             .unwrap();
-            let right = pool.run(|dev, _| Ok((dev.worker.barrier_state.is_spoiled(), sums(dev, &lengths(3), 2)?)));
+            let right = pool.run(|dev, _| Ok((dev.is_spoiled(), sums(dev, &lengths(3), 2)?)));
             assert_eq!(right.unwrap(), [(false, true); 3], "seed {seed}");
         }
         pool.close().unwrap();

@@ -14,76 +14,17 @@
 //! saturate there, and a query for a saturated time is an error. Bandwidths are converted to integers once for each
 //! operation, by IEEE operations that round the same everywhere. So times do not depend on the computer.
 
-use crate::{
-    driver::LaunchDims,
-    topology::{CopyEngines, DeviceModel, HostCosts, KernelCost, Path, Topology},
+use super::{CopyEngines, DeviceModel, HostCosts, KernelCost, Path, Topology};
+use gpu_pool::{
+    LaunchDims,
+    extend::lab::{Clock, Cost, HostCall, Side, Time},
 };
 use smallvec::SmallVec;
 use std::{
+    any::Any,
     collections::{BTreeMap, HashMap},
     thread::ThreadId,
 };
-
-/// Virtual time since the machine was made, in picoseconds.
-pub(super) type Time = u64;
-
-/// The location of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    /// Page-locked or managed memory.
-    Host,
-    Device(usize),
-}
-
-/// The properties of an operation that determine its cost. The device of its stream is a separate argument.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Cost {
-    /// Any copy: up, down, within (from == to), peer.
-    Copy {
-        from: Side,
-        to: Side,
-        bytes: usize,
-    },
-    Fill {
-        bytes: usize,
-    },
-    /// With the bytes of the arguments that it reads, and of the arguments that it writes.
-    Kernel {
-        name: &'static str,
-        dims: LaunchDims,
-        read: usize,
-        written: usize,
-    },
-    /// Not constructed without the feature `blas`.
-    #[cfg_attr(not(feature = "blas"), allow(dead_code))]
-    Gemm {
-        m: usize,
-        n: usize,
-        k: usize,
-        /// Products of the batch.
-        count: usize,
-        /// Bytes of an element.
-        size: usize,
-    },
-    HostFunction,
-    /// The scheduler has raised `ready` to the time of the awaited record.
-    WaitEvent,
-    /// A timing event's record.
-    Stamp,
-    WriteValue,
-    WaitValue,
-}
-
-/// Calls that cost a host thread time but submit no operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HostCall {
-    /// Recording an event.
-    Record,
-    /// The end of a wait.
-    Wake,
-    /// A query of an event or a stream.
-    Query,
-}
 
 pub(super) struct VirtualClock {
     devices: Vec<Device>,
@@ -105,11 +46,10 @@ struct Device {
     engines: [SmallVec<[Time; 2]>; Engine::COUNT],
 }
 
-/// The state of a clock before a booking.
-pub(super) struct Unbooked {
+/// The state of a device before a booking.
+struct Unbooked {
     device: usize,
     engines: [SmallVec<[Time; 2]>; Engine::COUNT],
-    latest: Time,
 }
 
 /// A path, with its ports by number.
@@ -158,16 +98,8 @@ impl Demand {
 }
 
 impl VirtualClock {
-    /// The clock of a valid topology ([`Topology::validate`]) with at least `devices` devices; of
-    /// [`Topology::nvswitch`] if `topology` is `None`.
-    pub fn new(topology: Option<&Topology>, devices: usize) -> Self {
-        match topology {
-            Some(topology) => Self::of(topology),
-            None => Self::of(&Topology::nvswitch(devices)),
-        }
-    }
-
-    fn of(topology: &Topology) -> Self {
+    /// The clock of a [valid](Topology::validate) machine.
+    pub fn new(topology: &Topology) -> Self {
         let mut numbers = BTreeMap::new();
         let devices: Vec<Device> = topology.devices().iter().map(|model| Device::new(model, &mut numbers)).collect();
         let mut links = HashMap::with_capacity(topology.links().len());
@@ -186,88 +118,10 @@ impl VirtualClock {
         }
     }
 
-    // ---- threads of the host ----------------------------------------------------------------------------------------
-
-    /// A thread submits an operation. Adds the cost of the call to the thread's time, and returns the time at which the
-    /// operation is in its stream.
-    pub fn submit(&mut self, thread: ThreadId, cost: &Cost) -> Time {
-        let host = &self.host;
-        self.spend(
-            thread,
-            match cost {
-                Cost::Copy { .. } => host.copy_us,
-                Cost::Fill { .. } | Cost::Kernel { .. } | Cost::Gemm { .. } | Cost::HostFunction => host.launch_us,
-                Cost::WaitEvent => host.wait_us,
-                Cost::Stamp => host.record_us,
-                Cost::WriteValue | Cost::WaitValue => host.value_us,
-            },
-        )
-    }
-
-    /// A thread makes another call.
-    pub fn call(&mut self, thread: ThreadId, call: HostCall) {
-        self.spend(
-            thread,
-            match call {
-                HostCall::Record => self.host.record_us,
-                HostCall::Wake => self.host.wake_us,
-                HostCall::Query => self.host.query_us,
-            },
-        );
-    }
-
     fn spend(&mut self, thread: ThreadId, microseconds: f64) -> Time {
         let now = self.threads.entry(thread).or_default();
         *now = now.saturating_add(micro(microseconds));
         *now
-    }
-
-    /// A thread continues after something that ended at `time`.
-    pub fn raise(&mut self, thread: ThreadId, time: Time) {
-        let now = self.threads.entry(thread).or_default();
-        *now = time.max(*now);
-    }
-
-    /// The thread's time; 0 before its first call.
-    pub fn now(&self, thread: ThreadId) -> Time {
-        self.threads.get(&thread).copied().unwrap_or(0)
-    }
-
-    // ---- operations -------------------------------------------------------------------------------------------------
-
-    /// The start of an operation of `device` if it were booked now. `ready` is the latest of its submission, the end of
-    /// its predecessor in the stream, and the end of the work that it waits for.
-    pub fn start(&self, device: usize, cost: &Cost, ready: Time) -> Time {
-        self.with_engine(device, &self.demand(device, cost), ready)
-    }
-
-    /// Books engine and ports for an operation. Returns its start, equal to [`start`](Self::start), and its end.
-    pub fn book(&mut self, device: usize, cost: &Cost, ready: Time) -> (Time, Time) {
-        let demand = self.demand(device, cost);
-        let start = self.with_engine(device, &demand, ready);
-        let mut through = start.saturating_add(demand.work);
-        for &(port, time) in &demand.ports {
-            let free = &mut self.ports[port];
-            *free = start.max(*free).saturating_add(time);
-            through = through.max(*free);
-        }
-        if let Some(engine) = demand.engine
-            && let Some(free) = self.devices[device].engines[engine as usize].iter_mut().min()
-        {
-            *free = through;
-        }
-        (start, through.saturating_add(demand.latency))
-    }
-
-    /// Saves the state that the booking of a kernel on `device` changes (its engines), together with `latest`.
-    pub fn unbooked(&self, device: usize, latest: Time) -> Unbooked {
-        Unbooked { device, engines: self.devices[device].engines.clone(), latest }
-    }
-
-    /// Undoes a booking. Returns the `latest` that was saved.
-    pub fn restore(&mut self, before: Unbooked) -> Time {
-        self.devices[before.device].engines = before.engines;
-        before.latest
     }
 
     fn with_engine(&self, device: usize, demand: &Demand, ready: Time) -> Time {
@@ -327,6 +181,76 @@ impl VirtualClock {
             }
         }
         demand
+    }
+}
+
+impl Clock for VirtualClock {
+    // ---- threads of the host ----------------------------------------------------------------------------------------
+
+    fn submit(&mut self, thread: ThreadId, cost: &Cost) -> Time {
+        let host = &self.host;
+        self.spend(
+            thread,
+            match cost {
+                Cost::Copy { .. } => host.copy_us,
+                Cost::Fill { .. } | Cost::Kernel { .. } | Cost::Gemm { .. } | Cost::HostFunction => host.launch_us,
+                Cost::WaitEvent => host.wait_us,
+                Cost::Stamp => host.record_us,
+                Cost::WriteValue | Cost::WaitValue => host.value_us,
+            },
+        )
+    }
+
+    fn call(&mut self, thread: ThreadId, call: HostCall) {
+        self.spend(
+            thread,
+            match call {
+                HostCall::Record => self.host.record_us,
+                HostCall::Wake => self.host.wake_us,
+                HostCall::Query => self.host.query_us,
+            },
+        );
+    }
+
+    fn raise(&mut self, thread: ThreadId, time: Time) {
+        let now = self.threads.entry(thread).or_default();
+        *now = time.max(*now);
+    }
+
+    fn now(&self, thread: ThreadId) -> Time {
+        self.threads.get(&thread).copied().unwrap_or(0)
+    }
+
+    // ---- operations -------------------------------------------------------------------------------------------------
+
+    fn start(&self, device: usize, cost: &Cost, ready: Time) -> Time {
+        self.with_engine(device, &self.demand(device, cost), ready)
+    }
+
+    fn book(&mut self, device: usize, cost: &Cost, ready: Time) -> (Time, Time) {
+        let demand = self.demand(device, cost);
+        let start = self.with_engine(device, &demand, ready);
+        let mut through = start.saturating_add(demand.work);
+        for &(port, time) in &demand.ports {
+            let free = &mut self.ports[port];
+            *free = start.max(*free).saturating_add(time);
+            through = through.max(*free);
+        }
+        if let Some(engine) = demand.engine
+            && let Some(free) = self.devices[device].engines[engine as usize].iter_mut().min()
+        {
+            *free = through;
+        }
+        (start, through.saturating_add(demand.latency))
+    }
+
+    fn unbooked(&self, device: usize) -> Box<dyn Any + Send> {
+        Box::new(Unbooked { device, engines: self.devices[device].engines.clone() })
+    }
+
+    fn restore(&mut self, before: Box<dyn Any + Send>) {
+        let Ok(before) = before.downcast::<Unbooked>() else { return };
+        self.devices[before.device].engines = before.engines;
     }
 }
 
