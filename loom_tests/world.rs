@@ -11,7 +11,8 @@ use super::{
 };
 use crate::{
     mutant::{Rule, broken},
-    runtime::transport::{Arrival, Entry, Place, Transport, Window, World, WorldScope},
+    runtime::processes::Place,
+    traits::{Arrival, Entry, Transport, Window, World, WorldScope},
     wire::{self, Failure, ToHost, ToHub},
     world::{Local, Members},
 };

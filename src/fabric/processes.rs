@@ -2,7 +2,7 @@
 //! its transports.
 //!
 //! The builder calls [`Connect`]. A pool of a cluster has [`Processes`], and each of its scopes a [`ProcessScope`].
-//! `collective/world.rs` has the part of the door that groups call.
+//! `collective/across.rs` has the part of the door that groups call.
 //!
 //! Words: a *host* is one process of the cluster, whatever machine it runs on, with its number. A *place* is a device
 //! of a host.
@@ -51,7 +51,7 @@ pub trait Processes: Send + Sync + fmt::Debug {
     /// This process's part of a scope.
     fn scope(&self, scope: NewScope) -> Arc<dyn ProcessScope>;
 
-    /// What groups that span processes call: a `Box<dyn AcrossProcesses>` (`collective/world.rs`).
+    /// What groups that span processes call: a `Box<dyn AcrossProcesses>` (`collective/across.rs`).
     fn groups(&self) -> &(dyn Any + Send + Sync);
 }
 

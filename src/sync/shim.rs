@@ -249,9 +249,7 @@ mod imp {
 
     /// Threads.
     pub mod thread {
-        pub use loom::thread::yield_now;
-        #[cfg(test)]
-        pub use loom::thread::{JoinHandle, spawn};
+        pub use loom::thread::{JoinHandle, spawn, yield_now};
     }
 
     /// Counts nothing: models do not spin.

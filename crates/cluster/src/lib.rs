@@ -16,8 +16,8 @@
 //! they know the secret; the connection is not encrypted. Without a secret it stays on loopback, where every user of
 //! the machine can connect. If rank 0 is lost, the cluster is.
 //!
-//! This crate implements the traits of the runtime's `fabric/transport.rs`, and uses the runtime's public face and
-//! `gpu_pool::extend::cluster`.
+//! This crate implements the traits of the runtime's door to other processes (`fabric/processes.rs`,
+//! `collective/across.rs`). It uses the runtime's public face and `gpu_pool::extend::cluster`.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
@@ -41,6 +41,7 @@ mod process;
 mod server;
 #[cfg(target_os = "linux")]
 mod socket;
+#[cfg_attr(loom, allow(dead_code, reason = "there is no transport"))]
 mod traits;
 mod transport;
 mod wire;

@@ -1,7 +1,7 @@
 //! What collectives need of other processes: their agreement ([`World`], [`WorldScope`]) and a way for bytes
 //! ([`Transport`]).
 //!
-//! `cluster` implements these traits; groups that span processes use them. This file knows neither sockets nor
+//! `world.rs` and `transport` implement these traits; `collective` uses them. This file knows neither sockets nor
 //! libraries.
 //!
 //! Words: a *host* is one process of the cluster, whatever machine it runs on, with its number. A *place* is a device

@@ -64,7 +64,7 @@ pub(crate) enum ToHub {
     Bye,
 }
 
-/// How a scope finds its counterparts: `fabric/transport.rs`. `failed`: a device, and the cause.
+/// How a scope finds its counterparts: [`Entry`](crate::traits::Entry). `failed`: a device, and the cause.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Entry {
     Named(String),

@@ -23,9 +23,9 @@
 //! own meeting, rails in the turn of the commit (rules C1 and C3 of `docs/src/design/cluster.md`). What is left is
 //! room: a kernel that waits must not keep the multiprocessors from one that it waits for. So:
 //!
-//! * The steps inside take few blocks, and the rails run beside them only where the device has room
-//!   for these and for the most blocks of the transport's kernels, at once ([`DeviceTransport::overlaps`]). Else the
-//!   same calls go to the member's own stream, one after the other.
+//! * The steps inside take few blocks (`GroupInternals::run_overlapped`), and the rails run beside them only where the
+//!   device has room for these and for the most blocks of the transport's kernels, at once
+//!   ([`DeviceTransport::overlaps`]). Else the same calls go to the member's own stream, one after the other.
 //! * Where devices share a GPU, and so its hardware queues, a rail's second call may be in front of another rail's
 //!   first one, here the one and elsewhere the other. So nothing is cut there, in all processes.
 //!

@@ -3,7 +3,8 @@
 //!
 //! A rail joins devices with one ordinal: the receiver's, if the sender's process has such a device, else the sender's.
 //! A member whose own device that is sends from, or receives into, its memory. The other one hops: its elements lie in
-//! page-locked memory, which the rail's device can read and write. Calls go to that device's proxy stream.
+//! page-locked memory, which the rail's device can read and write. Calls go to that device's proxy stream
+//! (`DeviceInternals::proxy_stream`).
 //!
 //! Between devices the receiver must have the memory before anything is submitted, and it knows the lengths from a
 //! meeting. So a message has a further meeting for each batch, in whose turn both submit.

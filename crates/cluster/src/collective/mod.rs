@@ -1,8 +1,8 @@
 //! Groups whose members are devices of several processes: [`Device::world`](gpu_pool::Device::world) and its parts.
 //!
 //! Every method of such a group is a *hierarchical call*: inside the process by the collectives of the process's own
-//! members, between processes by rails. The runtime fills a [`Request`] as ever;
-//! [`run`](AcrossProcesses::run) gives it to the file of its shape:
+//! members, between processes by rails. The runtime fills a [`Request`] as ever, and its groups call
+//! [`AcrossProcesses`]. [`Hierarchical`], which implements it, gives the request to the file of its shape:
 //!
 //! * [`sums`]: all_reduce, reduce, reduce_scatter. [`moves`]: all_gather, broadcast. [`all_to_all`]: it, gather,
 //!   scatter. [`values`]: barrier and exchanges of host values.
@@ -15,10 +15,10 @@
 //!   by the transport's own sums, or else by messages that go by a [`relay`].
 //! * [`explain`]: all this, for people. [`registered`]: memory that rails work in without copies.
 //!
-//! Hierarchies are a floor above `choose` of the runtime, not rows of its table. A row is what one kernel, or one set
-//! of copies, does after one meeting; a hierarchy is several such collectives of a smaller group with messages between
-//! them, and each of those collectives goes through `choose` by itself, with its own size. There is one hierarchy for
-//! each transport, so nothing is left to choose above.
+//! Hierarchies are a floor above the runtime's choice of algorithms, not rows of its table. A row is what one kernel,
+//! or one set of copies, does after one meeting; a hierarchy is several such collectives of a smaller group with
+//! messages between them, and each of those collectives is chosen by itself, with its own size. There is one hierarchy
+//! for each transport, so nothing is left to choose above.
 //!
 //! A rail is a local index: the first members of all processes, the second ones, .. There are as many as the process
 //! with the fewest members has. Between devices it is an ordinal that all processes have members with.
@@ -30,7 +30,7 @@
 //! on how many members each process has, also with [`ReduceOrder::Rank`](gpu_pool::collective::ReduceOrder), which
 //! fixes the order inside.
 //!
-//! Invariants (`transport.rs`): what is sent is staged before the member arrives. From the commit to the end of the
+//! Invariants (`traits.rs`): what is sent is staged before the member arrives. From the commit to the end of the
 //! messages no message depends on the gang, nor on memory that is still to be had.
 
 mod all_to_all;

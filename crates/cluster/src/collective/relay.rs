@@ -3,8 +3,8 @@
 //!
 //! A rail joins devices with one ordinal, and each process has the same messages on it in the order of commits. A
 //! member whose device has another ordinal copies its elements to page-locked memory, which every device can read and
-//! write, and submits the call to a stream of the rail's device (its proxy stream). No thread waits: events
-//! order the two streams. Used by [`device_rail`](super::device_rail) and [`two_hop`](super::two_hop).
+//! write, and submits the call to a stream of the rail's device (`DeviceInternals::proxy_stream`). No thread waits:
+//! events order the two streams. Used by [`device_rail`](super::device_rail) and [`two_hop`](super::two_hop).
 //!
 //! Invariant: a relay's memory is there before the member arrives.
 

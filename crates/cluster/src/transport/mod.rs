@@ -1,4 +1,4 @@
-//! How payload gets from process to process: the traits of `fabric/transport.rs`.
+//! How payload gets from process to process: the traits of `traits.rs`.
 //!
 //! Between GPUs by NCCL; between the hosts' memories by MPI, or by shared memory on one host. Libraries are opened at
 //! run time. One conformance suite holds for the transports of the hosts' memory.
