@@ -8,7 +8,7 @@ Usage: .ci/places.py, after `cargo doc --workspace`. For each crate it checks:
   has entered its operation before (`OpSite::here`), whose place goes before.
 * Each public function with the crate's `Result` is `#[track_caller]`, and so is each function that takes the caller's
   place. Methods of traits count for the types that have them: `Device::relu`.
-* A `places.rs` of the crate's tests calls each of them wrongly, or says why it does not.
+* A `places.rs` of some crate's tests calls each of them wrongly, or says why it does not.
 
 The public functions are those on rustdoc's pages. So none is forgotten, whatever macro has made it.
 """
@@ -130,40 +130,44 @@ def check_source(file):
             yield f"{where} in a function without `#[track_caller]`"
 
 
-def check_crate(crate, folder, counts):
-    pages = ROOT / "target/doc" / crate
-    if not (pages / "all.html").is_file():
-        sys.exit(f"{pages} has no list of all items: run cargo doc first")
+def check_sources(folder):
     tests = only_tests(folder / "src")
     for file in sorted((folder / "src").rglob("*.rs")):
         # No call of a user's is in a driver or a layer over one; a `Call` there is one of the driver.
         if file not in tests and "tests" not in file.stem and file.relative_to(folder).parts[1] not in DRIVERS:
             yield from check_source(file)
-    public = {function: place for function, *place in public_functions(pages)}
-    counts.append(len(public))
-    tables = [table for table in sorted((folder / "tests").rglob("places.rs")) if "EXCEPTED" in table.read_text()]
+
+
+def check_public(public, folders):
+    """Each function is stamped, and a table of the tests of some crate has it."""
+    tables = [table for folder in folders for table in sorted((folder / "tests").glob("*/places.rs"))]
     text = "".join(table.read_text() for table in tables)
     excepted = set(re.findall(r'^ +\("([\w:]+)", "', text, re.MULTILINE))
     called = set(re.findall(r'told\(\s*"([\w:]+)"', text))
     called |= {f"{on}::{name}" for name in re.findall(r"both!\(\w+, (\w+)", text) for on in ("Device", "Group")}
-    where = ", ".join(str(table.relative_to(ROOT)) for table in tables) or f"{folder.name} has no places.rs"
-    yield from (f"{where}: {name} is called, and excepted" for name in sorted(called & excepted))
+    yield from (f"{name} is called, and excepted" for name in sorted(called & excepted))
     for function, (file, line) in sorted(public.items()):
         place = f"{file.relative_to(ROOT)}:{line}: {function}"
         if function not in excepted and not has_track_caller(file, line):
             yield f"{place} is not `#[track_caller]`"
         if function not in called | excepted:
-            yield f"{place} is not in {where}"
+            yield f"{place} is in no places.rs"
     for name in sorted((called | excepted) - set(public)):
-        yield f"{where}: {name} is no public function that can fail"
+        yield f"a places.rs has {name}, which is no public function that can fail"
 
 
 def main():
-    counts = []
-    wrong = [fault for crate, folder in CRATES.items() for fault in check_crate(crate, folder, counts)]
+    wrong, public = [], {}
+    for crate, folder in CRATES.items():
+        pages = ROOT / "target/doc" / crate
+        if not (pages / "all.html").is_file():
+            sys.exit(f"{pages} has no list of all items: run cargo doc first")
+        wrong += check_sources(folder)
+        public |= {function: place for function, *place in public_functions(pages)}
+    wrong += check_public(public, CRATES.values())
     if wrong:
-        sys.exit("\n".join(wrong) + f"\n{len(wrong)} places are wrong, of {sum(counts)} public functions that can fail")
-    print(f"{sum(counts)} public functions that can fail have their callers' places")
+        sys.exit("\n".join(wrong) + f"\n{len(wrong)} places are wrong, of {len(public)} public functions that can fail")
+    print(f"{len(public)} public functions that can fail have their callers' places")
 
 
 if __name__ == "__main__":

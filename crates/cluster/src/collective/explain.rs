@@ -14,6 +14,7 @@ use gpu_pool::Group;
 use gpu_pool::{DType, ReduceOp, Result};
 
 /// How an `all_reduce` of so many elements is carried out.
+#[track_caller]
 pub(super) fn hierarchy(group: &Group<'_>, (dtype, op): (DType, ReduceOp), len: usize) -> Result<Hierarchy> {
     let call = Call::new("explain").elements(dtype, len).reducing(op);
     let hier = HierarchicalCall::new(group, &call, false)?;

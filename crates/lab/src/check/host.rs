@@ -24,6 +24,7 @@ impl Token {
     }
 }
 
+#[doc(hidden)]
 impl Knowledge for Token {
     fn join(&mut self, other: &dyn Knowledge) {
         if let Some(other) = (other as &dyn Any).downcast_ref() {

@@ -3,16 +3,14 @@
 //! # Contract
 //!
 //! [`wrap`] puts one [`Checker`] around the devices of a pool, for software GPUs and CUDA devices alike. Every call is
-//! forwarded to the driver, except for mistakes: these are refused with a [`Report`] in the
-//! [`Fault`](gpu_pool::extend::driver::Fault::report). A refused call submits nothing and does not change the account.
-//! [`Kind`] lists the mistakes that the checker finds.
+//! forwarded to the driver, except for mistakes: these are refused with a [`Report`] in the `Fault`. A refused call
+//! submits nothing and does not change the account. [`Kind`] lists the mistakes that the checker finds.
 //!
 //! Two operations are ordered if one of these holds: they are on one stream; an event is recorded after the first and
 //! awaited before the second; the first one's stream raises a flag that the second one's stream waits for
-//! ([`write_value`](gpu_pool::extend::driver::Driver::write_value)); a host thread has waited for the first and submits
-//! the second. Each host thread knows only the work that it has waited for, and the knowledge that other threads have
-//! given it ([`Checker::release`], [`Checker::acquire`]). A running host function
-//! ([`launch_host`](gpu_pool::extend::driver::Driver::launch_host)) knows the earlier work of its stream.
+//! (`write_value`); a host thread has waited for the first and submits the second. Each host thread knows only the work
+//! that it has waited for, and the knowledge that other threads have given it (`release`, `acquire`). A running host
+//! function (`launch_host`) knows the earlier work of its stream.
 //!
 //! Operations of a capturing stream touch no memory. Each launch of the graph counts as all of its operations, in their
 //! order, and is refused as a whole.
@@ -194,6 +192,7 @@ impl Checker {
     }
 }
 
+#[doc(hidden)]
 impl HappensBefore for Checker {
     fn anew(&self, drivers: Vec<DriverRef>) -> Vec<DriverRef> {
         wrap(drivers)

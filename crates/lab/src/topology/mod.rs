@@ -283,6 +283,7 @@ impl Topology {
     }
 }
 
+#[doc(hidden)]
 impl Machine for Topology {
     fn configs(&self) -> Vec<HostConfig> {
         self.host_configs()

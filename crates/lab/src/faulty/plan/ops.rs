@@ -2,7 +2,7 @@
 
 macro_rules! ops {
     ($($(#[$m:meta])* $name:ident $text:literal,)+) => {
-        /// An operation of the [driver](gpu_pool::extend::driver::Driver).
+        /// An operation of the driver.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum FaultOp {
