@@ -420,6 +420,7 @@ impl Hosts {
     }
 
     /// Runs `f` once for each host, at the same time.
+    #[allow(clippy::disallowed_methods, reason = "threads of a test")]
     pub fn each<R: Send>(&self, f: impl Fn(usize, &GpuPool) -> R + Sync) -> Vec<R> {
         let f = &f;
         thread::scope(|scope| {

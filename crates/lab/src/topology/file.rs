@@ -1,7 +1,10 @@
 //! Machine files in TOML: reads and writes a [`Topology`], one table for each part of the model.
 
 use super::Topology;
-use gpu_pool::{Error, Result, extend::OpSite};
+use gpu_pool::{
+    Error, Result,
+    extend::{ErrorInternals, OpSite},
+};
 use std::{fs, path::Path};
 
 impl Topology {
