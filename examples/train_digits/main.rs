@@ -79,6 +79,8 @@ enum Kind {
 }
 
 fn main() -> ExitCode {
+    // `GPU_POOL_CHECK` and `GPU_POOL_FAULTS` may ask for them.
+    gpu_pool_lab::install();
     match run(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -18,14 +18,13 @@ use parking_lot::Mutex;
 
 /// Functions that are not called wrongly here, and why.
 #[rustfmt::skip]
-const EXCEPTED: [(&str, &str); 18] = [
+const EXCEPTED: [(&str, &str); 16] = [
     ("Cuda::read", "it needs a GPU"),
     ("Cuda::write", "it needs a GPU"),
     ("Device::check", "it reports what others have failed with"),
     ("Device::trim", "only a device that is lost fails it: `what_a_lost_device_refuses_has_a_place`"),
     ("Device::world", "only a cluster can fail it"),
     ("Event::is_complete", "only a device that is lost fails it"),
-    ("Explorer::run", "its error is `testing::explore::Failure`"),
     ("Group::explain", "only a cluster can fail it"),
     ("Group::explain_norm", "only a cluster can fail it"),
     ("GradientExchange::reset", "it is the way out of failures"),
@@ -36,7 +35,6 @@ const EXCEPTED: [(&str, &str); 18] = [
     ("UnifiedBuffer::as_mut_slice", "only a deadline can fail it"),
     ("UnifiedBuffer::as_slice", "only a deadline can fail it"),
     ("Unpack::bytes", "it reads what another process has sent"),
-    ("explore", "it panics"),
 ];
 
 /// The same call of a device and of a group.
