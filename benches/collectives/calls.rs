@@ -23,7 +23,6 @@ const SIZES: [usize; 3] = [1 << 10, 64 << 10, 4 << 20];
 
 pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
     let world = pool.devices();
-    if !machine.software {}
     let case = |name: &str, bytes: usize| format!("{}/{name}/{world}/{bytes}", machine.kind);
     let most = if machine.software { 64 << 10 } else { machine.most };
     let sizes = SIZES.into_iter().filter(|&bytes| bytes <= most);
