@@ -44,6 +44,9 @@ pub fn process_of(test: &str, task: &str, variables: &[(&str, &str)]) -> Output 
 #[test]
 fn child() {
     let Some(task) = task() else { return };
+    if task != "no laboratory" {
+        gpu_pool_lab::install();
+    }
     if task == "explore" {
         let explored = Explorer::new().devices(1).seeds(2).run(|pool| pool.run(|_, _| Ok(())).map(drop));
         return println!(
@@ -206,6 +209,16 @@ fn the_checker() {
     assert_eq!(with("race", &[host, ("GPU_POOL_CHECK", "races")]), "true");
     assert_eq!(with("race", &[host, ("GPU_POOL_CHECK", "off")]), "false");
     assert_eq!(with("race", &[host]), "false");
+}
+
+#[test]
+fn a_program_without_the_laboratory_refuses_its_variables() {
+    let host = ("GPU_POOL_BACKEND", "host:1");
+    for asked in [("GPU_POOL_CHECK", "races"), ("GPU_POOL_FAULTS", "0:launch:1:lost")] {
+        let said = with("no laboratory", &[host, asked]);
+        assert!(said.starts_with("InvalidArgument") && said.contains(asked.0) && said.contains("gpu-pool-lab"), "{said}");
+    }
+    assert!(!with("no laboratory", &[host, ("GPU_POOL_CHECK", "off")]).starts_with("InvalidArgument"));
 }
 
 #[test]

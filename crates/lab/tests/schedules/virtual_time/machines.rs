@@ -211,7 +211,7 @@ mod files {
                 assert!(!machine.to_string().is_empty());
                 let config = MachineConfig {
                     schedule: Schedule::Virtual,
-                    topology: Some(machine.clone().into()),
+                    topology: Some(std::sync::Arc::new(machine.clone())),
                     dry: true,
                     ..Default::default()
                 };
