@@ -104,6 +104,26 @@ fn what_is_asked_for_comes_first_where_it_can_be_done() {
     assert_eq!(asked(Wish::Ring, in_rank_order, &small), "inbox");
 }
 
+/// No limit is divided by the number of the others without regard to a group of one.
+#[test]
+fn a_group_of_one_has_an_algorithm_for_each_call() {
+    for machine in [GPUS, WITHOUT_PEERS, SOFTWARE, INBOXES] {
+        for bytes in [0, KB, MB, 256 * MB] {
+            let counts = || Counts::Each(bytes / 4);
+            let shapes = [
+                sum(bytes),
+                Shape::Reduce { len: bytes / 4, root: 0 },
+                Shape::ReduceScatter { counts: counts(), in_place: false },
+                Shape::AllGather { counts: counts(), in_place: false },
+                Shape::Broadcast { len: bytes / 4, root: 0 },
+            ];
+            for (dtype, shape) in DType::ALL.into_iter().flat_map(|dtype| shapes.iter().map(move |s| (dtype, s))) {
+                assert!(!chosen_of(dtype, machine, 1, true, shape).is_empty());
+            }
+        }
+    }
+}
+
 #[test]
 fn only_sums_of_floats_go_into_inboxes() {
     let of = |dtype, wish, shape: &Shape| chosen_of(dtype, Machine { wish, ..GPUS }, 2, true, shape);

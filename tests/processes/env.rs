@@ -216,7 +216,10 @@ fn a_program_without_the_laboratory_refuses_its_variables() {
     let host = ("GPU_POOL_BACKEND", "host:1");
     for asked in [("GPU_POOL_CHECK", "races"), ("GPU_POOL_FAULTS", "0:launch:1:lost")] {
         let said = with("no laboratory", &[host, asked]);
-        assert!(said.starts_with("InvalidArgument") && said.contains(asked.0) && said.contains("gpu-pool-lab"), "{said}");
+        assert!(
+            said.starts_with("InvalidArgument") && said.contains(asked.0) && said.contains("gpu-pool-lab"),
+            "{said}"
+        );
     }
     assert!(!with("no laboratory", &[host, ("GPU_POOL_CHECK", "off")]).starts_with("InvalidArgument"));
 }

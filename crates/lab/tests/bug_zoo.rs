@@ -46,7 +46,8 @@ fn leads_to_the_program(exhibit: &'static Exhibit, trouble: &Trouble) {
     let (Some(report), Some(wrong)) = (trouble.report(), &exhibit.wrong) else { return };
     let (first, text) = wrong.text();
     let lines = first..first + text.lines().count();
-    let within = |site: gpu_pool::error::Site| site.file().ends_with(wrong.file) && lines.contains(&(site.line() as usize));
+    let within =
+        |site: gpu_pool::error::Site| site.file().ends_with(wrong.file) && lines.contains(&(site.line() as usize));
     let deeds = std::iter::once(&report.now).chain(&report.before);
     for deed in deeds {
         let site = deed.site.unwrap_or_else(|| panic!("{}: `{}` has no place: {report}", exhibit.name, deed.op));
