@@ -70,8 +70,9 @@ impl Device {
         done.and_then(|()| self.check())
     }
 
-    /// A copy of page-locked memory: of a [`PinnedBuffer`], or of a [part](PinnedBuffer::range) of it. It does not wait.
-    /// The buffer may be dropped immediately; its next [`as_mut_slice`](PinnedBuffer::as_mut_slice) waits for the copy.
+    /// A copy of page-locked memory: of a [`PinnedBuffer`] or of a [part](PinnedBuffer::range) of it. It does not
+    /// wait. The buffer may be dropped immediately; its next [`as_mut_slice`](PinnedBuffer::as_mut_slice) waits for the
+    /// copy.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::WrongPool`], [`Error::Aborted`], the driver's.

@@ -44,8 +44,8 @@ impl Module {
         Module::ptx(source)
     }
 
-    /// CUDA C++ source. NVRTC compiles it when it is loaded. Kernels must be `extern "C"`. It needs the feature `nvrtc`;
-    /// [`ptx`](Self::ptx) does not.
+    /// CUDA C++ source. NVRTC compiles it when it is loaded. Kernels must be `extern "C"`. It needs the feature
+    /// `nvrtc`; [`ptx`](Self::ptx) does not.
     ///
     /// ```
     /// # use gpu_pool::Module;
