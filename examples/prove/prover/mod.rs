@@ -20,8 +20,8 @@ impl Prover {
         Ok(Prover { roots: dev.upload(&ntt::roots())? })
     }
 
-    /// The root of the tree over the polynomial's values. `coefficients` are at least four, and a power of two. Does not
-    /// wait; `as_slice` of the result does.
+    /// The root of the tree over the polynomial's values. `coefficients` are at least four, and a power of two. Does
+    /// not wait; `as_slice` of the result does.
     #[track_caller]
     pub fn commit(&self, dev: &Device, coefficients: &[u64]) -> Result<PinnedBuffer<u32>> {
         let values = ntt::transform(dev, &self.roots, dev.upload(coefficients)?)?;

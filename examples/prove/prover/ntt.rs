@@ -1,8 +1,8 @@
 //! The number-theoretic transform: the values of a polynomial at all powers of a root of unity, in their order.
 //!
 //! A transform of 2^k elements takes k stages. A pass makes up to eight of them and goes through memory once: a block
-//! holds 16 columns of up to 256 elements in shared memory. Between passes the order is Stockham's, so that threads of a
-//! warp load and store neighbours, and no pass has to reverse bits.
+//! holds 16 columns of up to 256 elements in shared memory. Between passes the order is Stockham's, so that threads of
+//! a warp load and store neighbours, and no pass has to reverse bits.
 
 use super::{MODULE, field};
 use gpu_pool::{Device, DeviceBuffer, Error, LaunchDims, Result, kernel};
@@ -66,8 +66,8 @@ kernel! {
     }
 }
 
-/// The transform of `x`, whose length is a power of two from 2 to 2^24, with the table of [`roots`]. Elements need not be
-/// canonical; results are. Does not wait.
+/// The transform of `x`, whose length is a power of two from 2 to 2^24, with the table of [`roots`]. Elements need not
+/// be canonical; results are. Does not wait.
 #[track_caller]
 pub fn transform(dev: &Device, roots: &DeviceBuffer<u64>, mut x: DeviceBuffer<u64>) -> Result<DeviceBuffer<u64>> {
     let log_n = x.len().trailing_zeros();
