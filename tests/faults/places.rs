@@ -224,6 +224,8 @@ fn scopes_and_state_have_places() {
         let pool = builder().record_memory(false).build().unwrap();
         told("GpuPool::leaks", pool.leaks());
         told("Run::run", pool.on(&[7]).run(|_, _| Ok(())));
+        told("DeviceRun::run", pool.on_device(7).run(|_| Ok(())));
+        told("DeviceRun::try_run", pool.on_device(7).try_run(|_| Ok::<_, Error>(())));
         told("GpuPool::run_mut", pool.run_mut(&mut [0; 5], 0, |_, _, _| Ok(())));
         told("Run::run", pool.with(each_mut(&mut [0; 3])).run(|_, _, _| Ok(())));
         told("Run::run", pool.on(&[0]).with(vec![0; 3]).run(|_, _, _| Ok(())));

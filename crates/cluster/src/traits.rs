@@ -219,7 +219,7 @@ pub(crate) trait HostTransport: Send + Sync {
 
 /// How calls run beside other work of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Overlap {
+pub struct Overlap {
     /// The least bytes of a call that are worth one.
     pub piece: usize,
     /// The most multiprocessors that the kernels of a call take.
@@ -295,7 +295,7 @@ pub(crate) type Tell = dyn Fn(Error) + Send + Sync;
 
 /// The first failure of a transport, and who hears of it.
 #[derive(Default)]
-pub(crate) struct Failure(Mutex<(Option<Error>, Vec<Weak<Tell>>)>);
+pub struct Failure(Mutex<(Option<Error>, Vec<Weak<Tell>>)>);
 
 impl Failure {
     pub(crate) fn cause(&self) -> Option<Error> {
@@ -303,7 +303,7 @@ impl Failure {
     }
 
     /// The first error stays, and all hear of it once. Returns it.
-    pub(crate) fn set(&self, error: &Error) -> Error {
+    pub fn set(&self, error: &Error) -> Error {
         let mut state = self.0.lock();
         let cause = state.0.get_or_insert_with(|| error.clone()).clone();
         let listeners = std::mem::take(&mut state.1);

@@ -1,10 +1,16 @@
 //! A cluster within one process, for tests: several pools are its hosts. The hub is a table under one lock, and bytes
 //! go through mailboxes.
 
-pub(crate) mod device_mail;
+pub mod device_mail;
 mod faults;
+/// Private parts of this crate that its tests look into.
+pub mod internals {
+    pub use super::super::{device_pieces::MOST, pieces::PIECE};
+    pub use crate::mutant::{Rule, broken};
+}
 mod mail;
 
+pub use super::Hierarchical;
 use crate::{
     link::Linked,
     runtime::{
@@ -370,7 +376,7 @@ pub struct Hosts {
     /// By host.
     pub pools: Vec<GpuPool>,
     /// By host, if they have a transport between devices.
-    pub(crate) mails: Vec<Arc<DeviceMail>>,
+    pub mails: Vec<Arc<DeviceMail>>,
 }
 
 impl Hosts {

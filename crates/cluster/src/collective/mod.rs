@@ -41,7 +41,6 @@ mod explain;
 mod hierarchical;
 mod host_rail;
 #[cfg(any(test, feature = "loopback"))]
-#[cfg_attr(not(test), allow(dead_code, reason = "the rest is for tests of this crate"))]
 pub mod loopback;
 mod message_route;
 pub(super) mod messages;
@@ -53,8 +52,6 @@ mod rail_map;
 mod registered;
 mod relay;
 mod sums;
-#[cfg(test)]
-mod tests;
 mod two_hop;
 pub(crate) mod values;
 
@@ -67,7 +64,7 @@ use gpu_pool::{DType, Group, ReduceOp, Result};
 use hierarchical::HierarchicalCall;
 
 /// The collectives of groups that span processes: the door of the runtime leads here.
-pub(crate) struct Hierarchical;
+pub struct Hierarchical;
 
 impl AcrossProcesses for Hierarchical {
     fn barrier(&self, group: &Group<'_>, call: &Call) -> Result<()> {

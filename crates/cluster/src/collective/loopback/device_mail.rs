@@ -18,28 +18,35 @@ use std::{
 };
 
 /// Bytes of a piece.
-pub(crate) const PIECE: usize = 4 << 10;
+pub const PIECE: usize = 4 << 10;
 
 /// Mailboxes between the devices of a rail: for software GPUs, and the host waits.
-pub(crate) struct DeviceMail {
+pub struct DeviceMail {
+    /// Of all hosts.
     pub hub: Arc<Hub>,
+    /// The host.
     pub host: usize,
     /// Of the host's pool.
     pub drivers: Mutex<Vec<DriverRef>>,
+    /// Fails later calls.
     pub failure: Failure,
     /// The next call: who hears that it was submitted, and what lets its stream go on.
     pub stuck: Mutex<Option<(Sender<()>, Receiver<()>)>>,
     /// How calls are cut; all hosts have the same.
     pub overlap: Mutex<Option<Overlap>>,
+    /// Whether calls are held up.
     pub held: Mutex<Option<Held>>,
     /// Chunks that are registered, with the device.
     pub registered: Arc<Mutex<Vec<(usize, Address)>>>,
 }
 
 /// Calls of each device that are carried out; later ones end when the lock can be had, and do nothing.
-pub(crate) struct Held {
+pub struct Held {
+    /// How many.
     pub pass: usize,
+    /// How many there have been, by device.
     pub calls: HashMap<usize, usize>,
+    /// The lock.
     pub until: Arc<Mutex<()>>,
 }
 
@@ -54,7 +61,7 @@ impl Drop for Registered {
 }
 
 impl DeviceMail {
-    pub fn new(hub: &Arc<Hub>, host: usize) -> Arc<DeviceMail> {
+    pub(super) fn new(hub: &Arc<Hub>, host: usize) -> Arc<DeviceMail> {
         let (hub, drivers, failure, stuck) = (hub.clone(), Mutex::default(), Failure::default(), Mutex::default());
         let overlap = Mutex::new(Some(Overlap { piece: PIECE, blocks: 0 }));
         let (held, registered) = (Mutex::default(), Arc::default());

@@ -1,8 +1,9 @@
-//! Groups of several processes over a transport between devices ([`loopback`](super::super::loopback)): whichever rails
+//! Groups of several processes over a transport between devices (`loopback`): whichever rails
 //! a group has, and none.
 
-use super::{super::loopback::Hosts, combined, counts, numbers, part, sums};
+use super::{combined, counts, numbers, part, sums};
 use gpu_pool::{AsView, AsViewMut, ReduceOp};
+use gpu_pool_cluster::loopback::Hosts;
 use gpu_pool_lab::{Check, prelude::*};
 use proptest::prelude::*;
 

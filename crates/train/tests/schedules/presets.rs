@@ -1,6 +1,7 @@
 //! The presets against what their papers promise, and against arguments without sense.
 
-use super::*;
+use gpu_pool::{Error, Result};
+use gpu_pool_train::*;
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
@@ -203,7 +204,14 @@ fn costs_that_do_not_fit_are_an_error() {
     ] {
         assert!(matches!(schedule.simulate(costs), Err(Error::InvalidArgument { .. })));
     }
-    let nothing = schedule.simulate(Costs::ZERO).unwrap();
+    let nothing = schedule
+        .simulate(Costs {
+            forward: Duration::ZERO,
+            backward_input: Duration::ZERO,
+            backward_weights: Duration::ZERO,
+            ..Costs::default()
+        })
+        .unwrap();
     assert_eq!((nothing.end, nothing.bubble), (Duration::ZERO, 0.0));
 }
 

@@ -1,20 +1,14 @@
 //! Large buffers over rails between devices, which go in pieces beside the steps inside the processes
-//! ([`loopback`](super::super::loopback)). Other tests of rails cut, too: a piece has 4 KiB there.
+//! (`loopback`). Other tests of rails cut, too: a piece has 4 KiB there.
 
-use super::super::{
-    device_pieces::MOST,
-    loopback::{
-        Hosts,
-        device_mail::{Held, PIECE},
-    },
-};
-use super::{numbers, part, sums};
-use crate::runtime::memory::Access;
-use crate::{
-    internals::*,
-    mutant::{Rule, broken},
-};
+use super::{internals::*, numbers, part, sums};
+use gpu_pool::extend::cluster::memory::Access;
 use gpu_pool::{DType, Error, ReduceOp, error::Kind};
+use gpu_pool_cluster::loopback::{
+    Hosts,
+    device_mail::{Held, PIECE},
+    internals::{MOST, Rule, broken},
+};
 use gpu_pool_lab::{Check, prelude::*};
 use parking_lot::Mutex;
 use proptest::prelude::*;

@@ -1,8 +1,9 @@
-//! Memory that is registered with a transport between devices ([`loopback`](super::super::loopback)).
+//! Memory that is registered with a transport between devices (`loopback`).
 
-use super::{super::loopback::Hosts, numbers, sums};
-use crate::internals::*;
+use super::internals::*;
+use super::{numbers, sums};
 use gpu_pool::{AsView, DeviceBuffer, Error, ReduceOp, gradients::GradientExchange};
+use gpu_pool_cluster::loopback::Hosts;
 
 fn of(dev: &gpu_pool::Device, elements: &[f32]) -> gpu_pool::Result<DeviceBuffer<f32>> {
     let mut buffer = dev.zeros_dedicated(elements.len())?;

@@ -1,12 +1,13 @@
 //! The program's own code panics where the library calls it: the other process gets the cause, the next scope works,
 //! and no memory is lost.
 
-use super::super::loopback::Hosts;
-use crate::{prelude::*, runtime::silence_panics};
+use gpu_pool::extend::cluster::silence_panics;
 use gpu_pool::{
     Builder, Device, DeviceBuffer, Error, GpuPool, ReduceOp,
     collective::{Pack, Transfer, Unpack},
 };
+use gpu_pool_cluster::loopback::Hosts;
+use gpu_pool_cluster::prelude::*;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{
     fmt,
@@ -174,15 +175,15 @@ impl<'de> Deserialize<'de> for Bomb {
 }
 
 impl Transfer for Bomb {
-    fn transfer(self, dev: &Device) -> crate::Result<Self> {
+    fn transfer(self, dev: &Device) -> gpu_pool::Result<Self> {
         Ok(Bomb(self.0, self.1.transfer(dev)?))
     }
-    fn pack(self, into: &mut Pack) -> crate::Result<()> {
+    fn pack(self, into: &mut Pack) -> gpu_pool::Result<()> {
         self.1.pack(into)?;
         self.0.strike(At::Pack);
         (self.0 == At::Unpack).pack(into)
     }
-    fn unpack(from: &mut Unpack<'_>) -> crate::Result<Self> {
+    fn unpack(from: &mut Unpack<'_>) -> gpu_pool::Result<Self> {
         let memory = Option::unpack(from)?;
         let at = if bool::unpack(from)? { At::Unpack } else { At::Nowhere };
         at.strike(At::Unpack);

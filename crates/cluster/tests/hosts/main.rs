@@ -1,5 +1,5 @@
-//! Groups of several processes, as pools of this process ([`loopback`](super::loopback)): every method against plain
-//! sums, and what happens when something fails.
+//! Groups of several processes, as pools of this process (`loopback`): every method against plain sums, and what happens
+//! when something fails.
 
 mod device_pieces;
 mod devices;
@@ -12,12 +12,21 @@ mod rail_messages;
 mod registered;
 mod user_code;
 
-use super::loopback::Hosts;
-use crate::{internals::*, prelude::*, runtime::Call};
+use gpu_pool::extend::cluster::Call;
 use gpu_pool::extend::train::{RowNorm, sum_and_norm};
 use gpu_pool::{AsView, AsViewMut, DType, DeviceBuffer, Element, Group, ReduceOp};
+use gpu_pool_cluster::loopback::Hosts;
+use gpu_pool_cluster::prelude::*;
 use gpu_pool_lab::{Check, prelude::*};
+use internals::*;
 use proptest::prelude::*;
+
+/// The methods of the runtime's private parts.
+mod internals {
+    pub use gpu_pool::extend::cluster::{
+        BufferInternals as _, DeviceInternals as _, GroupInternals as _, PinnedInternals as _,
+    };
+}
 
 const SHAPES: [&[usize]; 5] = [&[2, 2], &[2, 3], &[2, 1, 3], &[1, 1, 1, 1], &[1, 2]];
 const LENS: [usize; 6] = [0, 1, 2, 7, 61, 30_011];

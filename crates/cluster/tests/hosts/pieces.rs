@@ -1,15 +1,16 @@
 //! Large buffers, which go in pieces: the same elements and bits as in one piece, and no message is left or missing
 //! when something fails between pieces. What a call is said to do. Small buffers together.
 
-use super::{super::loopback::Hosts, part, sums};
-use crate::internals::*;
+use super::internals::*;
+use super::{part, sums};
 use gpu_pool::{DType, Error, ReduceOp, collective::Algorithm};
+use gpu_pool_cluster::loopback::Hosts;
 use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use parking_lot::Mutex;
 use std::cell::Cell;
 
 /// Bytes of a slice that just do not fit into two pieces of it.
-const MORE_THAN_TWO: usize = 2 * super::super::pieces::PIECE + 4;
+const MORE_THAN_TWO: usize = 2 * gpu_pool_cluster::loopback::internals::PIECE + 4;
 
 fn some(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7 + rank * 13) % 1021) as f32 / 3.0 - 100.0).collect()

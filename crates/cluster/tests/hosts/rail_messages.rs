@@ -1,14 +1,12 @@
 //! `send` and `recv` over a transport between devices: whichever devices, and what happens when the transport fails.
 
-use super::{
-    super::{Hierarchical, loopback::Hosts},
-    numbers,
-};
-use crate::runtime::{
+use super::numbers;
+use gpu_pool::extend::cluster::{
     Call, Label,
     collective::{AcrossProcesses, Outgoing, area},
 };
 use gpu_pool::{AsView, Device, DeviceBuffer, Element, Error, ReduceOp, Result};
+use gpu_pool_cluster::loopback::{Hierarchical, Hosts};
 use gpu_pool_lab::{Check, prelude::*};
 use proptest::prelude::*;
 use std::{sync::mpsc, thread, time::Duration};
