@@ -23,8 +23,8 @@
 # `benches/run-gpu.sh pair` runs `collectives` on the first two GPUs in less than 300 s, with shorter turns. Its results
 # go to $OUT/2x<GPU>/collectives.json; on H200s that is $OUT/2xH200, from which the tables are made.
 #
-# `benches/run-gpu.sh many` measures all rows of a machine with 4 or 8 GPUs, the most telling ones first, in steps of at
-# most a minute. It ends when SECONDS_LEFT (420) have passed, and prints the name of the step to go on with:
+# `benches/run-gpu.sh many` measures all rows of a machine with 4 or 8 GPUs, the most telling ones first, in steps of
+# one to three minutes at most. It ends when SECONDS_LEFT (420) have passed, and prints the name of the step to go on with:
 # `FROM=zero benches/run-gpu.sh many` in a second call.
 #
 # .gpu/<bench> are the stripped executables. For each bench the table goes to the output and to $OUT/tables.txt, and one
@@ -122,8 +122,8 @@ plain collectives gpu/all_reduce/f32/N 45 --case-ms 150
 plain_bf16 collectives gpu/all_reduce/bf16/N 45 --case-ms 150
 algorithms collectives gpu/algorithm 75
 norm collectives all_reduce_norm/bf16/N/4096 75
-zero collectives zero/bf16/N 75
-zero_clip collectives zero_clip/bf16/N 75
+zero collectives zero/bf16/N 140
+zero_clip collectives zero_clip/bf16/N 140
 reduce_scatter collectives gpu/reduce_scatter/f32/N 40 --case-ms 100
 all_gather collectives gpu/all_gather/f32/N 40 --case-ms 100
 broadcast collectives gpu/broadcast/f32/N 40 --case-ms 100
