@@ -40,8 +40,8 @@ fn time(builder: Builder, megabytes: usize) -> Result<f64> {
 }
 
 /// Microseconds of an all-reduce by inboxes: trips of 0.9 us, and 320 bytes a nanosecond over a device's link, both
-/// fitted to two H200s (`src/fabric/limits/traffic.rs`). Everything to everyone in one trip, or parts to owners and sums
-/// to all in three; the faster one.
+/// fitted to two H200s (`src/fabric/limits/traffic.rs`). Everything to everyone in one trip, or parts to owners and
+/// sums to all in three; the faster one.
 fn kernels(bytes: usize, members: usize) -> f64 {
     let (bytes, members) = (bytes as f64, members as f64);
     let time = |trips: f64, sent: f64| trips * 0.9 + sent / 320e3;

@@ -24,8 +24,8 @@
 # go to $OUT/2x<GPU>/collectives.json; on H200s that is $OUT/2xH200, from which the tables are made.
 #
 # `benches/run-gpu.sh many` measures all rows of a machine with 4 or 8 GPUs, the most telling ones first, in steps of
-# one to three minutes at most. It ends when SECONDS_LEFT (420) have passed, and prints the name of the step to go on with:
-# `FROM=zero benches/run-gpu.sh many` in a second call.
+# one to three minutes at most. It ends when SECONDS_LEFT (420) have passed, and prints the name of the step to go on
+# with: `FROM=zero benches/run-gpu.sh many` in a second call.
 #
 # .gpu/<bench> are the stripped executables. For each bench the table goes to the output and to $OUT/tables.txt, and one
 # JSON object per case and peer to $OUT/<bench>.json. A bench that hangs is ended after its limit, and the next one
