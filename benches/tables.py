@@ -100,7 +100,8 @@ TARGETS = {
             ]
         ),
         *(
-            (f"`all_reduce` f32 of {words} on 8 GPUs, in a graph", f"<= {micros} us", rf"gpu/graph/all_reduce/f32/8/{size}", None)
+            (f"`all_reduce` f32 of {words} on 8 GPUs, in a graph", f"<= {micros} us",
+             rf"gpu/graph/all_reduce/f32/8/{size}", None)
             for words, size, micros in [
                 ("1 KB", 1 << 10, 4.0), ("16 KB", 1 << 14, 5.0),
                 ("64 KB", 1 << 16, 7.5), ("256 KB", 1 << 18, 8.5), ("1 MB", 1 << 20, 12.5),
