@@ -256,7 +256,10 @@ impl<T: Parameter> LocalOptimizer<T> {
     fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.failed |= dev.has_failed(self.gang);
         if self.failed {
-            return Err(Error::invalid(op, "a step, or a scope with steps, has failed: parameters may be half updated"));
+            return Err(Error::invalid(
+                op,
+                "a step, or a scope with steps, has failed: parameters may be half updated",
+            ));
         }
         self.groups.iter().try_for_each(|group| group.optimizer.check_step(self.steps))
     }
