@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compiles the *.cu of each crate's kernels/ to the PTX and cubins in its ptx/, which are committed and embedded.
 
-They are packed, each as the length (32 bits, little-endian) and one LZ4 block. PLAIN is there as text, too.
+They are packed, each as the length (32 bits, little-endian) and one LZ4 block. PLAIN is there as text, too. Of examples
+there is PTX as text, and nothing else.
 
     python3 kernels/build.py                   write all ptx/
     python3 kernels/build.py --check           rebuild and compare byte for byte; exit 1 and name what differs
@@ -25,8 +26,9 @@ import waits
 
 KERNELS = pathlib.Path(__file__).resolve().parent
 ROOT = KERNELS.parent
+EXAMPLES = [ROOT / "examples" / "prove"]
 # One for each crate with kernels. Headers are in the first one.
-FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels"]
+FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels"] + EXAMPLES
 VENV = ROOT / "target" / "kernels-venv"
 
 # 12.2 is the newest NVRTC whose PTX (ISA 8.2) drivers from 535 on accept.
@@ -147,6 +149,8 @@ def family(source):
     entries = check_ptx(source, ptx)
     check_waits(nvrtc, source)
     print(f"{source.name}: {len(entries)} entries: {' '.join(entries)}", flush=True)
+    if source.parent in EXAMPLES:
+        return {source.parent / "ptx" / f"{source.stem}.ptx": ptx}
     cubins = {f"{source.stem}.{arch}.cubin": nvrtc.compile(source, arch, "CUBIN") for arch in CUBIN_ARCHES}
     images = {f"{source.stem}.ptx": ptx, **cubins}
     packed = {f"{name}.lz4": pack(image) for name, image in images.items()}

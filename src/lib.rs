@@ -31,7 +31,7 @@
 //! | split data over the devices | [`Shard`], [`Parts`], [`rows_mut`], [`each_mut`] |
 //! | keep state on its device between closures | [`PerDevice`] |
 //! | have memory on a device | [`DeviceBuffer`], [`DeviceView`], [`DeviceViewMut`], [`PeerView`], [`DeviceCopy`] |
-//! | have memory on the host that copies need not wait for | [`PinnedBuffer`] |
+//! | have memory on the host that copies need not wait for | [`PinnedBuffer`], [`PinnedView`] |
 //! | have one address on the host and all devices | [`UnifiedBuffer`] |
 //! | see who holds memory | [`memory`]: statistics, snapshots, leaks, reports when it is out |
 //! | use several streams, and measure times | [`Stream`], [`OnStream`], [`Event`] |
@@ -140,12 +140,12 @@ pub use self::{
     jobs::{JobHandle, Jobs},
     kernel::Kernel,
     memory::{
-        AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, PeerView, PinnedBuffer,
-        UnifiedBuffer, event::Event, stream::Stream,
+        AsPinned, AsPinnedMut, AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,
+        PeerView, PinnedBuffer, PinnedView, PinnedViewMut, UnifiedBuffer, event::Event, stream::Stream,
     },
     parts::{Parts, each_mut, rows_mut},
     per_device::PerDevice,
-    pool::{GpuPool, report::PoolReport, run::Run},
+    pool::{GpuPool, report::PoolReport, run::DeviceRun, run::Run},
     shard::Shard,
     token::{Device, OnStream},
 };

@@ -1,14 +1,16 @@
 //! Copies to a device, from it, and between devices.
 
-#[cfg(doc)]
-use crate::Error;
 use crate::{
     Device,
     copy::{host, peer},
     error::Result,
-    memory::{AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceViewMut, PinnedBuffer, hazard::Access},
+    memory::{
+        AsPinned, AsPinnedMut, AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceViewMut, hazard::Access,
+    },
     token::op::Op,
 };
+#[cfg(doc)]
+use crate::{Error, PinnedBuffer};
 use std::panic::Location;
 
 impl Device {
@@ -68,16 +70,18 @@ impl Device {
         done.and_then(|()| self.check())
     }
 
-    /// A copy of page-locked memory. It does not wait. `src` may be dropped at once; its next
-    /// [`as_mut_slice`](PinnedBuffer::as_mut_slice) waits for the copy.
+    /// A copy of page-locked memory: of a [`PinnedBuffer`] or of a [part](PinnedBuffer::range) of it. It does not
+    /// wait. The buffer may be dropped immediately; its next [`as_mut_slice`](PinnedBuffer::as_mut_slice) waits for the
+    /// copy.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::WrongPool`], [`Error::Aborted`], the driver's.
     #[track_caller]
-    pub fn upload_pinned<T: DeviceCopy>(&self, src: &PinnedBuffer<T>) -> Result<DeviceBuffer<T>> {
+    pub fn upload_pinned<P: AsPinned + ?Sized>(&self, src: &P) -> Result<DeviceBuffer<P::Elem>> {
+        let src = src.pinned_view();
         let _here = self.worker.handle.enter("upload_pinned", Location::caller());
         let mut buffer = self.allocate("upload_pinned", src.len())?;
-        self.upload_pinned_into(src, &mut buffer)?;
+        self.upload_pinned_into(&src, &mut buffer)?;
         Ok(buffer)
     }
 
@@ -86,33 +90,42 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, else as [`upload_pinned`](Self::upload_pinned).
     #[track_caller]
-    pub fn upload_pinned_into<V: AsViewMut + ?Sized>(&self, src: &PinnedBuffer<V::Elem>, dst: &mut V) -> Result<()> {
-        let dst = dst.view_mut();
+    pub fn upload_pinned_into<P, V>(&self, src: &P, dst: &mut V) -> Result<()>
+    where
+        P: AsPinned<Elem = V::Elem> + ?Sized,
+        V: AsViewMut + ?Sized,
+    {
+        let (src, dst) = (src.pinned_view(), dst.view_mut());
         let mut op = self.op("upload_pinned_into")?;
         op.writes(&dst)?;
         op.same_len(src.len(), dst.len())?;
-        let bytes = dst.bytes().len();
-        op.touch(&src.block, src.start..src.start + bytes, Access::Read, true)?;
+        op.touch(src.block, src.bytes(), Access::Read, true)?;
+        let (from, bytes) = (src.address() as *const u8, src.bytes().len());
         // SAFETY: both ranges are live blocks of `bytes` bytes, which `op` orders and records. The host waits for the
         // recorded use before it writes the pinned memory.
-        op.submit(|driver, stream| unsafe { driver.copy_to_device(dst.address(), src.ptr().cast(), bytes, stream) })
+        op.submit(|driver, stream| unsafe { driver.copy_to_device(dst.address(), from, bytes, stream) })
     }
 
-    /// Copies to page-locked memory. It does not wait; the next [`as_slice`](PinnedBuffer::as_slice) of `dst` waits for
-    /// the copy. After that, [`check`](Self::check) says whether a collective before the copy has failed.
+    /// Copies to page-locked memory: to a [`PinnedBuffer`], or to a [part](PinnedBuffer::range_mut) of it. It does not
+    /// wait; the next [`as_slice`](PinnedBuffer::as_slice) of the buffer waits for the copy. After that,
+    /// [`check`](Self::check) says whether a collective before the copy has failed.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, [`Error::WrongPool`], [`Error::Aborted`], the driver's.
     #[track_caller]
-    pub fn download_pinned<V: AsView + ?Sized>(&self, src: &V, dst: &mut PinnedBuffer<V::Elem>) -> Result<()> {
-        let src = src.view();
+    pub fn download_pinned<V, P>(&self, src: &V, dst: &mut P) -> Result<()>
+    where
+        V: AsView + ?Sized,
+        P: AsPinnedMut<Elem = V::Elem> + ?Sized,
+    {
+        let (src, dst) = (src.view(), dst.pinned_view_mut().0);
         let mut op = self.op("download_pinned")?;
         op.reads(&src)?;
         op.same_len(src.len(), dst.len())?;
-        let bytes = src.bytes().len();
-        op.touch(&dst.block, dst.start..dst.start + bytes, Access::Write, true)?;
+        op.touch(dst.block, dst.bytes(), Access::Write, true)?;
+        let (to, bytes) = (dst.address() as *mut u8, dst.bytes().len());
         // SAFETY: as above. The host waits for the recorded use before it reads or writes the pinned memory.
-        op.submit(|driver, stream| unsafe { driver.copy_to_host(dst.ptr().cast(), src.address(), bytes, stream) })
+        op.submit(|driver, stream| unsafe { driver.copy_to_host(to, src.address(), bytes, stream) })
     }
 
     /// Copies device memory. Source or destination must belong to this device; the other may belong to any device of

@@ -4,13 +4,21 @@ use super::ModuleImage;
 #[cfg(any(feature = "cuda", test))]
 use lz4_flex::block::{self, DecompressError};
 
-/// Device code. A pool that is built with it ([`Builder::module`](crate::Builder::module)) loads it on every device at
-/// once. Each pool loads a copy of its own, so pools do not share a module's variables.
+/// Device code. A pool that is built with it ([`Builder::module`](crate::Builder::module)) loads it on every device in
+/// parallel. Each pool loads a copy of its own, so pools do not share a module's variables.
+///
+/// | from | by | compiled | feature |
+/// |---|---|---|---|
+/// | CUDA C++ | [`Module::cuda`] | by NVRTC, when the pool is built | `nvrtc` |
+/// | PTX | [`Module::ptx`] | by `nvcc -ptx`; by the driver, when the pool is built | `cuda` (default) |
+/// | PTX and machine code | [`Module::with_cubins`] | by `nvcc -ptx`, `nvcc -cubin` | `cuda` (default) |
 ///
 /// ```
 /// # use gpu_pool::Module;
 /// static MODULE: Module = Module::ptx(".version 7.5\n.target sm_75\n.address_size 64\n");
 /// ```
+///
+/// Without the feature `cuda`, and on software GPUs, a pool does not look at modules.
 #[derive(Debug)]
 pub struct Module {
     pub(crate) image: ModuleImage,
@@ -26,7 +34,30 @@ pub struct Module {
 pub trait FeatureNvrtc {}
 
 impl Module {
-    /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU, and caches the result.
+    /// For the compiler's message alone: the condition never holds.
+    #[cfg(not(feature = "nvrtc"))]
+    #[doc(hidden)]
+    pub const fn cuda(source: &'static str) -> Self
+    where
+        for<'never> str: FeatureNvrtc,
+    {
+        Module::ptx(source)
+    }
+
+    /// CUDA C++ source. NVRTC compiles it when it is loaded. Kernels must be `extern "C"`. It needs the feature
+    /// `nvrtc`; [`ptx`](Self::ptx) does not.
+    ///
+    /// ```
+    /// # use gpu_pool::Module;
+    /// static MODULE: Module = Module::cuda(r#"extern "C" __global__ void one(float* x) { *x = 1.0f; }"#);
+    /// ```
+    #[cfg(feature = "nvrtc")]
+    pub const fn cuda(source: &'static str) -> Self {
+        Module { image: ModuleImage { ptx: None, cubins: &[], packed: false, source: Some(source), shared: false } }
+    }
+
+    /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU, and caches the result. For CUDA C++ that is
+    /// compiled when the pool is built there is [`cuda`](Self::cuda).
     pub const fn ptx(ptx: &'static str) -> Self {
         Module {
             image: ModuleImage { ptx: Some(ptx.as_bytes()), cubins: &[], packed: false, source: None, shared: false },
@@ -43,22 +74,6 @@ impl Module {
     /// loads.
     pub(crate) const fn own(ptx: &'static [u8], cubins: &'static [(u32, &'static [u8])]) -> Self {
         Module { image: ModuleImage { ptx: Some(ptx), cubins, packed: true, source: None, shared: true } }
-    }
-
-    /// For the compiler's message alone: the condition never holds.
-    #[cfg(not(feature = "nvrtc"))]
-    #[doc(hidden)]
-    pub const fn cuda(source: &'static str) -> Self
-    where
-        for<'never> str: FeatureNvrtc,
-    {
-        Module::ptx(source)
-    }
-
-    /// CUDA C++ source. NVRTC compiles it when it is loaded. Kernels must be `extern "C"`.
-    #[cfg(feature = "nvrtc")]
-    pub const fn cuda(source: &'static str) -> Self {
-        Module { image: ModuleImage { ptx: None, cubins: &[], packed: false, source: Some(source), shared: false } }
     }
 }
 

@@ -50,7 +50,7 @@ pub use insight::{
     site::{CallSite, Holder},
     snapshot::{BlockInfo, BlockState, ChunkInfo, EventKind, MemoryEvent, MemorySnapshot},
 };
-pub use pinned::PinnedBuffer;
+pub use pinned::{AsPinned, AsPinnedMut, PinnedBuffer, PinnedView, PinnedViewMut};
 pub use stats::MemoryStats;
 pub use unified::{UnifiedBuffer, UnifiedRows, UnifiedRowsMut};
 pub use view::{AsView, AsViewMut, CopySource, DeviceView, DeviceViewMut, PeerView};

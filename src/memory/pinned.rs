@@ -7,9 +7,13 @@ mod pool;
 
 pub(crate) use pool::{Locality, PinnedPool};
 
-use super::{DeviceCopy, block::BlockRef};
+use super::{DeviceCopy, block::BlockRef, view::resolve};
 use crate::{driver::Address, error::Result};
-use std::{marker::PhantomData, ops::RangeBounds, time::Duration};
+use std::{
+    marker::PhantomData,
+    ops::{Range, RangeBounds},
+    time::Duration,
+};
 
 /// `len` elements of `T` in page-locked host memory. Copies from and to it do not wait, and run at the full speed of
 /// the bus.
@@ -65,6 +69,50 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
         Ok(&self.as_slice()?[range])
     }
 
+    /// A part of the buffer, to [upload](crate::Device::upload_pinned). It waits for no copy.
+    ///
+    /// ```
+    /// # let pool = gpu_pool::GpuPool::builder().host(2).build()?;
+    /// let mut batch = pool.pinned::<f32>(1000)?;
+    /// batch.as_mut_slice()?.fill(2.0);
+    /// let sums = pool.run(|dev, shard| {
+    ///     let x = dev.upload_pinned(&batch.range(shard.range(1000)))?;
+    ///     dev.download(&dev.sum(&x)?)
+    /// })?;
+    /// assert_eq!(sums, [[1000.0], [1000.0]]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// When the range is out of bounds.
+    #[track_caller]
+    pub fn range(&self, range: impl RangeBounds<usize>) -> PinnedView<'_, T> {
+        let Range { start, end } = resolve(range, self.len);
+        let (start, len) = (self.start + start * size_of::<T>(), end - start);
+        PinnedView { block: &self.block, start, len, of: PhantomData }
+    }
+
+    /// A part of the buffer, to [download](crate::Device::download_pinned) to. It waits for no copy.
+    ///
+    /// ```
+    /// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
+    /// let mut results = pool.pinned::<f32>(4)?;
+    /// pool.with(vec![&mut results]).run(|dev, _, results| {
+    ///     let x = dev.upload(&[1.0, 2.0])?;
+    ///     dev.download_pinned(&x, &mut results.range_mut(..2))?;
+    ///     dev.download_pinned(&x, &mut results.range_mut(2..))
+    /// })?;
+    /// assert_eq!(results.as_slice()?, [1.0, 2.0, 1.0, 2.0]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// When the range is out of bounds.
+    #[track_caller]
+    pub fn range_mut(&mut self, range: impl RangeBounds<usize>) -> PinnedViewMut<'_, T> {
+        PinnedViewMut(self.range(range))
+    }
+
     /// Takes the elements from `at` on away, as a buffer of their own. It shares the block: a wait for one buffer is a
     /// wait for the uses of both.
     pub(crate) fn split_off(&mut self, at: usize) -> PinnedBuffer<T> {
@@ -76,12 +124,113 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
 
     /// The address of the first element.
     pub(crate) fn address(&self) -> Address {
-        self.block.address + self.start as u64
+        self.range(..).address()
     }
 
     /// Whether a host access might have to wait.
     pub fn in_flight(&self) -> bool {
         self.block.hazards.in_flight()
+    }
+}
+
+/// A shared part of a [`PinnedBuffer`]: [`PinnedBuffer::range`].
+pub struct PinnedView<'a, T: DeviceCopy> {
+    pub(crate) block: &'a BlockRef,
+    /// Where it begins in the block, in bytes.
+    start: usize,
+    len: usize,
+    of: PhantomData<&'a T>,
+}
+
+/// An exclusive part of a [`PinnedBuffer`]: [`PinnedBuffer::range_mut`].
+pub struct PinnedViewMut<'a, T: DeviceCopy>(pub(crate) PinnedView<'a, T>);
+
+impl<T: DeviceCopy> Copy for PinnedView<'_, T> {}
+impl<T: DeviceCopy> Clone for PinnedView<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: DeviceCopy> PinnedView<'_, T> {
+    pub(crate) fn address(&self) -> Address {
+        self.block.address + self.start as u64
+    }
+
+    /// Its bytes in the block.
+    pub(crate) fn bytes(&self) -> Range<usize> {
+        self.start..self.start + self.len * size_of::<T>()
+    }
+}
+
+macro_rules! parts {
+    ($($view:ident = |$self:ident| $part:expr;)+) => {$(
+        impl<T: DeviceCopy> $view<'_, T> {
+            /// Number of elements.
+            pub fn len(&self) -> usize {
+                let $self = self;
+                $part.len
+            }
+
+            /// Whether there are none.
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+        }
+
+        impl<T: DeviceCopy> std::fmt::Debug for $view<'_, T> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, concat!(stringify!($view), "<{}>[{}]"), std::any::type_name::<T>(), self.len())
+            }
+        }
+    )+};
+}
+parts! {
+    PinnedView = |view| view;
+    PinnedViewMut = |view| view.0;
+}
+
+/// Page-locked memory that a copy reads: a [`PinnedBuffer`], and parts of it.
+pub trait AsPinned {
+    /// The element type.
+    type Elem: DeviceCopy;
+    /// The whole buffer or part, shared.
+    fn pinned_view(&self) -> PinnedView<'_, Self::Elem>;
+}
+
+/// Page-locked memory that a copy writes: a [`PinnedBuffer`], and exclusive parts of it.
+pub trait AsPinnedMut: AsPinned {
+    /// The whole buffer or part, exclusive.
+    fn pinned_view_mut(&mut self) -> PinnedViewMut<'_, Self::Elem>;
+}
+
+macro_rules! pinned {
+    ($($type:ty: |$own:ident| $view:expr;)+) => {$(
+        impl<T: DeviceCopy> AsPinned for $type {
+            type Elem = T;
+
+            fn pinned_view(&self) -> PinnedView<'_, T> {
+                let $own = self;
+                $view
+            }
+        }
+    )+};
+}
+pinned! {
+    PinnedBuffer<T>: |buffer| buffer.range(..);
+    PinnedView<'_, T>: |view| *view;
+    PinnedViewMut<'_, T>: |view| view.0;
+}
+
+impl<T: DeviceCopy> AsPinnedMut for PinnedBuffer<T> {
+    fn pinned_view_mut(&mut self) -> PinnedViewMut<'_, T> {
+        self.range_mut(..)
+    }
+}
+
+impl<T: DeviceCopy> AsPinnedMut for PinnedViewMut<'_, T> {
+    fn pinned_view_mut(&mut self) -> PinnedViewMut<'_, T> {
+        PinnedViewMut(self.0)
     }
 }
 

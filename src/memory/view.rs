@@ -191,8 +191,9 @@ impl<T: DeviceCopy> PeerView<'_, T> {
     }
 }
 
+/// Panics when the range is out of bounds.
 #[track_caller]
-fn resolve(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
+pub(super) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
     let start = match range.start_bound() {
         Bound::Included(&a) => a,
         Bound::Excluded(&a) => a.checked_add(1).expect("the range starts beyond usize::MAX"),
@@ -203,7 +204,7 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
         Bound::Excluded(&b) => b,
         Bound::Unbounded => len,
     };
-    assert!(start <= end && end <= len, "range {start}..{end} of a device buffer of {len} elements");
+    assert!(start <= end && end <= len, "range {start}..{end} of a buffer of {len} elements");
     start..end
 }
 

@@ -1,7 +1,7 @@
 //! Running closures on a pool's devices: on all of them or on some, with parts of the caller's data or without.
 //!
 //! Programs call these methods. A [`Run`] is the description of one scope (`scope.rs`); the short forms of [`GpuPool`]
-//! are runs without options.
+//! are runs without options. A [`DeviceRun`] is a run on one device.
 
 use crate::{
     Device, GpuPool, Parts, Shard,
@@ -177,6 +177,71 @@ impl<P: Parts> Run<'_, P> {
     }
 }
 
+/// A run of a closure on one device: [`GpuPool::on_device`] begins it.
+///
+/// ```
+/// # use gpu_pool::GpuPool;
+/// let pool = GpuPool::builder().host(2).build()?;
+/// let batch = vec![1.0f32, 2.0, 3.0];
+/// let (x, len) = pool.on_device(1).run(move |dev| Ok((dev.upload(&batch)?, batch.len())))?;
+/// let sum = pool.on_device(1).run(move |dev| dev.download(&dev.sum(&x)?))?; // `x` is moved in
+/// assert_eq!((&sum[..], len), (&[6.0][..], 3));
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use = "`run` runs the closure"]
+pub struct DeviceRun<'p> {
+    pool: &'p GpuPool,
+    device: usize,
+}
+
+impl DeviceRun<'_> {
+    /// Runs `f` on the device, and returns its result. The closure is called once, so values may be moved in.
+    ///
+    /// # Errors
+    /// As [`GpuPool::run`]; [`Error::InvalidArgument`] for an ordinal that the pool does not have.
+    #[track_caller]
+    pub fn run<F, R>(self, f: F) -> Result<R>
+    where
+        F: FnOnce(&Device) -> Result<R> + Send,
+        R: Returned,
+    {
+        self.once("run", f, as_it_is)
+    }
+
+    /// [`run`](Self::run) with the caller's own error type. As [`GpuPool::try_run`].
+    ///
+    /// # Errors
+    /// The error of the closure; `E::from` of this crate's errors.
+    #[track_caller]
+    pub fn try_run<F, R, E>(self, f: F) -> Result<R, E>
+    where
+        F: FnOnce(&Device) -> Result<R, E> + Send,
+        R: Returned,
+        E: From<Error> + fmt::Display + Send,
+    {
+        self.once("try_run", f, by_its_text)
+    }
+
+    #[track_caller]
+    fn once<F, R, E>(
+        self,
+        op: &'static str,
+        f: F,
+        tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
+    ) -> Result<R, E>
+    where
+        F: FnOnce(&Device) -> Result<R, E> + Send,
+        R: Send,
+        E: From<Error> + Send,
+    {
+        let f = Mutex::new(Some(f));
+        let call = |dev: &Device, _| f.lock().take().expect("a closure runs once per device")(dev);
+        let mut results = self.pool.on(&[self.device]).scope(op, call, tell)?;
+        Ok(results.pop().expect("a scope of one device has one result"))
+    }
+}
+
 impl<P> fmt::Debug for Run<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Run").field("devices", &self.devices).field("name", &self.name).finish_non_exhaustive()
@@ -239,6 +304,11 @@ impl GpuPool {
     /// ```
     pub fn on<'p>(&'p self, devices: &'p [usize]) -> Run<'p> {
         Run::new(&self.shared, ()).on(devices)
+    }
+
+    /// A run on one device, whose closure is called once and gives one result. See [`DeviceRun`].
+    pub fn on_device(&self, device: usize) -> DeviceRun<'_> {
+        DeviceRun { pool: self, device }
     }
 
     /// A run in which each device gets its own part of `parts`. Parts are rows of slices, items of vectors, rows of

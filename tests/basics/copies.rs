@@ -192,7 +192,7 @@ on_both! {
         pool.run(|dev, _| {
             let mut x = dev.upload_pinned(&batch)?;
             dev.scale(&mut x, dev.index() as f32)?;
-            dev.download_pinned(&x, &mut out[dev.index()].lock())
+            dev.download_pinned(&x, &mut *out[dev.index()].lock())
         })
         .unwrap();
         for (i, out) in out.iter().enumerate() {
@@ -351,6 +351,33 @@ on_both! {
         })
         .unwrap();
         let beyond = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| host.slice(999..1001).map(<[u32]>::len)));
+        assert!(beyond.is_err());
+    }
+
+    // Parts go each way by themselves, and touch no neighbour.
+    1: fn parts_of_page_locked_memory_are_copied(gpus) {
+        let pool = gpus.pool(1);
+        let (mut from, mut to) = (pool.pinned::<u32>(1000).unwrap(), pool.pinned::<u32>(1000).unwrap());
+        from.as_mut_slice().unwrap().iter_mut().zip(0..).for_each(|(x, i)| *x = i);
+        let mut expected = vec![0; 1000];
+        let copied = pool.on_device(0).run(|dev| {
+            for (a, len, b) in [(0, 1000, 0), (3, 0, 1000), (999, 1, 0), (17, 300, 555), (0, 500, 500)] {
+                let x = dev.upload_pinned(&from.range(a..a + len))?;
+                let mut y = dev.zeros::<u32>(len)?;
+                dev.upload_pinned_into(&from.range(a..a + len), &mut y)?;
+                let mut part = to.range_mut(b..b + len);
+                dev.download_pinned(&y, &mut part)?;
+                dev.download_pinned(&x, &mut part)?;
+                assert_eq!((part.len(), part.is_empty()), (len, len == 0));
+                expected[b..b + len].copy_from_slice(&from.as_slice()?[a..a + len]);
+                assert_eq!(to.as_slice()?, expected);
+            }
+            let error = failure(dev.upload_pinned_into(&from.range(1..), &mut dev.zeros::<u32>(1000)?));
+            assert!(matches!(error, Error::InvalidArgument { op: "upload_pinned_into", .. }), "{error}");
+            Ok(())
+        });
+        copied.unwrap();
+        let beyond = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| from.range(999..1001).len()));
         assert!(beyond.is_err());
     }
 

@@ -145,6 +145,30 @@ on_both! {
         }
     }
 
+    1: fn one_device_gets_what_it_is_given_and_gives_one_result(gpus) {
+        let n = gpus.up_to(2);
+        let pool = gpus.pool(n);
+        let batch = vec![1.0f32, 2.0, 3.0];
+        let x = pool.on_device(n - 1).run(move |dev| dev.upload(&batch)).unwrap();
+        assert_eq!(x.device(), n - 1);
+        let (text, owned) = (String::from("moved"), Box::new(3));
+        let told = pool.on_device(n - 1).run(move |dev| {
+            assert_eq!((dev.index(), dev.rank(), dev.count()), (n - 1, 0, 1));
+            Ok((text, dev.download(&x)?, *owned))
+        });
+        assert_eq!(told.unwrap(), (String::from("moved"), vec![1.0, 2.0, 3.0], 3));
+        // A scope that does not begin drops the closure with what it has.
+        let held = Arc::new(());
+        let own = held.clone();
+        let error = failure(pool.on_device(n).run(move |_| Ok(drop(own))));
+        assert!(matches!(error, Error::InvalidArgument { op: "run", .. }), "{error}");
+        assert_eq!(Arc::strong_count(&held), 1);
+        let own: Result<(), anyhow::Error> = pool.on_device(0).try_run(|_| Err(anyhow::anyhow!("had enough")));
+        assert_eq!(own.unwrap_err().to_string(), "had enough");
+        let panicked = failure(pool.on_device(0).run(|_| -> gpu_pool::Result<()> { panic!("as expected") }));
+        assert!(matches!(panicked, Error::Panicked { device: 0, .. }), "{panicked}");
+    }
+
     // Nothing but running at the same time lets these two come to an end.
     2: fn disjoint_gangs_run_at_the_same_time(gpus) {
         let pool = gpus.pool(2);

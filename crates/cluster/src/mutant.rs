@@ -4,7 +4,7 @@
 /// The rules of `docs/src/design/cluster.md`, broken in the hub and in a process's state. C1 and C4 are about
 /// launches, which the search has a model of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rule {
+pub enum Rule {
     /// After its arrival a process decides by itself.
     C2Decides,
     /// The hub forgets that a scope has failed.
@@ -29,27 +29,27 @@ pub(crate) enum Rule {
     LastArrives,
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "extend"))]
 thread_local! {
     static BROKEN: std::cell::Cell<Option<Rule>> = const { std::cell::Cell::new(None) };
 }
 
 /// Whether this rule is broken on this thread.
-#[cfg(test)]
+#[cfg(any(test, feature = "extend"))]
 pub(super) fn is(rule: Rule) -> bool {
     BROKEN.get() == Some(rule)
 }
 
 /// Never, outside of tests.
-#[cfg(not(test))]
+#[cfg(not(any(test, feature = "extend")))]
 #[inline(always)]
 pub(super) const fn is(_rule: Rule) -> bool {
     false
 }
 
 /// Breaks a rule while `f` runs.
-#[cfg(test)]
-pub(crate) fn broken<R>(rule: Option<Rule>, f: impl FnOnce() -> R) -> R {
+#[cfg(any(test, feature = "extend"))]
+pub fn broken<R>(rule: Option<Rule>, f: impl FnOnce() -> R) -> R {
     BROKEN.set(rule);
     let result = f();
     BROKEN.set(None);

@@ -19,14 +19,6 @@ mod v;
 
 #[cfg(test)]
 mod csv_tests;
-#[cfg(test)]
-mod picture_tests;
-#[cfg(test)]
-mod presets_tests;
-#[cfg(test)]
-mod pytorch_tests;
-#[cfg(test)]
-mod random_tests;
 
 use gpu_pool::{Error, Result, extend::OpSite};
 

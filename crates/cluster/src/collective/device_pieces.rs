@@ -40,7 +40,7 @@ use crate::runtime::{
 use crate::traits::{DeviceTransport, Overlap};
 use gpu_pool::{DType, Event, ReduceOp, Result};
 /// The most pieces: then all but a sixteenth of the first and the last step is hidden, at best.
-pub(super) const MOST: usize = 16;
+pub const MOST: usize = 16;
 
 /// The steps inside the process, before and after the rail: the operation, and the shapes for a piece.
 pub(super) struct Inside<'a> {

@@ -40,9 +40,6 @@ mod device_rail;
 mod explain;
 mod hierarchical;
 mod host_rail;
-#[cfg(any(test, feature = "loopback"))]
-#[cfg_attr(not(test), allow(dead_code, reason = "the rest is for tests of this crate"))]
-pub mod loopback;
 mod message_route;
 pub(super) mod messages;
 mod moves;
@@ -53,8 +50,6 @@ mod rail_map;
 mod registered;
 mod relay;
 mod sums;
-#[cfg(test)]
-mod tests;
 mod two_hop;
 pub(crate) mod values;
 
@@ -65,9 +60,11 @@ use crate::runtime::{
 };
 use gpu_pool::{DType, Group, ReduceOp, Result};
 use hierarchical::HierarchicalCall;
+#[cfg(feature = "extend")]
+pub use {device_pieces::MOST as MOST_PIECES, pieces::PIECE};
 
 /// The collectives of groups that span processes: the door of the runtime leads here.
-pub(crate) struct Hierarchical;
+pub struct Hierarchical;
 
 impl AcrossProcesses for Hierarchical {
     fn barrier(&self, group: &Group<'_>, call: &Call) -> Result<()> {

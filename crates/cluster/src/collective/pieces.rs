@@ -32,7 +32,7 @@ use std::{collections::VecDeque, mem, ops::Range, sync::Arc};
 
 /// The most bytes of a piece on one rail. On two cores 1 to 4 MiB take the same time, and on a busy machine each piece
 /// costs the time until its threads run.
-pub(super) const PIECE: usize = 2 << 20;
+pub const PIECE: usize = 2 << 20;
 
 /// What the rails do.
 #[derive(Clone, Copy, Debug)]

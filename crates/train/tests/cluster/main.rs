@@ -14,6 +14,7 @@ mod fleet;
 mod pipeline;
 
 /// The task of one process of a fleet.
+#[cfg_attr(not(any(feature = "checkpoints", feature = "blas")), allow(unused_variables, reason = "there is no task"))]
 fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Result<()> {
     match what {
         #[cfg(feature = "checkpoints")]

@@ -91,6 +91,12 @@ pub struct NormSaved<T: Float> {
     pub rstd: DeviceBuffer<T::Acc>,
 }
 
+impl<T: Float> std::fmt::Debug for NormSaved<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NormSaved").field("mean", &self.mean).field("rstd", &self.rstd).finish()
+    }
+}
+
 impl<T: Float> NormSaved<T> {
     /// Of so many rows, not written yet.
     #[track_caller]

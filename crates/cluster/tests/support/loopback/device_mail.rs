@@ -1,0 +1,224 @@
+//! A transport between the devices of the loopback cluster.
+
+use super::{Hub, lost};
+use gpu_pool::extend::cluster::{
+    driver::{Address, DriverRef, RawStream},
+    memory::BlockRef,
+};
+use gpu_pool::{DType, Error, ReduceOp, Result};
+use gpu_pool_cluster::extend::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tag, Tell};
+use parking_lot::Mutex;
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, Sender},
+    },
+    time::Duration,
+};
+
+/// Bytes of a piece.
+pub const PIECE: usize = 4 << 10;
+
+/// Mailboxes between the devices of a rail: for software GPUs, and the host waits.
+pub struct DeviceMail {
+    /// Of all hosts.
+    pub hub: Arc<Hub>,
+    /// The host.
+    pub host: usize,
+    /// Of the host's pool.
+    pub drivers: Mutex<Vec<DriverRef>>,
+    /// Fails later calls.
+    pub failure: Failure,
+    /// The next call: who hears that it was submitted, and what lets its stream go on.
+    pub stuck: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+    /// How calls are cut; all hosts have the same.
+    pub overlap: Mutex<Option<Overlap>>,
+    /// Whether calls are held up.
+    pub held: Mutex<Option<Held>>,
+    /// Chunks that are registered, with the device.
+    pub registered: Arc<Mutex<Vec<(usize, Address)>>>,
+}
+
+/// Calls of each device that are carried out; later ones end when the lock can be had, and do nothing.
+pub struct Held {
+    /// How many.
+    pub pass: usize,
+    /// How many there have been, by device.
+    pub calls: HashMap<usize, usize>,
+    /// The lock.
+    pub until: Arc<Mutex<()>>,
+}
+
+struct Registered(Arc<Mutex<Vec<(usize, Address)>>>, (usize, Address));
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let mut all = self.0.lock();
+        let at = all.iter().position(|one| *one == self.1).unwrap();
+        all.swap_remove(at);
+    }
+}
+
+impl DeviceMail {
+    pub(super) fn new(hub: &Arc<Hub>, host: usize) -> Arc<DeviceMail> {
+        let (hub, drivers, failure, stuck) = (hub.clone(), Mutex::default(), Failure::default(), Mutex::default());
+        let overlap = Mutex::new(Some(Overlap { piece: PIECE, blocks: 0 }));
+        let (held, registered) = (Mutex::default(), Arc::default());
+        Arc::new(DeviceMail { hub, host, drivers, failure, stuck, overlap, held, registered })
+    }
+
+    /// The next call never ends: its stream goes on when the result is dropped, as after an abort.
+    pub fn get_stuck(&self, submitted: Sender<()>) -> Sender<()> {
+        let (end, ended) = mpsc::channel();
+        *self.stuck.lock() = Some((submitted, ended));
+        end
+    }
+
+    fn driver(&self, device: usize) -> DriverRef {
+        self.drivers.lock()[device].clone()
+    }
+
+    fn read(&self, (device, stream): (usize, RawStream), at: Address, bytes: usize) -> Vec<u8> {
+        let (driver, mut copied) = (self.driver(device), vec![0; bytes]);
+        let copy = driver.host_alloc(bytes.max(1)).unwrap();
+        // SAFETY: the memory is the device's or page-locked (the promise of `submit`'s caller), and so is the copy's,
+        // which is waited for and then freed.
+        unsafe {
+            driver.copy_within(copy as Address, at, bytes, stream).unwrap();
+            assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
+            copy.copy_to(copied.as_mut_ptr(), bytes);
+            driver.host_free(copy).unwrap();
+        }
+        copied
+    }
+
+    fn write(&self, (device, stream): (usize, RawStream), at: Address, bytes: &[u8]) {
+        let driver = self.driver(device);
+        let copy = driver.host_alloc(bytes.len().max(1)).unwrap();
+        // SAFETY: as above.
+        unsafe {
+            copy.copy_from(bytes.as_ptr(), bytes.len());
+            driver.copy_within(at, copy as Address, bytes.len(), stream).unwrap();
+            assert!(driver.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
+            driver.host_free(copy).unwrap();
+        }
+    }
+
+    fn send(&self, device: usize, to: usize, bytes: Vec<u8>) {
+        let tag = Tag { number: u64::MAX, phase: 0, rail: device as u32 };
+        self.hub.state.lock().mail.entry((self.host, to, tag)).or_default().push_back(bytes);
+        self.hub.changed.notify_all();
+    }
+
+    fn receive(&self, device: usize, from: usize) -> Result<Vec<u8>> {
+        let tag = Tag { number: u64::MAX, phase: 0, rail: device as u32 };
+        let mut state = self.hub.state.lock();
+        loop {
+            if let Some(bytes) = state.mail.get_mut(&(from, self.host, tag)).and_then(VecDeque::pop_front) {
+                return Ok(bytes);
+            }
+            if let Some(host) = state.lost {
+                return Err(lost(host));
+            }
+            self.hub.wait(&mut state);
+        }
+    }
+}
+
+impl DeviceTransport for DeviceMail {
+    fn name(&self) -> &'static str {
+        "loopback between devices"
+    }
+
+    fn can(&self, dtype: DType, reduce: ReduceOp) -> bool {
+        dtype == DType::F32 && reduce == ReduceOp::Sum
+    }
+
+    unsafe fn submit(&self, device: usize, stream: RawStream, call: &RailCall<'_>) -> Result<()> {
+        if let Some(cause) = self.failure.cause() {
+            return Err(cause);
+        }
+        if let Some((submitted, ended)) = self.stuck.lock().take() {
+            let wait = Box::new(move || _ = ended.recv());
+            self.driver(device).launch_host(stream, wait).unwrap();
+            submitted.send(()).unwrap();
+            return Ok(());
+        }
+        if let Some(Held { pass, calls, until }) = &mut *self.held.lock() {
+            let count = calls.entry(device).or_default();
+            *count += 1;
+            if *count > *pass {
+                let until = until.clone();
+                let wait = Box::new(move || drop(until.lock()));
+                self.driver(device).launch_host(stream, wait).unwrap();
+                return Ok(());
+            }
+        }
+        let here = (device, stream);
+        match *call {
+            RailCall::Messages(messages) => {
+                // All hosts' memory would have to be.
+                assert!(call.memory().iter().all(|(at, ..)| self.registered(device, *at).is_none()), "{call:?}");
+                for message in messages {
+                    if let RailMessage::Send { to, at, bytes } = *message {
+                        self.send(device, to, self.read(here, at, bytes));
+                    }
+                }
+                for message in messages {
+                    if let RailMessage::Receive { from, at, bytes } = *message {
+                        let arrived = self.receive(device, from)?;
+                        assert_eq!(arrived.len(), bytes);
+                        self.write(here, at, &arrived);
+                    }
+                }
+            }
+            RailCall::AllReduce { at, len, dtype: DType::F32, reduce: ReduceOp::Sum } => {
+                let own = self.read(here, at, len * 4);
+                let others = || (0..self.hub.devices.len()).filter(|&host| host != self.host);
+                others().for_each(|host| self.send(device, host, own.clone()));
+                // In the order of hosts, so that all have the same bits.
+                let mut sum: Vec<f32> = Vec::new();
+                for host in 0..self.hub.devices.len() {
+                    let theirs = if host == self.host { own.clone() } else { self.receive(device, host)? };
+                    let four = |bytes: &[u8]| f32::from_ne_bytes(bytes.try_into().expect("four"));
+                    let theirs: Vec<f32> = theirs.chunks_exact(4).map(four).collect();
+                    match sum.is_empty() {
+                        true => sum = theirs,
+                        false => sum.iter_mut().zip(theirs).for_each(|(sum, x)| *sum += x),
+                    }
+                }
+                self.write(here, at, bytemuck::cast_slice(&sum));
+            }
+            _ => unreachable!("{call:?}"),
+        }
+        Ok(())
+    }
+
+    fn overlaps(&self) -> Option<Overlap> {
+        *self.overlap.lock()
+    }
+
+    fn registers(&self) -> bool {
+        true
+    }
+
+    fn register(&self, device: usize, chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
+        self.registered.lock().push((device, chunk.address()));
+        Ok(Some(Box::new(Registered(self.registered.clone(), (device, chunk.address())))))
+    }
+
+    fn registered(&self, device: usize, at: Address) -> Option<u64> {
+        let all = self.registered.lock();
+        let inside = |(_, chunk): &&(usize, Address)| (*chunk..*chunk + (2 << 20)).contains(&at);
+        all.iter().filter(|(of, _)| *of == device).find(inside).map(|(_, chunk)| at - chunk)
+    }
+
+    fn failed(&self, _: usize) -> Option<Error> {
+        self.failure.cause()
+    }
+
+    fn when_failed(&self, tell: &Arc<Tell>) {
+        self.failure.when(tell);
+    }
+}
