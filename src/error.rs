@@ -194,9 +194,17 @@ pub enum Error {
         /// Where in the caller's code.
         site: Site,
     },
-    /// The pool has been closed.
+    /// The pool has been closed, or the queue of jobs.
     #[error("the pool is closed")]
     Closed,
+    /// The job was cancelled: by its handle, or with all jobs of its queue.
+    #[error("{op}: the job was cancelled at {site}")]
+    Cancelled {
+        /// "cancel" or "abort"; "jobs" if the value that would give the job was dropped.
+        op: &'static str,
+        /// Where in the caller's code.
+        site: Site,
+    },
     /// The process forked after the pool was built; CUDA contexts and threads do not survive a fork.
     #[error(
         "the process forked after the pool was built (pool of pid {built}, now pid {now}): build a new pool in a \
