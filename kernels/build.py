@@ -27,6 +27,8 @@ KERNELS = pathlib.Path(__file__).resolve().parent
 ROOT = KERNELS.parent
 # One for each crate with kernels. Headers are in the first one.
 FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels"]
+# As a user has them: PTX beside the source, as text.
+EXAMPLE = ROOT / "examples" / "own_kernel" / "kernels"
 VENV = ROOT / "target" / "kernels-venv"
 
 # 12.2 is the newest NVRTC whose PTX (ISA 8.2) drivers from 535 on accept.
@@ -145,6 +147,8 @@ def family(source):
     # NVRTC numbers calls in comments, and goes on counting in the next family.
     ptx = re.sub(rb"// callseq \d+", b"// callseq", ptx)
     entries = check_ptx(source, ptx)
+    if source.parent == EXAMPLE:
+        return {source.with_suffix(".ptx"): ptx}
     check_waits(nvrtc, source)
     print(f"{source.name}: {len(entries)} entries: {' '.join(entries)}", flush=True)
     cubins = {f"{source.stem}.{arch}.cubin": nvrtc.compile(source, arch, "CUBIN") for arch in CUBIN_ARCHES}
@@ -178,12 +182,12 @@ def main():
     parser.add_argument("families", nargs="*", help="all of them if none is named")
     args = parser.parse_args()
 
-    families = {source.stem: source for folder in FOLDERS for source in folder.glob("*.cu")}
+    families = {source.stem: source for folder in [*FOLDERS, EXAMPLE] for source in folder.glob("*.cu")}
     unknown = set(args.families) - families.keys()
     if unknown:
         sys.exit(f"no such family: {' '.join(sorted(unknown))}")
     outputs = build([families[name] for name in args.families or families])
-    present = {}
+    present = {path: path.read_bytes() for path in EXAMPLE.glob("*.ptx") if path.stem in families}
     for folder in FOLDERS:
         (folder / "ptx").mkdir(exist_ok=True)
         for path in (folder / "ptx").iterdir():

@@ -148,6 +148,11 @@ pub use self::{
 };
 #[cfg(feature = "cuda")]
 pub use interop::Cuda;
+/// The version of cudarc whose types this crate's functions take and return.
+#[cfg(feature = "cuda")]
+pub use cudarc;
+/// The crate of the element types [`f16`](half::f16) and [`bf16`](half::bf16).
+pub use half;
 #[cfg(feature = "blas")]
 pub use ops::{Matrix, MatrixMut};
 
