@@ -6,9 +6,11 @@ source "$(dirname "$0")/env.sh"
 
 export RUSTDOCFLAGS="-D warnings"
 cargo doc --workspace --no-deps --all-features --document-private-items
-# Only public pages, and the runtime's first: rustdoc makes links to a crate whose pages are there.
+# Only public pages. Rustdoc makes links to a crate whose pages are there, and cargo runs it for all crates in parallel:
+# the crates above are documented again when the runtime's pages are there.
 rm -rf target/doc
-cargo doc --package gpu-pool --no-deps --all-features
+cargo doc --workspace --no-deps --all-features
+rm -rf target/doc/gpu_pool_*
 cargo doc --workspace --no-deps --all-features
 .ci/links.py target/doc/gpu_pool*
 .ci/places.py

@@ -38,9 +38,16 @@ CLOSURE = re.compile(r"(?:[(,=\[{;&!]|\|\||\breturn|\belse|\bmove)\s*(\|(?:\|)?)
 
 
 def can_fail(signature):
-    """Whether a declaration returns the crate's result."""
-    plain = html.unescape(re.sub(r"<[^>]+>", "", signature.split('<div class="where">')[0]))
-    return plain.rpartition("->")[2].lstrip().startswith("Result<") and "type gpu_pool::error::Result" in signature
+    """Whether a declaration returns the crate's result. Arguments are left out: a closure may return one, too."""
+    signature = signature.split('<div class="where">')[0]
+    signature = re.sub(r'<a [^>]*"type gpu_pool::error::Result"', r"Our\g<0>", signature)
+    plain = html.unescape(re.sub(r"<[^>]+>", "", signature)).replace("->", "=>")
+    closing, depth = ends(plain), 0
+    for at in range(re.search(r"\bfn \w+", plain).end(), len(plain)):
+        if plain[at] == "(" and depth == 0:
+            return plain[closing[at] + 1 :].lstrip().startswith("=> OurResult<")
+        depth += (plain[at] == "<") - (plain[at] == ">" and plain[at - 1] != "=")
+    return False
 
 
 def public_functions(folder):

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Miri over the tests of src/sync and over one whole pool of software GPUs, and ThreadSanitizer over collectives.
+# Miri over the tests of src/sync and tests/sync and over one whole pool of software GPUs, and ThreadSanitizer over
+# collectives.
 #
 # Both need a nightly toolchain. This step installs none: it says what it leaves out, and that is no failure.
 source "$(dirname "$0")/env.sh"
@@ -15,6 +16,8 @@ if [[ -f $sources ]] && cargo +nightly miri --version 2>/dev/null; then
     MIRIFLAGS="$flags -Zmiri-env-set=PROPTEST_CASES=4" \
         cargo +nightly miri test --package gpu-pool --no-default-features --target-dir target/sanitize/miri --lib -- \
         pool::tests::a_whole_life sync::
+    MIRIFLAGS="$flags -Zmiri-env-set=PROPTEST_CASES=4" \
+        cargo +nightly miri test --package gpu-pool --no-default-features --target-dir target/sanitize/miri --test sync
 else
     echo "skipped: no nightly toolchain with miri"
 fi

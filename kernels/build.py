@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compiles the *.cu of each crate's kernels/ to the PTX and cubins in its ptx/, which are committed and embedded.
 
-They are packed, each as the length (32 bits, little-endian) and one LZ4 block. PLAIN is there as text, too.
+They are packed, each as the length (32 bits, little-endian) and one LZ4 block. PLAIN is there as text, too. Of examples
+there is PTX as text, and nothing else.
 
     python3 kernels/build.py                   write all ptx/
     python3 kernels/build.py --check           rebuild and compare byte for byte; exit 1 and name what differs
@@ -25,10 +26,9 @@ import waits
 
 KERNELS = pathlib.Path(__file__).resolve().parent
 ROOT = KERNELS.parent
+EXAMPLES = [ROOT / "examples" / "prove", ROOT / "examples" / "own_kernel" / "kernels"]
 # One for each crate with kernels. Headers are in the first one.
-FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels"]
-# As a user has them: PTX beside the source, as text.
-EXAMPLE = ROOT / "examples" / "own_kernel" / "kernels"
+FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels"] + EXAMPLES
 VENV = ROOT / "target" / "kernels-venv"
 
 # 12.2 is the newest NVRTC whose PTX (ISA 8.2) drivers from 535 on accept.
@@ -147,10 +147,10 @@ def family(source):
     # NVRTC numbers calls in comments, and goes on counting in the next family.
     ptx = re.sub(rb"// callseq \d+", b"// callseq", ptx)
     entries = check_ptx(source, ptx)
-    if source.parent == EXAMPLE:
-        return {source.with_suffix(".ptx"): ptx}
     check_waits(nvrtc, source)
     print(f"{source.name}: {len(entries)} entries: {' '.join(entries)}", flush=True)
+    if source.parent in EXAMPLES:
+        return {source.parent / "ptx" / f"{source.stem}.ptx": ptx}
     cubins = {f"{source.stem}.{arch}.cubin": nvrtc.compile(source, arch, "CUBIN") for arch in CUBIN_ARCHES}
     images = {f"{source.stem}.ptx": ptx, **cubins}
     packed = {f"{name}.lz4": pack(image) for name, image in images.items()}
@@ -182,12 +182,12 @@ def main():
     parser.add_argument("families", nargs="*", help="all of them if none is named")
     args = parser.parse_args()
 
-    families = {source.stem: source for folder in [*FOLDERS, EXAMPLE] for source in folder.glob("*.cu")}
+    families = {source.stem: source for folder in FOLDERS for source in folder.glob("*.cu")}
     unknown = set(args.families) - families.keys()
     if unknown:
         sys.exit(f"no such family: {' '.join(sorted(unknown))}")
     outputs = build([families[name] for name in args.families or families])
-    present = {path: path.read_bytes() for path in EXAMPLE.glob("*.ptx") if path.stem in families}
+    present = {}
     for folder in FOLDERS:
         (folder / "ptx").mkdir(exist_ok=True)
         for path in (folder / "ptx").iterdir():

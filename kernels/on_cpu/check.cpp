@@ -2,7 +2,7 @@
 // at each of some offsets, and ends where its allocation does, so that the sanitizer sees an access beyond it; before
 // it are bytes that must stay.
 #include "shim.h"
-#include "common.cuh"
+#include "fold.cuh"
 #include SOURCE
 
 static u64 state = 88172645463325252ull;
@@ -295,6 +295,52 @@ static void tests() {
             require(out.at[i] == (row < 10 ? table.at[row * width + i % width] : 0xff), "gather", n, width, i);
         }
     }
+}
+#elif defined FAMILY_prove
+static u64 product(u64 a, u64 b) { return (u64)((unsigned __int128)a * b % P); }
+static u64 power_of(u64 x, u64 e) {
+    u64 y = 1;
+    for (; e > 0; e /= 2, x = product(x, x)) if (e % 2) y = product(y, x);
+    return y;
+}
+static void transform(u32 log_n, u32 passes) {
+    const u64 n = 1ull << log_n, w = power_of(7, (P - 1) >> LOG_MOST), edges[] = {0, 1, P - 1, P, ~0ull};
+    Array<u64> x(n, 0), y(n, 0), roots(2 * HALF, 0);
+    for (u64 i = 0; i < n; i++) x.at[i] = i % 7 < 5 ? edges[(4 + 3 * i) % 5] : (u64)(uniform_number() * 0x1p64);
+    for (u64 i = 0; i < HALF; i++) roots.at[i] = power_of(w, i), roots.at[HALF + i] = power_of(w, i * HALF);
+    const auto coefficients = x.copy();
+    u64 *from = x.at, *to = y.at;
+    for (u32 pass = 0, done = 0; pass < passes; pass++) {
+        const u32 log_radix = (log_n - done + passes - pass - 1) / (passes - pass);
+        launch_together({pass + 1}, {64}, [&] { ntt_pass(from, to, roots.at, log_n, done, log_radix); });
+        std::swap(from, to), done += log_radix;
+    }
+    // The polynomial's values at some of the points, and at all of them where they are few.
+    for (u64 i = 0; i < n; i += n > 512 ? 37 : 1) {
+        const u64 point = power_of(w, i << (LOG_MOST - log_n));
+        u64 value = 0;
+        for (u64 k = n; k-- > 0;) value = (product(value, point) + (unsigned __int128)coefficients[k]) % P;
+        require(from[i] == value, "transform", n, passes, i);
+    }
+}
+static void tree(u32 leaves, std::array<u32, 8> root) {
+    Array<u64> values(4 * leaves, 0);
+    Array<u32> tree(16 * leaves, 0);
+    for (u64 i = 0; i < values.n; i++) values.at[i] = i * 0x9e3779b97f4a7c15ull;
+    launch(3, 32, [&] { merkle_leaves(values.at, tree.at, leaves); });
+    for (u32 parents = leaves / 2; parents > 0;) {
+        const u32 levels = std::min(9, (int)std::bit_width(parents));
+        launch_together({1}, {64}, [&] { merkle_fold(tree.at, parents, levels); });
+        parents >>= levels;
+    }
+    for (u32 i = 0; i < 8; i++) require(tree.at[8 + i] == root[i], "root", leaves, 0, i);
+}
+static void tests() {
+    for (auto [log_n, passes] : {std::pair{1u, 1u}, {3, 1}, {6, 1}, {6, 2}, {8, 1}, {9, 2}, {12, 2}, {12, 3}})
+        transform(log_n, passes);
+    // By hashlib of Python.
+    tree(16, {0xd5d344a9, 0x0bfff688, 0x7a924a15, 0xcf1daf9f, 0x8bc9e77f, 0xf584af00, 0xcc7199ce, 0x56ecb32b});
+    tree(1024, {0xc5c98643, 0x5ffe0b71, 0xedcd76b0, 0xdbdae91d, 0x722865a5, 0xbe9523a6, 0x22ab1f7d, 0xbc056b30});
 }
 #endif
 

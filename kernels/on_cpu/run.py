@@ -23,12 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 HERE = pathlib.Path(__file__).resolve().parent
 KERNELS = HERE.parent
 ROOT = KERNELS.parent
-FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels"]
+FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels", ROOT / "examples" / "prove"]
 TARGET = ROOT / "target" / "kernels-on-cpu"
 # Those that meet. Their sanitizers know no fibers.
 MEETING = {"inbox": "check.cpp", "norm_inbox": "norm.cpp", "norm_pull": "norm.cpp", "sharded": "sharded.cpp"}
 # Those that take longest to compile first.
-FAMILIES = ["random", "pointwise", *MEETING, "columns", "elementwise", "embedding"]
+FAMILIES = ["random", "pointwise", *MEETING, "columns", "elementwise", "embedding", "prove"]
 FLAGS = "-std=c++20 -O1 -ffp-contract=off -w -pthread -fsanitize=address,undefined -fno-sanitize-recover=all".split()
 FLAGS_OF_MEETING = [flag for flag in FLAGS if "address" not in flag] + ["-fsanitize=undefined", "-U_FORTIFY_SOURCE"]
 
@@ -63,6 +63,14 @@ MUTANTS = [
     ("columns", "for (u32 w = 1; w < WARPS; w++) sum += shared[0][w][i];", ""),
     ("columns", "cols % LANES<T> == 0", "true"),
     ("embedding", "begin + k * next < total", "true"),
+    # Carries of the field; values that are not canonical; the twiddle factors; columns and nodes that do not exist.
+    ("prove", "sum < a || sum >= P", "sum >= P"),
+    ("prove", "if (low < high) sum -= EPSILON;", ";"),
+    ("prove", "if (sum < rest) sum += EPSILON;", ";"),
+    ("prove", "canonical(x[row * columns + column])", "x[row * columns + column]"),
+    ("prove", "row * (column % done)", "row * column"),
+    ("prove", "column >= columns", "false"),
+    ("prove", "i < width && block * width + i < count", "i < width"),
     # What is taken is not removed.
     ("inbox", "wipe<T>(at(k));", ""),
     ("inbox", "wipe<T>(in + u * step);", ""),

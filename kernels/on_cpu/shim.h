@@ -1,5 +1,7 @@
 // What the kernels use of CUDA, for g++. run.py puts calls of these functions in the place of PTX.
 #pragma once
+#include <algorithm>
+#include <array>
 #include <barrier>
 #include <bit>
 #include <cmath>
@@ -44,6 +46,14 @@ inline float __double2float_rn(double x) { return (float)x; }
 inline float __double2float_rz(double x) {
     const float near = (float)x;
     return std::fabs((double)near) > std::fabs(x) ? std::nextafterf(near, 0.0f) : near;
+}
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+inline unsigned __brev(unsigned x) {
+    unsigned y = 0;
+    for (int i = 0; i < 32; i++) y |= (x >> i & 1) << (31 - i);
+    return y;
 }
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned select) {
     const uint64_t bytes = (uint64_t)high << 32 | low;

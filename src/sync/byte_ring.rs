@@ -216,7 +216,3 @@ unsafe impl Memory for Mapped {
         unsafe { into.as_mut_ptr().copy_from_nonoverlapping(self.base.add(Self::BYTES + at), into.len()) };
     }
 }
-
-#[cfg(all(test, not(loom)))]
-#[path = "byte_ring_tests.rs"]
-mod tests;

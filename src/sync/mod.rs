@@ -44,26 +44,26 @@ mod thread_only;
 mod turnstile;
 mod word;
 
-pub(crate) use broadcast_slot::BroadcastSlot;
-pub(crate) use commit::CommitWord;
+pub use broadcast_slot::BroadcastSlot;
+pub use commit::CommitWord;
 pub use event_count::EventCount;
 pub use gate::Gate;
-pub(crate) use inbox::Inbox;
-pub(crate) use latch::CountLatch;
+pub use inbox::Inbox;
+pub use latch::CountLatch;
 #[cfg(feature = "cuda")]
 pub(crate) use launch_gate::Blocking;
 pub(crate) use launch_gate::LaunchGate;
-pub(crate) use linked::{Link, Linked};
-pub(crate) use mirror::Mirror;
-pub(crate) use refs::RefCount;
-pub(crate) use returns::Returns;
+pub use linked::{Link, Linked, Taken};
+pub use mirror::Mirror;
+pub use refs::RefCount;
+pub use returns::Returns;
 #[doc(hidden)]
 pub use sequence::unique_id;
 pub use sequence::{Flag, Sequence};
-pub(crate) use spares::Spares;
+pub use spares::Spares;
 pub(crate) use thread_only::{NotDeviceThreadOnly, Returned, device_thread_only};
-pub(crate) use turnstile::Turnstile;
-pub(crate) use word::{load_word, raise_word, store_word};
+pub use turnstile::Turnstile;
+pub use word::{load_word, raise_word, store_word};
 
 macro_rules! default_is_new {
     ($($type:ty),*) => {$(

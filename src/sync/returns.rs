@@ -197,7 +197,3 @@ unsafe fn add_turned<T: Linked>(taken: &mut Taken<T>, head: *mut T) {
         unsafe { taken.prepend_turned(head) };
     }
 }
-
-#[cfg(all(test, not(loom)))]
-#[path = "returns_tests.rs"]
-mod tests;

@@ -58,7 +58,8 @@ pub fn channel<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
 }
 
 /// [`channel`] with indices that start at `start`, so that tests can let them wrap.
-pub(crate) fn channel_from<T: Send>(capacity: usize, start: usize) -> (Producer<T>, Consumer<T>) {
+#[doc(hidden)]
+pub fn channel_from<T: Send>(capacity: usize, start: usize) -> (Producer<T>, Consumer<T>) {
     assert!(capacity > 0, "a ring needs a slot");
     assert!(capacity <= usize::MAX / 2, "a ring has at most half the address space's slots");
     let slots: Box<[_]> = (0..capacity.next_power_of_two()).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
@@ -440,7 +441,3 @@ impl<T> fmt::Debug for Consumer<T> {
         f.debug_struct("Consumer").field("capacity", &(self.shared.mask + 1)).finish_non_exhaustive()
     }
 }
-
-#[cfg(all(test, not(loom)))]
-#[path = "ring_tests.rs"]
-mod tests;

@@ -10,3 +10,4 @@ mod events;
 mod interop;
 mod per_device;
 mod scope;
+mod share;

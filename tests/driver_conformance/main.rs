@@ -5,6 +5,7 @@
 //!
 //! A case that guards against a known upstream problem cites it.
 
+mod brief;
 mod copies;
 mod events;
 mod graphs;

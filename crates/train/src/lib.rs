@@ -6,6 +6,7 @@ mod book;
 mod checkpoint;
 mod data_parallel;
 mod kernels;
+mod local;
 pub mod ops;
 mod optim;
 mod pipeline;
@@ -17,6 +18,7 @@ mod update;
 #[cfg(feature = "checkpoints")]
 pub use checkpoint::Checkpoint;
 pub use data_parallel::{DataParallel, Gradients, Model};
+pub use local::{LocalOptimizer, ParameterGroup};
 pub use ops::{Activation, BiasedActivation, Index, NormSaved, RowNorm};
 pub use optim::{LearningRate, Optimizer};
 pub use pipeline::{Pipeline, Stage, StageContext};

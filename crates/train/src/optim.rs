@@ -1,7 +1,8 @@
 //! Optimizers and learning rates as plain data: which numbers a step of the device code gets.
 //!
-//! Users make an [`Optimizer`] and give it to [`DataParallel`](super::DataParallel). The formulas and the defaults are
-//! PyTorch's (`torch.optim`, 2.x); `kernels/optimizer.cu` has them. Nothing here touches a device.
+//! Users make an [`Optimizer`] and give it to [`DataParallel`](super::DataParallel), a
+//! [`ShardedOptimizer`](super::ShardedOptimizer) or a [`LocalOptimizer`](super::LocalOptimizer). The formulas and the
+//! defaults are PyTorch's (`torch.optim`, 2.x); `kernels/optimizer.cu` has them. Nothing here touches a device.
 
 use crate::update::{ADAM, MOMENTUM, Rule, SGD};
 use gpu_pool::{Error, Result, extend::ErrorInternals};
@@ -31,7 +32,8 @@ pub struct Optimizer {
     schedule: LearningRate,
     warm_up: u64,
     decay: f64,
-    clip: Option<f64>,
+    /// The largest norm of the gradients.
+    pub(super) clip: Option<f64>,
     pub(super) sharded: bool,
     pub(super) bucket_bytes: usize,
     /// A setting that this kind does not have.
@@ -201,11 +203,6 @@ impl Optimizer {
 
     pub(super) fn set_rate(&mut self, rate: f64) {
         self.rate = rate;
-    }
-
-    /// Whether gradients are clipped, so that their norm is needed.
-    pub(super) fn clips(&self) -> bool {
-        self.clip.is_some()
     }
 
     pub(super) fn needs(&self) -> Needs {

@@ -121,7 +121,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
             (size_of::<T>() < size_of::<f32>()).then_some(Kept::Master),
         ];
         let kept: SmallVec<[Kept; 3]> = kept.into_iter().flatten().collect();
-        let own = ShardedStep::new(group, terms, &kept, optimizer.clips())?;
+        let own = ShardedStep::new(group, terms, &kept, optimizer.clip.is_some())?;
         Ok(ShardedOptimizer { optimizer, own, steps: 0, failed: false, gang: 0 })
     }
 

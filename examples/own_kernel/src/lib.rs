@@ -3,7 +3,7 @@
 use gpu_pool::{Device, DeviceBuffer, LaunchDims, Module, Result, kernel};
 
 /// What `nvcc -ptx` has made of `kernels/smooth.cu`. Give it to the builder of the pool.
-pub static MODULE: Module = Module::ptx(include_str!("../kernels/smooth.ptx"));
+pub static MODULE: Module = Module::ptx(include_str!("../kernels/ptx/smooth.ptx"));
 
 kernel! {
     /// The signature is that of the CUDA function: a slice is a pointer there. The block is the Rust half: it computes

@@ -1,5 +1,5 @@
-//! Groups of several processes, as pools of this process (`loopback`): every method against plain sums, and what happens
-//! when something fails.
+//! Groups of several processes, as pools of this process (`loopback`): every method against plain sums, and with
+//! failures.
 
 mod device_pieces;
 mod devices;

@@ -5,6 +5,7 @@
 
 mod events;
 mod flags;
+mod hooks;
 mod knowledge;
 mod memory;
 mod pytorch;

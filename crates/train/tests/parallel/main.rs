@@ -8,6 +8,7 @@ mod bomb;
 #[cfg(feature = "checkpoints")]
 mod checkpoint;
 mod data_parallel;
+mod local;
 #[cfg(feature = "blas")]
 mod perceptron;
 mod pipeline;

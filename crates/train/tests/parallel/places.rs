@@ -10,9 +10,9 @@ use crate::{
 };
 use gpu_pool::{Device, DeviceBuffer, Error, ReduceOp, Result};
 use gpu_pool_train::{
-    ColumnLinear, Costs, DataParallel, Indices, Model, Optimizer, Pipeline, PipelineSchedule, RowLinear, RowNorm,
-    SequenceNorm, ShardedOptimizer, ShardedState, Stage, StageContext, VocabularyEmbedding, gather_rows, part_of,
-    scatter_rows, vocabulary_cross_entropy,
+    ColumnLinear, Costs, DataParallel, Indices, LocalOptimizer, Model, Optimizer, ParameterGroup, Pipeline,
+    PipelineSchedule, RowLinear, RowNorm, SequenceNorm, ShardedOptimizer, ShardedState, Stage, StageContext,
+    VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy,
 };
 use parking_lot::Mutex;
 
@@ -62,7 +62,14 @@ fn sharded_layers_have_places() {
         told("ShardedOptimizer::set_rate", own.set_rate(-1.0));
         told("ShardedOptimizer::step", own.step(dev, &mut y, &mut [dev.zeros::<f32>(4)?]));
         told("ShardedOptimizer::set_state", own.set_state(dev, &ShardedState::default()));
+        let group = |optimizer| [ParameterGroup::new(optimizer, &[4])];
+        told("LocalOptimizer::new", LocalOptimizer::<f32>::new(dev, &group(Optimizer::sgd(-1.0))));
+        let mut local = LocalOptimizer::<f32>::new(dev, &group(Optimizer::adam(0.1)))?;
+        told("LocalOptimizer::set_rate", local.set_rate(7, 0.1));
+        told("LocalOptimizer::step", local.step(dev, &[&x], &mut [&mut y]));
+        told("LocalOptimizer::step_in", local.step_in(g, &[&x], &mut [&mut y]));
         let captured = dev.capture(|dev| {
+            told("LocalOptimizer::prepare", local.prepare(dev));
             told("ShardedOptimizer::prepare", own.prepare(dev));
             told("ShardedOptimizer::state", own.state(dev));
             Ok(())

@@ -10,16 +10,16 @@ use gpu_pool_train::{Optimizer, ShardedOptimizer, ShardedState};
 use half::{bf16, f16};
 
 /// Multiples of 1/64: their sums, averages over 2 and 4, and the sums of their squares are exact in any order.
-fn exact(seed: u64, i: usize) -> f64 {
+pub fn exact(seed: u64, i: usize) -> f64 {
     (number(seed, i) * 64.0).round() / 64.0
 }
 
-fn bytes<T: Real>(x: &[T]) -> &[u8] {
+pub fn bytes<T: Real>(x: &[T]) -> &[u8] {
     bytemuck::cast_slice(x)
 }
 
 /// Kernels do not meet where a checker watches.
-fn pool_of(gpus: Gpus, count: usize) -> GpuPool {
+pub fn pool_of(gpus: Gpus, count: usize) -> GpuPool {
     gpus.unwatched(count).build().unwrap()
 }
 
@@ -69,17 +69,23 @@ fn narrow<T: Real>(x: f32) -> T {
     }
 }
 
-fn start<T: Real>(parameter: usize, len: usize) -> Vec<T> {
+pub fn start<T: Real>(parameter: usize, len: usize) -> Vec<T> {
     (0..len).map(|i| T::of(number(100 + parameter as u64, i))).collect()
 }
 
 /// The seed of a device's gradients in a step.
-fn seed(step: usize, device: usize, parameter: usize) -> u64 {
+pub fn seed(step: usize, device: usize, parameter: usize) -> u64 {
     (1000 * step + 100 * device + parameter) as u64
 }
 
-/// AdamW of rate 0.01 on one thread: the parameters, and the norms, after some steps on `n` devices.
-fn by_hand<T: Real>(sizes: &[usize], n: usize, reduce: ReduceOp, clip: f64, steps: usize) -> (Vec<Vec<T>>, Vec<f32>) {
+/// AdamW on one thread, with a rate for each parameter: the parameters, and the norms, after some steps on `n` devices.
+pub fn by_hand<T: Real>(
+    (sizes, rates): (&[usize], &[f64]),
+    n: usize,
+    reduce: ReduceOp,
+    clip: f64,
+    steps: usize,
+) -> (Vec<Vec<T>>, Vec<f32>) {
     let by = if reduce == ReduceOp::Avg { 1.0 / n as f32 } else { 1.0 };
     let wide = |x: T| x.wide() as f32;
     let mut weights: Vec<Vec<T>> = sizes.iter().enumerate().map(|(k, &len)| start(k, len)).collect();
@@ -97,15 +103,17 @@ fn by_hand<T: Real>(sizes: &[usize], n: usize, reduce: ReduceOp, clip: f64, step
         norms.push(norm);
         let scale = (clip as f32 / (norm + 1e-6)).min(1.0);
         let left = |beta: f64| 1.0 - beta.powf((step + 1) as f64);
-        let (rate, root) = ((0.01 / left(0.9)) as f32, left(0.999).sqrt() as f32);
-        for ((w, state), g) in weights.iter_mut().flatten().zip(state.iter_mut().flatten()).zip(grads.iter().flatten())
-        {
-            let [first, second, master] = state;
-            let (g, shrunk) = (g * scale, *master * (1.0 - 0.01 * 0.01) as f32);
-            *first += (g - *first) * (1.0f64 - 0.9) as f32;
-            *second = 0.999f32 * *second + (1.0f64 - 0.999) as f32 * (g * g);
-            *master = shrunk - rate * (*first / (second.sqrt() / root + 1e-8));
-            *w = narrow(*master);
+        let root = left(0.999).sqrt() as f32;
+        for (k, &rate) in rates.iter().enumerate() {
+            let (step, keep) = ((rate / left(0.9)) as f32, (1.0 - rate * 0.01) as f32);
+            for ((w, state), g) in weights[k].iter_mut().zip(&mut state[k]).zip(&grads[k]) {
+                let [first, second, master] = state;
+                let (g, shrunk) = (g * scale, *master * keep);
+                *first += (g - *first) * (1.0f64 - 0.9) as f32;
+                *second = 0.999f32 * *second + (1.0f64 - 0.999) as f32 * (g * g);
+                *master = shrunk - step * (*first / (second.sqrt() / root + 1e-8));
+                *w = narrow(*master);
+            }
         }
     }
     (weights, norms)
@@ -116,7 +124,7 @@ fn follows_the_formula<T: Real>(gpus: Gpus, sizes: &[usize], clip: f64) {
     for n in 1..=gpus.up_to(4) {
         let pool = pool_of(gpus, n);
         let reduce = if n.is_power_of_two() { ReduceOp::Avg } else { ReduceOp::Sum };
-        let (weights, norms) = by_hand::<T>(sizes, n, reduce, clip, 3);
+        let (weights, norms) = by_hand::<T>((sizes, &vec![0.01; sizes.len()]), n, reduce, clip, 3);
         let optimizer = Optimizer::adam_w(0.01).clip(clip);
         let found = pool.run(|dev, shard| {
             let mut rig = Rig::<T>::new(dev, optimizer, reduce, sizes)?;

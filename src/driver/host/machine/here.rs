@@ -61,7 +61,3 @@ impl Machine {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "here_tests.rs"]
-mod tests;

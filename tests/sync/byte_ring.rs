@@ -1,8 +1,8 @@
 //! The ring of bytes on memory of this process: all bytes arrive in order, and wrong counters do no harm.
 
-use super::*;
+use gpu_pool::extend::sync::byte_ring::*;
 use proptest::prelude::*;
-use std::{collections::VecDeque, thread};
+use std::{collections::VecDeque, sync::atomic::Ordering::Relaxed, thread};
 
 /// Memory for a ring, aligned as a mapping.
 #[repr(align(128))]
@@ -16,7 +16,7 @@ fn mapped<const N: usize>(space: &mut Space<N>, capacity: usize) -> Mapped {
 
 #[test]
 fn bytes_go_from_thread_to_thread_in_order() {
-    const TOTAL: usize = crate::sync::rounds(100_000);
+    const TOTAL: usize = crate::rounds(100_000);
     let mut space = Box::new(Space([0; 256 + 64]));
     let ring = mapped(&mut space, 64);
     let byte = |i: usize| (i * 7 + i / 251) as u8;

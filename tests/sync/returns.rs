@@ -1,5 +1,5 @@
-use super::*;
-use crate::sync::Link;
+use gpu_pool::extend::sync::Link;
+use gpu_pool::extend::sync::*;
 use std::{
     sync::{
         Arc,
@@ -34,7 +34,7 @@ fn numbers(taken: Taken<Parcel>) -> Vec<usize> {
 
 /// Senders push to `lanes[i]`, their own or a shared lane, while the owner takes.
 fn all_come_home(lanes: [usize; 3]) {
-    const EACH: usize = crate::sync::rounds(30_000);
+    const EACH: usize = crate::rounds(30_000);
     let (home, token) = (Returns::new(4), Arc::new(()));
     let mut next = [0; 3];
     thread::scope(|s| {
@@ -108,7 +108,7 @@ fn once_closed_boxes_come_back_and_stay_alive() {
 /// Each push that races with the close is in the last take or returned.
 #[test]
 fn closing_against_pushing_loses_and_doubles_nothing() {
-    for _ in 0..crate::sync::rounds(100) {
+    for _ in 0..crate::rounds(100) {
         let (home, token, sent) = (Returns::new(3), Arc::new(()), AtomicUsize::new(0));
         let (kept, back) = thread::scope(|s| {
             let senders: Vec<_> = (0..3)
@@ -140,7 +140,7 @@ fn closing_against_pushing_loses_and_doubles_nothing() {
 /// A close between the load and the exchange of a take must not be undone by the take.
 #[test]
 fn takers_and_a_closer_share_without_loss() {
-    for _ in 0..crate::sync::rounds(100) {
+    for _ in 0..crate::rounds(100) {
         let (home, token, over) = (Returns::new(2), Arc::new(()), AtomicBool::new(false));
         let (pushed, taken) = thread::scope(|s| {
             let sender = s.spawn(|| (0..).take_while(|&i| home.push(1, parcel(0, i, &token)).is_ok()).count());

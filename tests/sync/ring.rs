@@ -1,6 +1,6 @@
 //! The ring against a `VecDeque`, against another thread, and against panics.
 
-use super::*;
+use gpu_pool::extend::sync::ring::*;
 use proptest::prelude::*;
 use std::{
     collections::VecDeque,
@@ -79,7 +79,7 @@ fn two_threads_keep_order_and_drop_each_element_once() {
     let token = Arc::new(());
     for capacity in [1, 2, 64] {
         // Beside busy threads each full ring costs a time slice, so a small one carries fewer elements.
-        let count = crate::sync::rounds(200_000).min(5_000 * capacity);
+        let count = crate::rounds(200_000).min(5_000 * capacity);
         let (mut producer, mut consumer) = channel_from::<(usize, Arc<()>)>(capacity, usize::MAX - count / 2);
         let sender = thread::spawn({
             let token = token.clone();

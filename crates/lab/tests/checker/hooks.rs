@@ -1,6 +1,5 @@
 //! Tests of the hooks that a pool calls: blocks, host accesses, foreign work, progress.
 
-use super::{CheckedDriver, Checker, Kind, Report, annotate, wrap};
 use gpu_pool::{
     extend::driver::{
         DriverRef, RawStream,
@@ -8,11 +7,8 @@ use gpu_pool::{
     },
     extend::lab::HappensBefore,
 };
-use std::{
-    sync::{Arc, mpsc},
-    thread,
-    time::Duration,
-};
+use gpu_pool_lab::check::{CheckedDriver, Checker, Kind, Report, annotate, wrap};
+use std::{sync::Arc, thread, time::Duration};
 
 fn gpu() -> (DriverRef, Arc<Checker>) {
     let gpu = wrap(host::machine(&[HostConfig::default()])).remove(0);
@@ -225,22 +221,4 @@ fn mappings_are_memory() {
         fill(&gpu, to, unit, s).unwrap();
         wait(&gpu, s);
     }
-}
-
-/// On CUDA a submission may wait for room in a stream's queue while it holds the account's lock. Then it waits for the
-/// host functions in the queue, so they must not need that lock.
-#[test]
-fn a_host_function_does_not_need_the_account() {
-    let (gpu, checker) = gpu();
-    let s = gpu.stream_create(0).unwrap();
-    let (go, gate) = mpsc::channel::<()>();
-    let (ran, runs) = mpsc::channel();
-    gpu.launch_host(s, Box::new(move || gate.recv().unwrap())).unwrap();
-    gpu.launch_host(s, Box::new(move || ran.send(()).unwrap())).unwrap();
-    let account = checker.state.lock();
-    go.send(()).unwrap();
-    let result = runs.recv_timeout(Duration::from_secs(10));
-    drop(account);
-    wait(&gpu, s);
-    result.expect("the host functions have waited for the lock");
 }

@@ -1,0 +1,326 @@
+//! [`LocalOptimizer`]: the step of an optimizer on buffers of one device, for models that no
+//! [`DataParallel`](super::DataParallel) holds: stages of a pipeline, layers of tensor parallel, buffers of a program.
+//!
+//! Users call it in scopes of their own. The kernels are those of [`update`]. Invariant: the norm has the same bits on
+//! all members of the group that it is taken over.
+
+use crate::{
+    Parameter,
+    optim::{Needs, Optimizer},
+    update::{self, Moments, Rule},
+};
+use gpu_pool::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Group, Result,
+    extend::{
+        ErrorInternals, OpSite,
+        train::{CHUNK, DeviceInternals, norm, segments::Segment},
+    },
+};
+use std::ops::Range;
+
+const OP: &str = "LocalOptimizer";
+/// Elements of 32 bits of a [`Rule`].
+const RULE: usize = size_of::<Rule>() / size_of::<u32>();
+
+/// Parameters that one [`Optimizer`] updates: for [`LocalOptimizer::new`].
+#[derive(Clone, Debug)]
+pub struct ParameterGroup {
+    optimizer: Optimizer,
+    sizes: Vec<usize>,
+    replicated: bool,
+}
+
+impl ParameterGroup {
+    /// Parameters with these numbers of elements. [`Optimizer::sharded`] and [`Optimizer::bucket_bytes`] have no
+    /// meaning here.
+    pub fn new(optimizer: Optimizer, sizes: &[usize]) -> Self {
+        ParameterGroup { optimizer, sizes: sizes.into(), replicated: false }
+    }
+
+    /// All devices of the norm's group have the same parameters and gradients, such as the bias of a
+    /// [`RowLinear`](crate::RowLinear). The norm counts those of rank 0.
+    #[must_use]
+    pub fn replicated(self) -> Self {
+        ParameterGroup { replicated: true, ..self }
+    }
+}
+
+/// An optimizer of parameters on one device: it clips by the global norm, and updates, in kernels of the
+/// [`Optimizer`]'s formulas. Each gradient is a buffer of its own. Keep it beside the parameters: in a
+/// [`Stage`](crate::Stage), or in a [`PerDevice`](gpu_pool::PerDevice).
+///
+/// ```
+/// use gpu_pool::GpuPool;
+/// use gpu_pool_train::{LocalOptimizer, Optimizer, ParameterGroup};
+///
+/// let pool = GpuPool::builder().host(2).build()?;
+/// let found = pool.run(|dev, _| {
+///     let adam = Optimizer::adam_w(0.1).clip(1.0);
+///     let groups = [ParameterGroup::new(adam.decay(0.1), &[4]), ParameterGroup::new(adam.decay(0.0), &[2])];
+///     let mut optimizer = LocalOptimizer::new(dev, &groups)?;
+///     let mut weights = [dev.upload(&[1.0f32; 4])?, dev.zeros(2)?]; // in the order of the groups
+///     let gradients = [dev.upload(&[2.0f32; 4])?, dev.zeros(2)?];
+///     let all = dev.group(&[0, 1])?;
+///     let norm = optimizer.step_in(&all, &gradients, &mut weights)?.expect("it clips");
+///     dev.download(&norm)
+/// })?;
+/// assert!(found.iter().all(|norm| (norm[0] - 32f32.sqrt()).abs() < 1e-6)); // over both devices
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+///
+/// **Groups.** Each has rates and decay of its own. All have the same [`clip`](Optimizer::clip), since the norm is that
+/// of all gradients.
+///
+/// **Speed.** A step is one launch for each parameter, and with a clip two. A
+/// [`ShardedOptimizer`](crate::ShardedOptimizer) takes gradients in one buffer. For many small parameters,
+/// [capture](Device::capture) the step, and call [`prepare`](Self::prepare) before each launch of the graph.
+///
+/// **Failures.** A step that fails may leave some parameters updated and others not, and so may a scope that fails
+/// after a step. From then on `step` is refused.
+pub struct LocalOptimizer<T: Parameter = f32> {
+    groups: Vec<Members>,
+    own: Vec<Own>,
+    sums: DeviceBuffer<f64>,
+    /// The sums of squares of parameters that no other device has. Those of the others follow.
+    alone: usize,
+    norm: DeviceBuffer<f32>,
+    /// The rules of a graph's next step, by group.
+    graph_rules: DeviceBuffer<u32>,
+    steps: u64,
+    failed: bool,
+    /// The place of the gang of the last step; 0: it has no step that may be under way.
+    gang: u64,
+    of: std::marker::PhantomData<fn() -> T>,
+}
+
+/// An optimizer, and its parameters.
+struct Members {
+    optimizer: Optimizer,
+    parameters: Range<usize>,
+}
+
+/// What is kept for a parameter: moments, and its copy in `f32`.
+struct Own {
+    len: usize,
+    kept: [Option<DeviceBuffer<f32>>; 3],
+    /// Its sums of squares.
+    slot: Range<usize>,
+}
+
+impl<T: Parameter> LocalOptimizer<T> {
+    /// Makes the state for these groups of parameters, on this device.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a wrong optimizer, for groups with different clips, and in a capture;
+    /// [`Error::OutOfMemory`], [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn new(dev: &Device, groups: &[ParameterGroup]) -> Result<Self> {
+        let _here = OpSite::here("LocalOptimizer::new");
+        dev.not_in_graph(OP)?;
+        let (mut members, mut own) = (Vec::with_capacity(groups.len()), Vec::new());
+        for ParameterGroup { optimizer, sizes, .. } in groups {
+            optimizer.check()?;
+            if optimizer.clip != groups[0].optimizer.clip {
+                return Err(Error::invalid(OP, "groups with different clips: the norm is that of all gradients"));
+            }
+            let needs = optimizer.needs();
+            let kinds = [needs != Needs::Nothing, needs == Needs::Two, size_of::<T>() < size_of::<f32>()];
+            members.push(Members { optimizer: *optimizer, parameters: own.len()..own.len() + sizes.len() });
+            for &len in sizes {
+                let [first, second, master] = kinds.map(|kept| kept.then(|| dev.zeros::<f32>(len)).transpose());
+                own.push(Own { len, kept: [first?, second?, master?], slot: 0..0 });
+            }
+        }
+        let (mut sums, mut alone) = (0, 0);
+        for replicated in [false, true] {
+            alone = if replicated { sums } else { alone };
+            let some = members.iter().zip(groups).filter(|(_, group)| group.replicated == replicated);
+            for parameter in some.flat_map(|(members, _)| members.parameters.clone()) {
+                let start = sums;
+                sums += own[parameter].len.div_ceil(CHUNK);
+                own[parameter].slot = start..sums;
+            }
+        }
+        Ok(LocalOptimizer {
+            sums: dev.zeros(sums)?,
+            alone,
+            norm: dev.zeros(1)?,
+            graph_rules: dev.upload(bytemuck::cast_slice(&vec![Rule::nothing(); members.len()]))?,
+            groups: members,
+            own,
+            steps: 0,
+            failed: false,
+            gang: 0,
+            of: std::marker::PhantomData,
+        })
+    }
+
+    /// Steps that were done, with those of a state that was loaded.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Changes the learning rate of a group from the next step on, before schedule and warm-up.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a rate that is negative or not finite, and a group that is not there.
+    #[track_caller]
+    pub fn set_rate(&mut self, group: usize, rate: f64) -> Result<()> {
+        let _here = OpSite::here("set_rate");
+        let groups = self.groups.len();
+        let Some(Members { optimizer, .. }) = self.groups.get_mut(group) else {
+            return Err(Error::invalid("set_rate", format_args!("group {group} of {groups}")));
+        };
+        let mut changed = *optimizer;
+        changed.set_rate(rate);
+        changed.check()?;
+        *optimizer = changed;
+        Ok(())
+    }
+
+    /// One step: gradients and parameters of all groups, in their order. The norm is that of this device's gradients.
+    /// Later work of the current stream has the new parameters. It does not wait for the device.
+    ///
+    /// Returns the norm before it is clipped: one number on the device. None if the optimizer does not
+    /// [clip](Optimizer::clip). (`clip(f32::MAX.into())` computes the norm and changes nothing.) If the norm is not
+    /// finite, the step changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for other lengths than at the start, memory that begins at no multiple of 16 bytes,
+    /// and after a failure; [`Error::WrongDevice`], [`Error::WrongPool`], [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn step<G, V>(&mut self, dev: &Device, grads: &[G], weights: &mut [V]) -> Result<Option<DeviceView<'_, f32>>>
+    where
+        G: AsView<Elem = T>,
+        V: AsViewMut<Elem = T>,
+    {
+        let _here = OpSite::here("step");
+        let alone = dev.group_of(&[dev.index()]).expect("a device is in its scope");
+        self.step_in(&alone, grads, weights)
+    }
+
+    /// [`step`](Self::step) with the norm of the gradients of all devices of the group: stages of one pipeline, or
+    /// parts of layers. All of them call it if their optimizers clip. The norm has the same bits on all.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step), and those of [`Group::all_gather`].
+    #[track_caller]
+    pub fn step_in<G, V>(
+        &mut self,
+        group: &Group<'_>,
+        grads: &[G],
+        weights: &mut [V],
+    ) -> Result<Option<DeviceView<'_, f32>>>
+    where
+        G: AsView<Elem = T>,
+        V: AsViewMut<Elem = T>,
+    {
+        let _here = OpSite::here("step_in");
+        let dev = group.device();
+        self.check(dev, "step_in")?;
+        let grads: Vec<DeviceView<'_, T>> = grads.iter().map(AsView::view).collect();
+        let weights: Vec<DeviceViewMut<'_, T>> = weights.iter_mut().map(AsViewMut::view_mut).collect();
+        self.fits(&grads, &weights)?;
+        let captures = dev.captures();
+        if !captures {
+            self.gang = dev.gang();
+        }
+        self.run(group, &grads, &weights).inspect_err(|_| self.failed |= !captures)?;
+        self.steps += u64::from(!captures);
+        Ok(self.clips().then(|| self.norm.view()))
+    }
+
+    /// Writes the numbers of the next step to the device, for a graph with one step, and counts the step. Call it
+    /// before each launch, on the stream of the launch. (A launch before the first call changes no parameter.)
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] in a capture and after a failure; those of [`Device::upload_into`].
+    #[track_caller]
+    pub fn prepare(&mut self, dev: &Device) -> Result<()> {
+        let _here = OpSite::here("prepare");
+        dev.not_in_graph("prepare")?;
+        self.check(dev, "prepare")?;
+        let rules: Vec<Rule> = self.groups.iter().map(|group| group.optimizer.rule(self.steps)).collect();
+        dev.upload_into(bytemuck::cast_slice(&rules), &mut self.graph_rules)?;
+        self.gang = dev.gang();
+        self.steps += 1;
+        Ok(())
+    }
+
+    fn clips(&self) -> bool {
+        self.groups.first().is_some_and(|group| group.optimizer.clip.is_some())
+    }
+
+    /// Refuses what follows a failure, and a step whose numbers are not finite.
+    #[track_caller]
+    fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
+        self.failed |= dev.has_failed(self.gang);
+        if self.failed {
+            return Err(Error::invalid(op, "a step, or a scope with steps, has failed: parameters may be half updated"));
+        }
+        self.groups.iter().try_for_each(|group| group.optimizer.check_step(self.steps))
+    }
+
+    #[track_caller]
+    fn fits(&self, grads: &[DeviceView<'_, T>], weights: &[DeviceViewMut<'_, T>]) -> Result<()> {
+        let count = self.own.len();
+        if (grads.len(), weights.len()) != (count, count) {
+            let why = format_args!("{} gradients and {} parameters of {count}", grads.len(), weights.len());
+            return Err(Error::invalid(OP, why));
+        }
+        for (i, ((own, g), w)) in self.own.iter().zip(grads).zip(weights).enumerate() {
+            if (g.len(), w.len()) != (own.len, own.len) {
+                let why = format_args!("gradient and parameter {i} of {} and {}, not {}", g.len(), w.len(), own.len);
+                return Err(Error::invalid(OP, why));
+            }
+            if !g.address().is_multiple_of(16) || !w.address().is_multiple_of(16) {
+                let why = format_args!("gradient or parameter {i} begins at no multiple of 16 bytes");
+                return Err(Error::invalid(OP, why));
+            }
+        }
+        Ok(())
+    }
+
+    #[track_caller]
+    fn run(&mut self, group: &Group<'_>, grads: &[DeviceView<'_, T>], weights: &[DeviceViewMut<'_, T>]) -> Result<()> {
+        let dev = group.device();
+        if self.clips() {
+            let counted = if group.rank() == 0 { self.sums.len() } else { self.alone };
+            for (own, g) in self.own.iter().zip(grads).filter(|(own, _)| own.len > 0 && own.slot.end <= counted) {
+                update::squares(dev, g, &self.sums.slice(own.slot.clone()))?;
+            }
+            match group.count() {
+                1 => norm::<T>(dev, &self.sums.view(), &self.norm.view())?,
+                count => {
+                    let mut all = dev.zeros::<f64>(count)?;
+                    group.all_gather(&dev.sum(&self.sums.slice(..counted))?, &mut all)?;
+                    norm::<T>(dev, &all.view(), &self.norm.view())?;
+                }
+            }
+        }
+        for (k, Members { optimizer, parameters }) in self.groups.iter().enumerate() {
+            let later = dev.captures().then(|| self.graph_rules.slice(k * RULE..(k + 1) * RULE));
+            let rule = (optimizer.rule(self.steps), later.as_ref());
+            for i in parameters.clone().filter(|&i| self.own[i].len > 0) {
+                let Own { len, kept, .. } = &self.own[i];
+                let [first, second, master] = kept.each_ref().map(|memory| memory.as_ref().map(DeviceBuffer::view));
+                let moments = Moments { begin: 0, first, second, master };
+                let all = Segment { start: 0, len: *len, memory: Some(weights[i].view()) };
+                update::update(dev, &grads[i], &moments, &self.norm.view(), &[all], rule)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Parameter> std::fmt::Debug for LocalOptimizer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let optimizers: Vec<_> = self.groups.iter().map(|group| group.optimizer).collect();
+        f.debug_struct("LocalOptimizer")
+            .field("type", &T::DTYPE)
+            .field("optimizers", &optimizers)
+            .field("parameters", &self.own.len())
+            .field("steps", &self.steps)
+            .finish_non_exhaustive()
+    }
+}
