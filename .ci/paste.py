@@ -6,7 +6,10 @@ the last TOML block above the program. Only the words `../gpu-pool` of a path be
 file: with `fn main`, or with tests, which go to `tests/`. Nothing in it is hidden from readers on the web. The page may
 mark a program `no_run`, because it needs a GPU or another process: it is compiled.
 
-Fresh crates get this workspace's lock file, so that nothing has to be fetched. Software GPUs run the programs.
+EXAMPLE is a package outside of the workspace: `cargo run` and `cargo test` in its folder. Its page shows parts of its
+files, each below a line with the file's name.
+
+Crates get this workspace's lock file, so that nothing has to be fetched. Software GPUs run the programs.
 """
 import os
 import pathlib
@@ -29,7 +32,11 @@ PAGES = [
     "docs/src/guide/first_program.md",
     "docs/src/guide/kernels.md",
 ]
+EXAMPLE, EXAMPLE_PAGE = ROOT / "examples/own_kernel", "docs/src/guide/own_kernel.md"
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.M | re.S)
+
+
+PART = re.compile(r"^`([\w/.]+)`:\n\n```\w+\n(.*?)^```$", re.M | re.S)
 
 
 def programs(page):
@@ -74,22 +81,40 @@ def paste(crate, marks, source, dependencies):
     return cargo(crate, "build" if "no_run" in marks else "run")
 
 
+def example():
+    """Runs and tests the example; what its page shows stands in its files."""
+    parts = PART.findall((ROOT / EXAMPLE_PAGE).read_text())
+    others = [name for name, part in parts if part not in (ROOT / name).read_text()]
+    if others or not parts:
+        sys.exit(f"{EXAMPLE_PAGE} does not show what stands in {' '.join(others) or 'any file'}")
+    shutil.copy(ROOT / "Cargo.lock", EXAMPLE)
+    for command in "run", "test":
+        yield command, cargo(EXAMPLE, command)
+
+
 def main():
     os.environ["GPU_POOL_BACKEND"] = "host:2"
     failed = count = 0
+
+    def report(name, start, done, verdict="ok"):
+        nonlocal failed, count
+        count, failed = count + 1, failed + bool(done.returncode)
+        print(f"{name}: {'FAILED' if done.returncode else verdict}, {time.monotonic() - start:.0f} s", flush=True)
+        if done.returncode:
+            print(done.stdout, done.stderr, sep="\n", flush=True)
+
     with tempfile.TemporaryDirectory() as folder:
         crate = pathlib.Path(folder) / "pasted"
         subprocess.run(["cargo", "new", "--quiet", "--vcs", "none", crate], check=True)
         for page in sys.argv[1:] or PAGES:
-            for line, *program in programs(page):
+            for line, marks, *program in programs(page):
                 start = time.monotonic()
-                done = paste(crate, *program)
-                count += 1
-                verdict = "FAILED" if done.returncode else "compiles" if "no_run" in program[0] else "ok"
-                print(f"{page}:{line}: {verdict}, {time.monotonic() - start:.0f} s", flush=True)
-                if done.returncode:
-                    failed += 1
-                    print(done.stdout, done.stderr, sep="\n", flush=True)
+                report(f"{page}:{line}", start, paste(crate, marks, *program), "compiles" if marks else "ok")
+    if not sys.argv[1:]:
+        start = time.monotonic()
+        for command, done in example():
+            report(f"{EXAMPLE.name}: cargo {command}", start, done)
+            start = time.monotonic()
     if failed or not count:
         sys.exit(f"{failed} of {count} pasted programs failed")
 
