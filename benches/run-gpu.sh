@@ -23,6 +23,10 @@
 # `benches/run-gpu.sh pair` runs `collectives` on the first two GPUs in less than 300 s, with shorter turns. Its results
 # go to $OUT/2x<GPU>/collectives.json; on H200s that is $OUT/2xH200, from which the tables are made.
 #
+# `benches/run-gpu.sh many` measures all rows of a machine with 4 or 8 GPUs, the most telling ones first, in steps of
+# one to three minutes at most. It ends when SECONDS_LEFT (420) have passed, and prints the name of the step to go on
+# with: `FROM=zero benches/run-gpu.sh many` in a second call.
+#
 # .gpu/<bench> are the stripped executables. For each bench the table goes to the output and to $OUT/tables.txt, and one
 # JSON object per case and peer to $OUT/<bench>.json. A bench that hangs is ended after its limit, and the next one
 # runs. The limits of the default benches are under 8 minutes together, without `memory`, whose limit is 3 minutes more.
@@ -108,6 +112,56 @@ torch_side() {
 }
 
 allocates() { [[ $(echo "pair:4096:1 10" | timeout 60 "$@") =~ ^[0-9.]+$ ]]; }
+
+# Steps of `many`: name, bench, part, limit in seconds, further arguments. N is the number of GPUs.
+steps() {
+  cat <<'STEPS'
+graphs collectives graph/all_reduce/f32/N 60
+graphs_bf16 collectives graph/all_reduce/bf16/N 60
+plain collectives gpu/all_reduce/f32/N 45 --case-ms 150
+plain_bf16 collectives gpu/all_reduce/bf16/N 45 --case-ms 150
+algorithms collectives gpu/algorithm 75
+norm collectives all_reduce_norm/bf16/N/4096 75
+zero collectives zero/bf16/N 140
+zero_clip collectives zero_clip/bf16/N 140
+reduce_scatter collectives gpu/reduce_scatter/f32/N 40 --case-ms 100
+all_gather collectives gpu/all_gather/f32/N 40 --case-ms 100
+broadcast collectives gpu/broadcast/f32/N 40 --case-ms 100
+all_to_all collectives gpu/all_to_all/f32/N 40 --case-ms 100
+step overlap /N/8192 60
+setup collectives setup/N 30
+no_peer collectives no_peer/all_reduce/f32/N 60 --case-ms 100
+scope scope - 50
+meeting collectives meeting/N 30
+late collectives late_1ms 30
+host collectives host/ 30
+pipeline parallel pipeline/ 75
+products parallel products/ 60
+sharded parallel step_sharded/ 60
+memory memory - 180
+STEPS
+}
+
+if [ "${benches[*]}" = many ]; then
+  count=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+  ended=$((SECONDS + ${SECONDS_LEFT:-420}))
+  while read -r name bench part most more; do
+    [ -z "${FROM:-}" ] || [ "$FROM" = "$name" ] || continue
+    FROM=
+    if [ $((SECONDS + most / 2)) -gt $ended ]; then
+      echo "go on with FROM=$name"
+      break
+    fi
+    start=$SECONDS
+    [ "$part" != - ] || part=
+    # The arguments are several words.
+    # shellcheck disable=SC2086
+    timeout -k 5 "$most" ".gpu/$bench" --json "$OUT/$bench.json" $more ${part:+"${part/N/$count}"} \
+      >>"$OUT/tables.txt" 2>&1 </dev/null
+    echo "$name: exit $?, $((SECONDS - start)) s"
+  done < <(steps)
+  exit 0
+fi
 
 failed=()
 for bench in "${benches[@]}"; do

@@ -12,6 +12,7 @@ Both pages have comments that choose the text between them and `<!-- end -->`:
   `gpu/graph/..` and `gpu/no_peer/..`).
 * `sizes:<bench>`: every size of the all-reduce of f32 on the most devices of each machine.
 * `fused:<bench>`: a line for each case of what one kernel does here instead of several calls.
+* `algorithms:<bench>`: the time of each algorithm of all-reduces by itself, by type, devices and size.
 * `rest:<bench>`: all other cases that are no sweeps, with the 99th percentiles.
 * `kernels:parallel`: a line for each operation. `part:<name>`: the other cases of `parallel`.
 * `world:cluster`: every size of the all-reduces of two processes on GPUs, with what is allowed.
@@ -34,7 +35,7 @@ import plots
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "docs/src/measured.md"]
 PICTURES = ROOT / "docs/src/plots"
-NAMES = "measured|targets|sweeps|sizes|fused|rest|kernels|part|world|headlines|hosts"
+NAMES = "measured|targets|sweeps|sizes|fused|algorithms|rest|kernels|part|world|headlines|hosts"
 MARK = re.compile(rf"(<!-- ({NAMES}):(\w+) -->\n).*?(<!-- end -->)", re.S)
 INLINE = re.compile(r"(<!-- (value|ratio) ([^>]*) -->).*?(<!-- end -->)", re.S)
 
@@ -305,8 +306,27 @@ def fused(bench):
     return fused_tables.table(read(bench), number)
 
 
+ALGORITHM = re.compile(r"gpu/algorithm/(\w+)/(\w+)/(\d+)/(\d+)")
+
+
+def algorithms(bench):
+    names, times = [], {}
+    for row in read(bench):
+        if found := ALGORITHM.fullmatch(row["case"]):
+            name, dtype, devices, size = found.groups()
+            names += [name] if name not in names else []
+            times.setdefault((row["machine"], int(devices), dtype, int(size)), {})[name] = row["value"]
+    if not times:
+        return "(not measured yet)\n"
+    out = [f"| machine | GPUs | type | bytes | {' | '.join(names)} |", "|---|---:|---|---:|" + "---:|" * len(names)]
+    for (machine, devices, dtype, size), by_name in sorted(times.items()):
+        cells = " | ".join(f"{number(by_name[name])} us" if name in by_name else "" for name in names)
+        out.append(f"| {machine} | {devices} | {dtype} | {size_name(size)} | {cells} |")
+    return "\n".join(out) + "\n"
+
+
 def rest(bench):
-    others = (SWEEP, fused_tables.CASE)
+    others = (SWEEP, ALGORITHM, fused_tables.CASE)
     rows = [row for row in read(bench) if row["case"].startswith("gpu/")]
     rows = [row for row in rows if not any(case.fullmatch(row["case"]) for case in others)]
     if not rows:
@@ -393,6 +413,7 @@ def filled(page):
     """The page with the text that its comments choose."""
     write = {
         "measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "fused": fused, "rest": rest,
+        "algorithms": algorithms,
         "kernels": kernels, "part": part, "world": world, "headlines": headlines, "hosts": hosts,
     }
     inline = {"value": value, "ratio": ratio}

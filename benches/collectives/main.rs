@@ -12,6 +12,7 @@
 //!
 //! * `<gpu or software>/<operation>/<f32 or bf16>/<devices>/<bytes>`: microseconds, 1 KB to 1 GB (`--max BYTES`)
 //! * `.../graph/all_reduce/<f32 or bf16>/<devices>/<bytes>`: each all-reduce of 20 in a graph; NCCL's is captured, too
+//! * `.../algorithm/..`: each algorithm by itself, see `algorithms.rs`
 //! * `.../all_reduce_norm/<f32 or bf16>/<devices>/<hidden>/<rows>`, and `.../graph/all_reduce_norm/..`: `norm.rs`
 //! * `.../zero/bf16/<devices>/<parameters>`, `.../zero_clip/..`, each also `.../graph/..`: a step of an optimizer whose
 //!   state is divided, see `sharded.rs`
@@ -43,6 +44,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod algorithms;
 mod calls;
 mod extras;
 mod graph;
@@ -133,6 +135,7 @@ fn main() {
         norm::run(&mut bench, &machine, &pool, world, &torch);
         sharded::run(&mut bench, &machine, &pool, world, &torch);
         host::run(&mut bench, &machine, world);
+        algorithms::run(&mut bench, &machine, world);
     }
     if let Some(folder) = bench.plot_folder() {
         curves.iter().for_each(|curve| plot::draw(folder, curve));

@@ -52,14 +52,15 @@ fn each_algorithm_is_chosen_for_some_case() {
     let rows = [
         (GPUS, 2, true, sum(KB), "inbox"),
         (GPUS, 2, true, sum(2 * MB), "inbox"),
-        (GPUS, 2, true, sum(4 * MB), "slots"),
+        (GPUS, 2, true, sum(4 * MB), "fused"),
         (GPUS, 2, true, sum(16 * MB), "fused"),
         (GPUS, 2, true, gather(KB, 2), "ll"),
         (GPUS, 2, true, gather(MB, 2), "eager"),
         (GPUS, 4, true, sum(256 * KB), "inbox"),
-        (GPUS, 4, true, sum(512 * KB), "slots"),
-        (GPUS, 4, true, sum(8 * MB), "slots"),
+        (GPUS, 4, true, sum(512 * KB), "fused"),
+        (GPUS, 4, true, sum(8 * MB), "exchange"),
         (GPUS, 4, true, sum(24 * MB), "exchange"),
+        (GPUS, 8, true, sum(8 * MB), "slots"),
         (GPUS, 4, true, sum(64 * MB), "ring"),
         (GPUS, 2, true, sum(128 * MB), "exchange_ce"),
         (GPUS, 2, true, gather(256 * MB, 2), "ce"),
@@ -148,7 +149,7 @@ fn only_sums_of_floats_go_into_inboxes() {
     assert_eq!(f32(Wish::Inbox, &sum(0)), "fused");
     // A small group of a large pool has small rooms.
     let barrier = KernelBarrier::OnDevices { ll: 16 * KB, eager: 64 * KB, inbox: 128 * KB, inbox_slot: 2 * KB };
-    assert_eq!(chosen(Machine { barrier, ..GPUS }, 2, true, &sum(256 * KB)), "slots");
+    assert_eq!(chosen(Machine { barrier, ..GPUS }, 2, true, &sum(256 * KB)), "fused");
     for machine in [SOFTWARE, WITHOUT_PEERS] {
         let direct = machine.software;
         let how = |wish| chosen(Machine { wish, ..machine }, 2, direct, &sum(KB));
@@ -167,10 +168,10 @@ const OVERLAPPED: When = (false, true);
 #[test]
 fn the_choice_by_size_on_h200s() {
     let rows = [
-        (2, "all_reduce", DType::F32, CALLED, "inbox 2M slots 8M fused 48M exchange_ce"),
-        (2, "all_reduce", DType::F32, GRAPH, "inbox 2M slots 8M fused 96M slots"),
-        (2, "all_reduce", DType::F32, OVERLAPPED, "inbox 2M slots 6M exchange_ce"),
-        (2, "all_reduce", DType::BF16, CALLED, "inbox 2M slots 8M fused 48M exchange_ce"),
+        (2, "all_reduce", DType::F32, CALLED, "inbox 2M fused 48M exchange_ce"),
+        (2, "all_reduce", DType::F32, GRAPH, "inbox 2M fused 96M slots"),
+        (2, "all_reduce", DType::F32, OVERLAPPED, "inbox 2M fused 6M exchange_ce"),
+        (2, "all_reduce", DType::BF16, CALLED, "inbox 2M fused 48M exchange_ce"),
         (2, "all_reduce", DType::I32, CALLED, "ll 256K eager 1M fused 48M exchange_ce"),
         (2, "all_reduce", DType::I32, GRAPH, "ll 256K eager 1M fused"),
         (2, "reduce_scatter", DType::F32, CALLED, "inbox 4M slots 8M fused 384M exchange_ce"),
@@ -180,10 +181,10 @@ fn the_choice_by_size_on_h200s() {
         (2, "broadcast", DType::F32, CALLED, "ll 256K eager 1M fused 96M ce"),
         (2, "reduce", DType::F32, CALLED, "inbox 2M fused"),
         (2, "all_to_all", DType::F32, CALLED, "ll 512K eager 2M fused 96M ce"),
-        (4, "all_reduce", DType::F32, CALLED, "inbox 256K slots 8M exchange 24M ring"),
-        (4, "all_reduce", DType::F32, GRAPH, "inbox 256K slots 8M exchange 24M ring"),
-        (4, "all_reduce", DType::F32, OVERLAPPED, "inbox 256K slots 8M exchange 24M ring"),
-        (4, "all_reduce", DType::BF16, CALLED, "inbox 256K slots 8M exchange"),
+        (4, "all_reduce", DType::F32, CALLED, "inbox 256K fused 6M exchange 24M ring"),
+        (4, "all_reduce", DType::F32, GRAPH, "inbox 256K fused 6M exchange 24M ring"),
+        (4, "all_reduce", DType::F32, OVERLAPPED, "inbox 256K fused 6M exchange 24M ring"),
+        (4, "all_reduce", DType::BF16, CALLED, "inbox 256K fused 6M exchange"),
         (4, "all_reduce", DType::I32, CALLED, "ll 128K eager 256K fused 6M exchange"),
         (4, "all_reduce", DType::I32, GRAPH, "ll 128K eager 256K fused 6M exchange"),
         (4, "reduce_scatter", DType::F32, CALLED, "inbox 2M slots 8M fused"),

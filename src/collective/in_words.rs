@@ -42,14 +42,15 @@ fn write(f: &mut impl Write, n: usize) -> fmt::Result {
     }
     let whole = inbox::most_whole(n).min(inbox_bytes(n));
     write!(f, "; sums of floats as data that are flags up to {}", Bytes(whole))?;
-    if slots::most(n) > whole {
-        write!(f, ", in pieces up to {}", Bytes(slots::most(n)))?;
+    let pieces = slots::most(Bulk::Sums, n);
+    if pieces > whole {
+        write!(f, ", in pieces up to {}", Bytes(pieces))?;
     }
     if slots::held(n) < usize::MAX {
-        write!(f, " and in graphs from {} on", Bytes(slots::held(n)))?;
+        write!(f, ", in pieces in graphs from {} on", Bytes(slots::held(n)))?;
     }
-    // The limits of inboxes were measured between two devices only.
-    if n > 2 { f.write_str(" (by a model, not measured)") } else { Ok(()) }
+    // The limits of inboxes were measured between two and four devices.
+    if n > 4 { f.write_str(" (by a model, not measured)") } else { Ok(()) }
 }
 
 struct Bytes(usize);
@@ -74,14 +75,13 @@ mod tests {
             sizes(4),
             "pushed up to 128 KB, sent eagerly up to 341 KB, by parts up to 1 MB, sums exchanged by kernels \
              from 8 MB on, moved by copies from 128 MB on, a ring of kernels from 32 MB on, a block for 16 KB, \
-             at most 64, 16 for sums in parts of 2 MB; sums of floats as data that are flags up to 375 KB, in pieces \
-             up to 8 MB (by a model, not measured)"
+             at most 64, 16 for sums in parts of 2 MB; sums of floats as data that are flags up to 375 KB"
         );
         assert_eq!(
             sizes(2),
             "pushed up to 256 KB, sent eagerly up to 1 MB, sums exchanged by copies from 64 MB on, \
              beside other work from 8 MB on, moved by copies from 128 MB on, a block for 16 KB, at most 64; \
-             sums of floats as data that are flags up to 2 MB, in pieces up to 8 MB and in graphs from 128 MB on"
+             sums of floats as data that are flags up to 2 MB, in pieces in graphs from 128 MB on"
         );
         assert_eq!(Bytes(5).to_string(), "5 B");
     }

@@ -31,11 +31,16 @@ use half::{bf16, f16};
 
 pub(crate) struct Slots;
 
-/// Largest buffer. From a prototype on two H200s, in graphs: 4 MB in 16.6 us, by one kernel with barriers 17.3; 16 MB
-/// in 56.8 and 54.3. More than two: up to where the model is faster than what was measured of other ways
-/// (`fabric/limits/traffic_tests.rs`).
-pub(crate) fn most(members: usize) -> usize {
-    if members > 4 { 16 << 20 } else { 8 << 20 }
+/// Largest buffer. All-reduces of up to four members are faster in one trip ([`inbox`](super::inbox)) or by one kernel
+/// with barriers ([`fused`](super::fused)), at every size: on four H200s, in graphs, 1 MB takes 13.2 us through slots
+/// and 9.6 with barriers, 4 MB 29.2 and 23.6; on two, 4 MB takes 18.4 and 16.6, 8 MB 31.6 and 29.2. More than four: up
+/// to where the model is faster than the measured times of other ways (`fabric/limits/traffic_tests.rs`).
+pub(crate) fn most(bulk: Bulk, members: usize) -> usize {
+    match (bulk, members) {
+        (Bulk::Sums, 0..=4) => 0,
+        (_, 0..=4) => 8 << 20,
+        _ => 16 << 20,
+    }
 }
 
 /// Smallest all-reduce in a graph, where copy engines do not go. On two H200s: 256 MB in 779 us, by one kernel with
@@ -50,8 +55,9 @@ impl Algorithm for Slots {
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        let large = case.held() && case.bytes >= held(case.members) && matches!(case.bulk(), Some(Bulk::Sums));
-        (case.auto() && (case.bytes <= most(case.members) || large) && can(case))
+        let bulk = case.bulk()?;
+        let large = case.held() && case.bytes >= held(case.members) && bulk == Bulk::Sums;
+        (case.auto() && (case.bytes <= most(bulk, case.members) || large) && can(case))
             .then_some("a sum of floats: data that are their own flags, piece by piece")
     }
 

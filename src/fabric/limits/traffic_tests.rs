@@ -2,7 +2,10 @@
 
 use super::{LINK, TRIP, most_in_one_trip};
 use crate::{
-    collective::algorithm::{inbox, slots},
+    collective::{
+        algorithm::{inbox, slots},
+        case::Bulk,
+    },
     fabric::{
         layout::{BLOCKS, PadLayout},
         plan::slice,
@@ -212,23 +215,17 @@ fn the_limits_of_one_trip_follow() {
     assert_eq!(inbox::most_whole(2).min(PadLayout::direct(2).inbox), 2 * MB);
 }
 
-/// What else carries an all-reduce of floats on H200s (`benches/results`: before there were inboxes): members, bytes,
-/// nanoseconds. In graphs; 8 MB and 32 MB were measured only as calls, which take about 2 us more.
-const MEASURED: [(usize, [(usize, usize); 3]); 3] = [
-    (2, [(4 * MB, 17_420), (8 * MB, 31_770), (16 * MB, 54_440)]),
-    (4, [(4 * MB, 24_900), (8 * MB, 47_720), (16 * MB, 80_610)]),
-    (8, [(8 * MB, 66_240), (16 * MB, 100_180), (32 * MB, 194_220)]),
-];
+/// Nanoseconds of other ways of an all-reduce of floats on eight H200s (`benches/results`: before there were inboxes),
+/// by its bytes. In graphs; 8 MB and 32 MB were measured only as calls, which take about 2 us more.
+const EIGHT: [(usize, usize); 3] = [(8 * MB, 66_240), (16 * MB, 100_180), (32 * MB, 194_220)];
 
-// Up to the limit slots are faster by a fiftieth and more, beyond it they are not; between two, where that was
-// measured, too.
+// Up to the limit slots are faster by a fiftieth and more, beyond it they are not. (Between two and four slots were
+// measured, and were slower than the model: 1 MB between four in 13.2 us instead of 8.5.)
 #[test]
-fn the_limits_of_slots_follow() {
-    for (members, others) in MEASURED {
-        let most = slots::most(members);
-        for (bytes, theirs) in others {
-            let slots = both(bytes, members)[1];
-            assert_eq!(slots * 51 < theirs * 50, bytes <= most, "{members}, {bytes} bytes: {slots}, {theirs} ns");
-        }
+fn the_limit_of_slots_follows() {
+    let most = slots::most(Bulk::Sums, 8);
+    for (bytes, theirs) in EIGHT {
+        let slots = both(bytes, 8)[1];
+        assert_eq!(slots * 51 < theirs * 50, bytes <= most, "{bytes} bytes: {slots}, {theirs} ns");
     }
 }
