@@ -76,8 +76,10 @@ impl Module {
     #[cfg(feature = "nvrtc")]
     #[track_caller]
     pub fn check(&self) -> Result<bool> {
-        let compiled = self.image.source.and_then(super::cuda::nvrtc::try_compile).transpose();
-        compiled.map(|it| it.is_some()).map_err(|fault| Error::invalid("check", fault))
+        match self.image.source.and_then(super::cuda::nvrtc::try_compile) {
+            Some(Err(fault)) => Err(Error::invalid("check", fault)),
+            compiled => Ok(compiled.is_some()),
+        }
     }
 
     /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU, and caches the result. For CUDA C++ that is

@@ -10,10 +10,10 @@ use std::any::TypeId;
 /// Runs `kernel` on the first GPU and on a software GPU with the same inputs, and compares what the two leave in each
 /// `&mut` slice. Without a GPU it prints `skipped: no CUDA device`.
 ///
-/// Inputs are a tuple in the order of the parameters: a `Vec<T>` for a slice, and numbers as they are. Floats may differ
-/// by `tolerance` times the larger of the two. Two NaNs are equal. All other elements must have the same bits, and so
-/// must floats with a tolerance of 0. Compilers of device code fuse `a * b + c` into one rounding, so 0 is too strict
-/// for most kernels (`nvcc --fmad=false` does not fuse).
+/// Inputs are a tuple in the order of the parameters: a `Vec<T>` for a slice, and numbers as they are. Floats may
+/// differ by `tolerance` times the larger of the two. Two NaNs are equal. All other elements must have the same bits,
+/// and so must floats with a tolerance of 0. Compilers of device code fuse `a * b + c` into one rounding, so 0 is too
+/// strict for most kernels (`nvcc --fmad=false` does not fuse).
 ///
 /// ```
 /// use gpu_pool::{LaunchDims, Module, kernel};
@@ -29,15 +29,15 @@ use std::any::TypeId;
 /// }
 ///
 /// // SAFETY: the kernel fits its signature, and touches the first 3 elements of each slice.
-/// unsafe { twins(&SAXPY, LaunchDims::cover(3), (vec![1.0f32, 2.0, 3.0], vec![0.5f32; 3], 3u64, 0.1f32), 1e-6) }
+/// unsafe { twins(&SAXPY, LaunchDims::cover(3), (vec![1.0f32; 3], vec![0.5f32; 3], 3u64, 0.1f32), 1e-6) }
 /// ```
 ///
 /// # Safety
 /// As for [`Device::launch`]: both halves fit the signature, and access only the given slices.
 ///
 /// # Panics
-/// If the halves differ; the message has the parameter, the element, and both values. If a device fails, the module does
-/// not load, or the kernel has no Rust half.
+/// If the halves differ; the message has the parameter, the element, and both values. If a device fails, the module
+/// does not load, or the kernel has no Rust half.
 #[track_caller]
 pub unsafe fn twins<S: Signature>(
     kernel: &'static Kernel<S>,
