@@ -149,13 +149,13 @@ pub use self::{
     shard::Shard,
     token::{Device, OnStream},
 };
-#[cfg(feature = "cuda")]
-pub use interop::Cuda;
 /// The version of cudarc whose types this crate's functions take and return.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 /// The crate of the element types [`f16`](half::f16) and [`bf16`](half::bf16).
 pub use half;
+#[cfg(feature = "cuda")]
+pub use interop::Cuda;
 #[cfg(feature = "blas")]
 pub use ops::{Matrix, MatrixMut};
 
