@@ -37,7 +37,7 @@ pub trait ClusterBuilder {
     /// use gpu_pool::{GpuPool, ReduceOp};
     /// use gpu_pool_cluster::{Cluster, prelude::*};
     ///
-    /// // One process alone; `Cluster::from_env()` reads what mpirun, torchrun or srun have set.
+    /// // One process alone; `Cluster::from_env()` reads the variables of mpirun, torchrun or srun.
     /// let cluster = Cluster::tcp("127.0.0.1:0", 0, 1, "")?;
     /// let pool = GpuPool::builder().host(2).cluster(cluster).build()?;
     /// let sums = pool.run(|dev, _| {

@@ -7,8 +7,8 @@ use gpu_pool::{
 };
 use std::any::TypeId;
 
-/// Runs `kernel` on the first GPU and on a software GPU with the same inputs, and compares what the two leave in each
-/// `&mut` slice. Without a GPU it prints `skipped: no CUDA device`.
+/// Runs `kernel` on the first GPU and on a software GPU with the same inputs, and compares the results in each `&mut`
+/// slice. Without a GPU it prints `skipped: no CUDA device`.
 ///
 /// Inputs are a tuple in the order of the parameters: a `Vec<T>` for a slice, and numbers as they are. Floats may
 /// differ by `tolerance` times the larger of the two. Two NaNs are equal. All other elements must have the same bits,
