@@ -1,9 +1,15 @@
 //! [`Checkpoint`]: named tensors and texts in one file, in the format of the `safetensors` crate.
 //!
-//! Users make one of any model's downloads; `DataParallel::{save, load}` use it. Nothing here touches a device.
-//! [`mod@file`]: how a file is replaced. Invariant: what `save` accepts, `load` reads.
+//! Users make one of any model's downloads; `DataParallel::{save, load}` and [`Pipeline`](crate::Pipeline)'s use it.
+//! [`mod@file`]: how a file is replaced. [`parts`]: tensors that lie on several devices.
+//!
+//! Invariant: what `save` accepts, `load` reads.
 
 mod file;
+mod parts;
+
+pub use parts::Cut;
+pub(crate) use parts::named;
 
 use gpu_pool::{
     DType, Element, Error, Result,
@@ -20,6 +26,7 @@ use std::{
     io::{self, Write},
     ops::Range,
     path::Path,
+    sync::Arc,
 };
 
 /// The format's own key beside the names of tensors.
@@ -54,7 +61,7 @@ const MOST_HEADER: usize = 100_000_000;
 #[derive(Clone, Default)]
 pub struct Checkpoint {
     /// The file that it was loaded from.
-    file: Vec<u8>,
+    file: Arc<Vec<u8>>,
     tensors: BTreeMap<String, Tensor>,
     notes: HashMap<String, String>,
 }
@@ -213,7 +220,7 @@ impl Checkpoint {
         };
         let tensors = metadata.tensors().into_iter().map(|(name, info)| (name, tensor(info))).collect();
         let notes = metadata.metadata().clone().unwrap_or_default();
-        Ok(Checkpoint { file, tensors, notes })
+        Ok(Checkpoint { file: file.into(), tensors, notes })
     }
 
     #[track_caller]

@@ -16,7 +16,7 @@ mod tensor;
 mod update;
 
 #[cfg(feature = "checkpoints")]
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, Cut};
 pub use data_parallel::{DataParallel, Gradients, Model};
 pub use local::{LocalOptimizer, ParameterGroup};
 pub use ops::{Activation, BiasedActivation, Index, NormSaved, RowNorm};

@@ -4,6 +4,8 @@
 //! Users call it in scopes of their own. The kernels are those of [`update`]. Invariant: the norm has the same bits on
 //! all members of the group that it is taken over.
 
+#[cfg(feature = "checkpoints")]
+use crate::checkpoint::{Checkpoint, Cut, named};
 use crate::{
     Parameter,
     optim::{Needs, Optimizer},
@@ -76,7 +78,7 @@ impl ParameterGroup {
 /// [capture](Device::capture) the step, and call [`prepare`](Self::prepare) before each launch of the graph.
 ///
 /// **Failures.** A step that fails may leave some parameters updated and others not, and so may a scope that fails
-/// after a step. From then on `step` is refused.
+/// after a step. From then on `step` is refused, until a state is loaded (feature `checkpoints`).
 pub struct LocalOptimizer<T: Parameter = f32> {
     groups: Vec<Members>,
     own: Vec<Own>,
@@ -256,7 +258,10 @@ impl<T: Parameter> LocalOptimizer<T> {
     fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.failed |= dev.has_failed(self.gang);
         if self.failed {
-            return Err(Error::invalid(op, "a step, or a scope with steps, has failed: parameters may be half updated"));
+            return Err(Error::invalid(
+                op,
+                "a step, or a scope with steps, has failed: parameters may be half updated",
+            ));
         }
         self.groups.iter().try_for_each(|group| group.optimizer.check_step(self.steps))
     }
@@ -310,6 +315,78 @@ impl<T: Parameter> LocalOptimizer<T> {
             }
         }
         Ok(())
+    }
+}
+
+/// Names of what is kept, as in checkpoints of [`DataParallel`](crate::DataParallel).
+#[cfg(feature = "checkpoints")]
+const KINDS: [&str; 3] = ["first", "second", "master"];
+
+#[cfg(feature = "checkpoints")]
+impl<T: Parameter> LocalOptimizer<T> {
+    /// Puts the state into a checkpoint, behind `name.`: the number of steps, and moments as `first.0` and so on.
+    /// `cuts` says how the parameters lie on the devices of the group. All of them call it, each with a checkpoint of
+    /// its own, and it **waits**: see [`Checkpoint::insert_part`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another number of cuts, or cuts of other lengths; those of
+    /// [`Checkpoint::insert_part`].
+    #[track_caller]
+    pub fn save(&self, group: &Group<'_>, to: &mut Checkpoint, name: &str, cuts: &[Cut]) -> Result<()> {
+        let _here = OpSite::here("LocalOptimizer::save");
+        self.cut(cuts)?;
+        to.note(&named(name, "steps"), self.steps);
+        for (i, (own, cut)) in self.own.iter().zip(cuts).enumerate() {
+            for (kind, x) in KINDS.iter().zip(&own.kept) {
+                let Some(x) = x else { continue };
+                to.insert_part(group, &named(name, &format!("{kind}.{i}")), cut, x)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on from the state that [`save`](Self::save) has put in, also with parts of other lengths, and after a
+    /// failure. All devices of the group call it with the same checkpoint.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save); [`Error::InvalidArgument`] for a state of other parameters or of another kind of
+    /// optimizer; those of [`Checkpoint::part`] and [`Device::upload_into`].
+    #[track_caller]
+    pub fn load(&mut self, group: &Group<'_>, from: &Checkpoint, name: &str, cuts: &[Cut]) -> Result<()> {
+        let _here = OpSite::here("LocalOptimizer::load");
+        self.cut(cuts)?;
+        let steps = from.noted(&named(name, "steps")).and_then(|steps| steps.parse::<u64>().ok());
+        let Some(steps) = steps else {
+            return Err(Error::invalid(OP, format_args!("no number of steps for `{name}`")));
+        };
+        self.groups.iter().try_for_each(|group| group.optimizer.check_step(steps))?;
+        let (dev, mut parts) = (group.device(), Vec::with_capacity(self.own.len()));
+        for (i, (own, cut)) in self.own.iter().zip(cuts).enumerate() {
+            for (kind, x) in KINDS.iter().zip(&own.kept) {
+                let x = x.as_ref().map(|_| from.part::<f32>(group, &named(name, &format!("{kind}.{i}")), cut));
+                parts.push(x.transpose()?);
+            }
+        }
+        self.failed = true;
+        let memory = self.own.iter_mut().flat_map(|own| &mut own.kept);
+        for (memory, part) in memory.zip(&parts) {
+            if let (Some(memory), Some(part)) = (memory, part) {
+                dev.upload_into(part, memory)?;
+            }
+        }
+        (self.steps, self.failed, self.gang) = (steps, false, 0);
+        Ok(())
+    }
+
+    #[track_caller]
+    fn cut(&self, cuts: &[Cut]) -> Result<()> {
+        let wanted = self.own.iter().map(|own| own.len);
+        match wanted.clone().eq(cuts.iter().map(Cut::len)) {
+            true => Ok(()),
+            false => {
+                Err(Error::invalid(OP, format_args!("{cuts:?} for parameters of {:?}", wanted.collect::<Vec<_>>())))
+            }
+        }
     }
 }
 

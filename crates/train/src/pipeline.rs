@@ -9,6 +9,8 @@
 //! on each device keeps the key of its group.
 
 mod execute;
+#[cfg(feature = "checkpoints")]
+mod save;
 mod stage;
 
 pub use stage::{Stage, StageContext};

@@ -1,6 +1,8 @@
 //! Indices into a vocabulary that is spread over a group, and the table of their rows.
 
 use super::{Wide, elements, fits, part_of};
+#[cfg(feature = "checkpoints")]
+use crate::checkpoint::{Checkpoint, Cut, named};
 use crate::prelude::*;
 use gpu_pool::{
     AsView, DeviceBuffer, Element, Error, Group, ReduceOp, Result,
@@ -148,5 +150,39 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
         let own = words.own(op, group)?.len();
         fits(op, "the table with its row of zeros", self.table.len(), (own + 1, self.cols))?;
         Ok(own)
+    }
+}
+
+#[cfg(feature = "checkpoints")]
+impl<T: Float + Element> VocabularyEmbedding<T> {
+    /// How the own rows, without the row of zeros, lie on the devices of the group.
+    pub fn cut(&self) -> Cut {
+        let rows = (self.table.len() / self.cols.max(1)).saturating_sub(1);
+        Cut::along(0, &[rows, self.cols])
+    }
+
+    /// Puts the whole table into the checkpoint of rank 0, as `name.weight`. All members of the group call it, each
+    /// with a checkpoint of its own, and it **waits**.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::insert_part`].
+    #[track_caller]
+    pub fn save(&self, group: &Group<'_>, to: &mut Checkpoint, name: &str) -> Result<()> {
+        let _here = OpSite::here("VocabularyEmbedding::save");
+        let cut = self.cut();
+        to.insert_part(group, &named(name, "weight"), &cut, &self.table.slice(..cut.len()))
+    }
+
+    /// Takes this member's rows of what [`save`](Self::save) has put in, also on another number of devices. All members
+    /// of the group call it with the same checkpoint.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::part`] and [`Device::upload_into`](gpu_pool::Device::upload_into).
+    #[track_caller]
+    pub fn load(&mut self, group: &Group<'_>, from: &Checkpoint, name: &str) -> Result<()> {
+        let _here = OpSite::here("VocabularyEmbedding::load");
+        let cut = self.cut();
+        let rows = from.part::<T>(group, &named(name, "weight"), &cut)?;
+        group.device().upload_into(&rows, &mut self.table.slice_mut(..cut.len()))
     }
 }

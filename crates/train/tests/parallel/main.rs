@@ -7,6 +7,8 @@ mod support;
 mod bomb;
 #[cfg(feature = "checkpoints")]
 mod checkpoint;
+#[cfg(all(feature = "checkpoints", feature = "blas"))]
+mod checkpoint_parts;
 mod data_parallel;
 mod local;
 #[cfg(feature = "blas")]

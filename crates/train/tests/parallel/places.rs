@@ -202,9 +202,17 @@ fn pipelines_and_schedules_have_places() {
         told("Pipeline::each", model.each(|_, _, _| Ok(())));
         told("Pipeline::forward", model.forward(|dev, _| dev.zeros(1), |_, _, _| Ok(())));
         told("Pipeline::step", model.step(|dev, _| dev.zeros(1), |_, _, y| Ok((y, ()))));
+        #[cfg(feature = "checkpoints")]
+        {
+            told("Pipeline::checkpoint", model.checkpoint(|_, _, _, _| Ok(())));
+            told("Pipeline::save", model.save("never made", |_, _, _, _| Ok(())));
+            told("Pipeline::load", model.load(NO_CHECKPOINT, |_, _, _, _| Ok(())));
+        }
         let model = Mutex::new(model);
         pool.run(|dev, _| {
             if dev.rank() == 0 {
+                #[cfg(feature = "checkpoints")]
+                told("Pipeline::restore", model.lock().restore(&Default::default(), |_, _, _, _| Ok(())));
                 told("Pipeline::reset", model.lock().reset(|_, _| Ok(Same)));
                 told("Pipeline::clear_poison", model.lock().clear_poison());
             }
@@ -217,12 +225,35 @@ fn pipelines_and_schedules_have_places() {
 #[test]
 #[cfg(feature = "checkpoints")]
 fn checkpoints_have_places() {
-    use gpu_pool_train::Checkpoint;
+    use gpu_pool_train::{Checkpoint, Cut};
     let mut checkpoint = Checkpoint::new();
     told("Checkpoint::insert", checkpoint.insert("x", &[3], &[1.0f32]));
     told("Checkpoint::tensor", checkpoint.tensor::<f32>("x"));
     told("Checkpoint::shape", checkpoint.shape("x"));
     told("Checkpoint::load", Checkpoint::load(NO_CHECKPOINT));
+    on_one_of(support::builder(), |dev, far| {
+        let (g, mut empty) = (&group_of(dev), Checkpoint::new());
+        told("Checkpoint::insert_part", empty.insert_part(g, "x", &Cut::whole(&[3]), far));
+        told("Checkpoint::part", empty.part::<f32>(g, "x", &Cut::whole(&[3])));
+        let mut columns = ColumnLinear::new(g, &[1.0f32; 4], &[1.0; 2])?;
+        told("ColumnLinear::load", columns.load(g, &empty, "x"));
+        let mut rows = RowLinear::new(g, &[1.0f32; 4], &[1.0; 2])?;
+        told("RowLinear::load", rows.load(g, &empty, "x"));
+        let mut table = VocabularyEmbedding::new(g, &[1.0f32; 4], 2)?;
+        told("VocabularyEmbedding::load", table.load(g, &empty, "x"));
+        let mut local = LocalOptimizer::<f32>::new(dev, &[ParameterGroup::new(Optimizer::adam(0.1), &[4])])?;
+        told("LocalOptimizer::save", local.save(g, &mut empty, "x", &[]));
+        told("LocalOptimizer::load", local.load(g, &empty, "x", &[]));
+        let captured = dev.capture(|dev| {
+            let g = &group_of(dev);
+            told("ColumnLinear::save", columns.save(g, &mut empty, "x"));
+            told("RowLinear::save", rows.save(g, &mut empty, "x"));
+            told("VocabularyEmbedding::save", table.save(g, &mut empty, "x"));
+            Ok(())
+        });
+        assert!(captured.is_err());
+        Ok(())
+    });
 }
 
 /// The table of exceptions is read by `.ci/places.py`.

@@ -1,0 +1,107 @@
+//! Checkpoints of a [`Pipeline`]: the tensors of each stage, behind `stage0.` and so on.
+//!
+//! Users call it, with a closure that knows their stages.
+
+use super::{Pipeline, Stage};
+use crate::Checkpoint;
+use gpu_pool::{Device, Result, extend::OpSite};
+use std::path::Path;
+
+impl<S: Stage + 'static> Pipeline<S> {
+    /// Writes what `f` puts into a checkpoint for each stage: [`checkpoint`](Self::checkpoint) and
+    /// [`Checkpoint::save`].
+    ///
+    /// # Errors
+    /// Those of both.
+    #[track_caller]
+    pub fn save<F>(&mut self, path: impl AsRef<Path>, f: F) -> Result<()>
+    where
+        F: Fn(&Device, usize, &mut S, &mut Checkpoint) -> Result<()> + Sync,
+    {
+        let _here = OpSite::here("Pipeline::save");
+        self.checkpoint(f)?.save(path)
+    }
+
+    /// Reads what [`save`](Self::save) has written: [`Checkpoint::load`] and [`restore`](Self::restore).
+    ///
+    /// # Errors
+    /// Those of both.
+    #[track_caller]
+    pub fn load<F>(&mut self, path: impl AsRef<Path>, f: F) -> Result<()>
+    where
+        F: Fn(&Device, usize, &mut S, &Checkpoint) -> Result<()> + Sync,
+    {
+        let _here = OpSite::here("Pipeline::load");
+        self.restore(&Checkpoint::load(path)?, f)
+    }
+
+    /// A checkpoint of all stages. `f` puts the tensors of a stage into a checkpoint of its own; collectives are
+    /// allowed. In the whole their names begin with `stage0.` and so on, so it does not depend on how stages lie on
+    /// devices. Of several pipelines it has what the first one has put in.
+    ///
+    /// It has the stages of this process: in a pipeline of several processes each saves its own, in a file of its own.
+    ///
+    /// ```
+    /// # use gpu_pool::{Device, DeviceBuffer, GpuPool, Result};
+    /// # use gpu_pool_train::{Pipeline, PipelineSchedule, Stage, StageContext};
+    /// # struct Sum(DeviceBuffer<f32>);
+    /// # impl Stage for Sum {
+    /// #     type Activation = DeviceBuffer<f32>;
+    /// #     type Saved = ();
+    /// #     fn forward(
+    /// #         &mut self, _: &Device, _: StageContext, x: Self::Activation,
+    /// #     ) -> Result<(Self::Activation, ())> {
+    /// #         Ok((x, ()))
+    /// #     }
+    /// #     fn backward(
+    /// #         &mut self, _: &Device, _: StageContext, _: (), dy: Self::Activation,
+    /// #     ) -> Result<Option<Self::Activation>> {
+    /// #         Ok(Some(dy))
+    /// #     }
+    /// # }
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let schedule = PipelineSchedule::gpipe(2, 4)?;
+    /// let mut model = Pipeline::new(&pool, schedule, |dev, stage| Ok(Sum(dev.upload(&[stage as f32])?)))?;
+    /// let checkpoint = model.checkpoint(|dev, _, Sum(w), to| to.insert("w", &[1], &dev.download(w)?))?;
+    /// assert_eq!(checkpoint.tensor::<f32>("stage1.w")?, [1.0]);
+    /// model.restore(&checkpoint, |dev, _, Sum(w), from| dev.upload_into(&from.tensor("w")?, w))?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`each`](Self::each).
+    #[track_caller]
+    pub fn checkpoint<F>(&mut self, f: F) -> Result<Checkpoint>
+    where
+        F: Fn(&Device, usize, &mut S, &mut Checkpoint) -> Result<()> + Sync,
+    {
+        let _here = OpSite::here("Pipeline::checkpoint");
+        let sections = self.each(|dev, stage, own| {
+            let mut section = Checkpoint::new();
+            f(dev, stage, own, &mut section)?;
+            Ok((stage, section))
+        })?;
+        let mut all = Checkpoint::new();
+        // Names of the first pipeline replace those of the others.
+        for (stage, section) in sections.into_iter().rev() {
+            all.insert_section(&format!("stage{stage}."), section);
+        }
+        Ok(all)
+    }
+
+    /// Gives each stage its part of a [`checkpoint`](Self::checkpoint), without the `stage0.`, and clears a failure
+    /// ([`Error::Poisoned`](gpu_pool::Error::Poisoned)). `f` takes over all that a stage has.
+    ///
+    /// # Errors
+    /// As [`each`](Self::each); after an error the stages are poisoned.
+    #[track_caller]
+    pub fn restore<F>(&mut self, checkpoint: &Checkpoint, f: F) -> Result<()>
+    where
+        F: Fn(&Device, usize, &mut S, &Checkpoint) -> Result<()> + Sync,
+    {
+        let _here = OpSite::here("Pipeline::restore");
+        self.stages.clear_poison()?;
+        let section = |stage| checkpoint.section(&format!("stage{stage}."));
+        self.each(|dev, stage, own| f(dev, stage, own, &section(stage))).map(drop)
+    }
+}
