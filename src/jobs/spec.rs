@@ -51,10 +51,11 @@ impl<F> fmt::Debug for TrySubmitError<F> {
     }
 }
 
-impl<F> From<TrySubmitError<F>> for Error {
-    /// A full queue is an error of the caller's.
-    fn from(error: TrySubmitError<F>) -> Self {
-        match error {
+impl<F> TrySubmitError<F> {
+    /// As the pool's error, without the closure. (`Error` is made from no type by `?`: closures would have to name the
+    /// type of their error.)
+    pub fn into_error(self) -> Error {
+        match self {
             TrySubmitError::Full(_) => Error::custom("the queue of jobs is full"),
             TrySubmitError::Refused(error) => error,
         }
