@@ -102,9 +102,13 @@ pub enum Error {
          called {b_call} at {b_site}"
     )]
     Mismatch {
-        /// The difference: "operation", "count", "dtype", "reduce op"; "capture" if only one call is for a graph;
-        /// "graph" if the calls are for different graphs; "participation" if the second device's closure had ended. In
-        /// the last case its site is its last call, or the scope if it made none.
+        /// The first difference that was found:
+        ///
+        /// * of two calls: "operation", "dtype", "count", "reduce op", "root", "counts" or "norm";
+        /// * of graphs: "capture" if only one call is for a graph, "graph" if the calls are for different graphs;
+        /// * of gradient exchanges: "exchange", "step", "bucket", "size", "settings" or "parameters";
+        /// * "participation" if the closure of device `b` had ended. Then `b_site` is its last call, or the scope if it
+        ///   made none.
         what: &'static str,
         /// One device.
         a: usize,
