@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Writes the measured numbers and plots of the book and the README from benches/results/<machine>/<bench>.json.
 
-`benches/tables.py` rewrites docs/src/measured.md, README.md and docs/src/plots/*.svg; `benches/tables.py --check` fails
-if one of them would change. All numbers come from the files; only the targets are typed by hand.
+`benches/tables.py` rewrites README.md, docs/src/measured.md, docs/src/measured/*.md and docs/src/plots/*.svg;
+`benches/tables.py --check` fails if one of them would change. All numbers come from the files; only the targets are
+typed by hand.
 
-Both pages have comments that choose the text between them and `<!-- end -->`:
+The pages have comments that choose the text between them and `<!-- end -->`:
 
 * `measured:<bench>`: a table of everything in the files.
 * `targets:<bench>`: the targets and the results. A machine with targets but without results says "not measured".
@@ -17,6 +18,8 @@ Both pages have comments that choose the text between them and `<!-- end -->`:
 * `kernels:parallel`: a line for each operation. `part:<name>`: the other cases of `parallel`.
 * `world:cluster`: every size of the all-reduces of two processes on GPUs, with what is allowed.
 * `headlines:all`: the README's table. `hosts:predict_hosts`: a line for each machine of `predict --hosts`.
+* `behind:sweeps`, `behind:targets`, `behind:cases`: every size of a sweep, every target and every other case where this
+  crate is behind, of all benches.
 * `value <bench>; <machine>; <case>`, within a sentence: the value of a case, or with `; <peer>` the peer's value.
 * `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: NCCL's best time / time here, of a
   sweep.
@@ -33,9 +36,9 @@ import parallel_tables
 import plots
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "docs/src/measured.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs/src/measured.md", *sorted(ROOT.glob("docs/src/measured/*.md"))]
 PICTURES = ROOT / "docs/src/plots"
-NAMES = "measured|targets|sweeps|sizes|fused|algorithms|rest|kernels|part|world|headlines|hosts"
+NAMES = "measured|targets|sweeps|sizes|fused|algorithms|rest|kernels|part|world|headlines|hosts|behind"
 MARK = re.compile(rf"(<!-- ({NAMES}):(\w+) -->\n).*?(<!-- end -->)", re.S)
 INLINE = re.compile(r"(<!-- (value|ratio) ([^>]*) -->).*?(<!-- end -->)", re.S)
 
@@ -97,7 +100,8 @@ TARGETS = {
             ]
         ),
         *(
-            (f"the same in a graph, {words}", f"<= {micros} us", rf"gpu/graph/all_reduce/f32/8/{size}", None)
+            (f"`all_reduce` f32 of {words} on 8 GPUs, in a graph", f"<= {micros} us",
+             rf"gpu/graph/all_reduce/f32/8/{size}", None)
             for words, size, micros in [
                 ("1 KB", 1 << 10, 4.0), ("16 KB", 1 << 14, 5.0),
                 ("64 KB", 1 << 16, 7.5), ("256 KB", 1 << 18, 8.5), ("1 MB", 1 << 20, 12.5),
@@ -341,10 +345,10 @@ def rest(bench):
     return "\n".join(out) + "\n"
 
 
-# The README's numbers: words, source (bench, machine, case, peer), and section in the page of tables.
+# The README's numbers: words, source (bench, machine, case, peer), and page of tables.
 HEADLINES = [
     ("a closure on both GPUs and back, against `rayon::broadcast`",
-     ("scope", "2 x NVIDIA H200", "gpu/2", "rayon"), "a-scope"),
+     ("scope", "2 x NVIDIA H200", "gpu/2", "rayon"), "scope"),
     ("a further pool until its first all-reduce is over, against NCCL",
      ("collectives", "2 x NVIDIA H200", "gpu/setup/2", "NCCL"), "collectives"),
     ("4 KiB of memory and back on 4 threads, against `cuMemAllocAsync`",
@@ -356,7 +360,7 @@ HEADLINES = [
 
 def headlines(_):
     out = ["| | here | other | times as fast | |", "|---|---:|---:|---:|---|"]
-    link = lambda section: f"[how](docs/src/measured.md#{section})"
+    link = lambda page: f"[how](docs/src/measured/{page}.md)"
     means = " / ".join(ratio(f"{n} x NVIDIA H200", "all_reduce", "f32", str(n), "mean") for n in (2, 4, 8))
     words = "`all_reduce` of f32, mean of 1 KB to 1 GB, 2 / 4 / 8 GPUs, against NCCL"
     out.append(f"| {words} | | | {means} | {link('collectives')} |")
@@ -390,6 +394,75 @@ def hosts(bench):
     return "\n".join(out) + "\n"
 
 
+def sweeps_behind():
+    """The sizes at which the best of the peers is faster, to two digits."""
+    out = ["| | GPUs | NCCL is ahead at | worst |", "|---|---:|---|---:|"]
+    for (machine, operation, dtype, devices), points in curves("collectives").items():
+        ratios = best_ratios(points)
+        slower = {size: ratio for size, ratio in ratios.items() if round(ratio, 2) < 1}
+        if slower:
+            where, _, name = operation.rpartition("/")
+            of = "" if machine.startswith(f"{devices} x") else f" of {machine}"
+            told = ", ".join(size_name(a) + (f" to {size_name(b)}" if a < b else "") for a, b in runs(ratios, slower))
+            at = min(slower, key=slower.get)
+            words = f"`{name}` {dtype}{WHERE.get(where, '')}"
+            out.append(f"| {words} | {devices}{of} | {told} | {slower[at]:.2f} at {size_name(at)} |")
+    return "\n".join(out) + "\n"
+
+
+def runs(all_sizes, some):
+    """The first and the last size of each run of neighbours."""
+    found, last = [], None
+    for size in all_sizes:
+        if size in some:
+            found = [*found[:-1], (found[-1][0], size)] if last in some else [*found, (size, size)]
+        last = size
+    return found
+
+
+def misses(target, cell):
+    """Whether a cell of a table of targets misses its target. A target without a sign is met within 10 %."""
+    sign, wanted = re.match(r"([<>]=?)? ?([\d.,]+)", target).groups()
+    wanted = float(wanted.replace(",", ""))
+    meets = {
+        "<=": lambda value: value <= wanted,
+        ">=": lambda value: value >= wanted,
+        ">": lambda value: value > wanted,
+        None: lambda value: abs(value - wanted) <= 0.1 * wanted,
+    }[sign]
+    return not all(meets(float(value)) for value in re.findall(r"[\d.]+", cell.replace(",", "")))
+
+
+def targets_behind():
+    out = ["| | target | machine | result |", "|---|---|---|---:|"]
+    for bench in TARGETS:
+        rows, first = read(bench), ""
+        for machine in dict.fromkeys(row["machine"] for row in rows):
+            for said, target, cases, peer in TARGETS[bench]:
+                # "the same" means the last one with words of its own.
+                first = first if said.startswith("the same") else said.partition(": ")[0]
+                words = said.replace("the same", first, 1)
+                result = cell(bench, rows, machine, target, cases, peer)
+                if result not in ("", "not measured") and misses(target, result):
+                    out.append(f"| {words} | {target} | {machine} | {result} |")
+    return "\n".join(out) + "\n"
+
+
+# With peers that are no part of this crate.
+COMPARED = "scope collectives copy launch memory ring data_parallel build overlap parallel cluster".split()
+
+
+def cases_behind():
+    """Cases that are no sweeps and where a peer is ahead by more than 5 %."""
+    rows = [row for bench in COMPARED for row in read(bench) if row.get("ratio") and row["ratio"] < 0.95]
+    left_out = (SWEEP, cluster_tables.SUM, re.compile(r"gpu/host/.*"))
+    rows = [row for row in rows if not any(case.fullmatch(row["case"]) for case in left_out)]
+    return listed([row for row in rows if not row["peer"].startswith("gpu-pool")])
+
+
+BEHIND = {"sweeps": sweeps_behind, "targets": targets_behind, "cases": cases_behind}
+
+
 def case(bench, machine, name, peer=""):
     """The row of a case. An unknown case or peer is an error."""
     rows = [row for row in read(bench) if (row["machine"], row["case"]) == (machine, name)]
@@ -413,8 +486,8 @@ def filled(page):
     """The page with the text that its comments choose."""
     write = {
         "measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "fused": fused, "rest": rest,
-        "algorithms": algorithms,
-        "kernels": kernels, "part": part, "world": world, "headlines": headlines, "hosts": hosts,
+        "algorithms": algorithms, "kernels": kernels, "part": part, "world": world, "headlines": headlines,
+        "hosts": hosts, "behind": lambda name: BEHIND[name](),
     }
     inline = {"value": value, "ratio": ratio}
     page = MARK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)

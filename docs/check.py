@@ -7,10 +7,14 @@ columns wide, the README is short, and SUMMARY.md has all pages. A page with Rus
 its `src/book.rs` has it.
 
 `design/all_reduce.md` lists functions with their files. A function that is not in its file any more is a fault.
+
+Tables stand once, and agree with the code: variables, features, examples, modules, and the differences of
+`Error::Mismatch`.
 """
 import pathlib
 import re
 import sys
+import tomllib
 import urllib.parse
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -127,11 +131,90 @@ def check_programs(pages):
                 yield f"{file.relative_to(ROOT)}:{number}: use `env!`"
 
 
+CRATES = {"gpu-pool": ROOT} | {f"gpu-pool-{path.name}": path for path in sorted(ROOT.glob("crates/*"))}
+# Variables of the crates' own tests, benches and models.
+OWN = {
+    "BEFORE", "BENCH_NCCL", "BENCH_NO_PEER", "DDP", "FUZZ_SEED", "FUZZ_STEPS", "HEAP_STEPS", "LONG", "LOOM", "MACHINE",
+    "MUTANT", "TEST_PEERS", "TEST_TASK", "TEST_TOO_MANY_HANDLES", "TEST_TRANSPORT", "TORCH",
+}
+# Features for the crates' own tests.
+OWN_FEATURES = {("gpu-pool-lab", "cuda"), ("gpu-pool-lab", "blas"), ("gpu-pool-cluster", "loopback")}
+
+
+def rows(text, pattern):
+    """The cells of each row of the tables whose first cell matches."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in re.sub(r"^\s*//! ?", "", line).strip().strip("|").split("|")]
+        if line.lstrip("/! ").startswith("|") and re.match(pattern, cells[0]):
+            yield cells
+
+
+def check_variables(pages):
+    """environment.md has every variable that a user may set, and no other page has a table of them."""
+    source = (ROOT / "src/builder/environment.rs").read_text()
+    known = set(re.findall(r'^    "(\w+)",$', source[source.index("const KNOWN") :].split("];")[0], re.M))
+    for page in pages:
+        cells = " ".join(cells[0] for cells in rows(page.read_text(), "`GPU_POOL_"))
+        found = re.findall(r"GPU_POOL_(\w+)", cells)
+        if page.name == "environment.md":
+            if sorted(found) != sorted(known - OWN):
+                yield f"docs/src/guide/environment.md: {set(found) ^ (known - OWN)}: the code has other variables"
+        elif found:
+            yield f"{page.relative_to(ROOT)}: the table of variables is guide/environment.md"
+
+
+def check_features():
+    """install.md and the front page of rustdoc have the features of Cargo.toml, with their defaults."""
+    real = set()
+    for crate, folder in CRATES.items():
+        features = tomllib.loads((folder / "Cargo.toml").read_text())["features"]
+        real |= {(crate, name, name in features["default"]) for name in features if name != "default"}
+    real = {feature for feature in real if feature[:2] not in OWN_FEATURES}
+    told, crates = set(), []
+    text = (SOURCE / "guide/install.md").read_text()
+    for first, name, default, *_ in (cells for cells in rows(text, r"`gpu-pool|all but|$") if len(cells) == 4):
+        named = re.findall(r"`([\w-]+)`", first)
+        crates = [crate for crate in CRATES if crate not in named] if first.startswith("all but") else named or crates
+        told |= {(crate, name.strip("`"), default == "yes") for crate in crates}
+    if told != real:
+        yield f"docs/src/guide/install.md: features {sorted(told ^ real)} are not those of Cargo.toml"
+    front = (ROOT / "src/lib.rs").read_text().split("//! # Features")[1].split("//! GPUs need")[0]
+    told = {("gpu-pool", cells[0].strip("`"), cells[1] == "yes") for cells in rows(front, "`")}
+    if told != {feature for feature in real if feature[0] == "gpu-pool"}:
+        yield "src/lib.rs: its features are not those of Cargo.toml"
+
+
+def check_reference():
+    """reference.md has every example, and every public module of the crates."""
+    text = (SOURCE / "reference.md").read_text()
+    for crate, folder in CRATES.items():
+        for example in tomllib.loads((folder / "Cargo.toml").read_text()).get("example", []):
+            if f"`{example['name']}`" not in text:
+                yield f"docs/src/reference.md has no example `{example['name']}`"
+        crate = crate.replace("-", "_")
+        for page in re.findall(r'class="mod" href="([\w/]+\.html)"', (RUSTDOC / crate / "index.html").read_text()):
+            if f"(../doc/{crate}/{page})" not in text:
+                yield f"docs/src/reference.md has no link to {crate}/{page}"
+
+
+def check_differences():
+    """The documentation of `Error::Mismatch` has each difference that the code finds."""
+    told = re.search(r" Mismatch \{\n(.*?)\n +what:", (ROOT / "src/error.rs").read_text(), re.S)[1]
+    code = [path.read_text() for folder in ("collective", "gradients") for path in ROOT.glob(f"src/{folder}/**/*.rs")]
+    found = set(re.findall(r'(?:\bboth\(|\.differs\(|\bwhat: )"([\w ]+)"', "\n".join(code)))
+    for body in re.findall(r"fn differs\w*\(.*?\n    \}\n", (ROOT / "src/fabric/call.rs").read_text(), re.S):
+        found |= set(re.findall(r'"([\w ]+)"', body))
+    told = set(re.findall(r'"([\w ]+)"', told))
+    if found != told:
+        yield f"src/error.rs: `Mismatch::what` differs from the code in {sorted(found ^ told)}"
+
+
 def main():
     pages = [ROOT / "README.md", *sorted(SOURCE.rglob("*.md"))]
     around = [ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("crates/*/README.md"))]
     faults = [fault for page in pages + around for fault in check_page(page)]
     faults += [*check_calls(), *check_programs(pages)]
+    faults += [*check_variables(pages + around), *check_features(), *check_reference(), *check_differences()]
     lines = len((ROOT / "README.md").read_text().splitlines())
     if lines > README_LINES:
         faults.append(f"README.md has {lines} lines; {README_LINES} are a page that people read")

@@ -18,6 +18,7 @@ mod latch;
 mod launch_gate;
 mod memory_handles;
 mod memory_returns;
+mod one_shot;
 mod publication;
 mod ring;
 mod sequence;

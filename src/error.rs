@@ -102,9 +102,13 @@ pub enum Error {
          called {b_call} at {b_site}"
     )]
     Mismatch {
-        /// The difference: "operation", "count", "dtype", "reduce op"; "capture" if only one call is for a graph;
-        /// "graph" if the calls are for different graphs; "participation" if the second device's closure had ended. In
-        /// the last case its site is its last call, or the scope if it made none.
+        /// The first difference that was found:
+        ///
+        /// * of two calls: "operation", "dtype", "count", "reduce op", "root", "counts" or "norm";
+        /// * of graphs: "capture" if only one call is for a graph, "graph" if the calls are for different graphs;
+        /// * of gradient exchanges: "exchange", "step", "bucket", "size", "settings" or "parameters";
+        /// * "participation" if the closure of device `b` had ended. Then `b_site` is its last call, or the scope if it
+        ///   made none.
         what: &'static str,
         /// One device.
         a: usize,
@@ -190,9 +194,17 @@ pub enum Error {
         /// Where in the caller's code.
         site: Site,
     },
-    /// The pool has been closed.
+    /// The pool has been closed, or the queue of jobs.
     #[error("the pool is closed")]
     Closed,
+    /// The job was cancelled: by its handle, or with all jobs of its queue.
+    #[error("{op}: the job was cancelled at {site}")]
+    Cancelled {
+        /// "cancel" or "abort"; "jobs" if the value that would give the job was dropped.
+        op: &'static str,
+        /// Where in the caller's code.
+        site: Site,
+    },
     /// The process forked after the pool was built; CUDA contexts and threads do not survive a fork.
     #[error(
         "the process forked after the pool was built (pool of pid {built}, now pid {now}): build a new pool in a \

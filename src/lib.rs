@@ -40,6 +40,7 @@
 //! | combine data of all devices, or of some | [`Device::all_reduce`] and its neighbours, [`Group`], [`ReduceOp`] |
 //! | know or choose how that is done | [`GpuPool::explain`], [`collective`]: algorithms, orders of sums |
 //! | exchange gradients beside the backward pass | [`gradients`]: [`GradientExchange`](gradients::GradientExchange) |
+//! | give independent jobs from any thread to whichever device is free | [`GpuPool::jobs`], [`jobs`] |
 //! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`tasks::Value`] |
 //! | train a model on all devices | the crate `gpu-pool-train`: `DataParallel`, `Optimizer`, `Pipeline` |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
@@ -112,6 +113,7 @@ mod graph;
 mod here;
 #[cfg(feature = "cuda")]
 pub mod interop;
+pub mod jobs;
 pub mod kernel;
 pub mod memory;
 mod ops;
@@ -135,6 +137,7 @@ pub use self::{
     driver::{DeviceInfo, LaunchDims, module::Module},
     error::{Error, Result},
     graph::Graph,
+    jobs::{JobHandle, Jobs},
     kernel::Kernel,
     memory::{
         AsPinned, AsPinnedMut, AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,

@@ -7,6 +7,7 @@
 //! Invariant: when [`run`] returns or unwinds, no closure of the scope runs, and no work of the scope is in flight on a
 //! stream of its devices, unless the gang is [stuck](Gang::is_stuck).
 
+pub(crate) mod flight;
 mod member;
 
 use crate::{
@@ -31,7 +32,7 @@ use parking_lot::Mutex;
 use std::{cell::RefCell, fmt, panic::Location, rc::Rc, sync::Arc, time::Duration};
 
 /// The one order of gangs in this process.
-static ORDER: Lazy<Order> = Lazy::new(Order::new);
+pub(crate) static ORDER: Lazy<Order> = Lazy::new(Order::new);
 /// A waiting scope looks at its members at least this often. Its deadline is later than the members' deadlines by this
 /// time: so their waits end first, and fail with errors that say more.
 pub(crate) const TICK: Duration = Duration::from_millis(500);
@@ -47,6 +48,22 @@ pub(crate) fn shard(shared: &Shared, rank: usize, members: Option<&[usize]>) -> 
         Some(members) => members.iter().map(|&device| all[device]).collect(),
     });
     Shard::new(rank, members.map_or(shared.devices(), <[usize]>::len), weights)
+}
+
+/// A gang of these devices.
+pub(crate) fn gang(shared: &Shared, all: Box<[usize]>, site: Site) -> Gang {
+    let wakers = match all.len() == shared.devices() && all.is_sorted() {
+        true => shared.wakers.clone(),
+        false => all.iter().map(|&device| shared.wakers[device].clone()).collect(),
+    };
+    let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
+    let gang = Gang::new(all, wakers).with_alarm(alarm).started_at(site);
+    if Broadcasts::are_for(gang.count()) { gang.with_broadcasts() } else { gang }
+}
+
+/// The queues of these devices.
+pub(crate) fn queues<'s>(shared: &'s Shared, devices: &[usize]) -> Vec<&'s Queue<Rc<Worker>>> {
+    devices.iter().map(|&device| &shared.queues[device]).collect()
 }
 
 /// Checks a list of devices for a gang of some devices.
@@ -130,18 +147,12 @@ where
         return Err(Error::invalid_at(site, op, why).into());
     }
     let _pass = shared.gate.enter().ok_or(Error::Closed)?;
-    let queues: Vec<&Queue<Rc<Worker>>> = all.iter().map(|&device| &shared.queues[device]).collect();
-    let wakers = match members {
-        None => shared.wakers.clone(),
-        Some(members) => members.iter().map(|&device| shared.wakers[device].clone()).collect(),
-    };
-    let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
+    let queues = queues(shared, &all);
     let counts = begin.name.is_none() && all.len() == shared.devices();
     let new = || NewScope { deadline: shared.deadline, progress: progress_of(shared, &all), site, counts };
     let world = shared.world.as_ref().map(|world| world.scope(new()));
     let outside = world.clone().map(|world| world as Arc<dyn Outside>);
-    let gang = Gang::new(all.clone(), wakers).with_alarm(alarm).with_outside(outside).started_at(site);
-    let gang = Arc::new(if Broadcasts::are_for(gang.count()) { gang.with_broadcasts() } else { gang });
+    let gang = Arc::new(gang(shared, all.clone(), site).with_outside(outside));
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
     // A checker's knowledge of what has happened before goes along with the closure, and comes back with its outcome.

@@ -5,17 +5,18 @@
 //! none of them. `Device::copy` does all of this by itself where there is no peer access: the last lines.
 
 use anyhow::{Result, ensure};
-use gpu_pool::{Device, GpuPool, PinnedBuffer};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, PinnedBuffer};
 use std::{
     io::{Write, stdout},
-    ops::Range,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Tag of a staging buffer that has been filled.
 const FULL: u64 = 0;
 /// Tag of a staging buffer that may be filled again.
 const EMPTY: u64 = 1;
+/// Tag of the source of the library's copy.
+const SOURCE: u64 = 2;
 
 fn main() -> Result<()> {
     // Without peer access, so that `copy` below has to stage, too.
@@ -23,43 +24,36 @@ fn main() -> Result<()> {
     run(&pool, &mut stdout(), 25_000_000, 1 << 20)
 }
 
-/// A copy of `len` elements in pieces of `staging`, by hand and by the library.
+/// A copy of `len` elements in pieces of `staging`, by hand and by the library. Each way runs twice, and the second run
+/// is timed: the library page-locks its staging buffers in the first one.
 pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), len: usize, staging: usize) -> Result<()> {
     let data: Vec<f32> = (0..len).map(|i| i as f32).collect();
-    let pieces = || (0..len).step_by(staging).map(|start| start..len.min(start + staging));
     let copied = pool.on(&[0, 1]).run(|dev, _| {
         let (src, mut dst) = match dev.rank() {
             0 => (dev.upload(&data)?, dev.zeros(0)?),
             _ => (dev.zeros(0)?, dev.zeros::<f32>(len)?),
         };
-        let begin = start_together(dev)?;
-        for (i, piece) in pieces().enumerate() {
-            if dev.rank() == 0 {
-                let mut buffer = empty_buffer(dev, i, &piece, staging)?;
-                dev.download_pinned(&src.slice(piece), &mut buffer)?;
-                dev.give(buffer, 1, FULL)?; // and the event after which device 1 may read it
-            } else {
-                let buffer = dev.take::<PinnedBuffer<f32>>(0, FULL)?;
-                dev.upload_pinned_into(&buffer, &mut dst.slice_mut(piece))?;
-                dev.give(buffer, 0, EMPTY)?; // and the event after which device 0 may write it
+        if dev.rank() == 1 {
+            for _ in 0..2 {
+                dev.give(dev.pinned::<f32>(staging)?, 0, EMPTY)?; // two staging buffers take turns
             }
         }
-        dev.synchronize()?;
-        let by_hand = begin.elapsed();
+        let hand = second(dev, || by_hand(dev, &src, &mut dst, len, staging))?;
         let found = dev.download(&dst)?;
-
-        // The same by the library.
         if dev.rank() == 0 {
-            dev.give(src, 1, 2)?;
-            return Ok((found, Vec::new(), [by_hand; 2]));
+            dev.give(src, 1, SOURCE)?;
+            return Ok((found, Vec::new(), [hand; 2]));
         }
-        let src = dev.take::<gpu_pool::DeviceBuffer<f32>>(0, 2)?;
+        let src = dev.take::<DeviceBuffer<f32>>(0, SOURCE)?;
         dev.fill(&mut dst, 0.0)?;
-        dev.synchronize()?;
-        let begin = Instant::now();
-        dev.copy(&src, &mut dst)?;
-        dev.synchronize()?;
-        Ok((found, dev.download(&dst)?, [by_hand, begin.elapsed()]))
+        let mut library = || {
+            let begin = Instant::now();
+            dev.copy(&src, &mut dst)?;
+            dev.synchronize()?;
+            Ok::<_, gpu_pool::Error>(begin.elapsed())
+        };
+        let library = library().and_then(|_| library())?;
+        Ok((found, dev.download(&dst)?, [hand, library]))
     })?;
     let (by_hand, by_library, times) = &copied[1];
     for (what, time) in ["by hand", "by Device::copy"].iter().zip(times) {
@@ -70,9 +64,36 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), len: usize, staging: us
     check(&data, by_library)
 }
 
-/// A staging buffer that device 0 may fill: two take turns. (One for a shorter last piece is extra.)
-fn empty_buffer(dev: &Device, i: usize, piece: &Range<usize>, staging: usize) -> gpu_pool::Result<PinnedBuffer<f32>> {
-    if i < 2 || piece.len() < staging { dev.pinned(piece.len()) } else { dev.take(1, EMPTY) }
+/// Both devices call this: device 0 fills staging buffers, device 1 empties them.
+fn by_hand(
+    dev: &Device,
+    src: &DeviceBuffer<f32>,
+    dst: &mut DeviceBuffer<f32>,
+    len: usize,
+    staging: usize,
+) -> gpu_pool::Result<()> {
+    let pieces = (0..len).step_by(staging).map(|start| start..len.min(start + staging));
+    for piece in pieces {
+        if dev.rank() == 0 {
+            let mut buffer = dev.take::<PinnedBuffer<f32>>(1, EMPTY)?;
+            dev.download_pinned(&src.slice(piece.clone()), &mut buffer.range_mut(..piece.len()))?;
+            dev.give(buffer, 1, FULL)?; // and the event after which device 1 may read it
+        } else {
+            let buffer = dev.take::<PinnedBuffer<f32>>(0, FULL)?;
+            dev.upload_pinned_into(&buffer.range(..piece.len()), &mut dst.slice_mut(piece))?;
+            dev.give(buffer, 0, EMPTY)?; // and the event after which device 0 may write it
+        }
+    }
+    Ok(())
+}
+
+/// The time of the second run, from when both devices are ready.
+fn second(dev: &Device, mut run: impl FnMut() -> gpu_pool::Result<()>) -> gpu_pool::Result<Duration> {
+    run()?;
+    let begin = start_together(dev)?;
+    run()?;
+    dev.synchronize()?;
+    Ok(begin.elapsed())
 }
 
 /// The time at which both devices are ready.

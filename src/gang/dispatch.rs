@@ -23,10 +23,28 @@ pub enum Entry<C: 'static> {
         /// The turn on the physical GPU: how many entries must have ended there.
         turn: u64,
     },
+    /// Work that is in the order of gangs, too, and takes several jobs one after the other, or is a part of one.
+    Visit {
+        /// The work.
+        visit: std::sync::Arc<dyn Visit<C>>,
+        /// This device's rank among those that the entry was made for.
+        rank: usize,
+        /// Its place in the order of gangs.
+        place: u64,
+        /// As for a gang.
+        turn: u64,
+    },
     /// A small task of the pool, for example to drop state.
     Task(Box<dyn FnOnce(&C) + Send>),
     /// The last entry: the thread leaves its loop.
     Stop,
+}
+
+/// What a device thread does for a [`Entry::Visit`]. It must not unwind.
+pub trait Visit<C>: Send + Sync {
+    /// Runs on the device thread. `place` is the visit's place in the order of gangs; `others` says whether a further
+    /// entry waits for this thread.
+    fn visit(self: std::sync::Arc<Self>, context: &C, rank: usize, place: u64, others: &dyn Fn() -> bool);
 }
 
 /// The queue of one device thread. Any thread posts; only the device thread takes.
@@ -54,6 +72,11 @@ impl<C: 'static> Queue<C> {
     /// The waker on which the device thread sleeps in all of its waits.
     pub fn waker(&self) -> &Arc<EventCount> {
         &self.waker
+    }
+
+    /// Whether an entry waits that the thread has not taken. Outdated when it returns.
+    pub fn has_more(&self) -> bool {
+        !self.inbox.is_empty()
     }
 
     /// Adds an entry and wakes the thread.
@@ -93,9 +116,14 @@ impl Order {
 
     /// Enters a gang into the queues of its members. Calls `turn(rank)` under the lock.
     pub fn enter<C: 'static>(&self, ticket: &Arc<Ticket<C>>, queues: &[&Queue<C>], turn: impl Fn(usize) -> u64) {
+        self.enter_each(queues, |rank| Entry::Gang { ticket: ticket.clone(), rank, turn: turn(rank) });
+    }
+
+    /// Enters an entry for each rank into the queues. Calls `entry(rank)` under the lock.
+    pub fn enter_each<C: 'static>(&self, queues: &[&Queue<C>], entry: impl Fn(usize) -> Entry<C>) {
         let order = self.0.lock();
         for (rank, queue) in queues.iter().enumerate() {
-            queue.inbox.push(Entry::Gang { ticket: ticket.clone(), rank, turn: turn(rank) });
+            queue.inbox.push(entry(rank));
         }
         drop(order);
         // Outside of the lock: waking may take microseconds per thread, and needs no order.

@@ -88,6 +88,11 @@ pub struct Gang {
     ended: Flag,
 }
 
+/// The next place in the process's order of gangs. To be called under the dispatch lock.
+pub(crate) fn next_place() -> u64 {
+    unique_id()
+}
+
 impl Gang {
     /// A gang of `members` (ordinals in the pool), each with the waker of its device thread.
     #[track_caller]
@@ -142,7 +147,13 @@ impl Gang {
     /// Gives the gang its place in the process's order. Must be called under the dispatch lock, so that every device
     /// sees places grow.
     pub fn enter(&self) {
-        self.place.raise_to(unique_id());
+        self.enter_at(next_place());
+    }
+
+    /// [`enter`](Self::enter) with a place that was drawn before. Gangs of one place must run on one device, one after
+    /// the other, and none after one that has failed.
+    pub(crate) fn enter_at(&self, place: u64) {
+        self.place.raise_to(place);
     }
 
     /// The place that [`enter`](Self::enter) has given.

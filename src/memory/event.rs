@@ -50,7 +50,6 @@ impl Event {
 
     /// The calling host thread waits until the work before the event has completed. It gives up when the stream makes
     /// no progress for `limit`, or when `stop` returns true.
-    #[cfg(feature = "tasks")]
     pub(crate) fn wait_host(&self, op: &'static str, limit: Duration, stop: &dyn Fn() -> bool) -> Result<()> {
         let EventCore { stream, raw, covered, .. } = &*self.0;
         stream.wait_host_for(op, *raw, *covered, limit, stop)

@@ -7,7 +7,7 @@
 //! * `hazard`: the last uses of each block, so that conflicting operations wait for each other on the GPU.
 //! * `backing`: takes memory from the driver: one window of virtual addresses, or single allocations.
 //! * `heap`: keeps which addresses are free. `cache`: the allocator of one device, used by the device's own thread
-//!   only. It takes no lock and makes no driver call in the steady state.
+//!   only. It takes no lock, and makes no driver call for a program that repeats its requests.
 //! * `block`: one allocated piece. Any thread may drop its last handle; the block then goes back to its owner's
 //!   cache.
 //! * `progress`, `last_call`: what a device's thread does, for threads that wait for it.

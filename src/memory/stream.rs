@@ -99,6 +99,11 @@ impl StreamCore {
         self.lent.raise();
     }
 
+    /// Whether foreign code has the stream.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.lent.is_raised()
+    }
+
     /// The number of a use by foreign code that is over when it is closed, or when the scope has ended.
     #[cfg(feature = "cuda")]
     pub(crate) fn open_number(&self) -> u64 {
@@ -277,7 +282,6 @@ impl StreamCore {
     }
 
     /// The calling host thread waits for an event of this stream, which covers its first `covered` operations.
-    #[cfg(feature = "tasks")]
     pub(super) fn wait_host_for(
         &self,
         op: &'static str,

@@ -125,7 +125,7 @@ where
 }
 
 /// Before the closure.
-fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) -> Result<()> {
+pub(super) fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) -> Result<()> {
     worker.handle.strike(FailPoint::BeforeMember);
     worker.handle.progress.advance();
     worker.calls.note("scope begin", gang.site());
@@ -139,7 +139,7 @@ fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) -> Result<()> {
 }
 
 /// After the closure: drains this member's streams. If the scope has `waited` for them in vain, it only looks.
-fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>, waited: bool) -> Result<()> {
+pub(super) fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>, waited: bool) -> Result<()> {
     worker.cache.borrow_mut().begin_audit();
     let drained = if waited { worker.wait_idle("scope end", || true) } else { worker.drain() };
     let drained = drained.inspect(|()| worker.end_scope()).inspect(|()| worker.shared.check_kernels(gang));
@@ -159,7 +159,7 @@ fn forget(worker: &Worker, upto: u64) {
 }
 
 /// After the drain: if the gang has failed, waits for all members and recovers.
-fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex<Option<Box<Token>>>) {
+pub(super) fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex<Option<Box<Token>>>) {
     worker.handle.strike(FailPoint::InRecovery);
     if gang.is_aborted() {
         worker.failures.borrow_mut().push(gang.place());

@@ -74,11 +74,17 @@ impl<T: Send> Inbox<T> {
 }
 
 impl<T> Inbox<T> {
+    /// Whether there was no element: outdated when it returns.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.head.load(Relaxed).is_null()
+    }
+
     /// Takes all elements, oldest first. Any thread may call it; each element goes to one taker.
     #[inline]
     pub fn take(&self) -> Drain<T> {
         // A load before the swap: mostly the inbox is empty, and a swap would take the cache line from the senders.
-        if self.head.load(Relaxed).is_null() {
+        if self.is_empty() {
             return Drain { oldest: ptr::null_mut(), _owns: PhantomData };
         }
         let mut node = self.head.swap(ptr::null_mut(), ord("inbox.take", Acquire));

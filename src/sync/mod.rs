@@ -33,6 +33,7 @@ mod latch;
 mod launch_gate;
 mod linked;
 mod mirror;
+mod one_shot;
 mod refs;
 mod returns;
 pub mod ring;
@@ -55,6 +56,7 @@ pub(crate) use launch_gate::Blocking;
 pub(crate) use launch_gate::LaunchGate;
 pub use linked::{Link, Linked, Taken};
 pub use mirror::Mirror;
+pub(crate) use one_shot::{Getter, Setter, one_shot};
 pub use refs::RefCount;
 pub use returns::Returns;
 #[doc(hidden)]

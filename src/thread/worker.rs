@@ -14,7 +14,7 @@ use super::{
 use crate::gang::{
     Gang,
     dispatch::{Entry, Queue},
-    gpu_order::GpuOrder,
+    gpu_order::{GpuOrder, Turn},
     quiescence::{EnteringScopes, Quiescence},
 };
 use crate::{
@@ -41,6 +41,7 @@ use crate::{
         backing::ProbeContext,
         block::{BlockRef, Owner, OwnerThread},
         cache::{Cache, Settings},
+        event::Event,
         handle::DeviceHandle,
         last_call::{self, CallLog},
         peer_staging::PeerStaging,
@@ -53,6 +54,7 @@ use crate::{
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use std::{
     any::Any,
     cell::RefCell,
@@ -253,6 +255,21 @@ impl Worker {
         self.streams.engines(&self.handle)
     }
 
+    /// The number of operations of each stream so far.
+    pub(crate) fn submitted(&self) -> SmallVec<[u64; 4]> {
+        let streams = self.streams.all();
+        std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core)).map(|s| s.submitted()).collect()
+    }
+
+    /// Events behind the work that came to the streams after [`submitted`](Self::submitted).
+    pub(crate) fn record_new(&self, op: &'static str, before: &[u64]) -> Result<SmallVec<[Event; 1]>> {
+        let streams = self.streams.all();
+        let all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
+        let before = before.iter().copied().chain(std::iter::repeat(0));
+        let new = all.zip(before).filter(|(stream, before)| stream.submitted() > *before || stream.is_lent());
+        new.map(|(stream, _)| Event::record(stream, op, false)).collect()
+    }
+
     /// Records an event behind the new work of each stream: for threads that get memory from this device, and must not
     /// wait for what it does afterwards.
     pub(crate) fn record_early(&self, op: &'static str) -> Result<()> {
@@ -310,26 +327,38 @@ impl Worker {
         }
     }
 
+    /// Waits for this device's turn on its GPU.
+    fn turn(&self, turn: u64) -> Turn<'_> {
+        let (shared, device) = (&self.shared, self.handle.device);
+        let wait = || shared.gpu_order[device].wait(turn, &shared.quiescence[device]);
+        let begun = panics::catch(device, || {
+            self.handle.strike(FailPoint::BeforeTurn);
+            let turn = wait();
+            // The program's own driver calls may have left another context current.
+            let _ = self.handle.driver.bind();
+            turn
+        });
+        // Even after a panic, wait for the turn and pass it on, and run the entry, so that the gang learns about its
+        // member.
+        begun.unwrap_or_else(|error| {
+            self.defer_error(error);
+            wait()
+        })
+    }
+
     /// Handles the next entry. Returns false after [`Entry::Stop`].
     fn serve(self: &Rc<Self>, taken: &mut VecDeque<Entry<Rc<Worker>>>) -> bool {
         let (shared, device) = (&self.shared, self.handle.device);
         match shared.queues[device].next(taken) {
             Entry::Gang { ticket, rank, turn } => {
-                let wait = || shared.gpu_order[device].wait(turn, &shared.quiescence[device]);
-                let begun = panics::catch(device, || {
-                    self.handle.strike(FailPoint::BeforeTurn);
-                    let turn = wait();
-                    // The program's own driver calls may have left another context current.
-                    let _ = self.handle.driver.bind();
-                    turn
-                });
-                // Even after a panic, wait for the turn and pass it on, and run the ticket, so that the gang learns
-                // about its member.
-                let turn = begun.unwrap_or_else(|error| {
-                    self.defer_error(error);
-                    wait()
-                });
+                let turn = self.turn(turn);
                 ticket.run(self, rank);
+                drop(turn);
+            }
+            Entry::Visit { visit, rank, place, turn } => {
+                let turn = self.turn(turn);
+                let others = || !taken.is_empty() || shared.queues[device].has_more();
+                visit.visit(self, rank, place, &others);
                 drop(turn);
             }
             Entry::Task(task) => {

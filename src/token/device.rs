@@ -177,6 +177,12 @@ impl Device {
         self.worker.shared.check_kernels(gang);
         gang.check()
     }
+
+    /// Whether this closure should end early: its job was cancelled, or a member of its gang has failed. A load, for
+    /// loops of host-side work. Operations then return [`Error::Aborted`](crate::Error::Aborted).
+    pub fn cancelled(&self) -> bool {
+        self.session.gang.is_aborted()
+    }
 }
 
 impl Device {

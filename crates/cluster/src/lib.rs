@@ -19,6 +19,7 @@
 //! This crate implements the traits of the runtime's door to other processes (`fabric/processes.rs`,
 //! `collective/across.rs`). It uses the runtime's public face and `gpu_pool::extend::cluster`.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(feature = "extend", allow(missing_docs, reason = "private parts in sight of tests"))]
 #![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
@@ -48,9 +49,18 @@ mod wire;
 #[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 mod world;
 
-#[cfg(any(test, feature = "loopback"))]
+/// Private parts that tests build on, such as the cluster within one process of `tests/support/loopback`. **Exempt from
+/// semver.**
+#[cfg(feature = "extend")]
 #[doc(hidden)]
-pub use collective::loopback;
+pub mod extend {
+    pub use crate::{
+        collective::{Hierarchical, MOST_PIECES, PIECE},
+        link::Linked,
+        mutant::{Rule, broken},
+        traits::*,
+    };
+}
 #[cfg(target_os = "linux")]
 pub use ipc::{Imported, IpcBuffer};
 

@@ -222,7 +222,7 @@ impl ProcessScope for WorldLink {
 
 /// The processes of a pool's cluster.
 #[derive(Debug)]
-pub(crate) struct Linked {
+pub struct Linked {
     world: Arc<dyn World>,
     groups: Groups,
 }
@@ -231,7 +231,8 @@ pub(crate) struct Linked {
 struct Groups(Box<dyn AcrossProcesses>);
 
 impl Linked {
-    pub(crate) fn new(world: Arc<dyn World>) -> Arc<Linked> {
+    /// `world`: as a member sees the processes.
+    pub fn new(world: Arc<dyn World>) -> Arc<Linked> {
         Arc::new(Linked { world, groups: Groups(Box::new(Hierarchical)) })
     }
 }

@@ -29,26 +29,26 @@ pub enum Rule {
     LastArrives,
 }
 
-#[cfg(any(test, feature = "loopback"))]
+#[cfg(any(test, feature = "extend"))]
 thread_local! {
     static BROKEN: std::cell::Cell<Option<Rule>> = const { std::cell::Cell::new(None) };
 }
 
 /// Whether this rule is broken on this thread.
-#[cfg(any(test, feature = "loopback"))]
+#[cfg(any(test, feature = "extend"))]
 pub(super) fn is(rule: Rule) -> bool {
     BROKEN.get() == Some(rule)
 }
 
 /// Never, outside of tests.
-#[cfg(not(any(test, feature = "loopback")))]
+#[cfg(not(any(test, feature = "extend")))]
 #[inline(always)]
 pub(super) const fn is(_rule: Rule) -> bool {
     false
 }
 
 /// Breaks a rule while `f` runs.
-#[cfg(any(test, feature = "loopback"))]
+#[cfg(any(test, feature = "extend"))]
 pub fn broken<R>(rule: Option<Rule>, f: impl FnOnce() -> R) -> R {
     BROKEN.set(rule);
     let result = f();

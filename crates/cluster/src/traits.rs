@@ -29,10 +29,10 @@ use std::{
 };
 
 /// Offset that gives in-flight messages an id apart from their device.
-pub(crate) const OUTBOX: usize = 1 << 16;
+pub const OUTBOX: usize = 1 << 16;
 
 /// The processes of a cluster, as one of them sees them.
-pub(crate) trait World: Send + Sync + fmt::Debug {
+pub trait World: Send + Sync + fmt::Debug {
     /// The number of this process.
     fn host(&self) -> usize;
 
@@ -58,7 +58,7 @@ pub(crate) trait World: Send + Sync + fmt::Debug {
 }
 
 /// How a scope finds its counterparts in the other processes.
-pub(crate) enum Entry<'e> {
+pub enum Entry<'e> {
     /// The n-th of a name here belongs to the n-th of that name everywhere. The call waits until all processes have
     /// announced it, and it returns in the hub's order of such scopes; the scope must then enter the queues of its
     /// devices before the [`Window`] is dropped.
@@ -73,7 +73,7 @@ pub(crate) enum Entry<'e> {
 }
 
 /// One scope of all processes.
-pub(crate) trait WorldScope: Send + Sync {
+pub trait WorldScope: Send + Sync {
     /// Meets the other hosts of a group for one collective. All members of this host call it, after they have met
     /// among themselves, or [beside](Arrival::beside) what they do. It returns when the hub has committed the
     /// collective and it is this one's turn. No failure of the gang and no deadline of this process ends the wait: the
@@ -97,7 +97,7 @@ pub(crate) trait WorldScope: Send + Sync {
 }
 
 /// What a member tells when it arrives at a collective.
-pub(crate) struct Arrival<'a> {
+pub struct Arrival<'a> {
     /// The group's members, in the order of their ranks.
     pub members: &'a [Place],
     /// The number of the group's collective: 1, 2, ..
@@ -117,10 +117,10 @@ pub(crate) struct Arrival<'a> {
 }
 
 /// The longest [`Arrival::note`].
-pub(crate) const MOST_NOTE: usize = 4096;
+pub const MOST_NOTE: usize = 4096;
 
 /// A committed collective.
-pub(crate) struct Commit {
+pub struct Commit {
     /// Its number in the cluster. It never repeats, and tells its messages from others.
     pub number: u64,
     /// The notes of the group's hosts, in ascending order of the hosts.
@@ -130,16 +130,16 @@ pub(crate) struct Commit {
 
 /// The turn of a collective, or of a scope, in this process. The next one's turn comes when all members' windows are
 /// dropped: after the launch of what waits for other hosts.
-pub(crate) struct Window(Option<Box<dyn FnOnce() + Send>>);
+pub struct Window(Option<Box<dyn FnOnce() + Send>>);
 
 impl Window {
     /// `close` is called when the window is dropped.
-    pub(crate) fn new(close: impl FnOnce() + Send + 'static) -> Window {
+    pub fn new(close: impl FnOnce() + Send + 'static) -> Window {
         Window(Some(Box::new(close)))
     }
 
     /// For what needs no turn.
-    pub(crate) fn none() -> Window {
+    pub fn none() -> Window {
         Window(None)
     }
 }
@@ -154,7 +154,7 @@ impl Drop for Window {
 
 /// How payload gets from process to process.
 #[derive(Clone)]
-pub(crate) enum Transport {
+pub enum Transport {
     /// Bytes of the hosts' memory, such as MPI's.
     Host(Arc<dyn HostTransport>),
     /// The memory of devices, in the order of streams, such as NCCL's.
@@ -175,7 +175,7 @@ impl fmt::Debug for Transport {
 
 /// Tells messages between two processes from each other. Messages with one tag between two processes stay in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Tag {
+pub struct Tag {
     /// [`Commit::number`].
     pub number: u64,
     /// Steps of one collective, on one rail: 0, 1, .. Less than 16.
@@ -186,7 +186,7 @@ pub(crate) struct Tag {
 
 /// A message, with its memory. It belongs to the transport until it is done: the memory of messages that a lost process
 /// leaves unfinished is never freed.
-pub(crate) enum Message {
+pub enum Message {
     Send {
         to: usize,
         tag: Tag,
@@ -203,7 +203,7 @@ pub(crate) enum Message {
 }
 
 /// Moves bytes of the hosts' memory.
-pub(crate) trait HostTransport: Send + Sync {
+pub trait HostTransport: Send + Sync {
     fn name(&self) -> &'static str;
 
     /// Carries out all these messages at once, and returns them in their order when all are done. Any number of
@@ -227,7 +227,7 @@ pub struct Overlap {
 }
 
 /// Moves data between the devices of one rail, in the order of a stream.
-pub(crate) trait DeviceTransport: Send + Sync {
+pub trait DeviceTransport: Send + Sync {
     fn name(&self) -> &'static str;
 
     /// Whether calls reduce these elements so, by the rules of [`ReduceOp`]. If not, the caller sends [`Messages`], and
@@ -291,14 +291,14 @@ pub(crate) trait DeviceTransport: Send + Sync {
 }
 
 /// Hears of a failure. It must not wait.
-pub(crate) type Tell = dyn Fn(Error) + Send + Sync;
+pub type Tell = dyn Fn(Error) + Send + Sync;
 
 /// The first failure of a transport, and who hears of it.
 #[derive(Default)]
 pub struct Failure(Mutex<(Option<Error>, Vec<Weak<Tell>>)>);
 
 impl Failure {
-    pub(crate) fn cause(&self) -> Option<Error> {
+    pub fn cause(&self) -> Option<Error> {
         self.0.lock().0.clone()
     }
 
@@ -313,7 +313,7 @@ impl Failure {
     }
 
     /// As [`DeviceTransport::when_failed`].
-    pub(crate) fn when(&self, tell: &Arc<Tell>) {
+    pub fn when(&self, tell: &Arc<Tell>) {
         let mut state = self.0.lock();
         match state.0.clone() {
             Some(cause) => {
@@ -330,7 +330,7 @@ impl Failure {
 
 /// A call on a rail. All but `Messages` are of all hosts of the cluster.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum RailCall<'a> {
+pub enum RailCall<'a> {
     /// In place.
     AllReduce { at: Address, len: usize, dtype: DType, reduce: ReduceOp },
     /// Part `h` of the sum of all sources goes to host `h`; a part has `len` elements.
@@ -345,14 +345,14 @@ pub(crate) enum RailCall<'a> {
 
 /// A message between two devices of a rail.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum RailMessage {
+pub enum RailMessage {
     Send { to: usize, at: Address, bytes: usize },
     Receive { from: usize, at: Address, bytes: usize },
 }
 
 impl RailCall<'_> {
     /// The memory of a call that members submit: address, bytes, and whether they are written.
-    pub(crate) fn memory(&self) -> Vec<(Address, usize, bool)> {
+    pub fn memory(&self) -> Vec<(Address, usize, bool)> {
         match *self {
             RailCall::AllReduce { at, len, dtype, .. } => vec![(at, len * dtype.size(), true)],
             RailCall::Messages(messages) => messages.iter().map(RailMessage::memory).collect(),
@@ -370,14 +370,14 @@ impl RailMessage {
         }
     }
 
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         match *self {
             RailMessage::Send { bytes, .. } | RailMessage::Receive { bytes, .. } => bytes,
         }
     }
 
     /// The same message with its bytes elsewhere.
-    pub(crate) fn moved_to(self, at: Address) -> RailMessage {
+    pub fn moved_to(self, at: Address) -> RailMessage {
         match self {
             RailMessage::Send { to, bytes, .. } => RailMessage::Send { to, at, bytes },
             RailMessage::Receive { from, bytes, .. } => RailMessage::Receive { from, at, bytes },

@@ -40,8 +40,6 @@ mod device_rail;
 mod explain;
 mod hierarchical;
 mod host_rail;
-#[cfg(any(test, feature = "loopback"))]
-pub mod loopback;
 mod message_route;
 pub(super) mod messages;
 mod moves;
@@ -62,6 +60,8 @@ use crate::runtime::{
 };
 use gpu_pool::{DType, Group, ReduceOp, Result};
 use hierarchical::HierarchicalCall;
+#[cfg(feature = "extend")]
+pub use {device_pieces::MOST as MOST_PIECES, pieces::PIECE};
 
 /// The collectives of groups that span processes: the door of the runtime leads here.
 pub struct Hierarchical;

@@ -2,13 +2,13 @@
 //! (`loopback`). Other tests of rails cut, too: a piece has 4 KiB there.
 
 use super::{internals::*, numbers, part, sums};
-use gpu_pool::extend::cluster::memory::Access;
-use gpu_pool::{DType, Error, ReduceOp, error::Kind};
-use gpu_pool_cluster::loopback::{
+use crate::loopback::{
     Hosts,
     device_mail::{Held, PIECE},
-    internals::{MOST, Rule, broken},
 };
+use gpu_pool::extend::cluster::memory::Access;
+use gpu_pool::{DType, Error, ReduceOp, error::Kind};
+use gpu_pool_cluster::extend::{MOST_PIECES as MOST, Rule, broken};
 use gpu_pool_lab::{Check, prelude::*};
 use parking_lot::Mutex;
 use proptest::prelude::*;

@@ -2,8 +2,8 @@
 //! a group has, and none.
 
 use super::{combined, counts, numbers, part, sums};
+use crate::loopback::Hosts;
 use gpu_pool::{AsView, AsViewMut, ReduceOp};
-use gpu_pool_cluster::loopback::Hosts;
 use gpu_pool_lab::{Check, prelude::*};
 use proptest::prelude::*;
 

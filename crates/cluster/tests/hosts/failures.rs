@@ -1,7 +1,7 @@
 //! What happens when a process fails, calls something else, does not come, or is lost; and scopes of several threads.
 
+use crate::loopback::Hosts;
 use gpu_pool::{Device, Error, ReduceOp, Result};
-use gpu_pool_cluster::loopback::Hosts;
 use parking_lot::Mutex;
 use std::time::Duration;
 

@@ -3,11 +3,11 @@
 
 mod failures;
 
+use crate::loopback::Hosts;
 use gpu_pool::{
     Device, Error, ReduceOp, Result,
     gradients::{Gradient, GradientExchange, GradientExchangeBuilder, Wire},
 };
-use gpu_pool_cluster::loopback::Hosts;
 use gpu_pool_lab::{Check, prelude::*};
 use half::{bf16, f16};
 use parking_lot::{Condvar, Mutex};

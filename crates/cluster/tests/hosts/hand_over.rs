@@ -1,10 +1,10 @@
 //! `give` and `take` between processes: which values cross, in any order of tags, and what ends a wait.
 
+use crate::loopback::Hosts;
 use gpu_pool::{
     Builder, Device, DeviceBuffer, Element, Error, Result,
     collective::{Pack, Transfer, Unpack},
 };
-use gpu_pool_cluster::loopback::Hosts;
 use gpu_pool_lab::{Check, prelude::*};
 use proptest::prelude::*;
 use std::{fmt::Debug, sync::Arc};

@@ -6,16 +6,18 @@ mod devices;
 mod failures;
 mod gradients;
 mod hand_over;
+#[path = "../support/loopback/mod.rs"]
+mod loopback;
 mod pieces;
 mod rail_messages;
 #[cfg(target_os = "linux")]
 mod registered;
 mod user_code;
 
+use crate::loopback::Hosts;
 use gpu_pool::extend::cluster::Call;
 use gpu_pool::extend::train::{RowNorm, sum_and_norm};
 use gpu_pool::{AsView, AsViewMut, DType, DeviceBuffer, Element, Group, ReduceOp};
-use gpu_pool_cluster::loopback::Hosts;
 use gpu_pool_cluster::prelude::*;
 use gpu_pool_lab::{Check, prelude::*};
 use internals::*;

@@ -3,14 +3,14 @@
 
 use super::internals::*;
 use super::{part, sums};
+use crate::loopback::Hosts;
 use gpu_pool::{DType, Error, ReduceOp, collective::Algorithm};
-use gpu_pool_cluster::loopback::Hosts;
 use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use parking_lot::Mutex;
 use std::cell::Cell;
 
 /// Bytes of a slice that just do not fit into two pieces of it.
-const MORE_THAN_TWO: usize = 2 * gpu_pool_cluster::loopback::internals::PIECE + 4;
+const MORE_THAN_TWO: usize = 2 * gpu_pool_cluster::extend::PIECE + 4;
 
 fn some(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7 + rank * 13) % 1021) as f32 / 3.0 - 100.0).collect()

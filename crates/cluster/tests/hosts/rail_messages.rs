@@ -1,12 +1,13 @@
 //! `send` and `recv` over a transport between devices: whichever devices, and what happens when the transport fails.
 
 use super::numbers;
+use crate::loopback::Hosts;
 use gpu_pool::extend::cluster::{
     Call, Label,
     collective::{AcrossProcesses, Outgoing, area},
 };
 use gpu_pool::{AsView, Device, DeviceBuffer, Element, Error, ReduceOp, Result};
-use gpu_pool_cluster::loopback::{Hierarchical, Hosts};
+use gpu_pool_cluster::extend::Hierarchical;
 use gpu_pool_lab::{Check, prelude::*};
 use proptest::prelude::*;
 use std::{sync::mpsc, thread, time::Duration};

@@ -2,8 +2,8 @@
 
 use super::internals::*;
 use super::{numbers, sums};
+use crate::loopback::Hosts;
 use gpu_pool::{AsView, DeviceBuffer, Error, ReduceOp, gradients::GradientExchange};
-use gpu_pool_cluster::loopback::Hosts;
 
 fn of(dev: &gpu_pool::Device, elements: &[f32]) -> gpu_pool::Result<DeviceBuffer<f32>> {
     let mut buffer = dev.zeros_dedicated(elements.len())?;

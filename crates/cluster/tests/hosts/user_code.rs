@@ -1,12 +1,12 @@
 //! The program's own code panics where the library calls it: the other process gets the cause, the next scope works,
 //! and no memory is lost.
 
+use crate::loopback::Hosts;
 use gpu_pool::extend::cluster::silence_panics;
 use gpu_pool::{
     Builder, Device, DeviceBuffer, Error, GpuPool, ReduceOp,
     collective::{Pack, Transfer, Unpack},
 };
-use gpu_pool_cluster::loopback::Hosts;
 use gpu_pool_cluster::prelude::*;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{

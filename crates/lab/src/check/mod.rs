@@ -285,8 +285,8 @@ mod tests {
     use gpu_pool::extend::driver::host::{self, HostConfig};
     use std::{sync::mpsc, time::Duration};
 
-    /// On CUDA a submission may wait for room in a stream's queue while it holds the account's lock. Then it waits for the
-    /// host functions in the queue, so they must not need that lock.
+    /// On CUDA a submission may wait for room in a stream's queue while it holds the account's lock. Then it waits for
+    /// the host functions in the queue, so they must not need that lock.
     #[test]
     fn a_host_function_does_not_need_the_account() {
         let gpu = wrap(host::machine(&[HostConfig::default()])).remove(0);

@@ -1,11 +1,15 @@
 //! One model on the devices of several processes, which are pools of this one.
 
+#[path = "../../../cluster/tests/support/loopback/mod.rs"]
+#[allow(dead_code, reason = "the rest is for tests of `gpu-pool-cluster`")]
+mod loopback;
+
 use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result, Shard, gradients::GradientExchange};
-use gpu_pool_cluster::loopback::Hosts;
 use gpu_pool_train::{
     DataParallel, Gradients, LearningRate, Model, Optimizer, Parameter, Pipeline, PipelineSchedule, Stage, StageContext,
 };
 use half::{bf16, f16};
+use loopback::Hosts;
 
 const LEN: usize = 5000;
 

@@ -1,12 +1,12 @@
 //! A transport between the devices of the loopback cluster.
 
 use super::{Hub, lost};
-use crate::runtime::{
+use gpu_pool::extend::cluster::{
     driver::{Address, DriverRef, RawStream},
     memory::BlockRef,
 };
-use crate::traits::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tag, Tell};
 use gpu_pool::{DType, Error, ReduceOp, Result};
+use gpu_pool_cluster::extend::{DeviceTransport, Failure, Overlap, RailCall, RailMessage, Tag, Tell};
 use parking_lot::Mutex;
 use std::{
     collections::{HashMap, VecDeque},

@@ -1,8 +1,8 @@
 //! Bytes between the hosts of a cluster within one process.
 
 use super::Hub;
-use crate::traits::{HostTransport, Message};
 use gpu_pool::{Error, Result};
+use gpu_pool_cluster::extend::{HostTransport, Message};
 use std::{collections::VecDeque, sync::Arc};
 
 /// Mailboxes of bytes.

@@ -3,28 +3,19 @@
 
 pub mod device_mail;
 mod faults;
-/// Private parts of this crate that its tests look into.
-pub mod internals {
-    pub use super::super::{device_pieces::MOST, pieces::PIECE};
-    pub use crate::mutant::{Rule, broken};
-}
 mod mail;
 
-pub use super::Hierarchical;
-use crate::{
-    link::Linked,
-    runtime::{
-        BuilderInternals,
-        driver::DriverRef,
-        processes::{Connect, Place, Processes},
-    },
-    traits::{Arrival, Commit, Entry, Tag, Transport, Window, World, WorldScope},
-};
 use device_mail::DeviceMail;
+use gpu_pool::extend::cluster::{
+    BuilderInternals,
+    driver::DriverRef,
+    processes::{Connect, Place, Processes},
+};
 use gpu_pool::{Builder, Device, Error, GpuPool, Result, error::Site};
+use gpu_pool_cluster::extend::{Arrival, Commit, Entry, Linked, Tag, Transport, Window, World, WorldScope};
 use mail::Mail;
-use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::OnceLock;
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     fmt,
@@ -88,7 +79,7 @@ pub struct Hub {
     state: Mutex<State>,
     changed: Condvar,
     /// Called before each exchange of messages, with the host.
-    pub tap: OnceCell<Box<dyn Fn(usize) + Send + Sync>>,
+    pub tap: OnceLock<Box<dyn Fn(usize) + Send + Sync>>,
 }
 
 impl Hub {

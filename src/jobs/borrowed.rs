@@ -1,0 +1,213 @@
+//! Jobs that borrow from the caller: they are over when the call returns.
+//!
+//! Invariant: each job of a [`JobScope`] is dropped, with its closure and its result, before [`Jobs::scope`] returns or
+//! unwinds. So the lifetime of what it borrows may be erased. A job counts a latch down after its last use of the
+//! borrows; the call waits for all latches.
+
+use super::{
+    JobHandle, Jobs,
+    core::{Core, Ended, Work},
+    handle::Single,
+};
+use crate::{
+    Device,
+    error::{Error, Result},
+    scope::TICK,
+    stall::StallTimer,
+    sync::{CountLatch, EventCount, Returned, shim},
+    thread::worker::on_device_thread,
+};
+use parking_lot::Mutex;
+use std::{fmt, marker::PhantomData, mem, panic::Location, sync::Arc};
+
+/// Gives out jobs that borrow, in [`Jobs::scope`].
+pub struct JobScope<'scope, 'env: 'scope> {
+    core: Arc<Core>,
+    waker: shim::Arc<EventCount>,
+    given: Mutex<Vec<Given>>,
+    // As in `std::thread::scope`: both are invariant.
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+/// A job that was given out.
+struct Given {
+    /// `None` if it was refused.
+    seq: Option<u64>,
+    latch: shim::Arc<CountLatch>,
+    note: Arc<Mutex<Note>>,
+}
+
+/// What becomes of a job.
+#[derive(Default)]
+struct Note {
+    error: Option<Error>,
+    /// Its handle has got the answer.
+    told: bool,
+}
+
+/// The handle of a job of a [`JobScope`]. If it does not get the answer, the scope returns the job's error.
+pub struct ScopedJob<'scope, T: Returned + 'scope> {
+    handle: Result<JobHandle<T>>,
+    note: Arc<Mutex<Note>>,
+    scope: PhantomData<&'scope ()>,
+}
+
+/// A job that borrows. The fields are dropped in this order.
+struct Borrowing<W> {
+    work: W,
+    note: Arc<Mutex<Note>>,
+    _done: Done,
+}
+
+/// Counts its latch down when it is dropped.
+struct Done(shim::Arc<CountLatch>);
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        // SAFETY: the only call for this latch, which this reference keeps.
+        unsafe { CountLatch::set(&*self.0) }
+    }
+}
+
+impl<W: Work> Work for Borrowing<W> {
+    fn run(&self, dev: &Device) -> Result<()> {
+        self.work.run(dev)
+    }
+
+    fn end(&self, ended: Ended) {
+        self.note.lock().error = ended.how.as_ref().err().cloned();
+        self.work.end(ended);
+    }
+}
+
+impl Jobs {
+    /// Runs `f`, which gives out jobs that may borrow from the caller. Returns when all of them are over, also if `f`
+    /// panics.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let jobs = pool.jobs().build()?;
+    /// let (x, mut sums) = ([1.0f32, 2.0, 3.0, 4.0], [vec![], vec![]]);
+    /// jobs.scope(|s| {
+    ///     for (half, sum) in x.chunks(2).zip(&mut sums) {
+    ///         s.submit(move |dev| {
+    ///             *sum = dev.download(&dev.sum(&dev.upload(half)?)?)?;
+    ///             Ok(())
+    ///         });
+    ///     }
+    /// })?;
+    /// assert_eq!(sums, [[3.0], [7.0]]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first error of a job whose handle was dropped; of these, as those of [`submit`](Self::submit) and
+    /// [`JobHandle::wait`]. [`Error::NestedScope`] on a device's thread; then `f` does not run.
+    ///
+    /// # Panics
+    /// If `f` panics: after its jobs are over.
+    #[track_caller]
+    pub fn scope<'env, F, R>(&self, f: F) -> Result<R>
+    where
+        F: for<'scope> FnOnce(&'scope JobScope<'scope, 'env>) -> R,
+    {
+        if on_device_thread() {
+            return Err(Error::NestedScope { op: "scope", site: Location::caller() });
+        }
+        let scope = JobScope {
+            core: self.core.clone(),
+            waker: shim::Arc::new(EventCount::new()),
+            given: Mutex::default(),
+            scope: PhantomData,
+            env: PhantomData,
+        };
+        let joined = Joined(&scope.core, &scope.given);
+        let result = f(&scope);
+        drop(joined);
+        let given = mem::take(&mut *scope.given.lock());
+        let untold = given.iter().map(|given| given.note.lock()).filter(|note| !note.told);
+        untold.filter_map(|mut note| note.error.take()).next().map_or(Ok(result), Err)
+    }
+}
+
+/// Its drop waits for the jobs that were given out.
+struct Joined<'a>(&'a Arc<Core>, &'a Mutex<Vec<Given>>);
+
+impl Drop for Joined<'_> {
+    fn drop(&mut self) {
+        let Joined(core, given) = self;
+        let (mut stall, mut seen) = (StallTimer::new(core.shared.deadline.saturating_add(TICK)), core.progress());
+        for Given { seq, latch, .. } in &*given.lock() {
+            while !latch.wait(Some(stall.tick(TICK))) {
+                let now = core.progress();
+                if now != seen {
+                    seen = now;
+                    stall.renew();
+                } else if let Some(seq) = seq.filter(|&seq| stall.is_over() && !core.has_begun(seq)) {
+                    let missing: Vec<usize> = (0..core.shared.devices()).collect();
+                    let (device, op, waited) = (missing[0], "scope", stall.waited());
+                    let last_calls = core.shared.last_calls(&missing);
+                    core.cancel(seq, Error::Timeout { device, op, waited, missing, last_calls });
+                }
+            }
+        }
+    }
+}
+
+impl<'scope> JobScope<'scope, '_> {
+    /// Submits a job that may borrow. Waits while the queue is full. If it is refused, its handle has the error.
+    #[track_caller]
+    pub fn submit<F, T>(&'scope self, f: F) -> ScopedJob<'scope, T>
+    where
+        F: FnOnce(&Device) -> Result<T> + Send + 'scope,
+        T: Returned + 'scope,
+    {
+        let latch = shim::Arc::new(CountLatch::new(1, self.waker.clone()));
+        let (work, getter) = Single::new(f, |f, dev| f.take().ok_or(Error::Closed).and_then(|f: F| f(dev)));
+        let note: Arc<Mutex<Note>> = Arc::default();
+        let borrowing = Borrowing { work, note: note.clone(), _done: Done(latch.clone()) };
+        let work: Arc<dyn Work + 'scope> = Arc::new(borrowing);
+        // SAFETY: only the lifetime changes. The last reference to the work drops all that borrows, and then counts the
+        // latch. `Jobs::scope` waits for it before it returns or unwinds: `Joined` finds it in `given`, or it was
+        // counted before, within `send`.
+        let work: Arc<dyn Work> = unsafe { mem::transmute::<Arc<dyn Work + 'scope>, Arc<dyn Work>>(work) };
+        let jobs = Jobs { core: self.core.clone() };
+        let seq = jobs.job().send(work);
+        if let Err(error) = &seq {
+            note.lock().error = Some(error.clone());
+        }
+        self.given.lock().push(Given { seq: seq.as_ref().ok().copied(), latch, note: note.clone() });
+        let handle = seq.map(|seq| JobHandle::new(&self.core, seq, getter));
+        ScopedJob { handle, note, scope: PhantomData }
+    }
+}
+
+impl<T: Returned> ScopedJob<'_, T> {
+    /// As [`JobHandle::wait`].
+    ///
+    /// # Errors
+    /// As [`JobHandle::wait`], and as [`Jobs::submit`] if the job was refused.
+    #[track_caller]
+    pub fn wait(self) -> Result<T> {
+        let answer = match self.handle {
+            Ok(handle) => handle.wait(),
+            Err(error) => Err(error),
+        };
+        self.note.lock().told = true;
+        answer
+    }
+}
+
+impl<T: Returned> fmt::Debug for ScopedJob<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScopedJob").field("handle", &self.handle).finish()
+    }
+}
+
+impl fmt::Debug for JobScope<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobScope").field("given", &self.given.lock().len()).finish_non_exhaustive()
+    }
+}

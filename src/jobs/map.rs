@@ -1,0 +1,158 @@
+//! Results in the order of inputs.
+
+use super::{
+    JobHandle, Jobs,
+    core::{Job, Refused},
+    handle::{Answer, Single},
+    placement::Need,
+};
+use crate::{
+    Device,
+    error::{Error, Result, Site},
+    sync::{Getter, Returned},
+};
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::poll_fn,
+    iter::Fuse,
+    panic::Location,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+type Call<T> = Box<dyn FnOnce(&Device) -> Result<T> + Send>;
+
+/// The results of [`Jobs::map`].
+pub struct JobMap<I: Iterator, F, T> {
+    jobs: Jobs,
+    items: Fuse<I>,
+    f: Arc<F>,
+    site: Site,
+    ahead: VecDeque<Result<JobHandle<T>>>,
+    /// A job for which the queue had no room.
+    waiting: Option<(Need, Box<Job>, Getter<Answer<T>>)>,
+}
+
+/// The results of [`Jobs::stream`].
+pub struct JobStream<I: Iterator, F, T>(pub(super) JobMap<I, F, T>);
+
+impl<I, F, T> JobMap<I, F, T>
+where
+    I: Iterator<Item: Send + 'static>,
+    F: Fn(&Device, I::Item) -> Result<T> + Send + Sync + 'static,
+    T: Returned + 'static,
+{
+    #[track_caller]
+    pub(super) fn new(jobs: &Jobs, items: I, f: F) -> Self {
+        let (jobs, items, f, site) = (jobs.clone(), items.fuse(), Arc::new(f), Location::caller());
+        JobMap { jobs, items, f, site, ahead: VecDeque::new(), waiting: None }
+    }
+
+    /// Submits jobs that are to be ahead. If no job is and the queue has no room, it waits, or leaves `waker` there.
+    fn fill(&mut self, waker: Option<&Waker>) {
+        let core = self.jobs.core.clone();
+        while self.ahead.len() < 2 * core.slots() {
+            let (need, job, getter) = match self.waiting.take() {
+                Some(waiting) => waiting,
+                None => {
+                    let Some(item) = self.items.next() else { return };
+                    let f = self.f.clone();
+                    let call =
+                        |f: &mut Option<_>, dev: &Device| f.take().ok_or(Error::Closed).and_then(|f: Call<T>| f(dev));
+                    let f: Call<T> = Box::new(move |dev| f(dev, item));
+                    let (work, getter) = Single::new(f, call);
+                    let (need, job) = self.jobs.job().into_job(Arc::new(work), self.site);
+                    (need, job, getter)
+                }
+            };
+            match core.submit("map", need.clone(), job) {
+                Ok(seq) => self.ahead.push_back(Ok(JobHandle::new(&core, seq, getter))),
+                Err(Refused::Error(error)) => self.ahead.push_back(Err(error)),
+                Err(Refused::Full(job)) => {
+                    self.waiting = Some((need, job, getter));
+                    if !self.ahead.is_empty() {
+                        return;
+                    }
+                    match waker {
+                        Some(waker) if core.poll_room(waker) => {}
+                        Some(_) => return,
+                        None => {
+                            if let Err(error) = core.wait_while("map", || !core.has_room()) {
+                                self.waiting = None;
+                                self.ahead.push_back(Err(error));
+                                return;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<I, F, T> Iterator for JobMap<I, F, T>
+where
+    I: Iterator<Item: Send + 'static>,
+    F: Fn(&Device, I::Item) -> Result<T> + Send + Sync + 'static,
+    T: Returned + 'static,
+{
+    type Item = Result<T>;
+
+    #[track_caller]
+    fn next(&mut self) -> Option<Result<T>> {
+        self.fill(None);
+        self.ahead.pop_front().map(|handle| handle.and_then(JobHandle::wait))
+    }
+}
+
+impl<I: Iterator, F, T> Drop for JobMap<I, F, T> {
+    fn drop(&mut self) {
+        for handle in self.ahead.drain(..).flatten() {
+            handle.give_up(self.site);
+        }
+    }
+}
+
+impl<I: Iterator, F, T> fmt::Debug for JobMap<I, F, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobMap").field("ahead", &self.ahead.len()).finish_non_exhaustive()
+    }
+}
+
+impl<I, F, T> JobStream<I, F, T>
+where
+    I: Iterator<Item: Send + 'static>,
+    F: Fn(&Device, I::Item) -> Result<T> + Send + Sync + 'static,
+    T: Returned + 'static,
+{
+    /// The next result, in the order of the items. `None` after the last one.
+    pub async fn next(&mut self) -> Option<Result<T>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// [`next`](Self::next) for an implementation of `futures::Stream`.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
+        let JobStream(map) = self;
+        map.fill(Some(cx.waker()));
+        let Some(first) = map.ahead.front_mut() else {
+            return if map.waiting.is_some() { Poll::Pending } else { Poll::Ready(None) };
+        };
+        let answer = match first {
+            Ok(handle) => match Pin::new(handle).poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(answer) => answer,
+            },
+            Err(error) => Err(error.clone()),
+        };
+        map.ahead.pop_front();
+        Poll::Ready(Some(answer))
+    }
+}
+
+impl<I: Iterator, F, T> fmt::Debug for JobStream<I, F, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("JobStream").field(&self.0).finish()
+    }
+}

@@ -1,0 +1,411 @@
+//! Jobs: independent work from any thread, each to whichever device is free.
+//!
+//! Programs call [`GpuPool::jobs`]. A job is a closure with a device of its own for as long as it runs; results come by
+//! handles, which are futures, too. This room uses the pool, its scopes and its memory limits. It has no threads of its
+//! own but one that keeps deadlines, and only while there are some.
+//!
+//! * `placement`: which job begins next, and where; plain data.
+//! * `core`: the state, and what device threads do with it.
+//! * `handle`: answers. `spec`: a job and its options. `map`: results in the order of inputs. `borrowed`: jobs that
+//!   borrow from the caller. `stats`: what is seen.
+
+mod borrowed;
+mod core;
+mod handle;
+mod map;
+mod placement;
+mod spec;
+mod stats;
+
+use self::core::Core;
+use crate::{
+    Device, GpuPool, PerDevice,
+    error::{Error, Result},
+    scope::{TICK, check_pid},
+    stall::StallTimer,
+    sync::Returned,
+    thread::worker::on_device_thread,
+};
+use std::{fmt, future::Future, ops::Deref, panic::Location, sync::Arc};
+
+pub use borrowed::{JobScope, ScopedJob};
+pub use handle::JobHandle;
+pub use map::{JobMap, JobStream};
+pub use placement::Waits;
+pub use spec::{Again, JobSpec, Once, Several, TrySubmitError};
+pub use stats::{DeviceJobs, JobStats, Progress};
+
+/// Most of [`JobsBuilder::overlap`].
+const MOST_OVERLAP: usize = 3;
+
+/// Makes the state of a device.
+type Make<S> = Arc<dyn Fn(&Device) -> Result<S> + Send + Sync>;
+
+/// A queue of independent jobs over the devices of a pool.
+///
+/// Any thread submits; a job goes to the device that is free first. Clones are of one queue. It keeps no borrow of the
+/// pool: when the pool is closed, jobs that have not begun end with [`Error::Closed`].
+///
+/// ```
+/// use gpu_pool::GpuPool;
+///
+/// let pool = GpuPool::builder().host(2).build()?;
+/// let jobs = pool.jobs().queue(64).build()?;
+/// let sum = jobs.submit(|dev| dev.download(&dev.sum(&dev.upload(&[1.0f32, 2.0])?)?))?;
+/// let squares = jobs.map(0..10u32, |_, i| Ok(i * i)); // in the order of the inputs, some of them ahead
+/// assert_eq!(squares.collect::<gpu_pool::Result<Vec<_>>>()?[9], 81);
+/// assert_eq!(sum.wait()?, [3.0]);
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+///
+/// # How a job runs
+/// Its closure runs on the thread of its device, as a scope of one device: all rules of scopes hold. The next job's
+/// closure begins when the thread is free, while the work of up to [`overlap`](JobsBuilder::overlap) earlier jobs still
+/// runs on the GPU; each has a stream of its own. A handle is ready when the job's own work is over.
+///
+/// # Scopes beside
+/// [`GpuPool::run`] and its like still work. On each device a scope waits for the job that has begun, and for those in
+/// flight; then it comes before all jobs that have not begun. After each scope at least one waiting job begins before
+/// the next scope that comes later. A pool that shares a GPU waits for at most 64 jobs.
+///
+/// # Failures
+/// An error or a panic ends its own job only. A lost device fails what has begun on it; other jobs go elsewhere.
+pub struct Jobs {
+    core: Arc<Core>,
+}
+
+impl Clone for Jobs {
+    fn clone(&self) -> Self {
+        Jobs { core: self.core.clone() }
+    }
+}
+
+impl fmt::Debug for Jobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stats = self.stats();
+        f.debug_struct("Jobs").field("queued", &stats.queued).field("running", &stats.running).finish_non_exhaustive()
+    }
+}
+
+/// [`Jobs`] whose closures get state of their device, from [`GpuPool::jobs_with`]. It is made once per device, on the
+/// device's thread, and made anew after a job has failed with it.
+///
+/// Its own `submit` and `map` take closures with state; [`with`](Self::with) makes such closures fit everywhere else.
+///
+/// ```
+/// # use gpu_pool::GpuPool;
+/// let pool = GpuPool::builder().host(1).build()?;
+/// let jobs = pool.jobs_with(|dev| dev.upload(&[10.0f32])).build()?;
+/// let first = jobs.submit(|dev, weights| dev.download(&*weights))?;
+/// let named = jobs.job().name("twice").submit(jobs.with(|dev, weights| {
+///     dev.scale(weights, 2.0)?;
+///     dev.download(&*weights)
+/// }))?;
+/// assert_eq!((first.wait()?, named.wait()?), (vec![10.0], vec![20.0]));
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+pub struct JobsWith<S: 'static> {
+    jobs: Jobs,
+    state: Arc<PerDevice<S>>,
+    make: Make<S>,
+}
+
+impl<S> Clone for JobsWith<S> {
+    fn clone(&self) -> Self {
+        JobsWith { jobs: self.jobs.clone(), state: self.state.clone(), make: self.make.clone() }
+    }
+}
+
+impl<S> fmt::Debug for JobsWith<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobsWith").field("jobs", &self.jobs).field("state", &self.state).finish()
+    }
+}
+
+impl<S> Deref for JobsWith<S> {
+    type Target = Jobs;
+    fn deref(&self) -> &Jobs {
+        &self.jobs
+    }
+}
+
+/// Builds a queue of jobs, from [`GpuPool::jobs`] and [`GpuPool::jobs_with`].
+#[must_use = "`build` makes the queue"]
+pub struct JobsBuilder<'p, M = ()> {
+    pool: &'p GpuPool,
+    make: M,
+    queue: usize,
+    overlap: usize,
+    progress: Option<Box<stats::OnProgress>>,
+}
+
+impl<M> fmt::Debug for JobsBuilder<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (queue, overlap) = (&self.queue, &self.overlap);
+        f.debug_struct("JobsBuilder").field("queue", queue).field("overlap", overlap).finish_non_exhaustive()
+    }
+}
+
+impl GpuPool {
+    /// A queue of independent jobs over this pool's devices. See [`Jobs`].
+    pub fn jobs(&self) -> JobsBuilder<'_> {
+        JobsBuilder { pool: self, make: (), queue: 64, overlap: 1, progress: None }
+    }
+
+    /// [`jobs`](Self::jobs) with state on each device, which `make` makes there. See [`JobsWith`].
+    pub fn jobs_with<S, F>(&self, make: F) -> JobsBuilder<'_, Make<S>>
+    where
+        S: 'static,
+        F: Fn(&Device) -> Result<S> + Send + Sync + 'static,
+    {
+        JobsBuilder { pool: self, make: Arc::new(make), queue: 64, overlap: 1, progress: None }
+    }
+}
+
+impl<M> JobsBuilder<'_, M> {
+    /// Most jobs that wait for a device (default 64, at least 1). Then [`submit`](Jobs::submit) waits.
+    pub fn queue(self, jobs: usize) -> Self {
+        JobsBuilder { queue: jobs, ..self }
+    }
+
+    /// How many earlier jobs of a device may still work on it when the next closure begins (default 1; 0 to 3). With 0
+    /// a job begins when the work of the one before is over.
+    pub fn overlap(self, jobs: usize) -> Self {
+        JobsBuilder { overlap: jobs, ..self }
+    }
+
+    /// A callback after each job that is over, on a device's thread: for a progress bar. It must not wait.
+    pub fn on_progress(self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        JobsBuilder { progress: Some(Box::new(progress)), ..self }
+    }
+
+    #[track_caller]
+    fn make_jobs(self, op: &'static str) -> Result<Jobs> {
+        check_pid(&self.pool.shared)?;
+        if self.pool.shared.gate.is_closed() {
+            return Err(Error::Closed);
+        }
+        if self.queue == 0 {
+            return Err(Error::invalid(op, "a queue without room"));
+        }
+        if self.overlap > MOST_OVERLAP {
+            return Err(Error::invalid(op, format_args!("an overlap of {}; at most {MOST_OVERLAP}", self.overlap)));
+        }
+        crate::panics::note_places();
+        Ok(Jobs { core: Core::new(&self.pool.shared, self.queue, self.overlap, self.progress) })
+    }
+}
+
+impl JobsBuilder<'_> {
+    /// The queue.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a queue of 0 or an overlap above 3; [`Error::Closed`]; [`Error::Forked`].
+    #[track_caller]
+    pub fn build(self) -> Result<Jobs> {
+        self.make_jobs("jobs")
+    }
+}
+
+impl<S: 'static> JobsBuilder<'_, Make<S>> {
+    /// The queue, once each device has made its state.
+    ///
+    /// # Errors
+    /// As without state; and as [`GpuPool::run`]: the first failure to make a state.
+    #[track_caller]
+    pub fn build(self) -> Result<JobsWith<S>> {
+        let (pool, make) = (self.pool, self.make.clone());
+        let jobs = self.make_jobs("jobs_with")?;
+        let state = pool.per_device(|dev, _| make(dev))?;
+        Ok(JobsWith { jobs, state: Arc::new(state), make })
+    }
+}
+
+impl Jobs {
+    /// Submits a job. Waits while the queue is full, except on a device's thread: what a job submits goes beyond the
+    /// bound.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] after [`close`](Self::close) or [`abort`](Self::abort), or if the pool is closed;
+    /// [`Error::DeviceLost`] if no device is left; [`Error::Timeout`] if the queue is full, and no device makes
+    /// progress for the pool's deadline; [`Error::Forked`].
+    #[track_caller]
+    pub fn submit<F, T>(&self, f: F) -> Result<JobHandle<T>>
+    where
+        F: FnOnce(&Device) -> Result<T> + Send + 'static,
+        T: Returned + 'static,
+    {
+        self.job().submit(f)
+    }
+
+    /// [`submit`](Self::submit) that never waits: a full queue gives the closure back.
+    ///
+    /// # Errors
+    /// [`TrySubmitError::Full`]; [`TrySubmitError::Refused`] with an error of [`submit`](Self::submit).
+    #[track_caller]
+    pub fn try_submit<F, T>(&self, f: F) -> Result<JobHandle<T>, TrySubmitError<F>>
+    where
+        F: FnOnce(&Device) -> Result<T> + Send + 'static,
+        T: Returned + 'static,
+    {
+        self.job().try_submit(f)
+    }
+
+    /// [`submit`](Self::submit) for async code: while the queue is full, the future is pending.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit), without a timeout.
+    #[track_caller]
+    pub fn submit_async<F, T>(&self, f: F) -> impl Future<Output = Result<JobHandle<T>>> + Send + use<F, T>
+    where
+        F: FnOnce(&Device) -> Result<T> + Send + 'static,
+        T: Returned + 'static,
+    {
+        self.job().submit_async(f)
+    }
+
+    /// A job with options. See [`JobSpec`].
+    pub fn job(&self) -> JobSpec<'_> {
+        JobSpec::new(self)
+    }
+
+    /// Runs `f` for each item, and returns the results in the order of the items. Some jobs are ahead of the result
+    /// that is asked for, at most twice as many as can be in flight; the iterator is asked for items only then.
+    /// Dropped, it cancels what has not begun.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let jobs = pool.jobs().build()?;
+    /// for (i, sum) in jobs.map(0..20u32, |dev, i| dev.download(&dev.upload(&[i])?)).enumerate() {
+    ///     assert_eq!(sum?, [i as u32]);
+    /// }
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn map<I, F, T>(&self, items: I, f: F) -> JobMap<I::IntoIter, F, T>
+    where
+        I: IntoIterator<Item: Send + 'static>,
+        F: Fn(&Device, I::Item) -> Result<T> + Send + Sync + 'static,
+        T: Returned + 'static,
+    {
+        JobMap::new(self, items.into_iter(), f)
+    }
+
+    /// [`map`](Self::map) for async code: [`JobStream::next`] is a future of the next result, and
+    /// [`JobStream::poll_next`] has the shape of `futures::Stream`.
+    #[track_caller]
+    pub fn stream<I, F, T>(&self, items: I, f: F) -> JobStream<I::IntoIter, F, T>
+    where
+        I: IntoIterator<Item: Send + 'static>,
+        F: Fn(&Device, I::Item) -> Result<T> + Send + Sync + 'static,
+        T: Returned + 'static,
+    {
+        JobStream(self.map(items, f))
+    }
+
+    /// Counts, and why the first job waits. Any thread may ask.
+    pub fn stats(&self) -> JobStats {
+        self.core.lock().stats()
+    }
+
+    /// Takes no further job, and waits until all jobs are over. Other clones get [`Error::Closed`].
+    ///
+    /// # Errors
+    /// [`Error::NestedScope`] on a device's thread, where it would wait for itself; [`Error::Timeout`] if jobs are
+    /// queued and no device makes progress for the pool's deadline: those jobs are cancelled.
+    #[track_caller]
+    pub fn close(&self) -> Result<()> {
+        let (op, site) = ("close", Location::caller());
+        if on_device_thread() {
+            return Err(Error::NestedScope { op, site });
+        }
+        self.core.close();
+        let stalled = self.core.wait_while(op, || !self.core.is_idle());
+        if let Err(error) = &stalled {
+            self.core.abort(error);
+        }
+        stalled
+    }
+
+    /// Cancels all jobs, as [`JobHandle::cancel`] does, and takes no further one. It does not wait.
+    #[track_caller]
+    pub fn abort(&self) {
+        self.core.close();
+        self.core.abort(&Error::Cancelled { op: "abort", site: Location::caller() });
+    }
+}
+
+impl Core {
+    /// Waits while `holds`. An error if no device makes progress for the pool's deadline, and no closure runs.
+    #[track_caller]
+    fn wait_while(&self, op: &'static str, holds: impl Fn() -> bool) -> Result<()> {
+        let mut stall = StallTimer::new(self.shared.deadline.saturating_add(TICK));
+        let mut seen = self.progress();
+        while self.changed.wait_until(Some(stall.tick(TICK)), || (!holds()).then_some(())).is_none() {
+            let now = self.progress();
+            if now != seen || self.lock().begun() > 0 {
+                seen = now;
+                stall.renew();
+            } else if stall.is_over() {
+                let missing: Vec<usize> = (0..self.shared.devices()).collect();
+                let (device, waited, last_calls) = (0, stall.waited(), self.shared.last_calls(&missing));
+                return Err(Error::Timeout { device, op, waited, missing, last_calls });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<S: 'static> JobsWith<S> {
+    /// A closure for [`Jobs`] that gets the state of its device.
+    pub fn with<F, T>(&self, f: F) -> impl FnOnce(&Device) -> Result<T> + Send + use<F, T, S>
+    where
+        F: FnOnce(&Device, &mut S) -> Result<T> + Send + 'static,
+    {
+        let (state, make) = (self.state.clone(), self.make.clone());
+        move |dev| {
+            let mut own = match state.borrow_mut(dev) {
+                Err(Error::Poisoned { .. }) => {
+                    state.put(dev, make(dev)?);
+                    state.borrow_mut(dev)?
+                }
+                other => other?,
+            };
+            f(dev, &mut own)
+        }
+    }
+
+    /// [`Jobs::submit`] of a closure that gets the state of its device.
+    ///
+    /// # Errors
+    /// As [`Jobs::submit`].
+    #[track_caller]
+    pub fn submit<F, T>(&self, f: F) -> Result<JobHandle<T>>
+    where
+        F: FnOnce(&Device, &mut S) -> Result<T> + Send + 'static,
+        T: Returned + 'static,
+    {
+        self.jobs.submit(self.with(f))
+    }
+
+    /// [`Jobs::map`] with a closure that gets the state of its device.
+    #[allow(clippy::type_complexity, reason = "a type alias cannot have `impl`")]
+    #[track_caller]
+    pub fn map<I, F, T>(
+        &self,
+        items: I,
+        f: F,
+    ) -> JobMap<I::IntoIter, impl Fn(&Device, I::Item) -> Result<T> + Send + Sync + use<I, F, T, S>, T>
+    where
+        I: IntoIterator<Item: Send + 'static>,
+        F: Fn(&Device, &mut S, I::Item) -> Result<T> + Send + Sync + 'static,
+        T: Returned + 'static,
+    {
+        let (this, f) = (self.clone(), Arc::new(f));
+        self.jobs.map(items, move |dev, item| {
+            let f = f.clone();
+            this.with(move |dev, state| f(dev, state, item))(dev)
+        })
+    }
+}

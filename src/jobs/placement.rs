@@ -1,0 +1,340 @@
+//! Placement: which job begins next, and on which devices. Plain data without threads and without a clock.
+//!
+//! The engine holds a [`Table`] under its lock and asks it after each change; the tests below run it in virtual time.
+//!
+//! The rules, in this order:
+//!
+//! 1. A job that is *due* comes first. The n-th job is due when [`AGE`] jobs more than the n before it have left the
+//!    queue. While it waits, nothing else begins on the devices that it needs. So no job waits for ever.
+//! 2. Higher priorities first; among equals more devices, then more memory, then the earlier job.
+//! 3. A job that does not fit now does not stop those behind it (backfill), unless it is a gang at the head.
+//! 4. A job takes the device with the fewest jobs in flight. The preferred device decides ties; and among jobs of equal
+//!    rank, one that prefers the device goes first.
+//! 5. A device with work takes a further job only while the queue has a job for each device: the last jobs go to the
+//!    device that is free first.
+
+use smallvec::SmallVec;
+use std::{cmp::Reverse, collections::BTreeMap};
+
+/// So many jobs may overtake a job.
+pub(super) const AGE: u64 = 64;
+/// So many jobs of equal rank are looked at for one that prefers the device.
+const PEERS: usize = 8;
+
+/// What a job needs.
+#[derive(Clone, Debug)]
+pub(super) struct Need {
+    /// Bytes to book on each device; 0 without a number.
+    pub bytes: u64,
+    pub gpus: usize,
+    /// The only devices that it may run on.
+    pub among: Option<Box<[usize]>>,
+    pub prefer: Option<usize>,
+    pub priority: i32,
+}
+
+impl Default for Need {
+    fn default() -> Self {
+        Need { bytes: 0, gpus: 1, among: None, prefer: None, priority: 0 }
+    }
+}
+
+impl Need {
+    fn allows(&self, device: usize) -> bool {
+        self.among.as_ref().is_none_or(|among| among.contains(&device))
+    }
+}
+
+/// The devices of a job, by rank.
+pub(super) type Devices = SmallVec<[usize; 2]>;
+
+/// A job that begins now.
+pub(super) struct Start<J> {
+    pub seq: u64,
+    pub devices: Devices,
+    pub need: Need,
+    pub job: J,
+}
+
+/// Why the first job of the queue does not begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// No device that it may run on takes a job now.
+    Device,
+    /// A device would take it, but has too little memory that is not booked.
+    Memory,
+    /// Too few of its devices are idle at the same time.
+    Gang,
+}
+
+#[derive(Default)]
+struct Place {
+    capacity: u64,
+    /// Bytes that outlive jobs: buffers of the program.
+    resident: u64,
+    booked: u64,
+    /// Jobs that have begun, or are about to, and are not over.
+    flying: usize,
+    /// A job is about to begin, or its closure runs.
+    busy: bool,
+    /// The job in flight has other devices, too.
+    gang: bool,
+    lost: bool,
+}
+
+impl Place {
+    fn fits(&self, bytes: u64) -> bool {
+        let free = self.capacity.saturating_sub(self.resident).saturating_sub(self.booked);
+        self.flying == 0 || bytes.max(1) <= free
+    }
+}
+
+/// A job's place in the queue: the smallest one is first.
+type Rank = (Reverse<i32>, Reverse<usize>, Reverse<u64>, u64);
+
+fn rank(need: &Need, seq: u64) -> Rank {
+    (Reverse(need.priority), Reverse(need.gpus), Reverse(need.bytes), seq)
+}
+
+/// The queue and the devices.
+pub(super) struct Table<J> {
+    places: Vec<Place>,
+    queue: BTreeMap<Rank, (Need, J)>,
+    ranks: BTreeMap<u64, Rank>,
+    overlap: usize,
+    submitted: u64,
+    /// Jobs that have left the queue.
+    left: u64,
+}
+
+impl<J> Table<J> {
+    /// Devices with so much memory each, of which each may have `overlap` jobs in flight beside the one that begins.
+    pub fn new(capacities: impl IntoIterator<Item = u64>, overlap: usize) -> Self {
+        let place = |capacity| Place { capacity, ..Place::default() };
+        let places = capacities.into_iter().map(place).collect();
+        Table { places, queue: BTreeMap::new(), ranks: BTreeMap::new(), overlap, submitted: 0, left: 0 }
+    }
+
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether the job is in the queue.
+    pub fn holds(&self, seq: u64) -> bool {
+        self.ranks.contains_key(&seq)
+    }
+
+    fn alive(&self) -> impl Iterator<Item = usize> {
+        (0..self.places.len()).filter(|&device| !self.places[device].lost)
+    }
+
+    pub fn has_lost_all(&self) -> bool {
+        self.alive().next().is_none()
+    }
+
+    /// Why no device, or too few, can ever run the job.
+    pub fn refusal(&self, need: &Need) -> Option<String> {
+        let allowed: Devices = self.alive().filter(|&device| need.allows(device)).collect();
+        let largest = allowed.iter().map(|&device| self.places[device].capacity).max().unwrap_or(0);
+        let large = allowed.iter().filter(|&&device| self.places[device].capacity >= need.bytes).count();
+        let (gpus, bytes) = (need.gpus, need.bytes);
+        if gpus == 0 {
+            Some("a job on 0 devices".to_owned())
+        } else if allowed.len() < gpus {
+            let (alive, all) = (allowed.len(), self.places.len());
+            Some(format!("a job on {gpus} of {alive} devices that it may use (the pool has {all})"))
+        } else if large < gpus {
+            Some(format!("{bytes} bytes on {gpus} of {} devices; the largest limit is {largest} bytes", allowed.len()))
+        } else {
+            None
+        }
+    }
+
+    /// Adds a job at the end. Returns its number.
+    pub fn add(&mut self, need: Need, job: J) -> u64 {
+        let seq = self.submitted;
+        self.submitted += 1;
+        self.insert(seq, need, job);
+        seq
+    }
+
+    /// Puts a job back that has left the queue.
+    pub fn put_back(&mut self, seq: u64, need: Need, job: J) {
+        self.left -= 1;
+        self.insert(seq, need, job);
+    }
+
+    fn insert(&mut self, seq: u64, need: Need, job: J) {
+        let rank = rank(&need, seq);
+        self.ranks.insert(seq, rank);
+        self.queue.insert(rank, (need, job));
+    }
+
+    /// Takes a job out of the queue.
+    pub fn remove(&mut self, seq: u64) -> Option<(Need, J)> {
+        let rank = self.ranks.remove(&seq)?;
+        self.left += 1;
+        self.queue.remove(&rank)
+    }
+
+    /// Takes all jobs out of the queue, the first one first.
+    pub fn remove_all(&mut self) -> Vec<J> {
+        self.left += self.ranks.len() as u64;
+        self.ranks.clear();
+        std::mem::take(&mut self.queue).into_values().map(|(_, job)| job).collect()
+    }
+
+    /// The job that is due, if there is one: the oldest.
+    fn due(&self) -> Option<Rank> {
+        self.ranks.first_key_value().filter(|(seq, _)| self.left >= **seq + AGE).map(|(_, rank)| *rank)
+    }
+
+    fn has_slot(&self, device: usize) -> bool {
+        let place = &self.places[device];
+        !place.lost && !place.busy && !place.gang && place.flying <= self.overlap
+    }
+
+    /// Takes the next job that can begin.
+    pub fn next(&mut self) -> Option<Start<J>> {
+        if self.queue.is_empty() || !(0..self.places.len()).any(|device| self.has_slot(device)) {
+            return None;
+        }
+        let due = self.due();
+        let mut held = Devices::new();
+        let others = self.queue.keys().filter(|rank| Some(**rank) != due);
+        let mut found = None;
+        for (i, rank) in due.iter().chain(others).enumerate() {
+            let need = &self.queue[rank].0;
+            if let Some(devices) = self.fit(need, &held) {
+                found = Some((self.at_home(*rank, &devices, due), devices));
+                break;
+            }
+            if Some(*rank) == due || i == 0 && need.gpus > 1 {
+                held.extend(self.nearest(need));
+                if !(0..self.places.len()).any(|device| self.has_slot(device) && !held.contains(&device)) {
+                    break;
+                }
+            }
+        }
+        let (rank, devices) = found?;
+        let (need, job) = self.remove(rank.3)?;
+        for &device in &devices {
+            let place = &mut self.places[device];
+            place.flying += 1;
+            place.booked += need.bytes;
+            place.busy = true;
+            place.gang = need.gpus > 1;
+        }
+        Some(Start { seq: rank.3, devices, need, job })
+    }
+
+    /// The devices on which a job can begin now.
+    fn fit(&self, need: &Need, held: &[usize]) -> Option<Devices> {
+        let free = |device: &usize| self.has_slot(*device) && need.allows(*device) && !held.contains(device);
+        let last = |device: usize| Some(device) != need.prefer;
+        if need.gpus == 1 {
+            let further =
+                need.among.as_ref().is_some_and(|among| among.len() == 1) || self.queue.len() >= self.alive().count();
+            let fits = |device: &usize| {
+                let place = &self.places[*device];
+                place.fits(need.bytes) && (place.flying == 0 || further)
+            };
+            let best = (0..self.places.len()).filter(free).filter(fits);
+            let best = best.min_by_key(|&device| (self.places[device].flying, last(device), device))?;
+            return Some(SmallVec::from_slice(&[best]));
+        }
+        let idle = |device: &usize| self.places[*device].flying == 0;
+        let mut devices: Devices = (0..self.places.len()).filter(free).filter(idle).collect();
+        devices.sort_by_key(|&device| (last(device), device));
+        (devices.len() >= need.gpus).then(|| {
+            devices.truncate(need.gpus);
+            devices.sort_unstable();
+            devices
+        })
+    }
+
+    /// Of the jobs of one rank, one that prefers the device.
+    fn at_home(&self, rank: Rank, devices: &[usize], due: Option<Rank>) -> Rank {
+        let &[device] = devices else { return rank };
+        if Some(rank) == due || self.queue[&rank].0.prefer == Some(device) {
+            return rank;
+        }
+        let peers = self
+            .queue
+            .range(rank..)
+            .take(PEERS)
+            .take_while(|(peer, _)| (peer.0, peer.1, peer.2) == (rank.0, rank.1, rank.2));
+        let home = peers.filter(|(_, (need, _))| need.prefer == Some(device) && need.allows(device));
+        home.map(|(peer, _)| *peer).next().unwrap_or(rank)
+    }
+
+    /// The devices that a job which waits will have first.
+    fn nearest(&self, need: &Need) -> Devices {
+        let mut devices: Devices = self.alive().filter(|&device| need.allows(device)).collect();
+        devices.sort_by_key(|&device| {
+            let place = &self.places[device];
+            let free = place.capacity.saturating_sub(place.resident + place.booked);
+            match need.gpus {
+                1 => (Reverse(free), place.flying, device),
+                _ => (Reverse(0), place.flying, device),
+            }
+        });
+        devices.truncate(need.gpus);
+        devices
+    }
+
+    /// The closure of a device's job has ended: its thread is free.
+    pub fn thread_is_free(&mut self, device: usize) {
+        self.places[device].busy = false;
+    }
+
+    /// A job of a device is over, with all of its work.
+    pub fn over(&mut self, device: usize, bytes: u64) {
+        let place = &mut self.places[device];
+        place.flying -= 1;
+        place.booked -= bytes;
+        place.gang = false;
+    }
+
+    /// A device without jobs holds so many bytes.
+    pub fn set_resident(&mut self, device: usize, bytes: u64) {
+        if self.places[device].flying == 0 {
+            self.places[device].resident = bytes;
+        }
+    }
+
+    /// A device is lost. Returns the jobs that no device can run any more.
+    pub fn lose(&mut self, device: usize) -> Vec<J> {
+        self.places[device].lost = true;
+        let hopeless = self.queue.iter().filter(|(_, (need, _))| self.refusal(need).is_some());
+        let hopeless: Vec<u64> = hopeless.map(|(rank, _)| rank.3).collect();
+        hopeless.into_iter().filter_map(|seq| self.remove(seq)).map(|(_, job)| job).collect()
+    }
+
+    pub fn is_lost(&self, device: usize) -> bool {
+        self.places[device].lost
+    }
+
+    /// Bytes booked on a device, and its limit.
+    pub fn memory(&self, device: usize) -> (u64, u64) {
+        (self.places[device].booked, self.places[device].capacity)
+    }
+
+    /// Jobs in flight on a device.
+    pub fn flying(&self, device: usize) -> usize {
+        self.places[device].flying
+    }
+
+    /// Why the first job waits.
+    pub fn why(&self) -> Option<Waits> {
+        let first = self.due().or_else(|| self.queue.keys().next().copied())?;
+        let need = &self.queue[&first].0;
+        let small =
+            |device: usize| self.has_slot(device) && need.allows(device) && !self.places[device].fits(need.bytes);
+        Some(match need.gpus {
+            1 if (0..self.places.len()).any(small) => Waits::Memory,
+            1 => Waits::Device,
+            _ => Waits::Gang,
+        })
+    }
+}

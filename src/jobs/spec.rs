@@ -1,0 +1,306 @@
+//! A job with its options, and its way into the queue.
+
+use super::{
+    Jobs,
+    core::{Core, Job, Refused, Work},
+    handle::{Each, JobHandle, Single},
+    placement::Need,
+};
+use crate::{
+    Device, Group,
+    error::{Error, Result, Site},
+    sync::Returned,
+};
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    marker::PhantomData,
+    panic::Location,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+/// A job whose closure runs once.
+#[derive(Debug)]
+pub struct Once(());
+/// A job whose closure may run again, after [`JobSpec::retry`].
+#[derive(Debug)]
+pub struct Again(());
+/// A job on several devices, after [`JobSpec::gpus`].
+#[derive(Debug)]
+pub struct Several(());
+
+/// Why [`Jobs::try_submit`] has not taken a job.
+#[derive(thiserror::Error)]
+pub enum TrySubmitError<F> {
+    /// The queue is full. Here is the closure.
+    #[error("the queue of jobs is full")]
+    Full(F),
+    /// The job is refused.
+    #[error("{0}")]
+    Refused(Error),
+}
+
+impl<F> fmt::Debug for TrySubmitError<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TrySubmitError::Full(_) => f.write_str("Full(..)"),
+            TrySubmitError::Refused(error) => f.debug_tuple("Refused").field(error).finish(),
+        }
+    }
+}
+
+impl<F> From<TrySubmitError<F>> for Error {
+    /// A full queue is an error of the caller's.
+    fn from(error: TrySubmitError<F>) -> Self {
+        match error {
+            TrySubmitError::Full(_) => Error::custom("the queue of jobs is full"),
+            TrySubmitError::Refused(error) => error,
+        }
+    }
+}
+
+/// A job with options, from [`Jobs::job`]. The options come in any order; `submit` submits it.
+///
+/// ```
+/// # use gpu_pool::GpuPool;
+/// # use std::time::Duration;
+/// let pool = GpuPool::builder().host(2).build()?;
+/// let jobs = pool.jobs().build()?;
+/// let job = jobs.job().name("fold 7").memory(1 << 20).prefer(1).priority(3).deadline(Duration::from_secs(60));
+/// let folded = job.submit(|dev| dev.download(&dev.zeros::<f32>(4)?))?;
+/// assert_eq!(folded.wait()?, [0.0; 4]);
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+#[must_use = "`submit` submits the job"]
+pub struct JobSpec<'j, K = Once> {
+    core: &'j Arc<Core>,
+    need: Need,
+    name: Option<Box<str>>,
+    retries: u32,
+    limit: Option<Duration>,
+    kind: PhantomData<K>,
+}
+
+impl<K> fmt::Debug for JobSpec<'_, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobSpec").field("name", &self.name).field("need", &self.need).finish_non_exhaustive()
+    }
+}
+
+impl<'j> JobSpec<'j> {
+    pub(super) fn new(jobs: &'j Jobs) -> Self {
+        JobSpec { core: &jobs.core, need: Need::default(), name: None, retries: 0, limit: None, kind: PhantomData }
+    }
+
+    /// Runs on so many devices at once, as one gang: the closure runs on each of them, with the group of all, and the
+    /// handle has the results by rank. It begins when so many devices are idle.
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, ReduceOp};
+    /// let pool = GpuPool::builder().host(3).build()?;
+    /// let jobs = pool.jobs().build()?;
+    /// let sums = jobs.job().gpus(2).submit(|dev, group| {
+    ///     let mut x = dev.upload(&[1.0f32 + group.rank() as f32])?;
+    ///     group.all_reduce(&mut x, ReduceOp::Sum)?;
+    ///     dev.download(&x)
+    /// })?;
+    /// assert_eq!(sums.wait()?, [[3.0], [3.0]]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn gpus(mut self, gpus: usize) -> JobSpec<'j, Several> {
+        self.need.gpus = gpus;
+        self.into_kind()
+    }
+
+    /// Begins again after an error, a panic or the loss of its device: at most so many times. Then the closure is an
+    /// `FnMut`.
+    ///
+    /// ```
+    /// # use gpu_pool::{Error, GpuPool};
+    /// let pool = GpuPool::builder().host(1).build()?;
+    /// let jobs = pool.jobs().build()?;
+    /// let mut left = 2;
+    /// let third_time = jobs.job().retry(2).submit(move |_| match left {
+    ///     0 => Ok("lucky"),
+    ///     _ => {
+    ///         left -= 1;
+    ///         Err(Error::custom("not yet"))
+    ///     }
+    /// })?;
+    /// assert_eq!(third_time.wait()?, "lucky");
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn retry(mut self, times: u32) -> JobSpec<'j, Again> {
+        self.retries = times;
+        self.into_kind()
+    }
+}
+
+impl<'j, K> JobSpec<'j, K> {
+    fn into_kind<L>(self) -> JobSpec<'j, L> {
+        let JobSpec { core, need, name, retries, limit, .. } = self;
+        JobSpec { core, need, name, retries, limit, kind: PhantomData }
+    }
+
+    /// A name for spans.
+    pub fn name(self, name: impl Into<String>) -> Self {
+        JobSpec { name: Some(name.into().into_boxed_str()), ..self }
+    }
+
+    /// Books so many bytes on each of its devices before it begins, until it is over. A device gives out its memory, or
+    /// the pool's [limit](crate::Builder::memory_limit), less what buffers held when it had no job. Without a number a
+    /// job begins when memory is left that is not booked.
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.need.bytes = bytes;
+        self
+    }
+
+    /// Runs on this device only (its ordinal in the pool).
+    pub fn on(self, device: usize) -> Self {
+        self.among(&[device])
+    }
+
+    /// Runs on one of these devices only; a gang on as many of them as it has members.
+    pub fn among(mut self, devices: &[usize]) -> Self {
+        self.need.among = Some(devices.into());
+        self
+    }
+
+    /// Runs on this device if it is as idle as the others.
+    pub fn prefer(mut self, device: usize) -> Self {
+        self.need.prefer = Some(device);
+        self
+    }
+
+    /// Jobs of higher priorities begin first (default 0). A job is overtaken at most 64 times more often than by its
+    /// place in the queue.
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.need.priority = priority;
+        self
+    }
+
+    /// The job must be over so long after its submission; otherwise it is cancelled, with [`Error::Timeout`].
+    pub fn deadline(self, limit: Duration) -> Self {
+        JobSpec { limit: Some(limit), ..self }
+    }
+
+    pub(super) fn into_job(self, work: Arc<dyn Work>, site: Site) -> (Need, Box<Job>) {
+        let JobSpec { core, need, name, retries, limit, .. } = self;
+        let deadline = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
+        let known = core.shared.handles[0].hand_over();
+        (need, Box::new(Job { work, site, name, retries, deadline, known }))
+    }
+
+    /// Submits the job, and waits while the queue is full.
+    #[track_caller]
+    pub(super) fn send(self, work: Arc<dyn Work>) -> Result<u64> {
+        let (op, core) = ("submit", self.core);
+        let (need, mut job) = self.into_job(work, Location::caller());
+        loop {
+            job = match core.submit(op, need.clone(), job) {
+                Ok(seq) => return Ok(seq),
+                Err(Refused::Error(error)) => return Err(error),
+                Err(Refused::Full(job)) => job,
+            };
+            core.wait_while(op, || !core.has_room())?;
+        }
+    }
+}
+
+/// Submission of a job with a closure of type `F`.
+macro_rules! submission {
+    ($kind:ty, $fn:ident, $call:expr) => {
+        impl<'j> JobSpec<'j, $kind> {
+            /// Submits the job. Waits while the queue is full, except on a device's thread.
+            ///
+            /// # Errors
+            /// As [`Jobs::submit`]; [`Error::InvalidArgument`] if no device can ever run it: it needs more memory than
+            /// the limit of each, or devices that are not there.
+            #[track_caller]
+            pub fn submit<F, T>(self, f: F) -> Result<JobHandle<T>>
+            where
+                F: $fn(&Device) -> Result<T> + Send + 'static,
+                T: Returned + 'static,
+            {
+                let core = self.core;
+                let (work, getter) = Single::new(f, $call);
+                Ok(JobHandle::new(core, self.send(Arc::new(work))?, getter))
+            }
+
+            /// [`submit`](Self::submit) that never waits: a full queue gives the closure back.
+            ///
+            /// # Errors
+            /// [`TrySubmitError::Full`]; [`TrySubmitError::Refused`] with an error of [`submit`](Self::submit).
+            #[track_caller]
+            pub fn try_submit<F, T>(self, f: F) -> Result<JobHandle<T>, TrySubmitError<F>>
+            where
+                F: $fn(&Device) -> Result<T> + Send + 'static,
+                T: Returned + 'static,
+            {
+                let core = self.core;
+                let (work, getter) = Single::new(f, $call);
+                let work = Arc::new(work);
+                let (need, job) = self.into_job(work.clone(), Location::caller());
+                match core.submit("try_submit", need, job) {
+                    Ok(seq) => Ok(JobHandle::new(core, seq, getter)),
+                    Err(Refused::Error(error)) => Err(TrySubmitError::Refused(error)),
+                    Err(Refused::Full(_)) => {
+                        Err(work.take_closure().map_or(TrySubmitError::Refused(Error::Closed), TrySubmitError::Full))
+                    }
+                }
+            }
+
+            /// [`submit`](Self::submit) for async code: while the queue is full, the future is pending.
+            ///
+            /// # Errors
+            /// As [`submit`](Self::submit), without a timeout.
+            #[track_caller]
+            pub fn submit_async<F, T>(self, f: F) -> impl Future<Output = Result<JobHandle<T>>> + Send + use<F, T>
+            where
+                F: $fn(&Device) -> Result<T> + Send + 'static,
+                T: Returned + 'static,
+            {
+                let core = self.core.clone();
+                let (work, getter) = Single::new(f, $call);
+                let (need, mut job) = self.into_job(Arc::new(work), Location::caller());
+                async move {
+                    loop {
+                        job = match core.submit("submit_async", need.clone(), job) {
+                            Ok(seq) => return Ok(JobHandle::new(&core, seq, getter)),
+                            Err(Refused::Error(error)) => return Err(error),
+                            Err(Refused::Full(job)) => job,
+                        };
+                        poll_fn(|cx| if core.poll_room(cx.waker()) { Poll::Ready(()) } else { Poll::Pending }).await;
+                    }
+                }
+            }
+        }
+    };
+}
+
+submission!(Once, FnOnce, |f, dev| f.take().ok_or(Error::Closed).and_then(|f| f(dev)));
+submission!(Again, FnMut, |f, dev| f.as_mut().ok_or(Error::Closed).and_then(|f| f(dev)));
+
+impl JobSpec<'_, Several> {
+    /// Begins again after an error, a panic or the loss of a device: at most so many times.
+    pub fn retry(self, times: u32) -> Self {
+        JobSpec { retries: times, ..self }
+    }
+
+    /// Submits the job. The handle has the results of all devices, by rank.
+    ///
+    /// # Errors
+    /// As without [`gpus`](JobSpec::gpus).
+    #[track_caller]
+    pub fn submit<F, T>(self, f: F) -> Result<JobHandle<Vec<T>>>
+    where
+        F: Fn(&Device, &Group<'_>) -> Result<T> + Send + Sync + 'static,
+        T: Returned + 'static,
+    {
+        let core = self.core;
+        let (work, getter) = Each::new(f);
+        Ok(JobHandle::new(core, self.send(Arc::new(work))?, getter))
+    }
+}
