@@ -47,7 +47,7 @@ INLINE = re.compile(r"(<!-- (value|ratio) ([^>]*) -->).*?(<!-- end -->)", re.S)
 TARGETS = {
     "memory": [
         ("4 KiB from the pool and back, one device thread", "<= 30 ns", r"gpu/small/pair_4K/one", None),
-        ("the same on all device threads at once: rate of each, for that of one alone",
+        ("the same on all device threads together: rate of each, for that of one alone",
          ">= 0.95", r"gpu/small/pair_4K/all", "one thread"),
         ("the same: times as fast as `cuMemAllocAsync` + `cuMemFreeAsync`",
          ">= 200", r"gpu/small/pair_4K/all", "cuMemAllocAsync"),
@@ -491,7 +491,7 @@ def filled(page):
     }
     inline = {"value": value, "ratio": ratio}
     page = MARK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)
-    return INLINE.sub(lambda m: m[1] + inline[m[2]](*re.split(r";\s+", m[3])) + m[4], page)
+    return INLINE.sub(lambda m: m[1] + inline[m[2]](*re.split(r"; ", " ".join(m[3].split()))) + m[4], page)
 
 
 def pictures():

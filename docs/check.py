@@ -138,7 +138,7 @@ OWN = {
     "MUTANT", "TEST_PEERS", "TEST_TASK", "TEST_TOO_MANY_HANDLES", "TEST_TRANSPORT", "TORCH",
 }
 # Features for the crates' own tests.
-OWN_FEATURES = {("gpu-pool-lab", "cuda"), ("gpu-pool-lab", "blas"), ("gpu-pool-cluster", "loopback")}
+OWN_FEATURES = {("gpu-pool-lab", "cuda"), ("gpu-pool-lab", "blas"), ("gpu-pool-cluster", "extend")}
 
 
 def rows(text, pattern):

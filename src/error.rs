@@ -1,4 +1,4 @@
-//! The crate's error type. Its variants are sorted by what the caller can do about them.
+//! The crate's error type. Its variants are sorted by the caller's remedies.
 //!
 //! A variant that concerns a device names the device (its ordinal in the pool) and the operation. `Error` is `Clone`,
 //! so that every member of a poisoned gang can hold the cause. Where it helps, a variant also names the call in the
@@ -48,7 +48,7 @@ pub enum Error {
     /// No usable device: no driver library, no GPU, or a requested ordinal that does not exist.
     #[error("no device: {reason}")]
     NoDevice {
-        /// What was missing, and what was found instead.
+        /// The missing device or driver, and the devices that were found.
         reason: String,
     },
     /// The device's memory, or the limit set for it, is used up. No data was lost; a smaller request may succeed.
@@ -143,7 +143,7 @@ pub enum Error {
         device: usize,
         /// Where in the caller's code.
         site: Site,
-        /// The reason: what has happened since the capture.
+        /// The reason: an event since the capture.
         why: &'static str,
     },
     /// There was no progress for the time of the pool's deadline.
@@ -254,7 +254,7 @@ pub enum Error {
         /// The mistake, with both operations and their call sites.
         report: Arc<Report>,
     },
-    /// Every device waits, and nothing runs that could end a wait. This is found at once, not after the deadline.
+    /// Every device waits, and nothing runs that could end a wait. This is found immediately, not after the deadline.
     #[error("deadlock, seen by device {device} in {op}: {who}")]
     Deadlock {
         /// The device.
@@ -273,7 +273,7 @@ pub enum Error {
         device: usize,
         /// The kernel's name.
         kernel: String,
-        /// What is missing.
+        /// The missing part.
         why: String,
         /// Where in the caller's code.
         site: Site,
@@ -327,7 +327,7 @@ pub enum Error {
         host: usize,
         /// The operation that found it.
         op: &'static str,
-        /// What was seen.
+        /// The observation.
         why: String,
     },
     /// The processes called collectives, or began scopes, that do not match. No buffer was changed.
@@ -365,7 +365,7 @@ pub enum Error {
     Cluster {
         /// The step: "environment", "connect", "transport", ..
         op: &'static str,
-        /// What is wrong, and what to do about it.
+        /// The fault, and its remedy.
         why: String,
     },
     /// The library that moves data between processes has failed.

@@ -177,8 +177,8 @@ impl Gathering {
 /// Graphs.
 impl Device {
     /// Captures the operations of `f` in a graph instead of running them. `f` gets this device with a stream for the
-    /// capture. Its allocations happen at once; `f` may return the buffers, whose contents are unspecified before the
-    /// first launch.
+    /// capture. Its allocations happen immediately; `f` may return the buffers, whose contents are unspecified before
+    /// the first launch.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

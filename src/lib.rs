@@ -1,7 +1,7 @@
 //! Several GPUs, **one host thread for each GPU**, in one process or in several that work as one.
 //!
 //! Each GPU has a thread of its own for as long as the pool lives. The thread owns the GPU's context and its memory
-//! pool. A closure runs on all GPUs at once, each over its [`Shard`] of borrowed data. The threads exchange data
+//! pool. A closure runs on all GPUs in parallel, each over its [`Shard`] of borrowed data. The threads exchange data
 //! through lock-free ring buffers and events between GPUs. Where there is no GPU, the same code runs on software GPUs.
 //!
 //! ```

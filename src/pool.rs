@@ -27,8 +27,8 @@ use std::{fmt, panic::Location, sync::Arc, time::Duration};
 
 /// GPUs, each with a host thread of its own that lives as long as the pool.
 ///
-/// A closure runs on every device at once, on the device's thread. It may borrow from the caller. Results come back in
-/// device order. Any number of threads may start scopes; the scopes run one after the other on each device.
+/// A closure runs on all devices in parallel, on the device's thread. It may borrow from the caller. Results come back
+/// in device order. Any number of threads may start scopes; the scopes run one after the other on each device.
 ///
 /// ```
 /// use gpu_pool::{GpuPool, ReduceOp};

@@ -1,14 +1,13 @@
-//! Tasks: one thread says what is to be done, on the CPU and on several devices; what does not depend on each other
-//! runs at once.
+//! Tasks: one thread gives out work for the CPU and several devices. Independent tasks run in parallel.
 //!
 //! Users call [`GpuPool::tasks`]. Dependencies follow from the values that tasks read (`&x`) and write (`&mut x`), as
 //! with MXNet's engine and StarPU; D2L calls it automatic parallelism. This module may use every other room of the
 //! crate.
 //!
 //! * `graph`: which tasks may run; plain data.
-//! * `engine`: the queues of the places, and what follows when a task has run.
+//! * `engine`: the queues of the places, and the steps after a task has run.
 //! * `place`: device threads, runners of the CPU and the caller. `cpu_work`: for software GPUs.
-//! * `face`: what the closure calls. `value`: values and arguments.
+//! * `face`: the calls of the closure. `value`: values and arguments.
 //! * `trace`: the graph and its times, as a Chrome trace.
 //!
 //! A call is one scope of all devices, in which each device thread takes its tasks one by one. So the rules of scopes
@@ -105,9 +104,9 @@ impl TaskPanicked {
 impl GpuPool {
     /// Runs `f`, which gives out tasks to the devices and to the CPU while they run. Returns when all are over.
     ///
-    /// `f` runs on the calling thread, beside the tasks. A task is a closure with arguments: it reads what it gets by
-    /// `&value` and writes what it gets by `&mut value`. A task starts when the tasks are over that it depends on, as
-    /// if all tasks ran one after the other; tasks that do not depend on each other run at once.
+    /// `f` runs on the calling thread, beside the tasks. A task is a closure with arguments: it reads `&value` and
+    /// writes `&mut value`. A task starts when the tasks that it depends on are over, as if all tasks ran one after the
+    /// other. Independent tasks run in parallel.
     ///
     /// Tasks of the CPU run on rayon's global pool of threads. While the caller waits it runs some of them itself: if
     /// it is a thread of rayon, or if that pool has started none for a while, since other work has all of its threads.
@@ -117,7 +116,7 @@ impl GpuPool {
     /// let pool = GpuPool::builder().host(2).build()?;
     /// let batch: Vec<f32> = (0..100).map(|i| i as f32).collect();
     /// let total = pool.tasks(|t| {
-    ///     // Both devices work at once, since neither needs the other's result.
+    ///     // Both devices work in parallel, since neither needs the other's result.
     ///     let [a, b] = [0, 1].map(|i| {
     ///         let half = &batch[50 * i..][..50];
     ///         t.gpu(i).run((), move |dev, ()| dev.download(&dev.sum(&dev.upload(half)?)?))

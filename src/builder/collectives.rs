@@ -30,11 +30,11 @@ impl Builder {
         self
     }
 
-    /// Whether each [`GradientExchange`](crate::gradients::GradientExchange), and so each
-    /// `DataParallel` of `gpu-pool-train`, of a group for which that is of use registers its buckets with
-    /// NCCL, as by [`Group::register`](crate::Group::register) (default: no). All processes must say the same. Buckets
-    /// then have memory of their own from the driver, in units of 2 MiB mostly. Measure it: what NCCL gains depends on
-    /// the network, and it may lose.
+    /// Whether each [`GradientExchange`](crate::gradients::GradientExchange), and so each `DataParallel` of
+    /// `gpu-pool-train`, of a group for which that is of use registers its buckets with NCCL, as by
+    /// [`Group::register`](crate::Group::register) (default: no). All processes must say the same. Buckets then have
+    /// memory of their own from the driver, in units of 2 MiB mostly. Measure it: NCCL's gain depends on the network,
+    /// and may be a loss.
     pub fn register_buckets(mut self, register: bool) -> Self {
         self.register_buckets = Some(register);
         self

@@ -48,11 +48,11 @@ impl Builder {
     /// defragments only when the device has no more memory.
     ///
     /// A request that is larger than each free piece cannot be served from free pieces, so a pool takes more memory
-    /// than is ever in use at once. With virtual memory ([`memory_backing`](Self::memory_backing)) the pool can remap
-    /// free pieces to one range, 2 to 64 MiB at a time, without a copy. But each such move costs the driver calls of an
-    /// unmap and a map, and the host waits for streams that still use the pieces. So set this if other programs need
-    /// the memory, not for the fastest steps: by default a program that repeats its steps makes no driver call after
-    /// the first ones.
+    /// than is ever in use at one time. With virtual memory ([`memory_backing`](Self::memory_backing)) the pool can
+    /// remap free pieces to one range, 2 to 64 MiB at a time, without a copy. But each such move costs the driver calls
+    /// of an unmap and a map, and the host waits for streams that still use the pieces. So set this if other programs
+    /// need the memory, not for the fastest steps: by default a program that repeats its steps makes no driver call
+    /// after the first ones.
     ///
     /// The gain, in a simulation of RMM's `random_allocations` (n = 1000), mean of ten seeds. Each cell has the largest
     /// amount taken, as a multiple of the largest amount requested, and the number of moves when the same operations

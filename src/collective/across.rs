@@ -262,7 +262,7 @@ impl<'d> Group<'d> {
     }
 
     /// Registers the memory of a buffer with the library that moves bytes between processes. NCCL then sends from it,
-    /// and receives into it, without copies through its own buffers (`ncclCommRegister`). Nobody meets.
+    /// and receives into it, without copies through its own buffers (`ncclCommRegister`). No member waits for another.
     ///
     /// The buffer must be one of `exportable` of the crate `gpu-pool-cluster`, which has memory of its own: NCCL
     /// registers whole pages. It is used like any other, also in parts.

@@ -45,10 +45,10 @@ collectives! {
     /// numbers, vectors, [`DeviceBuffer`](crate::DeviceBuffer)s, tuples of them. It may go to this device itself.
     ///
     /// Does not wait, neither for the receiver nor for the device. Memory in the value stays on its device; the
-    /// receiver may read it, [copy it](crate::DeviceBuffer::copy_to) or pass it on at once: its streams wait for the
-    /// work that this device has submitted up to now, on all of its streams, and for nothing that it submits later.
+    /// receiver may read it, [copy it](crate::DeviceBuffer::copy_to) or pass it on immediately: its streams wait for
+    /// the work that this device has submitted up to now, on all of its streams, and for nothing that it submits later.
     /// (That is for the library's ordering. After [`unordered`](crate::Device::unordered) work, give an
-    /// [`Event`](crate::Event) along.) A value that nobody takes is dropped at the latest when the receiver's next
+    /// [`Event`](crate::Event) along.) A value that is not taken is dropped at the latest when the receiver's next
     /// scope begins, or the pool is closed.
     ///
     /// **To another process** go values whose type is a [`Transfer`]: buffers of all [`Element`](crate::Element)s,

@@ -8,17 +8,17 @@
 //! carries it out:
 //!
 //! * `scratch` takes the memory that the algorithm needs.
-//! * `meeting` tells all members what this one calls, and compares. From its commit on all carry the collective out,
-//!   or none does.
-//! * `barrier` has what kernels need that wait for each other on the devices. `kernels` has their arguments and the
-//!   kernels of software GPUs, and `launch` launches them.
+//! * `meeting` tells all members this one's call, and compares. From its commit on all carry the collective out, or
+//!   none does.
+//! * `barrier` is for kernels that wait for each other on the devices. `kernels` has their arguments and the kernels of
+//!   software GPUs, and `launch` launches them.
 //!
 //! `world` has the groups that span processes, `across` the door to the code that carries their calls out, and
 //! `transfer` the trait of values that go there.
 //!
-//! `point`, `hand_over` and `values` have what is no collective of the table: elements and values from one device
-//! to another, and meetings of the hosts alone. `replay` puts collectives into graphs, and runs them from there.
-//! `in_words` says at which sizes the choice changes.
+//! `point`, `hand_over` and `values` have the rest: elements and values from one device to another, and meetings of the
+//! hosts alone. `replay` puts collectives into graphs, and runs them from there. `in_words` says at which sizes the
+//! choice changes.
 
 pub(crate) mod across;
 pub(crate) mod algorithm;

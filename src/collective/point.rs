@@ -27,8 +27,8 @@ collectives! {
         [`Error::Aborted`], and the driver's errors.";
 
     /// Sends a copy of `src` to member `to`, which fetches it by [`recv`](Self::recv). A member may send to itself.
-    /// Asynchronous, and waits for no other member: `src` may be written at once. The copy takes memory on this device
-    /// until it is fetched. A copy that nobody fetches goes at the latest when the receiver's next scope begins.
+    /// Asynchronous, and waits for no other member: `src` may be written immediately. The copy takes memory on this
+    /// device until it is fetched. A copy that is not fetched goes at the latest when the receiver's next scope begins.
     example {
         /// ```
         /// # use gpu_pool::GpuPool;
@@ -91,7 +91,7 @@ collectives! {
         self.post(call, to, Label::Message, Contents::Elements(DeviceBuffer::new(buffer.block, bytes)))
     }
 
-    /// Fetches the next message of member `from`, whatever its length: from [`send`](Self::send) or
+    /// Fetches the next message of member `from`, of any length: from [`send`](Self::send) or
     /// [`send_owned`](Self::send_owned). The host waits until it was sent, the device until it has arrived. A message
     /// of a device to itself is not copied.
     example {

@@ -74,11 +74,11 @@ pub trait Transfer: Send + Sized + 'static {
         Err(into.refuse::<Self>())
     }
 
-    /// Puts a value together from what [`pack`](Self::pack) has written, in the same order, with its memory on the
-    /// device that takes it. That memory is not filled yet: the parts come when the whole value is read.
+    /// Puts a value together from the parts that [`pack`](Self::pack) has written, in the same order, with its memory
+    /// on the device that takes it. That memory is not filled yet: the parts come when the whole value is read.
     ///
     /// # Errors
-    /// `OutOfMemory`; `InvalidArgument` for what was packed otherwise; the type's own. An error fails the gang.
+    /// `OutOfMemory`; `InvalidArgument` for a value that was packed otherwise; the type's own. An error fails the gang.
     fn unpack(from: &mut Unpack<'_>) -> Result<Self> {
         Err(from.refuse::<Self>())
     }

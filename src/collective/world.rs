@@ -47,7 +47,7 @@ impl Device {
     ///
     /// With the first call in a scope, the scope becomes one of all processes: the n-th such scope of this process
     /// belongs to the n-th of every other one. If a device of it fails, all of them fail, with
-    /// [`Error::AbortedByHost`]; and they end together. (Scopes of several threads at once:
+    /// [`Error::AbortedByHost`]; and they end together. (Scopes of several threads in parallel:
     /// [`GpuPool::named`](crate::GpuPool::named).)
     ///
     /// A scope that fails before its first call fails in the other processes, too, if they run the same one: the n-th

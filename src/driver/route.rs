@@ -12,7 +12,7 @@ pub enum Route {
     Staged,
 }
 
-/// What the probe found about one ordered pair of devices when the pool was built.
+/// The probe's result for one ordered pair of devices when the pool was built.
 #[derive(Clone, Debug)]
 pub struct PeerReport {
     /// The device that accesses memory.

@@ -74,7 +74,7 @@ pub struct Report {
     pub bytes: Range<usize>,
     /// The memory.
     pub allocation: Option<Allocation>,
-    /// What is missing to make it right, as text.
+    /// The missing part, as text.
     pub missing: String,
 }
 

@@ -78,7 +78,7 @@ impl<'a> Unpack<'a> {
         Unpack { call, header, lens, allocate, made: Vec::new() }
     }
 
-    /// What [`Pack::bytes`] has added.
+    /// The bytes that [`Pack::bytes`] has added.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the value was packed otherwise.

@@ -157,7 +157,7 @@ elements! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// What is fastest for the operation, its size and the machine ([`GpuPool::explain`](crate::GpuPool::explain)).
+    /// The fastest one for the operation, its size and the machine ([`GpuPool::explain`](crate::GpuPool::explain)).
     #[default]
     Auto,
     /// One kernel on each device, which reads its part of all members' memory and writes the result to all of them.
@@ -177,11 +177,11 @@ pub enum Algorithm {
     /// protocol, also under the race checker (`Check::Races` of the crate `gpu-pool-lab`); it is slower there.
     Inbox,
     /// Sums (of all-reduce, reduce and reduce-scatter) by one kernel on each device, which only writes to peers'
-    /// memory: every member sends its part of a slice to the slice's owner, who adds up and sends the result back.
+    /// memory: every member sends its part of a slice to the slice's owner, which adds up and sends the result back.
     /// Where kernels cannot meet by themselves (on software GPUs, under a checker, without peer access) as by `Copies`.
-    /// It needs memory for what arrives, up to 64 MiB on each device, and takes less where there is less. Other
-    /// calls fall back to `Auto`. `Auto` picks this for all-reduces of more than two GPUs from 8 MB on (5 to 8 H200s
-    /// from 16 MB), except those that go around a ring.
+    /// It needs memory for arriving data, up to 64 MiB on each device, and takes less where there is less. Other calls
+    /// fall back to `Auto`. `Auto` picks this for all-reduces of more than two GPUs from 8 MB on (5 to 8 H200s from 16
+    /// MB), except those that go around a ring.
     Exchange,
     /// An exchange by copy engines: every member sends its part of a slice to the slice's owner, whose kernels add up
     /// in its own memory, and send the result back. Moves are plain copies. Without peer access they are staged through
@@ -207,9 +207,9 @@ pub enum Algorithm {
     /// `all_reduce` and `all_reduce_into` around a ring (`f32` and `f64`, `Sum` and `Avg`): by one kernel on each
     /// device, which writes to its successor's memory alone, where kernels can meet; by copies from the size on from
     /// which they are faster (they leave the processors to other work) and where kernels cannot meet: on software GPUs,
-    /// under a checker, without peer access. The bits are the same by either. The kernels need memory for what arrives,
-    /// up to 48 MiB on each device, and take less where there is less. Under `Auto` more than two GPUs with peer access
-    /// go round from 32 MB on. Other calls fall back to `Auto`.
+    /// under a checker, without peer access. The bits are the same by either. The kernels need memory for arriving
+    /// data, up to 48 MiB on each device, and take less where there is less. Under `Auto` more than two GPUs with peer
+    /// access go round from 32 MB on. Other calls fall back to `Auto`.
     Ring,
 }
 
@@ -237,7 +237,6 @@ pub enum ReduceOrder {
     /// The same on every device and in every run; it may depend on the size and on the algorithm.
     #[default]
     Fixed,
-    /// By rank, whatever the size and the algorithm: the same numbers give the same bits wherever they stand in
-    /// whichever buffer.
+    /// By rank, for every size and algorithm: the same numbers give the same bits at every place of every buffer.
     Rank,
 }

@@ -24,7 +24,7 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(exclusive(self.view(gradient)))
     }
 
-    /// Several at once, for a kernel that writes several gradients.
+    /// Several together, for a kernel that writes several gradients.
     ///
     /// # Errors
     /// As of [`grad_mut`](Self::grad_mut), and when one is named twice.

@@ -144,9 +144,8 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
 
         /// Whether buckets are rebuilt after the first step, in the order in which gradients became ready on rank 0
         /// (default: yes, as in DDP). Before that, and otherwise, they follow the reverse order of the sizes given to
-        /// [`build`](Self::build). Gradients move when buckets are rebuilt. Whatever holds their addresses, for example
-        /// a graph captured in the first step, is out of date then ([`Exchanged::moved`](super::Exchanged::moved)
-        /// tells).
+        /// [`build`](Self::build). Gradients move when buckets are rebuilt. Holders of their addresses, for example a
+        /// graph captured in the first step, is out of date then ([`Exchanged::moved`](super::Exchanged::moved) tells).
         ready_order: bool;
 
         /// Whether a bucket is reduce-scattered instead of all-reduced (default: no): each member has the results of

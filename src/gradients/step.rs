@@ -129,7 +129,7 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// [`lend`](Self::lend) and [`ready`](Self::ready) at once.
+    /// [`lend`](Self::lend) and [`ready`](Self::ready) in one call.
     ///
     /// # Errors
     /// Those of both. The buffer is dropped if it could not be lent.

@@ -7,7 +7,7 @@
 //! * `placement`: which job begins next, and where; plain data.
 //! * `core`: the state, and what device threads do with it.
 //! * `handle`: answers. `spec`: a job and its options. `map`: results in the order of inputs. `borrowed`: jobs that
-//!   borrow from the caller. `stats`: what is seen.
+//!   borrow from the caller. `stats`: the counters.
 
 mod borrowed;
 mod core;
@@ -222,7 +222,7 @@ impl<S: 'static> JobsBuilder<'_, Make<S>> {
 }
 
 impl Jobs {
-    /// Submits a job. Waits while the queue is full, except on a device's thread: what a job submits goes beyond the
+    /// Submits a job. Waits while the queue is full, except on a device's thread: a job's own submissions go beyond the
     /// bound.
     ///
     /// # Errors
@@ -271,7 +271,7 @@ impl Jobs {
 
     /// Runs `f` for each item, and returns the results in the order of the items. Some jobs are ahead of the result
     /// that is asked for, at most twice as many as can be in flight; the iterator is asked for items only then.
-    /// Dropped, it cancels what has not begun.
+    /// Dropped, it cancels jobs that have not begun.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

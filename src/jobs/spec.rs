@@ -51,16 +51,6 @@ impl<F> fmt::Debug for TrySubmitError<F> {
     }
 }
 
-impl<F> From<TrySubmitError<F>> for Error {
-    /// A full queue is an error of the caller's.
-    fn from(error: TrySubmitError<F>) -> Self {
-        match error {
-            TrySubmitError::Full(_) => Error::custom("the queue of jobs is full"),
-            TrySubmitError::Refused(error) => error,
-        }
-    }
-}
-
 /// A job with options, from [`Jobs::job`]. The options come in any order; `submit` submits it.
 ///
 /// ```
@@ -94,8 +84,8 @@ impl<'j> JobSpec<'j> {
         JobSpec { core: &jobs.core, need: Need::default(), name: None, retries: 0, limit: None, kind: PhantomData }
     }
 
-    /// Runs on so many devices at once, as one gang: the closure runs on each of them, with the group of all, and the
-    /// handle has the results by rank. It begins when so many devices are idle.
+    /// Runs on so many devices in parallel, as one gang: the closure runs on each of them, with the group of all, and
+    /// the handle has the results by rank. It begins when so many devices are idle.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, ReduceOp};
@@ -150,8 +140,8 @@ impl<'j, K> JobSpec<'j, K> {
     }
 
     /// Books so many bytes on each of its devices before it begins, until it is over. A device gives out its memory, or
-    /// the pool's [limit](crate::Builder::memory_limit), less what buffers held when it had no job. Without a number a
-    /// job begins when memory is left that is not booked.
+    /// the pool's [limit](crate::Builder::memory_limit), less the memory of buffers when it had no job. Without a
+    /// number a job begins when memory is left that is not booked.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.need.bytes = bytes;
         self

@@ -72,7 +72,7 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
     /// # Panics
     /// When the range is out of bounds.
     ///
-    /// Two exclusive parts at once do not compile unless they come from [`split_at_mut`](Self::split_at_mut):
+    /// Two exclusive parts do not compile unless they come from [`split_at_mut`](Self::split_at_mut):
     /// ```compile_fail,E0499
     /// # fn f(mut x: gpu_pool::DeviceBuffer<f32>) {
     /// let a = x.slice_mut(0..10);

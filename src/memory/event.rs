@@ -12,8 +12,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 /// A recorded point of a stream, from [`Device::record`](crate::Device::record).
 ///
-/// An `Event` exists only after it was recorded. So nobody can wait for an event before its record; in CUDA such a wait
-/// silently does nothing. An event may be sent to any thread, cloned, and waited for any number of times.
+/// An `Event` exists only after it was recorded. So no stream can wait for an event before its record; in CUDA such a
+/// wait silently does nothing. An event may be sent to any thread, cloned, and waited for any number of times.
 #[derive(Clone)]
 pub struct Event(pub(crate) Arc<EventCore>);
 

@@ -1,16 +1,16 @@
-//! Memory of one device: allocation, buffers, streams, and the order between uses of a block; reports of who holds
+//! Memory of one device: allocation, buffers, streams, and the order between uses of a block; reports of the holders of
 //! memory.
 //!
 //! # Inside
 //!
-//! * `handle`, `stream`, `event`: what any thread may use of a device: its driver, its streams, its events.
+//! * `handle`, `stream`, `event`: the parts of a device that any thread may use: its driver, its streams, its events.
 //! * `hazard`: the last uses of each block, so that conflicting operations wait for each other on the GPU.
 //! * `backing`: takes memory from the driver: one window of virtual addresses, or single allocations.
 //! * `heap`: keeps which addresses are free. `cache`: the allocator of one device, used by the device's own thread
 //!   only. It takes no lock, and makes no driver call for a program that repeats its requests.
 //! * `block`: one allocated piece. Any thread may drop its last handle; the block then goes back to its owner's
 //!   cache.
-//! * `progress`, `last_call`: what a device's thread does, for threads that wait for it.
+//! * `progress`, `last_call`: the state of a device's thread, for threads that wait for it.
 //! * `staging`, `peer_staging`: page-locked buffers for copies that pass through the host.
 //! * `numa`: NUMA nodes for page-locked memory. `insight`, `stats`: snapshots, reports and counters for people.
 //! * `buffer`, `view`, `pinned`, `unified`: the types that users hold. `host_access`: how the host reaches

@@ -23,8 +23,8 @@ impl Device {
     /// off by at most `(k + 3) e` times the sum of the absolute values of the terms that it is the sum of, with `e`
     /// 2^-23 (for `f64`: 2^-52); half types add the roundings.
     ///
-    /// Of batches, each matrix is multiplied by that of the same place; a batch of one is used for all. `a` and `b`
-    /// are [`Matrix`]: columns, rows, transposes and batches of what a buffer has.
+    /// Of batches, each matrix is multiplied by that of the same place; a batch of one is used for all. `a` and `b` are
+    /// [`Matrix`]: columns, rows, transposes and batches of a buffer's elements.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, Matrix};

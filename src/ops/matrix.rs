@@ -219,8 +219,8 @@ impl<'a, T: DeviceCopy> Matrix<'a, T> {
         Ok(Matrix { view, layout })
     }
 
-    /// A matrix of `rows x cols` elements whose row `r` begins at element `r * lead`: `lead` is what BLAS calls the
-    /// leading dimension. The view may be longer.
+    /// A matrix of `rows x cols` elements whose row `r` begins at element `r * lead`: `lead` is BLAS's leading
+    /// dimension. The view may be longer.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, Matrix};
@@ -262,7 +262,7 @@ impl<'a, T: DeviceCopy> MatrixMut<'a, T> {
         Ok(MatrixMut { view, layout })
     }
 
-    /// A matrix of `rows x cols` elements whose row `r` begins at element `r * lead`. What lies between the rows is not
+    /// A matrix of `rows x cols` elements whose row `r` begins at element `r * lead`. Elements between the rows are not
     /// written. The view may be longer.
     ///
     /// # Errors
@@ -387,7 +387,7 @@ macro_rules! parts {
 parts!(Matrix, |_| true);
 parts!(MatrixMut, Layout::is_disjoint);
 
-/// What a product can be written to: a [`MatrixMut`], or a buffer or view that it fills densely.
+/// The destination of a product: a [`MatrixMut`], or a buffer or view that it fills densely.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is nothing that a product can be written to",
     note = "it is written to a `&mut DeviceBuffer`, a `&mut DeviceViewMut` or a `&mut MatrixMut`"

@@ -35,7 +35,7 @@ pub struct Explanation {
     pub rails: Option<Rails>,
 }
 
-/// What follows the first step of an `all_reduce` of several processes: part of an [`Explanation`].
+/// The steps after the first one of an `all_reduce` of several processes: part of an [`Explanation`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rails {
@@ -43,7 +43,7 @@ pub struct Rails {
     pub processes: usize,
     /// Number of rails: a rail joins the members with one index in their processes, and carries a slice of the buffer.
     pub rails: usize,
-    /// What moves data between processes: `"shm"`, `"mpi"` or `"nccl"`.
+    /// The transport between processes: `"shm"`, `"mpi"` or `"nccl"`.
     pub transport: &'static str,
     /// How the sums of the processes are added up.
     pub sums: &'static str,
@@ -94,7 +94,7 @@ fn len(dtype: DType, bytes: usize) -> usize {
 
 impl Group<'_> {
     /// Which algorithm an `all_reduce` of this many bytes on this group uses, and why. In a group of several processes
-    /// also what goes between them. It needs no meeting: a member may ask alone.
+    /// also the steps between them. It needs no meeting: a member may ask alone.
     ///
     /// ```
     /// # use gpu_pool::{collective::Algorithm, DType, GpuPool, ReduceOp};

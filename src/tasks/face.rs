@@ -76,7 +76,7 @@ impl<'t, 'env> Tasks<'t, 'env> {
         self.read(value, T::clone)
     }
 
-    /// [`get`](Self::get) for what cannot be cloned: lets `f` look at the content, on the calling thread.
+    /// [`get`](Self::get) for contents that cannot be cloned: lets `f` look at the content, on the calling thread.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -126,9 +126,9 @@ impl<'t, 'env> Tasks<'t, 'env> {
         self.engine.look(self.watch, self.tell, f)
     }
 
-    /// Waits until all tasks that were given out are over, and the devices have completed what these tasks have put
-    /// into their streams. (Not what a task has put into a [stream of its own](Device::stream).) A program that gives
-    /// out tasks faster than they run can limit their number by it.
+    /// Waits until all tasks that were given out are over, and the devices have completed the work of these tasks in
+    /// their streams. (Not the work in a [stream of a task's own](Device::stream).) A program that gives out tasks
+    /// faster than they run can limit their number by it.
     ///
     /// # Errors
     /// The first failure that the caller has not got yet; else that of the devices' work.
@@ -252,8 +252,8 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
         Given { device: Some(self.device), lane, name: self.name, here }
     }
 
-    /// Gives the device a task, which runs on the device's thread. Returns at once, with the value that the task will
-    /// make.
+    /// Gives the device a task, which runs on the device's thread. Returns immediately, with the value that the task
+    /// will make.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -337,8 +337,8 @@ impl<'t, 'env> CpuTasks<'t, 'env> {
         CpuTasks { name: Some(name), ..self }
     }
 
-    /// Gives the CPU a task, which runs on a thread of the pool of threads. Returns at once, with the value that the
-    /// task will make. The task begins when the devices' work for its arguments is complete.
+    /// Gives the CPU a task, which runs on a thread of the pool of threads. Returns immediately, with the value that
+    /// the task will make. The task begins when the devices' work for its arguments is complete.
     #[track_caller]
     pub fn run<A, F, R>(&self, args: A, f: F) -> Value<R>
     where

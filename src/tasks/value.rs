@@ -8,10 +8,10 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use smallvec::SmallVec;
 use std::{fmt, sync::Arc};
 
-/// What a task makes. Other tasks take it by `&value`, `&mut value` or `value`; the caller looks at it by
+/// The result of a task. Other tasks take it by `&value`, `&mut value` or `value`; the caller looks at it by
 /// [`Tasks::get`](super::Tasks::get).
 ///
-/// The content appears when the task has run. It is dropped when nobody needs it any more: the caller has dropped the
+/// The content appears when the task has run. It is dropped when it is not needed any more: the caller has dropped the
 /// `Value`, and the last task that uses it has run.
 ///
 /// A value belongs to the call of [`GpuPool::tasks`](crate::GpuPool::tasks) in which it was made. Elsewhere it is an
@@ -69,11 +69,10 @@ impl Uses {
     }
 }
 
-/// The arguments of a task: `()`, or a tuple of up to eight [`TaskArg`]s. The task's closure gets a tuple of what
-/// they stand for.
+/// The arguments of a task: `()`, or a tuple of up to eight [`TaskArg`]s. The task's closure gets a tuple of the
+/// contents that they stand for.
 pub trait TaskArgs {
-    /// The contents.
-    /// What the library keeps of the arguments until the task runs.
+    /// The part of the arguments that the library keeps until the task runs.
     type Cells: TaskCells + Send;
     #[doc(hidden)]
     fn cells(self, uses: &mut Uses) -> Self::Cells;
@@ -88,8 +87,7 @@ pub trait TaskArgs {
 /// | `Value<T>` | `T` | the content itself; the caller has the value no more |
 /// | `&[Value<T>]`, `Vec<&Value<T>>` | `Vec<&T>` | reads of several |
 pub trait TaskArg {
-    /// The content.
-    /// What the library keeps of the argument until the task runs.
+    /// The part of the argument that the library keeps until the task runs.
     type Cell: TaskCell + Send;
     #[doc(hidden)]
     fn cell(self, uses: &mut Uses) -> Self::Cell;

@@ -159,7 +159,7 @@ impl Device {
         &self.info().name
     }
 
-    /// What the driver reports about the device.
+    /// The driver's report about the device.
     pub fn info(&self) -> &DeviceInfo {
         self.worker.handle.driver.info()
     }

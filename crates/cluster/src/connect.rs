@@ -37,7 +37,7 @@ pub trait ClusterBuilder {
     /// use gpu_pool::{GpuPool, ReduceOp};
     /// use gpu_pool_cluster::{Cluster, prelude::*};
     ///
-    /// // One process alone; `Cluster::from_env()` reads what mpirun, torchrun or srun have set.
+    /// // One process alone; `Cluster::from_env()` reads the variables of mpirun, torchrun or srun.
     /// let cluster = Cluster::tcp("127.0.0.1:0", 0, 1, "")?;
     /// let pool = GpuPool::builder().host(2).cluster(cluster).build()?;
     /// let sums = pool.run(|dev, _| {
@@ -262,19 +262,19 @@ impl MpiPart {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "extend"))]
 thread_local! {
     /// As if MPI took the addresses of software GPUs' memory, which is the host's; and as if devices had GPUs of their
     /// own, with room for all.
-    pub(super) static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    pub static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 /// Whether the thread that builds the pool says so.
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 fn forced() -> bool {
-    #[cfg(test)]
+    #[cfg(any(test, feature = "extend"))]
     return FORCED.get();
-    #[cfg(not(test))]
+    #[cfg(not(any(test, feature = "extend")))]
     false
 }
 

@@ -1,8 +1,8 @@
 //! Memory of one process in another one's hands, on one host: for programs with a process for each GPU.
 //!
 //! The exporter makes a buffer with [`exportable`](ClusterDevice::exportable) and [`export`](ClusterBuffer::export)s
-//! it. What that returns, an [`IpcBuffer`], is a value that goes to the other process by any way: a pipe, a file, a
-//! message. There [`import`](ClusterDevice::import) makes a buffer of the same memory of it. No byte is copied.
+//! it. The result, an [`IpcBuffer`], is a value that goes to the other process by any way: a pipe, a file, a message.
+//! There [`import`](ClusterDevice::import) makes a buffer of the same memory of it. No byte is copied.
 //!
 //! **Order.** `export` waits until the exporter's writes have completed, [`Imported::release`] until the importer's
 //! uses have. In between the rule of Rust's borrows holds over processes: after `export` all of them only read; after
@@ -11,7 +11,7 @@
 //!
 //! **Trust.** An `IpcBuffer` holds no descriptor. It names the exporter's socket, and has a random key that is good for
 //! one import. The exporter's server gives the memory's descriptor only to processes of its own user. The importer
-//! compares bytes at the memory's end with what the exporter says they are, so it cannot take other memory for it.
+//! compares bytes at the memory's end with those that the exporter names, so it cannot take other memory for it.
 //!
 //! **Lives.** The memory stays until the exporter and all importers have dropped it or have ended. An importer that has
 //! ended without a release is [`Error::HostLost`] for the exporter that waits for it.
@@ -51,9 +51,9 @@ const TICK: Duration = Duration::from_millis(20);
 /// A buffer of another process, as a value that can be sent: from [`export`](ClusterBuffer::export), for
 /// [`import`](ClusterDevice::import).
 ///
-/// It is good for one import, in a process of the same user on the same machine, on the same GPU (what is on a software
-/// GPU can be imported on any software GPU). It is a secret: who has it, and is of the same user, can have the memory.
-/// It keeps nothing alive: the exporter keeps the buffer until the import.
+/// It is good for one import, in a process of the same user on the same machine, on the same GPU (memory of a software
+/// GPU can be imported on any software GPU). It is a secret: each process of the same user that has it can have the
+/// memory. It keeps nothing alive: the exporter keeps the buffer until the import.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpcBuffer {
     socket: String,
@@ -169,7 +169,7 @@ pub trait ClusterDevice {
     fn import<T: DeviceCopy>(&self, ipc: &IpcBuffer) -> Result<Imported<T>>;
 
     /// Waits until every process that has imported a buffer has released it, and every export was imported, but for no
-    /// longer than `limit`. Returns at once if there was no export. Nothing on the device waits.
+    /// longer than `limit`. Returns immediately if there was no export. Nothing on the device waits.
     ///
     /// # Errors
     /// * [`Error::HostLost`] once for an importer that has ended without a release; `host` is its process id. If it
@@ -294,8 +294,7 @@ pub trait ClusterBuffer {
     #[track_caller]
     fn export_mut(&mut self) -> Result<IpcBuffer>;
 
-    /// Ends the exports that nobody has imported: they are of no use any more, and the buffer is lent to nobody by
-    /// them.
+    /// Ends the exports that no process has imported: they are of no use any more, and lend the buffer to no process.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a buffer that is not [`exportable`](ClusterDevice::exportable).

@@ -56,10 +56,19 @@ mod world;
 pub mod extend {
     pub use crate::{
         collective::{Hierarchical, MOST_PIECES, PIECE},
-        link::Linked,
+        connect::FORCED,
+        link::{Linked, link_of},
         mutant::{Rule, broken},
         traits::*,
     };
+    #[cfg(all(feature = "mpi", any(target_os = "linux", target_os = "macos")))]
+    pub mod mpi {
+        pub use crate::transport::mpi::{Mpi, PIECE};
+    }
+    #[cfg(all(target_os = "linux", not(loom)))]
+    pub mod shm {
+        pub use crate::transport::shm::{RING, Shm};
+    }
 }
 #[cfg(target_os = "linux")]
 pub use ipc::{Imported, IpcBuffer};
@@ -76,8 +85,8 @@ use launch::{By, Launch, Read, no_launcher};
 use runtime::{parse_duration, variables};
 use std::{fmt, time::Duration};
 
-/// What moves data between processes. A library that is missing, too old, or cannot carry these devices is an
-/// [`Error::Cluster`] when the pool is built, which says what to install or to use.
+/// The transport: it moves data between processes. A library that is missing, too old, or cannot carry these devices is
+/// an [`Error::Cluster`] when the pool is built. The error names the library to install or to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TransportChoice {
@@ -204,8 +213,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::Cluster`] if the address has no port, if there is no such rank, or if there are more than 65,536
-    /// processes. What is wrong with the address
-    /// itself, or with the secret, comes out when the pool is built.
+    /// processes. Faults of the address itself, or of the secret, come out when the pool is built.
     pub fn tcp(address: &str, rank: usize, size: usize, secret: impl Into<String>) -> Result<Cluster> {
         let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
         let Some((host, port)) = parts.filter(|(host, _)| !host.is_empty()) else {
@@ -223,7 +231,7 @@ impl Cluster {
     }
 
     /// A process without a heartbeat for this long is lost: 30 seconds if not set. A shorter limit than 10 ms counts as
-    /// 10 ms. Everywhere the same. A process whose connection ends is lost at once.
+    /// 10 ms. Everywhere the same. A process whose connection ends is lost immediately.
     ///
     /// Processes speak by themselves, from a thread of their own, also during long computations: only one that is
     /// stopped, or cut off, is silent. (For one that does not get on, there is
@@ -240,7 +248,8 @@ impl Cluster {
         self
     }
 
-    /// What moves data between the processes: [`TransportChoice::Auto`] if not set. Everywhere the same.
+    /// Sets the transport, which moves data between the processes: [`TransportChoice::Auto`] if not set. Everywhere the
+    /// same.
     pub fn transport(mut self, transport: TransportChoice) -> Cluster {
         self.transport = transport;
         self

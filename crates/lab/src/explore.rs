@@ -61,7 +61,7 @@ pub fn explore(seeds: u64, f: impl Fn(&GpuPool) -> Result<()>) {
 /// Settings of an exploration.
 ///
 /// The order of operations is a function of the seed, as long as each device thread's submissions do not depend on
-/// time. [`Schedule`] lists what is not deterministic.
+/// time. [`Schedule`] lists the exceptions.
 ///
 /// The environment does not change backend, number of devices and checker: `GPU_POOL_BACKEND`, `GPU_POOL_DEVICES` and
 /// `GPU_POOL_CHECK=off` have no effect here.

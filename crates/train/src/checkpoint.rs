@@ -34,7 +34,7 @@ const NOTES: &str = "__metadata__";
 /// The format's limit for names, shapes and notes, in bytes.
 const MOST_HEADER: usize = 100_000_000;
 
-/// Tensors and texts with names, on the host: what a training run needs to go on. The file is in the format
+/// Tensors and texts with names, on the host: the state from which a training run goes on. The file is in the format
 /// [safetensors](https://huggingface.co/docs/safetensors), which other programs read, too
 /// (`safetensors.torch.load_file` of Python), and which runs no code when it is read.
 ///

@@ -245,8 +245,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
 
     /// Gradients of one more piece of the batch, without an exchange and without an update: the next
     /// [`step`](Self::step) counts them, too, with the weight of their rows. (DDP's `no_sync`.) Up to rounding it makes
-    /// the same step whatever the pieces of the batch and their order are: what is added up on the way is never larger
-    /// than the largest mean of a piece.
+    /// the same step for all pieces of the batch and all of their orders: a sum on the way is never larger than the
+    /// largest mean of a piece.
     ///
     /// Gradients of half types are added up in `f32`: 4 bytes for each element, from the first call on.
     ///
@@ -326,7 +326,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         Ok(parts.into_iter().flatten().collect())
     }
 
-    /// Runs `f` on every replica, in the order of the devices. Whoever writes parameters here writes the same bits on
+    /// Runs `f` on every replica, in the order of the devices. An `f` that writes parameters writes the same bits on
     /// all devices; [`verify`](Self::verify) checks that.
     ///
     /// # Errors

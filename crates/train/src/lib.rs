@@ -34,7 +34,7 @@ pub use tensor::{
 
 pub use update::Parameter;
 
-/// What this crate adds to the methods of [`gpu_pool`]'s types: `use gpu_pool_train::prelude::*;`.
+/// The methods that this crate adds to [`gpu_pool`]'s types: `use gpu_pool_train::prelude::*;`.
 pub mod prelude {
     pub use crate::ops::{
         Activations as _, AllReduceNorm as _, Embeddings as _, Norms as _, Numbers as _, Orders as _, Pointwise as _,

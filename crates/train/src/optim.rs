@@ -133,8 +133,8 @@ impl Optimizer {
         self
     }
 
-    /// What is added to the root of the second moment (Adam; default 1e-8). It is greater than 0, also as an `f32`:
-    /// parameters without gradients would become NaN.
+    /// The term that is added to the root of the second moment (Adam; default 1e-8). It is greater than 0, also as an
+    /// `f32`: parameters without gradients would become NaN.
     pub fn eps(mut self, eps: f64) -> Self {
         match &mut self.kind {
             Kind::Adam { eps: own, .. } => *own = eps,
@@ -184,7 +184,7 @@ impl Optimizer {
         self
     }
 
-    /// Bytes of gradients that are exchanged, and updated, at once: see
+    /// Bytes of gradients that are exchanged, and updated, together: see
     /// [`GradientExchangeBuilder::bucket_bytes`](gpu_pool::gradients::GradientExchangeBuilder::bucket_bytes) (default:
     /// 25 MiB).
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
@@ -312,12 +312,12 @@ pub enum LearningRate {
     Step {
         /// Steps between changes.
         every: u64,
-        /// What the rate is multiplied with.
+        /// The factor of the rate.
         factor: f64,
     },
     /// `factor ^ step`: `ExponentialLR`.
     Exponential {
-        /// What the rate is multiplied with at each step.
+        /// The factor of the rate at each step.
         factor: f64,
     },
     /// From 1 to `end` along a line, and then `end`: `LinearLR`.

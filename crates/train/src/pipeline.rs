@@ -39,8 +39,8 @@ struct Stages<S> {
 /// A model in stages on the devices of a pool, and the order in which they work.
 ///
 /// The model is the user's: a [`Stage`] knows its forward and backward pass. The pipeline calls the stages in the order
-/// of a [`PipelineSchedule`], moves activations and gradients between devices, and keeps what backward passes need. It
-/// is one-sided: a stage passes its result on and goes on, so no order of sends can deadlock.
+/// of a [`PipelineSchedule`], moves activations and gradients between devices, and keeps the values for the backward
+/// passes. It is one-sided: a stage passes its result on and goes on, so no order of sends can deadlock.
 ///
 /// ```
 /// use gpu_pool::{Device, DeviceBuffer, GpuPool, Result};
@@ -114,8 +114,8 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// in one group.
     ///
     /// With `|dev| dev.world()` one pipeline spans all processes of a cluster (`gpu-pool-cluster`), whose devices are
-    /// its ranks in their order. Each process makes the same calls. What goes from stage to stage then crosses
-    /// processes, which a [`Transfer`](gpu_pool::collective::Transfer) of your own must be able to do. The closures of
+    /// its ranks in their order. Each process makes the same calls. The values between stages then cross processes,
+    /// which a [`Transfer`](gpu_pool::collective::Transfer) of your own must be able to do. The closures of
     /// [`step`](Self::step) run where their stages are: `input` in the process of the first stage, `loss` in that of
     /// the last one.
     ///
@@ -176,7 +176,7 @@ impl<S: Stage + 'static> Pipeline<S> {
         Ok(Pipeline { stages, forward: schedule.forward_only(), schedule, team: Box::new(group) })
     }
 
-    /// Warns (by a `tracing` event, at once) of each rank that will keep more than `limit` micro-batches for its
+    /// Warns (by a `tracing` event, immediately) of each rank that will keep more than `limit` micro-batches for its
     /// backward passes, by [`PipelineSchedule::in_flight`].
     #[must_use]
     pub fn limit_in_flight(self, limit: usize) -> Self {

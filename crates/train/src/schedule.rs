@@ -31,8 +31,8 @@ type Checked<T> = std::result::Result<T, ScheduleError>;
 
 /// The most actions that a [`PipelineSchedule`] may have: 2^22, about four million.
 ///
-/// The limit turns a wrong argument into an error at once. Without it, `PipelineSchedule::gpipe(4, usize::MAX)` would
-/// fill the memory.
+/// Because of the limit a wrong argument is an error immediately. Without it, `PipelineSchedule::gpipe(4, usize::MAX)`
+/// would fill the memory.
 pub const MAX_ACTIONS: usize = 1 << 22;
 
 /// The order in which the ranks of a pipeline compute. Every value is complete and runnable.
@@ -43,8 +43,8 @@ pub const MAX_ACTIONS: usize = 1 << 22;
 ///
 /// # Validity
 ///
-/// Each constructor checks these rules, and returns an [`Error::InvalidArgument`] that names what breaks them, at the
-/// place of the call. [`check`](PipelineSchedule::check) returns it as a typed [`ScheduleError`].
+/// Each constructor checks these rules, and returns an [`Error::InvalidArgument`] that names the action that breaks
+/// them, at the place of the call. [`check`](PipelineSchedule::check) returns it as a typed [`ScheduleError`].
 ///
 /// * Each rank has at least one action, and there are at most [`MAX_ACTIONS`] in all.
 /// * All actions of a stage are on one rank.
@@ -238,7 +238,7 @@ impl PipelineSchedule {
         &self.actions[rank]
     }
 
-    /// The most activations that a rank keeps at once for backward passes, counted in micro-batches of one stage.
+    /// The most activations that a rank keeps at one time for backward passes, counted in micro-batches of one stage.
     ///
     /// A forward pass saves one. [`Backward`](Work::Backward) or [`BackwardWeights`](Work::BackwardWeights) frees it.
     /// So [`BackwardInput`](Work::BackwardInput) frees nothing. A schedule without backward passes saves nothing.

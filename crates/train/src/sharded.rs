@@ -102,8 +102,8 @@ pub struct ShardedState {
 
 impl<T: Parameter> ShardedOptimizer<T> {
     /// Makes this device's part, for parameters with these numbers of elements. All devices of the group call it.
-    /// `reduce` is [`Sum`](ReduceOp::Sum) or [`Avg`](ReduceOp::Avg): what is done to the devices' gradients.
-    /// [`Optimizer::sharded`] and [`Optimizer::bucket_bytes`] have no meaning here.
+    /// `reduce` is [`Sum`](ReduceOp::Sum) or [`Avg`](ReduceOp::Avg), of the devices' gradients. [`Optimizer::sharded`]
+    /// and [`Optimizer::bucket_bytes`] have no meaning here.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a wrong optimizer or operation, and in a capture; [`Error::Mismatch`] on all
@@ -186,7 +186,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     ///
     /// Returns the norm of all gradients, before it is clipped: one number on the device, with the same bits on all.
     /// None if the optimizer does not [clip](Optimizer::clip). (`clip(f32::MAX.into())` computes the norm and changes
-    /// nothing.) If the norm is not finite, the step changes nothing; without clipping nobody looks.
+    /// nothing.) If the norm is not finite, the step changes nothing; without clipping it is not computed.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other lengths than at the start, memory that begins at no multiple of 16 bytes,

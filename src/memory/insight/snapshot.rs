@@ -9,8 +9,8 @@ use super::{
 use crate::memory::stats::MemoryStats;
 use std::fmt;
 
-/// What a device's memory pool holds, and, with recording on, what has happened in it. It prints with `Display`. With
-/// the feature `insight` (a default feature) `memory_viz` writes it for PyTorch's memory viewer, and serde as any data.
+/// The contents of a device's memory pool and, with recording on, its history. It prints with `Display`. With the
+/// feature `insight` (a default feature) `memory_viz` writes it for PyTorch's memory viewer, and serde as any data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -25,7 +25,7 @@ pub struct MemorySnapshot {
     pub stats: MemoryStats,
     /// Memory from the driver.
     pub chunks: Vec<ChunkInfo>,
-    /// What the chunks are divided into.
+    /// The parts of the chunks.
     pub blocks: Vec<BlockInfo>,
     /// The recent past, oldest first.
     pub events: Vec<MemoryEvent>,
@@ -33,7 +33,7 @@ pub struct MemorySnapshot {
     pub dropped_events: u64,
 }
 
-/// A piece of memory that the driver gave at once.
+/// A piece of memory that the driver gave in one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -88,7 +88,7 @@ pub enum BlockState {
 pub struct MemoryEvent {
     /// When the device's own thread did or learned it, in microseconds since the pool was built.
     pub micros: u64,
-    /// What it was.
+    /// The event.
     pub kind: EventKind,
     /// Address; 0 for events without one.
     pub address: u64,
@@ -102,7 +102,7 @@ pub struct MemoryEvent {
     pub site: Option<CallSite>,
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]

@@ -30,7 +30,7 @@ const TICK: Duration = Duration::from_millis(20);
 /// [`export_mut`](super::ClusterBuffer::export_mut); else a write is [`Error::Borrowed`].
 ///
 /// The exporter's memory stays until this is dropped. The exporter is told when the last operations on it have
-/// completed: by [`release`](Self::release) at once, after a drop at the end of the device's scope at the latest.
+/// completed: by [`release`](Self::release) immediately, after a drop at the end of the device's scope at the latest.
 pub struct Imported<T: DeviceCopy> {
     pub(super) buffer: DeviceBuffer<T>,
     pub(super) exclusive: bool,
@@ -57,7 +57,7 @@ impl<T: DeviceCopy> Imported<T> {
         self.buffer.peer()
     }
 
-    /// Waits for the last operations on the memory, unmaps it, and tells the exporter, who may then use it again.
+    /// Waits for the last operations on the memory, unmaps it, and tells the exporter, which may then use it again.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::DeviceLost`], the driver's: then the exporter is told when the operations have

@@ -42,8 +42,8 @@ impl<'a, T: Parameter> Gradients<'a, T> {
     }
 
     /// Gives gradient `i`, once in each pass: `f` writes all of it. When the last gradient of a bucket is there, its
-    /// exchange begins. What an earlier pass has [accumulated](super::DataParallel::accumulate) is added to it, for
-    /// `f32` at the cost of a buffer and of a pass over it; see [`add`](Self::add).
+    /// exchange begins. The gradient that earlier passes have [accumulated](super::DataParallel::accumulate) is added
+    /// to it, for `f32` at the cost of a buffer and of a pass over it; see [`add`](Self::add).
     ///
     /// # Errors
     /// [`InvalidArgument`](gpu_pool::Error::InvalidArgument) when there is no such gradient, or it was given already;
@@ -63,8 +63,8 @@ impl<'a, T: Parameter> Gradients<'a, T> {
         self.exchange.ready(self.dev, i)
     }
 
-    /// [`write`](Self::write) for an `f` that can add, as a matrix product can: it gets 1 if it must add to what is
-    /// there, else 0 (`beta` of a product). It is never 1 in half types, whose sums are in `f32`, apart.
+    /// [`write`](Self::write) for an `f` that can add, as a matrix product can: it gets 1 if it must add to the present
+    /// content, else 0 (`beta` of a product). It is never 1 in half types, whose sums are in `f32`, apart.
     ///
     /// # Errors
     /// As of `write`.

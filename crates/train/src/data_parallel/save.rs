@@ -138,7 +138,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         told?.into_iter().flatten().next().map_or(Ok(()), Err)
     }
 
-    /// Reads what [`save`](Self::save) has written, into a model of the same sizes and an optimizer of the same kind:
+    /// Reads a file of [`save`](Self::save), into a model of the same sizes and an optimizer of the same kind:
     /// [`Checkpoint::load`] and [`restore`](Self::restore). Each process of a cluster reads the file.
     ///
     /// # Errors
@@ -206,7 +206,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     /// [`Checkpoint::tensor`] in [`each`](Self::each).
     ///
     /// All processes of a cluster call it, or [`load`](Self::load). They compare the number of steps and a checksum of
-    /// what is taken over.
+    /// the state that is taken over.
     ///
     /// # Errors
     /// Before anything has changed: [`Error::InvalidArgument`] for another number of parameters or groups, other sizes

@@ -98,9 +98,9 @@ macro_rules! activations {
 /// Activations, and the step back through them. All are asynchronous on the current stream and can be captured. Half
 /// types are computed in `f32` and rounded once.
 ///
-/// `f` is an [`Activation`], or one with a bias for each column: [`Activation::biased`]. The step back needs what went
-/// into the function: `dx = dy * f'(x)`, or `dy * f'(x + bias)`. Without a bias, what came out of [`Activation::Relu`]
-/// does as well.
+/// `f` is an [`Activation`], or one with a bias for each column: [`Activation::biased`]. The step back needs the input
+/// of the function: `dx = dy * f'(x)`, or `dy * f'(x + bias)`. Without a bias, the output of [`Activation::Relu`] does
+/// as well.
 ///
 /// Far from 0, also at infinity, they and their slopes are their limits: `silu(-infinity)` is 0.
 ///

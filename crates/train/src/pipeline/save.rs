@@ -8,7 +8,7 @@ use gpu_pool::{Device, Result, extend::OpSite};
 use std::path::Path;
 
 impl<S: Stage + 'static> Pipeline<S> {
-    /// Writes what `f` puts into a checkpoint for each stage: [`checkpoint`](Self::checkpoint) and
+    /// Writes the entries that `f` puts into a checkpoint for each stage: [`checkpoint`](Self::checkpoint) and
     /// [`Checkpoint::save`].
     ///
     /// # Errors
@@ -22,7 +22,7 @@ impl<S: Stage + 'static> Pipeline<S> {
         self.checkpoint(f)?.save(path)
     }
 
-    /// Reads what [`save`](Self::save) has written: [`Checkpoint::load`] and [`restore`](Self::restore).
+    /// Reads a file of [`save`](Self::save): [`Checkpoint::load`] and [`restore`](Self::restore).
     ///
     /// # Errors
     /// Those of both.
@@ -37,7 +37,7 @@ impl<S: Stage + 'static> Pipeline<S> {
 
     /// A checkpoint of all stages. `f` puts the tensors of a stage into a checkpoint of its own; collectives are
     /// allowed. In the whole their names begin with `stage0.` and so on, so it does not depend on how stages lie on
-    /// devices. Of several pipelines it has what the first one has put in.
+    /// devices. Of several pipelines it has the entries of the first one.
     ///
     /// It has the stages of this process: in a pipeline of several processes each saves its own, in a file of its own.
     ///

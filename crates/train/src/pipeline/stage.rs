@@ -12,10 +12,10 @@ pub struct StageContext {
     pub stage: usize,
     /// The micro-batch's number, from 0.
     pub micro: usize,
-    /// Whether it is stage 0: nobody needs the gradient of its input.
+    /// Whether it is stage 0: the gradient of its input is not needed.
     pub is_first: bool,
-    /// For backward passes: whether an earlier micro-batch of this step has left gradients of the weights in the
-    /// stage. If so, add to them; if not, replace what the last step has left.
+    /// For backward passes: whether an earlier micro-batch of this step has left gradients of the weights in the stage.
+    /// If so, add to them; if not, replace those of the last step.
     pub accumulate: bool,
 }
 
@@ -25,10 +25,10 @@ pub struct StageContext {
 /// stages of a pipeline have one type; stages that differ are variants of an enum, or boxes (`Box<dyn Stage<Activation
 /// = .., Saved = ..>>` is a stage).
 pub trait Stage {
-    /// What a stage takes from the stage before and passes to the next. Gradients of it come back.
+    /// The activation that a stage takes from the stage before and passes to the next. Gradients of it come back.
     type Activation: Transfer;
-    /// What the backward pass of a micro-batch needs of its forward pass. The pipeline keeps it in between. `()` if it
-    /// needs nothing.
+    /// The values that the backward pass of a micro-batch needs of its forward pass. The pipeline keeps them in
+    /// between. `()` if it needs none.
     type Saved;
 
     /// The forward pass of one micro-batch.
@@ -57,7 +57,7 @@ pub trait Stage {
     ) -> Result<Option<Self::Activation>>;
 
     /// The first half of [`backward`](Self::backward), for schedules that split it (zero bubble): only the gradient of
-    /// the input. What the second half needs, such as `dy`, goes into `saved`.
+    /// the input. The values for the second half, such as `dy`, go into `saved`.
     ///
     /// # Errors
     /// As [`forward`](Self::forward). Without an implementation: [`Error::InvalidArgument`] at the first use.

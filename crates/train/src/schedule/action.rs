@@ -5,7 +5,7 @@
 use super::{Checked, ScheduleError};
 use std::{fmt, str::FromStr};
 
-/// What a rank computes for one micro-batch in one stage.
+/// A computation of a rank for one micro-batch in one stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Work {
     /// The forward pass. Written `F`.
@@ -55,7 +55,7 @@ impl Work {
 pub struct Action {
     /// The stage, from 0.
     pub stage: usize,
-    /// What is computed.
+    /// The computation.
     pub work: Work,
     /// The micro-batch, from 0.
     pub micro: usize,

@@ -18,7 +18,7 @@ pub enum ScheduleError {
         line: usize,
         /// The column of the CSV file, from 1: it counts the cells of the line, not their characters.
         column: usize,
-        /// What is wrong with the text.
+        /// The fault of the text.
         why: &'static str,
     },
     /// Two ranks have actions of one stage.
@@ -45,7 +45,7 @@ pub enum ScheduleError {
         rank: usize,
         /// The action that comes first in the list of the rank.
         early: Action,
-        /// The action that comes after it, but makes what `early` needs.
+        /// The action that comes after it, but makes the input of `early`.
         late: Action,
     },
     /// The ranks would wait for each other for ever. One entry for each rank that cannot finish.

@@ -27,7 +27,7 @@ impl PipelineSchedule {
     /// let schedule = PipelineSchedule::one_f_one_b(4, 16)?;
     /// let kept: Vec<_> = (0..4).map(|rank| schedule.in_flight(rank)).collect();
     /// assert_eq!(kept, [4, 3, 2, 1]);
-    /// assert!(PipelineSchedule::one_f_one_b(4, usize::MAX).is_err()); // An error at once, not a full memory.
+    /// assert!(PipelineSchedule::one_f_one_b(4, usize::MAX).is_err()); // An error immediately, not a full memory.
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     #[track_caller]

@@ -22,7 +22,7 @@ pub struct Costs {
     pub backward_input: Duration,
     /// A [`BackwardWeights`](Work::BackwardWeights).
     pub backward_weights: Duration,
-    /// From the end of an action to the arrival of its result on another rank. On its own rank it is there at once.
+    /// From the end of an action to the arrival of its result on another rank. On its own rank it is there immediately.
     pub hop: Duration,
 }
 
@@ -55,7 +55,7 @@ impl Costs {
 /// When an action runs. Part of a [`Timeline`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// What the rank computes.
+    /// The rank's computation.
     pub action: Action,
     /// Time from the start of the step.
     pub start: Duration,
@@ -63,7 +63,7 @@ pub struct Span {
     pub end: Duration,
 }
 
-/// What [`PipelineSchedule::simulate`] finds.
+/// The result of [`PipelineSchedule::simulate`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
     /// By rank, in order: when each of its actions runs.
@@ -73,7 +73,7 @@ pub struct Timeline {
     /// The share of the time up to `end`, summed over all ranks, in which ranks are idle: 0 is perfect, 1 is all idle.
     /// It is 0 if nothing takes any time.
     pub bubble: f64,
-    /// By rank: the most activations that it keeps at once, see [`PipelineSchedule::in_flight`].
+    /// By rank: the most activations that it keeps at one time, see [`PipelineSchedule::in_flight`].
     pub in_flight: Vec<usize>,
 }
 
@@ -82,7 +82,7 @@ pub struct Timeline {
 impl Timeline {
     /// The timeline in the Chrome trace format, as JSON: <https://ui.perfetto.dev> opens it.
     ///
-    /// There is a row for each rank, with the most activations that it saves at once, and a box for each action.
+    /// There is a row for each rank, with the most activations that it saves at one time, and a box for each action.
     ///
     /// ```
     /// use gpu_pool_train::{Costs, PipelineSchedule};

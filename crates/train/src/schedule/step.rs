@@ -32,13 +32,13 @@ pub enum Peer {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What the rank computes.
+    /// The rank's computation.
     pub action: Action,
     /// The action whose result this one uses. `None` for a forward pass of stage 0. A backward pass of the last stage
     /// uses the loss, so it needs the forward pass of that stage.
     pub needs: Option<Action>,
     /// Where the input comes from: an activation for a forward pass, a gradient for a backward pass. Gradients of
-    /// weights use what [`Work::BackwardInput`] left on the same rank.
+    /// weights use the result of [`Work::BackwardInput`] on the same rank.
     pub input: Peer,
     /// Where the result goes. Gradients of weights stay on the same rank.
     pub output: Peer,

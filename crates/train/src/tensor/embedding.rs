@@ -173,7 +173,7 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
         to.insert_part(group, &named(name, "weight"), &cut, &self.table.slice(..cut.len()))
     }
 
-    /// Takes this member's rows of what [`save`](Self::save) has put in, also on another number of devices. All members
+    /// Takes this member's rows of the entries of [`save`](Self::save), also on another number of devices. All members
     /// of the group call it with the same checkpoint.
     ///
     /// # Errors

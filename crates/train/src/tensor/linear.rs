@@ -336,8 +336,8 @@ impl<T: Float + Element> RowLinear<T> {
 
     /// [`forward`](Self::forward) with the residual and the norm that follow, by one
     /// [`all_reduce_norm`](crate::ops::AllReduceNorm::all_reduce_norm). `residual`, the same on all members, becomes
-    /// `residual + bias`, and then that plus the sum. Returns the norm of it in a new buffer, and what the norm's step
-    /// back needs; `residual` is that norm's input, and its gradient is this layer's `dy`, too.
+    /// `residual + bias`, and then that plus the sum. Returns the norm of it in a new buffer, and the values for the
+    /// norm's step back; `residual` is that norm's input, and its gradient is this layer's `dy`, too.
     ///
     /// # Errors
     /// As [`forward`](Self::forward); those of
@@ -460,7 +460,7 @@ macro_rules! checkpoints {
                 to.insert_part(group, &named(name, "bias"), &bias, &self.part.bias)
             }
 
-            /// Takes this member's part of what [`save`](Self::save) has put in, also on another number of devices. All
+            /// Takes this member's part of the entries of [`save`](Self::save), also on another number of devices. All
             /// members of the group call it with the same checkpoint.
             ///
             /// # Errors

@@ -16,7 +16,7 @@ use gpu_pool::{
 pub struct SequenceNorm<T: Float> {
     /// The factors.
     pub gamma: DeviceBuffer<T>,
-    /// What is added; none for an RMS norm.
+    /// The summand; none for an RMS norm.
     pub beta: Option<DeviceBuffer<T>>,
     /// The gradient of `gamma`.
     pub gamma_gradient: DeviceBuffer<T>,

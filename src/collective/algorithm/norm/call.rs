@@ -83,7 +83,7 @@ impl<T: Float> std::fmt::Debug for RowNorm<'_, T> {
     }
 }
 
-/// What a step back through a norm needs of each row: its mean (for a layer norm), and one over its deviation.
+/// The values of each row for a step back through a norm: its mean (for a layer norm), and one over its deviation.
 pub struct NormSaved<T: Float> {
     /// The means; none of an RMS norm.
     pub mean: Option<DeviceBuffer<T::Acc>>,

@@ -205,7 +205,7 @@ macro_rules! softmax {
         }
 
         #[doc = concat!("The step back through [`", stringify!($name), "`](Self::", stringify!($name), "):")]
-        #[doc = concat!($of_y, ", in a new buffer; `y` is what the step forward gave.")]
+        #[doc = concat!($of_y, ", in a new buffer; `y` is the result of the step forward.")]
         ///
         /// ```
         /// # use gpu_pool::GpuPool;

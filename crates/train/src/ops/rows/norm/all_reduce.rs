@@ -23,15 +23,15 @@ use gpu_pool::{
 /// do not fit and an `eps` that is negative or not finite, and `Mismatch` also for norms of different kinds, row
 /// lengths or `eps`.
 pub trait AllReduceNorm {
-    /// An all-reduce, the addition of a residual, and a norm of the rows, in one call: what follows a layer whose
-    /// partial sums lie on all members (`RowLinear`). `residual` becomes `residual + sum`, and `x` the norm of that.
-    /// Rows are as long as the norm's weights, and are as many as `x` has. Returns what the step back needs: then
+    /// An all-reduce, the addition of a residual, and a norm of the rows, in one call. It follows a layer whose partial
+    /// sums lie on all members (`RowLinear`). `residual` becomes `residual + sum`, and `x` the norm of that. Rows are
+    /// as long as the norm's weights, and are as many as `x` has. Returns the values for the step back: there
     /// `residual` is the norm's input.
     ///
     /// The bits are those of [`all_reduce`](Device::all_reduce) (with [`ReduceOp::Sum`](gpu_pool::ReduceOp::Sum)),
     /// [`add_in_place`](crate::ops::Pointwise::add_in_place), and [`rms_norm`](super::Norms::rms_norm) or
     /// [`layer_norm`](super::Norms::layer_norm), one after the other: the sum and the residual are rounded to the
-    /// element's type each. The sum is in the order of ranks whatever its size, as with
+    /// element's type each. The sum is in the order of ranks at every size, as with
     /// [`ReduceOrder::Rank`](gpu_pool::collective::ReduceOrder). So the bits depend on a row's elements alone, not on
     /// the number of rows nor on the row's place. Members with the same residual and weights hold the same bits; each
     /// member's residual and weights are its own.
