@@ -19,6 +19,7 @@ pages! {
     Gradients: "docs/src/guide/gradients.md",
     Graphs: "docs/src/guide/graphs.md",
     Tasks: "docs/src/guide/tasks.md",
+    Jobs: "docs/src/guide/jobs.md",
     Testing: "docs/src/guide/testing.md",
     Errors: "docs/src/guide/errors.md",
     Tuning: "docs/src/guide/tuning.md",
