@@ -65,8 +65,8 @@ killed() {
 suite() (
     echo "--- $1"
     export PATH=${2:+$2:}$PATH GPU_POOL_MPI=$3
-    cargo test "${features[@]}" -p gpu-pool-cluster --quiet --lib -- --nocapture --test-threads=1 \
-        transport::conformance::processes::mpi
+    cargo test "${features[@]}" -p gpu-pool-cluster --quiet --test transports -- --nocapture --test-threads=1 \
+        processes::mpi
     for processes in 2 3; do
         for devices in 1 2 3; do
             echo "$processes processes of $devices devices"

@@ -2,7 +2,7 @@
 # Runs packed test binaries on a GPU machine, where there is no Rust toolchain:
 #
 #   . .gpu/env.sh; benches/test-gpu.sh [binary...]
-#   default: ops graphs gradients collectives memory basics faults driver_conformance train.ops train.norm
+#   default: ops prove graphs gradients collectives memory basics faults driver_conformance train.ops train.norm
 #   train.parallel lab.bug_zoo, and the unit tests of all crates
 #
 # benches/pack-tests.sh makes .gpu/t/<binary>. Of each one the tests of GPUs run (`cuda` in their name). Then each of
@@ -16,7 +16,7 @@ set -uo pipefail
 logs=$(mktemp -d)
 binaries=("$@")
 [ ${#binaries[@]} -gt 0 ] ||
-  binaries=(ops graphs gradients collectives memory basics faults driver_conformance train.ops train.norm
+  binaries=(ops prove graphs gradients collectives memory basics faults driver_conformance train.ops train.norm
     train.parallel lab.bug_zoo gpu_pool gpu_pool_train gpu_pool_cluster gpu_pool_lab)
 failed=0
 
@@ -30,14 +30,15 @@ for binary in "${binaries[@]}"; do
   [ "$code" -eq 0 ] || failed=1
 done
 
-# Rows, pointwise and embedding have the kernels that share memory between threads.
+# Rows, pointwise, number and embedding have the kernels that share memory between threads.
 pids=()
 for tool in $SANITIZE; do
   {
     code=0
-    for binary in ops train.ops; do
+    for binary in ops train.ops prove; do
       timeout "$LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5 ".gpu/t/$binary" \
-        rows::cuda pointwise::cuda embedding::cuda shape::cuda cast::cuda random::cuda --test-threads 2 \
+        rows::cuda pointwise::cuda number::cuda embedding::cuda shape::cuda cast::cuda random::cuda \
+        cuda::a_commitment --test-threads 2 \
         >>"$logs/$tool.log" 2>&1 || code=$?
     done
     echo "$tool: exit $code, $(grep -ac '^test .* ok$' "$logs/$tool.log") passed," \

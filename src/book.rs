@@ -16,7 +16,6 @@ pages! {
     Memory: "docs/src/guide/memory.md",
     MemoryPool: "docs/src/guide/memory_pool.md",
     Streams: "docs/src/guide/streams.md",
-    Kernels: "docs/src/guide/kernels.md",
     Gradients: "docs/src/guide/gradients.md",
     Graphs: "docs/src/guide/graphs.md",
     Tasks: "docs/src/guide/tasks.md",

@@ -240,7 +240,7 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(exchange)
     }
 
-    /// Allocates what depends on the layout, except the buckets' memory.
+    /// Makes what depends on the layout, except the buckets' memory: nothing is ready then.
     #[track_caller]
     fn allocate_scratch(&mut self, dev: &Device) -> Result<()> {
         self.readiness = Readiness::new(&self.layout);

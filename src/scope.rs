@@ -1,8 +1,8 @@
 //! How a scope runs: a gang of device threads, one closure, one outcome.
 //!
 //! [`run`] is the caller's side: it makes the gang, enters the queues, waits for the members and collects the outcome.
-//! [`member`] is a device thread's side: the closure, then its streams, then the recovery if the gang has failed. Pools
-//! and [`PerDevice`](crate::PerDevice) call this file; it may use everything below them.
+//! [`member`] is a device thread's side: the closure, then its streams, then the recovery if the gang has failed. [`Run`](crate::Run)
+//! and tasks call this file; it may use everything below them.
 //!
 //! Invariant: when [`run`] returns or unwinds, no closure of the scope runs, and no work of the scope is in flight on a
 //! stream of its devices, unless the gang is [stuck](Gang::is_stuck).
@@ -29,7 +29,7 @@ use crossbeam::utils::CachePadded;
 use member::{Outcome, Part};
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
-use std::{cell::RefCell, fmt, panic::Location, rc::Rc, sync::Arc, time::Duration};
+use std::{cell::RefCell, fmt, rc::Rc, sync::Arc, time::Duration};
 
 /// The one order of gangs in this process.
 pub(crate) static ORDER: Lazy<Order> = Lazy::new(Order::new);
@@ -83,25 +83,6 @@ pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize
     Ok(devices)
 }
 
-/// Runs a scope. When a closure fails, `tell` gets its error and a function that poisons the gang; it must call the
-/// function with the error that peers are to see. Both return whether this was the gang's first failure. Other
-/// processes are told when `tell` has returned.
-#[track_caller]
-pub(crate) fn run<F, R, E>(
-    shared: &Arc<Shared>,
-    op: &'static str,
-    members: Option<&[usize]>,
-    f: F,
-    tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
-) -> Result<Vec<R>, E>
-where
-    F: Fn(&Device, Shard) -> Result<R, E> + Sync,
-    R: Send,
-    E: From<Error> + Send,
-{
-    run_meanwhile(shared, members, f, tell, |_| {}, Begin::at(op, Location::caller()))
-}
-
 /// How a scope begins.
 #[derive(Clone, Copy)]
 pub(crate) struct Begin<'n> {
@@ -121,9 +102,13 @@ impl<'n> Begin<'n> {
     }
 }
 
-/// [`run`], while the calling thread runs `meanwhile`. If a member's closure waits for `meanwhile`, then `meanwhile`
-/// must end that wait before it returns; it must not unwind.
-pub(crate) fn run_meanwhile<F, R, E>(
+/// Runs a scope. When a closure fails, `tell` gets its error and a function that poisons the gang; it must call the
+/// function with the error that peers are to see. Both return whether this was the gang's first failure. Other
+/// processes are told when `tell` has returned.
+///
+/// The calling thread runs `meanwhile`. If a member's closure waits for `meanwhile`, then `meanwhile` must end that wait
+/// before it returns; it must not unwind.
+pub(crate) fn run<F, R, E>(
     shared: &Arc<Shared>,
     members: Option<&[usize]>,
     f: F,

@@ -64,6 +64,24 @@ fn room(dev: &Device, len: usize) -> Result<DeviceBuffer<f32>> {
     unsafe { dev.uninit(len) }
 }
 
+/// The hidden layer and the logits.
+pub fn forward(
+    dev: &Device,
+    weights: &DeviceBuffer<f32>,
+    x: &DeviceBuffer<f32>,
+    rows: usize,
+) -> Result<(DeviceBuffer<f32>, DeviceBuffer<f32>)> {
+    let (w1, w2) = (weights.slice(W1), weights.slice(W2));
+    let mut h = room(dev, rows * HIDDEN)?;
+    dev.gemm(1.0, Matrix::new(x, rows, PIXELS)?, Matrix::new(&w1, PIXELS, HIDDEN)?, 0.0, &mut h)?;
+    dev.activation_in_place(Activation::Relu.biased(&weights.slice(B1)), &mut h)?;
+
+    let mut logits = room(dev, rows * CLASSES)?;
+    dev.gemm(1.0, Matrix::new(&h, rows, HIDDEN)?, Matrix::new(&w2, HIDDEN, CLASSES)?, 0.0, &mut logits)?;
+    dev.activation_in_place(Activation::Identity.biased(&weights.slice(B2)), &mut logits)?;
+    Ok((h, logits))
+}
+
 impl Replica {
     /// Makes a replica: equal weights on all devices of the world, this device's shard of the held-out images, and room
     /// for `rows` losses.
@@ -111,7 +129,7 @@ impl Replica {
         batch: usize,
     ) -> Result<()> {
         let rows = labels.len();
-        let (h, logits) = self.forward(dev, x, rows)?;
+        let (h, logits) = forward(dev, &self.weights, x, rows)?;
         let (losses, dlogits) = dev.cross_entropy(&logits, labels, 1.0 / batch as f32)?;
         dev.copy(&losses, &mut self.losses.slice_mut(self.rows_done..self.rows_done + rows))?;
         self.rows_done += rows;
@@ -133,24 +151,6 @@ impl Replica {
         self.gradients.ready(dev, DW1)
     }
 
-    /// The hidden layer and the logits.
-    fn forward(
-        &self,
-        dev: &Device,
-        x: &DeviceBuffer<f32>,
-        rows: usize,
-    ) -> Result<(DeviceBuffer<f32>, DeviceBuffer<f32>)> {
-        let (w1, w2) = (self.weights.slice(W1), self.weights.slice(W2));
-        let mut h = room(dev, rows * HIDDEN)?;
-        dev.gemm(1.0, Matrix::new(x, rows, PIXELS)?, Matrix::new(&w1, PIXELS, HIDDEN)?, 0.0, &mut h)?;
-        dev.activation_in_place(Activation::Relu.biased(&self.weights.slice(B1)), &mut h)?;
-
-        let mut logits = room(dev, rows * CLASSES)?;
-        dev.gemm(1.0, Matrix::new(&h, rows, HIDDEN)?, Matrix::new(&w2, HIDDEN, CLASSES)?, 0.0, &mut logits)?;
-        dev.activation_in_place(Activation::Identity.biased(&self.weights.slice(B2)), &mut logits)?;
-        Ok((h, logits))
-    }
-
     /// Number of this device's held-out images that it classifies correctly. Waits.
     pub fn correct(&self, dev: &Device) -> Result<usize> {
         let (x, labels) = &self.held_out;
@@ -158,7 +158,7 @@ impl Replica {
         if rows == 0 {
             return Ok(0);
         }
-        let (_, logits) = self.forward(dev, x, rows)?;
+        let (_, logits) = forward(dev, &self.weights, x, rows)?;
         let best = dev.download(&dev.argmax(&logits, CLASSES)?)?;
         Ok(best.iter().zip(labels).filter(|(best, label)| **best as i32 == **label).count())
     }

@@ -208,7 +208,7 @@ impl<'d> Group<'d> {
 
     /// Gives bytes to all members. Returns those of all, by rank. In any group.
     pub(crate) fn exchange_bytes(&self, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        let _here = self.dev.worker.handle.enter(call.op, call.site);
+        let _here = OpSite { op: call.op, site: call.site }.enter();
         if let Some(door) = self.door() {
             return door.exchange(self, call, own);
         }
@@ -241,18 +241,12 @@ impl<'d> Group<'d> {
     pub(super) fn begin(&self, request: Request, overlapped: bool) -> Result<Option<Box<dyn PendingReduce>>> {
         match self.door() {
             Some(door) => {
-                let _here = self.dev.worker.handle.enter(request.call.op, request.call.site);
+                let _here = OpSite { op: request.call.op, site: request.call.site }.enter();
                 door.start(self, request, overlapped)
             }
             None if overlapped => self.run_overlapped(&request).map(|()| None),
             None => self.run(request).map(|()| None),
         }
-    }
-
-    /// Ends what [`begin`](Self::begin) has begun.
-    #[track_caller]
-    pub(crate) fn end(&self, begun: Box<dyn PendingReduce>) -> Result<()> {
-        begun.end(self)
     }
 
     /// How an `all_reduce` of so many elements is carried out; none in a group of one process.

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Device,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::{
         call::Origin,
         membership::{Across, Membership},
@@ -181,7 +181,7 @@ impl Group<'_> {
     pub(super) fn run_by(&self, request: Request, given: Option<&dyn Algorithm>) -> Result<()> {
         if let Some(door) = self.door() {
             debug_assert!(given.is_none(), "each step there has an algorithm of its own");
-            let _here = self.dev.worker.handle.enter(request.call.op, request.call.site);
+            let _here = OpSite { op: request.call.op, site: request.call.site }.enter();
             return door.run(self, &request, false);
         }
         let meeting = self.meeting();
@@ -196,7 +196,7 @@ impl Group<'_> {
     pub(crate) fn run_overlapped(&self, request: &Request) -> Result<()> {
         match self.door() {
             Some(door) => {
-                let _here = self.dev.worker.handle.enter(request.call.op, request.call.site);
+                let _here = OpSite { op: request.call.op, site: request.call.site }.enter();
                 door.run(self, request, true)
             }
             None => {

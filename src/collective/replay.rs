@@ -120,7 +120,7 @@ fn capture_meeting(
     mut request: Request,
     given: Option<&dyn Algorithm>,
 ) -> Result<()> {
-    let (dev, name) = (meeting.dev, request.call.op());
+    let (dev, name) = (meeting.dev, request.call.op);
     let mut access = execute::access(dev, &request)?;
     if !recording.is_of(meeting.ordinals()) {
         return Err(recording.refuse(request.call.site, name, "all collectives of a graph are of one group"));

@@ -63,12 +63,12 @@ impl Device {
         Ok(DeviceBuffer::new(block, len))
     }
 
-    /// One function for all types contains the whole hot path of the memory pool.
+    /// One function for all types: the hot path of the memory pool for what is not zeroed or uploaded.
     #[inline(never)]
     fn allocate_bytes(&self, op: &'static str, bytes: usize, align: usize, site: Site) -> Result<BlockRef> {
         // After an abort nothing is allocated: memory that is freed then may still be written.
         self.session.gang.check()?;
-        let _here = self.worker.handle.enter(op, site);
+        let _here = OpSite { op: op, site: site }.enter();
         self.allocate_in(op, bytes, align)
     }
 
@@ -148,7 +148,6 @@ impl Device {
     pub fn trim(&self) -> Result<u64> {
         let _here = OpSite::here("trim");
         self.check()?;
-        let _here = self.worker.handle.enter("trim", Location::caller());
         let given = self.worker.cache.borrow_mut().trim(&|| self.check().is_err());
         self.check().map(|()| given)
     }

@@ -180,6 +180,6 @@ impl<T: Gradient> GradientExchange<T> {
 }
 
 /// An exclusive view. The caller holds the exclusive borrow.
-pub(crate) fn exclusive<T: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceViewMut<'_, T> {
+pub fn exclusive<T: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceViewMut<'_, T> {
     DeviceViewMut { block: view.block, address: view.address, len: view.len, of: PhantomData }
 }

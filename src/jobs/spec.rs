@@ -51,16 +51,6 @@ impl<F> fmt::Debug for TrySubmitError<F> {
     }
 }
 
-impl<F> From<TrySubmitError<F>> for Error {
-    /// A full queue is an error of the caller's.
-    fn from(error: TrySubmitError<F>) -> Self {
-        match error {
-            TrySubmitError::Full(_) => Error::custom("the queue of jobs is full"),
-            TrySubmitError::Refused(error) => error,
-        }
-    }
-}
-
 /// A job with options, from [`Jobs::job`]. The options come in any order; `submit` submits it.
 ///
 /// ```

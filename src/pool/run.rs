@@ -7,7 +7,7 @@ use crate::{
     Device, GpuPool, Parts, Shard,
     error::{Error, Result, op_site::OpSite},
     parts::rows_mut,
-    scope::{Begin, as_it_is, by_its_text, members, run_meanwhile, shard},
+    scope::{Begin, as_it_is, by_its_text, members, run, shard},
     sync::Returned,
     thread::worker::Shared,
 };
@@ -58,7 +58,7 @@ impl<'p, P> Run<'p, P> {
         Run { shared: self.shared, devices: self.devices, name: self.name, parts: () }
     }
 
-    /// Runs the scope. `tell` is that of [`run_meanwhile`].
+    /// Runs the scope. `tell` is that of [`run`].
     #[track_caller]
     pub(crate) fn scope<F, R, E>(
         self,
@@ -77,7 +77,7 @@ impl<'p, P> Run<'p, P> {
             None => None,
         };
         let begin = Begin::at(op, Location::caller()).named(self.name);
-        run_meanwhile(self.shared, devices, f, tell, |_| {}, begin)
+        run(self.shared, devices, f, tell, |_| {}, begin)
     }
 }
 

@@ -262,19 +262,19 @@ impl MpiPart {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "extend"))]
 thread_local! {
     /// As if MPI took the addresses of software GPUs' memory, which is the host's; and as if devices had GPUs of their
     /// own, with room for all.
-    pub(super) static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    pub static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 /// Whether the thread that builds the pool says so.
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 fn forced() -> bool {
-    #[cfg(test)]
+    #[cfg(any(test, feature = "extend"))]
     return FORCED.get();
-    #[cfg(not(test))]
+    #[cfg(not(any(test, feature = "extend")))]
     false
 }
 

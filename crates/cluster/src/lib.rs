@@ -56,10 +56,19 @@ mod world;
 pub mod extend {
     pub use crate::{
         collective::{Hierarchical, MOST_PIECES, PIECE},
-        link::Linked,
+        connect::FORCED,
+        link::{Linked, link_of},
         mutant::{Rule, broken},
         traits::*,
     };
+    #[cfg(all(feature = "mpi", any(target_os = "linux", target_os = "macos")))]
+    pub mod mpi {
+        pub use crate::transport::mpi::{Mpi, PIECE};
+    }
+    #[cfg(all(target_os = "linux", not(loom)))]
+    pub mod shm {
+        pub use crate::transport::shm::{RING, Shm};
+    }
 }
 #[cfg(target_os = "linux")]
 pub use ipc::{Imported, IpcBuffer};

@@ -36,8 +36,8 @@ use std::{
 type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// A gang's link to the other processes.
-pub(crate) struct WorldLink {
-    pub(crate) world: Arc<dyn World>,
+pub struct WorldLink {
+    pub world: Arc<dyn World>,
     deadline: Duration,
     progress: Progress,
     site: Site,
@@ -262,7 +262,7 @@ impl Processes for Linked {
 }
 
 /// The scope's link to the other processes.
-pub(crate) fn link_of(dev: &Device) -> &WorldLink {
+pub fn link_of(dev: &Device) -> &WorldLink {
     let scope = dev.process_scope().expect("the group was made through it");
     scope.as_any().downcast_ref().expect("this crate has connected the pool")
 }

@@ -125,7 +125,7 @@ impl<'a> Member<'a> {
 
     /// The name of the operation, for errors.
     pub(super) fn name(&self) -> &'static str {
-        self.request.call.op()
+        self.request.call.op
     }
 
     /// The same member with another stream of its device, for kernels without a barrier.
@@ -145,8 +145,7 @@ impl<'a> Member<'a> {
 
     /// Ranks of all members but this one. Each member begins with the one after it.
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let (n, me) = (self.count(), self.rank);
-        (1..n).map(move |k| (me + k) % n)
+        self.meeting.others()
     }
 
     /// The pool's signal pad. It is there, since the members' kernels wait for each other.

@@ -34,7 +34,7 @@ pub(crate) enum Descriptors {
 impl Descriptors {
     /// Meets the others for a collective whose kernels wait for each other. With `commits`, the launch gate is open
     /// when this returns `Ok`. Either all members send full descriptors (`in_full`), or all send compact ones.
-    pub(crate) fn of(
+    pub(crate) fn meet(
         meeting: &Meeting<'_>,
         request: &Request,
         scratch: Option<&Area>,

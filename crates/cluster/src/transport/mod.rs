@@ -1,10 +1,9 @@
 //! How payload gets from process to process: the traits of `traits.rs`.
 //!
 //! Between GPUs by NCCL; between the hosts' memories by MPI, or by shared memory on one host. Libraries are opened at
-//! run time. One conformance suite holds for the transports of the hosts' memory.
+//! run time. One conformance suite holds for the transports of the hosts' memory:
+//! `tests/transports`.
 
-#[cfg(all(test, target_os = "linux", not(loom)))]
-mod conformance;
 #[cfg(any(all(target_os = "linux", not(loom)), all(feature = "mpi", target_os = "macos")))]
 mod host;
 #[cfg(all(feature = "mpi", any(target_os = "linux", target_os = "macos")))]

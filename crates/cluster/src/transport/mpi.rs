@@ -45,10 +45,10 @@ use std::{
 
 /// Bytes of one request, at most: counts are `int`s. (Functions with large counts are of MPI 4, which Open MPI 4 is
 /// not.)
-pub(super) const PIECE: usize = 1 << 30;
+pub const PIECE: usize = 1 << 30;
 
 /// MPI in this process.
-pub(crate) struct Mpi {
+pub struct Mpi {
     channel: Arc<Channel>,
     rank: usize,
     size: usize,
@@ -78,12 +78,12 @@ impl Mpi {
     /// # Errors
     /// [`Error::Cluster`]: no library, one that does not belong to the launcher, one that has ended in this process, or
     /// one that the program has begun without `MPI_THREAD_MULTIPLE`. [`Error::Transport`]: MPI's own.
-    pub(crate) fn load() -> Result<Mpi> {
+    pub fn load() -> Result<Mpi> {
         Self::load_with(false, PIECE)
     }
 
     /// [`load`](Self::load). `one_thread`: as if the library had no `MPI_THREAD_MULTIPLE`.
-    pub(super) fn load_with(one_thread: bool, piece: usize) -> Result<Mpi> {
+    pub fn load_with(one_thread: bool, piece: usize) -> Result<Mpi> {
         let library = Library::open()?;
         let owner = Owner::start()?;
         let Started { channel, rank, size, multiple, ours } =
@@ -102,22 +102,22 @@ impl Mpi {
     }
 
     /// The number of this process.
-    pub(crate) fn rank(&self) -> usize {
+    pub fn rank(&self) -> usize {
         self.rank
     }
 
     /// The number of processes.
-    pub(crate) fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.size
     }
 
     /// The library's name and version.
-    pub(crate) fn version(&self) -> &str {
+    pub fn version(&self) -> &str {
         &self.channel.library.version
     }
 
     /// Whether the library takes addresses of GPUs' memory. False if it does not tell: then data is staged.
-    pub(crate) fn is_cuda_aware(&self) -> bool {
+    pub fn is_cuda_aware(&self) -> bool {
         self.channel.library.is_cuda_aware()
     }
 
@@ -125,7 +125,7 @@ impl Mpi {
     ///
     /// # Errors
     /// [`Error::HostTimeout`] when not all have come by the deadline; [`Error::Transport`].
-    pub(crate) fn broadcast(&self, bytes: &mut [u8], deadline: Duration) -> Result<()> {
+    pub fn broadcast(&self, bytes: &mut [u8], deadline: Duration) -> Result<()> {
         let start = Instant::now();
         let others = || (0..self.size).filter(|&host| host != self.rank);
         let late = || {
@@ -195,7 +195,7 @@ impl Mpi {
     ///
     /// # Errors
     /// [`Error::HostTimeout`] when not all processes have come by the deadline; [`Error::Transport`].
-    pub(crate) fn close(&self, deadline: Duration) -> Result<()> {
+    pub fn close(&self, deadline: Duration) -> Result<()> {
         let first = self.gate.close();
         let others = || (0..self.size).filter(|&host| host != self.rank).collect();
         let late = || Error::HostTimeout { op: "MPI_Finalize".to_owned(), waited: deadline, missing: others() };

@@ -34,13 +34,13 @@ use parking_lot::Mutex;
 use std::{fmt, sync::Arc, time::Duration};
 
 /// Bytes of a ring: some pieces that are published at once, and few enough for a core's cache.
-pub(super) const RING: usize = 256 << 10;
+pub const RING: usize = 256 << 10;
 
 /// After so many bytes a thread looks whether its own messages are done: others' may never end.
 const BUDGET: usize = 4 * RING;
 
 /// The processes of one host, connected by shared memory.
-pub(crate) struct Shm {
+pub struct Shm {
     rank: usize,
     peers: Vec<Peer>,
     /// Rings to this process.
@@ -109,7 +109,7 @@ impl Shm {
     ///
     /// # Errors
     /// [`Error::Transport`] when a process has not come by the deadline, or is another user's; `set`'s and `get`'s.
-    pub(crate) fn connect(
+    pub fn connect(
         name: &str,
         (rank, size): (usize, usize),
         set: impl Fn(&str, &[u8]) -> Result<()>,
@@ -119,7 +119,7 @@ impl Shm {
         Self::connect_with(RING, name, (rank, size), set, get, deadline)
     }
 
-    pub(super) fn connect_with(
+    pub fn connect_with(
         ring: usize,
         name: &str,
         (rank, size): (usize, usize),

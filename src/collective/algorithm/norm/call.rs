@@ -9,7 +9,7 @@ use super::{NormCall, NormKernel, NormMemory, Rows, threads_of_row};
 use crate::{
     Device, DeviceBuffer, Element, Group,
     collective::kernels::Part,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::{
         call::{Call, ThenNorm},
         descriptor::Area,
@@ -19,7 +19,6 @@ use crate::{
     memory::{AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut, hazard::Access},
     ops::{rows_of, same_len},
 };
-use std::panic::Location;
 
 /// A norm of rows with its weights, for `all_reduce_norm`. The rows are as long as the weights.
 #[derive(Clone, Copy)]
@@ -119,7 +118,7 @@ pub fn sum_and_norm<T: Float + Element>(
     apart: impl FnOnce(DeviceViewMut<'_, T>, DeviceViewMut<'_, T>, &mut NormSaved<T>) -> Result<()>,
 ) -> Result<NormSaved<T>> {
     let dev = group.device();
-    let _here = dev.worker.handle.enter(op, Location::caller());
+    let _here = OpSite::here(op);
     let cols = norm.gamma.len();
     let rows = rows_of(op, y.len(), cols)?;
     check_eps(op, norm.eps)?;

@@ -116,7 +116,7 @@ impl Library {
     unsafe fn of(library: &Opened) -> Result<Library> {
         // SAFETY: as promised.
         let f = unsafe { Functions::of(library)? };
-        let handle = |name| {
+        let handle = |name| -> Result<usize> {
             let at = library.symbol(name).ok_or_else(|| library.unusable("it is half an Open MPI"))?;
             Ok(at.expose_provenance())
         };

@@ -2,8 +2,8 @@
 //! --nocapture` prints them.
 
 use super::{Place, tag};
-use crate::traits::Message;
 use gpu_pool::PinnedBuffer;
+use gpu_pool_cluster::extend::Message;
 use std::{
     sync::Arc,
     thread,

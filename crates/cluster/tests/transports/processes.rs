@@ -1,14 +1,14 @@
 //! Runs the cases: between threads, between processes, under `mpirun`.
 
 use super::{Place, cases, random, speed};
-#[cfg(feature = "mpi")]
-use crate::transport::mpi::{Mpi, PIECE};
-use crate::{
-    texts,
-    traits::HostTransport,
-    transport::shm::{RING, Shm},
-};
+use crate::texts;
 use gpu_pool::{Error, GpuPool, Result};
+#[cfg(feature = "mpi")]
+use gpu_pool_cluster::extend::mpi::{Mpi, PIECE};
+use gpu_pool_cluster::extend::{
+    HostTransport,
+    shm::{RING, Shm},
+};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::{

@@ -1,7 +1,11 @@
 //! A process under `mpirun` whose pool gives MPI the addresses of its devices' memory.
 
-use crate::{Cluster, TransportChoice, connect::FORCED, link::link_of, prelude::*, traits::Transport};
 use gpu_pool::{AsView, AsViewMut, Device, Error, GpuPool, ReduceOp, Result};
+use gpu_pool_cluster::{
+    Cluster, TransportChoice,
+    extend::{FORCED, Transport, link_of},
+    prelude::*,
+};
 
 /// Numbers whose sums are exact in any order.
 fn numbers(rank: usize, len: usize) -> Vec<f32> {
@@ -9,7 +13,7 @@ fn numbers(rank: usize, len: usize) -> Vec<f32> {
 }
 
 /// Processes have different numbers of devices, so some members have no rail.
-pub(super) fn of_a_process() {
+pub fn of_a_process() {
     let cluster = match Cluster::launched().unwrap() {
         Some(cluster) => cluster.transport(TransportChoice::Mpi),
         None => return println!("skipped: no launcher"),

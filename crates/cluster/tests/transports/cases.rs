@@ -1,8 +1,8 @@
 //! The cases.
 
 use super::{Place, random, tag};
-use crate::traits::Message;
 use gpu_pool::Error;
+use gpu_pool_cluster::extend::Message;
 use std::{
     sync::Arc,
     thread,

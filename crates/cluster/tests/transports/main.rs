@@ -1,4 +1,4 @@
-//! What every [`HostTransport`] must do. Each transport that is there runs all cases.
+//! What every `HostTransport` must do. Each transport that is there runs all cases.
 //!
 //! A case is a function that all processes call. Shared memory runs them between threads, one for each process, and
 //! between processes; MPI between processes under `mpirun`. Processes are this test binary, started again with
@@ -7,25 +7,30 @@
 //! Ported: mpi4py's `test_msgzero`, `test_cco_vec` and `test_threads`, MPI.jl's `test_alltoallv`, `test_largecount` and
 //! `test_threads`, and the data check of nccl-tests (each byte of each message is compared).
 
+#![cfg(target_os = "linux")]
+
 mod cases;
 #[cfg(feature = "mpi")]
 mod devices;
 mod processes;
 mod random;
 mod speed;
+#[path = "../../../lab/src/texts.rs"]
+#[allow(dead_code, reason = "no text is parsed here")]
+mod texts;
 
-use crate::traits::{HostTransport, Message, Tag};
 use gpu_pool::{Error, GpuPool, PinnedBuffer};
+use gpu_pool_cluster::extend::{HostTransport, Message, Tag};
 use std::{sync::Arc, time::Instant};
 
 /// A process of a case.
-pub(super) struct Place<'a> {
-    pub transport: &'a dyn HostTransport,
-    pub pool: &'a GpuPool,
-    pub rank: usize,
-    pub size: usize,
+struct Place<'a> {
+    transport: &'a dyn HostTransport,
+    pool: &'a GpuPool,
+    rank: usize,
+    size: usize,
     /// The limit of a piece or a ring: messages are shorter, equal and longer.
-    pub edge: usize,
+    edge: usize,
 }
 
 /// What a message has beyond its bytes.
