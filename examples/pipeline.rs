@@ -39,12 +39,12 @@ fn main() -> anyhow::Result<()> {
         dev.normal(&mut layer.0, 0.0, 0.25, stage as u64, 0).map(|()| layer)
     })?;
     let mut last = f32::INFINITY;
-    for step in 1..=50 {
+    for step in 1..=100 {
         let now = model.step(input, loss)?.iter().sum::<f32>();
         println!("step {step}: loss {now:.3}");
         anyhow::ensure!(now < last, "the loss has risen");
         last = now;
-        model.each(|dev, _, layer| dev.axpy(-0.1, &layer.1, &mut layer.0))?;
+        model.each(|dev, _, layer| dev.axpy(-0.05, &layer.1, &mut layer.0))?;
     }
     Ok(())
 }
