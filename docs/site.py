@@ -15,7 +15,8 @@ import shutil
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SITE = ROOT / "target/site"
 FRONT = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=book/index.html">\n'
-LINK = re.compile(r'href="((?:\.\./)+)((?:\.ci|benches|crates|examples|kernels|loom_tests|src|tests)/[^"#]+|[A-Z]+\.md)')
+FOLDERS = r"\.ci|benches|crates|examples|kernels|loom_tests|src|tests"
+LINK = re.compile(rf'href="((?:\.\./)+)((?:{FOLDERS})/[^"#]+|[A-Z]+\.md)')
 SIDEBAR = re.compile(r'(<nav class="sidebar">)')
 
 

@@ -2,8 +2,8 @@
 //!
 //! Each GPU has a thread of its own for as long as the pool lives. The thread owns the GPU's context and its memory
 //! pool. A closure runs on all GPUs in parallel, each over its [`Shard`] of borrowed data. The threads meet in
-//! lock-free ring buffers; data goes from GPU to GPU, ordered by events or by flags that come with it. Where there is no
-//! GPU, the same code runs on software GPUs.
+//! lock-free ring buffers; data goes from GPU to GPU, ordered by events or by flags that come with it. Where there is
+//! no GPU, the same code runs on software GPUs.
 //!
 //! ```
 //! use gpu_pool::{GpuPool, ReduceOp};
