@@ -70,7 +70,7 @@ def markdown(page):
             continue
         start = start if paragraph else number
         # Links are titles of pages, and a paragraph may begin with one of its own.
-        line = re.sub(r"\[[^\]]*\]\(", "](", line)
+        line = re.sub(r"\[[^\]]*\]\([^)]*\)", "x", line)
         line = line if paragraph else re.sub(r"^\s*(?:[-*] )?\*\*.*?\*\*", "", line)
         paragraph.append(re.sub(r"`[^`]*`|<!--.*?-->", "x", line).strip())
 
