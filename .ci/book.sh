@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The book builds, by itself and with rustdoc in one tree, and no link in it or in the README is broken. (Its programs are
+# The book builds, alone and with rustdoc in one tree, and no link in it or in the README is broken. (Its programs are
 # doctests: `.ci/test.sh` runs them.)
 source "$(dirname "$0")/env.sh"
 
