@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the README files and the pages of the book, as they stand in the repository.
 
-A link leads to a file, and to a heading where it has a `#`. Links to rustdoc (`../doc/..`, beside the built book) are
+A link leads to a file, and to a heading where it has a `#`. Links to rustdoc (`../doc/..` of a page of the first level, beside the built book) are
 checked in target/doc, which must be there. A path of the repository in backticks is there. Lines are at most 120
 columns wide, the README is short, and SUMMARY.md has all pages. A page with Rust programs is a doctest of one crate:
 its `src/book.rs` has it. Those that `.ci/paste.py` compiles need not be doctests.
@@ -70,10 +70,9 @@ def check_page(page):
             target, _, anchor = link.partition("#")
             if re.match(r"[a-z]+:", target):
                 continue
-            if SOURCE in page.parents and target.startswith("../doc/"):
-                path = RUSTDOC / target.removeprefix("../doc/")
-            else:
-                path = (page.parent / urllib.parse.unquote(target)).resolve() if target else page
+            path = (page.parent / urllib.parse.unquote(target)).resolve() if target else page
+            if SOURCE.parent / "doc" in path.parents:
+                path = RUSTDOC / path.relative_to(SOURCE.parent / "doc")
             if not path.exists():
                 yield f"{where}: {link} leads nowhere"
             elif anchor and path.suffix == ".md" and anchor not in headings(path.read_text()):
