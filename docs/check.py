@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Checks the README files and the pages of the book, as they stand in the repository.
 
-A link leads to a file, and to a heading where it has a `#`. Links to rustdoc (`../doc/..` of a page of the first level, beside the built book) are
-checked in target/doc, which must be there. A path of the repository in backticks is there. Lines are at most 120
-columns wide, the README is short, and SUMMARY.md has all pages. A page with Rust programs is a doctest of one crate:
-its `src/book.rs` has it. Those that `.ci/paste.py` compiles need not be doctests.
+A link leads to a file, and to a heading where it has a `#`. Links to rustdoc (`../doc/..` of a page of the first level,
+beside the built book) are checked in target/doc, which must be there. A path of the repository in backticks is there.
+Lines are at most 120 columns wide, the README is short, and SUMMARY.md has all pages. A page with Rust programs is a
+doctest of one crate: its `src/book.rs` has it. Those that `.ci/paste.py` compiles need not be doctests.
 
 `design/all_reduce.md` lists functions with their files. A function that is not in its file any more is a fault.
 
@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE, RUSTDOC = ROOT / "docs/src", ROOT / "target/doc"
 README_LINES, WIDTH = 120, 120
 # Written by programs, whose lines are what they are.
-GENERATED = {SOURCE / "guide/bug_zoo.md"}
+GENERATED = {SOURCE / "guide/bug_zoo.md", *SOURCE.glob("guide/bug_zoo/*.md")}
 
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)\)")
 PATH = re.compile(r"`((?:src|tests|crates|kernels|loom_tests|benches|examples|docs|\.ci)/[\w./-]+)`")
