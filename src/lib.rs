@@ -2,8 +2,8 @@
 //!
 //! Each GPU has a thread of its own for as long as the pool lives. The thread owns the GPU's context and its memory
 //! pool. A closure runs on all GPUs in parallel, each over its [`Shard`] of borrowed data. The threads meet in
-//! lock-free ring buffers; data goes from GPU to GPU, ordered by events or by flags that come with it. Where there is no
-//! GPU, the same code runs on software GPUs.
+//! lock-free ring buffers; data goes from GPU to GPU, ordered by events or by flags that come with it. Where there is
+//! no GPU, the same code runs on software GPUs.
 //!
 //! ```
 //! use gpu_pool::{GpuPool, ReduceOp};
@@ -152,6 +152,11 @@ pub use self::{
     shard::Shard,
     token::{Device, OnStream},
 };
+/// The version of cudarc whose types this crate's functions take and return.
+#[cfg(feature = "cuda")]
+pub use cudarc;
+/// The crate of the element types [`f16`](half::f16) and [`bf16`](half::bf16).
+pub use half;
 #[cfg(feature = "cuda")]
 pub use interop::Cuda;
 #[cfg(feature = "blas")]

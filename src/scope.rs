@@ -1,8 +1,8 @@
 //! How a scope runs: a gang of device threads, one closure, one outcome.
 //!
 //! [`run`] is the caller's side: it makes the gang, enters the queues, waits for the members and collects the outcome.
-//! [`member`] is a device thread's side: the closure, then its streams, then the recovery if the gang has failed. [`Run`](crate::Run)
-//! and tasks call this file; it may use everything below them.
+//! [`member`] is a device thread's side: the closure, then its streams, then the recovery if the gang has failed.
+//! [`Run`](crate::Run) and tasks call this file; it may use everything below them.
 //!
 //! Invariant: when [`run`] returns or unwinds, no closure of the scope runs, and no work of the scope is in flight on a
 //! stream of its devices, unless the gang is [stuck](Gang::is_stuck).
@@ -115,8 +115,8 @@ impl<'n> Begin<'n> {
 /// function with the error that peers are to see. Both return whether this was the gang's first failure. Other
 /// processes are told when `tell` has returned.
 ///
-/// The calling thread runs `meanwhile`. If a member's closure waits for `meanwhile`, then `meanwhile` must end that wait
-/// before it returns; it must not unwind.
+/// The calling thread runs `meanwhile`. If a member's closure waits for `meanwhile`, then `meanwhile` must end that
+/// wait before it returns; it must not unwind.
 pub(crate) fn run<F, R, E>(
     shared: &Arc<Shared>,
     members: Option<&[usize]>,

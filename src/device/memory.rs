@@ -160,7 +160,6 @@ impl Device {
 }
 
 impl Op<'_> {
-    /// `len` elements with unspecified contents.
     pub(super) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
         const { crate::memory::fits_blocks::<T>() };
         let block = self.dev.allocate_in(op, len.saturating_mul(size_of::<T>()), align_of::<T>())?;
