@@ -202,8 +202,8 @@ impl Device {
         gang.check()
     }
 
-    /// Whether this closure should end early: its job was cancelled, or a member of its gang has failed. A load, for
-    /// loops of host-side work. Operations then return [`Error::Aborted`](crate::Error::Aborted).
+    /// Whether this closure should end early: its job or scope was cancelled, or a member of its gang has failed. A
+    /// load, for loops of host-side work. Operations then return [`Error::Aborted`](crate::Error::Aborted).
     pub fn cancelled(&self) -> bool {
         self.session.gang.is_aborted()
     }

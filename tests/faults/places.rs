@@ -9,7 +9,7 @@ use crate::{
     told::{group_of, on_one_of, place, told},
 };
 use gpu_pool::{
-    Device, DeviceBuffer, Error, GpuPool, LaunchDims, PinnedBuffer, ReduceOp, Result, each_mut,
+    CancelToken, Device, DeviceBuffer, Error, GpuPool, LaunchDims, PinnedBuffer, ReduceOp, Result, each_mut,
     gradients::GradientExchange,
 };
 use gpu_pool_lab::prelude::*;
@@ -246,6 +246,7 @@ fn scopes_and_state_have_places() {
         pool.on(&[0])
             .run(|dev, _| {
                 told("GpuPool::run", pool.run(|_, _| Ok(())));
+                told("GpuPool::run_until", pool.run_until(&CancelToken::new(), |_, _| Ok(())));
                 told("Run::run", pool.named("a").run(|_, _| Ok(())));
                 told("GpuPool::try_run", pool.try_run(|_, _| Ok::<_, Error>(())));
                 told("GpuPool::scope", GpuPool::scope(|_, _| Ok(())));
