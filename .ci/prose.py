@@ -28,7 +28,7 @@ GENERATED = "docs/src/guide/bug_zoo"
 PRIVATE = r"headlines?|patience|restless|make-up|in-short"
 # A question follows: "says what is missing".
 ASKS = (
-    r"(?:says?|said|tells?|told|knows?|known|asks?|asked|sees?|shows?|decides?|explains?|finds? out|looks?|and|or)"
+    r"(?:says?|said|tells?|told|knows?|known|asks?|asked|sees?|shows?|decides?|explains?|finds? out|looks?)"
     r"(?: you| it| exactly)?[ ,:]+$"
 )
 FAULTS = [
@@ -50,7 +50,7 @@ def faults(text):
             before = sentence[: match.start()]
             asked = sentence.rstrip(" *_)").endswith("?") or re.search(ASKS, before)
             # "says who failed and what it did": the question begins before.
-            if not asked and not re.search(rf"{ASKS[:-1]}(?:what|who)\b", before):
+            if not asked and not re.search(rf"{ASKS[:-1]}(?:what|who|how|which|where|whether)\b", before):
                 yield sentence[max(0, match.start() - 40) : match.end() + 40], "a noun in place of the clause"
 
 

@@ -61,6 +61,8 @@ def check_page(page):
         is_prose = page not in GENERATED and "<!--" not in line and not line.lstrip().startswith(("|", "<", "!"))
         if is_prose and len(line) > WIDTH:
             yield f"{where}: {len(line)} columns"
+        if re.fullmatch(r"[A-Z_]{4,}", line):
+            yield f"{where}: {line} is a placeholder"
         if re.match(r"<!-- (value|ratio) ", line):
             yield f"{where}: a comment at the start of a line ends the paragraph; put it within the sentence"
         for path in PATH.findall(line):
