@@ -66,7 +66,6 @@ impl Failure {
         &self.0.error
     }
 
-    /// The error, for the caller.
     fn report(self) -> Error {
         self.0.reported.raise();
         self.0.error.clone()

@@ -101,7 +101,6 @@ collectives! {
 }
 
 impl Group<'_> {
-    /// This group, for a token of the same device with another stream.
     pub(crate) fn on<'v>(&self, via: &'v Device) -> Group<'v> {
         Group { dev: via, membership: self.membership.clone(), rank: self.rank, across: self.across.clone() }
     }

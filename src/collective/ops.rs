@@ -52,7 +52,6 @@ pub fn between<T: Element>(
     }
 }
 
-/// Checks of arguments.
 impl Group<'_> {
     #[track_caller]
     pub(super) fn fits(&self, op: &'static str, what: &str, found: usize, wanted: usize) -> Result<()> {
@@ -102,7 +101,6 @@ impl Group<'_> {
     }
 }
 
-/// An all-reduce in place.
 #[track_caller]
 pub(super) fn all_reduce<T: Element>(origin: Origin, x: DeviceViewMut<'_, T>, op: ReduceOp) -> Request {
     let len = x.len();
@@ -116,7 +114,6 @@ fn sum<T: Element>(call: Call, source: Option<DeviceView<'_, T>>, destination: D
     Request { rank_order: true, ..between(call, Some(ReduceOp::Sum), shape, source, Some(destination)) }
 }
 
-/// Collectives for callers within the crate.
 impl Group<'_> {
     /// Begins [`all_reduce`](Self::all_reduce) of a caller that all members must have in common: see
     /// [`begin`](Self::begin). `overlapped`: it leaves most of the device to other work, for buffers for which the

@@ -68,7 +68,7 @@ impl Device {
     fn allocate_bytes(&self, op: &'static str, bytes: usize, align: usize, site: Site) -> Result<BlockRef> {
         // After an abort nothing is allocated: memory that is freed then may still be written.
         self.session.gang.check()?;
-        let _here = OpSite { op: op, site: site }.enter();
+        let _here = OpSite { op, site }.enter();
         self.allocate_in(op, bytes, align)
     }
 
@@ -160,7 +160,6 @@ impl Device {
 }
 
 impl Op<'_> {
-    /// `len` elements with unspecified contents.
     pub(super) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
         const { crate::memory::fits_blocks::<T>() };
         let block = self.dev.allocate_in(op, len.saturating_mul(size_of::<T>()), align_of::<T>())?;

@@ -74,7 +74,6 @@ impl<T: Gradient> GradientExchange<T> {
         matches!(self.readiness.check("holds", gradient), Ok(State::Held))
     }
 
-    /// Whether the backward pass must add to a gradient: it holds a value where it lies.
     pub(crate) fn must_add(&self, gradient: usize) -> bool {
         !Self::SUMS_IN_F32 && self.holds(gradient)
     }

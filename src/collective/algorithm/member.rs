@@ -123,7 +123,6 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// The name of the operation, for errors.
     pub(super) fn name(&self) -> &'static str {
         self.request.call.op
     }
@@ -133,7 +132,6 @@ impl<'a> Member<'a> {
         Member { stream, barrier: DeviceBarrier::NONE, launched: Cell::new(0), ..*self }
     }
 
-    /// Number of members.
     pub(crate) fn count(&self) -> usize {
         self.ordinals.len()
     }
@@ -153,7 +151,6 @@ impl<'a> Member<'a> {
         self.pad.expect("chosen since kernels can meet")
     }
 
-    /// Whether the device is a software GPU.
     pub(crate) fn is_software(&self) -> bool {
         self.handle.driver.as_any().is::<HostGpu>()
     }

@@ -62,7 +62,6 @@ impl Descriptors {
         }
     }
 
-    /// The factor of a member's elements.
     pub(crate) fn factor(&self, member: usize) -> f64 {
         match self {
             Descriptors::Compact(all) => all[member].factor(),
@@ -70,7 +69,6 @@ impl Descriptors {
         }
     }
 
-    /// The address of a member's buffer.
     pub(crate) fn address(&self, member: usize, side: Side) -> Address {
         match self {
             Descriptors::Compact(all) => all[member].address(side),

@@ -13,7 +13,6 @@ use super::{
 };
 use crate::driver::{DriverResult, Fault, FaultKind};
 
-/// An NVRTC program; its drop destroys it.
 struct Program(nvrtcProgram);
 
 impl Drop for Program {

@@ -8,7 +8,6 @@ use super::{
 use crate::driver::{Address, DriverResult};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-/// The windows of a device.
 pub(super) struct Windows {
     /// The addresses that windows are reserved from.
     space: Range<Address>,

@@ -78,7 +78,6 @@ fn has_room(hier: &HierarchicalCall<'_, '_>, cut: &Cut<'_>, inside: &Inside<'_>,
     inside.saturating_add(blocks) <= hier.group.device().multiprocessors()
 }
 
-/// The pieces of a member's collective.
 pub(super) struct DevicePieces<'t, 'g, 'd> {
     relay: &'t Relay<'t, 'g, 'd>,
     rails: Vec<DeviceRail<'t, 'g, 'd>>,

@@ -165,7 +165,6 @@ impl Sum<'_> {
         }
     }
 
-    /// Where the results of a piece go.
     fn destination(&self, hier: &HierarchicalCall<'_, '_>, request: &Request, cut: &Cut<'_>) -> Area {
         let (_, destination) = both(request);
         let size = request.dtype.size();

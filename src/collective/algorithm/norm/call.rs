@@ -54,7 +54,6 @@ impl<'a, T: Float> RowNorm<'a, T> {
 }
 
 impl<T: Float + Element> RowNorm<'_, T> {
-    /// So many rows, for one kernel.
     fn rows(&self, rows: usize) -> Rows {
         let (cols, eps) = (self.gamma.len(), self.eps.to_f64() as f32);
         Rows {
@@ -184,7 +183,6 @@ fn in_one<T: Float + Element>(
     y_copy.map_or(Ok(()), |copy| dev.copy(&copy, &mut y))
 }
 
-/// Notes what the kernel touches.
 fn touched<T: DeviceCopy>(beside: &mut Vec<(Area, Access)>, x: DeviceView<'_, T>, access: Access) -> Part {
     let area = Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() };
     let part = Part { address: area.address, bytes: area.bytes.len() };

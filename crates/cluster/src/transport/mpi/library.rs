@@ -187,7 +187,6 @@ fn found(open_mpi_first: bool) -> [&'static str; 6] {
     }
 }
 
-/// A shared library.
 struct Opened {
     name: String,
     library: mem::ManuallyDrop<unix::Library>,
@@ -201,7 +200,6 @@ impl Opened {
         Ok(Opened { name: name.to_owned(), library: mem::ManuallyDrop::new(library) })
     }
 
-    /// The address of a function or an object.
     fn symbol(&self, name: &str) -> Option<*mut c_void> {
         // SAFETY: it is not used as anything here.
         unsafe { self.library.get::<*mut c_void>(name).ok().map(|symbol| symbol.as_raw_ptr()) }
