@@ -23,5 +23,7 @@ pages! {
     Testing: "docs/src/guide/testing.md",
     Errors: "docs/src/guide/errors.md",
     Tuning: "docs/src/guide/tuning.md",
+    Observe: "docs/src/guide/observe.md",
+    Howto: "docs/src/guide/howto.md",
     Faq: "docs/src/guide/faq.md",
 }

@@ -29,6 +29,7 @@
 //! | build a pool, and run closures on its devices | [`GpuPool`], [`Builder`], [`Backend`], [`PoolReport`] |
 //! | make the process-wide pool | [`GpuPool::scope`], [`GpuPool::global`], [`Builder::build_global`] |
 //! | work on a device | [`Device`]: memory, copies, streams, operations, collectives |
+//! | end a scope from another thread | [`GpuPool::run_until`], [`CancelToken`] |
 //! | split data over the devices | [`Shard`], [`Parts`], [`rows_mut`], [`each_mut`] |
 //! | keep state on its device between closures | [`PerDevice`] |
 //! | have memory on a device | [`DeviceBuffer`], [`DeviceView`], [`DeviceViewMut`], [`PeerView`], [`DeviceCopy`] |
@@ -137,6 +138,7 @@ pub use self::{
     collective::{DType, Element, Group, ReduceOp},
     driver::{DeviceInfo, LaunchDims, module::Module},
     error::{Error, Result},
+    gang::cancel::CancelToken,
     graph::Graph,
     jobs::{JobHandle, Jobs},
     kernel::Kernel,

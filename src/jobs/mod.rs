@@ -5,7 +5,7 @@
 //! own but one that keeps deadlines, and only while there are some.
 //!
 //! * `placement`: which job begins next, and where; plain data.
-//! * `core`: the state, and what device threads do with it.
+//! * `core`: the state, and its uses by device threads.
 //! * `handle`: answers. `spec`: a job and its options. `map`: results in the order of inputs. `borrowed`: jobs that
 //!   borrow from the caller. `stats`: the counters.
 
