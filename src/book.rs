@@ -19,8 +19,11 @@ pages! {
     Gradients: "docs/src/guide/gradients.md",
     Graphs: "docs/src/guide/graphs.md",
     Tasks: "docs/src/guide/tasks.md",
+    Jobs: "docs/src/guide/jobs.md",
     Testing: "docs/src/guide/testing.md",
     Errors: "docs/src/guide/errors.md",
     Tuning: "docs/src/guide/tuning.md",
+    Observe: "docs/src/guide/observe.md",
+    Howto: "docs/src/guide/howto.md",
     Faq: "docs/src/guide/faq.md",
 }

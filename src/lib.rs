@@ -2,8 +2,8 @@
 //!
 //! Each GPU has a thread of its own for as long as the pool lives. The thread owns the GPU's context and its memory
 //! pool. A closure runs on all GPUs in parallel, each over its [`Shard`] of borrowed data. The threads meet in
-//! lock-free ring buffers; data goes from GPU to GPU, ordered by events or by flags that come with it. Where there is no
-//! GPU, the same code runs on software GPUs.
+//! lock-free ring buffers; data goes from GPU to GPU, ordered by events or by flags that come with it. Where there is
+//! no GPU, the same code runs on software GPUs.
 //!
 //! ```
 //! use gpu_pool::{GpuPool, ReduceOp};
@@ -29,6 +29,7 @@
 //! | build a pool, and run closures on its devices | [`GpuPool`], [`Builder`], [`Backend`], [`PoolReport`] |
 //! | make the process-wide pool | [`GpuPool::scope`], [`GpuPool::global`], [`Builder::build_global`] |
 //! | work on a device | [`Device`]: memory, copies, streams, operations, collectives |
+//! | end a scope from another thread | [`GpuPool::run_until`], [`CancelToken`] |
 //! | split data over the devices | [`Shard`], [`Parts`], [`rows_mut`], [`each_mut`] |
 //! | keep state on its device between closures | [`PerDevice`] |
 //! | have memory on a device | [`DeviceBuffer`], [`DeviceView`], [`DeviceViewMut`], [`PeerView`], [`DeviceCopy`] |
@@ -137,6 +138,7 @@ pub use self::{
     collective::{DType, Element, Group, ReduceOp},
     driver::{DeviceInfo, LaunchDims, module::Module},
     error::{Error, Result},
+    gang::cancel::CancelToken,
     graph::Graph,
     jobs::{JobHandle, Jobs},
     kernel::Kernel,

@@ -5,8 +5,8 @@
 //! cargo run --release --example prove -- --jobs 64 --devices 2 --threads 8 --picture gpus.svg
 //! ```
 //!
-//! A job evaluates a polynomial of 2^16 to 2^22 coefficients over the Goldilocks field at all roots of unity, and hashes
-//! the values to a Merkle tree. It goes to a GPU that is free and has the memory for it, through the queue of
+//! A job evaluates a polynomial of 2^16 to 2^22 coefficients over the Goldilocks field at all roots of unity, and
+//! hashes the values to a Merkle tree. It goes to a GPU that is free and has the memory for it, through the queue of
 //! `pool.jobs()`. Without GPUs it runs on software GPUs (about 15 s on two cores). The parts:
 //!
 //! * `prover`: the field, the transform and the tree: kernels in CUDA C++ (`prove.cu`), and their Rust halves

@@ -234,7 +234,7 @@ impl<'d> Group<'d> {
     }
 
     /// Begins an all_reduce or a reduce_scatter, on the current stream. None: nothing is left to do for
-    /// [`end`](Self::end). Not for captures.
+    /// [`PendingReduce::end`]. Not for captures.
     #[track_caller]
     pub(super) fn begin(&self, request: Request, overlapped: bool) -> Result<Option<Box<dyn PendingReduce>>> {
         match self.door() {

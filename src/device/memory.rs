@@ -68,7 +68,7 @@ impl Device {
     fn allocate_bytes(&self, op: &'static str, bytes: usize, align: usize, site: Site) -> Result<BlockRef> {
         // After an abort nothing is allocated: memory that is freed then may still be written.
         self.session.gang.check()?;
-        let _here = OpSite { op: op, site: site }.enter();
+        let _here = OpSite { op, site }.enter();
         self.allocate_in(op, bytes, align)
     }
 

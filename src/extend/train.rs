@@ -161,7 +161,7 @@ impl Device {
     }
 
     fn enter(&self, (op, site): LastCall) -> OpGuard {
-        OpSite { op: op, site: site }.enter()
+        OpSite { op, site }.enter()
     }
 }
 

@@ -2,10 +2,9 @@
 //! backward pass, and one optimizer.
 //!
 //! Users call it. [`model`]: what it has to know of a model, and where gradients go. [`replica`]: one device's part of
-//! a step. `parts`, `together`: what the update does
-//! with buckets. `save`: checkpoints. Uses `gradients` and `per_device`. Invariant: all replicas of a group have the same
-//! bits after each step that succeeded; after one that failed they are poisoned until [`DataParallel::clear_poison`]
-//! has compared them.
+//! a step. `parts`, `together`: what the update does with buckets. `save`: checkpoints. Uses `gradients` and
+//! `per_device`. Invariant: all replicas of a group have the same bits after each step that succeeded; after one that
+//! failed they are poisoned until [`DataParallel::clear_poison`] has compared them.
 
 mod model;
 mod parts;

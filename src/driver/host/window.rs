@@ -29,6 +29,7 @@ struct Window {
 /// Which process has allocated a shared mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shared {
+    #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code, reason = "memory is exported only there"))]
     Exported,
     Imported,
 }
