@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# The book builds, and no link in it or in the README is broken. (Its programs are doctests: `.ci/test.sh` runs them.)
+# The book builds, alone and with rustdoc in one tree, and no link in it or in the README is broken. (Its programs are
+# doctests: `.ci/test.sh` runs them.)
 source "$(dirname "$0")/env.sh"
 
-# Unoptimised and without its server it builds in about two minutes on two cores.
+# Unoptimised and without its server it builds in about three minutes on two cores.
 version=0.5.4
-tools=$PWD/target/tools
+tools=$PWD/target/tools/mdbook
 if [[ $("$tools/bin/mdbook" --version 2>/dev/null) != "mdbook v$version" ]]; then
     CARGO_PROFILE_DEV_DEBUG=0 nice -n 19 cargo install mdbook --version "$version" --locked --debug \
-        --no-default-features --quiet --root "$tools" --target-dir "$tools/build"
+        --no-default-features --features search --quiet --root "$tools" --target-dir "$tools/build"
     rm -rf "$tools/build"
 fi
 "$tools/bin/mdbook" build docs
@@ -15,5 +16,7 @@ fi
 # Pages link to the items of the crates.
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --all-features
 python3 docs/check.py
-# That is what people read.
+# People read these pages, here or on a server.
 .ci/links.py target/book
+docs/site.py
+.ci/links.py target/site/book target/site/doc/gpu_pool*

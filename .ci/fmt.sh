@@ -3,3 +3,4 @@
 source "$(dirname "$0")/env.sh"
 
 cargo fmt --all --check
+rustfmt --edition 2024 --check examples/own_kernel/*/*.rs

@@ -24,4 +24,20 @@ for crate in "${crates[@]}"; do
     mkdir "$check/$crate"
     tar -xzf "${package[0]}" -C "$check/$crate" --strip-components 1
 done
+# What the registry shows: all fields; and relative links only where it can make them absolute, by the address of the
+# repository on one of the hosts that it knows.
+cargo metadata --no-deps --offline --format-version 1 --manifest-path "$check/Cargo.toml" | python3 -c '
+import json, pathlib, re, sys
+
+for package in json.load(sys.stdin)["packages"]:
+    folder = pathlib.Path(package["manifest_path"]).parent
+    fields = "description license readme repository homepage documentation rust_version keywords categories".split()
+    missing = [field for field in fields if not package[field]]
+    missing += [name for name in ("LICENSE-MIT", "LICENSE-APACHE") if not (folder / name).is_file()]
+    text = re.sub(r"^```.*?^```", "", (folder / package["readme"]).read_text(), flags=re.M | re.S)
+    relative = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:|#", link)]
+    hosts = r"https://(github\.com|gitlab\.com|bitbucket\.org)/"
+    if missing or relative and not re.match(hosts, package["repository"]):
+        sys.exit("%s lacks %s; relative links of its README: %s" % (package["name"], missing, relative))
+'
 cargo check --workspace --offline --manifest-path "$check/Cargo.toml" --target-dir target

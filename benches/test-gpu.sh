@@ -30,15 +30,15 @@ for binary in "${binaries[@]}"; do
   [ "$code" -eq 0 ] || failed=1
 done
 
-# Rows, pointwise and embedding have the kernels that share memory between threads.
+# Rows, pointwise, number and embedding have the kernels that share memory between threads.
 pids=()
 for tool in $SANITIZE; do
   {
     code=0
     for binary in ops train.ops prove; do
       timeout "$LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5 ".gpu/t/$binary" \
-        rows::cuda pointwise::cuda embedding::cuda shape::cuda cast::cuda random::cuda cuda::a_commitment \
-        --test-threads 2 \
+        rows::cuda pointwise::cuda number::cuda embedding::cuda shape::cuda cast::cuda random::cuda \
+        cuda::a_commitment --test-threads 2 \
         >>"$logs/$tool.log" 2>&1 || code=$?
     done
     echo "$tool: exit $code, $(grep -ac '^test .* ok$' "$logs/$tool.log") passed," \

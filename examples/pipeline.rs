@@ -26,7 +26,8 @@ fn main() -> anyhow::Result<()> {
     let text = std::io::read_to_string(flate2::read::GzDecoder::new(&include_bytes!("data/digits.csv.gz")[..]))?;
     let rows: Vec<Vec<f32>> = text.lines().map(|row| row.split(',').map(|n| n.parse().unwrap()).collect()).collect();
     let micro = |m: usize| rows.chunks(225).nth(m).expect("eight, of which the last has 222 rows");
-    let input = |dev: &Device, m| dev.upload(&micro(m).iter().flat_map(|row| &row[..64]).copied().collect::<Vec<_>>());
+    let pixels = |m| micro(m).iter().flat_map(|row| &row[..64]).map(|pixel| pixel / 16.0).collect::<Vec<_>>();
+    let input = |dev: &Device, m| dev.upload(&pixels(m));
     let loss = |dev: &Device, m, y| {
         let labels: Vec<u32> = micro(m).iter().map(|row| row[64] as u32).collect();
         let (loss, dy) = dev.cross_entropy(&y, &dev.upload(&labels)?, 1.0 / rows.len() as f32)?;
@@ -35,11 +36,15 @@ fn main() -> anyhow::Result<()> {
     let pool = GpuPool::builder().host(4).build()?;
     let mut model = Pipeline::new(&pool, PipelineSchedule::one_f_one_b(4, 8)?, |dev, stage| {
         let mut layer = Layer(dev.zeros(64 * 64)?, dev.zeros(64 * 64)?);
-        dev.normal(&mut layer.0, 0.0, 0.2, stage as u64, 0).map(|()| layer)
+        dev.normal(&mut layer.0, 0.0, 0.25, stage as u64, 0).map(|()| layer)
     })?;
-    for step in 1..=50 {
-        println!("step {step}: loss {:.3}", model.step(input, loss)?.iter().sum::<f32>());
-        model.each(|dev, _, layer| dev.axpy(-0.06, &layer.1, &mut layer.0))?;
+    let mut last = f32::INFINITY;
+    for step in 1..=100 {
+        let now = model.step(input, loss)?.iter().sum::<f32>();
+        println!("step {step}: loss {now:.3}");
+        anyhow::ensure!(now < last, "the loss has risen");
+        last = now;
+        model.each(|dev, _, layer| dev.axpy(-0.05, &layer.1, &mut layer.0))?;
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ import waits
 
 KERNELS = pathlib.Path(__file__).resolve().parent
 ROOT = KERNELS.parent
-EXAMPLES = [ROOT / "examples" / "prove"]
+EXAMPLES = [ROOT / "examples" / "prove", ROOT / "examples" / "own_kernel" / "kernels"]
 # One for each crate with kernels. Headers are in the first one.
 FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels"] + EXAMPLES
 VENV = ROOT / "target" / "kernels-venv"

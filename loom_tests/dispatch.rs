@@ -28,7 +28,7 @@ fn device(queues: &[Queue<()>; 2], device: usize, entries: usize) {
         match queues[device].next(&mut taken) {
             Entry::Gang { ticket, rank, .. } => assert!(ticket.run(&(), rank)),
             Entry::Task(task) => task(&()),
-            Entry::Stop => unreachable!(),
+            Entry::Visit { .. } | Entry::Stop => unreachable!(),
         }
     }
 }

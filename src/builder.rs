@@ -360,18 +360,15 @@ impl Builder {
         self.cuda_ordinals().map(|_| Vec::new())
     }
 
-    /// What watches the pools of this builder: its own observer, or that of the process.
     pub(crate) fn observer(&self) -> Option<Arc<dyn Observer>> {
         self.observer.clone().or_else(observe::installed)
     }
 
-    /// The pools of this builder have this observer.
     pub(crate) fn observed_by(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = Some(observer);
         self
     }
 
-    /// Settings of software GPUs as a whole.
     pub(crate) fn machine_config(&mut self) -> &mut host::MachineConfig {
         &mut self.machine
     }

@@ -197,8 +197,9 @@ pub enum Error {
     /// The pool has been closed, or the queue of jobs.
     #[error("the pool is closed")]
     Closed,
-    /// The job was cancelled: by its handle, or with all jobs of its queue.
-    #[error("{op}: the job was cancelled at {site}")]
+    /// The job was cancelled, by its handle or with all jobs of its queue; or the scope was, by a
+    /// [`CancelToken`](crate::CancelToken).
+    #[error("{op}: cancelled at {site}")]
     Cancelled {
         /// "cancel" or "abort"; "jobs" if the value that would give the job was dropped.
         op: &'static str,

@@ -240,7 +240,7 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(exchange)
     }
 
-    /// Allocates what depends on the layout, except the buckets' memory.
+    /// Makes what depends on the layout, except the buckets' memory: nothing is ready then.
     #[track_caller]
     fn allocate_scratch(&mut self, dev: &Device) -> Result<()> {
         self.readiness = Readiness::new(&self.layout);
@@ -287,18 +287,15 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// Whether what is exchanged is registered.
     #[track_caller]
     fn registers(&self, dev: &Device) -> Result<bool> {
         Ok(self.settings.register && self.group(dev, "GradientExchange")?.registers())
     }
 
-    /// The purpose of a meeting: members of another exchange, or in another step of this one, do not match.
     pub(crate) fn origin(&self) -> Origin {
         self.id.in_step(self.exchanges)
     }
 
-    /// The group of the members, on the stream of `dev`.
     #[track_caller]
     pub(crate) fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
         self.home.group(dev, op)

@@ -314,6 +314,11 @@ impl<S: Signature> Kernel<S> {
     pub fn name(&self) -> &'static str {
         self.name
     }
+
+    /// The module of the device function.
+    pub fn module(&self) -> &'static Module {
+        self.module
+    }
 }
 
 /// Declares kernels: `static NAME: "symbol" in MODULE, fn(parameters) |dims| { the host kernel }`, or with `;` instead

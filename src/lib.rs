@@ -1,8 +1,9 @@
 //! Several GPUs, **one host thread for each GPU**, in one process or in several that work as one.
 //!
 //! Each GPU has a thread of its own for as long as the pool lives. The thread owns the GPU's context and its memory
-//! pool. A closure runs on all GPUs in parallel, each over its [`Shard`] of borrowed data. The threads exchange data
-//! through lock-free ring buffers and events between GPUs. Where there is no GPU, the same code runs on software GPUs.
+//! pool. A closure runs on all GPUs in parallel, each over its [`Shard`] of borrowed data. The threads meet in
+//! lock-free ring buffers; data goes from GPU to GPU, ordered by events or by flags that come with it. Where there is
+//! no GPU, the same code runs on software GPUs.
 //!
 //! ```
 //! use gpu_pool::{GpuPool, ReduceOp};
@@ -28,6 +29,7 @@
 //! | build a pool, and run closures on its devices | [`GpuPool`], [`Builder`], [`Backend`], [`PoolReport`] |
 //! | make the process-wide pool | [`GpuPool::scope`], [`GpuPool::global`], [`Builder::build_global`] |
 //! | work on a device | [`Device`]: memory, copies, streams, operations, collectives |
+//! | end a scope from another thread | [`GpuPool::run_until`], [`CancelToken`] |
 //! | split data over the devices | [`Shard`], [`Parts`], [`rows_mut`], [`each_mut`] |
 //! | keep state on its device between closures | [`PerDevice`] |
 //! | have memory on a device | [`DeviceBuffer`], [`DeviceView`], [`DeviceViewMut`], [`PeerView`], [`DeviceCopy`] |
@@ -136,6 +138,7 @@ pub use self::{
     collective::{DType, Element, Group, ReduceOp},
     driver::{DeviceInfo, LaunchDims, module::Module},
     error::{Error, Result},
+    gang::cancel::CancelToken,
     graph::Graph,
     jobs::{JobHandle, Jobs},
     kernel::Kernel,
@@ -149,6 +152,11 @@ pub use self::{
     shard::Shard,
     token::{Device, OnStream},
 };
+/// The version of cudarc whose types this crate's functions take and return.
+#[cfg(feature = "cuda")]
+pub use cudarc;
+/// The crate of the element types [`f16`](half::f16) and [`bf16`](half::bf16).
+pub use half;
 #[cfg(feature = "cuda")]
 pub use interop::Cuda;
 #[cfg(feature = "blas")]

@@ -12,11 +12,11 @@ mod matrix;
 
 use crate::{
     Device, DeviceBuffer, LaunchDims,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     kernel::builtin::{CastTo, FILL_U16, FILL_U64, Float, SUM_BLOCKS, SUM_THREADS},
     memory::{AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut},
 };
-use std::{marker::PhantomData, panic::Location};
+use std::marker::PhantomData;
 
 #[cfg(feature = "blas")]
 pub use self::matrix::{GemmOutput, Matrix, MatrixMut};
@@ -108,7 +108,7 @@ impl Device {
         V::Elem: Float,
     {
         let x = x.view_mut();
-        let _here = self.worker.handle.enter("scale", Location::caller());
+        let _here = OpSite::here("scale");
         let n = x.len();
         // SAFETY: the kernel writes the `n` elements of `x`.
         unsafe { self.launch(V::Elem::SCALE, tiles::<V::Elem>(n), (x, n as u64, a)) }
@@ -137,7 +137,7 @@ impl Device {
         X::Elem: Float,
     {
         let (x, y) = (x.view(), y.view_mut());
-        let _here = self.worker.handle.enter("axpy", Location::caller());
+        let _here = OpSite::here("axpy");
         same_len("axpy", x.len(), y.len())?;
         let n = x.len();
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
@@ -166,7 +166,7 @@ impl Device {
         V::Elem: Float,
     {
         let x = x.view();
-        let _here = self.worker.handle.enter("sum", Location::caller());
+        let _here = OpSite::here("sum");
         let mut partial = self.allocate("sum", SUM_BLOCKS as usize)?;
         // SAFETY: the kernel reads the elements of `x` and writes one partial sum per block.
         unsafe { self.launch(V::Elem::SUM_PARTIAL, PARTIAL, (x, &mut partial, x.len() as u64))? };
@@ -195,7 +195,7 @@ impl Device {
         X::Elem: Float,
     {
         let (x, y) = (x.view(), y.view());
-        let _here = self.worker.handle.enter("dot", Location::caller());
+        let _here = OpSite::here("dot");
         same_len("dot", x.len(), y.len())?;
         let mut partial = self.allocate("dot", SUM_BLOCKS as usize)?;
         // SAFETY: the kernel reads the elements of `x` and `y` and writes one partial sum per block.
@@ -233,7 +233,7 @@ impl Device {
         V::Elem: CastTo<B>,
     {
         let x: DeviceView<'_, V::Elem> = x.view();
-        let _here = self.worker.handle.enter("cast", Location::caller());
+        let _here = OpSite::here("cast");
         let n = x.len();
         let mut y = self.allocate("cast", n)?;
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.

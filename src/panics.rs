@@ -64,7 +64,6 @@ impl Drop for SilencedPanics {
     }
 }
 
-/// A panic that the hook has seen.
 struct Noted {
     of: Payload,
     place: String,

@@ -56,7 +56,6 @@ pub struct PerDevice<T: 'static> {
     of: PhantomData<fn() -> T>,
 }
 
-/// A device's value.
 struct Slot<T> {
     /// -1: borrowed mutably; otherwise the number of shared borrows.
     borrows: Cell<isize>,

@@ -101,7 +101,7 @@ impl GpuPool {
             let why = format!("device {i} cannot share managed memory with the host while it works");
             return Err(Error::invalid("unified", why));
         }
-        let _here = self.shared.handles[0].enter("unified", Location::caller());
+        let _here = OpSite::here("unified");
         UnifiedBuffer::new(&self.shared.handles[0], len, self.shared.deadline)
     }
 
@@ -139,17 +139,13 @@ impl GpuPool {
         if on_device_thread() {
             return Err(Error::NestedScope { op: "close", site: Location::caller() });
         }
-        self.check_pid()?;
+        check_pid(&self.shared)?;
         stop(&self.shared)
     }
 
     fn check_open(&self) -> Result<()> {
-        self.check_pid()?;
+        check_pid(&self.shared)?;
         if self.shared.gate.is_closed() { Err(Error::Closed) } else { Ok(()) }
-    }
-
-    fn check_pid(&self) -> Result<()> {
-        check_pid(&self.shared)
     }
 }
 

@@ -1,8 +1,8 @@
 //! How a scope runs: a gang of device threads, one closure, one outcome.
 //!
 //! [`run`] is the caller's side: it makes the gang, enters the queues, waits for the members and collects the outcome.
-//! [`member`] is a device thread's side: the closure, then its streams, then the recovery if the gang has failed. Pools
-//! and [`PerDevice`](crate::PerDevice) call this file; it may use everything below them.
+//! [`member`] is a device thread's side: the closure, then its streams, then the recovery if the gang has failed.
+//! [`Run`](crate::Run) and tasks call this file; it may use everything below them.
 //!
 //! Invariant: when [`run`] returns or unwinds, no closure of the scope runs, and no work of the scope is in flight on a
 //! stream of its devices, unless the gang is [stuck](Gang::is_stuck).
@@ -17,6 +17,7 @@ use crate::{
     fabric::{broadcast::Broadcasts, processes::NewScope},
     gang::{
         Alarm, Gang, Outside,
+        cancel::CancelToken,
         dispatch::{Order, Queue},
         job::{Body, Waiting},
     },
@@ -29,13 +30,15 @@ use crossbeam::utils::CachePadded;
 use member::{Outcome, Part};
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
-use std::{cell::RefCell, fmt, panic::Location, rc::Rc, sync::Arc, time::Duration};
+use std::{cell::RefCell, fmt, rc::Rc, sync::Arc, time::Duration};
 
 /// The one order of gangs in this process.
 pub(crate) static ORDER: Lazy<Order> = Lazy::new(Order::new);
 /// A waiting scope looks at its members at least this often. Its deadline is later than the members' deadlines by this
 /// time: so their waits end first, and fail with errors that say more.
 pub(crate) const TICK: Duration = Duration::from_millis(500);
+/// The same of a scope that can be cancelled while it waits for its turn.
+const CANCEL_TICK: Duration = Duration::from_millis(5);
 
 pub(crate) fn check_pid(shared: &Shared) -> Result<()> {
     let (built, now) = (shared.pid, std::process::id());
@@ -83,25 +86,6 @@ pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize
     Ok(devices)
 }
 
-/// Runs a scope. When a closure fails, `tell` gets its error and a function that poisons the gang; it must call the
-/// function with the error that peers are to see. Both return whether this was the gang's first failure. Other
-/// processes are told when `tell` has returned.
-#[track_caller]
-pub(crate) fn run<F, R, E>(
-    shared: &Arc<Shared>,
-    op: &'static str,
-    members: Option<&[usize]>,
-    f: F,
-    tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
-) -> Result<Vec<R>, E>
-where
-    F: Fn(&Device, Shard) -> Result<R, E> + Sync,
-    R: Send,
-    E: From<Error> + Send,
-{
-    run_meanwhile(shared, members, f, tell, |_| {}, Begin::at(op, Location::caller()))
-}
-
 /// How a scope begins.
 #[derive(Clone, Copy)]
 pub(crate) struct Begin<'n> {
@@ -109,21 +93,31 @@ pub(crate) struct Begin<'n> {
     here: OpSite,
     /// The name that all processes give it: the devices begin it in the order in which those of other processes do.
     name: Option<&'n str>,
+    /// Ends it from outside.
+    until: Option<&'n CancelToken>,
 }
 
 impl<'n> Begin<'n> {
     pub(crate) fn at(op: &'static str, site: Site) -> Self {
-        Begin { here: OpSite::outermost(op, site), name: None }
+        Begin { here: OpSite::outermost(op, site), name: None, until: None }
     }
 
     pub(crate) fn named(self, name: Option<&'n str>) -> Self {
         Begin { name, ..self }
     }
+
+    pub(crate) fn until(self, until: Option<&'n CancelToken>) -> Self {
+        Begin { until, ..self }
+    }
 }
 
-/// [`run`], while the calling thread runs `meanwhile`. If a member's closure waits for `meanwhile`, then `meanwhile`
-/// must end that wait before it returns; it must not unwind.
-pub(crate) fn run_meanwhile<F, R, E>(
+/// Runs a scope. When a closure fails, `tell` gets its error and a function that poisons the gang; it must call the
+/// function with the error that peers are to see. Both return whether this was the gang's first failure. Other
+/// processes are told when `tell` has returned.
+///
+/// The calling thread runs `meanwhile`. If a member's closure waits for `meanwhile`, then `meanwhile` must end that
+/// wait before it returns; it must not unwind.
+pub(crate) fn run<F, R, E>(
     shared: &Arc<Shared>,
     members: Option<&[usize]>,
     f: F,
@@ -147,6 +141,10 @@ where
         return Err(Error::invalid_at(site, op, why).into());
     }
     let _pass = shared.gate.enter().ok_or(Error::Closed)?;
+    // Other processes have begun theirs, or will: there the gang begins and fails.
+    if let Some(error) = begin.until.filter(|_| shared.world.is_none()).and_then(CancelToken::error) {
+        return Err(error.into());
+    }
     let queues = queues(shared, &all);
     let counts = begin.name.is_none() && all.len() == shared.devices();
     let new = || NewScope { deadline: shared.deadline, progress: progress_of(shared, &all), site, counts };
@@ -189,7 +187,8 @@ where
         shared.gpu_order[all[rank]].issue(handle.pool)
     });
     drop((entering, window));
-    let watch = Watch::new(shared, &gang, &waiting);
+    let registered = begin.until.map(|token| token.register(&gang));
+    let watch = Watch::new(shared, &gang, &waiting, begin.until);
     meanwhile(&watch);
     let withdrawn = watch.wait();
     drop(waiting);
@@ -198,6 +197,7 @@ where
     if let Some(Err(error)) = world.as_ref().map(|world| world.end()) {
         gang.poison(all[0], error);
     }
+    drop(registered);
     gang.end();
     for from in ended {
         handle.take_over(from.into_inner().as_deref());
@@ -292,6 +292,7 @@ pub(crate) struct Watch<'w> {
     shared: &'w Shared,
     pub(crate) gang: &'w Arc<Gang>,
     waiting: &'w Waiting<'w, Rc<Worker>>,
+    until: Option<&'w CancelToken>,
     seen: RefCell<Seen>,
 }
 
@@ -306,16 +307,25 @@ struct Seen {
 }
 
 impl<'w> Watch<'w> {
-    fn new(shared: &'w Shared, gang: &'w Arc<Gang>, waiting: &'w Waiting<'w, Rc<Worker>>) -> Self {
+    fn new(
+        shared: &'w Shared,
+        gang: &'w Arc<Gang>,
+        waiting: &'w Waiting<'w, Rc<Worker>>,
+        until: Option<&'w CancelToken>,
+    ) -> Self {
         let stall = StallTimer::new(shared.deadline.saturating_add(TICK));
         let seen = Seen { stall, progress: progress(shared, gang), told: false, withdrawn: false };
-        Watch { shared, gang, waiting, seen: RefCell::new(seen) }
+        Watch { shared, gang, waiting, until, seen: RefCell::new(seen) }
     }
 
     /// Waits for all members. Returns whether a member was withdrawn.
     fn wait(self) -> bool {
         let tick = self.seen.borrow().stall.tick(TICK);
+        let tick = if self.until.is_some() { tick.min(CANCEL_TICK) } else { tick };
         while !self.waiting.wait(Some(tick)) {
+            if self.until.is_some_and(CancelToken::is_cancelled) {
+                self.withdraw();
+            }
             self.look(true);
         }
         self.seen.into_inner().withdrawn
@@ -339,12 +349,8 @@ impl<'w> Watch<'w> {
             let (device, waited) = (missing[0], seen.stall.waited());
             let (op, last_calls) = ("waiting for its turn", self.shared.last_calls(gang.members()));
             gang.poison(device, Error::Timeout { device, op, waited, missing, last_calls });
-            for rank in queued {
-                if self.waiting.withdraw(rank) {
-                    gang.withdraw(rank);
-                    seen.withdrawn = true;
-                }
-            }
+            drop(seen);
+            self.withdraw();
         } else if busy && !seen.told {
             // A scope always waits for a closure that has started, but not silently.
             let missing: Vec<usize> = ranks.filter(|&r| !gang.has_left(r)).map(|r| gang.device(r)).collect();
@@ -352,6 +358,16 @@ impl<'w> Watch<'w> {
             let last_calls = listed(&self.shared.last_calls(gang.members()));
             event!(warn, ?missing, ?waited, %started, %last_calls, "a scope waits for closures that make no progress");
             seen.told = true;
+        }
+    }
+}
+
+impl Watch<'_> {
+    /// Withdraws the members that have not started. The gang has failed.
+    fn withdraw(&self) {
+        for rank in (0..self.gang.count()).filter(|&rank| self.waiting.withdraw(rank)) {
+            self.gang.withdraw(rank);
+            self.seen.borrow_mut().withdrawn = true;
         }
     }
 }

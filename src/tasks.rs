@@ -27,7 +27,7 @@ use crate::{
     driver::host::{self, Attendee},
     error::{Error, Result, op_site::OpSite},
     panics,
-    scope::{Begin, Watch, as_it_is, holding, run_meanwhile},
+    scope::{self, Begin, Watch, as_it_is, holding},
     sync::Flag,
 };
 use engine::{Engine, Wake};
@@ -66,7 +66,6 @@ impl Failure {
         &self.0.error
     }
 
-    /// The error, for the caller.
     fn report(self) -> Error {
         self.0.reported.raise();
         self.0.error.clone()
@@ -240,7 +239,7 @@ fn run<'scope, 'env, R>(
         drop(registered);
         returned = Some(result);
     };
-    let ran = run_meanwhile(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, meanwhile, begin);
+    let ran = scope::run(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, meanwhile, begin);
     let (left, trace) = {
         let mut state = engine.lock();
         (state.graph.drain(), state.trace)

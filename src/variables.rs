@@ -27,7 +27,6 @@ pub fn os(name: &str) -> Option<OsString> {
     env::var_os(name)
 }
 
-/// The names of all variables.
 #[allow(clippy::disallowed_methods, reason = "the one reader")]
 pub(crate) fn names() -> impl Iterator<Item = String> {
     env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned())

@@ -103,7 +103,7 @@ fn run(options: &Options) -> Result<()> {
     }
     if let Some(path) = &options.markdown {
         ensure!(!cuda, "--markdown: the page is made from a run on software GPUs; results of others come from --json");
-        std::fs::write(path, markdown::page(&all)?).with_context(|| path.display().to_string())?;
+        markdown::write(path, &all)?;
     }
     if let Some(path) = &options.json {
         std::fs::write(path, record::write(&all, cuda)?).with_context(|| path.display().to_string())?;

@@ -1,4 +1,5 @@
-//! Writes the page `docs/src/guide/bug_zoo.md` from the results of a run.
+//! Writes the page `docs/src/guide/bug_zoo.md` from the results of a run, and a page for each exhibit in the folder of
+//! that name.
 
 use crate::{
     find::{Findings, SEEDS},
@@ -6,18 +7,34 @@ use crate::{
     tour::{compile_fail, silence},
     zoo::exhibit::{Caught, Program},
 };
-use anyhow::Result;
-use std::fmt::Write;
+use anyhow::{Context, Result};
+use std::{fmt::Write, fs, path::Path};
 
-pub fn page(all: &[Findings]) -> Result<String> {
-    let mut page = String::from(HEAD);
-    table(&mut page, all)?;
+/// Writes the index to `path`, and the exhibits beside it.
+pub fn write(path: &Path, all: &[Findings]) -> Result<()> {
+    let folder = path.with_extension("");
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let mut index = String::from(HEAD);
+    table(&mut index, all)?;
+    file(path, &index)?;
     for found in all {
-        section(&mut page, found)?;
+        let mut page = String::from(MADE);
+        exhibit(&mut page, found)?;
+        file(&folder.join(found.exhibit.name).with_extension("md"), &page)?;
     }
-    // The compiler names files as the manifest does.
-    Ok(page.replace("crates/lab/../../", ""))
+    Ok(())
 }
+
+fn file(path: &Path, text: &str) -> Result<()> {
+    // The compiler names files as the manifest does.
+    let text = text.replace("crates/lab/../../", "");
+    fs::write(path, text.trim_end().to_owned() + "\n").with_context(|| path.display().to_string())
+}
+
+const MADE: &str = "\
+<!-- Made by `cargo run --example bug_zoo -- --markdown docs/src/guide/bug_zoo.md`; do not edit. -->
+
+";
 
 const HEAD: &str = "\
 <!-- Made by `cargo run --example bug_zoo -- --markdown docs/src/guide/bug_zoo.md`; do not edit. -->
@@ -49,7 +66,7 @@ fn table(page: &mut String, all: &[Findings]) -> Result<()> {
     for found in all {
         let name = found.exhibit.name;
         let numbers = found.wrong_numbers.map_or_else(|| "-".to_owned(), |n| format!("{n} of {SEEDS}"));
-        write!(page, "| [{name}](#{name}) | {} | {numbers} | {} |", found.off.how, found.on.how)?;
+        write!(page, "| [{name}](bug_zoo/{name}.md) | {} | {numbers} | {} |", found.off.how, found.on.how)?;
         if let Some(rows) = &h200 {
             write!(page, " {} | {} |", record::cell(rows, name, "off"), record::cell(rows, name, "on"))?;
         }
@@ -60,9 +77,9 @@ fn table(page: &mut String, all: &[Findings]) -> Result<()> {
     Ok(())
 }
 
-fn section(page: &mut String, found: &Findings) -> Result<()> {
+fn exhibit(page: &mut String, found: &Findings) -> Result<()> {
     let exhibit = found.exhibit;
-    writeln!(page, "\n## {}\n\n### {}\n", exhibit.name, exhibit.title)?;
+    writeln!(page, "# {}\n\n## {}\n", exhibit.name, exhibit.title)?;
     writeln!(page, "{}\n\nSeen in [{}]({}).\n", exhibit.mistake, exhibit.thread.label, exhibit.thread.url)?;
     if let Some(wrong) = &exhibit.wrong {
         source(page, wrong)?;

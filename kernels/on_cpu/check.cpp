@@ -245,6 +245,151 @@ static void tests() {
     }
 }
 
+#elif defined FAMILY_number || defined FAMILY_order
+// Any bits, among them ends of all types: zeros, the least and the largest, infinities, NaNs.
+template <class T> static void draw_bits(Array<T>& x) {
+    static const u64 ENDS[] = {0, 1, ~0ull, 1ull << 63, ~0ull >> 1, 1ull << 31, 0x7fffffff, 0x8000, 0x7fff, 0x80, 0x7f,
+                               0x7f800000, 0xff800000, 0x7ff0ull << 48, 0xfff0ull << 48, 0x7c00, 0xfc00, 0x7f80};
+    for (u64 i = 0; i < x.n; i++) {
+        const u64 drawn = (u64)(uniform_number() * 0x1p53) ^ (u64)(uniform_number() * 0x1p53) << 30;
+        x.at[i] = from_bits<T>((BitsOf<T>)(drawn % 3 ? drawn : ENDS[drawn / 3 % 18]));
+    }
+}
+template <class T> static bool is_nan(T x) {
+    if constexpr (Type<T>::FLOAT) return std::isnan(wide(x));
+    else return false;
+}
+// Whether `a` comes before `b`: by their signs where they are equal; a NaN is beyond the infinities.
+template <class T> static bool less(T a, T b) {
+    if constexpr (!Type<T>::FLOAT) return a < b;
+    else {
+        const bool left = std::signbit(wide(a)), right = std::signbit(wide(b));
+        if (left != right) return left;
+        if (wide(a) < wide(b) || wide(b) < wide(a)) return wide(a) < wide(b);
+        return left ? to_bits(b) < to_bits(a) : to_bits(a) < to_bits(b);
+    }
+}
+template <class T> constexpr u32 KIND = Type<T>::FLOAT ? FLOAT : T(-1) < T(0) ? SIGNED : UNSIGNED;
+template <> constexpr u32 KIND<f16> = FLOAT;
+template <> constexpr u32 KIND<bf16> = FLOAT;
+template <class T> constexpr u64 INFINITE = ~0ull;
+template <> constexpr u64 INFINITE<f32> = 0x7f800000;
+template <> constexpr u64 INFINITE<f64> = 0x7ff0ull << 48;
+template <> constexpr u64 INFINITE<f16> = 0x7c00;
+template <> constexpr u64 INFINITE<bf16> = 0x7f80;
+
+#if defined FAMILY_number
+template <class T> static T divided(T x, T y) {
+    if constexpr (Type<T>::FLOAT) return narrow<T>(wide(x) / wide(y));
+    else if (y == 0) return 0;
+    else return (T)((__int128)x / (__int128)y);
+}
+template <class T> static T better(T x, T y, bool larger) {
+    return is_nan(x) ? x : is_nan(y) ? y : less(x, y) == larger ? y : x;
+}
+template <class T, class Divide, class Select, class Extreme>
+static void numbers(Divide divide, Select select, Extreme extreme) {
+    typedef BitsOf<T> W;
+    for (u64 n : {1, 5, 64, 9001}) for (u64 offset : {0, 1}) {
+        Array<T> x(n, offset), y(n, offset), z(n, 0), same_place(n, offset);
+        draw_bits(x), draw_bits(y);
+        for (u64 i = 0; i < n; i++) same_place.at[i] = x.at[i];
+        launch(3, 256, [&] { divide(x.at, y.at, z.at, n); });
+        launch(3, 256, [&] { divide(same_place.at, y.at, same_place.at, n); });
+        for (u64 i = 0; i < n; i++) {
+            const T want = divided(x.at[i], y.at[i]);
+            require(same(z.at[i], want) || (is_nan(want) && is_nan(z.at[i])), "quotient", n, offset, i);
+            require(same(z.at[i], same_place.at[i]) || is_nan(want), "quotient in place", n, offset, i);
+        }
+        for (u32 larger : {0, 1}) {
+            W *a = (W*)x.at, *b = (W*)y.at, *c = (W*)z.at;
+            launch(3, 256, [&] { select(a, b, c, n, INFINITE<T>, KIND<T>, larger); });
+            for (u64 i = 0; i < n; i++) {
+                const T want = better(x.at[i], y.at[i], larger);
+                require(same(z.at[i], want) || (is_nan(want) && is_nan(z.at[i])), "smaller or larger", n, offset, i);
+            }
+            Array<T> some(3, 0), one(1, 0);
+            launch_together({3, 1, 1}, {256, 1, 1},
+                            [&] { extreme(a, (W*)some.at, n, INFINITE<T>, KIND<T>, larger); });
+            launch_together({1, 1, 1}, {256, 1, 1},
+                            [&] { extreme((W*)some.at, (W*)one.at, 3, INFINITE<T>, KIND<T>, larger); });
+            T want = x.at[0];
+            for (u64 i = 0; i < n; i++) want = better(want, x.at[i], larger);
+            require(same(one.at[0], want) || (is_nan(want) && is_nan(one.at[0])), "extreme", n, offset, larger);
+        }
+    }
+}
+template <class T, class Unary> static void functions(Unary unary) {
+    for (u64 n : LENGTHS) for (u64 offset : {0, 1, 3}) for (auto [blocks, threads] : GRIDS) for (u32 op : {0, 1}) {
+        Array<T> x(n, offset), y(n, offset % 2);
+        x.draw(0, 3);
+        launch(blocks, threads, [&] { unary(x.at, y.at, n, op); });
+        for (u64 i = 0; i < n; i++) {
+            const double v = (double)wide(x.at[i]);
+            require(close_to(y.at[i], op ? std::sqrt(v) : std::exp(v), 80), "function", n, op, i);
+        }
+        const auto before = y.copy();
+        launch(blocks, threads, [&] { unary(x.at, x.at, n, op); });
+        for (u64 i = 0; i < n; i++) require(same(x.at[i], before[i]), "function in place", n, op, i);
+    }
+}
+static void tests() {
+#define NUMBERS(T, W) numbers<T>(divide_##T, select_##W, extreme_##W);
+    NUMBERS(i8, u8) NUMBERS(u8, u8) NUMBERS(i32, u32) NUMBERS(u32, u32) NUMBERS(i64, u64) NUMBERS(u64, u64)
+    NUMBERS(f32, u32) NUMBERS(f64, u64) NUMBERS(f16, u16) NUMBERS(bf16, u16)
+    functions<f32>(unary_f32), functions<f64>(unary_f64), functions<f16>(unary_f16), functions<bf16>(unary_bf16);
+}
+#else
+// As `scan` and `sort` in crates/train/src/ops/order.rs.
+static const dim3 TWO = {2, 1, 1}, ALL = {THREADS, 1, 1};
+template <class T, class A, class Sums, class Scan> static void scanned(Sums sums, Scan scan) {
+    for (u64 n : {1, 2048, 5001}) for (u32 exclusive : {0, 1}) {
+        const u64 tiles = (n + TILE - 1) / TILE;
+        Array<T> x(n, 1), y(n, 0);
+        Array<A> totals(tiles, 0), offsets(tiles, 0);
+        for (u64 i = 0; i < n; i++) x.at[i] = Summed<T>::back((typename Summed<T>::Type)((i32)(uniform_number() * 5) - 2));
+        launch_together(TWO, ALL, [&] { sums(x.at, totals.at, n); });
+        typename Summed<A>::Type offset = 0;
+        for (u64 tile = 0; tile < tiles; tile++) {
+            offsets.at[tile] = Summed<A>::back(offset);
+            offset += Summed<A>::of(totals.at[tile]);
+        }
+        launch_together(TWO, ALL, [&] { scan(x.at, offsets.at, y.at, n, exclusive); });
+        typename Summed<T>::Type sum = 0;
+        for (u64 i = 0; i < n; i++) {
+            const auto next = (typename Summed<T>::Type)(sum + Summed<T>::of(x.at[i]));
+            require(same(y.at[i], Summed<T>::back(exclusive ? sum : next)), "running sum", n, exclusive, i);
+            sum = next;
+        }
+    }
+}
+template <class T, class Digits, class Scatter> static void sorted(Digits digits, Scatter scatter) {
+    typedef BitsOf<T> W;
+    for (u64 n : {2, 2048, 4500}) {
+        const u64 tiles = (n + TILE - 1) / TILE;
+        Array<T> x(n, 1), y(n, 0);
+        Array<u32> counts(DIGITS * tiles, 0), places(DIGITS * tiles, 0);
+        draw_bits(x);
+        auto want = x.copy();
+        std::stable_sort(want.begin(), want.end(), less<T>);
+        W *from = (W*)x.at, *to = (W*)y.at;
+        for (u32 shift = 0; shift < 8 * sizeof(T); shift += 4, std::swap(from, to)) {
+            launch_together(TWO, ALL, [&] { digits(from, counts.at, n, shift, KIND<T>); });
+            u32 place = 0;
+            for (u64 i = 0; i < DIGITS * tiles; i++) places.at[i] = place, place += counts.at[i];
+            launch_together(TWO, ALL, [&] { scatter(from, to, places.at, n, shift, KIND<T>); });
+        }
+        for (u64 i = 0; i < n; i++) require(same(x.at[i], want[i]), "sorted", n, KIND<T>, i);
+    }
+}
+static void tests() {
+#define SCANNED(T, A) scanned<T, A>(scan_sums_##T, scan_##T);
+    SCANNED(i8, i8) SCANNED(u32, u32) SCANNED(i64, i64) SCANNED(f32, f32) SCANNED(f16, f32) SCANNED(bf16, f32)
+#define SORTED(T, W) sorted<T>(digits_##W, scatter_##W);
+    SORTED(i8, u8) SORTED(f16, u16) SORTED(u32, u32) SORTED(f32, u32) SORTED(f64, u64)
+}
+#endif
+
 #elif defined FAMILY_columns
 template <class T, class Sum, class Layer, class Rms, class Final, class Finals>
 static void sums(Sum sum, Layer layer, Rms rms, Final final, Finals finals) {

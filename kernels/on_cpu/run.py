@@ -28,7 +28,7 @@ TARGET = ROOT / "target" / "kernels-on-cpu"
 # Those that meet. Their sanitizers know no fibers.
 MEETING = {"inbox": "check.cpp", "norm_inbox": "norm.cpp", "norm_pull": "norm.cpp", "sharded": "sharded.cpp"}
 # Those that take longest to compile first.
-FAMILIES = ["random", "pointwise", *MEETING, "columns", "elementwise", "embedding", "prove"]
+FAMILIES = ["random", "pointwise", *MEETING, "columns", "order", "number", "elementwise", "embedding", "prove"]
 FLAGS = "-std=c++20 -O1 -ffp-contract=off -w -pthread -fsanitize=address,undefined -fno-sanitize-recover=all".split()
 FLAGS_OF_MEETING = [flag for flag in FLAGS if "address" not in flag] + ["-fsanitize=undefined", "-U_FORTIFY_SOURCE"]
 
@@ -51,6 +51,16 @@ MUTANTS = [
     ("pointwise", "larger(x, -FAR<A>)", "x"),
     ("pointwise", "-larger(-larger(x, -far), -far)", "x"),
     ("pointwise", "QUICK ? A(10) : FAR<A>", "FAR<A>"),
+    ("number", "((u64)x | (u64)y | (u64)z) % (4 * sizeof(T)) == 0", "true"),
+    ("number", "is_aligned(x) ? n / LANES<W> : 0", "n / LANES<W>"),
+    ("number", "y == -1 ? (T)((BitsOf<T>)0 - (BitsOf<T>)x) : (T)(x / y)", "(T)(x / y)"),
+    ("number", "(W)(y & (W)~SIGN<W>) > infinity", "false"),
+    ("number", "kind == SIGNED || !(bits & SIGN<W>)", "true"),
+    ("order", "(Sum)offsets[tile]", "(Sum)0"),
+    ("order", "exclusive ? sum : next", "next"),
+    ("order", "rank.count(digit);", ";"),
+    ("order", "(i - begin[digit])", "i"),
+    ("order", "threadIdx.x < step ? own : (A)(sums[from][threadIdx.x - step] + own)", "own"),
     ("elementwise", "(16 - (u64)x % 16) % 16 / sizeof(T)", "0"),
     ("random", "(16 - (u64)y % 16) % 16 / sizeof(T)", "0"),
     ("random", "(lane_id < 31 && to < end)", "to < end"),

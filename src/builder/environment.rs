@@ -157,7 +157,6 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.chars().count()]
 }
 
-/// The seed in the environment.
 #[track_caller]
 pub(crate) fn seed() -> Result<Option<u64>> {
     variable("GPU_POOL_SEED", "a number", |text| text.parse().ok())
@@ -171,7 +170,6 @@ fn text(name: &'static str, site: Site) -> Result<Option<String>> {
     }
 }
 
-/// An environment variable, parsed.
 #[track_caller]
 fn variable<T>(name: &'static str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
     let parse = |text: &str| parse(text).ok_or_else(|| format!("; expected {expected}"));

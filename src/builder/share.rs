@@ -123,7 +123,6 @@ fn are_plenty(queues: Option<&str>) -> bool {
     queues.and_then(|queues| queues.trim().parse().ok()).is_some_and(|queues: u32| queues >= 32)
 }
 
-/// Parses `GPU_POOL_SHARE`.
 pub(super) fn parse(text: &str) -> Option<Sharing> {
     let times = text.parse().ok()?;
     (1..=MOST).contains(&times).then_some(Sharing::Times(times))

@@ -206,9 +206,8 @@ impl<'d> Group<'d> {
         self.across.as_deref()
     }
 
-    /// Gives bytes to all members. Returns those of all, by rank. In any group.
     pub(crate) fn exchange_bytes(&self, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        let _here = self.dev.worker.handle.enter(call.op, call.site);
+        let _here = OpSite { op: call.op, site: call.site }.enter();
         if let Some(door) = self.door() {
             return door.exchange(self, call, own);
         }
@@ -216,7 +215,6 @@ impl<'d> Group<'d> {
         Ok(self.meeting().meet(call.clone(), value, false)?.iter().map(|told| value_of(told)).collect())
     }
 
-    /// The sum of the processes' numbers, each from its first member.
     pub(crate) fn sum_of_processes(&self, call: &Call, own: usize) -> Result<usize> {
         let all = self.exchange_bytes(call, (own as u64).to_le_bytes().to_vec())?;
         let number = |rank: usize| all[rank].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes) as usize);
@@ -236,23 +234,17 @@ impl<'d> Group<'d> {
     }
 
     /// Begins an all_reduce or a reduce_scatter, on the current stream. None: nothing is left to do for
-    /// [`end`](Self::end). Not for captures.
+    /// [`PendingReduce::end`]. Not for captures.
     #[track_caller]
     pub(super) fn begin(&self, request: Request, overlapped: bool) -> Result<Option<Box<dyn PendingReduce>>> {
         match self.door() {
             Some(door) => {
-                let _here = self.dev.worker.handle.enter(request.call.op, request.call.site);
+                let _here = OpSite { op: request.call.op, site: request.call.site }.enter();
                 door.start(self, request, overlapped)
             }
             None if overlapped => self.run_overlapped(&request).map(|()| None),
             None => self.run(request).map(|()| None),
         }
-    }
-
-    /// Ends what [`begin`](Self::begin) has begun.
-    #[track_caller]
-    pub(crate) fn end(&self, begun: Box<dyn PendingReduce>) -> Result<()> {
-        begun.end(self)
     }
 
     /// How an `all_reduce` of so many elements is carried out; none in a group of one process.
@@ -299,14 +291,12 @@ impl<'d> Group<'d> {
         Ok(Registered { by, _memory: block.clone() })
     }
 
-    /// Whether [`register`](Self::register) is of use.
     pub(crate) fn registers(&self) -> bool {
         self.door().is_some_and(|door| door.registers(self))
     }
 }
 
 impl Device {
-    /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are pooled.
     #[track_caller]
     pub(crate) fn zeros_dedicated<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         #[cfg(target_os = "linux")]

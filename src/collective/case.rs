@@ -48,7 +48,6 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// The capabilities of a pool, and the wishes of its builder.
     pub(crate) fn of(shared: &Shared) -> Machine {
         let handle = &shared.handles[0];
         let barrier = match shared.signals.get() {
@@ -182,7 +181,6 @@ impl<'a> Case<'a> {
         self.members > 1 && self.shape.is_some_and(Shape::sums)
     }
 
-    /// Whether a ring can carry it out.
     pub(crate) fn rings(&self) -> bool {
         matches!(self.shape, Some(Shape::AllReduce { .. }))
             && matches!((self.dtype, self.reduce), (DType::F32 | DType::F64, ReduceOp::Sum | ReduceOp::Avg))
@@ -242,7 +240,6 @@ impl<'a> Case<'a> {
         self.shape.map_or(0, |shape| shape.largest(self.members, GRAIN / size).saturating_mul(size))
     }
 
-    /// Whether the builder asked for this public algorithm.
     pub(crate) fn wants(&self, wish: Wish) -> bool {
         self.machine.wish == wish
     }

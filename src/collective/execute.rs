@@ -43,7 +43,7 @@ pub(super) fn execute(
     limits: &Limits,
     given: Option<&dyn Algorithm>,
 ) -> Result<()> {
-    let (dev, name) = (meeting.dev, request.call.op());
+    let (dev, name) = (meeting.dev, request.call.op);
     let case = Case::of(&meeting, request, limits);
     let algorithm = given.unwrap_or_else(|| choose(&case).0);
     let needs = algorithm.needs(&case);
@@ -65,7 +65,7 @@ pub(super) fn execute(
             // launches, and every pair counts.
             owed = SkippedBarrier { barrier: barrier_of_kernels(&meeting, dev.session.gang.place()), times: launches };
             let number = meeting.next_number();
-            let met = Descriptors::of(&meeting, request, scratch.as_ref(), in_full, true);
+            let met = Descriptors::meet(&meeting, request, scratch.as_ref(), in_full, true);
             let met = met.inspect_err(|_| meeting.skip_launch(number, owed, blocks().cloned()))?;
             (met, Some(LaunchWindow::of(dev)))
         }
@@ -126,9 +126,9 @@ pub(super) fn capture(
 ) -> Result<Option<(DeviceBarrier, usize)>> {
     let needs = algorithm.needs(case);
     let MeetBy::Kernels { launches, in_full } = needs.meeting else { return Ok(None) };
-    meeting.dev.worker.barrier_state.check_not_blocked(request.call.op(), request.call.site)?;
+    meeting.dev.worker.barrier_state.check_not_blocked(request.call.op, request.call.site)?;
     let scratch = scratch::take(meeting.dev, request, needs.scratch, access)?;
-    let met = Descriptors::of(&meeting, request, scratch.as_ref(), in_full, false)?;
+    let met = Descriptors::meet(&meeting, request, scratch.as_ref(), in_full, false)?;
     let (shape, barrier) = (met.shape(&meeting, request)?, barrier_of_kernels(&meeting, 0));
     // Nothing is launched yet, so nothing can be owed.
     let member = Member::new(meeting, request, case.limits, scratch.as_ref(), barrier);
@@ -154,7 +154,7 @@ fn barrier_of_kernels(meeting: &Meeting<'_>, place: u64) -> DeviceBarrier {
 /// Announces what a collective touches of this member's memory.
 #[track_caller]
 pub(super) fn access<'d>(dev: &'d Device, request: &Request) -> Result<Op<'d>> {
-    let mut access = dev.op_in_graph(request.call.op())?;
+    let mut access = dev.op_in_graph(request.call.op)?;
     if let Some(source) = &request.source {
         access.touch(&source.block, source.bytes.clone(), Access::Read, false)?;
     }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Device,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::{
         call::Origin,
         membership::{Across, Membership},
@@ -96,7 +96,6 @@ impl Device {
         Some(Group { dev: self, membership: meeting::membership(self, &ranks), rank, across: None })
     }
 
-    /// All members.
     pub(crate) fn everyone(&self) -> Group<'_> {
         let membership = meeting::everyone(self);
         Group { dev: self, membership, rank: self.rank(), across: None }
@@ -132,7 +131,6 @@ impl<'d> Group<'d> {
         self.dev
     }
 
-    /// The ordinal of a member in the pool of its process.
     pub(crate) fn ordinal(&self, member: usize) -> usize {
         match &self.across {
             None => self.membership.ordinals[member],
@@ -140,17 +138,14 @@ impl<'d> Group<'d> {
         }
     }
 
-    /// The ordinals in the pool of the members of this process, by rank among them.
     pub(crate) fn ordinals(&self) -> &[usize] {
         &self.membership.ordinals
     }
 
-    /// Ranks in the gang, by rank in the group.
     pub(super) fn ranks(&self) -> &Arc<[usize]> {
         &self.membership.ranks
     }
 
-    /// Whether all members of this process have access to each other's memory.
     pub(crate) fn is_direct(&self) -> bool {
         self.membership.direct
     }
@@ -167,9 +162,7 @@ impl<'d> Group<'d> {
     }
 }
 
-/// Collectives of one process or of several.
 impl Group<'_> {
-    /// Carries a collective out, or captures it. Asynchronous on the current stream.
     #[track_caller]
     pub(crate) fn run(&self, request: Request) -> Result<()> {
         self.run_by(request, None)
@@ -181,7 +174,7 @@ impl Group<'_> {
     pub(super) fn run_by(&self, request: Request, given: Option<&dyn Algorithm>) -> Result<()> {
         if let Some(door) = self.door() {
             debug_assert!(given.is_none(), "each step there has an algorithm of its own");
-            let _here = self.dev.worker.handle.enter(request.call.op, request.call.site);
+            let _here = OpSite { op: request.call.op, site: request.call.site }.enter();
             return door.run(self, &request, false);
         }
         let meeting = self.meeting();
@@ -191,12 +184,11 @@ impl Group<'_> {
         }
     }
 
-    /// Carries a collective out that leaves most of the device to other work. Not for captures.
     #[track_caller]
     pub(crate) fn run_overlapped(&self, request: &Request) -> Result<()> {
         match self.door() {
             Some(door) => {
-                let _here = self.dev.worker.handle.enter(request.call.op, request.call.site);
+                let _here = OpSite { op: request.call.op, site: request.call.site }.enter();
                 door.run(self, request, true)
             }
             None => {

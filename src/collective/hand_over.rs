@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Device, DeviceBuffer,
     contain::Contained,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::{
         call::Call,
         descriptor::Area,
@@ -101,7 +101,6 @@ collectives! {
 }
 
 impl Group<'_> {
-    /// This group, for a token of the same device with another stream.
     pub(crate) fn on<'v>(&self, via: &'v Device) -> Group<'v> {
         Group { dev: via, membership: self.membership.clone(), rank: self.rank, across: self.across.clone() }
     }
@@ -130,7 +129,7 @@ impl Group<'_> {
         carrier: impl FnOnce() -> Option<Carrier<T>>,
     ) -> Result<()> {
         let dev = self.dev;
-        let _here = dev.worker.handle.enter(op, site);
+        let _here = OpSite { op, site }.enter();
         let call = Call::at(op, site).of_type::<T>();
         self.check_peer(&call, to)?;
         let Some(across) = &self.across else {
@@ -161,7 +160,7 @@ impl Group<'_> {
         carrier: impl FnOnce() -> Option<Carrier<T>>,
     ) -> Result<T> {
         let dev = self.dev;
-        let _here = dev.worker.handle.enter(op, site);
+        let _here = OpSite { op, site }.enter();
         let call = Call::at(op, site).of_type::<T>();
         if let Some(across) = &self.across {
             self.check_peer(&call, from)?;

@@ -7,7 +7,6 @@ use super::{
 use crate::fabric::layout::{LL_BYTES, eager_bytes, inbox_bytes, ll_bytes_per_peer};
 use std::fmt::{self, Write};
 
-/// The sizes between so many members.
 pub(crate) fn sizes(members: usize) -> String {
     let members = members.max(2);
     let mut text = String::new();

@@ -35,7 +35,6 @@ pub(crate) struct Entry {
     pub host: Option<HostKernel>,
 }
 
-/// The name of a kernel that there is for each type.
 macro_rules! typed {
     ($dtype:expr, $name:literal) => {{
         use $crate::fabric::types::DType;

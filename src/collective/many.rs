@@ -38,7 +38,6 @@ fn pays(buffers: usize) -> bool {
     buffers > 1 + 2 * buffers.div_ceil(MOST)
 }
 
-/// One buffer of the list.
 fn one<T: Element>(call: &Call, op: ReduceOp, x: DeviceViewMut<'_, T>) -> Request {
     let len = x.len();
     in_place(call.clone(), Some(op), Shape::AllReduce { len }, x)

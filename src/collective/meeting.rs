@@ -26,7 +26,6 @@ pub(crate) use exchange::note_call;
 pub(crate) struct Meeting<'g> {
     pub(crate) dev: &'g Device,
     pub(super) membership: &'g Membership,
-    /// This member's rank in the group.
     pub(crate) rank: usize,
 }
 
@@ -35,12 +34,10 @@ impl<'g> Meeting<'g> {
         self.membership.ranks.len()
     }
 
-    /// Ordinals in the pool, by rank.
     pub(super) fn ordinals(&self) -> &'g [usize] {
         &self.membership.ordinals
     }
 
-    /// Ranks in the gang, by rank in the group.
     fn ranks(&self) -> &'g Arc<[usize]> {
         &self.membership.ranks
     }
@@ -66,7 +63,6 @@ impl<'g> Meeting<'g> {
         self.membership.word.as_deref().unwrap_or(self.dev.session.gang.word())
     }
 
-    /// The number of the group's next collective.
     pub(super) fn next_number(&self) -> u64 {
         self.membership.calls.get() + 1
     }
@@ -99,13 +95,11 @@ impl<'g> Meeting<'g> {
     }
 }
 
-/// The group of these ranks of the gang.
 pub(super) fn membership(dev: &Device, ranks: &[usize]) -> Rc<Membership> {
     let are_direct = |ordinals: &[usize]| dev.worker.shared.are_direct(ordinals);
     dev.session.groups.look_up(&dev.session.gang, ranks, are_direct)
 }
 
-/// The group of the whole gang.
 pub(super) fn everyone(dev: &Device) -> Rc<Membership> {
     let known = dev.session.groups.everyone();
     known.unwrap_or_else(|| membership(dev, &(0..dev.count()).collect::<Vec<_>>()))

@@ -52,7 +52,6 @@ pub fn between<T: Element>(
     }
 }
 
-/// Checks of arguments.
 impl Group<'_> {
     #[track_caller]
     pub(super) fn fits(&self, op: &'static str, what: &str, found: usize, wanted: usize) -> Result<()> {
@@ -84,7 +83,7 @@ impl Group<'_> {
 
     /// One count for each member, whose sum does not overflow.
     #[track_caller]
-    pub(super) fn check_counts(&self, op: &'static str, counts: &[usize]) -> Result<Counts> {
+    pub(in crate::collective) fn check_counts(&self, op: &'static str, counts: &[usize]) -> Result<Counts> {
         let total = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
         if counts.len() == self.count() && total.is_some() {
             return Ok(Counts::By(counts.into()));
@@ -102,7 +101,6 @@ impl Group<'_> {
     }
 }
 
-/// An all-reduce in place.
 #[track_caller]
 pub(super) fn all_reduce<T: Element>(origin: Origin, x: DeviceViewMut<'_, T>, op: ReduceOp) -> Request {
     let len = x.len();
@@ -116,7 +114,6 @@ fn sum<T: Element>(call: Call, source: Option<DeviceView<'_, T>>, destination: D
     Request { rank_order: true, ..between(call, Some(ReduceOp::Sum), shape, source, Some(destination)) }
 }
 
-/// Collectives for callers within the crate.
 impl Group<'_> {
     /// Begins [`all_reduce`](Self::all_reduce) of a caller that all members must have in common: see
     /// [`begin`](Self::begin). `overlapped`: it leaves most of the device to other work, for buffers for which the
@@ -144,7 +141,7 @@ impl Group<'_> {
     }
 
     /// [`sum_for`](Self::sum_for) by a given algorithm, whose kernel does more with the sum: it touches the memory
-    /// `beside`, too. All members give the same algorithm.
+    /// `extra`, too. All members give the same algorithm.
     #[track_caller]
     pub(crate) fn sum_by<T: Element>(
         &self,
@@ -186,25 +183,6 @@ impl Group<'_> {
         let name = "all_gather_in_place";
         let shape = Shape::AllGather { counts: self.check_counts(name, counts)?.even(), in_place: true };
         self.run(in_place(Call::new(name).elements(T::DTYPE, x.len()).counts(counts).from(origin), None, shape, x))
-    }
-
-    /// One collective by a kernel of a higher room, whose kernels [meet](Self::kernels_meet): each member adds up its
-    /// part of all sources, and writes to the same part of all destinations. Without a source, the destinations are the
-    /// sources. It touches what is `beside`, too.
-    #[track_caller]
-    pub(crate) fn parts_by<T: Element>(
-        &self,
-        (call, op): (Call, ReduceOp),
-        counts: &[usize],
-        source: Option<DeviceView<'_, T>>,
-        destination: DeviceViewMut<'_, T>,
-        extra: Vec<(Area, Access)>,
-        algorithm: &dyn Algorithm,
-    ) -> Result<()> {
-        let counts = self.check_counts(call.op(), counts)?.even();
-        let shape = Shape::ReduceScatter { counts, in_place: source.is_none() };
-        let request = between(call, Some(op), shape, source, Some(destination));
-        self.run_by(Request { extra, ..request }, Some(algorithm))
     }
 }
 

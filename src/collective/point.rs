@@ -10,7 +10,7 @@
 use super::{Group, across::Outgoing, face::collectives};
 use crate::{
     Device, DeviceBuffer,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::{
         call::Call,
         descriptor::Area,
@@ -19,7 +19,7 @@ use crate::{
     },
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
-use std::{marker::PhantomData, panic::Location};
+use std::marker::PhantomData;
 
 collectives! {
     /// From one member to one other. Messages of one pair arrive in the order in which they were sent.
@@ -142,7 +142,7 @@ impl Group<'_> {
     #[track_caller]
     fn send_view<T: Element>(&self, src: DeviceView<'_, T>, to: usize) -> Result<()> {
         let dev = self.dev;
-        let _here = dev.worker.handle.enter("send", Location::caller());
+        let _here = OpSite::here("send");
         let call = Call::new("send").elements(T::DTYPE, src.len());
         self.check_peer(&call, to)?;
         if let Some(across) = &self.across {
@@ -159,7 +159,7 @@ impl Group<'_> {
 
     #[track_caller]
     fn recv_view<T: Element>(&self, dst: DeviceViewMut<'_, T>, from: usize) -> Result<()> {
-        let _here = self.dev.worker.handle.enter("recv", Location::caller());
+        let _here = OpSite::here("recv");
         let call = Call::new("recv").elements(T::DTYPE, dst.len());
         if let Some(across) = &self.across {
             self.check_peer(&call, from)?;

@@ -38,9 +38,7 @@ pub(crate) struct Meetings {
     origin: Origin,
     /// One barrier for all: they do not differ.
     barrier: DeviceBarrier,
-    /// Number of collectives.
     count: usize,
-    /// Number of their kernels.
     kernels: usize,
 }
 
@@ -83,12 +81,10 @@ impl Meetings {
 pub(crate) struct Captured(Request);
 
 impl Captured {
-    /// This member's memory.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
         self.0.areas().map(|area| &area.block)
     }
 
-    /// Carries it out.
     #[track_caller]
     pub(crate) fn replay(&self, meeting: Meeting<'_>) -> Result<()> {
         execute(meeting, &self.0, meeting.limits(), None)
@@ -120,7 +116,7 @@ fn capture_meeting(
     mut request: Request,
     given: Option<&dyn Algorithm>,
 ) -> Result<()> {
-    let (dev, name) = (meeting.dev, request.call.op());
+    let (dev, name) = (meeting.dev, request.call.op);
     let mut access = execute::access(dev, &request)?;
     if !recording.is_of(meeting.ordinals()) {
         return Err(recording.refuse(request.call.site, name, "all collectives of a graph are of one group"));

@@ -115,7 +115,6 @@ impl Request {
         self.source.iter().chain(&self.destination).chain(self.extra.iter().map(|(area, _)| area))
     }
 
-    /// [`GRAIN`] in elements.
     pub(super) fn grain(&self) -> usize {
         GRAIN / self.dtype.size()
     }

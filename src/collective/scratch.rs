@@ -23,7 +23,7 @@ pub(super) fn take(dev: &Device, request: &Request, needed: Scratch, access: &mu
         Scratch::None => return Ok(None),
         Scratch::Host(bytes) => {
             let pinned = &dev.worker.shared.pinned;
-            let block = pinned.block(request.call.op(), bytes, Locality::Device(dev.index()))?;
+            let block = pinned.block(request.call.op, bytes, Locality::Device(dev.index()))?;
             access.touch(&block, 0..bytes, Access::Write, false)?;
             return Ok(Some(Area { address: block.address, block, bytes: 0..bytes }));
         }
@@ -50,7 +50,7 @@ fn on_device(dev: &Device, request: &Request, sizes: Sizes) -> Result<Area> {
         if let Some(area) = kept.and_then(|kept| kept.borrow().clone()).filter(|area| area.bytes.len() >= bytes) {
             return Ok(area);
         }
-        match dev.allocate::<u8>(request.call.op(), bytes) {
+        match dev.allocate::<u8>(request.call.op, bytes) {
             Ok(buffer) => {
                 let area = Area { block: buffer.block.clone(), address: buffer.address(), bytes: 0..bytes };
                 kept.map(|kept| kept.replace(Some(area.clone())));

@@ -3,14 +3,13 @@
 use super::{Group, face::collectives};
 use crate::{
     contain::Contained,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::{
         call::{Call, Origin},
         compact::CompactDescriptor,
         descriptor::{Descriptor, Payload},
     },
 };
-use std::panic::Location;
 
 collectives! {
     /// Meetings on the host.
@@ -54,7 +53,7 @@ impl Group<'_> {
     /// [`exchange`](Self::exchange) of a caller that all members must have in common.
     #[track_caller]
     pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
-        let _here = self.dev.worker.handle.enter("exchange", Location::caller());
+        let _here = OpSite::here("exchange");
         let call = Call::new("exchange").of_type::<T>().from(origin);
         if self.across.is_some() {
             return Err(no_value(&call));

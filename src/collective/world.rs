@@ -23,7 +23,6 @@ pub enum GroupKey {
 }
 
 impl GroupKey {
-    /// Number of members.
     pub(crate) fn len(&self) -> usize {
         match self {
             GroupKey::Local(ordinals) => ordinals.len(),
@@ -125,7 +124,6 @@ impl Device {
     }
 }
 
-/// The members by process.
 fn across(places: &[Place], rank: usize, local: Rc<Membership>) -> Across {
     let mut numbers: Vec<usize> = places.iter().map(|place| place.host).collect();
     numbers.sort_unstable();
@@ -185,7 +183,6 @@ impl<'d> Group<'d> {
         }
     }
 
-    /// The members of this process, in the order of their ranks.
     pub(crate) fn here(&self) -> Group<'d> {
         match &self.across {
             None => Group { dev: self.dev, membership: self.membership.clone(), rank: self.rank, across: None },
@@ -193,12 +190,10 @@ impl<'d> Group<'d> {
         }
     }
 
-    /// Whether it has members of other processes.
     pub(crate) fn spans_processes(&self) -> bool {
         self.across.is_some()
     }
 
-    /// What finds this group again in another scope.
     pub(crate) fn key(&self) -> GroupKey {
         match &self.across {
             None => GroupKey::Local(self.ordinals().into()),

@@ -3,7 +3,7 @@
 use crate::{
     Device,
     copy::{host, peer},
-    error::Result,
+    error::{Result, op_site::OpSite},
     memory::{
         AsPinned, AsPinnedMut, AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceViewMut, hazard::Access,
     },
@@ -11,7 +11,6 @@ use crate::{
 };
 #[cfg(doc)]
 use crate::{Error, PinnedBuffer};
-use std::panic::Location;
 
 impl Device {
     /// A copy of host data. When the call returns, `src` is not needed any more: it was copied into page-locked staging
@@ -47,7 +46,7 @@ impl Device {
     #[track_caller]
     pub fn download<V: AsView + ?Sized>(&self, src: &V) -> Result<Vec<V::Elem>> {
         let src = src.view();
-        let _here = self.worker.handle.enter("download", Location::caller());
+        let _here = OpSite::here("download");
         let mut host = vec![bytemuck::Zeroable::zeroed(); src.len()];
         self.download_into(&src, &mut host)?;
         Ok(host)
@@ -79,7 +78,7 @@ impl Device {
     #[track_caller]
     pub fn upload_pinned<P: AsPinned + ?Sized>(&self, src: &P) -> Result<DeviceBuffer<P::Elem>> {
         let src = src.pinned_view();
-        let _here = self.worker.handle.enter("upload_pinned", Location::caller());
+        let _here = OpSite::here("upload_pinned");
         let mut buffer = self.allocate("upload_pinned", src.len())?;
         self.upload_pinned_into(&src, &mut buffer)?;
         Ok(buffer)
@@ -181,7 +180,7 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
     /// `OutOfMemory`, `WrongPool`, and the driver's.
     #[track_caller]
     pub fn copy_to(&self, dev: &Device) -> Result<DeviceBuffer<T>> {
-        let _here = dev.worker.handle.enter("copy_to", Location::caller());
+        let _here = OpSite::here("copy_to");
         let mut here = dev.allocate("copy_to", self.len)?;
         dev.copy(&self.peer(), &mut here)?;
         Ok(here)

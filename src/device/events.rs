@@ -2,9 +2,8 @@
 
 use crate::{
     Device, Event,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
 };
-use std::panic::Location;
 
 impl Device {
     /// Records an event: it marks this point in the current stream's work.
@@ -42,7 +41,7 @@ impl Device {
     }
     #[track_caller]
     fn recorded(&self, op: &'static str, timed: bool) -> Result<Event> {
-        let _here = self.worker.handle.enter(op, Location::caller());
+        let _here = OpSite::here(op);
         self.not_in_graph(op)?;
         self.check()?;
         Event::record(&self.stream, op, timed)

@@ -63,12 +63,12 @@ impl Device {
         Ok(DeviceBuffer::new(block, len))
     }
 
-    /// One function for all types contains the whole hot path of the memory pool.
+    /// One function for all types: the hot path of the memory pool for what is not zeroed or uploaded.
     #[inline(never)]
     fn allocate_bytes(&self, op: &'static str, bytes: usize, align: usize, site: Site) -> Result<BlockRef> {
         // After an abort nothing is allocated: memory that is freed then may still be written.
         self.session.gang.check()?;
-        let _here = self.worker.handle.enter(op, site);
+        let _here = OpSite { op, site }.enter();
         self.allocate_in(op, bytes, align)
     }
 
@@ -148,7 +148,6 @@ impl Device {
     pub fn trim(&self) -> Result<u64> {
         let _here = OpSite::here("trim");
         self.check()?;
-        let _here = self.worker.handle.enter("trim", Location::caller());
         let given = self.worker.cache.borrow_mut().trim(&|| self.check().is_err());
         self.check().map(|()| given)
     }
@@ -161,7 +160,6 @@ impl Device {
 }
 
 impl Op<'_> {
-    /// `len` elements with unspecified contents.
     pub(super) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
         const { crate::memory::fits_blocks::<T>() };
         let block = self.dev.allocate_in(op, len.saturating_mul(size_of::<T>()), align_of::<T>())?;

@@ -1,6 +1,8 @@
 //! A module: device code in the forms in which a driver can load it.
 
 use super::ModuleImage;
+#[cfg(feature = "nvrtc")]
+use crate::{Error, Result};
 #[cfg(any(feature = "cuda", test))]
 use lz4_flex::block::{self, DecompressError};
 
@@ -54,6 +56,30 @@ impl Module {
     #[cfg(feature = "nvrtc")]
     pub const fn cuda(source: &'static str) -> Self {
         Module { image: ModuleImage { ptx: None, cubins: &[], packed: false, source: Some(source), shared: false } }
+    }
+
+    /// Compiles CUDA C++ by NVRTC for the newest GPUs that NVRTC knows, and forgets the result. It needs NVRTC and no
+    /// GPU, so that `cargo test` finds mistakes in device code on any machine with a CUDA toolkit. False if nothing was
+    /// compiled: NVRTC was not found, or the module has no source.
+    ///
+    /// ```
+    /// # use gpu_pool::{Error, Module};
+    /// static WRONG: Module = Module::cuda(r#"extern "C" __global__ void one(float* x) { *y = 1.0f; }"#);
+    /// match WRONG.check() {
+    ///     Ok(compiled) => assert!(!compiled), // no NVRTC here
+    ///     Err(error) => assert!(error.to_string().contains("identifier \"y\" is undefined"), "{error}"),
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] with NVRTC's log.
+    #[cfg(feature = "nvrtc")]
+    #[track_caller]
+    pub fn check(&self) -> Result<bool> {
+        match self.image.source.and_then(super::cuda::nvrtc::try_compile) {
+            Some(Err(fault)) => Err(Error::invalid("check", fault)),
+            compiled => Ok(compiled.is_some()),
+        }
     }
 
     /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU, and caches the result. For CUDA C++ that is

@@ -64,10 +64,12 @@ pub mod sync {
     pub use crate::sync::{Flag, Gate, Sequence, byte_ring, shim, site};
 }
 
+#[cfg(target_os = "linux")]
+use self::memory::Lending;
 use self::{
     collective::{Across, Descriptor, Part, Payload, Request, Shape},
     driver::Address,
-    memory::{BlockRef, DeviceHandle, Lending, StreamCore},
+    memory::{BlockRef, DeviceHandle, StreamCore},
     processes::{Connect, ProcessScope, Processes},
 };
 use crate::{

@@ -161,7 +161,7 @@ impl Device {
     }
 
     fn enter(&self, (op, site): LastCall) -> OpGuard {
-        self.worker.handle.enter(op, site)
+        OpSite { op, site }.enter()
     }
 }
 
@@ -204,7 +204,7 @@ internals! {
         fn kernels_meet[](self: &Self) -> bool;
         /// All members' values, for a purpose.
         fn exchange_from[V: Clone + Send + Sync + 'static](self: &Self, origin: Origin, value: V) -> Result<Vec<V>>;
-        /// A reduce-scatter in place of parts of these lengths. What it returns must be [ended](Self::end).
+        /// A reduce-scatter in place of parts of these lengths. What it returns must be [ended](PendingReduce::end).
         fn begin_reduce_scatter[T: Element](
             self: &Self,
             origin: Origin,
@@ -213,8 +213,6 @@ internals! {
             op: ReduceOp,
             overlapped: bool,
         ) -> Result<Option<Box<dyn PendingReduce>>>;
-        /// Waits for what was begun.
-        fn end[](self: &Self, begun: Box<dyn PendingReduce>) -> Result<()>;
         /// An all-gather in place of parts of these lengths.
         fn all_gather_from[T: Element](
             self: &Self,
@@ -321,7 +319,7 @@ impl<T: 'static> PerDeviceInternals<T> for PerDevice<T> {
 
     #[track_caller]
     fn run_scope<R: Send>(&self, op: &'static str, f: impl Fn(&Device) -> Result<R> + Sync) -> Result<Vec<R>> {
-        scope::run(&self.shared, op, None, |dev, _| f(dev), scope::as_it_is)
+        crate::pool::run::Run::new(&self.shared, ()).scope(op, |dev, _| f(dev), scope::as_it_is)
     }
 
     #[track_caller]
@@ -362,10 +360,7 @@ pub fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {
     Area { block: view.block.clone(), address: view.address(), bytes: view.bytes() }
 }
 
-/// An exclusive view. The caller holds the exclusive borrow.
-pub fn exclusive<T: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceViewMut<'_, T> {
-    crate::gradients::access::exclusive(view)
-}
+pub use crate::gradients::access::exclusive;
 
 /// The same memory in its own type, which the caller has found by its number.
 pub fn in_type<T: DeviceCopy, U: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceView<'_, U> {

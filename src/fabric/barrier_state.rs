@@ -40,7 +40,6 @@ pub(crate) struct SkippedBarrier {
 }
 
 impl DeviceBarrierState {
-    /// Number of barriers that this device owes.
     #[cfg(test)]
     pub(crate) fn skipped(&self) -> usize {
         self.skipped.borrow().iter().map(|skipped| skipped.times).sum()
@@ -51,12 +50,10 @@ impl DeviceBarrierState {
         self.skipped.borrow_mut().push(skipped);
     }
 
-    /// Whether this device owes barriers.
     pub(crate) fn has_skipped(&self) -> bool {
         !self.skipped.borrow().is_empty()
     }
 
-    /// Notes whether the device's inbox may have something of a failed gang.
     pub(crate) fn set_spoiled(&self, spoiled: bool) {
         self.spoiled.set(spoiled);
     }

@@ -18,7 +18,6 @@ use crate::gang::{BROADCAST_WORDS, Gang};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 
-/// The content of a broadcast.
 pub(crate) type Words = [u64; BROADCAST_WORDS];
 
 /// Most members of a gang with broadcasts. Calls of larger gangs have no [compact](super::compact) form.
@@ -46,12 +45,10 @@ impl Broadcasts {
         true
     }
 
-    /// Number of broadcasts that this member has posted.
     pub(crate) fn posted(&self) -> u64 {
         self.posted.get()
     }
 
-    /// Number of broadcasts of a member that this member has read.
     pub(crate) fn received(&self, rank: usize) -> u64 {
         self.received.borrow().get(rank).copied().unwrap_or(0)
     }

@@ -205,11 +205,6 @@ impl Call {
         Call { of: Some((TypeId::of::<T>(), std::any::type_name::<T>())), count: size_of::<T>(), ..self }
     }
 
-    /// The operation.
-    pub fn op(&self) -> &'static str {
-        self.op
-    }
-
     /// The part in which a sender's and a receiver's elements differ.
     pub fn differs_in_elements(&self, other: &Call) -> Option<&'static str> {
         if self.dtype != other.dtype { Some("dtype") } else { (self.count != other.count).then_some("count") }

@@ -66,7 +66,6 @@ impl CompactDescriptor {
         CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, norm, source, destination }
     }
 
-    /// The address of the member's buffer.
     pub(crate) fn address(&self, side: Side) -> Address {
         match side {
             Side::Source => self.source,
@@ -74,7 +73,6 @@ impl CompactDescriptor {
         }
     }
 
-    /// The factor of the member's elements.
     pub(crate) fn factor(&self) -> f64 {
         if let Some(ReduceOp::Scaled(factor)) = self.reduce { factor } else { 1.0 }
     }

@@ -77,7 +77,6 @@ pub(crate) struct Leftovers {
 }
 
 impl Endpoint {
-    /// The endpoints of `count` devices.
     pub(crate) fn all(count: usize) -> Vec<Endpoint> {
         let mut ends: Vec<Endpoint> = ParcelBox::all(count)
             .map(|parcels| Endpoint {

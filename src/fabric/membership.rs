@@ -1,6 +1,7 @@
 //! The groups that a device is in during one scope, with the state of each: ordinals, commit word, number of calls.
 //!
-//! The token keeps [`Groups`]; `collective/group.rs` looks groups up and commits their calls.
+//! The token keeps [`Groups`]; `collective/meeting.rs` looks groups up, and `collective/meeting/commit.rs` commits
+//! their calls.
 //!
 //! Invariant: all members of a group count its committed calls alike. A call that did not match is not counted.
 

@@ -1,7 +1,7 @@
 //! Collectives as packets: what each member sends to each other one, for collectives whose parts are all of one size.
 //!
-//! The algorithms `ll`, `ll_two_shot` and `eager` use it. For small messages this is the fastest way: every member
-//! sends at once what the others need, with the flags in the data, and waits only for what it receives
+//! The algorithms `ll`, `ll_two_shot`, `eager` and `inbox` use it. For small messages this is the fastest way: every
+//! member sends at once what the others need, with the flags in the data, and waits only for what it receives
 //! (`kernels/push.cu`). Larger messages go as plain data, with one flag per block (`kernels/eager.cu`).
 
 use super::{

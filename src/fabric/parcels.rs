@@ -59,13 +59,11 @@ pub(crate) struct ParcelBox {
 }
 
 impl ParcelBox {
-    /// The boxes of `count` devices.
     pub(crate) fn all(count: usize) -> impl Iterator<Item = ParcelBox> {
         let boxes: Arc<[Inbox<Parcel>]> = (0..count).map(|_| Inbox::new()).collect();
         (0..count).map(move |own| ParcelBox { boxes: boxes.clone(), own, waiting: Vec::new() })
     }
 
-    /// Puts a parcel into a device's box.
     pub(crate) fn send(&self, to: usize, parcel: Parcel) {
         self.boxes[to].push(parcel);
     }

@@ -267,7 +267,6 @@ impl Shape {
         }
     }
 
-    /// Whether the collective adds up.
     pub(crate) fn sums(&self) -> bool {
         matches!(self, Shape::AllReduce { .. } | Shape::Reduce { .. } | Shape::ReduceScatter { .. })
     }

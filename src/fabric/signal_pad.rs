@@ -177,12 +177,10 @@ impl SignalPad {
         (counts as u64, (counts + STAGED_COUNTS) as u64)
     }
 
-    /// The layout of each pad.
     pub(crate) fn layout(&self) -> PadLayout {
         self.layout
     }
 
-    /// A new header for the pad of a device.
     pub(crate) fn header(&self, device: usize) -> Vec<u64> {
         let shared: Vec<_> = (0..self.devices.len()).map(|k| self.shared_address(k)).collect();
         self.words.header(self.layout, &shared, device)
@@ -266,7 +264,6 @@ impl SignalPad {
         unsafe { load_word(self.words.place(device)) }
     }
 
-    /// The abort word of a device.
     #[cfg(test)]
     pub(crate) fn abort(&self, device: usize) -> u64 {
         // SAFETY: a word of `words`, which lives.

@@ -12,11 +12,9 @@ use once_cell::sync::Lazy;
 use parking_lot::Mutex;
 use std::{cell::Cell, ptr};
 
-/// The number of an operation's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpId(u16);
 
-/// The number of a place in the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SiteId(u32);
 

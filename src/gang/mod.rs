@@ -16,6 +16,8 @@
 
 #![cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 
+#[cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
+pub(crate) mod cancel;
 pub(crate) mod dispatch;
 #[cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 pub(crate) mod gpu_order;

@@ -74,7 +74,6 @@ impl<T: Gradient> GradientExchange<T> {
         matches!(self.readiness.check("holds", gradient), Ok(State::Held))
     }
 
-    /// Whether the backward pass must add to a gradient: it holds a value where it lies.
     pub(crate) fn must_add(&self, gradient: usize) -> bool {
         !Self::SUMS_IN_F32 && self.holds(gradient)
     }
@@ -180,6 +179,6 @@ impl<T: Gradient> GradientExchange<T> {
 }
 
 /// An exclusive view. The caller holds the exclusive borrow.
-pub(crate) fn exclusive<T: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceViewMut<'_, T> {
+pub fn exclusive<T: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceViewMut<'_, T> {
     DeviceViewMut { block: view.block, address: view.address, len: view.len, of: PhantomData }
 }

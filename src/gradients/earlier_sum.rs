@@ -56,7 +56,6 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// Adds the bucket to its sum.
     #[track_caller]
     fn add_piece(&self, dev: &Device, bucket: usize, sum: &DeviceBuffer<f32>) -> Result<()> {
         dev.axpy(self.piece, &self.widened(dev, bucket)?, &mut exclusive(sum.view()))

@@ -70,28 +70,23 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// Elements of a bucket that are the part of a member.
     pub(crate) fn part_of(&self, bucket: usize, rank: usize) -> Range<usize> {
         let len = self.layout.buckets[bucket].len;
         part_of(len, rank, self.home.count())
     }
 
-    /// The memory of a bucket, whatever its state is.
     pub(crate) fn memory(&self, bucket: usize) -> DeviceView<'_, T> {
         self.memory[bucket].view()
     }
 
-    /// Whether buckets are scattered.
     pub(crate) fn is_scattered(&self) -> bool {
         self.settings.scatter
     }
 
-    /// Where the gradients lie.
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The lengths of all members' parts.
     pub(crate) fn counts(&self, bucket: usize) -> SmallVec<[usize; 8]> {
         (0..self.home.count()).map(|rank| self.part_of(bucket, rank).len()).collect()
     }

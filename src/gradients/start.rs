@@ -87,7 +87,7 @@ impl<T: Gradient> GradientExchange<T> {
             let Some(begun) = self.travelling[bucket].take() else { continue };
             let ordered = dev.in_order();
             let comm = ordered.on(self.stream(bucket));
-            self.group(&comm, "all_reduce")?.end(begun)?;
+            begun.end(&self.group(&comm, "all_reduce")?)?;
             let reduced = self.unpack(&comm, bucket)?;
             self.reduced[bucket] = Some(reduced);
         }

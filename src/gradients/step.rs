@@ -9,7 +9,6 @@ use super::{
     element::Gradient,
     first_layout,
     layout::{Layout, Unit},
-    readiness::Readiness,
     retire,
 };
 use crate::{
@@ -344,7 +343,6 @@ impl<T: Gradient> GradientExchange<T> {
             }
         }
         self.allocate_scratch(dev)?;
-        self.readiness = Readiness::new(&self.layout);
         (self.sync, self.closed, self.steps, self.exchanges) = (true, false, 0, 0);
         self.ordered = !self.settings.ready_order;
         self.unused.clear();

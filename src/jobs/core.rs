@@ -507,7 +507,11 @@ impl Visit<Rc<Worker>> for Core {
     fn visit(self: Arc<Self>, worker: &Rc<Worker>, _rank: usize, place: u64, others: &dyn Fn() -> bool) {
         let device = worker.handle.device;
         let again = self.jobs(worker, place, others);
-        if let Err(error) = crate::panics::catch(device, || flight::rest(worker)).and_then(|rest| rest) {
+        let rested = crate::panics::catch(device, || flight::rest(worker)).and_then(|rest| rest);
+        // No job is to blame. The next scope reports it, or the end of the pool.
+        if let Err(error) = rested
+            && !worker.handle.is_lost()
+        {
             worker.defer_error(error);
         }
         self.look_for_loss(device, None);

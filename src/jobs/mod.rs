@@ -5,7 +5,7 @@
 //! own but one that keeps deadlines, and only while there are some.
 //!
 //! * `placement`: which job begins next, and where; plain data.
-//! * `core`: the state, and what device threads do with it.
+//! * `core`: the state, and its uses by device threads.
 //! * `handle`: answers. `spec`: a job and its options. `map`: results in the order of inputs. `borrowed`: jobs that
 //!   borrow from the caller. `stats`: the counters.
 
@@ -203,7 +203,7 @@ impl JobsBuilder<'_> {
     /// [`Error::InvalidArgument`] for a queue of 0 or an overlap above 3; [`Error::Closed`]; [`Error::Forked`].
     #[track_caller]
     pub fn build(self) -> Result<Jobs> {
-        self.make_jobs("jobs")
+        self.make_jobs("build")
     }
 }
 
@@ -215,7 +215,7 @@ impl<S: 'static> JobsBuilder<'_, Make<S>> {
     #[track_caller]
     pub fn build(self) -> Result<JobsWith<S>> {
         let (pool, make) = (self.pool, self.make.clone());
-        let jobs = self.make_jobs("jobs_with")?;
+        let jobs = self.make_jobs("build")?;
         let state = pool.per_device(|dev, _| make(dev))?;
         Ok(JobsWith { jobs, state: Arc::new(state), make })
     }

@@ -338,3 +338,7 @@ impl<J> Table<J> {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "placement_tests.rs"]
+mod tests;

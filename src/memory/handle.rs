@@ -8,11 +8,7 @@ use crate::{
         DriverRef, DriverResult, Fault, FaultKind, RawEvent, host,
         observe::{FailPoint, Observer, Token, Watch},
     },
-    error::{
-        DeviceCall, Error, Result, Site,
-        misuse::Report,
-        op_site::{OpGuard, OpSite},
-    },
+    error::{DeviceCall, Error, Result, misuse::Report, op_site::OpSite},
     memory::{OutOfMemoryReport, last_call::LastCall, progress::Progress, stream::word::Words},
     sync::{Flag, Spares},
 };
@@ -171,12 +167,6 @@ impl DeviceHandle {
     /// The driver below the checker, for calls that the checker must not see.
     pub(crate) fn unwatched(&self) -> &DriverRef {
         self.watch.as_ref().map_or(&self.driver, |watch| &watch.unwatched)
-    }
-
-    /// Until the guard is dropped, errors and reports attribute this thread's work to the user's call at `site`.
-    #[inline]
-    pub(crate) fn enter(&self, op: &'static str, site: Site) -> OpGuard {
-        OpSite { op, site }.enter()
     }
 
     /// With a checker: what the calling thread knows, to pass to another thread. Boxed, because usually there is no

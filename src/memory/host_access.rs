@@ -3,8 +3,11 @@
 //! Invariant: a host access waits for every conflicting use by a device first, and the checker learns of it.
 
 use super::{DeviceCopy, PinnedBuffer, UnifiedBuffer, hazard::Access};
-use crate::{driver::observe::FailPoint, error::Result};
-use std::{fmt, panic::Location, slice};
+use crate::{
+    driver::observe::FailPoint,
+    error::{Result, op_site::OpSite},
+};
+use std::{fmt, slice};
 
 macro_rules! host_access {
     ($($buffer:ident)+) => {$(
@@ -47,7 +50,7 @@ macro_rules! host_access {
             #[track_caller]
             fn ready(&self, op: &'static str, access: Access) -> Result<()> {
                 let handle = &self.block.handle;
-                let _here = handle.enter(op, Location::caller());
+                let _here = OpSite::here(op);
                 if !handle.injected(FailPoint::HostDoesNotWait) {
                     self.block.hazards.wait_host(handle, op, access, self.deadline)?;
                 }

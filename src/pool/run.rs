@@ -6,8 +6,9 @@
 use crate::{
     Device, GpuPool, Parts, Shard,
     error::{Error, Result, op_site::OpSite},
+    gang::cancel::CancelToken,
     parts::rows_mut,
-    scope::{Begin, as_it_is, by_its_text, members, run_meanwhile, shard},
+    scope::{Begin, as_it_is, by_its_text, members, run, shard},
     sync::Returned,
     thread::worker::Shared,
 };
@@ -36,12 +37,13 @@ pub struct Run<'p, P = ()> {
     shared: &'p Arc<Shared>,
     devices: Option<&'p [usize]>,
     name: Option<&'p str>,
+    until: Option<&'p CancelToken>,
     pub(super) parts: P,
 }
 
 impl<'p, P> Run<'p, P> {
     pub(crate) fn new(shared: &'p Arc<Shared>, parts: P) -> Self {
-        Run { shared, devices: None, name: None, parts }
+        Run { shared, devices: None, name: None, until: None, parts }
     }
 
     /// As [`GpuPool::on`].
@@ -54,11 +56,22 @@ impl<'p, P> Run<'p, P> {
         Run { name: Some(name), ..self }
     }
 
-    pub(super) fn without_parts(self) -> Run<'p> {
-        Run { shared: self.shared, devices: self.devices, name: self.name, parts: () }
+    /// Ends the run when the token is cancelled: as [`GpuPool::run_until`].
+    pub fn until(self, token: &'p CancelToken) -> Self {
+        Run { until: Some(token), ..self }
     }
 
-    /// Runs the scope. `tell` is that of [`run_meanwhile`].
+    pub(super) fn without_parts(self) -> Run<'p> {
+        self.parted(()).0
+    }
+
+    /// The same run with other parts, and these.
+    fn parted<Q>(self, parts: Q) -> (Run<'p, Q>, P) {
+        let Run { shared, devices, name, until, parts: old } = self;
+        (Run { shared, devices, name, until, parts }, old)
+    }
+
+    /// Runs the scope. `tell` is that of [`run`].
     #[track_caller]
     pub(crate) fn scope<F, R, E>(
         self,
@@ -76,16 +89,15 @@ impl<'p, P> Run<'p, P> {
             Some(devices) => Some(members(self.shared, op, devices)?),
             None => None,
         };
-        let begin = Begin::at(op, Location::caller()).named(self.name);
-        run_meanwhile(self.shared, devices, f, tell, |_| {}, begin)
+        let begin = Begin::at(op, Location::caller()).named(self.name).until(self.until);
+        run(self.shared, devices, f, tell, |_| {}, begin)
     }
 }
 
 impl<'p> Run<'p> {
     /// As [`GpuPool::with`].
     pub fn with<P: Parts>(self, parts: P) -> Run<'p, P> {
-        let Run { shared, devices, name, .. } = self;
-        Run { shared, devices, name, parts }
+        self.parted(parts).0
     }
 
     /// Runs `f` on the devices, each with its shard. As [`GpuPool::run`].
@@ -158,7 +170,8 @@ impl<P: Parts> Run<'_, P> {
         R: Send,
         E: From<Error> + Send,
     {
-        let Run { shared, devices, name, parts } = self;
+        let (run, parts) = self.parted(());
+        let (shared, devices) = (run.shared, run.devices);
         let devices = devices.map(|devices| members(shared, op, devices)).transpose()?;
         let count = devices.map_or(shared.devices(), <[usize]>::len);
         let shards: Vec<Shard> = (0..count).map(|rank| shard(shared, rank, devices)).collect();
@@ -173,7 +186,7 @@ impl<P: Parts> Run<'_, P> {
             let part = parts[dev.rank()].lock().take().expect("a closure runs once per device");
             f(dev, shard, part)
         };
-        Run { shared, devices, name, parts: () }.scope(op, own, tell)
+        run.scope(op, own, tell)
     }
 }
 
@@ -264,6 +277,19 @@ impl GpuPool {
         R: Returned,
     {
         Run::new(&self.shared, ()).run(f)
+    }
+
+    /// [`run`](Self::run) until another thread cancels it. [`Run::until`] does the same with options.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); [`Error::Cancelled`] after [`CancelToken::cancel`], also before the call.
+    #[track_caller]
+    pub fn run_until<F, R>(&self, token: &CancelToken, f: F) -> Result<Vec<R>>
+    where
+        F: Fn(&Device, Shard) -> Result<R> + Sync,
+        R: Returned,
+    {
+        Run::new(&self.shared, ()).until(token).scope("run_until", f, as_it_is)
     }
 
     /// [`run`](Self::run) with the caller's own error type. Peers of the device that failed get the error's text, in

@@ -72,7 +72,6 @@ pub(crate) fn fly(
     let in_gang = InGang::enter(gang.word());
     let flown = panics::catch(device, || {
         member::begin(worker, gang)?;
-        worker.take_deferred_error()?;
         let before = worker.submitted();
         let stream = if own_stream { Some(worker.stream(0)?) } else { None };
         let mut dev = Device::new(worker, gang, 0, None);

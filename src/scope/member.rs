@@ -1,6 +1,6 @@
 //! A member's side of a scope, on its device thread: the closure, the drain of its streams, the recovery.
 //!
-//! [`scope::run`](super::run) calls [`run`] once for each member. This file may use what the scope may use.
+//! [`run`](super::run) of a scope calls [`run`] once for each member. This file may use what the scope may use.
 //!
 //! Invariant: a member leaves its gang and reports its drain exactly once, also after a panic. So no peer waits for a
 //! member that has gone.

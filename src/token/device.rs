@@ -30,6 +30,30 @@ device_thread_only! { [] Device, ['a] OnStream<'a> }
 
 /// The token of a device: code that has a `&Device` runs on that device's thread, inside a scope.
 ///
+/// | to | methods |
+/// |---|---|
+/// | copy between host and device | [`upload`](Self::upload), [`download`](Self::download), [`upload_into`](Self::upload_into), [`download_into`](Self::download_into) |
+/// | copy without a wait of the host | [`pinned`](Self::pinned), [`upload_pinned`](Self::upload_pinned), [`download_pinned`](Self::download_pinned) |
+/// | copy between devices | [`copy`](Self::copy), [`copy_to`](crate::DeviceBuffer::copy_to) |
+/// | have memory | [`zeros`](Self::zeros), [`uninit`](Self::uninit), [`stats`](Self::stats), [`trim`](Self::trim), [`memory_snapshot`](Self::memory_snapshot) |
+/// | compute | [`fill`](Self::fill), [`scale`](Self::scale), [`axpy`](Self::axpy), [`sum`](Self::sum), [`dot`](Self::dot), [`cast`](Self::cast), [`matmul`](Self::matmul), [`gemm`](Self::gemm); more in `gpu-pool-train` |
+/// | launch your own kernels | [`launch`](Self::launch) |
+/// | combine data of all devices | [`all_reduce`](Self::all_reduce), [`reduce_scatter`](Self::reduce_scatter), [`all_gather`](Self::all_gather), [`broadcast`](Self::broadcast), [`all_to_all`](Self::all_to_all), [`reduce`](Self::reduce), [`gather`](Self::gather), [`scatter`](Self::scatter) |
+/// | combine several buffers, or parts of unequal length | [`all_reduce_many`](Self::all_reduce_many), [`all_gather_v`](Self::all_gather_v), [`reduce_scatter_v`](Self::reduce_scatter_v), [`all_to_all_v`](Self::all_to_all_v) |
+/// | work in some of the devices only | [`group`](Self::group) |
+/// | give data to one device | [`send`](Self::send), [`recv`](Self::recv), [`sendrecv`](Self::sendrecv), [`give`](Self::give), [`take`](Self::take) |
+/// | exchange values of the host | [`exchange`](Self::exchange), [`send_owned`](Self::send_owned), [`recv_any`](Self::recv_any) |
+/// | meet | [`barrier`](Self::barrier) |
+/// | overlap work | [`stream`](Self::stream), [`on`](Self::on), [`record`](Self::record), [`wait`](Self::wait) |
+/// | measure time | [`record_timed`](Self::record_timed) |
+/// | wait for the device | [`synchronize`](Self::synchronize) |
+/// | launch many operations as one | [`capture`](Self::capture), [`launch_graph`](Self::launch_graph) |
+/// | know the device and its place | [`index`](Self::index), [`rank`](Self::rank), [`count`](Self::count), [`name`](Self::name), [`info`](Self::info) |
+/// | notice failures and cancellation | [`check`](Self::check), [`cancelled`](Self::cancelled) |
+/// | work in several processes | [`world`](Self::world) |
+/// | call CUDA libraries | [`cuda`](Self::cuda), [`blocking`](Self::blocking) |
+/// | take over the order of operations | [`unordered`](Self::unordered) |
+///
 /// The token is neither `Send` nor `Sync` nor `Clone`. So only the device's own thread can submit work to the device:
 ///
 /// ```compile_fail,E0277
@@ -178,8 +202,8 @@ impl Device {
         gang.check()
     }
 
-    /// Whether this closure should end early: its job was cancelled, or a member of its gang has failed. A load, for
-    /// loops of host-side work. Operations then return [`Error::Aborted`](crate::Error::Aborted).
+    /// Whether this closure should end early: its job or scope was cancelled, or a member of its gang has failed. A
+    /// load, for loops of host-side work. Operations then return [`Error::Aborted`](crate::Error::Aborted).
     pub fn cancelled(&self) -> bool {
         self.session.gang.is_aborted()
     }

@@ -85,7 +85,7 @@ impl Device {
         self.session.gang.check()?;
         self.worker.handle.progress.advance();
         self.worker.calls.note(name, site);
-        let _here = self.worker.handle.enter(name, site);
+        let _here = OpSite { op: name, site }.enter();
         Ok(Op { dev: self, name, site, touched: SmallVec::new(), reserved: 0, _here })
     }
 

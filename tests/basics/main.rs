@@ -4,6 +4,7 @@
 mod support;
 
 mod buffers;
+mod cancel;
 mod copies;
 mod events;
 #[cfg(feature = "cuda")]

@@ -160,7 +160,7 @@ on_both! {
         // A scope that does not begin drops the closure with what it has.
         let held = Arc::new(());
         let own = held.clone();
-        let error = failure(pool.on_device(n).run(move |_| Ok(drop(own))));
+        let error = failure(pool.on_device(n).run(move |_| Ok(Arc::strong_count(&own))));
         assert!(matches!(error, Error::InvalidArgument { op: "run", .. }), "{error}");
         assert_eq!(Arc::strong_count(&held), 1);
         let own: Result<(), anyhow::Error> = pool.on_device(0).try_run(|_| Err(anyhow::anyhow!("had enough")));

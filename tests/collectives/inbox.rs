@@ -219,7 +219,7 @@ on_both! {
                 }
             }
             assert_eq!(how(4).limits.contains("by a model, not measured"), n > 4, "{}", how(4));
-            assert!(all.len() >= 2 || how(4).meets != "data", "from one trip to slots: {}", how(4));
+            assert!(all.len() >= 2 || how(4).meets != "data", "from one trip to another way: {}", how(4));
             check_all::<f32>(&pool, &(0..n).collect::<Vec<_>>(), all);
         }
     }

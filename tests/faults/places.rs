@@ -9,7 +9,7 @@ use crate::{
     told::{group_of, on_one_of, place, told},
 };
 use gpu_pool::{
-    Device, DeviceBuffer, Error, GpuPool, LaunchDims, PinnedBuffer, ReduceOp, Result, each_mut,
+    CancelToken, Device, DeviceBuffer, Error, GpuPool, LaunchDims, PinnedBuffer, ReduceOp, Result, each_mut,
     gradients::GradientExchange,
 };
 use gpu_pool_lab::prelude::*;
@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 /// Functions that are not called wrongly here, and why.
 #[rustfmt::skip]
-const EXCEPTED: [(&str, &str); 17] = [
+const EXCEPTED: [(&str, &str); 25] = [
     ("Cuda::read", "it needs a GPU"),
     ("Cuda::write", "it needs a GPU"),
     ("Device::check", "it reports what others have failed with"),
@@ -29,9 +29,17 @@ const EXCEPTED: [(&str, &str); 17] = [
     ("Group::explain", "only a cluster can fail it"),
     ("Group::explain_norm", "only a cluster can fail it"),
     ("GradientExchange::reset", "it is the way out of failures"),
+    ("Module::check", "it needs the feature `nvrtc`, and NVRTC"),
+    ("JobHandle::wait", "it reports what the job has failed with"),
+    ("JobSpec::try_submit", "its error is a `TrySubmitError`"),
+    ("Jobs::close", "only a device without progress can fail it"),
+    ("Jobs::submit", "only a closed or lost pool can fail it"),
+    ("Jobs::try_submit", "its error is a `TrySubmitError`"),
+    ("JobsWith::submit", "it fails as `Jobs::submit`"),
     ("PinnedBuffer::as_mut_slice", "only a deadline can fail it"),
     ("PinnedBuffer::as_slice", "only a deadline can fail it"),
     ("PinnedBuffer::slice", "it fails as `as_slice`"),
+    ("ScopedJob::wait", "it reports what the job has failed with"),
     ("Tasks::wait", "it reports what tasks have failed with"),
     ("UnifiedBuffer::as_mut_slice", "only a deadline can fail it"),
     ("UnifiedBuffer::as_slice", "only a deadline can fail it"),
@@ -238,6 +246,7 @@ fn scopes_and_state_have_places() {
         pool.on(&[0])
             .run(|dev, _| {
                 told("GpuPool::run", pool.run(|_, _| Ok(())));
+                told("GpuPool::run_until", pool.run_until(&CancelToken::new(), |_, _| Ok(())));
                 told("Run::run", pool.named("a").run(|_, _| Ok(())));
                 told("GpuPool::try_run", pool.try_run(|_, _| Ok::<_, Error>(())));
                 told("GpuPool::scope", GpuPool::scope(|_, _| Ok(())));
@@ -276,6 +285,21 @@ fn scopes_and_state_have_places() {
             told("Topology::from_file", Topology::from_file("no such file"));
             told("Topology::to_toml", Topology::new("nothing").to_toml());
         }
+    });
+}
+
+#[test]
+fn jobs_have_places() {
+    guarded(|| {
+        let pool = support::builder().host(1).memory_limit(4 << 20).build().unwrap();
+        told("JobsBuilder::build", pool.jobs().queue(0).build());
+        let jobs = pool.jobs().build().unwrap();
+        told("JobSpec::submit", jobs.job().memory(u64::MAX).submit(|_| Ok(())));
+        pool.run(|_, _| {
+            told("Jobs::scope", jobs.scope(|_| ()));
+            Ok(())
+        })
+        .unwrap();
     });
 }
 

@@ -8,3 +8,5 @@
 mod support;
 
 mod basics;
+mod beside;
+mod failures;

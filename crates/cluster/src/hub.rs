@@ -39,7 +39,6 @@ const STEP: Duration = Duration::from_millis(500);
 /// A process is late only after so many ticks, however short the deadline is.
 const TICKS: usize = 4;
 
-/// What to send to whom.
 pub(crate) type Out = Vec<(usize, ToHost)>;
 
 /// What the hub needs to know of its cluster.
@@ -80,7 +79,6 @@ pub(crate) struct Hub {
     out: Out,
 }
 
-/// A process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Host {
     /// The last time that it said anything.
@@ -98,7 +96,6 @@ struct Host {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Scope {
     key: Key,
-    /// The number of processes.
     size: usize,
     /// Of those that have announced it.
     parts: BTreeMap<usize, Part>,
@@ -120,7 +117,6 @@ enum Key {
     Early((String, u64)),
 }
 
-/// A process in a scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Part {
     announced: Announced,
@@ -182,7 +178,6 @@ impl Hub {
         std::mem::take(&mut self.out)
     }
 
-    /// A process has said something.
     pub(crate) fn frame(&mut self, host: usize, frame: ToHub) -> Out {
         let now = self.now;
         let known = self.hosts.entry(host).or_default();

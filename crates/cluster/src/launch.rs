@@ -10,7 +10,6 @@ const SLURM_PORT: u16 = 29_600;
 /// The most processes of a cluster. Each costs rank 0 a connection and a thread.
 const MOST: usize = 65_536;
 
-/// Reads a variable.
 pub(super) type Read<'a> = &'a dyn Fn(&str) -> Result<Option<String>, NotText>;
 
 /// The variables of this crate that name a process.

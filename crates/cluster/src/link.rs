@@ -220,14 +220,12 @@ impl ProcessScope for WorldLink {
     }
 }
 
-/// The processes of a pool's cluster.
 #[derive(Debug)]
 pub struct Linked {
     world: Arc<dyn World>,
     groups: Groups,
 }
 
-/// What groups that span processes call.
 struct Groups(Box<dyn AcrossProcesses>);
 
 impl Linked {

@@ -65,7 +65,6 @@ struct Meeting {
 /// Turns, by their number: 0, 1, ..
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Order {
-    /// The next one.
     received: u64,
     /// Whose turn it is.
     turn: u64,
@@ -129,7 +128,6 @@ impl Process {
         self.over.get_or_insert(failure);
     }
 
-    /// What the hub says.
     pub(crate) fn take(&mut self, frame: ToHost) -> Result<(), Nonsense> {
         match frame {
             ToHost::Value { key, value } => drop(self.values.insert(key, value)),
@@ -251,7 +249,6 @@ impl Process {
         self.orders[class as usize].close(window);
     }
 
-    /// This process has failed the scope.
     pub(crate) fn fail(&mut self, scope: u64, device: Option<u32>, cause: String) -> Option<ToHub> {
         let known = self.scopes.get_mut(&scope).filter(|scope| !scope.left)?;
         if mutant::is(Rule::C2Decides) {
@@ -260,7 +257,6 @@ impl Process {
         Some(ToHub::Fail { scope, device, cause })
     }
 
-    /// This process ends the scope, or leaves it.
     pub(crate) fn end(&mut self, scope: u64) -> Option<ToHub> {
         let known = self.scopes.get_mut(&scope).filter(|scope| !scope.left)?;
         known.left = true;

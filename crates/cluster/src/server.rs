@@ -229,7 +229,6 @@ pub(super) fn beat(silence: Duration) -> Duration {
     (silence / 8).clamp(Duration::from_millis(5), Duration::from_millis(100))
 }
 
-/// Starts a thread of the cluster.
 pub(super) fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> Result<()> {
     let started = thread::Builder::new().name(format!("cluster {name}")).spawn(f);
     started.map(drop).map_err(|e| Error::Cluster { op: "connect", why: format!("no thread could be started: {e}") })

@@ -50,7 +50,6 @@ pub(crate) fn peer(socket: &UnixStream) -> io::Result<(u32, u32)> {
     if asked < 0 { Err(io::Error::last_os_error()) } else { Ok((who.pid as u32, who.uid)) }
 }
 
-/// The user of this process.
 pub(crate) fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }

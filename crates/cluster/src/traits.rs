@@ -33,10 +33,8 @@ pub const OUTBOX: usize = 1 << 16;
 
 /// The processes of a cluster, as one of them sees them.
 pub trait World: Send + Sync + fmt::Debug {
-    /// The number of this process.
     fn host(&self) -> usize;
 
-    /// The number of devices of each process.
     fn devices(&self) -> &[usize];
 
     fn transport(&self) -> &Transport;

@@ -60,7 +60,6 @@ pub(crate) enum ToHub {
     Beat {
         progress: Vec<(u64, u64)>,
     },
-    /// The process leaves the cluster.
     Bye,
 }
 
@@ -106,7 +105,6 @@ pub(crate) enum ToHost {
         notes: Vec<Vec<u8>>,
         more: bool,
     },
-    /// All processes have ended the scope.
     Ended {
         scope: u64,
     },
@@ -114,7 +112,6 @@ pub(crate) enum ToHost {
         scope: u64,
         failure: Failure,
     },
-    /// The cluster has ended.
     Over {
         failure: Failure,
     },
@@ -138,7 +135,6 @@ pub(crate) enum Kind {
     Participation,
 }
 
-/// A call of a process.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Call {
     pub place: Member,
@@ -154,7 +150,6 @@ impl Call {
 }
 
 impl Failure {
-    /// The loss of a process.
     pub(crate) fn lost(host: usize, why: impl Into<String>) -> Failure {
         Failure::Lost { host: host as u32, why: cut(why.into()) }
     }
@@ -191,7 +186,6 @@ pub(super) fn cut(mut text: String) -> String {
     text
 }
 
-/// The frame of a value.
 pub(super) fn frame(value: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut frame = postcard::to_extend(value, vec![0; 4]).map_err(|e| io::Error::new(ErrorKind::InvalidInput, e))?;
     let len = frame.len() - 4;

@@ -73,7 +73,6 @@ impl Local {
         Arc::new(Local { inner: Mutex::new(inner), changed: Condvar::new(), link })
     }
 
-    /// What the hub says. Each process gets the hub's frames in their order.
     pub(crate) fn take(&self, frame: ToHost) {
         let mut inner = self.inner.lock();
         if inner.process.take(frame).is_err() {
@@ -130,7 +129,6 @@ impl Local {
         result
     }
 
-    /// Waits until there is an answer.
     fn wait<T>(
         &self,
         op: &'static str,
@@ -152,7 +150,6 @@ impl Local {
         }
     }
 
-    /// Makes a value known to all processes.
     pub(super) fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         if value.len() > wire::MOST_VALUE || key.len() > wire::MOST_TEXT {
             let why = format!("a value of {} bytes: at most {} can be told", value.len(), wire::MOST_VALUE);
@@ -162,12 +159,10 @@ impl Local {
         self.check("connect")
     }
 
-    /// Asks for a value, without waiting for it.
     pub(super) fn ask(&self, key: &str) {
         self.post(|_| ((), Some(ToHub::Get { key: key.to_owned() })));
     }
 
-    /// A value that was asked for and has come.
     pub(super) fn known(&self, key: &str) -> Option<Vec<u8>> {
         self.inner.lock().process.value(key).and_then(Result::ok)
     }
@@ -273,7 +268,6 @@ impl World for Members {
     }
 }
 
-/// A scope of this process.
 struct Scope {
     local: Arc<Local>,
     id: u64,

@@ -223,13 +223,11 @@ impl Explorer {
     }
 }
 
-/// The result of a run.
 struct Run {
     failed: Option<Why>,
     trace: Trace,
 }
 
-/// A run that failed.
 struct Failing {
     why: Why,
     trace: Trace,

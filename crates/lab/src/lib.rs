@@ -8,6 +8,7 @@ pub mod prelude;
 #[cfg(test)]
 pub(crate) mod texts;
 pub mod topology;
+mod twins;
 
 pub use check::Check;
 pub use explore::{Explored, Explorer, Failure, Why, explore};
@@ -18,3 +19,4 @@ pub use observer::install;
 #[doc(hidden)]
 pub use observer::watching;
 pub use topology::Topology;
+pub use twins::{TwinInput, TwinInputs, twins};

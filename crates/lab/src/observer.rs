@@ -30,14 +30,12 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// The laboratory in a builder.
     fn of(builder: &Builder) -> Lab {
         let observer = builder.observer();
         let lab = observer.as_deref().and_then(|observer| (observer as &dyn Any).downcast_ref::<Lab>());
         lab.cloned().unwrap_or_default()
     }
 
-    /// The plan in a builder.
     pub(crate) fn plan(builder: &Builder) -> Option<FaultPlan> {
         Lab::of(builder).faults
     }

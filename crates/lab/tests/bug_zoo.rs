@@ -139,7 +139,8 @@ fn mended_twins_are_silent_on_two_cuda_devices() {
 
 #[test]
 fn exhibits_are_complete() {
-    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(PAGE)).unwrap();
+    let index = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(PAGE);
+    let all_names = std::fs::read_to_string(&index).unwrap();
     let all = zoo::all();
     assert!(all.len() >= 15, "{}", all.len());
     let names: BTreeSet<_> = all.iter().map(|e| e.name).collect();
@@ -151,7 +152,9 @@ fn exhibits_are_complete() {
         let number = thread.url.rsplit('/').next().unwrap();
         assert!(thread.label.contains(&format!("#{number}:")), "{name}: label and address of the thread differ");
         assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '-'), "{name}");
-        assert!(page.contains(&format!("\n## {name}\n")) && page.contains(thread.url), "{name} is not in {PAGE}");
+        assert!(all_names.contains(&format!("| [{name}](bug_zoo/{name}.md) |")), "{name} is not in {PAGE}");
+        let page = std::fs::read_to_string(index.with_extension("").join(name).with_extension("md")).unwrap();
+        assert!(page.contains(&format!("\n# {name}\n")) && page.contains(thread.url), "{name} is not on its page");
         for program in wrong.iter().chain([right]) {
             let (line, text) = program.text();
             let file = program.file;

@@ -11,6 +11,7 @@ pages! {
     Collectives: "docs/src/guide/collectives.md",
     Operations: "docs/src/guide/operations.md",
     DataParallel: "docs/src/guide/data_parallel.md",
+    Tutorial: "docs/src/guide/tutorial.md",
     Checkpoints: "docs/src/guide/checkpoints.md",
     Pipelines: "docs/src/guide/pipelines.md",
     TensorParallel: "docs/src/guide/tensor_parallel.md",

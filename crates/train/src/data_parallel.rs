@@ -2,9 +2,9 @@
 //! backward pass, and one optimizer.
 //!
 //! Users call it. [`model`]: what it has to know of a model, and where gradients go. [`replica`]: one device's part of
-//! a step. `save`: checkpoints. Uses `gradients` and `per_device`. Invariant: all replicas of a group have the same
-//! bits after each step that succeeded; after one that failed they are poisoned until [`DataParallel::clear_poison`]
-//! has compared them.
+//! a step. `parts`, `together`: what the update does with buckets. `save`: checkpoints. Uses `gradients` and
+//! `per_device`. Invariant: all replicas of a group have the same bits after each step that succeeded; after one that
+//! failed they are poisoned until [`DataParallel::clear_poison`] has compared them.
 
 mod model;
 mod parts;
@@ -28,7 +28,7 @@ use gpu_pool::{
 use replica::{Outcome, Replica};
 use std::panic::Location;
 
-/// A model on every device of a pool, or on some of them: PyTorch's `DistributedDataParallel`, in one process.
+/// A model on every device of a pool, or on some of them: PyTorch's `DistributedDataParallel`.
 ///
 /// A step splits the batch over the devices. Each runs the forward and backward pass of its rows; the gradients are
 /// added up over all devices, in buckets, while the backward pass goes on; and every device takes the same step of the
@@ -281,7 +281,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     ) -> Result<Vec<R>> {
         const OP: &str = "DataParallel::accumulate";
         let (site, _here) = (Location::caller(), OpSite::here(OP));
-        let hold = |dev: &Device, replica: &mut Replica<M, T>| replica.hold(dev);
+        // Without an exchange.
+        let hold = |dev: &Device, replica: &mut Replica<M, T>| replica.exchange.finish(dev).map(drop);
         let all = self.passes(&Call::at(OP, site), (rows, false), &f, hold)?;
         Ok(all.into_iter().filter_map(|(result, ())| result).collect())
     }
@@ -303,7 +304,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             Ok(Some((result, end(dev, replica)?)))
         })?;
         // Not in the scope: no device has failed, so the model stays as it was.
-        let none = || Error::invalid_at(call.site, call.op(), "a batch of 0 rows");
+        let none = || Error::invalid_at(call.site, call.op, "a batch of 0 rows");
         all.into_iter().collect::<Option<_>>().ok_or_else(none)
     }
 

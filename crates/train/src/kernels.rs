@@ -17,6 +17,8 @@ macro_rules! modules {
 }
 modules! {
     POINTWISE "pointwise";
+    NUMBER "number";
+    ORDER "order";
     ROWS "rows";
     COLUMNS "columns";
     SHAPE "shape";

@@ -19,7 +19,7 @@ mod update;
 pub use checkpoint::{Checkpoint, Cut};
 pub use data_parallel::{DataParallel, Gradients, Model};
 pub use local::{LocalOptimizer, ParameterGroup};
-pub use ops::{Activation, BiasedActivation, Index, NormSaved, RowNorm};
+pub use ops::{Activation, BiasedActivation, Index, NormSaved, Number, RowNorm};
 pub use optim::{LearningRate, Optimizer};
 pub use pipeline::{Pipeline, Stage, StageContext};
 pub use schedule::{
@@ -37,7 +37,7 @@ pub use update::Parameter;
 /// The methods that this crate adds to [`gpu_pool`]'s types: `use gpu_pool_train::prelude::*;`.
 pub mod prelude {
     pub use crate::ops::{
-        Activations as _, AllReduceNorm as _, Embeddings as _, Norms as _, Pointwise as _, Random as _, Rows as _,
-        Shapes as _, Softmax as _,
+        Activations as _, AllReduceNorm as _, Embeddings as _, Norms as _, Numbers as _, Orders as _, Pointwise as _,
+        Random as _, Rows as _, Shapes as _, Softmax as _,
     };
 }

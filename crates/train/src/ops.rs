@@ -8,6 +8,8 @@
 mod activation;
 mod embedding;
 mod family;
+mod number;
+mod order;
 mod pointwise;
 mod random;
 mod rows;
@@ -17,6 +19,8 @@ pub(crate) mod vocabulary;
 pub use self::{
     activation::{Activation, Activations, BiasedActivation},
     embedding::{Embeddings, Index},
+    number::{Number, Numbers},
+    order::Orders,
     pointwise::Pointwise,
     random::Random,
     rows::{AllReduceNorm, Norms, Rows, Softmax},

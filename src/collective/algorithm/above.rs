@@ -9,6 +9,8 @@ use super::{
         Group,
         case::Case,
         kernels::{Arguments, Entry},
+        ops::between,
+        request::Request,
     },
     About, Algorithm, Matched, MeetBy, Member, Needs, Scratch,
 };
@@ -20,7 +22,7 @@ use crate::{
         descriptor::Area,
         layout::{BLOCKS, DeviceBarrier, MOST},
         limits::Limits,
-        plan::Side,
+        plan::{Shape, Side},
         types,
     },
     memory::{DeviceView, DeviceViewMut, hazard::Access},
@@ -113,13 +115,16 @@ impl Group<'_> {
     #[track_caller]
     pub(crate) fn parts_by_kernel<T: Element>(
         &self,
-        call: (Call, ReduceOp),
+        (call, op): (Call, ReduceOp),
         counts: &[usize],
         source: Option<DeviceView<'_, T>>,
         destination: DeviceViewMut<'_, T>,
         extra: Vec<(Area, Access)>,
         kernel: &dyn MeetingKernel,
     ) -> Result<()> {
-        self.parts_by(call, counts, source, destination, extra, &Above(kernel))
+        let counts = self.check_counts(call.op, counts)?.even();
+        let shape = Shape::ReduceScatter { counts, in_place: source.is_none() };
+        let request = between(call, Some(op), shape, source, Some(destination));
+        self.run_by(Request { extra, ..request }, Some(&Above(kernel)))
     }
 }

@@ -69,7 +69,6 @@ pub(super) fn copies(case: &Case<'_>) -> Option<&'static str> {
     }
 }
 
-/// Submits this member's part.
 fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
     let (request, own) = (member.request, member.index());
     let bytes = match job {

@@ -208,7 +208,7 @@ impl<'g> Pieces<'g> {
     /// Adds up this member's slice of piece `j` from all stages, into its own lane of its own stage.
     fn fold(&self, j: usize) -> Result<()> {
         let Some(fold) = &self.plan.fold else { return Ok(()) };
-        let (me, name, dtype) = (self.member.rank, self.member.request.call.op(), self.member.request.dtype);
+        let (me, name, dtype) = (self.member.rank, self.member.request.call.op, self.member.request.dtype);
         let bytes = self.own(Side::Source, fold.source, fold.len, j).1;
         let sources: SmallVec<[*mut u8; 8]> = (0..self.member.count()).map(|member| self.lane(member, me, j)).collect();
         for (member, lane) in sources.iter().enumerate() {

@@ -123,9 +123,8 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// The name of the operation, for errors.
     pub(super) fn name(&self) -> &'static str {
-        self.request.call.op()
+        self.request.call.op
     }
 
     /// The same member with another stream of its device, for kernels without a barrier.
@@ -133,7 +132,6 @@ impl<'a> Member<'a> {
         Member { stream, barrier: DeviceBarrier::NONE, launched: Cell::new(0), ..*self }
     }
 
-    /// Number of members.
     pub(crate) fn count(&self) -> usize {
         self.ordinals.len()
     }
@@ -145,8 +143,7 @@ impl<'a> Member<'a> {
 
     /// Ranks of all members but this one. Each member begins with the one after it.
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let (n, me) = (self.count(), self.rank);
-        (1..n).map(move |k| (me + k) % n)
+        self.meeting.others()
     }
 
     /// The pool's signal pad. It is there, since the members' kernels wait for each other.
@@ -154,7 +151,6 @@ impl<'a> Member<'a> {
         self.pad.expect("chosen since kernels can meet")
     }
 
-    /// Whether the device is a software GPU.
     pub(crate) fn is_software(&self) -> bool {
         self.handle.driver.as_any().is::<HostGpu>()
     }

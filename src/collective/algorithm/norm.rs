@@ -185,7 +185,6 @@ impl NormKernel {
         LaunchDims { grid: (self.blocks, 1, 1), block, shared_bytes: 0 }
     }
 
-    /// Blocks of the kernel.
     pub(crate) fn block_count(&self) -> u32 {
         self.blocks
     }
@@ -198,7 +197,6 @@ impl NormKernel {
         }
     }
 
-    /// Why, for people.
     pub(crate) fn reason(&self) -> &'static str {
         match self.way {
             Way::Pull if self.asked || self.two => {

@@ -60,10 +60,8 @@ impl Meeting<'_> {
         if spins {
             self.open_gate(word, number);
         }
-        match &self.membership.word {
-            None => self.dev.session.gang.commit(number)?,
-            Some(word) if word.commit(number) => {}
-            Some(_) => self.dev.session.gang.check().and(Err(Error::Closed))?,
+        if !word.commit(number) {
+            self.dev.session.gang.check().and(Err(Error::Closed))?;
         }
         // Only committed collectives count: calls that did not match leave no gap.
         self.membership.calls.set(number);

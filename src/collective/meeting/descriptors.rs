@@ -34,7 +34,7 @@ pub(crate) enum Descriptors {
 impl Descriptors {
     /// Meets the others for a collective whose kernels wait for each other. With `commits`, the launch gate is open
     /// when this returns `Ok`. Either all members send full descriptors (`in_full`), or all send compact ones.
-    pub(crate) fn of(
+    pub(crate) fn meet(
         meeting: &Meeting<'_>,
         request: &Request,
         scratch: Option<&Area>,
@@ -62,7 +62,6 @@ impl Descriptors {
         }
     }
 
-    /// The factor of a member's elements.
     pub(crate) fn factor(&self, member: usize) -> f64 {
         match self {
             Descriptors::Compact(all) => all[member].factor(),
@@ -70,7 +69,6 @@ impl Descriptors {
         }
     }
 
-    /// The address of a member's buffer.
     pub(crate) fn address(&self, member: usize, side: Side) -> Address {
         match self {
             Descriptors::Compact(all) => all[member].address(side),

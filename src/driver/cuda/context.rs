@@ -25,7 +25,6 @@ use crate::{
     error::Error,
 };
 
-/// A context's handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Context(pub(super) CUcontext);
 
@@ -90,7 +89,6 @@ pub fn device_count() -> Result<usize, Error> {
 }
 
 impl CudaGpu {
-    /// Opens the device of this ordinal.
     pub(super) fn open(ordinal: usize) -> Result<Self, Error> {
         let optional = library::ready()?;
         let count = device_count()?;
@@ -151,7 +149,6 @@ impl CudaGpu {
         self.check(unsafe { sys::cuCtxSetCurrent(self.context.0) })
     }
 
-    /// Makes the context current for driver calls that the user makes directly.
     pub(super) fn bind(&self) -> DriverResult {
         self.alive()?;
         self.set_current()
@@ -180,7 +177,6 @@ impl CudaGpu {
         if fault.kind == FaultKind::DeviceLost { self.lost.get_or_init(|| fault).clone() } else { fault }
     }
 
-    /// `(free, total)` bytes.
     pub(super) fn memory_info(&self) -> DriverResult<(u64, u64)> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);

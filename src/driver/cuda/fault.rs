@@ -140,12 +140,10 @@ codes! {
     999 CUDA_ERROR_UNKNOWN Other,
 }
 
-/// The number of a value of cudarc's enum.
 pub(super) fn code(result: CUresult) -> i32 {
     result as u32 as i32
 }
 
-/// The driver's name of a code.
 pub(super) fn name(code: i32) -> &'static str {
     entry(code).0
 }

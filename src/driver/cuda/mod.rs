@@ -24,7 +24,7 @@ mod library;
 mod memory;
 mod module;
 #[cfg(feature = "nvrtc")]
-mod nvrtc;
+pub(super) mod nvrtc;
 mod peer;
 mod shared;
 mod stream;

@@ -14,7 +14,6 @@ fn module(m: RawModule) -> CUmodule {
     ptr::with_exposed_provenance_mut(m.0 as usize)
 }
 
-/// The driver's handle of a kernel.
 pub(super) fn function(f: RawFunction) -> CUfunction {
     ptr::with_exposed_provenance_mut(f.0 as usize)
 }

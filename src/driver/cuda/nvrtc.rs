@@ -1,4 +1,4 @@
-//! Compiles CUDA C++ source to a cubin for one compute capability, with NVRTC.
+//! Compiles CUDA C++ source with NVRTC: to a cubin for one compute capability, or to see whether it compiles.
 
 use std::{
     ffi::{CString, c_char},
@@ -13,7 +13,6 @@ use super::{
 };
 use crate::driver::{DriverResult, Fault, FaultKind};
 
-/// An NVRTC program; its drop destroys it.
 struct Program(nvrtcProgram);
 
 impl Drop for Program {
@@ -28,8 +27,32 @@ pub(super) fn compile(source: &str, (major, minor): (u32, u32)) -> DriverResult<
     if !library::nvrtc_present() {
         return Err(fault::unsupported("libnvrtc was not found; it comes with the CUDA toolkit"));
     }
+    let program = compiled(source, &format!("sm_{major}{minor}"))?;
+    let mut size = 0;
+    // SAFETY: a compiled program; the pointer is to a live integer.
+    check(unsafe { sys::nvrtcGetCUBINSize(program.0, &mut size) }, String::new)?;
+    let mut cubin = vec![0_u8; size];
+    // SAFETY: the buffer is as long as NVRTC said.
+    check(unsafe { sys::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast()) }, String::new)?;
+    Ok(cubin)
+}
+
+/// Whether the source compiles, for the newest GPUs that NVRTC knows. `None` without NVRTC.
+pub(in crate::driver) fn try_compile(source: &str) -> Option<DriverResult> {
+    library::nvrtc_present().then(|| {
+        let mut count = 0;
+        // SAFETY: the pointer is to a live integer.
+        check(unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) }, String::new)?;
+        let mut known = vec![0; count as usize];
+        // SAFETY: room for as many integers as NVRTC said.
+        check(unsafe { sys::nvrtcGetSupportedArchs(known.as_mut_ptr()) }, String::new)?;
+        compiled(source, &format!("compute_{}", known.iter().max().unwrap_or(&75))).map(drop)
+    })
+}
+
+fn compiled(source: &str, architecture: &str) -> DriverResult<Program> {
     let source = CString::new(source.trim_end_matches('\0')).map_err(|_| fault::invalid("a NUL within CUDA source"))?;
-    let options = [format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".to_owned()]
+    let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()]
         .map(|o| CString::new(o).unwrap_or_default());
     let options: [*const c_char; 2] = [options[0].as_ptr(), options[1].as_ptr()];
     let mut program = Program(ptr::null_mut());
@@ -39,13 +62,7 @@ pub(super) fn compile(source: &str, (major, minor): (u32, u32)) -> DriverResult<
     check(status, String::new)?;
     // SAFETY: a live program; two NUL-terminated options.
     check(unsafe { sys::nvrtcCompileProgram(program.0, 2, options.as_ptr()) }, || log(&program))?;
-    let mut size = 0;
-    // SAFETY: a compiled program; the pointer is to a live integer.
-    check(unsafe { sys::nvrtcGetCUBINSize(program.0, &mut size) }, String::new)?;
-    let mut cubin = vec![0_u8; size];
-    // SAFETY: the buffer is as long as NVRTC said.
-    check(unsafe { sys::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast()) }, String::new)?;
-    Ok(cubin)
+    Ok(program)
 }
 
 fn log(program: &Program) -> String {

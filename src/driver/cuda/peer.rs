@@ -32,7 +32,6 @@ struct Right {
 static RIGHTS: Lazy<Mutex<HashMap<(CUdevice, CUdevice), Right>>> = Lazy::new(Mutex::default);
 
 impl CudaGpu {
-    /// The CUDA device behind a driver.
     pub(super) fn peer<'a>(&self, driver: &'a dyn Driver) -> DriverResult<&'a CudaGpu> {
         driver.as_any().downcast_ref().ok_or_else(|| fault::invalid("a device of another backend"))
     }

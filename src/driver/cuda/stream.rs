@@ -17,12 +17,10 @@ use crate::{
     sync::shim,
 };
 
-/// The driver's handle of a stream.
 pub(super) fn stream(s: RawStream) -> CUstream {
     ptr::with_exposed_provenance_mut(s.0 as usize)
 }
 
-/// The driver's handle of an event.
 fn event(e: RawEvent) -> CUevent {
     ptr::with_exposed_provenance_mut(e.0 as usize)
 }

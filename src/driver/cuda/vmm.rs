@@ -129,7 +129,6 @@ struct Mapping {
     shared: bool,
 }
 
-/// The list of a device.
 pub(super) fn space(device: CUdevice) -> Arc<Mutex<Space>> {
     static SPACES: Lazy<Mutex<HashMap<CUdevice, Arc<Mutex<Space>>>>> = Lazy::new(Mutex::default);
     SPACES.lock().entry(device).or_default().clone()
@@ -228,7 +227,6 @@ impl CudaGpu {
         Ok(())
     }
 
-    /// Allocates physical memory.
     fn create(&self, bytes: usize) -> DriverResult<Handle> {
         loop {
             let Virtual { wishes, granularity } = self.virtual_memory()?;

@@ -157,7 +157,6 @@ impl HostGpu {
         self.index
     }
 
-    /// The machine, for the functions of this module.
     pub(super) fn owner(&self) -> &Owner {
         &self.owner
     }

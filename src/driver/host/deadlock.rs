@@ -171,7 +171,6 @@ impl Core {
         keys.dedup();
     }
 
-    /// The name of a stream in reports.
     fn name(&self, key: Key) -> String {
         self.streams.get(key).map_or("a stream that is gone".to_owned(), |stream| {
             format!("stream {} of device {}", stream.number, stream.device)

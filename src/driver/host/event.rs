@@ -65,7 +65,6 @@ pub(super) fn time(duration: Duration) -> Time {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).saturating_mul(1000)
 }
 
-/// The progress of a record's work.
 pub(super) enum Progress {
     Pending,
     Done,

@@ -44,7 +44,6 @@ pub(super) enum Ended {
     },
 }
 
-/// The failure of an operation.
 pub(super) enum Died {
     /// Its code panicked.
     Panicked(String),
@@ -80,7 +79,6 @@ pub(crate) fn misused(report: Box<Report>) {
     FOUND.set(Some(report));
 }
 
-/// A translated operand.
 pub(super) struct Span {
     pub ptr: *mut u8,
     pub bytes: usize,
@@ -135,7 +133,6 @@ impl Job {
         Ok(Ended::Done)
     }
 
-    /// Translates a kernel's arguments into `self.args`.
     fn translate(&mut self, args: &[KernelArg]) {
         let mut spans = self.spans.iter();
         self.args.extend(args.iter().map(|arg| match arg {

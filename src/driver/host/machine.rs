@@ -62,7 +62,6 @@ pub(super) struct Machine {
     watch_reads: bool,
 }
 
-/// The data behind the lock.
 pub(super) struct State {
     pub core: Core,
     pub crew: Crew,

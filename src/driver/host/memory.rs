@@ -23,7 +23,6 @@ const WINDOW_BITS: u32 = 43;
 /// The lower half of a window, which holds the allocations.
 const WINDOW: u64 = 1 << (WINDOW_BITS - 1);
 
-/// The owner of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Home {
     Device(usize),
@@ -31,14 +30,12 @@ pub(super) enum Home {
     Host,
 }
 
-/// A translated address.
 pub(super) struct Resolved<'a> {
     pub home: Home,
     pub block: &'a Arc<Block>,
     pub offset: usize,
 }
 
-/// All memory of a machine.
 pub(super) struct Memory {
     first_window: u64,
     /// In a dry machine, fresh memory is not touched.
@@ -113,7 +110,6 @@ impl Numbers {
     }
 }
 
-/// The first address of a window.
 fn window_of(number: u64) -> Address {
     BASE + (number << WINDOW_BITS)
 }

@@ -145,7 +145,6 @@ impl Drop for HostFunction {
     }
 }
 
-/// A range of memory that an operation names.
 #[derive(Clone, Copy)]
 pub(super) struct Operand {
     pub address: Address,

@@ -80,7 +80,6 @@ struct EngineState {
     completed: u64,
 }
 
-/// A loaded module.
 pub(super) struct Module {
     pub device: usize,
     /// One of the crate's own. Their kernels call nobody's code, and wait for nothing but words.

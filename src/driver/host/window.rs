@@ -8,7 +8,6 @@ use super::{
 use crate::driver::{Address, DriverResult};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-/// The windows of a device.
 pub(super) struct Windows {
     /// The addresses that windows are reserved from.
     space: Range<Address>,
@@ -30,6 +29,7 @@ struct Window {
 /// Which process has allocated a shared mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shared {
+    #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code, reason = "memory is exported only there"))]
     Exported,
     Imported,
 }

@@ -16,11 +16,11 @@ use super::{
     DeviceCopy, PinnedBuffer,
 };
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     memory::handle::DeviceHandle,
 };
 use parking_lot::Mutex;
-use std::{marker::PhantomData, panic::Location, sync::Arc};
+use std::{marker::PhantomData, sync::Arc};
 
 /// Which NUMA node page-locked memory should come from.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +97,7 @@ impl PinnedPool {
     ) -> Result<PinnedBuffer<T>> {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>());
-        let _here = self.handles[0].enter(op, Location::caller());
+        let _here = OpSite::here(op);
         let (block, deadline) = (self.block(op, bytes, near)?, self.caches[0].settings.deadline);
         Ok(PinnedBuffer { block, start: 0, len, deadline, of: PhantomData })
     }

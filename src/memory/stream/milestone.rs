@@ -124,8 +124,8 @@ impl StreamCore {
         }
     }
 
-    /// Submits a milestone behind all work submitted so far, for waits for memory.
-    #[allow(dead_code, reason = "for the memory pool, when memory is short")]
+    /// Submits a milestone behind all work submitted so far.
+    #[cfg(test)]
     pub(crate) fn publish_now(&self) {
         if self.handle.stepped {
             return;

@@ -95,7 +95,6 @@ fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     start..a.end.min(b.end).max(start)
 }
 
-/// Elements of all ranges.
 pub(super) fn total(ranges: &Ranges) -> usize {
     ranges.iter().map(Range::len).sum()
 }

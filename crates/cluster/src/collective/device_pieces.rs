@@ -34,7 +34,7 @@
 use super::{cut::Cut, device_rail::DeviceRail, hierarchical::HierarchicalCall, relay::Relay};
 use crate::internals::*;
 use crate::runtime::{
-    collective::{Payload, Shape},
+    collective::{Area, Payload, Shape},
     record, wait_for,
 };
 use crate::traits::{DeviceTransport, Overlap};
@@ -78,45 +78,62 @@ fn has_room(hier: &HierarchicalCall<'_, '_>, cut: &Cut<'_>, inside: &Inside<'_>,
     inside.saturating_add(blocks) <= hier.group.device().multiprocessors()
 }
 
-/// The pieces of a member's collective.
 pub(super) struct DevicePieces<'t, 'g, 'd> {
     relay: &'t Relay<'t, 'g, 'd>,
+    inside: &'t Inside<'t>,
     rails: Vec<DeviceRail<'t, 'g, 'd>>,
-    /// Behind each piece that runs beside other work.
-    carried: Vec<Option<Event>>,
+    /// By piece: what the rail leaves for the step behind it.
+    left: Vec<Area>,
 }
 
 impl<'t, 'g, 'd> DevicePieces<'t, 'g, 'd> {
-    pub fn new(relay: &'t Relay<'t, 'g, 'd>) -> Self {
-        DevicePieces { relay, rails: Vec::new(), carried: Vec::new() }
+    pub fn new(relay: &'t Relay<'t, 'g, 'd>, inside: &'t Inside<'t>) -> Self {
+        DevicePieces { relay, inside, rails: Vec::new(), left: Vec::new() }
     }
 
-    /// Adds a piece, whose step inside the process was submitted since the rail was made.
-    pub fn add(&mut self, mut rail: DeviceRail<'t, 'g, 'd>) -> Result<()> {
+    /// Adds a piece: submits the step before its rail, from memory of the member to memory of the rail. The rail leaves
+    /// `left` for the step behind it.
+    #[track_caller]
+    pub fn add(
+        &mut self,
+        cut: &Cut<'_>,
+        mut rail: DeviceRail<'t, 'g, 'd>,
+        before: [&Area; 2],
+        left: &Area,
+    ) -> Result<()> {
+        let (hier, inside) = (self.relay.hier, self.inside);
+        hier.inside(inside.dtype, inside.reduce, (inside.before)(cut), before)?;
         if self.relay.has_side_stream() {
-            let hier = self.relay.hier;
             rail.staged = Some(record(hier.group.device().core(), hier.call.op)?);
         }
         self.rails.push(rail);
+        self.left.push(left.clone());
         Ok(())
     }
 
-    /// All members of all processes meet, and their rails carry all pieces out, one after the other.
+    /// All members of all processes meet, and their rails carry all pieces out, one after the other. The step behind a
+    /// rail begins when its piece is through. `to`: where the piece goes.
     #[track_caller]
-    pub fn execute(&mut self) -> Result<()> {
+    pub fn carry_out(self, cuts: &[Cut<'_>], to: impl Fn(&Cut<'_>) -> Area) -> Result<()> {
+        let (hier, inside) = (self.relay.hier, self.inside);
+        let carried = self.execute()?;
+        for ((cut, left), carried) in cuts.iter().zip(&self.left).zip(&carried) {
+            if let Some(carried) = carried {
+                wait_for(hier.group.device().core(), hier.call.op, carried)?;
+            }
+            hier.inside(inside.dtype, None, (inside.after)(cut), [left, &to(cut)])?;
+        }
+        Ok(())
+    }
+
+    /// Returns an event behind each piece that runs beside other work.
+    #[track_caller]
+    fn execute(&self) -> Result<Vec<Option<Event>>> {
         let hier = self.relay.hier;
         let _here = hier.op()?;
         let (_, commit) = hier.meet(Payload::Nothing, |_| Vec::new())?;
         let carried = self.rails.iter().map(DeviceRail::submit).collect::<Result<_>>();
         drop(commit.window);
-        self.carried = hier.done(carried)?;
-        Ok(())
-    }
-
-    /// The member's stream goes on when the next piece, from the first one on, is through with its rail.
-    pub fn wait(&self, piece: usize) -> Result<()> {
-        let hier = self.relay.hier;
-        let Some(Some(carried)) = self.carried.get(piece) else { return Ok(()) };
-        wait_for(hier.group.device().core(), hier.call.op, carried)
+        hier.done(carried)
     }
 }

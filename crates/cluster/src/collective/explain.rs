@@ -1,5 +1,5 @@
 //! What [`Group::explain`](gpu_pool::Group::explain) tells of a group of several processes: by the same cut and the
-//! same steps as [`sums::all_reduce`](super::sums::all_reduce).
+//! same steps as [`sums::sum`](super::sums::sum).
 
 use super::{
     cut::Cut,

@@ -315,14 +315,12 @@ pub(super) fn copy_within(
     handle.check(hier.call.op, unsafe { handle.driver.copy_within(to, from, bytes, stream.raw) })
 }
 
-/// A part of some memory, in bytes.
 pub(super) fn part(of: &Area, range: Range<usize>) -> Area {
     debug_assert!(range.end <= of.bytes.len());
     let (start, end) = (of.bytes.start + range.start, of.bytes.start + range.end);
     Area { block: of.block.clone(), address: of.address + range.start as u64, bytes: start..end }
 }
 
-/// Ranges of elements in bytes.
 pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
     range.start * size..range.end * size
 }

@@ -21,7 +21,6 @@ pub(super) struct Leg {
     tag: Tag,
 }
 
-/// A member's rail.
 pub(super) struct HostRail {
     transport: Arc<dyn HostTransport>,
     world: Arc<dyn World>,

@@ -55,7 +55,6 @@ pub(super) enum MessageRoute {
     Rail(Rail),
 }
 
-/// A rail of both processes.
 pub(super) struct Rail {
     transport: Arc<dyn DeviceTransport>,
     ordinal: usize,

@@ -60,6 +60,7 @@ use crate::runtime::{
 };
 use gpu_pool::{DType, Group, ReduceOp, Result};
 use hierarchical::HierarchicalCall;
+use sums::Sum;
 #[cfg(feature = "extend")]
 pub use {device_pieces::MOST as MOST_PIECES, pieces::PIECE};
 
@@ -86,9 +87,14 @@ impl AcrossProcesses for Hierarchical {
             None => return all_to_all::by_counts(&hier, request),
         };
         match shape {
-            Shape::AllReduce { len } => sums::all_reduce(&hier, request, *len),
-            Shape::Reduce { len, root } => sums::reduce_scatter(&hier, request, &hier.all_at(*root, *len), true),
-            Shape::ReduceScatter { counts, in_place } => sums::reduce_scatter(&hier, request, counts, *in_place),
+            Shape::AllReduce { len } => sums::sum(&hier, request, &Sum::ToAll { len: *len }),
+            Shape::Reduce { len, root } => {
+                let parts = &hier.all_at(*root, *len);
+                sums::sum(&hier, request, &Sum::ToOwners { parts, in_place: true })
+            }
+            Shape::ReduceScatter { counts, in_place } => {
+                sums::sum(&hier, request, &Sum::ToOwners { parts: counts, in_place: *in_place })
+            }
             Shape::Broadcast { len, root } => moves::all_gather(&hier, request, &hier.all_at(*root, *len), true),
             Shape::AllGather { counts, in_place } => moves::all_gather(&hier, request, counts, *in_place),
             Shape::Gather { .. } | Shape::Scatter { .. } | Shape::AllToAll { .. } => {

@@ -56,22 +56,15 @@ pub(super) fn all_gather(
             let (cuts, overlapped) = cuts(hier, &**transport, &whole, &inside);
             let relay = hier.relay(transport.clone(), overlapped)?;
             hier.overlap(overlapped);
-            let (mut pieces, mut slices) = (DevicePieces::new(&relay), Vec::with_capacity(cuts.len()));
+            let mut pieces = DevicePieces::new(&relay, &inside);
             for cut in &cuts {
                 let owned = owned(cut);
                 let (mine, slice) = lens(&owned, cut);
                 let (own, all) = (hier.scratch(mine)?, hier.scratch(slice)?);
                 let rail = DeviceRail::fill(&relay, cut, owned, [&own, &all], size)?;
-                hier.inside(dtype, None, collect(cut), [&from(cut), &own])?;
-                pieces.add(rail)?;
-                slices.push(all);
+                pieces.add(cut, rail, [&from(cut), &own], &all)?;
             }
-            pieces.execute()?;
-            for (at, (cut, all)) in cuts.iter().zip(&slices).enumerate() {
-                pieces.wait(at)?;
-                hier.inside(dtype, None, gather(cut, n), [all, &to(cut)])?;
-            }
-            return Ok(());
+            return pieces.carry_out(&cuts, to);
         }
     };
     let cuts = whole.pieces(PIECE / size);

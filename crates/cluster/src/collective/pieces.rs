@@ -34,7 +34,6 @@ use std::{collections::VecDeque, mem, ops::Range, sync::Arc};
 /// costs the time until its threads run.
 pub const PIECE: usize = 2 << 20;
 
-/// What the rails do.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Job {
     /// Sums for their owners.

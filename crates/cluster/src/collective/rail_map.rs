@@ -10,7 +10,6 @@ use smallvec::SmallVec;
 
 type Few = SmallVec<[usize; 8]>;
 
-/// A rail of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RailMembers {
     /// By process of the group: the local index of its member.
@@ -19,7 +18,6 @@ pub(super) struct RailMembers {
     pub ordinal: usize,
 }
 
-/// The rails of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RailMap {
     pub all: SmallVec<[RailMembers; 8]>,

@@ -55,87 +55,52 @@ fn both(request: &Request) -> (&Area, &Area) {
 }
 
 #[track_caller]
-pub(super) fn all_reduce(hier: &HierarchicalCall<'_, '_>, request: &Request, len: usize) -> Result<()> {
+pub(super) fn sum(hier: &HierarchicalCall<'_, '_>, request: &Request, sum: &Sum<'_>) -> Result<()> {
     let ((source, destination), dtype) = (both(request), request.dtype);
     let transport = match hier.transport()? {
-        Transport::Host(transport) => return in_pieces(hier, request, &Sum::ToAll { len }, transport),
-        Transport::None(error) => return Err(error.clone()),
-        Transport::Device(transport) => transport.clone(),
-    };
-    let ((inner, outer), whole) = (levels(request.reduce, dtype, hier.members()), hier.cut(len, dtype));
-    let (size, across, n) = (dtype.size(), hier.across, hier.here.count());
-    let owned = |cut: &Cut<'_>| cut.equal(across.here, across.hosts.len());
-    let of = |area: &Area, cut: &Cut<'_>| part(area, bytes(&cut.range(), size));
-    let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| gather(cut, n));
-    let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
-    let (cuts, overlapped) = cuts(hier, &*transport, &whole, &inside);
-    let relay = hier.relay(transport, overlapped)?;
-    if let Some(reduce) = relay.in_place(dtype, request.reduce) {
-        return relay.sum_in_place([source, destination], dtype, reduce);
-    }
-    hier.overlap(overlapped);
-    let (mut pieces, mut slices) = (DevicePieces::new(&relay), Vec::with_capacity(cuts.len()));
-    for cut in &cuts {
-        let own = hier.scratch(cut.slice(across.here).len() * size)?;
-        let rail = DeviceRail::sum_to_all(&relay, cut, owned(cut), &own, (dtype, outer))?;
-        hier.inside(dtype, Some(inner), scatter(cut, n), [&of(source, cut), &own])?;
-        pieces.add(rail)?;
-        slices.push(own);
-    }
-    pieces.execute()?;
-    for (at, (cut, own)) in cuts.iter().zip(&slices).enumerate() {
-        pieces.wait(at)?;
-        hier.inside(dtype, None, gather(cut, n), [own, &of(destination, cut)])?;
-    }
-    Ok(())
-}
-
-/// `in_place`: the own part lies in the source, at its place.
-#[track_caller]
-pub(super) fn reduce_scatter(
-    hier: &HierarchicalCall<'_, '_>,
-    request: &Request,
-    parts: &Counts,
-    in_place: bool,
-) -> Result<()> {
-    let ((source, _), dtype) = (both(request), request.dtype);
-    let sum = Sum::ToOwners { parts, in_place };
-    let transport = match hier.transport()? {
-        Transport::Host(transport) => return in_pieces(hier, request, &sum, transport),
+        Transport::Host(transport) => return in_pieces(hier, request, sum, transport),
         Transport::None(error) => return Err(error.clone()),
         Transport::Device(transport) => transport.clone(),
     };
     let (inner, outer) = levels(request.reduce, dtype, hier.members());
-    let whole = hier.cut(parts.total(hier.members()), dtype);
     let (size, across, n) = (dtype.size(), hier.across, hier.here.count());
-    let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| deliver(hier, cut, parts));
+    let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| sum.behind(hier, cut));
     let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
-    let (cuts, overlapped) = cuts(hier, &*transport, &whole, &inside);
+    let (cuts, overlapped) = cuts(hier, &*transport, &sum.whole(hier, request), &inside);
     let relay = hier.relay(transport, overlapped)?;
+    if let (Sum::ToAll { .. }, Some(reduce)) = (sum, relay.in_place(dtype, request.reduce)) {
+        return relay.sum_in_place([source, destination], dtype, reduce);
+    }
     hier.overlap(overlapped);
-    let (mut pieces, mut sums) = (DevicePieces::new(&relay), Vec::with_capacity(cuts.len()));
+    let mut pieces = DevicePieces::new(&relay, &inside);
     for cut in &cuts {
-        let owned = sum.owned(hier, cut);
-        let reduced = hier.scratch(cut.slice(across.here).len() * size)?;
-        let summed = hier.scratch(total(&owned[across.me]) * size)?;
-        let rail = DeviceRail::sum_to_owners(&relay, cut, owned, [&reduced, &summed], (dtype, outer))?;
-        let of = part(source, bytes(&cut.range(), size));
-        hier.inside(dtype, Some(inner), scatter(cut, n), [&of, &reduced])?;
-        pieces.add(rail)?;
-        sums.push(summed);
+        let (owned, of) = (sum.owned(hier, cut), part(source, bytes(&cut.range(), size)));
+        let slice = hier.scratch(cut.slice(across.here).len() * size)?;
+        match sum {
+            Sum::ToAll { .. } => {
+                let rail = DeviceRail::sum_to_all(&relay, cut, owned, &slice, (dtype, outer))?;
+                pieces.add(cut, rail, [&of, &slice], &slice)?;
+            }
+            Sum::ToOwners { .. } => {
+                let summed = hier.scratch(total(&owned[across.me]) * size)?;
+                let rail = DeviceRail::sum_to_owners(&relay, cut, owned, [&slice, &summed], (dtype, outer))?;
+                pieces.add(cut, rail, [&of, &slice], &summed)?;
+            }
+        }
     }
-    pieces.execute()?;
-    for (at, (cut, summed)) in cuts.iter().zip(&sums).enumerate() {
-        pieces.wait(at)?;
-        hier.inside(dtype, None, deliver(hier, cut, parts), [summed, &sum.destination(hier, request, cut)])?;
-    }
-    Ok(())
+    pieces.carry_out(&cuts, |cut| sum.destination(hier, request, cut))
 }
 
 /// A sum, by where it goes.
 pub(super) enum Sum<'r> {
-    ToAll { len: usize },
-    ToOwners { parts: &'r Counts, in_place: bool },
+    ToAll {
+        len: usize,
+    },
+    /// `in_place`: the own part lies in the destination, at its place.
+    ToOwners {
+        parts: &'r Counts,
+        in_place: bool,
+    },
 }
 
 impl Sum<'_> {
@@ -148,12 +113,24 @@ impl Sum<'_> {
         }
     }
 
-    fn cuts<'t>(&self, hier: &'t HierarchicalCall<'_, '_>, request: &Request) -> Vec<Cut<'t>> {
+    fn whole<'t>(&self, hier: &'t HierarchicalCall<'_, '_>, request: &Request) -> Cut<'t> {
         let len = match self {
             Sum::ToAll { len } => *len,
             Sum::ToOwners { parts, .. } => parts.total(hier.members()),
         };
-        hier.cut(len, request.dtype).pieces(PIECE / request.dtype.size())
+        hier.cut(len, request.dtype)
+    }
+
+    fn cuts<'t>(&self, hier: &'t HierarchicalCall<'_, '_>, request: &Request) -> Vec<Cut<'t>> {
+        self.whole(hier, request).pieces(PIECE / request.dtype.size())
+    }
+
+    /// The step behind the rails.
+    fn behind(&self, hier: &HierarchicalCall<'_, '_>, cut: &Cut<'_>) -> Shape {
+        match self {
+            Sum::ToAll { .. } => gather(cut, hier.here.count()),
+            Sum::ToOwners { parts, .. } => deliver(hier, cut, parts),
+        }
     }
 
     /// What of this member's slice belongs to each process.
@@ -165,7 +142,6 @@ impl Sum<'_> {
         }
     }
 
-    /// Where the results of a piece go.
     fn destination(&self, hier: &HierarchicalCall<'_, '_>, request: &Request, cut: &Cut<'_>) -> Area {
         let (_, destination) = both(request);
         let size = request.dtype.size();
@@ -243,17 +219,17 @@ pub(super) fn after(
     areas: &[Area],
     next: &mut dyn FnMut() -> Result<Option<Piece>>,
 ) -> Result<()> {
-    let (dtype, n, cuts) = (request.dtype, hier.here.count(), sum.cuts(hier, request));
+    let (dtype, cuts) = (request.dtype, sum.cuts(hier, request));
     let (mut inside, mut rest) = (Ok(()), cuts.iter().zip(areas));
     while let (Some(piece), Some((cut, area))) = (next()?, rest.next()) {
         if inside.is_err() {
             continue;
         }
-        let (there, shape) = match sum {
-            Sum::ToAll { .. } => (piece.upload_all(hier, area), gather(cut, n)),
-            Sum::ToOwners { parts, .. } => (piece.upload_own(hier, area), deliver(hier, cut, parts)),
+        let there = match sum {
+            Sum::ToAll { .. } => piece.upload_all(hier, area),
+            Sum::ToOwners { .. } => piece.upload_own(hier, area),
         };
-        let to = sum.destination(hier, request, cut);
+        let (shape, to) = (sum.behind(hier, cut), sum.destination(hier, request, cut));
         inside = hier.done(there.and_then(|from| hier.inside(dtype, None, shape, [&from, &to])));
     }
     inside

@@ -46,7 +46,6 @@ pub(super) struct Server {
     wake: UnixStream,
 }
 
-/// The exports of this process.
 #[derive(Default)]
 struct Book {
     exports: HashMap<u64, Export>,
@@ -147,8 +146,11 @@ struct Guest {
 
 enum State {
     /// Part of a request has come.
-    Asking { since: Instant, got: usize, request: [u8; size_of::<Request>()] },
-    /// It has memory.
+    Asking {
+        since: Instant,
+        got: usize,
+        request: [u8; size_of::<Request>()],
+    },
     Holding(Loan),
     /// It has memory, and its socket has ended without a word. The memory is its own until the process has ended.
     Ending(Loan),

@@ -80,9 +80,7 @@ pub(crate) struct Nccl {
 struct Rails {
     library: &'static Library,
     host: usize,
-    /// The number of devices of each host.
     devices: Vec<usize>,
-    /// By device.
     rails: Vec<OnceCell<Arc<Rail>>>,
     lost: Lost,
     /// The limit of each wait for the other hosts.

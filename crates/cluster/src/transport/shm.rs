@@ -97,7 +97,6 @@ impl Call {
     }
 }
 
-/// An error of this transport.
 fn failure(op: &'static str, why: impl Into<String>) -> Error {
     Error::Transport { library: "shm", op, code: 0, why: why.into() }
 }

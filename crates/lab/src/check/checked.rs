@@ -22,7 +22,6 @@ use smallvec::SmallVec;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{any::Any, sync::Arc, time::Duration};
 
-/// A driver with a checker.
 pub(super) struct Checked {
     pub inner: DriverRef,
     pub index: usize,

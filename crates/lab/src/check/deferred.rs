@@ -9,7 +9,6 @@ use std::{ops::Range, sync::Arc};
 /// own.
 pub(super) const KEPT: usize = 4096;
 
-/// An open judgement.
 pub(super) enum Deferred {
     /// Two accesses without a known order. `before` was submitted first.
     Conflict { before: Access, after: Access, range: Range<Address> },

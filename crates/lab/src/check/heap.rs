@@ -63,7 +63,6 @@ impl Buffer {
     }
 }
 
-/// Memory from the driver.
 pub(super) struct Chunk {
     source: Option<Source>,
     whole: Buffer,
@@ -95,7 +94,6 @@ pub(super) enum Found {
     Unknown,
 }
 
-/// All memory.
 #[derive(Default)]
 pub(super) struct Heap {
     chunks: BTreeMap<Address, Chunk>,

@@ -46,7 +46,6 @@ pub(super) struct Plan {
 
 type Judged<T = ()> = Result<T, Arc<Report>>;
 
-/// The fault of a refused call.
 pub(super) fn refusal(report: Arc<Report>) -> Fault {
     let (name, detail) = ("GPU_POOL_MISUSE".into(), report.to_string());
     Fault { kind: FaultKind::Misuse, code: 0, name, detail, report: Some(report) }

@@ -172,7 +172,6 @@ impl Checker {
         Arc::new_cyclic(|me| Checker { state: Mutex::new(state), words: Accounts::default(), me: me.clone() })
     }
 
-    /// The account of the words by which running kernels wait for each other.
     fn words(&self) -> MutexGuard<'_, Words> {
         self.words.0.lock()
     }

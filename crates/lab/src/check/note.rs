@@ -29,7 +29,6 @@ impl Call {
     }
 }
 
-/// A submitted operation.
 #[derive(Default)]
 pub(super) struct Note {
     pub call: Call,

@@ -10,7 +10,6 @@ use gpu_pool::extend::driver::{Address, DriverResult};
 use smallvec::SmallVec;
 use std::{mem, ops::Range};
 
-/// An operation of a graph.
 pub(super) struct Noted {
     call: Call,
     /// The user's call that was captured.

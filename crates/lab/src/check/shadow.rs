@@ -22,7 +22,6 @@ pub(super) struct Access {
     pub owner: Option<Arc<Owned>>,
 }
 
-/// The manner of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Manner {
     pub write: bool,
@@ -83,7 +82,6 @@ impl Segment {
     }
 }
 
-/// The map.
 #[derive(Default)]
 pub(super) struct Shadow {
     segments: BTreeMap<Address, Segment>,

@@ -32,7 +32,6 @@ fn component(block: Block) -> Component {
     (block.device as u64) << 32 | u64::from(block.number)
 }
 
-/// The account of all words.
 #[derive(Default)]
 pub(super) struct Words {
     devices: HashMap<usize, Device>,

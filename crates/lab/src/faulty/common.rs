@@ -18,7 +18,6 @@ pub(super) struct Common {
     memory: Mutex<BTreeMap<Address, Owned>>,
 }
 
-/// An allocation or mapping.
 #[derive(Clone, Copy)]
 pub(super) struct Owned {
     pub bytes: usize,

@@ -15,7 +15,6 @@ use gpu_pool::{extend::driver::*, extend::lab::forward};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{any::Any, sync::Arc, time::Duration};
 
-/// A device with a plan around it.
 pub(super) struct Faulty {
     pub inner: DriverRef,
     pub index: usize,

@@ -151,7 +151,6 @@ impl fmt::Debug for State {
 
 /// The owner of blocked operations.
 pub(crate) trait Release: Send + Sync {
-    /// Unblocks all operations.
     fn release(&self);
 }
 

@@ -107,7 +107,6 @@ impl Topology {
         self.network().rail(from, to)
     }
 
-    /// All rails.
     pub(crate) fn rails(&self) -> Vec<Link> {
         let (network, devices) = (self.network(), 0..if self.hosts.is_empty() { 0 } else { self.len() });
         let pairs = devices.clone().flat_map(|from| devices.clone().map(move |to| (from, to)));

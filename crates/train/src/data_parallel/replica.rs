@@ -172,7 +172,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     #[track_caller]
     pub fn begin(&mut self, dev: &Device, call: &Call, rows: usize, sync: bool) -> Result<bool> {
         self.exchange.set_sync(sync)?;
-        let group = self.exchange.group(dev, call.op())?;
+        let group = self.exchange.group(dev, call.op)?;
         let rows = if group.spans_processes() { group.sum_of_processes(call, rows)? } else { rows };
         if rows == 0 {
             return Ok(false);
@@ -202,12 +202,6 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         let scale = self.scale;
         OpSite::outside(|| f(dev, shard, &mut self.model, &mut Gradients::new(dev, &mut self.exchange, scale)))
             .map(Some)
-    }
-
-    /// Ends a pass without an exchange.
-    #[track_caller]
-    pub fn hold(&mut self, dev: &Device) -> Result<()> {
-        self.exchange.finish(dev).map(drop)
     }
 
     /// Ends the exchange, and updates the parameters.

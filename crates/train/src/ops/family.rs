@@ -16,17 +16,137 @@ pub(super) type Address = u64;
 /// No memory.
 pub(super) const NULL: Address = 0;
 
-/// Declares kernels of the four types: `fn name(parameters) = "symbol", host kernel;`, with `T` for the type.
+/// Declares kernels of the four types: `fn name(parameters) = "symbol", host kernel;`, with `T` for the type. After
+/// `of Number` they are of the ten types, and after `of Word` of the four sizes.
 macro_rules! kernels {
-    ($module:ident; $($(#[$m:meta])* $vis:vis fn $name:ident($($p:ty),+ $(,)?) = $sym:literal, $host:expr;)+) => {$(
+    (@symbol Float $sym:literal) => {
+        [concat!($sym, "_f32"), concat!($sym, "_f64"), concat!($sym, "_f16"), concat!($sym, "_bf16")][T::KIND]
+    };
+    (@symbol Number $sym:literal) => {
+        match T::DTYPE {
+            DType::F32 => concat!($sym, "_f32"),
+            DType::F64 => concat!($sym, "_f64"),
+            DType::F16 => concat!($sym, "_f16"),
+            DType::BF16 => concat!($sym, "_bf16"),
+            DType::I8 => concat!($sym, "_i8"),
+            DType::U8 => concat!($sym, "_u8"),
+            DType::I32 => concat!($sym, "_i32"),
+            DType::U32 => concat!($sym, "_u32"),
+            DType::I64 => concat!($sym, "_i64"),
+            _ => concat!($sym, "_u64"),
+        }
+    };
+    (@symbol Word $sym:literal) => {
+        match size_of::<T>() {
+            1 => concat!($sym, "_u8"),
+            2 => concat!($sym, "_u16"),
+            4 => concat!($sym, "_u32"),
+            _ => concat!($sym, "_u64"),
+        }
+    };
+    ($module:ident; $($rest:tt)+) => { kernels! { $module of Float; $($rest)+ } };
+    ($module:ident of $Bound:ident; $(
+        $(#[$m:meta])* $vis:vis fn $name:ident($($p:ty),+ $(,)?) = $sym:literal, $host:expr;
+    )+) => {$(
         $(#[$m])*
-        $vis fn $name<T: Float>() -> gpu_pool::Kernel<($($p,)+)> {
-            let symbols = [concat!($sym, "_f32"), concat!($sym, "_f64"), concat!($sym, "_f16"), concat!($sym, "_bf16")];
-            gpu_pool::Kernel::new(&$module, symbols[T::KIND], $host)
+        $vis fn $name<T: $Bound>() -> gpu_pool::Kernel<($($p,)+)> {
+            gpu_pool::Kernel::new(&$module, kernels!(@symbol $Bound $sym), $host)
         }
     )+};
 }
 pub(super) use kernels;
+
+/// The three forms of an operation of two buffers of type `Bound`. `launch` takes the output alone where it is `x`.
+macro_rules! binary {
+    ($Bound:ident, $launch:path; $(
+        $name:ident $into:ident $assign:ident $which:ident $formula:literal $x:literal $y:literal $z:literal;
+    )+) => {$(
+        #[doc = concat!("`", $formula, "` in a new buffer.")]
+        ///
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// # use gpu_pool_train::prelude::*;
+        /// # let pool = GpuPool::builder().host(1).build()?;
+        /// # pool.run(|dev, _| {
+        #[doc = concat!("let (x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
+        #[doc = concat!("let z = dev.", stringify!($name), "(&x, &y)?;")]
+        #[doc = concat!("assert_eq!(dev.download(&z)?, [", $z, "]);")]
+        /// # Ok(()) })?;
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        /// See above.
+        #[track_caller]
+        fn $name<X, Y>(&self, x: &X, y: &Y) -> Result<DeviceBuffer<X::Elem>>
+        where
+            X: AsView + ?Sized,
+            Y: AsView<Elem = X::Elem> + ?Sized,
+            X::Elem: $Bound,
+        {
+            let (x, y) = (x.view(), y.view());
+            let mut z = self.allocate(stringify!($name), x.len())?;
+            $launch(self.device(), stringify!($name), Binary::$which, Some(x), y, z.view_mut())?;
+            Ok(z)
+        }
+
+        #[doc = concat!("`z = ", $formula, "`.")]
+        ///
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// # use gpu_pool_train::prelude::*;
+        /// # let pool = GpuPool::builder().host(1).build()?;
+        /// # pool.run(|dev, _| {
+        #[doc = concat!("let (x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
+        /// let mut z = dev.zeros::<f32>(1)?;
+        #[doc = concat!("dev.", stringify!($into), "(&x, &y, &mut z)?;")]
+        #[doc = concat!("assert_eq!(dev.download(&z)?, [", $z, "]);")]
+        /// # Ok(()) })?;
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        /// See above.
+        #[track_caller]
+        fn $into<X, Y, Z>(&self, x: &X, y: &Y, z: &mut Z) -> Result<()>
+        where
+            X: AsView + ?Sized,
+            Y: AsView<Elem = X::Elem> + ?Sized,
+            Z: AsViewMut<Elem = X::Elem> + ?Sized,
+            X::Elem: $Bound,
+        {
+            $launch(self.device(), stringify!($into), Binary::$which, Some(x.view()), y.view(), z.view_mut())
+        }
+
+        #[doc = concat!("`x = ", $formula, "`, in place.")]
+        ///
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// # use gpu_pool_train::prelude::*;
+        /// # let pool = GpuPool::builder().host(1).build()?;
+        /// # pool.run(|dev, _| {
+        #[doc = concat!("let (mut x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
+        #[doc = concat!("dev.", stringify!($assign), "(&mut x, &y)?;")]
+        #[doc = concat!("assert_eq!(dev.download(&x)?, [", $z, "]);")]
+        /// # Ok(()) })?;
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        /// See above.
+        #[track_caller]
+        fn $assign<X, Y>(&self, x: &mut X, y: &Y) -> Result<()>
+        where
+            X: AsViewMut + ?Sized,
+            Y: AsView<Elem = X::Elem> + ?Sized,
+            X::Elem: $Bound,
+        {
+            $launch(self.device(), stringify!($assign), Binary::$which, None, y.view(), x.view_mut())
+        }
+    )+};
+}
+
+pub(super) use binary;
 
 /// The address of what an operation changes in place.
 pub(super) fn address<T: DeviceCopy>(x: &DeviceViewMut<'_, T>) -> Address {

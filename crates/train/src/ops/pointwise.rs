@@ -5,7 +5,7 @@
 //!
 //! Invariant: each element is computed by itself, in `f32` (of `f64` in `f64`), and rounded once.
 
-use super::family::{Address, In, Out, address, kernels};
+use super::family::{Address, In, Out, address, binary, kernels};
 use crate::kernels::POINTWISE;
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, LaunchDims, Result,
@@ -40,101 +40,7 @@ fn host_binary_in_place<T: Float>(_: LaunchDims, _: Address, y: &[T], x: &mut [T
 }
 kernels! { POINTWISE;
     fn binary_kernel(In<T>, In<T>, Out<T>, u64, u32) = "binary", host_binary::<T>;
-    fn binary_assign_kernel(Address, In<T>, Out<T>, u64, u32) = "binary", host_binary_in_place::<T>;
-}
-
-/// The three forms of an operation of two buffers.
-macro_rules! binary {
-    ($($name:ident $into:ident $assign:ident $which:ident $sign:literal $x:literal $y:literal $z:literal;)+) => {$(
-        #[doc = concat!("`x ", $sign, " y` in a new buffer.")]
-        ///
-        /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
-        #[doc = concat!("let (x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
-        #[doc = concat!("let z = dev.", stringify!($name), "(&x, &y)?;")]
-        #[doc = concat!("assert_eq!(dev.download(&z)?, [", $z, "]);")]
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-        ///
-        /// # Errors
-        /// See above.
-        #[track_caller]
-        fn $name<X, Y>(&self, x: &X, y: &Y) -> Result<DeviceBuffer<X::Elem>>
-        where
-            X: AsView + ?Sized,
-            Y: AsView<Elem = X::Elem> + ?Sized,
-            X::Elem: Float,
-        {
-            let (x, y) = (x.view(), y.view());
-            let mut z = self.allocate(stringify!($name), x.len())?;
-            launch(self.device(), stringify!($name), Binary::$which, x, y, z.view_mut())?;
-            Ok(z)
-        }
-
-        #[doc = concat!("`z = x ", $sign, " y`.")]
-        ///
-        /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
-        #[doc = concat!("let (x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
-        /// let mut z = dev.zeros::<f32>(1)?;
-        #[doc = concat!("dev.", stringify!($into), "(&x, &y, &mut z)?;")]
-        #[doc = concat!("assert_eq!(dev.download(&z)?, [", $z, "]);")]
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-        ///
-        /// # Errors
-        /// See above.
-        #[track_caller]
-        fn $into<X, Y, Z>(&self, x: &X, y: &Y, z: &mut Z) -> Result<()>
-        where
-            X: AsView + ?Sized,
-            Y: AsView<Elem = X::Elem> + ?Sized,
-            Z: AsViewMut<Elem = X::Elem> + ?Sized,
-            X::Elem: Float,
-        {
-            launch(self.device(), stringify!($into), Binary::$which, x.view(), y.view(), z.view_mut())
-        }
-
-        #[doc = concat!("`x = x ", $sign, " y`, in place.")]
-        ///
-        /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
-        #[doc = concat!("let (mut x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
-        #[doc = concat!("dev.", stringify!($assign), "(&mut x, &y)?;")]
-        #[doc = concat!("assert_eq!(dev.download(&x)?, [", $z, "]);")]
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-        ///
-        /// # Errors
-        /// See above.
-        #[track_caller]
-        fn $assign<X, Y>(&self, x: &mut X, y: &Y) -> Result<()>
-        where
-            X: AsViewMut + ?Sized,
-            Y: AsView<Elem = X::Elem> + ?Sized,
-            X::Elem: Float,
-        {
-            let (x, y) = (x.view_mut(), y.view());
-            let _here = self.enter(stringify!($assign));
-            same_len(stringify!($assign), x.len(), y.len())?;
-            let (n, at) = (x.len(), address(&x));
-            let args = (at, y, x, n as u64, Binary::$which as u32);
-            // SAFETY: the kernel reads `n` elements of `y`, and reads and writes `n` of `x`.
-            unsafe { self.launch(&binary_assign_kernel::<X::Elem>(), tiles::<X::Elem>(n), args) }
-        }
-    )+};
+    fn binary_in_place_kernel(Address, In<T>, Out<T>, u64, u32) = "binary", host_binary_in_place::<T>;
 }
 
 /// Sums, differences and products, element by element. Half types are computed in `f32` and rounded once. All
@@ -144,10 +50,10 @@ macro_rules! binary {
 /// [`Error::WrongDevice`](gpu_pool::Error::WrongDevice), [`Error::Aborted`](gpu_pool::Error::Aborted),
 /// [`Error::OutOfMemory`](gpu_pool::Error::OutOfMemory) where a buffer is returned, and the driver's.
 pub trait Pointwise: Operations {
-    binary! {
-        add add_into add_in_place Add "+" "1.0" "2.0" "3.0";
-        sub sub_into sub_in_place Sub "-" "1.0" "2.0" "-1.0";
-        mul mul_into mul_in_place Mul "*" "3.0" "2.0" "6.0";
+    binary! { Float, launch;
+        add add_into add_in_place Add "x + y" "1.0" "2.0" "3.0";
+        sub sub_into sub_in_place Sub "x - y" "1.0" "2.0" "-1.0";
+        mul mul_into mul_in_place Mul "x * y" "3.0" "2.0" "6.0";
     }
 }
 
@@ -158,14 +64,19 @@ fn launch<T: Float>(
     dev: &Device,
     op: &'static str,
     which: Binary,
-    x: DeviceView<'_, T>,
+    x: Option<DeviceView<'_, T>>,
     y: DeviceView<'_, T>,
     z: DeviceViewMut<'_, T>,
 ) -> Result<()> {
     let _here = dev.enter(op);
-    same_len(op, x.len(), y.len())?;
-    same_len(op, x.len(), z.len())?;
-    let n = x.len();
-    // SAFETY: all three have `n` elements.
-    unsafe { dev.launch(&binary_kernel::<T>(), tiles::<T>(n), (x, y, z, n as u64, which as u32)) }
+    let (n, at, which) = (y.len(), address(&z), which as u32);
+    same_len(op, x.map_or(z.len(), |x| x.len()), n)?;
+    same_len(op, z.len(), n)?;
+    // SAFETY: all have `n` elements. In place the kernel reads and writes `z`.
+    unsafe {
+        match x {
+            Some(x) => dev.launch(&binary_kernel::<T>(), tiles::<T>(n), (x, y, z, n as u64, which)),
+            None => dev.launch(&binary_in_place_kernel::<T>(), tiles::<T>(n), (at, y, z, n as u64, which)),
+        }
+    }
 }

@@ -294,7 +294,7 @@ impl<T: Parameter> ShardedStep<T> {
             && let Some(begun) =
                 group.begin_reduce_scatter(origin, grads.view_mut(), &self.counts, self.reduce, false)?
         {
-            group.end(begun)?;
+            begun.end(group)?;
         }
         if self.clips {
             let own = part.start / CHUNK..part.end.div_ceil(CHUNK);

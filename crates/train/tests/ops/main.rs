@@ -8,6 +8,7 @@ mod derivatives;
 mod embedding;
 mod general;
 mod long;
+mod number;
 mod places;
 mod pointwise;
 mod random;

@@ -4,19 +4,22 @@
 
 #![cfg(feature = "blas")]
 
-#[path = "tensor/block.rs"]
+#[path = "../../../../examples/transformer/block.rs"]
 mod block;
 #[path = "tensor/software.rs"]
 mod software;
 
 use crate::support::failure;
-use block::{Block, SHAPES, whole};
+use block::{Block, SHAPES, TOKENS};
 use gpu_pool::{Device, Element, Error, GpuPool, Group, Matrix, ReduceOp, Result, kernel::Float};
 use gpu_pool_train::{
     Activation, ColumnLinear, Indices, RowLinear, RowNorm, SequenceNorm, VocabularyEmbedding, gather_rows, part_of,
     prelude::*, scatter_rows, vocabulary_cross_entropy,
 };
 use half::{bf16, f16};
+
+pub const INPUT: [u32; TOKENS] = [3, 0, 10, 7, 3, 5];
+pub const LABELS: [u32; TOKENS] = [0, 10, 7, 3, 5, 1];
 
 /// Numbers between -0.5 and 0.5.
 pub fn numbers(len: usize, seed: u64) -> Vec<f32> {
@@ -149,13 +152,15 @@ fn trained(pool: &GpuPool, ranks: &[usize], steps: usize) -> (Vec<Vec<f64>>, Vec
         let mut block = Block::new(&group, &block::weights())?;
         let mut losses = Vec::new();
         for step in 0..steps {
-            let loss = block.step(&group)?;
+            let loss = block.step(&group, &INPUT, &LABELS)?;
             losses.push(dev.download(&loss)?);
             if step + 1 < steps {
-                block.descend(dev, 0.2)?;
+                block.descend(&dev.group(&[dev.index()])?, 0.2)?;
             }
         }
-        Ok(Some((group.rank(), losses, block.gradients(dev)?)))
+        let gradients = block.pairs().into_iter().map(|(_, gradient)| dev.download(gradient));
+        let gradients = gradients.collect::<Result<Vec<_>>>()?;
+        Ok(Some((group.rank(), losses, gradients)))
     });
     let mut parts: Vec<_> = parts.unwrap().into_iter().flatten().collect();
     parts.sort_by_key(|part| part.0);
@@ -497,4 +502,31 @@ crate::on_both! {
             vocabulary_cross_entropy(&alone, &mut logits, &labels, 1.0).map(drop)
         });
     }
+}
+
+/// The members' parts of gradients, as whole ones.
+fn whole(parts: &[Vec<Vec<f64>>]) -> Vec<Vec<f64>> {
+    let one = |i: usize| -> Vec<f64> {
+        let own = |member: usize| &parts[member][i];
+        let all = 0..parts.len();
+        match SHAPES[i] {
+            // The last row is no word.
+            ("table", _, cols) => all.flat_map(|m| own(m)[..own(m).len() - cols].to_vec()).collect(),
+            ("out" | "down", ..) => all.flat_map(|m| own(m).clone()).collect(),
+            ("query" | "key" | "value" | "up" | "head", rows, _) => {
+                let row = |r: usize| {
+                    all.clone().flat_map(move |m| own(m)[own(m).len() / rows * r..][..own(m).len() / rows].to_vec())
+                };
+                (0..rows).flat_map(row).collect()
+            }
+            ("query bias" | "key bias" | "value bias" | "up bias" | "head bias", ..) => {
+                all.flat_map(|m| own(m).clone()).collect()
+            }
+            (name, ..) => {
+                assert!(parts.iter().all(|part| part[i] == parts[0][i]), "{name} differs between members");
+                own(0).clone()
+            }
+        }
+    };
+    (0..parts[0].len()).map(one).collect()
 }

@@ -9,7 +9,7 @@ use super::{NormCall, NormKernel, NormMemory, Rows, threads_of_row};
 use crate::{
     Device, DeviceBuffer, Element, Group,
     collective::kernels::Part,
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::{
         call::{Call, ThenNorm},
         descriptor::Area,
@@ -19,7 +19,6 @@ use crate::{
     memory::{AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut, hazard::Access},
     ops::{rows_of, same_len},
 };
-use std::panic::Location;
 
 /// A norm of rows with its weights, for `all_reduce_norm`. The rows are as long as the weights.
 #[derive(Clone, Copy)]
@@ -55,7 +54,6 @@ impl<'a, T: Float> RowNorm<'a, T> {
 }
 
 impl<T: Float + Element> RowNorm<'_, T> {
-    /// So many rows, for one kernel.
     fn rows(&self, rows: usize) -> Rows {
         let (cols, eps) = (self.gamma.len(), self.eps.to_f64() as f32);
         Rows {
@@ -119,7 +117,7 @@ pub fn sum_and_norm<T: Float + Element>(
     apart: impl FnOnce(DeviceViewMut<'_, T>, DeviceViewMut<'_, T>, &mut NormSaved<T>) -> Result<()>,
 ) -> Result<NormSaved<T>> {
     let dev = group.device();
-    let _here = dev.worker.handle.enter(op, Location::caller());
+    let _here = OpSite::here(op);
     let cols = norm.gamma.len();
     let rows = rows_of(op, y.len(), cols)?;
     check_eps(op, norm.eps)?;
@@ -185,7 +183,6 @@ fn in_one<T: Float + Element>(
     y_copy.map_or(Ok(()), |copy| dev.copy(&copy, &mut y))
 }
 
-/// Notes what the kernel touches.
 fn touched<T: DeviceCopy>(beside: &mut Vec<(Area, Access)>, x: DeviceView<'_, T>, access: Access) -> Part {
     let area = Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() };
     let part = Part { address: area.address, bytes: area.bytes.len() };

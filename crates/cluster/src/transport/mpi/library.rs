@@ -116,7 +116,7 @@ impl Library {
     unsafe fn of(library: &Opened) -> Result<Library> {
         // SAFETY: as promised.
         let f = unsafe { Functions::of(library)? };
-        let handle = |name| {
+        let handle = |name| -> Result<usize> {
             let at = library.symbol(name).ok_or_else(|| library.unusable("it is half an Open MPI"))?;
             Ok(at.expose_provenance())
         };
@@ -187,7 +187,6 @@ fn found(open_mpi_first: bool) -> [&'static str; 6] {
     }
 }
 
-/// A shared library.
 struct Opened {
     name: String,
     library: mem::ManuallyDrop<unix::Library>,
@@ -201,7 +200,6 @@ impl Opened {
         Ok(Opened { name: name.to_owned(), library: mem::ManuallyDrop::new(library) })
     }
 
-    /// The address of a function or an object.
     fn symbol(&self, name: &str) -> Option<*mut c_void> {
         // SAFETY: it is not used as anything here.
         unsafe { self.library.get::<*mut c_void>(name).ok().map(|symbol| symbol.as_raw_ptr()) }

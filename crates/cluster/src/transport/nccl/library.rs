@@ -136,7 +136,6 @@ impl Library {
         LIBRARY.get_or_try_init(|| Library::open(named()))
     }
 
-    /// Opens the library of this name.
     pub(super) fn open(named: Option<OsString>) -> Result<Library> {
         let name = named.as_deref().unwrap_or(OsStr::new("libnccl.so.2"));
         let text = name.to_string_lossy();

@@ -126,7 +126,6 @@ impl Rail {
         }
     }
 
-    /// The error of a call that has failed since it was submitted, if any.
     pub(super) fn failure(&self) -> Option<Error> {
         self.settled("ncclCommGetAsyncError").err()
     }
@@ -144,7 +143,6 @@ impl Rail {
         }
     }
 
-    /// The library's error, with the place.
     pub(super) fn error(&self, op: &'static str, code: c_int) -> Error {
         self.library.error(op, code, &self.to_string())
     }

@@ -36,7 +36,6 @@ const TICK: Duration = Duration::from_millis(20);
 /// A chunk that a communicator knows.
 pub(super) struct Registration {
     chunk: BlockRef,
-    /// NCCL's.
     handle: *mut c_void,
     users: usize,
 }

@@ -81,7 +81,6 @@ impl Rail {
         enqueue(RailCall::Messages(&messages))
     }
 
-    /// Waits for the device.
     fn idle(&self, stream: RawStream, until: Until<'_>) -> Result<()> {
         let start = Instant::now();
         while !self.driver("wait", self.driver.stream_query(stream))? {
@@ -98,7 +97,6 @@ impl Rail {
         Ok(())
     }
 
-    /// The error of a call of the device's driver.
     fn driver<T>(&self, what: &'static str, result: DriverResult<T>) -> Result<T> {
         result.map_err(|Fault { kind, code, name, detail, .. }| {
             let (device, op) = (self.device, "connect");

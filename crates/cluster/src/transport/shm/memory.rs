@@ -27,7 +27,6 @@ use std::{
 /// The seals that memory must have.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// A mapping.
 pub(super) struct Shared {
     descriptor: OwnedFd,
     at: *mut u8,
@@ -64,7 +63,6 @@ impl Shared {
         Ok(Shared { descriptor, at: at.cast(), bytes })
     }
 
-    /// The first byte.
     pub(super) fn at(&self) -> *mut u8 {
         self.at
     }

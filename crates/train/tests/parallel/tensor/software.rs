@@ -1,6 +1,7 @@
 //! What software GPUs show: slopes by many runs, all schedules, faults at each call, virtual time.
 
 use super::{
+    INPUT, LABELS,
     block::{self, Block, SHAPES},
     everyone, near, trained,
 };
@@ -17,7 +18,7 @@ fn gradients_are_slopes() {
     let loss = |weights: &[Vec<f64>]| -> f64 {
         let losses = pool.run(|dev, _| {
             let group = everyone(dev)?;
-            let loss = Block::new(&group, weights)?.step(&group)?;
+            let loss = Block::new(&group, weights)?.step(&group, &INPUT, &LABELS)?;
             dev.download(&loss)
         });
         losses.unwrap()[0].iter().sum::<f64>() / block::TOKENS as f64
@@ -62,7 +63,7 @@ fn a_fault_at_any_call_leaves_a_usable_pool() {
             let step = |pool: &GpuPool| {
                 pool.run(|dev, _| {
                     let group = everyone(dev)?;
-                    let loss = Block::new(&group, &block::weights())?.step(&group)?;
+                    let loss = Block::new(&group, &block::weights())?.step(&group, &INPUT, &LABELS)?;
                     dev.download(&loss)
                 })
             };

@@ -1,7 +1,7 @@
 //! A transformer block over a group: embedding, attention with heads over the members, a perceptron, a language model's
 //! head and loss. Norms and residuals are sequence parallel. In `f64`, so that finite differences say something.
 
-use gpu_pool::{Device, DeviceBuffer, Group, Matrix, MatrixMut, Result};
+use gpu_pool::{Device, DeviceBuffer, Group, Matrix, MatrixMut, ReduceOp, Result};
 use gpu_pool_train::{
     Activation, ColumnLinear, Indices, LinearPart, NormSaved, RowLinear, SequenceNorm, VocabularyEmbedding,
     gather_rows, part_of, prelude::*, vocabulary_cross_entropy,
@@ -16,8 +16,6 @@ const HEADS: usize = 4;
 const HEAD: usize = WIDTH / HEADS;
 const HIDDEN: usize = 10;
 pub const WORDS: usize = 11;
-const INPUT: [u32; TOKENS] = [3, 0, 10, 7, 3, 5];
-const LABELS: [u32; TOKENS] = [0, 10, 7, 3, 5, 1];
 
 /// The whole weights: matrices with their number of columns, by name.
 pub const SHAPES: [(&str, usize, usize); 18] = [
@@ -88,10 +86,10 @@ impl Block {
         })
     }
 
-    /// The loss of each token. The gradients are in the layers.
-    pub fn step(&mut self, group: &Group<'_>) -> Result<Buffer> {
+    /// The loss of each token, whose next one is its label. The gradients are in the layers.
+    pub fn step(&mut self, group: &Group<'_>, input: &[u32; TOKENS], labels: &[u32; TOKENS]) -> Result<Buffer> {
         let dev = group.device();
-        let (input, labels) = (Indices::new(group, &INPUT, WORDS)?, Indices::new(group, &LABELS, WORDS)?);
+        let (input, labels) = (Indices::new(group, input, WORDS)?, Indices::new(group, labels, WORDS)?);
         let own = part_of(group, group.rank(), TOKENS, 1)?;
 
         let all = self.embedding.forward(group, &input)?;
@@ -180,7 +178,7 @@ impl Block {
     }
 
     /// Weights and their gradients, in the order of [`SHAPES`].
-    fn pairs(&mut self) -> Vec<(&mut Buffer, &Buffer)> {
+    pub fn pairs(&mut self) -> Vec<(&mut Buffer, &Buffer)> {
         fn of(part: &mut LinearPart<f64>) -> [(&mut Buffer, &Buffer); 2] {
             [(&mut part.weight, &part.weight_gradient), (&mut part.bias, &part.bias_gradient)]
         }
@@ -199,40 +197,13 @@ impl Block {
         all
     }
 
-    /// Gradient descent.
-    pub fn descend(&mut self, dev: &Device, rate: f64) -> Result<()> {
-        self.pairs().into_iter().try_for_each(|(weight, gradient)| dev.axpy(-rate, gradient, weight))
+    /// Gradient descent, by the mean of the gradients of all replicas: the devices that have the same parts.
+    pub fn descend(&mut self, replicas: &Group<'_>, rate: f64) -> Result<()> {
+        let dev = replicas.device();
+        self.pairs().into_iter().try_for_each(|(weight, gradient)| {
+            let mut mean = dev.zeros(gradient.len())?;
+            replicas.all_reduce_into(gradient, &mut mean, ReduceOp::Avg)?;
+            dev.axpy(-rate, &mean, weight)
+        })
     }
-
-    /// The gradients of this member's parts.
-    pub fn gradients(&mut self, dev: &Device) -> Result<Vec<Vec<f64>>> {
-        self.pairs().into_iter().map(|(_, gradient)| dev.download(gradient)).collect()
-    }
-}
-
-/// The members' parts of gradients, as whole ones.
-pub fn whole(parts: &[Vec<Vec<f64>>]) -> Vec<Vec<f64>> {
-    let one = |i: usize| -> Vec<f64> {
-        let own = |member: usize| &parts[member][i];
-        let all = 0..parts.len();
-        match SHAPES[i] {
-            // The last row is no word.
-            ("table", _, cols) => all.flat_map(|m| own(m)[..own(m).len() - cols].to_vec()).collect(),
-            ("out" | "down", ..) => all.flat_map(|m| own(m).clone()).collect(),
-            ("query" | "key" | "value" | "up" | "head", rows, _) => {
-                let row = |r: usize| {
-                    all.clone().flat_map(move |m| own(m)[own(m).len() / rows * r..][..own(m).len() / rows].to_vec())
-                };
-                (0..rows).flat_map(row).collect()
-            }
-            ("query bias" | "key bias" | "value bias" | "up bias" | "head bias", ..) => {
-                all.flat_map(|m| own(m).clone()).collect()
-            }
-            (name, ..) => {
-                assert!(parts.iter().all(|part| part[i] == parts[0][i]), "{name} differs between members");
-                own(0).clone()
-            }
-        }
-    };
-    (0..parts[0].len()).map(one).collect()
 }

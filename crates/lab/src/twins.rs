@@ -1,0 +1,276 @@
+//! Both halves of a kernel, compared: its device code on a GPU, and its Rust half on a software GPU. Tests of programs
+//! with kernels of their own call it. It uses the runtime's public face alone.
+
+use gpu_pool::{
+    Device, DeviceBuffer, DeviceCopy, Error, GpuPool, Kernel, LaunchDims, Result,
+    kernel::{Arg, Param, Scalar, Signature},
+};
+use std::any::TypeId;
+
+/// Runs `kernel` on the first GPU and on a software GPU with the same inputs, and compares the results in each `&mut`
+/// slice. Without a GPU it prints `skipped: no CUDA device`.
+///
+/// Inputs are a tuple in the order of the parameters: a `Vec<T>` for a slice, and numbers as they are. Floats may
+/// differ by `tolerance` times the larger of the two. Two NaNs are equal. All other elements must have the same bits,
+/// and so must floats with a tolerance of 0. Compilers of device code fuse `a * b + c` into one rounding, so 0 is too
+/// strict for most kernels (`nvcc --fmad=false` does not fuse).
+///
+/// ```
+/// use gpu_pool::{LaunchDims, Module, kernel};
+/// use gpu_pool_lab::twins;
+///
+/// static MODULE: Module =
+///     Module::ptx(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/ptx/elementwise.ptx")));
+/// kernel! {
+///     /// y += a * x
+///     static SAXPY: "axpy_f32" in MODULE, fn(x: &[f32], y: &mut [f32], n: u64, a: f32) |_| {
+///         for (y, x) in y.iter_mut().zip(x).take(n as usize) { *y += a * x }
+///     }
+/// }
+///
+/// // SAFETY: the kernel fits its signature, and touches the first 3 elements of each slice.
+/// unsafe { twins(&SAXPY, LaunchDims::cover(3), (vec![1.0f32; 3], vec![0.5f32; 3], 3u64, 0.1f32), 1e-6) }
+/// ```
+///
+/// # Safety
+/// As for [`Device::launch`]: both halves fit the signature, and access only the given slices.
+///
+/// # Panics
+/// If the halves differ; the message has the parameter, the element, and both values. If a device fails, the module
+/// does not load, or the kernel has no Rust half.
+#[track_caller]
+pub unsafe fn twins<S: Signature>(
+    kernel: &'static Kernel<S>,
+    dims: LaunchDims,
+    inputs: impl TwinInputs<S>,
+    tolerance: f64,
+) {
+    let pool = |builder: gpu_pool::Builder| builder.module(kernel.module()).build();
+    let found = match pool(GpuPool::builder().cuda().devices(&[0])) {
+        Err(Error::NoDevice { .. }) => return println!("skipped: no CUDA device"),
+        Err(error) => Err(error),
+        // SAFETY: the caller's promise.
+        Ok(gpu) => pool(GpuPool::builder().host(1))
+            .and_then(|host| unsafe { compare(&gpu, &host, kernel, dims, inputs, tolerance) }),
+    };
+    match found {
+        Ok(None) => {}
+        Ok(Some(difference)) => panic!("kernel `{}`: {difference}", kernel.name()),
+        Err(error) => panic!("kernel `{}`: {error}", kernel.name()),
+    }
+}
+
+/// The first difference between what the kernel leaves on the two pools.
+///
+/// # Safety
+/// As for [`twins`].
+unsafe fn compare<S: Signature>(
+    gpu: &GpuPool,
+    host: &GpuPool,
+    kernel: &'static Kernel<S>,
+    dims: LaunchDims,
+    inputs: impl TwinInputs<S>,
+    tolerance: f64,
+) -> Result<Option<String>> {
+    // SAFETY: the caller's promise.
+    let run = |pool: &GpuPool| pool.on(&[0]).run(|dev, _| unsafe { inputs.launch(dev, kernel, dims) });
+    let (on_gpu, in_rust) = (run(gpu)?.swap_remove(0), run(host)?.swap_remove(0));
+    Ok(on_gpu.iter().zip(&in_rust).enumerate().find_map(|(parameter, (gpu, rust))| {
+        let (element, gpu, rust) = gpu.differs(rust, tolerance)?;
+        Some(format!("parameter {parameter}, element {element}: {gpu} on the GPU, {rust} in Rust"))
+    }))
+}
+
+/// What a kernel leaves in a parameter.
+#[doc(hidden)]
+pub enum Left {
+    Nothing,
+    Floats(Vec<f64>),
+    /// Elements of any other type, with the bytes of one.
+    Bytes(Vec<u8>, usize),
+}
+
+impl Left {
+    fn of<T: DeviceCopy>(elements: &[T]) -> Self {
+        fn floats<T: DeviceCopy, F: Copy + bytemuck::Pod + Into<f64>>(elements: &[T]) -> Option<Left> {
+            (TypeId::of::<T>() == TypeId::of::<F>())
+                .then(|| Left::Floats(bytemuck::cast_slice(elements).iter().map(|&x: &F| x.into()).collect()))
+        }
+        floats::<T, f32>(elements)
+            .or_else(|| floats::<T, f64>(elements))
+            .or_else(|| floats::<T, gpu_pool::half::f16>(elements))
+            .or_else(|| floats::<T, gpu_pool::half::bf16>(elements))
+            .unwrap_or_else(|| Left::Bytes(bytemuck::cast_slice(elements).to_vec(), size_of::<T>().max(1)))
+    }
+
+    /// The first element that differs, and both of its values.
+    fn differs(&self, other: &Left, tolerance: f64) -> Option<(usize, String, String)> {
+        match (self, other) {
+            (Left::Floats(a), Left::Floats(b)) => {
+                let close = |a: f64, b: f64| {
+                    let most = tolerance * a.abs().max(b.abs());
+                    a.to_bits() == b.to_bits()
+                        || a.is_nan() && b.is_nan()
+                        || tolerance > 0.0 && most.is_finite() && (a - b).abs() <= most
+                };
+                let at = a.iter().zip(b).position(|(&a, &b)| !close(a, b))?;
+                Some((at, format!("{:?}", a[at]), format!("{:?}", b[at])))
+            }
+            (Left::Bytes(a, size), Left::Bytes(b, _)) => {
+                let element = |bytes: &[u8], at| format!("bytes {:02x?}", &bytes[at * size..(at + 1) * size]);
+                let at = a.iter().zip(b).position(|(a, b)| a != b)? / size;
+                Some((at, element(a, at), element(b, at)))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A value in host memory for the kernel parameter `P`: `Vec<T>` for `&[T]` and `&mut [T]`, and each [`Scalar`] for
+/// itself.
+pub trait TwinInput<P: Param>: Sync {
+    #[doc(hidden)]
+    type Held;
+    #[doc(hidden)]
+    type Given<'a>: Arg<P>;
+    #[doc(hidden)]
+    fn hold(&self, dev: &Device) -> Result<Self::Held>;
+    #[doc(hidden)]
+    fn give(held: &mut Self::Held) -> Self::Given<'_>;
+    #[doc(hidden)]
+    fn left(held: &Self::Held, dev: &Device) -> Result<Left>;
+}
+
+impl<T: DeviceCopy> TwinInput<&'static [T]> for Vec<T> {
+    type Held = DeviceBuffer<T>;
+    type Given<'a> = &'a DeviceBuffer<T>;
+
+    fn hold(&self, dev: &Device) -> Result<Self::Held> {
+        dev.upload(self)
+    }
+
+    fn give(held: &mut Self::Held) -> Self::Given<'_> {
+        held
+    }
+
+    fn left(_: &Self::Held, _: &Device) -> Result<Left> {
+        Ok(Left::Nothing)
+    }
+}
+
+impl<T: DeviceCopy> TwinInput<&'static mut [T]> for Vec<T> {
+    type Held = DeviceBuffer<T>;
+    type Given<'a> = &'a mut DeviceBuffer<T>;
+
+    fn hold(&self, dev: &Device) -> Result<Self::Held> {
+        dev.upload(self)
+    }
+
+    fn give(held: &mut Self::Held) -> Self::Given<'_> {
+        held
+    }
+
+    fn left(held: &Self::Held, dev: &Device) -> Result<Left> {
+        Ok(Left::of(&dev.download(held)?))
+    }
+}
+
+impl<S: Scalar> TwinInput<S> for S {
+    type Held = S;
+    type Given<'a> = S;
+
+    fn hold(&self, _: &Device) -> Result<S> {
+        Ok(*self)
+    }
+
+    fn give(held: &mut S) -> S {
+        *held
+    }
+
+    fn left(_: &S, _: &Device) -> Result<Left> {
+        Ok(Left::Nothing)
+    }
+}
+
+/// A tuple of [`TwinInput`]s for the signature `S`.
+#[diagnostic::on_unimplemented(
+    message = "the inputs `{Self}` do not fit the kernel's parameters `{S}`",
+    note = "a slice takes a `Vec`, a number takes exactly its type; one input is written `(x,)`"
+)]
+pub trait TwinInputs<S: Signature>: Sync {
+    #[doc(hidden)]
+    unsafe fn launch(&self, dev: &Device, kernel: &Kernel<S>, dims: LaunchDims) -> Result<Vec<Left>>;
+}
+
+macro_rules! tuples {
+    ($($($P:ident $I:ident $i:tt),+;)*) => {$(
+        impl<$($P: Param, $I: TwinInput<$P>),+> TwinInputs<($($P,)+)> for ($($I,)+) {
+            unsafe fn launch(&self, dev: &Device, kernel: &Kernel<($($P,)+)>, dims: LaunchDims) -> Result<Vec<Left>> {
+                let mut held = ($(self.$i.hold(dev)?,)+);
+                // SAFETY: the caller's promise.
+                unsafe { dev.launch(kernel, dims, ($($I::give(&mut held.$i),)+))? };
+                Ok(vec![$($I::left(&held.$i, dev)?),+])
+            }
+        }
+    )*};
+}
+tuples! {
+    P0 I0 0;
+    P0 I0 0, P1 I1 1;
+    P0 I0 0, P1 I1 1, P2 I2 2;
+    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3;
+    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4;
+    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5;
+    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5, P6 I6 6;
+    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5, P6 I6 6, P7 I7 7;
+    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5, P6 I6 6, P7 I7 7, P8 I8 8;
+    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5, P6 I6 6, P7 I7 7, P8 I8 8, P9 I9 9;
+    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5, P6 I6 6, P7 I7 7, P8 I8 8, P9 I9 9, P10 I10 10;
+    P0 I0 0, P1 I1 1, P2 I2 2, P3 I3 3, P4 I4 4, P5 I5 5, P6 I6 6, P7 I7 7, P8 I8 8, P9 I9 9, P10 I10 10, P11 I11 11;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpu_pool::{Module, kernel};
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    static MODULE: Module = Module::ptx("");
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    kernel! {
+        /// Each call adds the number of calls before it, so that two runs differ; but not to `same`.
+        static UNSTEADY: "unsteady" in MODULE,
+            fn(x: &[f32], same: &mut [u32], y: &mut [f32], z: &mut [u16], scale: f32) |_| {
+            let calls = CALLS.fetch_add(1, Ordering::Relaxed);
+            same.fill(7);
+            for (y, x) in y.iter_mut().zip(x) { *y += scale * x * (1.0 + calls as f32) }
+            z[1] += calls as u16;
+        }
+    }
+
+    #[test]
+    fn a_difference_names_its_place_and_both_values() {
+        let pool = || GpuPool::builder().host(1).module(&MODULE).build().unwrap();
+        let (gpu, host) = (pool(), pool());
+        let difference = |scale: f32, tolerance| {
+            CALLS.store(0, Ordering::Relaxed);
+            let inputs = (vec![0.0f32, 1.0], vec![0u32; 2], vec![f32::NAN, 8.0], vec![3u16; 2], scale);
+            // SAFETY: the kernel has no device code, and its Rust half stays within its slices.
+            unsafe { compare(&gpu, &host, &UNSTEADY, LaunchDims::cover(2), inputs, tolerance) }.unwrap().unwrap()
+        };
+        assert_eq!(difference(1.0, 0.0), "parameter 2, element 1: 9.0 on the GPU, 10.0 in Rust");
+        assert_eq!(difference(1.0, 0.09), "parameter 2, element 1: 9.0 on the GPU, 10.0 in Rust");
+        let rest = "parameter 3, element 1: bytes [03, 00] on the GPU, bytes [04, 00] in Rust";
+        assert_eq!(difference(1.0, 0.11), rest);
+        assert_eq!(difference(0.0, 0.0), rest);
+    }
+
+    #[test]
+    fn signs_of_zero_and_nan() {
+        let differ = |a: f32, b: f32, tolerance| Left::of(&[a]).differs(&Left::of(&[b]), tolerance).is_some();
+        assert!(!differ(f32::NAN, -f32::NAN, 0.0) && differ(f32::NAN, 1.0, 1.0));
+        assert!(differ(0.0, -0.0, 0.0) && !differ(0.0, -0.0, 1e-9));
+        assert!(!differ(f32::INFINITY, f32::INFINITY, 0.0) && differ(f32::INFINITY, f32::MAX, 1e-3));
+        assert!(differ(f32::INFINITY, f32::NEG_INFINITY, 1e-3));
+    }
+}
