@@ -16,7 +16,7 @@
 use smallvec::SmallVec;
 use std::{cmp::Reverse, collections::BTreeMap};
 
-/// So many jobs may overtake a job.
+/// So many jobs may overtake a job before it is due. From then on others begin on other devices only.
 pub(super) const AGE: u64 = 64;
 /// So many jobs of equal rank are looked at for one that prefers the device.
 const PEERS: usize = 8;

@@ -1,4 +1,4 @@
-//# first: `&Device` cannot be returned
+//# first: Device` cannot be returned
 //# lines: 20
 use gpu_pool::GpuPool;
 

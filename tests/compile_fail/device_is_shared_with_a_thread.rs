@@ -1,4 +1,4 @@
-//# first: `Device` is `DeviceThreadOnly`
+//# first: Device` is `DeviceThreadOnly`
 //# lines: 30
 use gpu_pool::GpuPool;
 

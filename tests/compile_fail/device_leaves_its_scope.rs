@@ -1,4 +1,4 @@
-//# first: `Device` is `DeviceThreadOnly`
+//# first: Device` is `DeviceThreadOnly`
 //# lines: 36
 use gpu_pool::{Device, GpuPool};
 use std::sync::Mutex;

@@ -1,4 +1,4 @@
-//# first: `Stream` is `DeviceThreadOnly`
+//# first: Stream` is `DeviceThreadOnly`
 //# lines: 30
 use gpu_pool::GpuPool;
 
