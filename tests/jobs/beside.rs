@@ -62,7 +62,8 @@ fn a_job_comes_between_scopes() {
                             if dev.index() == 0 {
                                 scopes.fetch_add(1, SeqCst);
                             }
-                            Ok(thread::sleep(Duration::from_micros(200)))
+                            thread::sleep(Duration::from_micros(200));
+                            Ok(())
                         })
                         .unwrap();
                     }
