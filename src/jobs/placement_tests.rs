@@ -110,7 +110,9 @@ fn no_job_waits_for_ever() {
         let mut flying = VecDeque::new();
         let mut overtaken = 0;
         // Each device has work when it comes.
-        (0..16).for_each(|_| drop(table.add(job(GB / 8), false)));
+        for _ in 0..16 {
+            table.add(job(GB / 8), false);
+        }
         for _ in 0..devices {
             let start = table.next().unwrap();
             table.thread_is_free(start.devices[0]);
