@@ -14,7 +14,7 @@ fi
 "$tools/bin/mdbook" build docs
 
 # Pages link to the items of the crates.
-RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --all-features
+public_pages
 python3 docs/check.py
 # People read these pages, here or on a server.
 .ci/links.py target/book

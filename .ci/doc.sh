@@ -6,12 +6,7 @@ source "$(dirname "$0")/env.sh"
 
 export RUSTDOCFLAGS="-D warnings"
 cargo doc --workspace --no-deps --all-features --document-private-items
-# Only public pages. Rustdoc makes links to a crate whose pages are there, and cargo runs it for all crates in parallel:
-# the crates above are documented again when the runtime's pages are there.
-rm -rf target/doc
-cargo doc --workspace --no-deps --all-features
-rm -rf target/doc/gpu_pool_*
-cargo doc --workspace --no-deps --all-features
+public_pages
 .ci/links.py target/doc/gpu_pool*
 .ci/places.py
 # Those of the README and of docs/src/measured.md, and the plots.

@@ -11,3 +11,13 @@ crates=(gpu-pool gpu-pool-train gpu-pool-cluster gpu-pool-lab)
 features=(--features gpu-pool-lab/topology-files)
 # RUSTFLAGS in the environment replaces the configured flags, `--cfg loom` among them: loom would pass on nothing.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS
+
+# Rustdoc's pages of all crates, only the public ones. Rustdoc makes links to a crate whose pages are there, and cargo
+# runs it for all crates in parallel: the crates above are documented again when the runtime's pages are there.
+public_pages() {
+    local -x RUSTDOCFLAGS="-D warnings"
+    rm -rf target/doc
+    cargo doc --workspace --no-deps --all-features
+    rm -rf target/doc/gpu_pool_*
+    cargo doc --workspace --no-deps --all-features
+}
