@@ -50,6 +50,7 @@
 
 mod part;
 #[cfg(test)]
+#[path = "../tests/unit/graph/tests.rs"]
 mod tests;
 
 use crate::{

@@ -151,5 +151,5 @@ pub(super) fn seats(uuids: impl Iterator<Item = [u8; 16]>) -> Vec<Seat> {
 }
 
 #[cfg(test)]
-#[path = "share_tests.rs"]
+#[path = "../../tests/unit/builder/share_tests.rs"]
 mod tests;

@@ -42,5 +42,5 @@ pub(crate) fn choose(case: &Case<'_>) -> (&'static dyn Algorithm, &'static str) 
 }
 
 #[cfg(test)]
-#[path = "choose_tests.rs"]
+#[path = "../../tests/unit/collective/choose_tests.rs"]
 mod tests;

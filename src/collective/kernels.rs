@@ -14,6 +14,7 @@ mod host_kernels;
 mod lane;
 pub(crate) mod stepped;
 #[cfg(test)]
+#[path = "../../tests/unit/collective/kernels/tests.rs"]
 mod tests;
 
 use crate::{

@@ -161,5 +161,5 @@ impl<T: fmt::Display> fmt::Display for Indented<T> {
 }
 
 #[cfg(test)]
-#[path = "out_of_memory_tests.rs"]
+#[path = "../../tests/unit/error/out_of_memory_tests.rs"]
 mod tests;

@@ -7,6 +7,7 @@
 //! whatever their blocks.
 
 #[cfg(test)]
+#[path = "../../tests/unit/fabric/limits/tests.rs"]
 mod tests;
 pub(crate) mod traffic;
 

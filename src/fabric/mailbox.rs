@@ -203,5 +203,5 @@ fn bit(device: usize) -> u64 {
 pub(crate) struct NewerGang;
 
 #[cfg(test)]
-#[path = "mailbox_tests.rs"]
+#[path = "../../tests/unit/fabric/mailbox_tests.rs"]
 mod tests;

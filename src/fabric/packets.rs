@@ -76,5 +76,5 @@ impl Shape {
 }
 
 #[cfg(test)]
-#[path = "packets_tests.rs"]
+#[path = "../../tests/unit/fabric/packets_tests.rs"]
 mod tests;

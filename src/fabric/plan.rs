@@ -300,4 +300,5 @@ impl Shape {
 }
 
 #[cfg(test)]
+#[path = "../../tests/unit/fabric/plan/tests.rs"]
 pub(crate) mod tests;

@@ -4,6 +4,7 @@
 pub(super) mod host_kernels;
 pub mod segments;
 #[cfg(test)]
+#[path = "../../tests/unit/gradients/kernels/tests.rs"]
 mod tests;
 
 use super::{

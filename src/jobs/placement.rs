@@ -340,5 +340,5 @@ impl<J> Table<J> {
 }
 
 #[cfg(test)]
-#[path = "placement_tests.rs"]
+#[path = "../../tests/unit/jobs/placement_tests.rs"]
 mod tests;

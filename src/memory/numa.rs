@@ -239,5 +239,5 @@ pub(crate) mod fake {
 }
 
 #[cfg(test)]
-#[path = "numa_tests.rs"]
+#[path = "../../tests/unit/memory/numa_tests.rs"]
 mod tests;

@@ -168,5 +168,5 @@ impl Drop for Blocking<'_> {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "launch_gate_tests.rs"]
+#[path = "../../tests/unit/sync/launch_gate_tests.rs"]
 mod tests;

@@ -178,5 +178,5 @@ impl<T, V: Default> Graph<T, V> {
 }
 
 #[cfg(test)]
-#[path = "graph_tests.rs"]
+#[path = "../../tests/unit/tasks/graph_tests.rs"]
 mod tests;

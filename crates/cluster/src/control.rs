@@ -238,13 +238,13 @@ impl Cluster {
 }
 
 #[cfg(test)]
-#[path = "control_tests.rs"]
+#[path = "../tests/unit/control_tests.rs"]
 mod tests;
 
 #[cfg(test)]
-#[path = "stranger_tests.rs"]
+#[path = "../tests/unit/stranger_tests.rs"]
 mod stranger_tests;
 
 #[cfg(test)]
-#[path = "store_tests.rs"]
+#[path = "../tests/unit/store_tests.rs"]
 mod store_tests;

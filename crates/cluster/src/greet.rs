@@ -175,5 +175,5 @@ pub(super) fn introduce(stream: &TcpStream, secret: &[u8], host: usize, size: us
 }
 
 #[cfg(test)]
-#[path = "greet_tests.rs"]
+#[path = "../tests/unit/greet_tests.rs"]
 mod tests;

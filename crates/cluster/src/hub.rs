@@ -13,12 +13,15 @@
 //! * A failed scope changes nothing for other scopes (C7).
 
 #[cfg(test)]
+#[path = "../tests/unit/hub/beside_tests.rs"]
 mod beside_tests;
 #[cfg(test)]
+#[path = "../tests/unit/hub/clock_tests.rs"]
 mod clock_tests;
 mod deadline;
 mod meeting;
 #[cfg(test)]
+#[path = "../tests/unit/hub/shipment_tests.rs"]
 mod shipment_tests;
 mod unnamed;
 

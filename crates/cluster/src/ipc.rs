@@ -22,6 +22,7 @@ mod chunk;
 mod import;
 mod server;
 #[cfg(test)]
+#[path = "../tests/unit/ipc/tests.rs"]
 mod tests;
 mod wire;
 

@@ -260,5 +260,5 @@ fn tasks_of(text: &str, node: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
-#[path = "launch_tests.rs"]
+#[path = "../tests/unit/launch_tests.rs"]
 mod tests;

@@ -223,5 +223,5 @@ pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
 }
 
 #[cfg(test)]
-#[path = "wire_tests.rs"]
+#[path = "../tests/unit/wire_tests.rs"]
 mod tests;

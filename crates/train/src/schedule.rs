@@ -18,6 +18,7 @@ mod step;
 mod v;
 
 #[cfg(test)]
+#[path = "../tests/unit/schedule/csv_tests.rs"]
 mod csv_tests;
 
 use gpu_pool::{Error, Result, extend::OpSite};

@@ -5,6 +5,7 @@
 //! itself, in `f32`, by the same operations in the same order as in the device code.
 
 #[cfg(test)]
+#[path = "../tests/unit/update/tests.rs"]
 mod tests;
 
 use crate::kernels::OPTIMIZER;

@@ -178,4 +178,5 @@ impl Trade<'_> {
 }
 
 #[cfg(test)]
+#[path = "../../../tests/unit/collective/algorithm/exchange/tests.rs"]
 mod tests;

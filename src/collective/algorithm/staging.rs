@@ -153,4 +153,5 @@ pub(crate) fn cutting(most: usize, lanes: usize, blocks: usize, slot: usize) -> 
 }
 
 #[cfg(test)]
+#[path = "../../../tests/unit/collective/algorithm/staging/tests.rs"]
 mod tests;

@@ -116,5 +116,5 @@ impl Meeting<'_> {
 }
 
 #[cfg(test)]
-#[path = "commit_tests.rs"]
+#[path = "../../../tests/unit/collective/meeting/commit_tests.rs"]
 mod tests;

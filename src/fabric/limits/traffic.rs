@@ -21,5 +21,5 @@ pub(crate) const fn most_in_one_trip(members: usize) -> usize {
 }
 
 #[cfg(test)]
-#[path = "traffic_tests.rs"]
+#[path = "../../../tests/unit/fabric/limits/traffic_tests.rs"]
 mod tests;

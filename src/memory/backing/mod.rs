@@ -22,14 +22,17 @@ mod chunks;
 mod fault;
 mod holes;
 #[cfg(test)]
+#[path = "../../../tests/unit/memory/backing/model_tests.rs"]
 mod model_tests;
 mod open;
 mod region;
 #[cfg(test)]
+#[path = "../../../tests/unit/memory/backing/tests.rs"]
 mod tests;
 mod verify;
 mod vmm;
 #[cfg(test)]
+#[path = "../../../tests/unit/memory/backing/window_tests.rs"]
 mod window_tests;
 
 pub(crate) use open::open;

@@ -26,6 +26,7 @@ mod bins;
 mod nodes;
 mod runs;
 #[cfg(test)]
+#[path = "../../../tests/unit/memory/heap/tests/mod.rs"]
 mod tests;
 
 use bins::Bins;

@@ -174,5 +174,5 @@ impl Event {
 }
 
 #[cfg(test)]
-#[path = "ledger_tests.rs"]
+#[path = "../../../tests/unit/memory/insight/ledger_tests.rs"]
 mod tests;

@@ -189,5 +189,5 @@ impl StreamCore {
 }
 
 #[cfg(test)]
-#[path = "milestone_tests.rs"]
+#[path = "../../../tests/unit/memory/stream/milestone_tests.rs"]
 mod tests;

@@ -137,5 +137,5 @@ impl Scope {
 }
 
 #[cfg(test)]
-#[path = "unnamed_tests.rs"]
+#[path = "../../tests/unit/hub/unnamed_tests.rs"]
 mod tests;

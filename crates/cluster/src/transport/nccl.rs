@@ -16,14 +16,17 @@
 
 mod enqueue;
 #[cfg(test)]
+#[path = "../../tests/unit/transport/nccl/fake_tests.rs"]
 mod fake_tests;
 #[cfg(test)]
+#[path = "../../tests/unit/transport/nccl/gpu_tests.rs"]
 mod gpu_tests;
 mod library;
 mod operation;
 mod rail;
 mod register;
 #[cfg(test)]
+#[path = "../../tests/unit/transport/nccl/register_tests.rs"]
 mod register_tests;
 mod warm_up;
 

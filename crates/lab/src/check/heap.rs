@@ -286,5 +286,5 @@ impl Heap {
 }
 
 #[cfg(test)]
-#[path = "heap_tests.rs"]
+#[path = "../../tests/unit/check/heap_tests.rs"]
 mod tests;

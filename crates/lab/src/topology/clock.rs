@@ -305,5 +305,5 @@ fn micro(microseconds: f64) -> Time {
 }
 
 #[cfg(test)]
-#[path = "clock_tests.rs"]
+#[path = "../../tests/unit/topology/clock_tests.rs"]
 mod tests;

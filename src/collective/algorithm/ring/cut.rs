@@ -73,5 +73,5 @@ pub(crate) fn cutting(chunk: usize, blocks: usize, room: usize) -> Cutting {
 }
 
 #[cfg(test)]
-#[path = "cut_tests.rs"]
+#[path = "../../../../tests/unit/collective/algorithm/ring/cut_tests.rs"]
 mod tests;

@@ -290,13 +290,13 @@ fn members_are_packed_in_rank_order() {
 
 #[test]
 fn signals_lie_where_the_kernels_look_for_them() {
-    let header = include_str!("../../../kernels/meet.cuh");
+    let header = include_str!("../../../../kernels/meet.cuh");
     for (name, number) in [("MOST", MOST as u32), ("BLOCKS", BLOCKS), ("FEW", FEW), ("STAGED", STAGED_BLOCKS as u32)] {
         assert!(header.contains(&format!("const u32 {name} = {number};")), "{name} is not {number} in meet.cuh");
     }
-    let exchange = include_str!("../../../kernels/exchange.cu");
+    let exchange = include_str!("../../../../kernels/exchange.cu");
     assert!(exchange.contains(&format!("const u32 SLOTS = {};", exchange::EXCHANGE_SLOTS)));
-    let inbox = include_str!("../../../kernels/inbox.cuh");
+    let inbox = include_str!("../../../../kernels/inbox.cuh");
     assert!(inbox.contains(&format!("const u32 SLOTS = {INBOX_SLOTS};")) && inbox.contains("const u32 EMPTY = ~0u;"));
     // `static_assert`ed in kernels/meet.cuh by the same sum.
     let layout = PadLayout::direct(2);
