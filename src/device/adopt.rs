@@ -1,5 +1,5 @@
-//! Memory and streams of other code as this crate's buffers and streams: tensors of other libraries, frames of decoders,
-//! a library's own stream. Programs call it; it uses the memory room and the thread's streams.
+//! Memory and streams of other code as this crate's buffers and streams: tensors of other libraries, frames of
+//! decoders, a library's own stream. Programs call it; it uses the memory room and the thread's streams.
 
 use crate::{
     Device, DeviceCopy, Stream,

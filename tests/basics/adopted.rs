@@ -181,7 +181,7 @@ fn a_panic_of_the_owners_drop_is_contained() {
         }
     }
     let alive = Arc::new(());
-    let memory = vec![1u32; 16];
+    let memory = [1u32; 16];
     let pool = Gpus::software().pool(1);
     for _ in 0..2 {
         let sum = pool.run(|dev, _| {
@@ -195,7 +195,7 @@ fn a_panic_of_the_owners_drop_is_contained() {
     assert!(is_released(&alive));
 }
 
-/// The race checker follows adopted memory: an unordered write beside a running one is a report, the ordered one is none.
+/// The race checker follows adopted memory: an unordered write beside a running one is a report.
 #[test]
 fn a_race_on_adopted_memory_is_found() {
     let racing = |ordered: bool| {

@@ -55,7 +55,7 @@ impl CudaGpu {
                 format!("no access for peers to the memory pool of {address:#x}")
             }),
             None => Err(fault::unsupported(format!(
-                "peers have no access to {address:#x}, which other code has mapped: copy it into a buffer of this device"
+                "peers have no access to {address:#x}, which other code has mapped: copy it to a buffer of this device"
             ))),
         }
     }
