@@ -104,6 +104,8 @@ mod chrome_trace;
 pub mod collective;
 mod copy;
 mod device;
+#[cfg(feature = "dlpack")]
+pub mod dlpack;
 pub(crate) mod driver;
 pub mod error;
 #[doc(hidden)]

@@ -67,22 +67,35 @@ impl Device {
         len: usize,
         keep: impl Send + 'static,
     ) -> Result<DeviceBuffer<T>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.adopt_as("adopt", address, len, keep) }
+    }
+
+    /// [`adopt`](Self::adopt) by a call of this name.
+    #[track_caller]
+    pub(crate) unsafe fn adopt_as<T: DeviceCopy>(
+        &self,
+        op: &'static str,
+        address: Address,
+        len: usize,
+        keep: impl Send + 'static,
+    ) -> Result<DeviceBuffer<T>> {
         const { fits_blocks::<T>() };
-        let _here = OpSite::here("adopt");
+        let _here = OpSite::here(op);
         self.check()?;
         let bytes = len.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let Some(bytes) = bytes.filter(|&bytes| address.checked_add(bytes as u64).is_some()) else {
-            return Err(Error::invalid("adopt", format_args!("{len} elements are more than memory can hold")));
+            return Err(Error::invalid(op, format_args!("{len} elements are more than memory can hold")));
         };
         if bytes == 0 {
-            return self.allocate("adopt", len);
+            return self.allocate(op, len);
         }
         if address == 0 || !address.is_multiple_of(align_of::<T>() as u64) {
             let why = if address == 0 { "a null address".into() } else { format!("{address:#x} is misaligned") };
-            return Err(Error::invalid("adopt", format_args!("{why}, for {}", std::any::type_name::<T>())));
+            return Err(Error::invalid(op, format_args!("{why}, for {}", std::any::type_name::<T>())));
         }
         // SAFETY: the caller's promise.
-        let block = unsafe { self.worker.cache.borrow_mut().adopt("adopt", (address, bytes), keep)? };
+        let block = unsafe { self.worker.cache.borrow_mut().adopt(op, (address, bytes), keep)? };
         Ok(DeviceBuffer::new(block, len))
     }
 

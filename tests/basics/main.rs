@@ -7,6 +7,8 @@ mod adopted;
 mod buffers;
 mod cancel;
 mod copies;
+#[cfg(feature = "dlpack")]
+mod dlpack;
 mod events;
 #[cfg(feature = "cuda")]
 mod interop;

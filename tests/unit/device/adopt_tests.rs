@@ -51,6 +51,43 @@ fn work_on_an_adopted_stream_comes_after_other_codes_and_before_the_scopes_end()
     unsafe { driver.stream_destroy(foreign).unwrap() };
 }
 
+/// The consumer's stream waits for the producer's work, and the memory's next use for the consumer's.
+#[cfg(feature = "dlpack")]
+#[test]
+fn an_exported_buffer_is_ordered_with_the_consumers_stream() {
+    let gpus = host::machine(&[HostConfig::default()]);
+    let (driver, foreign) = (gpus[0].clone(), gpus[0].stream_create(0).unwrap());
+    let pool = GpuPool::builder().with_drivers(gpus).unwrap();
+    pool.run(|dev, _| {
+        let (release, held) = channel::<()>();
+        let second = dev.stream()?;
+        let mut x = dev.zeros::<u32>(8)?;
+        driver.launch_host(second.core.raw, Box::new(move || held.recv().unwrap_or(()))).unwrap();
+        dev.on(&second).fill(&mut x, 7)?;
+        let address = x.address();
+        // SAFETY: the stream lives until the end of the test, after the pool.
+        let tensor = unsafe { dev.to_dlpack_on(x, &[2, 4], foreign.0)? };
+        assert!(!driver.stream_query(foreign).unwrap(), "it waits for the fill");
+        release.send(()).unwrap();
+        // The consumer's work, which it does not wait for.
+        let (release, held) = channel::<()>();
+        driver.launch_host(foreign, Box::new(move || held.recv().unwrap_or(()))).unwrap();
+        // SAFETY: eight words.
+        unsafe { driver.fill_u32(address, 9, 8, foreign).unwrap() };
+        drop(tensor);
+        let mut y = dev.zeros::<u32>(8)?;
+        if y.address() == address {
+            dev.fill(&mut y, 1)?;
+            release.send(()).unwrap();
+            assert_eq!(dev.download(&y)?, [1; 8], "after the consumer's work");
+        }
+        drop(release);
+        Ok(())
+    })
+    .unwrap();
+    pool.close().unwrap();
+}
+
 #[test]
 fn a_stream_of_no_or_of_another_device_is_refused() {
     let gpus = host::machine(&[HostConfig::default(), HostConfig::default()]);

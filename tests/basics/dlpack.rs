@@ -1,0 +1,156 @@
+//! Tensors of other libraries by DLPack, both ways. (dlpark's own tests of versions, flags and strides; what numpy and
+//! torch make of them is `.ci/dlpack.sh`.)
+
+use crate::{
+    on_both,
+    support::{failure, slow_add},
+};
+use gpu_pool::{
+    Device, Error, Result,
+    dlpack::dlpark::{
+        DlpackFlags,
+        ffi::{DLDataType, DLDevice},
+        metadata::Dynamic,
+        versioned::Dlpack,
+    },
+};
+use std::sync::Arc;
+
+/// A tensor of other code on the CPU: these values and strides, and its owner.
+fn tensor(values: &[i32], shape: &[i64], strides: &[i64], flags: DlpackFlags, owner: &Arc<()>) -> Dlpack {
+    let mut memory = values.to_vec();
+    let data = memory.as_mut_ptr();
+    let metadata = Dynamic::new(shape.to_vec(), strides.to_vec());
+    let mut made = metadata.initialize(Box::new((memory, owner.clone()))).unwrap();
+    made.set_data(data.cast()).set_dtype(DLDataType::I32).set_device(DLDevice::CPU);
+    made.set_flags(flags).unwrap();
+    // SAFETY: the context keeps so many values.
+    unsafe { made.finish() }
+}
+
+fn released(owner: &Arc<()>) -> bool {
+    Arc::strong_count(owner) == 1
+}
+
+on_both! {
+    // The exported memory comes back to its pool when the other library lets go, on any thread.
+    1: fn a_buffer_goes_out_and_comes_back(gpus) {
+        let pool = gpus.run(1, |dev| {
+            let mut x = dev.upload(&[1u32, 2, 3, 4, 5, 6])?;
+            slow_add(dev, &mut x, 10, 20_000)?;
+            let before = dev.stats().in_use;
+            let tensor = dev.to_dlpack(x, &[3, 2])?;
+            assert_eq!(tensor.validate().unwrap().shape(), [3, 2]);
+            assert_eq!(tensor.validate().unwrap().strides().unwrap(), [2, 1]);
+            if !gpus.is_cuda() {
+                // SAFETY: six values; the export has waited for the kernel.
+                assert_eq!(unsafe { tensor.tensor().cpu_slice::<u32>() }.unwrap(), [11, 12, 13, 14, 15, 16]);
+            }
+            // SAFETY: nothing else has the tensor.
+            let back = unsafe { dev.from_dlpack::<u32>(tensor)? };
+            assert_eq!((back.shape(), back.is_read_only(), dev.stats().adopted), (&[3, 2][..], false, 24));
+            let mut back = back.into_buffer()?;
+            slow_add(dev, &mut back, 1, 100)?;
+            assert_eq!(dev.download(&back)?, [12, 13, 14, 15, 16, 17]);
+            drop(back);
+            dev.synchronize()?;
+            assert!(dev.stats().in_use <= before);
+            let scalar = dev.to_dlpack(dev.upload(&[7u32])?, &[])?;
+            let empty = dev.to_dlpack(dev.zeros::<u32>(0)?, &[4, 0])?;
+            std::thread::spawn(move || drop((scalar, empty))).join().unwrap();
+            Ok(())
+        });
+        pool.close().unwrap();
+    }
+
+    1: fn exports_are_refused_by_shape(gpus) {
+        gpus.run(1, |dev| {
+            for shape in [&[][..], &[5], &[2, 4], &[usize::MAX, 2]] {
+                let error = failure(dev.to_dlpack(dev.zeros::<f32>(6)?, shape).map(drop));
+                assert!(matches!(error, Error::InvalidArgument { op: "to_dlpack", .. }), "{error}");
+            }
+            Ok(())
+        });
+    }
+}
+
+/// A tensor of another library is used in place, and released after its last use.
+#[test]
+fn a_tensor_comes_in() {
+    let owner = Arc::new(());
+    let pool = crate::support::Gpus::software().run(1, |dev| {
+        let foreign = tensor(&[1, 2, 3, 4, 5, 6], &[2, 3], &[3, 1], DlpackFlags::empty(), &owner);
+        // SAFETY: nothing else uses it.
+        let x = unsafe { dev.from_dlpack::<i32>(foreign)? };
+        assert_eq!((x.shape(), dev.download(&dev.cast::<i64, _>(&x)?)?), (&[2, 3][..], vec![1, 2, 3, 4, 5, 6]));
+        drop(x);
+        // numpy makes arrays that are read-only: they are read, not written.
+        let foreign = tensor(&[7, 8], &[2], &[1], DlpackFlags::READ_ONLY, &owner);
+        // SAFETY: nothing else uses it.
+        let x = unsafe { dev.from_dlpack::<i32>(foreign)? };
+        assert!(x.is_read_only() && dev.download(&x)? == [7, 8]);
+        let error = failure(x.into_buffer().map(drop));
+        assert!(matches!(error, Error::InvalidArgument { op: "into_buffer", .. }), "{error}");
+        Ok(())
+    });
+    pool.close().unwrap();
+    assert!(released(&owner));
+}
+
+/// Each mistake is an error with a reason, and the tensor is released.
+#[test]
+fn tensors_that_do_not_fit_are_refused() {
+    let owner = Arc::new(());
+    let refused = |dev: &Device, tensor: Dlpack, text: &str| -> Result<()> {
+        // SAFETY: it is refused.
+        let error = failure(unsafe { dev.from_dlpack::<i32>(tensor) }.map(drop));
+        assert!(matches!(error, Error::InvalidArgument { op: "from_dlpack", .. }), "{error:?}");
+        assert!(error.to_string().contains(text) && released(&owner), "{error}");
+        Ok(())
+    };
+    crate::support::Gpus::software().run(1, |dev| {
+        let six = |shape: &[i64], strides: &[i64]| tensor(&[0; 6], shape, strides, DlpackFlags::empty(), &owner);
+        refused(dev, six(&[3, 2], &[1, 3]), "contiguous")?;
+        refused(dev, six(&[3], &[2]), "contiguous")?;
+        let raw = six(&[6], &[1]).into_raw();
+        // SAFETY: a live tensor, which no one else has.
+        refused(
+            dev,
+            unsafe {
+                (*raw).dl_tensor.device = DLDevice::cuda(0);
+                Dlpack::from_raw(raw).unwrap()
+            },
+            "device 0 is",
+        )?;
+        let raw = six(&[6], &[1]).into_raw();
+        // SAFETY: as above.
+        refused(
+            dev,
+            unsafe {
+                (*raw).dl_tensor.dtype = DLDataType::F32;
+                Dlpack::from_raw(raw).unwrap()
+            },
+            "dtype",
+        )?;
+        let raw = six(&[6], &[1]).into_raw();
+        // SAFETY: as above.
+        refused(
+            dev,
+            unsafe {
+                (*raw).dl_tensor.data = std::ptr::null_mut();
+                Dlpack::from_raw(raw).unwrap()
+            },
+            "null",
+        )?;
+        let raw = six(&[6], &[1]).into_raw();
+        // SAFETY: as above.
+        refused(
+            dev,
+            unsafe {
+                *(*raw).dl_tensor.shape = -1;
+                Dlpack::from_raw(raw).unwrap()
+            },
+            "",
+        )
+    });
+}
