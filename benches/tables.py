@@ -19,7 +19,7 @@ The pages have comments that choose the text between them and `<!-- end -->`:
 * `world:cluster`: every size of the all-reduces of two processes on GPUs, with what is allowed.
 * `headlines:all`: the README's table. `hosts:predict_hosts`: a line for each machine of `predict --hosts`.
 * `behind:sweeps`, `behind:targets`, `behind:cases`: every size of a sweep, every target and every other case where this
-  crate is behind, of all benches.
+  crate is behind, of all benches. `behind:areas`: their numbers, and the heads of the list of reasons in measured.md.
 * `value <bench>; <machine>; <case>`, within a sentence: the value of a case, or with `; <peer>` the peer's value.
 * `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: NCCL's best time / time here, of a
   sweep.
@@ -29,6 +29,7 @@ import math
 import pathlib
 import re
 import sys
+import textwrap
 
 import cluster_tables
 import fused_tables
@@ -460,7 +461,29 @@ def cases_behind():
     return listed([row for row in rows if not row["peer"].startswith("gpu-pool")])
 
 
-BEHIND = {"sweeps": sweeps_behind, "targets": targets_behind, "cases": cases_behind}
+def areas_behind():
+    """The README's list: counts from the results, and the bold heads of the reasons in measured.md."""
+    sizes = []
+    for n in (2, 4, 8):
+        ratios = [best_ratios(points) for key, points in curves("collectives").items() if key[0].startswith(f"{n} x")]
+        ratios = [round(ratio, 2) for points in ratios for ratio in points.values()]
+        sizes.append(f"{sum(ratio < 1 for ratio in ratios)} of {len(ratios)}")
+    missed, cases = (table.count("\n") - 2 for table in (targets_behind(), cases_behind()))
+    reasons = (ROOT / "docs/src/measured.md").read_text().partition(REASONS)[2].partition("<details>")[0]
+    heads = [" ".join(head.split()).rstrip(".") for head in re.findall(r"^- \*\*(.+?)\*\*", reasons, re.M | re.S)]
+    if len(heads) < 2:
+        sys.exit(f"docs/src/measured.md has no list of reasons under {REASONS}")
+    link = f"docs/src/measured.md#{REASONS.strip('# ').lower().replace(' ', '-')}"
+    text = (
+        f"NCCL is ahead at {sizes[0]} sizes of collectives on 2 GPUs, {sizes[1]} on 4 and {sizes[2]} on 8. {missed} "
+        f"targets are missed, and a peer is ahead by more than 5 % in {cases} other cases. [Where, and why]({link}): "
+        f"{'; '.join(heads)}."
+    )
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+REASONS = "## Where this crate is behind"
+BEHIND = {"sweeps": sweeps_behind, "targets": targets_behind, "cases": cases_behind, "areas": areas_behind}
 
 
 def case(bench, machine, name, peer=""):

@@ -355,6 +355,21 @@ impl Space {
         Ok(())
     }
 
+    /// Gives the devices with access to this one access to a memory pool of other code. Returns the code of a failure.
+    ///
+    /// # Safety
+    /// A live memory pool of this device.
+    pub(super) unsafe fn admit_to(&self, pool: sys::CUmemoryPool) -> i32 {
+        let rights: Vec<Access> = self.readers.iter().map(|&reader| access(reader, READ_WRITE)).collect();
+        // SAFETY: the caller's promise; the pointer is to `rights.len()` structs with the driver's layout.
+        fault::code(unsafe { sys::cuMemPoolSetAccess(pool, rights.as_ptr().cast(), rights.len()) })
+    }
+
+    /// Whether other devices have access to this one.
+    pub(super) fn has_readers(&self) -> bool {
+        !self.readers.is_empty()
+    }
+
     /// Revokes a device's access to all mappings. Returns the code of the first failure.
     pub(super) fn expel(&mut self, device: CUdevice) -> i32 {
         self.readers.remove(&device);

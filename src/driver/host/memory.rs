@@ -164,12 +164,42 @@ impl Memory {
 
     /// Removes an allocation. Operations that run on it keep the bytes alive.
     pub fn free(&mut self, device: usize, address: Address) -> DriverResult {
-        let space = &mut self.devices[device];
-        let block = space.blocks.remove(&address).ok_or_else(|| {
-            fault::invalid(format!("{address:#x} is not the start of a live allocation of device {device}"))
-        })?;
-        space.used -= block.len() as u64;
+        let bytes = self.remove(device, address, false)?;
+        self.devices[device].used -= bytes as u64;
         Ok(())
+    }
+
+    /// Gives host memory of other code an address of a device. It is that code that has less memory by it.
+    pub fn adopt(&mut self, device: usize, address: Address, bytes: usize) -> DriverResult<Address> {
+        if address >= BASE {
+            return Err(fault::invalid(format!("{address:#x} is an address of a software GPU, not of the host")));
+        }
+        let first = std::ptr::with_exposed_provenance_mut(address as usize);
+        let block = Block::borrowed(first, bytes).ok_or_else(|| fault::invalid("a null pointer"))?;
+        let window = window_of(self.first_window + device as u64);
+        let space = &mut self.devices[device];
+        let none = || fault::exhausted(format!("there are no addresses for {bytes} more bytes"));
+        let offset = space.find(window, bytes as u64).ok_or_else(none)?;
+        space.cursor = offset + footprint(bytes as u64).ok_or_else(none)?;
+        space.blocks.insert(window + offset, block);
+        Ok(window + offset)
+    }
+
+    /// Ends an adoption.
+    pub fn disown(&mut self, device: usize, address: Address) -> DriverResult {
+        self.remove(device, address, true).map(drop)
+    }
+
+    /// Removes the table entry of an allocation, or of adopted memory. Returns its size.
+    fn remove(&mut self, device: usize, address: Address, adopted: bool) -> DriverResult<usize> {
+        let blocks = &mut self.devices[device].blocks;
+        match blocks.get(&address).filter(|block| block.is_borrowed() == adopted).map(|block| block.len()) {
+            Some(bytes) => Ok((blocks.remove(&address), bytes).1),
+            None => {
+                let what = if adopted { "adopted memory" } else { "a live allocation" };
+                Err(fault::invalid(format!("{address:#x} is not the start of {what} of device {device}")))
+            }
+        }
     }
 
     /// Reserves addresses.

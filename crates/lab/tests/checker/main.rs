@@ -1,5 +1,4 @@
 //! The checker on software GPUs, at the level of the driver: each mistake is caught, and its mended twin is silent.
-//!
 
 mod events;
 mod flags;
