@@ -111,8 +111,8 @@ impl Device {
     /// [`adopt`](Self::adopt). The tensor is released then.
     ///
     /// # Safety
-    /// As [`adopt`](Self::adopt): until the tensor is released nothing else uses the memory, but in the order of streams.
-    /// A read-only tensor may be read meanwhile.
+    /// As [`adopt`](Self::adopt): until the tensor is released nothing else uses the memory, but in the order of
+    /// streams. A read-only tensor may be read meanwhile.
     #[track_caller]
     pub unsafe fn from_dlpack<T: DeviceCopy + DlpackElement>(
         &self,

@@ -11,8 +11,10 @@ VERSIONED, USED = b"dltensor_versioned", b"used_dltensor_versioned"
 library, api = ctypes.CDLL(sys.argv[1]), ctypes.pythonapi
 library.squares.restype, library.squares.argtypes = ctypes.c_void_p, [ctypes.c_size_t] * 2
 library.scale.restype, library.scale.argtypes = ctypes.c_bool, [ctypes.c_void_p, ctypes.c_float]
-api.PyCapsule_New.restype, api.PyCapsule_New.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+api.PyCapsule_New.restype = ctypes.py_object
+api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 api.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 

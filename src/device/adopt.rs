@@ -15,7 +15,7 @@ impl Device {
     ///
     /// The buffer is used as all others are: the library orders its operations over streams and devices, collectives
     /// take it, the race checker knows it, [`stats`](Self::stats) counts it as
-    /// [`adopted`](crate::memory::MemoryStats::adopted). `keep` is the owner of the memory, or whatever keeps it alive:
+    /// [`adopted`](crate::memory::MemoryStats::adopted). `keep` owns the memory, or keeps it alive:
     /// an `Arc`, a tensor, a guard. It is dropped when the buffer has been dropped *and* its last use on any device is
     /// over: immediately, or later on this device's thread, at the latest when the pool ends. If work is stuck on the
     /// memory then, it is never dropped.
@@ -100,7 +100,7 @@ impl Device {
     }
 
     /// A stream that other code has created, for [`on`](Self::on): operations are ordered on it as on a stream of this
-    /// crate, after what that code has submitted so far. It is never destroyed here. The same handle gives the same
+    /// crate, after all work of that code so far. It is never destroyed here. The same handle gives the same
     /// stream. `raw` is a `CUstream` as a number (0 is CUDA's legacy default stream).
     ///
     /// The end of a scope waits for all work of the stream, also for other code's.

@@ -9,7 +9,7 @@ use gpu_pool::{
     Device, Error, Result,
     dlpack::dlpark::{
         DlpackFlags,
-        ffi::{DLDataType, DLDevice},
+        ffi::{DLDataType, DLDevice, DLTensor},
         metadata::Dynamic,
         versioned::Dlpack,
     },
@@ -112,45 +112,18 @@ fn tensors_that_do_not_fit_are_refused() {
         let six = |shape: &[i64], strides: &[i64]| tensor(&[0; 6], shape, strides, DlpackFlags::empty(), &owner);
         refused(dev, six(&[3, 2], &[1, 3]), "contiguous")?;
         refused(dev, six(&[3], &[2]), "contiguous")?;
-        let raw = six(&[6], &[1]).into_raw();
-        // SAFETY: a live tensor, which no one else has.
-        refused(
-            dev,
+        let spoiled = |spoil: fn(&mut DLTensor)| {
+            let raw = six(&[6], &[1]).into_raw();
+            // SAFETY: a live tensor, which nothing else has.
             unsafe {
-                (*raw).dl_tensor.device = DLDevice::cuda(0);
+                spoil(&mut (*raw).dl_tensor);
                 Dlpack::from_raw(raw).unwrap()
-            },
-            "device 0 is",
-        )?;
-        let raw = six(&[6], &[1]).into_raw();
-        // SAFETY: as above.
-        refused(
-            dev,
-            unsafe {
-                (*raw).dl_tensor.dtype = DLDataType::F32;
-                Dlpack::from_raw(raw).unwrap()
-            },
-            "dtype",
-        )?;
-        let raw = six(&[6], &[1]).into_raw();
-        // SAFETY: as above.
-        refused(
-            dev,
-            unsafe {
-                (*raw).dl_tensor.data = std::ptr::null_mut();
-                Dlpack::from_raw(raw).unwrap()
-            },
-            "null",
-        )?;
-        let raw = six(&[6], &[1]).into_raw();
-        // SAFETY: as above.
-        refused(
-            dev,
-            unsafe {
-                *(*raw).dl_tensor.shape = -1;
-                Dlpack::from_raw(raw).unwrap()
-            },
-            "",
-        )
+            }
+        };
+        refused(dev, spoiled(|tensor| tensor.device = DLDevice::cuda(0)), "device 0 is")?;
+        refused(dev, spoiled(|tensor| tensor.dtype = DLDataType::F32), "dtype")?;
+        refused(dev, spoiled(|tensor| tensor.data = std::ptr::null_mut()), "null")?;
+        // SAFETY: the shape has one length.
+        refused(dev, spoiled(|tensor| unsafe { *tensor.shape = -1 }), "")
     });
 }

@@ -238,8 +238,8 @@ fn a_gang_that_waits_goes_to_other_devices() {
     });
 }
 
-/// A cancellation, and a deadline, that come while the closure fails are not lost: it does not begin again. A queue that
-/// is closed lets it begin again, since `close` waits for all.
+/// A cancellation, and a deadline, that come while the closure fails are not lost: it does not begin again. A closed
+/// queue lets it begin again, since `close` waits for all.
 #[test]
 fn what_fails_after_a_cancellation_does_not_begin_again() {
     guarded(|| {
