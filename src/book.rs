@@ -24,6 +24,7 @@ pages! {
     Errors: "docs/src/guide/errors.md",
     Tuning: "docs/src/guide/tuning.md",
     Observe: "docs/src/guide/observe.md",
+    Foreign: "docs/src/guide/foreign.md",
     Howto: "docs/src/guide/howto.md",
     Faq: "docs/src/guide/faq.md",
 }

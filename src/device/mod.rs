@@ -4,6 +4,7 @@
 //! orders its memory. This room may use copies and kernels, and everything below the token; it knows no collectives.
 //! The token itself, its identity and its current stream are in [`token`](crate::token).
 
+mod adopt;
 mod blocking;
 mod copies;
 mod events;

@@ -31,6 +31,8 @@ macro_rules! __forward {
     (@ host_free $($r:tt)*) => { $crate::__forward! { unsafe host_free [*mut u8] DriverResult; $($r)* } };
     (@ managed_alloc $($r:tt)*) => { $crate::__forward! { safe managed_alloc [usize] DriverResult<*mut u8>; $($r)* } };
     (@ managed_free $($r:tt)*) => { $crate::__forward! { unsafe managed_free [*mut u8] DriverResult; $($r)* } };
+    (@ adopt $($r:tt)*) => { $crate::__forward! { unsafe adopt [Address, usize] DriverResult<Address>; $($r)* } };
+    (@ disown $($r:tt)*) => { $crate::__forward! { unsafe disown [Address] DriverResult; $($r)* } };
     (@ vm_granularity $($r:tt)*) => { $crate::__forward! { safe vm_granularity [] Option<usize>; $($r)* } };
     (@ vm_reserve $($r:tt)*) => { $crate::__forward! { safe vm_reserve [u64] DriverResult<Address>; $($r)* } };
     (@ vm_release $($r:tt)*) => { $crate::__forward! { unsafe vm_release [Address, u64] DriverResult; $($r)* } };
@@ -44,6 +46,7 @@ macro_rules! __forward {
         $crate::__forward! { unsafe vm_import [Address, usize, BorrowedFd<'_>] DriverResult; $($r)* }
     };
     (@ stream_create $($r:tt)*) => { $crate::__forward! { safe stream_create [i32] DriverResult<RawStream>; $($r)* } };
+    (@ stream_adopt $($r:tt)*) => { $crate::__forward! { unsafe stream_adopt [RawStream] DriverResult; $($r)* } };
     (@ stream_destroy $($r:tt)*) => { $crate::__forward! { unsafe stream_destroy [RawStream] DriverResult; $($r)* } };
     (@ stream_query $($r:tt)*) => { $crate::__forward! { safe stream_query [RawStream] DriverResult<bool>; $($r)* } };
     (@ stream_wait_idle $($r:tt)*) => {

@@ -116,6 +116,21 @@ pub trait Driver: Any + Send + Sync {
     /// As [`host_free`](Self::host_free).
     unsafe fn managed_free(&self, ptr: *mut u8) -> DriverResult;
 
+    /// Makes memory that other code has allocated usable like memory of [`mem_alloc`](Self::mem_alloc), and returns the
+    /// address by which the calls of this driver name it. The address is one of this device's memory; on a software GPU
+    /// it is one of host memory. `InvalidArgument` if the driver knows that it is not; `Unsupported` if devices that
+    /// have access to this one cannot have access to it. `bytes > 0`.
+    ///
+    /// # Safety
+    /// The bytes are live memory until [`disown`](Self::disown), and other code uses them only in the order of streams.
+    unsafe fn adopt(&self, address: Address, bytes: usize) -> DriverResult<Address>;
+
+    /// Ends an [`adopt`](Self::adopt), which returned `address`. The memory itself stays as it is.
+    ///
+    /// # Safety
+    /// No operation in flight, of any device, names the memory.
+    unsafe fn disown(&self, address: Address) -> DriverResult;
+
     // ---- virtual memory -------------------------------------------------------------------------------------------
 
     /// Every mapping is a multiple of this many bytes. `None` if the device has no virtual memory management: then the
@@ -178,6 +193,14 @@ pub trait Driver: Any + Send + Sync {
     /// Creates a stream that does not synchronise with any default stream. A lower `priority` runs first; 0 is the
     /// default.
     fn stream_create(&self, priority: i32) -> DriverResult<RawStream>;
+
+    /// Makes a stream that other code has created on this device usable like one of
+    /// [`stream_create`](Self::stream_create). It is never destroyed by this driver. `InvalidArgument` if the driver
+    /// knows that it is not a stream of this device.
+    ///
+    /// # Safety
+    /// The stream lives as long as any stream or event of this driver names it.
+    unsafe fn stream_adopt(&self, stream: RawStream) -> DriverResult;
 
     /// Destroys a stream; work already submitted still completes.
     ///

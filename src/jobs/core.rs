@@ -43,6 +43,8 @@ pub(super) struct Running {
     pub gang: Arc<Gang>,
     pub place: usize,
     pub packet: Arc<Packet>,
+    /// It does not begin again, whatever its closure fails with.
+    pub cancelled: bool,
 }
 
 pub(super) struct State {
@@ -55,8 +57,10 @@ pub(super) struct State {
     pub running: Vec<Running>,
     /// No job is taken any more.
     closed: bool,
+    /// No job begins any more.
+    pub ended: bool,
     /// The first loss of a device.
-    loss: Option<Error>,
+    pub loss: Option<Error>,
     /// Futures that wait for room in the queue.
     room: Vec<Waker>,
     pub deadlines: BTreeMap<(Instant, Rank), Duration>,
@@ -156,6 +160,7 @@ impl Core {
             visiting: vec![false; devices],
             running: Vec::new(),
             closed: false,
+            ended: false,
             loss: None,
             room: Vec::new(),
             deadlines: BTreeMap::new(),
@@ -247,7 +252,7 @@ impl Core {
             } else {
                 let gang = Arc::new(gang(&self.shared, devices.to_vec().into(), job.packet().site));
                 let packet = job.packet().clone();
-                state.running.push(Running { rank, gang: gang.clone(), place: devices[0], packet });
+                state.running.push(Running { rank, gang: gang.clone(), place: devices[0], packet, cancelled: false });
                 posts.gangs.push(Arc::new(GangJob::new(self, gang, Placed { rank, need, job }, devices)));
             }
         }
@@ -301,7 +306,7 @@ impl Core {
     /// Ends all jobs that have not begun. The queue takes no more.
     pub fn fail_queued(&self, error: &Error) {
         let mut state = self.state.lock();
-        state.closed = true;
+        (state.closed, state.ended) = (true, true);
         let mut jobs = state.table.remove_all();
         for device in 0..state.assigned.len() {
             if let Some(Placed { need, job, .. }) = state.assigned[device].take() {
@@ -345,7 +350,10 @@ impl Core {
             self.post(posts);
             return true;
         }
-        let running = state.running(rank).map(|running| (running.gang.clone(), running.place));
+        let running = state.running.iter_mut().find(|running| running.rank == rank).map(|running| {
+            running.cancelled = true;
+            (running.gang.clone(), running.place)
+        });
         drop(state);
         if let Some((gang, place)) = running {
             gang.poison(place, error);
@@ -416,8 +424,9 @@ impl Core {
         }
         devices.iter().for_each(|&device| state.table.over(device, need.bytes));
         state.meter.ended(devices, how.is_ok());
-        let cancelled = matches!(how, Err(Error::Cancelled { .. } | Error::Closed));
-        let may = how.is_err() && !cancelled && !state.closed && state.table.refusal(&need).is_none();
+        let cancelled = matches!(how, Err(Error::Cancelled { .. } | Error::Closed))
+            || state.running(rank).is_some_and(|running| running.cancelled);
+        let may = how.is_err() && !cancelled && !state.ended && state.table.refusal(&need).is_none();
         if may && job.packet().retries() {
             state.ran(rank);
             state.meter.retried += 1;
@@ -427,6 +436,22 @@ impl Core {
         state.forget(rank, &job);
         state.meter.count(how);
         Some(job)
+    }
+
+    /// A job that has not begun leaves its devices, one of which is lost. Returns it if no others can run it.
+    pub fn move_on(self: &Arc<Self>, state: &mut State, placed: Placed, devices: &[usize]) -> Option<Job> {
+        let Placed { rank, need, job } = placed;
+        devices.iter().for_each(|&device| state.table.over(device, need.bytes));
+        state.meter.ended(devices, false);
+        if state.ended || state.table.refusal(&need).is_some() {
+            state.forget(rank, &job);
+            state.meter.failed += 1;
+            return Some(job);
+        }
+        state.ran(rank);
+        state.meter.moved += 1;
+        state.table.put_back(rank, need, job);
+        None
     }
 
     /// Tells that a job is over, once it is accounted for.

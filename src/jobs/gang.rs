@@ -13,6 +13,7 @@ use crate::{
     scope::flight,
     thread::worker::Worker,
 };
+use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{rc::Rc, sync::Arc};
 
@@ -23,6 +24,8 @@ pub(super) struct GangJob {
     pub devices: Devices,
     packet: Arc<Packet>,
     placed: Mutex<Option<Placed>>,
+    /// Decided by the member that comes first. False if a device is lost by then: the job goes to others.
+    begins: OnceCell<bool>,
     known: Mutex<Option<Box<Token>>>,
     /// What the members knew at their ends.
     ended: Mutex<Vec<Option<Box<Handover>>>>,
@@ -32,7 +35,8 @@ impl GangJob {
     pub fn new(core: &Arc<Core>, gang: Arc<Gang>, placed: Placed, devices: Devices) -> Self {
         let packet = placed.job.packet().clone();
         let placed = Mutex::new(Some(placed));
-        GangJob { core: core.clone(), gang, devices, packet, placed, known: Mutex::new(None), ended: Mutex::default() }
+        let (core, begins) = (core.clone(), OnceCell::new());
+        GangJob { core, gang, devices, packet, placed, begins, known: Mutex::default(), ended: Mutex::default() }
     }
 
     /// The pool is closed: it does not begin.
@@ -53,14 +57,18 @@ impl GangJob {
 
 impl Visit<Rc<Worker>> for GangJob {
     fn visit(self: Arc<Self>, worker: &Rc<Worker>, rank: usize, place: u64, _others: &dyn Fn() -> bool) {
-        // Each member may come first. All of them bring the same place.
-        self.gang.enter_at(place);
-        worker.handle.take_over(self.packet.known());
-        flight::join(worker, &self.gang, rank, &self.known, |dev| {
-            // It may have been cancelled while it came together.
-            dev.check()?;
-            self.packet.work.run(dev)
-        });
+        let is_lost = |device: &usize| self.core.shared.handles[*device].is_lost();
+        let begins = *self.begins.get_or_init(|| !self.devices.iter().any(is_lost));
+        if begins {
+            // Each member may come first. All of them bring the same place.
+            self.gang.enter_at(place);
+            worker.handle.take_over(self.packet.known());
+            flight::join(worker, &self.gang, rank, &self.known, |dev| {
+                // It may have been cancelled while it came together.
+                dev.check()?;
+                self.packet.work.run(dev)
+            });
+        }
         let mut ended = self.ended.lock();
         ended.push(worker.handle.hand_over());
         if ended.len() < self.devices.len() {
@@ -79,7 +87,12 @@ impl Visit<Rc<Worker>> for GangJob {
         }
         let mut state = core.lock();
         self.devices.iter().for_each(|&device| state.table.thread_is_free(device));
-        let job = core.account(&mut state, placed, &self.devices, &mut how);
+        let job = if begins || how.is_err() {
+            core.account(&mut state, placed, &self.devices, &mut how)
+        } else {
+            how = Err(if state.ended { Error::Closed } else { state.loss.clone().unwrap_or(Error::Closed) });
+            core.move_on(&mut state, placed, &self.devices)
+        };
         let posts = core.start(&mut state);
         drop(state);
         if let Some(job) = job {

@@ -6,8 +6,8 @@
 //!
 //! * `placement`: which job begins next, and where; plain data.
 //! * `core`: the state. `visit`, `gang`: its uses by device threads. `keeper`: deadlines.
-//! * `job`: a closure and its answer. `handle`: the way to it. `spec`: a job's options. `map`: results in the order of inputs. `borrowed`: jobs that
-//!   borrow from the caller. `stats`: the counters.
+//! * `job`: a closure and its answer. `handle`: the way to it. `spec`: a job's options.
+//! * `map`: results in the order of inputs. `borrowed`: jobs that borrow from the caller. `stats`: the counters.
 
 mod borrowed;
 mod core;

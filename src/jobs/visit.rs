@@ -61,7 +61,7 @@ impl Core {
         let placed = state.assigned[device].take()?;
         let gang = gang(placed.job.packet().site);
         let packet = placed.job.packet().clone();
-        state.running.push(Running { rank: placed.rank, gang: gang.clone(), place: device, packet });
+        state.running.push(Running { rank: placed.rank, gang: gang.clone(), place: device, packet, cancelled: false });
         Some((placed, gang))
     }
 

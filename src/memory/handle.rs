@@ -247,6 +247,11 @@ impl DeviceHandle {
         self.in_virtual_time
     }
 
+    /// The error of a call that the driver has refused for an argument of the user, or that has failed.
+    pub(crate) fn refused(&self, op: &'static str, fault: Fault) -> Error {
+        if fault.kind == FaultKind::InvalidArgument { Error::invalid(op, fault.detail) } else { self.error(op, fault) }
+    }
+
     /// Turns a fault in `result` into an error.
     pub fn check<T>(&self, op: &'static str, result: DriverResult<T>) -> Result<T> {
         result.map_err(|fault| self.error(op, fault))

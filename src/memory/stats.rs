@@ -37,6 +37,9 @@ pub struct MemoryStats {
     pub slabs: u64,
     /// Driver calls made for allocations. Constant in the steady state.
     pub driver_calls: u64,
+    /// Bytes of other code's memory in live buffers, from [`Device::adopt`](crate::Device::adopt). The other counters
+    /// do not include them.
+    pub adopted: u64,
 }
 
 /// Lists the fields once, for both conversions.
@@ -61,6 +64,7 @@ macro_rules! as_words {
 }
 as_words! {
     in_use peak requested reserved peak_reserved pending allocations remote_frees steals waits ladder slabs driver_calls
+    adopted
 }
 
 impl fmt::Display for MemoryStats {
@@ -78,7 +82,8 @@ impl fmt::Display for MemoryStats {
         writeln!(f, "pending      {:>10} freed, but still used by queued work", Bytes(self.pending))?;
         writeln!(f, "allocations  {allocations:>10}, beyond the own lists: {ladder}; driver calls: {driver_calls}")?;
         writeln!(f, "other stream {steals:>10} allocations, with a wait: {waits}")?;
-        write!(f, "other thread {remote_frees:>10} frees")
+        write!(f, "other thread {remote_frees:>10} frees")?;
+        if self.adopted > 0 { write!(f, "\nadopted      {:>10} of other code", Bytes(self.adopted)) } else { Ok(()) }
     }
 }
 
@@ -102,6 +107,7 @@ mod tests {
             ladder: 9,
             slabs: 4,
             driver_calls: 11,
+            adopted: 4096,
         };
         let expected = "\
 in use          3.0 MiB, asked for 2.8 MiB, at most 5.00 GiB
@@ -109,7 +115,8 @@ reserved       64.0 MiB, at most 6.00 GiB; slabs: 4
 pending           512 B freed, but still used by queued work
 allocations     1000000, beyond the own lists: 9; driver calls: 11
 other stream         12 allocations, with a wait: 2
-other thread          7 frees";
+other thread          7 frees
+adopted         4.0 KiB of other code";
         assert_eq!(stats.to_string(), expected);
     }
 }

@@ -11,7 +11,7 @@ pub(crate) mod word;
 
 use crate::{
     driver::{
-        Fault, FaultKind, RawEvent, RawStream,
+        DriverResult, Fault, FaultKind, RawEvent, RawStream,
         observe::{FailPoint, Token},
     },
     error::{Error, Result},
@@ -39,6 +39,8 @@ pub struct StreamCore {
     pub handle: Arc<DeviceHandle>,
     /// The driver's stream.
     pub raw: RawStream,
+    /// Whether other code has created it, and destroys it.
+    pub(crate) adopted: bool,
     /// Unique in the process.
     pub(crate) id: u64,
     submitted: Sequence,
@@ -66,9 +68,26 @@ impl StreamCore {
     /// Lower numbers run first: see [`Driver::stream_create`](crate::driver::Driver::stream_create).
     pub(crate) fn with_priority(handle: &Arc<DeviceHandle>, op: &'static str, priority: i32) -> Result<Arc<Self>> {
         let raw = handle.check(op, handle.driver.stream_create(priority))?;
-        Ok(Arc::new(StreamCore {
+        Ok(Self::of(handle, raw, false))
+    }
+
+    /// A stream that other code has created, and submits to.
+    ///
+    /// # Safety
+    /// The stream outlives the result.
+    pub(crate) unsafe fn adopt(handle: &Arc<DeviceHandle>, raw: RawStream) -> DriverResult<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        unsafe { handle.driver.stream_adopt(raw)? };
+        let core = Self::of(handle, raw, true);
+        core.lend();
+        Ok(core)
+    }
+
+    fn of(handle: &Arc<DeviceHandle>, raw: RawStream, adopted: bool) -> Arc<Self> {
+        Arc::new(StreamCore {
             handle: handle.clone(),
             raw,
+            adopted,
             id: unique_id(),
             submitted: Sequence::new(),
             completed: Sequence::new(),
@@ -78,7 +97,7 @@ impl StreamCore {
             milestones: Milestones::new(handle),
             early: EarlyEvents::default(),
             known: Mutex::default(),
-        }))
+        })
     }
 
     /// Numbers an operation that was just submitted.
@@ -94,7 +113,6 @@ impl StreamCore {
 
     /// From now on foreign code has the stream, and what it submits may have no number. So waits for an idle stream
     /// always ask the driver.
-    #[cfg(feature = "cuda")]
     pub(crate) fn lend(&self) {
         self.lent.raise();
     }
@@ -328,8 +346,10 @@ impl StreamCore {
 impl Drop for StreamCore {
     fn drop(&mut self) {
         self.milestones.end(&self.handle);
-        // SAFETY: this is the last reference, so nobody submits to the stream any more.
-        let _ = unsafe { self.handle.driver.stream_destroy(self.raw) };
+        if !self.adopted {
+            // SAFETY: this is the last reference, so nobody submits to the stream any more.
+            let _ = unsafe { self.handle.driver.stream_destroy(self.raw) };
+        }
     }
 }
 

@@ -2,14 +2,15 @@
 //!
 //! Users and `parallel` call it. It fills in a [`Gemm`] for the driver; it uses `token`, and the matrices beside it.
 
-use super::matrix::{GemmOutput, Layout, Matrix};
+use super::matrix::{DIMS, GemmOutput, Layout, Matrix};
 use crate::{
     Device, DeviceBuffer,
-    driver::{Gemm, GemmType},
+    driver::{Gemm, GemmMatrix, GemmType},
     error::{Error, Result},
     kernel::{builtin::Float, real::Real},
     memory::DeviceCopy,
 };
+use smallvec::SmallVec;
 
 /// The types of a product, at the place of [`Float::KIND`].
 const TYPES: [GemmType; 4] = [GemmType::F32, GemmType::F64, GemmType::F16, GemmType::Bf16];
@@ -23,8 +24,13 @@ impl Device {
     /// off by at most `(k + 3) e` times the sum of the absolute values of the terms that it is the sum of, with `e`
     /// 2^-23 (for `f64`: 2^-52); half types add the roundings.
     ///
-    /// Of batches, each matrix is multiplied by that of the same place; a batch of one is used for all. `a` and `b` are
-    /// [`Matrix`]: columns, rows, transposes and batches of a buffer's elements.
+    /// Of batches, each matrix is multiplied by that of the same place. A batch can have up to three dimensions: those
+    /// of `a` and `b` are matched from the innermost on, and a dimension of one is used for all of the other side, as
+    /// in PyTorch. `a` and `b` are [`Matrix`]: columns, rows, transposes and batches of a buffer's elements.
+    ///
+    /// A batch of one dimension is one call of cuBLAS. So is one of several dimensions, if the distances between the
+    /// matrices of `a`, of `b` and of `c` let them be counted in one. Else the longest dimension is one call, which is
+    /// repeated for the others.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, Matrix};
@@ -112,7 +118,8 @@ impl Device {
     #[track_caller]
     pub fn matmul<T: Float>(&self, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Result<DeviceBuffer<T>> {
         let (x, y) = (a.layout, b.layout);
-        let Some(len) = Layout::dense(x.count.max(y.count), x.rows, y.cols).elements() else {
+        // Where the shapes do not fit, `multiply` says so.
+        let Some(len) = x.product(&y).map_or(Some(0), |to| to.elements()) else {
             return Err(Error::invalid("matmul", format_args!("({x}) * ({y}) has too many elements")));
         };
         let mut c = self.allocate("matmul", len)?;
@@ -135,26 +142,97 @@ impl Device {
         op.reads(&b.view)?;
         op.writes(&c)?;
         let (x, y) = (a.layout, b.layout);
-        let count = if x.count == 1 { y.count } else { x.count };
-        let want = Layout::dense(count, x.rows, y.cols);
-        let to = layout.unwrap_or(want);
-        let fits = match layout {
-            Some(to) => (to.count, to.rows, to.cols) == (count, x.rows, y.cols),
+        let want = x.product(&y).filter(|want| match layout {
+            Some(to) => to.shape() == want.shape(),
             None => want.elements() == Some(c.len()),
-        };
-        if x.cols != y.rows || !(fits && (y.count == count || y.count == 1)) {
+        });
+        let Some(want) = want else {
             let into = layout.map_or_else(|| format!("{} elements", c.len()), |to| format!("({to})"));
             return Err(Error::invalid(name, format_args!("({x}) * ({y}) into {into}")));
-        }
+        };
         if want.elements() == Some(0) {
             return Ok(());
         }
-        let size = size_of::<T>();
-        let (m, n, k) = (x.rows, y.cols, x.cols);
-        let (a, b) = (x.in_memory(a.view.address(), size), y.in_memory(b.view.address(), size));
-        let gemm = Gemm { of, count, m, n, k, alpha, a, b, beta, c: to.in_memory(c.address(), size) };
-        // SAFETY: the shapes fit the views, which are live memory of this device, ordered and noted by `op`; the
-        // matrices of `c` do not overlap.
-        op.submit(|driver, stream| unsafe { driver.gemm(&gemm, stream) })
+        let to = layout.unwrap_or(want);
+        let (size, m, n, k) = (size_of::<T>(), x.rows, y.cols, x.cols);
+        let matrices = [(x, a.view.address()), (y, b.view.address()), (to, c.address())];
+        let matrices = matrices.map(|(layout, view)| layout.in_memory(view, size));
+        let (outer, (count, strides)) = dims([&x, &y, &to]);
+        let (op_name, handle, stream) = (op.name, &self.worker.handle, self.stream.raw);
+        // Also what was submitted before a failed call is recorded.
+        op.submit_by(|| {
+            for first in firsts(&outer) {
+                let [a, b, c] = [0, 1, 2].map(|i| GemmMatrix {
+                    address: matrices[i].address + (first[i] * size) as u64,
+                    stride: strides[i],
+                    ..matrices[i]
+                });
+                let gemm = Gemm { of, count, m, n, k, alpha, a, b, beta, c };
+                // SAFETY: the shapes fit the views, which are live memory of this device, ordered and noted by `op`;
+                // the matrices of `c` do not overlap.
+                handle.check(op_name, unsafe { handle.driver.gemm(&gemm, stream) })?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// A dimension of the products: their number, and the distances between their matrices `a`, `b` and `c`.
+type Dim = (usize, [usize; 3]);
+
+/// The dimensions of a batch, fewest first, and the one that a driver takes in one call. Neighbours whose matrices can
+/// be counted in one are one dimension.
+fn dims(matrices: [&Layout; 3]) -> (SmallVec<[Dim; DIMS]>, Dim) {
+    let mut dims = SmallVec::<[Dim; DIMS]>::new();
+    for d in 0..DIMS {
+        // A matrix that is used for all has no distance.
+        let (count, strides) = (matrices[2].batch[d].0, matrices.map(|x| x.batch[d].1));
+        match dims.last_mut().filter(|(_, outer)| (0..3).all(|i| count.checked_mul(strides[i]) == Some(outer[i]))) {
+            Some(outer) => *outer = (outer.0 * count, strides),
+            None if count > 1 => dims.push((count, strides)),
+            None => {}
+        }
+    }
+    dims.sort_by_key(|&(count, _)| count);
+    let inner = dims.pop().unwrap_or((1, [0; 3]));
+    (dims, inner)
+}
+
+/// Where the matrices of each call begin, in elements.
+fn firsts(outer: &[Dim]) -> impl Iterator<Item = [usize; 3]> + '_ {
+    (0..outer.iter().map(|&(count, _)| count).product()).map(move |mut call: usize| {
+        let mut first = [0; 3];
+        for &(count, strides) in outer {
+            (0..3).for_each(|i| first[i] += call % count * strides[i]);
+            call /= count;
+        }
+        first
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::GpuPool;
+
+    #[test]
+    fn matrices_that_can_be_counted_in_one_are_one_call() {
+        let pool = GpuPool::builder().host(1).build().unwrap();
+        let cut = |dev: &Device| {
+            let (x, y) = (dev.zeros::<f32>(24)?, dev.zeros::<f32>(4)?);
+            let blocks = Matrix::new(&x, 12, 2)?.split_rows(2)?.split_rows(3)?;
+            let heads = Matrix::new(&x, 4, 6)?.split_rows(2)?.split_columns(3)?;
+            let one = Matrix::new(&y, 2, 2)?;
+            let cut = |x: Matrix<'_>| {
+                let to = x.layout.product(&one.layout).unwrap();
+                let (outer, inner) = dims([&x.layout, &one.layout, &to]);
+                (firsts(&outer).collect::<Vec<_>>(), inner)
+            };
+            Ok((cut(blocks), cut(heads), cut(one)))
+        };
+        let (blocks, heads, one) = pool.on_device(0).run(cut).unwrap();
+        assert_eq!(blocks, (vec![[0; 3]], (6, [4, 0, 4])));
+        assert_eq!(heads, (vec![[0; 3], [12, 0, 12]], (3, [2, 0, 4])));
+        assert_eq!(one, (vec![[0; 3]], (1, [0; 3])));
     }
 }

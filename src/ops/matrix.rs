@@ -16,6 +16,9 @@ use std::{
     ops::{Bound, RangeBounds},
 };
 
+/// Dimensions that a batch can have.
+pub(super) const DIMS: usize = 3;
+
 /// Where the elements of a batch of matrices lie in a view. Row-major; `rows` and `cols` are those of the matrix as it
 /// is used.
 #[derive(Clone, Copy)]
@@ -25,26 +28,59 @@ pub struct Layout {
     pub(super) cols: usize,
     lead: usize,
     transposed: bool,
-    pub(super) count: usize,
-    stride: usize,
+    /// The number of matrices and the distance between them, by dimension. The last `depth` are in use.
+    pub(super) batch: [(usize, usize); DIMS],
+    depth: usize,
 }
 
 impl Layout {
-    pub(super) fn dense(count: usize, rows: usize, cols: usize) -> Self {
-        Layout { first: 0, rows, cols, lead: cols, transposed: false, count, stride: rows.saturating_mul(cols) }
+    fn dense(rows: usize, cols: usize) -> Self {
+        Layout { first: 0, rows, cols, lead: cols, transposed: false, batch: [(1, 0); DIMS], depth: 0 }
+    }
+
+    /// Where the products with the matrices of `other` lie when they fill a view. `None` when the shapes do not fit.
+    pub(super) fn product(&self, other: &Self) -> Option<Self> {
+        let mut batch = [(1, 0); DIMS];
+        let mut stride = self.rows.saturating_mul(other.cols);
+        for (to, (&(a, _), &(b, _))) in batch.iter_mut().zip(self.batch.iter().zip(&other.batch)).rev() {
+            let count = if a == 1 { b } else { a };
+            if self.cols != other.rows || ![1, count].contains(&b) {
+                return None;
+            }
+            *to = (count, stride);
+            stride = stride.saturating_mul(count);
+        }
+        let depth = self.depth.max(other.depth);
+        Some(Layout { batch, depth, ..Layout::dense(self.rows, other.cols) }.normal())
+    }
+
+    /// Rows, columns and numbers of matrices.
+    pub(super) fn shape(&self) -> [usize; DIMS + 2] {
+        let [x, y, z] = self.batch.map(|(count, _)| count);
+        [x, y, z, self.rows, self.cols]
+    }
+
+    fn count(&self) -> usize {
+        self.batch.iter().fold(1, |all, &(count, _)| all.saturating_mul(count))
     }
 
     fn is_empty(&self) -> bool {
-        self.count == 0 || self.rows == 0 || self.cols == 0
+        self.shape().contains(&0)
     }
 
     /// Without distances that lead to no element. Those were not checked, and drivers multiply them.
     fn normal(mut self) -> Self {
         let (stored, row) = if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) };
-        if self.is_empty() {
-            (self.first, self.stride) = (0, 0);
+        let empty = self.is_empty();
+        for (count, stride) in &mut self.batch {
+            if empty || *count == 1 {
+                *stride = 0;
+            }
         }
-        if self.is_empty() || stored == 1 {
+        if empty {
+            self.first = 0;
+        }
+        if empty || stored == 1 {
             self.lead = row;
         }
         self
@@ -55,7 +91,7 @@ impl Layout {
         if self.is_empty() {
             return Some(0);
         }
-        self.count.checked_mul(self.rows)?.checked_mul(self.cols)
+        self.shape().iter().try_fold(1usize, |all, &n| all.checked_mul(n))
     }
 
     /// From an element to the one below it, and to the one beside it.
@@ -63,14 +99,18 @@ impl Layout {
         if self.transposed { (1, self.lead) } else { (self.lead, 1) }
     }
 
+    /// The length of each dimension, and the distance between its neighbours.
+    fn dims(&self) -> [(usize, usize); DIMS + 2] {
+        let ([x, y, z], (down, right)) = (self.batch, self.steps());
+        [x, y, z, (self.rows, down), (self.cols, right)]
+    }
+
     /// One behind the last element.
     fn end(&self) -> Option<usize> {
         if self.is_empty() {
             return Some(self.first);
         }
-        let (down, right) = self.steps();
-        let steps = [(self.count, self.stride), (self.rows, down), (self.cols, right)];
-        let last = steps.iter().try_fold(self.first, |at, &(n, step)| at.checked_add((n - 1).checked_mul(step)?));
+        let last = self.dims().iter().try_fold(self.first, |at, &(n, step)| at.checked_add((n - 1).checked_mul(step)?));
         last?.checked_add(1)
     }
 
@@ -87,7 +127,7 @@ impl Layout {
         if lead < cols {
             return Err(Error::invalid(op, format_args!("rows of {cols} elements at a leading dimension of {lead}")));
         }
-        Layout { lead, ..Layout::dense(1, rows, cols) }.within(op, len)
+        Layout { lead, ..Layout::dense(rows, cols) }.within(op, len)
     }
 
     /// Part `range` of `0..len`, which counts `what`.
@@ -111,48 +151,71 @@ impl Layout {
         Ok((start, end - start))
     }
 
+    /// With a dimension more.
     #[track_caller]
-    fn batch(self, op: &'static str, len: usize, count: usize, stride: usize) -> Result<Self> {
-        if self.count != 1 {
-            return Err(Error::invalid(op, format_args!("a batch of {self}")));
+    fn deeper(mut self, op: &'static str, outer: bool, count: usize, stride: usize) -> Result<Self> {
+        if self.depth == DIMS {
+            return Err(Error::invalid(op, format_args!("{self} has {DIMS} dimensions of batches, the most")));
         }
-        Layout { count, stride, ..self }.within(op, len)
+        if outer {
+            self.batch[DIMS - 1 - self.depth] = (count, stride);
+        } else {
+            self.batch.rotate_left(1);
+            self.batch[DIMS - 1] = (count, stride);
+        }
+        self.depth += 1;
+        Ok(self)
     }
 
     /// `parts` of `whole` rows or columns.
     #[track_caller]
     fn part(&self, op: &'static str, what: &str, whole: usize, parts: usize) -> Result<usize> {
-        if self.count != 1 || parts == 0 || !whole.is_multiple_of(parts) {
+        if parts == 0 || !whole.is_multiple_of(parts) {
             return Err(Error::invalid(op, format_args!("{parts} equal parts of the {what} of {self}")));
         }
         Ok(whole / parts)
     }
 
-    /// No element belongs to two matrices: each lies behind the one before, or beside it.
+    /// No element belongs to two matrices: a step of each dimension goes beyond all elements of the shorter steps.
     fn is_disjoint(&self) -> bool {
-        let one = Layout { count: self.count.min(1), first: 0, ..*self }.end().unwrap_or(usize::MAX);
-        let beside = || self.stride >= self.cols && (self.count - 1) * self.stride + self.cols <= self.lead;
-        self.count <= 1 || self.elements() == Some(0) || self.stride >= one || beside()
+        let mut dims = self.dims();
+        dims.sort_unstable_by_key(|&(_, step)| step);
+        let mut reach = 1usize;
+        self.is_empty()
+            || dims.iter().filter(|(n, _)| *n > 1).all(|&(n, step)| {
+                let apart = step >= reach;
+                reach = reach.saturating_add((n - 1).saturating_mul(step));
+                apart
+            })
     }
 
     pub(super) fn in_memory(&self, view: Address, size: usize) -> GemmMatrix {
-        let stride = if self.count == 1 { 0 } else { self.stride };
-        GemmMatrix { address: view + (self.first * size) as u64, transposed: self.transposed, lead: self.lead, stride }
+        let address = view + (self.first * size) as u64;
+        GemmMatrix { address, transposed: self.transposed, lead: self.lead, stride: 0 }
     }
 }
 
-/// "2 x 3", "4 of 2 x 3 at 6", "2 x 3 of rows of 8".
+/// "2 x 3", "4 of 2 x 3 with a stride of 8", "2 of 4 of 2 x 3 with strides of 6 and 12".
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.count != 1 {
-            write!(f, "{} of ", self.count)?;
+        let used = &self.batch[DIMS - self.depth..];
+        if self.count() != 1 {
+            used.iter().try_for_each(|(count, _)| write!(f, "{count} of "))?;
         }
         write!(f, "{} x {}", self.rows, self.cols)?;
         if self.lead != if self.transposed { self.rows } else { self.cols } {
             write!(f, " with a leading dimension of {}", self.lead)?;
         }
-        if self.count > 1 && self.stride != self.rows.saturating_mul(self.cols) {
-            write!(f, " with a stride of {}", self.stride)?;
+        let mut dense = self.rows.saturating_mul(self.cols);
+        let is_dense = used.iter().rev().all(|&(count, stride)| {
+            let fits = count <= 1 || stride == dense;
+            dense = dense.saturating_mul(count);
+            fits
+        });
+        if !is_dense {
+            let strides: Vec<_> = used.iter().map(|(_, stride)| stride.to_string()).collect();
+            let words = if used.len() == 1 { "a stride" } else { "strides" };
+            write!(f, " with {words} of {}", strides.join(" and "))?;
         }
         Ok(())
     }
@@ -291,7 +354,13 @@ macro_rules! parts {
 
             /// The number of matrices.
             pub fn count(&self) -> usize {
-                self.layout.count
+                self.layout.count()
+            }
+
+            /// The number of matrices in each dimension of the batch, the outermost first. Of a single matrix it is
+            /// empty.
+            pub fn counts(&self) -> Vec<usize> {
+                self.layout.batch[DIMS - self.layout.depth..].iter().map(|&(count, _)| count).collect()
             }
 
             /// Some of the columns; of a batch, of each matrix.
@@ -318,7 +387,8 @@ macro_rules! parts {
                 Ok($Matrix { layout: layout.normal(), ..self })
             }
 
-            /// A batch of `parts` matrices: the first has the first rows, and so on.
+            /// A batch of `parts` matrices: the first has the first rows, and so on. Of a batch, each matrix is split:
+            /// `parts` is its new innermost dimension.
             ///
             /// ```
             /// # use gpu_pool::{GpuPool, Matrix};
@@ -333,29 +403,46 @@ macro_rules! parts {
             /// ```
             ///
             /// # Errors
-            /// [`Error::InvalidArgument`] when the parts cannot be equal, and of a batch.
+            /// [`Error::InvalidArgument`] when the parts cannot be equal, and of a batch of three dimensions.
             #[track_caller]
             pub fn split_rows(self, parts: usize) -> Result<Self> {
                 let l = self.layout;
-                let rows = l.part(concat!(stringify!($Matrix), "::split_rows"), "rows", l.rows, parts)?;
-                let layout = Layout { rows, count: parts, stride: rows * l.steps().0, ..l };
+                let op = concat!(stringify!($Matrix), "::split_rows");
+                let rows = l.part(op, "rows", l.rows, parts)?;
+                let layout = Layout { rows, ..l }.deeper(op, false, parts, rows * l.steps().0)?;
                 Ok($Matrix { layout: layout.normal(), ..self })
             }
 
-            /// A batch of `parts` matrices: the first has the first columns, and so on. The heads of attention are
-            /// such parts.
+            /// A batch of `parts` matrices: the first has the first columns, and so on. Of a batch, each matrix is
+            /// split: `parts` is its new innermost dimension. The heads of attention are such parts.
+            ///
+            /// ```
+            /// # use gpu_pool::{GpuPool, Matrix};
+            /// # let pool = GpuPool::builder().host(1).build()?;
+            /// # pool.run(|dev, _| {
+            /// // 2 texts of 3 tokens, 4 heads of 5 elements: the scores of all heads of all texts in one call.
+            /// let (q, k) = (dev.upload(&[1.0f32; 2 * 3 * 4 * 5])?, dev.upload(&[1.0f32; 2 * 3 * 4 * 5])?);
+            /// let heads = |x| Matrix::new(x, 2 * 3, 4 * 5)?.split_rows(2)?.split_columns(4);
+            /// assert_eq!((heads(&q)?.counts(), heads(&q)?.shape()), (vec![2, 4], (3, 5)));
+            /// let scores = dev.matmul(heads(&q)?, heads(&k)?.t())?;
+            /// assert_eq!(dev.download(&scores)?, [5.0; 2 * 4 * 3 * 3]);
+            /// # Ok(()) })?;
+            /// # Ok::<(), gpu_pool::Error>(())
+            /// ```
             ///
             /// # Errors
-            /// [`Error::InvalidArgument`] when the parts cannot be equal, and of a batch.
+            /// [`Error::InvalidArgument`] when the parts cannot be equal, and of a batch of three dimensions.
             #[track_caller]
             pub fn split_columns(self, parts: usize) -> Result<Self> {
                 let l = self.layout;
-                let cols = l.part(concat!(stringify!($Matrix), "::split_columns"), "columns", l.cols, parts)?;
-                let layout = Layout { cols, count: parts, stride: cols * l.steps().1, ..l };
+                let op = concat!(stringify!($Matrix), "::split_columns");
+                let cols = l.part(op, "columns", l.cols, parts)?;
+                let layout = Layout { cols, ..l }.deeper(op, false, parts, cols * l.steps().1)?;
                 Ok($Matrix { layout: layout.normal(), ..self })
             }
 
-            /// A batch of `count` such matrices; each begins `stride` elements behind the one before.
+            /// A batch of `count` such matrices; each begins `stride` elements behind the one before. Of a batch, there
+            /// are `count` such batches: `count` is the new outermost dimension.
             ///
             /// ```
             /// # use gpu_pool::{GpuPool, Matrix};
@@ -370,12 +457,12 @@ macro_rules! parts {
             /// ```
             ///
             /// # Errors
-            /// [`Error::InvalidArgument`] when the view is too short, and of a batch; of a [`MatrixMut`], when two of
-            /// the matrices have an element in common.
+            /// [`Error::InvalidArgument`] when the view is too short, and of a batch of three dimensions; of a
+            /// [`MatrixMut`], when two of the matrices have an element in common.
             #[track_caller]
             pub fn batch(self, count: usize, stride: usize) -> Result<Self> {
                 let op = concat!(stringify!($Matrix), "::batch");
-                let layout = self.layout.batch(op, self.view.len(), count, stride)?;
+                let layout = self.layout.deeper(op, true, count, stride)?.within(op, self.view.len())?;
                 if !$batch(&layout) {
                     return Err(Error::invalid(op, format_args!("{layout} overlap")));
                 }
@@ -415,7 +502,7 @@ impl<T: DeviceCopy> GemmOutput for MatrixMut<'_, T> {
 #[track_caller]
 fn dense(op: &'static str, len: usize, rows: usize, cols: usize) -> Result<Layout> {
     match rows.checked_mul(cols) {
-        Some(n) if n == len => Ok(Layout::dense(1, rows, cols)),
+        Some(n) if n == len => Ok(Layout::dense(rows, cols)),
         _ => Err(Error::invalid(op, format_args!("{rows} x {cols} of {len} elements"))),
     }
 }

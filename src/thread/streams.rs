@@ -7,6 +7,7 @@
 //! since its operations are numbered on without end.
 
 use crate::{
+    driver::{DriverResult, RawStream},
     error::{Error, Result},
     memory::{handle::DeviceHandle, stream::StreamCore},
 };
@@ -43,13 +44,32 @@ impl Streams {
         let any = handle.stepped || streams.len() >= MANY_STREAMS;
         let is_idle = |core: &StreamCore| core.is_over(core.submitted());
         let spare = |pooled: &&PooledStream| {
-            pooled.priority == priority && Rc::strong_count(&pooled.held) == 1 && (any || is_idle(&pooled.core))
+            !pooled.core.adopted
+                && pooled.priority == priority
+                && Rc::strong_count(&pooled.held) == 1
+                && (any || is_idle(&pooled.core))
         };
         if let Some(spare) = streams.iter().find(spare) {
             return Ok(spare.clone());
         }
         let core = StreamCore::with_priority(handle, "stream", priority)?;
         let pooled = PooledStream { core, held: Rc::new(()), priority };
+        streams.push(pooled.clone());
+        Ok(pooled)
+    }
+
+    /// The stream of other code with this handle. The device has it from then on.
+    ///
+    /// # Safety
+    /// The stream is live until the pool has ended, and nothing names its operations any more.
+    pub(super) unsafe fn adopt(&self, handle: &Arc<DeviceHandle>, raw: RawStream) -> DriverResult<PooledStream> {
+        let mut streams = self.all.borrow_mut();
+        if let Some(known) = streams.iter().find(|pooled| pooled.core.raw == raw) {
+            return Ok(known.clone());
+        }
+        // SAFETY: the caller's promise.
+        let core = unsafe { StreamCore::adopt(handle, raw)? };
+        let pooled = PooledStream { core, held: Rc::new(()), priority: 0 };
         streams.push(pooled.clone());
         Ok(pooled)
     }

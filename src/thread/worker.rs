@@ -20,6 +20,7 @@ use crate::gang::{
 use crate::{
     contain::contain,
     driver::{
+        RawStream,
         module::Module,
         observe::FailPoint,
         route::{PeerReport, Route},
@@ -248,6 +249,16 @@ impl Worker {
     /// A stream besides the main one, with the value that keeps it from being handed out again.
     pub(crate) fn stream(&self, priority: i32) -> Result<PooledStream> {
         self.streams.take(&self.handle, priority)
+    }
+
+    /// The stream of other code with this handle: see [`Device::adopt_stream`].
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn adopt_stream(&self, op: &'static str, raw: RawStream) -> Result<PooledStream> {
+        // SAFETY: the caller's promise.
+        let adopted = unsafe { self.streams.adopt(&self.handle, raw) };
+        adopted.map_err(|fault| self.handle.refused(op, fault))
     }
 
     /// Two streams for copies that overlap with each other and with the rest of a collective. Programs do not get them.

@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod adopted;
 mod buffers;
 mod cancel;
 mod copies;

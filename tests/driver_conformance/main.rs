@@ -52,7 +52,8 @@ suite! {
         events_order_devices a_relay_through_all_devices elapsed_time elapsed_needs_recorded_timing_events;
     copies: odd_sizes_and_offsets empty_copies_do_nothing copies_within fills peer_copies host_memory_is_portable;
     memory: addresses_are_aligned_and_distinct memory_info_moves running_out_of_memory_harms_nothing
-        empty_allocations_are_refused host_memory_starts_zeroed managed_memory_is_seen_by_all;
+        empty_allocations_are_refused host_memory_starts_zeroed managed_memory_is_seen_by_all
+        foreign_memory_is_adopted a_foreign_stream_is_adopted;
     mapped: mappings_come_and_go data_survives_a_neighbours_end operands_span_mappings mapping_runs_out_of_memory
         peers_reach_what_is_mapped_before_and_after mappings_copy_to_mappings a_mapping_moves
         a_mapping_that_moves_keeps_its_peers wrong_places_are_refused devices_map_at_once;

@@ -75,3 +75,45 @@ pub fn managed_memory_is_seen_by_all(rig: &Rig) {
         assert_eq!(shared.words(), [10 * (i as u32 + 1); 1024]);
     }
 }
+
+/// Memory of other code is used like one's own from its adoption to its end, and is not freed by it.
+pub fn foreign_memory_is_adopted(rig: &Rig) {
+    let device = rig.one();
+    // To another object of the GPU, its driver's memory is other code's; software GPUs adopt host memory.
+    let (own, mut host) = (mem(device, 4096), vec![0u32; 1024]);
+    let foreign = if rig.cuda { own.raw } else { host.as_mut_ptr() as u64 };
+    // SAFETY: live memory, which nothing else uses.
+    let adopted = unsafe { device.adopt(foreign, 4096).unwrap() };
+    let s = stream(device);
+    // SAFETY: as above; the stream is waited for.
+    unsafe { device.fill_u32(adopted + 2048, 9, 512, s.raw).unwrap() };
+    s.wait();
+    // SAFETY: nothing in flight names it.
+    unsafe { device.disown(adopted).unwrap() };
+    if rig.cuda {
+        assert_eq!(read_words(&own)[512..], [9; 512]);
+    } else {
+        assert_eq!((host[511], &host[512..]), (0, &[9; 512][..]));
+        // SAFETY: it is refused.
+        let gone = unsafe { device.fill_u32(adopted, 9, 4, s.raw) }.unwrap_err();
+        let is_refused = |kind| matches!(kind, FaultKind::InvalidArgument | FaultKind::Misuse);
+        assert!(is_refused(gone.kind), "{gone}");
+        // SAFETY: it is refused: neither is the other's.
+        let refused = unsafe { [device.mem_free(adopted), device.disown(adopted), device.disown(own.raw)] };
+        assert!(refused.into_iter().all(|call| is_refused(call.unwrap_err().kind)));
+    }
+    // SAFETY: it is refused.
+    let refused = unsafe { [device.adopt(foreign, 0), device.adopt(0, 4096)] };
+    assert!(refused.into_iter().all(|call| call.unwrap_err().kind == FaultKind::InvalidArgument));
+}
+
+/// A stream of other code is one's own, but for its end.
+pub fn a_foreign_stream_is_adopted(rig: &Rig) {
+    let device = rig.one();
+    let (s, x) = (stream(device), mem(device, 4096));
+    // SAFETY: a live stream of this device.
+    unsafe { device.stream_adopt(s.raw).unwrap() };
+    s.fill(&x, 3);
+    s.wait();
+    assert_eq!(read_words(&x), [3; 1024]);
+}

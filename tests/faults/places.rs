@@ -86,6 +86,8 @@ fn a_devices_calls_have_places() {
         unsafe {
             told("Device::uninit", dev.uninit::<f64>(FAR));
             told("Device::uninit_aligned", dev.uninit_aligned::<u8>(1, 3));
+            told("Device::adopt", dev.adopt::<f32>(0, 1, ()));
+            told("Device::adopt_stream", dev.adopt_stream(u64::MAX));
         }
         told("Device::pinned", dev.pinned::<f64>(FAR));
         let mut words = dev.zeros::<u32>(4)?;

@@ -321,7 +321,7 @@ on_both! {
             refused(a.rows(..=usize::MAX), "Matrix::rows", "of 3 x 4");
             refused(a.split_rows(2), "Matrix::split_rows", "2 equal parts of the rows of 3 x 4");
             refused(a.split_columns(0), "Matrix::split_columns", "0 equal parts of the columns of 3 x 4");
-            refused(a.split_rows(3)?.split_columns(2), "Matrix::split_columns", "of the columns of 3 of 1 x 4");
+            refused(a.split_rows(3)?.split_columns(3), "Matrix::split_columns", "of the columns of 3 of 1 x 4");
             refused(a.batch(2, 1), "Matrix::batch", "2 of 3 x 4 with a stride of 1 in a view of 12 elements");
             let two = MatrixMut::strided(&mut y, 2, 2, 6)?;
             refused(two.batch(3, 1), "MatrixMut::batch", "overlap");

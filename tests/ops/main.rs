@@ -4,6 +4,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(feature = "blas")]
+mod batches;
 mod cast;
 #[cfg(feature = "blas")]
 mod gemm;

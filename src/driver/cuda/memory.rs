@@ -83,6 +83,6 @@ impl CudaGpu {
 }
 
 /// Refuses zero bytes, with a clearer message than CUDA's.
-fn nonzero(bytes: usize) -> DriverResult {
+pub(super) fn nonzero(bytes: usize) -> DriverResult {
     if bytes == 0 { Err(fault::invalid("an allocation of 0 bytes")) } else { Ok(()) }
 }

@@ -7,14 +7,15 @@
 //! The oldest supported driver is 535 (CUDA 12.2). Later functions are looked up by name and are optional.
 //!
 //! One file per subject: `library` finds libcuda, `context` opens a device and has the checks of every call, `fault`
-//! has the error codes. The calls are inherent methods in `memory`, `vmm`, `stream`, `copy`, `peer`, `module` (with
-//! `nvrtc` and `shared`), `launch` (with `early`), `gemm` and `graph`; the `impl Driver` below forwards to them.
-//! `interop` gives cudarc's types.
+//! has the error codes. The calls are inherent methods in `memory`, `foreign`, `vmm`, `stream`, `copy`, `peer`,
+//! `module` (with `nvrtc` and `shared`), `launch` (with `early`), `gemm` and `graph`; the `impl Driver` below forwards
+//! to them. `interop` gives cudarc's types.
 
 mod context;
 mod copy;
 mod early;
 mod fault;
+mod foreign;
 #[cfg(feature = "blas")]
 mod gemm;
 mod graph;
@@ -84,6 +85,8 @@ impl Driver for CudaGpu {
         host_free(ptr) => gated(call);
         managed_alloc(bytes) => gated(call);
         managed_free(ptr) => gated(call);
+        adopt(address, bytes) => gated(call);
+        disown(address);
 
         vm_granularity();
         vm_reserve(bytes) => gated(call);
@@ -97,6 +100,7 @@ impl Driver for CudaGpu {
         vm_import(address, bytes, memory) => gated(call);
 
         stream_create(priority) => gated(call);
+        stream_adopt(stream);
         stream_destroy(stream) => gated(call);
         stream_query(stream);
         stream_wait_idle(stream, limit);

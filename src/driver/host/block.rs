@@ -36,6 +36,8 @@ enum Raw {
     Allocated(NonNull<u8>, Layout),
     /// Pages of its own: all of them have memory, or, in a window, its mapped parts.
     Reserved(Pages),
+    /// Memory of other code.
+    Borrowed,
     /// No memory: see [`Block::nothing`].
     Nothing,
 }
@@ -68,6 +70,16 @@ impl Block {
     pub fn nothing(address: Address, bytes: usize) -> Option<Arc<Block>> {
         let first = NonNull::new(ptr::without_provenance_mut(address as usize))?;
         Some(Arc::new(Block { raw: Raw::Nothing, first, bytes }))
+    }
+
+    /// Host memory of other code, which lives as long as the block.
+    pub fn borrowed(first: *mut u8, bytes: usize) -> Option<Arc<Block>> {
+        Some(Arc::new(Block { raw: Raw::Borrowed, first: NonNull::new(first)?, bytes }))
+    }
+
+    /// Whether the memory is other code's.
+    pub fn is_borrowed(&self) -> bool {
+        matches!(self.raw, Raw::Borrowed)
     }
 
     /// A range of pages, whose parts may still be without memory.

@@ -86,6 +86,17 @@ impl Driver for HostGpu {
         self.free_host(ptr, HostKind::Managed)
     }
 
+    unsafe fn adopt(&self, address: Address, bytes: usize) -> DriverResult<Address> {
+        check_size(bytes)?;
+        self.alive()?.core.memory.adopt(self.index, address, bytes)
+    }
+
+    unsafe fn disown(&self, address: Address) -> DriverResult {
+        let mut state = self.lock();
+        let ended = state.core.memory.disown(self.index, address);
+        state.core.check_alive(self.index).and(ended)
+    }
+
     fn vm_granularity(&self) -> Option<usize> {
         self.virtual_memory.then_some(pages::GRANULARITY)
     }
@@ -148,6 +159,10 @@ impl Driver for HostGpu {
 
     fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {
         self.alive()?.core.add_stream(self.index, priority).map(RawStream)
+    }
+
+    unsafe fn stream_adopt(&self, stream: RawStream) -> DriverResult {
+        self.alive()?.core.stream(self.index, stream.0).map(drop)
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult {

@@ -4,6 +4,7 @@
 
 use super::fault::invalid;
 use crate::{
+    contain::Contained,
     driver::{Address, DriverResult, Fault, FaultKind, observe::Token},
     memory::handle::DeviceHandle,
 };
@@ -25,6 +26,8 @@ pub(crate) enum ChunkKind {
 pub struct Region {
     pub(crate) handle: Arc<DeviceHandle>,
     pub(crate) kind: ChunkKind,
+    /// Other code has allocated the memory.
+    pub(crate) adopted: bool,
     /// The reserved address range, for a window.
     window: Option<Range<Address>>,
     /// Units by first address.
@@ -63,10 +66,25 @@ impl Region {
         Arc::new(region)
     }
 
+    /// A region of one unit that other code has allocated, and frees when `keep` is dropped.
+    pub(crate) fn adopted(
+        handle: &Arc<DeviceHandle>,
+        address: Address,
+        bytes: u64,
+        keep: impl Send + 'static,
+    ) -> Arc<Self> {
+        let mut region = Self::new(handle, ChunkKind::Device, None);
+        region.adopted = true;
+        region.add(address, bytes);
+        region.attach(Contained::new(Mutex::new(keep)));
+        Arc::new(region)
+    }
+
     fn new(handle: &Arc<DeviceHandle>, kind: ChunkKind, window: Option<Range<Address>>) -> Self {
         Region {
             handle: handle.clone(),
             kind,
+            adopted: false,
             window,
             units: Mutex::default(),
             known: Mutex::default(),
@@ -174,6 +192,7 @@ impl Region {
         unsafe {
             match (self.kind, &self.window) {
                 (ChunkKind::Device, Some(_)) => driver.vm_unmap(at, (unit.end - at) as usize),
+                (ChunkKind::Device, None) if self.adopted => driver.disown(at),
                 (ChunkKind::Device, None) => driver.mem_free(at),
                 (ChunkKind::Pinned, _) => driver.host_free(at as *mut u8),
                 (ChunkKind::Managed, _) => driver.managed_free(at as *mut u8),
@@ -224,6 +243,11 @@ impl Drop for Region {
         }
         if !empty {
             std::mem::forget(self.attached.take());
+        } else if self.adopted {
+            // Other code may free the memory by a call that waits for running kernels.
+            #[cfg(feature = "cuda")]
+            let _blocking = crate::driver::gate::blocking();
+            drop(self.attached.take());
         }
     }
 }

@@ -1,11 +1,20 @@
-//! Blocks in chunks of their own: memory that other processes have, too.
+//! Blocks in chunks of their own: memory that other processes have, too, and memory of other code.
 //!
 //! Such a block is not pooled: it counts in no [`MemoryStats`](super::MemoryStats), and goes back to the driver when
 //! its last handle is gone and its last uses have completed. It comes home like every other block, since after a failed
 //! scope memory that was freed may still be in use.
 
 use super::Cache;
-use crate::memory::block::Block;
+use crate::{
+    driver::Address,
+    error::Result,
+    memory::{
+        backing::{ChunkKind, Region},
+        block::{Block, BlockRef, Origin},
+        hazard::History,
+    },
+};
+use std::sync::Arc;
 
 /// The blocks of a cache that are not pooled.
 #[derive(Default)]
@@ -33,8 +42,41 @@ impl Cache {
     /// Takes a block whose last handle is gone.
     pub(super) fn leave(&mut self, block: Box<Block>) {
         self.dedicated.out = self.dedicated.out.saturating_sub(1);
+        if block.region().adopted {
+            self.stats.adopted -= block.size() as u64;
+        }
         self.dedicated.leaving.push(block);
         self.dedicated.let_go();
+    }
+
+    /// Memory of other code, which keeps `keep` until its last use is over.
+    ///
+    /// # Safety
+    /// `bytes` bytes of this device's memory that stay live as long as `keep`, and that nothing else uses.
+    #[track_caller]
+    pub(crate) unsafe fn adopt(
+        &mut self,
+        op: &'static str,
+        (address, bytes): (Address, usize),
+        keep: impl Send + 'static,
+    ) -> Result<BlockRef> {
+        // SAFETY: the caller's promise; the region ends the adoption before it drops `keep`.
+        let at = unsafe { self.handle.driver.adopt(address, bytes) };
+        let at = at.map_err(|fault| self.handle.refused(op, fault))?;
+        let region = Region::adopted(&self.handle, at, bytes as u64, keep);
+        self.stats.adopted += bytes as u64;
+        Ok(self.whole(region, (at, bytes), History::default(), true))
+    }
+
+    /// The block of a whole region.
+    fn whole(&mut self, region: Arc<Region>, at: (Address, usize), history: History, written: bool) -> BlockRef {
+        let (handle, owner) = (&self.handle, Some(&self.owner));
+        if let Some(watch) = handle.watch() {
+            watch.checker.allocated(at.0, at.1, Some(watch.device), written);
+        }
+        let block = Block::new_free(handle, ChunkKind::Device, owner, &region, Origin::Region, at, history);
+        self.dedicated.out += 1;
+        BlockRef::activate(block)
     }
 
     /// At the end of a scope: memory that was dropped, here or on other threads, goes to the driver.
@@ -50,18 +92,11 @@ impl Cache {
 mod make {
     use super::*;
     use crate::{
-        driver::{Address, Fault, FaultKind},
-        error::{Error, Result},
-        memory::{
-            backing::{ChunkKind, Region},
-            block::{BlockRef, Origin},
-            hazard::{History, Lending},
-        },
+        driver::{Fault, FaultKind},
+        error::Error,
+        memory::hazard::Lending,
     };
-    use std::{
-        os::fd::{BorrowedFd, OwnedFd},
-        sync::Arc,
-    };
+    use std::os::fd::{BorrowedFd, OwnedFd};
 
     /// A window, still without memory.
     struct Window {
@@ -94,7 +129,7 @@ mod make {
             region.add(at, bytes as u64);
             // SAFETY: mapped just now; nobody else knows of it.
             let memory = self.handle.check(op, unsafe { driver.vm_export(at, bytes) })?;
-            Ok((self.whole(region, (at, bytes), lending, false), memory))
+            Ok((self.whole(region, (at, bytes), History::lent_by(lending), false), memory))
         }
 
         /// The memory of another process, `bytes` bytes with that process's contents.
@@ -111,7 +146,7 @@ mod make {
             // only when the memory has come back.
             self.handle.check_alloc(op, bytes, unsafe { self.handle.driver.vm_import(at, bytes, memory) })?;
             region.add(at, bytes as u64);
-            Ok(self.whole(region, (at, bytes), lending, true))
+            Ok(self.whole(region, (at, bytes), History::lent_by(lending), true))
         }
 
         #[track_caller]
@@ -131,24 +166,6 @@ mod make {
             };
             let at = handle.check_alloc(op, bytes, driver.vm_reserve(bytes as u64))?;
             Ok(Window { region: Region::window(handle, at..at + bytes as u64), at, bytes })
-        }
-
-        /// The block of a whole region.
-        fn whole(
-            &mut self,
-            region: Arc<Region>,
-            at: (Address, usize),
-            lending: &Arc<Lending>,
-            written: bool,
-        ) -> BlockRef {
-            let (handle, owner) = (&self.handle, Some(&self.owner));
-            if let Some(watch) = handle.watch() {
-                watch.checker.allocated(at.0, at.1, Some(watch.device), written);
-            }
-            let history = History::lent_by(lending);
-            let block = Block::new_free(handle, ChunkKind::Device, owner, &region, Origin::Region, at, history);
-            self.dedicated.out += 1;
-            BlockRef::activate(block)
         }
     }
 }

@@ -11,7 +11,6 @@ use super::{
     host::InStream,
     judge::{Operand, refusal},
     note::Call,
-    shadow::Manner,
 };
 use gpu_pool::{
     extend::driver::*,
@@ -50,6 +49,15 @@ impl Driver for Checked {
         managed_alloc(bytes) => call().inspect(|&ptr| this.added(ptr as Address, bytes, Source::Managed));
         managed_free(ptr) => this.free("managed_free", ptr as Address, Source::Managed, call);
 
+        // Its contents were written by other code.
+        adopt(address, bytes) => {
+            let address = call()?;
+            this.added(address, bytes, Source::Adopted(this.index));
+            this.checker.state.lock().heap.write(address..address + bytes as u64);
+            Ok(address)
+        };
+        disown(address) => this.free("disown", address, Source::Adopted(this.index), call);
+
         // A window has no memory, so only its mappings are recorded.
         vm_granularity();
         vm_reserve(bytes);
@@ -77,6 +85,14 @@ impl Driver for Checked {
             let stream = call()?;
             this.checker.state.lock().stream_created((this.index, stream.0));
             Ok(stream)
+        };
+        stream_adopt(stream) => {
+            call()?;
+            let (mut state, key) = (this.checker.state.lock(), (this.index, stream.0));
+            if !state.streams.contains_key(&key) {
+                state.stream_created(key);
+            }
+            Ok(())
         };
         stream_destroy(stream) => {
             let mut state = this.checker.state.lock();
@@ -198,7 +214,6 @@ impl Driver for Checked {
             let slice = |arg: &KernelArg| match *arg {
                 KernelArg::Slice { address, bytes, write: true } => Some(write(address, bytes)),
                 KernelArg::Slice { address, bytes, write: false } => Some(read(address, bytes)),
-                KernelArg::Words { address, bytes } => Some(Operand { address, bytes, manner: Manner::RAISE }),
                 // A value; there is no other argument.
                 _ => None,
             };

@@ -47,6 +47,7 @@ impl Owned {
 pub(super) enum Source {
     Device(usize),
     Mapped(usize),
+    Adopted(usize),
     Pinned,
     Managed,
 }
@@ -111,7 +112,7 @@ impl Heap {
     /// Adds memory from the driver.
     pub fn add(&mut self, range: Range<Address>, source: Source) {
         let device = match source {
-            Source::Device(device) | Source::Mapped(device) => Some(device),
+            Source::Device(device) | Source::Mapped(device) | Source::Adopted(device) => Some(device),
             Source::Pinned | Source::Managed => None,
         };
         // Blocks of earlier memory at these addresses, some of which reached beyond it.

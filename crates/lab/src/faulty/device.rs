@@ -50,6 +50,9 @@ impl Driver for Faulty {
         managed_alloc(bytes) => this.asks(FaultOp::ManagedAlloc, call);
         managed_free(ptr) => this.give_back(FaultOp::ManagedFree, call);
 
+        adopt(address, bytes);
+        disown(address);
+
         vm_granularity();
         vm_reserve(bytes) => this.asks(FaultOp::VmReserve, call);
         vm_release(address, bytes) => this.give_back(FaultOp::VmRelease, call);
@@ -84,6 +87,7 @@ impl Driver for Faulty {
         };
 
         stream_create(priority) => this.asks(FaultOp::StreamCreate, call);
+        stream_adopt(stream);
         stream_destroy(stream) => this.give_back(FaultOp::StreamDestroy, call);
         stream_query(stream) => this.asks(FaultOp::StreamQuery, call);
         stream_wait_idle(stream, limit) => this.waits(FaultOp::StreamWait, call);

@@ -1,0 +1,69 @@
+//! Streams of other code, which software GPUs have only by their drivers.
+
+use crate::{
+    Error, GpuPool,
+    driver::{
+        RawStream,
+        host::{self, HostConfig},
+    },
+};
+use std::{
+    sync::mpsc::channel,
+    time::{Duration, Instant},
+};
+
+#[test]
+fn work_on_an_adopted_stream_comes_after_other_codes_and_before_the_scopes_end() {
+    let gpus = host::machine(&[HostConfig::default()]);
+    let (driver, foreign) = (gpus[0].clone(), gpus[0].stream_create(0).unwrap());
+    let pool = GpuPool::builder().with_drivers(gpus).unwrap();
+    let (release, held) = channel::<()>();
+    driver.launch_host(foreign, Box::new(move || held.recv().unwrap_or(()))).unwrap();
+    pool.run(|dev, _| {
+        // SAFETY: the stream lives until the end of the test, after the pool.
+        let (stream, again) = unsafe { (dev.adopt_stream(foreign.0)?, dev.adopt_stream(foreign.0)?) };
+        assert_eq!(stream.core.id, again.core.id);
+        // Only the adopted stream waits for the other code.
+        let mut x = dev.zeros::<u32>(8)?;
+        dev.synchronize()?;
+        dev.on(&stream).fill(&mut x, 7)?;
+        assert!(!driver.stream_query(foreign).unwrap());
+        // Our stream waits for the adopted one by an event.
+        let mut y = dev.zeros::<u32>(8)?;
+        dev.copy(&x, &mut y)?;
+        release.send(()).unwrap();
+        assert_eq!(dev.download(&y)?, [7; 8]);
+        // It is not handed out as a stream of the pool.
+        drop((stream, again));
+        let fresh = (0..40).map(|_| dev.stream()).collect::<Result<Vec<_>, _>>()?;
+        assert!(fresh.iter().all(|stream| stream.core.raw != foreign));
+        // The end of the scope waits for work that has no number.
+        let begun = Instant::now();
+        driver.launch_host(foreign, Box::new(|| std::thread::sleep(Duration::from_millis(50)))).unwrap();
+        Ok(begun)
+    })
+    .map(|begun| assert!(begun[0].elapsed() >= Duration::from_millis(50)))
+    .unwrap();
+    pool.close().unwrap();
+    // The pool has not destroyed it.
+    assert!(driver.stream_query(foreign).unwrap());
+    // SAFETY: nothing uses it any more.
+    unsafe { driver.stream_destroy(foreign).unwrap() };
+}
+
+#[test]
+fn a_stream_of_no_or_of_another_device_is_refused() {
+    let gpus = host::machine(&[HostConfig::default(), HostConfig::default()]);
+    let streams = [0, 1].map(|device: usize| gpus[device].stream_create(0).unwrap());
+    let pool = GpuPool::builder().with_drivers(gpus).unwrap();
+    pool.run(|dev, shard| {
+        for raw in [streams[1 - shard.index()], RawStream(u64::MAX)] {
+            // SAFETY: it is refused.
+            let error = unsafe { dev.adopt_stream(raw.0) }.map(drop).unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { op: "adopt_stream", .. }), "{error}");
+        }
+        // SAFETY: a stream of this device, which lives as long as the machine.
+        unsafe { dev.adopt_stream(streams[shard.index()].0).map(drop) }
+    })
+    .unwrap();
+}
