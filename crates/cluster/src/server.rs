@@ -4,22 +4,22 @@
 //! lock, so each process gets them in the hub's order. The threads end with the [`Server`].
 
 use super::{
-    greet,
+    greet::{self, Not},
     hub::{Hub, Limits, Out},
     wire::{self, Failure, ToHost, ToHub},
 };
 use gpu_pool::{Error, Result, event};
 use parking_lot::{Condvar, Mutex};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     io::{BufReader, ErrorKind, Write},
-    net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-/// The most connections that are being greeted at once. Others wait.
+/// The most connections that are being greeted at a time. The oldest one of the address that has most makes room.
 const GREETINGS: usize = 64;
 
 pub(super) struct Server {
@@ -37,9 +37,11 @@ struct Shared {
 
 struct State {
     hub: Hub,
-    links: BTreeMap<usize, TcpStream>,
-    /// Connections that are being greeted.
-    greeted: usize,
+    links: BTreeMap<usize, Arc<TcpStream>>,
+    /// Connections that are being greeted, the oldest first.
+    greeted: VecDeque<(IpAddr, Arc<TcpStream>)>,
+    /// Why the last connection could not be accepted.
+    trouble: Option<String>,
     closing: bool,
 }
 
@@ -58,7 +60,13 @@ impl Server {
         };
         let listener = listener.map_err(|e| refused(format!("rank 0 cannot listen at {at}: {e}")))?;
         let address = listener.local_addr().map_err(|e| refused(e.to_string()))?;
-        let state = State { hub: Hub::new(limits), links: BTreeMap::new(), greeted: 0, closing: false };
+        let state = State {
+            hub: Hub::new(limits),
+            links: BTreeMap::new(),
+            greeted: VecDeque::new(),
+            trouble: None,
+            closing: false,
+        };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -70,6 +78,12 @@ impl Server {
         server.shared.spawn("accept", move |shared| shared.accept(&listener))?;
         server.shared.spawn("tick", |shared| shared.tick())?;
         Ok(server)
+    }
+
+    /// The error of a process that cannot accept connections.
+    pub(super) fn trouble(&self) -> Option<Error> {
+        let why = format!("rank 0 cannot accept connections: {}", self.shared.state.lock().trouble.as_ref()?);
+        Some(Error::Cluster { op: "listen", why })
     }
 }
 
@@ -106,17 +120,39 @@ impl State {
     /// The hub's frames come behind the welcome.
     fn join(
         &mut self,
-        stream: &TcpStream,
+        stream: &Arc<TcpStream>,
         host: usize,
         welcome: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> std::io::Result<()> {
+        if !self.forget(stream) {
+            return Err(ErrorKind::ConnectionAborted.into());
+        }
         stream.set_nodelay(true)?;
-        let link = stream.try_clone()?;
         welcome()?;
-        self.links.insert(host, link);
+        self.links.insert(host, stream.clone());
         let out = self.hub.joined(host);
         self.send(out);
         Ok(())
+    }
+
+    /// A connection is not greeted any more. Whether it was.
+    fn forget(&mut self, stream: &Arc<TcpStream>) -> bool {
+        let at = self.greeted.iter().position(|(_, other)| Arc::ptr_eq(other, stream));
+        at.and_then(|at| self.greeted.remove(at)).is_some()
+    }
+
+    /// A new connection: strangers who say nothing must not crowd out members.
+    fn greets(&mut self, from: IpAddr, stream: Arc<TcpStream>) {
+        if self.greeted.len() >= GREETINGS {
+            let mut counts = BTreeMap::<IpAddr, usize>::new();
+            self.greeted.iter().for_each(|(address, _)| *counts.entry(*address).or_default() += 1);
+            let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(address, _)| address);
+            let oldest = self.greeted.iter().position(|(address, _)| Some(*address) == most);
+            if let Some((_, oldest)) = oldest.and_then(|at| self.greeted.remove(at)) {
+                let _ = oldest.shutdown(Shutdown::Both);
+            }
+        }
+        self.greeted.push_back((from, stream));
     }
 
     /// Writes frames in their order. Who does not read is shut out, which its reader sees.
@@ -131,7 +167,7 @@ impl State {
         // This process last: it may end as soon as it has read its own.
         for (host, bytes) in bytes.into_iter().rev() {
             if let Some(link) = self.links.get(&host)
-                && (&*link).write_all(&bytes).is_err()
+                && (&**link).write_all(&bytes).is_err()
             {
                 let _ = link.shutdown(Shutdown::Both);
             }
@@ -149,40 +185,47 @@ impl Shared {
         loop {
             let accepted = listener.accept();
             let mut state = self.state.lock();
-            while state.greeted >= GREETINGS && !state.closing {
-                self.changed.wait(&mut state);
-            }
             if state.closing {
                 return;
             }
+            state.trouble = accepted.as_ref().err().map(ToString::to_string);
             let Ok((stream, from)) = accepted else {
                 // Too many open files, say: others may close theirs.
                 self.changed.wait_for(&mut state, Duration::from_millis(50));
                 continue;
             };
-            state.greeted += 1;
+            let stream = Arc::new(stream);
+            state.greets(from.ip(), stream.clone());
             drop(state);
-            if let Err(e) = self.spawn("connection", move |shared| shared.serve(stream, from)) {
+            let serving = stream.clone();
+            if let Err(e) = self.spawn("connection", move |shared| shared.serve(&serving, from)) {
                 event!(warn, "{e}");
-                self.state.lock().greeted -= 1;
+                self.state.lock().forget(&stream);
             }
         }
     }
 
-    fn serve(&self, stream: TcpStream, from: SocketAddr) {
-        let joined = greet::greet(&stream, &self.secret, |host, size, welcome| {
+    fn serve(&self, stream: &Arc<TcpStream>, from: SocketAddr) {
+        let joined = greet::greet(stream, &self.secret, |host, size, welcome| {
             let mut state = self.state.lock();
             match state.hub.refuses(host, size) {
-                Some(why) => Err(why),
-                None if state.closing => Err("rank 0 has left".to_owned()),
-                None => state.join(&stream, host, welcome).map_err(|e| e.to_string()),
+                Some(why) => Err(Not::Member(why)),
+                None if state.closing => Err(Not::Stranger("rank 0 has left".to_owned())),
+                None => state.join(stream, host, welcome).map_err(|e| Not::Stranger(e.to_string())),
             }
         });
-        self.state.lock().greeted -= 1;
-        self.changed.notify_all();
+        let mut state = self.state.lock();
+        state.forget(stream);
+        if let Err(Not::Member(why)) = &joined {
+            let out = state.hub.refused(&format!("a process was refused: {why}"));
+            state.send(out);
+        }
+        drop(state);
         match joined {
-            Ok(host) => self.read(&stream, host),
-            Err(why) => event!(warn, "a connection from {from} was refused: {why}"),
+            Ok(host) => self.read(stream, host),
+            Err(Not::Stranger(why) | Not::Member(why)) => {
+                event!(warn, "a connection from {from} was refused: {why}");
+            }
         }
     }
 
@@ -210,7 +253,7 @@ impl Shared {
         let _ = stream.shutdown(Shutdown::Both);
         let mut state = self.state.lock();
         state.links.remove(&host);
-        let out = state.hub.lost(host, &why);
+        let out = state.hub.lost_at(self.start.elapsed(), host, &why);
         state.send(out);
     }
 
