@@ -370,7 +370,7 @@ fn tell_failure(control: &Control) -> Arc<crate::traits::Tell> {
 }
 
 /// What tells this machine from others; nothing where the system does not say.
-fn machine() -> Result<Vec<u8>> {
+pub(super) fn machine() -> Result<Vec<u8>> {
     let read = |file: &str| match std::fs::read(file) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             let why = format!("which machine is this? {file}: {e}");

@@ -140,9 +140,7 @@ impl Cluster {
             }
         };
         let patience = self.patience.saturating_sub(start.elapsed());
-        let client = Client::connect(at, host, size, &secret, self.silence, patience);
-        // Rank 0 may be the one that cannot accept connections.
-        let client = client.map_err(|e| server.as_ref().and_then(Server::trouble).unwrap_or(e))?;
+        let client = Client::connect(at, host, size, &secret, self.silence, patience)?;
         let local = client.local.clone();
         // Asked for first: nobody fails before all have told their devices, so the word of a process that fails is here
         // before the process is missed.
@@ -248,6 +246,10 @@ impl Cluster {
 #[cfg(test)]
 #[path = "../tests/unit/control_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "../tests/unit/start_tests.rs"]
+mod start_tests;
 
 #[cfg(test)]
 #[path = "../tests/unit/stranger_tests.rs"]

@@ -137,7 +137,7 @@ pub(super) fn greet(
     let named = |why: &str| Not::Member(format!("rank {}: {why}", claim.host));
     let (host, size) = (usize::try_from(claim.host), usize::try_from(claim.size));
     let verdict = match (proved, host, size) {
-        (false, ..) => Err(named("the secrets (GPU_POOL_SECRET) differ")),
+        (false, ..) => Err(named("the secrets differ (GPU_POOL_SECRET)")),
         _ if hello.version != VERSION => Err(named(&versions)),
         (true, Ok(host), Ok(size)) => {
             join(host, size, &mut || wire::write(&mut stream, &Verdict::Welcome)).map(|()| host)

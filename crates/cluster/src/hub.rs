@@ -79,6 +79,8 @@ pub(crate) struct Hub {
     asked: BTreeMap<String, Vec<(usize, bool)>>,
     /// Who has told whether it could open the transport.
     opened: BTreeSet<usize>,
+    /// How many may not join.
+    refused: usize,
     scopes: BTreeMap<u64, Scope>,
     /// Scopes that not all processes have left, by name and number of the call.
     names: BTreeMap<(String, u64), u64>,
@@ -158,6 +160,7 @@ impl Hub {
             values: BTreeMap::new(),
             asked: BTreeMap::new(),
             opened: BTreeSet::new(),
+            refused: 0,
             scopes: BTreeMap::new(),
             names: BTreeMap::new(),
             unnamed: Unnamed::default(),
@@ -209,9 +212,15 @@ impl Hub {
     /// A process that belongs here, it seems, may not join: unless all are here already, they never will be.
     pub(crate) fn refused(&mut self, why: &str) -> Out {
         if self.hosts.len() < self.limits.size {
+            self.refused += 1;
             self.end(Failure::Refused { why: cut(why.to_owned()) });
         }
         std::mem::take(&mut self.out)
+    }
+
+    /// Whether processes may still come that are to be told of a refusal.
+    pub(crate) fn has_to_tell(&self) -> bool {
+        self.refused > 0 && self.hosts.len() + self.refused < self.limits.size
     }
 
     /// A process is lost: its connection has ended.

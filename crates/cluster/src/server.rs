@@ -22,6 +22,9 @@ use std::{
 /// The most connections that are being greeted at a time. The oldest one of the address that has most makes room.
 const GREETINGS: usize = 64;
 
+/// After a refusal rank 0 waits so long for others that come late, to tell them.
+const LATE: Duration = Duration::from_secs(2);
+
 pub(super) struct Server {
     pub address: SocketAddr,
     shared: Arc<Shared>,
@@ -40,8 +43,6 @@ struct State {
     links: BTreeMap<usize, Arc<TcpStream>>,
     /// Connections that are being greeted, the oldest first.
     greeted: VecDeque<(IpAddr, Arc<TcpStream>)>,
-    /// Why the last connection could not be accepted.
-    trouble: Option<String>,
     closing: bool,
 }
 
@@ -60,13 +61,9 @@ impl Server {
         };
         let listener = listener.map_err(|e| refused(format!("rank 0 cannot listen at {at}: {e}")))?;
         let address = listener.local_addr().map_err(|e| refused(e.to_string()))?;
-        let state = State {
-            hub: Hub::new(limits),
-            links: BTreeMap::new(),
-            greeted: VecDeque::new(),
-            trouble: None,
-            closing: false,
-        };
+        let reserve =
+            Some(listener.try_clone().map_err(|e| refused(format!("rank 0 cannot accept connections: {e}")))?);
+        let state = State { hub: Hub::new(limits), links: BTreeMap::new(), greeted: VecDeque::new(), closing: false };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -75,15 +72,9 @@ impl Server {
             silence: limits.silence,
         });
         let server = Server { address, shared };
-        server.shared.spawn("accept", move |shared| shared.accept(&listener))?;
+        server.shared.spawn("accept", move |shared| shared.accept(&listener, reserve))?;
         server.shared.spawn("tick", |shared| shared.tick())?;
         Ok(server)
-    }
-
-    /// The error of a process that cannot accept connections.
-    pub(super) fn trouble(&self) -> Option<Error> {
-        let why = format!("rank 0 cannot accept connections: {}", self.shared.state.lock().trouble.as_ref()?);
-        Some(Error::Cluster { op: "listen", why })
     }
 }
 
@@ -99,6 +90,10 @@ pub(super) fn check_secret(at: SocketAddr, secret: &[u8]) -> Result<()> {
 impl Drop for Server {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
+        let until = Instant::now() + LATE;
+        while state.hub.has_to_tell() && Instant::now() < until {
+            self.shared.changed.wait_for(&mut state, Duration::from_millis(5));
+        }
         state.closing = true;
         let gone = ToHost::Over { failure: Failure::lost(0, "it has left the cluster") };
         let out = state.links.keys().map(|host| (*host, gone.clone())).collect();
@@ -181,34 +176,45 @@ impl Shared {
         spawn(name, move || f(&shared))
     }
 
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+    /// `reserve`: the last descriptor, which tells the others that there are no more.
+    fn accept(self: &Arc<Self>, listener: &TcpListener, mut reserve: Option<TcpListener>) {
         loop {
-            let accepted = listener.accept();
+            let mut accepted = listener.accept();
+            let full = accepted.as_ref().err().filter(|e| wire::no_descriptor(e)).map(ToString::to_string);
+            if full.is_some() {
+                reserve.take();
+                accepted = listener.accept();
+            }
             let mut state = self.state.lock();
             if state.closing {
                 return;
             }
-            state.trouble = accepted.as_ref().err().map(ToString::to_string);
             let Ok((stream, from)) = accepted else {
-                // Too many open files, say: others may close theirs.
                 self.changed.wait_for(&mut state, Duration::from_millis(50));
                 continue;
             };
+            if let Some(full) = full {
+                drop(state);
+                self.serve(&Arc::new(stream), from, Some(&format!("rank 0 cannot accept it: {full}")));
+                reserve = listener.try_clone().ok();
+                continue;
+            }
             let stream = Arc::new(stream);
             state.greets(from.ip(), stream.clone());
             drop(state);
             let serving = stream.clone();
-            if let Err(e) = self.spawn("connection", move |shared| shared.serve(&serving, from)) {
+            if let Err(e) = self.spawn("connection", move |shared| shared.serve(&serving, from, None)) {
                 event!(warn, "{e}");
                 self.state.lock().forget(&stream);
             }
         }
     }
 
-    fn serve(&self, stream: &Arc<TcpStream>, from: SocketAddr) {
+    /// `full`: why there is no room for it.
+    fn serve(&self, stream: &Arc<TcpStream>, from: SocketAddr, full: Option<&str>) {
         let joined = greet::greet(stream, &self.secret, |host, size, welcome| {
             let mut state = self.state.lock();
-            match state.hub.refuses(host, size) {
+            match state.hub.refuses(host, size).or_else(|| full.map(|why| format!("rank {host}: {why}"))) {
                 Some(why) => Err(Not::Member(why)),
                 None if state.closing => Err(Not::Stranger("rank 0 has left".to_owned())),
                 None => state.join(stream, host, welcome).map_err(|e| Not::Stranger(e.to_string())),

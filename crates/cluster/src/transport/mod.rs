@@ -21,8 +21,14 @@ pub(crate) fn cause(error: gpu_pool::Error, lost: &dyn Fn() -> Option<gpu_pool::
     use std::time::Duration;
     /// A closed connection is known within a second.
     const SOON: Duration = Duration::from_secs(1);
+    let symptom = match error {
+        // ENOMEM, ENFILE, EMFILE: this process is the cause.
+        gpu_pool::Error::Transport { library: "shm", code: 12 | 23 | 24, .. } => false,
+        gpu_pool::Error::Transport { .. } => true,
+        _ => false,
+    };
     let mut stall = crate::runtime::StallTimer::new(SOON);
-    while matches!(error, gpu_pool::Error::Transport { .. }) && !stall.is_over() {
+    while symptom && !stall.is_over() {
         if let Some(cause) = lost() {
             return cause;
         }
