@@ -219,17 +219,6 @@ impl SignalPad {
         parts.map(|(offset, bytes)| (pad + offset as u64, bytes))
     }
 
-    /// The memory in which kernels of software GPUs keep how far they are, if the pad is for them.
-    pub(crate) fn registers(&self, device: usize) -> (Address, usize) {
-        let (inbox, bytes) = self.inbox(device);
-        (inbox + bytes as u64, self.layout.registers)
-    }
-
-    /// The host's words for a device, as [`Words`] lays them out.
-    pub(crate) fn words(&self, device: usize) -> (Address, usize) {
-        (self.words.abort(device) as u64, LINES)
-    }
-
     /// Most bytes that one member can send to another by the LL algorithm.
     pub(crate) fn ll_bytes(&self) -> usize {
         self.layout.packets * 8

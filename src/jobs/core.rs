@@ -30,6 +30,7 @@ use crate::{
     sync::{EventCount, Sequence},
     thread::worker::{Shared, Worker, on_device_thread},
 };
+use once_cell::sync::OnceCell;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use std::{
@@ -86,6 +87,13 @@ fn end(work: &Arc<dyn Work>, ended: Ended) {
     contain(|| work.end(ended));
 }
 
+/// Wakes futures, which is code of their executors.
+fn wake(room: Vec<Waker>) {
+    room.into_iter().for_each(|waker| {
+        contain(|| waker.wake());
+    });
+}
+
 /// A job that has a device.
 struct Placed {
     seq: u64,
@@ -103,6 +111,8 @@ struct Flying {
 struct Running {
     gang: Arc<Gang>,
     place: usize,
+    /// It does not begin again, whatever its closure fails with.
+    cancelled: bool,
 }
 
 pub(super) struct State {
@@ -114,6 +124,8 @@ pub(super) struct State {
     running: HashMap<u64, Running>,
     /// No job is taken any more.
     closed: bool,
+    /// No job begins any more.
+    ended: bool,
     /// The first loss of a device.
     loss: Option<Error>,
     /// Futures that wait for room in the queue.
@@ -186,6 +198,7 @@ impl Core {
             visiting: vec![false; devices],
             running: HashMap::new(),
             closed: false,
+            ended: false,
             loss: None,
             room: Vec::new(),
             deadlines: BTreeMap::new(),
@@ -223,7 +236,7 @@ impl Core {
     pub fn poll_room(&self, waker: &Waker) -> bool {
         let mut state = self.state.lock();
         let room = state.closed || state.table.len() < self.bound;
-        if !room {
+        if !room && !state.room.iter().any(|known| known.will_wake(waker)) {
             state.room.push(waker.clone());
         }
         room
@@ -273,7 +286,7 @@ impl Core {
                 if visiting { &mut posts.wakes } else { &mut posts.visits }.push(device);
             } else {
                 let gang = Arc::new(gang(&self.shared, devices.to_vec().into(), job.site));
-                state.running.insert(seq, Running { gang: gang.clone(), place: devices[0] });
+                state.running.insert(seq, Running { gang: gang.clone(), place: devices[0], cancelled: false });
                 posts.gangs.push(Arc::new(GangJob::new(self, gang, Placed { seq, need, job }, devices)));
             }
         }
@@ -305,9 +318,7 @@ impl Core {
         }
         if has_room {
             self.changed.notify();
-            room.into_iter().for_each(|waker| {
-                contain(|| waker.wake());
-            });
+            wake(room);
         }
     }
 
@@ -330,7 +341,7 @@ impl Core {
     /// Ends all jobs that have not begun. The queue takes no more.
     fn fail_queued(&self, error: &Error) {
         let mut state = self.state.lock();
-        state.closed = true;
+        (state.closed, state.ended) = (true, true);
         let mut jobs = state.table.remove_all();
         for device in 0..state.assigned.len() {
             if let Some(Placed { need, job, .. }) = state.assigned[device].take() {
@@ -346,9 +357,7 @@ impl Core {
         drop(state);
         jobs.into_iter().for_each(|job| job.end(Err(error.clone())));
         self.changed.notify();
-        room.into_iter().for_each(|waker| {
-            contain(|| waker.wake());
-        });
+        wake(room);
     }
 
     /// Ends a job with an error: immediately if it has not begun, otherwise as an abort of its gang. Returns whether it
@@ -377,7 +386,10 @@ impl Core {
             self.post(posts);
             return true;
         }
-        let running = state.running.get(&seq).map(|running| (running.gang.clone(), running.place));
+        let running = state.running.get_mut(&seq).map(|running| {
+            running.cancelled = true;
+            (running.gang.clone(), running.place)
+        });
         drop(state);
         if let Some((gang, place)) = running {
             gang.poison(place, error);
@@ -396,8 +408,12 @@ impl Core {
     }
 
     pub fn close(&self) {
-        self.state.lock().closed = true;
+        let mut state = self.state.lock();
+        state.closed = true;
+        let room = mem::take(&mut state.room);
+        drop(state);
         self.changed.notify();
+        wake(room);
     }
 
     /// Whether all jobs are over.
@@ -434,8 +450,9 @@ impl Core {
         let Placed { seq, need, mut job } = placed;
         devices.iter().for_each(|&device| state.table.over(device, need.bytes));
         state.meter.ended(devices, how.is_ok());
-        let cancelled = matches!(how, Err(Error::Cancelled { .. } | Error::Closed));
-        if how.is_err() && !cancelled && job.retries > 0 && !state.closed && state.table.refusal(&need).is_none() {
+        let cancelled = matches!(how, Err(Error::Cancelled { .. } | Error::Closed))
+            || state.running.get(&seq).is_some_and(|running| running.cancelled);
+        if how.is_err() && !cancelled && job.retries > 0 && !state.ended && state.table.refusal(&need).is_none() {
             job.retries -= 1;
             state.running.remove(&seq);
             state.meter.retried += 1;
@@ -445,6 +462,22 @@ impl Core {
         state.forget(seq, &job);
         state.meter.count(how);
         Some(job)
+    }
+
+    /// A job that has not begun leaves its devices, one of which is lost. Returns it if no others can run it.
+    fn move_on(self: &Arc<Self>, state: &mut State, placed: Placed, devices: &[usize]) -> Option<Box<Job>> {
+        let Placed { seq, need, job } = placed;
+        devices.iter().for_each(|&device| state.table.over(device, need.bytes));
+        state.meter.ended(devices, false);
+        if state.ended || state.table.refusal(&need).is_some() {
+            state.forget(seq, &job);
+            state.meter.failed += 1;
+            return Some(job);
+        }
+        state.running.remove(&seq);
+        state.meter.moved += 1;
+        state.table.put_back(seq, need, job);
+        None
     }
 
     /// Tells that a job is over, once it is accounted for.
@@ -497,7 +530,7 @@ impl Core {
         let mut state = self.state.lock();
         let placed = state.assigned[device].take()?;
         let gang = gang(placed.job.site);
-        state.running.insert(placed.seq, Running { gang: gang.clone(), place: device });
+        state.running.insert(placed.seq, Running { gang: gang.clone(), place: device, cancelled: false });
         Some((placed, gang))
     }
 }
@@ -726,6 +759,8 @@ pub(super) struct GangJob {
     devices: Devices,
     work: Arc<dyn Work>,
     placed: Mutex<Option<Placed>>,
+    /// Decided by the member that comes first. False if a device is lost by then: the job goes to others.
+    begins: OnceCell<bool>,
     known: Mutex<Option<Box<Token>>>,
     /// What the members knew at their ends.
     ended: Mutex<Vec<Option<Box<Handover>>>>,
@@ -735,7 +770,8 @@ impl GangJob {
     fn new(core: &Arc<Core>, gang: Arc<Gang>, placed: Placed, devices: Devices) -> Self {
         let work = placed.job.work.clone();
         let placed = Mutex::new(Some(placed));
-        GangJob { core: core.clone(), gang, devices, work, placed, known: Mutex::new(None), ended: Mutex::default() }
+        let (core, begins) = (core.clone(), OnceCell::new());
+        GangJob { core, gang, devices, work, placed, begins, known: Mutex::default(), ended: Mutex::default() }
     }
 
     /// The pool is closed: it does not begin.
@@ -756,12 +792,16 @@ impl GangJob {
 
 impl Visit<Rc<Worker>> for GangJob {
     fn visit(self: Arc<Self>, worker: &Rc<Worker>, rank: usize, place: u64, _others: &dyn Fn() -> bool) {
-        // Each member may come first. All of them bring the same place.
-        self.gang.enter_at(place);
-        if let Some(placed) = &*self.placed.lock() {
-            worker.handle.take_over(placed.job.known.as_deref());
+        let is_lost = |device: &usize| self.core.shared.handles[*device].is_lost();
+        let begins = *self.begins.get_or_init(|| !self.devices.iter().any(is_lost));
+        if begins {
+            // Each member may come first. All of them bring the same place.
+            self.gang.enter_at(place);
+            if let Some(placed) = &*self.placed.lock() {
+                worker.handle.take_over(placed.job.known.as_deref());
+            }
+            flight::join(worker, &self.gang, rank, &self.known, |dev| self.work.run(dev));
         }
-        flight::join(worker, &self.gang, rank, &self.known, |dev| self.work.run(dev));
         let mut ended = self.ended.lock();
         ended.push(worker.handle.hand_over());
         if ended.len() < self.devices.len() {
@@ -773,14 +813,19 @@ impl Visit<Rc<Worker>> for GangJob {
         }
         drop(ended);
         let Some(placed) = self.placed.lock().take() else { return };
-        let how = self.gang.cause().map_or(Ok(()), |(_, cause)| Err(cause));
+        let mut how = self.gang.cause().map_or(Ok(()), |(_, cause)| Err(cause));
         let core = &self.core;
         for &device in &self.devices {
             core.look_for_loss(device, how.as_ref().err());
         }
         let mut state = core.lock();
         self.devices.iter().for_each(|&device| state.table.thread_is_free(device));
-        let job = core.account(&mut state, placed, &self.devices, &how);
+        let job = if begins || how.is_err() {
+            core.account(&mut state, placed, &self.devices, &how)
+        } else {
+            how = Err(if state.ended { Error::Closed } else { state.loss.clone().unwrap_or(Error::Closed) });
+            core.move_on(&mut state, placed, &self.devices)
+        };
         let posts = core.start(&mut state);
         drop(state);
         if let Some(job) = job {

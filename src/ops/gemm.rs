@@ -24,13 +24,13 @@ impl Device {
     /// off by at most `(k + 3) e` times the sum of the absolute values of the terms that it is the sum of, with `e`
     /// 2^-23 (for `f64`: 2^-52); half types add the roundings.
     ///
-    /// Of batches, each matrix is multiplied by that of the same place. A batch can have up to three dimensions; those of
-    /// `a` and `b` are matched from the innermost on, and a dimension of one is used for all of the other side, as
-    /// PyTorch and NumPy do. `a` and `b` are [`Matrix`]: columns, rows, transposes and batches of a buffer's elements.
+    /// Of batches, each matrix is multiplied by that of the same place. A batch can have up to three dimensions: those
+    /// of `a` and `b` are matched from the innermost on, and a dimension of one is used for all of the other side, as
+    /// in PyTorch. `a` and `b` are [`Matrix`]: columns, rows, transposes and batches of a buffer's elements.
     ///
-    /// On a GPU a batch of one dimension is one call of cuBLAS. So is one of several dimensions, if the distances between
-    /// the matrices of `a`, of `b` and of `c` let them be counted in one; else the longest dimension is one call, which
-    /// is repeated for the others.
+    /// A batch of one dimension is one call of cuBLAS. So is one of several dimensions, if the distances between the
+    /// matrices of `a`, of `b` and of `c` let them be counted in one. Else the longest dimension is one call, which is
+    /// repeated for the others.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, Matrix};

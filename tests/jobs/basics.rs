@@ -188,6 +188,38 @@ fn a_full_queue_gives_the_closure_back_and_submit_waits() {
     blocked.wait().unwrap();
 }
 
+/// A future that waits for room leaves one waker, however often it is polled, and is woken when the queue is closed.
+#[test]
+fn closing_wakes_futures_that_wait_for_room() {
+    struct Count(AtomicUsize);
+    impl std::task::Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    let pool = pool(1);
+    let jobs = pool.jobs().queue(1).overlap(0).build().unwrap();
+    let (blocked, go) = blocker(&jobs, 0);
+    let queued = jobs.submit(|_| Ok(1)).unwrap();
+    let mut future = Box::pin(jobs.submit_async(|_| Ok(2)));
+    let count = Arc::new(Count(AtomicUsize::new(0)));
+    let waker = std::task::Waker::from(count.clone());
+    let mut cx = std::task::Context::from_waker(&waker);
+    for _ in 0..100 {
+        assert!(future.as_mut().poll(&mut cx).is_pending());
+    }
+    let closing = jobs.clone();
+    let closing = thread::spawn(move || closing.close());
+    while count.0.load(SeqCst) == 0 {
+        thread::yield_now();
+    }
+    assert!(matches!(future.as_mut().poll(&mut cx), std::task::Poll::Ready(Err(Error::Closed))));
+    assert_eq!(count.0.load(SeqCst), 1);
+    drop(go);
+    closing.join().unwrap().unwrap();
+    assert_eq!((blocked.wait().unwrap(), queued.wait().unwrap()), ((), 1));
+}
+
 #[test]
 fn futures_are_woken_without_a_runtime() {
     let pool = pool(2);

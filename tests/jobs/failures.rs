@@ -6,7 +6,7 @@ use gpu_pool_lab::{FaultPlan, FaultRule, Injected, prelude::*};
 use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex},
+    sync::{Arc, Barrier, Mutex},
     thread::{self, ThreadId},
     time::{Duration, Instant},
 };
@@ -198,6 +198,80 @@ fn who_asks_for_it_begins_again_elsewhere() {
         until("it runs", || cancelled.place().is_some()).unwrap();
         cancelled.cancel();
         assert!(matches!(cancelled.wait(), Err(Error::Cancelled { .. })));
+    });
+}
+
+/// A gang that has devices, but has not begun when one of them is lost, goes to others.
+#[test]
+fn a_gang_that_waits_goes_to_other_devices() {
+    guarded(|| {
+        let (pool, plan) = losing(3, 1);
+        let jobs = pool.jobs().build().unwrap();
+        let (begun, go) = (Barrier::new(2), Barrier::new(2));
+        thread::scope(|s| {
+            let scope = s.spawn(|| {
+                pool.on(&[0, 1]).run(|dev, _| {
+                    if dev.index() == 1 {
+                        begun.wait();
+                        go.wait();
+                        plan.resume();
+                    }
+                    sum(dev, 1)
+                })
+            });
+            begun.wait();
+            // To the queue of jobs all devices are idle: it takes the first two, behind the scope.
+            let gang = jobs.job().gpus(2).submit(|dev, group| {
+                group.barrier()?;
+                Ok(dev.index())
+            });
+            let all = jobs.job().gpus(3).submit(|dev, _| Ok(dev.index())).unwrap();
+            go.wait();
+            assert!(matches!(scope.join().unwrap(), Err(Error::DeviceLost { device: 1, .. })));
+            assert_eq!(gang.unwrap().wait().unwrap(), [0, 2]);
+            let error = all.wait().unwrap_err();
+            assert!(matches!(error, Error::DeviceLost { device: 1, .. }), "{error}");
+        });
+        let stats = jobs.stats();
+        assert!(stats.moved == 1 && stats.devices[1].lost && stats.running == 0, "{stats}");
+        works(&jobs);
+    });
+}
+
+/// A cancellation, and a deadline, that come while the closure fails are not lost: it does not begin again. A queue that
+/// is closed lets it begin again, since `close` waits for all.
+#[test]
+fn what_fails_after_a_cancellation_does_not_begin_again() {
+    guarded(|| {
+        let pool = builder().host(1).build().unwrap();
+        for by_deadline in [false, true] {
+            let jobs = pool.jobs().build().unwrap();
+            let (go, gone) = std::sync::mpsc::channel::<()>();
+            let gone = Mutex::new(gone);
+            let job = jobs.job().deadline(Duration::from_millis(if by_deadline { 50 } else { 600_000 })).retry(1000);
+            let fails = job.submit(move |_| -> Result<()> {
+                let _ = gone.lock().unwrap().recv();
+                Err(Error::custom("its own error"))
+            });
+            let fails = fails.unwrap();
+            until("it runs", || fails.place().is_some()).unwrap();
+            match by_deadline {
+                true => thread::sleep(Duration::from_millis(300)),
+                false => assert!(!fails.cancel()),
+            }
+            drop(go);
+            fails.wait().unwrap_err();
+            assert_eq!(jobs.stats().retried, 0);
+        }
+        let jobs = pool.jobs().build().unwrap();
+        let mut left = 3;
+        let again = jobs.job().retry(3).submit(move |_| {
+            thread::sleep(Duration::from_millis(20));
+            left -= 1;
+            if left > 0 { Err(Error::custom("not yet")) } else { Ok(()) }
+        });
+        jobs.close().unwrap();
+        again.unwrap().wait().unwrap();
     });
 }
 

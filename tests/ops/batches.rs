@@ -162,7 +162,8 @@ on_both! {
             };
             // The innermost dimensions meet: 2 and 3.
             let three = Matrix::new(&x, 6, 4)?.split_rows(3)?;
-            told(dev.matmul(a, three).map(drop), "(2 of 2 of 3 x 2 with a leading dimension of 4 with strides of 12 and 2)");
+            let why = "(2 of 2 of 3 x 2 with a leading dimension of 4 with strides of 12 and 2) *";
+            told(dev.matmul(a, three).map(drop), why);
             told(dev.matmul(a, three).map(drop), "* (3 of 2 x 4)");
             // As many matrices in one dimension are another shape.
             let flat = &mut MatrixMut::new(&mut y, 12, 2)?.rows(..4)?.split_rows(4)?;

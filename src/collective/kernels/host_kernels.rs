@@ -212,7 +212,7 @@ fn parts(args: &[HostArg], sources: usize, destinations: usize) -> (Pointers, Po
     let to = &at[sources.max(MOST)..];
     let pointer = |arg: &HostArg| match arg {
         HostArg::Slice { ptr, .. } => Some(*ptr),
-        HostArg::Words { .. } | HostArg::Value(_) => None,
+        HostArg::Value(_) => None,
     };
     let destination = |j: usize| pointer(&to[j]).expect("a destination is a slice");
     let source = |arg: &HostArg| pointer(arg).unwrap_or_else(|| destination(value::<u64>(arg) as usize));

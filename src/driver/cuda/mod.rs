@@ -7,9 +7,9 @@
 //! The oldest supported driver is 535 (CUDA 12.2). Later functions are looked up by name and are optional.
 //!
 //! One file per subject: `library` finds libcuda, `context` opens a device and has the checks of every call, `fault`
-//! has the error codes. The calls are inherent methods in `memory`, `foreign`, `vmm`, `stream`, `copy`, `peer`, `module`
-//! (with `nvrtc` and `shared`), `launch` (with `early`), `gemm` and `graph`; the `impl Driver` below forwards to them.
-//! `interop` gives cudarc's types.
+//! has the error codes. The calls are inherent methods in `memory`, `foreign`, `vmm`, `stream`, `copy`, `peer`,
+//! `module` (with `nvrtc` and `shared`), `launch` (with `early`), `gemm` and `graph`; the `impl Driver` below forwards
+//! to them. `interop` gives cudarc's types.
 
 mod context;
 mod copy;
