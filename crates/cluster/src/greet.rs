@@ -150,8 +150,8 @@ pub(super) fn greet(
     verdict
 }
 
-/// A process's side, until a time. An error of the kind [`ErrorKind::PermissionDenied`] is a refusal, of one side or the
-/// other.
+/// A process's side, until a time. An error of the kind [`ErrorKind::PermissionDenied`] is a refusal, of one side or
+/// the other.
 pub(super) fn introduce(stream: &TcpStream, secret: &[u8], host: usize, size: usize, until: Instant) -> io::Result<()> {
     let address = stream.peer_addr().map_or_else(|_| "rank 0".to_owned(), |address| address.to_string());
     let refused = |why: String| Err(io::Error::new(ErrorKind::PermissionDenied, why));

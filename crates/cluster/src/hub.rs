@@ -231,8 +231,8 @@ impl Hub {
         std::mem::take(&mut self.out)
     }
 
-    /// [`lost`](Self::lost) at a time by the clock. Who has heard nothing of this process because it was stopped ends its
-    /// connection.
+    /// [`lost`](Self::lost) at a time by the clock. Who has heard nothing of this process because it was stopped ends
+    /// its connection.
     pub(crate) fn lost_at(&mut self, clock: Duration, host: usize, why: &str) -> Out {
         self.look(clock);
         match self.stopped.filter(|(end, _)| clock.saturating_sub(*end) < self.limits.silence / 4) {

@@ -68,8 +68,8 @@ fn each_launcher_is_known() {
     assert_eq!(hand, Launch { rank: 0, size: 2, local_rank: 0, local_size: 1, master: at("a", 1), by: By::Hand });
 }
 
-/// What launchers set. Those of MPI are as `env` has shown them, of Open MPI 4.1.4 and 5.0.11, MPICH 5.0.2 and Intel MPI
-/// 2021.18; the others are as their sources and manuals say.
+/// What launchers set. Those of MPI are as `env` has shown them, of Open MPI 4.1.4 and 5.0.11, MPICH 5.0.2 and Intel
+/// MPI 2021.18; the others are as their sources and manuals say.
 #[test]
 fn recorded_environments() {
     let mpi = |by| Launch { rank: 1, size: 2, local_rank: 1, local_size: 2, master: None, by };
