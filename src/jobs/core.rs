@@ -484,7 +484,7 @@ impl Core {
     fn tell(&self, worker: &Worker, job: Box<Job>, place: usize, how: Result<()>) {
         worker.handle.progress.advance();
         end(&job.work, Ended { how, place: Some(place), known: worker.handle.hand_over() });
-        // Closures that nobody waits for may hold a queue: drop them here, contained.
+        // Closures without a waiter may hold a queue: drop them here, contained.
         contain(|| drop(job));
         self.changed.notify();
         if let Some(progress) = &self.progress {

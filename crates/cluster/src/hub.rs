@@ -1,7 +1,7 @@
 //! The hub: what all processes agree on, as one state machine without input and output.
 //!
 //! The server of the first process drives it (`server.rs`), and so does the explicit-state search of
-//! `loom_tests/hub.rs`. It is told what happens, with the time, and answers with what to send to whom. To each process
+//! `hub_search.rs`. It is told what happens, with the time, and answers with what to send to whom. To each process
 //! the frames must be sent in this order.
 //!
 //! Invariants (the rules of `docs/src/design/cluster.md`):
@@ -489,5 +489,5 @@ impl Scope {
 }
 
 #[cfg(test)]
-#[path = "../../../loom_tests/hub.rs"]
+#[path = "../tests/unit/hub_search.rs"]
 mod search_tests;

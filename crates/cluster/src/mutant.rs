@@ -1,4 +1,4 @@
-//! Broken rules, with which the search of `loom_tests/hub.rs` must find a mistake. Outside of tests no rule is broken,
+//! Broken rules, with which the search of `hub_search.rs` must find a mistake. Outside of tests no rule is broken,
 //! and the compiler removes the code.
 
 /// The rules of `docs/src/design/cluster.md`, broken in the hub and in a process's state. C1 and C4 are about

@@ -1,6 +1,6 @@
 //! What one process knows of the cluster, as a state machine without input and output: the counterpart of `hub.rs`.
 //!
-//! `world.rs` holds it under a lock for the device threads; the search of `loom_tests/hub.rs` drives it directly.
+//! `world.rs` holds it under a lock for the device threads; the search of `hub_search.rs` drives it directly.
 //!
 //! Invariants (the rules of `docs/src/design/cluster.md`):
 //!
