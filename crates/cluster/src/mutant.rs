@@ -13,6 +13,8 @@ pub enum Rule {
     C3,
     /// An ordered scope begins before all have announced it.
     C5,
+    /// Calls of a name are counted from 1 again though a scope of that name is open.
+    CountsAgain,
     /// Only who waits in a collective is told of a loss.
     C6,
     /// A failed scope ends the cluster.
