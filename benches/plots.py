@@ -213,7 +213,8 @@ def sweep(heading, times, bandwidth, name_of_size):
         for at_line, (name, points) in enumerate(times.items()):
             # The last two lie on others.
             dashes = "6 8" if at_line > 2 else ""
-            out.append(path([(across(size), up(of(size, t))) for size, t in sorted(points.items())], colours[name], dashes))
+            curve = [(across(size), up(of(size, time))) for size, time in sorted(points.items())]
+            out.append(path(curve, colours[name], dashes))
         out.append(upwards(left - 48, (top + bottom) / 2, title))
         out.append(words((left + right) / 2, bottom + 42, SIZES, 12, "middle"))
     return page(width, height, out)

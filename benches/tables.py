@@ -520,7 +520,8 @@ def filled(page):
 def ages():
     """The dates of each machine's runs, which benches/results/README.md has."""
     found = {}
-    for folder, words in re.findall(r"^\| `(\w+)` \| ([^|]*) \|", (ROOT / "benches/results/README.md").read_text(), re.M):
+    text = (ROOT / "benches/results/README.md").read_text()
+    for folder, words in re.findall(r"^\| `(\w+)` \| ([^|]*) \|", text, re.M):
         dates = re.search(r"\d{4}-\d\d-\d\d((, \d\d)* (and|to) \d\d)?", words)
         for path in (ROOT / "benches/results" / folder).glob("*.json"):
             machines = re.findall(r'"machine": ?"([^"]*)"', path.read_text()) if dates else []

@@ -41,7 +41,7 @@ pub(crate) fn make(pool: &GpuPool) -> Result<Arc<SignalPad>> {
         let (peers, mut words): (Vec<_>, Vec<_>) = dev.exchange((address, words))?.into_iter().unzip();
         let words = words.swap_remove(0).expect("the first has them");
         let header = words.header(layout, &peers, dev.index());
-        // SAFETY: fresh memory, whose address nobody uses before this closure has ended.
+        // SAFETY: fresh memory, whose address no code uses before this closure has ended.
         unsafe { lay_out(dev, own.address(), bytes, layout.inbox(n), &header)? };
         Ok((own, page, words))
     })?;
@@ -64,7 +64,7 @@ pub(crate) fn restart(pad: &SignalPad, pool: &GpuPool, epoch: u32) -> Result<()>
         let me = dev.index();
         let mut header = pad.header(me);
         layout::set_epochs(&mut header, epoch);
-        // All members are here, and have drained their earlier work: nobody writes flags or packets any more.
+        // All members are here, and have drained their earlier work: no member writes flags or packets any more.
         dev.barrier()?;
         // SAFETY: the memory is this device's own, and no kernel that knows it runs before the barrier below.
         unsafe {

@@ -192,7 +192,7 @@ impl SignalPad {
     /// No other thread and no kernel uses them meanwhile.
     pub(crate) unsafe fn clear_host_pages(&self, device: usize) {
         let bytes = self.layout.bytes(self.devices.len()) + STAGED_COUNTS;
-        // SAFETY: the pages have more bytes, and the caller promises that nobody else uses them.
+        // SAFETY: the pages have more bytes, and the caller promises that no other code uses them.
         unsafe { self.pages[device].at(0).cast::<u8>().write_bytes(0, bytes) };
     }
 
