@@ -25,49 +25,49 @@ def also(*peers):
 
 # By bench: the heading, and the lines: words, the pattern of the cases, and the beginning of the peer's name.
 LINES = {
-    "scope": ("How many times as fast a scope is", [
+    "scope": ("A scope: times as fast as others", [
         (f"{peer}, threads {state}", cases, peer.split()[0])
         for peer in ("rayon broadcast", "crossbeam spawn")
         for state, cases in (("awake", r"\w+/\d+"), ("asleep", r".*/idle_300us"))
     ]),
-    "launch": ("How many times as fast threads are", [
+    "launch": ("Calls of threads: times as fast as others", [
         *against(also("processes"), "gpu/", [
             r"launch: launch/\d", r"launch (raw): launch_raw/\d", r"launch and wait: launch_synchronise/\d",
             r"copy of 4 KB: copy_4K/\d", r"record and wait: record_wait/\d",
         ]),
         *against(also("processes", "cuMemAllocAsync"), "gpu/", [r"allocate and free: allocate_free/\d"]),
     ]),
-    "copy": ("How many times as fast copies are", [
+    "copy": ("Copies: times as fast as the driver's", [
         *against({"driver": ""}, "gpu/", [
             "pageable memory, up: pageable_up/.*", "pageable memory, down: pageable_down/.*",
             "pinned memory, up: pinned_up/.*", "pinned memory, down: pinned_down/.*", "between GPUs, direct: peer/.*",
         ]),
         ("between GPUs, staged through the host", r"gpu/staged/.*", "pinned"),
     ]),
-    "data_parallel": ("How many times as fast a forward pass is", [
+    "data_parallel": ("A forward pass: times as fast as torch's", [
         (f"torch DataParallel, {n} GPU{'s' * (n > 1)}", rf"gpu/forward/{n}", "torch") for n in (1, 2, 4)
     ]),
-    "check": ("What the checker costs", [
+    "check": ("The checker: times as slow", [
         (f"{devices}: {what}", cases, peer)
         for what, peer in (("on against off", "checker on"), ("off, against a build without it", "before"))
         for devices, cases in (("software GPUs", r"software/.*"), ("GPUs", r"gpu/.*"))
     ]),
-    "predict": ("Predicted time for measured time, ring of copies", [
+    "predict": ("Virtual time, a ring of copies: predicted for measured time", [
         (f"{n} GPUs, 64 MB to 1 GB", rf".*/{n}", "predicted") for n in (2, 4)
     ]),
-    "build": ("How many times as fast a pool is built as bare contexts", against({"contexts": ""}, r"gpu/\d", [
+    "build": ("Building a pool: times as fast as bare contexts", against({"contexts": ""}, r"gpu/\d", [
         "with the embedded cubins: ", "the same, nothing in the driver's cache: /cold_cache",
         "the driver compiles the PTX, cache empty: /ptx_cold", "the driver has compiled the PTX before: /ptx_warm",
     ])),
-    "overlap": ("How many times as fast a training step is as DDP's", [
+    "overlap": ("A training step: times as fast as DDP's", [
         (f"{words}, batch {batch}", rf"gpu/{case}/\d/{batch}", "DDP")
         for words, case in (("step", "step"), ("the same without exchange", "alone")) for batch in (8192, 65536)
     ]),
-    "memory": ("How many times as fast the memory pool is", against(also("cuMemAllocAsync", "PyTorch"), "gpu/", [
+    "memory": ("The memory pool: times as fast as others", against(also("cuMemAllocAsync", "PyTorch"), "gpu/", [
         r"small blocks: small/.*", r"large blocks: large/\d+", r"freed by other threads: remote/.*",
         r"random sizes: rmm_random/\d+/\d+",
     ])),
-    "ring": ("How many times as fast the ring is", against(also("rtrb", "crossbeam-channel", "std sync_channel"), "", [
+    "ring": ("The ring: times as fast as others", against(also("rtrb", "crossbeam-channel", "std sync_channel"), "", [
         "single pushes: single/.*", "batches of 32: batch_32/.*", "round trips: round_trip/.*",
     ])),
 }
@@ -87,6 +87,21 @@ def escape(text):
 def words(x, y, text, size=13, anchor="start", fill="#2d343c"):
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
     return f'<text {place} {FONT} fill="{fill}">{escape(text)}</text>'
+
+
+def upwards(x, y, text):
+    """The title of a vertical axis."""
+    return words(x, y, text, 12, "middle").replace("<text ", f'<text transform="rotate(-90 {x:.1f} {y:.1f})" ', 1)
+
+
+def path(points, colour, dashes=""):
+    """A curve. With dashes a curve below it can be seen."""
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    dashes = f' stroke-dasharray="{dashes}"' if dashes else ""
+    return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>'
+
+
+SIZES = "size of the buffer on each GPU"
 
 
 def line(x1, y1, x2, y2, colour="#d5dae0", width=1):
@@ -113,8 +128,8 @@ def legend(names, colours, x, y):
     return out
 
 
-def dots(bench, rows):
-    """The plot of a bench with lines in `LINES`."""
+def dots(bench, rows, ages):
+    """The plot of a bench with lines in `LINES`. `ages` has the dates of each machine's runs."""
     heading, wanted = LINES[bench]
     found = []
     for label, cases, peer in wanted:
@@ -127,13 +142,14 @@ def dots(bench, rows):
             found.append((label, points))
     machines = list(dict.fromkeys(machine for _, points in found for machine, _ in points))
     colours = dict(zip(machines, COLOURS))
+    names = {f"{machine} ({ages[machine]})": colour for machine, colour in colours.items()}
     ratios = [ratio for _, points in found for _, ratio in points]
     low, high = min(0.5, *ratios) / 1.15, max(2.0, *ratios) * 1.15
 
     width, left, right, top, step = 900, 330, 25, 62, 34
     bottom = top + step * len(found)
     place = lambda ratio: left + (width - left - right) * math.log(ratio / low) / math.log(high / low)
-    out = [words(16, 24, heading, 16), *legend(machines, colours, 22, 46)]
+    out = [words(16, 24, heading, 16), *legend(names, names, 22, 46)]
     for tick in ticks(low, high):
         out += [line(place(tick), top, place(tick), bottom), words(place(tick), bottom + 18, f"{tick:g}", 12, "middle")]
     out.append(line(place(1), top, place(1), bottom, "#2d343c", 1.5))
@@ -155,7 +171,7 @@ def curves(heading, found, name_of_size):
     sizes = sorted({size for points in found.values() for size in points})
     low = min(0.8, *(min(points.values()) for points in found.values())) / 1.05
     high = max(max(points.values()) for points in found.values()) * 1.05
-    width, height, left, right, top, bottom = 900, 380, 60, 25, 62, 320
+    width, height, left, right, top, bottom = 900, 380, 72, 25, 62, 320
     across = lambda size: left + (width - left - right) * math.log2(size / sizes[0]) / math.log2(sizes[-1] / sizes[0])
     up = lambda ratio: bottom - (bottom - top) * math.log(ratio / low) / math.log(high / low)
     out = [words(16, 24, heading, 16), *legend(found, colours, 22, 46)]
@@ -169,10 +185,9 @@ def curves(heading, found, name_of_size):
     for size in sizes[::2]:
         out.append(words(across(size), bottom + 20, name_of_size(size), 11, "middle"))
     for name, points in found.items():
-        path = " ".join(f"{across(size):.1f},{up(ratio):.1f}" for size, ratio in sorted(points.items()))
-        out.append(f'<polyline points="{path}" fill="none" stroke="{colours[name]}" stroke-width="2"/>')
-    axis = "best time of NCCL / time here; above 1: this crate is faster"
-    out.append(words(width - right, height - 14, axis, 12, "end"))
+        out.append(path([(across(size), up(ratio)) for size, ratio in sorted(points.items())], colours[name]))
+    out.append(upwards(20, (top + bottom) / 2, "NCCL's best time / time here"))
+    out.append(words((left + width - right) / 2, bottom + 42, f"{SIZES}; above 1: this crate is faster", 12, "middle"))
     return page(width, height, out)
 
 
@@ -182,10 +197,10 @@ def sweep(heading, times, bandwidth, name_of_size):
     width, height, top, bottom = 900, 400, 70, 330
     out = [words(16, 24, heading, 16), *legend(times, colours, 22, 46)]
     sizes = sorted({size for points in times.values() for size in points})
-    panels = [("microseconds", lambda size, time: math.log(time), ticks, math.log, 60),
-              ("GB/s of bus bandwidth", bandwidth, lambda _, high: range(0, int(high) + 1, 50), float, width / 2 + 60)]
+    panels = [("time, us", lambda size, time: math.log(time), ticks, math.log, 72),
+              ("bus bandwidth, GB/s", bandwidth, lambda _, high: range(0, int(high) + 1, 50), float, width / 2 + 72)]
     for title, of, marks, at, left in panels:
-        right = left + width / 2 - 85
+        right = left + width / 2 - 97
         values = [of(size, time) for points in times.values() for size, time in points.items()]
         low, high = min(0.0, *values), max(values)
         across = lambda size: left + (right - left) * math.log2(size / sizes[0]) / math.log2(sizes[-1] / sizes[0])
@@ -195,8 +210,11 @@ def sweep(heading, times, bandwidth, name_of_size):
             out += [line(left, y, right, y), words(left - 8, y + 4, f"{tick:g}", 12, "end")]
         for size in sizes[::4]:
             out.append(words(across(size), bottom + 20, name_of_size(size), 11, "middle"))
-        for name, points in times.items():
-            path = " ".join(f"{across(size):.1f},{up(of(size, time)):.1f}" for size, time in sorted(points.items()))
-            out.append(f'<polyline points="{path}" fill="none" stroke="{colours[name]}" stroke-width="2"/>')
-        out.append(words(right, height - 20, title, 12, "end"))
+        for at_line, (name, points) in enumerate(times.items()):
+            # The last two lie on others.
+            dashes = "6 8" if at_line > 2 else ""
+            curve = [(across(size), up(of(size, time))) for size, time in sorted(points.items())]
+            out.append(path(curve, colours[name], dashes))
+        out.append(upwards(left - 48, (top + bottom) / 2, title))
+        out.append(words((left + right) / 2, bottom + 42, SIZES, 12, "middle"))
     return page(width, height, out)

@@ -517,15 +517,28 @@ def filled(page):
     return INLINE.sub(lambda m: m[1] + inline[m[2]](*re.split(r"; ", " ".join(m[3].split()))) + m[4], page)
 
 
+def ages():
+    """The dates of each machine's runs, which benches/results/README.md has."""
+    found = {}
+    text = (ROOT / "benches/results/README.md").read_text()
+    for folder, words in re.findall(r"^\| `(\w+)` \| ([^|]*) \|", text, re.M):
+        dates = re.search(r"\d{4}-\d\d-\d\d((, \d\d)* (and|to) \d\d)?", words)
+        for path in (ROOT / "benches/results" / folder).glob("*.json"):
+            machines = re.findall(r'"machine": ?"([^"]*)"', path.read_text()) if dates else []
+            found |= dict.fromkeys(machines, dates[0] if dates else "")
+    return found
+
+
 def pictures():
     """The text of each plot, by file name."""
-    found = {f"{bench}.svg": plots.dots(bench, read(bench)) for bench in plots.LINES}
+    dates = ages()
+    found = {f"{bench}.svg": plots.dots(bench, read(bench), dates) for bench in plots.LINES}
     for name, operation, heading in [
         ("all_reduce_ratio.svg", "all_reduce", "all-reduce of f32 against NCCL, called one by one"),
         ("all_reduce_graph_ratio.svg", "graph/all_reduce", "all-reduce of f32 against NCCL, in CUDA graphs"),
     ]:
         by_devices = {
-            f"{devices} GPUs": best_ratios(sizes)
+            f"{machine} ({dates[machine]})": best_ratios(sizes)
             for (machine, of, dtype, devices), sizes in curves("collectives").items()
             if (of, dtype) == (operation, "f32") and machine.startswith(f"{devices} x")
         }
@@ -536,7 +549,7 @@ def pictures():
             for size, (_, peers) in sizes.items():
                 for peer, time in peers.items():
                     times.setdefault(peer, {})[size] = time
-            heading = f"all-reduce of f32 on {devices} GPUs, multicast off"
+            heading = f"all-reduce of f32 on {machine}, multicast off ({dates[machine]})"
             bandwidth = lambda size, micros, devices=devices: bus("all_reduce", devices, size, micros)
             found[f"all_reduce_f32_{devices}_gpus.svg"] = plots.sweep(heading, times, bandwidth, size_name)
     return found

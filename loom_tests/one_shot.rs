@@ -2,8 +2,8 @@
 
 use super::support::{bite, check, spawn};
 use crate::sync::{
-    EventCount, Flag, one_shot,
-    shim::{self, Arc, Mutex},
+    EventCount, Flag, OneShot,
+    shim::{Arc, Mutex},
 };
 use std::task::{Poll, Wake, Waker};
 
@@ -30,8 +30,8 @@ impl Tell {
 #[test]
 fn a_value_arrives_and_wakes() {
     check(|| {
-        let (setter, mut getter) = one_shot();
-        let setting = shim::thread::spawn(move || setter.set(Box::new(7)));
+        let getter = Arc::new(OneShot::default());
+        let setting = spawn(&getter, |setter| assert_eq!(setter.set(Box::new(7)), None));
         let tell = std::sync::Arc::new(Tell::default());
         let waker = Waker::from(tell.clone());
         let value = match getter.poll(&waker) {
@@ -49,12 +49,25 @@ fn a_value_arrives_and_wakes() {
     });
 }
 
+/// A thread that looks by itself.
+#[test]
+fn a_value_is_there_when_the_flag_is() {
+    check(|| {
+        let getter = Arc::new(OneShot::default());
+        let setting = spawn(&getter, |setter| assert_eq!(setter.set(Box::new(7)), None));
+        if getter.is_set() {
+            assert_eq!(getter.poll(Waker::noop()), Poll::Ready(Some(Box::new(7))));
+        }
+        setting.join().unwrap();
+    });
+}
+
 /// A future that is polled again with another waker: the last one is woken.
 #[test]
 fn the_last_waker_is_woken() {
     check(|| {
-        let (setter, mut getter) = one_shot();
-        let setting = shim::thread::spawn(move || setter.set(Box::new(7)));
+        let getter = Arc::new(OneShot::default());
+        let setting = spawn(&getter, |setter| assert_eq!(setter.set(Box::new(7)), None));
         let tells = [(); 2].map(|()| std::sync::Arc::new(Tell::default()));
         let mut value = getter.poll(&Waker::from(tells[0].clone()));
         if value.is_pending() {

@@ -87,10 +87,9 @@ pub const TEETH: &[Tooth] = teeth! {
     commit a_commit_shows_what_came_before: Race ["commit.cas" "commit.committed"];
     turnstile start_against_withdraw: Race ["turnstile.start" "turnstile.start.lost" "turnstile.withdraw"
         "turnstile.withdraw.lost"] Assertion ["turnstile.load_then_store"];
-    one_shot a_value_arrives_and_wakes: Race ["one_shot.set=acquire" "one_shot.set=release" "one_shot.poll"
-        "one_shot.register=acquire" "one_shot.register=release"] Assertion ["one_shot.never_pending"]
-        Deadlock ["one_shot.set.silent"];
-    one_shot the_last_waker_is_woken: Race ["one_shot.take_back" "one_shot.set=acquire" "one_shot.register=release"];
+    one_shot a_value_arrives_and_wakes: Assertion ["one_shot.set.wakes_first"] Deadlock ["one_shot.set.silent"];
+    one_shot a_value_is_there_when_the_flag_is: Assertion ["one_shot.set.raises_first"];
+    one_shot the_last_waker_is_woken: Deadlock ["one_shot.set.silent"];
     one_shot no_job_stays_in_the_queue: Deadlock ["model.jobs.forgets_to_leave" "model.jobs.leaves_with_jobs"];
     sequence raise_to: Race ["sequence.raise_to" "sequence.get"];
     sequence flag: Race ["flag.raise" "flag.is_raised"];

@@ -2,7 +2,7 @@
 //! frames, threads that begin scopes, and devices that meet. Nobody waits for ever, launches are in the hub's order,
 //! and each failure is told.
 //!
-//! The hub's decisions are the frames of each model; `loom_tests/hub.rs` searches through the decisions themselves.
+//! The hub's decisions are the frames of each model; `hub_search.rs` searches through the decisions themselves.
 
 use super::{
     flag,

@@ -14,6 +14,7 @@ pub use crate::token::DeviceThreadOnly;
 use crate::{contain::text_of, here};
 pub use misuse::{Allocation, Deed, Kind, Report};
 use op_site::OpSite;
+pub(crate) use out_of_memory::BookedJob;
 use out_of_memory::{Indented, OutOfMemoryReport};
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
 

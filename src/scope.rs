@@ -53,12 +53,20 @@ pub(crate) fn shard(shared: &Shared, rank: usize, members: Option<&[usize]>) -> 
     Shard::new(rank, members.map_or(shared.devices(), <[usize]>::len), weights)
 }
 
+/// The wakers of a gang's members.
+pub(crate) type Wakers = Arc<[crate::sync::shim::Arc<EventCount>]>;
+
 /// A gang of these devices.
 pub(crate) fn gang(shared: &Shared, all: Box<[usize]>, site: Site) -> Gang {
     let wakers = match all.len() == shared.devices() && all.is_sorted() {
         true => shared.wakers.clone(),
         false => all.iter().map(|&device| shared.wakers[device].clone()).collect(),
     };
+    gang_with(shared, all, wakers, site)
+}
+
+/// [`gang`] with the wakers of its members.
+pub(crate) fn gang_with(shared: &Shared, all: Box<[usize]>, wakers: Wakers, site: Site) -> Gang {
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
     let gang = Gang::new(all, wakers).with_alarm(alarm).started_at(site);
     if Broadcasts::are_for(gang.count()) { gang.with_broadcasts() } else { gang }

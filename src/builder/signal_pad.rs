@@ -4,13 +4,12 @@
 
 use crate::{
     Device, DeviceBuffer, GpuPool,
-    driver::{Address, host},
+    driver::Address,
     error::Result,
     fabric::{
         layout::{self, EMPTY, Inbox, MOST, PadLayout},
         limits::multiprocessors,
         signal_pad::{DevicePages, HostPages, SignalPad, Words},
-        types::Algorithm,
     },
     memory::handle::DeviceHandle,
     thread::worker::Shared,
@@ -19,27 +18,16 @@ use std::sync::Arc;
 
 /// Makes the signal pads if kernels of these devices can wait for each other: GPUs that run what was launched while the
 /// host goes on, and that no checker watches (a checker knows no flags). They are in the host's memory unless all
-/// devices have access to each other's memory. Software GPUs have pads with inboxes if these were asked for, also under
-/// a checker, which learns what their kernels do.
+/// devices have access to each other's memory.
 pub(crate) fn set_up(pool: &GpuPool) -> Result<Option<Arc<SignalPad>>> {
-    if can_meet(&pool.shared) {
-        return make(pool).map(Some);
-    }
-    let n = pool.shared.devices();
-    let asked = pool.shared.algorithm == Algorithm::Inbox && can_step(&pool.shared);
-    let direct = || pool.shared.are_direct(&(0..n).collect::<Vec<_>>());
-    ((2..=MOST).contains(&n) && asked && direct()).then(|| make_as(pool, PadLayout::software(n), true)).transpose()
+    can_meet(&pool.shared).then(|| make(pool)).transpose()
 }
 
 /// Makes the signal pads, whether or not the kernels can wait for each other.
 pub(crate) fn make(pool: &GpuPool) -> Result<Arc<SignalPad>> {
     let n = pool.shared.devices();
     let direct = pool.shared.are_direct(&(0..n).collect::<Vec<_>>());
-    make_as(pool, if direct { PadLayout::direct(n) } else { PadLayout::through_host(n) }, direct)
-}
-
-fn make_as(pool: &GpuPool, layout: PadLayout, direct: bool) -> Result<Arc<SignalPad>> {
-    let n = pool.shared.devices();
+    let layout = if direct { PadLayout::direct(n) } else { PadLayout::through_host(n) };
     let bytes = if direct { layout.bytes(n) } else { layout::HEADER };
     let made = pool.run(|dev, _| {
         let handle = &dev.worker.handle;
@@ -53,7 +41,7 @@ fn make_as(pool: &GpuPool, layout: PadLayout, direct: bool) -> Result<Arc<Signal
         let (peers, mut words): (Vec<_>, Vec<_>) = dev.exchange((address, words))?.into_iter().unzip();
         let words = words.swap_remove(0).expect("the first has them");
         let header = words.header(layout, &peers, dev.index());
-        // SAFETY: fresh memory, whose address nobody uses before this closure has ended.
+        // SAFETY: fresh memory, whose address no code uses before this closure has ended.
         unsafe { lay_out(dev, own.address(), bytes, layout.inbox(n), &header)? };
         Ok((own, page, words))
     })?;
@@ -76,7 +64,7 @@ pub(crate) fn restart(pad: &SignalPad, pool: &GpuPool, epoch: u32) -> Result<()>
         let me = dev.index();
         let mut header = pad.header(me);
         layout::set_epochs(&mut header, epoch);
-        // All members are here, and have drained their earlier work: nobody writes flags or packets any more.
+        // All members are here, and have drained their earlier work: no member writes flags or packets any more.
         dev.barrier()?;
         // SAFETY: the memory is this device's own, and no kernel that knows it runs before the barrier below.
         unsafe {
@@ -108,11 +96,9 @@ unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, inbox: Inbox, header:
     op.submit(|driver, stream| {
         // SAFETY: the caller's promise; the header is no longer than the memory.
         unsafe {
-            let end = inbox.start + inbox.bytes();
             driver.fill_u8(at, 0, inbox.start.min(bytes), stream)?;
             if inbox.bytes() > 0 {
                 driver.fill_u8(at + inbox.start as u64, EMPTY, inbox.bytes(), stream)?;
-                driver.fill_u8(at + end as u64, 0, bytes - end, stream)?;
             }
             driver.copy_within(at, header.address(), header.len() * 8, stream)
         }
@@ -128,16 +114,6 @@ fn can_meet(shared: &Shared) -> bool {
     // Some kernels cannot have fewer blocks than there are members: one for each (`fused::launch`).
     let fit = multiprocessors(&shared.handles) as usize >= n;
     (2..=MOST).contains(&n) && !serial && fit && shared.handles.iter().all(hardware)
-}
-
-/// Whether all devices are software GPUs that really run kernels. Not in virtual time: waiting kernels would cost
-/// nothing there.
-fn can_step(shared: &Shared) -> bool {
-    let steps = |handle: &Arc<DeviceHandle>| {
-        let software = handle.driver.info().compute_capability == (0, 0);
-        software && !handle.in_virtual_time() && !host::is_dry(&*handle.driver)
-    };
-    shared.handles.iter().all(steps)
 }
 
 #[cfg(test)]

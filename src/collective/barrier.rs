@@ -19,15 +19,8 @@
 //! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their barriers pair by
 //! pair. A member that has skipped one launches it when the gang has drained ([`resync`]).
 
-use super::{
-    kernels::{
-        self,
-        stepped::{self, Launcher},
-    },
-    launch,
-};
+use super::{kernels, launch};
 use crate::{
-    driver::{Address, observe::FailPoint},
     error::{Error, Result},
     fabric::{
         layout::{DeviceBarrier, EMPTY},
@@ -110,22 +103,13 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Submits the removal of what is in the device's inbox, and of what a kernel that never ended has left in the
-/// registers.
+/// Submits the removal of what is in the device's inbox.
 fn empty_inbox(worker: &Worker, pad: &SignalPad) -> Result<()> {
-    let ((address, bytes), (registers, more)) = (pad.inbox(worker.handle.device), pad.registers(worker.handle.device));
-    if worker.handle.injected(FailPoint::InboxKept) {
-        return Ok(());
-    }
+    let (address, bytes) = pad.inbox(worker.handle.device);
     let (driver, stream) = (worker.handle.unwatched(), worker.main.raw);
     // SAFETY: the pad's memory, which lives as long as the pool; the caller says why no kernel uses it now, but for
     // those of a late peer, whose device removes what they send.
-    let filled = unsafe {
-        driver.fill_u8(address, EMPTY, bytes, stream).and_then(|()| driver.fill_u8(registers, 0, more, stream))
-    };
-    worker.handle.check("recovery", filled)?;
-    forget(worker, address, bytes);
-    Ok(())
+    worker.handle.check("recovery", unsafe { driver.fill_u8(address, EMPTY, bytes, stream) })
 }
 
 /// Submits the removal of what this device has sent to its peers. Copied from the inbox, which is empty: the part of it
@@ -143,7 +127,7 @@ fn empty_what_was_sent(worker: &Worker, pad: &SignalPad, gang: &Gang) -> Result<
             // takes anything from them: for that it needs a meeting with this device's thread.
             let copied = unsafe { own.copy_peer(to, &**other, from, &**own, bytes, stream) };
             match worker.handle.check("recovery", copied) {
-                Ok(()) => forget(worker, to, bytes),
+                Ok(()) => {}
                 Err(error) if !gang.members().contains(&peer) => {
                     event!(warn, device = me, peer, %error, "what was sent to a peer is still in its inbox");
                     all = false;
@@ -153,14 +137,6 @@ fn empty_what_was_sent(worker: &Worker, pad: &SignalPad, gang: &Gang) -> Result<
         }
     }
     Ok(all)
-}
-
-/// Tells the checker, if there is one, that these words are empty. It sees nothing else of the recovery: a late peer's
-/// kernels may still write there, and are not waited for.
-fn forget(worker: &Worker, address: Address, bytes: usize) {
-    if let Some(watch) = worker.handle.watch() {
-        watch.checker.words().forget(&(address..address + bytes as u64));
-    }
 }
 
 /// [`resync`] at the beginning of a scope, for a gang that got stuck and could not do it. It waits until this device is
@@ -176,12 +152,6 @@ pub(crate) fn resync_later(worker: &Worker, gang: &Gang) -> Result<()> {
 
 /// Launches a kernel that takes part in the barrier and touches no memory.
 pub(super) fn count(worker: &Worker, stream: &StreamCore, name: &'static str, barrier: DeviceBarrier) -> Result<()> {
-    let pad = worker.shared.signals.get().filter(|pad| pad.layout().registers > 0);
-    if let Some(pad) = pad {
-        let launcher = Launcher { handle: &worker.handle, pad, meet: barrier };
-        let args = stepped::counting_args(&launcher);
-        return launch::launch_on(worker, stream, name, &stepped::counting(), 1, &args);
-    }
     let (entry, args) = kernels::counting(barrier);
     launch::launch_on(worker, stream, name, &entry, 1, &args)
 }

@@ -26,15 +26,12 @@ pub(crate) enum KernelBarrier {
     OnDevices { ll: usize, eager: usize, inbox: usize, inbox_slot: usize },
     /// In page-locked memory of the host. The LL algorithm carries up to `ll` bytes to one peer.
     InHost { ll: usize },
-    /// On software GPUs, and by inboxes only, as on devices.
-    OnSoftware { inbox: usize, inbox_slot: usize },
 }
 
 /// What a pool's devices can do, and what its builder asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
-    /// The devices are software GPUs. They gain nothing from kernels that wait for each other, and do it only when
-    /// asked for inboxes.
+    /// The devices are software GPUs, whose kernels do not wait for each other.
     pub software: bool,
     pub virtual_time: bool,
     pub barrier: KernelBarrier,
@@ -53,10 +50,6 @@ impl Machine {
         let barrier = match shared.signals.get() {
             None => KernelBarrier::None,
             Some(pad) if pad.have_stages() => KernelBarrier::InHost { ll: pad.ll_bytes() },
-            Some(pad) if pad.layout().registers > 0 => {
-                let PadLayout { inbox, inbox_slot, .. } = pad.layout();
-                KernelBarrier::OnSoftware { inbox, inbox_slot }
-            }
             Some(pad) => {
                 let (ll, eager, PadLayout { inbox, inbox_slot, .. }) =
                     (pad.ll_bytes(), pad.eager_bytes(), pad.layout());
@@ -210,9 +203,7 @@ impl<'a> Case<'a> {
     pub(crate) fn inboxes(&self) -> Option<(usize, usize)> {
         let among = self.direct && (2..=MOST).contains(&self.members);
         match self.machine.barrier {
-            KernelBarrier::OnDevices { inbox, inbox_slot, .. } | KernelBarrier::OnSoftware { inbox, inbox_slot } => {
-                among.then_some((inbox, inbox_slot))
-            }
+            KernelBarrier::OnDevices { inbox, inbox_slot, .. } => among.then_some((inbox, inbox_slot)),
             _ => None,
         }
     }

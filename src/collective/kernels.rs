@@ -3,8 +3,8 @@
 //!
 //! Each algorithm has its own kernel's entry and arguments in its file. `combine` and `pairs` are here. The device code
 //! is in `kernels/{combine,push,eager,inbox,staged,ring,exchange}.cu`; `kernels/meet.cuh` says how the kernels of
-//! several devices wait for each other. [`host_kernels`] do not wait for each other: events order them. Those of
-//! [`stepped`] do, step by step.
+//! several devices wait for each other. [`host_kernels`] do not wait for each other: events order them. So kernels that
+//! wait have none.
 //!
 //! Invariant: a device kernel and its host kernel compute the same bits, whatever the launch dimensions and the
 //! alignment. Elements are folded in rank order, half types in `f32` with one rounding at the end, and integers wrap.
@@ -12,7 +12,6 @@
 
 mod host_kernels;
 mod lane;
-pub(crate) mod stepped;
 #[cfg(test)]
 #[path = "../../tests/unit/collective/kernels/tests.rs"]
 mod tests;
@@ -54,6 +53,16 @@ macro_rules! typed {
     }};
 }
 pub(super) use typed;
+
+/// As `typed`, for kernels that there are of floats only.
+macro_rules! typed_float {
+    ($dtype:expr, $name:literal) => {{
+        use $crate::{collective::kernels::typed, fabric::types::DType};
+        let dtype = $dtype;
+        matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16).then(|| typed!(dtype, $name))
+    }};
+}
+pub(super) use typed_float;
 
 /// The kernel that adds up or moves. Launched with [`Combine::args`].
 pub(crate) fn combine(dtype: DType) -> Entry {

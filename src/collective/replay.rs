@@ -105,7 +105,7 @@ pub(super) fn capture(
         1 => execute(meeting, &request, meeting.limits(), given),
         _ => capture_meeting(meeting, recording, request, given),
     };
-    // A graph that lacks an operation is no graph, whatever the closure makes of the error.
+    // A graph that lacks an operation is no graph, also if the closure drops the error.
     captured.inspect_err(|error| recording.fail(error))
 }
 

@@ -162,11 +162,11 @@ impl<A: Transfer> Transfer for Vec<A> {
 
     fn pack(self, into: &mut Pack) -> Result<()> {
         self.len().pack(into)?;
-        self.into_iter().try_for_each(|a| a.pack(into))
+        self.into_iter().try_for_each(|a| into.some(|into| a.pack(into)))
     }
 
     fn unpack(from: &mut Unpack<'_>) -> Result<Self> {
-        (0..usize::unpack(from)?).map(|_| A::unpack(from)).collect()
+        (0..usize::unpack(from)?).map(|_| from.some(A::unpack)).collect()
     }
 }
 

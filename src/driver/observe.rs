@@ -15,13 +15,7 @@ use crate::{
     },
 };
 use once_cell::sync::OnceCell;
-use parking_lot::Mutex;
-use std::{
-    any::Any,
-    fmt,
-    ops::Range,
-    sync::{Arc, Weak},
-};
+use std::{any::Any, fmt, sync::Arc};
 
 /// An observer of pools. A builder keeps it as settings; each pool has one of its own, from [`begin`](Self::begin).
 pub trait Observer: Any + fmt::Debug + Send + Sync {
@@ -75,20 +69,6 @@ pub enum FailPoint {
     HostDoesNotWait,
     /// A host thread reduces data that may not have been copied to the host yet.
     FoldedEarly,
-    /// A datum of an inbox is taken before it has arrived.
-    DatumTakenEarly,
-    /// A slot of an inbox is filled without the credit for it.
-    SlotWithoutCredit,
-    /// A room of an inbox is used in every meeting, not in every second one.
-    OneRoom,
-    /// A kernel that uses slots ends before the others have taken what it has sent.
-    SlotsLeftFull,
-    /// What is taken from an inbox is not wiped.
-    DatumKept,
-    /// The own copy of a sender is added up with the reserved NaN.
-    OwnNanKept,
-    /// An inbox keeps what a failed call has left.
-    InboxKept,
     /// A chunk goes back to the driver while operations may still use it.
     ChunkReleasedEarly,
     /// A panic of the device's thread: before its entry may run.
@@ -173,62 +153,6 @@ pub trait HappensBefore: Send + Sync {
 
     /// The pool keeps an event for reuse: until its next record, a wait for it has no effect.
     fn forget_event(&self, device: usize, event: RawEvent);
-
-    /// The words by which running kernels wait for each other.
-    fn words(&self) -> &dyn KernelWords;
-}
-
-/// An observer's account of the words by which running kernels wait for each other. Host kernels tell each access.
-pub trait KernelWords: Send + Sync {
-    /// A block touches a datum; a [`Touch::Read`] of one that it has not waited for.
-    ///
-    /// # Errors
-    /// The race.
-    fn access(&self, by: Block, at: Address, touch: Touch) -> Result<(), Box<Report>>;
-
-    /// A block has seen that a datum has arrived, and reads it.
-    ///
-    /// # Errors
-    /// The race.
-    fn arrived(&self, by: Block, at: Address) -> Result<(), Box<Report>>;
-
-    /// A block gives a credit: it writes a word for another.
-    fn gives(&self, by: Block, at: Address);
-
-    /// A block has seen the credit that it waited for.
-    fn has_credit(&self, by: Block, at: Address);
-
-    /// The kernel of a device has ended.
-    fn ended(&self, device: usize);
-
-    /// A kernel has given up in a gang.
-    fn gave_up(&self, gang: u64);
-
-    /// Whether a kernel has given up in this gang or a later one.
-    fn has_failed(&self, gang: u64) -> bool;
-
-    /// Other work has written these bytes.
-    fn forget(&self, range: &Range<Address>);
-}
-
-/// A block of the kernel that runs on a device, which is counted as the observer counts devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// The device.
-    pub device: usize,
-    /// The block's number in its kernel.
-    pub number: u32,
-}
-
-/// An access to a datum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Touch {
-    /// The sender writes it. What was there before must be wiped.
-    Put,
-    /// The receiver takes it.
-    Read,
-    /// The receiver writes the reserved word over it.
-    Wipe,
 }
 
 /// What one host thread knows of completed work, to be given to another.
@@ -281,26 +205,4 @@ impl Watch {
             layer = layer.inner()?;
         }
     }
-
-    /// A number that names the order to a host kernel, as long as the order lives.
-    pub(crate) fn number(&self) -> u64 {
-        Arc::as_ptr(&self.checker).cast::<()>() as u64
-    }
-}
-
-/// The orders whose host kernels run.
-static ORDERS: Mutex<Vec<(u64, Weak<dyn HappensBefore>)>> = Mutex::new(Vec::new());
-
-/// Lets host kernels [`find`] the order of a pool's work by its number.
-pub(crate) fn enter(watch: &Watch) {
-    let mut all = ORDERS.lock();
-    all.retain(|(_, order)| order.strong_count() > 0);
-    if !all.iter().any(|(number, _)| *number == watch.number()) {
-        all.push((watch.number(), Arc::downgrade(&watch.checker)));
-    }
-}
-
-/// The order of this [number](Watch::number), as long as there is one.
-pub(crate) fn find(number: u64) -> Option<Arc<dyn HappensBefore>> {
-    ORDERS.lock().iter().find(|(of, _)| *of == number)?.1.upgrade()
 }

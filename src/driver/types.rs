@@ -196,14 +196,6 @@ pub enum KernelArg {
         /// Whether the kernel may write it.
         write: bool,
     },
-    /// Memory of words by which kernels that run at the same time wait for each other: they read and write it by atomic
-    /// accesses, which do not race with each other. Fills and copies of it must be ordered as those of other memory.
-    Words {
-        /// First byte.
-        address: Address,
-        /// Length in bytes.
-        bytes: usize,
-    },
     /// A value.
     Value(ValueBytes),
 }
@@ -219,13 +211,6 @@ pub enum HostArg {
         bytes: usize,
         /// Whether the kernel may write it.
         write: bool,
-    },
-    /// Memory of words that other kernels may access meanwhile, all of them by atomic accesses of 8 bytes.
-    Words {
-        /// First byte, aligned as the memory was.
-        ptr: *mut u8,
-        /// Length in bytes.
-        bytes: usize,
     },
     /// A value.
     Value(ValueBytes),

@@ -2,6 +2,7 @@
 //! hint.
 
 use super::{
+    Site,
     site::{CallSite, Holder},
     units::{Bytes, count},
 };
@@ -43,8 +44,22 @@ pub struct OutOfMemoryReport {
     pub recorded: bool,
     /// The ten call sites that hold the most bytes. Empty without recording.
     pub holders: Vec<Holder>,
+    /// The jobs in flight on the device, if a job has run out of memory.
+    pub jobs: Vec<BookedJob>,
     /// The attempts of the pool before it refused, in order.
     pub rungs: Vec<&'static str>,
+}
+
+/// A job of [`Jobs`](crate::Jobs) in flight, and what it has booked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BookedJob {
+    /// Its name; `job` without one.
+    pub name: String,
+    /// Bytes that it has booked on the device; 0 without a number.
+    pub bytes: u64,
+    /// The place in the program that has submitted it.
+    pub site: Site,
 }
 
 /// Freed memory that the work queued on one stream still uses.
@@ -146,6 +161,12 @@ impl fmt::Display for OutOfMemoryReport {
         }
         for holder in &self.holders {
             writeln!(f, "  {holder}")?;
+        }
+        for BookedJob { name, bytes, site } in &self.jobs {
+            match bytes {
+                0 => writeln!(f, "in flight: {name} of {site}, which has booked nothing")?,
+                _ => writeln!(f, "booked {:>18} by {name} of {site}", Bytes(*bytes))?,
+            }
         }
         write!(f, "hint: {}", self.hint())
     }

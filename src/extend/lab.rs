@@ -1,7 +1,7 @@
 //! What `gpu-pool-lab` needs: observers: the checker, fault plans, machines.
 
 use crate::{
-    Builder, Device, GpuPool, Result,
+    Builder, GpuPool, Result,
     builder::{environment, signal_pad},
     driver::host::{MachineConfig, Trace},
     error::{Allocation, Deed, Kind, Report, Site},
@@ -11,7 +11,7 @@ pub use crate::{
     driver::{
         host::timing::{Clock, Cost, HostCall, Machine, Side, Time},
         layer::forward,
-        observe::{Block, FailPoint, HappensBefore, KernelWords, Knowledge, Observer, Token, Touch, Watch, install},
+        observe::{FailPoint, HappensBefore, Knowledge, Observer, Token, Watch, install},
     },
     error::{misuse::edge, op_site::annotate},
     panics::{SilencedPanics, silence_panics},
@@ -42,25 +42,6 @@ impl BuilderInternals for Builder {
 
     fn machine_config(&mut self) -> &mut MachineConfig {
         Builder::machine_config(self)
-    }
-}
-
-/// The state of a device that tests change.
-pub trait DeviceInternals {
-    /// The device's inbox counts as left full by a failed call.
-    fn spoil(&self);
-
-    /// Whether the device's inbox must be emptied before the next collective.
-    fn is_spoiled(&self) -> bool;
-}
-
-impl DeviceInternals for Device {
-    fn spoil(&self) {
-        self.worker.barrier_state.set_spoiled(true);
-    }
-
-    fn is_spoiled(&self) -> bool {
-        self.worker.barrier_state.is_spoiled()
     }
 }
 

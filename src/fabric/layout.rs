@@ -76,11 +76,6 @@ const fn inbox_slot(devices: usize) -> usize {
     each - each % 512
 }
 
-/// Most blocks of a kernel that software GPUs run by inboxes: several, so that they differ in how far they are.
-pub(crate) const SOFTWARE_BLOCKS: u32 = 3;
-/// Bytes behind the inbox of a software GPU, where a kernel keeps how far it is while it waits.
-pub(crate) const REGISTERS: usize = 256;
-
 /// The part of a signal pad that depends on the number of devices: what each sender has for each parity, and the slots
 /// of its inbox. A signal pad is the header, the flags, the packets, the slots of eager sends, and the inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,8 +88,6 @@ pub(crate) struct PadLayout {
     pub inbox: usize,
     /// Bytes of a slot of the inbox. Each sender has [`INBOX_SLOTS`] for each block.
     pub inbox_slot: usize,
-    /// Bytes behind the inbox, for software GPUs.
-    pub registers: usize,
 }
 
 impl PadLayout {
@@ -106,26 +99,18 @@ impl PadLayout {
             slot: each - each % (16 << 10),
             inbox: inbox_bytes(devices),
             inbox_slot: inbox_slot(devices),
-            registers: 0,
         }
-    }
-
-    /// For software GPUs, whose kernels wait for each other by inboxes only. What is small tries the protocol as well.
-    pub(crate) const fn software(devices: usize) -> PadLayout {
-        let (room, slot) = ((4 << 10) / (devices - 1), 512 / (devices - 1));
-        let inbox_slot = if slot < 128 { 128 } else { slot - slot % 128 };
-        PadLayout { packets: 0, slot: 0, inbox: room - room % 256, inbox_slot, registers: REGISTERS }
     }
 
     /// In the host's memory: packets only.
     pub(crate) const fn through_host(devices: usize) -> PadLayout {
-        PadLayout { packets: packets(devices, LL_BYTES_THROUGH_HOST), slot: 0, inbox: 0, inbox_slot: 0, registers: 0 }
+        PadLayout { packets: packets(devices, LL_BYTES_THROUGH_HOST), slot: 0, inbox: 0, inbox_slot: 0 }
     }
 
     /// Bytes of a whole signal pad.
     pub(crate) const fn bytes(self, devices: usize) -> usize {
         let inbox = self.inbox(devices);
-        inbox.start + inbox.bytes() + self.registers
+        inbox.start + inbox.bytes()
     }
 
     /// The inbox, within the signal pad. A new one is full of [`EMPTY`].

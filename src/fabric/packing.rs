@@ -41,6 +41,15 @@ impl Pack {
         self.header.extend_from_slice(bytes);
     }
 
+    /// At least a byte, so that what a peer writes bounds how many values it can name.
+    pub(crate) fn some<R>(&mut self, pack: impl FnOnce(&mut Self) -> R) -> R {
+        let (before, packed) = (self.header.len(), pack(self));
+        if self.header.len() == before {
+            self.header.push(0);
+        }
+        packed
+    }
+
     /// A buffer, which may still be in use elsewhere.
     pub(crate) fn buffer<T: DeviceCopy>(&mut self, buffer: &DeviceBuffer<T>) {
         self.fixed(&(buffer.len as u64).to_le_bytes());
@@ -93,6 +102,15 @@ impl<'a> Unpack<'a> {
         let (bytes, rest) = self.header.split_first_chunk().ok_or_else(|| self.nonsense())?;
         self.header = rest;
         Ok(*bytes)
+    }
+
+    /// What [`Pack::some`] has added.
+    pub(crate) fn some<R>(&mut self, unpack: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        let (before, value) = (self.header.len(), unpack(self)?);
+        if self.header.len() == before {
+            self.fixed::<1>()?;
+        }
+        Ok(value)
     }
 
     /// The next part, as memory of this device, which is going to hold it.

@@ -192,7 +192,7 @@ impl SignalPad {
     /// No other thread and no kernel uses them meanwhile.
     pub(crate) unsafe fn clear_host_pages(&self, device: usize) {
         let bytes = self.layout.bytes(self.devices.len()) + STAGED_COUNTS;
-        // SAFETY: the pages have more bytes, and the caller promises that nobody else uses them.
+        // SAFETY: the pages have more bytes, and the caller promises that no other code uses them.
         unsafe { self.pages[device].at(0).cast::<u8>().write_bytes(0, bytes) };
     }
 
@@ -217,17 +217,6 @@ impl SignalPad {
         let (devices, pad) = (self.devices.len(), self.address(receiver));
         let parts = self.layout.inbox(devices).of_sender(devices, sender, receiver);
         parts.map(|(offset, bytes)| (pad + offset as u64, bytes))
-    }
-
-    /// The memory in which kernels of software GPUs keep how far they are, if the pad is for them.
-    pub(crate) fn registers(&self, device: usize) -> (Address, usize) {
-        let (inbox, bytes) = self.inbox(device);
-        (inbox + bytes as u64, self.layout.registers)
-    }
-
-    /// The host's words for a device, as [`Words`] lays them out.
-    pub(crate) fn words(&self, device: usize) -> (Address, usize) {
-        (self.words.abort(device) as u64, LINES)
     }
 
     /// Most bytes that one member can send to another by the LL algorithm.

@@ -102,6 +102,8 @@ impl Gang {
         let wakers = wakers.into();
         assert_eq!(members.len(), wakers.len());
         let count = members.len();
+        // Alone in its gang, a member waits for its own drain: on the waker that it has.
+        let event = if let [own] = &wakers[..] { own.clone() } else { Arc::new(EventCount::new()) };
         Gang {
             alarm: None,
             outside: None,
@@ -115,7 +117,7 @@ impl Gang {
             word: CommitWord::new(),
             groups: Mutex::new(Vec::new()),
             cause: Mutex::new(None),
-            drained: CountLatch::new(count, Arc::new(EventCount::new())),
+            drained: CountLatch::new(count, event),
             stuck: Flag::new(),
             ended: Flag::new(),
         }

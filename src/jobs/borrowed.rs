@@ -1,20 +1,21 @@
 //! Jobs that borrow from the caller: they are over when the call returns.
 //!
-//! Invariant: each job of a [`JobScope`] is dropped, with its closure and its result, before [`Jobs::scope`] returns or
-//! unwinds. So the lifetime of what it borrows may be erased. A job counts a latch down after its last use of the
-//! borrows; the call waits for all latches.
+//! Invariant: the closure of each job of a [`JobScope`], and a result without a handle, are dropped before
+//! [`Jobs::scope`] returns or unwinds. So the lifetime of what they borrow may be erased. The end of a job counts a
+//! latch down after its last use of the borrows; the call waits for all latches. A job that is left has neither.
 
 use super::{
     JobHandle, Jobs,
-    core::{Core, Ended, Work},
-    handle::Single,
+    core::Core,
+    job::{Answer, Answers, Ended, Job, Packet, Single, Work},
+    placement::Rank,
 };
 use crate::{
     Device,
     error::{Error, Result},
     scope::TICK,
     stall::StallTimer,
-    sync::{CountLatch, EventCount, Returned, shim},
+    sync::{CountLatch, EventCount, OneShot, Returned, shim},
     thread::worker::on_device_thread,
 };
 use parking_lot::Mutex;
@@ -33,7 +34,7 @@ pub struct JobScope<'scope, 'env: 'scope> {
 /// A job that was given out.
 struct Given {
     /// `None` if it was refused.
-    seq: Option<u64>,
+    rank: Option<Rank>,
     latch: shim::Arc<CountLatch>,
     note: Arc<Mutex<Note>>,
 }
@@ -53,11 +54,11 @@ pub struct ScopedJob<'scope, T: Returned + 'scope> {
     scope: PhantomData<&'scope ()>,
 }
 
-/// A job that borrows. The fields are dropped in this order.
+/// A job that borrows.
 struct Borrowing<W> {
     work: W,
     note: Arc<Mutex<Note>>,
-    _done: Done,
+    done: Mutex<Option<Done>>,
 }
 
 /// Counts its latch down when it is dropped.
@@ -76,8 +77,16 @@ impl<W: Work> Work for Borrowing<W> {
     }
 
     fn end(&self, ended: Ended) {
+        // Counted last, also if a waker panics.
+        let _done = self.done.lock().take();
         self.note.lock().error = ended.how.as_ref().err().cloned();
         self.work.end(ended);
+    }
+}
+
+impl<F: Send, T: Send> Answers<T> for Packet<Borrowing<Single<F, T>>> {
+    fn answer(&self) -> &OneShot<Answer<T>> {
+        self.work.work.answer()
     }
 }
 
@@ -139,17 +148,17 @@ impl Drop for Joined<'_> {
     fn drop(&mut self) {
         let Joined(core, given) = self;
         let (mut stall, mut seen) = (StallTimer::new(core.shared.deadline.saturating_add(TICK)), core.progress());
-        for Given { seq, latch, .. } in &*given.lock() {
+        for Given { rank, latch, .. } in &*given.lock() {
             while !latch.wait(Some(stall.tick(TICK))) {
                 let now = core.progress();
                 if now != seen {
                     seen = now;
                     stall.renew();
-                } else if let Some(seq) = seq.filter(|&seq| stall.is_over() && !core.has_begun(seq)) {
+                } else if let Some(rank) = rank.filter(|&rank| stall.is_over() && !core.has_begun(rank)) {
                     let missing: Vec<usize> = (0..core.shared.devices()).collect();
                     let (device, op, waited) = (missing[0], "scope", stall.waited());
                     let last_calls = core.shared.last_calls(&missing);
-                    core.cancel(seq, Error::Timeout { device, op, waited, missing, last_calls });
+                    core.cancel(rank, Error::Timeout { device, op, waited, missing, last_calls });
                 }
             }
         }
@@ -165,21 +174,27 @@ impl<'scope> JobScope<'scope, '_> {
         T: Returned + 'scope,
     {
         let latch = shim::Arc::new(CountLatch::new(1, self.waker.clone()));
-        let (work, getter) = Single::new(f, |f, dev| f.take().ok_or(Error::Closed).and_then(|f: F| f(dev)));
         let note: Arc<Mutex<Note>> = Arc::default();
-        let borrowing = Borrowing { work, note: note.clone(), _done: Done(latch.clone()) };
-        let work: Arc<dyn Work + 'scope> = Arc::new(borrowing);
-        // SAFETY: only the lifetime changes. The last reference to the work drops all that borrows, and then counts the
-        // latch. `Jobs::scope` waits for it before it returns or unwinds: `Joined` finds it in `given`, or it was
-        // counted before, within `send`.
-        let work: Arc<dyn Work> = unsafe { mem::transmute::<Arc<dyn Work + 'scope>, Arc<dyn Work>>(work) };
+        let done = Mutex::new(Some(Done(latch.clone())));
+        let work = Borrowing { work: Single::once(f), note: note.clone(), done };
         let jobs = Jobs { core: self.core.clone() };
-        let seq = jobs.job().send(work);
-        if let Err(error) = &seq {
+        let (need, packet) = jobs.job().into_packet(work, Location::caller());
+        let answers: Arc<dyn Answers<T> + 'scope> = packet.clone();
+        let job: Arc<Packet<dyn Work + 'scope>> = packet;
+        // SAFETY: only the lifetime changes. The job's end drops all that borrows and then counts the latch: there is
+        // no closure any more, and the result is with the handle, or was dropped. Each job has an end (`Job`).
+        // `Jobs::scope` waits for it before it returns or unwinds: `Joined` finds it in `given`, or it was counted
+        // before, within `send`.
+        let job = unsafe { mem::transmute::<Arc<Packet<dyn Work + 'scope>>, Arc<Packet>>(job) };
+        // SAFETY: only the lifetime changes. The handle has that of the scope, and `T` outlives it. What a handle that
+        // is forgotten keeps is never dropped.
+        let answers = unsafe { mem::transmute::<Arc<dyn Answers<T> + 'scope>, Arc<dyn Answers<T>>>(answers) };
+        let rank = self.core.send("submit", need, Job::new(job));
+        if let Err(error) = &rank {
             note.lock().error = Some(error.clone());
         }
-        self.given.lock().push(Given { seq: seq.as_ref().ok().copied(), latch, note: note.clone() });
-        let handle = seq.map(|seq| JobHandle::new(&self.core, seq, getter));
+        self.given.lock().push(Given { rank: rank.as_ref().ok().copied(), latch, note: note.clone() });
+        let handle = rank.map(|rank| JobHandle::new(&self.core, rank, answers));
         ScopedJob { handle, note, scope: PhantomData }
     }
 }

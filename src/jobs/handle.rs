@@ -1,17 +1,18 @@
 //! The handle of a job: its answer, by a wait or by a future.
 
-use super::core::{Core, Ended, Work};
+use super::{
+    core::Core,
+    job::{Answer, Answers},
+    placement::Rank,
+};
 use crate::{
-    Device,
     contain::Contained,
     error::{Error, Result},
-    memory::handle::Handover,
-    scope::TICK,
+    scope::{TICK, check_pid},
     stall::StallTimer,
-    sync::{EventCount, Getter, Setter, one_shot},
+    sync::EventCount,
     thread::worker::on_device_thread,
 };
-use parking_lot::Mutex;
 use std::{
     fmt,
     future::Future,
@@ -21,92 +22,6 @@ use std::{
     task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
-
-/// What a job gives its handle.
-pub(super) struct Answer<T> {
-    how: Result<T>,
-    place: Option<usize>,
-    known: Option<Box<Handover>>,
-}
-
-/// A closure that runs once, or again after a failure.
-pub(super) struct Single<F, T> {
-    f: Mutex<Option<F>>,
-    result: Mutex<Option<Contained<T>>>,
-    setter: Mutex<Option<Setter<Answer<T>>>>,
-    /// Runs the closure; `false` if it cannot run again.
-    call: fn(&mut Option<F>, &Device) -> Result<T>,
-}
-
-impl<F, T: Send> Single<F, T> {
-    pub fn new(f: F, call: fn(&mut Option<F>, &Device) -> Result<T>) -> (Self, Getter<Answer<T>>) {
-        let (setter, getter) = one_shot();
-        let single =
-            Single { f: Mutex::new(Some(f)), result: Mutex::new(None), setter: Mutex::new(Some(setter)), call };
-        (single, getter)
-    }
-
-    /// Takes the closure back, of a job that was not taken.
-    pub fn take_closure(&self) -> Option<F> {
-        self.f.lock().take()
-    }
-}
-
-impl<F: Send, T: Send> Work for Single<F, T> {
-    fn run(&self, dev: &Device) -> Result<()> {
-        // The lock is the device thread's alone: no other thread runs the job.
-        let value = (self.call)(&mut self.f.lock(), dev)?;
-        *self.result.lock() = Some(Contained::new(value));
-        Ok(())
-    }
-
-    fn end(&self, ended: Ended) {
-        let Ended { how, place, known } = ended;
-        let closure = self.f.lock().take().map(Contained::new);
-        drop(closure);
-        let value = self.result.lock().take();
-        let how = how.and_then(|()| value.map(Contained::into_inner).ok_or(Error::Closed));
-        if let Some(setter) = self.setter.lock().take() {
-            setter.set(Answer { how, place, known });
-        }
-    }
-}
-
-/// A closure that runs on each device of a gang.
-pub(super) struct Each<F, T> {
-    f: F,
-    results: Mutex<Vec<(usize, Contained<T>)>>,
-    setter: Mutex<Option<Setter<Answer<Vec<T>>>>>,
-}
-
-impl<F, T: Send> Each<F, T> {
-    pub fn new(f: F) -> (Self, Getter<Answer<Vec<T>>>) {
-        let (setter, getter) = one_shot();
-        (Each { f, results: Mutex::default(), setter: Mutex::new(Some(setter)) }, getter)
-    }
-}
-
-impl<F, T> Work for Each<F, T>
-where
-    F: Fn(&Device, &crate::Group<'_>) -> Result<T> + Send + Sync,
-    T: Send,
-{
-    fn run(&self, dev: &Device) -> Result<()> {
-        let value = Contained::new((self.f)(dev, &dev.everyone())?);
-        self.results.lock().push((dev.rank(), value));
-        Ok(())
-    }
-
-    fn end(&self, ended: Ended) {
-        let Ended { how, place, known } = ended;
-        let mut values = std::mem::take(&mut *self.results.lock());
-        values.sort_by_key(|(rank, _)| *rank);
-        let how = how.map(|()| values.into_iter().map(|(_, value)| value.into_inner()).collect());
-        if let Some(setter) = self.setter.lock().take() {
-            setter.set(Answer { how, place, known });
-        }
-    }
-}
 
 /// The handle of a job, from [`Jobs::submit`](super::Jobs::submit): a future of the job's result, or a value to wait
 /// with. Any thread may have it, and no runtime is needed: any executor polls it.
@@ -124,8 +39,8 @@ where
 #[must_use = "a dropped handle lets its job run, and drops the result"]
 pub struct JobHandle<T> {
     core: Arc<Core>,
-    seq: u64,
-    getter: Getter<Answer<T>>,
+    rank: Rank,
+    job: Arc<dyn Answers<T>>,
     place: Option<usize>,
 }
 
@@ -147,16 +62,16 @@ thread_local! {
 }
 
 impl<T: Send> JobHandle<T> {
-    pub(super) fn new(core: &Arc<Core>, seq: u64, getter: Getter<Answer<T>>) -> Self {
-        JobHandle { core: core.clone(), seq, getter, place: None }
+    pub(super) fn new(core: &Arc<Core>, rank: Rank, job: Arc<dyn Answers<T>>) -> Self {
+        JobHandle { core: core.clone(), rank, job, place: None }
     }
 
     fn take(&mut self, waker: &Waker) -> Poll<Result<T>> {
-        self.getter.poll(waker).map(|answer| {
+        self.job.answer().poll(waker).map(|answer| {
             let Some(Answer { how, place, known }) = answer else { return Err(Error::Closed) };
-            self.place = place;
+            self.place = place.map(|place| place as usize);
             self.core.shared.handles[0].take_over(known.as_deref());
-            how
+            how.map(Contained::into_inner).map_err(|error| *error)
         })
     }
 
@@ -195,12 +110,13 @@ impl<T: Send> JobHandle<T> {
         }
         let end = limit.and_then(|limit| std::time::Instant::now().checked_add(limit));
         let mut stall = StallTimer::new(self.core.shared.deadline.saturating_add(TICK));
-        let mut seen = self.core.progress();
+        // The first look at the devices comes after a wait: it would disturb them.
+        let mut seen = None;
         loop {
             let left = end.map(|end| end.saturating_duration_since(std::time::Instant::now()));
             let tick = stall.tick(TICK).min(left.unwrap_or(TICK));
-            let over = parker.0.wait_until(Some(tick), || self.getter.is_set().then_some(()));
-            if over.is_some() || self.getter.is_set() {
+            let over = parker.0.wait_until(Some(tick), || self.job.answer().is_set().then_some(()));
+            if over.is_some() || self.job.answer().is_set() {
                 // Ready: it is set.
                 if let Poll::Ready(answer) = self.take(&waker) {
                     return Some(answer);
@@ -209,23 +125,26 @@ impl<T: Send> JobHandle<T> {
             if left.is_some_and(|left| left <= tick) {
                 return None;
             }
-            let now = self.core.progress();
+            if let Err(forked) = check_pid(&self.core.shared) {
+                return Some(Err(forked));
+            }
+            let now = Some(self.core.progress());
             if now != seen {
                 seen = now;
                 stall.renew();
-            } else if stall.is_over() && !self.core.has_begun(self.seq) {
+            } else if stall.is_over() && !self.core.has_begun(self.rank) {
                 let missing: Vec<usize> = (0..self.core.shared.devices()).collect();
                 let (device, waited) = (missing[0], stall.waited());
                 let last_calls = self.core.shared.last_calls(&missing);
                 let error = Error::Timeout { device, op, waited, missing, last_calls };
-                self.core.cancel(self.seq, error);
+                self.core.cancel(self.rank, error);
             }
         }
     }
 
     /// Whether the job is over, so that [`wait`](Self::wait) does not wait.
     pub fn is_finished(&self) -> bool {
-        self.getter.is_set()
+        self.job.answer().is_set()
     }
 
     /// Cancels the job. If it has not begun, it never will. Otherwise [`Device::cancelled`] is true in its closure, its
@@ -233,22 +152,29 @@ impl<T: Send> JobHandle<T> {
     /// [`Error::Cancelled`], unless the closure has already ended. Returns whether the job had not begun.
     #[track_caller]
     pub fn cancel(&self) -> bool {
-        self.core.cancel(self.seq, Error::Cancelled { op: "cancel", site: Location::caller() })
+        self.core.cancel(self.rank, Error::Cancelled { op: "cancel", site: Location::caller() })
     }
 
     /// The device on which the job runs or has run, of a gang the first one. `None` if it has not begun, and after its
     /// end until the handle has the answer.
     pub fn place(&self) -> Option<usize> {
-        self.place.or_else(|| self.core.place(self.seq))
+        self.place.or_else(|| self.core.place(self.rank))
     }
 }
 
 impl<T> JobHandle<T> {
     /// Cancels the job of a dropped map, if it has not begun.
     pub(super) fn give_up(self, site: crate::error::Site) {
-        if !self.core.has_begun(self.seq) {
-            self.core.cancel(self.seq, Error::Cancelled { op: "map", site });
+        if !self.core.has_begun(self.rank) {
+            self.core.cancel(self.rank, Error::Cancelled { op: "map", site });
         }
+    }
+}
+
+impl<T> Drop for JobHandle<T> {
+    fn drop(&mut self) {
+        // The result is dropped here, or on the device's thread if it comes later.
+        drop(self.job.answer().give_up());
     }
 }
 
@@ -262,6 +188,6 @@ impl<T: Send> Future for JobHandle<T> {
 
 impl<T> fmt::Debug for JobHandle<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobHandle").field("job", &self.seq).field("finished", &self.getter.is_set()).finish()
+        f.debug_struct("JobHandle").field("job", &self.rank.seq).field("finished", &self.job.answer().is_set()).finish()
     }
 }

@@ -2,14 +2,14 @@
 
 use super::{
     JobHandle, Jobs,
-    core::{Job, Refused},
-    handle::{Answer, Single},
+    core::Refused,
+    job::{Answers, Job, Single},
     placement::Need,
 };
 use crate::{
     Device,
-    error::{Error, Result, Site},
-    sync::{Getter, Returned},
+    error::{Result, Site},
+    sync::Returned,
 };
 use std::{
     collections::VecDeque,
@@ -22,8 +22,6 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-type Call<T> = Box<dyn FnOnce(&Device) -> Result<T> + Send>;
-
 /// The results of [`Jobs::map`].
 pub struct JobMap<I: Iterator, F, T> {
     jobs: Jobs,
@@ -32,7 +30,7 @@ pub struct JobMap<I: Iterator, F, T> {
     site: Site,
     ahead: VecDeque<Result<JobHandle<T>>>,
     /// A job for which the queue had no room.
-    waiting: Option<(Need, Box<Job>, Getter<Answer<T>>)>,
+    waiting: Option<(Need, Job, Arc<dyn Answers<T>>)>,
 }
 
 /// The results of [`Jobs::stream`].
@@ -54,24 +52,21 @@ where
     fn fill(&mut self, waker: Option<&Waker>) {
         let core = self.jobs.core.clone();
         while self.ahead.len() < 2 * core.slots() {
-            let (need, job, getter) = match self.waiting.take() {
+            let (need, job, answers) = match self.waiting.take() {
                 Some(waiting) => waiting,
                 None => {
                     let Some(item) = self.items.next() else { return };
                     let f = self.f.clone();
-                    let call =
-                        |f: &mut Option<_>, dev: &Device| f.take().ok_or(Error::Closed).and_then(|f: Call<T>| f(dev));
-                    let f: Call<T> = Box::new(move |dev| f(dev, item));
-                    let (work, getter) = Single::new(f, call);
-                    let (need, job) = self.jobs.job().into_job(Arc::new(work), self.site);
-                    (need, job, getter)
+                    let work = Single::once(move |dev: &Device| f(dev, item));
+                    let (need, packet) = self.jobs.job().into_packet(work, self.site);
+                    (need, Job::new(packet.clone()), packet as Arc<dyn Answers<T>>)
                 }
             };
             match core.submit("map", need.clone(), job) {
-                Ok(seq) => self.ahead.push_back(Ok(JobHandle::new(&core, seq, getter))),
+                Ok(rank) => self.ahead.push_back(Ok(JobHandle::new(&core, rank, answers))),
                 Err(Refused::Error(error)) => self.ahead.push_back(Err(error)),
                 Err(Refused::Full(job)) => {
-                    self.waiting = Some((need, job, getter));
+                    self.waiting = Some((need, job, answers));
                     if !self.ahead.is_empty() {
                         return;
                     }

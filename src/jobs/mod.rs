@@ -5,17 +5,21 @@
 //! own but one that keeps deadlines, and only while there are some.
 //!
 //! * `placement`: which job begins next, and where; plain data.
-//! * `core`: the state, and its uses by device threads.
-//! * `handle`: answers. `spec`: a job and its options. `map`: results in the order of inputs. `borrowed`: jobs that
-//!   borrow from the caller. `stats`: the counters.
+//! * `core`: the state. `visit`, `gang`: its uses by device threads. `keeper`: deadlines.
+//! * `job`: a closure and its answer. `handle`: the way to it. `spec`: a job's options.
+//! * `map`: results in the order of inputs. `borrowed`: jobs that borrow from the caller. `stats`: the counters.
 
 mod borrowed;
 mod core;
+mod gang;
 mod handle;
+mod job;
+mod keeper;
 mod map;
 mod placement;
 mod spec;
 mod stats;
+mod visit;
 
 use self::core::Core;
 use crate::{
@@ -343,6 +347,7 @@ impl Core {
         let mut stall = StallTimer::new(self.shared.deadline.saturating_add(TICK));
         let mut seen = self.progress();
         while self.changed.wait_until(Some(stall.tick(TICK)), || (!holds()).then_some(())).is_none() {
+            check_pid(&self.shared)?;
             let now = self.progress();
             if now != seen || self.lock().begun() > 0 {
                 seen = now;

@@ -14,7 +14,10 @@
 //!    device that is free first.
 
 use smallvec::SmallVec;
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, VecDeque},
+};
 
 /// So many jobs may overtake a job before it is due. From then on others begin on other devices only.
 pub(super) const AGE: u64 = 64;
@@ -39,18 +42,12 @@ impl Default for Need {
     }
 }
 
-impl Need {
-    fn allows(&self, device: usize) -> bool {
-        self.among.as_ref().is_none_or(|among| among.contains(&device))
-    }
-}
-
 /// The devices of a job, by rank.
 pub(super) type Devices = SmallVec<[usize; 2]>;
 
 /// A job that begins now.
 pub(super) struct Start<J> {
-    pub seq: u64,
+    pub rank: Rank,
     pub devices: Devices,
     pub need: Need,
     pub job: J,
@@ -85,22 +82,66 @@ struct Place {
 impl Place {
     fn fits(&self, bytes: u64) -> bool {
         let free = self.capacity.saturating_sub(self.resident).saturating_sub(self.booked);
-        self.flying == 0 || bytes.max(1) <= free
+        bytes <= self.capacity && (self.flying == 0 || bytes.max(1) <= free)
     }
 }
 
 /// A job's place in the queue: the smallest one is first.
-type Rank = (Reverse<i32>, Reverse<usize>, Reverse<u64>, u64);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    priority: Reverse<i32>,
+    gpus: Reverse<u32>,
+    pub bytes: Reverse<u64>,
+    /// The job's number.
+    pub seq: u64,
+}
 
-fn rank(need: &Need, seq: u64) -> Rank {
-    (Reverse(need.priority), Reverse(need.gpus), Reverse(need.bytes), seq)
+impl Rank {
+    fn is_peer(&self, other: &Rank) -> bool {
+        (self.priority, self.gpus, self.bytes) == (other.priority, other.gpus, other.bytes)
+    }
+}
+
+/// What a queued job needs beside its rank.
+struct Where {
+    among: Option<Box<[usize]>>,
+    prefer: Option<usize>,
+}
+
+/// What a job needs, in the table: small, since a queue may be long.
+struct Queued<J> {
+    at: Option<Box<Where>>,
+    job: J,
+}
+
+/// The same to look at.
+#[derive(Clone, Copy)]
+struct Wants<'n> {
+    bytes: u64,
+    gpus: usize,
+    among: Option<&'n [usize]>,
+    prefer: Option<usize>,
+}
+
+impl Wants<'_> {
+    fn allows(&self, device: usize) -> bool {
+        self.among.is_none_or(|among| among.contains(&device))
+    }
+}
+
+impl Need {
+    fn wants(&self) -> Wants<'_> {
+        let Need { bytes, gpus, ref among, prefer, .. } = *self;
+        Wants { bytes, gpus, among: among.as_deref(), prefer }
+    }
 }
 
 /// The queue and the devices.
 pub(super) struct Table<J> {
     places: Vec<Place>,
-    queue: BTreeMap<Rank, (Need, J)>,
-    ranks: BTreeMap<u64, Rank>,
+    queue: BTreeMap<Rank, Queued<J>>,
+    /// In the order of their numbers; some have left the queue.
+    oldest: VecDeque<Rank>,
     overlap: usize,
     submitted: u64,
     /// Jobs that have left the queue.
@@ -112,7 +153,7 @@ impl<J> Table<J> {
     pub fn new(capacities: impl IntoIterator<Item = u64>, overlap: usize) -> Self {
         let place = |capacity| Place { capacity, ..Place::default() };
         let places = capacities.into_iter().map(place).collect();
-        Table { places, queue: BTreeMap::new(), ranks: BTreeMap::new(), overlap, submitted: 0, left: 0 }
+        Table { places, queue: BTreeMap::new(), oldest: VecDeque::new(), overlap, submitted: 0, left: 0 }
     }
 
     pub fn len(&self) -> usize {
@@ -120,8 +161,14 @@ impl<J> Table<J> {
     }
 
     /// Whether the job is in the queue.
-    pub fn holds(&self, seq: u64) -> bool {
-        self.ranks.contains_key(&seq)
+    pub fn holds(&self, rank: Rank) -> bool {
+        self.queue.contains_key(&rank)
+    }
+
+    fn wants(&self, rank: &Rank) -> Wants<'_> {
+        let at = self.queue[rank].at.as_deref();
+        let (among, prefer) = at.map_or((None, None), |at| (at.among.as_deref(), at.prefer));
+        Wants { bytes: rank.bytes.0, gpus: rank.gpus.0 as usize, among, prefer }
     }
 
     fn alive(&self) -> impl Iterator<Item = usize> {
@@ -134,6 +181,10 @@ impl<J> Table<J> {
 
     /// Why no device, or too few, can ever run the job.
     pub fn refusal(&self, need: &Need) -> Option<String> {
+        self.refuses(need.wants())
+    }
+
+    fn refuses(&self, need: Wants<'_>) -> Option<String> {
         let allowed: Devices = self.alive().filter(|&device| need.allows(device)).collect();
         let largest = allowed.iter().map(|&device| self.places[device].capacity).max().unwrap_or(0);
         let large = allowed.iter().filter(|&&device| self.places[device].capacity >= need.bytes).count();
@@ -150,43 +201,63 @@ impl<J> Table<J> {
         }
     }
 
-    /// Adds a job at the end. Returns its number.
-    pub fn add(&mut self, need: Need, job: J) -> u64 {
+    /// Adds a job at the end. Returns its place.
+    pub fn add(&mut self, need: Need, job: J) -> Rank {
         let seq = self.submitted;
         self.submitted += 1;
-        self.insert(seq, need, job);
-        seq
+        self.insert(seq, need, job)
     }
 
     /// Puts a job back that has left the queue.
-    pub fn put_back(&mut self, seq: u64, need: Need, job: J) {
+    pub fn put_back(&mut self, rank: Rank, need: Need, job: J) {
         self.left -= 1;
-        self.insert(seq, need, job);
+        self.insert(rank.seq, need, job);
     }
 
-    fn insert(&mut self, seq: u64, need: Need, job: J) {
-        let rank = rank(&need, seq);
-        self.ranks.insert(seq, rank);
-        self.queue.insert(rank, (need, job));
+    fn insert(&mut self, seq: u64, need: Need, job: J) -> Rank {
+        let Need { bytes, gpus, among, prefer, priority } = need;
+        // More devices than that were refused.
+        let gpus = u32::try_from(gpus).unwrap_or(u32::MAX);
+        let rank = Rank { priority: Reverse(priority), gpus: Reverse(gpus), bytes: Reverse(bytes), seq };
+        let at = (among.is_some() || prefer.is_some()).then(|| Box::new(Where { among, prefer }));
+        self.queue.insert(rank, Queued { at, job });
+        match self.oldest.back() {
+            Some(last) if last.seq >= seq => {
+                if let Err(i) = self.oldest.binary_search_by_key(&seq, |rank| rank.seq) {
+                    self.oldest.insert(i, rank);
+                }
+            }
+            _ => self.oldest.push_back(rank),
+        }
+        rank
     }
 
     /// Takes a job out of the queue.
-    pub fn remove(&mut self, seq: u64) -> Option<(Need, J)> {
-        let rank = self.ranks.remove(&seq)?;
+    pub fn remove(&mut self, rank: Rank) -> Option<(Need, J)> {
+        let Queued { at, job } = self.queue.remove(&rank)?;
         self.left += 1;
-        self.queue.remove(&rank)
+        while self.oldest.front().is_some_and(|oldest| !self.queue.contains_key(oldest)) {
+            self.oldest.pop_front();
+        }
+        if self.oldest.len() > 2 * self.queue.len() + AGE as usize {
+            let queue = &self.queue;
+            self.oldest.retain(|rank| queue.contains_key(rank));
+        }
+        let (among, prefer) = at.map_or((None, None), |at| (at.among, at.prefer));
+        let (bytes, gpus, priority) = (rank.bytes.0, rank.gpus.0 as usize, rank.priority.0);
+        Some((Need { bytes, gpus, among, prefer, priority }, job))
     }
 
     /// Takes all jobs out of the queue, the first one first.
     pub fn remove_all(&mut self) -> Vec<J> {
-        self.left += self.ranks.len() as u64;
-        self.ranks.clear();
-        std::mem::take(&mut self.queue).into_values().map(|(_, job)| job).collect()
+        self.left += self.queue.len() as u64;
+        self.oldest.clear();
+        std::mem::take(&mut self.queue).into_values().map(|queued| queued.job).collect()
     }
 
-    /// The job that is due, if there is one: the oldest.
+    /// The job that is due, if there is one: the oldest, which is always the first of its list.
     fn due(&self) -> Option<Rank> {
-        self.ranks.first_key_value().filter(|(seq, _)| self.left >= **seq + AGE).map(|(_, rank)| *rank)
+        self.oldest.front().copied().filter(|rank| self.left >= rank.seq + AGE)
     }
 
     fn has_slot(&self, device: usize) -> bool {
@@ -204,7 +275,7 @@ impl<J> Table<J> {
         let others = self.queue.keys().filter(|rank| Some(**rank) != due);
         let mut found = None;
         for (i, rank) in due.iter().chain(others).enumerate() {
-            let need = &self.queue[rank].0;
+            let need = self.wants(rank);
             if let Some(devices) = self.fit(need, &held) {
                 found = Some((self.at_home(*rank, &devices, due), devices));
                 break;
@@ -217,7 +288,7 @@ impl<J> Table<J> {
             }
         }
         let (rank, devices) = found?;
-        let (need, job) = self.remove(rank.3)?;
+        let (need, job) = self.remove(rank)?;
         for &device in &devices {
             let place = &mut self.places[device];
             place.flying += 1;
@@ -225,16 +296,15 @@ impl<J> Table<J> {
             place.busy = true;
             place.gang = need.gpus > 1;
         }
-        Some(Start { seq: rank.3, devices, need, job })
+        Some(Start { rank, devices, need, job })
     }
 
     /// The devices on which a job can begin now.
-    fn fit(&self, need: &Need, held: &[usize]) -> Option<Devices> {
+    fn fit(&self, need: Wants<'_>, held: &[usize]) -> Option<Devices> {
         let free = |device: &usize| self.has_slot(*device) && need.allows(*device) && !held.contains(device);
         let last = |device: usize| Some(device) != need.prefer;
         if need.gpus == 1 {
-            let further =
-                need.among.as_ref().is_some_and(|among| among.len() == 1) || self.queue.len() >= self.alive().count();
+            let further = need.among.is_some_and(|among| among.len() == 1) || self.queue.len() >= self.alive().count();
             let fits = |device: &usize| {
                 let place = &self.places[*device];
                 place.fits(need.bytes) && (place.flying == 0 || further)
@@ -243,7 +313,7 @@ impl<J> Table<J> {
             let best = best.min_by_key(|&device| (self.places[device].flying, last(device), device))?;
             return Some(SmallVec::from_slice(&[best]));
         }
-        let idle = |device: &usize| self.places[*device].flying == 0;
+        let idle = |device: &usize| self.places[*device].flying == 0 && self.places[*device].fits(need.bytes);
         let mut devices: Devices = (0..self.places.len()).filter(free).filter(idle).collect();
         devices.sort_by_key(|&device| (last(device), device));
         (devices.len() >= need.gpus).then(|| {
@@ -256,21 +326,21 @@ impl<J> Table<J> {
     /// Of the jobs of one rank, one that prefers the device.
     fn at_home(&self, rank: Rank, devices: &[usize], due: Option<Rank>) -> Rank {
         let &[device] = devices else { return rank };
-        if Some(rank) == due || self.queue[&rank].0.prefer == Some(device) {
+        if Some(rank) == due || self.wants(&rank).prefer == Some(device) {
             return rank;
         }
-        let peers = self
-            .queue
-            .range(rank..)
-            .take(PEERS)
-            .take_while(|(peer, _)| (peer.0, peer.1, peer.2) == (rank.0, rank.1, rank.2));
-        let home = peers.filter(|(_, (need, _))| need.prefer == Some(device) && need.allows(device));
-        home.map(|(peer, _)| *peer).next().unwrap_or(rank)
+        let peers = self.queue.range(rank..).map(|(peer, _)| peer).take(PEERS).take_while(|peer| peer.is_peer(&rank));
+        let home = |peer: &&Rank| {
+            let wants = self.wants(peer);
+            wants.prefer == Some(device) && wants.allows(device)
+        };
+        peers.filter(home).copied().next().unwrap_or(rank)
     }
 
     /// The devices that a job which waits will have first.
-    fn nearest(&self, need: &Need) -> Devices {
-        let mut devices: Devices = self.alive().filter(|&device| need.allows(device)).collect();
+    fn nearest(&self, need: Wants<'_>) -> Devices {
+        let may = |device: &usize| need.allows(*device) && self.places[*device].capacity >= need.bytes;
+        let mut devices: Devices = self.alive().filter(may).collect();
         devices.sort_by_key(|&device| {
             let place = &self.places[device];
             let free = place.capacity.saturating_sub(place.resident + place.booked);
@@ -306,9 +376,9 @@ impl<J> Table<J> {
     /// A device is lost. Returns the jobs that no device can run any more.
     pub fn lose(&mut self, device: usize) -> Vec<J> {
         self.places[device].lost = true;
-        let hopeless = self.queue.iter().filter(|(_, (need, _))| self.refusal(need).is_some());
-        let hopeless: Vec<u64> = hopeless.map(|(rank, _)| rank.3).collect();
-        hopeless.into_iter().filter_map(|seq| self.remove(seq)).map(|(_, job)| job).collect()
+        let hopeless = self.queue.keys().filter(|rank| self.refuses(self.wants(rank)).is_some());
+        let hopeless: Vec<Rank> = hopeless.copied().collect();
+        hopeless.into_iter().filter_map(|rank| self.remove(rank)).map(|(_, job)| job).collect()
     }
 
     pub fn is_lost(&self, device: usize) -> bool {
@@ -328,7 +398,7 @@ impl<J> Table<J> {
     /// Why the first job waits.
     pub fn why(&self) -> Option<Waits> {
         let first = self.due().or_else(|| self.queue.keys().next().copied())?;
-        let need = &self.queue[&first].0;
+        let need = self.wants(&first);
         let small =
             |device: usize| self.has_slot(device) && need.allows(device) && !self.places[device].fits(need.bytes);
         Some(match need.gpus {

@@ -2,15 +2,17 @@
 
 use super::{
     Jobs,
-    core::{Core, Job, Refused, Work},
-    handle::{Each, JobHandle, Single},
-    placement::Need,
+    core::{Core, Refused},
+    handle::JobHandle,
+    job::{Each, Extras, GivesBack, Job, Packet, Single},
+    placement::{Need, Rank},
 };
 use crate::{
     Device, Group,
     error::{Error, Result, Site},
     sync::Returned,
 };
+use parking_lot::Mutex;
 use std::{
     fmt,
     future::{Future, poll_fn},
@@ -134,7 +136,7 @@ impl<'j, K> JobSpec<'j, K> {
         JobSpec { core, need, name, retries, limit, kind: PhantomData }
     }
 
-    /// A name for spans.
+    /// A name for spans, and for the reports of jobs that run out of memory.
     pub fn name(self, name: impl Into<String>) -> Self {
         JobSpec { name: Some(name.into().into_boxed_str()), ..self }
     }
@@ -176,47 +178,51 @@ impl<'j, K> JobSpec<'j, K> {
         JobSpec { limit: Some(limit), ..self }
     }
 
-    pub(super) fn into_job(self, work: Arc<dyn Work>, site: Site) -> (Need, Box<Job>) {
+    pub(super) fn into_packet<W>(self, work: W, site: Site) -> (Need, Arc<Packet<W>>) {
         let JobSpec { core, need, name, retries, limit, .. } = self;
         let deadline = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
         let known = core.shared.handles[0].hand_over();
-        (need, Box::new(Job { work, site, name, retries, deadline, known }))
+        let few = name.is_some() || retries > 0 || deadline.is_some() || known.is_some();
+        let extras = few.then(|| Box::new(Extras { name, retries: Mutex::new(retries), deadline, known }));
+        (need, Arc::new(Packet { site, extras, work }))
     }
+}
 
-    /// Submits the job, and waits while the queue is full.
+impl Core {
+    /// Submits a job, and waits while the queue is full.
     #[track_caller]
-    pub(super) fn send(self, work: Arc<dyn Work>) -> Result<u64> {
-        let (op, core) = ("submit", self.core);
-        let (need, mut job) = self.into_job(work, Location::caller());
+    pub(super) fn send(self: &Arc<Self>, op: &'static str, need: Need, mut job: Job) -> Result<Rank> {
         loop {
-            job = match core.submit(op, need.clone(), job) {
-                Ok(seq) => return Ok(seq),
+            job = match self.submit(op, need.clone(), job) {
+                Ok(rank) => return Ok(rank),
                 Err(Refused::Error(error)) => return Err(error),
                 Err(Refused::Full(job)) => job,
             };
-            core.wait_while(op, || !core.has_room())?;
+            self.wait_while(op, || !self.has_room())?;
         }
     }
 }
 
-/// Submission of a job with a closure of type `F`.
+/// Submission of a job with a closure of type `F`, whose handle has an `Out`.
 macro_rules! submission {
-    ($kind:ty, $fn:ident, $call:expr) => {
+    ($kind:ty, $out:ty, $work:expr, $($closure:tt)+) => {
         impl<'j> JobSpec<'j, $kind> {
-            /// Submits the job. Waits while the queue is full, except on a device's thread.
+            /// Submits the job. Waits while the queue is full, except on a device's thread. The handle of a job on
+            /// several devices has the results of all, by rank.
             ///
             /// # Errors
             /// As [`Jobs::submit`]; [`Error::InvalidArgument`] if no device can ever run it: it needs more memory than
             /// the limit of each, or devices that are not there.
             #[track_caller]
-            pub fn submit<F, T>(self, f: F) -> Result<JobHandle<T>>
+            pub fn submit<F, T>(self, f: F) -> Result<JobHandle<$out>>
             where
-                F: $fn(&Device) -> Result<T> + Send + 'static,
+                F: $($closure)+,
                 T: Returned + 'static,
             {
                 let core = self.core;
-                let (work, getter) = Single::new(f, $call);
-                Ok(JobHandle::new(core, self.send(Arc::new(work))?, getter))
+                let (need, packet) = self.into_packet($work(f), Location::caller());
+                let rank = core.send("submit", need, Job::new(packet.clone()))?;
+                Ok(JobHandle::new(core, rank, packet))
             }
 
             /// [`submit`](Self::submit) that never waits: a full queue gives the closure back.
@@ -224,20 +230,20 @@ macro_rules! submission {
             /// # Errors
             /// [`TrySubmitError::Full`]; [`TrySubmitError::Refused`] with an error of [`submit`](Self::submit).
             #[track_caller]
-            pub fn try_submit<F, T>(self, f: F) -> Result<JobHandle<T>, TrySubmitError<F>>
+            pub fn try_submit<F, T>(self, f: F) -> Result<JobHandle<$out>, TrySubmitError<F>>
             where
-                F: $fn(&Device) -> Result<T> + Send + 'static,
+                F: $($closure)+,
                 T: Returned + 'static,
             {
                 let core = self.core;
-                let (work, getter) = Single::new(f, $call);
-                let work = Arc::new(work);
-                let (need, job) = self.into_job(work.clone(), Location::caller());
-                match core.submit("try_submit", need, job) {
-                    Ok(seq) => Ok(JobHandle::new(core, seq, getter)),
+                let (need, packet) = self.into_packet($work(f), Location::caller());
+                match core.submit("try_submit", need, Job::new(packet.clone())) {
+                    Ok(rank) => Ok(JobHandle::new(core, rank, packet)),
                     Err(Refused::Error(error)) => Err(TrySubmitError::Refused(error)),
-                    Err(Refused::Full(_)) => {
-                        Err(work.take_closure().map_or(TrySubmitError::Refused(Error::Closed), TrySubmitError::Full))
+                    // While the refused job lives, its closure does.
+                    Err(Refused::Full(_job)) => {
+                        let f = packet.work.give_back();
+                        Err(f.map_or(TrySubmitError::Refused(Error::Closed), TrySubmitError::Full))
                     }
                 }
             }
@@ -247,18 +253,18 @@ macro_rules! submission {
             /// # Errors
             /// As [`submit`](Self::submit), without a timeout.
             #[track_caller]
-            pub fn submit_async<F, T>(self, f: F) -> impl Future<Output = Result<JobHandle<T>>> + Send + use<F, T>
+            pub fn submit_async<F, T>(self, f: F) -> impl Future<Output = Result<JobHandle<$out>>> + Send + use<F, T>
             where
-                F: $fn(&Device) -> Result<T> + Send + 'static,
+                F: $($closure)+,
                 T: Returned + 'static,
             {
                 let core = self.core.clone();
-                let (work, getter) = Single::new(f, $call);
-                let (need, mut job) = self.into_job(Arc::new(work), Location::caller());
+                let (need, packet) = self.into_packet($work(f), Location::caller());
+                let mut job = Job::new(packet.clone());
                 async move {
                     loop {
                         job = match core.submit("submit_async", need.clone(), job) {
-                            Ok(seq) => return Ok(JobHandle::new(&core, seq, getter)),
+                            Ok(rank) => return Ok(JobHandle::new(&core, rank, packet)),
                             Err(Refused::Error(error)) => return Err(error),
                             Err(Refused::Full(job)) => job,
                         };
@@ -270,27 +276,13 @@ macro_rules! submission {
     };
 }
 
-submission!(Once, FnOnce, |f, dev| f.take().ok_or(Error::Closed).and_then(|f| f(dev)));
-submission!(Again, FnMut, |f, dev| f.as_mut().ok_or(Error::Closed).and_then(|f| f(dev)));
+submission!(Once, T, Single::once, FnOnce(&Device) -> Result<T> + Send + 'static);
+submission!(Again, T, Single::again, FnMut(&Device) -> Result<T> + Send + 'static);
+submission!(Several, Vec<T>, Each::new, Fn(&Device, &Group<'_>) -> Result<T> + Send + Sync + 'static);
 
 impl JobSpec<'_, Several> {
     /// Begins again after an error, a panic or the loss of a device: at most so many times.
     pub fn retry(self, times: u32) -> Self {
         JobSpec { retries: times, ..self }
-    }
-
-    /// Submits the job. The handle has the results of all devices, by rank.
-    ///
-    /// # Errors
-    /// As without [`gpus`](JobSpec::gpus).
-    #[track_caller]
-    pub fn submit<F, T>(self, f: F) -> Result<JobHandle<Vec<T>>>
-    where
-        F: Fn(&Device, &Group<'_>) -> Result<T> + Send + Sync + 'static,
-        T: Returned + 'static,
-    {
-        let core = self.core;
-        let (work, getter) = Each::new(f);
-        Ok(JobHandle::new(core, self.send(Arc::new(work))?, getter))
     }
 }

@@ -1,6 +1,6 @@
 //! What a queue of jobs shows: counts, shares of time, spans.
 
-use super::{core::Job, placement::Waits};
+use super::{job::Packet, placement::Waits};
 use crate::Error;
 use std::{
     fmt,
@@ -185,10 +185,10 @@ impl super::core::State {
 }
 
 /// The span of a job on its device's thread.
-pub(super) fn span(job: &Job, seq: u64, device: usize) -> tracing::Span {
+pub(super) fn span(job: &Packet, seq: u64, device: usize) -> tracing::Span {
     if !crate::log::has_subscriber() {
         return tracing::Span::none();
     }
-    let name = job.name.as_deref().unwrap_or("job");
+    let name = job.name();
     tracing::info_span!("gpu_pool.job", name, job = seq, device)
 }

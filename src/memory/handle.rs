@@ -310,7 +310,7 @@ impl DeviceHandle {
 impl Drop for DeviceHandle {
     fn drop(&mut self) {
         while let Some(event) = self.events.take().or_else(|| self.timing_events.take()) {
-            // SAFETY: spare events belong to this device, and nobody else has them.
+            // SAFETY: spare events belong to this device, and no other code has them.
             let _ = unsafe { self.driver.event_destroy(event) };
         }
         std::mem::take(&mut self.words).end(self);

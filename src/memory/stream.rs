@@ -347,7 +347,7 @@ impl Drop for StreamCore {
     fn drop(&mut self) {
         self.milestones.end(&self.handle);
         if !self.adopted {
-            // SAFETY: this is the last reference, so nobody submits to the stream any more.
+            // SAFETY: this is the last reference, so no code submits to the stream any more.
             let _ = unsafe { self.handle.driver.stream_destroy(self.raw) };
         }
     }

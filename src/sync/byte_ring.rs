@@ -207,7 +207,7 @@ unsafe impl Memory for Mapped {
     }
 
     unsafe fn copy_in(&self, at: usize, bytes: &[u8]) {
-        // SAFETY: the caller's promise: within the capacity, and nobody else touches them.
+        // SAFETY: the caller's promise: within the capacity, and no other code touches them.
         unsafe { self.base.add(Self::BYTES + at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 

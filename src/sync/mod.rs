@@ -56,7 +56,7 @@ pub(crate) use launch_gate::Blocking;
 pub(crate) use launch_gate::LaunchGate;
 pub use linked::{Link, Linked, Taken};
 pub use mirror::Mirror;
-pub(crate) use one_shot::{Getter, Setter, one_shot};
+pub(crate) use one_shot::OneShot;
 pub use refs::RefCount;
 pub use returns::Returns;
 #[doc(hidden)]

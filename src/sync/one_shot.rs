@@ -1,109 +1,97 @@
-//! One value from one thread to another, which waits for it or is woken by a [`Waker`].
+//! One value from one thread to another, which looks for it, or is woken by a [`Waker`].
 //!
-//! ```text
-//!   state = SET | WAKER
+//! The value, or the waker until it comes, lies under a mutex. A flag says without it whether the value is there: the
+//! getter spins on it. [`set`](OneShot::set) stores the value, then raises the flag, then releases the mutex, then
+//! wakes. So a getter that has seen the flag, or was woken, finds the value.
 //!
-//!   setter                                   getter
-//!   ------                                   ------
-//!   write the value                          write the waker
-//!   fetch_or(SET): WAKER was there?      X   fetch_or(WAKER): SET was there?
-//!     yes: take the waker, wake                yes: take the value
-//!     no:  done                                no:  return; it will be woken
-//! ```
-//!
-//! Both sides change one word, so one of them comes second and sees the other's write. A getter that wants to replace
-//! its waker takes WAKER back first; if SET came before, the waker belongs to the setter. It is the protocol of
-//! [tokio's `oneshot`](https://github.com/tokio-rs/tokio/blob/master/tokio/src/sync/oneshot.rs), without the way back.
+//! It has no allocation of its own: the two threads share it as a part of something else, a job.
 
-use super::{
-    shim::{
-        Arc, UnsafeCell,
-        atomic::{AtomicU32, Ordering::*},
-    },
-    site::{flag, ord},
-};
+use super::{Flag, shim::Mutex, site::flag};
 use std::{
-    fmt,
+    fmt, mem,
     task::{Poll, Waker},
 };
 
-const SET: u32 = 1;
-const WAKER: u32 = 2;
-
-struct Slot<T> {
-    state: AtomicU32,
-    value: UnsafeCell<Option<T>>,
-    waker: UnsafeCell<Option<Waker>>,
+/// `src/sync/README.md` has the protocol.
+pub struct OneShot<T> {
+    set: Flag,
+    slot: Mutex<Slot<T>>,
 }
 
-// SAFETY: the value and the waker move from one thread to the other and are never shared; `state` says whose they are.
-unsafe impl<T: Send> Send for Slot<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for Slot<T> {}
-
-/// The side that gives the value. If it is dropped without one, the getter gets `None`.
-pub struct Setter<T>(Arc<Slot<T>>);
-
-/// The side that gets the value.
-pub struct Getter<T>(Arc<Slot<T>>);
-
-/// A setter and its getter. `src/sync/README.md` has the protocol.
-pub fn one_shot<T: Send>() -> (Setter<T>, Getter<T>) {
-    let slot = Slot { state: AtomicU32::new(0), value: UnsafeCell::new(None), waker: UnsafeCell::new(None) };
-    let slot = Arc::new(slot);
-    (Setter(slot.clone()), Getter(slot))
+enum Slot<T> {
+    Pending(Option<Waker>),
+    Set(T),
+    /// The value was taken, or is not wanted.
+    Over,
 }
 
-impl<T> Setter<T> {
-    /// Gives the value and wakes the getter.
-    pub fn set(self, value: T) {
-        // SAFETY: SET is not there, so the getter does not touch the value; and there is one setter.
-        self.0.value.with_mut(|slot| unsafe { *slot = Some(value) });
+impl<T> Default for OneShot<T> {
+    fn default() -> Self {
+        OneShot { set: Flag::new(), slot: Mutex::new(Slot::Pending(None)) }
     }
 }
 
-impl<T> Drop for Setter<T> {
-    fn drop(&mut self) {
-        let before = self.0.state.fetch_or(SET, ord("one_shot.set", AcqRel));
-        if before & WAKER != 0 && !flag("one_shot.set.silent") {
-            // SAFETY: WAKER came before SET, so the waker belongs to this side: the getter touches it no more.
-            let waker = self.0.waker.with_mut(|slot| unsafe { (*slot).take() });
-            if let Some(waker) = waker {
-                waker.wake();
-            }
+impl<T> OneShot<T> {
+    /// Gives the value, and wakes the getter. The value comes back if there is one already, or the getter is gone.
+    pub fn set(&self, value: T) -> Option<T> {
+        if flag("one_shot.set.raises_first") {
+            self.set.raise();
         }
+        let mut slot = self.slot.lock();
+        let waker = match &mut *slot {
+            Slot::Pending(waker) => waker.take(),
+            _ => return Some(value),
+        };
+        if flag("one_shot.set.wakes_first") {
+            drop(slot);
+            waker.into_iter().for_each(Waker::wake);
+            *self.slot.lock() = Slot::Set(value);
+            return None;
+        }
+        *slot = Slot::Set(value);
+        self.set.raise();
+        drop(slot);
+        if let Some(waker) = waker.filter(|_| !flag("one_shot.set.silent")) {
+            waker.wake();
+        }
+        None
     }
-}
 
-impl<T> Getter<T> {
     /// Whether [`poll`](Self::poll) has an answer.
     pub fn is_set(&self) -> bool {
-        self.0.state.load(Relaxed) & SET != 0
+        self.set.is_raised()
     }
 
-    /// The value, once; `None` if the setter had none, or the value was taken before. Otherwise the waker is woken when
-    /// the setter is done.
-    pub fn poll(&mut self, waker: &Waker) -> Poll<Option<T>> {
-        let mut state = self.0.state.load(ord("one_shot.poll", Acquire));
-        if state & (SET | WAKER) == WAKER {
-            state = self.0.state.fetch_and(!WAKER, ord("one_shot.take_back", Acquire));
+    /// The value, once; `None` afterwards. If there is none yet, the waker is woken when it comes, and no earlier one.
+    pub fn poll(&self, waker: &Waker) -> Poll<Option<T>> {
+        // User code clones and drops wakers: not under the lock.
+        let mut waker = (!self.is_set()).then(|| waker.clone());
+        let mut slot = self.slot.lock();
+        match &mut *slot {
+            Slot::Pending(before) => {
+                mem::swap(before, &mut waker);
+                drop(slot);
+                Poll::Pending
+            }
+            Slot::Set(_) | Slot::Over => Poll::Ready(match mem::replace(&mut *slot, Slot::Over) {
+                Slot::Set(value) => Some(value),
+                _ => None,
+            }),
         }
-        if state & SET == 0 {
-            // SAFETY: WAKER is not there, so the setter does not touch the waker; and there is one getter.
-            self.0.waker.with_mut(|slot| unsafe { *slot = Some(waker.clone()) });
-            state = self.0.state.fetch_or(WAKER, ord("one_shot.register", AcqRel));
+    }
+
+    /// The getter is gone. Returns the value if it came before.
+    pub fn give_up(&self) -> Option<T> {
+        match mem::replace(&mut *self.slot.lock(), Slot::Over) {
+            Slot::Set(value) => Some(value),
+            _ => None,
         }
-        if state & SET == 0 && !flag("one_shot.never_pending") {
-            return Poll::Pending;
-        }
-        // SAFETY: SET is there, so the setter touches the value no more.
-        Poll::Ready(self.0.value.with_mut(|slot| unsafe { (*slot).take() }))
     }
 }
 
-impl<T> fmt::Debug for Getter<T> {
+impl<T> fmt::Debug for OneShot<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Getter").field("set", &self.is_set()).finish()
+        f.debug_struct("OneShot").field("set", &self.is_set()).finish()
     }
 }
 

@@ -67,7 +67,7 @@ impl<'env> Engine<'env> {
             let next = self.step(place, finished.take(), &mut wake);
             self.tell(wake, scope);
             let next = next.or_else(|| {
-                // The last task has been told of, so a step wakes nobody.
+                // The last task has been told of, so a step wakes no thread.
                 let step = || self.step(place, None, &mut Wake::default());
                 let look = || if gang.is_aborted() { Some(None) } else { step() };
                 gang.waker(place).wait_lingering(None, self.shared.linger, look)

@@ -1,5 +1,5 @@
 //! Sums of floats whose data are their own flags (`kernels/inbox.cuh`): in one trip, and piece by piece through slots.
-//! Software GPUs run host kernels of the same steps, by smaller inboxes.
+//! Software GPUs do the same calls by events.
 
 use crate::{
     cases::{Case, Kind, Prepared, REDUCING, check_all},
@@ -20,14 +20,13 @@ fn pool(gpus: Gpus, n: usize) -> GpuPool {
         for bytes in [4, 1 << 20, 3 << 20, 1 << 30] {
             assert_eq!((how(bytes).algorithm, how(bytes).meets), (Algorithm::Inbox, "data"), "{}", how(bytes));
         }
-        let others = if gpus.is_cuda() { "packets" } else { "events" };
-        assert_eq!(pool.explain(DType::I32, ReduceOp::Sum, 4).meets, others);
+        assert_eq!(pool.explain(DType::I32, ReduceOp::Sum, 4).meets, "packets");
     }
     pool
 }
 
 /// Bytes that one of `n` members sends another: a unit and some, the most in one trip, one piece of a few blocks, and
-/// pieces for all blocks, so that slots come in turn several times. Less on software GPUs, whose inboxes are small.
+/// pieces for all blocks, so that slots come in turn several times. Less on software GPUs, which are slow.
 fn sizes(gpus: Gpus, n: usize) -> [usize; 5] {
     if !gpus.is_cuda() {
         let room = (4 << 10) / (n - 1) / 256 * 256;

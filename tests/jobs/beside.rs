@@ -176,13 +176,21 @@ fn random_job(jobs: &Jobs, state: &mut u64) -> Result<JobHandle<f32>> {
     })
 }
 
-/// Random jobs, gangs, cancellations, panics, lost devices, and scopes beside. Hours of it:
-/// `for i in $(seq 240); do GPU_POOL_LONG=1 cargo test --test jobs soak; done`.
+/// How long `soak` runs: `GPU_POOL_SOAK` has seconds.
+fn soaking() -> Duration {
+    match std::env::var("GPU_POOL_SOAK").map(|seconds| seconds.parse()) {
+        Ok(seconds) => Duration::from_secs(seconds.expect("GPU_POOL_SOAK is a number of seconds")),
+        Err(_) => cases(Duration::from_secs(2), Duration::from_secs(60)),
+    }
+}
+
+/// Random jobs, gangs, cancellations, panics, lost devices, and scopes beside: no hang, nothing lost, memory flat. Four
+/// hours of it: `GPU_POOL_SOAK=14400 cargo test --test jobs soak -- --nocapture`.
 #[test]
 fn soak() {
-    guarded(|| {
-        let end = Instant::now() + cases(Duration::from_secs(2), Duration::from_secs(60));
-        let (mut round, mut first) = (0u64, None);
+    guarded_for(soaking() + PATIENCE, || {
+        let end = Instant::now() + soaking();
+        let (mut round, mut first, mut told) = (0u64, None, Instant::now());
         while Instant::now() < end {
             round += 1;
             let loses = round.is_multiple_of(3);
@@ -236,6 +244,10 @@ fn soak() {
             // After some rounds all that grows once has grown.
             if round == 6 {
                 first = resident();
+            }
+            if told.elapsed() > Duration::from_secs(60) {
+                println!("round {round}, {} MiB; {stats}", resident().unwrap_or(0) >> 20);
+                told = Instant::now();
             }
         }
         if let (Some(first), Some(last)) = (first, resident()) {

@@ -173,6 +173,11 @@ macro_rules! on_both {
 
 /// Runs `f` on a thread of its own and fails if it does not come to an end.
 pub fn guarded<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
+    guarded_for(PATIENCE, f)
+}
+
+/// [`guarded`] with a limit of its own.
+pub fn guarded_for<R: Send + 'static>(patience: Duration, f: impl FnOnce() -> R + Send + 'static) -> R {
     let (done, ended) = channel();
     let name = thread::current().name().unwrap_or("test").to_owned();
     let thread = thread::Builder::new().name(name).spawn(move || {
@@ -180,8 +185,8 @@ pub fn guarded<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
         let _ = done.send(());
         result
     });
-    match ended.recv_timeout(PATIENCE) {
-        Err(RecvTimeoutError::Timeout) => panic!("hung: no end after {PATIENCE:?}"),
+    match ended.recv_timeout(patience) {
+        Err(RecvTimeoutError::Timeout) => panic!("hung: no end after {patience:?}"),
         Ok(()) | Err(RecvTimeoutError::Disconnected) => {}
     }
     thread.unwrap().join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -22,6 +22,12 @@ use std::{
 /// The time between two attempts to connect.
 const AGAIN: Duration = Duration::from_millis(20);
 
+/// A machine that says nothing to a connection is asked again.
+const A_TRY: Duration = Duration::from_secs(3);
+
+/// No start takes longer; the clock's own limit is somewhere above.
+const A_YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
 pub(super) struct Client {
     pub local: Arc<Local>,
     link: Arc<Line>,
@@ -37,13 +43,18 @@ struct Line {
 impl Line {
     fn send(&self, frame: &ToHub) -> Result<(), Failure> {
         let _writing = self.writing.lock();
-        let written = wire::write(&mut &self.stream, frame);
-        written.map_err(|e| Failure::lost(0, format!("the connection to it broke: {e}")))
+        match wire::write(&mut &self.stream, frame) {
+            // The reader ends the cluster: what has come before the end says more.
+            Err(e) if is_cut(e.kind()) => drop(self.stream.shutdown(Shutdown::Both)),
+            written => written.map_err(|e| Failure::lost(0, format!("the connection to it broke: {e}")))?,
+        }
+        Ok(())
     }
 }
 
 impl Client {
-    /// Connects to rank 0, which may come later, until `patience` is over.
+    /// Connects to rank 0, which may come later, until `patience` is over. A connection that ends before rank 0's word
+    /// is tried again: there were too many others.
     pub(super) fn connect(
         at: SocketAddr,
         host: usize,
@@ -53,10 +64,24 @@ impl Client {
         patience: Duration,
     ) -> Result<Client> {
         check_secret(at, secret)?;
-        let stream = dial(at, patience)?;
         let broken = |e: io::Error| Error::Cluster { op: "connect", why: format!("the connection to {at}: {e}") };
-        stream.set_nodelay(true).map_err(broken)?;
-        greet::introduce(&stream, secret, host, size)?;
+        let begun = Instant::now();
+        let until = begun + patience.min(A_YEAR);
+        let stream = loop {
+            let stream = dial(at, begun, patience)?;
+            stream.set_nodelay(true).map_err(broken)?;
+            let why = match greet::introduce(&stream, secret, host, size, until) {
+                Ok(()) => break stream,
+                Err(e) if is_cut(e.kind()) && Instant::now() < until => {
+                    thread::sleep(AGAIN);
+                    continue;
+                }
+                Err(e) if e.kind() == ErrorKind::PermissionDenied => e.to_string(),
+                Err(e) if is_silent(e.kind()) => format!("{at} has given no answer for {patience:?}"),
+                Err(e) => format!("{at} does not answer as rank 0 of a cluster would: {e}"),
+            };
+            return Err(Error::Cluster { op: "connect", why });
+        };
         let limit = |part: u32| Some((silence / part).max(Duration::from_millis(1)));
         stream.set_read_timeout(limit(8)).and_then(|()| stream.set_write_timeout(limit(2))).map_err(broken)?;
         let reading = stream.try_clone().map_err(broken)?;
@@ -90,11 +115,24 @@ impl Drop for Client {
     }
 }
 
-fn dial(at: SocketAddr, patience: Duration) -> Result<TcpStream> {
-    let start = Instant::now();
+fn is_silent(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+/// The other end has ended the connection.
+fn is_cut(kind: ErrorKind) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+}
+
+fn dial(at: SocketAddr, start: Instant, patience: Duration) -> Result<TcpStream> {
     loop {
         let left = patience.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
-        match TcpStream::connect_timeout(&at, left.min(greet::GREETING)) {
+        match TcpStream::connect_timeout(&at, left.min(A_TRY)) {
+            Err(e) if wire::no_descriptor(&e) => {
+                let why = format!("this process has no free file descriptor for a connection to rank 0: {e}");
+                return Err(Error::Cluster { op: "connect", why });
+            }
             // Without a listener, a port that the system picks for this end may be the very port.
             Ok(stream) if stream.local_addr().ok() != stream.peer_addr().ok() => return Ok(stream),
             result if start.elapsed() >= patience => {
@@ -107,15 +145,18 @@ fn dial(at: SocketAddr, patience: Duration) -> Result<TcpStream> {
     }
 }
 
-/// Reads until the connection ends, and tells why it did.
+/// Reads until the connection ends, and tells why it did. Only whole frames are signs of life.
 fn read(stream: &TcpStream, local: &Local, silence: Duration) -> Failure {
     let mut from = BufReader::new(Patient { stream, stall: StallTimer::new(silence) });
     loop {
         match wire::read::<ToHost>(&mut from, wire::MOST) {
-            Ok(frame) => local.take(frame),
+            Ok(frame) => {
+                from.get_mut().stall.renew();
+                local.take(frame);
+            }
             Err(e) => {
                 let why = match e.kind() {
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut => format!("it has said nothing for {silence:?}"),
+                    kind if is_silent(kind) => format!("it has said nothing for {silence:?}"),
                     ErrorKind::InvalidData => format!("it has sent nonsense: {e}"),
                     ErrorKind::UnexpectedEof => "its connection has ended, as when a process ends".to_owned(),
                     _ => format!("the connection to it broke: {e}"),
@@ -126,7 +167,7 @@ fn read(stream: &TcpStream, local: &Local, silence: Duration) -> Failure {
     }
 }
 
-/// A stream whose reads time out only after a time of silence.
+/// A stream whose reads time out only when the stall does.
 struct Patient<'a> {
     stream: &'a TcpStream,
     stall: StallTimer,
@@ -137,11 +178,10 @@ impl Read for Patient<'_> {
         let mut stream = self.stream;
         loop {
             match stream.read(buffer) {
-                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) && !self.stall.is_over() => {}
-                read => {
-                    self.stall.renew();
-                    return read;
-                }
+                // A look at each read: bytes that are no frame are none.
+                Ok(_) if self.stall.is_over() => return Err(ErrorKind::TimedOut.into()),
+                Err(e) if is_silent(e.kind()) && !self.stall.is_over() => {}
+                read => return read,
             }
         }
     }

@@ -98,7 +98,7 @@ impl Cluster {
             let why = "a cluster of one process needs no transport".to_owned();
             return Ok((Transport::None(Error::Cluster { op: "transport", why }), Box::new(())));
         }
-        let one_machine = same_everywhere(&control.gather("machine", &machine())?);
+        let one_machine = same_everywhere(&control.gather("machine", &machine()?)?);
         let choice = match self.transport_choice() {
             TransportChoice::Auto if !software => TransportChoice::Nccl,
             TransportChoice::Auto if mpi.is_loaded() || !one_machine => TransportChoice::Mpi,
@@ -142,7 +142,7 @@ impl Cluster {
         let name = format!("gpu-pool-{name}");
         let place = (self.rank(), self.size());
         let (set, get) = (|key: &str, value: &[u8]| control.set(key, value), |key: &str| control.get(key));
-        let shm = Shm::connect(&name, place, set, get, self.patience)?;
+        let shm = Shm::connect(&name, place, set, get, &|| control.lost(), self.patience)?;
         Ok((Transport::Host(Arc::new(shm)), Box::new(())))
     }
 
@@ -369,12 +369,17 @@ fn tell_failure(control: &Control) -> Arc<crate::traits::Tell> {
     })
 }
 
-/// What tells this machine from others.
-fn machine() -> Vec<u8> {
+/// What tells this machine from others; nothing where the system does not say.
+pub(super) fn machine() -> Result<Vec<u8>> {
+    let read = |file: &str| match std::fs::read(file) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            let why = format!("which machine is this? {file}: {e}");
+            Err(Error::Cluster { op: "transport", why })
+        }
+        read => Ok(read.unwrap_or_default()),
+    };
     // A boot's number: containers of one machine have it in common, and so have their processes' memory.
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let name = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
-    [boot, name].concat()
+    Ok([read("/proc/sys/kernel/random/boot_id")?, read("/proc/sys/kernel/hostname")?].concat())
 }
 
 fn same_everywhere(all: &[Vec<u8>]) -> bool {

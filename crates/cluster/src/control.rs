@@ -5,8 +5,9 @@ use super::{
     client::Client,
     connect::Ends,
     greet,
-    hub::Limits,
+    hub::{Limits, OPENED},
     server::Server,
+    transport::cause,
     wire,
     world::{Local, Members},
 };
@@ -82,13 +83,23 @@ impl Control {
     pub(crate) fn check(&self) -> Result<()> {
         self.local.check("check")
     }
+
+    /// Why a wait for others will not end, while the transport is opened.
+    pub(crate) fn lost(&self) -> Option<Error> {
+        self.local.check("connect").err().or_else(|| failed_elsewhere(&self.local, self.size()))
+    }
 }
 
-/// Under this name each process tells that it has opened the transport, or why not.
-const OPENED: &str = "opened";
-
 fn opened_by(host: usize) -> String {
-    format!("{OPENED}/{host}")
+    format!("{OPENED}{host}")
+}
+
+/// The word of a process that could not open the transport.
+fn failed_elsewhere(local: &Local, size: usize) -> Option<Error> {
+    let failed = |host: usize| local.known(&opened_by(host)).filter(|why| !why.is_empty());
+    let (host, why) = (0..size).find_map(|host| Some((host, failed(host)?)))?;
+    let why = format!("rank {host} could not open it: {}", String::from_utf8_lossy(&why));
+    Some(Error::Cluster { op: "transport", why })
 }
 
 fn gather(local: &Local, (host, size): (usize, usize), name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -139,18 +150,13 @@ impl Cluster {
         let opened = told.and_then(|told| {
             let devices: Arc<[usize]> = told.into_iter().map(number).collect();
             let control = Control { local: local.clone(), host, devices: devices.clone() };
-            let (transport, ends) = open(&control)?;
-            control.gather(OPENED, b"")?;
+            let (transport, ends) = open(&control).map_err(|e| cause(e, &|| control.lost()))?;
+            control.gather(OPENED.trim_end_matches('/'), b"")?;
             Ok((devices.to_vec(), transport, ends))
         });
-        let failed = |other: usize| local.known(&opened_by(other)).filter(|why| !why.is_empty());
-        if let Some((other, why)) = (0..size).find_map(|other| Some((other, failed(other)?))) {
-            let why = format!("rank {other} could not open it: {}", String::from_utf8_lossy(&why));
+        if let Some(elsewhere) = failed_elsewhere(&local, size) {
             // What this process has found itself says more.
-            return Err(opened
-                .err()
-                .filter(|own| !matches!(own, Error::HostLost { .. }))
-                .unwrap_or(Error::Cluster { op: "transport", why }));
+            return Err(opened.err().filter(|own| !matches!(own, Error::HostLost { .. })).unwrap_or(elsewhere));
         }
         let (devices, transport, transport_ends) = opened.inspect_err(|own| {
             // The hub has it when it answers. Others must not wait for this process.
@@ -240,6 +246,10 @@ impl Cluster {
 #[cfg(test)]
 #[path = "../tests/unit/control_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "../tests/unit/start_tests.rs"]
+mod start_tests;
 
 #[cfg(test)]
 #[path = "../tests/unit/stranger_tests.rs"]

@@ -4,7 +4,6 @@
 //! crosses the wire, and an answer fits one connection and one side only. What follows is neither encrypted nor signed.
 
 use super::wire::{self, VERSION};
-use gpu_pool::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::{
@@ -13,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A greeting takes no longer.
-pub(super) const GREETING: Duration = Duration::from_secs(3);
+/// For the hub a greeting takes no longer.
+const GREETING: Duration = Duration::from_secs(3);
 
 /// No frame of a greeting is longer.
 const MOST: usize = 512;
@@ -103,74 +102,85 @@ impl Write for Until<'_> {
     }
 }
 
+/// Who may not join.
+#[derive(Debug)]
+pub(super) enum Not {
+    Stranger(String),
+    /// It claims to be of this cluster. The others wait for it.
+    Member(String),
+}
+
 /// The hub's side: the number of a process that knows the secret. `join` gets its number and how many it believes in,
 /// and either refuses it or calls its last argument, which welcomes it.
 pub(super) fn greet(
     stream: &TcpStream,
     secret: &[u8],
-    join: impl FnOnce(usize, usize, &mut dyn FnMut() -> io::Result<()>) -> Result<(), String>,
-) -> Result<usize, String> {
-    let text = |e: io::Error| e.to_string();
+    join: impl FnOnce(usize, usize, &mut dyn FnMut() -> io::Result<()>) -> Result<(), Not>,
+) -> Result<usize, Not> {
+    let text = |e: io::Error| Not::Stranger(e.to_string());
     let mut stream = Until(stream, Instant::now() + GREETING);
     let hello: Hello = wire::read(&mut stream, MOST).map_err(text)?;
     if hello.magic != MAGIC {
-        return Err("it speaks something else".to_owned());
+        return Err(Not::Stranger("it speaks something else".to_owned()));
     }
     let nonce = random().map_err(text)?;
     let nonces = [&hello.nonce, &nonce];
     let answer = Answer { magic: MAGIC, version: VERSION, nonce, proof: proof(mac(secret, b"hub ", nonces, [0; 2])) };
     wire::write(&mut stream, &answer).map_err(text)?;
-    if hello.version != VERSION {
-        return Err(format!("it speaks version {} of the protocol, this process {VERSION}", hello.version));
-    }
-    let claim: Claim = wire::read(&mut stream, MOST).map_err(|e| match e.kind() {
-        ErrorKind::UnexpectedEof => "it did not go on: its secret (GPU_POOL_SECRET) may differ".to_owned(),
-        _ => e.to_string(),
+    let versions = format!("it speaks version {} of the protocol, rank 0 version {VERSION}", hello.version);
+    let claim: Claim = wire::read(&mut stream, MOST).map_err(|e| match hello.version {
+        VERSION => text(e),
+        _ => Not::Stranger(versions.clone()),
     })?;
     // Compared in constant time.
     let proved = mac(secret, b"host", nonces, [claim.host, claim.size]).verify_slice(&claim.proof).is_ok();
+    let named = |why: &str| Not::Member(format!("rank {}: {why}", claim.host));
     let (host, size) = (usize::try_from(claim.host), usize::try_from(claim.size));
     let verdict = match (proved, host, size) {
+        (false, ..) => Err(named("the secrets differ (GPU_POOL_SECRET)")),
+        _ if hello.version != VERSION => Err(named(&versions)),
         (true, Ok(host), Ok(size)) => {
             join(host, size, &mut || wire::write(&mut stream, &Verdict::Welcome)).map(|()| host)
         }
-        (true, ..) => Err("a rank that is no number".to_owned()),
-        (false, ..) => Err("the secrets differ".to_owned()),
+        (true, ..) => Err(Not::Stranger("a rank that is no number".to_owned())),
     };
-    if let Err(why) = &verdict {
+    if let Err(Not::Stranger(why) | Not::Member(why)) = &verdict {
         wire::write(&mut stream, &Verdict::Refused(wire::cut(why.clone()))).map_err(text)?;
     }
     verdict
 }
 
-/// A process's side.
-pub(super) fn introduce(stream: &TcpStream, secret: &[u8], host: usize, size: usize) -> Result<()> {
+/// A process's side, until a time. An error of the kind [`ErrorKind::PermissionDenied`] is a refusal, of one side or
+/// the other.
+pub(super) fn introduce(stream: &TcpStream, secret: &[u8], host: usize, size: usize, until: Instant) -> io::Result<()> {
     let address = stream.peer_addr().map_or_else(|_| "rank 0".to_owned(), |address| address.to_string());
-    let refused = |why: String| Error::Cluster { op: "connect", why };
-    let strange = |e: io::Error| refused(format!("{address} does not answer as rank 0 of a cluster would: {e}"));
-    let mut stream = Until(stream, Instant::now() + GREETING);
-    let nonce = random().map_err(strange)?;
-    wire::write(&mut stream, &Hello { magic: MAGIC, version: VERSION, nonce }).map_err(strange)?;
-    let answer: Answer = wire::read(&mut stream, MOST).map_err(strange)?;
+    let refused = |why: String| Err(io::Error::new(ErrorKind::PermissionDenied, why));
+    let mut stream = Until(stream, until);
+    let nonce = random()?;
+    wire::write(&mut stream, &Hello { magic: MAGIC, version: VERSION, nonce })?;
+    let answer: Answer = wire::read(&mut stream, MOST)?;
     if answer.magic != MAGIC {
-        return Err(refused(format!("{address} speaks something else")));
-    }
-    if answer.version != VERSION {
-        return Err(refused(format!(
-            "rank 0 speaks version {} of the protocol, rank {host} version {VERSION}: run the same program everywhere",
-            answer.version
-        )));
+        return refused(format!("{address} speaks something else"));
     }
     let nonces = [&nonce, &answer.nonce];
-    if mac(secret, b"hub ", nonces, [0; 2]).verify_slice(&answer.proof).is_err() {
-        return Err(refused(format!("{address} does not know this process's secret (GPU_POOL_SECRET)")));
-    }
     let claim = [host as u64, size as u64];
-    let proof = proof(mac(secret, b"host", nonces, claim));
-    wire::write(&mut stream, &Claim { host: claim[0], size: claim[1], proof }).map_err(strange)?;
-    match wire::read(&mut stream, 2 * wire::MOST_TEXT).map_err(strange)? {
+    let knows = mac(secret, b"hub ", nonces, [0; 2]).verify_slice(&answer.proof).is_ok();
+    // Nothing is proved to who does not know the secret; the claim tells rank 0 who will not come.
+    let proof = if knows { proof(mac(secret, b"host", nonces, claim)) } else { Proof::default() };
+    let claimed = wire::write(&mut stream, &Claim { host: claim[0], size: claim[1], proof });
+    if answer.version != VERSION {
+        return refused(format!(
+            "rank 0 speaks version {} of the protocol, rank {host} version {VERSION}: run the same program everywhere",
+            answer.version
+        ));
+    }
+    if !knows {
+        return refused(format!("{address} does not know this process's secret (GPU_POOL_SECRET)"));
+    }
+    claimed?;
+    match wire::read(&mut stream, 2 * wire::MOST_TEXT)? {
         Verdict::Welcome => Ok(()),
-        Verdict::Refused(why) => Err(refused(format!("rank 0 refused rank {host}: {why}"))),
+        Verdict::Refused(why) => refused(format!("rank 0 refused rank {host}: {why}")),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The hub: what all processes agree on, as one state machine without input and output.
 //!
 //! The server of the first process drives it (`server.rs`), and so does the explicit-state search of
-//! `loom_tests/hub.rs`. It is told what happens, with the time, and answers with what to send to whom. To each process
+//! `hub_search.rs`. It is told what happens, with the time, and answers with what to send to whom. To each process
 //! the frames must be sent in this order.
 //!
 //! Invariants (the rules of `docs/src/design/cluster.md`):
@@ -42,6 +42,9 @@ const STEP: Duration = Duration::from_millis(500);
 /// A process is late only after so many ticks, however short the deadline is.
 const TICKS: usize = 4;
 
+/// Behind this each process's number: the name of the value that tells that it has opened the transport, or why not.
+pub(crate) const OPENED: &str = "opened/";
+
 pub(crate) type Out = Vec<(usize, ToHost)>;
 
 /// What the hub needs to know of its cluster.
@@ -51,7 +54,7 @@ pub(crate) struct Limits {
     pub size: usize,
     /// A process without a heartbeat for this long is lost.
     pub silence: Duration,
-    /// All processes must have joined after this time.
+    /// All processes must have joined, and opened the transport, after this time.
     pub patience: Duration,
 }
 
@@ -63,6 +66,8 @@ pub(crate) struct Hub {
     looked: Duration,
     /// The largest part of the time between two ticks that counts. No deadline changes it.
     step: Duration,
+    /// When this process was last stopped, seemingly: the end by the clock, and how long.
+    stopped: Option<(Duration, Duration)>,
     /// The times before the last ticks, the oldest first.
     earlier: [Option<Duration>; TICKS],
     /// The processes that have joined.
@@ -70,8 +75,12 @@ pub(crate) struct Hub {
     /// Those of them that have left.
     left: BTreeSet<usize>,
     values: BTreeMap<String, Vec<u8>>,
-    /// Who waits for a value.
-    asked: BTreeMap<String, Vec<usize>>,
+    /// Who has asked for a value, and does nothing else.
+    asked: BTreeMap<String, Vec<(usize, bool)>>,
+    /// Who has told whether it could open the transport.
+    opened: BTreeSet<usize>,
+    /// How many may not join.
+    refused: usize,
     scopes: BTreeMap<u64, Scope>,
     /// Scopes that not all processes have left, by name and number of the call.
     names: BTreeMap<(String, u64), u64>,
@@ -144,11 +153,14 @@ impl Hub {
             now: Duration::ZERO,
             looked: Duration::ZERO,
             step: (limits.silence.min(limits.patience) / 4).min(STEP),
+            stopped: None,
             earlier: [None; TICKS],
             hosts: BTreeMap::new(),
             left: BTreeSet::new(),
             values: BTreeMap::new(),
             asked: BTreeMap::new(),
+            opened: BTreeSet::new(),
+            refused: 0,
             scopes: BTreeMap::new(),
             names: BTreeMap::new(),
             unnamed: Unnamed::default(),
@@ -197,6 +209,20 @@ impl Hub {
         std::mem::take(&mut self.out)
     }
 
+    /// A process that belongs here, it seems, may not join: unless all are here already, they never will be.
+    pub(crate) fn refused(&mut self, why: &str) -> Out {
+        if self.hosts.len() < self.limits.size {
+            self.refused += 1;
+            self.end(Failure::Refused { why: cut(why.to_owned()) });
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// Whether processes may still come that are to be told of a refusal.
+    pub(crate) fn has_to_tell(&self) -> bool {
+        self.refused > 0 && self.hosts.len() + self.refused < self.limits.size
+    }
+
     /// A process is lost: its connection has ended.
     pub(crate) fn lost(&mut self, host: usize, why: &str) -> Out {
         if !self.has_left(host) {
@@ -205,14 +231,34 @@ impl Hub {
         std::mem::take(&mut self.out)
     }
 
+    /// [`lost`](Self::lost) at a time by the clock. Who has heard nothing of this process because it was stopped ends
+    /// its connection.
+    pub(crate) fn lost_at(&mut self, clock: Duration, host: usize, why: &str) -> Out {
+        self.look(clock);
+        match self.stopped.filter(|(end, _)| clock.saturating_sub(*end) < self.limits.silence / 4) {
+            Some((_, time)) if !self.has_left(host) => {
+                self.lost(0, &format!("it was stopped for {time:?}, so the others have given it up"))
+            }
+            _ => self.lost(host, why),
+        }
+    }
+
+    fn look(&mut self, clock: Duration) {
+        let time = clock.saturating_sub(self.looked);
+        if time >= self.limits.silence / 4 * 3 {
+            self.stopped = Some((clock, time));
+        }
+        self.now += time.min(self.step);
+        self.looked = clock;
+    }
+
     /// The time since the hub began. Of the time between two ticks only [`STEP`] counts, or a quarter of the shortest
     /// of the hub's own limits: while this process was stopped, nobody was late. Members' deadlines do not count here:
     /// a short one must not slow the clock for all. That one is passed after [`TICKS`] ticks at the earliest.
     pub(crate) fn tick(&mut self, clock: Duration) -> Out {
         self.earlier.rotate_left(1);
         self.earlier[TICKS - 1] = Some(self.now);
-        self.now += clock.saturating_sub(self.looked).min(self.step);
-        self.looked = clock;
+        self.look(clock);
         if self.over.is_none() {
             self.look_for_the_silent();
         }
@@ -233,14 +279,17 @@ impl Hub {
     fn handle(&mut self, host: usize, frame: ToHub) -> Result<(), &'static str> {
         match frame {
             ToHub::Set { key, value } => {
-                for asker in self.asked.remove(&key).unwrap_or_default() {
+                if key.strip_prefix(OPENED).is_some_and(|rank| rank.parse() == Ok(host)) {
+                    self.opened.insert(host);
+                }
+                for (asker, _) in self.asked.remove(&key).unwrap_or_default() {
                     self.out.push((asker, ToHost::Value { key: key.clone(), value: value.clone() }));
                 }
                 self.values.insert(key, value);
             }
-            ToHub::Get { key } => match self.values.get(&key) {
+            ToHub::Get { key, waits } => match self.values.get(&key) {
                 Some(value) => self.out.push((host, ToHost::Value { value: value.clone(), key })),
-                None => self.asked.entry(key).or_default().push(host),
+                None => self.asked.entry(key).or_default().push((host, waits)),
             },
             ToHub::Begin { scope, entry, deadline, site } => {
                 let (at, moved, progress) = (self.now, self.now, 0);
@@ -440,5 +489,5 @@ impl Scope {
 }
 
 #[cfg(test)]
-#[path = "../../../loom_tests/hub.rs"]
+#[path = "../tests/unit/hub_search.rs"]
 mod search_tests;

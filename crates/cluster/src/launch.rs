@@ -131,7 +131,15 @@ impl Variables<'_> {
 
     fn mpich(&self) -> Result<Option<Launch>> {
         let Some([rank, size]) = self.family("MPICH", ["PMI_RANK", "PMI_SIZE"])? else { return Ok(None) };
-        let local = self.family("MPICH", ["MPI_LOCALRANKID", "MPI_LOCALNRANKS"])?;
+        let local = match self.family("MPICH", ["MPI_LOCALRANKID", "MPI_LOCALNRANKS"])? {
+            // Cray's PALS has names of its own.
+            None => self.family("PALS", ["PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"])?,
+            local => local,
+        };
+        // srun speaks PMI-2 to its tasks, without a rank among those of the machine.
+        if local.is_none() && self.text("SLURM_PROCID")?.is_some() {
+            return Ok(None);
+        }
         let [local_rank, local_size] = local.unwrap_or([0, 1]);
         Ok(Some(Launch { rank, size, local_rank, local_size, master: self.own_master()?, by: By::Mpich }))
     }

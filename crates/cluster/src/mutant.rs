@@ -1,4 +1,4 @@
-//! Broken rules, with which the search of `loom_tests/hub.rs` must find a mistake. Outside of tests no rule is broken,
+//! Broken rules, with which the search of `hub_search.rs` must find a mistake. Outside of tests no rule is broken,
 //! and the compiler removes the code.
 
 /// The rules of `docs/src/design/cluster.md`, broken in the hub and in a process's state. C1 and C4 are about
@@ -13,6 +13,8 @@ pub enum Rule {
     C3,
     /// An ordered scope begins before all have announced it.
     C5,
+    /// Calls of a name are counted from 1 again though a scope of that name is open.
+    CountsAgain,
     /// Only who waits in a collective is told of a loss.
     C6,
     /// A failed scope ends the cluster.

@@ -1,6 +1,6 @@
 //! What one process knows of the cluster, as a state machine without input and output: the counterpart of `hub.rs`.
 //!
-//! `world.rs` holds it under a lock for the device threads; the search of `loom_tests/hub.rs` drives it directly.
+//! `world.rs` holds it under a lock for the device threads; the search of `hub_search.rs` drives it directly.
 //!
 //! Invariants (the rules of `docs/src/design/cluster.md`):
 //!
@@ -100,6 +100,9 @@ pub(crate) struct Committed {
     pub window: u64,
 }
 
+/// How the text of a loss begins in the process that the others have lost.
+const ITSELF: &str = "this is that process";
+
 /// A frame that the hub cannot have sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Nonsense;
@@ -124,7 +127,13 @@ impl Process {
     }
 
     /// The cluster is over. The first cause stays.
-    pub(crate) fn end_cluster(&mut self, failure: Failure) {
+    pub(crate) fn end_cluster(&mut self, mut failure: Failure) {
+        if let Failure::Lost { host, why } = &mut failure
+            && *host as usize == self.host
+            && !why.starts_with(ITSELF)
+        {
+            *why = format!("{ITSELF}, which was stopped or cut off: {why}");
+        }
         self.over.get_or_insert(failure);
     }
 

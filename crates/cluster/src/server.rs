@@ -4,23 +4,26 @@
 //! lock, so each process gets them in the hub's order. The threads end with the [`Server`].
 
 use super::{
-    greet,
+    greet::{self, Not},
     hub::{Hub, Limits, Out},
     wire::{self, Failure, ToHost, ToHub},
 };
 use gpu_pool::{Error, Result, event};
 use parking_lot::{Condvar, Mutex};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     io::{BufReader, ErrorKind, Write},
-    net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-/// The most connections that are being greeted at once. Others wait.
+/// The most connections that are being greeted at a time. The oldest one of the address that has most makes room.
 const GREETINGS: usize = 64;
+
+/// After a refusal rank 0 waits so long for others that come late, to tell them.
+const LATE: Duration = Duration::from_secs(2);
 
 pub(super) struct Server {
     pub address: SocketAddr,
@@ -37,9 +40,9 @@ struct Shared {
 
 struct State {
     hub: Hub,
-    links: BTreeMap<usize, TcpStream>,
-    /// Connections that are being greeted.
-    greeted: usize,
+    links: BTreeMap<usize, Arc<TcpStream>>,
+    /// Connections that are being greeted, the oldest first.
+    greeted: VecDeque<(IpAddr, Arc<TcpStream>)>,
     closing: bool,
 }
 
@@ -58,7 +61,9 @@ impl Server {
         };
         let listener = listener.map_err(|e| refused(format!("rank 0 cannot listen at {at}: {e}")))?;
         let address = listener.local_addr().map_err(|e| refused(e.to_string()))?;
-        let state = State { hub: Hub::new(limits), links: BTreeMap::new(), greeted: 0, closing: false };
+        let reserve =
+            Some(listener.try_clone().map_err(|e| refused(format!("rank 0 cannot accept connections: {e}")))?);
+        let state = State { hub: Hub::new(limits), links: BTreeMap::new(), greeted: VecDeque::new(), closing: false };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -67,7 +72,7 @@ impl Server {
             silence: limits.silence,
         });
         let server = Server { address, shared };
-        server.shared.spawn("accept", move |shared| shared.accept(&listener))?;
+        server.shared.spawn("accept", move |shared| shared.accept(&listener, reserve))?;
         server.shared.spawn("tick", |shared| shared.tick())?;
         Ok(server)
     }
@@ -85,6 +90,10 @@ pub(super) fn check_secret(at: SocketAddr, secret: &[u8]) -> Result<()> {
 impl Drop for Server {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
+        let until = Instant::now() + LATE;
+        while state.hub.has_to_tell() && Instant::now() < until {
+            self.shared.changed.wait_for(&mut state, Duration::from_millis(5));
+        }
         state.closing = true;
         let gone = ToHost::Over { failure: Failure::lost(0, "it has left the cluster") };
         let out = state.links.keys().map(|host| (*host, gone.clone())).collect();
@@ -106,17 +115,39 @@ impl State {
     /// The hub's frames come behind the welcome.
     fn join(
         &mut self,
-        stream: &TcpStream,
+        stream: &Arc<TcpStream>,
         host: usize,
         welcome: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> std::io::Result<()> {
+        if !self.forget(stream) {
+            return Err(ErrorKind::ConnectionAborted.into());
+        }
         stream.set_nodelay(true)?;
-        let link = stream.try_clone()?;
         welcome()?;
-        self.links.insert(host, link);
+        self.links.insert(host, stream.clone());
         let out = self.hub.joined(host);
         self.send(out);
         Ok(())
+    }
+
+    /// A connection is not greeted any more. Whether it was.
+    fn forget(&mut self, stream: &Arc<TcpStream>) -> bool {
+        let at = self.greeted.iter().position(|(_, other)| Arc::ptr_eq(other, stream));
+        at.and_then(|at| self.greeted.remove(at)).is_some()
+    }
+
+    /// A new connection: strangers who say nothing must not crowd out members.
+    fn greets(&mut self, from: IpAddr, stream: Arc<TcpStream>) {
+        if self.greeted.len() >= GREETINGS {
+            let mut counts = BTreeMap::<IpAddr, usize>::new();
+            self.greeted.iter().for_each(|(address, _)| *counts.entry(*address).or_default() += 1);
+            let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(address, _)| address);
+            let oldest = self.greeted.iter().position(|(address, _)| Some(*address) == most);
+            if let Some((_, oldest)) = oldest.and_then(|at| self.greeted.remove(at)) {
+                let _ = oldest.shutdown(Shutdown::Both);
+            }
+        }
+        self.greeted.push_back((from, stream));
     }
 
     /// Writes frames in their order. Who does not read is shut out, which its reader sees.
@@ -131,7 +162,7 @@ impl State {
         // This process last: it may end as soon as it has read its own.
         for (host, bytes) in bytes.into_iter().rev() {
             if let Some(link) = self.links.get(&host)
-                && (&*link).write_all(&bytes).is_err()
+                && (&**link).write_all(&bytes).is_err()
             {
                 let _ = link.shutdown(Shutdown::Both);
             }
@@ -145,44 +176,62 @@ impl Shared {
         spawn(name, move || f(&shared))
     }
 
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+    /// `reserve`: the last descriptor, which tells the others that there are no more.
+    fn accept(self: &Arc<Self>, listener: &TcpListener, mut reserve: Option<TcpListener>) {
         loop {
-            let accepted = listener.accept();
-            let mut state = self.state.lock();
-            while state.greeted >= GREETINGS && !state.closing {
-                self.changed.wait(&mut state);
+            let mut accepted = listener.accept();
+            let full = accepted.as_ref().err().filter(|e| wire::no_descriptor(e)).map(ToString::to_string);
+            if full.is_some() {
+                reserve.take();
+                accepted = listener.accept();
             }
+            let mut state = self.state.lock();
             if state.closing {
                 return;
             }
             let Ok((stream, from)) = accepted else {
-                // Too many open files, say: others may close theirs.
                 self.changed.wait_for(&mut state, Duration::from_millis(50));
                 continue;
             };
-            state.greeted += 1;
+            if let Some(full) = full {
+                drop(state);
+                self.serve(&Arc::new(stream), from, Some(&format!("rank 0 cannot accept it: {full}")));
+                reserve = listener.try_clone().ok();
+                continue;
+            }
+            let stream = Arc::new(stream);
+            state.greets(from.ip(), stream.clone());
             drop(state);
-            if let Err(e) = self.spawn("connection", move |shared| shared.serve(stream, from)) {
+            let serving = stream.clone();
+            if let Err(e) = self.spawn("connection", move |shared| shared.serve(&serving, from, None)) {
                 event!(warn, "{e}");
-                self.state.lock().greeted -= 1;
+                self.state.lock().forget(&stream);
             }
         }
     }
 
-    fn serve(&self, stream: TcpStream, from: SocketAddr) {
-        let joined = greet::greet(&stream, &self.secret, |host, size, welcome| {
+    /// `full`: why there is no room for it.
+    fn serve(&self, stream: &Arc<TcpStream>, from: SocketAddr, full: Option<&str>) {
+        let joined = greet::greet(stream, &self.secret, |host, size, welcome| {
             let mut state = self.state.lock();
-            match state.hub.refuses(host, size) {
-                Some(why) => Err(why),
-                None if state.closing => Err("rank 0 has left".to_owned()),
-                None => state.join(&stream, host, welcome).map_err(|e| e.to_string()),
+            match state.hub.refuses(host, size).or_else(|| full.map(|why| format!("rank {host}: {why}"))) {
+                Some(why) => Err(Not::Member(why)),
+                None if state.closing => Err(Not::Stranger("rank 0 has left".to_owned())),
+                None => state.join(stream, host, welcome).map_err(|e| Not::Stranger(e.to_string())),
             }
         });
-        self.state.lock().greeted -= 1;
-        self.changed.notify_all();
+        let mut state = self.state.lock();
+        state.forget(stream);
+        if let Err(Not::Member(why)) = &joined {
+            let out = state.hub.refused(&format!("a process was refused: {why}"));
+            state.send(out);
+        }
+        drop(state);
         match joined {
-            Ok(host) => self.read(&stream, host),
-            Err(why) => event!(warn, "a connection from {from} was refused: {why}"),
+            Ok(host) => self.read(stream, host),
+            Err(Not::Stranger(why) | Not::Member(why)) => {
+                event!(warn, "a connection from {from} was refused: {why}");
+            }
         }
     }
 
@@ -210,7 +259,7 @@ impl Shared {
         let _ = stream.shutdown(Shutdown::Both);
         let mut state = self.state.lock();
         state.links.remove(&host);
-        let out = state.hub.lost(host, &why);
+        let out = state.hub.lost_at(self.start.elapsed(), host, &why);
         state.send(out);
     }
 

@@ -1,13 +1,13 @@
 //! Sockets between processes of one host: connect without a wait, who is at the other end, and descriptors that go
 //! over them. `ipc` and shared memory's `memory` call it.
 //!
-//! Invariant: only [`poll`], and [`receive`] without `DONTWAIT`, block.
+//! Invariant: only [`poll`] blocks.
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-        SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     },
 };
 use std::{
@@ -83,7 +83,11 @@ pub(crate) fn receive(socket: &UnixStream, frame: &mut [u8], how: RecvFlags) -> 
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let frame = &mut [IoSliceMut::new(frame)];
-    let got = rustix::net::recvmsg(socket, frame, &mut control, how | RecvFlags::CMSG_CLOEXEC)?.bytes;
+    let message = rustix::net::recvmsg(socket, frame, &mut control, how | RecvFlags::CMSG_CLOEXEC)?;
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::other("a descriptor came, and this process has no free one for it"));
+    }
+    let got = message.bytes;
     let descriptors = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,

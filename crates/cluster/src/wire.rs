@@ -25,7 +25,7 @@ pub(super) const MOST_TEXT: usize = 2 << 10;
 pub(super) const MOST_MEMBERS: usize = 4096;
 
 /// The version of the protocol. Both sides must have the same.
-pub(super) const VERSION: u16 = 3;
+pub(super) const VERSION: u16 = 4;
 
 /// A device: its process and its ordinal there.
 pub(crate) type Member = (u32, u32);
@@ -37,8 +37,10 @@ pub(crate) enum ToHub {
         key: String,
         value: Vec<u8>,
     },
+    /// `waits`: the process does nothing else until the value comes.
     Get {
         key: String,
+        waits: bool,
     },
     Begin {
         scope: u64,
@@ -121,10 +123,29 @@ pub(crate) enum ToHost {
 /// Why a scope, or the cluster, has ended early.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Failure {
-    Aborted { host: u32, device: Option<u32>, cause: String },
-    Timeout { op: String, waited: Duration, missing: Vec<u32> },
-    Mismatch { kind: Kind, a: Box<Call>, b: Box<Call> },
-    Lost { host: u32, why: String },
+    Aborted {
+        host: u32,
+        device: Option<u32>,
+        cause: String,
+    },
+    Timeout {
+        op: String,
+        waited: Duration,
+        missing: Vec<u32>,
+    },
+    Mismatch {
+        kind: Kind,
+        a: Box<Call>,
+        b: Box<Call>,
+    },
+    Lost {
+        host: u32,
+        why: String,
+    },
+    /// The processes cannot come together.
+    Refused {
+        why: String,
+    },
 }
 
 /// How calls differ.
@@ -173,8 +194,15 @@ impl Failure {
                 b: b.told(),
             },
             Failure::Lost { host, why } => Error::HostLost { host: host as usize, op, why },
+            Failure::Refused { why } => Error::Cluster { op: "connect", why },
         }
     }
+}
+
+/// The error of a process without a free file descriptor, or of its machine.
+pub(crate) fn no_descriptor(error: &io::Error) -> bool {
+    // ENFILE and EMFILE, on Linux and macOS.
+    matches!(error.raw_os_error(), Some(23 | 24))
 }
 
 /// A text of at most [`MOST_TEXT`] bytes.

@@ -160,7 +160,11 @@ impl Local {
     }
 
     pub(super) fn ask(&self, key: &str) {
-        self.post(|_| ((), Some(ToHub::Get { key: key.to_owned() })));
+        self.ask_and(key, false);
+    }
+
+    fn ask_and(&self, key: &str, waits: bool) {
+        self.post(|_| ((), Some(ToHub::Get { key: key.to_owned(), waits })));
     }
 
     pub(super) fn known(&self, key: &str) -> Option<Vec<u8>> {
@@ -169,7 +173,7 @@ impl Local {
 
     /// The value that a process has made known, or will.
     pub(super) fn get(&self, key: &str) -> Result<Vec<u8>> {
-        self.ask(key);
+        self.ask_and(key, true);
         self.wait("connect", |process| process.value(key))
     }
 

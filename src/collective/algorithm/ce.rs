@@ -87,7 +87,7 @@ fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
     let moves = Moves { member, beside: beside.first().unwrap_or(member.stream) };
     member.fork_join(&beside, || match job {
         Job::Pairs(pairs) => {
-            // The peers wait for what goes to them.
+            // The peers wait for their data.
             let (here, others): (Vec<_>, Vec<_>) = pairs.iter().partition(|(from, to, _)| from.device == to.device);
             others.into_iter().chain(here).try_for_each(|&(from, to, bytes)| moves.send(from, to, bytes))
         }

@@ -10,30 +10,26 @@
 
 use super::{
     super::{
-        kernels::{Entry, stepped},
+        kernels::{Entry, typed_float},
         launch,
     },
     About, Algorithm, Case, Matched, Member, Needs, ll,
 };
 use crate::{
-    driver::HostKernel,
     error::Result,
     fabric::{
-        layout::{BLOCKS, SOFTWARE_BLOCKS},
+        layout::BLOCKS,
         limits::{Limits, traffic::most_in_one_trip},
         plan::Side,
         types::{self, DType},
     },
     kernel::builtin,
 };
-use half::{bf16, f16};
 
 pub(crate) struct Inbox;
 
 /// Bytes of a block: a unit of 16 for each thread, so that all are on their way at once.
 const PER_BLOCK: usize = 512 * 16;
-/// On software GPUs, whose rooms are small.
-const PER_SOFTWARE_BLOCK: usize = 512;
 
 /// Most bytes to one peer of an all-reduce or a reduce, where inboxes have room for them. More than two: by a model,
 /// not measured.
@@ -60,12 +56,12 @@ impl Algorithm for Inbox {
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {
-        blocks(case.packets.unwrap_or(0), case.machine.software, case.limits)
+        blocks(case.packets.unwrap_or(0), case.limits)
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let packets = ll::packets(member, matched);
-        let blocks = blocks(ll::bytes(member, &packets), member.is_software(), member.limits);
+        let blocks = blocks(ll::bytes(member, &packets), member.limits);
         let entry = entry(member.request.dtype).expect("chosen for floats");
         ll::trip(member, matched, &packets, Side::Source, entry, blocks)
     }
@@ -80,22 +76,12 @@ fn can(case: &Case<'_>, most: usize) -> bool {
 }
 
 /// Blocks of a kernel that sends `bytes` bytes to each peer.
-fn blocks(bytes: usize, software: bool, limits: &Limits) -> u32 {
-    match software {
-        false => launch::blocks_of(bytes, PER_BLOCK, limits.of_one_trip(BLOCKS)),
-        true => launch::blocks_of(bytes, PER_SOFTWARE_BLOCK, SOFTWARE_BLOCKS),
-    }
+fn blocks(bytes: usize, limits: &Limits) -> u32 {
+    launch::blocks_of(bytes, PER_BLOCK, limits.of_one_trip(BLOCKS))
 }
 
-/// The kernel of one trip, if there is one for the type. Launched with [`Push::args`](ll::Push::args), on software
-/// GPUs with those that [`stepped::args`] makes of them.
+/// The kernel of one trip, if there is one for the type. Launched with [`Push::args`](ll::Push::args).
 pub(in super::super) fn entry(dtype: DType) -> Option<Entry> {
-    let (name, host): (_, HostKernel) = match dtype {
-        DType::F32 => ("inbox_f32", stepped::inbox::<f32>),
-        DType::F64 => ("inbox_f64", stepped::inbox::<f64>),
-        DType::F16 => ("inbox_f16", stepped::inbox::<f16>),
-        DType::BF16 => ("inbox_bf16", stepped::inbox::<bf16>),
-        _ => return None,
-    };
-    Some(Entry { module: &builtin::INBOX, name, host: Some(host) })
+    let name = typed_float!(dtype, "inbox")?;
+    Some(Entry { module: &builtin::INBOX, name, host: None })
 }

@@ -122,7 +122,7 @@ pub(super) fn trip(
         destination: part(Side::Destination, packets.destination),
         meet: member.barrier,
     };
-    member.launch_meeting(&entry, blocks, push.args())?;
+    member.launch(&entry, blocks, &push.args())?;
     member.launched.set(member.launched.get() + 1);
     Ok(())
 }

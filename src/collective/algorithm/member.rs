@@ -6,10 +6,7 @@
 //! Invariant (the exit rule): when the member's stream has passed the collective, no peer touches the member's memory.
 
 use super::super::{
-    kernels::{
-        self, Arguments, Entry, Part,
-        stepped::{self, Launcher},
-    },
+    kernels::{self, Entry},
     meeting::{Descriptors, Meeting},
     request::{Job, RemotePtr, Request},
 };
@@ -311,17 +308,6 @@ impl<'a> Member<'a> {
     /// is before them (`kernels/build.py` checks that).
     pub(crate) fn launch(&self, entry: &Entry, blocks: u32, args: &[KernelArg]) -> Result<()> {
         self.launch_as(entry, dims(blocks), args)
-    }
-
-    /// [`launch`](Self::launch) of a kernel that waits for its peers' kernels, also on software GPUs.
-    pub(super) fn launch_meeting(&self, entry: &Entry, blocks: u32, args: Arguments) -> Result<()> {
-        if !self.is_software() {
-            return self.launch(entry, blocks, &args);
-        }
-        let part = |area: &Area| Part { address: area.address, bytes: area.bytes.len() };
-        let memory = [&self.request.source, &self.request.destination].map(|area| area.as_ref().map(part));
-        let launcher = Launcher { handle: self.handle, pad: self.pad(), meet: self.barrier };
-        self.launch(entry, blocks, &stepped::args(&launcher, memory, &args))
     }
 
     /// [`launch`](Self::launch) with blocks of another shape, none larger than the kernel is compiled for.

@@ -9,17 +9,17 @@
 use super::{
     super::{
         case::Bulk,
-        kernels::{Arguments, Entry, Pieces, code, eight_of, eights, stepped, value},
+        kernels::{Arguments, Entry, Pieces, code, eight_of, eights, typed_float, value},
         launch,
     },
     About, Algorithm, Case, Matched, Member, Needs,
     exchange_ce::Slice,
 };
 use crate::{
-    driver::{Address, HostKernel},
+    driver::Address,
     error::Result,
     fabric::{
-        layout::{BLOCKS, DeviceBarrier, MOST, SOFTWARE_BLOCKS},
+        layout::{BLOCKS, DeviceBarrier, MOST},
         limits::Limits,
         plan::{Shape, Side},
         tiling::Tiling,
@@ -27,7 +27,6 @@ use crate::{
     },
     kernel::builtin,
 };
-use half::{bf16, f16};
 
 pub(crate) struct Slots;
 
@@ -72,7 +71,7 @@ impl Algorithm for Slots {
     fn blocks(&self, case: &Case<'_>) -> u32 {
         let Some((_, slot)) = case.inboxes() else { return 0 };
         let both = matches!(case.shape, Some(Shape::AllReduce { .. })) && goes_whole(case.members, case.bytes);
-        blocks(if both { case.bytes } else { case.largest() }, slot, case.machine.software, case.limits)
+        blocks(if both { case.bytes } else { case.largest() }, slot, case.limits)
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
@@ -99,7 +98,7 @@ impl Algorithm for Slots {
         }
         let largest = bytes.into_iter().max().unwrap_or(0) as usize;
         let slot = member.pad().layout().inbox_slot;
-        let blocks = blocks(largest, slot, member.is_software(), member.limits);
+        let blocks = blocks(largest, slot, member.limits);
         let cut = Tiling::even(largest, blocks as usize, slot);
         let pieces = Pieces {
             piece: cut.tile as u64,
@@ -109,7 +108,7 @@ impl Algorithm for Slots {
         let (op, factors, meet) = (request.reduce, &member.factors(matched), member.barrier);
         let parcels = Parcels { from, bytes, to, op, factors, pieces, meet };
         let entry = entry(request.dtype).expect("chosen for floats");
-        member.launch_meeting(&entry, cut.abreast as u32, parcels.args())
+        member.launch(&entry, cut.abreast as u32, &parcels.args())
     }
 }
 
@@ -128,21 +127,14 @@ fn can(case: &Case<'_>) -> bool {
 
 /// Blocks of a kernel for slices of up to `largest` bytes: half a slot for each, so that more of them work on what is
 /// small.
-fn blocks(largest: usize, slot: usize, software: bool, limits: &Limits) -> u32 {
-    launch::blocks_of(largest, slot / 2, if software { SOFTWARE_BLOCKS } else { limits.blocks(BLOCKS) })
+fn blocks(largest: usize, slot: usize, limits: &Limits) -> u32 {
+    launch::blocks_of(largest, slot / 2, limits.blocks(BLOCKS))
 }
 
-/// The kernel of any size, if there is one for the type. Launched with [`Parcels::args`], on software GPUs with
-/// those that [`stepped::args`] makes of them.
+/// The kernel of any size, if there is one for the type. Launched with [`Parcels::args`].
 pub(in super::super) fn entry(dtype: DType) -> Option<Entry> {
-    let (name, host): (_, HostKernel) = match dtype {
-        DType::F32 => ("slots_f32", stepped::slots::<f32>),
-        DType::F64 => ("slots_f64", stepped::slots::<f64>),
-        DType::F16 => ("slots_f16", stepped::slots::<f16>),
-        DType::BF16 => ("slots_bf16", stepped::slots::<bf16>),
-        _ => return None,
-    };
-    Some(Entry { module: &builtin::INBOX, name, host: Some(host) })
+    let name = typed_float!(dtype, "slots")?;
+    Some(Entry { module: &builtin::INBOX, name, host: None })
 }
 
 /// One member's part of sums whose pieces go through slots. Every member launches the same grid. By rank:

@@ -37,7 +37,7 @@ pub(super) unsafe fn combine<T: Lane>(_dims: LaunchDims, args: &[HostArg]) {
         let eight = if k < MOST { 5 + k / 8 } else { 7 + sources.len() + destinations.len().max(MOST) + k / 8 - 2 };
         T::factor(value::<[f64; 8]>(&args[eight])[k % 8])
     };
-    // SAFETY: the promise of the caller: the parts have `n` elements, which nobody else writes.
+    // SAFETY: the promise of the caller: the parts have `n` elements, which no other code writes.
     unsafe { fold::<T>(n as usize, op, &sources, &destinations, factor, sources.len()) }
 }
 
@@ -65,7 +65,7 @@ unsafe fn fold<T: Lane>(
     while start < n {
         let len = BLOCK.min(n - start);
         let acc = &mut acc[..len];
-        // SAFETY: every part has `n` elements that nobody else writes (the promise of the caller), aligned as the
+        // SAFETY: every part has `n` elements that no other code writes (the promise of the caller), aligned as the
         // device buffers they are from; what is read here is written to below only, when this slice is gone.
         let block =
             |k: usize| unsafe { std::slice::from_raw_parts(sources[k].cast::<T>().add(start).cast_const(), len) };
@@ -212,7 +212,7 @@ fn parts(args: &[HostArg], sources: usize, destinations: usize) -> (Pointers, Po
     let to = &at[sources.max(MOST)..];
     let pointer = |arg: &HostArg| match arg {
         HostArg::Slice { ptr, .. } => Some(*ptr),
-        HostArg::Words { .. } | HostArg::Value(_) => None,
+        HostArg::Value(_) => None,
     };
     let destination = |j: usize| pointer(&to[j]).expect("a destination is a slice");
     let source = |arg: &HostArg| pointer(arg).unwrap_or_else(|| destination(value::<u64>(arg) as usize));

@@ -24,7 +24,7 @@ const FEW: usize = 16;
 /// The pointer to the argument's bytes, as the driver takes it.
 fn pointer(arg: &KernelArg) -> *mut c_void {
     match arg {
-        KernelArg::Slice { address, .. } | KernelArg::Words { address, .. } => ptr::from_ref(address).cast_mut().cast(),
+        KernelArg::Slice { address, .. } => ptr::from_ref(address).cast_mut().cast(),
         KernelArg::Value(v) => v.as_bytes().as_ptr().cast_mut().cast(),
     }
 }

@@ -14,7 +14,7 @@ use crate::{
 };
 use std::{
     any::Any,
-    cell::{Cell, RefCell},
+    cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr::{self, NonNull},
     sync::Arc,
@@ -38,24 +38,20 @@ pub(super) struct Job {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Done,
-    /// It must be tried again; the job still has it. `advanced`: it has done something that others may wait for.
-    Again {
-        advanced: bool,
-    },
+    /// It must be tried again; the job still has it.
+    Again,
 }
 
 pub(super) enum Died {
     /// Its code panicked.
     Panicked(String),
-    /// It wrote to an argument that it had declared as read-only, or the checker has found a race in it.
+    /// It wrote to an argument that it had declared as read-only.
     Misused(Box<Report>),
 }
 
 thread_local! {
-    /// How the kernel that this thread runs has asked to be called again.
-    static AGAIN: Cell<Option<Ended>> = const { Cell::new(None) };
-    /// What the checker has found in the kernel that this thread runs.
-    static FOUND: RefCell<Option<Box<Report>>> = const { RefCell::new(None) };
+    /// Whether the kernel that this thread runs has asked to be called again.
+    static AGAIN: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A host kernel calls this when it cannot finish yet. Then this run of the kernel was an attempt. The machine runs it
@@ -65,18 +61,7 @@ thread_local! {
 /// worker: between attempts it holds no thread and no memory. The writes of an attempt stay, so a host kernel must be
 /// able to start over. Usually reached through [`Kernel::resumable`](crate::Kernel::resumable).
 pub fn again() {
-    AGAIN.set(Some(Ended::Again { advanced: false }));
-}
-
-/// [`again`], for an attempt that has `advanced`: those that wait for it are tried again at once, and so is the kernel.
-pub(crate) fn again_after(advanced: bool) {
-    AGAIN.set(Some(Ended::Again { advanced }));
-}
-
-/// A host kernel calls this when the checker has found a mistake in it. The kernel must then return. Its stream reports
-/// the mistake as its fault.
-pub(crate) fn misused(report: Box<Report>) {
-    FOUND.set(Some(report));
+    AGAIN.set(true);
 }
 
 pub(super) struct Span {
@@ -105,7 +90,7 @@ impl Job {
             Work::Kernel { name, kernel, dims, args, own } => {
                 self.translate(&args);
                 let watched = if watch_reads { Watched::new(&mut self.args) } else { Watched::default() };
-                AGAIN.set(None);
+                AGAIN.set(false);
                 // SAFETY: `launch`'s caller promises that the arguments fit the kernel. Each slice is live (the spans
                 // hold their blocks) and claimed in `access`, or it is a copy of such a slice. Slices of one launch
                 // overlap only if all of them are read-only: `Core::admit` has checked it.
@@ -116,16 +101,10 @@ impl Job {
                     let by = Launched { name, place, device: self.device, stream: self.number };
                     return Err(Died::Misused(Box::new(watch::report(by, &args, argument, bytes))));
                 }
-                if let Some(mut report) = FOUND.take() {
-                    if let Some(place) = place {
-                        (report.now.op, report.now.site) = (place.op, Some(place.site));
-                    }
-                    return Err(Died::Misused(report));
-                }
-                if let Some(again) = AGAIN.take() {
+                if AGAIN.take() {
                     let work = Work::Kernel { name, kernel, dims, args, own };
                     self.op = Some(Op { engine, work, place, submitted });
-                    return Ok(again);
+                    return Ok(Ended::Again);
                 }
             }
             work => caught(|| self.plain(&work), "an operation")?,
@@ -140,10 +119,6 @@ impl Job {
             KernelArg::Slice { .. } => {
                 let span = spans.next().expect("`operands` gives one range per slice argument");
                 HostArg::Slice { ptr: span.ptr, bytes: span.bytes, write: span.write }
-            }
-            KernelArg::Words { .. } => {
-                let span = spans.next().expect("`operands` gives one range for words, too");
-                HostArg::Words { ptr: span.ptr, bytes: span.bytes }
             }
         }));
     }

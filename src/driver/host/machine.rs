@@ -296,7 +296,7 @@ impl Machine {
         let result = MutexGuard::unlocked(state, || job.perform(self.dry, self.watch_reads));
         state.crew.performing -= 1;
         state.crew.retrying -= retries;
-        let again = matches!(result, Ok(Ended::Again { .. }));
+        let again = matches!(result, Ok(Ended::Again));
         (state.core.finish(job, result), !again)
     }
 

@@ -71,7 +71,6 @@ use super::{Driver, DriverRef, DriverResult, RawStream};
 use crate::error::op_site::OpSite;
 pub use config::{HostConfig, MachineConfig, Schedule};
 pub use exec::again;
-pub(crate) use exec::{again_after, misused};
 pub use gpu::HostGpu;
 pub(crate) use gpu::uncharged;
 #[doc(hidden)]

@@ -34,8 +34,8 @@ impl Op {
     pub fn is_brief(&self, most: usize) -> bool {
         let known = match &self.work {
             Work::Copy { .. } | Work::FillU8 { .. } | Work::FillU32 { .. } | Work::WriteValue { .. } => true,
-            // One of the crate's own, unless it waits for others by words.
-            Work::Kernel { own, args, .. } => *own && !args.iter().any(|arg| matches!(arg, KernelArg::Words { .. })),
+            // One of the crate's own.
+            Work::Kernel { own, .. } => *own,
             #[cfg(feature = "blas")]
             Work::Gemm(_) => false,
             Work::HostFunction(_) | Work::WaitEvent(_) | Work::Stamp { .. } | Work::WaitValue { .. } => false,
@@ -198,8 +198,6 @@ impl Work {
                 for arg in args {
                     match *arg {
                         KernelArg::Slice { address, bytes, write } => range(address, bytes, write),
-                        // Kernels share it; what else writes it is kept out while one runs.
-                        KernelArg::Words { address, bytes } => range(address, bytes, false),
                         KernelArg::Value(_) => {}
                     }
                 }

@@ -408,8 +408,8 @@ impl Core {
                 self.abandon(key);
                 next = Next::Left;
             }
-            Ok(Ended::Again { advanced }) => {
-                self.try_again(key, job.op.take(), advanced);
+            Ok(Ended::Again) => {
+                self.try_again(key, job.op.take());
                 next = Next::Left;
             }
             Err(Died::Misused(report)) => {
@@ -427,21 +427,14 @@ impl Core {
         next
     }
 
-    /// Puts a kernel that has not finished back at the head of its stream. If it has advanced, whoever spins is tried
-    /// again, as after an operation that has completed.
-    fn try_again(&mut self, key: Key, op: Option<Op>, advanced: bool) {
+    /// Puts a kernel that has not finished back at the head of its stream.
+    fn try_again(&mut self, key: Key, op: Option<Op>) {
         let completions = self.completions;
-        if advanced {
-            self.completions += 1;
-            self.try_spinners();
-        }
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.queue.extend(op);
         stream.queue.rotate_right(1);
         stream.tried = Some(completions);
-        if advanced && !self.stepped {
-            self.requeue(key);
-        } else if !self.stepped {
+        if !self.stepped {
             stream.state = State::Parked;
             self.spinning.push(key);
         }

@@ -33,7 +33,7 @@ pub(in super::super) unsafe fn pack_host<G: OnWire<W>, W: Element>(_dims: Launch
 /// `args` are those of [`unpack`](super::unpack) for these types, with the memory behind them.
 pub(in super::super) unsafe fn unpack_host<G: OnWire<W>, W: Element + Into<f64>>(dims: LaunchDims, args: &[HostArg]) {
     let (wire, len) = pointer::<W>(&args[0]).expect("packed above");
-    // SAFETY: nobody writes the wire meanwhile (the caller's promise), and it is aligned as device memory is.
+    // SAFETY: no other code writes the wire meanwhile (the caller's promise), and it is aligned as device memory is.
     let wire = unsafe { std::slice::from_raw_parts(wire.cast_const(), len) };
     for (start, len, memory) in table::<G>(args, 5, read::<u32>(&args[4]) as usize) {
         if let Some(memory) = memory {
@@ -73,7 +73,7 @@ impl Norm for f64 {
 /// `args` are those of [`norm`](super::norm), with the memory behind them.
 pub(in super::super) unsafe fn norm_host<A: Norm>(_dims: LaunchDims, args: &[HostArg]) {
     let (Some((partial, len)), Some((out, _))) = (pointer::<f64>(&args[0]), pointer::<A>(&args[1])) else { return };
-    // SAFETY: memory of `len` elements that nobody writes meanwhile (the caller's promise).
+    // SAFETY: memory of `len` elements that no other code writes meanwhile (the caller's promise).
     let partial = unsafe { std::slice::from_raw_parts(partial.cast_const(), len) };
     // SAFETY: one element, which only this kernel has.
     unsafe { *out = A::of(partial.iter().fold(0.0, |sum, part| sum + part)) };

@@ -115,6 +115,6 @@ pub fn table<G>(args: &[HostArg], at: usize, count: usize) -> impl Iterator<Item
 pub fn pointer<T>(arg: &HostArg) -> Option<(*mut T, usize)> {
     match arg {
         HostArg::Slice { ptr, bytes, .. } => Some((ptr.cast(), bytes / size_of::<T>())),
-        HostArg::Words { .. } | HostArg::Value(_) => None,
+        HostArg::Value(_) => None,
     }
 }

@@ -236,7 +236,7 @@ impl Drop for Region {
             }
         }
         if let Some(window) = self.window.take().filter(|_| empty) {
-            // SAFETY: nothing is mapped there any more, and nobody knows the addresses.
+            // SAFETY: nothing is mapped there any more, and no code knows the addresses.
             if let Err(fault) = unsafe { self.handle.driver.vm_release(window.start, window.end - window.start) } {
                 refused(fault);
             }

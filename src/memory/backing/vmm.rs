@@ -37,7 +37,7 @@ impl Vmm {
     /// many addresses.
     pub fn open(handle: &Arc<DeviceHandle>) -> DriverResult<Self> {
         let granularity = handle.driver.vm_granularity().ok_or_else(|| unsupported("no virtual memory"))? as u64;
-        // No address space is larger, whatever the device reports.
+        // No address space is larger, even if the device reports a larger one.
         let total = handle.driver.info().total_memory.min(MOST).next_multiple_of(granularity).max(granularity);
         let mut bytes = (ROOM * total).max(SMALLEST).next_multiple_of(granularity);
         let mut driver_calls = 1;
@@ -67,7 +67,7 @@ impl Vmm {
     /// Maps one unit.
     fn map(&mut self, address: Address, bytes: u64) -> DriverResult<Mapping> {
         self.driver_calls += 1;
-        // SAFETY: a hole of the window, which nobody uses.
+        // SAFETY: a hole of the window, which no code uses.
         unsafe { self.region.handle.driver.vm_map(address, bytes as usize)? };
         self.region.add(address, bytes);
         self.reserved += bytes;
@@ -99,7 +99,7 @@ impl Backing for Vmm {
                 }
                 Err(fault) => {
                     for Mapping { address, bytes, .. } in mapped {
-                        // SAFETY: mapped just now; nobody knows of it.
+                        // SAFETY: mapped just now; no other code knows of it.
                         let undone = unsafe { self.unmap(REGION, address..address + bytes) };
                         if let Err(fault) = undone {
                             event!(warn, device = self.region.handle.device, %fault, "memory could not be given back");

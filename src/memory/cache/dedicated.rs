@@ -116,7 +116,7 @@ mod make {
         ) -> Result<(BlockRef, OwnedFd)> {
             let driver = self.handle.driver.clone();
             let Window { region, at, bytes } = self.window(op, bytes)?;
-            // SAFETY: fresh addresses, which nobody else has.
+            // SAFETY: fresh addresses, which no other code has.
             let map = || unsafe { driver.vm_map(at, bytes) };
             let mapped = map().or_else(|fault| match fault.kind {
                 FaultKind::OutOfMemory => {
@@ -127,7 +127,7 @@ mod make {
             });
             self.handle.check_alloc(op, bytes, mapped)?;
             region.add(at, bytes as u64);
-            // SAFETY: mapped just now; nobody else knows of it.
+            // SAFETY: mapped just now; no other code knows of it.
             let memory = self.handle.check(op, unsafe { driver.vm_export(at, bytes) })?;
             Ok((self.whole(region, (at, bytes), History::lent_by(lending), false), memory))
         }
@@ -142,7 +142,7 @@ mod make {
             lending: &Arc<Lending>,
         ) -> Result<BlockRef> {
             let Window { region, at, bytes } = self.window(op, bytes)?;
-            // SAFETY: fresh addresses, which nobody else has. The exporter has waited for its uses, and begins others
+            // SAFETY: fresh addresses, which no other code has. The exporter has waited for its uses, and begins others
             // only when the memory has come back.
             self.handle.check_alloc(op, bytes, unsafe { self.handle.driver.vm_import(at, bytes, memory) })?;
             region.add(at, bytes as u64);

@@ -152,6 +152,7 @@ impl Cache {
             driver_total,
             recorded: self.ledger.is_some(),
             holders,
+            jobs: Vec::new(),
             rungs,
         }
     }

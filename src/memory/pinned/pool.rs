@@ -82,7 +82,7 @@ impl PinnedPool {
         near: Locality,
     ) -> Result<PinnedBuffer<T>> {
         let mut buffer = self.reused(op, len, near)?;
-        // A reused block holds old bytes. They are values of any Pod type, but nobody expects them.
+        // A reused block holds old bytes. They are values of any Pod type, but no reader expects them.
         buffer.as_mut_slice()?.fill(T::zeroed());
         Ok(buffer)
     }

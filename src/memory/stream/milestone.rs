@@ -100,7 +100,7 @@ impl StreamCore {
                     published.raise_to(covered);
                 }
                 drop(guard);
-                // Polled now and then, also if nobody asks: a checker keeps a record of all that was not seen yet.
+                // Polled now and then, also without a question: a checker keeps a record of all that was not seen yet.
                 self.look(covered);
             }
             Milestones::Events(events) => {

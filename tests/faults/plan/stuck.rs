@@ -53,28 +53,6 @@ fn a_stuck_stream_is_a_timeout_that_names_its_device() {
     });
 }
 
-/// Where kernels wait for each other, a scope begins when the stuck one's work is over: so it fails there.
-#[test]
-fn a_scope_does_not_begin_on_a_stuck_device_whose_kernels_meet() {
-    on_host(2, |gpus| {
-        let plan = plan(FaultRule::new(Injected::Stuck).device(1).op(FaultOp::Fill).nth(1));
-        let builder = gpus.builder(2).algorithm(Algorithm::Inbox).timeout(Duration::from_millis(250));
-        let pool = builder.faults(plan.clone()).build().unwrap();
-        plan.resume();
-        let error = failure(pool.run(|dev, _| work(dev)));
-        assert!(matches!(&error, Error::Timeout { device: 1, .. }), "{error}");
-        for members in [&[0, 1][..], &[1]] {
-            let error = failure(pool.on(members).run(|dev, _| work(dev)));
-            assert!(matches!(&error, Error::Timeout { device: 1, op: "scope begin", .. }), "{error}");
-            pool.on(&[0]).run(|dev, _| work(dev)).unwrap();
-        }
-        plan.release();
-        assert_works(&pool);
-        pool.run(|dev, _| work(dev)).unwrap();
-        pool.close().unwrap();
-    });
-}
-
 /// The peers of a collective, whose streams wait for the stuck one, end with it.
 #[test]
 fn a_collective_with_a_stuck_stream_ends() {

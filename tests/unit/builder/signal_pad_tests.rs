@@ -5,6 +5,7 @@ use crate::{
     Error,
     collective::barrier,
     gang::Gang,
+    host::Schedule,
     sync::{EventCount, shim},
 };
 
@@ -111,11 +112,30 @@ fn a_peer_that_cannot_be_cleaned_stops_no_scope_without_it() {
     assert_eq!(plan.fired().len(), fired);
 }
 
+/// All members empty inboxes at the begin of a scope, one after the other, also where operations run one at a time.
+#[test]
+fn all_members_may_be_late() {
+    for seed in 0..3 {
+        let pool = GpuPool::builder().host(3).schedule(Schedule::Seeded(seed)).build().unwrap();
+        assert!(pool.shared.signals.set(make(&pool).unwrap()).is_ok());
+        for _ in 0..3 {
+            let spoiled = pool.run(|dev, _| {
+                dev.worker.barrier_state.set_spoiled(true);
+                Ok(())
+            });
+            spoiled.unwrap();
+            let is_spoiled = pool.run(|dev, _| Ok(dev.worker.barrier_state.is_spoiled()));
+            assert_eq!(is_spoiled.unwrap(), [false; 3], "seed {seed}");
+        }
+        pool.close().unwrap();
+    }
+}
+
 /// Whoever waits for the device that empties inboxes waits no longer than that one does, or the deadline.
 #[test]
 fn a_device_that_gets_stuck_while_it_empties_inboxes_keeps_no_other() {
     let plan = FaultPlan::new().on(FaultRule::new(Injected::Stuck).device(1).op(FaultOp::CopyPeer).nth(1)).paused();
-    let timeout = std::time::Duration::from_millis(200);
+    let timeout = std::time::Duration::from_millis(500);
     let pool = GpuPool::builder().host(3).timeout(timeout).faults(plan.clone()).build().unwrap();
     assert!(pool.shared.signals.set(make(&pool).unwrap()).is_ok());
     pool.run(|dev, _| {

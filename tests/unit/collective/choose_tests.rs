@@ -25,9 +25,6 @@ const GPUS: Machine = Machine {
 };
 const WITHOUT_PEERS: Machine = Machine { barrier: KernelBarrier::InHost { ll: 256 * KB }, ..GPUS };
 const SOFTWARE: Machine = Machine { software: true, barrier: KernelBarrier::None, ..GPUS };
-/// Software GPUs that are asked for inboxes.
-const INBOXES: Machine =
-    Machine { barrier: KernelBarrier::OnSoftware { inbox: 4 * KB, inbox_slot: 512 }, wish: Wish::Inbox, ..SOFTWARE };
 
 fn chosen(machine: Machine, members: usize, direct: bool, shape: &Shape) -> &'static str {
     chosen_of(DType::F32, machine, members, direct, shape)
@@ -71,10 +68,6 @@ fn each_algorithm_is_chosen_for_some_case() {
         (SOFTWARE, 2, true, sum(KB), "fused_events"),
         (SOFTWARE, 2, false, sum(KB), "ring_ce"),
         (SOFTWARE, 2, false, gather(KB, 2), "ce"),
-        (INBOXES, 2, true, sum(KB), "inbox"),
-        (INBOXES, 4, true, sum(MB), "slots"),
-        (INBOXES, 2, true, gather(KB, 2), "fused_events"),
-        (INBOXES, 17, true, sum(KB), "fused_events"),
         (Machine { wish: Wish::Staged, ..SOFTWARE }, 2, true, sum(KB), "shm_events"),
     ];
     for (machine, members, direct, shape, name) in &rows {
@@ -108,7 +101,7 @@ fn what_is_asked_for_comes_first_where_it_can_be_done() {
 /// No limit is divided by the number of the others without regard to a group of one.
 #[test]
 fn a_group_of_one_has_an_algorithm_for_each_call() {
-    for machine in [GPUS, WITHOUT_PEERS, SOFTWARE, INBOXES] {
+    for machine in [GPUS, WITHOUT_PEERS, SOFTWARE] {
         for bytes in [0, KB, MB, 256 * MB] {
             let counts = || Counts::Each(bytes / 4);
             let shapes = [

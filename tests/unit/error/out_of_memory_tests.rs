@@ -1,9 +1,10 @@
 use super::{super::site::site, *};
 use crate::Error;
-use std::sync::Arc;
+use std::{panic::Location, sync::Arc};
 
 const MIB: u64 = 1 << 20;
 
+#[track_caller]
 fn report() -> OutOfMemoryReport {
     OutOfMemoryReport {
         device: 2,
@@ -23,6 +24,10 @@ fn report() -> OutOfMemoryReport {
             Holder { site: Some(site("zeros", 12)), blocks: 2, bytes: 32 * MIB },
             Holder { site: Some(site("upload", 33)), blocks: 1, bytes: 8 * MIB },
         ],
+        jobs: vec![
+            BookedJob { name: "fold 7".to_owned(), bytes: 48 * MIB, site: Location::caller() },
+            BookedJob { name: "job".to_owned(), bytes: 0, site: Location::caller() },
+        ],
         rungs: vec!["own lists", "other streams", "a new chunk", "giving chunks back"],
     }
 }
@@ -33,6 +38,8 @@ fn hint(report: &OutOfMemoryReport) -> String {
 
 #[test]
 fn one_fact_to_a_line_below_the_errors_first() {
+    let report = report();
+    let place = report.jobs[0].site;
     let error = Error::OutOfMemory {
         device: 2,
         op: "upload",
@@ -40,9 +47,10 @@ fn one_fact_to_a_line_below_the_errors_first() {
         in_use: 40 * MIB,
         free: 12 * MIB,
         capacity: 64 * MIB,
-        report: Arc::new(report()),
+        report: Arc::new(report),
     };
-    let expected = "\
+    let expected = format!(
+        "\
 device 2 is out of memory in upload: 25165824 bytes requested, 41943040 in use, 12582912 free of 67108864
   asked for        24.0 MiB by upload at src/train.rs:33:9
   in use           40.0 MiB in live buffers
@@ -54,7 +62,10 @@ device 2 is out of memory in upload: 25165824 bytes requested, 41943040 in use, 
   held by
       32.0 MiB in 2 blocks     zeros at src/train.rs:12:9
        8.0 MiB in 1 block      upload at src/train.rs:33:9
-  hint: most is held by zeros at src/train.rs:12:9: 32.0 MiB in 2 buffers";
+  booked           48.0 MiB by fold 7 of {place}
+  in flight: job of {place}, which has booked nothing
+  hint: most is held by zeros at src/train.rs:12:9: 32.0 MiB in 2 buffers"
+    );
     assert_eq!(error.to_string(), expected);
 }
 

@@ -260,6 +260,47 @@ fn refusals_have_numbers_and_lost_devices_take_no_job() {
     assert!(table.refusal(&job(0)).is_some());
 }
 
+/// SP1 #2801: a job never begins on a device whose limit is below what it needs, not even on an idle one.
+#[test]
+fn a_job_above_a_device_s_limit_waits_for_a_larger_device() {
+    let mut table = Table::new([GB, 4 * GB, 4 * GB], 0);
+    table.add(job(3 * GB), 1);
+    table.add(job(3 * GB), 2);
+    table.add(job(3 * GB), 3);
+    let first = table.next().unwrap();
+    assert_eq!((first.devices[0], first.job), (1, 1));
+    assert_eq!(table.next().unwrap().devices[0], 2);
+    assert!(table.next().is_none());
+    finish(&mut table, &first);
+    assert_eq!(table.next().unwrap().devices[0], 1);
+    // A gang, too.
+    let mut table = Table::new([GB, 4 * GB, 4 * GB], 0);
+    table.add(Need { gpus: 2, ..job(3 * GB) }, 0);
+    assert_eq!(table.next().unwrap().devices[..], [1, 2]);
+    table.add(Need { gpus: 2, ..job(3 * GB) }, 1);
+    assert!(table.next().is_none());
+    assert_eq!(table.nearest(Need { gpus: 2, ..job(3 * GB) }.wants())[..], [1, 2]);
+}
+
+/// Jobs that go back into the queue keep their places, and the list of the oldest forgets those that have left.
+#[test]
+fn the_oldest_job_is_known() {
+    let mut table = Table::new([GB], 0);
+    let low = table.add(Need { priority: -1, ..job(0) }, 0);
+    let ranks: Vec<Rank> = (1..=500).map(|i| table.add(job(0), i)).collect();
+    for &rank in &ranks[..450] {
+        table.remove(rank).unwrap();
+    }
+    assert!(table.oldest.len() < 200, "{}", table.oldest.len());
+    assert!(!table.holds(ranks[7]) && table.holds(low));
+    table.put_back(ranks[7], job(0), 8);
+    assert!(table.oldest.iter().is_sorted_by_key(|rank| rank.seq) && table.holds(ranks[7]));
+    // It was overtaken 450 times.
+    assert_eq!(table.due(), Some(low));
+    assert_eq!(table.next().unwrap().job, 0);
+    assert_eq!(table.due(), Some(ranks[7]));
+}
+
 #[test]
 fn what_outlives_jobs_is_not_given_out_twice() {
     let mut table = Table::new([10], 3);

@@ -1,25 +1,33 @@
 use super::*;
 use crate::sync::rounds;
-use std::{sync::mpsc, task::Wake, thread};
+use std::{
+    sync::{Arc, mpsc},
+    task::Wake,
+    thread,
+};
 
 struct Tell(mpsc::Sender<()>);
 
 impl Wake for Tell {
-    fn wake(self: std::sync::Arc<Self>) {
+    fn wake(self: Arc<Self>) {
         let _ = self.0.send(());
     }
+}
+
+fn waker() -> (Waker, mpsc::Receiver<()>) {
+    let (tell, told) = mpsc::channel();
+    (Waker::from(Arc::new(Tell(tell))), told)
 }
 
 #[test]
 fn a_value_arrives_and_wakes() {
     for round in 0..rounds(2000) {
-        let (setter, mut getter) = one_shot();
-        let (tell, told) = mpsc::channel();
-        let waker = Waker::from(std::sync::Arc::new(Tell(tell)));
+        let shot = OneShot::default();
+        let (waker, told) = waker();
         thread::scope(|s| {
-            s.spawn(move || setter.set(round));
+            s.spawn(|| assert_eq!(shot.set(round), None));
             let value = loop {
-                match getter.poll(&waker) {
+                match shot.poll(&waker) {
                     Poll::Ready(value) => break value,
                     Poll::Pending => told.recv().unwrap(),
                 }
@@ -30,25 +38,25 @@ fn a_value_arrives_and_wakes() {
 }
 
 #[test]
-fn only_the_last_waker_is_woken_and_a_dropped_setter_answers() {
-    let (setter, mut getter) = one_shot::<String>();
-    let (told, wakers): (Vec<_>, Vec<_>) = (0..2)
-        .map(|_| {
-            let (tell, told) = mpsc::channel();
-            (told, Waker::from(std::sync::Arc::new(Tell(tell))))
-        })
-        .unzip();
-    assert!(wakers.iter().all(|waker| getter.poll(waker).is_pending()));
-    drop(setter);
-    assert!(told[0].try_recv().is_err() && told[1].try_recv().is_ok() && getter.is_set());
-    assert_eq!(getter.poll(&wakers[0]), Poll::Ready(None));
+fn only_the_last_waker_is_woken_and_the_first_value_counts() {
+    let shot = OneShot::default();
+    let wakers = [waker(), waker()];
+    assert!(wakers.iter().all(|(waker, _)| shot.poll(waker).is_pending()));
+    assert_eq!((shot.set(1), shot.set(2)), (None, Some(2)));
+    assert!(wakers[0].1.try_recv().is_err() && wakers[1].1.try_recv().is_ok() && shot.is_set());
+    assert_eq!(shot.poll(&wakers[0].0), Poll::Ready(Some(1)));
+    assert_eq!(shot.poll(&wakers[0].0), Poll::Ready(None));
 }
 
 #[test]
-fn a_value_that_nobody_gets_is_dropped() {
-    let token = std::sync::Arc::new(());
-    let (setter, getter) = one_shot();
-    drop(getter);
-    setter.set(token.clone());
-    assert_eq!(std::sync::Arc::strong_count(&token), 1);
+fn a_value_without_a_getter_comes_back_and_the_waker_goes() {
+    let shot = OneShot::default();
+    let (waker, told) = waker();
+    assert!(shot.poll(&waker).is_pending());
+    drop(waker);
+    assert_eq!(shot.give_up(), None);
+    assert!(matches!(told.try_recv(), Err(mpsc::TryRecvError::Disconnected)));
+    assert_eq!(shot.set(1), Some(1));
+    let shot = OneShot::default();
+    assert_eq!((shot.set(1), shot.give_up()), (None, Some(1)));
 }

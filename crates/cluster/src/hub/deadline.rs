@@ -1,6 +1,6 @@
 //! Who is silent, and who keeps others waiting without getting on.
 
-use super::{super::wire::MOST_MEMBERS, Duration, Failure, Hub, Key, Scope};
+use super::{super::wire::MOST_MEMBERS, BTreeSet, Duration, Failure, Hub, Key, Scope};
 
 impl Hub {
     pub(super) fn look_for_the_silent(&mut self) {
@@ -11,11 +11,25 @@ impl Hub {
             let why = format!("it has said nothing for {:?}", limits.silence);
             return self.end(Failure::lost(host, why));
         }
-        if self.hosts.len() < limits.size && now >= limits.patience {
-            let missing = (0..limits.size).filter(|host| !self.hosts.contains_key(host));
-            let missing = missing.take(MOST_MEMBERS).map(|host| host as u32).collect();
-            self.end(Failure::Timeout { op: "connect".to_owned(), waited: now, missing });
+        if self.opened.len() < limits.size && now >= limits.patience {
+            let (op, missing) = self.keep_the_start_waiting();
+            let missing = missing.into_iter().map(|host| host as u32).collect();
+            self.end(Failure::Timeout { op: op.to_owned(), waited: now, missing });
         }
+    }
+
+    /// Who has not joined; else who neither has opened the transport nor waits for a value of others.
+    fn keep_the_start_waiting(&self) -> (&'static str, Vec<usize>) {
+        let of =
+            |keep: &dyn Fn(&usize) -> bool| (0..self.limits.size).filter(keep).take(MOST_MEMBERS).collect::<Vec<_>>();
+        let absent = of(&|host| !self.hosts.contains_key(host));
+        if !absent.is_empty() {
+            return ("connect", absent);
+        }
+        let waiting: BTreeSet<_> =
+            self.asked.values().flatten().filter(|(_, waits)| *waits).map(|(host, _)| *host).collect();
+        let idle = of(&|host| !self.opened.contains(host) && !waiting.contains(host));
+        ("build", if idle.is_empty() { of(&|host| !self.opened.contains(host)) } else { idle })
     }
 
     pub(super) fn look_for_the_late(&mut self) {

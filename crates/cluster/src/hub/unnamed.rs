@@ -115,7 +115,16 @@ impl Hub {
         self.scopes.get(&number).filter(|scope| all(scope) && ended(scope))?;
         let scope = self.scopes.remove(&number)?;
         match &scope.key {
-            Key::Named(name, call) => drop(self.names.remove(&(name.clone(), *call))),
+            Key::Named(name, call) => {
+                self.names.remove(&(name.clone(), *call));
+                // Without such a scope all processes have begun as many, so all may count from 1 again.
+                let mut open = self.names.range((name.clone(), 0)..=(name.clone(), u64::MAX));
+                if open.next().is_none() || mutant::is(Rule::CountsAgain) {
+                    for host in self.hosts.values_mut() {
+                        host.calls.remove(name);
+                    }
+                }
+            }
             Key::Slot(slot) => drop(self.unnamed.slots.remove(slot)),
             Key::Early(place) => drop(self.unnamed.early.remove(place)),
         }

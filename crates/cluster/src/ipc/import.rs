@@ -7,6 +7,7 @@ use super::{
 use crate::{
     runtime::{BufferInternals, DeviceInternals, ErrorInternals, OpSite, memory::Access},
     socket,
+    wire::no_descriptor,
 };
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, PeerView, Result,
@@ -137,6 +138,7 @@ pub(super) fn ask(ipc: &IpcBuffer, limit: Duration, stop: &dyn Fn() -> Result<()
             },
             // Many others are at the door.
             Err(why) if why.kind() == io::ErrorKind::WouldBlock => {}
+            Err(why) if no_descriptor(&why) => return Err(no_room(&why)),
             Err(_) if !ipc.process.is_alive() => return Err(lost(ipc, "has ended")),
             Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
                 return Err(Error::invalid("import", "the exporter has dropped its exported buffers"));
@@ -145,6 +147,11 @@ pub(super) fn ask(ipc: &IpcBuffer, limit: Duration, stop: &dyn Fn() -> Result<()
         }
         std::thread::sleep(TICK);
     }
+}
+
+/// This process has no file descriptor for the import.
+fn no_room(why: &io::Error) -> Error {
+    failed(format_args!("this process has no free file descriptor: {why}"))
 }
 
 fn failed(why: impl fmt::Display) -> Error {
@@ -160,7 +167,7 @@ fn ask_once(ipc: &IpcBuffer, socket: UnixStream, wait: &dyn Fn() -> Result<()>) 
     if !wire::may_have(user, socket::own_user()) {
         return Err(Error::invalid("import", format_args!("the exporter is a process of user {user}")));
     }
-    if Process::of(pid) != Some(ipc.process) {
+    if Process::of(pid).map_err(|why| no_room(&why))? != Some(ipc.process) {
         return Err(lost(ipc, &format!("has ended, and process {pid} has its socket's name")));
     }
     if socket::send(&socket, bytemuck::bytes_of(&Request::new(ipc.id, ipc.key)), None).is_err() {
@@ -170,11 +177,15 @@ fn ask_once(ipc: &IpcBuffer, socket: UnixStream, wait: &dyn Fn() -> Result<()>) 
         wait()?;
     }
     let mut frame = [0; size_of::<Reply>()];
-    let Ok((got, mut memory)) = socket::receive(&socket, &mut frame, RecvFlags::DONTWAIT) else { return Ok(None) };
-    if got == 0 {
-        return Ok(None);
-    }
     let lease = Lease(socket);
+    let (got, mut memory) = match socket::receive(&lease.0, &mut frame, RecvFlags::DONTWAIT) {
+        Ok((0, _)) => return Ok(None),
+        Err(why) if why.kind() == io::ErrorKind::Other => {
+            return Err(failed(format_args!("{why}; this export has ended, so export once more")));
+        }
+        Err(_) => return Ok(None),
+        Ok(received) => received,
+    };
     let reply: Reply = bytemuck::pod_read_unaligned(&frame);
     if got < frame.len() || !reply.is_valid() {
         return Err(failed("the exporter is of another version of this crate"));

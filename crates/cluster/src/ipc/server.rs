@@ -15,7 +15,7 @@ use gpu_pool::{Error, Result};
 use parking_lot::Mutex;
 use rustix::net::RecvFlags;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     os::{
         fd::{AsFd, BorrowedFd},
@@ -30,6 +30,8 @@ use std::{
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Most guests that have not asked yet; the one who has waited longest makes room.
 const MOST_ASKING: usize = 64;
+/// Most exports that have ended, and of which an importer that comes too late is told how.
+const MOST_ENDED: usize = 256;
 /// Most importers at a time.
 const MOST_GUESTS: usize = 4096;
 /// Between two looks at guests that have a limit, and at processes that are ending.
@@ -48,7 +50,12 @@ pub(super) struct Server {
 
 #[derive(Default)]
 struct Book {
+    /// Those that may be imported.
     exports: HashMap<u64, Export>,
+    /// The last ones that have ended.
+    ended: VecDeque<(u64, Export)>,
+    /// The exported memory that there is, by its address.
+    regions: HashMap<usize, Weak<Region>>,
     next: u64,
     /// No exported buffer is left; the thread ends.
     over: bool,
@@ -58,7 +65,7 @@ struct Export {
     key: Key,
     region: Weak<Region>,
     exclusive: bool,
-    /// The answer to the next request; [`Reply::GRANTED`] until the first one.
+    /// The answer to the next request.
     status: u32,
 }
 
@@ -75,6 +82,7 @@ pub(super) fn register(region: &Arc<Region>, exclusive: bool, key: Key) -> Resul
     book.next += 1;
     let id = book.next;
     let export = Export { key, region: Arc::downgrade(region), exclusive, status: Reply::GRANTED };
+    book.regions.insert(Arc::as_ptr(region).addr(), export.region.clone());
     book.exports.insert(id, export);
     drop(book);
     Ok((server, id))
@@ -85,9 +93,10 @@ pub(super) fn withdraw(region: &Arc<Region>, chunk: &Chunk) {
     let current = SERVER.lock();
     let Some(server) = &*current else { return };
     let mut book = server.book.lock();
-    let of_region = |export: &&mut Export| std::ptr::eq(export.region.as_ptr(), Arc::as_ptr(region));
-    for export in book.exports.values_mut().filter(of_region).filter(|export| export.status == Reply::GRANTED) {
-        export.status = Reply::WITHDRAWN;
+    let of_region = |(_, export): &(&u64, &Export)| std::ptr::eq(export.region.as_ptr(), Arc::as_ptr(region));
+    let ids: Vec<u64> = book.exports.iter().filter(of_region).map(|(id, _)| *id).collect();
+    for id in ids {
+        book.end(id, Reply::WITHDRAWN);
         chunk.end(None, false);
     }
 }
@@ -98,7 +107,9 @@ pub(super) fn forget() {
     let Some(server) = &*current else { return };
     let mut book = server.book.lock();
     book.exports.retain(|_, export| export.region.strong_count() > 0);
-    book.over = book.exports.is_empty();
+    book.ended.retain(|(_, export)| export.region.strong_count() > 0);
+    book.regions.retain(|_, region| region.strong_count() > 0);
+    book.over = book.regions.is_empty();
     if book.over {
         drop(book);
         let _ = socket::send(&server.wake, b"!", None);
@@ -124,7 +135,8 @@ fn start() -> Result<Arc<Server>> {
 impl Book {
     /// Looks at a request, and notes that it was granted.
     fn claim(&mut self, request: &Request) -> Result<Loan, u32> {
-        let export = self.exports.get_mut(&request.id).ok_or(Reply::STALE)?;
+        let ended = || self.ended.iter().find(|(id, _)| *id == request.id).map(|(_, export)| export);
+        let export = self.exports.get(&request.id).or_else(ended).ok_or(Reply::STALE)?;
         if !wire::same(&export.key, &request.key) {
             return Err(Reply::FORGED);
         }
@@ -132,8 +144,16 @@ impl Book {
             return Err(export.status);
         }
         let region = export.region.upgrade().ok_or(Reply::STALE)?;
-        export.status = Reply::USED;
-        Ok(Loan { region, exclusive: export.exclusive })
+        let loan = Loan { region, exclusive: export.exclusive };
+        self.end(request.id, Reply::USED);
+        Ok(loan)
+    }
+
+    fn end(&mut self, id: u64, status: u32) {
+        self.ended.extend(self.exports.remove(&id).map(|export| (id, Export { status, ..export })));
+        if self.ended.len() > MOST_ENDED {
+            self.ended.pop_front();
+        }
     }
 }
 
@@ -172,9 +192,10 @@ fn serve(server: &Server, listener: &UnixListener, woken: &UnixStream) {
     }
 }
 
-/// Lets those in who wait at the door. False if that was not possible.
+/// Lets some of those in who wait at the door: strangers who keep coming must not hold up the others. False if that was
+/// not possible.
 fn receive(listener: &UnixListener, guests: &mut Vec<Guest>) -> bool {
-    loop {
+    for _ in 0..MOST_ASKING {
         let socket = match listener.accept() {
             Ok((socket, _)) => socket,
             Err(why) => return matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
@@ -186,11 +207,12 @@ fn receive(listener: &UnixListener, guests: &mut Vec<Guest>) -> bool {
             guests.remove(oldest);
         }
         let known = socket::peer(&socket).ok().filter(|(_, user)| wire::may_have(*user, socket::own_user()));
-        let process = known.and_then(|(pid, _)| Process::of(pid));
+        let process = known.and_then(|(pid, _)| Process::of(pid).ok()?);
         let Some(process) = process.filter(|_| guests.len() < MOST_GUESTS) else { continue };
         let state = State::Asking { since: Instant::now(), got: 0, request: [0; size_of::<Request>()] };
         guests.push(Guest { socket, process, state });
     }
+    true
 }
 
 impl Guest {

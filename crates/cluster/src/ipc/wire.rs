@@ -1,11 +1,11 @@
 //! What goes over the socket, and how processes, users and elements are told apart. No I/O but `/proc` and random
 //! bytes.
 
-use crate::collective::values::hash;
+use crate::{collective::values::hash, wire::no_descriptor};
 use gpu_pool::{Error, Result};
 use hmac::digest::CtOutput;
 use sha2::Sha256;
-use std::fs;
+use std::{fs, io};
 
 /// Random bytes that nobody guesses.
 pub(super) type Key = [u8; 32];
@@ -75,7 +75,7 @@ impl Reply {
     pub fn refused(&self) -> Option<&'static str> {
         match self.status {
             Reply::GRANTED => None,
-            Reply::STALE => Some("the exporter has dropped the buffer"),
+            Reply::STALE => Some("the exporter has dropped the buffer, or this export has ended long ago"),
             Reply::FORGED => Some("the key is wrong: this is not what `export` has made"),
             Reply::USED => Some("it was imported already: an export is good for one import, so export once more"),
             Reply::WITHDRAWN => Some("the exporter has withdrawn it"),
@@ -116,17 +116,20 @@ pub(super) struct Process {
 
 impl Process {
     pub fn own() -> Option<Process> {
-        Process::of(std::process::id())
+        Process::of(std::process::id()).ok()?
     }
 
-    /// The live process with this number.
-    pub fn of(pid: u32) -> Option<Process> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        start(&stat).map(|start| Process { pid, start })
+    /// The live process with this number; an error if that cannot be found out.
+    pub fn of(pid: u32) -> io::Result<Option<Process>> {
+        match fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Err(why) if no_descriptor(&why) => Err(why),
+            stat => Ok(stat.ok().and_then(|stat| start(&stat)).map(|start| Process { pid, start })),
+        }
     }
 
+    /// Not if it has surely ended.
     pub fn is_alive(self) -> bool {
-        Process::of(self.pid) == Some(self)
+        Process::of(self.pid).map_or(true, |found| found == Some(self))
     }
 }
 

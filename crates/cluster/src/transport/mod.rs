@@ -17,13 +17,18 @@ pub(crate) mod shm;
 /// The cause of a library's error: `lost`'s, if it tells one soon. A library often sees a dead process before the
 /// cluster does, and says less about it. Other errors are causes (rule C6 of
 /// `docs/src/design/cluster.md`).
-#[cfg(any(feature = "nccl", all(feature = "mpi", any(target_os = "linux", target_os = "macos"))))]
-fn cause(error: gpu_pool::Error, lost: &dyn Fn() -> Option<gpu_pool::Error>) -> gpu_pool::Error {
+pub(crate) fn cause(error: gpu_pool::Error, lost: &dyn Fn() -> Option<gpu_pool::Error>) -> gpu_pool::Error {
     use std::time::Duration;
     /// A closed connection is known within a second.
     const SOON: Duration = Duration::from_secs(1);
+    let symptom = match error {
+        // ENOMEM, ENFILE, EMFILE: this process is the cause.
+        gpu_pool::Error::Transport { library: "shm", code: 12 | 23 | 24, .. } => false,
+        gpu_pool::Error::Transport { .. } => true,
+        _ => false,
+    };
     let mut stall = crate::runtime::StallTimer::new(SOON);
-    while matches!(error, gpu_pool::Error::Transport { .. }) && !stall.is_over() {
+    while symptom && !stall.is_over() {
         if let Some(cause) = lost() {
             return cause;
         }

@@ -103,19 +103,21 @@ fn failure(op: &'static str, why: impl Into<String>) -> Error {
 
 impl Shm {
     /// Connects `size` processes of one host, of one user. All call it at about the same time. `set` and `get` are the
-    /// cluster's table: `get` waits until a process has set the key. `name` is one that no other cluster of the host
-    /// has.
+    /// cluster's table: `get` waits until a process has set the key. `lost` says why others will not come. `name` is
+    /// one that no other cluster of the host has.
     ///
     /// # Errors
-    /// [`Error::Transport`] when a process has not come by the deadline, or is another user's; `set`'s and `get`'s.
+    /// [`Error::HostTimeout`] when a process has not come by the deadline; [`Error::Transport`] if it is another
+    /// user's; `set`'s, `get`'s and `lost`'s.
     pub fn connect(
         name: &str,
         (rank, size): (usize, usize),
         set: impl Fn(&str, &[u8]) -> Result<()>,
         get: impl Fn(&str) -> Result<Vec<u8>>,
+        lost: &dyn Fn() -> Option<Error>,
         deadline: Duration,
     ) -> Result<Shm> {
-        Self::connect_with(RING, name, (rank, size), set, get, deadline)
+        Self::connect_with(RING, name, (rank, size), set, get, lost, deadline)
     }
 
     pub fn connect_with(
@@ -124,11 +126,12 @@ impl Shm {
         (rank, size): (usize, usize),
         set: impl Fn(&str, &[u8]) -> Result<()>,
         get: impl Fn(&str) -> Result<Vec<u8>>,
+        lost: &dyn Fn() -> Option<Error>,
         deadline: Duration,
     ) -> Result<Shm> {
         let stride = Mapped::size(ring);
         let own = Arc::new(Shared::new(stride * size)?);
-        let theirs = memory::introduce(&own, name, (rank, size), &set, &get, deadline)?;
+        let theirs = memory::introduce(&own, name, (rank, size), &set, &get, lost, deadline)?;
         let mut peers = Vec::with_capacity(size);
         for (peer, theirs) in theirs.into_iter().enumerate() {
             // SAFETY: each ring has its place in the memory of its reader, by the number of its writer; `introduce` has

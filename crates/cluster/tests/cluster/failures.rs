@@ -189,6 +189,24 @@ fn a_process_is_stopped() {
     lost_by("forever", libc::SIGSTOP, 2, "it has said nothing for 2s");
 }
 
+/// When it continues, it says that it was stopped itself.
+#[test]
+fn a_stopped_process_that_wakes_knows_it() {
+    for victim in [0, 1] {
+        for _ in 0..cases(3, 30) {
+            let mut fleet = Fleet::start("forever", &SHAPE);
+            (0..SHAPE.len()).for_each(|rank| drop(fleet.until(rank, "ready")));
+            fleet.signal(victim, libc::SIGSTOP);
+            let others = (0..SHAPE.len()).filter(|rank| *rank != victim);
+            others.for_each(|rank| assert!(fleet.until(rank, "error ").1.starts_with(&format!("lost {victim}: "))));
+            fleet.signal(victim, libc::SIGCONT);
+            let (_, error) = fleet.until(victim, "error ");
+            let expected = format!("lost {victim}: this is that process, which was stopped");
+            assert!(error.starts_with(&expected), "{error}");
+        }
+    }
+}
+
 #[test]
 fn the_first_process_is_stopped() {
     lost_by("forever", libc::SIGSTOP, 0, "");

@@ -15,6 +15,7 @@ mod meeting;
 mod places;
 mod random;
 mod scopes;
+mod start;
 #[path = "../../../../tests/faults/told.rs"]
 mod told;
 
@@ -26,6 +27,7 @@ fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Resul
         "early" => scopes::early(builder),
         "value" => hand_over::child(builder),
         "gradients" => gradients::child(builder),
+        "start" => start::child(builder, more),
         "join" => meeting::child(builder, more[0]),
         "random" => random::child(builder, more),
         _ => failures::child(builder, what, more),

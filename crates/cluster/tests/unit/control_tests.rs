@@ -152,11 +152,12 @@ fn who_does_not_belong_here_is_refused() {
     let port = port();
     let limits = Limits { size: 2, silence: SILENCE, patience: LONG };
     let server = Server::start(([127, 0, 0, 1], port).into(), limits, b"x".to_vec()).unwrap();
+    let at = server.address;
+    let one = Client::connect(at, 1, 2, b"x", SILENCE, LONG).unwrap();
+    let _rank_0 = Client::connect(at, 0, 2, b"x", SILENCE, LONG).unwrap();
     refused(connect(&cluster(port, 1, 2, "y"), 1), "does not know this process's secret");
     refused(connect(&cluster(port, 1, 3, "x"), 1), "one of 3 processes");
     refused(connect(&cluster(port, 0, 2, "x"), 1), "cannot listen");
-    let at = server.address;
-    let one = Client::connect(at, 1, 2, b"x", SILENCE, LONG).unwrap();
     let again = Client::connect(at, 1, 2, b"x", SILENCE, LONG).map(drop).unwrap_err().to_string();
     assert!(again.contains("rank 1 already"), "{again}");
     let beyond = Client::connect(at, 2, 2, b"x", SILENCE, LONG).map(drop).unwrap_err().to_string();

@@ -15,19 +15,20 @@ fn hub_against(process: impl FnOnce(TcpStream) + Send) -> String {
     let (here, there) = ends();
     thread::scope(|s| {
         s.spawn(move || process(here));
-        greet(&there, b"x", |_, _, _| unreachable!("it has not proved that it knows the secret")).unwrap_err()
+        let joined = greet(&there, b"x", |_, _, _| unreachable!("it has not proved that it knows the secret"));
+        let (Not::Stranger(why) | Not::Member(why)) = joined.unwrap_err();
+        why
     })
 }
 
 /// What a process says to a hub that does this.
-fn process_against(hub: impl FnOnce(TcpStream) + Send) -> String {
+fn process_against(hub: impl FnOnce(TcpStream) + Send) -> io::Error {
     let (here, there) = ends();
     thread::scope(|s| {
         s.spawn(move || hub(there));
-        let error = introduce(&here, b"x", 1, 2).unwrap_err();
+        let error = introduce(&here, b"x", 1, 2, Instant::now() + GREETING).unwrap_err();
         drop(here);
-        assert!(matches!(error, Error::Cluster { op: "connect", .. }), "{error:?}");
-        error.to_string()
+        error
     })
 }
 
@@ -49,20 +50,44 @@ fn both_refuse_another_version() {
         // The answer names the hub's version, so that this side can say both.
         assert_eq!(hello(&stream, other).1.version, VERSION);
     });
-    says(&why, &format!("version {other} of the protocol, this process {VERSION}"));
+    says(&why, &format!("version {other} of the protocol, rank 0 version {VERSION}"));
     let why = process_against(|mut stream| {
         let _: Hello = wire::read(&mut stream, MOST).unwrap();
         let (nonce, proof) = (random().unwrap(), [0; 32]);
         wire::write(&mut stream, &Answer { magic: MAGIC, version: other, nonce, proof }).unwrap();
-        assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0, "nothing is proved to another version");
+        let claim: Claim = wire::read(&mut stream, MOST).unwrap();
+        assert_eq!((claim.host, claim.proof), (1, [0; 32]), "nothing is proved to who does not know the secret");
     });
-    says(&why, &format!("rank 0 speaks version {other} of the protocol, rank 1 version {VERSION}"));
+    says(&why.to_string(), &format!("rank 0 speaks version {other} of the protocol, rank 1 version {VERSION}"));
+}
+
+/// The others wait for a process that proves it is of this cluster, also if it cannot take part; not for strangers.
+#[test]
+fn who_is_missed_and_who_is_a_stranger() {
+    let against = |version: u16, claims: bool| {
+        let (here, there) = ends();
+        thread::scope(|s| {
+            s.spawn(move || {
+                let (nonce, answer) = hello(&here, version);
+                let proof = proof(mac(b"x", b"host", [&nonce, &answer.nonce], [1, 2]));
+                if claims {
+                    wire::write(&mut &here, &Claim { host: 1, size: 2, proof }).unwrap();
+                }
+            });
+            let text = |error: io::Error| Not::Stranger(error.to_string());
+            greet(&there, b"x", |_, _, welcome| welcome().map_err(text)).map(drop)
+        })
+    };
+    let versions = format!("version {} of the protocol, rank 0 version {VERSION}", VERSION - 1);
+    assert!(matches!(against(VERSION - 1, true), Err(Not::Member(why)) if why.contains(&versions)));
+    assert!(matches!(against(VERSION - 1, false), Err(Not::Stranger(why)) if why.contains(&versions)));
+    assert!(matches!(against(VERSION, false), Err(Not::Stranger(_))));
 }
 
 #[test]
 fn both_refuse_another_secret() {
     let why = hub_against(|stream| {
-        let error = introduce(&stream, b"y", 1, 2).unwrap_err().to_string();
+        let error = introduce(&stream, b"y", 1, 2, Instant::now() + GREETING).unwrap_err().to_string();
         says(&error, "does not know this process's secret (GPU_POOL_SECRET)");
     });
     says(&why, "GPU_POOL_SECRET");
@@ -83,7 +108,7 @@ fn both_refuse_another_secret() {
             let (nonce, answer) = hello(&stream, VERSION);
             wire::write(&mut stream, &Claim { host: 1, size: 2, proof: wrong(nonce, answer) }).unwrap();
             let verdict: Verdict = wire::read(&mut stream, MOST).unwrap();
-            assert!(matches!(verdict, Verdict::Refused(why) if why == "the secrets differ"));
+            assert!(matches!(verdict, Verdict::Refused(why) if why.contains("the secrets differ")));
         });
         says(&why, "the secrets differ");
     }
@@ -98,14 +123,14 @@ fn what_is_no_hub_is_named() {
             let _: Hello = wire::read(&mut stream, MOST).unwrap();
             stream.write_all(garbage).unwrap();
         });
-        says(&why, "does not answer as rank 0 of a cluster would");
+        assert!(matches!(why.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof), "{why}");
     }
     let why = process_against(|mut stream| {
         let _: Hello = wire::read(&mut stream, MOST).unwrap();
         let answer = Answer { magic: *b"gpu-poll", version: VERSION, nonce: [0; 32], proof: [0; 32] };
         wire::write(&mut stream, &answer).unwrap();
     });
-    says(&why, "speaks something else");
+    says(&why.to_string(), "speaks something else");
 }
 
 /// Half-open: who sends a byte now and then has no longer than the greeting.

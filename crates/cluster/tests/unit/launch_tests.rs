@@ -68,6 +68,132 @@ fn each_launcher_is_known() {
     assert_eq!(hand, Launch { rank: 0, size: 2, local_rank: 0, local_size: 1, master: at("a", 1), by: By::Hand });
 }
 
+/// What launchers set. Those of MPI are as `env` has shown them, of Open MPI 4.1.4 and 5.0.11, MPICH 5.0.2 and Intel
+/// MPI 2021.18; the others are as their sources and manuals say.
+#[test]
+fn recorded_environments() {
+    let mpi = |by| Launch { rank: 1, size: 2, local_rank: 1, local_size: 2, master: None, by };
+    let srun = Launch { rank: 5, size: 8, local_rank: 1, local_size: 2, master: at("gpu003", 29601), by: By::Slurm };
+    let slurm = |more: &[(&'static str, &'static str)]| [&SLURM[..], more].concat();
+    let pod =
+        Launch { rank: 1, size: 3, local_rank: 0, local_size: 1, master: at("job-master-0", 23457), by: By::Torchrun };
+    let torch = Launch { rank: 3, size: 4, local_rank: 1, local_size: 2, master: at("first", 29501), by: By::Torchrun };
+    let cases: Vec<(&str, Vec<(&str, &str)>, Launch)> = vec![
+        (
+            "Open MPI 4",
+            [
+                &OPEN_MPI[..],
+                &[
+                    ("OMPI_COMMAND", "train"),
+                    ("OMPI_COMM_WORLD_NODE_RANK", "1"),
+                    ("OMPI_FIRST_RANKS", "0"),
+                    ("OMPI_MCA_ess", "^singleton"),
+                    ("OMPI_MCA_ess_base_vpid", "1"),
+                    ("OMPI_UNIVERSE_SIZE", "2"),
+                    ("PMIX_NAMESPACE", "1987969025"),
+                    ("PMIX_RANK", "1"),
+                ],
+            ]
+            .concat(),
+            mpi(By::OpenMpi),
+        ),
+        (
+            "Open MPI 5",
+            [
+                &OPEN_MPI[..],
+                &[
+                    ("OMPI_COMM_WORLD_NODE_RANK", "1"),
+                    ("PMIX_NAMESPACE", "prterun-vm-6799@1"),
+                    ("PMIX_RANK", "1"),
+                    ("PRTE_LAUNCHED", "1"),
+                ],
+            ]
+            .concat(),
+            mpi(By::OpenMpi),
+        ),
+        (
+            "MPICH",
+            [&MPICH[..], &[("HYDI_CONTROL_FD", "7"), ("PMI_FD", "11"), ("PMI_HOSTNAME", "vm")]].concat(),
+            mpi(By::Mpich),
+        ),
+        (
+            "Intel MPI",
+            [
+                &MPICH[..],
+                &[
+                    ("HYDRA_BSTRAP_LAUNCHER", "ssh"),
+                    ("I_MPI_HYDRA_TOPOLIB", "ipl2"),
+                    ("I_MPI_PIN_INFO", "1"),
+                    ("PMI_FD", "11"),
+                ],
+            ]
+            .concat(),
+            mpi(By::Mpich),
+        ),
+        ("MPICH within srun", slurm(&MPICH), mpi(By::Mpich)),
+        (
+            "srun --mpi=pmi2",
+            slurm(&[("PMI_RANK", "5"), ("PMI_SIZE", "8"), ("PMI_FD", "14"), ("PMI_JOBID", "7001.0")]),
+            srun.clone(),
+        ),
+        (
+            "srun --mpi=pmix",
+            slurm(&[
+                ("PMIX_RANK", "5"),
+                ("PMIX_NAMESPACE", "slurm.pmix.7001.0"),
+                ("SLURM_PMIXP_ABORT_AGENT_PORT", "41021"),
+            ]),
+            srun.clone(),
+        ),
+        ("srun --mpi=none", slurm(&[("SLURM_NTASKS", "8"), ("SLURM_NNODES", "4")]), srun),
+        (
+            "torchrun",
+            [
+                &TORCH[..],
+                &[
+                    ("GROUP_RANK", "1"),
+                    ("ROLE_RANK", "3"),
+                    ("ROLE_WORLD_SIZE", "4"),
+                    ("TORCHELASTIC_MAX_RESTARTS", "0"),
+                ],
+            ]
+            .concat(),
+            torch,
+        ),
+        (
+            "Kubernetes' PyTorchJob",
+            vec![
+                ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
+                ("KUBERNETES_SERVICE_PORT", "443"),
+                ("MASTER_ADDR", "job-master-0"),
+                ("MASTER_PORT", "23456"),
+                ("PYTHONUNBUFFERED", "1"),
+                ("RANK", "1"),
+                ("WORLD_SIZE", "3"),
+            ],
+            pod,
+        ),
+        (
+            "PBS with Cray's PALS",
+            vec![
+                ("PALS_APID", "1e6a1a0b"),
+                ("PALS_LOCAL_RANKID", "1"),
+                ("PALS_NODEID", "3"),
+                ("PALS_RANKID", "13"),
+                ("PBS_JOBID", "1234.pbs"),
+                ("PMI_LOCAL_RANK", "1"),
+                ("PMI_LOCAL_SIZE", "4"),
+                ("PMI_RANK", "13"),
+                ("PMI_SIZE", "16"),
+            ],
+            Launch { rank: 13, size: 16, local_rank: 1, local_size: 4, master: None, by: By::Mpich },
+        ),
+    ];
+    for (name, variables, expected) in cases {
+        assert_eq!(with(&variables).unwrap(), expected, "{name}");
+    }
+}
+
 #[test]
 fn on_one_machine_rank_0_is_at_loopback() {
     let mut torch = TORCH;

@@ -23,7 +23,8 @@ fn process_of(hub: impl FnOnce(TcpStream) + Send, silence: Duration, test: impl 
     thread::scope(|s| {
         s.spawn(move || {
             let stream = listener.accept().unwrap().0;
-            greet::greet(&stream, b"x", |_, _, welcome| welcome().map_err(|e| e.to_string())).unwrap();
+            greet::greet(&stream, b"x", |_, _, welcome| welcome().map_err(|e| greet::Not::Stranger(e.to_string())))
+                .unwrap();
             stream.set_read_timeout(None).unwrap();
             hub(stream);
         });
@@ -42,7 +43,7 @@ fn hub_against(process: impl FnOnce(&TcpStream), silence: Duration) -> String {
     let server = Server::start((Ipv4Addr::LOCALHOST, 0).into(), limits, b"x".to_vec()).unwrap();
     let here = Client::connect(server.address, 0, 2, b"x", silence, LONG).unwrap();
     let stream = TcpStream::connect(server.address).unwrap();
-    greet::introduce(&stream, b"x", 1, 2).unwrap();
+    greet::introduce(&stream, b"x", 1, 2, Instant::now() + LONG).unwrap();
     process(&stream);
     match here.local.get("never").unwrap_err() {
         Error::HostLost { host: 1, why, .. } => why,
@@ -139,7 +140,7 @@ fn who_is_lost_while_the_cluster_connects_is_named() {
                     _ => thread::sleep(Duration::from_millis(1)),
                 }
             };
-            greet::introduce(&stream, b"x", 1, 2).unwrap();
+            greet::introduce(&stream, b"x", 1, 2, Instant::now() + LONG).unwrap();
         });
         let error = cluster.join(1, None, |_| unreachable!("one has not told its devices")).map(drop).unwrap_err();
         assert!(matches!(error, Error::HostLost { host: 1, .. }), "{error:?}");

@@ -23,6 +23,7 @@ fn failure() -> impl Strategy<Value = Failure> {
         (prop::sample::select(&[Kind::Call, Kind::Group, Kind::Participation][..]), call(), call())
             .prop_map(|(kind, a, b)| Failure::Mismatch { kind, a, b }),
         (any::<u32>(), ".*").prop_map(|(host, why)| Failure::Lost { host, why }),
+        ".*".prop_map(|why| Failure::Refused { why }),
     ]
 }
 

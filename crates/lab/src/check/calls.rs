@@ -32,16 +32,11 @@ impl Checked {
         forward: impl FnOnce() -> DriverResult,
     ) -> DriverResult {
         let (mut state, by) = self.checker.enter();
-        state.submit(by, (self.index, stream.0), call, operands, forward)?;
-        let written = operands.iter().filter(|operand| operand.manner == Manner::WRITE);
-        written.filter_map(Operand::range).for_each(|range| self.checker.words().forget(&range));
-        Ok(())
+        state.submit(by, (self.index, stream.0), call, operands, forward)
     }
 
     pub(super) fn added(&self, address: Address, bytes: usize, source: Source) {
-        let range = address..address.saturating_add(bytes as u64);
-        self.checker.words().forget(&range);
-        self.checker.state.lock().mem_added(range, source);
+        self.checker.state.lock().mem_added(address..address.saturating_add(bytes as u64), source);
     }
 
     /// Whether the device is lost: nothing runs on it any more, and no call can wait for it.

@@ -11,7 +11,6 @@ use super::{
     host::InStream,
     judge::{Operand, refusal},
     note::Call,
-    shadow::Manner,
 };
 use gpu_pool::{
     extend::driver::*,
@@ -215,7 +214,6 @@ impl Driver for Checked {
             let slice = |arg: &KernelArg| match *arg {
                 KernelArg::Slice { address, bytes, write: true } => Some(write(address, bytes)),
                 KernelArg::Slice { address, bytes, write: false } => Some(read(address, bytes)),
-                KernelArg::Words { address, bytes } => Some(Operand { address, bytes, manner: Manner::RAISE }),
                 // A value; there is no other argument.
                 _ => None,
             };

@@ -26,7 +26,7 @@
 //! * It does not see unfinished work on a lost device: that device's memory may be freed.
 //! * It does not know the word that a user's spinning kernel ([`Kernel::resumable`](gpu_pool::Kernel::resumable)) waits
 //!   for. Such a kernel reads words that another operation writes, which is a race for the checker, so such programs
-//!   run without it. The library's own kernels tell it each access to their words (`words`).
+//!   run without it.
 //! * It does not see an access by the host that is followed by an access of a device which another thread submits, if
 //!   no edge orders the two threads. For the library's own memory, Rust's borrows order them.
 //! * It does not see accesses of a kernel outside its declared arguments, nor the bytes of an argument that the kernel
@@ -58,7 +58,6 @@ mod ranges;
 mod replay;
 mod shadow;
 mod state;
-mod words;
 
 pub use gpu_pool::{
     error::{Allocation, Deed, Kind, Report},
@@ -71,18 +70,17 @@ use gpu_pool::{
     extend::driver::{Address, Driver, DriverRef, RawEvent, RawStream},
     extend::{
         OpSite,
-        lab::{self, HappensBefore, KernelWords},
+        lab::{self, HappensBefore},
     },
 };
 use judge::Operand;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use shadow::Manner;
 use state::State;
 use std::{
     any::Any,
     sync::{Arc, Weak},
 };
-use words::{Accounts, Words};
 
 /// The mistakes that a pool's checker looks for; see [`LabBuilder::check`](crate::prelude::LabBuilder::check).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -158,9 +156,6 @@ fn checked<'a>(mut driver: &'a (dyn Driver + 'static)) -> Option<&'a Checked> {
 /// The account of the devices of one [`wrap`].
 pub struct Checker {
     state: Mutex<State>,
-    /// Locked after the state or alone; never lock the state while holding it. Kernels may run within a submission,
-    /// which holds the state.
-    words: Accounts,
     me: Weak<Checker>,
 }
 
@@ -169,11 +164,7 @@ impl Checker {
         let mut state = State::new(devices);
         // The seat that all ending threads share.
         state.host_enters();
-        Arc::new_cyclic(|me| Checker { state: Mutex::new(state), words: Accounts::default(), me: me.clone() })
-    }
-
-    fn words(&self) -> MutexGuard<'_, Words> {
-        self.words.0.lock()
+        Arc::new_cyclic(|me| Checker { state: Mutex::new(state), me: me.clone() })
     }
 
     /// The calling thread is about to access page-locked or managed memory. The crate's own buffers call this
@@ -207,10 +198,6 @@ impl HappensBefore for Checker {
 
     fn host_access(&self, address: Address, bytes: usize, write: bool) -> Result<(), Arc<Report>> {
         self.host_access(address, bytes, write)
-    }
-
-    fn words(&self) -> &dyn KernelWords {
-        &self.words
     }
 
     fn allocated(&self, address: Address, bytes: usize, device: Option<usize>, zeroed: bool) {

@@ -139,11 +139,11 @@ impl Faulty {
         self.begin(op, self.common.index(peer).as_slice())
     }
 
-    /// The other devices whose memory a kernel names. Words are among it, but hold no data that could be damaged.
+    /// The other devices whose memory a kernel names.
     pub(super) fn peers(&self, launch: &Launch<'_>) -> SmallVec<[usize; 2]> {
         let mut peers = SmallVec::new();
         for arg in launch.args {
-            if let KernelArg::Slice { address, bytes: 1.., .. } | KernelArg::Words { address, bytes: 1.. } = *arg
+            if let KernelArg::Slice { address, bytes: 1.., .. } = *arg
                 && let Some(owner) = self.common.owner(address)
                 && owner != self.index
                 && !peers.contains(&owner)

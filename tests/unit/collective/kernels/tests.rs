@@ -118,7 +118,6 @@ fn part<T>(x: &mut [T]) -> Part {
 fn launch(entry: Entry, args: &[KernelArg]) {
     let argument = |arg: &KernelArg| match *arg {
         KernelArg::Value(value) => HostArg::Value(value),
-        KernelArg::Words { .. } => unreachable!("none of these kernels waits"),
         KernelArg::Slice { address, bytes, write } => {
             HostArg::Slice { ptr: std::ptr::with_exposed_provenance_mut(address as usize), bytes, write }
         }
@@ -300,7 +299,7 @@ fn signals_lie_where_the_kernels_look_for_them() {
     assert!(inbox.contains(&format!("const u32 SLOTS = {INBOX_SLOTS};")) && inbox.contains("const u32 EMPTY = ~0u;"));
     // `static_assert`ed in kernels/meet.cuh by the same sum.
     let layout = PadLayout::direct(2);
-    assert_eq!(layout, PadLayout { packets: 32768, slot: 1 << 20, inbox: 2 << 20, inbox_slot: 32 << 10, registers: 0 });
+    assert_eq!(layout, PadLayout { packets: 32768, slot: 1 << 20, inbox: 2 << 20, inbox_slot: 32 << 10 });
     let before = 2 * 32768 * 16 + 2 * (1 << 20);
     assert_eq!(layout.bytes(2), 256 + 16384 + 49152 + before + 2 * (2 << 20) + 128 * 4 * (32 << 10));
     let header = layout.header(&[10, 20], 30, 40);
@@ -334,7 +333,7 @@ fn signals_lie_where_the_kernels_look_for_them() {
 
 fn sizes(args: &[KernelArg]) -> Vec<usize> {
     let size = |arg: &KernelArg| match arg {
-        KernelArg::Slice { .. } | KernelArg::Words { .. } => 8,
+        KernelArg::Slice { .. } => 8,
         KernelArg::Value(value) => value.as_bytes().len(),
     };
     args.iter().map(size).collect()

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 fn sizes(args: &Arguments) -> Vec<usize> {
     let size = |arg: &KernelArg| match arg {
-        KernelArg::Slice { .. } | KernelArg::Words { .. } => 8,
+        KernelArg::Slice { .. } => 8,
         KernelArg::Value(value) => value.as_bytes().len(),
     };
     args.iter().map(size).collect()

@@ -14,11 +14,11 @@ use rustix::{
     net::RecvFlags,
 };
 use std::{
+    collections::VecDeque,
     io::{self, Read, Write},
     os::{
         fd::{AsFd, OwnedFd},
-        linux::net::SocketAddrExt,
-        unix::net::{SocketAddr, UnixListener, UnixStream},
+        unix::net::UnixStream,
     },
     ptr, thread,
     time::{Duration, Instant},
@@ -79,21 +79,35 @@ impl Drop for Shared {
 const ADDRESS: usize = 16;
 const KEY: usize = 16;
 
+/// Most visitors that have not said yet which process they are; the one who has waited longest makes room.
+const MOST_VISITORS: usize = 1024;
+
 /// Gives this process's memory to all others, and gets theirs, of the same size, by their numbers. None for itself.
+/// Every wait ends when `lost` says why, and at the deadline.
 pub(super) fn introduce(
     own: &Shared,
     name: &str,
     (rank, size): (usize, usize),
     set: &impl Fn(&str, &[u8]) -> Result<()>,
     get: &impl Fn(&str) -> Result<Vec<u8>>,
+    lost: &dyn Fn() -> Option<Error>,
     deadline: Duration,
 ) -> Result<Vec<Option<Shared>>> {
     let start = Instant::now();
-    let left = || deadline.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
+    let pause = |missing: &dyn Fn() -> Vec<usize>| -> Result<()> {
+        if let Some(error) = lost() {
+            return Err(error);
+        }
+        if start.elapsed() > deadline {
+            let (op, waited) = ("shared memory".to_owned(), start.elapsed());
+            return Err(Error::HostTimeout { op, waited, missing: missing() });
+        }
+        thread::sleep(Duration::from_millis(1));
+        Ok(())
+    };
     let entry = |rank: usize| format!("shm/{name}/{rank}");
     let random = random()?;
-    let listener = UnixListener::bind_addr(&address(&random[..ADDRESS])?).map_err(|why| broken("bind", &why))?;
-    listener.set_nonblocking(true).map_err(|why| broken("listen", &why))?;
+    let listener = socket::listen(&address(&random[..ADDRESS])).map_err(|why| broken("bind", &why))?;
     set(&entry(rank), &random)?;
 
     // The system keeps visitors until they are received, so nobody waits for a peer that is still on its way to others.
@@ -102,14 +116,19 @@ pub(super) fn introduce(
         let Some((to, key)) = told.split_at_checked(ADDRESS).filter(|(_, key)| key.len() == KEY) else {
             return Err(failure("connect", format!("host {peer} has told {} bytes as its address", told.len())));
         };
-        let mut stream = UnixStream::connect_addr(&address(to)?).map_err(|why| match why.kind() {
-            // Nobody has that name here.
-            io::ErrorKind::ConnectionRefused => failure(
-                "connect",
-                format!("host {peer} has gone, or is on another machine (or in another container): use MPI"),
-            ),
-            _ => broken("connect", &why),
-        })?;
+        let mut stream = loop {
+            match socket::connect(&address(to)) {
+                Ok(stream) => break stream,
+                // Many others are at its door.
+                Err(why) if why.kind() == io::ErrorKind::WouldBlock => pause(&|| vec![peer])?,
+                // Nobody has that name here.
+                Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
+                    let why = "has gone, or is on another machine (or in another container): use MPI";
+                    return Err(failure("connect", format!("host {peer} {why}")));
+                }
+                Err(why) => return Err(broken("connect", &why)),
+            }
+        };
         same_user(&stream)?;
         stream.write_all(&[key, &(rank as u64).to_ne_bytes()].concat()).map_err(|why| broken("connect", &why))?;
         Ok(stream)
@@ -118,46 +137,69 @@ pub(super) fn introduce(
     let streams = streams.collect::<Result<Vec<_>>>()?;
 
     let mut missing: Vec<usize> = (0..size).filter(|&peer| peer != rank).collect();
+    let mut visitors = VecDeque::new();
     while !missing.is_empty() {
-        match listener.accept() {
-            // A stranger is no failure of the cluster's.
+        let came = match listener.accept() {
             Ok((stream, _)) => {
-                if let Some(peer) = greet(stream, &random[ADDRESS..], own, left()) {
-                    missing.retain(|&other| other != peer);
-                }
+                // A stranger is no failure of the cluster's.
+                let known = same_user(&stream).is_ok() && stream.set_nonblocking(true).is_ok();
+                visitors.extend(known.then_some(stream));
+                true
             }
-            Err(why) if why.kind() != io::ErrorKind::WouldBlock => return Err(broken("accept", &why)),
-            Err(_) if start.elapsed() > deadline => {
-                return Err(Error::HostTimeout { op: "shared memory".to_owned(), waited: start.elapsed(), missing });
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => false,
+            Err(why) => return Err(broken("accept", &why)),
+        };
+        visitors.retain(|visitor| match greet(visitor, &random[ADDRESS..], own) {
+            Greeted::Not => true,
+            Greeted::Stranger => false,
+            Greeted::Peer(peer) => {
+                missing.retain(|&other| other != peer);
+                false
             }
-            Err(_) => thread::sleep(Duration::from_millis(1)),
+        });
+        if visitors.len() > MOST_VISITORS {
+            visitors.pop_front();
+        }
+        if !came {
+            pause(&|| missing.clone())?;
         }
     }
-    let receive = |stream: UnixStream| {
-        stream.set_read_timeout(Some(left())).map_err(|why| broken("receive", &why))?;
-        Shared::map(take(&stream)?, own.bytes)
+    let receive = |(peer, stream): (usize, Option<UnixStream>)| {
+        let Some(stream) = stream else { return Ok(None) };
+        while !socket::poll(&[stream.as_fd()], Some(Duration::from_millis(10)))[0] {
+            pause(&|| vec![peer])?;
+        }
+        Shared::map(take(&stream)?, own.bytes).map(Some)
     };
-    streams.into_iter().map(|stream| stream.map(receive).transpose()).collect()
+    streams.into_iter().enumerate().map(receive).collect()
 }
 
-/// Receives a visitor, and gives it the memory. None for one that does not know the key, or has gone.
-fn greet(mut stream: UnixStream, key: &[u8], own: &Shared, limit: Duration) -> Option<usize> {
+enum Greeted {
+    /// It has not said who it is.
+    Not,
+    /// It does not know the key, or has gone.
+    Stranger,
+    Peer(usize),
+}
+
+/// Receives a visitor, whose word comes as a whole, and gives it the memory.
+fn greet(mut stream: &UnixStream, key: &[u8], own: &Shared) -> Greeted {
     let mut told = [0; KEY + 8];
-    same_user(&stream).ok()?;
-    stream.set_nonblocking(false).ok()?;
-    stream.set_read_timeout(Some(limit)).ok()?;
-    stream.read_exact(&mut told).ok()?;
-    let (told, peer) = told.split_at(KEY);
-    if told != key {
-        return None;
+    match stream.read_exact(&mut told) {
+        Err(why) if why.kind() == io::ErrorKind::WouldBlock => return Greeted::Not,
+        Err(_) => return Greeted::Stranger,
+        Ok(()) => {}
     }
-    give(&stream, &own.descriptor).ok()?;
-    usize::try_from(u64::from_ne_bytes(peer.try_into().ok()?)).ok()
+    let (told, peer) = told.split_at(KEY);
+    let peer = usize::try_from(u64::from_ne_bytes(peer.try_into().expect("eight bytes")));
+    match peer {
+        Ok(peer) if told == key && give(stream, &own.descriptor).is_ok() => Greeted::Peer(peer),
+        _ => Greeted::Stranger,
+    }
 }
 
-fn address(random: &[u8]) -> Result<SocketAddr> {
-    let name = format!("gpu-pool/{}", random.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
-    SocketAddr::from_abstract_name(name).map_err(|why| broken("bind", &why))
+fn address(random: &[u8]) -> String {
+    format!("gpu-pool/{}", random.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
 }
 
 fn random() -> Result<[u8; ADDRESS + KEY]> {
@@ -180,7 +222,7 @@ fn give(to: &UnixStream, descriptor: &OwnedFd) -> Result<()> {
 }
 
 fn take(from: &UnixStream) -> Result<OwnedFd> {
-    let received = socket::receive(from, &mut [0], RecvFlags::empty()).map_err(|why| broken("recvmsg", &why))?;
+    let received = socket::receive(from, &mut [0], RecvFlags::DONTWAIT).map_err(|why| broken("recvmsg", &why))?;
     match <[OwnedFd; 1]>::try_from(received.1) {
         Ok([descriptor]) if received.0 == 1 => Ok(descriptor),
         _ => Err(failure("recvmsg", "a peer has gone, or has sent no memory")),

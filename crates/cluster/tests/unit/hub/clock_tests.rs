@@ -69,6 +69,45 @@ fn nobody_is_late_while_the_hub_stands_still() {
     assert!(matches!(&found, Some(Failure::Timeout { missing, .. }) if *missing == [1]), "{found:?}");
 }
 
+/// The others hear nothing while this process is stopped, and end their connections: it is to blame, and no other.
+#[test]
+fn a_hub_that_was_stopped_says_so() {
+    for ticks_first in [false, true] {
+        let mut hub = hub(SECOND, &[HOUR, HOUR, HOUR]);
+        hub.tick(BEAT);
+        let wakes = BEAT + 3 * SECOND;
+        if ticks_first {
+            hub.tick(wakes);
+        }
+        let found = lost(hub.lost_at(wakes + BEAT / 10, 2, "its connection has ended"));
+        assert!(matches!(&found, Some(Failure::Lost { host: 0, why }) if why.contains("stopped for 3")), "{found:?}");
+    }
+    let mut hub = hub(SECOND, &[HOUR, HOUR]);
+    hub.tick(BEAT);
+    (1..5).for_each(|beats| drop(hub.tick(3 * SECOND + BEAT * beats)));
+    let found = lost(hub.lost_at(3 * SECOND + BEAT * 5, 1, "its connection has ended"));
+    assert!(matches!(&found, Some(Failure::Lost { host: 1, .. })), "long after it woke: {found:?}");
+}
+
+/// Once 60,000 names of scopes were 11 MB for ever.
+#[test]
+fn names_of_scopes_that_are_over_take_no_room() {
+    let mut hub = Hub::new(Limits { size: 2, silence: HOUR, patience: HOUR });
+    (0..2).for_each(|host| drop(hub.joined(host)));
+    let mut scopes = 0;
+    for name in 0..1000 {
+        for _ in 0..2 {
+            scopes += 1;
+            for host in 0..2 {
+                let entry = Entry::Named(format!("evaluation {name}"));
+                hub.frame(host, ToHub::Begin { scope: scopes, entry, deadline: HOUR, site: String::new() });
+            }
+            (0..2).for_each(|host| drop(hub.frame(host, ToHub::End { scope: scopes })));
+        }
+    }
+    assert!(hub.over.is_none() && hub.names.is_empty() && hub.hosts.values().all(|host| host.calls.is_empty()));
+}
+
 /// Tables for processes that may never come would be of gigabytes.
 #[test]
 fn tables_grow_with_those_that_have_joined() {

@@ -33,6 +33,15 @@ const TWO_SCOPES: Program = Program {
     succeeds: &["a", "b"],
     ..CROSSING
 };
+/// A name again and again, and the first scope of it fails in a process that is ahead.
+const AGAIN: Program = Program {
+    hosts: &[
+        &[&[("a", &[&[Fail]]), ("a", &[&[BOTH]]), ("b", &[&[BOTH]])]],
+        &[&[("a", &[&[BOTH]]), ("a", &[&[BOTH]]), ("b", &[&[BOTH]])]],
+    ],
+    succeeds: &["b"],
+    ..CROSSING
+};
 const LOSS: Program =
     Program { hosts: &[&[&[("a", &[&[BOTH]])]], &[&[("a", &[&[BOTH]])]]], kills: 1, succeeds: &["a"], ..CROSSING };
 const LATE: Program = Program {
@@ -74,7 +83,7 @@ const GIVEN_UP: Program = Program {
 /// A process is lost while buckets travel.
 const LOST_BESIDE: Program = Program { kills: 1, ..BESIDE };
 
-const PROGRAMS: [(&str, Program); 11] = [
+const PROGRAMS: [(&str, Program); 12] = [
     ("beside", BESIDE),
     ("given up", GIVEN_UP),
     ("lost beside", LOST_BESIDE),
@@ -84,6 +93,7 @@ const PROGRAMS: [(&str, Program); 11] = [
     ("failing", FAILING),
     ("elsewhere", ELSEWHERE),
     ("two scopes", TWO_SCOPES),
+    ("again", AGAIN),
     ("loss", LOSS),
     ("late", LATE),
 ];
@@ -107,6 +117,7 @@ fn each_broken_rule_is_found() {
         (Broken::Rule(Rule::C3), CROSSING),
         (Broken::ClosesEarly, CROSSING),
         (Broken::Rule(Rule::C5), TWO_SCOPES),
+        (Broken::Rule(Rule::CountsAgain), AGAIN),
         (Broken::Rule(Rule::C6), LOSS),
         (Broken::Rule(Rule::C7), FAILING),
         (Broken::Rule(Rule::EarlyFailure), EARLY),

@@ -444,7 +444,7 @@ impl Host {
     }
 }
 
-#[path = "hub/couriers.rs"]
+#[path = "hub_search/couriers.rs"]
 mod couriers;
-#[path = "hub/programs.rs"]
+#[path = "hub_search/programs.rs"]
 mod programs;

@@ -1,0 +1,319 @@
+//! Starts that go wrong: each wait ends within its limit, with the cause.
+
+use super::*;
+use crate::{
+    TransportChoice,
+    connect::{ClusterBuilder, Ends, machine},
+    greet::Not,
+    wire::{ToHost, ToHub},
+};
+use gpu_pool::GpuPool;
+use std::{
+    io::{ErrorKind, Write},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    thread,
+};
+
+const LONG: Duration = Duration::from_secs(60);
+const SILENCE: Duration = Duration::from_secs(1);
+
+fn rounds() -> usize {
+    if std::env::var("GPU_POOL_LONG").is_ok_and(|long| long == "1") { 30 } else { 3 }
+}
+
+fn server(size: usize) -> Server {
+    let limits = Limits { size, silence: LONG, patience: LONG };
+    Server::start((Ipv4Addr::LOCALHOST, 0).into(), limits, b"x".to_vec()).unwrap()
+}
+
+fn client(at: SocketAddr, host: usize, size: usize, patience: Duration) -> Result<Client> {
+    Client::connect(at, host, size, b"x", LONG, patience)
+}
+
+/// A client of what does this.
+fn client_of(rank_0: impl FnOnce(TcpListener) + Send, patience: Duration) -> Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    thread::scope(|s| {
+        s.spawn(move || rank_0(listener));
+        client(at, 1, 2, patience).map(drop)
+    })
+}
+
+fn welcome(listener: &TcpListener) -> TcpStream {
+    let stream = listener.accept().unwrap().0;
+    let join =
+        |_, _, welcome: &mut dyn FnMut() -> std::io::Result<()>| welcome().map_err(|e| Not::Stranger(e.to_string()));
+    greet::greet(&stream, b"x", join).unwrap();
+    stream
+}
+
+fn text(result: Result<impl Sized>) -> String {
+    match result.map(drop).unwrap_err() {
+        Error::Cluster { op: "connect" | "transport" | "listen", why } => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn silent_strangers_crowd_nobody_out() {
+    for _ in 0..rounds() {
+        let server = server(2);
+        let strangers: Vec<_> = (0..200).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+        let start = Instant::now();
+        let here = client(server.address, 1, 2, LONG).unwrap();
+        here.local.set("a", b"b").unwrap();
+        assert_eq!(here.local.get("a").unwrap(), b"b");
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?} beside {}", start.elapsed(), strangers.len());
+    }
+}
+
+/// Rank 0 is stopped between `listen` and `accept`, for longer than a greeting may take.
+#[test]
+fn a_slow_rank_0_is_waited_for() {
+    let slow = |listener: TcpListener| {
+        thread::sleep(Duration::from_secs(4));
+        drop(welcome(&listener));
+    };
+    client_of(slow, LONG).unwrap();
+}
+
+#[test]
+fn a_connection_that_ends_early_is_tried_again() {
+    let busy = |listener: TcpListener| {
+        (0..3).for_each(|_| drop(listener.accept().unwrap()));
+        drop(welcome(&listener));
+    };
+    client_of(busy, LONG).unwrap();
+}
+
+#[test]
+fn no_answer_is_told_with_the_time() {
+    let (end, ends) = mpsc::channel::<()>();
+    let silent = move |listener: TcpListener| {
+        let _ = ends.recv();
+        drop(listener);
+    };
+    thread::scope(|s| {
+        s.spawn(move || {
+            thread::sleep(SILENCE);
+            drop(end);
+        });
+        let why = text(client_of(silent, Duration::from_millis(200)));
+        assert!(why.contains("given no answer for 200ms"), "{why}");
+    });
+}
+
+/// Another secret, or another size: the others need not wait for that rank. Who comes later is told, too.
+#[test]
+fn a_refused_rank_is_told_to_all() {
+    for _ in 0..rounds() {
+        for (secret, size, says) in [(&b"y"[..], 3, "secret"), (b"x", 2, "one of 2 processes, rank 0 as one of 3")] {
+            let server = server(3);
+            let here = client(server.address, 0, 3, LONG).unwrap();
+            assert!(Client::connect(server.address, 1, size, secret, LONG, LONG).is_err());
+            let late = client(server.address, 2, 3, LONG).unwrap();
+            for told in [here.local.get("never"), late.local.get("never")] {
+                let why = text(told);
+                assert!(why.contains("rank 1") && why.contains(says), "{why}");
+            }
+        }
+    }
+}
+
+/// Once all are here, nobody can be refused at their expense.
+#[test]
+fn a_stranger_ends_no_complete_cluster() {
+    let server = server(1);
+    let here = client(server.address, 0, 1, LONG).unwrap();
+    assert!(Client::connect(server.address, 0, 1, b"y", LONG, LONG).is_err());
+    assert!(text(client(server.address, 0, 1, LONG)).contains("rank 0 already"));
+    here.local.set("a", b"b").unwrap();
+    assert_eq!(here.local.get("a").unwrap(), b"b");
+}
+
+/// A bit of a frame's length is flipped: what follows becomes a part of that frame.
+#[test]
+fn bytes_that_are_no_frame_are_no_sign_of_life() {
+    for _ in 0..rounds() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        thread::scope(|s| {
+            s.spawn(move || {
+                let mut stream = welcome(&listener);
+                stream.set_write_timeout(None).unwrap();
+                let mut beat = wire::frame(&ToHost::Beat).unwrap();
+                beat[1] ^= 0x80;
+                while stream.write_all(&beat).is_ok() {
+                    beat = wire::frame(&ToHost::Beat).unwrap();
+                    thread::sleep(Duration::from_millis(5));
+                }
+            });
+            let start = Instant::now();
+            let here = Client::connect(at, 1, 2, b"x", SILENCE, LONG).unwrap();
+            let error = here.local.get("never").unwrap_err();
+            assert!(matches!(&error, Error::HostLost { host: 0, why, .. } if why.contains("said nothing")), "{error}");
+            assert!(start.elapsed() < 3 * SILENCE, "{:?}", start.elapsed());
+        });
+    }
+}
+
+fn none() -> Result<(Transport, Ends)> {
+    Ok((Transport::None(Error::Cluster { op: "transport", why: "a test".to_owned() }), Box::new(())))
+}
+
+fn tcp(port: u16, rank: usize, size: usize) -> Cluster {
+    let cluster = Cluster::tcp(&format!("127.0.0.1:{port}"), rank, size, "x").unwrap();
+    cluster.heartbeat_timeout(SILENCE).connect_timeout(LONG).transport(TransportChoice::SharedMemory)
+}
+
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// All have connected, and one is busy with a library that does not load. The others wait for its values, or for its
+/// end.
+#[test]
+fn a_process_that_hangs_in_its_start_is_named() {
+    for round in 0..rounds() {
+        let patience = Duration::from_millis(500);
+        let (port, start) = (port(), Instant::now());
+        let (end, ends) = mpsc::channel::<()>();
+        let mut ends = Some(ends);
+        thread::scope(|s| {
+            let mut threads = Vec::new();
+            for rank in 0..3 {
+                let hangs = if rank == 1 { ends.take() } else { None };
+                threads.push(s.spawn(move || {
+                    let joined = tcp(port, rank, 3).connect_timeout(patience).join(1, None, |control| {
+                        hangs.map(|ends| ends.recv());
+                        if round % 2 == 0 {
+                            control.gather("a", b"")?;
+                        }
+                        none()
+                    });
+                    joined.map(drop).unwrap_err()
+                }));
+            }
+            let hung = threads.remove(1);
+            for thread in threads {
+                let error = thread.join().unwrap();
+                let named =
+                    matches!(&error, Error::HostTimeout { op, missing, .. } if op == "build" && *missing == [1]);
+                assert!(named, "{error:?}");
+            }
+            assert!(start.elapsed() < 2 * SILENCE, "{:?}", start.elapsed());
+            drop(end);
+            let error = hung.join().unwrap();
+            assert!(matches!(error, Error::HostTimeout { .. } | Error::HostLost { .. }), "{error:?}");
+        });
+    }
+}
+
+/// A process that takes part in the start, by hand.
+struct ByHand {
+    stream: TcpStream,
+}
+
+impl ByHand {
+    fn new(port: u16) -> ByHand {
+        let stream = loop {
+            match TcpStream::connect(("127.0.0.1", port)) {
+                // Before rank 0 listens, a connection may be to its own port.
+                Ok(stream) if stream.local_addr().unwrap().port() != port => break stream,
+                _ => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        greet::introduce(&stream, b"x", 1, 2, Instant::now() + LONG).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        ByHand { stream }
+    }
+
+    fn set(&mut self, key: &str, value: &[u8]) {
+        wire::write(&mut self.stream, &ToHub::Set { key: key.to_owned(), value: value.to_vec() }).unwrap();
+    }
+
+    fn get(&mut self, wanted: &str) -> Vec<u8> {
+        wire::write(&mut self.stream, &ToHub::Get { key: wanted.to_owned(), waits: true }).unwrap();
+        loop {
+            if let ToHost::Value { key, value } = wire::read(&mut self.stream, wire::MOST).unwrap()
+                && key == wanted
+            {
+                return value;
+            }
+        }
+    }
+}
+
+/// How a process ends in its start.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Killed,
+    Stopped,
+    /// It has no free file descriptor, say.
+    Fails,
+}
+
+/// At each step of a start over shared memory the other process ends.
+#[cfg(target_os = "linux")]
+#[test]
+fn who_ends_at_a_step_of_the_start_is_named() {
+    for (step, end) in
+        (0..rounds()).flat_map(|_| 0..6).flat_map(|step| [End::Killed, End::Stopped, End::Fails].map(|end| (step, end)))
+    {
+        let port = port();
+        let (tell, told) = mpsc::channel();
+        thread::scope(|s| {
+            s.spawn(move || {
+                let mut other = ByHand::new(port);
+                let listener = crate::socket::listen(&format!("gpu-pool/{}", "07".repeat(16))).ok();
+                for at in 0..step {
+                    match at {
+                        0 => other.set("devices/1", &1u64.to_le_bytes()),
+                        1 => other.set("machine/1", &machine().unwrap()),
+                        2 => other.set("transport/1", b"SharedMemory"),
+                        3 => other.set("shm/name/1", &[1; 32]),
+                        _ => {
+                            let name: String =
+                                other.get("shm/name/0").iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+                            other.set(&format!("shm/gpu-pool-{name}/1"), &[7; 32]);
+                        }
+                    }
+                }
+                thread::sleep(Duration::from_millis(20));
+                let start = Instant::now();
+                match end {
+                    End::Killed => drop(other.stream),
+                    End::Fails => {
+                        other.set("opened/1", b"no file is free");
+                        other.get("opened/1");
+                        wire::write(&mut other.stream, &ToHub::Bye).unwrap();
+                        thread::sleep(Duration::from_millis(20));
+                    }
+                    End::Stopped => {
+                        let _ = std::io::copy(&mut other.stream, &mut std::io::sink())
+                            .map_err(|e| assert_ne!(e.kind(), ErrorKind::TimedOut));
+                    }
+                }
+                tell.send(start).unwrap();
+                drop(listener);
+            });
+            let built = GpuPool::builder().host(1).cluster(tcp(port, 0, 2)).build();
+            let found = Instant::now();
+            let error = built.map(drop).unwrap_err();
+            let right = match &error {
+                Error::HostLost { host: 1, .. } => end != End::Fails || step == 0,
+                Error::Cluster { op: "transport", why } => end == End::Fails && why.contains("no file is free"),
+                _ => false,
+            };
+            assert!(right, "step {step}, {end:?}: {error:?}");
+            let start = told.recv_timeout(LONG).unwrap();
+            assert!(
+                found.saturating_duration_since(start) < 3 * SILENCE,
+                "step {step}, {end:?}: {:?}",
+                start.elapsed()
+            );
+        });
+    }
+}

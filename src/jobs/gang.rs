@@ -1,0 +1,103 @@
+//! A job on several devices: an entry in the queue of each of them, as a scope.
+
+use super::{
+    core::Core,
+    job::{Packet, Placed},
+    placement::Devices,
+};
+use crate::{
+    driver::observe::Token,
+    error::Error,
+    gang::{Gang, dispatch::Visit},
+    memory::handle::Handover,
+    scope::flight,
+    thread::worker::Worker,
+};
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+use std::{rc::Rc, sync::Arc};
+
+/// A job on several devices.
+pub(super) struct GangJob {
+    core: Arc<Core>,
+    pub gang: Arc<Gang>,
+    pub devices: Devices,
+    packet: Arc<Packet>,
+    placed: Mutex<Option<Placed>>,
+    /// Decided by the member that comes first. False if a device is lost by then: the job goes to others.
+    begins: OnceCell<bool>,
+    known: Mutex<Option<Box<Token>>>,
+    /// What the members knew at their ends.
+    ended: Mutex<Vec<Option<Box<Handover>>>>,
+}
+
+impl GangJob {
+    pub fn new(core: &Arc<Core>, gang: Arc<Gang>, placed: Placed, devices: Devices) -> Self {
+        let packet = placed.job.packet().clone();
+        let placed = Mutex::new(Some(placed));
+        let (core, begins) = (core.clone(), OnceCell::new());
+        GangJob { core, gang, devices, packet, placed, begins, known: Mutex::default(), ended: Mutex::default() }
+    }
+
+    /// The pool is closed: it does not begin.
+    pub fn withdraw(&self) {
+        let Some(placed) = self.placed.lock().take() else { return };
+        let mut state = self.core.lock();
+        for &device in &self.devices {
+            state.table.thread_is_free(device);
+            state.table.over(device, placed.need.bytes);
+        }
+        state.meter.ended(&self.devices, false);
+        state.forget(placed.rank, &placed.job);
+        state.meter.cancelled += 1;
+        drop(state);
+        placed.job.fail(&Error::Closed);
+    }
+}
+
+impl Visit<Rc<Worker>> for GangJob {
+    fn visit(self: Arc<Self>, worker: &Rc<Worker>, rank: usize, place: u64, _others: &dyn Fn() -> bool) {
+        let is_lost = |device: &usize| self.core.shared.handles[*device].is_lost();
+        let begins = *self.begins.get_or_init(|| !self.devices.iter().any(is_lost));
+        if begins {
+            // Each member may come first. All of them bring the same place.
+            self.gang.enter_at(place);
+            worker.handle.take_over(self.packet.known());
+            flight::join(worker, &self.gang, rank, &self.known, |dev| {
+                // It may have been cancelled while it came together.
+                dev.check()?;
+                self.packet.work.run(dev)
+            });
+        }
+        let mut ended = self.ended.lock();
+        ended.push(worker.handle.hand_over());
+        if ended.len() < self.devices.len() {
+            return;
+        }
+        // The last one ends the job.
+        for known in ended.drain(..) {
+            worker.handle.take_over(known.as_deref());
+        }
+        drop(ended);
+        let Some(placed) = self.placed.lock().take() else { return };
+        let mut how = self.gang.cause().map_or(Ok(()), |(_, cause)| Err(cause));
+        let core = &self.core;
+        for &device in &self.devices {
+            core.look_for_loss(device, how.as_ref().err());
+        }
+        let mut state = core.lock();
+        self.devices.iter().for_each(|&device| state.table.thread_is_free(device));
+        let job = if begins || how.is_err() {
+            core.account(&mut state, placed, &self.devices, &mut how)
+        } else {
+            how = Err(if state.ended { Error::Closed } else { state.loss.clone().unwrap_or(Error::Closed) });
+            core.move_on(&mut state, placed, &self.devices)
+        };
+        let posts = core.start(&mut state);
+        drop(state);
+        if let Some(job) = job {
+            core.tell(worker, job, self.devices[0], how);
+        }
+        core.post(posts);
+    }
+}

@@ -1,0 +1,50 @@
+//! The thread that keeps the deadlines of jobs. It runs only while there are some.
+
+use super::{core::Core, placement::Rank};
+use crate::error::Error;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+impl Core {
+    /// Wakes the thread that keeps deadlines; `start` if there is none.
+    pub fn keep(self: &Arc<Self>, start: bool) {
+        self.keeper.notify();
+        if !start {
+            return;
+        }
+        let core = Arc::downgrade(self);
+        let keep = move || {
+            while let Some(core) = core.upgrade() {
+                let mut state = core.lock();
+                let Some((&(deadline, rank), &limit)) = state.deadlines.first_key_value() else {
+                    state.keeper = false;
+                    return;
+                };
+                drop(state);
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    core.lock().deadlines.remove(&(deadline, rank));
+                    core.expire(rank, limit);
+                    continue;
+                }
+                let other = || core.lock().deadlines.first_key_value().is_none_or(|(first, _)| first.1 != rank);
+                core.keeper.wait_until(Some(left.min(Duration::from_millis(100))), || other().then_some(()));
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("gpu-pool:jobs".to_owned()).spawn(keep) {
+            self.lock().keeper = false;
+            event!(error, %error, "no thread could be started that keeps the deadlines of jobs");
+        }
+    }
+
+    /// The deadline of a job has passed.
+    fn expire(self: &Arc<Self>, rank: Rank, waited: Duration) {
+        let place = self.place(rank);
+        let missing: Vec<usize> = place.map_or_else(|| (0..self.shared.devices()).collect(), |place| vec![place]);
+        let last_calls = self.shared.last_calls(&missing);
+        let (device, op) = (missing[0], "job");
+        self.cancel(rank, Error::Timeout { device, op, waited, missing, last_calls });
+    }
+}
