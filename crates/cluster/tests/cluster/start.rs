@@ -101,11 +101,10 @@ fn a_process_has_no_free_file_descriptor() {
         for free in (0..26).step_by(cases(3, 1)) {
             let mut fleet = Fleet::start_with(&format!("start {victim} {free}"), &[1, 1, 1], free_port(), |_, _| {});
             let start = Instant::now();
-            let mut said = [(); 3].map(|()| String::new());
-            for rank in 0..3 {
-                let well = fleet.ends(rank);
-                said[rank] = if well { "met".to_owned() } else { fleet.until(rank, "error ").1 };
-            }
+            let said = [0, 1, 2].map(|rank| match fleet.ends(rank) {
+                true => "met".to_owned(),
+                false => fleet.until(rank, "error ").1,
+            });
             println!("{victim} {free} after {:?}: {said:?}", start.elapsed());
             assert!(start.elapsed() < PATIENCE + 2 * SILENCE);
             if said.iter().all(|said| said == "met") {
