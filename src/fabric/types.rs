@@ -171,9 +171,9 @@ pub enum Algorithm {
     /// owners and sums to all; a large `reduce` runs as under `Auto`. No peer touches a user's buffer.
     ///
     /// Other calls fall back to `Auto`, and so do calls where kernels cannot meet on the devices (on software GPUs,
-    /// under a checker, without peer access). `Auto` picks this for float sums in one trip (up to 2 MB between two GPUs,
-    /// 375 KB between four; also for an `all_reduce_norm`), for those of five and more GPUs up to 16 MB, and for a
-    /// reduce-scatter up to 8 MB.
+    /// under a checker, without peer access). `Auto` picks this for float sums in one trip (up to 2 MB between two
+    /// GPUs, 375 KB between four; also for an `all_reduce_norm`), for those of five and more GPUs up to 16 MB, and for
+    /// a reduce-scatter up to 8 MB.
     Inbox,
     /// Sums (of all-reduce, reduce and reduce-scatter) by one kernel on each device, which only writes to peers'
     /// memory: every member sends its part of a slice to the slice's owner, which adds up and sends the result back.

@@ -277,7 +277,11 @@ fn drops_of_results_may_panic() {
         let blocker =
             jobs.job().gpus(2).submit(move |dev, _| Ok(dev.rank() > 0 || gone.lock().unwrap().recv().is_err()));
         let captured = Spiteful;
-        let queued = jobs.submit(move |_| Ok(drop(captured))).unwrap();
+        let queued = jobs.submit(move |_| {
+            drop(captured);
+            Ok(())
+        });
+        let queued = queued.unwrap();
         assert!(queued.cancel());
         assert!(matches!(queued.wait(), Err(Error::Cancelled { .. })));
         drop(go);

@@ -78,7 +78,8 @@ fn recorded_environments() {
     let pod =
         Launch { rank: 1, size: 3, local_rank: 0, local_size: 1, master: at("job-master-0", 23457), by: By::Torchrun };
     let torch = Launch { rank: 3, size: 4, local_rank: 1, local_size: 2, master: at("first", 29501), by: By::Torchrun };
-    let cases: Vec<(&str, Vec<(&str, &str)>, Launch)> = vec![
+    type Case = (&'static str, Vec<(&'static str, &'static str)>, Launch);
+    let cases: Vec<Case> = vec![
         (
             "Open MPI 4",
             [
