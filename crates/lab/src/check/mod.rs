@@ -50,8 +50,10 @@ mod heap;
 mod host;
 mod judge;
 #[cfg(test)]
+#[path = "../../tests/unit/check/model.rs"]
 mod model;
 #[cfg(test)]
+#[path = "../../tests/unit/check/model_flags.rs"]
 mod model_flags;
 mod note;
 mod ranges;
