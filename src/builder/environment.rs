@@ -15,7 +15,7 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
 /// compares the list with the sources.
-const KNOWN: [&str; 39] = [
+const KNOWN: [&str; 40] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
@@ -48,6 +48,7 @@ const KNOWN: [&str; 39] = [
     "SHARE",
     "SILENCE",
     "SIZE",
+    "SOAK",
     "TEST_PEERS",
     "TEST_TASK",
     "TEST_TOO_MANY_HANDLES",

@@ -147,9 +147,10 @@ impl<T: Send> JobHandle<T> {
         self.job.answer().is_set()
     }
 
-    /// Cancels the job. If it has not begun, it never will. Otherwise [`Device::cancelled`] is true in its closure, its
-    /// next operation returns [`Error::Aborted`], and a collective in which it waits ends. In both cases the answer is
-    /// [`Error::Cancelled`], unless the closure has already ended. Returns whether the job had not begun.
+    /// Cancels the job. If it has not begun, it never will. Otherwise [`Device::cancelled`](crate::Device::cancelled)
+    /// is true in its closure, its next operation returns [`Error::Aborted`], and a collective in which it waits ends.
+    /// In both cases the answer is [`Error::Cancelled`], unless the closure has already ended. Returns whether the job
+    /// had not begun.
     #[track_caller]
     pub fn cancel(&self) -> bool {
         self.core.cancel(self.rank, Error::Cancelled { op: "cancel", site: Location::caller() })

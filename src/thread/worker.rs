@@ -251,7 +251,7 @@ impl Worker {
         self.streams.take(&self.handle, priority)
     }
 
-    /// The stream of other code with this handle: see [`Device::adopt_stream`].
+    /// The stream of other code with this handle: see [`Device::adopt_stream`](crate::Device::adopt_stream).
     ///
     /// # Safety
     /// As there.

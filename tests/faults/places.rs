@@ -89,6 +89,21 @@ fn a_devices_calls_have_places() {
             told("Device::adopt", dev.adopt::<f32>(0, 1, ()));
             told("Device::adopt_stream", dev.adopt_stream(u64::MAX));
         }
+        #[cfg(feature = "dlpack")]
+        {
+            use gpu_pool::dlpack::dlpark::{DlpackFlags, versioned::Dlpack};
+            let tensor = || dev.to_dlpack(dev.zeros::<f32>(4)?, &[4]);
+            let read_only = tensor()?.into_raw();
+            // SAFETY: a live tensor, which nothing else has; the stream is refused.
+            unsafe {
+                (*read_only).flags = DlpackFlags::READ_ONLY;
+                let read_only = Dlpack::from_raw(read_only).map_err(Error::custom)?;
+                told("DlpackTensor::into_buffer", dev.from_dlpack::<f32>(read_only)?.into_buffer());
+                told("Device::from_dlpack", dev.from_dlpack::<i32>(tensor()?));
+                told("Device::to_dlpack_on", dev.to_dlpack_on(dev.zeros::<f32>(4)?, &[4], u64::MAX));
+            }
+            told("Device::to_dlpack", dev.to_dlpack(dev.zeros::<f32>(4)?, &[5]));
+        }
         told("Device::pinned", dev.pinned::<f64>(FAR));
         let mut words = dev.zeros::<u32>(4)?;
         // SAFETY: the kernel is not found.
