@@ -248,6 +248,7 @@ impl DeviceHandle {
     }
 
     /// The error of a call that the driver has refused for an argument of the user, or that has failed.
+    #[track_caller]
     pub(crate) fn refused(&self, op: &'static str, fault: Fault) -> Error {
         if fault.kind == FaultKind::InvalidArgument { Error::invalid(op, fault.detail) } else { self.error(op, fault) }
     }
