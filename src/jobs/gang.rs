@@ -58,16 +58,13 @@ impl GangJob {
 impl Visit<Rc<Worker>> for GangJob {
     fn visit(self: Arc<Self>, worker: &Rc<Worker>, rank: usize, place: u64, _others: &dyn Fn() -> bool) {
         let is_lost = |device: &usize| self.core.shared.handles[*device].is_lost();
-        let begins = *self.begins.get_or_init(|| !self.devices.iter().any(is_lost));
+        // One decision for all: a closure may wait for its peers by other means than this crate's.
+        let begins = *self.begins.get_or_init(|| self.gang.cause().is_none() && !self.devices.iter().any(is_lost));
         if begins {
             // Each member may come first. All of them bring the same place.
             self.gang.enter_at(place);
             worker.handle.take_over(self.packet.known());
-            flight::join(worker, &self.gang, rank, &self.known, |dev| {
-                // It may have been cancelled while it came together.
-                dev.check()?;
-                self.packet.work.run(dev)
-            });
+            flight::join(worker, &self.gang, rank, &self.known, |dev| self.packet.work.run(dev));
         }
         let mut ended = self.ended.lock();
         ended.push(worker.handle.hand_over());

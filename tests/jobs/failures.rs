@@ -211,12 +211,15 @@ fn a_gang_that_waits_goes_to_other_devices() {
         thread::scope(|s| {
             let scope = s.spawn(|| {
                 pool.on(&[0, 1]).run(|dev, _| {
-                    if dev.index() == 1 {
-                        begun.wait();
-                        go.wait();
-                        plan.resume();
+                    if dev.index() == 0 {
+                        // Else the gang could begin here before the loss.
+                        until("device 1 is lost", || dev.check().is_err())?;
+                        return dev.check();
                     }
-                    sum(dev, 1)
+                    begun.wait();
+                    go.wait();
+                    plan.resume();
+                    sum(dev, 1).map(drop)
                 })
             });
             begun.wait();
