@@ -191,8 +191,8 @@ fn an_abort_while_a_gang_comes_together() {
                 assert!(matches!(gang.wait(), Err(Error::Cancelled { .. })));
                 scope.join().unwrap().unwrap();
             });
-            // The member whose device was held came after the abort.
-            assert!(ran.load(SeqCst) < 1 << 8, "rank 1 has run");
+            // All members or none: a closure may wait for its peers by means that no abort ends.
+            assert!(matches!(ran.load(SeqCst), 0 | 0x101), "{:#x}", ran.load(SeqCst));
             jobs.close().unwrap();
             pool.run(|dev, _| dev.barrier()).unwrap();
         }
