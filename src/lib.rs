@@ -76,6 +76,7 @@
 //! | `blas` | yes | [`Device::gemm`]: cuBLAS on GPUs, the `gemm` crate on software GPUs. |
 //! | `insight` | yes | Files for viewers: [`memory::MemorySnapshot::memory_viz`], [`tasks::TaskTrace`]. |
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
+//! | `dlpack` | no | [`Device::from_dlpack`], [`Device::to_dlpack`]: tensors of numpy, torch and others. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //!
 //! GPUs need Linux and an NVIDIA driver of version 535 or newer.
