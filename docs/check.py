@@ -139,8 +139,8 @@ def check_programs(pages):
 CRATES = {"gpu-pool": ROOT} | {f"gpu-pool-{path.name}": path for path in sorted(ROOT.glob("crates/*"))}
 # Variables of the crates' own tests, benches and models.
 OWN = {
-    "BEFORE", "BENCH_NCCL", "BENCH_NO_PEER", "DDP", "FUZZ_SEED", "FUZZ_STEPS", "HEAP_STEPS", "LONG", "SOAK", "LOOM", "MACHINE",
-    "MUTANT", "TEST_PEERS", "TEST_TASK", "TEST_TOO_MANY_HANDLES", "TEST_TRANSPORT", "TORCH",
+    "BEFORE", "BENCH_NCCL", "BENCH_NO_PEER", "DDP", "FUZZ_SEED", "FUZZ_STEPS", "HEAP_STEPS", "LONG", "SOAK", "LOOM",
+    "MACHINE", "MUTANT", "TEST_PEERS", "TEST_TASK", "TEST_TOO_MANY_HANDLES", "TEST_TRANSPORT", "TORCH",
 }
 # Features for the crates' own tests.
 OWN_FEATURES = {("gpu-pool-lab", "cuda"), ("gpu-pool-lab", "blas"), ("gpu-pool-cluster", "extend")}

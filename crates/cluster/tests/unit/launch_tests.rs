@@ -69,7 +69,7 @@ fn each_launcher_is_known() {
 }
 
 /// What launchers set. Those of MPI are as `env` has shown them, of Open MPI 4.1.4 and 5.0.11, MPICH 5.0.2 and Intel
-/// MPI 2021.18; the others are as their sources and manuals say.
+/// MPI 2021.18; the others are written from their documents.
 #[test]
 fn recorded_environments() {
     let mpi = |by| Launch { rank: 1, size: 2, local_rank: 1, local_size: 2, master: None, by };
