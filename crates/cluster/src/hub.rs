@@ -218,9 +218,11 @@ impl Hub {
         std::mem::take(&mut self.out)
     }
 
-    /// Whether processes may still come that are to be told of a refusal.
+    /// Whether processes may still come that are to be told of a refusal or a loss. Without an answer they would look
+    /// for rank 0 until their patience is over.
     pub(crate) fn has_to_tell(&self) -> bool {
-        self.refused > 0 && self.hosts.len() + self.refused < self.limits.size
+        let told = matches!(self.over, Some(Failure::Refused { .. } | Failure::Lost { .. }));
+        told && self.hosts.len() + self.refused < self.limits.size
     }
 
     /// A process is lost: its connection has ended.

@@ -22,7 +22,7 @@ use std::{
 /// The most connections that are being greeted at a time. The oldest one of the address that has most makes room.
 const GREETINGS: usize = 64;
 
-/// After a refusal rank 0 waits so long for others that come late, to tell them.
+/// After a refusal or a loss in the start rank 0 waits so long for others that come late, to tell them.
 const LATE: Duration = Duration::from_secs(2);
 
 pub(super) struct Server {
