@@ -145,14 +145,15 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the product of `shape` is not the buffer's length, and on a software GPU without
-    /// memory; [`Error::WrongDevice`]; [`Error::Timeout`]; the driver's. The buffer is dropped then.
+    /// memory; [`Error::WrongDevice`], [`Error::WrongPool`]; [`Error::Timeout`]; the driver's. The buffer is dropped then.
     #[track_caller]
     pub fn to_dlpack<T: DeviceCopy + DlpackElement>(
         &self,
         buffer: DeviceBuffer<T>,
         shape: &[usize],
     ) -> Result<versioned::Dlpack> {
-        let op = self.op("to_dlpack")?;
+        let mut op = self.op("to_dlpack")?;
+        op.reads(&buffer.view())?;
         buffer.block.wait_host(op.name, Access::Write, self.worker.shared.deadline)?;
         drop(op);
         self.export("to_dlpack", buffer, shape, None)
@@ -192,9 +193,6 @@ impl Device {
         shape: &[usize],
         stream: Option<Arc<StreamCore>>,
     ) -> Result<versioned::Dlpack> {
-        if buffer.device() != self.index() {
-            return Err(Error::wrong_device(op, buffer.device(), self.index()));
-        }
         let len = shape.iter().try_fold(1usize, |product, &length| product.checked_mul(length));
         if len != Some(buffer.len()) {
             return Err(Error::invalid(op, format_args!("{} elements in the shape {shape:?}", buffer.len())));

@@ -24,7 +24,8 @@ pub(super) struct GangJob {
     pub devices: Devices,
     packet: Arc<Packet>,
     placed: Mutex<Option<Placed>>,
-    /// Decided by the member that comes first. False if a device is lost by then: the job goes to others.
+    /// Decided by the member that comes first. False if the job was cancelled by then, or if a device is lost: then the
+    /// job goes to others.
     begins: OnceCell<bool>,
     known: Mutex<Option<Box<Token>>>,
     /// What the members knew at their ends.

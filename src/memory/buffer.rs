@@ -53,7 +53,8 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
         self.block.handle.device
     }
 
-    /// The address on the device, for your own `unsafe` code; 256-byte aligned.
+    /// The address on the device, for your own `unsafe` code. It is 256-byte aligned, but for memory of
+    /// [other code](crate::Device::adopt).
     pub fn address(&self) -> Address {
         self.block.address
     }

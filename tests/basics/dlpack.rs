@@ -74,6 +74,14 @@ on_both! {
     }
 }
 
+#[test]
+fn a_buffer_of_another_pool_is_not_exported() {
+    let pools = [(); 2].map(|()| crate::support::Gpus::software().pool(1));
+    let x = pools[0].on_device(0).run(|dev| dev.zeros::<f32>(4)).unwrap();
+    let refused = pools[1].on_device(0).run(move |dev| dev.to_dlpack(x, &[4]).map(drop));
+    assert!(matches!(failure(refused), Error::WrongPool { op: "to_dlpack", .. }));
+}
+
 /// A tensor of another library is used in place, and released after its last use.
 #[test]
 fn a_tensor_comes_in() {

@@ -1,6 +1,6 @@
 //! What fails, fails alone: panics, errors, lost devices, faults of the driver.
 
-use crate::support::*;
+use crate::{Bomb, support::*};
 use gpu_pool::{Device, Error, GpuPool, Jobs, Result, jobs::JobHandle};
 use gpu_pool_lab::{FaultPlan, FaultRule, Injected, prelude::*};
 use std::{
@@ -74,15 +74,6 @@ fn a_panic_under_memory_pressure_ends_nobody_else() {
 /// rust-fil-proofs #1478: after a panic every later proof failed with a poisoned lock. Also panics of drops.
 #[test]
 fn no_lock_of_the_queue_is_poisoned() {
-    #[derive(Debug)]
-    struct Bomb;
-    impl Drop for Bomb {
-        fn drop(&mut self) {
-            if !thread::panicking() {
-                panic!("in a drop");
-            }
-        }
-    }
     guarded(|| {
         let pool = builder().host(2).build().unwrap();
         let jobs = pool.jobs().build().unwrap();

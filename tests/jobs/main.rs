@@ -11,3 +11,15 @@ mod attacks;
 mod basics;
 mod beside;
 mod failures;
+
+/// Its drop panics.
+#[derive(Debug)]
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            panic!("in a drop");
+        }
+    }
+}

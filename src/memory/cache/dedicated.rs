@@ -1,6 +1,6 @@
 //! Blocks in chunks of their own: memory that other processes have, too, and memory of other code.
 //!
-//! Such a block is not pooled: it counts in no [`MemoryStats`](super::MemoryStats), and goes back to the driver when
+//! Such a block is not pooled: the counters of the pool do not include it, and it goes back to the driver when
 //! its last handle is gone and its last uses have completed. It comes home like every other block, since after a failed
 //! scope memory that was freed may still be in use.
 
