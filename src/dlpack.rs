@@ -145,7 +145,8 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the product of `shape` is not the buffer's length, and on a software GPU without
-    /// memory; [`Error::WrongDevice`], [`Error::WrongPool`]; [`Error::Timeout`]; the driver's. The buffer is dropped then.
+    /// memory; [`Error::WrongDevice`], [`Error::WrongPool`]; [`Error::Timeout`]; the driver's. The buffer is dropped
+    /// then.
     #[track_caller]
     pub fn to_dlpack<T: DeviceCopy + DlpackElement>(
         &self,
