@@ -9,7 +9,7 @@ doctest of one crate: its `src/book.rs` has it. Those that `.ci/paste.py` compil
 `design/all_reduce.md` lists functions with their files. A function that is not in its file any more is a fault.
 
 Tables stand once, and agree with the code: variables, features, examples, modules, and the differences of
-`Error::Mismatch`.
+`Error::Mismatch`. `cargo test` is not said to run everything.
 """
 import pathlib
 import re
@@ -56,6 +56,8 @@ def headings(text):
 
 def check_page(page):
     name = page.relative_to(ROOT)
+    if match := re.search(r"^cargo test +# *(everything|all(?! but)).*", page.read_text(), re.M):
+        yield f"{name}: {match[0]}: not without GPU_POOL_LONG"
     for number, line in enumerate(prose(page.read_text()), 1):
         where = f"{name}:{number}"
         is_prose = page not in GENERATED and "<!--" not in line and not line.lstrip().startswith(("|", "<", "!"))
@@ -214,12 +216,32 @@ def check_differences():
         yield f"src/error.rs: `Mismatch::what` differs from the code in {sorted(found ^ told)}"
 
 
+def check_modules():
+    """`Module::cuda` and `Module::ptx` stand next to each other, and the feature of the first one is named."""
+    page = (RUSTDOC / "gpu_pool/struct.Module.html").read_text()
+    methods = re.findall(r'<section id="method\.(\w+)"', page)
+    ptx = methods.index("ptx")
+    if "cuda" not in methods[max(0, ptx - 1) : ptx + 2]:
+        yield f"rustdoc of Module: {methods}: `cuda` is not next to `ptx`"
+    if "nvrtc" not in page.split('id="method.cuda"')[1].split("<section")[0]:
+        yield "rustdoc of Module: `cuda` does not name its feature"
+
+
+def check_debug():
+    """Each public type has `Debug`. (The compiler's lint `missing_debug_implementations` asks private ones, too.)"""
+    for page in sorted(RUSTDOC.glob("gpu_pool*/**/*.html")):
+        text = page.read_text() if page.name.startswith(("struct.", "enum.", "union.")) else "impl-Debug-for-"
+        if "impl-Debug-for-" not in text and 'http-equiv="refresh"' not in text:
+            yield f"{page.relative_to(RUSTDOC)}: no `Debug`"
+
+
 def main():
     pages = [ROOT / "README.md", *sorted(SOURCE.rglob("*.md"))]
     around = [ROOT / "CONTRIBUTING.md", ROOT / "NOTICE.md", *sorted(ROOT.glob("crates/*/README.md"))]
     faults = [fault for page in pages + around for fault in check_page(page)]
     faults += [*check_calls(), *check_programs(pages)]
     faults += [*check_variables(pages + around), *check_features(), *check_reference(), *check_differences()]
+    faults += [*check_modules(), *check_debug()]
     lines = len((ROOT / "README.md").read_text().splitlines())
     if lines > README_LINES:
         faults.append(f"README.md has {lines} lines; {README_LINES} are a page that people read")
