@@ -167,7 +167,7 @@ pub use ops::{Matrix, MatrixMut};
 
 /// Software GPUs: the order of their operations.
 pub mod host {
-    pub use crate::driver::host::Schedule;
+    pub use crate::driver::host::ExecutionOrder;
 }
 
 // The loom models drive private parts of `sync`.

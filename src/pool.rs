@@ -97,7 +97,7 @@ impl GpuPool {
     #[track_caller]
     pub fn unified<T: DeviceCopy>(&self, len: usize) -> Result<UnifiedBuffer<T>> {
         self.check_open()?;
-        if let Some(i) = (0..self.devices()).find(|&i| !self.shared.handles[i].driver.info().concurrent_managed) {
+        if let Some(i) = (0..self.device_count()).find(|&i| !self.shared.handles[i].driver.info().concurrent_managed) {
             let why = format!("device {i} cannot share managed memory with the host while it works");
             return Err(Error::invalid("unified", why));
         }
@@ -106,8 +106,8 @@ impl GpuPool {
     }
 
     /// The number of devices.
-    pub fn devices(&self) -> usize {
-        self.shared.devices()
+    pub fn device_count(&self) -> usize {
+        self.shared.device_count()
     }
 
     /// The devices, and how they reach each other, as found when the pool was built.
@@ -116,12 +116,12 @@ impl GpuPool {
             devices: self.shared.handles.iter().map(|handle| handle.driver.info().clone()).collect(),
             lost: self.shared.handles.iter().map(|handle| handle.is_lost()).collect(),
             peers: self.shared.peers.get().cloned().unwrap_or_default(),
-            collectives: in_words::sizes(self.devices()),
+            collectives: in_words::sizes(self.device_count()),
         }
     }
 
     /// The operations of the pool's software GPUs so far, if they run one operation at a time
-    /// ([`Schedule`](crate::driver::host::Schedule)); `None` otherwise.
+    /// ([`ExecutionOrder`](crate::driver::host::ExecutionOrder)); `None` otherwise.
     pub fn trace(&self) -> Option<Trace> {
         host::trace(&self.shared.handles[0].driver)
     }

@@ -130,7 +130,7 @@ fn main() -> Result<()> {
         builder = builder.devices(&Vec::from_iter(0..count));
     }
     let pool = builder.build()?;
-    let (devices, name) = (pool.devices(), &pool.report().devices[0].name);
+    let (devices, name) = (pool.device_count(), &pool.report().devices[0].name);
     println!("{} jobs from {} threads on {devices} x {name}", options.jobs, options.threads);
 
     let start = Instant::now();

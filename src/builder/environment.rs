@@ -4,7 +4,7 @@
 
 use super::{Builder, share};
 use crate::{
-    driver::host::Schedule,
+    driver::host::ExecutionOrder,
     error::{Error, Result, Site, op_site::OpSite},
     log, variables,
 };
@@ -84,7 +84,7 @@ impl Builder {
             refuse_lab("GPU_POOL_FAULTS", "")?;
         }
         if self.schedule.is_none() && self.machine.topology.is_none() {
-            self.schedule = seed()?.map(Schedule::Seeded);
+            self.schedule = seed()?.map(ExecutionOrder::Seeded);
         }
         if self.backing.is_none() {
             self.backing = variable("GPU_POOL_MEMORY", "auto, vmm or malloc", parsed)?;

@@ -8,7 +8,7 @@ use crate::{
     fabric::{
         limits::{Limits, multiprocessors},
         mailbox::Endpoint,
-        packing::Carriers,
+        packing::Codecs,
     },
     gang::{
         dispatch::Queue,
@@ -97,9 +97,9 @@ impl Builder {
             peers: OnceCell::new(),
             signals: OnceCell::new(),
             cleaner: Default::default(),
-            carriers: match &world {
-                Some(_) => transfer::known().with(&self.carriers),
-                None => Carriers::default(),
+            codecs: match &world {
+                Some(_) => transfer::known().with(&self.codecs),
+                None => Codecs::default(),
             },
             world,
             stages: Default::default(),

@@ -67,7 +67,7 @@ impl GpuPool {
     #[track_caller]
     pub fn survivors(&self) -> Result<GpuPool> {
         let _here = OpSite::here("survivors");
-        let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.handles[i].is_lost()).collect();
+        let alive: Vec<usize> = (0..self.device_count()).filter(|&i| !self.shared.handles[i].is_lost()).collect();
         let handles = || alive.iter().map(|&i| &self.shared.handles[i]);
         let mut drivers: Vec<_> = handles().map(|handle| handle.unwatched().clone()).collect();
         if let Some(watch) = handles().find_map(|handle| handle.watch()) {

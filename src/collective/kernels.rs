@@ -11,7 +11,7 @@
 //! Only the bits of a NaN may differ.
 
 mod host_kernels;
-mod lane;
+mod summand;
 #[cfg(test)]
 #[path = "../../tests/unit/collective/kernels/tests.rs"]
 mod tests;

@@ -173,7 +173,7 @@ impl<P: Parts> Run<'_, P> {
         let (run, parts) = self.parted(());
         let (shared, devices) = (run.shared, run.devices);
         let devices = devices.map(|devices| members(shared, op, devices)).transpose()?;
-        let count = devices.map_or(shared.devices(), <[usize]>::len);
+        let count = devices.map_or(shared.device_count(), <[usize]>::len);
         let shards: Vec<Shard> = (0..count).map(|rank| shard(shared, rank, devices)).collect();
         let here = OpSite::here(op);
         let parts = parts.split(&shards)?;

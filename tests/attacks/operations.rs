@@ -1,6 +1,6 @@
 //! What safe code could do to the library if it wanted to; each of these once worked.
 
-use crate::support::{PATIENCE, guarded};
+use crate::support::{TIMEOUT, guarded};
 use gpu_pool::{AsView, AsViewMut, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, Matrix, Result};
 use gpu_pool_lab::prelude::*;
 use std::{sync::mpsc, thread, time::Duration};
@@ -75,7 +75,7 @@ fn every_other_operation_does_too() {
 }
 
 fn two() -> GpuPool {
-    GpuPool::builder().check(gpu_pool_lab::Check::Races).host(2).timeout(PATIENCE / 2).build().unwrap()
+    GpuPool::builder().check(gpu_pool_lab::Check::Races).host(2).timeout(TIMEOUT / 2).build().unwrap()
 }
 
 /// Converting the library's error runs the caller's code: on the caller's thread, not where peers wait for it.

@@ -188,7 +188,7 @@ fn soaking() -> Duration {
 /// hours of it: `GPU_POOL_SOAK=14400 cargo test --test jobs soak -- --nocapture`.
 #[test]
 fn soak() {
-    guarded_for(soaking() + PATIENCE, || {
+    guarded_for(soaking() + TIMEOUT, || {
         let end = Instant::now() + soaking();
         let (mut round, mut first, mut told) = (0u64, None, Instant::now());
         while Instant::now() < end {

@@ -13,13 +13,13 @@
 //! * A failed scope changes nothing for other scopes (C7).
 
 #[cfg(test)]
-#[path = "../tests/unit/hub/beside_tests.rs"]
-mod beside_tests;
-#[cfg(test)]
 #[path = "../tests/unit/hub/clock_tests.rs"]
 mod clock_tests;
 mod deadline;
 mod meeting;
+#[cfg(test)]
+#[path = "../tests/unit/hub/proxied_tests.rs"]
+mod proxied_tests;
 #[cfg(test)]
 #[path = "../tests/unit/hub/shipment_tests.rs"]
 mod shipment_tests;
@@ -53,9 +53,9 @@ pub(crate) struct Limits {
     /// The number of processes.
     pub size: usize,
     /// A process without a heartbeat for this long is lost.
-    pub silence: Duration,
+    pub heartbeat_timeout: Duration,
     /// All processes must have joined, and opened the transport, after this time.
-    pub patience: Duration,
+    pub connect_timeout: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -152,7 +152,7 @@ impl Hub {
             limits,
             now: Duration::ZERO,
             looked: Duration::ZERO,
-            step: (limits.silence.min(limits.patience) / 4).min(STEP),
+            step: (limits.heartbeat_timeout.min(limits.connect_timeout) / 4).min(STEP),
             stopped: None,
             earlier: [None; TICKS],
             hosts: BTreeMap::new(),
@@ -219,7 +219,7 @@ impl Hub {
     }
 
     /// Whether processes may still come that are to be told of a refusal or a loss. Without an answer they would look
-    /// for rank 0 until their patience is over.
+    /// for rank 0 until their time to connect is over.
     pub(crate) fn has_to_tell(&self) -> bool {
         let told = matches!(self.over, Some(Failure::Refused { .. } | Failure::Lost { .. }));
         told && self.hosts.len() + self.refused < self.limits.size
@@ -237,7 +237,7 @@ impl Hub {
     /// its connection.
     pub(crate) fn lost_at(&mut self, clock: Duration, host: usize, why: &str) -> Out {
         self.look(clock);
-        match self.stopped.filter(|(end, _)| clock.saturating_sub(*end) < self.limits.silence / 4) {
+        match self.stopped.filter(|(end, _)| clock.saturating_sub(*end) < self.limits.heartbeat_timeout / 4) {
             Some((_, time)) if !self.has_left(host) => {
                 self.lost(0, &format!("it was stopped for {time:?}, so the others have given it up"))
             }
@@ -247,7 +247,7 @@ impl Hub {
 
     fn look(&mut self, clock: Duration) {
         let time = clock.saturating_sub(self.looked);
-        if time >= self.limits.silence / 4 * 3 {
+        if time >= self.limits.heartbeat_timeout / 4 * 3 {
             self.stopped = Some((clock, time));
         }
         self.now += time.min(self.step);

@@ -23,11 +23,11 @@ pub enum Rule {
     EarlyFailure,
     /// Such a failure belongs to the next scope of others, wherever that is begun.
     EarlyPlace,
-    /// What goes beside a member keeps it from its own collectives.
-    Beside,
+    /// A proxied meeting keeps a member from its own collectives.
+    Proxied,
     /// A rail begins before the step inside the process has staged its piece.
     RailWaits,
-    /// A process arrives with the first of the members that something goes beside.
+    /// A process arrives with the first of the members of a proxied meeting.
     LastArrives,
 }
 

@@ -213,8 +213,8 @@ impl Process {
         self.failure(scope).filter(|failure| !own(failure))
     }
 
-    /// A member has arrived. The leader's arrival is told to the hub; `arrive` then lacks only its number. Beside, all
-    /// lead, and the last one's is told.
+    /// A member has arrived. The leader's arrival is told to the hub; `arrive` then lacks only its number. In a proxied
+    /// meeting all lead, and the last one's is told.
     pub(crate) fn arrive(&mut self, key: &Key, leads: Option<Arrive>) -> Option<ToHub> {
         let meeting = self.meetings.entry(key.clone()).or_insert_with(|| {
             let takers = key.1.iter().filter(|(host, _)| *host as usize == self.host).count();
@@ -222,7 +222,7 @@ impl Process {
         });
         meeting.arrived += 1;
         let all = meeting.arrived == meeting.takers;
-        let arrive = leads.filter(|arrive| all || !arrive.beside || mutant::is(Rule::LastArrives))?;
+        let arrive = leads.filter(|arrive| all || !arrive.proxied || mutant::is(Rule::LastArrives))?;
         self.scopes.get(&key.0).filter(|scope| !scope.left)?;
         self.last_arrival += 1;
         self.arrivals.insert(self.last_arrival, key.clone());

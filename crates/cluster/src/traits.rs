@@ -73,7 +73,7 @@ pub enum Entry<'e> {
 /// One scope of all processes.
 pub trait WorldScope: Send + Sync {
     /// Meets the other hosts of a group for one collective. All members of this host call it, after they have met
-    /// among themselves, or [beside](Arrival::beside) what they do. It returns when the hub has committed the
+    /// among themselves, or by the [proxy thread](Arrival::proxied). It returns when the hub has committed the
     /// collective and it is this one's turn. No failure of the gang and no deadline of this process ends the wait: the
     /// hub does.
     ///
@@ -109,7 +109,7 @@ pub struct Arrival<'a> {
     pub leads: bool,
     /// Set for collectives run by the proxy thread, concurrent with the member's own. All members of the host lead
     /// then, in any order: the host has arrived with the last one.
-    pub beside: bool,
+    pub proxied: bool,
     /// Of the leader: a value for all hosts, at most [`MOST_NOTE`] bytes.
     pub note: Vec<u8>,
 }

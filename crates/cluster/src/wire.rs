@@ -82,8 +82,8 @@ pub(crate) struct Arrive {
     pub number: u64,
     /// Who speaks for the members.
     pub device: u32,
-    /// The members may be in other collectives meanwhile, but in no other one that is beside.
-    pub beside: bool,
+    /// The members may be in other collectives meanwhile, but in no other proxied one.
+    pub proxied: bool,
     pub call: String,
     pub site: String,
     pub note: Vec<u8>,

@@ -6,7 +6,7 @@
 //! time. The candidates are collected anew at each step; no stream is ever parked.
 
 use super::{
-    Schedule,
+    ExecutionOrder,
     event::Progress,
     grace::GraceTimer,
     op::{Engine, Op, Work},
@@ -35,12 +35,12 @@ enum Rule {
 
 impl Stepper {
     /// `None` for a schedule that is not stepped.
-    pub fn new(schedule: &Schedule) -> Option<Self> {
+    pub fn new(schedule: &ExecutionOrder) -> Option<Self> {
         let rule = match schedule {
-            Schedule::Threaded => return None,
-            Schedule::Seeded(seed) => Rule::Seeded(Draw::new(*seed)),
-            Schedule::Replay(choices) => Rule::Replay(choices.clone()),
-            Schedule::Virtual => Rule::Virtual,
+            ExecutionOrder::Threaded => return None,
+            ExecutionOrder::Seeded(seed) => Rule::Seeded(Draw::new(*seed)),
+            ExecutionOrder::Replay(choices) => Rule::Replay(choices.clone()),
+            ExecutionOrder::Virtual => Rule::Virtual,
         };
         Some(Stepper { rule, last: None, trace: Trace::default(), taken: 0, grace: None })
     }

@@ -29,7 +29,7 @@ use crate::{
     driver::{Address, host},
     error::{
         Result,
-        misuse::{Allocation, Deed, Kind, Report},
+        misuse::{Allocation, Kind, Operation, Report},
     },
     memory::{block::Block, handle::DeviceHandle, stream::StreamCore},
 };
@@ -115,8 +115,14 @@ fn look(
          end{far}: while the buffer was live, a kernel or a raw copy wrote past the end of it, or before the start of \
          the buffer behind it"
     );
-    let now =
-        Deed { op: "audit", detail: String::new(), site: None, device: Some(handle.device), stream: None, write: true };
+    let now = Operation {
+        op: "audit",
+        detail: String::new(),
+        site: None,
+        device: Some(handle.device),
+        stream: None,
+        write: true,
+    };
     let report = Report { kind: Kind::OutOfBounds, now, before: None, bytes, allocation: of(), missing };
     event!(error, device = handle.device, "{report}");
     Some(Arc::new(report))

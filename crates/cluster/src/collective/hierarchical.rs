@@ -259,7 +259,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
             call: &headline(self.call, self.registered.get()),
             site: self.call.site,
             leads: across.here == 0,
-            beside: false,
+            proxied: false,
             note,
         });
         match met {

@@ -80,7 +80,7 @@ impl Pair {
             call: &self.text,
             site: call.site,
             leads: true,
-            beside: false,
+            proxied: false,
             note,
         }
     }

@@ -158,7 +158,7 @@ impl ProxyTask {
             call: &self.call,
             site: self.site,
             leads: true,
-            beside: true,
+            proxied: true,
             note: Vec::new(),
         })?;
         self.pieces.committed(commit);

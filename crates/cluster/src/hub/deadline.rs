@@ -5,13 +5,13 @@ use super::{super::wire::MOST_MEMBERS, BTreeSet, Duration, Failure, Hub, Key, Sc
 impl Hub {
     pub(super) fn look_for_the_silent(&mut self) {
         let (now, limits) = (self.now, self.limits);
-        let silent = |host: &super::Host| now - host.heard >= limits.silence;
+        let silent = |host: &super::Host| now - host.heard >= limits.heartbeat_timeout;
         let found = self.hosts.iter().find(|(host, known)| !self.left.contains(host) && silent(known));
         if let Some((&host, _)) = found {
-            let why = format!("it has said nothing for {:?}", limits.silence);
+            let why = format!("it has said nothing for {:?}", limits.heartbeat_timeout);
             return self.end(Failure::lost(host, why));
         }
-        if self.opened.len() < limits.size && now >= limits.patience {
+        if self.opened.len() < limits.size && now >= limits.connect_timeout {
             let (op, missing) = self.keep_the_start_waiting();
             let missing = missing.into_iter().map(|host| host as u32).collect();
             self.end(Failure::Timeout { op: op.to_owned(), waited: now, missing });

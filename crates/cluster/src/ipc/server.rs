@@ -2,7 +2,7 @@
 //!
 //! One per process. It begins with the first export and ends with the last exported buffer. It never waits for one
 //! importer: each read and write is non-blocking, a request has a limit, and so has their number. What a stranger sends
-//! costs it at most a place among the guests for [`PATIENCE`].
+//! costs it at most a place among the guests for [`GUEST_TIMEOUT`].
 //!
 //! Invariant: no lock of this file is held while memory is given up, since that comes back to [`forget`].
 
@@ -27,7 +27,7 @@ use std::{
 };
 
 /// A guest that has not asked by then is sent away.
-const PATIENCE: Duration = Duration::from_secs(3);
+const GUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Most guests that have not asked yet; the one who has waited longest makes room.
 const MOST_ASKING: usize = 64;
 /// Most exports that have ended, and of which an importer that comes too late is told how.
@@ -225,7 +225,7 @@ impl Guest {
                 match socket::receive(&socket, &mut request[got..], RecvFlags::DONTWAIT) {
                     Ok((0, _)) => return None,
                     Ok((more, _)) => got += more,
-                    Err(why) if why.kind() == io::ErrorKind::WouldBlock && since.elapsed() < PATIENCE => {}
+                    Err(why) if why.kind() == io::ErrorKind::WouldBlock && since.elapsed() < GUEST_TIMEOUT => {}
                     Err(_) => return None,
                 }
                 if got < request.len() {

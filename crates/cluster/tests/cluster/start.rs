@@ -2,7 +2,7 @@
 //! longer than its limit, and each is told who it was.
 
 use crate::{
-    fleet::{Fleet, SILENCE, free_port, say},
+    fleet::{Fleet, HEARTBEAT_TIMEOUT, free_port, say},
     support::cases,
 };
 use gpu_pool::{Builder, Error};
@@ -13,7 +13,7 @@ use std::{
 };
 
 /// Longer than a busy machine takes for a start.
-const PATIENCE: Duration = Duration::from_secs(8);
+const TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Builds, and meets the others until an error. `rank`: the process with so many free file descriptors.
 pub fn child(builder: Builder, more: &[&str]) -> Result<(), Error> {
@@ -24,7 +24,7 @@ pub fn child(builder: Builder, more: &[&str]) -> Result<(), Error> {
         starve(free.parse().unwrap());
     }
     say("starts");
-    let built = builder.cluster(cluster.connect_timeout(PATIENCE)).build();
+    let built = builder.cluster(cluster.connect_timeout(TIMEOUT)).build();
     let met: Result<Vec<()>, Error> = built.and_then(|pool| {
         say("met");
         if more.is_empty() {
@@ -68,7 +68,7 @@ fn ends(signal: i32, victim: usize, words: &[&str]) {
             assert!(words.iter().any(|word| error.contains(word)), "process {rank}: {error}");
             // It may not have come at all.
             let joined = error.starts_with("lost");
-            let limit = if joined { 2 * SILENCE } else { PATIENCE + SILENCE };
+            let limit = if joined { 2 * HEARTBEAT_TIMEOUT } else { TIMEOUT + HEARTBEAT_TIMEOUT };
             assert!(at - start < limit, "process {rank} after {:?}: {error}", at - start);
         }
     }
@@ -106,7 +106,7 @@ fn a_process_has_no_free_file_descriptor() {
                 false => fleet.until(rank, "error ").1,
             });
             println!("{victim} {free} after {:?}: {said:?}", start.elapsed());
-            assert!(start.elapsed() < PATIENCE + 2 * SILENCE);
+            assert!(start.elapsed() < TIMEOUT + 2 * HEARTBEAT_TIMEOUT);
             if said.iter().all(|said| said == "met") {
                 continue;
             }

@@ -62,7 +62,7 @@ mod shadow;
 mod state;
 
 pub use gpu_pool::{
-    error::{Allocation, Deed, Kind, Report},
+    error::{Allocation, Kind, Operation, Report},
     extend::lab::annotate,
 };
 pub use host::Token;
