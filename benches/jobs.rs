@@ -5,8 +5,14 @@
 //! * `latency/<devices>/idle_300us`: after 300 idle us, so that the threads are asleep
 //! * `throughput/<devices>`: empty jobs of four submitting threads, in nanoseconds per job
 //!
+//! * `prove/<devices>`: `examples/prove`'s commitments of 2^16 to 2^22 elements on GPUs, or of 2^10 to 2^16 on software
+//!   GPUs, against one device, and against one that begins a job when the one before is over (`overlap(0)`)
+//! * `prove/copies`: only the uploads of these jobs, on one device
+//!
 //! At the end it prints the bytes of a queued job beside its closure.
 
+#[path = "../examples/prove/prover/mod.rs"]
+mod prover;
 mod support;
 
 use std::{
@@ -19,8 +25,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpu_pool::{Jobs, jobs::JobHandle};
-use support::{Bench, MICROSECONDS, NANOSECONDS, Side, gpus};
+use gpu_pool::{
+    GpuPool, Jobs,
+    jobs::{JobHandle, JobsWith},
+};
+use prover::Prover;
+use support::{Bench, MICROSECONDS, MILLISECONDS, NANOSECONDS, Side, gpus};
 
 const IDLE: Duration = Duration::from_micros(300);
 const SUBMITTERS: usize = 4;
@@ -187,6 +197,69 @@ fn bytes_of_a_job() -> f64 {
     bytes - size_of::<usize>() as f64
 }
 
+/// Commitments from one queue, or only their uploads. All polynomials are there before the clock starts.
+struct Prove {
+    jobs: JobsWith<Prover>,
+    polynomials: Arc<Vec<Vec<u64>>>,
+    _pool: GpuPool,
+}
+
+impl Prove {
+    fn new(devices: usize, overlap: usize, polynomials: &Arc<Vec<Vec<u64>>>) -> Self {
+        let builder = gpus::builder(gpus::count() == 0, devices).module(&prover::MODULE);
+        let pool = builder.build().expect("the devices can be opened");
+        let jobs = pool.jobs_with(Prover::new).queue(polynomials.len()).overlap(overlap).build().expect("a queue");
+        Self { jobs, polynomials: polynomials.clone(), _pool: pool }
+    }
+
+    fn milliseconds(&self, only_copies: bool) -> f64 {
+        let clock = Instant::now();
+        let submit = |number: usize| {
+            let polynomials = self.polynomials.clone();
+            let bytes = Prover::bytes(polynomials[number].len().trailing_zeros()) as u64;
+            let work = self.jobs.with(move |dev, prover| match only_copies {
+                true => dev.upload(&polynomials[number]).map(|_| None),
+                false => prover.commit(dev, &polynomials[number]).map(Some),
+            });
+            self.jobs.job().memory(bytes).submit(work).expect("it is taken")
+        };
+        let handles: Vec<_> = (0..self.polynomials.len()).map(submit).collect();
+        for handle in handles {
+            let root = handle.wait().expect("it succeeds");
+            assert!(root.is_none_or(|root| root.as_slice().is_ok_and(|root| root.iter().any(|word| *word != 0))));
+        }
+        clock.elapsed().as_secs_f64() * 1e3
+    }
+}
+
+fn prove(bench: &mut Bench) {
+    if !bench.wants("prove") {
+        return;
+    }
+    let (most, count) = if gpus::count() > 0 { (22, bench.size(84, 21)) } else { (16, bench.size(42, 14)) };
+    let polynomial = |number: usize| {
+        let noise = gpus::noise(2 << (most - number % 7), number as u64);
+        noise.chunks_exact(2).map(|word| u64::from(word[0]) << 32 | u64::from(word[1])).collect()
+    };
+    let polynomials = Arc::new((0..count).map(polynomial).collect());
+    let [one, serial] = [1, 0].map(|overlap| Prove::new(1, overlap, &polynomials));
+    bench.set_turns(2, bench.size(15, 5));
+    bench.compare("prove/copies", MILLISECONDS, Side::new("gpu-pool", || one.milliseconds(true)), vec![]);
+    for devices in gpus::powers(gpus::devices().max(2)) {
+        let many = Prove::new(devices, 1, &polynomials);
+        let mut peers = vec![Side::new("one device, overlap(0)", || serial.milliseconds(false))];
+        if devices > 1 {
+            peers.insert(0, Side::new("one device", || one.milliseconds(false)));
+        }
+        bench.compare(
+            &format!("prove/{devices}"),
+            MILLISECONDS,
+            Side::new("gpu-pool", || many.milliseconds(false)),
+            peers,
+        );
+    }
+}
+
 fn main() {
     let mut bench = Bench::new("jobs");
     let calls = bench.size(2000, 200);
@@ -216,6 +289,7 @@ fn main() {
             ],
         );
     }
+    prove(&mut bench);
     println!("a queued job takes {:.0} bytes beside its closure", bytes_of_a_job());
     bench.finish();
 }
