@@ -5,10 +5,10 @@
 //! Invariant: the GPU never accesses the caller's slice. `upload` has copied the slice into pieces when it returns, and
 //! `download` copies out of a piece after the DMA into it has ended.
 //!
-//! Each [`DoubleBuffer`] has two pieces, so the memcpy of one overlaps the DMA of the other. One CPU thread copies slower
-//! than the bus, so a large slice is split over several of them. Each has a thread of its own, and all of them send on
-//! the caller's stream. Small uploads share a piece: they are packed one behind the other, and only a full piece is
-//! waited for.
+//! Each [`DoubleBuffer`] has two pieces, so the memcpy of one overlaps the DMA of the other. One CPU thread copies
+//! slower than the bus, so a large slice is split over several of them. Each has a thread of its own, and all of them
+//! send on the caller's stream. Small uploads share a piece: they are packed one behind the other, and only a full
+//! piece is waited for.
 
 use crate::{
     Device, Event,

@@ -53,8 +53,8 @@ impl Line {
 }
 
 impl Client {
-    /// Connects to rank 0, which may come later, until `connect_timeout` is over. A connection that ends before rank 0's
-    /// word is tried again: there were too many others.
+    /// Connects to rank 0, which may come later, until `connect_timeout` is over. A connection that ends before rank
+    /// 0's word is tried again: there were too many others.
     pub(super) fn connect(
         at: SocketAddr,
         host: usize,
