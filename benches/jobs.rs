@@ -26,8 +26,8 @@ use std::{
 };
 
 use gpu_pool::{
-    GpuPool, Jobs,
-    jobs::{JobHandle, JobsWith},
+    GpuPool,
+    jobs::{JobHandle, Jobs, JobsWith},
 };
 use prover::Prover;
 use support::{Bench, MICROSECONDS, MILLISECONDS, NANOSECONDS, Side, gpus};
@@ -245,7 +245,7 @@ fn prove(bench: &mut Bench) {
     let [one, serial] = [1, 0].map(|overlap| Prove::new(1, overlap, &polynomials));
     bench.set_turns(2, bench.size(15, 5));
     bench.compare("prove/copies", MILLISECONDS, Side::new("gpu-pool", || one.milliseconds(true)), vec![]);
-    for devices in gpus::powers(gpus::devices().max(2)) {
+    for devices in gpus::powers(gpus::device_count().max(2)) {
         let many = Prove::new(devices, 1, &polynomials);
         let mut peers = vec![Side::new("one device, overlap(0)", || serial.milliseconds(false))];
         if devices > 1 {

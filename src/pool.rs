@@ -12,12 +12,12 @@ pub(crate) mod report;
 pub(crate) mod run;
 
 use crate::{
-    Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard, UnifiedBuffer,
+    Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard,
     collective::in_words,
     driver::host::{self, Trace},
     error::{Error, Kind, Result, listed, op_site::OpSite},
     gang::dispatch::Entry,
-    memory::pinned::Locality,
+    memory::{UnifiedBuffer, pinned::Locality},
     panics,
     scope::{TICK, check_pid},
     stall::StallTimer,

@@ -10,7 +10,7 @@ use cudarc::driver::{
     DevicePtr, DevicePtrMut,
     sys::{self, CUresult},
 };
-use gpu_pool::{Cuda, Device, DeviceBuffer, DeviceCopy, GpuPool, Result};
+use gpu_pool::{Device, DeviceBuffer, DeviceCopy, GpuPool, Result, interop::Cuda};
 use parking_lot::Mutex;
 
 use crate::{

@@ -2,8 +2,8 @@
 
 use crate::support::*;
 use gpu_pool::{
-    Error, GpuPool, Jobs, ReduceOp, Result,
-    jobs::{JobHandle, TrySubmitError},
+    Error, GpuPool, ReduceOp, Result,
+    jobs::{JobHandle, Jobs, TrySubmitError},
 };
 use std::{
     collections::BTreeSet,

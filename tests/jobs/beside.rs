@@ -1,7 +1,10 @@
 //! Jobs and scopes beside each other: bounds, interleavings, and hours of both.
 
 use crate::support::*;
-use gpu_pool::{Device, Error, GpuPool, Jobs, ReduceOp, Result, jobs::JobHandle};
+use gpu_pool::{
+    Device, Error, GpuPool, ReduceOp, Result,
+    jobs::{JobHandle, Jobs},
+};
 use gpu_pool_lab::{Explorer, FaultPlan, FaultRule, Injected, prelude::*};
 use std::{
     sync::{

@@ -1,7 +1,11 @@
 //! What fails, fails alone: panics, errors, lost devices, faults of the driver.
 
 use crate::{Bomb, support::*};
-use gpu_pool::{Device, Error, GpuPool, Jobs, LaunchDims, Module, Result, jobs::JobHandle, kernel};
+use gpu_pool::{
+    Device, Error, GpuPool, LaunchDims, Module, Result,
+    jobs::{JobHandle, Jobs},
+    kernel,
+};
 use gpu_pool_lab::{FaultPlan, FaultRule, Injected, prelude::*};
 use std::{
     collections::HashMap,

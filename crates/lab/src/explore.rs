@@ -1,11 +1,11 @@
 //! Runs many interleavings of one program, and finds the simplest one that fails.
 //!
 //! Software GPUs run one operation at a time, in an order drawn from a seed ([`ExecutionOrder::Seeded`]). A program
-//! that is wrong in one interleaving of many fails for some seeds. Such a run is then replayed with fewer and fewer switches
-//! between streams, by delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input",
-//! 2002), until no switch can be left out. If several switches remain, single switches are tried, since most bugs need
-//! few (Musuvathi and Qadeer, "Iterative context bounding", 2007). Mostly one or two switches remain, and they show the
-//! bug.
+//! that is wrong in one interleaving of many fails for some seeds. Such a run is then replayed with fewer and fewer
+//! switches between streams, by delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing
+//! input", 2002), until no switch can be left out. If several switches remain, single switches are tried, since most
+//! bugs need few (Musuvathi and Qadeer, "Iterative context bounding", 2007). Mostly one or two switches remain, and
+//! they show the bug.
 
 mod shrink;
 
