@@ -10,6 +10,7 @@ use super::{
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 use crate::traits::DeviceTransport;
 use crate::{
+    collective::Hierarchical,
     link::Linked,
     runtime::{
         BuilderInternals,
@@ -81,7 +82,7 @@ impl Connect for Cluster {
             let (transport, ends) = self.open(control, drivers, software, &mpi)?;
             Ok((transport, mpi.ends_behind(ends, self, control)))
         })?;
-        Ok(Linked::new(world))
+        Ok(Linked::new(world, Hierarchical))
     }
 }
 

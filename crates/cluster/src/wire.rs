@@ -27,6 +27,21 @@ pub(super) const MOST_MEMBERS: usize = 4096;
 /// The version of the protocol. Both sides must have the same.
 pub(super) const VERSION: u16 = 4;
 
+/// The same number in every process.
+pub(crate) fn hash(text: &str) -> u64 {
+    // FNV-1a.
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// A text of at most `most` bytes. Different texts stay different.
+pub(crate) fn shortened(text: &str, most: usize) -> String {
+    if text.len() <= most {
+        return text.to_owned();
+    }
+    let end = (0..=most).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    format!("{}.. (hash {:016x})", &text[..end], hash(text))
+}
+
 /// A device: its process and its ordinal there.
 pub(crate) type Member = (u32, u32);
 

@@ -3,7 +3,7 @@
 //! The files of the shapes use a [`HierarchicalCall`]. It uses the members of this process as a group, and the scope of
 //! all processes.
 
-use super::{cut::Cut, rail_map::RailMap, relay::Relay, values::hash};
+use super::{cut::Cut, rail_map::RailMap};
 use crate::internals::*;
 use crate::{
     link::{WorldLink, link_of},
@@ -16,7 +16,8 @@ use crate::{
 };
 use crate::{
     runtime::collective::Request,
-    traits::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
+    traits::{Arrival, Commit, HostTransport, MOST_NOTE, Transport, WorldScope},
+    wire::shortened,
 };
 use gpu_pool::Group;
 use gpu_pool::{DType, Device, Error, OnStream, PinnedBuffer, ReduceOp, Result};
@@ -24,7 +25,7 @@ use smallvec::SmallVec;
 use std::{cell::Cell, ops::Range, sync::Arc};
 
 /// The longest text of a call that is told as it is.
-const MOST_TEXT: usize = 160;
+pub(super) const MOST_TEXT: usize = 160;
 
 /// The descriptors of this process's members, by their rank among themselves.
 pub(super) type LocalDescriptors = SmallVec<[Arc<Descriptor>; 8]>;
@@ -83,14 +84,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
                 Err(Error::invalid_at(self.call.site, self.call.op, why))
             }
         }
-    }
-
-    /// This member's relay over a transport between devices. `overlapped`: its calls overlap with the member's other
-    /// work.
-    pub fn relay(&self, transport: Arc<dyn DeviceTransport>, overlapped: bool) -> Result<Relay<'_, 'g, 'd>> {
-        let rail = self.rail_map.of(self.across.me, self.across.here);
-        let ordinal = rail.map_or(self.group.device().index(), |rail| self.rail_map.all[rail].ordinal);
-        Relay::new(self, transport, ordinal, overlapped)
     }
 
     /// The loss of another process, if there is one: what ends the wait for messages.
@@ -332,14 +325,5 @@ pub(super) fn headline(call: &Call, registered: Option<u64>) -> String {
         *factor = 1.0;
     }
     let place = registered.map(|at| format!(" in registered memory, from byte {at}")).unwrap_or_default();
-    shortened(call.to_string() + &place)
-}
-
-/// A text that fits into a frame. Different texts stay different.
-pub(super) fn shortened(text: String) -> String {
-    if text.len() <= MOST_TEXT {
-        return text;
-    }
-    let end = (0..=MOST_TEXT).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    format!("{}.. (hash {:016x})", &text[..end], hash(&text))
+    shortened(&(call.to_string() + &place), MOST_TEXT)
 }

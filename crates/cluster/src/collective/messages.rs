@@ -10,9 +10,8 @@
 //! Invariant: messages of one label between two members of a group are received in the order in which they were sent.
 
 use super::{
-    hierarchical::{HierarchicalCall, part as part_of, shortened},
+    hierarchical::{HierarchicalCall, MOST_TEXT, part as part_of},
     message_route::{Again, CancelOn, Held, MessageRoute},
-    values::hash,
 };
 use crate::internals::*;
 use crate::runtime::{
@@ -22,6 +21,7 @@ use crate::runtime::{
 use crate::{
     runtime::processes::Place,
     traits::{Arrival, MOST_NOTE, OUTBOX},
+    wire::{hash, shortened},
 };
 use gpu_pool::Group;
 use gpu_pool::{Error, Result, error::Site};
@@ -64,7 +64,7 @@ impl Pair {
             (None, Some((_, of))) => format!("{label} of {of}"),
             (None, None) => label.to_string(),
         };
-        Pair { members, number, text: shortened(text) }
+        Pair { members, number, text: shortened(&text, MOST_TEXT) }
     }
 
     /// Batch 0 is the head, batch 1 are the parts.
@@ -89,7 +89,7 @@ impl Pair {
 /// What the receiver must know before it can take the parts.
 fn head(outgoing: &Outgoing, site: Site) -> Vec<u8> {
     let lens = outgoing.parts.iter().flat_map(|part| (part.bytes.len() as u64).to_le_bytes());
-    let site = shortened(site.to_string());
+    let site = shortened(&site.to_string(), MOST_TEXT);
     let (count, site_len) = (outgoing.parts.len() as u32, site.len() as u16);
     let lens = count.to_le_bytes().into_iter().chain(lens).chain(site_len.to_le_bytes());
     lens.chain(site.into_bytes()).chain(outgoing.header.iter().copied()).collect()

@@ -15,6 +15,7 @@ use super::{
     device_rail::DeviceRail,
     hierarchical::{HierarchicalCall, bytes, part},
     pieces::{Job, PIECE, Pieces},
+    relay::Relay,
     sums::gather,
 };
 use crate::runtime::collective::{Counts, Shape, Side};
@@ -54,7 +55,7 @@ pub(super) fn all_gather(
             let after = |cut: &Cut<'_>| gather(cut, n);
             let inside = Inside { dtype, reduce: None, before: &collect, after: &after };
             let (cuts, overlapped) = cuts(hier, &**transport, &whole, &inside);
-            let relay = hier.relay(transport.clone(), overlapped)?;
+            let relay = Relay::new(hier, transport.clone(), overlapped)?;
             hier.overlap(overlapped);
             let mut pieces = DevicePieces::new(&relay, &inside);
             for cut in &cuts {

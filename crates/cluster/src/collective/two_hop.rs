@@ -10,8 +10,9 @@
 //! Pieces that take the same steps keep the order of their senders, then of their receivers, on both sides.
 
 use super::{
-    all_to_all::{Amount, place},
+    cut::{Amount, place},
     hierarchical::{HierarchicalCall, part},
+    relay::Relay,
 };
 use crate::runtime::collective::{Area, Counts, Shape};
 use crate::{
@@ -116,7 +117,7 @@ pub(super) fn flow(
     }
     let calls = TwoHopAllToAll { hier, amount, size, seats };
     let own = calls.own();
-    let relay = hier.relay(transport, false)?;
+    let relay = Relay::new(hier, transport, false)?;
     // Where in the destination the piece of each member goes.
     let destined = calls.laid_out(&calls.members().map(|from| (from, me)).collect::<Vec<_>>());
     let destination = |from: usize| request.destination.as_ref().map(|area| part(area, destined[from].1.clone()));

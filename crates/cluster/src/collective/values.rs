@@ -10,6 +10,7 @@ use crate::runtime::{
 use crate::{
     runtime::collective::{between, value_of},
     traits::MOST_NOTE,
+    wire::shortened,
 };
 use gpu_pool::Group;
 use gpu_pool::{AsView, AsViewMut, DType, Error, Result};
@@ -91,13 +92,7 @@ pub(super) fn exchange(group: &Group<'_>, call: &Call, own: Vec<u8>) -> Result<V
 /// `Err(WorldMismatch)` on all members unless all processes say the same, each by its first member. A group of one
 /// process agrees.
 pub(super) fn agree(group: &Group<'_>, call: &Call, text: &str) -> Result<()> {
-    let mut end = text.len().min(MOST_TERMS);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let hashed =
-        if end < text.len() { format!("{}.. (hash {:016x})", &text[..end], hash(text)) } else { text.to_owned() };
-    let note = pack([call.site.to_string().into_bytes(), hashed.into_bytes()].into_iter());
+    let note = pack([call.site.to_string(), shortened(text, MOST_TERMS)].map(String::into_bytes).into_iter());
     let hier = HierarchicalCall::new(group, call, false)?;
     let across = hier.across;
     let (_, commit) = hier.meet(Payload::Nothing, |_| note)?;
@@ -121,26 +116,12 @@ pub(super) fn agree(group: &Group<'_>, call: &Call, text: &str) -> Result<()> {
 
 /// Several values in one.
 fn pack(values: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
-    let with_length = |value: Vec<u8>| [(value.len() as u32).to_le_bytes().to_vec(), value].concat();
-    values.flat_map(with_length).collect()
+    postcard::to_stdvec(&values.collect::<Vec<_>>()).expect("bytes can be written")
 }
 
 /// The values that [`pack`] has packed; none if these bytes are no such values.
-fn unpack(mut bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
-    let mut values = Vec::new();
-    while !bytes.is_empty() {
-        let (len, rest) = bytes.split_first_chunk()?;
-        let (value, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-        values.push(value.to_vec());
-        bytes = rest;
-    }
-    Some(values)
-}
-
-/// The same number in every process.
-pub fn hash(text: &str) -> u64 {
-    // FNV-1a.
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+fn unpack(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
+    postcard::take_from_bytes(bytes).ok().filter(|(_, rest)| rest.is_empty()).map(|(values, _)| values)
 }
 
 #[cfg(test)]
@@ -158,7 +139,7 @@ mod tests {
         #[test]
         fn any_bytes_can_be_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
             if let Some(values) = unpack(&bytes) {
-                prop_assert_eq!(pack(values.into_iter()), bytes);
+                prop_assert_eq!(unpack(&pack(values.clone().into_iter())), Some(values));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! What goes over the socket, and how processes, users and elements are told apart. No I/O but `/proc` and random
 //! bytes.
 
-use crate::{collective::values::hash, wire::no_descriptor};
+use crate::wire::{hash, no_descriptor};
 use gpu_pool::{Error, Result};
 use hmac::digest::CtOutput;
 use sha2::Sha256;

@@ -12,7 +12,9 @@ use gpu_pool::extend::cluster::{
     processes::{Connect, Place, Processes},
 };
 use gpu_pool::{Builder, Device, Error, GpuPool, Result, error::Site};
-use gpu_pool_cluster::extend::{Arrival, Commit, Entry, Linked, Tag, Transport, Window, World, WorldScope};
+use gpu_pool_cluster::extend::{
+    Arrival, Commit, Entry, Hierarchical, Linked, Tag, Transport, Window, World, WorldScope,
+};
 use mail::Mail;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::OnceLock;
@@ -356,7 +358,7 @@ impl Connect for Loopback {
         if let Some(mail) = &self.mail {
             *mail.drivers.lock() = drivers.to_vec();
         }
-        Ok(Linked::new(self.world.clone()))
+        Ok(Linked::new(self.world.clone(), Hierarchical))
     }
 }
 
