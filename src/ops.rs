@@ -43,7 +43,7 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for elements of another size; else see above.
     #[track_caller]
-    pub fn fill<V: AsViewMut + ?Sized>(&self, x: &mut V, value: V::Elem) -> Result<()> {
+    pub fn fill<T: DeviceCopy>(&self, x: &mut impl AsViewMut<Elem = T>, value: T) -> Result<()> {
         let x = x.view_mut();
         let bytes = bytemuck::bytes_of(&value);
         match *bytes {
@@ -102,16 +102,12 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn scale<V>(&self, x: &mut V, a: <V::Elem as Float>::Acc) -> Result<()>
-    where
-        V: AsViewMut + ?Sized,
-        V::Elem: Float,
-    {
+    pub fn scale<T: Float>(&self, x: &mut impl AsViewMut<Elem = T>, a: T::Acc) -> Result<()> {
         let x = x.view_mut();
         let _here = OpSite::here("scale");
         let n = x.len();
         // SAFETY: the kernel writes the `n` elements of `x`.
-        unsafe { self.launch(V::Elem::SCALE, tiles::<V::Elem>(n), (x, n as u64, a)) }
+        unsafe { self.launch(T::SCALE, tiles::<T>(n), (x, n as u64, a)) }
     }
 
     /// `y += a * x`; half types are computed in `f32`.
@@ -130,18 +126,13 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths; else see above.
     #[track_caller]
-    pub fn axpy<X, Y>(&self, a: <X::Elem as Float>::Acc, x: &X, y: &mut Y) -> Result<()>
-    where
-        X: AsView + ?Sized,
-        Y: AsViewMut<Elem = X::Elem> + ?Sized,
-        X::Elem: Float,
-    {
+    pub fn axpy<T: Float>(&self, a: T::Acc, x: &impl AsView<Elem = T>, y: &mut impl AsViewMut<Elem = T>) -> Result<()> {
         let (x, y) = (x.view(), y.view_mut());
         let _here = OpSite::here("axpy");
         same_len("axpy", x.len(), y.len())?;
         let n = x.len();
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
-        unsafe { self.launch(X::Elem::AXPY, tiles::<X::Elem>(n), (x, y, n as u64, a)) }
+        unsafe { self.launch(T::AXPY, tiles::<T>(n), (x, y, n as u64, a)) }
     }
 
     /// The sum, as one element on this device. The order of the additions is fixed, so every run gives the same bits.
@@ -160,16 +151,12 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn sum<V>(&self, x: &V) -> Result<DeviceBuffer<V::Elem>>
-    where
-        V: AsView + ?Sized,
-        V::Elem: Float,
-    {
+    pub fn sum<T: Float>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
         let x = x.view();
         let _here = OpSite::here("sum");
         let mut partial = self.allocate("sum", SUM_BLOCKS as usize)?;
         // SAFETY: the kernel reads the elements of `x` and writes one partial sum per block.
-        unsafe { self.launch(V::Elem::SUM_PARTIAL, PARTIAL, (x, &mut partial, x.len() as u64))? };
+        unsafe { self.launch(T::SUM_PARTIAL, PARTIAL, (x, &mut partial, x.len() as u64))? };
         self.sum_partials(&partial)
     }
 
@@ -188,18 +175,13 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths; else see above.
     #[track_caller]
-    pub fn dot<X, Y>(&self, x: &X, y: &Y) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        Y: AsView<Elem = X::Elem> + ?Sized,
-        X::Elem: Float,
-    {
+    pub fn dot<T: Float>(&self, x: &impl AsView<Elem = T>, y: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
         let (x, y) = (x.view(), y.view());
         let _here = OpSite::here("dot");
         same_len("dot", x.len(), y.len())?;
         let mut partial = self.allocate("dot", SUM_BLOCKS as usize)?;
         // SAFETY: the kernel reads the elements of `x` and `y` and writes one partial sum per block.
-        unsafe { self.launch(X::Elem::DOT_PARTIAL, PARTIAL, (x, y, &mut partial, x.len() as u64))? };
+        unsafe { self.launch(T::DOT_PARTIAL, PARTIAL, (x, y, &mut partial, x.len() as u64))? };
         self.sum_partials(&partial)
     }
 
@@ -227,17 +209,13 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn cast<B: DeviceCopy, V>(&self, x: &V) -> Result<DeviceBuffer<B>>
-    where
-        V: AsView + ?Sized,
-        V::Elem: CastTo<B>,
-    {
-        let x: DeviceView<'_, V::Elem> = x.view();
+    pub fn cast<B: DeviceCopy, T: CastTo<B>>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<B>> {
+        let x: DeviceView<'_, T> = x.view();
         let _here = OpSite::here("cast");
         let n = x.len();
         let mut y = self.allocate("cast", n)?;
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
-        unsafe { self.launch(<V::Elem as CastTo<B>>::CAST, LaunchDims::stride(n.div_ceil(4)), (x, &mut y, n as u64))? };
+        unsafe { self.launch(<T as CastTo<B>>::CAST, LaunchDims::stride(n.div_ceil(4)), (x, &mut y, n as u64))? };
         Ok(y)
     }
 }

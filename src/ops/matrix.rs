@@ -276,7 +276,7 @@ impl<'a, T: DeviceCopy> Matrix<'a, T> {
     /// # Errors
     /// [`Error::InvalidArgument`] when the view has another number of elements.
     #[track_caller]
-    pub fn new<V: AsView<Elem = T> + ?Sized>(view: &'a V, rows: usize, cols: usize) -> Result<Self> {
+    pub fn new(view: &'a impl AsView<Elem = T>, rows: usize, cols: usize) -> Result<Self> {
         let view = view.view();
         let layout = dense("Matrix::new", view.len(), rows, cols)?;
         Ok(Matrix { view, layout })
@@ -300,7 +300,7 @@ impl<'a, T: DeviceCopy> Matrix<'a, T> {
     /// # Errors
     /// [`Error::InvalidArgument`] when the view is too short, or `lead` less than `cols`.
     #[track_caller]
-    pub fn strided<V: AsView<Elem = T> + ?Sized>(view: &'a V, rows: usize, cols: usize, lead: usize) -> Result<Self> {
+    pub fn strided(view: &'a impl AsView<Elem = T>, rows: usize, cols: usize, lead: usize) -> Result<Self> {
         let view = view.view();
         let layout = Layout::strided("Matrix::strided", view.len(), rows, cols, lead)?;
         Ok(Matrix { view, layout })
@@ -319,7 +319,7 @@ impl<'a, T: DeviceCopy> MatrixMut<'a, T> {
     /// # Errors
     /// [`Error::InvalidArgument`] when the view has another number of elements.
     #[track_caller]
-    pub fn new<V: AsViewMut<Elem = T> + ?Sized>(view: &'a mut V, rows: usize, cols: usize) -> Result<Self> {
+    pub fn new(view: &'a mut impl AsViewMut<Elem = T>, rows: usize, cols: usize) -> Result<Self> {
         let view = view.view_mut();
         let layout = dense("MatrixMut::new", view.len(), rows, cols)?;
         Ok(MatrixMut { view, layout })
@@ -331,12 +331,7 @@ impl<'a, T: DeviceCopy> MatrixMut<'a, T> {
     /// # Errors
     /// [`Error::InvalidArgument`] when the view is too short, or `lead` less than `cols`.
     #[track_caller]
-    pub fn strided<V: AsViewMut<Elem = T> + ?Sized>(
-        view: &'a mut V,
-        rows: usize,
-        cols: usize,
-        lead: usize,
-    ) -> Result<Self> {
+    pub fn strided(view: &'a mut impl AsViewMut<Elem = T>, rows: usize, cols: usize, lead: usize) -> Result<Self> {
         let view = view.view_mut();
         let layout = Layout::strided("MatrixMut::strided", view.len(), rows, cols, lead)?;
         Ok(MatrixMut { view, layout })

@@ -120,20 +120,19 @@ pub trait Embeddings: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn embedding<X, L>(&self, table: &X, cols: usize, indices: &L) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Float,
-        L: AsView + ?Sized,
-        L::Elem: Index,
-    {
-        let (table, indices) = (table.view(), L::Elem::words(indices.view()));
+    fn embedding<T: Float, I: Index>(
+        &self,
+        table: &impl AsView<Elem = T>,
+        cols: usize,
+        indices: &impl AsView<Elem = I>,
+    ) -> Result<DeviceBuffer<T>> {
+        let (table, indices) = (table.view(), I::words(indices.view()));
         let _here = self.enter("embedding");
         let rows = small("embedding", "rows", rows_of("embedding", table.len(), cols)?)?;
         let n = indices.len();
-        let mut out = self.allocate::<X::Elem>("embedding", n.saturating_mul(cols))?;
-        let (width, bytes) = (cols * size_of::<X::Elem>(), out.len() * size_of::<X::Elem>());
-        let table_bytes = table.len() * size_of::<X::Elem>();
+        let mut out = self.allocate::<T>("embedding", n.saturating_mul(cols))?;
+        let (width, bytes) = (cols * size_of::<T>(), out.len() * size_of::<T>());
+        let table_bytes = table.len() * size_of::<T>();
         // SAFETY: these are the bytes of both.
         let (table, to) =
             unsafe { (as_type::<_, u8>(table, table_bytes), as_type_mut::<_, u8>(out.view_mut(), bytes)) };
@@ -169,23 +168,22 @@ pub trait Embeddings: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn embedding_backward<D, L, X>(&self, dy: &D, cols: usize, indices: &L, dtable: &mut X) -> Result<()>
-    where
-        D: AsView<Elem = X::Elem> + ?Sized,
-        L: AsView + ?Sized,
-        L::Elem: Index,
-        X: AsViewMut + ?Sized,
-        X::Elem: Float,
-    {
+    fn embedding_backward<I: Index, T: Float>(
+        &self,
+        dy: &impl AsView<Elem = T>,
+        cols: usize,
+        indices: &impl AsView<Elem = I>,
+        dtable: &mut impl AsViewMut<Elem = T>,
+    ) -> Result<()> {
         const OP: &str = "embedding_backward";
-        let (dy, indices, dtable) = (dy.view(), L::Elem::words(indices.view()), dtable.view_mut());
+        let (dy, indices, dtable) = (dy.view(), I::words(indices.view()), dtable.view_mut());
         let _here = self.enter(OP);
         let rows = small(OP, "rows", rows_of(OP, dtable.len(), cols)?)?;
         let n = rows_of(OP, dy.len(), cols)?;
         same_len(OP, n, indices.len())?;
-        let pieces = cols.div_ceil(256 * lanes::<X::Elem>()).min(65535) as u32;
+        let pieces = cols.div_ceil(256 * lanes::<T>()).min(65535) as u32;
         let dims = LaunchDims { grid: (rows.max(1), pieces, 1), block: (256, 1, 1), shared_bytes: 0 };
-        let kernel: Kernel<_> = backward::<X::Elem>();
+        let kernel: Kernel<_> = backward::<T>();
         // SAFETY: `dy` has `n` rows of `cols` elements, `dtable` has `rows`, and there are `n` indices.
         unsafe { self.launch(&kernel, dims, (dy, indices, dtable, n as u64, cols as u32, rows)) }
     }

@@ -78,12 +78,7 @@ macro_rules! binary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $name<X, Y>(&self, x: &X, y: &Y) -> Result<DeviceBuffer<X::Elem>>
-        where
-            X: AsView + ?Sized,
-            Y: AsView<Elem = X::Elem> + ?Sized,
-            X::Elem: $Bound,
-        {
+        fn $name<T: $Bound>(&self, x: &impl AsView<Elem = T>, y: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
             let (x, y) = (x.view(), y.view());
             let mut z = self.allocate(stringify!($name), x.len())?;
             $launch(self.device(), stringify!($name), Binary::$which, Some(x), y, z.view_mut())?;
@@ -108,13 +103,12 @@ macro_rules! binary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $into<X, Y, Z>(&self, x: &X, y: &Y, z: &mut Z) -> Result<()>
-        where
-            X: AsView + ?Sized,
-            Y: AsView<Elem = X::Elem> + ?Sized,
-            Z: AsViewMut<Elem = X::Elem> + ?Sized,
-            X::Elem: $Bound,
-        {
+        fn $into<T: $Bound>(
+            &self,
+            x: &impl AsView<Elem = T>,
+            y: &impl AsView<Elem = T>,
+            z: &mut impl AsViewMut<Elem = T>,
+        ) -> Result<()> {
             $launch(self.device(), stringify!($into), Binary::$which, Some(x.view()), y.view(), z.view_mut())
         }
 
@@ -135,12 +129,7 @@ macro_rules! binary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $assign<X, Y>(&self, x: &mut X, y: &Y) -> Result<()>
-        where
-            X: AsViewMut + ?Sized,
-            Y: AsView<Elem = X::Elem> + ?Sized,
-            X::Elem: $Bound,
-        {
+        fn $assign<T: $Bound>(&self, x: &mut impl AsViewMut<Elem = T>, y: &impl AsView<Elem = T>) -> Result<()> {
             $launch(self.device(), stringify!($assign), Binary::$which, None, y.view(), x.view_mut())
         }
     )+};

@@ -223,15 +223,11 @@ macro_rules! unary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $name<X>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>>
-        where
-            X: AsView + ?Sized,
-            X::Elem: Float,
-        {
+        fn $name<T: Float>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
             let (x, _here) = (x.view(), self.enter(stringify!($name)));
             let (n, mut y) = (x.len(), self.allocate(stringify!($name), x.len())?);
             // SAFETY: both have `n` elements.
-            unsafe { self.launch(&unary_kernel::<X::Elem>(), tiles::<X::Elem>(n), (x, &mut y, n as u64, $op))? };
+            unsafe { self.launch(&unary_kernel::<T>(), tiles::<T>(n), (x, &mut y, n as u64, $op))? };
             Ok(y)
         }
 
@@ -252,15 +248,11 @@ macro_rules! unary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $in_place<X>(&self, x: &mut X) -> Result<()>
-        where
-            X: AsViewMut + ?Sized,
-            X::Elem: Float,
-        {
+        fn $in_place<T: Float>(&self, x: &mut impl AsViewMut<Elem = T>) -> Result<()> {
             let (x, _here) = (x.view_mut(), self.enter(stringify!($in_place)));
             let (n, at) = (x.len(), address(&x));
             // SAFETY: the kernel reads and writes `n` elements of `x`.
-            unsafe { self.launch(&unary_in_place::<X::Elem>(), tiles::<X::Elem>(n), (at, x, n as u64, $op)) }
+            unsafe { self.launch(&unary_in_place::<T>(), tiles::<T>(n), (at, x, n as u64, $op)) }
         }
     )+};
 }
@@ -284,11 +276,7 @@ macro_rules! extremes {
         /// # Errors
         /// [`Error::InvalidArgument`] if there are no elements; else see above.
         #[track_caller]
-        fn $name<X>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>>
-        where
-            X: AsView + ?Sized,
-            X::Elem: Number,
-        {
+        fn $name<T: Number>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
             extreme(self.device(), stringify!($name), x.view(), $larger)
         }
     )+};

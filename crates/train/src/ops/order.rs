@@ -96,11 +96,7 @@ pub trait Orders: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn inclusive_sum<X>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Number,
-    {
+    fn inclusive_sum<T: Number>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
         let (x, _here) = (x.view(), self.enter("inclusive_sum"));
         let mut y = self.allocate("inclusive_sum", x.len())?;
         scan(self.device(), "inclusive_sum", x, y.view_mut(), false)?;
@@ -124,11 +120,7 @@ pub trait Orders: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn exclusive_sum<X>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Number,
-    {
+    fn exclusive_sum<T: Number>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
         let (x, _here) = (x.view(), self.enter("exclusive_sum"));
         let mut y = self.allocate("exclusive_sum", x.len())?;
         scan(self.device(), "exclusive_sum", x, y.view_mut(), true)?;
@@ -152,11 +144,7 @@ pub trait Orders: Operations {
     /// # Errors
     /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for 2^31 elements or more; else see above.
     #[track_caller]
-    fn sort<X>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Number,
-    {
+    fn sort<T: Number>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
         let (x, dev, _here) = (x.view(), self.device(), self.enter("sort"));
         let mut y = self.allocate("sort", x.len())?;
         dev.copy(&x, &mut y)?;
@@ -181,11 +169,7 @@ pub trait Orders: Operations {
     /// # Errors
     /// As [`sort`](Self::sort).
     #[track_caller]
-    fn sort_in_place<X>(&self, x: &mut X) -> Result<()>
-    where
-        X: AsViewMut + ?Sized,
-        X::Elem: Number,
-    {
+    fn sort_in_place<T: Number>(&self, x: &mut impl AsViewMut<Elem = T>) -> Result<()> {
         let (x, _here) = (x.view_mut(), self.enter("sort_in_place"));
         sort(self.device(), "sort_in_place", x)
     }

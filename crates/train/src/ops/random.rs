@@ -179,10 +179,7 @@ pub trait Random: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn random_bits<X>(&self, x: &mut X, seed: u64, offset: u64) -> Result<()>
-    where
-        X: AsViewMut<Elem = u32> + ?Sized,
-    {
+    fn random_bits(&self, x: &mut impl AsViewMut<Elem = u32>, seed: u64, offset: u64) -> Result<()> {
         let x = x.view_mut();
         let _here = self.enter("random_bits");
         let n = sequence("random_bits", x.len(), offset)?;
@@ -211,13 +208,15 @@ pub trait Random: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn uniform<X>(&self, x: &mut X, range: Range<<X::Elem as Float>::Acc>, seed: u64, offset: u64) -> Result<()>
-    where
-        X: AsViewMut + ?Sized,
-        X::Elem: Float,
-    {
+    fn uniform<T: Float>(
+        &self,
+        x: &mut impl AsViewMut<Elem = T>,
+        range: Range<T::Acc>,
+        seed: u64,
+        offset: u64,
+    ) -> Result<()> {
         let range = (range.start, range.end - range.start);
-        draw(self.device(), "uniform", &uniform::<X::Elem>(), x.view_mut(), range, (seed, offset))
+        draw(self.device(), "uniform", &uniform::<T>(), x.view_mut(), range, (seed, offset))
     }
 
     /// Fills `x` with normal numbers of this mean and standard deviation, by the method of Box and Muller (1958). `f32`
@@ -239,19 +238,15 @@ pub trait Random: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn normal<X>(
+    fn normal<T: Float>(
         &self,
-        x: &mut X,
-        mean: <X::Elem as Float>::Acc,
-        deviation: <X::Elem as Float>::Acc,
+        x: &mut impl AsViewMut<Elem = T>,
+        mean: T::Acc,
+        deviation: T::Acc,
         seed: u64,
         offset: u64,
-    ) -> Result<()>
-    where
-        X: AsViewMut + ?Sized,
-        X::Elem: Float,
-    {
-        draw(self.device(), "normal", &normal::<X::Elem>(), x.view_mut(), (mean, deviation), (seed, offset))
+    ) -> Result<()> {
+        draw(self.device(), "normal", &normal::<T>(), x.view_mut(), (mean, deviation), (seed, offset))
     }
 
     /// Dropout, in a new buffer: each element becomes 0 with `probability`, and is divided by `1 - probability`
@@ -274,19 +269,21 @@ pub trait Random: Operations {
     /// # Errors
     /// [`Error::InvalidArgument`] for a probability outside of [0, 1]; else see above.
     #[track_caller]
-    fn dropout<X>(&self, x: &X, probability: f64, seed: u64, offset: u64) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Float,
-    {
+    fn dropout<T: Float>(
+        &self,
+        x: &impl AsView<Elem = T>,
+        probability: f64,
+        seed: u64,
+        offset: u64,
+    ) -> Result<DeviceBuffer<T>> {
         let x = x.view();
         let _here = self.enter("dropout");
         let n = sequence("dropout", x.len(), offset)?;
-        let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout", probability)?;
+        let (threshold, scale) = chance::<T::Acc>("dropout", probability)?;
         let mut y = self.allocate("dropout", x.len())?;
         let args = (x, &mut y, n, seed, offset, threshold, scale);
         // SAFETY: both have `n` elements.
-        unsafe { self.launch(&dropout::<X::Elem>(), fours_of_packs::<X::Elem>(x.len()), args)? };
+        unsafe { self.launch(&dropout::<T>(), fours_of_packs::<T>(x.len()), args)? };
         Ok(y)
     }
 
@@ -308,20 +305,20 @@ pub trait Random: Operations {
     /// # Errors
     /// As [`dropout`](Self::dropout).
     #[track_caller]
-    fn dropout_in_place<X>(&self, x: &mut X, probability: f64, seed: u64, offset: u64) -> Result<()>
-    where
-        X: AsViewMut + ?Sized,
-        X::Elem: Float,
-    {
+    fn dropout_in_place<T: Float>(
+        &self,
+        x: &mut impl AsViewMut<Elem = T>,
+        probability: f64,
+        seed: u64,
+        offset: u64,
+    ) -> Result<()> {
         let x = x.view_mut();
         let _here = self.enter("dropout_in_place");
         let n = sequence("dropout_in_place", x.len(), offset)?;
-        let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout_in_place", probability)?;
-        let dims = fours_of_packs::<X::Elem>(x.len());
+        let (threshold, scale) = chance::<T::Acc>("dropout_in_place", probability)?;
+        let dims = fours_of_packs::<T>(x.len());
         // SAFETY: `x` has `n` elements.
-        unsafe {
-            self.launch(&dropout_in_place::<X::Elem>(), dims, (address(&x), x, n, seed, offset, threshold, scale))
-        }
+        unsafe { self.launch(&dropout_in_place::<T>(), dims, (address(&x), x, n, seed, offset, threshold, scale)) }
     }
 }
 

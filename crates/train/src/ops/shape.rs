@@ -75,7 +75,7 @@ pub trait Shapes: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn transpose<X: AsView + ?Sized>(&self, x: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>> {
+    fn transpose<T: DeviceCopy>(&self, x: &impl AsView<Elem = T>, rows: usize, cols: usize) -> Result<DeviceBuffer<T>> {
         let x = x.view();
         let mut y = self.allocate("transpose", x.len())?;
         transposed(self.device(), "transpose", x, y.view_mut(), [1, rows, cols])?;
@@ -98,13 +98,13 @@ pub trait Shapes: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn transpose_batch<X: AsView + ?Sized>(
+    fn transpose_batch<T: DeviceCopy>(
         &self,
-        x: &X,
+        x: &impl AsView<Elem = T>,
         count: usize,
         rows: usize,
         cols: usize,
-    ) -> Result<DeviceBuffer<X::Elem>> {
+    ) -> Result<DeviceBuffer<T>> {
         let x = x.view();
         let mut y = self.allocate("transpose_batch", x.len())?;
         transposed(self.device(), "transpose_batch", x, y.view_mut(), [count, rows, cols])?;
@@ -128,11 +128,13 @@ pub trait Shapes: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn transpose_into<X, Y>(&self, x: &X, rows: usize, cols: usize, y: &mut Y) -> Result<()>
-    where
-        X: AsView + ?Sized,
-        Y: AsViewMut<Elem = X::Elem> + ?Sized,
-    {
+    fn transpose_into<T: DeviceCopy>(
+        &self,
+        x: &impl AsView<Elem = T>,
+        rows: usize,
+        cols: usize,
+        y: &mut impl AsViewMut<Elem = T>,
+    ) -> Result<()> {
         transposed(self.device(), "transpose_into", x.view(), y.view_mut(), [1, rows, cols])
     }
 
@@ -157,24 +159,20 @@ pub trait Shapes: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn copy_2d<X, Y>(
+    fn copy_2d<T: DeviceCopy>(
         &self,
-        src: &X,
+        src: &impl AsView<Elem = T>,
         src_pitch: usize,
-        dst: &mut Y,
+        dst: &mut impl AsViewMut<Elem = T>,
         dst_pitch: usize,
         rows: usize,
         cols: usize,
-    ) -> Result<()>
-    where
-        X: AsView + ?Sized,
-        Y: AsViewMut<Elem = X::Elem> + ?Sized,
-    {
+    ) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let _here = self.enter("copy_2d");
         fits("copy_2d", "source", src.len(), src_pitch, rows, cols)?;
         fits("copy_2d", "destination", dst.len(), dst_pitch, rows, cols)?;
-        let size = size_of::<X::Elem>();
+        let size = size_of::<T>();
         // Without bytes there may be any number of rows.
         if rows == 0 || cols == 0 || size == 0 {
             return Ok(());

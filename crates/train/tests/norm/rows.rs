@@ -33,7 +33,7 @@ types! { f32, f32; f64, f64; f16, f32; bf16, f32; }
 
 const EPS: f64 = 1e-5;
 
-fn bytes<V: AsView + ?Sized>(dev: &Device, x: &V) -> Result<Vec<u8>> {
+fn bytes<V: AsView>(dev: &Device, x: &V) -> Result<Vec<u8>> {
     Ok(bytemuck::cast_slice(&dev.download(x)?).to_vec())
 }
 
@@ -111,8 +111,8 @@ impl<T: Type> Own<T> {
 
 fn found<T: Type>(
     dev: &Device,
-    y: &(impl AsView<Elem = T> + ?Sized),
-    residual: &(impl AsView<Elem = T> + ?Sized),
+    y: &impl AsView<Elem = T>,
+    residual: &impl AsView<Elem = T>,
     saved: &NormSaved<T>,
 ) -> Result<Found> {
     let mean = saved.mean.as_ref().map_or(Ok(Vec::new()), |mean| bytes(dev, mean))?;

@@ -34,16 +34,12 @@ pub struct RowNorm<'a, T: Float> {
 
 impl<'a, T: Float> RowNorm<'a, T> {
     /// The norm of `rms_norm`.
-    pub fn rms<G: AsView<Elem = T> + ?Sized>(gamma: &'a G, eps: T::Acc) -> Self {
+    pub fn rms(gamma: &'a impl AsView<Elem = T>, eps: T::Acc) -> Self {
         RowNorm { gamma: gamma.view(), beta: None, eps }
     }
 
     /// The norm of `layer_norm`.
-    pub fn layer<G, B>(gamma: &'a G, beta: &'a B, eps: T::Acc) -> Self
-    where
-        G: AsView<Elem = T> + ?Sized,
-        B: AsView<Elem = T> + ?Sized,
-    {
+    pub fn layer(gamma: &'a impl AsView<Elem = T>, beta: &'a impl AsView<Elem = T>, eps: T::Acc) -> Self {
         RowNorm { gamma: gamma.view(), beta: Some(beta.view()), eps }
     }
 

@@ -158,18 +158,14 @@ macro_rules! softmax {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $name<X>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<X::Elem>>
-        where
-            X: AsView + ?Sized,
-            X::Elem: Float,
-        {
+        fn $name<T: Float>(&self, x: &impl AsView<Elem = T>, cols: usize) -> Result<DeviceBuffer<T>> {
             let x = x.view();
             let _here = self.enter(stringify!($name));
             let rows = rows_of(stringify!($name), x.len(), cols)?;
             let mut y = self.allocate(stringify!($name), x.len())?;
             let args = (x, &mut y, rows as u64, cols as u32, $log);
             // SAFETY: both have `rows` rows of `cols` elements.
-            unsafe { self.launch(&softmax::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
+            unsafe { self.launch(&softmax::<T>(), row_dims::<T>(rows, cols), args)? };
             Ok(y)
         }
 
@@ -191,17 +187,13 @@ macro_rules! softmax {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $assign<X>(&self, x: &mut X, cols: usize) -> Result<()>
-        where
-            X: AsViewMut + ?Sized,
-            X::Elem: Float,
-        {
+        fn $assign<T: Float>(&self, x: &mut impl AsViewMut<Elem = T>, cols: usize) -> Result<()> {
             let x = x.view_mut();
             let _here = self.enter(stringify!($assign));
             let rows = rows_of(stringify!($assign), x.len(), cols)?;
             let args = (address(&x), x, rows as u64, cols as u32, $log);
             // SAFETY: `x` has `rows` rows of `cols` elements.
-            unsafe { self.launch(&softmax_in_place::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args) }
+            unsafe { self.launch(&softmax_in_place::<T>(), row_dims::<T>(rows, cols), args) }
         }
 
         #[doc = concat!("The step back through [`", stringify!($name), "`](Self::", stringify!($name), "):")]
@@ -224,12 +216,12 @@ macro_rules! softmax {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $back<D, Y>(&self, dy: &D, y: &Y, cols: usize) -> Result<DeviceBuffer<Y::Elem>>
-        where
-            D: AsView<Elem = Y::Elem> + ?Sized,
-            Y: AsView + ?Sized,
-            Y::Elem: Float,
-        {
+        fn $back<T: Float>(
+            &self,
+            dy: &impl AsView<Elem = T>,
+            y: &impl AsView<Elem = T>,
+            cols: usize,
+        ) -> Result<DeviceBuffer<T>> {
             let (dy, y) = (dy.view(), y.view());
             let _here = self.enter(stringify!($back));
             let rows = rows_of(stringify!($back), y.len(), cols)?;
@@ -237,7 +229,7 @@ macro_rules! softmax {
             let mut dx = self.allocate(stringify!($back), y.len())?;
             let args = (y, dy, &mut dx, rows as u64, cols as u32, $log);
             // SAFETY: all three have `rows` rows of `cols` elements.
-            unsafe { self.launch(&softmax_backward::<Y::Elem>(), row_dims::<Y::Elem>(rows, cols), args)? };
+            unsafe { self.launch(&softmax_backward::<T>(), row_dims::<T>(rows, cols), args)? };
             Ok(dx)
         }
     )+};
@@ -291,20 +283,19 @@ pub trait Softmax: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn cross_entropy<X, L>(&self, logits: &X, labels: &L, scale: <X::Elem as Float>::Acc) -> Result<Loss<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Float,
-        L: AsView + ?Sized,
-        L::Elem: Index,
-    {
-        let (x, labels) = (logits.view(), L::Elem::words(labels.view()));
+    fn cross_entropy<T: Float, I: Index>(
+        &self,
+        logits: &impl AsView<Elem = T>,
+        labels: &impl AsView<Elem = I>,
+        scale: T::Acc,
+    ) -> Result<Loss<T>> {
+        let (x, labels) = (logits.view(), I::words(labels.view()));
         let _here = self.enter("cross_entropy");
         let (rows, cols) = classes("cross_entropy", x.len(), labels.len())?;
         let (mut loss, mut dx) = (self.allocate("cross_entropy", rows)?, self.allocate("cross_entropy", x.len())?);
         let args = (x, labels, &mut dx, &mut loss, rows as u64, cols, scale);
         // SAFETY: `x` and `dx` have `rows` rows of `cols` elements, the others an element for each row.
-        unsafe { self.launch(&entropy_kernel::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
+        unsafe { self.launch(&entropy_kernel::<T>(), row_dims::<T>(rows, cols as usize), args)? };
         Ok((loss, dx))
     }
 
@@ -327,25 +318,19 @@ pub trait Softmax: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn cross_entropy_in_place<X, L>(
+    fn cross_entropy_in_place<T: Float, I: Index>(
         &self,
-        logits: &mut X,
-        labels: &L,
-        scale: <X::Elem as Float>::Acc,
-    ) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>>
-    where
-        X: AsViewMut + ?Sized,
-        X::Elem: Float,
-        L: AsView + ?Sized,
-        L::Elem: Index,
-    {
-        let (x, labels) = (logits.view_mut(), L::Elem::words(labels.view()));
+        logits: &mut impl AsViewMut<Elem = T>,
+        labels: &impl AsView<Elem = I>,
+        scale: T::Acc,
+    ) -> Result<DeviceBuffer<T::Acc>> {
+        let (x, labels) = (logits.view_mut(), I::words(labels.view()));
         let _here = self.enter("cross_entropy_in_place");
         let (rows, cols) = classes("cross_entropy_in_place", x.len(), labels.len())?;
         let mut loss = self.allocate("cross_entropy_in_place", rows)?;
         let args = (address(&x), labels, x, &mut loss, rows as u64, cols, scale);
         // SAFETY: `x` has `rows` rows of `cols` elements, the others an element for each row.
-        unsafe { self.launch(&entropy_in_place::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
+        unsafe { self.launch(&entropy_in_place::<T>(), row_dims::<T>(rows, cols as usize), args)? };
         Ok(loss)
     }
 
@@ -366,21 +351,19 @@ pub trait Softmax: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn cross_entropy_loss<X, L>(&self, logits: &X, labels: &L) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Float,
-        L: AsView + ?Sized,
-        L::Elem: Index,
-    {
-        let (x, labels) = (logits.view(), L::Elem::words(labels.view()));
+    fn cross_entropy_loss<T: Float, I: Index>(
+        &self,
+        logits: &impl AsView<Elem = T>,
+        labels: &impl AsView<Elem = I>,
+    ) -> Result<DeviceBuffer<T::Acc>> {
+        let (x, labels) = (logits.view(), I::words(labels.view()));
         let _here = self.enter("cross_entropy_loss");
         let (rows, cols) = classes("cross_entropy_loss", x.len(), labels.len())?;
         let mut loss = self.allocate("cross_entropy_loss", rows)?;
-        let one = <X::Elem as Float>::Acc::of(1.0);
+        let one = T::Acc::of(1.0);
         let args = (x, labels, NULL, &mut loss, rows as u64, cols, one);
         // SAFETY: `x` has `rows` rows of `cols` elements, the others an element for each row; a null gradient is none.
-        unsafe { self.launch(&entropy_loss::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
+        unsafe { self.launch(&entropy_loss::<T>(), row_dims::<T>(rows, cols as usize), args)? };
         Ok(loss)
     }
 }

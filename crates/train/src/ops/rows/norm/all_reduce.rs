@@ -64,16 +64,12 @@ pub trait AllReduceNorm {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn all_reduce_norm<X, R>(
+    fn all_reduce_norm<T: Float + Element>(
         &self,
-        x: &mut X,
-        residual: &mut R,
-        norm: RowNorm<'_, X::Elem>,
-    ) -> Result<NormSaved<X::Elem>>
-    where
-        X: AsViewMut + ?Sized,
-        R: AsViewMut<Elem = X::Elem> + ?Sized,
-        X::Elem: Float + Element;
+        x: &mut impl AsViewMut<Elem = T>,
+        residual: &mut impl AsViewMut<Elem = T>,
+        norm: RowNorm<'_, T>,
+    ) -> Result<NormSaved<T>>;
 
     /// [`all_reduce_norm`](Self::all_reduce_norm) out of place, with the same bits: `src` stays as it is, and `dst`
     /// becomes the norm.
@@ -81,58 +77,42 @@ pub trait AllReduceNorm {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn all_reduce_norm_into<S, R, D>(
+    fn all_reduce_norm_into<T: Float + Element>(
         &self,
-        src: &S,
-        residual: &mut R,
-        norm: RowNorm<'_, S::Elem>,
-        dst: &mut D,
-    ) -> Result<NormSaved<S::Elem>>
-    where
-        S: AsView + ?Sized,
-        R: AsViewMut<Elem = S::Elem> + ?Sized,
-        D: AsViewMut<Elem = S::Elem> + ?Sized,
-        S::Elem: Float + Element;
+        src: &impl AsView<Elem = T>,
+        residual: &mut impl AsViewMut<Elem = T>,
+        norm: RowNorm<'_, T>,
+        dst: &mut impl AsViewMut<Elem = T>,
+    ) -> Result<NormSaved<T>>;
 }
 
 impl AllReduceNorm for Group<'_> {
     #[track_caller]
-    fn all_reduce_norm<X, R>(
+    fn all_reduce_norm<T: Float + Element>(
         &self,
-        x: &mut X,
-        residual: &mut R,
-        norm: RowNorm<'_, X::Elem>,
-    ) -> Result<NormSaved<X::Elem>>
-    where
-        X: AsViewMut + ?Sized,
-        R: AsViewMut<Elem = X::Elem> + ?Sized,
-        X::Elem: Float + Element,
-    {
-        let apart = |residual: DeviceViewMut<'_, X::Elem>, y: DeviceViewMut<'_, X::Elem>, saved: &mut NormSaved<_>| {
+        x: &mut impl AsViewMut<Elem = T>,
+        residual: &mut impl AsViewMut<Elem = T>,
+        norm: RowNorm<'_, T>,
+    ) -> Result<NormSaved<T>> {
+        let apart = |residual: DeviceViewMut<'_, T>, y: DeviceViewMut<'_, T>, saved: &mut NormSaved<_>| {
             apart(self.device(), residual, &norm, y, saved)
         };
         sum_and_norm("all_reduce_norm", self, None, residual.view_mut(), x.view_mut(), &norm, apart)
     }
 
     #[track_caller]
-    fn all_reduce_norm_into<S, R, D>(
+    fn all_reduce_norm_into<T: Float + Element>(
         &self,
-        src: &S,
-        residual: &mut R,
-        norm: RowNorm<'_, S::Elem>,
-        dst: &mut D,
-    ) -> Result<NormSaved<S::Elem>>
-    where
-        S: AsView + ?Sized,
-        R: AsViewMut<Elem = S::Elem> + ?Sized,
-        D: AsViewMut<Elem = S::Elem> + ?Sized,
-        S::Elem: Float + Element,
-    {
+        src: &impl AsView<Elem = T>,
+        residual: &mut impl AsViewMut<Elem = T>,
+        norm: RowNorm<'_, T>,
+        dst: &mut impl AsViewMut<Elem = T>,
+    ) -> Result<NormSaved<T>> {
         const OP: &str = "all_reduce_norm_into";
         let _here = OpSite::here(OP);
         let (src, dst) = (src.view(), dst.view_mut());
         same_len(OP, src.len(), dst.len())?;
-        let apart = |residual: DeviceViewMut<'_, S::Elem>, y: DeviceViewMut<'_, S::Elem>, saved: &mut NormSaved<_>| {
+        let apart = |residual: DeviceViewMut<'_, T>, y: DeviceViewMut<'_, T>, saved: &mut NormSaved<_>| {
             apart(self.device(), residual, &norm, y, saved)
         };
         sum_and_norm(OP, self, Some(src), residual.view_mut(), dst, &norm, apart)
@@ -141,34 +121,23 @@ impl AllReduceNorm for Group<'_> {
 
 impl AllReduceNorm for Device {
     #[track_caller]
-    fn all_reduce_norm<X, R>(
+    fn all_reduce_norm<T: Float + Element>(
         &self,
-        x: &mut X,
-        residual: &mut R,
-        norm: RowNorm<'_, X::Elem>,
-    ) -> Result<NormSaved<X::Elem>>
-    where
-        X: AsViewMut + ?Sized,
-        R: AsViewMut<Elem = X::Elem> + ?Sized,
-        X::Elem: Float + Element,
-    {
+        x: &mut impl AsViewMut<Elem = T>,
+        residual: &mut impl AsViewMut<Elem = T>,
+        norm: RowNorm<'_, T>,
+    ) -> Result<NormSaved<T>> {
         Operations::everyone(self).all_reduce_norm(x, residual, norm)
     }
 
     #[track_caller]
-    fn all_reduce_norm_into<S, R, D>(
+    fn all_reduce_norm_into<T: Float + Element>(
         &self,
-        src: &S,
-        residual: &mut R,
-        norm: RowNorm<'_, S::Elem>,
-        dst: &mut D,
-    ) -> Result<NormSaved<S::Elem>>
-    where
-        S: AsView + ?Sized,
-        R: AsViewMut<Elem = S::Elem> + ?Sized,
-        D: AsViewMut<Elem = S::Elem> + ?Sized,
-        S::Elem: Float + Element,
-    {
+        src: &impl AsView<Elem = T>,
+        residual: &mut impl AsViewMut<Elem = T>,
+        norm: RowNorm<'_, T>,
+        dst: &mut impl AsViewMut<Elem = T>,
+    ) -> Result<NormSaved<T>> {
         Operations::everyone(self).all_reduce_norm_into(src, residual, norm, dst)
     }
 }
