@@ -96,7 +96,7 @@ impl<'a> Cuda<'a> {
     /// # Errors
     /// [`Error::WrongDevice`], [`Error::Aborted`], the driver's.
     #[track_caller]
-    pub fn read<'v, T: DeviceCopy>(&'v self, x: &'v impl AsView<Elem = T>) -> Result<CudaRef<'v, T>> {
+    pub fn read<'v, V: AsView>(&'v self, x: &'v V) -> Result<CudaRef<'v, V::Elem>> {
         let x = x.view();
         let mut op = self.dev.op("read")?;
         let _turns = turns(x.block);
@@ -112,12 +112,12 @@ impl<'a> Cuda<'a> {
     /// # Errors
     /// As [`read`](Self::read).
     #[track_caller]
-    pub fn write<'v, T: DeviceCopy>(&'v self, x: &'v mut impl AsViewMut<Elem = T>) -> Result<CudaMut<'v, T>> {
+    pub fn write<'v, V: AsViewMut>(&'v self, x: &'v mut V) -> Result<CudaMut<'v, V::Elem>> {
         let x = x.view_mut();
         let mut op = self.dev.op("write")?;
         let _turns = turns(x.block);
         op.writes(&x)?;
-        let x = DeviceView::<T> { block: x.block, address: x.address, len: x.len, of: PhantomData };
+        let x = DeviceView::<V::Elem> { block: x.block, address: x.address, len: x.len, of: PhantomData };
         Ok(CudaMut(ForeignUse::new(self, x, Access::Write, op.site)?, PhantomData))
     }
 }

@@ -43,7 +43,7 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for elements of another size; else see above.
     #[track_caller]
-    pub fn fill<T: DeviceCopy>(&self, x: &mut impl AsViewMut<Elem = T>, value: T) -> Result<()> {
+    pub fn fill<V: AsViewMut>(&self, x: &mut V, value: V::Elem) -> Result<()> {
         let x = x.view_mut();
         let bytes = bytemuck::bytes_of(&value);
         match *bytes {
@@ -102,12 +102,12 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn scale<T: Float>(&self, x: &mut impl AsViewMut<Elem = T>, a: T::Acc) -> Result<()> {
+    pub fn scale<V: AsViewMut<Elem: Float>>(&self, x: &mut V, a: <V::Elem as Float>::Acc) -> Result<()> {
         let x = x.view_mut();
         let _here = OpSite::here("scale");
         let n = x.len();
         // SAFETY: the kernel writes the `n` elements of `x`.
-        unsafe { self.launch(T::SCALE, tiles::<T>(n), (x, n as u64, a)) }
+        unsafe { self.launch(V::Elem::SCALE, tiles::<V::Elem>(n), (x, n as u64, a)) }
     }
 
     /// `y += a * x`; half types are computed in `f32`.
@@ -126,13 +126,18 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths; else see above.
     #[track_caller]
-    pub fn axpy<T: Float>(&self, a: T::Acc, x: &impl AsView<Elem = T>, y: &mut impl AsViewMut<Elem = T>) -> Result<()> {
+    pub fn axpy<X: AsView<Elem: Float>>(
+        &self,
+        a: <X::Elem as Float>::Acc,
+        x: &X,
+        y: &mut impl AsViewMut<Elem = X::Elem>,
+    ) -> Result<()> {
         let (x, y) = (x.view(), y.view_mut());
         let _here = OpSite::here("axpy");
         same_len("axpy", x.len(), y.len())?;
         let n = x.len();
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
-        unsafe { self.launch(T::AXPY, tiles::<T>(n), (x, y, n as u64, a)) }
+        unsafe { self.launch(X::Elem::AXPY, tiles::<X::Elem>(n), (x, y, n as u64, a)) }
     }
 
     /// The sum, as one element on this device. The order of the additions is fixed, so every run gives the same bits.
@@ -151,12 +156,12 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn sum<T: Float>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
+    pub fn sum<V: AsView<Elem: Float>>(&self, x: &V) -> Result<DeviceBuffer<V::Elem>> {
         let x = x.view();
         let _here = OpSite::here("sum");
         let mut partial = self.allocate("sum", SUM_BLOCKS as usize)?;
         // SAFETY: the kernel reads the elements of `x` and writes one partial sum per block.
-        unsafe { self.launch(T::SUM_PARTIAL, PARTIAL, (x, &mut partial, x.len() as u64))? };
+        unsafe { self.launch(V::Elem::SUM_PARTIAL, PARTIAL, (x, &mut partial, x.len() as u64))? };
         self.sum_partials(&partial)
     }
 
@@ -175,13 +180,13 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths; else see above.
     #[track_caller]
-    pub fn dot<T: Float>(&self, x: &impl AsView<Elem = T>, y: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
+    pub fn dot<X: AsView<Elem: Float>>(&self, x: &X, y: &impl AsView<Elem = X::Elem>) -> Result<DeviceBuffer<X::Elem>> {
         let (x, y) = (x.view(), y.view());
         let _here = OpSite::here("dot");
         same_len("dot", x.len(), y.len())?;
         let mut partial = self.allocate("dot", SUM_BLOCKS as usize)?;
         // SAFETY: the kernel reads the elements of `x` and `y` and writes one partial sum per block.
-        unsafe { self.launch(T::DOT_PARTIAL, PARTIAL, (x, y, &mut partial, x.len() as u64))? };
+        unsafe { self.launch(X::Elem::DOT_PARTIAL, PARTIAL, (x, y, &mut partial, x.len() as u64))? };
         self.sum_partials(&partial)
     }
 
@@ -209,13 +214,13 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn cast<B: DeviceCopy, T: CastTo<B>>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<B>> {
-        let x: DeviceView<'_, T> = x.view();
+    pub fn cast<B: DeviceCopy, V: AsView<Elem: CastTo<B>>>(&self, x: &V) -> Result<DeviceBuffer<B>> {
+        let x: DeviceView<'_, V::Elem> = x.view();
         let _here = OpSite::here("cast");
         let n = x.len();
         let mut y = self.allocate("cast", n)?;
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
-        unsafe { self.launch(<T as CastTo<B>>::CAST, LaunchDims::stride(n.div_ceil(4)), (x, &mut y, n as u64))? };
+        unsafe { self.launch(<V::Elem as CastTo<B>>::CAST, LaunchDims::stride(n.div_ceil(4)), (x, &mut y, n as u64))? };
         Ok(y)
     }
 }

@@ -81,16 +81,16 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn all_reduce<T: Element>(&self, x: &mut impl AsViewMut<Elem = T>, op: ReduceOp) -> Result<()> {
+    fn all_reduce<V: AsViewMut<Elem: Element>>(&self, x: &mut V, op: ReduceOp) -> Result<()> {
         self.run(all_reduce(Origin::default(), x.view_mut(), op))
     }
 
     /// [`all_reduce`](Self::all_reduce) out of place, with the same bits: `src` stays as it is.
-    fn all_reduce_into<T: Element>(
-        &self, src: &impl AsView<Elem = T>, dst: &mut impl AsViewMut<Elem = T>, op: ReduceOp,
+    fn all_reduce_into<S: AsView<Elem: Element>>(
+        &self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>, op: ReduceOp,
     ) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
-        let call = Call::new("all_reduce_into").elements(T::DTYPE, src.len());
+        let call = Call::new("all_reduce_into").elements(S::Elem::DTYPE, src.len());
         self.fits("all_reduce_into", "dst", dst.len(), src.len())?;
         self.run(between(call, Some(op), Shape::AllReduce { len: src.len() }, Some(src), Some(dst)))
     }
@@ -158,10 +158,10 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn reduce<T: Element>(&self, x: &mut impl AsViewMut<Elem = T>, op: ReduceOp, root: usize) -> Result<()> {
+    fn reduce<V: AsViewMut<Elem: Element>>(&self, x: &mut V, op: ReduceOp, root: usize) -> Result<()> {
         self.check_root("reduce", root)?;
         let x = x.view_mut();
-        let (len, call) = (x.len(), Call::new("reduce").elements(T::DTYPE, x.len()).root(root));
+        let (len, call) = (x.len(), Call::new("reduce").elements(V::Elem::DTYPE, x.len()).root(root));
         self.run(in_place(call, Some(op), Shape::Reduce { len, root }, x))
     }
 
@@ -181,34 +181,34 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn reduce_scatter<T: Element>(
-        &self, src: &impl AsView<Elem = T>, dst: &mut impl AsViewMut<Elem = T>, op: ReduceOp,
+    fn reduce_scatter<S: AsView<Elem: Element>>(
+        &self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>, op: ReduceOp,
     ) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         self.fits("reduce_scatter", "src", src.len(), dst.len().saturating_mul(self.count()))?;
-        let call = Call::new("reduce_scatter").elements(T::DTYPE, dst.len());
+        let call = Call::new("reduce_scatter").elements(S::Elem::DTYPE, dst.len());
         let shape = Shape::ReduceScatter { counts: Counts::Each(dst.len()), in_place: false };
         self.run(between(call, Some(op), shape, Some(src), Some(dst)))
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter) with `counts[r]` elements for member `r`; all give the same counts.
-    fn reduce_scatter_v<T: Element>(
-        &self, src: &impl AsView<Elem = T>, dst: &mut impl AsViewMut<Elem = T>, counts: &[usize], op: ReduceOp,
+    fn reduce_scatter_v<S: AsView<Elem: Element>>(
+        &self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>, counts: &[usize], op: ReduceOp,
     ) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let of = self.check_counts("reduce_scatter_v", counts)?;
         self.fits("reduce_scatter_v", "src", src.len(), of.total(self.count()))?;
         self.fits("reduce_scatter_v", "dst", dst.len(), counts[self.rank])?;
-        let call = Call::new("reduce_scatter_v").elements(T::DTYPE, src.len()).counts(counts);
+        let call = Call::new("reduce_scatter_v").elements(S::Elem::DTYPE, src.len()).counts(counts);
         self.run(between(call, Some(op), Shape::ReduceScatter { counts: of, in_place: false }, Some(src), Some(dst)))
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter) whose result replaces part `r` of member `r`'s own `x`; the other parts
     /// stay.
-    fn reduce_scatter_in_place<T: Element>(&self, x: &mut impl AsViewMut<Elem = T>, op: ReduceOp) -> Result<()> {
+    fn reduce_scatter_in_place<V: AsViewMut<Elem: Element>>(&self, x: &mut V, op: ReduceOp) -> Result<()> {
         let x = x.view_mut();
         let each = self.parts("reduce_scatter_in_place", x.len())?;
-        let call = Call::new("reduce_scatter_in_place").elements(T::DTYPE, x.len());
+        let call = Call::new("reduce_scatter_in_place").elements(V::Elem::DTYPE, x.len());
         let shape = Shape::ReduceScatter { counts: Counts::Each(each), in_place: true };
         self.run(in_place(call, Some(op), shape, x))
     }
@@ -228,31 +228,31 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn all_gather<T: Element>(&self, src: &impl AsView<Elem = T>, dst: &mut impl AsViewMut<Elem = T>) -> Result<()> {
+    fn all_gather<S: AsView<Elem: Element>>(&self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         self.fits("all_gather", "dst", dst.len(), src.len().saturating_mul(self.count()))?;
-        let call = Call::new("all_gather").elements(T::DTYPE, src.len());
+        let call = Call::new("all_gather").elements(S::Elem::DTYPE, src.len());
         let shape = Shape::AllGather { counts: Counts::Each(src.len()), in_place: false };
         self.run(between(call, None, shape, Some(src), Some(dst)))
     }
 
     /// [`all_gather`](Self::all_gather) with `counts[r]` elements of member `r`; all give the same counts.
-    fn all_gather_v<T: Element>(
-        &self, src: &impl AsView<Elem = T>, dst: &mut impl AsViewMut<Elem = T>, counts: &[usize],
+    fn all_gather_v<S: AsView<Elem: Element>>(
+        &self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>, counts: &[usize],
     ) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let of = self.check_counts("all_gather_v", counts)?;
         self.fits("all_gather_v", "src", src.len(), counts[self.rank])?;
         self.fits("all_gather_v", "dst", dst.len(), of.total(self.count()))?;
-        let call = Call::new("all_gather_v").elements(T::DTYPE, dst.len()).counts(counts);
+        let call = Call::new("all_gather_v").elements(S::Elem::DTYPE, dst.len()).counts(counts);
         self.run(between(call, None, Shape::AllGather { counts: of, in_place: false }, Some(src), Some(dst)))
     }
 
     /// [`all_gather`](Self::all_gather) of part `r` of member `r`'s own `x`; afterwards all members hold all parts.
-    fn all_gather_in_place<T: Element>(&self, x: &mut impl AsViewMut<Elem = T>) -> Result<()> {
+    fn all_gather_in_place<V: AsViewMut<Elem: Element>>(&self, x: &mut V) -> Result<()> {
         let x = x.view_mut();
         let each = self.parts("all_gather_in_place", x.len())?;
-        let call = Call::new("all_gather_in_place").elements(T::DTYPE, x.len());
+        let call = Call::new("all_gather_in_place").elements(V::Elem::DTYPE, x.len());
         self.run(in_place(call, None, Shape::AllGather { counts: Counts::Each(each), in_place: true }, x))
     }
 
@@ -270,10 +270,10 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn broadcast<T: Element>(&self, x: &mut impl AsViewMut<Elem = T>, root: usize) -> Result<()> {
+    fn broadcast<V: AsViewMut<Elem: Element>>(&self, x: &mut V, root: usize) -> Result<()> {
         self.check_root("broadcast", root)?;
         let x = x.view_mut();
-        let (len, call) = (x.len(), Call::new("broadcast").elements(T::DTYPE, x.len()).root(root));
+        let (len, call) = (x.len(), Call::new("broadcast").elements(V::Elem::DTYPE, x.len()).root(root));
         self.run(in_place(call, None, Shape::Broadcast { len, root }, x))
     }
 
@@ -292,25 +292,25 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn gather<T: Element>(
-        &self, src: &impl AsView<Elem = T>, dst: Option<DeviceViewMut<'_, T>>, root: usize,
+    fn gather<S: AsView<Elem: Element>>(
+        &self, src: &S, dst: Option<DeviceViewMut<'_, S::Elem>>, root: usize,
     ) -> Result<()> {
         self.check_root("gather", root)?;
         let src = src.view();
         self.only_root("gather", root, dst.as_ref().map(|dst| dst.len()), src.len().saturating_mul(self.count()))?;
-        let call = Call::new("gather").elements(T::DTYPE, src.len()).root(root);
+        let call = Call::new("gather").elements(S::Elem::DTYPE, src.len()).root(root);
         self.run(between(call, None, Shape::Gather { counts: Counts::Each(src.len()), root }, Some(src), dst))
     }
 
     /// [`gather`](Self::gather) with `counts[r]` elements of member `r`; all give the same counts.
-    fn gather_v<T: Element>(
-        &self, src: &impl AsView<Elem = T>, dst: Option<DeviceViewMut<'_, T>>, counts: &[usize], root: usize,
+    fn gather_v<S: AsView<Elem: Element>>(
+        &self, src: &S, dst: Option<DeviceViewMut<'_, S::Elem>>, counts: &[usize], root: usize,
     ) -> Result<()> {
         self.check_root("gather_v", root)?;
         let (src, of) = (src.view(), self.check_counts("gather_v", counts)?);
         self.fits("gather_v", "src", src.len(), counts[self.rank])?;
         self.only_root("gather_v", root, dst.as_ref().map(|dst| dst.len()), of.total(self.count()))?;
-        let call = Call::new("gather_v").elements(T::DTYPE, of.total(self.count())).root(root).counts(counts);
+        let call = Call::new("gather_v").elements(S::Elem::DTYPE, of.total(self.count())).root(root).counts(counts);
         self.run(between(call, None, Shape::Gather { counts: of, root }, Some(src), dst))
     }
 
@@ -329,25 +329,25 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn scatter<T: Element>(
-        &self, src: Option<DeviceView<'_, T>>, dst: &mut impl AsViewMut<Elem = T>, root: usize,
+    fn scatter<D: AsViewMut<Elem: Element>>(
+        &self, src: Option<DeviceView<'_, D::Elem>>, dst: &mut D, root: usize,
     ) -> Result<()> {
         self.check_root("scatter", root)?;
         let dst = dst.view_mut();
         self.only_root("scatter", root, src.map(|src| src.len()), dst.len().saturating_mul(self.count()))?;
-        let call = Call::new("scatter").elements(T::DTYPE, dst.len()).root(root);
+        let call = Call::new("scatter").elements(D::Elem::DTYPE, dst.len()).root(root);
         self.run(between(call, None, Shape::Scatter { counts: Counts::Each(dst.len()), root }, src, Some(dst)))
     }
 
     /// [`scatter`](Self::scatter) with `counts[r]` elements for member `r`; all give the same counts.
-    fn scatter_v<T: Element>(
-        &self, src: Option<DeviceView<'_, T>>, dst: &mut impl AsViewMut<Elem = T>, counts: &[usize], root: usize,
+    fn scatter_v<D: AsViewMut<Elem: Element>>(
+        &self, src: Option<DeviceView<'_, D::Elem>>, dst: &mut D, counts: &[usize], root: usize,
     ) -> Result<()> {
         self.check_root("scatter_v", root)?;
         let (dst, of) = (dst.view_mut(), self.check_counts("scatter_v", counts)?);
         self.fits("scatter_v", "dst", dst.len(), counts[self.rank])?;
         self.only_root("scatter_v", root, src.map(|src| src.len()), of.total(self.count()))?;
-        let call = Call::new("scatter_v").elements(T::DTYPE, of.total(self.count())).root(root).counts(counts);
+        let call = Call::new("scatter_v").elements(D::Elem::DTYPE, of.total(self.count())).root(root).counts(counts);
         self.run(between(call, None, Shape::Scatter { counts: of, root }, src, Some(dst)))
     }
 
@@ -367,11 +367,11 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn all_to_all<T: Element>(&self, src: &impl AsView<Elem = T>, dst: &mut impl AsViewMut<Elem = T>) -> Result<()> {
+    fn all_to_all<S: AsView<Elem: Element>>(&self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let each = Counts::Each(self.parts("all_to_all", src.len())?);
         self.fits("all_to_all", "dst", dst.len(), src.len())?;
-        let call = Call::new("all_to_all").elements(T::DTYPE, src.len());
+        let call = Call::new("all_to_all").elements(S::Elem::DTYPE, src.len());
         let n = self.count();
         let shape = Shape::AllToAll { send: vec![each.clone(); n], receive: vec![each; n] };
         self.run(between(call, None, shape, Some(src), Some(dst)))
@@ -380,15 +380,15 @@ collectives! {
     /// [`all_to_all`](Self::all_to_all) with parts of `send[b]` elements for member `b`, and of `receive[a]` elements
     /// from member `a`. If one member sends another number of elements than its peer receives, all members get a
     /// `Mismatch`.
-    fn all_to_all_v<T: Element>(
-        &self, src: &impl AsView<Elem = T>, send: &[usize], dst: &mut impl AsViewMut<Elem = T>, receive: &[usize],
+    fn all_to_all_v<S: AsView<Elem: Element>>(
+        &self, src: &S, send: &[usize], dst: &mut impl AsViewMut<Elem = S::Elem>, receive: &[usize],
     ) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let (out, into) = (self.check_counts("all_to_all_v", send)?, self.check_counts("all_to_all_v", receive)?);
         self.fits("all_to_all_v", "src", src.len(), out.total(self.count()))?;
         self.fits("all_to_all_v", "dst", dst.len(), into.total(self.count()))?;
         self.fits("all_to_all_v", "what this member expects of itself", receive[self.rank], send[self.rank])?;
-        let call = Call::new("all_to_all_v").elements(T::DTYPE, 0);
+        let call = Call::new("all_to_all_v").elements(S::Elem::DTYPE, 0);
         let none = Shape::AllToAll { send: Vec::new(), receive: Vec::new() };
         let request = between(call, None, none, Some(src), Some(dst));
         self.run(Request { shape: None, counts: Some((out, into)), ..request })

@@ -45,21 +45,21 @@ collectives! {
         /// ```
     }
     fails " `OutOfMemory` for the copy.";
-    fn send<T: Element>(&self, src: &impl AsView<Elem = T>, to: usize) -> Result<()> {
+    fn send<S: AsView<Elem: Element>>(&self, src: &S, to: usize) -> Result<()> {
         self.send_view(src.view(), to)
     }
 
     /// Fetches the next message of member `from`. The host waits until it was sent, the device until it has arrived.
     fails " [`Error::Timeout`]. [`Error::Mismatch`] if the message has \
         another type or length, or if its sender's closure has ended without sending it. A mismatch fails the gang.";
-    fn recv<T: Element>(&self, dst: &mut impl AsViewMut<Elem = T>, from: usize) -> Result<()> {
+    fn recv<D: AsViewMut<Elem: Element>>(&self, dst: &mut D, from: usize) -> Result<()> {
         self.recv_view(dst.view_mut(), from)
     }
 
     /// [`send`](Self::send), then [`recv`](Self::recv).
     fails " And those of both.";
-    fn sendrecv<T: Element, U: Element>(
-        &self, src: &impl AsView<Elem = T>, to: usize, dst: &mut impl AsViewMut<Elem = U>, from: usize,
+    fn sendrecv<S: AsView<Elem: Element>, D: AsViewMut<Elem: Element>>(
+        &self, src: &S, to: usize, dst: &mut D, from: usize,
     ) -> Result<()> {
         // Both views before anything is sent: the caller's `view_mut` of `dst` may write to `src`.
         let (src, dst) = (src.view(), dst.view_mut());

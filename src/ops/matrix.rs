@@ -480,7 +480,7 @@ pub trait GemmOutput {
     /// For the library: the memory, and where the elements of a matrix in it lie.
     fn output(&mut self) -> (DeviceViewMut<'_, Self::Elem>, Option<Layout>);
 }
-impl<V: AsViewMut + ?Sized> GemmOutput for V {
+impl<V: AsViewMut> GemmOutput for V {
     type Elem = V::Elem;
     fn output(&mut self) -> (DeviceViewMut<'_, V::Elem>, Option<Layout>) {
         (self.view_mut(), None)

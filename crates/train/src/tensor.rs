@@ -72,12 +72,12 @@ pub fn part_of(group: &Group<'_>, rank: usize, len: usize, unit: usize) -> Resul
 /// # Errors
 /// [`Error::InvalidArgument`] if `part` is not this member's part; those of [`Group::all_gather_v`].
 #[track_caller]
-pub fn gather_rows<T: Element>(
+pub fn gather_rows<X: AsView<Elem: Element>>(
     group: &Group<'_>,
-    part: &impl AsView<Elem = T>,
+    part: &X,
     rows: usize,
     cols: usize,
-) -> Result<DeviceBuffer<T>> {
+) -> Result<DeviceBuffer<X::Elem>> {
     let _here = OpSite::here("gather_rows");
     let part = part.view();
     let (counts, len) = row_counts("gather_rows", group, rows, cols)?;
@@ -93,12 +93,12 @@ pub fn gather_rows<T: Element>(
 /// # Errors
 /// [`Error::InvalidArgument`] if `all` has another number of elements; those of [`Group::reduce_scatter_v`].
 #[track_caller]
-pub fn scatter_rows<T: Element>(
+pub fn scatter_rows<X: AsView<Elem: Element>>(
     group: &Group<'_>,
-    all: &impl AsView<Elem = T>,
+    all: &X,
     rows: usize,
     cols: usize,
-) -> Result<DeviceBuffer<T>> {
+) -> Result<DeviceBuffer<X::Elem>> {
     let _here = OpSite::here("scatter_rows");
     let all = all.view();
     fits("scatter_rows", "the matrix", all.len(), (rows, cols))?;

@@ -105,12 +105,12 @@ impl Checkpoint {
     /// whole; as [`insert`](Self::insert); those of [`Group::gather_v`] and
     /// [`Device::download`](gpu_pool::Device::download).
     #[track_caller]
-    pub fn insert_part<T: Element>(
+    pub fn insert_part<X: AsView<Elem: Element>>(
         &mut self,
         group: &Group<'_>,
         name: &str,
         cut: &Cut,
-        x: &impl AsView<Elem = T>,
+        x: &X,
     ) -> Result<()> {
         let _here = OpSite::here("insert_part");
         let (x, dev, leads) = (x.view(), group.device(), group.rank() == 0);
@@ -122,11 +122,11 @@ impl Checkpoint {
             return if leads { self.insert(name, &shape, &dev.download(&x)?) } else { Ok(()) };
         }
         let counts: Vec<usize> = lens.iter().map(|len| len * blocks).collect();
-        let all = leads.then(|| dev.zeros::<T>(counts.iter().sum())).transpose()?;
+        let all = leads.then(|| dev.zeros::<X::Elem>(counts.iter().sum())).transpose()?;
         group.gather_v(&x, all.as_ref().map(|all| exclusive(all.view())), &counts, 0)?;
         let Some(all) = all else { return Ok(()) };
         let (all, mut whole, mut start) = (dev.download(&all)?, Vec::with_capacity(all.len()), 0);
-        let parts: Vec<&[T]> = counts
+        let parts: Vec<&[X::Elem]> = counts
             .iter()
             .map(|count| {
                 start += count;

@@ -37,7 +37,7 @@ pub enum Activation {
 
 impl Activation {
     /// `f(x + bias)`: then `x` is rows as long as `bias`, row-major. With [`Activation::Identity`] it adds the bias.
-    pub fn biased<T: Float>(self, bias: &impl AsView<Elem = T>) -> BiasedActivation<'_, T> {
+    pub fn biased<B: AsView<Elem: Float>>(self, bias: &B) -> BiasedActivation<'_, B::Elem> {
         BiasedActivation { f: self, bias: Some(bias.view()) }
     }
 }
@@ -81,7 +81,7 @@ macro_rules! activations {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $name<T: Float>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
+        fn $name<X: AsView<Elem: Float>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
             let _here = OpSite::here(stringify!($name));
             self.activation(Activation::$which, x)
         }
@@ -127,11 +127,11 @@ pub trait Activations: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn activation<'b, T: Float>(
+    fn activation<'b, X: AsView<Elem: Float>>(
         &self,
-        f: impl Into<BiasedActivation<'b, T>>,
-        x: &impl AsView<Elem = T>,
-    ) -> Result<DeviceBuffer<T>> {
+        f: impl Into<BiasedActivation<'b, X::Elem>>,
+        x: &X,
+    ) -> Result<DeviceBuffer<X::Elem>> {
         let x = x.view();
         let mut y = self.allocate("activation", x.len())?;
         activate(self.device(), "activation", f.into(), Some(x), y.view_mut())?;
@@ -155,11 +155,11 @@ pub trait Activations: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn activation_into<'b, T: Float>(
+    fn activation_into<'b, X: AsView<Elem: Float>>(
         &self,
-        f: impl Into<BiasedActivation<'b, T>>,
-        x: &impl AsView<Elem = T>,
-        y: &mut impl AsViewMut<Elem = T>,
+        f: impl Into<BiasedActivation<'b, X::Elem>>,
+        x: &X,
+        y: &mut impl AsViewMut<Elem = X::Elem>,
     ) -> Result<()> {
         activate(self.device(), "activation_into", f.into(), Some(x.view()), y.view_mut())
     }
@@ -183,10 +183,10 @@ pub trait Activations: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn activation_in_place<'b, T: Float>(
+    fn activation_in_place<'b, X: AsViewMut<Elem: Float>>(
         &self,
-        f: impl Into<BiasedActivation<'b, T>>,
-        x: &mut impl AsViewMut<Elem = T>,
+        f: impl Into<BiasedActivation<'b, X::Elem>>,
+        x: &mut X,
     ) -> Result<()> {
         activate(self.device(), "activation_in_place", f.into(), None, x.view_mut())
     }
@@ -212,12 +212,12 @@ pub trait Activations: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn activation_backward<'b, T: Float>(
+    fn activation_backward<'b, X: AsView<Elem: Float>>(
         &self,
-        f: impl Into<BiasedActivation<'b, T>>,
-        dy: &impl AsView<Elem = T>,
-        x: &impl AsView<Elem = T>,
-    ) -> Result<DeviceBuffer<T>> {
+        f: impl Into<BiasedActivation<'b, X::Elem>>,
+        dy: &impl AsView<Elem = X::Elem>,
+        x: &X,
+    ) -> Result<DeviceBuffer<X::Elem>> {
         let (dy, x) = (dy.view(), x.view());
         let mut dx = self.allocate("activation_backward", x.len())?;
         step_back(self.device(), "activation_backward", f.into(), Some(dy), x, dx.view_mut())?;
@@ -241,11 +241,11 @@ pub trait Activations: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn activation_backward_in_place<'b, T: Float>(
+    fn activation_backward_in_place<'b, X: AsView<Elem: Float>>(
         &self,
-        f: impl Into<BiasedActivation<'b, T>>,
-        dy: &mut impl AsViewMut<Elem = T>,
-        x: &impl AsView<Elem = T>,
+        f: impl Into<BiasedActivation<'b, X::Elem>>,
+        dy: &mut impl AsViewMut<Elem = X::Elem>,
+        x: &X,
     ) -> Result<()> {
         step_back(self.device(), "activation_backward_in_place", f.into(), None, x.view(), dy.view_mut())
     }

@@ -120,19 +120,19 @@ pub trait Embeddings: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn embedding<T: Float, I: Index>(
+    fn embedding<X: AsView<Elem: Float>, L: AsView<Elem: Index>>(
         &self,
-        table: &impl AsView<Elem = T>,
+        table: &X,
         cols: usize,
-        indices: &impl AsView<Elem = I>,
-    ) -> Result<DeviceBuffer<T>> {
-        let (table, indices) = (table.view(), I::words(indices.view()));
+        indices: &L,
+    ) -> Result<DeviceBuffer<X::Elem>> {
+        let (table, indices) = (table.view(), L::Elem::words(indices.view()));
         let _here = self.enter("embedding");
         let rows = small("embedding", "rows", rows_of("embedding", table.len(), cols)?)?;
         let n = indices.len();
-        let mut out = self.allocate::<T>("embedding", n.saturating_mul(cols))?;
-        let (width, bytes) = (cols * size_of::<T>(), out.len() * size_of::<T>());
-        let table_bytes = table.len() * size_of::<T>();
+        let mut out = self.allocate::<X::Elem>("embedding", n.saturating_mul(cols))?;
+        let (width, bytes) = (cols * size_of::<X::Elem>(), out.len() * size_of::<X::Elem>());
+        let table_bytes = table.len() * size_of::<X::Elem>();
         // SAFETY: these are the bytes of both.
         let (table, to) =
             unsafe { (as_type::<_, u8>(table, table_bytes), as_type_mut::<_, u8>(out.view_mut(), bytes)) };
@@ -168,22 +168,22 @@ pub trait Embeddings: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn embedding_backward<I: Index, T: Float>(
+    fn embedding_backward<L: AsView<Elem: Index>, X: AsViewMut<Elem: Float>>(
         &self,
-        dy: &impl AsView<Elem = T>,
+        dy: &impl AsView<Elem = X::Elem>,
         cols: usize,
-        indices: &impl AsView<Elem = I>,
-        dtable: &mut impl AsViewMut<Elem = T>,
+        indices: &L,
+        dtable: &mut X,
     ) -> Result<()> {
         const OP: &str = "embedding_backward";
-        let (dy, indices, dtable) = (dy.view(), I::words(indices.view()), dtable.view_mut());
+        let (dy, indices, dtable) = (dy.view(), L::Elem::words(indices.view()), dtable.view_mut());
         let _here = self.enter(OP);
         let rows = small(OP, "rows", rows_of(OP, dtable.len(), cols)?)?;
         let n = rows_of(OP, dy.len(), cols)?;
         same_len(OP, n, indices.len())?;
-        let pieces = cols.div_ceil(256 * lanes::<T>()).min(65535) as u32;
+        let pieces = cols.div_ceil(256 * lanes::<X::Elem>()).min(65535) as u32;
         let dims = LaunchDims { grid: (rows.max(1), pieces, 1), block: (256, 1, 1), shared_bytes: 0 };
-        let kernel: Kernel<_> = backward::<T>();
+        let kernel: Kernel<_> = backward::<X::Elem>();
         // SAFETY: `dy` has `n` rows of `cols` elements, `dtable` has `rows`, and there are `n` indices.
         unsafe { self.launch(&kernel, dims, (dy, indices, dtable, n as u64, cols as u32, rows)) }
     }

@@ -78,7 +78,11 @@ macro_rules! binary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $name<T: $Bound>(&self, x: &impl AsView<Elem = T>, y: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
+        fn $name<X: AsView<Elem: $Bound>>(
+            &self,
+            x: &X,
+            y: &impl AsView<Elem = X::Elem>,
+        ) -> Result<DeviceBuffer<X::Elem>> {
             let (x, y) = (x.view(), y.view());
             let mut z = self.allocate(stringify!($name), x.len())?;
             $launch(self.device(), stringify!($name), Binary::$which, Some(x), y, z.view_mut())?;
@@ -103,11 +107,11 @@ macro_rules! binary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $into<T: $Bound>(
+        fn $into<X: AsView<Elem: $Bound>>(
             &self,
-            x: &impl AsView<Elem = T>,
-            y: &impl AsView<Elem = T>,
-            z: &mut impl AsViewMut<Elem = T>,
+            x: &X,
+            y: &impl AsView<Elem = X::Elem>,
+            z: &mut impl AsViewMut<Elem = X::Elem>,
         ) -> Result<()> {
             $launch(self.device(), stringify!($into), Binary::$which, Some(x.view()), y.view(), z.view_mut())
         }
@@ -129,7 +133,7 @@ macro_rules! binary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $assign<T: $Bound>(&self, x: &mut impl AsViewMut<Elem = T>, y: &impl AsView<Elem = T>) -> Result<()> {
+        fn $assign<X: AsViewMut<Elem: $Bound>>(&self, x: &mut X, y: &impl AsView<Elem = X::Elem>) -> Result<()> {
             $launch(self.device(), stringify!($assign), Binary::$which, None, y.view(), x.view_mut())
         }
     )+};

@@ -223,11 +223,11 @@ macro_rules! unary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $name<T: Float>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
+        fn $name<X: AsView<Elem: Float>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
             let (x, _here) = (x.view(), self.enter(stringify!($name)));
             let (n, mut y) = (x.len(), self.allocate(stringify!($name), x.len())?);
             // SAFETY: both have `n` elements.
-            unsafe { self.launch(&unary_kernel::<T>(), tiles::<T>(n), (x, &mut y, n as u64, $op))? };
+            unsafe { self.launch(&unary_kernel::<X::Elem>(), tiles::<X::Elem>(n), (x, &mut y, n as u64, $op))? };
             Ok(y)
         }
 
@@ -248,11 +248,11 @@ macro_rules! unary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $in_place<T: Float>(&self, x: &mut impl AsViewMut<Elem = T>) -> Result<()> {
+        fn $in_place<X: AsViewMut<Elem: Float>>(&self, x: &mut X) -> Result<()> {
             let (x, _here) = (x.view_mut(), self.enter(stringify!($in_place)));
             let (n, at) = (x.len(), address(&x));
             // SAFETY: the kernel reads and writes `n` elements of `x`.
-            unsafe { self.launch(&unary_in_place::<T>(), tiles::<T>(n), (at, x, n as u64, $op)) }
+            unsafe { self.launch(&unary_in_place::<X::Elem>(), tiles::<X::Elem>(n), (at, x, n as u64, $op)) }
         }
     )+};
 }
@@ -276,7 +276,7 @@ macro_rules! extremes {
         /// # Errors
         /// [`Error::InvalidArgument`] if there are no elements; else see above.
         #[track_caller]
-        fn $name<T: Number>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
+        fn $name<X: AsView<Elem: Number>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
             extreme(self.device(), stringify!($name), x.view(), $larger)
         }
     )+};

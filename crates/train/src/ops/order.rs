@@ -96,7 +96,7 @@ pub trait Orders: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn inclusive_sum<T: Number>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
+    fn inclusive_sum<X: AsView<Elem: Number>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
         let (x, _here) = (x.view(), self.enter("inclusive_sum"));
         let mut y = self.allocate("inclusive_sum", x.len())?;
         scan(self.device(), "inclusive_sum", x, y.view_mut(), false)?;
@@ -120,7 +120,7 @@ pub trait Orders: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn exclusive_sum<T: Number>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
+    fn exclusive_sum<X: AsView<Elem: Number>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
         let (x, _here) = (x.view(), self.enter("exclusive_sum"));
         let mut y = self.allocate("exclusive_sum", x.len())?;
         scan(self.device(), "exclusive_sum", x, y.view_mut(), true)?;
@@ -144,7 +144,7 @@ pub trait Orders: Operations {
     /// # Errors
     /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for 2^31 elements or more; else see above.
     #[track_caller]
-    fn sort<T: Number>(&self, x: &impl AsView<Elem = T>) -> Result<DeviceBuffer<T>> {
+    fn sort<X: AsView<Elem: Number>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
         let (x, dev, _here) = (x.view(), self.device(), self.enter("sort"));
         let mut y = self.allocate("sort", x.len())?;
         dev.copy(&x, &mut y)?;
@@ -169,7 +169,7 @@ pub trait Orders: Operations {
     /// # Errors
     /// As [`sort`](Self::sort).
     #[track_caller]
-    fn sort_in_place<T: Number>(&self, x: &mut impl AsViewMut<Elem = T>) -> Result<()> {
+    fn sort_in_place<X: AsViewMut<Elem: Number>>(&self, x: &mut X) -> Result<()> {
         let (x, _here) = (x.view_mut(), self.enter("sort_in_place"));
         sort(self.device(), "sort_in_place", x)
     }

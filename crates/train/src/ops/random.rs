@@ -208,15 +208,15 @@ pub trait Random: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn uniform<T: Float>(
+    fn uniform<X: AsViewMut<Elem: Float>>(
         &self,
-        x: &mut impl AsViewMut<Elem = T>,
-        range: Range<T::Acc>,
+        x: &mut X,
+        range: Range<<X::Elem as Float>::Acc>,
         seed: u64,
         offset: u64,
     ) -> Result<()> {
         let range = (range.start, range.end - range.start);
-        draw(self.device(), "uniform", &uniform::<T>(), x.view_mut(), range, (seed, offset))
+        draw(self.device(), "uniform", &uniform::<X::Elem>(), x.view_mut(), range, (seed, offset))
     }
 
     /// Fills `x` with normal numbers of this mean and standard deviation, by the method of Box and Muller (1958). `f32`
@@ -238,15 +238,15 @@ pub trait Random: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn normal<T: Float>(
+    fn normal<X: AsViewMut<Elem: Float>>(
         &self,
-        x: &mut impl AsViewMut<Elem = T>,
-        mean: T::Acc,
-        deviation: T::Acc,
+        x: &mut X,
+        mean: <X::Elem as Float>::Acc,
+        deviation: <X::Elem as Float>::Acc,
         seed: u64,
         offset: u64,
     ) -> Result<()> {
-        draw(self.device(), "normal", &normal::<T>(), x.view_mut(), (mean, deviation), (seed, offset))
+        draw(self.device(), "normal", &normal::<X::Elem>(), x.view_mut(), (mean, deviation), (seed, offset))
     }
 
     /// Dropout, in a new buffer: each element becomes 0 with `probability`, and is divided by `1 - probability`
@@ -269,21 +269,21 @@ pub trait Random: Operations {
     /// # Errors
     /// [`Error::InvalidArgument`] for a probability outside of [0, 1]; else see above.
     #[track_caller]
-    fn dropout<T: Float>(
+    fn dropout<X: AsView<Elem: Float>>(
         &self,
-        x: &impl AsView<Elem = T>,
+        x: &X,
         probability: f64,
         seed: u64,
         offset: u64,
-    ) -> Result<DeviceBuffer<T>> {
+    ) -> Result<DeviceBuffer<X::Elem>> {
         let x = x.view();
         let _here = self.enter("dropout");
         let n = sequence("dropout", x.len(), offset)?;
-        let (threshold, scale) = chance::<T::Acc>("dropout", probability)?;
+        let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout", probability)?;
         let mut y = self.allocate("dropout", x.len())?;
         let args = (x, &mut y, n, seed, offset, threshold, scale);
         // SAFETY: both have `n` elements.
-        unsafe { self.launch(&dropout::<T>(), fours_of_packs::<T>(x.len()), args)? };
+        unsafe { self.launch(&dropout::<X::Elem>(), fours_of_packs::<X::Elem>(x.len()), args)? };
         Ok(y)
     }
 
@@ -305,9 +305,9 @@ pub trait Random: Operations {
     /// # Errors
     /// As [`dropout`](Self::dropout).
     #[track_caller]
-    fn dropout_in_place<T: Float>(
+    fn dropout_in_place<X: AsViewMut<Elem: Float>>(
         &self,
-        x: &mut impl AsViewMut<Elem = T>,
+        x: &mut X,
         probability: f64,
         seed: u64,
         offset: u64,
@@ -315,10 +315,12 @@ pub trait Random: Operations {
         let x = x.view_mut();
         let _here = self.enter("dropout_in_place");
         let n = sequence("dropout_in_place", x.len(), offset)?;
-        let (threshold, scale) = chance::<T::Acc>("dropout_in_place", probability)?;
-        let dims = fours_of_packs::<T>(x.len());
+        let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout_in_place", probability)?;
+        let dims = fours_of_packs::<X::Elem>(x.len());
         // SAFETY: `x` has `n` elements.
-        unsafe { self.launch(&dropout_in_place::<T>(), dims, (address(&x), x, n, seed, offset, threshold, scale)) }
+        unsafe {
+            self.launch(&dropout_in_place::<X::Elem>(), dims, (address(&x), x, n, seed, offset, threshold, scale))
+        }
     }
 }
 

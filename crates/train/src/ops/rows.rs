@@ -109,14 +109,14 @@ pub trait Rows: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn argmax<T: Float>(&self, x: &impl AsView<Elem = T>, cols: usize) -> Result<DeviceBuffer<u32>> {
+    fn argmax<X: AsView<Elem: Float>>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<u32>> {
         let x = x.view();
         let _here = self.enter("argmax");
         let rows = rows_of("argmax", x.len(), cols)?;
         let mut at = self.allocate("argmax", rows)?;
         let args = (x, &mut at, rows as u64, cols as u32);
         // SAFETY: `x` has `rows` rows of `cols` elements, `at` an element for each row.
-        unsafe { self.launch(&argmax::<T>(), row_dims::<T>(rows, cols), args)? };
+        unsafe { self.launch(&argmax::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
         Ok(at)
     }
 
@@ -139,7 +139,7 @@ pub trait Rows: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn column_sum_into<T: Float>(&self, x: &impl AsView<Elem = T>, out: &mut impl AsViewMut<Elem = T>) -> Result<()> {
+    fn column_sum_into<X: AsView<Elem: Float>>(&self, x: &X, out: &mut impl AsViewMut<Elem = X::Elem>) -> Result<()> {
         let (x, out) = (x.view(), out.view_mut());
         let _here = self.enter("column_sum_into");
         let cols = out.len();
@@ -148,7 +148,7 @@ pub trait Rows: Operations {
         let mut partial = self.allocate("column_sum_into", parts as usize * cols)?;
         let args = (x, &mut partial, rows as u64, cols as u32, parts);
         // SAFETY: `x` has `rows` rows of `cols` elements, the sums `parts` rows.
-        unsafe { self.launch(&column_sum::<T>(), column_dims::<T>(cols, parts), args)? };
+        unsafe { self.launch(&column_sum::<X::Elem>(), column_dims::<X::Elem>(cols, parts), args)? };
         finish(self.device(), &partial, out, parts)
     }
 
@@ -171,12 +171,12 @@ pub trait Rows: Operations {
     /// # Errors
     /// [`Error::InvalidArgument`] with the first one that is not, and what [`download`](Device::download) gives.
     #[track_caller]
-    fn check_indices<I: Index>(&self, indices: &impl AsView<Elem = I>, bound: usize) -> Result<()> {
-        let words = self.device().download(&I::words(indices.view()))?;
+    fn check_indices<L: AsView<Elem: Index>>(&self, indices: &L, bound: usize) -> Result<()> {
+        let words = self.device().download(&L::Elem::words(indices.view()))?;
         match words.iter().position(|&word| word as usize >= bound) {
             None => Ok(()),
             Some(at) => {
-                let index = I::show(words[at]);
+                let index = L::Elem::show(words[at]);
                 let why = format_args!("index {at} is {index}: less than {bound} are possible").to_string();
                 Err(Error::invalid("check_indices", why))
             }

@@ -75,7 +75,7 @@ pub trait Shapes: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn transpose<T: DeviceCopy>(&self, x: &impl AsView<Elem = T>, rows: usize, cols: usize) -> Result<DeviceBuffer<T>> {
+    fn transpose<X: AsView>(&self, x: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>> {
         let x = x.view();
         let mut y = self.allocate("transpose", x.len())?;
         transposed(self.device(), "transpose", x, y.view_mut(), [1, rows, cols])?;
@@ -98,13 +98,13 @@ pub trait Shapes: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn transpose_batch<T: DeviceCopy>(
+    fn transpose_batch<X: AsView>(
         &self,
-        x: &impl AsView<Elem = T>,
+        x: &X,
         count: usize,
         rows: usize,
         cols: usize,
-    ) -> Result<DeviceBuffer<T>> {
+    ) -> Result<DeviceBuffer<X::Elem>> {
         let x = x.view();
         let mut y = self.allocate("transpose_batch", x.len())?;
         transposed(self.device(), "transpose_batch", x, y.view_mut(), [count, rows, cols])?;
@@ -128,12 +128,12 @@ pub trait Shapes: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn transpose_into<T: DeviceCopy>(
+    fn transpose_into<X: AsView>(
         &self,
-        x: &impl AsView<Elem = T>,
+        x: &X,
         rows: usize,
         cols: usize,
-        y: &mut impl AsViewMut<Elem = T>,
+        y: &mut impl AsViewMut<Elem = X::Elem>,
     ) -> Result<()> {
         transposed(self.device(), "transpose_into", x.view(), y.view_mut(), [1, rows, cols])
     }
@@ -159,11 +159,11 @@ pub trait Shapes: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn copy_2d<T: DeviceCopy>(
+    fn copy_2d<X: AsView>(
         &self,
-        src: &impl AsView<Elem = T>,
+        src: &X,
         src_pitch: usize,
-        dst: &mut impl AsViewMut<Elem = T>,
+        dst: &mut impl AsViewMut<Elem = X::Elem>,
         dst_pitch: usize,
         rows: usize,
         cols: usize,
@@ -172,7 +172,7 @@ pub trait Shapes: Operations {
         let _here = self.enter("copy_2d");
         fits("copy_2d", "source", src.len(), src_pitch, rows, cols)?;
         fits("copy_2d", "destination", dst.len(), dst_pitch, rows, cols)?;
-        let size = size_of::<T>();
+        let size = size_of::<X::Elem>();
         // Without bytes there may be any number of rows.
         if rows == 0 || cols == 0 || size == 0 {
             return Ok(());

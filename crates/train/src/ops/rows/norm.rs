@@ -46,13 +46,13 @@ pub trait Norms: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn layer_norm<T: Float>(
+    fn layer_norm<X: AsView<Elem: Float>>(
         &self,
-        x: &impl AsView<Elem = T>,
-        gamma: &impl AsView<Elem = T>,
-        beta: &impl AsView<Elem = T>,
-        eps: T::Acc,
-    ) -> Result<Normed<T>> {
+        x: &X,
+        gamma: &impl AsView<Elem = X::Elem>,
+        beta: &impl AsView<Elem = X::Elem>,
+        eps: <X::Elem as Float>::Acc,
+    ) -> Result<Normed<X::Elem>> {
         let (x, gamma, beta) = (x.view(), gamma.view(), beta.view());
         let _here = self.enter("layer_norm");
         let cols = gamma.len();
@@ -63,7 +63,7 @@ pub trait Norms: Operations {
         let mut y = self.allocate("layer_norm", x.len())?;
         let args = (x, gamma, beta, &mut y, &mut mean, &mut rstd, rows as u64, cols as u32, eps);
         // SAFETY: `x` and `y` have `rows` rows of `cols` elements, mean and rstd one for each row, the others `cols`.
-        unsafe { self.launch(&kernels::layer_norm::<T>(), row_dims::<T>(rows, cols), args)? };
+        unsafe { self.launch(&kernels::layer_norm::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
         Ok((y, mean, rstd))
     }
 
@@ -87,14 +87,14 @@ pub trait Norms: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn layer_norm_backward<T: Float>(
+    fn layer_norm_backward<X: AsView<Elem: Float>>(
         &self,
-        dy: &impl AsView<Elem = T>,
-        x: &impl AsView<Elem = T>,
-        gamma: &impl AsView<Elem = T>,
-        mean: &DeviceBuffer<T::Acc>,
-        rstd: &DeviceBuffer<T::Acc>,
-    ) -> Result<DeviceBuffer<T>> {
+        dy: &impl AsView<Elem = X::Elem>,
+        x: &X,
+        gamma: &impl AsView<Elem = X::Elem>,
+        mean: &DeviceBuffer<<X::Elem as Float>::Acc>,
+        rstd: &DeviceBuffer<<X::Elem as Float>::Acc>,
+    ) -> Result<DeviceBuffer<X::Elem>> {
         let (dy, x, gamma) = (dy.view(), x.view(), gamma.view());
         let _here = self.enter("layer_norm_backward");
         let cols = gamma.len();
@@ -103,7 +103,7 @@ pub trait Norms: Operations {
         let mut dx = self.allocate("layer_norm_backward", x.len())?;
         let args = (dy, x, gamma, mean, rstd, &mut dx, rows as u64, cols as u32);
         // SAFETY: `dy`, `x` and `dx` have `rows` rows of `cols` elements, mean and rstd one for each row.
-        unsafe { self.launch(&kernels::layer_norm_backward::<T>(), row_dims::<T>(rows, cols), args)? };
+        unsafe { self.launch(&kernels::layer_norm_backward::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
         Ok(dx)
     }
 
@@ -128,14 +128,14 @@ pub trait Norms: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn layer_norm_weights_backward<T: Float>(
+    fn layer_norm_weights_backward<X: AsView<Elem: Float>>(
         &self,
-        dy: &impl AsView<Elem = T>,
-        x: &impl AsView<Elem = T>,
-        mean: &DeviceBuffer<T::Acc>,
-        rstd: &DeviceBuffer<T::Acc>,
-        dgamma: &mut impl AsViewMut<Elem = T>,
-        dbeta: &mut impl AsViewMut<Elem = T>,
+        dy: &impl AsView<Elem = X::Elem>,
+        x: &X,
+        mean: &DeviceBuffer<<X::Elem as Float>::Acc>,
+        rstd: &DeviceBuffer<<X::Elem as Float>::Acc>,
+        dgamma: &mut impl AsViewMut<Elem = X::Elem>,
+        dbeta: &mut impl AsViewMut<Elem = X::Elem>,
     ) -> Result<()> {
         const OP: &str = "layer_norm_weights_backward";
         let (dy, x, dgamma, dbeta) = (dy.view(), x.view(), dgamma.view_mut(), dbeta.view_mut());
@@ -149,12 +149,12 @@ pub trait Norms: Operations {
         let mut betas = self.allocate(OP, parts as usize * cols)?;
         let args = (dy, x, mean, rstd, &mut gammas, &mut betas, rows as u64, cols as u32, parts);
         // SAFETY: `dy` and `x` have `rows` rows of `cols` elements, mean and rstd one for each row, the sums `parts`.
-        unsafe { self.launch(&kernels::layer_norm_columns::<T>(), column_dims::<T>(cols, parts), args)? };
+        unsafe { self.launch(&kernels::layer_norm_columns::<X::Elem>(), column_dims::<X::Elem>(cols, parts), args)? };
         let args = (&gammas, &betas, dgamma, dbeta, parts, cols as u32);
-        let one = column_dims::<T::Acc>(cols, 1);
+        let one = column_dims::<<X::Elem as Float>::Acc>(cols, 1);
         let dims = LaunchDims { grid: (one.grid.0, 1, 2), ..one };
         // SAFETY: the first pass has written `parts` rows of `cols` sums of both.
-        unsafe { self.launch(&kernels::column_finals::<T>(), dims, args) }
+        unsafe { self.launch(&kernels::column_finals::<X::Elem>(), dims, args) }
     }
 
     /// RMS norm of each row (Zhang and Sennrich, 2019): `y = x * rstd * gamma`, `rstd = 1 / sqrt(mean of x^2 + eps)`. A
@@ -177,12 +177,12 @@ pub trait Norms: Operations {
     /// See above.
     #[track_caller]
     #[allow(clippy::type_complexity)]
-    fn rms_norm<T: Float>(
+    fn rms_norm<X: AsView<Elem: Float>>(
         &self,
-        x: &impl AsView<Elem = T>,
-        gamma: &impl AsView<Elem = T>,
-        eps: T::Acc,
-    ) -> Result<(DeviceBuffer<T>, DeviceBuffer<T::Acc>)> {
+        x: &X,
+        gamma: &impl AsView<Elem = X::Elem>,
+        eps: <X::Elem as Float>::Acc,
+    ) -> Result<(DeviceBuffer<X::Elem>, DeviceBuffer<<X::Elem as Float>::Acc>)> {
         let (x, gamma) = (x.view(), gamma.view());
         let _here = self.enter("rms_norm");
         let cols = gamma.len();
@@ -191,7 +191,7 @@ pub trait Norms: Operations {
         let (mut y, mut rstd) = (self.allocate("rms_norm", x.len())?, self.allocate("rms_norm", rows)?);
         let args = (x, gamma, &mut y, &mut rstd, rows as u64, cols as u32, eps);
         // SAFETY: `x` and `y` have `rows` rows of `cols` elements, rstd one for each row, gamma `cols`.
-        unsafe { self.launch(&kernels::rms_norm::<T>(), row_dims::<T>(rows, cols), args)? };
+        unsafe { self.launch(&kernels::rms_norm::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
         Ok((y, rstd))
     }
 
@@ -214,13 +214,13 @@ pub trait Norms: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn rms_norm_backward<T: Float>(
+    fn rms_norm_backward<X: AsView<Elem: Float>>(
         &self,
-        dy: &impl AsView<Elem = T>,
-        x: &impl AsView<Elem = T>,
-        gamma: &impl AsView<Elem = T>,
-        rstd: &DeviceBuffer<T::Acc>,
-    ) -> Result<DeviceBuffer<T>> {
+        dy: &impl AsView<Elem = X::Elem>,
+        x: &X,
+        gamma: &impl AsView<Elem = X::Elem>,
+        rstd: &DeviceBuffer<<X::Elem as Float>::Acc>,
+    ) -> Result<DeviceBuffer<X::Elem>> {
         let (dy, x, gamma) = (dy.view(), x.view(), gamma.view());
         let _here = self.enter("rms_norm_backward");
         let cols = gamma.len();
@@ -228,7 +228,7 @@ pub trait Norms: Operations {
         let mut dx = self.allocate("rms_norm_backward", x.len())?;
         let args = (dy, x, gamma, rstd, &mut dx, rows as u64, cols as u32);
         // SAFETY: `dy`, `x` and `dx` have `rows` rows of `cols` elements, rstd one for each row.
-        unsafe { self.launch(&kernels::rms_norm_backward::<T>(), row_dims::<T>(rows, cols), args)? };
+        unsafe { self.launch(&kernels::rms_norm_backward::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
         Ok(dx)
     }
 
@@ -252,12 +252,12 @@ pub trait Norms: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn rms_norm_weights_backward<T: Float>(
+    fn rms_norm_weights_backward<X: AsView<Elem: Float>>(
         &self,
-        dy: &impl AsView<Elem = T>,
-        x: &impl AsView<Elem = T>,
-        rstd: &DeviceBuffer<T::Acc>,
-        dgamma: &mut impl AsViewMut<Elem = T>,
+        dy: &impl AsView<Elem = X::Elem>,
+        x: &X,
+        rstd: &DeviceBuffer<<X::Elem as Float>::Acc>,
+        dgamma: &mut impl AsViewMut<Elem = X::Elem>,
     ) -> Result<()> {
         const OP: &str = "rms_norm_weights_backward";
         let (dy, x, dgamma) = (dy.view(), x.view(), dgamma.view_mut());
@@ -268,7 +268,7 @@ pub trait Norms: Operations {
         let mut gammas = self.allocate(OP, parts as usize * cols)?;
         let args = (dy, x, rstd, &mut gammas, rows as u64, cols as u32, parts);
         // SAFETY: `dy` and `x` have `rows` rows of `cols` elements, rstd one for each row, the sums `parts` rows.
-        unsafe { self.launch(&kernels::rms_norm_columns::<T>(), column_dims::<T>(cols, parts), args)? };
+        unsafe { self.launch(&kernels::rms_norm_columns::<X::Elem>(), column_dims::<X::Elem>(cols, parts), args)? };
         finish(self.device(), &gammas, dgamma, parts)
     }
 }

@@ -158,14 +158,14 @@ macro_rules! softmax {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $name<T: Float>(&self, x: &impl AsView<Elem = T>, cols: usize) -> Result<DeviceBuffer<T>> {
+        fn $name<X: AsView<Elem: Float>>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<X::Elem>> {
             let x = x.view();
             let _here = self.enter(stringify!($name));
             let rows = rows_of(stringify!($name), x.len(), cols)?;
             let mut y = self.allocate(stringify!($name), x.len())?;
             let args = (x, &mut y, rows as u64, cols as u32, $log);
             // SAFETY: both have `rows` rows of `cols` elements.
-            unsafe { self.launch(&softmax::<T>(), row_dims::<T>(rows, cols), args)? };
+            unsafe { self.launch(&softmax::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
             Ok(y)
         }
 
@@ -187,13 +187,13 @@ macro_rules! softmax {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $assign<T: Float>(&self, x: &mut impl AsViewMut<Elem = T>, cols: usize) -> Result<()> {
+        fn $assign<X: AsViewMut<Elem: Float>>(&self, x: &mut X, cols: usize) -> Result<()> {
             let x = x.view_mut();
             let _here = self.enter(stringify!($assign));
             let rows = rows_of(stringify!($assign), x.len(), cols)?;
             let args = (address(&x), x, rows as u64, cols as u32, $log);
             // SAFETY: `x` has `rows` rows of `cols` elements.
-            unsafe { self.launch(&softmax_in_place::<T>(), row_dims::<T>(rows, cols), args) }
+            unsafe { self.launch(&softmax_in_place::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args) }
         }
 
         #[doc = concat!("The step back through [`", stringify!($name), "`](Self::", stringify!($name), "):")]
@@ -216,12 +216,12 @@ macro_rules! softmax {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $back<T: Float>(
+        fn $back<Y: AsView<Elem: Float>>(
             &self,
-            dy: &impl AsView<Elem = T>,
-            y: &impl AsView<Elem = T>,
+            dy: &impl AsView<Elem = Y::Elem>,
+            y: &Y,
             cols: usize,
-        ) -> Result<DeviceBuffer<T>> {
+        ) -> Result<DeviceBuffer<Y::Elem>> {
             let (dy, y) = (dy.view(), y.view());
             let _here = self.enter(stringify!($back));
             let rows = rows_of(stringify!($back), y.len(), cols)?;
@@ -229,7 +229,7 @@ macro_rules! softmax {
             let mut dx = self.allocate(stringify!($back), y.len())?;
             let args = (y, dy, &mut dx, rows as u64, cols as u32, $log);
             // SAFETY: all three have `rows` rows of `cols` elements.
-            unsafe { self.launch(&softmax_backward::<T>(), row_dims::<T>(rows, cols), args)? };
+            unsafe { self.launch(&softmax_backward::<Y::Elem>(), row_dims::<Y::Elem>(rows, cols), args)? };
             Ok(dx)
         }
     )+};
@@ -283,19 +283,19 @@ pub trait Softmax: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn cross_entropy<T: Float, I: Index>(
+    fn cross_entropy<X: AsView<Elem: Float>, L: AsView<Elem: Index>>(
         &self,
-        logits: &impl AsView<Elem = T>,
-        labels: &impl AsView<Elem = I>,
-        scale: T::Acc,
-    ) -> Result<Loss<T>> {
-        let (x, labels) = (logits.view(), I::words(labels.view()));
+        logits: &X,
+        labels: &L,
+        scale: <X::Elem as Float>::Acc,
+    ) -> Result<Loss<X::Elem>> {
+        let (x, labels) = (logits.view(), L::Elem::words(labels.view()));
         let _here = self.enter("cross_entropy");
         let (rows, cols) = classes("cross_entropy", x.len(), labels.len())?;
         let (mut loss, mut dx) = (self.allocate("cross_entropy", rows)?, self.allocate("cross_entropy", x.len())?);
         let args = (x, labels, &mut dx, &mut loss, rows as u64, cols, scale);
         // SAFETY: `x` and `dx` have `rows` rows of `cols` elements, the others an element for each row.
-        unsafe { self.launch(&entropy_kernel::<T>(), row_dims::<T>(rows, cols as usize), args)? };
+        unsafe { self.launch(&entropy_kernel::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
         Ok((loss, dx))
     }
 
@@ -318,19 +318,19 @@ pub trait Softmax: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn cross_entropy_in_place<T: Float, I: Index>(
+    fn cross_entropy_in_place<X: AsViewMut<Elem: Float>, L: AsView<Elem: Index>>(
         &self,
-        logits: &mut impl AsViewMut<Elem = T>,
-        labels: &impl AsView<Elem = I>,
-        scale: T::Acc,
-    ) -> Result<DeviceBuffer<T::Acc>> {
-        let (x, labels) = (logits.view_mut(), I::words(labels.view()));
+        logits: &mut X,
+        labels: &L,
+        scale: <X::Elem as Float>::Acc,
+    ) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>> {
+        let (x, labels) = (logits.view_mut(), L::Elem::words(labels.view()));
         let _here = self.enter("cross_entropy_in_place");
         let (rows, cols) = classes("cross_entropy_in_place", x.len(), labels.len())?;
         let mut loss = self.allocate("cross_entropy_in_place", rows)?;
         let args = (address(&x), labels, x, &mut loss, rows as u64, cols, scale);
         // SAFETY: `x` has `rows` rows of `cols` elements, the others an element for each row.
-        unsafe { self.launch(&entropy_in_place::<T>(), row_dims::<T>(rows, cols as usize), args)? };
+        unsafe { self.launch(&entropy_in_place::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
         Ok(loss)
     }
 
@@ -351,19 +351,19 @@ pub trait Softmax: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn cross_entropy_loss<T: Float, I: Index>(
+    fn cross_entropy_loss<X: AsView<Elem: Float>, L: AsView<Elem: Index>>(
         &self,
-        logits: &impl AsView<Elem = T>,
-        labels: &impl AsView<Elem = I>,
-    ) -> Result<DeviceBuffer<T::Acc>> {
-        let (x, labels) = (logits.view(), I::words(labels.view()));
+        logits: &X,
+        labels: &L,
+    ) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>> {
+        let (x, labels) = (logits.view(), L::Elem::words(labels.view()));
         let _here = self.enter("cross_entropy_loss");
         let (rows, cols) = classes("cross_entropy_loss", x.len(), labels.len())?;
         let mut loss = self.allocate("cross_entropy_loss", rows)?;
-        let one = T::Acc::of(1.0);
+        let one = <X::Elem as Float>::Acc::of(1.0);
         let args = (x, labels, NULL, &mut loss, rows as u64, cols, one);
         // SAFETY: `x` has `rows` rows of `cols` elements, the others an element for each row; a null gradient is none.
-        unsafe { self.launch(&entropy_loss::<T>(), row_dims::<T>(rows, cols as usize), args)? };
+        unsafe { self.launch(&entropy_loss::<X::Elem>(), row_dims::<X::Elem>(rows, cols as usize), args)? };
         Ok(loss)
     }
 }

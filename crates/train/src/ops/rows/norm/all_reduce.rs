@@ -64,12 +64,12 @@ pub trait AllReduceNorm {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn all_reduce_norm<T: Float + Element>(
+    fn all_reduce_norm<X: AsViewMut<Elem: Float + Element>>(
         &self,
-        x: &mut impl AsViewMut<Elem = T>,
-        residual: &mut impl AsViewMut<Elem = T>,
-        norm: RowNorm<'_, T>,
-    ) -> Result<NormSaved<T>>;
+        x: &mut X,
+        residual: &mut impl AsViewMut<Elem = X::Elem>,
+        norm: RowNorm<'_, X::Elem>,
+    ) -> Result<NormSaved<X::Elem>>;
 
     /// [`all_reduce_norm`](Self::all_reduce_norm) out of place, with the same bits: `src` stays as it is, and `dst`
     /// becomes the norm.
@@ -77,42 +77,42 @@ pub trait AllReduceNorm {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn all_reduce_norm_into<T: Float + Element>(
+    fn all_reduce_norm_into<S: AsView<Elem: Float + Element>>(
         &self,
-        src: &impl AsView<Elem = T>,
-        residual: &mut impl AsViewMut<Elem = T>,
-        norm: RowNorm<'_, T>,
-        dst: &mut impl AsViewMut<Elem = T>,
-    ) -> Result<NormSaved<T>>;
+        src: &S,
+        residual: &mut impl AsViewMut<Elem = S::Elem>,
+        norm: RowNorm<'_, S::Elem>,
+        dst: &mut impl AsViewMut<Elem = S::Elem>,
+    ) -> Result<NormSaved<S::Elem>>;
 }
 
 impl AllReduceNorm for Group<'_> {
     #[track_caller]
-    fn all_reduce_norm<T: Float + Element>(
+    fn all_reduce_norm<X: AsViewMut<Elem: Float + Element>>(
         &self,
-        x: &mut impl AsViewMut<Elem = T>,
-        residual: &mut impl AsViewMut<Elem = T>,
-        norm: RowNorm<'_, T>,
-    ) -> Result<NormSaved<T>> {
-        let apart = |residual: DeviceViewMut<'_, T>, y: DeviceViewMut<'_, T>, saved: &mut NormSaved<_>| {
+        x: &mut X,
+        residual: &mut impl AsViewMut<Elem = X::Elem>,
+        norm: RowNorm<'_, X::Elem>,
+    ) -> Result<NormSaved<X::Elem>> {
+        let apart = |residual: DeviceViewMut<'_, X::Elem>, y: DeviceViewMut<'_, X::Elem>, saved: &mut NormSaved<_>| {
             apart(self.device(), residual, &norm, y, saved)
         };
         sum_and_norm("all_reduce_norm", self, None, residual.view_mut(), x.view_mut(), &norm, apart)
     }
 
     #[track_caller]
-    fn all_reduce_norm_into<T: Float + Element>(
+    fn all_reduce_norm_into<S: AsView<Elem: Float + Element>>(
         &self,
-        src: &impl AsView<Elem = T>,
-        residual: &mut impl AsViewMut<Elem = T>,
-        norm: RowNorm<'_, T>,
-        dst: &mut impl AsViewMut<Elem = T>,
-    ) -> Result<NormSaved<T>> {
+        src: &S,
+        residual: &mut impl AsViewMut<Elem = S::Elem>,
+        norm: RowNorm<'_, S::Elem>,
+        dst: &mut impl AsViewMut<Elem = S::Elem>,
+    ) -> Result<NormSaved<S::Elem>> {
         const OP: &str = "all_reduce_norm_into";
         let _here = OpSite::here(OP);
         let (src, dst) = (src.view(), dst.view_mut());
         same_len(OP, src.len(), dst.len())?;
-        let apart = |residual: DeviceViewMut<'_, T>, y: DeviceViewMut<'_, T>, saved: &mut NormSaved<_>| {
+        let apart = |residual: DeviceViewMut<'_, S::Elem>, y: DeviceViewMut<'_, S::Elem>, saved: &mut NormSaved<_>| {
             apart(self.device(), residual, &norm, y, saved)
         };
         sum_and_norm(OP, self, Some(src), residual.view_mut(), dst, &norm, apart)
@@ -121,23 +121,23 @@ impl AllReduceNorm for Group<'_> {
 
 impl AllReduceNorm for Device {
     #[track_caller]
-    fn all_reduce_norm<T: Float + Element>(
+    fn all_reduce_norm<X: AsViewMut<Elem: Float + Element>>(
         &self,
-        x: &mut impl AsViewMut<Elem = T>,
-        residual: &mut impl AsViewMut<Elem = T>,
-        norm: RowNorm<'_, T>,
-    ) -> Result<NormSaved<T>> {
+        x: &mut X,
+        residual: &mut impl AsViewMut<Elem = X::Elem>,
+        norm: RowNorm<'_, X::Elem>,
+    ) -> Result<NormSaved<X::Elem>> {
         Operations::everyone(self).all_reduce_norm(x, residual, norm)
     }
 
     #[track_caller]
-    fn all_reduce_norm_into<T: Float + Element>(
+    fn all_reduce_norm_into<S: AsView<Elem: Float + Element>>(
         &self,
-        src: &impl AsView<Elem = T>,
-        residual: &mut impl AsViewMut<Elem = T>,
-        norm: RowNorm<'_, T>,
-        dst: &mut impl AsViewMut<Elem = T>,
-    ) -> Result<NormSaved<T>> {
+        src: &S,
+        residual: &mut impl AsViewMut<Elem = S::Elem>,
+        norm: RowNorm<'_, S::Elem>,
+        dst: &mut impl AsViewMut<Elem = S::Elem>,
+    ) -> Result<NormSaved<S::Elem>> {
         Operations::everyone(self).all_reduce_norm_into(src, residual, norm, dst)
     }
 }
