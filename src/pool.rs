@@ -70,11 +70,7 @@ impl GpuPool {
     /// # Errors
     /// As [`run`](Self::run).
     #[track_caller]
-    pub fn per_device<T, F>(&self, f: F) -> Result<PerDevice<T>>
-    where
-        T: 'static,
-        F: Fn(&Device, Shard) -> Result<T> + Sync,
-    {
+    pub fn per_device<T: 'static>(&self, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<PerDevice<T>> {
         PerDevice::create(&self.shared, f)
     }
 

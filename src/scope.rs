@@ -125,19 +125,14 @@ impl<'n> Begin<'n> {
 ///
 /// The calling thread runs `meanwhile`. If a member's closure waits for `meanwhile`, then `meanwhile` must end that
 /// wait before it returns; it must not unwind.
-pub(crate) fn run<F, R, E>(
+pub(crate) fn run<R: Send, E: From<Error> + Send>(
     shared: &Arc<Shared>,
     members: Option<&[usize]>,
-    f: F,
+    f: impl Fn(&Device, Shard) -> Result<R, E> + Sync,
     tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
     meanwhile: impl FnOnce(&Watch<'_>),
     begin: Begin<'_>,
-) -> Result<Vec<R>, E>
-where
-    F: Fn(&Device, Shard) -> Result<R, E> + Sync,
-    R: Send,
-    E: From<Error> + Send,
-{
+) -> Result<Vec<R>, E> {
     let OpSite { op, site } = begin.here;
     if on_device_thread() {
         return Err(Error::NestedScope { op, site }.into());

@@ -47,11 +47,7 @@ impl GpuPool {
     /// The first failure of any device; [`Error::NestedScope`] on a device thread; the first time, the errors of
     /// [`Builder::build`](crate::Builder::build).
     #[track_caller]
-    pub fn scope<F, R>(f: F) -> Result<Vec<R>>
-    where
-        F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Returned,
-    {
+    pub fn scope<R: Returned>(f: impl Fn(&Device, Shard) -> Result<R> + Sync) -> Result<Vec<R>> {
         Run::new(&Self::global_for("scope")?.shared, ()).scope("scope", f, as_it_is)
     }
 

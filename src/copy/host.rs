@@ -188,15 +188,12 @@ fn cut(bytes: usize, buffers: usize) -> Vec<std::ops::Range<usize>> {
 
 /// Runs `f` for each buffer and its part: the first on this thread, the others on threads that end before this call.
 #[track_caller]
-fn in_parallel<F>(
+fn in_parallel(
     handle: &DeviceHandle,
     buffers: &mut [DoubleBuffer],
     parts: Vec<std::ops::Range<usize>>,
-    f: F,
-) -> Result<()>
-where
-    F: Fn(&mut DoubleBuffer, std::ops::Range<usize>) -> Result<()> + Sync,
-{
+    f: impl Fn(&mut DoubleBuffer, std::ops::Range<usize>) -> Result<()> + Sync,
+) -> Result<()> {
     let Some((own, others)) = buffers.split_first_mut() else { return Ok(()) };
     if others.is_empty() {
         return f(own, parts[0].clone());

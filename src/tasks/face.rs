@@ -194,12 +194,12 @@ impl<'t, 'env> Tasks<'t, 'env> {
         (self.tell)(wake);
     }
 
-    fn submit<A, F, R>(&self, given: Given<'_>, args: A, f: F) -> Value<R>
-    where
-        A: TaskArgs,
-        R: Send + Sync + 'static,
-        F: for<'a> FnOnce(Option<&Device>, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
-    {
+    fn submit<A: TaskArgs, R: Send + Sync + 'static>(
+        &self,
+        given: Given<'_>,
+        args: A,
+        f: impl for<'a> FnOnce(Option<&Device>, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
+    ) -> Value<R> {
         let Given { device, stream, name, here } = given;
         let mut uses = Uses { home: self.engine.home.clone(), list: Default::default(), is_foreign: false };
         let cells = args.cells(&mut uses);
@@ -289,21 +289,20 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     #[track_caller]
-    pub fn run<A, F, R>(&self, args: A, f: F) -> Value<R>
-    where
-        A: TaskArgs,
-        R: Send + Sync + 'static,
-        F: for<'a> FnOnce(&Device, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
-    {
+    pub fn run<A: TaskArgs, R: Send + Sync + 'static>(
+        &self,
+        args: A,
+        f: impl for<'a> FnOnce(&Device, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
+    ) -> Value<R> {
         self.on(self.given("run", StreamKind::Compute), args, |dev, refs| OpSite::outside(|| f(dev, refs)))
     }
 
-    fn on<A, F, R>(&self, given: Given<'t>, args: A, f: F) -> Value<R>
-    where
-        A: TaskArgs,
-        R: Send + Sync + 'static,
-        F: for<'a> FnOnce(&Device, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
-    {
+    fn on<A: TaskArgs, R: Send + Sync + 'static>(
+        &self,
+        given: Given<'t>,
+        args: A,
+        f: impl for<'a> FnOnce(&Device, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
+    ) -> Value<R> {
         self.tasks.submit(given, args, move |dev, refs| f(dev.expect("a device's thread has its token"), refs))
     }
 
@@ -347,12 +346,11 @@ impl<'t, 'env> CpuTasks<'t, 'env> {
     /// Gives the CPU a task, which runs on a thread of the pool of threads. Returns immediately, with the value that
     /// the task will make. The task begins when the devices' work for its arguments is complete.
     #[track_caller]
-    pub fn run<A, F, R>(&self, args: A, f: F) -> Value<R>
-    where
-        A: TaskArgs,
-        R: Send + Sync + 'static,
-        F: for<'a> FnOnce(<A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
-    {
+    pub fn run<A: TaskArgs, R: Send + Sync + 'static>(
+        &self,
+        args: A,
+        f: impl for<'a> FnOnce(<A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
+    ) -> Value<R> {
         let here = OpSite { op: "run", site: Location::caller() };
         let given = Given { device: None, stream: StreamKind::Compute, name: self.name, here };
         self.tasks.submit(given, args, move |_, refs| OpSite::outside(|| f(refs)))

@@ -95,7 +95,7 @@ fn an_error_conversion_that_panics_reaches_the_caller() {
     }
     guarded(|| {
         let pool = two();
-        let scope = || pool.try_run::<_, (), Refuses>(|dev, _| if dev.index() == 0 { panic!("first") } else { Ok(()) });
+        let scope = || pool.try_run::<(), Refuses>(|dev, _| if dev.index() == 0 { panic!("first") } else { Ok(()) });
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(scope)).is_err());
         assert_eq!(pool.run(|dev, _| dev.exchange(dev.index())).unwrap(), [[0, 1], [0, 1]]);
     });
@@ -122,7 +122,7 @@ fn errors_of_the_caller_are_dropped_on_its_thread() {
     }
     guarded(|| {
         let pool = two();
-        assert!(pool.try_run::<_, (), Homesick>(|_, _| Err(Homesick)).is_err());
+        assert!(pool.try_run::<(), Homesick>(|_, _| Err(Homesick)).is_err());
         assert_eq!(pool.run(|dev, _| dev.exchange(dev.index())).unwrap(), [[0, 1], [0, 1]]);
     });
 }

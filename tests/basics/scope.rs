@@ -313,7 +313,7 @@ fn the_process_wide_pool_needs_no_set_up() {
         let error = failure(support::builder().host(1).build_global());
         assert!(matches!(error, Error::InvalidArgument { op: "build_global", .. }), "{error}");
         let failed: Result<Vec<()>, String> =
-            GpuPool::global().unwrap().try_run::<_, (), Text>(|_, _| Err(Text("no".into()))).map_err(|t| t.0);
+            GpuPool::global().unwrap().try_run::<(), Text>(|_, _| Err(Text("no".into()))).map_err(|t| t.0);
         assert_eq!(failed, Err("no".to_owned()));
     });
 
@@ -346,7 +346,7 @@ impl fmt::Display for Says {
 /// What the peers of a device that fails so are told.
 fn told(pool: &GpuPool, says: impl Fn() -> String + Send + Sync + 'static) -> Vec<String> {
     let (told, says) = (Mutex::new(Vec::new()), Arc::new(says));
-    let failed = pool.try_run::<_, (), _>(|dev, _| {
+    let failed = pool.try_run::<(), _>(|dev, _| {
         if dev.rank() == 0 {
             return Err(Says(says.clone()));
         }
@@ -380,7 +380,7 @@ fn peers_of_try_run_learn_the_text_of_the_error() {
             hears.store(1 + usize::from(told.is_ok()), Relaxed);
             "slow".to_owned()
         }));
-        let failed = pool.try_run::<_, (), _>(|dev, _| {
+        let failed = pool.try_run::<(), _>(|dev, _| {
             if dev.rank() == 0 {
                 return Err(Says(says.0.clone()));
             }
