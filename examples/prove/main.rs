@@ -104,7 +104,7 @@ impl Job {
 
     fn run(dev: &Device, state: &State, coefficients: &[u64]) -> gpu_pool::Result<Left> {
         let begin = dev.record_timed()?;
-        let root = state.prover.commit(dev, coefficients)?;
+        let root = state.prover.commit(dev, dev.upload(coefficients)?)?;
         Ok(Left { device: dev.index(), first: state.first.clone(), begin, end: dev.record_timed()?, root })
     }
 }

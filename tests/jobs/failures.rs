@@ -351,17 +351,17 @@ kernel! {
     static TRAP: "trap" in TRAPS, fn(_x: &mut [u32]) |_dims| {}
 }
 
-/// A kernel ends the context of a GPU, with 100 jobs queued: those that had not begun go to the other GPU. In a process
-/// of its own, since that GPU cannot be used in its process any more.
+/// A kernel faults, with 100 jobs queued: every handle answers within a second. CUDA ends all contexts of the process
+/// then, those of other GPUs, too (a program of CuPy alone sees that on two H200s). Where another GPU lives on, it takes
+/// what had not begun. In a process of its own, since no GPU can be used in that one any more.
 #[test]
-fn cuda_a_gpu_dies_under_a_hundred_jobs() {
-    const NAME: &str = "failures::cuda_a_gpu_dies_under_a_hundred_jobs";
-    if task().is_none() && cuda_devices() >= 2 {
-        return in_a_process(NAME, "trap");
-    }
-    // Not `on_cuda`: devices that share a GPU die together.
+fn cuda_a_kernel_faults_under_a_hundred_jobs() {
+    // Not `on_cuda`: devices that share a GPU die together everywhere.
     if cuda_devices() < 2 {
         return println!("skipped: no CUDA device to lose beside another one");
+    }
+    if task().is_none() {
+        return in_a_process("failures::cuda_a_kernel_faults_under_a_hundred_jobs", "trap");
     }
     guarded(|| {
         let pool = builder().cuda().devices(&[0, 1]).module(&TRAPS).build().unwrap();
@@ -381,15 +381,22 @@ fn cuda_a_gpu_dies_under_a_hundred_jobs() {
                 sum(dev, i)
             }
         };
-        let handles: Vec<_> = (0..100).map(|i| jobs.submit(work(i)).unwrap()).collect();
+        // After the loss of all devices none is taken.
+        let handles: Vec<_> = (0..100).map_while(|i| jobs.submit(work(i)).ok()).collect();
         let error = killer.unwrap().wait().unwrap_err();
         assert!(matches!(error, Error::DeviceLost { device: 1, .. }), "{error}");
         let answers = all_answer(handles);
-        let lost = answers.iter().filter(|answer| matches!(answer, Err(Error::DeviceLost { device: 1, .. }))).count();
-        let done = answers.iter().filter(|answer| answer.is_ok()).count();
-        // With `overlap(1)` two had begun on it.
-        assert!(lost <= 2 && lost + done == 100, "{lost} of {answers:?}");
-        assert!(jobs.stats().devices[1].lost && !jobs.stats().devices[0].lost, "{}", jobs.stats());
-        works(&jobs);
+        let is_lost = |answer: &&Result<Vec<f32>>| matches!(answer, Err(Error::DeviceLost { .. }));
+        let (lost, done) = (answers.iter().filter(is_lost).count(), answers.iter().filter(|x| x.is_ok()).count());
+        let stats = jobs.stats();
+        println!("{done} done, {lost} lost\n{stats}");
+        assert!(lost + done == answers.len() && stats.devices[1].lost, "{answers:?}");
+        if stats.devices[0].lost {
+            assert!(matches!(jobs.submit(|_| Ok(())), Err(Error::DeviceLost { .. })));
+        } else {
+            // With `overlap(1)` two had begun on it.
+            assert!(lost <= 2 && answers.len() == 100, "{lost} of {answers:?}");
+            works(&jobs);
+        }
     });
 }
