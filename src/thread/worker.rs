@@ -11,12 +11,6 @@ use super::{
     modules::Modules,
     streams::{PooledStream, Streams},
 };
-use crate::gang::{
-    Gang,
-    dispatch::{Entry, Queue},
-    gpu_order::{GpuOrder, Turn},
-    quiescence::{EnteringScopes, Quiescence},
-};
 use crate::{
     contain::contain,
     driver::{
@@ -36,10 +30,15 @@ use crate::{
         signal_pad::SignalPad,
         types::{Algorithm, ReduceOrder},
     },
+    gang::{
+        Gang,
+        dispatch::{Entry, Queue},
+        gpu_order::{GpuOrder, Turn},
+        quiescence::{EnteringScopes, Quiescence},
+    },
     here,
     memory::{
-        backing::ChunkKind,
-        backing::ProbeContext,
+        backing::{ChunkKind, ProbeContext},
         block::{BlockRef, Owner, OwnerThread},
         cache::{Cache, Settings},
         event::Event,

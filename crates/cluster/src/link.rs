@@ -10,13 +10,15 @@
 //! * A gang that fails before it has joined is told of nevertheless: others may wait for it in theirs. One that does
 //!   not fail, and needs no other process, sends nothing.
 
-use crate::runtime::{
-    DeviceInternals, Gang, Outside,
-    collective::AcrossProcesses,
-    device_here,
-    processes::{NewScope, ProcessScope, Processes},
+use crate::{
+    runtime::{
+        DeviceInternals, Gang, Outside,
+        collective::AcrossProcesses,
+        device_here,
+        processes::{NewScope, ProcessScope, Processes},
+    },
+    traits::{Entry, Tell, Transport, Window, World, WorldScope},
 };
-use crate::traits::{Entry, Tell, Transport, Window, World, WorldScope};
 use gpu_pool::{Device, Error, Result, error::Site};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;

@@ -15,8 +15,7 @@ mod together;
 
 pub use model::{Gradients, Model};
 
-use crate::Optimizer;
-use crate::Parameter;
+use crate::{Optimizer, Parameter};
 use gpu_pool::{
     Device, Error, GpuPool, Group, PerDevice, Result, Shard,
     error::Site,

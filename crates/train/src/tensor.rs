@@ -24,8 +24,10 @@ pub use loss::vocabulary_cross_entropy;
 pub use norm::SequenceNorm;
 
 /// What a step back through a [`SequenceNorm`] needs.
-use crate::prelude::*;
-use crate::update::{add_up, wide_len};
+use crate::{
+    prelude::*,
+    update::{add_up, wide_len},
+};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Group, ReduceOp, Result,
     extend::{

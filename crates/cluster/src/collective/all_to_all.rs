@@ -9,13 +9,12 @@ use super::{
     hierarchical::{HierarchicalCall, part},
     two_hop,
 };
-use crate::internals::*;
-use crate::runtime::{
-    Contained,
-    collective::{Counts, Payload, Shape},
-};
 use crate::{
-    runtime::collective::{Request, value_of},
+    internals::*,
+    runtime::{
+        Contained,
+        collective::{Counts, Payload, Request, Shape, value_of},
+    },
     traits::{Message, Tag, Transport},
 };
 use gpu_pool::{Error, PinnedBuffer, Result};

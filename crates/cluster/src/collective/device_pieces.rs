@@ -32,12 +32,14 @@
 //! [`DeviceTransport::overlaps`]: crate::traits::DeviceTransport::overlaps
 
 use super::{cut::Cut, device_rail::DeviceRail, hierarchical::HierarchicalCall, relay::Relay};
-use crate::internals::*;
-use crate::runtime::{
-    collective::{Area, Payload, Shape},
-    record, wait_for,
+use crate::{
+    internals::*,
+    runtime::{
+        collective::{Area, Payload, Shape},
+        record, wait_for,
+    },
+    traits::{DeviceTransport, Overlap},
 };
-use crate::traits::{DeviceTransport, Overlap};
 use gpu_pool::{DType, Event, ReduceOp, Result};
 /// The most pieces: then all but a sixteenth of the first and the last step is hidden, at best.
 pub const MOST: usize = 16;

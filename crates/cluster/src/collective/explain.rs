@@ -9,10 +9,11 @@ use super::{
     relay::Relay,
     sums::{gather, levels, scatter},
 };
-use crate::runtime::{Call, collective::Hierarchy};
-use crate::traits::Transport;
-use gpu_pool::Group;
-use gpu_pool::{DType, ReduceOp, Result};
+use crate::{
+    runtime::{Call, collective::Hierarchy},
+    traits::Transport,
+};
+use gpu_pool::{DType, Group, ReduceOp, Result};
 
 /// How an `all_reduce` of so many elements is carried out.
 #[track_caller]

@@ -4,23 +4,19 @@
 //! all processes.
 
 use super::{cut::Cut, rail_map::RailMap};
-use crate::internals::*;
 use crate::{
+    internals::*,
     link::{WorldLink, link_of},
     runtime::{
         Call, Op,
-        collective::{Across, Area, Counts, Descriptor, GRAIN, Payload, Shape},
+        collective::{Across, Area, Counts, Descriptor, GRAIN, Payload, Request, Shape},
         driver::Address,
         memory::{Access, StreamCore},
     },
-};
-use crate::{
-    runtime::collective::Request,
     traits::{Arrival, Commit, HostTransport, MOST_NOTE, Transport, WorldScope},
     wire::shortened,
 };
-use gpu_pool::Group;
-use gpu_pool::{DType, Device, Error, OnStream, PinnedBuffer, ReduceOp, Result};
+use gpu_pool::{DType, Device, Error, Group, OnStream, PinnedBuffer, ReduceOp, Result};
 use smallvec::SmallVec;
 use std::{cell::Cell, ops::Range, sync::Arc};
 

@@ -13,18 +13,17 @@ use super::{
     hierarchical::{HierarchicalCall, MOST_TEXT, part as part_of},
     message_route::{Again, CancelOn, Held, MessageRoute},
 };
-use crate::internals::*;
-use crate::runtime::{
-    Call, Label,
-    collective::{Area, Incoming, Outgoing},
-};
 use crate::{
-    runtime::processes::Place,
+    internals::*,
+    runtime::{
+        Call, Label,
+        collective::{Area, Incoming, Outgoing},
+        processes::Place,
+    },
     traits::{Arrival, MOST_NOTE, OUTBOX},
     wire::{hash, shortened},
 };
-use gpu_pool::Group;
-use gpu_pool::{Error, Result, error::Site};
+use gpu_pool::{Error, Group, Result, error::Site};
 use std::sync::Arc;
 
 /// The first byte of a note: the head is in it, or its length is, and the head is the first message.

@@ -18,8 +18,10 @@ use super::{
     relay::Relay,
     sums::gather,
 };
-use crate::runtime::collective::{Counts, Shape, Side};
-use crate::{runtime::collective::Request, traits::Transport};
+use crate::{
+    runtime::collective::{Counts, Request, Shape, Side},
+    traits::Transport,
+};
 use gpu_pool::Result;
 
 /// `in_place`: the own part lies in the destination, at its place.

@@ -9,13 +9,15 @@
 //! Invariant: a relay's memory is there before the member arrives.
 
 use super::hierarchical::HierarchicalCall;
-use crate::internals::*;
-use crate::runtime::{
-    collective::{Area, Payload},
-    driver::{Address, Driver, DriverResult},
-    memory::{Access, StreamCore},
+use crate::{
+    internals::*,
+    runtime::{
+        collective::{Area, Payload},
+        driver::{Address, Driver, DriverResult},
+        memory::{Access, StreamCore},
+    },
+    traits::{DeviceTransport, RailCall, RailMessage},
 };
-use crate::traits::{DeviceTransport, RailCall, RailMessage};
 use gpu_pool::{PinnedBuffer, Result};
 use std::sync::Arc;
 

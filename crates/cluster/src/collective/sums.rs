@@ -19,9 +19,8 @@ use super::{
     pieces::{Job, PIECE, Piece, Pieces},
     relay::Relay,
 };
-use crate::runtime::collective::{Area, Counts, Shape, Side};
 use crate::{
-    runtime::collective::Request,
+    runtime::collective::{Area, Counts, Request, Shape, Side},
     traits::{HostTransport, Transport},
 };
 use gpu_pool::{DType, ReduceOp, Result};

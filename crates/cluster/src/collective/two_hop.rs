@@ -14,9 +14,8 @@ use super::{
     hierarchical::{HierarchicalCall, part},
     relay::Relay,
 };
-use crate::runtime::collective::{Area, Counts, Shape};
 use crate::{
-    runtime::collective::Request,
+    runtime::collective::{Area, Counts, Request, Shape},
     traits::{DeviceTransport, RailMessage},
 };
 use gpu_pool::Result;

@@ -2,18 +2,16 @@
 //! long for that, by an all_gather of the devices.
 
 use super::hierarchical::HierarchicalCall;
-use crate::internals::*;
-use crate::runtime::{
-    Call, Contained, OpSite,
-    collective::{Counts, Payload, Shape},
-};
 use crate::{
-    runtime::collective::{between, value_of},
+    internals::*,
+    runtime::{
+        Call, Contained, OpSite,
+        collective::{Counts, Payload, Shape, between, value_of},
+    },
     traits::MOST_NOTE,
     wire::shortened,
 };
-use gpu_pool::Group;
-use gpu_pool::{AsView, AsViewMut, DType, Error, Result};
+use gpu_pool::{AsView, AsViewMut, DType, Error, Group, Result};
 
 /// The first byte of a note: the values are in it, or their length is.
 const HERE: u8 = 1;
@@ -125,22 +123,5 @@ fn unpack(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn packed_values_come_back(values in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..6)) {
-            prop_assert_eq!(unpack(&pack(values.clone().into_iter())), Some(values));
-        }
-
-        /// Another process may send anything.
-        #[test]
-        fn any_bytes_can_be_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
-            if let Some(values) = unpack(&bytes) {
-                prop_assert_eq!(unpack(&pack(values.clone().into_iter())), Some(values));
-            }
-        }
-    }
-}
+#[path = "../../tests/unit/collective/values_tests.rs"]
+mod tests;

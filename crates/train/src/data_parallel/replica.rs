@@ -5,8 +5,8 @@
 //! that of a scope which fails when its update is launched.
 
 use super::{Gradients, Model, parts, together::Together};
-use crate::Parameter;
 use crate::{
+    Parameter,
     optim::{Needs, Optimizer},
     update::Moments,
 };

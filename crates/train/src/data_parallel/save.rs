@@ -9,8 +9,7 @@ use super::{
     parts::place,
     replica::{Place, Placed, Replica, State},
 };
-use crate::Parameter;
-use crate::{checkpoint::Checkpoint, optim::Needs};
+use crate::{Parameter, checkpoint::Checkpoint, optim::Needs};
 use gpu_pool::{
     Device, DeviceBuffer, Error, Result,
     error::Site,
