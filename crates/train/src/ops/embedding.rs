@@ -70,28 +70,26 @@ kernel! {
 /// Indices whose rows are added up by themselves: as in `kernels/embedding.cu`.
 const PIECE: usize = 1024;
 
-fn host_backward<T: Float>(_: LaunchDims, dy: &[T], indices: &[u32], dtable: &mut [T], n: u64, cols: u32, rows: u32) {
-    let (mut sums, zeros) = (BTreeMap::<u32, Vec<T::Acc>>::new(), vec![T::Acc::of(0.0); cols as usize]);
-    let dy: Vec<&[T]> = each_row(dy, n, cols).collect();
-    for (dy, indices) in dy.chunks(PIECE).zip(indices.chunks(PIECE)) {
-        let mut parts = BTreeMap::<u32, Vec<T::Acc>>::new();
-        for (dy, &index) in dy.iter().zip(indices).filter(|&(_, &index)| index < rows) {
-            let part = parts.entry(index).or_insert_with(|| zeros.clone());
-            part.iter_mut().zip(*dy).for_each(|(sum, dy)| *sum += wide(dy));
-        }
-        for (index, part) in parts {
-            let sum = sums.entry(index).or_insert_with(|| zeros.clone());
-            sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
-        }
-    }
-    for (index, sums) in sums {
-        let row = &mut dtable[index as usize * cols as usize..][..cols as usize];
-        row.iter_mut().zip(sums).for_each(|(x, sum)| *x = T::narrow(wide(x) + sum));
-    }
-}
-
 kernels! { EMBEDDING;
-    fn backward(In<T>, In<u32>, Out<T>, u64, u32, u32) = "embedding_backward", host_backward::<T>;
+    fn backward(_, dy: In<T>, indices: In<u32>, dtable: Out<T>, n: u64, cols: u32, rows: u32) = "embedding_backward" {
+        let (mut sums, zeros) = (BTreeMap::<u32, Vec<T::Acc>>::new(), vec![T::Acc::of(0.0); cols as usize]);
+        let dy: Vec<&[T]> = each_row(dy, n, cols).collect();
+        for (dy, indices) in dy.chunks(PIECE).zip(indices.chunks(PIECE)) {
+            let mut parts = BTreeMap::<u32, Vec<T::Acc>>::new();
+            for (dy, &index) in dy.iter().zip(indices).filter(|&(_, &index)| index < rows) {
+                let part = parts.entry(index).or_insert_with(|| zeros.clone());
+                part.iter_mut().zip(*dy).for_each(|(sum, dy)| *sum += wide(dy));
+            }
+            for (index, part) in parts {
+                let sum = sums.entry(index).or_insert_with(|| zeros.clone());
+                sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+            }
+        }
+        for (index, sums) in sums {
+            let row = &mut dtable[index as usize * cols as usize..][..cols as usize];
+            row.iter_mut().zip(sums).for_each(|(x, sum)| *x = T::narrow(wide(x) + sum));
+        }
+    }
 }
 
 /// Rows of a table by their numbers. Both are asynchronous on the current stream and can be captured.

@@ -16,8 +16,8 @@ pub(super) type Address = u64;
 /// No memory.
 pub(super) const NULL: Address = 0;
 
-/// Declares kernels of the four types: `fn name(parameters) = "symbol", host kernel;`, with `T` for the type. After
-/// `of Number` they are of the ten types, and after `of Word` of the four sizes.
+/// Declares kernels of the four types, with `T` for the type: `fn name(dims, x: In<T>, ..) = "symbol" { host kernel }`.
+/// After `of Number` they are of the ten types, and after `of Word` of the four sizes.
 macro_rules! kernels {
     (@symbol Float $sym:literal) => {
         [concat!($sym, "_f32"), concat!($sym, "_f64"), concat!($sym, "_f16"), concat!($sym, "_bf16")][T::KIND]
@@ -46,11 +46,14 @@ macro_rules! kernels {
     };
     ($module:ident; $($rest:tt)+) => { kernels! { $module of Float; $($rest)+ } };
     ($module:ident of $Bound:ident; $(
-        $(#[$m:meta])* $vis:vis fn $name:ident($($p:ty),+ $(,)?) = $sym:literal, $host:expr;
+        $(#[$m:meta])*
+        $vis:vis fn $name:ident($dims:tt, $($arg:tt: $p:ty),+ $(,)?) = $sym:literal $host:block
     )+) => {$(
         $(#[$m])*
         $vis fn $name<T: $Bound>() -> gpu_pool::Kernel<($($p,)+)> {
-            gpu_pool::Kernel::new(&$module, kernels!(@symbol $Bound $sym), $host)
+            #[allow(clippy::too_many_arguments)]
+            fn host<T: $Bound>($dims: gpu_pool::LaunchDims, $($arg: <$p as gpu_pool::kernel::Param>::Host<'_>),+) $host
+            gpu_pool::Kernel::new(&$module, kernels!(@symbol $Bound $sym), host::<T>)
         }
     )+};
 }

@@ -9,7 +9,7 @@
 use super::family::{Address, In, Out, address, kernels, wide};
 use crate::kernels::RANDOM;
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Kernel, LaunchDims, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Kernel, Result,
     extend::{
         ErrorInternals,
         train::{Operations, Real, fours_of_packs},
@@ -74,63 +74,10 @@ fn sin_pi(t: f64, quadrants: u32) -> f64 {
     if quadrant < 2 { x } else { -x }
 }
 
-fn host_uniform<T: Float>(_: LaunchDims, x: &mut [T], n: u64, seed: u64, offset: u64, low: T::Acc, span: T::Acc) {
-    let per = per_block::<T>();
-    for (element, x) in elements(n, offset).zip(x) {
-        let u = unit(T::KIND, words(element / per, seed), (element % per) as usize);
-        *x = T::narrow(low + T::Acc::of(u) * span);
-    }
-}
-
-fn host_normal<T: Float>(_: LaunchDims, x: &mut [T], n: u64, seed: u64, offset: u64, mean: T::Acc, deviation: T::Acc) {
-    let per = per_block::<T>();
-    // Half types are rounded from f32.
-    let (kind, least) = if size_of::<T>() == 8 { (1, 2f64.powi(-53)) } else { (0, 2f64.powi(-24)) };
-    for (element, x) in elements(n, offset).zip(x) {
-        let (words, k) = (words(element / per, seed), (element % per) as usize);
-        let (u, v) = (unit(kind, words, k & !1), unit(kind, words, k | 1));
-        let radius = (T::Acc::of(-2.0) * T::Acc::of(u + least).ln()).sqrt();
-        let height = T::Acc::of(sin_pi(2.0 * v, u32::from(k % 2 == 0)));
-        *x = T::narrow(mean + radius * height * deviation);
-    }
-}
-
 /// What dropout makes of element `element` of a seed's sequence.
 fn dropped<T: Float>(x: &T, element: u64, seed: u64, threshold: u64, scale: T::Acc) -> T {
     let drops = u64::from(word(element, seed)) < threshold;
     T::narrow(if drops { T::Acc::of(0.0) } else { wide(x) * scale })
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_dropout<T: Float>(
-    _: LaunchDims,
-    x: &[T],
-    y: &mut [T],
-    n: u64,
-    seed: u64,
-    offset: u64,
-    threshold: u64,
-    scale: T::Acc,
-) {
-    for (element, (y, x)) in elements(n, offset).zip(y.iter_mut().zip(x)) {
-        *y = dropped(x, element, seed, threshold, scale);
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_dropout_in_place<T: Float>(
-    _: LaunchDims,
-    _: Address,
-    x: &mut [T],
-    n: u64,
-    seed: u64,
-    offset: u64,
-    threshold: u64,
-    scale: T::Acc,
-) {
-    for (element, x) in elements(n, offset).zip(x) {
-        *x = dropped(x, element, seed, threshold, scale);
-    }
 }
 
 kernel! {
@@ -139,10 +86,37 @@ kernel! {
     }
 }
 kernels! { RANDOM;
-    fn uniform(Out<T>, u64, u64, u64, T::Acc, T::Acc) = "uniform", host_uniform::<T>;
-    fn normal(Out<T>, u64, u64, u64, T::Acc, T::Acc) = "normal", host_normal::<T>;
-    fn dropout(In<T>, Out<T>, u64, u64, u64, u64, T::Acc) = "dropout", host_dropout::<T>;
-    fn dropout_in_place(Address, Out<T>, u64, u64, u64, u64, T::Acc) = "dropout", host_dropout_in_place::<T>;
+    fn uniform(_, x: Out<T>, n: u64, seed: u64, offset: u64, low: T::Acc, span: T::Acc) = "uniform" {
+        let per = per_block::<T>();
+        for (element, x) in elements(n, offset).zip(x) {
+            let u = unit(T::KIND, words(element / per, seed), (element % per) as usize);
+            *x = T::narrow(low + T::Acc::of(u) * span);
+        }
+    }
+    fn normal(_, x: Out<T>, n: u64, seed: u64, offset: u64, mean: T::Acc, deviation: T::Acc) = "normal" {
+        let per = per_block::<T>();
+        // Half types are rounded from f32.
+        let (kind, least) = if size_of::<T>() == 8 { (1, 2f64.powi(-53)) } else { (0, 2f64.powi(-24)) };
+        for (element, x) in elements(n, offset).zip(x) {
+            let (words, k) = (words(element / per, seed), (element % per) as usize);
+            let (u, v) = (unit(kind, words, k & !1), unit(kind, words, k | 1));
+            let radius = (T::Acc::of(-2.0) * T::Acc::of(u + least).ln()).sqrt();
+            let height = T::Acc::of(sin_pi(2.0 * v, u32::from(k % 2 == 0)));
+            *x = T::narrow(mean + radius * height * deviation);
+        }
+    }
+    fn dropout(_, x: In<T>, y: Out<T>, n: u64, seed: u64, offset: u64, threshold: u64, scale: T::Acc) = "dropout" {
+        for (element, (y, x)) in elements(n, offset).zip(y.iter_mut().zip(x)) {
+            *y = dropped(x, element, seed, threshold, scale);
+        }
+    }
+    fn dropout_in_place(
+        _, _: Address, x: Out<T>, n: u64, seed: u64, offset: u64, threshold: u64, scale: T::Acc,
+    ) = "dropout" {
+        for (element, x) in elements(n, offset).zip(x) {
+            *x = dropped(x, element, seed, threshold, scale);
+        }
+    }
 }
 
 /// Uniform and normal numbers.
