@@ -35,9 +35,8 @@ fn main() -> Result<()> {
         let address = slice.device_ptr(stream).0;
         // SAFETY: `own` keeps the stream until the pool is closed. The slice has `LEN` live values, the buffer keeps
         // them, and cudarc uses them on that stream alone.
-        let (stream, mut x) = unsafe {
-            (dev.adopt_stream(stream.cu_stream() as u64)?, dev.adopt::<f32>(address, LEN, slice.clone())?)
-        };
+        let (stream, mut x) =
+            unsafe { (dev.adopt_stream(stream.cu_stream() as u64)?, dev.adopt::<f32>(address, LEN, slice.clone())?) };
         dev.on(&stream).all_reduce(&mut x, ReduceOp::Sum)
     });
     // Before `own` goes, whatever has happened.
