@@ -16,7 +16,10 @@ const N: usize = 512;
 
 fn main() -> Result<()> {
     let pool = match GpuPool::builder().cuda().build() {
-        Err(Error::NoDevice { .. }) => return Ok(println!("skipped: no CUDA device")),
+        Err(Error::NoDevice { .. }) => {
+            println!("skipped: no CUDA device");
+            return Ok(());
+        }
         pool => pool?,
     };
     let products = pool.run(|dev, shard| {

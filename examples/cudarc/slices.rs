@@ -16,7 +16,10 @@ const LEN: usize = 1 << 20;
 
 fn main() -> Result<()> {
     let pool = match GpuPool::builder().cuda().build() {
-        Err(Error::NoDevice { .. }) => return Ok(println!("skipped: no CUDA device")),
+        Err(Error::NoDevice { .. }) => {
+            println!("skipped: no CUDA device");
+            return Ok(());
+        }
         pool => pool?,
     };
     let ordinals = pool.run(|dev, _| Ok(dev.info().ordinal))?;

@@ -106,8 +106,8 @@ impl Builder {
     }
 }
 
-/// Refuses a variable of the laboratory in a program without it: what was asked for would not happen. The value
-/// `nothing` asks for nothing.
+/// Refuses a variable of the laboratory in a program without it: it would have no effect. The value `nothing` asks for
+/// nothing.
 #[track_caller]
 fn refuse_lab(name: &'static str, nothing: &str) -> Result<()> {
     match text(name, OpSite::place())?.filter(|text| text != nothing) {

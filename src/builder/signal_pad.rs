@@ -85,7 +85,7 @@ pub(crate) fn restart(pad: &SignalPad, pool: &GpuPool, epoch: u32) -> Result<()>
 /// when this returns.
 ///
 /// # Safety
-/// There are so many bytes, and nobody else uses them meanwhile.
+/// There are so many bytes, and no other work uses them meanwhile.
 unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, inbox: Inbox, header: &[u64]) -> Result<()> {
     // Not by `upload`: its pieces are megabytes, and to page-lock them would take most of the time that the set-up of a
     // pool takes.

@@ -9,8 +9,8 @@
 //! * Meanwhile no thread of the process is in a driver call that waits for kernels. The [launch
 //!   gate](crate::sync::LaunchGate) keeps such calls out: the member that commits opens it for all, and each member
 //!   closes it for itself when it has launched ([`commit`](super::meeting::commit)).
-//! * On each device these kernels run one at a time, in the gang's order, which is one for all members, whatever their
-//!   streams are.
+//! * On each device these kernels run one at a time, in the gang's order, which is one for all members, regardless of
+//!   their streams are.
 //! * All blocks of a kernel are on the device at once. On a shared GPU, all blocks of all its devices' kernels are.
 //! * A device that shares its GPU submits nothing between its launch and its peers' launches
 //!   ([`LaunchWindow`](super::meeting::commit::LaunchWindow)). Streams share hardware queues, and a kernel behind one

@@ -10,7 +10,7 @@
 //! any value goes inside a process. Rust cannot ask at run time whether a type has a trait; so it asks the pool's
 //! table.
 //!
-//! Invariant: nobody waits for a receiver, so no order of calls among givers can deadlock.
+//! Invariant: no call waits for a receiver, so no order of calls among givers can deadlock.
 
 use super::{
     Group, Transfer,
@@ -187,8 +187,7 @@ impl Group<'_> {
         }
     }
 
-    /// Hands a parcel to a member, which is one. Whoever uses its memory next waits for what this device has submitted
-    /// up to now.
+    /// Hands a parcel to a member, which is one. The next use of its memory waits for this device's work up to now.
     pub(super) fn post(&self, call: Call, to: usize, label: Label, contents: Contents) -> Result<()> {
         let (dev, gang) = (self.dev, &self.dev.session.gang);
         dev.check()?;

@@ -2,10 +2,10 @@
 //!
 //! A sender copies its data on its own device, in stream order, and hands the copy over; the receiver fetches it over
 //! the link. So a sender waits for no other member, and may write to its buffer at once: `send(next); recv(previous)`
-//! on all devices cannot deadlock, whatever the sizes (MPI's `MPI_Send` may). The copy runs at the speed of the
-//! device's memory, some ten times that of a link. A sender that gives its buffer up saves the copy. The parcel's
-//! memory knows its last writer, as all memory does, and so the receiver's copy is ordered after the sender's. A
-//! dropped parcel's memory goes back to its device's pool.
+//! on all devices cannot deadlock, at any size (MPI's `MPI_Send` may). The copy runs at the speed of the device's
+//! memory, some ten times that of a link. A sender that gives its buffer up saves the copy. The parcel's memory knows
+//! its last writer, as all memory does, and so the receiver's copy is ordered after the sender's. A dropped parcel's
+//! memory goes back to its device's pool.
 
 use super::{Group, across::Outgoing, face::collectives};
 use crate::{

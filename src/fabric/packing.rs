@@ -3,7 +3,8 @@
 //! `collective/transfer.rs` has the types' own part, [`Transfer`](crate::collective::Transfer).
 //! `collective/hand_over.rs` makes [`Pack`] and [`Unpack`]; the pool keeps the [`Codecs`].
 //!
-//! Invariant: what a value writes, it reads back, in the same order. Whatever is left over, or missing, is an error.
+//! Invariant: a value reads back the parts that it has written, in the same order. A part left over, or missing, is an
+//! error.
 
 use crate::{
     DeviceBuffer,

@@ -90,7 +90,7 @@ impl GpuPool {
     }
 }
 
-/// The elements of a buffer that somebody asks about.
+/// The elements of a buffer of so many bytes.
 fn len(dtype: DType, bytes: usize) -> usize {
     bytes.min(MOST_BYTES) / dtype.size()
 }

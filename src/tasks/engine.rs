@@ -3,7 +3,7 @@
 //! The caller adds tasks; device threads and the runners of the CPU take them ([`super::place`]). All of it is under
 //! one lock, which is held for some hundred nanoseconds and never while a task runs or a value is dropped.
 //!
-//! Invariant: whoever makes a task ready wakes its place, after the lock is released. So a place that sleeps has
+//! Invariant: a thread that makes a task ready wakes its place, after the lock is released. So a place that sleeps has
 //! nothing to do.
 
 use super::{
@@ -94,7 +94,7 @@ pub(super) struct Finished {
     pub times: Option<Times>,
 }
 
-/// Who has to be woken.
+/// The threads to wake.
 #[derive(Default)]
 pub(super) struct Wake {
     places: SmallVec<[usize; 8]>,

@@ -205,7 +205,7 @@ impl Cluster {
         Ok((server, self.resolve(&name, port, start)?, secret.to_vec()))
     }
 
-    /// On one machine nobody else need reach rank 0.
+    /// On one machine no other machine need reach rank 0.
     fn listen(&self, limits: Limits) -> Result<(Server, String, [u8; 32])> {
         let broken = |e: std::io::Error| Error::Cluster { op: "listen", why: e.to_string() };
         let secret = greet::random().map_err(broken)?;

@@ -75,9 +75,9 @@ pub(crate) struct Hub {
     /// Those of them that have left.
     left: BTreeSet<usize>,
     values: BTreeMap<String, Vec<u8>>,
-    /// Who has asked for a value, and does nothing else.
+    /// Hosts that have asked for a value, and do nothing else.
     asked: BTreeMap<String, Vec<(usize, bool)>>,
-    /// Who has told whether it could open the transport.
+    /// Hosts that have told whether they could open the transport.
     opened: BTreeSet<usize>,
     /// How many may not join.
     refused: usize,
@@ -233,8 +233,8 @@ impl Hub {
         std::mem::take(&mut self.out)
     }
 
-    /// [`lost`](Self::lost) at a time by the clock. Who has heard nothing of this process because it was stopped ends
-    /// its connection.
+    /// [`lost`](Self::lost) at a time by the clock. A process that has heard nothing of this one, because this one was
+    /// stopped, ends its connection.
     pub(crate) fn lost_at(&mut self, clock: Duration, host: usize, why: &str) -> Out {
         self.look(clock);
         match self.stopped.filter(|(end, _)| clock.saturating_sub(*end) < self.limits.heartbeat_timeout / 4) {
@@ -255,8 +255,8 @@ impl Hub {
     }
 
     /// The time since the hub began. Of the time between two ticks only [`STEP`] counts, or a quarter of the shortest
-    /// of the hub's own limits: while this process was stopped, nobody was late. Members' deadlines do not count here:
-    /// a short one must not slow the clock for all. That one is passed after [`TICKS`] ticks at the earliest.
+    /// of the hub's own limits: while this process was stopped, no process was late. Members' deadlines do not count
+    /// here: a short one must not slow the clock for all. That one is passed after [`TICKS`] ticks at the earliest.
     pub(crate) fn tick(&mut self, clock: Duration) -> Out {
         self.earlier.rotate_left(1);
         self.earlier[TICKS - 1] = Some(self.now);
@@ -419,7 +419,7 @@ impl Hub {
         Ok(())
     }
 
-    /// The scope has failed: for everybody, and for who comes later.
+    /// The scope has failed: for all hosts, also for those that come later.
     fn fail(&mut self, number: u64, failure: Failure) {
         if mutant::is(Rule::C7) {
             return self.end(failure);
@@ -450,7 +450,7 @@ impl Hub {
         self.over = Some(failure);
     }
 
-    /// Who has left is missed once somebody waits for it.
+    /// A host that has left is missed once another one waits for it.
     fn miss_who_left(&mut self) {
         let missed = self.left.iter().copied().find(|&host| {
             !self.asked.is_empty() || self.scopes.values().any(|scope| scope.failed.is_none() && scope.waits_for(host))

@@ -42,7 +42,7 @@ pub(crate) struct Process {
 struct Scope {
     /// Its place in the order of scopes.
     begun: Option<u64>,
-    /// Somebody has the window of that place.
+    /// A member has the window of that place.
     taken: bool,
     /// This process has told its end.
     left: bool,
@@ -196,7 +196,8 @@ impl Process {
         Some(Ok(place))
     }
 
-    /// The failure that ends the waits of a scope. What all have ended is not failed by who leaves then.
+    /// The failure that ends the waits of a scope. A scope that all have ended does not fail when a process leaves
+    /// then.
     pub(crate) fn failure(&self, scope: u64) -> Option<Failure> {
         let known = self.scopes.get(&scope);
         let failed = known.and_then(|scope| scope.failed.clone()).or_else(|| self.over.clone());
@@ -280,7 +281,7 @@ impl Process {
         }
     }
 
-    /// Nobody uses the scope any more: turns that members have not taken are over.
+    /// The scope is unused from now on: turns that members have not taken are over.
     pub(crate) fn forget(&mut self, scope: u64) -> Option<ToHub> {
         let told = self.end(scope);
         let untaken = self.scopes.remove(&scope).filter(|scope| !scope.taken);

@@ -136,7 +136,7 @@ impl State {
         at.and_then(|at| self.greeted.remove(at)).is_some()
     }
 
-    /// A new connection: strangers who say nothing must not crowd out members.
+    /// A new connection: silent strangers must not crowd out members.
     fn greets(&mut self, from: IpAddr, stream: Arc<TcpStream>) {
         if self.greeted.len() >= GREETINGS {
             let mut counts = BTreeMap::<IpAddr, usize>::new();
@@ -150,7 +150,7 @@ impl State {
         self.greeted.push_back((from, stream));
     }
 
-    /// Writes frames in their order. Who does not read is shut out, which its reader sees.
+    /// Writes frames in their order. A process that does not read is shut out, which its reader sees.
     fn send(&mut self, out: Out) {
         let mut bytes = BTreeMap::<usize, Vec<u8>>::new();
         for (host, frame) in out {

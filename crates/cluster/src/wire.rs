@@ -1,8 +1,8 @@
 //! What processes and the hub tell each other, as values and as bounded frames.
 //!
-//! A frame is four bytes of length, little-endian, and a value in the format of the `postcard` crate. Nobody allocates
-//! more than a frame because of what a peer wrote. Each side has proved that it knows the secret before the other reads
-//! a [`ToHub`] or a [`ToHost`] (`greet.rs`).
+//! A frame is four bytes of length, little-endian, and a value in the format of the `postcard` crate. No value of a
+//! peer makes a process allocate more than a frame. Each side has proved that it knows the secret before the other
+//! reads a [`ToHub`] or a [`ToHost`] (`greet.rs`).
 
 use crate::traits::OUTBOX;
 use gpu_pool::{Error, error::WorldCall};
@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-/// The longest frame. What crosses here are headlines; data goes over the transport.
+/// The longest frame. Frames carry headlines; data goes over the transport.
 pub(super) const MOST: usize = 64 << 10;
 
 /// The longest value of the key-value store.
@@ -95,7 +95,7 @@ pub(crate) struct Arrive {
     pub members: Vec<Member>,
     /// The collective's number in the group.
     pub number: u64,
-    /// Who speaks for the members.
+    /// The member that speaks for all.
     pub device: u32,
     /// The members may be in other collectives meanwhile, but in no other proxied one.
     pub proxied: bool,

@@ -1,6 +1,6 @@
 //! The cluster for the threads of this process: `traits.rs`'s traits over [`Process`], under one lock.
 //!
-//! Whatever brings the hub's frames calls [`Local::take`]; whatever knows that the hub is gone calls
+//! The reader of the hub's frames calls [`Local::take`]; the thread that finds the hub gone calls
 //! [`Local::end_cluster`]. Frames to the hub go through a [`Link`].
 //!
 //! Every wait here ends when the hub says so, when the cluster ends, or when the link knows that the hub is silent. No

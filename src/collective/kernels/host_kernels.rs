@@ -45,7 +45,8 @@ pub(super) unsafe fn combine<T: Summand>(_dims: LaunchDims, args: &[HostArg]) {
 /// many members.
 ///
 /// # Safety
-/// All are of so many elements and aligned for them; nobody writes a source meanwhile, nor touches a destination.
+/// All are of so many elements and aligned for them; no other work writes a source meanwhile, nor touches a
+/// destination.
 unsafe fn fold<T: Summand>(
     n: usize,
     op: u32,

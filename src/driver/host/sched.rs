@@ -82,7 +82,7 @@ struct EngineState {
 
 pub(super) struct Module {
     pub device: usize,
-    /// One of the crate's own. Their kernels call nobody's code, and wait for nothing but words.
+    /// One of the crate's own. Their kernels call no code of the user's, and wait for nothing but words.
     pub own: bool,
 }
 

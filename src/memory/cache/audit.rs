@@ -15,8 +15,8 @@
 //! Device memory is filled and copied by operations of its streams ([`slots`]). The zone is filled on the stream that
 //! asked for the block; in a capture on the main stream, because the graph may never be launched, or many times, and
 //! each launch would repair the zone. The rest happens on the device's main stream, after all uses of the block. Both
-//! are noted as uses, as any operation is. To the checker a zone belongs to nobody, so they use the driver below it.
-//! The host itself fills and checks page-locked memory, once no copy uses it; until then its blocks are held back
+//! are noted as uses, as any operation is. To the checker a zone has no owner, so they use the driver below it. The
+//! host itself fills and checks page-locked memory, once no copy uses it; until then its blocks are held back
 //! ([`held`](Audit::held)).
 //!
 //! A failure in here costs a check, nothing else: a zone that could not be filled is not checked, and memory that could

@@ -1,8 +1,8 @@
 //! all_to_all over several processes, gather and scatter: everything that moves other elements to each member.
 //!
-//! All members stage what they send, and show each other the memory. What goes to a member of another process is sent
-//! by a relay: by the member with the same local index. So a rail has one sender and one receiver. Between devices
-//! the elements go by [`two_hop`].
+//! All members stage what they send, and show each other the memory. A relay sends the elements for a member of another
+//! process: by the member with the same local index. So a rail has one sender and one receiver. Between devices the
+//! elements go by [`two_hop`].
 
 use super::{
     cut::{Amount, place},

@@ -169,7 +169,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         Ok(Arc::new(to))
     }
 
-    /// The same, asynchronous: whoever looks at the page-locked memory waits.
+    /// The same, asynchronous: a reader of the page-locked memory waits.
     #[track_caller]
     pub fn start_to_stage(&self, from: &Area) -> Result<PinnedBuffer<u8>> {
         let to = self.pinned(from.bytes.len())?;
@@ -229,7 +229,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         op.submit(|driver, stream| unsafe { driver.copy_within(to.address, from.address, from.bytes.len(), stream) })
     }
 
-    /// All members of all processes meet: first those of this process, then the processes. What is sent is staged.
+    /// All members of all processes meet: first those of this process, then the processes. The data to send is staged.
     /// Returns the descriptors of this process's members, and the commit. `note` is for all processes.
     pub fn meet(
         &self,

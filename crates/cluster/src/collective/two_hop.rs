@@ -1,4 +1,4 @@
-//! all_to_all over rails between devices, and with it gather and scatter: what goes to another process hops inside the
+//! all_to_all over rails between devices, and with it gather and scatter: data for another process hops inside the
 //! sender's one first, to the member that stands on the receiver's rail.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! Who is silent, and who keeps others waiting without getting on.
+//! Processes that are silent, and members that keep others waiting without progress.
 
 use super::{super::wire::MOST_MEMBERS, BTreeSet, Duration, Failure, Hub, Key, Scope};
 
@@ -18,7 +18,7 @@ impl Hub {
         }
     }
 
-    /// Who has not joined; else who neither has opened the transport nor waits for a value of others.
+    /// Hosts that have not joined; else those that neither have opened the transport nor wait for a value of others.
     fn keep_the_start_waiting(&self) -> (&'static str, Vec<usize>) {
         let of =
             |keep: &dyn Fn(&usize) -> bool| (0..self.limits.size).filter(keep).take(MOST_MEMBERS).collect::<Vec<_>>();

@@ -178,7 +178,7 @@ impl Scope {
         others.any(|other| !self.reaches(other, meeting, &|one, other| one.waits_for(other)))
     }
 
-    /// Somebody waits in a collective for a process that has ended the scope.
+    /// A host waits in a collective for a process that has ended the scope.
     pub(super) fn misses_who_ended(&self) -> Option<Failure> {
         let ended = |host: &usize| self.has_ended(*host);
         self.meetings.values().find_map(|meeting| {

@@ -7,7 +7,7 @@ use hmac::digest::CtOutput;
 use sha2::Sha256;
 use std::{fs, io};
 
-/// Random bytes that nobody guesses.
+/// Random bytes that cannot be guessed.
 pub(super) type Key = [u8; 32];
 
 /// The first bytes of each frame: the protocol and its version.
@@ -133,7 +133,8 @@ impl Process {
     }
 }
 
-/// The start time in the text of `/proc/<pid>/stat`; `None` if the process has ended, also if nobody has waited for it.
+/// The start time in the text of `/proc/<pid>/stat`; `None` if the process has ended, also if no process has waited for
+/// it.
 fn start(stat: &str) -> Option<u64> {
     // The second field, the program's name, may contain anything.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();

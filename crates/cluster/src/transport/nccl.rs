@@ -9,10 +9,10 @@
 //! * **Submitting.** The call is polled until NCCL has launched it: an event that is recorded after the return is
 //!   behind the call, and the caller may close its launch window.
 //! * **Failing.** A thread watches for a lost host and for errors of the library. The first error fails the scopes that
-//!   use the transport, is told to the other hosts, and aborts all rails,
-//!   each on a thread of its own: one after the other they would wait for each other's kernels (nccl#1013), and an
-//!   abort may hang (nccl#1777), so nobody waits for it without a limit. Each host must do so, since a rail that is
-//!   aborted on one host does not end on the others (pytorch#118692): the hub tells them.
+//!   use the transport, is told to the other hosts, and aborts all rails, each on a thread of its own: one after the
+//!   other they would wait for each other's kernels (nccl#1013), and an abort may hang (nccl#1777), so each wait for it
+//!   has a limit. Each host must do so, since a rail that is aborted on one host does not end on the others
+//!   (pytorch#118692): the hub tells them.
 
 mod enqueue;
 #[cfg(test)]
@@ -89,7 +89,7 @@ struct Rails {
     /// The limit of each wait for the other hosts.
     connect_timeout: Duration,
     failure: Failure,
-    /// Nobody watches any more.
+    /// The thread that watches has ended.
     over: Mutex<bool>,
     changed: Condvar,
 }
