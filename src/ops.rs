@@ -8,6 +8,7 @@ mod cast;
 #[cfg(feature = "blas")]
 mod gemm;
 #[cfg(feature = "blas")]
+mod layout;
 mod matrix;
 
 use crate::{

@@ -2,7 +2,10 @@
 //!
 //! Users and `parallel` call it. It fills in a [`Gemm`] for the driver; it uses `token`, and the matrices beside it.
 
-use super::matrix::{DIMS, GemmOutput, Layout, Matrix};
+use super::{
+    layout::{DIMS, Layout},
+    matrix::{GemmOutput, Matrix},
+};
 use crate::{
     Device, DeviceBuffer,
     driver::{Gemm, GemmMatrix, GemmType},

@@ -84,6 +84,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// None today: the result is that of [`Group::explain`].
+    #[track_caller]
     pub fn explain(&self, dtype: DType, op: ReduceOp, bytes: usize) -> Result<Explanation> {
         let members: Vec<usize> = (0..self.device_count()).collect();
         Ok(explain(&self.shared, &members, (dtype, op), &Shape::AllReduce { len: len(dtype, bytes) }))

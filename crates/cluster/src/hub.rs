@@ -48,7 +48,7 @@ pub(crate) const OPENED: &str = "opened/";
 pub(crate) type Out = Vec<(usize, ToHost)>;
 
 /// What the hub needs to know of its cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Limits {
     /// The number of processes.
     pub size: usize,
@@ -58,7 +58,7 @@ pub(crate) struct Limits {
     pub connect_timeout: Duration,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Hub {
     limits: Limits,
     /// Time that counts: see [`tick`](Hub::tick).
@@ -148,27 +148,8 @@ struct Announced {
 
 impl Hub {
     pub(crate) fn new(limits: Limits) -> Hub {
-        Hub {
-            limits,
-            now: Duration::ZERO,
-            looked: Duration::ZERO,
-            step: (limits.heartbeat_timeout.min(limits.connect_timeout) / 4).min(STEP),
-            stopped: None,
-            earlier: [None; TICKS],
-            hosts: BTreeMap::new(),
-            left: BTreeSet::new(),
-            values: BTreeMap::new(),
-            asked: BTreeMap::new(),
-            opened: BTreeSet::new(),
-            refused: 0,
-            scopes: BTreeMap::new(),
-            names: BTreeMap::new(),
-            unnamed: Unnamed::default(),
-            last_scope: 0,
-            commits: 0,
-            over: None,
-            out: Out::new(),
-        }
+        let step = (limits.heartbeat_timeout.min(limits.connect_timeout) / 4).min(STEP);
+        Hub { limits, step, ..Hub::default() }
     }
 
     /// Why a process with this number may not join, if so.
@@ -229,46 +210,6 @@ impl Hub {
     pub(crate) fn lost(&mut self, host: usize, why: &str) -> Out {
         if !self.has_left(host) {
             self.end(Failure::lost(host, why));
-        }
-        std::mem::take(&mut self.out)
-    }
-
-    /// [`lost`](Self::lost) at a time by the clock. A process that has heard nothing of this one, because this one was
-    /// stopped, ends its connection.
-    pub(crate) fn lost_at(&mut self, clock: Duration, host: usize, why: &str) -> Out {
-        self.look(clock);
-        match self.stopped.filter(|(end, _)| clock.saturating_sub(*end) < self.limits.heartbeat_timeout / 4) {
-            Some((_, time)) if !self.has_left(host) => {
-                self.lost(0, &format!("it was stopped for {time:?}, so the others have given it up"))
-            }
-            _ => self.lost(host, why),
-        }
-    }
-
-    fn look(&mut self, clock: Duration) {
-        let time = clock.saturating_sub(self.looked);
-        if time >= self.limits.heartbeat_timeout / 4 * 3 {
-            self.stopped = Some((clock, time));
-        }
-        self.now += time.min(self.step);
-        self.looked = clock;
-    }
-
-    /// The time since the hub began. Of the time between two ticks only [`STEP`] counts, or a quarter of the shortest
-    /// of the hub's own limits: while this process was stopped, no process was late. Members' deadlines do not count
-    /// here: a short one must not slow the clock for all. That one is passed after [`TICKS`] ticks at the earliest.
-    pub(crate) fn tick(&mut self, clock: Duration) -> Out {
-        self.earlier.rotate_left(1);
-        self.earlier[TICKS - 1] = Some(self.now);
-        self.look(clock);
-        if self.over.is_none() {
-            self.look_for_the_silent();
-        }
-        if self.over.is_none() {
-            self.look_for_the_late();
-        }
-        for host in self.hosts.keys().filter(|host| !self.left.contains(host)) {
-            self.out.push((*host, ToHost::Beat));
         }
         std::mem::take(&mut self.out)
     }

@@ -3,9 +3,10 @@
 //! Megatron's pair: a [`ColumnLinear`], an operation on each element, a [`RowLinear`]. It takes one all-reduce forward
 //! (g, behind the second layer) and one backward (f, before the first).
 
-use super::{Wide, columns, elements, fits, gather_rows, overlapped, part_of, put, scatter_rows};
 #[cfg(feature = "checkpoints")]
-use crate::checkpoint::{Checkpoint, Cut, named};
+mod save;
+
+use super::{Wide, columns, elements, fits, gather_rows, overlapped, part_of, put, scatter_rows};
 use crate::{Activation, NormSaved, RowNorm, prelude::*};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Group, Matrix, ReduceOp, Result,
@@ -398,58 +399,6 @@ impl<T: Float + Element> RowLinear<T> {
         let dy = gather_rows(group, dy, rows, self.part.outputs)?;
         self.backward(group, x, &dy, rows, accumulate)
     }
-}
-
-/// Checkpoints of a layer. Which sides of weight and bias are cut, if any.
-#[cfg(feature = "checkpoints")]
-macro_rules! checkpoints {
-    ($($layer:ident: $weight:expr, $bias:expr;)+) => {$(
-        impl<T: Float + Element> $layer<T> {
-            /// How weight and bias lie on the devices of the group: for [`Checkpoint::insert_part`], and for the state
-            /// of an optimizer.
-            pub fn cuts(&self) -> [Cut; 2] {
-                let (inputs, outputs) = self.part.shape();
-                let cut = |side: Option<usize>, shape: &[usize]| match side {
-                    Some(side) => Cut::along(side, shape),
-                    None => Cut::whole(shape),
-                };
-                [cut($weight, &[inputs, outputs]), cut($bias, &[outputs])]
-            }
-
-            /// Puts the whole layer into the checkpoint of rank 0, as `name.weight` and `name.bias`. All members of the
-            /// group call it, each with a checkpoint of its own, and it **waits**.
-            ///
-            /// # Errors
-            /// Those of [`Checkpoint::insert_part`].
-            #[track_caller]
-            pub fn save(&self, group: &Group<'_>, to: &mut Checkpoint, name: &str) -> Result<()> {
-                let _here = OpSite::here(concat!(stringify!($layer), "::save"));
-                let [weight, bias] = self.cuts();
-                to.insert_part(group, &named(name, "weight"), &weight, &self.part.weight)?;
-                to.insert_part(group, &named(name, "bias"), &bias, &self.part.bias)
-            }
-
-            /// Takes this member's part of the entries of [`save`](Self::save), also on another number of devices. All
-            /// members of the group call it with the same checkpoint.
-            ///
-            /// # Errors
-            /// Those of [`Checkpoint::part`] and [`Device::upload_into`].
-            #[track_caller]
-            pub fn load(&mut self, group: &Group<'_>, from: &Checkpoint, name: &str) -> Result<()> {
-                let _here = OpSite::here(concat!(stringify!($layer), "::load"));
-                let [weight, bias] = self.cuts();
-                let weight = from.part::<T>(group, &named(name, "weight"), &weight)?;
-                let bias = from.part::<T>(group, &named(name, "bias"), &bias)?;
-                group.device().upload_into(&weight, &mut self.part.weight)?;
-                group.device().upload_into(&bias, &mut self.part.bias)
-            }
-        }
-    )+};
-}
-#[cfg(feature = "checkpoints")]
-checkpoints! {
-    ColumnLinear: Some(1), Some(0);
-    RowLinear: Some(0), None;
 }
 
 /// Inputs and outputs of a whole layer. `Err` unless `weight` is rows as long as `bias`.
