@@ -54,7 +54,7 @@ fn pool(software: bool, devices: usize) -> f64 {
     let clock = Instant::now();
     let pool = gpus::pool(software, devices);
     let millis = clock.elapsed().as_secs_f64() * 1e3;
-    assert_eq!(pool.devices(), devices);
+    assert_eq!(pool.device_count(), devices);
     assert!(pool.run(|dev, _| Ok(dev.index())).is_ok_and(|indices| indices.into_iter().eq(0..devices)));
     millis
 }

@@ -107,7 +107,7 @@ impl Subject {
             }
             return clock.elapsed().as_secs_f64() * 1e6 / rounds as f64;
         }
-        let start = Barrier::new(self.pool.devices());
+        let start = Barrier::new(self.pool.device_count());
         let times = self.pool.run(|dev, _| {
             start.wait();
             time(dev, &mut *self.states.borrow_mut(dev)?, what, rounds)

@@ -5,8 +5,15 @@
 //! * `latency/<devices>/idle_300us`: after 300 idle us, so that the threads are asleep
 //! * `throughput/<devices>`: empty jobs of four submitting threads, in nanoseconds per job
 //!
+//! * `prove/<devices>`: `examples/prove`'s commitments of 2^16 to 2^22 elements on GPUs, or of 2^10 to 2^16 on software
+//!   GPUs, against one device, and against one that begins a job when the one before is over (`overlap(0)`)
+//! * `prove_pageable/<devices>`: the same without page-locked memory
+//! * `prove/copies`: only the uploads of `prove`, on one device
+//!
 //! At the end it prints the bytes of a queued job beside its closure.
 
+#[path = "../examples/prove/prover/mod.rs"]
+mod prover;
 mod support;
 
 use std::{
@@ -19,8 +26,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpu_pool::{Jobs, jobs::JobHandle};
-use support::{Bench, MICROSECONDS, NANOSECONDS, Side, gpus};
+use gpu_pool::{
+    Device, GpuPool, PinnedBuffer,
+    jobs::{JobHandle, Jobs, JobsWith},
+};
+use prover::Prover;
+use support::{Bench, MICROSECONDS, MILLISECONDS, NANOSECONDS, Side, gpus};
 
 const IDLE: Duration = Duration::from_micros(300);
 const SUBMITTERS: usize = 4;
@@ -187,6 +198,84 @@ fn bytes_of_a_job() -> f64 {
     bytes - size_of::<usize>() as f64
 }
 
+/// Commitments from one queue. All polynomials are in page-locked memory before the clock starts.
+struct Prove {
+    jobs: JobsWith<Prover>,
+    polynomials: Vec<Arc<PinnedBuffer<u64>>>,
+    _pool: GpuPool,
+}
+
+/// What a job does with its polynomial.
+#[derive(Clone, Copy)]
+enum Work {
+    Commit,
+    /// As a program without page-locked memory.
+    CommitPageable,
+    Upload,
+}
+
+impl Prove {
+    fn new(devices: usize, overlap: usize, most: u32) -> Self {
+        let builder = gpus::builder(gpus::count() == 0, devices).module(&prover::MODULE);
+        let pool = builder.build().expect("the devices can be opened");
+        let polynomial = |dev: &Device, number: usize| {
+            let mut polynomial = dev.pinned(1 << (most - number as u32 % 7))?;
+            let noise = gpus::noise(2 * polynomial.len(), number as u64);
+            polynomial.as_mut_slice()?.copy_from_slice(bytemuck::cast_slice(&noise));
+            Ok(Arc::new(polynomial))
+        };
+        let polynomials = |dev: &Device| (0..21).map(|number| polynomial(dev, number)).collect();
+        let polynomials = pool.on_device(0).run(polynomials).expect("page-locked memory");
+        let jobs = pool.jobs_with(Prover::new).queue(512).overlap(overlap).build().expect("a queue");
+        Self { jobs, polynomials, _pool: pool }
+    }
+
+    fn side<'a>(&'a self, name: &'a str, work: Work, count: usize) -> Side<'a> {
+        Side::new(name, move || self.milliseconds(work, count))
+    }
+
+    fn milliseconds(&self, work: Work, count: usize) -> f64 {
+        let clock = Instant::now();
+        let submit = |number: usize| {
+            let x = self.polynomials[number % self.polynomials.len()].clone();
+            let bytes = Prover::bytes(x.len().trailing_zeros()) as u64;
+            let job = self.jobs.with(move |dev, prover| match work {
+                Work::Commit => prover.commit(dev, dev.upload_pinned(&*x)?).map(Some),
+                Work::CommitPageable => prover.commit(dev, dev.upload(x.as_slice()?)?).map(Some),
+                Work::Upload => dev.upload_pinned(&*x).map(|_| None),
+            });
+            self.jobs.job().memory(bytes).submit(job).expect("it is taken")
+        };
+        let handles: Vec<_> = (0..count).map(submit).collect();
+        for handle in handles {
+            let root = handle.wait().expect("it succeeds");
+            assert!(root.is_none_or(|root| root.as_slice().is_ok_and(|root| root.iter().any(|word| *word != 0))));
+        }
+        clock.elapsed().as_secs_f64() * 1e3
+    }
+}
+
+fn prove(bench: &mut Bench) {
+    if !bench.wants("prove") {
+        return;
+    }
+    let (most, count) = if gpus::count() > 0 { (22, bench.size(336, 42)) } else { (16, bench.size(42, 14)) };
+    let [one, serial] = [1, 0].map(|overlap| Prove::new(1, overlap, most));
+    bench.set_turns(2, bench.size(15, 5));
+    bench.compare("prove/copies", MILLISECONDS, one.side("gpu-pool", Work::Upload, count), vec![]);
+    for devices in gpus::powers(gpus::device_count().max(2)) {
+        let many = Prove::new(devices, 1, most);
+        for (name, work) in [("prove", Work::Commit), ("prove_pageable", Work::CommitPageable)] {
+            let mut peers = vec![serial.side("one device, overlap(0)", work, count)];
+            if devices > 1 {
+                peers.insert(0, one.side("one device", work, count));
+            }
+            let ours = many.side("gpu-pool", work, count);
+            bench.compare(&format!("{name}/{devices}"), MILLISECONDS, ours, peers);
+        }
+    }
+}
+
 fn main() {
     let mut bench = Bench::new("jobs");
     let calls = bench.size(2000, 200);
@@ -216,6 +305,7 @@ fn main() {
             ],
         );
     }
+    prove(&mut bench);
     println!("a queued job takes {:.0} bytes beside its closure", bytes_of_a_job());
     bench.finish();
 }

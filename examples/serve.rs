@@ -77,7 +77,7 @@ fn main() -> Result<()> {
     let pool = GpuPool::builder().build()?;
     let digits = Digits::load(None)?;
     let trained = train::train(&pool, &digits, train::Settings { epochs: 20, batch: 100, lr: 0.2 }, |_| {})?;
-    println!("{} x {}, accuracy {:.3}", pool.devices(), pool.report().devices[0].name, trained.accuracy());
+    println!("{} x {}, accuracy {:.3}", pool.device_count(), pool.report().devices[0].name, trained.accuracy());
 
     let weights = trained.weights[0].clone();
     let jobs = pool.jobs_with(move |dev| dev.upload(&weights)).build()?;

@@ -57,8 +57,8 @@ impl Host {
     fn sum(&self, scope: &dyn WorldScope, device: usize) -> Result<u64> {
         let members = [Place { host: 0, device }, Place { host: 1, device }];
         let (place, call, site, note) = (members[0], "sum", Location::caller(), Vec::new());
-        let (leads, beside) = (true, false);
-        let commit = scope.meet(Arrival { members: &members, number: 1, place, call, site, leads, beside, note })?;
+        let (leads, proxied) = (true, false);
+        let commit = scope.meet(Arrival { members: &members, number: 1, place, call, site, leads, proxied, note })?;
         assert_eq!(self.launched.get() + 1, commit.number, "in the hub's order");
         self.launched.set(commit.number);
         Ok(commit.number)

@@ -24,7 +24,7 @@ use crate::{
         observe::{self, Observer},
     },
     error::{Error, Result, op_site::OpSite},
-    fabric::{packing::Carriers, processes::Connect},
+    fabric::{packing::Codecs, processes::Connect},
     memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
     thread::worker,
@@ -108,11 +108,11 @@ pub struct Builder {
     staged: bool,
     /// What watches the pool, injects faults and keeps the time: see [`observe`].
     observer: Option<Arc<dyn Observer>>,
-    schedule: Option<host::Schedule>,
+    schedule: Option<host::ExecutionOrder>,
     machine: host::MachineConfig,
     /// What connects the pool to other processes.
     pub(crate) cluster: Option<Arc<dyn Connect>>,
-    carriers: Carriers,
+    codecs: Codecs,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -179,7 +179,7 @@ impl Builder {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     pub fn register_transfer<T: Transfer>(mut self) -> Self {
-        self.carriers.insert(transfer::carrier::<T>());
+        self.codecs.insert(transfer::codec::<T>());
         self
     }
 
@@ -213,7 +213,7 @@ impl Builder {
     }
 
     /// The order in which software GPUs run their operations.
-    pub fn schedule(mut self, schedule: host::Schedule) -> Self {
+    pub fn schedule(mut self, schedule: host::ExecutionOrder) -> Self {
         self.schedule = Some(schedule);
         self
     }
@@ -257,7 +257,7 @@ impl Builder {
             self.observer = Some(observer.begin(OpSite::place())?);
         }
         self.machine.schedule = match (&self.machine.topology, self.schedule.take()) {
-            (Some(_), _) => host::Schedule::Virtual,
+            (Some(_), _) => host::ExecutionOrder::Virtual,
             (None, schedule) => schedule.unwrap_or_default(),
         };
         if let Some(choice) = self.backing {
@@ -320,7 +320,7 @@ impl Builder {
         let mut machine = self.machine.clone();
         if let Some(observer) = &self.observer {
             machine.watch_reads = observer.watches_reads();
-            if machine.schedule == host::Schedule::Virtual && machine.topology.is_none() {
+            if machine.schedule == host::ExecutionOrder::Virtual && machine.topology.is_none() {
                 machine.topology = observer.machine(count);
             }
         }

@@ -12,7 +12,7 @@ pub(crate) mod units;
 
 pub use crate::token::DeviceThreadOnly;
 use crate::{contain::text_of, here};
-pub use misuse::{Allocation, Deed, Kind, Report};
+pub use misuse::{Allocation, Kind, Operation, Report};
 use op_site::OpSite;
 pub(crate) use out_of_memory::BookedJob;
 use out_of_memory::{Indented, OutOfMemoryReport};

@@ -125,7 +125,7 @@ use std::sync::Arc;
 ///
 /// **Your own buffers.** [`ready_from`](Self::ready_from) takes a buffer in place of the bucket's memory, and
 /// [`take`](Self::take) gives it back with the result. One kernel packs all such gradients of a bucket (up to 64 of
-/// them), and one unpacks them. The buffer is given away, not borrowed, so nobody can change it meanwhile.
+/// them), and one unpacks them. The buffer is given away, not borrowed, so no code can change it meanwhile.
 ///
 /// **Bits.** With [`Wire::Same`] a gradient has the bits that [`Device::all_reduce`] of its bucket gives. All members
 /// have the same bits, in every run. (Around a ring, as large buckets go, the order of additions depends on the

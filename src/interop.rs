@@ -97,7 +97,7 @@ impl<'a> Cuda<'a> {
     /// # Errors
     /// [`Error::WrongDevice`], [`Error::Aborted`], the driver's.
     #[track_caller]
-    pub fn read<'v, V: AsView + ?Sized>(&'v self, x: &'v V) -> Result<CudaRef<'v, V::Elem>> {
+    pub fn read<'v, V: AsView>(&'v self, x: &'v V) -> Result<CudaRef<'v, V::Elem>> {
         let x = x.view();
         let mut op = self.dev.op("read")?;
         let _turns = turns(x.block);
@@ -113,7 +113,7 @@ impl<'a> Cuda<'a> {
     /// # Errors
     /// As [`read`](Self::read).
     #[track_caller]
-    pub fn write<'v, V: AsViewMut + ?Sized>(&'v self, x: &'v mut V) -> Result<CudaMut<'v, V::Elem>> {
+    pub fn write<'v, V: AsViewMut>(&'v self, x: &'v mut V) -> Result<CudaMut<'v, V::Elem>> {
         let x = x.view_mut();
         let mut op = self.dev.op("write")?;
         let _turns = turns(x.block);
@@ -315,23 +315,5 @@ argument! {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::GpuPool;
-
-    /// cudarc gets a bare buffer until a graph names it.
-    #[test]
-    fn bare_buffers_of_graphs_are_refused() {
-        let pool = GpuPool::builder().host(1).build().unwrap();
-        let error = pool.run(|dev, _| {
-            let (mut x, y) = (dev.zeros::<f32>(8)?, dev.zeros::<f32>(8)?);
-            [&x, &y].into_iter().for_each(|free| refuse_graphs(&free.block));
-            let (_graph, ()) = dev.capture(|dev| dev.fill(&mut x, 1.0))?;
-            refuse_graphs(&y.block);
-            refuse_graphs(&x.block);
-            Ok(())
-        });
-        let Error::Panicked { message, .. } = error.unwrap_err() else { panic!("refused by a panic") };
-        assert!(message.contains("a graph names this buffer"), "{message}");
-    }
-}
+#[path = "../tests/unit/interop_tests.rs"]
+mod tests;

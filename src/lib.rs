@@ -32,9 +32,9 @@
 //! | end a scope from another thread | [`GpuPool::run_until`], [`CancelToken`] |
 //! | split data over the devices | [`Shard`], [`Parts`], [`rows_mut`], [`each_mut`] |
 //! | keep state on its device between closures | [`PerDevice`] |
-//! | have memory on a device | [`DeviceBuffer`], [`DeviceView`], [`DeviceViewMut`], [`PeerView`], [`DeviceCopy`] |
-//! | have memory on the host that copies need not wait for | [`PinnedBuffer`], [`PinnedView`] |
-//! | have one address on the host and all devices | [`UnifiedBuffer`] |
+//! | have memory on a device | [`DeviceBuffer`], [`DeviceView`], [`DeviceViewMut`], [`DeviceCopy`] |
+//! | have memory on the host that copies need not wait for | [`PinnedBuffer`] |
+//! | have one address on the host and all devices | [`memory::UnifiedBuffer`] |
 //! | see who holds memory | [`memory`]: statistics, snapshots, leaks, reports when it is out |
 //! | use several streams, and measure times | [`Stream`], [`OnStream`], [`Event`] |
 //! | launch kernels of your own | [`kernel!`], [`mod@kernel`], [`Module`], [`LaunchDims`], [`Device::launch`] |
@@ -50,7 +50,7 @@
 //! | give values to another device, or process | [`Device::give`], [`Device::take`],
 //! [`Transfer`](collective::Transfer) |
 //! | share memory with another process | the crate `gpu-pool-cluster` |
-//! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
+//! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`interop::Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | the crate `gpu-pool-lab` |
 //! | know what can go wrong | [`Error`] |
 //!
@@ -143,11 +143,10 @@ pub use self::{
     error::{Error, Result},
     gang::cancel::CancelToken,
     graph::Graph,
-    jobs::{JobHandle, Jobs},
     kernel::Kernel,
     memory::{
-        AsPinned, AsPinnedMut, AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,
-        PeerView, PinnedBuffer, PinnedView, PinnedViewMut, UnifiedBuffer, event::Event, stream::Stream,
+        AsView, AsViewMut, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, PinnedBuffer, event::Event,
+        stream::Stream,
     },
     parts::{Parts, each_mut, rows_mut},
     per_device::PerDevice,
@@ -160,14 +159,12 @@ pub use self::{
 pub use cudarc;
 /// The crate of the element types [`f16`](half::f16) and [`bf16`](half::bf16).
 pub use half;
-#[cfg(feature = "cuda")]
-pub use interop::Cuda;
 #[cfg(feature = "blas")]
 pub use ops::{Matrix, MatrixMut};
 
 /// Software GPUs: the order of their operations.
 pub mod host {
-    pub use crate::driver::host::Schedule;
+    pub use crate::driver::host::ExecutionOrder;
 }
 
 // The loom models drive private parts of `sync`.

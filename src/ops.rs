@@ -8,6 +8,7 @@ mod cast;
 #[cfg(feature = "blas")]
 mod gemm;
 #[cfg(feature = "blas")]
+mod layout;
 mod matrix;
 
 use crate::{
@@ -43,7 +44,7 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for elements of another size; else see above.
     #[track_caller]
-    pub fn fill<V: AsViewMut + ?Sized>(&self, x: &mut V, value: V::Elem) -> Result<()> {
+    pub fn fill<V: AsViewMut>(&self, x: &mut V, value: V::Elem) -> Result<()> {
         let x = x.view_mut();
         let bytes = bytemuck::bytes_of(&value);
         match *bytes {
@@ -102,11 +103,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn scale<V>(&self, x: &mut V, a: <V::Elem as Float>::Acc) -> Result<()>
-    where
-        V: AsViewMut + ?Sized,
-        V::Elem: Float,
-    {
+    pub fn scale<V: AsViewMut<Elem: Float>>(&self, x: &mut V, a: <V::Elem as Float>::Acc) -> Result<()> {
         let x = x.view_mut();
         let _here = OpSite::here("scale");
         let n = x.len();
@@ -130,12 +127,12 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths; else see above.
     #[track_caller]
-    pub fn axpy<X, Y>(&self, a: <X::Elem as Float>::Acc, x: &X, y: &mut Y) -> Result<()>
-    where
-        X: AsView + ?Sized,
-        Y: AsViewMut<Elem = X::Elem> + ?Sized,
-        X::Elem: Float,
-    {
+    pub fn axpy<X: AsView<Elem: Float>>(
+        &self,
+        a: <X::Elem as Float>::Acc,
+        x: &X,
+        y: &mut impl AsViewMut<Elem = X::Elem>,
+    ) -> Result<()> {
         let (x, y) = (x.view(), y.view_mut());
         let _here = OpSite::here("axpy");
         same_len("axpy", x.len(), y.len())?;
@@ -160,11 +157,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn sum<V>(&self, x: &V) -> Result<DeviceBuffer<V::Elem>>
-    where
-        V: AsView + ?Sized,
-        V::Elem: Float,
-    {
+    pub fn sum<V: AsView<Elem: Float>>(&self, x: &V) -> Result<DeviceBuffer<V::Elem>> {
         let x = x.view();
         let _here = OpSite::here("sum");
         let mut partial = self.allocate("sum", SUM_BLOCKS as usize)?;
@@ -188,12 +181,7 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths; else see above.
     #[track_caller]
-    pub fn dot<X, Y>(&self, x: &X, y: &Y) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        Y: AsView<Elem = X::Elem> + ?Sized,
-        X::Elem: Float,
-    {
+    pub fn dot<X: AsView<Elem: Float>>(&self, x: &X, y: &impl AsView<Elem = X::Elem>) -> Result<DeviceBuffer<X::Elem>> {
         let (x, y) = (x.view(), y.view());
         let _here = OpSite::here("dot");
         same_len("dot", x.len(), y.len())?;
@@ -227,11 +215,7 @@ impl Device {
     /// # Errors
     /// See above.
     #[track_caller]
-    pub fn cast<B: DeviceCopy, V>(&self, x: &V) -> Result<DeviceBuffer<B>>
-    where
-        V: AsView + ?Sized,
-        V::Elem: CastTo<B>,
-    {
+    pub fn cast<B: DeviceCopy, V: AsView<Elem: CastTo<B>>>(&self, x: &V) -> Result<DeviceBuffer<B>> {
         let x: DeviceView<'_, V::Elem> = x.view();
         let _here = OpSite::here("cast");
         let n = x.len();

@@ -7,7 +7,7 @@ use crate::{
 
 /// Data that [`GpuPool::with`](crate::GpuPool::with) splits into one part per device: rows of a mutable slice
 /// ([`rows_mut`]), one item per device ([`each_mut`], or a `Vec` by value), rows of a
-/// [`UnifiedBuffer`](crate::UnifiedBuffer), and pairs and triples of these.
+/// [`UnifiedBuffer`](crate::memory::UnifiedBuffer), and pairs and triples of these.
 pub trait Parts {
     /// The part of one device.
     type Part: Send;

@@ -227,6 +227,6 @@ impl<T: 'static> Drop for PerDevice<T> {
 
 impl<T: 'static> fmt::Debug for PerDevice<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PerDevice<{}> on {} devices", std::any::type_name::<T>(), self.shared.devices())
+        write!(f, "PerDevice<{}> on {} devices", std::any::type_name::<T>(), self.shared.device_count())
     }
 }

@@ -12,12 +12,12 @@ pub(crate) mod report;
 pub(crate) mod run;
 
 use crate::{
-    Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard, UnifiedBuffer,
+    Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard,
     collective::in_words,
     driver::host::{self, Trace},
     error::{Error, Kind, Result, listed, op_site::OpSite},
     gang::dispatch::Entry,
-    memory::pinned::Locality,
+    memory::{UnifiedBuffer, pinned::Locality},
     panics,
     scope::{TICK, check_pid},
     stall::StallTimer,
@@ -70,11 +70,7 @@ impl GpuPool {
     /// # Errors
     /// As [`run`](Self::run).
     #[track_caller]
-    pub fn per_device<T, F>(&self, f: F) -> Result<PerDevice<T>>
-    where
-        T: 'static,
-        F: Fn(&Device, Shard) -> Result<T> + Sync,
-    {
+    pub fn per_device<T: 'static>(&self, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<PerDevice<T>> {
         PerDevice::create(&self.shared, f)
     }
 
@@ -97,7 +93,7 @@ impl GpuPool {
     #[track_caller]
     pub fn unified<T: DeviceCopy>(&self, len: usize) -> Result<UnifiedBuffer<T>> {
         self.check_open()?;
-        if let Some(i) = (0..self.devices()).find(|&i| !self.shared.handles[i].driver.info().concurrent_managed) {
+        if let Some(i) = (0..self.device_count()).find(|&i| !self.shared.handles[i].driver.info().concurrent_managed) {
             let why = format!("device {i} cannot share managed memory with the host while it works");
             return Err(Error::invalid("unified", why));
         }
@@ -106,8 +102,8 @@ impl GpuPool {
     }
 
     /// The number of devices.
-    pub fn devices(&self) -> usize {
-        self.shared.devices()
+    pub fn device_count(&self) -> usize {
+        self.shared.device_count()
     }
 
     /// The devices, and how they reach each other, as found when the pool was built.
@@ -116,12 +112,12 @@ impl GpuPool {
             devices: self.shared.handles.iter().map(|handle| handle.driver.info().clone()).collect(),
             lost: self.shared.handles.iter().map(|handle| handle.is_lost()).collect(),
             peers: self.shared.peers.get().cloned().unwrap_or_default(),
-            collectives: in_words::sizes(self.devices()),
+            collectives: in_words::sizes(self.device_count()),
         }
     }
 
     /// The operations of the pool's software GPUs so far, if they run one operation at a time
-    /// ([`Schedule`](crate::driver::host::Schedule)); `None` otherwise.
+    /// ([`ExecutionOrder`](crate::driver::host::ExecutionOrder)); `None` otherwise.
     pub fn trace(&self) -> Option<Trace> {
         host::trace(&self.shared.handles[0].driver)
     }
@@ -218,23 +214,5 @@ impl fmt::Debug for GpuPool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ReduceOp;
-
-    /// One of everything, small enough for Miri: `.ci/sanitize.sh` runs it there.
-    #[test]
-    fn a_whole_life() {
-        let pool = GpuPool::builder().host(2).weights(&[3.0, 1.0]).build().unwrap();
-        let batch = [1.0f32, 2.0, 3.0, 4.0];
-        let found = pool.run(|dev, shard| {
-            let mut x = dev.upload(shard.of(&batch))?;
-            dev.scale(&mut x, 10.0)?;
-            let mut sum = dev.sum(&x)?;
-            dev.all_reduce(&mut sum, ReduceOp::Sum)?;
-            Ok((dev.download(&x)?, dev.download(&sum)?))
-        });
-        assert_eq!(found.unwrap(), [(vec![10.0, 20.0, 30.0], vec![100.0]), (vec![40.0], vec![100.0])]);
-        pool.close().unwrap();
-    }
-}
+#[path = "../tests/unit/pool_tests.rs"]
+mod tests;

@@ -50,7 +50,7 @@ pub(crate) fn shard(shared: &Shared, rank: usize, members: Option<&[usize]>) -> 
         None => all.clone(),
         Some(members) => members.iter().map(|&device| all[device]).collect(),
     });
-    Shard::new(rank, members.map_or(shared.devices(), <[usize]>::len), weights)
+    Shard::new(rank, members.map_or(shared.device_count(), <[usize]>::len), weights)
 }
 
 /// The wakers of a gang's members.
@@ -58,7 +58,7 @@ pub(crate) type Wakers = Arc<[crate::sync::shim::Arc<EventCount>]>;
 
 /// A gang of these devices.
 pub(crate) fn gang(shared: &Shared, all: Box<[usize]>, site: Site) -> Gang {
-    let wakers = match all.len() == shared.devices() && all.is_sorted() {
+    let wakers = match all.len() == shared.device_count() && all.is_sorted() {
         true => shared.wakers.clone(),
         false => all.iter().map(|&device| shared.wakers[device].clone()).collect(),
     };
@@ -81,8 +81,8 @@ pub(crate) fn queues<'s>(shared: &'s Shared, devices: &[usize]) -> Vec<&'s Queue
 #[track_caller]
 pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize]) -> Result<&'d [usize]> {
     for (i, &device) in devices.iter().enumerate() {
-        if device >= shared.devices() {
-            return Err(Error::invalid(op, format_args!("device {device} of {}", shared.devices())));
+        if device >= shared.device_count() {
+            return Err(Error::invalid(op, format_args!("device {device} of {}", shared.device_count())));
         }
         if devices[..i].contains(&device) {
             return Err(Error::invalid(op, format_args!("device {device} is listed twice")));
@@ -125,25 +125,20 @@ impl<'n> Begin<'n> {
 ///
 /// The calling thread runs `meanwhile`. If a member's closure waits for `meanwhile`, then `meanwhile` must end that
 /// wait before it returns; it must not unwind.
-pub(crate) fn run<F, R, E>(
+pub(crate) fn run<R: Send, E: From<Error> + Send>(
     shared: &Arc<Shared>,
     members: Option<&[usize]>,
-    f: F,
+    f: impl Fn(&Device, Shard) -> Result<R, E> + Sync,
     tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
     meanwhile: impl FnOnce(&Watch<'_>),
     begin: Begin<'_>,
-) -> Result<Vec<R>, E>
-where
-    F: Fn(&Device, Shard) -> Result<R, E> + Sync,
-    R: Send,
-    E: From<Error> + Send,
-{
+) -> Result<Vec<R>, E> {
     let OpSite { op, site } = begin.here;
     if on_device_thread() {
         return Err(Error::NestedScope { op, site }.into());
     }
     check_pid(shared)?;
-    let all: Box<[usize]> = members.map_or_else(|| (0..shared.devices()).collect(), Into::into);
+    let all: Box<[usize]> = members.map_or_else(|| (0..shared.device_count()).collect(), Into::into);
     if is_held(shared, &all) {
         let why = "a task, or the closure that gives out tasks, would wait for devices that wait for it";
         return Err(Error::invalid_at(site, op, why).into());
@@ -154,7 +149,7 @@ where
         return Err(error.into());
     }
     let queues = queues(shared, &all);
-    let counts = begin.name.is_none() && all.len() == shared.devices();
+    let counts = begin.name.is_none() && all.len() == shared.device_count();
     let new = || NewScope { deadline: shared.deadline, progress: progress_of(shared, &all), site, counts };
     let world = shared.world.as_ref().map(|world| world.scope(new()));
     let outside = world.clone().map(|world| world as Arc<dyn Outside>);

@@ -150,7 +150,7 @@ fn what_is_right_compiles() {
     fs::write(
         &source,
         r#"
-use gpu_pool::{GpuPool, PerDevice, Result, UnifiedBuffer};
+use gpu_pool::{GpuPool, PerDevice, Result, memory::UnifiedBuffer};
 
 fn all(pool: &GpuPool, state: &PerDevice<std::rc::Rc<u32>>, table: &mut UnifiedBuffer<f32>) -> Result<()> {
     let local = vec![1.0f32; 8];

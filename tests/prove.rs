@@ -111,7 +111,7 @@ on_both! {
             let prover = Prover::new(dev)?;
             let before = dev.stats().in_use;
             let coefficients: Vec<_> = (0..1 << 16).collect();
-            let root = prover.commit(dev, &coefficients)?;
+            let root = prover.commit(dev, dev.upload(&coefficients)?)?;
             assert_eq!(root.as_slice()?, reference::commit(&coefficients));
             assert_eq!(dev.stats().peak - before, Prover::bytes(16) as u64);
             Ok(())

@@ -62,7 +62,7 @@ fn each<T: Number>(bench: &mut Bench, machine: &Machine, world: usize, (name, al
     for bytes in sizes {
         let stage = Stage::<T>::new(&pool, None, world, Op::AllReduce, bytes);
         stage.check(Who::Ours, &case(bytes));
-        bench.note("blocks", pool.explain(T::DTYPE, ReduceOp::Sum, bytes).blocks.into());
+        bench.note("blocks", pool.explain(T::DTYPE, ReduceOp::Sum, bytes).unwrap().blocks.into());
         let ours = Side::new("gpu-pool", || graph::turn(&stage, Who::Ours));
         bench.compare(&case(bytes), MICROSECONDS, ours, Vec::new());
     }

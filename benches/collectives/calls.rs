@@ -22,7 +22,7 @@ use crate::{
 const SIZES: [usize; 3] = [1 << 10, 64 << 10, 4 << 20];
 
 pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
-    let world = pool.devices();
+    let world = pool.device_count();
     let case = |name: &str, bytes: usize| format!("{}/{name}/{world}/{bytes}", machine.kind);
     let most = if machine.software { 64 << 10 } else { machine.most };
     let sizes = SIZES.into_iter().filter(|&bytes| bytes <= most);

@@ -29,7 +29,7 @@ const GEMMS: usize = 5;
 const MEETINGS: [usize; 2] = [2, 8];
 
 pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
-    let world = pool.devices();
+    let world = pool.device_count();
     let case = |name: &str| format!("{}/{name}/{world}", machine.kind);
     if bench.wants(&case("setup")) || bench.wants(&format!("{}/memory", case("setup"))) {
         setup(bench, machine, pool, &case("setup"));
@@ -106,7 +106,7 @@ fn free(pool: &GpuPool) -> Vec<usize> {
 
 /// The GPUs have contexts already, from the pool of the other cases. So neither side pays for contexts.
 fn setup(bench: &mut Bench, machine: &Machine, pool: &GpuPool, case: &str) {
-    let world = pool.devices();
+    let world = pool.device_count();
     // For each side: the time, and the most memory that it took from a GPU.
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     let taken = |before: &[usize], after: &[usize]| {
@@ -154,7 +154,7 @@ fn setup(bench: &mut Bench, machine: &Machine, pool: &GpuPool, case: &str) {
 
 /// Host threads that meet, without any work.
 fn meeting(bench: &mut Bench, pool: &GpuPool, case: &str) {
-    let (rounds, world) = (bench.size(1000, 50), pool.devices());
+    let (rounds, world) = (bench.size(1000, 50), pool.device_count());
     let time = |meet: &(dyn Fn(&Device) -> Result<()> + Sync)| {
         let line = Line::new(world);
         slowest(pool.run(|dev, _| {

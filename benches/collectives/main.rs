@@ -115,7 +115,7 @@ fn main() {
         std::env::set_var("NCCL_GRAPH_REGISTER", "0");
     }
     let mut bench = Bench::new("collectives");
-    let devices_to_use = gpus::devices();
+    let devices_to_use = gpus::device_count();
     let software = devices_to_use == 0;
     let (kind, devices, most) = if software { ("software", 4, 4 << 20) } else { ("gpu", devices_to_use, 1 << 30) };
     // Two ranks of NCCL cannot share a GPU.

@@ -155,7 +155,7 @@ fn carry(bench: &mut Bench, case: &str, pool: &GpuPool, piece: usize) {
     let time = Duration::from_millis(bench.size(200, 50) as u64);
     bench.set_turns(1, bench.size(7, 3));
     let turn = || {
-        let line = Line::new(pool.devices());
+        let line = Line::new(pool.device_count());
         let rates = pool.run(|dev, _| {
             let up = dev.stream()?;
             let up = dev.on(&up);

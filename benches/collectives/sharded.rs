@@ -57,7 +57,7 @@ pub fn run(
     if !any(bench) {
         return;
     }
-    let one = (world < pool.devices()).then(|| machine.pool(world));
+    let one = (world < pool.device_count()).then(|| machine.pool(world));
     let pool = one.as_ref().unwrap_or(pool);
     let most = sizes().max().unwrap_or(0) * size_of::<bf16>();
     let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most).and_processes(nccl, most));

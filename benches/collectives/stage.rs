@@ -10,7 +10,7 @@ use cudarc::driver::{
     DevicePtr, DevicePtrMut,
     sys::{self, CUresult},
 };
-use gpu_pool::{Cuda, Device, DeviceBuffer, DeviceCopy, GpuPool, Result};
+use gpu_pool::{Device, DeviceBuffer, DeviceCopy, GpuPool, Result, interop::Cuda};
 use parking_lot::Mutex;
 
 use crate::{
@@ -69,7 +69,7 @@ const BLOCK: usize = PERIOD << 15;
 const WHOLE: usize = 1 << 20;
 const PIECES: usize = 16;
 /// After this time the other threads are considered stuck.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A barrier that starts all threads together. It spins, since sleeping threads would start late.
 pub struct Line {
@@ -91,7 +91,7 @@ impl Line {
             polls += 1;
             if polls.is_multiple_of(256) {
                 thread::yield_now();
-                assert!(since.elapsed() < PATIENCE, "a device thread did not come to the start");
+                assert!(since.elapsed() < TIMEOUT, "a device thread did not come to the start");
             }
             std::hint::spin_loop();
         }

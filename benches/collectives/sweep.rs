@@ -135,8 +135,8 @@ pub fn run<T: Number>(
             let (case, stage) = (case(op, bytes), Stage::<T>::new(pool, club.as_ref(), world, op, bytes));
             let mut point = measure(bench, &stage, op, bytes, &case);
             // The pool's explanation is about all its devices.
-            let explained = op == Op::AllReduce && world == pool.devices();
-            point.blocks = explained.then(|| pool.explain(T::DTYPE, ReduceOp::Sum, bytes).blocks);
+            let explained = op == Op::AllReduce && world == pool.device_count();
+            point.blocks = explained.then(|| pool.explain(T::DTYPE, ReduceOp::Sum, bytes).unwrap().blocks);
             record(bench, &case, &point, peer.unwrap_or_default());
             curve.points.push(point);
         }

@@ -18,7 +18,7 @@ pub struct Machine {
 impl Machine {
     pub fn new() -> Self {
         // With `GPU_POOL_SHARE` a GPU is several devices: that measures the host's part, and torch has no such run.
-        let hardware = gpus::devices();
+        let hardware = gpus::device_count();
         let software = hardware == 0;
         let (kind, devices) = if software { ("software", 2) } else { ("gpu", hardware) };
         Machine { kind, software, devices }

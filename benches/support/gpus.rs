@@ -5,7 +5,7 @@ use std::time::Instant;
 
 /// How many devices a bench may open: the GPUs, each of them `GPU_POOL_SHARE` times. With more devices than GPUs a
 /// bench can be tried on a small machine; its times mean nothing. 0 with software GPUs only.
-pub fn devices() -> usize {
+pub fn device_count() -> usize {
     let share = std::env::var_os("GPU_POOL_SHARE").filter(|times| !times.is_empty());
     count()
         * share
@@ -21,7 +21,7 @@ pub fn count() -> usize {
     0
 }
 
-/// The builder of a pool of the first `most` of the [`devices`], or of as many software GPUs if `software`.
+/// The builder of a pool of the first `most` of the [`device_count`], or of as many software GPUs if `software`.
 pub fn builder(software: bool, most: usize) -> Builder {
     let builder = GpuPool::builder();
     if software {

@@ -23,7 +23,7 @@ mod style;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use gpu_pool::extend::driver::host::{self, MachineConfig, Schedule};
+use gpu_pool::extend::driver::host::{self, ExecutionOrder, MachineConfig};
 use gpu_pool_lab::Topology;
 use ring::{Ring, Timing};
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
@@ -141,7 +141,7 @@ fn curve(machine: &Topology, pieces: usize) -> Result<Vec<Point>> {
 fn predict(machine: &Topology, bytes: usize, pieces: usize) -> Result<Timing> {
     machine.validate()?;
     let settings = MachineConfig {
-        schedule: Schedule::Virtual,
+        schedule: ExecutionOrder::Virtual,
         topology: Some(Arc::new(machine.clone())),
         dry: true,
         ..MachineConfig::default()

@@ -104,7 +104,7 @@ impl Job {
 
     fn run(dev: &Device, state: &State, coefficients: &[u64]) -> gpu_pool::Result<Left> {
         let begin = dev.record_timed()?;
-        let root = state.prover.commit(dev, coefficients)?;
+        let root = state.prover.commit(dev, dev.upload(coefficients)?)?;
         Ok(Left { device: dev.index(), first: state.first.clone(), begin, end: dev.record_timed()?, root })
     }
 }
@@ -130,7 +130,7 @@ fn main() -> Result<()> {
         builder = builder.devices(&Vec::from_iter(0..count));
     }
     let pool = builder.build()?;
-    let (devices, name) = (pool.devices(), &pool.report().devices[0].name);
+    let (devices, name) = (pool.device_count(), &pool.report().devices[0].name);
     println!("{} jobs from {} threads on {devices} x {name}", options.jobs, options.threads);
 
     let start = Instant::now();

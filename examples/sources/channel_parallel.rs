@@ -41,14 +41,14 @@ pub fn run(grid: &GpuPool, row: &GpuPool, out: &mut (dyn Write + Send), steps: u
         writeln!(out, "step {step}: loss {loss:.4}")?;
     }
     check(&found, &expected)?;
-    writeln!(out, "{} devices learn as {} do", grid.devices(), row.devices())?;
+    writeln!(out, "{} devices learn as {} do", grid.device_count(), row.device_count())?;
     Ok(())
 }
 
 /// The losses of a training with two devices for each replica.
 fn train(pool: &GpuPool, steps: usize) -> gpu_pool::Result<Vec<f32>> {
     let (x, target) = (numbers(ROWS * INPUTS, 1), numbers(ROWS * OUTPUTS, 2));
-    let replicas = pool.devices() / 2;
+    let replicas = pool.device_count() / 2;
     let column = |rank: usize| (0..replicas).map(|replica| 2 * replica + rank % 2).collect::<Vec<_>>();
     let mut model = DataParallel::new_in(
         pool,

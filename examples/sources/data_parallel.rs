@@ -55,8 +55,8 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send)) -> Result<()> {
         dev.normal(&mut data, 0.0, 1.0, 3, 0)?;
         dev.download(&data)
     })?;
-    if pool.devices() > 1 {
-        writeln!(out, "Let's use {} GPUs!", pool.devices())?;
+    if pool.device_count() > 1 {
+        writeln!(out, "Let's use {} GPUs!", pool.device_count())?;
     }
     // Nothing is trained here, as in the tutorial. So the optimizer has nothing to do.
     let mut model = DataParallel::new(pool, Optimizer::sgd(0.1), Model::new)?;

@@ -91,7 +91,7 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), epochs: usize) -> Resul
         Ok((dev.download(&parameters)?, best.iter().zip(&labels).filter(|(best, label)| best == label).count()))
     })?;
     let accuracy = on_devices[0].1 as f32 / labels.len() as f32;
-    writeln!(out, "{} devices, {} rows, accuracy {accuracy:.3}", pool.devices(), labels.len())?;
+    writeln!(out, "{} devices, {} rows, accuracy {accuracy:.3}", pool.device_count(), labels.len())?;
     ensure!(accuracy > 0.9, "it has learned too little");
     on_devices.iter().try_for_each(|(found, _)| check(&parameters, found))?;
     writeln!(out, "the sum on the CPU and all_reduce give the same bits")?;

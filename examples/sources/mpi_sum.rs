@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     }
     let program = env::current_exe()?;
     // One GPU is not enough for two processes.
-    let software = GpuPool::builder().build()?.devices() < 2;
+    let software = GpuPool::builder().build()?.device_count() < 2;
     let environment = software.then_some(("GPU_POOL_BACKEND", "host:2"));
     let found = cfg!(feature = "mpi") && Command::new("mpirun").arg("--version").output().is_ok();
     let processes = match found {

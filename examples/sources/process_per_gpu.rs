@@ -36,7 +36,7 @@ fn main() -> Result<()> {
 
 /// Starts two workers with `start`, which gets their arguments, and passes on what they tell each other.
 pub fn run(pool: GpuPool, start: impl Fn(&[String]) -> Command, out: &mut dyn Write, len: usize) -> Result<()> {
-    let device = |worker: usize| (worker % pool.devices()).to_string();
+    let device = |worker: usize| (worker % pool.device_count()).to_string();
     let mut workers = Vec::new();
     for worker in 0..2 {
         let args = [worker.to_string(), device(worker), device(1 - worker), len.to_string()];
@@ -122,7 +122,7 @@ fn lend(
         Ok((x, dev.name().to_owned(), total))
     })?)?;
     let ipc = swap(&name, total, x.export()?)?;
-    let total = first(pool.on(&[pool.devices() - 1]).run(|dev, _| {
+    let total = first(pool.on(&[pool.device_count() - 1]).run(|dev, _| {
         let x: Imported<f32> = dev.import(&ipc)?;
         let total = dev.download(&dev.sum(&x)?)?[0];
         x.release(dev)?;

@@ -33,7 +33,7 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), len: usize) -> Result<(
 
     // Scenario 2: other work on each device, without a "current device".
     let sums = pool.tasks(|t| {
-        let sums: Vec<_> = (0..t.devices())
+        let sums: Vec<_> = (0..t.device_count())
             .map(|device| {
                 t.gpu(device).run((), move |dev, ()| {
                     let mut x = dev.zeros::<f32>(1000 * (device + 1))?;
@@ -44,7 +44,7 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), len: usize) -> Result<(
             .collect();
         sums.iter().map(|sum| t.get(sum)).collect::<gpu_pool::Result<Vec<_>>>()
     })?;
-    let n = pool.devices();
+    let n = pool.device_count();
     check("a task on each device", total(sums), (1000 * n * (n + 1) / 2) as f64, out)?;
 
     // Scenario 3: several threads of the program use all devices at the same time.

@@ -16,7 +16,7 @@ fn main() -> Result<()> {
 
 /// `c = a + b`.
 pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send)) -> Result<()> {
-    let len = SLICE * pool.devices();
+    let len = SLICE * pool.device_count();
     let (mut a, mut b, mut c) = (pool.unified::<f32>(len)?, pool.unified::<f32>(len)?, pool.unified::<f32>(len)?);
     for (i, (a, b)) in a.as_mut_slice()?.iter_mut().zip(b.as_mut_slice()?).enumerate() {
         (*a, *b) = ((i * 37 % 101) as f32, (i * 53 % 101) as f32);

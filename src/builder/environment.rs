@@ -4,7 +4,7 @@
 
 use super::{Builder, share};
 use crate::{
-    driver::host::Schedule,
+    driver::host::ExecutionOrder,
     error::{Error, Result, Site, op_site::OpSite},
     log, variables,
 };
@@ -84,7 +84,7 @@ impl Builder {
             refuse_lab("GPU_POOL_FAULTS", "")?;
         }
         if self.schedule.is_none() && self.machine.topology.is_none() {
-            self.schedule = seed()?.map(Schedule::Seeded);
+            self.schedule = seed()?.map(ExecutionOrder::Seeded);
         }
         if self.backing.is_none() {
             self.backing = variable("GPU_POOL_MEMORY", "auto, vmm or malloc", parsed)?;
@@ -106,8 +106,8 @@ impl Builder {
     }
 }
 
-/// Refuses a variable of the laboratory in a program without it: what was asked for would not happen. The value
-/// `nothing` asks for nothing.
+/// Refuses a variable of the laboratory in a program without it: it would have no effect. The value `nothing` asks for
+/// nothing.
 #[track_caller]
 fn refuse_lab(name: &'static str, nothing: &str) -> Result<()> {
     match text(name, OpSite::place())?.filter(|text| text != nothing) {

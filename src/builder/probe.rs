@@ -33,7 +33,7 @@ const ROOMY: u64 = 64 << 20;
 
 /// Probes all pairs. The reports are in the order `from * devices + to`.
 pub(crate) fn peers(pool: &GpuPool, staged: bool) -> Result<Vec<PeerReport>> {
-    let count = pool.devices();
+    let count = pool.device_count();
     let rows = pool.run(|dev, _| {
         let me = dev.index();
         let mut row: Vec<PeerReport> = (0..count).map(|to| unprobed(me, to)).collect();

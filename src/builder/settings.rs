@@ -3,7 +3,7 @@
 use super::{Backend, Builder};
 use crate::{
     collective::Algorithm,
-    driver::host::Schedule,
+    driver::host::ExecutionOrder,
     error::{Error, Result},
     memory::{cache::MemoryLimit, handle::DeviceHandle},
 };
@@ -20,7 +20,7 @@ impl Builder {
             ));
         }
         if let (Some(_), Some(schedule)) = (&self.machine.topology, &self.schedule)
-            && *schedule != Schedule::Virtual
+            && *schedule != ExecutionOrder::Virtual
         {
             let why = format_args!("`topology` with `schedule({schedule:?})`: a topology needs the schedule `Virtual`");
             return Err(Error::invalid("build", why));

@@ -74,7 +74,7 @@ impl Builder {
     /// # use gpu_pool::{Error, GpuPool};
     /// let crowd = GpuPool::builder().cuda().devices(&[0; 8]).share_gpus(true).build();
     /// if let Ok(pool) = crowd {
-    ///     assert_eq!(pool.devices(), 8);
+    ///     assert_eq!(pool.device_count(), 8);
     ///     assert!(pool.report().shares_gpus());
     /// } // else there is no GPU here
     ///

@@ -25,7 +25,7 @@ pub(crate) fn set_up(pool: &GpuPool) -> Result<Option<Arc<SignalPad>>> {
 
 /// Makes the signal pads, whether or not the kernels can wait for each other.
 pub(crate) fn make(pool: &GpuPool) -> Result<Arc<SignalPad>> {
-    let n = pool.shared.devices();
+    let n = pool.shared.device_count();
     let direct = pool.shared.are_direct(&(0..n).collect::<Vec<_>>());
     let layout = if direct { PadLayout::direct(n) } else { PadLayout::through_host(n) };
     let bytes = if direct { layout.bytes(n) } else { layout::HEADER };
@@ -59,7 +59,7 @@ pub(crate) fn make(pool: &GpuPool) -> Result<Arc<SignalPad>> {
 /// Makes the pads as new, but with every pair of devices at `epoch`: tests use it to pass the last number. It also
 /// removes what earlier barriers have left, since some of that may have numbers that come again.
 pub(crate) fn restart(pad: &SignalPad, pool: &GpuPool, epoch: u32) -> Result<()> {
-    let (bytes, inbox) = (pad.layout().bytes(pool.devices()), pad.layout().inbox(pool.devices()));
+    let (bytes, inbox) = (pad.layout().bytes(pool.device_count()), pad.layout().inbox(pool.device_count()));
     let restarted = pool.run(|dev, _| {
         let me = dev.index();
         let mut header = pad.header(me);
@@ -85,7 +85,7 @@ pub(crate) fn restart(pad: &SignalPad, pool: &GpuPool, epoch: u32) -> Result<()>
 /// when this returns.
 ///
 /// # Safety
-/// There are so many bytes, and nobody else uses them meanwhile.
+/// There are so many bytes, and no other work uses them meanwhile.
 unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, inbox: Inbox, header: &[u64]) -> Result<()> {
     // Not by `upload`: its pieces are megabytes, and to page-lock them would take most of the time that the set-up of a
     // pool takes.
@@ -107,7 +107,7 @@ unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, inbox: Inbox, header:
 }
 
 fn can_meet(shared: &Shared) -> bool {
-    let n = shared.devices();
+    let n = shared.device_count();
     let hardware =
         |handle: &Arc<DeviceHandle>| handle.driver.info().compute_capability != (0, 0) && handle.watch().is_none();
     let serial = crate::variables::os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| !set.is_empty() && set != "0");

@@ -47,11 +47,7 @@ impl GpuPool {
     /// The first failure of any device; [`Error::NestedScope`] on a device thread; the first time, the errors of
     /// [`Builder::build`](crate::Builder::build).
     #[track_caller]
-    pub fn scope<F, R>(f: F) -> Result<Vec<R>>
-    where
-        F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Returned,
-    {
+    pub fn scope<R: Returned>(f: impl Fn(&Device, Shard) -> Result<R> + Sync) -> Result<Vec<R>> {
         Run::new(&Self::global_for("scope")?.shared, ()).scope("scope", f, as_it_is)
     }
 
@@ -67,7 +63,7 @@ impl GpuPool {
     #[track_caller]
     pub fn survivors(&self) -> Result<GpuPool> {
         let _here = OpSite::here("survivors");
-        let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.handles[i].is_lost()).collect();
+        let alive: Vec<usize> = (0..self.device_count()).filter(|&i| !self.shared.handles[i].is_lost()).collect();
         let handles = || alive.iter().map(|&i| &self.shared.handles[i]);
         let mut drivers: Vec<_> = handles().map(|handle| handle.unwatched().clone()).collect();
         if let Some(watch) = handles().find_map(|handle| handle.watch()) {

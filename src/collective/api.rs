@@ -81,16 +81,14 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn all_reduce<V>(&self, x: &mut V, op: ReduceOp) -> Result<()>
-    where [V: AsViewMut + ?Sized, V::Elem: Element]
-    {
+    fn all_reduce<V: AsViewMut<Elem: Element>>(&self, x: &mut V, op: ReduceOp) -> Result<()> {
         self.run(all_reduce(Origin::default(), x.view_mut(), op))
     }
 
     /// [`all_reduce`](Self::all_reduce) out of place, with the same bits: `src` stays as it is.
-    fn all_reduce_into<S, D>(&self, src: &S, dst: &mut D, op: ReduceOp) -> Result<()>
-    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
-    {
+    fn all_reduce_into<S: AsView<Elem: Element>>(
+        &self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>, op: ReduceOp,
+    ) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let call = Call::new("all_reduce_into").elements(S::Elem::DTYPE, src.len());
         self.fits("all_reduce_into", "dst", dst.len(), src.len())?;
@@ -160,9 +158,7 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn reduce<V>(&self, x: &mut V, op: ReduceOp, root: usize) -> Result<()>
-    where [V: AsViewMut + ?Sized, V::Elem: Element]
-    {
+    fn reduce<V: AsViewMut<Elem: Element>>(&self, x: &mut V, op: ReduceOp, root: usize) -> Result<()> {
         self.check_root("reduce", root)?;
         let x = x.view_mut();
         let (len, call) = (x.len(), Call::new("reduce").elements(V::Elem::DTYPE, x.len()).root(root));
@@ -185,9 +181,9 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn reduce_scatter<S, D>(&self, src: &S, dst: &mut D, op: ReduceOp) -> Result<()>
-    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
-    {
+    fn reduce_scatter<S: AsView<Elem: Element>>(
+        &self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>, op: ReduceOp,
+    ) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         self.fits("reduce_scatter", "src", src.len(), dst.len().saturating_mul(self.count()))?;
         let call = Call::new("reduce_scatter").elements(S::Elem::DTYPE, dst.len());
@@ -196,9 +192,9 @@ collectives! {
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter) with `counts[r]` elements for member `r`; all give the same counts.
-    fn reduce_scatter_v<S, D>(&self, src: &S, dst: &mut D, counts: &[usize], op: ReduceOp) -> Result<()>
-    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
-    {
+    fn reduce_scatter_v<S: AsView<Elem: Element>>(
+        &self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>, counts: &[usize], op: ReduceOp,
+    ) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let of = self.check_counts("reduce_scatter_v", counts)?;
         self.fits("reduce_scatter_v", "src", src.len(), of.total(self.count()))?;
@@ -209,9 +205,7 @@ collectives! {
 
     /// [`reduce_scatter`](Self::reduce_scatter) whose result replaces part `r` of member `r`'s own `x`; the other parts
     /// stay.
-    fn reduce_scatter_in_place<V>(&self, x: &mut V, op: ReduceOp) -> Result<()>
-    where [V: AsViewMut + ?Sized, V::Elem: Element]
-    {
+    fn reduce_scatter_in_place<V: AsViewMut<Elem: Element>>(&self, x: &mut V, op: ReduceOp) -> Result<()> {
         let x = x.view_mut();
         let each = self.parts("reduce_scatter_in_place", x.len())?;
         let call = Call::new("reduce_scatter_in_place").elements(V::Elem::DTYPE, x.len());
@@ -234,9 +228,7 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn all_gather<S, D>(&self, src: &S, dst: &mut D) -> Result<()>
-    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
-    {
+    fn all_gather<S: AsView<Elem: Element>>(&self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         self.fits("all_gather", "dst", dst.len(), src.len().saturating_mul(self.count()))?;
         let call = Call::new("all_gather").elements(S::Elem::DTYPE, src.len());
@@ -245,9 +237,9 @@ collectives! {
     }
 
     /// [`all_gather`](Self::all_gather) with `counts[r]` elements of member `r`; all give the same counts.
-    fn all_gather_v<S, D>(&self, src: &S, dst: &mut D, counts: &[usize]) -> Result<()>
-    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
-    {
+    fn all_gather_v<S: AsView<Elem: Element>>(
+        &self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>, counts: &[usize],
+    ) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let of = self.check_counts("all_gather_v", counts)?;
         self.fits("all_gather_v", "src", src.len(), counts[self.rank])?;
@@ -257,9 +249,7 @@ collectives! {
     }
 
     /// [`all_gather`](Self::all_gather) of part `r` of member `r`'s own `x`; afterwards all members hold all parts.
-    fn all_gather_in_place<V>(&self, x: &mut V) -> Result<()>
-    where [V: AsViewMut + ?Sized, V::Elem: Element]
-    {
+    fn all_gather_in_place<V: AsViewMut<Elem: Element>>(&self, x: &mut V) -> Result<()> {
         let x = x.view_mut();
         let each = self.parts("all_gather_in_place", x.len())?;
         let call = Call::new("all_gather_in_place").elements(V::Elem::DTYPE, x.len());
@@ -280,9 +270,7 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn broadcast<V>(&self, x: &mut V, root: usize) -> Result<()>
-    where [V: AsViewMut + ?Sized, V::Elem: Element]
-    {
+    fn broadcast<V: AsViewMut<Elem: Element>>(&self, x: &mut V, root: usize) -> Result<()> {
         self.check_root("broadcast", root)?;
         let x = x.view_mut();
         let (len, call) = (x.len(), Call::new("broadcast").elements(V::Elem::DTYPE, x.len()).root(root));
@@ -304,9 +292,9 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn gather<S>(&self, src: &S, dst: Option<DeviceViewMut<'_, S::Elem>>, root: usize) -> Result<()>
-    where [S: AsView + ?Sized, S::Elem: Element]
-    {
+    fn gather<S: AsView<Elem: Element>>(
+        &self, src: &S, dst: Option<DeviceViewMut<'_, S::Elem>>, root: usize,
+    ) -> Result<()> {
         self.check_root("gather", root)?;
         let src = src.view();
         self.only_root("gather", root, dst.as_ref().map(|dst| dst.len()), src.len().saturating_mul(self.count()))?;
@@ -315,11 +303,9 @@ collectives! {
     }
 
     /// [`gather`](Self::gather) with `counts[r]` elements of member `r`; all give the same counts.
-    fn gather_v<S>(
+    fn gather_v<S: AsView<Elem: Element>>(
         &self, src: &S, dst: Option<DeviceViewMut<'_, S::Elem>>, counts: &[usize], root: usize,
-    ) -> Result<()>
-    where [S: AsView + ?Sized, S::Elem: Element]
-    {
+    ) -> Result<()> {
         self.check_root("gather_v", root)?;
         let (src, of) = (src.view(), self.check_counts("gather_v", counts)?);
         self.fits("gather_v", "src", src.len(), counts[self.rank])?;
@@ -343,9 +329,9 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn scatter<D>(&self, src: Option<DeviceView<'_, D::Elem>>, dst: &mut D, root: usize) -> Result<()>
-    where [D: AsViewMut + ?Sized, D::Elem: Element]
-    {
+    fn scatter<D: AsViewMut<Elem: Element>>(
+        &self, src: Option<DeviceView<'_, D::Elem>>, dst: &mut D, root: usize,
+    ) -> Result<()> {
         self.check_root("scatter", root)?;
         let dst = dst.view_mut();
         self.only_root("scatter", root, src.map(|src| src.len()), dst.len().saturating_mul(self.count()))?;
@@ -354,11 +340,9 @@ collectives! {
     }
 
     /// [`scatter`](Self::scatter) with `counts[r]` elements for member `r`; all give the same counts.
-    fn scatter_v<D>(
+    fn scatter_v<D: AsViewMut<Elem: Element>>(
         &self, src: Option<DeviceView<'_, D::Elem>>, dst: &mut D, counts: &[usize], root: usize,
-    ) -> Result<()>
-    where [D: AsViewMut + ?Sized, D::Elem: Element]
-    {
+    ) -> Result<()> {
         self.check_root("scatter_v", root)?;
         let (dst, of) = (dst.view_mut(), self.check_counts("scatter_v", counts)?);
         self.fits("scatter_v", "dst", dst.len(), counts[self.rank])?;
@@ -383,9 +367,7 @@ collectives! {
         /// # Ok::<(), gpu_pool::Error>(())
         /// ```
     }
-    fn all_to_all<S, D>(&self, src: &S, dst: &mut D) -> Result<()>
-    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
-    {
+    fn all_to_all<S: AsView<Elem: Element>>(&self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let each = Counts::Each(self.parts("all_to_all", src.len())?);
         self.fits("all_to_all", "dst", dst.len(), src.len())?;
@@ -398,9 +380,9 @@ collectives! {
     /// [`all_to_all`](Self::all_to_all) with parts of `send[b]` elements for member `b`, and of `receive[a]` elements
     /// from member `a`. If one member sends another number of elements than its peer receives, all members get a
     /// `Mismatch`.
-    fn all_to_all_v<S, D>(&self, src: &S, send: &[usize], dst: &mut D, receive: &[usize]) -> Result<()>
-    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
-    {
+    fn all_to_all_v<S: AsView<Elem: Element>>(
+        &self, src: &S, send: &[usize], dst: &mut impl AsViewMut<Elem = S::Elem>, receive: &[usize],
+    ) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let (out, into) = (self.check_counts("all_to_all_v", send)?, self.check_counts("all_to_all_v", receive)?);
         self.fits("all_to_all_v", "src", src.len(), out.total(self.count()))?;

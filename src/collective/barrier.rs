@@ -9,8 +9,8 @@
 //! * Meanwhile no thread of the process is in a driver call that waits for kernels. The [launch
 //!   gate](crate::sync::LaunchGate) keeps such calls out: the member that commits opens it for all, and each member
 //!   closes it for itself when it has launched ([`commit`](super::meeting::commit)).
-//! * On each device these kernels run one at a time, in the gang's order, which is one for all members, whatever their
-//!   streams are.
+//! * On each device these kernels run one at a time, in the gang's order, which is one for all members, regardless of
+//!   their streams are.
 //! * All blocks of a kernel are on the device at once. On a shared GPU, all blocks of all its devices' kernels are.
 //! * A device that shares its GPU submits nothing between its launch and its peers' launches
 //!   ([`LaunchWindow`](super::meeting::commit::LaunchWindow)). Streams share hardware queues, and a kernel behind one
@@ -43,11 +43,11 @@ use crate::{
 pub(crate) fn resync(worker: &Worker, gang: &Gang, late: bool) -> Result<()> {
     let pad = worker.shared.signals.get().filter(|pad| pad.inbox(worker.handle.device).1 > 0);
     let pad = pad.filter(|_| late || worker.barrier_state.is_spoiled());
-    let turn = pad.filter(|_| late).map(|_| Turn::take(worker, gang)).transpose()?;
+    let lock = pad.filter(|_| late).map(|_| CleanerLock::take(worker, gang)).transpose()?;
     let mut all = true;
     if let Some(pad) = pad {
         empty_inbox(worker, pad)?;
-        if turn.is_some() {
+        if lock.is_some() {
             all = empty_what_was_sent(worker, pad, gang)?;
         }
         // Work without a number is not waited for.
@@ -68,10 +68,10 @@ pub(crate) fn resync(worker: &Worker, gang: &Gang, late: bool) -> Result<()> {
 /// One device of a pool at a time may clear its peers' inboxes.
 ///
 /// A late peer's kernels may still write to memory that is copied to the peer. Then its inbox is not empty afterwards.
-/// It is soon: the peer has its turn later, and clears its inbox when these copies are over.
-struct Turn<'w>(&'w Worker);
+/// It is soon: the peer has the lock later, and clears its inbox when these copies are over.
+struct CleanerLock<'w>(&'w Worker);
 
-impl<'w> Turn<'w> {
+impl<'w> CleanerLock<'w> {
     /// Waits until no other device has it; at most until the gang fails (then its recovery may wait once more), or for
     /// the pool's deadline: a device that has it ends when its streams do, or after that time.
     fn take(worker: &'w Worker, gang: &Gang) -> Result<Self> {
@@ -86,7 +86,7 @@ impl<'w> Turn<'w> {
         };
         // Who gives it back, and a gang that fails, notifies this waker.
         match shared.wakers[device].wait_until(Some(shared.deadline), look) {
-            Some(true) => Ok(Turn(worker)),
+            Some(true) => Ok(CleanerLock(worker)),
             _ => {
                 let missing = vec![shared.cleaner.lock().unwrap_or(device)];
                 let last_calls = shared.last_calls(gang.members());
@@ -96,7 +96,7 @@ impl<'w> Turn<'w> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for CleanerLock<'_> {
     fn drop(&mut self) {
         *self.0.shared.cleaner.lock() = None;
         EventCount::notify_all(self.0.shared.wakers.iter().map(|waker| &**waker));
@@ -113,13 +113,13 @@ fn empty_inbox(worker: &Worker, pad: &SignalPad) -> Result<()> {
 }
 
 /// Submits the removal of what this device has sent to its peers. Copied from the inbox, which is empty: the part of it
-/// that the peer writes. (If a late peer's kernels write there now, that peer removes the copy, see [`Turn`].) Lost
-/// peers never meet this device again. Returns false if it failed for a peer outside of the gang: it is to be done
+/// that the peer writes. (If a late peer's kernels write there now, that peer removes the copy, see [`CleanerLock`].)
+/// Lost peers never meet this device again. Returns false if it failed for a peer outside of the gang: it is to be done
 /// again before a later gang.
 fn empty_what_was_sent(worker: &Worker, pad: &SignalPad, gang: &Gang) -> Result<bool> {
     let (me, stream, handles) = (worker.handle.device, worker.main.raw, &worker.shared.handles);
     let mut all = true;
-    for peer in (0..worker.shared.devices()).filter(|&peer| peer != me && !handles[peer].is_lost()) {
+    for peer in (0..worker.shared.device_count()).filter(|&peer| peer != me && !handles[peer].is_lost()) {
         let (sent, received) = (pad.inbox_of_sender(me, peer), pad.inbox_of_sender(peer, me));
         for ((to, bytes), (from, _)) in sent.into_iter().zip(received).filter(|((_, bytes), _)| *bytes > 0) {
             let (own, other) = (worker.handle.unwatched(), handles[peer].unwatched());

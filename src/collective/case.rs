@@ -40,7 +40,7 @@ pub(crate) struct Machine {
     pub alone: bool,
     /// [`Builder::algorithm`](crate::Builder::algorithm).
     pub wish: Wish,
-    /// Sums are in rank order, whatever the algorithm.
+    /// Sums are in rank order in every algorithm.
     pub rank_order: bool,
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! access    the member's buffers: the current stream waits for conflicting work
 //! scratch   the other memory that the algorithm needs
-//! meet      all members have called one collective; they commit, or nobody begins
+//! meet      all members have called one collective; they commit, or none begins
 //! submit    the algorithm's part
 //! settle    the uses of the memory are noted; a failure fails the gang
 //! ```

@@ -15,7 +15,8 @@ macro_rules! collectives {
             $(#[$doc:meta])*
             $(example { $(#[$example:meta])* })?
             $(fails $fails:literal;)?
-            fn $name:ident $(<$($Of:ident),+>)? (&$this:ident $(, $arg:ident: $Arg:ty)* $(,)?) -> $Out:ty
+            fn $name:ident $(<$($Of:ident $(: $Bound:path)?),+>)?
+                (&$this:ident $(, $arg:ident: $Arg:ty)* $(,)?) -> $Out:ty
             $(where [$($bounds:tt)*])?
             $body:block
         )+
@@ -33,7 +34,7 @@ macro_rules! collectives {
                 #[doc = $errors]
                 $(#[doc = $fails])?
                 #[track_caller]
-                pub fn $name $(<$($Of),+>)? (&$this $(, $arg: $Arg)*) -> $Out $(where $($bounds)*)? {
+                pub fn $name $(<$($Of $(: $Bound)?),+>)? (&$this $(, $arg: $Arg)*) -> $Out $(where $($bounds)*)? {
                     $this.everyone().$name($($arg),*)
                 }
             )+
@@ -56,7 +57,7 @@ macro_rules! collectives {
                 #[doc = $errors]
                 $(#[doc = $fails])?
                 #[track_caller]
-                pub fn $name $(<$($Of),+>)? (&$this $(, $arg: $Arg)*) -> $Out $(where $($bounds)*)? {
+                pub fn $name $(<$($Of $(: $Bound)?),+>)? (&$this $(, $arg: $Arg)*) -> $Out $(where $($bounds)*)? {
                     let _here = $crate::error::op_site::OpSite::here(stringify!($name));
                     $body
                 }

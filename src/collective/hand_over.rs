@@ -10,7 +10,7 @@
 //! any value goes inside a process. Rust cannot ask at run time whether a type has a trait; so it asks the pool's
 //! table.
 //!
-//! Invariant: nobody waits for a receiver, so no order of calls among givers can deadlock.
+//! Invariant: no call waits for a receiver, so no order of calls among givers can deadlock.
 
 use super::{
     Group, Transfer,
@@ -18,7 +18,7 @@ use super::{
     face::collectives,
     meeting::{absent, note_call},
     point::area,
-    transfer::carrier,
+    transfer::codec,
 };
 use crate::{
     Device, DeviceBuffer,
@@ -27,7 +27,7 @@ use crate::{
     fabric::{
         call::Call,
         descriptor::Area,
-        packing::{Carrier, Pack, Unpack},
+        packing::{Codec, Pack, Unpack},
         parcels::{Contents, Label, Parcel},
     },
     gang::LastCall,
@@ -82,7 +82,7 @@ collectives! {
     fn give<T>(&self, value: T, to: usize, tag: u64) -> Result<()>
     where [T: Send + 'static]
     {
-        self.give_as(("give", Location::caller()), Label::Value(tag), value, to, || self.carrier())
+        self.give_as(("give", Location::caller()), Label::Value(tag), value, to, || self.codec())
     }
 
     /// Takes the next value that member `from` has given with this `tag`. The host waits until it was given, or, from
@@ -96,7 +96,7 @@ collectives! {
     fn take<T>(&self, from: usize, tag: u64) -> Result<T>
     where [T: Send + 'static]
     {
-        self.take_as(("take", Location::caller()), Label::Value(tag), from, || self.carrier())
+        self.take_as(("take", Location::caller()), Label::Value(tag), from, || self.codec())
     }
 }
 
@@ -107,17 +107,17 @@ impl Group<'_> {
 
     /// [`give`](Self::give) of the library's own, by `call`. A copy for another process runs on the token's stream.
     pub(crate) fn give_transfer<T: Transfer>(&self, call: LastCall, label: Label, value: T, to: usize) -> Result<()> {
-        self.give_as(call, label, value, to, || Some(carrier::<T>()))
+        self.give_as(call, label, value, to, || Some(codec::<T>()))
     }
 
     /// [`take`](Self::take) of the library's own.
     pub(crate) fn take_transfer<T: Transfer>(&self, call: LastCall, label: Label, from: usize) -> Result<T> {
-        self.take_as(call, label, from, || Some(carrier::<T>()))
+        self.take_as(call, label, from, || Some(codec::<T>()))
     }
 
     /// How the pool's values of this type go to other processes, if they may.
-    fn carrier<T: 'static>(&self) -> Option<Carrier<T>> {
-        self.dev.worker.shared.carriers.get()
+    fn codec<T: 'static>(&self) -> Option<Codec<T>> {
+        self.dev.worker.shared.codecs.get()
     }
 
     fn give_as<T: Send + 'static>(
@@ -126,7 +126,7 @@ impl Group<'_> {
         label: Label,
         value: T,
         to: usize,
-        carrier: impl FnOnce() -> Option<Carrier<T>>,
+        codec: impl FnOnce() -> Option<Codec<T>>,
     ) -> Result<()> {
         let dev = self.dev;
         let _here = OpSite { op, site }.enter();
@@ -136,11 +136,11 @@ impl Group<'_> {
             return self.post(call, to, label, Contents::Value(Contained::new(Box::new(value))));
         };
         if let Some(to) = across.here_of(to) {
-            return self.here().give_as((op, site), label, value, to, carrier);
+            return self.here().give_as((op, site), label, value, to, codec);
         }
-        let carrier = carrier().ok_or_else(|| cannot_hop(&call))?;
+        let codec = codec().ok_or_else(|| cannot_hop(&call))?;
         let mut pack = Pack::new((op, site));
-        (carrier.pack)(value, &mut pack)?;
+        (codec.pack)(value, &mut pack)?;
         let (header, parts) = pack.into_parts();
         let part = |part: DeviceBuffer<u8>| {
             // It may be another device's, which has given it to this one.
@@ -157,7 +157,7 @@ impl Group<'_> {
         (op, site): LastCall,
         label: Label,
         from: usize,
-        carrier: impl FnOnce() -> Option<Carrier<T>>,
+        codec: impl FnOnce() -> Option<Codec<T>>,
     ) -> Result<T> {
         let dev = self.dev;
         let _here = OpSite { op, site }.enter();
@@ -165,13 +165,13 @@ impl Group<'_> {
         if let Some(across) = &self.across {
             self.check_peer(&call, from)?;
             if let Some(from) = across.here_of(from) {
-                return self.here().take_as((op, site), label, from, carrier);
+                return self.here().take_as((op, site), label, from, codec);
             }
-            let carrier = carrier().ok_or_else(|| cannot_hop(&call))?;
+            let codec = codec().ok_or_else(|| cannot_hop(&call))?;
             let incoming = self.receive_across((&call, label), from)?;
             let allocate = |bytes| dev.allocate::<u8>(op, bytes);
             let mut parts = Unpack::new((op, site), incoming.header(), incoming.lens(), &allocate);
-            let value = incoming.done((carrier.unpack)(&mut parts))?;
+            let value = incoming.done((codec.unpack)(&mut parts))?;
             let parts: Vec<Area> = incoming.done(parts.finish())?.iter().map(|part| area(part.view())).collect();
             incoming.store(&parts)?;
             return Ok(value);
@@ -187,8 +187,7 @@ impl Group<'_> {
         }
     }
 
-    /// Hands a parcel to a member, which is one. Whoever uses its memory next waits for what this device has submitted
-    /// up to now.
+    /// Hands a parcel to a member, which is one. The next use of its memory waits for this device's work up to now.
     pub(super) fn post(&self, call: Call, to: usize, label: Label, contents: Contents) -> Result<()> {
         let (dev, gang) = (self.dev, &self.dev.session.gang);
         dev.check()?;

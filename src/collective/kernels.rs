@@ -6,12 +6,12 @@
 //! several devices wait for each other. [`host_kernels`] do not wait for each other: events order them. So kernels that
 //! wait have none.
 //!
-//! Invariant: a device kernel and its host kernel compute the same bits, whatever the launch dimensions and the
-//! alignment. Elements are folded in rank order, half types in `f32` with one rounding at the end, and integers wrap.
-//! Only the bits of a NaN may differ.
+//! Invariant: a device kernel and its host kernel compute the same bits, for all launch dimensions and any alignment.
+//! Elements are folded in rank order, half types in `f32` with one rounding at the end, and integers wrap. Only the
+//! bits of a NaN may differ.
 
 mod host_kernels;
-mod lane;
+mod summand;
 #[cfg(test)]
 #[path = "../../tests/unit/collective/kernels/tests.rs"]
 mod tests;
@@ -84,8 +84,8 @@ pub(crate) fn counting(meet: DeviceBarrier) -> (Entry, Arguments) {
 /// all sources where `op` is `Scaled`, else none. `Avg` divides by `members`: each source may be the sum of several.
 ///
 /// # Safety
-/// All parts have so many elements and are aligned for them; nobody writes the sources meanwhile, nor touches the
-/// destination, which may be one of the sources.
+/// All parts have so many elements and are aligned for them; no other work writes the sources meanwhile, nor touches
+/// the destination, which may be one of the sources.
 pub unsafe fn fold_on_host(
     dtype: DType,
     op: ReduceOp,
@@ -135,7 +135,7 @@ pub type Arguments = SmallVec<[KernelArg; 40]>;
 /// `destinations[j][i]` = fold over `k` of `sources[k][i]`, for `i < n`.
 ///
 /// A source may be the same memory as a destination, element for element; any other overlap of the two is wrong. GPUs
-/// take up to [`MOST`] of each, software GPUs any number. One source is copied as it is, whatever the operation but
+/// take up to [`MOST`] of each, software GPUs any number. One source is copied as it is, for every operation but
 /// `Scaled`.
 pub(crate) struct Combine<'a> {
     /// Elements of every part.

@@ -11,15 +11,15 @@ use super::{
     case::{Case, Machine},
     request::Request,
 };
-use crate::fabric::{
-    call::{Call, Origin},
-    descriptor::Area,
-    plan::{Counts, MOST_BYTES, Shape},
-    types::{Element, ReduceOp},
-};
 use crate::{
     driver::RawFunction,
     error::{Error, Result},
+    fabric::{
+        call::{Call, Origin},
+        descriptor::Area,
+        plan::{Counts, MOST_BYTES, Shape},
+        types::{Element, ReduceOp},
+    },
     memory::{DeviceView, DeviceViewMut, hazard::Access},
 };
 

@@ -2,10 +2,10 @@
 //!
 //! A sender copies its data on its own device, in stream order, and hands the copy over; the receiver fetches it over
 //! the link. So a sender waits for no other member, and may write to its buffer at once: `send(next); recv(previous)`
-//! on all devices cannot deadlock, whatever the sizes (MPI's `MPI_Send` may). The copy runs at the speed of the
-//! device's memory, some ten times that of a link. A sender that gives its buffer up saves the copy. The parcel's
-//! memory knows its last writer, as all memory does, and so the receiver's copy is ordered after the sender's. A
-//! dropped parcel's memory goes back to its device's pool.
+//! on all devices cannot deadlock, at any size (MPI's `MPI_Send` may). The copy runs at the speed of the device's
+//! memory, some ten times that of a link. A sender that gives its buffer up saves the copy. The parcel's memory knows
+//! its last writer, as all memory does, and so the receiver's copy is ordered after the sender's. A dropped parcel's
+//! memory goes back to its device's pool.
 
 use super::{Group, across::Outgoing, face::collectives};
 use crate::{
@@ -45,26 +45,22 @@ collectives! {
         /// ```
     }
     fails " `OutOfMemory` for the copy.";
-    fn send<S>(&self, src: &S, to: usize) -> Result<()>
-    where [S: AsView + ?Sized, S::Elem: Element]
-    {
+    fn send<S: AsView<Elem: Element>>(&self, src: &S, to: usize) -> Result<()> {
         self.send_view(src.view(), to)
     }
 
     /// Fetches the next message of member `from`. The host waits until it was sent, the device until it has arrived.
     fails " [`Error::Timeout`]. [`Error::Mismatch`] if the message has \
         another type or length, or if its sender's closure has ended without sending it. A mismatch fails the gang.";
-    fn recv<D>(&self, dst: &mut D, from: usize) -> Result<()>
-    where [D: AsViewMut + ?Sized, D::Elem: Element]
-    {
+    fn recv<D: AsViewMut<Elem: Element>>(&self, dst: &mut D, from: usize) -> Result<()> {
         self.recv_view(dst.view_mut(), from)
     }
 
     /// [`send`](Self::send), then [`recv`](Self::recv).
     fails " And those of both.";
-    fn sendrecv<S, D>(&self, src: &S, to: usize, dst: &mut D, from: usize) -> Result<()>
-    where [S: AsView + ?Sized, D: AsViewMut + ?Sized, S::Elem: Element, D::Elem: Element]
-    {
+    fn sendrecv<S: AsView<Elem: Element>, D: AsViewMut<Elem: Element>>(
+        &self, src: &S, to: usize, dst: &mut D, from: usize,
+    ) -> Result<()> {
         // Both views before anything is sent: the caller's `view_mut` of `dst` may write to `src`.
         let (src, dst) = (src.view(), dst.view_mut());
         self.send_view(src, to)?;
@@ -75,9 +71,7 @@ collectives! {
     /// calls [`recv`](Self::recv) or [`recv_any`](Self::recv_any).
     fails " [`Error::WrongDevice`] and [`Error::WrongPool`] for a \
         buffer that is not this device's. After an error the buffer is gone.";
-    fn send_owned<T>(&self, buffer: DeviceBuffer<T>, to: usize) -> Result<()>
-    where [T: Element]
-    {
+    fn send_owned<T: Element>(&self, buffer: DeviceBuffer<T>, to: usize) -> Result<()> {
         let call = Call::new("send_owned").elements(T::DTYPE, buffer.len());
         self.check_peer(&call, to)?;
         self.check_own("send_owned", &buffer)?;
@@ -110,9 +104,7 @@ collectives! {
     fails " [`Error::Timeout`], `OutOfMemory`. [`Error::Mismatch`] if \
         the message has another type, or if its sender's closure has ended without sending it. A mismatch fails the \
         gang.";
-    fn recv_any<T>(&self, from: usize) -> Result<DeviceBuffer<T>>
-    where [T: Element]
-    {
+    fn recv_any<T: Element>(&self, from: usize) -> Result<DeviceBuffer<T>> {
         let dev = self.dev;
         let call = Call::new("recv_any").elements(T::DTYPE, 0);
         if let Some(across) = &self.across {

@@ -2,7 +2,7 @@
 //!
 //! While a graph is captured its collectives meet on the host, like all collectives. Members that do not all capture
 //! one sequence of calls learn it there. All members know the number of each meeting, and by it they know that graphs
-//! belong together. What is captured:
+//! belong together. A capture holds:
 //!
 //! * Where kernels can wait for each other on the devices: the kernel. It counts its epochs on the device, so it can
 //!   run any number of times. A launch of the graph is one meeting of the host threads for all its collectives

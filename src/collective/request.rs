@@ -37,7 +37,7 @@ pub struct Request {
     /// Additional buffers that the kernels access: this member's, and those of peers that have their addresses from an
     /// earlier meeting.
     pub extra: Vec<(Area, Access)>,
-    /// Sums are in the order of ranks, whatever the pool's order is.
+    /// Sums are in the order of ranks, also if the pool's order is another.
     pub rank_order: bool,
 }
 

@@ -1,14 +1,14 @@
 //! [`Transfer`]: values that cross from device to device, and from process to process.
 //!
 //! `give`, `take` and pipelines use it. A pipeline's type says `Transfer`, so the compiler finds the methods. `give`
-//! takes values of any type; where one goes to another process, it looks the type up in the pool's [`Carriers`]: those
+//! takes values of any type; where one goes to another process, it looks the type up in the pool's [`Codecs`]: those
 //! of [`known`], and those that [`Builder::register_transfer`](crate::Builder::register_transfer) has added.
 
 use crate::{
     Device, DeviceBuffer,
     error::Result,
     fabric::{
-        packing::{Carrier, Carriers, Pack, Unpack},
+        packing::{Codec, Codecs, Pack, Unpack},
         types::Element,
     },
     memory::DeviceCopy,
@@ -110,8 +110,8 @@ macro_rules! transfer_fields {
 }
 
 /// How values of a type go to another process.
-pub(crate) fn carrier<T: Transfer>() -> Carrier<T> {
-    Carrier { pack: T::pack, unpack: T::unpack }
+pub(crate) fn codec<T: Transfer>() -> Codec<T> {
+    Codec { pack: T::pack, unpack: T::unpack }
 }
 
 impl<T: DeviceCopy> Transfer for DeviceBuffer<T> {
@@ -266,8 +266,8 @@ hop_tuples! {
 /// The types that `give` takes to another process without
 /// [`Builder::register_transfer`](crate::Builder::register_transfer): buffers of all [`Element`]s, pairs of these,
 /// numbers and texts; and `Vec`s of all.
-pub(crate) fn known() -> Carriers {
-    let mut all = Carriers::default();
+pub(crate) fn known() -> Codecs {
+    let mut all = Codecs::default();
     macro_rules! each {
         ($($T:ty),+) => { $(with_vec::<$T>(&mut all);)+ };
     }
@@ -279,14 +279,14 @@ pub(crate) fn known() -> Carriers {
     all
 }
 
-fn with_vec<T: Transfer>(all: &mut Carriers) {
-    all.insert(carrier::<T>());
-    all.insert(carrier::<Vec<T>>());
+fn with_vec<T: Transfer>(all: &mut Codecs) {
+    all.insert(codec::<T>());
+    all.insert(codec::<Vec<T>>());
 }
 
-fn of_buffers<A: Element>(all: &mut Carriers) {
+fn of_buffers<A: Element>(all: &mut Codecs) {
     with_vec::<DeviceBuffer<A>>(all);
-    all.insert(carrier::<Arc<DeviceBuffer<A>>>());
+    all.insert(codec::<Arc<DeviceBuffer<A>>>());
     macro_rules! pairs {
         ($($B:ty),+) => { $(with_vec::<(DeviceBuffer<A>, DeviceBuffer<$B>)>(all);)+ };
     }

@@ -86,7 +86,7 @@ impl Device {
             return Err(Error::invalid(op, "a group of several processes, in a pool without a cluster"));
         };
         let (gang, own) = (&self.session.gang, world.host());
-        let devices = self.worker.shared.devices();
+        let devices = self.worker.shared.device_count();
         if gang.count() != devices {
             let why = format_args!("the scope has {} of the pool's {devices} devices: a world needs all", gang.count());
             return Err(Error::invalid(op, why));

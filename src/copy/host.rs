@@ -5,10 +5,10 @@
 //! Invariant: the GPU never accesses the caller's slice. `upload` has copied the slice into pieces when it returns, and
 //! `download` copies out of a piece after the DMA into it has ended.
 //!
-//! Each [`Lane`] has two pieces, so the memcpy of one overlaps the DMA of the other. One CPU thread copies slower than
-//! the bus, so a large slice is split over several lanes. Each lane has a thread of its own, and all of them send on
-//! the caller's stream. Small uploads share a piece: they are packed one behind the other, and only a full piece is
-//! waited for.
+//! Each [`DoubleBuffer`] has two pieces, so the memcpy of one overlaps the DMA of the other. One CPU thread copies
+//! slower than the bus, so a large slice is split over several of them. Each has a thread of its own, and all of them
+//! send on the caller's stream. Small uploads share a piece: they are packed one behind the other, and only a full
+//! piece is waited for.
 
 use crate::{
     Device, Event,
@@ -17,7 +17,7 @@ use crate::{
     gang::Gang,
     memory::{
         handle::DeviceHandle,
-        staging::{Lane, Lanes, PIECE, Piece},
+        staging::{DoubleBuffer, DoubleBuffers, PIECE, Piece},
         stream::StreamCore,
     },
     thread::worker::Worker,
@@ -61,15 +61,15 @@ impl Wait {
 #[track_caller]
 pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
     let (stream, wait) = (&dev.stream, Wait::of(dev, true));
-    let mut lanes = lanes(&dev.worker.staging.up, &dev.worker, src.len())?;
+    let mut buffers = buffers(&dev.worker.staging.up, &dev.worker, src.len())?;
     if src.len() <= PIECE {
-        return pack(&mut lanes[0], &wait, stream, src, dst);
+        return pack(&mut buffers[0], &wait, stream, src, dst);
     }
-    let parts = cut(src.len(), lanes.len());
-    in_parallel(&dev.worker.handle, &mut lanes, parts, |lane, part| {
+    let parts = cut(src.len(), buffers.len());
+    in_parallel(&dev.worker.handle, &mut buffers, parts, |buffer, part| {
         for start in part.clone().step_by(PIECE) {
             let bytes = &src[start..part.end.min(start + PIECE)];
-            let piece = lane.switch();
+            let piece = buffer.switch();
             wait.free(piece)?;
             piece.streams.push(stream.clone());
             send(piece, 0, stream, bytes, dst + start as u64)?;
@@ -82,16 +82,16 @@ pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
 }
 
 /// Sends a small slice: packed into the current piece if it fits there, else in the other piece.
-fn pack(lane: &mut Lane, wait: &Wait, stream: &Arc<StreamCore>, src: &[u8], dst: Address) -> Result<()> {
+fn pack(buffer: &mut DoubleBuffer, wait: &Wait, stream: &Arc<StreamCore>, src: &[u8], dst: Address) -> Result<()> {
     if src.is_empty() {
         return Ok(());
     }
-    let current = &mut lane.pieces[lane.next];
+    let current = &mut buffer.pieces[buffer.next];
     let piece = if current.busy.is_empty() && current.filled + src.len() <= PIECE {
-        &mut lane.pieces[lane.next]
+        &mut buffer.pieces[buffer.next]
     } else {
         current.seal()?;
-        let piece = lane.switch();
+        let piece = buffer.switch();
         wait.free(piece)?;
         piece
     };
@@ -123,16 +123,16 @@ pub(crate) fn download(dev: &Device, src: Address, dst: &mut [u8]) -> Result<()>
         return Ok(());
     }
     let (stream, wait) = (&dev.stream, Wait::of(dev, false));
-    let mut lanes = lanes(&dev.worker.staging.down, &dev.worker, dst.len())?;
-    let parts = cut(dst.len(), lanes.len());
+    let mut buffers = buffers(&dev.worker.staging.down, &dev.worker, dst.len())?;
+    let parts = cut(dst.len(), buffers.len());
     let whole = Whole(dst.as_mut_ptr());
-    in_parallel(&dev.worker.handle, &mut lanes, parts, |lane, part| {
+    in_parallel(&dev.worker.handle, &mut buffers, parts, |buffer, part| {
         let whole = &whole;
         // The DMA fills one piece while the host empties the other.
         let mut arriving: Option<(usize, usize, usize)> = None;
         for start in part.clone().step_by(PIECE) {
             let bytes = part.end.min(start + PIECE) - start;
-            let piece = lane.switch();
+            let piece = buffer.switch();
             // The piece is free already, except after a failed download.
             wait.free(piece)?;
             piece.streams.push(stream.clone());
@@ -142,13 +142,13 @@ pub(crate) fn download(dev: &Device, src: Address, dst: &mut [u8]) -> Result<()>
             stream.handle.check("download", copied)?;
             stream.submit();
             piece.seal()?;
-            let this = (lane.next, start, bytes);
+            let this = (buffer.next, start, bytes);
             if let Some((index, start, bytes)) = arriving.replace(this) {
-                whole.empty(&mut lane.pieces[index], start, bytes, &wait)?;
+                whole.empty(&mut buffer.pieces[index], start, bytes, &wait)?;
             }
         }
         match arriving {
-            Some((index, start, bytes)) => whole.empty(&mut lane.pieces[index], start, bytes, &wait),
+            Some((index, start, bytes)) => whole.empty(&mut buffer.pieces[index], start, bytes, &wait),
             None => Ok(()),
         }
     })
@@ -171,28 +171,30 @@ impl Whole {
     }
 }
 
-/// The lanes for a transfer of `bytes`: one lane for a small transfer, one per copy thread for a large one.
-fn lanes<'a>(all: &'a Lanes, worker: &Worker, bytes: usize) -> Result<RefMut<'a, [Lane]>> {
+/// The buffers for a transfer of `bytes`: one buffer for a small transfer, one per copy thread for a large one.
+fn buffers<'a>(all: &'a DoubleBuffers, worker: &Worker, bytes: usize) -> Result<RefMut<'a, [DoubleBuffer]>> {
     let count = if bytes < PARALLEL { 1 } else { worker.shared.copy_threads };
     all.take(count, &worker.shared.pinned, worker.handle.device)
 }
 
-/// Splits a slice into contiguous parts of whole pieces, one per lane.
-fn cut(bytes: usize, lanes: usize) -> Vec<std::ops::Range<usize>> {
+/// Splits a slice into contiguous parts of whole pieces, one per buffer.
+fn cut(bytes: usize, buffers: usize) -> Vec<std::ops::Range<usize>> {
     let pieces = bytes.div_ceil(PIECE);
-    (0..lanes)
-        .map(|i| crate::shard::balanced(i, lanes, pieces))
+    (0..buffers)
+        .map(|i| crate::shard::balanced(i, buffers, pieces))
         .map(|r| (r.start * PIECE).min(bytes)..(r.end * PIECE).min(bytes))
         .collect()
 }
 
-/// Runs `f` for each lane and its part: the first on this thread, the others on threads that end before this call does.
+/// Runs `f` for each buffer and its part: the first on this thread, the others on threads that end before this call.
 #[track_caller]
-fn in_parallel<F>(handle: &DeviceHandle, lanes: &mut [Lane], parts: Vec<std::ops::Range<usize>>, f: F) -> Result<()>
-where
-    F: Fn(&mut Lane, std::ops::Range<usize>) -> Result<()> + Sync,
-{
-    let Some((own, others)) = lanes.split_first_mut() else { return Ok(()) };
+fn in_parallel(
+    handle: &DeviceHandle,
+    buffers: &mut [DoubleBuffer],
+    parts: Vec<std::ops::Range<usize>>,
+    f: impl Fn(&mut DoubleBuffer, std::ops::Range<usize>) -> Result<()> + Sync,
+) -> Result<()> {
+    let Some((own, others)) = buffers.split_first_mut() else { return Ok(()) };
     if others.is_empty() {
         return f(own, parts[0].clone());
     }
@@ -203,12 +205,12 @@ where
         let helpers: Vec<_> = others
             .iter_mut()
             .zip(&parts[1..])
-            .map(|(lane, part)| {
+            .map(|(buffer, part)| {
                 let (f, known) = (&f, known.as_deref());
                 scope.builder().spawn(move |_| {
                     handle.acquire(known);
                     let _here = place.enter();
-                    (f(lane, part.clone()), handle.release())
+                    (f(buffer, part.clone()), handle.release())
                 })
             })
             .collect();

@@ -46,8 +46,8 @@ impl Device {
     ///
     /// # Peers
     /// Collectives on GPUs with peer access need access for all peers. Memory of `cuMemAlloc` has it. To a memory pool
-    /// of CUDA (`cuMemAllocAsync`) this call gives all peers access. Memory that other code has mapped by itself is
-    /// refused: copy it into a buffer of this device.
+    /// of CUDA (`cuMemAllocAsync`), and to memory that other code has mapped (`cuMemMap`), this call gives all peers
+    /// access. Where the driver refuses that, copy the memory into a buffer of this device.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a null or misaligned address; where the driver can tell, also for memory of

@@ -32,7 +32,7 @@ impl Device {
     /// [`Error::InvalidArgument`] for different lengths; [`Error::Borrowed`] while another device is in a launch with
     /// collectives, of a graph that names `dst`; else as [`upload`](Self::upload).
     #[track_caller]
-    pub fn upload_into<V: AsViewMut + ?Sized>(&self, src: &[V::Elem], dst: &mut V) -> Result<()> {
+    pub fn upload_into<V: AsViewMut>(&self, src: &[V::Elem], dst: &mut V) -> Result<()> {
         let dst = dst.view_mut();
         self.op("upload_into")?.upload(src, &dst)
     }
@@ -44,7 +44,7 @@ impl Device {
     /// [`Error::Aborted`], [`Error::Timeout`], the driver's. [`Error::Borrowed`] while another device is in a launch
     /// with collectives, of a graph that writes `src`.
     #[track_caller]
-    pub fn download<V: AsView + ?Sized>(&self, src: &V) -> Result<Vec<V::Elem>> {
+    pub fn download<V: AsView>(&self, src: &V) -> Result<Vec<V::Elem>> {
         let src = src.view();
         let _here = OpSite::here("download");
         let mut host = vec![bytemuck::Zeroable::zeroed(); src.len()];
@@ -58,7 +58,7 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, else as [`download`](Self::download).
     #[track_caller]
-    pub fn download_into<V: AsView + ?Sized>(&self, src: &V, dst: &mut [V::Elem]) -> Result<()> {
+    pub fn download_into<V: AsView>(&self, src: &V, dst: &mut [V::Elem]) -> Result<()> {
         let src = src.view();
         let mut op = self.op("download_into")?;
         op.reads(&src)?;
@@ -76,7 +76,7 @@ impl Device {
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::WrongPool`], [`Error::Aborted`], the driver's.
     #[track_caller]
-    pub fn upload_pinned<P: AsPinned + ?Sized>(&self, src: &P) -> Result<DeviceBuffer<P::Elem>> {
+    pub fn upload_pinned<P: AsPinned>(&self, src: &P) -> Result<DeviceBuffer<P::Elem>> {
         let src = src.pinned_view();
         let _here = OpSite::here("upload_pinned");
         let mut buffer = self.allocate("upload_pinned", src.len())?;
@@ -89,11 +89,7 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, else as [`upload_pinned`](Self::upload_pinned).
     #[track_caller]
-    pub fn upload_pinned_into<P, V>(&self, src: &P, dst: &mut V) -> Result<()>
-    where
-        P: AsPinned<Elem = V::Elem> + ?Sized,
-        V: AsViewMut + ?Sized,
-    {
+    pub fn upload_pinned_into<V: AsViewMut>(&self, src: &impl AsPinned<Elem = V::Elem>, dst: &mut V) -> Result<()> {
         let (src, dst) = (src.pinned_view(), dst.view_mut());
         let mut op = self.op("upload_pinned_into")?;
         op.writes(&dst)?;
@@ -112,11 +108,7 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, [`Error::WrongPool`], [`Error::Aborted`], the driver's.
     #[track_caller]
-    pub fn download_pinned<V, P>(&self, src: &V, dst: &mut P) -> Result<()>
-    where
-        V: AsView + ?Sized,
-        P: AsPinnedMut<Elem = V::Elem> + ?Sized,
-    {
+    pub fn download_pinned<V: AsView>(&self, src: &V, dst: &mut impl AsPinnedMut<Elem = V::Elem>) -> Result<()> {
         let (src, dst) = (src.view(), dst.pinned_view_mut().0);
         let mut op = self.op("download_pinned")?;
         op.reads(&src)?;
@@ -139,11 +131,7 @@ impl Device {
     /// [`Error::InvalidArgument`] for different lengths,
     /// [`Error::Aborted`], the driver's.
     #[track_caller]
-    pub fn copy<S, D>(&self, src: &S, dst: &mut D) -> Result<()>
-    where
-        S: CopySource + ?Sized,
-        D: AsViewMut<Elem = S::Elem> + ?Sized,
-    {
+    pub fn copy<S: CopySource>(&self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>) -> Result<()> {
         let (src, dst) = (src.source(), dst.view_mut());
         let mut op = self.op_in_graph("copy")?;
         op.same_len(src.len(), dst.len())?;

@@ -149,7 +149,7 @@ macro_rules! __forward {
     (around $call:ident $around:expr) => { $around };
 }
 
-/// Its code if this crate has the feature `blas`, whatever the features of the layer's crate.
+/// Its code if this crate has the feature `blas`; the features of the layer's crate do not count.
 #[cfg(feature = "blas")]
 #[doc(hidden)]
 #[macro_export]

@@ -14,8 +14,8 @@
 //! * **Events** have CUDA's semantics: [`Driver::event_record`] captures the work submitted to the stream so far;
 //!   [`Driver::stream_wait_event`] captures the *latest record at the time of the call* (a later re-record does not
 //!   change it); waiting for an event that was never recorded does nothing. Record demands a stream of the same device;
-//!   a wait accepts the event of any device of the same backend. What concerns an event reports the faults of the
-//!   event's own device, even if the call was made on the driver of another device.
+//!   a wait accepts the event of any device of the same backend. Calls with an event report the faults of the event's
+//!   own device, even if the call was made on the driver of another device.
 //! * **Zero bytes** to copy or to fill are no error. Such a call submits nothing.
 //! * **Addresses.** Device memory has an [`Address`] that is unique in the process and identifies its device. Host
 //!   memory from [`Driver::host_alloc`] and [`Driver::managed_alloc`] has the same address on the host and on every
@@ -144,7 +144,7 @@ pub trait Driver: Any + Send + Sync {
     /// Releases a whole window. `InvalidArgument` while anything is mapped in it.
     ///
     /// # Safety
-    /// The window came from [`vm_reserve`](Self::vm_reserve) of this device, and nobody uses its addresses again.
+    /// The window came from [`vm_reserve`](Self::vm_reserve) of this device, and its addresses are not used again.
     unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult;
 
     /// Maps fresh memory of this device, with undefined contents, into a window. Address and size are multiples of the
@@ -365,9 +365,9 @@ pub trait Driver: Any + Send + Sync {
     /// As [`write_value`](Self::write_value).
     unsafe fn wait_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult;
 
-    /// The host looks at an 8-byte word of page-locked memory: a load with acquire, no call of the driver. Who sees a
-    /// value that [`write_value`](Self::write_value) wrote may rely on what its stream did before; a checker takes it
-    /// for an edge.
+    /// The host looks at an 8-byte word of page-locked memory: a load with acquire, no call of the driver. A thread
+    /// that sees a value of [`write_value`](Self::write_value) may rely on the earlier work of that stream; a checker
+    /// takes it for an edge.
     ///
     /// # Safety
     /// `address` is an 8-byte aligned word of live memory of [`host_alloc`](Self::host_alloc).

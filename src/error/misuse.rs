@@ -31,7 +31,7 @@ pub enum Kind {
 
 /// One operation in a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deed {
+pub struct Operation {
     /// The operation of the public API, like `copy` or `all_reduce`; or the driver's call if there is none.
     pub op: &'static str,
     /// Details: a kernel's name, a copy's direction; may be empty.
@@ -67,9 +67,9 @@ pub struct Report {
     pub kind: Kind,
     /// The refused operation. If the raise of a flag was refused because two operations still conflict: the later of
     /// the two. For a write out of bounds: the operation that found it, since the writer is not known.
-    pub now: Deed,
+    pub now: Operation,
     /// The earlier operation that it conflicts with.
-    pub before: Option<Deed>,
+    pub before: Option<Operation>,
     /// The bytes, relative to the start of the allocation; addresses if no allocation is known.
     pub bytes: Range<usize>,
     /// The memory.
@@ -79,7 +79,7 @@ pub struct Report {
 }
 
 /// Writes the stream's name.
-struct Where<'a>(&'a Deed);
+struct Where<'a>(&'a Operation);
 
 impl fmt::Display for Where<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -92,11 +92,11 @@ impl fmt::Display for Where<'_> {
 }
 
 /// Writes the operation as a phrase: `launch (`saxpy`, writes)`.
-struct What<'a>(&'a Deed, Kind);
+struct What<'a>(&'a Operation, Kind);
 
 impl fmt::Display for What<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Deed { op, detail, write, .. } = self.0;
+        let Operation { op, detail, write, .. } = self.0;
         let comma = if detail.is_empty() { "" } else { ", " };
         let verb = match self.1 {
             Kind::UnrecordedEvent => "waits",
@@ -109,12 +109,12 @@ impl fmt::Display for What<'_> {
 }
 
 /// The operation in a word, for the middle of a sentence.
-fn word(deed: &Deed) -> String {
-    if deed.detail.starts_with('`') { deed.detail.clone() } else { format!("`{}`", deed.op) }
+fn word(operation: &Operation) -> String {
+    if operation.detail.starts_with('`') { operation.detail.clone() } else { format!("`{}`", operation.op) }
 }
 
 /// The edge that would have ordered the two operations.
-pub fn edge(kind: Kind, now: &Deed, before: &Deed) -> String {
+pub fn edge(kind: Kind, now: &Operation, before: &Operation) -> String {
     let (last, at, op) = (word(before), Where(before), now.op);
     if now.device.is_none() {
         return format!(
@@ -159,13 +159,14 @@ impl fmt::Display for Report {
             }
         }
         let now = (self.kind != Kind::OutOfBounds).then_some(&self.now);
-        let deeds = [("now:    ", now), ("before: ", self.before.as_ref())];
-        let lines = deeds.map(|(label, deed)| {
-            deed.map(|deed| (format!("{label}{} on {}", What(deed, self.kind), Where(deed)), deed))
+        let operations = [("now:    ", now), ("before: ", self.before.as_ref())];
+        let lines = operations.map(|(label, operation)| {
+            operation
+                .map(|operation| (format!("{label}{} on {}", What(operation, self.kind), Where(operation)), operation))
         });
         let width = lines.iter().flatten().map(|(line, _)| line.len()).max().unwrap_or(0);
-        for (line, deed) in lines.iter().flatten() {
-            match deed.site {
+        for (line, operation) in lines.iter().flatten() {
+            match operation.site {
                 Some(site) => write!(f, "\n  {line:width$}  at {site}")?,
                 None => write!(f, "\n  {line}")?,
             }

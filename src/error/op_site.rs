@@ -45,7 +45,7 @@ impl OpSite {
         OpSite { op, site: Location::caller() }.enter()
     }
 
-    /// Runs a closure of the user's: what it calls has operations and places of its own.
+    /// Runs a closure of the user's: its calls have operations and places of their own.
     pub fn outside<R>(f: impl FnOnce() -> R) -> R {
         OpSite::revisit(None, f)
     }

@@ -4,7 +4,7 @@ use crate::{
     Builder, GpuPool, Result,
     builder::{environment, signal_pad},
     driver::host::{MachineConfig, Trace},
-    error::{Allocation, Deed, Kind, Report, Site},
+    error::{Allocation, Kind, Operation, Report, Site},
 };
 pub use crate::{
     contain::discard,
@@ -48,8 +48,8 @@ impl BuilderInternals for Builder {
 /// The report of a mistake.
 pub fn report(
     kind: Kind,
-    now: Deed,
-    before: Option<Deed>,
+    now: Operation,
+    before: Option<Operation>,
     bytes: Range<usize>,
     allocation: Option<Allocation>,
     missing: String,

@@ -48,8 +48,8 @@ pub use crate::{
 use smallvec::SmallVec;
 use std::{marker::PhantomData, ops::Range, sync::Arc};
 
-/// Device code of a crate above, as `kernels/build.py` packs it: its PTX and its cubins. Nobody has to give it to a
-/// pool's builder: a device loads it at its first launch.
+/// Device code of a crate above, as `kernels/build.py` packs it: its PTX and its cubins. It is not given to a pool's
+/// builder: a device loads it at its first launch.
 pub const fn module(ptx: &'static [u8], cubins: &'static [(u32, &'static [u8])]) -> Module {
     Module::own(ptx, cubins)
 }
@@ -204,7 +204,7 @@ internals! {
         fn kernels_meet[](self: &Self) -> bool;
         /// All members' values, for a purpose.
         fn exchange_from[V: Clone + Send + Sync + 'static](self: &Self, origin: Origin, value: V) -> Result<Vec<V>>;
-        /// A reduce-scatter in place of parts of these lengths. What it returns must be [ended](PendingReduce::end).
+        /// A reduce-scatter in place of parts of these lengths. Its result must be [ended](PendingReduce::end).
         fn begin_reduce_scatter[T: Element](
             self: &Self,
             origin: Origin,
@@ -340,7 +340,7 @@ internals! {
         fn origin[](self: &Self) -> Origin;
         /// Whether buckets are scattered.
         fn is_scattered[](self: &Self) -> bool;
-        /// The memory of a bucket, whatever its state is.
+        /// The memory of a bucket, in any state.
         fn memory[](self: &Self, bucket: usize) -> DeviceView<'_, T>;
         /// Elements of a bucket that are the part of a member.
         fn part_of[](self: &Self, bucket: usize, rank: usize) -> Range<usize>;

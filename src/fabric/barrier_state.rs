@@ -63,8 +63,8 @@ impl DeviceBarrierState {
         self.spoiled.get()
     }
 
-    /// Calls `launch` for each barrier that this device owes. Returns whether there were any. What comes from the first
-    /// error on stays owed.
+    /// Calls `launch` for each barrier that this device owes. Returns whether there were any. Barriers from the first
+    /// error on stay owed.
     pub(crate) fn resync<E>(&self, mut launch: impl FnMut(DeviceBarrier) -> Result<(), E>) -> Result<bool, E> {
         let skipped = self.skipped.take();
         let mut barriers = skipped.iter().flat_map(|skipped| iter::repeat_n(skipped.barrier, skipped.times));

@@ -4,7 +4,7 @@
 //! They ask [`Limits`] how many of the blocks there may be.
 //!
 //! Invariant: **no measured number decides over bits.** An LL kernel and a kernel with barriers add up in one order,
-//! whatever their blocks.
+//! for any number of blocks.
 
 #[cfg(test)]
 #[path = "../../tests/unit/fabric/limits/tests.rs"]

@@ -6,8 +6,8 @@
 //!
 //! * What members tell each other: [`call`], [`descriptor`], [`compact`], [`site_id`]. How it gets there: [`mailbox`],
 //!   [`broadcast`], [`parcels`].
-//! * What a member does: [`types`], [`plan`], [`packets`], [`tiling`], [`limits`].
-//! * What kernels wait on: [`signal_pad`], with its [`layout`]. What a thread remembers of its launches:
+//! * A member's work: [`types`], [`plan`], [`packets`], [`tiling`], [`limits`].
+//! * The memory that kernels wait on: [`signal_pad`], with its [`layout`]. A thread's record of its launches:
 //!   [`barrier_state`], [`in_flight`]. [`membership`]: the groups that a device is in.
 //! * Other processes: [`processes`], the door to them; [`packing`], how values go there.
 

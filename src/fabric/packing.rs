@@ -1,9 +1,10 @@
 //! How a value is taken apart for another process and put together there, and for which types a pool knows it.
 //!
 //! `collective/transfer.rs` has the types' own part, [`Transfer`](crate::collective::Transfer).
-//! `collective/hand_over.rs` makes [`Pack`] and [`Unpack`]; the pool keeps the [`Carriers`].
+//! `collective/hand_over.rs` makes [`Pack`] and [`Unpack`]; the pool keeps the [`Codecs`].
 //!
-//! Invariant: what a value writes, it reads back, in the same order. Whatever is left over, or missing, is an error.
+//! Invariant: a value reads back the parts that it has written, in the same order. A part left over, or missing, is an
+//! error.
 
 use crate::{
     DeviceBuffer,
@@ -159,39 +160,39 @@ fn refuse<T>((op, site): LastCall) -> Error {
 }
 
 /// How values of a type go to another process.
-pub(crate) struct Carrier<T> {
+pub(crate) struct Codec<T> {
     pub(crate) pack: fn(T, &mut Pack) -> Result<()>,
     pub(crate) unpack: fn(&mut Unpack<'_>) -> Result<T>,
 }
 
-impl<T> Clone for Carrier<T> {
+impl<T> Clone for Codec<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Carrier<T> {}
+impl<T> Copy for Codec<T> {}
 
-/// The [`Carrier`]s of some types, by type.
+/// The [`Codec`]s of some types, by type.
 #[derive(Clone, Default)]
-pub(crate) struct Carriers(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
+pub(crate) struct Codecs(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
 
-impl Carriers {
-    pub(crate) fn insert<T: 'static>(&mut self, carrier: Carrier<T>) {
-        self.0.insert(TypeId::of::<T>(), Arc::new(carrier));
+impl Codecs {
+    pub(crate) fn insert<T: 'static>(&mut self, codec: Codec<T>) {
+        self.0.insert(TypeId::of::<T>(), Arc::new(codec));
     }
 
-    pub(crate) fn with(mut self, more: &Carriers) -> Self {
-        self.0.extend(more.0.iter().map(|(of, carrier)| (*of, carrier.clone())));
+    pub(crate) fn with(mut self, more: &Codecs) -> Self {
+        self.0.extend(more.0.iter().map(|(of, codec)| (*of, codec.clone())));
         self
     }
 
-    pub(crate) fn get<T: 'static>(&self) -> Option<Carrier<T>> {
+    pub(crate) fn get<T: 'static>(&self) -> Option<Codec<T>> {
         self.0.get(&TypeId::of::<T>())?.downcast_ref().copied()
     }
 }
 
-impl fmt::Debug for Carriers {
+impl fmt::Debug for Codecs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} types", self.0.len())
     }

@@ -33,7 +33,7 @@ impl fmt::Display for Label {
 pub(crate) enum Contents {
     /// Data in the sender's memory: a copy, or a buffer that the sender has given up.
     Elements(DeviceBuffer<u8>),
-    /// A value that nobody takes is dropped by the library.
+    /// A value that is not taken is dropped by the library.
     Value(Contained<Box<dyn Any + Send>>),
 }
 

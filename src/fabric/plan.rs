@@ -18,8 +18,8 @@
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
-/// More bytes than any memory has. What is planned for a call that has its memory has fewer, so its sizes, times the
-/// members and rounded up, do not overflow; a question about more (`explain`) is one about so many.
+/// More bytes than any memory has. The plan of a call with its memory has fewer, so its sizes, times the members and
+/// rounded up, do not overflow; a question about more (`explain`) is one about so many.
 pub(crate) const MOST_BYTES: usize = usize::MAX >> 8;
 
 /// Elements of each member.

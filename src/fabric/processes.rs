@@ -4,8 +4,8 @@
 //! The builder calls [`Connect`]. A pool of a cluster has [`Processes`], and each of its scopes a [`ProcessScope`].
 //! `collective/across.rs` has the part of the door that groups call.
 //!
-//! Words: a *host* is one process of the cluster, whatever machine it runs on, with its number. A *place* is a device
-//! of a host.
+//! Words: a *host* is one process of the cluster, with its number; several may run on one machine. A *place* is a
+//! device of a host.
 
 use crate::{
     driver::DriverRef,

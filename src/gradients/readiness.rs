@@ -1,7 +1,7 @@
 //! Readiness: which gradients of a step are ready, and which buckets may start. Pure bookkeeping, without devices.
 //!
 //! [`step`](super::step) and [`access`](super::access) call it. Invariant: buckets start in the order of their numbers,
-//! in whatever order gradients become ready. So members whose orders differ cannot mismatch.
+//! in any order in which gradients become ready. So members whose orders differ cannot mismatch.
 
 use super::layout::Layout;
 use crate::error::{Error, Result};

@@ -149,7 +149,7 @@ impl Core {
         overlap: usize,
         progress: Option<Box<super::stats::OnProgress>>,
     ) -> Arc<Self> {
-        let devices = shared.devices();
+        let devices = shared.device_count();
         let capacity = |handle: &Arc<DeviceHandle>| {
             let total = handle.driver.info().total_memory;
             shared.memory.limit.map_or(total, |limit| limit.of(total))
@@ -186,7 +186,7 @@ impl Core {
 
     /// How many jobs can be in flight on all devices.
     pub fn slots(&self) -> usize {
-        self.shared.devices() * (1 + self.overlap)
+        self.shared.device_count() * (1 + self.overlap)
     }
 
     /// Whether the queue has room, or takes no job any more. Jobs that jobs submit go beyond its bound.

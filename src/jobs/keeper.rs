@@ -42,7 +42,7 @@ impl Core {
     /// The deadline of a job has passed.
     fn expire(self: &Arc<Self>, rank: Rank, waited: Duration) {
         let place = self.place(rank);
-        let missing: Vec<usize> = place.map_or_else(|| (0..self.shared.devices()).collect(), |place| vec![place]);
+        let missing: Vec<usize> = place.map_or_else(|| (0..self.shared.device_count()).collect(), |place| vec![place]);
         let last_calls = self.shared.last_calls(&missing);
         let (device, op) = (missing[0], "job");
         self.cancel(rank, Error::Timeout { device, op, waited, missing, last_calls });

@@ -200,8 +200,8 @@ impl Block {
     }
 }
 
-/// Nobody will use these bytes again. If work may still be running on them (a stuck stream), they are leaked: the
-/// driver must not get memory back while a copy still writes it.
+/// These bytes are not used again. If work may still be running on them (a stuck stream), they are leaked: the driver
+/// must not get memory back while a copy still writes it.
 pub(super) fn release_bytes(region: &Region, history: &History, range: Range<Address>) {
     let handle = &region.handle;
     handle.acquire(history.known());
@@ -329,7 +329,7 @@ impl Drop for OwnerThread {
     }
 }
 
-/// While the guard lives, this device thread is a member of a gang. What it frees after the gang has failed is parked
+/// While the guard lives, this device thread is a member of a gang. Blocks freed after the gang has failed are parked
 /// until [`unpark`](Self::unpark): an operation of a peer that failed half way may still write to that memory, and the
 /// memory's header does not know it. So no parked block is handed out again before all members have drained.
 pub(crate) struct InGang<'g>(PhantomData<&'g CommitWord>);

@@ -1,7 +1,7 @@
 //! Counters that show whether a device makes progress. Waits read them: a deadline expires only when no counter has
 //! moved.
 //!
-//! The device's thread, and whoever polls its streams, advance them.
+//! The device's thread advances them, and so do threads that poll its streams.
 
 use crate::sync::Sequence;
 

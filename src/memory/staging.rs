@@ -79,14 +79,14 @@ impl Drop for Piece {
 }
 
 /// Two pieces that are used alternately.
-pub(crate) struct Lane {
+pub(crate) struct DoubleBuffer {
     pub(crate) pieces: [Piece; 2],
     pub(crate) next: usize,
 }
 
-impl Lane {
+impl DoubleBuffer {
     fn new(pool: &PinnedPool, device: usize) -> Result<Self> {
-        Ok(Lane { pieces: [Piece::new(pool, device)?, Piece::new(pool, device)?], next: 0 })
+        Ok(DoubleBuffer { pieces: [Piece::new(pool, device)?, Piece::new(pool, device)?], next: 0 })
     }
 
     /// The other piece, which becomes the current one.
@@ -98,22 +98,22 @@ impl Lane {
 
 /// The staging memory of one direction, made when first needed.
 #[derive(Default)]
-pub(crate) struct Lanes(RefCell<Vec<Lane>>);
+pub(crate) struct DoubleBuffers(RefCell<Vec<DoubleBuffer>>);
 
-impl Lanes {
-    /// The first `count` lanes.
-    pub(crate) fn take(&self, count: usize, pool: &PinnedPool, device: usize) -> Result<RefMut<'_, [Lane]>> {
-        let mut lanes = self.0.borrow_mut();
-        while lanes.len() < count {
-            lanes.push(Lane::new(pool, device)?);
+impl DoubleBuffers {
+    /// The first `count` buffers.
+    pub(crate) fn take(&self, count: usize, pool: &PinnedPool, device: usize) -> Result<RefMut<'_, [DoubleBuffer]>> {
+        let mut buffers = self.0.borrow_mut();
+        while buffers.len() < count {
+            buffers.push(DoubleBuffer::new(pool, device)?);
         }
-        Ok(RefMut::map(lanes, |lanes| &mut lanes[..count]))
+        Ok(RefMut::map(buffers, |buffers| &mut buffers[..count]))
     }
 }
 
 /// A device thread's staging memory.
 #[derive(Default)]
 pub(crate) struct Staging {
-    pub(crate) up: Lanes,
-    pub(crate) down: Lanes,
+    pub(crate) up: DoubleBuffers,
+    pub(crate) down: DoubleBuffers,
 }

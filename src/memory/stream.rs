@@ -111,8 +111,8 @@ impl StreamCore {
         sequence
     }
 
-    /// From now on foreign code has the stream, and what it submits may have no number. So waits for an idle stream
-    /// always ask the driver.
+    /// From now on foreign code has the stream, and its work may have no number. So waits for an idle stream always ask
+    /// the driver.
     pub(crate) fn lend(&self) {
         self.lent.raise();
     }
@@ -369,7 +369,7 @@ impl Drop for StreamCore {
 /// ```
 pub struct Stream {
     pub(crate) core: Arc<StreamCore>,
-    /// Shared with the worker, which reuses the stream when nobody else has it.
+    /// Shared with the worker, which reuses the stream when it has the only handle.
     pub(crate) _held: Rc<()>,
 }
 

@@ -76,18 +76,22 @@ impl GpuPool {
     /// ```
     /// # use gpu_pool::{collective::Algorithm, DType, GpuPool, ReduceOp};
     /// let pool = GpuPool::builder().host(2).build()?;
-    /// let how = pool.explain(DType::F32, ReduceOp::Sum, 1 << 20);
+    /// let how = pool.explain(DType::F32, ReduceOp::Sum, 1 << 20)?;
     /// assert_eq!(how.algorithm, Algorithm::Direct);
     /// println!("{how}"); // Direct, meeting by events: all members have peer access: one kernel each, ..
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
-    pub fn explain(&self, dtype: DType, op: ReduceOp, bytes: usize) -> Explanation {
-        let members: Vec<usize> = (0..self.devices()).collect();
-        explain(&self.shared, &members, (dtype, op), &Shape::AllReduce { len: len(dtype, bytes) })
+    ///
+    /// # Errors
+    /// None today: the result is that of [`Group::explain`].
+    #[track_caller]
+    pub fn explain(&self, dtype: DType, op: ReduceOp, bytes: usize) -> Result<Explanation> {
+        let members: Vec<usize> = (0..self.device_count()).collect();
+        Ok(explain(&self.shared, &members, (dtype, op), &Shape::AllReduce { len: len(dtype, bytes) }))
     }
 }
 
-/// The elements of a buffer that somebody asks about.
+/// The elements of a buffer of so many bytes.
 fn len(dtype: DType, bytes: usize) -> usize {
     bytes.min(MOST_BYTES) / dtype.size()
 }

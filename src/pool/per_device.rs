@@ -15,10 +15,7 @@ use std::{fmt, sync::Arc};
 
 impl<T: 'static> PerDevice<T> {
     #[track_caller]
-    pub(crate) fn create<F>(shared: &Arc<Shared>, f: F) -> Result<Self>
-    where
-        F: Fn(&Device, Shard) -> Result<T> + Sync,
-    {
+    pub(crate) fn create(shared: &Arc<Shared>, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<Self> {
         Self::made(shared, |dev, shard| OpSite::outside(|| f(dev, shard)))
     }
 
@@ -46,10 +43,7 @@ impl<T: 'static> PerDevice<T> {
     /// # Errors
     /// As [`GpuPool::run`](crate::GpuPool::run). If some devices fail, every value is poisoned.
     #[track_caller]
-    pub fn reset<F>(&mut self, f: F) -> Result<()>
-    where
-        F: Fn(&Device, Shard) -> Result<T> + Sync,
-    {
+    pub fn reset(&mut self, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()> {
         self.fill("reset", |dev, shard| OpSite::outside(|| f(dev, shard)))
     }
 
@@ -86,11 +80,7 @@ impl<T: 'static> PerDevice<T> {
     /// # Errors
     /// As [`GpuPool::run`](crate::GpuPool::run) and [`borrow`](Self::borrow).
     #[track_caller]
-    pub fn run<R, F>(&mut self, f: F) -> Result<Vec<R>>
-    where
-        R: Returned,
-        F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
-    {
+    pub fn run<R: Returned>(&mut self, f: impl Fn(&Device, Shard, &mut T) -> Result<R> + Sync) -> Result<Vec<R>> {
         Run::new(&self.shared, &*self).run(f)
     }
 
@@ -131,12 +121,10 @@ impl<T: 'static> PerDevice<T> {
     /// # Errors
     /// The error of the first closure that fails; `E::from` of this crate's errors, as for [`run`](Self::run).
     #[track_caller]
-    pub fn try_run<R, E, F>(&mut self, f: F) -> Result<Vec<R>, E>
-    where
-        R: Returned,
-        E: From<Error> + fmt::Display + Send,
-        F: Fn(&Device, Shard, &mut T) -> Result<R, E> + Sync,
-    {
+    pub fn try_run<R: Returned, E: From<Error> + fmt::Display + Send>(
+        &mut self,
+        f: impl Fn(&Device, Shard, &mut T) -> Result<R, E> + Sync,
+    ) -> Result<Vec<R>, E> {
         Run::new(&self.shared, &*self).try_run(f)
     }
 
@@ -155,11 +143,7 @@ impl<T: 'static> Run<'_, &PerDevice<T>> {
     /// As [`PerDevice::run`]; [`Error::InvalidArgument`] for an empty list of devices, a repeated ordinal or an ordinal
     /// that the pool does not have.
     #[track_caller]
-    pub fn run<R, F>(self, f: F) -> Result<Vec<R>>
-    where
-        R: Returned,
-        F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
-    {
+    pub fn run<R: Returned>(self, f: impl Fn(&Device, Shard, &mut T) -> Result<R> + Sync) -> Result<Vec<R>> {
         self.each("run", |dev, shard, own| OpSite::outside(|| f(dev, shard, own)), as_it_is)
     }
 
@@ -168,12 +152,10 @@ impl<T: 'static> Run<'_, &PerDevice<T>> {
     /// # Errors
     /// The error of the first closure that fails; `E::from` of this crate's errors.
     #[track_caller]
-    pub fn try_run<R, E, F>(self, f: F) -> Result<Vec<R>, E>
-    where
-        R: Returned,
-        E: From<Error> + fmt::Display + Send,
-        F: Fn(&Device, Shard, &mut T) -> Result<R, E> + Sync,
-    {
+    pub fn try_run<R: Returned, E: From<Error> + fmt::Display + Send>(
+        self,
+        f: impl Fn(&Device, Shard, &mut T) -> Result<R, E> + Sync,
+    ) -> Result<Vec<R>, E> {
         self.each("try_run", |dev, shard, own| OpSite::outside(|| f(dev, shard, own)), by_its_text)
     }
 

@@ -73,17 +73,12 @@ impl<'p, P> Run<'p, P> {
 
     /// Runs the scope. `tell` is that of [`run`].
     #[track_caller]
-    pub(crate) fn scope<F, R, E>(
+    pub(crate) fn scope<R: Send, E: From<Error> + Send>(
         self,
         op: &'static str,
-        f: F,
+        f: impl Fn(&Device, Shard) -> Result<R, E> + Sync,
         tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
-    ) -> Result<Vec<R>, E>
-    where
-        F: Fn(&Device, Shard) -> Result<R, E> + Sync,
-        R: Send,
-        E: From<Error> + Send,
-    {
+    ) -> Result<Vec<R>, E> {
         // No closure, in which the place would be this one.
         let devices = match self.devices {
             Some(devices) => Some(members(self.shared, op, devices)?),
@@ -107,11 +102,7 @@ impl<'p> Run<'p> {
     /// that the pool does not have. With a name, in a cluster, also [`Error::HostTimeout`] if a process does not call
     /// it, [`Error::AbortedByHost`] and [`Error::HostLost`].
     #[track_caller]
-    pub fn run<F, R>(self, f: F) -> Result<Vec<R>>
-    where
-        F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Returned,
-    {
+    pub fn run<R: Returned>(self, f: impl Fn(&Device, Shard) -> Result<R> + Sync) -> Result<Vec<R>> {
         self.scope("run", f, as_it_is)
     }
 
@@ -120,12 +111,10 @@ impl<'p> Run<'p> {
     /// # Errors
     /// The error of the first closure that fails; `E::from` of this crate's errors.
     #[track_caller]
-    pub fn try_run<F, R, E>(self, f: F) -> Result<Vec<R>, E>
-    where
-        F: Fn(&Device, Shard) -> Result<R, E> + Sync,
-        R: Returned,
-        E: From<Error> + fmt::Display + Send,
-    {
+    pub fn try_run<R: Returned, E: From<Error> + fmt::Display + Send>(
+        self,
+        f: impl Fn(&Device, Shard) -> Result<R, E> + Sync,
+    ) -> Result<Vec<R>, E> {
         self.scope("try_run", f, by_its_text)
     }
 }
@@ -136,11 +125,7 @@ impl<P: Parts> Run<'_, P> {
     /// # Errors
     /// As without data; also [`Error::InvalidArgument`] when the data cannot be split by devices.
     #[track_caller]
-    pub fn run<F, R>(self, f: F) -> Result<Vec<R>>
-    where
-        F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
-        R: Returned,
-    {
+    pub fn run<R: Returned>(self, f: impl Fn(&Device, Shard, P::Part) -> Result<R> + Sync) -> Result<Vec<R>> {
         self.split("run", f, as_it_is)
     }
 
@@ -149,31 +134,24 @@ impl<P: Parts> Run<'_, P> {
     /// # Errors
     /// The error of the first closure that fails; `E::from` of this crate's errors.
     #[track_caller]
-    pub fn try_run<F, R, E>(self, f: F) -> Result<Vec<R>, E>
-    where
-        F: Fn(&Device, Shard, P::Part) -> Result<R, E> + Sync,
-        R: Returned,
-        E: From<Error> + fmt::Display + Send,
-    {
+    pub fn try_run<R: Returned, E: From<Error> + fmt::Display + Send>(
+        self,
+        f: impl Fn(&Device, Shard, P::Part) -> Result<R, E> + Sync,
+    ) -> Result<Vec<R>, E> {
         self.split("try_run", f, by_its_text)
     }
 
     #[track_caller]
-    fn split<F, R, E>(
+    fn split<R: Send, E: From<Error> + Send>(
         self,
         op: &'static str,
-        f: F,
+        f: impl Fn(&Device, Shard, P::Part) -> Result<R, E> + Sync,
         tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
-    ) -> Result<Vec<R>, E>
-    where
-        F: Fn(&Device, Shard, P::Part) -> Result<R, E> + Sync,
-        R: Send,
-        E: From<Error> + Send,
-    {
+    ) -> Result<Vec<R>, E> {
         let (run, parts) = self.parted(());
         let (shared, devices) = (run.shared, run.devices);
         let devices = devices.map(|devices| members(shared, op, devices)).transpose()?;
-        let count = devices.map_or(shared.devices(), <[usize]>::len);
+        let count = devices.map_or(shared.device_count(), <[usize]>::len);
         let shards: Vec<Shard> = (0..count).map(|rank| shard(shared, rank, devices)).collect();
         let here = OpSite::here(op);
         let parts = parts.split(&shards)?;
@@ -214,11 +192,7 @@ impl DeviceRun<'_> {
     /// # Errors
     /// As [`GpuPool::run`]; [`Error::InvalidArgument`] for an ordinal that the pool does not have.
     #[track_caller]
-    pub fn run<F, R>(self, f: F) -> Result<R>
-    where
-        F: FnOnce(&Device) -> Result<R> + Send,
-        R: Returned,
-    {
+    pub fn run<R: Returned>(self, f: impl FnOnce(&Device) -> Result<R> + Send) -> Result<R> {
         self.once("run", f, as_it_is)
     }
 
@@ -227,27 +201,20 @@ impl DeviceRun<'_> {
     /// # Errors
     /// The error of the closure; `E::from` of this crate's errors.
     #[track_caller]
-    pub fn try_run<F, R, E>(self, f: F) -> Result<R, E>
-    where
-        F: FnOnce(&Device) -> Result<R, E> + Send,
-        R: Returned,
-        E: From<Error> + fmt::Display + Send,
-    {
+    pub fn try_run<R: Returned, E: From<Error> + fmt::Display + Send>(
+        self,
+        f: impl FnOnce(&Device) -> Result<R, E> + Send,
+    ) -> Result<R, E> {
         self.once("try_run", f, by_its_text)
     }
 
     #[track_caller]
-    fn once<F, R, E>(
+    fn once<R: Send, E: From<Error> + Send>(
         self,
         op: &'static str,
-        f: F,
+        f: impl FnOnce(&Device) -> Result<R, E> + Send,
         tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
-    ) -> Result<R, E>
-    where
-        F: FnOnce(&Device) -> Result<R, E> + Send,
-        R: Send,
-        E: From<Error> + Send,
-    {
+    ) -> Result<R, E> {
         let f = Mutex::new(Some(f));
         let call = |dev: &Device, _| f.lock().take().expect("a closure runs once per device")(dev);
         let mut results = self.pool.on(&[self.device]).scope(op, call, tell)?;
@@ -271,11 +238,7 @@ impl GpuPool {
     /// [`Error::NestedScope`] on a device thread, [`Error::Closed`], [`Error::Forked`], and [`Error::Timeout`] if the
     /// devices were busy with other scopes that made no progress until the deadline.
     #[track_caller]
-    pub fn run<F, R>(&self, f: F) -> Result<Vec<R>>
-    where
-        F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Returned,
-    {
+    pub fn run<R: Returned>(&self, f: impl Fn(&Device, Shard) -> Result<R> + Sync) -> Result<Vec<R>> {
         Run::new(&self.shared, ()).run(f)
     }
 
@@ -284,11 +247,11 @@ impl GpuPool {
     /// # Errors
     /// As [`run`](Self::run); [`Error::Cancelled`] after [`CancelToken::cancel`], also before the call.
     #[track_caller]
-    pub fn run_until<F, R>(&self, token: &CancelToken, f: F) -> Result<Vec<R>>
-    where
-        F: Fn(&Device, Shard) -> Result<R> + Sync,
-        R: Returned,
-    {
+    pub fn run_until<R: Returned>(
+        &self,
+        token: &CancelToken,
+        f: impl Fn(&Device, Shard) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
         Run::new(&self.shared, ()).until(token).scope("run_until", f, as_it_is)
     }
 
@@ -309,12 +272,10 @@ impl GpuPool {
     /// # Errors
     /// The error of the first closure that fails; `E::from` of this crate's errors, as for [`run`](Self::run).
     #[track_caller]
-    pub fn try_run<F, R, E>(&self, f: F) -> Result<Vec<R>, E>
-    where
-        F: Fn(&Device, Shard) -> Result<R, E> + Sync,
-        R: Returned,
-        E: From<Error> + fmt::Display + Send,
-    {
+    pub fn try_run<R: Returned, E: From<Error> + fmt::Display + Send>(
+        &self,
+        f: impl Fn(&Device, Shard) -> Result<R, E> + Sync,
+    ) -> Result<Vec<R>, E> {
         Run::new(&self.shared, ()).try_run(f)
     }
 
@@ -373,12 +334,12 @@ impl GpuPool {
     /// # Errors
     /// [`Error::InvalidArgument`] when `width` is 0 or does not divide the length; else as [`run`](Self::run).
     #[track_caller]
-    pub fn run_mut<T, F, R>(&self, out: &mut [T], width: usize, f: F) -> Result<Vec<R>>
-    where
-        T: Send,
-        F: Fn(&Device, Shard, &mut [T]) -> Result<R> + Sync,
-        R: Returned,
-    {
+    pub fn run_mut<T: Send, R: Returned>(
+        &self,
+        out: &mut [T],
+        width: usize,
+        f: impl Fn(&Device, Shard, &mut [T]) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
         Run::new(&self.shared, rows_mut(out, width)).split("run_mut", f, as_it_is)
     }
 }

@@ -8,9 +8,9 @@
 //! # Mechanism
 //!
 //! As [`ring`](super::ring): `head` and `tail` count bytes and never wrap at the capacity, a power of two; each side
-//! keeps its own index, and a bound of the other's. What differs: the memory is not this process's own ([`Memory`]), so
-//! an index that the other side has written may be any number. It is checked before use: a wrong one is [`Corrupt`],
-//! and never an access out of bounds.
+//! keeps its own index, and a bound of the other's. One thing differs: the memory is not this process's own
+//! ([`Memory`]), so an index that the other side has written may be any number. It is checked before use: a wrong one
+//! is [`Corrupt`], and never an access out of bounds.
 //!
 //! Bytes are published in pieces, so that one side copies while the other does, and what one writes is in a cache when
 //! the other reads it.

@@ -97,7 +97,7 @@ impl EventCount {
     /// An event count without waiters.
     ///
     /// ```
-    /// gpu_pool::extend::sync::EventCount::new().notify(); // wakes nobody
+    /// gpu_pool::extend::sync::EventCount::new().notify(); // wakes no thread
     /// ```
     #[cfg(not(loom))]
     pub const fn new() -> Self {
@@ -130,7 +130,7 @@ impl EventCount {
     /// ```
     /// use gpu_pool::extend::sync::EventCount;
     /// let events = [EventCount::new(), EventCount::new()];
-    /// EventCount::notify_all(&events); // wakes nobody
+    /// EventCount::notify_all(&events); // wakes no thread
     /// ```
     #[inline]
     pub fn notify_all<'e>(events: impl IntoIterator<Item = &'e EventCount>) {
@@ -151,7 +151,7 @@ impl EventCount {
     ///
     /// ```
     /// let event = gpu_pool::extend::sync::EventCount::new();
-    /// assert_eq!(event.asleep(), None); // nobody waits
+    /// assert_eq!(event.asleep(), None); // no thread waits
     /// ```
     pub fn asleep(&self) -> Option<u64> {
         let looked = self.lock.lock();

@@ -124,7 +124,7 @@ mod imp {
     pub struct Condvar(parking_lot::Condvar);
 
     impl Condvar {
-        /// One that nobody waits on.
+        /// One without waiting threads.
         pub const fn new() -> Self {
             Condvar(parking_lot::Condvar::new())
         }
@@ -166,7 +166,7 @@ mod imp {
             Tombstone
         }
 
-        /// Somebody uses the memory.
+        /// A thread uses the memory.
         #[inline(always)]
         pub fn touch(&self) {}
     }
@@ -332,7 +332,7 @@ mod imp {
     pub struct Condvar(loom::sync::Condvar);
 
     impl Condvar {
-        /// One that nobody waits on.
+        /// One without waiting threads.
         pub fn new() -> Self {
             Condvar(loom::sync::Condvar::new())
         }
@@ -374,7 +374,7 @@ mod imp {
             Tombstone(UnsafeCell::new(()))
         }
 
-        /// Somebody uses the memory.
+        /// A thread uses the memory.
         #[track_caller]
         pub fn touch(&self) {
             self.0.with(|_| ());

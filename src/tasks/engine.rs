@@ -3,7 +3,7 @@
 //! The caller adds tasks; device threads and the runners of the CPU take them ([`super::place`]). All of it is under
 //! one lock, which is held for some hundred nanoseconds and never while a task runs or a value is dropped.
 //!
-//! Invariant: whoever makes a task ready wakes its place, after the lock is released. So a place that sleeps has
+//! Invariant: a thread that makes a task ready wakes its place, after the lock is released. So a place that sleeps has
 //! nothing to do.
 
 use super::{
@@ -35,7 +35,7 @@ pub(super) type Job<'env> = Box<dyn FnOnce(Option<&Device>) -> Result<()> + Send
 
 /// The stream of a device on which a task works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Lane {
+pub(super) enum StreamKind {
     Compute,
     Upload,
     Download,
@@ -47,7 +47,7 @@ pub(super) struct Task<'env> {
     /// `None` while it runs, and for a look of the caller.
     pub job: Option<Job<'env>>,
     pub place: usize,
-    pub lane: Lane,
+    pub stream: StreamKind,
     /// The call that has given it out.
     pub here: OpSite,
     /// The task must not run.
@@ -77,7 +77,7 @@ pub(super) struct Notes {
 pub(super) struct Started<'env> {
     pub id: TaskId,
     pub job: Option<Job<'env>>,
-    pub lane: Lane,
+    pub stream: StreamKind,
     pub here: OpSite,
     pub failure: Option<Failure>,
     /// What its work has to wait for.
@@ -94,7 +94,7 @@ pub(super) struct Finished {
     pub times: Option<Times>,
 }
 
-/// Who has to be woken.
+/// The threads to wake.
 #[derive(Default)]
 pub(super) struct Wake {
     places: SmallVec<[usize; 8]>,
@@ -121,7 +121,7 @@ pub(super) struct State<'env> {
     /// Tasks that have not finished.
     left: usize,
     /// The last task of each stream that has submitted work: the end of that work.
-    ends: BTreeMap<(usize, Lane), Event>,
+    ends: BTreeMap<(usize, StreamKind), Event>,
     /// The pool of threads does not run the CPU's tasks, so the waiting caller does.
     pub is_starved: bool,
     /// No task will be added.
@@ -154,7 +154,7 @@ pub(super) struct Engine<'env> {
 
 impl<'env> Engine<'env> {
     pub fn new(shared: &Arc<Shared>, threads: usize) -> Self {
-        let places = (0..shared.devices() + 2).map(|_| Place::default()).collect();
+        let places = (0..shared.device_count() + 2).map(|_| Place::default()).collect();
         let state = State {
             graph: Graph::new(),
             places,
@@ -181,16 +181,16 @@ impl<'env> Engine<'env> {
         }
     }
 
-    pub fn devices(&self) -> usize {
-        self.shared.devices()
+    pub fn device_count(&self) -> usize {
+        self.shared.device_count()
     }
 
     pub fn cpu_place(&self) -> usize {
-        self.devices()
+        self.device_count()
     }
 
     pub fn caller_place(&self) -> usize {
-        self.devices() + 1
+        self.device_count() + 1
     }
 
     /// For what belongs to no device: knowledge of threads that are no device threads.
@@ -218,7 +218,7 @@ impl<'env> Engine<'env> {
 
     /// Puts a task into the queue of its place, and notes that the place must be woken.
     fn enqueue(&self, state: &mut State<'env>, id: TaskId, place: usize, new: bool, ready: bool, wake: &mut Wake) {
-        let fixed = self.in_order && place < self.devices();
+        let fixed = self.in_order && place < self.device_count();
         if if fixed { new } else { ready } {
             state.places[place].queue.push_back(id);
         }
@@ -248,8 +248,8 @@ impl<'env> Engine<'env> {
         state.places[place].queue.pop_front();
         state.places[place].running += 1;
         state.places[place].started += 1;
-        let Task { job, lane, here, failure, known, traced, .. } = state.graph.payload(id);
-        let (lane, here, traced) = (*lane, *here, *traced);
+        let Task { job, stream, here, failure, known, traced, .. } = state.graph.payload(id);
+        let (stream, here, traced) = (*stream, *here, *traced);
         let (job, mut failure, known) = (job.take(), failure.take(), known.take());
         let handle = self.handle();
         handle.take_over(known.as_deref());
@@ -271,7 +271,7 @@ impl<'env> Engine<'env> {
             failure.note(&mut state.failures);
         }
         let traced = state.trace.filter(|_| traced.is_some());
-        Some(Started { id, job, lane, here, failure, after, traced })
+        Some(Started { id, job, stream, here, failure, after, traced })
     }
 
     /// Notes that a task has run, or will not run, and makes the tasks ready that have waited for it.
@@ -306,7 +306,7 @@ impl<'env> Engine<'env> {
         let mut ready = SmallVec::<[(TaskId, usize); 8]>::new();
         let task = state.graph.finish(id, |id, task| ready.push((id, task.place)));
         if let Some(event) = event {
-            state.ends.insert((task.place, task.lane), event);
+            state.ends.insert((task.place, task.stream), event);
         }
         if let Some((trace, number)) = state.trace.zip(task.traced) {
             trace.finish(number, times, failure.is_some());
@@ -317,7 +317,7 @@ impl<'env> Engine<'env> {
         state.places[task.place].running -= 1;
         state.left -= 1;
         if state.is_over() && !wake.places.contains(&self.caller_place()) {
-            wake.places.extend(0..self.devices());
+            wake.places.extend(0..self.device_count());
             wake.places.push(self.caller_place());
         } else if state.is_idle() && !wake.places.contains(&self.caller_place()) {
             wake.places.push(self.caller_place());
@@ -375,7 +375,7 @@ impl<'env> Engine<'env> {
         if wake.places.is_empty() {
             return;
         }
-        let event = |&place: &usize| match place < self.devices() {
+        let event = |&place: &usize| match place < self.device_count() {
             true => &*self.shared.wakers[place],
             false => &*self.caller,
         };
@@ -401,18 +401,18 @@ impl<'env> Engine<'env> {
             let queue = &state.places[place].queue;
             state.ended.is_some() || queue.front().is_none_or(|&id| !state.graph.is_ready(id))
         };
-        let busy = (0..self.devices()).filter(|&place| state.places[place].running > 0).collect::<SmallVec<_>>();
+        let busy = (0..self.device_count()).filter(|&place| state.places[place].running > 0).collect::<SmallVec<_>>();
         let started = state.places.iter().map(|place| place.started).sum();
         let others = self.cpu_place()..=self.caller_place();
         let idle = |place: usize| state.places[place].running > 0 || waits(place);
         let quiet =
-            (0..self.devices()).all(idle) && others.into_iter().all(|p| state.places[p].running == 0 && waits(p));
+            (0..self.device_count()).all(idle) && others.into_iter().all(|p| state.places[p].running == 0 && waits(p));
         (quiet && !busy.is_empty()).then_some((busy, started))
     }
 
     /// Whether a device runs a task.
     pub fn has_work(&self) -> bool {
-        self.state.lock().places.iter().take(self.devices()).any(|place| place.running > 0)
+        self.state.lock().places.iter().take(self.device_count()).any(|place| place.running > 0)
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State<'env>> {

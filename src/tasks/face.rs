@@ -4,7 +4,7 @@
 
 use super::{
     Failure, TaskTrace,
-    engine::{Engine, Job, Lane, Task, Wake},
+    engine::{Engine, Job, StreamKind, Task, Wake},
     graph::{Access, VarId},
     value::{Slot, TaskArgs, TaskCells, Uses, Value},
 };
@@ -53,8 +53,8 @@ impl<'t, 'env> Tasks<'t, 'env> {
     }
 
     /// The number of devices.
-    pub fn devices(&self) -> usize {
-        self.engine.devices()
+    pub fn device_count(&self) -> usize {
+        self.engine.device_count()
     }
 
     /// A device, by its ordinal in the pool. If there is no such device, tasks that it is given fail with
@@ -127,7 +127,7 @@ impl<'t, 'env> Tasks<'t, 'env> {
             return Err(foreign(here).report());
         }
         let place = self.engine.caller_place();
-        let task = self.task(None, place, Lane::Compute, here, None);
+        let task = self.task(None, place, StreamKind::Compute, here, None);
         self.add(task, &[(value.slot.var, access)]);
         self.engine.look(self.watch, self.tell, f)
     }
@@ -168,16 +168,23 @@ impl<'t, 'env> Tasks<'t, 'env> {
         if self.trace.get().is_some() {
             return;
         }
-        trace.begin(self.devices());
+        trace.begin(self.device_count());
         self.engine.lock().trace = Some(trace);
         self.trace.set(Some(trace));
     }
 
-    fn task(&self, job: Option<Job<'env>>, place: usize, lane: Lane, here: OpSite, name: Option<&str>) -> Task<'env> {
+    fn task(
+        &self,
+        job: Option<Job<'env>>,
+        place: usize,
+        stream: StreamKind,
+        here: OpSite,
+        name: Option<&str>,
+    ) -> Task<'env> {
         let known = self.engine.handle().hand_over();
         let trace = self.trace.get().filter(|_| job.is_some());
-        let traced = trace.map(|trace| trace.add(place, lane, here.site, name));
-        Task { job, place, lane, here, failure: None, known, traced }
+        let traced = trace.map(|trace| trace.add(place, stream, here.site, name));
+        Task { job, place, stream, here, failure: None, known, traced }
     }
 
     /// Adds a task. The variable of the value after the next one is made with it, under one lock.
@@ -193,13 +200,13 @@ impl<'t, 'env> Tasks<'t, 'env> {
         (self.tell)(wake);
     }
 
-    fn submit<A, F, R>(&self, given: Given<'_>, args: A, f: F) -> Value<R>
-    where
-        A: TaskArgs,
-        R: Send + Sync + 'static,
-        F: for<'a> FnOnce(Option<&Device>, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
-    {
-        let Given { device, lane, name, here } = given;
+    fn submit<A: TaskArgs, R: Send + Sync + 'static>(
+        &self,
+        given: Given<'_>,
+        args: A,
+        f: impl for<'a> FnOnce(Option<&Device>, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
+    ) -> Value<R> {
+        let Given { device, stream, name, here } = given;
         let mut uses = Uses { home: self.engine.home.clone(), list: Default::default(), is_foreign: false };
         let cells = args.cells(&mut uses);
         let slot = Slot::new(self.next.get(), &self.engine.home);
@@ -211,13 +218,13 @@ impl<'t, 'env> Tasks<'t, 'env> {
         });
         let (place, wrong) = match device {
             None => (self.engine.cpu_place(), None),
-            Some(device) if device < self.devices() => (device, None),
+            Some(device) if device < self.device_count() => (device, None),
             Some(device) => {
-                let why = format_args!("device {device} of {}", self.devices());
+                let why = format_args!("device {device} of {}", self.device_count());
                 (0, Some(Failure::invalid(here, why)))
             }
         };
-        let mut task = self.task(Some(job), place, lane, here, name);
+        let mut task = self.task(Some(job), place, stream, here, name);
         task.failure = wrong.or_else(|| uses.is_foreign.then(|| foreign(here)));
         uses.list.push((slot.var, Access::Write));
         self.add(task, &uses.list);
@@ -233,7 +240,7 @@ fn foreign(here: OpSite) -> Failure {
 struct Given<'n> {
     /// `None`: the CPU.
     device: Option<usize>,
-    lane: Lane,
+    stream: StreamKind,
     name: Option<&'n str>,
     here: OpSite,
 }
@@ -253,9 +260,9 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
     }
 
     #[track_caller]
-    fn given(&self, op: &'static str, lane: Lane) -> Given<'t> {
+    fn given(&self, op: &'static str, stream: StreamKind) -> Given<'t> {
         let here = OpSite { op, site: Location::caller() };
-        Given { device: Some(self.device), lane, name: self.name, here }
+        Given { device: Some(self.device), stream, name: self.name, here }
     }
 
     /// Gives the device a task, which runs on the device's thread. Returns immediately, with the value that the task
@@ -288,41 +295,40 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     #[track_caller]
-    pub fn run<A, F, R>(&self, args: A, f: F) -> Value<R>
-    where
-        A: TaskArgs,
-        R: Send + Sync + 'static,
-        F: for<'a> FnOnce(&Device, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
-    {
-        self.on(self.given("run", Lane::Compute), args, |dev, refs| OpSite::outside(|| f(dev, refs)))
+    pub fn run<A: TaskArgs, R: Send + Sync + 'static>(
+        &self,
+        args: A,
+        f: impl for<'a> FnOnce(&Device, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
+    ) -> Value<R> {
+        self.on(self.given("run", StreamKind::Compute), args, |dev, refs| OpSite::outside(|| f(dev, refs)))
     }
 
-    fn on<A, F, R>(&self, given: Given<'t>, args: A, f: F) -> Value<R>
-    where
-        A: TaskArgs,
-        R: Send + Sync + 'static,
-        F: for<'a> FnOnce(&Device, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
-    {
+    fn on<A: TaskArgs, R: Send + Sync + 'static>(
+        &self,
+        given: Given<'t>,
+        args: A,
+        f: impl for<'a> FnOnce(&Device, <A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
+    ) -> Value<R> {
         self.tasks.submit(given, args, move |dev, refs| f(dev.expect("a device's thread has its token"), refs))
     }
 
     /// A copy of a buffer in this device's memory, on a stream of its own. The buffer may be any device's.
     #[track_caller]
     pub fn copy<T: DeviceCopy>(&self, x: &Value<DeviceBuffer<T>>) -> Value<DeviceBuffer<T>> {
-        self.on(self.given("copy", Lane::Peer), (x,), |dev, (x,)| x.copy_to(dev))
+        self.on(self.given("copy", StreamKind::Peer), (x,), |dev, (x,)| x.copy_to(dev))
     }
 
     /// A copy of host memory in this device's memory, on a stream of its own.
     #[track_caller]
     pub fn upload<H: HostData>(&self, x: &Value<H>) -> Value<DeviceBuffer<H::Elem>> {
-        self.on(self.given("upload", Lane::Upload), (x,), |dev, (x,)| x.upload(dev))
+        self.on(self.given("upload", StreamKind::Upload), (x,), |dev, (x,)| x.upload(dev))
     }
 
     /// A copy of this device's memory in page-locked host memory, on a stream of its own. Tasks of the CPU that use it
     /// wait until it has arrived; the device's thread does not.
     #[track_caller]
     pub fn download<T: DeviceCopy>(&self, x: &Value<DeviceBuffer<T>>) -> Value<PinnedBuffer<T>> {
-        self.on(self.given("download", Lane::Download), (x,), |dev, (x,)| {
+        self.on(self.given("download", StreamKind::Download), (x,), |dev, (x,)| {
             let mut host = dev.pinned_for_copy(x.len())?;
             dev.download_pinned(x, &mut host)?;
             Ok(host)
@@ -346,14 +352,13 @@ impl<'t, 'env> CpuTasks<'t, 'env> {
     /// Gives the CPU a task, which runs on a thread of the pool of threads. Returns immediately, with the value that
     /// the task will make. The task begins when the devices' work for its arguments is complete.
     #[track_caller]
-    pub fn run<A, F, R>(&self, args: A, f: F) -> Value<R>
-    where
-        A: TaskArgs,
-        R: Send + Sync + 'static,
-        F: for<'a> FnOnce(<A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
-    {
+    pub fn run<A: TaskArgs, R: Send + Sync + 'static>(
+        &self,
+        args: A,
+        f: impl for<'a> FnOnce(<A::Cells as TaskCells>::Refs<'a>) -> Result<R> + Send + 'env,
+    ) -> Value<R> {
         let here = OpSite { op: "run", site: Location::caller() };
-        let given = Given { device: None, lane: Lane::Compute, name: self.name, here };
+        let given = Given { device: None, stream: StreamKind::Compute, name: self.name, here };
         self.tasks.submit(given, args, move |_, refs| OpSite::outside(|| f(refs)))
     }
 }
@@ -382,26 +387,5 @@ impl<T: DeviceCopy> HostData for PinnedBuffer<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::GpuPool;
-
-    /// Values that were dropped leave nothing, however many there are.
-    #[test]
-    fn the_variables_of_dropped_values_are_forgotten() {
-        let pool = GpuPool::builder().host(1).build().unwrap();
-        pool.tasks(|t| {
-            let kept = t.cpu().run((), |()| Ok(1));
-            for _ in 0..100 {
-                for _ in 0..20 {
-                    let _ = t.gpu(0).run((&kept,), |_, (x,)| Ok(*x));
-                }
-                t.wait()?;
-                let vars = t.engine.lock().graph.vars();
-                assert!(vars < 200, "{vars}");
-            }
-            assert_eq!(t.get(&kept)?, 1);
-            Ok(())
-        })
-        .unwrap();
-    }
-}
+#[path = "../../tests/unit/tasks/face_tests.rs"]
+mod tests;

@@ -5,8 +5,8 @@
 //! a queue of the accesses that were not granted yet. A task is ready when all of its accesses are granted.
 //!
 //! Invariants: a variable is granted to one writer or to any number of readers, never to both. Grants of one variable
-//! follow the order in which tasks were added; so, if tasks end, every task gets its turn. What a finished task has
-//! read leaves no trace but a count, so a variable that a million tasks have read is as small as a new one.
+//! follow the order in which tasks were added; so, if tasks end, every task gets its turn. The reads of a finished task
+//! leave no trace but a count, so a variable that a million tasks have read is as small as a new one.
 
 use slab::Slab;
 use smallvec::SmallVec;
@@ -110,7 +110,7 @@ impl<T, V: Default> Graph<T, V> {
         (task, waits == 0)
     }
 
-    /// A task has run: what it has used is granted to others. Calls `ready` for each task that can run now.
+    /// A task has run: its variables are granted to others. Calls `ready` for each task that can run now.
     pub fn finish(&mut self, task: TaskId, mut ready: impl FnMut(TaskId, &T)) -> T {
         let Task { payload, uses, waits } = self.tasks.remove(task);
         debug_assert_eq!(waits, 0, "a task runs when it is ready");

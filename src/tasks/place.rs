@@ -11,7 +11,7 @@
 use super::{
     Failure, TaskPanicked,
     cpu_work::WaitingThread,
-    engine::{Engine, Finished, Lane, Started, State, Wake},
+    engine::{Engine, Finished, Started, State, StreamKind, Wake},
     trace::Times,
 };
 use crate::{
@@ -38,19 +38,19 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// A device's streams for copies, made when they are first needed.
 #[derive(Default)]
-struct Lanes {
+struct Streams {
     upload: OnceCell<Stream>,
     download: OnceCell<Stream>,
     peer: OnceCell<Stream>,
 }
 
-impl Lanes {
-    fn stream(&self, dev: &Device, lane: Lane) -> Result<Option<&Stream>> {
-        let cell = match lane {
-            Lane::Compute => return Ok(None),
-            Lane::Upload => &self.upload,
-            Lane::Download => &self.download,
-            Lane::Peer => &self.peer,
+impl Streams {
+    fn stream(&self, dev: &Device, stream: StreamKind) -> Result<Option<&Stream>> {
+        let cell = match stream {
+            StreamKind::Compute => return Ok(None),
+            StreamKind::Upload => &self.upload,
+            StreamKind::Download => &self.download,
+            StreamKind::Peer => &self.peer,
         };
         cell.get_or_try_init(|| dev.stream()).map(Some)
     }
@@ -60,7 +60,7 @@ impl<'env> Engine<'env> {
     /// A device thread runs the tasks of its device until there will be no more.
     pub fn serve<'scope>(&'scope self, dev: &Device, scope: &Scope<'scope>) -> Result<()> {
         let (place, gang) = (dev.rank(), &dev.session.gang);
-        let lanes = Lanes::default();
+        let streams = Streams::default();
         let mut finished = None;
         loop {
             let mut wake = Wake::default();
@@ -72,7 +72,7 @@ impl<'env> Engine<'env> {
                 let look = || if gang.is_aborted() { Some(None) } else { step() };
                 gang.waker(place).wait_lingering(None, self.shared.linger, look)
             });
-            finished = next.flatten().map(|task| self.on_device(dev, &lanes, task));
+            finished = next.flatten().map(|task| self.on_device(dev, &streams, task));
             if let Err(error) = gang.check() {
                 self.end(Failure::new(root(gang, error)));
             }
@@ -92,8 +92,8 @@ impl<'env> Engine<'env> {
         (next.is_some() || state.is_over() || state.ended.is_some()).then_some(next)
     }
 
-    fn on_device(&self, dev: &Device, lanes: &Lanes, task: Started<'env>) -> Finished {
-        let Started { id, job, lane, here, failure, after, traced } = task;
+    fn on_device(&self, dev: &Device, streams: &Streams, task: Started<'env>) -> Finished {
+        let Started { id, job, stream, here, failure, after, traced } = task;
         let Some(job) = job else { return Finished { id, failure, event: None, times: None } };
         if failure.is_some() {
             contain(|| drop(job));
@@ -103,7 +103,7 @@ impl<'env> Engine<'env> {
         let (mut event, mut times) = (None, None);
         let run = || {
             let _here = here.enter();
-            let stream = lanes.stream(dev, lane)?;
+            let stream = streams.stream(dev, stream)?;
             let on = stream.map(|stream| dev.on(stream));
             let dev = on.as_deref().unwrap_or(dev);
             for event in &after {
@@ -314,23 +314,5 @@ pub(super) fn caller(engine: &Engine<'_>) -> Arc<Quiescence> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::GpuPool;
-
-    /// A peer may fail before the caller has told the engine of its gang.
-    #[test]
-    fn a_peer_fails_at_once() {
-        let pool = GpuPool::builder().host(2).build().unwrap();
-        let engine = Engine::new(&pool.shared, 1);
-        let ran = rayon::in_place_scope(|scope| {
-            pool.run(|dev, _| {
-                dev.session.gang.poison(0, Error::custom("at once"));
-                engine.serve(dev, scope)
-            })
-        });
-        assert_eq!(ran.unwrap_err().to_string(), "at once");
-        let ended = engine.lock().ended.clone();
-        assert_eq!(ended.unwrap().error().to_string(), "at once");
-    }
-}
+#[path = "../../tests/unit/tasks/place_tests.rs"]
+mod tests;

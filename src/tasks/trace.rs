@@ -4,7 +4,7 @@
 //! the device, by timing events on its stream; a task of the CPU has the host's. To place them on one axis, each device
 //! is synchronised once, before its first task.
 
-use super::{engine::Lane, graph::Access};
+use super::{engine::StreamKind, graph::Access};
 use crate::{
     Device, Event,
     chrome_trace::{ChromeTrace, Row},
@@ -36,7 +36,7 @@ struct Data {
 struct Entry {
     name: String,
     place: usize,
-    lane: Lane,
+    stream: StreamKind,
     /// Earlier tasks, and whether this one takes what they have made (or only comes after them).
     after: Vec<(usize, bool)>,
     times: Option<Times>,
@@ -77,10 +77,10 @@ impl TaskTrace {
     }
 
     /// A new task; returns its number.
-    pub(super) fn add(&self, place: usize, lane: Lane, site: Site, name: Option<&str>) -> usize {
+    pub(super) fn add(&self, place: usize, stream: StreamKind, site: Site, name: Option<&str>) -> usize {
         let name = name.map_or_else(|| format!("{}:{}", site.file(), site.line()), str::to_owned);
         let mut data = self.0.lock();
-        let entry = Entry { name, place, lane, after: Vec::new(), times: None, span: None, has_failed: false };
+        let entry = Entry { name, place, stream, after: Vec::new(), times: None, span: None, has_failed: false };
         data.tasks.push(entry);
         data.tasks.len() - 1
     }
@@ -171,16 +171,16 @@ impl TaskTrace {
             let name = if place == data.devices { "CPU".to_owned() } else { format!("GPU {place}") };
             trace.name_process(place, &name);
         }
-        // By row: its place, its lane, and the end of its last task.
-        let mut rows: Vec<(usize, Lane, Duration)> = Vec::new();
+        // By row: its place, its stream, and the end of its last task.
+        let mut rows: Vec<(usize, StreamKind, Duration)> = Vec::new();
         let mut shown: HashMap<usize, (Row, Duration)> = HashMap::new();
         for &(number, task, (start, end)) in &ran {
             // Tasks of one place that overlap stand below each other.
-            let free = |&(place, lane, last): &(usize, Lane, Duration)| {
-                (place, lane) == (task.place, task.lane) && last <= start
+            let free = |&(place, stream, last): &(usize, StreamKind, Duration)| {
+                (place, stream) == (task.place, task.stream) && last <= start
             };
             let thread = rows.iter().position(free).unwrap_or_else(|| {
-                rows.push((task.place, task.lane, Duration::ZERO));
+                rows.push((task.place, task.stream, Duration::ZERO));
                 trace.name_row(Row { process: task.place, thread: rows.len() - 1 }, &data.row(task));
                 rows.len() - 1
             });
@@ -207,12 +207,12 @@ impl Data {
         if task.place == self.devices {
             return "CPU".to_owned();
         }
-        let lane = match task.lane {
-            Lane::Compute => "",
-            Lane::Upload => " upload",
-            Lane::Download => " download",
-            Lane::Peer => " copy",
+        let stream = match task.stream {
+            StreamKind::Compute => "",
+            StreamKind::Upload => " upload",
+            StreamKind::Download => " download",
+            StreamKind::Peer => " copy",
         };
-        format!("GPU {}{lane}", task.place)
+        format!("GPU {}{stream}", task.place)
     }
 }

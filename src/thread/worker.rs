@@ -11,12 +11,6 @@ use super::{
     modules::Modules,
     streams::{PooledStream, Streams},
 };
-use crate::gang::{
-    Gang,
-    dispatch::{Entry, Queue},
-    gpu_order::{GpuOrder, Turn},
-    quiescence::{EnteringScopes, Quiescence},
-};
 use crate::{
     contain::contain,
     driver::{
@@ -31,15 +25,20 @@ use crate::{
         in_flight::InFlight,
         limits::Limits,
         mailbox::Endpoint,
-        packing::Carriers,
+        packing::Codecs,
         processes::Processes,
         signal_pad::SignalPad,
         types::{Algorithm, ReduceOrder},
     },
+    gang::{
+        Gang,
+        dispatch::{Entry, Queue},
+        gpu_order::{GpuOrder, Turn},
+        quiescence::{EnteringScopes, Quiescence},
+    },
     here,
     memory::{
-        backing::ChunkKind,
-        backing::ProbeContext,
+        backing::{ChunkKind, ProbeContext},
         block::{BlockRef, Owner, OwnerThread},
         cache::{Cache, Settings},
         event::Event,
@@ -108,7 +107,7 @@ pub(crate) struct Shared {
     /// The processes of the cluster, if the pool is in one.
     pub(crate) world: Option<Arc<dyn Processes>>,
     /// The types whose values may go to other processes.
-    pub(crate) carriers: Carriers,
+    pub(crate) codecs: Codecs,
     /// What kernels of collectives may take of the devices.
     pub(crate) limits: Limits,
     /// What staged copies need, by source and destination. Made when first needed.
@@ -120,13 +119,14 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn devices(&self) -> usize {
+    pub(crate) fn device_count(&self) -> usize {
         self.handles.len()
     }
 
     /// Whether `device` may touch the memory of `peer`. The probe has verified it.
     pub(crate) fn is_direct(&self, device: usize, peer: usize) -> bool {
-        device == peer || self.peers.get().is_some_and(|all| all[device * self.devices() + peer].route == Route::Direct)
+        device == peer
+            || self.peers.get().is_some_and(|all| all[device * self.device_count() + peer].route == Route::Direct)
     }
 
     /// The last call of each of these devices' threads.
@@ -207,7 +207,7 @@ impl Worker {
         let handle = shared.handles[device].clone();
         handle.check("bind", handle.driver.bind())?;
         let main = StreamCore::new(&handle, "build")?;
-        let neighbour = &shared.handles[(device + 1) % shared.devices()];
+        let neighbour = &shared.handles[(device + 1) % shared.device_count()];
         let peer = (neighbour.device != device && !shared.staged).then_some(&neighbour.driver);
         let probe = ProbeContext { stream: Some(main.raw), peer };
         let mut cache = Cache::new(&handle, ChunkKind::Device, true, &shared.memory, probe)?;

@@ -197,8 +197,8 @@ impl Op<'_> {
         self.touched.iter().map(|touched| &touched.block).filter(move |block| ordered && block.is_in_graph())
     }
 
-    /// No graph that names one of the blocks is launched while the turns are held. What was launched since the
-    /// operation began is waited for.
+    /// No graph that names one of the blocks is launched while the turns are held. It waits for launches since the
+    /// operation began.
     fn take_turns<'b>(&self, blocks: &'b [BlockRef]) -> Result<Turns<'b>> {
         let turns = Turns::take(blocks.iter().map(|block| &**block));
         for Touched { block, bytes, access } in &self.touched {
@@ -221,7 +221,7 @@ impl Op<'_> {
         }
     }
 
-    /// The memory is never freed: whoever has it may use it at any time.
+    /// The memory is never freed: other code may use it at any time.
     pub fn keep(&self) {
         self.touched.iter().for_each(|touched| mem::forget(touched.block.clone()));
     }

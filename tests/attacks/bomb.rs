@@ -1,6 +1,6 @@
 //! Code of the program that panics where the library calls it.
 
-use crate::support::{PATIENCE, guarded, until};
+use crate::support::{TIMEOUT, guarded, until};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, ReduceOp, Result,
     collective::Transfer,
@@ -83,7 +83,7 @@ pub type Case = (&'static str, fn(&GpuPool) -> Result<()>);
 /// Those of `fail` fail, those of `drop` may; after each of them the pool works, and no memory is lost.
 pub fn fails_only_its_call(fail: &'static [Case], drop: &'static [Case]) {
     guarded(move || {
-        let pool = GpuPool::builder().check(Check::Races).host(2).timeout(PATIENCE / 2).build().unwrap();
+        let pool = GpuPool::builder().check(Check::Races).host(2).timeout(TIMEOUT / 2).build().unwrap();
         let in_use = || pool.memory_stats().iter().map(|stats| stats.in_use).collect::<Vec<_>>();
         let works = |name: &str| {
             let found = pool.run(|dev, _| {

@@ -1,6 +1,6 @@
 //! What a user, or bad luck, can do to the memory pool. Each test says why it fails on the pool as it was found.
 
-use crate::support::{self, PATIENCE, builder, guarded};
+use crate::support::{self, TIMEOUT, builder, guarded};
 use gpu_pool::{DeviceBuffer, Error, GpuPool, PinnedBuffer, Result, kernel};
 use gpu_pool_lab::prelude::*;
 use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected};
@@ -48,7 +48,7 @@ fn the_callback_of_pinned_memory_may_ask_the_pool() {
 #[test]
 fn a_lost_peer_does_not_take_the_memory_of_the_others() {
     let plan = FaultPlan::new().on(FaultRule::new(Injected::DeviceLost).device(1).op(FaultOp::StreamWait)).paused();
-    let pool = builder().host(2).software_memory(1 << 30).faults(plan.clone()).timeout(PATIENCE / 2).build().unwrap();
+    let pool = builder().host(2).software_memory(1 << 30).faults(plan.clone()).timeout(TIMEOUT / 2).build().unwrap();
     let x: Vec<DeviceBuffer<u32>> = pool.on(&[0]).run(|dev, _| dev.zeros::<u32>(8 << 20)).unwrap();
     plan.resume();
     let lost = pool.on(&[1]).run(|dev, _| {
@@ -124,7 +124,7 @@ fn an_aligned_request_of_all_there_is_fits() {
 #[test]
 fn a_reserve_of_everything_is_an_error_and_no_panic() {
     let built =
-        std::panic::catch_unwind(|| builder().host(1).timeout(PATIENCE / 2).memory_reserve(u64::MAX).build().map(drop));
+        std::panic::catch_unwind(|| builder().host(1).timeout(TIMEOUT / 2).memory_reserve(u64::MAX).build().map(drop));
     assert!(
         matches!(built, Ok(Err(Error::OutOfMemory { .. } | Error::InvalidArgument { .. }))),
         "it panicked, or worked: {built:?}"
@@ -141,9 +141,8 @@ fn a_software_gpu_of_many_tebibytes_does_not_panic() {
 
 #[test]
 fn any_software_memory_can_be_named() {
-    let built = std::panic::catch_unwind(|| {
-        builder().host(1).timeout(PATIENCE / 2).software_memory(u64::MAX).build().map(drop)
-    });
+    let built =
+        std::panic::catch_unwind(|| builder().host(1).timeout(TIMEOUT / 2).software_memory(u64::MAX).build().map(drop));
     assert!(!matches!(built, Err(_) | Ok(Err(Error::Timeout { .. } | Error::Panicked { .. }))), "{built:?}");
 }
 

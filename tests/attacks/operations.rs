@@ -1,6 +1,6 @@
 //! What safe code could do to the library if it wanted to; each of these once worked.
 
-use crate::support::{PATIENCE, guarded};
+use crate::support::{TIMEOUT, guarded};
 use gpu_pool::{AsView, AsViewMut, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, Matrix, Result};
 use gpu_pool_lab::prelude::*;
 use std::{sync::mpsc, thread, time::Duration};
@@ -75,7 +75,7 @@ fn every_other_operation_does_too() {
 }
 
 fn two() -> GpuPool {
-    GpuPool::builder().check(gpu_pool_lab::Check::Races).host(2).timeout(PATIENCE / 2).build().unwrap()
+    GpuPool::builder().check(gpu_pool_lab::Check::Races).host(2).timeout(TIMEOUT / 2).build().unwrap()
 }
 
 /// Converting the library's error runs the caller's code: on the caller's thread, not where peers wait for it.
@@ -95,7 +95,7 @@ fn an_error_conversion_that_panics_reaches_the_caller() {
     }
     guarded(|| {
         let pool = two();
-        let scope = || pool.try_run::<_, (), Refuses>(|dev, _| if dev.index() == 0 { panic!("first") } else { Ok(()) });
+        let scope = || pool.try_run::<(), Refuses>(|dev, _| if dev.index() == 0 { panic!("first") } else { Ok(()) });
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(scope)).is_err());
         assert_eq!(pool.run(|dev, _| dev.exchange(dev.index())).unwrap(), [[0, 1], [0, 1]]);
     });
@@ -122,7 +122,7 @@ fn errors_of_the_caller_are_dropped_on_its_thread() {
     }
     guarded(|| {
         let pool = two();
-        assert!(pool.try_run::<_, (), Homesick>(|_, _| Err(Homesick)).is_err());
+        assert!(pool.try_run::<(), Homesick>(|_, _| Err(Homesick)).is_err());
         assert_eq!(pool.run(|dev, _| dev.exchange(dev.index())).unwrap(), [[0, 1], [0, 1]]);
     });
 }

@@ -3,7 +3,7 @@
 use crate::support::guarded;
 use gpu_pool::{
     Error, GpuPool, Kernel, LaunchDims, Module, ReduceOp, Result,
-    extend::driver::host::{Schedule, Trace},
+    extend::driver::host::{ExecutionOrder, Trace},
 };
 use gpu_pool_lab::prelude::*;
 use gpu_pool_lab::{Check, Explorer, FaultPlan, Topology};
@@ -66,7 +66,8 @@ fn virtual_time_does_not_count_attempts() {
 #[test]
 fn staged_copies_have_one_trace_for_each_seed() {
     fn trace() -> Trace {
-        let pool = GpuPool::builder().host(3).schedule(Schedule::Seeded(4)).without_peer_access().build().unwrap();
+        let pool =
+            GpuPool::builder().host(3).schedule(ExecutionOrder::Seeded(4)).without_peer_access().build().unwrap();
         pool.run(|dev, _| {
             // The threads come to their first copy in any order.
             thread::yield_now();
@@ -171,7 +172,7 @@ fn what_is_waited_for_on_a_neighbours_stream_does_not_depend_on_time() {
     };
     for seed in [1, 17] {
         let trace = || {
-            let pool = GpuPool::builder().host(3).schedule(Schedule::Seeded(seed)).build().unwrap();
+            let pool = GpuPool::builder().host(3).schedule(ExecutionOrder::Seeded(seed)).build().unwrap();
             program(&pool);
             pool.trace().unwrap().to_string()
         };

@@ -86,11 +86,11 @@ on_both! {
         let token = CancelToken::new();
         for _ in 0..10 {
             let found = pool.run_until(&token.clone(), |dev, _| dev.download(&dev.upload(&[dev.index()])?));
-            assert_eq!(found.unwrap().concat(), (0..pool.devices()).collect::<Vec<_>>());
+            assert_eq!(found.unwrap().concat(), (0..pool.device_count()).collect::<Vec<_>>());
         }
         token.cancel();
         token.cancel();
-        assert_eq!(pool.run(|_, _| Ok(1)).unwrap().len(), pool.devices());
+        assert_eq!(pool.run(|_, _| Ok(1)).unwrap().len(), pool.device_count());
         // A closure may cancel its own scope.
         let own = CancelToken::new();
         cancelled(pool.run_until(&own, |dev, _| {
@@ -118,7 +118,7 @@ on_both! {
                 })
             });
             match result {
-                Ok(all) => assert!(all.len() == pool.devices() && all.iter().flatten().all(|x| *x == 1.0)),
+                Ok(all) => assert!(all.len() == pool.device_count() && all.iter().flatten().all(|x| *x == 1.0)),
                 failed => cancelled(failed),
             }
         }

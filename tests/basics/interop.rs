@@ -234,13 +234,13 @@ fn cuda_source_is_compiled() {
         return;
     }
     let pool = crate::support::builder().cuda().devices(&[0]).module(&SOURCE).build().unwrap();
-    let out = pool.run(|dev, _| {
+    let out = pool.on_device(0).run(|dev| {
         let mut x = dev.upload(&[1.0f32, 2.0])?;
         // SAFETY: the kernel fits its signature and touches the first two elements.
         unsafe { dev.launch(&TWICE, LaunchDims::cover(2), (&mut x, 2u32))? };
         dev.download(&x)
     });
-    assert_eq!(out.unwrap(), [[2.0, 4.0]]);
+    assert_eq!(out.unwrap(), [2.0, 4.0]);
     let error = crate::support::builder().cuda().devices(&[0]).module(&BROKEN).build().unwrap_err();
     assert!(error.to_string().contains("undeclared"), "{error}");
 }

@@ -46,7 +46,7 @@ on_both! {
                 .unwrap();
         }
         let counts = pool.run(|dev, _| Ok(state.borrow(dev)?.0.get())).unwrap();
-        assert_eq!(counts, (0..pool.devices()).map(|i| i + 30).collect::<Vec<_>>());
+        assert_eq!(counts, (0..pool.device_count()).map(|i| i + 30).collect::<Vec<_>>());
         // Dropped on any thread; each value goes on its own.
         thread::spawn(move || drop(state)).join().unwrap();
         pool.run(|_, _| Ok(())).unwrap();

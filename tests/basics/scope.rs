@@ -5,7 +5,7 @@ use crate::{
     support::{self, failure, guarded, slow_add, until},
 };
 use gpu_pool::{
-    Builder, Error, GpuPool, Parts, ReduceOp, Shard, collective::Algorithm, each_mut, host::Schedule, rows_mut,
+    Builder, Error, GpuPool, Parts, ReduceOp, Shard, collective::Algorithm, each_mut, host::ExecutionOrder, rows_mut,
 };
 use gpu_pool_lab::{Topology, prelude::*};
 use std::sync::{
@@ -32,7 +32,7 @@ on_both! {
     1: fn each_device_has_one_thread_for_life(gpus) {
         let pool = gpus.pool(gpus.up_to(4));
         let first = pool.run(|_, _| Ok(thread::current().id())).unwrap();
-        assert_eq!(first.iter().collect::<HashSet<_>>().len(), pool.devices());
+        assert_eq!(first.iter().collect::<HashSet<_>>().len(), pool.device_count());
         assert!(!first.contains(&thread::current().id()));
         for _ in 0..10 {
             assert_eq!(pool.run(|_, _| Ok(thread::current().id())).unwrap(), first);
@@ -285,7 +285,7 @@ on_both! {
         for _ in 0..500 {
             pool.run(|_, _| Ok(count.fetch_add(1, Relaxed))).unwrap();
         }
-        assert_eq!(count.into_inner(), 500 * pool.devices());
+        assert_eq!(count.into_inner(), 500 * pool.device_count());
     }
 
     1: fn a_pool_can_be_built_and_dropped_again_and_again(gpus) {
@@ -309,11 +309,11 @@ fn the_process_wide_pool_needs_no_set_up() {
             dev.download(&s)
         })
         .unwrap();
-        assert_eq!(sums, vec![vec![499_500.0]; GpuPool::global().unwrap().devices()]);
+        assert_eq!(sums, vec![vec![499_500.0]; GpuPool::global().unwrap().device_count()]);
         let error = failure(support::builder().host(1).build_global());
         assert!(matches!(error, Error::InvalidArgument { op: "build_global", .. }), "{error}");
         let failed: Result<Vec<()>, String> =
-            GpuPool::global().unwrap().try_run::<_, (), Text>(|_, _| Err(Text("no".into()))).map_err(|t| t.0);
+            GpuPool::global().unwrap().try_run::<(), Text>(|_, _| Err(Text("no".into()))).map_err(|t| t.0);
         assert_eq!(failed, Err("no".to_owned()));
     });
 
@@ -346,7 +346,7 @@ impl fmt::Display for Says {
 /// What the peers of a device that fails so are told.
 fn told(pool: &GpuPool, says: impl Fn() -> String + Send + Sync + 'static) -> Vec<String> {
     let (told, says) = (Mutex::new(Vec::new()), Arc::new(says));
-    let failed = pool.try_run::<_, (), _>(|dev, _| {
+    let failed = pool.try_run::<(), _>(|dev, _| {
         if dev.rank() == 0 {
             return Err(Says(says.clone()));
         }
@@ -380,7 +380,7 @@ fn peers_of_try_run_learn_the_text_of_the_error() {
             hears.store(1 + usize::from(told.is_ok()), Relaxed);
             "slow".to_owned()
         }));
-        let failed = pool.try_run::<_, (), _>(|dev, _| {
+        let failed = pool.try_run::<(), _>(|dev, _| {
             if dev.rank() == 0 {
                 return Err(Says(says.0.clone()));
             }
@@ -486,7 +486,7 @@ fn any_number_of_software_devices() {
     guarded(|| {
         for n in [1, 2, 3, 5, 8, 16, 64] {
             let pool = support::builder().host(n).build().unwrap();
-            assert_eq!(pool.devices(), n);
+            assert_eq!(pool.device_count(), n);
             let sums = pool
                 .run(|dev, shard| {
                     let mut x = dev.upload(&[shard.index() as f32, 1.0, 2.0])?;
@@ -523,7 +523,7 @@ fn devices_are_chosen_and_ordered_by_the_caller() {
 fn settings_that_contradict_each_other_are_refused_by_name() {
     let builder = || support::builder().host(2);
     let machine = || Topology::nvswitch(2);
-    let seeded = || Schedule::Seeded(7);
+    let seeded = || ExecutionOrder::Seeded(7);
     let contradictions: [(Builder, &[&str]); 8] = [
         (
             builder().memory_limit(4 << 20).memory_reserve(8 << 20),

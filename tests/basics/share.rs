@@ -19,7 +19,7 @@ fn crowd(count: usize) -> GpuPool {
 
 #[track_caller]
 fn assert_works(pool: &GpuPool) {
-    let n = pool.devices();
+    let n = pool.device_count();
     let sums = pool.run(|dev, _| {
         let mut x = dev.upload(&[dev.rank() as f32; 100])?;
         dev.all_reduce(&mut x, ReduceOp::Sum)?;

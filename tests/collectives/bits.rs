@@ -96,7 +96,7 @@ fn summed<T: Float>(pool: &GpuPool, op: ReduceOp, terms: &[Vec<T>], before: usiz
 fn same_everywhere_and_every_time<T: Float>(pool: &GpuPool, rng: &mut Rng, way: Way) {
     for len in [1, 7, 1000, 20_011] {
         for op in [ReduceOp::Sum, ReduceOp::Avg] {
-            let terms: Vec<Vec<T>> = (0..pool.devices()).map(|_| numbers(rng, len)).collect();
+            let terms: Vec<Vec<T>> = (0..pool.device_count()).map(|_| numbers(rng, len)).collect();
             let first = summed(pool, op, &terms, 0, 0);
             assert!(first.iter().all(|x| bits(x) == bits(&first[0])), "{way:?}, {len} elements: members differ");
             for _ in 0..2 {
@@ -109,7 +109,7 @@ fn same_everywhere_and_every_time<T: Float>(pool: &GpuPool, rng: &mut Rng, way: 
 
 /// Sums are those in rank order, whatever stands around them.
 fn the_same_at_every_place<T: Float>(pool: &GpuPool, rng: &mut Rng, way: Way) {
-    let terms: Vec<Vec<T>> = (0..pool.devices()).map(|_| numbers(rng, 997)).collect();
+    let terms: Vec<Vec<T>> = (0..pool.device_count()).map(|_| numbers(rng, 997)).collect();
     for op in [ReduceOp::Sum, ReduceOp::Avg] {
         let expected = in_rank_order(op, &terms);
         for (before, behind) in [(0, 0), (1, 0), (0, 30_000), (12_345, 10_001), (64, 64), (40_003, 3)] {
@@ -123,7 +123,7 @@ fn the_same_at_every_place<T: Float>(pool: &GpuPool, rng: &mut Rng, way: Way) {
 /// As `reduce` and `reduce_scatter` add up, which never go round a ring; and `all_reduce_into`, which adds up as
 /// `all_reduce` does.
 fn every_sum_is_in_rank_order<T: Float>(pool: &GpuPool, rng: &mut Rng, way: Way) {
-    let (n, each) = (pool.devices(), 333);
+    let (n, each) = (pool.device_count(), 333);
     let terms: Vec<Vec<T>> = (0..n).map(|_| numbers(rng, n * each)).collect();
     let expected = in_rank_order(ReduceOp::Sum, &terms);
     let found = pool.run(|dev, _| {
@@ -135,7 +135,7 @@ fn every_sum_is_in_rank_order<T: Float>(pool: &GpuPool, rng: &mut Rng, way: Way)
         dev.reduce(&mut x, ReduceOp::Sum, n - 1)?;
         Ok((dev.download(&y)?, dev.download(&all)?, dev.download(&part)?, dev.download(&x)?))
     });
-    let rings = pool.explain(T::DTYPE, ReduceOp::Sum, n * each * size_of::<T>()).algorithm == Algorithm::Ring;
+    let rings = pool.explain(T::DTYPE, ReduceOp::Sum, n * each * size_of::<T>()).unwrap().algorithm == Algorithm::Ring;
     for (rank, (into, all, part, reduced)) in found.unwrap().into_iter().enumerate() {
         assert!(bits(&into) == bits(&all) && (rings || bits(&all) == bits(&expected)), "{way:?}");
         assert!(bits(&part) == bits(&expected[rank * each..(rank + 1) * each]), "{way:?}");
@@ -183,7 +183,7 @@ fn random_data<T: Float>(gpus: Gpus) {
 
 /// Every way must give these; NaNs are compared as one.
 fn special<T: Float>(pool: &GpuPool, way: Way) {
-    let n = pool.devices();
+    let n = pool.device_count();
     let (inf, nan, max) = (f64::INFINITY, f64::NAN, 1.0);
     // By place: what the first member has, what the last one has, what those between have.
     let columns = [
@@ -321,7 +321,7 @@ on_both! {
     2: fn integers_at_their_limits(gpus) {
         macro_rules! integers {
             ($pool:expr, $way:expr; $($T:ty),+) => {$({
-                let n = $pool.devices();
+                let n = $pool.device_count();
                 let own = |rank: usize| {
                     let at = rank as $T;
                     [<$T>::MAX, <$T>::MIN, <$T>::MAX - at, 3 + at, at, (<$T>::MIN >> 1).wrapping_sub(at)]

@@ -16,7 +16,7 @@ use half::bf16;
 /// Kernels that meet, whatever the environment says; floats as all other types.
 fn pool(gpus: Gpus, n: usize) -> GpuPool {
     let pool = builder(gpus, n).check(Check::Off).algorithm(Algorithm::Direct).build().unwrap();
-    println!("{n} devices, 800 KB: {}", pool.explain(DType::F32, ReduceOp::Sum, 800 << 10));
+    println!("{n} devices, 800 KB: {}", pool.explain(DType::F32, ReduceOp::Sum, 800 << 10).unwrap());
     pool
 }
 

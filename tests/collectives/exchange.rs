@@ -66,7 +66,7 @@ on_both! {
             let by = |algorithm| builder(gpus, n).algorithm(algorithm).build().unwrap();
             let (exchange, direct) = (by(Algorithm::Exchange), by(Algorithm::Direct));
             // Kernels do, wherever direct ones meet.
-            let how = |pool: &GpuPool| pool.explain(DType::BF16, ReduceOp::Max, 8 << 20);
+            let how = |pool: &GpuPool| pool.explain(DType::BF16, ReduceOp::Max, 8 << 20).unwrap();
             let meet = how(&direct).meets == "flags";
             let expected = if meet { (Algorithm::Exchange, "flags") } else { (Algorithm::Copies, "events") };
             assert_eq!((how(&exchange).algorithm, how(&exchange).meets), expected);
@@ -197,7 +197,7 @@ fn without_memory_sums_by_kernels_are_made_all_the_same() {
     on_cuda(2, |gpus| {
         let n = gpus.up_to(4);
         let pool = builder(gpus, n).algorithm(Algorithm::Exchange).memory_limit(64 << 20).build().unwrap();
-        if pool.explain(DType::BF16, ReduceOp::Sum, 8 << 20).meets != "flags" {
+        if pool.explain(DType::BF16, ReduceOp::Sum, 8 << 20).unwrap().meets != "flags" {
             return println!("skipped: kernels do not meet here");
         }
         pool.run(|dev, _| {

@@ -118,7 +118,7 @@ fn only_what_came_before(pool: &GpuPool) {
 }
 
 fn assert_works(pool: &GpuPool) {
-    let n = pool.devices();
+    let n = pool.device_count();
     let found = pool.run(|dev, _| {
         dev.give(dev.rank(), (dev.rank() + 1) % n, 0)?;
         dev.take::<usize>((dev.rank() + n - 1) % n, 0)
@@ -387,7 +387,7 @@ on_both! {
 
 /// Each device adds one to what it has got, and hands it on in both ways.
 fn ring(pool: &GpuPool) -> Result<(), Error> {
-    let n = pool.devices();
+    let n = pool.device_count();
     let found = pool.run(|dev, _| {
         let (next, previous) = ((dev.rank() + 1) % n, (dev.rank() + n - 1) % n);
         let side = dev.stream()?;

@@ -159,7 +159,7 @@ on_both! {
 
     2: fn it_says_so(gpus) {
         let pool = pool(gpus, 2);
-        let how = pool.explain(DType::BF16, ReduceOp::Max, 1 << 20);
+        let how = pool.explain(DType::BF16, ReduceOp::Max, 1 << 20).unwrap();
         assert_eq!((how.algorithm, how.meets, how.blocks), (Algorithm::Host, "host threads", 0), "{how}");
     }
 
@@ -197,7 +197,7 @@ fn with(rule: FaultRule, timeout: Duration) -> (FaultPlan, GpuPool) {
 
 /// At the `nth` operation of this kind of device 1.
 fn once(fault: Injected, op: FaultOp, nth: u64) -> (FaultPlan, GpuPool) {
-    let timeout = if fault == Injected::Stuck { Duration::from_millis(300) } else { support::PATIENCE / 2 };
+    let timeout = if fault == Injected::Stuck { Duration::from_millis(300) } else { support::TIMEOUT / 2 };
     with(FaultRule::new(fault).device(1).op(op).nth(nth), timeout)
 }
 
@@ -218,7 +218,7 @@ fn several_pieces(pool: &GpuPool) -> Result<(), Error> {
 fn no_page_locked_memory() {
     support::guarded(|| {
         // Whatever the pool tries before it says so.
-        let (plan, pool) = with(FaultRule::new(Injected::OutOfMemory).op(FaultOp::HostAlloc), support::PATIENCE / 2);
+        let (plan, pool) = with(FaultRule::new(Injected::OutOfMemory).op(FaultOp::HostAlloc), support::TIMEOUT / 2);
         let error = failure(several_pieces(&pool));
         assert!(matches!(&error, Error::OutOfMemory { op: "all_reduce", .. }), "{error}");
         assert!(!plan.fired().is_empty());
@@ -290,7 +290,7 @@ fn a_device_that_is_lost() {
             let error = failure(several_pieces(&pool));
             assert!(matches!(&error, Error::DeviceLost { device: 1, .. }), "{op:?}: {error}");
             let rest = pool.survivors().unwrap();
-            assert_eq!(rest.explain(DType::F32, ReduceOp::Sum, 8).algorithm, Algorithm::Host);
+            assert_eq!(rest.explain(DType::F32, ReduceOp::Sum, 8).unwrap().algorithm, Algorithm::Host);
             assert_works(&rest);
             several_pieces(&rest).unwrap();
         }

@@ -15,12 +15,12 @@ use half::{bf16, f16};
 /// All sums of floats by inboxes, whatever the environment says.
 fn pool(gpus: Gpus, n: usize) -> GpuPool {
     let pool = builder(gpus, n).check(Check::Off).algorithm(Algorithm::Inbox).build().unwrap();
-    let how = |bytes| pool.explain(DType::F32, ReduceOp::Sum, bytes);
+    let how = |bytes| pool.explain(DType::F32, ReduceOp::Sum, bytes).unwrap();
     if how(4).meets == "data" {
         for bytes in [4, 1 << 20, 3 << 20, 1 << 30] {
             assert_eq!((how(bytes).algorithm, how(bytes).meets), (Algorithm::Inbox, "data"), "{}", how(bytes));
         }
-        assert_eq!(pool.explain(DType::I32, ReduceOp::Sum, 4).meets, "packets");
+        assert_eq!(pool.explain(DType::I32, ReduceOp::Sum, 4).unwrap().meets, "packets");
     }
     pool
 }
@@ -198,7 +198,7 @@ on_both! {
     2: fn where_one_way_ends_by_explain(gpus) {
         for n in [2, 4, 8].into_iter().filter(|&n| n <= gpus.up_to(8)) {
             let pool = builder(gpus, n).check(Check::Off).algorithm(Algorithm::Auto).build().unwrap();
-            let how = |bytes| pool.explain(DType::F32, ReduceOp::Sum, bytes);
+            let how = |bytes| pool.explain(DType::F32, ReduceOp::Sum, bytes).unwrap();
             let mut rng = Rng(276);
             let mut all = Vec::new();
             // More takes long to check.

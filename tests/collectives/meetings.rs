@@ -26,7 +26,7 @@ fn builder(gpus: Gpus, count: usize) -> Builder {
 
 /// Whether its kernels meet by themselves.
 fn meets(pool: &GpuPool) -> bool {
-    pool.explain(DType::F32, ReduceOp::Sum, 4).meets != "events"
+    pool.explain(DType::F32, ReduceOp::Sum, 4).unwrap().meets != "events"
 }
 
 /// So many sums in a row, with no wait in between, and what they give.

@@ -24,7 +24,7 @@ fn every_type(pool: &GpuPool, rng: &mut Rng, n: usize, ops: &[ReduceOp]) {
             cases.extend(ops.iter().map(|op| Case::any(rng, kind, *op, n)));
         }
         cases.extend(MOVING.map(|kind| Case::any(rng, kind, ReduceOp::Sum, n)));
-        check_all::<T>(pool, &rng.choose(n, pool.devices()), cases);
+        check_all::<T>(pool, &rng.choose(n, pool.device_count()), cases);
     });
 }
 

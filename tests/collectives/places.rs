@@ -160,7 +160,7 @@ const KINDS: [(&str, Kind); 17] = [
 
 /// What each member has called in a scope, and the line of that.
 fn told(pool: &GpuPool, kind: impl Fn(&Device) -> Result<Called, Error> + Sync) -> (Vec<Called>, u32) {
-    let called: Vec<_> = (0..pool.devices()).map(|_| Mutex::new(None)).collect();
+    let called: Vec<_> = (0..pool.device_count()).map(|_| Mutex::new(None)).collect();
     let line = line!() + 1;
     let _ = pool.run(|dev, _| {
         *called[dev.rank()].lock().unwrap() = Some(kind(dev)?);

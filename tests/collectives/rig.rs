@@ -103,7 +103,7 @@ pub fn assert_nothing_kept(pool: &GpuPool) {
         dev.barrier()?;
         Ok(dev.stats().in_use)
     });
-    assert_eq!(kept.unwrap(), vec![0; pool.devices()]);
+    assert_eq!(kept.unwrap(), vec![0; pool.device_count()]);
 }
 
 /// After `before`, one member fails when the others wait for it, on the host and in their kernels. They are told, and

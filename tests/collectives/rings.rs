@@ -29,7 +29,7 @@ const INBOXES: [Algorithm; 2] = [Algorithm::Ring, Algorithm::Exchange];
 /// Whether its large sums are kernels that meet; on CUDA with peer access they must be, unless something keeps kernels
 /// from it.
 fn meets(pool: &GpuPool) -> bool {
-    let how = pool.explain(DType::F32, ReduceOp::Sum, 1 << 20);
+    let how = pool.explain(DType::F32, ReduceOp::Sum, 1 << 20).unwrap();
     assert!(matches!(how.algorithm, Algorithm::Ring | Algorithm::Exchange | Algorithm::Copies), "{how}");
     how.meets == "flags"
 }
@@ -327,14 +327,14 @@ mod cuda_only {
     fn large_sums_are_exchanged_or_go_round_by_kernels() {
         on_cuda(3, |gpus| {
             let pool = rig::builder(gpus, gpus.up_to(8)).algorithm(Algorithm::Auto).build().unwrap();
-            let how = |bytes| pool.explain(DType::F32, ReduceOp::Avg, bytes);
+            let how = |bytes| pool.explain(DType::F32, ReduceOp::Avg, bytes).unwrap();
             if how(4).meets != "data" {
                 return println!("skipped: kernels do not meet here");
             }
             let found = [4 << 20, 24 << 20, 1 << 30].map(|bytes| (how(bytes).algorithm, how(bytes).meets));
             let by_flags = [Algorithm::Exchange, Algorithm::Ring].map(|by| (by, "flags"));
             assert_eq!(found, [(Algorithm::Inbox, "data"), by_flags[0], by_flags[1]]);
-            assert_eq!(pool.explain(DType::F16, ReduceOp::Avg, 1 << 30).algorithm, Algorithm::Exchange);
+            assert_eq!(pool.explain(DType::F16, ReduceOp::Avg, 1 << 30).unwrap().algorithm, Algorithm::Exchange);
             // Half a gigabyte, in many rounds.
             let len = 140_000_001;
             pool.run(|dev, _| {

@@ -140,7 +140,7 @@ on_both! {
 
     2: fn it_says_so(gpus) {
         let pool = pool(gpus, 2);
-        let how = |bytes| pool.explain(DType::F32, ReduceOp::Sum, bytes);
+        let how = |bytes| pool.explain(DType::F32, ReduceOp::Sum, bytes).unwrap();
         assert_eq!(how(1 << 20).algorithm, Algorithm::Staged, "{}", how(1 << 20));
         // Where a checker or blocking launches keep kernels from meeting, it is events.
         let meets = how(1 << 20).meets;

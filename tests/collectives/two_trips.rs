@@ -25,8 +25,8 @@ fn pool(gpus: Gpus, count: usize) -> GpuPool {
 
 fn assured(builder: Builder) -> GpuPool {
     let pool = builder.build().unwrap();
-    let count = pool.devices();
-    let how = |len: usize| pool.explain(DType::F32, ReduceOp::Sum, len * 4);
+    let count = pool.device_count();
+    let how = |len: usize| pool.explain(DType::F32, ReduceOp::Sum, len * 4).unwrap();
     // On GPUs whose kernels meet this is what is tested.
     if how(1).meets == "packets" {
         for len in EACH.map(|each| each * count) {

@@ -1,4 +1,4 @@
-use gpu_pool::{GpuPool, Result, UnifiedBuffer};
+use gpu_pool::{GpuPool, Result, memory::UnifiedBuffer};
 
 fn look(pool: &GpuPool, table: &mut UnifiedBuffer<f32>) -> Result<()> {
     let seen = table.as_slice()?;

@@ -1,4 +1,4 @@
-use gpu_pool::{GpuPool, Result, UnifiedBuffer};
+use gpu_pool::{GpuPool, Result, memory::UnifiedBuffer};
 
 fn on_the_devices(pool: &GpuPool, table: &UnifiedBuffer<f32>) -> Result<()> {
     pool.with(table.rows(4)).run(|dev, _, mut rows| dev.scale(&mut rows, 2.0))?; //~ E0277

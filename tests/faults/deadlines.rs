@@ -42,7 +42,7 @@ on_both! {
         let released = Mutex::new(released);
         let others = thread::spawn(move || {
             // All of them come while device 1 is stuck, which only this thread ends.
-            let errors: Vec<Error> = (1..n).map(|_| told.recv_timeout(support::PATIENCE / 4).unwrap()).collect();
+            let errors: Vec<Error> = (1..n).map(|_| told.recv_timeout(support::TIMEOUT / 4).unwrap()).collect();
             drop(release);
             errors
         });

@@ -2,7 +2,7 @@
 
 use crate::{
     rig::{CRASH, STRAY_MODULE, assert_works, host, reduce},
-    support::{self, PATIENCE, failure, guarded},
+    support::{self, TIMEOUT, failure, guarded},
 };
 use gpu_pool::{Error, LaunchDims, ReduceOp, kernel};
 
@@ -41,7 +41,7 @@ fn a_lost_device_is_named_and_the_others_keep_working() {
         assert_eq!(sums.unwrap(), [[2.0; 4]; 2]);
         // and they make a pool of their own.
         let rest = pool.survivors().unwrap();
-        assert_eq!(rest.devices(), 2);
+        assert_eq!(rest.device_count(), 2);
         assert_eq!(rest.run(|dev, _| Ok(dev.info().ordinal)).unwrap(), [0, 2]);
         assert_works(&rest);
         drop(kept);
@@ -68,7 +68,7 @@ fn devices_are_lost_until_none_is_left() {
             assert!(matches!(error, Error::DeviceLost { device: 0, .. }), "{error}");
             match pool.survivors() {
                 Ok(rest) => {
-                    assert_eq!(rest.devices(), left);
+                    assert_eq!(rest.device_count(), left);
                     assert_works(&rest);
                     // The settings go with it.
                     let error = failure(rest.run(|dev, _| dev.zeros::<u8>(100 << 20)));
@@ -105,7 +105,7 @@ fn a_payload_that_panics_when_it_is_dropped_loses_its_device_only() {
     // Each of them would cost a worker.
     const DEVICES: usize = 10;
     guarded(|| {
-        let builder = support::builder().host(DEVICES).module(&STRAY_MODULE).timeout(PATIENCE / 2);
+        let builder = support::builder().host(DEVICES).module(&STRAY_MODULE).timeout(TIMEOUT / 2);
         let pool = builder.build().unwrap();
         let work = |device: usize, first: u32| {
             pool.on(&[device]).run(|dev, _| {

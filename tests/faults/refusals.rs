@@ -10,7 +10,7 @@ use gpu_pool::{
     collective::Algorithm,
     each_mut,
     gradients::{GradientExchange, Wire},
-    host::Schedule,
+    host::ExecutionOrder,
     rows_mut,
 };
 use gpu_pool_lab::prelude::*;
@@ -209,7 +209,7 @@ fn a_refused_argument_names_the_callers_line() {
         refuses!(None, builder().software_memory(4 << 20).memory_reserve(8 << 20).build());
         refuses!(None, builder().timeout(Duration::ZERO).build());
         refuses!(None, builder().dry().build());
-        refuses!(None, builder().topology(Topology::nvswitch(2)).schedule(Schedule::Seeded(1)).build());
+        refuses!(None, builder().topology(Topology::nvswitch(2)).schedule(ExecutionOrder::Seeded(1)).build());
         refuses!(None, builder().topology(Topology::new("nothing")).build());
         refuses!(None, builder().topology(Topology::nvswitch(2)).host(3).build());
         refuses!(None, builder().topology(Topology::nvswitch(2)).cuda().build());

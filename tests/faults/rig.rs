@@ -6,7 +6,7 @@ use gpu_pool::{Device, Error, GpuPool, Module, ReduceOp, kernel};
 /// The pool does all that pools do.
 #[track_caller]
 pub fn assert_works(pool: &GpuPool) {
-    let n = pool.devices();
+    let n = pool.device_count();
     for _ in 0..3 {
         let sums = pool.run(|dev, _| {
             let mut x = dev.upload(&[1.0f32; 50])?;

@@ -4,7 +4,7 @@
 use crate::{
     on_both,
     rig::all_work,
-    support::{Gpus, PATIENCE, all_are, cases, failure, until},
+    support::{Gpus, TIMEOUT, all_are, cases, failure, until},
 };
 use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Graph, ReduceOp, Result};
 use gpu_pool_lab::Explorer;
@@ -35,7 +35,7 @@ fn is_done(result: Result<()>) -> Result<bool> {
 fn at_last(mut op: impl FnMut() -> Result<()>) -> Result<()> {
     let start = Instant::now();
     while !is_done(op())? {
-        assert!(start.elapsed() < PATIENCE / 4, "refused again and again");
+        assert!(start.elapsed() < TIMEOUT / 4, "refused again and again");
         thread::yield_now();
     }
     Ok(())

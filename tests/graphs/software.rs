@@ -1,7 +1,7 @@
 //! What only software GPUs can show: to the checker, in steps, in virtual time.
 
 use crate::support::{self, failure, slow_add};
-use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Module, host::Schedule};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Module, host::ExecutionOrder};
 use gpu_pool_lab::{Check, Topology, check::Kind, prelude::*};
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ static NOTHING: Module = Module::ptx("");
 fn graphs_are_reproducible_in_steps() {
     let trace = |seed| {
         let pool =
-            GpuPool::builder().host(2).schedule(Schedule::Seeded(seed)).module(&support::MODULE).build().unwrap();
+            GpuPool::builder().host(2).schedule(ExecutionOrder::Seeded(seed)).module(&support::MODULE).build().unwrap();
         let seen = pool.run(|dev, _| {
             let mut x = dev.upload(&[dev.rank() as u32; 100])?;
             let (graph, ()) = dev.capture(|dev| {

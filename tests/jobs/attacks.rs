@@ -364,7 +364,7 @@ fn fork() -> i32 {
 }
 
 #[allow(dead_code, reason = "it must compile")]
-fn handles_are_sent_and_shared(jobs: &gpu_pool::Jobs) -> Result<()> {
+fn handles_are_sent_and_shared(jobs: &gpu_pool::jobs::Jobs) -> Result<()> {
     fn sent<T: Send + 'static>(_: T) {}
     sent(jobs.submit(|_| Ok(()))?);
     sent(jobs.submit_async(|_| Ok(())));

@@ -2,8 +2,8 @@
 
 use crate::support::*;
 use gpu_pool::{
-    Error, GpuPool, Jobs, ReduceOp, Result,
-    jobs::{JobHandle, TrySubmitError},
+    Error, GpuPool, ReduceOp, Result,
+    jobs::{JobHandle, Jobs, TrySubmitError},
 };
 use std::{
     collections::BTreeSet,
@@ -408,7 +408,7 @@ fn deadlines_are_kept() {
         Ok(())
     });
     assert!(matches!(long.unwrap().wait(), Err(Error::Timeout { .. })));
-    let in_time = jobs.job().deadline(PATIENCE).submit(|_| Ok(1)).unwrap();
+    let in_time = jobs.job().deadline(TIMEOUT).submit(|_| Ok(1)).unwrap();
     assert_eq!(in_time.wait().unwrap(), 1);
 }
 
@@ -420,7 +420,7 @@ fn a_wait_has_a_limit_and_the_answer_comes_later() {
     assert!(blocked.wait_timeout(Duration::from_millis(10)).is_none());
     assert_eq!(blocked.place(), Some(0));
     drop(go);
-    assert!(blocked.wait_timeout(PATIENCE).is_some_and(|answer| answer.is_ok()));
+    assert!(blocked.wait_timeout(TIMEOUT).is_some_and(|answer| answer.is_ok()));
 }
 
 #[test]

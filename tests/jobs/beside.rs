@@ -1,7 +1,10 @@
 //! Jobs and scopes beside each other: bounds, interleavings, and hours of both.
 
 use crate::support::*;
-use gpu_pool::{Device, Error, GpuPool, Jobs, ReduceOp, Result, jobs::JobHandle};
+use gpu_pool::{
+    Device, Error, GpuPool, ReduceOp, Result,
+    jobs::{JobHandle, Jobs},
+};
 use gpu_pool_lab::{Explorer, FaultPlan, FaultRule, Injected, prelude::*};
 use std::{
     sync::{
@@ -188,7 +191,7 @@ fn soaking() -> Duration {
 /// hours of it: `GPU_POOL_SOAK=14400 cargo test --test jobs soak -- --nocapture`.
 #[test]
 fn soak() {
-    guarded_for(soaking() + PATIENCE, || {
+    guarded_for(soaking() + TIMEOUT, || {
         let end = Instant::now() + soaking();
         let (mut round, mut first, mut told) = (0u64, None, Instant::now());
         while Instant::now() < end {

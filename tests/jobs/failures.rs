@@ -1,7 +1,11 @@
 //! What fails, fails alone: panics, errors, lost devices, faults of the driver.
 
 use crate::{Bomb, support::*};
-use gpu_pool::{Device, Error, GpuPool, Jobs, Result, jobs::JobHandle};
+use gpu_pool::{
+    Device, Error, GpuPool, LaunchDims, Module, Result,
+    jobs::{JobHandle, Jobs},
+    kernel,
+};
 use gpu_pool_lab::{FaultPlan, FaultRule, Injected, prelude::*};
 use std::{
     collections::HashMap,
@@ -32,11 +36,10 @@ fn works(jobs: &Jobs) {
     assert_eq!(jobs.submit(|dev| sum(dev, 4)).unwrap().wait().unwrap(), [5.0]);
 }
 
-/// lambda_vm #928: a panic while memory is short left the others waiting for ever, in some fifteen ways.
-#[test]
-fn a_panic_under_memory_pressure_ends_nobody_else() {
-    guarded(|| {
-        let pool = builder().host(4).memory_limit(32 << 20).build().unwrap();
+crate::on_both! {
+    /// lambda_vm #928: a panic while memory is short left the others waiting for ever, in some fifteen ways.
+    4: fn a_panic_under_memory_pressure_ends_nobody_else(gpus) {
+        let pool = gpus.builder(4).memory_limit(32 << 20).build().unwrap();
         let jobs = pool.jobs().overlap(2).build().unwrap();
         let handles: Vec<_> = (0..40u32)
             .map(|i| {
@@ -68,14 +71,11 @@ fn a_panic_under_memory_pressure_ends_nobody_else() {
         }
         works(&jobs);
         assert!(jobs.stats().devices.iter().all(|device| device.booked == 0 && device.running == 0));
-    });
-}
+    }
 
-/// rust-fil-proofs #1478: after a panic every later proof failed with a poisoned lock. Also panics of drops.
-#[test]
-fn no_lock_of_the_queue_is_poisoned() {
-    guarded(|| {
-        let pool = builder().host(2).build().unwrap();
+    /// rust-fil-proofs #1478: after a panic every later proof failed with a poisoned lock. Also panics of drops.
+    2: fn no_lock_of_the_queue_is_poisoned(gpus) {
+        let pool = gpus.builder(2).build().unwrap();
         let jobs = pool.jobs().build().unwrap();
         let handles: Vec<JobHandle<Option<Bomb>>> = (0..30)
             .map(|i| {
@@ -99,7 +99,68 @@ fn no_lock_of_the_queue_is_poisoned() {
         works(&jobs);
         jobs.close().unwrap();
         pool.run(|dev, _| dev.barrier()).unwrap();
-    });
+    }
+
+    /// A cancellation, and a deadline, that come while the closure fails are not lost: it does not begin again. A closed
+    /// queue lets it begin again, since `close` waits for all.
+    1: fn what_fails_after_a_cancellation_does_not_begin_again(gpus) {
+        let pool = gpus.builder(1).build().unwrap();
+        for by_deadline in [false, true] {
+            let jobs = pool.jobs().build().unwrap();
+            let (go, gone) = std::sync::mpsc::channel::<()>();
+            let gone = Mutex::new(gone);
+            let job = jobs.job().deadline(Duration::from_millis(if by_deadline { 50 } else { 600_000 })).retry(1000);
+            let fails = job.submit(move |_| -> Result<()> {
+                let _ = gone.lock().unwrap().recv();
+                Err(Error::custom("its own error"))
+            });
+            let fails = fails.unwrap();
+            until("it runs", || fails.place().is_some()).unwrap();
+            match by_deadline {
+                true => thread::sleep(Duration::from_millis(300)),
+                false => assert!(!fails.cancel()),
+            }
+            drop(go);
+            fails.wait().unwrap_err();
+            assert_eq!(jobs.stats().retried, 0);
+        }
+        let jobs = pool.jobs().build().unwrap();
+        let mut left = 3;
+        let again = jobs.job().retry(3).submit(move |_| {
+            thread::sleep(Duration::from_millis(20));
+            left -= 1;
+            if left > 0 { Err(Error::custom("not yet")) } else { Ok(()) }
+        });
+        jobs.close().unwrap();
+        again.unwrap().wait().unwrap();
+    }
+
+    /// ceno #1403: what a device has made stays with it; results come back in order though jobs end out of order; the first
+    /// failure is seen, and the jobs behind it nevertheless end.
+    2: fn state_stays_on_its_device_and_results_are_in_order(gpus) {
+        let pool = gpus.builder(2).build().unwrap();
+        let threads: Arc<Mutex<HashMap<usize, ThreadId>>> = Arc::default();
+        let made = threads.clone();
+        let jobs = pool.jobs_with(move |dev| {
+            let before = made.lock().unwrap().insert(dev.index(), thread::current().id());
+            assert!(before.is_none(), "made once");
+            Ok((dev.index(), thread::current().id(), dev.upload(&[0u32])?))
+        });
+        let jobs = jobs.build().unwrap();
+        let proofs = jobs.map(0..40u32, |dev, (owner, thread, kept), i| {
+            assert_eq!((*owner, *thread), (dev.index(), thread::current().id()));
+            thread::sleep(Duration::from_millis(u64::from((i * 7) % 5)));
+            *kept = dev.upload(&[i])?;
+            Ok((i, dev.download(&*kept)?))
+        });
+        let found: Result<Vec<_>> = proofs.collect();
+        assert_eq!(found.unwrap(), (0..40).map(|i| (i, vec![i])).collect::<Vec<_>>());
+        assert_eq!(threads.lock().unwrap().len(), 2);
+        let fails = |i| if i % 4 == 3 { Err(Error::custom(format!("shard {i}"))) } else { Ok(i) };
+        let results: Vec<Result<u32>> = Jobs::map(&jobs, 0..12u32, move |_, i| fails(i)).collect();
+        let first = results.iter().position(Result::is_err);
+        assert_eq!((first, results.iter().filter(|result| result.is_ok()).count()), (Some(3), 9));
+    }
 }
 
 /// A pool whose device `lost` is lost as soon as the plan is resumed and it is used.
@@ -232,73 +293,6 @@ fn a_gang_that_waits_goes_to_other_devices() {
     });
 }
 
-/// A cancellation, and a deadline, that come while the closure fails are not lost: it does not begin again. A closed
-/// queue lets it begin again, since `close` waits for all.
-#[test]
-fn what_fails_after_a_cancellation_does_not_begin_again() {
-    guarded(|| {
-        let pool = builder().host(1).build().unwrap();
-        for by_deadline in [false, true] {
-            let jobs = pool.jobs().build().unwrap();
-            let (go, gone) = std::sync::mpsc::channel::<()>();
-            let gone = Mutex::new(gone);
-            let job = jobs.job().deadline(Duration::from_millis(if by_deadline { 50 } else { 600_000 })).retry(1000);
-            let fails = job.submit(move |_| -> Result<()> {
-                let _ = gone.lock().unwrap().recv();
-                Err(Error::custom("its own error"))
-            });
-            let fails = fails.unwrap();
-            until("it runs", || fails.place().is_some()).unwrap();
-            match by_deadline {
-                true => thread::sleep(Duration::from_millis(300)),
-                false => assert!(!fails.cancel()),
-            }
-            drop(go);
-            fails.wait().unwrap_err();
-            assert_eq!(jobs.stats().retried, 0);
-        }
-        let jobs = pool.jobs().build().unwrap();
-        let mut left = 3;
-        let again = jobs.job().retry(3).submit(move |_| {
-            thread::sleep(Duration::from_millis(20));
-            left -= 1;
-            if left > 0 { Err(Error::custom("not yet")) } else { Ok(()) }
-        });
-        jobs.close().unwrap();
-        again.unwrap().wait().unwrap();
-    });
-}
-
-/// ceno #1403: what a device has made stays with it; results come back in order though jobs end out of order; the first
-/// failure is seen, and the jobs behind it nevertheless end.
-#[test]
-fn state_stays_on_its_device_and_results_are_in_order() {
-    guarded(|| {
-        let pool = builder().host(2).build().unwrap();
-        let threads: Arc<Mutex<HashMap<usize, ThreadId>>> = Arc::default();
-        let made = threads.clone();
-        let jobs = pool.jobs_with(move |dev| {
-            let before = made.lock().unwrap().insert(dev.index(), thread::current().id());
-            assert!(before.is_none(), "made once");
-            Ok((dev.index(), thread::current().id(), dev.upload(&[0u32])?))
-        });
-        let jobs = jobs.build().unwrap();
-        let proofs = jobs.map(0..40u32, |dev, (owner, thread, kept), i| {
-            assert_eq!((*owner, *thread), (dev.index(), thread::current().id()));
-            thread::sleep(Duration::from_millis(u64::from((i * 7) % 5)));
-            *kept = dev.upload(&[i])?;
-            Ok((i, dev.download(&*kept)?))
-        });
-        let found: Result<Vec<_>> = proofs.collect();
-        assert_eq!(found.unwrap(), (0..40).map(|i| (i, vec![i])).collect::<Vec<_>>());
-        assert_eq!(threads.lock().unwrap().len(), 2);
-        let fails = |i| if i % 4 == 3 { Err(Error::custom(format!("shard {i}"))) } else { Ok(i) };
-        let results: Vec<Result<u32>> = Jobs::map(&jobs, 0..12u32, move |_, i| fails(i)).collect();
-        let first = results.iter().position(Result::is_err);
-        assert_eq!((first, results.iter().filter(|result| result.is_ok()).count()), (Some(3), 9));
-    });
-}
-
 /// Each call of a job fails once, in a job alone, in overlapped ones and in a gang: every handle answers, and the queue
 /// goes on.
 #[test]
@@ -339,5 +333,70 @@ fn every_call_of_a_job_may_fail() {
             last = nth;
         }
         assert!(last > 20, "{last} calls");
+    });
+}
+
+static TRAPS: Module = Module::ptx(
+    ".version 7.5
+.target sm_75
+.address_size 64
+.visible .entry trap(.param .u64 x) {
+    trap;
+    ret;
+}",
+);
+
+kernel! {
+    /// Ends the GPU's context.
+    static TRAP: "trap" in TRAPS, fn(_x: &mut [u32]) |_dims| {}
+}
+
+/// A kernel faults, with 100 jobs queued: every handle answers within a second. CUDA ends all contexts of the process
+/// then, those of other GPUs, too (a program of CuPy alone sees that on two H200s). Where another GPU lives on, it takes
+/// what had not begun. In a process of its own, since no GPU can be used in that one any more.
+#[test]
+fn cuda_a_kernel_faults_under_a_hundred_jobs() {
+    // Not `on_cuda`: devices that share a GPU die together everywhere.
+    if cuda_devices() < 2 {
+        return println!("skipped: no CUDA device to lose beside another one");
+    }
+    if task().is_none() {
+        return in_a_process("failures::cuda_a_kernel_faults_under_a_hundred_jobs", "trap");
+    }
+    guarded(|| {
+        let pool = builder().cuda().devices(&[0, 1]).module(&TRAPS).build().unwrap();
+        let jobs = pool.jobs().queue(200).build().unwrap();
+        for i in [0, 1] {
+            jobs.job().on(i).submit(|dev| sum(dev, 0)).unwrap().wait().unwrap();
+        }
+        let killer = jobs.job().on(1).submit(|dev| {
+            let mut x = dev.zeros::<u32>(1)?;
+            // SAFETY: the kernel touches nothing.
+            unsafe { dev.launch(&TRAP, LaunchDims::cover(1), (&mut x,)) }?;
+            dev.download(&x)
+        });
+        let work = |i: u32| {
+            move |dev: &Device| {
+                thread::sleep(Duration::from_millis(1));
+                sum(dev, i)
+            }
+        };
+        // After the loss of all devices none is taken.
+        let handles: Vec<_> = (0..100).map_while(|i| jobs.submit(work(i)).ok()).collect();
+        let error = killer.unwrap().wait().unwrap_err();
+        assert!(matches!(error, Error::DeviceLost { device: 1, .. }), "{error}");
+        let answers = all_answer(handles);
+        let is_lost = |answer: &&Result<Vec<f32>>| matches!(answer, Err(Error::DeviceLost { .. }));
+        let (lost, done) = (answers.iter().filter(is_lost).count(), answers.iter().filter(|x| x.is_ok()).count());
+        let stats = jobs.stats();
+        println!("{done} done, {lost} lost\n{stats}");
+        assert!(lost + done == answers.len() && stats.devices[1].lost, "{answers:?}");
+        if stats.devices[0].lost {
+            assert!(matches!(jobs.submit(|_| Ok(())), Err(Error::DeviceLost { .. })));
+        } else {
+            // With `overlap(1)` two had begun on it.
+            assert!(lost <= 2 && answers.len() == 100, "{lost} of {answers:?}");
+            works(&jobs);
+        }
     });
 }

@@ -25,7 +25,7 @@ use crate::{
 };
 use gpu_pool::{
     Builder, Error, GpuPool,
-    host::Schedule,
+    host::ExecutionOrder,
     memory::{BackingChoice, BlockState},
 };
 use gpu_pool_lab::{FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
@@ -54,7 +54,7 @@ fn seed() -> u64 {
 /// Plays `steps` steps on a pool: in scopes, of which some fail, with everything compared between them.
 fn play(pool: &GpuPool, steps: usize, seed: u64, rules: Rules) {
     println!("GPU_POOL_FUZZ_SEED={seed} GPU_POOL_FUZZ_STEPS={steps} {rules:?}");
-    let n = pool.devices();
+    let n = pool.device_count();
     let shared = Shared::new(n);
     let players: Vec<Mutex<Player>> = (0..n).map(|device| Mutex::new(Player::new(device, seed, rules))).collect();
     for scope in 0.. {
@@ -167,7 +167,7 @@ fn a_random_program_in_steps() {
         let traces: Vec<_> = (0..6)
             .map(|i| {
                 let seed = seed() + i / 2;
-                let schedule = Schedule::Seeded(seed);
+                let schedule = ExecutionOrder::Seeded(seed);
                 let builder = Gpus::software().builder(1).schedule(schedule).memory_limit(LIMIT as u64);
                 let pool = builder.build().unwrap();
                 play(&pool, 1200, seed, Rules { aborts: false, faults: false, alone: true });

@@ -67,7 +67,7 @@ fn assert_works(pool: &GpuPool) {
 #[track_caller]
 fn assert_sums(pool: &GpuPool) {
     for len in LENGTHS {
-        let how = pool.explain(DType::F32, ReduceOp::Sum, 4 * len);
+        let how = pool.explain(DType::F32, ReduceOp::Sum, 4 * len).unwrap();
         pool.run(|dev, _| sum(dev, len)).unwrap_or_else(|error| panic!("{len} elements by {how}: {error}"));
     }
 }
@@ -82,7 +82,7 @@ fn sums_of_every_size_on_eight() {
         assert!(report.collectives.starts_with("default, since devices share a GPU"), "{report}");
         // On any GPU with 64 multiprocessors or more.
         if report.devices[0].multiprocessors >= 64 {
-            let meets = |dtype, len: usize| pool.explain(dtype, ReduceOp::Sum, 4 * len).meets;
+            let meets = |dtype, len: usize| pool.explain(dtype, ReduceOp::Sum, 4 * len).unwrap().meets;
             assert_eq!((meets(DType::I32, 1000), meets(DType::I32, 300_001)), ("packets", "flags"));
             assert_eq!((meets(DType::F32, 1000), meets(DType::F32, 300_001)), ("data", "data"));
         }
@@ -245,7 +245,7 @@ fn without_peer_access_and_without_meetings() {
         ];
         for kind in kinds {
             let pool = kind(builder(&[0; 5])).build().unwrap();
-            println!("{}", pool.explain(DType::F32, ReduceOp::Sum, 1 << 20));
+            println!("{}", pool.explain(DType::F32, ReduceOp::Sum, 1 << 20).unwrap());
             assert_works(&pool);
         }
     });

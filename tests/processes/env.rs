@@ -2,7 +2,7 @@
 //! the process's own. ggml's GGML_CUDA_P2P=0 switches peer access on: values are parsed here, and bad ones are errors.
 
 use crate::support::{again, task};
-use gpu_pool::{Error, GpuPool, host::Schedule, memory::BackingChoice};
+use gpu_pool::{Error, GpuPool, host::ExecutionOrder, memory::BackingChoice};
 use gpu_pool_lab::Explorer;
 use std::{fmt::Debug, process::Output, time::Duration};
 use tracing::{Level, Metadata, field, span};
@@ -65,7 +65,7 @@ fn child() {
         return println!("CHILD done");
     }
     let builder = match task.as_str() {
-        "threaded" => GpuPool::builder().schedule(Schedule::Threaded),
+        "threaded" => GpuPool::builder().schedule(ExecutionOrder::Threaded),
         "auto memory" => GpuPool::builder().memory_backing(BackingChoice::Auto),
         "explicit" => GpuPool::builder().host(2).devices(&[1]).timeout(Duration::from_secs(9)),
         _ => GpuPool::builder(),

@@ -1,7 +1,7 @@
 //! After a fork there are no device threads in the child: it is told so, and neither hangs nor crashes (pycuda#137,
 //! vllm#32611). The test forks in a process of its own, which has but one application thread.
 
-use crate::support::{PATIENCE, in_a_process, task};
+use crate::support::{TIMEOUT, in_a_process, task};
 use gpu_pool::{Error, GpuPool};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -54,7 +54,7 @@ fn parent() {
             // SAFETY: `status` is a live integer.
             let mut ended = || unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } != 0;
             while !ended() {
-                if start.elapsed() > PATIENCE / 2 {
+                if start.elapsed() > TIMEOUT / 2 {
                     // SAFETY: the child is this process's own and has not been waited for.
                     unsafe { libc::kill(child, libc::SIGKILL) };
                     panic!("the child hung");

@@ -1,6 +1,6 @@
 //! A process that is stopped for longer than the deadline (in a debugger, by `SIGSTOP`, with its virtual machine)
 //! misses none by that: meanwhile nobody could get on, so nobody is late.
-use crate::support::{PATIENCE, again, guarded, task};
+use crate::support::{TIMEOUT, again, guarded, task};
 use gpu_pool::{GpuPool, LaunchDims, Module, kernel};
 use std::{
     io::{BufRead, BufReader},
@@ -97,12 +97,12 @@ fn wait_in_every_way() {
                 Ok(())
             })
         });
-        begins.recv_timeout(PATIENCE / 4).unwrap();
+        begins.recv_timeout(TIMEOUT / 4).unwrap();
         let turn = s.spawn(|| {
             say();
             turns.run(|_, _| Ok(()))
         });
-        (0..3).for_each(|_| all.recv_timeout(PATIENCE / 4).unwrap());
+        (0..3).for_each(|_| all.recv_timeout(TIMEOUT / 4).unwrap());
         println!("all wait");
         [peer, stream, first, turn].map(|thread| thread.join().unwrap())
     });

@@ -19,7 +19,7 @@ use std::{
 
 /// Tells a hang from a slow machine, nothing else. A machine with many other processes is ten times as slow as an idle
 /// one, so this is much longer than any test takes.
-pub const PATIENCE: Duration = Duration::from_secs(600);
+pub const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Whether `GPU_POOL_LONG=1` asks for all cases of long tests, as CI does.
 pub fn long() -> bool {
@@ -53,7 +53,7 @@ impl Gpus {
 
     /// A pool in the making, of the first `count` devices.
     pub fn builder(&self, count: usize) -> Builder {
-        let builder = builder().timeout(PATIENCE / 2).module(&MODULE);
+        let builder = builder().timeout(TIMEOUT / 2).module(&MODULE);
         match self.cuda {
             true => {
                 // In the order of `GPU_POOL_SHARE`, which is not looked at any more.
@@ -173,11 +173,11 @@ macro_rules! on_both {
 
 /// Runs `f` on a thread of its own and fails if it does not come to an end.
 pub fn guarded<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
-    guarded_for(PATIENCE, f)
+    guarded_for(TIMEOUT, f)
 }
 
 /// [`guarded`] with a limit of its own.
-pub fn guarded_for<R: Send + 'static>(patience: Duration, f: impl FnOnce() -> R + Send + 'static) -> R {
+pub fn guarded_for<R: Send + 'static>(timeout: Duration, f: impl FnOnce() -> R + Send + 'static) -> R {
     let (done, ended) = channel();
     let name = thread::current().name().unwrap_or("test").to_owned();
     let thread = thread::Builder::new().name(name).spawn(move || {
@@ -185,8 +185,8 @@ pub fn guarded_for<R: Send + 'static>(patience: Duration, f: impl FnOnce() -> R 
         let _ = done.send(());
         result
     });
-    match ended.recv_timeout(patience) {
-        Err(RecvTimeoutError::Timeout) => panic!("hung: no end after {patience:?}"),
+    match ended.recv_timeout(timeout) {
+        Err(RecvTimeoutError::Timeout) => panic!("hung: no end after {timeout:?}"),
         Ok(()) | Err(RecvTimeoutError::Disconnected) => {}
     }
     thread.unwrap().join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -196,7 +196,7 @@ pub fn guarded_for<R: Send + 'static>(patience: Duration, f: impl FnOnce() -> R 
 pub fn until(what: &str, done: impl Fn() -> bool) -> Result<(), Error> {
     let start = Instant::now();
     while !done() {
-        if start.elapsed() > PATIENCE / 4 {
+        if start.elapsed() > TIMEOUT / 4 {
             return Err(Error::custom(format!("waited in vain until {what}")));
         }
         thread::sleep(Duration::from_millis(1));
@@ -237,7 +237,7 @@ pub fn in_a_process(test: &str, task: &str) {
         if let Some(status) = process.try_wait().unwrap() {
             break status;
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             let _ = process.kill();
             panic!("{task}: hung");
         }

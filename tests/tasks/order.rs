@@ -43,7 +43,7 @@ fn as_tasks(pool: &GpuPool, program: &[Step]) -> Result<Vec<u64>> {
         let mut values: Vec<_> = (0..VALUES as u64).map(|i| t.cpu().run((), move |()| Ok(i))).collect();
         for &(a, b, place) in program.iter().filter(|(a, b, _)| a != b) {
             let [x, y] = values.get_disjoint_mut([a, b]).unwrap();
-            let _ = match place < t.devices() {
+            let _ = match place < t.device_count() {
                 true => t.gpu(place).run((x, &*y), |_, (x, y)| step(x, y)),
                 false => t.cpu().run((x, &*y), |(x, y)| step(x, y)),
             };
@@ -67,7 +67,7 @@ fn random_programs_behave_as_if_run_one_by_one() {
 /// The same with work on devices: `x[a] += x[b]`, on the device of `a` or as copies between devices.
 fn on_devices(pool: &GpuPool, program: &[Step]) -> Result<Vec<f32>> {
     pool.tasks(|t| {
-        let home = |i: usize| i % t.devices();
+        let home = |i: usize| i % t.device_count();
         let mut values: Vec<Value<DeviceBuffer<f32>>> =
             (0..VALUES).map(|i| t.gpu(home(i)).run((), move |dev, ()| dev.upload(&[i as f32; 33]))).collect();
         for &(a, b, way) in program.iter().filter(|(a, b, _)| a != b) {

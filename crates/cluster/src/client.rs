@@ -53,22 +53,22 @@ impl Line {
 }
 
 impl Client {
-    /// Connects to rank 0, which may come later, until `patience` is over. A connection that ends before rank 0's word
-    /// is tried again: there were too many others.
+    /// Connects to rank 0, which may come later, until `connect_timeout` is over. A connection that ends before rank
+    /// 0's word is tried again: there were too many others.
     pub(super) fn connect(
         at: SocketAddr,
         host: usize,
         size: usize,
         secret: &[u8],
-        silence: Duration,
-        patience: Duration,
+        heartbeat_timeout: Duration,
+        connect_timeout: Duration,
     ) -> Result<Client> {
         check_secret(at, secret)?;
         let broken = |e: io::Error| Error::Cluster { op: "connect", why: format!("the connection to {at}: {e}") };
         let begun = Instant::now();
-        let until = begun + patience.min(A_YEAR);
+        let until = begun + connect_timeout.min(A_YEAR);
         let stream = loop {
-            let stream = dial(at, begun, patience)?;
+            let stream = dial(at, begun, connect_timeout)?;
             stream.set_nodelay(true).map_err(broken)?;
             let why = match greet::introduce(&stream, secret, host, size, until) {
                 Ok(()) => break stream,
@@ -77,12 +77,12 @@ impl Client {
                     continue;
                 }
                 Err(e) if e.kind() == ErrorKind::PermissionDenied => e.to_string(),
-                Err(e) if is_silent(e.kind()) => format!("{at} has given no answer for {patience:?}"),
+                Err(e) if is_silent(e.kind()) => format!("{at} has given no answer for {connect_timeout:?}"),
                 Err(e) => format!("{at} does not answer as rank 0 of a cluster would: {e}"),
             };
             return Err(Error::Cluster { op: "connect", why });
         };
-        let limit = |part: u32| Some((silence / part).max(Duration::from_millis(1)));
+        let limit = |part: u32| Some((heartbeat_timeout / part).max(Duration::from_millis(1)));
         stream.set_read_timeout(limit(8)).and_then(|()| stream.set_write_timeout(limit(2))).map_err(broken)?;
         let reading = stream.try_clone().map_err(broken)?;
         let link = Arc::new(Line { stream, writing: Mutex::new(()) });
@@ -91,7 +91,7 @@ impl Client {
         let client = Client { local, link, closing: Arc::default() };
         let local = client.local.clone();
         spawn("reader", move || {
-            local.end_cluster(read(&reading, &local, silence));
+            local.end_cluster(read(&reading, &local, heartbeat_timeout));
             // After the cause is known: what breaks by this is no cause.
             let _ = reading.shutdown(Shutdown::Both);
         })?;
@@ -99,7 +99,7 @@ impl Client {
         spawn("beat", move || {
             let mut closing = (closing.0.lock(), &closing.1);
             while !*closing.0 && link.send(&local.beat()).is_ok() {
-                closing.1.wait_for(&mut closing.0, beat(silence));
+                closing.1.wait_for(&mut closing.0, beat(heartbeat_timeout));
             }
         })?;
         Ok(client)
@@ -125,9 +125,9 @@ fn is_cut(kind: ErrorKind) -> bool {
     matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
-fn dial(at: SocketAddr, start: Instant, patience: Duration) -> Result<TcpStream> {
+fn dial(at: SocketAddr, start: Instant, connect_timeout: Duration) -> Result<TcpStream> {
     loop {
-        let left = patience.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
+        let left = connect_timeout.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&at, left.min(A_TRY)) {
             Err(e) if wire::no_descriptor(&e) => {
                 let why = format!("this process has no free file descriptor for a connection to rank 0: {e}");
@@ -135,9 +135,9 @@ fn dial(at: SocketAddr, start: Instant, patience: Duration) -> Result<TcpStream>
             }
             // Without a listener, a port that the system picks for this end may be the very port.
             Ok(stream) if stream.local_addr().ok() != stream.peer_addr().ok() => return Ok(stream),
-            result if start.elapsed() >= patience => {
+            result if start.elapsed() >= connect_timeout => {
                 let why = result.err().map_or_else(|| "it has connected to itself".to_owned(), |e| e.to_string());
-                let why = format!("rank 0 did not listen at {at} for {patience:?}: {why}");
+                let why = format!("rank 0 did not listen at {at} for {connect_timeout:?}: {why}");
                 return Err(Error::Cluster { op: "connect", why });
             }
             _ => thread::sleep(AGAIN),
@@ -146,8 +146,8 @@ fn dial(at: SocketAddr, start: Instant, patience: Duration) -> Result<TcpStream>
 }
 
 /// Reads until the connection ends, and tells why it did. Only whole frames are signs of life.
-fn read(stream: &TcpStream, local: &Local, silence: Duration) -> Failure {
-    let mut from = BufReader::new(Patient { stream, stall: StallTimer::new(silence) });
+fn read(stream: &TcpStream, local: &Local, heartbeat_timeout: Duration) -> Failure {
+    let mut from = BufReader::new(Patient { stream, stall: StallTimer::new(heartbeat_timeout) });
     loop {
         match wire::read::<ToHost>(&mut from, wire::MOST) {
             Ok(frame) => {
@@ -156,7 +156,7 @@ fn read(stream: &TcpStream, local: &Local, silence: Duration) -> Failure {
             }
             Err(e) => {
                 let why = match e.kind() {
-                    kind if is_silent(kind) => format!("it has said nothing for {silence:?}"),
+                    kind if is_silent(kind) => format!("it has said nothing for {heartbeat_timeout:?}"),
                     ErrorKind::InvalidData => format!("it has sent nonsense: {e}"),
                     ErrorKind::UnexpectedEof => "its connection has ended, as when a process ends".to_owned(),
                     _ => format!("the connection to it broke: {e}"),

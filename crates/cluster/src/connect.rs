@@ -10,6 +10,7 @@ use super::{
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 use crate::traits::DeviceTransport;
 use crate::{
+    collective::Hierarchical,
     link::Linked,
     runtime::{
         BuilderInternals,
@@ -81,7 +82,7 @@ impl Connect for Cluster {
             let (transport, ends) = self.open(control, drivers, software, &mpi)?;
             Ok((transport, mpi.ends_behind(ends, self, control)))
         })?;
-        Ok(Linked::new(world))
+        Ok(Linked::new(world, Hierarchical))
     }
 }
 
@@ -142,7 +143,7 @@ impl Cluster {
         let name = format!("gpu-pool-{name}");
         let place = (self.rank(), self.size());
         let (set, get) = (|key: &str, value: &[u8]| control.set(key, value), |key: &str| control.get(key));
-        let shm = Shm::connect(&name, place, set, get, &|| control.lost(), self.patience)?;
+        let shm = Shm::connect(&name, place, set, get, &|| control.lost(), self.connect_timeout)?;
         Ok((Transport::Host(Arc::new(shm)), Box::new(())))
     }
 
@@ -155,7 +156,7 @@ impl Cluster {
     #[cfg(feature = "nccl")]
     fn open_nccl(&self, control: &Control, drivers: &[DriverRef]) -> Result<(Transport, Ends)> {
         use super::transport::nccl::{Keys, MOST_BLOCKS, Nccl};
-        let mut nccl = Nccl::new(self.rank(), &control.devices, Arc::new(lost(control)), self.patience)?;
+        let mut nccl = Nccl::new(self.rank(), &control.devices, Arc::new(lost(control)), self.connect_timeout)?;
         // All processes must come to one answer.
         let blocks = if forced() { 0 } else { MOST_BLOCKS };
         if control.gather("nccl/overlap", &[u8::from(forced() || apart(drivers))])?.iter().all(|told| *told == [1]) {
@@ -225,13 +226,13 @@ impl MpiPart {
     /// not ended it for a failed one.
     fn ends_behind(&self, ends: Ends, cluster: &Cluster, control: &Control) -> Ends {
         let Some(mpi) = self.mpi.clone() else { return ends };
-        let limit = cluster.silence;
+        let limit = cluster.heartbeat_timeout;
         Box::new((ends, Ending::new(control, move || mpi.close(limit))))
     }
 
     fn broadcast(&self, cluster: &Cluster, bytes: &mut [u8]) -> Result<()> {
         match &self.mpi {
-            Some(mpi) => mpi.broadcast(bytes, cluster.patience),
+            Some(mpi) => mpi.broadcast(bytes, cluster.connect_timeout),
             None => Ok(()),
         }
     }
@@ -248,7 +249,7 @@ impl MpiPart {
             loaded.load(cluster)?;
         }
         let Some(mpi) = loaded.mpi else { unreachable!("loaded") };
-        let (ending, limit) = (mpi.clone(), cluster.silence);
+        let (ending, limit) = (mpi.clone(), cluster.heartbeat_timeout);
         let ends = Ending::new(control, move || ending.close(limit));
         // All processes must come to one choice: their libraries may differ.
         let takes = (!software && mpi.is_cuda_aware()) || forced();

@@ -124,7 +124,7 @@ impl Cluster {
         let start = Instant::now();
         let (host, size, by) = (self.launch.rank, self.launch.size, self.launch.by);
         event!(debug, "rank {host} of {size} joins its cluster, as said by {by:?}");
-        let limits = Limits { size, silence: self.silence, patience: self.patience };
+        let limits = Limits { size, heartbeat_timeout: self.heartbeat_timeout, connect_timeout: self.connect_timeout };
         let (server, at, secret) = match (&self.launch.master, bcast) {
             (Some((name, port)), _) => {
                 let at = self.resolve(name, *port, start)?;
@@ -139,8 +139,8 @@ impl Cluster {
                 return Err(Error::Cluster { op: "environment", why: why.to_owned() });
             }
         };
-        let patience = self.patience.saturating_sub(start.elapsed());
-        let client = Client::connect(at, host, size, &secret, self.silence, patience)?;
+        let connect_timeout = self.connect_timeout.saturating_sub(start.elapsed());
+        let client = Client::connect(at, host, size, &secret, self.heartbeat_timeout, connect_timeout)?;
         let local = client.local.clone();
         // Asked for first: nobody fails before all have told their devices, so the word of a process that fails is here
         // before the process is missed.
@@ -205,7 +205,7 @@ impl Cluster {
         Ok((server, self.resolve(&name, port, start)?, secret.to_vec()))
     }
 
-    /// On one machine nobody else need reach rank 0.
+    /// On one machine no other machine need reach rank 0.
     fn listen(&self, limits: Limits) -> Result<(Server, String, [u8; 32])> {
         let broken = |e: std::io::Error| Error::Cluster { op: "listen", why: e.to_string() };
         let secret = greet::random().map_err(broken)?;
@@ -231,9 +231,12 @@ impl Cluster {
                 },
                 Err(e) => e.to_string(),
             };
-            let left = self.patience.saturating_sub(start.elapsed());
+            let left = self.connect_timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
-                let why = format!("the name `{name}` of rank 0's machine was not known for {:?}: {why}", self.patience);
+                let why = format!(
+                    "the name `{name}` of rank 0's machine was not known for {:?}: {why}",
+                    self.connect_timeout
+                );
                 return Err(Error::Cluster { op: "connect", why });
             }
             event!(warn, "rank 0's machine `{name}` is not known yet: {why}");

@@ -1,7 +1,8 @@
 //! How a process and the hub prove to each other that they know the secret, before anything else is read.
 //!
 //! Both send a random nonce; each answers with an HMAC-SHA256 of both nonces and of what it claims. The secret never
-//! crosses the wire, and an answer fits one connection and one side only. What follows is neither encrypted nor signed.
+//! crosses the wire, and an answer fits one connection and one side only. Later frames are neither encrypted nor
+//! signed.
 
 use super::wire::{self, VERSION};
 use hmac::{Hmac, KeyInit, Mac};
@@ -102,7 +103,7 @@ impl Write for Until<'_> {
     }
 }
 
-/// Who may not join.
+/// A process that may not join.
 #[derive(Debug)]
 pub(super) enum Not {
     Stranger(String),

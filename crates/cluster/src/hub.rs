@@ -13,13 +13,13 @@
 //! * A failed scope changes nothing for other scopes (C7).
 
 #[cfg(test)]
-#[path = "../tests/unit/hub/beside_tests.rs"]
-mod beside_tests;
-#[cfg(test)]
 #[path = "../tests/unit/hub/clock_tests.rs"]
 mod clock_tests;
 mod deadline;
 mod meeting;
+#[cfg(test)]
+#[path = "../tests/unit/hub/proxied_tests.rs"]
+mod proxied_tests;
 #[cfg(test)]
 #[path = "../tests/unit/hub/shipment_tests.rs"]
 mod shipment_tests;
@@ -48,17 +48,17 @@ pub(crate) const OPENED: &str = "opened/";
 pub(crate) type Out = Vec<(usize, ToHost)>;
 
 /// What the hub needs to know of its cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Limits {
     /// The number of processes.
     pub size: usize,
     /// A process without a heartbeat for this long is lost.
-    pub silence: Duration,
+    pub heartbeat_timeout: Duration,
     /// All processes must have joined, and opened the transport, after this time.
-    pub patience: Duration,
+    pub connect_timeout: Duration,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Hub {
     limits: Limits,
     /// Time that counts: see [`tick`](Hub::tick).
@@ -75,9 +75,9 @@ pub(crate) struct Hub {
     /// Those of them that have left.
     left: BTreeSet<usize>,
     values: BTreeMap<String, Vec<u8>>,
-    /// Who has asked for a value, and does nothing else.
+    /// Hosts that have asked for a value, and do nothing else.
     asked: BTreeMap<String, Vec<(usize, bool)>>,
-    /// Who has told whether it could open the transport.
+    /// Hosts that have told whether they could open the transport.
     opened: BTreeSet<usize>,
     /// How many may not join.
     refused: usize,
@@ -148,27 +148,8 @@ struct Announced {
 
 impl Hub {
     pub(crate) fn new(limits: Limits) -> Hub {
-        Hub {
-            limits,
-            now: Duration::ZERO,
-            looked: Duration::ZERO,
-            step: (limits.silence.min(limits.patience) / 4).min(STEP),
-            stopped: None,
-            earlier: [None; TICKS],
-            hosts: BTreeMap::new(),
-            left: BTreeSet::new(),
-            values: BTreeMap::new(),
-            asked: BTreeMap::new(),
-            opened: BTreeSet::new(),
-            refused: 0,
-            scopes: BTreeMap::new(),
-            names: BTreeMap::new(),
-            unnamed: Unnamed::default(),
-            last_scope: 0,
-            commits: 0,
-            over: None,
-            out: Out::new(),
-        }
+        let step = (limits.heartbeat_timeout.min(limits.connect_timeout) / 4).min(STEP);
+        Hub { limits, step, ..Hub::default() }
     }
 
     /// Why a process with this number may not join, if so.
@@ -219,7 +200,7 @@ impl Hub {
     }
 
     /// Whether processes may still come that are to be told of a refusal or a loss. Without an answer they would look
-    /// for rank 0 until their patience is over.
+    /// for rank 0 until their time to connect is over.
     pub(crate) fn has_to_tell(&self) -> bool {
         let told = matches!(self.over, Some(Failure::Refused { .. } | Failure::Lost { .. }));
         told && self.hosts.len() + self.refused < self.limits.size
@@ -229,46 +210,6 @@ impl Hub {
     pub(crate) fn lost(&mut self, host: usize, why: &str) -> Out {
         if !self.has_left(host) {
             self.end(Failure::lost(host, why));
-        }
-        std::mem::take(&mut self.out)
-    }
-
-    /// [`lost`](Self::lost) at a time by the clock. Who has heard nothing of this process because it was stopped ends
-    /// its connection.
-    pub(crate) fn lost_at(&mut self, clock: Duration, host: usize, why: &str) -> Out {
-        self.look(clock);
-        match self.stopped.filter(|(end, _)| clock.saturating_sub(*end) < self.limits.silence / 4) {
-            Some((_, time)) if !self.has_left(host) => {
-                self.lost(0, &format!("it was stopped for {time:?}, so the others have given it up"))
-            }
-            _ => self.lost(host, why),
-        }
-    }
-
-    fn look(&mut self, clock: Duration) {
-        let time = clock.saturating_sub(self.looked);
-        if time >= self.limits.silence / 4 * 3 {
-            self.stopped = Some((clock, time));
-        }
-        self.now += time.min(self.step);
-        self.looked = clock;
-    }
-
-    /// The time since the hub began. Of the time between two ticks only [`STEP`] counts, or a quarter of the shortest
-    /// of the hub's own limits: while this process was stopped, nobody was late. Members' deadlines do not count here:
-    /// a short one must not slow the clock for all. That one is passed after [`TICKS`] ticks at the earliest.
-    pub(crate) fn tick(&mut self, clock: Duration) -> Out {
-        self.earlier.rotate_left(1);
-        self.earlier[TICKS - 1] = Some(self.now);
-        self.look(clock);
-        if self.over.is_none() {
-            self.look_for_the_silent();
-        }
-        if self.over.is_none() {
-            self.look_for_the_late();
-        }
-        for host in self.hosts.keys().filter(|host| !self.left.contains(host)) {
-            self.out.push((*host, ToHost::Beat));
         }
         std::mem::take(&mut self.out)
     }
@@ -419,7 +360,7 @@ impl Hub {
         Ok(())
     }
 
-    /// The scope has failed: for everybody, and for who comes later.
+    /// The scope has failed: for all hosts, also for those that come later.
     fn fail(&mut self, number: u64, failure: Failure) {
         if mutant::is(Rule::C7) {
             return self.end(failure);
@@ -450,7 +391,7 @@ impl Hub {
         self.over = Some(failure);
     }
 
-    /// Who has left is missed once somebody waits for it.
+    /// A host that has left is missed once another one waits for it.
     fn miss_who_left(&mut self) {
         let missed = self.left.iter().copied().find(|&host| {
             !self.asked.is_empty() || self.scopes.values().any(|scope| scope.failed.is_none() && scope.waits_for(host))

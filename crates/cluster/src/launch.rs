@@ -1,5 +1,5 @@
-//! Who has started this process, and as which of how many: from environment variables, and never guessed from half of
-//! them.
+//! The launcher of this process, its rank and the number of processes: from environment variables, and never guessed
+//! from half of them.
 
 use crate::runtime::variables::NotText;
 use gpu_pool::{Error, Result};
@@ -200,7 +200,7 @@ impl Variables<'_> {
         self.at_hand(launch).map(Some)
     }
 
-    /// With all processes on one machine nobody else need reach rank 0. This crate's own variables come first.
+    /// With all processes on one machine no other machine need reach rank 0. This crate's own variables come first.
     fn at_hand(&self, mut launch: Launch) -> Result<Launch> {
         if let Some((_, port)) = &launch.master
             && launch.local_size == launch.size
@@ -213,8 +213,8 @@ impl Variables<'_> {
 }
 
 impl Launch {
-    /// Who has started this process, by its environment; none if it was no launcher. Of several launchers the inner one
-    /// counts: `mpirun` may run within `srun`, and anybody may set torchrun's names.
+    /// The launcher of this process, by its environment; none if it was no launcher. Of several launchers the inner one
+    /// counts: `mpirun` may run within `srun`, and other programs may set torchrun's names.
     pub(super) fn from(variables: Read<'_>) -> Result<Option<Launch>> {
         let variables = Variables(variables);
         let all = [Variables::hand, Variables::open_mpi, Variables::mpich, Variables::torchrun, Variables::slurm];

@@ -120,23 +120,26 @@ pub enum TransportChoice {
 pub struct Cluster {
     launch: Launch,
     secret: Vec<u8>,
-    silence: Duration,
-    patience: Duration,
+    heartbeat_timeout: Duration,
+    connect_timeout: Duration,
     transport: TransportChoice,
 }
 
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cluster { launch, secret: _, silence, patience, transport } = self;
+        let Cluster { launch, secret: _, heartbeat_timeout, connect_timeout, transport } = self;
         let mut shown = f.debug_struct("Cluster");
-        shown.field("launch", launch).field("silence", silence).field("patience", patience);
+        shown
+            .field("launch", launch)
+            .field("heartbeat_timeout", heartbeat_timeout)
+            .field("connect_timeout", connect_timeout);
         shown.field("transport", transport).finish_non_exhaustive()
     }
 }
 
 impl Cluster {
-    const SILENCE: Duration = Duration::from_secs(30);
-    const PATIENCE: Duration = Duration::from_secs(300);
+    const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(30);
+    const CONNECT_TIMEOUT: Duration = Duration::from_secs(300);
 
     /// As this process's launcher says. The first of these that has set its variables counts: `GPU_POOL_RANK`,
     /// `GPU_POOL_SIZE`, `GPU_POOL_MASTER` and `GPU_POOL_PORT`; `mpirun` of Open MPI; of MPICH; `torchrun`; `srun`.
@@ -192,8 +195,9 @@ impl Cluster {
         let mut cluster = Cluster::new(launch, secret.unwrap_or_default());
         if let Some(text) = text("GPU_POOL_SILENCE")? {
             let expected = "a time above zero like 500ms or 30s";
-            let silence = parse_duration(text.trim());
-            cluster.silence = silence.ok_or_else(|| misunderstood("GPU_POOL_SILENCE", &text, expected))?;
+            let heartbeat_timeout = parse_duration(text.trim());
+            cluster.heartbeat_timeout =
+                heartbeat_timeout.ok_or_else(|| misunderstood("GPU_POOL_SILENCE", &text, expected))?;
         }
         cluster.transport = match text("GPU_POOL_TRANSPORT")?.as_deref().map(str::trim) {
             None | Some("auto") => TransportChoice::Auto,
@@ -226,8 +230,14 @@ impl Cluster {
     }
 
     fn new(launch: Launch, secret: String) -> Cluster {
-        let (silence, patience) = (Self::SILENCE, Self::PATIENCE);
-        Cluster { launch, secret: secret.into_bytes(), silence, patience, transport: TransportChoice::Auto }
+        let (heartbeat_timeout, connect_timeout) = (Self::HEARTBEAT_TIMEOUT, Self::CONNECT_TIMEOUT);
+        Cluster {
+            launch,
+            secret: secret.into_bytes(),
+            heartbeat_timeout,
+            connect_timeout,
+            transport: TransportChoice::Auto,
+        }
     }
 
     /// A process without a heartbeat for this long is lost: 30 seconds if not set. A shorter limit than 10 ms counts as
@@ -237,14 +247,14 @@ impl Cluster {
     /// stopped, or cut off, is silent. (For one that does not get on, there is
     /// [`Builder::timeout`](gpu_pool::Builder::timeout).)
     pub fn heartbeat_timeout(mut self, limit: Duration) -> Cluster {
-        self.silence = limit.max(Duration::from_millis(10));
+        self.heartbeat_timeout = limit.max(Duration::from_millis(10));
         self
     }
 
     /// How long the processes wait for each other while their pools are built: 5 minutes if not set. A shorter limit
     /// than 10 ms counts as 10 ms. So long they also wait until the name of rank 0's machine is known.
     pub fn connect_timeout(mut self, limit: Duration) -> Cluster {
-        self.patience = limit.max(Duration::from_millis(10));
+        self.connect_timeout = limit.max(Duration::from_millis(10));
         self
     }
 

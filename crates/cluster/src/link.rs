@@ -10,14 +10,15 @@
 //! * A gang that fails before it has joined is told of nevertheless: others may wait for it in theirs. One that does
 //!   not fail, and needs no other process, sends nothing.
 
-use crate::collective::Hierarchical;
-use crate::runtime::{
-    DeviceInternals, Gang, Outside,
-    collective::AcrossProcesses,
-    device_here,
-    processes::{NewScope, ProcessScope, Processes},
+use crate::{
+    runtime::{
+        DeviceInternals, Gang, Outside,
+        collective::AcrossProcesses,
+        device_here,
+        processes::{NewScope, ProcessScope, Processes},
+    },
+    traits::{Entry, Tell, Transport, Window, World, WorldScope},
 };
-use crate::traits::{Entry, Tell, Transport, Window, World, WorldScope};
 use gpu_pool::{Device, Error, Result, error::Site};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -229,9 +230,9 @@ pub struct Linked {
 struct Groups(Box<dyn AcrossProcesses>);
 
 impl Linked {
-    /// `world`: as a member sees the processes.
-    pub fn new(world: Arc<dyn World>) -> Arc<Linked> {
-        Arc::new(Linked { world, groups: Groups(Box::new(Hierarchical)) })
+    /// `world`: as a member sees the processes. `groups`: the collectives of groups that span them.
+    pub fn new(world: Arc<dyn World>, groups: impl AcrossProcesses + 'static) -> Arc<Linked> {
+        Arc::new(Linked { world, groups: Groups(Box::new(groups)) })
     }
 }
 

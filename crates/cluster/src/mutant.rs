@@ -15,19 +15,19 @@ pub enum Rule {
     C5,
     /// Calls of a name are counted from 1 again though a scope of that name is open.
     CountsAgain,
-    /// Only who waits in a collective is told of a loss.
+    /// Only hosts that wait in a collective are told of a loss.
     C6,
     /// A failed scope ends the cluster.
     C7,
-    /// Nobody is told of a scope that fails before it needs others.
+    /// No process is told of a scope that fails before it needs others.
     EarlyFailure,
     /// Such a failure belongs to the next scope of others, wherever that is begun.
     EarlyPlace,
-    /// What goes beside a member keeps it from its own collectives.
-    Beside,
+    /// A proxied meeting keeps a member from its own collectives.
+    Proxied,
     /// A rail begins before the step inside the process has staged its piece.
     RailWaits,
-    /// A process arrives with the first of the members that something goes beside.
+    /// A process arrives with the first of the members of a proxied meeting.
     LastArrives,
 }
 

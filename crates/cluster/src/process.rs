@@ -42,7 +42,7 @@ pub(crate) struct Process {
 struct Scope {
     /// Its place in the order of scopes.
     begun: Option<u64>,
-    /// Somebody has the window of that place.
+    /// A member has the window of that place.
     taken: bool,
     /// This process has told its end.
     left: bool,
@@ -196,7 +196,8 @@ impl Process {
         Some(Ok(place))
     }
 
-    /// The failure that ends the waits of a scope. What all have ended is not failed by who leaves then.
+    /// The failure that ends the waits of a scope. A scope that all have ended does not fail when a process leaves
+    /// then.
     pub(crate) fn failure(&self, scope: u64) -> Option<Failure> {
         let known = self.scopes.get(&scope);
         let failed = known.and_then(|scope| scope.failed.clone()).or_else(|| self.over.clone());
@@ -213,8 +214,8 @@ impl Process {
         self.failure(scope).filter(|failure| !own(failure))
     }
 
-    /// A member has arrived. The leader's arrival is told to the hub; `arrive` then lacks only its number. Beside, all
-    /// lead, and the last one's is told.
+    /// A member has arrived. The leader's arrival is told to the hub; `arrive` then lacks only its number. In a proxied
+    /// meeting all lead, and the last one's is told.
     pub(crate) fn arrive(&mut self, key: &Key, leads: Option<Arrive>) -> Option<ToHub> {
         let meeting = self.meetings.entry(key.clone()).or_insert_with(|| {
             let takers = key.1.iter().filter(|(host, _)| *host as usize == self.host).count();
@@ -222,7 +223,7 @@ impl Process {
         });
         meeting.arrived += 1;
         let all = meeting.arrived == meeting.takers;
-        let arrive = leads.filter(|arrive| all || !arrive.beside || mutant::is(Rule::LastArrives))?;
+        let arrive = leads.filter(|arrive| all || !arrive.proxied || mutant::is(Rule::LastArrives))?;
         self.scopes.get(&key.0).filter(|scope| !scope.left)?;
         self.last_arrival += 1;
         self.arrivals.insert(self.last_arrival, key.clone());
@@ -280,7 +281,7 @@ impl Process {
         }
     }
 
-    /// Nobody uses the scope any more: turns that members have not taken are over.
+    /// The scope is unused from now on: turns that members have not taken are over.
     pub(crate) fn forget(&mut self, scope: u64) -> Option<ToHub> {
         let told = self.end(scope);
         let untaken = self.scopes.remove(&scope).filter(|scope| !scope.taken);
@@ -302,24 +303,5 @@ impl Process {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    /// The first process may close its pool when another one has not read of the end of their last scope.
-    #[test]
-    fn who_leaves_after_the_end_of_a_scope_does_not_fail_it() {
-        for ended in [true, false] {
-            let mut process = Process::new(1);
-            let (scope, _) = process.begin(Entry::Unnamed { nth: 1, failed: None }, Duration::MAX, String::new());
-            process.end(scope).unwrap();
-            if ended {
-                process.take(ToHost::Ended { scope }).unwrap();
-            }
-            let left = Failure::lost(0, "it has left the cluster");
-            process.take(ToHost::Over { failure: left.clone() }).unwrap();
-            let failure = (!ended).then_some(left);
-            assert_eq!(process.failure_elsewhere(scope), failure);
-            assert_eq!(process.ended(scope), Some(failure.map_or(Ok(()), Err)));
-        }
-    }
-}
+#[path = "../tests/unit/process_tests.rs"]
+mod tests;

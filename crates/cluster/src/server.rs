@@ -35,7 +35,7 @@ struct Shared {
     changed: Condvar,
     secret: Vec<u8>,
     start: Instant,
-    silence: Duration,
+    heartbeat_timeout: Duration,
 }
 
 struct State {
@@ -69,7 +69,7 @@ impl Server {
             changed: Condvar::new(),
             secret,
             start: Instant::now(),
-            silence: limits.silence,
+            heartbeat_timeout: limits.heartbeat_timeout,
         });
         let server = Server { address, shared };
         server.shared.spawn("accept", move |shared| shared.accept(&listener, reserve))?;
@@ -136,7 +136,7 @@ impl State {
         at.and_then(|at| self.greeted.remove(at)).is_some()
     }
 
-    /// A new connection: strangers who say nothing must not crowd out members.
+    /// A new connection: silent strangers must not crowd out members.
     fn greets(&mut self, from: IpAddr, stream: Arc<TcpStream>) {
         if self.greeted.len() >= GREETINGS {
             let mut counts = BTreeMap::<IpAddr, usize>::new();
@@ -150,7 +150,7 @@ impl State {
         self.greeted.push_back((from, stream));
     }
 
-    /// Writes frames in their order. Who does not read is shut out, which its reader sees.
+    /// Writes frames in their order. A process that does not read is shut out, which its reader sees.
     fn send(&mut self, out: Out) {
         let mut bytes = BTreeMap::<usize, Vec<u8>>::new();
         for (host, frame) in out {
@@ -236,7 +236,7 @@ impl Shared {
     }
 
     fn read(&self, stream: &TcpStream, host: usize) {
-        let limit = Some(self.silence / 2).filter(|limit| !limit.is_zero());
+        let limit = Some(self.heartbeat_timeout / 2).filter(|limit| !limit.is_zero());
         let mut from = BufReader::new(stream);
         let set = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(limit));
         let mut read = set.and_then(|()| wire::read::<ToHub>(&mut from, wire::MOST));
@@ -268,14 +268,14 @@ impl Shared {
         while !state.closing {
             let out = state.hub.tick(self.start.elapsed());
             state.send(out);
-            self.changed.wait_for(&mut state, beat(self.silence));
+            self.changed.wait_for(&mut state, beat(self.heartbeat_timeout));
         }
     }
 }
 
 /// The time between two beats.
-pub(super) fn beat(silence: Duration) -> Duration {
-    (silence / 8).clamp(Duration::from_millis(5), Duration::from_millis(100))
+pub(super) fn beat(heartbeat_timeout: Duration) -> Duration {
+    (heartbeat_timeout / 8).clamp(Duration::from_millis(5), Duration::from_millis(100))
 }
 
 pub(super) fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> Result<()> {

@@ -4,8 +4,8 @@
 //! `world.rs` and `transport` implement these traits; `collective` uses them. This file knows neither sockets nor
 //! libraries.
 //!
-//! Words: a *host* is one process of the cluster, whatever machine it runs on, with its number. A *place* is a device
-//! of a host. A *rail* is what moves data between the devices of all hosts with one local index.
+//! Words: a *host* is one process of the cluster, with its number; several may run on one machine. A *place* is a
+//! device of a host. A *rail* is what moves data between the devices of all hosts with one local index.
 //!
 //! Invariants (rules C1, C2 and C3 of `docs/src/design/cluster.md`):
 //!
@@ -42,7 +42,7 @@ pub trait World: Send + Sync + fmt::Debug {
     /// `Err` once a process is lost: nothing between processes works any more.
     fn check(&self) -> Result<()>;
 
-    /// Counts the scopes without names that begin at this place of the program: 1, 2, .. Nobody else is told.
+    /// Counts the scopes without names that begin at this place of the program: 1, 2, .. No other process is told.
     fn count(&self, site: Site) -> u64;
 
     /// Begins a scope of all processes. `progress` grows while the devices of the scope make progress.
@@ -73,7 +73,7 @@ pub enum Entry<'e> {
 /// One scope of all processes.
 pub trait WorldScope: Send + Sync {
     /// Meets the other hosts of a group for one collective. All members of this host call it, after they have met
-    /// among themselves, or [beside](Arrival::beside) what they do. It returns when the hub has committed the
+    /// among themselves, or by the [proxy thread](Arrival::proxied). It returns when the hub has committed the
     /// collective and it is this one's turn. No failure of the gang and no deadline of this process ends the wait: the
     /// hub does.
     ///
@@ -109,7 +109,7 @@ pub struct Arrival<'a> {
     pub leads: bool,
     /// Set for collectives run by the proxy thread, concurrent with the member's own. All members of the host lead
     /// then, in any order: the host has arrived with the last one.
-    pub beside: bool,
+    pub proxied: bool,
     /// Of the leader: a value for all hosts, at most [`MOST_NOTE`] bytes.
     pub note: Vec<u8>,
 }
@@ -283,7 +283,7 @@ pub trait DeviceTransport: Send + Sync {
     fn failed(&self, device: usize) -> Option<Error>;
 
     /// `tell` is called, by any thread, when a call has failed since it was submitted, or a rail ends before its time;
-    /// at once if that has happened. What waits for the streams of this process ends only after that. It is forgotten
+    /// immediately if that has happened. Waits for the streams of this process end only after that. It is forgotten
     /// when the caller drops it.
     fn when_failed(&self, tell: &Arc<Tell>);
 }

@@ -1,8 +1,8 @@
 //! What processes and the hub tell each other, as values and as bounded frames.
 //!
-//! A frame is four bytes of length, little-endian, and a value in the format of the `postcard` crate. Nobody allocates
-//! more than a frame because of what a peer wrote. Each side has proved that it knows the secret before the other reads
-//! a [`ToHub`] or a [`ToHost`] (`greet.rs`).
+//! A frame is four bytes of length, little-endian, and a value in the format of the `postcard` crate. No value of a
+//! peer makes a process allocate more than a frame. Each side has proved that it knows the secret before the other
+//! reads a [`ToHub`] or a [`ToHost`] (`greet.rs`).
 
 use crate::traits::OUTBOX;
 use gpu_pool::{Error, error::WorldCall};
@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-/// The longest frame. What crosses here are headlines; data goes over the transport.
+/// The longest frame. Frames carry headlines; data goes over the transport.
 pub(super) const MOST: usize = 64 << 10;
 
 /// The longest value of the key-value store.
@@ -26,6 +26,21 @@ pub(super) const MOST_MEMBERS: usize = 4096;
 
 /// The version of the protocol. Both sides must have the same.
 pub(super) const VERSION: u16 = 4;
+
+/// The same number in every process.
+pub(crate) fn hash(text: &str) -> u64 {
+    // FNV-1a.
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// A text of at most `most` bytes. Different texts stay different.
+pub(crate) fn shortened(text: &str, most: usize) -> String {
+    if text.len() <= most {
+        return text.to_owned();
+    }
+    let end = (0..=most).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    format!("{}.. (hash {:016x})", &text[..end], hash(text))
+}
 
 /// A device: its process and its ordinal there.
 pub(crate) type Member = (u32, u32);
@@ -80,10 +95,10 @@ pub(crate) struct Arrive {
     pub members: Vec<Member>,
     /// The collective's number in the group.
     pub number: u64,
-    /// Who speaks for the members.
+    /// The member that speaks for all.
     pub device: u32,
-    /// The members may be in other collectives meanwhile, but in no other one that is beside.
-    pub beside: bool,
+    /// The members may be in other collectives meanwhile, but in no other proxied one.
+    pub proxied: bool,
     pub call: String,
     pub site: String,
     pub note: Vec<u8>,

@@ -1,6 +1,6 @@
 //! The cluster for the threads of this process: `traits.rs`'s traits over [`Process`], under one lock.
 //!
-//! Whatever brings the hub's frames calls [`Local::take`]; whatever knows that the hub is gone calls
+//! The reader of the hub's frames calls [`Local::take`]; the thread that finds the hub gone calls
 //! [`Local::end_cluster`]. Frames to the hub go through a [`Link`].
 //!
 //! Every wait here ends when the hub says so, when the cluster ends, or when the link knows that the hub is silent. No
@@ -279,7 +279,7 @@ struct Scope {
 
 impl WorldScope for Scope {
     fn meet(&self, arrival: Arrival<'_>) -> Result<Commit> {
-        let Arrival { members, number, place, call, site, leads, beside, note } = arrival;
+        let Arrival { members, number, place, call, site, leads, proxied, note } = arrival;
         let members: Vec<_> = members.iter().map(|place| (place.host as u32, place.device as u32)).collect();
         if members.len() > wire::MOST_MEMBERS {
             let why = format_args!("a group of {} devices; at most {}", members.len(), wire::MOST_MEMBERS);
@@ -292,7 +292,7 @@ impl WorldScope for Scope {
             members,
             number,
             device: place.device as u32,
-            beside,
+            proxied,
             call: cut(call.to_owned()),
             site: cut(site.to_string()),
             note,

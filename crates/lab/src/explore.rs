@@ -1,11 +1,11 @@
 //! Runs many interleavings of one program, and finds the simplest one that fails.
 //!
-//! Software GPUs run one operation at a time, in an order drawn from a seed ([`Schedule::Seeded`]). A program that is
-//! wrong in one interleaving of many fails for some seeds. Such a run is then replayed with fewer and fewer switches
-//! between streams, by delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input",
-//! 2002), until no switch can be left out. If several switches remain, single switches are tried, since most bugs need
-//! few (Musuvathi and Qadeer, "Iterative context bounding", 2007). Mostly one or two switches remain, and they show the
-//! bug.
+//! Software GPUs run one operation at a time, in an order drawn from a seed ([`ExecutionOrder::Seeded`]). A program
+//! that is wrong in one interleaving of many fails for some seeds. Such a run is then replayed with fewer and fewer
+//! switches between streams, by delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing
+//! input", 2002), until no switch can be left out. If several switches remain, single switches are tried, since most
+//! bugs need few (Musuvathi and Qadeer, "Iterative context bounding", 2007). Mostly one or two switches remain, and
+//! they show the bug.
 
 mod shrink;
 
@@ -15,7 +15,7 @@ use super::{
 };
 use gpu_pool::{
     Builder, Error, GpuPool, Result,
-    extend::driver::host::{Schedule, Trace},
+    extend::driver::host::{ExecutionOrder, Trace},
     extend::lab::{discard, seed, write_steps},
 };
 use shrink::Shrink;
@@ -61,7 +61,7 @@ pub fn explore(seeds: u64, f: impl Fn(&GpuPool) -> Result<()>) {
 /// Settings of an exploration.
 ///
 /// The order of operations is a function of the seed, as long as each device thread's submissions do not depend on
-/// time. [`Schedule`] lists the exceptions.
+/// time. [`ExecutionOrder`] lists the exceptions.
 ///
 /// The environment does not change backend, number of devices and checker: `GPU_POOL_BACKEND`, `GPU_POOL_DEVICES` and
 /// `GPU_POOL_CHECK=off` have no effect here.
@@ -140,12 +140,12 @@ impl Explorer {
     pub fn run(&self, f: impl Fn(&GpuPool) -> Result<()>) -> Result<Explored, Box<Failure>> {
         let f = &f;
         if let Some(choices) = &self.choices {
-            let run = self.once(Schedule::Replay(choices.clone()), f);
+            let run = self.once(ExecutionOrder::Replay(choices.clone()), f);
             return self.judge(None, run, 1, f);
         }
         let seeds = match seed() {
             Err(error) => {
-                let run = Run { failed: Some(Why::Error(error)), trace: Trace::default() };
+                let run = Run { failed: Some(Cause::Error(error)), trace: Trace::default() };
                 return self.clone().without_shrinking().judge(None, run, 0, f);
             }
             Ok(Some(seed)) => seed..=seed,
@@ -154,7 +154,7 @@ impl Explorer {
         };
         let mut explored = Explored { runs: 0, steps: 0 };
         for seed in seeds {
-            let run = self.once(Schedule::Seeded(seed), f);
+            let run = self.once(ExecutionOrder::Seeded(seed), f);
             explored.runs += 1;
             explored.steps += self.judge(Some(seed), run, explored.runs, f)?.steps;
         }
@@ -170,21 +170,21 @@ impl Explorer {
         f: &dyn Fn(&GpuPool) -> Result<()>,
     ) -> Result<Explored, Box<Failure>> {
         let steps = run.trace.steps().len() as u64;
-        let Some(why) = run.failed else { return Ok(Explored { runs, steps }) };
+        let Some(cause) = run.failed else { return Ok(Explored { runs, steps }) };
         let found = run.trace.switches();
-        let first = Failing { why, trace: run.trace };
+        let first = Failing { cause, trace: run.trace };
         let (failing, tries, replays) = match self.shrink {
             true => Shrink::new(self, f).shrink(first),
             false => (first, 0, true),
         };
-        let Failing { why, trace } = failing;
+        let Failing { cause, trace } = failing;
         let Explorer { devices, is_configured, .. } = *self;
-        Err(Box::new(Failure { seed, why, trace, found, tries, replays, devices, is_configured }))
+        Err(Box::new(Failure { seed, cause, trace, found, tries, replays, devices, is_configured }))
     }
 
     /// One run on a pool of its own.
     #[track_caller]
-    fn once(&self, schedule: Schedule, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
+    fn once(&self, schedule: ExecutionOrder, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
         // A fault plan is equal for each run: it counts from zero, and is paused if it was paused.
         let plan = Lab::plan(&self.builder).map(|plan| {
             let is_paused = plan.start_over();
@@ -200,23 +200,23 @@ impl Explorer {
     }
 
     #[track_caller]
-    fn on_a_pool(&self, schedule: Schedule, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
+    fn on_a_pool(&self, schedule: ExecutionOrder, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
         // All devices by ordinal, or `GPU_POOL_DEVICES` would choose. The list is limited; the builder refuses too
         // many.
         let ordinals: Vec<usize> = (0..self.devices).take(1 << 12).collect();
         let builder = self.builder.clone().host(self.devices).devices(&ordinals);
         let pool = match builder.schedule(schedule).build() {
             Ok(pool) => pool,
-            Err(error) => return Run { failed: Some(Why::Error(error)), trace: Trace::default() },
+            Err(error) => return Run { failed: Some(Cause::Error(error)), trace: Trace::default() },
         };
         let failed = match catch_unwind(AssertUnwindSafe(|| f(&pool))) {
             Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(Why::Error(error)),
+            Ok(Err(error)) => Some(Cause::Error(error)),
             Err(payload) => {
                 let text = payload.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
                 discard(payload);
-                Some(Why::Panic(text.unwrap_or_else(|| "a payload that is not text".to_owned())))
+                Some(Cause::Panic(text.unwrap_or_else(|| "a payload that is not text".to_owned())))
             }
         };
         Run { failed, trace: pool.trace().unwrap_or_default() }
@@ -224,12 +224,12 @@ impl Explorer {
 }
 
 struct Run {
-    failed: Option<Why>,
+    failed: Option<Cause>,
     trace: Trace,
 }
 
 struct Failing {
-    why: Why,
+    cause: Cause,
     trace: Trace,
 }
 
@@ -244,18 +244,18 @@ pub struct Explored {
 
 /// The kind of a program's failure.
 #[derive(Clone, Debug)]
-pub enum Why {
+pub enum Cause {
     /// The program returned this error.
     Error(Error),
     /// The program panicked with this message.
     Panic(String),
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Why::Error(error) => write!(f, "{error}"),
-            Why::Panic(message) => write!(f, "it panicked: {message}"),
+            Cause::Error(error) => write!(f, "{error}"),
+            Cause::Panic(message) => write!(f, "it panicked: {message}"),
         }
     }
 }
@@ -264,7 +264,7 @@ impl fmt::Display for Why {
 #[derive(Clone, Debug)]
 pub struct Failure {
     seed: Option<u64>,
-    why: Why,
+    cause: Cause,
     trace: Trace,
     found: usize,
     tries: u32,
@@ -280,8 +280,8 @@ impl Failure {
     }
 
     /// The failure of the reported run.
-    pub fn why(&self) -> &Why {
-        &self.why
+    pub fn cause(&self) -> &Cause {
+        &self.cause
     }
 
     /// The steps of the reported run.
@@ -304,8 +304,8 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.seed {
-            Some(seed) => writeln!(f, "seed {seed}: {}", self.why)?,
-            None => writeln!(f, "replay: {}", self.why)?,
+            Some(seed) => writeln!(f, "seed {seed}: {}", self.cause)?,
+            None => writeln!(f, "replay: {}", self.cause)?,
         }
         let (left, steps) = (self.trace.switches(), self.trace.steps().len());
         if !self.replays {

@@ -11,8 +11,8 @@ pub mod topology;
 mod twins;
 
 pub use check::Check;
-pub use explore::{Explored, Explorer, Failure, Why, explore};
-pub use faulty::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Fired, Injected};
+pub use explore::{Cause, Explored, Explorer, Failure, explore};
+pub use faulty::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Injected, InjectedFault};
 #[doc(hidden)]
 pub use gpu_pool::extend::lab::{FailPoint, count_meetings_from};
 pub use observer::install;

@@ -143,8 +143,8 @@ pub trait LabBuilder: Sized {
     fn check(self, check: Check) -> Self;
 
     /// Software GPUs that model this machine, in virtual time. The pool has all devices of the machine, unless
-    /// [`host`](Builder::host) asks for fewer. The schedule must be [`Virtual`](gpu_pool::host::Schedule::Virtual),
-    /// which is the default then.
+    /// [`host`](Builder::host) asks for fewer. The schedule must be
+    /// [`Virtual`](gpu_pool::host::ExecutionOrder::Virtual), which is the default then.
     fn topology(self, topology: Topology) -> Self;
 
     /// With a [`topology`](Self::topology): operations take their virtual time, but compute nothing and touch no

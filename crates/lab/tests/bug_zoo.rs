@@ -48,9 +48,10 @@ fn leads_to_the_program(exhibit: &'static Exhibit, trouble: &Trouble) {
     let lines = first..first + text.lines().count();
     let within =
         |site: gpu_pool::error::Site| site.file().ends_with(wrong.file) && lines.contains(&(site.line() as usize));
-    let deeds = std::iter::once(&report.now).chain(&report.before);
-    for deed in deeds {
-        let site = deed.site.unwrap_or_else(|| panic!("{}: `{}` has no place: {report}", exhibit.name, deed.op));
+    let operations = std::iter::once(&report.now).chain(&report.before);
+    for operation in operations {
+        let site =
+            operation.site.unwrap_or_else(|| panic!("{}: `{}` has no place: {report}", exhibit.name, operation.op));
         assert!(within(site), "{}: {site} is not in `{}`: {report}", exhibit.name, wrong.name);
     }
     let needs_two = matches!(exhibit.expected, Caught::Report(kind) if NEED_BOTH.contains(&kind));

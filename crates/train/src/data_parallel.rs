@@ -15,8 +15,7 @@ mod together;
 
 pub use model::{Gradients, Model};
 
-use crate::Optimizer;
-use crate::Parameter;
+use crate::{Optimizer, Parameter};
 use gpu_pool::{
     Device, Error, GpuPool, Group, PerDevice, Result, Shard,
     error::Site,
@@ -62,7 +61,7 @@ use std::panic::Location;
 /// ```
 ///
 /// **Rows.** [`Gradients::scale`] is one over the rows of the whole batch. A closure that multiplies each row's loss by
-/// it gives the mean over the batch, whatever rows a device has. A device without rows does not run the closure. Of
+/// it gives the mean over the batch, however the rows are split. A device without rows does not run the closure. Of
 /// several processes each has rows of its own, also 0 of them.
 ///
 /// **Types.** Parameters of `f32`, or of `f16` or `bf16` by `impl Model<bf16> for ..`; one type for each model. Half

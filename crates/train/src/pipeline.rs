@@ -101,10 +101,11 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// [`Error::InvalidArgument`] if the schedule is for another number of devices; those of
     /// [`GpuPool::per_device`]; those of `build`.
     #[track_caller]
-    pub fn new<F>(pool: &GpuPool, schedule: PipelineSchedule, build: F) -> Result<Self>
-    where
-        F: Fn(&Device, usize) -> Result<S> + Sync,
-    {
+    pub fn new(
+        pool: &GpuPool,
+        schedule: PipelineSchedule,
+        build: impl Fn(&Device, usize) -> Result<S> + Sync,
+    ) -> Result<Self> {
         let _here = OpSite::here("Pipeline::new");
         Self::new_in(pool, |dev| Ok(dev.everyone()), schedule, build)
     }
@@ -165,11 +166,12 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// As [`new`](Self::new), and those of `group`; [`Error::InvalidArgument`] if the members of a group have made
     /// different ones.
     #[track_caller]
-    pub fn new_in<G, F>(pool: &GpuPool, group: G, schedule: PipelineSchedule, build: F) -> Result<Self>
-    where
-        G: for<'d> Fn(&'d Device) -> Result<Group<'d>> + Send + Sync + 'static,
-        F: Fn(&Device, usize) -> Result<S> + Sync,
-    {
+    pub fn new_in(
+        pool: &GpuPool,
+        group: impl for<'d> Fn(&'d Device) -> Result<Group<'d>> + Send + Sync + 'static,
+        schedule: PipelineSchedule,
+        build: impl Fn(&Device, usize) -> Result<S> + Sync,
+    ) -> Result<Self> {
         let _here = OpSite::here("Pipeline::new_in");
         let make = |dev: &Device, _| Stages::of(dev, &group, &schedule, &build);
         let stages = PerDevice::made(pool, make)?;
@@ -216,12 +218,11 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// and for a value that is NaN; [`Error::Poisoned`]; [`Error::Timeout`] if a stage does not come; the stages' and
     /// the closures' own errors.
     #[track_caller]
-    pub fn step<R, I, L>(&mut self, input: I, loss: L) -> Result<Vec<R>>
-    where
-        R: Send + 'static,
-        I: Fn(&Device, usize) -> Result<S::Activation> + Sync,
-        L: Fn(&Device, usize, S::Activation) -> Result<(S::Activation, R)> + Sync,
-    {
+    pub fn step<R: Send + 'static>(
+        &mut self,
+        input: impl Fn(&Device, usize) -> Result<S::Activation> + Sync,
+        loss: impl Fn(&Device, usize, S::Activation) -> Result<(S::Activation, R)> + Sync,
+    ) -> Result<Vec<R>> {
         const OP: &str = "Pipeline::step";
         let site = Location::caller();
         if !self.schedule.is_training() {
@@ -248,12 +249,11 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// # Errors
     /// [`Error::Poisoned`]; [`Error::Timeout`] if a stage does not come; the stages' and the closures' own errors.
     #[track_caller]
-    pub fn forward<R, I, O>(&mut self, input: I, output: O) -> Result<Vec<R>>
-    where
-        R: Send,
-        I: Fn(&Device, usize) -> Result<S::Activation> + Sync,
-        O: Fn(&Device, usize, S::Activation) -> Result<R> + Sync,
-    {
+    pub fn forward<R: Send>(
+        &mut self,
+        input: impl Fn(&Device, usize) -> Result<S::Activation> + Sync,
+        output: impl Fn(&Device, usize, S::Activation) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
         let site = Location::caller();
         self.run(site, "Pipeline::forward", &self.forward, &input, &|dev, micro, y| {
             output(dev, micro, y).map(|value| (None, value))
@@ -284,11 +284,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// # Errors
     /// [`Error::Poisoned`]; those of `f`.
     #[track_caller]
-    pub fn each<R, F>(&mut self, f: F) -> Result<Vec<R>>
-    where
-        R: Send,
-        F: Fn(&Device, usize, &mut S) -> Result<R> + Sync,
-    {
+    pub fn each<R: Send>(&mut self, f: impl Fn(&Device, usize, &mut S) -> Result<R> + Sync) -> Result<Vec<R>> {
         let mut all = self.scope("Pipeline::each", |group, stages| {
             let (dev, first) = (group.device(), group.place(0));
             let each = stages.iter_mut().map(|(number, stage)| Ok(((first, *number), f(dev, *number, stage)?)));
@@ -321,10 +317,7 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// # Errors
     /// As [`new`](Self::new).
     #[track_caller]
-    pub fn reset<F>(&mut self, build: F) -> Result<()>
-    where
-        F: Fn(&Device, usize) -> Result<S> + Sync,
-    {
+    pub fn reset(&mut self, build: impl Fn(&Device, usize) -> Result<S> + Sync) -> Result<()> {
         let _here = OpSite::here("Pipeline::reset");
         let (team, schedule) = (&self.team, &self.schedule);
         self.stages.fill("reset", |dev, _| Stages::of(dev, team, schedule, &build))

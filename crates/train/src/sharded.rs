@@ -193,11 +193,12 @@ impl<T: Parameter> ShardedOptimizer<T> {
     /// and after a failure; [`Error::Mismatch`] when the devices are not in the same step; else those of
     /// [`Device::all_reduce`].
     #[track_caller]
-    pub fn step<G, V>(&mut self, dev: &Device, grads: &mut G, weights: &mut [V]) -> Result<Option<DeviceView<'_, f32>>>
-    where
-        G: AsViewMut<Elem = T> + ?Sized,
-        V: AsViewMut<Elem = T>,
-    {
+    pub fn step<V: AsViewMut<Elem = T>>(
+        &mut self,
+        dev: &Device,
+        grads: &mut impl AsViewMut<Elem = T>,
+        weights: &mut [V],
+    ) -> Result<Option<DeviceView<'_, f32>>> {
         let _here = OpSite::here("step");
         self.check(dev, "step")?;
         let rule = self.optimizer.rule(self.steps);

@@ -24,8 +24,10 @@ pub use loss::vocabulary_cross_entropy;
 pub use norm::SequenceNorm;
 
 /// What a step back through a [`SequenceNorm`] needs.
-use crate::prelude::*;
-use crate::update::{add_up, wide_len};
+use crate::{
+    prelude::*,
+    update::{add_up, wide_len},
+};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, Element, Error, Group, ReduceOp, Result,
     extend::{
@@ -72,11 +74,12 @@ pub fn part_of(group: &Group<'_>, rank: usize, len: usize, unit: usize) -> Resul
 /// # Errors
 /// [`Error::InvalidArgument`] if `part` is not this member's part; those of [`Group::all_gather_v`].
 #[track_caller]
-pub fn gather_rows<X>(group: &Group<'_>, part: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>>
-where
-    X: AsView + ?Sized,
-    X::Elem: Element,
-{
+pub fn gather_rows<X: AsView<Elem: Element>>(
+    group: &Group<'_>,
+    part: &X,
+    rows: usize,
+    cols: usize,
+) -> Result<DeviceBuffer<X::Elem>> {
     let _here = OpSite::here("gather_rows");
     let part = part.view();
     let (counts, len) = row_counts("gather_rows", group, rows, cols)?;
@@ -92,11 +95,12 @@ where
 /// # Errors
 /// [`Error::InvalidArgument`] if `all` has another number of elements; those of [`Group::reduce_scatter_v`].
 #[track_caller]
-pub fn scatter_rows<X>(group: &Group<'_>, all: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>>
-where
-    X: AsView + ?Sized,
-    X::Elem: Element,
-{
+pub fn scatter_rows<X: AsView<Elem: Element>>(
+    group: &Group<'_>,
+    all: &X,
+    rows: usize,
+    cols: usize,
+) -> Result<DeviceBuffer<X::Elem>> {
     let _here = OpSite::here("scatter_rows");
     let all = all.view();
     fits("scatter_rows", "the matrix", all.len(), (rows, cols))?;
@@ -141,11 +145,12 @@ impl Wide {
 
     /// `sum += piece`. Where the caller has written `sum`, that counts.
     #[track_caller]
-    fn add<T, S>(&mut self, dev: &Device, piece: &DeviceBuffer<T>, sum: &mut S) -> Result<()>
-    where
-        T: Float + Element,
-        S: AsViewMut<Elem = T>,
-    {
+    fn add<T: Float + Element>(
+        &mut self,
+        dev: &Device,
+        piece: &DeviceBuffer<T>,
+        sum: &mut impl AsViewMut<Elem = T>,
+    ) -> Result<()> {
         if !Self::is_for::<T>() || piece.is_empty() {
             return dev.add_in_place(sum, piece);
         }

@@ -24,7 +24,7 @@ use std::{
 };
 
 /// Longer than any wait here takes: a longer wait is a hang.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Memory by its address, as in the driver API.
 #[derive(Clone, Copy, Debug)]
@@ -227,7 +227,7 @@ impl Gpu {
     /// The host waits for the stream.
     #[track_caller]
     pub fn sync(&self, stream: Stream) -> DriverResult {
-        match annotate("sync", || self.driver.stream_wait_idle(stream.0, PATIENCE))? {
+        match annotate("sync", || self.driver.stream_wait_idle(stream.0, TIMEOUT))? {
             true => Ok(()),
             false => Err(hung()),
         }
@@ -385,7 +385,7 @@ impl Gpu {
         let stream = raw.stream_create(0)?;
         // SAFETY: both are live and as long as the arguments say. Software GPUs exclude conflicting operations.
         unsafe { raw.launch(&launch, stream)? };
-        if !raw.stream_wait_idle(stream, PATIENCE)? {
+        if !raw.stream_wait_idle(stream, TIMEOUT)? {
             return Err(hung());
         }
         if !write {
@@ -413,7 +413,7 @@ impl Gpu {
 }
 
 fn hung() -> Fault {
-    let detail = format!("nothing for {PATIENCE:?}");
+    let detail = format!("nothing for {TIMEOUT:?}");
     Fault { kind: FaultKind::Other, code: 0, name: "HUNG".to_owned(), detail, report: None }
 }
 
@@ -422,7 +422,7 @@ impl Drop for Yard {
     fn drop(&mut self) {
         let left = std::mem::take(self.left.get_mut().unwrap_or_else(PoisonError::into_inner));
         for &(device, stream) in &left.streams {
-            let _ = self.raw[device].stream_wait_idle(stream, PATIENCE);
+            let _ = self.raw[device].stream_wait_idle(stream, TIMEOUT);
         }
         // SAFETY: all streams are idle or their devices are lost, and the program that had the handles has ended.
         unsafe {

@@ -8,7 +8,7 @@ use gpu_pool::{
     Builder, Error, GpuPool,
     extend::driver::{
         DriverRef,
-        host::{self, HostConfig, MachineConfig, Schedule},
+        host::{self, ExecutionOrder, HostConfig, MachineConfig},
     },
 };
 use gpu_pool_lab::{Check, FaultPlan, check, faulty, prelude::*};
@@ -20,23 +20,23 @@ pub struct Ground {
     pub cuda: bool,
     pub check: bool,
     /// The schedule of software GPUs.
-    pub schedule: Schedule,
+    pub schedule: ExecutionOrder,
 }
 
 impl Ground {
     /// Software GPUs, at full speed.
     pub fn software(check: bool) -> Ground {
-        Ground { cuda: false, check, schedule: Schedule::Threaded }
+        Ground { cuda: false, check, schedule: ExecutionOrder::Threaded }
     }
 
     /// Software GPUs, one operation at a time, in a seeded order.
     pub fn seeded(check: bool, seed: u64) -> Ground {
-        Ground { cuda: false, check, schedule: Schedule::Seeded(seed) }
+        Ground { cuda: false, check, schedule: ExecutionOrder::Seeded(seed) }
     }
 
     /// Real GPUs.
     pub fn cuda(check: bool) -> Ground {
-        Ground { cuda: true, check, schedule: Schedule::Threaded }
+        Ground { cuda: true, check, schedule: ExecutionOrder::Threaded }
     }
 
     /// The first `N` devices, bare.

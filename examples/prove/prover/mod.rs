@@ -23,8 +23,8 @@ impl Prover {
     /// The root of the tree over the polynomial's values. `coefficients` are at least four, and a power of two. Does
     /// not wait; `as_slice` of the result does.
     #[track_caller]
-    pub fn commit(&self, dev: &Device, coefficients: &[u64]) -> Result<PinnedBuffer<u32>> {
-        let values = ntt::transform(dev, &self.roots, dev.upload(coefficients)?)?;
+    pub fn commit(&self, dev: &Device, coefficients: DeviceBuffer<u64>) -> Result<PinnedBuffer<u32>> {
+        let values = ntt::transform(dev, &self.roots, coefficients)?;
         let tree = merkle::tree(dev, &values)?;
         let mut root = dev.pinned(8)?;
         dev.download_pinned(&tree.slice(8..16), &mut root)?;

@@ -80,12 +80,12 @@ fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
         Job::Pairs(pairs) => pairs.iter().any(|(_, to, bytes)| to.device == own && *bytes > 0),
     };
     // A group of one has nothing to overlap, and a capture may hold its call.
-    let beside: SmallVec<[Arc<StreamCore>; 1]> = match bytes > LITTLE && member.count() > 1 && ends_here {
+    let side: SmallVec<[Arc<StreamCore>; 1]> = match bytes > LITTLE && member.count() > 1 && ends_here {
         true => member.engines()?.into_iter().take(1).collect(),
         false => SmallVec::new(),
     };
-    let moves = Moves { member, beside: beside.first().unwrap_or(member.stream) };
-    member.fork_join(&beside, || match job {
+    let moves = Moves { member, side: side.first().unwrap_or(member.stream) };
+    member.fork_join(&side, || match job {
         Job::Pairs(pairs) => {
             // The peers wait for their data.
             let (here, others): (Vec<_>, Vec<_>) = pairs.iter().partition(|(from, to, _)| from.device == to.device);
@@ -106,7 +106,7 @@ struct Moves<'g> {
     /// Its stream has the copies to peers.
     member: &'g Member<'g>,
     /// The stream of what ends on this device: moves within its own memory, and copies from a peer.
-    beside: &'g Arc<StreamCore>,
+    side: &'g Arc<StreamCore>,
 }
 
 impl Moves<'_> {
@@ -115,8 +115,8 @@ impl Moves<'_> {
             return self.copy(self.member.stream, to, from, bytes);
         }
         let here = Combination { len: bytes, sources: &[from], destinations: &[to], factors: &[] };
-        let beside = self.member.on(self.beside);
-        here.submit(&beside, (DType::U8, ReduceOp::Sum), launch::blocks(bytes))
+        let side = self.member.on(self.side);
+        here.submit(&side, (DType::U8, ReduceOp::Sum), launch::blocks(bytes))
     }
 
     /// Copies one member's data to all destinations. If another device has the data, it comes here first, and goes on
@@ -130,8 +130,8 @@ impl Moves<'_> {
         for start in (0..bytes).step_by(PIECE) {
             let at = |ptr: RemotePtr| ptr.offset(start);
             let len = PIECE.min(bytes - start);
-            self.copy(self.beside, at(here), at(source), len)?;
-            self.member.stream.wait_for(self.member.name(), self.beside, self.beside.submit())?;
+            self.copy(self.side, at(here), at(source), len)?;
+            self.member.stream.wait_for(self.member.name(), self.side, self.side.submit())?;
             // (Managed memory has no owner, so only the address tells which destination is here.)
             let others = destinations.iter().filter(|to| to.address != here.address);
             others.copied().try_for_each(|to| self.copy(self.member.stream, at(to), at(here), len))?;

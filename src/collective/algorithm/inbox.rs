@@ -5,7 +5,7 @@
 //! data as in [`eager`](super::eager). [`slots`](super::slots) has no limit. Never touches a peer's user buffer.
 //!
 //! Invariant: a room of the inbox is written again two calls later at the earliest, when it has been emptied; each call
-//! waits for data of all its peers. What a failed call leaves is removed before the member meets again
+//! waits for data of all its peers. The rest of a failed call is removed before the member meets again
 //! (`collective/barrier.rs`).
 
 use super::{

@@ -5,8 +5,8 @@
 //! [`call`] asks for it (`Group::norm_in_one`); where it does not fit, that is three calls. It is not in the table of
 //! [`choose`](super::super::choose), since other collectives have no norm.
 //!
-//! Invariant: what is chosen depends only on what all members have in common: the group, the pool, and the parts of the
-//! call that the meeting compares. All ways give the same bits.
+//! Invariant: the choice depends only on values that all members have in common: the group, the pool, and the parts of
+//! the call that the meeting compares. All ways give the same bits.
 
 pub(crate) mod call;
 
@@ -107,7 +107,7 @@ pub(crate) struct NormMemory {
 
 /// Bytes of rows from which on members read each other's where they are, instead of sending them through slots. Two
 /// H200s, bf16 rows of 4096, in graphs: 2 MB take 11.0 us in one trip and 12.8 by reads; 8 MB take 38.9 through slots
-/// and 31.7 by reads. Four: 32 MB take 204 us by reads and as three calls; what is between one trip and that is three
+/// and 31.7 by reads. Four: 32 MB take 204 us by reads and as three calls; sizes between one trip and that are three
 /// calls, since 512 KB take 26.4 us through slots and 16.5 as three calls.
 fn pulled(members: usize) -> usize {
     if members > 2 { 16 << 20 } else { 2 << 20 }

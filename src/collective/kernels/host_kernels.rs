@@ -2,7 +2,7 @@
 //!
 //! They work on raw pointers in blocks that stay in the cache, since a debug build has to get through them too.
 
-use super::lane::Lane;
+use super::summand::Summand;
 use crate::{
     driver::{HostArg, LaunchDims},
     fabric::layout::MOST,
@@ -25,7 +25,7 @@ type Pointers = SmallVec<[*mut u8; MOST]>;
 ///
 /// # Safety
 /// `args` are those of [`Combine::args`](super::Combine::args) for this type, with the memory behind them.
-pub(super) unsafe fn combine<T: Lane>(_dims: LaunchDims, args: &[HostArg]) {
+pub(super) unsafe fn combine<T: Summand>(_dims: LaunchDims, args: &[HostArg]) {
     let n: u64 = value(&args[1]);
     let op: u32 = value(&args[2]);
     let (sources, destinations) = parts(&args[5..], value::<u32>(&args[3]) as usize, value::<u32>(&args[4]) as usize);
@@ -45,8 +45,9 @@ pub(super) unsafe fn combine<T: Lane>(_dims: LaunchDims, args: &[HostArg]) {
 /// many members.
 ///
 /// # Safety
-/// All are of so many elements and aligned for them; nobody writes a source meanwhile, nor touches a destination.
-unsafe fn fold<T: Lane>(
+/// All are of so many elements and aligned for them; no other work writes a source meanwhile, nor touches a
+/// destination.
+unsafe fn fold<T: Summand>(
     n: usize,
     op: u32,
     sources: &[*mut u8],
@@ -112,7 +113,7 @@ unsafe fn copied(bytes: usize, source: *mut u8, destinations: &[*mut u8]) {
 ///
 /// # Safety
 /// As of [`fold`].
-pub(super) unsafe fn on_host<T: Lane>(
+pub(super) unsafe fn on_host<T: Summand>(
     n: usize,
     op: u32,
     sources: &[*mut u8],
@@ -166,7 +167,7 @@ fn both<A, B: Copy>(to: &mut [A], x: &[B], y: &[B], mut f: impl FnMut(B, B) -> A
 }
 
 /// The first two ranks' elements, without factors.
-pub(super) fn two<T: Lane>(op: u32, acc: &mut [T::Acc], x: &[T], y: &[T]) {
+pub(super) fn two<T: Summand>(op: u32, acc: &mut [T::Acc], x: &[T], y: &[T]) {
     match op {
         PROD => both(acc, x, y, |x, y| T::mul(x.wide(), y.wide())),
         MIN => both(acc, x, y, |x, y| T::min(x.wide(), y.wide())),
@@ -176,12 +177,12 @@ pub(super) fn two<T: Lane>(op: u32, acc: &mut [T::Acc], x: &[T], y: &[T]) {
 }
 
 /// The first rank's elements, times its factor.
-pub(super) fn first<T: Lane>(acc: &mut [T::Acc], x: &[T], factor: T::Acc) {
+pub(super) fn first<T: Summand>(acc: &mut [T::Acc], x: &[T], factor: T::Acc) {
     each(acc, x, |_, x| T::mul(x.wide(), factor));
 }
 
 /// Another rank's elements.
-pub(super) fn next<T: Lane>(op: u32, acc: &mut [T::Acc], x: &[T], factor: impl FnOnce() -> T::Acc) {
+pub(super) fn next<T: Summand>(op: u32, acc: &mut [T::Acc], x: &[T], factor: impl FnOnce() -> T::Acc) {
     match op {
         PROD => each(acc, x, |acc, x| T::mul(acc, x.wide())),
         MIN => each(acc, x, |acc, x| T::min(acc, x.wide())),
@@ -194,7 +195,7 @@ pub(super) fn next<T: Lane>(op: u32, acc: &mut [T::Acc], x: &[T], factor: impl F
     }
 }
 
-pub(super) fn last<T: Lane>(out: &mut [T], acc: &[T::Acc], average: Option<usize>) {
+pub(super) fn last<T: Summand>(out: &mut [T], acc: &[T::Acc], average: Option<usize>) {
     match average {
         Some(count) => each(out, acc, |_, acc| T::narrow(T::average(acc, count))),
         None => each(out, acc, |_, acc| T::narrow(acc)),

@@ -4,7 +4,7 @@
 //! other it also opens the launch gate ([`gate`]).
 //!
 //! Invariant: commit and abort of a sequence number are one compare-and-swap on one word for all members. A member that
-//! commits to a launch either launches or notes the barrier as skipped, whatever fails in between.
+//! commits to a launch either launches or notes the barrier as skipped, also after a failure in between.
 
 use super::Meeting;
 use crate::{

@@ -16,48 +16,57 @@ impl CudaGpu {
     pub(super) unsafe fn adopt(&self, address: Address, bytes: usize) -> DriverResult<Address> {
         nonzero(bytes)?;
         self.enter()?;
-        let ask = |what: Attribute| attribute(address, what).unwrap_or(0);
+        let (mut at, end) = (address, address.saturating_add(bytes as u64));
+        while at < end {
+            at = self.adopt_allocation(at, end).map_err(|fault| match at > address {
+                true => fault::invalid(format!("{bytes} bytes at {address:#x}, where {} are: {fault}", at - address)),
+                false => fault,
+            })?;
+        }
+        Ok(address)
+    }
+
+    /// Checks the allocation at `at`, and gives peers access to it. Returns the end of its part before `end`. A tensor
+    /// may span mappings that other code has put side by side.
+    fn adopt_allocation(&self, at: Address, end: Address) -> DriverResult<Address> {
+        let ask = |what: Attribute| attribute(at, what).unwrap_or(0);
         if ask(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE) != ON_DEVICE {
-            return Err(fault::invalid(format!("{address:#x} is not device memory of this process")));
+            return Err(fault::invalid(format!("{at:#x} is not device memory of this process")));
         }
         if ask(Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED) != 0 {
-            return Err(fault::invalid(format!("{address:#x} is managed memory, which belongs to no device")));
+            return Err(fault::invalid(format!("{at:#x} is managed memory, which belongs to no device")));
         }
         let owner = ask(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
         if owner != self.info.ordinal as u64 {
             let own = self.info.ordinal;
-            return Err(fault::invalid(format!("{address:#x} is memory of GPU {owner}, not of GPU {own}")));
+            return Err(fault::invalid(format!("{at:#x} is memory of GPU {owner}, not of GPU {own}")));
         }
-        let start = ask(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR);
-        let end = start + ask(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE);
-        // Zero where the driver does not know the range.
-        if end > start && !(start..=end).contains(&address.saturating_add(bytes as u64)) {
-            let room = end.saturating_sub(address);
-            return Err(fault::invalid(format!("{bytes} bytes at {address:#x}, where the allocation has {room}")));
+        let pool = Some(ask(Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)).filter(|&pool| pool != 0);
+        // Memory of `cuMemAlloc`, which all peers can access.
+        let plain = ask(Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) == 1;
+        let mapped = !plain && pool.is_none();
+        // Of mapped memory, the range is that of its whole window.
+        let (start, size) = match mapped {
+            true => (Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE),
+            false => (Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE),
+        };
+        // Empty where the driver does not know the range.
+        let range = Some(ask(start)..ask(start) + ask(size)).filter(|range| range.contains(&at)).unwrap_or(at..end);
+        if range.end < end && !mapped {
+            let room = range.end.saturating_sub(at);
+            return Err(fault::invalid(format!("{} bytes at {at:#x}, where the allocation has {room}", end - at)));
         }
-        self.share(address)?;
-        Ok(address)
-    }
-
-    /// The devices with access to all memory of this context must have access to this memory, too: peers read what
-    /// collectives exchange. They have it for memory of `cuMemAlloc`, but not for memory of pools and mappings.
-    fn share(&self, address: Address) -> DriverResult {
+        // The devices with access to all memory of this context must have access to this memory, too: peers read what
+        // collectives exchange. They have it to this crate's own memory, but not to other code's pools and mappings.
+        let last = range.end.min(end);
         let space = vmm::space(self.device);
         let space = space.lock();
-        if !space.has_readers()
-            || attribute(address, Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) == Some(1)
-        {
-            return Ok(());
+        if !plain && space.has_readers() && !space.maps(at) {
+            // SAFETY: the driver has just named the pool and the range as those of live memory.
+            let code = unsafe { space.admit_to(pool.map(|pool| pool as usize as CUmemoryPool), range) };
+            self.check_code(code, || format!("peers have no access to {at:#x}, which other code has mapped"))?;
         }
-        match attribute(address, Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE).filter(|&pool| pool != 0) {
-            // SAFETY: the driver has just named the pool as that of live memory.
-            Some(pool) => self.check_code(unsafe { space.admit_to(pool as usize as CUmemoryPool) }, || {
-                format!("no access for peers to the memory pool of {address:#x}")
-            }),
-            None => Err(fault::unsupported(format!(
-                "peers have no access to {address:#x}, which other code has mapped: copy it to a buffer of this device"
-            ))),
-        }
+        Ok(last)
     }
 
     /// # Safety

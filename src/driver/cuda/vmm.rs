@@ -14,6 +14,7 @@ mod export;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ffi::{c_int, c_void},
+    ops::Range,
     ptr,
     sync::Arc,
 };
@@ -355,14 +356,26 @@ impl Space {
         Ok(())
     }
 
-    /// Gives the devices with access to this one access to a memory pool of other code. Returns the code of a failure.
+    /// Gives the devices with access to this one access to memory of other code: to a whole memory pool, or to one
+    /// mapping. Returns the code of a failure.
     ///
     /// # Safety
-    /// A live memory pool of this device.
-    pub(super) unsafe fn admit_to(&self, pool: sys::CUmemoryPool) -> i32 {
+    /// Live memory of this device: the pool, or the whole range of a mapping.
+    pub(super) unsafe fn admit_to(&self, pool: Option<sys::CUmemoryPool>, mapping: Range<Address>) -> i32 {
         let rights: Vec<Access> = self.readers.iter().map(|&reader| access(reader, READ_WRITE)).collect();
+        let bytes = (mapping.end - mapping.start) as usize;
         // SAFETY: the caller's promise; the pointer is to `rights.len()` structs with the driver's layout.
-        fault::code(unsafe { sys::cuMemPoolSetAccess(pool, rights.as_ptr().cast(), rights.len()) })
+        unsafe {
+            match pool {
+                Some(pool) => fault::code(sys::cuMemPoolSetAccess(pool, rights.as_ptr().cast(), rights.len())),
+                None => set_access(mapping.start, bytes, &rights),
+            }
+        }
+    }
+
+    /// Whether the address is in a mapping of this crate.
+    pub(super) fn maps(&self, at: Address) -> bool {
+        self.mappings.range(..=at).next_back().is_some_and(|(start, mapping)| at - start < mapping.bytes as u64)
     }
 
     /// Whether other devices have access to this one.

@@ -55,7 +55,7 @@ impl Default for HostConfig {
 /// [`Event::is_complete`]: crate::Event::is_complete
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Schedule {
+pub enum ExecutionOrder {
     /// On several worker threads, as fast as possible.
     #[default]
     Threaded,
@@ -71,8 +71,8 @@ pub enum Schedule {
 #[derive(Clone, Debug, Default)]
 pub struct MachineConfig {
     /// The order of operations.
-    pub schedule: Schedule,
-    /// Speeds of links and engines, for [`Schedule::Virtual`].
+    pub schedule: ExecutionOrder,
+    /// Speeds of links and engines, for [`ExecutionOrder::Virtual`].
     pub topology: Option<Arc<dyn Machine>>,
     /// Whether the machine looks for kernels that write to arguments which they declare as read-only.
     pub watch_reads: bool,

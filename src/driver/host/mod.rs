@@ -30,9 +30,9 @@
 //! stream, starts its head operation under the lock (translate addresses, claim byte ranges and the engine), performs
 //! it without the lock (`exec`), and finishes it under the lock. An event is a position in a stream (`event`).
 //!
-//! Only `Core::pick_next` chooses an order. Where operations run one at a time ([`Schedule`]), `step` chooses instead,
-//! after `quiescence` has found that the program is blocked; a clock (`timing`) gives the times where time is virtual.
-//! `deadlock` looks for waits that will never end, `watch` for kernels that write to read-only arguments.
+//! Only `Core::pick_next` chooses an order. Where operations run one at a time ([`ExecutionOrder`]), `step` chooses
+//! instead, after `quiescence` has found that the program is blocked; a clock (`timing`) gives the times where time is
+//! virtual. `deadlock` looks for waits that will never end, `watch` for kernels that write to read-only arguments.
 
 mod access;
 mod block;
@@ -69,7 +69,7 @@ mod window;
 
 use super::{Driver, DriverRef, DriverResult, RawStream};
 use crate::error::op_site::OpSite;
-pub use config::{HostConfig, MachineConfig, Schedule};
+pub use config::{ExecutionOrder, HostConfig, MachineConfig};
 pub use exec::again;
 pub use gpu::HostGpu;
 pub(crate) use gpu::uncharged;
@@ -95,7 +95,7 @@ pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> DriverRes
                 return Err(fault::invalid(format!("{want} software GPUs of a machine with {have} devices")));
             }
         }
-        None if config.schedule == Schedule::Virtual => {
+        None if config.schedule == ExecutionOrder::Virtual => {
             return Err(fault::invalid("the schedule `Virtual` without a topology: see the crate gpu-pool-lab"));
         }
         None => {}

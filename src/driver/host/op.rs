@@ -30,7 +30,8 @@ impl Op {
         Op { engine, work, place: OpSite::current(), submitted: 0 }
     }
 
-    /// Whether it is soon over: it waits for nothing, calls nobody's code, and has at most `most` bytes of operands.
+    /// Whether it is soon over: it waits for nothing, calls no code of the user's, and has at most `most` bytes of
+    /// operands.
     pub fn is_brief(&self, most: usize) -> bool {
         let known = match &self.work {
             Work::Copy { .. } | Work::FillU8 { .. } | Work::FillU32 { .. } | Work::WriteValue { .. } => true,

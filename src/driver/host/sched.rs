@@ -6,7 +6,7 @@
 //! end of a lost device.
 
 use super::{
-    HostConfig, MachineConfig, Schedule,
+    ExecutionOrder, HostConfig, MachineConfig,
     access::Active,
     event::{Event, Progress, Stamp},
     exec::{Died, Ended, Job, Span},
@@ -82,7 +82,7 @@ struct EngineState {
 
 pub(super) struct Module {
     pub device: usize,
-    /// One of the crate's own. Their kernels call nobody's code, and wait for nothing but words.
+    /// One of the crate's own. Their kernels call no code of the user's, and wait for nothing but words.
     pub own: bool,
 }
 
@@ -117,7 +117,7 @@ pub(super) enum Next {
 impl Core {
     pub fn new(configs: &[HostConfig], machine: &MachineConfig) -> DriverResult<Self> {
         let memory = Memory::new(configs.iter().map(|config| config.memory), machine.dry)?;
-        let is_virtual = machine.schedule == Schedule::Virtual;
+        let is_virtual = machine.schedule == ExecutionOrder::Virtual;
         let tag = memory.first_window();
         Ok(Core {
             memory,
@@ -132,7 +132,7 @@ impl Core {
             values: Vec::new(),
             active: Active::new(),
             spinning: Vec::new(),
-            stepped: machine.schedule != Schedule::Threaded,
+            stepped: machine.schedule != ExecutionOrder::Threaded,
             clock: machine.topology.as_ref().filter(|_| is_virtual).map(|machine| machine.clock()),
             latest: 0,
             booked: 0,

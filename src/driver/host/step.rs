@@ -6,7 +6,7 @@
 //! time. The candidates are collected anew at each step; no stream is ever parked.
 
 use super::{
-    Schedule,
+    ExecutionOrder,
     event::Progress,
     grace::GraceTimer,
     op::{Engine, Op, Work},
@@ -35,12 +35,12 @@ enum Rule {
 
 impl Stepper {
     /// `None` for a schedule that is not stepped.
-    pub fn new(schedule: &Schedule) -> Option<Self> {
+    pub fn new(schedule: &ExecutionOrder) -> Option<Self> {
         let rule = match schedule {
-            Schedule::Threaded => return None,
-            Schedule::Seeded(seed) => Rule::Seeded(Draw::new(*seed)),
-            Schedule::Replay(choices) => Rule::Replay(choices.clone()),
-            Schedule::Virtual => Rule::Virtual,
+            ExecutionOrder::Threaded => return None,
+            ExecutionOrder::Seeded(seed) => Rule::Seeded(Draw::new(*seed)),
+            ExecutionOrder::Replay(choices) => Rule::Replay(choices.clone()),
+            ExecutionOrder::Virtual => Rule::Virtual,
         };
         Some(Stepper { rule, last: None, trace: Trace::default(), taken: 0, grace: None })
     }
@@ -341,21 +341,5 @@ impl Core {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_seed_gives_its_draws_and_both_moods() {
-        let draws = |seed| {
-            let mut draw = Draw::new(seed);
-            (0..4000).map(|_| draw.below(3)).collect::<Vec<_>>()
-        };
-        assert_eq!(draws(7), draws(7));
-        assert_ne!(draws(7), draws(8));
-        let all = draws(1);
-        let stretch = |wanted: bool| all.split(|&c| (c == 0) != wanted).map(<[usize]>::len).max().unwrap();
-        assert!(stretch(true) >= 20, "no long run of one stream");
-        assert!(stretch(false) >= 5, "no wild switching");
-        assert!((1..3).all(|c| all.contains(&c)));
-    }
-}
+#[path = "../../../tests/unit/driver/host/step_tests.rs"]
+mod tests;

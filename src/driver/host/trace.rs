@@ -117,7 +117,7 @@ impl Trace {
         &self.steps
     }
 
-    /// The choices, for [`Schedule::Replay`](super::Schedule::Replay).
+    /// The choices, for [`ExecutionOrder::Replay`](super::ExecutionOrder::Replay).
     pub fn choices(&self) -> Arc<[u32]> {
         self.steps.iter().map(|step| step.choice).collect()
     }

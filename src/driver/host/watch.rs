@@ -9,7 +9,7 @@ use super::block::Block;
 use crate::{
     driver::{HostArg, KernelArg},
     error::{
-        misuse::{Deed, Kind, Report},
+        misuse::{Kind, Operation, Report},
         op_site::OpSite,
     },
 };
@@ -92,7 +92,7 @@ pub(super) fn report(by: Launched, args: &[KernelArg], argument: usize, bytes: R
     };
     Report {
         kind: Kind::WrongDeclaration,
-        now: Deed {
+        now: Operation {
             op: place.map_or("launch", |place| place.op),
             detail: format!("kernel `{name}`, argument {argument}"),
             site: place.map(|place| place.site),

@@ -29,7 +29,7 @@ impl Hole {
     /// The part of the hole to fill so that `bytes` free bytes lie together, if that is possible.
     fn fill(&self, bytes: u64, granularity: u64) -> Option<Range<Address>> {
         let Range { start, end } = self.range;
-        let missing = |beside: u64| bytes.saturating_sub(beside).next_multiple_of(granularity);
+        let missing = |adjacent: u64| bytes.saturating_sub(adjacent).next_multiple_of(granularity);
         let (low, high) = (missing(self.before), missing(self.after));
         if low <= high.min(self.len()) {
             return Some(start..start + low);

@@ -53,11 +53,11 @@ impl Vmm {
     }
 
     fn holes(&self, free: FreeAround) -> Vec<Hole> {
-        let beside = |range: Range<Address>| {
+        let with_free_around = |range: Range<Address>| {
             let (before, after) = (free(REGION, range.start).0, free(REGION, range.end).1);
             Hole { range, before, after }
         };
-        self.region.holes().into_iter().map(beside).collect()
+        self.region.holes().into_iter().map(with_free_around).collect()
     }
 
     fn mapping(&self, address: Address, bytes: u64) -> Mapping {

@@ -15,8 +15,8 @@
 //! Device memory is filled and copied by operations of its streams ([`slots`]). The zone is filled on the stream that
 //! asked for the block; in a capture on the main stream, because the graph may never be launched, or many times, and
 //! each launch would repair the zone. The rest happens on the device's main stream, after all uses of the block. Both
-//! are noted as uses, as any operation is. To the checker a zone belongs to nobody, so they use the driver below it.
-//! The host itself fills and checks page-locked memory, once no copy uses it; until then its blocks are held back
+//! are noted as uses, as any operation is. To the checker a zone has no owner, so they use the driver below it. The
+//! host itself fills and checks page-locked memory, once no copy uses it; until then its blocks are held back
 //! ([`held`](Audit::held)).
 //!
 //! A failure in here costs a check, nothing else: a zone that could not be filled is not checked, and memory that could
@@ -29,7 +29,7 @@ use crate::{
     driver::{Address, host},
     error::{
         Result,
-        misuse::{Allocation, Deed, Kind, Report},
+        misuse::{Allocation, Kind, Operation, Report},
     },
     memory::{block::Block, handle::DeviceHandle, stream::StreamCore},
 };
@@ -115,8 +115,14 @@ fn look(
          end{far}: while the buffer was live, a kernel or a raw copy wrote past the end of it, or before the start of \
          the buffer behind it"
     );
-    let now =
-        Deed { op: "audit", detail: String::new(), site: None, device: Some(handle.device), stream: None, write: true };
+    let now = Operation {
+        op: "audit",
+        detail: String::new(),
+        site: None,
+        device: Some(handle.device),
+        stream: None,
+        write: true,
+    };
     let report = Report { kind: Kind::OutOfBounds, now, before: None, bytes, allocation: of(), missing };
     event!(error, device = handle.device, "{report}");
     Some(Arc::new(report))

@@ -6,9 +6,9 @@
 //!
 //! * A device hands memory over ([`StreamCore::record_early`]: `give`, `send`, a pipeline's hop). It does not know when
 //!   the receiver comes, and must not make it wait for what the device does next.
-//! * Software GPUs run one operation at a time (stepped). What a late event covers depends on the speed of the stream's
-//!   own thread, and the order of operations and virtual time would depend on it, too. So there is an event behind
-//!   each operation. Recording it costs no virtual time.
+//! * Software GPUs run one operation at a time (stepped). The work before a late event depends on the speed of the
+//!   stream's own thread, and the order of operations and virtual time would depend on it, too. So there is an event
+//!   behind each operation. Recording it costs no virtual time.
 
 use super::StreamCore;
 use crate::{
@@ -26,7 +26,7 @@ const KEPT: usize = 1024;
 #[derive(Default)]
 pub(super) struct EarlyEvents(Mutex<VecDeque<(u64, Arc<EarlyEvent>)>>);
 
-/// A recorded event, given back when nobody waits for it any more.
+/// A recorded event, given back when no wait for it is left.
 pub(super) struct EarlyEvent {
     pub(super) event: RawEvent,
     handle: Arc<DeviceHandle>,

@@ -11,7 +11,7 @@ use std::{sync::Mutex, time::Duration};
 /// Copies both ways on each pair, by either device, with the right data.
 #[track_caller]
 fn assert_copies(pool: &GpuPool) {
-    let n = pool.devices();
+    let n = pool.device_count();
     for len in [1, 300, 100_000] {
         let own = |device: usize| bytes(len, device as u8 + 1);
         let kept = pool.run(|dev, _| dev.upload(&own(dev.index()))).unwrap();

@@ -73,7 +73,7 @@ fn assert_quarantined(pool: &GpuPool, victim: usize, count: usize) {
     let others: Vec<usize> = (0..count).filter(|&i| i != victim).collect();
     pool.on(&others).run(|dev, _| collectives(dev)).unwrap();
     let rest = pool.survivors().unwrap();
-    assert_eq!(rest.devices(), count - 1);
+    assert_eq!(rest.device_count(), count - 1);
     assert_works(&rest);
     rest.close().unwrap();
 }
@@ -149,7 +149,7 @@ fn work_of_state(pool: &GpuPool) -> Result<(), Error> {
     })?;
     state.reset(|dev, _| dev.upload(&[dev.index() as f32]))?;
     let held = state.run(|dev, _, x| dev.download(x))?;
-    assert_eq!(held, (0..pool.devices()).map(|i| vec![i as f32]).collect::<Vec<_>>());
+    assert_eq!(held, (0..pool.device_count()).map(|i| vec![i as f32]).collect::<Vec<_>>());
     Ok(())
 }
 

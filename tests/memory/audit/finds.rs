@@ -5,7 +5,7 @@ use crate::{
     on_both,
     support::{bytes, failure, guarded},
 };
-use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Result, extend::driver::host::Schedule};
+use gpu_pool::{Device, DeviceBuffer, Error, GpuPool, Result, extend::driver::host::ExecutionOrder};
 use gpu_pool_lab::{Check, prelude::*};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -225,7 +225,7 @@ fn steps_show_a_mistake() {
     guarded(|| {
         for seed in 0..5 {
             let builder = GpuPool::builder().host(2).module(&MODULE).check(Check::Memory);
-            let pool = builder.schedule(Schedule::Seeded(seed)).build().unwrap();
+            let pool = builder.schedule(ExecutionOrder::Seeded(seed)).build().unwrap();
             let result = pool.run(|dev, _| {
                 let mut x = dev.zeros::<u8>(100)?;
                 if dev.rank() == 1 { poke(dev, &mut x, 101, 1) } else { Ok(()) }

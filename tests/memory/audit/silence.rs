@@ -6,7 +6,8 @@ use crate::{
     support::{self, Gpus},
 };
 use gpu_pool::{
-    Device, Error, GpuPool, Kernel, LaunchDims, ReduceOp, Result, extend::driver::host::Schedule, memory::BackingChoice,
+    Device, Error, GpuPool, Kernel, LaunchDims, ReduceOp, Result, extend::driver::host::ExecutionOrder,
+    memory::BackingChoice,
 };
 use gpu_pool_lab::{Check, FaultOp, FaultPlan, FaultRule, Injected, prelude::*};
 use std::sync::atomic::{AtomicBool, Ordering::*};
@@ -69,7 +70,7 @@ fn faults_cost_a_look_and_nothing_else() {
             for nth in (1..30).step_by(support::cases(4, 1)) {
                 let plan = FaultPlan::new().on(FaultRule::new(Injected::Error).op(op).nth(nth)).paused();
                 let builder = support::builder().host(2).check(Check::Memory).faults(plan.clone());
-                let pool = builder.timeout(support::PATIENCE / 2).build().unwrap();
+                let pool = builder.timeout(support::TIMEOUT / 2).build().unwrap();
                 plan.resume();
                 for _ in 0..3 {
                     match pool.run(|dev, _| program(dev)) {
@@ -107,8 +108,12 @@ fn steps_with_an_audit_are_deterministic() {
     support::guarded(|| {
         for seed in 0..5 {
             let run = || {
-                let pool =
-                    support::builder().host(2).check(Check::Memory).schedule(Schedule::Seeded(seed)).build().unwrap();
+                let pool = support::builder()
+                    .host(2)
+                    .check(Check::Memory)
+                    .schedule(ExecutionOrder::Seeded(seed))
+                    .build()
+                    .unwrap();
                 for _ in 0..3 {
                     pool.run(|dev, _| program(dev)).unwrap();
                 }

@@ -5,7 +5,7 @@ use crate::{
     Error,
     collective::barrier,
     gang::Gang,
-    host::Schedule,
+    host::ExecutionOrder,
     sync::{EventCount, shim},
 };
 
@@ -116,7 +116,7 @@ fn a_peer_that_cannot_be_cleaned_stops_no_scope_without_it() {
 #[test]
 fn all_members_may_be_late() {
     for seed in 0..3 {
-        let pool = GpuPool::builder().host(3).schedule(Schedule::Seeded(seed)).build().unwrap();
+        let pool = GpuPool::builder().host(3).schedule(ExecutionOrder::Seeded(seed)).build().unwrap();
         assert!(pool.shared.signals.set(make(&pool).unwrap()).is_ok());
         for _ in 0..3 {
             let spoiled = pool.run(|dev, _| {

@@ -6,12 +6,18 @@ fn here() -> (Site, String) {
     (site, site.to_string())
 }
 
-fn deed(op: &'static str, detail: &str, stream: Option<(usize, usize)>, write: bool, site: Option<Site>) -> Deed {
+fn operation(
+    op: &'static str,
+    detail: &str,
+    stream: Option<(usize, usize)>,
+    write: bool,
+    site: Option<Site>,
+) -> Operation {
     let (device, stream) = stream.unzip();
-    Deed { op, detail: detail.into(), site, device, stream, write }
+    Operation { op, detail: detail.into(), site, device, stream, write }
 }
 
-fn report(kind: Kind, now: Deed, before: Option<Deed>, allocation: Option<Allocation>) -> Report {
+fn report(kind: Kind, now: Operation, before: Option<Operation>, allocation: Option<Allocation>) -> Report {
     let missing = before.as_ref().map_or_else(|| "something".into(), |before| edge(kind, &now, before));
     Report { kind, now, before, bytes: 0..4096, allocation, missing }
 }
@@ -20,8 +26,8 @@ fn report(kind: Kind, now: Deed, before: Option<Deed>, allocation: Option<Alloca
 fn a_race_names_both_operations_and_the_missing_edge() {
     let (site, at) = here();
     let buffer = Allocation { device: Some(0), bytes: 8192, by: Some(("zeros", site)), freed: None };
-    let now = deed("copy", "peer copy", Some((1, 1)), false, Some(site));
-    let before = deed("launch", "`saxpy`", Some((0, 0)), true, Some(site));
+    let now = operation("copy", "peer copy", Some((1, 1)), false, Some(site));
+    let before = operation("launch", "`saxpy`", Some((0, 0)), true, Some(site));
     assert_eq!(
         report(Kind::Race, now, Some(before), Some(buffer)).to_string(),
         format!(
@@ -39,8 +45,8 @@ fn a_race_names_both_operations_and_the_missing_edge() {
 
 #[test]
 fn without_places_the_drivers_calls_are_named() {
-    let now = deed("mem_free", "", None, true, None);
-    let before = deed("fill_u8", "", Some((2, 0)), true, None);
+    let now = operation("mem_free", "", None, true, None);
+    let before = operation("fill_u8", "", Some((2, 0)), true, None);
     let buffer = Allocation { device: Some(2), bytes: 4096, by: None, freed: None };
     assert_eq!(
         report(Kind::FreeInUse, now, Some(before), Some(buffer)).to_string(),
@@ -58,8 +64,8 @@ fn reuse_tells_of_the_old_buffer() {
     let (site, at) = here();
     let old =
         Allocation { device: Some(0), bytes: 4096, by: Some(("upload", site)), freed: Some(Some(("drop", site))) };
-    let now = deed("zeros", "fill", Some((0, 1)), true, Some(site));
-    let before = deed("sum", "", Some((0, 0)), false, Some(site));
+    let now = operation("zeros", "fill", Some((0, 1)), true, Some(site));
+    let before = operation("sum", "", Some((0, 0)), false, Some(site));
     let text = report(Kind::EarlyReuse, now, Some(before), Some(old)).to_string();
     assert!(
         text.starts_with("memory reused too early: bytes 0..4096 of a buffer of 4096 bytes on device 0\n"),
@@ -72,7 +78,7 @@ fn reuse_tells_of_the_old_buffer() {
 #[test]
 fn each_kind_begins_with_what_it_is() {
     let buffer = |freed| Allocation { device: None, bytes: 9000, by: None, freed };
-    let stream = deed("copy_to_host", "", Some((0, 3)), true, None);
+    let stream = operation("copy_to_host", "", Some((0, 3)), true, None);
     for (kind, freed, starts) in [
         (Kind::Race, None, "race on bytes 0..4096 of a buffer of 9000 bytes in host memory that devices see\n"),
         (Kind::UseAfterFree, Some(None), "use after free on bytes 0..4096 of a buffer of 9000 bytes in host memory"),

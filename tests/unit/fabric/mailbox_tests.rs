@@ -87,7 +87,7 @@ proptest! {
 fn members_that_meet_hear_all_of_it_in_order() {
     // Beside busy threads each round costs time slices.
     const ROUNDS: usize = 4_000;
-    const PATIENCE: Duration = Duration::from_secs(600);
+    const TIMEOUT: Duration = Duration::from_secs(600);
     let gang = gang(&[0, 1]);
     let mut ends = Endpoint::all(2);
     // What member `rank` says in a round: numbers, the first to all if that can be.
@@ -116,7 +116,7 @@ fn members_that_meet_hear_all_of_it_in_order() {
                                 if let Some(heard) = own.hear(1 - device).unwrap() {
                                     break heard;
                                 }
-                                assert!(begun.elapsed() < PATIENCE, "{what} never came, or the other has failed");
+                                assert!(begun.elapsed() < TIMEOUT, "{what} never came, or the other has failed");
                                 std::thread::yield_now();
                             };
                             assert_eq!(heard, what);

@@ -7,7 +7,7 @@ use crate::{
     builder::signal_pad,
     driver::{
         gate,
-        host::{Schedule, What},
+        host::{ExecutionOrder, What},
     },
     error::{Error, Result},
 };
@@ -114,7 +114,7 @@ fn a_watched_pool_cuts_its_graphs() {
 /// Software GPUs that are taken for ones whose kernels meet. Theirs do not, so they are given nothing to do; but all
 /// that the host does is what it does for GPUs.
 fn as_if_kernels_met(faults: &str) -> GpuPool {
-    let builder = GpuPool::builder().host(2).check(Check::Off).schedule(Schedule::Seeded(1));
+    let builder = GpuPool::builder().host(2).check(Check::Off).schedule(ExecutionOrder::Seeded(1));
     let pool = builder.faults(faults.parse::<FaultPlan>().unwrap()).build().unwrap();
     assert!(pool.shared.signals.set(signal_pad::make(&pool).unwrap()).is_ok(), "software GPUs have none");
     pool
@@ -180,7 +180,7 @@ fn only_what_was_called_is_owed() {
         })
         .unwrap_err()
     };
-    let how = pool.explain(crate::DType::F32, ReduceOp::Sum, 36_000);
+    let how = pool.explain(crate::DType::F32, ReduceOp::Sum, 36_000).unwrap();
     assert!(how.reason.contains("sums to all"), "{how}");
     for captured in [true, false] {
         let error = owed(captured);

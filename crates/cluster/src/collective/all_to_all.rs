@@ -1,27 +1,24 @@
 //! all_to_all over several processes, gather and scatter: everything that moves other elements to each member.
 //!
-//! All members stage what they send, and show each other the memory. What goes to a member of another process is sent
-//! by a relay: by the member with the same local index. So a rail has one sender and one receiver. Between devices
-//! the elements go by [`two_hop`].
+//! All members stage what they send, and show each other the memory. A relay sends the elements for a member of another
+//! process: by the member with the same local index. So a rail has one sender and one receiver. Between devices the
+//! elements go by [`two_hop`].
 
 use super::{
+    cut::{Amount, place},
     hierarchical::{HierarchicalCall, part},
     two_hop,
 };
-use crate::internals::*;
-use crate::runtime::{
-    Contained,
-    collective::{Counts, Payload, Shape},
-};
 use crate::{
-    runtime::collective::{Request, value_of},
+    internals::*,
+    runtime::{
+        Contained,
+        collective::{Counts, Payload, Request, Shape, value_of},
+    },
     traits::{Message, Tag, Transport},
 };
 use gpu_pool::{Error, PinnedBuffer, Result};
-use std::{ops::Range, sync::Arc};
-
-/// How many elements member `.0` sends to member `.1`.
-pub(super) type Amount<'a> = &'a dyn Fn(usize, usize) -> usize;
+use std::sync::Arc;
 
 #[track_caller]
 pub(super) fn by_shape(hier: &HierarchicalCall<'_, '_>, request: &Request, shape: &Shape) -> Result<()> {
@@ -38,30 +35,28 @@ pub(super) fn by_shape(hier: &HierarchicalCall<'_, '_>, request: &Request, shape
 #[track_caller]
 pub(super) fn by_counts(hier: &HierarchicalCall<'_, '_>, request: &Request) -> Result<()> {
     let (n, own) = (hier.members(), request.counts.as_ref().expect("all_to_all_v says how much"));
-    let row = |counts: &Counts| (0..n).flat_map(|k| (counts.part(k).len() as u64).to_le_bytes()).collect::<Vec<u8>>();
-    let own_site = hier.call.site.to_string();
-    let told = hier.group.exchange_bytes(hier.call, [row(&own.0), row(&own.1), own_site.into_bytes()].concat())?;
-    let amounts = |bytes: &Vec<u8>| -> Vec<usize> {
-        let counts = bytes.get(..16 * n).unwrap_or_default();
-        counts.chunks_exact(8).map(|eight| u64::from_le_bytes(eight.try_into().expect("eight")) as usize).collect()
-    };
-    let all: Vec<Vec<usize>> = told.iter().map(amounts).collect();
-    if let Some(rank) = (0..n).find(|&rank| all[rank].len() != 2 * n) {
-        let why = format_args!("member {rank} has sent {} counts of {n} members", all[rank].len());
+    let row = |counts: &Counts| (0..n).map(|k| counts.part(k).len()).collect::<Vec<_>>();
+    let own = postcard::to_stdvec(&(row(&own.0), row(&own.1), hier.call.site.to_string())).expect("numbers and text");
+    let told = hier.group.exchange_bytes(hier.call, own)?;
+    // Of each member: how much it sends to all, and receives from all, and its call site.
+    let all: Vec<(Vec<usize>, Vec<usize>, String)> =
+        told.iter().map(|bytes| postcard::from_bytes(bytes).unwrap_or_default()).collect();
+    if let Some(rank) = (0..n).find(|&rank| all[rank].0.len() != n || all[rank].1.len() != n) {
+        let sent = all[rank].0.len() + all[rank].1.len();
+        let why = format_args!("member {rank} has sent {sent} counts of {n} members");
         return Err(Error::invalid_at(hier.call.site, hier.call.op, why));
     }
     let pairs = || (0..n).flat_map(|a| (0..n).map(move |b| (a, b)));
     // Every member finds this pair, and nothing has begun.
-    if let Some((a, b)) = pairs().find(|&(a, b)| all[a][b] != all[b][n + a]) {
-        let site = |rank: usize| String::from_utf8_lossy(&told[rank][16 * n..]).into_owned();
-        let into = all[b][n + a];
+    if let Some((a, b)) = pairs().find(|&(a, b)| all[a].0[b] != all[b].1[a]) {
+        let place = |rank: usize, call: String| hier.across.places[rank].call(call, all[rank].2.clone());
         return Err(Error::WorldMismatch {
             what: "counts",
-            a: hier.across.places[a].call(format!("all_to_all_v({} elements for member {b})", all[a][b]), site(a)),
-            b: hier.across.places[b].call(format!("all_to_all_v({into} elements from member {a})"), site(b)),
+            a: place(a, format!("all_to_all_v({} elements for member {b})", all[a].0[b])),
+            b: place(b, format!("all_to_all_v({} elements from member {a})", all[b].1[a])),
         });
     }
-    flow(hier, request, &|a, b| all[a][b])
+    flow(hier, request, &|a, b| all[a].0[b])
 }
 
 #[track_caller]
@@ -121,10 +116,4 @@ fn flow(hier: &HierarchicalCall<'_, '_>, request: &Request, amount: Amount<'_>) 
         }
     }
     Ok(())
-}
-
-/// Where in the memory of `from` the elements for `to` are, in bytes.
-pub(super) fn place(amount: Amount<'_>, from: usize, to: usize, size: usize) -> Range<usize> {
-    let start: usize = (0..to).map(|member| amount(from, member)).sum();
-    start * size..(start + amount(from, to)) * size
 }

@@ -99,6 +99,15 @@ pub(super) fn total(ranges: &Ranges) -> usize {
     ranges.iter().map(Range::len).sum()
 }
 
+/// How many elements member `.0` sends to member `.1`.
+pub(super) type Amount<'a> = &'a dyn Fn(usize, usize) -> usize;
+
+/// Where in the memory of `from` the elements for `to` are, in bytes.
+pub(super) fn place(amount: Amount<'_>, from: usize, to: usize, size: usize) -> Range<usize> {
+    let start: usize = (0..to).map(|member| amount(from, member)).sum();
+    start * size..(start + amount(from, to)) * size
+}
+
 #[cfg(test)]
 #[path = "../../tests/unit/collective/cut_tests.rs"]
 mod tests;

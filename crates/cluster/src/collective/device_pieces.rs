@@ -19,9 +19,9 @@
 //! **Why no kernel waits for ever.** Kernels of the steps inside wait for those of the other members of this process;
 //! kernels of the rails for those of the same rail of other processes. On each device both are submitted in one order,
 //! which is the same in all processes: all steps before, all rails, all steps after. So each kernel waits for earlier
-//! ones only, or for its peers, which are submitted whatever else happens: steps inside in the launch window of their
-//! own meeting, rails in the turn of the commit (rules C1 and C3 of `docs/src/design/cluster.md`). What is left is
-//! room: a kernel that waits must not keep the multiprocessors from one that it waits for. So:
+//! ones only, or for its peers, which are always submitted: steps inside in the launch window of their own meeting,
+//! rails in the turn of the commit (rules C1 and C3 of `docs/src/design/cluster.md`). Only room remains: a kernel that
+//! waits must not keep the multiprocessors from one that it waits for. So:
 //!
 //! * The steps inside take few blocks (`GroupInternals::run_overlapped`), and the rails run beside them only where the
 //!   device has room for these and for the most blocks of the transport's kernels, at once
@@ -32,12 +32,14 @@
 //! [`DeviceTransport::overlaps`]: crate::traits::DeviceTransport::overlaps
 
 use super::{cut::Cut, device_rail::DeviceRail, hierarchical::HierarchicalCall, relay::Relay};
-use crate::internals::*;
-use crate::runtime::{
-    collective::{Area, Payload, Shape},
-    record, wait_for,
+use crate::{
+    internals::*,
+    runtime::{
+        collective::{Area, Payload, Shape},
+        record, wait_for,
+    },
+    traits::{DeviceTransport, Overlap},
 };
-use crate::traits::{DeviceTransport, Overlap};
 use gpu_pool::{DType, Event, ReduceOp, Result};
 /// The most pieces: then all but a sixteenth of the first and the last step is hidden, at best.
 pub const MOST: usize = 16;

@@ -12,15 +12,15 @@ use super::{
     hierarchical::{HierarchicalCall, copy_within},
     relay::{Load, Relay},
 };
-use crate::internals::*;
-use crate::runtime::{
-    collective::{Area, MOST},
-    driver::Address,
-    memory::Access,
-};
 use crate::{
+    internals::*,
     mutant::{self, Rule},
-    runtime::{collective::Part, record, wait_for},
+    runtime::{
+        collective::{Area, MOST, Part},
+        driver::Address,
+        memory::Access,
+        record, wait_for,
+    },
     traits::{RailCall, RailMessage},
 };
 use gpu_pool::{DType, Error, Event, ReduceOp, Result};

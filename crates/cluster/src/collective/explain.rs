@@ -6,12 +6,14 @@ use super::{
     device_pieces::{Inside, cuts},
     hierarchical::HierarchicalCall,
     pieces::PIECE,
+    relay::Relay,
     sums::{gather, levels, scatter},
 };
-use crate::runtime::{Call, collective::Hierarchy};
-use crate::traits::Transport;
-use gpu_pool::Group;
-use gpu_pool::{DType, ReduceOp, Result};
+use crate::{
+    runtime::{Call, collective::Hierarchy},
+    traits::Transport,
+};
+use gpu_pool::{DType, Group, ReduceOp, Result};
 
 /// How an `all_reduce` of so many elements is carried out.
 #[track_caller]
@@ -32,7 +34,7 @@ pub(super) fn hierarchy(group: &Group<'_>, (dtype, op): (DType, ReduceOp), len: 
             let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| gather(cut, n));
             let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
             let (cuts, overlapped) = cuts(&hier, &**transport, &whole, &inside);
-            let relay = hier.relay(transport.clone(), overlapped)?;
+            let relay = Relay::new(&hier, transport.clone(), overlapped)?;
             let sums = match relay.native(dtype, outer) {
                 Some(_) if relay.in_place(dtype, op).is_some() => "by the transport, in the members' own memory",
                 Some(_) => "by the transport",

@@ -3,28 +3,25 @@
 //! The files of the shapes use a [`HierarchicalCall`]. It uses the members of this process as a group, and the scope of
 //! all processes.
 
-use super::{cut::Cut, rail_map::RailMap, relay::Relay, values::hash};
-use crate::internals::*;
+use super::{cut::Cut, rail_map::RailMap};
 use crate::{
+    internals::*,
     link::{WorldLink, link_of},
     runtime::{
         Call, Op,
-        collective::{Across, Area, Counts, Descriptor, GRAIN, Payload, Shape},
+        collective::{Across, Area, Counts, Descriptor, GRAIN, Payload, Request, Shape},
         driver::Address,
         memory::{Access, StreamCore},
     },
+    traits::{Arrival, Commit, HostTransport, MOST_NOTE, Transport, WorldScope},
+    wire::shortened,
 };
-use crate::{
-    runtime::collective::Request,
-    traits::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
-};
-use gpu_pool::Group;
-use gpu_pool::{DType, Device, Error, OnStream, PinnedBuffer, ReduceOp, Result};
+use gpu_pool::{DType, Device, Error, Group, OnStream, PinnedBuffer, ReduceOp, Result};
 use smallvec::SmallVec;
 use std::{cell::Cell, ops::Range, sync::Arc};
 
 /// The longest text of a call that is told as it is.
-const MOST_TEXT: usize = 160;
+pub(super) const MOST_TEXT: usize = 160;
 
 /// The descriptors of this process's members, by their rank among themselves.
 pub(super) type LocalDescriptors = SmallVec<[Arc<Descriptor>; 8]>;
@@ -83,14 +80,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
                 Err(Error::invalid_at(self.call.site, self.call.op, why))
             }
         }
-    }
-
-    /// This member's relay over a transport between devices. `overlapped`: its calls overlap with the member's other
-    /// work.
-    pub fn relay(&self, transport: Arc<dyn DeviceTransport>, overlapped: bool) -> Result<Relay<'_, 'g, 'd>> {
-        let rail = self.rail_map.of(self.across.me, self.across.here);
-        let ordinal = rail.map_or(self.group.device().index(), |rail| self.rail_map.all[rail].ordinal);
-        Relay::new(self, transport, ordinal, overlapped)
     }
 
     /// The loss of another process, if there is one: what ends the wait for messages.
@@ -180,7 +169,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         Ok(Arc::new(to))
     }
 
-    /// The same, asynchronous: whoever looks at the page-locked memory waits.
+    /// The same, asynchronous: a reader of the page-locked memory waits.
     #[track_caller]
     pub fn start_to_stage(&self, from: &Area) -> Result<PinnedBuffer<u8>> {
         let to = self.pinned(from.bytes.len())?;
@@ -240,7 +229,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         op.submit(|driver, stream| unsafe { driver.copy_within(to.address, from.address, from.bytes.len(), stream) })
     }
 
-    /// All members of all processes meet: first those of this process, then the processes. What is sent is staged.
+    /// All members of all processes meet: first those of this process, then the processes. The data to send is staged.
     /// Returns the descriptors of this process's members, and the commit. `note` is for all processes.
     pub fn meet(
         &self,
@@ -259,7 +248,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
             call: &headline(self.call, self.registered.get()),
             site: self.call.site,
             leads: across.here == 0,
-            beside: false,
+            proxied: false,
             note,
         });
         match met {
@@ -332,14 +321,5 @@ pub(super) fn headline(call: &Call, registered: Option<u64>) -> String {
         *factor = 1.0;
     }
     let place = registered.map(|at| format!(" in registered memory, from byte {at}")).unwrap_or_default();
-    shortened(call.to_string() + &place)
-}
-
-/// A text that fits into a frame. Different texts stay different.
-pub(super) fn shortened(text: String) -> String {
-    if text.len() <= MOST_TEXT {
-        return text;
-    }
-    let end = (0..=MOST_TEXT).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    format!("{}.. (hash {:016x})", &text[..end], hash(&text))
+    shortened(&(call.to_string() + &place), MOST_TEXT)
 }

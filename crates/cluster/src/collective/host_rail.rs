@@ -6,8 +6,10 @@
 //! from each; legs of several pieces go in one exchange.
 
 use super::{cut::Ranges, hierarchical::HierarchicalCall};
-use crate::runtime::collective::fold_on_host;
-use crate::traits::{HostTransport, Message, Tag, World};
+use crate::{
+    runtime::collective::fold_on_host,
+    traits::{HostTransport, Message, Tag, World},
+};
 use gpu_pool::{DType, PinnedBuffer, ReduceOp, Result};
 use std::{ops::Range, sync::Arc};
 

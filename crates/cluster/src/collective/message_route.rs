@@ -10,14 +10,14 @@
 //! meeting. So a message has a further meeting for each batch, in whose turn both submit.
 
 use super::{hierarchical::HierarchicalCall, relay};
-use crate::internals::*;
-use crate::runtime::{
-    Gang,
-    collective::Area,
-    memory::{Access, StreamCore},
-};
 use crate::{
-    runtime::processes::Place,
+    internals::*,
+    runtime::{
+        Gang,
+        collective::Area,
+        memory::{Access, StreamCore},
+        processes::Place,
+    },
     traits::{Commit, DeviceTransport, HostTransport, Message, RailCall, RailMessage, Tag, Transport},
 };
 use gpu_pool::{Error, PinnedBuffer, Result};

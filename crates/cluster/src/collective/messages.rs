@@ -10,21 +10,20 @@
 //! Invariant: messages of one label between two members of a group are received in the order in which they were sent.
 
 use super::{
-    hierarchical::{HierarchicalCall, part as part_of, shortened},
+    hierarchical::{HierarchicalCall, MOST_TEXT, part as part_of},
     message_route::{Again, CancelOn, Held, MessageRoute},
-    values::hash,
-};
-use crate::internals::*;
-use crate::runtime::{
-    Call, Label,
-    collective::{Area, Incoming, Outgoing},
 };
 use crate::{
-    runtime::processes::Place,
+    internals::*,
+    runtime::{
+        Call, Label,
+        collective::{Area, Incoming, Outgoing},
+        processes::Place,
+    },
     traits::{Arrival, MOST_NOTE, OUTBOX},
+    wire::{hash, shortened},
 };
-use gpu_pool::Group;
-use gpu_pool::{Error, Result, error::Site};
+use gpu_pool::{Error, Group, Result, error::Site};
 use std::sync::Arc;
 
 /// The first byte of a note: the head is in it, or its length is, and the head is the first message.
@@ -64,7 +63,7 @@ impl Pair {
             (None, Some((_, of))) => format!("{label} of {of}"),
             (None, None) => label.to_string(),
         };
-        Pair { members, number, text: shortened(text) }
+        Pair { members, number, text: shortened(&text, MOST_TEXT) }
     }
 
     /// Batch 0 is the head, batch 1 are the parts.
@@ -80,7 +79,7 @@ impl Pair {
             call: &self.text,
             site: call.site,
             leads: true,
-            beside: false,
+            proxied: false,
             note,
         }
     }
@@ -89,7 +88,7 @@ impl Pair {
 /// What the receiver must know before it can take the parts.
 fn head(outgoing: &Outgoing, site: Site) -> Vec<u8> {
     let lens = outgoing.parts.iter().flat_map(|part| (part.bytes.len() as u64).to_le_bytes());
-    let site = shortened(site.to_string());
+    let site = shortened(&site.to_string(), MOST_TEXT);
     let (count, site_len) = (outgoing.parts.len() as u32, site.len() as u16);
     let lens = count.to_le_bytes().into_iter().chain(lens).chain(site_len.to_le_bytes());
     lens.chain(site.into_bytes()).chain(outgoing.header.iter().copied()).collect()

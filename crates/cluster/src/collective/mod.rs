@@ -30,8 +30,8 @@
 //! on how many members each process has, also with [`ReduceOrder::Rank`](gpu_pool::collective::ReduceOrder), which
 //! fixes the order inside.
 //!
-//! Invariants (`traits.rs`): what is sent is staged before the member arrives. From the commit to the end of the
-//! messages no message depends on the gang, nor on memory that is still to be had.
+//! Invariants (`traits.rs`): data is staged before the member arrives. From the commit to the end of the messages no
+//! message depends on the gang, nor on memory that is still to be had.
 
 mod all_to_all;
 mod cut;

@@ -15,10 +15,13 @@ use super::{
     device_rail::DeviceRail,
     hierarchical::{HierarchicalCall, bytes, part},
     pieces::{Job, PIECE, Pieces},
+    relay::Relay,
     sums::gather,
 };
-use crate::runtime::collective::{Counts, Shape, Side};
-use crate::{runtime::collective::Request, traits::Transport};
+use crate::{
+    runtime::collective::{Counts, Request, Shape, Side},
+    traits::Transport,
+};
 use gpu_pool::Result;
 
 /// `in_place`: the own part lies in the destination, at its place.
@@ -54,7 +57,7 @@ pub(super) fn all_gather(
             let after = |cut: &Cut<'_>| gather(cut, n);
             let inside = Inside { dtype, reduce: None, before: &collect, after: &after };
             let (cuts, overlapped) = cuts(hier, &**transport, &whole, &inside);
-            let relay = hier.relay(transport.clone(), overlapped)?;
+            let relay = Relay::new(hier, transport.clone(), overlapped)?;
             hier.overlap(overlapped);
             let mut pieces = DevicePieces::new(&relay, &inside);
             for cut in &cuts {

@@ -1,12 +1,14 @@
 //! Sums by a transport between devices itself, such as NCCL's.
 
 use super::{hierarchical::copy_within, relay::Relay};
-use crate::internals::*;
-use crate::runtime::{
-    collective::{Area, Payload},
-    memory::Access,
+use crate::{
+    internals::*,
+    runtime::{
+        collective::{Area, Payload},
+        memory::Access,
+    },
+    traits::RailCall,
 };
-use crate::traits::RailCall;
 use gpu_pool::{DType, ReduceOp, Result};
 
 impl Relay<'_, '_, '_> {

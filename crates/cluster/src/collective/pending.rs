@@ -20,21 +20,17 @@ use super::{
     pieces::{Piece, Pieces},
     sums::{self, Sum},
 };
-use crate::internals::*;
-use crate::runtime::{
-    Gang,
-    collective::Area,
-    memory::{DeviceHandle, Handover},
-};
 use crate::{
+    internals::*,
     runtime::{
-        collective::{AcrossProcesses, PendingReduce, Request},
+        Gang,
+        collective::{AcrossProcesses, Area, PendingReduce, Request},
+        memory::{DeviceHandle, Handover},
         processes::Place,
     },
     traits::{Arrival, Transport, WorldScope},
 };
-use gpu_pool::Group;
-use gpu_pool::{Error, Result, error::Site};
+use gpu_pool::{Error, Group, Result, error::Site};
 use std::sync::{
     Arc,
     mpsc::{self, Receiver, Sender},
@@ -158,7 +154,7 @@ impl ProxyTask {
             call: &self.call,
             site: self.site,
             leads: true,
-            beside: true,
+            proxied: true,
             note: Vec::new(),
         })?;
         self.pieces.committed(commit);

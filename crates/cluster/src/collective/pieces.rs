@@ -21,12 +21,14 @@ use super::{
     hierarchical::{HierarchicalCall, bytes, part},
     host_rail::{HostRail, Room, Staged},
 };
-use crate::internals::*;
-use crate::runtime::{
-    collective::{Area, Payload},
-    driver::Address,
+use crate::{
+    internals::*,
+    runtime::{
+        collective::{Area, Payload},
+        driver::Address,
+    },
+    traits::{Commit, HostTransport},
 };
-use crate::traits::{Commit, HostTransport};
 use gpu_pool::{DType, PinnedBuffer, ReduceOp, Result};
 use std::{collections::VecDeque, mem, ops::Range, sync::Arc};
 

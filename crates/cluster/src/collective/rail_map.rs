@@ -1,9 +1,9 @@
 //! Which members are on which rail. Pure: all members of all processes come to the same answers.
 //!
 //! Over bytes of the hosts a rail joins the members with one local index. A transport between devices joins devices
-//! with one ordinal: there the rails are the ordinals that all processes have members with, in one order, and what goes
-//! beside them hops inside the process first. A group that has no such ordinal goes over devices that are no members,
-//! through page-locked memory ([`relay`](super::relay)).
+//! with one ordinal: there the rails are the ordinals that all processes have members with, in one order, and other
+//! data hops inside the process first. A group that has no such ordinal goes over devices that are no members, through
+//! page-locked memory ([`relay`](super::relay)).
 
 use crate::runtime::{collective::HostMembers, processes::Place};
 use smallvec::SmallVec;

@@ -10,15 +10,16 @@
 //! cannot say so goes through scratch ([`HierarchicalCall::is_registered`]).
 
 use super::hierarchical::HierarchicalCall;
-use crate::internals::*;
-use crate::link::link_of;
-use crate::runtime::{
-    collective::{Area, Registration},
-    memory::BlockRef,
+use crate::{
+    internals::*,
+    link::link_of,
+    runtime::{
+        collective::{Area, Registration},
+        memory::BlockRef,
+    },
+    traits::{DeviceTransport, Transport},
 };
-use crate::traits::{DeviceTransport, Transport};
-use gpu_pool::Group;
-use gpu_pool::Result;
+use gpu_pool::{Group, Result};
 
 pub(super) fn register(group: &Group<'_>, memory: &BlockRef) -> Result<Option<Registration>> {
     let Some(transport) = transport(group) else { return Ok(None) };

@@ -9,13 +9,15 @@
 //! Invariant: a relay's memory is there before the member arrives.
 
 use super::hierarchical::HierarchicalCall;
-use crate::internals::*;
-use crate::runtime::{
-    collective::{Area, Payload},
-    driver::{Address, Driver, DriverResult},
-    memory::{Access, StreamCore},
+use crate::{
+    internals::*,
+    runtime::{
+        collective::{Area, Payload},
+        driver::{Address, Driver, DriverResult},
+        memory::{Access, StreamCore},
+    },
+    traits::{DeviceTransport, RailCall, RailMessage},
 };
-use crate::traits::{DeviceTransport, RailCall, RailMessage};
 use gpu_pool::{PinnedBuffer, Result};
 use std::sync::Arc;
 
@@ -46,14 +48,15 @@ struct HostCopy {
 }
 
 impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
-    /// `ordinal`: of the devices that the rail joins. `overlapped`: if it is the member's own, calls overlap with its
-    /// other work.
+    /// This member's relay over a transport between devices. `overlapped`: if the rail joins the member's own device,
+    /// its calls overlap with the member's other work.
     pub fn new(
         hier: &'t HierarchicalCall<'g, 'd>,
         transport: Arc<dyn DeviceTransport>,
-        ordinal: usize,
         overlapped: bool,
     ) -> Result<Self> {
+        let rail = hier.rail_map.of(hier.across.me, hier.across.here);
+        let ordinal = rail.map_or(hier.group.device().index(), |rail| hier.rail_map.all[rail].ordinal);
         if let Some(error) = transport.failed(ordinal) {
             return Err(error);
         }

@@ -17,10 +17,10 @@ use super::{
     device_rail::DeviceRail,
     hierarchical::{HierarchicalCall, bytes, part},
     pieces::{Job, PIECE, Piece, Pieces},
+    relay::Relay,
 };
-use crate::runtime::collective::{Area, Counts, Shape, Side};
 use crate::{
-    runtime::collective::Request,
+    runtime::collective::{Area, Counts, Request, Shape, Side},
     traits::{HostTransport, Transport},
 };
 use gpu_pool::{DType, ReduceOp, Result};
@@ -67,7 +67,7 @@ pub(super) fn sum(hier: &HierarchicalCall<'_, '_>, request: &Request, sum: &Sum<
     let (before, after) = (|cut: &Cut<'_>| scatter(cut, n), |cut: &Cut<'_>| sum.behind(hier, cut));
     let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
     let (cuts, overlapped) = cuts(hier, &*transport, &sum.whole(hier, request), &inside);
-    let relay = hier.relay(transport, overlapped)?;
+    let relay = Relay::new(hier, transport, overlapped)?;
     if let (Sum::ToAll { .. }, Some(reduce)) = (sum, relay.in_place(dtype, request.reduce)) {
         return relay.sum_in_place([source, destination], dtype, reduce);
     }

@@ -1,4 +1,4 @@
-//! all_to_all over rails between devices, and with it gather and scatter: what goes to another process hops inside the
+//! all_to_all over rails between devices, and with it gather and scatter: data for another process hops inside the
 //! sender's one first, to the member that stands on the receiver's rail.
 //!
 //! ```text
@@ -10,12 +10,12 @@
 //! Pieces that take the same steps keep the order of their senders, then of their receivers, on both sides.
 
 use super::{
-    all_to_all::{Amount, place},
+    cut::{Amount, place},
     hierarchical::{HierarchicalCall, part},
+    relay::Relay,
 };
-use crate::runtime::collective::{Area, Counts, Shape};
 use crate::{
-    runtime::collective::Request,
+    runtime::collective::{Area, Counts, Request, Shape},
     traits::{DeviceTransport, RailMessage},
 };
 use gpu_pool::Result;
@@ -116,7 +116,7 @@ pub(super) fn flow(
     }
     let calls = TwoHopAllToAll { hier, amount, size, seats };
     let own = calls.own();
-    let relay = hier.relay(transport, false)?;
+    let relay = Relay::new(hier, transport, false)?;
     // Where in the destination the piece of each member goes.
     let destined = calls.laid_out(&calls.members().map(|from| (from, me)).collect::<Vec<_>>());
     let destination = |from: usize| request.destination.as_ref().map(|area| part(area, destined[from].1.clone()));

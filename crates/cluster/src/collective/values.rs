@@ -2,17 +2,16 @@
 //! long for that, by an all_gather of the devices.
 
 use super::hierarchical::HierarchicalCall;
-use crate::internals::*;
-use crate::runtime::{
-    Call, Contained, OpSite,
-    collective::{Counts, Payload, Shape},
-};
 use crate::{
-    runtime::collective::{between, value_of},
+    internals::*,
+    runtime::{
+        Call, Contained, OpSite,
+        collective::{Counts, Payload, Shape, between, value_of},
+    },
     traits::MOST_NOTE,
+    wire::shortened,
 };
-use gpu_pool::Group;
-use gpu_pool::{AsView, AsViewMut, DType, Error, Result};
+use gpu_pool::{AsView, AsViewMut, DType, Error, Group, Result};
 
 /// The first byte of a note: the values are in it, or their length is.
 const HERE: u8 = 1;
@@ -91,13 +90,7 @@ pub(super) fn exchange(group: &Group<'_>, call: &Call, own: Vec<u8>) -> Result<V
 /// `Err(WorldMismatch)` on all members unless all processes say the same, each by its first member. A group of one
 /// process agrees.
 pub(super) fn agree(group: &Group<'_>, call: &Call, text: &str) -> Result<()> {
-    let mut end = text.len().min(MOST_TERMS);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let hashed =
-        if end < text.len() { format!("{}.. (hash {:016x})", &text[..end], hash(text)) } else { text.to_owned() };
-    let note = pack([call.site.to_string().into_bytes(), hashed.into_bytes()].into_iter());
+    let note = pack([call.site.to_string(), shortened(text, MOST_TERMS)].map(String::into_bytes).into_iter());
     let hier = HierarchicalCall::new(group, call, false)?;
     let across = hier.across;
     let (_, commit) = hier.meet(Payload::Nothing, |_| note)?;
@@ -121,45 +114,14 @@ pub(super) fn agree(group: &Group<'_>, call: &Call, text: &str) -> Result<()> {
 
 /// Several values in one.
 fn pack(values: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
-    let with_length = |value: Vec<u8>| [(value.len() as u32).to_le_bytes().to_vec(), value].concat();
-    values.flat_map(with_length).collect()
+    postcard::to_stdvec(&values.collect::<Vec<_>>()).expect("bytes can be written")
 }
 
 /// The values that [`pack`] has packed; none if these bytes are no such values.
-fn unpack(mut bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
-    let mut values = Vec::new();
-    while !bytes.is_empty() {
-        let (len, rest) = bytes.split_first_chunk()?;
-        let (value, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-        values.push(value.to_vec());
-        bytes = rest;
-    }
-    Some(values)
-}
-
-/// The same number in every process.
-pub fn hash(text: &str) -> u64 {
-    // FNV-1a.
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+fn unpack(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
+    postcard::take_from_bytes(bytes).ok().filter(|(_, rest)| rest.is_empty()).map(|(values, _)| values)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn packed_values_come_back(values in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..6)) {
-            prop_assert_eq!(unpack(&pack(values.clone().into_iter())), Some(values));
-        }
-
-        /// Another process may send anything.
-        #[test]
-        fn any_bytes_can_be_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
-            if let Some(values) = unpack(&bytes) {
-                prop_assert_eq!(pack(values.into_iter()), bytes);
-            }
-        }
-    }
-}
+#[path = "../../tests/unit/collective/values_tests.rs"]
+mod tests;

@@ -1,24 +1,64 @@
-//! Who is silent, and who keeps others waiting without getting on.
+//! The hub's clock, and its limits: processes that are silent, and members that keep others waiting without progress.
 
-use super::{super::wire::MOST_MEMBERS, BTreeSet, Duration, Failure, Hub, Key, Scope};
+use super::{super::wire::MOST_MEMBERS, BTreeSet, Duration, Failure, Hub, Key, Out, Scope, TICKS, ToHost};
 
 impl Hub {
-    pub(super) fn look_for_the_silent(&mut self) {
+    /// [`lost`](Self::lost) at a time by the clock. A process that has heard nothing of this one, because this one was
+    /// stopped, ends its connection.
+    pub(crate) fn lost_at(&mut self, clock: Duration, host: usize, why: &str) -> Out {
+        self.look(clock);
+        match self.stopped.filter(|(end, _)| clock.saturating_sub(*end) < self.limits.heartbeat_timeout / 4) {
+            Some((_, time)) if !self.has_left(host) => {
+                self.lost(0, &format!("it was stopped for {time:?}, so the others have given it up"))
+            }
+            _ => self.lost(host, why),
+        }
+    }
+
+    fn look(&mut self, clock: Duration) {
+        let time = clock.saturating_sub(self.looked);
+        if time >= self.limits.heartbeat_timeout / 4 * 3 {
+            self.stopped = Some((clock, time));
+        }
+        self.now += time.min(self.step);
+        self.looked = clock;
+    }
+
+    /// The time since the hub began. Of the time between two ticks only [`STEP`] counts, or a quarter of the shortest
+    /// of the hub's own limits: while this process was stopped, no process was late. Members' deadlines do not count
+    /// here: a short one must not slow the clock for all. That one is passed after [`TICKS`] ticks at the earliest.
+    pub(crate) fn tick(&mut self, clock: Duration) -> Out {
+        self.earlier.rotate_left(1);
+        self.earlier[TICKS - 1] = Some(self.now);
+        self.look(clock);
+        if self.over.is_none() {
+            self.look_for_the_silent();
+        }
+        if self.over.is_none() {
+            self.look_for_the_late();
+        }
+        for host in self.hosts.keys().filter(|host| !self.left.contains(host)) {
+            self.out.push((*host, ToHost::Beat));
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    fn look_for_the_silent(&mut self) {
         let (now, limits) = (self.now, self.limits);
-        let silent = |host: &super::Host| now - host.heard >= limits.silence;
+        let silent = |host: &super::Host| now - host.heard >= limits.heartbeat_timeout;
         let found = self.hosts.iter().find(|(host, known)| !self.left.contains(host) && silent(known));
         if let Some((&host, _)) = found {
-            let why = format!("it has said nothing for {:?}", limits.silence);
+            let why = format!("it has said nothing for {:?}", limits.heartbeat_timeout);
             return self.end(Failure::lost(host, why));
         }
-        if self.opened.len() < limits.size && now >= limits.patience {
+        if self.opened.len() < limits.size && now >= limits.connect_timeout {
             let (op, missing) = self.keep_the_start_waiting();
             let missing = missing.into_iter().map(|host| host as u32).collect();
             self.end(Failure::Timeout { op: op.to_owned(), waited: now, missing });
         }
     }
 
-    /// Who has not joined; else who neither has opened the transport nor waits for a value of others.
+    /// Hosts that have not joined; else those that neither have opened the transport nor wait for a value of others.
     fn keep_the_start_waiting(&self) -> (&'static str, Vec<usize>) {
         let of =
             |keep: &dyn Fn(&usize) -> bool| (0..self.limits.size).filter(keep).take(MOST_MEMBERS).collect::<Vec<_>>();
@@ -32,7 +72,7 @@ impl Hub {
         ("build", if idle.is_empty() { of(&|host| !self.opened.contains(host)) } else { idle })
     }
 
-    pub(super) fn look_for_the_late(&mut self) {
+    fn look_for_the_late(&mut self) {
         let late: Vec<(u64, Failure)> = self
             .scopes
             .iter()

@@ -17,7 +17,7 @@ const MOST_NOTES: usize = 48 << 10;
 pub(super) struct Meeting {
     pub since: Duration,
     pub members: Vec<Member>,
-    pub beside: bool,
+    pub proxied: bool,
     /// By host.
     pub arrived: BTreeMap<usize, Arrive>,
 }
@@ -67,8 +67,8 @@ impl Meeting {
         self.members.iter().any(|(member, _)| *member as usize == host)
     }
 
-    /// Whether this member waits here, and so cannot be elsewhere. A shipment on its way keeps its sender nowhere. What
-    /// goes beside keeps the member only from what goes beside, too.
+    /// Whether this member waits here, and so cannot be elsewhere. A shipment on its way keeps its sender nowhere. A
+    /// proxied meeting keeps the member only from other proxied ones.
     pub fn holds(&self, member: &Member) -> bool {
         (member.1 as usize) < OUTBOX && self.has(member.0 as usize) && self.members.contains(member)
     }
@@ -114,13 +114,13 @@ impl Scope {
         let meeting = self.meetings.entry(key.clone()).or_insert_with(|| Meeting {
             since: now,
             members: arrive.members.clone(),
-            beside: arrive.beside,
+            proxied: arrive.proxied,
             arrived: BTreeMap::new(),
         });
         meeting.arrived.insert(host, arrive);
         let Some(meeting) = self.meetings.get(&key) else { return Next::Wait };
         let own = &meeting.arrived[&host];
-        let differs = |other: &Arrive| (&other.call, other.beside) != (&own.call, own.beside);
+        let differs = |other: &Arrive| (&other.call, other.proxied) != (&own.call, own.proxied);
         let other = meeting.arrived.iter().find(|(_, other)| differs(other)).map(|(other, _)| *other);
         if let Some(other) = other {
             return mismatch(Kind::Call, meeting.call(other), meeting.call(host));
@@ -146,7 +146,7 @@ impl Scope {
 
     /// A meeting that this one waits for, and that waits for this one, perhaps by way of others.
     fn circle(&self, meeting: &Meeting) -> Option<&Meeting> {
-        let both = |one: &Meeting, other: &Meeting| one.beside == other.beside || mutant::is(Rule::Beside);
+        let both = |one: &Meeting, other: &Meeting| one.proxied == other.proxied || mutant::is(Rule::Proxied);
         let waits = |one: &Meeting, other: &Meeting| both(one, other) && one.waits_for(other);
         self.meetings.values().find(|other| waits(meeting, other) && self.reaches(other, meeting, &waits))
     }
@@ -170,7 +170,7 @@ impl Scope {
     }
 
     /// Whether a host that misses a meeting waits in another one, which must be over first. Not if that one waits for
-    /// this: a member may wait for what goes beside it.
+    /// this: a member may wait for its proxied meetings.
     pub(super) fn excused(&self, host: usize, meeting: &Meeting) -> bool {
         let held =
             |other: &Meeting| meeting.members.iter().any(|member| member.0 as usize == host && other.holds(member));
@@ -178,7 +178,7 @@ impl Scope {
         others.any(|other| !self.reaches(other, meeting, &|one, other| one.waits_for(other)))
     }
 
-    /// Somebody waits in a collective for a process that has ended the scope.
+    /// A host waits in a collective for a process that has ended the scope.
     pub(super) fn misses_who_ended(&self) -> Option<Failure> {
         let ended = |host: &usize| self.has_ended(*host);
         self.meetings.values().find_map(|meeting| {

@@ -2,8 +2,8 @@
 //!
 //! The hub hears of such a scope when it needs other processes, so all processes announce the same ones in the same
 //! order: the n-th one here is the n-th one there. A scope that fails before that is announced as well. It may be one
-//! that others wait in, or one of its process alone, which they never announce. What decides is where and how often the
-//! program has begun it: two scopes are *the same* if they are the n-th ones of one place in their processes.
+//! that others wait in, or one of its process alone, which they never announce. The place and the count of its begin
+//! decide: two scopes are *the same* if they are the n-th ones of one place in their processes.
 //!
 //! * A scope that has failed so belongs to those of others that are the same, whenever they come, and to no others.
 //! * From then on it is in doubt how the scopes of its process and of others correspond. Until two are the same again,
@@ -11,7 +11,7 @@
 
 use super::{Announced, BTreeMap, Call, Failure, Hub, Key, Kind, Part, Rule, Scope, ToHost, cut, mutant};
 
-/// The most failed scopes that are kept for others that may come: far more than fail before anybody comes.
+/// The most failed scopes that are kept for others that may come: far more than fail before another host comes.
 const MOST: usize = 256;
 
 /// The scopes without names.
@@ -20,7 +20,7 @@ pub(super) struct Unnamed {
     /// In the order in which all processes announce them, from 1 on.
     slots: BTreeMap<u64, Slot>,
     last: u64,
-    /// Those that have failed before they needed others, and that nobody had announced then; by place and number.
+    /// Those that have failed before they needed others, and that no process had announced then; by place and number.
     early: BTreeMap<(String, u64), u64>,
 }
 

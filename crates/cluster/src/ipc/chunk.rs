@@ -24,7 +24,7 @@ pub(super) struct Chunk {
     pub changed: Condvar,
 }
 
-/// Who has the memory.
+/// The processes that have the memory.
 #[derive(Default)]
 pub(super) struct Loans {
     /// The importers, by process.

@@ -10,7 +10,7 @@ use crate::{
     wire::no_descriptor,
 };
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, PeerView, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, Result, memory::PeerView,
 };
 use rustix::net::RecvFlags;
 use std::{

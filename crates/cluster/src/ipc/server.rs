@@ -1,8 +1,8 @@
 //! The thread of an exporter that gives memory to importers, and knows which of them still have it.
 //!
 //! One per process. It begins with the first export and ends with the last exported buffer. It never waits for one
-//! importer: each read and write is non-blocking, a request has a limit, and so has their number. What a stranger sends
-//! costs it at most a place among the guests for [`PATIENCE`].
+//! importer: each read and write is non-blocking, a request has a limit, and so has their number. A stranger costs it
+//! at most a place among the guests for [`GUEST_TIMEOUT`].
 //!
 //! Invariant: no lock of this file is held while memory is given up, since that comes back to [`forget`].
 
@@ -27,8 +27,8 @@ use std::{
 };
 
 /// A guest that has not asked by then is sent away.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// Most guests that have not asked yet; the one who has waited longest makes room.
+const GUEST_TIMEOUT: Duration = Duration::from_secs(3);
+/// Most guests that have not asked yet; the one that has waited longest makes room.
 const MOST_ASKING: usize = 64;
 /// Most exports that have ended, and of which an importer that comes too late is told how.
 const MOST_ENDED: usize = 256;
@@ -88,7 +88,7 @@ pub(super) fn register(region: &Arc<Region>, exclusive: bool, key: Key) -> Resul
     Ok((server, id))
 }
 
-/// Ends the exports of a region that nobody has imported.
+/// Ends the exports of a region without importers.
 pub(super) fn withdraw(region: &Arc<Region>, chunk: &Chunk) {
     let current = SERVER.lock();
     let Some(server) = &*current else { return };
@@ -192,8 +192,7 @@ fn serve(server: &Server, listener: &UnixListener, woken: &UnixStream) {
     }
 }
 
-/// Lets some of those in who wait at the door: strangers who keep coming must not hold up the others. False if that was
-/// not possible.
+/// Accepts some waiting connections: a stream of strangers must not hold up the others. False if that was not possible.
 fn receive(listener: &UnixListener, guests: &mut Vec<Guest>) -> bool {
     for _ in 0..MOST_ASKING {
         let socket = match listener.accept() {
@@ -225,7 +224,7 @@ impl Guest {
                 match socket::receive(&socket, &mut request[got..], RecvFlags::DONTWAIT) {
                     Ok((0, _)) => return None,
                     Ok((more, _)) => got += more,
-                    Err(why) if why.kind() == io::ErrorKind::WouldBlock && since.elapsed() < PATIENCE => {}
+                    Err(why) if why.kind() == io::ErrorKind::WouldBlock && since.elapsed() < GUEST_TIMEOUT => {}
                     Err(_) => return None,
                 }
                 if got < request.len() {

@@ -1,13 +1,13 @@
 //! What goes over the socket, and how processes, users and elements are told apart. No I/O but `/proc` and random
 //! bytes.
 
-use crate::{collective::values::hash, wire::no_descriptor};
+use crate::wire::{hash, no_descriptor};
 use gpu_pool::{Error, Result};
 use hmac::digest::CtOutput;
 use sha2::Sha256;
 use std::{fs, io};
 
-/// Random bytes that nobody guesses.
+/// Random bytes that cannot be guessed.
 pub(super) type Key = [u8; 32];
 
 /// The first bytes of each frame: the protocol and its version.
@@ -133,7 +133,8 @@ impl Process {
     }
 }
 
-/// The start time in the text of `/proc/<pid>/stat`; `None` if the process has ended, also if nobody has waited for it.
+/// The start time in the text of `/proc/<pid>/stat`; `None` if the process has ended, also if no process has waited for
+/// it.
 fn start(stat: &str) -> Option<u64> {
     // The second field, the program's name, may contain anything.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();

@@ -9,10 +9,10 @@
 //! * **Submitting.** The call is polled until NCCL has launched it: an event that is recorded after the return is
 //!   behind the call, and the caller may close its launch window.
 //! * **Failing.** A thread watches for a lost host and for errors of the library. The first error fails the scopes that
-//!   use the transport, is told to the other hosts, and aborts all rails,
-//!   each on a thread of its own: one after the other they would wait for each other's kernels (nccl#1013), and an
-//!   abort may hang (nccl#1777), so nobody waits for it without a limit. Each host must do so, since a rail that is
-//!   aborted on one host does not end on the others (pytorch#118692): the hub tells them.
+//!   use the transport, is told to the other hosts, and aborts all rails, each on a thread of its own: one after the
+//!   other they would wait for each other's kernels (nccl#1013), and an abort may hang (nccl#1777), so each wait for it
+//!   has a limit. Each host must do so, since a rail that is aborted on one host does not end on the others
+//!   (pytorch#118692): the hub tells them.
 
 mod enqueue;
 #[cfg(test)]
@@ -87,31 +87,37 @@ struct Rails {
     rails: Vec<OnceCell<Arc<Rail>>>,
     lost: Lost,
     /// The limit of each wait for the other hosts.
-    patience: Duration,
+    connect_timeout: Duration,
     failure: Failure,
-    /// Nobody watches any more.
+    /// The thread that watches has ended.
     over: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Nccl {
     /// Finds the library, for process `host` of a cluster whose processes have so many devices. No wait for other hosts
-    /// is longer than `patience`.
+    /// is longer than `connect_timeout`.
     ///
     /// # Errors
     /// [`Error::Cluster`] without a library that will do.
-    pub(crate) fn new(host: usize, devices: &[usize], lost: Lost, patience: Duration) -> Result<Nccl> {
-        Nccl::with(Library::get()?, host, devices, lost, patience)
+    pub(crate) fn new(host: usize, devices: &[usize], lost: Lost, connect_timeout: Duration) -> Result<Nccl> {
+        Nccl::with(Library::get()?, host, devices, lost, connect_timeout)
     }
 
-    fn with(library: &'static Library, host: usize, devices: &[usize], lost: Lost, patience: Duration) -> Result<Nccl> {
+    fn with(
+        library: &'static Library,
+        host: usize,
+        devices: &[usize],
+        lost: Lost,
+        connect_timeout: Duration,
+    ) -> Result<Nccl> {
         let rails = Arc::new(Rails {
             library,
             host,
             devices: devices.to_vec(),
             rails: (0..devices[host]).map(|_| OnceCell::new()).collect(),
             lost,
-            patience,
+            connect_timeout,
             failure: Failure::default(),
             over: Mutex::default(),
             changed: Condvar::new(),
@@ -216,7 +222,7 @@ impl Rails {
     }
 
     fn until(&self) -> Until<'_> {
-        Until { lost: &*self.lost, limit: self.patience }
+        Until { lost: &*self.lost, limit: self.connect_timeout }
     }
 
     fn rail(&self, op: &'static str, device: usize) -> Result<&Arc<Rail>> {
@@ -340,7 +346,7 @@ impl DeviceTransport for Nccl {
 
     fn register(&self, device: usize, chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
         let rail = self.rails.rail("ncclCommRegister", device)?;
-        let registered = register::Registered::new(rail, chunk, &self.rails.lost, self.rails.patience)?;
+        let registered = register::Registered::new(rail, chunk, &self.rails.lost, self.rails.connect_timeout)?;
         Ok(registered.map(|registered| Box::new(registered) as _))
     }
 

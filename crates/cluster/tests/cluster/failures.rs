@@ -2,7 +2,7 @@
 //! work, and its `main` ends with a code that is not zero.
 
 use crate::{
-    fleet::{Fleet, SILENCE, pool, say},
+    fleet::{Fleet, HEARTBEAT_TIMEOUT, pool, say},
     gradients,
     support::cases,
 };
@@ -51,7 +51,7 @@ pub fn child(builder: Builder, what: &str, more: &[&str]) -> Result<(), Error> {
                 exchange.finish(dev)?;
             }
             "exit" if me => process::exit(0),
-            "slow" if me => thread::sleep(SILENCE * 3 / 2),
+            "slow" if me => thread::sleep(HEARTBEAT_TIMEOUT * 3 / 2),
             "late" if me => thread::sleep(Duration::from_secs(3)),
             "memory" if me => drop(dev.zeros::<f32>(1 << 44)?),
             "error" if me => return Err(Error::custom("a closure has had enough")),
@@ -71,13 +71,13 @@ pub fn child(builder: Builder, what: &str, more: &[&str]) -> Result<(), Error> {
     }
     let threads = fs::read_dir("/proc/self/task").expect("this is Linux").flatten();
     let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
-    say(format!("couriers left {}", names.filter(|name| name.trim() == "gpu-pool:carry").count()));
+    say(format!("proxies left {}", names.filter(|name| name.trim() == "gpu-pool:carry").count()));
     let local = pool.run(|dev, _| {
         let mut x = dev.upload(&[dev.rank() as f32 + 1.0])?;
         dev.all_reduce(&mut x, ReduceOp::Sum)?;
         dev.download(&x)
     })?;
-    let n = pool.devices() as f32;
+    let n = pool.device_count() as f32;
     say(format!("local work {}", local.iter().all(|x| *x == [n * (n + 1.0) / 2.0])));
     // A late process may miss some deadlines more.
     let mut again = pool.run(|dev, _| dev.world()?.barrier());
@@ -140,7 +140,7 @@ fn survivors(mut fleet: Fleet, gone: Option<usize>, over: bool, expected: impl F
         let expected = expected(rank);
         let (_, error) = fleet.until(rank, "error ");
         assert!(error.starts_with(&expected), "process {rank}: `{error}`, not `{expected}`");
-        assert_eq!(fleet.until(rank, "couriers left ").1, "0");
+        assert_eq!(fleet.until(rank, "proxies left ").1, "0");
         assert_eq!(fleet.until(rank, "local work ").1, "true");
         let (_, cluster) = fleet.until(rank, "cluster ");
         assert!(cluster.starts_with(if over { "is over" } else { "works" }), "process {rank}: {cluster}");

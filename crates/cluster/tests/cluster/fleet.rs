@@ -37,7 +37,7 @@ pub const GPU_VARIABLES: [(&str, &str); 7] = [
 ];
 
 /// A process without a heartbeat for this long is lost.
-pub const SILENCE: Duration = Duration::from_secs(2);
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a process has said, and when; `None` when it has closed its output.
 struct Line {
@@ -75,7 +75,9 @@ impl Fleet {
             process.env("GPU_POOL_RANK", rank.to_string()).env("GPU_POOL_SIZE", &size);
             process.env("GPU_POOL_LOCAL_RANK", rank.to_string()).env("GPU_POOL_LOCAL_SIZE", &size);
             process.env("GPU_POOL_MASTER", "127.0.0.1").env("GPU_POOL_PORT", port.to_string());
-            process.env("GPU_POOL_SILENCE", format!("{}ms", SILENCE.as_millis())).env("GPU_POOL_TRANSPORT", "shm");
+            process
+                .env("GPU_POOL_SILENCE", format!("{}ms", HEARTBEAT_TIMEOUT.as_millis()))
+                .env("GPU_POOL_TRANSPORT", "shm");
             set(rank, &mut process);
             let mut child = process.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
             let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());

@@ -13,9 +13,9 @@ use std::{
 };
 
 /// Comes together with the others, for no longer than so many milliseconds.
-pub fn child(builder: Builder, patience: &str) -> Result<(), Error> {
+pub fn child(builder: Builder, connect_timeout: &str) -> Result<(), Error> {
     let start = Instant::now();
-    let cluster = Cluster::from_env()?.connect_timeout(Duration::from_millis(patience.parse().unwrap()));
+    let cluster = Cluster::from_env()?.connect_timeout(Duration::from_millis(connect_timeout.parse().unwrap()));
     let met = builder.cluster(cluster).build().and_then(|pool| {
         pool.run(|dev, _| dev.world()?.barrier())?;
         Ok(pool)

@@ -14,7 +14,7 @@ use std::{
     thread,
 };
 
-const SILENCE: Duration = Duration::from_secs(1);
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A port that nobody listens at, now.
 fn port() -> u16 {
@@ -25,7 +25,7 @@ fn cluster(port: u16, rank: usize, size: usize, secret: &str) -> Cluster {
     let address = format!("127.0.0.1:{port}");
     Cluster::tcp(&address, rank, size, secret)
         .unwrap()
-        .heartbeat_timeout(SILENCE)
+        .heartbeat_timeout(HEARTBEAT_TIMEOUT)
         .connect_timeout(Duration::from_secs(20))
 }
 
@@ -55,7 +55,7 @@ fn meet(scope: &dyn WorldScope, host: usize, members: &[Place], number: u64, cal
     let place = Place { host, device: 0 };
     let site = Location::caller();
     let note = vec![host as u8];
-    let commit = scope.meet(Arrival { members, number, place, call, site, leads: true, beside: false, note })?;
+    let commit = scope.meet(Arrival { members, number, place, call, site, leads: true, proxied: false, note })?;
     let expected: Vec<_> = members.iter().map(|place| vec![place.host as u8]).collect();
     assert_eq!(commit.notes, expected);
     Ok(commit.number)
@@ -150,17 +150,17 @@ fn refused(result: Result<Arc<dyn World>>, says: &str) {
 #[test]
 fn who_does_not_belong_here_is_refused() {
     let port = port();
-    let limits = Limits { size: 2, silence: SILENCE, patience: LONG };
+    let limits = Limits { size: 2, heartbeat_timeout: HEARTBEAT_TIMEOUT, connect_timeout: LONG };
     let server = Server::start(([127, 0, 0, 1], port).into(), limits, b"x".to_vec()).unwrap();
     let at = server.address;
-    let one = Client::connect(at, 1, 2, b"x", SILENCE, LONG).unwrap();
-    let _rank_0 = Client::connect(at, 0, 2, b"x", SILENCE, LONG).unwrap();
+    let one = Client::connect(at, 1, 2, b"x", HEARTBEAT_TIMEOUT, LONG).unwrap();
+    let _rank_0 = Client::connect(at, 0, 2, b"x", HEARTBEAT_TIMEOUT, LONG).unwrap();
     refused(connect(&cluster(port, 1, 2, "y"), 1), "does not know this process's secret");
     refused(connect(&cluster(port, 1, 3, "x"), 1), "one of 3 processes");
     refused(connect(&cluster(port, 0, 2, "x"), 1), "cannot listen");
-    let again = Client::connect(at, 1, 2, b"x", SILENCE, LONG).map(drop).unwrap_err().to_string();
+    let again = Client::connect(at, 1, 2, b"x", HEARTBEAT_TIMEOUT, LONG).map(drop).unwrap_err().to_string();
     assert!(again.contains("rank 1 already"), "{again}");
-    let beyond = Client::connect(at, 2, 2, b"x", SILENCE, LONG).map(drop).unwrap_err().to_string();
+    let beyond = Client::connect(at, 2, 2, b"x", HEARTBEAT_TIMEOUT, LONG).map(drop).unwrap_err().to_string();
     assert!(beyond.contains("no rank 2"), "{beyond}");
     // Garbage, an oversized frame, and strangers who say nothing: the others get on.
     let silent: Vec<_> = (0..10).map(|_| TcpStream::connect(at).unwrap()).collect();
@@ -240,7 +240,7 @@ fn child() {
 #[cfg(unix)]
 #[test]
 fn a_killed_and_a_stopped_process_are_lost() {
-    for (signal, limit) in [(libc::SIGKILL, SILENCE), (libc::SIGSTOP, SILENCE * 2)] {
+    for (signal, limit) in [(libc::SIGKILL, HEARTBEAT_TIMEOUT), (libc::SIGSTOP, HEARTBEAT_TIMEOUT * 2)] {
         for _ in 0..rounds() {
             let port = port();
             let name = concat!(module_path!(), "::child");

@@ -28,7 +28,7 @@ const DEADLINE: Duration = Duration::from_secs(2);
 enum Op {
     /// A collective of one device of each of these hosts; the device is the thread's number.
     Meet(&'static [u32]),
-    /// Of a courier: a collective of these members, with this number.
+    /// Of a proxy thread: a collective of these members, with this number.
     Carry(&'static [Member], u64),
     Fail,
     /// Never gets on by itself.
@@ -154,7 +154,7 @@ impl Search {
     fn first(&self) -> State {
         let size = self.program.hosts.len();
         let hour = Duration::from_secs(3600);
-        let mut hub = Hub::new(Limits { size, silence: hour, patience: hour });
+        let mut hub = Hub::new(Limits { size, heartbeat_timeout: hour, connect_timeout: hour });
         let host = |(host, runners): (usize, &&[&[Script]])| Host {
             process: Process::new(host),
             runners: vec![Runner::default(); runners.len()],
@@ -384,7 +384,7 @@ impl Search {
                         members,
                         number: key.2,
                         device: number as u32,
-                        beside: false,
+                        proxied: false,
                         call: String::new(),
                         site: String::new(),
                         note: Vec::new(),
@@ -444,7 +444,7 @@ impl Host {
     }
 }
 
-#[path = "hub_search/couriers.rs"]
-mod couriers;
 #[path = "hub_search/programs.rs"]
 mod programs;
+#[path = "hub_search/proxies.rs"]
+mod proxies;

@@ -16,28 +16,28 @@ use std::{
 };
 
 const LONG: Duration = Duration::from_secs(60);
-const SILENCE: Duration = Duration::from_secs(1);
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn rounds() -> usize {
     if std::env::var("GPU_POOL_LONG").is_ok_and(|long| long == "1") { 30 } else { 3 }
 }
 
 fn server(size: usize) -> Server {
-    let limits = Limits { size, silence: LONG, patience: LONG };
+    let limits = Limits { size, heartbeat_timeout: LONG, connect_timeout: LONG };
     Server::start((Ipv4Addr::LOCALHOST, 0).into(), limits, b"x".to_vec()).unwrap()
 }
 
-fn client(at: SocketAddr, host: usize, size: usize, patience: Duration) -> Result<Client> {
-    Client::connect(at, host, size, b"x", LONG, patience)
+fn client(at: SocketAddr, host: usize, size: usize, connect_timeout: Duration) -> Result<Client> {
+    Client::connect(at, host, size, b"x", LONG, connect_timeout)
 }
 
 /// A client of what does this.
-fn client_of(rank_0: impl FnOnce(TcpListener) + Send, patience: Duration) -> Result<()> {
+fn client_of(rank_0: impl FnOnce(TcpListener) + Send, connect_timeout: Duration) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     thread::scope(|s| {
         s.spawn(move || rank_0(listener));
-        client(at, 1, 2, patience).map(drop)
+        client(at, 1, 2, connect_timeout).map(drop)
     })
 }
 
@@ -97,7 +97,7 @@ fn no_answer_is_told_with_the_time() {
     };
     thread::scope(|s| {
         s.spawn(move || {
-            thread::sleep(SILENCE);
+            thread::sleep(HEARTBEAT_TIMEOUT);
             drop(end);
         });
         let why = text(client_of(silent, Duration::from_millis(200)));
@@ -151,10 +151,10 @@ fn bytes_that_are_no_frame_are_no_sign_of_life() {
                 }
             });
             let start = Instant::now();
-            let here = Client::connect(at, 1, 2, b"x", SILENCE, LONG).unwrap();
+            let here = Client::connect(at, 1, 2, b"x", HEARTBEAT_TIMEOUT, LONG).unwrap();
             let error = here.local.get("never").unwrap_err();
             assert!(matches!(&error, Error::HostLost { host: 0, why, .. } if why.contains("said nothing")), "{error}");
-            assert!(start.elapsed() < 3 * SILENCE, "{:?}", start.elapsed());
+            assert!(start.elapsed() < 3 * HEARTBEAT_TIMEOUT, "{:?}", start.elapsed());
         });
     }
 }
@@ -165,7 +165,7 @@ fn none() -> Result<(Transport, Ends)> {
 
 fn tcp(port: u16, rank: usize, size: usize) -> Cluster {
     let cluster = Cluster::tcp(&format!("127.0.0.1:{port}"), rank, size, "x").unwrap();
-    cluster.heartbeat_timeout(SILENCE).connect_timeout(LONG).transport(TransportChoice::SharedMemory)
+    cluster.heartbeat_timeout(HEARTBEAT_TIMEOUT).connect_timeout(LONG).transport(TransportChoice::SharedMemory)
 }
 
 fn port() -> u16 {
@@ -177,7 +177,7 @@ fn port() -> u16 {
 #[test]
 fn a_process_that_hangs_in_its_start_is_named() {
     for round in 0..rounds() {
-        let patience = Duration::from_millis(500);
+        let connect_timeout = Duration::from_millis(500);
         let (port, start) = (port(), Instant::now());
         let (end, ends) = mpsc::channel::<()>();
         let mut ends = Some(ends);
@@ -186,7 +186,7 @@ fn a_process_that_hangs_in_its_start_is_named() {
             for rank in 0..3 {
                 let hangs = if rank == 1 { ends.take() } else { None };
                 threads.push(s.spawn(move || {
-                    let joined = tcp(port, rank, 3).connect_timeout(patience).join(1, None, |control| {
+                    let joined = tcp(port, rank, 3).connect_timeout(connect_timeout).join(1, None, |control| {
                         hangs.map(|ends| ends.recv());
                         if round % 2 == 0 {
                             control.gather("a", b"")?;
@@ -203,7 +203,7 @@ fn a_process_that_hangs_in_its_start_is_named() {
                     matches!(&error, Error::HostTimeout { op, missing, .. } if op == "build" && *missing == [1]);
                 assert!(named, "{error:?}");
             }
-            assert!(start.elapsed() < 2 * SILENCE, "{:?}", start.elapsed());
+            assert!(start.elapsed() < 2 * HEARTBEAT_TIMEOUT, "{:?}", start.elapsed());
             drop(end);
             let error = hung.join().unwrap();
             assert!(matches!(error, Error::HostTimeout { .. } | Error::HostLost { .. }), "{error:?}");
@@ -310,7 +310,7 @@ fn who_ends_at_a_step_of_the_start_is_named() {
             assert!(right, "step {step}, {end:?}: {error:?}");
             let start = told.recv_timeout(LONG).unwrap();
             assert!(
-                found.saturating_duration_since(start) < 3 * SILENCE,
+                found.saturating_duration_since(start) < 3 * HEARTBEAT_TIMEOUT,
                 "step {step}, {end:?}: {:?}",
                 start.elapsed()
             );

@@ -12,7 +12,7 @@ fn client(at: SocketAddr, host: usize, size: usize) -> Client {
 
 /// A server, and the controls of its processes.
 fn controls(size: usize) -> (Server, Vec<Client>, Vec<Control>) {
-    let limits = Limits { size, silence: LONG, patience: LONG };
+    let limits = Limits { size, heartbeat_timeout: LONG, connect_timeout: LONG };
     let server = Server::start((Ipv4Addr::LOCALHOST, 0).into(), limits, b"x".to_vec()).unwrap();
     let clients: Vec<_> = (0..size).map(|host| client(server.address, host, size)).collect();
     let devices: Arc<[usize]> = vec![1; size].into();
@@ -81,7 +81,7 @@ fn five_workers() {
 fn an_address_in_use_is_named() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = other.local_addr().unwrap();
-    let limits = Limits { size: 1, silence: LONG, patience: LONG };
+    let limits = Limits { size: 1, heartbeat_timeout: LONG, connect_timeout: LONG };
     let error = Server::start(at, limits, b"x".to_vec()).map(drop).unwrap_err().to_string();
     assert!(error.contains(&format!("cannot listen at {at}")), "{error}");
 }

@@ -17,7 +17,7 @@ const STRANGE: [&[u8]; 5] =
     [&[1, 0, 0, 0, 99], &[0, 0, 0, 0], &[2, 0, 0, 0, 0, 9], &[4, 0, 0, 0, 6, 6, 6, 6], &[255, 255, 255, 255]];
 
 /// A hub that welcomes a process and then does this.
-fn process_of(hub: impl FnOnce(TcpStream) + Send, silence: Duration, test: impl FnOnce(&Client)) {
+fn process_of(hub: impl FnOnce(TcpStream) + Send, heartbeat_timeout: Duration, test: impl FnOnce(&Client)) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     thread::scope(|s| {
@@ -28,7 +28,7 @@ fn process_of(hub: impl FnOnce(TcpStream) + Send, silence: Duration, test: impl 
             stream.set_read_timeout(None).unwrap();
             hub(stream);
         });
-        test(&Client::connect(at, 1, 2, b"x", silence, LONG).unwrap());
+        test(&Client::connect(at, 1, 2, b"x", heartbeat_timeout, LONG).unwrap());
     });
 }
 
@@ -38,10 +38,10 @@ fn listen(mut stream: TcpStream) {
 }
 
 /// Rank 1 is welcomed and then does this; what rank 0 learns.
-fn hub_against(process: impl FnOnce(&TcpStream), silence: Duration) -> String {
-    let limits = Limits { size: 2, silence, patience: LONG };
+fn hub_against(process: impl FnOnce(&TcpStream), heartbeat_timeout: Duration) -> String {
+    let limits = Limits { size: 2, heartbeat_timeout, connect_timeout: LONG };
     let server = Server::start((Ipv4Addr::LOCALHOST, 0).into(), limits, b"x".to_vec()).unwrap();
-    let here = Client::connect(server.address, 0, 2, b"x", silence, LONG).unwrap();
+    let here = Client::connect(server.address, 0, 2, b"x", heartbeat_timeout, LONG).unwrap();
     let stream = TcpStream::connect(server.address).unwrap();
     greet::introduce(&stream, b"x", 1, 2, Instant::now() + LONG).unwrap();
     process(&stream);

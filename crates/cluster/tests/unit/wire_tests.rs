@@ -40,10 +40,10 @@ fn to_hub() -> impl Strategy<Value = ToHub> {
     let arrive = (any::<u64>(), any::<Vec<Member>>(), any::<u32>(), any::<bool>(), ".{0,40}", any::<Vec<u8>>());
     prop_oneof![
         (".*", any::<Vec<u8>>()).prop_map(|(key, value)| ToHub::Set { key, value }),
-        arrive.prop_map(|(number, members, device, beside, call, note)| {
+        arrive.prop_map(|(number, members, device, proxied, call, note)| {
             let site = "src/main.rs:1:1".to_owned();
             let (arrival, scope) = (number, number);
-            ToHub::Arrive(Arrive { arrival, scope, members, number, device, beside, call, site, note })
+            ToHub::Arrive(Arrive { arrival, scope, members, number, device, proxied, call, site, note })
         }),
         any::<Vec<(u64, u64)>>().prop_map(|progress| ToHub::Beat { progress }),
         (any::<u64>(), any::<Option<u32>>(), ".*").prop_map(|(scope, device, cause)| ToHub::Fail {
@@ -71,7 +71,7 @@ fn no_frame_is_larger_than_the_limit() {
         members: vec![(u32::MAX, u32::MAX); MOST_MEMBERS],
         number: u64::MAX,
         device: u32::MAX,
-        beside: true,
+        proxied: true,
         call: text.clone(),
         site: text,
         note: vec![255; crate::traits::MOST_NOTE],

@@ -1,8 +1,8 @@
 //! Helpers that the calls of a checked driver (`checked`) share.
 
-use super::checked::Checked;
 use super::{
     Kind,
+    checked::Checked,
     heap::Source,
     judge::{Operand, refusal},
     note::Call,

@@ -7,7 +7,7 @@
 use super::{
     Checker,
     calls::{is_gone, is_over, read, write},
-    heap::Source,
+    heap::{Found, Source},
     host::InStream,
     judge::{Operand, refusal},
     note::Call,
@@ -52,8 +52,13 @@ impl Driver for Checked {
         // Its contents were written by other code.
         adopt(address, bytes) => {
             let address = call()?;
-            this.added(address, bytes, Source::Adopted(this.index));
-            this.checker.state.lock().heap.write(address..address + bytes as u64);
+            let range = address..address + bytes as u64;
+            let mut state = this.checker.state.lock();
+            // A buffer of this process that comes back from other code is in the account already.
+            if !matches!(state.heap.find(&range), Found::Live(_)) {
+                state.mem_added(range.clone(), Source::Adopted(this.index));
+            }
+            state.heap.write(range);
             Ok(address)
         };
         disown(address) => this.free("disown", address, Source::Adopted(this.index), call);

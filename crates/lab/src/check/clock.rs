@@ -3,8 +3,8 @@
 //! There is one component per stream; it counts the stream's operations. A clock holds the known components, sorted. A
 //! host thread has a clock but no component, because its actions are never pending.
 //!
-//! A clock may also be *pending*: its stream waits for a flag whose raise has not been submitted yet. Whatever joins
-//! the clock also joins the [`FlagWait`], and gets the knowledge of the raise once that is submitted.
+//! A clock may also be *pending*: its stream waits for a flag whose raise has not been submitted yet. A clock that
+//! joins it also joins the [`FlagWait`], and gets the knowledge of the raise once that is submitted.
 
 use gpu_pool::extend::driver::Address;
 use parking_lot::Mutex;

@@ -33,12 +33,13 @@ impl Deferred {
         match self {
             Deferred::Conflict { before, after, range } => {
                 let ordered = after.note.follows(before) || before.note.follows(after);
-                (!ordered)
-                    .then(|| judge::unordered(after.note.deed(after.manner.write), after.owner.as_ref(), before, range))
+                (!ordered).then(|| {
+                    judge::unordered(after.note.operation(after.manner.write), after.owner.as_ref(), before, range)
+                })
             }
             Deferred::Unwritten { reader, range } => {
                 let gap = heap.unwritten(range)?;
-                Some(judge::unwritten(reader.note.deed(false), reader.owner.as_ref(), &gap))
+                Some(judge::unwritten(reader.note.operation(false), reader.owner.as_ref(), &gap))
             }
         }
     }

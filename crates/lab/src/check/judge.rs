@@ -1,7 +1,7 @@
 //! Judges an operation before it is submitted, and records it afterwards.
 
 use super::{
-    Deed, Kind, OpSite, Report,
+    Kind, OpSite, Operation, Report,
     clock::{Clock, Component, FlagWait},
     deferred::{self, Deferred},
     heap::{Found, Owned, Source},
@@ -53,8 +53,8 @@ pub(super) fn refusal(report: Arc<Report>) -> Fault {
 
 fn report(
     kind: Kind,
-    now: Deed,
-    before: Option<Deed>,
+    now: Operation,
+    before: Option<Operation>,
     owner: Option<&Arc<Owned>>,
     range: &Range<Address>,
     missing: String,
@@ -65,27 +65,38 @@ fn report(
 }
 
 /// The report that `now` and the earlier `before` conflict without an order.
-pub(super) fn unordered(now: Deed, owner: Option<&Arc<Owned>>, before: &Access, range: &Range<Address>) -> Arc<Report> {
+pub(super) fn unordered(
+    now: Operation,
+    owner: Option<&Arc<Owned>>,
+    before: &Access,
+    range: &Range<Address>,
+) -> Arc<Report> {
     let reused = matches!((owner, &before.owner), (Some(new), Some(old)) if !Arc::ptr_eq(new, old));
     let (kind, owner) = if reused { (Kind::EarlyReuse, before.owner.as_ref()) } else { (Kind::Race, owner) };
     conflict(kind, now, owner, before, range)
 }
 
-fn conflict(kind: Kind, now: Deed, owner: Option<&Arc<Owned>>, before: &Access, range: &Range<Address>) -> Arc<Report> {
-    let earlier = before.note.deed(before.manner.write);
+fn conflict(
+    kind: Kind,
+    now: Operation,
+    owner: Option<&Arc<Owned>>,
+    before: &Access,
+    range: &Range<Address>,
+) -> Arc<Report> {
+    let earlier = before.note.operation(before.manner.write);
     let missing = edge(kind, &now, &earlier);
     report(kind, now, Some(earlier), owner, range, missing)
 }
 
 /// The report that `now` reads bytes that were never written.
-pub(super) fn unwritten(now: Deed, owner: Option<&Arc<Owned>>, gap: &Range<Address>) -> Arc<Report> {
+pub(super) fn unwritten(now: Operation, owner: Option<&Arc<Owned>>, gap: &Range<Address>) -> Arc<Report> {
     let missing = format!("nothing that writes these bytes was submitted before the {}", now.op);
     report(Kind::UninitializedRead, now, None, owner, gap, missing)
 }
 
 impl State {
     /// The live buffer that contains `range`, or the report that there is none.
-    fn owner(&self, range: &Range<Address>, now: impl FnOnce() -> Deed) -> Judged<Option<Arc<Owned>>> {
+    fn owner(&self, range: &Range<Address>, now: impl FnOnce() -> Operation) -> Judged<Option<Arc<Owned>>> {
         let (owned, missing) = match self.heap.find(range) {
             Found::Live(owned) => return Ok(Some(owned)),
             Found::Unknown => return Ok(None),
@@ -101,7 +112,7 @@ impl State {
     pub(super) fn judge(&self, by: HostId, key: Key, call: Call, operands: &[Operand]) -> Judged<Plan> {
         let (stream, host) = (&self.streams[&key], &self.host(by).clock);
         let place = OpSite::current();
-        let deed = |write| call.deed(place, Some(key.0), Some(stream.number), write);
+        let operation = |write| call.operation(place, Some(key.0), Some(stream.number), write);
         let ordered = |a: &Access| knows(stream.component, &stream.clock, host, a.component, a.count);
 
         let is_pending = stream.clock.is_pending();
@@ -115,7 +126,7 @@ impl State {
         let mut accesses: SmallVec<[(Access, Range<Address>); 3]> = SmallVec::new();
         for operand in operands {
             let Some(range) = operand.range() else { continue };
-            let owner = self.owner(&range, || deed(operand.manner.write))?;
+            let owner = self.owner(&range, || operation(operand.manner.write))?;
             let (component, count) = (stream.component, stream.count + 1);
             accesses.push((Access { component, count, manner: operand.manner, note: note.clone(), owner }, range));
         }
@@ -133,13 +144,13 @@ impl State {
                 None => worst = Some((before.clone(), part)),
             });
             if let Some((before, bytes)) = worst {
-                return Err(unordered(deed(access.manner.write), access.owner.as_ref(), &before, &bytes));
+                return Err(unordered(operation(access.manner.write), access.owner.as_ref(), &before, &bytes));
             }
         }
         for (access, range) in accesses.iter().filter(|(access, _)| !access.manner.write && access.owner.is_some()) {
             let Some(gap) = self.unwritten(range) else { continue };
             if !is_pending {
-                return Err(unwritten(deed(false), access.owner.as_ref(), &gap));
+                return Err(unwritten(operation(false), access.owner.as_ref(), &gap));
             }
             deferred.push(Deferred::Unwritten { reader: access.clone(), range: range.clone() });
         }
@@ -283,7 +294,7 @@ impl State {
             return Ok(Some((key, record.clone(), found.version)));
         }
         let number = stream.and_then(|stream| self.streams.get(&stream)).map(|stream| stream.number);
-        let now = call.deed(OpSite::current(), stream.map(|stream| stream.0), number, false);
+        let now = call.operation(OpSite::current(), stream.map(|stream| stream.0), number, false);
         let missing = format!(
             "record the event on the stream that is waited for, before the {}: this wait would do nothing",
             now.op
@@ -295,17 +306,17 @@ impl State {
     pub fn host_access(&mut self, by: HostId, operand: Operand) -> Judged {
         let Some(range) = operand.range() else { return Ok(()) };
         let write = operand.manner.write;
-        let deed = || Call::new("host access", "").deed(OpSite::current(), None, None, write);
-        let owner = self.owner(&range, deed)?;
+        let operation = || Call::new("host access", "").operation(OpSite::current(), None, None, write);
+        let owner = self.owner(&range, operation)?;
         if let Some((before, bytes)) = self.unknown_to(by, &range, operand.manner) {
-            return Err(conflict(Kind::HostAccess, deed(), owner.as_ref(), &before, &bytes));
+            return Err(conflict(Kind::HostAccess, operation(), owner.as_ref(), &before, &bytes));
         }
         if write {
             self.heap.write(range.clone());
             let host = self.host(by).clock.clone();
             self.flags.host_writes(&range, &host);
         } else if let Some(gap) = self.heap.unwritten(&range).filter(|_| owner.is_some()) {
-            return Err(unwritten(deed(), owner.as_ref(), &gap));
+            return Err(unwritten(operation(), owner.as_ref(), &gap));
         }
         Ok(())
     }
@@ -325,16 +336,16 @@ impl State {
     /// Removes memory from the account before it goes back to the driver, unless an operation may still use it. `None`
     /// if the memory did not come from this kind of call: the driver reports that itself.
     pub fn free(&mut self, by: HostId, call: Call, address: Address, source: Source) -> Judged<Option<Removed>> {
-        let deed = || call.deed(OpSite::current(), None, None, true);
+        let operation = || call.operation(OpSite::current(), None, None, true);
         let Some(range) = self.heap.chunk(address, source) else {
             let Some(owned) = self.heap.freed_before(address) else { return Ok(None) };
             let missing = "it was freed before: memory is freed once".to_owned();
-            return Err(report(Kind::UseAfterFree, deed(), None, Some(&owned), &owned.range, missing));
+            return Err(report(Kind::UseAfterFree, operation(), None, Some(&owned), &owned.range, missing));
         };
         if let Some((before, bytes)) = self.unknown_to(by, &range, Manner::WRITE) {
             let whole = self.heap.whole(address);
             let owner = before.owner.as_ref().or(whole.as_ref());
-            return Err(conflict(Kind::FreeInUse, deed(), owner, &before, &bytes));
+            return Err(conflict(Kind::FreeInUse, operation(), owner, &before, &bytes));
         }
         Ok(Some(self.mem_removed(&range)))
     }

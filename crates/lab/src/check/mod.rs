@@ -62,7 +62,7 @@ mod shadow;
 mod state;
 
 pub use gpu_pool::{
-    error::{Allocation, Deed, Kind, Report},
+    error::{Allocation, Kind, Operation, Report},
     extend::lab::annotate,
 };
 pub use host::Token;
@@ -100,8 +100,9 @@ pub enum Check {
     /// not known before it has run.
     ///
     /// A buffer counts as dropped when its device's thread has seen the drop. Buffers that outlive their pool, and
-    /// managed memory ([`UnifiedBuffer`](gpu_pool::UnifiedBuffer)), are not checked. If operations run one at a time,
-    /// neither are buffers that other devices have used or other threads have dropped, since that would depend on time.
+    /// managed memory ([`UnifiedBuffer`](gpu_pool::memory::UnifiedBuffer)), are not checked. If operations run one at
+    /// a time, neither are buffers that other devices have used or other threads have dropped, since that would depend
+    /// on time.
     /// In addition to the costs of `Races`, each buffer costs the memory of the red zone, two fills and a copy.
     Memory,
 }
@@ -274,27 +275,5 @@ impl HappensBefore for Checker {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use gpu_pool::extend::driver::host::{self, HostConfig};
-    use std::{sync::mpsc, time::Duration};
-
-    /// On CUDA a submission may wait for room in a stream's queue while it holds the account's lock. Then it waits for
-    /// the host functions in the queue, so they must not need that lock.
-    #[test]
-    fn a_host_function_does_not_need_the_account() {
-        let gpu = wrap(host::machine(&[HostConfig::default()])).remove(0);
-        let checker = gpu.checker().unwrap().0.clone();
-        let s = gpu.stream_create(0).unwrap();
-        let (go, gate) = mpsc::channel::<()>();
-        let (ran, runs) = mpsc::channel();
-        gpu.launch_host(s, Box::new(move || gate.recv().unwrap())).unwrap();
-        gpu.launch_host(s, Box::new(move || ran.send(()).unwrap())).unwrap();
-        let account = checker.state.lock();
-        go.send(()).unwrap();
-        let result = runs.recv_timeout(Duration::from_secs(10));
-        drop(account);
-        assert!(gpu.stream_wait_idle(s, Duration::MAX).unwrap());
-        result.expect("the host functions have waited for the lock");
-    }
-}
+#[path = "../../tests/unit/check_tests.rs"]
+mod tests;

@@ -1,6 +1,6 @@
 //! The record of an operation, for reports and for deferred judgements.
 
-use super::{Allocation, Deed, OpSite, clock::Clock, heap::Owned, shadow::Access};
+use super::{Allocation, OpSite, Operation, clock::Clock, heap::Owned, shadow::Access};
 use gpu_pool::error::Site;
 
 /// A call of the driver: its name, and its effect in a word or two.
@@ -18,14 +18,20 @@ impl Call {
 
     /// The call as a report shows it. If the thread is in an operation of the public API, the report names that
     /// operation, because the user knows it better than the driver's call.
-    pub fn deed(self, place: Option<OpSite>, device: Option<usize>, stream: Option<usize>, write: bool) -> Deed {
+    pub fn operation(
+        self,
+        place: Option<OpSite>,
+        device: Option<usize>,
+        stream: Option<usize>,
+        write: bool,
+    ) -> Operation {
         let detail = match (self.kernel, place) {
             (Some(kernel), _) => format!("`{kernel}`"),
             (None, Some(place)) if place.op != self.name => self.what.to_owned(),
             _ => String::new(),
         };
         let (op, site) = place.map_or((self.name, None), |place| (place.op, Some(place.site)));
-        Deed { op, detail, site, device, stream, write }
+        Operation { op, detail, site, device, stream, write }
     }
 }
 
@@ -40,8 +46,8 @@ pub(super) struct Note {
 }
 
 impl Note {
-    pub fn deed(&self, write: bool) -> Deed {
-        self.call.deed(self.place, Some(self.device), Some(self.stream), write)
+    pub fn operation(&self, write: bool) -> Operation {
+        self.call.operation(self.place, Some(self.device), Some(self.stream), write)
     }
 
     /// Whether it waits for a flag whose raise is not known.

@@ -3,7 +3,7 @@
 use super::{Explorer, Failing, Run};
 use gpu_pool::{
     GpuPool, Result,
-    extend::driver::host::{Schedule, Trace},
+    extend::driver::host::{ExecutionOrder, Trace},
     extend::lab::silence_panics,
 };
 use std::time::{Duration, Instant};
@@ -35,14 +35,14 @@ impl<'a> Shrink<'a> {
         self.tries += 1;
         // The failing run has printed its panic. The shrinking runs print nothing, or 200 copies of it would hide it.
         let _hushed = silence_panics();
-        Some(self.explorer.once(Schedule::Replay(choices.into()), self.f))
+        Some(self.explorer.once(ExecutionOrder::Replay(choices.into()), self.f))
     }
 
     /// One more run; `None` if it passes or cannot be made.
     #[track_caller]
     fn fails(&mut self, choices: &[u32]) -> Option<Failing> {
         let Run { failed, trace } = self.run(choices)?;
-        failed.map(|why| Failing { why, trace })
+        failed.map(|cause| Failing { cause, trace })
     }
 
     /// The simplest failing run, the number of runs, and whether the first failing run could be repeated.
@@ -52,7 +52,7 @@ impl<'a> Shrink<'a> {
         let Some(mut best) = self.fails(&choices) else { return (first, self.tries, false) };
         // First without any switch; then the shortest failing prefix, by bisection.
         let straight = match self.run(&[]) {
-            Some(Run { failed: Some(why), trace }) => return (Failing { why, trace }, self.tries, true),
+            Some(Run { failed: Some(cause), trace }) => return (Failing { cause, trace }, self.tries, true),
             Some(run) => run.trace,
             None => return (best, self.tries, true),
         };
@@ -83,8 +83,8 @@ impl<'a> Shrink<'a> {
                 let mut choices = vec![0; at];
                 choices.push(choice);
                 let Run { failed, trace } = self.run(&choices)?;
-                if let Some(why) = failed {
-                    return Some(Failing { why, trace });
+                if let Some(cause) = failed {
+                    return Some(Failing { cause, trace });
                 }
             }
         }

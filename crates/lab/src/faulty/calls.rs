@@ -1,8 +1,8 @@
 //! Helpers that the calls of a driver with faults (`device`) share.
 
-use super::device::Faulty;
 use super::{
     common::{Common, fault},
+    device::Faulty,
     lie::Liar,
     plan::{FaultOp, FaultPlan, Injected, Release, Verdict},
     stuck::Stuck,

@@ -26,7 +26,7 @@ mod lie;
 mod plan;
 mod stuck;
 
-pub use plan::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Fired, Injected};
+pub use plan::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Injected, InjectedFault};
 
 use gpu_pool::extend::driver::DriverRef;
 use std::sync::Arc;

@@ -119,7 +119,7 @@ pub enum Injected {
 /// An injected fault, from [`FaultPlan::fired`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Fired {
+pub struct InjectedFault {
     /// The device whose driver was called.
     pub device: usize,
     /// The operation that was called.
@@ -136,7 +136,7 @@ struct State {
     paused: bool,
     /// Number of calls that a rule has counted on a device, by (rule, device).
     counts: HashMap<(usize, usize), u64>,
-    fired: Vec<Fired>,
+    fired: Vec<InjectedFault>,
     /// Points at which a device fails once.
     strikes: Vec<(usize, FailPoint)>,
     /// The owners of operations that the plan blocks.
@@ -206,7 +206,7 @@ impl FaultPlan {
     }
 
     /// The faults injected so far, in order; at most the first 65536.
-    pub fn fired(&self) -> Vec<Fired> {
+    pub fn fired(&self) -> Vec<InjectedFault> {
         self.state.lock().fired.clone()
     }
 
@@ -272,7 +272,7 @@ impl FaultPlan {
             };
             if fires {
                 if state.fired.len() < LOG {
-                    state.fired.push(Fired { device, op, count, fault: rule.fault });
+                    state.fired.push(InjectedFault { device, op, count, fault: rule.fault });
                 }
                 verdict.push((rule.fault, rule.peer));
             }

@@ -3,7 +3,7 @@
 //! anywhere to anywhere by means that the crate cannot see. With and without faults, lost devices, and little memory.
 
 use gpu_pool::{
-    Device, DeviceBuffer, Error, Event, GpuPool, PinnedBuffer, ReduceOp, Result, extend::driver::host::Schedule,
+    Device, DeviceBuffer, Error, Event, GpuPool, PinnedBuffer, ReduceOp, Result, extend::driver::host::ExecutionOrder,
 };
 use gpu_pool_lab::{Check, FaultPlan, prelude::*};
 use parking_lot::Mutex;
@@ -166,8 +166,8 @@ fn scopes(pool: &GpuPool, seed: u64, bag: &Bag) {
     let mut held = Vec::new();
     let Ok(mut table) = pool.unified::<f32>(100) else { return };
     for _ in 0..4 {
-        let first = dice.roll(pool.devices());
-        let members: Vec<usize> = (first..pool.devices()).collect();
+        let first = dice.roll(pool.device_count());
+        let members: Vec<usize> = (first..pool.device_count()).collect();
         let (common, fails) = (dice.roll(1 << 20) as u64, dice.roll(5) == 0);
         let result = pool.on(&members).run(|dev, _| {
             let mut ours = Dice::new(common);
@@ -228,7 +228,7 @@ proptest! {
             builder = builder.memory_limit(20 << 20);
         }
         if seeded {
-            builder = builder.schedule(Schedule::Seeded(seed));
+            builder = builder.schedule(ExecutionOrder::Seeded(seed));
         }
         let pool = builder.build().unwrap();
         let bag = Bag::default();

@@ -3,12 +3,12 @@
 //! What users have instead of a report: a process that hangs, as in pytorch#8388 (two scopes each hold a device that
 //! the other waits for) and nccl#744 (a launch behind a kernel that waits for it).
 
-use crate::support::{PATIENCE, guarded};
+use crate::support::{TIMEOUT, guarded};
 use gpu_pool::{
     Error, GpuPool, Kernel, LaunchDims, Module,
     extend::driver::{
         DriverRef, FaultKind,
-        host::{self, Attendee, HostConfig, MachineConfig, Schedule},
+        host::{self, Attendee, ExecutionOrder, HostConfig, MachineConfig},
     },
 };
 use std::{
@@ -22,7 +22,7 @@ use std::{
 };
 
 /// Much longer than a deadlock takes to be found: who comes to it has found none.
-const LONG: Duration = PATIENCE;
+const LONG: Duration = TIMEOUT;
 
 static MODULE: Module = Module::ptx("");
 
@@ -34,9 +34,9 @@ fn await_word(_: LaunchDims, word: &[u32], out: &mut [u32]) -> Poll<()> {
     if word[0] == 0 { Poll::Pending } else { Poll::Ready(()) }
 }
 
-const SCHEDULES: [Schedule; 2] = [Schedule::Threaded, Schedule::Seeded(1)];
+const SCHEDULES: [ExecutionOrder; 2] = [ExecutionOrder::Threaded, ExecutionOrder::Seeded(1)];
 
-fn machine(n: usize, schedule: &Schedule) -> Vec<DriverRef> {
+fn machine(n: usize, schedule: &ExecutionOrder) -> Vec<DriverRef> {
     let config = MachineConfig { schedule: schedule.clone(), ..MachineConfig::default() };
     host::machine_with(&vec![HostConfig::default(); n], &config).unwrap()
 }
@@ -102,7 +102,7 @@ fn a_word_that_nobody_writes_is_reported_to_who_waits_for_it() {
     }
 }
 
-fn pool(n: usize, schedule: &Schedule) -> GpuPool {
+fn pool(n: usize, schedule: &ExecutionOrder) -> GpuPool {
     let builder = GpuPool::builder().host(n).schedule(schedule.clone()).module(&MODULE);
     builder.timeout(Duration::from_secs(600)).build().unwrap()
 }
@@ -114,7 +114,7 @@ fn assert_works(pool: &GpuPool) {
             dev.all_reduce(&mut x, gpu_pool::ReduceOp::Sum)?;
             dev.download(&x)
         });
-        assert_eq!(sums.unwrap(), vec![vec![pool.devices() as f32]; pool.devices()]);
+        assert_eq!(sums.unwrap(), vec![vec![pool.device_count() as f32]; pool.device_count()]);
     }
 }
 
@@ -220,7 +220,7 @@ impl Attendee for Told {
 #[test]
 fn attendees_that_wait_for_each_other_are_told_once_all_are_blocked() {
     for (second, told) in [(Some(0), true), (None, false)] {
-        let devices = machine(1, &Schedule::Threaded);
+        let devices = machine(1, &ExecutionOrder::Threaded);
         let (device, words) = (&devices[0], Words::new(&devices[0]));
         let stream = device.stream_create(0).unwrap();
         // SAFETY: the word lives as long as the machine.

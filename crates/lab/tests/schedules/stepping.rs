@@ -1,18 +1,18 @@
 //! Software GPUs that take one operation at a time: the order is a function of the seed, it can be replayed, every
 //! program stays live in it, and exploring finds and simplifies what goes wrong in one order of many.
 
-use crate::support::{self, PATIENCE, guarded};
+use crate::support::{self, TIMEOUT, guarded};
 use gpu_pool::{
     DeviceBuffer, Error, GpuPool, Kernel, LaunchDims, Module, ReduceOp, Result,
     extend::driver::{
         Address, DriverRef, FaultKind, HostArg, HostKernel, KernelArg, Launch, RawFunction, RawStream,
-        host::{self, HostConfig, MachineConfig, Schedule, Trace, What},
+        host::{self, ExecutionOrder, HostConfig, MachineConfig, Trace, What},
     },
     kernel,
 };
 use gpu_pool_lab::prelude::*;
 use gpu_pool_lab::{
-    Explorer, Topology, Why,
+    Cause, Explorer, Topology,
     check::{Check, Kind},
     explore,
 };
@@ -29,7 +29,7 @@ use std::{
     time::Duration,
 };
 
-const LONG: Duration = PATIENCE;
+const LONG: Duration = TIMEOUT;
 
 static MODULE: Module = Module::ptx("");
 
@@ -64,7 +64,7 @@ fn await_word(_: LaunchDims, word: &[u32], out: &mut [u32]) -> Poll<()> {
     Poll::Ready(())
 }
 
-fn machine(n: usize, schedule: Schedule) -> Vec<DriverRef> {
+fn machine(n: usize, schedule: ExecutionOrder) -> Vec<DriverRef> {
     let config = MachineConfig { schedule, ..MachineConfig::default() };
     host::machine_with(&vec![HostConfig::default(); n], &config).unwrap()
 }
@@ -79,7 +79,7 @@ fn fill(device: &DriverRef, at: Address, value: u32, stream: RawStream) {
 }
 
 /// Two devices with two streams each, an event between them, and words that tell the order.
-fn driver_program(schedule: Schedule) -> (Trace, Vec<u32>) {
+fn driver_program(schedule: ExecutionOrder) -> (Trace, Vec<u32>) {
     let devices = machine(2, schedule);
     let (mut words, mut streams) = (Vec::new(), Vec::new());
     for device in &devices {
@@ -111,21 +111,21 @@ fn driver_program(schedule: Schedule) -> (Trace, Vec<u32>) {
 
 #[test]
 fn a_seed_is_an_order_and_a_list_of_choices_is_the_same_order() {
-    let (trace, last) = driver_program(Schedule::Seeded(3));
+    let (trace, last) = driver_program(ExecutionOrder::Seeded(3));
     assert_eq!(trace.steps().len(), 44, "{trace}");
     for _ in 0..5 {
-        assert_eq!(driver_program(Schedule::Seeded(3)), (trace.clone(), last.clone()));
+        assert_eq!(driver_program(ExecutionOrder::Seeded(3)), (trace.clone(), last.clone()));
     }
-    assert_eq!(driver_program(Schedule::Replay(trace.choices())), (trace, last));
-    let orders: HashSet<_> = (0..20).map(|seed| driver_program(Schedule::Seeded(seed)).0.choices()).collect();
+    assert_eq!(driver_program(ExecutionOrder::Replay(trace.choices())), (trace, last));
+    let orders: HashSet<_> = (0..20).map(|seed| driver_program(ExecutionOrder::Seeded(seed)).0.choices()).collect();
     assert!(orders.len() > 15, "{} orders of 20", orders.len());
-    let lasts: HashSet<_> = (0..20).map(|seed| driver_program(Schedule::Seeded(seed)).1).collect();
+    let lasts: HashSet<_> = (0..20).map(|seed| driver_program(ExecutionOrder::Seeded(seed)).1).collect();
     assert!(lasts.len() > 1, "the order of operations shows in memory");
 }
 
 #[test]
 fn without_choices_a_stream_goes_on_as_long_as_it_can() {
-    let (trace, _) = driver_program(Schedule::Replay(Arc::from([])));
+    let (trace, _) = driver_program(ExecutionOrder::Replay(Arc::from([])));
     assert_eq!(trace.switches(), 0);
     let mut runs: Vec<_> = trace.steps()[..41].iter().map(|step| (step.device, step.stream)).collect();
     runs.dedup();
@@ -134,7 +134,7 @@ fn without_choices_a_stream_goes_on_as_long_as_it_can() {
 
 #[test]
 fn threaded_machines_have_no_trace() {
-    assert!(host::trace(&machine(1, Schedule::Threaded)[0]).is_none());
+    assert!(host::trace(&machine(1, ExecutionOrder::Threaded)[0]).is_none());
     assert!(GpuPool::builder().host(1).build().unwrap().trace().is_none());
 }
 
@@ -164,11 +164,11 @@ fn pool_program(pool: &GpuPool) -> Result<()> {
     Ok(())
 }
 
-fn pool(n: usize, schedule: Schedule) -> GpuPool {
+fn pool(n: usize, schedule: ExecutionOrder) -> GpuPool {
     GpuPool::builder().lab().host(n).schedule(schedule).module(&MODULE).timeout(LONG).build().unwrap()
 }
 
-fn traced(n: usize, schedule: Schedule, f: impl Fn(&GpuPool) -> Result<()>) -> Trace {
+fn traced(n: usize, schedule: ExecutionOrder, f: impl Fn(&GpuPool) -> Result<()>) -> Trace {
     let pool = pool(n, schedule);
     f(&pool).unwrap();
     pool.trace().unwrap()
@@ -177,13 +177,13 @@ fn traced(n: usize, schedule: Schedule, f: impl Fn(&GpuPool) -> Result<()>) -> T
 #[test]
 fn a_pool_program_has_one_trace_for_each_seed() {
     guarded(|| {
-        let first: Vec<Trace> = (0..4).map(|seed| traced(3, Schedule::Seeded(seed), pool_program)).collect();
+        let first: Vec<Trace> = (0..4).map(|seed| traced(3, ExecutionOrder::Seeded(seed), pool_program)).collect();
         for (seed, first) in first.iter().enumerate() {
             for round in 0..3 {
-                let again = traced(3, Schedule::Seeded(seed as u64), pool_program);
+                let again = traced(3, ExecutionOrder::Seeded(seed as u64), pool_program);
                 assert_same(first, &again, &format!("seed {seed}, round {round}"));
             }
-            let replayed = traced(3, Schedule::Replay(first.choices()), pool_program);
+            let replayed = traced(3, ExecutionOrder::Replay(first.choices()), pool_program);
             assert_same(first, &replayed, "replay");
         }
         assert_eq!(first.iter().map(Trace::choices).collect::<HashSet<_>>().len(), 4);
@@ -275,10 +275,10 @@ fn panics_are_failures_and_explore_panics_with_the_report() {
     guarded(|| {
         let failure = Explorer::new().devices(1).seeds(3).run(|pool| {
             pool.run(|_, _| Ok(()))?;
-            panic!("always {}", pool.devices())
+            panic!("always {}", pool.device_count())
         });
         let failure = failure.expect_err("it always panics");
-        assert!(matches!(failure.why(), Why::Panic(message) if message == "always 1"));
+        assert!(matches!(failure.cause(), Cause::Panic(message) if message == "always 1"));
         assert_eq!((failure.seed(), failure.trace().switches()), (Some(0), 0));
         let panicked = catch_unwind(|| explore(2, |_| Err(Error::custom("no good")))).unwrap_err();
         let message = panicked.downcast_ref::<String>().unwrap();
@@ -303,7 +303,7 @@ fn spin(pool: &GpuPool) {
         dev.synchronize()?;
         dev.download(&out)
     });
-    assert_eq!(seen.unwrap(), vec![vec![7]; pool.devices()]);
+    assert_eq!(seen.unwrap(), vec![vec![7]; pool.device_count()]);
 }
 
 #[test]
@@ -311,20 +311,20 @@ fn kernels_that_spin_let_others_run() {
     guarded(|| {
         spin(&GpuPool::builder().host(8).module(&MODULE).build().unwrap());
         for seed in 0..5 {
-            let pool = pool(8, Schedule::Seeded(seed));
+            let pool = pool(8, ExecutionOrder::Seeded(seed));
             spin(&pool);
             let trace = pool.trace().unwrap();
             let finished = trace.steps().iter().filter(|step| step.what == What::Kernel("await")).count();
             assert_eq!(finished, 8, "{trace}");
         }
-        spin(&pool(2, Schedule::Virtual));
+        spin(&pool(2, ExecutionOrder::Virtual));
     });
 }
 
 /// The host writes the word without a call.
 #[test]
 fn kernels_that_spin_see_what_the_host_writes() {
-    for schedule in [Schedule::Threaded, Schedule::Seeded(1)] {
+    for schedule in [ExecutionOrder::Threaded, ExecutionOrder::Seeded(1)] {
         let devices = machine(1, schedule);
         let (device, flag) = (&devices[0], devices[0].host_alloc(8).unwrap());
         let stream = device.stream_create(0).unwrap();
@@ -354,7 +354,7 @@ fn kernels_that_spin_see_what_the_host_writes() {
 #[test]
 fn programs_that_block_or_poll_out_of_sight_stay_live() {
     guarded(|| {
-        let pool = pool(2, Schedule::Seeded(5));
+        let pool = pool(2, ExecutionOrder::Seeded(5));
         let (send, receive) = mpsc::channel::<f32>();
         let (send, receive) = (std::sync::Mutex::new(send), std::sync::Mutex::new(receive));
         let got = pool.run(|dev, _| {
@@ -388,7 +388,7 @@ fn programs_that_block_or_poll_out_of_sight_stay_live() {
 
 #[test]
 fn work_that_nobody_waits_for_is_done() {
-    let devices = machine(1, Schedule::Seeded(0));
+    let devices = machine(1, ExecutionOrder::Seeded(0));
     let (stream, done) = (devices[0].stream_create(0).unwrap(), Arc::new(AtomicUsize::new(0)));
     for _ in 0..3 {
         let done = done.clone();
@@ -462,7 +462,7 @@ fn a_watched_kernel_leaves_the_memory_as_it_was() {
 #[test]
 fn dry_machines_compute_nothing_but_run_host_functions() {
     let config = MachineConfig {
-        schedule: Schedule::Virtual,
+        schedule: ExecutionOrder::Virtual,
         topology: Some(Arc::new(Topology::nvswitch(1))),
         dry: true,
         ..MachineConfig::default()

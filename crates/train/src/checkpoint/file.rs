@@ -106,7 +106,7 @@ mod system {
         }
     }
 
-    /// Removes temporary files whose writers are gone. What cannot be removed stays.
+    /// Removes temporary files whose writers are gone. A file that cannot be removed stays.
     pub fn sweep(folder: &Path) {
         let Ok(entries) = fs::read_dir(folder) else { return };
         for entry in entries.flatten() {

@@ -105,11 +105,13 @@ impl Checkpoint {
     /// whole; as [`insert`](Self::insert); those of [`Group::gather_v`] and
     /// [`Device::download`](gpu_pool::Device::download).
     #[track_caller]
-    pub fn insert_part<X>(&mut self, group: &Group<'_>, name: &str, cut: &Cut, x: &X) -> Result<()>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Element,
-    {
+    pub fn insert_part<X: AsView<Elem: Element>>(
+        &mut self,
+        group: &Group<'_>,
+        name: &str,
+        cut: &Cut,
+        x: &X,
+    ) -> Result<()> {
         let _here = OpSite::here("insert_part");
         let (x, dev, leads) = (x.view(), group.device(), group.rank() == 0);
         if x.len() != cut.len() {

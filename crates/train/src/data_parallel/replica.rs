@@ -5,8 +5,8 @@
 //! that of a scope which fails when its update is launched.
 
 use super::{Gradients, Model, parts, together::Together};
-use crate::Parameter;
 use crate::{
+    Parameter,
     optim::{Needs, Optimizer},
     update::Moments,
 };
@@ -311,8 +311,8 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     }
 
     /// Forgets the gradients of a failed step. No member may have been within an update, or have launched one: kernels
-    /// that wait for each other may have given up, and what they have written on all devices is then equal, but not the
-    /// step. A group that had left the scope before another one failed has made a step more than that one.
+    /// that wait for each other may have given up, and the parameters on all devices are then equal, but they are not
+    /// those of the step. A group that had left the scope before another one failed has made a step more than that one.
     #[track_caller]
     pub fn recover(&mut self, dev: &Device) -> Result<Outcome> {
         self.exchange.reset(dev)?;

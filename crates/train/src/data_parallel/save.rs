@@ -1,4 +1,4 @@
-//! Checkpoints of [`DataParallel`]: the whole state of each group, whatever devices it is spread over.
+//! Checkpoints of [`DataParallel`]: the whole state of each group, for any number of devices.
 //!
 //! Users call `save` and `load`. Tensors: `parameters.0`, `first.0` (the first moment), `second.0`, `master.0` (the
 //! copy in `f32`) and so on; with several groups of devices after `group0.`. Invariant: everything is compared with the
@@ -9,8 +9,7 @@ use super::{
     parts::place,
     replica::{Place, Placed, Replica, State},
 };
-use crate::Parameter;
-use crate::{checkpoint::Checkpoint, optim::Needs};
+use crate::{Parameter, checkpoint::Checkpoint, optim::Needs};
 use gpu_pool::{
     Device, DeviceBuffer, Error, Result,
     error::Site,

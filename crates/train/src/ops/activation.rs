@@ -37,10 +37,7 @@ pub enum Activation {
 
 impl Activation {
     /// `f(x + bias)`: then `x` is rows as long as `bias`, row-major. With [`Activation::Identity`] it adds the bias.
-    pub fn biased<B: AsView + ?Sized>(self, bias: &B) -> BiasedActivation<'_, B::Elem>
-    where
-        B::Elem: Float,
-    {
+    pub fn biased<B: AsView<Elem: Float>>(self, bias: &B) -> BiasedActivation<'_, B::Elem> {
         BiasedActivation { f: self, bias: Some(bias.view()) }
     }
 }
@@ -84,11 +81,7 @@ macro_rules! activations {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $name<X>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>>
-        where
-            X: AsView + ?Sized,
-            X::Elem: Float,
-        {
+        fn $name<X: AsView<Elem: Float>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
             let _here = OpSite::here(stringify!($name));
             self.activation(Activation::$which, x)
         }
@@ -134,11 +127,11 @@ pub trait Activations: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn activation<'b, X>(&self, f: impl Into<BiasedActivation<'b, X::Elem>>, x: &X) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Float,
-    {
+    fn activation<'b, X: AsView<Elem: Float>>(
+        &self,
+        f: impl Into<BiasedActivation<'b, X::Elem>>,
+        x: &X,
+    ) -> Result<DeviceBuffer<X::Elem>> {
         let x = x.view();
         let mut y = self.allocate("activation", x.len())?;
         activate(self.device(), "activation", f.into(), Some(x), y.view_mut())?;
@@ -162,12 +155,12 @@ pub trait Activations: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn activation_into<'b, X, Y>(&self, f: impl Into<BiasedActivation<'b, X::Elem>>, x: &X, y: &mut Y) -> Result<()>
-    where
-        X: AsView + ?Sized,
-        Y: AsViewMut<Elem = X::Elem> + ?Sized,
-        X::Elem: Float,
-    {
+    fn activation_into<'b, X: AsView<Elem: Float>>(
+        &self,
+        f: impl Into<BiasedActivation<'b, X::Elem>>,
+        x: &X,
+        y: &mut impl AsViewMut<Elem = X::Elem>,
+    ) -> Result<()> {
         activate(self.device(), "activation_into", f.into(), Some(x.view()), y.view_mut())
     }
 
@@ -190,11 +183,11 @@ pub trait Activations: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn activation_in_place<'b, X>(&self, f: impl Into<BiasedActivation<'b, X::Elem>>, x: &mut X) -> Result<()>
-    where
-        X: AsViewMut + ?Sized,
-        X::Elem: Float,
-    {
+    fn activation_in_place<'b, X: AsViewMut<Elem: Float>>(
+        &self,
+        f: impl Into<BiasedActivation<'b, X::Elem>>,
+        x: &mut X,
+    ) -> Result<()> {
         activate(self.device(), "activation_in_place", f.into(), None, x.view_mut())
     }
 
@@ -219,17 +212,12 @@ pub trait Activations: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn activation_backward<'b, D, X>(
+    fn activation_backward<'b, X: AsView<Elem: Float>>(
         &self,
         f: impl Into<BiasedActivation<'b, X::Elem>>,
-        dy: &D,
+        dy: &impl AsView<Elem = X::Elem>,
         x: &X,
-    ) -> Result<DeviceBuffer<X::Elem>>
-    where
-        D: AsView<Elem = X::Elem> + ?Sized,
-        X: AsView + ?Sized,
-        X::Elem: Float,
-    {
+    ) -> Result<DeviceBuffer<X::Elem>> {
         let (dy, x) = (dy.view(), x.view());
         let mut dx = self.allocate("activation_backward", x.len())?;
         step_back(self.device(), "activation_backward", f.into(), Some(dy), x, dx.view_mut())?;
@@ -253,17 +241,12 @@ pub trait Activations: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn activation_backward_in_place<'b, D, X>(
+    fn activation_backward_in_place<'b, X: AsView<Elem: Float>>(
         &self,
         f: impl Into<BiasedActivation<'b, X::Elem>>,
-        dy: &mut D,
+        dy: &mut impl AsViewMut<Elem = X::Elem>,
         x: &X,
-    ) -> Result<()>
-    where
-        D: AsViewMut<Elem = X::Elem> + ?Sized,
-        X: AsView + ?Sized,
-        X::Elem: Float,
-    {
+    ) -> Result<()> {
         step_back(self.device(), "activation_backward_in_place", f.into(), None, x.view(), dy.view_mut())
     }
 }

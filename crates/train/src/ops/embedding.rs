@@ -70,28 +70,26 @@ kernel! {
 /// Indices whose rows are added up by themselves: as in `kernels/embedding.cu`.
 const PIECE: usize = 1024;
 
-fn host_backward<T: Float>(_: LaunchDims, dy: &[T], indices: &[u32], dtable: &mut [T], n: u64, cols: u32, rows: u32) {
-    let (mut sums, zeros) = (BTreeMap::<u32, Vec<T::Acc>>::new(), vec![T::Acc::of(0.0); cols as usize]);
-    let dy: Vec<&[T]> = each_row(dy, n, cols).collect();
-    for (dy, indices) in dy.chunks(PIECE).zip(indices.chunks(PIECE)) {
-        let mut parts = BTreeMap::<u32, Vec<T::Acc>>::new();
-        for (dy, &index) in dy.iter().zip(indices).filter(|&(_, &index)| index < rows) {
-            let part = parts.entry(index).or_insert_with(|| zeros.clone());
-            part.iter_mut().zip(*dy).for_each(|(sum, dy)| *sum += wide(dy));
-        }
-        for (index, part) in parts {
-            let sum = sums.entry(index).or_insert_with(|| zeros.clone());
-            sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
-        }
-    }
-    for (index, sums) in sums {
-        let row = &mut dtable[index as usize * cols as usize..][..cols as usize];
-        row.iter_mut().zip(sums).for_each(|(x, sum)| *x = T::narrow(wide(x) + sum));
-    }
-}
-
 kernels! { EMBEDDING;
-    fn backward(In<T>, In<u32>, Out<T>, u64, u32, u32) = "embedding_backward", host_backward::<T>;
+    fn backward(_, dy: In<T>, indices: In<u32>, dtable: Out<T>, n: u64, cols: u32, rows: u32) = "embedding_backward" {
+        let (mut sums, zeros) = (BTreeMap::<u32, Vec<T::Acc>>::new(), vec![T::Acc::of(0.0); cols as usize]);
+        let dy: Vec<&[T]> = each_row(dy, n, cols).collect();
+        for (dy, indices) in dy.chunks(PIECE).zip(indices.chunks(PIECE)) {
+            let mut parts = BTreeMap::<u32, Vec<T::Acc>>::new();
+            for (dy, &index) in dy.iter().zip(indices).filter(|&(_, &index)| index < rows) {
+                let part = parts.entry(index).or_insert_with(|| zeros.clone());
+                part.iter_mut().zip(*dy).for_each(|(sum, dy)| *sum += wide(dy));
+            }
+            for (index, part) in parts {
+                let sum = sums.entry(index).or_insert_with(|| zeros.clone());
+                sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+            }
+        }
+        for (index, sums) in sums {
+            let row = &mut dtable[index as usize * cols as usize..][..cols as usize];
+            row.iter_mut().zip(sums).for_each(|(x, sum)| *x = T::narrow(wide(x) + sum));
+        }
+    }
 }
 
 /// Rows of a table by their numbers. Both are asynchronous on the current stream and can be captured.
@@ -120,13 +118,12 @@ pub trait Embeddings: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn embedding<X, L>(&self, table: &X, cols: usize, indices: &L) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Float,
-        L: AsView + ?Sized,
-        L::Elem: Index,
-    {
+    fn embedding<X: AsView<Elem: Float>, L: AsView<Elem: Index>>(
+        &self,
+        table: &X,
+        cols: usize,
+        indices: &L,
+    ) -> Result<DeviceBuffer<X::Elem>> {
         let (table, indices) = (table.view(), L::Elem::words(indices.view()));
         let _here = self.enter("embedding");
         let rows = small("embedding", "rows", rows_of("embedding", table.len(), cols)?)?;
@@ -169,14 +166,13 @@ pub trait Embeddings: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn embedding_backward<D, L, X>(&self, dy: &D, cols: usize, indices: &L, dtable: &mut X) -> Result<()>
-    where
-        D: AsView<Elem = X::Elem> + ?Sized,
-        L: AsView + ?Sized,
-        L::Elem: Index,
-        X: AsViewMut + ?Sized,
-        X::Elem: Float,
-    {
+    fn embedding_backward<L: AsView<Elem: Index>, X: AsViewMut<Elem: Float>>(
+        &self,
+        dy: &impl AsView<Elem = X::Elem>,
+        cols: usize,
+        indices: &L,
+        dtable: &mut X,
+    ) -> Result<()> {
         const OP: &str = "embedding_backward";
         let (dy, indices, dtable) = (dy.view(), L::Elem::words(indices.view()), dtable.view_mut());
         let _here = self.enter(OP);

@@ -16,8 +16,8 @@ pub(super) type Address = u64;
 /// No memory.
 pub(super) const NULL: Address = 0;
 
-/// Declares kernels of the four types: `fn name(parameters) = "symbol", host kernel;`, with `T` for the type. After
-/// `of Number` they are of the ten types, and after `of Word` of the four sizes.
+/// Declares kernels of the four types, with `T` for the type: `fn name(dims, x: In<T>, ..) = "symbol" { host kernel }`.
+/// After `of Number` they are of the ten types, and after `of Word` of the four sizes.
 macro_rules! kernels {
     (@symbol Float $sym:literal) => {
         [concat!($sym, "_f32"), concat!($sym, "_f64"), concat!($sym, "_f16"), concat!($sym, "_bf16")][T::KIND]
@@ -46,11 +46,14 @@ macro_rules! kernels {
     };
     ($module:ident; $($rest:tt)+) => { kernels! { $module of Float; $($rest)+ } };
     ($module:ident of $Bound:ident; $(
-        $(#[$m:meta])* $vis:vis fn $name:ident($($p:ty),+ $(,)?) = $sym:literal, $host:expr;
+        $(#[$m:meta])*
+        $vis:vis fn $name:ident($dims:tt, $($arg:tt: $p:ty),+ $(,)?) = $sym:literal $host:block
     )+) => {$(
         $(#[$m])*
         $vis fn $name<T: $Bound>() -> gpu_pool::Kernel<($($p,)+)> {
-            gpu_pool::Kernel::new(&$module, kernels!(@symbol $Bound $sym), $host)
+            #[allow(clippy::too_many_arguments)]
+            fn host<T: $Bound>($dims: gpu_pool::LaunchDims, $($arg: <$p as gpu_pool::kernel::Param>::Host<'_>),+) $host
+            gpu_pool::Kernel::new(&$module, kernels!(@symbol $Bound $sym), host::<T>)
         }
     )+};
 }
@@ -78,12 +81,11 @@ macro_rules! binary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $name<X, Y>(&self, x: &X, y: &Y) -> Result<DeviceBuffer<X::Elem>>
-        where
-            X: AsView + ?Sized,
-            Y: AsView<Elem = X::Elem> + ?Sized,
-            X::Elem: $Bound,
-        {
+        fn $name<X: AsView<Elem: $Bound>>(
+            &self,
+            x: &X,
+            y: &impl AsView<Elem = X::Elem>,
+        ) -> Result<DeviceBuffer<X::Elem>> {
             let (x, y) = (x.view(), y.view());
             let mut z = self.allocate(stringify!($name), x.len())?;
             $launch(self.device(), stringify!($name), Binary::$which, Some(x), y, z.view_mut())?;
@@ -108,13 +110,12 @@ macro_rules! binary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $into<X, Y, Z>(&self, x: &X, y: &Y, z: &mut Z) -> Result<()>
-        where
-            X: AsView + ?Sized,
-            Y: AsView<Elem = X::Elem> + ?Sized,
-            Z: AsViewMut<Elem = X::Elem> + ?Sized,
-            X::Elem: $Bound,
-        {
+        fn $into<X: AsView<Elem: $Bound>>(
+            &self,
+            x: &X,
+            y: &impl AsView<Elem = X::Elem>,
+            z: &mut impl AsViewMut<Elem = X::Elem>,
+        ) -> Result<()> {
             $launch(self.device(), stringify!($into), Binary::$which, Some(x.view()), y.view(), z.view_mut())
         }
 
@@ -135,12 +136,7 @@ macro_rules! binary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $assign<X, Y>(&self, x: &mut X, y: &Y) -> Result<()>
-        where
-            X: AsViewMut + ?Sized,
-            Y: AsView<Elem = X::Elem> + ?Sized,
-            X::Elem: $Bound,
-        {
+        fn $assign<X: AsViewMut<Elem: $Bound>>(&self, x: &mut X, y: &impl AsView<Elem = X::Elem>) -> Result<()> {
             $launch(self.device(), stringify!($assign), Binary::$which, None, y.view(), x.view_mut())
         }
     )+};

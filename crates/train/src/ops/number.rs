@@ -135,65 +135,40 @@ fn better<W: Word>(x: W, y: W, infinity: u64, kind: u32, larger: u32) -> W {
     }
 }
 
-fn host_divide<T: Number>(_: LaunchDims, x: &[T], y: &[T], z: &mut [T], n: u64) {
-    z[..n as usize].iter_mut().zip(x.iter().zip(y)).for_each(|(z, (x, y))| *z = T::quotient(*x, *y));
-}
-
-fn host_divide_in_place<T: Number>(_: LaunchDims, _: Address, y: &[T], x: &mut [T], n: u64) {
-    x[..n as usize].iter_mut().zip(y).for_each(|(x, y)| *x = T::quotient(*x, *y));
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_select<W: Word>(_: LaunchDims, x: &[W], y: &[W], z: &mut [W], n: u64, infinity: u64, kind: u32, larger: u32) {
-    let inputs = x.iter().zip(y);
-    z[..n as usize].iter_mut().zip(inputs).for_each(|(z, (x, y))| *z = better(*x, *y, infinity, kind, larger));
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_select_in_place<W: Word>(
-    _: LaunchDims,
-    _: Address,
-    y: &[W],
-    x: &mut [W],
-    n: u64,
-    infinity: u64,
-    kind: u32,
-    larger: u32,
-) {
-    x[..n as usize].iter_mut().zip(y).for_each(|(x, y)| *x = better(*x, *y, infinity, kind, larger));
-}
-
-fn host_extreme<W: Word>(_: LaunchDims, x: &[W], out: &mut [W], n: u64, infinity: u64, kind: u32, larger: u32) {
-    let of = |best, x: &W| better(best, *x, infinity, kind, larger);
-    // Each block's is that of all: so is the result.
-    out.fill(x[..n as usize].iter().fold(x[0], of));
-}
-
-fn host_unary<T: Float>(_: LaunchDims, x: &[T], y: &mut [T], n: u64, op: u32) {
-    y[..n as usize].iter_mut().zip(x).for_each(|(y, x)| *y = unary_of(op, *x));
-}
-
-fn host_unary_in_place<T: Float>(_: LaunchDims, _: Address, x: &mut [T], n: u64, op: u32) {
-    x[..n as usize].iter_mut().for_each(|x| *x = unary_of(op, *x));
-}
-
 fn unary_of<T: Float>(op: u32, x: T) -> T {
     let x = T::wide(x);
     T::narrow(if op == 0 { x.exp() } else { x.sqrt() })
 }
 
 kernels! { NUMBER of Number;
-    fn divide(In<T>, In<T>, Out<T>, u64) = "divide", host_divide::<T>;
-    fn divide_in_place(Address, In<T>, Out<T>, u64) = "divide", host_divide_in_place::<T>;
+    fn divide(_, x: In<T>, y: In<T>, z: Out<T>, n: u64) = "divide" {
+        z[..n as usize].iter_mut().zip(x.iter().zip(y)).for_each(|(z, (x, y))| *z = T::quotient(*x, *y));
+    }
+    fn divide_in_place(_, _: Address, y: In<T>, x: Out<T>, n: u64) = "divide" {
+        x[..n as usize].iter_mut().zip(y).for_each(|(x, y)| *x = T::quotient(*x, *y));
+    }
 }
 kernels! { NUMBER of Word;
-    fn select(In<T>, In<T>, Out<T>, u64, u64, u32, u32) = "select", host_select::<T>;
-    fn select_in_place(Address, In<T>, Out<T>, u64, u64, u32, u32) = "select", host_select_in_place::<T>;
-    fn extreme_kernel(In<T>, Out<T>, u64, u64, u32, u32) = "extreme", host_extreme::<T>;
+    fn select(_, x: In<T>, y: In<T>, z: Out<T>, n: u64, infinity: u64, kind: u32, larger: u32) = "select" {
+        let inputs = x.iter().zip(y);
+        z[..n as usize].iter_mut().zip(inputs).for_each(|(z, (x, y))| *z = better(*x, *y, infinity, kind, larger));
+    }
+    fn select_in_place(_, _: Address, y: In<T>, x: Out<T>, n: u64, infinity: u64, kind: u32, larger: u32) = "select" {
+        x[..n as usize].iter_mut().zip(y).for_each(|(x, y)| *x = better(*x, *y, infinity, kind, larger));
+    }
+    fn extreme_kernel(_, x: In<T>, out: Out<T>, n: u64, infinity: u64, kind: u32, larger: u32) = "extreme" {
+        let of = |best, x: &T| better(best, *x, infinity, kind, larger);
+        // Each block's is that of all: so is the result.
+        out.fill(x[..n as usize].iter().fold(x[0], of));
+    }
 }
 kernels! { NUMBER;
-    fn unary_kernel(In<T>, Out<T>, u64, u32) = "unary", host_unary::<T>;
-    fn unary_in_place(Address, Out<T>, u64, u32) = "unary", host_unary_in_place::<T>;
+    fn unary_kernel(_, x: In<T>, y: Out<T>, n: u64, op: u32) = "unary" {
+        y[..n as usize].iter_mut().zip(x).for_each(|(y, x)| *y = unary_of(op, *x));
+    }
+    fn unary_in_place(_, _: Address, x: Out<T>, n: u64, op: u32) = "unary" {
+        x[..n as usize].iter_mut().for_each(|x| *x = unary_of(op, *x));
+    }
 }
 
 /// The operations of two buffers.
@@ -223,11 +198,7 @@ macro_rules! unary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $name<X>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>>
-        where
-            X: AsView + ?Sized,
-            X::Elem: Float,
-        {
+        fn $name<X: AsView<Elem: Float>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
             let (x, _here) = (x.view(), self.enter(stringify!($name)));
             let (n, mut y) = (x.len(), self.allocate(stringify!($name), x.len())?);
             // SAFETY: both have `n` elements.
@@ -252,11 +223,7 @@ macro_rules! unary {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $in_place<X>(&self, x: &mut X) -> Result<()>
-        where
-            X: AsViewMut + ?Sized,
-            X::Elem: Float,
-        {
+        fn $in_place<X: AsViewMut<Elem: Float>>(&self, x: &mut X) -> Result<()> {
             let (x, _here) = (x.view_mut(), self.enter(stringify!($in_place)));
             let (n, at) = (x.len(), address(&x));
             // SAFETY: the kernel reads and writes `n` elements of `x`.
@@ -284,11 +251,7 @@ macro_rules! extremes {
         /// # Errors
         /// [`Error::InvalidArgument`] if there are no elements; else see above.
         #[track_caller]
-        fn $name<X>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>>
-        where
-            X: AsView + ?Sized,
-            X::Elem: Number,
-        {
+        fn $name<X: AsView<Elem: Number>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
             extreme(self.device(), stringify!($name), x.view(), $larger)
         }
     )+};

@@ -21,55 +21,47 @@ const TILE: usize = 2048;
 const THREADS: u32 = 256;
 const DIGITS: usize = 16;
 
-fn host_scan_sums<T: Number>(_: LaunchDims, x: &[T], sums: &mut [T::Sum], n: u64) {
-    let zero = <T::Sum as bytemuck::Zeroable>::zeroed();
-    for (sum, tile) in sums.iter_mut().zip(x[..n as usize].chunks(TILE)) {
-        *sum = tile.iter().fold(zero, |sum, x| T::Sum::plus(sum, T::to_sum(*x)));
-    }
-}
-
-fn host_scan<T: Number>(_: LaunchDims, x: &[T], offsets: &[T::Sum], y: &mut [T], n: u64, exclusive: u32) {
-    let tiles = x[..n as usize].chunks(TILE).zip(y.chunks_mut(TILE));
-    for (offset, (x, y)) in offsets.iter().zip(tiles) {
-        let mut sum = *offset;
-        for (x, y) in x.iter().zip(y) {
-            let next = T::Sum::plus(sum, T::to_sum(*x));
-            *y = T::of_sum(if exclusive != 0 { sum } else { next });
-            sum = next;
-        }
-    }
-}
-
 fn digit<W: Word>(x: W, shift: u32, kind: u32) -> usize {
     (key(x, kind) >> shift) as usize % DIGITS
 }
 
-fn host_digits<W: Word>(_: LaunchDims, x: &[W], counts: &mut [u32], n: u64, shift: u32, kind: u32) {
-    let tiles = counts.len() / DIGITS;
-    counts.fill(0);
-    for (tile, x) in x[..n as usize].chunks(TILE).enumerate() {
-        x.iter().for_each(|x| counts[digit(*x, shift, kind) * tiles + tile] += 1);
+kernels! { ORDER of Number;
+    fn scan_sums(_, x: In<T>, sums: Out<T::Sum>, n: u64) = "scan_sums" {
+        let zero = <T::Sum as bytemuck::Zeroable>::zeroed();
+        for (sum, tile) in sums.iter_mut().zip(x[..n as usize].chunks(TILE)) {
+            *sum = tile.iter().fold(zero, |sum, x| T::Sum::plus(sum, T::to_sum(*x)));
+        }
     }
-}
-
-fn host_scatter<W: Word>(_: LaunchDims, x: &[W], y: &mut [W], places: &[u32], n: u64, shift: u32, kind: u32) {
-    let (tiles, mut next) = (places.len() / DIGITS, places.to_vec());
-    for (tile, x) in x[..n as usize].chunks(TILE).enumerate() {
-        for x in x {
-            let place = &mut next[digit(*x, shift, kind) * tiles + tile];
-            y[*place as usize] = *x;
-            *place += 1;
+    fn scan_kernel(_, x: In<T>, offsets: In<T::Sum>, y: Out<T>, n: u64, exclusive: u32) = "scan" {
+        let tiles = x[..n as usize].chunks(TILE).zip(y.chunks_mut(TILE));
+        for (offset, (x, y)) in offsets.iter().zip(tiles) {
+            let mut sum = *offset;
+            for (x, y) in x.iter().zip(y) {
+                let next = T::Sum::plus(sum, T::to_sum(*x));
+                *y = T::of_sum(if exclusive != 0 { sum } else { next });
+                sum = next;
+            }
         }
     }
 }
-
-kernels! { ORDER of Number;
-    fn scan_sums(In<T>, Out<T::Sum>, u64) = "scan_sums", host_scan_sums::<T>;
-    fn scan_kernel(In<T>, In<T::Sum>, Out<T>, u64, u32) = "scan", host_scan::<T>;
-}
 kernels! { ORDER of Word;
-    fn digits(In<T>, Out<u32>, u64, u32, u32) = "digits", host_digits::<T>;
-    fn scatter(In<T>, Out<T>, In<u32>, u64, u32, u32) = "scatter", host_scatter::<T>;
+    fn digits(_, x: In<T>, counts: Out<u32>, n: u64, shift: u32, kind: u32) = "digits" {
+        let tiles = counts.len() / DIGITS;
+        counts.fill(0);
+        for (tile, x) in x[..n as usize].chunks(TILE).enumerate() {
+            x.iter().for_each(|x| counts[digit(*x, shift, kind) * tiles + tile] += 1);
+        }
+    }
+    fn scatter(_, x: In<T>, y: Out<T>, places: In<u32>, n: u64, shift: u32, kind: u32) = "scatter" {
+        let (tiles, mut next) = (places.len() / DIGITS, places.to_vec());
+        for (tile, x) in x[..n as usize].chunks(TILE).enumerate() {
+            for x in x {
+                let place = &mut next[digit(*x, shift, kind) * tiles + tile];
+                y[*place as usize] = *x;
+                *place += 1;
+            }
+        }
+    }
 }
 
 /// Running sums and sorting, of floats and integers ([`Number`]). All are asynchronous on the current stream and can be
@@ -96,11 +88,7 @@ pub trait Orders: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn inclusive_sum<X>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Number,
-    {
+    fn inclusive_sum<X: AsView<Elem: Number>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
         let (x, _here) = (x.view(), self.enter("inclusive_sum"));
         let mut y = self.allocate("inclusive_sum", x.len())?;
         scan(self.device(), "inclusive_sum", x, y.view_mut(), false)?;
@@ -124,11 +112,7 @@ pub trait Orders: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn exclusive_sum<X>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Number,
-    {
+    fn exclusive_sum<X: AsView<Elem: Number>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
         let (x, _here) = (x.view(), self.enter("exclusive_sum"));
         let mut y = self.allocate("exclusive_sum", x.len())?;
         scan(self.device(), "exclusive_sum", x, y.view_mut(), true)?;
@@ -152,11 +136,7 @@ pub trait Orders: Operations {
     /// # Errors
     /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for 2^31 elements or more; else see above.
     #[track_caller]
-    fn sort<X>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Number,
-    {
+    fn sort<X: AsView<Elem: Number>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
         let (x, dev, _here) = (x.view(), self.device(), self.enter("sort"));
         let mut y = self.allocate("sort", x.len())?;
         dev.copy(&x, &mut y)?;
@@ -181,11 +161,7 @@ pub trait Orders: Operations {
     /// # Errors
     /// As [`sort`](Self::sort).
     #[track_caller]
-    fn sort_in_place<X>(&self, x: &mut X) -> Result<()>
-    where
-        X: AsViewMut + ?Sized,
-        X::Elem: Number,
-    {
+    fn sort_in_place<X: AsViewMut<Elem: Number>>(&self, x: &mut X) -> Result<()> {
         let (x, _here) = (x.view_mut(), self.enter("sort_in_place"));
         sort(self.device(), "sort_in_place", x)
     }

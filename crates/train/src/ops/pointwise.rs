@@ -8,7 +8,7 @@
 use super::family::{Address, In, Out, address, binary, kernels};
 use crate::kernels::POINTWISE;
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, LaunchDims, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Result,
     extend::train::{Operations, same_len, tiles},
     kernel::Float,
 };
@@ -30,17 +30,14 @@ fn binary<T: Float>(op: u32, x: T, y: T) -> T {
     })
 }
 
-fn host_binary<T: Float>(_: LaunchDims, x: &[T], y: &[T], z: &mut [T], n: u64, op: u32) {
-    let inputs = x.iter().zip(y).take(n as usize);
-    z.iter_mut().zip(inputs).for_each(|(z, (x, y))| *z = binary(op, *x, *y));
-}
-
-fn host_binary_in_place<T: Float>(_: LaunchDims, _: Address, y: &[T], x: &mut [T], n: u64, op: u32) {
-    x[..n as usize].iter_mut().zip(y).for_each(|(x, y)| *x = binary(op, *x, *y));
-}
 kernels! { POINTWISE;
-    fn binary_kernel(In<T>, In<T>, Out<T>, u64, u32) = "binary", host_binary::<T>;
-    fn binary_in_place_kernel(Address, In<T>, Out<T>, u64, u32) = "binary", host_binary_in_place::<T>;
+    fn binary_kernel(_, x: In<T>, y: In<T>, z: Out<T>, n: u64, op: u32) = "binary" {
+        let inputs = x.iter().zip(y).take(n as usize);
+        z.iter_mut().zip(inputs).for_each(|(z, (x, y))| *z = binary(op, *x, *y));
+    }
+    fn binary_in_place_kernel(_, _: Address, y: In<T>, x: Out<T>, n: u64, op: u32) = "binary" {
+        x[..n as usize].iter_mut().zip(y).for_each(|(x, y)| *x = binary(op, *x, *y));
+    }
 }
 
 /// Sums, differences and products, element by element. Half types are computed in `f32` and rounded once. All

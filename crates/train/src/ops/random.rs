@@ -9,7 +9,7 @@
 use super::family::{Address, In, Out, address, kernels, wide};
 use crate::kernels::RANDOM;
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Kernel, LaunchDims, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceViewMut, Error, Kernel, Result,
     extend::{
         ErrorInternals,
         train::{Operations, Real, fours_of_packs},
@@ -74,63 +74,10 @@ fn sin_pi(t: f64, quadrants: u32) -> f64 {
     if quadrant < 2 { x } else { -x }
 }
 
-fn host_uniform<T: Float>(_: LaunchDims, x: &mut [T], n: u64, seed: u64, offset: u64, low: T::Acc, span: T::Acc) {
-    let per = per_block::<T>();
-    for (element, x) in elements(n, offset).zip(x) {
-        let u = unit(T::KIND, words(element / per, seed), (element % per) as usize);
-        *x = T::narrow(low + T::Acc::of(u) * span);
-    }
-}
-
-fn host_normal<T: Float>(_: LaunchDims, x: &mut [T], n: u64, seed: u64, offset: u64, mean: T::Acc, deviation: T::Acc) {
-    let per = per_block::<T>();
-    // Half types are rounded from f32.
-    let (kind, least) = if size_of::<T>() == 8 { (1, 2f64.powi(-53)) } else { (0, 2f64.powi(-24)) };
-    for (element, x) in elements(n, offset).zip(x) {
-        let (words, k) = (words(element / per, seed), (element % per) as usize);
-        let (u, v) = (unit(kind, words, k & !1), unit(kind, words, k | 1));
-        let radius = (T::Acc::of(-2.0) * T::Acc::of(u + least).ln()).sqrt();
-        let height = T::Acc::of(sin_pi(2.0 * v, u32::from(k % 2 == 0)));
-        *x = T::narrow(mean + radius * height * deviation);
-    }
-}
-
 /// What dropout makes of element `element` of a seed's sequence.
 fn dropped<T: Float>(x: &T, element: u64, seed: u64, threshold: u64, scale: T::Acc) -> T {
     let drops = u64::from(word(element, seed)) < threshold;
     T::narrow(if drops { T::Acc::of(0.0) } else { wide(x) * scale })
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_dropout<T: Float>(
-    _: LaunchDims,
-    x: &[T],
-    y: &mut [T],
-    n: u64,
-    seed: u64,
-    offset: u64,
-    threshold: u64,
-    scale: T::Acc,
-) {
-    for (element, (y, x)) in elements(n, offset).zip(y.iter_mut().zip(x)) {
-        *y = dropped(x, element, seed, threshold, scale);
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_dropout_in_place<T: Float>(
-    _: LaunchDims,
-    _: Address,
-    x: &mut [T],
-    n: u64,
-    seed: u64,
-    offset: u64,
-    threshold: u64,
-    scale: T::Acc,
-) {
-    for (element, x) in elements(n, offset).zip(x) {
-        *x = dropped(x, element, seed, threshold, scale);
-    }
 }
 
 kernel! {
@@ -139,10 +86,37 @@ kernel! {
     }
 }
 kernels! { RANDOM;
-    fn uniform(Out<T>, u64, u64, u64, T::Acc, T::Acc) = "uniform", host_uniform::<T>;
-    fn normal(Out<T>, u64, u64, u64, T::Acc, T::Acc) = "normal", host_normal::<T>;
-    fn dropout(In<T>, Out<T>, u64, u64, u64, u64, T::Acc) = "dropout", host_dropout::<T>;
-    fn dropout_in_place(Address, Out<T>, u64, u64, u64, u64, T::Acc) = "dropout", host_dropout_in_place::<T>;
+    fn uniform(_, x: Out<T>, n: u64, seed: u64, offset: u64, low: T::Acc, span: T::Acc) = "uniform" {
+        let per = per_block::<T>();
+        for (element, x) in elements(n, offset).zip(x) {
+            let u = unit(T::KIND, words(element / per, seed), (element % per) as usize);
+            *x = T::narrow(low + T::Acc::of(u) * span);
+        }
+    }
+    fn normal(_, x: Out<T>, n: u64, seed: u64, offset: u64, mean: T::Acc, deviation: T::Acc) = "normal" {
+        let per = per_block::<T>();
+        // Half types are rounded from f32.
+        let (kind, least) = if size_of::<T>() == 8 { (1, 2f64.powi(-53)) } else { (0, 2f64.powi(-24)) };
+        for (element, x) in elements(n, offset).zip(x) {
+            let (words, k) = (words(element / per, seed), (element % per) as usize);
+            let (u, v) = (unit(kind, words, k & !1), unit(kind, words, k | 1));
+            let radius = (T::Acc::of(-2.0) * T::Acc::of(u + least).ln()).sqrt();
+            let height = T::Acc::of(sin_pi(2.0 * v, u32::from(k % 2 == 0)));
+            *x = T::narrow(mean + radius * height * deviation);
+        }
+    }
+    fn dropout(_, x: In<T>, y: Out<T>, n: u64, seed: u64, offset: u64, threshold: u64, scale: T::Acc) = "dropout" {
+        for (element, (y, x)) in elements(n, offset).zip(y.iter_mut().zip(x)) {
+            *y = dropped(x, element, seed, threshold, scale);
+        }
+    }
+    fn dropout_in_place(
+        _, _: Address, x: Out<T>, n: u64, seed: u64, offset: u64, threshold: u64, scale: T::Acc,
+    ) = "dropout" {
+        for (element, x) in elements(n, offset).zip(x) {
+            *x = dropped(x, element, seed, threshold, scale);
+        }
+    }
 }
 
 /// Uniform and normal numbers.
@@ -179,10 +153,7 @@ pub trait Random: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn random_bits<X>(&self, x: &mut X, seed: u64, offset: u64) -> Result<()>
-    where
-        X: AsViewMut<Elem = u32> + ?Sized,
-    {
+    fn random_bits(&self, x: &mut impl AsViewMut<Elem = u32>, seed: u64, offset: u64) -> Result<()> {
         let x = x.view_mut();
         let _here = self.enter("random_bits");
         let n = sequence("random_bits", x.len(), offset)?;
@@ -211,11 +182,13 @@ pub trait Random: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn uniform<X>(&self, x: &mut X, range: Range<<X::Elem as Float>::Acc>, seed: u64, offset: u64) -> Result<()>
-    where
-        X: AsViewMut + ?Sized,
-        X::Elem: Float,
-    {
+    fn uniform<X: AsViewMut<Elem: Float>>(
+        &self,
+        x: &mut X,
+        range: Range<<X::Elem as Float>::Acc>,
+        seed: u64,
+        offset: u64,
+    ) -> Result<()> {
         let range = (range.start, range.end - range.start);
         draw(self.device(), "uniform", &uniform::<X::Elem>(), x.view_mut(), range, (seed, offset))
     }
@@ -239,18 +212,14 @@ pub trait Random: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn normal<X>(
+    fn normal<X: AsViewMut<Elem: Float>>(
         &self,
         x: &mut X,
         mean: <X::Elem as Float>::Acc,
         deviation: <X::Elem as Float>::Acc,
         seed: u64,
         offset: u64,
-    ) -> Result<()>
-    where
-        X: AsViewMut + ?Sized,
-        X::Elem: Float,
-    {
+    ) -> Result<()> {
         draw(self.device(), "normal", &normal::<X::Elem>(), x.view_mut(), (mean, deviation), (seed, offset))
     }
 
@@ -274,11 +243,13 @@ pub trait Random: Operations {
     /// # Errors
     /// [`Error::InvalidArgument`] for a probability outside of [0, 1]; else see above.
     #[track_caller]
-    fn dropout<X>(&self, x: &X, probability: f64, seed: u64, offset: u64) -> Result<DeviceBuffer<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Float,
-    {
+    fn dropout<X: AsView<Elem: Float>>(
+        &self,
+        x: &X,
+        probability: f64,
+        seed: u64,
+        offset: u64,
+    ) -> Result<DeviceBuffer<X::Elem>> {
         let x = x.view();
         let _here = self.enter("dropout");
         let n = sequence("dropout", x.len(), offset)?;
@@ -308,11 +279,13 @@ pub trait Random: Operations {
     /// # Errors
     /// As [`dropout`](Self::dropout).
     #[track_caller]
-    fn dropout_in_place<X>(&self, x: &mut X, probability: f64, seed: u64, offset: u64) -> Result<()>
-    where
-        X: AsViewMut + ?Sized,
-        X::Elem: Float,
-    {
+    fn dropout_in_place<X: AsViewMut<Elem: Float>>(
+        &self,
+        x: &mut X,
+        probability: f64,
+        seed: u64,
+        offset: u64,
+    ) -> Result<()> {
         let x = x.view_mut();
         let _here = self.enter("dropout_in_place");
         let n = sequence("dropout_in_place", x.len(), offset)?;
@@ -367,26 +340,5 @@ fn chance<A: Real>(op: &'static str, probability: f64) -> Result<(u64, A)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The known answers of Random123 (`tests/kat_vectors`, philox4x32 10).
-    #[test]
-    fn known_answers() {
-        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(philox([!0; 4], [!0; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
-        assert_eq!(
-            philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
-            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
-        );
-    }
-
-    #[test]
-    fn the_series_is_the_sine() {
-        for i in 0..=2000 {
-            let t = f64::from(i) / 1000.0;
-            assert!((sin_pi(t, 0) - (PI * t).sin()).abs() < 1e-15, "{t}");
-            assert!((sin_pi(t, 1) - (PI * t).cos()).abs() < 1e-15, "{t}");
-        }
-    }
-}
+#[path = "../../tests/unit/ops/random_tests.rs"]
+mod tests;

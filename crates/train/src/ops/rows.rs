@@ -50,15 +50,6 @@ fn parts_of(rows: usize) -> u32 {
     rows.div_ceil(PART).clamp(1, MOST_PARTS) as u32
 }
 
-fn host_argmax<T: Float>(_: LaunchDims, x: &[T], at: &mut [u32], rows: u64, cols: u32) {
-    let is_nan = |x: T::Acc| x.to_f64().is_nan();
-    for (x, at) in each_row(x, rows, cols).zip(at) {
-        let better = |a: T::Acc, b: T::Acc| a > b || (is_nan(a) && !is_nan(b));
-        let best = (1..x.len()).fold(0, |best, i| if better(wide(&x[i]), wide(&x[best])) { i } else { best });
-        *at = best as u32;
-    }
-}
-
 /// Adds `f(row, column)` up over each part of the rows.
 fn sum_parts<A: Real>(out: &mut [A], rows: u64, cols: u32, parts: u32, f: impl Fn(usize, usize) -> A) {
     let chunk = (rows as usize).div_ceil(parts as usize);
@@ -68,10 +59,6 @@ fn sum_parts<A: Real>(out: &mut [A], rows: u64, cols: u32, parts: u32, f: impl F
     }
 }
 
-fn host_column_sum<T: Float>(_: LaunchDims, x: &[T], partial: &mut [T::Acc], rows: u64, cols: u32, parts: u32) {
-    sum_parts(partial, rows, cols, parts, |row, c| wide(&x[row * cols as usize + c]));
-}
-
 fn host_column_final<T: Float>(_: LaunchDims, partial: &[T::Acc], out: &mut [T], parts: u32, cols: u32) {
     let mut sums = vec![T::Acc::default(); cols as usize];
     sum_parts(&mut sums, u64::from(parts), cols, 1, |part, c| partial[part * cols as usize + c]);
@@ -79,11 +66,22 @@ fn host_column_final<T: Float>(_: LaunchDims, partial: &[T::Acc], out: &mut [T],
 }
 
 kernels! { ROWS;
-    fn argmax(In<T>, Out<u32>, u64, u32) = "argmax", host_argmax::<T>;
+    fn argmax(_, x: In<T>, at: Out<u32>, rows: u64, cols: u32) = "argmax" {
+        let is_nan = |x: T::Acc| x.to_f64().is_nan();
+        for (x, at) in each_row(x, rows, cols).zip(at) {
+            let better = |a: T::Acc, b: T::Acc| a > b || (is_nan(a) && !is_nan(b));
+            let best = (1..x.len()).fold(0, |best, i| if better(wide(&x[i]), wide(&x[best])) { i } else { best });
+            *at = best as u32;
+        }
+    }
 }
 kernels! { COLUMNS;
-    fn column_sum(In<T>, Out<T::Acc>, u64, u32, u32) = "column_sum", host_column_sum::<T>;
-    fn column_final(In<T::Acc>, Out<T>, u32, u32) = "column_final", host_column_final::<T>;
+    fn column_sum(_, x: In<T>, partial: Out<T::Acc>, rows: u64, cols: u32, parts: u32) = "column_sum" {
+        sum_parts(partial, rows, cols, parts, |row, c| wide(&x[row * cols as usize + c]));
+    }
+    fn column_final(dims, sums: In<T::Acc>, out: Out<T>, parts: u32, cols: u32) = "column_final" {
+        host_column_final(dims, sums, out, parts, cols);
+    }
 }
 
 /// Operations on rows without arithmetic on them, and sums of columns: a buffer is rows of `cols` elements, one after
@@ -109,11 +107,7 @@ pub trait Rows: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn argmax<X>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<u32>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Float,
-    {
+    fn argmax<X: AsView<Elem: Float>>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<u32>> {
         let x = x.view();
         let _here = self.enter("argmax");
         let rows = rows_of("argmax", x.len(), cols)?;
@@ -143,12 +137,7 @@ pub trait Rows: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn column_sum_into<X, Y>(&self, x: &X, out: &mut Y) -> Result<()>
-    where
-        X: AsView + ?Sized,
-        Y: AsViewMut<Elem = X::Elem> + ?Sized,
-        X::Elem: Float,
-    {
+    fn column_sum_into<X: AsView<Elem: Float>>(&self, x: &X, out: &mut impl AsViewMut<Elem = X::Elem>) -> Result<()> {
         let (x, out) = (x.view(), out.view_mut());
         let _here = self.enter("column_sum_into");
         let cols = out.len();
@@ -180,11 +169,7 @@ pub trait Rows: Operations {
     /// # Errors
     /// [`Error::InvalidArgument`] with the first one that is not, and what [`download`](Device::download) gives.
     #[track_caller]
-    fn check_indices<L>(&self, indices: &L, bound: usize) -> Result<()>
-    where
-        L: AsView + ?Sized,
-        L::Elem: Index,
-    {
+    fn check_indices<L: AsView<Elem: Index>>(&self, indices: &L, bound: usize) -> Result<()> {
         let words = self.device().download(&L::Elem::words(indices.view()))?;
         match words.iter().position(|&word| word as usize >= bound) {
             None => Ok(()),

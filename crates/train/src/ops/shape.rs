@@ -75,7 +75,7 @@ pub trait Shapes: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn transpose<X: AsView + ?Sized>(&self, x: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>> {
+    fn transpose<X: AsView>(&self, x: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>> {
         let x = x.view();
         let mut y = self.allocate("transpose", x.len())?;
         transposed(self.device(), "transpose", x, y.view_mut(), [1, rows, cols])?;
@@ -98,7 +98,7 @@ pub trait Shapes: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn transpose_batch<X: AsView + ?Sized>(
+    fn transpose_batch<X: AsView>(
         &self,
         x: &X,
         count: usize,
@@ -128,11 +128,13 @@ pub trait Shapes: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn transpose_into<X, Y>(&self, x: &X, rows: usize, cols: usize, y: &mut Y) -> Result<()>
-    where
-        X: AsView + ?Sized,
-        Y: AsViewMut<Elem = X::Elem> + ?Sized,
-    {
+    fn transpose_into<X: AsView>(
+        &self,
+        x: &X,
+        rows: usize,
+        cols: usize,
+        y: &mut impl AsViewMut<Elem = X::Elem>,
+    ) -> Result<()> {
         transposed(self.device(), "transpose_into", x.view(), y.view_mut(), [1, rows, cols])
     }
 
@@ -157,19 +159,15 @@ pub trait Shapes: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn copy_2d<X, Y>(
+    fn copy_2d<X: AsView>(
         &self,
         src: &X,
         src_pitch: usize,
-        dst: &mut Y,
+        dst: &mut impl AsViewMut<Elem = X::Elem>,
         dst_pitch: usize,
         rows: usize,
         cols: usize,
-    ) -> Result<()>
-    where
-        X: AsView + ?Sized,
-        Y: AsViewMut<Elem = X::Elem> + ?Sized,
-    {
+    ) -> Result<()> {
         let (src, dst) = (src.view(), dst.view_mut());
         let _here = self.enter("copy_2d");
         fits("copy_2d", "source", src.len(), src_pitch, rows, cols)?;

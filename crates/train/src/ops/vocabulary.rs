@@ -29,21 +29,6 @@ fn row<T>(x: &[T], row: usize, cols: u32) -> &[T] {
     &x[row * cols as usize..][..cols as usize]
 }
 
-fn host_stats<T: Float>(_: LaunchDims, x: &[T], labels: &[u32], stats: &mut [T::Acc], rows: u64, cols: u32) {
-    let lowest = T::Acc::of(f64::NEG_INFINITY);
-    let rows = rows as usize;
-    for r in 0..rows {
-        let x = row(x, r, cols);
-        let top = x.iter().map(wide).fold(lowest, Real::max);
-        let shift = if top == lowest { T::Acc::default() } else { top };
-        let there = x.get(labels[r] as usize).map(wide);
-        stats[r] = top;
-        stats[rows + r] = pairwise(0..x.len(), &|i| (wide(&x[i]) - shift).exp());
-        stats[2 * rows + r] = there.unwrap_or_default();
-        stats[3 * rows + r] = T::Acc::of(f64::from(u8::from(there.is_some())));
-    }
-}
-
 /// What all members know of a row: the largest element, the sum, and the element at the label. NaN where there is no
 /// such label.
 fn joined<A: Real>(all: &[A], rows: usize, members: u32, r: usize) -> (A, A, A) {
@@ -60,34 +45,35 @@ fn joined<A: Real>(all: &[A], rows: usize, members: u32, r: usize) -> (A, A, A) 
     if known { (top, sum, sum_of(2)) } else { (top, A::of(f64::NAN), A::of(f64::NAN)) }
 }
 
-#[allow(clippy::too_many_arguments)]
-fn host_loss<T: Float>(
-    _: LaunchDims,
-    _: Address,
-    labels: &[u32],
-    all: &[T::Acc],
-    x: &mut [T],
-    loss: &mut [T::Acc],
-    rows: u64,
-    cols: u32,
-    members: u32,
-    scale: T::Acc,
-) {
-    for r in 0..rows as usize {
-        let (top, sum, there) = joined(all, rows as usize, members, r);
-        loss[r] = sum.ln() - (there - top);
-        let factor = T::Acc::of(1.0) / sum;
-        for (c, x) in x[r * cols as usize..][..cols as usize].iter_mut().enumerate() {
-            let share = (wide(x) - top).exp() * factor;
-            *x = T::narrow((if c == labels[r] as usize { share - T::Acc::of(1.0) } else { share }) * scale);
+kernels! { VOCABULARY;
+    fn stats_kernel(_, x: In<T>, labels: In<u32>, stats: Out<T::Acc>, rows: u64, cols: u32) = "vocabulary_stats" {
+        let lowest = T::Acc::of(f64::NEG_INFINITY);
+        let rows = rows as usize;
+        for r in 0..rows {
+            let x = row(x, r, cols);
+            let top = x.iter().map(wide).fold(lowest, Real::max);
+            let shift = if top == lowest { T::Acc::default() } else { top };
+            let there = x.get(labels[r] as usize).map(wide);
+            stats[r] = top;
+            stats[rows + r] = pairwise(0..x.len(), &|i| (wide(&x[i]) - shift).exp());
+            stats[2 * rows + r] = there.unwrap_or_default();
+            stats[3 * rows + r] = T::Acc::of(f64::from(u8::from(there.is_some())));
         }
     }
-}
-
-kernels! { VOCABULARY;
-    fn stats_kernel(In<T>, In<u32>, Out<T::Acc>, u64, u32) = "vocabulary_stats", host_stats::<T>;
-    fn loss_kernel(Address, In<u32>, In<T::Acc>, Out<T>, Out<T::Acc>, u64, u32, u32, T::Acc)
-        = "vocabulary_loss", host_loss::<T>;
+    fn loss_kernel(
+        _, _: Address, labels: In<u32>, all: In<T::Acc>, x: Out<T>, loss: Out<T::Acc>, rows: u64, cols: u32,
+        members: u32, scale: T::Acc,
+    ) = "vocabulary_loss" {
+        for r in 0..rows as usize {
+            let (top, sum, there) = joined(all, rows as usize, members, r);
+            loss[r] = sum.ln() - (there - top);
+            let factor = T::Acc::of(1.0) / sum;
+            for (c, x) in x[r * cols as usize..][..cols as usize].iter_mut().enumerate() {
+                let share = (wide(x) - top).exp() * factor;
+                *x = T::narrow((if c == labels[r] as usize { share - T::Acc::of(1.0) } else { share }) * scale);
+            }
+        }
+    }
 }
 
 /// The halves, on each member.

@@ -1,7 +1,7 @@
 //! The executor: one member's part of a step, on its device thread.
 //!
-//! `pipeline.rs` calls [`run`] in a scope. A member does the actions of its list in order. What another device needs
-//! is given to it on the host, without a wait; what comes from another device is taken on the host and fetched over the
+//! `pipeline.rs` calls [`run`] in a scope. A member does the actions of its list in order. A value for another device
+//! is given to it on the host, without a wait; a value from another device is taken on the host and fetched over the
 //! link, on streams for that. So copies overlap computing, and a schedule that is runnable cannot get stuck.
 //!
 //! Events are recorded after each action, since memory changes hands there: a copy that lands in memory of an earlier

@@ -14,10 +14,11 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// # Errors
     /// Those of both.
     #[track_caller]
-    pub fn save<F>(&mut self, path: impl AsRef<Path>, f: F) -> Result<()>
-    where
-        F: Fn(&Device, usize, &mut S, &mut Checkpoint) -> Result<()> + Sync,
-    {
+    pub fn save(
+        &mut self,
+        path: impl AsRef<Path>,
+        f: impl Fn(&Device, usize, &mut S, &mut Checkpoint) -> Result<()> + Sync,
+    ) -> Result<()> {
         let _here = OpSite::here("Pipeline::save");
         self.checkpoint(f)?.save(path)
     }
@@ -27,10 +28,11 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// # Errors
     /// Those of both.
     #[track_caller]
-    pub fn load<F>(&mut self, path: impl AsRef<Path>, f: F) -> Result<()>
-    where
-        F: Fn(&Device, usize, &mut S, &Checkpoint) -> Result<()> + Sync,
-    {
+    pub fn load(
+        &mut self,
+        path: impl AsRef<Path>,
+        f: impl Fn(&Device, usize, &mut S, &Checkpoint) -> Result<()> + Sync,
+    ) -> Result<()> {
         let _here = OpSite::here("Pipeline::load");
         self.restore(&Checkpoint::load(path)?, f)
     }
@@ -71,10 +73,10 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// # Errors
     /// As [`each`](Self::each).
     #[track_caller]
-    pub fn checkpoint<F>(&mut self, f: F) -> Result<Checkpoint>
-    where
-        F: Fn(&Device, usize, &mut S, &mut Checkpoint) -> Result<()> + Sync,
-    {
+    pub fn checkpoint(
+        &mut self,
+        f: impl Fn(&Device, usize, &mut S, &mut Checkpoint) -> Result<()> + Sync,
+    ) -> Result<Checkpoint> {
         let _here = OpSite::here("Pipeline::checkpoint");
         let sections = self.each(|dev, stage, own| {
             let mut section = Checkpoint::new();
@@ -95,10 +97,11 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// # Errors
     /// As [`each`](Self::each); after an error the stages are poisoned.
     #[track_caller]
-    pub fn restore<F>(&mut self, checkpoint: &Checkpoint, f: F) -> Result<()>
-    where
-        F: Fn(&Device, usize, &mut S, &Checkpoint) -> Result<()> + Sync,
-    {
+    pub fn restore(
+        &mut self,
+        checkpoint: &Checkpoint,
+        f: impl Fn(&Device, usize, &mut S, &Checkpoint) -> Result<()> + Sync,
+    ) -> Result<()> {
         let _here = OpSite::here("Pipeline::restore");
         self.stages.clear_poison()?;
         let section = |stage| checkpoint.section(&format!("stage{stage}."));

@@ -1,4 +1,4 @@
-//! What users implement to run a model as a pipeline: [`Stage`]. What goes from stage to stage is a [`Transfer`].
+//! [`Stage`]: users implement it to run a model as a pipeline. Stages exchange values of type [`Transfer`].
 //!
 //! `pipeline/execute.rs` calls it. It may use the operations of a device.
 

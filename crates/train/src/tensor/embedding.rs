@@ -123,10 +123,13 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
     /// [`Error::InvalidArgument`] for other shapes; those of
     /// [`Embeddings::embedding`](crate::ops::Embeddings::embedding).
     #[track_caller]
-    pub fn backward<D>(&mut self, group: &Group<'_>, words: &Indices, dy: &D, accumulate: bool) -> Result<()>
-    where
-        D: AsView<Elem = T> + ?Sized,
-    {
+    pub fn backward(
+        &mut self,
+        group: &Group<'_>,
+        words: &Indices,
+        dy: &impl AsView<Elem = T>,
+        accumulate: bool,
+    ) -> Result<()> {
         let _here = OpSite::here("VocabularyEmbedding::backward");
         let (dev, dy) = (group.device(), dy.view());
         let own = self.fits("VocabularyEmbedding::backward", group, words)?;

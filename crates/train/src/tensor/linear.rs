@@ -3,9 +3,10 @@
 //! Megatron's pair: a [`ColumnLinear`], an operation on each element, a [`RowLinear`]. It takes one all-reduce forward
 //! (g, behind the second layer) and one backward (f, before the first).
 
-use super::{Wide, columns, elements, fits, gather_rows, overlapped, part_of, put, scatter_rows};
 #[cfg(feature = "checkpoints")]
-use crate::checkpoint::{Checkpoint, Cut, named};
+mod save;
+
+use super::{Wide, columns, elements, fits, gather_rows, overlapped, part_of, put, scatter_rows};
 use crate::{Activation, NormSaved, RowNorm, prelude::*};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceView, Element, Group, Matrix, ReduceOp, Result,
@@ -64,10 +65,13 @@ impl<T: Float + Element> LinearPart<T> {
 
     /// `x w`, without the bias.
     #[track_caller]
-    fn product<X>(&self, op: &'static str, dev: &Device, x: &X, rows: usize) -> Result<DeviceBuffer<T>>
-    where
-        X: AsView<Elem = T> + ?Sized,
-    {
+    fn product(
+        &self,
+        op: &'static str,
+        dev: &Device,
+        x: &impl AsView<Elem = T>,
+        rows: usize,
+    ) -> Result<DeviceBuffer<T>> {
         let x = x.view();
         fits(op, "x", x.len(), (rows, self.inputs))?;
         let len = elements(op, rows, self.outputs)?;
@@ -81,7 +85,7 @@ impl<T: Float + Element> LinearPart<T> {
     }
 
     #[track_caller]
-    fn add_bias<Y: AsViewMut<Elem = T>>(&self, dev: &Device, y: &mut Y) -> Result<()> {
+    fn add_bias(&self, dev: &Device, y: &mut impl AsViewMut<Elem = T>) -> Result<()> {
         let y = &mut y.view_mut();
         if y.is_empty() { Ok(()) } else { dev.activation_in_place(Activation::Identity.biased(&self.bias), y) }
     }
@@ -89,17 +93,13 @@ impl<T: Float + Element> LinearPart<T> {
     /// The views of `x` and `dy`, and `dy w^T`: of the gradient of `x`, what this part gives.
     #[track_caller]
     #[allow(clippy::type_complexity)]
-    fn input_gradient<'v, X, D>(
+    fn input_gradient<'v>(
         &self,
         op: &'static str,
         dev: &Device,
-        (x, dy): (&'v X, &'v D),
+        (x, dy): (&'v impl AsView<Elem = T>, &'v impl AsView<Elem = T>),
         rows: usize,
-    ) -> Result<(DeviceView<'v, T>, DeviceView<'v, T>, DeviceBuffer<T>)>
-    where
-        X: AsView<Elem = T> + ?Sized,
-        D: AsView<Elem = T> + ?Sized,
-    {
+    ) -> Result<(DeviceView<'v, T>, DeviceView<'v, T>, DeviceBuffer<T>)> {
         let (x, dy) = (x.view(), dy.view());
         fits(op, "x", x.len(), (rows, self.inputs))?;
         fits(op, "dy", dy.len(), (rows, self.outputs))?;
@@ -227,12 +227,7 @@ impl<T: Float + Element> ColumnLinear<T> {
     /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) if `x` is not `rows x inputs`; those of
     /// [`Device::gemm`].
     #[track_caller]
-    pub fn forward<X: AsView<Elem = T> + ?Sized>(
-        &self,
-        group: &Group<'_>,
-        x: &X,
-        rows: usize,
-    ) -> Result<DeviceBuffer<T>> {
+    pub fn forward(&self, group: &Group<'_>, x: &impl AsView<Elem = T>, rows: usize) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("ColumnLinear::forward");
         let mut y = self.part.product("ColumnLinear::forward", group.device(), x, rows)?;
         self.part.add_bias(group.device(), &mut y)?;
@@ -248,18 +243,14 @@ impl<T: Float + Element> ColumnLinear<T> {
     /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for other shapes; those of [`Device::gemm`] and
     /// [`Group::all_reduce`].
     #[track_caller]
-    pub fn backward<X, D>(
+    pub fn backward(
         &mut self,
         group: &Group<'_>,
-        x: &X,
-        dy: &D,
+        x: &impl AsView<Elem = T>,
+        dy: &impl AsView<Elem = T>,
         rows: usize,
         accumulate: bool,
-    ) -> Result<DeviceBuffer<T>>
-    where
-        X: AsView<Elem = T> + ?Sized,
-        D: AsView<Elem = T> + ?Sized,
-    {
+    ) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("ColumnLinear::backward");
         let (x, dy, mut dx) = self.part.input_gradient("ColumnLinear::backward", group.device(), (x, dy), rows)?;
         overlapped(group, |group| group.all_reduce(&mut dx, ReduceOp::Sum))?;
@@ -273,18 +264,14 @@ impl<T: Float + Element> ColumnLinear<T> {
     /// # Errors
     /// As [`backward`](Self::backward).
     #[track_caller]
-    pub fn backward_to_rows<X, D>(
+    pub fn backward_to_rows(
         &mut self,
         group: &Group<'_>,
-        x: &X,
-        dy: &D,
+        x: &impl AsView<Elem = T>,
+        dy: &impl AsView<Elem = T>,
         rows: usize,
         accumulate: bool,
-    ) -> Result<DeviceBuffer<T>>
-    where
-        X: AsView<Elem = T> + ?Sized,
-        D: AsView<Elem = T> + ?Sized,
-    {
+    ) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("ColumnLinear::backward_to_rows");
         let (x, dy, dx) = self.part.input_gradient("ColumnLinear::backward_to_rows", group.device(), (x, dy), rows)?;
         let part = overlapped(group, |group| scatter_rows(group, &dx, rows, self.part.inputs))?;
@@ -324,12 +311,7 @@ impl<T: Float + Element> RowLinear<T> {
     /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) if `x` is not `rows x own inputs`; those of
     /// [`Device::gemm`] and [`Group::all_reduce`].
     #[track_caller]
-    pub fn forward<X: AsView<Elem = T> + ?Sized>(
-        &self,
-        group: &Group<'_>,
-        x: &X,
-        rows: usize,
-    ) -> Result<DeviceBuffer<T>> {
+    pub fn forward(&self, group: &Group<'_>, x: &impl AsView<Elem = T>, rows: usize) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("RowLinear::forward");
         let mut y = self.part.product("RowLinear::forward", group.device(), x, rows)?;
         group.all_reduce(&mut y, ReduceOp::Sum)?;
@@ -346,18 +328,14 @@ impl<T: Float + Element> RowLinear<T> {
     /// As [`forward`](Self::forward); those of
     /// [`AllReduceNorm::all_reduce_norm`](crate::ops::AllReduceNorm::all_reduce_norm).
     #[track_caller]
-    pub fn forward_norm<X, R>(
+    pub fn forward_norm(
         &self,
         group: &Group<'_>,
-        x: &X,
+        x: &impl AsView<Elem = T>,
         rows: usize,
-        residual: &mut R,
+        residual: &mut impl AsViewMut<Elem = T>,
         norm: RowNorm<'_, T>,
-    ) -> Result<(DeviceBuffer<T>, NormSaved<T>)>
-    where
-        X: AsView<Elem = T> + ?Sized,
-        R: AsViewMut<Elem = T> + ?Sized,
-    {
+    ) -> Result<(DeviceBuffer<T>, NormSaved<T>)> {
         let _here = OpSite::here("RowLinear::forward_norm");
         let (mut residual, dev) = (residual.view_mut(), group.device());
         fits("RowLinear::forward_norm", "the residual", residual.len(), (rows, self.part.outputs))?;
@@ -373,10 +351,10 @@ impl<T: Float + Element> RowLinear<T> {
     /// # Errors
     /// As [`forward`](Self::forward).
     #[track_caller]
-    pub fn forward_to_rows<X: AsView<Elem = T> + ?Sized>(
+    pub fn forward_to_rows(
         &self,
         group: &Group<'_>,
-        x: &X,
+        x: &impl AsView<Elem = T>,
         rows: usize,
     ) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("RowLinear::forward_to_rows");
@@ -392,18 +370,14 @@ impl<T: Float + Element> RowLinear<T> {
     /// # Errors
     /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) for other shapes; those of [`Device::gemm`].
     #[track_caller]
-    pub fn backward<X, D>(
+    pub fn backward(
         &mut self,
         group: &Group<'_>,
-        x: &X,
-        dy: &D,
+        x: &impl AsView<Elem = T>,
+        dy: &impl AsView<Elem = T>,
         rows: usize,
         accumulate: bool,
-    ) -> Result<DeviceBuffer<T>>
-    where
-        X: AsView<Elem = T> + ?Sized,
-        D: AsView<Elem = T> + ?Sized,
-    {
+    ) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("RowLinear::backward");
         let (x, dy, dx) = self.part.input_gradient("RowLinear::backward", group.device(), (x, dy), rows)?;
         self.part.weight_gradients(group, x, dy, rows, accumulate)?;
@@ -416,74 +390,18 @@ impl<T: Float + Element> RowLinear<T> {
     /// # Errors
     /// As [`backward`](Self::backward), and those of [`Group::all_gather_v`].
     #[track_caller]
-    pub fn backward_from_rows<X, D>(
+    pub fn backward_from_rows(
         &mut self,
         group: &Group<'_>,
-        x: &X,
-        dy: &D,
+        x: &impl AsView<Elem = T>,
+        dy: &impl AsView<Elem = T>,
         rows: usize,
         accumulate: bool,
-    ) -> Result<DeviceBuffer<T>>
-    where
-        X: AsView<Elem = T> + ?Sized,
-        D: AsView<Elem = T> + ?Sized,
-    {
+    ) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("RowLinear::backward_from_rows");
         let dy = gather_rows(group, dy, rows, self.part.outputs)?;
         self.backward(group, x, &dy, rows, accumulate)
     }
-}
-
-/// Checkpoints of a layer. Which sides of weight and bias are cut, if any.
-#[cfg(feature = "checkpoints")]
-macro_rules! checkpoints {
-    ($($layer:ident: $weight:expr, $bias:expr;)+) => {$(
-        impl<T: Float + Element> $layer<T> {
-            /// How weight and bias lie on the devices of the group: for [`Checkpoint::insert_part`], and for the state
-            /// of an optimizer.
-            pub fn cuts(&self) -> [Cut; 2] {
-                let (inputs, outputs) = self.part.shape();
-                let cut = |side: Option<usize>, shape: &[usize]| match side {
-                    Some(side) => Cut::along(side, shape),
-                    None => Cut::whole(shape),
-                };
-                [cut($weight, &[inputs, outputs]), cut($bias, &[outputs])]
-            }
-
-            /// Puts the whole layer into the checkpoint of rank 0, as `name.weight` and `name.bias`. All members of the
-            /// group call it, each with a checkpoint of its own, and it **waits**.
-            ///
-            /// # Errors
-            /// Those of [`Checkpoint::insert_part`].
-            #[track_caller]
-            pub fn save(&self, group: &Group<'_>, to: &mut Checkpoint, name: &str) -> Result<()> {
-                let _here = OpSite::here(concat!(stringify!($layer), "::save"));
-                let [weight, bias] = self.cuts();
-                to.insert_part(group, &named(name, "weight"), &weight, &self.part.weight)?;
-                to.insert_part(group, &named(name, "bias"), &bias, &self.part.bias)
-            }
-
-            /// Takes this member's part of the entries of [`save`](Self::save), also on another number of devices. All
-            /// members of the group call it with the same checkpoint.
-            ///
-            /// # Errors
-            /// Those of [`Checkpoint::part`] and [`Device::upload_into`].
-            #[track_caller]
-            pub fn load(&mut self, group: &Group<'_>, from: &Checkpoint, name: &str) -> Result<()> {
-                let _here = OpSite::here(concat!(stringify!($layer), "::load"));
-                let [weight, bias] = self.cuts();
-                let weight = from.part::<T>(group, &named(name, "weight"), &weight)?;
-                let bias = from.part::<T>(group, &named(name, "bias"), &bias)?;
-                group.device().upload_into(&weight, &mut self.part.weight)?;
-                group.device().upload_into(&bias, &mut self.part.bias)
-            }
-        }
-    )+};
-}
-#[cfg(feature = "checkpoints")]
-checkpoints! {
-    ColumnLinear: Some(1), Some(0);
-    RowLinear: Some(0), None;
 }
 
 /// Inputs and outputs of a whole layer. `Err` unless `weight` is rows as long as `bias`.

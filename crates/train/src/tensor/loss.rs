@@ -42,16 +42,12 @@ use gpu_pool::{
 /// [`Error::InvalidArgument`](gpu_pool::Error::InvalidArgument) if `logits` is not one row of the own columns for each
 /// label, or `labels` is of another part of the group; those of [`Group::all_gather`].
 #[track_caller]
-pub fn vocabulary_cross_entropy<X>(
+pub fn vocabulary_cross_entropy<X: AsViewMut<Elem: Float<Acc: Element>>>(
     group: &Group<'_>,
     logits: &mut X,
     labels: &Indices,
     scale: <X::Elem as Float>::Acc,
-) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>>
-where
-    X: AsViewMut + ?Sized,
-    X::Elem: Float<Acc: Element>,
-{
+) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>> {
     let _here = OpSite::here("vocabulary_cross_entropy");
     const OP: &str = "vocabulary_cross_entropy";
     let (dev, mut logits) = (group.device(), logits.view_mut());

@@ -59,10 +59,7 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// # Errors
     /// Those of [`layer_norm`](crate::ops::Norms::layer_norm) and [`rms_norm`](crate::ops::Norms::rms_norm).
     #[track_caller]
-    pub fn forward<X>(&self, dev: &Device, x: &X) -> Result<(DeviceBuffer<T>, NormSaved<T>)>
-    where
-        X: AsView<Elem = T> + ?Sized,
-    {
+    pub fn forward(&self, dev: &Device, x: &impl AsView<Elem = T>) -> Result<(DeviceBuffer<T>, NormSaved<T>)> {
         let _here = OpSite::here("SequenceNorm::forward");
         Ok(match &self.beta {
             Some(beta) => {
@@ -83,18 +80,14 @@ impl<T: Float + Element> SequenceNorm<T> {
     /// Those of [`layer_norm_backward`](crate::ops::Norms::layer_norm_backward),
     /// [`rms_norm_backward`](crate::ops::Norms::rms_norm_backward) and [`Group::all_reduce`].
     #[track_caller]
-    pub fn backward<X, D>(
+    pub fn backward(
         &mut self,
         group: &Group<'_>,
-        x: &X,
+        x: &impl AsView<Elem = T>,
         saved: &NormSaved<T>,
-        dy: &D,
+        dy: &impl AsView<Elem = T>,
         accumulate: bool,
-    ) -> Result<DeviceBuffer<T>>
-    where
-        X: AsView<Elem = T> + ?Sized,
-        D: AsView<Elem = T> + ?Sized,
-    {
+    ) -> Result<DeviceBuffer<T>> {
         let _here = OpSite::here("SequenceNorm::backward");
         let (dev, x, dy) = (group.device(), x.view(), dy.view());
         let mut gamma = dev.zeros(self.gamma.len())?;

@@ -11,7 +11,7 @@ fn pulling(gpus: Gpus, n: usize) -> GpuPool {
     // On GPUs whose kernels meet this is what is tested.
     let pulls = how.reason.contains("it reads the rows of all members");
     assert_eq!(pulls, how.reason.starts_with("one kernel for sum") && how.meets == "flags", "{how}");
-    let meets = ["flags", "packets"].contains(&pool.explain(DType::BF16, ReduceOp::Sum, 64).meets);
+    let meets = ["flags", "packets"].contains(&pool.explain(DType::BF16, ReduceOp::Sum, 64).unwrap().meets);
     assert_eq!(pulls, gpus.is_cuda() && meets, "{how}");
     pool
 }

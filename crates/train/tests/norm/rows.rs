@@ -33,7 +33,7 @@ types! { f32, f32; f64, f64; f16, f32; bf16, f32; }
 
 const EPS: f64 = 1e-5;
 
-fn bytes<V: AsView + ?Sized>(dev: &Device, x: &V) -> Result<Vec<u8>> {
+fn bytes<V: AsView>(dev: &Device, x: &V) -> Result<Vec<u8>> {
     Ok(bytemuck::cast_slice(&dev.download(x)?).to_vec())
 }
 
@@ -111,8 +111,8 @@ impl<T: Type> Own<T> {
 
 fn found<T: Type>(
     dev: &Device,
-    y: &(impl AsView<Elem = T> + ?Sized),
-    residual: &(impl AsView<Elem = T> + ?Sized),
+    y: &impl AsView<Elem = T>,
+    residual: &impl AsView<Elem = T>,
     saved: &NormSaved<T>,
 ) -> Result<Found> {
     let mean = saved.mean.as_ref().map_or(Ok(Vec::new()), |mean| bytes(dev, mean))?;
@@ -201,7 +201,8 @@ on_both! {
                 }
                 for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max] {
                     for bytes in [all, all - 1, all / 2 + 1, none] {
-                        assert_eq!(group.explain(dtype, op, bytes)?.limits, pool.explain(dtype, op, bytes).limits);
+                        let limits = group.explain(dtype, op, bytes)?.limits;
+                        assert_eq!(limits, pool.explain(dtype, op, bytes)?.limits);
                     }
                 }
             }
@@ -382,7 +383,7 @@ on_both! {
 }
 
 fn fails_in_the_middle(pool: &GpuPool, (rows, cols): (usize, usize)) {
-    let n = pool.devices();
+    let n = pool.device_count();
     let norm_works = |dev: &Device| {
         let (mut x, mut residual) = (dev.upload(&vec![1.0f32; rows * cols])?, dev.zeros::<f32>(rows * cols)?);
         let gamma = dev.upload(&vec![3.0f32; cols])?;

@@ -151,7 +151,7 @@ impl Stage for Factor {
 }
 
 fn pipeline(pool: &GpuPool, seed: u64) -> Pipeline<Factor> {
-    let ranks = pool.devices();
+    let ranks = pool.device_count();
     Pipeline::new(pool, PipelineSchedule::one_f_one_b(ranks, 2).unwrap(), |dev, stage| {
         let groups = [ParameterGroup::new(Optimizer::adam(0.1).clip(1.0), &[4])];
         Ok(Factor {

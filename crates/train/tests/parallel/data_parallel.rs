@@ -158,7 +158,7 @@ on_both! {
                 step(&mut model, &[0, 0], number, 2).unwrap();
             }
             model.verify().unwrap();
-            assert_eq!(model.gradient_norms().unwrap(), Some(vec![0.0; pool.devices()]));
+            assert_eq!(model.gradient_norms().unwrap(), Some(vec![0.0; pool.device_count()]));
         }
     }
 

@@ -34,16 +34,12 @@ pub struct RowNorm<'a, T: Float> {
 
 impl<'a, T: Float> RowNorm<'a, T> {
     /// The norm of `rms_norm`.
-    pub fn rms<G: AsView<Elem = T> + ?Sized>(gamma: &'a G, eps: T::Acc) -> Self {
+    pub fn rms(gamma: &'a impl AsView<Elem = T>, eps: T::Acc) -> Self {
         RowNorm { gamma: gamma.view(), beta: None, eps }
     }
 
     /// The norm of `layer_norm`.
-    pub fn layer<G, B>(gamma: &'a G, beta: &'a B, eps: T::Acc) -> Self
-    where
-        G: AsView<Elem = T> + ?Sized,
-        B: AsView<Elem = T> + ?Sized,
-    {
+    pub fn layer(gamma: &'a impl AsView<Elem = T>, beta: &'a impl AsView<Elem = T>, eps: T::Acc) -> Self {
         RowNorm { gamma: gamma.view(), beta: Some(beta.view()), eps }
     }
 
@@ -169,24 +165,24 @@ fn in_one<T: Float + Element>(
     {
         let residual = residual_copy.as_mut().map_or_else(|| residual.view_mut(), |copy| copy.view_mut());
         let y = y_copy.as_mut().map_or_else(|| y.view_mut(), |copy| copy.view_mut());
-        let mut beside = Vec::with_capacity(5);
+        let mut operands = Vec::with_capacity(5);
         let memory = NormMemory {
-            residual: touched(&mut beside, residual.view(), Access::Write),
-            gamma: touched(&mut beside, gamma, Access::Read),
-            beta: beta.map_or(Part::NONE, |beta| touched(&mut beside, beta, Access::Read)),
-            mean: saved.mean.as_ref().map_or(Part::NONE, |mean| touched(&mut beside, mean.view(), Access::Write)),
-            rstd: touched(&mut beside, saved.rstd.view(), Access::Write),
+            residual: touched(&mut operands, residual.view(), Access::Write),
+            gamma: touched(&mut operands, gamma, Access::Read),
+            beta: beta.map_or(Part::NONE, |beta| touched(&mut operands, beta, Access::Read)),
+            mean: saved.mean.as_ref().map_or(Part::NONE, |mean| touched(&mut operands, mean.view(), Access::Write)),
+            rstd: touched(&mut operands, saved.rstd.view(), Access::Write),
         };
-        group.sum_by(call, source, y, beside, &NormCall { kernel, memory })?;
+        group.sum_by(call, source, y, operands, &NormCall { kernel, memory })?;
     }
     residual_copy.map_or(Ok(()), |copy| dev.copy(&copy, &mut residual))?;
     y_copy.map_or(Ok(()), |copy| dev.copy(&copy, &mut y))
 }
 
-fn touched<T: DeviceCopy>(beside: &mut Vec<(Area, Access)>, x: DeviceView<'_, T>, access: Access) -> Part {
+fn touched<T: DeviceCopy>(operands: &mut Vec<(Area, Access)>, x: DeviceView<'_, T>, access: Access) -> Part {
     let area = Area { block: x.block.clone(), address: x.address(), bytes: x.bytes() };
     let part = Part { address: area.address, bytes: area.bytes.len() };
-    beside.push((area, access));
+    operands.push((area, access));
     part
 }
 

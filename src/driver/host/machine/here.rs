@@ -5,8 +5,8 @@
 //! program it is an operation that was very fast: it keeps its place in the stream, waits for operations that use its
 //! memory, and occupies its engine.
 //!
-//! Invariant: only operations that cannot wait for anything, and that call nobody's code. Not where operations run one
-//! at a time: there a worker chooses the order.
+//! Invariant: only operations that cannot wait for anything, and that call no code of the user's. Not where operations
+//! run one at a time: there a worker chooses the order.
 
 use super::{Machine, Owner, State};
 use crate::driver::{

@@ -1,7 +1,7 @@
 use crate::{GpuPool, memory::stream::StreamCore};
 use std::{sync::mpsc, time::Duration};
 
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A wait takes the event behind its operation, and does not see what the stream does afterwards.
 #[test]
@@ -27,13 +27,13 @@ fn a_wait_covers_no_more_than_was_recorded() {
     assert!(!taker.comes_after(&giver, later));
     work(&taker, Box::new(|| {}));
     // With an event that was recorded only now, this would wait for the gate.
-    taker.wait_idle("test", PATIENCE, || false).unwrap();
+    taker.wait_idle("test", TIMEOUT, || false).unwrap();
     assert!(!giver.is_over(later));
     open.send(()).unwrap();
-    giver.wait_idle("test", PATIENCE, || false).unwrap();
+    giver.wait_idle("test", TIMEOUT, || false).unwrap();
     // Events of work that is over go when the next one is recorded.
     work(&giver, Box::new(|| {}));
     giver.record_early("test").unwrap();
     assert_eq!(giver.early.0.lock().len(), 1);
-    giver.wait_idle("test", PATIENCE, || false).unwrap();
+    giver.wait_idle("test", TIMEOUT, || false).unwrap();
 }

@@ -1,8 +1,8 @@
 //! Memory of devices between processes, by an MPI that takes its addresses ("CUDA-aware"): nothing is staged.
 //!
 //! MPI knows no streams. So a call waits on the caller's thread until the stream has reached it, and returns when its
-//! messages are done; whatever is submitted afterwards comes behind them. MPI never reduces here: the caller sends
-//! messages, and this crate's kernels add them up.
+//! messages are done; later work comes behind them. MPI never reduces here: the caller sends messages, and this crate's
+//! kernels add them up.
 //!
 //! Each process makes the calls of one rail in the order of commits, so the messages of two processes on a rail need no
 //! number to be told apart.

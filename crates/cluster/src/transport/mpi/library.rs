@@ -14,8 +14,8 @@ use std::{
     ptr,
 };
 
-/// A handle of any ABI: a pointer, or an `int`, which is passed in the low half of the same register. What a function
-/// returns goes to a zeroed word, of which an `int` fills the low half: so the target must be little-endian.
+/// A handle of any ABI: a pointer, or an `int`, which is passed in the low half of the same register. A function's
+/// result goes to a zeroed word, of which an `int` fills the low half: so the target must be little-endian.
 pub(super) type Handle = usize;
 
 /// Room for the largest status of all (24 to 40 bytes).

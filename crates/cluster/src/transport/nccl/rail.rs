@@ -1,7 +1,7 @@
 //! One rail of this process: a communicator of one device of each host.
 //!
 //! The communicator is not blocking. A call that returns "in progress" is polled to its end ([`Rail::settle`]), without
-//! the lock, so that an abort can come between. After an abort nobody has the handle any more.
+//! the lock, so that an abort can come between. After an abort no thread has the handle.
 
 use super::{
     library::{Comm, Config, Library, UniqueId, code},
@@ -130,7 +130,7 @@ impl Rail {
         self.settled("ncclCommGetAsyncError").err()
     }
 
-    /// Calls `f` with the communicator, which nobody ends meanwhile.
+    /// Calls `f` with the communicator, which no thread ends meanwhile.
     fn with(&self, op: &'static str, f: impl FnOnce(Comm) -> c_int) -> Result<c_int> {
         let state = self.state.lock();
         match (&state.comm, &state.cause) {

@@ -1,7 +1,7 @@
 //! Memory that a rail's communicator knows, so that its calls need no copies through NCCL's own buffers.
 //!
-//! `ncclCommRegister` notes pages, and NCCL's transports take them when a call names them first. What may be registered
-//! follows from that (NCCL 2.19 to 2.30, `register.cc`, `transport/p2p.cc`, and the user guide):
+//! `ncclCommRegister` notes pages, and NCCL's transports take them when a call names them first. The rules of
+//! registration follow from that (NCCL 2.19 to 2.30, `register.cc`, `transport/p2p.cc`, and the user guide):
 //!
 //! * **A chunk of its own.** NCCL rounds to pages of 4 KiB, in which the pool may have other blocks; and it takes the
 //!   physical memory behind the first byte for all of it, while a block of the pool may lie in several.

@@ -56,7 +56,7 @@ enum Target {
 /// Of an early message, bytes that are read at once.
 const STEP: usize = 64 << 10;
 
-/// A message of more than a [`STEP`] that nobody awaits stays in the ring for so long: mostly its receiver is just a
+/// A message of more than a [`STEP`] that is not awaited stays in the ring for so long: mostly its receiver is just a
 /// bit late, and early bytes cost fresh memory and a copy more. Not longer, since other messages wait behind it.
 const LATE: Duration = Duration::from_millis(1);
 
@@ -105,7 +105,7 @@ impl Inbox {
     /// A message of this process to itself.
     ///
     /// # Safety
-    /// There are `header.len` bytes, which nobody writes during the call.
+    /// There are `header.len` bytes, which no thread writes during the call.
     pub(super) unsafe fn deliver(&mut self, header: Header, at: *const u8) -> Result<()> {
         // SAFETY: the caller's promise. The address of no bytes may be any but null, as a slice's is.
         let bytes = unsafe { slice::from_raw_parts(at, header.len) };

@@ -1,8 +1,8 @@
 //! Memory that several processes map, and how a process comes to another one's.
 //!
 //! The memory is a `memfd`: it has no name in a file system, so nothing is left when processes die. Its descriptor goes
-//! through a socket of the abstract name space, to processes of the same user only. It is sealed, so nobody can make it
-//! shorter while it is mapped (`SIGBUS`).
+//! through a socket of the abstract name space, to processes of the same user only. It is sealed, so no process can
+//! make it shorter while it is mapped (`SIGBUS`).
 
 use super::failure;
 use crate::socket;
@@ -79,7 +79,7 @@ impl Drop for Shared {
 const ADDRESS: usize = 16;
 const KEY: usize = 16;
 
-/// Most visitors that have not said yet which process they are; the one who has waited longest makes room.
+/// Most visitors that have not said yet which process they are; the one that has waited longest makes room.
 const MOST_VISITORS: usize = 1024;
 
 /// Gives this process's memory to all others, and gets theirs, of the same size, by their numbers. None for itself.

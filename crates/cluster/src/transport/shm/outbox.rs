@@ -33,7 +33,7 @@ impl Outbox {
     /// Adds a message.
     ///
     /// # Safety
-    /// The bytes live, and nobody writes them, until the call has one message more that is done.
+    /// The bytes live, and no thread writes them, until the call has one message more that is done.
     pub(super) unsafe fn post(&mut self, header: Header, at: *const u8, call: &Arc<Call>) {
         if let Some(error) = &self.failed {
             return call.finish(Err(error.clone()));

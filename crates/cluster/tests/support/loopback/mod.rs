@@ -12,7 +12,9 @@ use gpu_pool::extend::cluster::{
     processes::{Connect, Place, Processes},
 };
 use gpu_pool::{Builder, Device, Error, GpuPool, Result, error::Site};
-use gpu_pool_cluster::extend::{Arrival, Commit, Entry, Linked, Tag, Transport, Window, World, WorldScope};
+use gpu_pool_cluster::extend::{
+    Arrival, Commit, Entry, Hierarchical, Linked, Tag, Transport, Window, World, WorldScope,
+};
 use mail::Mail;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::OnceLock;
@@ -59,8 +61,8 @@ struct Scope {
 struct Meeting {
     since: Instant,
     arrived: BTreeMap<usize, Arrived>,
-    /// Of what goes beside: how many members of each host have come.
-    beside: HashMap<usize, usize>,
+    /// Of proxied meetings: how many members of each host have come.
+    proxied: HashMap<usize, usize>,
     committed: Option<u64>,
 }
 
@@ -219,7 +221,7 @@ impl Part {
 
 impl WorldScope for Part {
     fn meet(&self, arrival: Arrival<'_>) -> Result<Commit> {
-        let Arrival { members, number, place, call, site, leads, beside, note } = arrival;
+        let Arrival { members, number, place, call, site, leads, proxied, note } = arrival;
         let key = (members.to_vec(), number);
         let mut hosts: Vec<usize> = members.iter().map(|place| place.host).collect();
         hosts.sort_unstable();
@@ -227,7 +229,7 @@ impl WorldScope for Part {
         let own = members.iter().filter(|member| member.host == self.host).count();
         let mut state = self.hub.state.lock();
         let empty =
-            || Meeting { since: Instant::now(), arrived: BTreeMap::new(), beside: HashMap::new(), committed: None };
+            || Meeting { since: Instant::now(), arrived: BTreeMap::new(), proxied: HashMap::new(), committed: None };
         // A committed one is carried out whatever has failed since: other members here have been told so.
         let committed = state.scopes[&self.key].meetings.get(&key).is_some_and(|meeting| meeting.committed.is_some());
         if let Some(failure) = self.failure(&state).filter(|_| !committed) {
@@ -235,9 +237,9 @@ impl WorldScope for Part {
         }
         let scope = state.scopes.get_mut(&self.key).expect("begun");
         let meeting = scope.meetings.entry(key.clone()).or_insert_with(empty);
-        let come = meeting.beside.entry(self.host).or_default();
-        *come += usize::from(beside);
-        if leads && (!beside || *come == own) {
+        let come = meeting.proxied.entry(self.host).or_default();
+        *come += usize::from(proxied);
+        if leads && (!proxied || *come == own) {
             let arrived = Arrived { place, call: call.to_owned(), site: site.to_string(), note };
             let differs = meeting.arrived.values().find(|other| other.call != call).cloned();
             meeting.arrived.insert(self.host, arrived.clone());
@@ -356,7 +358,7 @@ impl Connect for Loopback {
         if let Some(mail) = &self.mail {
             *mail.drivers.lock() = drivers.to_vec();
         }
-        Ok(Linked::new(self.world.clone()))
+        Ok(Linked::new(self.world.clone(), Hierarchical))
     }
 }
 

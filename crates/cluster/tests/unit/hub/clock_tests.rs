@@ -9,8 +9,8 @@ const BEAT: Duration = Duration::from_millis(100);
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// All processes in one scope, with these deadlines.
-fn hub(silence: Duration, deadlines: &[Duration]) -> Hub {
-    let mut hub = Hub::new(Limits { size: deadlines.len(), silence, patience: HOUR });
+fn hub(heartbeat_timeout: Duration, deadlines: &[Duration]) -> Hub {
+    let mut hub = Hub::new(Limits { size: deadlines.len(), heartbeat_timeout, connect_timeout: HOUR });
     for (host, &deadline) in deadlines.iter().enumerate() {
         hub.joined(host);
         let entry = Entry::Unnamed { nth: 1, failed: None };
@@ -92,7 +92,7 @@ fn a_hub_that_was_stopped_says_so() {
 /// Once 60,000 names of scopes were 11 MB for ever.
 #[test]
 fn names_of_scopes_that_are_over_take_no_room() {
-    let mut hub = Hub::new(Limits { size: 2, silence: HOUR, patience: HOUR });
+    let mut hub = Hub::new(Limits { size: 2, heartbeat_timeout: HOUR, connect_timeout: HOUR });
     (0..2).for_each(|host| drop(hub.joined(host)));
     let mut scopes = 0;
     for name in 0..1000 {
@@ -112,7 +112,7 @@ fn names_of_scopes_that_are_over_take_no_room() {
 #[test]
 fn tables_grow_with_those_that_have_joined() {
     let size = u32::MAX as usize;
-    let mut hub = Hub::new(Limits { size, silence: HOUR, patience: SECOND });
+    let mut hub = Hub::new(Limits { size, heartbeat_timeout: HOUR, connect_timeout: SECOND });
     hub.joined(7);
     let entry = Entry::Unnamed { nth: 1, failed: None };
     hub.frame(7, ToHub::Begin { scope: 1, entry, deadline: HOUR, site: String::new() });

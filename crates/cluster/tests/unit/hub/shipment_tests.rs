@@ -12,7 +12,7 @@ const DEADLINE: Duration = Duration::from_secs(4);
 /// Two processes in one scope.
 fn hub() -> Hub {
     let hour = Duration::from_secs(3600);
-    let mut hub = Hub::new(Limits { size: 2, silence: hour, patience: hour });
+    let mut hub = Hub::new(Limits { size: 2, heartbeat_timeout: hour, connect_timeout: hour });
     for host in 0..2 {
         hub.joined(host);
         let entry = Entry::Unnamed { nth: 1, failed: None };
@@ -25,8 +25,8 @@ fn hub() -> Hub {
 fn comes(hub: &mut Hub, host: usize, number: u64) -> Out {
     let members: Vec<Member> = vec![(0, OUTBOX as u32), (1, 0)];
     let (device, call, site, note) = (members[host].1, "a value".to_owned(), String::new(), vec![]);
-    let (arrival, scope, beside) = (number, 1, false);
-    hub.frame(host, ToHub::Arrive(Arrive { arrival, scope, members, number, device, beside, call, site, note }))
+    let (arrival, scope, proxied) = (number, 1, false);
+    hub.frame(host, ToHub::Arrive(Arrive { arrival, scope, members, number, device, proxied, call, site, note }))
 }
 
 fn commits(out: &Out) -> usize {

@@ -9,7 +9,7 @@ use std::{collections::VecDeque, time::Duration};
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn hub(size: usize) -> Hub {
-    let mut hub = Hub::new(Limits { size, silence: HOUR, patience: HOUR });
+    let mut hub = Hub::new(Limits { size, heartbeat_timeout: HOUR, connect_timeout: HOUR });
     (0..size).for_each(|host| drop(hub.joined(host)));
     hub
 }

@@ -67,11 +67,11 @@ const ALONE: Program = Program {
 /// Of two devices of process 0 and one of process 1.
 const BUCKET: Op = Carry(&[(0, 0), (0, 1), (1, 0)], 1);
 /// A bucket travels beside a collective.
-const BESIDE: Program = Program {
+const PROXIED: Program = Program {
     hosts: &[&[&[("a", &[&[BOTH], &[], &[BUCKET], &[BUCKET]])]], &[&[("a", &[&[BOTH], &[BUCKET]])]]],
     ..CROSSING
 };
-/// One of the couriers fails before it comes to the meeting; the next scope is in order.
+/// One of the proxy threads fails before it comes to the meeting; the next scope is in order.
 const GIVEN_UP: Program = Program {
     hosts: &[
         &[&[("a", &[&[], &[], &[BUCKET], &[Fail]]), ("b", &[&[BOTH]])]],
@@ -81,12 +81,12 @@ const GIVEN_UP: Program = Program {
     ..CROSSING
 };
 /// A process is lost while buckets travel.
-const LOST_BESIDE: Program = Program { kills: 1, ..BESIDE };
+const LOST_PROXY: Program = Program { kills: 1, ..PROXIED };
 
 const PROGRAMS: [(&str, Program); 12] = [
-    ("beside", BESIDE),
+    ("proxied", PROXIED),
     ("given up", GIVEN_UP),
-    ("lost beside", LOST_BESIDE),
+    ("lost proxy", LOST_PROXY),
     ("early", EARLY),
     ("alone", ALONE),
     ("crossing", CROSSING),
@@ -122,8 +122,8 @@ fn each_broken_rule_is_found() {
         (Broken::Rule(Rule::C7), FAILING),
         (Broken::Rule(Rule::EarlyFailure), EARLY),
         (Broken::Rule(Rule::EarlyPlace), ALONE),
-        (Broken::Rule(Rule::Beside), BESIDE),
-        (Broken::Rule(Rule::LastArrives), BESIDE),
+        (Broken::Rule(Rule::Proxied), PROXIED),
+        (Broken::Rule(Rule::LastArrives), PROXIED),
         (Broken::FailsSilently, GIVEN_UP),
     ] {
         let found = Search { program, mutant: Some(rule) }.run();

@@ -1,6 +1,6 @@
 //! Fault plans as text: parser and `Display`. Invariant: the written text is read as an equal plan.
 
-use super::{FaultOp, FaultPlan, FaultRule, Fired, Injected, When};
+use super::{FaultOp, FaultPlan, FaultRule, Injected, InjectedFault, When};
 use std::{fmt, str::FromStr, time::Duration};
 
 /// The error of a text that is no [`FaultPlan`].
@@ -161,7 +161,7 @@ impl fmt::Display for Injected {
     }
 }
 
-impl fmt::Display for Fired {
+impl fmt::Display for InjectedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "device {}, {} {}: {}", self.device, self.op.name(), self.count, self.fault)
     }

@@ -2,7 +2,7 @@
 //! machine.
 
 use super::ring::{self, Ring, Timing};
-use gpu_pool::extend::driver::host::{self, HostConfig, MachineConfig, Schedule};
+use gpu_pool::extend::driver::host::{self, ExecutionOrder, HostConfig, MachineConfig};
 use gpu_pool_lab::{Topology, topology::HostCosts};
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ const MB: usize = 1 << 20;
 
 fn predict(machine: &Topology, bytes: usize, pieces: usize) -> Timing {
     let settings = MachineConfig {
-        schedule: Schedule::Virtual,
+        schedule: ExecutionOrder::Virtual,
         topology: Some(Arc::new(machine.clone())),
         dry: true,
         ..MachineConfig::default()
@@ -33,7 +33,7 @@ fn the_ring_that_is_predicted_adds_up() {
 fn the_ring_adds_up_in_virtual_time_too() {
     let machine = Topology::nvswitch(4);
     let settings = MachineConfig {
-        schedule: Schedule::Virtual,
+        schedule: ExecutionOrder::Virtual,
         topology: Some(Arc::new(machine.clone())),
         ..MachineConfig::default()
     };

@@ -6,7 +6,7 @@
 
 use gpu_pool::extend::driver::{
     Address, DriverRef, HostArg, KernelArg, Launch, LaunchDims, ModuleImage, RawFunction, RawStream,
-    host::{self, MachineConfig, Schedule},
+    host::{self, ExecutionOrder, MachineConfig},
 };
 use gpu_pool_lab::{
     Topology,
@@ -51,7 +51,7 @@ impl Lab {
         machine.validate().unwrap();
         let configs = machine.host_configs();
         let settings = MachineConfig {
-            schedule: Schedule::Virtual,
+            schedule: ExecutionOrder::Virtual,
             topology: Some(Arc::new(machine)),
             dry: true,
             ..MachineConfig::default()

@@ -87,7 +87,7 @@ to it 55 GB/s after 2.1 us
 #[cfg(feature = "topology-files")]
 mod files {
     use super::*;
-    use gpu_pool::extend::driver::host::{self, MachineConfig, Schedule};
+    use gpu_pool::extend::driver::host::{self, ExecutionOrder, MachineConfig};
     use proptest::prelude::*;
     use std::{
         path::{Path as FilePath, PathBuf},
@@ -210,7 +210,7 @@ mod files {
             Ok(machine) => {
                 assert!(!machine.to_string().is_empty());
                 let config = MachineConfig {
-                    schedule: Schedule::Virtual,
+                    schedule: ExecutionOrder::Virtual,
                     topology: Some(std::sync::Arc::new(machine.clone())),
                     dry: true,
                     ..Default::default()

@@ -6,7 +6,7 @@ use crate::{
     kernels::POINTWISE,
     ops::family::{Address, In, Out, kernels, wide},
 };
-use gpu_pool::{LaunchDims, extend::train::Real, kernel::Float};
+use gpu_pool::{extend::train::Real, kernel::Float};
 
 const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
 /// `1 / sqrt(2 pi)`
@@ -77,74 +77,42 @@ fn biases<T: Float>(b: &[T], cols: u32) -> impl Iterator<Item = T::Acc> {
     b[..cols as usize].iter().map(wide).cycle()
 }
 
-fn host_activate<T: Float>(_: LaunchDims, x: &[T], _: Address, y: &mut [T], n: u64, _: u32, f: u32) {
-    y[..n as usize].iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow(value(f, wide(x))));
-}
-
-fn host_activate_in_place<T: Float>(_: LaunchDims, _: Address, _: Address, x: &mut [T], n: u64, _: u32, f: u32) {
-    x[..n as usize].iter_mut().for_each(|x| *x = T::narrow(value(f, wide(x))));
-}
-
-fn host_bias<T: Float>(_: LaunchDims, x: &[T], b: &[T], y: &mut [T], n: u64, cols: u32, f: u32) {
-    let inputs = x.iter().zip(biases(b, cols));
-    y[..n as usize].iter_mut().zip(inputs).for_each(|(y, (x, b))| *y = T::narrow(value(f, wide(x) + b)));
-}
-
-fn host_bias_in_place<T: Float>(_: LaunchDims, _: Address, b: &[T], x: &mut [T], n: u64, cols: u32, f: u32) {
-    x[..n as usize].iter_mut().zip(biases(b, cols)).for_each(|(x, b)| *x = T::narrow(value(f, wide(x) + b)));
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_backward<T: Float>(_: LaunchDims, dy: &[T], x: &[T], _: Address, dx: &mut [T], n: u64, _: u32, f: u32) {
-    let inputs = dy.iter().zip(x);
-    dx[..n as usize].iter_mut().zip(inputs).for_each(|(dx, (dy, x))| *dx = T::narrow(wide(dy) * slope(f, wide(x))));
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_backward_in_place<T: Float>(
-    _: LaunchDims,
-    _: Address,
-    x: &[T],
-    _: Address,
-    dy: &mut [T],
-    n: u64,
-    _: u32,
-    f: u32,
-) {
-    dy[..n as usize].iter_mut().zip(x).for_each(|(dy, x)| *dy = T::narrow(wide(dy) * slope(f, wide(x))));
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_bias_backward<T: Float>(_: LaunchDims, dy: &[T], x: &[T], b: &[T], dx: &mut [T], n: u64, cols: u32, f: u32) {
-    let inputs = dy.iter().zip(x).zip(biases(b, cols));
-    let dx = dx[..n as usize].iter_mut().zip(inputs);
-    dx.for_each(|(dx, ((dy, x), b))| *dx = T::narrow(wide(dy) * slope(f, wide(x) + b)));
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_bias_backward_in_place<T: Float>(
-    _: LaunchDims,
-    _: Address,
-    x: &[T],
-    b: &[T],
-    dy: &mut [T],
-    n: u64,
-    cols: u32,
-    f: u32,
-) {
-    let dy = dy[..n as usize].iter_mut().zip(x.iter().zip(biases(b, cols)));
-    dy.for_each(|(dy, (x, b))| *dy = T::narrow(wide(dy) * slope(f, wide(x) + b)));
-}
 kernels! { POINTWISE;
-    pub(super) fn activate(In<T>, Address, Out<T>, u64, u32, u32) = "activate", host_activate::<T>;
-    pub(super) fn activate_in_place(Address, Address, Out<T>, u64, u32, u32) = "activate", host_activate_in_place::<T>;
-    pub(super) fn bias(In<T>, In<T>, Out<T>, u64, u32, u32) = "activate", host_bias::<T>;
-    pub(super) fn bias_in_place(Address, In<T>, Out<T>, u64, u32, u32) = "activate", host_bias_in_place::<T>;
-    pub(super) fn backward(In<T>, In<T>, Address, Out<T>, u64, u32, u32) = "activate_backward", host_backward::<T>;
-    pub(super) fn backward_in_place(Address, In<T>, Address, Out<T>, u64, u32, u32)
-        = "activate_backward", host_backward_in_place::<T>;
-    pub(super) fn bias_backward(In<T>, In<T>, In<T>, Out<T>, u64, u32, u32)
-        = "activate_backward", host_bias_backward::<T>;
-    pub(super) fn bias_backward_in_place(Address, In<T>, In<T>, Out<T>, u64, u32, u32)
-        = "activate_backward", host_bias_backward_in_place::<T>;
+    pub(super) fn activate(_, x: In<T>, _: Address, y: Out<T>, n: u64, _: u32, f: u32) = "activate" {
+        y[..n as usize].iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow(value(f, wide(x))));
+    }
+    pub(super) fn activate_in_place(_, _: Address, _: Address, x: Out<T>, n: u64, _: u32, f: u32) = "activate" {
+        x[..n as usize].iter_mut().for_each(|x| *x = T::narrow(value(f, wide(x))));
+    }
+    pub(super) fn bias(_, x: In<T>, b: In<T>, y: Out<T>, n: u64, cols: u32, f: u32) = "activate" {
+        let inputs = x.iter().zip(biases(b, cols));
+        y[..n as usize].iter_mut().zip(inputs).for_each(|(y, (x, b))| *y = T::narrow(value(f, wide(x) + b)));
+    }
+    pub(super) fn bias_in_place(_, _: Address, b: In<T>, x: Out<T>, n: u64, cols: u32, f: u32) = "activate" {
+        x[..n as usize].iter_mut().zip(biases(b, cols)).for_each(|(x, b)| *x = T::narrow(value(f, wide(x) + b)));
+    }
+    pub(super) fn backward(
+        _, dy: In<T>, x: In<T>, _: Address, dx: Out<T>, n: u64, _: u32, f: u32,
+    ) = "activate_backward" {
+        let inputs = dy.iter().zip(x);
+        dx[..n as usize].iter_mut().zip(inputs).for_each(|(dx, (dy, x))| *dx = T::narrow(wide(dy) * slope(f, wide(x))));
+    }
+    pub(super) fn backward_in_place(
+        _, _: Address, x: In<T>, _: Address, dy: Out<T>, n: u64, _: u32, f: u32,
+    ) = "activate_backward" {
+        dy[..n as usize].iter_mut().zip(x).for_each(|(dy, x)| *dy = T::narrow(wide(dy) * slope(f, wide(x))));
+    }
+    pub(super) fn bias_backward(
+        _, dy: In<T>, x: In<T>, b: In<T>, dx: Out<T>, n: u64, cols: u32, f: u32,
+    ) = "activate_backward" {
+        let inputs = dy.iter().zip(x).zip(biases(b, cols));
+        let dx = dx[..n as usize].iter_mut().zip(inputs);
+        dx.for_each(|(dx, ((dy, x), b))| *dx = T::narrow(wide(dy) * slope(f, wide(x) + b)));
+    }
+    pub(super) fn bias_backward_in_place(
+        _, _: Address, x: In<T>, b: In<T>, dy: Out<T>, n: u64, cols: u32, f: u32,
+    ) = "activate_backward" {
+        let dy = dy[..n as usize].iter_mut().zip(x.iter().zip(biases(b, cols)));
+        dy.for_each(|(dy, (x, b))| *dy = T::narrow(wide(dy) * slope(f, wide(x) + b)));
+    }
 }

@@ -46,13 +46,13 @@ pub trait Norms: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn layer_norm<X, G, B>(&self, x: &X, gamma: &G, beta: &B, eps: <X::Elem as Float>::Acc) -> Result<Normed<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        G: AsView<Elem = X::Elem> + ?Sized,
-        B: AsView<Elem = X::Elem> + ?Sized,
-        X::Elem: Float,
-    {
+    fn layer_norm<X: AsView<Elem: Float>>(
+        &self,
+        x: &X,
+        gamma: &impl AsView<Elem = X::Elem>,
+        beta: &impl AsView<Elem = X::Elem>,
+        eps: <X::Elem as Float>::Acc,
+    ) -> Result<Normed<X::Elem>> {
         let (x, gamma, beta) = (x.view(), gamma.view(), beta.view());
         let _here = self.enter("layer_norm");
         let cols = gamma.len();
@@ -87,20 +87,14 @@ pub trait Norms: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn layer_norm_backward<D, X, G>(
+    fn layer_norm_backward<X: AsView<Elem: Float>>(
         &self,
-        dy: &D,
+        dy: &impl AsView<Elem = X::Elem>,
         x: &X,
-        gamma: &G,
+        gamma: &impl AsView<Elem = X::Elem>,
         mean: &DeviceBuffer<<X::Elem as Float>::Acc>,
         rstd: &DeviceBuffer<<X::Elem as Float>::Acc>,
-    ) -> Result<DeviceBuffer<X::Elem>>
-    where
-        D: AsView<Elem = X::Elem> + ?Sized,
-        X: AsView + ?Sized,
-        G: AsView<Elem = X::Elem> + ?Sized,
-        X::Elem: Float,
-    {
+    ) -> Result<DeviceBuffer<X::Elem>> {
         let (dy, x, gamma) = (dy.view(), x.view(), gamma.view());
         let _here = self.enter("layer_norm_backward");
         let cols = gamma.len();
@@ -134,22 +128,15 @@ pub trait Norms: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn layer_norm_weights_backward<D, X, G, B>(
+    fn layer_norm_weights_backward<X: AsView<Elem: Float>>(
         &self,
-        dy: &D,
+        dy: &impl AsView<Elem = X::Elem>,
         x: &X,
         mean: &DeviceBuffer<<X::Elem as Float>::Acc>,
         rstd: &DeviceBuffer<<X::Elem as Float>::Acc>,
-        dgamma: &mut G,
-        dbeta: &mut B,
-    ) -> Result<()>
-    where
-        D: AsView<Elem = X::Elem> + ?Sized,
-        X: AsView + ?Sized,
-        G: AsViewMut<Elem = X::Elem> + ?Sized,
-        B: AsViewMut<Elem = X::Elem> + ?Sized,
-        X::Elem: Float,
-    {
+        dgamma: &mut impl AsViewMut<Elem = X::Elem>,
+        dbeta: &mut impl AsViewMut<Elem = X::Elem>,
+    ) -> Result<()> {
         const OP: &str = "layer_norm_weights_backward";
         let (dy, x, dgamma, dbeta) = (dy.view(), x.view(), dgamma.view_mut(), dbeta.view_mut());
         let _here = self.enter(OP);
@@ -190,17 +177,12 @@ pub trait Norms: Operations {
     /// See above.
     #[track_caller]
     #[allow(clippy::type_complexity)]
-    fn rms_norm<X, G>(
+    fn rms_norm<X: AsView<Elem: Float>>(
         &self,
         x: &X,
-        gamma: &G,
+        gamma: &impl AsView<Elem = X::Elem>,
         eps: <X::Elem as Float>::Acc,
-    ) -> Result<(DeviceBuffer<X::Elem>, DeviceBuffer<<X::Elem as Float>::Acc>)>
-    where
-        X: AsView + ?Sized,
-        G: AsView<Elem = X::Elem> + ?Sized,
-        X::Elem: Float,
-    {
+    ) -> Result<(DeviceBuffer<X::Elem>, DeviceBuffer<<X::Elem as Float>::Acc>)> {
         let (x, gamma) = (x.view(), gamma.view());
         let _here = self.enter("rms_norm");
         let cols = gamma.len();
@@ -232,19 +214,13 @@ pub trait Norms: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn rms_norm_backward<D, X, G>(
+    fn rms_norm_backward<X: AsView<Elem: Float>>(
         &self,
-        dy: &D,
+        dy: &impl AsView<Elem = X::Elem>,
         x: &X,
-        gamma: &G,
+        gamma: &impl AsView<Elem = X::Elem>,
         rstd: &DeviceBuffer<<X::Elem as Float>::Acc>,
-    ) -> Result<DeviceBuffer<X::Elem>>
-    where
-        D: AsView<Elem = X::Elem> + ?Sized,
-        X: AsView + ?Sized,
-        G: AsView<Elem = X::Elem> + ?Sized,
-        X::Elem: Float,
-    {
+    ) -> Result<DeviceBuffer<X::Elem>> {
         let (dy, x, gamma) = (dy.view(), x.view(), gamma.view());
         let _here = self.enter("rms_norm_backward");
         let cols = gamma.len();
@@ -276,19 +252,13 @@ pub trait Norms: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn rms_norm_weights_backward<D, X, G>(
+    fn rms_norm_weights_backward<X: AsView<Elem: Float>>(
         &self,
-        dy: &D,
+        dy: &impl AsView<Elem = X::Elem>,
         x: &X,
         rstd: &DeviceBuffer<<X::Elem as Float>::Acc>,
-        dgamma: &mut G,
-    ) -> Result<()>
-    where
-        D: AsView<Elem = X::Elem> + ?Sized,
-        X: AsView + ?Sized,
-        G: AsViewMut<Elem = X::Elem> + ?Sized,
-        X::Elem: Float,
-    {
+        dgamma: &mut impl AsViewMut<Elem = X::Elem>,
+    ) -> Result<()> {
         const OP: &str = "rms_norm_weights_backward";
         let (dy, x, dgamma) = (dy.view(), x.view(), dgamma.view_mut());
         let _here = self.enter(OP);

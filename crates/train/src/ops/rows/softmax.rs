@@ -11,7 +11,7 @@ use super::{
 };
 use crate::kernels::ROWS;
 use gpu_pool::{
-    AsView, AsViewMut, Device, DeviceBuffer, Error, LaunchDims, Result,
+    AsView, AsViewMut, Device, DeviceBuffer, Error, Result,
     extend::{
         ErrorInternals,
         train::{Operations, Real, pairwise, rows_of, same_len},
@@ -36,28 +36,6 @@ fn soften<T: Float>(row: &mut [T], log: u32) {
     }
 }
 
-fn host_softmax<T: Float>(_: LaunchDims, x: &[T], y: &mut [T], rows: u64, cols: u32, log: u32) {
-    for (x, y) in each_row(x, rows, cols).zip(each_row_mut(y, rows, cols)) {
-        y.copy_from_slice(x);
-        soften(y, log);
-    }
-}
-
-fn host_softmax_in_place<T: Float>(_: LaunchDims, _: Address, x: &mut [T], rows: u64, cols: u32, log: u32) {
-    each_row_mut(x, rows, cols).for_each(|x| soften(x, log));
-}
-
-fn host_softmax_backward<T: Float>(_: LaunchDims, y: &[T], dy: &[T], dx: &mut [T], rows: u64, cols: u32, log: u32) {
-    let inputs = each_row(y, rows, cols).zip(each_row(dy, rows, cols));
-    for (dx, (y, dy)) in each_row_mut(dx, rows, cols).zip(inputs) {
-        let term = |i: usize| if log != 0 { wide(&dy[i]) } else { wide(&dy[i]) * wide(&y[i]) };
-        let sum = pairwise(0..dx.len(), &term);
-        for (dx, (y, dy)) in dx.iter_mut().zip(y.iter().map(wide).zip(dy.iter().map(wide))) {
-            *dx = T::narrow(if log != 0 { dy - y.exp() * sum } else { y * (dy - sum) });
-        }
-    }
-}
-
 /// The loss of a row, and its gradient in place of the row.
 fn entropy<T: Float>(row: &mut [T], label: u32, scale: Option<T::Acc>) -> T::Acc {
     let (top, sum) = top_and_sum(row);
@@ -74,64 +52,49 @@ fn entropy<T: Float>(row: &mut [T], label: u32, scale: Option<T::Acc>) -> T::Acc
     sum.ln() - (there.unwrap_or(nan) - top)
 }
 
-#[allow(clippy::too_many_arguments)]
-fn host_entropy<T: Float>(
-    _: LaunchDims,
-    x: &[T],
-    labels: &[u32],
-    dx: &mut [T],
-    loss: &mut [T::Acc],
-    rows: u64,
-    cols: u32,
-    scale: T::Acc,
-) {
-    let outputs = each_row_mut(dx, rows, cols).zip(loss);
-    for ((x, label), (dx, loss)) in each_row(x, rows, cols).zip(labels).zip(outputs) {
-        dx.copy_from_slice(x);
-        *loss = entropy(dx, *label, Some(scale));
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_entropy_in_place<T: Float>(
-    _: LaunchDims,
-    _: Address,
-    labels: &[u32],
-    x: &mut [T],
-    loss: &mut [T::Acc],
-    rows: u64,
-    cols: u32,
-    scale: T::Acc,
-) {
-    for ((x, label), loss) in each_row_mut(x, rows, cols).zip(labels).zip(loss) {
-        *loss = entropy(x, *label, Some(scale));
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_entropy_loss<T: Float>(
-    _: LaunchDims,
-    x: &[T],
-    labels: &[u32],
-    _: Address,
-    loss: &mut [T::Acc],
-    rows: u64,
-    cols: u32,
-    _: T::Acc,
-) {
-    for ((x, label), loss) in each_row(x, rows, cols).zip(labels).zip(loss) {
-        *loss = entropy(&mut x.to_vec(), *label, None);
-    }
-}
-
 kernels! { ROWS;
-    fn softmax(In<T>, Out<T>, u64, u32, u32) = "softmax", host_softmax::<T>;
-    fn softmax_in_place(Address, Out<T>, u64, u32, u32) = "softmax", host_softmax_in_place::<T>;
-    fn softmax_backward(In<T>, In<T>, Out<T>, u64, u32, u32) = "softmax_backward", host_softmax_backward::<T>;
-    fn entropy_kernel(In<T>, In<u32>, Out<T>, Out<T::Acc>, u64, u32, T::Acc) = "cross_entropy", host_entropy::<T>;
-    fn entropy_in_place(Address, In<u32>, Out<T>, Out<T::Acc>, u64, u32, T::Acc)
-        = "cross_entropy", host_entropy_in_place::<T>;
-    fn entropy_loss(In<T>, In<u32>, Address, Out<T::Acc>, u64, u32, T::Acc) = "cross_entropy", host_entropy_loss::<T>;
+    fn softmax(_, x: In<T>, y: Out<T>, rows: u64, cols: u32, log: u32) = "softmax" {
+        for (x, y) in each_row(x, rows, cols).zip(each_row_mut(y, rows, cols)) {
+            y.copy_from_slice(x);
+            soften(y, log);
+        }
+    }
+    fn softmax_in_place(_, _: Address, x: Out<T>, rows: u64, cols: u32, log: u32) = "softmax" {
+        each_row_mut(x, rows, cols).for_each(|x| soften(x, log));
+    }
+    fn softmax_backward(_, y: In<T>, dy: In<T>, dx: Out<T>, rows: u64, cols: u32, log: u32) = "softmax_backward" {
+        let inputs = each_row(y, rows, cols).zip(each_row(dy, rows, cols));
+        for (dx, (y, dy)) in each_row_mut(dx, rows, cols).zip(inputs) {
+            let term = |i: usize| if log != 0 { wide(&dy[i]) } else { wide(&dy[i]) * wide(&y[i]) };
+            let sum = pairwise(0..dx.len(), &term);
+            for (dx, (y, dy)) in dx.iter_mut().zip(y.iter().map(wide).zip(dy.iter().map(wide))) {
+                *dx = T::narrow(if log != 0 { dy - y.exp() * sum } else { y * (dy - sum) });
+            }
+        }
+    }
+    fn entropy_kernel(
+        _, x: In<T>, labels: In<u32>, dx: Out<T>, loss: Out<T::Acc>, rows: u64, cols: u32, scale: T::Acc,
+    ) = "cross_entropy" {
+        let outputs = each_row_mut(dx, rows, cols).zip(loss);
+        for ((x, label), (dx, loss)) in each_row(x, rows, cols).zip(labels).zip(outputs) {
+            dx.copy_from_slice(x);
+            *loss = entropy(dx, *label, Some(scale));
+        }
+    }
+    fn entropy_in_place(
+        _, _: Address, labels: In<u32>, x: Out<T>, loss: Out<T::Acc>, rows: u64, cols: u32, scale: T::Acc,
+    ) = "cross_entropy" {
+        for ((x, label), loss) in each_row_mut(x, rows, cols).zip(labels).zip(loss) {
+            *loss = entropy(x, *label, Some(scale));
+        }
+    }
+    fn entropy_loss(
+        _, x: In<T>, labels: In<u32>, _: Address, loss: Out<T::Acc>, rows: u64, cols: u32, _: T::Acc,
+    ) = "cross_entropy" {
+        for ((x, label), loss) in each_row(x, rows, cols).zip(labels).zip(loss) {
+            *loss = entropy(&mut x.to_vec(), *label, None);
+        }
+    }
 }
 
 /// The four forms of softmax, and the step back through two of them.
@@ -158,11 +121,7 @@ macro_rules! softmax {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $name<X>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<X::Elem>>
-        where
-            X: AsView + ?Sized,
-            X::Elem: Float,
-        {
+        fn $name<X: AsView<Elem: Float>>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<X::Elem>> {
             let x = x.view();
             let _here = self.enter(stringify!($name));
             let rows = rows_of(stringify!($name), x.len(), cols)?;
@@ -191,11 +150,7 @@ macro_rules! softmax {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $assign<X>(&self, x: &mut X, cols: usize) -> Result<()>
-        where
-            X: AsViewMut + ?Sized,
-            X::Elem: Float,
-        {
+        fn $assign<X: AsViewMut<Elem: Float>>(&self, x: &mut X, cols: usize) -> Result<()> {
             let x = x.view_mut();
             let _here = self.enter(stringify!($assign));
             let rows = rows_of(stringify!($assign), x.len(), cols)?;
@@ -224,12 +179,12 @@ macro_rules! softmax {
         /// # Errors
         /// See above.
         #[track_caller]
-        fn $back<D, Y>(&self, dy: &D, y: &Y, cols: usize) -> Result<DeviceBuffer<Y::Elem>>
-        where
-            D: AsView<Elem = Y::Elem> + ?Sized,
-            Y: AsView + ?Sized,
-            Y::Elem: Float,
-        {
+        fn $back<Y: AsView<Elem: Float>>(
+            &self,
+            dy: &impl AsView<Elem = Y::Elem>,
+            y: &Y,
+            cols: usize,
+        ) -> Result<DeviceBuffer<Y::Elem>> {
             let (dy, y) = (dy.view(), y.view());
             let _here = self.enter(stringify!($back));
             let rows = rows_of(stringify!($back), y.len(), cols)?;
@@ -291,13 +246,12 @@ pub trait Softmax: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn cross_entropy<X, L>(&self, logits: &X, labels: &L, scale: <X::Elem as Float>::Acc) -> Result<Loss<X::Elem>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Float,
-        L: AsView + ?Sized,
-        L::Elem: Index,
-    {
+    fn cross_entropy<X: AsView<Elem: Float>, L: AsView<Elem: Index>>(
+        &self,
+        logits: &X,
+        labels: &L,
+        scale: <X::Elem as Float>::Acc,
+    ) -> Result<Loss<X::Elem>> {
         let (x, labels) = (logits.view(), L::Elem::words(labels.view()));
         let _here = self.enter("cross_entropy");
         let (rows, cols) = classes("cross_entropy", x.len(), labels.len())?;
@@ -327,18 +281,12 @@ pub trait Softmax: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn cross_entropy_in_place<X, L>(
+    fn cross_entropy_in_place<X: AsViewMut<Elem: Float>, L: AsView<Elem: Index>>(
         &self,
         logits: &mut X,
         labels: &L,
         scale: <X::Elem as Float>::Acc,
-    ) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>>
-    where
-        X: AsViewMut + ?Sized,
-        X::Elem: Float,
-        L: AsView + ?Sized,
-        L::Elem: Index,
-    {
+    ) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>> {
         let (x, labels) = (logits.view_mut(), L::Elem::words(labels.view()));
         let _here = self.enter("cross_entropy_in_place");
         let (rows, cols) = classes("cross_entropy_in_place", x.len(), labels.len())?;
@@ -366,13 +314,11 @@ pub trait Softmax: Operations {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn cross_entropy_loss<X, L>(&self, logits: &X, labels: &L) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>>
-    where
-        X: AsView + ?Sized,
-        X::Elem: Float,
-        L: AsView + ?Sized,
-        L::Elem: Index,
-    {
+    fn cross_entropy_loss<X: AsView<Elem: Float>, L: AsView<Elem: Index>>(
+        &self,
+        logits: &X,
+        labels: &L,
+    ) -> Result<DeviceBuffer<<X::Elem as Float>::Acc>> {
         let (x, labels) = (logits.view(), L::Elem::words(labels.view()));
         let _here = self.enter("cross_entropy_loss");
         let (rows, cols) = classes("cross_entropy_loss", x.len(), labels.len())?;

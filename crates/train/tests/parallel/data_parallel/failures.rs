@@ -57,7 +57,7 @@ on_both! {
         let empty = DataParallel::new(&pool, Optimizer::sgd(0.1), |_| Ok(Bag::<f32>(Vec::new())));
         assert!(refused(empty).contains("no parameters"));
         refused(DataParallel::new(&pool, Optimizer::sgd(f64::NAN), |dev| bag::<f32>(dev, &[1], 0)));
-        if pool.devices() == 2 {
+        if pool.device_count() == 2 {
             // Each device says that it is the first one.
             let groups = DataParallel::new_in(
                 &pool,
@@ -147,7 +147,7 @@ on_both! {
                 let held = model.accumulate(9, |dev, shard, _, gradients| {
                     backward(gradients, dev, &SIZES, 77, shard.range(9).len())
                 });
-                assert_eq!(held.unwrap().len(), pool.devices());
+                assert_eq!(held.unwrap().len(), pool.device_count());
                 fails(&mut model, false, 1);
                 model.clear_poison().unwrap();
                 step(&mut model, &SIZES, number, 9).unwrap();

@@ -135,7 +135,7 @@ on_both! {
                 gradients.write(0, |own| dev.fill(own, bf16::from_f32(g)))
             }).unwrap();
         }
-        assert_eq!(weights(&mut model).unwrap(), vec![[bf16::from_f32(0.98)]; pool.devices()]);
+        assert_eq!(weights(&mut model).unwrap(), vec![[bf16::from_f32(0.98)]; pool.device_count()]);
         // What the user writes counts, not the old copy.
         model.each(|dev, bag| dev.fill(&mut bag.0[0], bf16::from_f32(5.0))).unwrap();
         step(&mut model, &[1], 0, 4).unwrap();

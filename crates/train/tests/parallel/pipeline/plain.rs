@@ -140,7 +140,7 @@ on_both! {
         is_here(&failure(PipelineSchedule::from_csv("0F0,0X0")), "line 1, column 2");
         // Within the pool's errors, the type of a closure's error is inferred: `Error` is made from no other one.
         let around = || -> Result<usize, Error> {
-            let inferred = || Ok(PipelineSchedule::gpipe(2, pool.devices())?.micros());
+            let inferred = || Ok(PipelineSchedule::gpipe(2, pool.device_count())?.micros());
             let micros = inferred()?;
             Ok(micros)
         };

@@ -150,10 +150,10 @@ static LIBRARY: Library = Library {
 pub(super) type Flagged = Arc<Mutex<Option<Error>>>;
 
 /// Host 1 of two hosts, with two software GPUs. `id` begins with the test's number.
-pub(super) fn start(id: [u8; 3], patience: Duration) -> (Nccl, Flagged, Vec<Result<()>>) {
+pub(super) fn start(id: [u8; 3], connect_timeout: Duration) -> (Nccl, Flagged, Vec<Result<()>>) {
     let flag = Flagged::default();
     let lost = flag.clone();
-    let nccl = Nccl::with(&LIBRARY, 1, &[3, 2], Arc::new(move || lost.lock().clone()), patience).unwrap();
+    let nccl = Nccl::with(&LIBRARY, 1, &[3, 2], Arc::new(move || lost.lock().clone()), connect_timeout).unwrap();
     let drivers = host::machine(&vec![host::HostConfig::default(); 2]);
     let mut bytes = [0; UniqueId::BYTES];
     bytes[..3].copy_from_slice(&id);

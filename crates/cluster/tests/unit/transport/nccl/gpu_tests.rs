@@ -21,7 +21,7 @@ use std::{
 const TASK: &str = "GPU_POOL_TEST_TASK";
 
 /// How long processes may take. Those that share a GPU take turns on it, by milliseconds.
-const PATIENCE: Duration = Duration::from_secs(150);
+const TIMEOUT: Duration = Duration::from_secs(150);
 
 /// Bytes of the largest buffer.
 const AREA: usize = 8 << 20;
@@ -72,7 +72,7 @@ impl Cluster {
             if let Some(status) = self.hosts[at].try_wait().unwrap() {
                 return status;
             }
-            assert!(start.elapsed() < PATIENCE, "process {at} hangs:\n{}", self.logs());
+            assert!(start.elapsed() < TIMEOUT, "process {at} hangs:\n{}", self.logs());
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -185,29 +185,29 @@ fn cuda_is_a_host() {
     let what = words.next().unwrap();
     for (kind, beside) in [("pool-", false), ("beside-", true)] {
         if let Some(port) = what.strip_prefix(kind) {
-            return pools::of_a_process(port.parse().unwrap(), host, &devices, gpu, beside, PATIENCE);
+            return pools::of_a_process(port.parse().unwrap(), host, &devices, gpu, beside, TIMEOUT);
         }
     }
     let drivers: Vec<DriverRef> = (0..devices[host]).map(|_| driver::cuda::open(gpu).unwrap()).collect();
-    let start = |round: usize, patience| start(&folder, round, host, &devices, &drivers, patience);
+    let start = |round: usize, connect_timeout| start(&folder, round, host, &devices, &drivers, connect_timeout);
     let begin = Instant::now();
     match what {
         "calls" => {
-            let nccl = start(0, PATIENCE).unwrap();
+            let nccl = start(0, TIMEOUT).unwrap();
             println!("connected after {:?}", begin.elapsed());
             on_all(&drivers, |device| Member::new(&nccl, device, &drivers[device]).all_calls(&super::operation::ALL));
             nccl.close().unwrap();
         }
         "rails" => {
             for round in 0..2 {
-                let nccl = start(round, PATIENCE).unwrap();
+                let nccl = start(round, TIMEOUT).unwrap();
                 on_all(&drivers, |device| Member::new(&nccl, device, &drivers[device]).all_calls(&[DType::F32]));
                 nccl.close().unwrap();
                 assert!(nccl.failed(0).is_some(), "it has ended");
             }
         }
         "killed" => {
-            let nccl = start(0, PATIENCE).unwrap();
+            let nccl = start(0, TIMEOUT).unwrap();
             if host == 1 {
                 // SAFETY: ends this process, at once.
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
@@ -220,7 +220,7 @@ fn cuda_is_a_host() {
             println!("{error} after {:?}", begin.elapsed());
             assert!(matches!(error, Error::Transport { library: "nccl", .. }), "{error:?}");
         }
-        "dropped" => drop(start(0, PATIENCE).unwrap()),
+        "dropped" => drop(start(0, TIMEOUT).unwrap()),
         what => panic!("{what}"),
     }
     println!("done after {:?}", begin.elapsed());
@@ -241,7 +241,7 @@ fn start(
     host: usize,
     devices: &[usize],
     drivers: &[DriverRef],
-    patience: Duration,
+    connect_timeout: Duration,
 ) -> Result<Nccl> {
     let file = |key: &str| folder.join(format!("{round}-{}", key.replace('/', "-")));
     let set = |key: &str, value: &[u8]| {
@@ -253,7 +253,7 @@ fn start(
     let get = |key: &str| {
         let begin = Instant::now();
         while !file(key).exists() {
-            assert!(begin.elapsed() < PATIENCE, "nobody sets {key}");
+            assert!(begin.elapsed() < TIMEOUT, "nobody sets {key}");
             thread::sleep(Duration::from_millis(1));
         }
         Ok(fs::read(file(key)).unwrap())
@@ -261,7 +261,7 @@ fn start(
     let flag = folder.join("lost");
     let lost =
         move || flag.exists().then(|| Error::HostLost { host: 1, op: "hub", why: "the test has killed it".into() });
-    let nccl = Nccl::new(host, devices, Arc::new(lost), patience)?;
+    let nccl = Nccl::new(host, devices, Arc::new(lost), connect_timeout)?;
     let connected: Mutex<Result<()>> = Mutex::new(Ok(()));
     on_all(drivers, |device| {
         if let Err(error) = nccl.connect_rail(device, &drivers[device], &Keys { set: &set, get: &get }) {
@@ -298,7 +298,7 @@ impl<'a> Member<'a> {
             self.nccl.submit(self.device, self.stream, call).unwrap();
             self.driver.copy_to_host(self.pinned, self.at + from as u64, len, self.stream).unwrap();
         }
-        let idle = self.driver.stream_wait_idle(self.stream, PATIENCE);
+        let idle = self.driver.stream_wait_idle(self.stream, TIMEOUT);
         assert!(idle.unwrap(), "{call:?}: {:?}", self.nccl.failed(self.device));
         // SAFETY: the copy to these bytes is done.
         unsafe { std::slice::from_raw_parts(self.pinned, len) }.to_vec()
@@ -403,7 +403,7 @@ impl<'a> Member<'a> {
         let submitted = unsafe { self.nccl.submit(self.device, self.stream, &call) };
         let begin = Instant::now();
         while self.nccl.failed(self.device).is_none() {
-            assert!(begin.elapsed() < PATIENCE, "the loss is not known");
+            assert!(begin.elapsed() < TIMEOUT, "the loss is not known");
             thread::sleep(Duration::from_millis(1));
         }
         let error = self.nccl.failed(self.device).unwrap();
@@ -413,7 +413,7 @@ impl<'a> Member<'a> {
             "{error:?}"
         );
         assert!(self.nccl.abort(&error), "an abort hangs");
-        assert!(self.driver.stream_wait_idle(self.stream, PATIENCE).unwrap(), "the stream is stuck");
+        assert!(self.driver.stream_wait_idle(self.stream, TIMEOUT).unwrap(), "the stream is stuck");
         // SAFETY: as above.
         let again = unsafe { self.nccl.submit(self.device, self.stream, &call) };
         assert!(again.is_err());
@@ -421,7 +421,7 @@ impl<'a> Member<'a> {
         unsafe {
             self.driver.fill_u8(self.at, 7, 100, self.stream).unwrap();
             self.driver.copy_to_host(self.pinned, self.at, 100, self.stream).unwrap();
-            assert!(self.driver.stream_wait_idle(self.stream, PATIENCE).unwrap());
+            assert!(self.driver.stream_wait_idle(self.stream, TIMEOUT).unwrap());
             assert_eq!(std::slice::from_raw_parts(self.pinned, 100), [7; 100]);
         }
     }

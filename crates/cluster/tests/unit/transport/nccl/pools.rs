@@ -17,11 +17,18 @@ fn numbers(rank: usize, len: usize) -> Vec<f32> {
 
 /// `beside`: large collectives are cut, and rails run beside the steps inside, though the devices share a GPU. With a
 /// hardware queue for each stream that works there, too.
-pub(super) fn of_a_process(port: u16, host: usize, devices: &[usize], gpu: usize, beside: bool, patience: Duration) {
+pub(super) fn of_a_process(
+    port: u16,
+    host: usize,
+    devices: &[usize],
+    gpu: usize,
+    beside: bool,
+    connect_timeout: Duration,
+) {
     let cluster = Cluster::tcp(&format!("127.0.0.1:{port}"), host, devices.len(), "a secret of a test").unwrap();
-    let cluster = cluster.transport(TransportChoice::Nccl).connect_timeout(patience);
+    let cluster = cluster.transport(TransportChoice::Nccl).connect_timeout(connect_timeout);
     let own = vec![gpu; devices[host]];
-    let builder = GpuPool::builder().cuda().devices(&own).share_gpus(true).check(Check::Off).timeout(patience);
+    let builder = GpuPool::builder().cuda().devices(&own).share_gpus(true).check(Check::Off).timeout(connect_timeout);
     crate::connect::FORCED.set(beside);
     let pool = builder.cluster(cluster).build().unwrap();
     for round in 0..3 {

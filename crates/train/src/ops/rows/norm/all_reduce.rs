@@ -64,16 +64,12 @@ pub trait AllReduceNorm {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn all_reduce_norm<X, R>(
+    fn all_reduce_norm<X: AsViewMut<Elem: Float + Element>>(
         &self,
         x: &mut X,
-        residual: &mut R,
+        residual: &mut impl AsViewMut<Elem = X::Elem>,
         norm: RowNorm<'_, X::Elem>,
-    ) -> Result<NormSaved<X::Elem>>
-    where
-        X: AsViewMut + ?Sized,
-        R: AsViewMut<Elem = X::Elem> + ?Sized,
-        X::Elem: Float + Element;
+    ) -> Result<NormSaved<X::Elem>>;
 
     /// [`all_reduce_norm`](Self::all_reduce_norm) out of place, with the same bits: `src` stays as it is, and `dst`
     /// becomes the norm.
@@ -81,33 +77,23 @@ pub trait AllReduceNorm {
     /// # Errors
     /// See above.
     #[track_caller]
-    fn all_reduce_norm_into<S, R, D>(
+    fn all_reduce_norm_into<S: AsView<Elem: Float + Element>>(
         &self,
         src: &S,
-        residual: &mut R,
+        residual: &mut impl AsViewMut<Elem = S::Elem>,
         norm: RowNorm<'_, S::Elem>,
-        dst: &mut D,
-    ) -> Result<NormSaved<S::Elem>>
-    where
-        S: AsView + ?Sized,
-        R: AsViewMut<Elem = S::Elem> + ?Sized,
-        D: AsViewMut<Elem = S::Elem> + ?Sized,
-        S::Elem: Float + Element;
+        dst: &mut impl AsViewMut<Elem = S::Elem>,
+    ) -> Result<NormSaved<S::Elem>>;
 }
 
 impl AllReduceNorm for Group<'_> {
     #[track_caller]
-    fn all_reduce_norm<X, R>(
+    fn all_reduce_norm<X: AsViewMut<Elem: Float + Element>>(
         &self,
         x: &mut X,
-        residual: &mut R,
+        residual: &mut impl AsViewMut<Elem = X::Elem>,
         norm: RowNorm<'_, X::Elem>,
-    ) -> Result<NormSaved<X::Elem>>
-    where
-        X: AsViewMut + ?Sized,
-        R: AsViewMut<Elem = X::Elem> + ?Sized,
-        X::Elem: Float + Element,
-    {
+    ) -> Result<NormSaved<X::Elem>> {
         let apart = |residual: DeviceViewMut<'_, X::Elem>, y: DeviceViewMut<'_, X::Elem>, saved: &mut NormSaved<_>| {
             apart(self.device(), residual, &norm, y, saved)
         };
@@ -115,19 +101,13 @@ impl AllReduceNorm for Group<'_> {
     }
 
     #[track_caller]
-    fn all_reduce_norm_into<S, R, D>(
+    fn all_reduce_norm_into<S: AsView<Elem: Float + Element>>(
         &self,
         src: &S,
-        residual: &mut R,
+        residual: &mut impl AsViewMut<Elem = S::Elem>,
         norm: RowNorm<'_, S::Elem>,
-        dst: &mut D,
-    ) -> Result<NormSaved<S::Elem>>
-    where
-        S: AsView + ?Sized,
-        R: AsViewMut<Elem = S::Elem> + ?Sized,
-        D: AsViewMut<Elem = S::Elem> + ?Sized,
-        S::Elem: Float + Element,
-    {
+        dst: &mut impl AsViewMut<Elem = S::Elem>,
+    ) -> Result<NormSaved<S::Elem>> {
         const OP: &str = "all_reduce_norm_into";
         let _here = OpSite::here(OP);
         let (src, dst) = (src.view(), dst.view_mut());
@@ -141,34 +121,23 @@ impl AllReduceNorm for Group<'_> {
 
 impl AllReduceNorm for Device {
     #[track_caller]
-    fn all_reduce_norm<X, R>(
+    fn all_reduce_norm<X: AsViewMut<Elem: Float + Element>>(
         &self,
         x: &mut X,
-        residual: &mut R,
+        residual: &mut impl AsViewMut<Elem = X::Elem>,
         norm: RowNorm<'_, X::Elem>,
-    ) -> Result<NormSaved<X::Elem>>
-    where
-        X: AsViewMut + ?Sized,
-        R: AsViewMut<Elem = X::Elem> + ?Sized,
-        X::Elem: Float + Element,
-    {
+    ) -> Result<NormSaved<X::Elem>> {
         Operations::everyone(self).all_reduce_norm(x, residual, norm)
     }
 
     #[track_caller]
-    fn all_reduce_norm_into<S, R, D>(
+    fn all_reduce_norm_into<S: AsView<Elem: Float + Element>>(
         &self,
         src: &S,
-        residual: &mut R,
+        residual: &mut impl AsViewMut<Elem = S::Elem>,
         norm: RowNorm<'_, S::Elem>,
-        dst: &mut D,
-    ) -> Result<NormSaved<S::Elem>>
-    where
-        S: AsView + ?Sized,
-        R: AsViewMut<Elem = S::Elem> + ?Sized,
-        D: AsViewMut<Elem = S::Elem> + ?Sized,
-        S::Elem: Float + Element,
-    {
+        dst: &mut impl AsViewMut<Elem = S::Elem>,
+    ) -> Result<NormSaved<S::Elem>> {
         Operations::everyone(self).all_reduce_norm_into(src, residual, norm, dst)
     }
 }

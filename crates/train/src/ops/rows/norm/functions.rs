@@ -8,7 +8,6 @@ use crate::{
     },
 };
 use gpu_pool::{
-    LaunchDims,
     extend::train::{Real, pairwise},
     kernel::Float,
 };
@@ -16,50 +15,6 @@ use gpu_pool::{
 /// The mean of `f(i)` over a row of `cols` elements.
 fn mean<A: Real>(cols: u32, f: impl Fn(usize) -> A) -> A {
     pairwise(0..cols as usize, &f) / A::of(f64::from(cols))
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_layer_norm<T: Float>(
-    _: LaunchDims,
-    x: &[T],
-    gamma: &[T],
-    beta: &[T],
-    y: &mut [T],
-    mean_of: &mut [T::Acc],
-    rstd_of: &mut [T::Acc],
-    rows: u64,
-    cols: u32,
-    eps: T::Acc,
-) {
-    let stats = mean_of.iter_mut().zip(rstd_of);
-    for ((x, y), (mean_of, rstd_of)) in each_row(x, rows, cols).zip(each_row_mut(y, rows, cols)).zip(stats) {
-        let average = mean(cols, |i| wide(&x[i]));
-        let rstd = T::Acc::of(1.0) / (mean(cols, |i| (wide(&x[i]) - average) * (wide(&x[i]) - average)) + eps).sqrt();
-        (*mean_of, *rstd_of) = (average, rstd);
-        for (i, y) in y.iter_mut().enumerate() {
-            *y = T::narrow((wide(&x[i]) - average) * rstd * wide(&gamma[i]) + wide(&beta[i]));
-        }
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_rms_norm<T: Float>(
-    _: LaunchDims,
-    x: &[T],
-    gamma: &[T],
-    y: &mut [T],
-    rstd_of: &mut [T::Acc],
-    rows: u64,
-    cols: u32,
-    eps: T::Acc,
-) {
-    for ((x, y), rstd_of) in each_row(x, rows, cols).zip(each_row_mut(y, rows, cols)).zip(rstd_of) {
-        let rstd = T::Acc::of(1.0) / (mean(cols, |i| wide(&x[i]) * wide(&x[i])) + eps).sqrt();
-        *rstd_of = rstd;
-        for (i, y) in y.iter_mut().enumerate() {
-            *y = T::narrow(wide(&x[i]) * rstd * wide(&gamma[i]));
-        }
-    }
 }
 
 /// The gradient of one row of a norm; `average` is the row's mean where the norm subtracts it.
@@ -74,102 +29,71 @@ fn norm_backward_row<T: Float>(dy: &[T], x: &[T], gamma: &[T], average: Option<T
     }
 }
 
-#[allow(clippy::too_many_arguments)]
-fn host_layer_norm_backward<T: Float>(
-    _: LaunchDims,
-    dy: &[T],
-    x: &[T],
-    gamma: &[T],
-    mean_of: &[T::Acc],
-    rstd_of: &[T::Acc],
-    dx: &mut [T],
-    rows: u64,
-    cols: u32,
-) {
-    let inputs = each_row(dy, rows, cols).zip(each_row(x, rows, cols)).zip(mean_of.iter().zip(rstd_of));
-    for (dx, ((dy, x), (average, rstd))) in each_row_mut(dx, rows, cols).zip(inputs) {
-        norm_backward_row(dy, x, gamma, Some(*average), *rstd, dx);
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_rms_norm_backward<T: Float>(
-    _: LaunchDims,
-    dy: &[T],
-    x: &[T],
-    gamma: &[T],
-    rstd_of: &[T::Acc],
-    dx: &mut [T],
-    rows: u64,
-    cols: u32,
-) {
-    let inputs = each_row(dy, rows, cols).zip(each_row(x, rows, cols)).zip(rstd_of);
-    for (dx, ((dy, x), rstd)) in each_row_mut(dx, rows, cols).zip(inputs) {
-        norm_backward_row(dy, x, gamma, None, *rstd, dx);
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_layer_norm_columns<T: Float>(
-    _: LaunchDims,
-    dy: &[T],
-    x: &[T],
-    mean_of: &[T::Acc],
-    rstd_of: &[T::Acc],
-    dgamma: &mut [T::Acc],
-    dbeta: &mut [T::Acc],
-    rows: u64,
-    cols: u32,
-    parts: u32,
-) {
-    let at = |row: usize, c: usize| row * cols as usize + c;
-    let share = |row, c| wide(&dy[at(row, c)]) * ((wide(&x[at(row, c)]) - mean_of[row]) * rstd_of[row]);
-    sum_parts(dgamma, rows, cols, parts, share);
-    sum_parts(dbeta, rows, cols, parts, |row, c| wide(&dy[at(row, c)]));
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_rms_norm_columns<T: Float>(
-    _: LaunchDims,
-    dy: &[T],
-    x: &[T],
-    rstd_of: &[T::Acc],
-    dgamma: &mut [T::Acc],
-    rows: u64,
-    cols: u32,
-    parts: u32,
-) {
-    let at = |row: usize, c: usize| row * cols as usize + c;
-    sum_parts(dgamma, rows, cols, parts, |row, c| wide(&dy[at(row, c)]) * (wide(&x[at(row, c)]) * rstd_of[row]));
-}
-
-fn host_column_finals<T: Float>(
-    dims: LaunchDims,
-    first: &[T::Acc],
-    second: &[T::Acc],
-    first_out: &mut [T],
-    second_out: &mut [T],
-    parts: u32,
-    cols: u32,
-) {
-    host_column_final(dims, first, first_out, parts, cols);
-    host_column_final(dims, second, second_out, parts, cols);
-}
-
 kernels! { ROWS;
-    pub(super) fn layer_norm(In<T>, In<T>, In<T>, Out<T>, Out<T::Acc>, Out<T::Acc>, u64, u32, T::Acc)
-        = "layer_norm", host_layer_norm::<T>;
-    pub(super) fn rms_norm(In<T>, In<T>, Out<T>, Out<T::Acc>, u64, u32, T::Acc) = "rms_norm", host_rms_norm::<T>;
-    pub(super) fn layer_norm_backward(In<T>, In<T>, In<T>, In<T::Acc>, In<T::Acc>, Out<T>, u64, u32)
-        = "layer_norm_backward", host_layer_norm_backward::<T>;
-    pub(super) fn rms_norm_backward(In<T>, In<T>, In<T>, In<T::Acc>, Out<T>, u64, u32)
-        = "rms_norm_backward", host_rms_norm_backward::<T>;
+    pub(super) fn layer_norm(
+        _, x: In<T>, gamma: In<T>, beta: In<T>, y: Out<T>, mean_of: Out<T::Acc>, rstd_of: Out<T::Acc>, rows: u64,
+        cols: u32, eps: T::Acc,
+    ) = "layer_norm" {
+        let stats = mean_of.iter_mut().zip(rstd_of);
+        for ((x, y), (mean_of, rstd_of)) in each_row(x, rows, cols).zip(each_row_mut(y, rows, cols)).zip(stats) {
+            let average = mean(cols, |i| wide(&x[i]));
+            let variance = mean(cols, |i| (wide(&x[i]) - average) * (wide(&x[i]) - average));
+            let rstd = T::Acc::of(1.0) / (variance + eps).sqrt();
+            (*mean_of, *rstd_of) = (average, rstd);
+            for (i, y) in y.iter_mut().enumerate() {
+                *y = T::narrow((wide(&x[i]) - average) * rstd * wide(&gamma[i]) + wide(&beta[i]));
+            }
+        }
+    }
+    pub(super) fn rms_norm(
+        _, x: In<T>, gamma: In<T>, y: Out<T>, rstd_of: Out<T::Acc>, rows: u64, cols: u32, eps: T::Acc,
+    ) = "rms_norm" {
+        for ((x, y), rstd_of) in each_row(x, rows, cols).zip(each_row_mut(y, rows, cols)).zip(rstd_of) {
+            let rstd = T::Acc::of(1.0) / (mean(cols, |i| wide(&x[i]) * wide(&x[i])) + eps).sqrt();
+            *rstd_of = rstd;
+            for (i, y) in y.iter_mut().enumerate() {
+                *y = T::narrow(wide(&x[i]) * rstd * wide(&gamma[i]));
+            }
+        }
+    }
+    pub(super) fn layer_norm_backward(
+        _, dy: In<T>, x: In<T>, gamma: In<T>, mean_of: In<T::Acc>, rstd_of: In<T::Acc>, dx: Out<T>, rows: u64,
+        cols: u32,
+    ) = "layer_norm_backward" {
+        let inputs = each_row(dy, rows, cols).zip(each_row(x, rows, cols)).zip(mean_of.iter().zip(rstd_of));
+        for (dx, ((dy, x), (average, rstd))) in each_row_mut(dx, rows, cols).zip(inputs) {
+            norm_backward_row(dy, x, gamma, Some(*average), *rstd, dx);
+        }
+    }
+    pub(super) fn rms_norm_backward(
+        _, dy: In<T>, x: In<T>, gamma: In<T>, rstd_of: In<T::Acc>, dx: Out<T>, rows: u64, cols: u32,
+    ) = "rms_norm_backward" {
+        let inputs = each_row(dy, rows, cols).zip(each_row(x, rows, cols)).zip(rstd_of);
+        for (dx, ((dy, x), rstd)) in each_row_mut(dx, rows, cols).zip(inputs) {
+            norm_backward_row(dy, x, gamma, None, *rstd, dx);
+        }
+    }
 }
 kernels! { COLUMNS;
-    pub(super) fn layer_norm_columns(In<T>, In<T>, In<T::Acc>, In<T::Acc>, Out<T::Acc>, Out<T::Acc>, u64, u32, u32)
-        = "layer_norm_columns", host_layer_norm_columns::<T>;
-    pub(super) fn rms_norm_columns(In<T>, In<T>, In<T::Acc>, Out<T::Acc>, u64, u32, u32)
-        = "rms_norm_columns", host_rms_norm_columns::<T>;
-    pub(super) fn column_finals(In<T::Acc>, In<T::Acc>, Out<T>, Out<T>, u32, u32)
-        = "column_finals", host_column_finals::<T>;
+    pub(super) fn layer_norm_columns(
+        _, dy: In<T>, x: In<T>, mean_of: In<T::Acc>, rstd_of: In<T::Acc>, dgamma: Out<T::Acc>, dbeta: Out<T::Acc>,
+        rows: u64, cols: u32, parts: u32,
+    ) = "layer_norm_columns" {
+        let at = |row: usize, c: usize| row * cols as usize + c;
+        let share = |row, c| wide(&dy[at(row, c)]) * ((wide(&x[at(row, c)]) - mean_of[row]) * rstd_of[row]);
+        sum_parts(dgamma, rows, cols, parts, share);
+        sum_parts(dbeta, rows, cols, parts, |row, c| wide(&dy[at(row, c)]));
+    }
+    pub(super) fn rms_norm_columns(
+        _, dy: In<T>, x: In<T>, rstd_of: In<T::Acc>, dgamma: Out<T::Acc>, rows: u64, cols: u32, parts: u32,
+    ) = "rms_norm_columns" {
+        let at = |row: usize, c: usize| row * cols as usize + c;
+        sum_parts(dgamma, rows, cols, parts, |row, c| wide(&dy[at(row, c)]) * (wide(&x[at(row, c)]) * rstd_of[row]));
+    }
+    pub(super) fn column_finals(
+        dims, first: In<T::Acc>, second: In<T::Acc>, first_out: Out<T>, second_out: Out<T>, parts: u32, cols: u32,
+    ) = "column_finals" {
+        host_column_final(dims, first, first_out, parts, cols);
+        host_column_final(dims, second, second_out, parts, cols);
+    }
 }

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 /// An element of a reduction.
-pub(in super::super) trait Lane: bytemuck::Pod {
+pub(in super::super) trait Summand: bytemuck::Pod {
     /// What is computed in: `f32` for half types, else the type itself.
     type Acc: Copy + Default;
     /// Whether [`Acc`](Self::Acc) is the type itself, so that narrowing changes nothing.
@@ -26,7 +26,7 @@ pub(in super::super) trait Lane: bytemuck::Pod {
 
 macro_rules! floats {
     ($($T:ty, $Acc:ty, $x:ident => $wide:expr, $narrow:expr, $is_acc:literal;)+) => {$(
-        impl Lane for $T {
+        impl Summand for $T {
             type Acc = $Acc;
             const IS_ACC: bool = $is_acc;
 
@@ -74,7 +74,7 @@ floats! {
 
 macro_rules! integers {
     ($($T:ty)+) => {$(
-        impl Lane for $T {
+        impl Summand for $T {
             type Acc = $T;
             const IS_ACC: bool = true;
 

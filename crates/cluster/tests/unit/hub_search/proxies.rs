@@ -1,10 +1,10 @@
-//! Couriers in the search: threads beside a scope's devices, which come behind them in its list. Each process arrives
-//! when all of its couriers have.
+//! Proxy threads in the search: they stand behind the scope's devices in its list. Each process arrives when all of its
+//! proxy threads have.
 
 use super::{Arrive, Class, Device, Member, Op, Search, State};
 
 impl Search {
-    /// A step of a courier that carries collective `number` of these members.
+    /// A step of a proxy thread that carries collective `number` of these members.
     pub(super) fn carry(
         &self,
         state: &State,
@@ -27,7 +27,7 @@ impl Search {
                 members: members.to_vec(),
                 number,
                 device: members.iter().find(|member| member.0 as usize == at).map_or(0, |member| member.1),
-                beside: true,
+                proxied: true,
                 call: String::new(),
                 site: String::new(),
                 note: Vec::new(),

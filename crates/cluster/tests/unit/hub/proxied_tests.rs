@@ -15,7 +15,7 @@ const TURNED: [Member; 2] = [(1, 0), (0, 0)];
 /// Two processes in one scope.
 fn hub() -> Hub {
     let hour = Duration::from_secs(3600);
-    let mut hub = Hub::new(Limits { size: 2, silence: hour, patience: hour });
+    let mut hub = Hub::new(Limits { size: 2, heartbeat_timeout: hour, connect_timeout: hour });
     for host in 0..2 {
         hub.joined(host);
         let entry = Entry::Unnamed { nth: 1, failed: None };
@@ -24,15 +24,15 @@ fn hub() -> Hub {
     hub
 }
 
-fn arrive(members: &[Member], number: u64, beside: bool) -> Arrive {
+fn arrive(members: &[Member], number: u64, proxied: bool) -> Arrive {
     let (call, site, members) = ("a sum".to_owned(), String::new(), members.to_vec());
-    Arrive { arrival: 0, scope: 1, members, number, device: 0, beside, call, site, note: vec![] }
+    Arrive { arrival: 0, scope: 1, members, number, device: 0, proxied, call, site, note: vec![] }
 }
 
 /// A process comes to collective `number` of a group.
-fn comes(hub: &mut Hub, host: usize, members: &[Member], number: u64, beside: bool) -> Out {
+fn comes(hub: &mut Hub, host: usize, members: &[Member], number: u64, proxied: bool) -> Out {
     let arrival = number + 10 * u64::from(members == TURNED);
-    hub.frame(host, ToHub::Arrive(Arrive { arrival, ..arrive(members, number, beside) }))
+    hub.frame(host, ToHub::Arrive(Arrive { arrival, ..arrive(members, number, proxied) }))
 }
 
 fn commits(out: &Out) -> usize {
@@ -86,7 +86,7 @@ fn a_circle_through_members_ends_at_the_deadline() {
 #[test]
 fn who_waits_elsewhere_is_excused() {
     let hour = Duration::from_secs(3600);
-    let mut hub = Hub::new(Limits { size: 3, silence: hour, patience: hour });
+    let mut hub = Hub::new(Limits { size: 3, heartbeat_timeout: hour, connect_timeout: hour });
     for host in 0..3 {
         hub.joined(host);
         let entry = Entry::Unnamed { nth: 1, failed: None };
@@ -109,5 +109,5 @@ fn a_process_arrives_with_its_last_member() {
     let key = (scope, members.clone(), 1);
     assert_eq!(process.arrive(&key, Some(arrive(&members, 1, true))), None);
     let told = process.arrive(&key, Some(arrive(&members, 1, true)));
-    assert!(matches!(told, Some(ToHub::Arrive(Arrive { arrival: 1, beside: true, .. }))), "{told:?}");
+    assert!(matches!(told, Some(ToHub::Arrive(Arrive { arrival: 1, proxied: true, .. }))), "{told:?}");
 }

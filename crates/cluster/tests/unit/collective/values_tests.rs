@@ -1,0 +1,17 @@
+use super::*;
+use proptest::prelude::*;
+
+proptest! {
+    #[test]
+    fn packed_values_come_back(values in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..6)) {
+        prop_assert_eq!(unpack(&pack(values.clone().into_iter())), Some(values));
+    }
+
+    /// Another process may send anything.
+    #[test]
+    fn any_bytes_can_be_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        if let Some(values) = unpack(&bytes) {
+            prop_assert_eq!(unpack(&pack(values.clone().into_iter())), Some(values));
+        }
+    }
+}
