@@ -3,7 +3,6 @@
 # (the disallowed types of loom_tests/lint/clippy.toml: only in loom mode do the shim's own types differ from std's).
 source "$(dirname "$0")/env.sh"
 
-cargo clippy --workspace --all-targets -- -D warnings
 # One by one: together, one crate would get the features that another one's tests ask for.
 for crate in "${crates[@]}"; do
     cargo clippy --package "$crate" --all-targets --no-default-features -- -D warnings
