@@ -118,10 +118,7 @@ impl Jobs {
     /// # Panics
     /// If `f` panics: after its jobs are over.
     #[track_caller]
-    pub fn scope<'env, F, R>(&self, f: F) -> Result<R>
-    where
-        F: for<'scope> FnOnce(&'scope JobScope<'scope, 'env>) -> R,
-    {
+    pub fn scope<'env, R>(&self, f: impl for<'scope> FnOnce(&'scope JobScope<'scope, 'env>) -> R) -> Result<R> {
         if on_device_thread() {
             return Err(Error::NestedScope { op: "scope", site: Location::caller() });
         }
@@ -168,11 +165,10 @@ impl Drop for Joined<'_> {
 impl<'scope> JobScope<'scope, '_> {
     /// Submits a job that may borrow. Waits while the queue is full. If it is refused, its handle has the error.
     #[track_caller]
-    pub fn submit<F, T>(&'scope self, f: F) -> ScopedJob<'scope, T>
-    where
-        F: FnOnce(&Device) -> Result<T> + Send + 'scope,
-        T: Returned + 'scope,
-    {
+    pub fn submit<T: Returned + 'scope>(
+        &'scope self,
+        f: impl FnOnce(&Device) -> Result<T> + Send + 'scope,
+    ) -> ScopedJob<'scope, T> {
         let latch = shim::Arc::new(CountLatch::new(1, self.waker.clone()));
         let note: Arc<Mutex<Note>> = Arc::default();
         let done = Mutex::new(Some(Done(latch.clone())));

@@ -157,11 +157,10 @@ impl GpuPool {
     }
 
     /// [`jobs`](Self::jobs) with state on each device, which `make` makes there. See [`JobsWith`].
-    pub fn jobs_with<S, F>(&self, make: F) -> JobsBuilder<'_, Make<S>>
-    where
-        S: 'static,
-        F: Fn(&Device) -> Result<S> + Send + Sync + 'static,
-    {
+    pub fn jobs_with<S: 'static>(
+        &self,
+        make: impl Fn(&Device) -> Result<S> + Send + Sync + 'static,
+    ) -> JobsBuilder<'_, Make<S>> {
         JobsBuilder { pool: self, make: Arc::new(make), queue: 64, overlap: 1, progress: None }
     }
 }
@@ -234,11 +233,10 @@ impl Jobs {
     /// [`Error::DeviceLost`] if no device is left; [`Error::Timeout`] if the queue is full, and no device makes
     /// progress for the pool's deadline; [`Error::Forked`].
     #[track_caller]
-    pub fn submit<F, T>(&self, f: F) -> Result<JobHandle<T>>
-    where
-        F: FnOnce(&Device) -> Result<T> + Send + 'static,
-        T: Returned + 'static,
-    {
+    pub fn submit<T: Returned + 'static>(
+        &self,
+        f: impl FnOnce(&Device) -> Result<T> + Send + 'static,
+    ) -> Result<JobHandle<T>> {
         self.job().submit(f)
     }
 
@@ -386,11 +384,10 @@ impl<S: 'static> JobsWith<S> {
     /// # Errors
     /// As [`Jobs::submit`].
     #[track_caller]
-    pub fn submit<F, T>(&self, f: F) -> Result<JobHandle<T>>
-    where
-        F: FnOnce(&Device, &mut S) -> Result<T> + Send + 'static,
-        T: Returned + 'static,
-    {
+    pub fn submit<T: Returned + 'static>(
+        &self,
+        f: impl FnOnce(&Device, &mut S) -> Result<T> + Send + 'static,
+    ) -> Result<JobHandle<T>> {
         self.jobs.submit(self.with(f))
     }
 

@@ -104,23 +104,12 @@ fn failure(op: &'static str, why: impl Into<String>) -> Error {
 impl Shm {
     /// Connects `size` processes of one host, of one user. All call it at about the same time. `set` and `get` are the
     /// cluster's table: `get` waits until a process has set the key. `lost` says why others will not come. `name` is
-    /// one that no other cluster of the host has.
+    /// one that no other cluster of the host has. `ring`: the bytes of a ring.
     ///
     /// # Errors
     /// [`Error::HostTimeout`] when a process has not come by the deadline; [`Error::Transport`] if it is another
     /// user's; `set`'s, `get`'s and `lost`'s.
     pub fn connect(
-        name: &str,
-        (rank, size): (usize, usize),
-        set: impl Fn(&str, &[u8]) -> Result<()>,
-        get: impl Fn(&str) -> Result<Vec<u8>>,
-        lost: &dyn Fn() -> Option<Error>,
-        deadline: Duration,
-    ) -> Result<Shm> {
-        Self::connect_with(RING, name, (rank, size), set, get, lost, deadline)
-    }
-
-    pub fn connect_with(
         ring: usize,
         name: &str,
         (rank, size): (usize, usize),

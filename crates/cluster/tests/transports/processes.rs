@@ -66,7 +66,7 @@ fn between_threads(size: usize, case: impl Fn(&Place<'_>) + Sync) {
                     Ok(())
                 };
                 let get = |key: &str| table.get(key);
-                let transport = Shm::connect_with(EDGE, "test", (rank, size), set, get, &|| None, DEADLINE).unwrap();
+                let transport = Shm::connect(EDGE, "test", (rank, size), set, get, &|| None, DEADLINE).unwrap();
                 case(&Place { transport: &transport, pool, rank, size, edge: EDGE });
             });
         }
@@ -84,7 +84,7 @@ fn who_does_not_come_is_named() {
     let (set, get) = (|_: &str, _: &[u8]| Ok(()), |_: &str| Ok(vec![0; 7]));
     let short = Duration::from_millis(20);
     assert!(matches!(
-        Shm::connect("test", (0, 2), set, get, &|| None, short),
+        Shm::connect(RING, "test", (0, 2), set, get, &|| None, short),
         Err(Error::Transport { op: "connect", .. })
     ));
     let table = Table::default();
@@ -94,7 +94,7 @@ fn who_does_not_come_is_named() {
     };
     // The third process is there, but visits nobody: its key leads to this process.
     let get = |_: &str| table.get("shm/test/0");
-    match Shm::connect("test", (0, 3), set, get, &|| None, short) {
+    match Shm::connect(RING, "test", (0, 3), set, get, &|| None, short) {
         Err(Error::HostTimeout { missing, .. }) => assert_eq!(missing, [1, 2]),
         other => panic!("{other:?}"),
     }
@@ -302,7 +302,7 @@ fn shared_memory(case: &str, (rank, size): (usize, usize), folder: &Path) {
     };
     let get = |key: &str| wait_for(|| fs::read(file(key)).ok());
     let ring = if case == "speed" { RING } else { EDGE };
-    let transport = Shm::connect_with(ring, "test", (rank, size), set, get, &|| None, DEADLINE).unwrap();
+    let transport = Shm::connect(ring, "test", (rank, size), set, get, &|| None, DEADLINE).unwrap();
     let pool = pool();
     let place = Place { transport: &transport, pool: &pool, rank, size, edge: EDGE };
     match case {
