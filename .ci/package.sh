@@ -42,7 +42,5 @@ for package in json.load(sys.stdin)["packages"]:
         sys.exit("%s lacks %s; relative links of its README: %s" % (package["name"], missing, relative))
 '
 cargo check --workspace --offline --manifest-path "$check/Cargo.toml" --target-dir target
-# Unit tests come along. Those of `gpu-pool` and `gpu-pool-cluster` compile sources of `gpu-pool-lab`, which their
-# packages cannot have.
-cargo check -p gpu-pool-train -p gpu-pool-lab --lib --profile test --offline --manifest-path "$check/Cargo.toml" \
-    --target-dir target
+# Unit tests come along, with all that they need.
+cargo check --workspace --lib --profile test --offline --manifest-path "$check/Cargo.toml" --target-dir target

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the measured numbers and plots of the book and the README from benches/results/<machine>/<bench>.json.
 
-`benches/tables.py` rewrites README.md, docs/src/measured.md, docs/src/measured/*.md and docs/src/plots/*.svg;
+`benches/tables.py` rewrites README.md, these pages of docs/src: measured.md, measured/*.md, guide/testing.md, and most
+of plots/*.svg;
 `benches/tables.py --check` fails if one of them would change. All numbers come from the files; only the targets are
 typed by hand.
 
@@ -23,6 +24,7 @@ The pages have comments that choose the text between them and `<!-- end -->`:
 * `value <bench>; <machine>; <case>`, within a sentence: the value of a case, or with `; <peer>` the peer's value.
 * `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: NCCL's best time / time here, of a
   sweep.
+* `spread <bench>; <cases>`, within a sentence: the lowest and the highest ratio of the peer to here.
 """
 import json
 import math
@@ -37,11 +39,14 @@ import parallel_tables
 import plots
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "docs/src/measured.md", *sorted(ROOT.glob("docs/src/measured/*.md"))]
+PAGES = [
+    ROOT / "README.md", ROOT / "docs/src/measured.md", *sorted(ROOT.glob("docs/src/measured/*.md")),
+    ROOT / "docs/src/guide/testing.md",
+]
 PICTURES = ROOT / "docs/src/plots"
 NAMES = "measured|targets|sweeps|sizes|fused|algorithms|rest|kernels|part|world|headlines|hosts|behind"
 MARK = re.compile(rf"(<!-- ({NAMES}):(\w+) -->\n).*?(<!-- end -->)", re.S)
-INLINE = re.compile(r"(<!-- (value|ratio) ([^>]*) -->).*?(<!-- end -->)", re.S)
+INLINE = re.compile(r"(<!-- (value|ratio|spread) ([^>]*) -->).*?(<!-- end -->)", re.S)
 
 # Targets: words, the target, the pattern of the cases (in their order in the file), and the beginning of a peer's name:
 # with a peer the ratio counts, without one the value. With many cases only the worst is shown.
@@ -505,6 +510,11 @@ def ratio(machine, operation, dtype, devices, what):
     return f"{mean_of(ratios.values()) if what == 'mean' else min(ratios.values()):.2f}"
 
 
+def spread(bench, cases):
+    ratios = [row["peer_value"] / row["value"] for row in read(bench) if re.fullmatch(cases, row["case"])]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
 def filled(page):
     """The page with the text that its comments choose."""
     write = {
@@ -512,7 +522,7 @@ def filled(page):
         "algorithms": algorithms, "kernels": kernels, "part": part, "world": world, "headlines": headlines,
         "hosts": hosts, "behind": lambda name: BEHIND[name](),
     }
-    inline = {"value": value, "ratio": ratio}
+    inline = {"value": value, "ratio": ratio, "spread": spread}
     page = MARK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)
     return INLINE.sub(lambda m: m[1] + inline[m[2]](*re.split(r"; ", " ".join(m[3].split()))) + m[4], page)
 

@@ -9,7 +9,7 @@ doctest of one crate: its `src/book.rs` has it. Those that `.ci/paste.py` compil
 `design/all_reduce.md` lists functions with their files. A function that is not in its file any more is a fault.
 
 Tables stand once, and agree with the code: variables, features, examples, modules, and the differences of
-`Error::Mismatch`.
+`Error::Mismatch`. `cargo test` is not said to run everything.
 """
 import pathlib
 import re
@@ -56,6 +56,8 @@ def headings(text):
 
 def check_page(page):
     name = page.relative_to(ROOT)
+    if match := re.search(r"^cargo test +# *(everything|all(?! but)).*", page.read_text(), re.M):
+        yield f"{name}: {match[0]}: not without GPU_POOL_LONG"
     for number, line in enumerate(prose(page.read_text()), 1):
         where = f"{name}:{number}"
         is_prose = page not in GENERATED and "<!--" not in line and not line.lstrip().startswith(("|", "<", "!"))
@@ -63,7 +65,7 @@ def check_page(page):
             yield f"{where}: {len(line)} columns"
         if re.fullmatch(r"[A-Z_]{4,}", line):
             yield f"{where}: {line} is a placeholder"
-        if re.match(r"<!-- (value|ratio) ", line):
+        if re.match(r"<!-- (value|ratio|spread) ", line):
             yield f"{where}: a comment at the start of a line ends the paragraph; put it within the sentence"
         for path in PATH.findall(line):
             if not (ROOT / path).exists():
@@ -214,12 +216,50 @@ def check_differences():
         yield f"src/error.rs: `Mismatch::what` differs from the code in {sorted(found ^ told)}"
 
 
+def check_modules():
+    """`Module::cuda` and `Module::ptx` stand next to each other, and the feature of the first one is named."""
+    page = (RUSTDOC / "gpu_pool/struct.Module.html").read_text()
+    methods = re.findall(r'<section id="method\.(\w+)"', page)
+    ptx = methods.index("ptx")
+    if "cuda" not in methods[max(0, ptx - 1) : ptx + 2]:
+        yield f"rustdoc of Module: {methods}: `cuda` is not next to `ptx`"
+    if "nvrtc" not in page.split('id="method.cuda"')[1].split("<section")[0]:
+        yield "rustdoc of Module: `cuda` does not name its feature"
+
+
+def check_debug():
+    """Each public type has `Debug`. (The compiler's lint `missing_debug_implementations` asks private ones, too.)"""
+    for page in sorted(RUSTDOC.glob("gpu_pool*/**/*.html")):
+        text = page.read_text() if page.name.startswith(("struct.", "enum.", "union.")) else "impl-Debug-for-"
+        if "impl-Debug-for-" not in text and 'http-equiv="refresh"' not in text:
+            yield f"{page.relative_to(RUSTDOC)}: no `Debug`"
+
+
+def check_house():
+    """The table of design/house.md has the rooms of the runtime, from the top to the bottom."""
+    crate = (ROOT / ".ci/rooms.txt").read_text().split("\ncrate ")[1]
+    floor = {room: at for at, line in enumerate(crate.splitlines()[1:]) for room in re.findall(r"\w+", line)}
+    text = (SOURCE / "design/house.md").read_text()
+    told = [room for cells in rows(text, "`") for room in re.findall(r"`(\w+)`", cells[0]) if len(cells) == 2]
+    wrong = [a for a, b in zip(told, told[1:]) if floor.get(a, 99) > floor.get(b, 99)]
+    if missing := [room for room in floor if floor[room] <= floor["sync"] and room not in told] + wrong:
+        yield f"docs/src/design/house.md: missing or in another order than in .ci/rooms.txt: {missing}"
+
+
+def check_tests():
+    """The tests that design/tests.md names are there."""
+    for file, name in re.findall(r"`([\w/]+\.rs)::(\w+)`", (SOURCE / "design/tests.md").read_text()):
+        if not re.search(rf"\bfn {name}\b", (ROOT / file).read_text() if (ROOT / file).exists() else ""):
+            yield f"docs/src/design/tests.md: no test {file}::{name}"
+
+
 def main():
     pages = [ROOT / "README.md", *sorted(SOURCE.rglob("*.md"))]
     around = [ROOT / "CONTRIBUTING.md", ROOT / "NOTICE.md", *sorted(ROOT.glob("crates/*/README.md"))]
     faults = [fault for page in pages + around for fault in check_page(page)]
     faults += [*check_calls(), *check_programs(pages)]
     faults += [*check_variables(pages + around), *check_features(), *check_reference(), *check_differences()]
+    faults += [*check_modules(), *check_debug(), *check_house(), *check_tests()]
     lines = len((ROOT / "README.md").read_text().splitlines())
     if lines > README_LINES:
         faults.append(f"README.md has {lines} lines; {README_LINES} are a page that people read")

@@ -22,6 +22,7 @@ use cudarc::driver::{
 use std::{marker::PhantomData, ops::Range, sync::Arc, time::Duration};
 
 /// cudarc's handles for a device: its primary context and the token's current stream.
+#[derive(Debug)]
 pub struct Cuda<'a> {
     dev: &'a Device,
     context: Arc<CudaContext>,
@@ -136,6 +137,12 @@ struct ForeignUse<'a> {
     access: Access,
 }
 
+impl std::fmt::Debug for ForeignUse<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} elements on device {}", self.len, self.block.handle.device)
+    }
+}
+
 impl<'a> ForeignUse<'a> {
     /// The use is noted at once, so that it is not lost if the value is forgotten instead of dropped.
     fn new<T: DeviceCopy>(cuda: &'a Cuda<'a>, view: DeviceView<'a, T>, access: Access, site: Site) -> Result<Self> {
@@ -173,8 +180,10 @@ impl ForeignUse<'_> {
 }
 
 /// A buffer that cudarc may read; from [`Cuda::read`].
+#[derive(Debug)]
 pub struct CudaRef<'a, T: DeviceCopy>(ForeignUse<'a>, PhantomData<&'a T>);
 /// A buffer that cudarc may write; from [`Cuda::write`].
+#[derive(Debug)]
 pub struct CudaMut<'a, T: DeviceCopy>(ForeignUse<'a>, PhantomData<&'a mut T>);
 
 /// On the token's own stream nothing is left to order. Another stream waits for ours, and cudarc waits for that stream

@@ -281,6 +281,12 @@ pub struct Kernel<S: Signature> {
     signature: PhantomData<fn(S)>,
 }
 
+impl<S: Signature> std::fmt::Debug for Kernel<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Kernel({})", self.name)
+    }
+}
+
 impl<S: Signature> Kernel<S> {
     /// The function `name` of `module`, with its host kernel.
     pub const fn new<H: HostFn<S>>(module: &'static Module, name: &'static str, host: H) -> Self {

@@ -90,12 +90,12 @@ mod contain;
 mod log;
 
 // The unit tests of this crate run under the laboratory. Its crate would observe another instance of this one, so they
-// compile its source.
+// compile its source. A package cannot have files of `crates`; it has those that the links in `tests/lab` lead to.
 #[cfg(test)]
 extern crate self as gpu_pool;
 #[cfg(test)]
 #[allow(dead_code, unused_imports, reason = "the tests need a part of it")]
-#[path = "../crates/lab/src/lib.rs"]
+#[path = "../tests/lab/src/lib.rs"]
 mod lab;
 
 mod book;

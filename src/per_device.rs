@@ -79,6 +79,18 @@ pub struct RefMut<'a, T: 'static> {
 
 crate::sync::device_thread_only! { ['a, T: 'static] Ref<'a, T>, ['a, T: 'static] RefMut<'a, T> }
 
+impl<T: fmt::Debug> fmt::Debug for Ref<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for RefMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
 impl<T> Deref for Ref<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {

@@ -11,16 +11,12 @@ use crate::{
     stage::Who,
     sweep::{Curve, Point},
 };
-use style::{INK, legend, load_font, text};
+use style::{COLOURS, INK, MIDDLE, legend, load_font, text};
 
 type Drawn = Result<(), Box<dyn Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 const SIZE: (u32, u32) = (1280, 620);
-const OURS: RGBColor = RGBColor(23, 90, 164);
-/// For [`Who::NCCL`].
-const THEIRS: [RGBColor; 4] =
-    [RGBColor(208, 92, 20), RGBColor(20, 140, 110), RGBColor(150, 70, 150), RGBColor(120, 120, 40)];
 
 /// Draws the curve into `folder`, as `all_reduce_f32_8.svg`.
 pub fn draw(folder: &Path, curve: &Curve) {
@@ -42,10 +38,10 @@ fn lines(curve: &Curve) -> Vec<Line> {
     let times = |of: &dyn Fn(&Point) -> Option<f64>| {
         curve.points.iter().filter_map(|point| Some((point.bytes, of(point)?))).collect::<Vec<_>>()
     };
-    let ours = ("gpu-pool".to_owned(), OURS, times(&|point| Some(point.ours.median())));
+    let ours = ("gpu-pool".to_owned(), COLOURS[0], times(&|point| Some(point.ours.median())));
     let theirs = Who::NCCL
         .into_iter()
-        .zip(THEIRS)
+        .zip(COLOURS.into_iter().skip(1))
         .map(|(who, colour)| (format!("{peer}, {}", who.way()), colour, times(&|point| point.theirs(who))));
     let lines = std::iter::once(ours).chain(theirs);
     lines.filter(|(_, _, points)| !points.is_empty()).collect()
@@ -56,7 +52,8 @@ fn picture(area: &Area<'_>, curve: &Curve) -> Drawn {
     let name = curve.op.name().replace('_', "-");
     let title = format!("{name} of {} on {} devices, multicast off", curve.dtype, curve.world);
     let area = area.margin(12, 4, 4, 4).titled(&title, text(22))?;
-    let (left, right) = area.split_horizontally(SIZE.0 / 2);
+    let (charts, below) = area.split_vertically(SIZE.1 - 90);
+    let (left, right) = charts.split_horizontally(SIZE.0 / 2);
     // Both axes are logarithmic: the drawn values are logarithms to base 2, so that the ticks fall on powers of two.
     panel(
         &left,
@@ -66,6 +63,9 @@ fn picture(area: &Area<'_>, curve: &Curve) -> Drawn {
         |log| format!("{}", round(log.exp2())),
     )?;
     panel(&right, curve, "bus bandwidth, GB/s", |bytes, micros| curve.bus(bytes, micros), |y| format!("{y:.0}"))?;
+    let ends = [(MIDDLE.0 - 11, MIDDLE.1), (MIDDLE.0 + 11, MIDDLE.1)];
+    let entry = |(name, colour, _): Line| (PathElement::new(ends, colour.stroke_width(3)).into_dyn(), name);
+    legend(&below.margin(4, 4, 92, 14), 3, lines(curve).into_iter().map(entry).collect())?;
     area.present()?;
     Ok(())
 }
@@ -86,23 +86,18 @@ fn panel(
         .margin(14)
         .x_label_area_size(50)
         .y_label_area_size(78)
-        // Free space at the top, for the legend.
-        .build_cartesian_2d(first - 0.2..last + 0.3, low.floor()..high + 0.25 * (high - low))?;
+        .build_cartesian_2d(first - 0.2..last + 0.3, low.floor()..high.ceil())?;
     let mark = |y: &f64| mark(*y);
     let mut mesh = chart.configure_mesh();
     mesh.x_desc("bytes").y_desc(title).label_style(text(15)).axis_desc_style(text(16)).axis_style(INK.mix(0.6));
     mesh.bold_line_style(INK.mix(0.12)).light_line_style(TRANSPARENT);
     mesh.x_labels(8).x_label_formatter(&|log| size_mark(*log)).y_labels(10).y_label_formatter(&mark);
     mesh.draw()?;
-    for (name, colour, points) in lines {
+    for (_, colour, points) in lines {
         let line: Vec<_> = points.iter().map(|&(n, micros)| ((n as f64).log2(), height(n, micros))).collect();
-        chart
-            .draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(2)))?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(3)));
+        chart.draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(2)))?;
         chart.draw_series(line.into_iter().map(|point| Circle::new(point, 3, colour.filled())))?;
     }
-    legend(&mut chart, SeriesLabelPosition::UpperLeft, 12, 14)?;
     Ok(())
 }
 

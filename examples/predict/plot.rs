@@ -2,15 +2,13 @@
 
 use crate::{
     Point, measured, report,
-    style::{INK, legend, text},
+    style::{COLOURS, Entry, INK, MIDDLE, legend, text},
 };
 use anyhow::{Result, bail};
-use plotters::{coord::Shift, prelude::*};
+use plotters::{coord::Shift, element::DynElement, prelude::*};
 use std::path::Path;
 
-const SIZE: (u32, u32) = (1280, 620);
-const COLOURS: [RGBColor; 4] =
-    [RGBColor(23, 90, 164), RGBColor(20, 140, 110), RGBColor(208, 92, 20), RGBColor(136, 62, 150)];
+const SIZE: (u32, u32) = (1280, 660);
 
 /// Checks the file name's extension before the predictions run, not after.
 pub fn check(path: &Path) -> Result<()> {
@@ -59,24 +57,36 @@ where
     area.fill(&WHITE)?;
     let title = format!("All-reduce of f32 by a ring of copy engines, {pieces} pieces: predicted in virtual time");
     let area = area.margin(12, 4, 4, 4).titled(&title, text(22))?;
-    let (left, right) = area.split_horizontally(SIZE.0 * 53 / 100);
-    // Both axes are logarithmic. The drawn values are logarithms to base 2, so that the ticks fall on powers of two.
+    let (charts, below) = area.split_vertically(SIZE.1 - 110);
+    let (left, right) = charts.split_horizontally(SIZE.0 * 53 / 100);
     times(&left, curves)?;
     bandwidths(&right, curves)?;
+    let machines = curves.iter().zip(COLOURS.iter().cycle());
+    let mut entries: Vec<Entry<B>> =
+        machines.map(|((name, _), colour)| (line(colour.stroke_width(3)), format!("{name}: predicted"))).collect();
+    let measured = INK.stroke_width(2);
+    entries.push((Circle::new(MIDDLE, 7, measured).into_dyn(), "8 x H200: measured, this ring".to_owned()));
+    entries.push((Cross::new(MIDDLE, 6, measured).into_dyn(), "8 x H200: measured, NCCL 2.28.9".to_owned()));
+    legend(&below.margin(4, 4, 92, 14), 3, entries)?;
     area.present()?;
     Ok(())
+}
+
+/// A line in a legend.
+pub fn line<B: DrawingBackend>(style: ShapeStyle) -> DynElement<'static, B, (i32, i32)> {
+    PathElement::new([(MIDDLE.0 - 11, MIDDLE.1), (MIDDLE.0 + 11, MIDDLE.1)], style).into_dyn()
 }
 
 fn times<B: DrawingBackend>(area: &DrawingArea<B, Shift>, curves: &[(String, Vec<Point>)]) -> Result<()>
 where
     B::ErrorType: 'static,
 {
-    let time = |us: f64| us.log2();
+    // The drawn values are logarithms, of times to base 10 and of sizes to base 2: the ticks fall on round numbers.
+    let time = |us: f64| us.log10();
     let all = || curves.iter().flat_map(|(_, points)| points).map(|point| time(point.timing.call));
     let known = || measured::RING.iter().chain(&measured::NCCL).map(|&(_, us)| time(us));
     let (low, high) = all().chain(known()).fold((f64::MAX, f64::MIN), |(low, high), y| (low.min(y), high.max(y)));
-    // One tick of free space at the top, for the legend.
-    let (low, high) = (low.floor(), high.ceil() + 1.0);
+    let (low, high) = (low.floor(), high.ceil());
     let mut chart = ChartBuilder::on(area)
         .margin(14)
         .x_label_area_size(50)
@@ -89,25 +99,14 @@ where
     mesh.x_labels(5).x_label_formatter(&size_mark);
     mesh.y_labels((high - low) as usize + 1).y_label_formatter(&|y| time_mark(*y));
     mesh.draw()?;
-    for ((name, points), colour) in curves.iter().zip(COLOURS.iter().cycle()) {
+    for ((_, points), colour) in curves.iter().zip(COLOURS.iter().cycle()) {
         let line: Vec<_> = points.iter().map(|point| (size(point.bytes), time(point.timing.call))).collect();
-        let colour = *colour;
-        chart
-            .draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(3)))?
-            .label(format!("{name}: predicted"))
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(3)));
+        chart.draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(3)))?;
         chart.draw_series(line.into_iter().map(|point| Circle::new(point, 3, colour.filled())))?;
     }
     let at = |&(bytes, us): &(usize, f64)| (size(bytes), time(us));
-    chart
-        .draw_series(measured::RING.iter().map(|point| Circle::new(at(point), 8, INK.stroke_width(2))))?
-        .label("8 x H200: measured, this ring")
-        .legend(|(x, y)| Circle::new((x + 11, y), 7, INK.stroke_width(2)));
-    chart
-        .draw_series(measured::NCCL.iter().map(|point| Cross::new(at(point), 6, INK.stroke_width(2))))?
-        .label("8 x H200: measured, NCCL 2.28.9")
-        .legend(|(x, y)| Cross::new((x + 11, y), 6, INK.stroke_width(2)));
-    legend(&mut chart, SeriesLabelPosition::UpperLeft, 12, 14)?;
+    chart.draw_series(measured::RING.iter().map(|point| Circle::new(at(point), 8, INK.stroke_width(2))))?;
+    chart.draw_series(measured::NCCL.iter().map(|point| Cross::new(at(point), 6, INK.stroke_width(2))))?;
     Ok(())
 }
 
@@ -154,7 +153,7 @@ pub fn size_mark(log: &f64) -> String {
 
 /// Of the logarithm of a number of microseconds.
 pub fn time_mark(log: f64) -> String {
-    let us = log.exp2();
+    let us = 10f64.powf(log).round();
     match us {
         ..1e3 => format!("{us:.0} us"),
         ..1e6 => format!("{:.0} ms", us / 1e3),

@@ -7,13 +7,14 @@ use crate::{Done, SIZES};
 use anyhow::Result;
 use plotters::prelude::*;
 use std::{fs, path::Path};
-use style::{INK, legend, load_font, text};
+use style::{COLOURS, INK, MIDDLE, legend, load_font, text};
 
 /// Dark for the largest jobs, 0, light for the smallest.
 fn colour(size: usize) -> RGBColor {
-    let part = 1.0 - size as f64 / (SIZES - 1) as f64;
-    let mix = |light: f64, dark: f64| (light + part * (dark - light)) as u8;
-    RGBColor(mix(176.0, 18.0), mix(206.0, 66.0), mix(240.0, 130.0))
+    let part = 1.0 - 0.8 * size as f64 / (SIZES - 1) as f64;
+    let RGBColor(r, g, b) = COLOURS[0];
+    let mix = |dark: u8| (255.0 - part * f64::from(255 - dark)) as u8;
+    RGBColor(mix(r), mix(g), mix(b))
 }
 
 /// Jobs of a device that overlap lie in lanes above each other. Returns the lane of each, and how many there are.
@@ -36,20 +37,22 @@ pub fn draw(path: &Path, done: &[Done], devices: usize) -> Result<()> {
     load_font();
     let mut svg = String::new();
     {
-        let area = SVGBackend::with_string(&mut svg, (1120, 160 + 64 * devices as u32)).into_drawing_area();
+        let height = 160 + 64 * devices as u32;
+        let area = SVGBackend::with_string(&mut svg, (1120, height + 40)).into_drawing_area();
+        let (above, below) = area.split_vertically(height);
         area.fill(&WHITE)?;
         let most = done.iter().map(|done| done.job.log_n).max().unwrap_or_default();
         let last = done.iter().map(|done| done.end.as_secs_f64()).fold(0.0, f64::max);
-        let mut chart = ChartBuilder::on(&area)
+        let mut chart = ChartBuilder::on(&above)
             .caption("Jobs on their devices", text(24))
             .margin(18)
             .x_label_area_size(52)
             .y_label_area_size(76)
-            .build_cartesian_2d(0.0..1.1e3 * last, (devices as f64 - 0.5)..-0.5)?;
+            .build_cartesian_2d(0.0..1.02e3 * last, (devices as f64 - 0.5)..-0.5)?;
         chart
             .configure_mesh()
             .disable_y_mesh()
-            .x_desc("milliseconds")
+            .x_desc("time since the start, ms")
             .y_desc("device")
             .label_style(text(15))
             .axis_desc_style(text(17))
@@ -73,14 +76,10 @@ pub fn draw(path: &Path, done: &[Done], devices: usize) -> Result<()> {
                 [fill, Rectangle::new(corners, WHITE.stroke_width(1))]
             }))?;
         }
-        for size in 0..SIZES {
-            let key = move |(x, y)| Rectangle::new([(x, y - 5), (x + 18, y + 5)], colour(size).filled());
-            chart
-                .draw_series(std::iter::empty::<Rectangle<_>>())?
-                .label(format!("2^{}", most as usize - size))
-                .legend(key);
-        }
-        legend(&mut chart, SeriesLabelPosition::UpperRight, 16, 14)?;
+        let corners = [(MIDDLE.0 - 9, MIDDLE.1 - 5), (MIDDLE.0 + 9, MIDDLE.1 + 5)];
+        let mark = |size| Rectangle::new(corners, colour(size).filled()).into_dyn();
+        let entries = (0..SIZES).map(|size| (mark(size), format!("size 2^{}", most as usize - size)));
+        legend(&below.margin(4, 4, 94, 18), SIZES, entries.collect())?;
         area.present()?;
     }
     Ok(fs::write(path, svg)?)

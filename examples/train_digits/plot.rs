@@ -7,12 +7,12 @@ use crate::train::Outcome;
 use anyhow::{Result, bail, ensure};
 use plotters::{coord::Shift, prelude::*};
 use std::{fs, path::Path};
-use style::{INK, legend, load_font, text};
+use style::{COLOURS, INK, MIDDLE, legend, load_font, text};
 
 const SIZE: (u32, u32) = (1120, 640);
-const FAINT: RGBColor = RGBColor(158, 190, 224);
-const LOSS: RGBColor = RGBColor(23, 90, 164);
-const ACCURACY: RGBColor = RGBColor(208, 92, 20);
+const FAINT: RGBColor = RGBColor(176, 200, 221);
+const LOSS: RGBColor = COLOURS[0];
+const ACCURACY: RGBColor = COLOURS[1];
 
 #[derive(Clone, Copy)]
 enum Format {
@@ -79,7 +79,8 @@ where
         if devices == 1 { "device" } else { "devices" },
         100.0 * outcome.accuracy()
     );
-    let mut chart = ChartBuilder::on(&area)
+    let (above, below) = area.split_vertically(SIZE.1 - 40);
+    let mut chart = ChartBuilder::on(&above)
         .caption(title, text(24))
         .margin(18)
         .x_label_area_size(52)
@@ -109,21 +110,17 @@ where
         .y_label_formatter(&|y| format!("{y:.0}"))
         .draw()?;
 
-    let key = |x: i32, y: i32, style: ShapeStyle| PathElement::new([(x, y), (x + 24, y)], style);
-    chart
-        .draw_series(LineSeries::new(losses.iter().copied(), FAINT.stroke_width(1)))?
-        .label("loss of each step")
-        .legend(move |(x, y)| key(x, y, FAINT.stroke_width(2)));
-    chart
-        .draw_series(LineSeries::new(smoothed(&losses, epoch), LOSS.stroke_width(3)))?
-        .label("loss, smoothed")
-        .legend(move |(x, y)| key(x, y, LOSS.stroke_width(3)));
+    chart.draw_series(LineSeries::new(losses.iter().copied(), FAINT.stroke_width(1)))?;
+    chart.draw_series(LineSeries::new(smoothed(&losses, epoch), LOSS.stroke_width(3)))?;
     chart.draw_secondary_series(LineSeries::new(accuracies.iter().copied(), ACCURACY.stroke_width(2)))?;
-    chart
-        .draw_secondary_series(accuracies.iter().map(|&point| Circle::new(point, 4, ACCURACY.filled())))?
-        .label("held-out accuracy")
-        .legend(move |(x, y)| Circle::new((x + 12, y), 4, ACCURACY.filled()));
-    legend(&mut chart, SeriesLabelPosition::MiddleRight, 16, 16)?;
+    chart.draw_secondary_series(accuracies.iter().map(|&point| Circle::new(point, 4, ACCURACY.filled())))?;
+    let ends = [(MIDDLE.0 - 11, MIDDLE.1), (MIDDLE.0 + 11, MIDDLE.1)];
+    let entries = vec![
+        (PathElement::new(ends, FAINT.stroke_width(2)).into_dyn(), "loss of each step".to_owned()),
+        (PathElement::new(ends, LOSS.stroke_width(3)).into_dyn(), "loss, geometric mean over an epoch".to_owned()),
+        (Circle::new(MIDDLE, 4, ACCURACY.filled()).into_dyn(), "held-out accuracy (right axis)".to_owned()),
+    ];
+    legend(&below.margin(4, 4, 94, 90), 3, entries)?;
     area.present()?;
     Ok(())
 }

@@ -292,3 +292,7 @@ fn of_buffers<A: Element>(all: &mut Codecs) {
     }
     pairs!(f32, f64, half::f16, half::bf16, i8, u8, i32, u32, i64, u64);
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/collective/transfer_tests.rs"]
+mod tests;

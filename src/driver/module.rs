@@ -58,6 +58,14 @@ impl Module {
         Module { image: ModuleImage { ptx: None, cubins: &[], packed: false, source: Some(source), shared: false } }
     }
 
+    /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU, and caches the result. For CUDA C++ that is
+    /// compiled when the pool is built there is [`cuda`](Self::cuda).
+    pub const fn ptx(ptx: &'static str) -> Self {
+        Module {
+            image: ModuleImage { ptx: Some(ptx.as_bytes()), cubins: &[], packed: false, source: None, shared: false },
+        }
+    }
+
     /// Compiles CUDA C++ by NVRTC for the newest GPUs that NVRTC knows, and forgets the result. It needs NVRTC and no
     /// GPU, so that `cargo test` finds mistakes in device code on any machine with a CUDA toolkit. False if nothing was
     /// compiled: NVRTC was not found, or the module has no source.
@@ -79,14 +87,6 @@ impl Module {
         match self.image.source.and_then(super::cuda::nvrtc::try_compile) {
             Some(Err(fault)) => Err(Error::invalid("check", fault)),
             compiled => Ok(compiled.is_some()),
-        }
-    }
-
-    /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU, and caches the result. For CUDA C++ that is
-    /// compiled when the pool is built there is [`cuda`](Self::cuda).
-    pub const fn ptx(ptx: &'static str) -> Self {
-        Module {
-            image: ModuleImage { ptx: Some(ptx.as_bytes()), cubins: &[], packed: false, source: None, shared: false },
         }
     }
 

@@ -20,6 +20,7 @@ use std::{
 };
 
 /// A value that is taken apart for another process: [`Transfer::pack`](crate::collective::Transfer::pack) fills it.
+#[derive(Debug)]
 pub struct Pack {
     call: LastCall,
     header: Vec<u8>,
@@ -75,6 +76,12 @@ pub struct Unpack<'a> {
     lens: &'a [usize],
     allocate: &'a dyn Fn(usize) -> Result<DeviceBuffer<u8>>,
     made: Vec<DeviceBuffer<u8>>,
+}
+
+impl fmt::Debug for Unpack<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unpack").field("lens", &self.lens).finish_non_exhaustive()
+    }
 }
 
 impl<'a> Unpack<'a> {

@@ -20,6 +20,7 @@ pub(crate) struct CallLog {
 }
 
 /// The readers' side.
+#[derive(Debug)]
 pub(crate) struct LastCall(Arc<Words>);
 
 /// Both sides.

@@ -106,6 +106,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
 }
 
 /// The rows of a [`UnifiedBuffer`], as [`Parts`]: each device gets a shared view of its own rows.
+#[derive(Debug)]
 pub struct UnifiedRows<'e, T: DeviceCopy> {
     buffer: &'e UnifiedBuffer<T>,
     width: usize,
@@ -129,6 +130,7 @@ impl<'e, T: DeviceCopy> Parts for UnifiedRows<'e, T> {
 }
 
 /// The rows of a [`UnifiedBuffer`], as [`Parts`]: each device gets an exclusive view of its own rows.
+#[derive(Debug)]
 pub struct UnifiedRowsMut<'e, T: DeviceCopy> {
     buffer: &'e mut UnifiedBuffer<T>,
     width: usize,

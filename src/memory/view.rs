@@ -28,6 +28,7 @@ pub struct DeviceViewMut<'a, T: DeviceCopy> {
 }
 
 /// Part of a buffer that may live on another device. Only copies and kernels take it.
+#[derive(Debug)]
 pub struct PeerView<'a, T: DeviceCopy>(pub(crate) DeviceView<'a, T>);
 
 impl<T: DeviceCopy> Copy for DeviceView<'_, T> {}

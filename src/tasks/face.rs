@@ -40,6 +40,12 @@ pub struct Tasks<'t, 'env> {
     trace: Cell<Option<&'env TaskTrace>>,
 }
 
+impl std::fmt::Debug for Tasks<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tasks").finish_non_exhaustive()
+    }
+}
+
 impl<'t, 'env> Tasks<'t, 'env> {
     pub(super) fn new(engine: &'t Engine<'env>, watch: &'t Watch<'t>, tell: &'t dyn Fn(Wake)) -> Self {
         let next = engine.lock().graph.var();
@@ -240,7 +246,7 @@ struct Given<'n> {
 }
 
 /// A device that takes tasks, from [`Tasks::gpu`].
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct GpuTasks<'t, 'env> {
     tasks: &'t Tasks<'t, 'env>,
     device: usize,
@@ -331,7 +337,7 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
 }
 
 /// The CPU, which takes tasks, from [`Tasks::cpu`].
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct CpuTasks<'t, 'env> {
     tasks: &'t Tasks<'t, 'env>,
     name: Option<&'t str>,

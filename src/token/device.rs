@@ -24,6 +24,7 @@ use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, rc::Rc, sync::Arc};
 /// Such types are [`Device`], [`OnStream`], [`Stream`], [`Group`](crate::Group), [`Graph`](crate::Graph),
 /// [`GradientExchange`](crate::gradients::GradientExchange), and the guards of [`PerDevice`](crate::PerDevice). The
 /// enum has no values.
+#[derive(Debug)]
 pub enum DeviceThreadOnly {}
 
 device_thread_only! { [] Device, ['a] OnStream<'a> }
@@ -102,6 +103,7 @@ pub(crate) struct Session {
 
 /// A [`Device`] that works on another stream, or without the library's ordering. It dereferences to [`Device`], so
 /// helper functions that take `&Device` work on any stream.
+#[derive(Debug)]
 pub struct OnStream<'a> {
     dev: Device,
     of: PhantomData<&'a Stream>,

@@ -297,5 +297,5 @@ impl Cluster {
 mod models;
 
 #[cfg(test)]
-#[path = "../../lab/src/texts.rs"]
+#[path = "../tests/unit/texts.rs"]
 mod texts;

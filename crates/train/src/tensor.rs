@@ -134,7 +134,7 @@ fn overlapped<R>(group: &Group<'_>, collective: impl FnOnce(&Group<'_>) -> Resul
 
 /// The sum of a gradient over calls, in `f32`, where its own type is narrower: there a sum of equal numbers stops
 /// growing at 256 (`bf16`) or 2048 (`f16`) of them.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Wide(Option<[DeviceBuffer<f32>; 2]>);
 
 impl Wide {

@@ -2,22 +2,17 @@
 
 use super::{Case, EACH, RANGE};
 use crate::{
-    plot::{on_paper, size_mark, time_mark},
+    plot::{line, on_paper, size_mark, time_mark},
     report,
-    style::{INK, legend, text},
+    style::{COLOURS, Entry, INK, MIDDLE, legend, text},
 };
 use anyhow::Result;
 use plotters::{coord::Shift, prelude::*};
 use std::path::Path;
 
-const SIZE: (u32, u32) = (1280, 640);
-/// The machines of the picture, in these colours.
-const DRAWN: [(usize, RGBColor); 4] = [
-    (2, RGBColor(23, 90, 164)),
-    (8, RGBColor(20, 140, 110)),
-    (32, RGBColor(208, 92, 20)),
-    (128, RGBColor(136, 62, 150)),
-];
+const SIZE: (u32, u32) = (1280, 740);
+/// The hosts of the machines of the picture, in the order of the colours.
+const DRAWN: [usize; 4] = [2, 8, 32, 128];
 /// The largest size on the left.
 const MOST: usize = 1 << 30;
 
@@ -37,9 +32,11 @@ where
          devices; lines: the cost model"
     );
     let area = area.margin(12, 4, 4, 4).titled(&title, text(20))?;
-    let (left, right) = area.split_horizontally(SIZE.0 * 52 / 100);
-    times(&left, cases)?;
-    factors(&right, cases)?;
+    let (charts, below) = area.split_vertically(SIZE.1 - 170);
+    let (left, right) = charts.split_horizontally(SIZE.0 * 52 / 100);
+    let (left_key, right_key) = below.split_horizontally(SIZE.0 * 52 / 100);
+    legend(&left_key.margin(4, 24, 92, 4), 2, times(&left, cases)?)?;
+    legend(&right_key.margin(4, 4, 78, 4), 2, factors(&right, cases)?)?;
     area.present()?;
     Ok(())
 }
@@ -58,39 +55,40 @@ fn log(value: f64) -> f64 {
     value.log2()
 }
 
-fn times<B: DrawingBackend>(area: &DrawingArea<B, Shift>, cases: &[Case]) -> Result<()>
+/// Returns the legend.
+fn times<B: DrawingBackend>(area: &DrawingArea<B, Shift>, cases: &[Case]) -> Result<Vec<Entry<B>>>
 where
     B::ErrorType: 'static,
 {
-    // Microseconds and bytes, as logarithms to base 2: the ticks fall on powers of two.
+    // Microseconds as logarithms to base 10, bytes to base 2: the ticks fall on round numbers.
     let mut chart = ChartBuilder::on(area)
         .margin(14)
         .x_label_area_size(50)
         .y_label_area_size(78)
-        .build_cartesian_2d(log(1024.0) - 0.3..log(MOST as f64) + 0.3, 6.0..20.0_f64)?;
+        .build_cartesian_2d(log(1024.0) - 0.3..log(MOST as f64) + 0.3, 2.0..5.0_f64)?;
     let mut mesh = chart.configure_mesh();
     mesh.x_desc("size of the buffer on each device").y_desc("time of one all-reduce, a NIC for each device");
     mesh.label_style(text(15)).axis_desc_style(text(16)).axis_style(INK.mix(0.6));
     mesh.bold_line_style(INK.mix(0.12)).light_line_style(TRANSPARENT);
-    mesh.x_labels(11).x_label_formatter(&|x| size_mark(x)).y_labels(8).y_label_formatter(&|y| time_mark(*y));
+    mesh.x_labels(11).x_label_formatter(&|x| size_mark(x)).y_labels(4).y_label_formatter(&|y| time_mark(*y));
     mesh.draw()?;
-    for (hosts, colour) in DRAWN {
+    let mut entries = Vec::new();
+    for (hosts, colour) in DRAWN.into_iter().zip(COLOURS) {
         let Some(case) = of(cases, hosts, EACH) else { continue };
         for (way, width, what) in [(1, 3, "hierarchy"), (0, 1, "flat ring")] {
-            let line = sizes(MOST).map(|bytes| (log(bytes as f64), log(case.modelled(bytes)[way])));
-            chart
-                .draw_series(LineSeries::new(line, colour.stroke_width(width)))?
-                .label(format!("{hosts} hosts, {} devices: {what}", EACH * hosts))
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(width)));
-            let ran = case.runs.iter().map(|&(bytes, times)| (log(bytes as f64), log(times[way])));
+            let style = colour.stroke_width(width);
+            let times = sizes(MOST).map(|bytes| (log(bytes as f64), case.modelled(bytes)[way].log10()));
+            chart.draw_series(LineSeries::new(times, style))?;
+            entries.push((line(style), format!("{hosts} hosts, {} devices: {what}", EACH * hosts)));
+            let ran = case.runs.iter().map(|&(bytes, times)| (log(bytes as f64), times[way].log10()));
             chart.draw_series(ran.map(|point| Circle::new(point, 4, colour.filled())))?;
         }
     }
-    legend(&mut chart, SeriesLabelPosition::UpperLeft, 12, 14)?;
-    Ok(())
+    Ok(entries)
 }
 
-fn factors<B: DrawingBackend>(area: &DrawingArea<B, Shift>, cases: &[Case]) -> Result<()>
+/// Returns the legend.
+fn factors<B: DrawingBackend>(area: &DrawingArea<B, Shift>, cases: &[Case]) -> Result<Vec<Entry<B>>>
 where
     B::ErrorType: 'static,
 {
@@ -108,17 +106,17 @@ where
     mesh.x_labels(7).x_label_formatter(&|x| size_mark(x)).y_labels(7).y_label_formatter(&factor);
     mesh.draw()?;
     chart.draw_series(LineSeries::new([(log(1024.0), 0.0), (most, 0.0)], INK.stroke_width(1)))?;
-    for (nics, width, what) in [(EACH, 3, "a NIC for each device"), (1, 1, "one NIC")] {
-        for (hosts, colour) in DRAWN {
+    let mut entries = Vec::new();
+    for (hosts, colour) in DRAWN.into_iter().zip(COLOURS) {
+        for (nics, width, what) in [(EACH, 3, "a NIC for each device"), (1, 1, "one NIC")] {
             let Some(case) = of(cases, hosts, nics) else { continue };
             let ratio = |bytes: usize| {
                 let [flat, hierarchy] = case.modelled(bytes);
                 (log(bytes as f64), log(flat / hierarchy))
             };
-            chart
-                .draw_series(LineSeries::new(sizes(*RANGE.end()).map(ratio), colour.stroke_width(width)))?
-                .label(format!("{hosts} hosts, {what}"))
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(width)));
+            let style = colour.stroke_width(width);
+            chart.draw_series(LineSeries::new(sizes(*RANGE.end()).map(ratio), style))?;
+            entries.push((line(style), format!("{hosts} hosts, {what}")));
             let ran = case.runs.iter().map(|&(bytes, [flat, hierarchy])| (log(bytes as f64), log(flat / hierarchy)));
             chart.draw_series(ran.map(|point| Circle::new(point, 4, colour.filled())))?;
             let wins = case
@@ -128,11 +126,7 @@ where
             chart.draw_series(wins)?;
         }
     }
-    // A line of the legend alone.
-    chart
-        .draw_series(std::iter::empty::<Circle<(f64, f64), i32>>())?
-        .label("from here on the flat ring wins")
-        .legend(|(x, y)| Circle::new((x + 11, y), 6, INK.stroke_width(2)));
-    legend(&mut chart, SeriesLabelPosition::UpperRight, 12, 14)?;
-    Ok(())
+    let crossing = Circle::new(MIDDLE, 6, INK.stroke_width(2)).into_dyn();
+    entries.push((crossing, "from here on the flat ring wins".to_owned()));
+    Ok(entries)
 }

@@ -1,7 +1,7 @@
 //! Size classes of small blocks.
 //!
-//! Steps of 256 bytes up to 2 KiB, then eight steps per doubling up to 128 KiB, which waste at most an eighth: 56
-//! classes in all (jemalloc's table, as RMM's arena has it).
+//! Steps of 256 bytes up to 2 KiB (257 bytes take 512). Then eight steps per doubling up to 128 KiB, which waste at
+//! most an eighth. These are 56 classes (jemalloc's table, as RMM's arena has it).
 
 /// The largest small block, in bytes.
 pub(super) const SMALL: usize = 128 << 10;

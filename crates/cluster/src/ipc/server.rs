@@ -117,6 +117,16 @@ pub(super) fn forget() {
     }
 }
 
+/// How many live exports the server has, and how many ended ones.
+#[cfg(test)]
+pub(super) fn remembered() -> (usize, usize) {
+    let current = SERVER.lock();
+    current.as_ref().map_or((0, 0), |server| {
+        let book = server.book.lock();
+        (book.exports.len(), book.ended.len())
+    })
+}
+
 fn start() -> Result<Arc<Server>> {
     let failed = |what: &str, why: io::Error| Error::Cluster { op: "export", why: format!("{what}: {why}") };
     let no_process = || Error::Cluster { op: "export", why: "there is no /proc that tells processes apart".into() };

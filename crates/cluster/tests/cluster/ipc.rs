@@ -137,6 +137,26 @@ fn child() {
             drop(x);
             Ok(())
         }
+        "starve" => {
+            let ipc = serde_json::from_str(&listen()).unwrap();
+            let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: a call of the system with a valid pointer.
+            assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+            limit.rlim_cur = 64;
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+            let mut open = Vec::from_iter(std::iter::from_fn(|| fs::File::open("/dev/null").ok()));
+            let x = loop {
+                match dev.import::<f32>(&ipc) {
+                    Ok(x) => break x,
+                    Err(error) => say(&format!("{error}")),
+                }
+                drop(open.pop().expect("a descriptor is enough"));
+            };
+            x.release(dev)?;
+            say("released");
+            Ok(())
+        }
         "export" => {
             let x = exported(dev, &numbers(1000))?;
             say(&serde_json::to_string(&x.export()?).unwrap());
@@ -479,6 +499,67 @@ fn strangers_do_not_block_the_server() {
         let ended = std::io::Read::read_to_end(&mut socket, &mut Vec::new());
         assert!(!ended.is_err_and(|why| why.kind() == std::io::ErrorKind::WouldBlock), "it is still waited for");
     }
+}
+
+/// Strangers that come and go without a pause.
+#[test]
+fn strangers_who_keep_coming_do_not_block_the_server() {
+    use std::{
+        os::{
+            linux::net::SocketAddrExt,
+            unix::net::{SocketAddr, UnixStream},
+        },
+        sync::atomic::{AtomicBool, Ordering::Relaxed},
+    };
+    let _alone = alone();
+    let pool = Gpus::software().pool(1);
+    let x = pool.run(|dev, _| exported(dev, &numbers(10))).unwrap().remove(0);
+    let name: serde_json::Value = serde_json::to_value(x.export().unwrap()).unwrap();
+    let address = SocketAddr::from_abstract_name(name["socket"].as_str().unwrap()).unwrap();
+    x.withdraw().unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        for _ in 0..3 {
+            s.spawn(|| {
+                while !over.load(Relaxed) {
+                    drop(UnixStream::connect_addr(&address));
+                }
+            });
+        }
+        for _ in 0..20 {
+            let ipc = x.export().unwrap();
+            let found = pool.run(|dev, _| dev.download(&dev.import::<f32>(&ipc)?));
+            pool.run(|dev, _| dev.wait_released(&x, LONG)).unwrap();
+            x.withdraw().unwrap();
+            if found.as_ref().map_or(true, |found| found[0] != numbers(10)) {
+                over.store(true, Relaxed);
+            }
+            assert_eq!(found.unwrap()[0], numbers(10));
+        }
+        over.store(true, Relaxed);
+    });
+}
+
+/// An importer without a free descriptor says that; the exporter lives, and the export is good for a later try.
+#[test]
+fn an_importer_without_a_descriptor_says_so() {
+    let _alone = alone();
+    let pool = Gpus::software().pool(1);
+    let x = pool.run(|dev, _| exported(dev, &numbers(10))).unwrap().remove(0);
+    let mut other = Other::new("host starve");
+    other.tell(&serde_json::to_string(&x.export().unwrap()).unwrap());
+    let mut refusals = 0;
+    loop {
+        let said = other.hear();
+        if said == "released" {
+            break;
+        }
+        assert!(said.contains("descriptor") || said.contains("os error 24"), "{said}");
+        assert!(!said.contains("has ended") && refusals < 20, "{said}");
+        refusals += 1;
+    }
+    assert!(refusals > 0);
+    pool.run(|dev, _| dev.wait_released(&x, LONG)).unwrap();
 }
 
 /// What the members of a failed gang drop is parked first.

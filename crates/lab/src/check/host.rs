@@ -13,6 +13,12 @@ use std::{any::Any, cell::RefCell, sync::Weak};
 #[derive(Clone, Default)]
 pub struct Token(Clock);
 
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Token").finish_non_exhaustive()
+    }
+}
+
 impl Token {
     pub(super) fn new(clock: Clock) -> Self {
         Token(clock)

@@ -162,6 +162,12 @@ pub struct Checker {
     me: Weak<Checker>,
 }
 
+impl std::fmt::Debug for Checker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Checker").finish_non_exhaustive()
+    }
+}
+
 impl Checker {
     fn new(devices: usize) -> Arc<Self> {
         let mut state = State::new(devices);

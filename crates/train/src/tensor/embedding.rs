@@ -13,6 +13,7 @@ use std::ops::Range;
 
 /// Words of a vocabulary that is spread over a group, one for each row: labels, or inputs of an embedding. Each member
 /// has its [part](part_of) of the vocabulary, and keeps the words' numbers in its part.
+#[derive(Debug)]
 pub struct Indices {
     /// The number in the own part; the size of the part for a word of another member.
     pub(super) numbers: DeviceBuffer<u32>,
@@ -71,6 +72,7 @@ impl Indices {
 
 /// A table of rows for the words of a vocabulary, spread over a group: each member has the rows of its words
 /// (Megatron's vocabulary-parallel embedding).
+#[derive(Debug)]
 pub struct VocabularyEmbedding<T: Float> {
     /// The own rows, and behind them one row of zeros, which stands for the words of other members.
     pub table: DeviceBuffer<T>,

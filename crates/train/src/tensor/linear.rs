@@ -26,6 +26,7 @@ use std::ops::Range;
 /// each. Gradients that the program writes itself (zeros, say) count in place of the sums. A graph goes on with the
 /// sums in `f32` from launch to launch if a call with `accumulate` came before the capture; else each launch begins
 /// with the rounded ones.
+#[derive(Debug)]
 pub struct LinearPart<T: Float> {
     /// `inputs x outputs`, row-major.
     pub weight: DeviceBuffer<T>,
@@ -177,6 +178,7 @@ impl<T: Float + Element> LinearPart<T> {
 /// assert!(found.iter().all(|found| *found == (vec![38.0], vec![8.0, 8.0])));
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
+#[derive(Debug)]
 pub struct ColumnLinear<T: Float> {
     /// The own columns.
     pub part: LinearPart<T>,
@@ -187,6 +189,7 @@ pub struct ColumnLinear<T: Float> {
 ///
 /// Forward the products are summed over the members (Megatron's g). The bias is added to the sum, once. Backward
 /// nothing is exchanged; all members compute the same gradient of the bias.
+#[derive(Debug)]
 pub struct RowLinear<T: Float> {
     /// The own rows, and all of the bias.
     pub part: LinearPart<T>,

@@ -13,6 +13,7 @@ use gpu_pool::{
 /// Forward nothing is exchanged. Backward the gradients of the weights are summed over the members, on a stream of
 /// their own, so that all members change the weights alike. Where all members have all rows instead, their gradients
 /// are complete already: use [`layer_norm`](crate::ops::Norms::layer_norm) there.
+#[derive(Debug)]
 pub struct SequenceNorm<T: Float> {
     /// The factors.
     pub gamma: DeviceBuffer<T>,

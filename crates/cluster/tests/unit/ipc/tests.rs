@@ -130,3 +130,24 @@ fn a_silent_one() {
     let own = std::process::id() as usize;
     assert!(matches!(found, Err(Error::HostTimeout { ref missing, .. }) if *missing == [own]), "{found:?}");
 }
+
+/// However many exports are used, or withdrawn, while memory of one lives: the server keeps the live ones, and of a few
+/// others how they ended.
+#[test]
+fn the_server_remembers_a_bounded_number_of_exports() {
+    let pool = pool(LONG);
+    let x = pool.run(|dev, _| dev.exportable::<f32>(4)).unwrap().remove(0);
+    for _ in 0..400 {
+        let ipc = x.export().unwrap();
+        // SAFETY: nothing writes to the memory meanwhile.
+        drop(pool.run(|dev, _| dev.import::<f32>(&ipc)).unwrap());
+        x.withdraw().unwrap();
+    }
+    for _ in 0..400 {
+        x.export().unwrap();
+        x.withdraw().unwrap();
+    }
+    let (live, ended) = server::remembered();
+    // Other tests of this process export, too.
+    assert!(live < 100 && ended <= 256, "{live} live exports, {ended} ended ones");
+}

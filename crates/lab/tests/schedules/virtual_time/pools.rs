@@ -68,6 +68,29 @@ fn devices_without_a_link_are_staged() {
     assert!(copy(dry(&tree), 0, 1, bytes) < given, "direct under one switch");
 }
 
+/// Both buses work in parallel. A loop by hand cannot be faster than the slower of them alone; of eight pieces, the first
+/// one has the second bus idle.
+#[test]
+fn a_staged_copy_has_the_speed_of_the_slower_bus() {
+    for machine in [Topology::nvswitch(2), Topology::pcie_tree(2, 1, 1)] {
+        let bytes = 64 << 20;
+        let staged = copy(dry(&machine).without_peer_access(), 0, 1, bytes);
+        let alone = dry(&machine).build().unwrap().run(|dev, _| {
+            let (mut x, mut host) = (dev.zeros::<u8>(bytes)?, dev.pinned::<u8>(bytes)?);
+            let start = dev.record_timed()?;
+            match dev.rank() {
+                0 => dev.download_pinned(&x, &mut host)?,
+                _ => dev.upload_pinned_into(&host, &mut x)?,
+            }
+            let end = dev.record_timed()?;
+            dev.synchronize()?;
+            end.elapsed_since(&start)
+        });
+        let alone = alone.unwrap().into_iter().max().unwrap();
+        assert!(staged.mul_f64(0.8) <= alone, "{staged:?} staged, {alone:?} on the slower bus alone");
+    }
+}
+
 /// Topologies say how many devices there are, how large, and what they are called; `host` takes fewer of them.
 #[test]
 fn a_pool_has_the_devices_of_its_topology() {

@@ -36,7 +36,7 @@ macro_rules! checkpoints {
             /// members of the group call it with the same checkpoint.
             ///
             /// # Errors
-            /// Those of [`Checkpoint::part`] and [`Device::upload_into`].
+            /// Those of [`Checkpoint::part`] and [`Device::upload_into`](gpu_pool::Device::upload_into).
             #[track_caller]
             pub fn load(&mut self, group: &Group<'_>, from: &Checkpoint, name: &str) -> Result<()> {
                 let _here = OpSite::here(concat!(stringify!($layer), "::load"));

@@ -1,0 +1,1 @@
+../../../lab/src/texts.rs
