@@ -234,8 +234,8 @@ impl Rails {
         Error::Transport { library: "nccl", op, code: code::INVALID_USAGE, why }
     }
 
-    /// What is wrong with the call on all hosts alike, so that none submits it. `Messages` are among any hosts of the
-    /// rail; all else is among all of the cluster.
+    /// The fault of the call on all hosts alike, so that none submits it. `Messages` are among any hosts of the rail;
+    /// all else is among all of the cluster.
     fn check(&self, rail: &Rail, call: &RailCall<'_>) -> Result<()> {
         let wrong = match *call {
             RailCall::Messages(_) => return Ok(()),

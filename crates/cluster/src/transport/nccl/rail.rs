@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What ends a wait for the library before its time.
+/// The conditions that end a wait for the library early.
 #[derive(Clone, Copy)]
 pub(super) struct Until<'a> {
     pub lost: &'a dyn Fn() -> Option<Error>,
