@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The words of the guide and of rustdoc's public pages. Usage: .ci/prose.py, after `cargo doc --workspace`.
 
-It reads the Markdown files of the book, the README files, and the pages in target/doc. Code, titles, and the heads of
-tables are left out. A fault is:
+It reads the Markdown files of the book and of the root, the README files, the comments of the examples, and the pages
+in target/doc. Code, titles, and the heads of tables are left out. A fault is:
 
 * a clause with "what" or "who" in place of a noun: "what fails is", "it takes what you give". Name the thing. Questions
   are allowed: "What does it cost?", "the error says what is missing";
@@ -20,9 +20,9 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = [
-    *sorted(ROOT.glob("docs/src/**/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md",
-    *sorted(ROOT.glob("crates/*/README.md")),
+    *sorted(ROOT.glob("docs/src/**/*.md")), *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("crates/*/README.md")),
 ]
+EXAMPLES = sorted(ROOT.glob("examples/**/*.rs"))
 # Written by a program, with titles of public threads.
 GENERATED = "docs/src/guide/bug_zoo"
 PRIVATE = r"headlines?|patience|restless|make-up|in-short"
@@ -75,6 +75,23 @@ def markdown(page):
         paragraph.append(re.sub(r"`[^`]*`|<!--.*?-->", "x", line).strip())
 
 
+def comments(source):
+    """The paragraphs of a program's comments, with their first lines. One behind code is a paragraph."""
+    paragraph, start = [], 1
+    for number, line in enumerate([*source.read_text().splitlines(), ""], 1):
+        text = re.search(r"(^|\s)//[/!]? (.*)", line)
+        alone = bool(re.match(r"\s*//[/!]? \S", line))
+        if paragraph and not alone:
+            yield start, " ".join(paragraph)
+            paragraph = []
+        if text:
+            words = re.sub(r"`[^`]*`", "x", text[2])
+            start = start if paragraph else number
+            paragraph.append(words)
+            if not alone:
+                yield start, paragraph.pop()
+
+
 def rustdoc(page):
     """The paragraphs of the documentation on a page."""
     text = page.read_text().partition('id="blanket-implementations"')[0]  # Those have the standard library's words.
@@ -91,6 +108,10 @@ def main():
         if not name.startswith(GENERATED):
             for line, text in markdown(page):
                 found += [f"{name}:{line}: ..{words}..: {advice}" for words, advice in faults(text)]
+    for source in EXAMPLES:
+        for line, text in comments(source):
+            name = source.relative_to(ROOT).as_posix()
+            found += [f"{name}:{line}: ..{words}..: {advice}" for words, advice in faults(text)]
     public = {}
     for page in sorted(ROOT.glob("target/doc/gpu_pool*/**/*.html")):
         for text in rustdoc(page):
@@ -99,7 +120,7 @@ def main():
     found += [f"{page}: {fault}" for fault, page in public.items()]
     if found:
         sys.exit("\n".join(found) + f"\n{len(found)} places that are hard to read")
-    print(f"{len(PAGES)} pages and rustdoc have plain sentences")
+    print(f"{len(PAGES)} pages, {len(EXAMPLES)} files of examples and rustdoc have plain sentences")
 
 
 if __name__ == "__main__":

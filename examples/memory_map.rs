@@ -1,4 +1,4 @@
-//! Shows what a memory pool does: a small mixed workload on every device, and a file that shows which call held which
+//! Shows the work of a memory pool: a small mixed workload on every device, and a file that shows which call held which
 //! addresses when.
 //!
 //! `cargo run --release --example memory_map [-- memory.pickle]`, then drop the file on
@@ -51,7 +51,7 @@ impl Model {
 
     /// The allocations of a training step, without the training.
     fn step(&mut self, dev: &Device, step: usize) -> Result<()> {
-        // Every fourth batch is shorter: sizes that differ a little are what fragments pools (pytorch#35901).
+        // Every fourth batch is shorter: sizes that differ a little fragment pools (pytorch#35901).
         let rows = if step % 4 == 3 { 330_000 } else { 500_000 };
         let loader = dev.stream()?;
         let batch = dev.on(&loader).upload(&vec![1.0f32; rows])?;

@@ -101,7 +101,7 @@ async fn run(jobs: &Jobs, options: &Options, images: Images) -> Result<()> {
     Ok(())
 }
 
-/// Serves until `end` comes, and returns what came with it. Then it answers what it has read.
+/// Serves until `end` comes. Then it answers all requests that it has read, and returns the value of `end`.
 async fn serve<T>(
     listener: TcpListener,
     jobs: &Jobs,
@@ -160,7 +160,7 @@ fn parse(line: &str) -> Option<Vec<f32>> {
     (pixels.len() == PIXELS).then(|| pixels.iter().map(|pixel| pixel / 16.0).collect())
 }
 
-/// Makes batches of requests, and jobs of batches, until there are no more connections. Returns what it has done.
+/// Makes batches of requests, and jobs of batches, until there are no more connections. Returns the counts.
 async fn batches(jobs: Jobs, mut queue: mpsc::Receiver<Request>, most: usize, wait: Duration) -> Result<String> {
     let (mut count, mut requests, mut running) = (0, 0, JoinSet::new());
     while let Some(first) = queue.recv().await {

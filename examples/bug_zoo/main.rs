@@ -1,10 +1,10 @@
-//! A tour of typical mistakes in programs for several GPUs. Each comes with a public thread where somebody made it,
-//! what happens, how it is caught, and a mended twin.
+//! A tour of typical mistakes in programs for several GPUs. Each comes with a public thread about it, its effect,
+//! how it is caught, and a mended twin.
 //!
 //! ```sh
 //! cargo run --example bug_zoo                              # all of it; no GPU needed
 //! cargo run --example bug_zoo -- --only missing-wait
-//! cargo run --example bug_zoo -- --table                   # what is caught where, with and without the checker
+//! cargo run --example bug_zoo -- --table                   # which are caught where, with and without the checker
 //! cargo run --example bug_zoo -- --markdown docs/src/guide/bug_zoo.md
 //! cargo run --example bug_zoo -- --backend cuda --json benches/results/2xH200/bug_zoo.json
 //! ```
@@ -46,13 +46,13 @@ struct Options {
     /// Software GPUs, or two real ones
     #[arg(long, value_enum, default_value_t = Kind::Host)]
     backend: Kind,
-    /// What is caught where, in a table
+    /// Which are caught where, in a table
     #[arg(long)]
     table: bool,
     /// Writes the tour to a file
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Writes what was found on this backend to a file
+    /// Writes the findings on this backend to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

@@ -26,7 +26,7 @@ pub fn before(out: &mut impl Write, exhibit: &Exhibit, place: usize, of: usize) 
     Ok(())
 }
 
-/// Prints the part after a run: what happened, and the mended program.
+/// Prints the part after a run: the outcome, and the mended program.
 pub fn after(out: &mut impl Write, found: &Findings) -> Result<()> {
     let exhibit = found.exhibit;
     match exhibit.expected {
@@ -65,7 +65,7 @@ pub fn after(out: &mut impl Write, found: &Findings) -> Result<()> {
     Ok(())
 }
 
-/// What a program does that nothing stops.
+/// The outcome of a program that nothing stops.
 pub fn silence(found: &Findings) -> String {
     match found.wrong_numbers {
         Some(0) => format!("silent, and its own numbers are right in each of {SEEDS} orders of its operations"),

@@ -42,7 +42,7 @@ fn main() -> Result<()> {
             unsafe { (dev.adopt_stream(stream.cu_stream() as u64)?, dev.adopt::<f32>(address, LEN, slice.clone())?) };
         dev.on(&stream).all_reduce(&mut x, ReduceOp::Sum)
     });
-    // Before `own` goes, whatever has happened.
+    // Before `own` goes, also after a failure.
     pool.close()?;
     summed?;
 

@@ -55,13 +55,13 @@ struct Options {
     picture: Option<PathBuf>,
 }
 
-/// What a device keeps from job to job.
+/// The state of a device from job to job.
 struct State {
     prover: Prover,
     first: Event,
 }
 
-/// What a job leaves. It has not waited for the device: so the closure of the next job can run beside its work.
+/// The result of a job. It has not waited for the device: so the closure of the next job can run beside its work.
 struct Left {
     device: usize,
     first: Event,

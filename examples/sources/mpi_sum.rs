@@ -58,7 +58,7 @@ pub fn by_hand(start: impl Fn() -> Command) -> Result<Vec<Command>> {
     Ok(["0", "1"].map(process).into())
 }
 
-/// Starts the processes, with what `set` adds, and prints what they say.
+/// Starts the processes, with the variables of `set`, and prints their output.
 pub fn run(processes: Vec<Command>, set: impl Fn(&mut Command) -> &mut Command, out: &mut dyn Write) -> Result<()> {
     let mut running = Vec::new();
     for mut process in processes {

@@ -1,4 +1,4 @@
-//! CUDA.jl, "Multiple GPUs", scenario 1: a process for each device; and what the text misses there, a buffer that goes
+//! CUDA.jl, "Multiple GPUs", scenario 1: a process for each device; and, missing there, a buffer that goes
 //! from process to process without a copy through the CPU.
 //!
 //! `cargo run --release --example process_per_gpu`. It starts two workers of its own, on two GPUs, or on the only one
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     run(GpuPool::builder().build()?, start, &mut stdout(), 1_000_000)
 }
 
-/// Starts two workers with `start`, which gets their arguments, and passes on what they tell each other.
+/// Starts two workers with `start`, which gets their arguments, and passes on their messages to each other.
 pub fn run(pool: GpuPool, start: impl Fn(&[String]) -> Command, out: &mut dyn Write, len: usize) -> Result<()> {
     let device = |worker: usize| (worker % pool.device_count()).to_string();
     let mut workers = Vec::new();
@@ -103,8 +103,8 @@ pub fn work(
     Ok(writeln!(to, "peer {sum}")?)
 }
 
-/// Fills memory of the first device and lends it to another worker. Returns the sum of what that one lends, which lies
-/// on the second device. `swap` gets the device's name, the sum and the loan, and brings the other's.
+/// Fills memory of the first device and lends it to another worker. Returns the sum of the other's loan,
+/// which lies on the second device. `swap` gets the device's name, the sum and the loan, and brings the other's.
 fn lend(
     builder: Builder,
     [own, peer]: [usize; 2],

@@ -1,7 +1,7 @@
 //! CUDA.jl, "Multiple GPUs", scenarios 1 to 3: a worker for each device; a task on each device; and many threads.
 //!
-//! `cargo run --release --example thread_per_device`. It uses all GPUs, else four software GPUs. What the text advises
-//! against is what this crate is for: each device has a thread, which owns its context and its memory pool.
+//! `cargo run --release --example thread_per_device`. It uses all GPUs, else four software GPUs. The text advises
+//! against the purpose of this crate: each device has a thread, which owns its context and its memory pool.
 
 use anyhow::{Context, Result, ensure};
 use gpu_pool::GpuPool;

@@ -1,8 +1,9 @@
-//! D2L, "Automatic Parallelism": a series of 50 matrix products on one device, on the other, and on both at once.
+//! D2L, "Automatic Parallelism": a series of 50 matrix products on one device, on the other, and on both in parallel.
 //!
 //! `cargo run --release --example two_series`. It uses the first two GPUs with matrices of 4000 x 4000, else two
-//! software GPUs with matrices of 500 x 500. The two series do not depend on each other. So they run at once, and
-//! nothing in the program says so. (Software GPUs share the CPU: both at once take as long as one after the other.)
+//! software GPUs with matrices of 500 x 500. The two series do not depend on each other. So they run in parallel,
+//! and nothing in the program says so. (Software GPUs share the CPU: both in parallel take as long as one after the
+//! other.)
 
 use anyhow::{Result, ensure};
 use gpu_pool::{

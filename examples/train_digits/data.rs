@@ -1,7 +1,7 @@
 //! The digits: images of 8 x 8 pixels from 0 to 16 and a label from 0 to 9, one image per line of a CSV file (gzipped
 //! or not).
 //!
-//! Every error names the file, the line and what was expected there.
+//! Every error names the file, the line and the expected content.
 
 use crate::rng::Rng;
 use anyhow::{Context, Result, bail, ensure};

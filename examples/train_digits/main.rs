@@ -48,7 +48,7 @@ struct Options {
     /// GPUs [default: all GPUs, one GPU for each process of several on a machine, or 4 software GPUs]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     devices: Option<usize>,
-    /// What to train on; auto takes GPUs where there are some
+    /// Devices to train on; auto takes GPUs where there are some
     #[arg(long, value_enum, default_value_t = Kind::Auto)]
     backend: Kind,
     /// Passes over the training data
@@ -181,7 +181,7 @@ fn gpus() -> bool {
     there && !software
 }
 
-/// Checks what the example promises: equal replicas, equal runs, and a model that has learned.
+/// Checks the promises of the example: equal replicas, equal runs, and a model that has learned.
 fn check(out: &mut dyn Write, outcome: &Outcome, again: impl FnOnce() -> Result<Outcome>) -> Result<()> {
     let (first, others) = outcome.weights.split_first().context("no device has weights")?;
     let hash = report::hash(first);

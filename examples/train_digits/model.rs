@@ -36,7 +36,7 @@ pub fn initial_weights(seed: u64) -> Vec<f32> {
     weights
 }
 
-/// What a device keeps from scope to scope.
+/// The state of a device from scope to scope.
 pub struct Replica {
     weights: DeviceBuffer<f32>,
     gradients: GradientExchange,

@@ -1,4 +1,4 @@
-//! A small seeded generator: the same numbers on every machine and in every run, whatever other crates do.
+//! A small seeded generator: the same numbers on every machine and in every run, with any version of other crates.
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 pub struct Rng(u64);

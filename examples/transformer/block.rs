@@ -60,7 +60,7 @@ pub struct Block {
     heads: usize,
 }
 
-/// What the steps back need of attention.
+/// The values of attention that the steps back need.
 struct Attention {
     qkv: [Buffer; 3],
     shares: Buffer,

@@ -101,8 +101,8 @@ crate::on_both! {
         pool.run(|dev, _| dev.barrier()).unwrap();
     }
 
-    /// A cancellation, and a deadline, that come while the closure fails are not lost: it does not begin again. A closed
-    /// queue lets it begin again, since `close` waits for all.
+    /// A cancellation, and a deadline, that come while the closure fails are not lost: it does not begin again. A
+    /// closed queue lets it begin again, since `close` waits for all.
     1: fn what_fails_after_a_cancellation_does_not_begin_again(gpus) {
         let pool = gpus.builder(1).build().unwrap();
         for by_deadline in [false, true] {
@@ -135,8 +135,8 @@ crate::on_both! {
         again.unwrap().wait().unwrap();
     }
 
-    /// ceno #1403: what a device has made stays with it; results come back in order though jobs end out of order; the first
-    /// failure is seen, and the jobs behind it nevertheless end.
+    /// ceno #1403: what a device has made stays with it; results come back in order though jobs end out of order; the
+    /// first failure is seen, and the jobs behind it nevertheless end.
     2: fn state_stays_on_its_device_and_results_are_in_order(gpus) {
         let pool = gpus.builder(2).build().unwrap();
         let threads: Arc<Mutex<HashMap<usize, ThreadId>>> = Arc::default();
@@ -352,8 +352,8 @@ kernel! {
 }
 
 /// A kernel faults, with 100 jobs queued: every handle answers within a second. CUDA ends all contexts of the process
-/// then, those of other GPUs, too (a program of CuPy alone sees that on two H200s). Where another GPU lives on, it takes
-/// what had not begun. In a process of its own, since no GPU can be used in that one any more.
+/// then, those of other GPUs, too (a program of CuPy alone sees that on two H200s). Where another GPU lives on, it
+/// takes what had not begun. In a process of its own, since no GPU can be used in that one any more.
 #[test]
 fn cuda_a_kernel_faults_under_a_hundred_jobs() {
     // Not `on_cuda`: devices that share a GPU die together everywhere.

@@ -4,7 +4,7 @@
 //! the zoo's mistakes can be written here as they were made. Each call is `#[track_caller]` and [annotated](annotate),
 //! so that reports name the line of the program.
 //!
-//! Nothing here makes the process undefined, whatever the program does. Only copies read device memory. Software GPUs
+//! Nothing here makes the process undefined, in any program. Only copies read device memory. Software GPUs
 //! refuse unknown addresses, and run conflicting operations one after the other. The host accesses page-locked memory
 //! through [`Gpu::host_read`] and [`Gpu::host_write`], which are operations on software GPUs, too.
 
@@ -177,7 +177,7 @@ impl Gpu {
         memory
     }
 
-    /// Gives memory back at once.
+    /// Gives memory back immediately.
     #[track_caller]
     pub fn free(&self, memory: Mem) -> DriverResult {
         let of =

@@ -1,4 +1,4 @@
-//! What an exhibit is, how it is declared, and what counts as caught.
+//! An exhibit: its parts, its declaration, and the outcomes that count as caught.
 //!
 //! The files of exhibits declare theirs by [`exhibits`]. The example shows them;
 //! `crates/lab/tests/bug_zoo.rs` checks each.
@@ -19,13 +19,13 @@ pub struct Exhibit {
     pub title: &'static str,
     /// The mistake, in a sentence or two.
     pub mistake: &'static str,
-    /// The public thread where somebody made it.
+    /// The public thread about the mistake.
     pub thread: Thread,
     /// The program with the mistake, if it compiles.
     pub wrong: Option<Program>,
     /// The mended twin.
     pub right: Program,
-    /// What the twin does differently, in a sentence.
+    /// The difference of the twin, in a sentence.
     pub mended: &'static str,
     /// How the mistake is caught.
     pub expected: Caught,
@@ -50,8 +50,8 @@ pub struct Program {
 }
 
 /// The exhibits of a file, as its `EXHIBITS`. Each lists: name and title; the mistake; the public thread; the wrong
-/// program (if it compiles) with the items that a reader must see, how it is caught, and what happens on real GPUs; the
-/// mended twin, and what it does differently. The text of the programs is taken from the file, named first.
+/// program (if it compiles) with the items that a reader must see, how it is caught, and its effect on real GPUs; the
+/// mended twin, and its difference. The text of the programs is taken from the file, named first.
 macro_rules! exhibits {
     ($source:literal $($name:literal: $title:literal {
         $mistake:literal

@@ -84,7 +84,7 @@ fn wrong_device_right(ground: &Ground) -> Outcome {
 
 fn no_peer_rights_wrong(ground: &Ground) -> Outcome {
     let [a, b] = ground.bare()?;
-    b.disable_peer(&a)?; // somebody else may have had it
+    b.disable_peer(&a)?; // other code may have had it
     let (s, t) = (a.stream()?, b.stream()?);
     let (x, y) = (a.alloc(N)?, b.alloc(N)?);
     a.fill(x, 1.0, s)?;

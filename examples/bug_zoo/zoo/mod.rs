@@ -1,6 +1,6 @@
 //! The exhibits: for the example, which shows them, and for `crates/lab/tests/bug_zoo.rs`, which checks each of them.
 //!
-//! * `exhibit`: what an exhibit is, and what counts as caught
+//! * `exhibit`: an exhibit, and the outcomes that count as caught
 //! * `ground`: the devices that a program runs on
 //! * `bare`: devices without this crate's ordering, like the CUDA driver API
 //! * the other files: the programs, by kind of mistake

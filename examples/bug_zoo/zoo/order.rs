@@ -241,7 +241,7 @@ fn wait_before_record_right(ground: &Ground) -> Outcome {
     let seen = pool.run(|dev, _| {
         let mut x = dev.zeros::<f32>(N)?;
         dev.fill(&mut x, 1.0)?;
-        let ready = dev.record()?; // nobody could have named it before
+        let ready = dev.record()?; // it had no name before
         let all = dev.exchange((Arc::new(x), ready))?;
         let (theirs, ready) = &all[(dev.rank() + 1) % all.len()];
         dev.wait(ready)?;

@@ -2,7 +2,7 @@
 
 use gpu_pool::{Device, DeviceBuffer, LaunchDims, Module, Result, kernel};
 
-/// What `nvcc -ptx` has made of `kernels/smooth.cu`. Give it to the builder of the pool.
+/// `kernels/smooth.cu`, compiled by `nvcc -ptx`. Give it to the builder of the pool.
 pub static MODULE: Module = Module::ptx(include_str!("../kernels/ptx/smooth.ptx"));
 
 kernel! {

@@ -11,8 +11,8 @@
 //!   and adds them up. If parts are cut, one piece is sent while another is added.
 //! * An all-gather inside a host: every member sends its part to all others, one after the other.
 //!
-//! The calls of the host threads go on beside that; what takes longer counts. A part has 128 bytes at least. So a small
-//! buffer gives some members of a ring nothing, the members are not in step, and no formula is short: then
+//! The calls of the host threads go on beside that; the longer of both counts. A part has 128 bytes at least. So a
+//! small buffer gives some members of a ring nothing, the members are not in step, and no formula is short: then
 //! [`Model::uneven`] follows the ring step by step.
 
 use super::run::{CALLS, WARM_UP};
@@ -115,7 +115,7 @@ impl Model {
         Some(high)
     }
 
-    /// An all-reduce around a ring, and what each member does `besides` in each call. `sharing`: the members of so many
+    /// An all-reduce around a ring; in each call each member also does `besides`. `sharing`: the members of so many
     /// rings use one adapter.
     fn ring(&self, n: usize, bytes: usize, hop: impl Fn(usize) -> Hop, sharing: usize, besides: f64) -> f64 {
         if n < 2 {

@@ -1,4 +1,4 @@
-//! The comparison as a picture: times on the left, and on the right by what factor the hierarchy is faster.
+//! The comparison as a picture: times on the left, and on the right the factor by which the hierarchy is faster.
 
 use super::{Case, EACH, RANGE};
 use crate::{

@@ -1,7 +1,7 @@
 //! The Goldilocks field: the integers modulo p = 2^64 - 2^32 + 1. Its device half is in `prove.cu`.
 //!
-//! Elements are `u64`. [`canonical`] and [`mul`] take every one of them; what they return, and what [`add`] and [`sub`]
-//! take, is below p.
+//! Elements are `u64`. [`canonical`] and [`mul`] take every one of them. Their results, and the arguments of [`add`]
+//! and [`sub`], are below p.
 
 pub const P: u64 = 0xffff_ffff_0000_0001;
 /// 2^64 modulo p.

@@ -10,7 +10,7 @@ use gpu_pool::{Device, DeviceBuffer, Module, PinnedBuffer, Result};
 
 pub static MODULE: Module = Module::ptx(include_str!("../ptx/prove.ptx"));
 
-/// What a device keeps from job to job.
+/// The state of a device from job to job.
 pub struct Prover {
     roots: DeviceBuffer<u64>,
 }

@@ -22,7 +22,7 @@ pub struct Gradients<'a, T: Parameter = f32> {
     exchange: &'a mut GradientExchange<T>,
     /// One over the rows of the whole batch: the factor of each row's loss. (Of a piece that is
     /// [accumulated](super::DataParallel::accumulate), or follows one, it is another number in each pass; the sum over
-    /// all pieces is the mean over their rows.)
+    /// all pieces is the mean over their rows.) The closure of [`write`](Self::write) cannot name it: copy it before.
     pub scale: f32,
 }
 

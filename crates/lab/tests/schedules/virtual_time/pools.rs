@@ -68,8 +68,8 @@ fn devices_without_a_link_are_staged() {
     assert!(copy(dry(&tree), 0, 1, bytes) < given, "direct under one switch");
 }
 
-/// Both buses work in parallel. A loop by hand cannot be faster than the slower of them alone; of eight pieces, the first
-/// one has the second bus idle.
+/// Both buses work in parallel. A loop by hand cannot be faster than the slower of them alone. While the first of eight
+/// pieces goes up, the second bus is idle.
 #[test]
 fn a_staged_copy_has_the_speed_of_the_slower_bus() {
     for machine in [Topology::nvswitch(2), Topology::pcie_tree(2, 1, 1)] {
