@@ -74,6 +74,7 @@ impl<T: DeviceCopy> Drop for Exported<T> {
     }
 }
 
+/// Tensors of other libraries, by DLPack.
 impl Device {
     /// The device in DLPack's terms: the GPU, or the CPU for a software GPU.
     fn dl_device(&self) -> DLDevice {

@@ -29,6 +29,7 @@ pub struct Cuda<'a> {
     stream: Arc<CudaStream>,
 }
 
+/// Handles for cudarc and CUDA libraries.
 impl Device {
     /// cudarc's handles of this device and stream.
     ///

@@ -98,13 +98,16 @@ extern crate self as gpu_pool;
 #[path = "../tests/lab/src/lib.rs"]
 mod lab;
 
+// First: rustdoc shows the methods of `Device` in the order of the modules.
+mod device;
+mod ops;
+
 mod book;
 mod builder;
 #[cfg(feature = "insight")]
 mod chrome_trace;
 pub mod collective;
 mod copy;
-mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
 pub(crate) mod driver;
@@ -121,7 +124,6 @@ pub mod interop;
 pub mod jobs;
 pub mod kernel;
 pub mod memory;
-mod ops;
 mod panics;
 pub mod parts;
 pub mod per_device;

@@ -65,6 +65,7 @@ impl std::fmt::Debug for Group<'_> {
     }
 }
 
+/// Some of the devices.
 impl Device {
     /// The members with these ranks in the gang, which from now on have the ranks 0, 1, .. in this order. Costs nothing
     /// on the other members and needs no meeting.

@@ -40,6 +40,7 @@ impl fmt::Display for GroupKey {
     }
 }
 
+/// Several processes.
 impl Device {
     /// The group of all devices of all processes of the cluster: those of the first process, then those of the second,
     /// and so on. Without a cluster it is the group of all devices of the scope, so a program runs unchanged.

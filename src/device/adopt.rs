@@ -9,6 +9,7 @@ use crate::{
     thread::streams::PooledStream,
 };
 
+/// Memory and streams of other code.
 impl Device {
     /// `len` elements that other code has allocated on this device, as a buffer, without a copy. On a software GPU it
     /// is memory of the host.

@@ -2,6 +2,7 @@
 
 use crate::Device;
 
+/// Calls of other libraries that may block.
 impl Device {
     /// Runs `f`, which may make driver calls that wait for running kernels: calls that allocate, free, map or register
     /// memory, load modules, instantiate graphs, or set up cuBLAS or cuDNN.

@@ -5,6 +5,7 @@ use crate::{
     error::{Error, Result, op_site::OpSite},
 };
 
+/// Events: order and times.
 impl Device {
     /// Records an event: it marks this point in the current stream's work.
     ///

@@ -13,6 +13,7 @@ use crate::{
 };
 use std::panic::Location;
 
+/// Memory of the device, and page-locked memory.
 impl Device {
     /// `len` zeros.
     ///

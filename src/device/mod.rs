@@ -4,10 +4,13 @@
 //! orders its memory. This room may use copies and kernels, and everything below the token; it knows no collectives.
 //! The token itself, its identity and its current stream are in [`token`](crate::token).
 
-mod adopt;
-mod blocking;
+// In the order in which rustdoc shows the methods: common ones first.
 mod copies;
+mod memory;
+
 mod events;
 mod launch;
-mod memory;
 mod streams;
+
+mod adopt;
+mod blocking;

@@ -6,6 +6,7 @@ use crate::{
     thread::streams::PooledStream,
 };
 
+/// Streams.
 impl Device {
     /// A stream besides the main one. Drop it to give it back. The scope waits for its work in any case.
     ///

@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 /// The types of a product, at the place of [`Float::KIND`].
 const TYPES: [GemmType; 4] = [GemmType::F32, GemmType::F64, GemmType::F16, GemmType::Bf16];
 
+/// Products of matrices.
 impl Device {
     /// `c = alpha * a * b + beta * c`, by cuBLAS, or by the `gemm` crate on software GPUs. `c` is row-major, with as
     /// many rows as `a` and as many columns as `b`. With `beta == 0` the old contents of `c` are not read.
