@@ -9,6 +9,7 @@ mod cast;
 mod gemm;
 #[cfg(feature = "blas")]
 mod layout;
+#[cfg(feature = "blas")]
 mod matrix;
 
 use crate::{
