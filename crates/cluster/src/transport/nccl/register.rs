@@ -126,8 +126,7 @@ impl Drop for Registered {
         // It takes the device's context, and sets the one back that it has found.
         let _ = rail.driver.bind();
         // SAFETY: a live communicator, whose registration this is; it leaves the list, so this is its last use.
-        let undone =
-            rail.call("ncclCommDeregister", |comm| unsafe { (rail.library.f.deregister)(comm, handle) });
+        let undone = rail.call("ncclCommDeregister", |comm| unsafe { (rail.library.f.deregister)(comm, handle) });
         match undone {
             Ok(()) => drop(all.swap_remove(at)),
             // The communicator is about to end, and with it the registration.

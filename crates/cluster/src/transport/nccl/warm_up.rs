@@ -46,13 +46,7 @@ impl Rail {
 
     /// # Safety
     /// `bytes` bytes at `at` are this device's memory, unused by others until the stream is idle, or for ever.
-    unsafe fn first_calls(
-        &self,
-        host: usize,
-        at: Address,
-        bytes: usize,
-        stream: RawStream,
-    ) -> Result<()> {
+    unsafe fn first_calls(&self, host: usize, at: Address, bytes: usize, stream: RawStream) -> Result<()> {
         let (reduce, dtype) = (ReduceOp::Sum, DType::F32);
         let ranks = self.hosts.len();
         let rank = self.hosts.iter().position(|&member| member == host).unwrap_or(0);
