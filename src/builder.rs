@@ -106,11 +106,11 @@ pub struct Builder {
     reduce_order: ReduceOrder,
     register_buckets: Option<bool>,
     staged: bool,
-    /// What watches the pool, injects faults and keeps the time: see [`observe`].
+    /// The observer of the pool, which injects faults and keeps the time: see [`observe`].
     observer: Option<Arc<dyn Observer>>,
     schedule: Option<host::ExecutionOrder>,
     machine: host::MachineConfig,
-    /// What connects the pool to other processes.
+    /// The connection of the pool to other processes.
     pub(crate) cluster: Option<Arc<dyn Connect>>,
     codecs: Codecs,
 }

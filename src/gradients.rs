@@ -151,7 +151,7 @@ pub struct GradientExchange<T: Gradient = f32> {
     lent: Vec<Option<DeviceBuffer<T>>>,
     /// By bucket: sums of steps that exchanged nothing, in half types.
     earlier_sums: Vec<EarlierSum>,
-    /// What the gradients of a step are multiplied with in these sums.
+    /// The factor of a step's gradients in these sums.
     piece: f32,
     scratch: Scratch,
     sums: Option<Sums<T>>,

@@ -299,7 +299,7 @@ pub(crate) struct Watch<'w> {
     seen: RefCell<Seen>,
 }
 
-/// What a watch has seen.
+/// The last observation of a watch.
 struct Seen {
     stall: StallTimer,
     progress: u64,

@@ -128,7 +128,7 @@ pub trait Incoming {
     /// [`Error::WorldMismatch`].
     fn expect(&self, len: usize) -> Result<()>;
 
-    /// What the receiver makes of the message. The sender has gone on, so a failure fails the gang.
+    /// The receiver's error for this message. The sender has gone on, so a failure fails the gang.
     fn failed(&self, error: Error) -> Error;
 }
 
@@ -193,7 +193,7 @@ impl fmt::Debug for Registered {
 }
 
 impl<'d> Group<'d> {
-    /// What carries its calls out; none for a group of one process.
+    /// It carries the group's calls out; none for a group of one process.
     pub(super) fn door(&self) -> Option<&'d dyn AcrossProcesses> {
         self.across.as_ref()?;
         let processes = self.dev.worker.shared.world.as_ref().expect("its group was made through it");

@@ -28,7 +28,7 @@ pub(crate) enum KernelBarrier {
     InHost { ll: usize },
 }
 
-/// What a pool's devices can do, and what its builder asked for.
+/// The abilities of a pool's devices, and its builder's settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
     /// The devices are software GPUs, whose kernels do not wait for each other.
@@ -99,7 +99,7 @@ impl Bulk {
 /// decide by it.
 pub(crate) struct Case<'a> {
     pub machine: Machine,
-    /// What the call's kernels may take of the devices.
+    /// The limits of the call's kernels on the devices.
     pub limits: &'a Limits,
     pub members: usize,
     /// Whether all members have access to each other's memory.

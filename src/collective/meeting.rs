@@ -67,7 +67,7 @@ impl<'g> Meeting<'g> {
         self.membership.calls.get() + 1
     }
 
-    /// What calls that do not overlap with other work may take of the devices.
+    /// The limits on the devices of calls that do not overlap with other work.
     pub(crate) fn limits(&self) -> &'g Limits {
         &self.dev.worker.shared.limits
     }

@@ -1,5 +1,5 @@
-//! What the public collectives ([`api`](super::api)) check before members meet, and how they fill a [`Request`]. Also
-//! the collectives that only this crate calls.
+//! The checks of the public collectives ([`api`](super::api)) before members meet, and how they fill a [`Request`].
+//! Also the collectives that only this crate calls.
 
 use super::{
     Group,

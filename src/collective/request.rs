@@ -1,4 +1,4 @@
-//! What one call of a collective asks for: the call, its shape, and this member's memory.
+//! The request of one call of a collective: the call, its shape, and this member's memory.
 //!
 //! [`ops`](super::ops) fills a [`Request`], [`meeting`](super::meeting) tells the peers of it, and
 //! [`execute`](super::execute) carries it out.
@@ -17,7 +17,7 @@ use crate::{
 };
 use smallvec::SmallVec;
 
-/// What a member asks for.
+/// A member's request.
 #[derive(Clone)]
 pub struct Request {
     /// The call.
@@ -70,7 +70,7 @@ pub(crate) enum Job {
 }
 
 impl Request {
-    /// What peers are told of this member's memory.
+    /// The description of this member's memory for peers.
     pub(super) fn expose(&self, ready: Option<Event>) -> Exposed {
         Exposed {
             source: self.source.clone(),

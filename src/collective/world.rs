@@ -13,7 +13,7 @@ use crate::{
 use smallvec::SmallVec;
 use std::{cell::Cell, fmt, rc::Rc, sync::Arc};
 
-/// What tells a group from others in any later scope.
+/// The identity of a group in any later scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GroupKey {
     /// Ordinals in the pool.

@@ -1,4 +1,4 @@
-//! What one device can do by itself: `impl Device` by subject.
+//! The operations of one device alone: `impl Device` by subject.
 //!
 //! Programs call these methods in a scope. Each begins an operation ([`Op`](crate::token::op::Op)), which checks and
 //! orders its memory. This room may use copies and kernels, and everything below the token; it knows no collectives.

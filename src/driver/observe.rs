@@ -104,7 +104,7 @@ pub trait HappensBefore: Send + Sync {
     /// The same observation around the drivers of a new pool, which numbers its devices anew.
     fn anew(&self, drivers: Vec<DriverRef>) -> Vec<DriverRef>;
 
-    /// What the calling host thread knows, to be given to another thread.
+    /// The calling host thread's knowledge, to be given to another thread.
     fn release(&self) -> Token;
 
     /// Gives the calling host thread what another one has [released](Self::release).
@@ -148,14 +148,14 @@ pub trait HappensBefore: Send + Sync {
     /// The calling thread has read a stream's progress.
     fn observe(&self, device: usize, stream: RawStream);
 
-    /// What the calling thread would learn from a stream's progress.
+    /// The knowledge that a stream's progress would give the calling thread.
     fn observed(&self, device: usize, stream: RawStream) -> Token;
 
     /// The pool keeps an event for reuse: until its next record, a wait for it has no effect.
     fn forget_event(&self, device: usize, event: RawEvent);
 }
 
-/// What one host thread knows of completed work, to be given to another.
+/// One host thread's knowledge of completed work, to be given to another.
 pub struct Token(pub Box<dyn Knowledge>);
 
 /// The inside of a [`Token`]; its observer knows the type.

@@ -1,4 +1,4 @@
-//! What `gpu-pool-cluster` needs: several processes.
+//! The interface for `gpu-pool-cluster`: several processes.
 
 pub use super::{ErrorInternals, OpGuard, OpSite, contain, silence_panics};
 pub use crate::{

@@ -1,4 +1,4 @@
-//! What `gpu-pool-lab` needs: observers: the checker, fault plans, machines.
+//! The interface for `gpu-pool-lab`: observers such as the checker, fault plans, machines.
 
 use crate::{
     Builder, GpuPool, Result,
@@ -21,7 +21,7 @@ use std::{fmt, ops::Range, sync::Arc};
 
 /// The settings of a builder that concern its observer.
 pub trait BuilderInternals: Sized {
-    /// What watches the pools of this builder: its own observer, or that of the process.
+    /// The observer of this builder's pools: its own, or that of the process.
     fn observer(&self) -> Option<Arc<dyn Observer>>;
 
     /// The pools of this builder have this observer.

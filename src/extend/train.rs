@@ -1,4 +1,4 @@
-//! What `gpu-pool-train` needs: training: operations, optimizers, models over several devices.
+//! The interface for `gpu-pool-train`: operations, optimizers, models over several devices.
 
 #[cfg(feature = "insight")]
 pub use crate::chrome_trace::{ChromeTrace, Row};
@@ -59,7 +59,7 @@ pub fn stride(threads: usize) -> LaunchDims {
     LaunchDims::stride(threads)
 }
 
-/// What an operation on a [`Device`] does first: the base of the traits that give it operations.
+/// The first steps of an operation on a [`Device`]: the base of the traits that give it operations.
 pub trait Operations {
     /// The device.
     fn device(&self) -> &Device;
@@ -181,7 +181,7 @@ internals! {
     trait GroupInternals ['d] ('d) for Group<'d> {
         /// The members of this process.
         fn here[](self: &Self) -> Group<'d>;
-        /// What tells the group from others in any later scope.
+        /// The identity of the group in any later scope.
         fn key[](self: &Self) -> GroupKey;
         /// The ordinals of the members of this process.
         fn ordinals[](self: &Self) -> &[usize];

@@ -1,5 +1,4 @@
-//! What a device thread remembers of its kernels that wait for peers' kernels: the last one, and the barriers that it
-//! owes.
+//! A device thread's record of its kernels that wait for peers' kernels: the last one, and the barriers that it owes.
 //!
 //! The worker owns a [`DeviceBarrierState`]; `collective/barrier.rs` fills it and acts on it.
 //!
@@ -17,7 +16,7 @@ use std::{
     sync::Arc,
 };
 
-/// What a device thread knows of its spinning kernels.
+/// A device thread's record of its spinning kernels.
 #[derive(Default)]
 pub(crate) struct DeviceBarrierState {
     /// The stream of the last one, and its number there.

@@ -23,7 +23,7 @@ pub(crate) type Words = [u64; BROADCAST_WORDS];
 /// Most members of a gang with broadcasts. Calls of larger gangs have no [compact](super::compact) form.
 const MOST: usize = 16;
 
-/// What one member has posted and read in its gang.
+/// The posts and reads of one member in its gang.
 #[derive(Default)]
 pub(crate) struct Broadcasts {
     posted: Cell<u64>,

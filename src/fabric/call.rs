@@ -121,7 +121,7 @@ impl std::fmt::Display for ThenNorm {
     }
 }
 
-/// What a member calls.
+/// A member's call.
 #[derive(Clone)]
 pub struct Call {
     /// Where it comes from.

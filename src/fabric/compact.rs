@@ -22,7 +22,7 @@ const NONE: u64 = 0xff;
 /// Reductions by their number in a broadcast. The one with a factor has the number after them.
 const REDUCTIONS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
 
-/// What a member tells its peers.
+/// A member's message to its peers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CompactDescriptor {
     origin: Origin,

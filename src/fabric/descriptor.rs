@@ -1,4 +1,5 @@
-//! What a member of a collective tells its peers before anything runs: its call, and the memory that they may touch.
+//! The message of a member of a collective to its peers before anything runs: its call, and the memory that they may
+//! touch.
 //!
 //! `collective/meeting` makes descriptors and compares them; [`mailbox`](super::mailbox) carries them. A [`Descriptor`]
 //! is shared memory behind an `Arc`; [`CompactDescriptor`](super::compact::CompactDescriptor) is the short form.
@@ -12,12 +13,12 @@ use super::{
 use crate::{Event, contain::Contained, driver::Address, memory::block::BlockRef};
 use std::{any::Any, ops::Range, sync::Arc};
 
-/// What a member tells all its peers. Made once for all of them.
+/// A member's message to all its peers. Made once for all of them.
 pub struct Descriptor {
     pub(crate) call: Call,
     /// Ranks in the gang of the members that are to meet.
     pub(crate) group: Arc<[usize]>,
-    /// What goes with it.
+    /// Its payload.
     pub payload: Payload,
 }
 
@@ -34,7 +35,7 @@ impl Descriptor {
     }
 }
 
-/// What goes with a call.
+/// The payload of a call.
 #[allow(missing_docs, reason = "names say it")]
 pub enum Payload {
     Nothing,

@@ -1,4 +1,4 @@
-//! What the kernels of one call may take of the devices.
+//! Limits on the devices for the kernels of one call.
 //!
 //! Each algorithm has its own sizes and numbers of blocks as constants, which were best on H200s (`benches/results`).
 //! They ask [`Limits`] how many of the blocks there may be.
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Most blocks of a kernel that overlaps with other work.
 const OVERLAPPED: u32 = 16;
 
-/// What the kernels of one call may take of each device.
+/// Limits on each device for the kernels of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// Blocks that are on the smallest device at once. All blocks of a kernel that waits for its peers' must be, and

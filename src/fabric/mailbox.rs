@@ -70,7 +70,7 @@ pub(crate) struct Endpoint {
     pub(crate) parcels: ParcelBox,
 }
 
-/// What failed gangs have left unread in a device's mailboxes.
+/// Unread messages of failed gangs in a device's mailboxes.
 pub(crate) struct Leftovers {
     _messages: Vec<Message>,
     _parcels: Vec<Parcel>,

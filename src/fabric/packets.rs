@@ -9,7 +9,7 @@ use super::{
     plan::{Counts, Shape},
 };
 
-/// What one member sends and receives.
+/// The packets that one member sends and receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packets {
     /// Elements that one member sends to another.

@@ -112,7 +112,7 @@ impl<'a> Unpack<'a> {
         Ok(*bytes)
     }
 
-    /// What [`Pack::some`] has added.
+    /// A part that [`Pack::some`] has added.
     pub(crate) fn some<R>(&mut self, unpack: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         let (before, value) = (self.header.len(), unpack(self)?);
         if self.header.len() == before {

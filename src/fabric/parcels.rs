@@ -9,7 +9,7 @@ use super::call::Call;
 use crate::{DeviceBuffer, contain::Contained, memory::handle::Handover, sync::Inbox};
 use std::{any::Any, fmt, sync::Arc};
 
-/// What a receiver asks for.
+/// A receiver's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Label {
     /// The next message.
@@ -29,7 +29,7 @@ impl fmt::Display for Label {
     }
 }
 
-/// What is in a parcel. Messages are elements, values are values.
+/// The contents of a parcel. Messages are elements, values are values.
 pub(crate) enum Contents {
     /// Data in the sender's memory: a copy, or a buffer that the sender has given up.
     Elements(DeviceBuffer<u8>),

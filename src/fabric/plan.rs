@@ -169,7 +169,7 @@ fn destination(member: usize, start: usize) -> Place {
 }
 
 impl Shape {
-    /// What member `a`'s source has for member `b`'s destination. None: nothing, or it is there already. The plans
+    /// The part of member `a`'s source for member `b`'s destination. None: nothing, or it is there already. The plans
     /// below follow from it: who sends what, in which slices, and where sums are made.
     pub(crate) fn flow(&self, a: usize, b: usize) -> Option<Pair> {
         let whole = |goes: bool, len| goes.then_some((0, 0, len));
@@ -198,7 +198,7 @@ impl Shape {
         Some(Pair { from: source(a, from), to: destination(b, to), len })
     }
 
-    /// What member `me` of `n` does. Slices of what is divided begin at multiples of `grain` elements.
+    /// The work of member `me` of `n`. Slices begin at multiples of `grain` elements.
     pub(crate) fn work(&self, n: usize, me: usize, grain: usize) -> Work {
         let combine =
             |len, sources: SmallVec<_>, destinations: SmallVec<_>| Work::Combine { len, sources, destinations };

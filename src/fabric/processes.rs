@@ -51,7 +51,7 @@ pub trait Processes: Send + Sync + fmt::Debug {
     /// This process's part of a scope.
     fn scope(&self, scope: NewScope) -> Arc<dyn ProcessScope>;
 
-    /// What groups that span processes call: a `Box<dyn AcrossProcesses>` (`collective/across.rs`).
+    /// The implementation for groups that span processes: a `Box<dyn AcrossProcesses>` (`collective/across.rs`).
     fn groups(&self) -> &(dyn Any + Send + Sync);
 }
 
@@ -86,7 +86,7 @@ pub trait ProcessScope: Outside {
     /// Ends the scope, if the gang has joined one, when all messages are on their way.
     ///
     /// # Errors
-    /// What has failed elsewhere.
+    /// A failure elsewhere.
     fn end(&self) -> Result<()>;
 
     /// For the cluster itself.

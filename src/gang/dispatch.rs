@@ -40,7 +40,7 @@ pub enum Entry<C: 'static> {
     Stop,
 }
 
-/// What a device thread does for a [`Entry::Visit`]. It must not unwind.
+/// A device thread's work for a [`Entry::Visit`]. It must not unwind.
 pub trait Visit<C>: Send + Sync {
     /// Runs on the device thread. `place` is the visit's place in the order of gangs; `others` says whether a further
     /// entry waits for this thread.

@@ -189,7 +189,7 @@ impl<T: Gradient> GradientExchange<T> {
     }
 }
 
-/// What members tell each other in [`GradientExchange::join`]. A type of its own, so that another exchange of values
-/// does not match.
+/// The message of a member in [`GradientExchange::join`]. A type of its own, so that another exchange of values does
+/// not match.
 #[derive(Clone)]
 struct Joins(bool);

@@ -270,7 +270,7 @@ pub(super) fn check_weight<T: Gradient>(op: &'static str, weight: f64) -> Result
     }
 }
 
-/// What a member brings to [`GradientExchangeBuilder::build`].
+/// A member's values for [`GradientExchangeBuilder::build`].
 #[derive(Clone)]
 struct Terms {
     /// The identity of the exchange; that of the first member counts.
@@ -281,7 +281,7 @@ struct Terms {
     site: Site,
 }
 
-/// What other processes must have alike, in words.
+/// The values that other processes must have alike, in words.
 impl fmt::Display for Terms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Each member has a weight of its own.

@@ -19,7 +19,7 @@ use crate::{
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// What members tell each other at the end of a step.
+/// The message of a member at the end of a step.
 struct Report {
     step: u64,
     used: Vec<bool>,

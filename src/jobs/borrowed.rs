@@ -39,7 +39,7 @@ struct Given {
     note: Arc<Mutex<Note>>,
 }
 
-/// What becomes of a job.
+/// The outcome of a job.
 #[derive(Default)]
 struct Note {
     error: Option<Error>,

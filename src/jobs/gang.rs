@@ -28,7 +28,7 @@ pub(super) struct GangJob {
     /// job goes to others.
     begins: OnceCell<bool>,
     known: Mutex<Option<Box<Token>>>,
-    /// What the members knew at their ends.
+    /// The members' knowledge at their ends.
     ended: Mutex<Vec<Option<Box<Handover>>>>,
 }
 

@@ -34,11 +34,11 @@ pub(super) struct Ended {
     pub how: Result<()>,
     /// The first device on which it has begun.
     pub place: Option<usize>,
-    /// What the device's thread knew, for a checker.
+    /// The knowledge of the device's thread, for a checker.
     pub known: Option<Box<Handover>>,
 }
 
-/// What a job gives its handle.
+/// A job's answer to its handle.
 pub(super) struct Answer<T> {
     // A queued job has room for it: a box keeps it small.
     pub how: Result<Contained<T>, Box<Error>>,
@@ -62,14 +62,14 @@ pub(super) struct Packet<W: ?Sized = dyn Work> {
     pub work: W,
 }
 
-/// What few jobs have.
+/// Options that few jobs have.
 #[derive(Default)]
 pub(super) struct Extras {
     pub name: Option<Box<str>>,
     pub retries: Mutex<u32>,
     /// When it must be over, and how long after its submission that is.
     pub deadline: Option<(Instant, Duration)>,
-    /// What the submitting thread knew, for a checker.
+    /// The knowledge of the submitting thread, for a checker.
     pub known: Option<Box<Handover>>,
 }
 

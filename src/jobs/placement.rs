@@ -24,7 +24,7 @@ pub(super) const AGE: u64 = 64;
 /// So many jobs of equal rank are looked at for one that prefers the device.
 const PEERS: usize = 8;
 
-/// What a job needs.
+/// A job's needs.
 #[derive(Clone, Debug)]
 pub(super) struct Need {
     /// Bytes to book on each device; 0 without a number.
@@ -102,13 +102,13 @@ impl Rank {
     }
 }
 
-/// What a queued job needs beside its rank.
+/// The needs of a queued job, without its rank.
 struct Where {
     among: Option<Box<[usize]>>,
     prefer: Option<usize>,
 }
 
-/// What a job needs, in the table: small, since a queue may be long.
+/// A job's needs in the table: small, since a queue may be long.
 struct Queued<J> {
     at: Option<Box<Where>>,
     job: J,

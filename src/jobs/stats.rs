@@ -1,4 +1,4 @@
-//! What a queue of jobs shows: counts, shares of time, spans.
+//! The statistics of a queue of jobs: counts, shares of time, spans.
 
 use super::{job::Packet, placement::Waits};
 use crate::Error;

@@ -46,7 +46,7 @@ pub struct Block {
     /// Bytes that the request asked for.
     pub(super) requested: usize,
     pub(crate) hazards: Hazards,
-    /// What the owner has cut the block from.
+    /// The source that the owner has cut the block from.
     pub(super) origin: Origin,
     /// None for memory that no cache owns.
     owner: Option<Arc<Owner>>,
@@ -60,7 +60,7 @@ pub struct Block {
     abandoned: Flag,
 }
 
-/// What a block was cut from.
+/// The source of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
     /// A slab, which holds blocks of one size class.

@@ -124,7 +124,7 @@ impl<'a, T: DeviceCopy> MatrixMut<'a, T> {
     }
 }
 
-/// What both have: parts and batches.
+/// The common methods: parts and batches.
 macro_rules! parts {
     ($Matrix:ident, $batch:expr) => {
         impl<T: DeviceCopy> $Matrix<'_, T> {

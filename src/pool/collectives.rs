@@ -169,7 +169,7 @@ impl Group<'_> {
     }
 }
 
-/// What `choose` says of a collective of these devices of the pool.
+/// The answer of `choose` for a collective of these devices of the pool.
 fn explain(shared: &Shared, members: &[usize], (dtype, op): (DType, ReduceOp), shape: &Shape) -> Explanation {
     let n = members.len();
     let group = (n, shared.are_direct(members));

@@ -1,4 +1,4 @@
-//! What one thread tells several others at once.
+//! A slot for one thread's messages to several others.
 //!
 //! With a [`ring`](super::ring) per reader there are a slot and an index per reader, in cache lines that have to be
 //! fetched from the readers one by one. Here the writer writes one line, and all readers read it. The writer cannot run

@@ -14,7 +14,7 @@
 )]
 pub trait NotDeviceThreadOnly {}
 
-/// What a closure returns to the thread that has started its scope. Every type that can be sent is it.
+/// The result of a closure for the thread that has started its scope. Every type that can be sent is it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be returned: what a closure returns is sent to the thread that has started the scope",
     label = "this returns a `{Self}` from its device's thread",

@@ -26,7 +26,7 @@ impl CpuWork {
         state.0 = state.0.saturating_sub(1);
     }
 
-    /// What is ready will not run.
+    /// Ready tasks will not run.
     pub fn stop(&self) {
         self.0.lock().0 = 0;
     }

@@ -52,12 +52,12 @@ pub(super) struct Task<'env> {
     pub here: OpSite,
     /// The task must not run.
     pub failure: Option<Failure>,
-    /// What the caller knew when it added the task.
+    /// The caller's knowledge when it added the task.
     pub known: Option<Box<Handover>>,
     pub traced: Option<usize>,
 }
 
-/// What the engine notes of a variable.
+/// The engine's notes on a variable.
 #[derive(Default)]
 pub(super) struct Notes {
     /// The task that should have made the content has failed.
@@ -68,7 +68,7 @@ pub(super) struct Notes {
     written: Option<Event>,
     /// The ends of the reads' work since then: one for each stream.
     read: SmallVec<[Event; 2]>,
-    /// What the threads knew that have used it.
+    /// The knowledge of the threads that have used it.
     known: Option<Box<Handover>>,
     pub traced: trace::Users,
 }
@@ -80,7 +80,7 @@ pub(super) struct Started<'env> {
     pub stream: StreamKind,
     pub here: OpSite,
     pub failure: Option<Failure>,
-    /// What its work has to wait for.
+    /// The events that its work has to wait for.
     pub after: SmallVec<[Event; 4]>,
     pub traced: Option<&'env TaskTrace>,
 }
@@ -102,7 +102,7 @@ pub(super) struct Wake {
     pub runners: usize,
 }
 
-/// What waits at one place.
+/// The tasks that wait at one place.
 #[derive(Default)]
 struct Place {
     /// Tasks that are ready; if the order is fixed, all tasks.

@@ -1,4 +1,4 @@
-//! What the closure of [`GpuPool::tasks`](crate::GpuPool::tasks) calls: [`Tasks`], and its two kinds of places.
+//! The interface of the closure of [`GpuPool::tasks`](crate::GpuPool::tasks): [`Tasks`], and its two kinds of places.
 //!
 //! Each call makes a task of its arguments and gives it to the engine.
 

@@ -24,7 +24,7 @@ pub(super) enum Access {
     Write,
 }
 
-/// What a task uses, without repetitions.
+/// The variables of a task, without repetitions.
 pub(super) type Uses = SmallVec<[(VarId, Access); 6]>;
 
 /// Tasks with a payload `T`, variables with notes `V`.
@@ -154,7 +154,7 @@ impl<T, V: Default> Graph<T, V> {
         &mut self.tasks[task].payload
     }
 
-    /// What a task uses, with the notes of each variable.
+    /// The variables of a task, with the notes of each.
     pub fn each_use(&mut self, task: TaskId, mut f: impl FnMut(Access, &mut V)) {
         let Graph { tasks, vars } = self;
         for &(var, access) in &tasks[task].uses {

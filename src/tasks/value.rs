@@ -28,7 +28,7 @@ pub(super) struct Slot<T> {
     pub home: Arc<Home>,
 }
 
-/// What all values of one call have in common: the variables whose values are gone.
+/// The common part of all values of one call: the variables whose values are gone.
 #[derive(Default)]
 pub(super) struct Home {
     pub released: Mutex<Vec<VarId>>,

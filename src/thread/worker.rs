@@ -65,7 +65,7 @@ use std::{
     time::Duration,
 };
 
-/// What all threads of a pool share. Lists are by device, unless a field says otherwise.
+/// The state that all threads of a pool share. Lists are by device, unless a field says otherwise.
 pub(crate) struct Shared {
     /// The process that has built the pool: after a fork it is of no use.
     pub(crate) pid: u32,
@@ -108,9 +108,9 @@ pub(crate) struct Shared {
     pub(crate) world: Option<Arc<dyn Processes>>,
     /// The types whose values may go to other processes.
     pub(crate) codecs: Codecs,
-    /// What kernels of collectives may take of the devices.
+    /// Limits of the kernels of collectives on the devices.
     pub(crate) limits: Limits,
-    /// What staged copies need, by source and destination. Made when first needed.
+    /// The memory of staged copies, by source and destination. Made when first needed.
     pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<PeerStaging>>>,
     /// Streams for messages to other processes that another thread than the device's submits. Made when first needed.
     pub(crate) proxy_streams: Mutex<HashMap<usize, Arc<StreamCore>>>,
@@ -173,7 +173,7 @@ pub(crate) fn on_device_thread() -> bool {
     here::device().is_some()
 }
 
-/// What a device thread owns.
+/// The state that a device thread owns.
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
     pub(crate) handle: Arc<DeviceHandle>,

@@ -1,4 +1,4 @@
-//! What a device notes while it captures a graph: the capture's stream, the memory that operations touch, refusals.
+//! A device's notes while it captures a graph: the capture's stream, the memory that operations touch, refusals.
 //!
 //! Operations ([`Op`](super::op::Op)) and collectives fill a [`Recording`]; `graph/` begins and ends it. This file may
 //! use memory and the driver. It knows no collectives: it keeps their notes unread, as `dyn Any`, and `graph/` takes
@@ -48,7 +48,7 @@ pub(crate) struct Recording {
     failed: RefCell<Option<Error>>,
 }
 
-/// What collectives note in a recording: `collective/replay.rs` knows the type.
+/// The notes of collectives in a recording: `collective/replay.rs` knows the type.
 type Note = Box<dyn Any>;
 
 /// A part of a recording.

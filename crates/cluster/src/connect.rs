@@ -22,7 +22,7 @@ use crate::{
 use gpu_pool::{Builder, Error, Result, event};
 use std::{any::Any, sync::Arc};
 
-/// What lives as long as the cluster, and ends with it.
+/// Values that live as long as the cluster, and end with it.
 pub(super) type Ends = Box<dyn Any + Send + Sync>;
 
 /// [`Builder`] with a [`Cluster`].
@@ -370,7 +370,7 @@ fn tell_failure(control: &Control) -> Arc<crate::traits::Tell> {
     })
 }
 
-/// What tells this machine from others; nothing where the system does not say.
+/// An identity of this machine; nothing where the system does not say.
 pub(super) fn machine() -> Result<Vec<u8>> {
     let read = |file: &str| match std::fs::read(file) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {

@@ -54,7 +54,7 @@ enum Verdict {
     Refused(String),
 }
 
-/// What is proved: the side, both nonces, and the claim.
+/// The proved text: the side, both nonces, and the claim.
 fn mac(secret: &[u8], side: &[u8; 4], nonces: [&Nonce; 2], claim: [u64; 2]) -> Hmac<Sha256> {
     // A key of any length will do.
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).unwrap_or_else(|_| unreachable!("HMAC takes any key"));

@@ -47,7 +47,7 @@ pub(crate) const OPENED: &str = "opened/";
 
 pub(crate) type Out = Vec<(usize, ToHost)>;
 
-/// What the hub needs to know of its cluster.
+/// The hub's settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Limits {
     /// The number of processes.
@@ -118,7 +118,7 @@ struct Scope {
     meetings: BTreeMap<(Vec<Member>, u64), Meeting>,
 }
 
-/// What tells a scope from others, in all processes.
+/// The identity of a scope, in all processes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     /// The name, and the number of the call.

@@ -15,7 +15,7 @@ pub(super) type Read<'a> = &'a dyn Fn(&str) -> Result<Option<String>, NotText>;
 /// The variables of this crate that name a process.
 const OWN: [&str; 4] = ["GPU_POOL_RANK", "GPU_POOL_SIZE", "GPU_POOL_LOCAL_RANK", "GPU_POOL_LOCAL_SIZE"];
 
-/// What started this process.
+/// The launcher of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     /// `GPU_POOL_RANK` and `GPU_POOL_SIZE`, or [`Cluster::tcp`](super::Cluster::tcp).

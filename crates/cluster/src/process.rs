@@ -1,4 +1,4 @@
-//! What one process knows of the cluster, as a state machine without input and output: the counterpart of `hub.rs`.
+//! One process's view of the cluster, as a state machine without input and output: the counterpart of `hub.rs`.
 //!
 //! `world.rs` holds it under a lock for the device threads; the search of `hub_search.rs` drives it directly.
 //!
@@ -14,7 +14,8 @@ use super::{
 };
 use std::{collections::BTreeMap, time::Duration};
 
-/// What has an order of its own: a scope that is queued behind another may not hold up that one's collectives.
+/// The classes with an order of their own: a scope that is queued behind another may not hold up that one's
+/// collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Class {
     Scope,
@@ -230,7 +231,7 @@ impl Process {
         Some(ToHub::Arrive(Arrive { arrival: self.last_arrival, ..arrive }))
     }
 
-    /// What became of a meeting, once that is known and the turn has come. The member then has a window to close.
+    /// The outcome of a meeting, once that is known and the turn has come. The member then has a window to close.
     pub(crate) fn committed(&mut self, key: &Key) -> Option<Result<Committed, Failure>> {
         let turn = self.orders[Class::Collective as usize].turn;
         let commit = self.meetings.get(key).and_then(|meeting| meeting.commit);
@@ -273,7 +274,7 @@ impl Process {
         Some(ToHub::End { scope })
     }
 
-    /// What became of the end of a scope.
+    /// The outcome of the end of a scope.
     pub(crate) fn ended(&self, scope: u64) -> Option<Result<(), Failure>> {
         match self.scopes.get(&scope) {
             Some(scope) if scope.ended => Some(Ok(())),

@@ -1,4 +1,4 @@
-//! What collectives need of other processes: their agreement ([`World`], [`WorldScope`]) and a way for bytes
+//! The needs of collectives that span processes: their agreement ([`World`], [`WorldScope`]) and a way for bytes
 //! ([`Transport`]).
 //!
 //! `world.rs` and `transport` implement these traits; `collective` uses them. This file knows neither sockets nor
@@ -94,7 +94,7 @@ pub trait WorldScope: Send + Sync {
     fn end(&self) -> Result<()>;
 }
 
-/// What a member tells when it arrives at a collective.
+/// A member's message on arrival at a collective.
 pub struct Arrival<'a> {
     /// The group's members, in the order of their ranks.
     pub members: &'a [Place],

@@ -1,4 +1,4 @@
-//! What processes and the hub tell each other, as values and as bounded frames.
+//! Messages between processes and the hub, as values and as bounded frames.
 //!
 //! A frame is four bytes of length, little-endian, and a value in the format of the `postcard` crate. No value of a
 //! peer makes a process allocate more than a frame. Each side has proved that it knows the secret before the other
@@ -256,7 +256,7 @@ pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read, most: usize) -> io
     decode(&body)
 }
 
-/// The value of a frame's body, which it must fill.
+/// The value of a frame's body, or of a note, which it must fill.
 pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
     match postcard::take_from_bytes(body) {
         Ok((value, [])) => Ok(value),

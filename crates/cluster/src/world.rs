@@ -196,7 +196,7 @@ pub(crate) struct Members {
     pub(crate) host: usize,
     pub(crate) devices: Vec<usize>,
     pub(crate) transport: Transport,
-    /// What ends with the last handle.
+    /// Values that end with the last handle.
     pub(crate) _ends: Box<dyn Send + Sync>,
 }
 

@@ -18,7 +18,7 @@ use gpu_pool::{
 };
 use std::{any::Any, sync::Arc};
 
-/// What the laboratory does to a pool.
+/// The laboratory's actions on a pool.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lab {
     check: Option<Check>,

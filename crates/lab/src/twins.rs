@@ -81,7 +81,7 @@ unsafe fn compare<S: Signature>(
     }))
 }
 
-/// What a kernel leaves in a parameter.
+/// The contents of a parameter after a kernel.
 #[doc(hidden)]
 pub enum Left {
     Nothing,

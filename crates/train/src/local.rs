@@ -101,7 +101,7 @@ struct Members {
     parameters: Range<usize>,
 }
 
-/// What is kept for a parameter: moments, and its copy in `f32`.
+/// The state of a parameter: moments, and its copy in `f32`.
 struct Own {
     len: usize,
     kept: [Option<DeviceBuffer<f32>>; 3],

@@ -90,13 +90,13 @@ pub(crate) struct Rule {
     pub nesterov: u32,
     /// Whether new parameters are also written to the bucket.
     pub gather: u32,
-    /// What gradients are multiplied with, before they are clipped. The norm is of gradients without it.
+    /// The factor of gradients, before they are clipped. The norm is of gradients without it.
     pub factor: f32,
     /// The largest norm; 0: not clipped.
     pub most: f32,
     /// Added to the gradient, times the parameter.
     pub decay: f32,
-    /// What the parameter is multiplied with first.
+    /// The first factor of the parameter.
     pub shrink: f32,
     pub beta1: f32,
     pub rest1: f32,
@@ -316,7 +316,7 @@ impl Rule {
         Rule { kind: NOTHING, ..bytemuck::Zeroable::zeroed() }
     }
 
-    /// What gradients of this norm are multiplied with.
+    /// The factor of gradients of this norm.
     fn scale(&self, norm: f32) -> f32 {
         let clip = self.most / (norm * self.factor + 1e-6);
         if self.most > 0.0 && clip < 1.0 { self.factor * clip } else { self.factor }

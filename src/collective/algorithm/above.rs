@@ -36,7 +36,7 @@ pub trait MeetingKernel: Sync {
     /// For logs.
     fn name(&self) -> &'static str;
 
-    /// What it does, for logs.
+    /// Its name in logs.
     fn reason(&self) -> &'static str;
 
     /// Its module, and the name of its entry.

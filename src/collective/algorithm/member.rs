@@ -51,7 +51,7 @@ pub(crate) struct Member<'a> {
     meeting: Meeting<'a>,
 }
 
-/// What all members have agreed on, and what each has exposed.
+/// The agreement of all members, and the memory that each has exposed.
 pub(crate) struct Matched<'a> {
     pub met: &'a Descriptors,
     pub shape: &'a Shape,

@@ -116,7 +116,7 @@ pub(crate) struct About {
     pub waits_by: &'static str,
 }
 
-/// What an algorithm needs before its members meet.
+/// The needs of an algorithm before its members meet.
 pub(crate) struct Needs {
     pub meeting: MeetBy,
     pub scratch: Scratch,

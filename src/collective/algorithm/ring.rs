@@ -126,7 +126,7 @@ pub(in super::super) struct Neighbours {
     pub next_scratch: Address,
 }
 
-/// What all members agree on.
+/// The values that all members agree on.
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(in super::super) struct Cut {
@@ -152,7 +152,7 @@ pub(in super::super) struct Round {
     pub ring: Neighbours,
     pub cut: Cut,
     pub dtype: DType,
-    /// What sums are multiplied by.
+    /// The factor of sums.
     pub factor: f64,
 }
 

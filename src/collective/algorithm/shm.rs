@@ -116,7 +116,7 @@ pub(in super::super) fn entry(dtype: DType) -> Entry {
     Entry { module: &builtin::STAGED, name: typed!(dtype, "staged"), host: None }
 }
 
-/// What all members agree on.
+/// The values that all members agree on.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(in super::super) struct Stage {

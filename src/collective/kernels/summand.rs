@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 /// An element of a reduction.
 pub(in super::super) trait Summand: bytemuck::Pod {
-    /// What is computed in: `f32` for half types, else the type itself.
+    /// The type of sums: `f32` for half types, else the type itself.
     type Acc: Copy + Default;
     /// Whether [`Acc`](Self::Acc) is the type itself, so that narrowing changes nothing.
     const IS_ACC: bool;

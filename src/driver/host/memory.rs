@@ -50,7 +50,7 @@ impl Drop for Memory {
     }
 }
 
-/// What kind of host memory an allocation is.
+/// The kind of host memory of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostKind {
     Pinned,

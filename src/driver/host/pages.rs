@@ -68,7 +68,7 @@ mod system {
         }
     }
 
-    /// What other processes can map, too.
+    /// Pages that other processes can map, too.
     #[cfg(target_os = "linux")]
     impl Pages {
         /// Fresh memory of its own.

@@ -136,7 +136,7 @@ impl FromStr for BackingChoice {
     }
 }
 
-/// What [`open()`] may use to test new memory.
+/// The tools of [`open()`] to test new memory.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ProbeContext<'a> {
     /// An idle stream of the device. None: the test makes one.

@@ -1,4 +1,4 @@
-//! What people see of a cache: counters, snapshots, out-of-memory reports, leaks.
+//! A cache as users see it: counters, snapshots, out-of-memory reports, leaks.
 //!
 //! Called by the owner's thread only. Everything is computed from the cache's state; nothing here changes it, except
 //! that remote frees are taken in first.

@@ -6,7 +6,7 @@
 use super::Access;
 use parking_lot::Mutex;
 
-/// What other processes may do with a block.
+/// The rights of other processes on a block.
 #[derive(Default)]
 pub struct Lending(Mutex<Lent>);
 

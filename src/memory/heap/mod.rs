@@ -34,7 +34,7 @@ use nodes::{Node, Nodes};
 use runs::Run;
 use std::collections::BTreeMap;
 
-/// What is known of a range of free memory. Byte positions are relative to its start.
+/// The knowledge about a range of free memory. Byte positions are relative to its start.
 pub(crate) trait Payload: Default {
     /// Splits off the part from byte `at` on; its positions start at 0 again. `self` keeps what lies before: nothing if
     /// `at` is 0.
@@ -59,7 +59,7 @@ pub(crate) struct Taken<P> {
     pub address: u64,
     /// The requested bytes, rounded up to [`Heap::GRAIN`].
     pub bytes: usize,
-    /// What was known of these bytes while they were free.
+    /// The knowledge about these bytes while they were free.
     pub payload: P,
 }
 

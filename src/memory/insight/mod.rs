@@ -1,4 +1,4 @@
-//! What people see of a memory pool: who holds memory, what happened, and why a request failed.
+//! A memory pool as users see it: the holders of memory, its events, and the reasons of failed requests.
 //!
 //! * [`out_of_memory`], [`leak`]: two reports, written for logs.
 //! * [`snapshot`]: the whole pool as a value; `memory_viz` writes it for PyTorch's memory viewer.

@@ -16,6 +16,7 @@ use crate::{
         collective::{Counts, Payload, Request, Shape, value_of},
     },
     traits::{Message, Tag, Transport},
+    wire::decode,
 };
 use gpu_pool::{Error, PinnedBuffer, Result};
 use std::sync::Arc;
@@ -40,7 +41,7 @@ pub(super) fn by_counts(hier: &HierarchicalCall<'_, '_>, request: &Request) -> R
     let told = hier.group.exchange_bytes(hier.call, own)?;
     // Of each member: how much it sends to all, and receives from all, and its call site.
     let all: Vec<(Vec<usize>, Vec<usize>, String)> =
-        told.iter().map(|bytes| postcard::from_bytes(bytes).unwrap_or_default()).collect();
+        told.iter().map(|bytes| decode(bytes).unwrap_or_default()).collect();
     if let Some(rank) = (0..n).find(|&rank| all[rank].0.len() != n || all[rank].1.len() != n) {
         let sent = all[rank].0.len() + all[rank].1.len();
         let why = format_args!("member {rank} has sent {sent} counts of {n} members");

@@ -65,7 +65,7 @@ impl Cut<'_> {
         (0..hosts).map(|host| part(host).into_iter().collect()).collect()
     }
 
-    /// What of the slice belongs to each process: the parts of its members.
+    /// Each process's share of the slice: the parts of its members.
     pub fn owned(&self, here: usize, hosts: &[HostMembers], parts: &Counts) -> Vec<Ranges> {
         let slice = self.slice(here);
         let of = |host: &HostMembers| {
@@ -80,7 +80,7 @@ impl Cut<'_> {
         common(&self.slice(here), &parts.part(rank)).len()
     }
 
-    /// What of member `rank`'s part is here, in elements of that part.
+    /// The range of member `rank`'s part that is here, in elements of that part.
     pub fn within(&self, parts: &Counts, rank: usize) -> Range<usize> {
         let part = parts.part(rank);
         let here = common(&self.range(), &part);
@@ -89,7 +89,7 @@ impl Cut<'_> {
     }
 }
 
-/// What two ranges have in common.
+/// The intersection of two ranges.
 fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     let start = a.start.max(b.start);
     start..a.end.min(b.end).max(start)

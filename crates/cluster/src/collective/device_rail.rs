@@ -1,4 +1,4 @@
-//! What one rail does with one piece between processes, in the memory of the devices.
+//! One rail's work on one piece between processes, in the memory of the devices.
 //!
 //! [`device_pieces`](super::device_pieces) makes a [`DeviceRail`] for each piece, with its memory, before the member
 //! arrives, and submits them after the commit: to the [`Relay`]'s stream, in the order of commits. From the commit on
@@ -50,7 +50,7 @@ enum Work {
     Fill(Load),
 }
 
-/// What arrives for a sum: a part from each other process, for each of the own ranges.
+/// The input of a sum: a part from each other process, for each of the own ranges.
 struct Parts {
     area: Area,
     load: Load,

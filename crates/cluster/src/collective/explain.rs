@@ -1,4 +1,4 @@
-//! What [`Group::explain`](gpu_pool::Group::explain) tells of a group of several processes: by the same cut and the
+//! The answer of [`Group::explain`](gpu_pool::Group::explain) for a group of several processes: by the same cut and the
 //! same steps as [`sums::sum`](super::sums::sum).
 
 use super::{

@@ -1,4 +1,4 @@
-//! What a member does in every collective of several processes: it works inside its process, stages, and meets.
+//! A member's work in every collective of several processes: it works inside its process, stages, and meets.
 //!
 //! The files of the shapes use a [`HierarchicalCall`]. It uses the members of this process as a group, and the scope of
 //! all processes.
@@ -314,7 +314,7 @@ pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
     range.start * size..range.end * size
 }
 
-/// What all processes must have alike. Members may give factors of their own.
+/// The text that all processes must have alike. Members may give factors of their own.
 pub(super) fn headline(call: &Call, registered: Option<u64>) -> String {
     let mut call = call.clone();
     if let Some(ReduceOp::Scaled(factor)) = &mut call.reduce {

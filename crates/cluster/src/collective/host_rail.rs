@@ -1,5 +1,5 @@
-//! What one rail does between processes, in the memory of the hosts: after the commit, and without a look at the gang.
-//! Any thread can do it.
+//! One rail's work between processes, in the memory of the hosts: after the commit, and without a look at the gang. Any
+//! thread can do it.
 //!
 //! [`pieces`](super::pieces) makes a [`HostRail`], and all memory, before the member arrives. Messages go through a
 //! [`HostTransport`]: a [`Leg`] is one message to each other process and one

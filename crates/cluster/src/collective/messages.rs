@@ -21,7 +21,7 @@ use crate::{
         processes::Place,
     },
     traits::{Arrival, MOST_NOTE, OUTBOX},
-    wire::{hash, shortened},
+    wire::{decode, hash, shortened},
 };
 use gpu_pool::{Error, Group, Result, error::Site};
 use std::sync::Arc;
@@ -85,24 +85,16 @@ impl Pair {
     }
 }
 
-/// What the receiver must know before it can take the parts.
+/// The receiver needs this before it can take the parts: their lengths, the place of the sender's call, the header.
 fn head(outgoing: &Outgoing, site: Site) -> Vec<u8> {
-    let lens = outgoing.parts.iter().flat_map(|part| (part.bytes.len() as u64).to_le_bytes());
+    let lens: Vec<usize> = outgoing.parts.iter().map(|part| part.bytes.len()).collect();
     let site = shortened(&site.to_string(), MOST_TEXT);
-    let (count, site_len) = (outgoing.parts.len() as u32, site.len() as u16);
-    let lens = count.to_le_bytes().into_iter().chain(lens).chain(site_len.to_le_bytes());
-    lens.chain(site.into_bytes()).chain(outgoing.header.iter().copied()).collect()
+    postcard::to_stdvec(&(lens, site, &outgoing.header)).expect("numbers and bytes can be written")
 }
 
-/// The lengths of the parts, the place of the sender's call, and the header; none if these bytes are no head.
+/// The parts of a [`head`]; none if these bytes are no head.
 fn read_head(head: &[u8]) -> Option<(Vec<usize>, String, Vec<u8>)> {
-    let (count, rest) = head.split_first_chunk()?;
-    let (lens, rest) = rest.split_at_checked((u32::from_le_bytes(*count) as usize).checked_mul(8)?)?;
-    let len = |eight: &[u8]| usize::try_from(u64::from_le_bytes(eight.try_into().ok()?)).ok();
-    let (site_len, rest) = rest.split_first_chunk()?;
-    let (site, header) = rest.split_at_checked(u16::from_le_bytes(*site_len) as usize)?;
-    let site = String::from_utf8(site.to_vec()).ok()?;
-    Some((lens.chunks_exact(8).map(len).collect::<Option<_>>()?, site, header.to_vec()))
+    decode(head).ok()
 }
 
 /// Sends a message to a member of another process. Waits neither for it nor for the device.
@@ -238,8 +230,8 @@ mod tests {
         /// Another process may send anything.
         #[test]
         fn any_bytes_can_be_read_as_a_head(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
-            if let Some((lens, site, header)) = read_head(&bytes) {
-                prop_assert_eq!(4 + 8 * lens.len() + 2 + site.len() + header.len(), bytes.len());
+            if let Some(found) = read_head(&bytes) {
+                prop_assert_eq!(read_head(&postcard::to_stdvec(&found).unwrap()), Some(found));
             }
         }
     }

@@ -45,10 +45,10 @@ struct Pending {
     carried: Receiver<Carried>,
 }
 
-/// What a proxy sends back: a piece, or none behind the last one; with a checker's knowledge.
+/// The answer of a proxy: a piece, or none behind the last one; with a checker's knowledge.
 type Carried = (Result<Option<Piece>>, Option<Box<Handover>>);
 
-/// What a proxy has.
+/// The work of a proxy thread.
 struct ProxyTask {
     pieces: Pieces,
     scope: Arc<dyn WorldScope>,

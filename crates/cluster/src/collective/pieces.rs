@@ -61,7 +61,7 @@ impl Job {
 /// One piece, on this member's rail.
 pub(super) struct Piece {
     slice: Range<usize>,
-    /// What of the slice belongs to each process.
+    /// Each process's share of the slice.
     owned: Vec<Ranges>,
     size: usize,
     /// This member's elements: the slice, or if nothing is summed the own ranges, one behind the other.

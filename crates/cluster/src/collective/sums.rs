@@ -104,7 +104,7 @@ pub(super) enum Sum<'r> {
 }
 
 impl Sum<'_> {
-    /// What this process's members ask for, if it is a sum for gradients.
+    /// The request of this process's members, if it is a sum for gradients.
     pub fn of(request: &Request) -> Option<Sum<'_>> {
         match request.shape.as_ref()? {
             Shape::AllReduce { len } => Some(Sum::ToAll { len: *len }),
@@ -133,7 +133,7 @@ impl Sum<'_> {
         }
     }
 
-    /// What of this member's slice belongs to each process.
+    /// Each process's share of this member's slice.
     fn owned(&self, hier: &HierarchicalCall<'_, '_>, cut: &Cut<'_>) -> Vec<Ranges> {
         let (here, hosts) = (hier.across.here, &hier.across.hosts);
         match self {

@@ -9,7 +9,7 @@ use crate::{
         collective::{Counts, Payload, Shape, between, value_of},
     },
     traits::MOST_NOTE,
-    wire::shortened,
+    wire::{decode, shortened},
 };
 use gpu_pool::{AsView, AsViewMut, DType, Error, Group, Result};
 
@@ -18,12 +18,6 @@ const HERE: u8 = 1;
 const LATER: u8 = 0;
 /// The longest text that [`agree`] tells as it is.
 const MOST_TERMS: usize = 1500;
-
-/// The terms of a process in [`agree`].
-struct ProcessTerms {
-    site: String,
-    text: String,
-}
 
 pub(super) fn barrier(group: &Group<'_>, call: &Call) -> Result<()> {
     let _here = OpSite { op: "barrier", site: call.site }.enter();
@@ -54,7 +48,7 @@ pub(super) fn exchange(group: &Group<'_>, call: &Call, own: Vec<u8>) -> Result<V
     let later = notes.iter().map(later).collect::<Result<Vec<usize>>>()?;
     let mut values = vec![Vec::new(); group.count()];
     let mut take = |host: usize, bytes: &[u8]| -> Result<()> {
-        let all = unpack(bytes).ok_or_else(nonsense)?;
+        let all: Vec<Vec<u8>> = decode(bytes).map_err(|_| nonsense())?;
         let ranks = &across.hosts[host].ranks;
         if all.len() != ranks.len() {
             return Err(nonsense());
@@ -90,22 +84,19 @@ pub(super) fn exchange(group: &Group<'_>, call: &Call, own: Vec<u8>) -> Result<V
 /// `Err(WorldMismatch)` on all members unless all processes say the same, each by its first member. A group of one
 /// process agrees.
 pub(super) fn agree(group: &Group<'_>, call: &Call, text: &str) -> Result<()> {
-    let note = pack([call.site.to_string(), shortened(text, MOST_TERMS)].map(String::into_bytes).into_iter());
+    let note =
+        postcard::to_stdvec(&(call.site.to_string(), shortened(text, MOST_TERMS))).expect("texts can be written");
     let hier = HierarchicalCall::new(group, call, false)?;
     let across = hier.across;
     let (_, commit) = hier.meet(Payload::Nothing, |_| note)?;
-    let said = |note: &Vec<u8>| {
-        let mut parts =
-            unpack(note).unwrap_or_default().into_iter().map(|part| String::from_utf8_lossy(&part).into_owned());
-        ProcessTerms { site: parts.next().unwrap_or_default(), text: parts.next().unwrap_or_default() }
-    };
-    let all: Vec<ProcessTerms> = commit.notes.iter().map(said).collect();
-    match (1..all.len()).find(|&host| all[host].text != all[0].text) {
+    // Of each process: the place of its call, and its text.
+    let all: Vec<(String, String)> = commit.notes.iter().map(|note| decode(note).unwrap_or_default()).collect();
+    match (1..all.len()).find(|&host| all[host].1 != all[0].1) {
         None => Ok(()),
         Some(host) => {
             let call = |host: usize| {
                 let place = across.places[across.hosts[host].ranks[0]];
-                place.call(all[host].text.clone(), all[host].site.clone())
+                place.call(all[host].1.clone(), all[host].0.clone())
             };
             Err(Error::WorldMismatch { what: "call", a: call(0), b: call(host) })
         }
@@ -115,11 +106,6 @@ pub(super) fn agree(group: &Group<'_>, call: &Call, text: &str) -> Result<()> {
 /// Several values in one.
 fn pack(values: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
     postcard::to_stdvec(&values.collect::<Vec<_>>()).expect("bytes can be written")
-}
-
-/// The values that [`pack`] has packed; none if these bytes are no such values.
-fn unpack(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
-    postcard::take_from_bytes(bytes).ok().filter(|(_, rest)| rest.is_empty()).map(|(values, _)| values)
 }
 
 #[cfg(test)]

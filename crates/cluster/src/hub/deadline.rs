@@ -24,9 +24,10 @@ impl Hub {
         self.looked = clock;
     }
 
-    /// The time since the hub began. Of the time between two ticks only [`STEP`] counts, or a quarter of the shortest
-    /// of the hub's own limits: while this process was stopped, no process was late. Members' deadlines do not count
-    /// here: a short one must not slow the clock for all. That one is passed after [`TICKS`] ticks at the earliest.
+    /// The time since the hub began. Of the time between two ticks only [`STEP`](super::STEP) counts, or a quarter of
+    /// the shortest of the hub's own limits: while this process was stopped, no process was late. Members' deadlines do
+    /// not count here: a short one must not slow the clock for all. That one is passed after [`TICKS`] ticks at the
+    /// earliest.
     pub(crate) fn tick(&mut self, clock: Duration) -> Out {
         self.earlier.rotate_left(1);
         self.earlier[TICKS - 1] = Some(self.now);

@@ -22,7 +22,7 @@ pub(super) struct Meeting {
     pub arrived: BTreeMap<usize, Arrive>,
 }
 
-/// What follows an arrival.
+/// The step after an arrival.
 pub(super) enum Next {
     Wait,
     Commit(Meeting),

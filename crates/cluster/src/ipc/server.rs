@@ -225,7 +225,7 @@ fn receive(listener: &UnixListener, guests: &mut Vec<Guest>) -> bool {
 }
 
 impl Guest {
-    /// What becomes of a guest, now that something may have come from it. None if it has gone.
+    /// The next state of a guest, now that something may have come from it. None if it has gone.
     fn next(self, server: &Server) -> Option<Guest> {
         let Guest { socket, process, state } = self;
         let state = match state {

@@ -1,5 +1,4 @@
-//! What goes over the socket, and how processes, users and elements are told apart. No I/O but `/proc` and random
-//! bytes.
+//! The frames of the socket, and the identities of processes, users and elements. No I/O but `/proc` and random bytes.
 
 use crate::wire::{hash, no_descriptor};
 use gpu_pool::{Error, Result};

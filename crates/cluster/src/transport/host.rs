@@ -1,4 +1,4 @@
-//! What the transports of the hosts' memory share: messages as bytes at addresses, and waiting.
+//! The common part of the transports of the hosts' memory: messages as bytes at addresses, and waiting.
 //!
 //! Invariant: the memory of a message is at rest when a call returns `Ok`. After an error it is never freed, since a
 //! library, or a thread of another call, may still use it.

@@ -63,7 +63,7 @@ pub struct Mpi {
     owner: Owner,
 }
 
-/// What `MPI_Init_thread` led to.
+/// The outcome of `MPI_Init_thread`.
 struct Started {
     channel: Channel,
     rank: usize,

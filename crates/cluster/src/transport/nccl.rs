@@ -6,9 +6,9 @@
 //! * **Connecting.** Each device thread connects its own rail, all at once: a rail waits for the same rail of the
 //!   other hosts, so rails in turns would wait for each other where hosts take turns differently; and NCCL takes the
 //!   device from the thread's context, which a group on one thread would have to switch between the calls.
-//! * **Submitting.** The call is polled until NCCL has launched it: an event that is recorded after the return is
-//!   behind the call, and the caller may close its launch window.
-//! * **Failing.** A thread watches for a lost host and for errors of the library. The first error fails the scopes that
+//! * **Submitting.** The call returns when NCCL has launched it: an event that is recorded after the return is behind the
+//!   call, and the caller may close its launch window.
+//! * **Failing.** A thread watches for a lost host, for errors of the library, and for calls that do not return. The first error fails the scopes that
 //!   use the transport, is told to the other hosts, and aborts all rails, each on a thread of its own: one after the
 //!   other they would wait for each other's kernels (nccl#1013), and an abort may hang (nccl#1777), so each wait for it
 //!   has a limit. Each host must do so, since a rail that is aborted on one host does not end on the others
@@ -164,10 +164,10 @@ impl Nccl {
     /// # Errors
     /// The first error of the transport, if there was one before.
     pub(crate) fn close(&self) -> Result<()> {
-        // Each wait below asks for lost hosts by itself.
-        self.stop_watching();
         let cause = self.rails.failure.cause();
-        let closed = cause.map_or_else(|| self.rails.close(), Err);
+        let finalized = cause.map_or_else(|| self.rails.finalize(), Err);
+        self.stop_watching();
+        let closed = finalized.and_then(|()| self.rails.all().try_for_each(|rail| rail.destroy()));
         if let Err(error) = &closed {
             self.abort(error);
         }
@@ -208,7 +208,9 @@ impl Rails {
             let (op, code, name, detail) = ("connect", fault.code, fault.name, fault.detail);
             return Err(Error::Driver { device, op, code, name, detail });
         }
-        let rail = Arc::new(Rail::begin(self.library, driver.clone(), device, hosts, rank, id)?);
+        let lost = || self.failure.cause().or_else(|| (self.lost)());
+        let until = Until { lost: &lost, limit: self.connect_timeout };
+        let rail = Arc::new(Rail::connect(self.library, driver.clone(), device, hosts, rank, id, until)?);
         if let Err((_, rail)) = place.try_insert(rail.clone()) {
             rail.abort(&self.no_rail("ncclCommInitRankConfig", device));
             return Err(self.no_rail("ncclCommInitRankConfig", device));
@@ -217,12 +219,12 @@ impl Rails {
         if let Some(cause) = self.failure.cause() {
             return Err(cause);
         }
-        rail.settle("ncclCommInitRankConfig", self.until())?;
-        rail.warm_up(self.host, self.until())
+        rail.warm_up(self.host, until)
     }
 
-    fn until(&self) -> Until<'_> {
-        Until { lost: &*self.lost, limit: self.connect_timeout }
+    /// The rails that are connected.
+    fn all(&self) -> impl Iterator<Item = &Arc<Rail>> {
+        self.rails.iter().filter_map(OnceCell::get)
     }
 
     fn rail(&self, op: &'static str, device: usize) -> Result<&Arc<Rail>> {
@@ -234,8 +236,8 @@ impl Rails {
         Error::Transport { library: "nccl", op, code: code::INVALID_USAGE, why }
     }
 
-    /// What is wrong with the call on all hosts alike, so that none submits it. `Messages` are among any hosts of the
-    /// rail; all else is among all of the cluster.
+    /// The fault of the call on all hosts alike, so that none submits it. `Messages` are among any hosts of the rail;
+    /// all else is among all of the cluster.
     fn check(&self, rail: &Rail, call: &RailCall<'_>) -> Result<()> {
         let wrong = match *call {
             RailCall::Messages(_) => return Ok(()),
@@ -261,7 +263,7 @@ impl Rails {
     /// on when their calls are aborted. Returns the first error.
     fn fail(&self, cause: &Error) -> Error {
         let cause = self.failure.set(cause);
-        for rail in self.rails.iter().filter_map(OnceCell::get).filter(|rail| !rail.is_over()) {
+        for rail in self.all().filter(|rail| !rail.is_over()) {
             let (rail, cause) = (rail.clone(), cause.clone());
             let name = format!("gpu-pool nccl abort {}", rail.device);
             if let Err(error) = thread::Builder::new().name(name).spawn(move || rail.abort(&cause)) {
@@ -275,7 +277,7 @@ impl Rails {
     fn wait_until_over(&self, limit: Duration) -> bool {
         let start = Instant::now();
         loop {
-            let over = self.rails.iter().filter_map(OnceCell::get).all(|rail| rail.is_over());
+            let over = self.all().all(|rail| rail.is_over());
             if over || start.elapsed() > limit {
                 return over;
             }
@@ -283,16 +285,17 @@ impl Rails {
         }
     }
 
-    fn close(&self) -> Result<()> {
+    /// Waits for the other hosts' ends, each rail on a thread of its own: hosts may come to them in any order.
+    fn finalize(&self) -> Result<()> {
         let _blocking = blocking();
-        let rails = || self.rails.iter().filter_map(OnceCell::get);
-        // Each rail waits for the same rail of other hosts, so first all begin.
-        for rail in rails() {
+        let finalize = |rail: &Rail| {
             let _ = rail.driver.bind();
-            rail.finalize()?;
-        }
-        rails().try_for_each(|rail| rail.settle("ncclCommFinalize", self.until()))?;
-        rails().try_for_each(|rail| rail.destroy())
+            rail.finalize()
+        };
+        thread::scope(|scope| {
+            let all: Vec<_> = self.all().map(|rail| scope.spawn(move || finalize(rail))).collect();
+            all.into_iter().try_for_each(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
     }
 
     /// Looks for an error now and then, until the end.
@@ -300,7 +303,7 @@ impl Rails {
         let mut over = self.over.lock();
         while !*over && self.failure.cause().is_none() {
             drop(over);
-            let failed = || self.rails.iter().filter_map(OnceCell::get).find_map(|rail| rail.failure());
+            let failed = || self.all().find_map(|rail| rail.failure().or_else(|| rail.overdue(self.connect_timeout)));
             if let Some(error) = (self.lost)().or_else(failed) {
                 let error = self.broken(error);
                 event!(error, "NCCL's communicators are aborted: {error}");
@@ -331,7 +334,7 @@ impl DeviceTransport for Nccl {
         let rail = self.rails.rail("submit", device)?;
         self.rails.check(rail, call)?;
         // SAFETY: the caller's promise.
-        let submitted = unsafe { rail.enqueue(stream, call, self.rails.until()) };
+        let submitted = unsafe { rail.enqueue(stream, call) };
         // The other hosts' kernels wait for this call. The abort begins when the caller's launch window is closed.
         submitted.map_err(|error| self.rails.broken(error))
     }
@@ -346,7 +349,7 @@ impl DeviceTransport for Nccl {
 
     fn register(&self, device: usize, chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
         let rail = self.rails.rail("ncclCommRegister", device)?;
-        let registered = register::Registered::new(rail, chunk, &self.rails.lost, self.rails.connect_timeout)?;
+        let registered = register::Registered::new(rail, chunk, self.rails.connect_timeout)?;
         Ok(registered.map(|registered| Box::new(registered) as _))
     }
 

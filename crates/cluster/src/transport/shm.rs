@@ -47,7 +47,7 @@ pub struct Shm {
     _own: Arc<Shared>,
 }
 
-/// What goes to and comes from a process. For this process itself both are without a ring.
+/// The outbox and the inbox of a process. For this process itself both are without a ring.
 struct Peer {
     outbox: Mutex<Outbox>,
     inbox: Mutex<Inbox>,
@@ -55,7 +55,7 @@ struct Peer {
     _theirs: Option<Shared>,
 }
 
-/// What stands before a message's bytes.
+/// The header before a message's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     tag: Tag,

@@ -165,7 +165,7 @@ impl Topology {
     }
 }
 
-/// Who reaches whom, by a link or over the network.
+/// The reachable pairs of devices, by a link or over the network.
 pub(super) struct Network<'t> {
     hosts: &'t [HostModel],
     /// By device: its host and its local index.

@@ -47,7 +47,7 @@ impl Held {
     }
 }
 
-/// What a device has found, for the caller's thread.
+/// A device's findings, for the caller's thread.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub steps: u64,

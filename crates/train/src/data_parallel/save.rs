@@ -32,7 +32,7 @@ use std::{
 const STEPS: &str = "gpu_pool.steps";
 const TENSORS: &str = "gpu_pool.tensors";
 
-/// What a process says of its part in `save`; a text follows after `FAILED`.
+/// A process's report on its part in `save`; a text follows after `FAILED`.
 const BUSY: u8 = 0;
 const DONE: u8 = 1;
 const FAILED: u8 = 2;
@@ -44,7 +44,7 @@ type Kind = (&'static str, fn(&mut State) -> &mut Option<DeviceBuffer<f32>>);
 const KINDS: [Kind; 3] =
     [("first", |state| &mut state.first), ("second", |state| &mut state.second), ("master", |state| &mut state.master)];
 
-/// What a device has of the state of its group.
+/// A device's part of the state of its group.
 struct Own<T> {
     /// None unless it is the group's first device.
     parameters: Option<Vec<Vec<T>>>,
@@ -58,7 +58,7 @@ struct Part {
     values: [Option<Vec<f32>>; 3],
 }
 
-/// What a checkpoint has for this model.
+/// A checkpoint's entries for this model.
 struct Found<T> {
     steps: u64,
     groups: Vec<OfGroup<T>>,

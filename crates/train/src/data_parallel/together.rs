@@ -22,7 +22,7 @@ type Address = u64;
 /// The name of the operation, for errors.
 const OP: &str = "sharded_step";
 
-/// What a member needs for it.
+/// A member's values for it.
 pub(super) struct Together {
     /// The table of the kernel, and what is in it: addresses change seldom.
     pieces: DeviceBuffer<u64>,

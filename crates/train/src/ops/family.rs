@@ -1,4 +1,4 @@
-//! What the operations' files share: kernels that are declared once for the four types, and checks of shapes.
+//! The common part of the operations' files: kernels that are declared once for the four types, and checks of shapes.
 //!
 //! A kernel of a family is a generic host kernel and a symbol for each type, `<name>_f32` and so on (`kernels!`).
 //!

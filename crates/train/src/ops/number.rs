@@ -25,7 +25,7 @@ use half::{bf16, f16};
 pub trait Number: Element {
     /// The type of sums: `f32` for half types, else the same.
     type Sum: Number;
-    /// What the bits are: `Kind` of `kernels/words.cuh`.
+    /// The meaning of the bits: `Kind` of `kernels/words.cuh`.
     #[doc(hidden)]
     const KIND: u32;
     /// The bits of infinity. Integers have none, and none of their magnitudes is beyond this.

@@ -74,7 +74,7 @@ fn sin_pi(t: f64, quadrants: u32) -> f64 {
     if quadrant < 2 { x } else { -x }
 }
 
-/// What dropout makes of element `element` of a seed's sequence.
+/// The result of dropout for element `element` of a seed's sequence.
 fn dropped<T: Float>(x: &T, element: u64, seed: u64, threshold: u64, scale: T::Acc) -> T {
     let drops = u64::from(word(element, seed)) < threshold;
     T::narrow(if drops { T::Acc::of(0.0) } else { wide(x) * scale })

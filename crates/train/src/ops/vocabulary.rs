@@ -29,8 +29,8 @@ fn row<T>(x: &[T], row: usize, cols: u32) -> &[T] {
     &x[row * cols as usize..][..cols as usize]
 }
 
-/// What all members know of a row: the largest element, the sum, and the element at the label. NaN where there is no
-/// such label.
+/// All members' values of a row: the largest element, the sum, and the element at the label. NaN where there is no such
+/// label.
 fn joined<A: Real>(all: &[A], rows: usize, members: u32, r: usize) -> (A, A, A) {
     let lowest = A::of(f64::NEG_INFINITY);
     let stat = |member: u32, which: usize| all[(member as usize * STATS + which) * rows + r];
@@ -78,8 +78,8 @@ kernels! { VOCABULARY;
 
 /// The halves, on each member.
 pub(crate) trait Vocabulary: Operations {
-    /// What this device knows of the rows of `x`: [`STATS`] arrays of one number for each label. `cols` may be 0. A
-    /// label of `cols` or more is another member's.
+    /// This device's values of the rows of `x`: [`STATS`] arrays of one number for each label. `cols` may be 0. A label
+    /// of `cols` or more is another member's.
     #[track_caller]
     fn vocabulary_stats<T: Float>(
         &self,

@@ -26,7 +26,7 @@ pub(super) type Input<'a, A> = &'a (dyn Fn(&Device, usize) -> Result<A> + Sync);
 /// The caller's code that makes, of the last stage's output, its gradient (if the step trains) and a value.
 pub(super) type Output<'a, A, R> = &'a (dyn Fn(&Device, usize, A) -> Result<(Option<A>, R)> + Sync);
 
-/// What a member needs of the pipeline.
+/// The parts of the pipeline that a member needs.
 pub(super) struct Part<'a, S: Stage> {
     /// The call in the user's code.
     pub call: LastCall,
@@ -190,7 +190,7 @@ impl<S: Stage, R> Member<'_, S, R> {
         there.transfer(&link)
     }
 
-    /// What this member has made for itself.
+    /// Values that this member has made for itself.
     fn keep(&mut self, slot: usize, action: Action) -> S::Activation {
         let backward = usize::from(action.work != Work::Forward);
         self.kept[2 * slot + backward].take().expect("a schedule has what an action needs before it")

@@ -1,4 +1,4 @@
-//! What an executor needs to know of an action: where its input comes from, and where its result goes.
+//! An action as an executor needs it: where its input comes from, and where its result goes.
 
 use super::{Action, PipelineSchedule, Work};
 

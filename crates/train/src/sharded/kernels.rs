@@ -92,7 +92,7 @@ impl<T: Parameter> MeetingKernel for OneKernel<'_, T> {
     }
 }
 
-/// What one member's kernel is given for buckets. The destination of the collective is the memory of all squares.
+/// The arguments of one member's kernel for buckets. The destination of the collective is the memory of all squares.
 pub(crate) struct Buckets<'a, T: Parameter> {
     pub rule: Rule,
     pub norm: DeviceView<'a, f32>,

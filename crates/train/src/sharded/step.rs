@@ -25,7 +25,7 @@ use std::{ops::Range, sync::Arc};
 /// The name of the operation, for errors.
 const OP: &str = "ShardedOptimizer";
 
-/// What all members must have alike.
+/// The values that all members must have alike.
 #[derive(Clone)]
 pub(super) struct Terms {
     pub dtype: DType,
@@ -36,7 +36,7 @@ pub(super) struct Terms {
     pub site: Site,
 }
 
-/// What members compare, and its text.
+/// The values that members compare, and their text.
 type Named = (&'static str, fn(&Terms) -> String);
 
 /// Numbers that an optimizer keeps for each element.
@@ -331,7 +331,7 @@ impl<T: Parameter> ShardedStep<T> {
         Ok(())
     }
 
-    /// What all members keep of one kind, for all elements; empty if nothing is kept. It meets and waits.
+    /// All members' state of one kind, for all elements; empty if nothing is kept. It meets and waits.
     #[track_caller]
     pub fn kept(&self, dev: &Device, which: Kept) -> Result<Vec<f32>> {
         let group = self.here(dev, "state")?;

@@ -43,7 +43,7 @@ impl<'a, T: Float> RowNorm<'a, T> {
         RowNorm { gamma: gamma.view(), beta: Some(beta.view()), eps }
     }
 
-    /// What the members compare.
+    /// The values that members compare.
     fn told(&self) -> ThenNorm {
         ThenNorm::new(self.gamma.len(), self.beta.is_some(), self.eps.to_f64() as f32)
     }

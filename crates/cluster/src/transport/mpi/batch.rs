@@ -8,7 +8,7 @@ use crate::traits::Tag;
 use gpu_pool::{Error, Result};
 use std::ffi::c_int;
 
-/// What posts need to know of MPI.
+/// The values of MPI that posts need.
 pub(super) struct Channel {
     pub library: Library,
     /// A communicator of this crate's own: the user's messages and its own never match.

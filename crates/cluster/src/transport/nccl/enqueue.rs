@@ -4,7 +4,7 @@ use super::{
     RailCall, RailMessage,
     library::{Comm, code},
     operation::{self, Reduction},
-    rail::{Rail, Until, pointer},
+    rail::{Rail, pointer},
 };
 use crate::runtime::driver::RawStream;
 use gpu_pool::{DType, Error, ReduceOp, Result};
@@ -15,31 +15,31 @@ impl Rail {
     ///
     /// # Safety
     /// As [`DeviceTransport::submit`](super::DeviceTransport::submit).
-    pub(super) unsafe fn enqueue(&self, stream: RawStream, call: &RailCall<'_>, until: Until<'_>) -> Result<()> {
+    pub(super) unsafe fn enqueue(&self, stream: RawStream, call: &RailCall<'_>) -> Result<()> {
         let (f, stream) = (&self.library.f, pointer(stream.0));
         let byte = operation::dtype(DType::U8);
         match *call {
             RailCall::AllReduce { at, len, dtype, reduce } => {
-                self.reduce("ncclAllReduce", dtype, reduce, until, |comm, op| {
+                self.reduce("ncclAllReduce", dtype, reduce, |comm, op| {
                     let (at, dtype) = (pointer(at), operation::dtype(dtype));
                     // SAFETY: the caller's promise; a live communicator.
                     unsafe { (f.all_reduce)(at, at, len, dtype, op, comm, stream) }
                 })
             }
             RailCall::ReduceScatter { source, destination, len, dtype, reduce } => {
-                self.reduce("ncclReduceScatter", dtype, reduce, until, |comm, op| {
+                self.reduce("ncclReduceScatter", dtype, reduce, |comm, op| {
                     let dtype = operation::dtype(dtype);
                     // SAFETY: the caller's promise; a live communicator.
                     unsafe { (f.reduce_scatter)(pointer(source), pointer(destination), len, dtype, op, comm, stream) }
                 })
             }
-            RailCall::AllGather { source, destination, bytes } => self.call("ncclAllGather", until, |comm| {
+            RailCall::AllGather { source, destination, bytes } => self.call("ncclAllGather", |comm| {
                 // SAFETY: the caller's promise; a live communicator.
                 unsafe { (f.all_gather)(pointer(source), pointer(destination), bytes, byte, comm, stream) }
             }),
             RailCall::Broadcast { at, bytes, root } => {
                 let root = self.rank("ncclBroadcast", root)?;
-                self.call("ncclBroadcast", until, |comm| {
+                self.call("ncclBroadcast", |comm| {
                     // SAFETY: the caller's promise; a live communicator.
                     unsafe { (f.broadcast)(pointer(at), pointer(at), bytes, byte, root, comm, stream) }
                 })
@@ -51,7 +51,7 @@ impl Rail {
                 };
                 let messages = messages.iter().map(ranked).collect::<Result<Vec<_>>>()?;
                 // SAFETY: the caller's promise; a live communicator.
-                self.call("ncclGroupEnd", until, |comm| unsafe { self.messages(comm, &messages, stream) })
+                self.call("ncclGroupEnd", |comm| unsafe { self.messages(comm, &messages, stream) })
             }
         }
     }
@@ -62,23 +62,22 @@ impl Rail {
         name: &'static str,
         dtype: DType,
         reduce: ReduceOp,
-        until: Until<'_>,
         call: impl FnOnce(Comm, c_int) -> c_int,
     ) -> Result<()> {
         match operation::reduction(dtype, reduce) {
-            Some(Reduction::Known(op)) => self.call(name, until, |comm| call(comm, op)),
+            Some(Reduction::Known(op)) => self.call(name, |comm| call(comm, op)),
             Some(Reduction::Scaled(mut factor)) => {
                 /// `ncclScalarHostImmediate`: the factor is read before the call returns.
                 const HOST_IMMEDIATE: c_int = 1;
                 let mut op = 0;
-                self.call("ncclRedOpCreatePreMulSum", until, |comm| {
+                self.call("ncclRedOpCreatePreMulSum", |comm| {
                     let factor = factor.as_mut_ptr().cast();
                     let dtype = operation::dtype(dtype);
                     // SAFETY: the pointers are to live values, the factor's of this type; a live communicator.
                     unsafe { (self.library.f.scaled_create)(&mut op, factor, dtype, HOST_IMMEDIATE, comm) }
                 })?;
-                self.call(name, until, |comm| call(comm, op))?;
-                self.call("ncclRedOpDestroy", until, |comm| {
+                self.call(name, |comm| call(comm, op))?;
+                self.call("ncclRedOpDestroy", |comm| {
                     // SAFETY: an operator of this live communicator, whose only call has been launched.
                     unsafe { (self.library.f.scaled_destroy)(op, comm) }
                 })
@@ -98,7 +97,7 @@ impl Rail {
     unsafe fn messages(&self, comm: Comm, messages: &[(c_int, RailMessage)], stream: *mut c_void) -> c_int {
         let f = &self.library.f;
         let byte = operation::dtype(DType::U8);
-        let failed = |code: &c_int| *code != code::SUCCESS && *code != code::IN_PROGRESS;
+        let failed = |code: &c_int| *code != code::SUCCESS;
         // SAFETY: starts a group of this thread, which the call below ends.
         let start = unsafe { (f.group_start)() };
         if failed(&start) {

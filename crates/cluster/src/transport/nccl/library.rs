@@ -28,6 +28,7 @@ pub(super) mod code {
 
     pub(crate) const SUCCESS: c_int = 0;
     pub(crate) const INVALID_USAGE: c_int = 5;
+    /// Blocking communicators report it only of themselves, while a call runs.
     pub(crate) const IN_PROGRESS: c_int = 7;
 }
 
@@ -55,14 +56,14 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// `NCCL_CONFIG_INITIALIZER`, but not blocking: a blocking call that waits for a host that is gone never returns.
-    pub(super) fn non_blocking() -> Self {
+    /// `NCCL_CONFIG_INITIALIZER`, blocking: else NCCL hands each call to a thread of its own, which takes some 50 us.
+    pub(super) fn blocking() -> Self {
         const UNDEFINED: c_int = c_int::MIN;
         Config {
             size: size_of::<Config>(),
             magic: 0xcafe_beef,
             version: OLDEST as c_uint,
-            blocking: 0,
+            blocking: 1,
             cga_cluster_size: UNDEFINED,
             min_ctas: UNDEFINED,
             max_ctas: UNDEFINED,

@@ -1,7 +1,8 @@
 //! One rail of this process: a communicator of one device of each host.
 //!
-//! The communicator is not blocking. A call that returns "in progress" is polled to its end ([`Rail::settle`]), without
-//! the lock, so that an abort can come between. After an abort no thread has the handle.
+//! The communicator is blocking: a call returns when its kernels are launched. It runs without the lock of the state, so
+//! that an abort can come meanwhile, which ends it. The transport's watching thread asks for calls that take too long
+//! ([`Rail::overdue`]). After an abort no thread begins a call.
 
 use super::{
     library::{Comm, Config, Library, UniqueId, code},
@@ -13,16 +14,34 @@ use parking_lot::Mutex;
 use std::{
     ffi::{c_int, c_void},
     ptr::{null_mut, with_exposed_provenance_mut},
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
 
-/// What ends a wait for the library before its time.
+/// The conditions that end a wait for the library early.
 #[derive(Clone, Copy)]
 pub(super) struct Until<'a> {
     pub lost: &'a dyn Fn() -> Option<Error>,
     pub limit: Duration,
 }
+
+impl Until<'_> {
+    /// The error that ends a wait for `op`, which has begun at `start`.
+    fn check(&self, op: &'static str, start: Instant, rail: &Rail) -> Result<()> {
+        if let Some(error) = (self.lost)() {
+            return Err(error);
+        }
+        if start.elapsed() <= self.limit {
+            return Ok(());
+        }
+        let why = format!("in progress for {:?}, on {rail}; is one of these hosts gone?", self.limit);
+        Err(Error::Transport { library: "nccl", op, code: code::IN_PROGRESS, why })
+    }
+}
+
+/// How often a wait for a new communicator looks whether it is to end.
+const TICK: Duration = Duration::from_millis(5);
 
 pub(super) struct Rail {
     pub(super) library: &'static Library,
@@ -32,7 +51,7 @@ pub(super) struct Rail {
     /// The hosts in ascending order. NCCL's rank of a host is its position here.
     pub(super) hosts: Vec<usize>,
     state: Mutex<State>,
-    /// Held from a call until it is no longer in progress: until then no other call is allowed.
+    /// Held during a call: no other one is allowed meanwhile.
     turn: Mutex<()>,
     /// Chunks of memory that the communicator knows. They live at least as long as it does.
     pub(super) registered: Mutex<Vec<Registration>>,
@@ -40,6 +59,8 @@ pub(super) struct Rail {
 
 struct State {
     comm: Option<Handle>,
+    /// The call that runs, and since when.
+    calling: Option<(&'static str, Instant)>,
     /// An abort has begun, and has not returned.
     ending: bool,
     /// Why there is no communicator any more.
@@ -51,90 +72,107 @@ struct Handle(Comm);
 unsafe impl Send for Handle {}
 
 impl Rail {
-    /// Begins to connect; [`settle`](Self::settle) ends it. The device's context is current. All hosts of the rail do
-    /// so, with the id of the first one.
-    pub(super) fn begin(
+    /// Connects. All hosts of the rail do so, with the id of the first one. Nothing ends NCCL's call before its time, so
+    /// it has a thread of its own: when `until` is over that thread is left behind, and aborts what comes after all.
+    pub(super) fn connect(
         library: &'static Library,
         driver: DriverRef,
         device: usize,
         hosts: Vec<usize>,
         rank: usize,
         id: UniqueId,
+        until: Until<'_>,
     ) -> Result<Rail> {
-        let state = Mutex::new(State { comm: None, ending: false, cause: None });
+        const OP: &str = "ncclCommInitRankConfig";
+        let state = Mutex::new(State { comm: None, calling: None, ending: false, cause: None });
         let rail = Rail { library, driver, device, hosts, state, turn: Mutex::new(()), registered: Mutex::default() };
-        let (mut comm, mut config) = (null_mut(), Config::non_blocking());
-        // SAFETY: the pointers are to live values, and the configuration is initialised as the header does.
-        let code =
-            unsafe { (library.f.init_rank)(&mut comm, rail.hosts.len() as c_int, id, rank as c_int, &mut config) };
-        if !comm.is_null() {
-            rail.state.lock().comm = Some(Handle(comm));
-        }
-        match code {
-            code::SUCCESS | code::IN_PROGRESS if !comm.is_null() => Ok(rail),
-            code => {
-                let error = rail.error("ncclCommInitRankConfig", code);
-                rail.abort(&error);
-                Err(error)
+        let (ranks, driver) = (rail.hosts.len() as c_int, rail.driver.clone());
+        // Without room: what is sent has been received.
+        let (tell, told) = mpsc::sync_channel(0);
+        let connect = move || {
+            // NCCL takes the device from the thread's context.
+            let _ = driver.bind();
+            let (mut comm, mut config) = (null_mut(), Config::blocking());
+            // SAFETY: the pointers are to live values, and the configuration is initialised as the header does.
+            let code = unsafe { (library.f.init_rank)(&mut comm, ranks, id, rank as c_int, &mut config) };
+            if let Err(mpsc::SendError((_, Handle(late)))) = tell.send((code, Handle(comm)))
+                && !late.is_null()
+            {
+                // SAFETY: no other code has the handle.
+                unsafe { (library.f.abort)(late) };
             }
-        }
-    }
-
-    /// Makes a call, and waits until it is no longer in progress: then all its kernels are launched.
-    pub(super) fn call(&self, op: &'static str, until: Until<'_>, f: impl FnOnce(Comm) -> c_int) -> Result<()> {
-        let _turn = self.turn.lock();
-        match self.with(op, f)? {
-            code::SUCCESS | code::IN_PROGRESS => self.settle(op, until),
-            code => Err(self.error(op, code)),
-        }
-    }
-
-    /// Waits until nothing is in progress.
-    pub(super) fn settle(&self, op: &'static str, until: Until<'_>) -> Result<()> {
+        };
+        let thread = thread::Builder::new().name(format!("gpu-pool nccl {device}")).spawn(connect);
+        thread.map_err(|error| Error::Cluster { op: "transport", why: format!("no thread: {error}") })?;
         let start = Instant::now();
-        for round in 0u64.. {
-            if self.settled(op)? {
-                break;
+        let (code, comm) = loop {
+            match told.recv_timeout(TICK) {
+                Ok(connected) => break connected,
+                Err(_) => until.check(OP, start, &rail)?,
             }
-            if round % 64 == 63 {
-                if let Some(error) = (until.lost)() {
-                    return Err(error);
-                }
-                if start.elapsed() > until.limit {
-                    let why = format!("in progress for {:?}, on {self}; is one of these hosts gone?", until.limit);
-                    return Err(Error::Transport { library: "nccl", op, code: code::IN_PROGRESS, why });
-                }
-            }
-            // NCCL launches on a thread of its own, which takes some 20 us.
-            if round < 1024 { thread::yield_now() } else { thread::sleep(Duration::from_micros(20)) }
+        };
+        if !comm.0.is_null() {
+            rail.state.lock().comm = Some(comm);
         }
-        Ok(())
+        if code == code::SUCCESS && rail.state.lock().comm.is_some() {
+            return Ok(rail);
+        }
+        let error = rail.error(OP, code);
+        rail.abort(&error);
+        Err(error)
     }
 
-    /// Whether nothing is in progress. A network that broke is an error here, also when no call is made.
-    pub(super) fn settled(&self, op: &'static str) -> Result<bool> {
-        let mut state = code::SUCCESS;
-        let asked = self.with(op, |comm| {
-            // SAFETY: a live communicator; the pointer is to a live integer.
-            unsafe { (self.library.f.async_error)(comm, &mut state) }
-        })?;
-        match (asked, state) {
-            (code::SUCCESS, code::SUCCESS) => Ok(true),
-            (code::SUCCESS, code::IN_PROGRESS) => Ok(false),
+    /// Makes a call: when it returns all its kernels are launched. A call that waits for a host that is gone ends by an
+    /// [`abort`](Self::abort), with its cause.
+    pub(super) fn call(&self, op: &'static str, f: impl FnOnce(Comm) -> c_int) -> Result<()> {
+        let _turn = self.turn.lock();
+        let comm = {
+            let mut state = self.state.lock();
+            let comm = self.live(&state, op)?;
+            state.calling = Some((op, Instant::now()));
+            comm
+        };
+        let code = f(comm);
+        let cause = {
+            let mut state = self.state.lock();
+            state.calling = None;
+            state.cause.clone()
+        };
+        match (cause, code) {
+            (Some(cause), _) => Err(cause),
+            (None, code::SUCCESS) => Ok(()),
+            (None, code) => Err(self.error(op, code)),
+        }
+    }
+
+    /// The error of a call that runs for longer than `limit`.
+    pub(super) fn overdue(&self, limit: Duration) -> Option<Error> {
+        let (op, since) = self.state.lock().calling?;
+        Until { lost: &|| None, limit }.check(op, since, self).err()
+    }
+
+    /// A network that broke is an error here, also when no call is made.
+    pub(super) fn check(&self, op: &'static str) -> Result<()> {
+        let mut found = code::SUCCESS;
+        let state = self.state.lock();
+        let comm = self.live(&state, op)?;
+        // SAFETY: a live communicator, since an abort takes it out first; the pointer is to a live integer.
+        let asked = unsafe { (self.library.f.async_error)(comm, &mut found) };
+        drop(state);
+        match (asked, found) {
+            (code::SUCCESS, code::SUCCESS | code::IN_PROGRESS) => Ok(()),
             (code::SUCCESS, failed) => Err(self.error(op, failed)),
             (failed, _) => Err(self.error("ncclCommGetAsyncError", failed)),
         }
     }
 
     pub(super) fn failure(&self) -> Option<Error> {
-        self.settled("ncclCommGetAsyncError").err()
+        self.check("ncclCommGetAsyncError").err()
     }
 
-    /// Calls `f` with the communicator, which no thread ends meanwhile.
-    fn with(&self, op: &'static str, f: impl FnOnce(Comm) -> c_int) -> Result<c_int> {
-        let state = self.state.lock();
+    fn live(&self, state: &State, op: &'static str) -> Result<Comm> {
         match (&state.comm, &state.cause) {
-            (Some(comm), _) => Ok(f(comm.0)),
+            (Some(comm), _) => Ok(comm.0),
             (None, Some(cause)) => Err(cause.clone()),
             (None, None) => {
                 let why = format!("the communicator has ended, on {self}");
@@ -147,19 +185,19 @@ impl Rail {
         self.library.error(op, code, &self.to_string())
     }
 
-    /// Ends the communicator: kernels that wait for a host that is gone end. From any thread; it may hang in the
-    /// library (nccl#1777), and it waits for a call of another thread. Later calls are errors with this cause.
+    /// Ends the communicator: kernels and a call that wait for a host that is gone end. From any thread; it may hang in
+    /// the library (nccl#1777). Later calls are errors with this cause.
     pub(super) fn abort(&self, cause: &Error) {
-        let comm = {
+        let (comm, calling) = {
             let mut state = self.state.lock();
             state.cause.get_or_insert_with(|| cause.clone());
             let comm = state.comm.take();
             state.ending |= comm.is_some();
-            comm
+            (comm, state.calling.is_some())
         };
         let Some(comm) = comm else { return };
-        // It frees memory, which waits for kernels (nccl#549).
-        let _blocking = blocking();
+        // It frees memory, which waits for kernels (nccl#549). But a call holds its launch window open until it ends.
+        let _blocking = (!calling).then(blocking);
         // Else the library would make the context of GPU 0 on this thread. It takes the device's by itself.
         let _ = self.driver.bind();
         // SAFETY: the handle was taken out, so this is its last use.
@@ -170,16 +208,14 @@ impl Rail {
 
     /// Whether there is no communicator any more. False while a call or an abort is stuck.
     pub(super) fn is_over(&self) -> bool {
-        self.state.try_lock().is_some_and(|state| state.comm.is_none() && !state.ending)
+        let state = self.state.lock();
+        state.comm.is_none() && !state.ending && state.calling.is_none()
     }
 
-    /// Begins the orderly end. All hosts of the rail do so.
+    /// The orderly end, first part: waits for the other hosts. All hosts of the rail do so.
     pub(super) fn finalize(&self) -> Result<()> {
         // SAFETY: a live communicator.
-        match self.with("ncclCommFinalize", |comm| unsafe { (self.library.f.finalize)(comm) })? {
-            code::SUCCESS | code::IN_PROGRESS => Ok(()),
-            code => Err(self.error("ncclCommFinalize", code)),
-        }
+        self.call("ncclCommFinalize", |comm| unsafe { (self.library.f.finalize)(comm) })
     }
 
     /// Ends a communicator that is finalized.
@@ -187,7 +223,7 @@ impl Rail {
         let Some(comm) = self.state.lock().comm.take() else { return Ok(()) };
         // SAFETY: the handle was taken out, so this is its last use; nothing is in progress.
         match unsafe { (self.library.f.destroy)(comm.0) } {
-            code::SUCCESS | code::IN_PROGRESS => {
+            code::SUCCESS => {
                 self.forget_registered();
                 Ok(())
             }

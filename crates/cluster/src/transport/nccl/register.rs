@@ -14,10 +14,7 @@
 //!
 //! [`DeviceTransport::register`]: crate::traits::DeviceTransport::register
 
-use super::{
-    Lost,
-    rail::{Rail, Until, pointer},
-};
+use super::rail::{Rail, pointer};
 use crate::runtime::{
     driver::{Address, blocking},
     memory::{Access, BlockRef},
@@ -79,21 +76,20 @@ impl Rail {
 pub(super) struct Registered {
     rail: Arc<Rail>,
     at: Address,
-    lost: Lost,
     limit: Duration,
 }
 
 impl Registered {
     /// None if NCCL was told to register nothing (`NCCL_LOCAL_REGISTER=0`).
-    pub(super) fn new(rail: &Arc<Rail>, chunk: &BlockRef, lost: &Lost, limit: Duration) -> Result<Option<Self>> {
+    pub(super) fn new(rail: &Arc<Rail>, chunk: &BlockRef, limit: Duration) -> Result<Option<Self>> {
         let mut all = rail.registered.lock();
         // An end, or an error, is one here, too.
-        rail.settled("ncclCommRegister")?;
+        rail.check("ncclCommRegister")?;
         match all.iter_mut().find(|known| known.is_at(chunk.address())) {
             Some(known) => known.users += 1,
             None => {
                 let mut handle = null_mut();
-                rail.call("ncclCommRegister", Until { lost: &**lost, limit }, |comm| {
+                rail.call("ncclCommRegister", |comm| {
                     // SAFETY: a live communicator and a live chunk, which the rail keeps until this is undone; the
                     // pointer is to a live value.
                     unsafe { (rail.library.f.register)(comm, pointer(chunk.address()), chunk.size(), &mut handle) }
@@ -104,7 +100,7 @@ impl Registered {
                 all.push(Registration { chunk: chunk.clone(), handle, users: 1 });
             }
         }
-        Ok(Some(Registered { rail: rail.clone(), at: chunk.address(), lost: lost.clone(), limit }))
+        Ok(Some(Registered { rail: rail.clone(), at: chunk.address(), limit }))
     }
 }
 
@@ -129,10 +125,8 @@ impl Drop for Registered {
         let _blocking = blocking();
         // It takes the device's context, and sets the one back that it has found.
         let _ = rail.driver.bind();
-        let until = Until { lost: &*self.lost, limit: self.limit };
         // SAFETY: a live communicator, whose registration this is; it leaves the list, so this is its last use.
-        let undone =
-            rail.call("ncclCommDeregister", until, |comm| unsafe { (rail.library.f.deregister)(comm, handle) });
+        let undone = rail.call("ncclCommDeregister", |comm| unsafe { (rail.library.f.deregister)(comm, handle) });
         match undone {
             Ok(()) => drop(all.swap_remove(at)),
             // The communicator is about to end, and with it the registration.

@@ -30,7 +30,7 @@ impl Rail {
         let bytes = SIZES[SIZES.len() - 1].max(2 * MESSAGE * self.hosts.len());
         let warmed = self.driver("allocate", driver.mem_alloc(bytes)).and_then(|at| {
             // SAFETY: the memory and the stream are this function's own, and live until `idle` has returned.
-            let made = unsafe { self.first_calls(host, at, bytes, stream, until) };
+            let made = unsafe { self.first_calls(host, at, bytes, stream) };
             let made = made.and_then(|()| self.idle(stream, until));
             if made.is_ok() {
                 // SAFETY: the stream is idle, so nothing names the memory.
@@ -46,21 +46,14 @@ impl Rail {
 
     /// # Safety
     /// `bytes` bytes at `at` are this device's memory, unused by others until the stream is idle, or for ever.
-    unsafe fn first_calls(
-        &self,
-        host: usize,
-        at: Address,
-        bytes: usize,
-        stream: RawStream,
-        until: Until<'_>,
-    ) -> Result<()> {
+    unsafe fn first_calls(&self, host: usize, at: Address, bytes: usize, stream: RawStream) -> Result<()> {
         let (reduce, dtype) = (ReduceOp::Sum, DType::F32);
         let ranks = self.hosts.len();
         let rank = self.hosts.iter().position(|&member| member == host).unwrap_or(0);
         // SAFETY: the caller's memory and stream.
         self.driver("fill", unsafe { self.driver.fill_u8(at, 0, bytes, stream) })?;
         // SAFETY: all ranges of these calls are in the caller's memory: in place, as NCCL defines it.
-        let enqueue = |call: RailCall<'_>| unsafe { self.enqueue(stream, &call, until) };
+        let enqueue = |call: RailCall<'_>| unsafe { self.enqueue(stream, &call) };
         for size in SIZES {
             // Of one host, in whole elements.
             let part = (size / ranks).max(4) & !3;
@@ -84,7 +77,7 @@ impl Rail {
     fn idle(&self, stream: RawStream, until: Until<'_>) -> Result<()> {
         let start = Instant::now();
         while !self.driver("wait", self.driver.stream_query(stream))? {
-            self.settled("ncclCommGetAsyncError")?;
+            self.check("ncclCommGetAsyncError")?;
             if let Some(error) = (until.lost)() {
                 return Err(error);
             }

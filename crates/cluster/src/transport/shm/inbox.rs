@@ -13,8 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What comes from one process. Messages with one tag come and are received in the same order: for a tag there are
-/// either messages or receivers, never both.
+/// Messages from one process. Messages with one tag come and are received in the same order: for a tag there are either
+/// messages or receivers, never both.
 pub(super) struct Inbox {
     peer: usize,
     /// None from this process itself.

@@ -75,7 +75,7 @@ impl Drop for Shared {
     }
 }
 
-/// What a process tells in the table: a part of its socket's name, and what a visitor must know.
+/// A process's entry in the table: a part of its socket's name, and the secret for a visitor.
 const ADDRESS: usize = 16;
 const KEY: usize = 16;
 

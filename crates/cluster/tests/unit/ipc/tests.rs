@@ -139,7 +139,6 @@ fn the_server_remembers_a_bounded_number_of_exports() {
     let x = pool.run(|dev, _| dev.exportable::<f32>(4)).unwrap().remove(0);
     for _ in 0..400 {
         let ipc = x.export().unwrap();
-        // SAFETY: nothing writes to the memory meanwhile.
         drop(pool.run(|dev, _| dev.import::<f32>(&ipc)).unwrap());
         x.withdraw().unwrap();
     }

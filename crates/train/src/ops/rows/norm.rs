@@ -16,7 +16,7 @@ use gpu_pool::{
     kernel::Float,
 };
 
-/// What a layer norm gives: `y`, and the mean and `1 / sqrt(variance + eps)` of each row.
+/// The results of a layer norm: `y`, and the mean and `1 / sqrt(variance + eps)` of each row.
 type Normed<T> = (DeviceBuffer<T>, DeviceBuffer<<T as Float>::Acc>, DeviceBuffer<<T as Float>::Acc>);
 
 /// Norms of rows, and the steps back through them: a buffer is rows, one after the other. All are asynchronous on the

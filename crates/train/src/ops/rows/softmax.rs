@@ -198,7 +198,7 @@ macro_rules! softmax {
     )+};
 }
 
-/// What a cross-entropy gives: the loss of each row, and the gradient of the logits.
+/// The results of a cross-entropy: the loss of each row, and the gradient of the logits.
 type Loss<T> = (DeviceBuffer<<T as Float>::Acc>, DeviceBuffer<T>);
 
 /// Operations on rows: a buffer is rows of `cols` elements, one after the other. All are asynchronous on the

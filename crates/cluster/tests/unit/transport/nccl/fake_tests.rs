@@ -19,10 +19,9 @@ pub(super) struct Fake {
 
 #[derive(Default)]
 pub(super) struct Plan {
-    /// Answers "in progress" so often after each call.
-    slow: usize,
-    /// So often from now on.
-    busy: usize,
+    /// A call returns only when the communicator is aborted.
+    stuck: bool,
+    aborted: bool,
     /// An error of the network.
     broken: c_int,
     /// What the next collective returns.
@@ -36,15 +35,23 @@ pub(super) struct Plan {
 
 impl Fake {
     fn called(&self, name: &'static str) -> c_int {
-        let mut plan = self.plan.lock();
-        plan.calls.push(name);
-        plan.busy = plan.slow;
-        match std::mem::take(&mut plan.fails) {
-            0 if plan.slow > 0 => code::IN_PROGRESS,
-            code => code,
+        let code = {
+            let mut plan = self.plan.lock();
+            plan.calls.push(name);
+            std::mem::take(&mut plan.fails)
+        };
+        while self.plan.lock().stuck {
+            if self.plan.lock().aborted {
+                return ABORTED;
+            }
+            thread::sleep(Duration::from_millis(1));
         }
+        code
     }
 }
+
+/// What a call returns that an abort has ended.
+const ABORTED: c_int = 3;
 
 /// The communicators that were made for an id.
 static MADE: Mutex<Vec<(u8, &'static Fake)>> = Mutex::new(Vec::new());
@@ -60,24 +67,26 @@ unsafe fn fake(comm: Comm) -> &'static Fake {
     unsafe { &*comm.cast::<Fake>() }
 }
 
-/// The bytes of an id are its test's number, or a plan for the communicator: how slow it is.
+/// An id whose communicators are not made before this is unlocked.
+static LATE: Mutex<()> = Mutex::new(());
+
+/// The bytes of an id are its test's number, and whether hosts do not come.
 unsafe extern "C" fn init_rank(comm: *mut Comm, _: c_int, id: UniqueId, _: c_int, _: *mut Config) -> c_int {
     let made: &'static Fake = Box::leak(Box::default());
-    made.plan.lock().slow = usize::from(id.0[1]);
-    made.plan.lock().busy = if id.0[2] > 0 { usize::MAX } else { 3 };
     MADE.lock().push((id.0[0], made));
+    if id.0[1] > 0 {
+        drop(LATE.lock());
+    }
     // SAFETY: the caller's place.
     unsafe { *comm = std::ptr::from_ref(made).cast_mut().cast() };
-    code::IN_PROGRESS
+    code::SUCCESS
 }
 
 unsafe extern "C" fn async_error(comm: Comm, state: *mut c_int) -> c_int {
     // SAFETY: a handle of this library.
-    let mut plan = unsafe { fake(comm) }.plan.lock();
-    let now = if plan.busy > 0 { code::IN_PROGRESS } else { plan.broken };
-    plan.busy = plan.busy.saturating_sub(usize::from(plan.busy != usize::MAX));
+    let plan = unsafe { fake(comm) }.plan.lock();
     // SAFETY: the caller's place.
-    unsafe { *state = now };
+    unsafe { *state = if plan.stuck { code::IN_PROGRESS } else { plan.broken } };
     code::SUCCESS
 }
 
@@ -88,7 +97,10 @@ unsafe extern "C" fn abort(comm: Comm) -> c_int {
     if let Some(hang) = hang {
         drop(hang.lock());
     }
-    fake.called("abort")
+    let mut plan = fake.plan.lock();
+    plan.calls.push("abort");
+    plan.aborted = true;
+    code::SUCCESS
 }
 
 macro_rules! fakes {
@@ -150,13 +162,13 @@ static LIBRARY: Library = Library {
 pub(super) type Flagged = Arc<Mutex<Option<Error>>>;
 
 /// Host 1 of two hosts, with two software GPUs. `id` begins with the test's number.
-pub(super) fn start(id: [u8; 3], connect_timeout: Duration) -> (Nccl, Flagged, Vec<Result<()>>) {
+pub(super) fn start(id: [u8; 2], connect_timeout: Duration) -> (Nccl, Flagged, Vec<Result<()>>) {
     let flag = Flagged::default();
     let lost = flag.clone();
     let nccl = Nccl::with(&LIBRARY, 1, &[3, 2], Arc::new(move || lost.lock().clone()), connect_timeout).unwrap();
     let drivers = host::machine(&vec![host::HostConfig::default(); 2]);
     let mut bytes = [0; UniqueId::BYTES];
-    bytes[..3].copy_from_slice(&id);
+    bytes[..2].copy_from_slice(&id);
     let keys = Keys { set: &|_, _| unreachable!("host 0 has the ids"), get: &|_| Ok(bytes.to_vec()) };
     let connected = thread::scope(|scope| {
         let (nccl, keys, drivers) = (&nccl, &keys, &drivers);
@@ -180,8 +192,8 @@ pub(super) fn lost() -> Error {
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn calls_in_progress_are_polled_to_their_end() {
-    let (nccl, _, connected) = start([1, 200, 0], LONG);
+fn calls_are_made_in_order_and_the_end_is_orderly() {
+    let (nccl, _, connected) = start([1, 0], LONG);
     assert!(connected.iter().all(Result::is_ok), "{connected:?}");
     for device in 0..2 {
         submit(&nccl, device).unwrap();
@@ -189,7 +201,7 @@ fn calls_in_progress_are_polled_to_their_end() {
     }
     for fake in made(1) {
         let plan = fake.plan.lock();
-        assert!(plan.busy == 0 && plan.calls.ends_with(&["scaled_create", "all_reduce", "scaled_destroy"]));
+        assert!(plan.calls.ends_with(&["scaled_create", "all_reduce", "scaled_destroy"]));
         for name in ["reduce_scatter", "all_gather", "broadcast", "send", "recv"] {
             assert!(plan.calls.contains(&name), "{name} is not warm");
         }
@@ -203,7 +215,7 @@ fn calls_in_progress_are_polled_to_their_end() {
 
 #[test]
 fn wrong_calls_are_errors_that_abort_nothing() {
-    let (nccl, _, _) = start([2, 0, 0], LONG);
+    let (nccl, _, _) = start([2, 0], LONG);
     let call = RailCall::AllReduce { at: 0, len: 1, dtype: DType::F32, reduce: ReduceOp::Min };
     // SAFETY: nothing is submitted.
     let error = unsafe { nccl.submit(0, RawStream(0), &call) }.unwrap_err();
@@ -219,11 +231,11 @@ fn wrong_calls_are_errors_that_abort_nothing() {
     );
 }
 
-/// A host that is lost while calls are in progress: both rails end, and the first cause stays.
+/// Calls that wait for a host that is gone: both rails end, and the first cause stays.
 #[test]
-fn a_lost_host_ends_calls_in_progress() {
-    let (nccl, flag, _) = start([3, 0, 0], LONG);
-    made(3).iter().for_each(|fake| fake.plan.lock().slow = usize::MAX);
+fn a_lost_host_ends_calls_that_wait_for_it() {
+    let (nccl, flag, _) = start([3, 0], LONG);
+    made(3).iter().for_each(|fake| fake.plan.lock().stuck = true);
     thread::scope(|scope| {
         let calls = [0, 1].map(|device| {
             scope.spawn({
@@ -231,6 +243,8 @@ fn a_lost_host_ends_calls_in_progress() {
                 move || submit(nccl, device)
             })
         });
+        until_all(|| made(3).iter().all(|fake| fake.plan.lock().calls.ends_with(&["scaled_create"])));
+        assert!(!nccl.rails.wait_until_over(Duration::ZERO));
         *flag.lock() = Some(lost());
         for call in calls {
             let error = call.join().unwrap().unwrap_err();
@@ -243,10 +257,63 @@ fn a_lost_host_ends_calls_in_progress() {
     assert!(matches!(nccl.close(), Err(Error::HostLost { .. })));
 }
 
+#[track_caller]
+fn until_all(mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < LONG);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// No host is lost, and a call does not return: the limit ends it, with its name; the other rail ends, too.
+#[test]
+fn a_call_that_does_not_return_has_a_limit() {
+    let (nccl, _, connected) = start([10, 0], Duration::from_millis(300));
+    assert!(connected.iter().all(Result::is_ok), "{connected:?}");
+    made(10)[0].plan.lock().stuck = true;
+    let [first, second] = thread::scope(|scope| {
+        let nccl = &nccl;
+        [0, 1].map(|device| scope.spawn(move || submit(nccl, device))).map(|call| call.join().unwrap())
+    });
+    let stuck = first.err().or(second.err()).unwrap();
+    let Error::Transport { op: "ncclRedOpCreatePreMulSum", code: code::IN_PROGRESS, why, .. } = &stuck else {
+        panic!("{stuck:?}")
+    };
+    assert!(why.contains("in progress for 300ms"), "{why}");
+    assert!(nccl.rails.wait_until_over(LONG));
+    assert!(made(10).iter().all(|fake| fake.plan.lock().calls.ends_with(&["abort"])));
+    assert!((0..2).all(|device| submit(&nccl, device).is_err()));
+}
+
+/// The orderly end waits for the other hosts: a lost one, and the limit, end that.
+#[test]
+fn an_end_that_waits_for_a_lost_host_is_an_abort() {
+    for by_limit in [false, true] {
+        let id = 11 + u8::from(by_limit);
+        let (nccl, flag, _) = start([id, 0], if by_limit { Duration::from_millis(300) } else { LONG });
+        made(id).iter().for_each(|fake| fake.plan.lock().stuck = true);
+        let error = thread::scope(|scope| {
+            let closing = scope.spawn(|| nccl.close().unwrap_err());
+            if !by_limit {
+                until_all(|| made(id).iter().all(|fake| fake.plan.lock().calls.ends_with(&["finalize"])));
+                *flag.lock() = Some(lost());
+            }
+            closing.join().unwrap()
+        });
+        match by_limit {
+            true => assert!(matches!(error, Error::Transport { op: "ncclCommFinalize", .. }), "{error:?}"),
+            false => assert!(matches!(error, Error::HostLost { host: 0, .. }), "{error:?}"),
+        }
+        assert!(nccl.rails.wait_until_over(LONG));
+        assert!(made(id).iter().all(|fake| fake.plan.lock().calls.ends_with(&["finalize", "abort"])));
+    }
+}
+
 /// The watching thread finds what breaks while nobody calls.
 #[test]
 fn a_broken_network_ends_all_rails() {
-    let (nccl, _, _) = start([4, 0, 0], LONG);
+    let (nccl, _, _) = start([4, 0], LONG);
     let (told, heard) = std::sync::mpsc::channel();
     let listener = || -> Arc<Tell> {
         let told = told.clone();
@@ -272,7 +339,7 @@ fn a_broken_network_ends_all_rails() {
 /// NCCL sees a dead host before the hub tells of it: the hub's word is the error.
 #[test]
 fn the_cause_of_a_broken_network_is_the_host_that_is_lost() {
-    let (nccl, flag, _) = start([9, 0, 0], LONG);
+    let (nccl, flag, _) = start([9, 0], LONG);
     // Rails connect in any order.
     made(9).iter().for_each(|fake| fake.plan.lock().broken = 6);
     let told = thread::spawn(move || {
@@ -288,7 +355,7 @@ fn the_cause_of_a_broken_network_is_the_host_that_is_lost() {
 
 #[test]
 fn a_call_that_fails_ends_all_rails() {
-    let (nccl, _, _) = start([5, 0, 0], LONG);
+    let (nccl, _, _) = start([5, 0], LONG);
     made(5)[0].plan.lock().fails = 4;
     let failed = (0..2).map(|device| submit(&nccl, device)).filter(Result::is_err).count();
     assert!(failed >= 1);
@@ -296,22 +363,26 @@ fn a_call_that_fails_ends_all_rails() {
     assert!(matches!(nccl.failed(1), Some(Error::Transport { code: 4, .. })));
 }
 
-/// Hosts that do not come: an error after the limit, on every rail.
+/// Hosts that do not come: an error after the limit, on every rail. What NCCL makes after all is aborted.
 #[test]
 fn a_connection_has_a_limit() {
-    let (nccl, _, connected) = start([6, 0, 1], Duration::from_millis(50));
+    let late = LATE.lock();
+    let (nccl, _, connected) = start([6, 1], Duration::from_millis(50));
     for result in connected {
         let error = result.unwrap_err();
         assert!(matches!(error, Error::Transport { op: "ncclCommInitRankConfig", .. }), "{error:?}");
     }
-    assert!(nccl.rails.wait_until_over(LONG));
-    assert!(made(6).iter().all(|fake| fake.plan.lock().calls == ["abort"]));
+    assert!(nccl.rails.wait_until_over(Duration::ZERO));
+    drop(nccl);
+    assert!(made(6).iter().all(|fake| fake.plan.lock().calls.is_empty()));
+    drop(late);
+    until_all(|| made(6).iter().all(|fake| fake.plan.lock().calls == ["abort"]));
 }
 
 /// nccl#1777, nccl#1013: an abort that hangs holds up no other rail, and nobody waits for it for ever.
 #[test]
 fn an_abort_that_hangs_is_left_behind() {
-    let (nccl, _, _) = start([7, 0, 0], LONG);
+    let (nccl, _, _) = start([7, 0], LONG);
     let hang = Arc::new(Mutex::new(()));
     let guard = hang.lock();
     made(7)[0].plan.lock().hang = Some(hang.clone());
@@ -329,7 +400,7 @@ fn an_abort_that_hangs_is_left_behind() {
 
 #[test]
 fn a_drop_aborts() {
-    let (nccl, _, _) = start([8, 0, 0], LONG);
+    let (nccl, _, _) = start([8, 0], LONG);
     drop(nccl);
     assert!(made(8).iter().all(|fake| fake.plan.lock().calls.ends_with(&["abort"])));
 }

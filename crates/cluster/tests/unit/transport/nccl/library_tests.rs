@@ -18,8 +18,8 @@ fn the_structs_are_those_of_the_header() {
     ];
     assert_eq!(offsets, [0, 8, 12, 16, 20, 24, 28, 32, 40]);
     assert_eq!((size_of::<UniqueId>(), align_of::<UniqueId>()), (128, 1));
-    let config = Config::non_blocking();
-    assert_eq!((config.size, config.magic, config.version, config.blocking), (48, 0xcafe_beef, 21901, 0));
+    let config = Config::blocking();
+    assert_eq!((config.size, config.magic, config.version, config.blocking), (48, 0xcafe_beef, 21901, 1));
 }
 
 #[test]

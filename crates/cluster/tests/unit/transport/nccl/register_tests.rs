@@ -13,7 +13,7 @@ use std::sync::mpsc;
 fn with_chunk(id: u8, f: impl Fn(&Device, DeviceBuffer<u8>, Nccl) -> Result<()> + Sync) {
     let pool = GpuPool::builder().host(1).build().unwrap();
     let done = pool.run(|dev, _| {
-        let (nccl, _, connected) = start([id, 0, 0], LONG);
+        let (nccl, _, connected) = start([id, 0], LONG);
         assert!(connected.iter().all(Result::is_ok));
         made(id).iter().for_each(|fake| fake.plan.lock().calls.clear());
         f(dev, dev.zeros_dedicated(100)?, nccl)
