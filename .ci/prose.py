@@ -21,6 +21,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = [
     *sorted(ROOT.glob("docs/src/**/*.md")), *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("crates/*/README.md")),
+    *sorted(ROOT.glob("tests/*/README.md")), ROOT / "benches/results/README.md",
 ]
 EXAMPLES = sorted(ROOT.glob("examples/**/*.rs"))
 # Written by a program, with titles of public threads.

@@ -52,6 +52,7 @@ device_thread_only! { [] Device, ['a] OnStream<'a> }
 /// | know the device and its place | [`index`](Self::index), [`rank`](Self::rank), [`count`](Self::count), [`name`](Self::name), [`info`](Self::info) |
 /// | notice failures and cancellation | [`check`](Self::check), [`cancelled`](Self::cancelled) |
 /// | work in several processes | [`world`](Self::world) |
+/// | use memory and streams of other code | [`adopt`](Self::adopt), [`adopt_stream`](Self::adopt_stream); with the feature `dlpack` `from_dlpack`, `to_dlpack` |
 /// | call CUDA libraries | [`cuda`](Self::cuda), [`blocking`](Self::blocking) |
 /// | take over the order of operations | [`unordered`](Self::unordered) |
 ///
