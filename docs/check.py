@@ -171,7 +171,7 @@ def check_variables(pages):
 
 
 def check_features():
-    """install.md and the front page of rustdoc have the features of Cargo.toml, with their defaults."""
+    """install.md, the front page of rustdoc and each crate's README have the features of Cargo.toml, with defaults."""
     real = set()
     for crate, folder in CRATES.items():
         features = tomllib.loads((folder / "Cargo.toml").read_text())["features"]
@@ -189,6 +189,10 @@ def check_features():
     told = {("gpu-pool", cells[0].strip("`"), cells[1] == "yes") for cells in rows(front, "`")}
     if told != {feature for feature in real if feature[0] == "gpu-pool"}:
         yield "src/lib.rs: its features are not those of Cargo.toml"
+    for crate, folder in [*CRATES.items()][1:]:
+        told = {(crate, cells[0].strip("`"), cells[1] == "yes") for cells in rows((folder / "README.md").read_text(), "`")}
+        if told != {feature for feature in real if feature[0] == crate}:
+            yield f"{crate}: the features in its README are not those of Cargo.toml"
 
 
 def check_reference():

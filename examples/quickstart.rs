@@ -6,7 +6,7 @@
 use gpu_pool::{GpuPool, ReduceOp};
 
 fn main() -> anyhow::Result<()> {
-    let batch: Vec<f32> = (0..1_000_000).map(|i| (i % 1000) as f32).collect();
+    let batch: Vec<f32> = (0..1_000_000).map(|i| (i % 10) as f32).collect();
 
     let sums = GpuPool::scope(|dev, shard| {
         let x = dev.upload(shard.of(&batch))?; // this GPU's part of the borrowed batch
@@ -18,6 +18,7 @@ fn main() -> anyhow::Result<()> {
     print!("{}", GpuPool::global()?.report());
     for (device, (rows, sum)) in sums.iter().enumerate() {
         println!("device {device} added up {rows} numbers and knows the total: {sum}");
+        anyhow::ensure!(*sum == 4_500_000.0, "a wrong sum");
     }
     Ok(())
 }

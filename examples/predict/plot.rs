@@ -65,8 +65,10 @@ where
     let mut entries: Vec<Entry<B>> =
         machines.map(|((name, _), colour)| (line(colour.stroke_width(3)), format!("{name}: predicted"))).collect();
     let measured = INK.stroke_width(2);
-    entries.push((Circle::new(MIDDLE, 7, measured).into_dyn(), "8 x H200: measured, this ring".to_owned()));
-    entries.push((Cross::new(MIDDLE, 6, measured).into_dyn(), "8 x H200: measured, NCCL 2.28.9".to_owned()));
+    entries
+        .push((Circle::new(MIDDLE, 7, measured).into_dyn(), "8 x H200: this ring, measured by 2026-11-21".to_owned()));
+    entries
+        .push((Cross::new(MIDDLE, 6, measured).into_dyn(), "8 x H200: NCCL 2.28.9, measured by 2026-11-21".to_owned()));
     legend(&below.margin(4, 4, 92, 14), 3, entries)?;
     area.present()?;
     Ok(())

@@ -285,16 +285,12 @@ impl Rails {
         }
     }
 
-    /// Waits for the other hosts' ends, each rail on a thread of its own: hosts may come to them in any order.
+    /// Waits for the other hosts' ends: for rail after rail, in one order on all hosts.
     fn finalize(&self) -> Result<()> {
         let _blocking = blocking();
-        let finalize = |rail: &Rail| {
+        self.all().try_for_each(|rail| {
             let _ = rail.driver.bind();
             rail.finalize()
-        };
-        thread::scope(|scope| {
-            let all: Vec<_> = self.all().map(|rail| scope.spawn(move || finalize(rail))).collect();
-            all.into_iter().try_for_each(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })
     }
 

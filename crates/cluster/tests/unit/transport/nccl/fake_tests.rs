@@ -296,7 +296,7 @@ fn an_end_that_waits_for_a_lost_host_is_an_abort() {
         let error = thread::scope(|scope| {
             let closing = scope.spawn(|| nccl.close().unwrap_err());
             if !by_limit {
-                until_all(|| made(id).iter().all(|fake| fake.plan.lock().calls.ends_with(&["finalize"])));
+                until_all(|| made(id).iter().any(|fake| fake.plan.lock().calls.ends_with(&["finalize"])));
                 *flag.lock() = Some(lost());
             }
             closing.join().unwrap()
@@ -306,7 +306,8 @@ fn an_end_that_waits_for_a_lost_host_is_an_abort() {
             false => assert!(matches!(error, Error::HostLost { host: 0, .. }), "{error:?}"),
         }
         assert!(nccl.rails.wait_until_over(LONG));
-        assert!(made(id).iter().all(|fake| fake.plan.lock().calls.ends_with(&["finalize", "abort"])));
+        assert!(made(id).iter().all(|fake| fake.plan.lock().calls.ends_with(&["abort"])));
+        assert!(made(id).iter().any(|fake| fake.plan.lock().calls.ends_with(&["finalize", "abort"])));
     }
 }
 
