@@ -190,7 +190,8 @@ def check_features():
     if told != {feature for feature in real if feature[0] == "gpu-pool"}:
         yield "src/lib.rs: its features are not those of Cargo.toml"
     for crate, folder in [*CRATES.items()][1:]:
-        told = {(crate, cells[0].strip("`"), cells[1] == "yes") for cells in rows((folder / "README.md").read_text(), "`")}
+        table = rows((folder / "README.md").read_text(), "`")
+        told = {(crate, cells[0].strip("`"), cells[1] == "yes") for cells in table}
         if told != {feature for feature in real if feature[0] == crate}:
             yield f"{crate}: the features in its README are not those of Cargo.toml"
 

@@ -6,13 +6,13 @@
 //! * **Connecting.** Each device thread connects its own rail, all at once: a rail waits for the same rail of the
 //!   other hosts, so rails in turns would wait for each other where hosts take turns differently; and NCCL takes the
 //!   device from the thread's context, which a group on one thread would have to switch between the calls.
-//! * **Submitting.** The call returns when NCCL has launched it: an event that is recorded after the return is behind the
-//!   call, and the caller may close its launch window.
-//! * **Failing.** A thread watches for a lost host, for errors of the library, and for calls that do not return. The first error fails the scopes that
-//!   use the transport, is told to the other hosts, and aborts all rails, each on a thread of its own: one after the
-//!   other they would wait for each other's kernels (nccl#1013), and an abort may hang (nccl#1777), so each wait for it
-//!   has a limit. Each host must do so, since a rail that is aborted on one host does not end on the others
-//!   (pytorch#118692): the hub tells them.
+//! * **Submitting.** The call returns when NCCL has launched it: an event that is recorded after the return is behind
+//!   the call, and the caller may close its launch window.
+//! * **Failing.** A thread watches for a lost host, for errors of the library, and for calls that do not return. The
+//!   first error fails the scopes that use the transport, is told to the other hosts, and aborts all rails, each on a
+//!   thread of its own: one after the other they would wait for each other's kernels (nccl#1013), and an abort may hang
+//!   (nccl#1777), so each wait for it has a limit. Each host must do so, since a rail that is aborted on one host does
+//!   not end on the others (pytorch#118692): the hub tells them.
 
 mod enqueue;
 #[cfg(test)]
@@ -389,15 +389,5 @@ impl fmt::Debug for Nccl {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rail_has_the_hosts_with_so_many_devices() {
-        let devices = [2, 1, 3];
-        assert_eq!(
-            (0..4).map(|rail| hosts_of(&devices, rail)).collect::<Vec<_>>(),
-            [vec![0, 1, 2], vec![0, 2], vec![2], vec![]]
-        );
-    }
-}
+#[path = "../../tests/unit/transport/nccl_tests.rs"]
+mod tests;

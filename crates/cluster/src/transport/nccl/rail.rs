@@ -1,8 +1,8 @@
 //! One rail of this process: a communicator of one device of each host.
 //!
-//! The communicator is blocking: a call returns when its kernels are launched. It runs without the lock of the state, so
-//! that an abort can come meanwhile, which ends it. The transport's watching thread asks for calls that take too long
-//! ([`Rail::overdue`]). After an abort no thread begins a call.
+//! The communicator is blocking: a call returns when its kernels are launched. It runs without the lock of the state,
+//! so that an abort can come meanwhile, which ends it. The transport's watching thread asks for calls that take too
+//! long ([`Rail::overdue`]). After an abort no thread begins a call.
 
 use super::{
     library::{Comm, Config, Library, UniqueId, code},
@@ -72,8 +72,8 @@ struct Handle(Comm);
 unsafe impl Send for Handle {}
 
 impl Rail {
-    /// Connects. All hosts of the rail do so, with the id of the first one. Nothing ends NCCL's call before its time, so
-    /// it has a thread of its own: when `until` is over that thread is left behind, and aborts what comes after all.
+    /// Connects. All hosts of the rail do so, with the id of the first one. Nothing ends NCCL's call before its time,
+    /// so it has a thread of its own: when `until` is over that thread is left behind, and aborts what comes after all.
     pub(super) fn connect(
         library: &'static Library,
         driver: DriverRef,
