@@ -10,7 +10,7 @@ use super::{
 };
 use crate::runtime::driver::{Address, DriverRef, blocking};
 use gpu_pool::{Error, Result};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::{
     ffi::{c_int, c_void},
     ptr::{null_mut, with_exposed_provenance_mut},
@@ -43,6 +43,10 @@ impl Until<'_> {
 /// How often a wait for a new communicator looks whether it is to end.
 const TICK: Duration = Duration::from_millis(5);
 
+/// How long an abort waits for a call to return. One that has not reached the library by then would find a communicator
+/// that is gone.
+const GRACE: Duration = Duration::from_millis(250);
+
 pub(super) struct Rail {
     pub(super) library: &'static Library,
     /// Also keeps the device's context, which the communicator lives in.
@@ -51,6 +55,8 @@ pub(super) struct Rail {
     /// The hosts in ascending order. NCCL's rank of a host is its position here.
     pub(super) hosts: Vec<usize>,
     state: Mutex<State>,
+    /// A call has returned.
+    returned: Condvar,
     /// Held during a call: no other one is allowed meanwhile.
     turn: Mutex<()>,
     /// Chunks of memory that the communicator knows. They live at least as long as it does.
@@ -85,7 +91,8 @@ impl Rail {
     ) -> Result<Rail> {
         const OP: &str = "ncclCommInitRankConfig";
         let state = Mutex::new(State { comm: None, calling: None, ending: false, cause: None });
-        let rail = Rail { library, driver, device, hosts, state, turn: Mutex::new(()), registered: Mutex::default() };
+        let (returned, turn, registered) = (Condvar::new(), Mutex::new(()), Mutex::default());
+        let rail = Rail { library, driver, device, hosts, state, returned, turn, registered };
         let (ranks, driver) = (rail.hosts.len() as c_int, rail.driver.clone());
         // Without room: what is sent has been received.
         let (tell, told) = mpsc::sync_channel(0);
@@ -138,6 +145,7 @@ impl Rail {
             state.calling = None;
             state.cause.clone()
         };
+        self.returned.notify_all();
         match (cause, code) {
             (Some(cause), _) => Err(cause),
             (None, code::SUCCESS) => Ok(()),
@@ -188,14 +196,13 @@ impl Rail {
     /// Ends the communicator: kernels and a call that wait for a host that is gone end. From any thread; it may hang in
     /// the library (nccl#1777). Later calls are errors with this cause.
     pub(super) fn abort(&self, cause: &Error) {
-        let (comm, calling) = {
-            let mut state = self.state.lock();
-            state.cause.get_or_insert_with(|| cause.clone());
-            let comm = state.comm.take();
-            state.ending |= comm.is_some();
-            (comm, state.calling.is_some())
-        };
-        let Some(comm) = comm else { return };
+        let mut state = self.state.lock();
+        state.cause.get_or_insert_with(|| cause.clone());
+        let Some(comm) = state.comm.take() else { return };
+        state.ending = true;
+        let waited = self.returned.wait_while_for(&mut state, |state| state.calling.is_some(), GRACE);
+        let calling = waited.timed_out();
+        drop(state);
         // It frees memory, which waits for kernels (nccl#549). But a call holds its launch window open until it ends.
         let _blocking = (!calling).then(blocking);
         // Else the library would make the context of GPU 0 on this thread. It takes the device's by itself.

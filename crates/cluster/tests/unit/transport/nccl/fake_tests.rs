@@ -21,6 +21,8 @@ pub(super) struct Fake {
 pub(super) struct Plan {
     /// A call returns only when the communicator is aborted.
     stuck: bool,
+    /// A call waits for the end of this, and notes that it returns.
+    slow: Option<Arc<Mutex<()>>>,
     aborted: bool,
     /// An error of the network.
     broken: c_int,
@@ -46,6 +48,11 @@ impl Fake {
             }
             thread::sleep(Duration::from_millis(1));
         }
+        let slow = self.plan.lock().slow.clone();
+        if let Some(slow) = slow {
+            drop(slow.lock());
+            self.plan.lock().calls.push("returned");
+        }
         code
     }
 }
@@ -70,12 +77,22 @@ unsafe fn fake(comm: Comm) -> &'static Fake {
 /// An id whose communicators are not made before this is unlocked.
 static LATE: Mutex<()> = Mutex::new(());
 
-/// The bytes of an id are its test's number, and whether hosts do not come.
+/// An id's second byte, by which hosts do not come; by the other one, the first communicator fails as well.
+const LATE_HOSTS: u8 = 1;
+const FIRST_FAILS: u8 = 2;
+
+/// The bytes of an id are its test's number, and what happens.
 unsafe extern "C" fn init_rank(comm: *mut Comm, _: c_int, id: UniqueId, _: c_int, _: *mut Config) -> c_int {
     let made: &'static Fake = Box::leak(Box::default());
-    MADE.lock().push((id.0[0], made));
-    if id.0[1] > 0 {
-        drop(LATE.lock());
+    let first = {
+        let mut all = MADE.lock();
+        all.push((id.0[0], made));
+        all.iter().filter(|(of, _)| *of == id.0[0]).count() == 1
+    };
+    match id.0[1] {
+        FIRST_FAILS if first => return 4,
+        LATE_HOSTS | FIRST_FAILS => drop(LATE.lock()),
+        _ => {}
     }
     // SAFETY: the caller's place.
     unsafe { *comm = std::ptr::from_ref(made).cast_mut().cast() };
@@ -164,6 +181,12 @@ pub(super) type Flagged = Arc<Mutex<Option<Error>>>;
 /// Host 1 of two hosts, with two software GPUs. `id` begins with the test's number.
 pub(super) fn start(id: [u8; 2], connect_timeout: Duration) -> (Nccl, Flagged, Vec<Result<()>>) {
     let flag = Flagged::default();
+    let (nccl, connected) = start_with(id, connect_timeout, &flag);
+    (nccl, flag, connected)
+}
+
+/// [`start`] of a cluster that is lost with this flag.
+fn start_with(id: [u8; 2], connect_timeout: Duration, flag: &Flagged) -> (Nccl, Vec<Result<()>>) {
     let lost = flag.clone();
     let nccl = Nccl::with(&LIBRARY, 1, &[3, 2], Arc::new(move || lost.lock().clone()), connect_timeout).unwrap();
     let drivers = host::machine(&vec![host::HostConfig::default(); 2]);
@@ -176,7 +199,7 @@ pub(super) fn start(id: [u8; 2], connect_timeout: Duration) -> (Nccl, Flagged, V
             (0..2).map(|device| scope.spawn(move || nccl.connect_rail(device, &drivers[device], keys))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    (nccl, flag, connected)
+    (nccl, connected)
 }
 
 fn submit(nccl: &Nccl, device: usize) -> Result<()> {
@@ -368,7 +391,7 @@ fn a_call_that_fails_ends_all_rails() {
 #[test]
 fn a_connection_has_a_limit() {
     let late = LATE.lock();
-    let (nccl, _, connected) = start([6, 1], Duration::from_millis(50));
+    let (nccl, _, connected) = start([6, LATE_HOSTS], Duration::from_millis(50));
     for result in connected {
         let error = result.unwrap_err();
         assert!(matches!(error, Error::Transport { op: "ncclCommInitRankConfig", .. }), "{error:?}");
@@ -378,6 +401,70 @@ fn a_connection_has_a_limit() {
     assert!(made(6).iter().all(|fake| fake.plan.lock().calls.is_empty()));
     drop(late);
     until_all(|| made(6).iter().all(|fake| fake.plan.lock().calls == ["abort"]));
+}
+
+/// Hosts do not come, and long before the limit one is lost, or the other rail fails: that ends both rails.
+#[test]
+fn a_loss_ends_a_connection() {
+    for (id, plan) in [(13, LATE_HOSTS), (14, FIRST_FAILS)] {
+        let (late, flag) = (LATE.lock(), Flagged::default());
+        let (nccl, connected) = thread::scope(|scope| {
+            let starting = scope.spawn(|| start_with([id, plan], LONG, &flag));
+            until_all(|| made(id).len() == 2);
+            if plan == LATE_HOSTS {
+                *flag.lock() = Some(lost());
+            }
+            starting.join().unwrap()
+        });
+        for result in connected {
+            match (plan, result.unwrap_err()) {
+                (LATE_HOSTS, Error::HostLost { host: 0, .. }) | (FIRST_FAILS, Error::Transport { code: 4, .. }) => {}
+                (_, error) => panic!("{error:?}"),
+            }
+        }
+        drop((nccl, late));
+        let late = made(id).into_iter().skip(usize::from(plan == FIRST_FAILS));
+        until_all(|| late.clone().all(|fake| fake.plan.lock().calls == ["abort"]));
+    }
+}
+
+/// The library frees the communicator in an abort, so a call that will return by itself does so first.
+#[test]
+fn an_abort_lets_a_call_return() {
+    let (nccl, _, _) = start([15, 0], LONG);
+    let slow = Arc::new(Mutex::new(()));
+    let guard = slow.lock();
+    made(15).iter().for_each(|fake| fake.plan.lock().slow = Some(slow.clone()));
+    thread::scope(|scope| {
+        let calls = [0, 1].map(|device| {
+            let nccl = &nccl;
+            scope.spawn(move || submit(nccl, device))
+        });
+        until_all(|| made(15).iter().all(|fake| fake.plan.lock().calls.ends_with(&["scaled_create"])));
+        nccl.rails.fail(&lost());
+        until_all(|| nccl.rails.all().all(|rail| rail.has_ended()));
+        drop(guard);
+        for call in calls {
+            let error = call.join().unwrap().unwrap_err();
+            assert!(matches!(error, Error::HostLost { host: 0, .. }), "{error:?}");
+        }
+    });
+    assert!(nccl.rails.wait_until_over(LONG));
+    assert!(made(15).iter().all(|fake| fake.plan.lock().calls.ends_with(&["returned", "abort"])));
+}
+
+/// Also after calls and aborts that were stuck: each thread holds its rail, or all of them.
+#[test]
+fn no_thread_is_left() {
+    let (nccl, flag, _) = start([16, 0], LONG);
+    let rails: Vec<_> = nccl.rails.all().map(Arc::downgrade).collect();
+    let all = Arc::downgrade(&nccl.rails);
+    made(16).iter().for_each(|fake| fake.plan.lock().stuck = true);
+    *flag.lock() = Some(lost());
+    assert!((0..2).all(|device| submit(&nccl, device).is_err()));
+    drop(nccl);
+    assert_eq!(all.strong_count(), 0, "the watching thread has ended");
+    until_all(|| rails.iter().all(|rail| rail.strong_count() == 0));
 }
 
 /// nccl#1777, nccl#1013: an abort that hangs holds up no other rail, and nobody waits for it for ever.
