@@ -266,7 +266,7 @@ fn prove(bench: &mut Bench) {
     for devices in gpus::powers(gpus::device_count().max(2)) {
         let many = Prove::new(devices, 1, most);
         for (name, work) in [("prove", Work::Commit), ("prove_pageable", Work::CommitPageable)] {
-            let mut peers = vec![serial.side("one device, overlap(0)", work, count)];
+            let mut peers = vec![serial.side("overlap(0), one device", work, count)];
             if devices > 1 {
                 peers.insert(0, one.side("one device", work, count));
             }

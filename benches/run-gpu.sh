@@ -138,6 +138,7 @@ host collectives host/ 30
 pipeline parallel pipeline/ 75
 products parallel products/ 60
 sharded parallel step_sharded/ 60
+jobs jobs prove 60
 memory memory - 180
 STEPS
 }

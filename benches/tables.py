@@ -124,6 +124,13 @@ TARGETS = {
         ("step of batch 8192, all GPUs: DDP's / here", ">= 1", r"gpu/step/{n}/8192", "DDP"),
         ("step of batch 65536, all GPUs: DDP's / here", ">= 1", r"gpu/step/{n}/65536", "DDP"),
     ],
+    "jobs": [
+        ("a job, from `submit` to the woken waiter", "<= 5 us", r"latency/\d", None),
+        ("the same: time of a channel by hand / here", ">= 1", r"latency/\d", "crossbeam-channel"),
+        ("the same: time of tokio by hand / here", ">= 1", r"latency/\d", "tokio"),
+        ("an empty job, two devices, four submitting threads", "<= 2000 ns", r"throughput/2", None),
+        ("commitments on two GPUs: time of one / here", ">= 1.95", r"prove/2", "one device"),
+    ],
     "parallel": parallel_tables.TARGETS,
     "cluster": cluster_tables.TARGETS,
 }
@@ -131,7 +138,7 @@ TARGETS = {
 # Machines with targets.
 WANTED = {"collectives": ["8 x NVIDIA H200"], "overlap": ["8 x NVIDIA H200"], "cluster": ["2 x NVIDIA H200"]}
 # Machines without such cases are left out of targets; without cases of GPUs, if a bench is not here.
-MEASURED = {"cluster": ""}
+MEASURED = {"cluster": "", "jobs": ""}
 
 
 def number(value):

@@ -2,7 +2,7 @@
 //! Programs call it, most of them from Python's side. It uses [`Device::adopt`] and the `dlpark` crate.
 
 use crate::{
-    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView,
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, PinnedBuffer,
     driver::host,
     error::{Error, Result, op_site::OpSite},
     memory::{hazard::Access, stream::StreamCore},
@@ -195,21 +195,70 @@ impl Device {
         shape: &[usize],
         stream: Option<Arc<StreamCore>>,
     ) -> Result<versioned::Dlpack> {
-        let len = shape.iter().try_fold(1usize, |product, &length| product.checked_mul(length));
-        if len != Some(buffer.len()) {
-            return Err(Error::invalid(op, format_args!("{} elements in the shape {shape:?}", buffer.len())));
-        }
+        let shape = shape_of(op, shape, buffer.len())?;
         let driver = &*self.worker.handle.driver;
         let data = match self.worker.is_software() {
             true => host::in_process(driver, buffer.address(), buffer.view().bytes().len())
                 .ok_or_else(|| Error::invalid(op, "this software GPU has no memory"))?,
             false => std::ptr::with_exposed_provenance_mut(buffer.address() as usize),
         };
-        let shape: Vec<i64> = shape.iter().map(|&length| length as i64).collect();
-        let tensor = Dynamic::compact(shape).initialize(Box::new(Exported { buffer, stream }));
-        let mut tensor = tensor.map_err(|error| Error::invalid(op, error))?;
-        tensor.set_data(data.cast()).set_dtype(T::DTYPE).set_device(self.dl_device());
         // SAFETY: the buffer, which the tensor keeps, has so many elements of this type at this address.
-        Ok(unsafe { tensor.finish() })
+        unsafe { tensor::<T>(op, shape, data, self.dl_device(), Exported { buffer, stream }) }
     }
+}
+
+impl<T: DeviceCopy + DlpackElement> PinnedBuffer<T> {
+    /// Page-locked memory as a tensor of the CPU for another library, without a copy. The host waits until the buffer's
+    /// copies are over. When that library releases the tensor, on any thread, the memory goes back to its pool.
+    ///
+    /// ```
+    /// use gpu_pool::GpuPool;
+    ///
+    /// let pool = GpuPool::builder().host(1).build()?;
+    /// let host = pool.on_device(0).run(|dev| {
+    ///     let mut host = dev.pinned::<f32>(6)?;
+    ///     dev.download_pinned(&dev.upload(&[1.0f32; 6])?, &mut host)?;
+    ///     Ok(host)
+    /// })?;
+    /// let tensor = host.into_dlpack(&[2, 3])?; // for numpy
+    /// assert_eq!(tensor.validate().unwrap().shape(), [2, 3]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the product of `shape` is not the buffer's length; as
+    /// [`as_mut_slice`](Self::as_mut_slice). The buffer is dropped then.
+    #[track_caller]
+    pub fn into_dlpack(mut self, shape: &[usize]) -> Result<versioned::Dlpack> {
+        let op = "into_dlpack";
+        let shape = shape_of(op, shape, self.len())?;
+        let data = self.as_mut_slice()?.as_mut_ptr();
+        // SAFETY: the buffer, which the tensor keeps, has so many elements of this type there.
+        unsafe { tensor::<T>(op, shape, data.cast(), DLDevice::CPU, self) }
+    }
+}
+
+#[track_caller]
+fn shape_of(op: &'static str, shape: &[usize], len: usize) -> Result<Vec<i64>> {
+    match shape.iter().try_fold(1usize, |product, &length| product.checked_mul(length)) {
+        Some(product) if product == len => Ok(shape.iter().map(|&length| length as i64).collect()),
+        _ => Err(Error::invalid(op, format_args!("{len} elements in the shape {shape:?}"))),
+    }
+}
+
+/// # Safety
+/// `owner` keeps elements of this type and shape at `data`.
+#[track_caller]
+unsafe fn tensor<T: DlpackElement>(
+    op: &'static str,
+    shape: Vec<i64>,
+    data: *mut u8,
+    device: DLDevice,
+    owner: impl Send + 'static,
+) -> Result<versioned::Dlpack> {
+    let tensor = Dynamic::compact(shape).initialize(Box::new(owner));
+    let mut tensor = tensor.map_err(|error| Error::invalid(op, error))?;
+    tensor.set_data(data.cast()).set_dtype(T::DTYPE).set_device(device);
+    // SAFETY: the caller's promise.
+    Ok(unsafe { tensor.finish() })
 }

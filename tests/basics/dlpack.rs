@@ -63,6 +63,28 @@ on_both! {
         pool.close().unwrap();
     }
 
+    // Page-locked memory is a tensor of the CPU, which waits for the copies into it.
+    1: fn page_locked_memory_goes_out(gpus) {
+        let pool = gpus.pool(1);
+        let host = pool.on_device(0).run(|dev| {
+            let mut x = dev.upload(&[1u32, 2, 3, 4, 5, 6])?;
+            slow_add(dev, &mut x, 10, 20_000)?;
+            let mut host = dev.pinned(6)?;
+            dev.download_pinned(&x, &mut host)?;
+            Ok(host)
+        });
+        let tensor = host.unwrap().into_dlpack(&[3, 2]).unwrap();
+        let described = tensor.validate().unwrap();
+        assert_eq!((described.shape(), described.device().device_type), (&[3, 2][..], DLDevice::CPU.device_type));
+        // SAFETY: six values; the export has waited for the copy.
+        assert_eq!(unsafe { tensor.tensor().cpu_slice::<u32>() }.unwrap(), [11, 12, 13, 14, 15, 16]);
+        std::thread::spawn(move || drop(tensor)).join().unwrap();
+        let wrong = pool.on_device(0).run(|dev| dev.pinned::<u32>(6)).unwrap().into_dlpack(&[5]);
+        let error = failure(wrong.map(drop));
+        assert!(matches!(error, Error::InvalidArgument { op: "into_dlpack", .. }), "{error}");
+        pool.close().unwrap();
+    }
+
     1: fn exports_are_refused_by_shape(gpus) {
         gpus.run(1, |dev| {
             for shape in [&[][..], &[5], &[2, 4], &[usize::MAX, 2]] {

@@ -104,6 +104,7 @@ fn a_devices_calls_have_places() {
                 told("Device::to_dlpack_on", dev.to_dlpack_on(dev.zeros::<f32>(4)?, &[4], u64::MAX));
             }
             told("Device::to_dlpack", dev.to_dlpack(dev.zeros::<f32>(4)?, &[5]));
+            told("PinnedBuffer::into_dlpack", dev.pinned::<f32>(4)?.into_dlpack(&[5]));
         }
         told("Device::pinned", dev.pinned::<f64>(FAR));
         let mut words = dev.zeros::<u32>(4)?;
