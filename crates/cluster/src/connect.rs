@@ -383,7 +383,7 @@ pub(super) fn machine() -> Result<Vec<u8>> {
     Ok([read("/proc/sys/kernel/random/boot_id")?, read("/proc/sys/kernel/hostname")?].concat())
 }
 
-fn same_everywhere(all: &[Vec<u8>]) -> bool {
+pub(super) fn same_everywhere(all: &[Vec<u8>]) -> bool {
     all.iter().all(|one| *one == all[0] && !one.is_empty())
 }
 

@@ -37,6 +37,8 @@ pub mod ipc;
 mod launch;
 mod link;
 mod mutant;
+#[cfg(all(target_os = "linux", not(loom)))]
+mod near;
 pub mod prelude;
 mod process;
 mod server;

@@ -20,7 +20,8 @@ mod inbox;
 mod memory;
 mod outbox;
 
-use self::{inbox::Inbox, memory::Shared, outbox::Outbox};
+pub(crate) use self::memory::{Shared, introduce};
+use self::{inbox::Inbox, outbox::Outbox};
 use super::host::{Backoff, Part, leak, parts};
 use crate::{
     runtime::sync::{
@@ -120,7 +121,7 @@ impl Shm {
     ) -> Result<Shm> {
         let stride = Mapped::size(ring);
         let own = Arc::new(Shared::new(stride * size)?);
-        let theirs = memory::introduce(&own, name, (rank, size), &set, &get, lost, deadline)?;
+        let theirs = introduce(&own, name, (rank, size), &set, &get, lost, deadline)?;
         let mut peers = Vec::with_capacity(size);
         for (peer, theirs) in theirs.into_iter().enumerate() {
             // SAFETY: each ring has its place in the memory of its reader, by the number of its writer; `introduce` has
