@@ -122,8 +122,8 @@ impl<M: Memory> Writer<M> {
         if !flag("journal.takes_its_place_first") {
             fill();
         }
-        // What was read was taken.
-        self.next = self.next.max(self.memory.read(self.own).load(Relaxed));
+        // What was read was taken. (A process that has left counts no more.)
+        self.next = self.next.max(self.memory.read(self.own).load(Relaxed).wrapping_add(1).saturating_sub(1));
         loop {
             let word = self.memory.place(self.next as usize % ring);
             let (now, set) = (word.load(Relaxed), ord("journal.place.set", Release));
