@@ -3,7 +3,7 @@
 //! # Contract
 //!
 //! Each process reads each record once, as a whole, and all read in one order. A record is in the order or it is not:
-//! a process that is killed while it writes leaves no gap. [`append`](Writer::append) and [`next`](Reader::next) never
+//! a process that is killed while it writes leaves no gap. [`append`](Writer::append) and [`read`](Reader::read) never
 //! wait. A writer's work before an append is visible to the readers of the record.
 //!
 //! # Mechanism
@@ -160,7 +160,7 @@ impl<M: Memory> Reader<M> {
     }
 
     /// The next record, and the process that has appended it.
-    pub fn next(&mut self) -> Result<Option<(usize, Vec<u8>)>, Corrupt> {
+    pub fn read(&mut self) -> Result<Option<(usize, Vec<u8>)>, Corrupt> {
         let (slots, bytes) = self.memory.slots();
         let ring = places(self.of.len(), slots);
         loop {

@@ -120,7 +120,7 @@ impl Near for Journal {
         let Some(mut replica) = replica else { return };
         loop {
             let Replica { reader, hub } = &mut *replica;
-            let (host, record) = match reader.next() {
+            let (host, record) = match reader.read() {
                 Ok(Some((host, record))) => (host, wire::decode(&record).map_err(|e| e.to_string())),
                 Ok(None) => return,
                 Err(_) => (0, Err("an impossible place in the journal".to_owned())),

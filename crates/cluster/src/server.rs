@@ -66,7 +66,13 @@ impl Server {
         let address = listener.local_addr().map_err(|e| refused(e.to_string()))?;
         let reserve =
             Some(listener.try_clone().map_err(|e| refused(format!("rank 0 cannot accept connections: {e}")))?);
-        let state = State { hub: Hub::new(limits), links: BTreeMap::new(), greeted: VecDeque::new(), near: None, closing: false };
+        let state = State {
+            hub: Hub::new(limits),
+            links: BTreeMap::new(),
+            greeted: VecDeque::new(),
+            near: None,
+            closing: false,
+        };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             changed: Condvar::new(),

@@ -140,10 +140,8 @@ impl Local {
         let Inner { process, tells, .. } = &mut *inner;
         let failed: Vec<_> = tells.keys().filter_map(|id| Some((*id, process.failure_elsewhere(*id)?))).collect();
         let due = failed.into_iter().map(|(id, failure)| (tells.remove(&id), failure));
-        due.map(|(tells, failure)| {
-            move || tells.into_iter().flatten().for_each(|tell| tell(failure.error("a scope")))
-        })
-        .collect()
+        due.map(|(tells, failure)| move || tells.into_iter().flatten().for_each(|tell| tell(failure.error("a scope"))))
+            .collect()
     }
 
     /// The hub is lost, or this process has left.
@@ -238,7 +236,11 @@ impl Local {
             inner = self.inner.lock();
         };
         drop(inner);
-        if sleeps { change(0, -1) } else { change(-1, 0) }
+        if sleeps {
+            change(0, -1)
+        } else {
+            change(-1, 0)
+        }
         near.iter().for_each(|near| self.look(&**near, true));
         answer.map_err(|failure| failure.error(op))
     }

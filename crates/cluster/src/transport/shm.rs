@@ -105,7 +105,7 @@ fn failure(op: &'static str, why: impl Into<String>) -> Error {
 impl Shm {
     /// Connects `size` processes of one host, of one user. All call it at about the same time. `set` and `get` are the
     /// cluster's table: `get` waits until a process has set the key. `lost` says why others will not come. `name` is
-    /// one that no other cluster of the host has. `ring`: the bytes of a ring.
+    /// one of this call in that table. `ring`: the bytes of a ring.
     ///
     /// # Errors
     /// [`Error::HostTimeout`] when a process has not come by the deadline; [`Error::Transport`] if it is another
