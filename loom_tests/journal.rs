@@ -176,7 +176,7 @@ fn who_waits_is_woken() {
 
 #[test]
 fn who_looks_no_more_is_woken() {
-    check_within(1, || is_woken(true));
+    check_within(2, || is_woken(true));
 }
 
 #[test]
