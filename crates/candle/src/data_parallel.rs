@@ -105,7 +105,7 @@ impl DataParallel {
         vars.sort_by(|(a, _), (b, _)| a.cmp(b));
         compare(dev, &vars)?;
         let dtype = vars.first().map_or(DType::F32, |(_, var)| var.dtype());
-        for (name, var) in vars.iter().filter(|(_, var)| var.dtype() != dtype) {
+        if let Some((name, var)) = vars.iter().find(|(_, var)| var.dtype() != dtype) {
             let wanted = format!("the first weight of {dtype:?}: train weights of several types as several models");
             return Err(Error::DType { op: "DataParallel", what: name.clone(), dtype: var.dtype(), wanted });
         }

@@ -153,7 +153,8 @@ impl Module for VocabularyEmbedding {
         let (index, here) = local(words, &self.own)?;
         let (shape, width) = ([words.dims(), &[self.table.dim(1)?]].concat(), self.table.dim(1)?);
         let vectors = if self.own.is_empty() {
-            Tensor::zeros(shape, self.table.dtype(), words.device())?
+            // Zeros. The backward pass goes through them, as on all devices.
+            self.table.sum_keepdim(0)?.broadcast_as((words.elem_count(), width))?.reshape(shape)?
         } else {
             let found = self.table.index_select(&index.flatten_all()?, 0)?.reshape(((), width))?;
             let here = here.flatten_all()?.to_dtype(self.table.dtype())?.unsqueeze(1)?;

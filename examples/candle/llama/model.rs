@@ -176,13 +176,13 @@ impl Model {
         cache.layers.resize(self.layers.len(), None);
         let (k, v) = match &cache.layers[index] {
             None => (k, v),
-            Some((before, values)) => (Tensor::cat(&[before, &k], 2)?, Tensor::cat(&[values, &v], 2)?),
+            Some((keys, values)) => (Tensor::cat(&[keys, &k], 2)?, Tensor::cat(&[values, &v], 2)?),
         };
-        let all = k.dim(2)?;
+        let (all, before) = (k.dim(2)?, cache.len);
         // Rows of the heads that share keys stand one below the other.
         let scores = q.reshape((own, shared * new, head))?.matmul(&k.squeeze(0)?.t()?)?;
         let later: Vec<f32> = (0..shared * new)
-            .flat_map(|row| (0..all).map(move |at| if at > cache.len + row % new { f32::NEG_INFINITY } else { 0.0 }))
+            .flat_map(|row| (0..all).map(move |at| if at > before + row % new { f32::NEG_INFINITY } else { 0.0 }))
             .collect();
         let later = Tensor::from_vec(later, (1, shared * new, all), k.device())?;
         let shares = ops::softmax_last_dim(&(scores / (head as f64).sqrt())?.broadcast_add(&later)?)?;
