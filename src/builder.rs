@@ -227,9 +227,7 @@ impl Builder {
     pub fn build_global(self) -> Result<()> {
         let (site, _here) = (Location::caller(), OpSite::here("build_global"));
         let taken = || Error::invalid_at(site, "build_global", "the process-wide pool is there already");
-        if ways::GLOBAL.get().is_some() {
-            return Err(taken());
-        }
+        fail_if!(ways::GLOBAL.get().is_some(), taken());
         ways::GLOBAL.set(self.build()?).map_err(|_| taken())
     }
 
@@ -284,9 +282,7 @@ impl Builder {
     #[track_caller]
     fn ordinals(&self, count: usize, what: &str, twice: bool) -> Result<Vec<usize>> {
         let Some(ordinals) = &self.devices else { return Ok((0..count).collect()) };
-        if ordinals.is_empty() {
-            return Err(Error::invalid("build", "`devices` with an empty list"));
-        }
+        invalid_if!(ordinals.is_empty(), "build", "`devices` with an empty list");
         for (i, &ordinal) in ordinals.iter().enumerate() {
             if ordinal >= count {
                 let reason = format!("device {ordinal} was asked for, there are {count} {what} (0 to {})", count - 1);

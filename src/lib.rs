@@ -87,6 +87,8 @@
 
 mod contain;
 #[macro_use]
+pub mod error;
+#[macro_use]
 mod log;
 
 // The unit tests of this crate run under the laboratory. Its crate would observe another instance of this one, so they
@@ -111,7 +113,6 @@ mod copy;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
 pub(crate) mod driver;
-pub mod error;
 #[doc(hidden)]
 pub mod extend;
 mod fabric;

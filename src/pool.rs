@@ -132,9 +132,7 @@ impl GpuPool {
     /// bounds.
     #[track_caller]
     pub fn close(self) -> Result<()> {
-        if on_device_thread() {
-            return Err(Error::NestedScope { op: "close", site: Location::caller() });
-        }
+        fail_if!(on_device_thread(), Error::NestedScope { op: "close", site: Location::caller() });
         check_pid(&self.shared)?;
         stop(&self.shared)
     }

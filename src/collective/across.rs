@@ -277,12 +277,8 @@ impl<'d> Group<'d> {
         let (dev, block, _here) = (self.dev, &buffer.block, OpSite::here(OP));
         dev.not_in_graph(OP)?;
         dev.check()?;
-        if block.handle.pool != dev.worker.handle.pool {
-            return Err(Error::wrong_pool(OP, dev.index()));
-        }
-        if buffer.device() != dev.index() {
-            return Err(Error::wrong_device(OP, buffer.device(), dev.index()));
-        }
+        fail_if!(block.handle.pool != dev.worker.handle.pool, Error::wrong_pool(OP, dev.index()));
+        fail_if!(buffer.device() != dev.index(), Error::wrong_device(OP, buffer.device(), dev.index()));
         if !block.is_apart() {
             let why = "only a buffer of `Device::exportable` has memory of its own; others share pages with others";
             return Err(Error::invalid(OP, why));

@@ -55,18 +55,14 @@ pub fn between<T: Element>(
 impl Group<'_> {
     #[track_caller]
     pub(super) fn fits(&self, op: &'static str, what: &str, found: usize, wanted: usize) -> Result<()> {
-        if found == wanted {
-            return Ok(());
-        }
-        Err(Error::invalid(op, format_args!("{what} has {found} elements where {wanted} are needed")))
+        invalid_if!(found != wanted, op, "{what} has {found} elements where {wanted} are needed");
+        Ok(())
     }
 
     #[track_caller]
     pub(crate) fn check_root(&self, op: &'static str, root: usize) -> Result<()> {
-        if root < self.count() {
-            return Ok(());
-        }
-        Err(Error::invalid(op, format_args!("root {root} of {} members", self.count())))
+        invalid_if!(root >= self.count(), op, "root {root} of {} members", self.count());
+        Ok(())
     }
 
     /// The root alone must give this buffer, and it must have `wanted` elements.

@@ -125,9 +125,7 @@ impl<'a> Unpack<'a> {
     pub(crate) fn buffer<T: DeviceCopy>(&mut self) -> Result<DeviceBuffer<T>> {
         let len = usize::try_from(u64::from_le_bytes(self.fixed()?)).map_err(|_| self.nonsense())?;
         let (&bytes, rest) = self.lens.split_first().ok_or_else(|| self.nonsense())?;
-        if len.checked_mul(size_of::<T>()) != Some(bytes) {
-            return Err(self.nonsense());
-        }
+        fail_if!(len.checked_mul(size_of::<T>()) != Some(bytes), self.nonsense());
         self.lens = rest;
         let made = (self.allocate)(bytes)?;
         let buffer = DeviceBuffer::new(made.block.clone(), len);

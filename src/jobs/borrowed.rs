@@ -119,9 +119,7 @@ impl Jobs {
     /// If `f` panics: after its jobs are over.
     #[track_caller]
     pub fn scope<'env, R>(&self, f: impl for<'scope> FnOnce(&'scope JobScope<'scope, 'env>) -> R) -> Result<R> {
-        if on_device_thread() {
-            return Err(Error::NestedScope { op: "scope", site: Location::caller() });
-        }
+        fail_if!(on_device_thread(), Error::NestedScope { op: "scope", site: Location::caller() });
         let scope = JobScope {
             core: self.core.clone(),
             waker: shim::Arc::new(EventCount::new()),

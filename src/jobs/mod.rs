@@ -185,15 +185,9 @@ impl<M> JobsBuilder<'_, M> {
     #[track_caller]
     fn make_jobs(self, op: &'static str) -> Result<Jobs> {
         check_pid(&self.pool.shared)?;
-        if self.pool.shared.gate.is_closed() {
-            return Err(Error::Closed);
-        }
-        if self.queue == 0 {
-            return Err(Error::invalid(op, "a queue without room"));
-        }
-        if self.overlap > MOST_OVERLAP {
-            return Err(Error::invalid(op, format_args!("an overlap of {}; at most {MOST_OVERLAP}", self.overlap)));
-        }
+        fail_if!(self.pool.shared.gate.is_closed(), Error::Closed);
+        invalid_if!(self.queue == 0, op, "a queue without room");
+        invalid_if!(self.overlap > MOST_OVERLAP, op, "an overlap of {}; at most {MOST_OVERLAP}", self.overlap);
         crate::panics::note_places();
         Ok(Jobs { core: Core::new(&self.pool.shared, self.queue, self.overlap, self.progress) })
     }
@@ -319,9 +313,7 @@ impl Jobs {
     #[track_caller]
     pub fn close(&self) -> Result<()> {
         let (op, site) = ("close", Location::caller());
-        if on_device_thread() {
-            return Err(Error::NestedScope { op, site });
-        }
+        fail_if!(on_device_thread(), Error::NestedScope { op, site });
         self.core.close();
         let stalled = self.core.wait_while(op, || !self.core.is_idle());
         if let Err(error) = &stalled {

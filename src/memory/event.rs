@@ -64,9 +64,7 @@ impl Event {
     #[track_caller]
     pub fn elapsed_since(&self, earlier: &Event) -> Result<Duration> {
         let (a, b, _here) = (&*earlier.0, &*self.0, OpSite::here("Event::elapsed_since"));
-        if !(a.timing && b.timing) {
-            return Err(Error::invalid("Event::elapsed_since", "an event was recorded without timing"));
-        }
+        invalid_if!(!(a.timing && b.timing), "Event::elapsed_since", "an event was recorded without timing");
         if !Arc::ptr_eq(&a.stream.handle, &b.stream.handle) {
             return Err(Error::invalid("Event::elapsed_since", "the events are of different devices"));
         }

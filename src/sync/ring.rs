@@ -197,9 +197,7 @@ impl<T: Send> Producer<T> {
     /// ```
     #[inline]
     pub fn push(&mut self, value: T) -> Result<(), Full<T>> {
-        if self.free(1) == 0 {
-            return Err(Full(value));
-        }
+        fail_if!(self.free(1) == 0, Full(value));
         if flag("ring.publishes_before_writing") {
             self.shared.tail.store(self.tail.wrapping_add(1), ord("ring.tail.store", Release));
         }

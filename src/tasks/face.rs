@@ -123,9 +123,7 @@ impl<'t, 'env> Tasks<'t, 'env> {
     }
 
     fn look<T, R>(&self, value: &Value<T>, access: Access, here: OpSite, f: impl FnOnce() -> R) -> Result<R> {
-        if !Arc::ptr_eq(&value.slot.home, &self.engine.home) {
-            return Err(foreign(here).report());
-        }
+        fail_if!(!Arc::ptr_eq(&value.slot.home, &self.engine.home), foreign(here).report());
         let place = self.engine.caller_place();
         let task = self.task(None, place, StreamKind::Compute, here, None);
         self.add(task, &[(value.slot.var, access)]);

@@ -124,9 +124,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         build: impl Fn(&Device) -> Result<M> + Sync,
     ) -> Result<Self> {
         let _here = OpSite::here("DataParallel::new_on");
-        if devices.is_empty() {
-            return Err(Error::invalid("DataParallel::new_on", "no devices"));
-        }
+        invalid_if!(devices.is_empty(), "DataParallel::new_on", "no devices");
         Self::make(pool, Some(devices), |dev| dev.group(devices), optimizer, build)
     }
 

@@ -257,12 +257,7 @@ impl<T: Parameter> LocalOptimizer<T> {
     #[track_caller]
     fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.failed |= dev.has_failed(self.gang);
-        if self.failed {
-            return Err(Error::invalid(
-                op,
-                "a step, or a scope with steps, has failed: parameters may be half updated",
-            ));
-        }
+        invalid_if!(self.failed, op, "a step, or a scope with steps, has failed: parameters may be half updated");
         self.groups.iter().try_for_each(|group| group.optimizer.check_step(self.steps))
     }
 

@@ -91,9 +91,7 @@ pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> DriverRes
         Some(topology) => {
             topology.validate(OpSite::place()).map_err(|error| fault::invalid(error.to_string()))?;
             let (have, want) = (topology.configs().len(), configs.len());
-            if have < want {
-                return Err(fault::invalid(format!("{want} software GPUs of a machine with {have} devices")));
-            }
+            fail_if!(have < want, fault::invalid(format!("{want} software GPUs of a machine with {have} devices")));
         }
         None if config.schedule == ExecutionOrder::Virtual => {
             return Err(fault::invalid("the schedule `Virtual` without a topology: see the crate gpu-pool-lab"));
