@@ -107,9 +107,9 @@ pub struct Builder {
     register_buckets: Option<bool>,
     staged: bool,
     /// The observer of the pool, which injects faults and keeps the time: see [`observe`].
-    observer: Option<Arc<dyn Observer>>,
+    pub(crate) observer: Option<Arc<dyn Observer>>,
     schedule: Option<host::ExecutionOrder>,
-    machine: host::MachineConfig,
+    pub(crate) machine: host::MachineConfig,
     /// The connection of the pool to other processes.
     pub(crate) cluster: Option<Arc<dyn Connect>>,
     codecs: Codecs,
@@ -358,15 +358,6 @@ impl Builder {
 
     pub(crate) fn observer(&self) -> Option<Arc<dyn Observer>> {
         self.observer.clone().or_else(observe::installed)
-    }
-
-    pub(crate) fn observed_by(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.observer = Some(observer);
-        self
-    }
-
-    pub(crate) fn machine_config(&mut self) -> &mut host::MachineConfig {
-        &mut self.machine
     }
 }
 
