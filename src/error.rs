@@ -18,28 +18,6 @@ pub(crate) use out_of_memory::BookedJob;
 use out_of_memory::{Indented, OutOfMemoryReport};
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
 
-/// Returns the error if the condition holds.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! fail_if {
-    ($refused:expr, $error:expr) => {
-        if $refused {
-            return Err($error);
-        }
-    };
-}
-
-/// Returns [`Error::InvalidArgument`] of an operation, with a formatted reason, if the condition holds.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! invalid_if {
-    ($refused:expr, $op:expr, $($why:tt)+) => {
-        if $refused {
-            return Err(Error::invalid($op, format_args!($($why)+)));
-        }
-    };
-}
-
 /// `Result` with this crate's [`Error`] as the default error type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

@@ -65,7 +65,6 @@ use crate::{
 use part::Part;
 use std::{
     cell::RefCell,
-    fmt,
     panic::Location,
     rc::{Rc, Weak},
     sync::Arc,
@@ -122,12 +121,7 @@ impl Graph {
     }
 }
 
-impl fmt::Debug for Graph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (operations, parts) = (&self.operations, &self.parts.len());
-        f.debug_struct("Graph").field("operations", operations).field("parts", parts).finish_non_exhaustive()
-    }
-}
+debug_as!(Graph, |self| operations = self.operations, parts = self.parts.len(), ..);
 
 impl Drop for Graph {
     fn drop(&mut self) {

@@ -85,9 +85,9 @@
 #![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
-mod contain;
 #[macro_use]
-pub mod error;
+mod macros;
+mod contain;
 #[macro_use]
 mod log;
 
@@ -113,6 +113,7 @@ mod copy;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
 pub(crate) mod driver;
+pub mod error;
 #[doc(hidden)]
 pub mod extend;
 mod fabric;

@@ -219,8 +219,7 @@ impl<T: 'static> Drop for PerDevice<T> {
     }
 }
 
-impl<T: 'static> fmt::Debug for PerDevice<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PerDevice<{}> on {} devices", std::any::type_name::<T>(), self.shared.device_count())
-    }
+debug_as! {
+    PerDevice<T> [T: 'static], |self|
+    "PerDevice<{}> on {} devices", std::any::type_name::<T>(), self.shared.device_count()
 }

@@ -23,7 +23,7 @@ use crate::{
     stall::StallTimer,
     thread::worker::{Shared, on_device_thread},
 };
-use std::{fmt, panic::Location, sync::Arc, time::Duration};
+use std::{panic::Location, sync::Arc, time::Duration};
 
 /// GPUs, each with a host thread of its own that lives as long as the pool.
 ///
@@ -204,11 +204,9 @@ impl Drop for GpuPool {
     }
 }
 
-impl fmt::Debug for GpuPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.shared.handles.iter().map(|handle| &handle.driver.info().name).collect();
-        f.debug_struct("GpuPool").field("devices", &names).finish()
-    }
+debug_as! {
+    GpuPool, |self|
+    devices = self.shared.handles.iter().map(|handle| &handle.driver.info().name).collect::<Vec<_>>()
 }
 
 #[cfg(test)]

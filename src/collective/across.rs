@@ -17,7 +17,6 @@ use crate::{
     },
     memory::block::BlockRef,
 };
-use std::fmt;
 
 /// Collectives, messages and host values of groups that span processes.
 pub trait AcrossProcesses: Send + Sync {
@@ -186,11 +185,7 @@ impl Registered {
     }
 }
 
-impl fmt::Debug for Registered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registered").field("library", &self.library()).finish_non_exhaustive()
-    }
-}
+debug_as!(Registered, |self| library = self.library(), ..);
 
 impl<'d> Group<'d> {
     /// It carries the group's calls out; none for a group of one process.

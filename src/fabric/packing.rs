@@ -15,7 +15,6 @@ use crate::{
 use std::{
     any::{Any, TypeId, type_name},
     collections::HashMap,
-    fmt,
     sync::Arc,
 };
 
@@ -78,11 +77,7 @@ pub struct Unpack<'a> {
     made: Vec<DeviceBuffer<u8>>,
 }
 
-impl fmt::Debug for Unpack<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unpack").field("lens", &self.lens).finish_non_exhaustive()
-    }
-}
+debug_as!(Unpack<'_>, |self| lens = self.lens, ..);
 
 impl<'a> Unpack<'a> {
     /// `lens`: the bytes of the parts. `allocate`: memory for a part.
@@ -190,8 +185,4 @@ impl Codecs {
     }
 }
 
-impl fmt::Debug for Codecs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} types", self.0.len())
-    }
-}
+debug_as!(Codecs, |self| "{} types", self.0.len());

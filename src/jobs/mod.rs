@@ -30,7 +30,7 @@ use crate::{
     sync::Returned,
     thread::worker::on_device_thread,
 };
-use std::{fmt, future::Future, ops::Deref, panic::Location, sync::Arc};
+use std::{future::Future, ops::Deref, panic::Location, sync::Arc};
 
 pub use borrowed::{JobScope, ScopedJob};
 pub use handle::JobHandle;
@@ -84,12 +84,7 @@ impl Clone for Jobs {
     }
 }
 
-impl fmt::Debug for Jobs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let stats = self.stats();
-        f.debug_struct("Jobs").field("queued", &stats.queued).field("running", &stats.running).finish_non_exhaustive()
-    }
-}
+debug_as!(Jobs, |self| queued = self.stats().queued, running = self.stats().running, ..);
 
 /// [`Jobs`] whose closures get state of their device, from [`GpuPool::jobs_with`]. It is made once per device, on the
 /// device's thread, and made anew after a job has failed with it.
@@ -120,11 +115,7 @@ impl<S> Clone for JobsWith<S> {
     }
 }
 
-impl<S> fmt::Debug for JobsWith<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobsWith").field("jobs", &self.jobs).field("state", &self.state).finish()
-    }
-}
+debug_as!(JobsWith<S> [S], |self| jobs = self.jobs, state = self.state);
 
 impl<S> Deref for JobsWith<S> {
     type Target = Jobs;
@@ -143,12 +134,7 @@ pub struct JobsBuilder<'p, M = ()> {
     progress: Option<Box<stats::OnProgress>>,
 }
 
-impl<M> fmt::Debug for JobsBuilder<'_, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (queue, overlap) = (&self.queue, &self.overlap);
-        f.debug_struct("JobsBuilder").field("queue", queue).field("overlap", overlap).finish_non_exhaustive()
-    }
-}
+debug_as!(JobsBuilder<'_, M> [M], |self| queue = self.queue, overlap = self.overlap, ..);
 
 impl GpuPool {
     /// A queue of independent jobs over this pool's devices. See [`Jobs`].

@@ -8,7 +8,7 @@ use crate::{
     error::{Error, Result, op_site::OpSite},
     memory::stream::StreamCore,
 };
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 /// A recorded point of a stream, from [`Device::record`](crate::Device::record).
 ///
@@ -75,11 +75,7 @@ impl Event {
     }
 }
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event").field("device", &self.device()).field("stream", &self.0.stream.id).finish()
-    }
-}
+debug_as!(Event, |self| device = self.device(), stream = self.0.stream.id);
 
 impl Drop for EventCore {
     fn drop(&mut self) {

@@ -222,11 +222,7 @@ impl DeviceRun<'_> {
     }
 }
 
-impl<P> fmt::Debug for Run<'_, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Run").field("devices", &self.devices).field("name", &self.name).finish_non_exhaustive()
-    }
-}
+debug_as!(Run<'_, P> [P], |self| devices = self.devices, name = self.name, ..);
 
 impl GpuPool {
     /// Runs `f` on every device of this pool, with its shard, and returns the results in device order.

@@ -22,11 +22,7 @@ impl<T> Full<T> {
     }
 }
 
-impl<T> fmt::Debug for Full<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Full(_)")
-    }
-}
+debug_as!(Full<T> [T], |self| "Full(_)");
 
 impl<T> fmt::Display for Full<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -34,7 +34,7 @@ use super::{
 };
 use crate::contain::contain;
 use crossbeam::utils::CachePadded;
-use std::{fmt, mem::MaybeUninit};
+use std::mem::MaybeUninit;
 
 /// A ring of at least `capacity` slots, rounded up to a power of two.
 ///
@@ -428,14 +428,5 @@ impl<T> Drop for Consumer<T> {
     }
 }
 
-impl<T> fmt::Debug for Producer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Producer").field("capacity", &(self.shared.mask + 1)).finish_non_exhaustive()
-    }
-}
-
-impl<T> fmt::Debug for Consumer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Consumer").field("capacity", &(self.shared.mask + 1)).finish_non_exhaustive()
-    }
-}
+debug_as!(Producer<T> [T], |self| capacity = self.shared.mask + 1, ..);
+debug_as!(Consumer<T> [T], |self| capacity = self.shared.mask + 1, ..);

@@ -40,11 +40,7 @@ pub struct Tasks<'t, 'env> {
     trace: Cell<Option<&'env TaskTrace>>,
 }
 
-impl std::fmt::Debug for Tasks<'_, '_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tasks").finish_non_exhaustive()
-    }
-}
+debug_as!(Tasks<'_, '_>, |self| ..);
 
 impl<'t, 'env> Tasks<'t, 'env> {
     pub(super) fn new(engine: &'t Engine<'env>, watch: &'t Watch<'t>, tell: &'t dyn Fn(Wake)) -> Self {

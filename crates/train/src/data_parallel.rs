@@ -436,12 +436,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     }
 }
 
-impl<M: Model<T>, T: Parameter> std::fmt::Debug for DataParallel<M, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DataParallel")
-            .field("model", &std::any::type_name::<M>())
-            .field("optimizer", &self.optimizer)
-            .field("steps", &self.steps)
-            .finish_non_exhaustive()
-    }
+debug_as! {
+    DataParallel<M, T> [M: Model<T>, T: Parameter], |self|
+    model = std::any::type_name::<M>(), optimizer = self.optimizer, steps = self.steps, ..
 }

@@ -385,14 +385,11 @@ impl<T: Parameter> LocalOptimizer<T> {
     }
 }
 
-impl<T: Parameter> std::fmt::Debug for LocalOptimizer<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let optimizers: Vec<_> = self.groups.iter().map(|group| group.optimizer).collect();
-        f.debug_struct("LocalOptimizer")
-            .field("type", &T::DTYPE)
-            .field("optimizers", &optimizers)
-            .field("parameters", &self.own.len())
-            .field("steps", &self.steps)
-            .finish_non_exhaustive()
-    }
+debug_as! {
+    LocalOptimizer<T> [T: Parameter], |self|
+    type = T::DTYPE,
+    optimizers = self.groups.iter().map(|group| group.optimizer).collect::<Vec<_>>(),
+    parameters = self.own.len(),
+    steps = self.steps,
+    ..
 }

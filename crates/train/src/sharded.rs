@@ -292,14 +292,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     }
 }
 
-impl<T: Parameter> std::fmt::Debug for ShardedOptimizer<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ShardedOptimizer")
-            .field("type", &T::DTYPE)
-            .field("optimizer", &self.optimizer)
-            .field("len", &self.len())
-            .field("part", &self.part())
-            .field("steps", &self.steps)
-            .finish_non_exhaustive()
-    }
+debug_as! {
+    ShardedOptimizer<T> [T: Parameter], |self|
+    type = T::DTYPE, optimizer = self.optimizer, len = self.len(), part = self.part(), steps = self.steps, ..
 }

@@ -85,11 +85,7 @@ pub struct NormSaved<T: Float> {
     pub rstd: DeviceBuffer<T::Acc>,
 }
 
-impl<T: Float> std::fmt::Debug for NormSaved<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NormSaved").field("mean", &self.mean).field("rstd", &self.rstd).finish()
-    }
-}
+debug_as!(NormSaved<T> [T: Float], |self| mean = self.mean, rstd = self.rstd);
 
 impl<T: Float> NormSaved<T> {
     /// Of so many rows, not written yet.
