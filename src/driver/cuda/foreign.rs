@@ -11,8 +11,6 @@ use crate::driver::{Address, DriverResult, RawStream};
 const ON_DEVICE: u64 = 2;
 
 impl CudaGpu {
-    /// # Safety
-    /// See [`Driver::adopt`](crate::driver::Driver::adopt).
     pub(super) unsafe fn adopt(&self, address: Address, bytes: usize) -> DriverResult<Address> {
         nonzero(bytes)?;
         self.enter()?;
@@ -69,14 +67,10 @@ impl CudaGpu {
         Ok(last)
     }
 
-    /// # Safety
-    /// See [`Driver::disown`](crate::driver::Driver::disown).
     pub(super) unsafe fn disown(&self, _: Address) -> DriverResult {
         Ok(())
     }
 
-    /// # Safety
-    /// See [`Driver::stream_adopt`](crate::driver::Driver::stream_adopt).
     pub(super) unsafe fn stream_adopt(&self, s: RawStream) -> DriverResult {
         self.enter()?;
         let mut context = ptr::null_mut();

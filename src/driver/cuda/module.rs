@@ -103,8 +103,6 @@ impl CudaGpu {
         Ok(())
     }
 
-    /// # Safety
-    /// See [`Driver::module_unload`](crate::driver::Driver::module_unload).
     pub(super) unsafe fn module_unload(&self, m: RawModule) -> DriverResult {
         // A later kernel may get the handle of a kernel of this module.
         self.big_shared.lock().clear();
