@@ -153,7 +153,7 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
     let mut ended = Ok(());
     for (device, thread) in threads.into_iter().enumerate() {
         warn_of_delay(shared, device, &thread);
-        ended = ended.and(thread.join().unwrap_or_else(|payload| Err(panics::of_thread(device, payload))));
+        ended = ended.and(thread.join().unwrap_or_else(|payload| Err(panics::error(device, payload, None))));
     }
     shared.stages.lock().clear();
     ended = ended.and(shared.pinned.audit("close"));

@@ -14,7 +14,7 @@ use crate::{
     Device, Shard,
     contain::{Contained, text_of},
     error::{Error, Result, Site, listed, op_site::OpSite},
-    fabric::{broadcast::Broadcasts, processes::NewScope},
+    fabric::{broadcast, processes::NewScope},
     gang::{
         Alarm, Gang, Outside,
         cancel::CancelToken,
@@ -69,7 +69,7 @@ pub(crate) fn gang(shared: &Shared, all: Box<[usize]>, site: Site) -> Gang {
 pub(crate) fn gang_with(shared: &Shared, all: Box<[usize]>, wakers: Wakers, site: Site) -> Gang {
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
     let gang = Gang::new(all, wakers).with_alarm(alarm).started_at(site);
-    if Broadcasts::are_for(gang.count()) { gang.with_broadcasts() } else { gang }
+    if (2..=broadcast::MOST).contains(&gang.count()) { gang.with_broadcasts() } else { gang }
 }
 
 /// The queues of these devices.

@@ -231,7 +231,7 @@ impl<'d> Group<'d> {
     /// Begins an all_reduce or a reduce_scatter, on the current stream. None: nothing is left to do for
     /// [`PendingReduce::end`]. Not for captures.
     #[track_caller]
-    pub(super) fn begin(&self, request: Request, overlapped: bool) -> Result<Option<Box<dyn PendingReduce>>> {
+    pub(crate) fn begin(&self, request: Request, overlapped: bool) -> Result<Option<Box<dyn PendingReduce>>> {
         match self.door() {
             Some(door) => {
                 let _here = OpSite { op: request.call.op, site: request.call.site }.enter();

@@ -105,7 +105,7 @@ impl StreamCore {
         let sequence = self.submitted.fetch_advance();
         if self.handle.stepped {
             self.early.step(self, sequence);
-        } else if milestone::is_due(sequence) {
+        } else if sequence.is_multiple_of(milestone::MILESTONE) {
             self.set_milestone();
         }
         sequence

@@ -61,12 +61,8 @@ impl<'p, P> Run<'p, P> {
         Run { until: Some(token), ..self }
     }
 
-    pub(super) fn without_parts(self) -> Run<'p> {
-        self.parted(()).0
-    }
-
     /// The same run with other parts, and these.
-    fn parted<Q>(self, parts: Q) -> (Run<'p, Q>, P) {
+    pub(super) fn parted<Q>(self, parts: Q) -> (Run<'p, Q>, P) {
         let Run { shared, devices, name, until, parts: old } = self;
         (Run { shared, devices, name, until, parts }, old)
     }

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     Device, DeviceBuffer, DeviceCopy, PinnedBuffer,
     error::{Result, op_site::OpSite},
+    memory::pinned::Locality,
     scope::Watch,
 };
 #[cfg(doc)]
@@ -323,7 +324,7 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
     #[track_caller]
     pub fn download<T: DeviceCopy>(&self, x: &Value<DeviceBuffer<T>>) -> Value<PinnedBuffer<T>> {
         self.on(self.given("download", StreamKind::Download), (x,), |dev, (x,)| {
-            let mut host = dev.pinned_for_copy(x.len())?;
+            let mut host = dev.worker.shared.pinned.reused("pinned", x.len(), Locality::Device(dev.index()))?;
             dev.download_pinned(x, &mut host)?;
             Ok(host)
         })

@@ -384,11 +384,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     #[track_caller]
     pub fn set_rate(&mut self, rate: f64) -> Result<()> {
         let _here = OpSite::here("DataParallel::set_rate");
-        let mut optimizer = self.optimizer;
-        optimizer.set_rate(rate);
-        optimizer.check()?;
-        self.optimizer = optimizer;
-        Ok(())
+        self.optimizer.set_rate(rate)
     }
 
     /// Parameters whose gradients no device has given in the last step. (Of a model in several groups: in the first.)

@@ -173,11 +173,7 @@ impl<T: Parameter> LocalOptimizer<T> {
         let Some(Members { optimizer, .. }) = self.groups.get_mut(group) else {
             return Err(Error::invalid("set_rate", format_args!("group {group} of {groups}")));
         };
-        let mut changed = *optimizer;
-        changed.set_rate(rate);
-        changed.check()?;
-        *optimizer = changed;
-        Ok(())
+        optimizer.set_rate(rate)
     }
 
     /// One step: gradients and parameters of all groups, in their order. The norm is that of this device's gradients.

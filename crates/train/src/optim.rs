@@ -201,8 +201,13 @@ impl Optimizer {
         self.rate * factor
     }
 
-    pub(super) fn set_rate(&mut self, rate: f64) {
-        self.rate = rate;
+    /// Changes the rate, if it can be one.
+    #[track_caller]
+    pub(super) fn set_rate(&mut self, rate: f64) -> Result<()> {
+        let changed = Optimizer { rate, ..*self };
+        changed.check()?;
+        *self = changed;
+        Ok(())
     }
 
     pub(super) fn needs(&self) -> Needs {

@@ -174,11 +174,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     #[track_caller]
     pub fn set_rate(&mut self, rate: f64) -> Result<()> {
         let _here = OpSite::here("set_rate");
-        let mut optimizer = self.optimizer;
-        optimizer.set_rate(rate);
-        optimizer.check()?;
-        self.optimizer = optimizer;
-        Ok(())
+        self.optimizer.set_rate(rate)
     }
 
     /// One step: `grads` are this device's gradients, and `weights` its parameters, equal on all devices. All devices

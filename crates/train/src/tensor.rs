@@ -190,8 +190,3 @@ fn fits(op: &'static str, what: &str, len: usize, (rows, cols): (usize, usize)) 
 fn columns<T: Copy>(matrix: &[T], cols: usize, range: Range<usize>) -> Vec<T> {
     matrix.chunks_exact(cols.max(1)).flat_map(|row| &row[range.clone()]).copied().collect()
 }
-
-/// A view of something to write, for `all_reduce_many`.
-fn both<'a, T: Float>(a: &'a mut DeviceBuffer<T>, b: &'a mut DeviceBuffer<T>) -> [gpu_pool::DeviceViewMut<'a, T>; 2] {
-    [a.view_mut(), b.view_mut()]
-}

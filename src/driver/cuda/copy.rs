@@ -58,7 +58,7 @@ impl CudaGpu {
         }
         let other = if to.device == self.device { from } else { to };
         // Without the right CUDA would silently copy through the host.
-        if !self.has_peer(other) {
+        if !self.peers.lock().contains(&other.device) {
             return Err(fault::fault(
                 705,
                 format!("GPU {} has no access to GPU {}", self.info.ordinal, other.info.ordinal),

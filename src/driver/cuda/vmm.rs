@@ -118,7 +118,7 @@ pub(super) struct Space {
     windows: BTreeMap<Address, u64>,
     mappings: BTreeMap<Address, Mapping>,
     /// The other devices with access to it.
-    readers: BTreeSet<CUdevice>,
+    pub(super) readers: BTreeSet<CUdevice>,
 }
 
 #[derive(Clone, Copy)]
@@ -368,11 +368,6 @@ impl Space {
     /// Whether the address is in a mapping of this crate.
     pub(super) fn maps(&self, at: Address) -> bool {
         self.mappings.range(..=at).next_back().is_some_and(|(start, mapping)| at - start < mapping.bytes as u64)
-    }
-
-    /// Whether other devices have access to this one.
-    pub(super) fn has_readers(&self) -> bool {
-        !self.readers.is_empty()
     }
 
     /// Revokes a device's access to all mappings. Returns the code of the first failure.
