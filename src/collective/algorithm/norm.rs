@@ -158,8 +158,8 @@ impl NormKernel {
         let together = groups.div_ceil(most as usize).next_power_of_two().min((MOST_THREADS / threads).max(1) as usize);
         let blocks = groups.div_ceil(together).min(most as usize) as u32;
         let (together, two) = (together as u32, members == 2);
-        // Few rows: the time is that of one thread's instructions and waits, so more threads have fewer packs. (1024 rows of
-        // four members, by reads, with half as many packs take 60 us instead of 56.)
+        // Few rows: the time is that of one thread's instructions and waits, so more threads have fewer packs. (1024
+        // rows of four members, by reads, with half as many packs take 60 us instead of 56.)
         let packs = (row.div_ceil(16) as u32).div_ceil(threads).next_power_of_two();
         let spreads = way == Way::OneTrip || (way == Way::Pull && !two && together == 1);
         let spread = if spreads { packs.min((MOST_THREADS / (threads * together)).max(1)) } else { 1 };
