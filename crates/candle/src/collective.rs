@@ -17,8 +17,8 @@ use gpu_pool::{Device, DeviceBuffer, ReduceOp};
 /// [`sum_backward`].
 ///
 /// # Errors
-/// [`NoDevice`](crate::Error::NoDevice) outside of [`enter`](crate::enter); [`DType`](crate::Error::DType); those of [`Device::all_reduce`] and of
-/// candle.
+/// [`NoDevice`](crate::Error::NoDevice) outside of [`enter`](crate::enter); [`DType`](crate::Error::DType); those of
+/// [`Device::all_reduce`] and of candle.
 pub fn all_reduce(x: &Tensor, op: ReduceOp) -> Result<Tensor> {
     run(x, Step::Reduce(op))
 }
@@ -148,8 +148,8 @@ impl Collective {
     ) -> Result<candle_core::CudaStorage> {
         use crate::memory::gpu;
         with_token(self.name(), |dev| {
-            // SAFETY: candle's own stream is the token's. candle writes and frees the memory on it, after the reads here;
-            // when a collective is over there, so are all its reads by peers.
+            // SAFETY: candle's own stream is the token's. candle writes and frees the memory on it, after the reads
+            // here; when a collective is over there, so are all its reads by peers.
             let from = unsafe { gpu::adopt::<T>(dev, own, l, ())? };
             gpu::filled(dev, &own.device, len, |dev, to| self.fill(dev, &from, to))
         })

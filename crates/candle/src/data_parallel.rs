@@ -41,8 +41,8 @@ scoped_tls::scoped_thread_local!(static BACKWARD: RefCell<Backward>);
 ///         let weights = VarMap::new();
 ///         linear(2, 1, VarBuilder::from_varmap(&weights, DType::F32, device))?;
 ///         let mut replicas = DataParallel::new(dev, &weights)?;       // all devices have rank 0's weights now
-///         let mut sgd = SGD::new(weights.all_vars(), 0.1)?;
-///         let (x, y) = (vec![1.0f32, 2.0, 3.0, 4.0], vec![2.0f32, 4.0]);  // two rows, and their targets
+///         let mut sgd = SGD::new(weights.all_vars(), 0.3)?;
+///         let (x, y) = ([1.0f32, 0.0, 0.0, 1.0], [2.0f32, 4.0]);      // two rows, and their targets
 ///         let x = Tensor::from_slice(shard.rows(&x, 2), ((), 2), device)?;
 ///         let y = Tensor::from_slice(shard.of(&y), ((), 1), device)?;
 ///         let mut last = 0.0;
@@ -70,7 +70,7 @@ scoped_tls::scoped_thread_local!(static BACKWARD: RefCell<Backward>);
 /// **Order.** Names are sorted, so the order of [`VarMap`], which is random, does not matter.
 pub struct DataParallel {
     taps: Taps,
-    exchange: Option<Box<dyn Exchange>>,
+    running: RefCell<Backward>,
     device: candle_core::Device,
     dtype: DType,
     optional: Vec<String>,
@@ -94,7 +94,7 @@ impl DataParallel {
     }
 
     /// [`new`](Self::new) with other settings: size of buckets, type on the wire, norm. Gradients are averages over
-    /// devices, or with [`ReduceOp::Scaled`] weighted sums.
+    /// devices, or with [`ReduceOp::Scaled`](gpu_pool::ReduceOp::Scaled) weighted sums.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -129,7 +129,9 @@ impl DataParallel {
         })?;
         let read = Arc::new(Mutex::new(vec![None; vars.len()]));
         let taps = Taps { vars: vars.into(), read };
-        Ok(DataParallel { taps, exchange: Some(exchange), device, dtype, optional: Vec::new() })
+        let ready = vec![false; taps.vars.len()];
+        let running = RefCell::new(Backward { owner: taps.owner(), exchange, ready, failed: false });
+        Ok(DataParallel { taps, running, device, dtype, optional: Vec::new() })
     }
 
     /// Weights whose names begin with one of these may be read without getting a gradient, for example the branches of
@@ -147,15 +149,15 @@ impl DataParallel {
 
     /// The number of gradients that are exchanged together.
     pub fn buckets(&self) -> usize {
-        self.exchange.as_ref().map_or(0, |exchange| exchange.buckets())
+        self.running.borrow().exchange.buckets()
     }
 
-    /// This device's weight from the next step on, with [`ReduceOp::Scaled`]: its rows / all rows.
+    /// This device's weight from the next step on, with [`ReduceOp::Scaled`](gpu_pool::ReduceOp::Scaled): its rows / all rows.
     ///
     /// # Errors
     /// Those of [`GradientExchange::set_weight`].
     pub fn set_weight(&mut self, weight: f64) -> Result<()> {
-        self.exchange("set_weight")?.set_weight(weight)
+        self.running.get_mut().exchange.set_weight(weight)
     }
 
     /// A step: `loss` builds the model from its [`VarBuilder`] and computes the loss; then follow the backward pass and
@@ -176,8 +178,26 @@ impl DataParallel {
             self.taps.read().fill(None);
             let builder = Box::new(self.taps.clone());
             let loss = loss(VarBuilder::from_backend(builder, self.dtype, self.device.clone()))?;
-            let gradients = self.backward(&loss)?;
-            Ok((loss, gradients))
+            let running = self.begin()?;
+            running.ready.fill(false);
+            let gradients = BACKWARD.set(&self.running, || loss.backward())?;
+            let running = self.running.get_mut();
+            let lacks = |(index, (name, _)): (usize, &(String, Var))| {
+                let read = self.taps.read()[index].is_some() && !running.ready[index];
+                let lacks = read && !self.optional.iter().any(|prefix| name.starts_with(prefix));
+                lacks.then(|| name.clone())
+            };
+            let names: Vec<String> = self.taps.vars.iter().enumerate().filter_map(lacks).collect();
+            if !names.is_empty() {
+                return Err(Error::NoGradient { names });
+            }
+            if let Some((name, _)) = self.taps.vars.iter().find(|(_, var)| gradients.get(var).is_some()) {
+                return Err(Error::Untapped { name: name.clone() });
+            }
+            if !running.ready.contains(&true) {
+                running.exchange.nothing();
+            }
+            Ok((loss, self.finish(dev, gradients)?))
         })
     }
 
@@ -187,56 +207,28 @@ impl DataParallel {
     /// Those of [`GradientExchange::finish`].
     pub fn step_without_rows(&mut self, dev: &Device) -> Result<GradStore> {
         enter(dev, |_| {
-            self.exchange("step_without_rows")?.nothing();
-            self.finish(GradStore::default())
+            self.begin()?.exchange.nothing();
+            self.finish(dev, GradStore::default())
         })
     }
 
-    fn backward(&mut self, loss: &Tensor) -> Result<GradStore> {
-        let (vars, exchange) = (&self.taps.vars, self.exchange.take());
-        let exchange = exchange.ok_or_else(|| Error::invalid("step", "an earlier step has failed"))?;
-        let owner = self.taps.owner();
-        let running = RefCell::new(Backward { owner, exchange, ready: vec![false; vars.len()] });
-        let gradients = BACKWARD.set(&running, || loss.backward())?;
-        let Backward { exchange, ready, .. } = running.into_inner();
-        let lacks = |index: usize, name: &str| {
-            self.taps.read()[index].is_some()
-                && !ready[index]
-                && !self.optional.iter().any(|prefix| name.starts_with(prefix))
-        };
-        let named = vars.iter().enumerate();
-        let names: Vec<String> =
-            named.filter(|(i, (name, _))| lacks(*i, name)).map(|(_, (name, _))| name.clone()).collect();
-        if !names.is_empty() {
-            return Err(Error::NoGradient { names });
+    /// A step that begins has failed until it ends.
+    fn begin(&mut self) -> Result<&mut Backward> {
+        let running = self.running.get_mut();
+        match std::mem::replace(&mut running.failed, true) {
+            true => Err(Error::invalid("step", "an earlier step has failed")),
+            false => Ok(running),
         }
-        if let Some((name, _)) = vars.iter().find(|(_, var)| gradients.get(var).is_some()) {
-            return Err(Error::Untapped { name: name.clone() });
-        }
-        self.exchange = Some(exchange);
-        if !ready.contains(&true) {
-            self.exchange("step")?.nothing();
-        }
-        self.finish(gradients)
     }
 
-    fn finish(&mut self, mut gradients: GradStore) -> Result<GradStore> {
-        let mut exchange = self.exchange.take().ok_or_else(|| Error::invalid("step", "an earlier step has failed"))?;
-        with_token("step", |dev| {
-            let unused = exchange.finish(dev)?;
-            for (index, (_, var)) in self.taps.vars.iter().enumerate() {
-                if !unused.contains(&index) {
-                    gradients.insert(var, exchange.gradient(dev, index, var.shape())?);
-                }
-            }
-            Ok(())
-        })?;
-        self.exchange = Some(exchange);
+    fn finish(&mut self, dev: &Device, mut gradients: GradStore) -> Result<GradStore> {
+        let running = self.running.get_mut();
+        let unused = with_token("step", |dev| running.exchange.finish(dev))?;
+        for (index, (_, var)) in self.taps.vars.iter().enumerate().filter(|(index, _)| !unused.contains(index)) {
+            gradients.insert(var, running.exchange.gradient(dev, index, var.shape())?);
+        }
+        running.failed = false;
         Ok(gradients)
-    }
-
-    fn exchange(&mut self, op: &'static str) -> Result<&mut Box<dyn Exchange>> {
-        self.exchange.as_mut().ok_or_else(|| Error::invalid(op, "an earlier step has failed"))
     }
 }
 
@@ -322,6 +314,7 @@ struct Backward {
     owner: usize,
     exchange: Box<dyn Exchange>,
     ready: Vec<bool>,
+    failed: bool,
 }
 
 /// The identity; backward it takes the weight's gradient. candle visits an operation when all uses of its result have
@@ -337,7 +330,8 @@ impl CustomOp1 for Tap {
     }
 
     fn cpu_fwd(&self, s: &CpuStorage, l: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let copy: Result<_> = dispatch!("tap", s.dtype(), T => Ok(<T as candle_core::WithDType>::to_cpu_storage(part(s.as_slice::<T>()?, l))));
+        use candle_core::WithDType as _;
+        let copy: Result<_> = dispatch!("tap", s.dtype(), T => Ok(T::to_cpu_storage(part(s.as_slice::<T>()?, l))));
         Ok((copy?, l.shape().clone()))
     }
 
@@ -351,10 +345,9 @@ impl CustomOp1 for Tap {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        let outside = Error::NoDevice { op: "tap", also: ", by `DataParallel::step`, in which the weight was read" };
-        let ours = BACKWARD.is_set() && BACKWARD.with(|running| running.borrow().owner == self.owner);
-        if !ours {
-            return Err(outside.into());
+        if !(BACKWARD.is_set() && BACKWARD.with(|running| running.borrow().owner == self.owner)) {
+            let also = ", by the `DataParallel::step` that has read the weight";
+            return Err(Error::NoDevice { op: "tap", also }.into());
         }
         BACKWARD.with(|running| {
             let running = &mut *running.borrow_mut();

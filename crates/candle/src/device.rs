@@ -15,20 +15,6 @@ scoped_tls::scoped_thread_local!(static TOKEN: Device);
 /// two calls work together. On a GPU it has the primary context, which gpu-pool has too, and a stream of its own, which
 /// [`enter`] makes the token's stream. candle needs its CUDA kernels: build with the feature `cuda`.
 ///
-/// ```
-/// use candle_core::{DType, Tensor};
-/// use gpu_pool::GpuPool;
-/// use gpu_pool_candle::candle_device;
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let sums = pool.try_run(|dev, shard| {
-///     let x = Tensor::full(shard.index() as f32, 3, &candle_device(dev)?)?;
-///     Ok::<_, gpu_pool_candle::Error>(x.sum_all()?.to_scalar::<f32>()?)
-/// })?;
-/// assert_eq!(sums, [0.0, 3.0]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
 /// # Errors
 /// [`Error::Candle`] where candle cannot open the GPU, or was built without the feature `cuda`.
 pub fn candle_device(dev: &Device) -> Result<Candle> {

@@ -112,10 +112,6 @@ impl From<candle_core::Error> for Error {
                 }
                 own => own,
             },
-            candle_core::Error::Context { inner, context } => match Error::from(*inner) {
-                Error::Candle(inner) => Error::Candle(candle_core::Error::Context { inner: Box::new(inner), context }),
-                own => own,
-            },
             other => Error::Candle(other),
         }
     }

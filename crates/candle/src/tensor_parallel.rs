@@ -1,5 +1,5 @@
 //! Layers of which each device has a part, as candle's modules, with their backward passes. All devices call them in
-//! one order, within [`enter`](crate::enter), and all have the same inputs and losses.
+//! one order, within [`enter`](crate::enter), and all have the same inputs and losses. The guide has a program.
 
 use crate::{
     Error, Result,
@@ -13,26 +13,6 @@ use std::ops::Range;
 
 /// A linear layer whose outputs are divided: each device has rows of the weight, and gets columns of the result.
 /// [`RowParallel`] takes them as its input.
-///
-/// ```
-/// use candle_core::{DType, Module, Tensor};
-/// use candle_nn::VarMap;
-/// use gpu_pool::GpuPool;
-/// use gpu_pool_candle::{ColumnParallel, Parts, RowParallel, enter};
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let shapes = pool.try_run(|dev, _| {
-///     enter(dev, |device| {
-///         let weights = Parts::trained(&VarMap::new()).builder(DType::F32, device);
-///         let up = ColumnParallel::load(dev, (4, 7, 1), true, &weights.pp("up"))?;      // 7 outputs: 4 and 3
-///         let down = RowParallel::load(dev, (7, 4, 1), true, &weights.pp("down"))?;
-///         let hidden = up.forward(&Tensor::ones((2, 4), DType::F32, device)?)?.gelu()?;
-///         Ok((hidden.dims2()?, down.forward(&hidden)?.dims2()?))
-///     })
-/// })?;
-/// assert_eq!(shapes, [((2, 4), (2, 4)), ((2, 3), (2, 4))]);
-/// # Ok::<(), gpu_pool_candle::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct ColumnParallel {
     weight: Tensor,

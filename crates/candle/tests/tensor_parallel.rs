@@ -99,8 +99,11 @@ fn saved_parts_are_loaded_on_any_number_of_devices() -> Result<()> {
     let x = numbers(&[3, 4], 6)?;
     let forward = |devices: usize, save: bool| -> Result<Vec<Vec<Vec<f32>>>> {
         let pool = GpuPool::builder().host(devices).build()?;
-        // SAFETY: the file does not change while it is read.
-        let read = if save { None } else { Some(unsafe { Parts::mapped(&[&file])? }) };
+        let read = match save {
+            true => None,
+            // SAFETY: the file does not change while it is read.
+            false => Some(unsafe { Parts::mapped(&[&file])? }),
+        };
         pool.try_run(|dev, _| {
             enter(dev, |device| {
                 let parts = read.clone().unwrap_or_else(|| Parts::trained(&VarMap::new()));
