@@ -152,7 +152,8 @@ impl DataParallel {
         self.running.borrow().exchange.buckets()
     }
 
-    /// This device's weight from the next step on, with [`ReduceOp::Scaled`](gpu_pool::ReduceOp::Scaled): its rows / all rows.
+    /// This device's weight from the next step on, with [`ReduceOp::Scaled`](gpu_pool::ReduceOp::Scaled): its rows /
+    /// all rows.
     ///
     /// # Errors
     /// Those of [`GradientExchange::set_weight`].
