@@ -294,9 +294,6 @@ impl Shared {
                 drop(state);
                 near.tell(&Record::Tick(clock), true);
                 state = self.state.lock();
-                if state.closing {
-                    return;
-                }
             }
             self.changed.wait_for(&mut state, beat(self.heartbeat_timeout));
         }

@@ -72,8 +72,6 @@ struct Inner {
     sending: bool,
     tells: BTreeMap<u64, Vec<Tell>>,
     progress: BTreeMap<u64, Progress>,
-    /// What the others were told of it.
-    told: Vec<(u64, u64)>,
     near: Option<Arc<dyn Near>>,
     /// Scopes without names that have begun at a place of the program.
     places: BTreeMap<Site, u64>,
@@ -87,7 +85,6 @@ impl Local {
             sending: false,
             tells: BTreeMap::new(),
             progress: BTreeMap::new(),
-            told: Vec::new(),
             near: None,
             places: BTreeMap::new(),
         };
@@ -154,12 +151,9 @@ impl Local {
         let progress: Vec<_> = self.inner.lock().progress.iter().map(|(id, of)| (*id, of.clone())).collect();
         // Asked without the lock: it is the caller's code.
         let progress: Vec<_> = progress.into_iter().map(|(id, of)| (id, of())).collect();
-        let beat = ToHub::Beat { progress: progress.clone() };
-        let mut inner = self.inner.lock();
-        let news = inner.told != progress;
-        inner.told = progress;
-        drop(inner);
-        if news {
+        let idle = progress.is_empty();
+        let beat = ToHub::Beat { progress };
+        if !idle {
             self.tell(&Record::Frame(beat.clone()), true);
         }
         beat
@@ -236,11 +230,7 @@ impl Local {
             inner = self.inner.lock();
         };
         drop(inner);
-        if sleeps {
-            change(0, -1)
-        } else {
-            change(-1, 0)
-        }
+        change(-isize::from(!sleeps), -isize::from(sleeps));
         near.iter().for_each(|near| self.look(&**near, true));
         answer.map_err(|failure| failure.error(op))
     }
