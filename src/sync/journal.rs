@@ -255,10 +255,11 @@ impl<M: Memory> Bell<M> {
         self.memory.wake(self.memory.bell(self.own));
     }
 
-    /// Wakes the other processes that must hear of records that were appended before. This one's caller reads them.
+    /// Wakes processes that must hear of records that were appended before: this one for urgent records only, since the
+    /// caller may read others.
     pub fn ring(&self, urgent: bool) {
         fence_at("journal.ring.fence", SeqCst);
-        for process in (0..self.memory.processes()).filter(|process| *process != self.own) {
+        for process in (0..self.memory.processes()).filter(|process| urgent || *process != self.own) {
             let bell = self.memory.bell(process);
             let now = bell.load(Relaxed);
             let hears = now & LEVEL == WAITS || urgent && now & LEVEL != LOOKS;

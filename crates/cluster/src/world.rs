@@ -45,8 +45,8 @@ type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// The order of all that processes of one machine tell, in which each of them reads it (`near.rs`).
 pub(crate) trait Near: Send + Sync {
-    /// Tells all. `false`: there is no room, until all have read some. This process's own threads are not woken: the
-    /// caller then reads.
+    /// Tells all. `false`: there is no room, until all have read some. Of a frame this process's threads are not woken:
+    /// the caller then reads.
     fn append(&self, record: &Record) -> bool;
 
     /// Reads what was told, and takes what follows for this process. Unless it `must`, not while another thread does.
@@ -77,6 +77,14 @@ struct Inner {
     places: BTreeMap<Site, u64>,
 }
 
+impl Inner {
+    /// Not once the cluster is over: another process may not know yet that rank 0 is lost, and take what follows from
+    /// it for a cause.
+    fn near(&self) -> Option<Arc<dyn Near>> {
+        self.near.clone().filter(|_| self.process.over().is_none())
+    }
+}
+
 impl Local {
     pub(crate) fn new(host: usize, link: Link) -> Arc<Local> {
         let inner = Inner {
@@ -97,7 +105,7 @@ impl Local {
     }
 
     fn near(&self) -> Option<Arc<dyn Near>> {
-        self.inner.lock().near.clone()
+        self.inner.lock().near()
     }
 
     /// Takes what the processes of this machine have told.
@@ -108,21 +116,21 @@ impl Local {
         due.into_iter().for_each(|tell| tell());
     }
 
-    /// Tells the processes of this machine, if there is room. For rank 0's server. `looks`: also this one.
-    pub(super) fn tell(&self, record: &Record, looks: bool) {
-        let Some(near) = self.near() else { return };
-        near.append(record);
-        if looks {
-            self.look(&*near, true);
+    /// Tells the processes of this machine, if there is room. It waits for nobody.
+    pub(super) fn tell(&self, record: &Record) {
+        if let Some(near) = self.near() {
+            near.append(record);
         }
     }
 
-    /// Takes a frame that does not come by [`Near`]: what was told there before goes first.
+    /// Takes a frame that does not come by [`Near`]: what was told there before the end goes first.
     pub(crate) fn take(&self, frame: ToHost) {
+        let mut due = Vec::new();
         if let Some(near) = self.near().filter(|_| matches!(frame, ToHost::Over { .. })) {
-            self.look(&*near, true);
+            near.read(true, &mut |frame| due.extend(self.apply(frame)));
         }
-        self.apply(frame).into_iter().for_each(|tell| tell());
+        due.extend(self.apply(frame));
+        due.into_iter().for_each(|tell| tell());
     }
 
     /// Who is to hear of it.
@@ -154,7 +162,7 @@ impl Local {
         let idle = progress.is_empty();
         let beat = ToHub::Beat { progress };
         if !idle {
-            self.tell(&Record::Frame(beat.clone()), true);
+            self.tell(&Record::Frame(beat.clone()));
         }
         beat
     }
@@ -174,7 +182,7 @@ impl Local {
         }
         inner.sending = true;
         while let Some(frame) = inner.outgoing.pop_front() {
-            let near = inner.near.clone().filter(|_| !matches!(frame, ToHub::Set { .. } | ToHub::Get { .. }));
+            let near = inner.near().filter(|_| !matches!(frame, ToHub::Set { .. } | ToHub::Get { .. }));
             drop(inner);
             if let Some(near) = near {
                 self.append(&*near, frame);
