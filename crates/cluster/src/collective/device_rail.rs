@@ -5,10 +5,10 @@
 //! rail's stream                   rail 0 | rail 1 | ..
 //! ```
 //!
-//! All memory is there, and all steps before are submitted, before the member arrives. Behind the one meeting all pieces
-//! are submitted in one turn, in the order of commits, and then the steps after. From the commit on nothing here looks
-//! at the gang. Events join the two streams, each recorded right behind its piece: one that is recorded later would wait
-//! for the pieces behind it, too.
+//! All memory is there, and all steps before are submitted, before the member arrives. Behind the one meeting all
+//! pieces are submitted in one turn, in the order of commits, and then the steps after. From the commit on nothing here
+//! looks at the gang. Events join the two streams, each recorded right behind its piece: one that is recorded later
+//! would wait for the pieces behind it, too.
 //!
 //! Sums go over the transport's own all-reduce where all processes take part and their order is free; else the elements
 //! go as messages, and this device's kernels add them up in the order of processes.

@@ -74,16 +74,17 @@ proptest! {
             };
             let shares: Vec<Share> = (0..hosts.len()).map(share).collect();
             for ends in [Share::to_owners, |share: &Share| share.to_all(false), |share: &Share| share.to_all(true)] {
-                let sent = |from: usize, to: usize| -> Vec<usize> {
-                    let ends = ends(&shares[from]).into_iter();
-                    ends.filter_map(|end| match end { End::Send(host, at) if host == to => Some(at.len()), _ => None })
-                        .collect()
+                let lens = |at: usize, is: &dyn Fn(&End) -> Option<usize>| -> Vec<usize> {
+                    ends(&shares[at]).iter().filter_map(is).collect()
                 };
-                let come = |at: usize, from: usize| -> Vec<usize> {
-                    let ends = ends(&shares[at]).into_iter();
-                    ends.filter_map(|end| match end { End::Receive(host, at) if host == from => Some(at.len()), _ => None })
-                        .collect()
-                };
+                let sent = |from: usize, to: usize| lens(from, &|end| match end {
+                    End::Send(host, at) if *host == to => Some(at.len()),
+                    _ => None,
+                });
+                let come = |at: usize, from: usize| lens(at, &|end| match end {
+                    End::Receive(host, at) if *host == from => Some(at.len()),
+                    _ => None,
+                });
                 for (a, b) in (0..hosts.len()).flat_map(|a| (0..hosts.len()).map(move |b| (a, b))) {
                     prop_assert_eq!(sent(a, b), come(b, a));
                 }
