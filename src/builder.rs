@@ -107,9 +107,9 @@ pub struct Builder {
     register_buckets: Option<bool>,
     staged: bool,
     /// The observer of the pool, which injects faults and keeps the time: see [`observe`].
-    observer: Option<Arc<dyn Observer>>,
+    pub(crate) observer: Option<Arc<dyn Observer>>,
     schedule: Option<host::ExecutionOrder>,
-    machine: host::MachineConfig,
+    pub(crate) machine: host::MachineConfig,
     /// The connection of the pool to other processes.
     pub(crate) cluster: Option<Arc<dyn Connect>>,
     codecs: Codecs,
@@ -227,9 +227,7 @@ impl Builder {
     pub fn build_global(self) -> Result<()> {
         let (site, _here) = (Location::caller(), OpSite::here("build_global"));
         let taken = || Error::invalid_at(site, "build_global", "the process-wide pool is there already");
-        if ways::GLOBAL.get().is_some() {
-            return Err(taken());
-        }
+        fail_if!(ways::GLOBAL.get().is_some(), taken());
         ways::GLOBAL.set(self.build()?).map_err(|_| taken())
     }
 
@@ -284,9 +282,7 @@ impl Builder {
     #[track_caller]
     fn ordinals(&self, count: usize, what: &str, twice: bool) -> Result<Vec<usize>> {
         let Some(ordinals) = &self.devices else { return Ok((0..count).collect()) };
-        if ordinals.is_empty() {
-            return Err(Error::invalid("build", "`devices` with an empty list"));
-        }
+        invalid_if!(ordinals.is_empty(), "build", "`devices` with an empty list");
         for (i, &ordinal) in ordinals.iter().enumerate() {
             if ordinal >= count {
                 let reason = format!("device {ordinal} was asked for, there are {count} {what} (0 to {})", count - 1);
@@ -362,15 +358,6 @@ impl Builder {
 
     pub(crate) fn observer(&self) -> Option<Arc<dyn Observer>> {
         self.observer.clone().or_else(observe::installed)
-    }
-
-    pub(crate) fn observed_by(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.observer = Some(observer);
-        self
-    }
-
-    pub(crate) fn machine_config(&mut self) -> &mut host::MachineConfig {
-        &mut self.machine
     }
 }
 

@@ -6,29 +6,32 @@
 //! Those three crates call it. It re-exports types of lower rooms, and gives methods on [`Device`](crate::Device),
 //! [`Group`](crate::Group) and buffers that are no part of the public face, as traits. One module for each crate above.
 
-/// A trait with methods that the type has for the crate itself: `fn name[generics](self: &Self, ..) -> ..;`. Each calls
-/// the inherent method of its name.
+/// A trait for a type of this crate: `fn name[generics](self: &Self, ..) -> .. = body;`. Without a body, the method
+/// calls the inherent one of its name. A function without `self` has a comma in its place.
 macro_rules! internals {
     ($(#[$doc:meta])* trait $name:ident [$($bounds:tt)*] ($($param:tt)?) for $type:ty {$(
         $(#[$method_doc:meta])*
-        fn $method:ident [$($generics:tt)*] ($self:ident: $receiver:ty $(, $arg:ident: $arg_type:ty)* $(,)?)
-            $(-> $result:ty)?;
+        fn $method:ident [$($generics:tt)*] ($($self:ident: $receiver:ty)? $(, $arg:ident: $arg_type:ty)* $(,)?)
+            $(-> $result:ty)? $(= $body:expr)?;
     )*}) => {
         $(#[$doc])*
-        pub trait $name<$($bounds)*> {$(
+        pub trait $name<$($bounds)*>: Sized {$(
             $(#[$method_doc])*
             #[track_caller]
             #[allow(clippy::too_many_arguments)]
-            fn $method<$($generics)*>($self: $receiver $(, $arg: $arg_type)*) $(-> $result)?;
+            fn $method<$($generics)*>($($self: $receiver,)? $($arg: $arg_type),*) $(-> $result)?;
         )*}
 
         impl<$($bounds)*> $name<$($param)?> for $type {$(
             #[track_caller]
-            fn $method<$($generics)*>($self: $receiver $(, $arg: $arg_type)*) $(-> $result)? {
-                $self.$method($($arg),*)
+            fn $method<$($generics)*>($($self: $receiver,)? $($arg: $arg_type),*) $(-> $result)? {
+                internals!(@ [$($body)?] [$($self)?] Self::$method($($arg),*))
             }
         )*}
     };
+    (@ [] [] $($call:tt)*) => { $($call)* };
+    (@ [] [$self:ident] Self::$method:ident($($arg:tt)*)) => { $self.$method($($arg)*) };
+    (@ [$body:expr] [$($self:ident)?] $($call:tt)*) => { $body };
 }
 
 /// Drivers, for tests of the driver's contract and for layers over drivers.
@@ -59,50 +62,18 @@ pub mod log {
     pub use tracing;
 }
 
-/// Errors at the site of the user's call.
-pub trait ErrorInternals: Sized {
-    /// An invalid argument: each function between the user's call and this one is `#[track_caller]`, too.
-    #[track_caller]
-    fn invalid(op: &'static str, why: impl Display) -> Self;
-
-    /// [`invalid`](Self::invalid) with a known site, because `#[track_caller]` does not work through closures.
-    fn invalid_at(site: Site, op: &'static str, why: impl Display) -> Self;
-
-    /// A buffer, event or state of another pool than the one of `device`.
-    #[track_caller]
-    fn wrong_pool(op: &'static str, device: usize) -> Self;
-
-    /// Memory of device `device` that is lent to another process.
-    #[track_caller]
-    fn borrowed(op: &'static str, device: usize) -> Self;
-
-    /// A buffer of device `buffer`, used with `device`.
-    #[track_caller]
-    fn wrong_device(op: &'static str, buffer: usize, device: usize) -> Self;
-}
-
-impl ErrorInternals for Error {
-    #[track_caller]
-    fn invalid(op: &'static str, why: impl Display) -> Self {
-        Error::invalid(op, why)
-    }
-
-    fn invalid_at(site: Site, op: &'static str, why: impl Display) -> Self {
-        Error::invalid_at(site, op, why)
-    }
-
-    #[track_caller]
-    fn wrong_pool(op: &'static str, device: usize) -> Self {
-        Error::wrong_pool(op, device)
-    }
-
-    #[track_caller]
-    fn borrowed(op: &'static str, device: usize) -> Self {
-        Error::borrowed(op, device)
-    }
-
-    #[track_caller]
-    fn wrong_device(op: &'static str, buffer: usize, device: usize) -> Self {
-        Error::wrong_device(op, buffer, device)
+internals! {
+    /// Errors at the site of the user's call.
+    trait ErrorInternals [] () for Error {
+        /// An invalid argument: each function between the user's call and this one is `#[track_caller]`, too.
+        fn invalid[](, op: &'static str, why: impl Display) -> Self;
+        /// [`invalid`](Self::invalid) with a known site, because `#[track_caller]` does not work through closures.
+        fn invalid_at[](, site: Site, op: &'static str, why: impl Display) -> Self;
+        /// A buffer, event or state of another pool than the one of `device`.
+        fn wrong_pool[](, op: &'static str, device: usize) -> Self;
+        /// Memory of device `device` that is lent to another process.
+        fn borrowed[](, op: &'static str, device: usize) -> Self;
+        /// A buffer of device `buffer`, used with `device`.
+        fn wrong_device[](, op: &'static str, buffer: usize, device: usize) -> Self;
     }
 }

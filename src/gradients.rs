@@ -362,12 +362,7 @@ impl<T: Gradient> Drop for GradientExchange<T> {
     }
 }
 
-impl<T: Gradient> std::fmt::Debug for GradientExchange<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GradientExchange")
-            .field("gradients", &self.len())
-            .field("buckets", &self.buckets())
-            .field("device", &self.home.device.device)
-            .finish_non_exhaustive()
-    }
+debug_as! {
+    GradientExchange<T> [T: Gradient], |self|
+    gradients = self.len(), buckets = self.buckets(), device = self.home.device.device, ..
 }

@@ -65,7 +65,6 @@ use crate::{
 use part::Part;
 use std::{
     cell::RefCell,
-    fmt,
     panic::Location,
     rc::{Rc, Weak},
     sync::Arc,
@@ -122,12 +121,7 @@ impl Graph {
     }
 }
 
-impl fmt::Debug for Graph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (operations, parts) = (&self.operations, &self.parts.len());
-        f.debug_struct("Graph").field("operations", operations).field("parts", parts).finish_non_exhaustive()
-    }
-}
+debug_as!(Graph, |self| operations = self.operations, parts = self.parts.len(), ..);
 
 impl Drop for Graph {
     fn drop(&mut self) {
@@ -268,12 +262,8 @@ impl Device {
     pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
         let op = self.op("launch_graph")?;
         let (handle, name) = (&self.worker.handle, op.name);
-        if graph.handle.pool != handle.pool {
-            return Err(Error::wrong_pool(name, self.index()));
-        }
-        if graph.handle.device != handle.device {
-            return Err(Error::wrong_device(name, graph.handle.device, self.index()));
-        }
+        fail_if!(graph.handle.pool != handle.pool, Error::wrong_pool(name, self.index()));
+        fail_if!(graph.handle.device != handle.device, Error::wrong_device(name, graph.handle.device, self.index()));
         if graph.parts.iter().any(Part::is_stale) {
             let why = "gradients that it names have moved, or their exchange is gone";
             return Err(Error::GraphInvalidated { op: name, device: self.index(), why, site: op.site });

@@ -138,11 +138,7 @@ struct ForeignUse<'a> {
     access: Access,
 }
 
-impl std::fmt::Debug for ForeignUse<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} elements on device {}", self.len, self.block.handle.device)
-    }
-}
+debug_as!(ForeignUse<'_>, |self| "{} elements on device {}", self.len, self.block.handle.device);
 
 impl<'a> ForeignUse<'a> {
     /// The use is noted at once, so that it is not lost if the value is forgotten instead of dropped.

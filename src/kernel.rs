@@ -281,11 +281,7 @@ pub struct Kernel<S: Signature> {
     signature: PhantomData<fn(S)>,
 }
 
-impl<S: Signature> std::fmt::Debug for Kernel<S> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Kernel({})", self.name)
-    }
-}
+debug_as!(Kernel<S> [S: Signature], |self| "Kernel({})", self.name);
 
 impl<S: Signature> Kernel<S> {
     /// The function `name` of `module`, with its host kernel.

@@ -85,6 +85,8 @@
 #![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
+#[macro_use]
+mod macros;
 mod contain;
 #[macro_use]
 mod log;

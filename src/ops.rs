@@ -266,12 +266,8 @@ pub unsafe fn as_type_mut<'a, A: DeviceCopy, B: DeviceCopy>(
 /// The rows of `cols` elements in `len`. Fewer columns than 2^31, at least one, and no part of a row.
 #[track_caller]
 pub fn rows_of(op: &'static str, len: usize, cols: usize) -> Result<usize> {
-    if cols == 0 || cols > i32::MAX as usize {
-        return Err(Error::invalid(op, format_args!("rows of {cols} elements: 1 to 2^31 - 1 are possible")));
-    }
-    if !len.is_multiple_of(cols) {
-        return Err(Error::invalid(op, format_args!("{len} elements are not rows of {cols}")));
-    }
+    invalid_if!(cols == 0 || cols > i32::MAX as usize, op, "rows of {cols} elements: 1 to 2^31 - 1 are possible");
+    invalid_if!(!len.is_multiple_of(cols), op, "{len} elements are not rows of {cols}");
     Ok(len / cols)
 }
 

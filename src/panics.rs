@@ -132,12 +132,8 @@ pub(crate) fn catch<R>(device: usize, f: impl FnOnce() -> R) -> Result<R> {
     })
 }
 
-/// The error for a panic that has ended another thread. Its location is lost together with that thread.
-pub(crate) fn of_thread(device: usize, payload: Box<dyn Any + Send>) -> Error {
-    error(device, payload, None)
-}
-
-fn error(device: usize, payload: Box<dyn Any + Send>, place: Option<String>) -> Error {
+/// The error for a panic. Its place is lost together with the thread that it has ended.
+pub(crate) fn error(device: usize, payload: Box<dyn Any + Send>, place: Option<String>) -> Error {
     let message = text(&*payload).unwrap_or("a payload that is not text").to_owned();
     discard(payload);
     Error::Panicked { device, message, place: place.unwrap_or_else(|| UNKNOWN.to_owned()) }

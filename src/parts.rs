@@ -38,9 +38,7 @@ impl<'e, T: Send> Parts for RowsMut<'e, T> {
     #[track_caller]
     fn split(self, shards: &[Shard]) -> Result<Vec<&'e mut [T]>> {
         let (len, width) = (self.data.len(), self.width);
-        if width == 0 || !len.is_multiple_of(width) {
-            return Err(Error::invalid("rows_mut", format_args!("{len} items are not whole rows of {width}")));
-        }
+        invalid_if!(width == 0 || !len.is_multiple_of(width), "rows_mut", "{len} items are not whole rows of {width}");
         let mut rest = self.data;
         let mut parts = Vec::with_capacity(shards.len());
         for shard in shards {

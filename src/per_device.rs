@@ -157,9 +157,7 @@ impl<T: 'static> PerDevice<T> {
     #[track_caller]
     pub fn borrow<'a>(&'a self, dev: &'a Device) -> Result<Ref<'a, T>> {
         let slot = self.healthy("borrow", dev)?;
-        if slot.borrows.get() < 0 {
-            return Err(Error::borrowed("borrow", dev.index()));
-        }
+        fail_if!(slot.borrows.get() < 0, Error::borrowed("borrow", dev.index()));
         slot.borrows.set(slot.borrows.get() + 1);
         Ok(Ref { slot, of: PhantomData })
     }
@@ -171,9 +169,7 @@ impl<T: 'static> PerDevice<T> {
     #[track_caller]
     pub fn borrow_mut<'a>(&'a self, dev: &'a Device) -> Result<RefMut<'a, T>> {
         let slot = self.healthy("borrow_mut", dev)?;
-        if slot.borrows.get() != 0 {
-            return Err(Error::borrowed("borrow_mut", dev.index()));
-        }
+        fail_if!(slot.borrows.get() != 0, Error::borrowed("borrow_mut", dev.index()));
         slot.borrows.set(-1);
         let own = &dev.session.gang;
         let mut writers = slot.writers.borrow_mut();
@@ -187,9 +183,7 @@ impl<T: 'static> PerDevice<T> {
 
     #[track_caller]
     fn slot(&self, op: &'static str, dev: &Device) -> Result<Rc<Slot<T>>> {
-        if !Arc::ptr_eq(&dev.worker.shared, &self.shared) {
-            return Err(Error::wrong_pool(op, dev.index()));
-        }
+        fail_if!(!Arc::ptr_eq(&dev.worker.shared, &self.shared), Error::wrong_pool(op, dev.index()));
         let slot = dev.worker.slots.borrow().get(&self.id).cloned();
         match slot.and_then(|slot| slot.downcast().ok()) {
             Some(slot) => Ok(slot),
@@ -225,8 +219,7 @@ impl<T: 'static> Drop for PerDevice<T> {
     }
 }
 
-impl<T: 'static> fmt::Debug for PerDevice<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PerDevice<{}> on {} devices", std::any::type_name::<T>(), self.shared.device_count())
-    }
+debug_as! {
+    PerDevice<T> [T: 'static], |self|
+    "PerDevice<{}> on {} devices", std::any::type_name::<T>(), self.shared.device_count()
 }

@@ -23,7 +23,7 @@ use crate::{
     stall::StallTimer,
     thread::worker::{Shared, on_device_thread},
 };
-use std::{fmt, panic::Location, sync::Arc, time::Duration};
+use std::{panic::Location, sync::Arc, time::Duration};
 
 /// GPUs, each with a host thread of its own that lives as long as the pool.
 ///
@@ -132,9 +132,7 @@ impl GpuPool {
     /// bounds.
     #[track_caller]
     pub fn close(self) -> Result<()> {
-        if on_device_thread() {
-            return Err(Error::NestedScope { op: "close", site: Location::caller() });
-        }
+        fail_if!(on_device_thread(), Error::NestedScope { op: "close", site: Location::caller() });
         check_pid(&self.shared)?;
         stop(&self.shared)
     }
@@ -155,7 +153,7 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
     let mut ended = Ok(());
     for (device, thread) in threads.into_iter().enumerate() {
         warn_of_delay(shared, device, &thread);
-        ended = ended.and(thread.join().unwrap_or_else(|payload| Err(panics::of_thread(device, payload))));
+        ended = ended.and(thread.join().unwrap_or_else(|payload| Err(panics::error(device, payload, None))));
     }
     shared.stages.lock().clear();
     ended = ended.and(shared.pinned.audit("close"));
@@ -206,11 +204,9 @@ impl Drop for GpuPool {
     }
 }
 
-impl fmt::Debug for GpuPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.shared.handles.iter().map(|handle| &handle.driver.info().name).collect();
-        f.debug_struct("GpuPool").field("devices", &names).finish()
-    }
+debug_as! {
+    GpuPool, |self|
+    devices = self.shared.handles.iter().map(|handle| &handle.driver.info().name).collect::<Vec<_>>()
 }
 
 #[cfg(test)]

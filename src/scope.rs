@@ -14,7 +14,7 @@ use crate::{
     Device, Shard,
     contain::{Contained, text_of},
     error::{Error, Result, Site, listed, op_site::OpSite},
-    fabric::{broadcast::Broadcasts, processes::NewScope},
+    fabric::{broadcast, processes::NewScope},
     gang::{
         Alarm, Gang, Outside,
         cancel::CancelToken,
@@ -69,7 +69,7 @@ pub(crate) fn gang(shared: &Shared, all: Box<[usize]>, site: Site) -> Gang {
 pub(crate) fn gang_with(shared: &Shared, all: Box<[usize]>, wakers: Wakers, site: Site) -> Gang {
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
     let gang = Gang::new(all, wakers).with_alarm(alarm).started_at(site);
-    if Broadcasts::are_for(gang.count()) { gang.with_broadcasts() } else { gang }
+    if (2..=broadcast::MOST).contains(&gang.count()) { gang.with_broadcasts() } else { gang }
 }
 
 /// The queues of these devices.
@@ -81,16 +81,10 @@ pub(crate) fn queues<'s>(shared: &'s Shared, devices: &[usize]) -> Vec<&'s Queue
 #[track_caller]
 pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize]) -> Result<&'d [usize]> {
     for (i, &device) in devices.iter().enumerate() {
-        if device >= shared.device_count() {
-            return Err(Error::invalid(op, format_args!("device {device} of {}", shared.device_count())));
-        }
-        if devices[..i].contains(&device) {
-            return Err(Error::invalid(op, format_args!("device {device} is listed twice")));
-        }
+        invalid_if!(device >= shared.device_count(), op, "device {device} of {}", shared.device_count());
+        invalid_if!(devices[..i].contains(&device), op, "device {device} is listed twice");
     }
-    if devices.is_empty() {
-        return Err(Error::invalid(op, "an empty list of devices"));
-    }
+    invalid_if!(devices.is_empty(), op, "an empty list of devices");
     Ok(devices)
 }
 
@@ -134,9 +128,7 @@ pub(crate) fn run<R: Send, E: From<Error> + Send>(
     begin: Begin<'_>,
 ) -> Result<Vec<R>, E> {
     let OpSite { op, site } = begin.here;
-    if on_device_thread() {
-        return Err(Error::NestedScope { op, site }.into());
-    }
+    fail_if!(on_device_thread(), Error::NestedScope { op, site }.into());
     check_pid(shared)?;
     let all: Box<[usize]> = members.map_or_else(|| (0..shared.device_count()).collect(), Into::into);
     if is_held(shared, &all) {

@@ -1,20 +1,15 @@
 //! Environment variables. Only this file reads them (`clippy.toml`): a value that is not text is an error everywhere,
 //! and never counts as absent.
 
-use std::{env, ffi::OsString, fmt};
+use std::{env, ffi::OsString};
 
 /// A variable whose value is not UTF-8. Its text leaves the value out, which may be a secret.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the value of {0} is not UTF-8")]
 pub struct NotText(
     /// The name of the variable.
     pub String,
 );
-
-impl fmt::Display for NotText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the value of {} is not UTF-8", self.0)
-    }
-}
 
 /// The value of a variable, as it is.
 pub fn text(name: &str) -> Result<Option<String>, NotText> {

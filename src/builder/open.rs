@@ -162,9 +162,7 @@ fn copy_threads(cores: usize, devices: usize, stepped: bool) -> usize {
 
 #[track_caller]
 fn valid_weights(weights: &[f64], devices: usize) -> Result<Arc<[f64]>> {
-    if weights.len() != devices {
-        return Err(Error::invalid("weights", format_args!("{} weights for {devices} devices", weights.len())));
-    }
+    invalid_if!(weights.len() != devices, "weights", "{} weights for {devices} devices", weights.len());
     match weights.iter().find(|w| !(w.is_finite() && **w > 0.0)) {
         Some(w) => Err(Error::invalid("weights", format_args!("{w} is not a positive number"))),
         None => Ok(weights.into()),

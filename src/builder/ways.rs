@@ -34,9 +34,7 @@ impl GpuPool {
     fn global_for(op: &'static str) -> Result<&'static GpuPool> {
         let here = OpSite { op, site: Location::caller() };
         // A closure on a device thread would wait for a pool that may be waiting for the closure.
-        if GLOBAL.get().is_none() && on_device_thread() {
-            return Err(Error::NestedScope { op, site: here.site });
-        }
+        fail_if!(GLOBAL.get().is_none() && on_device_thread(), Error::NestedScope { op, site: here.site });
         let _here = here.enter();
         GLOBAL.get_or_try_init(|| GpuPool::builder().build())
     }
@@ -70,9 +68,7 @@ impl GpuPool {
             // Its reports have the new ordinals.
             drivers = watch.checker.anew(drivers);
         }
-        if drivers.is_empty() {
-            return Err(Error::NoDevice { reason: "every device of the pool is lost".to_owned() });
-        }
+        fail_if!(drivers.is_empty(), Error::NoDevice { reason: "every device of the pool is lost".to_owned() });
         let mut builder = Builder::default().timeout(self.shared.deadline);
         builder = builder.algorithm(self.shared.algorithm).reduce_order(self.shared.reduce_order);
         builder = builder.memory(self.shared.memory.clone());

@@ -17,7 +17,6 @@ use crate::{
     },
     memory::block::BlockRef,
 };
-use std::fmt;
 
 /// Collectives, messages and host values of groups that span processes.
 pub trait AcrossProcesses: Send + Sync {
@@ -186,11 +185,7 @@ impl Registered {
     }
 }
 
-impl fmt::Debug for Registered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registered").field("library", &self.library()).finish_non_exhaustive()
-    }
-}
+debug_as!(Registered, |self| library = self.library(), ..);
 
 impl<'d> Group<'d> {
     /// It carries the group's calls out; none for a group of one process.
@@ -236,7 +231,7 @@ impl<'d> Group<'d> {
     /// Begins an all_reduce or a reduce_scatter, on the current stream. None: nothing is left to do for
     /// [`PendingReduce::end`]. Not for captures.
     #[track_caller]
-    pub(super) fn begin(&self, request: Request, overlapped: bool) -> Result<Option<Box<dyn PendingReduce>>> {
+    pub(crate) fn begin(&self, request: Request, overlapped: bool) -> Result<Option<Box<dyn PendingReduce>>> {
         match self.door() {
             Some(door) => {
                 let _here = OpSite { op: request.call.op, site: request.call.site }.enter();
@@ -277,12 +272,8 @@ impl<'d> Group<'d> {
         let (dev, block, _here) = (self.dev, &buffer.block, OpSite::here(OP));
         dev.not_in_graph(OP)?;
         dev.check()?;
-        if block.handle.pool != dev.worker.handle.pool {
-            return Err(Error::wrong_pool(OP, dev.index()));
-        }
-        if buffer.device() != dev.index() {
-            return Err(Error::wrong_device(OP, buffer.device(), dev.index()));
-        }
+        fail_if!(block.handle.pool != dev.worker.handle.pool, Error::wrong_pool(OP, dev.index()));
+        fail_if!(buffer.device() != dev.index(), Error::wrong_device(OP, buffer.device(), dev.index()));
         if !block.is_apart() {
             let why = "only a buffer of `Device::exportable` has memory of its own; others share pages with others";
             return Err(Error::invalid(OP, why));

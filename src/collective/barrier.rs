@@ -143,7 +143,7 @@ fn empty_what_was_sent(worker: &Worker, pad: &SignalPad, gang: &Gang) -> Result<
 /// through with that gang's work, and fails as that work does, when the new gang fails, or after the pool's deadline
 /// without progress.
 pub(crate) fn resync_later(worker: &Worker, gang: &Gang) -> Result<()> {
-    if !worker.barrier_state.is_spoiled() && !worker.barrier_state.has_skipped() {
+    if !worker.barrier_state.is_spoiled() && worker.barrier_state.skipped.borrow().is_empty() {
         return Ok(());
     }
     worker.wait_idle("scope begin", || gang.is_aborted())?;

@@ -55,18 +55,14 @@ pub fn between<T: Element>(
 impl Group<'_> {
     #[track_caller]
     pub(super) fn fits(&self, op: &'static str, what: &str, found: usize, wanted: usize) -> Result<()> {
-        if found == wanted {
-            return Ok(());
-        }
-        Err(Error::invalid(op, format_args!("{what} has {found} elements where {wanted} are needed")))
+        invalid_if!(found != wanted, op, "{what} has {found} elements where {wanted} are needed");
+        Ok(())
     }
 
     #[track_caller]
     pub(crate) fn check_root(&self, op: &'static str, root: usize) -> Result<()> {
-        if root < self.count() {
-            return Ok(());
-        }
-        Err(Error::invalid(op, format_args!("root {root} of {} members", self.count())))
+        invalid_if!(root >= self.count(), op, "root {root} of {} members", self.count());
+        Ok(())
     }
 
     /// The root alone must give this buffer, and it must have `wanted` elements.
@@ -102,46 +98,25 @@ impl Group<'_> {
 }
 
 #[track_caller]
-pub(super) fn all_reduce<T: Element>(origin: Origin, x: DeviceViewMut<'_, T>, op: ReduceOp) -> Request {
+pub(crate) fn all_reduce<T: Element>(origin: Origin, x: DeviceViewMut<'_, T>, op: ReduceOp) -> Request {
     let len = x.len();
     let call = Call::new("all_reduce").elements(T::DTYPE, len).from(origin);
     between(call, Some(op), Shape::AllReduce { len }, None, Some(x))
 }
 
 /// An all-reduce whose bits do not depend on its size.
-fn sum<T: Element>(call: Call, source: Option<DeviceView<'_, T>>, destination: DeviceViewMut<'_, T>) -> Request {
+pub(super) fn sum<T: Element>(
+    call: Call,
+    source: Option<DeviceView<'_, T>>,
+    destination: DeviceViewMut<'_, T>,
+) -> Request {
     let shape = Shape::AllReduce { len: destination.len() };
     Request { rank_order: true, ..between(call, Some(ReduceOp::Sum), shape, source, Some(destination)) }
 }
 
 impl Group<'_> {
-    /// Begins [`all_reduce`](Self::all_reduce) of a caller that all members must have in common: see
-    /// [`begin`](Self::begin). `overlapped`: it leaves most of the device to other work, for buffers for which the
-    /// current stream does not wait yet. It gives the same bits.
-    #[track_caller]
-    pub(crate) fn begin_all_reduce<T: Element>(
-        &self,
-        origin: Origin,
-        x: DeviceViewMut<'_, T>,
-        op: ReduceOp,
-        overlapped: bool,
-    ) -> Result<Option<Box<dyn PendingReduce>>> {
-        self.begin(all_reduce(origin, x, op), overlapped)
-    }
-
-    /// A sum in the order of ranks within an operation of another name, out of place if there is a source.
-    #[track_caller]
-    pub(crate) fn sum_for<T: Element>(
-        &self,
-        call: Call,
-        source: Option<DeviceView<'_, T>>,
-        destination: DeviceViewMut<'_, T>,
-    ) -> Result<()> {
-        self.run(sum(call, source, destination))
-    }
-
-    /// [`sum_for`](Self::sum_for) by a given algorithm, whose kernel does more with the sum: it touches the memory
-    /// `extra`, too. All members give the same algorithm.
+    /// A sum in the order of ranks within an operation of another name, by a given algorithm, whose kernel does more
+    /// with the sum: it touches the memory `extra`, too. All members give the same algorithm.
     #[track_caller]
     pub(crate) fn sum_by<T: Element>(
         &self,
@@ -154,7 +129,7 @@ impl Group<'_> {
         self.run_by(Request { extra, ..sum(call, source, destination) }, Some(algorithm))
     }
 
-    /// [`begin_all_reduce`](Self::begin_all_reduce) for [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) with
+    /// Begins [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) with
     /// parts of these lengths.
     #[track_caller]
     pub(crate) fn begin_reduce_scatter<T: Element>(

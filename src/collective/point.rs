@@ -118,9 +118,7 @@ collectives! {
             return Ok(here);
         }
         let (sent, there) = self.message(&call, from)?;
-        if sent.dtype != call.dtype {
-            return Err(self.differs("dtype", &call, from, &sent));
-        }
+        fail_if!(sent.dtype != call.dtype, self.differs("dtype", &call, from, &sent));
         if there.device() == dev.index() {
             return Ok(DeviceBuffer::new(there.block, sent.count));
         }
@@ -192,12 +190,8 @@ impl Group<'_> {
     #[track_caller]
     pub(super) fn check_own<T: Element>(&self, op: &'static str, buffer: &DeviceBuffer<T>) -> Result<()> {
         let (own, owner) = (&self.dev.worker.handle, &buffer.block.handle);
-        if owner.pool != own.pool {
-            return Err(Error::wrong_pool(op, own.device));
-        }
-        if owner.device != own.device {
-            return Err(Error::wrong_device(op, owner.device, own.device));
-        }
+        fail_if!(owner.pool != own.pool, Error::wrong_pool(op, own.device));
+        fail_if!(owner.device != own.device, Error::wrong_device(op, owner.device, own.device));
         Ok(())
     }
 }

@@ -60,7 +60,7 @@ impl Meetings {
         dev.worker.barrier_state.prepare(LAUNCH, site, &dev.stream)?;
         pad.launches_in(dev.index(), place);
         let (origin, count) = (self.origin, self.count);
-        let own = CompactDescriptor::of_launch(origin, count, site, meeting.packed());
+        let own = CompactDescriptor::of_barrier(&Call { origin, count, ..Call::at(LAUNCH, site) }, meeting.packed());
         let call = Call { origin, count, ..Call::at(LAUNCH, site) };
         let barrier = DeviceBarrier { place, ..self.barrier };
         let owed = SkippedBarrier { barrier, times: self.kernels };

@@ -55,9 +55,7 @@ impl Group<'_> {
     pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
         let _here = OpSite::here("exchange");
         let call = Call::new("exchange").of_type::<T>().from(origin);
-        if self.across.is_some() {
-            return Err(no_value(&call));
-        }
+        fail_if!(self.across.is_some(), no_value(&call));
         let all = self.meeting().meet(call, Payload::Value(Contained::new(Box::new(value))), false)?;
         Ok(all.iter().map(|descriptor| value_of(descriptor)).collect())
     }

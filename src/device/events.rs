@@ -33,9 +33,7 @@ impl Device {
     #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<()> {
         let op = self.op("wait")?;
-        if event.0.stream.handle.pool != self.worker.handle.pool {
-            return Err(Error::wrong_pool("wait", self.index()));
-        }
+        fail_if!(event.0.stream.handle.pool != self.worker.handle.pool, Error::wrong_pool("wait", self.index()));
         self.stream.wait_event("wait", event.0.raw, &event.0.stream, event.0.covered)?;
         op.submitted();
         Ok(())

@@ -125,13 +125,6 @@ impl Device {
         self.worker.shared.pinned.buffer("pinned", len, Locality::Device(self.index()))
     }
 
-    /// [`pinned`](Self::pinned) without zeros, for a caller that copies to all of it.
-    #[cfg(feature = "tasks")]
-    #[track_caller]
-    pub(crate) fn pinned_for_copy<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
-        self.worker.shared.pinned.reused("pinned", len, Locality::Device(self.index()))
-    }
-
     /// Counts of the device's memory pool, including memory that other threads have freed.
     pub fn stats(&self) -> MemoryStats {
         self.worker.cache.borrow_mut().stats()

@@ -1,7 +1,7 @@
 //! The data types of the driver interface: handles, faults, launches, matrix products.
 
 use crate::error::misuse::Report;
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 /// A device address. Never dereferenced on the host, except for host and managed memory.
 pub type Address = u64;
@@ -27,7 +27,8 @@ handle! {
 }
 
 /// The error of a driver call.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} ({code}){}{detail}", if detail.is_empty() { "" } else { ": " })]
 pub struct Fault {
     /// The class of the fault: it says what the caller can do.
     pub kind: FaultKind,
@@ -63,14 +64,6 @@ pub enum FaultKind {
     /// Anything else.
     Other,
 }
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.name, self.code)?;
-        if self.detail.is_empty() { Ok(()) } else { write!(f, ": {}", self.detail) }
-    }
-}
-impl std::error::Error for Fault {}
 
 /// `Result` with a [`Fault`].
 pub type DriverResult<T = ()> = Result<T, Fault>;

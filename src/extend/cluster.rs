@@ -61,7 +61,7 @@ pub mod collective {
 
 /// The lock-free parts, and what loom sees in place of std.
 pub mod sync {
-    pub use crate::sync::{Flag, Gate, Sequence, byte_ring, shim, site};
+    pub use crate::sync::{Flag, Gate, Sequence, byte_ring, journal, shim, site};
 }
 
 #[cfg(target_os = "linux")]
@@ -94,14 +94,11 @@ internals! {
     /// Of a builder.
     trait BuilderInternals [] () for Builder {
         /// The pool is this process's part of what `connect` connects it to.
-        fn connect[](self: Self, connect: Arc<dyn Connect>) -> Self;
-    }
-}
-
-impl Builder {
-    fn connect(mut self, connect: Arc<dyn Connect>) -> Self {
-        self.cluster = Some(connect);
-        self
+        fn connect[](self: Self, connect: Arc<dyn Connect>) -> Self = {
+            let mut builder = self;
+            builder.cluster = Some(connect);
+            builder
+        };
     }
 }
 
@@ -109,32 +106,37 @@ internals! {
     /// Of a device.
     trait DeviceInternals [] () for Device {
         /// The deadline of its pool.
-        fn deadline[](self: &Self) -> Duration;
+        fn deadline[](self: &Self) -> Duration = self.worker.shared.deadline;
         /// Whether it is a software GPU.
-        fn is_software[](self: &Self) -> bool;
+        fn is_software[](self: &Self) -> bool = self.worker.is_software();
         /// Whether the pool adds up in the order of ranks.
-        fn rank_order[](self: &Self) -> bool;
+        fn rank_order[](self: &Self) -> bool = self.worker.shared.reduce_order == ReduceOrder::Rank;
         /// The fewest multiprocessors of the pool's devices.
-        fn multiprocessors[](self: &Self) -> u32;
+        fn multiprocessors[](self: &Self) -> u32 = multiprocessors(&self.worker.shared.handles);
         /// The processes of its pool's cluster.
-        fn processes[](self: &Self) -> Option<&Arc<dyn Processes>>;
+        fn processes[](self: &Self) -> Option<&Arc<dyn Processes>> = self.worker.shared.world.as_ref();
         /// Its scope's part in a scope of all processes.
-        fn process_scope[](self: &Self) -> Option<&Arc<dyn ProcessScope>>;
+        fn process_scope[](self: &Self) -> Option<&Arc<dyn ProcessScope>> = self.session.world.as_ref();
         /// The gang of its scope.
-        fn own_gang[](self: &Self) -> &Arc<Gang>;
+        fn own_gang[](self: &Self) -> &Arc<Gang> = &self.session.gang;
         /// Its part that other threads may use.
-        fn handle[](self: &Self) -> &Arc<DeviceHandle>;
+        fn handle[](self: &Self) -> &Arc<DeviceHandle> = &self.worker.handle;
         /// The current stream.
-        fn core[](self: &Self) -> &Arc<StreamCore>;
+        fn core[](self: &Self) -> &Arc<StreamCore> = &self.stream;
         /// The stream of a device of the pool for messages to other processes. Threads take turns on it in the order of
         /// commits.
-        fn proxy_stream[](self: &Self, device: usize) -> Result<Arc<StreamCore>>;
+        fn proxy_stream[](self: &Self, device: usize) -> Result<Arc<StreamCore>> =
+            self.worker.shared.proxy_stream(device);
         /// `Err` in a capture, and once its gang has failed.
-        fn check_outside_graph[](self: &Self, op: &'static str) -> Result<()>;
+        fn check_outside_graph[](self: &Self, op: &'static str) -> Result<()> = {
+            self.not_in_graph(op)?;
+            self.check()
+        };
         /// `Err` in a capture, which fails: it holds no such call.
-        fn refuse_capture[](self: &Self, call: &Call, why: &str) -> Result<()>;
+        fn refuse_capture[](self: &Self, call: &Call, why: &str) -> Result<()> =
+            self.recording.as_ref().map_or(Ok(()), |recording| Err(recording.refuse(call.site, call.op, why)));
         /// Notes a call, for reports on a member that has left or makes no progress.
-        fn note_call[](self: &Self, call: &Call) -> ();
+        fn note_call[](self: &Self, call: &Call) -> () = meeting::note_call(self, call);
         /// This device with the library's ordering, even if it is unordered.
         fn in_order[](self: &Self) -> OnStream<'_>;
         /// Begins an operation that cannot be captured.
@@ -145,7 +147,8 @@ internals! {
         /// pooled.
         fn zeros_dedicated[T: DeviceCopy](self: &Self, len: usize) -> Result<DeviceBuffer<T>>;
         /// Page-locked memory near the device, with unspecified contents.
-        fn pinned_scratch[](self: &Self, op: &'static str, bytes: usize) -> Result<PinnedBuffer<u8>>;
+        fn pinned_scratch[](self: &Self, op: &'static str, bytes: usize) -> Result<PinnedBuffer<u8>> =
+            self.worker.shared.pinned.reused(op, bytes, Locality::Device(self.index()));
         /// On a stream: `into` = the combination of at most [`MOST`](collective::MOST) sources of `n` elements. The
         /// caller orders and notes the uses.
         fn combine[](
@@ -156,83 +159,11 @@ internals! {
             factors: &[f64],
             sources: &[Part],
             into: Part,
-        ) -> Result<()>;
-    }
-}
-
-impl Device {
-    fn deadline(&self) -> Duration {
-        self.worker.shared.deadline
-    }
-
-    fn is_software(&self) -> bool {
-        self.worker.is_software()
-    }
-
-    fn rank_order(&self) -> bool {
-        self.worker.shared.reduce_order == ReduceOrder::Rank
-    }
-
-    fn multiprocessors(&self) -> u32 {
-        multiprocessors(&self.worker.shared.handles)
-    }
-
-    fn processes(&self) -> Option<&Arc<dyn Processes>> {
-        self.worker.shared.world.as_ref()
-    }
-
-    fn process_scope(&self) -> Option<&Arc<dyn ProcessScope>> {
-        self.session.world.as_ref()
-    }
-
-    fn own_gang(&self) -> &Arc<Gang> {
-        &self.session.gang
-    }
-
-    fn handle(&self) -> &Arc<DeviceHandle> {
-        &self.worker.handle
-    }
-
-    fn core(&self) -> &Arc<StreamCore> {
-        &self.stream
-    }
-
-    fn proxy_stream(&self, device: usize) -> Result<Arc<StreamCore>> {
-        self.worker.shared.proxy_stream(device)
-    }
-
-    #[track_caller]
-    fn check_outside_graph(&self, op: &'static str) -> Result<()> {
-        self.not_in_graph(op)?;
-        self.check()
-    }
-
-    fn refuse_capture(&self, call: &Call, why: &str) -> Result<()> {
-        self.recording.as_ref().map_or(Ok(()), |recording| Err(recording.refuse(call.site, call.op, why)))
-    }
-
-    fn note_call(&self, call: &Call) {
-        meeting::note_call(self, call);
-    }
-
-    #[track_caller]
-    fn pinned_scratch(&self, op: &'static str, bytes: usize) -> Result<PinnedBuffer<u8>> {
-        self.worker.shared.pinned.reused(op, bytes, Locality::Device(self.index()))
-    }
-
-    fn combine(
-        &self,
-        (stream, op): (&StreamCore, &'static str),
-        (dtype, reduce): (DType, ReduceOp),
-        n: usize,
-        factors: &[f64],
-        sources: &[Part],
-        into: Part,
-    ) -> Result<()> {
-        let destinations = &[into];
-        let combine = Combine { n, op: reduce, factors, sources, destinations, meet: DeviceBarrier::NONE };
-        let (entry, args) = (kernels::combine(dtype), combine.args(self.is_software()));
-        launch::launch_on(&self.worker, stream, op, &entry, launch::blocks(into.bytes), &args)
+        ) -> Result<()> = {
+            let combine = Combine { n, op: of.1, factors, sources, destinations: &[into], meet: DeviceBarrier::NONE };
+            let (entry, args) = (kernels::combine(of.0), combine.args(self.is_software()));
+            launch::launch_on(&self.worker, on.0, on.1, &entry, launch::blocks(into.bytes), &args)
+        };
     }
 }
 
@@ -270,22 +201,10 @@ internals! {
             bytes: usize,
             memory: BorrowedFd<'_>,
             lending: &Arc<Lending>,
-        ) -> Result<DeviceBuffer<u8>>;
-    }
-}
-
-#[cfg(target_os = "linux")]
-impl Device {
-    #[track_caller]
-    fn import_memory(
-        &self,
-        op: &'static str,
-        bytes: usize,
-        memory: BorrowedFd<'_>,
-        lending: &Arc<Lending>,
-    ) -> Result<DeviceBuffer<u8>> {
-        let block = self.worker.cache.borrow_mut().import(op, bytes, memory, lending)?;
-        Ok(DeviceBuffer::new(block, bytes))
+        ) -> Result<DeviceBuffer<u8>> = {
+            let block = self.worker.cache.borrow_mut().import(op, bytes, memory, lending)?;
+            Ok(DeviceBuffer::new(block, bytes))
+        };
     }
 }
 
@@ -293,19 +212,9 @@ internals! {
     /// Of a buffer.
     trait BufferInternals [T: DeviceCopy] (T) for DeviceBuffer<T> {
         /// Its memory.
-        fn block[](self: &Self) -> &BlockRef;
+        fn block[](self: &Self) -> &BlockRef = &self.block;
         /// The first `len` elements of its memory, as another type.
-        fn reinterpret[U: DeviceCopy](self: Self, len: usize) -> DeviceBuffer<U>;
-    }
-}
-
-impl<T: DeviceCopy> DeviceBuffer<T> {
-    fn block(&self) -> &BlockRef {
-        &self.block
-    }
-
-    fn reinterpret<U: DeviceCopy>(self, len: usize) -> DeviceBuffer<U> {
-        DeviceBuffer::new(self.block, len)
+        fn reinterpret[U: DeviceCopy](self: Self, len: usize) -> DeviceBuffer<U> = DeviceBuffer::new(self.block, len);
     }
 }
 
@@ -313,9 +222,9 @@ internals! {
     /// Of page-locked memory.
     trait PinnedInternals [T: DeviceCopy] (T) for PinnedBuffer<T> {
         /// Its memory.
-        fn block[](self: &Self) -> &BlockRef;
+        fn block[](self: &Self) -> &BlockRef = &self.block;
         /// Where it begins there.
-        fn start[](self: &Self) -> usize;
+        fn start[](self: &Self) -> usize = self.start;
         /// The first element, on the host.
         fn ptr[](self: &Self) -> *mut T;
         /// The first element, for a device.
@@ -323,16 +232,6 @@ internals! {
         /// Takes the elements from `at` on away, as a buffer of their own. It shares the block: a wait for one buffer
         /// is a wait for the uses of both.
         fn split_off[](self: &mut Self, at: usize) -> PinnedBuffer<T>;
-    }
-}
-
-impl<T: DeviceCopy> PinnedBuffer<T> {
-    fn block(&self) -> &BlockRef {
-        &self.block
-    }
-
-    fn start(&self) -> usize {
-        self.start
     }
 }
 
@@ -350,28 +249,21 @@ internals! {
         /// Carries a collective out that leaves most of the device to other work. Not for captures.
         fn run_overlapped[](self: &Self, request: &Request) -> Result<()>;
         /// Meets all members of a group of one process. Returns what each tells, by rank.
-        fn meet[](self: &Self, call: &Call, payload: Payload) -> Result<SmallVec<[Arc<Descriptor>; 8]>>;
+        fn meet[](self: &Self, call: &Call, payload: Payload) -> Result<SmallVec<[Arc<Descriptor>; 8]>> =
+            self.meeting().meet(call.clone(), payload, false);
         /// The blocks of a collective's kernels that wait for each other, where it leaves most of the device to other
         /// work; 0 where none do.
-        fn waiting_blocks[](self: &Self, of: (DType, ReduceOp), shape: &Shape) -> u32;
+        fn waiting_blocks[](self: &Self, of: (DType, ReduceOp), shape: &Shape) -> u32 = {
+            let limits = self.meeting().limits().overlapping();
+            let (machine, direct) = (Machine::of(&self.device().worker.shared), self.is_direct());
+            let case = Case::new((machine, &limits), (self.count(), direct), of, Some(shape), false);
+            let algorithm = choose(&case).0;
+            match algorithm.needs(&case).meeting {
+                MeetBy::Kernels { .. } => algorithm.blocks(&case),
+                _ => 0,
+            }
+        };
         /// All members' bytes, also those of other processes.
         fn exchange_bytes[](self: &Self, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>>;
-    }
-}
-
-impl Group<'_> {
-    fn meet(&self, call: &Call, payload: Payload) -> Result<SmallVec<[Arc<Descriptor>; 8]>> {
-        self.meeting().meet(call.clone(), payload, false)
-    }
-
-    fn waiting_blocks(&self, of: (DType, ReduceOp), shape: &Shape) -> u32 {
-        let limits = self.meeting().limits().overlapping();
-        let (machine, direct) = (Machine::of(&self.device().worker.shared), self.is_direct());
-        let case = Case::new((machine, &limits), (self.count(), direct), of, Some(shape), false);
-        let algorithm = choose(&case).0;
-        match algorithm.needs(&case).meeting {
-            MeetBy::Kernels { .. } => algorithm.blocks(&case),
-            _ => 0,
-        }
     }
 }

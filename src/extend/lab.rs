@@ -19,29 +19,19 @@ pub use crate::{
 };
 use std::{fmt, ops::Range, sync::Arc};
 
-/// The settings of a builder that concern its observer.
-pub trait BuilderInternals: Sized {
-    /// The observer of this builder's pools: its own, or that of the process.
-    fn observer(&self) -> Option<Arc<dyn Observer>>;
-
-    /// The pools of this builder have this observer.
-    fn observed_by(self, observer: Arc<dyn Observer>) -> Self;
-
-    /// Settings of software GPUs as a whole.
-    fn machine_config(&mut self) -> &mut MachineConfig;
-}
-
-impl BuilderInternals for Builder {
-    fn observer(&self) -> Option<Arc<dyn Observer>> {
-        Builder::observer(self)
-    }
-
-    fn observed_by(self, observer: Arc<dyn Observer>) -> Self {
-        Builder::observed_by(self, observer)
-    }
-
-    fn machine_config(&mut self) -> &mut MachineConfig {
-        Builder::machine_config(self)
+internals! {
+    /// The settings of a builder that concern its observer.
+    trait BuilderInternals [] () for Builder {
+        /// The observer of this builder's pools: its own, or that of the process.
+        fn observer[](self: &Self) -> Option<Arc<dyn Observer>>;
+        /// The pools of this builder have this observer.
+        fn observed_by[](self: Self, observer: Arc<dyn Observer>) -> Self = {
+            let mut builder = self;
+            builder.observer = Some(observer);
+            builder
+        };
+        /// Settings of software GPUs as a whole.
+        fn machine_config[](self: &mut Self) -> &mut MachineConfig = &mut self.machine;
     }
 }
 

@@ -110,11 +110,11 @@ internals! {
     /// Of a device.
     trait DeviceInternals [] () for Device {
         /// Whether the device captures a graph.
-        fn captures[](self: &Self) -> bool;
+        fn captures[](self: &Self) -> bool = self.recording.is_some();
         /// The place of the scope's gang among all gangs of the process; never 0.
-        fn gang[](self: &Self) -> u64;
+        fn gang[](self: &Self) -> u64 = self.session.gang.place();
         /// Whether the gang with this place has failed.
-        fn has_failed[](self: &Self, gang: u64) -> bool;
+        fn has_failed[](self: &Self, gang: u64) -> bool = self.worker.failures.borrow().contains(&gang);
         /// The group of all devices of the scope.
         fn everyone[](self: &Self) -> Group<'_>;
         /// The group of these ordinals, if they are in the gang.
@@ -130,38 +130,12 @@ internals! {
         /// This device with the library's ordering.
         fn in_order[](self: &Self) -> OnStream<'_>;
         /// Records an event behind all that the stream has by now.
-        fn record_early[](self: &Self, op: &'static str) -> Result<()>;
+        fn record_early[](self: &Self, op: &'static str) -> Result<()> = self.stream.record_early(op);
         /// Loads an entry of a module now: later it might wait for kernels that wait for this device.
-        fn load[](self: &Self, entry: (&'static Module, &'static str)) -> Result<()>;
+        fn load[](self: &Self, entry: (&'static Module, &'static str)) -> Result<()> =
+            self.worker.function(entry.0, entry.1).map(drop);
         /// Until the guard is dropped, errors and reports attribute this thread's work to the call.
-        fn enter[](self: &Self, call: LastCall) -> OpGuard;
-    }
-}
-
-impl Device {
-    fn captures(&self) -> bool {
-        self.recording.is_some()
-    }
-
-    fn gang(&self) -> u64 {
-        self.session.gang.place()
-    }
-
-    fn has_failed(&self, gang: u64) -> bool {
-        self.worker.failures.borrow().contains(&gang)
-    }
-
-    fn record_early(&self, op: &'static str) -> Result<()> {
-        self.stream.record_early(op)
-    }
-
-    #[track_caller]
-    fn load(&self, (module, name): (&'static Module, &'static str)) -> Result<()> {
-        self.worker.function(module, name).map(drop)
-    }
-
-    fn enter(&self, (op, site): LastCall) -> OpGuard {
-        OpSite { op, site }.enter()
+        fn enter[](self: &Self, call: LastCall) -> OpGuard = OpSite { op: call.0, site: call.1 }.enter();
     }
 }
 
@@ -250,84 +224,40 @@ pub fn shard_of(index: usize, count: usize) -> Shard {
     Shard::new(index, count, None)
 }
 
-/// Of state that lives on devices. Closures are the library's own, not the user's.
-pub trait PerDeviceInternals<T: 'static>: Sized {
-    /// Makes a value on each device.
-    #[track_caller]
-    fn made(pool: &GpuPool, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<Self>;
-
-    /// Runs `f` on all devices, or on some, each with its value.
-    #[track_caller]
-    fn each<R: Send>(
-        &self,
-        devices: Option<&[usize]>,
-        f: impl Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
-    ) -> Result<Vec<R>>;
-
-    /// Gives every device a value.
-    #[track_caller]
-    fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()>;
-
-    /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left
-    /// poison.
-    #[track_caller]
-    fn forgive(&mut self) -> Result<Vec<Vec<Arc<Gang>>>>;
-
-    /// Takes [`forgive`](Self::forgive) back.
-    #[track_caller]
-    fn blame(&mut self, gangs: &[Vec<Arc<Gang>>]) -> Result<()>;
-
-    /// Runs a closure on all devices of the values' pool.
-    #[track_caller]
-    fn run_scope<R: Send>(&self, op: &'static str, f: impl Fn(&Device) -> Result<R> + Sync) -> Result<Vec<R>>;
-
-    /// The end of a call that is refused before its scope. Where there are other processes, they have begun theirs, and
-    /// would wait in it: so a scope fails here, too, which they hear of. It touches nothing.
-    #[track_caller]
-    fn refuse<R>(&self, error: Error) -> Result<R>;
-}
-
-impl<T: 'static> PerDeviceInternals<T> for PerDevice<T> {
-    #[track_caller]
-    fn made(pool: &GpuPool, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<Self> {
-        PerDevice::made(&pool.shared, f)
-    }
-
-    #[track_caller]
-    fn each<R: Send>(
-        &self,
-        devices: Option<&[usize]>,
-        f: impl Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
-    ) -> Result<Vec<R>> {
-        self.each(devices, f)
-    }
-
-    #[track_caller]
-    fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()> {
-        self.fill(op, f)
-    }
-
-    #[track_caller]
-    fn forgive(&mut self) -> Result<Vec<Vec<Arc<Gang>>>> {
-        self.forgive()
-    }
-
-    #[track_caller]
-    fn blame(&mut self, gangs: &[Vec<Arc<Gang>>]) -> Result<()> {
-        self.blame(gangs)
-    }
-
-    #[track_caller]
-    fn run_scope<R: Send>(&self, op: &'static str, f: impl Fn(&Device) -> Result<R> + Sync) -> Result<Vec<R>> {
-        crate::pool::run::Run::new(&self.shared, ()).scope(op, |dev, _| f(dev), scope::as_it_is)
-    }
-
-    #[track_caller]
-    fn refuse<R>(&self, error: Error) -> Result<R> {
-        if self.shared.world.is_some() {
-            let _ = self.run_scope("refuse", |_| Err::<(), _>(error.clone()));
-        }
-        Err(error)
+internals! {
+    /// Of state that lives on devices. Closures are the library's own, not the user's.
+    trait PerDeviceInternals [T: 'static] (T) for PerDevice<T> {
+        /// Makes a value on each device.
+        fn made[](, pool: &GpuPool, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<Self> =
+            PerDevice::made(&pool.shared, f);
+        /// Runs `f` on all devices, or on some, each with its value.
+        fn each[R: Send](
+            self: &Self,
+            devices: Option<&[usize]>,
+            f: impl Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
+        ) -> Result<Vec<R>>;
+        /// Gives every device a value.
+        fn fill[](self: &Self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()>;
+        /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left
+        /// poison.
+        fn forgive[](self: &mut Self) -> Result<Vec<Vec<Arc<Gang>>>>;
+        /// Takes [`forgive`](Self::forgive) back.
+        fn blame[](self: &mut Self, gangs: &[Vec<Arc<Gang>>]) -> Result<()>;
+        /// Runs a closure on all devices of the values' pool.
+        fn run_scope[R: Send](
+            self: &Self,
+            op: &'static str,
+            f: impl Fn(&Device) -> Result<R> + Sync,
+        ) -> Result<Vec<R>> =
+            crate::pool::run::Run::new(&self.shared, ()).scope(op, |dev, _| f(dev), scope::as_it_is);
+        /// The end of a call that is refused before its scope. Where there are other processes, they have begun theirs,
+        /// and would wait in it: so a scope fails here, too, which they hear of. It touches nothing.
+        fn refuse[R](self: &Self, error: Error) -> Result<R> = {
+            if self.shared.world.is_some() {
+                let _ = self.run_scope("refuse", |_| Err::<(), _>(error.clone()));
+            }
+            Err(error)
+        };
     }
 }
 

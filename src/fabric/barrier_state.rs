@@ -24,7 +24,7 @@ pub(crate) struct DeviceBarrierState {
     /// Whether the last one had more than [`FEW`] blocks: of those launched, and of those in graphs.
     many: [Cell<bool>; 2],
     /// Barriers that were committed and not launched.
-    skipped: RefCell<Vec<SkippedBarrier>>,
+    pub(crate) skipped: RefCell<Vec<SkippedBarrier>>,
     /// Whether a failed gang may have left something in this device's inbox.
     spoiled: Cell<bool>,
     /// Nested calls of [`Device::blocking`](crate::Device::blocking) that are running.
@@ -47,10 +47,6 @@ impl DeviceBarrierState {
     /// Notes barriers that this device owes from now on.
     pub(crate) fn skip(&self, skipped: SkippedBarrier) {
         self.skipped.borrow_mut().push(skipped);
-    }
-
-    pub(crate) fn has_skipped(&self) -> bool {
-        !self.skipped.borrow().is_empty()
     }
 
     pub(crate) fn set_spoiled(&self, spoiled: bool) {

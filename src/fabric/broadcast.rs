@@ -21,7 +21,7 @@ use std::cell::{Cell, RefCell};
 pub(crate) type Words = [u64; BROADCAST_WORDS];
 
 /// Most members of a gang with broadcasts. Calls of larger gangs have no [compact](super::compact) form.
-const MOST: usize = 16;
+pub(crate) const MOST: usize = 16;
 
 /// The posts and reads of one member in its gang.
 #[derive(Default)]
@@ -32,11 +32,6 @@ pub(crate) struct Broadcasts {
 }
 
 impl Broadcasts {
-    /// Whether a gang of so many members has broadcasts.
-    pub(crate) fn are_for(members: usize) -> bool {
-        (2..=MOST).contains(&members)
-    }
-
     /// Posts this member's next broadcast. Returns false when the gang has none.
     pub(crate) fn post(&self, gang: &Gang, rank: usize, words: Words) -> bool {
         let Some(own) = gang.broadcast_slot(rank) else { return false };

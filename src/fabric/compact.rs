@@ -10,12 +10,12 @@
 
 use super::{
     broadcast::Words,
-    call::{Call, LAUNCH, Origin, ThenNorm},
+    call::{Call, Origin, ThenNorm},
     plan::Side,
     site_id::{self, OpId, SiteId},
     types::{DType, ReduceOp},
 };
-use crate::{driver::Address, error::Site};
+use crate::driver::Address;
 
 /// Marks an empty byte of a broadcast.
 const NONE: u64 = 0xff;
@@ -51,14 +51,7 @@ impl CompactDescriptor {
         Some(CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, norm, source, destination })
     }
 
-    /// Of the launch of a graph with so many collectives.
-    pub(crate) fn of_launch(origin: Origin, count: usize, site: Site, members: (u64, u8)) -> Self {
-        let (reduce, dtype, root, norm, source, destination) = Default::default();
-        let (op, site) = site_id::ids(LAUNCH, site);
-        CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, norm, source, destination }
-    }
-
-    /// Of a barrier.
+    /// Of a barrier, or of the launch of a graph: of a call without elements.
     pub(crate) fn of_barrier(call: &Call, members: (u64, u8)) -> Self {
         let (reduce, dtype, root, norm, source, destination) = Default::default();
         let Call { origin, op, site, count, .. } = *call;

@@ -207,11 +207,6 @@ impl DeviceBarrier {
     pub const NONE: DeviceBarrier =
         DeviceBarrier { signals: 0, members: 0, place: 0, deadline: 0, count: 0, me: 0, spare: 0 };
 
-    /// Whether [`members`](Self::members) can pack these ordinals.
-    pub(crate) fn can_name(ordinals: &[usize]) -> bool {
-        ordinals.len() <= MOST && ordinals.iter().all(|&ordinal| ordinal < MOST)
-    }
-
     /// Packs ordinals that are in rank order.
     pub(crate) fn members(ordinals: impl IntoIterator<Item = usize>) -> u64 {
         ordinals.into_iter().enumerate().fold(0, |all, (rank, ordinal)| {

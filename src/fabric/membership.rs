@@ -5,7 +5,10 @@
 //!
 //! Invariant: all members of a group count its committed calls alike. A call that did not match is not counted.
 
-use super::{layout::DeviceBarrier, processes::Place};
+use super::{
+    layout::{DeviceBarrier, MOST},
+    processes::Place,
+};
 use crate::{gang::Gang, sync::CommitWord};
 use std::{
     cell::{Cell, OnceCell, RefCell},
@@ -95,7 +98,7 @@ impl Groups {
         let new = |word| {
             let ordinals: Box<[usize]> = ranks.iter().map(|&rank| gang.device(rank)).collect();
             let direct = are_direct(&ordinals);
-            let packed = DeviceBarrier::can_name(&ordinals)
+            let packed = (ordinals.len() <= MOST && ordinals.iter().all(|&ordinal| ordinal < MOST))
                 .then(|| (DeviceBarrier::members(ordinals.iter().copied()), ranks.len() as u8));
             Rc::new(Membership { ranks: ranks.into(), ordinals, packed, direct, word, calls: Cell::new(0) })
         };

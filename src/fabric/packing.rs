@@ -15,7 +15,6 @@ use crate::{
 use std::{
     any::{Any, TypeId, type_name},
     collections::HashMap,
-    fmt,
     sync::Arc,
 };
 
@@ -78,11 +77,7 @@ pub struct Unpack<'a> {
     made: Vec<DeviceBuffer<u8>>,
 }
 
-impl fmt::Debug for Unpack<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unpack").field("lens", &self.lens).finish_non_exhaustive()
-    }
-}
+debug_as!(Unpack<'_>, |self| lens = self.lens, ..);
 
 impl<'a> Unpack<'a> {
     /// `lens`: the bytes of the parts. `allocate`: memory for a part.
@@ -125,9 +120,7 @@ impl<'a> Unpack<'a> {
     pub(crate) fn buffer<T: DeviceCopy>(&mut self) -> Result<DeviceBuffer<T>> {
         let len = usize::try_from(u64::from_le_bytes(self.fixed()?)).map_err(|_| self.nonsense())?;
         let (&bytes, rest) = self.lens.split_first().ok_or_else(|| self.nonsense())?;
-        if len.checked_mul(size_of::<T>()) != Some(bytes) {
-            return Err(self.nonsense());
-        }
+        fail_if!(len.checked_mul(size_of::<T>()) != Some(bytes), self.nonsense());
         self.lens = rest;
         let made = (self.allocate)(bytes)?;
         let buffer = DeviceBuffer::new(made.block.clone(), len);
@@ -192,8 +185,4 @@ impl Codecs {
     }
 }
 
-impl fmt::Debug for Codecs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} types", self.0.len())
-    }
-}
+debug_as!(Codecs, |self| "{} types", self.0.len());

@@ -7,7 +7,7 @@
 use super::Gang;
 use crate::error::{Error, Site};
 use parking_lot::Mutex;
-use std::{fmt, panic::Location, sync::Arc};
+use std::{panic::Location, sync::Arc};
 
 /// Cancels scopes from any thread: those that run with it, and those that begin later. Clones are the same token.
 ///
@@ -98,8 +98,4 @@ impl Drop for Registered<'_> {
     }
 }
 
-impl fmt::Debug for CancelToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CancelToken").field("is_cancelled", &self.is_cancelled()).finish()
-    }
-}
+debug_as!(CancelToken, |self| is_cancelled = self.is_cancelled());

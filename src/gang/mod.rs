@@ -260,10 +260,8 @@ impl Gang {
     /// `Err(Aborted { by, cause })` when the gang has failed.
     #[inline]
     pub fn check(&self) -> Result<()> {
-        if !self.word.is_aborted() {
-            return Ok(());
-        }
-        Err(self.aborted().expect("the cause is stored before the bit is raised"))
+        fail_if!(self.word.is_aborted(), self.aborted().expect("the cause is stored before the bit is raised"));
+        Ok(())
     }
 
     /// The error that peers return, once the gang has failed.

@@ -33,9 +33,7 @@ impl<T: Gradient> GradientExchange<T> {
         let _here = OpSite::here("grads_mut");
         for (at, &gradient) in gradients.iter().enumerate() {
             self.unless_failed("grads_mut", gradient, self.readiness.check_open("grads_mut", gradient))?;
-            if gradients[..at].contains(&gradient) {
-                return Err(Error::invalid("grads_mut", format_args!("gradient {gradient} is named twice")));
-            }
+            invalid_if!(gradients[..at].contains(&gradient), "grads_mut", "gradient {gradient} is named twice");
         }
         Ok(gradients.map(|gradient| exclusive(self.view(gradient))))
     }
@@ -90,18 +88,14 @@ impl<T: Gradient> GradientExchange<T> {
     pub fn lend(&mut self, gradient: usize, memory: DeviceBuffer<T>) -> Result<()> {
         let _here = OpSite::here("lend");
         self.unless_failed("lend", gradient, self.readiness.check_open("lend", gradient))?;
-        if self.settings.scatter {
-            return Err(Error::invalid("lend", "buckets are scattered, and no member has all of a gradient"));
-        }
+        invalid_if!(self.settings.scatter, "lend", "buckets are scattered, and no member has all of a gradient");
         if self.holds(gradient) {
             let why = format_args!(
                 "gradient {gradient} holds what earlier steps have left; add to it by `grad_mut`, or exchange it first"
             );
             return Err(Error::invalid("lend", why));
         }
-        if memory.block.handle.pool != self.home.device.pool {
-            return Err(Error::wrong_pool("lend", self.home.device.device));
-        }
+        fail_if!(memory.block.handle.pool != self.home.device.pool, Error::wrong_pool("lend", self.home.device.device));
         let (len, wanted) = (memory.len(), self.sizes[gradient]);
         if len != wanted {
             let why = format_args!("{len} elements for gradient {gradient}, which has {wanted}");

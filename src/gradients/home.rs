@@ -41,12 +41,8 @@ impl Home {
     /// The group, if `dev` is the device.
     #[track_caller]
     pub fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        if self.device.pool != dev.worker.handle.pool {
-            return Err(Error::wrong_pool(op, dev.index()));
-        }
-        if self.device.device != dev.index() {
-            return Err(Error::wrong_device(op, self.device.device, dev.index()));
-        }
+        fail_if!(self.device.pool != dev.worker.handle.pool, Error::wrong_pool(op, dev.index()));
+        fail_if!(self.device.device != dev.index(), Error::wrong_device(op, self.device.device, dev.index()));
         self.group(dev, op)
     }
 }

@@ -49,9 +49,7 @@ impl<T: Gradient> GradientExchange<T> {
         };
         for &gradient in gradients {
             self.grad(gradient)?;
-            if self.lent[gradient].is_some() {
-                return Err(Error::invalid(OP, format_args!("gradient {gradient} is in memory of the caller's")));
-            }
+            invalid_if!(self.lent[gradient].is_some(), OP, "gradient {gradient} is in memory of the caller's");
         }
         Ok(self.memory[bucket].view())
     }

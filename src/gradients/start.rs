@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     DType, Device, DeviceBuffer, Element, Event, ReduceOp, Stream,
-    collective::PendingReduce,
+    collective::{PendingReduce, ops::all_reduce},
     error::Result,
     memory::{AsView, DeviceView, DeviceViewMut},
 };
@@ -160,7 +160,7 @@ impl<T: Gradient> GradientExchange<T> {
         if self.settings.scatter {
             return group.begin_reduce_scatter(origin, wire, &self.counts(bucket), op, overlapped);
         }
-        group.begin_all_reduce(origin, wire, op, overlapped)
+        group.begin(all_reduce(origin, wire, op), overlapped)
     }
 
     /// Exchanges a bucket through memory of another type.

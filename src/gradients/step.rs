@@ -179,9 +179,7 @@ impl<T: Gradient> GradientExchange<T> {
             let why = format_args!("bucket {bucket} of {}", self.buckets());
             return Err(Error::invalid("finish_bucket", why));
         }
-        if !self.sync {
-            return Err(Error::invalid("finish_bucket", "this step exchanges nothing (`set_sync`)"));
-        }
+        invalid_if!(!self.sync, "finish_bucket", "this step exchanges nothing (`set_sync`)");
         // Not in a closure: errors must name the caller's line.
         self.close(dev).inspect_err(|_| self.broken = true)?;
         self.land(dev, bucket).inspect_err(|_| self.broken = true)?;

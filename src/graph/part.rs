@@ -10,7 +10,10 @@ use crate::{
         replay::{Captured, Meetings},
     },
     error::{Error, Result, Site, op_site::OpSite},
-    memory::{hazard::Reserved, turn::Turns},
+    memory::{
+        hazard::{History, Reserved},
+        turn::Turns,
+    },
     thread::graph_exec::GraphExec,
     token::recording::{Recorded, Touched},
 };
@@ -77,7 +80,8 @@ impl Segment {
             (Some(meetings), Some(group)) => {
                 let call = OpSite { op: name, site };
                 let uses = self.touched.iter().map(Touched::parts);
-                let _reserved = dev.ordered.then(|| Reserved::for_launch(call, &dev.stream, uses)).transpose()?;
+                let reserve = || Reserved::take_by(History::order_launch, call, &dev.stream, uses);
+                let _reserved = dev.ordered.then(reserve).transpose()?;
                 let blocks = self.touched.iter().map(|touched| &touched.block);
                 meetings.launch(group.meeting(), site, launch, || self.note(dev), blocks)
             }

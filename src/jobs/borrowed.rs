@@ -19,7 +19,7 @@ use crate::{
     thread::worker::on_device_thread,
 };
 use parking_lot::Mutex;
-use std::{fmt, marker::PhantomData, mem, panic::Location, sync::Arc};
+use std::{marker::PhantomData, mem, panic::Location, sync::Arc};
 
 /// Gives out jobs that borrow, in [`Jobs::scope`].
 pub struct JobScope<'scope, 'env: 'scope> {
@@ -119,9 +119,7 @@ impl Jobs {
     /// If `f` panics: after its jobs are over.
     #[track_caller]
     pub fn scope<'env, R>(&self, f: impl for<'scope> FnOnce(&'scope JobScope<'scope, 'env>) -> R) -> Result<R> {
-        if on_device_thread() {
-            return Err(Error::NestedScope { op: "scope", site: Location::caller() });
-        }
+        fail_if!(on_device_thread(), Error::NestedScope { op: "scope", site: Location::caller() });
         let scope = JobScope {
             core: self.core.clone(),
             waker: shim::Arc::new(EventCount::new()),
@@ -211,14 +209,5 @@ impl<T: Returned> ScopedJob<'_, T> {
     }
 }
 
-impl<T: Returned> fmt::Debug for ScopedJob<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScopedJob").field("handle", &self.handle).finish()
-    }
-}
-
-impl fmt::Debug for JobScope<'_, '_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobScope").field("given", &self.given.lock().len()).finish_non_exhaustive()
-    }
-}
+debug_as!(ScopedJob<'_, T> [T: Returned], |self| handle = self.handle);
+debug_as!(JobScope<'_, '_>, |self| given = self.given.lock().len(), ..);

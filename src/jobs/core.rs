@@ -212,17 +212,13 @@ impl Core {
         crate::scope::check_pid(&self.shared).map_err(Refused::Error)?;
         let (deadline, site) = (job.packet().deadline(), job.packet().site);
         let mut state = self.state.lock();
-        if state.closed || self.shared.gate.is_closed() {
-            return Err(Refused::Error(Error::Closed));
-        }
+        fail_if!(state.closed || self.shared.gate.is_closed(), Refused::Error(Error::Closed));
         if let Some(why) = state.table.refusal(&need) {
             let loss = state.loss.clone().filter(|_| state.table.has_lost_all());
             let error = loss.unwrap_or_else(|| Error::invalid_at(site, op, why));
             return Err(Refused::Error(error));
         }
-        if state.table.len() >= self.bound && !on_device_thread() {
-            return Err(Refused::Full(job));
-        }
+        fail_if!(state.table.len() >= self.bound && !on_device_thread(), Refused::Full(job));
         let rank = state.table.add(need, job);
         let first = deadline.is_some_and(|(deadline, limit)| {
             state.deadlines.insert((deadline, rank), limit);

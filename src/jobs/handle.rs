@@ -14,7 +14,6 @@ use crate::{
     thread::worker::on_device_thread,
 };
 use std::{
-    fmt,
     future::Future,
     panic::Location,
     pin::Pin,
@@ -187,8 +186,4 @@ impl<T: Send> Future for JobHandle<T> {
     }
 }
 
-impl<T> fmt::Debug for JobHandle<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobHandle").field("job", &self.rank.seq).field("finished", &self.job.answer().is_set()).finish()
-    }
-}
+debug_as!(JobHandle<T> [T], |self| job = self.rank.seq, finished = self.job.answer().is_set());

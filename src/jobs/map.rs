@@ -110,11 +110,7 @@ impl<I: Iterator, F, T> Drop for JobMap<I, F, T> {
     }
 }
 
-impl<I: Iterator, F, T> fmt::Debug for JobMap<I, F, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobMap").field("ahead", &self.ahead.len()).finish_non_exhaustive()
-    }
-}
+debug_as!(JobMap<I, F, T> [I: Iterator, F, T], |self| ahead = self.ahead.len(), ..);
 
 impl<I, F, T> JobStream<I, F, T>
 where

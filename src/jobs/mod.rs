@@ -30,7 +30,7 @@ use crate::{
     sync::Returned,
     thread::worker::on_device_thread,
 };
-use std::{fmt, future::Future, ops::Deref, panic::Location, sync::Arc};
+use std::{future::Future, ops::Deref, panic::Location, sync::Arc};
 
 pub use borrowed::{JobScope, ScopedJob};
 pub use handle::JobHandle;
@@ -84,12 +84,7 @@ impl Clone for Jobs {
     }
 }
 
-impl fmt::Debug for Jobs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let stats = self.stats();
-        f.debug_struct("Jobs").field("queued", &stats.queued).field("running", &stats.running).finish_non_exhaustive()
-    }
-}
+debug_as!(Jobs, |self| queued = self.stats().queued, running = self.stats().running, ..);
 
 /// [`Jobs`] whose closures get state of their device, from [`GpuPool::jobs_with`]. It is made once per device, on the
 /// device's thread, and made anew after a job has failed with it.
@@ -120,11 +115,7 @@ impl<S> Clone for JobsWith<S> {
     }
 }
 
-impl<S> fmt::Debug for JobsWith<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobsWith").field("jobs", &self.jobs).field("state", &self.state).finish()
-    }
-}
+debug_as!(JobsWith<S> [S], |self| jobs = self.jobs, state = self.state);
 
 impl<S> Deref for JobsWith<S> {
     type Target = Jobs;
@@ -143,12 +134,7 @@ pub struct JobsBuilder<'p, M = ()> {
     progress: Option<Box<stats::OnProgress>>,
 }
 
-impl<M> fmt::Debug for JobsBuilder<'_, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (queue, overlap) = (&self.queue, &self.overlap);
-        f.debug_struct("JobsBuilder").field("queue", queue).field("overlap", overlap).finish_non_exhaustive()
-    }
-}
+debug_as!(JobsBuilder<'_, M> [M], |self| queue = self.queue, overlap = self.overlap, ..);
 
 impl GpuPool {
     /// A queue of independent jobs over this pool's devices. See [`Jobs`].
@@ -185,15 +171,9 @@ impl<M> JobsBuilder<'_, M> {
     #[track_caller]
     fn make_jobs(self, op: &'static str) -> Result<Jobs> {
         check_pid(&self.pool.shared)?;
-        if self.pool.shared.gate.is_closed() {
-            return Err(Error::Closed);
-        }
-        if self.queue == 0 {
-            return Err(Error::invalid(op, "a queue without room"));
-        }
-        if self.overlap > MOST_OVERLAP {
-            return Err(Error::invalid(op, format_args!("an overlap of {}; at most {MOST_OVERLAP}", self.overlap)));
-        }
+        fail_if!(self.pool.shared.gate.is_closed(), Error::Closed);
+        invalid_if!(self.queue == 0, op, "a queue without room");
+        invalid_if!(self.overlap > MOST_OVERLAP, op, "an overlap of {}; at most {MOST_OVERLAP}", self.overlap);
         crate::panics::note_places();
         Ok(Jobs { core: Core::new(&self.pool.shared, self.queue, self.overlap, self.progress) })
     }
@@ -319,9 +299,7 @@ impl Jobs {
     #[track_caller]
     pub fn close(&self) -> Result<()> {
         let (op, site) = ("close", Location::caller());
-        if on_device_thread() {
-            return Err(Error::NestedScope { op, site });
-        }
+        fail_if!(on_device_thread(), Error::NestedScope { op, site });
         self.core.close();
         let stalled = self.core.wait_while(op, || !self.core.is_idle());
         if let Err(error) = &stalled {

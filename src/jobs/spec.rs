@@ -75,11 +75,7 @@ pub struct JobSpec<'j, K = Once> {
     kind: PhantomData<K>,
 }
 
-impl<K> fmt::Debug for JobSpec<'_, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobSpec").field("name", &self.name).field("need", &self.need).finish_non_exhaustive()
-    }
-}
+debug_as!(JobSpec<'_, K> [K], |self| name = self.name, need = self.need, ..);
 
 impl<'j> JobSpec<'j> {
     pub(super) fn new(jobs: &'j Jobs) -> Self {

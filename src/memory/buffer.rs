@@ -7,7 +7,7 @@ use super::{
     view::{AsView, AsViewMut, DeviceView, DeviceViewMut, PeerView},
 };
 use crate::driver::Address;
-use std::{fmt, marker::PhantomData, ops::RangeBounds};
+use std::{marker::PhantomData, ops::RangeBounds};
 
 /// `len` elements of `T` in the memory of one device.
 ///
@@ -114,8 +114,7 @@ impl<T: DeviceCopy> AsViewMut for DeviceBuffer<T> {
     }
 }
 
-impl<T: DeviceCopy> fmt::Debug for DeviceBuffer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceBuffer<{}>[{}] on device {}", std::any::type_name::<T>(), self.len, self.device())
-    }
+debug_as! {
+    DeviceBuffer<T> [T: DeviceCopy], |self|
+    "DeviceBuffer<{}>[{}] on device {}", std::any::type_name::<T>(), self.len, self.device()
 }

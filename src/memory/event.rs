@@ -8,7 +8,7 @@ use crate::{
     error::{Error, Result, op_site::OpSite},
     memory::stream::StreamCore,
 };
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 /// A recorded point of a stream, from [`Device::record`](crate::Device::record).
 ///
@@ -64,9 +64,7 @@ impl Event {
     #[track_caller]
     pub fn elapsed_since(&self, earlier: &Event) -> Result<Duration> {
         let (a, b, _here) = (&*earlier.0, &*self.0, OpSite::here("Event::elapsed_since"));
-        if !(a.timing && b.timing) {
-            return Err(Error::invalid("Event::elapsed_since", "an event was recorded without timing"));
-        }
+        invalid_if!(!(a.timing && b.timing), "Event::elapsed_since", "an event was recorded without timing");
         if !Arc::ptr_eq(&a.stream.handle, &b.stream.handle) {
             return Err(Error::invalid("Event::elapsed_since", "the events are of different devices"));
         }
@@ -77,11 +75,7 @@ impl Event {
     }
 }
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event").field("device", &self.device()).field("stream", &self.0.stream.id).finish()
-    }
-}
+debug_as!(Event, |self| device = self.device(), stream = self.0.stream.id);
 
 impl Drop for EventCore {
     fn drop(&mut self) {

@@ -222,7 +222,13 @@ impl Hazards {
 
 impl History {
     #[track_caller]
-    fn order_launch(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
+    pub(crate) fn order_launch(
+        &self,
+        op: &'static str,
+        stream: &StreamCore,
+        bytes: &Range<usize>,
+        access: Access,
+    ) -> Result<()> {
         let lent = |last: &&Use| last.stream.id != stream.id && last.conflicts(bytes, access);
         for last in self.uses().iter().filter(lent) {
             if let Some(site) = last.opened.filter(|_| !last.stream.is_over(last.sequence)) {

@@ -105,7 +105,7 @@ impl StreamCore {
         let sequence = self.submitted.fetch_advance();
         if self.handle.stepped {
             self.early.step(self, sequence);
-        } else if milestone::is_due(sequence) {
+        } else if sequence.is_multiple_of(milestone::MILESTONE) {
             self.set_milestone();
         }
         sequence
@@ -375,8 +375,4 @@ pub struct Stream {
 
 crate::sync::device_thread_only! { [] Stream }
 
-impl std::fmt::Debug for Stream {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stream").field("device", &self.core.handle.device).field("id", &self.core.id).finish()
-    }
-}
+debug_as!(Stream, |self| device = self.core.handle.device, id = self.core.id);

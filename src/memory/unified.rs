@@ -56,9 +56,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
     pub(crate) fn new(handle: &Arc<DeviceHandle>, len: usize, deadline: Duration) -> Result<Self> {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>()).max(1);
-        if bytes > isize::MAX as usize {
-            return Err(Error::invalid("unified", format_args!("{len} elements are more than memory can hold")));
-        }
+        invalid_if!(bytes > isize::MAX as usize, "unified", "{len} elements are more than memory can hold");
         let ptr = handle.check_alloc("unified", bytes, handle.driver.managed_alloc(bytes))?;
         let region = Region::chunk(handle, ChunkKind::Managed, ptr as u64, bytes as u64);
         // Managed memory is not pooled: it has no owner, and goes back to the driver with its last handle.
@@ -98,9 +96,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
     #[track_caller]
     fn count_rows(&self, op: &'static str, width: usize) -> Result<usize> {
         let len = self.len;
-        if width == 0 || !len.is_multiple_of(width) {
-            return Err(Error::invalid(op, format_args!("{len} elements are not whole rows of {width}")));
-        }
+        invalid_if!(width == 0 || !len.is_multiple_of(width), op, "{len} elements are not whole rows of {width}");
         Ok(len / width)
     }
 }

@@ -119,9 +119,7 @@ impl Layout {
 
     #[track_caller]
     pub(super) fn strided(op: &'static str, len: usize, rows: usize, cols: usize, lead: usize) -> Result<Self> {
-        if lead < cols {
-            return Err(Error::invalid(op, format_args!("rows of {cols} elements at a leading dimension of {lead}")));
-        }
+        invalid_if!(lead < cols, op, "rows of {cols} elements at a leading dimension of {lead}");
         Layout { lead, ..Layout::dense(rows, cols) }.within(op, len)
     }
 
@@ -140,18 +138,14 @@ impl Layout {
             Bound::Unbounded => unbounded,
         };
         let (start, end) = (after(range.start_bound(), 0, 0), after(range.end_bound(), len, 1));
-        if start > end || end > len {
-            return Err(Error::invalid(op, format_args!("{what} {start}..{end} of {self}")));
-        }
+        invalid_if!(start > end || end > len, op, "{what} {start}..{end} of {self}");
         Ok((start, end - start))
     }
 
     /// With a dimension more.
     #[track_caller]
     pub(super) fn deeper(mut self, op: &'static str, outer: bool, count: usize, stride: usize) -> Result<Self> {
-        if self.depth == DIMS {
-            return Err(Error::invalid(op, format_args!("{self} has {DIMS} dimensions of batches, the most")));
-        }
+        invalid_if!(self.depth == DIMS, op, "{self} has {DIMS} dimensions of batches, the most");
         if outer {
             self.batch[DIMS - 1 - self.depth] = (count, stride);
         } else {
@@ -165,9 +159,7 @@ impl Layout {
     /// `parts` of `whole` rows or columns.
     #[track_caller]
     pub(super) fn part(&self, op: &'static str, what: &str, whole: usize, parts: usize) -> Result<usize> {
-        if parts == 0 || !whole.is_multiple_of(parts) {
-            return Err(Error::invalid(op, format_args!("{parts} equal parts of the {what} of {self}")));
-        }
+        invalid_if!(parts == 0 || !whole.is_multiple_of(parts), op, "{parts} equal parts of the {what} of {self}");
         Ok(whole / parts)
     }
 

@@ -244,9 +244,7 @@ macro_rules! parts {
             pub fn batch(self, count: usize, stride: usize) -> Result<Self> {
                 let op = concat!(stringify!($Matrix), "::batch");
                 let layout = self.layout.deeper(op, true, count, stride)?.within(op, self.view.len())?;
-                if !$batch(&layout) {
-                    return Err(Error::invalid(op, format_args!("{layout} overlap")));
-                }
+                invalid_if!(!$batch(&layout), op, "{layout} overlap");
                 Ok($Matrix { layout, ..self })
             }
         }

@@ -172,6 +172,6 @@ impl<T: 'static> Run<'_, &PerDevice<T>> {
     {
         let state = self.parts;
         let _here = OpSite::here(op);
-        self.without_parts().scope(op, |dev, shard| f(dev, shard, &mut *state.borrow_mut(dev)?), tell)
+        self.parted(()).0.scope(op, |dev, shard| f(dev, shard, &mut *state.borrow_mut(dev)?), tell)
     }
 }

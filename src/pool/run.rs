@@ -61,12 +61,8 @@ impl<'p, P> Run<'p, P> {
         Run { until: Some(token), ..self }
     }
 
-    pub(super) fn without_parts(self) -> Run<'p> {
-        self.parted(()).0
-    }
-
     /// The same run with other parts, and these.
-    fn parted<Q>(self, parts: Q) -> (Run<'p, Q>, P) {
+    pub(super) fn parted<Q>(self, parts: Q) -> (Run<'p, Q>, P) {
         let Run { shared, devices, name, until, parts: old } = self;
         (Run { shared, devices, name, until, parts }, old)
     }
@@ -222,11 +218,7 @@ impl DeviceRun<'_> {
     }
 }
 
-impl<P> fmt::Debug for Run<'_, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Run").field("devices", &self.devices).field("name", &self.name).finish_non_exhaustive()
-    }
-}
+debug_as!(Run<'_, P> [P], |self| devices = self.devices, name = self.name, ..);
 
 impl GpuPool {
     /// Runs `f` on every device of this pool, with its shard, and returns the results in device order.

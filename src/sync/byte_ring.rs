@@ -123,9 +123,7 @@ impl<M: Memory> Reader<M> {
                 self.known_tail = self.memory.tail().load(ord("byte_ring.tail.load", Acquire));
             }
             let full = between(self.head, self.known_tail)?;
-            if full > capacity {
-                return Err(Corrupt);
-            }
+            fail_if!(full > capacity, Corrupt);
             let at = (self.head & (capacity as u64 - 1)) as usize;
             let len = full.min(into.len() - done).min(capacity - at).min(PIECE);
             if len == 0 {

@@ -1,14 +1,13 @@
 //! The error of a push to a full ring.
 
-use std::{error::Error, fmt};
-
 /// The ring was full. Contains the element.
 ///
 /// ```
 /// let full = gpu_pool::extend::sync::ring::Full(7);
 /// assert_eq!(full.into_inner(), 7);
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the ring is full")]
 pub struct Full<T>(pub T);
 
 impl<T> Full<T> {
@@ -22,16 +21,4 @@ impl<T> Full<T> {
     }
 }
 
-impl<T> fmt::Debug for Full<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Full(_)")
-    }
-}
-
-impl<T> fmt::Display for Full<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the ring is full")
-    }
-}
-
-impl<T> Error for Full<T> {}
+debug_as!(Full<T> [T], |self| "Full(_)");

@@ -17,7 +17,7 @@ use super::{
     site::{flag, ord},
 };
 use crate::contain::contain;
-use std::{fmt, iter::FusedIterator, marker::PhantomData, mem, ptr};
+use std::{iter::FusedIterator, marker::PhantomData, mem, ptr};
 
 /// `src/sync/README.md` has the protocol.
 pub struct Inbox<T> {
@@ -105,11 +105,7 @@ impl<T> Drop for Inbox<T> {
     }
 }
 
-impl<T> fmt::Debug for Inbox<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inbox").field("empty", &self.head.load(Relaxed).is_null()).finish()
-    }
-}
+debug_as!(Inbox<T> [T], |self| empty = self.head.load(Relaxed).is_null());
 
 /// The elements of [`Inbox::take`], oldest first. Its drop drops the rest.
 pub struct Drain<T> {
@@ -146,8 +142,4 @@ impl<T> Drop for Drain<T> {
     }
 }
 
-impl<T> fmt::Debug for Drain<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Drain").field("empty", &self.oldest.is_null()).finish()
-    }
-}
+debug_as!(Drain<T> [T], |self| empty = self.oldest.is_null());

@@ -4,7 +4,7 @@
 
 use super::shim::UnsafeCell;
 use crate::contain::contain;
-use std::{fmt, iter::FusedIterator, marker::PhantomData, ptr};
+use std::{iter::FusedIterator, marker::PhantomData, ptr};
 
 /// The field that makes a box a node of [`Returns`](super::Returns). It is used only while the box is in a list.
 pub struct Link<T>(UnsafeCell<*mut T>);
@@ -20,11 +20,7 @@ impl<T> Default for Link<T> {
     }
 }
 
-impl<T> fmt::Debug for Link<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Link")
-    }
-}
+debug_as!(Link<T> [T], |self| "Link");
 
 /// A type that can be a node of [`Returns`](super::Returns).
 ///
@@ -106,11 +102,7 @@ impl<T: Linked> Drop for Taken<T> {
     }
 }
 
-impl<T: Linked> fmt::Debug for Taken<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Taken").field("empty", &self.first.is_null()).finish()
-    }
-}
+debug_as!(Taken<T> [T: Linked], |self| empty = self.first.is_null());
 
 /// # Safety
 ///

@@ -8,7 +8,7 @@
 
 use super::{Flag, shim::Mutex, site::flag};
 use std::{
-    fmt, mem,
+    mem,
     task::{Poll, Waker},
 };
 
@@ -89,11 +89,7 @@ impl<T> OneShot<T> {
     }
 }
 
-impl<T> fmt::Debug for OneShot<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OneShot").field("set", &self.is_set()).finish()
-    }
-}
+debug_as!(OneShot<T> [T], |self| set = self.is_set());
 
 #[cfg(all(test, not(loom)))]
 #[path = "../../tests/unit/sync/one_shot_tests.rs"]

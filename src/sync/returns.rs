@@ -47,7 +47,7 @@ use super::{
     site::{fence_at, flag, ord},
 };
 use crossbeam::utils::CachePadded;
-use std::{fmt, marker::PhantomData, ptr};
+use std::{marker::PhantomData, ptr};
 
 /// `src/sync/README.md` has the protocol.
 pub struct Returns<T: Linked> {
@@ -176,11 +176,7 @@ impl<T: Linked> Drop for Returns<T> {
     }
 }
 
-impl<T: Linked> fmt::Debug for Returns<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Returns").field("lanes", &self.lanes.len()).field("empty", &self.is_empty()).finish()
-    }
-}
+debug_as!(Returns<T> [T: Linked], |self| lanes = self.lanes.len(), empty = self.is_empty());
 
 fn is_list<T>(head: *mut T) -> bool {
     !head.is_null() && head != closed()

@@ -34,7 +34,7 @@ use super::{
 };
 use crate::contain::contain;
 use crossbeam::utils::CachePadded;
-use std::{fmt, mem::MaybeUninit};
+use std::mem::MaybeUninit;
 
 /// A ring of at least `capacity` slots, rounded up to a power of two.
 ///
@@ -197,9 +197,7 @@ impl<T: Send> Producer<T> {
     /// ```
     #[inline]
     pub fn push(&mut self, value: T) -> Result<(), Full<T>> {
-        if self.free(1) == 0 {
-            return Err(Full(value));
-        }
+        fail_if!(self.free(1) == 0, Full(value));
         if flag("ring.publishes_before_writing") {
             self.shared.tail.store(self.tail.wrapping_add(1), ord("ring.tail.store", Release));
         }
@@ -430,14 +428,5 @@ impl<T> Drop for Consumer<T> {
     }
 }
 
-impl<T> fmt::Debug for Producer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Producer").field("capacity", &(self.shared.mask + 1)).finish_non_exhaustive()
-    }
-}
-
-impl<T> fmt::Debug for Consumer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Consumer").field("capacity", &(self.shared.mask + 1)).finish_non_exhaustive()
-    }
-}
+debug_as!(Producer<T> [T], |self| capacity = self.shared.mask + 1, ..);
+debug_as!(Consumer<T> [T], |self| capacity = self.shared.mask + 1, ..);

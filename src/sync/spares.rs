@@ -13,7 +13,6 @@
 //! contains a model of this, with a thread that returns the event too early.
 
 use super::shim::Mutex;
-use std::fmt;
 
 /// Spare objects, for any thread. The head of `src/sync/spares.rs` has the rule for events.
 pub struct Spares<T>(Mutex<Vec<T>>);
@@ -41,8 +40,4 @@ impl<T> Spares<T> {
     }
 }
 
-impl<T> fmt::Debug for Spares<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Spares").finish_non_exhaustive()
-    }
-}
+debug_as!(Spares<T> [T], |self| ..);

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     Device, DeviceBuffer, DeviceCopy, PinnedBuffer,
     error::{Result, op_site::OpSite},
+    memory::pinned::Locality,
     scope::Watch,
 };
 #[cfg(doc)]
@@ -40,11 +41,7 @@ pub struct Tasks<'t, 'env> {
     trace: Cell<Option<&'env TaskTrace>>,
 }
 
-impl std::fmt::Debug for Tasks<'_, '_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tasks").finish_non_exhaustive()
-    }
-}
+debug_as!(Tasks<'_, '_>, |self| ..);
 
 impl<'t, 'env> Tasks<'t, 'env> {
     pub(super) fn new(engine: &'t Engine<'env>, watch: &'t Watch<'t>, tell: &'t dyn Fn(Wake)) -> Self {
@@ -123,9 +120,7 @@ impl<'t, 'env> Tasks<'t, 'env> {
     }
 
     fn look<T, R>(&self, value: &Value<T>, access: Access, here: OpSite, f: impl FnOnce() -> R) -> Result<R> {
-        if !Arc::ptr_eq(&value.slot.home, &self.engine.home) {
-            return Err(foreign(here).report());
-        }
+        fail_if!(!Arc::ptr_eq(&value.slot.home, &self.engine.home), foreign(here).report());
         let place = self.engine.caller_place();
         let task = self.task(None, place, StreamKind::Compute, here, None);
         self.add(task, &[(value.slot.var, access)]);
@@ -329,7 +324,7 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
     #[track_caller]
     pub fn download<T: DeviceCopy>(&self, x: &Value<DeviceBuffer<T>>) -> Value<PinnedBuffer<T>> {
         self.on(self.given("download", StreamKind::Download), (x,), |dev, (x,)| {
-            let mut host = dev.pinned_for_copy(x.len())?;
+            let mut host = dev.worker.shared.pinned.reused("pinned", x.len(), Locality::Device(dev.index()))?;
             dev.download_pinned(x, &mut host)?;
             Ok(host)
         })

@@ -6,7 +6,7 @@
 use super::graph::{Access, VarId};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use smallvec::SmallVec;
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 /// The result of a task. Other tasks take it by `&value`, `&mut value` or `value`; the caller looks at it by
 /// [`Tasks::get`](super::Tasks::get).
@@ -46,11 +46,7 @@ impl<T> Slot<T> {
     }
 }
 
-impl<T> fmt::Debug for Value<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Value<{}>", std::any::type_name::<T>())
-    }
-}
+debug_as!(Value<T> [T], |self| "Value<{}>", std::any::type_name::<T>());
 
 /// The variables that a task uses.
 pub struct Uses {

@@ -16,7 +16,7 @@ use crate::{
     sync::device_thread_only,
     thread::{wait::Waiter, worker::Worker},
 };
-use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, rc::Rc, sync::Arc};
+use std::{cell::Cell, marker::PhantomData, ops::Deref, rc::Rc, sync::Arc};
 
 /// A name for compiler messages. A program that sends a value to another thread, shares it with one or returns it from
 /// a scope gets a message with this name if the value must stay on its device's thread.
@@ -117,11 +117,7 @@ impl Deref for OnStream<'_> {
     }
 }
 
-impl fmt::Debug for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Device {} ({})", self.index(), self.name())
-    }
-}
+debug_as!(Device, |self| "Device {} ({})", self.index(), self.name());
 
 /// Identity.
 impl Device {

@@ -111,9 +111,7 @@ impl Op<'_> {
     #[track_caller]
     pub fn touch(&mut self, block: &BlockRef, bytes: Range<usize>, access: Access, foreign: bool) -> Result<()> {
         let (dev, op, site) = (self.dev, self.name, self.site);
-        if block.handle.pool != dev.worker.handle.pool {
-            return Err(Error::wrong_pool(op, dev.index()));
-        }
+        fail_if!(block.handle.pool != dev.worker.handle.pool, Error::wrong_pool(op, dev.index()));
         if let Some(home) = block.device().filter(|&home| home != dev.index() && !foreign) {
             return Err(Error::wrong_device(op, home, dev.index()));
         }

@@ -92,9 +92,7 @@ impl Checkpoint {
     /// the format has for [`note`](Self::note)s.
     #[track_caller]
     pub fn insert<T: Element>(&mut self, name: &str, shape: &[usize], x: &[T]) -> Result<()> {
-        if name == NOTES {
-            return Err(Error::invalid("Checkpoint::insert", "the format has `__metadata__` for notes"));
-        }
+        invalid_if!(name == NOTES, "Checkpoint::insert", "the format has `__metadata__` for notes");
         if shape.iter().try_fold(1usize, |len, side| len.checked_mul(*side)) != Some(x.len()) {
             let why = format_args!("`{name}`: {} elements are no {shape:?}", x.len());
             return Err(Error::invalid("Checkpoint::insert", why));

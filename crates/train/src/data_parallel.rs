@@ -124,9 +124,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         build: impl Fn(&Device) -> Result<M> + Sync,
     ) -> Result<Self> {
         let _here = OpSite::here("DataParallel::new_on");
-        if devices.is_empty() {
-            return Err(Error::invalid("DataParallel::new_on", "no devices"));
-        }
+        invalid_if!(devices.is_empty(), "DataParallel::new_on", "no devices");
         Self::make(pool, Some(devices), |dev| dev.group(devices), optimizer, build)
     }
 
@@ -386,11 +384,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     #[track_caller]
     pub fn set_rate(&mut self, rate: f64) -> Result<()> {
         let _here = OpSite::here("DataParallel::set_rate");
-        let mut optimizer = self.optimizer;
-        optimizer.set_rate(rate);
-        optimizer.check()?;
-        self.optimizer = optimizer;
-        Ok(())
+        self.optimizer.set_rate(rate)
     }
 
     /// Parameters whose gradients no device has given in the last step. (Of a model in several groups: in the first.)
@@ -438,12 +432,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     }
 }
 
-impl<M: Model<T>, T: Parameter> std::fmt::Debug for DataParallel<M, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DataParallel")
-            .field("model", &std::any::type_name::<M>())
-            .field("optimizer", &self.optimizer)
-            .field("steps", &self.steps)
-            .finish_non_exhaustive()
-    }
+debug_as! {
+    DataParallel<M, T> [M: Model<T>, T: Parameter], |self|
+    model = std::any::type_name::<M>(), optimizer = self.optimizer, steps = self.steps, ..
 }

@@ -1,6 +1,9 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[macro_use(debug_as, fail_if, invalid_if)]
+extern crate gpu_pool;
+
 mod book;
 #[cfg(feature = "checkpoints")]
 mod checkpoint;

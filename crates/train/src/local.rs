@@ -173,11 +173,7 @@ impl<T: Parameter> LocalOptimizer<T> {
         let Some(Members { optimizer, .. }) = self.groups.get_mut(group) else {
             return Err(Error::invalid("set_rate", format_args!("group {group} of {groups}")));
         };
-        let mut changed = *optimizer;
-        changed.set_rate(rate);
-        changed.check()?;
-        *optimizer = changed;
-        Ok(())
+        optimizer.set_rate(rate)
     }
 
     /// One step: gradients and parameters of all groups, in their order. The norm is that of this device's gradients.
@@ -257,12 +253,7 @@ impl<T: Parameter> LocalOptimizer<T> {
     #[track_caller]
     fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.failed |= dev.has_failed(self.gang);
-        if self.failed {
-            return Err(Error::invalid(
-                op,
-                "a step, or a scope with steps, has failed: parameters may be half updated",
-            ));
-        }
+        invalid_if!(self.failed, op, "a step, or a scope with steps, has failed: parameters may be half updated");
         self.groups.iter().try_for_each(|group| group.optimizer.check_step(self.steps))
     }
 
@@ -390,14 +381,11 @@ impl<T: Parameter> LocalOptimizer<T> {
     }
 }
 
-impl<T: Parameter> std::fmt::Debug for LocalOptimizer<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let optimizers: Vec<_> = self.groups.iter().map(|group| group.optimizer).collect();
-        f.debug_struct("LocalOptimizer")
-            .field("type", &T::DTYPE)
-            .field("optimizers", &optimizers)
-            .field("parameters", &self.own.len())
-            .field("steps", &self.steps)
-            .finish_non_exhaustive()
-    }
+debug_as! {
+    LocalOptimizer<T> [T: Parameter], |self|
+    type = T::DTYPE,
+    optimizers = self.groups.iter().map(|group| group.optimizer).collect::<Vec<_>>(),
+    parameters = self.own.len(),
+    steps = self.steps,
+    ..
 }

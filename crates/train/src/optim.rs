@@ -201,8 +201,13 @@ impl Optimizer {
         self.rate * factor
     }
 
-    pub(super) fn set_rate(&mut self, rate: f64) {
-        self.rate = rate;
+    /// Changes the rate, if it can be one.
+    #[track_caller]
+    pub(super) fn set_rate(&mut self, rate: f64) -> Result<()> {
+        let changed = Optimizer { rate, ..*self };
+        changed.check()?;
+        *self = changed;
+        Ok(())
     }
 
     pub(super) fn needs(&self) -> Needs {
@@ -241,9 +246,7 @@ impl Optimizer {
     /// rate without end. All devices call it with the same steps.
     #[track_caller]
     pub(super) fn check_step(&self, steps: u64) -> Result<()> {
-        if steps > MOST_STEPS {
-            return Err(Error::invalid("Optimizer", format_args!("{steps} steps: at most 2^53 can be counted")));
-        }
+        invalid_if!(steps > MOST_STEPS, "Optimizer", "{steps} steps: at most 2^53 can be counted");
         let Rule { decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps, .. } = self.rule(steps);
         if [decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps].iter().all(|x| x.is_finite()) {
             return Ok(());

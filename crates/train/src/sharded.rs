@@ -174,11 +174,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     #[track_caller]
     pub fn set_rate(&mut self, rate: f64) -> Result<()> {
         let _here = OpSite::here("set_rate");
-        let mut optimizer = self.optimizer;
-        optimizer.set_rate(rate);
-        optimizer.check()?;
-        self.optimizer = optimizer;
-        Ok(())
+        self.optimizer.set_rate(rate)
     }
 
     /// One step: `grads` are this device's gradients, and `weights` its parameters, equal on all devices. All devices
@@ -292,14 +288,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
     }
 }
 
-impl<T: Parameter> std::fmt::Debug for ShardedOptimizer<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ShardedOptimizer")
-            .field("type", &T::DTYPE)
-            .field("optimizer", &self.optimizer)
-            .field("len", &self.len())
-            .field("part", &self.part())
-            .field("steps", &self.steps)
-            .finish_non_exhaustive()
-    }
+debug_as! {
+    ShardedOptimizer<T> [T: Parameter], |self|
+    type = T::DTYPE, optimizer = self.optimizer, len = self.len(), part = self.part(), steps = self.steps, ..
 }

@@ -58,12 +58,8 @@ use std::ops::Range;
 /// [`Error::InvalidArgument`] if `len` is not a multiple of `unit`, or there is no such member.
 #[track_caller]
 pub fn part_of(group: &Group<'_>, rank: usize, len: usize, unit: usize) -> Result<Range<usize>> {
-    if unit == 0 || !len.is_multiple_of(unit) {
-        return Err(Error::invalid("part_of", format_args!("{len} in units of {unit}")));
-    }
-    if rank >= group.count() {
-        return Err(Error::invalid("part_of", format_args!("rank {rank} of {} members", group.count())));
-    }
+    invalid_if!(unit == 0 || !len.is_multiple_of(unit), "part_of", "{len} in units of {unit}");
+    invalid_if!(rank >= group.count(), "part_of", "rank {rank} of {} members", group.count());
     let units = balanced(rank, group.count(), len / unit);
     Ok(units.start * unit..units.end * unit)
 }
@@ -185,19 +181,12 @@ fn elements(op: &'static str, rows: usize, cols: usize) -> Result<usize> {
 /// `Err` unless a matrix has `rows x cols` elements.
 #[track_caller]
 fn fits(op: &'static str, what: &str, len: usize, (rows, cols): (usize, usize)) -> Result<()> {
-    if rows.checked_mul(cols) == Some(len) {
-        return Ok(());
-    }
-    Err(Error::invalid(op, format_args!("{what} has {len} elements, not {rows} x {cols}")))
+    invalid_if!(rows.checked_mul(cols) != Some(len), op, "{what} has {len} elements, not {rows} x {cols}");
+    Ok(())
 }
 
 /// The columns `range` of a row-major matrix of rows of `cols`.
 #[cfg(feature = "blas")]
 fn columns<T: Copy>(matrix: &[T], cols: usize, range: Range<usize>) -> Vec<T> {
     matrix.chunks_exact(cols.max(1)).flat_map(|row| &row[range.clone()]).copied().collect()
-}
-
-/// A view of something to write, for `all_reduce_many`.
-fn both<'a, T: Float>(a: &'a mut DeviceBuffer<T>, b: &'a mut DeviceBuffer<T>) -> [gpu_pool::DeviceViewMut<'a, T>; 2] {
-    [a.view_mut(), b.view_mut()]
 }

@@ -144,11 +144,6 @@ impl CudaGpu {
         if now == self.context.0 { Ok(()) } else { self.set_current() }
     }
 
-    /// Whether it is this device's primary context.
-    pub(super) fn is_context(&self, context: sys::CUcontext) -> bool {
-        context == self.context.0
-    }
-
     pub(super) fn set_current(&self) -> DriverResult {
         // SAFETY: the context is retained as long as `self` lives.
         self.check(unsafe { sys::cuCtxSetCurrent(self.context.0) })

@@ -6,8 +6,6 @@ use super::{CudaGpu, fault, stream::stream};
 use crate::driver::{Address, Driver, DriverResult, Fault, RawStream};
 
 impl CudaGpu {
-    /// # Safety
-    /// See [`Driver::copy_to_device`].
     pub(super) unsafe fn copy_to_device(
         &self,
         dst: Address,
@@ -23,8 +21,6 @@ impl CudaGpu {
         self.check(unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), bytes, stream(s)) })
     }
 
-    /// # Safety
-    /// See [`Driver::copy_to_host`].
     pub(super) unsafe fn copy_to_host(&self, dst: *mut u8, src: Address, bytes: usize, s: RawStream) -> DriverResult {
         self.enter()?;
         if bytes == 0 {
@@ -34,8 +30,6 @@ impl CudaGpu {
         self.check(unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, stream(s)) })
     }
 
-    /// # Safety
-    /// See [`Driver::copy_within`].
     pub(super) unsafe fn copy_within(&self, dst: Address, src: Address, bytes: usize, s: RawStream) -> DriverResult {
         self.enter()?;
         if bytes == 0 {
@@ -47,8 +41,6 @@ impl CudaGpu {
 
     /// Copies to the first address from the second one; each address has its device.
     ///
-    /// # Safety
-    /// See [`Driver::copy_peer`].
     pub(super) unsafe fn copy_between(
         &self,
         [(dst, dst_device), (src, src_device)]: [(Address, &dyn Driver); 2],
@@ -66,7 +58,7 @@ impl CudaGpu {
         }
         let other = if to.device == self.device { from } else { to };
         // Without the right CUDA would silently copy through the host.
-        if !self.has_peer(other) {
+        if !self.peers.lock().contains(&other.device) {
             return Err(fault::fault(
                 705,
                 format!("GPU {} has no access to GPU {}", self.info.ordinal, other.info.ordinal),
@@ -88,8 +80,6 @@ impl CudaGpu {
         self.check_shared(s, unsafe { sys::cuMemcpyPeerAsync(dst, to, src, from, bytes, stream(s)) })
     }
 
-    /// # Safety
-    /// See [`Driver::fill_u8`].
     pub(super) unsafe fn fill_u8(&self, dst: Address, value: u8, bytes: usize, s: RawStream) -> DriverResult {
         self.enter()?;
         if bytes == 0 {
@@ -99,8 +89,6 @@ impl CudaGpu {
         self.check(unsafe { sys::cuMemsetD8Async(dst, value, bytes, stream(s)) })
     }
 
-    /// # Safety
-    /// See [`Driver::fill_u32`].
     pub(super) unsafe fn fill_u32(&self, dst: Address, value: u32, count: usize, s: RawStream) -> DriverResult {
         self.enter()?;
         if count == 0 {
@@ -110,8 +98,6 @@ impl CudaGpu {
         self.check(unsafe { sys::cuMemsetD32Async(dst, value, count, stream(s)) })
     }
 
-    /// # Safety
-    /// See [`Driver::write_value`].
     pub(super) unsafe fn write_value(&self, address: Address, value: u64, s: RawStream) -> DriverResult {
         self.enter()?;
         self.check_no_capture(s)?;
@@ -120,8 +106,6 @@ impl CudaGpu {
         self.check_code(unsafe { f(stream(s), address, value, 0) }, String::new)
     }
 
-    /// # Safety
-    /// See [`Driver::wait_value`].
     pub(super) unsafe fn wait_value(&self, address: Address, value: u64, s: RawStream) -> DriverResult {
         self.enter()?;
         self.check_no_capture(s)?;

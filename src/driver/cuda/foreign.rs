@@ -11,8 +11,6 @@ use crate::driver::{Address, DriverResult, RawStream};
 const ON_DEVICE: u64 = 2;
 
 impl CudaGpu {
-    /// # Safety
-    /// See [`Driver::adopt`](crate::driver::Driver::adopt).
     pub(super) unsafe fn adopt(&self, address: Address, bytes: usize) -> DriverResult<Address> {
         nonzero(bytes)?;
         self.enter()?;
@@ -61,7 +59,7 @@ impl CudaGpu {
         let last = range.end.min(end);
         let space = vmm::space(self.device);
         let space = space.lock();
-        if !plain && space.has_readers() && !space.maps(at) {
+        if !plain && !space.readers.is_empty() && !space.maps(at) {
             // SAFETY: the driver has just named the pool and the range as those of live memory.
             let code = unsafe { space.admit_to(pool.map(|pool| pool as usize as CUmemoryPool), range) };
             self.check_code(code, || format!("peers have no access to {at:#x}, which other code has mapped"))?;
@@ -69,20 +67,16 @@ impl CudaGpu {
         Ok(last)
     }
 
-    /// # Safety
-    /// See [`Driver::disown`](crate::driver::Driver::disown).
     pub(super) unsafe fn disown(&self, _: Address) -> DriverResult {
         Ok(())
     }
 
-    /// # Safety
-    /// See [`Driver::stream_adopt`](crate::driver::Driver::stream_adopt).
     pub(super) unsafe fn stream_adopt(&self, s: RawStream) -> DriverResult {
         self.enter()?;
         let mut context = ptr::null_mut();
         // SAFETY: the caller's promise: a live stream; the pointer is to a live handle.
         self.check(unsafe { sys::cuStreamGetCtx(stream::stream(s), &mut context) })?;
-        if self.is_context(context) {
+        if context == self.context.0 {
             return Ok(());
         }
         Err(fault::invalid(format!("the stream is not of GPU {}, or not of its primary context", self.info.ordinal)))

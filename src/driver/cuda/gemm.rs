@@ -146,8 +146,6 @@ impl Blas {
 }
 
 impl CudaGpu {
-    /// # Safety
-    /// See [`Driver::gemm`](crate::driver::Driver::gemm).
     pub(super) unsafe fn gemm(&self, g: &Gemm, s: RawStream) -> DriverResult {
         self.enter()?;
         let call = Call::new(g)?;

@@ -102,8 +102,6 @@ impl CudaGpu {
         Ok(RawGraph(graph.expose_provenance() as u64))
     }
 
-    /// # Safety
-    /// See [`Driver::graph_launch`](crate::driver::Driver::graph_launch).
     pub(super) unsafe fn graph_launch(&self, graph: RawGraph, s: RawStream) -> DriverResult {
         self.enter()?;
         self.check_no_capture(s)?;
@@ -111,8 +109,6 @@ impl CudaGpu {
         self.check(unsafe { sys::cuGraphLaunch(exec(graph), stream(s)) })
     }
 
-    /// # Safety
-    /// See [`Driver::graph_destroy`](crate::driver::Driver::graph_destroy).
     pub(super) unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult {
         let space = self.graphs.spaces.lock().remove(&graph);
         self.enter()?;

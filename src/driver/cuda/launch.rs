@@ -30,8 +30,6 @@ fn pointer(arg: &KernelArg) -> *mut c_void {
 }
 
 impl CudaGpu {
-    /// # Safety
-    /// See [`Driver::launch`](crate::driver::Driver::launch).
     pub(super) unsafe fn launch(&self, launch: &Launch<'_>, s: RawStream) -> DriverResult {
         self.enter()?;
         let shared = launch.dims.shared_bytes;

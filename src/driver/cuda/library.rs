@@ -242,23 +242,17 @@ fn too_old(version: c_int) -> Option<String> {
 pub(super) fn ready() -> Result<&'static Optional, Error> {
     static READY: OnceCell<Optional> = OnceCell::new();
     READY.get_or_try_init(|| {
-        if !present() {
-            return Err(no_device("libcuda was not found; it comes with the NVIDIA driver"));
-        }
+        fail_if!(!present(), no_device("libcuda was not found; it comes with the NVIDIA driver"));
         if let Some(symbol) = missing(ENTRY) {
             return Err(no_device(format!("libcuda was found but has no {symbol}: it is not a CUDA driver")));
         }
         // SAFETY: the symbol is there; no precondition.
         let r = fault::code(unsafe { sys::cuInit(0) });
-        if r != fault::SUCCESS {
-            return Err(open_failed("cuInit", r));
-        }
+        fail_if!(r != fault::SUCCESS, open_failed("cuInit", r));
         let mut version = 0;
         // SAFETY: the symbol is there; the pointer is to a live integer.
         let r = fault::code(unsafe { sys::cuDriverGetVersion(&mut version) });
-        if r != fault::SUCCESS {
-            return Err(open_failed("cuDriverGetVersion", r));
-        }
+        fail_if!(r != fault::SUCCESS, open_failed("cuDriverGetVersion", r));
         if let Some(words) = too_old(version) {
             return Err(no_device(words));
         }

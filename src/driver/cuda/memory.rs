@@ -17,8 +17,6 @@ impl CudaGpu {
         Ok(address)
     }
 
-    /// # Safety
-    /// See [`Driver::mem_free`](crate::driver::Driver::mem_free).
     pub(super) unsafe fn mem_free(&self, address: Address) -> DriverResult {
         self.enter()?;
         // SAFETY: the caller's promise: memory of `mem_alloc`, freed once, unused.
@@ -38,8 +36,6 @@ impl CudaGpu {
         Ok(p.cast())
     }
 
-    /// # Safety
-    /// See [`Driver::host_free`](crate::driver::Driver::host_free).
     pub(super) unsafe fn host_free(&self, p: *mut u8) -> DriverResult {
         self.enter()?;
         // SAFETY: the caller's promise; portable memory may be freed in any context.
@@ -73,8 +69,6 @@ impl CudaGpu {
         Ok(p)
     }
 
-    /// # Safety
-    /// See [`Driver::managed_free`](crate::driver::Driver::managed_free).
     pub(super) unsafe fn managed_free(&self, p: *mut u8) -> DriverResult {
         self.enter()?;
         // SAFETY: the caller's promise.

@@ -9,7 +9,7 @@
 //! One file per subject: `library` finds libcuda, `context` opens a device and has the checks of every call, `fault`
 //! has the error codes. The calls are inherent methods in `memory`, `foreign`, `vmm`, `stream`, `copy`, `peer`,
 //! `module` (with `nvrtc` and `shared`), `launch` (with `early`), `gemm` and `graph`; the `impl Driver` below forwards
-//! to them. `interop` gives cudarc's types.
+//! to them, and an unsafe one demands what the [`Driver`]'s does. `interop` gives cudarc's types.
 
 mod context;
 mod copy;

@@ -49,9 +49,7 @@ impl CudaGpu {
         if let Some(ptx) = image.ptx {
             // The driver would read the text only up to there.
             let end = ptx.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-            if !image.packed && ptx[..end].contains(&0) {
-                return Err(fault::invalid("a NUL within PTX text"));
-            }
+            fail_if!(!image.packed && ptx[..end].contains(&0), fault::invalid("a NUL within PTX text"));
             return self.load_image(ptx, image.packed);
         }
         #[cfg(feature = "nvrtc")]
@@ -105,8 +103,6 @@ impl CudaGpu {
         Ok(())
     }
 
-    /// # Safety
-    /// See [`Driver::module_unload`](crate::driver::Driver::module_unload).
     pub(super) unsafe fn module_unload(&self, m: RawModule) -> DriverResult {
         // A later kernel may get the handle of a kernel of this module.
         self.big_shared.lock().clear();

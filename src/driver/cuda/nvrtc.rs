@@ -24,9 +24,7 @@ impl Drop for Program {
 
 /// Compiles for exactly this compute capability. The compiler's log becomes the detail of the fault.
 pub(super) fn compile(source: &str, (major, minor): (u32, u32)) -> DriverResult<Vec<u8>> {
-    if !library::nvrtc_present() {
-        return Err(fault::unsupported("libnvrtc was not found; it comes with the CUDA toolkit"));
-    }
+    fail_if!(!library::nvrtc_present(), fault::unsupported("libnvrtc was not found; it comes with the CUDA toolkit"));
     let program = compiled(source, &format!("sm_{major}{minor}"))?;
     let mut size = 0;
     // SAFETY: a compiled program; the pointer is to a live integer.

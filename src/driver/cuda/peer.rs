@@ -36,11 +36,6 @@ impl CudaGpu {
         driver.as_any().downcast_ref().ok_or_else(|| fault::invalid("a device of another backend"))
     }
 
-    /// Whether this device was given access to the other's memory.
-    pub(super) fn has_peer(&self, other: &CudaGpu) -> bool {
-        self.peers.lock().contains(&other.device)
-    }
-
     pub(super) fn can_access_peer(&self, peer: &dyn Driver) -> DriverResult<bool> {
         self.alive()?;
         let peer = self.peer(peer)?;

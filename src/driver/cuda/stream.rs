@@ -37,8 +37,6 @@ impl CudaGpu {
         Ok(RawStream(s.expose_provenance() as u64))
     }
 
-    /// # Safety
-    /// See [`Driver::stream_destroy`](crate::driver::Driver::stream_destroy).
     pub(super) unsafe fn stream_destroy(&self, s: RawStream) -> DriverResult {
         let kept = self.interop.forget(s);
         #[cfg(feature = "blas")]
@@ -91,8 +89,6 @@ impl CudaGpu {
         Ok(RawEvent(e.expose_provenance() as u64))
     }
 
-    /// # Safety
-    /// See [`Driver::event_destroy`](crate::driver::Driver::event_destroy).
     pub(super) unsafe fn event_destroy(&self, e: RawEvent) -> DriverResult {
         self.enter()?;
         // SAFETY: the caller's promise: an event of this device, not used again.

@@ -118,7 +118,7 @@ pub(super) struct Space {
     windows: BTreeMap<Address, u64>,
     mappings: BTreeMap<Address, Mapping>,
     /// The other devices with access to it.
-    readers: BTreeSet<CUdevice>,
+    pub(super) readers: BTreeSet<CUdevice>,
 }
 
 #[derive(Clone, Copy)]
@@ -189,8 +189,6 @@ impl CudaGpu {
         Ok(address)
     }
 
-    /// # Safety
-    /// See [`Driver::vm_release`](crate::driver::Driver::vm_release).
     pub(super) unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult {
         self.virtual_memory()?;
         let (alive, space) = (self.enter_anyhow(), space(self.device));
@@ -209,8 +207,6 @@ impl CudaGpu {
         alive.and(freed)
     }
 
-    /// # Safety
-    /// See [`Driver::vm_map`](crate::driver::Driver::vm_map).
     pub(super) unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
         self.check_multiple(address, bytes as u64)?;
         self.enter()?;
@@ -265,8 +261,6 @@ impl CudaGpu {
         })
     }
 
-    /// # Safety
-    /// See [`Driver::vm_unmap`](crate::driver::Driver::vm_unmap).
     pub(super) unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult {
         self.virtual_memory()?;
         let (alive, space) = (self.enter_anyhow(), space(self.device));
@@ -287,8 +281,6 @@ impl CudaGpu {
         alive.and(unmapped)
     }
 
-    /// # Safety
-    /// See [`Driver::vm_move`](crate::driver::Driver::vm_move).
     pub(super) unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult {
         self.check_multiple(to, bytes as u64)?;
         self.enter()?;
@@ -376,11 +368,6 @@ impl Space {
     /// Whether the address is in a mapping of this crate.
     pub(super) fn maps(&self, at: Address) -> bool {
         self.mappings.range(..=at).next_back().is_some_and(|(start, mapping)| at - start < mapping.bytes as u64)
-    }
-
-    /// Whether other devices have access to this one.
-    pub(super) fn has_readers(&self) -> bool {
-        !self.readers.is_empty()
     }
 
     /// Revokes a device's access to all mappings. Returns the code of the first failure.

@@ -153,14 +153,6 @@ impl HostGpu {
         Ok(Record { device: self.index, stream: stream.0, number: found.number, seq: found.submitted })
     }
 
-    pub(super) fn index(&self) -> usize {
-        self.index
-    }
-
-    pub(super) fn owner(&self) -> &Owner {
-        &self.owner
-    }
-
     pub(super) fn host_memory(&self, bytes: usize, kind: HostKind) -> DriverResult<*mut u8> {
         check_size(bytes)?;
         drop(self.alive()?);

@@ -6,7 +6,7 @@ use super::{
     fault,
     machine::Owner,
     memory::{Home, HostKind},
-    op::{Engine, HostFunction, Op, Work},
+    op::{Engine, Graph, HostFunction, Op, Work},
     pages,
     sched::{Core, Module},
     stream::State as StreamState,
@@ -383,19 +383,37 @@ impl Driver for HostGpu {
     }
 
     fn capture_begin(&self, stream: RawStream) -> DriverResult {
-        self.begin_capture(stream)
+        let mut state = self.alive()?;
+        let stream = state.core.stream(self.index, stream.0)?;
+        stream.check_no_capture()?;
+        stream.capture = Some(Vec::new());
+        Ok(())
     }
 
     fn capture_end(&self, stream: RawStream) -> DriverResult<RawGraph> {
-        self.end_capture(stream)
+        let (mut state, device) = (self.lock(), self.index);
+        let noted = state.core.stream(device, stream.0)?.capture.take();
+        state.core.check_alive(device)?;
+        let ops = noted.ok_or_else(|| fault::invalid("the stream does not capture"))?;
+        state.core.graphs.insert(Graph { device, ops }).map(RawGraph)
     }
 
     unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult {
-        self.launch_graph(graph, stream)
+        let (mut state, device) = (self.alive()?, self.index);
+        state.core.stream(device, stream.0)?.check_no_capture()?;
+        let found = state.core.graphs.get(graph.0).filter(|graph| graph.device == device);
+        let noted = &found.ok_or_else(|| fault::invalid_handle("graph"))?.ops;
+        let ops: Vec<Op> = noted.iter().filter_map(Op::again).collect();
+        // Either all operations are submitted or none: their memory may have been freed since the capture.
+        ops.iter().try_for_each(|op| state.core.admit(device, &op.work))?;
+        self.owner.push_all(&mut state, stream.0, ops.into_iter())
     }
 
     unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult {
-        self.destroy_graph(graph)
+        let mut state = self.lock();
+        let removed = state.core.graphs.remove(graph.0);
+        state.core.check_alive(self.index)?;
+        removed.map(drop).ok_or_else(|| fault::invalid_handle("graph"))
     }
 
     unsafe fn write_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {

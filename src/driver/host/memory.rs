@@ -146,9 +146,7 @@ impl Memory {
         let window = window_of(self.first_window + device as u64);
         let space = &mut self.devices[device];
         let (asked, free) = (bytes as u64, space.capacity - space.used);
-        if asked > free {
-            return Err(fault::out_of_memory(asked, free));
-        }
+        fail_if!(asked > free, fault::out_of_memory(asked, free));
         let none = || fault::out_of_memory(asked, free);
         let offset = space.find(window, asked).ok_or_else(none)?;
         let nothing = || if self.dry { Block::nothing(window + offset, bytes) } else { None };
@@ -217,9 +215,7 @@ impl Memory {
         let space = &mut self.devices[device];
         space.windows.check_free(address, bytes)?;
         let (asked, free) = (bytes as u64, space.capacity - space.used);
-        if asked > free {
-            return Err(fault::out_of_memory(asked, free));
-        }
+        fail_if!(asked > free, fault::out_of_memory(asked, free));
         let (block, offset) = space.windows.map(address, bytes)?;
         if cfg!(debug_assertions) && !self.dry {
             block.poison(offset, bytes);

@@ -91,9 +91,7 @@ pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> DriverRes
         Some(topology) => {
             topology.validate(OpSite::place()).map_err(|error| fault::invalid(error.to_string()))?;
             let (have, want) = (topology.configs().len(), configs.len());
-            if have < want {
-                return Err(fault::invalid(format!("{want} software GPUs of a machine with {have} devices")));
-            }
+            fail_if!(have < want, fault::invalid(format!("{want} software GPUs of a machine with {have} devices")));
         }
         None if config.schedule == ExecutionOrder::Virtual => {
             return Err(fault::invalid("the schedule `Virtual` without a topology: see the crate gpu-pool-lab"));
@@ -153,7 +151,7 @@ pub fn is_stepped(device: &dyn Driver) -> bool {
 
 /// Whether the device is a software GPU of a dry machine ([`MachineConfig::dry`]).
 pub fn is_dry(device: &dyn Driver) -> bool {
-    gpu(device).is_some_and(|gpu| gpu.owner().machine().is_dry())
+    gpu(device).is_some_and(|gpu| gpu.owner.machine().is_dry())
 }
 
 /// The virtual time at which the calling thread's last call ended; `None` if time is real.
@@ -186,6 +184,6 @@ pub(crate) fn standing(device: &dyn Driver, stream: RawStream) -> Option<Standin
 /// [`FaultKind::Deadlock`](super::FaultKind::Deadlock).
 pub(crate) fn find_deadlock(device: &dyn Driver) {
     if let Some(gpu) = gpu(device) {
-        gpu.owner().machine().find_deadlock(&mut gpu.lock());
+        gpu.owner.machine().find_deadlock(&mut gpu.lock());
     }
 }

@@ -46,9 +46,7 @@ impl Windows {
 
     pub fn reserve(&mut self, bytes: u64, dry: bool) -> DriverResult<Address> {
         check_multiple("bytes", bytes)?;
-        if bytes == 0 {
-            return Err(fault::invalid("0 bytes asked for"));
-        }
+        fail_if!(bytes == 0, fault::invalid("0 bytes asked for"));
         let none = || fault::out_of_memory(bytes, 0);
         let at = self.find(bytes).ok_or_else(none)?;
         let length = usize::try_from(bytes).map_err(|_| none())?;
@@ -105,9 +103,7 @@ impl Windows {
     pub fn check_free(&mut self, address: Address, bytes: usize) -> DriverResult {
         check_multiple("address", address)?;
         check_multiple("bytes", bytes as u64)?;
-        if bytes == 0 {
-            return Err(fault::invalid("0 bytes asked for"));
-        }
+        fail_if!(bytes == 0, fault::invalid("0 bytes asked for"));
         let (_, window) = self.around(address, bytes)?;
         match window.mapped.range(..address + bytes as u64).next_back() {
             Some((start, have)) if start + *have as u64 > address => {
@@ -121,9 +117,7 @@ impl Windows {
         self.check_free(address, bytes)?;
         let (start, window) = self.around(address, bytes)?;
         let offset = (address - start) as usize;
-        if !window.block.commit(offset, bytes) {
-            return Err(fault::out_of_memory(bytes as u64, 0));
-        }
+        fail_if!(!window.block.commit(offset, bytes), fault::out_of_memory(bytes as u64, 0));
         window.mapped.insert(address, bytes);
         Ok((window.block.clone(), offset))
     }

@@ -49,9 +49,7 @@ impl Backing for Chunks {
     }
 
     fn grow(&mut self, bytes: u64, unit: u64, budget: u64, _: FreeAround) -> DriverResult<Mappings> {
-        if bytes > budget {
-            return Err(out_of_memory(format!("{bytes} bytes are asked for, {budget} are allowed")));
-        }
+        fail_if!(bytes > budget, out_of_memory(format!("{bytes} bytes are asked for, {budget} are allowed")));
         let mut size = bytes.max(unit).min(budget);
         let address = match self.allocate(size) {
             Err(fault) if fault.kind == FaultKind::OutOfMemory && size > bytes => {

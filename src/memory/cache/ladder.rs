@@ -87,9 +87,7 @@ impl Cache {
                     if let Some(found) = search(self, request.stream.is_some() || index >= WAITING) {
                         return Ok(found);
                     }
-                    if (request.stop)() {
-                        return Err(self.out_of_memory_report(request, tried).into_error());
-                    }
+                    fail_if!((request.stop)(), self.out_of_memory_report(request, tried).into_error());
                 }
             }
             if let Some(cause) = cause {

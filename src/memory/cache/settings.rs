@@ -4,7 +4,7 @@ use crate::{
     contain::Contained,
     memory::{BackingChoice, OutOfMemoryReport, numa::Node},
 };
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 /// How much memory a pool may take from a device.
 #[derive(Clone, Copy, Debug)]
@@ -32,11 +32,7 @@ pub(crate) struct OnOutOfMemory(pub(crate) Contained<Arc<Callback>>);
 /// The callback's type.
 type Callback = dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync;
 
-impl fmt::Debug for OnOutOfMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a callback")
-    }
-}
+debug_as!(OnOutOfMemory, |self| "a callback");
 
 /// Memory settings of a pool.
 #[derive(Clone, Debug, Default)]

@@ -38,14 +38,9 @@ impl<'b, I: UsesOf<'b>> Reserved<'b, I> {
         Self::take_by(History::order, call, stream, uses)
     }
 
-    /// [`take`](Self::take) for a launch of a graph.
+    /// [`take`](Self::take) by another order.
     #[track_caller]
-    pub(crate) fn for_launch(call: OpSite, stream: &StreamCore, uses: I) -> Result<Self> {
-        Self::take_by(History::order_launch, call, stream, uses)
-    }
-
-    #[track_caller]
-    fn take_by(order: Order, call: OpSite, stream: &StreamCore, uses: I) -> Result<Self> {
+    pub(crate) fn take_by(order: Order, call: OpSite, stream: &StreamCore, uses: I) -> Result<Self> {
         let _turns = Turns::take(uses.clone().map(|(block, ..)| &**block));
         let by = stream.handle.device;
         for (at, (block, bytes, access)) in uses.clone().enumerate() {

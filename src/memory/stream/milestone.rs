@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use std::{collections::VecDeque, mem};
 
 /// Operations between two milestones.
-const MILESTONE: u64 = 16;
+pub(super) const MILESTONE: u64 = 16;
 /// Events kept per stream; when there are more, every second one is dropped.
 const EVENTS: usize = 32;
 
@@ -33,11 +33,6 @@ pub(super) enum Milestones {
     },
     /// Events, each with the number of operations that it covers.
     Events(Mutex<VecDeque<(RawEvent, u64)>>),
-}
-
-/// Whether a milestone follows the operation of this number.
-pub(super) fn is_due(sequence: u64) -> bool {
-    sequence.is_multiple_of(MILESTONE)
 }
 
 impl Milestones {

@@ -114,9 +114,7 @@ impl Checkpoint {
     ) -> Result<()> {
         let _here = OpSite::here("insert_part");
         let (x, dev, leads) = (x.view(), group.device(), group.rank() == 0);
-        if x.len() != cut.len() {
-            return Err(Error::invalid("insert_part", format_args!("`{name}`: {} elements are no {cut:?}", x.len())));
-        }
+        invalid_if!(x.len() != cut.len(), "insert_part", "`{name}`: {} elements are no {cut:?}", x.len());
         let Placed { shape, blocks, lens } = cut.place("insert_part", group)?;
         if lens.len() == 1 {
             return if leads { self.insert(name, &shape, &dev.download(&x)?) } else { Ok(()) };

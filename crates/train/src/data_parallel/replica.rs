@@ -115,9 +115,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         let dev = group.device();
         let mut parameters = model.parameters();
         let sizes: Box<[usize]> = parameters.iter().map(|parameter| parameter.len()).collect();
-        if sizes.is_empty() {
-            return Err(Error::invalid("DataParallel", "the model has no parameters"));
-        }
+        invalid_if!(sizes.is_empty(), "DataParallel", "the model has no parameters");
         let bytes = optimizer.bucket_bytes;
         let exchange = GradientExchange::builder().of::<T>().reduce(ReduceOp::Sum).ready_order(false);
         let exchange = exchange.bucket_bytes(bytes).first_bucket_bytes(bytes.min(FIRST_BUCKET));

@@ -55,11 +55,7 @@ impl<T: Float> From<Activation> for BiasedActivation<'_, T> {
     }
 }
 
-impl<T: Float> std::fmt::Debug for BiasedActivation<'_, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("BiasedActivation").field("f", &self.f).field("bias", &self.bias.map(|bias| bias.len())).finish()
-    }
-}
+debug_as!(BiasedActivation<'_, T> [T: Float], |self| f = self.f, bias = self.bias.map(|bias| bias.len()));
 
 /// The functions of one argument that have a name of their own.
 macro_rules! activations {

@@ -325,9 +325,7 @@ const THREADS: usize = 256;
 #[track_caller]
 fn extreme<T: Number>(dev: &Device, op: &'static str, x: DeviceView<'_, T>, larger: u32) -> Result<DeviceBuffer<T>> {
     let _here = dev.enter(op);
-    if x.is_empty() {
-        return Err(Error::invalid(op, "no elements"));
-    }
+    invalid_if!(x.is_empty(), op, "no elements");
     let blocks = x.len().div_ceil(THREADS * lanes::<T>()).min(THREADS);
     let dims =
         |blocks: usize| LaunchDims { grid: (blocks as u32, 1, 1), block: (THREADS as u32, 1, 1), shared_bytes: 0 };

@@ -332,9 +332,7 @@ fn sequence(op: &'static str, n: usize, offset: u64) -> Result<u64> {
 /// Keep threshold and scale, `1 / (1 - p)`.
 #[track_caller]
 fn chance<A: Real>(op: &'static str, probability: f64) -> Result<(u64, A)> {
-    if !(0.0..=1.0).contains(&probability) {
-        return Err(Error::invalid(op, format_args!("a probability of {probability}")));
-    }
+    invalid_if!(!(0.0..=1.0).contains(&probability), op, "a probability of {probability}");
     let scale = if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 };
     Ok(((probability * 2f64.powi(32)) as u64, A::of(scale)))
 }

@@ -126,8 +126,6 @@ impl Vocabulary for Device {}
 
 #[track_caller]
 fn rows_and_cols(op: &'static str, len: usize, cols: usize, rows: usize) -> Result<(usize, u32)> {
-    if rows.checked_mul(cols) != Some(len) {
-        return Err(Error::invalid(op, format_args!("{rows} labels, and {len} logits in rows of {cols}")));
-    }
+    invalid_if!(rows.checked_mul(cols) != Some(len), op, "{rows} labels, and {len} logits in rows of {cols}");
     Ok((rows, small(op, "columns", cols)?))
 }

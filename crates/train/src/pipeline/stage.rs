@@ -3,7 +3,6 @@
 //! `pipeline/execute.rs` calls it. It may use the operations of a device.
 
 use gpu_pool::{Device, Error, Result, collective::Transfer};
-use std::fmt;
 
 /// Where in a step a stage is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,16 +112,9 @@ impl<S: Stage + ?Sized> Stage for Box<S> {
 }
 
 /// The stage has not implemented the halves of its backward pass. The executor, which knows the schedule, reports it.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("the stage does not implement `backward_input` and `backward_weights`")]
 pub(super) struct NotSplit;
-
-impl fmt::Display for NotSplit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the stage does not implement `backward_input` and `backward_weights`")
-    }
-}
-
-impl std::error::Error for NotSplit {}
 
 impl NotSplit {
     pub(super) fn is_cause(error: &Error) -> bool {

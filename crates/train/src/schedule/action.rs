@@ -88,9 +88,7 @@ impl<'a> Fields<'a> {
     /// An error says what is wrong.
     pub fn split(text: &'a str) -> std::result::Result<Self, &'static str> {
         let (stage, rest) = text.split_at(digits(text));
-        if stage.is_empty() {
-            return Err("it does not start with the number of a stage");
-        }
+        fail_if!(stage.is_empty(), "it does not start with the number of a stage");
         let word = rest.trim_end_matches(|c: char| c.is_ascii_digit());
         Ok(Fields { stage: number(stage)?, word, micro: &rest[word.len()..] })
     }

@@ -16,15 +16,11 @@ pub(super) fn check(actions: Vec<Vec<Action>>) -> Checked<PipelineSchedule> {
 /// Checks that each stage is on one rank, and that each action is there once.
 fn count(actions: Vec<Vec<Action>>) -> Checked<PipelineSchedule> {
     let number = actions.iter().map(Vec::len).sum::<usize>();
-    if actions.is_empty() {
-        return Err(ScheduleError::Shape("a schedule needs at least one rank".into()));
-    }
+    fail_if!(actions.is_empty(), ScheduleError::Shape("a schedule needs at least one rank".into()));
     if let Some(rank) = actions.iter().position(Vec::is_empty) {
         return Err(ScheduleError::Shape(format!("rank {rank} has no action")));
     }
-    if number > MAX_ACTIONS {
-        return Err(ScheduleError::Shape(format!("{number} actions are more than {MAX_ACTIONS}")));
-    }
+    fail_if!(number > MAX_ACTIONS, ScheduleError::Shape(format!("{number} actions are more than {MAX_ACTIONS}")));
 
     let (stages, micros) = extent(&actions)?;
     let mut rank_of = vec![usize::MAX; stages];

@@ -88,9 +88,7 @@ impl Shape {
     pub fn check(self, works: usize) -> Result<()> {
         let Shape { ranks, chunks, micros } = self;
         for (number, name) in [(ranks, "rank"), (chunks, "chunk"), (micros, "micro-batch")] {
-            if number == 0 {
-                return Err(Error::invalid("PipelineSchedule", format_args!("a schedule needs at least one {name}")));
-            }
+            invalid_if!(number == 0, "PipelineSchedule", "a schedule needs at least one {name}");
         }
         let actions = ranks.checked_mul(chunks).and_then(|n| n.checked_mul(micros)).and_then(|n| n.checked_mul(works));
         if actions.is_some_and(|actions| actions <= MAX_ACTIONS) {

@@ -1,6 +1,6 @@
 //! Norms with sequence parallel: each member normalizes its own rows.
 
-use super::{Wide, both, overlapped, put};
+use super::{Wide, overlapped, put};
 use crate::{NormSaved, prelude::*};
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, Element, Group, ReduceOp, Result,
@@ -95,7 +95,7 @@ impl<T: Float + Element> SequenceNorm<T> {
             (Some(mean), Some(beta_gradient)) => {
                 let mut beta = dev.zeros(self.gamma.len())?;
                 dev.layer_norm_weights_backward(&dy, &x, mean, &saved.rstd, &mut gamma, &mut beta)?;
-                overlapped(group, |group| group.all_reduce_many(both(&mut gamma, &mut beta), ReduceOp::Sum))?;
+                overlapped(group, |group| group.all_reduce_many([&mut gamma, &mut beta], ReduceOp::Sum))?;
                 let dx = dev.layer_norm_backward(&dy, &x, &self.gamma, mean, &saved.rstd)?;
                 put(dev, &beta, (beta_gradient, &mut self.wide[1]), accumulate)?;
                 dx

@@ -8,7 +8,7 @@
 use super::{NormCall, NormKernel, NormMemory, Rows, threads_of_row};
 use crate::{
     Device, DeviceBuffer, Element, Group,
-    collective::kernels::Part,
+    collective::{kernels::Part, ops::sum},
     error::{Error, Result, op_site::OpSite},
     fabric::{
         call::{Call, ThenNorm},
@@ -85,11 +85,7 @@ pub struct NormSaved<T: Float> {
     pub rstd: DeviceBuffer<T::Acc>,
 }
 
-impl<T: Float> std::fmt::Debug for NormSaved<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NormSaved").field("mean", &self.mean).field("rstd", &self.rstd).finish()
-    }
-}
+debug_as!(NormSaved<T> [T: Float], |self| mean = self.mean, rstd = self.rstd);
 
 impl<T: Float> NormSaved<T> {
     /// Of so many rows, not written yet.
@@ -126,7 +122,7 @@ pub fn sum_and_norm<T: Float + Element>(
     match kernel {
         Some(kernel) => in_one(group, call, kernel, (source, residual, y), norm, &mut saved)?,
         None => {
-            group.sum_for(call, source, y.view_mut())?;
+            group.run(sum(call, source, y.view_mut()))?;
             apart(residual, y, &mut saved)?;
         }
     }

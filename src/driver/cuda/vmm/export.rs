@@ -14,8 +14,6 @@ const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 impl CudaGpu {
-    /// # Safety
-    /// See [`Driver::vm_export`](crate::driver::Driver::vm_export).
     pub(in super::super) unsafe fn vm_export(&self, address: Address, bytes: usize) -> DriverResult<OwnedFd> {
         if !self.virtual_memory()?.wishes.exportable {
             return Err(fault::unsupported("memory of this GPU cannot be given to other processes here"));
@@ -34,8 +32,6 @@ impl CudaGpu {
         Ok(descriptor)
     }
 
-    /// # Safety
-    /// See [`Driver::vm_import`](crate::driver::Driver::vm_import).
     pub(in super::super) unsafe fn vm_import(
         &self,
         address: Address,

@@ -339,8 +339,6 @@ fn classes(op: &'static str, len: usize, labels: usize) -> Result<(usize, u32)> 
     if labels == 0 && len == 0 {
         return Ok((0, 1));
     }
-    if labels == 0 || !len.is_multiple_of(labels) || len == 0 {
-        return Err(Error::invalid(op, format_args!("{len} logits for {labels} labels")));
-    }
+    invalid_if!(labels == 0 || !len.is_multiple_of(labels) || len == 0, op, "{len} logits for {labels} labels");
     rows_of(op, len, len / labels).map(|rows| (rows, (len / labels) as u32))
 }

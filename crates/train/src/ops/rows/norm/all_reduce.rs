@@ -11,7 +11,7 @@ use gpu_pool::{
     AsView, AsViewMut, Device, DeviceView, DeviceViewMut, Element, Group, Result,
     extend::{
         OpSite,
-        train::{NormSaved, Operations, RowNorm, same_len, sum_and_norm},
+        train::{GroupInternals, NormSaved, Operations, RowNorm, same_len, sum_and_norm},
     },
     kernel::Float,
 };
@@ -23,6 +23,10 @@ use gpu_pool::{
 /// do not fit and an `eps` that is negative or not finite, and `Mismatch` also for norms of different kinds, row
 /// lengths or `eps`.
 pub trait AllReduceNorm {
+    /// The members.
+    #[doc(hidden)]
+    fn members(&self) -> Group<'_>;
+
     /// An all-reduce, the addition of a residual, and a norm of the rows, in one call. It follows a layer whose partial
     /// sums lie on all members (`RowLinear`). `residual` becomes `residual + sum`, and `x` the norm of that. Rows are
     /// as long as the norm's weights, and are as many as `x` has. Returns the values for the step back: there
@@ -69,7 +73,13 @@ pub trait AllReduceNorm {
         x: &mut X,
         residual: &mut impl AsViewMut<Elem = X::Elem>,
         norm: RowNorm<'_, X::Elem>,
-    ) -> Result<NormSaved<X::Elem>>;
+    ) -> Result<NormSaved<X::Elem>> {
+        let (group, norm) = (&self.members(), &norm);
+        let apart = |residual: DeviceViewMut<'_, _>, y: DeviceViewMut<'_, _>, saved: &mut _| {
+            apart(group.device(), residual, norm, y, saved)
+        };
+        sum_and_norm("all_reduce_norm", group, None, residual.view_mut(), x.view_mut(), norm, apart)
+    }
 
     /// [`all_reduce_norm`](Self::all_reduce_norm) out of place, with the same bits: `src` stays as it is, and `dst`
     /// becomes the norm.
@@ -83,62 +93,27 @@ pub trait AllReduceNorm {
         residual: &mut impl AsViewMut<Elem = S::Elem>,
         norm: RowNorm<'_, S::Elem>,
         dst: &mut impl AsViewMut<Elem = S::Elem>,
-    ) -> Result<NormSaved<S::Elem>>;
+    ) -> Result<NormSaved<S::Elem>> {
+        const OP: &str = "all_reduce_norm_into";
+        let (group, norm, _here) = (&self.members(), &norm, OpSite::here(OP));
+        let (src, dst) = (src.view(), dst.view_mut());
+        same_len(OP, src.len(), dst.len())?;
+        let apart = |residual: DeviceViewMut<'_, _>, y: DeviceViewMut<'_, _>, saved: &mut _| {
+            apart(group.device(), residual, norm, y, saved)
+        };
+        sum_and_norm(OP, group, Some(src), residual.view_mut(), dst, norm, apart)
+    }
 }
 
 impl AllReduceNorm for Group<'_> {
-    #[track_caller]
-    fn all_reduce_norm<X: AsViewMut<Elem: Float + Element>>(
-        &self,
-        x: &mut X,
-        residual: &mut impl AsViewMut<Elem = X::Elem>,
-        norm: RowNorm<'_, X::Elem>,
-    ) -> Result<NormSaved<X::Elem>> {
-        let apart = |residual: DeviceViewMut<'_, X::Elem>, y: DeviceViewMut<'_, X::Elem>, saved: &mut NormSaved<_>| {
-            apart(self.device(), residual, &norm, y, saved)
-        };
-        sum_and_norm("all_reduce_norm", self, None, residual.view_mut(), x.view_mut(), &norm, apart)
-    }
-
-    #[track_caller]
-    fn all_reduce_norm_into<S: AsView<Elem: Float + Element>>(
-        &self,
-        src: &S,
-        residual: &mut impl AsViewMut<Elem = S::Elem>,
-        norm: RowNorm<'_, S::Elem>,
-        dst: &mut impl AsViewMut<Elem = S::Elem>,
-    ) -> Result<NormSaved<S::Elem>> {
-        const OP: &str = "all_reduce_norm_into";
-        let _here = OpSite::here(OP);
-        let (src, dst) = (src.view(), dst.view_mut());
-        same_len(OP, src.len(), dst.len())?;
-        let apart = |residual: DeviceViewMut<'_, S::Elem>, y: DeviceViewMut<'_, S::Elem>, saved: &mut NormSaved<_>| {
-            apart(self.device(), residual, &norm, y, saved)
-        };
-        sum_and_norm(OP, self, Some(src), residual.view_mut(), dst, &norm, apart)
+    fn members(&self) -> Group<'_> {
+        GroupInternals::on(self, self.device())
     }
 }
 
 impl AllReduceNorm for Device {
-    #[track_caller]
-    fn all_reduce_norm<X: AsViewMut<Elem: Float + Element>>(
-        &self,
-        x: &mut X,
-        residual: &mut impl AsViewMut<Elem = X::Elem>,
-        norm: RowNorm<'_, X::Elem>,
-    ) -> Result<NormSaved<X::Elem>> {
-        Operations::everyone(self).all_reduce_norm(x, residual, norm)
-    }
-
-    #[track_caller]
-    fn all_reduce_norm_into<S: AsView<Elem: Float + Element>>(
-        &self,
-        src: &S,
-        residual: &mut impl AsViewMut<Elem = S::Elem>,
-        norm: RowNorm<'_, S::Elem>,
-        dst: &mut impl AsViewMut<Elem = S::Elem>,
-    ) -> Result<NormSaved<S::Elem>> {
-        Operations::everyone(self).all_reduce_norm_into(src, residual, norm, dst)
+    fn members(&self) -> Group<'_> {
+        Operations::everyone(self)
     }
 }
 
