@@ -14,9 +14,6 @@
 //!   (nccl#1777), so each wait for it has a limit. Each host must do so, since a rail that is aborted on one host does
 //!   not end on the others (pytorch#118692): the hub tells them.
 
-#[cfg(test)]
-#[path = "../../tests/unit/transport/nccl/direct_tests.rs"]
-mod direct_tests;
 mod enqueue;
 #[cfg(test)]
 #[path = "../../tests/unit/transport/nccl/fake_tests.rs"]

@@ -1,12 +1,9 @@
-//! Collectives of two processes with one device each, over the fake library of [`fake_tests`](super::fake_tests): one
+//! Collectives of two processes with one device each, over the fake library of [`fake_tests`](super): one
 //! call in the members' own memory, at every size. The fake moves nothing, so what changes was copied by this crate.
 
-use super::{
-    fake_tests::{LIBRARY, LONG, made},
-    *,
-};
+use super::*;
 use crate::traits::Transport;
-use gpu_pool::{AsView, Device, extend::driver::host};
+use gpu_pool::{AsView, Device};
 use loopback::Hosts;
 
 #[allow(dead_code, reason = "other tests use more of it")]

@@ -1,6 +1,9 @@
 //! The transport over a library of our own, on software GPUs: what it does while calls are in progress, when they fail,
 //! and when the library hangs.
 
+#[path = "direct_tests.rs"]
+mod direct_tests;
+
 use super::{
     library::{Comm, Config, Functions, Stream},
     *,
@@ -34,7 +37,7 @@ pub(super) struct Plan {
     pub(super) registers_nothing: bool,
     pub(super) calls: Vec<&'static str>,
     /// Source, destination and elements of each collective.
-    pub(super) memory: Vec<(usize, usize, usize)>,
+    memory: Vec<(usize, usize, usize)>,
 }
 
 impl Fake {
@@ -167,10 +170,10 @@ unsafe extern "C" fn register(comm: Comm, at: *mut c_void, _: usize, handle: *mu
     unsafe { *handle = if fake.plan.lock().registers_nothing { null_mut() } else { at } };
     code
 }
-/// Of [`direct_tests`](super::direct_tests), the only ones with a host 0.
+/// Of [`direct_tests`], the only ones with a host 0.
 unsafe extern "C" fn new_id(id: *mut UniqueId) -> c_int {
     // SAFETY: the caller's place.
-    unsafe { (*id).0[0] = super::direct_tests::ID };
+    unsafe { (*id).0[0] = direct_tests::ID };
     code::SUCCESS
 }
 unsafe extern "C" fn no_version(_: *mut c_int) -> c_int {
@@ -187,7 +190,7 @@ unsafe extern "C" fn last_error(_: Comm) -> *const c_char {
 }
 
 #[rustfmt::skip]
-pub(super) static LIBRARY: Library = Library {
+static LIBRARY: Library = Library {
     f: Functions {
         version: no_version, unique_id: new_id, init_rank, async_error, finalize, destroy, abort,
         group_start: group, group_end: group, all_reduce, reduce_scatter, all_gather, broadcast, send, recv,
