@@ -51,10 +51,11 @@ pub fn to_buffer<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffe
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
         Storage::Cpu(cpu) => Ok(dev.upload(part(cpu.as_slice::<T>()?, layout))?),
-        // SAFETY: the adopted memory is copied in stream order; candle frees it on the same stream, later.
         #[cfg(feature = "cuda")]
         Storage::Cuda(cuda) => gpu::on_stream(dev, &cuda.device, |dev| {
+            // SAFETY: it is copied in stream order; candle frees it on the same stream, later.
             let from = unsafe { gpu::adopt::<T>(dev, cuda, layout, ())? };
+            // SAFETY: the copy writes all of it.
             let mut to = unsafe { dev.uninit::<T>(from.len())? };
             dev.copy(&from, &mut to)?;
             Ok(to)
