@@ -77,14 +77,6 @@ struct Inner {
     places: BTreeMap<Site, u64>,
 }
 
-impl Inner {
-    /// Not once the cluster is over: another process may not know yet that rank 0 is lost, and take what follows from
-    /// it for a cause.
-    fn near(&self) -> Option<Arc<dyn Near>> {
-        self.near.clone().filter(|_| self.process.over().is_none())
-    }
-}
-
 impl Local {
     pub(crate) fn new(host: usize, link: Link) -> Arc<Local> {
         let inner = Inner {
@@ -104,8 +96,11 @@ impl Local {
         self.inner.lock().near = Some(near);
     }
 
+    /// Not once the cluster is over: another process may not know yet that rank 0 is lost, and take what follows from
+    /// it for a cause.
     fn near(&self) -> Option<Arc<dyn Near>> {
-        self.inner.lock().near()
+        let inner = self.inner.lock();
+        inner.near.clone().filter(|_| inner.process.over().is_none())
     }
 
     /// Takes what the processes of this machine have told.
@@ -182,7 +177,7 @@ impl Local {
         }
         inner.sending = true;
         while let Some(frame) = inner.outgoing.pop_front() {
-            let near = inner.near().filter(|_| !matches!(frame, ToHub::Set { .. } | ToHub::Get { .. }));
+            let near = inner.near.clone().filter(|_| !matches!(frame, ToHub::Set { .. } | ToHub::Get { .. }));
             drop(inner);
             if let Some(near) = near {
                 self.append(&*near, frame);
@@ -200,7 +195,7 @@ impl Local {
     /// Tells the processes of this machine. The end of the cluster ends the wait for room.
     fn append(&self, near: &dyn Near, frame: ToHub) {
         let record = Record::Frame(frame);
-        while !near.append(&record) && self.inner.lock().process.over().is_none() {
+        while self.near().is_some() && !near.append(&record) {
             self.look(near, true);
             thread::yield_now();
         }
