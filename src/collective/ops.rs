@@ -115,8 +115,8 @@ pub(super) fn sum<T: Element>(
 }
 
 impl Group<'_> {
-    /// A sum in the order of ranks within an operation of another name, by a given algorithm, whose kernel does more with the sum: it touches the memory
-    /// `extra`, too. All members give the same algorithm.
+    /// A sum in the order of ranks within an operation of another name, by a given algorithm, whose kernel does more
+    /// with the sum: it touches the memory `extra`, too. All members give the same algorithm.
     #[track_caller]
     pub(crate) fn sum_by<T: Element>(
         &self,

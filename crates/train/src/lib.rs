@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[macro_use(debug_as, fail_if, invalid_if)]
+#[macro_use(debug_as, fail_if, invalid_if, setters)]
 extern crate gpu_pool;
 
 mod book;
