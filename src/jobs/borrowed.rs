@@ -150,10 +150,7 @@ impl Drop for Joined<'_> {
                     seen = now;
                     stall.renew();
                 } else if let Some(rank) = rank.filter(|&rank| stall.is_over() && !core.has_begun(rank)) {
-                    let missing: Vec<usize> = (0..core.shared.device_count()).collect();
-                    let (device, op, waited) = (missing[0], "scope", stall.waited());
-                    let last_calls = core.shared.last_calls(&missing);
-                    core.cancel(rank, Error::Timeout { device, op, waited, missing, last_calls });
+                    core.cancel(rank, core.shared.timeout_of_all("scope", stall.waited()));
                 }
             }
         }

@@ -132,11 +132,7 @@ impl<T: Send> JobHandle<T> {
                 seen = now;
                 stall.renew();
             } else if stall.is_over() && !self.core.has_begun(self.rank) {
-                let missing: Vec<usize> = (0..self.core.shared.device_count()).collect();
-                let (device, waited) = (missing[0], stall.waited());
-                let last_calls = self.core.shared.last_calls(&missing);
-                let error = Error::Timeout { device, op, waited, missing, last_calls };
-                self.core.cancel(self.rank, error);
+                self.core.cancel(self.rank, self.core.shared.timeout_of_all(op, stall.waited()));
             }
         }
     }

@@ -329,9 +329,7 @@ impl Core {
                 seen = now;
                 stall.renew();
             } else if stall.is_over() {
-                let missing: Vec<usize> = (0..self.shared.device_count()).collect();
-                let (device, waited, last_calls) = (0, stall.waited(), self.shared.last_calls(&missing));
-                return Err(Error::Timeout { device, op, waited, missing, last_calls });
+                return Err(self.shared.timeout_of_all(op, stall.waited()));
             }
         }
         Ok(())

@@ -284,18 +284,17 @@ impl<T: DeviceCopy> AsViewMut for DeviceViewMut<'_, T> {
         DeviceViewMut { block: self.block, address: self.address, len: self.len, of: PhantomData }
     }
 }
-impl<V: AsView + ?Sized> AsView for &V {
-    type Elem = V::Elem;
-    fn view(&self) -> DeviceView<'_, V::Elem> {
-        (**self).view()
-    }
+macro_rules! references {
+    ($($Ref:ty),+) => {$(
+        impl<V: AsView + ?Sized> AsView for $Ref {
+            type Elem = V::Elem;
+            fn view(&self) -> DeviceView<'_, V::Elem> {
+                (**self).view()
+            }
+        }
+    )+};
 }
-impl<V: AsView + ?Sized> AsView for &mut V {
-    type Elem = V::Elem;
-    fn view(&self) -> DeviceView<'_, V::Elem> {
-        (**self).view()
-    }
-}
+references! { &V, &mut V }
 impl<V: AsViewMut + ?Sized> AsViewMut for &mut V {
     fn view_mut(&mut self) -> DeviceViewMut<'_, V::Elem> {
         (**self).view_mut()

@@ -10,7 +10,7 @@ use super::{
         kernels::{Entry, typed},
         launch,
     },
-    About, Algorithm, Case, Matched, Member, Needs, fused, ll,
+    About, Algorithm, Case, Matched, Member, fused, ll,
 };
 use crate::{
     error::Result,
@@ -46,10 +46,6 @@ impl Algorithm for Eager {
         (case.meets_on_devices() && each <= most.min(eager)).then_some(
             "not large: written to where the receivers have room for it, it needs no barrier before and none after",
         )
-    }
-
-    fn needs(&self, _: &Case<'_>) -> Needs {
-        Needs::ONE_KERNEL
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {

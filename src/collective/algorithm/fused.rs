@@ -11,7 +11,7 @@ use super::{
         launch::{Combination, blocks_of},
         request::{Job, RemotePtr},
     },
-    About, Algorithm, Case, Matched, Member, Needs,
+    About, Algorithm, Case, Matched, Member,
 };
 use crate::{
     error::Result,
@@ -27,10 +27,6 @@ impl Algorithm for Fused {
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         case.meets_on_devices().then_some("all members have peer access, and their kernels can meet: one launch each")
-    }
-
-    fn needs(&self, _: &Case<'_>) -> Needs {
-        Needs::ONE_KERNEL
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {

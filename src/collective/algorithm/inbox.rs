@@ -13,7 +13,7 @@ use super::{
         kernels::{Entry, typed_float},
         launch,
     },
-    About, Algorithm, Case, Matched, Member, Needs, ll,
+    About, Algorithm, Case, Matched, Member, ll,
 };
 use crate::{
     error::Result,
@@ -49,10 +49,6 @@ impl Algorithm for Inbox {
 
     fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
         (case.wants(types::Algorithm::Inbox) && can(case, usize::MAX)).then_some("asked for; it fits into an inbox")
-    }
-
-    fn needs(&self, _: &Case<'_>) -> Needs {
-        Needs::ONE_KERNEL
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {

@@ -14,7 +14,7 @@ use super::{
         kernels::{Arguments, Entry, Part, code, eight_of, typed, value},
         launch,
     },
-    About, Algorithm, Case, Matched, Member, Needs,
+    About, Algorithm, Case, Matched, Member,
 };
 use crate::{
     error::Result,
@@ -58,10 +58,6 @@ impl Algorithm for Ll {
             }
             _ => None,
         }
-    }
-
-    fn needs(&self, _: &Case<'_>) -> Needs {
-        Needs::ONE_KERNEL
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {
