@@ -122,6 +122,7 @@ plain collectives gpu/all_reduce/f32/N 45 --case-ms 150
 plain_bf16 collectives gpu/all_reduce/bf16/N 45 --case-ms 150
 algorithms collectives gpu/algorithm 75
 norm collectives all_reduce_norm/bf16/N/4096 75
+norm_by collectives norm_by/ 30
 zero collectives zero/bf16/N 140
 zero_clip collectives zero_clip/bf16/N 140
 reduce_scatter collectives gpu/reduce_scatter/f32/N 40 --case-ms 100

@@ -151,6 +151,78 @@ __device__ inline void trip_of_two(const Meet& meet, const Route& route, u32 uni
     }
 }
 
+// The sum or the average of three to M members who all receive: at most one whole unit of a thread, at aligned places.
+// All loads and polls of a thread overlap. Another member may go by `trip`, as above.
+template <class T, u32 M>
+__device__ inline void trip_of_few(const Meet& meet, const Route& route, u32 units, u32 op, u64 src, u64 dst) {
+    const bool last_thread = threadIdx.x == blockDim.x - 1;
+    const Ending<T> ending(op, meet.count);
+    const u32 i = (u32)grid_index(), mine = ordinal(meet, meet.me);
+    const u64 at = (u64)i * 16, part = route.out * sizeof(T);
+    const bool here = i < units;
+    const u32 others = ((1u << meet.count) - 1) & ~(1u << meet.me);
+    await_earlier();
+    const u64 whole = load<u64>((u64)&meet.signals->wholes);
+    u32 epoch[M];
+    u64 pad[M];
+    uint4 unit[M], own = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (u32 k = 0; k < M; k++) {
+        if (!(others >> k & 1)) continue;
+        epoch[k] = load_relaxed(&meet.signals->epoch[ordinal(meet, k)]);
+        pad[k] = load<u64>((u64)&meet.signals->peer[ordinal(meet, k)]);
+    }
+    if (here) own = load<uint4>(src + meet.me * part + at);
+#pragma unroll
+    for (u32 k = 0; k < M; k++) {
+        unit[k] = own;
+        if (part != 0 && here && (others >> k & 1)) unit[k] = load<uint4>(src + k * part + at);
+    }
+    const u64 rooms = sizeof(Signals) + (u32)whole + at;
+    u64 in[M];
+#pragma unroll
+    for (u32 k = 0; k < M; k++) {
+        if (!(others >> k & 1)) continue;
+        const u32 other = ordinal(meet, k);
+        epoch[k] = following(epoch[k]);
+        const u32 parity = epoch[k] & 1u;
+        // By parity: the places in which `whole_of` finds the rooms.
+        const u32 out_place = 2 * (mine < other ? mine : mine - 1), in_place = 2 * (other < mine ? other : other - 1);
+        in[k] = (u64)meet.signals + rooms + (u64)(in_place + parity) * (u32)(whole >> 32);
+        if (here) put<T>(pad[k] + rooms + (u64)(out_place + parity) * (u32)(whole >> 32), guarded<T>(unit[k]));
+    }
+    // All threads of the block have used the epochs.
+    __syncthreads();
+    if (gridDim.x <= FEW) let_next_come();
+    u32 ticket = ~0u;
+    if (last_thread) ticket = take_ticket(meet);
+    if (here) {
+#pragma unroll
+        for (u32 k = 0; k < M; k++) unit[k] = guarded<T>(own);
+        if (take<T>(meet, others, [&](u32 k) { return in[k]; }, [](u32 k) { return k; }, unit)) {
+            // All peers' blocks run.
+            if (gridDim.x > FEW) let_next_come();
+            uint4 result = make_uint4(0, 0, 0, 0);
+#pragma unroll
+            for (u32 w = 0; w < LANES<T>; w++) {
+                Acc<T> acc = wide_lane<T>(unit[0], w);
+#pragma unroll
+                for (u32 k = 1; k < M; k++) {
+                    if (k < meet.count) acc = acc + wide_lane<T>(unit[k], w);
+                }
+                set_lane<T>(result, w, ending(acc));
+            }
+            store(dst + at, guarded<T>(result));
+        }
+    }
+    if (!last_thread || ticket != gridDim.x - 1) return;
+    meet.signals->ticket = 0;
+#pragma unroll
+    for (u32 k = 0; k < M; k++) {
+        if (others >> k & 1) meet.signals->epoch[ordinal(meet, k)] = epoch[k];
+    }
+}
+
 template <class T>
 __device__ inline void trip(const Meet& meet, const Route& route, u64 n, u32 op, const Factors& lo, const Factors& hi,
                             u64 src, u64 dst, Lines& lines, Acc<T>* factor) {
@@ -189,12 +261,14 @@ __device__ inline void inbox(const Meet& meet, u64 n, u32 op, const Route& route
     __shared__ Lines lines;
     __shared__ Acc<T> factor[MOST];
     const u64 units = n / LANES<T>, odd = src | dst | route.out * sizeof(T) | n * sizeof(T);
-    const bool two = meet.count == 2 && (op == SUM || op == AVG) && route.receivers == 3;
+    const bool all = (op == SUM || op == AVG) && route.receivers == (1u << meet.count) - 1;
     if constexpr (sizeof(T) != 8) {
-        if (__builtin_expect(two && odd % 16 == 0 && n != 0 && units >> 28 == 0, 1)) {
-            if (units <= grid_size()) trip_of_two<T, 1>(meet, route, (u32)units, op, src, dst);
-            else trip_of_two<T, 4>(meet, route, (u32)units, op, src, dst);
-            return;
+        if (__builtin_expect(all && odd % 16 == 0 && n != 0 && units >> 28 == 0, 1)) {
+            const bool one = units <= grid_size(); // unit of a thread
+            if (meet.count == 2 && one) return trip_of_two<T, 1>(meet, route, (u32)units, op, src, dst);
+            if (meet.count == 2) return trip_of_two<T, 4>(meet, route, (u32)units, op, src, dst);
+            if (meet.count <= 4 && one) return trip_of_few<T, 4>(meet, route, (u32)units, op, src, dst);
+            if (meet.count <= 8 && one) return trip_of_few<T, 8>(meet, route, (u32)units, op, src, dst);
         }
     }
     await_earlier();

@@ -12,8 +12,8 @@
 // Ways. A block takes "waves" of blockDim.y rows, or with owners of so many rows for each member:
 //
 //   ONE_TRIP   everything to everyone, in the rooms `whole` of the inbox, for at most `Signals::whole` bytes. All rows
-//              of a block are sent before the first is awaited. With few rows of two members a row gets more threads,
-//              each with fewer packs: the time is then that of one thread's instructions.
+//              of a block are sent before the first is awaited. With few rows a row gets more threads, each with fewer
+//              packs: the time is then that of one thread's instructions.
 //   TO_ALL     everything to everyone, through slots: for two members, of any size.
 //   BY_OWNERS  rows to their owners and sums back through slots: for more than two members. The rows of a wave that
 //              come o-th are added up by member o. A wave's norms come when all its sums are there.
@@ -22,9 +22,10 @@
 // inbox.cu: TO_ALL is two steps ahead with its sends, BY_OWNERS one, with sums one step behind, and a step waits for
 // what others have done in earlier steps only. Whether a row exists does not change the number of steps.
 //
-// Two members have their sums in registers. With more a thread writes its sums to the residual at once and reads them
-// back for the norm: so nothing is unrolled over packs and members, which would be megabytes of code. Each way is
-// compiled by itself: in a small call it takes longer to fetch unused instructions than to do the work.
+// Two members, and threads of one or two packs, have their sums in registers. Else a thread writes its sums to the
+// residual and reads them back for the norm: so nothing is unrolled over packs and members, which would be megabytes of
+// code. Each way is compiled by itself: in a small call it takes longer to fetch unused instructions than to do the
+// work.
 //
 // A thread that gives up goes on to the block's next barrier, and there all threads of the block leave together (with
 // one trip it takes nothing any more). What it leaves is not specified.
@@ -44,7 +45,7 @@ template <class T, Way WAY, bool TWO, u32 K> struct Work : Normed<T, K> {
     using Rows::plan, Rows::own, Rows::at, Rows::has, Rows::residual, Rows::added;
     const Meet& meet;
     const Lines& lines;
-    static const bool owners = WAY == BY_OWNERS, slots = WAY != ONE_TRIP;
+    static const bool owners = WAY == BY_OWNERS, slots = WAY != ONE_TRIP, kept = TWO || K < KEPT;
     const u64 slot;
     const u32 units; // of a slot
     const u32 parts; // of a wave
@@ -78,9 +79,9 @@ template <class T, Way WAY, bool TWO, u32 K> struct Work : Normed<T, K> {
     // What this member adds to the sum.
     __device__ uint4 share(u64 row, u32 k) const { return guarded<T>(*(const uint4*)(own.x + at(row, k))); }
 
-    // The norm of a row of the residual: from `packs` of two members, else each thread reads back what it has written.
+    // The norm of a row of the residual: from `packs` where they are kept, else each thread reads back its own.
     __device__ void finish(u64 row, uint4 (&packs)[K], uint4 (&gamma)[K]) const {
-        if (!TWO) {
+        if (!kept) {
             this->weights(gamma);
 #pragma unroll
             for (u32 k = 0; k < K; k++) {
@@ -131,7 +132,30 @@ template <class T, Way WAY, bool TWO, u32 K> struct Work : Normed<T, K> {
         return true;
     }
 
-    // The same of more members: with owners, of the own row, and sends the sums.
+    // The same of more members in one trip, where a thread has few packs.
+    __device__ bool add_few(u32 p, uint4 (&packs)[K], uint4 (&gamma)[K]) const {
+        const u64 row = row_of(p, 0);
+        const u32 expected = packs_of(p, row);
+        const Ending<T> ending(SUM, meet.count);
+        uint4 mine[K], before[K];
+#pragma unroll
+        for (u32 k = 0; k < K; k++) {
+            if (expected >> k & 1) mine[k] = share(row, k), before[k] = residual(row, k);
+        }
+        this->weights(gamma);
+#pragma unroll
+        for (u32 k = 0; k < K; k++) {
+            if (!(expected >> k & 1)) continue;
+            const u64 offset = place(p, row, k);
+            const auto in = [&](u32 rank) { return lines.in[rank] + offset; };
+            uint4 sum;
+            if (!take_and_fold<T>(meet, SUM, ending, nullptr, mine[k], in, sum)) return false;
+            packs[k] = added(row, k, before[k], sum);
+        }
+        return true;
+    }
+
+    // The same with many packs: with owners, of the own row, and sends the sums.
     __device__ bool add_all(u32 p) const {
         const u64 row = row_of(p, meet.me);
         const u32 packs = packs_of(p, row);
@@ -184,7 +208,11 @@ template <class T, Way WAY, bool TWO, u32 K> struct Work : Normed<T, K> {
             const u32 taken = p + behind > 1 ? p + behind - 1 : 0;
             if (slots && taken > 0 && !__syncthreads_and(hear(taken))) return;
             if (slots && p + ahead < pieces) send(p + ahead);
-            if (good && p < pieces) good = TWO ? add_two(p, packs, gamma) : add_all(p);
+            if (good && p < pieces) {
+                if constexpr (TWO) good = add_two(p, packs, gamma);
+                else if constexpr (kept) good = add_few(p, packs, gamma);
+                else good = add_all(p);
+            }
             if (good && owners && p > 0) good = take_sums(p - 1);
             if (slots) {
                 if (!__syncthreads_and(good)) return;
@@ -224,9 +252,10 @@ __device__ inline void norm_inbox(const Meet& meet, const Plan& plan, const Memo
         Work<T, TWO ? TO_ALL : BY_OWNERS, TWO, KEPT>(meet, plan, own, lines).run();
     } else if (plan.packs == KEPT) {
         Work<T, ONE_TRIP, TWO, KEPT>(meet, plan, own, lines).run();
-    } else if constexpr (TWO) {
-        if (plan.packs == 1) Work<T, ONE_TRIP, TWO, 1>(meet, plan, own, lines).run();
-        else Work<T, ONE_TRIP, TWO, 2>(meet, plan, own, lines).run();
+    } else if (plan.packs == 1) {
+        Work<T, ONE_TRIP, TWO, 1>(meet, plan, own, lines).run();
+    } else {
+        Work<T, ONE_TRIP, TWO, 2>(meet, plan, own, lines).run();
     }
     if (last_thread) note_epochs(meet, ticket, lines.epoch);
 }

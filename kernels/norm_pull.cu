@@ -44,13 +44,16 @@ struct Coming {
     uint4 other[KEPT], mine[KEPT], before[KEPT];
 };
 
-// The work of one block. TWO: of two members. AHEAD: there are registers for a wave that is on its way.
-template <class T, bool TWO, bool AHEAD> struct Work : Normed<T, KEPT> {
-    typedef Normed<T, KEPT> Rows;
+// The work of one block. TWO: of two members. AHEAD: there are registers for a wave that is on its way. K: packs of a
+// thread, fewer than KEPT for few rows of more members.
+template <class T, bool TWO, bool AHEAD, u32 K = KEPT> struct Work : Normed<T, K> {
+    static_assert(!TWO || K == KEPT);
+    typedef Normed<T, K> Rows;
     using Rows::plan, Rows::own, Rows::at, Rows::has, Rows::residual, Rows::added;
     const Meet& meet;
     const Desk& desk;
     const u32 width; // rows of a wave, in units of blockDim.y
+    static const u32 IN_FLIGHT = K < KEPT ? K : 1; // packs of a thread that is an owner
 
     __device__ Work(const Meet& meet, const Plan& plan, const Memory<T>& own, const Desk& desk)
         : Rows(plan, own), meet(meet), desk(desk), width(TWO ? 1 : meet.count) {}
@@ -90,8 +93,8 @@ template <class T, bool TWO, bool AHEAD> struct Work : Normed<T, KEPT> {
     __device__ void add_all(u32 p) const {
         const u64 row = row_of(p, meet.me);
         const Ending<T> ending(SUM, meet.count);
-#pragma unroll 1
-        for (u32 k = 0; k < KEPT; k++) {
+#pragma unroll IN_FLIGHT
+        for (u32 k = 0; k < K; k++) {
             if (!has(row, k)) continue;
             const u64 offset = at(row, k) * sizeof(T);
             Acc<T> acc[LANES<T>] = {};
@@ -115,16 +118,55 @@ template <class T, bool TWO, bool AHEAD> struct Work : Normed<T, KEPT> {
 
     // The norm of a row. Of two members its residual is there; of more, its sums are in `y`.
     __device__ void finish(u64 row) const {
-        uint4 packs[KEPT], gamma[KEPT];
+        uint4 packs[K], gamma[K];
         this->weights(gamma);
 #pragma unroll
-        for (u32 k = 0; k < KEPT; k++) {
+        for (u32 k = 0; k < K; k++) {
             packs[k] = make_uint4(0, 0, 0, 0);
             if (!has(row, k)) continue;
             packs[k] = residual(row, k);
             if (!TWO) packs[k] = added(row, k, packs[k], load<uint4>((u64)(own.y + at(row, k))));
         }
         this->norm_of(row, packs, gamma);
+    }
+    // The norms of wave p of more members. Few packs of all its rows are on their way together.
+    __device__ void finish_all(u32 p) const {
+        if constexpr (K == KEPT) {
+#pragma unroll 1
+            for (u32 owner = 0; owner < width; owner++) {
+                const u64 row = row_of(p, owner);
+                if (row < plan.rows) finish(row);
+            }
+        } else {
+            const u32 R = 4;
+            uint4 gamma[K];
+            this->weights(gamma);
+#pragma unroll 1
+            for (u32 from = 0; from < width; from += R) {
+                uint4 packs[R][K], sums[R][K];
+#pragma unroll
+                for (u32 r = 0; r < R; r++) {
+                    const u64 row = from + r < width ? row_of(p, from + r) : plan.rows;
+#pragma unroll
+                    for (u32 k = 0; k < K; k++) {
+                        packs[r][k] = make_uint4(0, 0, 0, 0);
+                        if (!has(row, k)) continue;
+                        packs[r][k] = residual(row, k);
+                        sums[r][k] = load<uint4>((u64)(own.y + at(row, k)));
+                    }
+                }
+#pragma unroll
+                for (u32 r = 0; r < R; r++) {
+                    const u64 row = from + r < width ? row_of(p, from + r) : plan.rows;
+                    if (row >= plan.rows) continue;
+#pragma unroll
+                    for (u32 k = 0; k < K; k++) {
+                        if (has(row, k)) packs[r][k] = added(row, k, packs[r][k], sums[r][k]);
+                    }
+                    this->norm_of(row, packs[r], gamma);
+                }
+            }
+        }
     }
 
     __device__ u32 waves() const {
@@ -200,11 +242,7 @@ template <class T, bool TWO, bool AHEAD> struct Work : Normed<T, KEPT> {
             }
             if (p == 0) continue;
             if (!__syncthreads_and(hear(p))) return;
-#pragma unroll 1
-            for (u32 owner = 0; owner < width; owner++) {
-                const u64 row = row_of(p - 1, owner);
-                if (row < plan.rows) finish(row);
-            }
+            finish_all(p - 1);
         }
     }
 };
@@ -239,7 +277,9 @@ __device__ inline void norm_pull(const Meet& meet, const Plan& plan, Memory<T> o
     own.x = (const T*)desk.x[meet.me], own.y = (T*)desk.y[meet.me];
     const bool apart = desk.x[0] != desk.y[0] && desk.x[1] != desk.y[1];
     if (start(meet, desk.epoch)) {
-        if (meet.count > 2) Work<T, false, AHEAD>(meet, plan, own, desk).run_all();
+        if (meet.count > 2 && (!AHEAD || plan.packs == KEPT)) Work<T, false, AHEAD>(meet, plan, own, desk).run_all();
+        else if (AHEAD && meet.count > 2 && plan.packs == 1) Work<T, false, AHEAD, 1>(meet, plan, own, desk).run_all();
+        else if (AHEAD && meet.count > 2) Work<T, false, AHEAD, 2>(meet, plan, own, desk).run_all();
         else if (apart) Work<T, true, AHEAD>(meet, plan, own, desk).run_apart();
         else Work<T, true, AHEAD>(meet, plan, own, desk).run_in_place();
     }

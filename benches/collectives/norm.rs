@@ -5,11 +5,14 @@
 //! NCCL's calls and our operations cannot be captured together: there NCCL's time is the sum of two graphs' times.
 //! Called, NCCL's time in ordinary memory of our pool is that of the calls and the kernels as they follow each other;
 //! in windows and in processes it is that of its calls, and of the kernels in a graph.
+//!
+//! * `<gpu or software>/norm_by/<direct or inbox>/<type>/<devices>/<hidden>/<rows>`: each way of the kernel by itself,
+//!   in graphs.
 
 use std::cell::LazyCell;
 
 use cudarc::driver::{DevicePtr, DevicePtrMut, sys::CUstream};
-use gpu_pool::{Device, DeviceBuffer, GpuPool, ReduceOp, Result, kernel::Float};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, ReduceOp, Result, collective::Algorithm, kernel::Float};
 use gpu_pool_train::{RowNorm, prelude::*};
 use half::bf16;
 
@@ -49,6 +52,24 @@ pub fn run(
 ) {
     sweep::<bf16>(bench, machine, pool, world, torch);
     sweep::<f32>(bench, machine, pool, world, torch);
+    for (name, algorithm) in [("direct", Algorithm::Direct), ("inbox", Algorithm::Inbox)] {
+        by_itself(bench, machine, world, (name, algorithm));
+    }
+}
+
+fn by_itself(bench: &mut Bench, machine: &Machine, world: usize, (name, algorithm): (&str, Algorithm)) {
+    let case = |rows: usize| format!("{}/norm_by/{name}/bf16/{world}/4096/{rows}", machine.kind);
+    let rows: Vec<usize> = ROWS.into_iter().filter(|&rows| bench.wants(&case(rows))).collect();
+    if rows.is_empty() || machine.software {
+        return;
+    }
+    let pool = machine.builder(world).algorithm(algorithm).build().expect("the devices can be opened");
+    bench.set_turns(1, 5);
+    for rows in rows {
+        let launches = launches(rows * 4096 * size_of::<bf16>());
+        let turn = || turn::<bf16>(&pool, None, (world, launches), (4096, rows), Who::Together, true);
+        bench.compare(&case(rows), MICROSECONDS, Side::new("gpu-pool", turn), Vec::new());
+    }
 }
 
 fn sweep<T: Number + Float<Acc = f32>>(

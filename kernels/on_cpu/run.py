@@ -98,13 +98,18 @@ MUTANTS = [
     ("inbox", "put<T>(out + (u64)(moved + u * step) * 16, guarded<T>(unit[u]));",
      "put<T>(out + (u64)(moved + u * step) * 16, unit[u]);"),
     ("inbox", "put<T>(lines.out[rank] + i * 16, guarded<T>(unit[k]));", "put<T>(lines.out[rank] + i * 16, unit[k]);"),
+    ("inbox", "put<T>(pad[k] + rooms + (u64)(out_place + parity) * (u32)(whole >> 32), guarded<T>(unit[k]));",
+     "put<T>(pad[k] + rooms + (u64)(out_place + parity) * (u32)(whole >> 32), unit[k]);"),
     ("inbox", "put<T>(to + (i + u * share.step) * 16, guarded<T>(unit[u]));",
      "put<T>(to + (i + u * share.step) * 16, unit[u]);"),
     ("inbox", "result = guarded<T>(result);", ""),
     # The own copy has another NaN than the one that was sent.
     ("inbox", "take_and_fold<T>(meet, op, ending, factor, guarded<T>(own), at, result)",
      "take_and_fold<T>(meet, op, ending, factor, own, at, result)"),
+    # Members that there are not.
+    ("inbox", "if (k < meet.count) acc = acc + wide_lane<T>(unit[k], w);", "acc = acc + wide_lane<T>(unit[k], w);"),
     # One parity.
+    ("inbox", "epoch[k] & 1u", "0u"),
     ("inbox", "2 * (from < to ? from : from - 1) + (epoch & 1)", "2 * (from < to ? from : from - 1)"),
     ("inbox", "epoch & 1u", "0u"),
     # Words that come one by one; elements of f64 in halves, and whose low words count.

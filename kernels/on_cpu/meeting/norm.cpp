@@ -53,11 +53,14 @@ template <class T> struct Call : AnyCall {
           threads(32), gamma(filled(plan.cols, false)), beta(filled(plan.cols, false)) {
         // The least threads that have the row in their registers.
         while (KEPT * threads * LANES<T> < plan.cols) threads *= 2;
-#ifndef FAMILY_norm_pull
-        if (plan.way == ONE_TRIP && members.size() == 2) {
+#ifdef FAMILY_norm_pull
+        const bool spreads = members.size() > 2;
+#else
+        const bool spreads = plan.way == ONE_TRIP;
+#endif
+        if (spreads) {
             while (spread < KEPT && threads * spread * 2 <= block && !chance(3)) spread *= 2;
         }
-#endif
         plan.packs = KEPT / spread;
         blocks = 1 + random_number() % MOST_BLOCKS;
         const bool strange = chance(3);

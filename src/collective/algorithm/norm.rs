@@ -88,8 +88,6 @@ pub(crate) struct NormKernel {
     spread: u32,
     blocks: u32,
     wide: bool,
-    /// The builder asked for the algorithm.
-    asked: bool,
     /// Two members: they have kernels of their own.
     two: bool,
 }
@@ -105,12 +103,22 @@ pub(crate) struct NormMemory {
     pub rstd: Part,
 }
 
+/// Most bytes of rows that go everything to everyone. Up to four members send as much as an inbox takes: 512 KB take
+/// 9.9 us on four H200s, as three calls 14.7.
+fn most_in_one_trip(members: usize) -> usize {
+    if members > 4 { most_whole(members) } else { usize::MAX }
+}
+
 /// Bytes of rows from which on members read each other's where they are, instead of sending them through slots. Two
 /// H200s, bf16 rows of 4096, in graphs: 2 MB take 11.0 us in one trip and 12.8 by reads; 8 MB take 38.9 through slots
-/// and 31.7 by reads. Four: 32 MB take 204 us by reads and as three calls; sizes between one trip and that are three
-/// calls, since 512 KB take 26.4 us through slots and 16.5 as three calls.
+/// and 31.7 by reads. Four: 1 MB takes 15.2 us by reads, 16.8 as three calls and 26.6 through slots; 8 MB take 54.7,
+/// 59.8 and 65.3. More: by what four took before they had fewer packs, not measured.
 fn pulled(members: usize) -> usize {
-    if members > 2 { 16 << 20 } else { 2 << 20 }
+    match members {
+        0..=2 => 2 << 20,
+        3..=4 => 512 << 10,
+        _ => 16 << 20,
+    }
 }
 
 impl NormKernel {
@@ -137,7 +145,7 @@ impl NormKernel {
         }
         let way = match rows.rows.checked_mul(row)? {
             _ if wish == Wish::Direct => Way::Pull,
-            bytes if bytes <= inbox.inbox.min(most_whole(members)) => Way::OneTrip,
+            bytes if bytes <= inbox.inbox.min(most_in_one_trip(members)) => Way::OneTrip,
             bytes if bytes >= pulled(members) && wish == Wish::Auto => Way::Pull,
             _ if members == 2 => Way::ToAll,
             _ if wish == Wish::Auto => return None,
@@ -149,15 +157,13 @@ impl NormKernel {
         let most = if way == Way::OneTrip { limits.of_one_trip(BLOCKS) } else { limits.blocks(BLOCKS) };
         let together = groups.div_ceil(most as usize).next_power_of_two().min((MOST_THREADS / threads).max(1) as usize);
         let blocks = groups.div_ceil(together).min(most as usize) as u32;
-        let asked = wish != Wish::Auto;
         let (together, two) = (together as u32, members == 2);
-        // Few rows of two members: the time is that of one thread's instructions, so more threads have fewer packs.
+        // Few rows: the time is that of one thread's instructions and waits, so more threads have fewer packs. (1024
+        // rows of four members, by reads, with half as many packs take 60 us instead of 56.)
         let packs = (row.div_ceil(16) as u32).div_ceil(threads).next_power_of_two();
-        let spread = match way {
-            Way::OneTrip if two => packs.min((MOST_THREADS / (threads * together)).max(1)),
-            _ => 1,
-        };
-        Some(NormKernel { rows, way, together, spread, blocks, wide, asked, two })
+        let spreads = way == Way::OneTrip || (way == Way::Pull && !two && together == 1);
+        let spread = if spreads { packs.min((MOST_THREADS / (threads * together)).max(1)) } else { 1 };
+        Some(NormKernel { rows, way, together, spread, blocks, wide, two })
     }
 
     pub(in super::super) fn entry(&self) -> Entry {
@@ -199,13 +205,7 @@ impl NormKernel {
 
     pub(crate) fn reason(&self) -> &'static str {
         match self.way {
-            Way::Pull if self.asked || self.two => {
-                "one kernel for sum, residual and norm: it reads the rows of all members where they are"
-            }
-            Way::Pull => {
-                "one kernel for sum, residual and norm: it reads the rows of all members where they are, as fast as \
-                 three calls for many rows"
-            }
+            Way::Pull => "one kernel for sum, residual and norm: it reads the rows of all members where they are",
             Way::OneTrip => "one kernel for sum, residual and norm: everything to everyone in one trip",
             Way::ToAll => "one kernel for sum, residual and norm: everything to the other one, through slots",
             Way::ByOwners => {

@@ -1,7 +1,7 @@
 //! The traffic of a device in a sum by inboxes: units that it sends and takes, and trips one after the other; and the
 //! time that this takes at least. A model, for any number of members.
 //!
-//! Inboxes were measured between two devices only. Between more, the algorithm `inbox` asks [`most_in_one_trip`], and
+//! Inboxes were measured between two and four devices. Between more than two, `inbox` asks [`most_in_one_trip`], and
 //! tests hold the limit of `slots` to what is counted (`Traffic`, in the tests' file). The kernels' own source is
 //! counted, too: a test writes `kernels/on_cpu/meeting/traffic.inc`, and `check.cpp` there runs its rows.
 //!
