@@ -113,20 +113,6 @@ impl<P: Payload> Heap<P> {
         payload
     }
 
-    #[cfg(test)]
-    /// Free bytes that end at `address`, if mapped memory of the region ends there; else 0, since nothing can be mapped
-    /// there.
-    pub(crate) fn free_before(&self, region: u32, address: u64) -> u64 {
-        let run = self.run_before(region, address).filter(|run| self.nodes[run.last].address == address);
-        run.map_or(0, |run| self.free_at(self.nodes[run.last].before))
-    }
-
-    #[cfg(test)]
-    /// Free bytes that begin at `address`, if mapped memory of the region begins there.
-    pub(crate) fn free_after(&self, region: u32, address: u64) -> u64 {
-        self.runs.get(&(region, address)).map_or(0, |run| self.free_at(self.nodes[run.first].after))
-    }
-
     /// Free bytes that end and that begin at `address`, at the edges of mapped memory, if `accept` accepts their
     /// payload.
     pub(crate) fn free_around(&self, region: u32, address: u64, accept: impl Fn(&P) -> bool) -> (u64, u64) {
