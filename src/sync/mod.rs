@@ -26,7 +26,6 @@ mod broadcast_slot;
 pub mod byte_ring;
 mod commit;
 mod event_count;
-mod full;
 mod gate;
 mod inbox;
 mod latch;
