@@ -126,7 +126,7 @@ macro_rules! cells {
                 let $content = &self.0.content;
                 $lock
             }
-            fn get<'a>(guard: &'a mut Self::Guard<'_>) -> $Ref {
+            fn get<'a>(guard: &'a mut Self::Guard<'_>) -> Self::Ref<'a> {
                 guard.$get().expect(THERE)
             }
         }

@@ -58,13 +58,8 @@ enum Kind {
 /// Steps that are counted: so many are exact in the `f64` of schedules.
 const MOST_STEPS: u64 = 1 << 53;
 
-/// Memory of an optimizer for each parameter, besides the copy of half types.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Needs {
-    Nothing,
-    One,
-    Two,
-}
+/// What an optimizer keeps for each element: moments, and the parameter in `f32` if its type is narrower.
+pub(super) const KINDS: [&str; 3] = ["first", "second", "master"];
 
 impl Optimizer {
     /// Stochastic gradient descent: `w -= rate * g`. `torch.optim.SGD(lr)`.
@@ -161,12 +156,13 @@ impl Optimizer {
         Ok(())
     }
 
-    pub(super) fn needs(&self) -> Needs {
-        match self.kind {
-            Kind::Sgd { momentum: 0.0, .. } => Needs::Nothing,
-            Kind::Sgd { .. } => Needs::One,
-            Kind::Adam { .. } => Needs::Two,
-        }
+    /// Which of the [`KINDS`] it keeps, for parameters of type `T`.
+    pub(super) fn keeps<T>(&self) -> [bool; 3] {
+        let (first, second) = match self.kind {
+            Kind::Sgd { momentum, .. } => (momentum != 0.0, false),
+            Kind::Adam { .. } => (true, true),
+        };
+        [first, second, size_of::<T>() < size_of::<f32>()]
     }
 
     #[track_caller]
