@@ -178,8 +178,8 @@ impl Topology {
         }
         self.validate_hosts()?;
         self.host.validate().map_err(|why| format!("host: {why}"))?;
-        let kernels = self.kernels.iter();
-        kernels.map(|(name, cost)| cost.validate().map_err(|why| format!("kernel `{name}`: {why}"))).collect()
+        let mut kernels = self.kernels.iter();
+        kernels.try_for_each(|(name, cost)| cost.validate().map_err(|why| format!("kernel `{name}`: {why}")))
     }
 }
 
