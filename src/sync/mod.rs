@@ -28,6 +28,7 @@ mod commit;
 mod event_count;
 mod gate;
 mod inbox;
+pub mod journal;
 mod latch;
 mod launch_gate;
 mod linked;
