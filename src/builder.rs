@@ -84,8 +84,7 @@ impl FromStr for Backend {
 /// By default a pool has all CUDA devices, or 4 software GPUs if there is no CUDA device.
 ///
 /// ```
-/// # use gpu_pool::GpuPool;
-/// let pool = GpuPool::builder().host(2).weights(&[2.0, 1.0]).build()?;
+/// let pool = gpu_pool::GpuPool::builder().host(2).weights(&[2.0, 1.0]).build()?;
 /// assert_eq!(pool.run(|_, shard| Ok(shard.range(9).len()))?, [6, 3]);
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```

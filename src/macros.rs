@@ -61,3 +61,14 @@ macro_rules! setters {
         )+}
     };
 }
+
+/// `Default` of types whose `new` takes nothing.
+macro_rules! default_is_new {
+    ($($Type:ident $(<$part:ident>)? $([$($bounds:tt)*])?),*) => {$(
+        impl $(<$($bounds)*>)? Default for $Type $(<$part>)? {
+            fn default() -> Self {
+                Self::new()
+            }
+        }
+    )*};
+}

@@ -94,9 +94,6 @@ impl Device {
     /// assert_eq!(dev.download(&x)?, [0.5, 1.0]);
     /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     pub fn scale<V: AsViewMut<Elem: Float>>(&self, x: &mut V, a: <V::Elem as Float>::Acc) -> Result<()> {
         let x = x.view_mut();
@@ -142,9 +139,6 @@ impl Device {
     /// assert_eq!(dev.download(&dev.sum(&x)?)?, [6.0]);
     /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     pub fn sum<V: AsView<Elem: Float>>(&self, x: &V) -> Result<DeviceBuffer<V::Elem>> {
         let x = x.view();
@@ -194,9 +188,6 @@ impl Device {
     /// assert_eq!(dev.download(&dev.cast::<i8, _>(&x)?)?, [2, -128, 0]);
     /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     pub fn cast<B: DeviceCopy, V: AsView<Elem: CastTo<B>>>(&self, x: &V) -> Result<DeviceBuffer<B>> {
         let x: DeviceView<'_, V::Elem> = x.view();

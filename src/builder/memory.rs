@@ -62,8 +62,7 @@ setters! { Builder;
     /// memory nothing can be moved.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(1).memory_slack(1.1).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(1).memory_slack(1.1).build()?;
     /// let stats = pool.run(|dev, _| {
     ///     let mut pieces: Vec<_> = (0..8).map(|_| dev.zeros::<u8>(4 << 20)).collect::<Result<_, _>>()?;
     ///     (0..4).for_each(|i| drop(pieces.remove(i))); // every other one

@@ -34,8 +34,7 @@ collectives! {
     /// otherwise one device's borrow could be handed to another.
     example {
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
         /// let all = pool.run(|dev, shard| dev.exchange(shard.index() * 10))?;
         /// assert_eq!(all[2], [0, 10, 20]);
         /// # Ok::<(), gpu_pool::Error>(())

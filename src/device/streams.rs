@@ -101,8 +101,7 @@ impl Device {
     /// calls and collectives take turns. The crate's own driver calls take turns without it.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
     /// pool.run(|dev, _| {
     ///     dev.blocking(|| { /* cudarc: ctx.load_module(..), CudaBlas::new(..) */ });
     ///     Ok(())

@@ -95,8 +95,7 @@ impl Jobs {
     /// panics.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let jobs = pool.jobs().build()?;
     /// let (x, mut sums) = ([1.0f32, 2.0, 3.0, 4.0], [vec![], vec![]]);
     /// jobs.scope(|s| {

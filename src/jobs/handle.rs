@@ -28,8 +28,7 @@ use std::{
 /// If it is dropped, the job runs nevertheless, and its result is dropped.
 ///
 /// ```
-/// # use gpu_pool::GpuPool;
-/// let pool = GpuPool::builder().host(2).build()?;
+/// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
 /// let jobs = pool.jobs().build()?;
 /// let sum = jobs.submit(|dev| dev.download(&dev.sum(&dev.upload(&[1.0f32, 2.0])?)?))?;
 /// assert_eq!(sum.wait()?, [3.0]); // in an async function: `sum.await?`

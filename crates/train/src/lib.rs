@@ -37,6 +37,16 @@ pub use tensor::{
 
 pub use update::Parameter;
 
+/// The frame of the examples in the documentation: a closure on one software GPU.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! example {
+    ($closure:expr) => {{
+        use $crate::{Activation, prelude::*};
+        ::gpu_pool::extend::example($closure)
+    }};
+}
+
 /// The methods that this crate adds to [`gpu_pool`]'s types: `use gpu_pool_train::prelude::*;`.
 pub mod prelude {
     pub use crate::ops::{

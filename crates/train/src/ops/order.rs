@@ -75,15 +75,11 @@ pub trait Orders: Operations {
     /// up in `f32`, and each sum is rounded once; integers wrap, in their own type.
     ///
     /// ```
-    /// # use gpu_pool_train::prelude::*;
-    /// # gpu_pool::extend::example(|dev| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let x = dev.upload(&[3u32, 1, 4, 1, 5])?;
     /// assert_eq!(dev.download(&dev.inclusive_sum(&x)?)?, [3, 4, 8, 9, 14]);
     /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn inclusive_sum<X: AsView<Elem: Number>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
         let (x, _here) = (x.view(), self.enter("inclusive_sum"));
@@ -96,15 +92,11 @@ pub trait Orders: Operations {
     /// [`inclusive_sum`](Self::inclusive_sum). The places of parts that follow each other, from their lengths.
     ///
     /// ```
-    /// # use gpu_pool_train::prelude::*;
-    /// # gpu_pool::extend::example(|dev| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let lens = dev.upload(&[3u32, 1, 4, 1, 5])?;
     /// assert_eq!(dev.download(&dev.exclusive_sum(&lens)?)?, [0, 3, 4, 8, 9]);
     /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn exclusive_sum<X: AsView<Elem: Number>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
         let (x, _here) = (x.view(), self.enter("exclusive_sum"));
@@ -117,8 +109,7 @@ pub trait Orders: Operations {
     /// NaNs at the ends.
     ///
     /// ```
-    /// # use gpu_pool_train::prelude::*;
-    /// # gpu_pool::extend::example(|dev| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let x = dev.upload(&[0.5f32, -1.0, 3.0, -2.5])?;
     /// assert_eq!(dev.download(&dev.sort(&x)?)?, [-2.5, -1.0, 0.5, 3.0]);
     /// # Ok(()) });
@@ -138,8 +129,7 @@ pub trait Orders: Operations {
     /// [`sort`](Self::sort) in place.
     ///
     /// ```
-    /// # use gpu_pool_train::prelude::*;
-    /// # gpu_pool::extend::example(|dev| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let mut x = dev.upload(&[3i64, -1, 2])?;
     /// dev.sort_in_place(&mut x)?;
     /// assert_eq!(dev.download(&x)?, [-1, 2, 3]);
