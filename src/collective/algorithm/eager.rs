@@ -10,15 +10,11 @@ use super::{
         kernels::{Entry, typed},
         launch,
     },
-    About, Algorithm, Case, Matched, Member, fused, ll,
+    Algorithm, Case, Matched, Member, fused, ll,
 };
 use crate::{
     error::Result,
-    fabric::{
-        limits::Limits,
-        plan::Side,
-        types::{self, DType},
-    },
+    fabric::{limits::Limits, plan::Side, types::DType},
     kernel::builtin,
 };
 
@@ -35,9 +31,7 @@ pub(crate) fn most_whole(members: usize) -> usize {
 }
 
 impl Algorithm for Eager {
-    fn about(&self) -> About {
-        About { name: "eager", group: types::Algorithm::Direct, waits_by: "flags" }
-    }
+    about!("eager", Direct, "flags");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         let each = case.packets.filter(|&each| each > 0)?;

@@ -29,6 +29,16 @@
 //! [`norm`] and [`above`] are no rows of the table, since they do more than a collective: `all_reduce_norm` asks for
 //! [`norm`], and operations of higher crates for [`above`].
 
+/// [`Algorithm::about`]: the name, the public algorithm, and how members wait for each other.
+macro_rules! about {
+    ($name:expr, $group:ident, $waits_by:literal) => {
+        fn about(&self) -> $crate::collective::algorithm::About {
+            let group = $crate::fabric::types::Algorithm::$group;
+            $crate::collective::algorithm::About { name: $name, group, waits_by: $waits_by }
+        }
+    };
+}
+
 pub(crate) mod above;
 pub(crate) mod ce;
 pub(crate) mod eager;
