@@ -30,7 +30,7 @@ pub(super) fn hierarchy(group: &Group<'_>, (dtype, op): (DType, ReduceOp), len: 
             let (cuts, overlapped) = device_rail::cuts(&plan, &**transport);
             let relay = Relay::new(&hier, transport.clone(), overlapped)?;
             let sums = match plan.job.sum().and_then(|outer| relay.native(dtype, outer)) {
-                Some(_) if relay.in_place(dtype, op).is_some() => "by the transport, in the members' own memory",
+                Some(_) if relay.direct(&plan, op).is_some() => "by the transport, in the members' own memory",
                 Some(_) => "by the transport",
                 None => "by kernels, in the order of processes",
             };

@@ -1,21 +1,35 @@
-//! Sums by a transport between devices itself, such as NCCL's.
+//! Calls of a transport between devices itself, such as NCCL: sums of slices, and where each process has one member,
+//! the whole collective in the members' own memory.
 
-use super::{hierarchical::copy_within, relay::Relay};
+use super::{
+    hierarchical::copy_within,
+    plan::{Job, Plan},
+    relay::Relay,
+};
 use crate::{
     internals::*,
     runtime::{
-        collective::{Area, Payload},
+        collective::{Area, Payload, Request},
         memory::Access,
     },
     traits::RailCall,
 };
 use gpu_pool::{DType, ReduceOp, Result};
 
+/// A call in the members' own memory. Sums: by this operation, in parts of so many elements.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Direct {
+    AllReduce(ReduceOp),
+    ReduceScatter(ReduceOp, usize),
+    AllGather,
+    /// Of this host.
+    Broadcast(usize),
+}
+
 impl Relay<'_, '_, '_> {
     /// The operation by which the transport itself may sum slices up, if it may.
     pub fn native(&self, dtype: DType, op: ReduceOp) -> Option<ReduceOp> {
         let hier = self.hier;
-        let whole = hier.across.hosts.len() == hier.link.world.devices().len();
         let free = !hier.group.device().rank_order();
         let float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16);
         let op = match op {
@@ -23,37 +37,92 @@ impl Relay<'_, '_, '_> {
             ReduceOp::Avg => float.then(|| ReduceOp::Scaled(1.0 / hier.members() as f64))?,
             op => op,
         };
-        (whole && hier.rail_map.direct && free && self.transport.can(dtype, op)).then_some(op)
+        (self.is_whole() && free && self.transport.can(dtype, op)).then_some(op)
     }
 
-    /// The same in the members' own memory: nothing is to be done inside the processes, since each has one member.
-    pub fn in_place(&self, dtype: DType, op: ReduceOp) -> Option<ReduceOp> {
-        let alone = self.hier.members() == self.hier.across.hosts.len();
+    /// The call that does all of a plan in the members' own memory: nothing is to be done inside the processes, since
+    /// each has one member. All members find the same.
+    pub fn direct(&self, plan: &Plan<'_, '_, '_>, op: ReduceOp) -> Option<Direct> {
+        let (hier, dtype) = (self.hier, plan.dtype);
+        if hier.members() != hier.across.hosts.len() {
+            return None;
+        }
         // A member's own factor is rounded to the elements' type.
         let kept = !matches!(op, ReduceOp::Scaled(_)) || matches!(dtype, DType::F32 | DType::F64);
-        if alone && kept { self.native(dtype, op) } else { None }
+        let sum = || if kept { self.native(dtype, op) } else { None };
+        // The transport knows the parts by the numbers of hosts.
+        let mut hosts = hier.across.hosts.iter().enumerate();
+        let in_order = hosts.all(|(k, host)| host.host == k && host.ranks[..] == [k]);
+        let copies = in_order && self.is_whole() && self.transport.copies();
+        match plan.job {
+            Job::SumAndFill(_) => Some(Direct::AllReduce(sum()?)),
+            Job::Sum(_) if in_order => plan.even().and_then(|len| Some(Direct::ReduceScatter(sum()?, len))),
+            Job::Fill if copies && plan.even().is_some() => Some(Direct::AllGather),
+            Job::Fill if copies => plan.root().map(Direct::Broadcast),
+            Job::Sum(_) | Job::Fill => None,
+        }
     }
 
-    /// The members' buffers are summed into all of them, without scratch. Until the commit nothing is touched.
+    /// Submits that call, without scratch and without a copy. Until the commit nothing is touched.
     #[track_caller]
-    pub fn sum_in_place(&self, [source, destination]: [&Area; 2], dtype: DType, reduce: ReduceOp) -> Result<()> {
-        let (hier, bytes) = (self.hier, destination.bytes.len());
-        let apart = source.address != destination.address && bytes > 0;
-        let mut access = hier.op()?;
-        if apart {
-            access.touch(&source.block, source.bytes.clone(), Access::Read, false)?;
+    pub fn call_directly(&self, plan: &Plan<'_, '_, '_>, request: &Request, direct: Direct) -> Result<()> {
+        let (hier, whole, dtype) = (self.hier, plan.whole(), plan.dtype);
+        let (mut source, mut destination) = (plan.from(request, &whole), plan.to(request, &whole));
+        let registered = hier.is_registered(&source) || hier.is_registered(&destination);
+        let (mut back, mut copied) = (None, false);
+        match direct {
+            // In place, so the call's text has all that must be alike.
+            Direct::AllReduce(_) => {
+                hier.registered.set(hier.registered_at(&destination));
+                copied = registered;
+            }
+            // Other members' memory may not be registered, so this member's must not be.
+            _ if registered => {
+                let aside = [hier.scratch(source.bytes.len())?, hier.scratch(destination.bytes.len())?];
+                hier.copy(&source, &aside[0])?;
+                back = Some(destination);
+                [source, destination] = aside;
+            }
+            _ => {}
         }
-        access.touch(&destination.block, destination.bytes.clone(), Access::Write, false)?;
+        copied |= matches!(direct, Direct::Broadcast(root) if root == hier.group.rank());
+        let (from, to, bytes) = (source.address, destination.address, source.bytes.len());
+        copied &= from != to && bytes > 0;
+        let mut access = hier.op()?;
+        let mut touch = |area: &Area, kind| access.touch(&area.block, area.bytes.clone(), kind, false);
+        match (contains(&destination, &source), contains(&source, &destination)) {
+            (true, _) => touch(&destination, Access::Write)?,
+            (_, true) => touch(&source, Access::Write)?,
+            _ => touch(&source, Access::Read).and_then(|()| touch(&destination, Access::Write))?,
+        }
         access.reserve()?;
-        hier.registered.set(hier.registered_at(destination));
         let (_, commit) = hier.meet(Payload::Nothing, |_| Vec::new())?;
-        let call = RailCall::AllReduce { at: destination.address, len: bytes / dtype.size(), dtype, reduce };
-        let copied = match apart {
-            true => copy_within(hier, self.stream(), destination.address, source.address, bytes),
-            false => Ok(()),
+        let (elements, parts) = (destination.bytes.len() / dtype.size(), hier.members());
+        let call = match direct {
+            Direct::AllReduce(reduce) => {
+                let source = if copied { to } else { from };
+                RailCall::AllReduce { source, destination: to, len: elements, dtype, reduce }
+            }
+            Direct::ReduceScatter(reduce, len) => {
+                RailCall::ReduceScatter { source: from, destination: to, len, parts, dtype, reduce }
+            }
+            Direct::AllGather => RailCall::AllGather { source: from, destination: to, bytes, parts },
+            Direct::Broadcast(root) => RailCall::Broadcast { at: to, bytes: destination.bytes.len(), root },
         };
-        let submitted = copied.and_then(|()| if bytes > 0 { self.submit(&call) } else { Ok(()) });
+        let copy = if copied { copy_within(hier, self.stream(), to, from, bytes) } else { Ok(()) };
+        let submitted = copy.and_then(|()| if elements > 0 { self.submit(&call) } else { Ok(()) });
         drop(commit.window);
-        hier.finish(access, submitted)
+        hier.finish(access, submitted)?;
+        back.map_or(Ok(()), |back| hier.copy(&destination, &back))
     }
+
+    fn is_whole(&self) -> bool {
+        let hier = self.hier;
+        hier.across.hosts.len() == hier.link.world.devices().len() && hier.rail_map.direct
+    }
+}
+
+fn contains(outer: &Area, inner: &Area) -> bool {
+    let end = |area: &Area| area.address + area.bytes.len() as u64;
+    outer.address <= inner.address && end(inner) <= end(outer)
 }

@@ -1,6 +1,9 @@
 //! The transport over a library of our own, on software GPUs: what it does while calls are in progress, when they fail,
 //! and when the library hangs.
 
+#[path = "direct_tests.rs"]
+mod direct_tests;
+
 use super::{
     library::{Comm, Config, Functions, Stream},
     *,
@@ -33,6 +36,8 @@ pub(super) struct Plan {
     /// As with `NCCL_LOCAL_REGISTER=0`.
     pub(super) registers_nothing: bool,
     pub(super) calls: Vec<&'static str>,
+    /// Source, destination and elements of each collective.
+    memory: Vec<(usize, usize, usize)>,
 }
 
 impl Fake {
@@ -131,15 +136,30 @@ macro_rules! fakes {
 fakes! {
     finalize (;);
     destroy (;);
-    all_reduce (*const c_void, *mut c_void, usize, c_int, c_int; Stream);
-    reduce_scatter (*const c_void, *mut c_void, usize, c_int, c_int; Stream);
-    all_gather (*const c_void, *mut c_void, usize, c_int; Stream);
-    broadcast (*const c_void, *mut c_void, usize, c_int, c_int; Stream);
     send (*const c_void, usize, c_int, c_int; Stream);
     recv (*mut c_void, usize, c_int, c_int; Stream);
     scaled_create (*mut c_int, *mut c_void, c_int, c_int;);
     scaled_destroy (c_int;);
     deregister (;*mut c_void);
+}
+
+macro_rules! collectives {
+    ($($name:ident ($($rest:ty),*);)*) => {$(
+        unsafe extern "C" fn $name(
+            source: *const c_void, destination: *mut c_void, len: usize, $(_: $rest,)* comm: Comm, _: Stream,
+        ) -> c_int {
+            // SAFETY: a handle of this library.
+            let fake = unsafe { fake(comm) };
+            fake.plan.lock().memory.push((source.addr(), destination.addr(), len));
+            fake.called(stringify!($name))
+        }
+    )*};
+}
+collectives! {
+    all_reduce (c_int, c_int);
+    reduce_scatter (c_int, c_int);
+    all_gather (c_int);
+    broadcast (c_int, c_int);
 }
 
 unsafe extern "C" fn register(comm: Comm, at: *mut c_void, _: usize, handle: *mut *mut c_void) -> c_int {
@@ -150,8 +170,11 @@ unsafe extern "C" fn register(comm: Comm, at: *mut c_void, _: usize, handle: *mu
     unsafe { *handle = if fake.plan.lock().registers_nothing { null_mut() } else { at } };
     code
 }
-unsafe extern "C" fn no_id(_: *mut UniqueId) -> c_int {
-    code::INVALID_USAGE
+/// Of [`direct_tests`], the only ones with a host 0.
+unsafe extern "C" fn new_id(id: *mut UniqueId) -> c_int {
+    // SAFETY: the caller's place.
+    unsafe { (*id).0[0] = direct_tests::ID };
+    code::SUCCESS
 }
 unsafe extern "C" fn no_version(_: *mut c_int) -> c_int {
     code::SUCCESS
@@ -169,7 +192,7 @@ unsafe extern "C" fn last_error(_: Comm) -> *const c_char {
 #[rustfmt::skip]
 static LIBRARY: Library = Library {
     f: Functions {
-        version: no_version, unique_id: no_id, init_rank, async_error, finalize, destroy, abort,
+        version: no_version, unique_id: new_id, init_rank, async_error, finalize, destroy, abort,
         group_start: group, group_end: group, all_reduce, reduce_scatter, all_gather, broadcast, send, recv,
         register, deregister, scaled_create, scaled_destroy, error_string, last_error,
     },
@@ -203,7 +226,8 @@ fn start_with(id: [u8; 2], connect_timeout: Duration, flag: &Flagged) -> (Nccl, 
 }
 
 fn submit(nccl: &Nccl, device: usize) -> Result<()> {
-    let call = RailCall::AllReduce { at: 0, len: 1, dtype: DType::F32, reduce: ReduceOp::Scaled(2.0) };
+    let call =
+        RailCall::AllReduce { source: 0, destination: 0, len: 1, dtype: DType::F32, reduce: ReduceOp::Scaled(2.0) };
     // SAFETY: the fake library looks at no memory.
     unsafe { nccl.submit(device, RawStream(0), &call) }
 }
@@ -237,9 +261,28 @@ fn calls_are_made_in_order_and_the_end_is_orderly() {
 }
 
 #[test]
+fn a_sum_of_any_size_is_one_call_with_the_callers_memory() {
+    let (nccl, _, _) = start([40, 0], LONG);
+    let with = |use_plan: &mut dyn FnMut(&mut Plan)| made(40).iter().for_each(|fake| use_plan(&mut fake.plan.lock()));
+    with(&mut |plan| (plan.calls, plan.memory) = Default::default());
+    for (source, destination, len) in [(4096, 4096, 1), (4096, 8192, 1000), (1 << 40, 1 << 41, 1 << 30)] {
+        let call = RailCall::AllReduce { source, destination, len, dtype: DType::F32, reduce: ReduceOp::Sum };
+        // SAFETY: the fake library looks at no memory.
+        unsafe { nccl.submit(1, RawStream(0), &call) }.unwrap();
+        let mut sums = Vec::new();
+        with(&mut |plan| {
+            assert!(plan.calls.is_empty() || plan.calls == ["all_reduce"], "{:?}", plan.calls);
+            plan.calls.clear();
+            sums.append(&mut plan.memory);
+        });
+        assert_eq!(sums, [(source as usize, destination as usize, len)]);
+    }
+}
+
+#[test]
 fn wrong_calls_are_errors_that_abort_nothing() {
     let (nccl, _, _) = start([2, 0], LONG);
-    let call = RailCall::AllReduce { at: 0, len: 1, dtype: DType::F32, reduce: ReduceOp::Min };
+    let call = RailCall::AllReduce { source: 0, destination: 0, len: 1, dtype: DType::F32, reduce: ReduceOp::Min };
     // SAFETY: nothing is submitted.
     let error = unsafe { nccl.submit(0, RawStream(0), &call) }.unwrap_err();
     assert!(!nccl.can(DType::F32, ReduceOp::Min) && error.to_string().contains("NCCL has no Min of F32"), "{error}");
