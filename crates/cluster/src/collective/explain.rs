@@ -5,6 +5,7 @@ use super::{
     cut::Cut,
     device_pieces::{Inside, cuts},
     hierarchical::HierarchicalCall,
+    native::InPlace,
     pieces::PIECE,
     relay::Relay,
     sums::{gather, levels, scatter},
@@ -27,7 +28,7 @@ pub(super) fn hierarchy(group: &Group<'_>, (dtype, op): (DType, ReduceOp), len: 
             let sums = "in the memory of the hosts, in the order of processes";
             let pieces = whole.pieces(PIECE / size);
             let overlapped = pieces.len() > 1;
-            (transport.name(), sums, pieces, overlapped)
+            (transport.name(), sums.to_owned(), pieces, overlapped)
         }
         Transport::Device(transport) => {
             let n = hier.here.count();
@@ -35,12 +36,20 @@ pub(super) fn hierarchy(group: &Group<'_>, (dtype, op): (DType, ReduceOp), len: 
             let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
             let (cuts, overlapped) = cuts(&hier, &**transport, &whole, &inside);
             let relay = Relay::new(&hier, transport.clone(), overlapped)?;
-            let sums = match relay.native(dtype, outer) {
-                Some(_) if relay.in_place(dtype, op).is_some() => "by the transport, in the members' own memory",
-                Some(_) => "by the transport",
-                None => "by kernels, in the order of processes",
+            let way = relay.in_place(dtype, op, len);
+            let sums = match (&way, relay.native(dtype, outer)) {
+                (Some(InPlace::Own(_)), _) => "by own kernels between the GPUs, in the order of ranks",
+                (Some(InPlace::Library(_)), _) => "by the transport, in the members' own memory",
+                (None, Some(_)) => "by the transport",
+                (None, None) => "by kernels, in the order of processes",
             };
-            (transport.name(), sums, cuts, overlapped)
+            match (way, relay.pad(dtype, len)) {
+                (Some(InPlace::Own(_)), _) => ("inbox", sums.to_owned(), vec![whole.clone()], false),
+                (_, pad) => {
+                    let why = pad.err().map(|why| format!("; not by own kernels: {why}")).unwrap_or_default();
+                    (transport.name(), format!("{sums}{why}"), cuts, overlapped)
+                }
+            }
         }
     };
     // All pieces but the last one are equal.

@@ -68,8 +68,10 @@ pub(super) fn sum(hier: &HierarchicalCall<'_, '_>, request: &Request, sum: &Sum<
     let inside = Inside { dtype, reduce: Some(inner), before: &before, after: &after };
     let (cuts, overlapped) = cuts(hier, &*transport, &sum.whole(hier, request), &inside);
     let relay = Relay::new(hier, transport, overlapped)?;
-    if let (Sum::ToAll { .. }, Some(reduce)) = (sum, relay.in_place(dtype, request.reduce)) {
-        return relay.sum_in_place([source, destination], dtype, reduce);
+    if let Sum::ToAll { len } = sum
+        && let Some(way) = relay.in_place(dtype, request.reduce, *len)
+    {
+        return relay.sum_in_place([source, destination], dtype, way);
     }
     hier.overlap(overlapped);
     let mut pieces = DevicePieces::new(&relay, &inside);

@@ -20,6 +20,8 @@ mod inbox;
 mod memory;
 mod outbox;
 
+#[cfg(feature = "nccl")]
+pub(crate) use self::memory::pass_on;
 use self::{inbox::Inbox, memory::Shared, outbox::Outbox};
 use super::host::{Backoff, Part, leak, parts};
 use crate::{
