@@ -373,7 +373,10 @@ impl Drop for LonePad {
 
 impl std::fmt::Debug for LonePad {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LonePad").field("me", &self.me).field("processes", &self.memory.pads.len()).finish_non_exhaustive()
+        f.debug_struct("LonePad")
+            .field("me", &self.me)
+            .field("processes", &self.memory.pads.len())
+            .finish_non_exhaustive()
     }
 }
 

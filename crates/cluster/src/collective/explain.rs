@@ -46,7 +46,8 @@ pub(super) fn hierarchy(group: &Group<'_>, (dtype, op): (DType, ReduceOp), len: 
             match (way, relay.pad(dtype, len)) {
                 (Some(InPlace::Own(_)), _) => ("inbox", sums.to_owned(), vec![whole.clone()], false),
                 (_, pad) => {
-                    let why = pad.err().map(|why| format!("; not by own kernels: {why}")).unwrap_or_default();
+                    let why = pad.err().filter(|why| !why.is_empty());
+                    let why = why.map(|why| format!("; not by own kernels: {why}")).unwrap_or_default();
                     (transport.name(), format!("{sums}{why}"), cuts, overlapped)
                 }
             }

@@ -50,7 +50,9 @@ impl Relay<'_, '_, '_> {
         let (pad, members) = (self.transport.pad()?, self.hier.members());
         let most = pad.most(members);
         match () {
-            () if members < 2 || members != self.hier.across.hosts.len() => Err("not one member in each process".into()),
+            () if members < 2 || members != self.hier.across.hosts.len() => {
+                Err("not one member in each process".into())
+            }
             () if !LonePad::sums(dtype) => Err("they add up floats".into()),
             () if len * dtype.size() > most => Err(format!("they take up to {most} bytes")),
             () => Ok(pad),
