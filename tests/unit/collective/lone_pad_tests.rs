@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    driver::{Driver, host},
+    driver::host,
     fabric::layout::{FLAGS, HEADER},
 };
 use std::os::fd::AsFd;
