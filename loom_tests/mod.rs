@@ -14,6 +14,7 @@ mod gate;
 mod inbox;
 mod inbox_words;
 mod job;
+mod journal;
 mod latch;
 mod launch_gate;
 mod memory_handles;

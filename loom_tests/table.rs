@@ -46,6 +46,10 @@ pub const TEETH: &[Tooth] = teeth! {
         "byte_ring.publishes_before_writing" "byte_ring.frees_before_reading"];
     byte_ring parts_that_wrap: Race ["byte_ring.tail.store" "byte_ring.tail.load" "byte_ring.head.store"
         "byte_ring.head.load"];
+    journal all_read_in_one_order: Race ["journal.place.set" "journal.place.load" "journal.takes_its_place_first"];
+    journal a_slot_is_used_again_when_all_have_read_it: Race ["journal.read.store" "journal.read.load"
+        "journal.counts_before_reading"];
+    journal who_waits_is_woken: Deadlock ["journal.bell.fence" "journal.ring.fence"];
     publication data_follows_its_descriptor_there_and_back: Race ["ring.tail.store" "ring.tail.load"]
         Deadlock ["event.notify.fence" "event.wait.fence"];
     publication room_is_told_too: Deadlock ["event.notify_all.fence" "model.publication.room_is_not_told"];

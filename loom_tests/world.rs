@@ -13,8 +13,8 @@ use crate::{
     mutant::{Rule, broken},
     runtime::processes::Place,
     traits::{Arrival, Entry, Transport, Window, World, WorldScope},
-    wire::{self, Failure, ToHost, ToHub},
-    world::{Local, Members},
+    wire::{self, Failure, Record, ToHost, ToHub},
+    world::{Local, Members, Near},
 };
 use gpu_pool::{Error, Result};
 use std::{panic::Location, sync::Arc, time::Duration};
@@ -204,6 +204,52 @@ fn a_broken_connection_ends_every_wait() {
         for error in [waiting.join().unwrap(), sending, host.begin("b", true).map(|_| 0)] {
             assert!(matches!(error, Err(Error::HostLost { host: 0, .. })), "{error:?}");
         }
+    });
+}
+
+/// A journal: whoever reads first takes the frames that follow from it.
+#[derive(Default)]
+struct Journal {
+    frames: Mutex<Vec<ToHost>>,
+    arrived: (Mutex<bool>, Condvar),
+}
+
+impl Near for Journal {
+    fn append(&self, record: &Record) -> bool {
+        *self.arrived.0.lock() = matches!(record, Record::Frame(ToHub::Arrive(_)));
+        self.arrived.1.notify_all();
+        true
+    }
+
+    fn read(&self, _must: bool, take: &mut dyn FnMut(ToHost)) {
+        let mut frames = self.frames.lock();
+        frames.drain(..).for_each(take);
+    }
+
+    fn change(&self, _looking: isize, _waiting: isize) {}
+}
+
+/// A device waits, and either it or the thread that is woken reads of the commit.
+#[test]
+fn a_commit_in_the_journal_ends_a_wait() {
+    check_within(3, || {
+        let host = Host::new(never);
+        let journal = Arc::new(Journal::default());
+        host.world.local.meet_near(journal.clone());
+        let (scope, _window) = host.begin("a", false).unwrap();
+        let device = spawn(&host, move |host| {
+            let sum = host.sum(&*scope, 0).unwrap();
+            drop(scope);
+            sum
+        });
+        let mut arrived = journal.arrived.0.lock();
+        while !*arrived {
+            journal.arrived.1.wait(&mut arrived);
+        }
+        drop(arrived);
+        journal.frames.lock().push(ToHost::Commit { arrival: 1, number: 1, notes: Vec::new(), more: false });
+        host.world.local.look(&*journal, true);
+        assert_eq!(device.join().unwrap(), 1);
     });
 }
 

@@ -106,7 +106,6 @@ MUTANTS = [
     # The own copy has another NaN than the one that was sent.
     ("inbox", "take_and_fold<T>(meet, op, ending, factor, guarded<T>(own), at, result)",
      "take_and_fold<T>(meet, op, ending, factor, own, at, result)"),
-    ("inbox", "unit[k] = guarded<T>(own);", "unit[k] = own;"),
     # Members that there are not.
     ("inbox", "if (k < meet.count) acc = acc + wide_lane<T>(unit[k], w);", "acc = acc + wide_lane<T>(unit[k], w);"),
     # One parity.

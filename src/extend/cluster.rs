@@ -62,7 +62,7 @@ pub mod collective {
 
 /// The lock-free parts, and what loom sees in place of std.
 pub mod sync {
-    pub use crate::sync::{Flag, Gate, Sequence, byte_ring, shim, site};
+    pub use crate::sync::{Flag, Gate, Sequence, byte_ring, journal, shim, site};
 }
 
 #[cfg(target_os = "linux")]

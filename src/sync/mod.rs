@@ -29,6 +29,7 @@ mod event_count;
 mod full;
 mod gate;
 mod inbox;
+pub mod journal;
 mod latch;
 mod launch_gate;
 mod linked;

@@ -6,6 +6,8 @@ mod commit;
 mod event_count;
 mod gate;
 mod inbox;
+#[cfg(target_os = "linux")]
+mod journal;
 mod latch;
 mod mirror;
 mod refs;

@@ -5,7 +5,7 @@
 use super::{
     greet,
     server::{beat, check_secret, spawn},
-    wire::{self, Failure, ToHost, ToHub},
+    wire::{self, Failure, Record, ToHost, ToHub},
     world::Local,
 };
 use crate::runtime::StallTimer;
@@ -108,6 +108,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
+        self.local.tell(&Record::Frame(ToHub::Bye), false);
         let _ = self.link.send(&ToHub::Bye);
         let _ = self.link.stream.shutdown(Shutdown::Both);
         *self.closing.0.lock() = true;

@@ -140,13 +140,9 @@ impl Cluster {
     #[cfg(all(target_os = "linux", not(loom)))]
     fn open_shm(&self, control: &Control) -> Result<(Transport, Ends)> {
         use super::transport::shm::{RING, Shm};
-        // Rank 0's number tells the cluster from others of the machine.
-        let told = control.gather("shm/name", &super::greet::random().map_err(unusable)?)?;
-        let name: String = told[0].iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        let name = format!("gpu-pool-{name}");
         let place = (self.rank(), self.size());
         let (set, get) = (|key: &str, value: &[u8]| control.set(key, value), |key: &str| control.get(key));
-        let shm = Shm::connect(RING, &name, place, set, get, &|| control.lost(), self.connect_timeout)?;
+        let shm = Shm::connect(RING, "rings", place, set, get, &|| control.lost(), self.connect_timeout)?;
         Ok((Transport::Host(Arc::new(shm)), Box::new(())))
     }
 
@@ -388,11 +384,6 @@ pub(super) fn machine() -> Result<Vec<u8>> {
     Ok([read("/proc/sys/kernel/random/boot_id")?, read("/proc/sys/kernel/hostname")?].concat())
 }
 
-fn same_everywhere(all: &[Vec<u8>]) -> bool {
+pub(super) fn same_everywhere(all: &[Vec<u8>]) -> bool {
     all.iter().all(|one| *one == all[0] && !one.is_empty())
-}
-
-#[cfg(all(target_os = "linux", not(loom)))]
-fn unusable(error: std::io::Error) -> Error {
-    Error::Cluster { op: "transport", why: error.to_string() }
 }

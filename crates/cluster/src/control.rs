@@ -151,19 +151,30 @@ impl Cluster {
             let devices: Arc<[usize]> = told.into_iter().map(number).collect();
             let control = Control { local: local.clone(), host, devices: devices.clone() };
             let (transport, ends) = open(&control).map_err(|e| cause(e, &|| control.lost()))?;
+            #[cfg(all(target_os = "linux", not(loom)))]
+            let near = super::near::open(&control, &local, limits).map_err(|e| cause(e, &|| control.lost()))?;
+            #[cfg(not(all(target_os = "linux", not(loom))))]
+            let near = ();
             control.gather(OPENED.trim_end_matches('/'), b"")?;
-            Ok((devices.to_vec(), transport, ends))
+            server.iter().for_each(|server| server.tells(&local));
+            Ok((devices.to_vec(), transport, ends, near))
         });
         if let Some(elsewhere) = failed_elsewhere(&local, size) {
             // What this process has found itself says more.
             return Err(opened.err().filter(|own| !matches!(own, Error::HostLost { .. })).unwrap_or(elsewhere));
         }
-        let (devices, transport, transport_ends) = opened.inspect_err(|own| {
+        let (devices, transport, transport_ends, near) = opened.inspect_err(|own| {
             // The hub has it when it answers. Others must not wait for this process.
             let told = local.set(&opened_by(host), wire::cut(own.to_string()).as_bytes());
             drop(told.and_then(|()| local.get(&opened_by(host))));
         })?;
-        Ok(Arc::new(Members { local, host, devices, transport, _ends: Box::new((transport_ends, client, server)) }))
+        Ok(Arc::new(Members {
+            local,
+            host,
+            devices,
+            transport,
+            _ends: Box::new((transport_ends, client, near, server)),
+        }))
     }
 
     /// Rank 0 listens at a port of the system's choice, with a fresh secret, and tells all by MPI.

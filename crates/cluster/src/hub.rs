@@ -27,7 +27,7 @@ mod unnamed;
 
 use super::{
     mutant::{self, Rule},
-    wire::{Arrive, Call, Entry, Failure, Kind, Member, ToHost, ToHub, cut},
+    wire::{Arrive, Call, Entry, Failure, Kind, Member, Record, ToHost, ToHub, cut},
 };
 use meeting::Meeting;
 use std::{
@@ -150,6 +150,28 @@ impl Hub {
     pub(crate) fn new(limits: Limits) -> Hub {
         let step = (limits.heartbeat_timeout.min(limits.connect_timeout) / 4).min(STEP);
         Hub { limits, step, ..Hub::default() }
+    }
+
+    /// One of several hubs that are told the same in one order (`near.rs`), with processes that have all joined. Losses
+    /// are told, too.
+    pub(crate) fn replica(limits: Limits) -> Hub {
+        let mut hub = Hub::new(limits);
+        let never = Duration::MAX;
+        hub.limits = Limits { heartbeat_timeout: never, connect_timeout: never, ..limits };
+        (0..limits.size).for_each(|host| drop(hub.joined(host)));
+        hub
+    }
+
+    /// What a process tells all hubs, or why it is nonsense.
+    pub(crate) fn record(&mut self, host: usize, record: Result<Record, String>) -> Out {
+        match record {
+            Ok(Record::Frame(frame)) => return self.frame(host, frame),
+            Ok(Record::Tick(clock)) if host == 0 => return self.tick(clock),
+            Ok(Record::Over(failure)) if host == 0 => self.end(failure),
+            Ok(_) => self.end(Failure::lost(host, "it has sent nonsense: rank 0's word")),
+            Err(why) => self.end(Failure::lost(host, format!("it has sent nonsense: {why}"))),
+        }
+        std::mem::take(&mut self.out)
     }
 
     /// Why a process with this number may not join, if so.

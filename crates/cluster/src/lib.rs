@@ -31,12 +31,15 @@ mod connect;
 mod control;
 mod exchange;
 mod greet;
+#[cfg_attr(any(loom, not(target_os = "linux")), allow(dead_code, reason = "processes share no memory"))]
 mod hub;
 #[cfg(target_os = "linux")]
 pub mod ipc;
 mod launch;
 mod link;
 mod mutant;
+#[cfg(all(target_os = "linux", not(loom)))]
+mod near;
 pub mod prelude;
 mod process;
 mod server;
@@ -45,8 +48,10 @@ mod socket;
 #[cfg_attr(any(loom, not(feature = "nccl")), allow(dead_code, reason = "there is no transport between devices"))]
 mod traits;
 mod transport;
+#[cfg_attr(any(loom, not(target_os = "linux")), allow(dead_code, reason = "processes share no memory"))]
 mod wire;
 #[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
+#[cfg_attr(any(loom, not(target_os = "linux")), allow(dead_code, reason = "processes share no memory"))]
 mod world;
 
 /// Private parts that tests build on, such as the cluster within one process of `tests/support/loopback`. **Exempt from

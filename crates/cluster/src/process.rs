@@ -147,6 +147,8 @@ impl Process {
                     scope.begun = Some(self.orders[Class::Scope as usize].enter(1));
                 }
             }
+            // Each process finds the loss of rank 0 by itself, beside the journal (`near.rs`).
+            ToHost::Commit { .. } if self.over.is_some() => {}
             ToHost::Commit { arrival, number, notes, more } => {
                 let key = self.arrivals.get(&arrival).ok_or(Nonsense)?;
                 let meeting = self.meetings.get_mut(key).ok_or(Nonsense)?;

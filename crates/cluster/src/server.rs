@@ -6,7 +6,8 @@
 use super::{
     greet::{self, Not},
     hub::{Hub, Limits, Out},
-    wire::{self, Failure, ToHost, ToHub},
+    wire::{self, Failure, Record, ToHost, ToHub},
+    world::Local,
 };
 use gpu_pool::{Error, Result, event};
 use parking_lot::{Condvar, Mutex};
@@ -43,6 +44,8 @@ struct State {
     links: BTreeMap<usize, Arc<TcpStream>>,
     /// Connections that are being greeted, the oldest first.
     greeted: VecDeque<(IpAddr, Arc<TcpStream>)>,
+    /// This process, once all meet in shared memory.
+    near: Option<Arc<Local>>,
     closing: bool,
 }
 
@@ -63,7 +66,13 @@ impl Server {
         let address = listener.local_addr().map_err(|e| refused(e.to_string()))?;
         let reserve =
             Some(listener.try_clone().map_err(|e| refused(format!("rank 0 cannot accept connections: {e}")))?);
-        let state = State { hub: Hub::new(limits), links: BTreeMap::new(), greeted: VecDeque::new(), closing: false };
+        let state = State {
+            hub: Hub::new(limits),
+            links: BTreeMap::new(),
+            greeted: VecDeque::new(),
+            near: None,
+            closing: false,
+        };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -75,6 +84,11 @@ impl Server {
         server.shared.spawn("accept", move |shared| shared.accept(&listener, reserve))?;
         server.shared.spawn("tick", |shared| shared.tick())?;
         Ok(server)
+    }
+
+    /// From now on all meet in shared memory ([`near`](super::near)), where this process tells the time and losses.
+    pub(super) fn tells(&self, near: &Arc<Local>) {
+        self.shared.state.lock().near = Some(near.clone());
     }
 }
 
@@ -153,6 +167,13 @@ impl State {
     /// Writes frames in their order. A process that does not read is shut out, which its reader sees.
     fn send(&mut self, out: Out) {
         let mut bytes = BTreeMap::<usize, Vec<u8>>::new();
+        let over = out.iter().find_map(|(_, frame)| match frame {
+            ToHost::Over { failure } => Some(Record::Over(failure.clone())),
+            _ => None,
+        });
+        if let (Some(near), Some(over)) = (&self.near, over) {
+            near.tell(&over, false);
+        }
         for (host, frame) in out {
             match wire::frame(&frame) {
                 Ok(frame) => bytes.entry(host).or_default().extend(frame),
@@ -266,8 +287,17 @@ impl Shared {
     fn tick(&self) {
         let mut state = self.state.lock();
         while !state.closing {
-            let out = state.hub.tick(self.start.elapsed());
+            let clock = self.start.elapsed();
+            let out = state.hub.tick(clock);
             state.send(out);
+            if let Some(near) = state.near.clone() {
+                drop(state);
+                near.tell(&Record::Tick(clock), true);
+                state = self.state.lock();
+                if state.closing {
+                    return;
+                }
+            }
             self.changed.wait_for(&mut state, beat(self.heartbeat_timeout));
         }
     }

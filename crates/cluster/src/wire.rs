@@ -80,6 +80,27 @@ pub(crate) enum ToHub {
     Bye,
 }
 
+/// What a process of one machine tells all of them (`near.rs`). Ticks and the end are rank 0's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub(crate) enum Record {
+    Frame(ToHub),
+    /// The time since the hub began.
+    Tick(Duration),
+    Over(Failure),
+}
+
+impl Record {
+    /// Whether it may fail a scope in which a process waits for nothing. Other failures are heard of with the next
+    /// tick.
+    pub(super) fn is_urgent(&self) -> bool {
+        match self {
+            Record::Frame(ToHub::Begin { entry, .. }) => matches!(entry, Entry::Unnamed { failed: Some(_), .. }),
+            Record::Frame(frame) => matches!(frame, ToHub::Fail { .. } | ToHub::Bye),
+            Record::Tick(_) | Record::Over(_) => true,
+        }
+    }
+}
+
 /// How a scope finds its counterparts: [`Entry`](crate::traits::Entry). `failed`: a device, and the cause.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Entry {

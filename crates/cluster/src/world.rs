@@ -3,6 +3,8 @@
 //! The reader of the hub's frames calls [`Local::take`]; the thread that finds the hub gone calls
 //! [`Local::end_cluster`]. Frames to the hub go through a [`Link`].
 //!
+//! Where all processes share a machine, [`Near`] takes the hub's place for scopes, and threads that wait look there.
+//!
 //! Every wait here ends when the hub says so, when the cluster ends, or when the link knows that the hub is silent. No
 //! wait has a deadline of its own: deadlines are the hub's.
 //!
@@ -10,7 +12,7 @@
 
 use super::{
     process::{Class, Key, Process},
-    wire::{self, Arrive, Failure, ToHost, ToHub, cut},
+    wire::{self, Arrive, Failure, Record, ToHost, ToHub, cut},
 };
 use crate::{
     runtime::{
@@ -41,6 +43,20 @@ const LOOKS: Duration = Duration::from_micros(100);
 type Tell = Box<dyn FnOnce(Error) + Send>;
 type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
 
+/// The order of all that processes of one machine tell, in which each of them reads it (`near.rs`).
+pub(crate) trait Near: Send + Sync {
+    /// Tells all. `false`: there is no room, until all have read some. This process's own threads are not woken: the
+    /// caller then reads.
+    fn append(&self, record: &Record) -> bool;
+
+    /// Reads what was told, and takes what follows for this process. Unless it `must`, not while another thread does.
+    fn read(&self, must: bool, take: &mut dyn FnMut(ToHost));
+
+    /// So many threads more (or fewer) call [`read`](Self::read) again and again, and sleep until another one has. The
+    /// caller calls it once more after that.
+    fn change(&self, looking: isize, waiting: isize);
+}
+
 /// One process's part of the cluster.
 pub(crate) struct Local {
     inner: Mutex<Inner>,
@@ -56,6 +72,9 @@ struct Inner {
     sending: bool,
     tells: BTreeMap<u64, Vec<Tell>>,
     progress: BTreeMap<u64, Progress>,
+    /// What the others were told of it.
+    told: Vec<(u64, u64)>,
+    near: Option<Arc<dyn Near>>,
     /// Scopes without names that have begun at a place of the program.
     places: BTreeMap<Site, u64>,
 }
@@ -68,12 +87,49 @@ impl Local {
             sending: false,
             tells: BTreeMap::new(),
             progress: BTreeMap::new(),
+            told: Vec::new(),
+            near: None,
             places: BTreeMap::new(),
         };
         Arc::new(Local { inner: Mutex::new(inner), changed: Condvar::new(), link })
     }
 
+    /// From now on scopes are agreed on there.
+    pub(crate) fn meet_near(&self, near: Arc<dyn Near>) {
+        self.inner.lock().near = Some(near);
+    }
+
+    fn near(&self) -> Option<Arc<dyn Near>> {
+        self.inner.lock().near.clone()
+    }
+
+    /// Takes what the processes of this machine have told.
+    pub(crate) fn look(&self, near: &dyn Near, must: bool) {
+        let mut due = Vec::new();
+        near.read(must, &mut |frame| due.extend(self.apply(frame)));
+        // Who hears of a failure may tell something, for which there must be room.
+        due.into_iter().for_each(|tell| tell());
+    }
+
+    /// Tells the processes of this machine, if there is room. For rank 0's server. `looks`: also this one.
+    pub(super) fn tell(&self, record: &Record, looks: bool) {
+        let Some(near) = self.near() else { return };
+        near.append(record);
+        if looks {
+            self.look(&*near, true);
+        }
+    }
+
+    /// Takes a frame that does not come by [`Near`]: what was told there before goes first.
     pub(crate) fn take(&self, frame: ToHost) {
+        if let Some(near) = self.near().filter(|_| matches!(frame, ToHost::Over { .. })) {
+            self.look(&*near, true);
+        }
+        self.apply(frame).into_iter().for_each(|tell| tell());
+    }
+
+    /// Who is to hear of it.
+    fn apply(&self, frame: ToHost) -> Vec<impl FnOnce() + use<>> {
         let mut inner = self.inner.lock();
         if inner.process.take(frame).is_err() {
             inner.process.end_cluster(Failure::lost(0, "it has sent nonsense"));
@@ -83,11 +139,9 @@ impl Local {
         }
         let Inner { process, tells, .. } = &mut *inner;
         let failed: Vec<_> = tells.keys().filter_map(|id| Some((*id, process.failure_elsewhere(*id)?))).collect();
-        let due: Vec<_> = failed.into_iter().map(|(id, failure)| (tells.remove(&id), failure)).collect();
-        drop(inner);
-        for (tells, failure) in due {
-            tells.into_iter().flatten().for_each(|tell| tell(failure.error("a scope")));
-        }
+        let due = failed.into_iter().map(|(id, failure)| (tells.remove(&id), failure));
+        due.map(|(tells, failure)| move || tells.into_iter().flatten().for_each(|tell| tell(failure.error("a scope"))))
+            .collect()
     }
 
     /// The hub is lost, or this process has left.
@@ -99,7 +153,16 @@ impl Local {
     pub(super) fn beat(&self) -> ToHub {
         let progress: Vec<_> = self.inner.lock().progress.iter().map(|(id, of)| (*id, of.clone())).collect();
         // Asked without the lock: it is the caller's code.
-        ToHub::Beat { progress: progress.into_iter().map(|(id, of)| (id, of())).collect() }
+        let progress: Vec<_> = progress.into_iter().map(|(id, of)| (id, of())).collect();
+        let beat = ToHub::Beat { progress: progress.clone() };
+        let mut inner = self.inner.lock();
+        let news = inner.told != progress;
+        inner.told = progress;
+        drop(inner);
+        if news {
+            self.tell(&Record::Frame(beat.clone()), true);
+        }
+        beat
     }
 
     pub(super) fn check(&self, op: &'static str) -> Result<()> {
@@ -117,8 +180,11 @@ impl Local {
         }
         inner.sending = true;
         while let Some(frame) = inner.outgoing.pop_front() {
+            let near = inner.near.clone().filter(|_| !matches!(frame, ToHub::Set { .. } | ToHub::Get { .. }));
             drop(inner);
-            if let Err(failure) = (self.link)(frame)
+            if let Some(near) = near {
+                self.append(&*near, frame);
+            } else if let Err(failure) = (self.link)(frame)
                 && !flag("world.send.ignores_the_end")
             {
                 self.end_cluster(failure);
@@ -129,25 +195,54 @@ impl Local {
         result
     }
 
+    /// Tells the processes of this machine. The end of the cluster ends the wait for room.
+    fn append(&self, near: &dyn Near, frame: ToHub) {
+        let record = Record::Frame(frame);
+        while !near.append(&record) && self.inner.lock().process.over().is_none() {
+            self.look(near, true);
+            thread::yield_now();
+        }
+        self.look(near, true);
+    }
+
     fn wait<T>(
         &self,
         op: &'static str,
         mut answer: impl FnMut(&mut Process) -> Option<Result<T, Failure>>,
     ) -> Result<T> {
+        let (start, near) = (Instant::now(), self.near());
+        let change = |looking, waiting| near.iter().for_each(|near| near.change(looking, waiting));
+        change(1, 0);
+        let mut sleeps = false;
         let mut inner = self.inner.lock();
-        let start = Instant::now();
-        loop {
+        let answer = loop {
             if let Some(answer) = answer(&mut inner.process) {
-                return answer.map_err(|failure| failure.error(op));
+                break answer;
             }
-            if yield_rounds() == 0 || start.elapsed() >= LOOKS {
+            let tired = yield_rounds() == 0 || start.elapsed() >= LOOKS;
+            if tired && (sleeps || near.is_none()) {
                 self.changed.wait(&mut inner);
-            } else {
-                drop(inner);
-                thread::yield_now();
-                inner = self.inner.lock();
+                continue;
             }
+            drop(inner);
+            if tired {
+                sleeps = true;
+                change(-1, 1);
+            }
+            near.iter().for_each(|near| self.look(&**near, sleeps));
+            if !tired {
+                thread::yield_now();
+            }
+            inner = self.inner.lock();
+        };
+        drop(inner);
+        if sleeps {
+            change(0, -1)
+        } else {
+            change(-1, 0)
         }
+        near.iter().for_each(|near| self.look(&**near, true));
+        answer.map_err(|failure| failure.error(op))
     }
 
     pub(super) fn set(&self, key: &str, value: &[u8]) -> Result<()> {

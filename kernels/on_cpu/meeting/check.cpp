@@ -23,7 +23,7 @@ static const Row rows[] = {
 template <class T> struct Call : AnyCall {
     std::vector<u32> members; // ordinals, by rank
     Kind kind;
-    bool pieced, in_place;
+    bool pieced, in_place, whole = false;
     u32 op, root, blocks;
     std::vector<u64> counts; // of each member's slice
     u64 piece;               // most bytes of one
@@ -49,7 +49,10 @@ template <class T> struct Call : AnyCall {
         op = random_number() % 6, root = random_number() % n, blocks = 1 + random_number() % MOST_BLOCKS;
         // In elements: of one trip, or of all slots several times.
         const u64 most = (pieced ? SLOT * MOST_BLOCKS * 5 : WHOLE) / sizeof(T);
-        const u64 some = 1 + random_number() % (chance(3) ? 9 : most);
+        u64 some = 1 + random_number() % (chance(3) ? 9 : most);
+        // Whole units at aligned places have ways of their own.
+        whole = chance(2);
+        if (whole) some = (some * sizeof(T) + 15) / 16 * 16 / sizeof(T);
         counts.assign(n, some);
         if (kind != REDUCE_SCATTER) {
             // Parts of whole grains, as the host cuts them.
@@ -80,8 +83,8 @@ template <class T> struct Call : AnyCall {
         const u32 n = members.size();
         for (u32 k = 0; k < 8; k++) factors[0].f[k] = 0.5 + k, factors[1].f[k] = -1.5 * k;
         for (u32 rank = 0; rank < n; rank++) {
-            from.emplace_back(total());
-            to.emplace_back(kind == REDUCE_SCATTER ? counts[rank] : total());
+            from.emplace_back(total(), whole);
+            to.emplace_back(kind == REDUCE_SCATTER ? counts[rank] : total(), whole);
             for (u64 i = 0; i < total(); i++) from[rank].at()[i] = drawn<T>(strange);
             given.emplace_back(from[rank].at(), from[rank].at() + total());
         }

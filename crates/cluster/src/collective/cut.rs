@@ -1,15 +1,15 @@
 //! How a buffer is cut over rails and processes. Pure: all members of all processes come to the same answers.
 //!
-//! A large buffer may be cut into pieces first, which go one behind the other ([`pieces`](super::pieces)). Rail `r`
+//! A large buffer may be cut into pieces first, which go one behind the other ([`rail`](super::rail)). Rail `r`
 //! carries slice `r` of the buffer, or of the piece. Of a slice, each process owns some ranges: an equal cut for
-//! all_reduce, and else those of the parts of its members that lie in the slice.
+//! all_reduce, and else those of the parts of its members that lie in the slice. A [`Share`] says what goes where.
 
 use super::rail_map::RailMap;
 use crate::runtime::collective::{Counts, HostMembers, slice as slice_of};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Ranges of elements, ascending, none of them empty.
+/// Ranges of elements, ascending, apart from each other, none of them empty.
 pub(super) type Ranges = SmallVec<[Range<usize>; 2]>;
 
 /// A range of the buffer and its split over rails, for one process. Slices begin at multiples of
@@ -69,8 +69,15 @@ impl Cut<'_> {
     pub fn owned(&self, here: usize, hosts: &[HostMembers], parts: &Counts) -> Vec<Ranges> {
         let slice = self.slice(here);
         let of = |host: &HostMembers| {
-            let parts = host.ranks.iter().map(|&rank| common(&slice, &parts.part(rank)));
-            parts.filter(|part| !part.is_empty()).collect()
+            let mut ranges = Ranges::new();
+            for part in host.ranks.iter().map(|&rank| common(&slice, &parts.part(rank))).filter(|part| !part.is_empty())
+            {
+                match ranges.last_mut().filter(|last| last.end == part.start) {
+                    Some(last) => last.end = part.end,
+                    None => ranges.push(part),
+                }
+            }
+            ranges
         };
         hosts.iter().map(of).collect()
     }
@@ -95,8 +102,83 @@ fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     start..a.end.min(b.end).max(start)
 }
 
-pub(super) fn total(ranges: &Ranges) -> usize {
+fn total(ranges: &Ranges) -> usize {
     ranges.iter().map(Range::len).sum()
+}
+
+/// A member's slice of a piece, and what of it each process owns. Answers are in bytes.
+pub(super) struct Share {
+    pub slice: Range<usize>,
+    /// By process of the group.
+    pub owned: Vec<Ranges>,
+    /// Which of them this is.
+    pub me: usize,
+    pub size: usize,
+}
+
+/// One end of a message on a rail: the other process, by its index in the group, and where the bytes are here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Send(usize, Range<usize>),
+    Receive(usize, Range<usize>),
+}
+
+impl Share {
+    /// What this process owns.
+    pub fn own(&self) -> &Ranges {
+        &self.owned[self.me]
+    }
+
+    pub fn own_bytes(&self) -> usize {
+        total(self.own()) * self.size
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.slice.len() * self.size
+    }
+
+    /// All other processes.
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (n, me) = (self.owned.len(), self.me);
+        (1..n).map(move |k| (me + k) % n)
+    }
+
+    /// A range in the slice.
+    pub fn at(&self, range: &Range<usize>) -> Range<usize> {
+        (range.start - self.slice.start) * self.size..(range.end - self.slice.start) * self.size
+    }
+
+    /// An own range, where the own ones lie one behind the other.
+    pub fn packed(&self, range: &Range<usize>) -> Range<usize> {
+        let before = self.own().iter().take_while(|own| own.start < range.start).map(Range::len).sum::<usize>();
+        before * self.size..(before + range.len()) * self.size
+    }
+
+    /// Another process's part for an own range, in memory for the parts of all others.
+    pub fn arrived(&self, host: usize, range: &Range<usize>) -> Range<usize> {
+        let hosts = self.owned.len();
+        let (before, at) = (((host + hosts - self.me) % hosts - 1) * self.own_bytes(), self.packed(range));
+        before + at.start..before + at.end
+    }
+
+    /// Sends the others their ranges, from the slice, and receives [`arrived`](Self::arrived) parts.
+    pub fn to_owners(&self) -> Vec<End> {
+        let with = |host: usize| {
+            let sends = self.owned[host].iter().map(move |range| End::Send(host, self.at(range)));
+            sends.chain(self.own().iter().map(move |range| End::Receive(host, self.arrived(host, range))))
+        };
+        self.others().flat_map(with).collect()
+    }
+
+    /// Sends all others the own ranges, and receives theirs in the slice. `packed`: where the own ones come from.
+    pub fn to_all(&self, packed: bool) -> Vec<End> {
+        let from = move |range| if packed { self.packed(range) } else { self.at(range) };
+        let with = |host: usize| {
+            let sends = self.own().iter().map(move |range| End::Send(host, from(range)));
+            sends.chain(self.owned[host].iter().map(move |range| End::Receive(host, self.at(range))))
+        };
+        self.others().flat_map(with).collect()
+    }
 }
 
 /// How many elements member `.0` sends to member `.1`.

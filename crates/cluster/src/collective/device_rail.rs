@@ -1,44 +1,162 @@
-//! One rail's work on one piece between processes, in the memory of the devices.
+//! The rail between devices: a [`Relay`] and its stream, for the pieces of one collective.
 //!
-//! [`device_pieces`](super::device_pieces) makes a [`DeviceRail`] for each piece, with its memory, before the member
-//! arrives, and submits them after the commit: to the [`Relay`]'s stream, in the order of commits. From the commit on
-//! nothing here looks at the gang, and no memory is asked for.
+//! ```text
+//! member's stream   before 0 | before 1 | ..      | after 0 | after 1 | ..
+//! rail's stream                   rail 0 | rail 1 | ..
+//! ```
+//!
+//! All memory is there, and all steps before are submitted, before the member arrives. Behind the one meeting all
+//! pieces are submitted in one turn, in the order of commits, and then the steps after. From the commit on nothing here
+//! looks at the gang. Events join the two streams, each recorded right behind its piece: one that is recorded later
+//! would wait for the pieces behind it, too.
 //!
 //! Sums go over the transport's own all-reduce where all processes take part and their order is free; else the elements
 //! go as messages, and this device's kernels add them up in the order of processes.
+//!
+//! **Bits.** A piece has the elements of all members at the same places. Inside, a reduce_scatter adds up in the order
+//! of ranks wherever an element lies, and so do this device's kernels in the order of processes: cuts change no bit. A
+//! sum of the transport's own has the order that it has chosen for the size of a piece; between two processes there is
+//! only one order.
+//!
+//! **Why no kernel waits for ever.** Kernels of the steps inside wait for those of the other members of this process;
+//! kernels of the rails for those of the same rail of other processes. On each device both are submitted in one order,
+//! which is the same in all processes: all steps before, all rails, all steps after. So each kernel waits for earlier
+//! ones only, or for its peers, which are always submitted: steps inside in the launch window of their own meeting,
+//! rails in the turn of the commit (rules C1 and C3 of `docs/src/design/cluster.md`). Only room remains: a kernel that
+//! waits must not keep the multiprocessors from one that it waits for. So:
+//!
+//! * The steps inside take few blocks (`GroupInternals::run_overlapped`), and the rails run beside them only where the
+//!   device has room for these and for the most blocks of the transport's kernels together
+//!   ([`DeviceTransport::overlaps`]). Else the same calls go to the member's own stream, one after the other.
+//! * Where devices share a GPU, and so its hardware queues, a rail's second call may be in front of another rail's
+//!   first one, here the one and elsewhere the other. So nothing is cut there, in all processes.
+//!
+//! [`DeviceTransport::overlaps`]: crate::traits::DeviceTransport::overlaps
 
 use super::{
-    cut::{Cut, Ranges, total},
+    cut::{Cut, End, Share},
     hierarchical::{HierarchicalCall, copy_within},
+    plan::{Job, Plan},
+    rail::{Landed, Rail},
     relay::{Load, Relay},
 };
 use crate::{
     internals::*,
     mutant::{self, Rule},
     runtime::{
-        collective::{Area, MOST, Part},
+        collective::{Area, MOST, Part, Payload, Shape},
         driver::Address,
         memory::Access,
         record, wait_for,
     },
-    traits::{RailCall, RailMessage},
+    traits::{DeviceTransport, Overlap, RailCall, RailMessage},
 };
 use gpu_pool::{DType, Error, Event, ReduceOp, Result};
 use smallvec::{SmallVec, smallvec};
-use std::{mem, ops::Range};
+use std::{mem, ops::Range, vec};
 
-/// A member's rail, for one piece. `own` is its slice.
+/// The most pieces: then all but a sixteenth of the first and the last step is hidden, at best.
+pub const MOST_PIECES: usize = 16;
+
+/// The pieces of a buffer, and whether rails run beside the steps inside. All members of all processes cut alike: where
+/// any process has steps inside that could overlap.
+pub(super) fn cuts<'c>(plan: &Plan<'c, '_, '_>, transport: &dyn DeviceTransport) -> (Vec<Cut<'c>>, bool) {
+    let (hier, whole) = (plan.hier, plan.whole());
+    let several = hier.across.hosts.iter().any(|host| host.ranks.len() > 1);
+    let Some(Overlap { piece, blocks }) = transport.overlaps().filter(|_| several && hier.rail_map.direct) else {
+        return (vec![whole], false);
+    };
+    let size = plan.dtype.size();
+    let slice = whole.len.div_ceil(hier.rail_map.all.len()) * size;
+    let cuts = whole.pieces(piece.max(slice.div_ceil(MOST_PIECES)) / size);
+    let overlapped = cuts.len() > 1 && hier.here.count() > 1 && has_room(plan, &cuts[0], blocks);
+    (cuts, overlapped)
+}
+
+/// Whether the kernels of a step inside that wait for each other, and so many blocks, fit on each device together.
+fn has_room(plan: &Plan<'_, '_, '_>, cut: &Cut<'_>, blocks: u32) -> bool {
+    let most = |shape: Shape, reduce: Option<ReduceOp>| {
+        plan.hier.here.waiting_blocks((plan.dtype, reduce.unwrap_or(ReduceOp::Sum)), &shape)
+    };
+    let inside = most(plan.before(cut), plan.inner).max(most(plan.after(cut), None));
+    inside.saturating_add(blocks) <= plan.hier.group.device().multiprocessors()
+}
+
 pub(super) struct DeviceRail<'t, 'g, 'd> {
+    relay: &'t Relay<'t, 'g, 'd>,
+    pieces: Vec<RailPiece<'t, 'g, 'd>>,
+    /// Those that have been submitted.
+    carried: vec::IntoIter<DevicePiece>,
+}
+
+/// What a rail leaves for the step behind it.
+pub(super) struct DevicePiece {
+    left: Area,
+    /// Behind the piece, if that runs beside other work.
+    carried: Option<Event>,
+}
+
+impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
+    pub fn new(relay: &'t Relay<'t, 'g, 'd>) -> Self {
+        DeviceRail { relay, pieces: Vec::new(), carried: Vec::new().into_iter() }
+    }
+}
+
+impl Rail for DeviceRail<'_, '_, '_> {
+    type Piece = DevicePiece;
+
+    #[track_caller]
+    fn add(&mut self, plan: &Plan<'_, '_, '_>, cut: &Cut<'_>) -> Result<Area> {
+        let piece = RailPiece::new(self.relay, plan, plan.share(cut))?;
+        let own = piece.uses[0].0.clone();
+        self.pieces.push(piece);
+        Ok(own)
+    }
+
+    #[track_caller]
+    fn stage(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()> {
+        if self.relay.has_side_stream() {
+            let staged = record(plan.hier.group.device().core(), plan.hier.call.op)?;
+            self.pieces.last_mut().expect("one was added").staged = Some(staged);
+        }
+        Ok(())
+    }
+
+    #[track_caller]
+    fn meet(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()> {
+        let _here = plan.hier.op()?;
+        let (_, commit) = plan.hier.meet(Payload::Nothing, |_| Vec::new())?;
+        let carried = self.pieces.iter().map(RailPiece::submit).collect::<Result<Vec<_>>>();
+        drop(commit.window);
+        self.carried = plan.hier.done(carried)?.into_iter();
+        Ok(())
+    }
+
+    fn carry_next(&mut self) -> Result<Option<DevicePiece>> {
+        Ok(self.carried.next())
+    }
+}
+
+impl Landed for DevicePiece {
+    fn land(self, plan: &Plan<'_, '_, '_>) -> Result<Area> {
+        if let Some(carried) = &self.carried {
+            wait_for(plan.hier.group.device().core(), plan.hier.call.op, carried)?;
+        }
+        Ok(self.left)
+    }
+}
+
+/// One piece, on this member's rail.
+struct RailPiece<'t, 'g, 'd> {
     hier: &'t HierarchicalCall<'g, 'd>,
     relay: &'t Relay<'t, 'g, 'd>,
-    slice: Range<usize>,
-    owned: Vec<Ranges>,
-    size: usize,
+    share: Share,
     work: Work,
-    /// The memory. The step inside the process has written the first one.
+    /// The memory. The step inside the process writes the first one.
     uses: SmallVec<[(Area, Access); 4]>,
     /// Behind that step, if it runs on another stream.
-    pub staged: Option<Event>,
+    staged: Option<Event>,
+    left: Area,
 }
 
 enum Work {
@@ -58,77 +176,40 @@ struct Parts {
     zeros: Option<Area>,
 }
 
-impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
-    fn new(
-        relay: &'t Relay<'t, 'g, 'd>,
-        cut: &Cut<'_>,
-        owned: Vec<Ranges>,
-        size: usize,
-        own: &Area,
-        to: Access,
-    ) -> Self {
-        let slice = cut.slice(relay.hier.across.here);
-        let (work, uses) = (Work::Fill(Load::default()), smallvec![(own.clone(), to)]);
-        DeviceRail { hier: relay.hier, relay, slice, owned, size, work, uses, staged: None }
-    }
-
-    /// The slices of all processes are going to be summed into all of them.
+impl<'t, 'g, 'd> RailPiece<'t, 'g, 'd> {
+    /// Takes the memory.
     #[track_caller]
-    pub fn sum_to_all(
-        relay: &'t Relay<'t, 'g, 'd>,
-        cut: &Cut<'_>,
-        owned: Vec<Ranges>,
-        own: &Area,
-        (dtype, op): (DType, ReduceOp),
-    ) -> Result<Self> {
-        let mut rail = Self::new(relay, cut, owned, dtype.size(), own, Access::Write);
-        rail.work = match relay.native(dtype, op) {
-            Some(reduce) => Work::Native(dtype, reduce),
-            None => {
-                let parts = rail.room(own, dtype, op)?;
-                let from = |at: &Range<usize>| own.address + rail.at(at).start as u64;
-                let to_all = Some(relay.load(rail.to_all(from, own))?);
-                Work::Sum { of: (dtype, op), parts, to_all }
-            }
+    fn new(relay: &'t Relay<'t, 'g, 'd>, plan: &Plan<'_, '_, '_>, share: Share) -> Result<Self> {
+        let (hier, dtype, fill) = (relay.hier, plan.dtype, plan.job.sum().is_none());
+        let own = hier.scratch(if fill { share.own_bytes() } else { share.bytes() })?;
+        let left = match plan.job {
+            Job::SumAndFill(_) => own.clone(),
+            Job::Sum(_) => hier.scratch(share.own_bytes())?,
+            Job::Fill => hier.scratch(share.bytes())?,
         };
-        Ok(rail)
+        let mut uses = match plan.job {
+            Job::SumAndFill(_) => smallvec![(own.clone(), Access::Write)],
+            _ => smallvec![(own.clone(), Access::Read), (left.clone(), Access::Write)],
+        };
+        let work = match plan.job {
+            Job::Fill => Work::Fill(relay.load(messages(hier, share.to_all(true), &own, &left))?),
+            Job::Sum(op) => {
+                Work::Sum { of: (dtype, op), parts: room(relay, &share, &mut uses, (dtype, op))?, to_all: None }
+            }
+            Job::SumAndFill(op) => match relay.native(dtype, op) {
+                Some(reduce) => Work::Native(dtype, reduce),
+                None => {
+                    let parts = room(relay, &share, &mut uses, (dtype, op))?;
+                    let to_all = Some(relay.load(messages(hier, share.to_all(false), &own, &own))?);
+                    Work::Sum { of: (dtype, op), parts, to_all }
+                }
+            },
+        };
+        Ok(RailPiece { hier, relay, share, work, uses, staged: None, left })
     }
 
-    /// The slices of all processes are going to be summed, each by its owner, into `summed`: one own range behind the
-    /// other.
-    #[track_caller]
-    pub fn sum_to_owners(
-        relay: &'t Relay<'t, 'g, 'd>,
-        cut: &Cut<'_>,
-        owned: Vec<Ranges>,
-        [own, summed]: [&Area; 2],
-        (dtype, op): (DType, ReduceOp),
-    ) -> Result<Self> {
-        let mut rail = Self::new(relay, cut, owned, dtype.size(), own, Access::Read);
-        rail.uses.push((summed.clone(), Access::Write));
-        let parts = rail.room(own, dtype, op)?;
-        rail.work = Work::Sum { of: (dtype, op), parts, to_all: None };
-        Ok(rail)
-    }
-
-    /// Every process is going to send what it owns, packed in `own`, to all others: `all` is the slice.
-    #[track_caller]
-    pub fn fill(
-        relay: &'t Relay<'t, 'g, 'd>,
-        cut: &Cut<'_>,
-        owned: Vec<Ranges>,
-        [own, all]: [&Area; 2],
-        size: usize,
-    ) -> Result<Self> {
-        let mut rail = Self::new(relay, cut, owned, size, own, Access::Read);
-        rail.uses.push((all.clone(), Access::Write));
-        let from = |at: &Range<usize>| own.address + rail.before(at) as u64;
-        rail.work = Work::Fill(relay.load(rail.to_all(from, all))?);
-        Ok(rail)
-    }
-
-    /// Submits the piece, in the commit's turn. Returns an event behind it, if it runs beside other work.
-    pub fn submit(&self) -> Result<Option<Event>> {
+    /// Submits the piece, in the commit's turn.
+    fn submit(&self) -> Result<DevicePiece> {
         let (op, stream) = (self.hier.call.op, self.relay.stream());
         // The step inside has ordered the first memory behind all that came before.
         let mut rest = &self.uses[..];
@@ -149,101 +230,35 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
             }
         }
         submitted?;
-        if self.relay.has_side_stream() { record(stream, op).map(Some) } else { Ok(None) }
+        let carried = if self.relay.has_side_stream() { Some(record(stream, op)?) } else { None };
+        Ok(DevicePiece { left: self.left.clone(), carried })
     }
 
     fn work(&self) -> Result<()> {
-        let area = |at: usize| &self.uses[at].0;
-        let own = area(0);
+        let (own, share) = (&self.uses[0].0, &self.share);
         match &self.work {
-            _ if self.slice.is_empty() => Ok(()),
+            _ if share.slice.is_empty() => Ok(()),
             Work::Native(dtype, reduce) => {
-                let (at, len) = (own.address, self.slice.len());
+                let (at, len) = (own.address, share.slice.len());
                 self.relay.submit(&RailCall::AllReduce { at, len, dtype: *dtype, reduce: *reduce })
             }
             Work::Sum { of, parts, to_all: Some(sums) } => {
-                self.sum_parts(own, parts, *of, |at| own.address + self.at(at).start as u64)?;
+                self.sum_parts(own, parts, *of, |range| own.address + share.at(range).start as u64)?;
                 self.relay.send(sums)
             }
             Work::Sum { of, parts, to_all: None } => {
-                self.sum_parts(own, parts, *of, |at| area(1).address + self.before(at) as u64)
+                self.sum_parts(own, parts, *of, |range| self.left.address + share.packed(range).start as u64)
             }
             Work::Fill(load) => {
                 self.relay.send(load)?;
                 // The own ranges are on this device already.
-                self.owned[self.hier.across.me].iter().try_for_each(|range| {
-                    let (to, from) = (area(1).address + self.at(range).start as u64, own.address);
-                    let (from, bytes) = (from + self.before(range) as u64, range.len() * self.size);
-                    copy_within(self.hier, self.relay.stream(), to, from, bytes)
+                share.own().iter().try_for_each(|range| {
+                    let (from, to) = (share.packed(range), self.left.address + share.at(range).start as u64);
+                    let source = own.address + from.start as u64;
+                    copy_within(self.hier, self.relay.stream(), to, source, from.len())
                 })
             }
         }
-    }
-
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let (n, me) = (self.hier.across.hosts.len(), self.hier.across.me);
-        (1..n).map(move |k| (me + k) % n)
-    }
-
-    /// The range in the own slice, in bytes.
-    fn at(&self, range: &Range<usize>) -> Range<usize> {
-        (range.start - self.slice.start) * self.size..(range.end - self.slice.start) * self.size
-    }
-
-    fn host(&self, host: usize) -> usize {
-        self.hier.across.hosts[host].host
-    }
-
-    /// Memory for what [`sum_parts`](Self::sum_parts) receives.
-    #[track_caller]
-    fn room(&mut self, from: &Area, dtype: DType, op: ReduceOp) -> Result<Parts> {
-        let hier = self.hier;
-        let own = total(&self.owned[hier.across.me]) * self.size;
-        let area = hier.scratch(own * (hier.across.hosts.len() - 1))?;
-        let mean = op == ReduceOp::Avg;
-        if mean && hier.members() > MOST {
-            let float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16);
-            if !float {
-                let why = format_args!("an average of {dtype:?} over more than {MOST} members of several processes");
-                return Err(Error::invalid_at(hier.call.site, hier.call.op, why));
-            }
-        }
-        let pads = mean && hier.members() <= MOST;
-        let load = self.relay.load(self.to_owners(from, &area))?;
-        let zeros = pads.then(|| hier.zeros(own)).transpose()?;
-        self.uses.push((area.clone(), Access::Write));
-        self.uses.extend(zeros.iter().map(|zeros| (zeros.clone(), Access::Read)));
-        Ok(Parts { area, load, zeros })
-    }
-
-    /// Bytes of the own ranges before this one.
-    fn before(&self, range: &Range<usize>) -> usize {
-        let own = &self.owned[self.hier.across.me];
-        own.iter().take_while(|other| other.start < range.start).map(|other| other.len() * self.size).sum()
-    }
-
-    /// In [`Parts`]: the part of a process for an own range.
-    fn arrived(&self, area: &Area, host: usize, range: &Range<usize>) -> Address {
-        let (me, hosts) = (self.hier.across.me, self.hier.across.hosts.len());
-        let (k, each) = ((host + hosts - me) % hosts - 1, total(&self.owned[me]) * self.size);
-        area.address + (k * each + self.before(range)) as u64
-    }
-
-    /// Sends the others their ranges of the own slice, and receives theirs of the own ones.
-    fn to_owners(&self, own: &Area, parts: &Area) -> Vec<RailMessage> {
-        let mut messages = Vec::new();
-        for host in self.others() {
-            for range in &self.owned[host] {
-                let at = self.at(range);
-                let (to, bytes) = (self.host(host), at.len());
-                messages.push(RailMessage::Send { to, at: own.address + at.start as u64, bytes });
-            }
-            for range in &self.owned[self.hier.across.me] {
-                let (at, bytes) = (self.arrived(parts, host, range), range.len() * self.size);
-                messages.push(RailMessage::Receive { from: self.host(host), at, bytes });
-            }
-        }
-        messages
     }
 
     /// Sends and receives the parts, and combines them in the order of processes. `to`: where an own range goes.
@@ -254,14 +269,12 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         (dtype, op): (DType, ReduceOp),
         to: impl Fn(&Range<usize>) -> Address,
     ) -> Result<()> {
-        let (me, hosts) = (self.hier.across.me, self.hier.across.hosts.len());
-        let mine = &self.owned[me];
+        let (share, hosts, members) = (&self.share, self.share.owned.len(), self.hier.members());
         self.relay.send(&parts.load)?;
-        let members = self.hier.members();
-        for range in mine {
-            let from = |host: usize| match host == me {
-                true => own.address + self.at(range).start as u64,
-                false => self.arrived(&parts.area, host, range),
+        for range in share.own() {
+            let from = |host: usize| match host == share.me {
+                true => own.address + share.at(range).start as u64,
+                false => parts.area.address + share.arrived(host, range).start as u64,
             };
             let mut sources: SmallVec<[Address; MOST]> = (0..hosts).map(from).collect();
             let mut factors = SmallVec::<[f64; MOST]>::new();
@@ -279,7 +292,7 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         Ok(())
     }
 
-    /// `to` = the combination of the sources: as many at once as a kernel can name.
+    /// `to` = the combination of the sources: as many in each step as a kernel can name.
     fn combine(
         &self,
         n: usize,
@@ -304,24 +317,42 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
         }
         Ok(())
     }
+}
 
-    /// Every process sends its ranges to all others, which receive them at their places in `all`.
-    fn to_all(&self, from: impl Fn(&Range<usize>) -> Address, all: &Area) -> Vec<RailMessage> {
-        let mut messages = Vec::new();
-        for host in self.others() {
-            for range in &self.owned[self.hier.across.me] {
-                messages.push(RailMessage::Send {
-                    to: self.host(host),
-                    at: from(range),
-                    bytes: range.len() * self.size,
-                });
-            }
-            for range in &self.owned[host] {
-                let at = self.at(range);
-                let (from, bytes) = (self.host(host), at.len());
-                messages.push(RailMessage::Receive { from, at: all.address + at.start as u64, bytes });
-            }
-        }
-        messages
+/// Memory for what [`sum_parts`](RailPiece::sum_parts) receives.
+#[track_caller]
+fn room(
+    relay: &Relay<'_, '_, '_>,
+    share: &Share,
+    uses: &mut SmallVec<[(Area, Access); 4]>,
+    (dtype, op): (DType, ReduceOp),
+) -> Result<Parts> {
+    let (hier, own) = (relay.hier, share.own_bytes());
+    let area = hier.scratch(own * (share.owned.len() - 1))?;
+    let mean = op == ReduceOp::Avg;
+    let float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16);
+    if mean && hier.members() > MOST && !float {
+        let why = format_args!("an average of {dtype:?} over more than {MOST} members of several processes");
+        return Err(Error::invalid_at(hier.call.site, hier.call.op, why));
     }
+    let pads = mean && hier.members() <= MOST;
+    let load = relay.load(messages(hier, share.to_owners(), &uses[0].0, &area))?;
+    let zeros = pads.then(|| hier.zeros(own)).transpose()?;
+    uses.push((area.clone(), Access::Write));
+    uses.extend(zeros.iter().map(|zeros| (zeros.clone(), Access::Read)));
+    Ok(Parts { area, load, zeros })
+}
+
+/// The messages with these ends, between devices.
+fn messages(hier: &HierarchicalCall<'_, '_>, ends: Vec<End>, from: &Area, into: &Area) -> Vec<RailMessage> {
+    let number = |host: usize| hier.across.hosts[host].host;
+    let message = |end| match end {
+        End::Send(host, Range { start, end }) => {
+            RailMessage::Send { to: number(host), at: from.address + start as u64, bytes: end - start }
+        }
+        End::Receive(host, Range { start, end }) => {
+            RailMessage::Receive { from: number(host), at: into.address + start as u64, bytes: end - start }
+        }
+    };
+    ends.into_iter().map(message).collect()
 }

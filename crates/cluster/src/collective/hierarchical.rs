@@ -9,7 +9,7 @@ use crate::{
     link::{WorldLink, link_of},
     runtime::{
         Call, Op,
-        collective::{Across, Area, Counts, Descriptor, GRAIN, Payload, Request, Shape},
+        collective::{Across, Area, Descriptor, GRAIN, Payload, Request, Shape},
         driver::Address,
         memory::{Access, StreamCore},
     },
@@ -95,11 +95,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
     /// A buffer on the rails.
     pub fn cut(&self, len: usize, dtype: DType) -> Cut<'_> {
         Cut { start: 0, len, rail_map: &self.rail_map, host: self.across.me, grain: GRAIN / dtype.size() }
-    }
-
-    /// Counts of which member `root` has all.
-    pub fn all_at(&self, root: usize, len: usize) -> Counts {
-        Counts::By((0..self.members()).map(|rank| if rank == root { len } else { 0 }).collect())
     }
 
     /// The steps inside overlap with other work from now on.

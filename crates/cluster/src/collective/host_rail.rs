@@ -1,175 +1,276 @@
-//! One rail's work between processes, in the memory of the hosts: after the commit, and without a look at the gang. Any
-//! thread can do it.
+//! The rail through the memory of the hosts. The step before it leaves a member's elements in page-locked memory:
+//! directly on software GPUs, which work on the host's memory as fast.
 //!
-//! [`pieces`](super::pieces) makes a [`HostRail`], and all memory, before the member arrives. Messages go through a
-//! [`HostTransport`]: a [`Leg`] is one message to each other process and one
-//! from each; legs of several pieces go in one exchange.
+//! An all_reduce needs two exchanges for each piece: the second one of a piece goes with the first one of the next. The
+//! exchanges need neither the gang nor a device: the member's thread does them, or another one
+//! ([`pending`](super::pending)).
 
-use super::{cut::Ranges, hierarchical::HierarchicalCall};
-use crate::{
-    runtime::collective::fold_on_host,
-    traits::{HostTransport, Message, Tag, World},
+use super::{
+    cut::{Cut, End, Share},
+    hierarchical::part,
+    plan::{Job, Plan},
+    rail::{Landed, Rail},
 };
-use gpu_pool::{DType, PinnedBuffer, ReduceOp, Result};
-use std::{ops::Range, sync::Arc};
+use crate::{
+    internals::*,
+    runtime::{
+        collective::{Area, Payload, fold_on_host},
+        driver::Address,
+    },
+    traits::{Commit, HostTransport, Message, Tag, World},
+};
+use gpu_pool::{DType, Error, PinnedBuffer, ReduceOp, Result};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    mem,
+    ops::Range,
+    sync::Arc,
+};
 
-/// Memory for one message of each process, by its index in the group; after the exchange, what has come.
-pub(super) type Room = Vec<(usize, PinnedBuffer<u8>)>;
+/// The most bytes of a piece on one rail. On two cores 1 to 4 MiB take the same time, and on a busy machine each piece
+/// costs the time until its threads run.
+pub const PIECE: usize = 2 << 20;
 
-/// Messages that go, and memory for those that come.
-pub(super) struct Leg {
-    sends: Vec<Message>,
-    receives: Room,
-    tag: Tag,
+/// Memory for messages, by where they begin; after the exchange, what has come.
+type Room = BTreeMap<usize, PinnedBuffer<u8>>;
+
+/// One piece, on this member's rail.
+pub(super) struct HostPiece {
+    share: Share,
+    /// What this member brings: the slice, or if nothing is summed the own ranges, one behind the other.
+    staged: Arc<PinnedBuffer<u8>>,
+    parts: Room,
+    /// The own ranges, one behind the other: the sum, or what is staged.
+    own: Arc<PinnedBuffer<u8>>,
+    all: Room,
+    /// The device's memory for the step before, unless that works on `staged` itself.
+    aside: Option<Area>,
+    /// Where the step behind finds what has come.
+    to: Area,
+    /// It has come there without a copy.
+    direct: bool,
 }
 
+/// The pieces of a member's collective that are not through.
 pub(super) struct HostRail {
     transport: Arc<dyn HostTransport>,
     world: Arc<dyn World>,
     /// The numbers of the group's processes.
     hosts: Box<[usize]>,
-    /// Which of them this is.
-    me: usize,
     /// This member's local index.
     here: usize,
     /// Members of all processes.
     members: usize,
+    pieces: VecDeque<HostPiece>,
+    dtype: DType,
+    job: Job,
+    /// The commit's.
+    number: u64,
+    /// The first piece has had the first of its two exchanges.
+    begun: bool,
 }
 
-/// A member's slice in page-locked memory, and what of it each process owns.
-#[derive(Clone, Copy)]
-pub(super) struct Staged<'a> {
-    pub bytes: &'a Arc<PinnedBuffer<u8>>,
-    pub slice: &'a Range<usize>,
-    pub owned: &'a [Ranges],
-    pub size: usize,
+pub(super) fn cuts<'t>(plan: &Plan<'t, '_, '_>) -> Vec<Cut<'t>> {
+    plan.whole().pieces(PIECE / plan.dtype.size())
 }
 
-impl Staged<'_> {
-    /// Where elements of the slice lie.
-    fn place(&self, range: &Range<usize>) -> Range<usize> {
-        (range.start - self.slice.start) * self.size..(range.end - self.slice.start) * self.size
+impl Rail for HostRail {
+    type Piece = HostPiece;
+
+    #[track_caller]
+    fn add(&mut self, plan: &Plan<'_, '_, '_>, cut: &Cut<'_>) -> Result<Area> {
+        let (hier, share, software) = (plan.hier, plan.share(cut), plan.hier.group.device().is_software());
+        let (mut parts, mut all, mut own) = (Room::new(), Room::new(), None);
+        let mut whole = None;
+        if self.job.sum().is_some() {
+            let received = share.to_owners().into_iter().filter_map(|end| match end {
+                End::Receive(_, range) => Some(range),
+                End::Send(..) => None,
+            });
+            parts = split(hier.pinned(share.own_bytes() * (share.owned.len() - 1))?, received);
+        }
+        if self.job.fills() {
+            let memory = hier.pinned(share.bytes())?;
+            // One own range lies there as it goes to the others.
+            whole = Some(area(&memory)).filter(|_| share.own().len() <= 1);
+            let mut ranges: Vec<_> = share.owned.iter().flatten().map(|range| share.at(range)).collect();
+            ranges.sort_by_key(|range| range.start);
+            all = split(memory, ranges.into_iter());
+            for range in share.own() {
+                own = all.remove(&share.at(range).start).filter(|_| whole.is_some());
+            }
+        }
+        let own = match own {
+            Some(own) => Arc::new(own),
+            None => Arc::new(hier.pinned(share.own_bytes())?),
+        };
+        let (staged, left) = match self.job {
+            Job::Fill => (own.clone(), share.bytes()),
+            Job::Sum(_) => (Arc::new(hier.pinned(share.bytes())?), share.own_bytes()),
+            Job::SumAndFill(_) => (Arc::new(hier.pinned(share.bytes())?), share.bytes()),
+        };
+        let there = if self.job.fills() { whole } else { Some(area(&own)) }.filter(|_| software);
+        let aside = if software { None } else { Some(hier.scratch(staged.len())?) };
+        let direct = there.is_some();
+        let to = match (there, &aside) {
+            (Some(there), _) => there,
+            (None, Some(aside)) if left == aside.bytes.len() => aside.clone(),
+            (None, _) => hier.scratch(left)?,
+        };
+        let from = aside.clone().unwrap_or_else(|| area(&staged));
+        self.pieces.push_back(HostPiece { share, staged, parts, own, all, aside, to, direct });
+        Ok(from)
+    }
+
+    #[track_caller]
+    fn stage(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()> {
+        let HostPiece { staged, aside, .. } = self.pieces.back().expect("one was added");
+        aside.as_ref().map_or(Ok(()), |from| plan.hier.copy_down(from, staged))
+    }
+
+    fn meet(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()> {
+        self.staged()?;
+        let (_, commit) = plan.hier.meet(Payload::Nothing, |_| Vec::new())?;
+        self.committed(commit);
+        Ok(())
+    }
+
+    fn carry_next(&mut self) -> Result<Option<HostPiece>> {
+        let two = matches!(self.job, Job::SumAndFill(_));
+        while !self.pieces.is_empty() {
+            self.exchange(two)?;
+            if self.begun == two {
+                return Ok(self.pieces.pop_front());
+            }
+            self.begun = true;
+        }
+        Ok(None)
     }
 }
 
 impl HostRail {
-    pub fn new(hier: &HierarchicalCall<'_, '_>, transport: Arc<dyn HostTransport>) -> Self {
-        let across = hier.across;
+    pub fn new(plan: &Plan<'_, '_, '_>, transport: Arc<dyn HostTransport>) -> Self {
+        let across = plan.hier.across;
         HostRail {
             transport,
-            world: hier.link.world.clone(),
+            world: plan.hier.link.world.clone(),
             hosts: across.hosts.iter().map(|host| host.host).collect(),
-            me: across.me,
             here: across.here,
-            members: hier.members(),
+            members: plan.hier.members(),
+            pieces: VecDeque::new(),
+            dtype: plan.dtype,
+            job: plan.job,
+            number: 0,
+            begun: false,
         }
     }
 
-    /// All other processes of the group, by their index.
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let (n, me) = (self.hosts.len(), self.me);
-        (1..n).map(move |k| (me + k) % n)
+    /// Waits until all pieces are staged.
+    pub fn staged(&self) -> Result<()> {
+        self.pieces.iter().try_for_each(|piece| piece.staged.as_slice().map(drop))
     }
 
-    /// Memory for the parts of other processes that this one is going to sum up: of each process, one for each range.
-    #[track_caller]
-    pub fn room_for_sum(&self, hier: &HierarchicalCall<'_, '_>, own: &Ranges, size: usize) -> Result<Room> {
-        let mut room = Vec::new();
-        for host in self.others() {
-            for range in own {
-                room.push((host, hier.pinned(range.len() * size)?));
-            }
-        }
-        Ok(room)
+    pub fn committed(&mut self, commit: Commit) {
+        // Nothing waits on a device: the next collective may go on.
+        drop(commit.window);
+        self.number = commit.number;
     }
 
-    /// Memory for what other processes are going to send: so many bytes each, by process.
-    #[track_caller]
-    pub fn room_for(&self, hier: &HierarchicalCall<'_, '_>, lens: &[usize]) -> Result<Room> {
-        let mut room = Vec::new();
-        for host in self.others().filter(|&host| lens[host] > 0) {
-            room.push((host, hier.pinned(lens[host])?));
-        }
-        Ok(room)
-    }
-
-    /// All legs at once. Returns what has come, by leg.
-    pub fn exchange(&self, legs: impl IntoIterator<Item = Leg>) -> Result<Vec<Room>> {
-        let hosts = &self.hosts;
-        let (mut messages, mut sends, mut from) = (Vec::new(), Vec::new(), Vec::new());
-        for leg in legs {
-            from.push(leg.receives.iter().map(|(host, _)| *host).collect::<Vec<_>>());
-            let receive = |(host, into): (usize, PinnedBuffer<u8>)| {
-                let len = into.len();
-                Message::Receive { from: hosts[host], tag: leg.tag, into, len }
+    /// The second messages of the first piece, with the first ones of the next. `two`: each piece has both.
+    fn exchange(&mut self, two: bool) -> Result<()> {
+        let (sum, next) = (self.job.sum(), usize::from(self.begun));
+        let first = Some(next).filter(|&next| sum.is_some() && next < self.pieces.len());
+        let second = Some(0).filter(|_| self.job.fills() && self.begun == two);
+        let (mut messages, mut sends, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        for (phase, piece) in [first, second].into_iter().enumerate().filter_map(|(n, k)| Some((n, k?))) {
+            let piece = &mut self.pieces[piece];
+            let (ends, bytes, mut room) = match phase {
+                0 => (piece.share.to_owners(), &piece.staged, mem::take(&mut piece.parts)),
+                _ => (piece.share.to_all(true), &piece.own, mem::take(&mut piece.all)),
             };
-            messages.extend(leg.receives.into_iter().map(receive));
-            sends.extend(leg.sends);
+            let tag = Tag { number: self.number, phase: phase as u32, rail: self.here as u32 };
+            for end in ends {
+                match end {
+                    End::Send(to, range) => {
+                        sends.push(Message::Send { to: self.hosts[to], tag, bytes: bytes.clone(), range });
+                    }
+                    End::Receive(from, range) => {
+                        let into = room.remove(&range.start).expect("it was split for these messages");
+                        messages.push(Message::Receive { from: self.hosts[from], tag, into, len: range.len() });
+                        places.push((phase, range.start));
+                    }
+                }
+            }
         }
         messages.extend(sends);
         let done = self.transport.exchange(messages, &|| self.world.check().err())?;
-        let mut come = done.into_iter().filter_map(|done| match done {
+        let come = done.into_iter().filter_map(|done| match done {
             Message::Receive { into, .. } => Some(into),
             Message::Send { .. } => None,
         });
-        Ok(from.into_iter().map(|from| from.into_iter().zip(come.by_ref()).collect()).collect())
-    }
-
-    fn tag(&self, number: u64, phase: u32) -> Tag {
-        Tag { number, phase, rail: self.here as u32 }
-    }
-
-    /// Every process sends each other one the elements that it owns.
-    pub fn parts(&self, number: u64, staged: Staged<'_>, room: Room) -> Leg {
-        let tag = self.tag(number, 0);
-        let of = |host: usize| {
-            let to = self.hosts[host];
-            let send = move |range| Message::Send { to, tag, bytes: staged.bytes.clone(), range: staged.place(range) };
-            staged.owned[host].iter().map(send)
-        };
-        Leg { sends: self.others().flat_map(of).collect(), receives: room, tag }
-    }
-
-    /// Every process sends its `own` bytes, if it has any, to all others.
-    pub fn own(&self, number: u64, own: &Arc<PinnedBuffer<u8>>, room: Room) -> Leg {
-        let tag = self.tag(number, 1);
-        let send = |host: usize| {
-            let to = self.hosts[host];
-            Message::Send { to, tag, bytes: own.clone(), range: 0..own.len() }
-        };
-        let sends = if own.is_empty() { Vec::new() } else { self.others().map(send).collect() };
-        Leg { sends, receives: room, tag }
-    }
-
-    /// Combines this process's elements and those that have come, in the order of processes. `sum` gets the own ranges,
-    /// one behind the other.
-    pub fn fold(
-        &self,
-        staged: Staged<'_>,
-        mut come: Room,
-        (dtype, op): (DType, ReduceOp),
-        sum: &mut PinnedBuffer<u8>,
-    ) -> Result<()> {
-        let (me, hosts) = (self.me, self.hosts.len());
-        // By process, and within one by range.
-        come.sort_by_key(|(host, _)| *host);
-        let (own, mut start) = (&staged.owned[me], 0);
-        let pointer = |buffer: &PinnedBuffer<u8>| Ok::<_, crate::Error>(buffer.as_slice()?.as_ptr().cast_mut());
-        for (at, range) in own.iter().enumerate() {
-            let mut sources = Vec::with_capacity(hosts);
-            let mut theirs = come.iter().skip(at).step_by(own.len());
-            for host in 0..hosts {
-                sources.push(match host == me {
-                    true => pointer(staged.bytes)?.wrapping_add(staged.place(range).start),
-                    false => pointer(&theirs.next().expect("one of each other process").1)?,
-                });
-            }
-            let to = sum.as_mut_slice()?[start..].as_mut_ptr();
-            // SAFETY: each source has the elements of this range, in page-locked memory that is aligned for them, at
-            // multiples of their size. All copies to it are over, and `sum` is this call's alone.
-            unsafe { fold_on_host(dtype, op, range.len(), &sources, to, &[], self.members) };
-            start += range.len() * staged.size;
+        let mut rooms = [Room::new(), Room::new()];
+        places.into_iter().zip(come).for_each(|((phase, start), into)| drop(rooms[phase].insert(start, into)));
+        let [parts, all] = rooms;
+        if let Some((k, op)) = first.zip(sum) {
+            self.pieces[k].fold(&parts, (self.dtype, op), self.members)?;
+        }
+        if let Some(k) = second {
+            self.pieces[k].all = all;
         }
         Ok(())
     }
+}
+
+impl HostPiece {
+    /// Combines this process's elements and the parts that have come, in the order of processes.
+    fn fold(&mut self, parts: &Room, (dtype, op): (DType, ReduceOp), members: usize) -> Result<()> {
+        let (share, staged) = (&self.share, &self.staged);
+        let sum = Arc::get_mut(&mut self.own).expect("nobody sends the sum yet");
+        let pointer = |buffer: &PinnedBuffer<u8>| Ok::<_, Error>(buffer.as_slice()?.as_ptr().cast_mut());
+        for range in share.own() {
+            let source = |host: usize| match host == share.me {
+                true => Ok(pointer(staged)?.wrapping_add(share.at(range).start)),
+                false => pointer(&parts[&share.arrived(host, range).start]),
+            };
+            let sources = (0..share.owned.len()).map(source).collect::<Result<Vec<_>>>()?;
+            let to = sum.as_mut_slice()?[share.packed(range)].as_mut_ptr();
+            // SAFETY: each source has the elements of this range, in page-locked memory that is aligned for them, at
+            // multiples of their size. All copies to it are over, and `sum` is this call's alone.
+            unsafe { fold_on_host(dtype, op, range.len(), &sources, to, &[], members) };
+        }
+        Ok(())
+    }
+}
+
+impl Landed for HostPiece {
+    #[track_caller]
+    fn land(self, plan: &Plan<'_, '_, '_>) -> Result<Area> {
+        let HostPiece { share, own, all, to, direct, .. } = self;
+        if direct {
+            return Ok(to);
+        }
+        for range in share.own() {
+            let (packed, place) = (share.packed(range), share.at(range));
+            let place = if plan.job.fills() { place } else { packed.clone() };
+            plan.hier.upload(&own, packed, &part(&to, place))?;
+        }
+        for (start, from) in &all {
+            plan.hier.upload(from, 0..from.len(), &part(&to, *start..start + from.len()))?;
+        }
+        Ok(to)
+    }
+}
+
+/// Cuts memory into these ranges, which lie one behind the other.
+fn split(mut rest: PinnedBuffer<u8>, ranges: impl Iterator<Item = Range<usize>>) -> Room {
+    let cut = |range: Range<usize>| {
+        let tail = rest.split_off(range.len());
+        (range.start, mem::replace(&mut rest, tail))
+    };
+    ranges.map(cut).collect()
+}
+
+/// Page-locked memory, as a device has it.
+fn area(of: &PinnedBuffer<u8>) -> Area {
+    Area { block: of.block().clone(), address: of.ptr() as Address, bytes: of.start()..of.start() + of.len() }
 }

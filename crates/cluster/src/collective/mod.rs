@@ -4,15 +4,14 @@
 //! members, between processes by rails. The runtime fills a [`Request`] as ever, and its groups call
 //! [`AcrossProcesses`]. [`Hierarchical`], which implements it, gives the request to the file of its shape:
 //!
-//! * [`sums`]: all_reduce, reduce, reduce_scatter. [`moves`]: all_gather, broadcast. [`all_to_all`]: it, gather,
-//!   scatter. [`values`]: barrier and exchanges of host values.
+//! * [`plan`]: what members do in sums and in copies to all. [`rail`] carries that out, piece by piece, over the
+//!   memory of the hosts ([`host_rail`]) or of the devices ([`device_rail`]). For gradients another thread carries:
+//!   [`pending`]. [`native`]: the transport's own sums. A [`relay`] takes messages of devices that are on no rail.
+//! * [`all_to_all`]: it, gather, scatter. [`values`]: barrier and exchanges of host values.
 //! * [`rail_map`], pure: which members a rail joins. [`cut`], pure: which elements it carries, and which of them belong
 //!   to which process.
 //! * [`messages`]: from one member to one other, of another process. [`message_route`]: how that gets there.
-//! * [`hierarchical`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the
-//!   memory of the hosts, and [`pieces`]: piece by piece, which for gradients another thread does: [`pending`].
-//! * [`device_rail`]: what a rail does in the memory of the devices, and [`device_pieces`]: piece by piece; [`native`]:
-//!   by the transport's own sums, or else by messages that go by a [`relay`].
+//! * [`hierarchical`]: what a member does in all of them: meetings, staging.
 //! * [`explain`]: all this, for people. [`registered`]: memory that rails work in without copies.
 //!
 //! Hierarchies are a floor above the runtime's choice of algorithms, not rows of its table. A row is what one kernel,
@@ -35,21 +34,19 @@
 
 mod all_to_all;
 mod cut;
-mod device_pieces;
 mod device_rail;
 mod explain;
 mod hierarchical;
 mod host_rail;
 mod message_route;
 pub(super) mod messages;
-mod moves;
 mod native;
 pub(crate) mod pending;
-mod pieces;
+mod plan;
+mod rail;
 mod rail_map;
 mod registered;
 mod relay;
-mod sums;
 mod two_hop;
 pub(crate) mod values;
 
@@ -60,9 +57,8 @@ use crate::runtime::{
 };
 use gpu_pool::{DType, Group, ReduceOp, Result};
 use hierarchical::HierarchicalCall;
-use sums::Sum;
 #[cfg(feature = "extend")]
-pub use {device_pieces::MOST as MOST_PIECES, pieces::PIECE};
+pub use {device_rail::MOST_PIECES, host_rail::PIECE};
 
 /// The collectives of groups that span processes: the door of the runtime leads here.
 pub struct Hierarchical;
@@ -87,19 +83,10 @@ impl AcrossProcesses for Hierarchical {
             None => return all_to_all::by_counts(&hier, request),
         };
         match shape {
-            Shape::AllReduce { len } => sums::sum(&hier, request, &Sum::ToAll { len: *len }),
-            Shape::Reduce { len, root } => {
-                let parts = &hier.all_at(*root, *len);
-                sums::sum(&hier, request, &Sum::ToOwners { parts, in_place: true })
-            }
-            Shape::ReduceScatter { counts, in_place } => {
-                sums::sum(&hier, request, &Sum::ToOwners { parts: counts, in_place: *in_place })
-            }
-            Shape::Broadcast { len, root } => moves::all_gather(&hier, request, &hier.all_at(*root, *len), true),
-            Shape::AllGather { counts, in_place } => moves::all_gather(&hier, request, counts, *in_place),
             Shape::Gather { .. } | Shape::Scatter { .. } | Shape::AllToAll { .. } => {
                 all_to_all::by_shape(&hier, request, shape)
             }
+            _ => rail::run(&hier, request, shape),
         }
     }
 

@@ -17,14 +17,15 @@
 use super::{
     Hierarchical,
     hierarchical::{HierarchicalCall, headline},
-    pieces::{Piece, Pieces},
-    sums::{self, Sum},
+    host_rail::{self, HostPiece, HostRail},
+    plan::Plan,
+    rail::{self, Rail as _},
 };
 use crate::{
     internals::*,
     runtime::{
         Gang,
-        collective::{AcrossProcesses, Area, PendingReduce, Request},
+        collective::{AcrossProcesses, PendingReduce, Request},
         memory::{DeviceHandle, Handover},
         processes::Place,
     },
@@ -40,17 +41,15 @@ use std::sync::{
 struct Pending {
     request: Request,
     overlapped: bool,
-    /// Memory of this device for each piece.
-    areas: Vec<Area>,
     carried: Receiver<Carried>,
 }
 
 /// The answer of a proxy: a piece, or none behind the last one; with a checker's knowledge.
-type Carried = (Result<Option<Piece>>, Option<Box<Handover>>);
+type Carried = (Result<Option<HostPiece>>, Option<Box<Handover>>);
 
 /// The work of a proxy thread.
 struct ProxyTask {
-    pieces: Pieces,
+    rail: HostRail,
     scope: Arc<dyn WorldScope>,
     gang: Arc<Gang>,
     handle: Arc<DeviceHandle>,
@@ -68,21 +67,22 @@ struct ProxyTask {
 /// Begins an all_reduce or a reduce_scatter, on the current stream. None: nothing is left to do. Not for captures.
 pub(super) fn start(group: &Group<'_>, request: Request, overlapped: bool) -> Result<Option<Box<dyn PendingReduce>>> {
     let whole = |request: Request| Hierarchical.run(group, &request, overlapped).map(|()| None);
-    let Some(sum) = Sum::of(&request) else { return whole(request) };
     let hier = HierarchicalCall::new(group, &request.call, overlapped)?;
     let transport = match hier.transport()? {
         Transport::Host(transport) => transport.clone(),
         _ => return whole(request),
     };
+    let Some(plan) = plan(&hier, &request) else { return whole(request) };
     let (dev, across) = (group.device(), hier.across);
     let (back, carried) = mpsc::channel();
     // Not in a closure: errors must name the caller's line.
-    let before = sums::before(&hier, &request, &sum, &transport);
-    let given = before.and_then(|(pieces, areas)| {
+    let mut rail = HostRail::new(&plan, transport);
+    let begun = rail::begin(&plan, &request, &host_rail::cuts(&plan), &mut rail);
+    let given = begun.and_then(|()| {
         // The proxy waits for the copies, and not for what this stream does next.
         hier.done(hier.record_early())?;
         let task = ProxyTask {
-            pieces,
+            rail,
             scope: hier.scope.clone(),
             gang: dev.own_gang().clone(),
             handle: dev.handle().clone(),
@@ -96,10 +96,10 @@ pub(super) fn start(group: &Group<'_>, request: Request, overlapped: bool) -> Re
             over: false,
         };
         hier.done(hier.link.run_in_order(dev.index(), Box::new(move || task.run())))?;
-        Ok(areas)
+        Ok(())
     });
     match given {
-        Ok(areas) => Ok(Some(Box::new(Pending { request, overlapped, areas, carried }))),
+        Ok(()) => Ok(Some(Box::new(Pending { request, overlapped, carried }))),
         Err(error) => {
             // Some failures of a gang are told to nobody, since each process finds them.
             if let Some((by, cause)) = dev.own_gang().cause() {
@@ -112,16 +112,20 @@ pub(super) fn start(group: &Group<'_>, request: Request, overlapped: bool) -> Re
 
 impl PendingReduce for Pending {
     fn end(self: Box<Self>, group: &Group<'_>) -> Result<()> {
-        let Pending { request, overlapped, areas, carried } = *self;
-        let sum = Sum::of(&request).expect("it was begun");
+        let Pending { request, overlapped, carried } = *self;
         let hier = HierarchicalCall::new(group, &request.call, overlapped)?;
+        let plan = plan(&hier, &request).expect("it was begun");
         let mut next = || {
             let (piece, told) = carried.recv().map_err(|_| no_proxy(&request))?;
             group.device().handle().take_over(told.as_deref());
             piece
         };
-        sums::after(&hier, &request, &sum, &areas, &mut next)
+        rail::end(&plan, &request, &host_rail::cuts(&plan), &mut next)
     }
+}
+
+fn plan<'t, 'g, 'd>(hier: &'t HierarchicalCall<'g, 'd>, request: &Request) -> Option<Plan<'t, 'g, 'd>> {
+    Plan::new(hier, (request.dtype, request.reduce), request.shape.as_ref()?)
 }
 
 /// The error when a proxy has ended before its time.
@@ -146,7 +150,7 @@ impl ProxyTask {
     }
 
     fn run_all(&mut self) -> Result<()> {
-        self.pieces.staged()?;
+        self.rail.staged()?;
         let commit = self.scope.meet(Arrival {
             members: &self.members,
             number: self.number,
@@ -157,8 +161,8 @@ impl ProxyTask {
             proxied: true,
             note: Vec::new(),
         })?;
-        self.pieces.committed(commit);
-        while let Some(piece) = self.pieces.carry_next()? {
+        self.rail.committed(commit);
+        while let Some(piece) = self.rail.carry_next()? {
             self.handle.advance();
             self.give(Ok(Some(piece)));
         }
@@ -173,7 +177,7 @@ impl ProxyTask {
     }
 
     /// The member may have given it up.
-    fn give(&self, carried: Result<Option<Piece>>) {
+    fn give(&self, carried: Result<Option<HostPiece>>) {
         let _ = self.back.send((carried, self.handle.hand_over()));
     }
 }

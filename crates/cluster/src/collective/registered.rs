@@ -2,7 +2,7 @@
 //! [`Group::register`](gpu_pool::Group::register).
 //!
 //! A rail works in a member's own memory where nothing is to be done inside the processes: in an all_reduce of a group
-//! with one member in each process (`sums.rs`). Everywhere else it works in the library's scratch, which is never
+//! with one member in each process (`native.rs`). Everywhere else it works in the library's scratch, which is never
 //! registered.
 //!
 //! Invariant: memory that a transport knows is given to it only in calls in which all members' is, at one distance from

@@ -22,7 +22,8 @@ mod outbox;
 
 #[cfg(feature = "nccl")]
 pub(crate) use self::memory::pass_on;
-use self::{inbox::Inbox, memory::Shared, outbox::Outbox};
+pub(crate) use self::memory::{Shared, introduce};
+use self::{inbox::Inbox, outbox::Outbox};
 use super::host::{Backoff, Part, leak, parts};
 use crate::{
     runtime::sync::{
@@ -106,7 +107,7 @@ fn failure(op: &'static str, why: impl Into<String>) -> Error {
 impl Shm {
     /// Connects `size` processes of one host, of one user. All call it at about the same time. `set` and `get` are the
     /// cluster's table: `get` waits until a process has set the key. `lost` says why others will not come. `name` is
-    /// one that no other cluster of the host has. `ring`: the bytes of a ring.
+    /// one of this call in that table. `ring`: the bytes of a ring.
     ///
     /// # Errors
     /// [`Error::HostTimeout`] when a process has not come by the deadline; [`Error::Transport`] if it is another
@@ -122,7 +123,7 @@ impl Shm {
     ) -> Result<Shm> {
         let stride = Mapped::size(ring);
         let own = Arc::new(Shared::new(stride * size)?);
-        let theirs = memory::introduce(&own, name, (rank, size), &set, &get, lost, deadline)?;
+        let theirs = introduce(&own, name, (rank, size), &set, &get, lost, deadline)?;
         let mut peers = Vec::with_capacity(size);
         for (peer, theirs) in theirs.into_iter().enumerate() {
             // SAFETY: each ring has its place in the memory of its reader, by the number of its writer; `introduce` has

@@ -6,6 +6,9 @@
 //! * collectives are launched in one order in all processes, by all of their members or by none;
 //! * what must succeed does: a failed scope leaves the next one in order.
 //!
+//! It does so for processes that are connected to the hub, and for those that meet by a journal, where each has a
+//! replica of the hub (`near.rs`): a record is appended in one step, and a process reads at any time.
+//!
 //! For each rule of `docs/src/design/cluster.md` there is a program that fails when the rule is broken.
 //!
 //! This is a unit test of `crates/cluster/src/hub.rs`, with and without loom: nothing here is concurrent.
@@ -14,15 +17,19 @@ use super::{Hub, Limits, Out};
 use crate::{
     mutant::{Rule, broken},
     process::{Class, Process},
-    wire::{Arrive, Entry, Member, ToHost, ToHub},
+    wire::{Arrive, Entry, Failure, Member, Record, ToHost, ToHub},
 };
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
     hash::{DefaultHasher, Hash, Hasher},
+    rc::Rc,
     time::Duration,
 };
 
 const DEADLINE: Duration = Duration::from_secs(2);
+
+/// In the journal so many ticks are one record, since more records have far more orders.
+const TICKS: u32 = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Op {
@@ -40,7 +47,7 @@ use Op::{Carry, Fail, Meet, Stuck};
 /// one: a letter for the place and a digit for the number there. With `!` such a scope fails before it joins.
 type Script = (&'static str, &'static [&'static [Op]]);
 
-/// Rules of launches, broken in the model: C1 and C4.
+/// Rules of launches, C1 and C4, and of the journal, broken in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
     Rule(Rule),
@@ -50,6 +57,10 @@ enum Broken {
     ClosesEarly,
     /// A failure is told to nobody.
     FailsSilently,
+    /// A process takes its own record before it reads it in its place.
+    OwnPlace,
+    /// Each process has a clock of its own.
+    OwnClock,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -102,6 +113,9 @@ struct Host {
     known_dead: bool,
     to_hub: VecDeque<ToHub>,
     to_host: VecDeque<ToHost>,
+    /// Where the processes meet by a journal: the records to read.
+    replica: Option<Rc<Hub>>,
+    journal: VecDeque<(usize, Record)>,
     results: Vec<(&'static str, bool)>,
 }
 
@@ -116,6 +130,8 @@ struct State {
 
 struct Search {
     program: Program,
+    /// The processes meet by a journal.
+    near: bool,
     mutant: Option<Broken>,
 }
 
@@ -154,7 +170,8 @@ impl Search {
     fn first(&self) -> State {
         let size = self.program.hosts.len();
         let hour = Duration::from_secs(3600);
-        let mut hub = Hub::new(Limits { size, heartbeat_timeout: hour, connect_timeout: hour });
+        let limits = Limits { size, heartbeat_timeout: hour, connect_timeout: hour };
+        let mut hub = Hub::new(limits);
         let host = |(host, runners): (usize, &&[&[Script]])| Host {
             process: Process::new(host),
             runners: vec![Runner::default(); runners.len()],
@@ -165,6 +182,8 @@ impl Search {
             known_dead: false,
             to_hub: VecDeque::new(),
             to_host: VecDeque::new(),
+            replica: self.near.then(|| Rc::new(Hub::replica(limits))),
+            journal: VecDeque::new(),
             results: Vec::new(),
         };
         (0..size).for_each(|host| drop(hub.joined(host)));
@@ -178,6 +197,7 @@ impl Search {
             next.kills += 1;
             next.hosts[host].alive = false;
             next.hosts[host].to_host.clear();
+            next.hosts[host].journal.clear();
             stack.push(next);
         }
     }
@@ -206,13 +226,22 @@ impl Search {
             let host = &state.hosts[at];
             if !host.to_hub.is_empty() {
                 let mut next = state.clone();
-                if let Some(frame) = next.hosts[at].to_hub.pop_front() {
-                    let members = match &frame {
-                        ToHub::Arrive(arrive) => arrive.members.clone(),
-                        _ => Vec::new(),
-                    };
-                    let out = next.hub.frame(at, frame);
-                    next.send(out, &members);
+                match next.hosts[at].to_hub.pop_front() {
+                    Some(frame) if self.near => {
+                        let record = (at, Record::Frame(frame));
+                        let first = self.mutant == Some(Broken::OwnPlace);
+                        if first {
+                            next.hosts[at].journal.push_front(record.clone());
+                            next.read(at)?;
+                        }
+                        next.append(&record, |host| !first || host != at);
+                    }
+                    Some(frame) => {
+                        let members = members_of(&frame);
+                        let out = next.hub.frame(at, frame);
+                        next.send(out, &members);
+                    }
+                    None => {}
                 }
                 stack.push(next);
             }
@@ -221,6 +250,10 @@ impl Search {
                     let mut next = state.clone();
                     next.hosts[at].known_dead = true;
                     let out = next.hub.lost(at, "killed");
+                    // Rank 0 tells it there first. Its own loss each finds by itself.
+                    if self.near && at != 0 {
+                        next.append(&(0, Record::Over(Failure::lost(at, "killed"))), |_| true);
+                    }
                     next.send(out, &[]);
                     stack.push(next);
                 }
@@ -228,10 +261,18 @@ impl Search {
             }
             if !host.to_host.is_empty() {
                 let mut next = state.clone();
+                while !next.hosts[at].journal.is_empty() {
+                    next.read(at)?;
+                }
                 let host = &mut next.hosts[at];
                 if let Some(frame) = host.to_host.pop_front() {
                     host.process.take(frame).map_err(|_| "the hub has sent nonsense".to_owned())?;
                 }
+                stack.push(next);
+            }
+            if !host.journal.is_empty() {
+                let mut next = state.clone();
+                next.read(at)?;
                 stack.push(next);
             }
             for runner in 0..host.runners.len() {
@@ -240,12 +281,25 @@ impl Search {
         }
         // At any time some ticks pass; when nothing else can happen, as many as are needed.
         let still = stack.len() == before;
-        if state.ticks < self.program.ticks || still && state.ticks < 4 * self.program.ticks {
+        let sure = if self.near { self.program.ticks.div_ceil(TICKS) } else { self.program.ticks };
+        if state.ticks < sure || still && state.ticks < 4 * self.program.ticks {
             let mut next = state.clone();
             next.ticks += 1;
-            let out = next.hub.tick(DEADLINE / 4 * next.ticks);
+            let clock = DEADLINE / 4 * next.ticks;
+            let out = next.hub.tick(clock);
             next.send(out, &[]);
-            stack.push(next);
+            match self.mutant {
+                _ if !self.near => stack.push(next),
+                Some(Broken::OwnClock) => stack.extend((0..next.hosts.len()).map(|own| {
+                    let mut next = next.clone();
+                    next.append(&(0, Record::Tick(clock)), |host| host == own);
+                    next
+                })),
+                _ => {
+                    next.append(&(0, Record::Tick(clock)), |_| true);
+                    stack.push(next);
+                }
+            }
         }
         Ok(())
     }
@@ -411,6 +465,38 @@ impl Search {
 }
 
 impl State {
+    /// Appends a record, for these hosts to read.
+    fn append(&mut self, record: &(usize, Record), reads: impl Fn(usize) -> bool) {
+        let reading = self.hosts.iter_mut().enumerate().filter(|(host, state)| state.alive && reads(*host));
+        reading.for_each(|(_, host)| host.journal.push_back(record.clone()));
+    }
+
+    /// A process reads the next record.
+    fn read(&mut self, at: usize) -> Result<(), String> {
+        let Host { process, replica: Some(replica), journal, .. } = &mut self.hosts[at] else { return Ok(()) };
+        let Some((from, record)) = journal.pop_front() else { return Ok(()) };
+        let members = match &record {
+            Record::Frame(frame) => members_of(frame),
+            Record::Tick(_) | Record::Over(_) => Vec::new(),
+        };
+        let records = match record {
+            Record::Tick(clock) => (0..TICKS).map(|tick| Record::Tick(clock * TICKS + DEADLINE / 4 * tick)).collect(),
+            other => vec![other],
+        };
+        let replica = Rc::make_mut(replica);
+        let out: Vec<_> = records.into_iter().flat_map(|record| replica.record(from, Ok(record))).collect();
+        for (_, frame) in out.into_iter().filter(|(to, _)| *to == at) {
+            if let ToHost::Commit { number, .. } = &frame {
+                let known = self.members.entry(*number).or_insert_with(|| members.clone());
+                if *known != members {
+                    return Err(format!("host {at} has another commit {number}"));
+                }
+            }
+            process.take(frame).map_err(|_| "a replica has sent nonsense".to_owned())?;
+        }
+        Ok(())
+    }
+
     /// `members`: of the collective that these frames commit, if they do.
     fn send(&mut self, out: Out, members: &[Member]) {
         for (host, frame) in out {
@@ -421,6 +507,13 @@ impl State {
                 self.hosts[host].to_host.push_back(frame);
             }
         }
+    }
+}
+
+fn members_of(frame: &ToHub) -> Vec<Member> {
+    match frame {
+        ToHub::Arrive(arrive) => arrive.members.clone(),
+        _ => Vec::new(),
     }
 }
 

@@ -255,13 +255,14 @@ enum End {
     Fails,
 }
 
-/// At each step of a start over shared memory the other process ends.
+/// At each step of a start over shared memory the other process ends: of one with rings for data, and of one that opens
+/// only the journal.
 #[cfg(target_os = "linux")]
 #[test]
 fn who_ends_at_a_step_of_the_start_is_named() {
-    for (step, end) in
-        (0..rounds()).flat_map(|_| 0..6).flat_map(|step| [End::Killed, End::Stopped, End::Fails].map(|end| (step, end)))
-    {
+    let steps = || (0..5).map(|step| (step, true)).chain((1..4).map(|step| (step, false)));
+    let ends = [End::Killed, End::Stopped, End::Fails];
+    for ((step, rings), end) in (0..rounds()).flat_map(|_| steps()).flat_map(|step| ends.map(|end| (step, end))) {
         let port = port();
         let (tell, told) = mpsc::channel();
         thread::scope(|s| {
@@ -271,14 +272,13 @@ fn who_ends_at_a_step_of_the_start_is_named() {
                 for at in 0..step {
                     match at {
                         0 => other.set("devices/1", &1u64.to_le_bytes()),
-                        1 => other.set("machine/1", &machine().unwrap()),
-                        2 => other.set("transport/1", b"SharedMemory"),
-                        3 => other.set("shm/name/1", &[1; 32]),
-                        _ => {
-                            let name: String =
-                                other.get("shm/name/0").iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-                            other.set(&format!("shm/gpu-pool-{name}/1"), &[7; 32]);
+                        1 if rings => other.set("machine/1", &machine().unwrap()),
+                        2 if rings => other.set("transport/1", b"SharedMemory"),
+                        1 => {
+                            let identity = other.get("near/0");
+                            other.set("near/1", &identity);
                         }
+                        _ => other.set(if rings { "shm/rings/1" } else { "shm/near/1" }, &[7; 32]),
                     }
                 }
                 thread::sleep(Duration::from_millis(20));
@@ -299,19 +299,21 @@ fn who_ends_at_a_step_of_the_start_is_named() {
                 tell.send(start).unwrap();
                 drop(listener);
             });
-            let built = GpuPool::builder().host(1).cluster(tcp(port, 0, 2)).build();
+            let error = match rings {
+                true => GpuPool::builder().host(1).cluster(tcp(port, 0, 2)).build().map(drop).unwrap_err(),
+                false => tcp(port, 0, 2).join(1, None, |_| none()).map(drop).unwrap_err(),
+            };
             let found = Instant::now();
-            let error = built.map(drop).unwrap_err();
             let right = match &error {
                 Error::HostLost { host: 1, .. } => end != End::Fails || step == 0,
                 Error::Cluster { op: "transport", why } => end == End::Fails && why.contains("no file is free"),
                 _ => false,
             };
-            assert!(right, "step {step}, {end:?}: {error:?}");
+            assert!(right, "step {step}, {rings}, {end:?}: {error:?}");
             let start = told.recv_timeout(LONG).unwrap();
             assert!(
                 found.saturating_duration_since(start) < 3 * HEARTBEAT_TIMEOUT,
-                "step {step}, {end:?}: {:?}",
+                "step {step}, {rings}, {end:?}: {:?}",
                 start.elapsed()
             );
         });

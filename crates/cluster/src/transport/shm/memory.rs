@@ -27,7 +27,7 @@ use std::{
 /// The seals that memory must have.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-pub(super) struct Shared {
+pub(crate) struct Shared {
     descriptor: OwnedFd,
     at: *mut u8,
     bytes: usize,
@@ -40,7 +40,7 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     /// New memory, of zeros. Pages take room when they are touched.
-    pub(super) fn new(bytes: usize) -> Result<Shared> {
+    pub(crate) fn new(bytes: usize) -> Result<Shared> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let descriptor = rustix::fs::memfd_create(c"gpu-pool", flags).map_err(|why| errno("memfd_create", why))?;
         rustix::fs::ftruncate(&descriptor, bytes as u64).map_err(|why| errno("ftruncate", why))?;
@@ -63,7 +63,7 @@ impl Shared {
         Ok(Shared { descriptor, at: at.cast(), bytes })
     }
 
-    pub(super) fn at(&self) -> *mut u8 {
+    pub(crate) fn at(&self) -> *mut u8 {
         self.at
     }
 }
@@ -84,7 +84,7 @@ const MOST_VISITORS: usize = 1024;
 
 /// Gives this process's memory to all others, and gets theirs, of the same size, by their numbers. None for itself.
 /// Every wait ends when `lost` says why, and at the deadline.
-pub(super) fn introduce(
+pub(crate) fn introduce(
     own: &Shared,
     name: &str,
     (rank, size): (usize, usize),

@@ -54,4 +54,52 @@ proptest! {
         let equal = (0..rail_map.all.len() + 1).flat_map(|here| cut.equal(here, hosts.len())).flatten().flatten();
         prop_assert_eq!(equal.collect::<Vec<_>>(), (0..len).collect::<Vec<_>>());
     }
+    /// Each message has two ends of one length, and what comes covers the memory for it without overlap.
+    #[test]
+    fn messages_have_two_ends(
+        of in prop::collection::vec(1usize..4, 2..5),
+        counts in prop::collection::vec(0usize..300, 12),
+        packed in any::<bool>(),
+        equal in any::<bool>(),
+    ) {
+        let hosts = hosts(&of);
+        let parts = Counts::By(counts[..of.iter().sum()].into());
+        let rail_map = RailMap::by_index(&hosts);
+        for here in 0..rail_map.all.len() {
+            let share = |me: usize| {
+                let len = parts.total(of.iter().sum());
+                let cut = Cut { start: 0, len, rail_map: &rail_map, host: me, grain: 32 };
+                let owned = if equal { cut.equal(here, hosts.len()) } else { cut.owned(here, &hosts, &parts) };
+                Share { slice: cut.slice(here), owned, me, size: 4 }
+            };
+            let shares: Vec<Share> = (0..hosts.len()).map(share).collect();
+            for ends in [Share::to_owners, |share: &Share| share.to_all(false), |share: &Share| share.to_all(true)] {
+                let lens = |at: usize, is: &dyn Fn(&End) -> Option<usize>| -> Vec<usize> {
+                    ends(&shares[at]).iter().filter_map(is).collect()
+                };
+                let sent = |from: usize, to: usize| lens(from, &|end| match end {
+                    End::Send(host, at) if *host == to => Some(at.len()),
+                    _ => None,
+                });
+                let come = |at: usize, from: usize| lens(at, &|end| match end {
+                    End::Receive(host, at) if *host == from => Some(at.len()),
+                    _ => None,
+                });
+                for (a, b) in (0..hosts.len()).flat_map(|a| (0..hosts.len()).map(move |b| (a, b))) {
+                    prop_assert_eq!(sent(a, b), come(b, a));
+                }
+            }
+            let me = &shares[0];
+            let of = |ends: Vec<End>| ends.into_iter().filter_map(|end| match end {
+                End::Receive(_, at) => Some(at),
+                End::Send(..) => None,
+            });
+            let arrived: Vec<usize> = of(me.to_owners()).flatten().collect();
+            prop_assert_eq!(arrived, (0..me.own_bytes() * (hosts.len() - 1)).collect::<Vec<_>>());
+            let own = me.own().iter().map(|range| me.at(range));
+            let mut all: Vec<usize> = of(me.to_all(packed)).chain(own).flatten().collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..me.bytes()).collect::<Vec<_>>());
+        }
+    }
 }

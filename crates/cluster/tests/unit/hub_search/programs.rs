@@ -50,6 +50,8 @@ const LATE: Program = Program {
     succeeds: &[],
     ..CROSSING
 };
+/// A process comes about when the other one's deadline is over.
+const SLOW: Program = Program { ticks: 5, succeeds: &[], kills: 0, ..LOSS };
 
 /// A scope without a name fails before it joins, and the next one of its process is begun at the same place.
 const EARLY: Program = Program {
@@ -83,7 +85,8 @@ const GIVEN_UP: Program = Program {
 /// A process is lost while buckets travel.
 const LOST_PROXY: Program = Program { kills: 1, ..PROXIED };
 
-const PROGRAMS: [(&str, Program); 12] = [
+const PROGRAMS: [(&str, Program); 13] = [
+    ("slow", SLOW),
     ("proxied", PROXIED),
     ("given up", GIVEN_UP),
     ("lost proxy", LOST_PROXY),
@@ -100,9 +103,9 @@ const PROGRAMS: [(&str, Program); 12] = [
 
 #[test]
 fn every_order_ends_well() {
-    for (name, program) in PROGRAMS {
-        let states = Search { program, mutant: None }.run().unwrap_or_else(|why| panic!("{name}: {why}"));
-        println!("{name}: {states} states");
+    for ((name, program), near) in PROGRAMS.into_iter().flat_map(|program| [(program, false), (program, true)]) {
+        let states = Search { program, near, mutant: None }.run().unwrap_or_else(|why| panic!("{name}, {near}: {why}"));
+        println!("{name}, by a journal {near}: {states} states");
         assert!(states > 50, "{name}: too few states to mean anything");
     }
 }
@@ -125,8 +128,13 @@ fn each_broken_rule_is_found() {
         (Broken::Rule(Rule::Proxied), PROXIED),
         (Broken::Rule(Rule::LastArrives), PROXIED),
         (Broken::FailsSilently, GIVEN_UP),
+        (Broken::OwnPlace, CROSSING),
+        (Broken::OwnClock, SLOW),
     ] {
-        let found = Search { program, mutant: Some(rule) }.run();
-        assert!(found.is_err_and(|why| !why.contains("too many")), "{rule:?} was not found");
+        let journal = matches!(rule, Broken::OwnPlace | Broken::OwnClock);
+        for near in [false, true].into_iter().filter(|near| *near || !journal) {
+            let found = Search { program, near, mutant: Some(rule) }.run();
+            assert!(found.is_err_and(|why| !why.contains("too many")), "{rule:?} was not found, by a journal {near}");
+        }
     }
 }

@@ -1,0 +1,115 @@
+//! candle's device for a device of the pool, and the token that candle's operations find.
+//!
+//! candle's operations have no argument for a token. [`enter`] lends it to them for a closure, on this thread only: no
+//! `current device` is left behind.
+
+use crate::{Error, Result};
+use candle_core::Device as Candle;
+use gpu_pool::Device;
+
+scoped_tls::scoped_thread_local!(static TOKEN: Device);
+
+/// candle's device for this device: its tensors live there. A software GPU's tensors are candle's CPU tensors.
+///
+/// There is one for each device, for as long as the program runs: the same call gives the same device, and tensors of
+/// two calls work together. On a GPU it has the primary context, which gpu-pool has too, and a stream of its own, which
+/// [`enter`] makes the token's stream. candle needs its CUDA kernels: build with the feature `cuda`.
+///
+/// # Errors
+/// [`Error::Candle`] where candle cannot open the GPU, or was built without the feature `cuda`.
+pub fn candle_device(dev: &Device) -> Result<Candle> {
+    match gpu::candle_device(dev)? {
+        Some(device) => Ok(Candle::Cuda(device)),
+        None => Ok(Candle::Cpu),
+    }
+}
+
+/// Runs `f` with candle's device. In it the operations of this crate find the token, and on a GPU gpu-pool works on
+/// candle's stream, so that both are in order.
+///
+/// ```
+/// use candle_core::Tensor;
+/// use gpu_pool::{GpuPool, ReduceOp};
+/// use gpu_pool_candle::{all_reduce, enter};
+///
+/// let pool = GpuPool::builder().host(2).build()?;
+/// let sums = pool.try_run(|dev, shard| {
+///     enter(dev, |device| {
+///         let x = Tensor::new(&[1.0f32, shard.index() as f32], device)?;
+///         Ok(all_reduce(&x, ReduceOp::Sum)?.to_vec1::<f32>()?)
+///     })
+/// })?;
+/// assert_eq!(sums, [[2.0, 1.0], [2.0, 1.0]]);
+/// # Ok::<(), gpu_pool_candle::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`candle_device`] and of `f`.
+pub fn enter<R>(dev: &Device, f: impl FnOnce(&Candle) -> Result<R>) -> Result<R> {
+    match gpu::candle_device(dev)? {
+        None => TOKEN.set(dev, || f(&Candle::Cpu)),
+        Some(device) => {
+            let stream = gpu::stream(dev, &device)?;
+            TOKEN.set(&dev.on(&stream), || f(&Candle::Cuda(device)))
+        }
+    }
+}
+
+/// Calls `f` with the token that [`enter`] has lent to this thread.
+pub(crate) fn with_token<R>(op: &'static str, f: impl FnOnce(&Device) -> Result<R>) -> Result<R> {
+    if TOKEN.is_set() { TOKEN.with(f) } else { Err(Error::NoDevice { op, also: "" }) }
+}
+
+#[cfg(feature = "cuda")]
+pub(crate) mod gpu {
+    use crate::Result;
+    use candle_core::{CudaDevice, backend::BackendDevice as _};
+    use gpu_pool::{Device, Stream};
+    use std::sync::{LazyLock, Mutex, PoisonError};
+
+    /// By GPU and ordinal in the pool: devices that share a GPU have streams of their own.
+    type Opened = Vec<((usize, usize), CudaDevice)>;
+
+    /// Never dropped: streams that a pool has adopted must outlive it.
+    static OPENED: LazyLock<Mutex<Opened>> = LazyLock::new(Mutex::default);
+
+    /// None on a software GPU.
+    pub fn candle_device(dev: &Device) -> Result<Option<CudaDevice>> {
+        if dev.info().compute_capability == (0, 0) {
+            return Ok(None);
+        }
+        let key = (dev.info().ordinal, dev.index());
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, device)) = opened.iter().find(|(known, _)| *known == key) {
+            return Ok(Some(device.clone()));
+        }
+        let device = CudaDevice::new_with_stream(key.0)?;
+        opened.push((key, device.clone()));
+        Ok(Some(device))
+    }
+
+    pub fn stream(dev: &Device, device: &CudaDevice) -> Result<Stream> {
+        // SAFETY: the stream belongs to a device in `OPENED`, so it is never destroyed.
+        Ok(unsafe { dev.adopt_stream(device.cuda_stream().cu_stream() as u64)? })
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) mod gpu {
+    use crate::Result;
+    use candle_core::CudaDevice;
+    use gpu_pool::{Device, Stream};
+
+    /// None on a software GPU.
+    pub fn candle_device(dev: &Device) -> Result<Option<CudaDevice>> {
+        // Another crate may have asked for gpu-pool's feature.
+        match dev.info().compute_capability {
+            (0, 0) => Ok(None),
+            _ => Err(candle_core::Error::NotCompiledWithCudaSupport.into()),
+        }
+    }
+
+    pub fn stream(dev: &Device, _: &CudaDevice) -> Result<Stream> {
+        Ok(dev.stream()?)
+    }
+}

@@ -1,0 +1,66 @@
+//! candle's tensors on several devices with [`gpu_pool`]: one thread for each GPU, in one process.
+//!
+//! candle has no collectives, and its devices do not know of each other. This crate lets its models train data
+//! parallel, compute tensor parallel, and serve as jobs of a pool. On software GPUs its tensors are candle's CPU
+//! tensors.
+//!
+//! | to | see |
+//! |---|---|
+//! | have candle's device, and use this crate's operations on it | [`candle_device`], [`enter`] |
+//! | use tensors as buffers, and buffers as tensors | [`to_buffer`], [`to_tensor`], [`adopt`] |
+//! | train on all devices | [`DataParallel`] |
+//! | divide layers | [`ColumnParallel`], [`RowParallel`], [`VocabularyEmbedding`], [`vocabulary_cross_entropy`] |
+//! | read parts of weights from a file, and save them | [`Parts`] |
+//! | have collectives of your own | [`all_reduce`], [`all_gather`], [`broadcast`], [`sum_forward`], [`sum_backward`] |
+//!
+//! # Threads
+//! Operations belong to the device whose token [`enter`] has lent to the calling thread. On another thread, or outside
+//! of the closure, they are [`Error::NoDevice`]. A tensor of another GPU is an error of candle's or
+//! [`Error::Invalid`]; software GPUs' tensors are all candle's CPU tensors, and do not tell.
+//!
+//! # Jobs
+//! A model is the state of [`jobs_with`](gpu_pool::GpuPool::jobs_with):
+//!
+//! ```
+//! use candle_core::{DType, Module, Tensor};
+//! use candle_nn::{VarBuilder, linear};
+//! use gpu_pool::GpuPool;
+//! use gpu_pool_candle::{Error, candle_device, enter};
+//!
+//! let pool = GpuPool::builder().host(2).build()?;
+//! let jobs = pool
+//!     .jobs_with(|dev| {
+//!         let weights = VarBuilder::zeros(DType::F32, &candle_device(dev)?);
+//!         Ok(linear(3, 2, weights).map_err(Error::from)?)
+//!     })
+//!     .build()?;
+//! let answer = jobs.submit(|dev, model| {
+//!     Ok(enter(dev, |device| Ok(model.forward(&Tensor::ones((1, 3), DType::F32, device)?)?.to_vec2::<f32>()?))?)
+//! })?;
+//! assert_eq!(answer.wait()?, [[0.0, 0.0]]);
+//! # Ok::<(), gpu_pool::Error>(())
+//! ```
+//!
+//! # Features
+//! `cuda`: NVIDIA GPUs. candle compiles its kernels with nvcc then.
+
+pub mod collective;
+mod data_parallel;
+mod device;
+mod error;
+mod memory;
+mod parts;
+pub mod tensor_parallel;
+
+pub use collective::{all_gather, all_reduce, broadcast, sum_backward, sum_forward};
+pub use data_parallel::DataParallel;
+pub use device::{candle_device, enter};
+pub use error::{Error, Result};
+pub use memory::{Number, adopt, to_buffer, to_tensor};
+pub use parts::{Part, PartBuilder, Parts};
+pub use tensor_parallel::{ColumnParallel, RowParallel, VocabularyEmbedding, vocabulary_cross_entropy};
+
+/// The programs of the book's page.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/guide/candle.md")]
+struct Guide;

@@ -1,0 +1,250 @@
+//! Tensors as buffers, and buffers as tensors. [`collective`](crate::collective) and the gradients' exchange use the
+//! same doors.
+
+use crate::{Error, Result, device::candle_device};
+use candle_core::{Layout, Shape, Storage, Tensor, WithDType};
+use gpu_pool::{AsView, Device, DeviceBuffer, DeviceView, Element};
+
+/// Elements that candle and gpu-pool have in common.
+pub trait Number: WithDType + Element + private::OnGpu {}
+
+mod private {
+    #[cfg(feature = "cuda")]
+    pub trait OnGpu:
+        candle_core::cuda_backend::CudaDType + candle_core::cuda_backend::cudarc::driver::DeviceRepr
+    {
+    }
+    #[cfg(not(feature = "cuda"))]
+    pub trait OnGpu {}
+}
+
+macro_rules! numbers {
+    ($($dtype:ident => $T:ty),+) => {
+        $(impl private::OnGpu for $T {}
+        impl Number for $T {})+
+
+        /// Evaluates an expression in which `$T` is the type of this `DType`; or returns the error of call `$op`.
+        macro_rules! dispatch {
+            ($op:expr, $of:expr, $N:ident => $value:expr) => {
+                match $of {
+                    $(candle_core::DType::$dtype => { type $N = $T; $value })+
+                    other => Err($crate::Error::unknown($op, other)),
+                }
+            };
+        }
+        pub(crate) use dispatch;
+    };
+}
+numbers! {
+    U8 => u8, U32 => u32, I32 => i32, I64 => i64, F16 => gpu_pool::half::f16, BF16 => gpu_pool::half::bf16,
+    F32 => f32, F64 => f64
+}
+
+/// A copy of a tensor's elements, in row-major order, as a buffer. On a GPU it does not touch the host. (On a software
+/// GPU the tensor is host memory.)
+///
+/// ```
+/// use candle_core::Tensor;
+/// use gpu_pool::GpuPool;
+/// use gpu_pool_candle::{candle_device, to_buffer, to_tensor};
+///
+/// let pool = GpuPool::builder().host(1).build()?;
+/// let found = pool.try_run(|dev, _| {
+///     let x = Tensor::new(&[[1.0f32, 2.0], [3.0, 4.0]], &candle_device(dev)?)?;
+///     let mut buffer = to_buffer::<f32>(dev, &x.t()?)?;
+///     dev.scale(&mut buffer, 10.0)?;
+///     Ok::<_, gpu_pool_candle::Error>(to_tensor(dev, &buffer, (2, 2))?.to_vec2::<f32>()?)
+/// })?;
+/// assert_eq!(found, [[[10.0, 30.0], [20.0, 40.0]]]);
+/// # Ok::<(), gpu_pool_candle::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::DType`] for elements that are no `T`; [`Error::Invalid`] for a tensor that is not on this device; those of
+/// [`Device::upload`] and of candle.
+pub fn to_buffer<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffer<T>> {
+    let tensor = located::<T>("to_buffer", dev, tensor)?.contiguous()?;
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(cpu) => Ok(dev.upload(part(cpu.as_slice::<T>()?, layout))?),
+        // SAFETY: the adopted memory is copied in stream order; candle frees it on the same stream, later.
+        #[cfg(feature = "cuda")]
+        Storage::Cuda(cuda) => gpu::on_stream(dev, &cuda.device, |dev| {
+            let from = unsafe { gpu::adopt::<T>(dev, cuda, layout, ())? };
+            let mut to = unsafe { dev.uninit::<T>(from.len())? };
+            dev.copy(&from, &mut to)?;
+            Ok(to)
+        }),
+        _ => Err(candle_core::Error::NotCompiledWithCudaSupport.into()),
+    }
+}
+
+/// A buffer's elements as a new tensor of candle's. It is one copy: candle frees its tensors itself, so it cannot take
+/// memory of the pool. [`adopt`] goes without a copy: let candle allocate the tensor, and work on it as a buffer.
+///
+/// # Errors
+/// [`Error::Invalid`] if the shape has another number of elements; those of [`Device::download`] and of candle.
+pub fn to_tensor<V: AsView<Elem: Number>>(dev: &Device, buffer: &V, shape: impl Into<Shape>) -> Result<Tensor> {
+    let (view, shape) = (buffer.view(), shape.into());
+    if view.len() != shape.elem_count() {
+        return Err(Error::invalid("to_tensor", format_args!("{} elements for a shape of {shape:?}", view.len())));
+    }
+    match candle_device(dev)? {
+        #[cfg(feature = "cuda")]
+        candle_core::Device::Cuda(device) => {
+            gpu::on_stream(dev, &device, |dev| gpu::copy_out(dev, &device, &view, shape))
+        }
+        device => download(dev, view, shape, &device),
+    }
+}
+
+fn download<T: Number>(
+    dev: &Device,
+    view: DeviceView<'_, T>,
+    shape: Shape,
+    device: &candle_core::Device,
+) -> Result<Tensor> {
+    Ok(Tensor::from_vec(dev.download(&view)?, shape, device)?)
+}
+
+/// A tensor's own memory as a buffer, without a copy, with [`Device::adopt`]. The tensor stays usable, and is kept
+/// alive by the buffer. The other way round is the same call: make a tensor with candle, adopt it, and let operations
+/// of gpu-pool fill it.
+///
+/// ```
+/// use candle_core::Tensor;
+/// use gpu_pool::{GpuPool, ReduceOp};
+/// use gpu_pool_candle::{adopt, candle_device};
+///
+/// let pool = GpuPool::builder().host(2).build()?;
+/// let sums = pool.try_run(|dev, _| {
+///     let x = Tensor::ones(3, candle_core::DType::F32, &candle_device(dev)?)?;
+///     // SAFETY: nothing else uses `x` until the device has ended.
+///     let mut buffer = unsafe { adopt::<f32>(dev, &x)? };
+///     dev.all_reduce(&mut buffer, ReduceOp::Sum)?;
+///     drop(buffer);
+///     dev.synchronize()?;
+///     Ok::<_, gpu_pool_candle::Error>(x.to_vec1::<f32>()?)
+/// })?;
+/// assert_eq!(sums, [[2.0; 3]; 2]);
+/// # Ok::<(), gpu_pool_candle::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::DType`]; [`Error::Invalid`] for a tensor that is not contiguous, or not on this device; those of
+/// [`Device::adopt`].
+///
+/// # Safety
+/// Until the buffer's last use is over, nothing writes the tensor's memory but through the buffer, and if the buffer is
+/// written, nothing reads it. On a GPU, work that [`enter`](crate::enter) puts on candle's stream is in order with
+/// candle's; elsewhere, and on a software GPU, wait: [`Device::synchronize`].
+pub unsafe fn adopt<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffer<T>> {
+    let tensor = located::<T>("adopt", dev, tensor)?;
+    if !tensor.is_contiguous() {
+        let why = format!("strides of {:?} for a shape of {:?} are not contiguous", tensor.stride(), tensor.shape());
+        return Err(Error::invalid("adopt", why));
+    }
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(cpu) => {
+            let memory = part(cpu.as_slice::<T>()?, layout);
+            // SAFETY: the clone keeps the memory alive, and candle never moves it; the rest is the caller's promise.
+            Ok(unsafe { dev.adopt(memory.as_ptr() as u64, memory.len(), tensor.clone())? })
+        }
+        // SAFETY: as above.
+        #[cfg(feature = "cuda")]
+        Storage::Cuda(cuda) => Ok(unsafe { gpu::adopt(dev, cuda, layout, tensor.clone())? }),
+        _ => Err(candle_core::Error::NotCompiledWithCudaSupport.into()),
+    }
+}
+
+/// The tensor, if it has elements of this type and lives on this device.
+pub(crate) fn located<'t, T: Number>(op: &'static str, dev: &Device, tensor: &'t Tensor) -> Result<&'t Tensor> {
+    if tensor.dtype() != <T as WithDType>::DTYPE {
+        return Err(Error::dtype(
+            op,
+            format_args!("a tensor of {:?}", tensor.shape()),
+            tensor.dtype(),
+            <T as Element>::DTYPE,
+        ));
+    }
+    let device = candle_device(dev)?;
+    if !device.same_device(tensor.device()) {
+        let why = format!("the tensor is on {:?}, and device {}'s are on {device:?}", tensor.device(), dev.index());
+        return Err(Error::invalid(op, why));
+    }
+    Ok(tensor)
+}
+
+/// The elements of a contiguous layout.
+pub(crate) fn part<'s, T>(all: &'s [T], layout: &Layout) -> &'s [T] {
+    &all[layout.start_offset()..][..layout.shape().elem_count()]
+}
+
+#[cfg(feature = "cuda")]
+pub(crate) mod gpu {
+    //! candle's memory on GPUs.
+
+    use super::Number;
+    use crate::{Result, device};
+    use candle_core::{
+        CudaDevice, CudaStorage, Layout, Shape, Tensor,
+        cuda_backend::{
+            CudaStorageSlice,
+            cudarc::driver::{CudaSlice, DevicePtr as _},
+        },
+    };
+    use gpu_pool::{Device, DeviceBuffer, DeviceView};
+
+    /// Calls `f` with the token on candle's stream.
+    pub fn on_stream<R>(dev: &Device, device: &CudaDevice, f: impl FnOnce(&Device) -> Result<R>) -> Result<R> {
+        let stream = device::gpu::stream(dev, device)?;
+        f(&dev.on(&stream))
+    }
+
+    /// The elements of a contiguous layout, in place.
+    ///
+    /// # Safety
+    /// As [`Device::adopt`].
+    pub unsafe fn adopt<T: Number>(
+        dev: &Device,
+        storage: &CudaStorage,
+        layout: &Layout,
+        keep: impl Send + 'static,
+    ) -> Result<DeviceBuffer<T>> {
+        let slice: &CudaSlice<T> = storage.as_cuda_slice()?;
+        // candle's stream has the writes of its own work; it waits for nothing here.
+        let (start, _recorded) = slice.device_ptr(slice.stream());
+        let bytes = layout.start_offset() * size_of::<T>();
+        // SAFETY: the caller's promise.
+        Ok(unsafe { dev.adopt(start + bytes as u64, layout.shape().elem_count(), keep)? })
+    }
+
+    /// Fresh memory of candle's, filled by `fill`, as candle's storage.
+    pub fn filled<T: Number>(
+        dev: &Device,
+        device: &CudaDevice,
+        len: usize,
+        fill: impl FnOnce(&Device, &mut DeviceBuffer<T>) -> Result<()>,
+    ) -> Result<CudaStorage> {
+        // SAFETY: `fill` writes all of it, on the same stream.
+        let slice = unsafe { device.alloc::<T>(len)? };
+        let storage = CudaStorage::wrap_cuda_slice(slice, device.clone());
+        let layout = Layout::contiguous(len);
+        // SAFETY: fresh memory, which nothing else names; candle frees it on the stream on which it is used here.
+        let mut buffer = unsafe { adopt::<T>(dev, &storage, &layout, ())? };
+        fill(dev, &mut buffer)?;
+        Ok(storage)
+    }
+
+    pub fn copy_out<T: Number>(
+        dev: &Device,
+        device: &CudaDevice,
+        view: &DeviceView<'_, T>,
+        shape: Shape,
+    ) -> Result<Tensor> {
+        let storage = filled::<T>(dev, device, view.len(), |dev, to| Ok(dev.copy(view, to)?))?;
+        let none = candle_core::op::BackpropOp::none();
+        Ok(Tensor::from_storage(candle_core::Storage::Cuda(storage), shape, none, false))
+    }
+}

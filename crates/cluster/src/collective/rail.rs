@@ -1,0 +1,114 @@
+//! Carries a [`Plan`] out, piece by piece: while one piece is between the processes, the steps inside the process work
+//! on others. One way for both kinds of memory: [`Rail`] has what differs.
+//!
+//! ```text
+//! member     before 0 | before 1 | .. | meet | after 0 | after 1 | ..
+//! rail                                   rail 0 | rail 1 | ..
+//! ```
+//!
+//! All steps before are submitted, and their results staged, before the member arrives. There is one meeting for all
+//! pieces. [`pending`](super::pending) lets the member do other work behind [`begin`], until [`end`].
+//!
+//! Invariants: all members do the steps of all pieces in one order, so waits for members of this process and waits for
+//! other processes form no circle. A step inside that fails makes the gang fail immediately, so that no member of this
+//! process waits for one that has given up. Then the messages go on without steps inside, since the other processes
+//! count on them.
+
+use super::{
+    cut::Cut,
+    device_rail::{self, DeviceRail},
+    hierarchical::HierarchicalCall,
+    host_rail::{self, HostRail},
+    plan::{Job, Plan},
+    relay::Relay,
+};
+use crate::{
+    runtime::collective::{Area, Request, Shape, Side},
+    traits::Transport,
+};
+use gpu_pool::Result;
+
+/// A member's way to the other processes, for the pieces of one collective.
+pub(super) trait Rail {
+    type Piece: Landed;
+
+    /// Takes the memory of a piece. Returns where the step before the rail puts this member's elements.
+    fn add(&mut self, plan: &Plan<'_, '_, '_>, cut: &Cut<'_>) -> Result<Area>;
+
+    /// That step of the last piece has been submitted. Asynchronous.
+    fn stage(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()>;
+
+    /// All members of all processes meet, when all pieces are staged.
+    fn meet(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()>;
+
+    /// Carries the next piece. None: all are there. After an error the other processes wait.
+    fn carry_next(&mut self) -> Result<Option<Self::Piece>>;
+}
+
+/// A piece that has come from the other processes.
+pub(super) trait Landed {
+    /// Returns where the step behind the rail finds it.
+    fn land(self, plan: &Plan<'_, '_, '_>) -> Result<Area>;
+}
+
+#[track_caller]
+pub(super) fn run(hier: &HierarchicalCall<'_, '_>, request: &Request, shape: &Shape) -> Result<()> {
+    let Some(plan) = Plan::new(hier, (request.dtype, request.reduce), shape) else {
+        unreachable!("what sends other elements to each member is elsewhere")
+    };
+    match hier.transport()? {
+        Transport::None(error) => Err(error.clone()),
+        Transport::Host(transport) => {
+            carry(&plan, request, &host_rail::cuts(&plan), HostRail::new(&plan, transport.clone()))
+        }
+        Transport::Device(transport) => {
+            let (cuts, overlapped) = device_rail::cuts(&plan, &**transport);
+            let relay = Relay::new(hier, transport.clone(), overlapped)?;
+            let way = relay.in_place(request.dtype, request.reduce, plan.whole().len);
+            if let (Job::SumAndFill(_), Some(way)) = (plan.job, way) {
+                let area = |side| request.area(side).expect("a member of a sum gives memory");
+                return relay.sum_in_place([area(Side::Source), area(Side::Destination)], request.dtype, way);
+            }
+            hier.overlap(overlapped);
+            carry(&plan, request, &cuts, DeviceRail::new(&relay))
+        }
+    }
+}
+
+#[track_caller]
+fn carry(plan: &Plan<'_, '_, '_>, request: &Request, cuts: &[Cut<'_>], mut rail: impl Rail) -> Result<()> {
+    begin(plan, request, cuts, &mut rail)?;
+    rail.meet(plan)?;
+    end(plan, request, cuts, &mut || plan.hier.done(rail.carry_next()))
+}
+
+/// The steps before the rail.
+#[track_caller]
+pub(super) fn begin(plan: &Plan<'_, '_, '_>, request: &Request, cuts: &[Cut<'_>], rail: &mut impl Rail) -> Result<()> {
+    for cut in cuts {
+        let to = rail.add(plan, cut)?;
+        plan.hier.inside(plan.dtype, plan.inner, plan.before(cut), [&plan.from(request, cut), &to])?;
+        plan.hier.done(rail.stage(plan))?;
+    }
+    Ok(())
+}
+
+/// The steps behind the rail. `next` gives the pieces. After a failure inside, the pieces still come: the other
+/// processes count on them.
+#[track_caller]
+pub(super) fn end<P: Landed>(
+    plan: &Plan<'_, '_, '_>,
+    request: &Request,
+    cuts: &[Cut<'_>],
+    next: &mut dyn FnMut() -> Result<Option<P>>,
+) -> Result<()> {
+    let (hier, mut inside, mut rest) = (plan.hier, Ok(()), cuts.iter());
+    while let (Some(piece), Some(cut)) = (next()?, rest.next()) {
+        if inside.is_err() {
+            continue;
+        }
+        let (shape, to) = (plan.after(cut), plan.to(request, cut));
+        inside = hier.done(piece.land(plan).and_then(|from| hier.inside(plan.dtype, None, shape, [&from, &to])));
+    }
+    inside
+}

@@ -1,0 +1,140 @@
+//! The hub of processes that share one machine: a journal in memory that all of them map.
+//!
+//! ```text
+//!   process a: append(what it tells the hub) --+                   +--> replica of the hub --> frames for a
+//!                                              v                   |
+//!   rank 0's server: ticks, losses -------> [ journal: one order ]-+--> replica of the hub --> frames for b
+//!                                              ^                   |
+//!   process b: append ------------------------/                    ..
+//! ```
+//!
+//! Every process carries the whole order out by a hub of its own. A hub does the same wherever it is told the same, and
+//! its time is that of the ticks, so all of them decide alike: the place in the order decides between commit and
+//! failure (C2), and all have commits in one order (C3). No process waits for another one's answer.
+//!
+//! Rank 0's server keeps the connections. It finds losses, writes them into the journal, and then tells them by the
+//! connections: a process reads the journal before it takes such a word.
+//!
+//! `world.rs` calls this. Threads that wait look into the journal themselves; a thread of this module does when they
+//! sleep.
+
+use super::{
+    connect,
+    control::Control,
+    hub::{Hub, Limits},
+    socket,
+    transport::shm::{Shared, introduce},
+    wire::{self, Record, ToHost},
+    world::{Local, Near},
+};
+use crate::runtime::sync::journal::{Bell, Mapped, Reader, Writer};
+use gpu_pool::{Result, event};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// The slots of a process, and the bytes of one: most frames take one or two. A process that is stopped reads nothing,
+/// and rank 0's ticks should have room for longer than that is a loss: some minutes, at ten ticks a second.
+const SLOTS: (usize, usize) = (4096, 256);
+
+/// More processes of a machine use the hub of rank 0: each of them would carry out what all tell.
+const MOST: usize = 64;
+
+struct Journal {
+    host: usize,
+    writer: Mutex<Writer<Mapped>>,
+    replica: Mutex<Replica>,
+    bell: Bell<Mapped>,
+    _memory: Vec<Arc<Shared>>,
+}
+
+struct Replica {
+    reader: Reader<Mapped>,
+    hub: Hub,
+}
+
+/// Ends this process's part in the journal.
+pub(super) struct End(Arc<Journal>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.bell.close();
+    }
+}
+
+/// Opens the journal, if all processes can: they share the kernel, the names of sockets and the user. All call it at
+/// about the same time.
+pub(super) fn open(control: &Control, local: &Arc<Local>, limits: Limits) -> Result<Option<End>> {
+    let (host, size) = (control.host, control.size());
+    if size == 1 {
+        return Ok(None);
+    }
+    let bytes = Mapped::size(size, SLOTS);
+    let own = Shared::new(bytes).map_err(|why| event!(warn, "processes meet by rank 0: {why}")).ok();
+    let net = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let identity = format!("{net:?} {} {:02x?}", socket::own_user(), connect::machine()?);
+    let able = own.is_some() && size <= MOST;
+    let told = control.gather("near", if able { identity.as_bytes() } else { b"" })?;
+    let Some(own) = own.filter(|_| connect::same_everywhere(&told)) else { return Ok(None) };
+    let (set, get) = (|key: &str, value: &[u8]| control.set(key, value), |key: &str| control.get(key));
+    let theirs = introduce(&own, "near", (host, size), &set, &get, &|| control.lost(), limits.connect_timeout)?;
+    let own = Arc::new(own);
+    let memory: Vec<_> = theirs.into_iter().map(|theirs| theirs.map_or_else(|| own.clone(), Arc::new)).collect();
+    let regions: Vec<_> = memory.iter().map(|memory| memory.at()).collect();
+    // SAFETY: mappings begin with a page, have the size, and live as long as the journal, which has all that uses them.
+    // They were zeros. Each process makes one writer and one reader.
+    let mapped = unsafe { Mapped::new(&regions, SLOTS) };
+    let journal = Arc::new(Journal {
+        host,
+        writer: Mutex::new(Writer::new(mapped.clone(), host)),
+        replica: Mutex::new(Replica { reader: Reader::new(mapped.clone(), host), hub: Hub::replica(limits) }),
+        bell: Bell::new(mapped, host),
+        _memory: memory,
+    });
+    local.meet_near(journal.clone());
+    let (reading, local) = (journal.clone(), local.clone());
+    super::server::spawn("journal", move || {
+        while reading.bell.sleep(|| local.look(&*reading, true)) {}
+        reading.replica.lock().reader.leave();
+    })?;
+    Ok(Some(End(journal)))
+}
+
+impl Near for Journal {
+    fn append(&self, record: &Record) -> bool {
+        let bytes = match wire::frame(record) {
+            Ok(bytes) => bytes,
+            Err(why) => {
+                event!(error, "a frame is too long: {why}");
+                return true;
+            }
+        };
+        // The length is the journal's.
+        let done = self.writer.lock().append(&bytes[4..]);
+        // Who lags behind makes room.
+        self.bell.ring(record.is_urgent() || !done);
+        done
+    }
+
+    fn read(&self, must: bool, take: &mut dyn FnMut(ToHost)) {
+        let replica = if must { Some(self.replica.lock()) } else { self.replica.try_lock() };
+        let Some(mut replica) = replica else { return };
+        loop {
+            let Replica { reader, hub } = &mut *replica;
+            let (host, record) = match reader.read() {
+                Ok(Some((host, record))) => (host, wire::decode(&record).map_err(|e| e.to_string())),
+                Ok(None) => return,
+                Err(_) => (0, Err("an impossible place in the journal".to_owned())),
+            };
+            let broken = record.is_err();
+            let out = hub.record(host, record);
+            out.into_iter().filter(|(to, _)| *to == self.host).for_each(|(_, frame)| take(frame));
+            if broken {
+                return;
+            }
+        }
+    }
+
+    fn change(&self, looking: isize, waiting: isize) {
+        self.bell.change(looking, waiting);
+    }
+}

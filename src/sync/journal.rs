@@ -1,0 +1,374 @@
+//! Records of several processes, in one order in which all of them read.
+//!
+//! # Contract
+//!
+//! Each process reads each record once, as a whole, and all read in one order. A record is in the order or it is not:
+//! a process that is killed while it writes leaves no gap. [`append`](Writer::append) and [`read`](Reader::read) never
+//! wait. A writer's work before an append is visible to the readers of the record.
+//!
+//! # Mechanism
+//!
+//! Each process has slots, which it alone writes. It fills slots and then takes the next places in the order, by one
+//! compare-and-swap each; a place is a word that tells position, process and length. The words are a ring: since a
+//! process has at most as many slots as it has unread places, a place is read by all before it is taken again.
+//! Each reader counts the places that it has read. A writer uses a slot again when all readers have counted its place.
+//!
+//! A reader without news sleeps at its [`Bell`]. The memory is shared ([`Memory`]), so its numbers are checked before
+//! use: a wrong one is [`Corrupt`], and never an access out of bounds.
+
+use super::{
+    byte_ring::Corrupt,
+    shim::{
+        Mutex,
+        atomic::{AtomicU32, AtomicU64, Ordering::*},
+    },
+    site::{fence_at, flag, ord},
+};
+use std::collections::VecDeque;
+
+/// Memory of some processes, of zeros at first.
+///
+/// # Safety
+/// The calls of one object always give the same memory, which lives as long as the object. `copy_in` and `copy_out`
+/// touch only the bytes that they are told.
+pub unsafe trait Memory {
+    /// The processes, at most 4096.
+    fn processes(&self) -> usize;
+    /// The slots of each process, and the bytes of a slot: at most 32767.
+    fn slots(&self) -> (usize, usize);
+    /// A word of the ring of places, which has [`places`] words.
+    fn place(&self, at: usize) -> &AtomicU64;
+    /// The places that a process has read.
+    fn read(&self, process: usize) -> &AtomicU64;
+    /// The word at which a process sleeps.
+    fn bell(&self, process: usize) -> &AtomicU32;
+    /// Sleeps at this process's bell, until it is woken, if the word still has this value. May return early.
+    fn sleep(&self, bell: &AtomicU32, value: u32);
+    /// Wakes the process that sleeps at this bell.
+    fn wake(&self, bell: &AtomicU32);
+
+    /// Fills a slot of a process.
+    ///
+    /// # Safety
+    /// The caller is the process, and no other one reads the slot now. The bytes are no more than a slot's.
+    unsafe fn copy_in(&self, process: usize, slot: usize, bytes: &[u8]);
+
+    /// Appends so many bytes of a slot of a process.
+    ///
+    /// # Safety
+    /// The process does not write the slot now. The bytes are no more than a slot's.
+    unsafe fn copy_out(&self, process: usize, slot: usize, len: usize, into: &mut Vec<u8>);
+}
+
+/// The words of the ring of places.
+pub fn places(processes: usize, slots: usize) -> usize {
+    (processes * slots).next_power_of_two()
+}
+
+/// The word of a place: a part of its number, from 1 on, the process, whether the record goes on, and the length.
+const NUMBER: u32 = 28;
+const PROCESS: u32 = 16;
+const MORE: u64 = 1 << 15;
+
+fn number_of(place: u64) -> u64 {
+    (place + 1) & (u64::MAX >> NUMBER)
+}
+
+/// The records of one process.
+pub struct Writer<M> {
+    memory: M,
+    own: usize,
+    /// The first place that may be free.
+    next: u64,
+    slots_used: u64,
+    /// The places of own slots that not all have read.
+    unread: VecDeque<u64>,
+}
+
+impl<M: Memory> Writer<M> {
+    /// The only writer of this process; nothing was appended yet.
+    pub fn new(memory: M, own: usize) -> Self {
+        Writer { memory, own, next: 0, slots_used: 0, unread: VecDeque::new() }
+    }
+
+    /// Appends a record. `false`: there is no room for it, until all have read some.
+    pub fn append(&mut self, record: &[u8]) -> bool {
+        let (slots, bytes) = self.memory.slots();
+        let parts = record.len().div_ceil(bytes).max(1);
+        if self.unread.len() + parts > slots {
+            let read = |process| self.memory.read(process).load(ord("journal.read.load", Acquire));
+            let read = (0..self.memory.processes()).map(read).min().unwrap_or(0);
+            while self.unread.front().is_some_and(|place| *place < read) {
+                self.unread.pop_front();
+            }
+        }
+        if self.unread.len() + parts > slots {
+            return false;
+        }
+        for part in 0..parts {
+            let from = part * bytes;
+            self.append_part(&record[from..record.len().min(from + bytes)], part + 1 < parts);
+        }
+        true
+    }
+
+    fn append_part(&mut self, part: &[u8], more: bool) {
+        let (slots, _) = self.memory.slots();
+        let ring = places(self.memory.processes(), slots);
+        let slot = (self.slots_used % slots as u64) as usize;
+        let what = (self.own as u64) << PROCESS | if more { MORE } else { 0 } | part.len() as u64;
+        // SAFETY: all have read what was in this slot.
+        let fill = || unsafe { self.memory.copy_in(self.own, slot, part) };
+        if !flag("journal.takes_its_place_first") {
+            fill();
+        }
+        // What was read was taken. (A process that has left counts no more.)
+        self.next = self.next.max(self.memory.read(self.own).load(Relaxed).wrapping_add(1).saturating_sub(1));
+        loop {
+            let word = self.memory.place(self.next as usize % ring);
+            let (now, set) = (word.load(Relaxed), ord("journal.place.set", Release));
+            let before = self.next.checked_sub(ring as u64).map_or(0, number_of);
+            if now >> NUMBER != before {
+                self.next += 1;
+            } else if word.compare_exchange(now, number_of(self.next) << NUMBER | what, set, Relaxed).is_ok() {
+                break;
+            }
+        }
+        if flag("journal.takes_its_place_first") {
+            fill();
+        }
+        self.unread.push_back(self.next);
+        self.next += 1;
+        self.slots_used += 1;
+    }
+}
+
+/// The records of all processes, for one of them.
+pub struct Reader<M> {
+    memory: M,
+    own: usize,
+    next: u64,
+    /// Of each process: the slots that were read, and the beginning of a record.
+    of: Vec<(u64, Vec<u8>)>,
+}
+
+impl<M: Memory> Reader<M> {
+    /// The only reader of this process; nothing was read yet.
+    pub fn new(memory: M, own: usize) -> Self {
+        let of = vec![(0, Vec::new()); memory.processes()];
+        Reader { memory, own, next: 0, of }
+    }
+
+    /// The next record, and the process that has appended it.
+    pub fn read(&mut self) -> Result<Option<(usize, Vec<u8>)>, Corrupt> {
+        let (slots, bytes) = self.memory.slots();
+        let ring = places(self.of.len(), slots);
+        loop {
+            let word = self.memory.place(self.next as usize % ring).load(ord("journal.place.load", Acquire));
+            if word >> NUMBER != number_of(self.next) {
+                return Ok(None);
+            }
+            let (process, len) = ((word >> PROCESS & 0xfff) as usize, (word & (MORE - 1)) as usize);
+            let (read, record) = self.of.get_mut(process).filter(|_| len <= bytes).ok_or(Corrupt)?;
+            if flag("journal.counts_before_reading") {
+                self.memory.read(self.own).store(self.next + 1, Release);
+            }
+            // SAFETY: its process does not write this slot again before it is counted below.
+            unsafe { self.memory.copy_out(process, (*read % slots as u64) as usize, len, record) };
+            *read += 1;
+            self.next += 1;
+            self.memory.read(self.own).store(self.next, ord("journal.read.store", Release));
+            if word & MORE == 0 {
+                return Ok(Some((process, std::mem::take(record))));
+            }
+        }
+    }
+
+    /// This process reads no more: writers do not wait for it.
+    pub fn leave(&mut self) {
+        self.memory.read(self.own).store(u64::MAX, ord("journal.read.store", Release));
+    }
+}
+
+/// Tells how urgently a process wants to hear of a record. The low bits of its word; above them is a number that each
+/// change makes larger.
+const LOOKS: u32 = 0;
+const IDLE: u32 = 1;
+const WAITS: u32 = 2;
+const LEVEL: u32 = 3;
+
+/// Where one thread of a process sleeps until there are records.
+///
+/// Threads that look for records by themselves need no call, and a process in which nobody waits needs one for urgent
+/// records only: a thread that is woken costs more than a record.
+pub struct Bell<M> {
+    memory: M,
+    own: usize,
+    present: Mutex<Present>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Present {
+    looking: usize,
+    waiting: usize,
+    closed: bool,
+}
+
+impl<M: Memory> Bell<M> {
+    /// The only bell of this process.
+    pub fn new(memory: M, own: usize) -> Self {
+        Bell { memory, own, present: Mutex::new(Present::default()) }
+    }
+
+    /// So many threads more (or fewer) look for records, and wait for the thread that sleeps here. The caller looks for
+    /// records after that: earlier ones did not wake it.
+    pub fn change(&self, looking: isize, waiting: isize) {
+        self.set(|present| {
+            present.looking = present.looking.wrapping_add_signed(looking);
+            present.waiting = present.waiting.wrapping_add_signed(waiting);
+        });
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Present)) -> (u32, Present) {
+        let mut present = self.present.lock();
+        change(&mut present);
+        let level = match *present {
+            Present { looking: 1.., .. } => LOOKS,
+            Present { waiting: 1.., .. } => WAITS,
+            _ => IDLE,
+        };
+        let word = self.memory.bell(self.own);
+        let mut now = word.load(Relaxed);
+        loop {
+            let new = (now & !LEVEL).wrapping_add(LEVEL + 1) | level;
+            match word.compare_exchange(now, new, Relaxed, Relaxed) {
+                Ok(_) => {
+                    fence_at("journal.bell.fence", SeqCst);
+                    return (new, *present);
+                }
+                Err(other) => now = other,
+            }
+        }
+    }
+
+    /// Looks for records by `look`, and then sleeps until there are some. `false`: the bell was closed. For the thread
+    /// that sleeps here.
+    pub fn sleep(&self, look: impl FnOnce()) -> bool {
+        let (word, present) = self.set(|_| {});
+        look();
+        if !present.closed {
+            self.memory.sleep(self.memory.bell(self.own), word);
+        }
+        !present.closed
+    }
+
+    /// Ends the sleep for good.
+    pub fn close(&self) {
+        self.set(|present| present.closed = true);
+        self.memory.wake(self.memory.bell(self.own));
+    }
+
+    /// Wakes the other processes that must hear of records that were appended before. This one's caller reads them.
+    pub fn ring(&self, urgent: bool) {
+        fence_at("journal.ring.fence", SeqCst);
+        for process in (0..self.memory.processes()).filter(|process| *process != self.own) {
+            let bell = self.memory.bell(process);
+            let now = bell.load(Relaxed);
+            let hears = now & LEVEL == WAITS || urgent && now & LEVEL != LOOKS;
+            let new = (now & !LEVEL).wrapping_add(LEVEL + 1) | LOOKS;
+            if hears && bell.compare_exchange(now, new, Relaxed, Relaxed).is_ok() {
+                self.memory.wake(bell);
+            }
+        }
+    }
+}
+
+/// Memory that several processes have mapped.
+#[cfg(all(target_os = "linux", not(loom)))]
+#[derive(Clone, Debug)]
+pub struct Mapped {
+    regions: std::sync::Arc<[*mut u8]>,
+    slots: (usize, usize),
+}
+
+#[cfg(all(target_os = "linux", not(loom)))]
+impl Mapped {
+    const BELL: usize = 128;
+    const PLACES: usize = 256;
+
+    /// The bytes of a process's region.
+    pub fn size(processes: usize, slots: (usize, usize)) -> usize {
+        Self::PLACES + 8 * places(processes, slots.0) + slots.0 * slots.1
+    }
+
+    /// Regions by process.
+    ///
+    /// # Safety
+    /// Each is aligned to 128, and [`size`](Self::size) bytes from there live as long as the result and its clones.
+    /// Before the first use they are zeros. They are used by journals of these processes, and by nothing else.
+    pub unsafe fn new(regions: &[*mut u8], slots: (usize, usize)) -> Self {
+        Mapped { regions: regions.into(), slots }
+    }
+
+    fn slot(&self, process: usize, slot: usize) -> *mut u8 {
+        let at = Self::size(self.regions.len(), self.slots) - (self.slots.0 - slot) * self.slots.1;
+        // SAFETY: within the region, by the promise of `new`.
+        unsafe { self.regions[process].add(at) }
+    }
+}
+
+// SAFETY: which side touches which byte is what the places and counters say.
+#[cfg(all(target_os = "linux", not(loom)))]
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+#[cfg(all(target_os = "linux", not(loom)))]
+unsafe impl Sync for Mapped {}
+
+// SAFETY: always the same memory, and only the named bytes. The atomics are aligned and alive by the promise of `new`,
+// and only used as such.
+#[cfg(all(target_os = "linux", not(loom)))]
+unsafe impl Memory for Mapped {
+    fn processes(&self) -> usize {
+        self.regions.len()
+    }
+
+    fn slots(&self) -> (usize, usize) {
+        self.slots
+    }
+
+    fn place(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: as said above.
+        unsafe { AtomicU64::from_ptr(self.regions[0].add(Self::PLACES + 8 * at).cast()) }
+    }
+
+    fn read(&self, process: usize) -> &AtomicU64 {
+        // SAFETY: as said above.
+        unsafe { AtomicU64::from_ptr(self.regions[process].cast()) }
+    }
+
+    fn bell(&self, process: usize) -> &AtomicU32 {
+        // SAFETY: as said above.
+        unsafe { AtomicU32::from_ptr(self.regions[process].add(Self::BELL).cast()) }
+    }
+
+    fn sleep(&self, bell: &AtomicU32, value: u32) {
+        use rustix::thread::futex::{Flags, wait};
+        // An error: the word has changed, or a signal came. The caller looks again.
+        let _ = wait(bell, Flags::empty(), value, None);
+    }
+
+    fn wake(&self, bell: &AtomicU32) {
+        use rustix::thread::futex::{Flags, wake};
+        let _ = wake(bell, Flags::empty(), 1);
+    }
+
+    unsafe fn copy_in(&self, process: usize, slot: usize, bytes: &[u8]) {
+        // SAFETY: the caller's promise: a slot of this process, which no other code touches.
+        unsafe { self.slot(process, slot).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    unsafe fn copy_out(&self, process: usize, slot: usize, len: usize, into: &mut Vec<u8>) {
+        // SAFETY: the caller's promise: these bytes are in the slot, which nobody writes now.
+        into.extend_from_slice(unsafe { std::slice::from_raw_parts(self.slot(process, slot), len) });
+    }
+}
