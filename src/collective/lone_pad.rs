@@ -1,9 +1,9 @@
 //! The signal pad of a process with one GPU whose peers are GPUs of other processes of the host: sums of one trip among
 //! them, by the kernels of [`inbox`].
 //!
-//! `gpu-pool-cluster` makes a [`LonePad`] when the processes connect, passes the descriptors of the pads' memory on, and
-//! calls [`sum`](LonePad::sum) in the order in which the cluster commits. The ordinals of the pad are the numbers of
-//! the processes.
+//! `gpu-pool-cluster` makes a [`LonePad`] when the processes connect, passes the descriptors of the pads' memory on,
+//! and calls [`sum`](LonePad::sum) in the order in which the cluster commits. The ordinals of the pad are the numbers
+//! of the processes.
 //!
 //! Invariants:
 //!
@@ -60,71 +60,55 @@ pub struct LonePad {
     last: Mutex<Option<(Weak<StreamCore>, u64)>>,
     /// How long kernels wait for a peer.
     patience: Mutex<Duration>,
-    driver: DriverRef,
 }
 
 /// What the kernels need while they run.
 struct Memory {
-    /// By the number of the process.
-    pads: Vec<Option<Window>>,
-    words: Words,
-    kernels: Kernels,
-}
-
-/// Addresses, and the memory that is mapped there.
-struct Window {
     driver: DriverRef,
-    at: Address,
+    /// By the number of the process: where its pad is mapped; 0: nowhere.
+    pads: Vec<Address>,
+    /// Bytes of a mapping.
     bytes: usize,
-    mapped: bool,
+    /// Windows of addresses.
+    windows: Vec<Address>,
+    /// Page-locked memory: the abort word, the report word at [`REPORT`], and [`ROOM`].
+    words: *mut u8,
+    module: Option<RawModule>,
+    /// By [`FLOATS`].
+    functions: SmallVec<[RawFunction; FLOATS.len()]>,
 }
 
-impl Window {
-    /// Maps a pad; `map` gets address and size.
-    fn new(driver: &DriverRef, bytes: usize, map: impl FnOnce(Address, usize) -> DriverResult) -> SetUp<Window> {
-        let unit = driver.vm_granularity().ok_or("the GPU has no virtual memory management")?;
-        let bytes = bytes.next_multiple_of(unit);
-        let at = told("addresses", driver.vm_reserve(bytes as u64))?;
-        let mut window = Window { driver: driver.clone(), at, bytes, mapped: false };
-        told("memory", map(at, bytes))?;
-        window.mapped = true;
-        Ok(window)
+// SAFETY: the pointer is to page-locked memory of this object, and its users say which thread touches what.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Maps the pad of a process; `map` gets the address.
+    fn map(&mut self, process: usize, map: impl FnOnce(Address) -> DriverResult) -> SetUp<()> {
+        let at = told("addresses", self.driver.vm_reserve(self.bytes as u64))?;
+        self.windows.push(at);
+        told("memory", map(at))?;
+        self.pads[process] = at;
+        Ok(())
+    }
+
+    fn word(&self, offset: usize) -> *mut u64 {
+        self.words.wrapping_add(offset).cast()
     }
 }
 
-impl Drop for Window {
+impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: made by `new`; kernels that knew the addresses have ended, or there were none (`LonePad::drop`).
+        // SAFETY: all is this object's own; kernels that knew it have ended, or there were none (`LonePad::drop`).
         unsafe {
-            let unmapped = if self.mapped { self.driver.vm_unmap(self.at, self.bytes) } else { Ok(()) };
-            let _ = unmapped.and_then(|()| self.driver.vm_release(self.at, self.bytes as u64));
+            self.pads.iter().filter(|at| **at != 0).for_each(|at| drop(self.driver.vm_unmap(*at, self.bytes)));
+            self.windows.iter().for_each(|at| drop(self.driver.vm_release(*at, self.bytes as u64)));
+            let _ = self.module.map(|module| self.driver.module_unload(module));
+            if !self.words.is_null() {
+                let _ = self.driver.host_free(self.words);
+            }
         }
-    }
-}
-
-/// Page-locked memory: the abort word, the report word at [`REPORT`], and [`ROOM`].
-struct Words(DriverRef, usize);
-
-impl Words {
-    fn at(&self, offset: usize) -> *mut u8 {
-        std::ptr::with_exposed_provenance_mut(self.1 + offset)
-    }
-}
-
-impl Drop for Words {
-    fn drop(&mut self) {
-        // SAFETY: from `host_alloc`; kernels that knew the words have ended.
-        let _ = unsafe { self.0.host_free(self.at(0)) };
-    }
-}
-
-/// The kernels by [`FLOATS`].
-struct Kernels(DriverRef, RawModule, [RawFunction; FLOATS.len()]);
-
-impl Drop for Kernels {
-    fn drop(&mut self) {
-        // SAFETY: loaded by `LonePad::new`; none of its kernels is in flight or used again.
-        let _ = unsafe { self.0.module_unload(self.1) };
     }
 }
 
@@ -134,16 +118,12 @@ pub struct Trip<'a> {
     pub members: &'a [usize],
     /// The own rank.
     pub me: usize,
-    /// What is added up how.
+    /// What is added up how, but for `Scaled`.
     pub of: (DType, ReduceOp),
     /// Elements, not 0.
     pub n: usize,
-    /// By rank where the operation is `Scaled`, else none.
-    pub factors: &'a [f64],
-    /// Memory of this device; both may be the same.
-    pub source: Address,
-    /// Where the sum goes.
-    pub destination: Address,
+    /// Memory of this device: source, and destination, which may be the same.
+    pub at: [Address; 2],
     /// The place of the gang.
     pub place: u64,
     /// The kernel gives up when it has waited for a peer for so long.
@@ -151,7 +131,7 @@ pub struct Trip<'a> {
 }
 
 impl LonePad {
-    /// The pad of process `me` of `count`, and the descriptor of its memory, for [`import`](Self::import) by the others.
+    /// The pad of process `me` of `count`, and the descriptor of its memory: the others [`import`](Self::import) it.
     ///
     /// # Errors
     /// Why this device can have none.
@@ -160,37 +140,37 @@ impl LonePad {
         if driver.watch().is_some() {
             return Err("a checker watches the device, and knows no flags of kernels".into());
         }
+        let unit = driver.vm_granularity().ok_or("the GPU has no virtual memory management")?;
         let layout = PadLayout::one_trip(count);
+        let bytes = layout.bytes(count).next_multiple_of(unit);
+        let (pads, windows, words) = (vec![0; count], Vec::new(), std::ptr::null_mut());
+        let (module, functions) = (None, SmallVec::new());
+        let mut memory = Memory { driver: driver.clone(), pads, bytes, windows, words, module, functions };
         // SAFETY: fresh addresses, which no other code has.
-        let own = Window::new(driver, layout.bytes(count), |at, bytes| unsafe { driver.vm_map(at, bytes) })?;
+        memory.map(me, |at| unsafe { driver.vm_map(at, bytes) })?;
         // SAFETY: mapped just now; no other code knows of it.
-        let memory = told("the descriptor", unsafe { driver.vm_export(own.at, own.bytes) })?;
-        let words = told("page-locked memory", driver.host_alloc(ROOM + PROBED * 4))?.expose_provenance();
-        let words = Words(driver.clone(), words);
+        let descriptor = told("the descriptor", unsafe { driver.vm_export(memory.pads[me], bytes) })?;
+        memory.words = told("page-locked memory", driver.host_alloc(ROOM + PROBED * 4))?;
         let module = told("kernels", driver.module_load(&builtin::INBOX.image))?;
-        let mut kernels = Kernels(driver.clone(), module, [RawFunction(0); FLOATS.len()]);
-        for (function, dtype) in kernels.2.iter_mut().zip(FLOATS) {
+        memory.module = Some(module);
+        for dtype in FLOATS {
             let name = inbox::entry(dtype).expect("a kernel of floats").name;
-            *function = told("kernels", driver.function(module, name))?;
+            memory.functions.push(told("kernels", driver.function(module, name))?);
         }
-        let mut pads: Vec<_> = (0..count).map(|_| None).collect();
-        pads[me] = Some(own);
-        let (limits, last, patience) = (Limits::new(1), Mutex::default(), Mutex::default());
-        let pad = Arc::new(Memory { pads, words, kernels });
-        Ok((LonePad { layout, me, memory: pad, limits, last, patience, driver: driver.clone() }, memory))
+        let (memory, limits, last, patience) = (Arc::new(memory), Limits::new(1), Mutex::default(), Mutex::default());
+        Ok((LonePad { layout, me, memory, limits, last, patience }, descriptor))
     }
 
-    /// Maps the pad of another process. It must not be laid out by [`lay_out`](Self::lay_out) before all are there.
+    /// Maps the pad of another process.
     ///
     /// # Errors
     /// Why this device has no access to that memory.
     #[cfg(target_os = "linux")]
-    pub fn import(&mut self, process: usize, memory: std::os::fd::BorrowedFd<'_>) -> SetUp<()> {
-        let (driver, bytes) = (&self.driver, self.layout.bytes(self.memory.pads.len()));
+    pub fn import(&mut self, process: usize, descriptor: std::os::fd::BorrowedFd<'_>) -> SetUp<()> {
+        let memory = Arc::get_mut(&mut self.memory).expect("shared by no other code");
+        let (driver, bytes) = (memory.driver.clone(), memory.bytes);
         // SAFETY: fresh addresses, which no other code has.
-        let window = Window::new(driver, bytes, |at, bytes| unsafe { driver.vm_import(at, bytes, memory) })?;
-        Arc::get_mut(&mut self.memory).expect("shared by no other code").pads[process] = Some(window);
-        Ok(())
+        memory.map(process, |at| unsafe { driver.vm_import(at, bytes, descriptor) })
     }
 
     /// Empties the own pad, and writes the addresses of all pads into it. Nothing is sent to it before. The least
@@ -200,96 +180,75 @@ impl LonePad {
     /// The driver's.
     pub fn lay_out(&mut self, multiprocessors: u32) -> SetUp<()> {
         self.limits = Limits::new(multiprocessors);
-        let Memory { pads, words, .. } = &*self.memory;
-        let peers: SmallVec<[Address; MOST]> = pads.iter().map(|pad| pad.as_ref().map_or(0, |pad| pad.at)).collect();
-        let (abort, own) = (words.1 as u64, peers[self.me]);
-        let header = self.layout.header(&peers, abort, abort + REPORT as u64);
-        let (inbox, room, bytes) = (self.layout.inbox(peers.len()), words.at(ROOM), header.len() * 8);
-        // SAFETY: the room has more bytes, and no other code uses it.
-        unsafe { room.copy_from_nonoverlapping(header.as_ptr().cast(), bytes) };
-        self.with_stream(Duration::from_secs(30), |stream| {
-            // SAFETY: the own pad has these parts, and no kernel knows it yet; the page-locked memory lives.
-            unsafe {
-                self.driver.fill_u8(own, 0, inbox.start, stream)?;
-                self.driver.fill_u8(own + inbox.start as u64, EMPTY, inbox.bytes(), stream)?;
-                self.driver.copy_to_device(own, room, bytes, stream)
-            }
+        let Memory { driver, pads, .. } = &*self.memory;
+        let (abort, own, inbox) = (self.memory.words.addr() as u64, pads[self.me], self.layout.inbox(pads.len()));
+        let header = self.layout.header(pads, abort, abort + REPORT as u64);
+        let room = self.memory.word(ROOM);
+        // SAFETY: the room is larger, and no other code uses it; the own pad has these parts, and no kernel knows it.
+        self.with_stream(Duration::from_secs(30), |stream| unsafe {
+            room.copy_from_nonoverlapping(header.as_ptr(), header.len());
+            driver.fill_u8(own, 0, inbox.start, stream)?;
+            driver.fill_u8(own + inbox.start as u64, EMPTY, inbox.bytes(), stream)?;
+            driver.copy_to_device(own, room.cast(), header.len() * 8, stream)
         })
     }
 
-    /// Sums of all processes, which all begin at about the same time: whether the memory of each is written by all.
+    /// Sums of all processes, which all begin at about the same time: whether each GPU's memory is written by all.
     ///
     /// # Errors
     /// What is wrong.
     pub fn probe(&self, limit: Duration) -> SetUp<()> {
-        let bytes = PROBED * 4;
-        let at = told("memory", self.driver.mem_alloc(bytes))?;
-        // More than once: a room is used again in the third.
-        let probed = (0..4).try_for_each(|round| self.probe_once(round, at, limit));
-        // SAFETY: from `mem_alloc`; `with_stream` has waited for the kernels, or aborted them.
-        let freed = told("memory", unsafe { self.driver.mem_free(at) });
-        probed.and(freed)
-    }
-
-    fn probe_once(&self, round: u32, at: Address, limit: Duration) -> SetUp<()> {
-        let Memory { pads, words, .. } = &*self.memory;
-        let (count, room, bytes) = (pads.len(), words.at(ROOM).cast::<f32>(), PROBED * 4);
-        let value = |process: usize, i: usize| ((process + 1) * (1 + (i + round as usize) % 13)) as f32;
+        let (driver, count, bytes) = (&self.memory.driver, self.memory.pads.len(), PROBED * 4);
+        let (members, of) = ((0..count).collect::<SmallVec<[usize; MOST]>>(), (DType::F32, ReduceOp::Sum));
+        let at = told("memory", driver.mem_alloc(bytes))?;
+        let trip = Trip { members: &members, me: self.me, of, n: PROBED, at: [at; 2], place: 1, deadline: limit };
         // SAFETY: aligned page-locked memory of so many bytes, which the host alone uses while no copy runs.
-        let x = unsafe { std::slice::from_raw_parts_mut(room, PROBED) };
-        x.iter_mut().enumerate().for_each(|(i, x)| *x = value(self.me, i));
-        let members: SmallVec<[usize; MOST]> = (0..count).collect();
-        let trip = Trip {
-            members: &members,
-            me: self.me,
-            of: (DType::F32, ReduceOp::Sum),
-            n: PROBED,
-            factors: &[],
-            source: at,
-            destination: at,
-            place: 1,
-            deadline: limit,
-        };
-        self.with_stream(limit * 2, |stream| {
-            // SAFETY: both have so many bytes, and live until `with_stream` has waited.
-            unsafe {
-                self.driver.copy_to_device(at, room.cast(), bytes, stream)?;
+        let x = unsafe { std::slice::from_raw_parts_mut(self.memory.word(ROOM).cast::<f32>(), PROBED) };
+        // A room is used again in the third.
+        let probed = (0..3).try_for_each(|round| {
+            let value = |process: usize, i: usize| ((process + 1) * (1 + (i + round) % 13)) as f32;
+            x.iter_mut().enumerate().for_each(|(i, x)| *x = value(self.me, i));
+            // SAFETY: both have so many bytes, and live until `with_stream` has waited, or `mem_free` does.
+            self.with_stream(limit * 2, |stream| unsafe {
+                driver.copy_to_device(at, x.as_ptr().cast(), bytes, stream)?;
                 self.sum(stream, &trip)?;
-                self.driver.copy_to_host(room.cast(), at, bytes, stream)
+                driver.copy_to_host(x.as_mut_ptr().cast(), at, bytes, stream)
+            })?;
+            let expected = |i: usize| (0..count).map(|process| value(process, i)).sum::<f32>();
+            match (self.given_up(), x.iter().enumerate().find(|(i, x)| **x != expected(*i))) {
+                (Some((_, missing, limit)), _) => {
+                    Err(format!("a kernel has waited for process {missing} for {limit:?}"))
+                }
+                (None, Some((i, x))) => Err(format!("a sum is wrong: {x}, not {}", expected(i))),
+                (None, None) => Ok(()),
             }
-        })?;
-        if let Some((_, missing, limit)) = self.given_up() {
-            return Err(format!("a kernel has waited for process {missing} for {limit:?}"));
-        }
-        let expected = |i: usize| (0..count).map(|process| value(process, i)).sum::<f32>();
-        match x.iter().enumerate().find(|(i, x)| **x != expected(*i)) {
-            Some((i, x)) => Err(format!("a sum over the GPUs' memory is wrong: {x}, not {}", expected(i))),
-            None => Ok(()),
-        }
+        });
+        // SAFETY: from `mem_alloc`; kernels that still run end by the abort.
+        probed.and(told("memory", unsafe { driver.mem_free(at) }))
     }
 
     /// Runs work of the set-up, and waits for it.
     fn with_stream(&self, limit: Duration, work: impl FnOnce(RawStream) -> DriverResult) -> SetUp<()> {
-        let stream = told("a stream", self.driver.stream_create(0))?;
-        let submitted = told("set-up", work(stream));
-        let mut idle = told("set-up", self.driver.stream_wait_idle(stream, limit));
-        if idle == Ok(false) {
-            self.abort();
-            idle = told("set-up", self.driver.stream_wait_idle(stream, limit));
-        }
+        let driver = &self.memory.driver;
+        let stream = told("a stream", driver.stream_create(0))?;
+        let done = work(stream).and_then(|()| driver.stream_wait_idle(stream, limit));
         // SAFETY: made above, and used here alone.
-        let destroyed = told("a stream", unsafe { self.driver.stream_destroy(stream) });
-        submitted.and(idle).and_then(|idle| if idle { destroyed } else { Err("the GPU does not get ready".into()) })
+        let destroyed = unsafe { driver.stream_destroy(stream) };
+        if done != Ok(true) {
+            self.abort();
+        }
+        let done = told("set-up", done.and_then(|done| destroyed.map(|()| done)))?;
+        if done { Ok(()) } else { Err("the GPU does not get ready".into()) }
     }
 
     /// The most bytes of a sum of so many members.
     pub fn most(&self, members: usize) -> usize {
-        most(members, self.layout)
+        inbox::most_whole(members).min(self.layout.inbox)
     }
 
-    /// Whether there is a kernel for these elements.
-    pub fn sums(dtype: DType) -> bool {
-        FLOATS.contains(&dtype)
+    /// Whether the kernels do this.
+    pub fn sums(dtype: DType, op: ReduceOp) -> bool {
+        FLOATS.contains(&dtype) && !matches!(op, ReduceOp::Scaled(_))
     }
 
     /// Launches this member's kernel: a sum in the order of ranks.
@@ -302,11 +261,11 @@ impl LonePad {
     /// # Errors
     /// The driver's.
     pub unsafe fn sum(&self, stream: RawStream, trip: &Trip<'_>) -> DriverResult {
-        let &Trip { members, me, of: (dtype, op), n, factors, source, destination, place, deadline } = trip;
+        let &Trip { members, me, of: (dtype, op), n, at, place, deadline } = trip;
         let (count, bytes) = (members.len(), n * dtype.size());
         debug_assert!(n > 0 && bytes <= self.most(count) && members[me] == self.me);
         let meet = DeviceBarrier {
-            signals: self.memory.pads[self.me].as_ref().map_or(0, |own| own.at),
+            signals: self.memory.pads[self.me],
             members: DeviceBarrier::members(members.iter().copied()),
             place,
             deadline: u64::try_from(deadline.as_nanos()).unwrap_or(0),
@@ -315,15 +274,15 @@ impl LonePad {
             spare: 0,
         };
         let packets = Shape::AllReduce { len: n }.packets(count, me).expect("few enough members");
-        let [source, destination] = [source, destination].map(|address| Part { address, bytes });
-        let args = Push { n, op, route: packets.route, factors, source, destination, meet }.args();
-        let at = FLOATS.iter().position(|float| *float == dtype).expect("chosen for floats");
-        let (dims, function) = (dims(inbox::blocks(bytes, &self.limits)), self.memory.kernels.2[at]);
+        let [source, destination] = at.map(|address| Part { address, bytes });
+        let args = Push { n, op, route: packets.route, factors: &[], source, destination, meet }.args();
+        let float = FLOATS.iter().position(|float| *float == dtype).expect("chosen for floats");
+        let (dims, function) = (dims(inbox::blocks(bytes, &self.limits)), self.memory.functions[float]);
         let name = inbox::entry(dtype).expect("chosen for floats").name;
         let launch = Launch { name, function, host: None, dims, args: &args, early: false };
         *self.patience.lock() = deadline;
         // SAFETY: the caller's promise.
-        unsafe { self.driver.launch(&launch, stream) }
+        unsafe { self.memory.driver.launch(&launch, stream) }
     }
 
     /// Submits a call that waits for other processes to a stream, behind the one before. The commits of the cluster
@@ -344,39 +303,25 @@ impl LonePad {
     /// Ends the waits of all kernels, for good.
     pub fn abort(&self) {
         // SAFETY: a word of live memory, which the host writes here alone.
-        unsafe { raise_word(self.memory.words.at(0).cast(), u64::MAX) };
+        unsafe { raise_word(self.memory.word(0), u64::MAX) };
     }
 
-    /// The place of the gang whose kernel has given up, the process that it has waited for, and how long a kernel waits.
+    /// The place of the gang whose kernel has given up, the process that it has waited for, and for how long at most.
     pub fn given_up(&self) -> Option<(u64, usize, Duration)> {
         // SAFETY: a word of live memory; kernels write it whole.
-        let report = unsafe { load_word(self.memory.words.at(REPORT).cast()) };
+        let report = unsafe { load_word(self.memory.word(REPORT)) };
         reported(report).map(|(place, missing)| (place, missing, *self.patience.lock()))
     }
-}
-
-/// The most bytes of a sum of so many members by pads of this layout.
-fn most(members: usize, layout: PadLayout) -> usize {
-    inbox::most_whole(members).min(layout.inbox)
 }
 
 impl Drop for LonePad {
     fn drop(&mut self) {
         let last = self.last.get_mut().take().and_then(|(stream, _)| stream.upgrade());
-        let idle = |stream: Arc<StreamCore>| self.driver.stream_wait_idle(stream.raw, Duration::from_secs(5));
+        let idle = |stream: Arc<StreamCore>| self.memory.driver.stream_wait_idle(stream.raw, Duration::from_secs(5));
         if last.is_some_and(|stream| idle(stream) != Ok(true)) {
             event!(warn, "the signal pad of a process is leaked: a kernel may still use it");
             std::mem::forget(self.memory.clone());
         }
-    }
-}
-
-impl std::fmt::Debug for LonePad {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LonePad")
-            .field("me", &self.me)
-            .field("processes", &self.memory.pads.len())
-            .finish_non_exhaustive()
     }
 }
 

@@ -96,8 +96,8 @@ use std::{fmt, time::Duration};
 #[non_exhaustive]
 pub enum TransportChoice {
     /// NCCL on GPUs; where all are on one machine, one in each process, small sums go by own kernels, which write into
-    /// each other's memory ([`Group::explain`](gpu_pool::Group::explain) says so). On software GPUs MPI if its launcher has started the processes, else shared memory, which needs
-    /// all of them on one machine.
+    /// each other's memory ([`Group::explain`](gpu_pool::Group::explain) says so). On software GPUs MPI if its launcher
+    /// has started the processes, else shared memory, which needs all of them on one machine.
     #[default]
     Auto,
     /// NCCL 2.19.1 or newer, between GPUs, for all that goes between processes. Feature `nccl`.

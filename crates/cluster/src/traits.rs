@@ -230,8 +230,8 @@ pub struct Overlap {
 pub trait DeviceTransport: Send + Sync {
     fn name(&self) -> &'static str;
 
-    /// The pad by which GPUs of one host, one in each process, sum up small buffers by own kernels; or why there is none;
-    /// nothing where that is no question. All hosts have pads, or none.
+    /// The pad by which GPUs of one host, one in each process, sum up small buffers by own kernels; or why there is
+    /// none, nothing where that is no question. All hosts have pads, or none.
     fn pad(&self) -> std::result::Result<&LonePad, &str> {
         Err("")
     }

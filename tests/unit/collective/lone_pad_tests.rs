@@ -25,15 +25,15 @@ fn pads(count: usize) -> Vec<LonePad> {
 fn words(of: &LonePad, process: usize) -> Vec<u64> {
     let (layout, count) = (of.layout, of.memory.pads.len());
     let bytes = layout.bytes(count);
-    let host = of.driver.host_alloc(bytes).unwrap();
-    let at = of.memory.pads[process].as_ref().unwrap().at;
+    let host = of.memory.driver.host_alloc(bytes).unwrap();
+    let at = of.memory.pads[process];
     // SAFETY: the pad has so many bytes, and so has the host's memory.
-    of.with_stream(Duration::from_secs(60), |stream| unsafe { of.driver.copy_to_host(host, at, bytes, stream) })
+    of.with_stream(Duration::from_secs(60), |stream| unsafe { of.memory.driver.copy_to_host(host, at, bytes, stream) })
         .unwrap();
     // SAFETY: as above; the copy is over.
     let words = unsafe { std::slice::from_raw_parts(host.cast::<u64>(), bytes / 8) }.to_vec();
     // SAFETY: it came from `host_alloc`.
-    unsafe { of.driver.host_free(host).unwrap() };
+    unsafe { of.memory.driver.host_free(host).unwrap() };
     words
 }
 
@@ -54,10 +54,10 @@ fn a_pad_names_all_pads_where_this_process_has_them() {
     for (me, pad) in pads.iter().enumerate() {
         let words = words(pad, me);
         for (process, window) in pad.memory.pads.iter().enumerate() {
-            assert_eq!(words[process], window.as_ref().unwrap().at);
+            assert_eq!(words[process], *window);
         }
         assert!(words[3..MOST].iter().all(|word| *word == 0));
-        let abort = pad.memory.words.1 as u64;
+        let abort = pad.memory.words.addr() as u64;
         assert_eq!((words[MOST], words[MOST + 1]), (abort, abort + REPORT as u64));
         // No packets, no rooms of eager sends, no slots; the rooms of one trip begin behind the flags.
         assert_eq!(words[MOST + 4 + MOST / 2], (pad.layout.inbox as u64) << 32);
@@ -71,10 +71,10 @@ fn a_pad_names_all_pads_where_this_process_has_them() {
 fn what_one_process_writes_is_in_the_pad_of_the_other() {
     let pads = pads(2);
     let inbox = pads[0].layout.inbox(2).start;
-    let at = pads[0].memory.pads[1].as_ref().unwrap().at + inbox as u64;
+    let at = pads[0].memory.pads[1] + inbox as u64;
     let limit = Duration::from_secs(60);
     // SAFETY: a place in the inbox.
-    pads[0].with_stream(limit, |stream| unsafe { pads[0].driver.fill_u8(at, 7, 8, stream) }).unwrap();
+    pads[0].with_stream(limit, |stream| unsafe { pads[0].memory.driver.fill_u8(at, 7, 8, stream) }).unwrap();
     assert_eq!(words(&pads[1], 1)[inbox / 8], 0x0707_0707_0707_0707);
     assert_eq!(words(&pads[1], 0)[inbox / 8], u64::MAX);
 }
@@ -82,25 +82,24 @@ fn what_one_process_writes_is_in_the_pad_of_the_other() {
 /// Members choose alike: by what all know.
 #[test]
 fn a_sum_goes_by_the_pads_up_to_the_room_and_up_to_the_limit_of_one_trip() {
-    let most = |members, count| most(members, PadLayout::one_trip(count));
-    assert_eq!(most(2, 2), 2 << 20);
+    let [two, three, eight] = [2, 3, 8].map(|count| pads(count).swap_remove(0));
+    assert_eq!(two.most(2), 2 << 20);
+    assert_eq!(three.most(3), 864_000);
     // A group of two in a cluster of more has their smaller rooms.
-    assert_eq!(most(2, 8), PadLayout::direct(8).inbox);
-    for count in 3..=MOST {
-        assert!((1..=PadLayout::one_trip(count).inbox).contains(&most(count, count)), "{count}");
-    }
+    assert_eq!(eight.most(2), PadLayout::direct(8).inbox);
+    assert_eq!(eight.most(8), 109_714);
     let types = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::U8];
-    assert_eq!(types.map(LonePad::sums), [true, true, true, true, false, false]);
+    let sums = |op| types.map(|dtype| LonePad::sums(dtype, op));
+    assert_eq!(sums(ReduceOp::Sum), [true, true, true, true, false, false]);
+    assert_eq!(sums(ReduceOp::Max), sums(ReduceOp::Avg));
+    assert_eq!(sums(ReduceOp::Scaled(2.0)), [false; 6]);
 }
 
 #[test]
 fn an_abort_is_for_every_gang_and_a_report_for_one() {
     let pad = &pads(2)[0];
     // SAFETY: words of the pad, which no kernel uses.
-    let (abort, report) = unsafe {
-        let words = &pad.memory.words;
-        (&*words.at(0).cast::<u64>(), &mut *words.at(REPORT).cast::<u64>())
-    };
+    let (abort, report) = unsafe { (&*pad.memory.word(0), &mut *pad.memory.word(REPORT)) };
     assert_eq!((*abort, pad.given_up()), (0, None));
     pad.abort();
     assert_eq!(*abort, u64::MAX);

@@ -36,13 +36,10 @@ pub(super) fn hierarchy(group: &Group<'_>, (dtype, op): (DType, ReduceOp), len: 
                 (None, Some(_)) => "by the transport",
                 (None, None) => "by kernels, in the order of processes",
             };
-            match (way, relay.pad(dtype, len)) {
-                (Some(InPlace::Own(_)), _) => ("inbox", sums.to_owned(), vec![plan.whole()], false),
-                (_, pad) => {
-                    let why = pad.err().filter(|why| !why.is_empty());
-                    let why = why.map(|why| format!("; not by own kernels: {why}")).unwrap_or_default();
-                    (transport.name(), format!("{sums}{why}"), cuts, overlapped)
-                }
+            match relay.pad(dtype, op, len) {
+                Ok(_) => ("inbox", sums.to_owned(), cuts, overlapped),
+                Err(why) if why.is_empty() => (transport.name(), sums.to_owned(), cuts, overlapped),
+                Err(why) => (transport.name(), format!("{sums}; not by own kernels: {why}"), cuts, overlapped),
             }
         }
     };

@@ -1,9 +1,6 @@
 //! Sums by a transport between devices itself, such as NCCL's; and by own kernels between GPUs of one host.
 
-use super::{
-    hierarchical::{HierarchicalCall, copy_within},
-    relay::Relay,
-};
+use super::{hierarchical::copy_within, relay::Relay};
 use crate::{
     internals::*,
     runtime::{
@@ -37,7 +34,7 @@ impl Relay<'_, '_, '_> {
         if self.hier.members() != self.hier.across.hosts.len() {
             return None;
         }
-        if self.pad(dtype, len).is_ok() {
+        if self.pad(dtype, op, len).is_ok() {
             return Some(InPlace::Own(op));
         }
         // A member's own factor is rounded to the elements' type.
@@ -46,14 +43,14 @@ impl Relay<'_, '_, '_> {
     }
 
     /// The pad by which own kernels sum up so many elements; or why not.
-    pub fn pad(&self, dtype: DType, len: usize) -> std::result::Result<&LonePad, String> {
+    pub fn pad(&self, dtype: DType, op: ReduceOp, len: usize) -> std::result::Result<&LonePad, String> {
         let (pad, members) = (self.transport.pad()?, self.hier.members());
         let most = pad.most(members);
         match () {
             () if members < 2 || members != self.hier.across.hosts.len() => {
                 Err("not one member in each process".into())
             }
-            () if !LonePad::sums(dtype) => Err("they add up floats".into()),
+            () if !LonePad::sums(dtype, op) => Err("they add up floats, without factors".into()),
             () if len * dtype.size() > most => Err(format!("they take up to {most} bytes")),
             () => Ok(pad),
         }
@@ -71,16 +68,11 @@ impl Relay<'_, '_, '_> {
         access.touch(&destination.block, destination.bytes.clone(), Access::Write, false)?;
         access.reserve()?;
         hier.registered.set(hier.registered_at(destination));
-        let factor = match way {
-            // Each member's is its own.
-            InPlace::Own(ReduceOp::Scaled(factor)) => factor.to_le_bytes().to_vec(),
-            _ => Vec::new(),
-        };
-        let (_, commit) = hier.meet(Payload::Nothing, |_| factor)?;
+        let (_, commit) = hier.meet(Payload::Nothing, |_| Vec::new())?;
         let at = destination.address;
         let submitted = match way {
             _ if bytes == 0 => Ok(()),
-            InPlace::Own(op) => self.sum_by_kernels([source.address, at], bytes, (dtype, op), &commit.notes),
+            InPlace::Own(op) => self.sum_by_kernels([source.address, at], bytes, (dtype, op)),
             InPlace::Library(reduce) => {
                 let call = RailCall::AllReduce { at, len: bytes / dtype.size(), dtype, reduce };
                 let copied = match apart {
@@ -94,23 +86,13 @@ impl Relay<'_, '_, '_> {
         hier.finish(access, submitted)
     }
 
-    /// Launches this member's kernel, in the turn of the commit. `factors`: of the members, by host.
-    fn sum_by_kernels(
-        &self,
-        [source, destination]: [Address; 2],
-        bytes: usize,
-        of: (DType, ReduceOp),
-        factors: &[Vec<u8>],
-    ) -> Result<()> {
+    /// Launches this member's kernel, in the turn of the commit.
+    fn sum_by_kernels(&self, at: [Address; 2], bytes: usize, of: (DType, ReduceOp)) -> Result<()> {
         let (hier, dev, n) = (self.hier, self.hier.group.device(), bytes / of.0.size());
-        let pad = self.pad(of.0, n).expect("chosen for it");
-        let (members, by_host): (SmallVec<[usize; MOST]>, SmallVec<[usize; MOST]>) =
-            hier.across.places.iter().map(|place| (place.host, hosts_before(hier, place.host))).unzip();
-        let factor = |at: &usize| factors[*at].first_chunk().map(|bytes| f64::from_le_bytes(*bytes));
-        let scaled = matches!(of.1, ReduceOp::Scaled(_));
-        let factors: SmallVec<[f64; MOST]> = by_host.iter().filter(|_| scaled).filter_map(factor).collect();
+        let pad = self.pad(of.0, of.1, n).expect("chosen for it");
+        let members: SmallVec<[usize; MOST]> = hier.across.places.iter().map(|place| place.host).collect();
         let (me, place, deadline) = (hier.group.rank(), dev.own_gang().place(), dev.deadline());
-        let trip = Trip { members: &members, me, of, n, factors: &factors, source, destination, place, deadline };
+        let trip = Trip { members: &members, me, of, n, at, place, deadline };
         let (stream, handle) = (self.stream(), dev.handle());
         let launched = pad.in_turn(stream, || {
             // SAFETY: the caller has an `Op` for the memory, which orders and records this use of it. All members have
@@ -119,11 +101,6 @@ impl Relay<'_, '_, '_> {
         });
         launched.map_err(|error| self.transport.broken(error))
     }
-}
-
-/// The place of a host among those of the group, in ascending order.
-fn hosts_before(hier: &HierarchicalCall<'_, '_>, host: usize) -> usize {
-    hier.across.hosts.iter().filter(|other| other.host < host).count()
 }
 
 /// How members' own memory is summed up.

@@ -32,7 +32,7 @@ pub(super) fn open(
     }
     // It allocates memory, and loads and runs kernels.
     let _blocking = blocking();
-    let opened = Steps { control, driver: &drivers[0], limit }.carry_out(alone)?;
+    let opened = carry_out(control, &drivers[0], alone, limit)?;
     match &opened {
         Ok(_) => event!(debug, "small sums between processes go by own kernels"),
         Err(why) => event!(debug, "no own kernels between processes: {why}"),
@@ -50,75 +50,58 @@ fn fits(devices: &[usize], one_machine: bool) -> SetUp<()> {
     }
 }
 
-struct Steps<'a> {
-    control: &'a Control,
-    driver: &'a DriverRef,
-    limit: Duration,
+fn carry_out(control: &Control, driver: &DriverRef, alone: bool, limit: Duration) -> Result<SetUp<LonePad>> {
+    let made = match alone {
+        true => Err("NCCL alone was asked for".to_owned()),
+        false => LonePad::new(driver, control.host, control.size()),
+    };
+    let word = word(&made, driver.info().uuid, driver.info().multiprocessors);
+    let agreed = agreed(&control.gather("pads/made", &word)?);
+    let ((mut pad, memory), multiprocessors) = match (made, agreed) {
+        (Ok(made), Ok(multiprocessors)) => (made, multiprocessors),
+        (_, Err(why)) | (Err(why), _) => return Ok(Err(why)),
+    };
+    // The first failure of any process.
+    let all = |name: &str, done: SetUp<()>| {
+        Ok::<_, Error>(first(&control.gather(name, cut(done.err().unwrap_or_default()).as_bytes())?))
+    };
+    let laid_out = exchange(control, &memory, limit).and_then(|theirs| {
+        for (process, theirs) in theirs.iter().enumerate() {
+            let imported = theirs.as_ref().map_or(Ok(()), |theirs| pad.import(process, theirs.as_fd()));
+            imported.map_err(|why| format!("no access to the memory of process {process}: {why}"))?;
+        }
+        pad.lay_out(multiprocessors)
+    });
+    if let Err(why) = all("pads/ready", laid_out)? {
+        return Ok(Err(why));
+    }
+    Ok(all("pads/work", pad.probe(PROBE))?.map(|()| pad))
 }
 
-impl Steps<'_> {
-    fn carry_out(&self, alone: bool) -> Result<SetUp<LonePad>> {
-        let (me, size) = (self.control.host, self.control.size());
-        let made = match alone {
-            true => Err("NCCL alone was asked for".to_owned()),
-            false => LonePad::new(self.driver, me, size),
-        };
-        let info = self.driver.info();
-        let word = word(&made, info.uuid, info.multiprocessors);
-        let multiprocessors = match agreed(&self.control.gather("pads/made", &word)?) {
-            Ok(multiprocessors) => multiprocessors,
-            Err(why) => return Ok(Err(why)),
-        };
-        let Ok((mut pad, memory)) = made else { return Ok(Err("the processes disagree".to_owned())) };
-        let laid_out = self.exchange(&memory).and_then(|theirs| {
-            let theirs = theirs.iter().enumerate().filter_map(|(process, theirs)| Some((process, theirs.as_ref()?)));
-            for (process, theirs) in theirs {
-                let imported = pad.import(process, theirs.as_fd());
-                imported.map_err(|why| format!("no access to the memory of process {process}: {why}"))?;
+/// The descriptors of the others' pads. A process that fails here says so: the others must not wait for it.
+fn exchange(control: &Control, memory: &OwnedFd, limit: Duration) -> SetUp<Vec<Option<OwnedFd>>> {
+    let failed_by = |process: usize| format!("pads/failed/{process}");
+    (0..control.size()).for_each(|process| control.ask(&failed_by(process)));
+    let lost = || {
+        let process = || (0..control.size()).find(|process| control.known(&failed_by(*process)).is_some());
+        let why = |process| format!("process {process} could not pass its memory on");
+        control.lost().or_else(|| Some(Error::Cluster { op: "pads", why: why(process()?) }))
+    };
+    let get = |key: &str| {
+        control.ask(key);
+        loop {
+            match (control.known(key), lost()) {
+                (Some(value), _) => return Ok(value),
+                (None, Some(error)) => return Err(error),
+                (None, None) => thread::sleep(Duration::from_millis(1)),
             }
-            pad.lay_out(multiprocessors)
-        });
-        if let Err(why) = self.all("pads/ready", &laid_out)? {
-            return Ok(Err(why));
         }
-        let works = self.all("pads/work", &pad.probe(PROBE))?;
-        Ok(works.map(|()| pad))
-    }
-
-    /// The first failure of any process.
-    fn all(&self, name: &str, done: &SetUp<()>) -> Result<SetUp<()>> {
-        let why = done.as_ref().err().cloned().unwrap_or_default();
-        Ok(first(&self.control.gather(name, cut(why).as_bytes())?))
-    }
-
-    /// The descriptors of the others' pads. A process that fails here says so: the others must not wait for it.
-    fn exchange(&self, memory: &OwnedFd) -> SetUp<Vec<Option<OwnedFd>>> {
-        let (control, size) = (self.control, self.control.size());
-        let failed_by = |process: usize| format!("pads/failed/{process}");
-        (0..size).for_each(|process| control.ask(&failed_by(process)));
-        let lost = || {
-            let failed = || (0..size).find(|process| control.known(&failed_by(*process)).is_some());
-            let why = |process| format!("process {process} could not pass its memory on");
-            let elsewhere = || Some(Error::Cluster { op: "pads", why: why(failed()?) });
-            control.lost().or_else(elsewhere)
-        };
-        let set = |key: &str, value: &[u8]| control.set(key, value);
-        let get = |key: &str| {
-            control.ask(key);
-            loop {
-                if let Some(value) = control.known(key) {
-                    return Ok(value);
-                }
-                lost().map_or(Ok(()), Err)?;
-                thread::sleep(Duration::from_millis(1));
-            }
-        };
-        let passed = pass_on(memory.as_fd(), "pads", (control.host, size), &set, &get, &lost, self.limit);
-        passed.map_err(|error| {
-            let _ = control.set(&failed_by(control.host), b"!");
-            error.to_string()
-        })
-    }
+    };
+    let (set, place) = (|key: &str, value: &[u8]| control.set(key, value), (control.host, control.size()));
+    pass_on(memory.as_fd(), "pads", place, &set, &get, &lost, limit).map_err(|error| {
+        let _ = control.set(&failed_by(control.host), b"!");
+        error.to_string()
+    })
 }
 
 /// A process's word: its GPU and its multiprocessors, or why it has no pad.

@@ -289,8 +289,7 @@ fn groups(dev: &Device, world: &Group<'_>) -> Result<(), Error> {
     // Pairs, and the last one alone if it has none.
     let pair = world.group(&(me / 2 * 2..count.min(me / 2 * 2 + 2)).collect::<Vec<_>>())?;
     for round in 0..100 {
-        let own = ReduceOp::Scaled(factor(turned.rank()));
-        sum::<f32>(dev, &turned, 700 + round, own, round)?;
+        sum::<f32>(dev, &turned, 700 + round, ReduceOp::Avg, round)?;
         // Some pairs meet more often than others.
         for more in 0..1 + me / 2 {
             sum::<f64>(dev, &pair, 100 + round, ReduceOp::Sum, round + more)?;
