@@ -247,11 +247,17 @@ pub trait DeviceTransport: Send + Sync {
     }
 
     /// Whether calls reduce these elements so, by the rules of [`ReduceOp`]. If not, the caller sends [`Messages`], and
-    /// reduces by itself. Calls that do not reduce are always possible.
+    /// reduces by itself.
     ///
     /// [`Messages`]: RailCall::Messages
     fn can(&self, dtype: DType, reduce: ReduceOp) -> bool {
         let _ = (dtype, reduce);
+        true
+    }
+
+    /// Whether it carries out [`AllGather`](RailCall::AllGather) and [`Broadcast`](RailCall::Broadcast). If not, the
+    /// caller sends messages.
+    fn copies(&self) -> bool {
         true
     }
 
@@ -347,12 +353,14 @@ impl Failure {
 /// A call on a rail. All but `Messages` are of all hosts of the cluster.
 #[derive(Clone, Copy, Debug)]
 pub enum RailCall<'a> {
-    /// In place.
-    AllReduce { at: Address, len: usize, dtype: DType, reduce: ReduceOp },
-    /// Part `h` of the sum of all sources goes to host `h`; a part has `len` elements.
-    ReduceScatter { source: Address, destination: Address, len: usize, dtype: DType, reduce: ReduceOp },
-    /// `bytes` of each host, in the order of hosts.
-    AllGather { source: Address, destination: Address, bytes: usize },
+    /// Both addresses may be one.
+    AllReduce { source: Address, destination: Address, len: usize, dtype: DType, reduce: ReduceOp },
+    /// Part `h` of the sum of all sources goes to host `h`; each of the `parts` has `len` elements. In place the
+    /// destination is the own part of the source.
+    ReduceScatter { source: Address, destination: Address, len: usize, parts: usize, dtype: DType, reduce: ReduceOp },
+    /// `bytes` of each host, in the order of hosts: `parts` of them. In place the source is the own part of the
+    /// destination.
+    AllGather { source: Address, destination: Address, bytes: usize, parts: usize },
     /// In place.
     Broadcast { at: Address, bytes: usize, root: usize },
     /// All at once.
@@ -370,10 +378,20 @@ impl RailCall<'_> {
     /// The memory of a call that members submit: address, bytes, and whether they are written.
     pub fn memory(&self) -> Vec<(Address, usize, bool)> {
         match *self {
-            RailCall::AllReduce { at, len, dtype, .. } => vec![(at, len * dtype.size(), true)],
+            RailCall::AllReduce { source, destination, len, dtype, .. } => {
+                let bytes = len * dtype.size();
+                let read = Some((source, bytes, false)).filter(|_| source != destination);
+                read.into_iter().chain([(destination, bytes, true)]).collect()
+            }
+            RailCall::ReduceScatter { source, destination, len, parts, dtype, .. } => {
+                let bytes = len * dtype.size();
+                vec![(source, parts * bytes, false), (destination, bytes, true)]
+            }
+            RailCall::AllGather { source, destination, bytes, parts } => {
+                vec![(source, bytes, false), (destination, parts * bytes, true)]
+            }
+            RailCall::Broadcast { at, bytes, .. } => vec![(at, bytes, true)],
             RailCall::Messages(messages) => messages.iter().map(RailMessage::memory).collect(),
-            // Only a transport makes these, before there are members.
-            RailCall::ReduceScatter { .. } | RailCall::AllGather { .. } | RailCall::Broadcast { .. } => Vec::new(),
         }
     }
 }

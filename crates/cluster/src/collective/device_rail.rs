@@ -240,7 +240,13 @@ impl<'t, 'g, 'd> RailPiece<'t, 'g, 'd> {
             _ if share.slice.is_empty() => Ok(()),
             Work::Native(dtype, reduce) => {
                 let (at, len) = (own.address, share.slice.len());
-                self.relay.submit(&RailCall::AllReduce { at, len, dtype: *dtype, reduce: *reduce })
+                self.relay.submit(&RailCall::AllReduce {
+                    source: at,
+                    destination: at,
+                    len,
+                    dtype: *dtype,
+                    reduce: *reduce,
+                })
             }
             Work::Sum { of, parts, to_all: Some(sums) } => {
                 self.sum_parts(own, parts, *of, |range| own.address + share.at(range).start as u64)?;

@@ -1,7 +1,7 @@
 //! The answer of [`Group::explain`](gpu_pool::Group::explain) for a group of several processes: by the same cut and the
 //! same steps as [`rail::run`](super::rail::run).
 
-use super::{device_rail, hierarchical::HierarchicalCall, host_rail, native::InPlace, plan::Plan, relay::Relay};
+use super::{device_rail, hierarchical::HierarchicalCall, host_rail, native::Direct, plan::Plan, relay::Relay};
 use crate::{
     runtime::{
         Call,
@@ -29,10 +29,10 @@ pub(super) fn hierarchy(group: &Group<'_>, (dtype, op): (DType, ReduceOp), len: 
         Transport::Device(transport) => {
             let (cuts, overlapped) = device_rail::cuts(&plan, &**transport);
             let relay = Relay::new(&hier, transport.clone(), overlapped)?;
-            let way = relay.in_place(dtype, op, len);
-            let sums = match (&way, plan.job.sum().and_then(|outer| relay.native(dtype, outer))) {
-                (Some(InPlace::Own(_)), _) => "by own kernels between the GPUs, in the order of ranks",
-                (Some(InPlace::Library(_)), _) => "by the transport, in the members' own memory",
+            let native = plan.job.sum().and_then(|outer| relay.native(dtype, outer));
+            let sums = match (relay.direct(&plan, op), native) {
+                (Some(Direct::Own(_)), _) => "by own kernels between the GPUs, in the order of ranks",
+                (Some(_), _) => "by the transport, in the members' own memory",
                 (None, Some(_)) => "by the transport",
                 (None, None) => "by kernels, in the order of processes",
             };

@@ -1,10 +1,16 @@
-//! Sums by a transport between devices itself, such as NCCL's; and by own kernels between GPUs of one host.
+//! Calls of a transport between devices itself, such as NCCL: sums of slices, and where each process has one member,
+//! the whole collective in the members' own memory. There small sums go by own kernels, if the GPUs have
+//! [pads](LonePad).
 
-use super::{hierarchical::copy_within, relay::Relay};
+use super::{
+    hierarchical::copy_within,
+    plan::{Job, Plan},
+    relay::Relay,
+};
 use crate::{
     internals::*,
     runtime::{
-        collective::{Area, LonePad, MOST, Payload, Trip},
+        collective::{Area, LonePad, MOST, Payload, Request, Trip},
         driver::Address,
         memory::Access,
     },
@@ -13,11 +19,22 @@ use crate::{
 use gpu_pool::{DType, ReduceOp, Result};
 use smallvec::SmallVec;
 
+/// A call in the members' own memory. Sums: by this operation, in parts of so many elements.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Direct {
+    AllReduce(ReduceOp),
+    /// A sum by kernels of the members' GPUs, which write into each other's pads.
+    Own(ReduceOp),
+    ReduceScatter(ReduceOp, usize),
+    AllGather,
+    /// Of this host.
+    Broadcast(usize),
+}
+
 impl Relay<'_, '_, '_> {
     /// The operation by which the transport itself may sum slices up, if it may.
     pub fn native(&self, dtype: DType, op: ReduceOp) -> Option<ReduceOp> {
         let hier = self.hier;
-        let whole = hier.across.hosts.len() == hier.link.world.devices().len();
         let free = !hier.group.device().rank_order();
         let float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16);
         let op = match op {
@@ -25,70 +42,105 @@ impl Relay<'_, '_, '_> {
             ReduceOp::Avg => float.then(|| ReduceOp::Scaled(1.0 / hier.members() as f64))?,
             op => op,
         };
-        (whole && hier.rail_map.direct && free && self.transport.can(dtype, op)).then_some(op)
+        (self.is_whole() && free && self.transport.can(dtype, op)).then_some(op)
     }
 
-    /// How sums are made in the members' own memory: nothing is to be done inside the processes, since each has one
-    /// member.
-    pub fn in_place(&self, dtype: DType, op: ReduceOp, len: usize) -> Option<InPlace> {
-        if self.hier.members() != self.hier.across.hosts.len() {
+    /// The call that does all of a plan in the members' own memory: nothing is to be done inside the processes, since
+    /// each has one member. All members find the same.
+    pub fn direct(&self, plan: &Plan<'_, '_, '_>, op: ReduceOp) -> Option<Direct> {
+        let (hier, dtype) = (self.hier, plan.dtype);
+        if hier.members() != hier.across.hosts.len() {
             return None;
-        }
-        if self.pad(dtype, op, len).is_ok() {
-            return Some(InPlace::Own(op));
         }
         // A member's own factor is rounded to the elements' type.
         let kept = !matches!(op, ReduceOp::Scaled(_)) || matches!(dtype, DType::F32 | DType::F64);
-        if kept { self.native(dtype, op).map(InPlace::Library) } else { None }
+        let sum = || if kept { self.native(dtype, op) } else { None };
+        // The transport knows the parts by the numbers of hosts.
+        let mut hosts = hier.across.hosts.iter().enumerate();
+        let in_order = hosts.all(|(k, host)| host.host == k && host.ranks[..] == [k]);
+        let copies = in_order && self.is_whole() && self.transport.copies();
+        match plan.job {
+            Job::SumAndFill(_) if self.pad(dtype, op, plan.whole().len).is_ok() => Some(Direct::Own(op)),
+            Job::SumAndFill(_) => Some(Direct::AllReduce(sum()?)),
+            Job::Sum(_) if in_order => plan.even().and_then(|len| Some(Direct::ReduceScatter(sum()?, len))),
+            Job::Fill if copies && plan.even().is_some() => Some(Direct::AllGather),
+            Job::Fill if copies => plan.root().map(Direct::Broadcast),
+            Job::Sum(_) | Job::Fill => None,
+        }
     }
 
     /// The pad by which own kernels sum up so many elements; or why not.
     pub fn pad(&self, dtype: DType, op: ReduceOp, len: usize) -> std::result::Result<&LonePad, String> {
         let (pad, members) = (self.transport.pad()?, self.hier.members());
-        let most = pad.most(members);
+        let (most, hosts) = (pad.most(members), self.hier.across.hosts.len());
         match () {
-            () if members < 2 || members != self.hier.across.hosts.len() => {
-                Err("not one member in each process".into())
-            }
+            () if members < 2 || members != hosts => Err("not one member in each process".into()),
             () if !LonePad::sums(dtype, op) => Err("they add up floats, without factors".into()),
             () if len * dtype.size() > most => Err(format!("they take up to {most} bytes")),
             () => Ok(pad),
         }
     }
 
-    /// The members' buffers are summed into all of them, without scratch. Until the commit nothing is touched.
+    /// Submits that call, without scratch and without a copy. Until the commit nothing is touched.
     #[track_caller]
-    pub fn sum_in_place(&self, [source, destination]: [&Area; 2], dtype: DType, way: InPlace) -> Result<()> {
-        let (hier, bytes) = (self.hier, destination.bytes.len());
-        let apart = source.address != destination.address && bytes > 0;
-        let mut access = hier.op()?;
-        if apart {
-            access.touch(&source.block, source.bytes.clone(), Access::Read, false)?;
-        }
-        access.touch(&destination.block, destination.bytes.clone(), Access::Write, false)?;
-        access.reserve()?;
-        hier.registered.set(hier.registered_at(destination));
-        let (_, commit) = hier.meet(Payload::Nothing, |_| Vec::new())?;
-        let at = destination.address;
-        let submitted = match way {
-            _ if bytes == 0 => Ok(()),
-            InPlace::Own(op) => self.sum_by_kernels([source.address, at], bytes, (dtype, op)),
-            InPlace::Library(reduce) => {
-                let call = RailCall::AllReduce { at, len: bytes / dtype.size(), dtype, reduce };
-                let copied = match apart {
-                    true => copy_within(hier, self.stream(), at, source.address, bytes),
-                    false => Ok(()),
-                };
-                copied.and_then(|()| self.submit(&call))
+    pub fn call_directly(&self, plan: &Plan<'_, '_, '_>, request: &Request, direct: Direct) -> Result<()> {
+        let (hier, whole, dtype) = (self.hier, plan.whole(), plan.dtype);
+        let (mut source, mut destination) = (plan.from(request, &whole), plan.to(request, &whole));
+        let registered = hier.is_registered(&source) || hier.is_registered(&destination);
+        let (mut back, mut copied) = (None, false);
+        match direct {
+            // In place, so the call's text has all that must be alike.
+            Direct::AllReduce(_) | Direct::Own(_) => {
+                hier.registered.set(hier.registered_at(&destination));
+                copied = registered && matches!(direct, Direct::AllReduce(_));
             }
+            // Other members' memory may not be registered, so this member's must not be.
+            _ if registered => {
+                let aside = [hier.scratch(source.bytes.len())?, hier.scratch(destination.bytes.len())?];
+                hier.copy(&source, &aside[0])?;
+                back = Some(destination);
+                [source, destination] = aside;
+            }
+            _ => {}
+        }
+        copied |= matches!(direct, Direct::Broadcast(root) if root == hier.group.rank());
+        let (from, to, bytes) = (source.address, destination.address, source.bytes.len());
+        copied &= from != to && bytes > 0;
+        let mut access = hier.op()?;
+        let mut touch = |area: &Area, kind| access.touch(&area.block, area.bytes.clone(), kind, false);
+        match (contains(&destination, &source), contains(&source, &destination)) {
+            (true, _) => touch(&destination, Access::Write)?,
+            (_, true) => touch(&source, Access::Write)?,
+            _ => touch(&source, Access::Read).and_then(|()| touch(&destination, Access::Write))?,
+        }
+        access.reserve()?;
+        let (_, commit) = hier.meet(Payload::Nothing, |_| Vec::new())?;
+        let (elements, parts) = (destination.bytes.len() / dtype.size(), hier.members());
+        let submit = || {
+            let call = match direct {
+                Direct::Own(op) => return self.sum_by_kernels([from, to], elements, (dtype, op)),
+                Direct::AllReduce(reduce) => {
+                    let source = if copied { to } else { from };
+                    RailCall::AllReduce { source, destination: to, len: elements, dtype, reduce }
+                }
+                Direct::ReduceScatter(reduce, len) => {
+                    RailCall::ReduceScatter { source: from, destination: to, len, parts, dtype, reduce }
+                }
+                Direct::AllGather => RailCall::AllGather { source: from, destination: to, bytes, parts },
+                Direct::Broadcast(root) => RailCall::Broadcast { at: to, bytes: destination.bytes.len(), root },
+            };
+            self.submit(&call)
         };
+        let copy = if copied { copy_within(hier, self.stream(), to, from, bytes) } else { Ok(()) };
+        let submitted = copy.and_then(|()| if elements > 0 { submit() } else { Ok(()) });
         drop(commit.window);
-        hier.finish(access, submitted)
+        hier.finish(access, submitted)?;
+        back.map_or(Ok(()), |back| hier.copy(&destination, &back))
     }
 
     /// Launches this member's kernel, in the turn of the commit.
-    fn sum_by_kernels(&self, at: [Address; 2], bytes: usize, of: (DType, ReduceOp)) -> Result<()> {
-        let (hier, dev, n) = (self.hier, self.hier.group.device(), bytes / of.0.size());
+    fn sum_by_kernels(&self, at: [Address; 2], n: usize, of: (DType, ReduceOp)) -> Result<()> {
+        let (hier, dev) = (self.hier, self.hier.group.device());
         let pad = self.pad(of.0, of.1, n).expect("chosen for it");
         let members: SmallVec<[usize; MOST]> = hier.across.places.iter().map(|place| place.host).collect();
         let (me, place, deadline) = (hier.group.rank(), dev.own_gang().place(), dev.deadline());
@@ -101,13 +153,14 @@ impl Relay<'_, '_, '_> {
         });
         launched.map_err(|error| self.transport.broken(error))
     }
+
+    fn is_whole(&self) -> bool {
+        let hier = self.hier;
+        hier.across.hosts.len() == hier.link.world.devices().len() && hier.rail_map.direct
+    }
 }
 
-/// How members' own memory is summed up.
-#[derive(Clone, Copy)]
-pub(super) enum InPlace {
-    /// By kernels of the members' GPUs, which write into each other's [pads](LonePad).
-    Own(ReduceOp),
-    /// By the transport.
-    Library(ReduceOp),
+fn contains(outer: &Area, inner: &Area) -> bool {
+    let end = |area: &Area| area.address + area.bytes.len() as u64;
+    outer.address <= inner.address && end(inner) <= end(outer)
 }

@@ -98,6 +98,20 @@ impl<'t, 'g, 'd> Plan<'t, 'g, 'd> {
         self.hier.cut(self.len, self.dtype)
     }
 
+    /// Elements of each member, if all have as many.
+    pub fn even(&self) -> Option<usize> {
+        match self.parts.clone()?.even() {
+            Counts::Each(len) => Some(len),
+            Counts::By(_) => None,
+        }
+    }
+
+    /// The member that has all.
+    pub fn root(&self) -> Option<usize> {
+        let parts = self.parts.as_ref()?;
+        (0..self.hier.members()).find(|&rank| parts.part(rank).len() == self.len)
+    }
+
     /// This member's slice, and each process's share of it.
     pub fn share(&self, cut: &Cut<'_>) -> Share {
         let (here, hosts) = (self.hier.across.here, &self.hier.across.hosts);

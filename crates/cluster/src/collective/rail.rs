@@ -19,11 +19,11 @@ use super::{
     device_rail::{self, DeviceRail},
     hierarchical::HierarchicalCall,
     host_rail::{self, HostRail},
-    plan::{Job, Plan},
+    plan::Plan,
     relay::Relay,
 };
 use crate::{
-    runtime::collective::{Area, Request, Shape, Side},
+    runtime::collective::{Area, Request, Shape},
     traits::Transport,
 };
 use gpu_pool::Result;
@@ -64,10 +64,8 @@ pub(super) fn run(hier: &HierarchicalCall<'_, '_>, request: &Request, shape: &Sh
         Transport::Device(transport) => {
             let (cuts, overlapped) = device_rail::cuts(&plan, &**transport);
             let relay = Relay::new(hier, transport.clone(), overlapped)?;
-            let way = relay.in_place(request.dtype, request.reduce, plan.whole().len);
-            if let (Job::SumAndFill(_), Some(way)) = (plan.job, way) {
-                let area = |side| request.area(side).expect("a member of a sum gives memory");
-                return relay.sum_in_place([area(Side::Source), area(Side::Destination)], request.dtype, way);
+            if let Some(direct) = relay.direct(&plan, request.reduce) {
+                return relay.call_directly(&plan, request, direct);
             }
             hier.overlap(overlapped);
             carry(&plan, request, &cuts, DeviceRail::new(&relay))

@@ -1,9 +1,8 @@
 //! Memory that the library which moves bytes between processes uses directly:
 //! [`Group::register`](gpu_pool::Group::register).
 //!
-//! A rail works in a member's own memory where nothing is to be done inside the processes: in an all_reduce of a group
-//! with one member in each process (`native.rs`). Everywhere else it works in the library's scratch, which is never
-//! registered.
+//! An all_reduce of a group with one member in each process works in registered memory (`native.rs`). Everything else
+//! works in memory that is not registered, or in the library's scratch, which never is.
 //!
 //! Invariant: memory that a transport knows is given to it only in calls in which all members' is, at one distance from
 //! its beginning. So such a call says so where the processes compare their calls ([`HierarchicalCall::meet`]), and what

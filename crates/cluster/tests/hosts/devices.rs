@@ -3,7 +3,7 @@
 
 use super::{combined, counts, numbers, part, sums};
 use crate::loopback::Hosts;
-use gpu_pool::{AsView, AsViewMut, ReduceOp};
+use gpu_pool::{AsView, AsViewMut, DeviceBuffer, ReduceOp};
 use gpu_pool_lab::{Check, prelude::*};
 use proptest::prelude::*;
 
@@ -45,6 +45,49 @@ fn device_transports_carry_the_same() {
                 assert_eq!(swapped, (0..n).flat_map(from).collect::<Vec<_>>());
             }
         }
+    }
+}
+
+/// With one member in each process a collective is one call of the transport, in the callers' own memory.
+#[test]
+fn one_member_per_process_takes_one_call_and_no_scratch() {
+    let hosts = Hosts::on_devices(&[1, 1, 1]);
+    for each in [1, 1000, 1 << 20] {
+        hosts.all(|dev| {
+            let (world, n) = (dev.world()?, 3);
+            let me = world.rank();
+            let mail = &hosts.mails[me];
+            let one = |name: &str, memory: &[(u64, usize, bool)]| {
+                let calls = std::mem::take(&mut *mail.calls.lock());
+                assert_eq!(calls.len(), 1, "{name}: {calls:?}");
+                assert!(calls[0].0.starts_with(name) && calls[0].1 == memory, "{name}, {memory:?}: {calls:?}");
+            };
+            let (mut x, mut all) = (dev.upload(&numbers(me, each))?, dev.zeros::<f32>(n * each)?);
+            let (whole, mut part) = (dev.upload(&numbers(me, n * each))?, dev.zeros::<f32>(each)?);
+            let (bytes, at) = (4 * each, |buffer: &DeviceBuffer<f32>| buffer.view().address());
+            dev.synchronize()?;
+            world.barrier()?;
+            mail.calls.lock().clear();
+            let allocations = dev.stats().allocations;
+
+            world.all_reduce_into(&whole, &mut all, ReduceOp::Sum)?;
+            one("AllReduce", &[(at(&whole), n * bytes, false), (at(&all), n * bytes, true)]);
+            assert_eq!(dev.download(&all)?, sums(n, n * each));
+            world.reduce_scatter(&whole, &mut part, ReduceOp::Sum)?;
+            one("ReduceScatter", &[(at(&whole), n * bytes, false), (at(&part), bytes, true)]);
+            assert_eq!(dev.download(&part)?, sums(n, n * each)[me * each..(me + 1) * each]);
+            world.all_gather(&x, &mut all)?;
+            one("AllGather", &[(at(&x), bytes, false), (at(&all), n * bytes, true)]);
+            assert_eq!(dev.download(&all)?, (0..n).flat_map(|k| numbers(k, each)).collect::<Vec<_>>());
+            world.all_reduce(&mut x, ReduceOp::Sum)?;
+            one("AllReduce", &[(at(&x), bytes, true)]);
+            assert_eq!(dev.download(&x)?, sums(n, each));
+            world.broadcast(&mut part, 1)?;
+            one("Broadcast", &[(at(&part), bytes, true)]);
+            assert_eq!(dev.download(&part)?, sums(n, n * each)[each..2 * each]);
+            assert_eq!(dev.stats().allocations, allocations);
+            Ok(())
+        });
     }
 }
 

@@ -46,6 +46,24 @@ fn rails_work_in_registered_memory_while_it_is() {
     assert!(hosts.mails.iter().all(|mail| mail.registered.lock().is_empty()));
 }
 
+/// Other members may have registered theirs elsewhere, or not.
+#[test]
+fn only_sums_to_all_work_in_registered_memory() {
+    let hosts = Hosts::on_devices(&[1, 1, 1]);
+    let found = hosts.all(|dev| {
+        let world = dev.world()?;
+        let me = world.rank();
+        let (mut x, mut y) = (of(dev, &numbers(me, 3000))?, of(dev, &[0.0; 1000])?);
+        let _registered = (me != 1).then(|| [world.register(&x), world.register(&y)]);
+        world.reduce_scatter(&x, &mut y, ReduceOp::Sum)?;
+        world.all_gather(&y, &mut x)?;
+        world.broadcast(&mut y, 1)?;
+        Ok((dev.download(&x)?, dev.download(&y)?))
+    });
+    let sum = sums(3, 3000);
+    assert!(found.iter().all(|(x, y)| *x == sum && *y == sum[1000..2000]));
+}
+
 /// In NCCL it is undefined.
 #[test]
 fn memory_that_some_have_registered_is_a_mismatch() {

@@ -93,6 +93,10 @@ impl DeviceTransport for DeviceMpi {
         false
     }
 
+    fn copies(&self) -> bool {
+        false
+    }
+
     unsafe fn submit(&self, device: usize, stream: RawStream, call: &RailCall<'_>) -> Result<()> {
         if let Some(cause) = self.failure.cause() {
             return Err(cause);

@@ -19,21 +19,21 @@ impl Rail {
         let (f, stream) = (&self.library.f, pointer(stream.0));
         let byte = operation::dtype(DType::U8);
         match *call {
-            RailCall::AllReduce { at, len, dtype, reduce } => {
+            RailCall::AllReduce { source, destination, len, dtype, reduce } => {
                 self.reduce("ncclAllReduce", dtype, reduce, |comm, op| {
-                    let (at, dtype) = (pointer(at), operation::dtype(dtype));
+                    let dtype = operation::dtype(dtype);
                     // SAFETY: the caller's promise; a live communicator.
-                    unsafe { (f.all_reduce)(at, at, len, dtype, op, comm, stream) }
+                    unsafe { (f.all_reduce)(pointer(source), pointer(destination), len, dtype, op, comm, stream) }
                 })
             }
-            RailCall::ReduceScatter { source, destination, len, dtype, reduce } => {
+            RailCall::ReduceScatter { source, destination, len, dtype, reduce, .. } => {
                 self.reduce("ncclReduceScatter", dtype, reduce, |comm, op| {
                     let dtype = operation::dtype(dtype);
                     // SAFETY: the caller's promise; a live communicator.
                     unsafe { (f.reduce_scatter)(pointer(source), pointer(destination), len, dtype, op, comm, stream) }
                 })
             }
-            RailCall::AllGather { source, destination, bytes } => self.call("ncclAllGather", |comm| {
+            RailCall::AllGather { source, destination, bytes, .. } => self.call("ncclAllGather", |comm| {
                 // SAFETY: the caller's promise; a live communicator.
                 unsafe { (f.all_gather)(pointer(source), pointer(destination), bytes, byte, comm, stream) }
             }),

@@ -58,10 +58,11 @@ impl Rail {
             // Of one host, in whole elements.
             let part = (size / ranks).max(4) & !3;
             let own = at + (rank * part) as u64;
-            enqueue(RailCall::AllReduce { at, len: size / 4, dtype, reduce })?;
+            enqueue(RailCall::AllReduce { source: at, destination: at, len: size / 4, dtype, reduce })?;
             if part * ranks <= bytes {
-                enqueue(RailCall::ReduceScatter { source: at, destination: own, len: part / 4, dtype, reduce })?;
-                enqueue(RailCall::AllGather { source: own, destination: at, bytes: part })?;
+                let (len, parts) = (part / 4, ranks);
+                enqueue(RailCall::ReduceScatter { source: at, destination: own, len, parts, dtype, reduce })?;
+                enqueue(RailCall::AllGather { source: own, destination: at, bytes: part, parts })?;
             }
             enqueue(RailCall::Broadcast { at, bytes: size, root: self.hosts[0] })?;
         }

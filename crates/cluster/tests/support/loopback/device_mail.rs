@@ -38,7 +38,12 @@ pub struct DeviceMail {
     pub held: Mutex<Option<Held>>,
     /// Chunks that are registered, with the device.
     pub registered: Arc<Mutex<Vec<(usize, Address)>>>,
+    /// All calls so far: as text, with their memory.
+    pub calls: Mutex<Vec<(String, Memory)>>,
 }
+
+/// Address, bytes, and whether they are written.
+pub type Memory = Vec<(Address, usize, bool)>;
 
 /// Calls of each device that are carried out; later ones end when the lock can be had, and do nothing.
 pub struct Held {
@@ -65,7 +70,7 @@ impl DeviceMail {
         let (hub, drivers, failure, stuck) = (hub.clone(), Mutex::default(), Failure::default(), Mutex::default());
         let overlap = Mutex::new(Some(Overlap { piece: PIECE, blocks: 0 }));
         let (held, registered) = (Mutex::default(), Arc::default());
-        Arc::new(DeviceMail { hub, host, drivers, failure, stuck, overlap, held, registered })
+        Arc::new(DeviceMail { hub, host, drivers, failure, stuck, overlap, held, registered, calls: Mutex::default() })
     }
 
     /// The next call never ends: its stream goes on when the result is dropped, as after an abort.
@@ -126,6 +131,25 @@ impl DeviceMail {
     }
 }
 
+impl DeviceMail {
+    /// The bytes of all hosts.
+    fn swap(&self, device: usize, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let hosts = 0..self.hub.devices.len();
+        hosts.clone().filter(|&host| host != self.host).for_each(|host| self.send(device, host, own.to_vec()));
+        hosts.map(|host| if host == self.host { Ok(own.to_vec()) } else { self.receive(device, host) }).collect()
+    }
+
+    /// In the order of hosts, so that all have the same bits.
+    fn sum(&self, here: (usize, RawStream), at: Address, len: usize) -> Result<Vec<f32>> {
+        let all = self.swap(here.0, &self.read(here, at, len * 4))?;
+        let four = |bytes: &[u8]| f32::from_ne_bytes(bytes.try_into().expect("four"));
+        let mut all = all.iter().map(|bytes| bytes.chunks_exact(4).map(four).collect::<Vec<f32>>());
+        let mut sum = all.next().expect("there are hosts");
+        all.for_each(|theirs| sum.iter_mut().zip(theirs).for_each(|(sum, x)| *sum += x));
+        Ok(sum)
+    }
+}
+
 impl DeviceTransport for DeviceMail {
     fn name(&self) -> &'static str {
         "loopback between devices"
@@ -156,10 +180,13 @@ impl DeviceTransport for DeviceMail {
             }
         }
         let here = (device, stream);
+        self.calls.lock().push((format!("{call:?}"), call.memory()));
+        if !matches!(call, RailCall::AllReduce { .. }) {
+            // All hosts' memory would have to be.
+            assert!(call.memory().iter().all(|(at, ..)| self.registered(device, *at).is_none()), "{call:?}");
+        }
         match *call {
             RailCall::Messages(messages) => {
-                // All hosts' memory would have to be.
-                assert!(call.memory().iter().all(|(at, ..)| self.registered(device, *at).is_none()), "{call:?}");
                 for message in messages {
                     if let RailMessage::Send { to, at, bytes } = *message {
                         self.send(device, to, self.read(here, at, bytes));
@@ -173,22 +200,22 @@ impl DeviceTransport for DeviceMail {
                     }
                 }
             }
-            RailCall::AllReduce { at, len, dtype: DType::F32, reduce: ReduceOp::Sum } => {
-                let own = self.read(here, at, len * 4);
-                let others = || (0..self.hub.devices.len()).filter(|&host| host != self.host);
-                others().for_each(|host| self.send(device, host, own.clone()));
-                // In the order of hosts, so that all have the same bits.
-                let mut sum: Vec<f32> = Vec::new();
-                for host in 0..self.hub.devices.len() {
-                    let theirs = if host == self.host { own.clone() } else { self.receive(device, host)? };
-                    let four = |bytes: &[u8]| f32::from_ne_bytes(bytes.try_into().expect("four"));
-                    let theirs: Vec<f32> = theirs.chunks_exact(4).map(four).collect();
-                    match sum.is_empty() {
-                        true => sum = theirs,
-                        false => sum.iter_mut().zip(theirs).for_each(|(sum, x)| *sum += x),
-                    }
-                }
-                self.write(here, at, bytemuck::cast_slice(&sum));
+            RailCall::AllReduce { source, destination, len, dtype: DType::F32, reduce: ReduceOp::Sum } => {
+                let sum = self.sum(here, source, len)?;
+                self.write(here, destination, bytemuck::cast_slice(&sum));
+            }
+            RailCall::ReduceScatter { source, destination, len, parts, dtype: DType::F32, reduce: ReduceOp::Sum } => {
+                let sum = self.sum(here, source, len * parts)?;
+                self.write(here, destination, bytemuck::cast_slice(&sum[self.host * len..][..len]));
+            }
+            RailCall::AllGather { source, destination, bytes, parts } => {
+                let all = self.swap(device, &self.read(here, source, bytes))?.concat();
+                assert_eq!(all.len(), bytes * parts);
+                self.write(here, destination, &all);
+            }
+            RailCall::Broadcast { at, bytes, root } => {
+                let all = self.swap(device, &self.read(here, at, bytes))?;
+                self.write(here, at, &all[root]);
             }
             _ => unreachable!("{call:?}"),
         }

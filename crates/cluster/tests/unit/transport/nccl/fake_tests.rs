@@ -33,6 +33,8 @@ pub(super) struct Plan {
     /// As with `NCCL_LOCAL_REGISTER=0`.
     pub(super) registers_nothing: bool,
     pub(super) calls: Vec<&'static str>,
+    /// Source, destination and elements of each sum to all.
+    sums: Vec<(usize, usize, usize)>,
 }
 
 impl Fake {
@@ -131,7 +133,6 @@ macro_rules! fakes {
 fakes! {
     finalize (;);
     destroy (;);
-    all_reduce (*const c_void, *mut c_void, usize, c_int, c_int; Stream);
     reduce_scatter (*const c_void, *mut c_void, usize, c_int, c_int; Stream);
     all_gather (*const c_void, *mut c_void, usize, c_int; Stream);
     broadcast (*const c_void, *mut c_void, usize, c_int, c_int; Stream);
@@ -140,6 +141,21 @@ fakes! {
     scaled_create (*mut c_int, *mut c_void, c_int, c_int;);
     scaled_destroy (c_int;);
     deregister (;*mut c_void);
+}
+
+unsafe extern "C" fn all_reduce(
+    source: *const c_void,
+    destination: *mut c_void,
+    len: usize,
+    _: c_int,
+    _: c_int,
+    comm: Comm,
+    _: Stream,
+) -> c_int {
+    // SAFETY: a handle of this library.
+    let fake = unsafe { fake(comm) };
+    fake.plan.lock().sums.push((source.addr(), destination.addr(), len));
+    fake.called("all_reduce")
 }
 
 unsafe extern "C" fn register(comm: Comm, at: *mut c_void, _: usize, handle: *mut *mut c_void) -> c_int {
@@ -203,7 +219,8 @@ fn start_with(id: [u8; 2], connect_timeout: Duration, flag: &Flagged) -> (Nccl, 
 }
 
 fn submit(nccl: &Nccl, device: usize) -> Result<()> {
-    let call = RailCall::AllReduce { at: 0, len: 1, dtype: DType::F32, reduce: ReduceOp::Scaled(2.0) };
+    let call =
+        RailCall::AllReduce { source: 0, destination: 0, len: 1, dtype: DType::F32, reduce: ReduceOp::Scaled(2.0) };
     // SAFETY: the fake library looks at no memory.
     unsafe { nccl.submit(device, RawStream(0), &call) }
 }
@@ -237,9 +254,28 @@ fn calls_are_made_in_order_and_the_end_is_orderly() {
 }
 
 #[test]
+fn a_sum_of_any_size_is_one_call_with_the_callers_memory() {
+    let (nccl, _, _) = start([40, 0], LONG);
+    let with = |use_plan: &mut dyn FnMut(&mut Plan)| made(40).iter().for_each(|fake| use_plan(&mut fake.plan.lock()));
+    with(&mut |plan| (plan.calls, plan.sums) = Default::default());
+    for (source, destination, len) in [(4096, 4096, 1), (4096, 8192, 1000), (1 << 40, 1 << 41, 1 << 30)] {
+        let call = RailCall::AllReduce { source, destination, len, dtype: DType::F32, reduce: ReduceOp::Sum };
+        // SAFETY: the fake library looks at no memory.
+        unsafe { nccl.submit(1, RawStream(0), &call) }.unwrap();
+        let mut sums = Vec::new();
+        with(&mut |plan| {
+            assert!(plan.calls.is_empty() || plan.calls == ["all_reduce"], "{:?}", plan.calls);
+            plan.calls.clear();
+            sums.append(&mut plan.sums);
+        });
+        assert_eq!(sums, [(source as usize, destination as usize, len)]);
+    }
+}
+
+#[test]
 fn wrong_calls_are_errors_that_abort_nothing() {
     let (nccl, _, _) = start([2, 0], LONG);
-    let call = RailCall::AllReduce { at: 0, len: 1, dtype: DType::F32, reduce: ReduceOp::Min };
+    let call = RailCall::AllReduce { source: 0, destination: 0, len: 1, dtype: DType::F32, reduce: ReduceOp::Min };
     // SAFETY: nothing is submitted.
     let error = unsafe { nccl.submit(0, RawStream(0), &call) }.unwrap_err();
     assert!(!nccl.can(DType::F32, ReduceOp::Min) && error.to_string().contains("NCCL has no Min of F32"), "{error}");

@@ -312,7 +312,8 @@ impl<'a> Member<'a> {
             }
             self.moves(&hosts);
         } else {
-            let call = AllReduce { at: self.at, len: 1, dtype: DType::F32, reduce: ReduceOp::Sum };
+            let call =
+                AllReduce { source: self.at, destination: self.at, len: 1, dtype: DType::F32, reduce: ReduceOp::Sum };
             // SAFETY: this member's own memory; and nothing is submitted.
             let error = unsafe { self.nccl.submit(self.device, self.stream, &call) }.unwrap_err();
             assert!(error.to_string().contains("a call of all"), "{error}");
@@ -344,16 +345,16 @@ impl<'a> Member<'a> {
                     _ => all.sum(),
                 }
             };
-            for len in [0, 1, 1001, 100_003] {
+            for (len, to) in [(0, 0), (1, 0), (1001, 0), (1001, AREA), (100_003, 0)] {
                 let input: Vec<f64> = (0..len).map(|i| value(me, i)).collect();
-                let call = AllReduce { at: self.at, len, dtype, reduce };
-                let found = self.after(&encode(dtype, &input), &call, 0, len * dtype.size());
+                let call = AllReduce { source: self.at, destination: self.at + to as u64, len, dtype, reduce };
+                let found = self.after(&encode(dtype, &input), &call, to, len * dtype.size());
                 close(&decode(dtype, &found), expected, &call);
             }
             let len = 20_011;
             let input: Vec<f64> = (0..len * hosts.len()).map(|i| value(me, i)).collect();
             let destination = self.at + AREA as u64;
-            let call = ReduceScatter { source: self.at, destination, len, dtype, reduce };
+            let call = ReduceScatter { source: self.at, destination, len, parts: hosts.len(), dtype, reduce };
             let found = self.after(&encode(dtype, &input), &call, AREA, len * dtype.size());
             close(&decode(dtype, &found), |i| expected(me * len + i), &call);
         }
@@ -363,7 +364,7 @@ impl<'a> Member<'a> {
         let me = self.nccl.rails.host;
         for len in [1, 5, 70_001] {
             let destination = self.at + AREA as u64;
-            let call = AllGather { source: self.at, destination, bytes: len };
+            let call = AllGather { source: self.at, destination, bytes: len, parts: hosts.len() };
             let all: Vec<u8> = hosts.iter().flat_map(|&host| bytes(host, len)).collect();
             assert!(self.after(&bytes(me, len), &call, AREA, all.len()) == all, "{call:?}");
             for &root in hosts {
@@ -398,7 +399,8 @@ impl<'a> Member<'a> {
 
     /// The other host is gone: everything submitted ends, later calls are errors, and the device is well.
     fn survive(&self) {
-        let call = AllReduce { at: self.at, len: 1000, dtype: DType::F32, reduce: ReduceOp::Sum };
+        let call =
+            AllReduce { source: self.at, destination: self.at, len: 1000, dtype: DType::F32, reduce: ReduceOp::Sum };
         // SAFETY: this member's own memory, which lives until the process ends.
         let submitted = unsafe { self.nccl.submit(self.device, self.stream, &call) };
         let begin = Instant::now();
