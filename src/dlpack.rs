@@ -3,13 +3,13 @@
 
 use crate::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, PinnedBuffer,
-    driver::host,
+    driver::{Address, host},
     error::{Error, Result, op_site::OpSite},
     memory::{hazard::Access, stream::StreamCore},
 };
 pub use dlpark;
 use dlpark::{DlpackElement, DlpackFlags, ffi::DLDevice, metadata::Dynamic, versioned};
-use std::{fmt, panic::Location, sync::Arc};
+use std::{fmt, ops::RangeBounds, panic::Location, sync::Arc};
 
 /// A tensor of another library, from [`Device::from_dlpack`]: a buffer with a shape, which may be read-only.
 ///
@@ -158,7 +158,48 @@ impl Device {
         op.reads(&buffer.view())?;
         buffer.block.wait_host(op.name, Access::Write, self.worker.shared.deadline)?;
         drop(op);
-        self.export("to_dlpack", buffer, shape, None)
+        let (address, len) = (buffer.address(), buffer.len());
+        self.export::<T>("to_dlpack", (address, len), shape, DlpackFlags::empty(), Exported { buffer, stream: None })
+    }
+
+    /// A part of a shared buffer as a read-only tensor for another library, without a copy; the buffer lives until that
+    /// library releases the tensor. The host waits until the part has been written. Meanwhile all devices and other
+    /// tensors may read the buffer, and no code can write it: it is shared.
+    ///
+    /// ```
+    /// use gpu_pool::{GpuPool, dlpack::dlpark::DlpackFlags};
+    /// use std::sync::Arc;
+    ///
+    /// let pool = GpuPool::builder().host(1).build()?;
+    /// pool.run(|dev, _| {
+    ///     let table = Arc::new(dev.upload(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])?);
+    ///     let row = dev.to_dlpack_part(&table, 2..4, &[1, 2])?;
+    ///     assert!(row.flags().contains(DlpackFlags::READ_ONLY));
+    ///     // SAFETY: nothing writes the tensor.
+    ///     assert_eq!(dev.download(&unsafe { dev.from_dlpack::<f32>(row)? })?, [3.0, 4.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`to_dlpack`](Self::to_dlpack).
+    ///
+    /// # Panics
+    /// When the range is out of bounds, as slices of the standard library do.
+    #[track_caller]
+    pub fn to_dlpack_part<T: DeviceCopy + DlpackElement>(
+        &self,
+        buffer: &Arc<DeviceBuffer<T>>,
+        range: impl RangeBounds<usize>,
+        shape: &[usize],
+    ) -> Result<versioned::Dlpack> {
+        let (mut op, part) = (self.op("to_dlpack_part")?, buffer.slice(range));
+        op.reads(&part)?;
+        part.block.wait_host(op.name, Access::Read, self.worker.shared.deadline)?;
+        drop(op);
+        let place = (part.address(), part.len());
+        self.export::<T>("to_dlpack_part", place, shape, DlpackFlags::READ_ONLY, buffer.clone())
     }
 
     /// [`to_dlpack`](Self::to_dlpack) for a library that uses the tensor on this stream (a `CUstream` as a number, as
@@ -184,26 +225,28 @@ impl Device {
         let mut op = consumer.op("to_dlpack_on")?;
         op.writes(&buffer.view_mut())?;
         drop(op);
-        self.export("to_dlpack_on", buffer, shape, Some(stream.core.clone()))
+        let ((address, len), stream) = ((buffer.address(), buffer.len()), Some(stream.core.clone()));
+        self.export::<T>("to_dlpack_on", (address, len), shape, DlpackFlags::empty(), Exported { buffer, stream })
     }
 
     #[track_caller]
     fn export<T: DeviceCopy + DlpackElement>(
         &self,
         op: &'static str,
-        buffer: DeviceBuffer<T>,
+        (address, len): (Address, usize),
         shape: &[usize],
-        stream: Option<Arc<StreamCore>>,
+        flags: DlpackFlags,
+        owner: impl Send + 'static,
     ) -> Result<versioned::Dlpack> {
-        let shape = shape_of(op, shape, buffer.len())?;
+        let shape = shape_of(op, shape, len)?;
         let driver = &*self.worker.handle.driver;
         let data = match self.worker.is_software() {
-            true => host::in_process(driver, buffer.address(), buffer.view().bytes().len())
+            true => host::in_process(driver, address, len * size_of::<T>())
                 .ok_or_else(|| Error::invalid(op, "this software GPU has no memory"))?,
-            false => std::ptr::with_exposed_provenance_mut(buffer.address() as usize),
+            false => std::ptr::with_exposed_provenance_mut(address as usize),
         };
-        // SAFETY: the buffer, which the tensor keeps, has so many elements of this type at this address.
-        unsafe { tensor::<T>(op, shape, data, self.dl_device(), Exported { buffer, stream }) }
+        // SAFETY: the owner, which the tensor keeps, has so many elements of this type at this address.
+        unsafe { tensor::<T>(op, shape, data, (self.dl_device(), flags), owner) }
     }
 }
 
@@ -234,7 +277,7 @@ impl<T: DeviceCopy + DlpackElement> PinnedBuffer<T> {
         let shape = shape_of(op, shape, self.len())?;
         let data = self.as_mut_slice()?.as_mut_ptr();
         // SAFETY: the buffer, which the tensor keeps, has so many elements of this type there.
-        unsafe { tensor::<T>(op, shape, data.cast(), DLDevice::CPU, self) }
+        unsafe { tensor::<T>(op, shape, data.cast(), (DLDevice::CPU, DlpackFlags::empty()), self) }
     }
 }
 
@@ -253,12 +296,13 @@ unsafe fn tensor<T: DlpackElement>(
     op: &'static str,
     shape: Vec<i64>,
     data: *mut u8,
-    device: DLDevice,
+    (device, flags): (DLDevice, DlpackFlags),
     owner: impl Send + 'static,
 ) -> Result<versioned::Dlpack> {
     let tensor = Dynamic::compact(shape).initialize(Box::new(owner));
     let mut tensor = tensor.map_err(|error| Error::invalid(op, error))?;
     tensor.set_data(data.cast()).set_dtype(T::DTYPE).set_device(device);
+    tensor.set_flags(flags).map_err(|error| Error::invalid(op, error))?;
     // SAFETY: the caller's promise.
     Ok(unsafe { tensor.finish() })
 }

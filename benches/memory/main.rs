@@ -5,6 +5,7 @@
 //! * `small/<pair_4K or ring_16>/<one or all>`: 4 KiB from the pool and back; sixteen live blocks of mixed small sizes,
 //!   which are replaced one after the other. On one device thread, and on all at once; the single thread is among the
 //!   peers.
+//! * `adopt`: 4 KiB of other code as a buffer, and its drop (target: 100 ns); the peer is 4 KiB from the pool
 //! * `large/<live>`: a random one of the live blocks is freed, and as much allocated again. Blocks of 1 to 512 MiB
 //!   each; with 1000 live ones 1 to 64 MiB, with 10,000 1 to 4 MiB, so that the memory of three sides fits on a GPU.
 //! * `remote/<thread or device>/<producers>`: drops on other threads than the owner's; `remote/take`: their cost for
@@ -23,6 +24,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod adopt;
 mod driver_pool;
 mod fragmentation;
 mod large;
@@ -114,6 +116,7 @@ fn main() {
     let mut bench = Bench::new("memory");
     let machine = Machine::new();
     small::run(&mut bench, &machine);
+    adopt::run(&mut bench, &machine);
     large::run(&mut bench, &machine);
     remote::run(&mut bench, &machine);
     steal::run(&mut bench, &machine);

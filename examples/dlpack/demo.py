@@ -10,6 +10,7 @@ import numpy as np
 VERSIONED, USED = b"dltensor_versioned", b"used_dltensor_versioned"
 library, api = ctypes.CDLL(sys.argv[1]), ctypes.pythonapi
 library.squares.restype, library.squares.argtypes = ctypes.c_void_p, [ctypes.c_size_t] * 2
+library.row.restype, library.row.argtypes = ctypes.c_void_p, [ctypes.c_size_t] * 3
 library.scale.restype, library.scale.argtypes = ctypes.c_bool, [ctypes.c_void_p, ctypes.c_float]
 api.PyCapsule_New.restype = ctypes.py_object
 api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -57,6 +58,7 @@ if has_gpu:
     x = torch.from_dlpack(Tensor(library.squares(2, 3), CUDA))
     assert x.tolist() == [[0, 1, 4], [9, 16, 25]] and x.is_cuda
     assert scale(x, 2.0) and x.tolist() == [[0, 2, 8], [18, 32, 50]], x
+    assert torch.from_dlpack(Tensor(library.row(2, 3, 1), CUDA)).tolist() == [9, 16, 25]
     own = torch.arange(1000, dtype=torch.float32, device="cuda")
     torch.cuda.synchronize()
     assert scale(own, 3.0) and own[999].item() == 2997
@@ -64,10 +66,13 @@ if has_gpu:
 else:
     x = np.from_dlpack(Tensor(library.squares(2, 3), CPU))
     assert x.tolist() == [[0, 1, 4], [9, 16, 25]] and x.dtype == np.float32 and x.shape == (2, 3), x
+    row = np.from_dlpack(Tensor(library.row(2, 3, 1), CPU))
+    assert row.tolist() == [9, 16, 25] and not row.flags.writeable, "a part of a buffer is read-only"
     own = np.arange(1000, dtype=np.float32)
     address = own.ctypes.data
     assert scale(own, 3.0) and own[999] == 2997 and own.ctypes.data == address
     assert scale(own.reshape(10, 100), 0.5) and own[999] == 1498.5, "a view shares its array's memory"
+    assert scale(own[10:20], 2.0) and own[10] == 30 and own[20] == 30 and own[9] == 13.5, "a part of an array"
     # Each is refused, with a reason on stderr, and nothing is written.
     integers, strided = np.arange(4), np.arange(8, dtype=np.float32)
     assert not scale(integers, 2.0) and integers.tolist() == [0, 1, 2, 3]

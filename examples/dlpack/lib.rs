@@ -12,7 +12,7 @@ use gpu_pool::{
     GpuPool, Result,
     dlpack::dlpark::{ffi::DLManagedTensorVersioned, versioned::Dlpack},
 };
-use std::ptr;
+use std::{ptr, sync::Arc};
 
 /// Runs `f`. An error is printed, and is `failed` for the caller.
 fn told<T>(failed: T, f: impl FnOnce() -> Result<T>) -> T {
@@ -29,6 +29,18 @@ pub extern "C" fn squares(rows: usize, columns: usize) -> *mut DLManagedTensorVe
         let tensor = GpuPool::global()?.on_device(0).run(move |dev| {
             let numbers: Vec<f32> = (0..rows * columns).map(|i| (i * i) as f32).collect();
             dev.to_dlpack(dev.upload(&numbers)?, &[rows, columns])
+        })?;
+        Ok(tensor.into_raw())
+    })
+}
+
+/// One row of such a tensor, read-only: a part of a buffer. Null after an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn row(rows: usize, columns: usize, row: usize) -> *mut DLManagedTensorVersioned {
+    told(ptr::null_mut(), || {
+        let tensor = GpuPool::global()?.on_device(0).run(move |dev| {
+            let numbers: Vec<f32> = (0..rows * columns).map(|i| (i * i) as f32).collect();
+            dev.to_dlpack_part(&Arc::new(dev.upload(&numbers)?), row * columns..(row + 1) * columns, &[columns])
         })?;
         Ok(tensor.into_raw())
     })

@@ -63,6 +63,34 @@ on_both! {
         pool.close().unwrap();
     }
 
+    // A shared buffer cannot be written, so several tensors and this crate read it; the last owner frees it.
+    1: fn a_part_of_a_shared_buffer_goes_out_read_only(gpus) {
+        gpus.run(1, |dev| {
+            let mut x = dev.upload(&[1u32, 2, 3, 4, 5, 6])?;
+            slow_add(dev, &mut x, 10, 20_000)?;
+            let (before, mut x) = (dev.stats().in_use, Arc::new(x));
+            let (row, rest) = (dev.to_dlpack_part(&x, 2..4, &[1, 2])?, dev.to_dlpack_part(&x, 4.., &[2])?);
+            assert!(row.flags().contains(DlpackFlags::READ_ONLY));
+            if !gpus.is_cuda() {
+                // SAFETY: two values; the export has waited for the kernel.
+                assert_eq!(unsafe { row.tensor().cpu_slice::<u32>() }.unwrap(), [13, 14]);
+            }
+            assert!(Arc::get_mut(&mut x).is_none(), "nothing can write it");
+            // SAFETY: nothing writes the tensor.
+            let back = unsafe { dev.from_dlpack::<u32>(row)? };
+            assert!(back.is_read_only());
+            assert_eq!((dev.download(&back)?, dev.download(&*x)?), (vec![13, 14], vec![11, 12, 13, 14, 15, 16]));
+            drop((x, back));
+            dev.synchronize()?;
+            assert_eq!(dev.stats().in_use, before, "`rest` keeps all of it");
+            std::thread::spawn(move || drop(rest)).join().unwrap();
+            dev.synchronize()?;
+            let short = failure(dev.to_dlpack_part(&Arc::new(dev.zeros::<u32>(4)?), 1..3, &[3]).map(drop)).to_string();
+            assert!(short.contains("2 elements in the shape [3]"), "{short}");
+            Ok(())
+        });
+    }
+
     // Page-locked memory is a tensor of the CPU, which waits for the copies into it.
     1: fn page_locked_memory_goes_out(gpus) {
         let pool = gpus.pool(1);

@@ -104,6 +104,8 @@ fn a_devices_calls_have_places() {
                 told("Device::to_dlpack_on", dev.to_dlpack_on(dev.zeros::<f32>(4)?, &[4], u64::MAX));
             }
             told("Device::to_dlpack", dev.to_dlpack(dev.zeros::<f32>(4)?, &[5]));
+            let shared = std::sync::Arc::new(dev.zeros::<f32>(4)?);
+            told("Device::to_dlpack_part", dev.to_dlpack_part(&shared, 1.., &[5]));
             told("PinnedBuffer::into_dlpack", dev.pinned::<f32>(4)?.into_dlpack(&[5]));
         }
         told("Device::pinned", dev.pinned::<f64>(FAR));

@@ -34,21 +34,6 @@ pub fn broadcast(x: &Tensor, root: usize) -> Result<Tensor> {
 /// All devices' parts of a dimension in a row, on each of them; they need not have one size. Backward, each device gets
 /// its own part of the gradient: it is right if all devices do the same with the result.
 ///
-/// ```
-/// # use candle_core::{Device, Tensor};
-/// # use gpu_pool::GpuPool;
-/// # use gpu_pool_candle::{all_gather, enter};
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let found = pool.try_run(|dev, shard| {
-///     enter(dev, |device| {
-///         let own = Tensor::full(shard.index() as f32, (1, 1 + shard.index()), device)?;
-///         Ok(all_gather(&own, 1)?.to_vec2::<f32>()?)
-///     })
-/// })?;
-/// assert_eq!(found, vec![vec![vec![0.0, 1.0, 1.0]]; 2]);
-/// # Ok::<(), gpu_pool_candle::Error>(())
-/// ```
-///
 /// # Errors
 /// As [`all_reduce`]; [`Candle`](crate::Error::Candle) if there is no such dimension.
 pub fn all_gather(x: &Tensor, dim: usize) -> Result<Tensor> {

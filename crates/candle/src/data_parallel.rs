@@ -21,7 +21,7 @@ use gpu_pool::{
 };
 use std::{
     cell::RefCell,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 scoped_tls::scoped_thread_local!(static BACKWARD: RefCell<Backward>);
@@ -130,7 +130,7 @@ impl DataParallel {
         let read = Arc::new(Mutex::new(vec![None; vars.len()]));
         let taps = Taps { vars: vars.into(), read };
         let ready = vec![false; taps.vars.len()];
-        let running = RefCell::new(Backward { owner: taps.owner(), exchange, ready, failed: false });
+        let running = RefCell::new(Backward { owner: Arc::downgrade(&taps.read), exchange, ready, failed: false });
         Ok(DataParallel { taps, running, device, dtype, optional: Vec::new() })
     }
 
@@ -229,6 +229,7 @@ impl DataParallel {
             gradients.insert(var, running.exchange.gradient(dev, index, var.shape())?);
         }
         running.failed = false;
+        self.taps.read().fill(None); // copies of weights
         Ok(gradients)
     }
 }
@@ -248,22 +249,19 @@ fn compare(dev: &Device, vars: &[(String, Var)]) -> Result<()> {
     Ok(())
 }
 
+type Read = Mutex<Vec<Option<Tensor>>>;
+
 /// The weights of a model as a step reads them.
 #[derive(Clone)]
 struct Taps {
     vars: Arc<[(String, Var)]>,
     /// By weight: its tensor in this step. One tap gets the whole gradient, also of weights that are read twice.
-    read: Arc<Mutex<Vec<Option<Tensor>>>>,
+    read: Arc<Read>,
 }
 
 impl Taps {
     fn read(&self) -> MutexGuard<'_, Vec<Option<Tensor>>> {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells the taps of one model from another's.
-    fn owner(&self) -> usize {
-        Arc::as_ptr(&self.read) as usize
     }
 
     fn index(&self, name: &str) -> Option<usize> {
@@ -299,7 +297,7 @@ impl SimpleBackend for Taps {
         if let Some(tensor) = &self.read()[index] {
             return tensor.to_dtype(dtype);
         }
-        let owner = self.owner();
+        let owner = Arc::downgrade(&self.read);
         let tensor = self.vars[index].1.contiguous()?.apply_op1(Tap { owner, index })?;
         self.read()[index] = Some(tensor.clone());
         tensor.to_dtype(dtype)
@@ -312,7 +310,8 @@ impl SimpleBackend for Taps {
 
 /// The state of a backward pass, for its taps.
 struct Backward {
-    owner: usize,
+    /// Tells the taps of one model from another's.
+    owner: Weak<Read>,
     exchange: Box<dyn Exchange>,
     ready: Vec<bool>,
     failed: bool,
@@ -321,7 +320,7 @@ struct Backward {
 /// The identity; backward it takes the weight's gradient. candle visits an operation when all uses of its result have
 /// given their gradients.
 struct Tap {
-    owner: usize,
+    owner: Weak<Read>,
     index: usize,
 }
 
@@ -346,7 +345,7 @@ impl CustomOp1 for Tap {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        if !(BACKWARD.is_set() && BACKWARD.with(|running| running.borrow().owner == self.owner)) {
+        if !(BACKWARD.is_set() && BACKWARD.with(|running| running.borrow().owner.ptr_eq(&self.owner))) {
             let also = ", by the `DataParallel::step` that has read the weight";
             return Err(Error::NoDevice { op: "tap", also }.into());
         }

@@ -25,23 +25,7 @@ pub fn candle_device(dev: &Device) -> Result<Candle> {
 }
 
 /// Runs `f` with candle's device. In it the operations of this crate find the token, and on a GPU gpu-pool works on
-/// candle's stream, so that both are in order.
-///
-/// ```
-/// use candle_core::Tensor;
-/// use gpu_pool::{GpuPool, ReduceOp};
-/// use gpu_pool_candle::{all_reduce, enter};
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let sums = pool.try_run(|dev, shard| {
-///     enter(dev, |device| {
-///         let x = Tensor::new(&[1.0f32, shard.index() as f32], device)?;
-///         Ok(all_reduce(&x, ReduceOp::Sum)?.to_vec1::<f32>()?)
-///     })
-/// })?;
-/// assert_eq!(sums, [[2.0, 1.0], [2.0, 1.0]]);
-/// # Ok::<(), gpu_pool_candle::Error>(())
-/// ```
+/// candle's stream, so that both are in order. The guide's page "With candle" has programs.
 ///
 /// # Errors
 /// Those of [`candle_device`] and of `f`.
@@ -63,7 +47,7 @@ pub(crate) fn with_token<R>(op: &'static str, f: impl FnOnce(&Device) -> Result<
 #[cfg(feature = "cuda")]
 pub(crate) mod gpu {
     use crate::Result;
-    use candle_core::{CudaDevice, backend::BackendDevice as _};
+    use candle_core::CudaDevice;
     use gpu_pool::{Device, Stream};
     use std::sync::{LazyLock, Mutex, PoisonError};
 

@@ -1,7 +1,5 @@
 //! [`Error`]: failures of this crate, of gpu-pool and of candle, which pass through each other's calls without a loss.
 
-use gpu_pool::DType;
-
 /// A failure. `?` makes it of gpu-pool's and of candle's errors, and makes either of it.
 ///
 /// In a backward pass it travels through candle: [`From<candle_core::Error>`](Self#impl-From<Error>-for-Error) finds
@@ -79,10 +77,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     pub(crate) fn invalid(op: &'static str, why: impl ToString) -> Self {
         Error::Invalid { op, why: why.to_string() }
-    }
-
-    pub(crate) fn dtype(op: &'static str, what: impl ToString, dtype: candle_core::DType, wanted: DType) -> Self {
-        Error::DType { op, what: what.to_string(), dtype, wanted: format!("not of {wanted:?}") }
     }
 
     /// Elements of a type that gpu-pool does not have.

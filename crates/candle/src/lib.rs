@@ -11,35 +11,15 @@
 //! | train on all devices | [`DataParallel`] |
 //! | divide layers | [`ColumnParallel`], [`RowParallel`], [`VocabularyEmbedding`], [`vocabulary_cross_entropy`] |
 //! | read parts of weights from a file, and save them | [`Parts`] |
+//! | serve a model | [`jobs_with`](gpu_pool::GpuPool::jobs_with), whose state it is |
 //! | have collectives of your own | [`all_reduce`], [`all_gather`], [`broadcast`], [`sum_forward`], [`sum_backward`] |
+//!
+//! The guide's page "With candle" has programs.
 //!
 //! # Threads
 //! Operations belong to the device whose token [`enter`] has lent to the calling thread. On another thread, or outside
 //! of the closure, they are [`Error::NoDevice`]. A tensor of another GPU is an error of candle's or
 //! [`Error::Invalid`]; software GPUs' tensors are all candle's CPU tensors, and do not tell.
-//!
-//! # Jobs
-//! A model is the state of [`jobs_with`](gpu_pool::GpuPool::jobs_with):
-//!
-//! ```
-//! use candle_core::{DType, Module, Tensor};
-//! use candle_nn::{VarBuilder, linear};
-//! use gpu_pool::GpuPool;
-//! use gpu_pool_candle::{Error, candle_device, enter};
-//!
-//! let pool = GpuPool::builder().host(2).build()?;
-//! let jobs = pool
-//!     .jobs_with(|dev| {
-//!         let weights = VarBuilder::zeros(DType::F32, &candle_device(dev)?);
-//!         Ok(linear(3, 2, weights).map_err(Error::from)?)
-//!     })
-//!     .build()?;
-//! let answer = jobs.submit(|dev, model| {
-//!     Ok(enter(dev, |device| Ok(model.forward(&Tensor::ones((1, 3), DType::F32, device)?)?.to_vec2::<f32>()?))?)
-//! })?;
-//! assert_eq!(answer.wait()?, [[0.0, 0.0]]);
-//! # Ok::<(), gpu_pool::Error>(())
-//! ```
 //!
 //! # Features
 //! `cuda`: NVIDIA GPUs. candle compiles its kernels with nvcc then.

@@ -3,7 +3,7 @@
 
 use crate::{Error, Result, device::candle_device};
 use candle_core::{Layout, Shape, Storage, Tensor, WithDType};
-use gpu_pool::{AsView, Device, DeviceBuffer, DeviceView, Element};
+use gpu_pool::{AsView, Device, DeviceBuffer, Element};
 
 /// Elements that candle and gpu-pool have in common.
 pub trait Number: WithDType + Element + private::OnGpu {}
@@ -43,22 +43,6 @@ numbers! {
 /// A copy of a tensor's elements, in row-major order, as a buffer. On a GPU it does not touch the host. (On a software
 /// GPU the tensor is host memory.)
 ///
-/// ```
-/// use candle_core::Tensor;
-/// use gpu_pool::GpuPool;
-/// use gpu_pool_candle::{candle_device, to_buffer, to_tensor};
-///
-/// let pool = GpuPool::builder().host(1).build()?;
-/// let found = pool.try_run(|dev, _| {
-///     let x = Tensor::new(&[[1.0f32, 2.0], [3.0, 4.0]], &candle_device(dev)?)?;
-///     let mut buffer = to_buffer::<f32>(dev, &x.t()?)?;
-///     dev.scale(&mut buffer, 10.0)?;
-///     Ok::<_, gpu_pool_candle::Error>(to_tensor(dev, &buffer, (2, 2))?.to_vec2::<f32>()?)
-/// })?;
-/// assert_eq!(found, [[[10.0, 30.0], [20.0, 40.0]]]);
-/// # Ok::<(), gpu_pool_candle::Error>(())
-/// ```
-///
 /// # Errors
 /// [`Error::DType`] for elements that are no `T`; [`Error::Invalid`] for a tensor that is not on this device; those of
 /// [`Device::upload`] and of candle.
@@ -67,10 +51,11 @@ pub fn to_buffer<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffe
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
         Storage::Cpu(cpu) => Ok(dev.upload(part(cpu.as_slice::<T>()?, layout))?),
-        // SAFETY: the adopted memory is copied in stream order; candle frees it on the same stream, later.
         #[cfg(feature = "cuda")]
         Storage::Cuda(cuda) => gpu::on_stream(dev, &cuda.device, |dev| {
+            // SAFETY: it is copied in stream order; candle frees it on the same stream, later.
             let from = unsafe { gpu::adopt::<T>(dev, cuda, layout, ())? };
+            // SAFETY: the copy writes all of it.
             let mut to = unsafe { dev.uninit::<T>(from.len())? };
             dev.copy(&from, &mut to)?;
             Ok(to)
@@ -91,20 +76,13 @@ pub fn to_tensor<V: AsView<Elem: Number>>(dev: &Device, buffer: &V, shape: impl 
     }
     match candle_device(dev)? {
         #[cfg(feature = "cuda")]
-        candle_core::Device::Cuda(device) => {
-            gpu::on_stream(dev, &device, |dev| gpu::copy_out(dev, &device, &view, shape))
-        }
-        device => download(dev, view, shape, &device),
+        candle_core::Device::Cuda(device) => gpu::on_stream(dev, &device, |dev| {
+            let storage = gpu::filled::<V::Elem>(dev, &device, view.len(), |dev, to| Ok(dev.copy(&view, to)?))?;
+            let none = candle_core::op::BackpropOp::none();
+            Ok(Tensor::from_storage(Storage::Cuda(storage), shape, none, false))
+        }),
+        device => Ok(Tensor::from_vec(dev.download(&view)?, shape, &device)?),
     }
-}
-
-fn download<T: Number>(
-    dev: &Device,
-    view: DeviceView<'_, T>,
-    shape: Shape,
-    device: &candle_core::Device,
-) -> Result<Tensor> {
-    Ok(Tensor::from_vec(dev.download(&view)?, shape, device)?)
 }
 
 /// A tensor's own memory as a buffer, without a copy, with [`Device::adopt`]. The tensor stays usable, and is kept
@@ -161,12 +139,9 @@ pub unsafe fn adopt<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBu
 /// The tensor, if it has elements of this type and lives on this device.
 pub(crate) fn located<'t, T: Number>(op: &'static str, dev: &Device, tensor: &'t Tensor) -> Result<&'t Tensor> {
     if tensor.dtype() != <T as WithDType>::DTYPE {
-        return Err(Error::dtype(
-            op,
-            format_args!("a tensor of {:?}", tensor.shape()),
-            tensor.dtype(),
-            <T as Element>::DTYPE,
-        ));
+        let (what, wanted) =
+            (format!("a tensor of {:?}", tensor.shape()), format!("not of {:?}", <T as Element>::DTYPE));
+        return Err(Error::DType { op, what, dtype: tensor.dtype(), wanted });
     }
     let device = candle_device(dev)?;
     if !device.same_device(tensor.device()) {
@@ -188,13 +163,10 @@ pub(crate) mod gpu {
     use super::Number;
     use crate::{Result, device};
     use candle_core::{
-        CudaDevice, CudaStorage, Layout, Shape, Tensor,
-        cuda_backend::{
-            CudaStorageSlice,
-            cudarc::driver::{CudaSlice, DevicePtr as _},
-        },
+        CudaDevice, CudaStorage, Layout,
+        cuda_backend::cudarc::driver::{CudaSlice, DevicePtr as _},
     };
-    use gpu_pool::{Device, DeviceBuffer, DeviceView};
+    use gpu_pool::{Device, DeviceBuffer};
 
     /// Calls `f` with the token on candle's stream.
     pub fn on_stream<R>(dev: &Device, device: &CudaDevice, f: impl FnOnce(&Device) -> Result<R>) -> Result<R> {
@@ -235,16 +207,5 @@ pub(crate) mod gpu {
         let mut buffer = unsafe { adopt::<T>(dev, &storage, &layout, ())? };
         fill(dev, &mut buffer)?;
         Ok(storage)
-    }
-
-    pub fn copy_out<T: Number>(
-        dev: &Device,
-        device: &CudaDevice,
-        view: &DeviceView<'_, T>,
-        shape: Shape,
-    ) -> Result<Tensor> {
-        let storage = filled::<T>(dev, device, view.len(), |dev, to| Ok(dev.copy(view, to)?))?;
-        let none = candle_core::op::BackpropOp::none();
-        Ok(Tensor::from_storage(candle_core::Storage::Cuda(storage), shape, none, false))
     }
 }

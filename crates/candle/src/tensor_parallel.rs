@@ -147,25 +147,6 @@ impl Module for VocabularyEmbedding {
 /// The mean cross-entropy of rows of logits of which each device has the columns `own`, and of whole targets (u32). No
 /// device gets all logits. The result is the same on all devices; the gradient is that of the own columns.
 ///
-/// ```
-/// use candle_core::{Tensor, Var};
-/// use gpu_pool::GpuPool;
-/// use gpu_pool_candle::{enter, vocabulary_cross_entropy};
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let losses = pool.try_run(|dev, shard| {
-///     enter(dev, |device| {
-///         let own = shard.range(3);                                       // logits of 0, in three columns
-///         let logits = Var::zeros((4, own.len()), candle_core::DType::F32, device)?;
-///         let loss = vocabulary_cross_entropy(&logits, &own, &Tensor::new(&[0u32, 1, 2, 0], device)?)?;
-///         loss.backward()?;
-///         Ok(loss.to_scalar::<f32>()?)
-///     })
-/// })?;
-/// assert!(losses.iter().all(|loss| (loss - 3f32.ln()).abs() < 1e-6));
-/// # Ok::<(), gpu_pool_candle::Error>(())
-/// ```
-///
 /// # Errors
 /// [`Error::Invalid`] if the columns are not those of `own`; those of the collectives and of candle.
 pub fn vocabulary_cross_entropy(logits: &Tensor, own: &Range<usize>, targets: &Tensor) -> Result<Tensor> {

@@ -23,6 +23,10 @@
 #![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
+// The loopback cluster of the tests names this crate.
+#[cfg(test)]
+extern crate self as gpu_pool_cluster;
+
 mod book;
 mod client;
 mod collective;
