@@ -156,7 +156,10 @@ impl Cluster {
             #[cfg(not(all(target_os = "linux", not(loom))))]
             let near = ();
             control.gather(OPENED.trim_end_matches('/'), b"")?;
-            server.iter().for_each(|server| server.tells(&local));
+            if let Some(server) = &server {
+                let local = local.clone();
+                server.tells(Box::new(move |record| local.tell(record)));
+            }
             Ok((devices.to_vec(), transport, ends, near))
         });
         if let Some(elsewhere) = failed_elsewhere(&local, size) {

@@ -7,7 +7,6 @@ use super::{
     greet::{self, Not},
     hub::{Hub, Limits, Out},
     wire::{self, Failure, Record, ToHost, ToHub},
-    world::Local,
 };
 use gpu_pool::{Error, Result, event};
 use parking_lot::{Condvar, Mutex};
@@ -39,13 +38,16 @@ struct Shared {
     heartbeat_timeout: Duration,
 }
 
+/// Must not wait.
+type Tell = Box<dyn Fn(&Record) + Send>;
+
 struct State {
     hub: Hub,
     links: BTreeMap<usize, Arc<TcpStream>>,
     /// Connections that are being greeted, the oldest first.
     greeted: VecDeque<(IpAddr, Arc<TcpStream>)>,
-    /// This process, once all meet in shared memory.
-    near: Option<Arc<Local>>,
+    /// Tells all processes, once they meet in shared memory ([`near`](super::near)): the time, and losses.
+    near: Option<Tell>,
     closing: bool,
 }
 
@@ -86,9 +88,9 @@ impl Server {
         Ok(server)
     }
 
-    /// From now on all meet in shared memory ([`near`](super::near)), where this process tells the time and losses.
-    pub(super) fn tells(&self, near: &Arc<Local>) {
-        self.shared.state.lock().near = Some(near.clone());
+    /// From now on all meet in shared memory.
+    pub(super) fn tells(&self, near: Tell) {
+        self.shared.state.lock().near = Some(near);
     }
 }
 
@@ -172,7 +174,7 @@ impl State {
             _ => None,
         });
         if let (Some(near), Some(over)) = (&self.near, over) {
-            near.tell(&over);
+            near(&over);
         }
         for (host, frame) in out {
             match wire::frame(&frame) {
@@ -290,7 +292,7 @@ impl Shared {
             let clock = self.start.elapsed();
             let out = state.hub.tick(clock);
             state.send(out);
-            state.near.iter().for_each(|near| near.tell(&Record::Tick(clock)));
+            state.near.iter().for_each(|near| near(&Record::Tick(clock)));
             self.changed.wait_for(&mut state, beat(self.heartbeat_timeout));
         }
     }
