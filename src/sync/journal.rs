@@ -171,7 +171,7 @@ impl<M: Memory> Reader<M> {
             let (process, len) = ((word >> PROCESS & 0xfff) as usize, (word & (MORE - 1)) as usize);
             let (read, record) = self.of.get_mut(process).filter(|_| len <= bytes).ok_or(Corrupt)?;
             if flag("journal.counts_before_reading") {
-                self.memory.read(self.own).store(self.next + 1, Release);
+                self.memory.read(self.own).store(self.next + 1, ord("journal.read.store", Release));
             }
             // SAFETY: its process does not write this slot again before it is counted below.
             unsafe { self.memory.copy_out(process, (*read % slots as u64) as usize, len, record) };
