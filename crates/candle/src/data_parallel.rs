@@ -89,6 +89,7 @@ impl DataParallel {
     /// # Errors
     /// [`Error::ModelsDiffer`] on all devices if names, shapes or types differ; [`Error::DType`] if a weight has
     /// another type than the first one, or none of f32, f64, f16 and bf16; those of [`GradientExchangeBuilder::build`].
+    #[track_caller]
     pub fn new(dev: &Device, weights: &VarMap) -> Result<Self> {
         Self::with(dev, weights, GradientExchange::builder())
     }
@@ -98,6 +99,7 @@ impl DataParallel {
     ///
     /// # Errors
     /// As [`new`](Self::new).
+    #[track_caller]
     pub fn with(dev: &Device, weights: &VarMap, settings: GradientExchangeBuilder) -> Result<Self> {
         let data = weights.data().lock().unwrap_or_else(PoisonError::into_inner);
         let mut vars: Vec<(String, Var)> = data.iter().map(|(name, var)| (name.clone(), var.clone())).collect();
@@ -235,6 +237,7 @@ impl DataParallel {
 }
 
 /// Names, types and shapes are the same on all devices.
+#[track_caller]
 fn compare(dev: &Device, vars: &[(String, Var)]) -> Result<()> {
     let own: Vec<String> =
         vars.iter().map(|(name, var)| format!("{name} ({:?} {:?})", var.dtype(), var.dims())).collect();

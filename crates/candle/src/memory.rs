@@ -46,6 +46,7 @@ numbers! {
 /// # Errors
 /// [`Error::DType`] for elements that are no `T`; [`Error::Invalid`] for a tensor that is not on this device; those of
 /// [`Device::upload`] and of candle.
+#[track_caller]
 pub fn to_buffer<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffer<T>> {
     let tensor = located::<T>("to_buffer", dev, tensor)?.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
@@ -69,6 +70,7 @@ pub fn to_buffer<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffe
 ///
 /// # Errors
 /// [`Error::Invalid`] if the shape has another number of elements; those of [`Device::download`] and of candle.
+#[track_caller]
 pub fn to_tensor<V: AsView<Elem: Number>>(dev: &Device, buffer: &V, shape: impl Into<Shape>) -> Result<Tensor> {
     let (view, shape) = (buffer.view(), shape.into());
     if view.len() != shape.elem_count() {
@@ -116,6 +118,7 @@ pub fn to_tensor<V: AsView<Elem: Number>>(dev: &Device, buffer: &V, shape: impl 
 /// Until the buffer's last use is over, nothing writes the tensor's memory but through the buffer, and if the buffer is
 /// written, nothing reads it. On a GPU, work that [`enter`](crate::enter) puts on candle's stream is in order with
 /// candle's; elsewhere, and on a software GPU, wait: [`Device::synchronize`].
+#[track_caller]
 pub unsafe fn adopt<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffer<T>> {
     let tensor = located::<T>("adopt", dev, tensor)?;
     if !tensor.is_contiguous() {
