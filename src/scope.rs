@@ -68,6 +68,7 @@ pub(crate) fn gang(shared: &Shared, all: Box<[usize]>, site: Site) -> Gang {
 /// [`gang`] with the wakers of its members.
 pub(crate) fn gang_with(shared: &Shared, all: Box<[usize]>, wakers: Wakers, site: Site) -> Gang {
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
+    let alarm = alarm.or_else(|| shared.world.as_ref()?.alarm());
     let gang = Gang::new(all, wakers).with_alarm(alarm).started_at(site);
     if (2..=broadcast::MOST).contains(&gang.count()) { gang.with_broadcasts() } else { gang }
 }

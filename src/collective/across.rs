@@ -147,7 +147,7 @@ pub struct Hierarchy {
     /// The library that moves bytes.
     pub transport: &'static str,
     /// How the processes' sums are added up.
-    pub sums: &'static str,
+    pub sums: String,
     /// Pieces of the buffer.
     pub pieces: usize,
     /// Bytes of the largest piece on one rail.

@@ -16,6 +16,8 @@
 //! `world` has the groups that span processes, `across` the door to the code that carries their calls out, and
 //! `transfer` the trait of values that go there.
 //!
+//! `lone_pad` has sums among processes of one host with one GPU each, by the kernels of `inbox`.
+//!
 //! `point`, `hand_over` and `values` have the rest: elements and values from one device to another, and meetings of the
 //! hosts alone. `replay` puts collectives into graphs, and runs them from there. `in_words` says at which sizes the
 //! choice changes.
@@ -33,6 +35,7 @@ mod hand_over;
 pub(crate) mod in_words;
 pub(crate) mod kernels;
 pub(crate) mod launch;
+pub(crate) mod lone_pad;
 mod many;
 pub(crate) mod meeting;
 pub(crate) mod ops;

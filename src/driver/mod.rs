@@ -179,9 +179,9 @@ pub trait Driver: Any + Send + Sync {
     unsafe fn vm_export(&self, address: Address, bytes: usize) -> DriverResult<OwnedFd>;
 
     /// Like [`vm_map`](Self::vm_map), but maps the memory behind a descriptor of [`vm_export`](Self::vm_export), with
-    /// its contents. The descriptor may come from another process, but from the same GPU, or from any software GPU for
-    /// another one. `bytes` is the size of the exported mapping; a larger one is `InvalidArgument`. The memory lives
-    /// until each process has unmapped it and has closed the descriptor.
+    /// its contents. The descriptor may come from another process: from this GPU, from one whose memory this one has
+    /// access to, or from any software GPU for another one. `bytes` is the size of the exported mapping; a larger one
+    /// is `InvalidArgument`. The memory lives until each process has unmapped it and has closed the descriptor.
     ///
     /// # Safety
     /// As [`vm_map`](Self::vm_map). Operations of the other mappings' owners are not ordered with those of this one.

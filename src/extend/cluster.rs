@@ -9,7 +9,7 @@ pub use crate::{
         parcels::Label,
         processes,
     },
-    gang::{Gang, Outside},
+    gang::{Alarm, Gang, Outside},
     here::device as device_here,
     stall::StallTimer,
     token::op::Op,
@@ -44,6 +44,7 @@ pub mod collective {
         collective::{
             across::{AcrossProcesses, Hierarchy, Incoming, Outgoing, PendingReduce, Registration},
             kernels::{Part, fold_on_host},
+            lone_pad::{LonePad, SetUp, Trip},
             ops::between,
             point::area,
             request::Request,

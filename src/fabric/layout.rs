@@ -107,6 +107,11 @@ impl PadLayout {
         PadLayout { packets: packets(devices, LL_BYTES_THROUGH_HOST), slot: 0, inbox: 0, inbox_slot: 0 }
     }
 
+    /// In the device's memory, for kernels of one trip alone.
+    pub(crate) const fn one_trip(devices: usize) -> PadLayout {
+        PadLayout { packets: 0, slot: 0, inbox_slot: 0, ..PadLayout::direct(devices) }
+    }
+
     /// Bytes of a whole signal pad.
     pub(crate) const fn bytes(self, devices: usize) -> usize {
         let inbox = self.inbox(devices);

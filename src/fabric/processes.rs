@@ -10,7 +10,7 @@
 use crate::{
     driver::DriverRef,
     error::{Result, Site, WorldCall},
-    gang::{Gang, Outside},
+    gang::{Alarm, Gang, Outside},
 };
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
@@ -50,6 +50,11 @@ pub trait Processes: Send + Sync + fmt::Debug {
 
     /// This process's part of a scope.
     fn scope(&self, scope: NewScope) -> Arc<dyn ProcessScope>;
+
+    /// For a pool of one device: kernels that wait for other processes' kernels, and give up.
+    fn alarm(&self) -> Option<Arc<dyn Alarm>> {
+        None
+    }
 
     /// The implementation for groups that span processes: a `Box<dyn AcrossProcesses>` (`collective/across.rs`).
     fn groups(&self) -> &(dyn Any + Send + Sync);

@@ -43,10 +43,11 @@ pub struct Rails {
     pub processes: usize,
     /// Number of rails: a rail joins the members with one index in their processes, and carries a slice of the buffer.
     pub rails: usize,
-    /// The transport between processes: `"shm"`, `"mpi"` or `"nccl"`.
+    /// The transport between processes: `"shm"`, `"mpi"` or `"nccl"`; or `"inbox"`, the library's own kernels between
+    /// processes of one host with one GPU each.
     pub transport: &'static str,
-    /// How the sums of the processes are added up.
-    pub sums: &'static str,
+    /// How the sums of the processes are added up; and why not by own kernels, where that is a question.
+    pub sums: String,
     /// Number of pieces.
     pub pieces: usize,
     /// Whether the devices work on another piece while bytes of one are on their way. False: one after the other, since

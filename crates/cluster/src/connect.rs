@@ -3,6 +3,9 @@
 //! [`Builder::cluster`] keeps the [`Cluster`]; the runtime connects it when the devices are known. All processes
 //! must come to one choice, so each tells what it would take, and rank 0's word is compared with it.
 
+#[cfg(feature = "nccl")]
+mod pads;
+
 use super::{
     Cluster, TransportChoice,
     control::{Bcast, Control},
@@ -123,7 +126,7 @@ impl Cluster {
                       GPU_POOL_TRANSPORT=shm, else start the processes by mpirun with the feature `mpi`"
                     .to_owned(),
             }),
-            TransportChoice::Nccl => self.open_nccl(control, drivers),
+            TransportChoice::Nccl => self.open_nccl(control, drivers, one_machine),
             TransportChoice::SharedMemory if !one_machine => Err(Error::Cluster {
                 op: "transport",
                 why: "shared memory is for processes of one machine, and these are on several: use MPI (feature `mpi`)"
@@ -150,7 +153,7 @@ impl Cluster {
     }
 
     #[cfg(feature = "nccl")]
-    fn open_nccl(&self, control: &Control, drivers: &[DriverRef]) -> Result<(Transport, Ends)> {
+    fn open_nccl(&self, control: &Control, drivers: &[DriverRef], one_machine: bool) -> Result<(Transport, Ends)> {
         use super::transport::nccl::{Keys, MOST_BLOCKS, Nccl};
         let mut nccl = Nccl::new(self.rank(), &control.devices, Arc::new(lost(control)), self.connect_timeout)?;
         // All processes must come to one answer.
@@ -175,13 +178,15 @@ impl Cluster {
         })
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         connected?;
+        let alone = self.transport_choice() == TransportChoice::Nccl;
+        nccl.set_pad(pads::open(control, drivers, (one_machine, alone), self.connect_timeout)?);
         let ending = nccl.clone();
         let ends = Ending::new(control, move || ending.close());
         Ok((Transport::Device(nccl), Box::new((ends, tell))))
     }
 
     #[cfg(not(feature = "nccl"))]
-    fn open_nccl(&self, _: &Control, _: &[DriverRef]) -> Result<(Transport, Ends)> {
+    fn open_nccl(&self, _: &Control, _: &[DriverRef], _: bool) -> Result<(Transport, Ends)> {
         let why = "this program was built without the feature `nccl`, which moves data between GPUs".to_owned();
         Err(Error::Cluster { op: "transport", why })
     }

@@ -23,6 +23,10 @@
 #![cfg_attr(not(any(test, loom)), deny(clippy::disallowed_methods))]
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
+// The loopback cluster of the tests names this crate.
+#[cfg(test)]
+extern crate self as gpu_pool_cluster;
+
 mod book;
 mod client;
 mod collective;
@@ -95,11 +99,12 @@ use std::{fmt, time::Duration};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TransportChoice {
-    /// NCCL on GPUs. On software GPUs MPI if its launcher has started the processes, else shared memory, which needs
-    /// all of them on one machine.
+    /// NCCL on GPUs; where all are on one machine, one in each process, small sums go by own kernels, which write into
+    /// each other's memory ([`Group::explain`](gpu_pool::Group::explain) says so). On software GPUs MPI if its launcher
+    /// has started the processes, else shared memory, which needs all of them on one machine.
     #[default]
     Auto,
-    /// NCCL 2.19.1 or newer, between GPUs. Feature `nccl`.
+    /// NCCL 2.19.1 or newer, between GPUs, for all that goes between processes. Feature `nccl`.
     Nccl,
     /// MPI, between the memories of hosts; the devices' data are staged there. Feature `mpi`.
     Mpi,

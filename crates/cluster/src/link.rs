@@ -12,7 +12,7 @@
 
 use crate::{
     runtime::{
-        DeviceInternals, Gang, Outside,
+        Alarm, DeviceInternals, Gang, Outside,
         collective::AcrossProcesses,
         device_here,
         processes::{NewScope, ProcessScope, Processes},
@@ -253,6 +253,13 @@ impl Processes for Linked {
 
     fn scope(&self, scope: NewScope) -> Arc<dyn ProcessScope> {
         Arc::new(WorldLink::new(&self.world, scope))
+    }
+
+    fn alarm(&self) -> Option<Arc<dyn Alarm>> {
+        match self.world.transport() {
+            Transport::Device(transport) => transport.alarm(),
+            _ => None,
+        }
     }
 
     fn groups(&self) -> &(dyn Any + Send + Sync) {

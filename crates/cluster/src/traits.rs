@@ -15,6 +15,8 @@
 //! * Each process carries committed collectives out in the hub's order: [`Window`].
 
 use crate::runtime::{
+    Alarm,
+    collective::LonePad,
     driver::{Address, RawStream},
     memory::BlockRef,
     processes::Place,
@@ -227,6 +229,22 @@ pub struct Overlap {
 /// Moves data between the devices of one rail, in the order of a stream.
 pub trait DeviceTransport: Send + Sync {
     fn name(&self) -> &'static str;
+
+    /// The pad by which GPUs of one host, one in each process, sum up small buffers by own kernels; or why there is
+    /// none, nothing where that is no question. All hosts have pads, or none.
+    fn pad(&self) -> std::result::Result<&LonePad, &str> {
+        Err("")
+    }
+
+    /// A kernel of the pad was not launched, so the others' would wait: ends the calls of all hosts. Returns the cause.
+    fn broken(&self, error: Error) -> Error {
+        error
+    }
+
+    /// Tells of kernels of the pad that have given up.
+    fn alarm(&self) -> Option<Arc<dyn Alarm>> {
+        None
+    }
 
     /// Whether calls reduce these elements so, by the rules of [`ReduceOp`]. If not, the caller sends [`Messages`], and
     /// reduces by itself.

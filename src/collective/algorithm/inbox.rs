@@ -76,7 +76,7 @@ fn can(case: &Case<'_>, most: usize) -> bool {
 }
 
 /// Blocks of a kernel that sends `bytes` bytes to each peer.
-fn blocks(bytes: usize, limits: &Limits) -> u32 {
+pub(in super::super) fn blocks(bytes: usize, limits: &Limits) -> u32 {
     launch::blocks_of(bytes, PER_BLOCK, limits.of_one_trip(BLOCKS))
 }
 

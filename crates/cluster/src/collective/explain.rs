@@ -1,7 +1,7 @@
 //! The answer of [`Group::explain`](gpu_pool::Group::explain) for a group of several processes: by the same cut and the
 //! same steps as [`rail::run`](super::rail::run).
 
-use super::{device_rail, hierarchical::HierarchicalCall, host_rail, plan::Plan, relay::Relay};
+use super::{device_rail, hierarchical::HierarchicalCall, host_rail, native::Direct, plan::Plan, relay::Relay};
 use crate::{
     runtime::{
         Call,
@@ -24,17 +24,23 @@ pub(super) fn hierarchy(group: &Group<'_>, (dtype, op): (DType, ReduceOp), len: 
             let sums = "in the memory of the hosts, in the order of processes";
             let pieces = host_rail::cuts(&plan);
             let overlapped = pieces.len() > 1;
-            (transport.name(), sums, pieces, overlapped)
+            (transport.name(), sums.to_owned(), pieces, overlapped)
         }
         Transport::Device(transport) => {
             let (cuts, overlapped) = device_rail::cuts(&plan, &**transport);
             let relay = Relay::new(&hier, transport.clone(), overlapped)?;
-            let sums = match plan.job.sum().and_then(|outer| relay.native(dtype, outer)) {
-                Some(_) if relay.direct(&plan, op).is_some() => "by the transport, in the members' own memory",
-                Some(_) => "by the transport",
-                None => "by kernels, in the order of processes",
+            let native = plan.job.sum().and_then(|outer| relay.native(dtype, outer));
+            let sums = match (relay.direct(&plan, op), native) {
+                (Some(Direct::Own(_)), _) => "by own kernels between the GPUs, in the order of ranks",
+                (Some(_), _) => "by the transport, in the members' own memory",
+                (None, Some(_)) => "by the transport",
+                (None, None) => "by kernels, in the order of processes",
             };
-            (transport.name(), sums, cuts, overlapped)
+            match relay.pad(dtype, op, len) {
+                Ok(_) => ("inbox", sums.to_owned(), cuts, overlapped),
+                Err(why) if why.is_empty() => (transport.name(), sums.to_owned(), cuts, overlapped),
+                Err(why) => (transport.name(), format!("{sums}; not by own kernels: {why}"), cuts, overlapped),
+            }
         }
     };
     // All pieces but the last one are equal.

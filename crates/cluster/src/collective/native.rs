@@ -1,5 +1,6 @@
 //! Calls of a transport between devices itself, such as NCCL: sums of slices, and where each process has one member,
-//! the whole collective in the members' own memory.
+//! the whole collective in the members' own memory. There small sums go by own kernels, if the GPUs have
+//! [pads](LonePad).
 
 use super::{
     hierarchical::copy_within,
@@ -9,17 +10,21 @@ use super::{
 use crate::{
     internals::*,
     runtime::{
-        collective::{Area, Payload, Request},
+        collective::{Area, LonePad, MOST, Payload, Request, Trip},
+        driver::Address,
         memory::Access,
     },
     traits::RailCall,
 };
 use gpu_pool::{DType, ReduceOp, Result};
+use smallvec::SmallVec;
 
 /// A call in the members' own memory. Sums: by this operation, in parts of so many elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Direct {
     AllReduce(ReduceOp),
+    /// A sum by kernels of the members' GPUs, which write into each other's pads.
+    Own(ReduceOp),
     ReduceScatter(ReduceOp, usize),
     AllGather,
     /// Of this host.
@@ -55,11 +60,24 @@ impl Relay<'_, '_, '_> {
         let in_order = hosts.all(|(k, host)| host.host == k && host.ranks[..] == [k]);
         let copies = in_order && self.is_whole() && self.transport.copies();
         match plan.job {
+            Job::SumAndFill(_) if self.pad(dtype, op, plan.whole().len).is_ok() => Some(Direct::Own(op)),
             Job::SumAndFill(_) => Some(Direct::AllReduce(sum()?)),
             Job::Sum(_) if in_order => plan.even().and_then(|len| Some(Direct::ReduceScatter(sum()?, len))),
             Job::Fill if copies && plan.even().is_some() => Some(Direct::AllGather),
             Job::Fill if copies => plan.root().map(Direct::Broadcast),
             Job::Sum(_) | Job::Fill => None,
+        }
+    }
+
+    /// The pad by which own kernels sum up so many elements; or why not.
+    pub fn pad(&self, dtype: DType, op: ReduceOp, len: usize) -> std::result::Result<&LonePad, String> {
+        let (pad, members) = (self.transport.pad()?, self.hier.members());
+        let (most, hosts) = (pad.most(members), self.hier.across.hosts.len());
+        match () {
+            () if members < 2 || members != hosts => Err("not one member in each process".into()),
+            () if !LonePad::sums(dtype, op) => Err("they add up floats, without factors".into()),
+            () if len * dtype.size() > most => Err(format!("they take up to {most} bytes")),
+            () => Ok(pad),
         }
     }
 
@@ -72,9 +90,9 @@ impl Relay<'_, '_, '_> {
         let (mut back, mut copied) = (None, false);
         match direct {
             // In place, so the call's text has all that must be alike.
-            Direct::AllReduce(_) => {
+            Direct::AllReduce(_) | Direct::Own(_) => {
                 hier.registered.set(hier.registered_at(&destination));
-                copied = registered;
+                copied = registered && matches!(direct, Direct::AllReduce(_));
             }
             // Other members' memory may not be registered, so this member's must not be.
             _ if registered => {
@@ -98,22 +116,42 @@ impl Relay<'_, '_, '_> {
         access.reserve()?;
         let (_, commit) = hier.meet(Payload::Nothing, |_| Vec::new())?;
         let (elements, parts) = (destination.bytes.len() / dtype.size(), hier.members());
-        let call = match direct {
-            Direct::AllReduce(reduce) => {
-                let source = if copied { to } else { from };
-                RailCall::AllReduce { source, destination: to, len: elements, dtype, reduce }
-            }
-            Direct::ReduceScatter(reduce, len) => {
-                RailCall::ReduceScatter { source: from, destination: to, len, parts, dtype, reduce }
-            }
-            Direct::AllGather => RailCall::AllGather { source: from, destination: to, bytes, parts },
-            Direct::Broadcast(root) => RailCall::Broadcast { at: to, bytes: destination.bytes.len(), root },
+        let submit = || {
+            let call = match direct {
+                Direct::Own(op) => return self.sum_by_kernels([from, to], elements, (dtype, op)),
+                Direct::AllReduce(reduce) => {
+                    let source = if copied { to } else { from };
+                    RailCall::AllReduce { source, destination: to, len: elements, dtype, reduce }
+                }
+                Direct::ReduceScatter(reduce, len) => {
+                    RailCall::ReduceScatter { source: from, destination: to, len, parts, dtype, reduce }
+                }
+                Direct::AllGather => RailCall::AllGather { source: from, destination: to, bytes, parts },
+                Direct::Broadcast(root) => RailCall::Broadcast { at: to, bytes: destination.bytes.len(), root },
+            };
+            self.submit(&call)
         };
         let copy = if copied { copy_within(hier, self.stream(), to, from, bytes) } else { Ok(()) };
-        let submitted = copy.and_then(|()| if elements > 0 { self.submit(&call) } else { Ok(()) });
+        let submitted = copy.and_then(|()| if elements > 0 { submit() } else { Ok(()) });
         drop(commit.window);
         hier.finish(access, submitted)?;
         back.map_or(Ok(()), |back| hier.copy(&destination, &back))
+    }
+
+    /// Launches this member's kernel, in the turn of the commit.
+    fn sum_by_kernels(&self, at: [Address; 2], n: usize, of: (DType, ReduceOp)) -> Result<()> {
+        let (hier, dev) = (self.hier, self.hier.group.device());
+        let pad = self.pad(of.0, of.1, n).expect("chosen for it");
+        let members: SmallVec<[usize; MOST]> = hier.across.places.iter().map(|place| place.host).collect();
+        let (me, place, deadline) = (hier.group.rank(), dev.own_gang().place(), dev.deadline());
+        let trip = Trip { members: &members, me, of, n, at, place, deadline };
+        let (stream, handle) = (self.stream(), dev.handle());
+        let launched = pad.in_turn(stream, || {
+            // SAFETY: the caller has an `Op` for the memory, which orders and records this use of it. All members have
+            // committed the same call, and the window gives the launches the order of the commits.
+            handle.check(hier.call.op, unsafe { pad.sum(stream.raw, &trip) })
+        });
+        launched.map_err(|error| self.transport.broken(error))
     }
 
     fn is_whole(&self) -> bool {

@@ -179,7 +179,7 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
 /// As [`DeviceTransport::submit`], for the stream's device.
 pub(super) unsafe fn submit(
     transport: &dyn DeviceTransport,
-    stream: &StreamCore,
+    stream: &Arc<StreamCore>,
     op: &'static str,
     call: &RailCall<'_>,
 ) -> Result<()> {
@@ -188,7 +188,11 @@ pub(super) unsafe fn submit(
         handle.lent(op, stream.raw, at, bytes, write)?;
     }
     // SAFETY: the caller's promise.
-    unsafe { transport.submit(handle.device, stream.raw, call) }
+    let submit = || unsafe { transport.submit(handle.device, stream.raw, call) };
+    match transport.pad() {
+        Ok(pad) => pad.in_turn(stream, submit),
+        Err(_) => submit(),
+    }
 }
 
 /// Page-locked memory has one address on the host and on all devices.

@@ -8,6 +8,8 @@
 //!   device from the thread's context, which a group on one thread would have to switch between the calls.
 //! * **Submitting.** The call returns when NCCL has launched it: an event that is recorded after the return is behind
 //!   the call, and the caller may close its launch window.
+//! * **Small sums** between GPUs of one host, one in each process, go by a [`LonePad`]: own kernels, in turn with the
+//!   calls. They end with the rails.
 //! * **Failing.** A thread watches for a lost host, for errors of the library, and for calls that do not return. The
 //!   first error fails the scopes that use the transport, is told to the other hosts, and aborts all rails, each on a
 //!   thread of its own: one after the other they would wait for each other's kernels (nccl#1013), and an abort may hang
@@ -35,6 +37,8 @@ pub(crate) use library::Library;
 use super::cause;
 use crate::{
     runtime::{
+        Alarm,
+        collective::{LonePad, SetUp},
         driver::{Address, DriverRef, RawStream, blocking},
         memory::BlockRef,
     },
@@ -89,6 +93,8 @@ struct Rails {
     /// The limit of each wait for the other hosts.
     connect_timeout: Duration,
     failure: Failure,
+    /// Own kernels for small sums; or why there are none.
+    pad: OnceCell<SetUp<LonePad>>,
     /// The thread that watches has ended.
     over: Mutex<bool>,
     changed: Condvar,
@@ -119,6 +125,7 @@ impl Nccl {
             lost,
             connect_timeout,
             failure: Failure::default(),
+            pad: OnceCell::new(),
             over: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -133,6 +140,15 @@ impl Nccl {
     /// All hosts say so, or none.
     pub(crate) fn overlap(&mut self, blocks: u32) {
         self.overlap = Some(Overlap { piece: PIECE, blocks });
+    }
+
+    /// Small sums go by own kernels from now on; or why not. All hosts say so, or none.
+    pub(crate) fn set_pad(&self, pad: SetUp<LonePad>) {
+        let _ = self.rails.pad.set(pad);
+        // An abort that came before has seen none.
+        if let Some(cause) = self.rails.failure.cause() {
+            self.rails.fail(&cause);
+        }
     }
 
     /// Connects the rail of a device, and makes its first calls. All devices of all hosts do so, each device once, all
@@ -263,6 +279,10 @@ impl Rails {
     /// on when their calls are aborted. Returns the first error.
     fn fail(&self, cause: &Error) -> Error {
         let cause = self.failure.set(cause);
+        // Behind the word to the scopes: they know that what the kernels leave is no sum.
+        if let Some(Ok(pad)) = self.pad.get() {
+            pad.abort();
+        }
         for rail in self.all().filter(|rail| !rail.is_over()) {
             let (rail, cause) = (rail.clone(), cause.clone());
             let name = format!("gpu-pool nccl abort {}", rail.device);
@@ -317,9 +337,36 @@ fn hosts_of(devices: &[usize], rail: usize) -> Vec<usize> {
     (0..devices.len()).filter(|&host| devices[host] > rail).collect()
 }
 
+impl Alarm for Rails {
+    /// What is committed is carried out by all hosts, also by those whose scope has failed.
+    fn raise(&self, _: &[usize], _: u64) {}
+
+    fn given_up(&self, members: &[usize], place: u64) -> Option<(usize, usize)> {
+        let (of, missing, waited) = self.pad.get()?.as_ref().ok()?.given_up()?;
+        if of != place {
+            return None;
+        }
+        // The scopes hear of it here, unless they hear of another cause: its word may still be on its way.
+        self.fail(&Error::HostTimeout { op: "collective".to_owned(), waited, missing: vec![missing] });
+        Some((members[0], missing))
+    }
+}
+
 impl DeviceTransport for Nccl {
     fn name(&self) -> &'static str {
         "nccl"
+    }
+
+    fn pad(&self) -> std::result::Result<&LonePad, &str> {
+        self.rails.pad.get().map_or(Err("the processes are being connected"), |pad| pad.as_ref().map_err(|why| &**why))
+    }
+
+    fn broken(&self, error: Error) -> Error {
+        self.rails.broken(error)
+    }
+
+    fn alarm(&self) -> Option<Arc<dyn Alarm>> {
+        self.pad().is_ok().then(|| self.rails.clone() as _)
     }
 
     fn can(&self, dtype: DType, reduce: ReduceOp) -> bool {

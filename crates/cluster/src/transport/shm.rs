@@ -20,6 +20,8 @@ mod inbox;
 mod memory;
 mod outbox;
 
+#[cfg(feature = "nccl")]
+pub(crate) use self::memory::pass_on;
 pub(crate) use self::memory::{Shared, introduce};
 use self::{inbox::Inbox, outbox::Outbox};
 use super::host::{Backoff, Part, leak, parts};

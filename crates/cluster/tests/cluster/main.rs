@@ -12,6 +12,8 @@ mod gradients;
 mod hand_over;
 mod ipc;
 mod meeting;
+#[cfg(feature = "nccl")]
+mod own_cuda;
 mod places;
 mod random;
 mod scopes;
@@ -29,6 +31,8 @@ fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Resul
         "gradients" => gradients::child(builder),
         "start" => start::child(builder, more),
         "join" => meeting::child(builder, more[0]),
+        #[cfg(feature = "nccl")]
+        "own" => own_cuda::child(builder, more[0]),
         "random" => random::child(builder, more),
         _ => failures::child(builder, what, more),
     }

@@ -1,6 +1,6 @@
 //! Physical memory in other processes' hands: descriptors of mappings, and mappings of descriptors.
 
-use super::{Handle, Mapping, ON_DEVICE, PINNED, Properties, Wishes, space, sys};
+use super::{Handle, Mapping, space, sys};
 use crate::driver::{
     Address, DriverResult, Fault, FaultKind,
     cuda::{CudaGpu, fault},
@@ -48,30 +48,14 @@ impl CudaGpu {
         let from = std::ptr::without_provenance_mut::<c_void>(memory.as_raw_fd() as usize);
         // SAFETY: the pointer is to a live integer; an open descriptor, which the driver does not close.
         self.check(unsafe { sys::cuMemImportFromShareableHandle(&mut handle, from, DESCRIPTOR) })?;
-        let mapped = self.is_own(handle).and_then(|()| {
-            // SAFETY: a place in a window, with nothing mapped there.
-            unsafe { self.attach(&space, address, bytes, handle) }.map_err(|fault| wrong_size(fault, bytes))
-        });
-        if let Err(fault) = mapped {
+        // SAFETY: a place in a window, with nothing mapped there.
+        if let Err(fault) = unsafe { self.attach(&space, address, bytes, handle) } {
             // SAFETY: the memory is not mapped.
             let _ = unsafe { sys::cuMemRelease(handle) };
-            return Err(fault);
+            return Err(wrong_size(fault, bytes));
         }
         space.mappings.insert(address, Mapping { bytes, handle, shared: true });
         Ok(())
-    }
-
-    /// Whether the memory is this GPU's.
-    fn is_own(&self, handle: Handle) -> DriverResult {
-        let mut properties = Wishes { exportable: true, rdma: false }.properties(self.device);
-        // SAFETY: a live handle; the pointer is to a struct of the layout that the driver writes.
-        let asked = unsafe { sys::cuMemGetAllocationPropertiesFromHandle((&raw mut properties).cast(), handle) };
-        self.check(asked)?;
-        let Properties { kind, location, .. } = properties;
-        if kind == PINNED && location.kind == ON_DEVICE && location.id == self.device {
-            return Ok(());
-        }
-        Err(fault::invalid(format!("the descriptor is of memory at {}, not of GPU {}", location.id, self.device)))
     }
 }
 

@@ -40,12 +40,6 @@ pub(super) struct Registration {
 // SAFETY: NCCL's handles belong to no thread; calls with one take turns by the rail's lock.
 unsafe impl Send for Registration {}
 
-impl Registration {
-    fn is_at(&self, address: Address) -> bool {
-        self.chunk.address() == address
-    }
-}
-
 impl Rail {
     /// The distance from the beginning of its chunk, if the communicator knows this memory.
     pub(super) fn registered_at(&self, at: Address) -> Option<u64> {
@@ -85,7 +79,7 @@ impl Registered {
         let mut all = rail.registered.lock();
         // An end, or an error, is one here, too.
         rail.check("ncclCommRegister")?;
-        match all.iter_mut().find(|known| known.is_at(chunk.address())) {
+        match all.iter_mut().find(|known| known.chunk.address() == chunk.address()) {
             Some(known) => known.users += 1,
             None => {
                 let mut handle = null_mut();
@@ -110,7 +104,7 @@ impl Drop for Registered {
         let rail = &*self.rail;
         let mut all = rail.registered.lock();
         // None: the communicator has ended.
-        let Some(at) = all.iter().position(|known| known.is_at(self.at)) else { return };
+        let Some(at) = all.iter().position(|known| known.chunk.address() == self.at) else { return };
         all[at].users = all[at].users.saturating_sub(1);
         if all[at].users > 0 {
             return;

@@ -17,7 +17,7 @@ use std::{
     collections::VecDeque,
     io::{self, Read, Write},
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     ptr, thread,
@@ -93,6 +93,20 @@ pub(crate) fn introduce(
     lost: &dyn Fn() -> Option<Error>,
     deadline: Duration,
 ) -> Result<Vec<Option<Shared>>> {
+    let theirs = pass_on(own.descriptor.as_fd(), name, (rank, size), set, get, lost, deadline)?;
+    theirs.into_iter().map(|theirs| theirs.map(|theirs| Shared::map(theirs, own.bytes)).transpose()).collect()
+}
+
+/// [`introduce`] for a descriptor of any kind.
+pub(crate) fn pass_on(
+    own: BorrowedFd<'_>,
+    name: &str,
+    (rank, size): (usize, usize),
+    set: &impl Fn(&str, &[u8]) -> Result<()>,
+    get: &impl Fn(&str) -> Result<Vec<u8>>,
+    lost: &dyn Fn() -> Option<Error>,
+    deadline: Duration,
+) -> Result<Vec<Option<OwnedFd>>> {
     let start = Instant::now();
     let pause = |missing: &dyn Fn() -> Vec<usize>| -> Result<()> {
         if let Some(error) = lost() {
@@ -169,7 +183,7 @@ pub(crate) fn introduce(
         while !socket::poll(&[stream.as_fd()], Some(Duration::from_millis(10)))[0] {
             pause(&|| vec![peer])?;
         }
-        Shared::map(take(&stream)?, own.bytes).map(Some)
+        take(&stream).map(Some)
     };
     streams.into_iter().enumerate().map(receive).collect()
 }
@@ -183,7 +197,7 @@ enum Greeted {
 }
 
 /// Receives a visitor, whose word comes as a whole, and gives it the memory.
-fn greet(mut stream: &UnixStream, key: &[u8], own: &Shared) -> Greeted {
+fn greet(mut stream: &UnixStream, key: &[u8], own: BorrowedFd<'_>) -> Greeted {
     let mut told = [0; KEY + 8];
     match stream.read_exact(&mut told) {
         Err(why) if why.kind() == io::ErrorKind::WouldBlock => return Greeted::Not,
@@ -193,7 +207,7 @@ fn greet(mut stream: &UnixStream, key: &[u8], own: &Shared) -> Greeted {
     let (told, peer) = told.split_at(KEY);
     let peer = usize::try_from(u64::from_ne_bytes(peer.try_into().expect("eight bytes")));
     match peer {
-        Ok(peer) if told == key && give(stream, &own.descriptor).is_ok() => Greeted::Peer(peer),
+        Ok(peer) if told == key && give(stream, own).is_ok() => Greeted::Peer(peer),
         _ => Greeted::Stranger,
     }
 }
@@ -217,8 +231,8 @@ fn same_user(stream: &UnixStream) -> Result<()> {
     }
 }
 
-fn give(to: &UnixStream, descriptor: &OwnedFd) -> Result<()> {
-    socket::send(to, &[1], Some(descriptor.as_fd())).map_err(|why| broken("sendmsg", &why))
+fn give(to: &UnixStream, descriptor: BorrowedFd<'_>) -> Result<()> {
+    socket::send(to, &[1], Some(descriptor)).map_err(|why| broken("sendmsg", &why))
 }
 
 fn take(from: &UnixStream) -> Result<OwnedFd> {

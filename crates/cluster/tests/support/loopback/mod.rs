@@ -397,7 +397,8 @@ impl Hosts {
         Self::over(devices, set, both)
     }
 
-    fn over(
+    /// Over any transport.
+    pub fn over(
         devices: &[usize],
         set: impl Fn(Builder) -> Builder,
         transport: impl Fn(&Arc<Hub>, usize) -> (Transport, Option<Arc<DeviceMail>>),

@@ -1,6 +1,9 @@
 //! The transport over a library of our own, on software GPUs: what it does while calls are in progress, when they fail,
 //! and when the library hangs.
 
+#[path = "direct_tests.rs"]
+mod direct_tests;
+
 use super::{
     library::{Comm, Config, Functions, Stream},
     *,
@@ -33,8 +36,8 @@ pub(super) struct Plan {
     /// As with `NCCL_LOCAL_REGISTER=0`.
     pub(super) registers_nothing: bool,
     pub(super) calls: Vec<&'static str>,
-    /// Source, destination and elements of each sum to all.
-    sums: Vec<(usize, usize, usize)>,
+    /// Source, destination and elements of each collective.
+    memory: Vec<(usize, usize, usize)>,
 }
 
 impl Fake {
@@ -133,9 +136,6 @@ macro_rules! fakes {
 fakes! {
     finalize (;);
     destroy (;);
-    reduce_scatter (*const c_void, *mut c_void, usize, c_int, c_int; Stream);
-    all_gather (*const c_void, *mut c_void, usize, c_int; Stream);
-    broadcast (*const c_void, *mut c_void, usize, c_int, c_int; Stream);
     send (*const c_void, usize, c_int, c_int; Stream);
     recv (*mut c_void, usize, c_int, c_int; Stream);
     scaled_create (*mut c_int, *mut c_void, c_int, c_int;);
@@ -143,19 +143,23 @@ fakes! {
     deregister (;*mut c_void);
 }
 
-unsafe extern "C" fn all_reduce(
-    source: *const c_void,
-    destination: *mut c_void,
-    len: usize,
-    _: c_int,
-    _: c_int,
-    comm: Comm,
-    _: Stream,
-) -> c_int {
-    // SAFETY: a handle of this library.
-    let fake = unsafe { fake(comm) };
-    fake.plan.lock().sums.push((source.addr(), destination.addr(), len));
-    fake.called("all_reduce")
+macro_rules! collectives {
+    ($($name:ident ($($rest:ty),*);)*) => {$(
+        unsafe extern "C" fn $name(
+            source: *const c_void, destination: *mut c_void, len: usize, $(_: $rest,)* comm: Comm, _: Stream,
+        ) -> c_int {
+            // SAFETY: a handle of this library.
+            let fake = unsafe { fake(comm) };
+            fake.plan.lock().memory.push((source.addr(), destination.addr(), len));
+            fake.called(stringify!($name))
+        }
+    )*};
+}
+collectives! {
+    all_reduce (c_int, c_int);
+    reduce_scatter (c_int, c_int);
+    all_gather (c_int);
+    broadcast (c_int, c_int);
 }
 
 unsafe extern "C" fn register(comm: Comm, at: *mut c_void, _: usize, handle: *mut *mut c_void) -> c_int {
@@ -166,8 +170,11 @@ unsafe extern "C" fn register(comm: Comm, at: *mut c_void, _: usize, handle: *mu
     unsafe { *handle = if fake.plan.lock().registers_nothing { null_mut() } else { at } };
     code
 }
-unsafe extern "C" fn no_id(_: *mut UniqueId) -> c_int {
-    code::INVALID_USAGE
+/// Of [`direct_tests`], the only ones with a host 0.
+unsafe extern "C" fn new_id(id: *mut UniqueId) -> c_int {
+    // SAFETY: the caller's place.
+    unsafe { (*id).0[0] = direct_tests::ID };
+    code::SUCCESS
 }
 unsafe extern "C" fn no_version(_: *mut c_int) -> c_int {
     code::SUCCESS
@@ -185,7 +192,7 @@ unsafe extern "C" fn last_error(_: Comm) -> *const c_char {
 #[rustfmt::skip]
 static LIBRARY: Library = Library {
     f: Functions {
-        version: no_version, unique_id: no_id, init_rank, async_error, finalize, destroy, abort,
+        version: no_version, unique_id: new_id, init_rank, async_error, finalize, destroy, abort,
         group_start: group, group_end: group, all_reduce, reduce_scatter, all_gather, broadcast, send, recv,
         register, deregister, scaled_create, scaled_destroy, error_string, last_error,
     },
@@ -257,7 +264,7 @@ fn calls_are_made_in_order_and_the_end_is_orderly() {
 fn a_sum_of_any_size_is_one_call_with_the_callers_memory() {
     let (nccl, _, _) = start([40, 0], LONG);
     let with = |use_plan: &mut dyn FnMut(&mut Plan)| made(40).iter().for_each(|fake| use_plan(&mut fake.plan.lock()));
-    with(&mut |plan| (plan.calls, plan.sums) = Default::default());
+    with(&mut |plan| (plan.calls, plan.memory) = Default::default());
     for (source, destination, len) in [(4096, 4096, 1), (4096, 8192, 1000), (1 << 40, 1 << 41, 1 << 30)] {
         let call = RailCall::AllReduce { source, destination, len, dtype: DType::F32, reduce: ReduceOp::Sum };
         // SAFETY: the fake library looks at no memory.
@@ -266,7 +273,7 @@ fn a_sum_of_any_size_is_one_call_with_the_callers_memory() {
         with(&mut |plan| {
             assert!(plan.calls.is_empty() || plan.calls == ["all_reduce"], "{:?}", plan.calls);
             plan.calls.clear();
-            sums.append(&mut plan.sums);
+            sums.append(&mut plan.memory);
         });
         assert_eq!(sums, [(source as usize, destination as usize, len)]);
     }

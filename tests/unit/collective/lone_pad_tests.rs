@@ -1,0 +1,108 @@
+//! Pads on software GPUs, which have no kernels that wait: their memory, and what all processes compute alike.
+
+use super::*;
+use crate::{
+    driver::host,
+    fabric::layout::{FLAGS, HEADER},
+};
+use std::os::fd::AsFd;
+
+/// The pads of `count` processes, each of which has mapped all.
+fn pads(count: usize) -> Vec<LonePad> {
+    let drivers = host::machine(&vec![host::HostConfig::default(); count]);
+    let made = drivers.iter().enumerate().map(|(me, driver)| LonePad::new(driver, me, count).unwrap());
+    let (mut pads, memory): (Vec<_>, Vec<_>) = made.unzip();
+    for (me, pad) in pads.iter_mut().enumerate() {
+        for other in (0..count).filter(|other| *other != me) {
+            pad.import(other, memory[other].as_fd()).unwrap();
+        }
+    }
+    pads.iter_mut().for_each(|pad| pad.lay_out(4).unwrap());
+    pads
+}
+
+/// What a process sees of the pad of another one.
+fn words(of: &LonePad, process: usize) -> Vec<u64> {
+    let (layout, count) = (of.layout, of.memory.pads.len());
+    let bytes = layout.bytes(count);
+    let host = of.memory.driver.host_alloc(bytes).unwrap();
+    let at = of.memory.pads[process];
+    // SAFETY: the pad has so many bytes, and so has the host's memory.
+    of.with_stream(Duration::from_secs(60), |stream| unsafe { of.memory.driver.copy_to_host(host, at, bytes, stream) })
+        .unwrap();
+    // SAFETY: as above; the copy is over.
+    let words = unsafe { std::slice::from_raw_parts(host.cast::<u64>(), bytes / 8) }.to_vec();
+    // SAFETY: it came from `host_alloc`.
+    unsafe { of.memory.driver.host_free(host).unwrap() };
+    words
+}
+
+#[test]
+fn a_pad_has_room_for_one_trip_alone() {
+    for count in [2, 3, 4, 8, MOST] {
+        let (layout, direct) = (PadLayout::one_trip(count), PadLayout::direct(count));
+        assert_eq!(layout.inbox, direct.inbox);
+        assert_eq!(layout.inbox(count).start, HEADER + FLAGS);
+        assert_eq!(layout.bytes(count), HEADER + FLAGS + (count - 1) * 2 * direct.inbox);
+        assert!(layout.bytes(count) < (4 << 20) + (512 << 10), "{count}: {}", layout.bytes(count));
+    }
+}
+
+#[test]
+fn a_pad_names_all_pads_where_this_process_has_them() {
+    let pads = pads(3);
+    for (me, pad) in pads.iter().enumerate() {
+        let words = words(pad, me);
+        for (process, window) in pad.memory.pads.iter().enumerate() {
+            assert_eq!(words[process], *window);
+        }
+        assert!(words[3..MOST].iter().all(|word| *word == 0));
+        let abort = pad.memory.words.addr() as u64;
+        assert_eq!((words[MOST], words[MOST + 1]), (abort, abort + REPORT as u64));
+        // No packets, no rooms of eager sends, no slots; the rooms of one trip begin behind the flags.
+        assert_eq!(words[MOST + 4 + MOST / 2], (pad.layout.inbox as u64) << 32);
+        let inbox = (HEADER + FLAGS) / 8;
+        assert!(words[HEADER / 8..inbox].iter().all(|word| *word == 0));
+        assert!(words[inbox..].iter().all(|word| *word == u64::MAX));
+    }
+}
+
+#[test]
+fn what_one_process_writes_is_in_the_pad_of_the_other() {
+    let pads = pads(2);
+    let inbox = pads[0].layout.inbox(2).start;
+    let at = pads[0].memory.pads[1] + inbox as u64;
+    let limit = Duration::from_secs(60);
+    // SAFETY: a place in the inbox.
+    pads[0].with_stream(limit, |stream| unsafe { pads[0].memory.driver.fill_u8(at, 7, 8, stream) }).unwrap();
+    assert_eq!(words(&pads[1], 1)[inbox / 8], 0x0707_0707_0707_0707);
+    assert_eq!(words(&pads[1], 0)[inbox / 8], u64::MAX);
+}
+
+/// Members choose alike: by what all know.
+#[test]
+fn a_sum_goes_by_the_pads_up_to_the_room_and_up_to_the_limit_of_one_trip() {
+    let [two, three, eight] = [2, 3, 8].map(|count| pads(count).swap_remove(0));
+    assert_eq!(two.most(2), 2 << 20);
+    assert_eq!(three.most(3), 864_000);
+    // A group of two in a cluster of more has their smaller rooms.
+    assert_eq!(eight.most(2), PadLayout::direct(8).inbox);
+    assert_eq!(eight.most(8), 109_714);
+    let types = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::U8];
+    let sums = |op| types.map(|dtype| LonePad::sums(dtype, op));
+    assert_eq!(sums(ReduceOp::Sum), [true, true, true, true, false, false]);
+    assert_eq!(sums(ReduceOp::Max), sums(ReduceOp::Avg));
+    assert_eq!(sums(ReduceOp::Scaled(2.0)), [false; 6]);
+}
+
+#[test]
+fn an_abort_is_for_every_gang_and_a_report_for_one() {
+    let pad = &pads(2)[0];
+    // SAFETY: words of the pad, which no kernel uses.
+    let (abort, report) = unsafe { (&*pad.memory.word(0), &mut *pad.memory.word(REPORT)) };
+    assert_eq!((*abort, pad.given_up()), (0, None));
+    pad.abort();
+    assert_eq!(*abort, u64::MAX);
+    *report = 5 << 8 | 0x80 | 1;
+    assert_eq!(pad.given_up(), Some((5, 1, Duration::ZERO)));
+}
