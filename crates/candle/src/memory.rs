@@ -91,25 +91,6 @@ pub fn to_tensor<V: AsView<Elem: Number>>(dev: &Device, buffer: &V, shape: impl 
 /// alive by the buffer. The other way round is the same call: make a tensor with candle, adopt it, and let operations
 /// of gpu-pool fill it.
 ///
-/// ```
-/// use candle_core::Tensor;
-/// use gpu_pool::{GpuPool, ReduceOp};
-/// use gpu_pool_candle::{adopt, candle_device};
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let sums = pool.try_run(|dev, _| {
-///     let x = Tensor::ones(3, candle_core::DType::F32, &candle_device(dev)?)?;
-///     // SAFETY: nothing else uses `x` until the device has ended.
-///     let mut buffer = unsafe { adopt::<f32>(dev, &x)? };
-///     dev.all_reduce(&mut buffer, ReduceOp::Sum)?;
-///     drop(buffer);
-///     dev.synchronize()?;
-///     Ok::<_, gpu_pool_candle::Error>(x.to_vec1::<f32>()?)
-/// })?;
-/// assert_eq!(sums, [[2.0; 3]; 2]);
-/// # Ok::<(), gpu_pool_candle::Error>(())
-/// ```
-///
 /// # Errors
 /// [`Error::DType`]; [`Error::Invalid`] for a tensor that is not contiguous, or not on this device; those of
 /// [`Device::adopt`].
