@@ -103,10 +103,8 @@ impl Stream {
 impl Stream {
     /// Refuses, during a capture, operations that a graph cannot hold.
     pub fn check_no_capture(&self) -> DriverResult {
-        match self.capture {
-            Some(_) => Err(fault::unsupported("the stream captures, and a graph cannot hold that")),
-            None => Ok(()),
-        }
+        fail_if!(self.capture.is_some(), fault::unsupported("the stream captures, and a graph cannot hold that"));
+        Ok(())
     }
 }
 
