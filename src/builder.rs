@@ -6,7 +6,6 @@
 //!
 //! Invariant: contradictory settings are refused before any device does work.
 
-mod collectives;
 pub(crate) mod environment;
 mod memory;
 mod open;
@@ -85,8 +84,7 @@ impl FromStr for Backend {
 /// By default a pool has all CUDA devices, or 4 software GPUs if there is no CUDA device.
 ///
 /// ```
-/// # use gpu_pool::GpuPool;
-/// let pool = GpuPool::builder().host(2).weights(&[2.0, 1.0]).build()?;
+/// let pool = gpu_pool::GpuPool::builder().host(2).weights(&[2.0, 1.0]).build()?;
 /// assert_eq!(pool.run(|_, shard| Ok(shard.range(9).len()))?, [6, 3]);
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
@@ -123,13 +121,75 @@ enum Weights {
     Measured,
 }
 
-impl Builder {
+setters! { Builder;
     /// The kind of devices.
-    pub fn backend(mut self, backend: Backend) -> Self {
-        self.backend = Some(backend);
-        self
-    }
+    pub fn backend(self, backend: Backend) { self.backend = Some(backend); }
 
+    /// Only these devices, by the driver's ordinals, in this order. The pool does not touch any other device.
+    pub fn devices(self, ordinals: &[usize]) { self.devices = Some(ordinals.to_vec()); }
+
+    /// The devices' shares of the data, one positive, finite number per device. A device with weight 2 gets twice as
+    /// many rows as one with weight 1. Only ratios count.
+    pub fn weights(self, weights: &[f64]) { self.weights = Weights::Given(weights.to_vec()); }
+
+    /// Shares by measured speed: when the pool is built, each device streams through 64 MB a few times.
+    pub fn weights_measured(self) { self.weights = Weights::Measured; }
+
+    /// Device code to load on every device when the pool is built. The crate's own kernels are always loaded.
+    pub fn module(self, module: &'static Module) { self.modules.push(module); }
+
+    /// The memory of each software GPU, in bytes (default 4 GiB). It uses host memory only for pages that are touched.
+    pub fn software_memory(self, bytes: u64) { self.software_memory = Some(bytes); }
+
+    /// The deadline (default 120 s): a wait fails after this time without progress. A stream shows progress at every
+    /// sixteenth operation. A kernel that runs for longer than the deadline looks stuck, so set a longer deadline for
+    /// such kernels.
+    ///
+    /// If the process is stopped (in a debugger, by `SIGSTOP`, with its virtual machine), each stop counts as at most a
+    /// quarter of the deadline: host threads look at the clock several times before they give up. (So a deadline
+    /// shorter than 0.1 s may take 0.1 s.) Kernels that wait for peers' kernels use the GPU's clock, which does not
+    /// stop.
+    ///
+    /// [`build`](Self::build) refuses a deadline of zero.
+    pub fn timeout(self, deadline: Duration) { self.timeout = Some(deadline); }
+
+    /// Switches peer access off: copies between devices go through the host, and kernels cannot access peers' memory.
+    /// For tests, and for machines with slow peer access. [`build`](Self::build) refuses it together with
+    /// [`Algorithm::Direct`], which needs peer access.
+    pub fn without_peer_access(self) { self.staged = true; }
+
+    /// The order in which software GPUs run their operations.
+    pub fn schedule(self, schedule: host::ExecutionOrder) { self.schedule = Some(schedule); }
+
+    /// The algorithm of collectives. Default: the fastest one for the operation, its size and the machine. An operation
+    /// that this algorithm cannot do runs by the default. For tests, and for programs that know a better choice.
+    ///
+    /// ```
+    /// # use gpu_pool::{collective::Algorithm, GpuPool, ReduceOp};
+    /// let pool = GpuPool::builder().host(2).algorithm(Algorithm::Copies).build()?;
+    /// let sums = pool.run(|dev, _| {
+    ///     let mut x = dev.upload(&[1.5f32])?;
+    ///     dev.all_reduce(&mut x, ReduceOp::Sum)?;
+    ///     dev.download(&x)
+    /// })?;
+    /// assert_eq!(sums, [[3.0], [3.0]]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn algorithm(self, algorithm: Algorithm) { self.algorithm = Some(algorithm); }
+
+    /// The order in which terms of a sum are added. With [`ReduceOrder::Rank`] the bits of a sum do not depend on the
+    /// position of its terms in a buffer, the buffer's size, or the algorithm; `all_reduce` does not use the ring then.
+    pub fn reduce_order(self, order: ReduceOrder) { self.reduce_order = order; }
+
+    /// Whether each [`GradientExchange`](crate::gradients::GradientExchange), and so each `DataParallel` of
+    /// `gpu-pool-train`, of a group for which that is of use registers its buckets with NCCL, as by
+    /// [`Group::register`](crate::Group::register) (default: no). All processes must say the same. Buckets then have
+    /// memory of their own from the driver, in units of 2 MiB mostly. Measure it: NCCL's gain depends on the network,
+    /// and may be a loss.
+    pub fn register_buckets(self, register: bool) { self.register_buckets = Some(register); }
+}
+
+impl Builder {
     /// `count` software GPUs, 1 to 64: the same code, without hardware.
     pub fn host(self, count: usize) -> Self {
         self.backend(Backend::Host(count))
@@ -138,31 +198,6 @@ impl Builder {
     /// NVIDIA GPUs.
     pub fn cuda(self) -> Self {
         self.backend(Backend::Cuda)
-    }
-
-    /// Only these devices, by the driver's ordinals, in this order. The pool does not touch any other device.
-    pub fn devices(mut self, ordinals: &[usize]) -> Self {
-        self.devices = Some(ordinals.to_vec());
-        self
-    }
-
-    /// The devices' shares of the data, one positive, finite number per device. A device with weight 2 gets twice as
-    /// many rows as one with weight 1. Only ratios count.
-    pub fn weights(mut self, weights: &[f64]) -> Self {
-        self.weights = Weights::Given(weights.to_vec());
-        self
-    }
-
-    /// Shares by measured speed: when the pool is built, each device streams through 64 MB a few times.
-    pub fn weights_measured(mut self) -> Self {
-        self.weights = Weights::Measured;
-        self
-    }
-
-    /// Device code to load on every device when the pool is built. The crate's own kernels are always loaded.
-    pub fn module(mut self, module: &'static Module) -> Self {
-        self.modules.push(module);
-        self
     }
 
     /// Lets [`give`](crate::Device::give) and [`take`](crate::Device::take) carry values of this type to other
@@ -180,41 +215,6 @@ impl Builder {
     /// ```
     pub fn register_transfer<T: Transfer>(mut self) -> Self {
         self.codecs.insert(transfer::codec::<T>());
-        self
-    }
-
-    /// The memory of each software GPU, in bytes (default 4 GiB). It uses host memory only for pages that are touched.
-    pub fn software_memory(mut self, bytes: u64) -> Self {
-        self.software_memory = Some(bytes);
-        self
-    }
-
-    /// The deadline (default 120 s): a wait fails after this time without progress. A stream shows progress at every
-    /// sixteenth operation. A kernel that runs for longer than the deadline looks stuck, so set a longer deadline for
-    /// such kernels.
-    ///
-    /// If the process is stopped (in a debugger, by `SIGSTOP`, with its virtual machine), each stop counts as at most a
-    /// quarter of the deadline: host threads look at the clock several times before they give up. (So a deadline
-    /// shorter than 0.1 s may take 0.1 s.) Kernels that wait for peers' kernels use the GPU's clock, which does not
-    /// stop.
-    ///
-    /// [`build`](Self::build) refuses a deadline of zero.
-    pub fn timeout(mut self, deadline: Duration) -> Self {
-        self.timeout = Some(deadline);
-        self
-    }
-
-    /// Switches peer access off: copies between devices go through the host, and kernels cannot access peers' memory.
-    /// For tests, and for machines with slow peer access. [`build`](Self::build) refuses it together with
-    /// [`Algorithm::Direct`], which needs peer access.
-    pub fn without_peer_access(mut self) -> Self {
-        self.staged = true;
-        self
-    }
-
-    /// The order in which software GPUs run their operations.
-    pub fn schedule(mut self, schedule: host::ExecutionOrder) -> Self {
-        self.schedule = Some(schedule);
         self
     }
 

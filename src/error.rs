@@ -43,6 +43,10 @@ impl fmt::Display for DeviceCall {
 }
 
 /// Everything this crate reports. See the [module docs](self) for the principle.
+///
+/// In all variants `op` is the operation, `device` the ordinal in the pool of the device that it concerns, and `site`
+/// the place of the call in the caller's code, unless the field says otherwise.
+#[allow(missing_docs, reason = "three fields that most variants have are described once")]
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -78,23 +82,19 @@ pub enum Error {
     /// [`peer()`](crate::DeviceBuffer::peer), may use buffers of other devices.
     #[error("{op}: a buffer of device {buffer} was used with device {device} at {site}")]
     WrongDevice {
-        /// The operation.
         op: &'static str,
         /// The device that owns the buffer.
         buffer: usize,
         /// The device that was asked to work on it.
         device: usize,
-        /// Where in the caller's code.
         site: Site,
     },
     /// A buffer, event or state of one pool was given to another pool's device.
     #[error("{op}: something of another pool was used with device {device} at {site}")]
     WrongPool {
-        /// The operation.
         op: &'static str,
         /// The device that was asked to work on it.
         device: usize,
-        /// Where in the caller's code.
         site: Site,
     },
     /// The devices of a gang called collectives that do not match. No buffer was changed.
@@ -138,11 +138,8 @@ pub enum Error {
     /// uses memory of a [`GradientExchange`](crate::gradients::GradientExchange) that has moved its gradients.
     #[error("{op}: the graph is of no use any more on device {device}: {why}; capture it again (at {site})")]
     GraphInvalidated {
-        /// The operation.
         op: &'static str,
-        /// The device.
         device: usize,
-        /// Where in the caller's code.
         site: Site,
         /// The reason: an event since the capture.
         why: &'static str,
@@ -179,20 +176,12 @@ pub enum Error {
         "{op}: the state of device {device} was being written when a scope failed: make it anew with \
          `PerDevice::reset` or accept it with `PerDevice::clear_poison` (at {site})"
     )]
-    Poisoned {
-        /// The operation.
-        op: &'static str,
-        /// The device.
-        device: usize,
-        /// Where in the caller's code.
-        site: Site,
-    },
+    Poisoned { op: &'static str, device: usize, site: Site },
     /// A scope, `close` or `per_device` was called on a device thread, where it would wait for itself.
     #[error("{op} was called on a device thread; device closures cannot start scopes (at {site})")]
     NestedScope {
         /// The called function.
         op: &'static str,
-        /// Where in the caller's code.
         site: Site,
     },
     /// The pool has been closed, or the queue of jobs.
@@ -204,7 +193,6 @@ pub enum Error {
     Cancelled {
         /// "cancel" or "abort"; "jobs" if the value that would give the job was dropped.
         op: &'static str,
-        /// Where in the caller's code.
         site: Site,
     },
     /// The process forked after the pool was built; CUDA contexts and threads do not survive a fork.
@@ -222,7 +210,6 @@ pub enum Error {
     /// [`GpuPool::survivors`](crate::GpuPool::survivors) makes a pool of the other devices.
     #[error("device {device} is lost: {op}{} reported {name} ({code}); see `GpuPool::survivors`", at(.site))]
     DeviceLost {
-        /// The device.
         device: usize,
         /// The operation that reported the loss.
         op: &'static str,
@@ -240,18 +227,14 @@ pub enum Error {
         device: usize,
         /// The owner of the memory.
         peer: usize,
-        /// The operation.
         op: &'static str,
-        /// Where in the caller's code.
         site: Site,
     },
     /// The checker (`gpu_pool_lab::Check`) has refused an operation, which did not run; or it has
     /// found an earlier write out of bounds.
     #[error("device {device}: {}\n{report}", what_the_checker_did(.op, .report))]
     Misuse {
-        /// The device.
         device: usize,
-        /// The operation.
         op: &'static str,
         /// The mistake, with both operations and their call sites.
         report: Arc<Report>,
@@ -259,7 +242,6 @@ pub enum Error {
     /// Every device waits, and nothing runs that could end a wait. This is found immediately, not after the deadline.
     #[error("deadlock, seen by device {device} in {op}: {who}")]
     Deadlock {
-        /// The device.
         device: usize,
         /// The operation that waited.
         op: &'static str,
@@ -269,27 +251,22 @@ pub enum Error {
     /// No such kernel on this device.
     #[error("{op}: kernel `{kernel}` was not found on device {device}: {why} (at {site})")]
     KernelNotFound {
-        /// The operation.
         op: &'static str,
-        /// The device.
         device: usize,
         /// The kernel's name.
         kernel: String,
         /// The missing part.
         why: String,
-        /// Where in the caller's code.
         site: Site,
     },
     /// An invalid argument.
     #[error("{op}: {why} ({}at {site})", on(.device))]
     InvalidArgument {
-        /// The operation.
         op: &'static str,
         /// The argument, and the reason.
         why: String,
         /// The ordinal of the device on whose thread the call was made; `None` on any other thread.
         device: Option<usize>,
-        /// Where in the caller's code.
         site: Site,
     },
     /// The norm of a step's gradients is NaN or infinite, so that step and the one that reports this changed no
@@ -302,7 +279,6 @@ pub enum Error {
         step: u64,
         /// The norm.
         norm: f32,
-        /// Where in the caller's code.
         site: Site,
     },
     /// Per-device state is already borrowed in a way that excludes this borrow; or a graph is launched that touches
@@ -311,11 +287,8 @@ pub enum Error {
     /// Or another process has the memory: see `export` of `gpu-pool-cluster`.
     #[error("{op}: state or memory of device {device} is already borrowed (at {site}){}", by(holder))]
     Borrowed {
-        /// The operation.
         op: &'static str,
-        /// The device.
         device: usize,
-        /// Where in the caller's code.
         site: Site,
         /// The operation of another device that uses the memory at the same time, and where it was called.
         holder: Option<(&'static str, Site)>,
@@ -391,15 +364,12 @@ pub enum Error {
         device: Option<usize>,
         /// The system's reason.
         why: String,
-        /// Where in the caller's code.
         site: Site,
     },
     /// Any other error of the driver.
     #[error("device {device}: {op} failed with {name} ({code}){detail}")]
     Driver {
-        /// The device.
         device: usize,
-        /// The operation.
         op: &'static str,
         /// The driver's code.
         code: i32,

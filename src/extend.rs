@@ -48,13 +48,22 @@ pub mod cluster;
 pub mod lab;
 pub mod train;
 
-use crate::{Error, error::Site};
+use crate::{Device, Error, GpuPool, Result, error::Site};
 pub use crate::{
     contain::contain,
     error::op_site::{OpGuard, OpSite},
     panics::{SilencedPanics, silence_panics},
 };
 use std::fmt::Display;
+
+/// The frame of the examples in the documentation: a closure on one software GPU.
+///
+/// # Panics
+/// If it fails.
+#[track_caller]
+pub fn example(f: impl Fn(&Device) -> Result<()> + Sync) {
+    GpuPool::builder().host(1).build().and_then(|pool| pool.run(|dev, _| f(dev))).expect("an example works");
+}
 
 /// For [`event!`](crate::event): events, which go to the user's `tracing` subscriber or to stderr.
 pub mod log {

@@ -77,8 +77,7 @@ use std::{
 /// in flight, it is destroyed after the launch has ended.
 ///
 /// ```compile_fail,E0277
-/// # use gpu_pool::GpuPool;
-/// let pool = GpuPool::builder().host(1).build().unwrap();
+/// let pool = gpu_pool::GpuPool::builder().host(1).build().unwrap();
 /// pool.run(|dev, _| Ok(dev.capture(|_| Ok(()))?.0)).unwrap(); // `Graph` is not `Send`
 /// ```
 pub struct Graph {
@@ -176,8 +175,7 @@ impl Device {
     /// the first launch.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(1).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
     /// let sums = pool.run(|dev, _| {
     ///     let mut x = dev.upload(&[1.0f32, 2.0, 3.0])?;
     ///     let (graph, sum) = dev.capture(|dev| {

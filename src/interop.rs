@@ -34,9 +34,8 @@ impl Device {
     /// cudarc's handles of this device and stream.
     ///
     /// ```no_run
-    /// # use gpu_pool::GpuPool;
     /// use cudarc::cublas::{CudaBlas, Asum, AsumConfig};
-    /// GpuPool::scope(|dev, _| {
+    /// gpu_pool::GpuPool::scope(|dev, _| {
     ///     let x = dev.upload(&[1.0f32, -2.0])?;
     ///     let cuda = dev.cuda()?;
     ///     let blas = CudaBlas::new(cuda.stream().clone()).map_err(gpu_pool::Error::custom)?;

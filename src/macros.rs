@@ -1,4 +1,4 @@
-//! Macros that all rooms and the crate `gpu-pool-train` use: refusals in one line, and `Debug` without a derive.
+//! Macros that all rooms and the crates above use: refusals in one line, `Debug` without a derive, setters.
 
 /// Returns the error if the condition holds.
 #[doc(hidden)]
@@ -42,4 +42,33 @@ macro_rules! debug_as {
     (@ $f:ident $Type:ident $($name:ident = $value:expr,)* ..) => {
         $f.debug_struct(stringify!($Type))$(.field(stringify!($name), &$value))*.finish_non_exhaustive()
     };
+}
+
+/// Methods of a builder that change it and return it: `pub fn name(self, value: T) { self.field = value; }`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! setters {
+    ($Type:ty; $(
+        $(#[$meta:meta])*
+        $vis:vis fn $name:ident ($this:ident $(, $($arg:ident)+: $Arg:ty)*) $body:block
+    )+) => {
+        impl $Type {$(
+            $(#[$meta])*
+            $vis fn $name(mut $this $(, $($arg)+: $Arg)*) -> Self {
+                $body
+                $this
+            }
+        )+}
+    };
+}
+
+/// `Default` of types whose `new` takes nothing.
+macro_rules! default_is_new {
+    ($($Type:ident $(<$part:ident>)? $([$($bounds:tt)*])?),*) => {$(
+        impl $(<$($bounds)*>)? Default for $Type $(<$part>)? {
+            fn default() -> Self {
+                Self::new()
+            }
+        }
+    )*};
 }

@@ -32,14 +32,11 @@ impl Device {
     /// Sets every element to `value`. Elements have 1, 2, 4 or 8 bytes.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool::extend::example(|dev| {
     /// let mut x = dev.zeros::<i32>(3)?;
     /// dev.fill(&mut x, -7)?;
     /// assert_eq!(dev.download(&x)?, [-7; 3]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors
@@ -91,18 +88,12 @@ impl Device {
     /// `x *= a`.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool::extend::example(|dev| {
     /// let mut x = dev.upload(&[1.0f32, 2.0])?;
     /// dev.scale(&mut x, 0.5)?;
     /// assert_eq!(dev.download(&x)?, [0.5, 1.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     pub fn scale<V: AsViewMut<Elem: Float>>(&self, x: &mut V, a: <V::Elem as Float>::Acc) -> Result<()> {
         let x = x.view_mut();
@@ -115,14 +106,11 @@ impl Device {
     /// `y += a * x`; half types are computed in `f32`.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool::extend::example(|dev| {
     /// let (gradient, mut weights) = (dev.upload(&[1.0f32, 2.0])?, dev.upload(&[5.0f32, 5.0])?);
     /// dev.axpy(-0.5, &gradient, &mut weights)?;
     /// assert_eq!(dev.download(&weights)?, [4.5, 4.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors
@@ -146,17 +134,11 @@ impl Device {
     /// `f32` and half types are summed in `f32`, pairwise, so that the error grows with the logarithm of the length.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool::extend::example(|dev| {
     /// let x = dev.upload(&[1.0f32, 2.0, 3.0])?;
     /// assert_eq!(dev.download(&dev.sum(&x)?)?, [6.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     pub fn sum<V: AsView<Elem: Float>>(&self, x: &V) -> Result<DeviceBuffer<V::Elem>> {
         let x = x.view();
@@ -170,13 +152,10 @@ impl Device {
     /// The dot product, as one element on this device; summed as in [`sum`](Self::sum).
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool::extend::example(|dev| {
     /// let x = dev.upload(&[1.0f32, 2.0, 3.0])?;
     /// assert_eq!(dev.download(&dev.dot(&x, &x)?)?, [14.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors
@@ -204,17 +183,11 @@ impl Device {
     /// A copy in another floating-point type, rounded to nearest.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool::extend::example(|dev| {
     /// let x = dev.upload(&[2.9f32, -1e9, f32::NAN])?;
     /// assert_eq!(dev.download(&dev.cast::<i8, _>(&x)?)?, [2, -128, 0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     pub fn cast<B: DeviceCopy, V: AsView<Elem: CastTo<B>>>(&self, x: &V) -> Result<DeviceBuffer<B>> {
         let x: DeviceView<'_, V::Elem> = x.view();

@@ -30,8 +30,7 @@ use std::{
 /// [`clear_poison`](Self::clear_poison) accepts the values as they are.
 ///
 /// ```
-/// # use gpu_pool::GpuPool;
-/// let pool = GpuPool::builder().host(2).build()?;
+/// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
 /// let mut weights = pool.per_device(|dev, _| dev.upload(&[1.0f32, 2.0]))?;
 /// for _step in 0..3 {
 ///     weights.run(|dev, _shard, w| dev.scale(w, 2.0))?;

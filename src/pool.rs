@@ -47,9 +47,8 @@ use std::{panic::Location, sync::Arc, time::Duration};
 /// All devices call one closure at the same time, so it cannot change what it captures:
 ///
 /// ```compile_fail,E0594
-/// # use gpu_pool::GpuPool;
 /// let mut n = 0;
-/// GpuPool::scope(|_, _| { n += 1; Ok(()) }); // return a value instead, or use `run_mut`
+/// gpu_pool::GpuPool::scope(|_, _| { n += 1; Ok(()) }); // return a value instead, or use `run_mut`
 /// ```
 ///
 /// # When something fails

@@ -69,7 +69,8 @@ pub(crate) fn gang(shared: &Shared, all: Box<[usize]>, site: Site) -> Gang {
 pub(crate) fn gang_with(shared: &Shared, all: Box<[usize]>, wakers: Wakers, site: Site) -> Gang {
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
     let alarm = alarm.or_else(|| shared.world.as_ref()?.alarm());
-    let gang = Gang::new(all, wakers).with_alarm(alarm).started_at(site);
+    let mut gang = Gang::new(all, wakers).with_alarm(alarm);
+    gang.site = site;
     if (2..=broadcast::MOST).contains(&gang.count()) { gang.with_broadcasts() } else { gang }
 }
 
@@ -145,8 +146,9 @@ pub(crate) fn run<R: Send, E: From<Error> + Send>(
     let counts = begin.name.is_none() && all.len() == shared.device_count();
     let new = || NewScope { deadline: shared.deadline, progress: progress_of(shared, &all), site, counts };
     let world = shared.world.as_ref().map(|world| world.scope(new()));
-    let outside = world.clone().map(|world| world as Arc<dyn Outside>);
-    let gang = Arc::new(gang(shared, all.clone(), site).with_outside(outside));
+    let mut gang = gang(shared, all.clone(), site);
+    gang.outside = world.clone().map(|world| world as Arc<dyn Outside>);
+    let gang = Arc::new(gang);
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
     // A checker's knowledge of what has happened before goes along with the closure, and comes back with its outcome.

@@ -48,8 +48,7 @@ impl Shard {
     /// all ranks, in order, are `0..len` without a gap.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(3).weights(&[2.0, 1.0, 1.0]).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(3).weights(&[2.0, 1.0, 1.0]).build()?;
     /// let parts = pool.run(|_dev, shard| {
     ///     Ok((0..shard.count()).map(|rank| shard.range_of(rank, 8)).collect::<Vec<_>>())
     /// })?;

@@ -111,8 +111,7 @@ impl GpuPool {
     /// it is a thread of rayon, or if that pool has started none for a while, since other work has all of its threads.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let batch: Vec<f32> = (0..100).map(|i| i as f32).collect();
     /// let total = pool.tasks(|t| {
     ///     // Both devices work in parallel, since neither needs the other's result.

@@ -10,12 +10,9 @@ use crate::{
 };
 use std::sync::Arc;
 
-impl Builder {
+setters! { Builder;
     /// The most memory that the pool may take from each device, in bytes. It takes memory in pieces of 2 MiB or more.
-    pub fn memory_limit(mut self, bytes: u64) -> Self {
-        self.memory.limit = Some(MemoryLimit::Bytes(bytes));
-        self
-    }
+    pub fn memory_limit(self, bytes: u64) { self.memory.limit = Some(MemoryLimit::Bytes(bytes)); }
 
     /// The most memory that the pool may take from each device, in per cent of the device's memory.
     ///
@@ -30,18 +27,14 @@ impl Builder {
     /// # Panics
     /// When `percent` is not a number from 0 to 100.
     #[track_caller]
-    pub fn memory_limit_percent(mut self, percent: f64) -> Self {
+    pub fn memory_limit_percent(self, percent: f64) {
         assert!((0.0..=100.0).contains(&percent), "{percent} per cent of a device's memory");
         self.memory.limit = Some(MemoryLimit::Percent(percent));
-        self
     }
 
     /// Bytes to take from each device when the pool is built, so that the first allocations cost no driver calls.
     /// [`build`](Self::build) fails if this is more than the [limit](Self::memory_limit) allows or than a device has.
-    pub fn memory_reserve(mut self, bytes: u64) -> Self {
-        self.memory.reserve = Some(bytes);
-        self
-    }
+    pub fn memory_reserve(self, bytes: u64) { self.memory.reserve = Some(bytes); }
 
     /// The limit of fragmentation: how much memory the pool may take from each device, as a multiple of the largest
     /// amount that was ever in use (1.1: ten per cent more). Beyond it the pool defragments instead. By default it
@@ -69,8 +62,7 @@ impl Builder {
     /// memory nothing can be moved.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(1).memory_slack(1.1).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(1).memory_slack(1.1).build()?;
     /// let stats = pool.run(|dev, _| {
     ///     let mut pieces: Vec<_> = (0..8).map(|_| dev.zeros::<u8>(4 << 20)).collect::<Result<_, _>>()?;
     ///     (0..4).for_each(|i| drop(pieces.remove(i))); // every other one
@@ -84,17 +76,13 @@ impl Builder {
     /// # Panics
     /// When `slack` is not a number of at least 1.
     #[track_caller]
-    pub fn memory_slack(mut self, slack: f64) -> Self {
+    pub fn memory_slack(self, slack: f64) {
         assert!(slack.is_finite() && slack >= 1.0, "{slack} times the memory that is in use");
         self.memory.slack = Some(slack);
-        self
     }
 
     /// Where devices' memory comes from. Default: virtual memory, if it works.
-    pub fn memory_backing(mut self, choice: BackingChoice) -> Self {
-        self.backing = Some(choice);
-        self
-    }
+    pub fn memory_backing(self, choice: BackingChoice) { self.backing = Some(choice); }
 
     /// A function that the pool calls when a device's memory is used up and everything else has been tried. It runs on
     /// the device's thread (for page-locked memory: on the thread that allocates). If it returns `true`, the pool tries
@@ -116,22 +104,15 @@ impl Builder {
     /// })?;
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
-    pub fn on_out_of_memory(mut self, again: impl Fn(&OutOfMemoryReport) -> bool + Send + Sync + 'static) -> Self {
+    pub fn on_out_of_memory(self, again: impl Fn(&OutOfMemoryReport) -> bool + Send + Sync + 'static) {
         self.memory.on_out_of_memory = Some(OnOutOfMemory(Contained::new(Arc::new(again))));
-        self
     }
 
     /// Whether the memory pools record live blocks by their places in the program, and events. Used by
     /// [`Device::memory_snapshot`](crate::Device::memory_snapshot), by out-of-memory reports, and by the leak report at
     /// [`close`](crate::GpuPool::close). Default: in builds with debug assertions.
-    pub fn record_memory(mut self, record: bool) -> Self {
-        self.memory.record = Some(record);
-        self
-    }
+    pub fn record_memory(self, record: bool) { self.memory.record = Some(record); }
 
     /// Takes all of these settings from another pool.
-    pub(crate) fn memory(mut self, settings: Settings) -> Self {
-        self.memory = settings;
-        self
-    }
+    pub(crate) fn memory(self, settings: Settings) { self.memory = settings; }
 }

@@ -216,8 +216,7 @@ collectives! {
     /// Puts all members' `src` in a row, in `dst` of every member.
     example {
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
         /// let found = pool.run(|dev, shard| {
         ///     let x = dev.upload(&[shard.index() as u64, 7])?;
         ///     let mut all = dev.zeros::<u64>(6)?;
@@ -259,8 +258,7 @@ collectives! {
     /// Replaces every member's `x` by member `root`'s.
     example {
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
         /// let found = pool.run(|dev, shard| {
         ///     let mut x = dev.upload(&[shard.index() as f64; 2])?;
         ///     dev.broadcast(&mut x, 2)?;
@@ -355,8 +353,7 @@ collectives! {
     /// are members.
     example {
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// let pool = GpuPool::builder().host(2).build()?;
+        /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
         /// let found = pool.run(|dev, shard| {
         ///     let x = dev.upload(&[shard.index() as i8, 10 + shard.index() as i8])?;
         ///     let mut y = dev.zeros::<i8>(2)?;

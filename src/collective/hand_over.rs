@@ -19,6 +19,7 @@ use super::{
     meeting::{absent, note_call},
     point::area,
     transfer::codec,
+    values::stays,
 };
 use crate::{
     Device, DeviceBuffer,
@@ -35,6 +36,8 @@ use crate::{
     thread::wait,
 };
 use std::{any::Any, panic::Location};
+
+const TRANSFER: &str = "if it is a `Transfer`, tell the pool by `Builder::register_transfer`";
 
 collectives! {
     /// Hand-over of values between members.
@@ -138,7 +141,7 @@ impl Group<'_> {
         if let Some(to) = across.here_of(to) {
             return self.here().give_as((op, site), label, value, to, codec);
         }
-        let codec = codec().ok_or_else(|| cannot_hop(&call))?;
+        let codec = codec().ok_or_else(|| stays(&call, TRANSFER))?;
         let mut pack = Pack::new((op, site));
         (codec.pack)(value, &mut pack)?;
         let (header, parts) = pack.into_parts();
@@ -167,7 +170,7 @@ impl Group<'_> {
             if let Some(from) = across.here_of(from) {
                 return self.here().take_as((op, site), label, from, codec);
             }
-            let codec = codec().ok_or_else(|| cannot_hop(&call))?;
+            let codec = codec().ok_or_else(|| stays(&call, TRANSFER))?;
             let incoming = self.receive_across((&call, label), from)?;
             let allocate = |bytes| dev.allocate::<u8>(op, bytes);
             let mut parts = Unpack::new((op, site), incoming.header(), incoming.lens(), &allocate);
@@ -252,13 +255,4 @@ impl Group<'_> {
     pub(super) fn receive_across<'g>(&'g self, call: (&'g Call, Label), from: usize) -> Result<Box<dyn Incoming + 'g>> {
         self.door().expect("it spans processes").receive(self, call, from)
     }
-}
-
-/// The error for a value that would have to go to another process.
-fn cannot_hop(call: &Call) -> Error {
-    let of = call.of.map_or("the value", |(_, of)| of);
-    let why = format_args!(
-        "{of} cannot go to another process: if it is a `Transfer`, tell the pool by `Builder::register_transfer`"
-    );
-    Error::invalid_at(call.site, call.op, why)
 }

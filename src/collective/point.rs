@@ -31,8 +31,7 @@ collectives! {
     /// device until it is fetched. A copy that is not fetched goes at the latest when the receiver's next scope begins.
     example {
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
         /// let found = pool.run(|dev, _| {
         ///     let (next, previous) = ((dev.rank() + 1) % 3, (dev.rank() + 2) % 3);
         ///     let (x, mut y) = (dev.upload(&[dev.rank() as u32])?, dev.zeros::<u32>(1)?);
@@ -90,8 +89,7 @@ collectives! {
     /// of a device to itself is not copied.
     example {
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// let pool = GpuPool::builder().host(2).build()?;
+        /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
         /// let found = pool.run(|dev, _| {
         ///     let x = dev.upload(&vec![7u32; 1 + dev.rank()])?;
         ///     dev.send_owned(x, 1 - dev.rank())?;

@@ -114,15 +114,21 @@ pub(crate) fn codec<T: Transfer>() -> Codec<T> {
     Codec { pack: T::pack, unpack: T::unpack }
 }
 
+/// A copy on this device, unless the memory is its own.
+#[track_caller]
+fn copied<T: DeviceCopy>(x: &DeviceBuffer<T>, dev: &Device) -> Result<Option<DeviceBuffer<T>>> {
+    if x.device() == dev.index() {
+        return Ok(None);
+    }
+    let here = x.copy_to(dev)?;
+    // The memory goes back to its device. Who uses it next waits for this copy, and not for later ones.
+    dev.stream.record_early("transfer")?;
+    Ok(Some(here))
+}
+
 impl<T: DeviceCopy> Transfer for DeviceBuffer<T> {
     fn transfer(self, dev: &Device) -> Result<Self> {
-        if self.device() == dev.index() {
-            return Ok(self);
-        }
-        let here = self.copy_to(dev)?;
-        // The memory goes back to its device. Who uses it next waits for this copy, and not for later ones.
-        dev.stream.record_early("transfer")?;
-        Ok(here)
+        Ok(copied(&self, dev)?.unwrap_or(self))
     }
 
     fn pack(self, into: &mut Pack) -> Result<()> {
@@ -137,12 +143,7 @@ impl<T: DeviceCopy> Transfer for DeviceBuffer<T> {
 
 impl<T: DeviceCopy> Transfer for Arc<DeviceBuffer<T>> {
     fn transfer(self, dev: &Device) -> Result<Self> {
-        if self.device() == dev.index() {
-            return Ok(self);
-        }
-        let here = self.copy_to(dev)?;
-        dev.stream.record_early("transfer")?;
-        Ok(Arc::new(here))
+        Ok(copied(&self, dev)?.map_or(self, Arc::new))
     }
 
     fn pack(self, into: &mut Pack) -> Result<()> {

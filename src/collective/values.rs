@@ -34,8 +34,7 @@ collectives! {
     /// otherwise one device's borrow could be handed to another.
     example {
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
         /// let all = pool.run(|dev, shard| dev.exchange(shard.index() * 10))?;
         /// assert_eq!(all[2], [0, 10, 20]);
         /// # Ok::<(), gpu_pool::Error>(())
@@ -55,17 +54,16 @@ impl Group<'_> {
     pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
         let _here = OpSite::here("exchange");
         let call = Call::new("exchange").of_type::<T>().from(origin);
-        fail_if!(self.across.is_some(), no_value(&call));
+        fail_if!(self.across.is_some(), stays(&call, "`exchange_serde` takes values that serde can write"));
         let all = self.meeting().meet(call, Payload::Value(Contained::new(Box::new(value))), false)?;
         Ok(all.iter().map(|descriptor| value_of(descriptor)).collect())
     }
 }
 
-/// The error for a value of any type that would have to go to another process.
-pub(super) fn no_value(call: &Call) -> Error {
+/// The error for a value that would have to go to another process.
+pub(super) fn stays(call: &Call, hint: &str) -> Error {
     let of = call.of.map_or("the value", |(_, of)| of);
-    let why = format_args!("{of} cannot go to another process: `exchange_serde` takes values that serde can write");
-    Error::invalid_at(call.site, call.op, why)
+    Error::invalid_at(call.site, call.op, format_args!("{of} cannot go to another process: {hint}"))
 }
 
 /// The value of a member.

@@ -144,8 +144,7 @@ impl<'d> Group<'d> {
     /// [`Device::group`], for any group.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(3).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
     /// let found = pool.run(|dev, _| match dev.rank() {
     ///     0 => Ok(vec![]),
     ///     rank => dev.world()?.group(&[2, 1])?.exchange(rank),

@@ -8,9 +8,7 @@
 mod copies;
 mod memory;
 
-mod events;
 mod launch;
 mod streams;
 
 mod adopt;
-mod blocking;

@@ -1,7 +1,8 @@
-//! Streams of a device besides its main stream, and waiting for a stream on the host.
+//! Streams of a device besides its main stream, waiting for a stream on the host, events, and driver calls of the
+//! user's own.
 
 use crate::{
-    Device, Stream,
+    Device, Event, Stream,
     error::{Error, Result, op_site::OpSite},
     thread::streams::PooledStream,
 };
@@ -45,5 +46,75 @@ impl Device {
         // If a peer has failed, that is the cause, not the deadline.
         idle.map_err(|e| if matches!(e, Error::Timeout { .. }) { self.check().err().unwrap_or(e) } else { e })?;
         self.check()
+    }
+}
+
+/// Events: order and times.
+impl Device {
+    /// Records an event: it marks this point in the current stream's work.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn record(&self) -> Result<Event> {
+        self.recorded("record", false)
+    }
+
+    /// [`record`](Self::record) with the time at which the device reaches the event.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn record_timed(&self) -> Result<Event> {
+        self.recorded("record_timed", true)
+    }
+
+    /// All later work of the current stream waits, on the device, for the event. The event may belong to any device of
+    /// the pool.
+    ///
+    /// # Errors
+    /// [`Error::WrongPool`] for an event of another pool, [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        let op = self.op("wait")?;
+        fail_if!(event.0.stream.handle.pool != self.worker.handle.pool, Error::wrong_pool("wait", self.index()));
+        self.stream.wait_event("wait", event.0.raw, &event.0.stream, event.0.covered)?;
+        op.submitted();
+        Ok(())
+    }
+    #[track_caller]
+    fn recorded(&self, op: &'static str, timed: bool) -> Result<Event> {
+        let _here = OpSite::here(op);
+        self.not_in_graph(op)?;
+        self.check()?;
+        Event::record(&self.stream, op, timed)
+    }
+}
+
+/// Calls of other libraries that may block.
+impl Device {
+    /// Runs `f`, which may make driver calls that wait for running kernels: calls that allocate, free, map or register
+    /// memory, load modules, instantiate graphs, or set up cuBLAS or cuDNN.
+    ///
+    /// CUDA makes such calls under a lock that launches need, too, and kernels of collectives wait for each other on
+    /// the devices. So the call and the kernels could wait for each other for ever (nccl#744). Within `blocking` such
+    /// calls and collectives take turns. The crate's own driver calls take turns without it.
+    ///
+    /// ```
+    /// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
+    /// pool.run(|dev, _| {
+    ///     dev.blocking(|| { /* cudarc: ctx.load_module(..), CudaBlas::new(..) */ });
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// A collective within `f` is [`Error::InvalidArgument`](crate::Error::InvalidArgument) if its kernels would wait
+    /// for each other.
+    pub fn blocking<R>(&self, f: impl FnOnce() -> R) -> R {
+        #[cfg(feature = "cuda")]
+        let _guard = (!self.worker.is_software()).then(crate::driver::gate::blocking);
+        let _blocked = self.worker.barrier_state.block();
+        f()
     }
 }

@@ -75,10 +75,6 @@ pub struct PendingOnStream {
 }
 
 impl OutOfMemoryReport {
-    fn pending_bytes(&self) -> u64 {
-        self.pending.iter().map(|pending| pending.bytes).fold(0, u64::saturating_add)
-    }
-
     /// Used bytes of the device that are not this pool's: contexts, libraries, other pools and processes.
     fn foreign(&self) -> u64 {
         self.driver_total.saturating_sub(self.driver_free).saturating_sub(self.reserved)
@@ -87,7 +83,7 @@ impl OutOfMemoryReport {
     /// The most likely remedy.
     fn hint(&self) -> String {
         let Self { requested, free_in_pool, largest_free, .. } = *self;
-        let (asked, pending) = (Bytes(requested), self.pending_bytes());
+        let pending = self.pending.iter().map(|pending| pending.bytes).fold(0, u64::saturating_add);
         let most = match self.limit {
             Some(limit) => limit,
             None if self.driver_total > 0 => self.driver_total,
@@ -108,8 +104,9 @@ impl OutOfMemoryReport {
         if pending > 0 && free_in_pool.max(pending) >= requested {
             return format!(
                 "{} were freed, but queued work still uses them and did not end in time; wait for those streams before \
-                 asking for {asked}, or queue less ahead",
-                Bytes(pending)
+                 asking for {}, or queue less ahead",
+                Bytes(pending),
+                Bytes(requested)
             );
         }
         if self.limit.is_none() && self.foreign() > self.reserved {

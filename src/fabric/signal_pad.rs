@@ -182,7 +182,9 @@ impl SignalPad {
     }
 
     pub(crate) fn header(&self, device: usize) -> Vec<u64> {
-        let shared: Vec<_> = (0..self.devices.len()).map(|k| self.shared_address(k)).collect();
+        // Where peers find a device's flags and packets.
+        let shared = |k| self.pages.get(k).map_or(self.address(k), HostPages::address);
+        let shared: Vec<_> = (0..self.devices.len()).map(shared).collect();
         self.words.header(self.layout, &shared, device)
     }
 
@@ -194,11 +196,6 @@ impl SignalPad {
         let bytes = self.layout.bytes(self.devices.len()) + STAGED_COUNTS;
         // SAFETY: the pages have more bytes, and the caller promises that no other code uses them.
         unsafe { self.pages[device].at(0).cast::<u8>().write_bytes(0, bytes) };
-    }
-
-    /// The address at which peers find a device's flags and packets.
-    fn shared_address(&self, device: usize) -> Address {
-        self.pages.get(device).map_or(self.address(device), HostPages::address)
     }
 
     /// The address that kernels of this device are given.

@@ -216,17 +216,10 @@ impl std::str::FromStr for Algorithm {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "auto" => Ok(Algorithm::Auto),
-            "direct" => Ok(Algorithm::Direct),
-            "inbox" => Ok(Algorithm::Inbox),
-            "exchange" => Ok(Algorithm::Exchange),
-            "copies" => Ok(Algorithm::Copies),
-            "staged" => Ok(Algorithm::Staged),
-            "host" => Ok(Algorithm::Host),
-            "ring" => Ok(Algorithm::Ring),
-            _ => Err(format!("{name:?} is no algorithm: auto, direct, inbox, exchange, copies, staged, host or ring")),
-        }
+        use Algorithm::*;
+        let mut all = [Auto, Direct, Inbox, Exchange, Copies, Staged, Host, Ring].into_iter();
+        let none = || format!("{name:?} is no algorithm: auto, direct, inbox, exchange, copies, staged, host or ring");
+        all.find(|it| format!("{it:?}").to_lowercase() == name).ok_or_else(none)
     }
 }
 

@@ -57,12 +57,6 @@ pub struct Queue<C: 'static> {
     waker: Arc<EventCount>,
 }
 
-impl<C: 'static> Default for Queue<C> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl<C: 'static> Queue<C> {
     /// An empty queue with its own waker.
     pub fn new() -> Self {
@@ -102,11 +96,7 @@ impl<C: 'static> Queue<C> {
 /// The lock under which gangs enter queues.
 pub struct Order(Mutex<()>);
 
-impl Default for Order {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+default_is_new!(Queue<C> [C: 'static], Order);
 
 impl Order {
     /// The order of a process, or of a model.

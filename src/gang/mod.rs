@@ -61,7 +61,8 @@ pub trait Outside: Send + Sync {
 /// The members of one scope. Shared by all of them and by the caller.
 pub struct Gang {
     alarm: Option<std::sync::Arc<dyn Alarm>>,
-    outside: Option<std::sync::Arc<dyn Outside>>,
+    /// Other processes, which learn of a failure.
+    pub(crate) outside: Option<std::sync::Arc<dyn Outside>>,
     /// The gang's place in the process's order of gangs. Its messages carry it.
     place: Sequence,
     /// The members' ordinals in the pool, by rank.
@@ -69,7 +70,7 @@ pub struct Gang {
     /// The wakers of the members' device threads, by rank.
     wakers: std::sync::Arc<[Arc<EventCount>]>,
     /// The place in the program that started the scope.
-    site: Site,
+    pub(crate) site: Site,
     /// Whether a member's closure has ended, by rank.
     left: Box<[Flag]>,
     /// The last calls of members whose closures have ended, with their ranks. For reports.
@@ -126,16 +127,6 @@ impl Gang {
     /// Adds a link to the devices' kernels.
     pub fn with_alarm(self, alarm: Option<std::sync::Arc<dyn Alarm>>) -> Self {
         Gang { alarm, ..self }
-    }
-
-    /// Adds other processes, which learn of a failure.
-    pub(crate) fn with_outside(self, outside: Option<std::sync::Arc<dyn Outside>>) -> Self {
-        Gang { outside, ..self }
-    }
-
-    /// Sets the place in the program that started the scope.
-    pub(crate) fn started_at(self, site: Site) -> Self {
-        Gang { site, ..self }
     }
 
     /// A gang with broadcasts.

@@ -264,10 +264,8 @@ impl Settings {
 #[track_caller]
 pub(super) fn check_weight<T: Gradient>(op: &'static str, weight: f64) -> Result<()> {
     // Beyond the range of f32 the weight would become infinite, and zero gradients times it NaN.
-    match T::factor(weight) {
-        Some(_) => Ok(()),
-        None => Err(Error::invalid(op, format_args!("a weight of {weight}"))),
-    }
+    invalid_if!(T::factor(weight).is_none(), op, "a weight of {weight}");
+    Ok(())
 }
 
 /// A member's values for [`GradientExchangeBuilder::build`].

@@ -75,10 +75,8 @@ impl<T: Gradient> GradientExchange<T> {
         dev.check().inspect_err(|_| self.broken = true)?;
         // Nor does a step continue if a scope that did a part of it has failed since.
         self.broken = self.is_broken();
-        match self.broken {
-            true => Err(failed(op)),
-            false => Ok(()),
-        }
+        fail_if!(self.broken, failed(op));
+        Ok(())
     }
 
     /// Whether only `reset` helps.

@@ -95,8 +95,7 @@ impl Jobs {
     /// panics.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let jobs = pool.jobs().build()?;
     /// let (x, mut sums) = ([1.0f32, 2.0, 3.0, 4.0], [vec![], vec![]]);
     /// jobs.scope(|s| {
@@ -150,10 +149,7 @@ impl Drop for Joined<'_> {
                     seen = now;
                     stall.renew();
                 } else if let Some(rank) = rank.filter(|&rank| stall.is_over() && !core.has_begun(rank)) {
-                    let missing: Vec<usize> = (0..core.shared.device_count()).collect();
-                    let (device, op, waited) = (missing[0], "scope", stall.waited());
-                    let last_calls = core.shared.last_calls(&missing);
-                    core.cancel(rank, Error::Timeout { device, op, waited, missing, last_calls });
+                    core.cancel(rank, core.shared.timeout_of_all("scope", stall.waited()));
                 }
             }
         }

@@ -88,6 +88,15 @@ impl State {
         booked.collect()
     }
 
+    /// Takes the job back that a device was given and has not begun.
+    fn unassign(&mut self, device: usize) -> Option<Placed> {
+        let placed = self.assigned[device].take()?;
+        self.table.thread_is_free(device);
+        self.table.over(device, placed.need.bytes);
+        self.meter.ended(&[device], false);
+        Some(placed)
+    }
+
     fn ran(&mut self, rank: Rank) {
         if let Some(i) = self.running.iter().position(|running| running.rank == rank) {
             self.running.swap_remove(i);
@@ -305,12 +314,7 @@ impl Core {
         (state.closed, state.ended) = (true, true);
         let mut jobs = state.table.remove_all();
         for device in 0..state.assigned.len() {
-            if let Some(Placed { need, job, .. }) = state.assigned[device].take() {
-                state.table.thread_is_free(device);
-                state.table.over(device, need.bytes);
-                state.meter.ended(&[device], false);
-                jobs.push(job);
-            }
+            jobs.extend(state.unassign(device).map(|placed| placed.job));
         }
         state.deadlines.clear();
         state.meter.cancelled += jobs.len() as u64;
@@ -327,13 +331,8 @@ impl Core {
         let mut found = state.table.remove(rank).map(|(_, job)| job);
         if found.is_none() {
             let is_it = |placed: &Option<Placed>| placed.as_ref().is_some_and(|placed| placed.rank == rank);
-            if let Some(device) = state.assigned.iter().position(is_it) {
-                let Placed { need, job, .. } = state.assigned[device].take().expect("just found");
-                state.table.thread_is_free(device);
-                state.table.over(device, need.bytes);
-                state.meter.ended(&[device], false);
-                found = Some(job);
-            }
+            let device = state.assigned.iter().position(is_it);
+            found = device.and_then(|device| state.unassign(device)).map(|placed| placed.job);
         }
         if let Some(job) = found {
             state.forget(rank, &job);
@@ -477,10 +476,7 @@ impl Core {
             _ => found,
         };
         state.loss.get_or_insert_with(|| loss.clone());
-        if let Some(Placed { rank, need, job }) = state.assigned[device].take() {
-            state.table.thread_is_free(device);
-            state.table.over(device, need.bytes);
-            state.meter.ended(&[device], false);
+        if let Some(Placed { rank, need, job }) = state.unassign(device) {
             state.meter.moved += 1;
             state.table.put_back(rank, need, job);
         }

@@ -28,8 +28,7 @@ use std::{
 /// If it is dropped, the job runs nevertheless, and its result is dropped.
 ///
 /// ```
-/// # use gpu_pool::GpuPool;
-/// let pool = GpuPool::builder().host(2).build()?;
+/// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
 /// let jobs = pool.jobs().build()?;
 /// let sum = jobs.submit(|dev| dev.download(&dev.sum(&dev.upload(&[1.0f32, 2.0])?)?))?;
 /// assert_eq!(sum.wait()?, [3.0]); // in an async function: `sum.await?`
@@ -132,11 +131,7 @@ impl<T: Send> JobHandle<T> {
                 seen = now;
                 stall.renew();
             } else if stall.is_over() && !self.core.has_begun(self.rank) {
-                let missing: Vec<usize> = (0..self.core.shared.device_count()).collect();
-                let (device, waited) = (missing[0], stall.waited());
-                let last_calls = self.core.shared.last_calls(&missing);
-                let error = Error::Timeout { device, op, waited, missing, last_calls };
-                self.core.cancel(self.rank, error);
+                self.core.cancel(self.rank, self.core.shared.timeout_of_all(op, stall.waited()));
             }
         }
     }

@@ -1,7 +1,6 @@
 //! The thread that keeps the deadlines of jobs. It runs only while there are some.
 
 use super::{core::Core, placement::Rank};
-use crate::error::Error;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -41,10 +40,10 @@ impl Core {
 
     /// The deadline of a job has passed.
     fn expire(self: &Arc<Self>, rank: Rank, waited: Duration) {
-        let place = self.place(rank);
-        let missing: Vec<usize> = place.map_or_else(|| (0..self.shared.device_count()).collect(), |place| vec![place]);
-        let last_calls = self.shared.last_calls(&missing);
-        let (device, op) = (missing[0], "job");
-        self.cancel(rank, Error::Timeout { device, op, waited, missing, last_calls });
+        let error = match self.place(rank) {
+            Some(place) => self.shared.timeout("job", waited, vec![place]),
+            None => self.shared.timeout_of_all("job", waited),
+        };
+        self.cancel(rank, error);
     }
 }

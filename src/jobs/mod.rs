@@ -74,14 +74,9 @@ type Make<S> = Arc<dyn Fn(&Device) -> Result<S> + Send + Sync>;
 ///
 /// # Failures
 /// An error or a panic ends its own job only. A lost device fails what has begun on it; other jobs go elsewhere.
+#[derive(Clone)]
 pub struct Jobs {
     core: Arc<Core>,
-}
-
-impl Clone for Jobs {
-    fn clone(&self) -> Self {
-        Jobs { core: self.core.clone() }
-    }
 }
 
 debug_as!(Jobs, |self| queued = self.stats().queued, running = self.stats().running, ..);
@@ -92,8 +87,7 @@ debug_as!(Jobs, |self| queued = self.stats().queued, running = self.stats().runn
 /// Its own `submit` and `map` take closures with state; [`with`](Self::with) makes such closures fit everywhere else.
 ///
 /// ```
-/// # use gpu_pool::GpuPool;
-/// let pool = GpuPool::builder().host(1).build()?;
+/// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
 /// let jobs = pool.jobs_with(|dev| dev.upload(&[10.0f32])).build()?;
 /// let first = jobs.submit(|dev, weights| dev.download(&*weights))?;
 /// let named = jobs.job().name("twice").submit(jobs.with(|dev, weights| {
@@ -256,8 +250,7 @@ impl Jobs {
     /// Dropped, it cancels jobs that have not begun.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let jobs = pool.jobs().build()?;
     /// for (i, sum) in jobs.map(0..20u32, |dev, i| dev.download(&dev.upload(&[i])?)).enumerate() {
     ///     assert_eq!(sum?, [i as u32]);
@@ -329,9 +322,7 @@ impl Core {
                 seen = now;
                 stall.renew();
             } else if stall.is_over() {
-                let missing: Vec<usize> = (0..self.shared.device_count()).collect();
-                let (device, waited, last_calls) = (0, stall.waited(), self.shared.last_calls(&missing));
-                return Err(Error::Timeout { device, op, waited, missing, last_calls });
+                return Err(self.shared.timeout_of_all(op, stall.waited()));
             }
         }
         Ok(())

@@ -56,9 +56,8 @@ impl<F> fmt::Debug for TrySubmitError<F> {
 /// A job with options, from [`Jobs::job`]. The options come in any order; `submit` submits it.
 ///
 /// ```
-/// # use gpu_pool::GpuPool;
 /// # use std::time::Duration;
-/// let pool = GpuPool::builder().host(2).build()?;
+/// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
 /// let jobs = pool.jobs().build()?;
 /// let job = jobs.job().name("fold 7").memory(1 << 20).prefer(1).priority(3).deadline(Duration::from_secs(60));
 /// let folded = job.submit(|dev| dev.download(&dev.zeros::<f32>(4)?))?;

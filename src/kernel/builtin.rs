@@ -193,33 +193,38 @@ pub trait CastTo<B: DeviceCopy>: DeviceCopy + Cast<B> {
     const CAST: &'static Map<Self, B>;
 }
 
+/// Conversions, with the kernels of a module.
 macro_rules! cast {
-    ($($name:ident $sym:literal $A:ty => $B:ty, $f:expr;)+) => {$(
-        kernel! {
-            static $name: $sym in ELEMENTWISE, fn(x: &[$A], y: &mut [$B], n: u64) |_dims| {
+    ($module:ident; $($A:ident $B:ident $f:expr;)+) => {$(
+        const _: () = {
+            use $crate::kernel::{builtin::{CastTo, Map}, real::Cast};
+            fn host(_: $crate::LaunchDims, x: &[$A], y: &mut [$B], n: u64) {
                 let n = n as usize;
                 y[..n].iter_mut().zip(&x[..n]).for_each(|(y, x)| *y = $f(*x));
             }
-        }
-        impl Cast<$B> for $A {}
-        impl CastTo<$B> for $A {
-            const CAST: &'static Map<Self, $B> = &$name;
-        }
+            static KERNEL: Map<$A, $B> =
+                $crate::Kernel::new(&$module, concat!("cast_", stringify!($A), "_", stringify!($B)), host);
+            impl Cast<$B> for $A {}
+            impl CastTo<$B> for $A {
+                const CAST: &'static Map<Self, $B> = &KERNEL;
+            }
+        };
     )+};
 }
-cast! {
-    F32_F64 "cast_f32_f64" f32 => f64, f64::from;
-    F32_F16 "cast_f32_f16" f32 => f16, f16::from_f32;
-    F32_BF16 "cast_f32_bf16" f32 => bf16, bf16::from_f32;
-    F64_F32 "cast_f64_f32" f64 => f32, |x| x as f32;
-    F64_F16 "cast_f64_f16" f64 => f16, |x: f64| f16::from_f32(odd(x));
-    F64_BF16 "cast_f64_bf16" f64 => bf16, |x: f64| bf16::from_f32(odd(x));
-    F16_F32 "cast_f16_f32" f16 => f32, f16::to_f32;
-    F16_F64 "cast_f16_f64" f16 => f64, f16::to_f64;
-    F16_BF16 "cast_f16_bf16" f16 => bf16, |x: f16| bf16::from_f32(x.to_f32());
-    BF16_F32 "cast_bf16_f32" bf16 => f32, bf16::to_f32;
-    BF16_F64 "cast_bf16_f64" bf16 => f64, bf16::to_f64;
-    BF16_F16 "cast_bf16_f16" bf16 => f16, |x: bf16| f16::from_f32(x.to_f32());
+pub(crate) use cast;
+cast! { ELEMENTWISE;
+    f32 f64 f64::from;
+    f32 f16 f16::from_f32;
+    f32 bf16 bf16::from_f32;
+    f64 f32 |x| x as f32;
+    f64 f16 |x: f64| f16::from_f32(odd(x));
+    f64 bf16 |x: f64| bf16::from_f32(odd(x));
+    f16 f32 f16::to_f32;
+    f16 f64 f16::to_f64;
+    f16 bf16 |x: f16| bf16::from_f32(x.to_f32());
+    bf16 f32 bf16::to_f32;
+    bf16 f64 bf16::to_f64;
+    bf16 f16 |x: bf16| f16::from_f32(x.to_f32());
 }
 
 kernel! {

@@ -279,7 +279,7 @@ pub(crate) struct Owner {
     /// Remote free list: blocks that other threads have freed.
     pub(super) returns: Returns<Block>,
     /// The owner's counters, readable by all threads.
-    pub(super) mirror: Mirror<{ super::stats::MIRRORED }>,
+    pub(crate) mirror: Mirror<{ super::stats::MIRRORED }>,
 }
 
 impl Owner {

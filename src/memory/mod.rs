@@ -55,11 +55,6 @@ pub use stats::MemoryStats;
 pub use unified::{UnifiedBuffer, UnifiedRows, UnifiedRowsMut};
 pub use view::{AsView, AsViewMut, CopySource, DeviceView, DeviceViewMut, PeerView};
 
-/// The counters that the owner's thread has published last.
-pub(crate) fn published_stats(owner: &std::sync::Arc<block::Owner>) -> MemoryStats {
-    MemoryStats::from_words(owner.mirror.read())
-}
-
 /// Any plain value that may live on a device. User structs derive `bytemuck::Pod`.
 ///
 /// `Pod` is needed for soundness: a device may leave any bit pattern behind, so each must be a value. Types that must

@@ -24,7 +24,7 @@ impl Nodes {
     /// Reads the nodes of this machine. Software GPUs are near no node: a pool of them has one node.
     pub(crate) fn of(handles: &[Arc<DeviceHandle>]) -> Self {
         #[cfg(test)]
-        if let Some(nodes) = fake::here() {
+        if let Some(nodes) = tests::fake::here() {
             return nodes;
         }
         let ids: Vec<&str> = handles.iter().map(|handle| &*handle.driver.info().pci_bus_id).collect();
@@ -212,29 +212,6 @@ mod policy {
         pub fn set(_: u32) -> Self {
             Preferred
         }
-    }
-}
-
-/// Machines with several nodes, for tests on machines with one.
-#[cfg(test)]
-pub(crate) mod fake {
-    use super::Nodes;
-    use std::cell::RefCell;
-
-    thread_local! {
-        static FAKE: RefCell<Option<Nodes>> = const { RefCell::new(None) };
-    }
-
-    pub(super) fn here() -> Option<Nodes> {
-        FAKE.with_borrow(Option::clone)
-    }
-
-    /// Pools that `build` makes have `count` nodes, and their devices are near `devices`.
-    pub(crate) fn nodes<R>(count: u32, devices: &[usize], build: impl FnOnce() -> R) -> R {
-        FAKE.set(Some(Nodes { online: (0..count).collect(), devices: devices.to_vec(), fake: true }));
-        let built = build();
-        FAKE.set(None);
-        built
     }
 }
 

@@ -134,6 +134,7 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
 }
 
 /// A shared part of a [`PinnedBuffer`]: [`PinnedBuffer::range`].
+#[derive(Clone, Copy)]
 pub struct PinnedView<'a, T: DeviceCopy> {
     pub(crate) block: &'a BlockRef,
     /// Where it begins in the block, in bytes.
@@ -144,13 +145,6 @@ pub struct PinnedView<'a, T: DeviceCopy> {
 
 /// An exclusive part of a [`PinnedBuffer`]: [`PinnedBuffer::range_mut`].
 pub struct PinnedViewMut<'a, T: DeviceCopy>(pub(crate) PinnedView<'a, T>);
-
-impl<T: DeviceCopy> Copy for PinnedView<'_, T> {}
-impl<T: DeviceCopy> Clone for PinnedView<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
 
 impl<T: DeviceCopy> PinnedView<'_, T> {
     pub(crate) fn address(&self) -> Address {

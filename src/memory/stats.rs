@@ -55,7 +55,7 @@ macro_rules! as_words {
                 [$($field),+]
             }
 
-            pub(super) fn from_words(words: [u64; MIRRORED]) -> Self {
+            pub(crate) fn from_words(words: [u64; MIRRORED]) -> Self {
                 let [$($field),+] = words;
                 MemoryStats { $($field),+ }
             }

@@ -237,8 +237,8 @@ impl StreamCore {
         if !other.handle.stepped && other.has_completed(sequence) {
             return Ok(());
         }
-        if self.wait_for_early_event(op, other, sequence)? {
-            return Ok(());
+        if let Some((covered, found)) = other.early.find(sequence) {
+            return self.wait_event(op, found.event, other, covered);
         }
         let (event, covered) = other.record(op, false)?;
         let waited = self.wait_event(op, event, other, covered);
@@ -359,8 +359,7 @@ impl Drop for StreamCore {
 /// A stream cannot leave its device's thread, so `dev.on(&stream)` never gets a stream of another device:
 ///
 /// ```compile_fail,E0277
-/// # use gpu_pool::GpuPool;
-/// let pool = GpuPool::builder().host(1).build().unwrap();
+/// let pool = gpu_pool::GpuPool::builder().host(1).build().unwrap();
 /// pool.run(|dev, _| {
 ///     let s = dev.stream()?;
 ///     std::thread::spawn(move || drop(s)); // `Stream` is not `Send`

@@ -26,8 +26,7 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 /// they work:
 ///
 /// ```
-/// # use gpu_pool::GpuPool;
-/// let pool = GpuPool::builder().host(3).build()?;
+/// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
 /// let mut table = pool.unified::<f32>(3 * 4)?;
 /// table.as_mut_slice()?.fill(1.0);
 /// pool.with(table.rows_mut(4)).run(|dev, shard, mut rows| {
@@ -70,8 +69,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
     /// devices, as for all memory.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let mut table = pool.unified::<f32>(4 * 3)?;
     /// table.as_mut_slice()?.fill(2.0);
     /// let table = table; // from here on it is only read

@@ -11,6 +11,7 @@ use std::{
 };
 
 /// A shared part of a buffer.
+#[derive(Clone, Copy)]
 pub struct DeviceView<'a, T: DeviceCopy> {
     pub(crate) block: &'a BlockRef,
     /// Address of the first element; a field, so that cudarc can borrow it as a kernel argument.
@@ -28,21 +29,8 @@ pub struct DeviceViewMut<'a, T: DeviceCopy> {
 }
 
 /// Part of a buffer that may live on another device. Only copies and kernels take it.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct PeerView<'a, T: DeviceCopy>(pub(crate) DeviceView<'a, T>);
-
-impl<T: DeviceCopy> Copy for DeviceView<'_, T> {}
-impl<T: DeviceCopy> Clone for DeviceView<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T: DeviceCopy> Copy for PeerView<'_, T> {}
-impl<T: DeviceCopy> Clone for PeerView<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
 
 macro_rules! common {
     ($($view:ident)+) => {$(
@@ -102,8 +90,7 @@ impl<'a, T: DeviceCopy> DeviceViewMut<'a, T> {
     /// A part of this view, for reading. The view can be written again when the reader is done.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(1).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
     /// pool.run(|dev, _| {
     ///     let mut x = dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?;
     ///     let (mut left, mut right) = x.split_at_mut(2);
@@ -284,18 +271,17 @@ impl<T: DeviceCopy> AsViewMut for DeviceViewMut<'_, T> {
         DeviceViewMut { block: self.block, address: self.address, len: self.len, of: PhantomData }
     }
 }
-impl<V: AsView + ?Sized> AsView for &V {
-    type Elem = V::Elem;
-    fn view(&self) -> DeviceView<'_, V::Elem> {
-        (**self).view()
-    }
+macro_rules! references {
+    ($($Ref:ty),+) => {$(
+        impl<V: AsView + ?Sized> AsView for $Ref {
+            type Elem = V::Elem;
+            fn view(&self) -> DeviceView<'_, V::Elem> {
+                (**self).view()
+            }
+        }
+    )+};
 }
-impl<V: AsView + ?Sized> AsView for &mut V {
-    type Elem = V::Elem;
-    fn view(&self) -> DeviceView<'_, V::Elem> {
-        (**self).view()
-    }
-}
+references! { &V, &mut V }
 impl<V: AsViewMut + ?Sized> AsViewMut for &mut V {
     fn view_mut(&mut self) -> DeviceViewMut<'_, V::Elem> {
         (**self).view_mut()

@@ -53,16 +53,14 @@ impl Device {
     /// The scores of attention with 2 heads, for 3 tokens of 4 elements: one batch.
     ///
     /// ```
-    /// # use gpu_pool::{GpuPool, Matrix};
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # use gpu_pool::Matrix;
+    /// # gpu_pool::extend::example(|dev| {
     /// let (q, k) = (dev.upload(&[1.0f32; 3 * 4])?, dev.upload(&[2.0f32; 3 * 4])?);
     /// let (q, k) = (Matrix::new(&q, 3, 4)?.split_columns(2)?, Matrix::new(&k, 3, 4)?.split_columns(2)?);
     /// let mut scores = dev.zeros::<f32>(2 * 3 * 3)?;
     /// dev.gemm(0.5, q, k.t(), 0.0, &mut scores)?;
     /// assert_eq!(dev.download(&scores)?, [2.0; 2 * 3 * 3]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors
@@ -82,15 +80,13 @@ impl Device {
     /// software GPUs it is `gemm`.
     ///
     /// ```
-    /// # use gpu_pool::{GpuPool, Matrix};
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # use gpu_pool::Matrix;
+    /// # gpu_pool::extend::example(|dev| {
     /// let (x, mut y) = (dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?, dev.zeros::<f32>(4)?);
     /// let x = Matrix::new(&x, 2, 2)?;
     /// dev.gemm_tf32(1.0, x, x, 0.0, &mut y)?;
     /// assert_eq!(dev.download(&y)?, [7.0, 10.0, 15.0, 22.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors
@@ -107,14 +103,12 @@ impl Device {
     /// come one after the other.
     ///
     /// ```
-    /// # use gpu_pool::{GpuPool, Matrix};
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # use gpu_pool::Matrix;
+    /// # gpu_pool::extend::example(|dev| {
     /// let x = dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?;
     /// let y = dev.matmul(Matrix::new(&x, 2, 2)?, Matrix::new(&x, 2, 2)?.t())?;
     /// assert_eq!(dev.download(&y)?, [5.0, 11.0, 11.0, 25.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors

@@ -19,16 +19,14 @@ use std::ops::RangeBounds;
 /// [`t`](Self::t), [`split_rows`](Self::split_rows) and [`split_columns`](Self::split_columns).
 ///
 /// ```
-/// # use gpu_pool::{GpuPool, Matrix};
-/// # let pool = GpuPool::builder().host(1).build()?;
-/// # pool.run(|dev, _| {
+/// # use gpu_pool::Matrix;
+/// # gpu_pool::extend::example(|dev| {
 /// let x = dev.upload(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])?; // 2 x 4
 /// let mut y = dev.zeros::<f32>(4)?;
 /// let right = Matrix::new(&x, 2, 4)?.columns(2..)?; // 3 4, 7 8
 /// dev.gemm(1.0, right, right.t(), 0.0, &mut y)?;
 /// assert_eq!(dev.download(&y)?, [25.0, 53.0, 53.0, 113.0]);
-/// # Ok(()) })?;
-/// # Ok::<(), gpu_pool::Error>(())
+/// # Ok(()) });
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a, T: DeviceCopy = f32> {
@@ -40,15 +38,13 @@ pub struct Matrix<'a, T: DeviceCopy = f32> {
 /// fills a view densely, the view itself does: `&mut c`.
 ///
 /// ```
-/// # use gpu_pool::{GpuPool, Matrix, MatrixMut};
-/// # let pool = GpuPool::builder().host(1).build()?;
-/// # pool.run(|dev, _| {
+/// # use gpu_pool::{Matrix, MatrixMut};
+/// # gpu_pool::extend::example(|dev| {
 /// let (x, mut y) = (dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?, dev.zeros::<f32>(6)?); // 2 x 2, 2 x 3
 /// let x = Matrix::new(&x, 2, 2)?;
 /// dev.gemm(1.0, x, x, 0.0, &mut MatrixMut::new(&mut y, 2, 3)?.columns(..2)?)?;
 /// assert_eq!(dev.download(&y)?, [7.0, 10.0, 0.0, 15.0, 22.0, 0.0]);
-/// # Ok(()) })?;
-/// # Ok::<(), gpu_pool::Error>(())
+/// # Ok(()) });
 /// ```
 #[derive(Debug)]
 pub struct MatrixMut<'a, T: DeviceCopy = f32> {
@@ -72,15 +68,13 @@ impl<'a, T: DeviceCopy> Matrix<'a, T> {
     /// dimension. The view may be longer.
     ///
     /// ```
-    /// # use gpu_pool::{GpuPool, Matrix};
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # use gpu_pool::Matrix;
+    /// # gpu_pool::extend::example(|dev| {
     /// let (x, mut y) = (dev.upload(&[1.0f32, 2.0, 9.0, 3.0, 4.0])?, dev.zeros::<f32>(4)?);
     /// let x = Matrix::strided(&x, 2, 2, 3)?; // 1 2, 3 4
     /// dev.gemm(1.0, x, x, 0.0, &mut y)?;
     /// assert_eq!(dev.download(&y)?, [7.0, 10.0, 15.0, 22.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors
@@ -172,15 +166,13 @@ macro_rules! parts {
             /// `parts` is its new innermost dimension.
             ///
             /// ```
-            /// # use gpu_pool::{GpuPool, Matrix};
-            /// # let pool = GpuPool::builder().host(1).build()?;
-            /// # pool.run(|dev, _| {
+            /// # use gpu_pool::Matrix;
+            /// # gpu_pool::extend::example(|dev| {
             /// let (x, mut y) = (dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?, dev.zeros::<f32>(2)?);
             /// let rows = Matrix::new(&x, 2, 2)?.split_rows(2)?;
             /// dev.gemm(1.0, rows, rows.t(), 0.0, &mut y)?;
             /// assert_eq!(dev.download(&y)?, [5.0, 25.0]);
-            /// # Ok(()) })?;
-            /// # Ok::<(), gpu_pool::Error>(())
+            /// # Ok(()) });
             /// ```
             ///
             /// # Errors
@@ -198,17 +190,15 @@ macro_rules! parts {
             /// split: `parts` is its new innermost dimension. The heads of attention are such parts.
             ///
             /// ```
-            /// # use gpu_pool::{GpuPool, Matrix};
-            /// # let pool = GpuPool::builder().host(1).build()?;
-            /// # pool.run(|dev, _| {
+            /// # use gpu_pool::Matrix;
+            /// # gpu_pool::extend::example(|dev| {
             /// // 2 texts of 3 tokens, 4 heads of 5 elements: the scores of all heads of all texts in one call.
             /// let (q, k) = (dev.upload(&[1.0f32; 2 * 3 * 4 * 5])?, dev.upload(&[1.0f32; 2 * 3 * 4 * 5])?);
             /// let heads = |x| Matrix::new(x, 2 * 3, 4 * 5)?.split_rows(2)?.split_columns(4);
             /// assert_eq!((heads(&q)?.counts(), heads(&q)?.shape()), (vec![2, 4], (3, 5)));
             /// let scores = dev.matmul(heads(&q)?, heads(&k)?.t())?;
             /// assert_eq!(dev.download(&scores)?, [5.0; 2 * 4 * 3 * 3]);
-            /// # Ok(()) })?;
-            /// # Ok::<(), gpu_pool::Error>(())
+            /// # Ok(()) });
             /// ```
             ///
             /// # Errors
@@ -226,15 +216,13 @@ macro_rules! parts {
             /// are `count` such batches: `count` is the new outermost dimension.
             ///
             /// ```
-            /// # use gpu_pool::{GpuPool, Matrix};
-            /// # let pool = GpuPool::builder().host(1).build()?;
-            /// # pool.run(|dev, _| {
+            /// # use gpu_pool::Matrix;
+            /// # gpu_pool::extend::example(|dev| {
             /// let (x, mut y) = (dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?, dev.zeros::<f32>(3)?);
             /// let pairs = Matrix::strided(&x, 1, 2, 2)?.batch(3, 1)?; // 1 2, 2 3, 3 4
             /// dev.gemm(1.0, pairs, pairs.t(), 0.0, &mut y)?;
             /// assert_eq!(dev.download(&y)?, [5.0, 13.0, 25.0]);
-            /// # Ok(()) })?;
-            /// # Ok::<(), gpu_pool::Error>(())
+            /// # Ok(()) });
             /// ```
             ///
             /// # Errors

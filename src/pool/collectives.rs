@@ -163,7 +163,7 @@ impl Group<'_> {
         Ok(match self.norm_kernel(dtype, rows, cols) {
             None => sum,
             Some(kernel) => {
-                let (about, reason, blocks) = (kernel.about(), kernel.reason(), kernel.block_count());
+                let (about, reason, blocks) = (kernel.about(), kernel.reason(), kernel.blocks);
                 Explanation { algorithm: about.group, meets: about.waits_by, reason, blocks, ..sum }
             }
         })

@@ -11,25 +11,22 @@ impl GpuPool {
     /// scopes run: it does not wait. [`Device::stats`](crate::Device::stats) has the present counts.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let kept = pool.run(|dev, _| dev.zeros::<f32>(1000))?;
     /// assert!(pool.memory_stats().iter().all(|stats| stats.requested >= 4000 && stats.reserved >= stats.in_use));
     /// # drop(kept);
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     pub fn memory_stats(&self) -> Vec<MemoryStats> {
-        let stats = |owner: &once_cell::sync::OnceCell<_>| {
-            owner.get().map_or_else(MemoryStats::default, crate::memory::published_stats)
-        };
-        self.shared.owners.iter().map(stats).collect()
+        // Those that the owner's thread has published last.
+        let published = self.shared.owners.iter().map(|owner| owner.get().map(|owner| owner.mirror.read()));
+        published.map(|words| words.map_or_else(MemoryStats::default, MemoryStats::from_words)).collect()
     }
 
     /// The memory of every device, as from [`Device::memory_snapshot`](crate::Device::memory_snapshot).
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let snapshots = pool.memory_snapshots()?;
     /// assert_eq!(snapshots[1].device, 1);
     /// # Ok::<(), gpu_pool::Error>(())
@@ -60,8 +57,7 @@ impl GpuPool {
     /// pool, [`close`](Self::close) writes this report to the log as a warning.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(1).record_memory(true).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(1).record_memory(true).build()?;
     /// let kept = pool.run(|dev, _| dev.zeros::<u8>(1 << 20))?;
     /// println!("{}", pool.leaks()?); // 1.0 MiB in 1 buffer still live: zeros at src/main.rs:4:35
     /// assert_eq!(pool.leaks()?.bytes(), 1 << 20);

@@ -88,8 +88,7 @@ impl<T: 'static> PerDevice<T> {
     /// of the other devices stay as they are.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(3).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
     /// let mut steps = pool.per_device(|_, _| Ok(0))?;
     /// let found = steps.on(&[2, 0]).run(|dev, _, steps| {
     ///     *steps += 1;
@@ -106,8 +105,7 @@ impl<T: 'static> PerDevice<T> {
     /// [`run`](Self::run) with the caller's own error type.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let mut steps = pool.per_device(|_, _| Ok(0))?;
     /// let failed: anyhow::Result<Vec<()>> = steps.try_run(|dev, _, steps| {
     ///     *steps += dev.index();

@@ -167,8 +167,7 @@ impl<P: Parts> Run<'_, P> {
 /// A run of a closure on one device: [`GpuPool::on_device`] begins it.
 ///
 /// ```
-/// # use gpu_pool::GpuPool;
-/// let pool = GpuPool::builder().host(2).build()?;
+/// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
 /// let batch = vec![1.0f32, 2.0, 3.0];
 /// let (x, len) = pool.on_device(1).run(move |dev| Ok((dev.upload(&batch)?, batch.len())))?;
 /// let sum = pool.on_device(1).run(move |dev| dev.download(&dev.sum(&x)?))?; // `x` is moved in
@@ -251,8 +250,7 @@ impl GpuPool {
     /// [`Error::Aborted`]. The text is made once, after the abort: only a peer that reads the text waits for it.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let failed: anyhow::Result<Vec<()>> = pool.try_run(|dev, _| {
     ///     anyhow::ensure!(dev.index() == 0, "device {} has had enough", dev.index());
     ///     Ok(())
@@ -275,8 +273,7 @@ impl GpuPool {
     /// run at the same time. [`Run`] has the other options.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(4).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(4).build()?;
     /// let found = pool.on(&[3, 1]).run(|dev, shard| Ok((dev.index(), dev.rank(), shard.count())))?;
     /// assert_eq!(found, [(3, 0, 2), (1, 1, 2)]);
     /// # Ok::<(), gpu_pool::Error>(())
@@ -310,8 +307,7 @@ impl GpuPool {
     /// Runs `f` on every device, each with its own rows (of `width` items) of `out`.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let x: Vec<f32> = (0..10).map(|i| i as f32).collect();
     /// let mut y = vec![0.0f32; 10];
     /// pool.run_mut(&mut y, 1, |dev, shard, rows| {

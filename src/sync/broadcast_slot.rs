@@ -21,12 +21,6 @@ pub struct BroadcastSlot<const N: usize> {
     pages: [Mirror<N>; 2],
 }
 
-impl<const N: usize> Default for BroadcastSlot<N> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// The page of a broadcast; how many broadcasts that page has had before; and a function from the number of broadcasts
 /// that the page has had to the number of its last one.
 fn place(number: u64) -> (usize, u64, impl Fn(u64) -> u64) {

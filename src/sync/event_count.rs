@@ -336,7 +336,8 @@ impl Announced<'_> {
                 None => event.ended.wait(&mut looked),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
-                    timed_out = left.is_zero() || event.ended.wait_for(&mut looked, left) && Instant::now() >= deadline;
+                    timed_out = left.is_zero()
+                        || event.ended.wait_for(&mut looked, left).timed_out() && Instant::now() >= deadline;
                 }
             }
         }

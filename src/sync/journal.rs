@@ -190,12 +190,16 @@ impl<M: Memory> Reader<M> {
     }
 }
 
-/// Tells how urgently a process wants to hear of a record. The low bits of its word; above them is a number that each
-/// change makes larger.
+/// How urgently a process wants to hear of a record: the low bits of its word. Above them is a number that each change
+/// makes larger.
 const LOOKS: u32 = 0;
 const IDLE: u32 = 1;
 const WAITS: u32 = 2;
 const LEVEL: u32 = 3;
+
+fn changed(word: u32, level: u32) -> u32 {
+    (word & !LEVEL).wrapping_add(LEVEL + 1) | level
+}
 
 /// Where one thread of a process sleeps until there are records.
 ///
@@ -204,79 +208,62 @@ const LEVEL: u32 = 3;
 pub struct Bell<M> {
     memory: M,
     own: usize,
-    present: Mutex<Present>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Present {
-    looking: usize,
-    waiting: usize,
-    closed: bool,
+    /// Threads that look, threads that wait for the one that sleeps here, and whether the bell is closed.
+    present: Mutex<(isize, isize, bool)>,
 }
 
 impl<M: Memory> Bell<M> {
     /// The only bell of this process.
     pub fn new(memory: M, own: usize) -> Self {
-        Bell { memory, own, present: Mutex::new(Present::default()) }
+        Bell { memory, own, present: Mutex::new((0, 0, false)) }
     }
 
     /// So many threads more (or fewer) look for records, and wait for the thread that sleeps here. The caller looks for
     /// records after that: earlier ones did not wake it.
     pub fn change(&self, looking: isize, waiting: isize) {
-        self.set(|present| {
-            present.looking = present.looking.wrapping_add_signed(looking);
-            present.waiting = present.waiting.wrapping_add_signed(waiting);
-        });
+        self.set(looking, waiting, false);
     }
 
-    fn set(&self, change: impl FnOnce(&mut Present)) -> (u32, Present) {
+    fn set(&self, looking: isize, waiting: isize, closes: bool) -> (u32, bool) {
         let mut present = self.present.lock();
-        change(&mut present);
+        *present = (present.0 + looking, present.1 + waiting, present.2 || closes);
         let level = match *present {
-            Present { looking: 1.., .. } => LOOKS,
-            Present { waiting: 1.., .. } => WAITS,
+            (1.., ..) => LOOKS,
+            (_, 1.., _) => WAITS,
             _ => IDLE,
         };
-        let word = self.memory.bell(self.own);
-        let mut now = word.load(Relaxed);
-        loop {
-            let new = (now & !LEVEL).wrapping_add(LEVEL + 1) | level;
-            match word.compare_exchange(now, new, Relaxed, Relaxed) {
-                Ok(_) => {
-                    fence_at("journal.bell.fence", SeqCst);
-                    return (new, *present);
-                }
-                Err(other) => now = other,
-            }
-        }
+        let bell = self.memory.bell(self.own);
+        let before = bell.fetch_update(Relaxed, Relaxed, |word| Some(changed(word, level)));
+        fence_at("journal.bell.fence", SeqCst);
+        (changed(before.unwrap_or_else(|word| word), level), present.2)
     }
 
     /// Looks for records by `look`, and then sleeps until there are some. `false`: the bell was closed. For the thread
     /// that sleeps here.
     pub fn sleep(&self, look: impl FnOnce()) -> bool {
-        let (word, present) = self.set(|_| {});
+        let (word, closed) = self.set(0, 0, false);
         look();
-        if !present.closed {
+        if !closed {
             self.memory.sleep(self.memory.bell(self.own), word);
         }
-        !present.closed
+        !closed
     }
 
     /// Ends the sleep for good.
     pub fn close(&self) {
-        self.set(|present| present.closed = true);
+        self.set(0, 0, true);
         self.memory.wake(self.memory.bell(self.own));
     }
 
-    /// Wakes the other processes that must hear of records that were appended before. This one's caller reads them.
+    /// Wakes processes that must hear of records that were appended before: this one for urgent records only, since the
+    /// caller may read others.
     pub fn ring(&self, urgent: bool) {
         fence_at("journal.ring.fence", SeqCst);
-        for process in (0..self.memory.processes()).filter(|process| *process != self.own) {
+        for process in (0..self.memory.processes()).filter(|process| urgent || *process != self.own) {
             let bell = self.memory.bell(process);
             let now = bell.load(Relaxed);
             let hears = now & LEVEL == WAITS || urgent && now & LEVEL != LOOKS;
-            let new = (now & !LEVEL).wrapping_add(LEVEL + 1) | LOOKS;
-            if hears && bell.compare_exchange(now, new, Relaxed, Relaxed).is_ok() {
+            if hears && bell.compare_exchange(now, changed(now, LOOKS), Relaxed, Relaxed).is_ok() {
                 self.memory.wake(bell);
             }
         }

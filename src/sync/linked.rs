@@ -48,15 +48,6 @@ impl<T: Linked> Taken<T> {
         Taken { first: ptr::null_mut(), _owns: PhantomData }
     }
 
-    /// # Safety
-    ///
-    /// The node came from a box; the caller owns it and passes it on.
-    unsafe fn prepend(&mut self, node: *mut T) {
-        // SAFETY: the caller's promise.
-        unsafe { set_next(node, self.first) };
-        self.first = node;
-    }
-
     /// Reverses a list and puts it in front.
     ///
     /// # Safety
@@ -67,7 +58,8 @@ impl<T: Linked> Taken<T> {
             // SAFETY: the caller's promise.
             unsafe {
                 let older = next_of(list);
-                self.prepend(list);
+                set_next(list, self.first);
+                self.first = list;
                 list = older;
             }
         }

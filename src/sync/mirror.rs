@@ -28,12 +28,6 @@ pub struct Mirror<const N: usize> {
     cells: [AtomicU64; N],
 }
 
-impl<const N: usize> Default for Mirror<N> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl<const N: usize> Mirror<N> {
     /// All zero.
     pub fn new() -> Self {

@@ -26,7 +26,6 @@ mod broadcast_slot;
 pub mod byte_ring;
 mod commit;
 mod event_count;
-mod full;
 mod gate;
 mod inbox;
 pub mod journal;
@@ -68,13 +67,5 @@ pub(crate) use thread_only::{NotDeviceThreadOnly, Returned, device_thread_only};
 pub use turnstile::Turnstile;
 pub use word::{load_word, raise_word, store_word};
 
-macro_rules! default_is_new {
-    ($($type:ty),*) => {$(
-        impl Default for $type {
-            fn default() -> Self {
-                Self::new()
-            }
-        }
-    )*};
-}
 default_is_new!(CommitWord, EventCount, Flag, Gate, LaunchGate, RefCount, Sequence, Turnstile);
+default_is_new!(BroadcastSlot<N> [const N: usize], Mirror<N> [const N: usize]);

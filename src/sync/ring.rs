@@ -23,7 +23,6 @@
 //!   explanation](https://rigtorp.se/ringbuffer/)).
 //! * A batch writes many slots and publishes once: about four times the throughput at 32 elements.
 
-pub use super::full::Full;
 use super::{
     shim::{
         Arc, UnsafeCell,
@@ -428,5 +427,27 @@ impl<T> Drop for Consumer<T> {
     }
 }
 
+/// The ring was full. Contains the element.
+///
+/// ```
+/// let full = gpu_pool::extend::sync::ring::Full(7);
+/// assert_eq!(full.into_inner(), 7);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the ring is full")]
+pub struct Full<T>(pub T);
+
+impl<T> Full<T> {
+    /// The element.
+    ///
+    /// ```
+    /// assert_eq!(gpu_pool::extend::sync::ring::Full("x").into_inner(), "x");
+    /// ```
+    pub fn into_inner(self) -> T {
+        self.0
+    }
+}
+
+debug_as!(Full<T> [T], |self| "Full(_)");
 debug_as!(Producer<T> [T], |self| capacity = self.shared.mask + 1, ..);
 debug_as!(Consumer<T> [T], |self| capacity = self.shared.mask + 1, ..);

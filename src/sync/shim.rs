@@ -13,7 +13,7 @@ pub use imp::*;
 
 #[cfg(not(loom))]
 mod imp {
-    pub use parking_lot::{Mutex, MutexGuard};
+    pub use parking_lot::{Condvar, Mutex};
     pub use std::{hint::spin_loop, sync::Arc};
 
     /// Atomics and fences.
@@ -116,42 +116,6 @@ mod imp {
         #[inline(always)]
         pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
             f(self.0.get())
-        }
-    }
-
-    /// parking_lot's condition variable; a timed wait tells whether the limit came first.
-    #[derive(Debug, Default)]
-    pub struct Condvar(parking_lot::Condvar);
-
-    impl Condvar {
-        /// One without waiting threads.
-        pub const fn new() -> Self {
-            Condvar(parking_lot::Condvar::new())
-        }
-
-        /// Unlocks, blocks until notified (or until a spurious wake-up), locks again.
-        #[inline]
-        pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
-            self.0.wait(guard);
-        }
-
-        /// [`wait`](Self::wait) for at most `limit`. True if the limit came first.
-        #[inline]
-        pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, limit: std::time::Duration) -> bool {
-            self.0.wait_for(guard, limit).timed_out()
-        }
-
-        /// Wakes one.
-        #[inline]
-        pub fn notify_one(&self) {
-            self.0.notify_one();
-        }
-
-        /// Wakes all. parking_lot wakes one thread and moves the others to the mutex's queue, so that they do not all
-        /// contend for the mutex at once.
-        #[inline]
-        pub fn notify_all(&self) {
-            self.0.notify_all();
         }
     }
 
@@ -327,6 +291,17 @@ mod imp {
         }
     }
 
+    /// In place of parking_lot's `WaitTimeoutResult`.
+    #[derive(Debug)]
+    pub struct NeverTimedOut;
+
+    impl NeverTimedOut {
+        /// False.
+        pub fn timed_out(&self) -> bool {
+            false
+        }
+    }
+
     /// loom's condition variable with parking_lot's interface.
     #[derive(Debug, Default)]
     pub struct Condvar(loom::sync::Condvar);
@@ -344,9 +319,9 @@ mod imp {
         }
 
         /// As [`wait`](Self::wait): loom knows no time, so this never times out.
-        pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _limit: std::time::Duration) -> bool {
+        pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _limit: std::time::Duration) -> NeverTimedOut {
             self.wait(guard);
-            false
+            NeverTimedOut
         }
 
         /// Wakes one.

@@ -23,8 +23,7 @@ use std::{cell::Cell, panic::Location, sync::Arc};
 /// It stays on the caller's thread. A task gets values as arguments, and cannot give out tasks:
 ///
 /// ```compile_fail,E0277
-/// # use gpu_pool::GpuPool;
-/// let pool = GpuPool::builder().host(1).build()?;
+/// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
 /// pool.tasks(|t| {
 ///     let x = t.cpu().run((), |()| Ok(1));
 ///     t.cpu().run((), |()| t.get(&x)); // `Tasks` cannot be shared between threads
@@ -82,8 +81,7 @@ impl<'t, 'env> Tasks<'t, 'env> {
     /// [`get`](Self::get) for contents that cannot be cloned: lets `f` look at the content, on the calling thread.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(1).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
     /// let host = pool.tasks(|t| {
     ///     let x = t.gpu(0).run((), |dev, ()| dev.upload(&[1.0f32, 2.0]));
     ///     let host = t.gpu(0).download(&x);
@@ -145,9 +143,8 @@ impl<'t, 'env> Tasks<'t, 'env> {
     /// Notes all later tasks in `trace`, with their times. Only the first call has an effect.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
     /// # use gpu_pool::tasks::TaskTrace;
-    /// let pool = GpuPool::builder().host(1).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
     /// let trace = TaskTrace::new();
     /// pool.tasks(|t| {
     ///     t.trace(&trace);
@@ -264,8 +261,7 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
     /// will make.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(1).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(1).build()?;
     /// let y = pool.tasks(|t| {
     ///     let x = t.gpu(0).run((), |dev, ()| dev.upload(&[1.0f32, 2.0]));
     ///     let mut y = t.gpu(0).run((), |dev, ()| dev.zeros::<f32>(2));
@@ -280,8 +276,7 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
     /// A value cannot be read and written by one task:
     ///
     /// ```compile_fail,E0502
-    /// # use gpu_pool::GpuPool;
-    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
     /// pool.tasks(|t| {
     ///     let mut x = t.gpu(0).run((), |dev, ()| dev.zeros::<f32>(2));
     ///     t.gpu(0).run((&x, &mut x), |dev, (x, y)| dev.axpy(1.0, x, y));

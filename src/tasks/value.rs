@@ -116,37 +116,26 @@ pub struct Takes<T>(Arc<Slot<T>>);
 #[doc(hidden)]
 pub struct ReadsAll<T>(Vec<Reads<T>>);
 
-impl<T: 'static> TaskCell for Reads<T> {
-    type Guard<'g> = RwLockReadGuard<'g, Option<T>>;
-    type Ref<'a> = &'a T;
-    fn lock(&self) -> Self::Guard<'_> {
-        self.0.content.read()
-    }
-    fn get<'a>(guard: &'a mut Self::Guard<'_>) -> &'a T {
-        guard.as_ref().expect(THERE)
-    }
+/// The cells of one value: `cell: guard, reference, how to lock, how to get`.
+macro_rules! cells {
+    ($($Cell:ident: $Guard:ty, $Ref:ty, |$content:ident| $lock:expr, $get:ident;)+) => {$(
+        impl<T: 'static> TaskCell for $Cell<T> {
+            type Guard<'g> = $Guard;
+            type Ref<'a> = $Ref;
+            fn lock(&self) -> Self::Guard<'_> {
+                let $content = &self.0.content;
+                $lock
+            }
+            fn get<'a>(guard: &'a mut Self::Guard<'_>) -> Self::Ref<'a> {
+                guard.$get().expect(THERE)
+            }
+        }
+    )+};
 }
-
-impl<T: 'static> TaskCell for Writes<T> {
-    type Guard<'g> = RwLockWriteGuard<'g, Option<T>>;
-    type Ref<'a> = &'a mut T;
-    fn lock(&self) -> Self::Guard<'_> {
-        self.0.content.write()
-    }
-    fn get<'a>(guard: &'a mut Self::Guard<'_>) -> &'a mut T {
-        guard.as_mut().expect(THERE)
-    }
-}
-
-impl<T: 'static> TaskCell for Takes<T> {
-    type Guard<'g> = Option<T>;
-    type Ref<'a> = T;
-    fn lock(&self) -> Option<T> {
-        self.0.content.write().take()
-    }
-    fn get(guard: &mut Option<T>) -> T {
-        guard.take().expect(THERE)
-    }
+cells! {
+    Reads: RwLockReadGuard<'g, Option<T>>, &'a T, |content| content.read(), as_ref;
+    Writes: RwLockWriteGuard<'g, Option<T>>, &'a mut T, |content| content.write(), as_mut;
+    Takes: Option<T>, T, |content| content.write().take(), take;
 }
 
 impl<T: 'static> TaskCell for ReadsAll<T> {
@@ -160,28 +149,21 @@ impl<T: 'static> TaskCell for ReadsAll<T> {
     }
 }
 
-impl<T: Send + Sync + 'static> TaskArg for &Value<T> {
-    type Cell = Reads<T>;
-    fn cell(self, uses: &mut Uses) -> Reads<T> {
-        uses.add(self, Access::Read);
-        Reads(self.slot.clone())
-    }
+macro_rules! args {
+    ($($Arg:ty: $Cell:ident, $access:ident;)+) => {$(
+        impl<T: Send + Sync + 'static> TaskArg for $Arg {
+            type Cell = $Cell<T>;
+            fn cell(self, uses: &mut Uses) -> $Cell<T> {
+                uses.add(&self, Access::$access);
+                $Cell(self.slot.clone())
+            }
+        }
+    )+};
 }
-
-impl<T: Send + Sync + 'static> TaskArg for &mut Value<T> {
-    type Cell = Writes<T>;
-    fn cell(self, uses: &mut Uses) -> Writes<T> {
-        uses.add(self, Access::Write);
-        Writes(self.slot.clone())
-    }
-}
-
-impl<T: Send + Sync + 'static> TaskArg for Value<T> {
-    type Cell = Takes<T>;
-    fn cell(self, uses: &mut Uses) -> Takes<T> {
-        uses.add(&self, Access::Write);
-        Takes(self.slot)
-    }
+args! {
+    &Value<T>: Reads, Read;
+    &mut Value<T>: Writes, Write;
+    Value<T>: Takes, Write;
 }
 
 impl<T: Send + Sync + 'static> TaskArg for &[Value<T>] {

@@ -134,6 +134,17 @@ impl Shared {
         devices.iter().filter_map(|&device| self.handles[device].last_call()).collect()
     }
 
+    /// The error of a wait for these devices, the first of them named.
+    pub(crate) fn timeout(&self, op: &'static str, waited: Duration, missing: Vec<usize>) -> Error {
+        let last_calls = self.last_calls(&missing);
+        Error::Timeout { device: missing[0], op, waited, missing, last_calls }
+    }
+
+    /// The error of a wait for any device.
+    pub(crate) fn timeout_of_all(&self, op: &'static str, waited: Duration) -> Error {
+        self.timeout(op, waited, (0..self.device_count()).collect())
+    }
+
     /// Fails a gang whose kernels have given up: see [`Gang::check_kernels`].
     pub(crate) fn check_kernels(&self, gang: &Gang) {
         gang.check_kernels(self.deadline, || self.last_calls(gang.members()));

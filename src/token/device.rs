@@ -59,8 +59,7 @@ device_thread_only! { [] Device, ['a] OnStream<'a> }
 /// The token is neither `Send` nor `Sync` nor `Clone`. So only the device's own thread can submit work to the device:
 ///
 /// ```compile_fail,E0277
-/// # use gpu_pool::GpuPool;
-/// GpuPool::scope(|dev, _| {
+/// gpu_pool::GpuPool::scope(|dev, _| {
 ///     std::thread::scope(|s| { s.spawn(|| dev.synchronize()); }); // `Device` cannot be shared between threads
 ///     Ok(())
 /// });
@@ -163,8 +162,7 @@ impl Device {
     /// The name is borrowed from the device, so it does not leave the closure:
     ///
     /// ```compile_fail
-    /// # use gpu_pool::GpuPool;
-    /// # let pool = GpuPool::builder().host(2).build()?;
+    /// # let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let names = pool.run(|dev, _| Ok(dev.name()))?; // lifetime may not live long enough
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
@@ -172,8 +170,7 @@ impl Device {
     /// A copy of it does:
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # let pool = GpuPool::builder().host(2).build()?;
+    /// # let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let names = pool.run(|dev, _| Ok(dev.name().to_owned()))?;
     /// assert_eq!(names, ["software GPU", "software GPU"]);
     /// # Ok::<(), gpu_pool::Error>(())

@@ -168,13 +168,8 @@ impl Cluster {
             let told = local.set(&opened_by(host), wire::cut(own.to_string()).as_bytes());
             drop(told.and_then(|()| local.get(&opened_by(host))));
         })?;
-        Ok(Arc::new(Members {
-            local,
-            host,
-            devices,
-            transport,
-            _ends: Box::new((transport_ends, client, near, server)),
-        }))
+        let _ends = Box::new((transport_ends, client, near, server));
+        Ok(Arc::new(Members { local, host, devices, transport, _ends }))
     }
 
     /// Rank 0 listens at a port of the system's choice, with a fresh secret, and tells all by MPI.

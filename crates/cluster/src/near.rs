@@ -27,7 +27,10 @@ use super::{
     wire::{self, Record, ToHost},
     world::{Local, Near},
 };
-use crate::runtime::sync::journal::{Bell, Mapped, Reader, Writer};
+use crate::runtime::{
+    sync::journal::{Bell, Mapped, Reader, Writer},
+    variables,
+};
 use gpu_pool::{Result, event};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -65,14 +68,12 @@ impl Drop for End {
 /// about the same time.
 pub(super) fn open(control: &Control, local: &Arc<Local>, limits: Limits) -> Result<Option<End>> {
     let (host, size) = (control.host, control.size());
-    if size == 1 {
-        return Ok(None);
-    }
-    let bytes = Mapped::size(size, SLOTS);
-    let own = Shared::new(bytes).map_err(|why| event!(warn, "processes meet by rank 0: {why}")).ok();
-    let net = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let by_hub = variables::os("GPU_POOL_MEETING").is_some_and(|way| way == "hub");
+    let own = ((2..=MOST).contains(&size) && !by_hub).then(|| Shared::new(Mapped::size(size, SLOTS)));
+    let own = own.and_then(|own| own.map_err(|why| event!(warn, "processes meet by rank 0: {why}")).ok());
+    let net = std::fs::read_link("/proc/self/ns/net");
     let identity = format!("{net:?} {} {:02x?}", socket::own_user(), connect::machine()?);
-    let able = own.is_some() && size <= MOST;
+    let able = own.is_some() && net.is_ok();
     let told = control.gather("near", if able { identity.as_bytes() } else { b"" })?;
     let Some(own) = own.filter(|_| connect::same_everywhere(&told)) else { return Ok(None) };
     let (set, get) = (|key: &str, value: &[u8]| control.set(key, value), |key: &str| control.get(key));

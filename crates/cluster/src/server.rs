@@ -172,7 +172,7 @@ impl State {
             _ => None,
         });
         if let (Some(near), Some(over)) = (&self.near, over) {
-            near.tell(&over, false);
+            near.tell(&over);
         }
         for (host, frame) in out {
             match wire::frame(&frame) {
@@ -290,14 +290,7 @@ impl Shared {
             let clock = self.start.elapsed();
             let out = state.hub.tick(clock);
             state.send(out);
-            if let Some(near) = state.near.clone() {
-                drop(state);
-                near.tell(&Record::Tick(clock), true);
-                state = self.state.lock();
-                if state.closing {
-                    return;
-                }
-            }
+            state.near.iter().for_each(|near| near.tell(&Record::Tick(clock)));
             self.changed.wait_for(&mut state, beat(self.heartbeat_timeout));
         }
     }

@@ -45,8 +45,8 @@ type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// The order of all that processes of one machine tell, in which each of them reads it (`near.rs`).
 pub(crate) trait Near: Send + Sync {
-    /// Tells all. `false`: there is no room, until all have read some. This process's own threads are not woken: the
-    /// caller then reads.
+    /// Tells all. `false`: there is no room, until all have read some. Of a frame this process's threads are not woken:
+    /// the caller then reads.
     fn append(&self, record: &Record) -> bool;
 
     /// Reads what was told, and takes what follows for this process. Unless it `must`, not while another thread does.
@@ -72,8 +72,6 @@ struct Inner {
     sending: bool,
     tells: BTreeMap<u64, Vec<Tell>>,
     progress: BTreeMap<u64, Progress>,
-    /// What the others were told of it.
-    told: Vec<(u64, u64)>,
     near: Option<Arc<dyn Near>>,
     /// Scopes without names that have begun at a place of the program.
     places: BTreeMap<Site, u64>,
@@ -87,7 +85,6 @@ impl Local {
             sending: false,
             tells: BTreeMap::new(),
             progress: BTreeMap::new(),
-            told: Vec::new(),
             near: None,
             places: BTreeMap::new(),
         };
@@ -99,8 +96,11 @@ impl Local {
         self.inner.lock().near = Some(near);
     }
 
+    /// Not once the cluster is over: another process may not know yet that rank 0 is lost, and take what follows from
+    /// it for a cause.
     fn near(&self) -> Option<Arc<dyn Near>> {
-        self.inner.lock().near.clone()
+        let inner = self.inner.lock();
+        inner.near.clone().filter(|_| inner.process.over().is_none())
     }
 
     /// Takes what the processes of this machine have told.
@@ -111,21 +111,21 @@ impl Local {
         due.into_iter().for_each(|tell| tell());
     }
 
-    /// Tells the processes of this machine, if there is room. For rank 0's server. `looks`: also this one.
-    pub(super) fn tell(&self, record: &Record, looks: bool) {
-        let Some(near) = self.near() else { return };
-        near.append(record);
-        if looks {
-            self.look(&*near, true);
+    /// Tells the processes of this machine, if there is room. It waits for nobody.
+    pub(super) fn tell(&self, record: &Record) {
+        if let Some(near) = self.near() {
+            near.append(record);
         }
     }
 
-    /// Takes a frame that does not come by [`Near`]: what was told there before goes first.
+    /// Takes a frame that does not come by [`Near`]: what was told there before the end goes first.
     pub(crate) fn take(&self, frame: ToHost) {
+        let mut due = Vec::new();
         if let Some(near) = self.near().filter(|_| matches!(frame, ToHost::Over { .. })) {
-            self.look(&*near, true);
+            near.read(true, &mut |frame| due.extend(self.apply(frame)));
         }
-        self.apply(frame).into_iter().for_each(|tell| tell());
+        due.extend(self.apply(frame));
+        due.into_iter().for_each(|tell| tell());
     }
 
     /// Who is to hear of it.
@@ -154,13 +154,10 @@ impl Local {
         let progress: Vec<_> = self.inner.lock().progress.iter().map(|(id, of)| (*id, of.clone())).collect();
         // Asked without the lock: it is the caller's code.
         let progress: Vec<_> = progress.into_iter().map(|(id, of)| (id, of())).collect();
-        let beat = ToHub::Beat { progress: progress.clone() };
-        let mut inner = self.inner.lock();
-        let news = inner.told != progress;
-        inner.told = progress;
-        drop(inner);
-        if news {
-            self.tell(&Record::Frame(beat.clone()), true);
+        let idle = progress.is_empty();
+        let beat = ToHub::Beat { progress };
+        if !idle {
+            self.tell(&Record::Frame(beat.clone()));
         }
         beat
     }
@@ -198,7 +195,7 @@ impl Local {
     /// Tells the processes of this machine. The end of the cluster ends the wait for room.
     fn append(&self, near: &dyn Near, frame: ToHub) {
         let record = Record::Frame(frame);
-        while !near.append(&record) && self.inner.lock().process.over().is_none() {
+        while self.near().is_some() && !near.append(&record) {
             self.look(near, true);
             thread::yield_now();
         }
@@ -236,11 +233,7 @@ impl Local {
             inner = self.inner.lock();
         };
         drop(inner);
-        if sleeps {
-            change(0, -1)
-        } else {
-            change(-1, 0)
-        }
+        change(-isize::from(!sleeps), -isize::from(sleeps));
         near.iter().for_each(|near| self.look(&**near, true));
         answer.map_err(|failure| failure.error(op))
     }

@@ -17,6 +17,7 @@ use gpu_pool::{
     Builder, Error, GpuPool, Result,
     extend::driver::host::{ExecutionOrder, Trace},
     extend::lab::{discard, seed, write_steps},
+    setters,
 };
 use shrink::Shrink;
 use std::{
@@ -91,45 +92,6 @@ impl Explorer {
     pub fn new() -> Self {
         let builder = GpuPool::builder().check(Check::Races);
         Explorer { devices: 4, first: 0, seeds: 100, builder, is_configured: false, choices: None, shrink: true }
-    }
-
-    /// Sets the number of software GPUs.
-    pub fn devices(mut self, devices: usize) -> Self {
-        self.devices = devices;
-        self
-    }
-
-    /// Sets the number of seeds. With `GPU_POOL_SEED` in the environment only that seed runs.
-    pub fn seeds(mut self, seeds: u64) -> Self {
-        self.seeds = seeds;
-        self
-    }
-
-    /// Sets the first seed (default 0).
-    pub fn first_seed(mut self, seed: u64) -> Self {
-        self.first = seed;
-        self
-    }
-
-    /// Changes other settings of the pools. The explorer sets the number of devices and the schedule. A topology is
-    /// refused: its times would determine the order, but here the schedule does. A fault plan starts over with each
-    /// run.
-    pub fn configure(mut self, with: impl FnOnce(Builder) -> Builder) -> Self {
-        self.builder = with(self.builder);
-        self.is_configured = true;
-        self
-    }
-
-    /// These choices instead of seeds, as [`Failure::choices`] has them.
-    pub fn replay(mut self, choices: impl Into<Arc<[u32]>>) -> Self {
-        self.choices = Some(choices.into());
-        self
-    }
-
-    /// A failure is reported as it was found.
-    pub fn without_shrinking(mut self) -> Self {
-        self.shrink = false;
-        self
     }
 
     /// Runs `f` for each seed, on a new pool each time.
@@ -221,6 +183,31 @@ impl Explorer {
         };
         Run { failed, trace: pool.trace().unwrap_or_default() }
     }
+}
+
+setters! { Explorer;
+    /// Sets the number of software GPUs.
+    pub fn devices(self, devices: usize) { self.devices = devices; }
+
+    /// Sets the number of seeds. With `GPU_POOL_SEED` in the environment only that seed runs.
+    pub fn seeds(self, seeds: u64) { self.seeds = seeds; }
+
+    /// Sets the first seed (default 0).
+    pub fn first_seed(self, seed: u64) { self.first = seed; }
+
+    /// Changes other settings of the pools. The explorer sets the number of devices and the schedule. A topology is
+    /// refused: its times would determine the order, but here the schedule does. A fault plan starts over with each
+    /// run.
+    pub fn configure(self, with: impl FnOnce(Builder) -> Builder) {
+        self.builder = with(self.builder);
+        self.is_configured = true;
+    }
+
+    /// These choices instead of seeds, as [`Failure::choices`] has them.
+    pub fn replay(self, choices: impl Into<Arc<[u32]>>) { self.choices = Some(choices.into()); }
+
+    /// A failure is reported as it was found.
+    pub fn without_shrinking(self) { self.shrink = false; }
 }
 
 struct Run {

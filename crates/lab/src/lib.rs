@@ -6,6 +6,7 @@ pub mod faulty;
 mod observer;
 pub mod prelude;
 #[cfg(test)]
+#[path = "../tests/unit/texts.rs"]
 pub(crate) mod texts;
 pub mod topology;
 mod twins;

@@ -141,38 +141,29 @@ pub trait TwinInput<P: Param>: Sync {
     fn left(held: &Self::Held, dev: &Device) -> Result<Left>;
 }
 
-impl<T: DeviceCopy> TwinInput<&'static [T]> for Vec<T> {
-    type Held = DeviceBuffer<T>;
-    type Given<'a> = &'a DeviceBuffer<T>;
+macro_rules! slices {
+    ($($Param:ty, $Given:ty, |$held:ident, $dev:ident| $left:expr;)+) => {$(
+        impl<T: DeviceCopy> TwinInput<$Param> for Vec<T> {
+            type Held = DeviceBuffer<T>;
+            type Given<'a> = $Given;
 
-    fn hold(&self, dev: &Device) -> Result<Self::Held> {
-        dev.upload(self)
-    }
+            fn hold(&self, dev: &Device) -> Result<Self::Held> {
+                dev.upload(self)
+            }
 
-    fn give(held: &mut Self::Held) -> Self::Given<'_> {
-        held
-    }
+            fn give(held: &mut Self::Held) -> Self::Given<'_> {
+                held
+            }
 
-    fn left(_: &Self::Held, _: &Device) -> Result<Left> {
-        Ok(Left::Nothing)
-    }
+            fn left($held: &Self::Held, $dev: &Device) -> Result<Left> {
+                $left
+            }
+        }
+    )+};
 }
-
-impl<T: DeviceCopy> TwinInput<&'static mut [T]> for Vec<T> {
-    type Held = DeviceBuffer<T>;
-    type Given<'a> = &'a mut DeviceBuffer<T>;
-
-    fn hold(&self, dev: &Device) -> Result<Self::Held> {
-        dev.upload(self)
-    }
-
-    fn give(held: &mut Self::Held) -> Self::Given<'_> {
-        held
-    }
-
-    fn left(held: &Self::Held, dev: &Device) -> Result<Left> {
-        Ok(Left::of(&dev.download(held)?))
-    }
+slices! {
+    &'static [T], &'a DeviceBuffer<T>, |_held, _dev| Ok(Left::Nothing);
+    &'static mut [T], &'a mut DeviceBuffer<T>, |held, dev| Ok(Left::of(&dev.download(held)?));
 }
 
 impl<S: Scalar> TwinInput<S> for S {

@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[macro_use(debug_as, fail_if, invalid_if)]
+#[macro_use(debug_as, fail_if, invalid_if, setters)]
 extern crate gpu_pool;
 
 mod book;
@@ -36,6 +36,16 @@ pub use tensor::{
 };
 
 pub use update::Parameter;
+
+/// The frame of the examples in the documentation: a closure on one software GPU.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! example {
+    ($closure:expr) => {{
+        use $crate::{Activation, prelude::*};
+        ::gpu_pool::extend::example($closure)
+    }};
+}
 
 /// The methods that this crate adds to [`gpu_pool`]'s types: `use gpu_pool_train::prelude::*;`.
 pub mod prelude {

@@ -4,12 +4,15 @@
 //! Users call it in scopes of their own. The kernels are those of [`update`]. Invariant: the norm has the same bits on
 //! all members of the group that it is taken over.
 
-#[cfg(feature = "checkpoints")]
-use crate::checkpoint::{Checkpoint, Cut, named};
 use crate::{
     Parameter,
-    optim::{Needs, Optimizer},
-    update::{self, Moments, Rule},
+    optim::Optimizer,
+    update::{self, Kept, Moments, Rule},
+};
+#[cfg(feature = "checkpoints")]
+use crate::{
+    checkpoint::{Checkpoint, Cut, named},
+    optim::KINDS,
 };
 use gpu_pool::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Group, Result,
@@ -104,7 +107,7 @@ struct Members {
 /// The state of a parameter: moments, and its copy in `f32`.
 struct Own {
     len: usize,
-    kept: [Option<DeviceBuffer<f32>>; 3],
+    kept: Kept,
     /// Its sums of squares.
     slot: Range<usize>,
 }
@@ -125,12 +128,9 @@ impl<T: Parameter> LocalOptimizer<T> {
             if optimizer.clip != groups[0].optimizer.clip {
                 return Err(Error::invalid(OP, "groups with different clips: the norm is that of all gradients"));
             }
-            let needs = optimizer.needs();
-            let kinds = [needs != Needs::Nothing, needs == Needs::Two, size_of::<T>() < size_of::<f32>()];
             members.push(Members { optimizer: *optimizer, parameters: own.len()..own.len() + sizes.len() });
             for &len in sizes {
-                let [first, second, master] = kinds.map(|kept| kept.then(|| dev.zeros::<f32>(len)).transpose());
-                own.push(Own { len, kept: [first?, second?, master?], slot: 0..0 });
+                own.push(Own { len, kept: update::kept(dev, optimizer.keeps::<T>(), len)?, slot: 0..0 });
             }
         }
         let (mut sums, mut alone) = (0, 0);
@@ -299,8 +299,7 @@ impl<T: Parameter> LocalOptimizer<T> {
             let rule = (optimizer.rule(self.steps), later.as_ref());
             for i in parameters.clone().filter(|&i| self.own[i].len > 0) {
                 let Own { len, kept, .. } = &self.own[i];
-                let [first, second, master] = kept.each_ref().map(|memory| memory.as_ref().map(DeviceBuffer::view));
-                let moments = Moments { begin: 0, first, second, master };
+                let moments = Moments::of(0, kept);
                 let all = Segment { start: 0, len: *len, memory: Some(weights[i].view()) };
                 update::update(dev, &grads[i], &moments, &self.norm.view(), &[all], rule)?;
             }
@@ -308,10 +307,6 @@ impl<T: Parameter> LocalOptimizer<T> {
         Ok(())
     }
 }
-
-/// Names of what is kept, as in checkpoints of [`DataParallel`](crate::DataParallel).
-#[cfg(feature = "checkpoints")]
-const KINDS: [&str; 3] = ["first", "second", "master"];
 
 #[cfg(feature = "checkpoints")]
 impl<T: Parameter> LocalOptimizer<T> {

@@ -58,13 +58,8 @@ enum Kind {
 /// Steps that are counted: so many are exact in the `f64` of schedules.
 const MOST_STEPS: u64 = 1 << 53;
 
-/// Memory of an optimizer for each parameter, besides the copy of half types.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Needs {
-    Nothing,
-    One,
-    Two,
-}
+/// What an optimizer keeps for each element: moments, and the parameter in `f32` if its type is narrower.
+pub(super) const KINDS: [&str; 3] = ["first", "second", "master"];
 
 impl Optimizer {
     /// Stochastic gradient descent: `w -= rate * g`. `torch.optim.SGD(lr)`.
@@ -143,55 +138,6 @@ impl Optimizer {
         self
     }
 
-    /// Weight decay, of all parameters: `g += decay * w` (SGD, Adam), or `w -= rate * decay * w` (AdamW).
-    pub fn decay(mut self, decay: f64) -> Self {
-        self.decay = decay;
-        self
-    }
-
-    /// Gradients whose norm, over all parameters, is greater than `norm` are scaled down to it before the step:
-    /// `torch.nn.utils.clip_grad_norm_`, but without a pass of its own.
-    pub fn clip(mut self, norm: f64) -> Self {
-        self.clip = Some(norm);
-        self
-    }
-
-    /// How the learning rate changes (default: [`Constant`](LearningRate::Constant)). After the
-    /// [`warm_up`](Self::warm_up) it begins at its step 0.
-    pub fn schedule(mut self, schedule: LearningRate) -> Self {
-        self.schedule = schedule;
-        self
-    }
-
-    /// The rate of the first `steps` steps rises by equal amounts: step `t` has `(t + 1) / steps` of it.
-    pub fn warm_up(mut self, steps: u64) -> Self {
-        self.warm_up = steps;
-        self
-    }
-
-    /// ZeRO-1 (Rajbhandari et al., 2020): each of `N` devices keeps the moments, and the copies in `f32` of half types,
-    /// of one `N`-th of the parameters. Gradients are reduce-scattered, and new parameters gathered. The result has the
-    /// same bits: sums of gradients are in the order of ranks both ways (an all-reduce is, unless it goes
-    /// [around a ring](gpu_pool::collective::ReduceOrder)).
-    ///
-    /// Buckets are reduce-scattered beside the backward pass. Where devices reach each other's memory, one kernel of
-    /// each then does the rest: it exchanges the sums of squares, clips, updates its part of all buckets, and writes
-    /// the new parameters to all devices. Elsewhere (software GPUs, devices without peer access, several processes, or
-    /// with a wish for an [algorithm](gpu_pool::collective::Algorithm)) it is separate calls for each bucket. The bits
-    /// are the same.
-    pub fn sharded(mut self) -> Self {
-        self.sharded = true;
-        self
-    }
-
-    /// Bytes of gradients that are exchanged, and updated, together: see
-    /// [`GradientExchangeBuilder::bucket_bytes`](gpu_pool::gradients::GradientExchangeBuilder::bucket_bytes) (default:
-    /// 25 MiB).
-    pub fn bucket_bytes(mut self, bytes: usize) -> Self {
-        self.bucket_bytes = bytes;
-        self
-    }
-
     /// The learning rate of a step, counted from 0.
     pub fn rate_at(&self, step: u64) -> f64 {
         let factor = match step.checked_sub(self.warm_up) {
@@ -210,12 +156,13 @@ impl Optimizer {
         Ok(())
     }
 
-    pub(super) fn needs(&self) -> Needs {
-        match self.kind {
-            Kind::Sgd { momentum: 0.0, .. } => Needs::Nothing,
-            Kind::Sgd { .. } => Needs::One,
-            Kind::Adam { .. } => Needs::Two,
-        }
+    /// Which of the [`KINDS`] it keeps, for parameters of type `T`.
+    pub(super) fn keeps<T>(&self) -> [bool; 3] {
+        let (first, second) = match self.kind {
+            Kind::Sgd { momentum, .. } => (momentum != 0.0, false),
+            Kind::Adam { .. } => (true, true),
+        };
+        [first, second, size_of::<T>() < size_of::<f32>()]
     }
 
     #[track_caller]
@@ -303,6 +250,39 @@ impl Optimizer {
             }
         }
     }
+}
+
+setters! { Optimizer;
+    /// Weight decay, of all parameters: `g += decay * w` (SGD, Adam), or `w -= rate * decay * w` (AdamW).
+    pub fn decay(self, decay: f64) { self.decay = decay; }
+
+    /// Gradients whose norm, over all parameters, is greater than `norm` are scaled down to it before the step:
+    /// `torch.nn.utils.clip_grad_norm_`, but without a pass of its own.
+    pub fn clip(self, norm: f64) { self.clip = Some(norm); }
+
+    /// How the learning rate changes (default: [`Constant`](LearningRate::Constant)). After the
+    /// [`warm_up`](Self::warm_up) it begins at its step 0.
+    pub fn schedule(self, schedule: LearningRate) { self.schedule = schedule; }
+
+    /// The rate of the first `steps` steps rises by equal amounts: step `t` has `(t + 1) / steps` of it.
+    pub fn warm_up(self, steps: u64) { self.warm_up = steps; }
+
+    /// ZeRO-1 (Rajbhandari et al., 2020): each of `N` devices keeps the moments, and the copies in `f32` of half types,
+    /// of one `N`-th of the parameters. Gradients are reduce-scattered, and new parameters gathered. The result has the
+    /// same bits: sums of gradients are in the order of ranks both ways (an all-reduce is, unless it goes
+    /// [around a ring](gpu_pool::collective::ReduceOrder)).
+    ///
+    /// Buckets are reduce-scattered beside the backward pass. Where devices reach each other's memory, one kernel of
+    /// each then does the rest: it exchanges the sums of squares, clips, updates its part of all buckets, and writes
+    /// the new parameters to all devices. Elsewhere (software GPUs, devices without peer access, several processes, or
+    /// with a wish for an [algorithm](gpu_pool::collective::Algorithm)) it is separate calls for each bucket. The bits
+    /// are the same.
+    pub fn sharded(self) { self.sharded = true; }
+
+    /// Bytes of gradients that are exchanged, and updated, together: see
+    /// [`GradientExchangeBuilder::bucket_bytes`](gpu_pool::gradients::GradientExchangeBuilder::bucket_bytes) (default:
+    /// 25 MiB).
+    pub fn bucket_bytes(self, bytes: usize) { self.bucket_bytes = bytes; }
 }
 
 /// How a learning rate changes from step to step: a factor for each step.

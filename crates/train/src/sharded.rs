@@ -9,7 +9,7 @@ mod step;
 
 use crate::{
     Parameter,
-    optim::{Needs, Optimizer},
+    optim::{KINDS, Optimizer},
 };
 use gpu_pool::{
     AsViewMut, Device, DeviceView, DeviceViewMut, Error, Group, ReduceOp, Result,
@@ -20,9 +20,7 @@ use std::{
     hash::{DefaultHasher, Hasher},
     ops::Range,
 };
-use step::{Kept, ShardedStep, Terms};
-
-const KINDS: [Kept; 3] = [Kept::First, Kept::Second, Kept::Master];
+use step::{ShardedStep, Terms};
 
 /// One device's part of an optimizer whose state is divided among the devices of a group (ZeRO-1: Rajbhandari et al.,
 /// 2020). A [`step`](Self::step) takes each device's own gradients. It adds them up, clips them by their global norm if
@@ -115,13 +113,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
         optimizer.check()?;
         let (dtype, site) = (T::DTYPE, OpSite::place());
         let terms = Terms { dtype, sizes: sizes.into(), reduce, optimizer: format!("{optimizer:?}"), site };
-        let kept = [
-            (optimizer.needs() != Needs::Nothing).then_some(Kept::First),
-            (optimizer.needs() == Needs::Two).then_some(Kept::Second),
-            (size_of::<T>() < size_of::<f32>()).then_some(Kept::Master),
-        ];
-        let kept: SmallVec<[Kept; 3]> = kept.into_iter().flatten().collect();
-        let own = ShardedStep::new(group, terms, &kept, optimizer.clip.is_some())?;
+        let own = ShardedStep::new(group, terms, optimizer.keeps::<T>(), optimizer.clip.is_some())?;
         Ok(ShardedOptimizer { optimizer, own, steps: 0, failed: false, gang: 0 })
     }
 
@@ -242,12 +234,11 @@ impl<T: Parameter> ShardedOptimizer<T> {
     #[track_caller]
     pub fn state(&self, dev: &Device) -> Result<ShardedState> {
         let _here = OpSite::here("state");
-        let [first, second, master] = KINDS;
         Ok(ShardedState {
             steps: self.steps,
-            first: self.own.kept(dev, first)?,
-            second: self.own.kept(dev, second)?,
-            master: self.own.kept(dev, master)?,
+            first: self.own.kept(dev, 0)?,
+            second: self.own.kept(dev, 1)?,
+            master: self.own.kept(dev, 2)?,
         })
     }
 
@@ -271,16 +262,16 @@ impl<T: Parameter> ShardedOptimizer<T> {
             }
             format!("set_state(step {}, checksum {:016x})", state.steps, hasher.finish())
         })?;
-        for (which, all) in KINDS.into_iter().zip(all) {
+        for (which, all) in all.into_iter().enumerate() {
             let wanted = self.own.kept_len(which);
             if all.len() != wanted {
-                let why = format_args!("{} numbers ({which:?}) where {wanted} are needed", all.len());
+                let why = format_args!("{} numbers ({}) where {wanted} are needed", all.len(), KINDS[which]);
                 return Err(Error::invalid("set_state", why));
             }
         }
         self.optimizer.check_step(state.steps)?;
         self.failed = true;
-        for (which, all) in KINDS.into_iter().zip(all) {
+        for (which, all) in all.into_iter().enumerate() {
             self.own.set_kept(dev, which, all)?;
         }
         (self.steps, self.failed, self.gang) = (state.steps, false, 0);

@@ -43,9 +43,8 @@ use std::ops::Range;
 /// that no head is cut.
 ///
 /// ```
-/// # use gpu_pool::GpuPool;
 /// # use gpu_pool_train::part_of;
-/// let pool = GpuPool::builder().host(3).build()?;
+/// let pool = gpu_pool::GpuPool::builder().host(3).build()?;
 /// let parts = pool.run(|dev, _| {
 ///     let group = dev.group(&[0, 1, 2])?;
 ///     Ok((part_of(&group, group.rank(), 7, 1)?, part_of(&group, group.rank(), 4 * 64, 64)?))

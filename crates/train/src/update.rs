@@ -109,14 +109,27 @@ pub(crate) struct Rule {
     pub eps: f32,
 }
 
+/// An optimizer's memory, by [kind](crate::optim::KINDS).
+pub(crate) type Kept = [Option<DeviceBuffer<f32>>; 3];
+
+/// Memory of the kinds that an optimizer [keeps](crate::Optimizer::keeps).
+#[track_caller]
+pub(crate) fn kept(dev: &Device, keeps: [bool; 3], len: usize) -> Result<Kept> {
+    let [first, second, master] = keeps.map(|kept| kept.then(|| dev.zeros::<f32>(len)).transpose());
+    Ok([first?, second?, master?])
+}
+
 /// An optimizer's memory for the elements of a bucket from `begin` on; each as long as the member's part.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Moments<'a> {
     pub begin: usize,
-    pub first: Option<DeviceView<'a, f32>>,
-    pub second: Option<DeviceView<'a, f32>>,
-    /// The parameters in `f32`.
-    pub master: Option<DeviceView<'a, f32>>,
+    pub kept: [Option<DeviceView<'a, f32>>; 3],
+}
+
+impl<'a> Moments<'a> {
+    pub fn of(begin: usize, kept: &'a Kept) -> Self {
+        Moments { begin, kept: kept.each_ref().map(|memory| memory.as_ref().map(DeviceBuffer::view)) }
+    }
 }
 
 pub(crate) fn squares_args<T: Parameter>(g: &DeviceView<'_, T>, partial: &DeviceView<'_, f64>) -> Arguments {
@@ -139,8 +152,7 @@ pub(crate) fn squares<T: Parameter>(dev: &Device, g: &DeviceView<'_, T>, partial
 
 /// Addresses of memory that may not be there.
 pub(crate) fn push_moments(args: &mut Arguments, moments: &Moments<'_>) {
-    let memory = [moments.first, moments.second, moments.master];
-    args.extend(memory.map(|memory| match memory {
+    args.extend(moments.kept.map(|memory| match memory {
         Some(memory) => slice(memory.address(), size_of::<f32>() * memory.len(), true),
         None => value(0u64),
     }));
@@ -188,8 +200,7 @@ pub(crate) fn update<T: Parameter>(
         let blocks = span(some).1.div_ceil(PACK).div_ceil(THREADS as usize).clamp(1, MOST_BLOCKS);
         let mut touched: SmallVec<[Touch<'_>; 8]> = smallvec![touch(g, Access::Write), touch(norm, Access::Read)];
         touched.extend(later.map(|later| touch(later, Access::Read)));
-        let state = [&moments.first, &moments.second, &moments.master].into_iter().flatten();
-        touched.extend(state.map(|memory| touch(memory, Access::Write)));
+        touched.extend(moments.kept.iter().flatten().map(|memory| touch(memory, Access::Write)));
         let places = some.iter().filter_map(|segment| segment.memory.as_ref());
         touched.extend(places.map(|memory| touch(memory, Access::Write)));
         launch(dev, &OPTIMIZER, T::UPDATE, blocks, &update_args(g, moments, norm, some, (rule, later)), &touched)?;
@@ -247,7 +258,7 @@ fn add_up_in<T: Parameter>(
     [wide, zero]: [&DeviceBuffer<f32>; 2],
 ) -> Result<()> {
     let rule = Rule { kind: SGD, factor: 1.0, shrink: 1.0, rate: -1.0, ..bytemuck::Zeroable::zeroed() };
-    let moments = Moments { master: Some(wide.view()), ..Moments::default() };
+    let moments = Moments { begin: 0, kept: [None, None, Some(wide.view())] };
     let all = Segment { start: 0, len: sum.len(), memory: Some(sum) };
     update(dev, &piece, &moments, &zero.view(), &[all], (rule, None))
 }

@@ -12,7 +12,7 @@ use super::{
         launch::{self, Combination},
         request::{Job, RemotePtr},
     },
-    About, Algorithm, Case, Matched, Member, Needs,
+    Algorithm, Case, Matched, Member, Needs,
 };
 use crate::{
     error::Result,
@@ -30,9 +30,7 @@ const PIECE: usize = 4 << 20;
 const LITTLE: usize = 64 << 10;
 
 impl Algorithm for Ce {
-    fn about(&self) -> About {
-        About { name: "ce", group: types::Algorithm::Copies, waits_by: "events" }
-    }
+    about!("ce", Copies, "events");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         copies(case)

@@ -10,15 +10,11 @@ use super::{
         kernels::{Entry, typed},
         launch,
     },
-    About, Algorithm, Case, Matched, Member, Needs, fused, ll,
+    Algorithm, Case, Matched, Member, fused, ll,
 };
 use crate::{
     error::Result,
-    fabric::{
-        limits::Limits,
-        plan::Side,
-        types::{self, DType},
-    },
+    fabric::{limits::Limits, plan::Side, types::DType},
     kernel::builtin,
 };
 
@@ -35,9 +31,7 @@ pub(crate) fn most_whole(members: usize) -> usize {
 }
 
 impl Algorithm for Eager {
-    fn about(&self) -> About {
-        About { name: "eager", group: types::Algorithm::Direct, waits_by: "flags" }
-    }
+    about!("eager", Direct, "flags");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         let each = case.packets.filter(|&each| each > 0)?;
@@ -46,10 +40,6 @@ impl Algorithm for Eager {
         (case.meets_on_devices() && each <= most.min(eager)).then_some(
             "not large: written to where the receivers have room for it, it needs no barrier before and none after",
         )
-    }
-
-    fn needs(&self, _: &Case<'_>) -> Needs {
-        Needs::ONE_KERNEL
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {

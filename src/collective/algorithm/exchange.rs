@@ -11,7 +11,7 @@ use super::{
         case::Bulk,
         kernels::{Arguments, Entry, Pieces, code, eight_of, eights, typed, value},
     },
-    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
+    Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
     exchange_ce::Slice,
     fused,
 };
@@ -31,9 +31,7 @@ use crate::{
 pub(crate) struct Exchange;
 
 impl Algorithm for Exchange {
-    fn about(&self) -> About {
-        About { name: "exchange", group: types::Algorithm::Exchange, waits_by: "flags" }
-    }
+    about!("exchange", Exchange, "flags");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         let large = case.bulk() == Some(Bulk::Sums) && case.bytes >= least(case.members);

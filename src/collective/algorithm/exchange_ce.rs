@@ -29,7 +29,7 @@ use super::{
         launch::{self, Combination},
         request::RemotePtr,
     },
-    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, Sizes,
+    Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, Sizes,
 };
 use crate::{
     Event,
@@ -48,9 +48,7 @@ use std::{slice, sync::Arc};
 pub(crate) struct ExchangeCe;
 
 impl Algorithm for ExchangeCe {
-    fn about(&self) -> About {
-        About { name: "exchange_ce", group: types::Algorithm::Copies, waits_by: "events" }
-    }
+    about!("exchange_ce", Copies, "events");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         if case.sums() { super::ce::copies(case) } else { None }

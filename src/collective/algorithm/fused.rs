@@ -11,26 +11,20 @@ use super::{
         launch::{Combination, blocks_of},
         request::{Job, RemotePtr},
     },
-    About, Algorithm, Case, Matched, Member, Needs,
+    Algorithm, Case, Matched, Member,
 };
 use crate::{
     error::Result,
-    fabric::{limits::Limits, plan::Shape, types},
+    fabric::{limits::Limits, plan::Shape},
 };
 
 pub(crate) struct Fused;
 
 impl Algorithm for Fused {
-    fn about(&self) -> About {
-        About { name: "fused", group: types::Algorithm::Direct, waits_by: "flags" }
-    }
+    about!("fused", Direct, "flags");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         case.meets_on_devices().then_some("all members have peer access, and their kernels can meet: one launch each")
-    }
-
-    fn needs(&self, _: &Case<'_>) -> Needs {
-        Needs::ONE_KERNEL
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {

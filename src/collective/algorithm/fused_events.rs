@@ -8,15 +8,13 @@
 //! host                        `-- meet: descriptors with `ready` --'       `-- steps: `done` ----'
 //! ```
 
-use super::{About, Algorithm, Case, Matched, Member, Needs, fused};
-use crate::{error::Result, fabric::types};
+use super::{Algorithm, Case, Matched, Member, Needs, fused};
+use crate::error::Result;
 
 pub(crate) struct FusedEvents;
 
 impl Algorithm for FusedEvents {
-    fn about(&self) -> About {
-        About { name: "fused_events", group: types::Algorithm::Direct, waits_by: "events" }
-    }
+    about!("fused_events", Direct, "events");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         (case.direct && !case.meets_on_devices())

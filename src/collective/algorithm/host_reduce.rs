@@ -20,7 +20,7 @@
 //! The event that it sends with this message covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is
 //! brought down after all members have sent that message, and after these events.
 
-use super::{super::kernels, About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, staging::Staging};
+use super::{super::kernels, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, staging::Staging};
 use crate::{
     Event,
     driver::{Address, Driver, DriverResult, RawStream, observe::FailPoint},
@@ -49,9 +49,7 @@ const PIECES: usize = 3;
 const TICK: Duration = Duration::from_millis(20);
 
 impl Algorithm for HostReduce {
-    fn about(&self) -> About {
-        About { name: "host_reduce", group: types::Algorithm::Host, waits_by: "host threads" }
-    }
+    about!("host_reduce", Host, "host threads");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         let meets = case.meets_in_host() || case.machine.virtual_time;

@@ -13,7 +13,7 @@ use super::{
         kernels::{Entry, typed_float},
         launch,
     },
-    About, Algorithm, Case, Matched, Member, Needs, ll,
+    Algorithm, Case, Matched, Member, ll,
 };
 use crate::{
     error::Result,
@@ -38,9 +38,7 @@ pub(crate) fn most_whole(members: usize) -> usize {
 }
 
 impl Algorithm for Inbox {
-    fn about(&self) -> About {
-        About { name: "inbox", group: types::Algorithm::Inbox, waits_by: "data" }
-    }
+    about!("inbox", Inbox, "data");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         let most = if case.whole { most_whole(case.members) } else { usize::MAX };
@@ -49,10 +47,6 @@ impl Algorithm for Inbox {
 
     fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
         (case.wants(types::Algorithm::Inbox) && can(case, usize::MAX)).then_some("asked for; it fits into an inbox")
-    }
-
-    fn needs(&self, _: &Case<'_>) -> Needs {
-        Needs::ONE_KERNEL
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {

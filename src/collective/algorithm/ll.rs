@@ -14,7 +14,7 @@ use super::{
         kernels::{Arguments, Entry, Part, code, eight_of, typed, value},
         launch,
     },
-    About, Algorithm, Case, Matched, Member, Needs,
+    Algorithm, Case, Matched, Member,
 };
 use crate::{
     error::Result,
@@ -37,9 +37,7 @@ const PER_BLOCK: usize = 512 * 8;
 const THROUGH_HOST: usize = 64 << 10;
 
 impl Algorithm for Ll {
-    fn about(&self) -> About {
-        About { name: "ll", group: types::Algorithm::Direct, waits_by: "packets" }
-    }
+    about!("ll", Direct, "packets");
 
     fn group(&self, case: &Case<'_>) -> types::Algorithm {
         if case.meets_in_host() { types::Algorithm::Staged } else { self.about().group }
@@ -58,10 +56,6 @@ impl Algorithm for Ll {
             }
             _ => None,
         }
-    }
-
-    fn needs(&self, _: &Case<'_>) -> Needs {
-        Needs::ONE_KERNEL
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {

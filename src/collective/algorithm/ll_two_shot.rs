@@ -5,13 +5,12 @@
 //! Their packets need no flag that waits for all data before it; [`shm`](super::shm) has three such flags, one after
 //! the other.
 
-use super::{About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, ll};
+use super::{Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, ll};
 use crate::{
     error::Result,
     fabric::{
         packets::Packets,
         plan::{Counts, Shape, Side},
-        types,
     },
 };
 
@@ -22,9 +21,7 @@ pub(crate) struct LlTwoShot;
 const MOST: usize = 112 << 10;
 
 impl Algorithm for LlTwoShot {
-    fn about(&self) -> About {
-        About { name: "ll_two_shot", group: types::Algorithm::Staged, waits_by: "packets" }
-    }
+    about!("ll_two_shot", Staged, "packets");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         // Devices that share a GPU may share a hardware queue: there the second kernel of one device could stand in

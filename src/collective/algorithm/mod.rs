@@ -29,6 +29,16 @@
 //! [`norm`] and [`above`] are no rows of the table, since they do more than a collective: `all_reduce_norm` asks for
 //! [`norm`], and operations of higher crates for [`above`].
 
+/// [`Algorithm::about`]: the name, the public algorithm, and how members wait for each other.
+macro_rules! about {
+    ($name:expr, $group:ident, $waits_by:literal) => {
+        fn about(&self) -> $crate::collective::algorithm::About {
+            let group = $crate::fabric::types::Algorithm::$group;
+            $crate::collective::algorithm::About { name: $name, group, waits_by: $waits_by }
+        }
+    };
+}
+
 pub(crate) mod above;
 pub(crate) mod ce;
 pub(crate) mod eager;
@@ -84,7 +94,9 @@ pub(crate) trait Algorithm: Sync {
     }
 
     /// Scratch, kernels, and the kind of meeting.
-    fn needs(&self, case: &Case<'_>) -> Needs;
+    fn needs(&self, _case: &Case<'_>) -> Needs {
+        Needs::ONE_KERNEL
+    }
 
     /// Blocks of the kernel that carries the case out, or of the one that adds up what copy engines have brought.
     fn blocks(&self, case: &Case<'_>) -> u32;

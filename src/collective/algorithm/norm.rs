@@ -86,7 +86,7 @@ pub(crate) struct NormKernel {
     together: u32,
     /// How many times as many threads a row has as the kernels of the norms give it.
     spread: u32,
-    blocks: u32,
+    pub(crate) blocks: u32,
     wide: bool,
     /// Two members: they have kernels of their own.
     two: bool,
@@ -189,10 +189,6 @@ impl NormKernel {
     fn dims(&self) -> LaunchDims {
         let block = (self.rows.threads * self.spread, self.together, 1);
         LaunchDims { grid: (self.blocks, 1, 1), block, shared_bytes: 0 }
-    }
-
-    pub(crate) fn block_count(&self) -> u32 {
-        self.blocks
     }
 
     /// Its name, its public algorithm, and how members wait for each other.

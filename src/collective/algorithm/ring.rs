@@ -11,7 +11,7 @@ pub(crate) mod cut;
 
 use super::{
     super::kernels::{Arguments, Entry, value},
-    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
+    Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
 };
 use crate::{
     driver::Address,
@@ -27,9 +27,7 @@ use crate::{
 pub(crate) struct Ring;
 
 impl Algorithm for Ring {
-    fn about(&self) -> About {
-        About { name: "ring", group: types::Algorithm::Ring, waits_by: "flags" }
-    }
+    about!("ring", Ring, "flags");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         // At sizes for which calls use `exchange_ce`, which adds in rank order, a graph must not use a ring: calls and

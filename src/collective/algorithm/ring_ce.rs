@@ -28,7 +28,7 @@ use super::{
         launch::{self, Combination},
         request::RemotePtr,
     },
-    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
+    Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch,
     ring::cut,
 };
 use crate::{
@@ -43,9 +43,7 @@ use std::ops::Range;
 pub(crate) struct RingCe;
 
 impl Algorithm for RingCe {
-    fn about(&self) -> About {
-        About { name: "ring_ce", group: types::Algorithm::Ring, waits_by: "events" }
-    }
+    about!("ring_ce", Ring, "events");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         if !case.rings() {

@@ -10,7 +10,7 @@ use super::{
         case::KernelBarrier,
         kernels::{Arguments, Entry, code, eight_of, typed, value},
     },
-    About, Algorithm, Case, Matched, Member, Needs,
+    Algorithm, Case, Matched, Member,
     staging::cutting,
 };
 use crate::{
@@ -30,9 +30,7 @@ use crate::{
 pub(crate) struct Shm;
 
 impl Algorithm for Shm {
-    fn about(&self) -> About {
-        About { name: "shm", group: types::Algorithm::Staged, waits_by: "flags" }
-    }
+    about!("shm", Staged, "flags");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         case.meets_in_host().then_some(
@@ -43,10 +41,6 @@ impl Algorithm for Shm {
     fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
         let in_host = matches!(case.machine.barrier, KernelBarrier::InHost { .. });
         (in_host && wanted(case)).then_some("asked for")
-    }
-
-    fn needs(&self, _: &Case<'_>) -> Needs {
-        Needs::ONE_KERNEL
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {

@@ -14,7 +14,7 @@ use super::{
         launch::{self, Combination},
         request::RemotePtr,
     },
-    About, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, shm,
+    Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, shm,
     staging::{Staging, cutting},
 };
 use crate::{
@@ -24,7 +24,6 @@ use crate::{
         layout::MOST,
         plan::Side,
         tiling::{GRAIN, Tiling},
-        types,
     },
 };
 use smallvec::SmallVec;
@@ -35,9 +34,7 @@ pub(crate) struct ShmEvents;
 const ROOM: usize = 1 << 20;
 
 impl Algorithm for ShmEvents {
-    fn about(&self) -> About {
-        About { name: "shm_events", group: types::Algorithm::Staged, waits_by: "events" }
-    }
+    about!("shm_events", Staged, "events");
 
     /// Never: copies are better.
     fn fits(&self, _: &Case<'_>) -> Option<&'static str> {

@@ -12,7 +12,7 @@ use super::{
         kernels::{Arguments, Entry, Pieces, code, eight_of, eights, typed_float, value},
         launch,
     },
-    About, Algorithm, Case, Matched, Member, Needs,
+    Algorithm, Case, Matched, Member,
     exchange_ce::Slice,
 };
 use crate::{
@@ -49,9 +49,7 @@ pub(crate) fn held(members: usize) -> usize {
 }
 
 impl Algorithm for Slots {
-    fn about(&self) -> About {
-        About { name: "slots", group: types::Algorithm::Inbox, waits_by: "data" }
-    }
+    about!("slots", Inbox, "data");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         let bulk = case.bulk()?;
@@ -62,10 +60,6 @@ impl Algorithm for Slots {
 
     fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
         (case.wants(types::Algorithm::Inbox) && can(case)).then_some("asked for; it goes piece by piece")
-    }
-
-    fn needs(&self, _: &Case<'_>) -> Needs {
-        Needs::ONE_KERNEL
     }
 
     fn blocks(&self, case: &Case<'_>) -> u32 {

@@ -111,7 +111,7 @@ impl Meeting<'_> {
             match body {
                 Body::Full(theirs) if theirs.group == *self.ranks() => all[member] = theirs,
                 Body::Full(theirs) => return Err(self.other_group(&own.call, member, &theirs.call)),
-                Body::Compact(theirs) if !self.is_group_of(&theirs) => {
+                Body::Compact(theirs) if self.membership.packed != Some(theirs.members()) => {
                     return Err(self.other_group(&own.call, member, &theirs.call()));
                 }
                 // Another operation, then.
@@ -173,11 +173,6 @@ impl Meeting<'_> {
         }
         self.commit(spins)?;
         Ok(all)
-    }
-
-    /// Whether a compact descriptor was sent in this group.
-    fn is_group_of(&self, theirs: &CompactDescriptor) -> bool {
-        self.membership.packed == Some(theirs.members())
     }
 
     /// The error for calls that do not all match. Every member compares them in one order, so every member reports one

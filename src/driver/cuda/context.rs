@@ -16,7 +16,6 @@ use super::{
     graph::Graphs,
     interop::Interop,
     library::{self, Optional},
-    peer,
     shared::Shared,
     vmm::{self, Virtual},
 };
@@ -195,7 +194,9 @@ impl Drop for CudaGpu {
         if let Some(blas) = self.blas.get_mut().take().filter(|_| current) {
             blas.destroy(self);
         }
-        peer::forget_all(self, current);
+        for peer in std::mem::take(self.peers.get_mut()) {
+            let _ = self.give_back(peer, current);
+        }
         self.interop.clear();
     }
 }

@@ -40,7 +40,6 @@ impl CudaGpu {
     }
 
     /// Copies to the first address from the second one; each address has its device.
-    ///
     pub(super) unsafe fn copy_between(
         &self,
         [(dst, dst_device), (src, src_device)]: [(Address, &dyn Driver); 2],

@@ -44,10 +44,8 @@ impl CudaGpu {
 
     /// Refuses, during a capture, operations that a graph cannot hold.
     pub(super) fn check_no_capture(&self, s: RawStream) -> DriverResult {
-        match self.is_capturing(s) {
-            true => Err(fault::unsupported("the stream captures, and a graph cannot hold that")),
-            false => Ok(()),
-        }
+        fail_if!(self.is_capturing(s), fault::unsupported("the stream captures, and a graph cannot hold that"));
+        Ok(())
     }
 
     pub(super) fn capture_begin(&self, s: RawStream) -> DriverResult {

@@ -36,15 +36,10 @@ const REQUIRED: &[&str] = &[
 ];
 
 /// The symbols of virtual memory management (CUDA 10.2, but not on every platform).
+#[rustfmt::skip]
 const VIRTUAL: &[&str] = &[
-    "cuMemAddressReserve",
-    "cuMemAddressFree",
-    "cuMemCreate",
-    "cuMemRelease",
-    "cuMemMap",
-    "cuMemUnmap",
-    "cuMemSetAccess",
-    "cuMemGetAllocationGranularity",
+    "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap",
+    "cuMemUnmap", "cuMemSetAccess", "cuMemGetAllocationGranularity",
 ];
 
 /// Substitutes for functions that cudarc offers only if it loads the library at run time. Another crate of the build

@@ -97,7 +97,7 @@ impl CudaGpu {
     }
 
     /// Removes one holder. The last one revokes the right; for that, its own context must be current.
-    fn give_back(&self, peer: CUdevice, current: bool) -> DriverResult {
+    pub(super) fn give_back(&self, peer: CUdevice, current: bool) -> DriverResult {
         let mut rights = RIGHTS.lock();
         let key = (self.device, peer);
         let Some(right) = rights.get_mut(&key) else { return Ok(()) };
@@ -120,13 +120,5 @@ impl CudaGpu {
         // 705: another library has revoked it first.
         let result = if matches!(result, SUCCESS | 705) { expelled } else { result };
         self.check_code(result, String::new)
-    }
-}
-
-/// Revokes all rights of a device that is being dropped.
-pub(super) fn forget_all(gpu: &mut CudaGpu, current: bool) {
-    let peers = std::mem::take(gpu.peers.get_mut());
-    for peer in peers {
-        let _ = gpu.give_back(peer, current);
     }
 }

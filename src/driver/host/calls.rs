@@ -9,6 +9,7 @@ use super::{
     memory::HostKind,
     op::{Engine, Op, Work},
     pages,
+    sched::Core,
     timing::HostCall,
 };
 use crate::{
@@ -164,11 +165,11 @@ impl HostGpu {
         Ok(self.alive()?.core.memory.host_insert(block, kind))
     }
 
-    /// Frees host memory, also when the device is lost.
-    pub(super) fn free_host(&self, ptr: *mut u8, kind: HostKind) -> DriverResult {
+    /// A call that also does its work on a lost device, and then reports the loss.
+    pub(super) fn even_if_lost<R>(&self, call: impl FnOnce(&mut Core) -> DriverResult<R>) -> DriverResult<R> {
         let mut state = self.lock();
-        let freed = state.core.memory.host_remove(ptr, kind);
-        state.core.check_alive(self.index).and(freed)
+        let done = call(&mut state.core);
+        state.core.check_alive(self.index).and(done)
     }
 }
 

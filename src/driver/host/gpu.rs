@@ -65,9 +65,7 @@ impl Driver for HostGpu {
     }
 
     unsafe fn mem_free(&self, address: Address) -> DriverResult {
-        let mut state = self.lock();
-        let freed = state.core.memory.free(self.index, address);
-        state.core.check_alive(self.index).and(freed)
+        self.even_if_lost(|core| core.memory.free(self.index, address))
     }
 
     fn host_alloc(&self, bytes: usize) -> DriverResult<*mut u8> {
@@ -75,7 +73,7 @@ impl Driver for HostGpu {
     }
 
     unsafe fn host_free(&self, ptr: *mut u8) -> DriverResult {
-        self.free_host(ptr, HostKind::Pinned)
+        self.even_if_lost(|core| core.memory.host_remove(ptr, HostKind::Pinned))
     }
 
     fn managed_alloc(&self, bytes: usize) -> DriverResult<*mut u8> {
@@ -83,7 +81,7 @@ impl Driver for HostGpu {
     }
 
     unsafe fn managed_free(&self, ptr: *mut u8) -> DriverResult {
-        self.free_host(ptr, HostKind::Managed)
+        self.even_if_lost(|core| core.memory.host_remove(ptr, HostKind::Managed))
     }
 
     unsafe fn adopt(&self, address: Address, bytes: usize) -> DriverResult<Address> {
@@ -92,9 +90,7 @@ impl Driver for HostGpu {
     }
 
     unsafe fn disown(&self, address: Address) -> DriverResult {
-        let mut state = self.lock();
-        let ended = state.core.memory.disown(self.index, address);
-        state.core.check_alive(self.index).and(ended)
+        self.even_if_lost(|core| core.memory.disown(self.index, address))
     }
 
     fn vm_granularity(&self) -> Option<usize> {
@@ -108,9 +104,7 @@ impl Driver for HostGpu {
 
     unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult {
         self.check_virtual()?;
-        let mut state = self.lock();
-        let released = state.core.memory.release(self.index, address, bytes);
-        state.core.check_alive(self.index).and(released)
+        self.even_if_lost(|core| core.memory.release(self.index, address, bytes))
     }
 
     unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
@@ -120,11 +114,10 @@ impl Driver for HostGpu {
 
     unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult {
         self.check_virtual()?;
-        let mut state = self.lock();
-        let Core { memory, active, .. } = &mut state.core;
-        let busy = |ptr: *mut u8| active.conflicts(ptr as usize, bytes, true);
-        let unmapped = memory.unmap(self.index, address, bytes, busy);
-        state.core.check_alive(self.index).and(unmapped)
+        self.even_if_lost(|Core { memory, active, .. }| {
+            let busy = |ptr: *mut u8| active.conflicts(ptr as usize, bytes, true);
+            memory.unmap(self.index, address, bytes, busy)
+        })
     }
 
     unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult {
@@ -213,10 +206,8 @@ impl Driver for HostGpu {
     }
 
     unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult {
-        let mut state = self.lock();
-        let removed = state.core.events.remove(event.0);
-        state.core.check_alive(self.index)?;
-        removed.map(drop).ok_or_else(|| fault::invalid_handle("event"))
+        let event = |core: &mut Core| core.events.remove(event.0).ok_or_else(|| fault::invalid_handle("event"));
+        self.even_if_lost(event).map(drop)
     }
 
     fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult {
@@ -410,10 +401,8 @@ impl Driver for HostGpu {
     }
 
     unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult {
-        let mut state = self.lock();
-        let removed = state.core.graphs.remove(graph.0);
-        state.core.check_alive(self.index)?;
-        removed.map(drop).ok_or_else(|| fault::invalid_handle("graph"))
+        let graph = |core: &mut Core| core.graphs.remove(graph.0).ok_or_else(|| fault::invalid_handle("graph"));
+        self.even_if_lost(graph).map(drop)
     }
 
     unsafe fn write_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {

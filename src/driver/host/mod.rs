@@ -48,7 +48,6 @@ mod fault;
 mod gemm;
 mod gpu;
 mod grace;
-mod graph;
 mod machine;
 mod memory;
 mod one_gpu;

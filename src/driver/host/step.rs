@@ -309,7 +309,11 @@ impl Core {
         self.unbooked = may_spin.then(|| (clock.unbooked(device), latest));
         let (start, finish) = clock.book(device, &cost, ready);
         if let Some((address, value)) = written {
-            self.note_written(address, value, finish);
+            let history = self.words.entry(address).or_default();
+            history.push((value, finish));
+            if history.len() > 64 {
+                history.remove(0);
+            }
         }
         self.latest = self.latest.max(finish);
         self.booked = finish;
@@ -322,14 +326,6 @@ impl Core {
         if let (Some(clock), Some((before, latest))) = (&mut self.clock, self.unbooked.take()) {
             clock.restore(before);
             self.latest = latest;
-        }
-    }
-
-    fn note_written(&mut self, address: u64, value: u64, time: Time) {
-        let history = self.words.entry(address).or_default();
-        history.push((value, time));
-        if history.len() > 64 {
-            history.remove(0);
         }
     }
 

@@ -3,9 +3,12 @@
 //! Invariant: an idle stream is on no list, a ready stream is in the ready queue, one worker has an active stream, and
 //! a parked stream is on the list of its obstacle: another stream's waiters, an engine's queue, the conflicting
 //! accesses, or the awaited values.
+//!
+//! A graph is a list of operations that a capturing stream has recorded. A launch appends copies of them to a stream.
+//! So order, conflicts, engines and deadlocks are those of operations that are submitted one by one.
 
-use super::{op::Op, slab::Key, timing::Time};
-use crate::driver::Fault;
+use super::{fault, op::Op, sched::Core, slab::Key, timing::Time};
+use crate::driver::{DriverResult, Fault};
 use parking_lot::Condvar;
 use std::{collections::VecDeque, sync::Arc};
 
@@ -94,5 +97,27 @@ impl Stream {
     /// Records a failure of the operations after number `after`. An earlier failure that was not reported yet stays.
     pub fn hurt(&mut self, after: u64, fault: Fault) {
         self.harm.get_or_insert(Harm { after, fault });
+    }
+}
+
+impl Stream {
+    /// Refuses, during a capture, operations that a graph cannot hold.
+    pub fn check_no_capture(&self) -> DriverResult {
+        fail_if!(self.capture.is_some(), fault::unsupported("the stream captures, and a graph cannot hold that"));
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Records an operation of a capturing stream.
+    pub fn capture(&mut self, device: usize, key: Key, op: Op) -> DriverResult {
+        let stream = self.stream(device, key)?;
+        if !op.work.is_capturable() {
+            // The operation may own a closure, which must be dropped without the lock.
+            self.graveyard.push(op);
+            return Err(fault::unsupported("the stream captures, and a graph cannot hold that"));
+        }
+        stream.capture.get_or_insert_default().push(op);
+        Ok(())
     }
 }

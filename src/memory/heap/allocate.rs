@@ -13,21 +13,6 @@ const LOOKS: usize = 16;
 const FEW: usize = 4;
 
 impl<P: Payload> Heap<P> {
-    /// Allocates `bytes` at a multiple of `align` (a power of two, 2 MiB at most) from a free range whose payload
-    /// `accept` accepts. None if no checked range does: the search checks the first few ranges of each list, the
-    /// nearest sizes first, 16 in all. If `accept` accepts everything, the search succeeds whenever a range of `bytes +
-    /// align`, rounded up to the next list's size, is free. The rest of the range, on both sides, stays free and keeps
-    /// its part of the payload.
-    #[cfg(test)]
-    pub(crate) fn allocate(
-        &mut self,
-        bytes: usize,
-        align: usize,
-        mut accept: impl FnMut(&P) -> bool,
-    ) -> Option<Taken<P>> {
-        self.allocate_in(bytes, align, |payload, room, _| accept(payload).then_some(room.start))
-    }
-
     /// Allocates `bytes` at a multiple of `align` from the first free range of the search in which `place` finds room.
     /// `place` gets the payload of a range, the positions to choose from, and the wanted bytes; it returns the first
     /// position where they can begin. None if no checked range has room.

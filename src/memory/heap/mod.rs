@@ -136,11 +136,6 @@ impl<P: Payload> Heap<P> {
         self.list(list).map(|id| self.nodes[id].bytes()).max().unwrap_or(0)
     }
 
-    #[cfg(test)]
-    pub(crate) fn live_pieces(&self) -> usize {
-        self.live
-    }
-
     /// Every piece and every free range, by region and address.
     pub(crate) fn walk(&self) -> Vec<Span> {
         let nodes = self.runs.values().flat_map(|run| self.nodes_of(run));

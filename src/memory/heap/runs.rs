@@ -113,24 +113,11 @@ impl<P: Payload> Heap<P> {
         payload
     }
 
-    #[cfg(test)]
-    /// Free bytes that end at `address`, if mapped memory of the region ends there; else 0, since nothing can be mapped
-    /// there.
-    pub(crate) fn free_before(&self, region: u32, address: u64) -> u64 {
-        let run = self.run_before(region, address).filter(|run| self.nodes[run.last].address == address);
-        run.map_or(0, |run| self.free_at(self.nodes[run.last].before))
-    }
-
-    #[cfg(test)]
-    /// Free bytes that begin at `address`, if mapped memory of the region begins there.
-    pub(crate) fn free_after(&self, region: u32, address: u64) -> u64 {
-        self.runs.get(&(region, address)).map_or(0, |run| self.free_at(self.nodes[run.first].after))
-    }
-
     /// Free bytes that end and that begin at `address`, at the edges of mapped memory, if `accept` accepts their
     /// payload.
     pub(crate) fn free_around(&self, region: u32, address: u64, accept: impl Fn(&P) -> bool) -> (u64, u64) {
-        let accepted = |id: u32| if accept(&self.payloads[id as usize]) { self.free_at(id) } else { 0 };
+        let is_free = |id: &u32| accept(&self.payloads[*id as usize]) && self.nodes[*id].is_free();
+        let accepted = |id: u32| Some(id).filter(is_free).map_or(0, |id| self.nodes[id].bytes());
         let run = self.run_before(region, address).filter(|run| self.nodes[run.last].address == address);
         let before = run.map_or(0, |run| accepted(self.nodes[run.last].before));
         let after = self.runs.get(&(region, address)).map_or(0, |run| accepted(self.nodes[run.first].after));
@@ -151,11 +138,6 @@ impl<P: Payload> Heap<P> {
             let node = &self.nodes[*id];
             node.region == region && node.address <= address && end <= node.address + node.bytes()
         })
-    }
-
-    fn free_at(&self, id: u32) -> u64 {
-        let node = &self.nodes[id];
-        if node.is_free() { node.bytes() } else { 0 }
     }
 
     /// The last run of the region that begins before `address`.

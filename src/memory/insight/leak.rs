@@ -39,8 +39,7 @@ impl LeakReport {
     /// Bytes of all leaks on all devices: the sum of [`Leak::bytes`], which are rounded up to size classes.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).record_memory(true).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).record_memory(true).build()?;
     /// let kept = pool.run(|dev, _| dev.zeros::<u8>(1 << 20))?;
     /// assert_eq!(pool.leaks()?.bytes(), 2 << 20);
     /// # drop(kept);

@@ -85,12 +85,6 @@ impl StreamCore {
         self.early.add(covered, EarlyEvent { event, handle: self.handle.clone() });
         Ok(())
     }
-
-    /// [`wait_for`](Self::wait_for) by an early event; false if there is none.
-    pub(super) fn wait_for_early_event(&self, op: &'static str, other: &StreamCore, sequence: u64) -> Result<bool> {
-        let Some((covered, found)) = other.early.find(sequence) else { return Ok(false) };
-        self.wait_event(op, found.event, other, covered).map(|()| true)
-    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,28 @@ use crate::lab::{Check, texts};
 use crate::{Device, GpuPool, PinnedBuffer, Result};
 use proptest::prelude::*;
 
+/// Machines with several nodes, for tests on machines with one.
+pub(super) mod fake {
+    use super::Nodes;
+    use std::cell::RefCell;
+
+    thread_local! {
+        static FAKE: RefCell<Option<Nodes>> = const { RefCell::new(None) };
+    }
+
+    pub(in super::super) fn here() -> Option<Nodes> {
+        FAKE.with_borrow(Option::clone)
+    }
+
+    /// Pools that `build` makes have `count` nodes, and their devices are near `devices`.
+    pub(crate) fn nodes<R>(count: u32, devices: &[usize], build: impl FnOnce() -> R) -> R {
+        FAKE.set(Some(Nodes { online: (0..count).collect(), devices: devices.to_vec(), fake: true }));
+        let built = build();
+        FAKE.set(None);
+        built
+    }
+}
+
 #[test]
 fn lists_of_nodes() {
     assert_eq!(list("0"), Some(vec![0]));

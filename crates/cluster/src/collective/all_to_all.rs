@@ -6,7 +6,7 @@
 
 use super::{
     cut::{Amount, place},
-    hierarchical::{HierarchicalCall, part},
+    hierarchical::{Carrier, HierarchicalCall, part},
     two_hop,
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
         Contained,
         collective::{Counts, Payload, Request, Shape, value_of},
     },
-    traits::{Message, Tag, Transport},
+    traits::{Message, Tag},
     wire::decode,
 };
 use gpu_pool::{Error, PinnedBuffer, Result};
@@ -63,10 +63,10 @@ pub(super) fn by_counts(hier: &HierarchicalCall<'_, '_>, request: &Request) -> R
 #[track_caller]
 fn flow(hier: &HierarchicalCall<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()> {
     let (across, size, n, me) = (hier.across, request.dtype.size(), hier.members(), hier.group.rank());
-    if let Transport::Device(transport) = hier.transport()? {
-        return two_hop::flow(hier, request, amount, transport.clone());
-    }
-    let transport = hier.host_transport()?;
+    let transport = match hier.carrier()? {
+        Carrier::Host(transport) => transport,
+        Carrier::Device(transport) => return two_hop::flow(hier, request, amount, transport),
+    };
     let (hosts, own) = (&across.hosts, &across.hosts[across.me].ranks);
     let sends_any = (0..n).any(|to| amount(me, to) > 0);
     let staged = match request.source.as_ref().filter(|_| sends_any) {

@@ -38,7 +38,7 @@ use super::{
     hierarchical::{HierarchicalCall, copy_within},
     plan::{Job, Plan},
     rail::{Landed, Rail},
-    relay::{Load, Relay},
+    relay::{Load, Relay, with_memory},
 };
 use crate::{
     internals::*,
@@ -53,7 +53,7 @@ use crate::{
 };
 use gpu_pool::{DType, Error, Event, ReduceOp, Result};
 use smallvec::{SmallVec, smallvec};
-use std::{mem, ops::Range, vec};
+use std::{ops::Range, vec};
 
 /// The most pieces: then all but a sixteenth of the first and the last step is hidden, at best.
 pub const MOST_PIECES: usize = 16;
@@ -219,17 +219,7 @@ impl<'t, 'g, 'd> RailPiece<'t, 'g, 'd> {
                 wait_for(stream, op, staged)?;
             }
         }
-        rest.iter().try_for_each(|(area, access)| area.block.order(op, stream, &area.bytes, *access))?;
-        let submitted = self.work();
-        let last = stream.submit();
-        for (area, access) in &self.uses {
-            area.block.note(stream, last, area.bytes.clone(), *access);
-            if submitted.is_err() {
-                // The transport may still use it.
-                mem::forget(area.block.clone());
-            }
-        }
-        submitted?;
+        with_memory(stream, op, &self.uses, rest, || self.work())?;
         let carried = if self.relay.has_side_stream() { Some(record(stream, op)?) } else { None };
         Ok(DevicePiece { left: self.left.clone(), carried })
     }

@@ -1,13 +1,17 @@
 //! The answer of [`Group::explain`](gpu_pool::Group::explain) for a group of several processes: by the same cut and the
 //! same steps as [`rail::run`](super::rail::run).
 
-use super::{device_rail, hierarchical::HierarchicalCall, host_rail, native::Direct, plan::Plan, relay::Relay};
-use crate::{
-    runtime::{
-        Call,
-        collective::{Hierarchy, Shape},
-    },
-    traits::Transport,
+use super::{
+    device_rail,
+    hierarchical::{Carrier, HierarchicalCall},
+    host_rail,
+    native::Direct,
+    plan::Plan,
+    relay::Relay,
+};
+use crate::runtime::{
+    Call,
+    collective::{Hierarchy, Shape},
 };
 use gpu_pool::{DType, Group, ReduceOp, Result};
 
@@ -18,16 +22,15 @@ pub(super) fn hierarchy(group: &Group<'_>, (dtype, op): (DType, ReduceOp), len: 
     let hier = HierarchicalCall::new(group, &call, false)?;
     let shape = Shape::AllReduce { len };
     let Some(plan) = Plan::new(&hier, (dtype, op), &shape) else { unreachable!("an all_reduce has a plan") };
-    let (transport, sums, pieces, overlapped) = match hier.transport()? {
-        Transport::None(error) => return Err(error.clone()),
-        Transport::Host(transport) => {
+    let (transport, sums, pieces, overlapped) = match hier.carrier()? {
+        Carrier::Host(transport) => {
             let sums = "in the memory of the hosts, in the order of processes";
             let pieces = host_rail::cuts(&plan);
             let overlapped = pieces.len() > 1;
             (transport.name(), sums.to_owned(), pieces, overlapped)
         }
-        Transport::Device(transport) => {
-            let (cuts, overlapped) = device_rail::cuts(&plan, &**transport);
+        Carrier::Device(transport) => {
+            let (cuts, overlapped) = device_rail::cuts(&plan, &*transport);
             let relay = Relay::new(&hier, transport.clone(), overlapped)?;
             let native = plan.job.sum().and_then(|outer| relay.native(dtype, outer));
             let sums = match (relay.direct(&plan, op), native) {

@@ -13,7 +13,7 @@ use crate::{
         driver::Address,
         memory::{Access, StreamCore},
     },
-    traits::{Arrival, Commit, HostTransport, MOST_NOTE, Transport, WorldScope},
+    traits::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
     wire::shortened,
 };
 use gpu_pool::{DType, Device, Error, Group, OnStream, PinnedBuffer, ReduceOp, Result};
@@ -44,6 +44,12 @@ pub(super) struct HierarchicalCall<'g, 'd> {
     dev: OnStream<'d>,
 }
 
+/// A [`Transport`] that is there.
+pub(super) enum Carrier {
+    Host(Arc<dyn HostTransport>),
+    Device(Arc<dyn DeviceTransport>),
+}
+
 impl<'g, 'd> HierarchicalCall<'g, 'd> {
     #[track_caller]
     pub fn new(group: &'g Group<'d>, call: &'g Call, overlapped: bool) -> Result<Self> {
@@ -63,22 +69,11 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
     }
 
     /// How payload gets to other processes.
-    pub fn transport(&self) -> Result<&Transport> {
+    pub fn carrier(&self) -> Result<Carrier> {
         match self.link.world.transport() {
             Transport::None(error) => Err(error.clone()),
-            transport => Ok(transport),
-        }
-    }
-
-    /// The transport, if it moves bytes of the host.
-    pub fn host_transport(&self) -> Result<Arc<dyn HostTransport>> {
-        match self.transport()? {
-            Transport::Host(transport) => Ok(transport.clone()),
-            Transport::None(error) => Err(error.clone()),
-            Transport::Device(transport) => {
-                let why = format!("{} does not carry it between processes", transport.name());
-                Err(Error::invalid_at(self.call.site, self.call.op, why))
-            }
+            Transport::Host(transport) => Ok(Carrier::Host(transport.clone())),
+            Transport::Device(transport) => Ok(Carrier::Device(transport.clone())),
         }
     }
 
@@ -297,6 +292,35 @@ pub(super) fn copy_within(
     let handle = hier.group.device().handle();
     // SAFETY: both ranges are this device's and have so many bytes; the caller has ordered and notes their use.
     handle.check(hier.call.op, unsafe { handle.driver.copy_within(to, from, bytes, stream.raw) })
+}
+
+/// What a note has: bytes, or how many of them come by another way.
+pub(super) enum Noted<'a> {
+    Here(&'a [u8]),
+    Later(usize),
+}
+
+impl Noted<'_> {
+    /// The note for these bytes.
+    pub fn of(bytes: &[u8]) -> Noted<'_> {
+        if bytes.len() < MOST_NOTE { Noted::Here(bytes) } else { Noted::Later(bytes.len()) }
+    }
+
+    pub fn write(&self) -> Vec<u8> {
+        match self {
+            Noted::Here(bytes) => [&[1], *bytes].concat(),
+            Noted::Later(len) => [&[0][..], &(*len as u64).to_le_bytes()].concat(),
+        }
+    }
+
+    /// None: another process has sent nonsense.
+    pub fn read(note: &[u8]) -> Option<Noted<'_>> {
+        match note.split_first()? {
+            (1, bytes) => Some(Noted::Here(bytes)),
+            (0, len) => Some(Noted::Later(u64::from_le_bytes(len.try_into().ok()?) as usize)),
+            _ => None,
+        }
+    }
 }
 
 pub(super) fn part(of: &Area, range: Range<usize>) -> Area {

@@ -9,7 +9,10 @@
 //! Between devices the receiver must have the memory before anything is submitted, and it knows the lengths from a
 //! meeting. So a message has a further meeting for each batch, in whose turn both submit.
 
-use super::{hierarchical::HierarchicalCall, relay};
+use super::{
+    hierarchical::{Carrier, HierarchicalCall},
+    relay,
+};
 use crate::{
     internals::*,
     runtime::{
@@ -18,10 +21,10 @@ use crate::{
         memory::{Access, StreamCore},
         processes::Place,
     },
-    traits::{Commit, DeviceTransport, HostTransport, Message, RailCall, RailMessage, Tag, Transport},
+    traits::{Commit, DeviceTransport, HostTransport, Message, RailCall, RailMessage, Tag},
 };
 use gpu_pool::{Error, PinnedBuffer, Result};
-use std::{mem, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 /// Memory of one end.
 pub(super) enum Held {
@@ -85,9 +88,9 @@ impl MessageRoute {
     /// This member is one of the two.
     pub fn new(hier: &HierarchicalCall<'_, '_>, from: Place, to: Place) -> Result<MessageRoute> {
         let peer = if hier.link.world.host() == from.host { to.host } else { from.host };
-        let transport = match hier.transport()? {
-            Transport::Device(transport) => transport.clone(),
-            _ => return Ok(MessageRoute::Host { transport: hier.host_transport()?, peer }),
+        let transport = match hier.carrier()? {
+            Carrier::Device(transport) => transport,
+            Carrier::Host(transport) => return Ok(MessageRoute::Host { transport, peer }),
         };
         let devices = hier.link.world.devices();
         let ordinal = if to.device < devices[from.host] { to.device } else { from.device };
@@ -232,29 +235,20 @@ impl MessageRoute {
 impl Rail {
     /// Submits the messages of a batch in the commit's turn. Returns their place in the proxy stream.
     fn submit(&self, batch: &[Held], access: Access, commit: Commit) -> Result<u64> {
-        let areas: Vec<Area> = batch.iter().map(Held::area).filter(|area| !area.bytes.is_empty()).collect();
-        let message = |area: &Area| match access {
+        let areas = batch.iter().map(Held::area).filter(|area| !area.bytes.is_empty());
+        let uses: Vec<(Area, Access)> = areas.map(|area| (area, access)).collect();
+        let message = |(area, access): &(Area, Access)| match access {
             Access::Read => RailMessage::Send { to: self.peer, at: area.address, bytes: area.bytes.len() },
             Access::Write => RailMessage::Receive { from: self.peer, at: area.address, bytes: area.bytes.len() },
         };
-        let messages: Vec<RailMessage> = areas.iter().map(message).collect();
-        let stream = &self.proxy_stream;
-        let order = |area: &Area| area.block.order("message", stream, &area.bytes, access);
-        let ordered = areas.iter().try_for_each(order);
-        // SAFETY: the memory is the rail's device's or page-locked. It was ordered, is noted below, and after an error
-        // it is kept. The other process submits the same messages: both have committed them.
-        let submitted = ordered.and_then(|()| unsafe {
-            relay::submit(&*self.transport, stream, "message", &RailCall::Messages(&messages))
-        });
-        drop(commit.window);
-        let last = stream.submit();
-        for area in areas {
-            area.block.note(stream, last, area.bytes.clone(), access);
-            if submitted.is_err() {
-                mem::forget(area.block);
-            }
-        }
-        submitted.map(|()| last)
+        let (messages, stream): (Vec<_>, _) = (uses.iter().map(message).collect(), &self.proxy_stream);
+        relay::with_memory(stream, "message", &uses, &uses, || {
+            // SAFETY: the memory is the rail's device's or page-locked, and its use is ordered and noted. The other
+            // process submits the same messages: both have committed them.
+            let done = unsafe { relay::submit(&*self.transport, stream, "message", &RailCall::Messages(&messages)) };
+            drop(commit.window);
+            done
+        })
     }
 
     /// Waits until the messages have gone: the scope's end waits for the sender's thread, and so for them. The receiver

@@ -10,7 +10,7 @@
 //! Invariant: messages of one label between two members of a group are received in the order in which they were sent.
 
 use super::{
-    hierarchical::{HierarchicalCall, MOST_TEXT, part as part_of},
+    hierarchical::{HierarchicalCall, MOST_TEXT, Noted, part as part_of},
     message_route::{Again, CancelOn, Held, MessageRoute},
 };
 use crate::{
@@ -20,15 +20,11 @@ use crate::{
         collective::{Area, Incoming, Outgoing},
         processes::Place,
     },
-    traits::{Arrival, MOST_NOTE, OUTBOX},
+    traits::{Arrival, OUTBOX},
     wire::{decode, hash, shortened},
 };
 use gpu_pool::{Error, Group, Result, error::Site};
 use std::sync::Arc;
-
-/// The first byte of a note: the head is in it, or its length is, and the head is the first message.
-const HERE: u8 = 1;
-const LATER: u8 = 0;
 
 /// A message that has come. Its parts are not on this device yet.
 pub(super) struct Arrived<'g, 'd> {
@@ -107,14 +103,13 @@ pub(super) fn send(group: &Group<'_>, (call, label): (&Call, Label), outgoing: &
     dev.note_call(call);
     let head = head(outgoing, call.site);
     let mut first = Vec::new();
-    let note = if head.len() < MOST_NOTE {
-        [vec![HERE], head].concat()
-    } else {
-        let mut bytes = hier.pinned(head.len())?;
+    let note = Noted::of(&head);
+    if let Noted::Later(len) = note {
+        let mut bytes = hier.pinned(len)?;
         bytes.as_mut_slice()?.copy_from_slice(&head);
         first.push(Held::Host(Arc::new(bytes)));
-        [vec![LATER], (head.len() as u64).to_le_bytes().to_vec()].concat()
-    };
+    }
+    let note = note.write();
     let parts = outgoing.parts.iter().map(|part| route.stage(&hier, part)).collect::<Result<_>>()?;
     // Who uses the memory next waits for these copies, and not for what this device does next.
     dev.core().record_early(call.op)?;
@@ -156,14 +151,10 @@ pub(super) fn receive<'g>(
     let note = commit.notes.get(usize::from(sender > across.places[rank].host));
     let again: Again<'_> = &|batch| hier.scope.meet(pair.again(pair.members[1], call, batch));
     let arrive = || {
-        let head = match note.and_then(|note| note.split_first()) {
-            Some((&HERE, head)) => read_head(head),
-            Some((&LATER, len)) => {
-                let len = u64::from_le_bytes(len.try_into().map_err(|_| nonsense(call))?) as usize;
-                let head = route.receive_head(&hier, number, len, again)?;
-                read_head(head.as_slice()?)
-            }
-            _ => None,
+        let head = match note.and_then(|note| Noted::read(note)) {
+            Some(Noted::Here(head)) => read_head(head),
+            Some(Noted::Later(len)) => read_head(route.receive_head(&hier, number, len, again)?.as_slice()?),
+            None => None,
         };
         let (lens, site, header) = head.ok_or_else(|| nonsense(call))?;
         Ok((route.receive(&hier, number, &lens, again)?, lens, site, header))

@@ -16,7 +16,7 @@
 
 use super::{
     Hierarchical,
-    hierarchical::{HierarchicalCall, headline},
+    hierarchical::{Carrier, HierarchicalCall, headline},
     host_rail::{self, HostPiece, HostRail},
     plan::Plan,
     rail::{self, Rail as _},
@@ -29,7 +29,7 @@ use crate::{
         memory::{DeviceHandle, Handover},
         processes::Place,
     },
-    traits::{Arrival, Transport, WorldScope},
+    traits::{Arrival, WorldScope},
 };
 use gpu_pool::{Error, Group, Result, error::Site};
 use std::sync::{
@@ -68,10 +68,7 @@ struct ProxyTask {
 pub(super) fn start(group: &Group<'_>, request: Request, overlapped: bool) -> Result<Option<Box<dyn PendingReduce>>> {
     let whole = |request: Request| Hierarchical.run(group, &request, overlapped).map(|()| None);
     let hier = HierarchicalCall::new(group, &request.call, overlapped)?;
-    let transport = match hier.transport()? {
-        Transport::Host(transport) => transport.clone(),
-        _ => return whole(request),
-    };
+    let Carrier::Host(transport) = hier.carrier()? else { return whole(request) };
     let Some(plan) = plan(&hier, &request) else { return whole(request) };
     let (dev, across) = (group.device(), hier.across);
     let (back, carried) = mpsc::channel();

@@ -17,15 +17,12 @@
 use super::{
     cut::Cut,
     device_rail::{self, DeviceRail},
-    hierarchical::HierarchicalCall,
+    hierarchical::{Carrier, HierarchicalCall},
     host_rail::{self, HostRail},
     plan::Plan,
     relay::Relay,
 };
-use crate::{
-    runtime::collective::{Area, Request, Shape},
-    traits::Transport,
-};
+use crate::runtime::collective::{Area, Request, Shape};
 use gpu_pool::Result;
 
 /// A member's way to the other processes, for the pieces of one collective.
@@ -56,14 +53,11 @@ pub(super) fn run(hier: &HierarchicalCall<'_, '_>, request: &Request, shape: &Sh
     let Some(plan) = Plan::new(hier, (request.dtype, request.reduce), shape) else {
         unreachable!("what sends other elements to each member is elsewhere")
     };
-    match hier.transport()? {
-        Transport::None(error) => Err(error.clone()),
-        Transport::Host(transport) => {
-            carry(&plan, request, &host_rail::cuts(&plan), HostRail::new(&plan, transport.clone()))
-        }
-        Transport::Device(transport) => {
-            let (cuts, overlapped) = device_rail::cuts(&plan, &**transport);
-            let relay = Relay::new(hier, transport.clone(), overlapped)?;
+    match hier.carrier()? {
+        Carrier::Host(transport) => carry(&plan, request, &host_rail::cuts(&plan), HostRail::new(&plan, transport)),
+        Carrier::Device(transport) => {
+            let (cuts, overlapped) = device_rail::cuts(&plan, &*transport);
+            let relay = Relay::new(hier, transport, overlapped)?;
             if let Some(direct) = relay.direct(&plan, request.reduce) {
                 return relay.call_directly(&plan, request, direct);
             }

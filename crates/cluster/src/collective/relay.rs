@@ -173,6 +173,27 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
     }
 }
 
+/// Submits work of a stream that uses this memory: `later` is ordered behind earlier work, the rest is already. Returns
+/// the work's place in the stream. After an error the memory is kept: the transport may still use it.
+pub(super) fn with_memory(
+    stream: &Arc<StreamCore>,
+    op: &'static str,
+    uses: &[(Area, Access)],
+    later: &[(Area, Access)],
+    work: impl FnOnce() -> Result<()>,
+) -> Result<u64> {
+    later.iter().try_for_each(|(area, access)| area.block.order(op, stream, &area.bytes, *access))?;
+    let submitted = work();
+    let last = stream.submit();
+    for (area, access) in uses {
+        area.block.note(stream, last, area.bytes.clone(), *access);
+        if submitted.is_err() {
+            std::mem::forget(area.block.clone());
+        }
+    }
+    submitted.map(|()| last)
+}
+
 /// Submits a call to a stream. The transport's work does not pass the driver, so a checker is told.
 ///
 /// # Safety

@@ -129,20 +129,25 @@ pub(super) fn flow(
 
     // To the members that stand on the receivers' rails.
     let pieces = calls.collected(here);
-    let packed = hier.scratch(calls.members().map(|to| calls.bytes(me, to)).sum())?;
-    let collected = if own.len() > 1 { hier.scratch(calls.total(&pieces))? } else { packed.clone() };
+    let alone = own.len() == 1;
+    let packed = match request.source.as_ref().filter(|source| alone && !hier.is_registered(source)) {
+        // They lie as they go.
+        Some(source) => source.clone(),
+        None => hier.scratch(calls.members().map(|to| calls.bytes(me, to)).sum())?,
+    };
     let mut end = 0;
     for first in 0..own.len() {
         for to in calls.members().filter(|&to| calls.first(me, to) == first) {
             let from = place(amount, me, to, size);
             let next = end + from.len();
-            if let Some(source) = &request.source {
+            if let Some(source) = request.source.as_ref().filter(|source| source.address != packed.address) {
                 hier.copy(&part(source, from), &part(&packed, end..next))?;
             }
             end = next;
         }
     }
-    if own.len() > 1 {
+    let collected = if alone { packed.clone() } else { hier.scratch(calls.total(&pieces))? };
+    if !alone {
         let sent = |a: usize, b: usize| {
             let all = calls.members().filter(|&to| calls.first(own[a], to) == b);
             all.map(|to| amount(own[a], to)).sum()
@@ -155,7 +160,10 @@ pub(super) fn flow(
     let to_all = own.len() == hier.rail_map.all.len();
     let landing: Vec<_> = own.iter().flat_map(|&to| calls.landed(here, to)).collect();
     let landed_at = calls.laid_out(&landing);
-    let landed = hier.scratch(if to_all { 0 } else { calls.total(&landing) })?;
+    let landed = match request.destination.as_ref().filter(|_| to_all) {
+        Some(into) => into.clone(),
+        None => hier.scratch(if to_all { 0 } else { calls.total(&landing) })?,
+    };
     let mut messages = Vec::new();
     for ((_, to), range) in collected_at.iter().filter(|((_, to), range)| !calls.is_here(*to) && !range.is_empty()) {
         let (to, at) = (across.places[*to].host, collected.address + range.start as u64);
@@ -172,8 +180,7 @@ pub(super) fn flow(
         debug_assert!(!to_all || *to == me);
         messages.push(RailMessage::Receive { from: across.places[*from].host, at, bytes: range.len() });
     }
-    let into = request.destination.as_ref().filter(|_| to_all).unwrap_or(&landed);
-    relay.exchange(messages, &[&collected], &[into])?;
+    relay.exchange(messages, &[&collected], &[&landed])?;
 
     // To the members without a rail.
     if !to_all {

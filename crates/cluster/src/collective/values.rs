@@ -1,21 +1,17 @@
 //! Barrier, and exchanges of host values between processes: as bytes in the notes of a meeting, or, where they are too
 //! long for that, by an all_gather of the devices.
 
-use super::hierarchical::HierarchicalCall;
+use super::hierarchical::{HierarchicalCall, Noted};
 use crate::{
     internals::*,
     runtime::{
         Call, Contained, OpSite,
         collective::{Counts, Payload, Shape, between, value_of},
     },
-    traits::MOST_NOTE,
     wire::{decode, shortened},
 };
 use gpu_pool::{AsView, AsViewMut, DType, Error, Group, Result};
 
-/// The first byte of a note: the values are in it, or their length is.
-const HERE: u8 = 1;
-const LATER: u8 = 0;
 /// The longest text that [`agree`] tells as it is.
 const MOST_TERMS: usize = 1500;
 
@@ -29,23 +25,12 @@ pub(super) fn exchange(group: &Group<'_>, call: &Call, own: Vec<u8>) -> Result<V
     let value = Payload::Value(Contained::new(Box::new(own)));
     let hier = HierarchicalCall::new(group, call, false)?;
     let across = hier.across;
-    let (told, commit) = hier.meet(value, |told| {
-        let together = pack(told.iter().map(|told| value_of::<Vec<u8>>(told)));
-        match together.len() < MOST_NOTE {
-            true => [vec![HERE], together].concat(),
-            false => [vec![LATER], (together.len() as u64).to_le_bytes().to_vec()].concat(),
-        }
-    })?;
+    let (told, commit) =
+        hier.meet(value, |told| Noted::of(&pack(told.iter().map(|told| value_of::<Vec<u8>>(told)))).write())?;
     let notes = commit.notes;
     drop(commit.window);
     let nonsense = || Error::invalid_at(call.site, call.op, "another process has sent what cannot be read");
-    // By process: how many bytes come later.
-    let later = |note: &Vec<u8>| match note.split_first() {
-        Some((&HERE, _)) => Ok(0),
-        Some((&LATER, len)) => Ok(u64::from_le_bytes(len.try_into().map_err(|_| nonsense())?) as usize),
-        _ => Err(nonsense()),
-    };
-    let later = notes.iter().map(later).collect::<Result<Vec<usize>>>()?;
+    let notes = notes.iter().map(|note| Noted::read(note).ok_or_else(nonsense)).collect::<Result<Vec<_>>>()?;
     let mut values = vec![Vec::new(); group.count()];
     let mut take = |host: usize, bytes: &[u8]| -> Result<()> {
         let all: Vec<Vec<u8>> = decode(bytes).map_err(|_| nonsense())?;
@@ -56,13 +41,15 @@ pub(super) fn exchange(group: &Group<'_>, call: &Call, own: Vec<u8>) -> Result<V
         ranks.iter().zip(all).for_each(|(&rank, value)| values[rank] = value);
         Ok(())
     };
-    for (host, note) in notes.iter().enumerate().filter(|(host, _)| later[*host] == 0) {
-        take(host, &note[1..])?;
+    // The first member of each process sends what comes later, for all of them.
+    let mut counts = vec![0; group.count()];
+    for (host, note) in notes.iter().enumerate() {
+        match note {
+            Noted::Here(bytes) => take(host, bytes)?,
+            Noted::Later(len) => counts[across.hosts[host].ranks[0]] = *len,
+        }
     }
-    if later.iter().any(|&len| len > 0) {
-        // The first member of each process sends for all of them.
-        let mut counts = vec![0; group.count()];
-        across.hosts.iter().zip(&later).for_each(|(host, &len)| counts[host.ranks[0]] = len);
+    if counts.iter().any(|&len| len > 0) {
         let own = match counts[group.rank()] {
             0 => Vec::new(),
             _ => pack(told.iter().map(|told| value_of::<Vec<u8>>(told))),
@@ -74,7 +61,7 @@ pub(super) fn exchange(group: &Group<'_>, call: &Call, own: Vec<u8>) -> Result<V
         let shape = Shape::AllGather { counts: counts.clone(), in_place: false };
         group.run(between(move_all, None, shape, Some(from.view()), Some(to.view_mut())))?;
         let all = dev.download(&to)?;
-        for (host, _) in later.iter().enumerate().filter(|(_, len)| **len > 0) {
+        for (host, _) in notes.iter().enumerate().filter(|(_, note)| matches!(note, Noted::Later(_))) {
             take(host, &all[counts.part(across.hosts[host].ranks[0])])?;
         }
     }

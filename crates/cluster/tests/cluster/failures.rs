@@ -2,7 +2,7 @@
 //! work, and its `main` ends with a code that is not zero.
 
 use crate::{
-    fleet::{Fleet, HEARTBEAT_TIMEOUT, pool, say},
+    fleet::{Fleet, HEARTBEAT_TIMEOUT, free_port, pool, say},
     gradients,
     support::cases,
 };
@@ -148,10 +148,17 @@ fn survivors(mut fleet: Fleet, gone: Option<usize>, over: bool, expected: impl F
     }
 }
 
+/// Every third time the processes meet by rank 0's hub, as those of several machines do.
+fn start(what: &str, round: usize) -> Fleet {
+    Fleet::start_with(what, &SHAPE, free_port(), |_, process| {
+        process.env("GPU_POOL_MEETING", if round % 3 == 1 { "hub" } else { "auto" });
+    })
+}
+
 /// A signal in mid-collective. The survivors' times until they knew.
 fn lost_by(what: &str, signal: i32, victim: usize, why: &str) {
-    for _ in 0..cases(3, 30) {
-        let mut fleet = Fleet::start(what, &SHAPE);
+    for round in 0..cases(3, 30) {
+        let mut fleet = start(what, round);
         (0..SHAPE.len()).for_each(|rank| drop(fleet.until(rank, "ready")));
         let start = std::time::Instant::now();
         fleet.signal(victim, signal);
@@ -193,8 +200,8 @@ fn a_process_is_stopped() {
 #[test]
 fn a_stopped_process_that_wakes_knows_it() {
     for victim in [0, 1] {
-        for _ in 0..cases(3, 30) {
-            let mut fleet = Fleet::start("forever", &SHAPE);
+        for round in 0..cases(3, 30) {
+            let mut fleet = start("forever", round);
             (0..SHAPE.len()).for_each(|rank| drop(fleet.until(rank, "ready")));
             fleet.signal(victim, libc::SIGSTOP);
             let others = (0..SHAPE.len()).filter(|rank| *rank != victim);
@@ -214,15 +221,15 @@ fn the_first_process_is_stopped() {
 
 #[test]
 fn a_process_exits_within_a_scope() {
-    for _ in 0..cases(3, 30) {
-        survivors(Fleet::start("exit", &SHAPE), Some(1), true, |_| "lost 1: its connection".to_owned());
+    for round in 0..cases(3, 30) {
+        survivors(start("exit", round), Some(1), true, |_| "lost 1: its connection".to_owned());
     }
 }
 
 #[test]
 fn a_process_leaves_before_the_others() {
-    for _ in 0..cases(3, 30) {
-        survivors(Fleet::start("left 1", &SHAPE), Some(1), true, |_| "lost 1: it has left".to_owned());
+    for round in 0..cases(3, 30) {
+        survivors(start("left 1", round), Some(1), true, |_| "lost 1: it has left".to_owned());
     }
 }
 
@@ -236,8 +243,8 @@ fn a_slow_process_is_waited_for() {
 
 #[test]
 fn a_process_that_makes_no_progress_is_named() {
-    for _ in 0..cases(3, 30) {
-        survivors(Fleet::start("late", &SHAPE), None, false, |_| "late [1]".to_owned());
+    for round in 0..cases(3, 30) {
+        survivors(start("late", round), None, false, |_| "late [1]".to_owned());
     }
 }
 
@@ -251,8 +258,8 @@ fn a_failure_of_one_device_is_told_to_all() {
         ("memory", "memory"),
         ("rude", "text panicked"),
     ] {
-        for _ in 0..cases(3, 30) {
-            let mut fleet = Fleet::start(what, &SHAPE);
+        for round in 0..cases(3, 30) {
+            let mut fleet = start(what, round);
             for rank in [0, 2] {
                 let (_, error) = fleet.until(rank, "error ");
                 assert!(error.starts_with("aborted by 1 Some(0)") && error.contains(cause), "{error}");
@@ -265,8 +272,8 @@ fn a_failure_of_one_device_is_told_to_all() {
 #[test]
 fn calls_that_differ_are_told_with_both_places() {
     for (what, kind) in [("mismatch", "call"), ("crossed", "group"), ("skips", "participation")] {
-        for _ in 0..cases(3, 30) {
-            let mut fleet = Fleet::start(what, &SHAPE);
+        for round in 0..cases(3, 30) {
+            let mut fleet = start(what, round);
             for rank in 0..SHAPE.len() {
                 let (_, error) = fleet.until(rank, "error ");
                 assert!(error.matches("failures.rs:").count() == 2, "{error}");

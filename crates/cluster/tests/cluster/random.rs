@@ -10,6 +10,7 @@ use crate::{
 use gpu_pool::{Builder, Device, DeviceBuffer, Error, Group, ReduceOp, collective::Transfer};
 use gpu_pool_cluster::prelude::*;
 use std::{
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -214,7 +215,12 @@ pub fn child(builder: Builder, more: &[&str]) -> Result<(), Error> {
 fn correct_programs_end_with_the_right_numbers() {
     let seconds = cases(2, 10);
     for (seed, devices) in cases(&[(1, &[2, 2][..]), (2, &[1, 2, 1])][..], &[(3, &[2, 1, 2]), (4, &[2, 2])]) {
-        let said = Fleet::start(&format!("random {seed} {seconds}"), devices).said();
+        // By a journal, and by rank 0's hub.
+        let meeting = ["hub", "auto"][seed % 2];
+        let set = |_, process: &mut Command| {
+            process.env("GPU_POOL_MEETING", meeting);
+        };
+        let said = Fleet::start_with(&format!("random {seed} {seconds}"), devices, free_port(), set).said();
         println!("seed {seed}, {devices:?}: {}", said[0][0]);
         assert!(said.iter().all(|lines| *lines == said[0]), "{said:?}");
     }

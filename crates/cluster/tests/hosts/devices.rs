@@ -85,6 +85,18 @@ fn one_member_per_process_takes_one_call_and_no_scratch() {
             world.broadcast(&mut part, 1)?;
             one("Broadcast", &[(at(&part), bytes, true)]);
             assert_eq!(dev.download(&part)?, sums(n, n * each)[each..2 * each]);
+            world.all_to_all(&whole, &mut all)?;
+            let calls = std::mem::take(&mut *mail.calls.lock());
+            let others: Vec<usize> = (1..n).map(|k| (me + k) % n).collect();
+            let ends = |write| others.iter().map(move |host| (host * bytes, write));
+            let at = |(start, write)| (at(if write { &all } else { &whole }) + start as u64, bytes, write);
+            let mut found = calls[0].1.clone();
+            let mut wanted: Vec<_> = ends(false).chain(ends(true)).map(at).collect();
+            found.sort_unstable();
+            wanted.sort_unstable();
+            assert!(calls.len() == 1 && found == wanted, "{calls:?}, {wanted:?}");
+            let swapped = (0..n).flat_map(|from| numbers(from, n * each)[me * each..(me + 1) * each].to_vec());
+            assert_eq!(dev.download(&all)?, swapped.collect::<Vec<_>>());
             assert_eq!(dev.stats().allocations, allocations);
             Ok(())
         });

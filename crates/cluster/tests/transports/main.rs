@@ -15,7 +15,7 @@ mod devices;
 mod processes;
 mod random;
 mod speed;
-#[path = "../../../lab/src/texts.rs"]
+#[path = "../../../lab/tests/unit/texts.rs"]
 #[allow(dead_code, reason = "no text is parsed here")]
 mod texts;
 

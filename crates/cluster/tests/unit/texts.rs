@@ -1,1 +1,1 @@
-../../../lab/src/texts.rs
+../../../lab/tests/unit/texts.rs

@@ -185,13 +185,6 @@ impl State {
         debug_assert_eq!(plan.note.device, key.0);
     }
 
-    /// Adds a stream that was created without the checker.
-    fn meet_stream(&mut self, key: Key) {
-        if !self.streams.contains_key(&key) {
-            self.stream_created(key);
-        }
-    }
-
     /// Judges an operation, submits it with `forward`, and records it.
     pub fn submit(
         &mut self,
@@ -219,7 +212,10 @@ impl State {
 
     /// [`submit`](Self::submit) for an operation that other code submits past the checker.
     pub fn lend(&mut self, by: HostId, key: Key, call: Call, operand: Operand) -> Judged {
-        self.meet_stream(key);
+        // A stream that was created without the checker.
+        if !self.streams.contains_key(&key) {
+            self.stream_created(key);
+        }
         let plan = self.judge(by, key, call, &[operand])?;
         self.enter(by, key, plan);
         Ok(())

@@ -11,7 +11,7 @@ mod text;
 pub use ops::FaultOp;
 pub use text::BadFaultPlan;
 
-use gpu_pool::extend::lab::FailPoint;
+use gpu_pool::{extend::lab::FailPoint, setters};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{
@@ -292,57 +292,6 @@ impl FaultRule {
         FaultRule { device: None, peer: None, op: None, when: When::Always, fault }
     }
 
-    /// Only calls to this device, which runs the operation. Of a pair, it is the accessing device.
-    pub fn device(mut self, device: usize) -> Self {
-        self.device = Some(device);
-        self
-    }
-
-    /// Only calls that involve this other device's memory: copies, kernels, and peer rights.
-    pub fn peer(mut self, peer: usize) -> Self {
-        self.peer = Some(peer);
-        self
-    }
-
-    /// Only this operation.
-    pub fn op(mut self, op: FaultOp) -> Self {
-        self.op = Some(op);
-        self
-    }
-
-    /// Only the `n`-th time, from 1, on each device.
-    ///
-    /// # Panics
-    /// When `n` is 0.
-    #[track_caller]
-    pub fn nth(mut self, n: u64) -> Self {
-        assert!(n > 0, "times are counted from 1");
-        self.when = When::Nth(n);
-        self
-    }
-
-    /// From the `n`-th time on, from 1, on each device.
-    ///
-    /// # Panics
-    /// When `n` is 0.
-    #[track_caller]
-    pub fn from(mut self, n: u64) -> Self {
-        assert!(n > 0, "times are counted from 1");
-        self.when = When::From(n);
-        self
-    }
-
-    /// Each time with this probability.
-    ///
-    /// # Panics
-    /// When it is not within 0 to 1.
-    #[track_caller]
-    pub fn chance(mut self, probability: f64) -> Self {
-        assert!((0.0..=1.0).contains(&probability), "{probability} is not a probability");
-        self.when = When::Chance(probability);
-        self
-    }
-
     fn concerns(&self, device: usize, op: FaultOp, peers: &[usize]) -> bool {
         let lies = matches!(self.fault, Injected::Drop | Injected::Corrupt);
         // Only a rule that names `VmMap` concerns mappings; rules about peers do not.
@@ -352,6 +301,47 @@ impl FaultRule {
             && self.device.is_none_or(|d| d == device)
             && self.peer.is_none_or(|peer| peers.contains(&peer))
             && self.op.is_none_or(|own| own == op || (own == FaultOp::CopyPeer && op.is_peer_copy()))
+    }
+}
+
+setters! { FaultRule;
+    /// Only calls to this device, which runs the operation. Of a pair, it is the accessing device.
+    pub fn device(self, device: usize) { self.device = Some(device); }
+
+    /// Only calls that involve this other device's memory: copies, kernels, and peer rights.
+    pub fn peer(self, peer: usize) { self.peer = Some(peer); }
+
+    /// Only this operation.
+    pub fn op(self, op: FaultOp) { self.op = Some(op); }
+
+    /// Only the `n`-th time, from 1, on each device.
+    ///
+    /// # Panics
+    /// When `n` is 0.
+    #[track_caller]
+    pub fn nth(self, n: u64) {
+        assert!(n > 0, "times are counted from 1");
+        self.when = When::Nth(n);
+    }
+
+    /// From the `n`-th time on, from 1, on each device.
+    ///
+    /// # Panics
+    /// When `n` is 0.
+    #[track_caller]
+    pub fn from(self, n: u64) {
+        assert!(n > 0, "times are counted from 1");
+        self.when = When::From(n);
+    }
+
+    /// Each time with this probability.
+    ///
+    /// # Panics
+    /// When it is not within 0 to 1.
+    #[track_caller]
+    pub fn chance(self, probability: f64) {
+        assert!((0.0..=1.0).contains(&probability), "{probability} is not a probability");
+        self.when = When::Chance(probability);
     }
 }
 

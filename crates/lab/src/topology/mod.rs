@@ -68,6 +68,7 @@ use gpu_pool::{
         ErrorInternals,
         lab::{Clock, Machine},
     },
+    fail_if, setters,
 };
 #[cfg(feature = "topology-files")]
 use serde::{Deserialize, Serialize};
@@ -103,77 +104,6 @@ impl Topology {
     /// A machine without devices.
     pub fn new(name: impl Into<String>) -> Self {
         Topology { name: name.into(), ..Topology::default() }
-    }
-
-    /// Adds a device; it gets the next ordinal.
-    pub fn device(mut self, device: DeviceModel) -> Self {
-        self.devices.push(device);
-        self
-    }
-
-    /// Adds the link of a directed pair.
-    pub fn link(mut self, link: Link) -> Self {
-        self.links.push(link);
-        self
-    }
-
-    /// Changes the machine's name.
-    pub fn with_name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
-    }
-
-    /// Changes a device.
-    ///
-    /// # Panics
-    /// When there is no such device.
-    #[track_caller]
-    pub fn with_device(mut self, device: usize, change: impl FnOnce(&mut DeviceModel)) -> Self {
-        let count = self.devices.len();
-        change(self.devices.get_mut(device).unwrap_or_else(|| panic!("device {device} of {count}")));
-        self
-    }
-
-    /// Changes every device.
-    pub fn with_devices(mut self, mut change: impl FnMut(usize, &mut DeviceModel)) -> Self {
-        self.devices.iter_mut().enumerate().for_each(|(i, device)| change(i, device));
-        self
-    }
-
-    /// Changes the link of a directed pair.
-    ///
-    /// # Panics
-    /// When there is no such link.
-    #[track_caller]
-    pub fn with_link(mut self, from: usize, to: usize, change: impl FnOnce(&mut Link)) -> Self {
-        let link = self.links.iter_mut().find(|link| (link.from, link.to) == (from, to));
-        change(link.unwrap_or_else(|| panic!("there is no link from device {from} to device {to}")));
-        self
-    }
-
-    /// Changes every link.
-    pub fn with_links(mut self, change: impl FnMut(&mut Link)) -> Self {
-        self.links.iter_mut().for_each(change);
-        self
-    }
-
-    /// Removes the link of a directed pair, and with it the peer access in both directions.
-    pub fn without_link(mut self, from: usize, to: usize) -> Self {
-        self.links.retain(|link| (link.from, link.to) != (from, to));
-        self
-    }
-
-    /// Changes the costs of calls for host threads.
-    pub fn with_host(mut self, change: impl FnOnce(&mut HostCosts)) -> Self {
-        change(&mut self.host);
-        self
-    }
-
-    /// Sets the cost of the kernels with this name. The default is one transfer for each byte of a read argument, two
-    /// for each byte of a written argument, and no arithmetic.
-    pub fn with_kernel(mut self, name: impl Into<String>, cost: KernelCost) -> Self {
-        self.kernels.insert(name.into(), cost);
-        self
     }
 
     /// The machine's name.
@@ -230,44 +160,76 @@ impl Topology {
     }
 
     fn validate_at(&self, site: Site) -> Result<()> {
-        let wrong = |why: String| Err(Error::invalid_at(site, "Topology::validate", why));
-        if self.devices.is_empty() {
-            return wrong("a machine without devices".into());
-        }
+        self.check().map_err(|why| Error::invalid_at(site, "Topology::validate", why))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        fail_if!(self.devices.is_empty(), "a machine without devices".into());
         for (i, device) in self.devices.iter().enumerate() {
-            if let Err(why) = device.validate() {
-                return wrong(format!("device {i}: {why}"));
-            }
+            device.validate().map_err(|why| format!("device {i}: {why}"))?;
         }
         let mut seen = BTreeSet::new();
         for link in &self.links {
-            let (from, to) = (link.from, link.to);
-            if from.max(to) >= self.len() {
-                return wrong(format!("a link from device {from} to device {to} of {} devices", self.len()));
-            }
-            if from == to {
-                return wrong(format!("a link from device {from} to itself"));
-            }
-            if !seen.insert((from, to)) {
-                return wrong(format!("two links from device {from} to device {to}"));
-            }
-            if let Err(why) = link.validate() {
-                return wrong(format!("link from device {from} to device {to}: {why}"));
-            }
+            let (from, to, count) = (link.from, link.to, self.len());
+            fail_if!(from.max(to) >= count, format!("a link from device {from} to device {to} of {count} devices"));
+            fail_if!(from == to, format!("a link from device {from} to itself"));
+            fail_if!(!seen.insert((from, to)), format!("two links from device {from} to device {to}"));
+            link.validate().map_err(|why| format!("link from device {from} to device {to}: {why}"))?;
         }
-        if let Err(why) = self.validate_hosts() {
-            return wrong(why);
-        }
-        if let Err(why) = self.host.validate() {
-            return wrong(format!("host: {why}"));
-        }
-        for (name, cost) in &self.kernels {
-            if let Err(why) = cost.validate() {
-                return wrong(format!("kernel `{name}`: {why}"));
-            }
-        }
-        Ok(())
+        self.validate_hosts()?;
+        self.host.validate().map_err(|why| format!("host: {why}"))?;
+        let mut kernels = self.kernels.iter();
+        kernels.try_for_each(|(name, cost)| cost.validate().map_err(|why| format!("kernel `{name}`: {why}")))
     }
+}
+
+setters! { Topology;
+    /// Adds a device; it gets the next ordinal.
+    pub fn device(self, device: DeviceModel) { self.devices.push(device); }
+
+    /// Adds the link of a directed pair.
+    pub fn link(self, link: Link) { self.links.push(link); }
+
+    /// Changes the machine's name.
+    pub fn with_name(self, name: impl Into<String>) { self.name = name.into(); }
+
+    /// Changes a device.
+    ///
+    /// # Panics
+    /// When there is no such device.
+    #[track_caller]
+    pub fn with_device(self, device: usize, change: impl FnOnce(&mut DeviceModel)) {
+        let count = self.devices.len();
+        change(self.devices.get_mut(device).unwrap_or_else(|| panic!("device {device} of {count}")));
+    }
+
+    /// Changes every device.
+    pub fn with_devices(self, mut change: impl FnMut(usize, &mut DeviceModel)) {
+        self.devices.iter_mut().enumerate().for_each(|(i, device)| change(i, device));
+    }
+
+    /// Changes the link of a directed pair.
+    ///
+    /// # Panics
+    /// When there is no such link.
+    #[track_caller]
+    pub fn with_link(self, from: usize, to: usize, change: impl FnOnce(&mut Link)) {
+        let link = self.links.iter_mut().find(|link| (link.from, link.to) == (from, to));
+        change(link.unwrap_or_else(|| panic!("there is no link from device {from} to device {to}")));
+    }
+
+    /// Changes every link.
+    pub fn with_links(self, change: impl FnMut(&mut Link)) { self.links.iter_mut().for_each(change); }
+
+    /// Removes the link of a directed pair, and with it the peer access in both directions.
+    pub fn without_link(self, from: usize, to: usize) { self.links.retain(|link| (link.from, link.to) != (from, to)); }
+
+    /// Changes the costs of calls for host threads.
+    pub fn with_host(self, change: impl FnOnce(&mut HostCosts)) { change(&mut self.host); }
+
+    /// Sets the cost of the kernels with this name. The default is one transfer for each byte of a read argument, two
+    /// for each byte of a written argument, and no arithmetic.
+    pub fn with_kernel(self, name: impl Into<String>, cost: KernelCost) { self.kernels.insert(name.into(), cost); }
 }
 
 impl Topology {

@@ -7,8 +7,8 @@
 use super::{Gradients, Model, parts, together::Together};
 use crate::{
     Parameter,
-    optim::{Needs, Optimizer},
-    update::Moments,
+    optim::Optimizer,
+    update::{self, Kept, Moments},
 };
 use gpu_pool::{
     AsView, Device, DeviceBuffer, Error, Group, PinnedBuffer, ReduceOp, Result, Shard,
@@ -74,9 +74,7 @@ pub(super) struct Placed {
 /// The optimizer's memory for this device's part of a bucket.
 pub(super) struct State {
     pub part: Range<usize>,
-    pub first: Option<DeviceBuffer<f32>>,
-    pub second: Option<DeviceBuffer<f32>>,
-    pub master: Option<DeviceBuffer<f32>>,
+    pub kept: Kept,
 }
 
 pub(super) struct Replica<M, T: Parameter> {
@@ -125,11 +123,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         let mut slots: Vec<Range<usize>> = Vec::with_capacity(exchange.buckets());
         for bucket in 0..exchange.buckets() {
             let part = exchange.part(bucket);
-            let zeros = |wanted: bool| wanted.then(|| dev.zeros::<f32>(part.len())).transpose();
-            let needs = optimizer.needs();
-            let (first, second) = (zeros(needs != Needs::Nothing)?, zeros(needs == Needs::Two)?);
-            let master = zeros(size_of::<T>() < size_of::<f32>())?;
-            state.push(State { part, first, second, master });
+            state.push(State { kept: update::kept(dev, optimizer.keeps::<T>(), part.len())?, part });
             let start = slots.last().map_or(0, |slots| slots.end);
             slots.push(start..start + parts::chunks(&exchange, bucket));
         }
@@ -224,7 +218,8 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         }
         let mut parameters = self.model.parameters();
         compare_sizes(&parameters, &self.sizes)?;
-        let moments: Vec<Moments<'_>> = self.state.iter().map(State::moments).collect();
+        let moments: Vec<Moments<'_>> =
+            self.state.iter().map(|state| Moments::of(state.part.start, &state.kept)).collect();
         if let Some(together) = &mut self.together {
             together.prepare(dev, &self.exchange, &moments, &parameters)?;
         }
@@ -328,17 +323,6 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         }
         self.compare(dev)?;
         Ok(outcome)
-    }
-}
-
-impl State {
-    fn moments(&self) -> Moments<'_> {
-        Moments {
-            begin: self.part.start,
-            first: self.first.as_ref().map(|memory| memory.view()),
-            second: self.second.as_ref().map(|memory| memory.view()),
-            master: self.master.as_ref().map(|memory| memory.view()),
-        }
     }
 }
 

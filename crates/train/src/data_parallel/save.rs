@@ -7,11 +7,11 @@
 use super::{
     DataParallel, Model,
     parts::place,
-    replica::{Place, Placed, Replica, State},
+    replica::{Place, Placed, Replica},
 };
-use crate::{Parameter, checkpoint::Checkpoint, optim::Needs};
+use crate::{Parameter, checkpoint::Checkpoint, optim::KINDS};
 use gpu_pool::{
-    Device, DeviceBuffer, Error, Result,
+    Device, Error, Result,
     error::Site,
     extend::{
         ErrorInternals, OpSite,
@@ -38,11 +38,6 @@ const DONE: u8 = 1;
 const FAILED: u8 = 2;
 /// Between two looks at the writer.
 const LOOK: Duration = Duration::from_millis(20);
-
-/// The optimizer's memory of one kind: its name in checkpoints, and its place.
-type Kind = (&'static str, fn(&mut State) -> &mut Option<DeviceBuffer<f32>>);
-const KINDS: [Kind; 3] =
-    [("first", |state| &mut state.first), ("second", |state| &mut state.second), ("master", |state| &mut state.master)];
 
 /// A device's part of the state of its group.
 struct Own<T> {
@@ -180,7 +175,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             let parameters = members().find_map(|own| own.parameters.as_ref()).expect("a group has a first device");
             for (i, (x, (bucket, place))) in parameters.iter().zip(places).enumerate() {
                 checkpoint.insert(&format!("{prefix}parameters.{i}"), &[x.len()], x)?;
-                for (kind, (name, _)) in KINDS.iter().enumerate() {
+                for (kind, name) in KINDS.iter().enumerate() {
                     let mut whole = vec![0.0f32; place.len()];
                     let mut any = false;
                     for own in members() {
@@ -224,8 +219,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         let steps = checkpoint.noted(STEPS).and_then(|steps| steps.parse::<u64>().ok());
         let Some(steps) = steps else { return Err(foreign("it has no number of steps")) };
         self.optimizer.check_step(steps)?;
-        let needs = self.optimizer.needs();
-        let kinds = [needs != Needs::Nothing, needs == Needs::Two, size_of::<T>() < size_of::<f32>()];
+        let kinds = self.optimizer.keeps::<T>();
         let mut found = Vec::with_capacity(self.groups.places.len());
         let mut tensors = 0;
         for (group, places) in self.groups.places.iter().enumerate() {
@@ -234,7 +228,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             let mut state = [Vec::new(), Vec::new(), Vec::new()];
             for (i, (_, place)) in places.iter().enumerate() {
                 parameters.push(read::<T>(checkpoint, &format!("{prefix}parameters.{i}"), place.len())?);
-                for (kind, (name, _)) in KINDS.iter().enumerate().filter(|(kind, _)| kinds[*kind]) {
+                for (kind, name) in KINDS.iter().enumerate().filter(|(kind, _)| kinds[*kind]) {
                     state[kind].push(read::<f32>(checkpoint, &format!("{prefix}{name}.{i}"), place.len())?);
                 }
             }
@@ -384,14 +378,14 @@ fn own<M: Model<T>, T: Parameter>(dev: &Device, replica: &mut Replica<M, T>) -> 
         }
         own.parameters = Some(parameters);
     }
-    for (bucket, state) in replica.state.iter_mut().enumerate() {
+    for (bucket, state) in replica.state.iter().enumerate() {
         // All members have the same, unless each has a part.
         let mut values = [None, None, None];
         if gathers {
             let counts = replica.exchange.counts(bucket);
             let mut whole = dev.zeros::<f32>(counts.iter().sum())?;
-            for (value, (_, memory)) in values.iter_mut().zip(KINDS) {
-                let Some(memory) = memory(state) else { continue };
+            for (value, memory) in values.iter_mut().zip(&state.kept) {
+                let Some(memory) = memory else { continue };
                 group.all_gather_v(memory, &mut whole, &counts)?;
                 if first {
                     *value = Some(dev.download(&whole)?);
@@ -401,8 +395,8 @@ fn own<M: Model<T>, T: Parameter>(dev: &Device, replica: &mut Replica<M, T>) -> 
             continue;
         }
         if first || replica.sharded {
-            for (value, (_, memory)) in values.iter_mut().zip(KINDS) {
-                if let Some(memory) = memory(state) {
+            for (value, memory) in values.iter_mut().zip(&state.kept) {
+                if let Some(memory) = memory {
                     *value = Some(dev.download(memory)?);
                 }
             }
@@ -425,9 +419,9 @@ fn replace<M: Model<T>, T: Parameter>(
         dev.upload_into(x, own)?;
     }
     for (bucket, own) in replica.state.iter_mut().enumerate() {
-        for ((_, memory), whole) in KINDS.iter().zip(state) {
-            let part = own.part.clone();
-            let Some(memory) = memory(own) else { continue };
+        let part = own.part.clone();
+        for (memory, whole) in own.kept.iter_mut().zip(state) {
+            let Some(memory) = memory else { continue };
             let mut values = vec![0.0; part.len()];
             for ((_, place), x) in places.iter().zip(whole).filter(|((at, _), _)| *at == bucket) {
                 let both = common(place, &part);

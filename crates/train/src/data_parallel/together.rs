@@ -117,7 +117,7 @@ impl Together {
         let own = |(bucket, moments): (usize, &Moments<'_>)| Own {
             part: exchange.part(bucket),
             bucket: exchange.memory(bucket).address(),
-            state: [moments.first, moments.second, moments.master].map(address),
+            state: moments.kept.map(address),
         };
         let own: Vec<Own> = moments.iter().enumerate().map(own).collect();
         let table = table(exchange.layout(), &own, &all, size_of::<T>());
@@ -154,7 +154,7 @@ impl Together {
         };
         let mut extra = vec![(area(norm.view()), Access::Write), (area(self.pieces.view()), Access::Read)];
         extra.extend((0..exchange.buckets()).map(|bucket| (area(exchange.memory(bucket)), Access::Read)));
-        let state = moments.iter().flat_map(|moments| [moments.first, moments.second, moments.master]).flatten();
+        let state = moments.iter().flat_map(|moments| moments.kept).flatten();
         extra.extend(state.map(|memory| (area(memory), Access::Write)));
         // Those of other parts are written by the other members' kernels, while this member's runs.
         extra.extend(parameters.iter().map(|parameter| (area(parameter.view()), Access::Write)));

@@ -63,19 +63,12 @@ macro_rules! activations {
         #[doc = concat!($what, ", in a new buffer: [`Activation::", stringify!($which), "`].")]
         ///
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
+        /// # gpu_pool_train::example!(|dev| {
         #[doc = concat!("let x = dev.upload(&[", $x, "f32])?;")]
         #[doc = concat!("let y = dev.download(&dev.", stringify!($name), "(&x)?)?;")]
         #[doc = concat!("assert!((y[0] - ", $y, ").abs() < 1e-4, \"{y:?}\");")]
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
+        /// # Ok(()) });
         /// ```
-        ///
-        /// # Errors
-        /// See above.
         #[track_caller]
         fn $name<X: AsView<Elem: Float>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
             let _here = OpSite::here(stringify!($name));
@@ -107,21 +100,14 @@ pub trait Activations: Operations {
     /// `f(x)` in a new buffer.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::{Activation, prelude::*};
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let x = dev.upload(&[-1.0f32, 0.0, 2.0, 4.0])?;
     /// assert_eq!(dev.download(&dev.activation(Activation::Relu, &x)?)?, [0.0, 0.0, 2.0, 4.0]);
     /// let bias = dev.upload(&[-3.0f32, 10.0])?; // 2 rows of 2
     /// let y = dev.activation(Activation::Relu.biased(&bias), &x)?;
     /// assert_eq!(dev.download(&y)?, [0.0, 10.0, 0.0, 14.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn activation<'b, X: AsView<Elem: Float>>(
         &self,
@@ -137,19 +123,12 @@ pub trait Activations: Operations {
     /// `y = f(x)`.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::{Activation, prelude::*};
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (x, mut y) = (dev.upload(&[-1.0f32, 2.0])?, dev.zeros::<f32>(2)?);
     /// dev.activation_into(Activation::Identity, &x, &mut y)?;
     /// assert_eq!(dev.download(&y)?, [-1.0, 2.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn activation_into<'b, X: AsView<Elem: Float>>(
         &self,
@@ -163,21 +142,14 @@ pub trait Activations: Operations {
     /// `x = f(x)`, in place. Then only [`Activation::Relu`] without a bias can be stepped back through.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::{Activation, prelude::*};
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (mut x, bias) = (dev.upload(&[-1.0f32, 2.0])?, dev.upload(&[3.0f32])?);
     /// dev.activation_in_place(Activation::Relu, &mut x)?;
     /// assert_eq!(dev.download(&x)?, [0.0, 2.0]);
     /// dev.activation_in_place(Activation::Identity.biased(&bias), &mut x)?;
     /// assert_eq!(dev.download(&x)?, [3.0, 5.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn activation_in_place<'b, X: AsViewMut<Elem: Float>>(
         &self,
@@ -191,22 +163,15 @@ pub trait Activations: Operations {
     /// is the [sum of its columns](super::Rows::column_sum_into).
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::{Activation, prelude::*};
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (x, dy) = (dev.upload(&[-1.0f32, 2.0])?, dev.upload(&[5.0f32, 7.0])?);
     /// let dx = dev.activation_backward(Activation::Relu, &dy, &x)?;
     /// assert_eq!(dev.download(&dx)?, [0.0, 7.0]);
     /// let bias = dev.upload(&[-3.0f32, 0.0])?;
     /// let dx = dev.activation_backward(Activation::Relu.biased(&bias), &dy, &x)?;
     /// assert_eq!(dev.download(&dx)?, [0.0, 7.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn activation_backward<'b, X: AsView<Elem: Float>>(
         &self,
@@ -223,19 +188,12 @@ pub trait Activations: Operations {
     /// `dy = dy * f'(x)`, in place.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::{Activation, prelude::*};
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (y, mut dy) = (dev.upload(&[0.0f32, 2.0])?, dev.upload(&[5.0f32, 7.0])?);
     /// dev.activation_backward_in_place(Activation::Relu, &mut dy, &y)?;
     /// assert_eq!(dev.download(&dy)?, [0.0, 7.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn activation_backward_in_place<'b, X: AsView<Elem: Float>>(
         &self,

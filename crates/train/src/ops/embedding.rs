@@ -104,19 +104,12 @@ pub trait Embeddings: Operations {
     /// An index that is no row gives a row of NaN; [`check_indices`](super::Rows::check_indices) waits, and names it.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let table = dev.upload(&[0.0f32, 1.0, 10.0, 11.0, 20.0, 21.0])?; // 3 x 2
     /// let rows = dev.embedding(&table, 2, &dev.upload(&[2i32, 0, 2])?)?;
     /// assert_eq!(dev.download(&rows)?, [20.0, 21.0, 0.0, 1.0, 20.0, 21.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn embedding<X: AsView<Elem: Float>, L: AsView<Elem: Index>>(
         &self,
@@ -151,20 +144,13 @@ pub trait Embeddings: Operations {
     /// caches; and a row that very many indices name (padding, say) is added up by one block.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (dy, indices) = (dev.upload(&[1.0f32, 2.0, 4.0])?, dev.upload(&[1u32, 0, 1])?);
     /// let mut dtable = dev.upload(&[0.0f32, 100.0, 7.0])?; // 3 x 1
     /// dev.embedding_backward(&dy, 1, &indices, &mut dtable)?;
     /// assert_eq!(dev.download(&dtable)?, [2.0, 105.0, 7.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn embedding_backward<L: AsView<Elem: Index>, X: AsViewMut<Elem: Float>>(
         &self,

@@ -67,19 +67,12 @@ macro_rules! binary {
         #[doc = concat!("`", $formula, "` in a new buffer.")]
         ///
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
+        /// # gpu_pool_train::example!(|dev| {
         #[doc = concat!("let (x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
         #[doc = concat!("let z = dev.", stringify!($name), "(&x, &y)?;")]
         #[doc = concat!("assert_eq!(dev.download(&z)?, [", $z, "]);")]
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
+        /// # Ok(()) });
         /// ```
-        ///
-        /// # Errors
-        /// See above.
         #[track_caller]
         fn $name<X: AsView<Elem: $Bound>>(
             &self,
@@ -95,20 +88,13 @@ macro_rules! binary {
         #[doc = concat!("`z = ", $formula, "`.")]
         ///
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
+        /// # gpu_pool_train::example!(|dev| {
         #[doc = concat!("let (x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
         /// let mut z = dev.zeros::<f32>(1)?;
         #[doc = concat!("dev.", stringify!($into), "(&x, &y, &mut z)?;")]
         #[doc = concat!("assert_eq!(dev.download(&z)?, [", $z, "]);")]
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
+        /// # Ok(()) });
         /// ```
-        ///
-        /// # Errors
-        /// See above.
         #[track_caller]
         fn $into<X: AsView<Elem: $Bound>>(
             &self,
@@ -122,19 +108,12 @@ macro_rules! binary {
         #[doc = concat!("`x = ", $formula, "`, in place.")]
         ///
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
+        /// # gpu_pool_train::example!(|dev| {
         #[doc = concat!("let (mut x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
         #[doc = concat!("dev.", stringify!($assign), "(&mut x, &y)?;")]
         #[doc = concat!("assert_eq!(dev.download(&x)?, [", $z, "]);")]
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
+        /// # Ok(()) });
         /// ```
-        ///
-        /// # Errors
-        /// See above.
         #[track_caller]
         fn $assign<X: AsViewMut<Elem: $Bound>>(&self, x: &mut X, y: &impl AsView<Elem = X::Elem>) -> Result<()> {
             $launch(self.device(), stringify!($assign), Binary::$which, None, y.view(), x.view_mut())

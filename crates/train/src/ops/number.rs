@@ -185,18 +185,11 @@ macro_rules! unary {
         #[doc = concat!($what, ", in a new buffer. Of floats.")]
         ///
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
+        /// # gpu_pool_train::example!(|dev| {
         #[doc = concat!("let x = dev.upload(&[", $x, "f32])?;")]
         #[doc = concat!("assert_eq!(dev.download(&dev.", stringify!($name), "(&x)?)?, [", $y, "]);")]
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
+        /// # Ok(()) });
         /// ```
-        ///
-        /// # Errors
-        /// See above.
         #[track_caller]
         fn $name<X: AsView<Elem: Float>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
             let (x, _here) = (x.view(), self.enter(stringify!($name)));
@@ -209,19 +202,12 @@ macro_rules! unary {
         #[doc = concat!($what, ", in place. Of floats.")]
         ///
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
+        /// # gpu_pool_train::example!(|dev| {
         #[doc = concat!("let mut x = dev.upload(&[", $x, "f32])?;")]
         #[doc = concat!("dev.", stringify!($in_place), "(&mut x)?;")]
         #[doc = concat!("assert_eq!(dev.download(&x)?, [", $y, "]);")]
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
+        /// # Ok(()) });
         /// ```
-        ///
-        /// # Errors
-        /// See above.
         #[track_caller]
         fn $in_place<X: AsViewMut<Elem: Float>>(&self, x: &mut X) -> Result<()> {
             let (x, _here) = (x.view_mut(), self.enter(stringify!($in_place)));
@@ -238,14 +224,10 @@ macro_rules! extremes {
         #[doc = concat!("The ", $what, " element, as one element on this device.")]
         ///
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
+        /// # gpu_pool_train::example!(|dev| {
         /// let x = dev.upload(&[3i32, -7, 5])?;
         #[doc = concat!("assert_eq!(dev.download(&dev.", stringify!($name), "(&x)?)?, [", $y, "]);")]
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
+        /// # Ok(()) });
         /// ```
         ///
         /// # Errors

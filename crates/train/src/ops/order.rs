@@ -75,18 +75,11 @@ pub trait Orders: Operations {
     /// up in `f32`, and each sum is rounded once; integers wrap, in their own type.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let x = dev.upload(&[3u32, 1, 4, 1, 5])?;
     /// assert_eq!(dev.download(&dev.inclusive_sum(&x)?)?, [3, 4, 8, 9, 14]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn inclusive_sum<X: AsView<Elem: Number>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
         let (x, _here) = (x.view(), self.enter("inclusive_sum"));
@@ -99,18 +92,11 @@ pub trait Orders: Operations {
     /// [`inclusive_sum`](Self::inclusive_sum). The places of parts that follow each other, from their lengths.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let lens = dev.upload(&[3u32, 1, 4, 1, 5])?;
     /// assert_eq!(dev.download(&dev.exclusive_sum(&lens)?)?, [0, 3, 4, 8, 9]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn exclusive_sum<X: AsView<Elem: Number>>(&self, x: &X) -> Result<DeviceBuffer<X::Elem>> {
         let (x, _here) = (x.view(), self.enter("exclusive_sum"));
@@ -123,14 +109,10 @@ pub trait Orders: Operations {
     /// NaNs at the ends.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let x = dev.upload(&[0.5f32, -1.0, 3.0, -2.5])?;
     /// assert_eq!(dev.download(&dev.sort(&x)?)?, [-2.5, -1.0, 0.5, 3.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors
@@ -147,15 +129,11 @@ pub trait Orders: Operations {
     /// [`sort`](Self::sort) in place.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let mut x = dev.upload(&[3i64, -1, 2])?;
     /// dev.sort_in_place(&mut x)?;
     /// assert_eq!(dev.download(&x)?, [-1, 2, 3]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors

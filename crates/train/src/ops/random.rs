@@ -138,20 +138,13 @@ pub trait Random: Operations {
     /// Fills `x` with random words.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (mut whole, mut part) = (dev.zeros::<u32>(10)?, dev.zeros::<u32>(3)?);
     /// dev.random_bits(&mut whole, 42, 0)?;
     /// dev.random_bits(&mut part, 42, 5)?;
     /// assert_eq!(dev.download(&whole)?[5..8], dev.download(&part)?);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn random_bits(&self, x: &mut impl AsViewMut<Elem = u32>, seed: u64, offset: u64) -> Result<()> {
         let x = x.view_mut();
@@ -165,9 +158,8 @@ pub trait Random: Operations {
     /// bits as the type has (24, 53, 11, 8). Rounding can give `end` itself, unless the range is `0.0..1.0`.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
     /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(2).build()?;
+    /// # let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// // The weights of a layer, the same on all devices.
     /// let weights = pool.run(|dev, _| {
     ///     let mut w = dev.zeros::<f32>(1000)?;
@@ -178,9 +170,6 @@ pub trait Random: Operations {
     /// assert!(weights[0].iter().all(|w| (-0.1..=0.1).contains(w)));
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn uniform<X: AsViewMut<Elem: Float>>(
         &self,
@@ -197,20 +186,13 @@ pub trait Random: Operations {
     /// and half types go no further than 5.8 standard deviations, `f64` than 8.6.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let mut x = dev.zeros::<f64>(1000)?;
     /// dev.normal(&mut x, 5.0, 0.1, 1, 0)?;
     /// let mean = dev.download(&x)?.iter().sum::<f64>() / 1000.0;
     /// assert!((mean - 5.0).abs() < 0.02);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn normal<X: AsViewMut<Elem: Float>>(
         &self,
@@ -229,15 +211,11 @@ pub trait Random: Operations {
     /// `probability * 2^32`.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let x = dev.upload(&[1.0f32; 1000])?;
     /// let y = dev.download(&dev.dropout(&x, 0.5, 3, 0)?)?;
     /// assert!(y.iter().all(|&y| y == 0.0 || y == 2.0));
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors
@@ -264,16 +242,12 @@ pub trait Random: Operations {
     /// [`dropout`](Self::dropout) in place.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let mut x = dev.upload(&[1.0f32; 1000])?;
     /// let y = dev.dropout(&x, 0.5, 7, 0)?;
     /// dev.dropout_in_place(&mut x, 0.5, 7, 0)?;
     /// assert_eq!(dev.download(&x)?, dev.download(&y)?);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors

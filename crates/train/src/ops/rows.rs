@@ -94,18 +94,11 @@ pub trait Rows: Operations {
     /// all numbers, as in PyTorch.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let x = dev.upload(&[1.0f32, 7.0, 7.0, -1.0, f32::NAN, 9.0])?; // 2 x 3
     /// assert_eq!(dev.download(&dev.argmax(&x, 3)?)?, [1, 1]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn argmax<X: AsView<Elem: Float>>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<u32>> {
         let x = x.view();
@@ -122,20 +115,13 @@ pub trait Rows: Operations {
     /// fixed order: the same bits every run.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let x = dev.upload(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])?; // 3 x 2
     /// let mut sum = dev.zeros::<f32>(2)?;
     /// dev.column_sum_into(&x, &mut sum)?;
     /// assert_eq!(dev.download(&sum)?, [9.0, 12.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn column_sum_into<X: AsView<Elem: Float>>(&self, x: &X, out: &mut impl AsViewMut<Elem = X::Elem>) -> Result<()> {
         let (x, out) = (x.view(), out.view_mut());
@@ -155,15 +141,12 @@ pub trait Rows: Operations {
     /// not check. **Waits** for the current stream.
     ///
     /// ```
-    /// # use gpu_pool::{Error, GpuPool};
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # use gpu_pool::Error;
+    /// # gpu_pool_train::example!(|dev| {
     /// let labels = dev.upload(&[3u32, 10, 2])?;
     /// let error = dev.check_indices(&labels, 10).unwrap_err();
     /// assert!(error.to_string().contains("index 1 is 10: less than 10 are possible"), "{error}");
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors

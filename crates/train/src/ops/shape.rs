@@ -62,18 +62,11 @@ pub trait Shapes: Operations {
     /// [`Matrix::t`](gpu_pool::Matrix::t).
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let x = dev.upload(&[1u8, 2, 3, 4, 5, 6])?; // 2 x 3
     /// assert_eq!(dev.download(&dev.transpose(&x, 2, 3)?)?, [1, 4, 2, 5, 3, 6]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn transpose<X: AsView>(&self, x: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>> {
         let x = x.view();
@@ -85,18 +78,11 @@ pub trait Shapes: Operations {
     /// The transposes of a batch of `count` matrices of `rows x cols` elements, one after the other, in a new buffer.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let x = dev.upload(&[1i32, 2, 3, 4, 5, 6, 7, 8])?; // 2 of 2 x 2
     /// assert_eq!(dev.download(&dev.transpose_batch(&x, 2, 2, 2)?)?, [1, 3, 2, 4, 5, 7, 6, 8]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn transpose_batch<X: AsView>(
         &self,
@@ -114,19 +100,12 @@ pub trait Shapes: Operations {
     /// `y` becomes the transpose of the `rows x cols` elements of `x`.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (x, mut y) = (dev.upload(&[1u16, 2, 3, 4, 5, 6])?, dev.zeros::<u16>(6)?);
     /// dev.transpose_into(&x, 2, 3, &mut y)?;
     /// assert_eq!(dev.download(&y)?, [1, 4, 2, 5, 3, 6]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn transpose_into<X: AsView>(
         &self,
@@ -144,20 +123,13 @@ pub trait Shapes: Operations {
     /// begins at another row or column is a [slice](DeviceBuffer::slice) that begins there.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let x = dev.upload(&[1i32, 2, 3, 4, 5, 6])?; // 2 x 3
     /// let mut y = dev.zeros::<i32>(4)?; // 2 x 2
     /// dev.copy_2d(&x.slice(1..), 3, &mut y, 2, 2, 2)?; // columns 1 and 2
     /// assert_eq!(dev.download(&y)?, [2, 3, 5, 6]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn copy_2d<X: AsView>(
         &self,

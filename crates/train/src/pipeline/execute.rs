@@ -207,7 +207,7 @@ impl<S: Stage, R> Member<'_, S, R> {
 
     /// A stage without halves, or its own error.
     fn split(&self, error: Error, action: Action) -> Error {
-        if NotSplit::is_cause(&error) {
+        if matches!(&error, Error::Custom(cause) if cause.is::<NotSplit>()) {
             let stage = action.stage;
             return self
                 .wrong(format_args!("the schedule splits backward passes ({action}), and stage {stage}: {error}"));

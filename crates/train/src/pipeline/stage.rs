@@ -115,9 +115,3 @@ impl<S: Stage + ?Sized> Stage for Box<S> {
 #[derive(Debug, thiserror::Error)]
 #[error("the stage does not implement `backward_input` and `backward_weights`")]
 pub(super) struct NotSplit;
-
-impl NotSplit {
-    pub(super) fn is_cause(error: &Error) -> bool {
-        matches!(error, Error::Custom(cause) if cause.is::<NotSplit>())
-    }
-}

@@ -6,7 +6,7 @@
 //! Invariant: both give the same bits.
 
 use super::kernels::{self, OneKernel};
-use crate::update::{self, Moments, Parameter, Rule};
+use crate::update::{self, Kept, Moments, Parameter, Rule};
 use gpu_pool::{
     AsView, AsViewMut, DType, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Group, ReduceOp, Result,
     error::Site,
@@ -39,14 +39,6 @@ pub(super) struct Terms {
 /// The values that members compare, and their text.
 type Named = (&'static str, fn(&Terms) -> String);
 
-/// Numbers that an optimizer keeps for each element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
-    First,
-    Second,
-    Master,
-}
-
 /// One member's part.
 pub(super) struct ShardedStep<T: Parameter> {
     home: Home,
@@ -62,7 +54,7 @@ pub(super) struct ShardedStep<T: Parameter> {
     part: Range<usize>,
     /// Whether a step may be one kernel: one launch can name the parameters of every part.
     one_kernel: bool,
-    kept: [Option<DeviceBuffer<f32>>; 3],
+    kept: Kept,
     sums: DeviceBuffer<f64>,
     norm: DeviceBuffer<f32>,
     /// Inter-block flags of the fused kernel.
@@ -98,7 +90,7 @@ impl Terms {
 impl<T: Parameter> ShardedStep<T> {
     /// All members call it.
     #[track_caller]
-    pub fn new(group: &Group<'_>, terms: Terms, kept: &[Kept], clips: bool) -> Result<Self> {
+    pub fn new(group: &Group<'_>, terms: Terms, keeps: [bool; 3], clips: bool) -> Result<Self> {
         if !matches!(terms.reduce, ReduceOp::Sum | ReduceOp::Avg) {
             return Err(Error::invalid(OP, format_args!("{} of gradients: Sum or Avg", terms.reduce)));
         }
@@ -114,7 +106,6 @@ impl<T: Parameter> ShardedStep<T> {
             // Not later: to load a module may wait for kernels that wait for this member.
             dev.load(kernels::entry::<T>())?;
         }
-        let zeros = |which| kept.contains(&which).then(|| dev.zeros::<f32>(part.len())).transpose();
         Ok(ShardedStep {
             home: Home::of(group),
             id,
@@ -123,7 +114,7 @@ impl<T: Parameter> ShardedStep<T> {
             len,
             counts: (0..members).map(|rank| part_of(len, rank, members).len()).collect(),
             one_kernel: most.is_some_and(|most| most <= SEGMENTS),
-            kept: [zeros(Kept::First)?, zeros(Kept::Second)?, zeros(Kept::Master)?],
+            kept: update::kept(dev, keeps, part.len())?,
             sums: dev.zeros(len.div_ceil(CHUNK))?,
             norm: dev.zeros(1)?,
             block_flags: (clips && group.kernels_meet())
@@ -235,8 +226,7 @@ impl<T: Parameter> ShardedStep<T> {
     }
 
     fn moments(&self) -> Moments<'_> {
-        let [first, second, master] = self.kept.each_ref().map(|memory| memory.as_ref().map(|memory| memory.view()));
-        Moments { begin: self.part.start, first, second, master }
+        Moments::of(self.part.start, &self.kept)
     }
 
     #[track_caller]
@@ -333,10 +323,10 @@ impl<T: Parameter> ShardedStep<T> {
 
     /// All members' state of one kind, for all elements; empty if nothing is kept. It meets and waits.
     #[track_caller]
-    pub fn kept(&self, dev: &Device, which: Kept) -> Result<Vec<f32>> {
+    pub fn kept(&self, dev: &Device, which: usize) -> Result<Vec<f32>> {
         let group = self.here(dev, "state")?;
         dev.not_in_graph("state")?;
-        let Some(own) = &self.kept[which as usize] else { return Ok(Vec::new()) };
+        let Some(own) = &self.kept[which] else { return Ok(Vec::new()) };
         let mut all = dev.zeros::<f32>(self.len)?;
         if !self.part.is_empty() {
             dev.copy(own, &mut all.slice_mut(self.part.clone()))?;
@@ -347,10 +337,10 @@ impl<T: Parameter> ShardedStep<T> {
 
     /// Replaces what this member keeps of one kind. `all` has all elements, or none if nothing is kept.
     #[track_caller]
-    pub fn set_kept(&mut self, dev: &Device, which: Kept, all: &[f32]) -> Result<()> {
+    pub fn set_kept(&mut self, dev: &Device, which: usize, all: &[f32]) -> Result<()> {
         self.here(dev, "set_state")?;
         dev.not_in_graph("set_state")?;
-        match &mut self.kept[which as usize] {
+        match &mut self.kept[which] {
             Some(own) => dev.upload_into(&all[self.part.clone()], own),
             None => Ok(()),
         }
@@ -367,8 +357,8 @@ impl<T: Parameter> ShardedStep<T> {
     }
 
     /// The number of elements that [`set_kept`](Self::set_kept) needs.
-    pub fn kept_len(&self, which: Kept) -> usize {
-        if self.kept[which as usize].is_some() { self.len } else { 0 }
+    pub fn kept_len(&self, which: usize) -> usize {
+        if self.kept[which].is_some() { self.len } else { 0 }
     }
 }
 

@@ -25,9 +25,8 @@ impl Indices {
     /// Checks the words and uploads them. All members give the same words. Does not wait for the device.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
     /// # use gpu_pool_train::Indices;
-    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let failed = pool.run(|dev, _| Indices::new(&dev.group(&[0, 1])?, &[0, 7, 2], 5).map(drop));
     /// let error = failed.unwrap_err().to_string();
     /// assert!(error.contains("index 1 is 7: less than 5 are possible"), "{error}");

@@ -30,21 +30,14 @@ pub trait Norms: Operations {
     /// each row for the step back.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let x = dev.upload(&[1.0f64, 3.0, 10.0, 20.0])?; // 2 x 2
     /// let (gamma, beta) = (dev.upload(&[1.0f64, 1.0])?, dev.upload(&[0.0f64, 5.0])?);
     /// let (y, mean, rstd) = dev.layer_norm(&x, &gamma, &beta, 0.0)?;
     /// assert_eq!(dev.download(&y)?, [-1.0, 6.0, -1.0, 6.0]);
     /// assert_eq!((dev.download(&mean)?, dev.download(&rstd)?), (vec![2.0, 15.0], vec![1.0, 0.2]));
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn layer_norm<X: AsView<Elem: Float>>(
         &self,
@@ -71,21 +64,14 @@ pub trait Norms: Operations {
     /// are those that the step forward gave.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (x, gamma) = (dev.upload(&[1.0f64, 3.0, 5.0])?, dev.upload(&[1.0f64; 3])?); // one row
     /// let (_, mean, rstd) = dev.layer_norm(&x, &gamma, &gamma, 0.0)?;
     /// // A shift of the whole row changes nothing, so neither does a gradient that is the same for all.
     /// let dx = dev.layer_norm_backward(&dev.upload(&[7.0f64; 3])?, &x, &gamma, &mean, &rstd)?;
     /// assert!(dev.download(&dx)?.iter().all(|dx| dx.abs() < 1e-12));
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn layer_norm_backward<X: AsView<Elem: Float>>(
         &self,
@@ -111,22 +97,15 @@ pub trait Norms: Operations {
     /// `dy * (x - mean) * rstd`, `dbeta` that of `dy`. Sums have a fixed order: the same bits every run.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (x, weights) = (dev.upload(&[1.0f64, 3.0, 10.0, 20.0])?, dev.upload(&[1.0f64, 1.0])?); // 2 x 2
     /// let (_, mean, rstd) = dev.layer_norm(&x, &weights, &weights, 0.0)?;
     /// let dy = dev.upload(&[1.0f64, 2.0, 3.0, 4.0])?;
     /// let (mut dgamma, mut dbeta) = (dev.zeros::<f64>(2)?, dev.zeros::<f64>(2)?);
     /// dev.layer_norm_weights_backward(&dy, &x, &mean, &rstd, &mut dgamma, &mut dbeta)?;
     /// assert_eq!((dev.download(&dgamma)?, dev.download(&dbeta)?), (vec![-4.0, 6.0], vec![4.0, 6.0]));
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn layer_norm_weights_backward<X: AsView<Elem: Float>>(
         &self,
@@ -162,19 +141,12 @@ pub trait Norms: Operations {
     /// step back.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (x, gamma) = (dev.upload(&[2.0f64, -2.0])?, dev.upload(&[1.0f64, 3.0])?);
     /// let (y, rstd) = dev.rms_norm(&x, &gamma, 0.0)?;
     /// assert_eq!((dev.download(&y)?, dev.download(&rstd)?), (vec![1.0, -3.0], vec![0.5]));
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     #[allow(clippy::type_complexity)]
     fn rms_norm<X: AsView<Elem: Float>>(
@@ -198,21 +170,14 @@ pub trait Norms: Operations {
     /// The step back through [`rms_norm`](Self::rms_norm): the gradient of `x`, in a new buffer.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (x, gamma) = (dev.upload(&[2.0f64, -2.0])?, dev.upload(&[1.0f64, 1.0])?); // one row
     /// let (_, rstd) = dev.rms_norm(&x, &gamma, 0.0)?;
     /// // A longer row in the same direction has the same norm, so a gradient along the row vanishes.
     /// let dx = dev.rms_norm_backward(&x, &x, &gamma, &rstd)?;
     /// assert_eq!(dev.download(&dx)?, [0.0, 0.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn rms_norm_backward<X: AsView<Elem: Float>>(
         &self,
@@ -236,21 +201,14 @@ pub trait Norms: Operations {
     /// fixed order.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (x, gamma) = (dev.upload(&[2.0f64, -2.0])?, dev.upload(&[1.0f64, 1.0])?); // one row
     /// let (_, rstd) = dev.rms_norm(&x, &gamma, 0.0)?;
     /// let (dy, mut dgamma) = (dev.upload(&[3.0f64, 5.0])?, dev.zeros::<f64>(2)?);
     /// dev.rms_norm_weights_backward(&dy, &x, &rstd, &mut dgamma)?;
     /// assert_eq!(dev.download(&dgamma)?, [3.0, -5.0]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn rms_norm_weights_backward<X: AsView<Elem: Float>>(
         &self,

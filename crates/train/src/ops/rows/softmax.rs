@@ -106,20 +106,13 @@ macro_rules! softmax {
         /// Gimelshein, 2018). A row with a NaN or `+inf`, or all of `-inf`, becomes NaN, as in PyTorch.
         ///
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
+        /// # gpu_pool_train::example!(|dev| {
         /// let x = dev.upload(&[1.0f32, 1.0, 1000.0, 0.0])?; // 2 x 2
         #[doc = concat!("let y = dev.download(&dev.", stringify!($name), "(&x, 2)?)?;")]
         #[doc = concat!("let right = [", $y, "f32];")]
         /// assert!(y.iter().zip(right).all(|(y, right)| (y - right).abs() < 1e-4), "{y:?}");
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
+        /// # Ok(()) });
         /// ```
-        ///
-        /// # Errors
-        /// See above.
         #[track_caller]
         fn $name<X: AsView<Elem: Float>>(&self, x: &X, cols: usize) -> Result<DeviceBuffer<X::Elem>> {
             let x = x.view();
@@ -135,20 +128,13 @@ macro_rules! softmax {
         #[doc = concat!($what, " of each row of `cols` elements, in place.")]
         ///
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
+        /// # gpu_pool_train::example!(|dev| {
         /// let mut x = dev.upload(&[1.0f32, 1.0, 1000.0, 0.0])?; // 2 x 2
         #[doc = concat!("let y = dev.download(&dev.", stringify!($name), "(&x, 2)?)?;")]
         #[doc = concat!("dev.", stringify!($assign), "(&mut x, 2)?;")]
         /// assert_eq!(dev.download(&x)?, y);
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
+        /// # Ok(()) });
         /// ```
-        ///
-        /// # Errors
-        /// See above.
         #[track_caller]
         fn $assign<X: AsViewMut<Elem: Float>>(&self, x: &mut X, cols: usize) -> Result<()> {
             let x = x.view_mut();
@@ -163,21 +149,14 @@ macro_rules! softmax {
         #[doc = concat!($of_y, ", in a new buffer; `y` is the result of the step forward.")]
         ///
         /// ```
-        /// # use gpu_pool::GpuPool;
-        /// # use gpu_pool_train::prelude::*;
-        /// # let pool = GpuPool::builder().host(1).build()?;
-        /// # pool.run(|dev, _| {
+        /// # gpu_pool_train::example!(|dev| {
         /// let (x, dy) = (dev.upload(&[1.0f32, 1.0])?, dev.upload(&[2.0f32, 0.0])?); // one row
         #[doc = concat!("let y = dev.", stringify!($name), "(&x, 2)?;")]
         #[doc = concat!("let dx = dev.download(&dev.", stringify!($back), "(&dy, &y, 2)?)?;")]
         #[doc = concat!("let right = [", $dx, "f32, -", $dx, "];")]
         /// assert!(dx.iter().zip(right).all(|(dx, right)| (dx - right).abs() < 1e-6), "{dx:?}");
-        /// # Ok(()) })?;
-        /// # Ok::<(), gpu_pool::Error>(())
+        /// # Ok(()) });
         /// ```
-        ///
-        /// # Errors
-        /// See above.
         #[track_caller]
         fn $back<Y: AsView<Elem: Float>>(
             &self,
@@ -230,21 +209,14 @@ pub trait Softmax: Operations {
     /// the label: call it once for a data set.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let logits = dev.upload(&[0.0f32, 0.0, 1.0, 1.0])?; // 2 rows of 2 classes
     /// let labels = dev.upload(&[0u32, 1])?;
     /// let (loss, gradient) = dev.cross_entropy(&logits, &labels, 0.5)?;
     /// assert!(dev.download(&loss)?.iter().all(|loss| (loss - 0.6931).abs() < 1e-4));
     /// assert_eq!(dev.download(&gradient)?, [-0.25, 0.25, 0.25, -0.25]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn cross_entropy<X: AsView<Elem: Float>, L: AsView<Elem: Index>>(
         &self,
@@ -266,20 +238,13 @@ pub trait Softmax: Operations {
     /// large that a second buffer costs too much memory. Returns the loss of each row.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (mut x, labels) = (dev.upload(&[0.0f32, 0.0])?, dev.upload(&[1u32])?);
     /// let loss = dev.cross_entropy_in_place(&mut x, &labels, 1.0)?;
     /// assert!((dev.download(&loss)?[0] - 0.6931).abs() < 1e-4);
     /// assert_eq!(dev.download(&x)?, [0.5, -0.5]);
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn cross_entropy_in_place<X: AsViewMut<Elem: Float>, L: AsView<Elem: Index>>(
         &self,
@@ -300,19 +265,12 @@ pub trait Softmax: Operations {
     /// The losses of [`cross_entropy`](Self::cross_entropy) alone: for validation.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
-    /// # use gpu_pool_train::prelude::*;
-    /// # let pool = GpuPool::builder().host(1).build()?;
-    /// # pool.run(|dev, _| {
+    /// # gpu_pool_train::example!(|dev| {
     /// let (x, labels) = (dev.upload(&[0.0f32, 0.0, 9.0, 9.0])?, dev.upload(&[1u32, 0])?);
     /// let loss = dev.download(&dev.cross_entropy_loss(&x, &labels)?)?;
     /// assert!(loss.iter().all(|loss| (loss - 0.6931).abs() < 1e-4));
-    /// # Ok(()) })?;
-    /// # Ok::<(), gpu_pool::Error>(())
+    /// # Ok(()) });
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn cross_entropy_loss<X: AsView<Elem: Float>, L: AsView<Elem: Index>>(
         &self,

@@ -27,7 +27,7 @@ mod compiled {
     fn updates_fit<T: Parameter>(dev: &Device) -> Result<()> {
         let (g, w, x, norm) = (dev.zeros::<T>(8)?, dev.zeros::<T>(8)?, dev.zeros::<f32>(8)?, dev.zeros::<f32>(1)?);
         let segment = Segment { start: 0, len: 8, memory: Some(w.view()) };
-        let full = Moments { begin: 0, first: Some(x.view()), second: Some(x.view()), master: Some(x.view()) };
+        let full = Moments { begin: 0, kept: [Some(x.view()); 3] };
         let expected = OPTIMIZER.parameters(T::UPDATE.0);
         for moments in [full, Moments::default()] {
             let found = sizes(&update_args(&g.view(), &moments, &norm.view(), &[segment], (Rule::zeroed(), None)));
@@ -97,12 +97,7 @@ fn parts_are_updated_by_themselves() {
             let mut moments = Vec::new();
             for &(start, end) in parts {
                 let memory = [dev.zeros::<f32>(end - start)?, dev.zeros::<f32>(end - start)?];
-                let views = Moments {
-                    begin: start,
-                    first: Some(memory[0].view()),
-                    second: Some(memory[1].view()),
-                    master: None,
-                };
+                let views = Moments { begin: start, kept: [Some(memory[0].view()), Some(memory[1].view()), None] };
                 let places = [(0, &w[0]), (8, &w[1])].into_iter().filter_map(|(at, w)| {
                     let (from, to) = (start.max(at), end.min(at + w.len()));
                     let memory = (from < to).then(|| w.slice(from - at..to - at))?;

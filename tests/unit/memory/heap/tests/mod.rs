@@ -9,6 +9,27 @@ use std::{collections::BTreeSet, ops::Range};
 const G: u64 = Heap::<Tags>::GRAIN as u64;
 const MIB: u64 = 1 << 20;
 
+impl<P: Payload> Heap<P> {
+    /// Allocates from a free range whose payload `accept` accepts.
+    fn allocate(&mut self, bytes: usize, align: usize, mut accept: impl FnMut(&P) -> bool) -> Option<Taken<P>> {
+        self.allocate_in(bytes, align, |payload, room, _| accept(payload).then_some(room.start))
+    }
+
+    /// Free bytes that end at `address`, if mapped memory of the region ends there.
+    fn free_before(&self, region: u32, address: u64) -> u64 {
+        self.free_around(region, address, |_| true).0
+    }
+
+    /// Free bytes that begin at `address`, if mapped memory of the region begins there.
+    fn free_after(&self, region: u32, address: u64) -> u64 {
+        self.free_around(region, address, |_| true).1
+    }
+
+    fn live_pieces(&self) -> usize {
+        self.live
+    }
+}
+
 /// A payload that records which bytes were freed with which tag.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Tags(Vec<(Range<usize>, u32)>);

@@ -49,9 +49,8 @@ pub trait AllReduceNorm {
     /// Asynchronous on the current stream; can be captured.
     ///
     /// ```
-    /// # use gpu_pool::GpuPool;
     /// # use gpu_pool_train::{RowNorm, prelude::*};
-    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let pool = gpu_pool::GpuPool::builder().host(2).build()?;
     /// let found = pool.run(|dev, _| {
     ///     let weight = dev.upload(&[1.0f32, 10.0])?;
     ///     let mut residual = dev.upload(&[0.0f32, 0.0, 1.0, 5.0])?; // 2 rows of 2
@@ -64,9 +63,6 @@ pub trait AllReduceNorm {
     /// assert_eq!(found, [[1.0, -10.0], [1.0, -10.0]]);
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn all_reduce_norm<X: AsViewMut<Elem: Float + Element>>(
         &self,
@@ -83,9 +79,6 @@ pub trait AllReduceNorm {
 
     /// [`all_reduce_norm`](Self::all_reduce_norm) out of place, with the same bits: `src` stays as it is, and `dst`
     /// becomes the norm.
-    ///
-    /// # Errors
-    /// See above.
     #[track_caller]
     fn all_reduce_norm_into<S: AsView<Elem: Float + Element>>(
         &self,
