@@ -27,7 +27,8 @@ use std::{
 scoped_tls::scoped_thread_local!(static BACKWARD: RefCell<Backward>);
 
 /// One device's replica of a model of candle's, and its part in the exchange of gradients. Keep it on its device: in
-/// the scope that has made it, or in a [`PerDevice`](gpu_pool::PerDevice). The guide's page "With candle" has a program.
+/// the scope that has made it, or in a [`PerDevice`](gpu_pool::PerDevice). The guide's page "With candle" has a
+/// program.
 ///
 /// The step builds the model anew: layers of `candle_nn` are only names of weights, so that takes microseconds. A tap
 /// copies its weight, on the device.
