@@ -6,12 +6,13 @@
 //!
 //! On GPUs, two processes with a GPU each:
 //!
-//! * `gpu/<as_is or sockets>/all_reduce/f32/<bytes>`: microseconds per call, 1 KB to 1 GB (`--max BYTES`)
-//! * `gpu/<as_is or sockets>/single/f32/<bytes>`: a call and the wait for it, one after the other
+//! * `gpu/<as_is, forced or sockets>/all_reduce/f32/<bytes>`: microseconds per call, 1 KB to 1 GB (`--max BYTES`)
+//! * `gpu/<as_is, forced or sockets>/single/f32/<bytes>`: a call and the wait for it, one after the other
 //! * `gpu/<as_is or sockets>/step/<batch>`: a training step of `overlap`'s perceptron; `alone` is one without exchange
 //!
-//! Under `sockets` NCCL talks over the loopback interface, as between two machines. With one GPU both processes share
-//! it, under `sockets` only and without DDP: then they take turns on it, and the times say nothing.
+//! As it is, small sums go by own kernels; under `forced` all goes over NCCL. Under `sockets` NCCL talks over the
+//! loopback interface, as between two machines. With one GPU both processes share it, under `sockets` only and without
+//! DDP: then they take turns on it, and the times say nothing.
 //!
 //! The peers: `NCCL` as programs usually call it; `polled NCCL` is a communicator that is not blocking, whose calls are
 //! polled until they are launched, as our transport does (`src/cluster/transport/nccl.rs`).
@@ -36,9 +37,10 @@ use std::cell::RefCell;
 use processes::{Processes, TASK};
 use support::{Bench, MICROSECONDS, Side, child::Process, gpus};
 
-/// What NCCL may use between the processes.
-const WAYS: [(&str, &[(&str, &str)]); 2] = [
+/// What NCCL may use between the processes. Own kernels come to those as they are alone.
+const WAYS: [(&str, &[(&str, &str)]); 3] = [
     ("as_is", &[]),
+    ("forced", &[]),
     (
         "sockets",
         &[
@@ -79,11 +81,12 @@ fn main() {
 fn measure(bench: &mut Bench, gpus: usize) {
     let most = bench.most_bytes(MOST);
     for (way, variables) in WAYS {
-        if gpus < 2 && way == "as_is" {
+        if gpus < 2 && way != "sockets" {
             println!("skipped: {way} needs two GPUs");
             continue;
         }
-        let pair = Processes::by_hand(&format!("gpu 1 {most}"), "nccl", |rank, process| {
+        let transport = if way == "as_is" { "auto" } else { "nccl" };
+        let pair = Processes::by_hand(&format!("gpu 1 {most}"), transport, |rank, process| {
             process.envs([NO_MULTICAST]).envs(variables.iter().copied());
             if way == "sockets" {
                 process.env("NCCL_HOSTID", format!("gpu-pool-{rank}"));
@@ -95,7 +98,9 @@ fn measure(bench: &mut Bench, gpus: usize) {
                 all_reduces(bench, &pair.first, "single", way, bytes);
             }
         }
-        steps(bench, &pair.first, way, variables);
+        if way != "forced" {
+            steps(bench, &pair.first, way, variables);
+        }
     }
 }
 

@@ -27,38 +27,8 @@ use std::{
 scoped_tls::scoped_thread_local!(static BACKWARD: RefCell<Backward>);
 
 /// One device's replica of a model of candle's, and its part in the exchange of gradients. Keep it on its device: in
-/// the scope that has made it, or in a [`PerDevice`](gpu_pool::PerDevice).
-///
-/// ```
-/// use candle_core::{DType, Module, Tensor};
-/// use candle_nn::{Optimizer, SGD, VarBuilder, VarMap, linear, loss};
-/// use gpu_pool::GpuPool;
-/// use gpu_pool_candle::{DataParallel, enter};
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let losses = pool.try_run(|dev, shard| {
-///     enter(dev, |device| {
-///         let weights = VarMap::new();
-///         linear(2, 1, VarBuilder::from_varmap(&weights, DType::F32, device))?;
-///         let mut replicas = DataParallel::new(dev, &weights)?;       // all devices have rank 0's weights now
-///         let mut sgd = SGD::new(weights.all_vars(), 0.3)?;
-///         let (x, y) = ([1.0f32, 0.0, 0.0, 1.0], [2.0f32, 4.0]);      // two rows, and their targets
-///         let x = Tensor::from_slice(shard.rows(&x, 2), ((), 2), device)?;
-///         let y = Tensor::from_slice(shard.of(&y), ((), 1), device)?;
-///         let mut last = 0.0;
-///         for _ in 0..100 {
-///             let (loss, gradients) = replicas.step(dev, |weights| {
-///                 Ok(loss::mse(&linear(2, 1, weights)?.forward(&x)?, &y)?)
-///             })?;
-///             sgd.step(&gradients)?;
-///             last = loss.to_scalar::<f32>()?;
-///         }
-///         Ok(last)
-///     })
-/// })?;
-/// assert!(losses.iter().all(|&loss| loss < 0.05));
-/// # Ok::<(), gpu_pool_candle::Error>(())
-/// ```
+/// the scope that has made it, or in a [`PerDevice`](gpu_pool::PerDevice). The guide's page "With candle" has a
+/// program.
 ///
 /// The step builds the model anew: layers of `candle_nn` are only names of weights, so that takes microseconds. A tap
 /// copies its weight, on the device.
@@ -89,6 +59,7 @@ impl DataParallel {
     /// # Errors
     /// [`Error::ModelsDiffer`] on all devices if names, shapes or types differ; [`Error::DType`] if a weight has
     /// another type than the first one, or none of f32, f64, f16 and bf16; those of [`GradientExchangeBuilder::build`].
+    #[track_caller]
     pub fn new(dev: &Device, weights: &VarMap) -> Result<Self> {
         Self::with(dev, weights, GradientExchange::builder())
     }
@@ -98,6 +69,7 @@ impl DataParallel {
     ///
     /// # Errors
     /// As [`new`](Self::new).
+    #[track_caller]
     pub fn with(dev: &Device, weights: &VarMap, settings: GradientExchangeBuilder) -> Result<Self> {
         let data = weights.data().lock().unwrap_or_else(PoisonError::into_inner);
         let mut vars: Vec<(String, Var)> = data.iter().map(|(name, var)| (name.clone(), var.clone())).collect();
@@ -235,6 +207,7 @@ impl DataParallel {
 }
 
 /// Names, types and shapes are the same on all devices.
+#[track_caller]
 fn compare(dev: &Device, vars: &[(String, Var)]) -> Result<()> {
     let own: Vec<String> =
         vars.iter().map(|(name, var)| format!("{name} ({:?} {:?})", var.dtype(), var.dims())).collect();

@@ -24,6 +24,7 @@
 //! # Features
 //! `cuda`: NVIDIA GPUs. candle compiles its kernels with nvcc then.
 
+mod book;
 pub mod collective;
 mod data_parallel;
 mod device;
@@ -39,8 +40,3 @@ pub use error::{Error, Result};
 pub use memory::{Number, adopt, to_buffer, to_tensor};
 pub use parts::{Part, PartBuilder, Parts};
 pub use tensor_parallel::{ColumnParallel, RowParallel, VocabularyEmbedding, vocabulary_cross_entropy};
-
-/// The programs of the book's page.
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/src/guide/candle.md")]
-struct Guide;

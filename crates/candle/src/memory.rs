@@ -46,6 +46,7 @@ numbers! {
 /// # Errors
 /// [`Error::DType`] for elements that are no `T`; [`Error::Invalid`] for a tensor that is not on this device; those of
 /// [`Device::upload`] and of candle.
+#[track_caller]
 pub fn to_buffer<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffer<T>> {
     let tensor = located::<T>("to_buffer", dev, tensor)?.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
@@ -69,6 +70,7 @@ pub fn to_buffer<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffe
 ///
 /// # Errors
 /// [`Error::Invalid`] if the shape has another number of elements; those of [`Device::download`] and of candle.
+#[track_caller]
 pub fn to_tensor<V: AsView<Elem: Number>>(dev: &Device, buffer: &V, shape: impl Into<Shape>) -> Result<Tensor> {
     let (view, shape) = (buffer.view(), shape.into());
     if view.len() != shape.elem_count() {
@@ -89,25 +91,6 @@ pub fn to_tensor<V: AsView<Elem: Number>>(dev: &Device, buffer: &V, shape: impl 
 /// alive by the buffer. The other way round is the same call: make a tensor with candle, adopt it, and let operations
 /// of gpu-pool fill it.
 ///
-/// ```
-/// use candle_core::Tensor;
-/// use gpu_pool::{GpuPool, ReduceOp};
-/// use gpu_pool_candle::{adopt, candle_device};
-///
-/// let pool = GpuPool::builder().host(2).build()?;
-/// let sums = pool.try_run(|dev, _| {
-///     let x = Tensor::ones(3, candle_core::DType::F32, &candle_device(dev)?)?;
-///     // SAFETY: nothing else uses `x` until the device has ended.
-///     let mut buffer = unsafe { adopt::<f32>(dev, &x)? };
-///     dev.all_reduce(&mut buffer, ReduceOp::Sum)?;
-///     drop(buffer);
-///     dev.synchronize()?;
-///     Ok::<_, gpu_pool_candle::Error>(x.to_vec1::<f32>()?)
-/// })?;
-/// assert_eq!(sums, [[2.0; 3]; 2]);
-/// # Ok::<(), gpu_pool_candle::Error>(())
-/// ```
-///
 /// # Errors
 /// [`Error::DType`]; [`Error::Invalid`] for a tensor that is not contiguous, or not on this device; those of
 /// [`Device::adopt`].
@@ -116,6 +99,7 @@ pub fn to_tensor<V: AsView<Elem: Number>>(dev: &Device, buffer: &V, shape: impl 
 /// Until the buffer's last use is over, nothing writes the tensor's memory but through the buffer, and if the buffer is
 /// written, nothing reads it. On a GPU, work that [`enter`](crate::enter) puts on candle's stream is in order with
 /// candle's; elsewhere, and on a software GPU, wait: [`Device::synchronize`].
+#[track_caller]
 pub unsafe fn adopt<T: Number>(dev: &Device, tensor: &Tensor) -> Result<DeviceBuffer<T>> {
     let tensor = located::<T>("adopt", dev, tensor)?;
     if !tensor.is_contiguous() {

@@ -207,6 +207,41 @@ fn weights_that_are_not_read_are_allowed_and_those_without_a_gradient_named() ->
     Ok(())
 }
 
+#[test]
+fn a_device_that_fails_in_a_step_ends_it_on_all_devices() -> Result<()> {
+    let pool = GpuPool::builder().host(3).build()?;
+    let failed = pool.try_run(|dev, shard| {
+        enter(dev, |device| {
+            let weights = variables(device, 0)?;
+            let mut replicas = DataParallel::new(dev, &weights)?;
+            let (x, y) = rows(shard.range(ROWS), device)?;
+            let found = replicas.step(dev, |weights| {
+                let loss = loss::mse(&model(&weights, &x)?, &y)?;
+                // A shape that does not fit, after the forward pass.
+                if dev.index() == 1 { Ok(loss.reshape((1, 2))?) } else { Ok(loss) }
+            });
+            let error = found.map(drop).unwrap_err();
+            match dev.index() {
+                1 => assert!(matches!(error, Error::Candle(_)), "{error:?}"),
+                _ => assert!(matches!(error, Error::Pool(gpu_pool::Error::Aborted { .. })), "{error:?}"),
+            }
+            Err::<(), _>(error)
+        })
+    });
+    assert!(matches!(failed.unwrap_err(), Error::Candle(_)), "the scope returns the cause");
+    let losses = pool.try_run(|dev, shard| {
+        enter(dev, |device| {
+            let weights = variables(device, 0)?;
+            let (x, y) = rows(shard.range(ROWS), device)?;
+            let mut replicas = DataParallel::new(dev, &weights)?;
+            let (loss, _) = replicas.step(dev, |weights| Ok(loss::mse(&model(&weights, &x)?, &y)?))?;
+            Ok(loss.to_scalar::<f32>()?)
+        })
+    })?;
+    assert_eq!(losses.len(), 3, "the pool still works");
+    Ok(())
+}
+
 /// The identity. Its backward pass calls a closure.
 struct Probe<F>(F);
 impl<F: Fn() + Send + Sync> candle_core::CustomOp1 for Probe<F> {

@@ -8,6 +8,8 @@ mod gradients;
 mod hand_over;
 #[path = "../support/loopback/mod.rs"]
 mod loopback;
+#[cfg(target_os = "linux")]
+mod own;
 mod pieces;
 mod rail_messages;
 #[cfg(target_os = "linux")]

@@ -2,6 +2,7 @@
 
 use super::{Hub, lost};
 use gpu_pool::extend::cluster::{
+    collective::{LonePad, SetUp},
     driver::{Address, DriverRef, RawStream},
     memory::BlockRef,
 };
@@ -11,7 +12,7 @@ use parking_lot::Mutex;
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
-        Arc,
+        Arc, OnceLock,
         mpsc::{self, Receiver, Sender},
     },
     time::Duration,
@@ -40,6 +41,8 @@ pub struct DeviceMail {
     pub registered: Arc<Mutex<Vec<(usize, Address)>>>,
     /// All calls so far: as text, with their memory.
     pub calls: Mutex<Vec<(String, Memory)>>,
+    /// For own kernels, or why there are none.
+    pub pad: OnceLock<SetUp<LonePad>>,
 }
 
 /// Address, bytes, and whether they are written.
@@ -70,7 +73,8 @@ impl DeviceMail {
         let (hub, drivers, failure, stuck) = (hub.clone(), Mutex::default(), Failure::default(), Mutex::default());
         let overlap = Mutex::new(Some(Overlap { piece: PIECE, blocks: 0 }));
         let (held, registered) = (Mutex::default(), Arc::default());
-        Arc::new(DeviceMail { hub, host, drivers, failure, stuck, overlap, held, registered, calls: Mutex::default() })
+        let (calls, pad) = (Mutex::default(), OnceLock::new());
+        Arc::new(DeviceMail { hub, host, drivers, failure, stuck, overlap, held, registered, calls, pad })
     }
 
     /// The next call never ends: its stream goes on when the result is dropped, as after an abort.
@@ -153,6 +157,14 @@ impl DeviceMail {
 impl DeviceTransport for DeviceMail {
     fn name(&self) -> &'static str {
         "loopback between devices"
+    }
+
+    fn pad(&self) -> std::result::Result<&LonePad, &str> {
+        self.pad.get().map_or(Err(""), |pad| pad.as_ref().map_err(|why| &**why))
+    }
+
+    fn broken(&self, error: Error) -> Error {
+        self.failure.set(&error)
     }
 
     fn can(&self, dtype: DType, reduce: ReduceOp) -> bool {
