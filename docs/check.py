@@ -159,7 +159,7 @@ def rows(text, pattern):
 def check_variables(pages):
     """environment.md has every variable that a user may set, and no other page has a table of them."""
     source = (ROOT / "src/builder/environment.rs").read_text()
-    known = set(re.findall(r'^    "(\w+)",$', source[source.index("const KNOWN") :].split("];")[0], re.M))
+    known = set(re.findall(r'"(\w+)"', source[source.index("const KNOWN") :].split("];")[0]))
     for page in pages:
         cells = " ".join(cells[0] for cells in rows(page.read_text(), "`GPU_POOL_"))
         found = re.findall(r"GPU_POOL_(\w+)", cells)

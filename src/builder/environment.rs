@@ -16,12 +16,12 @@ const PREFIX: &str = "GPU_POOL_";
 /// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
 /// compares the list with the sources.
 #[rustfmt::skip]
-const KNOWN: [&str; 40] = [
+const KNOWN: [&str; 41] = [
     "ALGORITHM", "BACKEND", "BEFORE", "BENCH_NCCL", "BENCH_NO_PEER", "CHECK", "DDP", "DEVICES", "FAULTS", "FUZZ_SEED",
-    "FUZZ_STEPS", "HEAP_STEPS", "LOCAL_RANK", "LOCAL_SIZE", "LOG", "LONG", "LOOM", "MACHINE", "MASTER", "MEMORY",
-    "MPI", "MUTANT", "NCCL", "NCCL_REGISTER", "PORT", "RANK", "RECORD_MEMORY", "SECRET", "SEED", "SHARE", "SILENCE",
-    "SIZE", "SOAK", "TEST_PEERS", "TEST_TASK", "TEST_TOO_MANY_HANDLES", "TEST_TRANSPORT", "TIMEOUT", "TORCH",
-    "TRANSPORT",
+    "FUZZ_STEPS", "HEAP_STEPS", "LOCAL_RANK", "LOCAL_SIZE", "LOG", "LONG", "LOOM", "MACHINE", "MASTER", "MEETING",
+    "MEMORY", "MPI", "MUTANT", "NCCL", "NCCL_REGISTER", "PORT", "RANK", "RECORD_MEMORY", "SECRET", "SEED", "SHARE",
+    "SILENCE", "SIZE", "SOAK", "TEST_PEERS", "TEST_TASK", "TEST_TOO_MANY_HANDLES", "TEST_TRANSPORT", "TIMEOUT",
+    "TORCH", "TRANSPORT",
 ];
 
 /// An unknown name is taken for a misspelt known one if at most this many letters differ.

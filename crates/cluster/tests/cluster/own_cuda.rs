@@ -2,7 +2,7 @@
 
 use crate::{
     fleet::{Fleet, GUARD, HEARTBEAT_TIMEOUT, free_port, pool, say},
-    support::{cases, cuda_devices, slow_add},
+    support::{MODULE, cases, cuda_devices, slow_add},
 };
 use gpu_pool::{Builder, DType, Device, Error, Group, ReduceOp, collective::Element};
 use half::{bf16, f16};
@@ -333,7 +333,7 @@ fn forever(dev: &Device, world: &Group<'_>) -> Result<(), Error> {
 
 pub fn child(builder: Builder, what: &str) -> Result<(), Error> {
     let builder = if what == "late" { builder.timeout(Duration::from_secs(2)) } else { builder };
-    let pool = pool(builder)?;
+    let pool = pool(builder.module(&MODULE))?;
     let found = pool.run(|dev, _| {
         let world = dev.world()?;
         let how = world.explain(DType::F32, ReduceOp::Sum, 1024)?;
