@@ -1,7 +1,5 @@
-//! Collectives on candle's tensors, with their backward passes.
-//!
-//! All devices of the scope call them, within [`enter`](crate::enter), in one order. [`tensor_parallel`] is made of
-//! them.
+//! Collectives on candle's tensors, with their backward passes. All devices of the scope call them, within
+//! [`enter`](crate::enter), in one order. [`tensor_parallel`] is made of them.
 //!
 //! [`tensor_parallel`]: crate::tensor_parallel
 
@@ -79,7 +77,6 @@ enum Step {
     SumGradient,
 }
 
-/// A collective as candle's operation.
 struct Collective(Step);
 
 impl Collective {
@@ -94,7 +91,6 @@ impl Collective {
         }
     }
 
-    /// Fills `to` from this device's own `from`.
     fn fill<T: Number>(&self, dev: &Device, from: &DeviceBuffer<T>, to: &mut DeviceBuffer<T>) -> Result<()> {
         match &self.0 {
             Step::Reduce(op) => dev.all_reduce_into(from, to, *op)?,

@@ -281,7 +281,6 @@ impl SimpleBackend for Taps {
     }
 }
 
-/// The state of a backward pass, for its taps.
 struct Backward {
     /// Tells the taps of one model from another's.
     owner: Weak<Read>,
@@ -332,7 +331,6 @@ impl CustomOp1 for Tap {
     }
 }
 
-/// A [`GradientExchange`] of any type.
 trait Exchange {
     fn ready(&mut self, dev: &Device, index: usize, gradient: &Tensor) -> Result<()>;
     /// The gradients that no device had.

@@ -135,7 +135,6 @@ pub(crate) fn located<'t, T: Number>(op: &'static str, dev: &Device, tensor: &'t
     Ok(tensor)
 }
 
-/// The elements of a contiguous layout.
 pub(crate) fn part<'s, T>(all: &'s [T], layout: &Layout) -> &'s [T] {
     &all[layout.start_offset()..][..layout.shape().elem_count()]
 }

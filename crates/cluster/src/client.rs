@@ -1,6 +1,5 @@
-//! A process's connection to the hub: a reader, and a thread that beats.
-//!
-//! Both end with the [`Client`], and when the connection does.
+//! A process's connection to the hub: a reader, and a thread that beats. Both end with the [`Client`], and when the
+//! connection does.
 
 use super::{
     greet,
@@ -53,8 +52,7 @@ impl Line {
 }
 
 impl Client {
-    /// Connects to rank 0, which may come later, until `connect_timeout` is over. A connection that ends before rank
-    /// 0's word is tried again: there were too many others.
+    /// Connects to rank 0, which may come later. Tries again after a connection that ends before rank 0's word.
     pub(super) fn connect(
         at: SocketAddr,
         host: usize,
@@ -120,7 +118,6 @@ fn is_silent(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-/// The other end has ended the connection.
 fn is_cut(kind: ErrorKind) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)

@@ -192,7 +192,6 @@ impl Cluster {
     }
 }
 
-/// MPI in this process, if it is needed.
 #[derive(Default)]
 struct MpiPart {
     #[cfg(feature = "mpi")]
@@ -223,8 +222,7 @@ impl MpiPart {
         self.mpi.is_some()
     }
 
-    /// Ends MPI behind the transport, also if that is another one: the launcher takes a process that has begun MPI and
-    /// not ended it for a failed one.
+    /// Ends MPI behind any transport: the launcher takes a process that never ends MPI for a failed one.
     fn ends_behind(&self, ends: Ends, cluster: &Cluster, control: &Control) -> Ends {
         let Some(mpi) = self.mpi.clone() else { return ends };
         let limit = cluster.heartbeat_timeout;
@@ -266,8 +264,7 @@ impl MpiPart {
 
 #[cfg(any(test, feature = "extend"))]
 thread_local! {
-    /// As if MPI took the addresses of software GPUs' memory, which is the host's; and as if devices had GPUs of their
-    /// own, with room for all.
+    /// As if MPI took addresses of software GPUs' memory, and each device had a GPU of its own with room for all.
     pub static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -313,8 +310,7 @@ fn apart(drivers: &[DriverRef]) -> bool {
     uuids.clone().enumerate().all(|(at, uuid)| uuids.clone().take(at).all(|other| other != uuid))
 }
 
-/// Ends a transport in order, when the last handle of the cluster is dropped. After a loss it is left alone: the other
-/// processes may never come to their end.
+/// Ends a transport with the cluster's last handle; not after a loss, when others may never come to their end.
 struct Ending {
     control: Control,
     end: Box<dyn Fn() -> Result<()> + Send + Sync>,

@@ -29,7 +29,6 @@ const NOTE: usize = 512;
 /// Rank 0's address and a fresh secret. `None`: rank 0 could not listen.
 type Note = Option<(String, u16, [u8; 32])>;
 
-/// The processes, while the transport is opened and afterwards.
 #[derive(Clone)]
 pub(crate) struct Control {
     local: Arc<Local>,
@@ -54,10 +53,7 @@ impl Control {
         self.local.set(name, value)
     }
 
-    /// The value that a process has made known, or will.
-    ///
-    /// # Errors
-    /// If a process is lost, or leaves, meanwhile.
+    /// The value that a process has made known, or will. `Err` if a process is lost, or leaves, meanwhile.
     pub(crate) fn get(&self, name: &str) -> Result<Vec<u8>> {
         self.local.get(name)
     }
@@ -228,8 +224,7 @@ impl Cluster {
         Ok((Server::start((ip, 0).into(), limits, secret.to_vec())?, name, secret))
     }
 
-    /// The address of a name, IPv4 first: everywhere the same. A name may be unknown at first, as those of a service
-    /// that is being started: it is asked for again and again, less and less often.
+    /// The address of a name, IPv4 first: everywhere the same. Asks again for a name that is not known yet.
     fn resolve(&self, name: &str, port: u16, start: Instant) -> Result<SocketAddr> {
         let mut pause = Duration::from_millis(100);
         loop {

@@ -56,7 +56,6 @@ enum Verdict {
 
 /// The proved text: the side, both nonces, and the claim.
 fn mac(secret: &[u8], side: &[u8; 4], nonces: [&Nonce; 2], claim: [u64; 2]) -> Hmac<Sha256> {
-    // A key of any length will do.
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).unwrap_or_else(|_| unreachable!("HMAC takes any key"));
     mac.update(side);
     nonces.iter().for_each(|nonce| mac.update(*nonce));
@@ -68,7 +67,6 @@ fn proof(mac: Hmac<Sha256>) -> Proof {
     mac.finalize().into_bytes().into()
 }
 
-/// Random bytes of the operating system.
 pub(super) fn random() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(io::Error::other)?;
@@ -151,8 +149,7 @@ pub(super) fn greet(
     verdict
 }
 
-/// A process's side, until a time. An error of the kind [`ErrorKind::PermissionDenied`] is a refusal, of one side or
-/// the other.
+/// A process's side. [`ErrorKind::PermissionDenied`] is a refusal, of one side or the other.
 pub(super) fn introduce(stream: &TcpStream, secret: &[u8], host: usize, size: usize, until: Instant) -> io::Result<()> {
     let address = stream.peer_addr().map_or_else(|_| "rank 0".to_owned(), |address| address.to_string());
     let refused = |why: String| Err(io::Error::new(ErrorKind::PermissionDenied, why));

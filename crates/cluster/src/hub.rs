@@ -47,10 +47,8 @@ pub(crate) const OPENED: &str = "opened/";
 
 pub(crate) type Out = Vec<(usize, ToHost)>;
 
-/// The hub's settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Limits {
-    /// The number of processes.
     pub size: usize,
     /// A process without a heartbeat for this long is lost.
     pub heartbeat_timeout: Duration,
@@ -118,7 +116,6 @@ struct Scope {
     meetings: BTreeMap<(Vec<Member>, u64), Meeting>,
 }
 
-/// The identity of a scope, in all processes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     /// The name, and the number of the call.
@@ -152,8 +149,7 @@ impl Hub {
         Hub { limits, step, ..Hub::default() }
     }
 
-    /// One of several hubs that are told the same in one order (`near.rs`), with processes that have all joined. Losses
-    /// are told, too.
+    /// One of several hubs that are told the same in one order (`near.rs`), losses too. All processes have joined.
     pub(crate) fn replica(limits: Limits) -> Hub {
         let mut hub = Hub::new(limits);
         let never = Duration::MAX;
@@ -174,7 +170,6 @@ impl Hub {
         std::mem::take(&mut self.out)
     }
 
-    /// Why a process with this number may not join, if so.
     pub(crate) fn refuses(&self, host: usize, size: usize) -> Option<String> {
         let here = self.limits.size;
         if size != here {
@@ -221,14 +216,12 @@ impl Hub {
         std::mem::take(&mut self.out)
     }
 
-    /// Whether processes may still come that are to be told of a refusal or a loss. Without an answer they would look
-    /// for rank 0 until their time to connect is over.
+    /// Whether processes may still come that must hear of a refusal or a loss: they would look for rank 0 in vain.
     pub(crate) fn has_to_tell(&self) -> bool {
         let told = matches!(self.over, Some(Failure::Refused { .. } | Failure::Lost { .. }));
         told && self.hosts.len() + self.refused < self.limits.size
     }
 
-    /// A process is lost: its connection has ended.
     pub(crate) fn lost(&mut self, host: usize, why: &str) -> Out {
         if !self.has_left(host) {
             self.end(Failure::lost(host, why));
@@ -236,7 +229,6 @@ impl Hub {
         std::mem::take(&mut self.out)
     }
 
-    /// Whether the process has said that it leaves.
     pub(crate) fn has_left(&self, host: usize) -> bool {
         self.left.contains(&host)
     }
@@ -284,7 +276,6 @@ impl Hub {
         Ok(())
     }
 
-    /// The scope with this number of a process.
     fn known(&mut self, host: usize, id: u64) -> Result<u64, &'static str> {
         let known = self.hosts.get(&host).and_then(|known| known.scopes.get(&id));
         let number = *known.ok_or("a scope that it is not in")?;
@@ -397,7 +388,6 @@ impl Hub {
         }
     }
 
-    /// The cluster is over.
     fn end(&mut self, failure: Failure) {
         if self.over.is_some() {
             return;
@@ -445,7 +435,6 @@ impl Scope {
         self.parts.get(&host).is_some_and(|part| part.ended.is_some())
     }
 
-    /// Whether another process waits for this one.
     fn waits_for(&self, host: usize) -> bool {
         let begins = !self.parts.contains_key(&host) && matches!(self.key, Key::Named(..));
         let ends = !self.has_ended(host) && self.parts.values().any(|part| part.ended.is_some());

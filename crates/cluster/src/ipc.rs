@@ -66,7 +66,6 @@ pub struct IpcBuffer {
     len: u64,
 }
 
-/// Where the memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Gpu {
     Software,

@@ -43,7 +43,6 @@ fn wrong(why: impl Into<String>) -> Error {
     Error::Cluster { op: "environment", why: why.into() }
 }
 
-/// The error where a launcher is needed.
 pub(crate) fn no_launcher() -> Error {
     wrong(
         "no launcher has started this process: none of GPU_POOL_RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, \
@@ -65,7 +64,6 @@ impl Variables<'_> {
         self.text(name)?.map(parse).transpose()
     }
 
-    /// The first of two variables that is set.
     fn first(&self, names: [&str; 2]) -> Result<Option<String>> {
         match self.text(names[0])? {
             Some(text) => Ok(Some(text)),
@@ -90,7 +88,6 @@ impl Variables<'_> {
         }
     }
 
-    /// The address of rank 0 from this crate's own variables.
     fn own_master(&self) -> Result<Option<(String, u16)>> {
         match (self.text("GPU_POOL_MASTER")?, self.number("GPU_POOL_PORT")?) {
             (Some(host), Some(port)) => Ok(Some((host, port))),

@@ -36,7 +36,6 @@ use std::{
 
 type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// A gang's link to the other processes.
 pub struct WorldLink {
     pub world: Arc<dyn World>,
     deadline: Duration,
@@ -91,7 +90,6 @@ impl WorldLink {
         }
     }
 
-    /// The number of the next message of a queue.
     pub(crate) fn next_message(&self, queue: u64) -> u64 {
         let mut messages = self.messages.lock();
         let number = messages.entry(queue).or_default();
@@ -267,7 +265,6 @@ impl Processes for Linked {
     }
 }
 
-/// The scope's link to the other processes.
 pub fn link_of(dev: &Device) -> &WorldLink {
     let scope = dev.process_scope().expect("the group was made through it");
     scope.as_any().downcast_ref().expect("this crate has connected the pool")

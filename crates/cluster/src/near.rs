@@ -10,10 +10,9 @@
 //!
 //! Every process carries the whole order out by a hub of its own. A hub does the same wherever it is told the same, and
 //! its time is that of the ticks, so all of them decide alike: the place in the order decides between commit and
-//! failure (C2), and all have commits in one order (C3). No process waits for another one's answer.
-//!
-//! Rank 0's server keeps the connections. It finds losses, writes them into the journal, and then tells them by the
-//! connections: a process reads the journal before it takes such a word.
+//! failure (C2), and all have commits in one order (C3). No process waits for another one's answer. Rank 0's server
+//! keeps the connections. It finds losses, writes them into the journal, and then tells them by the connections: a
+//! process reads the journal before it takes such a word.
 //!
 //! `world.rs` calls this. Threads that wait look into the journal themselves; a thread of this module does when they
 //! sleep.
@@ -64,8 +63,7 @@ impl Drop for End {
     }
 }
 
-/// Opens the journal, if all processes can: they share the kernel, the names of sockets and the user. All call it at
-/// about the same time.
+/// Opens the journal, if all processes share kernel, names of sockets and user. All call it at about the same time.
 pub(super) fn open(control: &Control, local: &Arc<Local>, limits: Limits) -> Result<Option<End>> {
     let (host, size) = (control.host, control.size());
     let by_hub = variables::os("GPU_POOL_MEETING").is_some_and(|way| way == "hub");

@@ -1,5 +1,4 @@
 //! One process's view of the cluster, as a state machine without input and output: the counterpart of `hub.rs`.
-//!
 //! `world.rs` holds it under a lock for the device threads; the search of `hub_search.rs` drives it directly.
 //!
 //! Invariants (the rules of `docs/src/design/cluster.md`):
@@ -91,7 +90,6 @@ impl Order {
     }
 }
 
-/// A commit that a member of this process takes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Committed {
     /// The number of the collective in the cluster.
@@ -199,16 +197,14 @@ impl Process {
         Some(Ok(place))
     }
 
-    /// The failure that ends the waits of a scope. A scope that all have ended does not fail when a process leaves
-    /// then.
+    /// The failure that ends the waits of a scope. One that all have ended does not fail when a process leaves.
     pub(crate) fn failure(&self, scope: u64) -> Option<Failure> {
         let known = self.scopes.get(&scope);
         let failed = known.and_then(|scope| scope.failed.clone()).or_else(|| self.over.clone());
         failed.filter(|_| known.is_none_or(|scope| !scope.ended))
     }
 
-    /// The failure of a scope by which others, not this process, have ended it. One that all have ended has none, even
-    /// if another process leaves the cluster before this one has read of the end.
+    /// The failure by which others have ended a scope. One that all have ended has none, even if a process leaves then.
     pub(crate) fn failure_elsewhere(&self, scope: u64) -> Option<Failure> {
         if self.scopes.get(&scope).is_some_and(|scope| scope.ended) {
             return None;
@@ -276,7 +272,6 @@ impl Process {
         Some(ToHub::End { scope })
     }
 
-    /// The outcome of the end of a scope.
     pub(crate) fn ended(&self, scope: u64) -> Option<Result<(), Failure>> {
         match self.scopes.get(&scope) {
             Some(scope) if scope.ended => Some(Ok(())),

@@ -298,7 +298,6 @@ impl Shared {
     }
 }
 
-/// The time between two beats.
 pub(super) fn beat(heartbeat_timeout: Duration) -> Duration {
     (heartbeat_timeout / 8).clamp(Duration::from_millis(5), Duration::from_millis(100))
 }

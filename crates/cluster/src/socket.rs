@@ -1,7 +1,5 @@
-//! Sockets between processes of one host: connect without a wait, who is at the other end, and descriptors that go
-//! over them. `ipc` and shared memory's `memory` call it.
-//!
-//! Invariant: only [`poll`] blocks.
+//! Sockets between processes of one host: connect without a wait, who is at the other end, and descriptors that go over
+//! them. `ipc` and shared memory's `memory` call it. Invariant: only [`poll`] blocks.
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -77,8 +75,7 @@ pub(crate) fn send(socket: &UnixStream, frame: &[u8], memory: Option<BorrowedFd<
     }
 }
 
-/// Receives up to `frame.len()` bytes, and the descriptors that came with them; 0 bytes if the other end is closed.
-/// The callers want one descriptor and refuse more, so there is room for some.
+/// Receives up to `frame.len()` bytes, 0 if the other end is closed, and descriptors. Callers refuse more than one.
 pub(crate) fn receive(socket: &UnixStream, frame: &mut [u8], how: RecvFlags) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -74,10 +74,9 @@ pub enum Entry<'e> {
 
 /// One scope of all processes.
 pub trait WorldScope: Send + Sync {
-    /// Meets the other hosts of a group for one collective. All members of this host call it, after they have met
-    /// among themselves, or by the [proxy thread](Arrival::proxied). It returns when the hub has committed the
-    /// collective and it is this one's turn. No failure of the gang and no deadline of this process ends the wait: the
-    /// hub does.
+    /// Meets the other hosts of a group for one collective. All members of this host call it, after they have met among
+    /// themselves, or by the [proxy thread](Arrival::proxied). It returns when the hub has committed the collective and
+    /// it is this one's turn. No failure of the gang and no deadline of this process ends the wait: the hub does.
     ///
     /// # Errors
     /// [`Error::WorldMismatch`], [`Error::HostTimeout`], [`Error::AbortedByHost`], [`Error::HostLost`].
@@ -102,7 +101,6 @@ pub struct Arrival<'a> {
     pub members: &'a [Place],
     /// The number of the group's collective: 1, 2, ..
     pub number: u64,
-    /// This member.
     pub place: Place,
     /// Operation, type, length: what all hosts must have alike.
     pub call: &'a str,
@@ -116,10 +114,8 @@ pub struct Arrival<'a> {
     pub note: Vec<u8>,
 }
 
-/// The longest [`Arrival::note`].
 pub const MOST_NOTE: usize = 4096;
 
-/// A committed collective.
 pub struct Commit {
     /// Its number in the cluster. It never repeats, and tells its messages from others.
     pub number: u64,
@@ -152,7 +148,6 @@ impl Drop for Window {
     }
 }
 
-/// How payload gets from process to process.
 #[derive(Clone)]
 pub enum Transport {
     /// Bytes of the hosts' memory, such as MPI's.
@@ -272,8 +267,7 @@ pub trait DeviceTransport: Send + Sync {
     ///
     /// # Safety
     /// The memory is the device's, or page-locked. It lives until the stream has passed the call, and nothing else
-    /// touches it meanwhile. After an error it is never freed.
-    /// All other hosts of the rail submit the same call.
+    /// touches it meanwhile. After an error it is never freed. All other hosts of the rail submit the same call.
     ///
     /// # Errors
     /// [`Error::Transport`].
@@ -367,7 +361,6 @@ pub enum RailCall<'a> {
     Messages(&'a [RailMessage]),
 }
 
-/// A message between two devices of a rail.
 #[derive(Clone, Copy, Debug)]
 pub enum RailMessage {
     Send { to: usize, at: Address, bytes: usize },

@@ -90,8 +90,7 @@ pub(crate) enum Record {
 }
 
 impl Record {
-    /// Whether it may fail a scope in which a process waits for nothing. Other failures are heard of with the next
-    /// tick.
+    /// Whether it may fail a scope in which a process waits for nothing. Others are heard of with the next tick.
     pub(super) fn is_urgent(&self) -> bool {
         match self {
             Record::Frame(ToHub::Begin { entry, .. }) => matches!(entry, Entry::Unnamed { failed: Some(_), .. }),
@@ -264,7 +263,6 @@ pub(super) fn write(to: &mut impl Write, value: &impl Serialize) -> io::Result<(
     to.write_all(&frame(value)?)
 }
 
-/// Reads one frame of at most `most` bytes.
 pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read, most: usize) -> io::Result<T> {
     let mut len = [0; 4];
     from.read_exact(&mut len)?;

@@ -45,8 +45,7 @@ type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// The order of all that processes of one machine tell, in which each of them reads it (`near.rs`).
 pub(crate) trait Near: Send + Sync {
-    /// Tells all. `false`: there is no room, until all have read some. Of a frame this process's threads are not woken:
-    /// the caller then reads.
+    /// Tells all. `false`: no room until all have read some. A frame wakes none of this process: the caller then reads.
     fn append(&self, record: &Record) -> bool;
 
     /// Reads what was told, and takes what follows for this process. Unless it `must`, not while another thread does.
@@ -57,7 +56,6 @@ pub(crate) trait Near: Send + Sync {
     fn change(&self, looking: isize, waiting: isize);
 }
 
-/// One process's part of the cluster.
 pub(crate) struct Local {
     inner: Mutex<Inner>,
     changed: Condvar,
@@ -259,7 +257,6 @@ impl Local {
         self.inner.lock().process.value(key).and_then(Result::ok)
     }
 
-    /// The value that a process has made known, or will.
     pub(super) fn get(&self, key: &str) -> Result<Vec<u8>> {
         self.ask_and(key, true);
         self.wait("connect", |process| process.value(key))
@@ -278,7 +275,6 @@ impl Local {
     }
 }
 
-/// A [`World`] over the cluster's control.
 pub(crate) struct Members {
     pub(crate) local: Arc<Local>,
     pub(crate) host: usize,

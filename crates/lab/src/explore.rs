@@ -144,7 +144,6 @@ impl Explorer {
         Err(Box::new(Failure { seed, cause, trace, found, tries, replays, devices, is_configured }))
     }
 
-    /// One run on a pool of its own.
     #[track_caller]
     fn once(&self, schedule: ExecutionOrder, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
         // A fault plan is equal for each run: it counts from zero, and is paused if it was paused.

@@ -1,9 +1,8 @@
 //! The laboratory as the observer of a pool: the checker and the fault plan that a program or its environment asks for.
 //!
 //! [`LabBuilder`] keeps the settings in a builder, [`install`] those of all other builders. When the pool is built,
-//! [`Lab`] wraps its drivers: the fault plan inside, the checker outside.
-//!
-//! Invariant: a setting of the program takes precedence over the environment.
+//! [`Lab`] wraps its drivers: the fault plan inside, the checker outside. Invariant: a setting of the program takes
+//! precedence over the environment.
 
 use super::{
     Topology,
@@ -18,7 +17,6 @@ use gpu_pool::{
 };
 use std::{any::Any, sync::Arc};
 
-/// The laboratory's actions on a pool.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lab {
     check: Option<Check>,
@@ -117,9 +115,8 @@ pub fn watching() -> Arc<dyn Observer> {
 
 /// The laboratory's settings of a [`Builder`].
 pub trait LabBuilder: Sized {
-    /// Checks the pool's work for races and misuse of memory: see [`check`]. It works on
-    /// software GPUs and on CUDA, and costs time. [`Check::Races`] needs no device memory; [`Check::Memory`] needs at
-    /// least 256 bytes per buffer.
+    /// Checks the pool's work for races and misuse of memory: see [`check`]. It works on software GPUs and on CUDA, and
+    /// costs time. [`Check::Races`] needs no device memory; [`Check::Memory`] needs at least 256 bytes per buffer.
     ///
     /// ```
     /// # use gpu_pool::{Error, GpuPool, LaunchDims, Module, error::Kind, kernel};

@@ -60,7 +60,6 @@ const MOST_HEADER: usize = 100_000_000;
 /// ```
 #[derive(Clone, Default)]
 pub struct Checkpoint {
-    /// The file that it was loaded from.
     file: Arc<Vec<u8>>,
     tensors: BTreeMap<String, Tensor>,
     notes: HashMap<String, String>,

@@ -98,7 +98,6 @@ pub struct LocalOptimizer<T: Parameter = f32> {
     of: std::marker::PhantomData<fn() -> T>,
 }
 
-/// An optimizer, and its parameters.
 struct Members {
     optimizer: Optimizer,
     parameters: Range<usize>,

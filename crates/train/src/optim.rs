@@ -147,7 +147,6 @@ impl Optimizer {
         self.rate * factor
     }
 
-    /// Changes the rate, if it can be one.
     #[track_caller]
     pub(super) fn set_rate(&mut self, rate: f64) -> Result<()> {
         let changed = Optimizer { rate, ..*self };

@@ -1,12 +1,10 @@
 //! [`Pipeline`]: a model cut into stages on several devices, which work on the micro-batches of a batch in the order
 //! of a [`PipelineSchedule`].
 //!
-//! Users call it. It keeps the stages in a [`PerDevice`], and runs [`execute`] in a scope for each step. It may use
-//! all lower rooms.
-//!
-//! Invariant: the groups of a pipeline have as many members as its schedule has ranks, and the members of a group have
-//! made the same one. Both are checked when the stages are made, since the user's closure makes the groups; from then
-//! on each device keeps the key of its group.
+//! Users call it. It keeps the stages in a [`PerDevice`], and runs [`execute`] in a scope for each step. It may use all
+//! lower rooms. Invariant: the groups of a pipeline have as many members as its schedule has ranks, and the members of
+//! a group have made the same one. Both are checked when the stages are made, since the user's closure makes the
+//! groups; from then on each device keeps the key of its group.
 
 mod execute;
 #[cfg(feature = "checkpoints")]
@@ -27,7 +25,6 @@ use gpu_pool::{
 };
 use std::{any::Any, fmt, panic::Location};
 
-/// Makes the group of this device's pipeline.
 type Team = Box<dyn for<'d> Fn(&'d Device) -> Result<Group<'d>> + Send + Sync>;
 
 /// A member's group, and its stages, each with its number.
@@ -343,8 +340,7 @@ impl<S: Stage + 'static> fmt::Debug for Pipeline<S> {
 }
 
 impl<S> Stages<S> {
-    /// Makes the stages of a member, if its group has as many members as the schedule has ranks, and all of them in
-    /// this process have the same group.
+    /// Makes a member's stages. `Err` unless the group has a member for each rank, and is the same in this process.
     #[track_caller]
     fn of(
         dev: &Device,
@@ -374,7 +370,6 @@ impl<S> Stages<S> {
     }
 }
 
-/// Whether a value is a number that is none.
 fn is_nan(value: &dyn Any) -> bool {
     value.downcast_ref::<f32>().is_some_and(|x| x.is_nan()) || value.downcast_ref::<f64>().is_some_and(|x| x.is_nan())
 }

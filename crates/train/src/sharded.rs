@@ -218,8 +218,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
         Ok(())
     }
 
-    /// Refuses what follows a failure: of a step, or of a scope in which steps were under way; and a step whose numbers
-    /// are not finite.
+    /// Refuses what follows a failed step or a scope that failed in one; and a step whose numbers are not finite.
     #[track_caller]
     fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.failed |= dev.has_failed(self.gang);

@@ -1,15 +1,11 @@
 //! Tensor parallel: layers whose weights lie on several devices (Megatron-LM: Shoeybi et al., 2019; with sequence
 //! parallel norms: Korthikanti et al., 2022).
 //!
-//! Users call the layers inside a scope, on each member of a [`Group`]; all members make the same calls.
-//! A layer holds this device's part of the weights and of their gradients. It may use operations, collectives and
-//! everything below them.
-//!
-//! With `accumulate` gradients are added to those of earlier calls. Of half types the sums are in `f32` ([`Wide`]), and
-//! the gradients are these, rounded.
-//!
-//! Invariant: a collective of a step back is enqueued before the gradients of the weights, on a stream of its own, so
-//! that both run at once. Memory orders what follows.
+//! Users call the layers inside a scope, on each member of a [`Group`]; all members make the same calls. A layer holds
+//! this device's part of the weights and of their gradients. It may use operations, collectives and everything below
+//! them. With `accumulate` gradients are added to those of earlier calls. Of half types the sums are in `f32`
+//! ([`Wide`]), and the gradients are these, rounded. Invariant: a collective of a step back is enqueued before the
+//! gradients of the weights, on a stream of its own, so that both run at once. Memory orders what follows.
 
 mod embedding;
 #[cfg(feature = "blas")]
@@ -23,7 +19,6 @@ pub use linear::{ColumnLinear, LinearPart, RowLinear};
 pub use loss::vocabulary_cross_entropy;
 pub use norm::SequenceNorm;
 
-/// What a step back through a [`SequenceNorm`] needs.
 use crate::{
     prelude::*,
     update::{add_up, wide_len},
@@ -168,7 +163,6 @@ fn put<T: Float + Element>(
     if add { wide.add(dev, value, sum) } else { dev.copy(value, sum) }
 }
 
-/// The elements of a matrix.
 #[track_caller]
 fn elements(op: &'static str, rows: usize, cols: usize) -> Result<usize> {
     match rows.checked_mul(cols) {

@@ -45,7 +45,6 @@ mod private {
     /// A kernel's name and its host kernel.
     pub type Named = (&'static str, HostKernel);
 
-    /// The kernels of a type.
     pub trait Trained {
         const SQUARES: Named;
         const UPDATE: Named;
@@ -245,7 +244,6 @@ pub(crate) fn add_up<T: Element>(
     }
 }
 
-/// The length of the sum in `f32` of so many elements.
 pub(crate) fn wide_len(len: usize) -> usize {
     len.next_multiple_of(PACK)
 }
@@ -327,13 +325,11 @@ impl Rule {
         Rule { kind: NOTHING, ..bytemuck::Zeroable::zeroed() }
     }
 
-    /// The factor of gradients of this norm.
     fn scale(&self, norm: f32) -> f32 {
         let clip = self.most / (norm * self.factor + 1e-6);
         if self.most > 0.0 && clip < 1.0 { self.factor * clip } else { self.factor }
     }
 
-    /// The new parameter.
     fn next(&self, scale: f32, g: f32, w: f32, first: &mut f32, second: &mut f32) -> f32 {
         let (mut g, w) = (g * scale, w * self.shrink);
         if self.decay != 0.0 {

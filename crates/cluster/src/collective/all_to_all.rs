@@ -102,7 +102,6 @@ fn flow(hier: &HierarchicalCall<'_, '_>, request: &Request, amount: Amount<'_>) 
     }
     let done = hier.done(transport.exchange(messages, &|| hier.lost()))?;
     let Some(destination) = &request.destination else { return Ok(()) };
-    // Where the elements of each member go: one behind the other.
     let mut starts = vec![0; n + 1];
     (0..n).for_each(|from| starts[from + 1] = starts[from] + amount(from, me) * size);
     let to = |from: usize| part(destination, starts[from]..starts[from + 1]);

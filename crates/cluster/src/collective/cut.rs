@@ -12,8 +12,7 @@ use std::ops::Range;
 /// Ranges of elements, ascending, apart from each other, none of them empty.
 pub(super) type Ranges = SmallVec<[Range<usize>; 2]>;
 
-/// A range of the buffer and its split over rails, for one process. Slices begin at multiples of
-/// `grain` elements behind `start`.
+/// A range of the buffer, cut over rails. Slices begin at multiples of `grain` elements behind `start`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut<'t> {
     pub start: usize,
@@ -29,8 +28,7 @@ impl Cut<'_> {
         self.start..self.start + self.len
     }
 
-    /// The same elements in equal pieces, whose slices have up to `most` elements; none is empty, but for the one piece
-    /// of no elements.
+    /// Equal pieces, with slices of at most `most` elements. Only the one piece of no elements is empty.
     pub fn pieces(&self, most: usize) -> Vec<Self> {
         let rails = self.rail_map.all.len();
         let count = self.len.div_ceil(rails * most.next_multiple_of(self.grain)).max(1);
@@ -50,7 +48,6 @@ impl Cut<'_> {
         self.start + start..self.start + end
     }
 
-    /// The lengths of the slices of `members` members.
     pub fn counts(&self, members: usize) -> Counts {
         Counts::By((0..members).map(|here| self.slice(here).len()).collect()).even()
     }
@@ -96,7 +93,6 @@ impl Cut<'_> {
     }
 }
 
-/// The intersection of two ranges.
 fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     let start = a.start.max(b.start);
     start..a.end.min(b.end).max(start)
@@ -124,7 +120,6 @@ pub(super) enum End {
 }
 
 impl Share {
-    /// What this process owns.
     pub fn own(&self) -> &Ranges {
         &self.owned[self.me]
     }
@@ -137,13 +132,11 @@ impl Share {
         self.slice.len() * self.size
     }
 
-    /// All other processes.
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (n, me) = (self.owned.len(), self.me);
         (1..n).map(move |k| (me + k) % n)
     }
 
-    /// A range in the slice.
     pub fn at(&self, range: &Range<usize>) -> Range<usize> {
         (range.start - self.slice.start) * self.size..(range.end - self.slice.start) * self.size
     }

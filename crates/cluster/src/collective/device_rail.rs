@@ -58,8 +58,7 @@ use std::{ops::Range, vec};
 /// The most pieces: then all but a sixteenth of the first and the last step is hidden, at best.
 pub const MOST_PIECES: usize = 16;
 
-/// The pieces of a buffer, and whether rails run beside the steps inside. All members of all processes cut alike: where
-/// any process has steps inside that could overlap.
+/// The pieces of a buffer, and whether rails run beside the steps inside: the same on all members of all processes.
 pub(super) fn cuts<'c>(plan: &Plan<'c, '_, '_>, transport: &dyn DeviceTransport) -> (Vec<Cut<'c>>, bool) {
     let (hier, whole) = (plan.hier, plan.whole());
     let several = hier.across.hosts.iter().any(|host| host.ranks.len() > 1);
@@ -85,7 +84,6 @@ fn has_room(plan: &Plan<'_, '_, '_>, cut: &Cut<'_>, blocks: u32) -> bool {
 pub(super) struct DeviceRail<'t, 'g, 'd> {
     relay: &'t Relay<'t, 'g, 'd>,
     pieces: Vec<RailPiece<'t, 'g, 'd>>,
-    /// Those that have been submitted.
     carried: vec::IntoIter<DevicePiece>,
 }
 
@@ -146,7 +144,6 @@ impl Landed for DevicePiece {
     }
 }
 
-/// One piece, on this member's rail.
 struct RailPiece<'t, 'g, 'd> {
     hier: &'t HierarchicalCall<'g, 'd>,
     relay: &'t Relay<'t, 'g, 'd>,
@@ -177,7 +174,6 @@ struct Parts {
 }
 
 impl<'t, 'g, 'd> RailPiece<'t, 'g, 'd> {
-    /// Takes the memory.
     #[track_caller]
     fn new(relay: &'t Relay<'t, 'g, 'd>, plan: &Plan<'_, '_, '_>, share: Share) -> Result<Self> {
         let (hier, dtype, fill) = (relay.hier, plan.dtype, plan.job.sum().is_none());
@@ -315,7 +311,6 @@ impl<'t, 'g, 'd> RailPiece<'t, 'g, 'd> {
     }
 }
 
-/// Memory for what [`sum_parts`](RailPiece::sum_parts) receives.
 #[track_caller]
 fn room(
     relay: &Relay<'_, '_, '_>,
@@ -339,7 +334,6 @@ fn room(
     Ok(Parts { area, load, zeros })
 }
 
-/// The messages with these ends, between devices.
 fn messages(hier: &HierarchicalCall<'_, '_>, ends: Vec<End>, from: &Area, into: &Area) -> Vec<RailMessage> {
     let number = |host: usize| hier.across.hosts[host].host;
     let message = |end| match end {

@@ -15,7 +15,6 @@ use crate::runtime::{
 };
 use gpu_pool::{DType, Group, ReduceOp, Result};
 
-/// How an `all_reduce` of so many elements is carried out.
 #[track_caller]
 pub(super) fn hierarchy(group: &Group<'_>, (dtype, op): (DType, ReduceOp), len: usize) -> Result<Hierarchy> {
     let call = Call::new("explain").elements(dtype, len).reducing(op);

@@ -26,7 +26,6 @@ pub(super) const MOST_TEXT: usize = 160;
 /// The descriptors of this process's members, by their rank among themselves.
 pub(super) type LocalDescriptors = SmallVec<[Arc<Descriptor>; 8]>;
 
-/// One member's part in a collective of several processes.
 pub(super) struct HierarchicalCall<'g, 'd> {
     pub group: &'g Group<'d>,
     pub across: &'g Across,
@@ -68,7 +67,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         Ok(HierarchicalCall { group, across, here, rail_map, call, overlapped, link, scope, registered, dev })
     }
 
-    /// How payload gets to other processes.
     pub fn carrier(&self) -> Result<Carrier> {
         match self.link.world.transport() {
             Transport::None(error) => Err(error.clone()),
@@ -87,7 +85,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         self.across.places.len()
     }
 
-    /// A buffer on the rails.
     pub fn cut(&self, len: usize, dtype: DType) -> Cut<'_> {
         Cut { start: 0, len, rail_map: &self.rail_map, host: self.across.me, grain: GRAIN / dtype.size() }
     }
@@ -97,7 +94,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         self.overlapped.set(self.overlapped.get() || overlapped);
     }
 
-    /// A collective of the members of this process.
     #[track_caller]
     pub fn inside(&self, dtype: DType, reduce: Option<ReduceOp>, shape: Shape, [from, to]: [&Area; 2]) -> Result<()> {
         let op = match &shape {
@@ -124,14 +120,12 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         }
     }
 
-    /// Memory of this device.
     #[track_caller]
     pub fn scratch(&self, bytes: usize) -> Result<Area> {
         let buffer = self.dev.allocate::<u8>(self.call.op, bytes)?;
         Ok(Area { address: buffer.address(), block: buffer.block().clone(), bytes: 0..bytes })
     }
 
-    /// Zeros on this device.
     #[track_caller]
     pub fn zeros(&self, bytes: usize) -> Result<Area> {
         let buffer = self.dev.zeros::<u8>(bytes)?;
@@ -259,8 +253,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         number
     }
 
-    /// The end of what a transport between devices was given after a commit. After an error it may still use the
-    /// memory.
+    /// The end of a transport's work after a commit. After an error it may still use the memory.
     pub fn finish(&self, access: Op<'_>, submitted: Result<()>) -> Result<()> {
         if submitted.is_err() {
             access.keep();
@@ -274,7 +267,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         done.inspect_err(|error| self.fail(error))
     }
 
-    /// Fails the gang.
     pub fn fail(&self, error: &Error) {
         let dev = self.group.device();
         dev.own_gang().poison(dev.index(), error.clone());
@@ -301,7 +293,6 @@ pub(super) enum Noted<'a> {
 }
 
 impl Noted<'_> {
-    /// The note for these bytes.
     pub fn of(bytes: &[u8]) -> Noted<'_> {
         if bytes.len() < MOST_NOTE { Noted::Here(bytes) } else { Noted::Later(bytes.len()) }
     }

@@ -34,7 +34,6 @@ pub const PIECE: usize = 2 << 20;
 /// Memory for messages, by where they begin; after the exchange, what has come.
 type Room = BTreeMap<usize, PinnedBuffer<u8>>;
 
-/// One piece, on this member's rail.
 pub(super) struct HostPiece {
     share: Share,
     /// What this member brings: the slice, or if nothing is summed the own ranges, one behind the other.
@@ -51,13 +50,10 @@ pub(super) struct HostPiece {
     direct: bool,
 }
 
-/// The pieces of a member's collective that are not through.
 pub(super) struct HostRail {
     transport: Arc<dyn HostTransport>,
     world: Arc<dyn World>,
-    /// The numbers of the group's processes.
     hosts: Box<[usize]>,
-    /// This member's local index.
     here: usize,
     /// Members of all processes.
     members: usize,
@@ -270,7 +266,6 @@ fn split(mut rest: PinnedBuffer<u8>, ranges: impl Iterator<Item = Range<usize>>)
     ranges.map(cut).collect()
 }
 
-/// Page-locked memory, as a device has it.
 fn area(of: &PinnedBuffer<u8>) -> Area {
     Area { block: of.block().clone(), address: of.ptr() as Address, bytes: of.start()..of.start() + of.len() }
 }

@@ -2,9 +2,8 @@
 //! between devices. [`messages`](super::messages) meets; this file has the memory, and submits.
 //!
 //! A rail joins devices with one ordinal: the receiver's, if the sender's process has such a device, else the sender's.
-//! A member whose own device that is sends from, or receives into, its memory. The other one hops: its elements lie in
-//! page-locked memory, which the rail's device can read and write. Calls go to that device's proxy stream
-//! (`DeviceInternals::proxy_stream`).
+//! A member whose own device that is sends from, or receives into, its memory. The other one hops through page-locked
+//! memory; calls go to the rail device's proxy stream (`DeviceInternals::proxy_stream`).
 //!
 //! Between devices the receiver must have the memory before anything is submitted, and it knows the lengths from a
 //! meeting. So a message has a further meeting for each batch, in whose turn both submit.
@@ -26,7 +25,6 @@ use crate::{
 use gpu_pool::{Error, PinnedBuffer, Result};
 use std::{sync::Arc, time::Duration};
 
-/// Memory of one end.
 pub(super) enum Held {
     Host(Arc<PinnedBuffer<u8>>),
     /// Of the member's own device.
@@ -52,7 +50,6 @@ impl Held {
     }
 }
 
-/// One end of a route between two processes.
 pub(super) enum MessageRoute {
     Host { transport: Arc<dyn HostTransport>, peer: usize },
     Rail(Rail),
@@ -69,7 +66,6 @@ pub(super) struct Rail {
     deadline: Duration,
 }
 
-/// Conditions that cancel a sender's wait.
 pub(super) struct CancelOn<'a> {
     pub lost: &'a dyn Fn() -> Option<Error>,
     pub gang: &'a Gang,
@@ -78,8 +74,7 @@ pub(super) struct CancelOn<'a> {
 /// Meets again, for the batch with this number.
 pub(super) type Again<'a> = &'a dyn Fn(usize) -> Result<Commit>;
 
-/// All messages have one rail in the hosts' memory: their commits' numbers tell them apart. The parts of a message
-/// stay in order.
+/// All messages share one rail: their commits' numbers tell them apart. The parts of a message stay in order.
 fn tag(number: u64) -> Tag {
     Tag { number, phase: 0, rail: 0 }
 }
@@ -106,7 +101,6 @@ impl MessageRoute {
         matches!(self, MessageRoute::Rail(rail) if rail.own)
     }
 
-    /// Memory for so many bytes.
     #[track_caller]
     pub fn room(&self, hier: &HierarchicalCall<'_, '_>, bytes: usize) -> Result<Held> {
         match self.is_on_device() {

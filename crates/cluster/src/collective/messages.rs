@@ -2,10 +2,9 @@
 //!
 //! A message is a header, which is bytes of the host, and parts, which are memory of the sender's device. The sender
 //! starts to stage the parts and goes on: a thread of its own meets the receiver and sends. So no order of sends can
-//! deadlock. The receiver learns the lengths in the meeting, and takes memory then.
-//!
-//! For the meeting a message has a place of its own besides the sender's device ([`OUTBOX`]): the device may be in
-//! another meeting meanwhile, and later messages may come first. The scope's end waits for the senders' threads.
+//! deadlock. The receiver learns the lengths in the meeting, and takes memory then. For the meeting a message has a
+//! place of its own besides the sender's device ([`OUTBOX`]): the device may be in another meeting meanwhile, and later
+//! messages may come first. The scope's end waits for the senders' threads.
 //!
 //! Invariant: messages of one label between two members of a group are received in the order in which they were sent.
 
@@ -30,10 +29,8 @@ use std::sync::Arc;
 pub(super) struct Arrived<'g, 'd> {
     hier: HierarchicalCall<'g, 'd>,
     from: usize,
-    /// The place of the sender's call.
     site: String,
     header: Vec<u8>,
-    /// The bytes of each part.
     lens: Vec<usize>,
     arrived: Vec<Held>,
 }
@@ -132,7 +129,6 @@ pub(super) fn send(group: &Group<'_>, (call, label): (&Call, Label), outgoing: &
     hier.link.run_apart(send)
 }
 
-/// The next message of a label from a member of another process.
 #[track_caller]
 pub(super) fn receive<'g>(
     group: &'g Group<'g>,

@@ -14,10 +14,8 @@
 //! * [`hierarchical`]: what a member does in all of them: meetings, staging.
 //! * [`explain`]: all this, for people. [`registered`]: memory that rails work in without copies.
 //!
-//! Hierarchies are a floor above the runtime's choice of algorithms, not rows of its table. A row is what one kernel,
-//! or one set of copies, does after one meeting; a hierarchy is several such collectives of a smaller group with
-//! messages between them, and each of those collectives is chosen by itself, with its own size. There is one hierarchy
-//! for each transport, so nothing is left to choose above.
+//! Hierarchies stand above the runtime's table of algorithms: each is several collectives of a smaller group, with
+//! messages between them. Each of those is chosen by itself, with its own size.
 //!
 //! A rail is a local index: the first members of all processes, the second ones, .. There are as many as the process
 //! with the fewest members has. Between devices it is an ordinal that all processes have members with.

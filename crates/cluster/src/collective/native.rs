@@ -45,8 +45,7 @@ impl Relay<'_, '_, '_> {
         (self.is_whole() && free && self.transport.can(dtype, op)).then_some(op)
     }
 
-    /// The call that does all of a plan in the members' own memory: nothing is to be done inside the processes, since
-    /// each has one member. All members find the same.
+    /// The call that does all of a plan in the members' own memory, if each process has one. All members find the same.
     pub fn direct(&self, plan: &Plan<'_, '_, '_>, op: ReduceOp) -> Option<Direct> {
         let (hier, dtype) = (self.hier, plan.dtype);
         if hier.members() != hier.across.hosts.len() {

@@ -5,12 +5,11 @@
 //! proxy     waits for the copies, meets, carries each piece, keeps what comes
 //! ```
 //!
-//! Each device has one proxy in a scope ([`WorldLink::run_in_order`]): a thread that takes the sums in the order of
-//! the member's calls. So no device waits for a word of the host, and the order of sums is that of the program. Over
-//! rails between devices, and inside a process, the streams do this: there `begin` submits everything.
-//!
-//! Invariants: a member whose step inside was carried out gives its proxy the rest, or fails the scope of all
-//! processes. So does a proxy that does not come to the meeting. Else another member's proxy would wait for ever.
+//! Each device has one proxy in a scope ([`WorldLink::run_in_order`]): a thread that takes the sums in the order of the
+//! member's calls. So no device waits for a word of the host, and the order of sums is that of the program. Over rails
+//! between devices, and inside a process, the streams do this: there `begin` submits everything. Invariants: a member
+//! whose step inside was carried out gives its proxy the rest, or fails the scope of all processes. So does a proxy
+//! that does not come to the meeting. Else another member's proxy would wait for ever.
 //!
 //! [`WorldLink::run_in_order`]: crate::link::WorldLink::run_in_order
 
@@ -47,7 +46,6 @@ struct Pending {
 /// The answer of a proxy: a piece, or none behind the last one; with a checker's knowledge.
 type Carried = (Result<Option<HostPiece>>, Option<Box<Handover>>);
 
-/// The work of a proxy thread.
 struct ProxyTask {
     rail: HostRail,
     scope: Arc<dyn WorldScope>,
@@ -125,7 +123,6 @@ fn plan<'t, 'g, 'd>(hier: &'t HierarchicalCall<'g, 'd>, request: &Request) -> Op
     Plan::new(hier, (request.dtype, request.reduce), request.shape.as_ref()?)
 }
 
-/// The error when a proxy has ended before its time.
 fn no_proxy(request: &Request) -> Error {
     Error::invalid_at(request.call.site, request.call.op, "the thread that carried it has ended")
 }

@@ -122,7 +122,6 @@ impl<'t, 'g, 'd> Plan<'t, 'g, 'd> {
         Share { slice: cut.slice(here), owned, me: self.hier.across.me, size: self.dtype.size() }
     }
 
-    /// The step inside the process before the rail.
     pub fn before(&self, cut: &Cut<'_>) -> Shape {
         match (&self.parts, self.job) {
             (Some(parts), Job::Fill) => self.between_rails(cut, parts, true),
@@ -130,7 +129,6 @@ impl<'t, 'g, 'd> Plan<'t, 'g, 'd> {
         }
     }
 
-    /// The step behind the rail.
     pub fn after(&self, cut: &Cut<'_>) -> Shape {
         match (&self.parts, self.job) {
             (Some(parts), Job::Sum(_)) => self.between_rails(cut, parts, false),
@@ -150,12 +148,10 @@ impl<'t, 'g, 'd> Plan<'t, 'g, 'd> {
         }
     }
 
-    /// Where this member's elements come from.
     pub fn from(&self, request: &Request, cut: &Cut<'_>) -> Area {
         self.area(request, Side::Source, cut, self.job.sum().is_some())
     }
 
-    /// Where this member's elements go.
     pub fn to(&self, request: &Request, cut: &Cut<'_>) -> Area {
         self.area(request, Side::Destination, cut, self.job.fills())
     }

@@ -7,12 +7,10 @@
 //! ```
 //!
 //! All steps before are submitted, and their results staged, before the member arrives. There is one meeting for all
-//! pieces. [`pending`](super::pending) lets the member do other work behind [`begin`], until [`end`].
-//!
-//! Invariants: all members do the steps of all pieces in one order, so waits for members of this process and waits for
-//! other processes form no circle. A step inside that fails makes the gang fail immediately, so that no member of this
-//! process waits for one that has given up. Then the messages go on without steps inside, since the other processes
-//! count on them.
+//! pieces. [`pending`](super::pending) lets the member do other work behind [`begin`], until [`end`]. Invariants: all
+//! members do the steps of all pieces in one order, so waits for members of this process and waits for other processes
+//! form no circle. A step inside that fails makes the gang fail immediately, so that no member of this process waits
+//! for one that has given up. Then the messages go on without steps inside, since the other processes count on them.
 
 use super::{
     cut::Cut,
@@ -42,7 +40,6 @@ pub(super) trait Rail {
     fn carry_next(&mut self) -> Result<Option<Self::Piece>>;
 }
 
-/// A piece that has come from the other processes.
 pub(super) trait Landed {
     /// Returns where the step behind the rail finds it.
     fn land(self, plan: &Plan<'_, '_, '_>) -> Result<Area>;
@@ -85,8 +82,7 @@ pub(super) fn begin(plan: &Plan<'_, '_, '_>, request: &Request, cuts: &[Cut<'_>]
     Ok(())
 }
 
-/// The steps behind the rail. `next` gives the pieces. After a failure inside, the pieces still come: the other
-/// processes count on them.
+/// The steps behind the rail. `next` gives the pieces, also after a failure inside: other processes count on them.
 #[track_caller]
 pub(super) fn end<P: Landed>(
     plan: &Plan<'_, '_, '_>,

@@ -62,8 +62,7 @@ impl RailMap {
         self.all.iter().position(|rail| rail.members[host] == here)
     }
 
-    /// The rail from one member to another one of another process, each by its process and its local index: the
-    /// receiver's own, if it has one. Then the data hops inside the sender's process only.
+    /// The rail between two members: the receiver's own, if any. Then data hops inside the sender's process only.
     pub fn between(&self, from: (usize, usize), to: (usize, usize)) -> usize {
         let own = self.of(to.0, to.1).or_else(|| self.of(from.0, from.1));
         own.unwrap_or_else(|| (from.1 + to.1) % self.all.len())

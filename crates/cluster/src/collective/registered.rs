@@ -2,11 +2,10 @@
 //! [`Group::register`](gpu_pool::Group::register).
 //!
 //! An all_reduce of a group with one member in each process works in registered memory (`native.rs`). Everything else
-//! works in memory that is not registered, or in the library's scratch, which never is.
-//!
-//! Invariant: memory that a transport knows is given to it only in calls in which all members' is, at one distance from
-//! its beginning. So such a call says so where the processes compare their calls ([`HierarchicalCall::meet`]), and what
-//! cannot say so goes through scratch ([`HierarchicalCall::is_registered`]).
+//! works in memory that is not registered, or in the library's scratch, which never is. Invariant: memory that a
+//! transport knows is given to it only in calls in which all members' is, at one distance from its beginning. So such a
+//! call says so where the processes compare their calls ([`HierarchicalCall::meet`]), and what cannot say so goes
+//! through scratch ([`HierarchicalCall::is_registered`]).
 
 use super::hierarchical::HierarchicalCall;
 use crate::{
@@ -36,7 +35,6 @@ pub(super) fn transport<'d>(group: &Group<'d>) -> Option<&'d dyn DeviceTransport
 }
 
 impl HierarchicalCall<'_, '_> {
-    /// Whether a transport between devices knows this memory.
     pub fn is_registered(&self, area: &Area) -> bool {
         self.registered_at(area).is_some()
     }

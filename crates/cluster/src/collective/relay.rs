@@ -5,7 +5,6 @@
 //! member whose device has another ordinal copies its elements to page-locked memory, which every device can read and
 //! write, and submits the call to a stream of the rail's device (`DeviceInternals::proxy_stream`). No thread waits:
 //! events order the two streams. Used by [`device_rail`](super::device_rail) and [`two_hop`](super::two_hop).
-//!
 //! Invariant: a relay's memory is there before the member arrives.
 
 use super::hierarchical::HierarchicalCall;
@@ -24,7 +23,6 @@ use std::sync::Arc;
 /// Messages in page-locked memory begin at multiples of this many bytes.
 const ALIGN: usize = 256;
 
-/// A member's relay to the other processes.
 pub(super) struct Relay<'t, 'g, 'd> {
     pub hier: &'t HierarchicalCall<'g, 'd>,
     pub transport: Arc<dyn DeviceTransport>,
@@ -48,8 +46,7 @@ struct HostCopy {
 }
 
 impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
-    /// This member's relay over a transport between devices. `overlapped`: if the rail joins the member's own device,
-    /// its calls overlap with the member's other work.
+    /// `overlapped`: if the rail joins the member's own device, its calls overlap with the member's other work.
     pub fn new(
         hier: &'t HierarchicalCall<'g, 'd>,
         transport: Arc<dyn DeviceTransport>,
@@ -84,7 +81,6 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         unsafe { submit(&*self.transport, self.stream(), self.hier.call.op, call) }
     }
 
-    /// Takes the memory for these messages of this device.
     #[track_caller]
     pub fn load(&self, messages: Vec<RailMessage>) -> Result<Load> {
         if self.proxy_stream.is_none() || messages.is_empty() {

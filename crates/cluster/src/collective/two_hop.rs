@@ -50,7 +50,6 @@ impl TwoHopAllToAll<'_, '_, '_> {
         if self.is_here(to) { self.seats[to].1 } else { self.relay(self.hier.across.me, from, to) }
     }
 
-    /// The ranks of this process's members.
     fn own(&self) -> &[usize] {
         &self.hier.across.hosts[self.hier.across.me].ranks
     }
@@ -127,7 +126,6 @@ pub(super) fn flow(
         })
     };
 
-    // To the members that stand on the receivers' rails.
     let pieces = calls.collected(here);
     let alone = own.len() == 1;
     let packed = match request.source.as_ref().filter(|source| alone && !hier.is_registered(source)) {

@@ -68,8 +68,7 @@ pub(super) fn exchange(group: &Group<'_>, call: &Call, own: Vec<u8>) -> Result<V
     Ok(values)
 }
 
-/// `Err(WorldMismatch)` on all members unless all processes say the same, each by its first member. A group of one
-/// process agrees.
+/// `Err(WorldMismatch)` on all members unless the first members of all processes say the same.
 pub(super) fn agree(group: &Group<'_>, call: &Call, text: &str) -> Result<()> {
     let note =
         postcard::to_stdvec(&(call.site.to_string(), shortened(text, MOST_TERMS))).expect("texts can be written");
@@ -90,7 +89,6 @@ pub(super) fn agree(group: &Group<'_>, call: &Call, text: &str) -> Result<()> {
     }
 }
 
-/// Several values in one.
 fn pack(values: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
     postcard::to_stdvec(&values.collect::<Vec<_>>()).expect("bytes can be written")
 }

@@ -3,8 +3,7 @@
 use super::{super::wire::MOST_MEMBERS, BTreeSet, Duration, Failure, Hub, Key, Out, Scope, TICKS, ToHost};
 
 impl Hub {
-    /// [`lost`](Self::lost) at a time by the clock. A process that has heard nothing of this one, because this one was
-    /// stopped, ends its connection.
+    /// [`lost`](Self::lost) at a time by the clock: also where a process has heard nothing since this one was stopped.
     pub(crate) fn lost_at(&mut self, clock: Duration, host: usize, why: &str) -> Out {
         self.look(clock);
         match self.stopped.filter(|(end, _)| clock.saturating_sub(*end) < self.limits.heartbeat_timeout / 4) {
@@ -24,10 +23,9 @@ impl Hub {
         self.looked = clock;
     }
 
-    /// The time since the hub began. Of the time between two ticks only [`STEP`](super::STEP) counts, or a quarter of
-    /// the shortest of the hub's own limits: while this process was stopped, no process was late. Members' deadlines do
-    /// not count here: a short one must not slow the clock for all. That one is passed after [`TICKS`] ticks at the
-    /// earliest.
+    /// Of the time between two ticks only [`STEP`](super::STEP) counts, or a quarter of the shortest of the hub's own
+    /// limits: while this process was stopped, no process was late. Members' deadlines do not count here: a short one
+    /// must not slow the clock for all. That one passes after [`TICKS`] ticks at the earliest.
     pub(crate) fn tick(&mut self, clock: Duration) -> Out {
         self.earlier.rotate_left(1);
         self.earlier[TICKS - 1] = Some(self.now);

@@ -22,7 +22,6 @@ pub(super) struct Meeting {
     pub arrived: BTreeMap<usize, Arrive>,
 }
 
-/// The step after an arrival.
 pub(super) enum Next {
     Wait,
     Commit(Meeting),
@@ -48,7 +47,6 @@ pub(super) fn check(arrive: &Arrive, host: usize, size: usize) -> Result<(), &'s
 }
 
 impl Meeting {
-    /// The hosts that have not come.
     pub fn missing(&self) -> BTreeSet<usize> {
         let hosts = self.members.iter().map(|(host, _)| *host as usize);
         hosts.filter(|host| !self.arrived.contains_key(host)).collect()
@@ -58,7 +56,6 @@ impl Meeting {
         self.has_member(host) && !self.arrived.contains_key(&host)
     }
 
-    /// Whether this host waits here.
     pub fn has(&self, host: usize) -> bool {
         self.arrived.contains_key(&host)
     }
@@ -67,8 +64,7 @@ impl Meeting {
         self.members.iter().any(|(member, _)| *member as usize == host)
     }
 
-    /// Whether this member waits here, and so cannot be elsewhere. A shipment on its way keeps its sender nowhere. A
-    /// proxied meeting keeps the member only from other proxied ones.
+    /// Whether this member waits here. A shipment keeps its sender nowhere, a proxied meeting only from proxied ones.
     pub fn holds(&self, member: &Member) -> bool {
         (member.1 as usize) < OUTBOX && self.has(member.0 as usize) && self.members.contains(member)
     }

@@ -14,7 +14,6 @@ use super::{Announced, BTreeMap, Call, Failure, Hub, Key, Kind, Part, Rule, Scop
 /// The most failed scopes that are kept for others that may come: far more than fail before another host comes.
 const MOST: usize = 256;
 
-/// The scopes without names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Unnamed {
     /// In the order in which all processes announce them, from 1 on.
@@ -28,7 +27,6 @@ pub(super) struct Unnamed {
 struct Slot {
     scope: u64,
     place: (String, u64),
-    /// A process in doubt has announced it.
     doubtful: bool,
 }
 

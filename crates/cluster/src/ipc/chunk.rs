@@ -24,7 +24,6 @@ pub(super) struct Chunk {
     pub changed: Condvar,
 }
 
-/// The processes that have the memory.
 #[derive(Default)]
 pub(super) struct Loans {
     /// The importers, by process.

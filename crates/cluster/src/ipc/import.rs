@@ -108,7 +108,6 @@ fn timeout(ipc: &IpcBuffer, waited: Duration) -> Error {
     Error::HostTimeout { op: "import".into(), waited, missing: vec![ipc.process.pid as usize] }
 }
 
-/// The exporter's memory, and what the exporter says of it.
 pub(super) struct Granted {
     pub lease: Lease,
     pub reply: Reply,

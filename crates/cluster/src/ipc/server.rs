@@ -2,9 +2,8 @@
 //!
 //! One per process. It begins with the first export and ends with the last exported buffer. It never waits for one
 //! importer: each read and write is non-blocking, a request has a limit, and so has their number. A stranger costs it
-//! at most a place among the guests for [`GUEST_TIMEOUT`].
-//!
-//! Invariant: no lock of this file is held while memory is given up, since that comes back to [`forget`].
+//! at most a place among the guests for [`GUEST_TIMEOUT`]. Invariant: no lock of this file is held while memory is
+//! given up, since that comes back to [`forget`].
 
 use super::{
     chunk::{Chunk, Loan},
@@ -32,7 +31,6 @@ const GUEST_TIMEOUT: Duration = Duration::from_secs(3);
 const MOST_ASKING: usize = 64;
 /// Most exports that have ended, and of which an importer that comes too late is told how.
 const MOST_ENDED: usize = 256;
-/// Most importers at a time.
 const MOST_GUESTS: usize = 4096;
 /// Between two looks at guests that have a limit, and at processes that are ending.
 const TICK: Duration = Duration::from_millis(20);
@@ -167,7 +165,6 @@ impl Book {
     }
 }
 
-/// A process at the other end of a socket.
 struct Guest {
     socket: UnixStream,
     process: Process,

@@ -70,7 +70,6 @@ impl Reply {
         self.magic == MAGIC
     }
 
-    /// Why there is no memory.
     pub fn refused(&self) -> Option<&'static str> {
         match self.status {
             Reply::GRANTED => None,
@@ -132,8 +131,7 @@ impl Process {
     }
 }
 
-/// The start time in the text of `/proc/<pid>/stat`; `None` if the process has ended, also if no process has waited for
-/// it.
+/// The start time in a text of `/proc/<pid>/stat`; `None` if the process has ended, also if it is a zombie.
 fn start(stat: &str) -> Option<u64> {
     // The second field, the program's name, may contain anything.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();

@@ -10,7 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A message as bytes at an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Part {
     Send { to: usize, tag: Tag, at: *const u8, len: usize },
@@ -76,7 +75,6 @@ impl Backoff {
         Backoff { rounds: 0, since: None, asked: Instant::now() }
     }
 
-    /// There was progress.
     pub(super) fn reset(&mut self) {
         (self.rounds, self.since) = (0, None);
     }

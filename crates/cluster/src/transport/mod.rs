@@ -1,8 +1,7 @@
 //! How payload gets from process to process: the traits of `traits.rs`.
 //!
 //! Between GPUs by NCCL; between the hosts' memories by MPI, or by shared memory on one host. Libraries are opened at
-//! run time. One conformance suite holds for the transports of the hosts' memory:
-//! `tests/transports`.
+//! run time. One conformance suite holds for the transports of the hosts' memory: `tests/transports`.
 
 #[cfg(any(all(target_os = "linux", not(loom)), all(feature = "mpi", target_os = "macos")))]
 mod host;
@@ -15,8 +14,7 @@ pub(crate) mod nccl;
 pub(crate) mod shm;
 
 /// The cause of a library's error: `lost`'s, if it tells one soon. A library often sees a dead process before the
-/// cluster does, and says less about it. Other errors are causes (rule C6 of
-/// `docs/src/design/cluster.md`).
+/// cluster does, and says less about it. Other errors are causes (rule C6 of `docs/src/design/cluster.md`).
 pub(crate) fn cause(error: gpu_pool::Error, lost: &dyn Fn() -> Option<gpu_pool::Error>) -> gpu_pool::Error {
     use std::time::Duration;
     /// A closed connection is known within a second.

@@ -47,7 +47,6 @@ use std::{
 /// not.)
 pub const PIECE: usize = 1 << 30;
 
-/// MPI in this process.
 pub struct Mpi {
     channel: Arc<Channel>,
     rank: usize,
@@ -63,7 +62,6 @@ pub struct Mpi {
     owner: Owner,
 }
 
-/// The outcome of `MPI_Init_thread`.
 struct Started {
     channel: Channel,
     rank: usize,
@@ -101,12 +99,10 @@ impl Mpi {
         })
     }
 
-    /// The number of this process.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The number of processes.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -155,9 +151,6 @@ impl Mpi {
     /// # Safety
     /// The bytes live, and nothing else touches them, until the call returns. After an error they live for ever.
     /// Streams' work on them is done before the call.
-    ///
-    /// # Errors
-    /// As `exchange`.
     pub(crate) unsafe fn exchange_parts(&self, parts: Vec<Part>, lost: &dyn Fn() -> Option<Error>) -> Result<()> {
         let Some(_pass) = self.gate.enter() else { return Err(unusable("MPI has ended in this process")) };
         let done = match self.multiple {
@@ -279,8 +272,7 @@ fn start(library: Library, one_thread: bool, piece: usize) -> Result<Started> {
     Ok(Started { channel, rank: rank as usize, size: size as usize, multiple: multiple && !one_thread, ours })
 }
 
-/// Whether the library sees as many processes as the launcher has started. A library of another kind than the launcher
-/// sees one, in each process.
+/// Whether the library sees all processes. One of another kind than the launcher sees one, in each process.
 fn belongs(version: &str, size: usize) -> Result<()> {
     let read = |name| variables::text(name).map_err(|not| unusable(&not.to_string()));
     let launched = match read("OMPI_COMM_WORLD_SIZE")? {

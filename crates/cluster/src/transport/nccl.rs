@@ -77,7 +77,6 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long the end waits for aborts.
 const MOST_ABORT: Duration = Duration::from_secs(5);
 
-/// The rails of this process.
 pub(crate) struct Nccl {
     rails: Arc<Rails>,
     overlap: Option<Overlap>,
@@ -102,10 +101,7 @@ struct Rails {
 
 impl Nccl {
     /// Finds the library, for process `host` of a cluster whose processes have so many devices. No wait for other hosts
-    /// is longer than `connect_timeout`.
-    ///
-    /// # Errors
-    /// [`Error::Cluster`] without a library that will do.
+    /// is longer than `connect_timeout`. [`Error::Cluster`] without a library that will do.
     pub(crate) fn new(host: usize, devices: &[usize], lost: Lost, connect_timeout: Duration) -> Result<Nccl> {
         Nccl::with(Library::get()?, host, devices, lost, connect_timeout)
     }
@@ -157,11 +153,7 @@ impl Nccl {
     ///
     /// NCCL allocates memory here while it waits for the other hosts, so it is one blocking call of the launch gate:
     /// until the return no kernels that wait for each other start in this process, of any pool. So is
-    /// [`close`](Self::close).
-    ///
-    /// # Errors
-    /// [`Error::Transport`], those of `keys` and of the driver, what `lost` tells; then all rails of this process are
-    /// aborted.
+    /// [`close`](Self::close). After an error all rails of this process are aborted.
     pub(crate) fn connect_rail(&self, device: usize, driver: &DriverRef, keys: &Keys<'_>) -> Result<()> {
         let connected = self.rails.connect(device, driver, keys);
         connected.inspect_err(|error| drop(self.rails.fail(error)))
@@ -175,10 +167,7 @@ impl Nccl {
     }
 
     /// The orderly end: waits until all that was submitted is done on all hosts, which close, too. After an error, or
-    /// where hosts do not close, the rails are aborted.
-    ///
-    /// # Errors
-    /// The first error of the transport, if there was one before.
+    /// where hosts do not close, the rails are aborted. Returns the first error of the transport.
     pub(crate) fn close(&self) -> Result<()> {
         let cause = self.rails.failure.cause();
         let finalized = cause.map_or_else(|| self.rails.finalize(), Err);
@@ -238,7 +227,6 @@ impl Rails {
         rail.warm_up(self.host, until)
     }
 
-    /// The rails that are connected.
     fn all(&self) -> impl Iterator<Item = &Arc<Rail>> {
         self.rails.iter().filter_map(OnceCell::get)
     }

@@ -9,9 +9,8 @@
 //! Each ordered pair of processes has one ring. A message is a header and its bytes. A thread that waits in
 //! [`exchange`](HostTransport::exchange) carries bytes for all: it fills rings from the outboxes, and empties rings
 //! into memory. There is no thread of the transport's own. A message that comes before its `Receive` is kept in memory
-//! of the heap, so messages may come in any order and no two calls wait for each other's turn.
-//!
-//! Called by `cluster`, which brings the processes together by a pair of closures. Linux only: `memfd` and its seals.
+//! of the heap, so messages may come in any order and no two calls wait for each other's turn. Called by `cluster`,
+//! which brings the processes together by a pair of closures. Linux only: `memfd` and its seals.
 //!
 //! Invariants: a ring has one writer and one reader, which a lock gives to one thread at a time. A message's memory is
 //! kept for ever when its call ends early, so a thread that carries bytes may finish.
@@ -58,7 +57,6 @@ struct Peer {
     _theirs: Option<Shared>,
 }
 
-/// The header before a message's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     tag: Tag,

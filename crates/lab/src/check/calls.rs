@@ -44,8 +44,7 @@ impl Checked {
         self.inner.bind().is_err_and(|fault| fault.kind == FaultKind::DeviceLost)
     }
 
-    /// Frees memory. It leaves the account first: another thread may get it from the driver at once, and must not find
-    /// the old entry.
+    /// Frees memory. It leaves the account first: another thread may get it at once, and must not find the old entry.
     pub(super) fn free(
         &self,
         call: &'static str,
@@ -67,8 +66,7 @@ impl Checked {
     }
 }
 
-/// Whether the awaited work has ended. That also holds if the wait reports a lost device, which it does only after the
-/// device's running work has ended, or a mistake that was found when the work had run.
+/// Whether the awaited work has ended: also if the wait reports a lost device, or a mistake of work that has run.
 pub(super) fn is_over(waited: &DriverResult<bool>) -> bool {
     match waited {
         Ok(done) => *done,

@@ -1,6 +1,5 @@
-//! The checker as a layer: it judges each call of a driver, forwards it, and records it.
-//!
-//! [`wrap`](super::wrap) puts a [`Checked`] around each device. It uses the checker's state and the wrapped driver.
+//! The checker as a layer: it judges each call of a driver, forwards it, and records it. [`wrap`](super::wrap) puts a
+//! [`Checked`] around each device. It uses the checker's state and the wrapped driver.
 //!
 //! Invariant: the state is locked while a submission is forwarded, so it records the submissions in their real order.
 

@@ -1,10 +1,9 @@
 //! Vector clocks: the operations that are known to be complete before the next operation of a stream or host thread.
 //!
 //! There is one component per stream; it counts the stream's operations. A clock holds the known components, sorted. A
-//! host thread has a clock but no component, because its actions are never pending.
-//!
-//! A clock may also be *pending*: its stream waits for a flag whose raise has not been submitted yet. A clock that
-//! joins it also joins the [`FlagWait`], and gets the knowledge of the raise once that is submitted.
+//! host thread has a clock but no component, because its actions are never pending. A clock may also be *pending*: its
+//! stream waits for a flag whose raise has not been submitted yet. A clock that joins it also joins the [`FlagWait`],
+//! and gets the knowledge of the raise once that is submitted.
 
 use gpu_pool::extend::driver::Address;
 use parking_lot::Mutex;
@@ -34,13 +33,11 @@ impl FlagWait {
         Arc::new(FlagWait { address, value, raised: Mutex::new(None) })
     }
 
-    /// Gives the knowledge of `by` to every clock with this wait. `by` does not contain this wait itself, so there are
-    /// no cycles.
+    /// Gives the knowledge of `by` to every clock with this wait. `by` is without it, so there are no cycles.
     pub fn raise(&self, by: Clock) {
         *self.raised.lock() = Some(by);
     }
 
-    /// Undoes a [`raise`](Self::raise).
     pub fn lower(&self) {
         *self.raised.lock() = None;
     }
@@ -164,7 +161,6 @@ impl Clock {
         }
     }
 
-    /// Removes the components that `keep` rejects.
     pub fn retain(&mut self, keep: impl Fn(Component) -> bool) {
         self.counts.retain(|(component, _)| keep(*component));
     }

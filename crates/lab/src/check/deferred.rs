@@ -5,8 +5,7 @@ use super::{Report, heap::Heap, judge, shadow::Access};
 use gpu_pool::extend::driver::Address;
 use std::{ops::Range, sync::Arc};
 
-/// Most deferred judgements that are kept. A program with more of them has waits that the host ends with stores of its
-/// own.
+/// Most deferred judgements that are kept. A program with more has waits that the host ends by its own stores.
 pub(super) const KEPT: usize = 4096;
 
 pub(super) enum Deferred {
@@ -17,7 +16,6 @@ pub(super) enum Deferred {
 }
 
 impl Deferred {
-    /// Whether a flag has not been raised yet.
     pub fn is_pending(&self) -> bool {
         match self {
             Deferred::Conflict { before, after, .. } => before.note.is_pending() || after.note.is_pending(),
@@ -44,7 +42,6 @@ impl Deferred {
         }
     }
 
-    /// Calls `each` with the accesses of the judgement.
     pub fn each(&self, mut each: impl FnMut(&Access)) {
         match self {
             Deferred::Conflict { before, after, .. } => {

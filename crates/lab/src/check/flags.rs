@@ -20,7 +20,6 @@ const KEPT: usize = 64;
 #[derive(Default)]
 struct Word {
     writes: VecDeque<Write>,
-    /// Whether the host reads the word.
     polled: bool,
     waiting: Vec<Arc<FlagWait>>,
 }
@@ -34,7 +33,6 @@ struct Write {
     clock: Clock,
 }
 
-/// All words that have been used as flags.
 #[derive(Default)]
 pub(super) struct Flags(BTreeMap<Address, Word>);
 
@@ -44,8 +42,7 @@ fn satisfies(have: u64, want: u64) -> bool {
 }
 
 impl Flags {
-    /// The knowledge that a wait certainly gets from the writes so far. `known` tells which operations complete before
-    /// the wait.
+    /// The knowledge that a wait surely gets from the writes so far. `known`: the operations that complete before it.
     pub fn acquire(&self, address: Address, value: u64, known: impl Fn(Component, u64) -> bool) -> Option<Clock> {
         let writes = &self.0.get(&address)?.writes;
         let past: Vec<&Write> = writes.iter().filter(|write| known(write.component, write.count)).collect();
@@ -72,8 +69,7 @@ impl Flags {
         Some(common)
     }
 
-    /// The knowledge that a host thread gets when it reads `value`: the clock of the last write with a value up to
-    /// `value`.
+    /// The knowledge of a host thread that reads `value`: the clock of the last write with a value up to `value`.
     pub fn seen(&mut self, address: Address, value: u64) -> Option<Clock> {
         let word = self.0.get_mut(&address)?;
         let told = |write: &Write| write.value.is_some_and(|have| satisfies(value, have));
@@ -98,7 +94,6 @@ impl Flags {
         waiting.iter().filter(|wait| satisfies(value, wait.value)).cloned().collect()
     }
 
-    /// Removes waits that are over.
     pub fn end(&mut self, waits: &[Arc<FlagWait>]) {
         for wait in waits {
             if let Some(word) = self.0.get_mut(&wait.address) {
@@ -132,7 +127,6 @@ impl Flags {
         words.iter().for_each(|address| drop(self.0.remove(address)));
     }
 
-    /// Calls `each` with the writes that are kept.
     pub fn each(&mut self, mut each: impl FnMut(Component, &mut Clock)) {
         let writes = self.0.values_mut().flat_map(|word| &mut word.writes);
         writes.for_each(|write| each(write.component, &mut write.clock));

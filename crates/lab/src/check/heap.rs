@@ -13,7 +13,6 @@ use std::{
     sync::Arc,
 };
 
-/// Most freed buffers that are remembered.
 const REMEMBERED: usize = 10_000;
 /// Most freed buffers that a search looks at. They may overlap, and the right one is mostly among the nearest.
 const NEAREST: usize = 64;
@@ -83,7 +82,6 @@ impl Chunk {
     }
 }
 
-/// The memory at a range of addresses.
 pub(super) enum Found {
     /// A live buffer contains the whole range.
     Live(Arc<Owned>),
@@ -109,7 +107,6 @@ fn holding<T>(map: &BTreeMap<Address, T>, at: Address, end: impl Fn(&T) -> Addre
 }
 
 impl Heap {
-    /// Adds memory from the driver.
     pub fn add(&mut self, range: Range<Address>, source: Source) {
         let device = match source {
             Source::Device(device) | Source::Mapped(device) | Source::Adopted(device) => Some(device),
@@ -137,7 +134,6 @@ impl Heap {
         self.blocks.insert(range.start, Buffer::new(owned, zeroed));
     }
 
-    /// Forgets the blocks that overlap a range.
     fn forget_blocks(&mut self, range: &Range<Address>) {
         while let Some((&start, last)) = self.blocks.range(..range.end).next_back()
             && last.owned.range.end > range.start
@@ -146,7 +142,6 @@ impl Heap {
         }
     }
 
-    /// Records that a block is free again.
     pub fn take_back(&mut self, address: Address) {
         if let Some(block) = self.blocks.get(&address) {
             block.owned.end();
@@ -162,7 +157,6 @@ impl Heap {
         holding(&self.chunks, address, |chunk| chunk.range().end)
     }
 
-    /// The buffer at a range.
     pub fn find(&self, range: &Range<Address>) -> Found {
         let Some(chunk) = self.chunk_at(range.start) else {
             let near = self.freed.range(..=range.start).rev().take(NEAREST).map(|(_, owned)| owned);
@@ -197,7 +191,6 @@ impl Heap {
         holding(&self.blocks, at, |block| block.owned.range.end)
     }
 
-    /// Records a write to bytes of a live buffer.
     pub fn write(&mut self, range: Range<Address>) {
         let chunk = self.chunks.range_mut(..=range.start).next_back().map(|(_, chunk)| chunk);
         let buffer = match chunk {
@@ -247,8 +240,7 @@ impl Heap {
         self.freed.get(&address).cloned()
     }
 
-    /// Removes a chunk that goes back to the driver, and remembers it as freed. A block that spans other chunks, too,
-    /// stays in those.
+    /// Removes a chunk, and remembers it as freed. A block that spans other chunks, too, stays in those.
     pub fn remove(&mut self, address: Address) -> Option<Chunk> {
         let mut chunk = self.chunks.remove(&address)?;
         let range = chunk.range().clone();
@@ -266,7 +258,6 @@ impl Heap {
         Some(chunk)
     }
 
-    /// Undoes a [`remove`](Self::remove).
     pub fn restore(&mut self, mut chunk: Chunk) {
         *chunk.whole.owned.freed.lock() = None;
         self.blocks.extend(chunk.inside.drain(..).map(|block| (block.owned.range.start, block)));

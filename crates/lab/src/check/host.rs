@@ -115,11 +115,9 @@ thread_local! {
     static WITHIN: RefCell<Vec<Within>> = const { RefCell::new(Vec::new()) };
 }
 
-/// While this guard lives, its thread has the knowledge of a stream: for functions that run in stream order.
-///
-/// The thread takes the clock over when it first asks for its seat. A function that never asks must not take the
-/// account's lock: the owner of the lock may be waiting for room in a stream's queue, and there is room only after the
-/// function has run.
+/// While this guard lives, its thread has the knowledge of a stream: for functions that run in stream order. The thread
+/// takes the clock over when it first asks for its seat. A function that never asks must not take the account's lock:
+/// the lock's owner may wait for room in a stream's queue, which comes only after the function has run.
 pub(super) struct InStream {
     checker: Weak<Checker>,
 }

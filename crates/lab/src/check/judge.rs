@@ -88,7 +88,6 @@ fn conflict(
     report(kind, now, Some(earlier), owner, range, missing)
 }
 
-/// The report that `now` reads bytes that were never written.
 pub(super) fn unwritten(now: Operation, owner: Option<&Arc<Owned>>, gap: &Range<Address>) -> Arc<Report> {
     let missing = format!("nothing that writes these bytes was submitted before the {}", now.op);
     report(Kind::UninitializedRead, now, None, owner, gap, missing)
@@ -157,7 +156,6 @@ impl State {
         Ok(Plan { note, accesses, deferred })
     }
 
-    /// Records a submitted operation.
     pub(super) fn enter(&mut self, by: HostId, key: Key, plan: Plan) {
         let Some(stream) = self.hear(key, by) else { return };
         stream.count += 1;

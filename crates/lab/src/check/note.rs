@@ -16,8 +16,7 @@ impl Call {
         Call { name, what, kernel: None }
     }
 
-    /// The call as a report shows it. If the thread is in an operation of the public API, the report names that
-    /// operation, because the user knows it better than the driver's call.
+    /// The call as a report shows it: by the operation of the public API that the thread is in, if any.
     pub fn operation(
         self,
         place: Option<OpSite>,
@@ -65,7 +64,6 @@ fn of(place: OpSite) -> (&'static str, Site) {
     (place.op, place.site)
 }
 
-/// The description of a buffer for a report.
 pub(super) fn allocation(owned: &Owned) -> Allocation {
     Allocation {
         device: owned.device,

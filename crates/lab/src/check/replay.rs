@@ -18,7 +18,6 @@ pub(super) struct Noted {
 }
 
 impl State {
-    /// Records an operation of a capturing stream.
     pub fn note_captured(&mut self, key: Key, call: Call, operands: &[Operand]) {
         if let Some(noted) = self.captures.get_mut(&key) {
             noted.push(Noted { call, place: OpSite::current(), operands: operands.into() });
@@ -60,8 +59,7 @@ impl State {
         Ok(())
     }
 
-    /// The first bytes of a range of a live buffer that neither earlier operations nor the graph's own operations so
-    /// far have written.
+    /// The first bytes of a live buffer's range that neither earlier operations nor the graph so far have written.
     pub fn unwritten(&self, range: &Range<Address>) -> Option<Range<Address>> {
         let mut rest = range.clone();
         while let Some(gap) = self.heap.unwritten(&rest) {

@@ -11,14 +11,12 @@ use gpu_pool::extend::driver::Address;
 use smallvec::SmallVec;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-/// One access of one operation.
 #[derive(Clone)]
 pub(super) struct Access {
     pub component: Component,
     pub count: u64,
     pub manner: Manner,
     pub note: Arc<Note>,
-    /// The buffer that the operation named.
     pub owner: Option<Arc<Owned>>,
 }
 
@@ -69,7 +67,6 @@ impl Access {
     }
 }
 
-/// The entry of the map for one range.
 pub(super) struct Segment {
     end: Address,
     accesses: SmallVec<[Access; 2]>,
@@ -128,7 +125,6 @@ impl Shadow {
         self.restore(result);
     }
 
-    /// Removes a range from the map and returns its entries.
     pub fn take(&mut self, range: &Range<Address>) -> Vec<(Address, Segment)> {
         self.split(range.start);
         self.split(range.end);
@@ -172,7 +168,6 @@ impl Shadow {
         }
     }
 
-    /// Calls `each` with every access in the map.
     pub fn each(&self, mut each: impl FnMut(&Access)) {
         self.segments.values().flat_map(|segment| &segment.accesses).for_each(&mut each);
     }

@@ -1,8 +1,7 @@
 //! The account: streams, events, host threads, memory.
 //!
 //! Everything is judged at submission. That is sufficient, since the record that an event wait refers to was made
-//! before the wait. The
-//! exception is a wait for a flag that is raised later: see [`FlagWait`] and `deferred`.
+//! before the wait. The exception is a wait for a flag that is raised later: see [`FlagWait`] and `deferred`.
 
 use super::{
     clock::{Clock, Component, FlagWait},
@@ -23,7 +22,6 @@ use std::{
 /// A device's index and the driver's handle, which is unique on the device only.
 pub(super) type Key = (usize, u64);
 
-/// The index of a host thread in the account.
 pub(super) type HostId = usize;
 
 /// Number of destroyed streams after which the account looks for those that no clock needs any more.
@@ -71,9 +69,7 @@ pub(super) struct State {
     pub deferred: Vec<Deferred>,
     pub streams: HashMap<Key, Stream>,
     pub events: HashMap<Key, Event>,
-    /// The recorded operations of capturing streams.
     pub captures: HashMap<Key, Vec<Noted>>,
-    /// The recorded operations of graphs.
     pub graphs: HashMap<Key, Arc<[Noted]>>,
     /// While the launch of a graph is judged: the ranges that its operations so far write.
     pub ahead: Ranges,
@@ -96,9 +92,7 @@ impl State {
     }
 
     // ---- host threads
-    // -------------------------------------------------------------------------------------------------
 
-    /// Adds a thread with an empty clock.
     pub fn host_enters(&mut self) -> HostId {
         let host = Host { version: self.version(), ..Host::default() };
         let free = self.hosts.iter().position(Option::is_none);
@@ -151,7 +145,6 @@ impl State {
     }
 
     // ---- streams
-    // ------------------------------------------------------------------------------------------------------
 
     pub fn stream_created(&mut self, key: Key) {
         let number = self.created[key.0];
@@ -206,7 +199,6 @@ impl State {
     }
 
     // ---- events
-    // -------------------------------------------------------------------------------------------------------
 
     /// The key of an event that a call on `device` names; it may be an event of another device.
     pub fn event_key(&self, device: usize, raw: u64) -> Option<Key> {
@@ -222,9 +214,7 @@ impl State {
     }
 
     // ---- memory
-    // -------------------------------------------------------------------------------------------------------
 
-    /// Adds memory from the driver.
     pub fn mem_added(&mut self, range: Range<Address>, source: Source) {
         self.shadow.take(&range);
         self.flags.forget(&range);

@@ -8,12 +8,9 @@ use gpu_pool::{
 };
 use std::time::{Duration, Instant};
 
-/// Most runs for shrinking.
 const RUNS: u32 = 200;
-/// Most time for shrinking.
 const TIME: Duration = Duration::from_secs(20);
 
-/// A search for a simpler list of choices that still fails.
 pub(super) struct Shrink<'a> {
     explorer: &'a Explorer,
     f: &'a dyn Fn(&GpuPool) -> Result<()>,
@@ -73,9 +70,8 @@ impl<'a> Shrink<'a> {
         (best, self.tries, true)
     }
 
-    /// Tries one switch in the passing run without switches. Leaving out choices of a failing run need not lead to the
-    /// simplest run, since the meaning of a choice depends on the choices before it. Starts at the end, where the
-    /// failure is.
+    /// Tries one switch in the passing run without switches, from the end, where the failure is. A failing run with
+    /// fewer choices need not be the simplest: the meaning of a choice depends on those before it.
     #[track_caller]
     fn single(&mut self, straight: &Trace) -> Option<Failing> {
         for (at, step) in straight.steps().iter().enumerate().rev() {

@@ -134,7 +134,6 @@ impl Faulty {
         call()
     }
 
-    /// Asks the plan about a call for peer access.
     pub(super) fn peer(&self, op: FaultOp, peer: &dyn Driver) -> DriverResult<Verdict> {
         self.begin(op, self.common.index(peer).as_slice())
     }

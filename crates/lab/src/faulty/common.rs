@@ -12,7 +12,6 @@ use std::{
 pub(super) struct Common {
     inner: Vec<Weak<dyn Driver>>,
     lost: Mutex<Vec<Option<Fault>>>,
-    /// The device of each event.
     events: Mutex<HashMap<RawEvent, usize>>,
     /// Device memory by its first address.
     memory: Mutex<BTreeMap<Address, Owned>>,

@@ -1,6 +1,5 @@
-//! A fault plan as a layer: asks the plan about each call, then makes the call or fails.
-//!
-//! [`wrap`](super::wrap) puts a [`Faulty`] around each device. `calls` has the helpers that the calls share.
+//! A fault plan as a layer: asks the plan about each call, then makes the call or fails. [`wrap`](super::wrap) puts a
+//! [`Faulty`] around each device. `calls` has the helpers that the calls share.
 //!
 //! Invariant: a failed call was not made. Calls that free or destroy something are made in any case.
 

@@ -13,7 +13,6 @@ use std::collections::HashMap;
 const JUNK: u8 = 0xdb;
 /// Alignment that a replaced argument keeps.
 const ALIGN: u64 = 256;
-/// Number of damaged bytes.
 const DAMAGE: usize = 16;
 
 /// The lie of a verdict about this peer, if any.
@@ -29,7 +28,6 @@ pub(super) fn of_mapping(verdict: &Verdict) -> Option<Injected> {
     verdict.iter().map(|(fault, _)| *fault).find(|fault| matches!(fault, Injected::Drop | Injected::Corrupt))
 }
 
-/// Makes the lies of one device.
 pub(super) struct Liar {
     inner: DriverRef,
     index: usize,
@@ -39,8 +37,7 @@ pub(super) struct Liar {
 
 #[derive(Default)]
 struct Scratch {
-    /// Scratch memory that replaces a peer's, by stream and argument. Launches of one stream can share it, since they
-    /// run one after the other.
+    /// Scratch memory that replaces a peer's, by stream and argument: launches of one stream run one after the other.
     current: HashMap<(RawStream, usize), (Address, usize)>,
     /// Scratch memory that became too small and may still be in use.
     outgrown: Vec<Address>,

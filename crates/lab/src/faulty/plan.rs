@@ -1,7 +1,5 @@
-//! A fault plan: rules that say which calls fail and how, and the log of injected faults.
-//!
-//! Users write a plan in code or as text (`text`); [`faulty`](super) exports it. The layer in `device` asks
-//! the plan about each call.
+//! A fault plan: rules that say which calls fail and how, and the log of injected faults. Users write a plan in code or
+//! as text (`text`); [`faulty`](super) exports it. The layer in `device` asks the plan about each call.
 //!
 //! Invariant: the faults of a call depend only on the seed, the rule, the device and the count, never on time.
 
@@ -149,7 +147,6 @@ impl fmt::Debug for State {
     }
 }
 
-/// The owner of blocked operations.
 pub(crate) trait Release: Send + Sync {
     fn release(&self);
 }
@@ -217,7 +214,6 @@ impl FaultPlan {
         holding.iter().for_each(|holder| holder.release());
     }
 
-    /// Registers `holder` for calls of [`release`](Self::release).
     pub(crate) fn holds(&self, holder: Weak<dyn Release>) {
         let mut state = self.state.lock();
         state.holding.retain(|other| other.strong_count() > 0);
@@ -346,7 +342,6 @@ setters! { FaultRule;
 }
 
 impl Injected {
-    /// Whether the operation can show this fault.
     fn fits(self, op: FaultOp) -> bool {
         match self {
             Injected::OutOfMemory | Injected::Error | Injected::LaunchFailed | Injected::DeviceLost => true,

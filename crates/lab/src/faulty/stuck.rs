@@ -11,7 +11,6 @@ use std::{sync::Arc, time::Duration};
 /// How long the drop waits for a released stream before it leaks the word's memory.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Blocks and releases the streams of one device.
 pub(super) struct Stuck {
     inner: DriverRef,
     held: Mutex<Held>,
@@ -21,7 +20,6 @@ pub(super) struct Stuck {
 
 #[derive(Default)]
 struct Held {
-    /// Number of releases so far.
     released: u64,
     word: Option<Word>,
     /// Events, recorded behind each wait for the word.
@@ -31,7 +29,6 @@ struct Held {
 #[derive(Clone, Copy)]
 struct Word {
     address: u64,
-    /// The stream that writes the word.
     writer: RawStream,
 }
 

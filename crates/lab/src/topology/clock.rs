@@ -2,13 +2,9 @@
 //!
 //! The clock keeps the times of shared resources: engines, ports and host threads. The scheduler keeps the times of
 //! streams. A booked operation starts as soon as its stream, its submission and its engine allow, and occupies the
-//! engine until its bytes are transferred. The bytes are transferred when the operation's own path and each port on it
-//! have had enough time for them. A port transfers the bytes of all operations one after the other, in the order of
-//! booking. So operations go through a port side by side if it has enough bandwidth for them. If it has not, the port
-//! is always busy, and the last operation ends at the same time as with fair sharing.
-//!
-//! Operations are booked in the order in which the scheduler chooses them: by starting time. A late operation (its
-//! thread was slow to submit it) comes after the operations that were already chosen.
+//! engine until its bytes are transferred. Each port on its path takes the bytes in the order of booking; [`super`] has
+//! the model. Operations are booked in the order in which the scheduler chooses them: by starting time. A late
+//! operation (its thread was slow to submit it) comes after the operations that were already chosen.
 //!
 //! Decisions use only integers, in picoseconds: at 400 GB/s a byte takes 2.5 ps, and 64 bits last for 213 days. Sums
 //! saturate there, and a query for a saturated time is an error. Bandwidths are converted to integers once for each
@@ -46,7 +42,6 @@ struct Device {
     engines: [SmallVec<[Time; 2]>; Engine::COUNT],
 }
 
-/// The state of a device before a booking.
 struct Unbooked {
     device: usize,
     engines: [SmallVec<[Time; 2]>; Engine::COUNT],
@@ -75,7 +70,6 @@ impl Engine {
     const COUNT: usize = 5;
 }
 
-/// The resources and times that an operation needs.
 struct Demand {
     engine: Option<Engine>,
     /// Time that the operation takes without occupying a resource.

@@ -24,12 +24,11 @@
 //! The bandwidth of pulling was fitted on 2 and 4 H200s (`benches/results`, `predict`). That all-reduce is a ring, so
 //! each device pulls from one other device. In patterns that are no permutation 55-240 GB/s were measured.
 //!
-//! The quality of the fit of `wait_us`: it was made with both measured sizes of that ring on 8 devices (256 MB and 1
-//! GB) known. It was tested later on 4 H200s, with predictions that were written down before: 321, 578, 1091, 2117 and
-//! 4169 us for 64 MB to 1 GB; 328, 583, 1099, 2124 and 4173 us were measured
-//! (`crates/lab/tests/schedules/virtual_time/all_reduce.rs`). The submission of the ring takes 273 us in this model;
-//! 400 us were measured (with the threads' waits for each other). So predictions that are limited by the host, such as
-//! 64 devices below 256 MB, are too low rather than too high.
+//! `wait_us` was fitted with both measured sizes of that ring on 8 devices (256 MB and 1 GB) known. For 4 H200s the
+//! model predicted 321, 578, 1091, 2117 and 4169 us for 64 MB to 1 GB; 328, 583, 1099, 2124 and 4173 us were measured
+//! later (`crates/lab/tests/schedules/virtual_time/all_reduce.rs`). The submission of the ring takes 273 us in this
+//! model; 400 us were measured. So predictions that the host limits, such as 64 devices below 256 MB, are rather too
+//! low.
 //!
 //! A host has eight devices on two sockets. A machine with more devices has more hosts on one switch, as in NVLink
 //! switch systems, with the same links. That is an assumption, not a measurement.

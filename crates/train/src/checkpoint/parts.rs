@@ -1,9 +1,8 @@
 //! Tensors that several devices have in parts, and checkpoints within a checkpoint.
 //!
 //! Layers, optimizers and pipelines call it, and programs with layers of their own. A file has whole tensors, so it
-//! does not depend on the number of devices.
-//!
-//! Invariant: all members of a group come to the same shapes, or to the same error.
+//! does not depend on the number of devices. Invariant: all members of a group come to the same shapes, or to the same
+//! error.
 
 use super::{Checkpoint, Data, Tensor};
 use gpu_pool::{
@@ -25,7 +24,6 @@ pub struct Cut {
 
 /// Where a device's part lies in a whole tensor: in each of `blocks` blocks of `whole` elements, those of each member.
 struct Placed {
-    /// The whole shape.
     shape: Vec<usize>,
     blocks: usize,
     /// Elements of a block, by member.

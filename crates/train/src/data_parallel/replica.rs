@@ -149,7 +149,6 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         })
     }
 
-    /// This device's shard among its group.
     #[track_caller]
     pub fn shard(&self, dev: &Device, shard: Shard) -> Result<Shard> {
         // With a world, each process has rows of its own.
@@ -159,8 +158,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Ok(if is_gang { shard } else { shard_of(group.rank(), group.count()) })
     }
 
-    /// Begins a pass over `rows` rows of this process. Processes tell each other their rows. False if there are none at
-    /// all: then nothing has begun, on no device.
+    /// Begins a pass over `rows` rows of this process. False if no process has rows: then nothing has begun, anywhere.
     #[track_caller]
     pub fn begin(&mut self, dev: &Device, call: &Call, rows: usize, sync: bool) -> Result<bool> {
         self.exchange.set_sync(sync)?;
@@ -277,7 +275,6 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Ok(Some(self.seen[(last % 2) as usize].as_slice()?[0]))
     }
 
-    /// Checks that all members have the same parameters.
     #[track_caller]
     pub fn compare(&mut self, dev: &Device) -> Result<()> {
         self.exchange.verify_parameters(dev, &self.model.parameters())

@@ -53,7 +53,6 @@ struct Part {
     values: [Option<Vec<f32>>; 3],
 }
 
-/// A checkpoint's entries for this model.
 struct Found<T> {
     steps: u64,
     groups: Vec<OfGroup<T>>,
@@ -195,9 +194,8 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         Ok(checkpoint)
     }
 
-    /// Takes over the state of a [`checkpoint`](Self::checkpoint), and clears a failure
-    /// ([`Error::Poisoned`]). For the parameters alone, for example with another optimizer, upload
-    /// [`Checkpoint::tensor`] in [`each`](Self::each).
+    /// Takes over the state of a [`checkpoint`](Self::checkpoint), and clears a failure ([`Error::Poisoned`]). For the
+    /// parameters alone, for example with another optimizer, upload [`Checkpoint::tensor`] in [`each`](Self::each).
     ///
     /// All processes of a cluster call it, or [`load`](Self::load). They compare the number of steps and a checksum of
     /// the state that is taken over.
@@ -246,8 +244,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         Ok(Found { steps, groups: found })
     }
 
-    /// Writes the checkpoint into the replicas, if all processes have found the same one. Otherwise nothing changes,
-    /// also not the poison.
+    /// Writes the checkpoint into the replicas if all processes have found the same one; else even the poison stays.
     #[track_caller]
     fn take_over(&mut self, found: Result<Found<T>>, site: Site) -> Result<()> {
         let groups = &self.groups.clone();

@@ -19,10 +19,8 @@ use std::{marker::PhantomData, ops::Range, sync::Arc};
 /// Of memory on a device.
 type Address = u64;
 
-/// The name of the operation, for errors.
 const OP: &str = "sharded_step";
 
-/// A member's values for it.
 pub(super) struct Together {
     /// The table of the kernel, and what is in it: addresses change seldom.
     pieces: DeviceBuffer<u64>,
@@ -42,8 +40,7 @@ struct Own {
     state: [Address; 3],
 }
 
-/// The table for these parts of all buckets. `parameters` are the addresses of each member's, `size` is that of an
-/// element.
+/// The table for these parts of all buckets. `parameters`: the addresses of each member's; `size`: of an element.
 fn table(layout: &Layout, own: &[Own], parameters: &[Arc<[Address]>], size: usize) -> Vec<u64> {
     let mut words = Vec::new();
     // Chunks of the buckets before: this member's, and all.
@@ -101,8 +98,7 @@ impl Together {
         }))
     }
 
-    /// Tells all members where the parameters are. All call it before [`update`](Self::update), in
-    /// each step; nothing is changed yet.
+    /// Tells all members where the parameters are. All call it before each [`update`](Self::update).
     #[track_caller]
     pub fn prepare<T: Parameter>(
         &mut self,

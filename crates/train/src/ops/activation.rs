@@ -1,9 +1,5 @@
-//! Activations and their derivatives, with a bias for each column or without: `kernels/pointwise.cu`.
-//!
-//! The methods check lengths and launch one kernel each. They use the runtime's launch and the types of its kernels,
-//! and nothing above.
-//!
-//! Invariant: each element is computed by itself, in `f32` (of `f64` in `f64`), and rounded once.
+//! Activations and their derivatives, with a bias for each column or without: `kernels/pointwise.cu`. Invariant: each
+//! element is computed by itself, in `f32` (of `f64` in `f64`), and rounded once.
 
 mod functions;
 

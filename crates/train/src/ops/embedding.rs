@@ -1,9 +1,5 @@
-//! Rows of a table by their numbers, and the gradient of that: `kernels/embedding.cu`.
-//!
-//! The methods check shapes and launch one kernel each. They use the runtime's launch and the types of its kernels, and
-//! nothing above.
-//!
-//! Invariant: the gradient adds up in the order of the indices, without atomics: the same bits every run.
+//! Rows of a table by their numbers, and the gradient of that: `kernels/embedding.cu`. Invariant: the gradient adds up
+//! in the order of the indices, without atomics: the same bits every run.
 
 use super::family::{In, Out, each_row, kernels, small, wide};
 use crate::kernels::EMBEDDING;

@@ -1,6 +1,5 @@
-//! The common part of the operations' files: kernels that are declared once for the four types, and checks of shapes.
-//!
-//! A kernel of a family is a generic host kernel and a symbol for each type, `<name>_f32` and so on (`kernels!`).
+//! The common part of the operations' files: kernels that are declared once for the four types, and checks of shapes. A
+//! kernel of a family is a generic host kernel and a symbol for each type, `<name>_f32` and so on (`kernels!`).
 //!
 //! **In place.** The device functions take an output that is one of the inputs. A Rust slice cannot be both, so the
 //! input's parameter is then a number: the address ([`Address`]) of the output beside it. The hazards see the output.
@@ -13,7 +12,6 @@ pub(super) type In<T> = &'static [T];
 pub(super) type Out<T> = &'static mut [T];
 /// In the place of an input: the address of the output that it is, or null.
 pub(super) type Address = u64;
-/// No memory.
 pub(super) const NULL: Address = 0;
 
 /// Declares kernels of the four types, with `T` for the type: `fn name(dims, x: In<T>, ..) = "symbol" { host kernel }`.
@@ -137,12 +135,10 @@ pub(super) fn small(op: &'static str, what: &str, n: usize) -> Result<u32> {
     }
 }
 
-/// The rows of a host kernel.
 pub(super) fn each_row<T>(x: &[T], rows: u64, cols: u32) -> impl Iterator<Item = &[T]> {
     x.chunks_exact(cols as usize).take(rows as usize)
 }
 
-/// As [`each_row`], to write.
 pub(super) fn each_row_mut<T>(x: &mut [T], rows: u64, cols: u32) -> impl Iterator<Item = &mut [T]> {
     x.chunks_exact_mut(cols as usize).take(rows as usize)
 }

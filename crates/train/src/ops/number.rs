@@ -1,9 +1,6 @@
 //! Numbers of all ten types: quotients, smaller and larger ones, the smallest and the largest of a buffer; exponentials
 //! and roots of floats. `kernels/number.cu`.
 //!
-//! The methods check lengths and launch kernels. They use the runtime's launch and the types of its kernels, and
-//! nothing above.
-//!
 //! Invariant: each element is computed by itself and rounded once. The smallest and the largest do not depend on the
 //! order of comparisons.
 
@@ -171,7 +168,6 @@ kernels! { NUMBER;
     }
 }
 
-/// The operations of two buffers.
 #[derive(Clone, Copy, PartialEq)]
 enum Binary {
     Div,
@@ -218,7 +214,6 @@ macro_rules! unary {
     )+};
 }
 
-/// The smallest and the largest.
 macro_rules! extremes {
     ($($name:ident $larger:literal $y:literal $what:literal;)+) => {$(
         #[doc = concat!("The ", $what, " element, as one element on this device.")]

@@ -1,10 +1,8 @@
 //! Sums of all elements before one, and elements in order: `kernels/order.cu`.
 //!
 //! A scan adds the elements of each tile up, scans these sums, and adds them to the sums within the tiles. A sort
-//! counts the digits of each tile, scans the counts, and brings the elements to their places, for each 4 bits. They use
-//! the runtime's launch and the words of `number`.
-//!
-//! Invariant: the order of additions depends on the length alone, so each run gives the same bits.
+//! counts the digits of each tile, scans the counts, and brings the elements to their places, for each 4 bits. Uses the
+//! words of `number`. Invariant: the order of additions depends on the length alone, so each run gives the same bits.
 
 use super::{
     family::{In, Out, kernels, small},

@@ -1,9 +1,5 @@
-//! Sums, differences and products of two buffers, element by element: `binary` of `kernels/pointwise.cu`.
-//!
-//! The methods check lengths and launch one kernel each. They use the runtime's launch and the types of its kernels,
-//! and nothing above.
-//!
-//! Invariant: each element is computed by itself, in `f32` (of `f64` in `f64`), and rounded once.
+//! Sums, differences and products of two buffers, element by element: `binary` of `kernels/pointwise.cu`. Invariant:
+//! each element is computed by itself, in `f32` (of `f64` in `f64`), and rounded once.
 
 use super::family::{Address, In, Out, address, binary, kernels};
 use crate::kernels::POINTWISE;

@@ -1,8 +1,5 @@
-//! Random numbers by counter, and dropout: `kernels/random.cu`.
-//!
-//! The generator is Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011),
-//! as in Random123, cuRAND and PyTorch. The methods launch one kernel each. They use the runtime's launch
-//! and the types of its kernels, and nothing above.
+//! Random numbers by counter, and dropout: `kernels/random.cu`. The generator is Philox4x32-10 (Salmon, Moraes, Dror
+//! and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011), as in Random123, cuRAND and PyTorch.
 //!
 //! Invariant: element `i` of a call with `offset` is element `offset + i` of the seed's sequence, on every device.
 
@@ -119,7 +116,6 @@ kernels! { RANDOM;
     }
 }
 
-/// Uniform and normal numbers.
 type Draw<T> = Kernel<(Out<T>, u64, u64, u64, <T as Float>::Acc, <T as Float>::Acc)>;
 
 /// Random numbers without a state: each is a function of `seed` and its number in the seed's sequence (Philox4x32-10,
@@ -274,7 +270,6 @@ pub trait Random: Operations {
 
 impl Random for Device {}
 
-/// Fills `x` by a kernel with two parameters.
 #[track_caller]
 fn draw<T: Float>(
     dev: &Device,

@@ -1,9 +1,6 @@
 //! Operations on rows: how they are launched, argmax, sums of columns, and the check of indices: `kernels/rows.cu`
 //! and `kernels/columns.cu`. [`softmax`] and [`norm`] have the others.
 //!
-//! The methods check shapes and launch the kernels. They use the runtime's launch and the types of its kernels, and
-//! nothing above.
-//!
 //! Invariant: the launch of a row operation depends on the width of a row only as far as the row's threads go, so the
 //! bits of a row do not depend on the number of rows. Sums over rows have a fixed order: the same bits every run.
 

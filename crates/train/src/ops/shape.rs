@@ -1,7 +1,5 @@
-//! Elements in another order: transposes, and parts of matrices: `kernels/shape.cu`.
-//!
-//! The methods check shapes and launch one kernel each. They use the runtime's launch and the types of its kernels, and
-//! nothing above. They move bits and compute nothing, so they take elements of any type.
+//! Elements in another order: transposes, and parts of matrices: `kernels/shape.cu`. Bits move, and nothing is
+//! computed: elements have any type.
 
 use super::family::small;
 use crate::kernels::SHAPE;

@@ -29,8 +29,7 @@ fn row<T>(x: &[T], row: usize, cols: u32) -> &[T] {
     &x[row * cols as usize..][..cols as usize]
 }
 
-/// All members' values of a row: the largest element, the sum, and the element at the label. NaN where there is no such
-/// label.
+/// All members' values of a row: the largest element, the sum, and the element at the label, NaN without a label.
 fn joined<A: Real>(all: &[A], rows: usize, members: u32, r: usize) -> (A, A, A) {
     let lowest = A::of(f64::NEG_INFINITY);
     let stat = |member: u32, which: usize| all[(member as usize * STATS + which) * rows + r];
@@ -76,7 +75,6 @@ kernels! { VOCABULARY;
     }
 }
 
-/// The halves, on each member.
 pub(crate) trait Vocabulary: Operations {
     /// This device's values of the rows of `x`: [`STATS`] arrays of one number for each label. `cols` may be 0. A label
     /// of `cols` or more is another member's.

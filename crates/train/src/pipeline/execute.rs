@@ -2,10 +2,9 @@
 //!
 //! `pipeline.rs` calls [`run`] in a scope. A member does the actions of its list in order. A value for another device
 //! is given to it on the host, without a wait; a value from another device is taken on the host and fetched over the
-//! link, on streams for that. So copies overlap computing, and a schedule that is runnable cannot get stuck.
-//!
-//! Events are recorded after each action, since memory changes hands there: a copy that lands in memory of an earlier
-//! micro-batch waits for the last use of that memory, and not for all that was enqueued since.
+//! link, on streams for that. So copies overlap computing, and a schedule that is runnable cannot get stuck. Events are
+//! recorded after each action, since memory changes hands there: a copy that lands in memory of an earlier micro-batch
+//! waits for the last use of that memory, and not for all that was enqueued since.
 //!
 //! Invariant: a value is in exactly one place: in the box of the device that needs it, in `kept`, or in a call.
 
@@ -26,9 +25,7 @@ pub(super) type Input<'a, A> = &'a (dyn Fn(&Device, usize) -> Result<A> + Sync);
 /// The caller's code that makes, of the last stage's output, its gradient (if the step trains) and a value.
 pub(super) type Output<'a, A, R> = &'a (dyn Fn(&Device, usize, A) -> Result<(Option<A>, R)> + Sync);
 
-/// The parts of the pipeline that a member needs.
 pub(super) struct Part<'a, S: Stage> {
-    /// The call in the user's code.
     pub call: LastCall,
     pub schedule: &'a PipelineSchedule,
     pub group: &'a Group<'a>,
@@ -36,8 +33,7 @@ pub(super) struct Part<'a, S: Stage> {
     pub stages: &'a mut [(usize, S)],
 }
 
-/// Runs this member's actions. Returns the values of its last stage's micro-batches: none, if it does not have the last
-/// stage.
+/// Runs this member's actions. Returns the values of the last stage's micro-batches, if that stage is its own.
 pub(super) fn run<S: Stage, R>(
     part: Part<'_, S>,
     input: Input<'_, S::Activation>,
@@ -82,7 +78,6 @@ impl Link {
     }
 }
 
-/// A member in the middle of a step.
 struct Member<'a, S: Stage, R> {
     call: LastCall,
     schedule: &'a PipelineSchedule,
@@ -200,7 +195,6 @@ impl<S: Stage, R> Member<'_, S, R> {
         self.local[stage] * self.schedule.micros() + micro
     }
 
-    /// The name of the input of a stage.
     fn label(&self, stage: usize, micro: usize, backward: bool) -> Label {
         Label::Internal(((stage * self.schedule.micros() + micro) as u64) << 1 | u64::from(backward))
     }

@@ -1,6 +1,5 @@
-//! Checkpoints of a [`Pipeline`]: the tensors of each stage, behind `stage0.` and so on.
-//!
-//! Users call it, with a closure that knows their stages.
+//! Checkpoints of a [`Pipeline`]: the tensors of each stage, behind `stage0.` and so on. Users call it, with a closure
+//! that knows their stages.
 
 use super::{Pipeline, Stage};
 use crate::Checkpoint;

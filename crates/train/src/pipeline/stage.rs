@@ -41,9 +41,8 @@ pub trait Stage {
         x: Self::Activation,
     ) -> Result<(Self::Activation, Self::Saved)>;
 
-    /// The backward pass of one micro-batch, from the gradient of the output. It leaves the gradients of the weights
-    /// in the stage (see [`StageContext::accumulate`]) and returns the gradient of the input. Stage 0 may return
-    /// `None`.
+    /// The backward pass of one micro-batch, from the gradient of the output. It leaves the gradients of the weights in
+    /// the stage (see [`StageContext::accumulate`]) and returns the gradient of the input. Stage 0 may return `None`.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

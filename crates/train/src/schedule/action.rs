@@ -1,6 +1,5 @@
-//! One action of a schedule, and its text form `2F0`.
-//!
-//! The text form is PyTorch's: the stage, a letter for the work, the micro-batch.
+//! One action of a schedule, and its text form `2F0`. The text form is PyTorch's: the stage, a letter for the work, the
+//! micro-batch.
 
 use super::{Checked, ScheduleError};
 use std::{fmt, str::FromStr};

@@ -57,8 +57,7 @@ fn count(actions: Vec<Vec<Action>>) -> Checked<PipelineSchedule> {
     Ok(PipelineSchedule { actions, rank_of, micros, split })
 }
 
-/// The numbers of stages and micro-batches. Their product is at most the number of forward passes, so a table of that
-/// size is no danger.
+/// Stages and micro-batches. Their product is at most the number of forward passes, so tables of that size are safe.
 fn extent(actions: &[Vec<Action>]) -> Checked<(usize, usize)> {
     let all = || actions.iter().flatten();
     let stages = all().map(|action| action.stage).max().unwrap_or(0).saturating_add(1);
@@ -77,9 +76,8 @@ fn extent(actions: &[Vec<Action>]) -> Checked<(usize, usize)> {
     Err(ScheduleError::Count { action, rank, found: 0, expected: 1 })
 }
 
-/// Checks that each rank computes, for each stage and micro-batch, F before B or I, and I before W.
-///
-/// The run would find these mistakes, too, as a deadlock. This error is easier to read.
+/// Checks that each rank computes, for each stage and micro-batch, F before B or I, and I before W. The run would
+/// report a deadlock; this error is easier to read.
 fn order(schedule: &PipelineSchedule) -> Checked<()> {
     let micros = schedule.micros;
     let mut done = vec![[false; 4]; schedule.stages() * micros];

@@ -66,7 +66,6 @@ impl PipelineSchedule {
     }
 }
 
-/// Appends the actions of a cell.
 fn read(cell: &str, actions: &mut Vec<Action>) -> std::result::Result<(), &'static str> {
     if cell.is_empty() {
         return Ok(());

@@ -163,7 +163,6 @@ impl Order {
         list
     }
 
-    /// The `i`-th forward pass of a rank.
     fn forward(&self, rank: usize, i: usize) -> Action {
         let (chunk, micro) = self.place(i);
         Action { stage: chunk * self.shape.ranks + rank, work: Work::Forward, micro }

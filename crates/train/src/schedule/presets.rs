@@ -72,7 +72,6 @@ impl PipelineSchedule {
     }
 }
 
-/// The arguments of a preset.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub ranks: usize,

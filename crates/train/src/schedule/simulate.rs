@@ -1,6 +1,5 @@
-//! When each action of a schedule runs on ideal devices.
-//!
-//! `check.rs` uses the run to find deadlocks. Users call it to choose a schedule.
+//! When each action of a schedule runs on ideal devices. `check.rs` uses the run to find deadlocks. Users call it to
+//! choose a schedule.
 //!
 //! The model: a rank computes one action at a time, in the order of its list, as soon as the input is there. A result
 //! reaches another rank one hop after the action ends, and the hop keeps no rank busy.

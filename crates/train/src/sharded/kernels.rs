@@ -37,7 +37,6 @@ pub(crate) struct OneKernel<'a, T: Parameter> {
     pub segments: &'a [Segment<'a, T>],
 }
 
-/// The entry of [`OneKernel`].
 pub(crate) fn entry<T: Parameter>() -> (&'static Module, &'static str) {
     (&SHARDED, T::SHARDED)
 }
@@ -106,7 +105,6 @@ pub(crate) struct Buckets<'a, T: Parameter> {
     pub of: PhantomData<T>,
 }
 
-/// The entry of [`Buckets`].
 pub(crate) fn entry_of_buckets<T: Parameter>() -> (&'static Module, &'static str) {
     (&SHARDED, T::SHARDED_BUCKETS)
 }

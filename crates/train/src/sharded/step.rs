@@ -22,7 +22,6 @@ use gpu_pool::{
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
-/// The name of the operation, for errors.
 const OP: &str = "ShardedOptimizer";
 
 /// The values that all members must have alike.
@@ -31,7 +30,6 @@ pub(super) struct Terms {
     pub dtype: DType,
     pub sizes: Arc<[usize]>,
     pub reduce: ReduceOp,
-    /// The optimizer, in words.
     pub optimizer: String,
     pub site: Site,
 }
@@ -39,7 +37,6 @@ pub(super) struct Terms {
 /// The values that members compare, and their text.
 type Named = (&'static str, fn(&Terms) -> String);
 
-/// One member's part.
 pub(super) struct ShardedStep<T: Parameter> {
     home: Home,
     /// Identifies it; the same on all members.
@@ -144,7 +141,6 @@ impl<T: Parameter> ShardedStep<T> {
         self.part.clone()
     }
 
-    /// The norm of the last step's gradients.
     pub fn norm(&self) -> Option<DeviceView<'_, f32>> {
         self.clips.then(|| self.norm.view())
     }
@@ -173,7 +169,6 @@ impl<T: Parameter> ShardedStep<T> {
         within(&self.places, &range).map(segment).collect()
     }
 
-    /// Checks the arguments of a step.
     #[track_caller]
     pub fn check(&self, grads: &DeviceViewMut<'_, T>, weights: &[DeviceViewMut<'_, T>]) -> Result<()> {
         if grads.len() != self.len {
@@ -371,8 +366,7 @@ fn gathering(rule: Rule, places: &[Range<usize>]) -> Rule {
     Rule { gather: u32::from(!is_flat(places)), ..rule }
 }
 
-/// Where the gradients of parameters of these sizes lie, one behind the other, each at a multiple of 16 bytes; and the
-/// number of elements.
+/// Where gradients of these sizes lie, one behind the other, at multiples of 16 bytes; and the number of elements.
 #[track_caller]
 fn places<T>(sizes: &[usize]) -> Result<(Box<[Range<usize>]>, usize)> {
     let site = OpSite::place();

@@ -8,7 +8,6 @@ use crate::traits::Tag;
 use gpu_pool::{Error, Result};
 use std::ffi::c_int;
 
-/// The values of MPI that posts need.
 pub(super) struct Channel {
     pub library: Library,
     /// A communicator of this crate's own: the user's messages and its own never match.
@@ -31,8 +30,7 @@ impl Tags {
     /// Of the number. MPI's standard demands a bound of 15 bits, and libraries have 19 to 31.
     const LEAST: u32 = 8;
 
-    /// # Errors
-    /// [`Error::Cluster`] when the library has too few tags.
+    /// `Err` if the library has too few tags.
     pub(super) fn new(upper_bound: c_int) -> Result<Tags> {
         // All numbers of `usable` bits are at most the bound. One bit tells `START` from the others.
         let usable = (i64::from(upper_bound) + 1).checked_ilog2().unwrap_or(0);

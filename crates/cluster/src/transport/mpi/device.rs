@@ -2,10 +2,8 @@
 //!
 //! MPI knows no streams. So a call waits on the caller's thread until the stream has reached it, and returns when its
 //! messages are done; later work comes behind them. MPI never reduces here: the caller sends messages, and this crate's
-//! kernels add them up.
-//!
-//! Each process makes the calls of one rail in the order of commits, so the messages of two processes on a rail need no
-//! number to be told apart.
+//! kernels add them up. Each process makes the calls of one rail in the order of commits, so the messages of two
+//! processes on a rail need no number to be told apart.
 
 use super::{super::host::Part, Mpi};
 use crate::{
@@ -20,7 +18,6 @@ const TICK: Duration = Duration::from_millis(5);
 /// A tag has room for so many rails; its phase tells more of them apart.
 const RAILS: usize = 64;
 
-/// MPI between the memories of a pool's devices.
 pub(crate) struct DeviceMpi {
     mpi: Arc<Mpi>,
     drivers: Vec<DriverRef>,

@@ -66,7 +66,6 @@ functions! {
     library_version: MPI_Get_library_version(*mut c_char, *mut c_int);
 }
 
-/// The constants of an ABI.
 pub(super) struct Constants {
     pub world: Handle,
     pub byte: Handle,
@@ -158,7 +157,6 @@ impl Library {
         self.cuda_support.is_some_and(|query| query() == 1)
     }
 
-    /// An error code as an error.
     pub(super) fn check(&self, op: &'static str, code: c_int) -> Result<()> {
         if code == 0 {
             return Ok(());
@@ -205,8 +203,7 @@ impl Opened {
         unsafe { self.library.get::<*mut c_void>(name).ok().map(|symbol| symbol.as_raw_ptr()) }
     }
 
-    /// The standard ABI's library has a name of its own; its functions are called like MPICH's. The file counts, which
-    /// a link may call otherwise.
+    /// The standard ABI's functions are called like MPICH's. The file's name counts: a link may have another one.
     fn is_standard_abi(&self) -> bool {
         // SAFETY: room for the result, which names a text of the linker's.
         let file = self.symbol("MPI_Init_thread").and_then(|at| unsafe {

@@ -30,7 +30,6 @@ enum Job {
     Carry(Carry),
 }
 
-/// Messages of one call.
 struct Carry {
     channel: Arc<Channel>,
     parts: Vec<Part>,
@@ -47,7 +46,6 @@ impl Owner {
         Ok(Owner(Mutex::new(sender)))
     }
 
-    /// Runs `f` in the thread.
     pub(super) fn call<R: Send + 'static>(&self, f: impl FnOnce() -> R + Send + 'static) -> Result<R> {
         self.submit(f)?.recv().map_err(|_| ended())
     }

@@ -116,7 +116,6 @@ impl Rail {
         error.unwrap_or(end)
     }
 
-    /// NCCL's rank of a host.
     fn rank(&self, op: &'static str, host: usize) -> Result<c_int> {
         match self.hosts.iter().position(|&member| member == host) {
             Some(rank) => Ok(rank as c_int),

@@ -1,7 +1,5 @@
-//! The library: where it is looked for, which version will do, its functions.
-//!
-//! The signatures are those of `nccl.h` from 2.19 to 2.32. Results are plain numbers here: a newer library may know
-//! more of them.
+//! The library: where it is looked for, which version will do, its functions. The signatures are those of `nccl.h` from
+//! 2.19 to 2.32. Results are plain numbers here: a newer library may know more of them.
 
 use crate::runtime::variables;
 use gpu_pool::{Error, Result};
@@ -127,10 +125,7 @@ pub(crate) struct Library {
 
 impl Library {
     /// The library of this process: the one that `GPU_POOL_NCCL` names, else `libnccl.so.2` of the loader's search path
-    /// (`LD_LIBRARY_PATH`).
-    ///
-    /// # Errors
-    /// [`Error::Cluster`], which says what to install.
+    /// (`LD_LIBRARY_PATH`). An [`Error::Cluster`] says what to install.
     pub(crate) fn get() -> Result<&'static Library> {
         static LIBRARY: OnceCell<Library> = OnceCell::new();
         let named = || variables::os(VARIABLE).filter(|name| !name.is_empty());
@@ -179,7 +174,6 @@ impl Library {
     }
 }
 
-/// One of NCCL's own strings.
 fn text(at: *const c_char) -> String {
     if at.is_null() {
         return String::new();

@@ -1,7 +1,5 @@
-//! Element types and reductions, as NCCL names them.
-//!
-//! A reduction that NCCL makes by other rules than this crate's documentation is none of its own: then the caller sends
-//! messages and adds up by itself.
+//! Element types and reductions, as NCCL names them. A reduction that NCCL makes by other rules than this crate's
+//! documentation is none of its own: then the caller sends messages and adds up by itself.
 
 use gpu_pool::{DType, ReduceOp};
 use std::ffi::c_int;
@@ -23,7 +21,6 @@ pub(super) fn dtype(dtype: DType) -> c_int {
     }
 }
 
-/// A reduction in NCCL's terms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Reduction {
     /// `ncclRedOp_t`.
@@ -70,7 +67,6 @@ fn scalar(dtype: DType, factor: f64) -> [u8; 8] {
     bytes
 }
 
-/// Every type.
 #[cfg(test)]
 pub(super) const ALL: [DType; 10] = {
     use DType::*;

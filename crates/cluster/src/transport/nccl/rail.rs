@@ -19,7 +19,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The conditions that end a wait for the library early.
 #[derive(Clone, Copy)]
 pub(super) struct Until<'a> {
     pub lost: &'a dyn Fn() -> Option<Error>,
@@ -55,7 +54,6 @@ pub(super) struct Rail {
     /// The hosts in ascending order. NCCL's rank of a host is its position here.
     pub(super) hosts: Vec<usize>,
     state: Mutex<State>,
-    /// A call has returned.
     returned: Condvar,
     /// Held during a call: no other one is allowed meanwhile.
     turn: Mutex<()>,
@@ -238,7 +236,6 @@ impl Rail {
         }
     }
 
-    /// Whether calls are errors from now on.
     pub(super) fn has_ended(&self) -> bool {
         self.state.lock().comm.is_none()
     }

@@ -30,7 +30,6 @@ use std::{
 /// How often a wait for the last uses looks whether the communicator has ended.
 const TICK: Duration = Duration::from_millis(20);
 
-/// A chunk that a communicator knows.
 pub(super) struct Registration {
     chunk: BlockRef,
     handle: *mut c_void,

@@ -13,8 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Messages from one process. Messages with one tag come and are received in the same order: for a tag there are either
-/// messages or receivers, never both.
+/// Messages with one tag come and are received in the same order: a tag has either messages or receivers, never both.
 pub(super) struct Inbox {
     peer: usize,
     /// None from this process itself.
@@ -31,7 +30,6 @@ pub(super) struct Inbox {
     failed: Option<Error>,
 }
 
-/// Where a message goes.
 struct Receiver {
     at: *mut u8,
     len: usize,

@@ -24,7 +24,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The seals that memory must have.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 pub(crate) struct Shared {

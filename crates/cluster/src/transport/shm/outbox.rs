@@ -5,7 +5,6 @@ use crate::runtime::sync::byte_ring::{Corrupt, Mapped, Writer};
 use gpu_pool::Error;
 use std::{collections::VecDeque, slice, sync::Arc};
 
-/// Messages to one process.
 pub(super) struct Outbox {
     /// None to this process itself.
     ring: Option<Writer<Mapped>>,

@@ -1,6 +1,5 @@
-//! The activation functions with their derivatives, and the host kernels beside `kernels/pointwise.cu`.
-//!
-//! `activation` launches them. They use the arithmetic of the runtime's kernels and the parameters of `family`.
+//! The activation functions with their derivatives, and the host kernels beside `kernels/pointwise.cu`. `activation`
+//! launches them. They use the arithmetic of the runtime's kernels and the parameters of `family`.
 
 use crate::{
     kernels::POINTWISE,
@@ -53,7 +52,6 @@ fn twice_gelu_inner<A: Real>(x: A) -> A {
     x * (A::of(TWICE_SQRT_2_PI) + A::of(TWICE_SQRT_2_PI * 0.044_715) * x * x)
 }
 
-/// The derivative of [`value`].
 fn slope<A: Real>(f: u32, x: A) -> A {
     let one = A::of(1.0);
     match f {

@@ -1,6 +1,5 @@
-//! Softmax and its logarithm, and cross-entropy with labels, each with its step back.
-//!
-//! The methods check shapes and launch kernels of `kernels/rows.cu`, as [`rows`](super) says.
+//! Softmax and its logarithm, and cross-entropy with labels, each with its step back. The methods check shapes and
+//! launch kernels of `kernels/rows.cu`, as [`rows`](super) says.
 
 use super::{
     super::{
@@ -26,7 +25,6 @@ fn top_and_sum<T: Float>(row: &[T]) -> (T::Acc, T::Acc) {
     (top, sum)
 }
 
-/// Softmax of one row in place.
 fn soften<T: Float>(row: &mut [T], log: u32) {
     let (top, sum) = top_and_sum(row);
     let (factor, shift) = (T::Acc::of(1.0) / sum, sum.ln());

@@ -12,7 +12,6 @@ use gpu_pool::{
     kernel::Float,
 };
 
-/// The mean of `f(i)` over a row of `cols` elements.
 fn mean<A: Real>(cols: u32, f: impl Fn(usize) -> A) -> A {
     pairwise(0..cols as usize, &f) / A::of(f64::from(cols))
 }
