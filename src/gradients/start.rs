@@ -210,7 +210,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// The segments of the `wanted` gradients of a bucket, with memory if `filled`. Neighbours also in memory share one.
+    /// Segments of the `wanted` gradients of a bucket, with memory if `filled`. Neighbours in memory, too, share one.
     pub(super) fn segments(
         &self,
         bucket: usize,
