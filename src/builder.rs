@@ -30,9 +30,7 @@ use crate::{
 };
 use std::{panic::Location, str::FromStr, sync::Arc, time::Duration};
 
-/// Number of software GPUs if the program gives none and there is no CUDA device.
 const DEFAULT_SOFTWARE_GPUS: usize = 4;
-/// Most software GPUs of one pool.
 const MOST_SOFTWARE_GPUS: usize = 64;
 
 /// The kind of a pool's devices.

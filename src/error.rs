@@ -440,20 +440,17 @@ impl Error {
         Error::invalid_at(Location::caller(), op, why)
     }
 
-    /// [`invalid`](Self::invalid) with a known site, because `#[track_caller]` does not work through closures.
     pub(crate) fn invalid_at(site: Site, op: &'static str, why: impl fmt::Display) -> Self {
         let OpSite { op, site } = OpSite::outermost(op, site);
         Error::InvalidArgument { op, why: why.to_string(), device: here::device(), site }
     }
 
-    /// A buffer, event or state of another pool than the one of `device`.
     #[track_caller]
     pub(crate) fn wrong_pool(op: &'static str, device: usize) -> Self {
         let OpSite { op, site } = OpSite::outermost(op, Location::caller());
         Error::WrongPool { op, device, site }
     }
 
-    /// A buffer of device `buffer`, used with `device`.
     #[track_caller]
     pub(crate) fn wrong_device(op: &'static str, buffer: usize, device: usize) -> Self {
         let OpSite { op, site } = OpSite::outermost(op, Location::caller());
@@ -482,7 +479,6 @@ fn by(holder: &Option<(&'static str, Site)>) -> String {
     holder.map_or_else(String::new, |(op, site)| format!(", by {op} at {site}"))
 }
 
-/// The calls, one after the other.
 pub(crate) fn listed(calls: &[DeviceCall]) -> String {
     calls.iter().map(DeviceCall::to_string).collect::<Vec<_>>().join(", ")
 }

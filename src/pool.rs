@@ -142,7 +142,6 @@ impl GpuPool {
     }
 }
 
-/// Waits for scopes that run, then ends the device threads.
 fn stop(shared: &Arc<Shared>) -> Result<()> {
     if shared.gate.close() {
         shared.gate.wait_drained(None);
@@ -164,8 +163,7 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
     refused.map_or(ended, Err)
 }
 
-/// Returns when a device's thread has ended, or has not ended in time; then it says so. A thread that drops a value of
-/// the user may be stuck in that drop.
+/// Returns when a device's thread has ended, or logs that it has not in time: a drop of the user's may be stuck.
 fn warn_of_delay(shared: &Shared, device: usize, thread: &std::thread::JoinHandle<Result<()>>) {
     let mut stall = StallTimer::new(shared.deadline.saturating_add(TICK));
     let mut pause = Duration::from_micros(20);

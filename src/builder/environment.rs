@@ -10,11 +10,9 @@ use crate::{
 };
 use std::{fmt::Display, str::FromStr, sync::Once, time::Duration};
 
-/// The prefix of all names.
 const PREFIX: &str = "GPU_POOL_";
 
-/// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
-/// compares the list with the sources.
+/// All variables, without the prefix, that crate, tests, benches, examples or CI read. A test compares the sources.
 #[rustfmt::skip]
 const KNOWN: [&str; 41] = [
     "ALGORITHM", "BACKEND", "BEFORE", "BENCH_NCCL", "BENCH_NO_PEER", "CHECK", "DDP", "DEVICES", "FAULTS", "FUZZ_SEED",
@@ -28,7 +26,6 @@ const KNOWN: [&str; 41] = [
 const NEAR: usize = 2;
 
 impl Builder {
-    /// Fills in settings that the program has not made.
     #[track_caller]
     pub(super) fn read_environment(&mut self) -> Result<()> {
         // A program that builds many pools has one environment, so it warns once.
@@ -72,8 +69,7 @@ impl Builder {
     }
 }
 
-/// Refuses a variable of the laboratory in a program without it: it would have no effect. The value `nothing` asks for
-/// nothing.
+/// Refuses a variable of the laboratory in a program without it (no effect), unless its value is `nothing`.
 #[track_caller]
 fn refuse_lab(name: &'static str, nothing: &str) -> Result<()> {
     match text(name, OpSite::place())?.filter(|text| text != nothing) {
@@ -102,7 +98,6 @@ fn is_unknown(name: &str) -> bool {
     own && !name.strip_prefix(PREFIX).is_some_and(|rest| KNOWN.contains(&rest))
 }
 
-/// The known variable that the program most likely meant.
 fn nearest(name: &str) -> Option<String> {
     let rest = name[PREFIX.len()..].to_ascii_uppercase();
     let all = KNOWN.iter().map(|known| (distance(known, &rest), known));

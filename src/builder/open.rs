@@ -31,12 +31,10 @@ use std::{
 /// A wait fails after this time without progress of the gang.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
 /// If operations run one at a time, the buffers and streams for staged copies of a pool of at most this many software
-/// GPUs are made when the pool is built. Otherwise the numbers of the streams would depend on which device thread
-/// copies first.
+/// GPUs are made when the pool is built. Else the streams' numbers would depend on which thread copies first.
 const STAGED_AT_BUILD: usize = 16;
 
 impl Builder {
-    /// Builds a pool of these devices.
     #[track_caller]
     pub(crate) fn with_drivers(self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
         let count = drivers.len();

@@ -1,7 +1,6 @@
 //! The probe: whether devices can access each other's memory, verified when the pool is built.
 //!
-//! The builder calls [`peers`] and [`speeds`]. They run scopes on the new pool; the probe of a pair calls the driver
-//! itself.
+//! The builder calls [`peers`] and [`speeds`], which run scopes on the new pool.
 //!
 //! Invariant: a route is direct only after the probe has found correct data by stores, by loads, and by copies in both
 //! directions. Hardware has claimed peer access and then delivered zeros or old data (open-gpu-kernel-modules#1257,
@@ -23,10 +22,8 @@ use crate::{
 };
 use std::{panic::Location, sync::Arc, time::Duration};
 
-/// Number of words to check: one page of 16 KiB. Fewer under Miri, which is about a thousand times slower than a
-/// processor.
+/// Number of words to check: one page of 16 KiB; fewer under Miri, which is a thousand times slower.
 const CHECKED: usize = if cfg!(miri) { 64 } else { 4096 };
-/// Number of words of the copy that is timed.
 const TIMED: usize = 1 << 20;
 /// Copies are timed only if the memory limit is at least this many bytes.
 const ROOMY: u64 = 64 << 20;
@@ -80,8 +77,7 @@ fn unprobed(from: usize, to: usize) -> PeerReport {
     }
 }
 
-/// The probe of one ordered pair. It calls the driver itself: the checks of `launch` and `copy` would refuse a pair
-/// that is not verified yet.
+/// The probe of one ordered pair. It calls the driver: `launch` and `copy` would refuse a pair that is not verified.
 struct Probe<'d> {
     dev: &'d Device,
     near: &'d DeviceBuffer<u32>,
@@ -125,8 +121,7 @@ impl Probe<'_> {
         let [a, b, c] = [0u32, 1, 2].map(|way| self.seed.wrapping_mul(3).wrapping_add(way).wrapping_add(1));
         let mismatches = self.dev.zeros::<u32>(3)?;
         let counter = |way: u64| mismatches.address() + 4 * way;
-        // Stores to the peer, and loads from it. Each way has its own pattern, so that old data cannot pass for new
-        // data.
+        // Stores to the peer, and loads from it. Each way has its own pattern: old data cannot pass for new.
         self.write(far, a)?;
         self.check(far, a, counter(0))?;
         // Copies to the peer (checked by loads), and back.
@@ -207,8 +202,7 @@ fn value<T: crate::kernel::Scalar>(value: T) -> KernelArg {
     KernelArg::Value(ValueBytes::new(bytemuck::bytes_of(&value)))
 }
 
-/// Relative speeds of the devices: how fast each device streams through its memory while the others do the same. The
-/// best of five runs.
+/// Relative speeds of the devices: how fast each streams through its memory while all do. The best of five runs.
 #[track_caller]
 pub(crate) fn speeds(pool: &GpuPool) -> Result<Vec<f64>> {
     let site = Location::caller();

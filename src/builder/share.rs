@@ -1,5 +1,4 @@
-//! Several devices of a pool on one GPU: for tests that need more devices than there are GPUs, with the kernels of
-//! GPUs.
+//! Several devices of a pool on one GPU: for tests of GPU kernels that need more devices than there are GPUs.
 //!
 //! The builder asks it which ordinals to open, and which position each device has on its GPU ([`seats`]).
 //!
@@ -9,8 +8,7 @@
 //!
 //! **Kernels that wait for each other** must all get to run. Kernels on one GPU do if two conditions hold.
 //!
-//! * All their blocks fit on the GPU at the same time (the collectives' number of multiprocessors is divided by the
-//!   sharers).
+//! * All their blocks fit on the GPU at once (collectives divide its multiprocessors by the sharers).
 //! * No such kernel is queued behind work that waits for it. The GPU serves streams through a few hardware queues
 //!   (`CUDA_DEVICE_MAX_CONNECTIONS`: 8 by default, 32 at most), each in the order of submission
 //!   (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>). Consecutive kernels of different
@@ -86,12 +84,10 @@ impl Builder {
         self
     }
 
-    /// Whether the list of CUDA devices may repeat a device.
     pub(super) fn shares(&self) -> bool {
         !matches!(self.sharing, None | Some(Sharing::Never))
     }
 
-    /// The ordinals of CUDA devices to open for this list.
     #[track_caller]
     pub(super) fn crowd(&self, ordinals: Vec<usize>) -> Result<Vec<usize>> {
         let ordinals = match self.sharing {
@@ -137,7 +133,6 @@ pub(super) struct Seat {
     pub sharers: usize,
 }
 
-/// The seats of devices, by the UUIDs of their GPUs.
 pub(super) fn seats(uuids: impl Iterator<Item = [u8; 16]>) -> Vec<Seat> {
     let mut counts = HashMap::<_, usize>::new();
     let places: Vec<_> = uuids

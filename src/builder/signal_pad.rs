@@ -81,14 +81,12 @@ pub(crate) fn restart(pad: &SignalPad, pool: &GpuPool, epoch: u32) -> Result<()>
     restarted.map(drop)
 }
 
-/// Zeroes memory of a device, but for its inbox, which it empties, and writes a header at its begin. The work is done
-/// when this returns.
+/// Zeroes memory of a device, but empties its inbox, and writes a header at its begin. It is done at the return.
 ///
 /// # Safety
 /// There are so many bytes, and no other work uses them meanwhile.
 unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, inbox: Inbox, header: &[u64]) -> Result<()> {
-    // Not by `upload`: its pieces are megabytes, and to page-lock them would take most of the time that the set-up of a
-    // pool takes.
+    // Not by `upload`: to page-lock its pieces of megabytes would take most of the set-up's time.
     let mut page = dev.pinned(header.len())?;
     page.as_mut_slice()?.copy_from_slice(header);
     let header: DeviceBuffer<u64> = dev.upload_pinned(&page)?;

@@ -196,7 +196,6 @@ impl<'d> Group<'d> {
         Some(&**door.expect("a cluster has what its groups call"))
     }
 
-    /// The members by process; none for a group of one process.
     pub(crate) fn across(&self) -> Option<&Across> {
         self.across.as_deref()
     }
@@ -242,7 +241,6 @@ impl<'d> Group<'d> {
         }
     }
 
-    /// How an `all_reduce` of so many elements is carried out; none in a group of one process.
     #[track_caller]
     pub(crate) fn hierarchy(&self, dtype: DType, op: ReduceOp, len: usize) -> Result<Option<Hierarchy>> {
         self.door().map(|door| door.hierarchy(self, (dtype, op), len)).transpose()

@@ -20,9 +20,8 @@ use crate::{
 pub(crate) enum KernelBarrier {
     /// Nowhere: events order them.
     None,
-    /// In the devices' memory, which all devices of the pool can access. The LL algorithm carries up to `ll` bytes to
-    /// one peer, the eager algorithm up to `eager`, an inbox takes up to `inbox` of one trip, or pieces of up to
-    /// `inbox_slot`.
+    /// In the devices' memory, which all devices can access. The LL algorithm carries up to `ll` bytes to one peer, the
+    /// eager algorithm up to `eager`, an inbox takes up to `inbox` of one trip, or pieces of up to `inbox_slot`.
     OnDevices { ll: usize, eager: usize, inbox: usize, inbox_slot: usize },
     /// In page-locked memory of the host. The LL algorithm carries up to `ll` bytes to one peer.
     InHost { ll: usize },
@@ -31,16 +30,13 @@ pub(crate) enum KernelBarrier {
 /// The abilities of a pool's devices, and its builder's settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
-    /// The devices are software GPUs, whose kernels do not wait for each other.
     pub software: bool,
     pub virtual_time: bool,
     pub barrier: KernelBarrier,
-    /// Every device has a GPU of its own. Known only where kernels wait for each other in the host's memory; else
-    /// false.
+    /// Every device has a GPU of its own. False where kernels do not wait for each other in the host's memory.
     pub alone: bool,
     /// [`Builder::algorithm`](crate::Builder::algorithm).
     pub wish: Wish,
-    /// Sums are in rank order in every algorithm.
     pub rank_order: bool,
 }
 
@@ -95,11 +91,9 @@ impl Bulk {
     }
 }
 
-/// One call, as all its members see it alike. [`Algorithm::fits`](super::algorithm::Algorithm::fits) and its siblings
-/// decide by it.
+/// One call, as all its members see it: [`Algorithm::fits`](super::algorithm::Algorithm::fits) decides by it.
 pub(crate) struct Case<'a> {
     pub machine: Machine,
-    /// The limits of the call's kernels on the devices.
     pub limits: &'a Limits,
     pub members: usize,
     /// Whether all members have access to each other's memory.
@@ -108,8 +102,7 @@ pub(crate) struct Case<'a> {
     pub reduce: ReduceOp,
     /// None for `all_to_all_v`: its shape is known when the members have met.
     pub shape: Option<&'a Shape>,
-    /// Whether the call is captured in a graph. By a kernel it stays one launch and one meeting. The bits do not depend
-    /// on it.
+    /// Whether a graph captures it. By a kernel it stays one launch and one meeting. Bits do not depend on it.
     pub captured: bool,
     /// Bytes of the largest buffer.
     pub bytes: usize,
@@ -120,7 +113,6 @@ pub(crate) struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    /// A request of a member, within these limits.
     pub(super) fn of(meeting: &Meeting<'_>, request: &'a Request, limits: &'a Limits) -> Case<'a> {
         let machine = Machine::of(&meeting.dev.worker.shared);
         Case::new(
@@ -198,8 +190,7 @@ impl<'a> Case<'a> {
         self.direct && (2..=MOST).contains(&self.members) && meets
     }
 
-    /// The inboxes by which the members' kernels can wait for each other, if they can: most bytes in one trip, and of a
-    /// slot.
+    /// The inboxes by which the members' kernels wait for each other: most bytes in one trip, and of a slot.
     pub(crate) fn inboxes(&self) -> Option<(usize, usize)> {
         let among = self.direct && (2..=MOST).contains(&self.members);
         match self.machine.barrier {
@@ -208,8 +199,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Whether the members' kernels wait for each other in the host's memory, since some have no access to a peer's
-    /// memory.
+    /// Whether the members' kernels wait for each other in the host's memory: some have no access to a peer's.
     pub(crate) fn meets_in_host(&self) -> bool {
         !self.direct && self.members > 1 && matches!(self.machine.barrier, KernelBarrier::InHost { .. })
     }
@@ -219,7 +209,6 @@ impl<'a> Case<'a> {
         self.captured && self.meets_on_devices()
     }
 
-    /// Whether copy engines are the fastest at this size.
     pub(crate) fn engines(&self) -> bool {
         let least = |bulk: Bulk| bulk.engines(self.members, self.limits.overlapped);
         self.auto() && self.bulk().is_some_and(|bulk| self.bytes >= least(bulk))

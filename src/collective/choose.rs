@@ -3,8 +3,7 @@
 //! Calls, graphs, [`all_reduce_many`](crate::Device::all_reduce_many), [`GpuPool::explain`](crate::GpuPool::explain)
 //! ask here.
 //!
-//! Invariant: everything here is pure. All members must come to one answer, so it depends only on the
-//! [`Case`], which they have in common.
+//! Invariant: everything here is pure. All members must come to one answer, so it depends only on their [`Case`].
 
 use super::{
     algorithm::{self, Algorithm},
@@ -31,8 +30,7 @@ static TABLE: [&dyn Algorithm; 15] = [
     &algorithm::shm_events::ShmEvents,
 ];
 
-/// The algorithm, and the reason for it: the first one in the table that was asked for and can carry the case out, else
-/// the first one that fits.
+/// The algorithm, and the reason: the first one in the table that was asked for and can, else the first one that fits.
 pub(crate) fn choose(case: &Case<'_>) -> (&'static dyn Algorithm, &'static str) {
     let asked = || TABLE.iter().find_map(|&algorithm| Some((algorithm, algorithm.asked_for(case)?)));
     let wished = !matches!(case.machine.wish, Wish::Auto | Wish::Direct);

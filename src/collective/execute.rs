@@ -9,8 +9,7 @@
 //! ```
 //!
 //! **The exit rule**: when a member's stream has passed the collective, no peer touches the member's memory any more.
-//! So the next work on that stream may write the memory, and the member's memory pool may reuse it, without a look at
-//! other devices.
+//! So the next work on that stream may write it, and the member's memory pool may reuse it.
 
 use super::{
     algorithm::{Algorithm, Matched, MeetBy, Member, Scratch},
@@ -61,8 +60,7 @@ pub(super) fn execute(
     let mut owed = SkippedBarrier { barrier: DeviceBarrier::NONE, times: 0 };
     let (met, window) = match needs.meeting {
         MeetBy::Kernels { launches, in_full } => {
-            // From the commit on, the others count on this member's launches, whatever happens here: every member
-            // launches, and every pair counts.
+            // From the commit on, the others count on this member's launches: every member launches, every pair counts.
             owed = SkippedBarrier { barrier: barrier_of_kernels(&meeting, dev.session.gang.place()), times: launches };
             let number = meeting.next_number();
             let met = Descriptors::meet(&meeting, request, scratch.as_ref(), in_full, true);
@@ -151,7 +149,6 @@ fn barrier_of_kernels(meeting: &Meeting<'_>, place: u64) -> DeviceBarrier {
     }
 }
 
-/// Announces what a collective touches of this member's memory.
 #[track_caller]
 pub(super) fn access<'d>(dev: &'d Device, request: &Request) -> Result<Op<'d>> {
     let mut access = dev.op_in_graph(request.call.op)?;
@@ -168,8 +165,7 @@ pub(super) fn access<'d>(dev: &'d Device, request: &Request) -> Result<Op<'d>> {
     Ok(access)
 }
 
-/// A committed collective that touches these blocks has failed here. The blocks are kept until the gang has
-/// drained.
+/// A committed collective that touches these blocks has failed here. They are kept until the gang has drained.
 pub(super) fn fail_on<'b>(dev: &Device, blocks: impl Iterator<Item = &'b BlockRef>, cause: &Error) {
     dev.worker.quarantine.borrow_mut().extend(blocks.cloned());
     // The peers count on this member; they must not wait for it.

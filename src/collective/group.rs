@@ -87,8 +87,7 @@ impl Device {
         Ok(Group { dev: self, membership: meeting::membership(self, ranks), rank, across: None })
     }
 
-    /// The group of the devices with these ordinals in the pool, ranked in this order, this one among them; none unless
-    /// all of them are in the gang.
+    /// The group of these ordinals, ranked in this order, this device among them; none unless all are in the gang.
     pub(crate) fn group_of(&self, ordinals: &[usize]) -> Option<Group<'_>> {
         let members = self.session.gang.members();
         let rank_of = |ordinal: &usize| members.iter().position(|member| member == ordinal);
@@ -156,7 +155,6 @@ impl<'d> Group<'d> {
         Meeting { dev: self.dev, membership: &self.membership, rank }
     }
 
-    /// The origin of the calls of a gradient exchange that is made with the group's next collective.
     pub(crate) fn new_exchange(&self) -> Origin {
         Origin::exchange(self.dev.session.gang.place(), self.meeting().next_number())
     }
@@ -168,8 +166,7 @@ impl Group<'_> {
         self.run_by(request, None)
     }
 
-    /// [`run`](Self::run) by a `given` algorithm, which must be able to, and whose kernels wait for each other. Not for
-    /// groups of several processes.
+    /// [`run`](Self::run) by a `given` algorithm, which can, and whose kernels wait for each other. In one process.
     #[track_caller]
     pub(super) fn run_by(&self, request: Request, given: Option<&dyn Algorithm>) -> Result<()> {
         if let Some(door) = self.door() {
@@ -198,7 +195,6 @@ impl Group<'_> {
         }
     }
 
-    /// Whether kernels of higher rooms can wait for each other on the devices, and the builder asked for no algorithm.
     pub(crate) fn kernels_meet(&self) -> bool {
         let (meeting, machine) = (self.meeting(), Machine::of(&self.dev.worker.shared));
         let (members, any) = ((self.count(), self.membership.direct), (DType::U8, ReduceOp::Sum));

@@ -7,8 +7,7 @@
 //!
 //! A member of another process gets the value in parts ([`Pack`]), as a message of `gpu-pool-cluster`. For that the
 //! value's type must be a [`Transfer`]. A pipeline says so by its bound. [`give`](Group::give) has no such bound, since
-//! any value goes inside a process. Rust cannot ask at run time whether a type has a trait; so it asks the pool's
-//! table.
+//! any value goes inside a process. It asks the pool's table, as Rust cannot ask for a trait at run time.
 //!
 //! Invariant: no call waits for a receiver, so no order of calls among givers can deadlock.
 
@@ -108,12 +107,10 @@ impl Group<'_> {
         Group { dev: via, membership: self.membership.clone(), rank: self.rank, across: self.across.clone() }
     }
 
-    /// [`give`](Self::give) of the library's own, by `call`. A copy for another process runs on the token's stream.
     pub(crate) fn give_transfer<T: Transfer>(&self, call: LastCall, label: Label, value: T, to: usize) -> Result<()> {
         self.give_as(call, label, value, to, || Some(codec::<T>()))
     }
 
-    /// [`take`](Self::take) of the library's own.
     pub(crate) fn take_transfer<T: Transfer>(&self, call: LastCall, label: Label, from: usize) -> Result<T> {
         self.take_as(call, label, from, || Some(codec::<T>()))
     }
@@ -246,12 +243,10 @@ impl Group<'_> {
 }
 
 impl Group<'_> {
-    /// Sends a message to a member of another process.
     pub(super) fn send_across(&self, call: (&Call, Label), message: &Outgoing, to: usize) -> Result<()> {
         self.door().expect("it spans processes").send(self, call, message, to)
     }
 
-    /// The next message of a label from a member of another process.
     pub(super) fn receive_across<'g>(&'g self, call: (&'g Call, Label), from: usize) -> Result<Box<dyn Incoming + 'g>> {
         self.door().expect("it spans processes").receive(self, call, from)
     }

@@ -3,8 +3,7 @@
 //!
 //! Each algorithm has its own kernel's entry and arguments in its file. `combine` and `pairs` are here. The device code
 //! is in `kernels/{combine,push,eager,inbox,staged,ring,exchange}.cu`; `kernels/meet.cuh` says how the kernels of
-//! several devices wait for each other. [`host_kernels`] do not wait for each other: events order them. So kernels that
-//! wait have none.
+//! several devices wait for each other. Kernels that wait have no [`host_kernels`]: events order these.
 //!
 //! Invariant: a device kernel and its host kernel compute the same bits, for all launch dimensions and any alignment.
 //! Elements are folded in rank order, half types in `f32` with one rounding at the end, and integers wrap. Only the
@@ -135,10 +134,8 @@ pub type Arguments = SmallVec<[KernelArg; 40]>;
 /// `destinations[j][i]` = fold over `k` of `sources[k][i]`, for `i < n`.
 ///
 /// A source may be the same memory as a destination, element for element; any other overlap of the two is wrong. GPUs
-/// take up to [`MOST`] of each, software GPUs any number. One source is copied as it is, for every operation but
-/// `Scaled`.
+/// take up to [`MOST`] of each, software GPUs any number. One source is copied, unless `Scaled`.
 pub(crate) struct Combine<'a> {
-    /// Elements of every part.
     pub n: usize,
     pub op: ReduceOp,
     /// One for each source when `op` is `Scaled` (whose own factor is not looked at), else empty.
@@ -149,7 +146,6 @@ pub(crate) struct Combine<'a> {
 }
 
 impl Combine<'_> {
-    /// For a GPU, or for a software GPU.
     pub fn args(&self, software: bool) -> Arguments {
         let mut args = Arguments::new();
         args.push(value(self.meet));
@@ -175,7 +171,6 @@ pub(crate) struct Pairs<'a> {
 }
 
 impl Pairs<'_> {
-    /// For a GPU, or for a software GPU.
     pub fn args(&self, software: bool) -> Arguments {
         let mut args = Arguments::new();
         args.push(value(self.meet));
@@ -230,9 +225,8 @@ pub fn eights(all: &[u64; MOST]) -> [KernelArg; 2] {
     [low, high].map(|eight| value(<[u64; 8]>::try_from(eight).expect("half of them")))
 }
 
-/// Sources, then destinations, each in [`MOST`] places or as many as it takes. In the launch of a software GPU a range
-/// may appear only once (the host kernel holds it exclusively), so a source that is a destination is named by its
-/// number.
+/// Sources, then destinations, each in [`MOST`] places or as many as it takes. A host kernel holds a range exclusively,
+/// so there a source that is a destination is named by its number.
 fn push_parts(args: &mut Arguments, sources: &[Part], destinations: &[Part], software: bool) {
     debug_assert!(software || sources.len().max(destinations.len()) <= MOST, "a GPU's kernel has {MOST} places");
     let same = |source: &Part| destinations.iter().position(|d| software && d.address == source.address && d.bytes > 0);

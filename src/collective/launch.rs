@@ -21,7 +21,6 @@ use smallvec::SmallVec;
 const PER_BLOCK: usize = 16 << 10;
 const MOST_BLOCKS: u32 = 64;
 
-/// `len` elements of the sources, combined into all destinations.
 pub(super) struct Combination<'a> {
     pub len: usize,
     pub sources: &'a [RemotePtr],
@@ -30,7 +29,6 @@ pub(super) struct Combination<'a> {
 }
 
 impl Combination<'_> {
-    /// Launches the kernel, for elements and an operation of these types.
     pub(super) fn submit(&self, member: &Member<'_>, (dtype, op): (DType, ReduceOp), blocks: u32) -> Result<()> {
         let &Combination { len, factors, .. } = self;
         // A single source is moved as bytes, so that a NaN keeps its bits.

@@ -1,9 +1,8 @@
 //! The signal pad of a process with one GPU whose peers are GPUs of other processes of the host: sums of one trip among
 //! them, by the kernels of [`inbox`].
 //!
-//! `gpu-pool-cluster` makes a [`LonePad`] when the processes connect, passes the descriptors of the pads' memory on,
-//! and calls [`sum`](LonePad::sum) in the order in which the cluster commits. The ordinals of the pad are the numbers
-//! of the processes.
+//! `gpu-pool-cluster` makes a [`LonePad`] when the processes connect, passes the descriptors of their memory on, and
+//! calls [`sum`](LonePad::sum) in the order of the cluster's commits. The pad's ordinals are process numbers.
 //!
 //! Invariants:
 //!
@@ -67,9 +66,7 @@ struct Memory {
     driver: DriverRef,
     /// By the number of the process: where its pad is mapped; 0: nowhere.
     pads: Vec<Address>,
-    /// Bytes of a mapping.
     bytes: usize,
-    /// Windows of addresses.
     windows: Vec<Address>,
     /// Page-locked memory: the abort word, the report word at [`REPORT`], and [`ROOM`].
     words: *mut u8,
@@ -227,7 +224,6 @@ impl LonePad {
         probed.and(told("memory", unsafe { driver.mem_free(at) }))
     }
 
-    /// Runs work of the set-up, and waits for it.
     fn with_stream(&self, limit: Duration, work: impl FnOnce(RawStream) -> DriverResult) -> SetUp<()> {
         let driver = &self.memory.driver;
         let stream = told("a stream", driver.stream_create(0))?;

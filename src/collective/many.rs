@@ -1,6 +1,5 @@
 //! `all_reduce_many`: several buffers in one call. One kernel packs small buffers together, they are reduced as one
-//! buffer, and another kernel unpacks them. Large buffers go one by one. [`api`](super::api) calls it, for groups of
-//! one process and of several.
+//! buffer, and another kernel unpacks them. Large buffers go one by one. [`api`](super::api) calls it.
 //!
 //! Invariant: each meeting compares the whole list of lengths, so the first meeting finds lists that differ. Which
 //! buffers are packed together depends on that list and on the builder's settings alone.
@@ -59,8 +58,7 @@ impl Group<'_> {
         let packed = |x: &mut DeviceViewMut<'_, T>| {
             self.count() > 1 && x.len() * size <= SMALL && self.packs(&one(&call, op, x.view_mut()))
         };
-        // First the buffers of a multiple of 16 bytes: the buffer behind such a one is aligned for copies at full
-        // speed.
+        // First buffers of a multiple of 16 bytes: the one behind is aligned for copies at full speed.
         all.sort_by_cached_key(|x| x.len() * size % 16 != 0);
         let (mut small, mut rest): (Vec<_>, Vec<_>) = (Vec::new(), Vec::new());
         for mut x in all {

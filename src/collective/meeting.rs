@@ -58,7 +58,6 @@ impl<'g> Meeting<'g> {
         self.membership.word.is_none()
     }
 
-    /// Where the group's collectives are committed.
     fn word(&self) -> &'g CommitWord {
         self.membership.word.as_deref().unwrap_or(self.dev.session.gang.word())
     }
@@ -76,7 +75,6 @@ impl<'g> Meeting<'g> {
         self.dev.worker.shared.signals.get().map(|pad| &**pad)
     }
 
-    /// The error for two members' calls that differ in `what`.
     pub(super) fn mismatch(
         &self,
         what: &'static str,

@@ -3,9 +3,8 @@
 //!
 //! This room has the procedures; their state is in `fabric`, which needs no [`Device`](crate::Device).
 //!
-//! From the top: `api` has the methods that users call; `ops` and `many` help it, and a `group` holds them.
-//! Each call fills a `request` and is one `case`, for which `choose` picks one of the `algorithm`s. `execute`
-//! carries it out:
+//! From the top: `api` has the methods that users call; `ops` and `many` help it, and a `group` holds them. Each call
+//! fills a `request` and is one `case`, for which `choose` picks one of the `algorithm`s. `execute` carries it out:
 //!
 //! * `scratch` takes the memory that the algorithm needs.
 //! * `meeting` tells all members this one's call, and compares. From its commit on all carry the collective out, or

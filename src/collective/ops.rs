@@ -23,7 +23,6 @@ use crate::{
     memory::{DeviceView, DeviceViewMut, hazard::Access},
 };
 
-/// A collective on one buffer of each member.
 pub(super) fn in_place<T: Element>(call: Call, op: Option<ReduceOp>, shape: Shape, x: DeviceViewMut<'_, T>) -> Request {
     between(call, op, shape, None, Some(x))
 }
@@ -129,8 +128,7 @@ impl Group<'_> {
         self.run_by(Request { extra, ..sum(call, source, destination) }, Some(algorithm))
     }
 
-    /// Begins [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) with
-    /// parts of these lengths.
+    /// Begins [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) with parts of these lengths.
     #[track_caller]
     pub(crate) fn begin_reduce_scatter<T: Element>(
         &self,
@@ -146,8 +144,7 @@ impl Group<'_> {
         self.begin(in_place(call, Some(op), shape, x), overlapped)
     }
 
-    /// [`all_gather_in_place`](Self::all_gather_in_place) with parts of these lengths, of a caller that all members
-    /// must have in common.
+    /// [`all_gather_in_place`](Self::all_gather_in_place) with parts of these lengths, for an origin.
     #[track_caller]
     pub(crate) fn all_gather_from<T: Element>(
         &self,

@@ -3,9 +3,8 @@
 //! A sender copies its data on its own device, in stream order, and hands the copy over; the receiver fetches it over
 //! the link. So a sender waits for no other member, and may write to its buffer at once: `send(next); recv(previous)`
 //! on all devices cannot deadlock, at any size (MPI's `MPI_Send` may). The copy runs at the speed of the device's
-//! memory, some ten times that of a link. A sender that gives its buffer up saves the copy. The parcel's memory knows
-//! its last writer, as all memory does, and so the receiver's copy is ordered after the sender's. A dropped parcel's
-//! memory goes back to its device's pool.
+//! memory, some ten times that of a link; a sender that gives its buffer up saves it. The parcel's memory knows its
+//! last writer: the receiver's copy comes after the sender's. A dropped parcel's memory goes back to its device's pool.
 
 use super::{Group, across::Outgoing, face::collectives};
 use crate::{
@@ -174,7 +173,6 @@ impl Group<'_> {
         }
     }
 
-    /// Copies a message to this device.
     #[track_caller]
     fn fetch(&self, there: DeviceBuffer<u8>, mut dst: DeviceViewMut<'_, u8>) -> Result<()> {
         // In order, as in `send_view`.
@@ -184,7 +182,6 @@ impl Group<'_> {
         dev.stream.record_early("recv")
     }
 
-    /// The buffer must be this device's.
     #[track_caller]
     pub(super) fn check_own<T: Element>(&self, op: &'static str, buffer: &DeviceBuffer<T>) -> Result<()> {
         let (own, owner) = (&self.dev.worker.handle, &buffer.block.handle);
@@ -194,7 +191,6 @@ impl Group<'_> {
     }
 }
 
-/// Elements for a member of another process.
 fn message_of(view: DeviceView<'_, u8>) -> Outgoing {
     Outgoing { header: Vec::new(), parts: vec![area(view)] }
 }

@@ -34,8 +34,7 @@ pub struct Request {
     pub destination: Option<Area>,
     /// Elements that this member sends to each member, and receives from each.
     pub counts: Option<(Counts, Counts)>,
-    /// Additional buffers that the kernels access: this member's, and those of peers that have their addresses from an
-    /// earlier meeting.
+    /// Further buffers of this member that kernels access: its own, and its peers' by addresses of an earlier meeting.
     pub extra: Vec<(Area, Access)>,
     /// Sums are in the order of ranks, also if the pool's order is another.
     pub rank_order: bool,
@@ -50,13 +49,11 @@ pub(crate) struct RemotePtr {
 }
 
 impl RemotePtr {
-    /// The address `bytes` further on.
     pub fn offset(self, bytes: usize) -> Self {
         RemotePtr { address: self.address + bytes as u64, ..self }
     }
 }
 
-/// One member's part of the work, with addresses.
 pub(crate) enum Job {
     /// `factors` is empty unless the operation is `Scaled`.
     Combine {
@@ -70,7 +67,6 @@ pub(crate) enum Job {
 }
 
 impl Request {
-    /// The description of this member's memory for peers.
     pub(super) fn expose(&self, ready: Option<Event>) -> Exposed {
         Exposed {
             source: self.source.clone(),
@@ -83,8 +79,7 @@ impl Request {
         }
     }
 
-    /// A part of the work with addresses. `at` gives where a member's buffer begins; `factors` are those of
-    /// [`Job::Combine`].
+    /// A part of the work with addresses: `at` says where a member's buffer begins; `factors` as in [`Job::Combine`].
     pub(super) fn job(&self, work: &Work, at: impl Fn(usize, Side) -> RemotePtr, factors: SmallVec<[f64; 8]>) -> Job {
         let size = self.dtype.size();
         let at = |place: &Place| at(place.member, place.side).offset(place.start * size);
@@ -110,7 +105,6 @@ impl Request {
         }
     }
 
-    /// All of this member's memory that is touched.
     pub(super) fn areas(&self) -> impl Iterator<Item = &Area> {
         self.source.iter().chain(&self.destination).chain(self.extra.iter().map(|(area, _)| area))
     }

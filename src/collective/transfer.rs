@@ -109,7 +109,6 @@ macro_rules! transfer_fields {
     };
 }
 
-/// How values of a type go to another process.
 pub(crate) fn codec<T: Transfer>() -> Codec<T> {
     Codec { pack: T::pack, unpack: T::unpack }
 }
@@ -264,9 +263,8 @@ hop_tuples! {
     A a, B b, C c, D d, E e, F f;
 }
 
-/// The types that `give` takes to another process without
-/// [`Builder::register_transfer`](crate::Builder::register_transfer): buffers of all [`Element`]s, pairs of these,
-/// numbers and texts; and `Vec`s of all.
+/// The types that [`Builder::register_transfer`](crate::Builder::register_transfer) need not name: buffers of all
+/// [`Element`]s, pairs of these, numbers and texts; and `Vec`s of all.
 pub(crate) fn known() -> Codecs {
     let mut all = Codecs::default();
     macro_rules! each {

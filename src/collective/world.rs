@@ -80,7 +80,6 @@ impl Device {
         self.world_group("world", &places)
     }
 
-    /// The group of these places, this device among them.
     #[track_caller]
     fn world_group(&self, op: &'static str, places: &[Place]) -> Result<Group<'_>> {
         let (Some(world), Some(scope)) = (&self.worker.shared.world, &self.session.world) else {
@@ -115,7 +114,6 @@ impl Device {
         Ok(Group { dev: self, membership: local, rank, across: Some(across) })
     }
 
-    /// The group with this key; none unless all of its members of this process are in the gang.
     #[track_caller]
     pub(crate) fn group_by(&self, key: &GroupKey) -> Result<Option<Group<'_>>> {
         match key {

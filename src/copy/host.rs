@@ -31,7 +31,6 @@ const PARALLEL: usize = 8 << 20;
 
 /// How to wait for a piece, and when to give up. Helper threads use it, so it does not borrow the token.
 struct Wait {
-    /// Whether the pieces are for uploads.
     fills: bool,
     gang: Arc<Gang>,
     limit: Duration,

@@ -29,8 +29,7 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// A smaller copy is split into about eight pieces, so that both buses work most of the time, but not into pieces
-/// smaller than this.
+/// A smaller copy has about eight pieces, so that both buses work most of the time, but none smaller than this.
 const SMALLEST: usize = 256 << 10;
 
 /// Submits a copy to a stream of the worker's device, which is one of the two. The caller's `Op` orders the memory.

@@ -70,9 +70,8 @@ impl Device {
         done.and_then(|()| self.check())
     }
 
-    /// A copy of page-locked memory: of a [`PinnedBuffer`] or of a [part](PinnedBuffer::range) of it. It does not
-    /// wait. The buffer may be dropped immediately; its next [`as_mut_slice`](PinnedBuffer::as_mut_slice) waits for the
-    /// copy.
+    /// A copy of page-locked memory: of a [`PinnedBuffer`] or of a [part](PinnedBuffer::range) of it. It does not wait.
+    /// The buffer may be dropped immediately; its next [`as_mut_slice`](PinnedBuffer::as_mut_slice) waits for the copy.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::WrongPool`], [`Error::Aborted`], the driver's.
@@ -128,9 +127,8 @@ impl Device {
     /// Asynchronous, ordered on both devices.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`] when neither side belongs to this device,
-    /// [`Error::InvalidArgument`] for different lengths,
-    /// [`Error::Aborted`], the driver's.
+    /// [`Error::WrongDevice`] when neither side belongs to this device, [`Error::InvalidArgument`] for different
+    /// lengths, [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn copy<S: CopySource>(&self, src: &S, dst: &mut impl AsViewMut<Elem = S::Elem>) -> Result<()> {
         let (src, dst) = (src.source(), dst.view_mut());

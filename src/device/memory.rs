@@ -81,8 +81,7 @@ impl Device {
         // If a peer has failed, that is the cause, not the lack of memory that it has led to.
         let mut cache = self.worker.cache.borrow_mut();
         let block = cache.allocate(&request).map_err(|e| gang.aborted().unwrap_or(e))?;
-        // Work on a capture's stream runs when the graph is launched, if ever. So the zone is written on another
-        // stream.
+        // A capture's work runs at a launch of the graph, if ever. So the zone is written on another stream.
         cache.lay_zone(&block, self.recording.is_none().then_some(&self.stream));
         Ok(block)
     }

@@ -56,8 +56,6 @@ use std::{any::Any, sync::Arc, time::Duration};
 
 /// A device. The head of `driver/mod.rs` has the contract that all methods share.
 ///
-/// The calls have no default bodies. So a layer that forgets a new call does not compile.
-///
 /// # Safety
 /// Methods that take addresses or host pointers are `unsafe`. The caller guarantees that each range is live memory that
 /// the device may access, that it stays live until the operation has completed, and that streams and events order

@@ -58,8 +58,7 @@ impl Module {
         Module { image: ModuleImage { ptx: None, cubins: &[], packed: false, source: Some(source), shared: false } }
     }
 
-    /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU, and caches the result. For CUDA C++ that is
-    /// compiled when the pool is built there is [`cuda`](Self::cuda).
+    /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU, and caches the result.
     pub const fn ptx(ptx: &'static str) -> Self {
         Module {
             image: ModuleImage { ptx: Some(ptx.as_bytes()), cubins: &[], packed: false, source: None, shared: false },
@@ -122,7 +121,6 @@ pub(crate) fn unpack(image: &[u8], packed: bool) -> Result<Vec<u64>, String> {
 
 #[cfg(any(feature = "cuda", test))]
 impl Module {
-    /// The module's PTX.
     pub(crate) fn ptx_text(&self) -> String {
         let ptx = unpack(self.image.ptx.unwrap(), self.image.packed).unwrap();
         String::from_utf8(bytemuck::cast_slice(&ptx).to_vec()).unwrap().trim_end_matches('\0').to_owned()

@@ -58,8 +58,7 @@ impl OpSite {
         result
     }
 
-    /// Until the guard is dropped, driver calls of this thread belong to this operation. Within another operation it
-    /// changes nothing.
+    /// Until the guard is dropped, this thread's driver calls belong to this operation, unless it is in another one.
     pub fn enter(self) -> OpGuard {
         let outer = CURRENT.get();
         CURRENT.set(outer.or(Some(self)));

@@ -80,7 +80,6 @@ impl OutOfMemoryReport {
         self.driver_total.saturating_sub(self.driver_free).saturating_sub(self.reserved)
     }
 
-    /// The most likely remedy.
     fn hint(&self) -> String {
         let Self { requested, free_in_pool, largest_free, .. } = *self;
         let pending = self.pending.iter().map(|pending| pending.bytes).fold(0, u64::saturating_add);

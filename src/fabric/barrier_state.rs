@@ -16,14 +16,12 @@ use std::{
     sync::Arc,
 };
 
-/// A device thread's record of its spinning kernels.
 #[derive(Default)]
 pub(crate) struct DeviceBarrierState {
     /// The stream of the last one, and its number there.
     last: RefCell<Option<(Arc<StreamCore>, u64)>>,
     /// Whether the last one had more than [`FEW`] blocks: of those launched, and of those in graphs.
     many: [Cell<bool>; 2],
-    /// Barriers that were committed and not launched.
     pub(crate) skipped: RefCell<Vec<SkippedBarrier>>,
     /// Whether a failed gang may have left something in this device's inbox.
     spoiled: Cell<bool>,
@@ -44,7 +42,6 @@ impl DeviceBarrierState {
         self.skipped.borrow().iter().map(|skipped| skipped.times).sum()
     }
 
-    /// Notes barriers that this device owes from now on.
     pub(crate) fn skip(&self, skipped: SkippedBarrier) {
         self.skipped.borrow_mut().push(skipped);
     }
@@ -53,13 +50,11 @@ impl DeviceBarrierState {
         self.spoiled.set(spoiled);
     }
 
-    /// Whether the device's inbox may have something of a failed gang.
     pub(crate) fn is_spoiled(&self) -> bool {
         self.spoiled.get()
     }
 
-    /// Calls `launch` for each barrier that this device owes. Returns whether there were any. Barriers from the first
-    /// error on stay owed.
+    /// Calls `launch` for each owed barrier; returns whether there were any. From the first error on they stay owed.
     pub(crate) fn resync<E>(&self, mut launch: impl FnMut(DeviceBarrier) -> Result<(), E>) -> Result<bool, E> {
         let skipped = self.skipped.take();
         let mut barriers = skipped.iter().flat_map(|skipped| iter::repeat_n(skipped.barrier, skipped.times));
@@ -73,17 +68,14 @@ impl DeviceBarrierState {
         Ok(!skipped.is_empty())
     }
 
-    /// Notes that a kernel of so many blocks is launched, or captured. Returns whether the one before may have had at
-    /// most [`FEW`].
+    /// Notes the blocks of a kernel, launched or captured. Returns whether the one before may have had at most [`FEW`].
     ///
-    /// Launched kernels and captured ones are told apart: a kernel behind a graph is not early, nor is the first one of
-    /// a graph.
+    /// Captured kernels are told apart: a kernel behind a graph is not early, nor is the first one of a graph.
     pub(crate) fn note_blocks(&self, captured: bool, blocks: u32) -> bool {
         !self.many[usize::from(captured)].replace(blocks > FEW)
     }
 
-    /// Called after the launches. The last operation of the stream spins; if a launch has failed, its barrier was
-    /// skipped.
+    /// After the launches: the stream's last operation spins; if a launch has failed, its barrier was skipped.
     pub(crate) fn launched(&self, stream: &Arc<StreamCore>, skipped: SkippedBarrier, launched: &Result<()>) {
         *self.last.borrow_mut() = Some((stream.clone(), stream.submitted()));
         if launched.is_err() {
@@ -117,7 +109,6 @@ impl DeviceBarrierState {
     }
 }
 
-/// See [`DeviceBarrierState::block`].
 pub(crate) struct BlockingGuard<'s>(&'s Cell<u32>);
 
 impl Drop for BlockingGuard<'_> {

@@ -1,9 +1,8 @@
 //! Broadcasts: what a member tells all members of its gang at once, in one cache line that all of them read.
 //!
-//! [`mailbox`](super::mailbox) uses this instead of its rings where it can. A ring's slot and its two indices are lines
-//! that lie in the caches of two cores. Eight threads that each sent to seven and received from seven fetched more than
-//! forty lines each, and one meeting took 3 to 5 us. With a [`BroadcastSlot`](crate::sync::BroadcastSlot) a member
-//! writes one line and reads seven.
+//! [`mailbox`](super::mailbox) uses this instead of its rings where it can. A ring's slot and its two indices lie in
+//! the caches of two cores: eight threads fetched more than forty lines each, and a meeting took 3 to 5 us. With a
+//! [`BroadcastSlot`](crate::sync::BroadcastSlot) a member writes one line and reads seven.
 //!
 //! Invariant 1: no broadcast is overwritten before all members have read it. The members of a gang post one each for a
 //! meeting of all of them. A member ends the meeting when it has read the broadcasts of all members that stay; or the
@@ -11,8 +10,7 @@
 //! which is the contract of [`BroadcastSlot`](crate::sync::BroadcastSlot). Each gang has slots of its own.
 //!
 //! Invariant 2: the broadcasts and the ring messages of one member reach each other member in one order. A member posts
-//! a broadcast only when its rings to all others of the gang are empty, and each ring message says how many broadcasts
-//! its sender had posted in the gang before.
+//! a broadcast only when its rings to all others are empty, and each ring message says how many broadcasts came before.
 
 use crate::gang::{BROADCAST_WORDS, Gang};
 use smallvec::SmallVec;
@@ -23,7 +21,6 @@ pub(crate) type Words = [u64; BROADCAST_WORDS];
 /// Most members of a gang with broadcasts. Calls of larger gangs have no [compact](super::compact) form.
 pub(crate) const MOST: usize = 16;
 
-/// The posts and reads of one member in its gang.
 #[derive(Default)]
 pub(crate) struct Broadcasts {
     posted: Cell<u64>,

@@ -14,7 +14,6 @@ pub(crate) const LAUNCH: &str = "launch_graph";
 pub struct Origin(u64);
 
 impl Origin {
-    /// The call is captured.
     pub(crate) const CAPTURE: Origin = Origin(1);
 
     /// Of calls from the graph whose first collective was call `number` of its group in the gang at `place`. All
@@ -29,8 +28,7 @@ impl Origin {
         Origin((self.0 ^ number).wrapping_mul(0x0000_0100_0000_01b3) & !Self::EXCHANGE)
     }
 
-    /// Set in the origins of gradient exchanges, and in no others. Below are 39 bits for the exchange, then its step
-    /// and the bucket.
+    /// Set in origins of gradient exchanges alone. Below are 39 bits for the exchange, then its step and the bucket.
     const EXCHANGE: u64 = 1 << 63;
     const STEP: u64 = (1 << 24) - 1;
     /// The bits of [`STEP`](Self::STEP) in which the bucket is.
@@ -73,7 +71,6 @@ impl Origin {
         self.0 & Self::EXCHANGE != 0
     }
 
-    /// The part in which two different origins differ.
     fn differs(self, other: Self) -> &'static str {
         if [self, other].contains(&Origin::CAPTURE) {
             "capture"

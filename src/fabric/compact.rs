@@ -22,7 +22,6 @@ const NONE: u64 = 0xff;
 /// Reductions by their number in a broadcast. The one with a factor has the number after them.
 const REDUCTIONS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
 
-/// A member's message to its peers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CompactDescriptor {
     origin: Origin,
@@ -70,19 +69,16 @@ impl CompactDescriptor {
         if let Some(ReduceOp::Scaled(factor)) = self.reduce { factor } else { 1.0 }
     }
 
-    /// The group's ordinals, packed, and their number.
     pub(crate) fn members(&self) -> (u64, u8) {
         self.members
     }
 
-    /// The call in full, for a report.
     pub(crate) fn call(&self) -> Call {
         let plain = Call::at(self.op.text(), self.site.site());
         let call = Call { origin: self.origin, count: self.count, dtype: self.dtype, norm: self.norm, ..plain };
         call.with(self.reduce, self.root)
     }
 
-    /// The words of a broadcast, if every part fits.
     pub(crate) fn words(&self) -> Option<Words> {
         let byte = |x: u64| (x < NONE).then_some(x);
         let op = byte(self.op.bits())?;
@@ -98,7 +94,6 @@ impl CompactDescriptor {
         Some([what, self.count as u64, self.origin.bits(), more, self.source, self.destination])
     }
 
-    /// The descriptor of a broadcast to these members.
     pub(crate) fn of_words(words: Words, members: (u64, u8)) -> Self {
         let [what, count, origin, more, source, destination] = words;
         let byte = |at: u32| Some(what >> at & NONE).filter(|byte| *byte < NONE);

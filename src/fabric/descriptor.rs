@@ -52,7 +52,6 @@ pub struct Exposed {
     pub(crate) destination: Option<Area>,
     /// Peers may touch the memory once this event has passed.
     pub(crate) ready: Option<Event>,
-    /// The factor of this member's elements.
     pub(crate) factor: f64,
     /// Elements that this member sends to each member, and receives from each.
     pub counts: Option<(Counts, Counts)>,
@@ -62,10 +61,7 @@ pub struct Exposed {
 }
 
 impl Exposed {
-    /// The buffer of one side. In place, both sides are one buffer.
-    ///
-    /// # Panics
-    /// When the member exposes none.
+    /// The buffer of one side; in place both are one. Panics when the member exposes none.
     pub(crate) fn area(&self, side: Side) -> &Area {
         let area = match side {
             Side::Source => self.source.as_ref().or(self.destination.as_ref()),

@@ -20,8 +20,7 @@ const AHEAD: usize = 4;
 pub(crate) struct InFlight(RefCell<VecDeque<(Arc<StreamCore>, u64)>>);
 
 impl InFlight {
-    /// Waits on the host until there is room for one more call. It fails when the gang fails, or when nothing completes
-    /// for the time `deadline`.
+    /// Waits until there is room for one more call. Fails with the gang, or when nothing completes for `deadline`.
     pub(crate) fn room(&self, name: &'static str, deadline: Duration, gang: &Gang) -> Result<()> {
         while self.0.borrow().len() >= AHEAD {
             let (stream, last) = self.0.borrow_mut().pop_front().expect("there are some");
@@ -32,7 +31,6 @@ impl InFlight {
         Ok(())
     }
 
-    /// Notes that all work of a call is on this stream.
     pub(crate) fn note(&self, stream: &Arc<StreamCore>) {
         self.0.borrow_mut().push_back((stream.clone(), stream.submitted()));
     }

@@ -32,8 +32,7 @@ pub(crate) const HEADER: usize = 256;
 pub(crate) const FLAGS: usize = 2 * BLOCKS as usize * MOST * 4 + 3 * BLOCKS as usize * MOST * 8;
 
 /// Most bytes that one device sends in all in one LL all-reduce: all its data to every peer, with the same number of
-/// bytes of flags. On 2 and 4 H200s the LL algorithm was faster than slices with barriers at every size up to this one
-/// (`benches/results`).
+/// bytes of flags. On 2 and 4 H200s it beats slices with barriers at every size up to this one (`benches/results`).
 pub(crate) const LL_BYTES: usize = 768 << 10;
 
 /// Most bytes that one device sends to one peer by the LL algorithm. Above, the eager algorithm is faster: 512 KB
@@ -42,8 +41,7 @@ pub(crate) const fn ll_bytes_per_peer(devices: usize) -> usize {
     if devices > 2 { 128 << 10 } else { 256 << 10 }
 }
 
-/// As [`LL_BYTES`], for packets in the host's memory. This is the room that there is; the algorithms `ll` and
-/// `ll_two_shot` use less of it.
+/// As [`LL_BYTES`], in the host's memory. This is the room; the algorithms `ll` and `ll_two_shot` use less of it.
 pub(crate) const LL_BYTES_THROUGH_HOST: usize = 112 << 10;
 
 /// Packets of each sender and parity in a pool of so many devices, where each device sends up to `bytes` bytes in all.
@@ -63,8 +61,7 @@ pub(crate) const INBOX_SLOTS: usize = 4;
 /// The byte that an inbox is full of when nothing has arrived.
 pub(crate) const EMPTY: u8 = 0xff;
 
-/// Most bytes that one device sends to one peer in one trip as data that are their own flags. An inbox has 4 MB for
-/// them, for any number of devices.
+/// Most bytes from one device to one peer in one trip as data that are flags: 4 MB of an inbox, for any pool.
 pub(crate) const fn inbox_bytes(devices: usize) -> usize {
     let each = (2 << 20) / (devices - 1);
     each - each % (16 << 10)
@@ -80,7 +77,6 @@ const fn inbox_slot(devices: usize) -> usize {
 /// of its inbox. A signal pad is the header, the flags, the packets, the slots of eager sends, and the inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PadLayout {
-    /// Number of packets.
     pub packets: usize,
     /// Bytes of the slot for eager sends; 0: there is none.
     pub slot: usize,
@@ -112,7 +108,6 @@ impl PadLayout {
         PadLayout { packets: 0, slot: 0, inbox_slot: 0, ..PadLayout::direct(devices) }
     }
 
-    /// Bytes of a whole signal pad.
     pub(crate) const fn bytes(self, devices: usize) -> usize {
         let inbox = self.inbox(devices);
         inbox.start + inbox.bytes()
@@ -149,8 +144,7 @@ impl PadLayout {
     }
 }
 
-/// Where the inbox of a device is, and its parts: receive slots for single-trip messages, one per sender and
-/// parity, then slots for pieces.
+/// A device's inbox: receive slots for single-trip messages, one per sender and parity, then slots for pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inbox {
     /// The first byte, from the begin of the signal pad.
@@ -166,8 +160,7 @@ impl Inbox {
         self.whole + self.slots
     }
 
-    /// The two parts of a receiver's inbox that a sender writes, in a pool of so many devices: offset from the begin of
-    /// the signal pad, and bytes.
+    /// The two parts of a receiver's inbox that a sender writes: offset in the signal pad, and bytes.
     pub(crate) fn of_sender(self, devices: usize, sender: usize, receiver: usize) -> [(usize, usize); 2] {
         let place = if sender < receiver { sender } else { sender - 1 };
         let (whole, slots) = (self.whole / (devices - 1), self.slots / (devices - 1));
@@ -175,13 +168,11 @@ impl Inbox {
     }
 }
 
-/// Sets the epoch of every pair of devices in a header.
 pub(crate) fn set_epochs(header: &mut [u64], epoch: u32) {
     header[MOST + 2..][..MOST / 2].fill(u64::from(epoch) << 32 | u64::from(epoch));
 }
 
-/// Reads a device's report word, which a kernel writes when it gives up: the place of its gang, and the ordinal of the
-/// device that it waited for.
+/// A device's report word, written by a kernel that gives up: its gang's place, and the device that it waited for.
 pub(crate) fn reported(report: u64) -> Option<(u64, usize)> {
     (report & 0x80 != 0).then_some((report >> 8, (report & 0x7f) as usize))
 }

@@ -18,7 +18,6 @@ use std::sync::Arc;
 /// Most blocks of a kernel that overlaps with other work.
 const OVERLAPPED: u32 = 16;
 
-/// Limits on each device for the kernels of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// Blocks that are on the smallest device at once. All blocks of a kernel that waits for its peers' must be, and
@@ -33,7 +32,6 @@ impl Limits {
         Limits { resident: multiprocessors.clamp(1, BLOCKS), overlapped: false }
     }
 
-    /// For a call that overlaps with other work.
     pub(crate) fn overlapping(self) -> Limits {
         Limits { overlapped: true, ..self }
     }

@@ -5,8 +5,7 @@
 //! through a [broadcast slot](super::broadcast) instead, which is one cache line for all of them.
 //!
 //! Invariant: a message carries the place of its gang. Both ends see gangs in one order (dispatch order). So a message
-//! of an older gang was left by a gang that failed, and is dropped; a message of a newer gang means that its sender has
-//! left this gang.
+//! of an older gang was left by a gang that failed, and is dropped; one of a newer gang shows that its sender has left.
 
 use super::{
     broadcast::{Broadcasts, Words},
@@ -22,12 +21,10 @@ use crate::{
 };
 use std::{mem, sync::Arc};
 
-/// Messages in flight per ordered pair. A step of a ring takes two, and a member is at most a few steps ahead of its
-/// neighbour.
+/// Messages in flight per ordered pair. A step of a ring takes two; a member is at most a few steps ahead.
 const SLOTS: usize = 16;
 
-/// One message in a ring. It takes two adjacent cache lines, which the hardware fetches together, and shares no line
-/// with another slot.
+/// One message in a ring. It has two adjacent cache lines to itself, which the hardware fetches together.
 #[repr(align(128))]
 pub(crate) struct Message {
     gang: u64,
@@ -38,7 +35,6 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// A message from a member that has posted these broadcasts.
     pub(crate) fn new(gang: &Gang, broadcasts: &Broadcasts, body: Body, from: Option<Box<Handover>>) -> Self {
         Message { gang: gang.place(), after: broadcasts.posted(), body, from }
     }
@@ -59,13 +55,10 @@ pub(crate) enum Body {
 pub(crate) struct Endpoint {
     to: Vec<Option<Producer<Message>>>,
     from: Vec<Option<Consumer<Message>>>,
-    /// A message that was taken from its ring too early: it is of a newer gang, or comes after a broadcast that was not
-    /// read yet.
+    /// A message that was taken too early: of a newer gang, or behind a broadcast that was not read yet.
     kept: Vec<Option<Message>>,
-    /// Bits by ordinal, for devices that can be in a gang with broadcasts: something was sent to the device since its
-    /// ring was last seen empty.
+    /// Bits by ordinal, of small ones: something was sent to the device since its ring was last seen empty.
     sent: u64,
-    /// Whether a message was taken from a ring since the last call of [`took`](Self::took).
     took: bool,
     pub(crate) parcels: ParcelBox,
 }
@@ -110,8 +103,7 @@ impl Endpoint {
     }
 
     /// Posts a broadcast to all members of a gang, as the member of this rank. Returns false, and posts nothing, when
-    /// the gang has no broadcasts, or when a member has not taken all messages from its ring: it would read this one
-    /// first.
+    /// the gang has no broadcasts, or when a member has messages in its ring: it would read this one first.
     pub(crate) fn broadcast(&mut self, (gang, rank): (&Gang, usize), broadcasts: &Broadcasts, words: Words) -> bool {
         for &device in gang.members() {
             if self.sent & bit(device) != 0 {
@@ -173,9 +165,8 @@ impl Endpoint {
         }
     }
 
-    /// Takes out the messages that gangs up to place `upto` have left unread. They hold buffers and values. A ring that
-    /// only failed gangs have written to would also be full one day, and two members that each wait for room in the
-    /// other's ring never come to read.
+    /// Takes out the messages that gangs up to place `upto` have left unread. They hold buffers and values. Else rings
+    /// would fill, and two members that each wait for room in the other's ring never come to read.
     ///
     /// The caller drops the result when it no longer borrows the endpoint: a value's `Drop` may use the rings.
     #[must_use]
@@ -199,7 +190,6 @@ fn bit(device: usize) -> u64 {
     if device < 64 { 1 << device } else { 0 }
 }
 
-/// The sender has left the gang.
 pub(crate) struct NewerGang;
 
 #[cfg(test)]

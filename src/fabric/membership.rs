@@ -63,7 +63,6 @@ pub struct HostMembers {
     pub ranks: Box<[usize]>,
 }
 
-/// The groups of a device in one scope.
 #[derive(Default)]
 pub(crate) struct Groups {
     everyone: OnceCell<Rc<Membership>>,
@@ -72,7 +71,6 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// The group of all members, if it was looked up before.
     pub(crate) fn everyone(&self) -> Option<Rc<Membership>> {
         self.everyone.get().cloned()
     }
@@ -87,8 +85,7 @@ impl Groups {
         new
     }
 
-    /// The group of these ranks of the gang. `are_direct` says whether devices with these ordinals have access to each
-    /// other's memory.
+    /// The group of these ranks of the gang. `are_direct`: whether these ordinals access each other's memory.
     pub(crate) fn look_up(
         &self,
         gang: &Gang,

@@ -9,7 +9,6 @@ use super::{
     plan::{Counts, Shape},
 };
 
-/// The packets that one member sends and receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packets {
     /// Elements that one member sends to another.

@@ -128,7 +128,6 @@ impl<'a> Unpack<'a> {
         Ok(buffer)
     }
 
-    /// The memory for all parts, when all is read.
     pub(crate) fn finish(self) -> Result<Vec<DeviceBuffer<u8>>> {
         match self.header.is_empty() && self.lens.is_empty() {
             true => Ok(self.made),

@@ -37,7 +37,6 @@ pub(crate) enum Contents {
     Value(Contained<Box<dyn Any + Send>>),
 }
 
-/// A message or a value that is on its way.
 pub(crate) struct Parcel {
     pub(crate) gang: u64,
     /// The sender's ordinal in the pool.

@@ -12,8 +12,7 @@
 //! Each part is chosen so that every link carries the least that it can. All-reduce is the fused pass of NCCL's
 //! symmetric kernels (`RSxLD_AGxST`): member `r` reads slice `r` of all members, adds it up, and writes it to all
 //! members. In place that is safe, since no other member touches slice `r`. Broadcast is the same pass with one source:
-//! each member fetches one slice from the root and relays it to the others, so that the root sends its data once in
-//! all, not once to each.
+//! each member fetches one slice from the root and relays it to the others, so that the root sends its data once.
 
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
@@ -91,8 +90,7 @@ pub enum Shape {
         counts: Counts,
         root: usize,
     },
-    /// `send[a]` are the elements that member `a` sends to each member. `receive[b]` are the elements that member `b`
-    /// receives from each.
+    /// `send[a]`: the elements that `a` sends to each member. `receive[b]`: those that `b` receives from each.
     AllToAll {
         send: Vec<Counts>,
         receive: Vec<Counts>,
@@ -107,7 +105,6 @@ pub enum Side {
     Destination,
 }
 
-/// A place in a member's buffer: the element `start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) member: usize,
@@ -115,7 +112,6 @@ pub(crate) struct Place {
     pub(crate) start: usize,
 }
 
-/// Elements that go from one place to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
     pub(crate) from: Place,
@@ -123,7 +119,6 @@ pub(crate) struct Pair {
     pub(crate) len: usize,
 }
 
-/// One member's part of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Sources are in rank order.
@@ -240,8 +235,7 @@ impl Shape {
         }
     }
 
-    /// [`work`](Self::work) for copy engines. They write faster than they read, so in a broadcast of two the root does
-    /// all.
+    /// [`work`](Self::work) for copy engines, which write faster than they read: of two the root broadcasts.
     pub(crate) fn copies(&self, n: usize, me: usize, grain: usize) -> Work {
         match self {
             &Shape::Broadcast { len, root } if n == 2 => Work::Combine {

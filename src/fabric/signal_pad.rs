@@ -20,18 +20,15 @@ use crate::{
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 
-/// Bytes of page-locked memory for each device: its abort word, then the place of the gang that launches graphs on it,
-/// and its report word on a line of its own.
+/// Page-locked bytes for each device: its abort word, the place of the gang that launches graphs, and its report word.
 const LINES: usize = 256;
 pub(crate) const PLACE: usize = 8;
 pub(crate) const REPORT: usize = 128;
 
-/// Bytes of a slot of a stage. A stage then has 4 MiB: pieces that a device writes are still in the host's cache when
-/// others read them.
+/// Bytes of a slot. A stage then has 4 MiB: pieces are still in the host's cache when others read them.
 pub(crate) const SLOT: usize = 16 << 10;
 const STAGE: usize = SLOT * STAGED_SLOTS * STAGED_BLOCKS;
 
-/// The signal pads of one pool.
 pub(crate) struct SignalPad {
     /// One per device, by ordinal. Dropped before the words: then no kernel is left that polls them.
     devices: Vec<DevicePages>,
@@ -97,8 +94,7 @@ impl HostPages {
         Ok(HostPages { handle: handle.clone(), first, kept: Kept::default() })
     }
 
-    /// A signal pad of this layout in the host's memory, with counters and a stage. The calling thread should be near
-    /// to its device.
+    /// A signal pad of this layout in the host's memory, with counters and a stage. Call it near the device.
     pub(crate) fn for_pad(handle: &Arc<DeviceHandle>, layout: PadLayout, devices: usize) -> Result<Self> {
         HostPages::new(handle, layout.bytes(devices) + STAGED_COUNTS + STAGE)
     }
@@ -229,21 +225,18 @@ impl SignalPad {
     /// A device enters a gang. Its kernels of earlier gangs have ended, or will never run.
     pub(crate) fn enter(&self, device: usize, gang: &Gang) {
         *self.gangs[device].lock() = gang.place();
-        // A gang notes its failure before it raises the alarm. So an alarm that came too early for this device is seen
-        // here.
+        // A gang notes its failure before it raises the alarm: one that came too early is seen here.
         if gang.is_aborted() {
             self.raise(&[device], gang.place());
         }
     }
 
-    /// Tells the kernels of a graph, which know no gang, in which gang they run. Called on the device's thread before
-    /// the launch. All work of earlier gangs is over.
+    /// Tells a graph's kernels in which gang they run. Before the launch; all work of earlier gangs is over.
     pub(crate) fn launches_in(&self, device: usize, place: u64) {
         // SAFETY: a word of `words`, which lives; one thread of the host writes it.
         unsafe { store_word(self.words.place(device), place) };
     }
 
-    /// The place that kernels of graphs read.
     #[cfg(test)]
     pub(crate) fn place(&self, device: usize) -> u64 {
         // SAFETY: as above.
@@ -259,8 +252,7 @@ impl SignalPad {
 
 impl Alarm for SignalPad {
     /// Ends the waiting of these devices' kernels, on the devices that are in the gang. A device that is not in the
-    /// gang yet may still be in an earlier one, whose kernels would give up too. A device that has gone on has no
-    /// kernel of this gang left.
+    /// gang yet may still be in an earlier one, whose kernels would give up too. One that has gone on has none left.
     fn raise(&self, members: &[usize], place: u64) {
         for &device in members {
             let gang = self.gangs[device].lock();

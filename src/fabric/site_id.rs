@@ -35,7 +35,6 @@ thread_local! {
     static CACHE: [Cell<Option<Cached>>; CACHED] = const { [const { Cell::new(None) }; CACHED] };
 }
 
-/// The numbers of a call's operation and place.
 #[inline]
 pub(crate) fn ids(op: &'static str, site: Site) -> (OpId, SiteId) {
     // Several operations may have one place: a `track_caller` function passes its caller's place on.
@@ -72,7 +71,6 @@ impl OpId {
         TABLE.lock().names[usize::from(self.0)]
     }
 
-    /// The number, for a message.
     pub(crate) fn bits(self) -> u64 {
         u64::from(self.0)
     }
@@ -87,7 +85,6 @@ impl SiteId {
         TABLE.lock().sites[self.0 as usize]
     }
 
-    /// The number, for a message.
     pub(crate) fn bits(self) -> u64 {
         u64::from(self.0)
     }

@@ -17,7 +17,6 @@ pub const GRAIN: usize = 128;
 pub(crate) struct Tiling {
     /// Bytes of a tile: whole grains, and not 0.
     pub tile: usize,
-    /// Tiles of a round.
     pub abreast: usize,
     /// Rounds that the longest part takes; 0 if it is empty.
     pub rounds: usize,
@@ -32,14 +31,12 @@ impl Tiling {
         Tiling { tile, abreast, rounds: len.div_ceil(abreast * tile) }
     }
 
-    /// Cuts parts of up to `len` bytes into as few rounds as tiles of at most `most` bytes allow, with tiles as even as
-    /// they can be.
+    /// Cuts parts of up to `len` bytes into as few rounds as tiles of `most` bytes allow, with even tiles.
     pub(crate) fn even(len: usize, abreast: usize, most: usize) -> Tiling {
         Self::new(len, abreast, len.div_ceil(abreast * most).max(1), GRAIN, most)
     }
 
-    /// Where a tile lies in a part of `len` bytes, which may be shorter than the longest. Tile `b` of round `j` is
-    /// number `j * abreast + b`.
+    /// Where a tile lies in a part of `len` bytes, maybe a short one. Tile `b` of round `j` is `j * abreast + b`.
     pub(crate) fn range(&self, number: usize, len: usize) -> Range<usize> {
         (number * self.tile).min(len)..((number + 1) * self.tile).min(len)
     }

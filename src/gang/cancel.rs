@@ -31,7 +31,6 @@ pub struct CancelToken(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    /// The call that has cancelled.
     site: Option<Site>,
     gangs: Vec<Arc<Gang>>,
 }
@@ -61,7 +60,6 @@ impl CancelToken {
         self.0.lock().site.is_some()
     }
 
-    /// The error of scopes, after a cancellation.
     pub(crate) fn error(&self) -> Option<Error> {
         self.0.lock().site.map(error)
     }
@@ -86,7 +84,6 @@ fn poison(gang: &Gang, site: Site) {
     gang.poison(gang.device(0), error(site));
 }
 
-/// A gang that a token cancels.
 pub(crate) struct Registered<'t> {
     token: &'t CancelToken,
     gang: Arc<Gang>,

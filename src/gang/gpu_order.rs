@@ -29,8 +29,7 @@ use std::{
 
 /// One physical GPU's queue.
 struct Gpu {
-    /// Written under the dispatch lock: the pool of the last entry; the number of entries so far; the number of entries
-    /// before the last run of entries of one pool.
+    /// Written under the dispatch lock: the last entry's pool; the entries so far, and before the last run of one pool.
     line: Mirror<3>,
     /// Number of entries that have ended.
     served: Sequence,
@@ -50,8 +49,7 @@ type Registry = HashMap<([u8; 16], usize), Weak<GpuOrder>>;
 static ALL: Lazy<Mutex<Registry>> = Lazy::new(Mutex::default);
 
 impl GpuOrder {
-    /// The order of a device on the GPU with this UUID. `place` is the device's position among the pool's devices
-    /// there.
+    /// `place`: the device's position among the pool's devices on the GPU with this UUID.
     pub(crate) fn of(uuid: [u8; 16], place: usize) -> Arc<GpuOrder> {
         let mut all = ALL.lock();
         if let Some(gpu_order) = all.get(&(uuid, place)).and_then(Weak::upgrade) {
@@ -66,13 +64,11 @@ impl GpuOrder {
         gpu_order
     }
 
-    /// Whether both devices are on one physical GPU.
     pub(crate) fn is_on_gpu_of(&self, other: &GpuOrder) -> bool {
         Arc::ptr_eq(&self.gpu, &other.gpu)
     }
 
-    /// Issues a turn to an entry of this pool, under the dispatch lock: the number of entries that must have ended
-    /// before this one runs.
+    /// Issues a turn to an entry of this pool, under the dispatch lock: how many entries must have ended before.
     pub(crate) fn issue(&self, pool: u64) -> u64 {
         let [last, issued, before] = self.gpu.line.read();
         let before = if last == pool { before } else { issued };
@@ -80,8 +76,7 @@ impl GpuOrder {
         before
     }
 
-    /// Waits for a turn. The wait ends: each earlier entry of another pool belongs to a gang that is earlier in every
-    /// queue.
+    /// Waits for a turn. It ends: each earlier entry of another pool is of a gang that is earlier in every queue.
     pub(crate) fn wait(self: &Arc<Self>, turn: u64, quiescence: &Quiescence) -> Turn<'_> {
         if !self.has_come(turn) {
             let gpu_order = self.clone();

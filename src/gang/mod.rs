@@ -11,8 +11,7 @@
 //! Invariant: either every member sees a collective committed, or every member sees it aborted.
 //!
 //! The gang has *recovered* when each member has drained its streams ([`Gang::recover`]). Memory that was freed
-//! meanwhile is used again only then. A gang is never reused, so nothing has to be reset: the next scope has a new gang
-//! with a number that was never used before.
+//! meanwhile is used again only then. A gang is never reused: the next scope has a new one, with a new number.
 
 #![cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 
@@ -76,8 +75,7 @@ pub struct Gang {
     /// The last calls of members whose closures have ended, with their ranks. For reports.
     last_calls: Mutex<Vec<(usize, LastCall)>>,
     /// The slot in which each member posts what it tells all others, by rank. Empty if this gang has no broadcasts.
-    /// Each gang has its own: a member that runs a later gang already must not overwrite a slot that its peers in this
-    /// gang have not read yet.
+    /// Each gang has its own: a member in a later gang must not overwrite a slot that its peers have not read yet.
     broadcast_slots: Box<[BroadcastSlot<BROADCAST_WORDS>]>,
     word: CommitWord,
     /// The words on which groups of members commit.
@@ -129,12 +127,10 @@ impl Gang {
         Gang { alarm, ..self }
     }
 
-    /// A gang with broadcasts.
     pub(crate) fn with_broadcasts(self) -> Self {
         Gang { broadcast_slots: self.members.iter().map(|_| BroadcastSlot::new()).collect(), ..self }
     }
 
-    /// The broadcast slot of a member, if the gang has broadcasts.
     pub(crate) fn broadcast_slot(&self, rank: usize) -> Option<&BroadcastSlot<BROADCAST_WORDS>> {
         self.broadcast_slots.get(rank)
     }
@@ -156,7 +152,6 @@ impl Gang {
         self.place.get()
     }
 
-    /// The place in the program that started the scope.
     pub(crate) fn site(&self) -> Site {
         self.site
     }
@@ -224,8 +219,7 @@ impl Gang {
     }
 
     /// Fails the gang if a collective's kernel on any of its devices has waited for a peer until the deadline and has
-    /// then gone on without that peer. Later work on that device, and data that others get from it, may be built on
-    /// incomplete results.
+    /// then gone on without that peer. Later work on that device, and data from it, may be incomplete.
     pub(crate) fn check_kernels(&self, deadline: Duration, last_calls: impl FnOnce() -> Vec<DeviceCall>) {
         let Some(alarm) = &self.alarm else { return };
         if self.is_aborted() {
@@ -294,8 +288,7 @@ impl Gang {
         }
     }
 
-    /// For a report on a member that [has left](Self::has_left): its last call and the place of it. If the member made
-    /// no call, the place is that of the scope.
+    /// For a report on a member that [has left](Self::has_left): its last call and its place, or that of the scope.
     pub(crate) fn last_words(&self, rank: usize) -> (Option<&'static str>, Site) {
         let found = self.last_calls.lock().iter().find(|(of, _)| *of == rank).map(|(_, call)| *call);
         found.map_or((None, self.site), |(op, site)| (Some(op), site))
@@ -349,7 +342,6 @@ impl Gang {
         self.drained.is_set()
     }
 
-    /// Notes that no other process can fail the gang any more.
     pub(crate) fn end(&self) {
         self.ended.raise();
     }

@@ -19,7 +19,6 @@ use std::{
     thread::{self, ThreadId},
 };
 
-/// Whether one device thread is blocked.
 pub(crate) struct Quiescence {
     waker: shim::Arc<EventCount>,
     gpu_order: Arc<GpuOrder>,
@@ -31,7 +30,6 @@ struct State {
     thread: Option<ThreadId>,
     /// The file in which Linux reports the thread's state.
     stat: Option<PathBuf>,
-    /// The thread has ended.
     ended: bool,
     /// The thread is blocked as long as this returns true.
     holds: Option<Box<dyn Fn() -> bool + Send>>,
@@ -42,7 +40,6 @@ struct State {
 }
 
 impl Quiescence {
-    /// For a thread that is about to start.
     pub(crate) fn new(waker: shim::Arc<EventCount>, gpu_order: Arc<GpuOrder>) -> Arc<Self> {
         Arc::new(Quiescence { waker, gpu_order, state: Mutex::default() })
     }
@@ -57,16 +54,14 @@ impl Quiescence {
         Registration(self.clone())
     }
 
-    /// Runs `wait`, which blocks exactly as long as `holds` returns true. Meanwhile the thread counts as blocked while
-    /// `holds` returns true.
+    /// Runs `wait`, which blocks exactly as long as `holds` returns true. The thread counts as blocked so long.
     pub(crate) fn while_blocked(&self, holds: impl Fn() -> bool + Send + 'static, wait: impl FnOnce()) {
         self.state.lock().holds = Some(Box::new(holds));
         wait();
         self.state.lock().holds = None;
     }
 
-    /// Notes that the thread waits for a peer on its waker, until the guard is dropped. `what` describes the wait in a
-    /// report.
+    /// Notes until the guard is dropped that the thread waits for a peer on its waker; `what` is for a report.
     pub(crate) fn wait_for_peer(&self, what: String) -> PeerWait<'_> {
         let mut state = self.state.lock();
         state.waits_for = Some(what);
@@ -84,11 +79,9 @@ impl Drop for Registration {
     }
 }
 
-/// A long wait for a peer.
 pub(crate) struct PeerWait<'a>(&'a Quiescence);
 
 impl PeerWait<'_> {
-    /// The report of a deadlock, if this wait is part of one.
     pub(crate) fn deadlock(&self) -> Option<String> {
         self.0.state.lock().deadlock.take()
     }
@@ -132,8 +125,7 @@ impl Attendee for Quiescence {
     }
 }
 
-/// Scopes that are entering the queues. Meanwhile the pool is not quiescent, even if a device thread has not seen the
-/// scope's entry yet.
+/// Scopes that are entering the queues. Meanwhile the pool is not quiescent, also if no thread has seen the entry.
 #[derive(Default)]
 pub(crate) struct EnteringScopes(Mutex<Counts>);
 
@@ -153,7 +145,6 @@ impl EnteringScopes {
     }
 }
 
-/// A scope that is entering the queues.
 pub(crate) struct Entering<'a>(&'a EnteringScopes);
 
 impl Drop for Entering<'_> {

@@ -13,7 +13,6 @@ use super::{
 };
 use crate::{Device, DeviceBuffer, error::Result, kernel::Float, memory::AsView};
 
-/// The sum of a bucket's gradients in earlier steps, on this member.
 #[derive(Default)]
 pub(super) struct EarlierSum {
     /// As long as the bucket. None before the first step without exchange.
@@ -61,7 +60,6 @@ impl<T: Gradient> GradientExchange<T> {
         dev.axpy(self.piece, &self.widened(dev, bucket)?, &mut exclusive(sum.view()))
     }
 
-    /// A bucket in `f32`.
     #[track_caller]
     fn widened(&self, dev: &Device, bucket: usize) -> Result<DeviceBuffer<f32>> {
         let memory = self.memory[bucket].view();

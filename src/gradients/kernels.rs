@@ -82,8 +82,7 @@ fn norm_args<A: DeviceCopy>(partial: &DeviceView<'_, f64>, out: &DeviceView<'_, 
     args
 }
 
-/// Packs segments into the wire, times `factor`. There is at least one segment; they are in rising order, and none is
-/// empty.
+/// Packs segments into the wire, times `factor`. There is at least one; they rise, and none is empty.
 #[track_caller]
 pub(super) fn pack<G: Gradient, W: Element>(
     dev: &Device,

@@ -6,7 +6,6 @@
 use super::layout::Layout;
 use crate::error::{Error, Result};
 
-/// The state of a gradient within a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Not written in this step yet.
@@ -23,13 +22,11 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Readiness {
     states: Vec<State>,
-    /// Whether this member has added to a gradient since the last exchange.
     used: Vec<bool>,
     /// By bucket: gradients that it still waits for.
     missing: Vec<usize>,
     /// The first bucket that was not started.
     next: usize,
-    /// The gradients in the order of their readiness.
     order: Vec<usize>,
     /// Whether a gradient was ready, or `nothing` was called, since the last step.
     begun: bool,
@@ -65,7 +62,6 @@ impl Readiness {
         }
     }
 
-    /// `Err` while the gradient is being exchanged.
     #[track_caller]
     pub fn check_there(&self, op: &'static str, gradient: usize) -> Result<()> {
         match self.check(op, gradient)? {
@@ -74,7 +70,6 @@ impl Readiness {
         }
     }
 
-    /// A gradient is ready.
     #[track_caller]
     pub fn ready(&mut self, op: &'static str, gradient: usize, layout: &Layout) -> Result<()> {
         match self.check(op, gradient)? {
@@ -107,12 +102,10 @@ impl Readiness {
         self.begun
     }
 
-    /// Whether all gradients of a bucket are ready.
     pub fn is_complete(&self, bucket: usize) -> bool {
         self.missing[bucket] == 0
     }
 
-    /// Whether a gradient of a bucket is ready.
     pub fn has_ready(&self, bucket: usize, layout: &Layout) -> bool {
         self.missing[bucket] < layout.buckets[bucket].gradients.len()
     }
@@ -150,7 +143,6 @@ impl Readiness {
         }
     }
 
-    /// Whether this member has written the gradient since the last exchange.
     pub fn is_used(&self, gradient: usize) -> bool {
         self.used[gradient]
     }

@@ -18,7 +18,6 @@ use std::{
     sync::Arc,
 };
 
-/// A member's description of its parameters.
 #[derive(Clone)]
 struct Parameters {
     dtype: DType,
@@ -189,7 +188,6 @@ impl<T: Gradient> GradientExchange<T> {
     }
 }
 
-/// The message of a member in [`GradientExchange::join`]. A type of its own, so that another exchange of values does
-/// not match.
+/// The message of a member in [`GradientExchange::join`]. Its own type: no other exchange of values matches it.
 #[derive(Clone)]
 struct Joins(bool);

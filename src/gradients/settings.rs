@@ -255,7 +255,6 @@ impl Settings {
         (self.first_bucket_bytes, self.bucket_bytes)
     }
 
-    /// The priority of a bucket.
     pub fn priority(&self, bucket: usize) -> i32 {
         self.priorities.get(bucket).or(self.priorities.last()).copied().unwrap_or(0)
     }

@@ -44,7 +44,6 @@ impl Scratch {
     }
 }
 
-/// Sums of squares per bucket, and the norm.
 pub(super) struct Sums<T: Gradient> {
     pub partial: DeviceBuffer<f64>,
     /// By bucket: the range of its partial sums.
@@ -53,8 +52,7 @@ pub(super) struct Sums<T: Gradient> {
 }
 
 impl<T: Gradient> GradientExchange<T> {
-    /// Starts a bucket; gradients that are not ready count as zero. All members call it with the same buckets in the
-    /// same order.
+    /// Starts a bucket; gradients that are not ready count as zero. All members start the same buckets in one order.
     #[track_caller]
     pub(super) fn start(&mut self, dev: &Device, bucket: usize) -> Result<()> {
         let written = std::mem::take(&mut self.written[bucket]);
@@ -122,7 +120,6 @@ impl<T: Gradient> GradientExchange<T> {
         &found.expect("there is one for every priority").1
     }
 
-    /// Exchanges a bucket in its own memory.
     #[track_caller]
     fn start_in_place(&self, comm: &Device, bucket: usize) -> Result<Option<Box<dyn PendingReduce>>> {
         // Gradients inside the bucket need no packing.
@@ -171,8 +168,7 @@ impl<T: Gradient> GradientExchange<T> {
         bucket: usize,
         scratch: &DeviceBuffer<W>,
     ) -> Result<Option<Box<dyn PendingReduce>>> {
-        // Weights are applied before the type gets narrow. Averages are computed after the sum, in f32, where nothing
-        // overflows.
+        // Weights are applied before the type gets narrow; averages after the sum, in f32, where nothing overflows.
         let (factor, op) = match self.settings.reduce {
             ReduceOp::Scaled(_) => (self.weight, ReduceOp::Sum),
             other => (1.0, other),
@@ -214,8 +210,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// The segments of the `wanted` gradients of a bucket, with memory if `filled`. Adjacent gradients that are
-    /// adjacent in memory, too, share a segment.
+    /// Segments of the `wanted` gradients of a bucket, with memory if `filled`. Neighbours in memory, too, share one.
     pub(super) fn segments(
         &self,
         bucket: usize,

@@ -19,7 +19,6 @@ use crate::{
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The message of a member at the end of a step.
 struct Report {
     step: u64,
     used: Vec<bool>,
@@ -215,8 +214,7 @@ impl<T: Gradient> GradientExchange<T> {
             self.steps += 1;
             return Ok(Exchanged { exchange: self, exchanged: false });
         }
-        // Other members depend on these calls: a failure ends the step. Not in a closure: errors must name the caller's
-        // line.
+        // Others depend on these calls: a failure ends the step. No closure: errors must name the caller's line.
         self.close(dev).inspect_err(|_| self.broken = true)?;
         self.land(dev, self.buckets()).inspect_err(|_| self.broken = true)?;
         self.start_norm(dev).inspect_err(|_| self.broken = true)?;

@@ -31,7 +31,6 @@ pub struct JobScope<'scope, 'env: 'scope> {
     env: PhantomData<&'env mut &'env ()>,
 }
 
-/// A job that was given out.
 struct Given {
     /// `None` if it was refused.
     rank: Option<Rank>,
@@ -39,7 +38,6 @@ struct Given {
     note: Arc<Mutex<Note>>,
 }
 
-/// The outcome of a job.
 #[derive(Default)]
 struct Note {
     error: Option<Error>,
@@ -54,7 +52,6 @@ pub struct ScopedJob<'scope, T: Returned + 'scope> {
     scope: PhantomData<&'scope ()>,
 }
 
-/// A job that borrows.
 struct Borrowing<W> {
     work: W,
     note: Arc<Mutex<Note>>,

@@ -37,7 +37,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A job that has begun.
 pub(super) struct Running {
     pub rank: Rank,
     pub gang: Arc<Gang>,
@@ -59,7 +58,6 @@ pub(super) struct State {
     closed: bool,
     /// No job begins any more.
     pub ended: bool,
-    /// The first loss of a device.
     pub loss: Option<Error>,
     /// Futures that wait for room in the queue.
     room: Vec<Waker>,
@@ -78,7 +76,6 @@ impl State {
         self.running.iter().find(|running| running.rank == rank)
     }
 
-    /// The jobs in flight on a device.
     fn booked(&self, device: usize) -> Vec<BookedJob> {
         let there = self.running.iter().filter(|running| running.gang.members().contains(&device));
         let booked = there.map(|Running { rank, packet, .. }| {
@@ -122,13 +119,11 @@ pub(super) struct Posts {
 }
 
 impl Posts {
-    /// A further visit of a device.
     pub fn visit(device: usize) -> Self {
         Posts { visits: SmallVec::from_slice(&[device]), ..Posts::default() }
     }
 }
 
-/// Why a job was not taken.
 pub(super) enum Refused {
     /// The queue is full. Here is the job.
     Full(Job),
@@ -216,7 +211,6 @@ impl Core {
         room
     }
 
-    /// Adds a job. Returns its number.
     pub fn submit(self: &Arc<Self>, op: &'static str, need: Need, job: Job) -> Result<Rank, Refused> {
         crate::scope::check_pid(&self.shared).map_err(Refused::Error)?;
         let (deadline, site) = (job.packet().deadline(), job.packet().site);
@@ -292,7 +286,6 @@ impl Core {
         }
     }
 
-    /// Enters a visit into the queues of these devices.
     fn enter(&self, visit: Arc<dyn Visit<Rc<Worker>>>, devices: &[usize]) {
         let shared = &self.shared;
         let entering = shared.entering.enter();
@@ -324,8 +317,7 @@ impl Core {
         self.wake(room);
     }
 
-    /// Ends a job with an error: immediately if it has not begun, otherwise as an abort of its gang. Returns whether it
-    /// had not begun.
+    /// Ends a job with an error: at once if it has not begun (then true), else as an abort of its gang.
     pub fn cancel(self: &Arc<Self>, rank: Rank, error: Error) -> bool {
         let mut state = self.state.lock();
         let mut found = state.table.remove(rank).map(|(_, job)| job);
@@ -382,18 +374,15 @@ impl Core {
         });
     }
 
-    /// Whether all jobs are over.
     pub fn is_idle(&self) -> bool {
         let state = self.state.lock();
         state.table.len() + state.begun() == 0
     }
 
-    /// The first device on which a job has begun.
     pub fn place(&self, rank: Rank) -> Option<usize> {
         self.state.lock().running(rank).map(|running| running.place)
     }
 
-    /// Whether a job has begun, or is over.
     pub fn has_begun(&self, rank: Rank) -> bool {
         let state = self.state.lock();
         !state.table.holds(rank) && !state.assigned.iter().flatten().any(|placed| placed.rank == rank)

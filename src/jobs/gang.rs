@@ -17,7 +17,6 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{rc::Rc, sync::Arc};
 
-/// A job on several devices.
 pub(super) struct GangJob {
     core: Arc<Core>,
     pub gang: Arc<Gang>,

@@ -42,7 +42,6 @@ pub struct JobHandle<T> {
     place: Option<usize>,
 }
 
-/// Wakes a thread that waits.
 struct Parker(EventCount);
 
 impl Wake for Parker {

@@ -15,30 +15,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A job's closure and its answer.
 pub(super) trait Work: Send + Sync {
-    /// Runs the closure on a device of the job.
     fn run(&self, dev: &Device) -> Result<()>;
 
     /// Drops the closure and gives the answer.
     fn end(&self, ended: Ended);
 }
 
-/// The handle's side of a job.
 pub(super) trait Answers<T>: Send + Sync {
     fn answer(&self) -> &OneShot<Answer<T>>;
 }
 
-/// How a job has ended.
 pub(super) struct Ended {
     pub how: Result<()>,
-    /// The first device on which it has begun.
     pub place: Option<usize>,
     /// The knowledge of the device's thread, for a checker.
     pub known: Option<Box<Handover>>,
 }
 
-/// A job's answer to its handle.
 pub(super) struct Answer<T> {
     // A queued job has room for it: a box keeps it small.
     pub how: Result<Contained<T>, Box<Error>>,
@@ -55,7 +49,6 @@ impl<T> Answer<T> {
     }
 }
 
-/// A job.
 pub(super) struct Packet<W: ?Sized = dyn Work> {
     pub site: Site,
     pub extras: Option<Box<Extras>>,
@@ -133,7 +126,6 @@ impl Drop for Job {
     }
 }
 
-/// A job that has a device.
 pub(super) struct Placed {
     pub rank: Rank,
     pub need: Need,

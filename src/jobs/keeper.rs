@@ -38,7 +38,6 @@ impl Core {
         }
     }
 
-    /// The deadline of a job has passed.
     fn expire(self: &Arc<Self>, rank: Rank, waited: Duration) {
         let error = match self.place(rank) {
             Some(place) => self.shared.timeout("job", waited, vec![place]),

@@ -42,7 +42,6 @@ pub use stats::{DeviceJobs, JobStats, Progress};
 /// Most of [`JobsBuilder::overlap`].
 const MOST_OVERLAP: usize = 3;
 
-/// Makes the state of a device.
 type Make<S> = Arc<dyn Fn(&Device) -> Result<S> + Send + Sync>;
 
 /// A queue of independent jobs over the devices of a pool.

@@ -24,7 +24,6 @@ pub(super) const AGE: u64 = 64;
 /// So many jobs of equal rank are looked at for one that prefers the device.
 const PEERS: usize = 8;
 
-/// A job's needs.
 #[derive(Clone, Debug)]
 pub(super) struct Need {
     /// Bytes to book on each device; 0 without a number.
@@ -45,7 +44,6 @@ impl Default for Need {
 /// The devices of a job, by rank.
 pub(super) type Devices = SmallVec<[usize; 2]>;
 
-/// A job that begins now.
 pub(super) struct Start<J> {
     pub rank: Rank,
     pub devices: Devices,
@@ -92,7 +90,6 @@ pub(super) struct Rank {
     priority: Reverse<i32>,
     gpus: Reverse<u32>,
     pub bytes: Reverse<u64>,
-    /// The job's number.
     pub seq: u64,
 }
 
@@ -114,7 +111,6 @@ struct Queued<J> {
     job: J,
 }
 
-/// The same to look at.
 #[derive(Clone, Copy)]
 struct Wants<'n> {
     bytes: u64,
@@ -136,7 +132,6 @@ impl Need {
     }
 }
 
-/// The queue and the devices.
 pub(super) struct Table<J> {
     places: Vec<Place>,
     queue: BTreeMap<Rank, Queued<J>>,
@@ -160,7 +155,6 @@ impl<J> Table<J> {
         self.queue.len()
     }
 
-    /// Whether the job is in the queue.
     pub fn holds(&self, rank: Rank) -> bool {
         self.queue.contains_key(&rank)
     }
@@ -208,7 +202,6 @@ impl<J> Table<J> {
         self.insert(seq, need, job)
     }
 
-    /// Puts a job back that has left the queue.
     pub fn put_back(&mut self, rank: Rank, need: Need, job: J) {
         self.left -= 1;
         self.insert(rank.seq, need, job);
@@ -232,7 +225,6 @@ impl<J> Table<J> {
         rank
     }
 
-    /// Takes a job out of the queue.
     pub fn remove(&mut self, rank: Rank) -> Option<(Need, J)> {
         let Queued { at, job } = self.queue.remove(&rank)?;
         self.left += 1;
@@ -265,7 +257,6 @@ impl<J> Table<J> {
         !place.lost && !place.busy && !place.gang && place.flying <= self.overlap
     }
 
-    /// Takes the next job that can begin.
     pub fn next(&mut self) -> Option<Start<J>> {
         if self.queue.is_empty() || !(0..self.places.len()).any(|device| self.has_slot(device)) {
             return None;
@@ -390,12 +381,10 @@ impl<J> Table<J> {
         (self.places[device].booked, self.places[device].capacity)
     }
 
-    /// Jobs in flight on a device.
     pub fn flying(&self, device: usize) -> usize {
         self.places[device].flying
     }
 
-    /// Why the first job waits.
     pub fn why(&self) -> Option<Waits> {
         let first = self.due().or_else(|| self.queue.keys().next().copied())?;
         let need = self.wants(&first);

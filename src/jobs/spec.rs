@@ -184,7 +184,6 @@ impl<'j, K> JobSpec<'j, K> {
 }
 
 impl Core {
-    /// Submits a job, and waits while the queue is full.
     #[track_caller]
     pub(super) fn send(self: &Arc<Self>, op: &'static str, need: Need, mut job: Job) -> Result<Rank> {
         loop {

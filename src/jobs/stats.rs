@@ -87,7 +87,6 @@ impl fmt::Display for JobStats {
     }
 }
 
-/// Counts of a queue, under its lock.
 pub(super) struct Meter {
     built: Instant,
     devices: Vec<Busy>,
@@ -112,7 +111,6 @@ impl Meter {
         Meter { built: Instant::now(), devices, done: 0, failed: 0, cancelled: 0, retried: 0, moved: 0 }
     }
 
-    /// A job was given to these devices.
     pub fn began(&mut self, devices: &[usize]) {
         for &device in devices {
             let busy = &mut self.devices[device];
@@ -135,7 +133,6 @@ impl Meter {
         }
     }
 
-    /// A job is over.
     pub fn count(&mut self, how: &crate::Result<()>) {
         match how {
             Ok(()) => self.done += 1,
@@ -184,7 +181,6 @@ impl super::core::State {
     }
 }
 
-/// The span of a job on its device's thread.
 pub(super) fn span(job: &Packet, seq: u64, device: usize) -> tracing::Span {
     if !crate::log::has_subscriber() {
         return tracing::Span::none();

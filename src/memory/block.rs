@@ -43,10 +43,8 @@ pub struct Block {
     pub(crate) address: Address,
     /// Size of the block. It may be larger than `requested`.
     pub(super) bytes: usize,
-    /// Bytes that the request asked for.
     pub(super) requested: usize,
     pub(crate) hazards: Hazards,
-    /// The source that the owner has cut the block from.
     pub(super) origin: Origin,
     /// None for memory that no cache owns.
     owner: Option<Arc<Owner>>,
@@ -60,7 +58,6 @@ pub struct Block {
     abandoned: Flag,
 }
 
-/// The source of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
     /// A slab, which holds blocks of one size class.
@@ -79,7 +76,6 @@ unsafe impl Linked for Block {
 }
 
 impl Block {
-    /// Makes the header of a free block.
     pub(super) fn new_free(
         handle: &Arc<DeviceHandle>,
         kind: ChunkKind,
@@ -184,7 +180,6 @@ impl Block {
         (self.kind == ChunkKind::Device).then_some(self.handle.device)
     }
 
-    /// Whether the block goes back to `owner` when it is dropped.
     pub(super) fn is_owned_by(&self, owner: &Arc<Owner>) -> bool {
         self.owner.as_ref().is_some_and(|own| Arc::ptr_eq(own, owner))
     }
@@ -269,16 +264,14 @@ impl Drop for BlockRef {
     }
 }
 
-/// The part of a cache that other threads reach: its remote free list and its published counters.
-///
-/// Each device has one, and so has each cache of page-locked memory.
+/// The part of a cache that other threads reach: its remote free list and its published counters. Each device has one,
+/// and so has each cache of page-locked memory.
 pub(crate) struct Owner {
     pool: u64,
     /// The device whose thread owns the blocks. None: the holder of the cache's lock owns them.
     device: Option<usize>,
     /// Remote free list: blocks that other threads have freed.
     pub(super) returns: Returns<Block>,
-    /// The owner's counters, readable by all threads.
     pub(crate) mirror: Mirror<{ super::stats::MIRRORED }>,
 }
 
@@ -340,8 +333,7 @@ impl<'g> InGang<'g> {
         InGang(PhantomData)
     }
 
-    /// Frees the parked blocks, because all members have drained. With `stuck`, streams may use the blocks for ever:
-    /// the blocks are abandoned.
+    /// Frees the parked blocks: all members have drained. With `stuck`, streams may use them for ever: abandons them.
     pub(crate) fn unpark(self, stuck: bool) {
         drop(self);
         for block in PARKED.take() {
@@ -394,8 +386,7 @@ fn return_to_owner(block: Box<Block>) {
             if owner.device == Some(here.device) {
                 // SAFETY: `OwnerThread` keeps the pointer only while the cache exists, and this is the cache's thread.
                 let cache = unsafe { &*here.cache };
-                // If the owner is using the cache right now (a user's callback has dropped a buffer), the block takes
-                // the remote path.
+                // In a user's callback the owner may be using the cache now: then the block takes the remote path.
                 if let Ok(mut cache) = cache.try_borrow_mut() {
                     return cache.put(block);
                 }

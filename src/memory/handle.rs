@@ -18,18 +18,15 @@ use std::{sync::Arc, time::Duration};
 
 /// One device of one pool. It lives as long as any buffer of the device.
 pub struct DeviceHandle {
-    /// The pool's number.
     pub(crate) pool: u64,
     /// Ordinal in the pool.
     pub device: usize,
     /// Its driver.
     pub driver: DriverRef,
-    /// Progress counters, read by threads that wait for the device.
     pub(crate) progress: Arc<Progress>,
     /// The last call of the device's thread. Set when the thread has started.
     pub(crate) last_call: OnceCell<LastCall>,
-    /// Number of the pool's devices that share this GPU, including this one. It is one except in tests
-    /// ([`Builder::share_gpus`](crate::Builder::share_gpus)).
+    /// The pool's devices on this GPU: one except in tests ([`Builder::share_gpus`](crate::Builder::share_gpus)).
     pub(crate) sharers: usize,
     /// The checker that watches the pool's work, if there is one.
     watch: Option<Watch>,
@@ -45,8 +42,7 @@ pub struct DeviceHandle {
     /// The words into which the device's streams write their progress.
     pub(crate) words: Words,
     timing_events: Spares<RawEvent>,
-    /// Taken in turns by the operations that touch memory of this device which a graph names: see
-    /// [`turn`](super::turn).
+    /// For operations on memory of this device that a graph names: see [`turn`](super::turn).
     pub(super) turn: Mutex<()>,
     /// For cudarc's `DeviceSlice::stream`, which returns a reference.
     #[cfg(feature = "cuda")]
@@ -61,7 +57,6 @@ pub struct Handover {
 }
 
 impl Handover {
-    /// Adds the knowledge of a further thread.
     #[cfg(feature = "tasks")]
     pub(crate) fn add(to: &mut Option<Box<Handover>>, other: Option<Box<Handover>>) {
         match (to, other) {
@@ -169,13 +164,11 @@ impl DeviceHandle {
         self.watch.as_ref().map_or(&self.driver, |watch| &watch.unwatched)
     }
 
-    /// With a checker: what the calling thread knows, to pass to another thread. Boxed, because usually there is no
-    /// checker.
+    /// What the calling thread knows, to pass to another thread. None without a checker.
     pub(crate) fn release(&self) -> Option<Box<Token>> {
         self.watch.as_ref().map(|watch| Box::new(watch.checker.release()))
     }
 
-    /// Adds knowledge that the calling thread has got from another one.
     pub(crate) fn acquire(&self, token: Option<&Token>) {
         if let (Some(watch), Some(token)) = (&self.watch, token) {
             watch.checker.acquire(token);
@@ -218,7 +211,6 @@ impl DeviceHandle {
         Error::Misuse { device: self.device, op, report }
     }
 
-    /// Keeps the report of a free that was refused.
     pub(crate) fn refuse(&self, report: Arc<Report>) {
         self.refused.lock().get_or_insert(report);
     }
@@ -242,7 +234,6 @@ impl DeviceHandle {
         }
     }
 
-    /// Whether the device's time is computed, not measured.
     pub(crate) fn in_virtual_time(&self) -> bool {
         self.in_virtual_time
     }
@@ -285,12 +276,10 @@ impl DeviceHandle {
         }
     }
 
-    /// Whether a sticky error has been seen.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.is_raised()
     }
 
-    /// A spare event, or a new one.
     pub(crate) fn take_event(&self, timing: bool) -> DriverResult<RawEvent> {
         self.spares(timing).take().map_or_else(|| self.driver.event_create(timing), Ok)
     }

@@ -49,7 +49,6 @@ struct Use {
 
 /// A use that its device is about to submit: see [`Reserved`].
 struct Reservation {
-    /// The device.
     by: usize,
     call: OpSite,
     bytes: Range<usize>,
@@ -66,7 +65,6 @@ const MERGE_ABOVE: usize = 24;
 /// not closed ([`StreamCore::open_number`]).
 pub(crate) const OPEN: u64 = 1 << 63;
 
-/// The uses of one block.
 #[derive(Default)]
 pub(crate) struct Hazards(Mutex<History>);
 
@@ -153,8 +151,7 @@ impl Hazards {
         }
     }
 
-    /// The calling host thread waits for every use that conflicts with a host access. Other threads may use the block
-    /// meanwhile.
+    /// The host thread waits for every use that conflicts with a host access. Others may use the block meanwhile.
     pub(crate) fn wait_host(
         &self,
         handle: &DeviceHandle,
@@ -276,7 +273,6 @@ impl Use {
     }
 }
 
-/// Whether two uses need an order.
 fn conflict(one: Access, first: &Range<usize>, other: Access, second: &Range<usize>) -> bool {
     (one == Access::Write || other == Access::Write) && first.start < second.end && second.start < first.end
 }

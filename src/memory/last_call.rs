@@ -19,11 +19,9 @@ pub(crate) struct CallLog {
     stays: PhantomData<*const ()>,
 }
 
-/// The readers' side.
 #[derive(Debug)]
 pub(crate) struct LastCall(Arc<Words>);
 
-/// Both sides.
 pub(crate) fn new() -> (CallLog, LastCall) {
     let words = Arc::new(Words::new());
     (CallLog { words: words.clone(), stays: PhantomData }, LastCall(words))
@@ -41,7 +39,6 @@ impl CallLog {
 }
 
 impl LastCall {
-    /// The operation and its place.
     pub fn get(&self) -> Option<(&'static str, Site)> {
         let [op, len, site] = self.0.read().map(|word| word as usize);
         if site == 0 {

@@ -8,8 +8,7 @@
 //! * `backing`: takes memory from the driver: one window of virtual addresses, or single allocations.
 //! * `heap`: keeps which addresses are free. `cache`: the allocator of one device, used by the device's own thread
 //!   only. It takes no lock, and makes no driver call for a program that repeats its requests.
-//! * `block`: one allocated piece. Any thread may drop its last handle; the block then goes back to its owner's
-//!   cache.
+//! * `block`: one allocated piece. Any thread may drop its last handle; the block then goes back to its owner's cache.
 //! * `progress`, `last_call`: the state of a device's thread, for threads that wait for it.
 //! * `staging`, `peer_staging`: page-locked buffers for copies that pass through the host.
 //! * `numa`: NUMA nodes for page-locked memory. `insight`, `stats`: snapshots, reports and counters for people.

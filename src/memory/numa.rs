@@ -51,12 +51,10 @@ impl Nodes {
         Nodes { online, devices, fake: false }
     }
 
-    /// Number of nodes.
     pub(crate) fn count(&self) -> usize {
         self.online.len()
     }
 
-    /// Index of the node that a device is near.
     pub(crate) fn of_device(&self, device: usize) -> usize {
         self.devices.get(device).copied().unwrap_or(0)
     }
@@ -104,9 +102,7 @@ impl Node {
     }
 
     /// Touches the pages of fresh memory, so that they come from this node, if possible. A driver that locks pages has
-    /// taken them already.
-    ///
-    /// The bytes belong to the caller, and hold zeros.
+    /// taken them already. The bytes belong to the caller, and hold zeros.
     pub(crate) unsafe fn take(self, at: *mut u8, bytes: usize) {
         self.near(|| {
             for page in (0..bytes).step_by(4096) {

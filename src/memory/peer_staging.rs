@@ -20,14 +20,12 @@ use std::sync::Arc;
 /// bandwidth of the slower bus direction in pieces of 4 MiB, and 92 % in pieces of 8 MiB; the aim is 90 %.
 pub(crate) const PIECE: usize = 8 << 20;
 
-/// The memory and streams of staged copies from one device to another. All threads that copy on this pair share it.
 pub(crate) struct PeerStaging {
     pub(crate) source: Arc<DeviceHandle>,
     pub(crate) destination: Arc<DeviceHandle>,
     pub(crate) state: Mutex<Buffers>,
 }
 
-/// The two buffers, with the streams that use them.
 pub(crate) struct Buffers {
     pub(crate) source: Arc<StreamCore>,
     pub(crate) destination: Arc<StreamCore>,

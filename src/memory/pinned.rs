@@ -122,7 +122,6 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
         PinnedBuffer { block: self.block.clone(), start, len, deadline: self.deadline, of: PhantomData }
     }
 
-    /// The address of the first element.
     pub(crate) fn address(&self) -> Address {
         self.range(..).address()
     }
@@ -137,7 +136,6 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
 #[derive(Clone, Copy)]
 pub struct PinnedView<'a, T: DeviceCopy> {
     pub(crate) block: &'a BlockRef,
-    /// Where it begins in the block, in bytes.
     start: usize,
     len: usize,
     of: PhantomData<&'a T>,
@@ -151,7 +149,6 @@ impl<T: DeviceCopy> PinnedView<'_, T> {
         self.block.address + self.start as u64
     }
 
-    /// Its bytes in the block.
     pub(crate) fn bytes(&self) -> Range<usize> {
         self.start..self.start + self.len * size_of::<T>()
     }

@@ -5,9 +5,7 @@
 
 use crate::sync::Sequence;
 
-/// Progress of one device.
-///
-/// It has cache lines of its own, because the device's thread writes it at every operation.
+/// Progress of one device. It has cache lines of its own, because the device's thread writes it at every operation.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Progress {
@@ -18,12 +16,10 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// The device has made progress.
     pub fn advance(&self) {
         self.own.fetch_advance();
     }
 
-    /// A device that this one waits for has made progress.
     pub fn relay(&self) {
         self.relayed.fetch_advance();
     }

@@ -28,7 +28,6 @@ const LOST: Duration = Duration::from_secs(1);
 /// A page-locked piece and the DMAs that may still use it.
 pub(crate) struct Piece {
     pub(crate) block: BlockRef,
-    /// Bytes packed so far.
     pub(crate) filled: usize,
     /// Streams that got DMAs of this piece since the last event. A stream is noted before its DMA is submitted, so a
     /// stream is not forgotten when the event fails.
@@ -56,7 +55,6 @@ impl Piece {
         Ok(())
     }
 
-    /// Makes the piece free; `wait` waits for an event.
     pub(crate) fn free(&mut self, wait: impl FnMut(&Event) -> Result<()>) -> Result<()> {
         self.seal()?;
         self.busy.iter().try_for_each(wait)?;
@@ -101,7 +99,6 @@ impl DoubleBuffer {
 pub(crate) struct DoubleBuffers(RefCell<Vec<DoubleBuffer>>);
 
 impl DoubleBuffers {
-    /// The first `count` buffers.
     pub(crate) fn take(&self, count: usize, pool: &PinnedPool, device: usize) -> Result<RefMut<'_, [DoubleBuffer]>> {
         let mut buffers = self.0.borrow_mut();
         while buffers.len() < count {
@@ -111,7 +108,6 @@ impl DoubleBuffers {
     }
 }
 
-/// A device thread's staging memory.
 #[derive(Default)]
 pub(crate) struct Staging {
     pub(crate) up: DoubleBuffers,

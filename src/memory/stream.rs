@@ -51,8 +51,7 @@ pub struct StreamCore {
     lent: Flag,
     /// Scopes that have ended, once foreign code has the stream.
     ended: Sequence,
-    /// Milestones behind every sixteenth operation. They show how far the stream is without a driver call, and tell a
-    /// long queue from a stuck one.
+    /// They show progress without a driver call, and tell a long queue from a stuck one.
     milestones: Milestones,
     /// Events that were recorded before anyone waited for them. When stepped, they replace milestones.
     early: EarlyEvents,
@@ -117,7 +116,6 @@ impl StreamCore {
         self.lent.raise();
     }
 
-    /// Whether foreign code has the stream.
     pub(crate) fn is_lent(&self) -> bool {
         self.lent.is_raised()
     }
@@ -135,13 +133,11 @@ impl StreamCore {
         }
     }
 
-    /// Operations submitted so far.
     pub(crate) fn submitted(&self) -> u64 {
         self.submitted.get()
     }
 
-    /// Whether operation `sequence` is known to have completed, without a driver call. The calling thread may rely on
-    /// the answer.
+    /// Whether operation `sequence` is known to have completed, without a driver call. The thread may rely on it.
     pub(crate) fn has_completed(&self, sequence: u64) -> bool {
         let over = self.is_over(sequence);
         if let Some(watch) = self.handle.watch().filter(|_| over) {
@@ -161,8 +157,7 @@ impl StreamCore {
             || self.handle.injected(FailPoint::CompletedTooEarly) && sequence <= self.submitted.get()
     }
 
-    /// With a checker: the knowledge of a thread that has seen that operations of this stream [are
-    /// over](Self::is_over).
+    /// With a checker: the knowledge of a thread that has seen that operations [are over](Self::is_over).
     pub(crate) fn known_over(&self) -> Option<Box<Token>> {
         self.handle.watch().map(|watch| Box::new(watch.checker.observed(watch.device, self.raw)))
     }
@@ -175,7 +170,6 @@ impl StreamCore {
         self.completed.raise_to(sequence);
     }
 
-    /// Like [`complete`](Self::complete), after a wait of the host.
     fn complete_waited(&self, sequence: u64) {
         self.complete(sequence);
         self.waited.raise_to(sequence);
@@ -214,8 +208,7 @@ impl StreamCore {
     pub(crate) fn wait_raw(&self, op: &'static str, event: RawEvent, owner: &DeviceHandle) -> Result<()> {
         let Err(fault) = self.handle.driver.stream_wait_event(self.raw, event) else { return Ok(()) };
         let is_loss = |fault: &Fault| fault.kind == FaultKind::DeviceLost;
-        // The event of a lost device reports the loss of that device, which is not the loss of this one. Any other
-        // fault belongs to the driver that was called.
+        // A lost device's event reports that device's loss, not this one's. Any other fault is the called driver's.
         let theirs = is_loss(&fault)
             && owner.device != self.handle.device
             && !self.handle.driver.stream_query(self.raw).is_err_and(|fault| is_loss(&fault));
@@ -294,7 +287,6 @@ impl StreamCore {
         Ok(())
     }
 
-    /// The calling host thread waits until operation `sequence` has completed.
     pub(crate) fn wait_host(&self, op: &'static str, sequence: u64, limit: Duration) -> Result<()> {
         self.wait_host_unless(op, sequence, limit, &|| false)
     }

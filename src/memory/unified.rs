@@ -46,7 +46,6 @@ pub struct UnifiedBuffer<T: DeviceCopy> {
 }
 
 impl<T: DeviceCopy> UnifiedBuffer<T> {
-    /// The address of the first element.
     pub(crate) fn address(&self) -> Address {
         self.block.address
     }

@@ -92,7 +92,6 @@ impl GpuPool {
     }
 }
 
-/// The elements of a buffer of so many bytes.
 fn len(dtype: DType, bytes: usize) -> usize {
     bytes.min(MOST_BYTES) / dtype.size()
 }
@@ -170,7 +169,6 @@ impl Group<'_> {
     }
 }
 
-/// The answer of `choose` for a collective of these devices of the pool.
 fn explain(shared: &Shared, members: &[usize], (dtype, op): (DType, ReduceOp), shape: &Shape) -> Explanation {
     let n = members.len();
     let group = (n, shared.are_direct(members));

@@ -47,7 +47,6 @@ impl<T: 'static> PerDevice<T> {
         self.fill("reset", |dev, shard| OpSite::outside(|| f(dev, shard)))
     }
 
-    /// Gives every device a value.
     #[track_caller]
     pub(crate) fn fill(&self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()> {
         let put = |dev: &Device, shard| f(dev, shard).map(|value| self.put(dev, value));
@@ -63,13 +62,11 @@ impl<T: 'static> PerDevice<T> {
         self.forgive().map(drop)
     }
 
-    /// [`clear_poison`](Self::clear_poison) that can be taken back: by device, the gangs that may have left poison.
     #[track_caller]
     pub(crate) fn forgive(&mut self) -> Result<Vec<Vec<Arc<Gang>>>> {
         self.scope("clear_poison", |dev, _| self.accept(dev))
     }
 
-    /// Takes [`forgive`](Self::forgive) back.
     #[track_caller]
     pub(crate) fn blame(&mut self, gangs: &[Vec<Arc<Gang>>]) -> Result<()> {
         self.scope("clear_poison", |dev, _| self.blame_on(dev, &gangs[dev.index()])).map(drop)

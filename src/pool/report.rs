@@ -28,7 +28,6 @@ impl PoolReport {
         (0..self.devices.len()).any(|device| self.first_on(device) != device)
     }
 
-    /// The first device on this device's GPU.
     fn first_on(&self, device: usize) -> usize {
         let uuid = self.devices[device].uuid;
         self.devices.iter().position(|info| info.uuid == uuid).unwrap_or(device)

@@ -10,8 +10,7 @@
 //! until the next but one is posted. That is enough for members that meet again and again, where each member posts one
 //! broadcast and goes on when it has read all members' broadcasts of that number: a member posts number `k + 2` when
 //! all have posted `k + 1`, and they do that when they have read `k`. A reader that does not read in time misses some.
-//! It finds out, since it sees the number of the broadcast that is there. It always reads one broadcast, never parts of
-//! two (each page is a [`Mirror`]).
+//! It finds out by the number that is there. It never reads parts of two (each page is a [`Mirror`]).
 
 use super::{Mirror, site::flag};
 

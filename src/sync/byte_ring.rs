@@ -143,7 +143,6 @@ impl<M: Memory> Reader<M> {
     }
 }
 
-/// Bytes from one index to a later one.
 fn between(first: u64, second: u64) -> Result<usize, Corrupt> {
     second.checked_sub(first).and_then(|n| usize::try_from(n).ok()).ok_or(Corrupt)
 }

@@ -7,8 +7,7 @@
 //! evaluated without a lock, so it may take locks and may notify. Without a waiter, `notify` costs a fence and a load;
 //! the fence is `SeqCst` and comes first, so it also acquires the values that the caller's relaxed operations have read
 //! before. A thread that makes the conditions of several event counts true notifies all of them at the end by
-//! [`EventCount::notify_all`], for one fence: a fence waits until all earlier writes have left the core, and no later
-//! read begins before that.
+//! [`EventCount::notify_all`], for one fence: it waits until all earlier writes have left the core, before later reads.
 //!
 //! # Mechanism
 //!
@@ -36,11 +35,10 @@
 //!
 //! # Asking whether a waiter sleeps
 //!
-//! A waiter that finds the condition false after its announcement, and is about to block, stores the epoch under the
-//! mutex. It clears this note when it continues. [`EventCount::asleep`] compares the note with the word, also under the
-//! mutex. As long as they agree, no notifier has ended the epoch since the waiter's look. With one waiter at a time the
-//! answer is exact. A software GPU needs it before it takes the next step of a program that must not depend on the
-//! speed of threads.
+//! A waiter that finds the condition false after its announcement stores the epoch under the mutex before it blocks,
+//! and clears this note when it continues. While the note agrees with the word ([`EventCount::asleep`]), no notifier
+//! has ended the epoch since the waiter's look. With one waiter the answer is exact. A software GPU asks before the
+//! next step of a program that must not depend on the speed of threads.
 //!
 //! # Before blocking
 //!
@@ -65,8 +63,7 @@ use std::time::{Duration, Instant};
 
 const EPOCH: u64 = 1 << 32;
 const WAITERS: u64 = EPOCH - 1;
-/// A yield that takes this long means that other threads want the core: each further yield would cost one of their time
-/// slices.
+/// A yield that takes this long means that other threads want the core: each further one costs a time slice.
 const CROWDED: Duration = Duration::from_micros(500);
 
 /// `src/sync/README.md` has the protocol.
@@ -293,8 +290,7 @@ impl EventCount {
     fn end_epoch(&self) {
         let guard = (!flag("event.notify.no_lock")).then(|| self.lock.lock());
         let next = |word: u64| (word & WAITERS != 0).then(|| (word & !WAITERS).wrapping_add(EPOCH));
-        // Relaxed: the mutex orders this for sleepers, the fences for waiters that announce themselves in the new
-        // epoch.
+        // Relaxed: the mutex orders this for sleepers, the fences for waiters that announce in the new epoch.
         let ended = self.word.fetch_update(Relaxed, Relaxed, next).is_ok();
         // Unlocked first, so that a woken thread does not wait for the lock that its waker still holds.
         drop(guard);

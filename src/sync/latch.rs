@@ -85,8 +85,7 @@ impl CountLatch {
         &self.waker
     }
 
-    /// Marks the end of the owner's frame. (The memory stays, so that a mutant's late touch is an error and not a
-    /// crash.)
+    /// Marks the end of the owner's frame. (The memory stays: a mutant's late touch is an error, no crash.)
     #[cfg(all(test, loom))]
     pub fn bury(&self) {
         self.tombstone.bury();

@@ -17,8 +17,8 @@
 //! ```text
 //!   word = blocking calls (running or waiting) << 32 | missing launches of open windows
 //!
-//!   open(n):  if no blocking calls: + n, by compare-and-swap; else wait     close(n): - n block():  + (1 << 32), then
-//!   wait until no launch is missing             drop:     - (1 << 32)
+//!   open(n):  if no blocking calls: + n, by compare-and-swap; else wait     close(n): - n
+//!   block():  + (1 << 32), then wait until no launch is missing             drop:     - (1 << 32)
 //! ```
 //!
 //! # Waits, and why they end
@@ -32,8 +32,7 @@
 //! The gate needs no deadlines, because no cycle of waits is possible:
 //!
 //! * `block` waits for launches of members that have met. Such a member has ended its last blocking call and waits for
-//!   nothing else on the host. Its launch needs the driver's lock, which no blocking call holds while the window is
-//!   open.
+//!   nothing else on the host. Its launch needs the driver's lock, which no such call holds while the window is open.
 //! * `open` waits for blocking calls. These wait for running kernels. If a running kernel spins, all its peers are
 //!   launched: their windows were closed before the call passed the gate. A blocking call waits for no thread outside
 //!   of blocking calls, since a thread inside makes only the call.

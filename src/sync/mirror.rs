@@ -1,12 +1,10 @@
 //! A seqlock for counters: one thread writes them often, other threads sometimes read all of them at once.
 //!
-//! A pool's numbers belong together: bytes reserved, in use, free. If a reader loads them one by one while the owner
-//! works, they contradict each other (more in use than reserved). With a lock the owner would pay at each change for a
-//! reader that comes once a second. So the owner writes the cells between two stores of a sequence number, which is odd
-//! during the write. The reader tries again if the number was odd or has changed. This is Boehm's form of the seqlock
-//! for memory
-//! models ([*Can seqlocks get along with programming language memory
-//! models?*](https://dl.acm.org/doi/10.1145/2247684.2247688);
+//! A pool's numbers belong together: loaded one by one while the owner works, they contradict each other (more bytes in
+//! use than reserved). With a lock the owner would pay at each change for a reader that comes once a second. So the
+//! owner writes the cells between two stores of a sequence number, which is odd during the write. The reader tries
+//! again if the number was odd or has changed. This is Boehm's form of the seqlock for memory models ([*Can seqlocks
+//! get along with programming language memory models?*](https://dl.acm.org/doi/10.1145/2247684.2247688);
 //! [crossbeam's](https://github.com/crossbeam-rs/crossbeam/blob/master/crossbeam-utils/src/atomic/seq_lock.rs) has the
 //! same fences). The cells are atomics, so a failed read is no data race.
 

@@ -10,8 +10,7 @@
 // For `cargo loom-lint`: no code here bypasses the shim. The crate's root allows that elsewhere.
 #![cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 
-/// The number of rounds of a test. Under Miri few rounds are enough, since Miri sees every access; and it is a thousand
-/// times slower.
+/// The number of rounds of a test: few under Miri, which sees every access, and is a thousand times slower.
 #[cfg(all(test, not(loom)))]
 pub(crate) const fn rounds(usual: usize) -> usize {
     match cfg!(miri) {

@@ -29,8 +29,7 @@ impl RefCount {
     /// Adds one handle. Only the holder of a handle may call it. Aborts the process at 2^31 handles.
     #[inline]
     pub fn acquire(&self) {
-        // Relaxed: the new handle is made from an old one; whatever sends it to another thread has the stronger
-        // ordering.
+        // Relaxed: the new handle is made from an old one; the way to another thread has the stronger ordering.
         let before = self.0.fetch_add(1, Relaxed);
         debug_assert_ne!(before, 0, "a handle was made from none");
         if before > MOST {

@@ -18,26 +18,21 @@
 //! Each lane is an [`Inbox`](super::Inbox) with the node inside the element: a push links the box in front by
 //! compare-and-swap; a take unlinks the whole list by one compare-and-swap and reverses it. Only heads are compared,
 //! and a thread follows only pointers of nodes that it owns. So a box may be pushed again at any time, even while
-//! another push is about to link itself before it (no ABA problem). It is Treiber's stack, used as in [mimalloc's
-//! `xthread_free`](https://github.com/microsoft/mimalloc/blob/master/src/free.c). A closed lane's head is an address
-//! that no box has.
+//! another push is about to link itself before it (no ABA problem). A closed lane's head is an address that no box has.
 //!
 //! # Why lanes, and no batches at the sender
 //!
 //! Remote frees are slow because all senders contend for one cache line.
 //! [snmalloc](https://github.com/microsoft/snmalloc/blob/main/src/snmalloc/mem/remotecache.h) therefore collects frees
-//! at the sender and hands over many at once. But then free memory stays with a sender until that sender acts again: a
-//! sender that is parked, waits in a collective or hangs in a driver call keeps the memory. Under a fixed budget of GPU
-//! memory that means an out-of-memory error although memory is free. The owner would need a way to request a flush, to
-//! wait for the answer, and to limit the wait, since the sender may never answer.
+//! at the sender and hands over many at once. But then a sender that is parked, waits in a collective or hangs in a
+//! driver call keeps free memory. Under a fixed budget of GPU memory that means an out-of-memory error although memory
+//! is free; the owner would need a way to request a flush, from a sender that may never answer.
 //!
-//! Here each device thread has its own lane instead. The lane's cache line stays in the sender's cache, since only the
-//! owner writes it, too, when it takes. A compare-and-swap on such a line costs a few nanoseconds, about as much as
-//! filling a batch and checking its size. On 2 busy cores of an AMD EPYC, a push took 3 to 5 ns with its own lane, and
-//! 36 ns with a shared lane that another thread also used. The senders are known and few: one thread per device; all
-//! other threads share lane 0. The owner must look at all lanes when its own lists are empty: nine loads for eight
-//! devices, 5 to 10 ns as long as nothing was pushed. An owner that takes in a tight loop takes the line from the
-//! sender each time (66 ns per push), so it takes only when it needs memory.
+//! Here each device thread has its own lane instead. All other threads share lane 0. The lane's cache line stays in the
+//! sender's cache, since only the owner writes it, too, when it takes. On 2 busy cores of an AMD EPYC, a push took 3 to
+//! 5 ns with its own lane, about as much as a batch, and 36 ns with a lane that another thread also used. The owner
+//! looks at all lanes when its own lists are empty: nine loads for eight devices, 5 to 10 ns if nothing was pushed. In
+//! a tight loop it would take the line from the sender each time (66 ns per push): it takes when it needs memory.
 //!
 //! A lane is only a hint. Any thread may push to any lane; it is slower if two threads share one.
 

@@ -82,8 +82,7 @@ struct Shared<T> {
     tail: CachePadded<AtomicUsize>,
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
     mask: usize,
-    /// How many slots ahead the producer prefetches; 0 for small rings, where it would take cache lines that the
-    /// consumer uses.
+    /// How many slots ahead the producer prefetches; 0 for small rings, where the consumer uses these lines.
     ahead: usize,
     producer_gone: AtomicBool,
     consumer_gone: AtomicBool,
@@ -111,7 +110,6 @@ impl<T> Shared<T> {
         if slot.addr() % 64 < size_of::<T>() {
             prefetch_for_write(slot);
         }
-        // All lines of a large element.
         for line in 1..size_of::<T>().div_ceil(64) {
             prefetch_for_write(slot.wrapping_byte_add(64 * line));
         }

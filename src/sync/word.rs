@@ -7,9 +7,8 @@
 //! `cuStreamWriteValue64` (without `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`) makes the stream's earlier work visible
 //! before the word, an aligned 8-byte store is never torn, and later reads of the host come after its acquiring load.
 //!
-//! loom cannot watch memory that it did not allocate. So under `cfg(loom)` the accesses are volatile, which is *not* a
-//! model: no model may contain such a word, since loom would neither see a race nor try other orders. `README.md` lists
-//! this under the limits of loom.
+//! loom cannot watch memory that it did not allocate. So under `cfg(loom)` the accesses are volatile: no model may
+//! contain such a word, since loom would neither see a race nor try other orders (`README.md`, limits of loom).
 
 #[cfg(not(loom))]
 use super::shim::atomic::{AtomicU64, Ordering::*};

@@ -7,8 +7,7 @@ use crate::driver::host::Attendee;
 use parking_lot::Mutex;
 use std::thread::ThreadId;
 
-/// An [`Attendee`] that is blocked when no task of the CPU is ready or runs. Its fields: the number of these tasks, and
-/// the number of tasks so far.
+/// An [`Attendee`], blocked when no task of the CPU is ready or runs: how many are, and how many there were so far.
 #[derive(Default)]
 pub(super) struct CpuWork(Mutex<(usize, u64)>);
 

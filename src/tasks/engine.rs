@@ -42,7 +42,6 @@ pub(super) enum StreamKind {
     Peer,
 }
 
-/// A task that has not finished.
 pub(super) struct Task<'env> {
     /// `None` while it runs, and for a look of the caller.
     pub job: Option<Job<'env>>,
@@ -57,7 +56,6 @@ pub(super) struct Task<'env> {
     pub traced: Option<usize>,
 }
 
-/// The engine's notes on a variable.
 #[derive(Default)]
 pub(super) struct Notes {
     /// The task that should have made the content has failed.
@@ -73,7 +71,6 @@ pub(super) struct Notes {
     pub traced: trace::Users,
 }
 
-/// A task that is about to run.
 pub(super) struct Started<'env> {
     pub id: TaskId,
     pub job: Option<Job<'env>>,
@@ -85,7 +82,6 @@ pub(super) struct Started<'env> {
     pub traced: Option<&'env TaskTrace>,
 }
 
-/// A task that has run.
 pub(super) struct Finished {
     pub id: TaskId,
     pub failure: Option<Failure>,
@@ -94,15 +90,12 @@ pub(super) struct Finished {
     pub times: Option<Times>,
 }
 
-/// The threads to wake.
 #[derive(Default)]
 pub(super) struct Wake {
     places: SmallVec<[usize; 8]>,
-    /// Number of runners to start.
     pub runners: usize,
 }
 
-/// The tasks that wait at one place.
 #[derive(Default)]
 struct Place {
     /// Tasks that are ready; if the order is fixed, all tasks.
@@ -118,7 +111,6 @@ pub(super) struct State<'env> {
     places: Vec<Place>,
     /// Runners of the CPU that exist.
     pub runners: usize,
-    /// Tasks that have not finished.
     left: usize,
     /// The last task of each stream that has submitted work: the end of that work.
     ends: BTreeMap<(usize, StreamKind), Event>,
@@ -145,7 +137,6 @@ pub(super) struct Engine<'env> {
     /// Software GPUs that run one operation at a time: each device runs its tasks in the order in which they were
     /// added, so that what it submits does not depend on time.
     in_order: bool,
-    /// Most runners of the CPU.
     threads: usize,
     /// The caller is a thread of rayon, maybe the only one that can run the CPU's tasks: it runs them while it waits.
     helps: bool,
@@ -202,7 +193,6 @@ impl<'env> Engine<'env> {
         self.gang.get().expect("set before any task is added")
     }
 
-    /// Adds a task.
     pub fn add(&self, state: &mut State<'env>, task: Task<'env>, uses: &[(usize, Access)], wake: &mut Wake) {
         let place = task.place;
         if let Some((trace, number)) = state.trace.zip(task.traced) {
@@ -239,7 +229,6 @@ impl<'env> Engine<'env> {
         }
     }
 
-    /// Takes the next task of a place.
     pub fn start(&self, state: &mut State<'env>, place: usize) -> Option<Started<'env>> {
         if state.ended.is_some() {
             return None;
@@ -340,7 +329,6 @@ impl<'env> Engine<'env> {
         waiting
     }
 
-    /// The caller has taken the content of a variable.
     pub fn taken(&self, var: usize, site: Site) {
         self.state.lock().graph.notes(var).taken = Some(site);
     }
@@ -360,7 +348,6 @@ impl<'env> Engine<'env> {
         self.wake_all();
     }
 
-    /// No task will be added.
     pub fn close(&self) {
         self.state.lock().is_closed = true;
         self.wake_all();
@@ -393,8 +380,7 @@ impl<'env> Engine<'env> {
         state.sweep_at = 64 + 2 * state.graph.vars();
     }
 
-    /// The devices that run a task, with the number of tasks that were started, if nothing can start before one of
-    /// these ends; `None` if something else runs or could start.
+    /// The devices that run a task, with the number of started tasks, if nothing can start before one of these ends.
     pub fn waits_only_for_devices(&self) -> Option<(SmallVec<[usize; 8]>, u64)> {
         let state = self.state.lock();
         let waits = |place: usize| {
@@ -410,7 +396,6 @@ impl<'env> Engine<'env> {
         (quiet && !busy.is_empty()).then_some((busy, started))
     }
 
-    /// Whether a device runs a task.
     pub fn has_work(&self) -> bool {
         self.state.lock().places.iter().take(self.device_count()).any(|place| place.running > 0)
     }

@@ -36,7 +36,6 @@ pub(super) struct Graph<T, V> {
 struct Task<T> {
     payload: T,
     uses: Uses,
-    /// Accesses that are not granted.
     waits: usize,
 }
 
@@ -46,7 +45,6 @@ struct Var<V> {
     queue: VecDeque<(TaskId, Access)>,
     /// Readers that have it.
     readers: usize,
-    /// Whether a writer has it.
     is_written: bool,
     /// Whether further tasks may use it.
     is_held: bool,

@@ -253,8 +253,7 @@ impl<'env> Engine<'env> {
         }
     }
 
-    /// A device whose task waits for a peer that will not come, since a task has failed and nothing else runs or can
-    /// start.
+    /// A device whose task waits in vain for a peer: a task has failed, and nothing else runs or can start.
     fn stuck(&self) -> Option<Stuck> {
         let (busy, started) = self.waits_only_for_devices()?;
         let failure = {
@@ -295,7 +294,6 @@ impl<'env> Engine<'env> {
     }
 }
 
-/// A device that waits in vain, because of a failure.
 struct Stuck {
     device: usize,
     /// The number of started tasks, and what each busy device's thread has done. Unchanged if nothing goes on.

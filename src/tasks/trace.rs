@@ -70,7 +70,6 @@ impl TaskTrace {
         TaskTrace::default()
     }
 
-    /// Starts it anew.
     pub(super) fn begin(&self, devices: usize) {
         let zero = (0..devices).map(|_| None).collect();
         *self.0.lock() = Data { start: Some(Instant::now()), devices, tasks: Vec::new(), zero };

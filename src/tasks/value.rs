@@ -21,7 +21,6 @@ pub struct Value<T> {
     pub(super) slot: Arc<Slot<T>>,
 }
 
-/// A content, and its variable.
 pub(super) struct Slot<T> {
     pub content: RwLock<Option<T>>,
     pub var: VarId,

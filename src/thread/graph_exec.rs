@@ -11,7 +11,6 @@ use crate::{
 use smallvec::SmallVec;
 use std::{cell::RefCell, sync::Arc};
 
-/// A graph of the driver.
 pub(crate) struct GraphExec {
     pub(crate) raw: RawGraph,
     handle: Arc<DeviceHandle>,
@@ -27,12 +26,10 @@ impl GraphExec {
         GraphExec { raw, handle: handle.clone(), launches: RefCell::default() }
     }
 
-    /// Whether all launches are known to have ended.
     pub(crate) fn is_over(&self) -> bool {
         self.launches.borrow().iter().all(|(stream, sequence)| stream.has_completed(*sequence))
     }
 
-    /// Notes a launch.
     pub(crate) fn launched(&self, stream: &Arc<StreamCore>, sequence: u64) {
         let mut launches = self.launches.borrow_mut();
         launches.retain(|(other, sequence)| other.id != stream.id && !other.is_over(*sequence));

@@ -39,7 +39,6 @@ impl Modules {
 }
 
 impl Worker {
-    /// The driver's handle of a kernel on this device.
     #[track_caller]
     pub(crate) fn function(&self, module: &'static Module, name: &'static str) -> Result<RawFunction> {
         let key = (module as *const Module, name);

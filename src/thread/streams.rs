@@ -29,7 +29,6 @@ pub(crate) struct PooledStream {
     priority: i32,
 }
 
-/// A device's streams besides the main one.
 #[derive(Default)]
 pub(crate) struct Streams {
     all: RefCell<Vec<PooledStream>>,
@@ -81,7 +80,6 @@ impl Streams {
         Ok([a.core.clone(), b.core.clone()])
     }
 
-    /// All streams.
     pub(super) fn all(&self) -> Ref<'_, [PooledStream]> {
         Ref::map(self.all.borrow(), Vec::as_slice)
     }

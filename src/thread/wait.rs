@@ -91,7 +91,6 @@ fn fail(gang: &Gang, device: usize, error: Error) -> Error {
     })
 }
 
-/// A description of the wait, for a report.
 fn describe(gang: &Gang, device: usize, op: &str, peer: usize) -> String {
     let mut text = format!("device {device} waits in {op} for device {}", gang.device(peer));
     if let Some(place) = OpSite::current() {

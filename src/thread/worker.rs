@@ -84,7 +84,6 @@ pub(crate) struct Shared {
     pub(crate) modules: Vec<&'static Module>,
     pub(crate) memory: Settings,
     pub(crate) deadline: Duration,
-    /// The builder's choice of algorithm for collectives.
     pub(crate) algorithm: Algorithm,
     pub(crate) reduce_order: ReduceOrder,
     /// Gradient exchanges register their buckets.
@@ -108,7 +107,6 @@ pub(crate) struct Shared {
     pub(crate) world: Option<Arc<dyn Processes>>,
     /// The types whose values may go to other processes.
     pub(crate) codecs: Codecs,
-    /// Limits of the kernels of collectives on the devices.
     pub(crate) limits: Limits,
     /// The memory of staged copies, by source and destination. Made when first needed.
     pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<PeerStaging>>>,
@@ -129,7 +127,6 @@ impl Shared {
             || self.peers.get().is_some_and(|all| all[device * self.device_count() + peer].route == Route::Direct)
     }
 
-    /// The last call of each of these devices' threads.
     pub(crate) fn last_calls(&self, devices: &[usize]) -> Vec<DeviceCall> {
         devices.iter().filter_map(|&device| self.handles[device].last_call()).collect()
     }
@@ -140,17 +137,14 @@ impl Shared {
         Error::Timeout { device: missing[0], op, waited, missing, last_calls }
     }
 
-    /// The error of a wait for any device.
     pub(crate) fn timeout_of_all(&self, op: &'static str, waited: Duration) -> Error {
         self.timeout(op, waited, (0..self.device_count()).collect())
     }
 
-    /// Fails a gang whose kernels have given up: see [`Gang::check_kernels`].
     pub(crate) fn check_kernels(&self, gang: &Gang) {
         gang.check_kernels(self.deadline, || self.last_calls(gang.members()));
     }
 
-    /// Whether each of these devices may touch the memory of each other one.
     pub(crate) fn are_direct(&self, devices: &[usize]) -> bool {
         devices.iter().all(|&a| devices.iter().all(|&b| self.is_direct(a, b)))
     }
@@ -167,7 +161,6 @@ impl Shared {
         Ok(stream)
     }
 
-    /// The buffers for staged copies of a pair, made when first needed.
     pub(crate) fn peer_staging(&self, source: usize, destination: usize) -> Result<Arc<PeerStaging>> {
         let mut stages = self.stages.lock();
         if let Some(stage) = stages.get(&(source, destination)) {
@@ -179,12 +172,10 @@ impl Shared {
     }
 }
 
-/// Whether the calling thread is a device thread of any pool.
 pub(crate) fn on_device_thread() -> bool {
     here::device().is_some()
 }
 
-/// The state that a device thread owns.
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
     pub(crate) handle: Arc<DeviceHandle>,
@@ -272,7 +263,6 @@ impl Worker {
         adopted.map_err(|fault| self.handle.refused(op, fault))
     }
 
-    /// Two streams for copies that overlap with each other and with the rest of a collective. Programs do not get them.
     pub(crate) fn engines(&self) -> Result<[Arc<StreamCore>; 2]> {
         self.streams.engines(&self.handle)
     }
@@ -292,15 +282,13 @@ impl Worker {
         new.map(|(stream, _)| Event::record(stream, op, false)).collect()
     }
 
-    /// Records an event behind the new work of each stream: for threads that get memory from this device, and must not
-    /// wait for what it does afterwards.
+    /// Records an event behind each stream's new work, for threads that get memory and must not wait for later work.
     pub(crate) fn record_early(&self, op: &'static str) -> Result<()> {
         let streams = self.streams.all();
         let mut all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
         all.try_for_each(|stream| stream.record_early(op))
     }
 
-    /// Waits until all streams of this device are idle.
     pub(crate) fn drain(&self) -> Result<()> {
         let drained = self.wait_idle("scope end", || false);
         let over = self.graphs.borrow_mut().extract_if(.., |graph| graph.is_over()).collect::<Vec<_>>();
@@ -331,7 +319,6 @@ impl Worker {
         self.deferred_error.borrow_mut().get_or_insert(error);
     }
 
-    /// Takes the error that [`defer_error`](Self::defer_error) has kept, to report it.
     pub(crate) fn take_deferred_error(&self) -> Result<()> {
         self.deferred_error.take().map_or(Ok(()), Err)
     }
@@ -349,7 +336,6 @@ impl Worker {
         }
     }
 
-    /// Waits for this device's turn on its GPU.
     fn turn(&self, turn: u64) -> Turn<'_> {
         let (shared, device) = (&self.shared, self.handle.device);
         let wait = || shared.gpu_order[device].wait(turn, &shared.quiescence[device]);
@@ -360,8 +346,7 @@ impl Worker {
             let _ = self.handle.driver.bind();
             turn
         });
-        // Even after a panic, wait for the turn and pass it on, and run the entry, so that the gang learns about its
-        // member.
+        // Even after a panic, wait for the turn, pass it on, and run the entry: the gang learns about its member.
         begun.unwrap_or_else(|error| {
             self.defer_error(error);
             wait()

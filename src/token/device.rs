@@ -206,7 +206,6 @@ impl Device {
 }
 
 impl Device {
-    /// This member, for waits in the name of its scope.
     pub(crate) fn waiter(&self) -> Waiter<'_> {
         Waiter { worker: &self.worker, gang: &self.session.gang, rank: self.rank() }
     }
@@ -227,7 +226,6 @@ impl Device {
         self.with(self.stream.clone(), false)
     }
 
-    /// This device with the library's ordering, even if `self` is unordered: for operations that the library adds.
     pub(crate) fn in_order(&self) -> OnStream<'_> {
         self.with(self.stream.clone(), true)
     }

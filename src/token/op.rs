@@ -68,7 +68,6 @@ pub(crate) struct Touch {
 }
 
 impl Device {
-    /// Begins an operation that cannot be captured.
     #[track_caller]
     pub(crate) fn op(&self, name: &'static str) -> Result<Op<'_>> {
         self.not_in_graph(name)?;
@@ -89,7 +88,6 @@ impl Device {
         Ok(Op { dev: self, name, site, touched: SmallVec::new(), reserved: 0, _here })
     }
 
-    /// Refuses the call while the device captures: for calls that cannot be captured.
     #[track_caller]
     pub(crate) fn not_in_graph(&self, op: &'static str) -> Result<()> {
         self.not_in_graph_at(Location::caller(), op)
@@ -147,7 +145,6 @@ impl Op<'_> {
         self.touch(view.block, view.bytes(), Access::Write, false)
     }
 
-    /// Announces a kernel argument.
     pub(crate) fn argument(&mut self, touch: &Touch) -> Result<()> {
         self.touch(&touch.block, touch.bytes.clone(), touch.access, touch.foreign)
     }
@@ -195,8 +192,7 @@ impl Op<'_> {
         self.touched.iter().map(|touched| &touched.block).filter(move |block| ordered && block.is_in_graph())
     }
 
-    /// No graph that names one of the blocks is launched while the turns are held. It waits for launches since the
-    /// operation began.
+    /// While the turns are held, no graph that names the blocks is launched. It waits for launches since the begin.
     fn take_turns<'b>(&self, blocks: &'b [BlockRef]) -> Result<Turns<'b>> {
         let turns = Turns::take(blocks.iter().map(|block| &**block));
         for Touched { block, bytes, access } in &self.touched {

@@ -1,8 +1,7 @@
 //! A device's notes while it captures a graph: the capture's stream, the memory that operations touch, refusals.
 //!
 //! Operations ([`Op`](super::op::Op)) and collectives fill a [`Recording`]; `graph/` begins and ends it. This file may
-//! use memory and the driver. It knows no collectives: it keeps their notes unread, as `dyn Any`, and `graph/` takes
-//! them back by their types.
+//! use memory and the driver. It knows no collectives: it keeps their notes unread, as `dyn Any`; `graph/` reads them.
 //!
 //! Invariant: each byte that a captured operation touches is in the notes, with at least that access.
 
@@ -26,7 +25,6 @@ use std::{
 /// may then wait longer than needed, but never too little.
 const PARTS: usize = 8;
 
-/// A capture that is under way.
 pub(crate) struct Recording {
     /// The capture's own stream. No other code knows it: a wait for a stream that captures breaks the capture.
     pub(crate) stream: Arc<StreamCore>,
@@ -34,24 +32,20 @@ pub(crate) struct Recording {
     parts: RefCell<Vec<Recorded>>,
     /// The memory that operations of the current segment touch.
     touched: RefCell<Touches>,
-    /// Number of operations in the current segment.
     pending: Cell<usize>,
     /// The note of collectives in the current segment whose kernels meet.
     meetings: Cell<Option<Note>>,
     /// Ordinals of the graph's group, by rank. Set by the first collective.
     members: OnceCell<Box<[usize]>>,
     operations: Cell<usize>,
-    /// Where peers' kernels send their data for this member to reduce. All captured collectives use it one after the
-    /// other.
+    /// Where peers' kernels send data for this member to reduce, in all captured collectives by turns.
     pub(crate) recv_scratch: RefCell<Option<Area>>,
-    /// Why the capture has failed.
     failed: RefCell<Option<Error>>,
 }
 
 /// The notes of collectives in a recording: `collective/replay.rs` knows the type.
 type Note = Box<dyn Any>;
 
-/// A part of a recording.
 pub(crate) enum Recorded {
     /// A graph of the driver, with the memory that it touches.
     Segment { exec: GraphExec, touched: Vec<Touched>, meetings: Option<Note> },
@@ -73,7 +67,6 @@ impl Touched {
 }
 
 impl Recording {
-    /// Makes a stream, and begins a capture on it.
     pub(crate) fn begin(handle: &Arc<DeviceHandle>) -> Result<Rc<Self>> {
         let stream = StreamCore::new(handle, "capture")?;
         handle.check("capture", handle.driver.capture_begin(stream.raw))?;
@@ -93,12 +86,10 @@ impl Recording {
         self.failed.borrow_mut().get_or_insert_with(|| error.clone());
     }
 
-    /// `Err` if the capture has failed.
     pub(crate) fn verdict(&self) -> Result<()> {
         self.failed.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Notes the memory that a captured operation touches.
     pub(crate) fn note(&self, touched: impl Iterator<Item = Touched>) {
         self.count();
         self.pending.set(self.pending.get() + 1);
@@ -123,13 +114,11 @@ impl Recording {
         **self.members.get_or_init(|| ordinals.into()) == *ordinals
     }
 
-    /// Ordinals of the graph's group, if the graph has collectives.
     pub(crate) fn members(&self) -> Option<&[usize]> {
         self.members.get().map(|members| &**members)
     }
 
-    /// Notes a captured kernel that meets its peers' kernels: `with` turns the note of earlier ones into the new note.
-    /// All calls use one type.
+    /// Notes a captured kernel that meets its peers': `with` makes the new note from the earlier one, of one type.
     pub(crate) fn meets<M: 'static>(&self, with: impl FnOnce(Option<M>) -> M) {
         let before = self.meetings.take().map(|note| *note.downcast().expect("one type notes all meetings"));
         self.meetings.set(Some(Box::new(with(before))));
@@ -147,7 +136,6 @@ impl Recording {
         Ok(())
     }
 
-    /// Ends the capture and returns all parts in order.
     pub(crate) fn end(&self, handle: &Arc<DeviceHandle>) -> Result<Vec<Recorded>> {
         let empty = self.pending.get() == 0;
         let last = self.end_segment(handle)?;

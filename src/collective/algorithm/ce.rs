@@ -54,7 +54,6 @@ impl Algorithm for Ce {
     }
 }
 
-/// The reason to use copy engines, if there is one.
 pub(super) fn copies(case: &Case<'_>) -> Option<&'static str> {
     if case.machine.virtual_time {
         Some("virtual time is for copies; what kernels do with peers' memory is not modelled")

@@ -102,15 +102,13 @@ pub(crate) fn least(members: usize) -> usize {
 }
 
 /// Most bytes of a piece, and bytes of a slice for which another block is worth starting. Of 16 KB to 512 KB, on 4
-/// H200s: where a block has only one piece (16 MB and 32 MB) larger pieces are better; where it has many, 64 KB was as
-/// good as any.
+/// H200s: larger ones are better where a block has one (16 MB, 32 MB); where it has many, 64 KB was as good as any.
 const PIECE: usize = 64 << 10;
 /// The smallest limit on pieces that is worth it. Below it, reading from peers is faster and needs no memory.
 const LEAST: usize = 4 << 10;
 /// Most bytes of scratch of a member.
 const ROOM: usize = 64 << 20;
 
-/// Blocks of a kernel for slices of up to `largest` bytes.
 fn blocks(largest: usize, limits: &Limits) -> usize {
     largest.div_ceil(PIECE).clamp(1, limits.blocks(BLOCKS) as usize)
 }
@@ -139,12 +137,10 @@ pub(in super::super) const EXCHANGE_SLOTS: usize = 2;
 pub(in super::super) struct Addresses {
     /// Own elements of the member's slice.
     pub from: [Address; MOST],
-    /// Bytes of the slice.
     pub bytes: [u64; MOST],
     /// Where the member wants the sums of the own slice; 0 if it does not want them.
     pub to: [Address; MOST],
-    /// Every member's scratch, to which its peers write: slots by parity of the piece ([`EXCHANGE_SLOTS`]), then by
-    /// block, then by sender.
+    /// Every member's scratch, to which peers write: slots by parity of the piece, then by block, then by sender.
     pub recv_scratch: [Address; MOST],
 }
 

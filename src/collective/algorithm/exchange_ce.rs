@@ -83,7 +83,6 @@ impl Algorithm for ExchangeCe {
         let least = matched.least_scratch(n);
         let fits = |cut: &Cut| cut.scratch() <= least;
         let cut = cuts_of(bytes, n, software).find(fits).expect("every member has taken room for one of them");
-        // Nothing to add.
         if cut.pieces.rounds == 0 {
             return Ok(());
         }
@@ -98,8 +97,7 @@ impl Algorithm for ExchangeCe {
 
 /// Most bytes of a slot, for all senders together.
 const ROOM: usize = 64 << 20;
-/// The same limit on software GPUs, which gain nothing by more. (In virtual time they are cut as GPUs are: each copy
-/// takes a latency there.)
+/// The same on software GPUs, which gain nothing by more (but in virtual time, where each copy takes a latency).
 const ROOM_OF_SOFTWARE: usize = 1 << 20;
 /// The smallest limit on a slot that is tried when memory is short.
 const LEAST_ROOM: usize = 16 << 10;
@@ -109,8 +107,7 @@ const LEAST: usize = 512 << 10;
 /// first are made, so that the links never wait. Between two copies an engine rests for 5 us, so few pieces are best:
 /// of 2, 3, 4 and 6 pieces 2 were the best between two H200s, at every size.
 const PIECES: usize = 2;
-/// A slice of more pieces gets larger slots. Each piece is some calls of the driver on each member, and the calls wait
-/// in the streams' queues.
+/// A slice of more pieces gets larger slots: each piece is some calls of the driver, which wait in streams' queues.
 const MANY_PIECES: usize = 1 << 12;
 /// Most pieces of a slice when memory is short. With less scratch than that the call is `OutOfMemory`.
 const MOST_PIECES: usize = 1 << 16;
@@ -153,7 +150,6 @@ fn cuts(case: &Case<'_>) -> impl Iterator<Item = Cut> + use<> {
     cuts_of(case.largest(), case.members, case.machine.software && !case.machine.virtual_time)
 }
 
-/// The ways to cut slices of up to `bytes` bytes, each with less scratch than the one before it.
 fn cuts_of(bytes: usize, members: usize, software: bool) -> impl Iterator<Item = Cut> {
     let room = if software { ROOM_OF_SOFTWARE } else { ROOM };
     let room = room.max(bytes.div_ceil(MANY_PIECES).saturating_mul(members));
@@ -192,8 +188,7 @@ impl Exchange<'_> {
     fn run(&self) -> Result<()> {
         let member = self.member;
         let me = member.rank;
-        // By slot and sender: the part has arrived. There may be millions of pieces (a large sum with little room), so
-        // only those in scratch are remembered.
+        // By slot and sender: the part has arrived. Only of pieces in scratch: there may be millions of others.
         let mut here: SmallVec<[SmallVec<[Event; 8]>; SLOTS]> = SmallVec::new();
         for j in 0..self.cut.slots() {
             self.send_parts(j, None)?;
@@ -292,7 +287,6 @@ impl Exchange<'_> {
         Event::record(self.send, member.name(), false)
     }
 
-    /// The address `bytes` bytes after a place of a member's buffer.
     fn remote(&self, place: &Place, bytes: usize) -> RemotePtr {
         let buffer = self.member.remote(self.matched, place.member, place.side);
         buffer.offset(place.start * self.member.request.dtype.size() + bytes)

@@ -34,7 +34,6 @@ impl Algorithm for Fused {
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let request = member.request;
         let work = matched.shape.work(member.count(), member.rank, request.grain());
-        // A kernel does not need to know which device owns the memory.
         let at = |rank, side| member.local(matched.address(rank, side));
         launch(member, matched, &request.job(&work, at, member.factors(matched)))
     }
@@ -95,7 +94,6 @@ pub(crate) fn combining(largest: usize, members: usize, limits: &Limits) -> u32 
     blocks_of(largest, PER_BLOCK, limits.blocks(if large { few } else { BLOCKS }))
 }
 
-/// Blocks of a kernel that copies one part to all members. The largest part has `largest` bytes.
 fn moving(shape: Option<&Shape>, largest: usize, members: usize, limits: &Limits) -> u32 {
     let most = match shape {
         Some(Shape::Broadcast { .. }) if largest >= large(members).0 => relays(members),

@@ -3,18 +3,16 @@
 //! <https://www.usenix.org/conference/osdi20/presentation/jiang>: its "Summation Service"), with every device thread a
 //! server for its own slice of every piece.
 //!
-//! `choose` picks it for more members than a kernel can name, and if a user asks for it.
-//! [`staging`](super::staging) plans each member's part, which is done piece by piece through stages
-//! with two slots:
+//! `choose` picks it for more members than a kernel can name, and if a user asks for it. [`staging`](super::staging)
+//! plans each member's part, which is done piece by piece through stages with two slots:
 //!
 //! ```text
 //! own stream    down 0 |           down 1 | up 0 | down 2      | up 1 | ..
 //! host                 | all here: fold 0 | all folded: fold 1 | ..
 //! ```
 //!
-//! If there is something to fold, the host waits until its own piece is down. Then it tells the others, which read the
-//! piece from then on. While the host folds, the next piece comes down. Data that are only moved need no wait of the
-//! host: streams wait for each other's events.
+//! To fold, the host waits until its own piece is down, and tells the others, which then read it. Meanwhile the next
+//! one comes down. Data that are only moved need no wait of the host: streams wait for each other's events.
 //!
 //! Why a slot may be used again: a member tells its peers that its piece `j + 1` is down after its fold of piece `j`.
 //! The event that it sends with this message covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is
@@ -74,14 +72,12 @@ impl Algorithm for HostReduce {
         false
     }
 
-    /// The host waits for the device, and with it for all earlier work of the current stream, until the last fold; the
-    /// last copies are asynchronous.
+    /// The host waits for the current stream's earlier work, and until the last fold; the last copies are asynchronous.
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         Pieces::new(member, matched).run()
     }
 }
 
-/// Bytes of a slot of a member's stage.
 fn slot(case: &Case<'_>) -> usize {
     let n = case.members;
     let wanted = case.shape.map_or(SLOT, |shape| {
@@ -142,16 +138,14 @@ impl<'g> Pieces<'g> {
         self.member.barrier_by_events()
     }
 
-    /// Waits until all members' hosts have come here; streams do not wait. (A step carries an event, so this one
-    /// carries any.)
+    /// Waits until all members' hosts are here; streams do not wait. (A step carries an event: this one any.)
     fn meet_hosts(&self, any: &Event) -> Result<()> {
         let member = self.member;
         member.others().try_for_each(|peer| member.send_step(peer, any.clone()))?;
         member.others().try_for_each(|peer| member.take_step(peer).map(drop))
     }
 
-    /// The host waits for its device. The wait ends early if the gang fails, or if nothing completes on the stream for
-    /// the time that the pool waits for anything.
+    /// The host waits for its device: until the gang fails, or nothing completes on the stream for the pool's deadline.
     fn wait(&self, event: &Event) -> Result<()> {
         let (member, name, handle) = (self.member, self.member.name(), self.member.handle);
         if handle.injected(FailPoint::FoldedEarly) {
@@ -180,8 +174,7 @@ impl<'g> Pieces<'g> {
         handle.check(self.member.name(), call(&*handle.driver, stream.raw))
     }
 
-    /// Copies piece `j` to the own stage, and the elements that stay on this device to their place. The event is behind
-    /// both.
+    /// Copies piece `j` to the own stage, and elements that stay here to their place. The event is behind both.
     fn down(&self, j: usize) -> Result<Event> {
         for (lane, range) in &self.plan.puts {
             let (from, bytes) = self.own(Side::Source, range.start, range.len(), j);

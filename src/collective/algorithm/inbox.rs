@@ -69,7 +69,6 @@ fn can(case: &Case<'_>, most: usize) -> bool {
     fits && case.sums() && entry(case.dtype).is_some()
 }
 
-/// Blocks of a kernel that sends `bytes` bytes to each peer.
 pub(in super::super) fn blocks(bytes: usize, limits: &Limits) -> u32 {
     launch::blocks_of(bytes, PER_BLOCK, limits.of_one_trip(BLOCKS))
 }

@@ -5,8 +5,7 @@
 //! ([`packets`](crate::fabric::packets)), by `kernels/push.cu`. It never touches a peer's user buffer. Without peer
 //! access packets go through the host's memory.
 //!
-//! Invariant: a packet is overwritten two calls later at the earliest, and each call waits for the packets of all its
-//! peers.
+//! Invariant: a packet is overwritten two calls later at the earliest; each call waits for all peers' packets.
 
 use super::{
     super::{
@@ -75,24 +74,20 @@ pub(super) fn sent_through_host(case: &Case<'_>, each: usize, most: usize) -> bo
     each > 0 && each <= ll && each * (case.members - 1) <= most
 }
 
-/// Blocks of a kernel that sends `bytes` bytes to each peer in packets.
 pub(super) fn blocks(bytes: usize, limits: &Limits) -> u32 {
     launch::blocks_of(bytes, PER_BLOCK, limits.of_one_trip(BLOCKS))
 }
 
-/// The packets that this member sends and receives.
 pub(super) fn packets(member: &Member<'_>, matched: &Matched<'_>) -> Packets {
     let packets = matched.shape.packets(member.count(), member.rank);
     packets.expect("chosen for what packets can carry")
 }
 
-/// Bytes that this member sends to each peer.
 pub(super) fn bytes(member: &Member<'_>, packets: &Packets) -> usize {
     packets.each * member.request.dtype.size()
 }
 
-/// Launches one kernel that sends packets from the own buffer on side `from`, and writes the packets that it receives
-/// into the own destination.
+/// Launches one kernel that sends packets of the own side `from`, and writes received ones to the own destination.
 pub(super) fn trip(
     member: &Member<'_>,
     matched: &Matched<'_>,

@@ -38,7 +38,6 @@ pub(crate) struct Member<'a> {
     /// Ordinals in the pool of all members, by rank.
     pub ordinals: &'a [usize],
     pub handle: &'a DeviceHandle,
-    /// The stream of the collective.
     pub stream: &'a Arc<StreamCore>,
     /// None where kernels cannot wait for each other.
     pub pad: Option<&'a SignalPad>,
@@ -72,7 +71,6 @@ impl Matched<'_> {
         self.scratch(member).expect("every member has scratch")
     }
 
-    /// Bytes of the smallest scratch of any member.
     pub(super) fn least_scratch(&self, members: usize) -> usize {
         (0..members).map(|member| self.scratch(member).map_or(0, |scratch| scratch.bytes)).min().unwrap_or(0)
     }
@@ -96,7 +94,6 @@ impl Matched<'_> {
 }
 
 impl<'a> Member<'a> {
-    /// The member that has met, with its scratch and the barrier of its kernels.
     pub(in super::super) fn new(
         meeting: Meeting<'a>,
         request: &'a Request,
@@ -133,7 +130,6 @@ impl<'a> Member<'a> {
         self.ordinals.len()
     }
 
-    /// This member's ordinal in the pool.
     pub(super) fn index(&self) -> usize {
         self.ordinals[self.rank]
     }
@@ -160,7 +156,6 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// The address of a member's buffer, with its owner.
     pub(super) fn remote(&self, matched: &Matched<'_>, member: usize, side: Side) -> RemotePtr {
         let area = matched.exposed(member).area(side);
         // Managed memory belongs to no device.
@@ -168,7 +163,6 @@ impl<'a> Member<'a> {
         RemotePtr { device, address: area.address }
     }
 
-    /// An address in this member's own memory.
     pub(super) fn local(&self, address: Address) -> RemotePtr {
         RemotePtr { device: self.index(), address }
     }
@@ -201,17 +195,14 @@ impl<'a> Member<'a> {
         self.wait(self.stream, ready)
     }
 
-    /// Tells a peer that a step is done once this event has passed.
     pub(super) fn send_step(&self, peer: usize, done: Event) -> Result<()> {
         self.meeting.post_step(&self.request.call, peer, done)
     }
 
-    /// Waits on the host until a peer has sent its next step. Returns the event of that step.
     pub(super) fn take_step(&self, peer: usize) -> Result<Event> {
         self.meeting.receive_step(&self.request.call, peer)
     }
 
-    /// Two streams for copies that overlap with each other and with the member's stream. Only collectives use them.
     pub(super) fn engines(&self) -> Result<[Arc<StreamCore>; 2]> {
         self.meeting.dev.worker.engines()
     }
@@ -230,12 +221,10 @@ impl<'a> Member<'a> {
         self.meeting.dev.worker.shared.deadline
     }
 
-    /// An event behind the work of the member's stream.
     pub(super) fn record(&self) -> Result<Event> {
         Event::record(self.stream, self.name(), false)
     }
 
-    /// Puts a stream of this device behind an event.
     pub(super) fn wait(&self, stream: &Arc<StreamCore>, event: &Event) -> Result<()> {
         stream.wait_event(self.name(), event.0.raw, &event.0.stream, event.0.covered)
     }
@@ -249,8 +238,7 @@ impl<'a> Member<'a> {
         self.wait(self.stream, &done)
     }
 
-    /// Runs `work`, which submits to `streams`: after the earlier work of the member's stream, and before its later
-    /// work.
+    /// Runs `work`, which submits to `streams`, between the earlier and the later work of the member's stream.
     pub(super) fn fork_join(&self, streams: &[Arc<StreamCore>], work: impl FnOnce() -> Result<()>) -> Result<()> {
         let (own, name) = (self.stream, self.name());
         streams.iter().try_for_each(|stream| stream.wait_for(name, own, own.submit()))?;
@@ -320,7 +308,6 @@ impl<'a> Member<'a> {
         launch((self.handle, self.stream), self.name(), (entry, function), dims, args, early)
     }
 
-    /// Launches a kernel that takes part in the barrier and touches no memory.
     pub(super) fn launch_counting(&self) -> Result<()> {
         let (entry, args) = kernels::counting(self.barrier);
         let function = self.meeting.dev.worker.function(entry.module, entry.name)?;

@@ -83,12 +83,10 @@ pub(crate) trait Algorithm: Sync {
         self.about().waits_by
     }
 
-    /// The reason to choose it for this case. None if it cannot carry the case out, or if another row of the table is
-    /// better.
+    /// The reason to choose it for this case. None if it cannot, or if another row of the table is better.
     fn fits(&self, case: &Case<'_>) -> Option<&'static str>;
 
-    /// The reason to choose it if the user has asked for an algorithm ([`Case::wants`]). `choose` looks here before it
-    /// looks at [`fits`](Self::fits).
+    /// The reason to choose it if the user asks for it ([`Case::wants`]): before [`fits`](Self::fits).
     fn asked_for(&self, _case: &Case<'_>) -> Option<&'static str> {
         None
     }
@@ -107,8 +105,7 @@ pub(crate) trait Algorithm: Sync {
         true
     }
 
-    /// Submits this member's part to its current stream. The members have met and committed, so a failure here fails
-    /// the gang.
+    /// Submits this member's part to its stream. The members have committed, so a failure fails the gang.
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()>;
 }
 
@@ -118,11 +115,9 @@ impl std::fmt::Debug for dyn Algorithm {
     }
 }
 
-/// The constants of an algorithm.
 pub(crate) struct About {
     /// The name of its file, for logs and tests.
     pub name: &'static str,
-    /// The public algorithm that it belongs to.
     pub group: types::Algorithm,
     /// How the devices wait for each other, in the words of [`Explanation::meets`](crate::collective::Explanation).
     pub waits_by: &'static str,
@@ -175,6 +170,5 @@ impl Needs {
     /// One kernel that waits for its peers' kernels, and no scratch.
     pub(crate) const ONE_KERNEL: Needs =
         Needs { meeting: MeetBy::Kernels { launches: 1, in_full: false }, scratch: Scratch::None };
-    /// Events, and no scratch.
     pub(crate) const EVENTS: Needs = Needs { meeting: MeetBy::Events, scratch: Scratch::None };
 }

@@ -191,7 +191,6 @@ impl NormKernel {
         LaunchDims { grid: (self.blocks, 1, 1), block, shared_bytes: 0 }
     }
 
-    /// Its name, its public algorithm, and how members wait for each other.
     pub(crate) fn about(&self) -> About {
         match self.way {
             Way::Pull => About { name: "norm_pull", group: types::Algorithm::Direct, waits_by: "flags" },
@@ -211,7 +210,6 @@ impl NormKernel {
     }
 }
 
-/// The kernel, with this member's memory.
 pub(crate) struct NormCall {
     pub kernel: NormKernel,
     pub memory: NormMemory,

@@ -30,8 +30,7 @@ impl Algorithm for Ring {
     about!("ring", Ring, "flags");
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        // At sizes for which calls use `exchange_ce`, which adds in rank order, a graph must not use a ring: calls and
-        // graphs give the same bits.
+        // Calls and graphs give the same bits, so no ring where calls use `exchange_ce`, which adds in rank order.
         (can(case) && case.auto() && !case.engines() && case.bytes >= cut::least(case.members))
             .then_some("at this size a kernel that writes to its neighbour alone is fastest")
     }
@@ -98,7 +97,6 @@ fn can(case: &Case<'_>) -> bool {
     case.rings() && case.meets_on_devices()
 }
 
-/// Bytes of the largest chunk of an all-reduce of `len` elements.
 fn largest(members: usize, dtype: DType, len: usize) -> usize {
     cut::chunk(0, members, len, dtype.size()).len() * dtype.size()
 }
@@ -109,7 +107,6 @@ pub(in super::super) fn entry(dtype: DType) -> Entry {
     Entry { module: &builtin::RING, name, host: None }
 }
 
-/// Where a member reads and writes.
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(in super::super) struct Neighbours {
@@ -143,8 +140,7 @@ pub(in super::super) struct Cut {
     pub spare: u32,
 }
 
-/// One member's part of an all-reduce of `f32` or `f64` around a ring; on GPUs only. Every member launches the same
-/// grid.
+/// One member's part of an all-reduce around a ring; on GPUs only. Every member launches the same grid.
 pub(in super::super) struct Round {
     pub meet: DeviceBarrier,
     pub ring: Neighbours,

@@ -1,10 +1,9 @@
 //! All-reduce around a ring by copy engines and events, and by kernels that add. No kernel spins.
 //!
-//! `choose` picks it for sums of `f32` and `f64` where kernels cannot wait for each other, and a ring is asked for or
-//! would be the choice: under the race checker the bits are those without it. Sums without peer access go this way,
-//! too, and in virtual time all of them. The buffer has one chunk for each rank ([`cut`]). Chunk `c` is added up from
-//! rank `c` onwards: own element plus arrived partial sum; an average is multiplied by `1 / n` at the end.
-//! [`ring`](super::ring) adds up in the same order, by kernels.
+//! `choose` picks it for sums of `f32` and `f64` where kernels cannot wait for each other and a ring is asked for or
+//! would be the choice (the race checker changes no bits), without peer access, and in virtual time. The buffer has one
+//! chunk for each rank ([`cut`]). Chunk `c` is added up from rank `c` onwards: own element plus arrived partial sum; an
+//! average is multiplied by `1 / n` at the end. [`ring`](super::ring) adds up in the same order, by kernels.
 //!
 //! Rank `r` reads only from its predecessor:
 //!
@@ -67,7 +66,6 @@ impl Algorithm for RingCe {
     }
 
     fn needs(&self, case: &Case<'_>) -> Needs {
-        // Room for the largest chunk.
         let largest = match case.shape {
             Some(Shape::AllReduce { len }) => cut::chunk(0, case.members, *len, case.dtype.size()).len(),
             _ => 0,
@@ -104,14 +102,12 @@ impl Algorithm for RingCe {
 
 struct Ring<'g> {
     member: &'g Member<'g>,
-    /// The buffer of the predecessor that the first step reads. It stays alive: by the exit rule the predecessor's
-    /// operation ends after these reads.
+    /// The predecessor's buffer that the first step reads. It is alive: by the exit rule its operation ends later.
     first: RemotePtr,
     /// The buffer of the predecessor that all other steps read. It stays alive for the same reason.
     peer: RemotePtr,
     /// The own source, if the call is out of place.
     source: Option<RemotePtr>,
-    /// The own destination.
     own: RemotePtr,
 }
 
@@ -155,7 +151,6 @@ impl Ring<'_> {
         remote.offset(range.start * self.member.request.dtype.size())
     }
 
-    /// Copies a chunk of a buffer to this device.
     fn fetch(&self, from: RemotePtr, range: &Range<usize>, to: RemotePtr) -> Result<()> {
         let (from, bytes) = (self.at(from, range), range.len() * self.member.request.dtype.size());
         self.member.copy(self.member.stream, to, from, bytes)

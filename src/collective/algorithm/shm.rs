@@ -1,6 +1,5 @@
 //! Through the host's memory, by one kernel per member: every member fills a stage of its own in page-locked memory,
-//! and reads the stages of all others. [`staging`](super::staging) has the plan, `kernels/staged.cu` the
-//! protocol.
+//! and reads the stages of all others. [`staging`](super::staging) has the plan, `kernels/staged.cu` the protocol.
 //!
 //! `choose` picks it for pools without peer access. [`shm_events`](super::shm_events) takes the same steps where
 //! kernels cannot wait for each other in the host's memory.
@@ -118,7 +117,6 @@ pub(in super::super) struct Stage {
     pub offset: u64,
     /// Bytes of a lane that a block stages at once, a multiple of 128.
     pub chunk: u64,
-    /// Bytes of a slot.
     pub slot: u64,
     /// Pieces; not 0.
     pub steps: u32,

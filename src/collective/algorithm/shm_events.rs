@@ -148,7 +148,6 @@ impl<'g> Steps<'g> {
         }
         let (me, request) = (self.member.rank, self.member.request);
         let lane = if self.plan.lanes == 1 { 0 } else { me };
-        // A kernel does not need to know which device owns the memory.
         let remote = |address| self.member.local(address);
         let source = |rank| remote(if rank == me { own } else { self.lane(rank, lane) });
         let sources: SmallVec<[RemotePtr; 8]> = (0..self.member.count()).map(source).collect();

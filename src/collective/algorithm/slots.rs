@@ -112,15 +112,13 @@ fn goes_whole(members: usize, bytes: usize) -> bool {
     members == 2 && bytes <= 8 << 20
 }
 
-/// Whether it is a sum of floats of which every member gets a part or all. (What is empty has no steps, so no kernel
-/// would wait for another.)
+/// Whether every member gets a part of a sum of floats, or all. (An empty one has no steps: no kernel would wait.)
 fn can(case: &Case<'_>) -> bool {
     let shape = matches!(case.bulk(), Some(Bulk::Sums | Bulk::Parts));
     shape && case.largest() > 0 && case.inboxes().is_some() && entry(case.dtype).is_some()
 }
 
-/// Blocks of a kernel for slices of up to `largest` bytes: half a slot for each, so that more of them work on what is
-/// small.
+/// Blocks of a kernel for slices of up to `largest` bytes: half a slot for each, so more work on little.
 fn blocks(largest: usize, slot: usize, limits: &Limits) -> u32 {
     launch::blocks_of(largest, slot / 2, limits.blocks(BLOCKS))
 }
@@ -135,7 +133,6 @@ pub(in super::super) fn entry(dtype: DType) -> Option<Entry> {
 pub(in super::super) struct Parcels<'a> {
     /// Own elements of the member's slice.
     pub from: [Address; MOST],
-    /// Bytes of the slice.
     pub bytes: [u64; MOST],
     /// Where the sums of the slice go in the own memory; looked at for the own slice, and for all if sums return.
     pub to: [Address; MOST],

@@ -27,8 +27,7 @@ use std::ops::Range;
 /// One member's part, in elements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Staging {
-    /// Lanes of every stage: one for all members, or one for each member by rank. In the second case the member's own
-    /// lane is for the result of its fold.
+    /// Lanes of every stage: one for all members, or one for each by rank; the own one is for the result of its fold.
     pub lanes: usize,
     /// `(lane, range of the own source)`
     pub puts: SmallVec<[(usize, Range<usize>); 8]>,
@@ -138,15 +137,13 @@ impl Shape {
     }
 }
 
-/// Bytes of all lanes for which another block is worth starting. A block moves no less of them at once, because its
-/// threads move as many at once.
+/// Bytes of all lanes for which another block is worth starting: its threads move as many at once.
 const LEAST: usize = 4 << 10;
 /// Pieces that are worth cutting: one goes down while another goes up. (Of 1, 2, 3, 4 and 8 the best between two
 /// H200s, with 64 blocks and slots of 16 KiB; more blocks matter more.)
 const PIECES: usize = 3;
 
-/// Cuts lanes of up to `most` bytes for at most `blocks` blocks. A block has a slot of `slot` bytes, with a tile of
-/// each lane.
+/// Cuts lanes of up to `most` bytes for at most `blocks` blocks, each with a slot of `slot` bytes: a tile per lane.
 pub(crate) fn cutting(most: usize, lanes: usize, blocks: usize, slot: usize) -> Tiling {
     let blocks = (most * lanes).div_ceil(LEAST).clamp(1, blocks);
     Tiling::new(most, blocks, PIECES, LEAST / lanes, tiling::share(slot, lanes))

@@ -155,7 +155,6 @@ fn each<A: Copy, B: Copy>(x: &mut [A], y: &[B], mut f: impl FnMut(A, B) -> A) {
     }
 }
 
-/// `to[i] = f(x[i], y[i])` for all elements.
 #[inline(always)]
 fn both<A, B: Copy>(to: &mut [A], x: &[B], y: &[B], mut f: impl FnMut(B, B) -> A) {
     let (n, mut i) = (to.len(), 0);
@@ -176,12 +175,10 @@ pub(super) fn two<T: Summand>(op: u32, acc: &mut [T::Acc], x: &[T], y: &[T]) {
     }
 }
 
-/// The first rank's elements, times its factor.
 pub(super) fn first<T: Summand>(acc: &mut [T::Acc], x: &[T], factor: T::Acc) {
     each(acc, x, |_, x| T::mul(x.wide(), factor));
 }
 
-/// Another rank's elements.
 pub(super) fn next<T: Summand>(op: u32, acc: &mut [T::Acc], x: &[T], factor: impl FnOnce() -> T::Acc) {
     match op {
         PROD => each(acc, x, |acc, x| T::mul(acc, x.wide())),

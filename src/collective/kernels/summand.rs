@@ -2,7 +2,6 @@
 
 use half::{bf16, f16};
 
-/// An element of a reduction.
 pub(in super::super) trait Summand: bytemuck::Pod {
     /// The type of sums: `f32` for half types, else the type itself.
     type Acc: Copy + Default;

@@ -18,8 +18,7 @@ use crate::{
 };
 use std::hint;
 
-/// How often the other members look whether the first one has committed, before they commit themselves: some
-/// microseconds.
+/// How often the other members look whether the first one has committed, before they do: some microseconds.
 const LEAD_POLLS: usize = 64;
 
 /// A launch that this member has committed to. It is dropped after the launch.
@@ -47,13 +46,11 @@ impl Drop for LaunchWindow {
 }
 
 impl Meeting<'_> {
-    /// Commits the next collective, unless the gang has failed first. From now on every member carries it out. `spins`:
-    /// by kernels that wait for each other.
+    /// Commits the next collective, unless the gang has failed first. `spins`: by kernels that wait for each other.
     pub(super) fn commit(&self, spins: bool) -> Result<()> {
         let (word, number) = (self.word(), self.next_number());
         if self.rank > 0 {
-            // One member commits, and mostly the others only see it. If all wrote to this cache line, it would travel
-            // from core to core.
+            // One member commits, and mostly the others see it: if all wrote to this cache line, it would travel.
             let polls = self.dev.worker.shared.polls.min(LEAD_POLLS);
             (0..polls).take_while(|_| word.committed() < number && !word.is_aborted()).for_each(|_| hint::spin_loop());
         }
@@ -74,8 +71,7 @@ impl Meeting<'_> {
         let (gate, members, dev) = (gate::launches(), self.count(), self.dev);
         let mut stall = None;
         while word.committed() < number && !word.is_aborted() {
-            // This thread does not sleep: a peer may open the gate meanwhile, and then a blocking call waits for this
-            // member's launch.
+            // No sleep: a peer may open the gate meanwhile, and then a blocking call waits for this launch.
             if gate.try_open(members) {
                 if word.lead(number) != Some(true) {
                     gate.close(members);
@@ -95,9 +91,8 @@ impl Meeting<'_> {
         }
     }
 
-    /// Called when a meeting that commits to the launches of collective `number` has failed. If a peer has committed it
-    /// before it, or this member, saw that the gang has failed, `owed` is skipped. `blocks` are what peers' kernels
-    /// touch.
+    /// A meeting that commits to the launches of collective `number` has failed. If a peer has committed it before it,
+    /// or this member, saw that the gang has failed, `owed` is skipped. `blocks` are what peers' kernels touch.
     #[cold]
     pub(in super::super) fn skip_launch(
         &self,

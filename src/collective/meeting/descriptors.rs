@@ -76,10 +76,7 @@ impl Descriptors {
         }
     }
 
-    /// All that a member exposes.
-    ///
-    /// # Panics
-    /// When the descriptors are compact.
+    /// All that a member exposes. Panics when the descriptors are compact.
     pub(crate) fn exposed(&self, member: usize) -> &Exposed {
         match self {
             Descriptors::Compact(_) => unreachable!("algorithms that need more ask for full descriptors"),
@@ -131,8 +128,7 @@ impl Meeting<'_> {
         Ok(all)
     }
 
-    /// [`meet`](Self::meet) by compact descriptors. After `Ok` the call is committed; with `spins`, the launch gate is
-    /// open.
+    /// [`meet`](Self::meet) by compact descriptors. `Ok`: committed, and with `spins` the launch gate is open.
     pub(crate) fn meet_compact(
         &self,
         own: CompactDescriptor,
@@ -175,8 +171,7 @@ impl Meeting<'_> {
         Ok(all)
     }
 
-    /// The error for calls that do not all match. Every member compares them in one order, so every member reports one
-    /// pair.
+    /// The error for calls that do not all match. Members compare in one order, so all report one pair.
     fn differing(&self, call: impl Fn(usize) -> Call) -> Error {
         let first = call(0);
         let differs = |member: usize| first.differs(&call(member)).map(|what| (what, member));
@@ -184,8 +179,7 @@ impl Meeting<'_> {
         self.mismatch(what, (0, &first), (member, &call(member)))
     }
 
-    /// The error for a member that calls another group. It fails the gang: the other members of this group do not hear
-    /// of it otherwise.
+    /// The error for a member that calls another group. It fails the gang: else the others would not hear of it.
     fn other_group(&self, call: &Call, member: usize, theirs: &Call) -> Error {
         let error = self.mismatch("group", (self.rank, call), (member, theirs));
         self.dev.session.gang.poison(self.dev.index(), error.clone());

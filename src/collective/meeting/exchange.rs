@@ -107,8 +107,7 @@ impl Meeting<'_> {
         })
     }
 
-    /// Calls `each` with a message of each of the others, in the order in which they come. Notes in `absent` that a
-    /// member has left.
+    /// Calls `each` with a message of each of the others, as they come. Notes in `absent` that a member has left.
     pub(super) fn receive_all(
         &self,
         call: &Call,
@@ -131,8 +130,7 @@ impl Meeting<'_> {
         Ok(())
     }
 
-    /// Polls the rings of all members that are `lacking`, again and again. Removes a member from the list when its
-    /// message has come.
+    /// Polls the rings of all `lacking` members, again and again. Removes a member when its message has come.
     fn look_round(
         &self,
         lacking: &mut SmallVec<[usize; 8]>,
@@ -158,7 +156,6 @@ impl Meeting<'_> {
         Ok(())
     }
 
-    /// The next message of a member. The host waits for it.
     fn receive(&self, call: &Call, member: usize) -> Result<Body> {
         for _ in 0..self.dev.worker.shared.polls {
             if let Ok(Some(body)) = self.poll(member) {
@@ -186,8 +183,7 @@ impl Meeting<'_> {
         Ok(body)
     }
 
-    /// The content of the next message of a member, if it has arrived. From then on this thread knows what the sender
-    /// knew.
+    /// The next message of a member, if it has arrived. This thread then knows all that the sender knew.
     fn poll(&self, member: usize) -> Result<Option<Body>, NewerGang> {
         let (worker, session) = (&self.dev.worker, &self.dev.session);
         let sender = (&*session.gang, self.ranks()[member]);
@@ -224,7 +220,6 @@ pub(in super::super) fn absent(dev: &Device, call: &Call, rank: usize) -> Error 
     }
 }
 
-/// Notes a call, for reports on a member that has left or makes no progress.
 pub(crate) fn note_call(dev: &Device, call: &Call) {
     dev.worker.calls.note(call.op, call.site);
     dev.session.last_call.set(Some((call.op, call.site)));

@@ -43,7 +43,6 @@ pub struct CudaGpu {
     pub(super) optional: &'static Optional,
     /// CUDA's numerically greatest and least priority: the last and the first to run.
     pub(super) priorities: (c_int, c_int),
-    /// The properties of its virtual memory management, if it has any.
     pub(super) virtual_memory: Mutex<Option<Virtual>>,
     /// The fault that lost the device; every later call reports it.
     lost: OnceCell<Fault>,
@@ -62,7 +61,6 @@ pub struct CudaGpu {
     _retained: Retained,
 }
 
-/// Holds a reference to the device's primary context.
 struct Retained(CUdevice);
 
 impl Drop for Retained {
@@ -129,7 +127,6 @@ impl CudaGpu {
         Ok(gpu)
     }
 
-    /// Reports the fault that lost the device, if the device is lost.
     pub(super) fn alive(&self) -> DriverResult {
         self.lost.get().map_or(Ok(()), |f| Err(f.clone()))
     }
@@ -201,7 +198,6 @@ impl Drop for CudaGpu {
     }
 }
 
-/// Turns a code of the opening sequence into a result.
 pub(super) fn opened(call: &str, result: CUresult) -> Result<(), Error> {
     match fault::code(result) {
         fault::SUCCESS => Ok(()),
@@ -209,7 +205,6 @@ pub(super) fn opened(call: &str, result: CUresult) -> Result<(), Error> {
     }
 }
 
-/// Queries all properties in [`DeviceInfo`].
 fn describe(ordinal: usize, device: CUdevice) -> Result<DeviceInfo, Error> {
     let attribute = |what: Attribute| {
         let mut value = 0;

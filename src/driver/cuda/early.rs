@@ -31,8 +31,7 @@ const IN_GRAPHS: i32 = 12030;
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: 1 for an early launch.
 const SERIALIZATION: u32 = 6;
 
-/// Whether a kernel's code contains the waiting instruction. The target that it was compiled *for* decides: the JIT
-/// also turns PTX for 7.5 into code for 9.0.
+/// Whether a kernel's code waits. Its target decides: the JIT also turns PTX for 7.5 into code for 9.0.
 fn waits(compute_capability: (u32, u32), compiled_for: i32) -> bool {
     compute_capability >= (9, 0) && compiled_for >= WAITS
 }
@@ -43,7 +42,6 @@ fn possible(driver: i32, capturing: bool) -> bool {
 }
 
 impl CudaGpu {
-    /// Records whether a new kernel's code contains the waiting instruction.
     pub(super) fn note_waiting(&self, f: CUfunction) {
         let mut compiled_for = 0;
         let what = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION;

@@ -11,11 +11,9 @@ use cudarc::driver::sys::CUresult;
 
 use crate::driver::{Fault, FaultKind};
 
-/// `CUDA_SUCCESS`.
 pub(super) const SUCCESS: i32 = 0;
 /// `CUDA_ERROR_NOT_READY`: a query's answer "not complete".
 pub(super) const NOT_READY: i32 = 600;
-/// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
 pub(super) const PEER_ALREADY_ENABLED: i32 = 704;
 
 /// The codes of each kind, without the `CUDA_ERROR_` of their names.
@@ -82,7 +80,6 @@ pub(super) fn name(code: i32) -> &'static str {
     entry(code).0
 }
 
-/// The fault of a code, with a detail (which may be empty).
 pub(super) fn fault(code: i32, detail: impl Into<String>) -> Fault {
     let (name, kind) = entry(code);
     Fault { kind, code, name: name.to_owned(), detail: detail.into(), report: None }

@@ -32,8 +32,7 @@ struct Space {
     used: u64,
 }
 
-/// The cuBLAS handle with its workspaces. It is behind a lock of the device, since only one thread at a time may use a
-/// handle.
+/// The cuBLAS handle with its workspaces. It is behind a lock, since only one thread at a time may use a handle.
 pub(super) struct Blas {
     handle: cublasHandle_t,
     spaces: Vec<Space>,
@@ -81,8 +80,7 @@ impl Blas {
         Ok(())
     }
 
-    /// The workspace for a stream: its own, or else the least recently used one, after a wait for that one's last
-    /// product.
+    /// The stream's own workspace, or else the least recently used one, after a wait for that one's last product.
     fn space(&mut self, gpu: &CudaGpu, s: RawStream) -> DriverResult<usize> {
         self.count += 1;
         let own = self.spaces.iter().position(|p| p.owner == Some(s));
@@ -97,7 +95,6 @@ impl Blas {
         Ok(i)
     }
 
-    /// Sets the handle to the stream and its workspace.
     fn select(&mut self, gpu: &CudaGpu, s: RawStream) -> DriverResult<usize> {
         let i = self.space(gpu, s)?;
         if self.set != Some((i, s)) {
@@ -184,7 +181,6 @@ impl CudaGpu {
         submitted.and(recorded)
     }
 
-    /// Turns cuBLAS's status into a result.
     fn blas(&self, status: cublasStatus_t) -> DriverResult {
         let kind = match status {
             cublasStatus_t::CUBLAS_STATUS_SUCCESS => return Ok(()),

@@ -20,13 +20,10 @@ use crate::{
 /// The captures and graphs of a device. A graph with matrix products has its own cuBLAS workspace.
 #[derive(Default)]
 pub(super) struct Graphs {
-    /// Number of captures that have begun, and of those that have ended. Mostly both are equal, and then no lock is
-    /// needed.
+    /// Captures that have begun, and those that have ended. Mostly both are equal, and then no lock is needed.
     begun: Sequence,
     ended: Sequence,
-    /// Streams that capture.
     captures: Mutex<HashMap<RawStream, Option<Address>>>,
-    /// Graphs with a work space.
     spaces: Mutex<HashMap<RawGraph, Address>>,
 }
 

@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 use super::{CudaGpu, stream::stream};
 use crate::driver::{DriverResult, Fault, RawStream};
 
-/// cudarc's objects, made on demand.
 #[derive(Default)]
 pub(super) struct Interop {
     context: OnceCell<Arc<CudaContext>>,
@@ -36,10 +35,9 @@ impl Interop {
 }
 
 impl CudaGpu {
-    /// cudarc's object for the same primary context, made at the first call; it retains the context by itself.
-    ///
-    /// Event tracking stays on. Without it, safe code that makes streams and slices with this context could race, so
-    /// only an `unsafe` block of the caller may turn it off.
+    /// cudarc's object for the same primary context, made at the first call; it retains the context by itself. Event
+    /// tracking stays on. Without it, safe code that makes streams and slices with this context could race, so only an
+    /// `unsafe` block of the caller may turn it off.
     pub fn cudarc_context(&self) -> DriverResult<Arc<CudaContext>> {
         self.enter()?;
         let make = || CudaContext::new(self.info.ordinal);

@@ -21,7 +21,6 @@ const FREE_SHARED: u32 = 48 * 1024;
 /// Launches with up to this many arguments do not allocate.
 const FEW: usize = 16;
 
-/// The pointer to the argument's bytes, as the driver takes it.
 fn pointer(arg: &KernelArg) -> *mut c_void {
     match arg {
         KernelArg::Slice { address, .. } => ptr::from_ref(address).cast_mut().cast(),

@@ -52,22 +52,14 @@ mod linked {
     pub(super) struct Linked;
     impl Linked {
         /// Has the signature of `libloading::Library::get`.
-        ///
-        /// # Safety
-        /// None needed.
         pub(super) unsafe fn get<T>(&self, _: &[u8]) -> Result<&'static T, ()> {
             Err(())
         }
     }
     /// Always true: without the linked library the process would not start.
-    ///
-    /// # Safety
-    /// None needed.
     pub(super) unsafe fn is_culib_present() -> bool {
         true
     }
-    /// # Safety
-    /// None needed.
     pub(super) unsafe fn culib() -> &'static Linked {
         &Linked
     }
@@ -115,7 +107,6 @@ unsafe fn symbol<F: Copy + 'static>(name: &str) -> Option<F> {
     unsafe { culib().get::<F>(name.as_bytes()).ok().map(|f| *f) }
 }
 
-/// The first of `names` that libcuda lacks.
 fn missing(names: &[&'static str]) -> Option<&'static str> {
     // SAFETY: called after `present`; every symbol is at least a pointer, which is not used.
     let found = |n: &&str| unsafe { symbol::<*const ()>(n) }.is_some();
@@ -131,7 +122,6 @@ fn is_linked() -> bool {
     std::any::type_name_of_val(library) == std::any::type_name_of_val(&linked::LINKED)
 }
 
-/// `cuLaunchKernelEx` (11.8). It returns a plain integer.
 pub(super) type LaunchEx = unsafe extern "C" fn(*const Config, CUfunction, *mut *mut c_void, *mut *mut c_void) -> i32;
 
 /// `CUlaunchConfig`. cudarc has it only where it was built for CUDA 11.8 or later.
@@ -166,9 +156,7 @@ pub(super) struct Optional {
     pub module_enumerate: Option<unsafe extern "C" fn(*mut CUfunction, u32, CUmodule) -> i32>,
     /// `cuFuncLoad` (12.4).
     pub func_load: Option<unsafe extern "C" fn(CUfunction) -> i32>,
-    /// `cuStreamWriteValue64_v2`.
     pub write_value: Option<unsafe extern "C" fn(CUstream, u64, u64, u32) -> i32>,
-    /// `cuStreamWaitValue64_v2`.
     pub wait_value: Option<unsafe extern "C" fn(CUstream, u64, u64, u32) -> i32>,
     /// `cuEventElapsedTime`: in every driver, but not in cudarc's bindings for CUDA 13.
     pub elapsed: Option<unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> i32>,
@@ -196,12 +184,10 @@ impl Optional {
     }
 }
 
-/// [`Error::NoDevice`].
 pub(super) fn no_device(reason: impl Into<String>) -> Error {
     Error::NoDevice { reason: reason.into() }
 }
 
-/// The error of a failed driver call of the opening sequence.
 pub(super) fn open_failed(call: &str, code: i32) -> Error {
     let words = match code {
         3 => "the driver is not initialised in this process; CUDA does not survive a fork",

@@ -52,9 +52,8 @@ pub fn open_all() -> Result<Vec<DriverRef>, Error> {
     (0..device_count()?).map(open).collect()
 }
 
-/// Makes a call that may wait for running kernels, or that takes a driver lock which launches need. The launch gate
-/// (`sync::LaunchGate`) excludes kernels that wait for each other during the call. Without the gate, such calls have
-/// hung programs (nccl#744, torchcomms#2334).
+/// Makes a call that may wait for running kernels, or takes a driver lock which launches need, while no kernels wait
+/// for each other (`sync::LaunchGate`). Without the gate, such calls have hung programs (nccl#744, torchcomms#2334).
 fn gated<R>(call: impl FnOnce() -> R) -> R {
     let _blocking = gate::blocking();
     call()

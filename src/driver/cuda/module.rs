@@ -35,7 +35,6 @@ impl CudaGpu {
         Ok(RawModule(m.expose_provenance() as u64))
     }
 
-    /// The first form of the image that this device can run.
     fn load_best(&self, image: &ModuleImage) -> DriverResult<CUmodule> {
         let cc = self.info.compute_capability;
         let mut failed = None;
@@ -79,9 +78,8 @@ impl CudaGpu {
         Ok(m)
     }
 
-    /// Makes every kernel resident. With lazy loading, the driver's default, the first launch would load the kernel and
-    /// could wait for a spinning kernel. Before CUDA 12.4 kernels cannot be enumerated; then [`CudaGpu::function`]
-    /// loads them.
+    /// Makes every kernel resident: with lazy loading, the default, a first launch would load the kernel and could wait
+    /// for a spinning one. Before CUDA 12.4 kernels cannot be enumerated; then [`CudaGpu::function`] loads them.
     fn load_kernels(&self, m: CUmodule) -> DriverResult {
         let o = self.optional;
         let (Some(count), Some(enumerate), Some(load)) = (o.module_function_count, o.module_enumerate, o.func_load)
@@ -131,8 +129,7 @@ impl CudaGpu {
     }
 }
 
-/// The best cubin for a device. A cubin runs on devices of its major version, from its minor version on; the newest one
-/// that runs is the best.
+/// The best cubin for a device: the newest of its major version that its minor version can run.
 fn best_cubin(cubins: &[(u32, &'static [u8])], (major, minor): (u32, u32)) -> Option<&'static [u8]> {
     let runs = cubins.iter().filter(|(cc, _)| cc / 10 == major && cc % 10 <= minor);
     runs.max_by_key(|(cc, _)| *cc).map(|(_, image)| *image)

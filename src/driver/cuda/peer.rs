@@ -20,7 +20,6 @@ use crate::driver::{Driver, DriverResult};
 
 /// A right with at least one holder.
 struct Right {
-    /// Number of objects that hold it.
     holders: usize,
     /// Whether this module has enabled it and so may revoke it; another library may have enabled it first.
     ours: bool,

@@ -1,9 +1,8 @@
 //! The crate's own modules: all pools of a process share them on a GPU.
 //!
-//! Loading a module takes half a millisecond on each GPU, under a lock that all GPUs of the process share. On two H200s
-//! that was more than half of the set-up of a second pool (`gpu/setup/2` in `benches/results`: 17.8 ms before, 7.8 ms
-//! now). The crate's modules have no variables (`kernels/build.py` checks that), so users cannot affect each other.
-//! Users' modules may have variables, which another pool's kernels must not change: so each pool loads them separately.
+//! Loading a module takes half a millisecond on each GPU, under a lock that all GPUs of the process share: on two H200s
+//! more than half of the set-up of a second pool. The crate's modules have no variables (`kernels/build.py` checks
+//! that), so users cannot affect each other. Users' modules may have some, so each pool loads those separately.
 
 use std::{
     collections::HashMap,
@@ -15,7 +14,6 @@ use parking_lot::Mutex;
 
 use crate::driver::{DriverResult, ModuleImage, RawModule};
 
-/// The shared modules of one primary context.
 #[derive(Default)]
 pub(super) struct Shared(Mutex<HashMap<Key, Loaded>>);
 

@@ -130,7 +130,6 @@ impl CudaGpu {
         Duration::try_from_secs_f64(f64::from(ms) / 1000.0).map_err(|_| fault::invalid(RECORDED_BEFORE))
     }
 
-    /// Turns the code of a query into its answer.
     fn completed(&self, code: i32) -> DriverResult<bool> {
         match code {
             fault::SUCCESS => Ok(true),

@@ -71,7 +71,6 @@ const POSIX_FD: c_int = 1;
 const NO_ACCESS: c_int = 0;
 const READ_WRITE: c_int = 3;
 
-/// The properties of a device's virtual memory management.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Virtual {
     pub granularity: usize,
@@ -101,7 +100,6 @@ impl Wishes {
         }
     }
 
-    /// The next smaller set of wishes.
     fn fewer(self) -> Option<Wishes> {
         match self {
             Wishes { rdma: true, .. } => Some(Wishes { rdma: false, ..self }),
@@ -234,8 +232,7 @@ impl CudaGpu {
                 Ok(()) => return Ok(handle),
                 Err(fault) => fault,
             };
-            // The attributes may promise more than the system can do (containers, MIG, WSL). From now on fewer wishes
-            // are made.
+            // The attributes may promise too much (containers, MIG, WSL). From now on fewer wishes are made.
             let hopeless = matches!(fault.kind, FaultKind::OutOfMemory | FaultKind::DeviceLost);
             match wishes.fewer().filter(|_| !hopeless) {
                 Some(wishes) => *self.virtual_memory.lock() = Some(Virtual { granularity, wishes }),
@@ -305,8 +302,7 @@ impl CudaGpu {
         Ok(())
     }
 
-    /// Makes the context current even on a lost device; false if that fails. Mappings belong to the process, not to the
-    /// context, so the end of the context does not free them.
+    /// Makes the context current even on a lost device: mappings belong to the process, and outlive the context.
     fn enter_anyhow(&self) -> DriverResult {
         self.enter().inspect_err(|_| {
             let _ = self.set_current();
@@ -365,7 +361,6 @@ impl Space {
         }
     }
 
-    /// Whether the address is in a mapping of this crate.
     pub(super) fn maps(&self, at: Address) -> bool {
         self.mappings.range(..=at).next_back().is_some_and(|(start, mapping)| at - start < mapping.bytes as u64)
     }
@@ -376,7 +371,6 @@ impl Space {
         self.revoke(device, usize::MAX)
     }
 
-    /// Revokes a device's access to the first `first` mappings.
     fn revoke(&self, device: CUdevice, first: usize) -> i32 {
         let mut result = fault::SUCCESS;
         for (&address, mapping) in self.mappings.iter().take(first) {

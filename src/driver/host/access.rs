@@ -23,7 +23,6 @@ impl Active {
         Active { ranges: Vec::new() }
     }
 
-    /// Whether a running operation excludes this access.
     pub fn conflicts(&self, start: usize, bytes: usize, write: bool) -> bool {
         self.user(start, bytes, write).is_some()
     }
@@ -35,12 +34,10 @@ impl Active {
         self.ranges.iter().find(excludes).map(|r| r.stream)
     }
 
-    /// Adds a range of the operation that `stream` runs.
     pub fn claim(&mut self, stream: Key, start: usize, bytes: usize, write: bool) {
         self.ranges.push(Range { stream, start, end: start + bytes, write });
     }
 
-    /// Removes all ranges of the operation that `stream` ran.
     pub fn release(&mut self, stream: Key) {
         self.ranges.retain(|r| r.stream != stream);
     }

@@ -31,14 +31,11 @@ pub(super) struct Block {
     bytes: usize,
 }
 
-/// The memory that the drop of a block releases.
 enum Raw {
     Allocated(NonNull<u8>, Layout),
     /// Pages of its own: all of them have memory, or, in a window, its mapped parts.
     Reserved(Pages),
-    /// Memory of other code.
     Borrowed,
-    /// No memory: see [`Block::nothing`].
     Nothing,
 }
 
@@ -49,8 +46,7 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Zeroed memory, committed lazily. With a small alignment the allocator takes untouched pages, so we align by
-    /// hand.
+    /// Zeroed memory, committed lazily. Aligned by hand: with a small alignment the allocator takes untouched pages.
     pub fn zeroed(bytes: usize) -> Option<Arc<Block>> {
         let own = || Pages::reserve(bytes).filter(|pages| pages.commit(0, bytes));
         if let Some(pages) = OWN_PAGES.contains(&bytes).then(own).flatten() {
@@ -77,7 +73,6 @@ impl Block {
         Some(Arc::new(Block { raw: Raw::Borrowed, first: NonNull::new(first)?, bytes }))
     }
 
-    /// Whether the memory is other code's.
     pub fn is_borrowed(&self) -> bool {
         matches!(self.raw, Raw::Borrowed)
     }
@@ -99,13 +94,11 @@ impl Block {
         }
     }
 
-    /// The pages of a window.
     #[cfg(all(target_os = "linux", not(miri)))]
     pub fn pages(&self) -> Option<&Pages> {
         if let Raw::Reserved(pages) = &self.raw { Some(pages) } else { None }
     }
 
-    /// Whether the addresses have memory.
     pub fn is_real(&self) -> bool {
         !matches!(self.raw, Raw::Nothing)
     }
@@ -114,13 +107,11 @@ impl Block {
         self.bytes
     }
 
-    /// The byte at `offset`.
     pub fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset <= self.bytes);
         self.first.as_ptr().wrapping_add(offset)
     }
 
-    /// Fills fresh memory with [`POISON`].
     pub fn poison(&self, offset: usize, bytes: usize) {
         // SAFETY: the range has memory, and no operation uses it yet.
         unsafe { self.at(offset).write_bytes(POISON, bytes.min(POISON_LIMIT)) }

@@ -100,7 +100,6 @@ impl HostGpu {
         peer.owner.is(&self.owner).then_some(peer.index)
     }
 
-    /// The event's latest record.
     pub(super) fn record_of(state: &State, event: RawEvent) -> DriverResult<Option<Record>> {
         Ok(state.core.events.get(event.0).ok_or_else(|| fault::invalid_handle("event"))?.record)
     }

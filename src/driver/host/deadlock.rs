@@ -38,9 +38,8 @@ const CONFIRM: Duration = Duration::from_millis(30);
 const WORDS: Duration = Duration::from_secs(1);
 /// The least time between two looks.
 const PACE: Duration = Duration::from_millis(4);
-/// The longest time between two looks that find all threads blocked. (A wait that looks at the clock from time to time
-/// is not blocked for a moment, and on a busy computer that moment is long. No thread can have made progress in
-/// between: the counters in [`Suspicion::seen`] would show it.)
+/// The longest time between two looks that find all threads blocked. A wait that looks at the clock is not blocked for
+/// a moment, which is long on a busy computer; progress would show in [`Suspicion::seen`].
 const GAP: Duration = Duration::from_millis(200);
 
 /// A possible deadlock, found by a first look.
@@ -142,7 +141,6 @@ fn at(report: &mut String, place: Option<OpSite>) {
 }
 
 impl Core {
-    /// A misuse that was found and not reported.
     fn misuse(&self) -> Option<Fault> {
         let harm = |key: &Key| self.streams.get(*key)?.harm.as_ref();
         let faults = |key: &Key| harm(key).map(|harm| harm.fault.clone());
@@ -177,7 +175,6 @@ impl Core {
         })
     }
 
-    /// Adds to the report what a stream waits for, if it has an operation.
     fn describe(&self, key: Key, report: &mut String) {
         let Some((stream, op)) = self.streams.get(key).and_then(|s| s.queue.front().map(|op| (s, op))) else { return };
         let _ = write!(report, "\n  {} waits ", self.name(key));

@@ -11,10 +11,8 @@ use std::time::{Duration, Instant};
 /// A point in the order of a stream's operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    /// The device of the stream.
     pub device: usize,
     pub stream: Key,
-    /// The stream's number on its device, in order of creation.
     pub number: usize,
     /// The number of operations before the record.
     pub seq: u64,
@@ -23,13 +21,11 @@ pub(super) struct Record {
 pub(super) struct Event {
     pub device: usize,
     pub timing: bool,
-    /// The latest record.
     pub record: Option<Record>,
     /// The time of the latest record, for timing events.
     pub stamp: Option<Stamp>,
 }
 
-/// A time of the machine, real or virtual.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stamp {
     Real(Instant),
@@ -37,7 +33,6 @@ pub(super) enum Stamp {
 }
 
 impl Stamp {
-    /// The time from `start` to this stamp.
     pub fn since(self, start: Stamp) -> DriverResult<Duration> {
         let since = match (start, self) {
             (Stamp::Virtual(start), Stamp::Virtual(end)) if start.max(end) == Time::MAX => {
@@ -60,7 +55,6 @@ pub(super) fn duration(time: Time) -> Duration {
     Duration::from_nanos(time / 1000)
 }
 
-/// The reverse of [`duration`].
 pub(super) fn time(duration: Duration) -> Time {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).saturating_mul(1000)
 }

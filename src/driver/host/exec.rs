@@ -20,12 +20,10 @@ use std::{
     sync::Arc,
 };
 
-/// A started operation, with the memory that it has claimed until it is finished. A worker reuses one `Job` for all its
-/// operations.
+/// A started operation, with the memory that it has claimed. A worker reuses one `Job` for all its operations.
 #[derive(Default)]
 pub(super) struct Job {
     pub stream: Key,
-    /// The stream's number on its device, in order of creation.
     pub number: usize,
     pub device: usize,
     pub engine: Option<Engine>,
@@ -34,7 +32,6 @@ pub(super) struct Job {
     args: Vec<HostArg>,
 }
 
-/// The end of an operation that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Done,
@@ -43,7 +40,6 @@ pub(super) enum Ended {
 }
 
 pub(super) enum Died {
-    /// Its code panicked.
     Panicked(String),
     /// It wrote to an argument that it had declared as read-only.
     Misused(Box<Report>),
@@ -73,15 +69,13 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// An empty range: a dangling, aligned pointer.
     pub fn empty(write: bool) -> Self {
         Span { ptr: ptr::without_provenance_mut(256), bytes: 0, write, _block: None }
     }
 }
 
 impl Job {
-    /// Performs the work; in a dry machine only host functions. A panic of a kernel or host function is returned as
-    /// text.
+    /// In a dry machine only host functions run. A panic of a kernel or host function is returned as text.
     pub fn perform(&mut self, dry: bool, watch_reads: bool) -> Result<Ended, Died> {
         let Some(Op { work, place, engine, submitted }) = self.op.take() else { return Ok(Ended::Done) };
         match work {
@@ -180,8 +174,7 @@ fn message(payload: &(dyn Any + Send)) -> String {
     text.unwrap_or("(no message)").to_owned()
 }
 
-/// An 8-byte word that streams and the host use as a flag. The word belongs to the driver's user. The accesses play the
-/// part of the hardware's stream memory operations.
+/// An 8-byte word of the driver's user: streams and the host use it as a flag, as by stream memory operations.
 pub(super) struct Flag(NonNull<u64>);
 
 impl Flag {

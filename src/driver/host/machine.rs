@@ -56,9 +56,7 @@ pub(super) struct Machine {
     ended: Condvar,
     /// Number of workers, without those for host functions.
     base_workers: usize,
-    /// Operations are not performed.
     dry: bool,
-    /// Kernels run on copies of their read-only arguments: see `watch`.
     watch_reads: bool,
 }
 
@@ -74,13 +72,10 @@ pub(super) struct State {
 #[derive(Default)]
 pub(super) struct Crew {
     handles: Vec<JoinHandle<()>>,
-    /// Number of workers that have not ended.
     alive: usize,
     /// Number of sleeping workers that have not been woken.
     asleep: usize,
-    /// Number of workers that look for work.
     looking: usize,
-    /// Number of workers that perform an operation.
     pub performing: usize,
     /// How many of the performing workers try a kernel again although nothing has completed since its last try.
     pub retrying: usize,
@@ -200,15 +195,13 @@ impl Machine {
         self.base_workers
     }
 
-    /// Makes sure that a worker looks at the ready streams.
     fn wake_worker(self: &Arc<Self>, state: &mut State) {
         let crew = &mut state.crew;
         if crew.looking > 0 {
             return;
         }
         if crew.asleep > 0 {
-            // `notify_one` wakes no worker if the sleeping one has just reached the end of a poll; that one looks
-            // anyway.
+            // `notify_one` wakes none if the sleeping worker has just reached the end of a poll; that one looks anyway.
             if self.work.notify_one() {
                 crew.asleep -= 1;
             }
@@ -218,9 +211,8 @@ impl Machine {
         }
     }
 
-    /// Starts one more worker if streams are ready and all workers have been busy with the same operations for a while.
-    /// There may be more streams with long operations than workers, and some operations never end. At most one worker
-    /// for each stream.
+    /// Starts one more worker, at most one per stream, if streams are ready and all workers have been busy with the
+    /// same operations for a while: some operations never end.
     fn relieve(self: &Arc<Self>, state: &mut State) {
         let State { core, crew, .. } = state;
         let now = Instant::now();
@@ -287,8 +279,7 @@ impl Machine {
         state.core.requeue(stream);
     }
 
-    /// Performs a started operation without the lock, and finishes it. The flag is false if the operation must be tried
-    /// again.
+    /// Performs a started operation without the lock, and finishes it. False: it must be tried again.
     fn perform(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) -> (Next, bool) {
         let retries = usize::from(state.core.is_tried(job.stream));
         state.crew.performing += 1;

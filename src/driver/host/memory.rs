@@ -50,7 +50,6 @@ impl Drop for Memory {
     }
 }
 
-/// The kind of host memory of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostKind {
     Pinned,
@@ -62,12 +61,10 @@ struct Space {
     used: u64,
     /// The search for free addresses starts here, relative to the window.
     cursor: u64,
-    /// By address.
     blocks: BTreeMap<Address, Arc<Block>>,
     windows: Windows,
 }
 
-/// The numbers of the windows in this process.
 static NUMBERS: Mutex<Numbers> = Mutex::new(Numbers { next: 1, end: 1 << 20, free: BTreeMap::new() });
 
 /// Allocator for the numbers of windows. Returned numbers are reused only when there are no new ones, so that a stale
@@ -141,7 +138,6 @@ impl Memory {
         (space.capacity - space.used, space.capacity)
     }
 
-    /// Makes an allocation. Debug builds fill it with poison.
     pub fn alloc(&mut self, device: usize, bytes: usize) -> DriverResult<Address> {
         let window = window_of(self.first_window + device as u64);
         let space = &mut self.devices[device];
@@ -183,7 +179,6 @@ impl Memory {
         Ok(window + offset)
     }
 
-    /// Ends an adoption.
     pub fn disown(&mut self, device: usize, address: Address) -> DriverResult {
         self.remove(device, address, true).map(drop)
     }
@@ -200,17 +195,14 @@ impl Memory {
         }
     }
 
-    /// Reserves addresses.
     pub fn reserve(&mut self, device: usize, bytes: u64) -> DriverResult<Address> {
         self.devices[device].windows.reserve(bytes, self.dry)
     }
 
-    /// Gives reserved addresses back.
     pub fn release(&mut self, device: usize, address: Address, bytes: u64) -> DriverResult {
         self.devices[device].windows.release(address, bytes)
     }
 
-    /// Puts fresh memory behind reserved addresses.
     pub fn map(&mut self, device: usize, address: Address, bytes: usize) -> DriverResult {
         let space = &mut self.devices[device];
         space.windows.check_free(address, bytes)?;
@@ -239,8 +231,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Removes a mapping and makes another one of its size. The contents of a moved mapping are undefined, so they are
-    /// not copied.
+    /// Replaces a mapping by another one of its size. Its contents become undefined, so they are not copied.
     pub fn remap(
         &mut self,
         device: usize,
@@ -267,14 +258,12 @@ impl Memory {
         &mut self.devices[device].windows
     }
 
-    /// Registers host memory and returns its address.
     pub fn host_insert(&mut self, block: Arc<Block>, kind: HostKind) -> *mut u8 {
         let first = block.at(0);
         self.host.insert(first as Address, (block, kind));
         first
     }
 
-    /// Removes host memory.
     pub fn host_remove(&mut self, ptr: *mut u8, kind: HostKind) -> DriverResult {
         let address = ptr as Address;
         if self.host.get(&address).is_none_or(|(_, have)| *have != kind) {

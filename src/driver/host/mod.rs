@@ -179,8 +179,7 @@ pub(crate) fn standing(device: &dyn Driver, stream: RawStream) -> Option<Standin
     gpu(device).map(|gpu| gpu.lock().core.standing(stream.0))
 }
 
-/// Looks for a deadlock. A device thread that waits outside the driver calls this every few milliseconds. See
-/// [`FaultKind::Deadlock`](super::FaultKind::Deadlock).
+/// Looks for a deadlock. A device thread that waits outside the driver calls this every few milliseconds.
 pub(crate) fn find_deadlock(device: &dyn Driver) {
     if let Some(gpu) = gpu(device) {
         gpu.owner.machine().find_deadlock(&mut gpu.lock());

@@ -14,7 +14,6 @@ pub(super) struct Op {
     pub work: Work,
     /// The user's call that submitted it, for reports.
     pub place: Option<OpSite>,
-    /// The virtual time of its submission.
     pub submitted: Time,
 }
 
@@ -25,17 +24,14 @@ impl Op {
         Some(Op { engine, work: self.work.again()?, place, submitted: 0 })
     }
 
-    /// An operation that the calling thread submits.
     pub fn new(engine: Engine, work: Work) -> Self {
         Op { engine, work, place: OpSite::current(), submitted: 0 }
     }
 
-    /// Whether it is soon over: it waits for nothing, calls no code of the user's, and has at most `most` bytes of
-    /// operands.
+    /// Whether it is soon over: waits for nothing, calls no user code, and has at most `most` bytes of operands.
     pub fn is_brief(&self, most: usize) -> bool {
         let known = match &self.work {
             Work::Copy { .. } | Work::FillU8 { .. } | Work::FillU32 { .. } | Work::WriteValue { .. } => true,
-            // One of the crate's own.
             Work::Kernel { own, .. } => *own,
             #[cfg(feature = "blas")]
             Work::Gemm(_) => false,
@@ -60,7 +56,6 @@ pub(super) enum Engine {
     Up,
     /// Copies to host memory.
     Down,
-    /// Copies between devices.
     Peer,
     /// Host functions. CUDA, too, runs them on one thread per context.
     HostThread,
@@ -74,7 +69,6 @@ impl Engine {
     /// The number of engines that run one operation at a time; they come first in the enum.
     pub const EXCLUSIVE: usize = 4;
 
-    /// The index of an exclusive engine.
     pub fn exclusive(self) -> Option<usize> {
         ((self as usize) < Self::EXCLUSIVE).then_some(self as usize)
     }
@@ -123,8 +117,7 @@ pub(super) enum Work {
     },
 }
 
-/// A function of the user. It owns values of the user, so its drop runs user code, on a worker or in a driver call. A
-/// panic in that code is caught in the drop.
+/// A user's function. Its drop runs user code, on a worker or in a driver call; a panic there is caught in the drop.
 pub(super) struct HostFunction(Option<Box<dyn FnOnce() + Send>>);
 
 impl HostFunction {
@@ -154,7 +147,6 @@ pub(super) struct Operand {
 }
 
 impl Work {
-    /// A copy of the work for a graph's launch; `None` unless the work consists only of addresses and values.
     fn again(&self) -> Option<Work> {
         Some(match self {
             &Work::Copy { dst, src, bytes } => Work::Copy { dst, src, bytes },
@@ -173,7 +165,6 @@ impl Work {
         })
     }
 
-    /// Whether a graph can hold this work.
     pub fn is_capturable(&self) -> bool {
         !matches!(
             self,

@@ -68,7 +68,6 @@ mod system {
         }
     }
 
-    /// Pages that other processes can map, too.
     #[cfg(target_os = "linux")]
     impl Pages {
         /// Fresh memory of its own.
@@ -110,7 +109,6 @@ mod system {
 mod system {
     use std::ptr::NonNull;
 
-    /// Not known.
     pub fn physical() -> Option<u64> {
         None
     }

@@ -27,7 +27,6 @@ impl Rights {
         device != peer && self.possible[device][peer]
     }
 
-    /// Whether `device` now has access to the memory of `owner`.
     pub fn allowed(&self, device: usize, owner: usize) -> bool {
         device == owner || self.enabled[device][owner]
     }

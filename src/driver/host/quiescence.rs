@@ -40,7 +40,6 @@ pub trait Attendee: Send + Sync {
     fn deadlocked(&self, report: &str);
 }
 
-/// The wait of a host thread for a stream.
 pub(super) struct Wait {
     pub thread: ThreadId,
     pub stream: Key,
@@ -55,14 +54,12 @@ pub(super) struct Wait {
 pub(super) struct HostThreads {
     attendees: Vec<Weak<dyn Attendee>>,
     pub waits: Vec<Wait>,
-    /// Number of waits so far.
     numbers: u64,
     /// Threads whose last call was a poll with the answer "not complete".
     polls: Vec<ThreadId>,
 }
 
 impl HostThreads {
-    /// Registers an attendee, for as long as it lives.
     pub fn attend(&mut self, attendee: &Arc<dyn Attendee>) {
         // Those of calls that are over.
         self.attendees.retain(|attendee| attendee.strong_count() > 0);
@@ -94,12 +91,10 @@ impl HostThreads {
         self.polls.retain(|polling| *polling != thread);
     }
 
-    /// A step has been taken.
     pub fn stepped(&mut self) {
         self.polls.clear();
     }
 
-    /// The attendees that are alive.
     pub fn attendees(&mut self) -> Vec<Arc<dyn Attendee>> {
         let mut alive = Vec::with_capacity(self.attendees.len());
         self.attendees.retain(|attendee| attendee.upgrade().map(|attendee| alive.push(attendee)).is_some());
@@ -124,8 +119,7 @@ impl HostThreads {
         first.is_some() && first == self.stamps(&attendees)
     }
 
-    /// Whether an attendee that does not count as blocked is running (and not blocked in a call that the machine does
-    /// not see).
+    /// Whether an attendee that does not count as blocked is running, and not in a call that the machine does not see.
     pub fn someone_works(&mut self) -> bool {
         let attendees = self.attendees();
         let blocked = |a: &Arc<dyn Attendee>| self.waiting(a.thread()).is_some() || a.blocked().is_some();
@@ -150,7 +144,6 @@ impl HostThreads {
         attendees.iter().map(stamp).collect()
     }
 
-    /// The number of the thread's wait in the driver.
     pub fn waiting(&self, thread: Option<ThreadId>) -> Option<u64> {
         let thread = thread?;
         self.waits.iter().find(|wait| wait.thread == thread).map(|wait| wait.number)

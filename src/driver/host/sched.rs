@@ -38,7 +38,6 @@ pub(super) struct Core {
     pub ready: VecDeque<Key>,
     /// Streams whose head operation conflicts with a running one.
     conflicted: Vec<Key>,
-    /// Streams that wait for a word in memory.
     pub values: Vec<Awaited>,
     pub active: Active,
     /// Streams whose head operation is a kernel that must be tried again.
@@ -55,7 +54,6 @@ pub(super) struct Core {
     pub unbooked: Option<(Box<dyn Any + Send>, Time)>,
     /// Values and virtual times of the writes to words, by address.
     pub words: HashMap<Address, Vec<(u64, Time)>>,
-    /// Number of operations ever submitted.
     pub submissions: u64,
     /// Number of operations ever completed, and of attempts of kernels that have advanced.
     pub completions: u64,
@@ -65,7 +63,6 @@ pub(super) struct Core {
 
 #[derive(Default)]
 pub(super) struct Device {
-    /// The sticky fault, if the device is lost.
     pub lost: Option<Fault>,
     /// Number of streams ever created.
     pub streams: usize,
@@ -76,7 +73,6 @@ pub(super) struct Device {
 struct EngineState {
     busy: bool,
     queue: VecDeque<Key>,
-    /// Number of operations that the engine has completed.
     completed: u64,
 }
 
@@ -86,14 +82,12 @@ pub(super) struct Module {
     pub own: bool,
 }
 
-/// A stream that waits for a word in memory.
 pub(super) struct Awaited {
     pub stream: Key,
     pub address: Address,
     pub value: u64,
 }
 
-/// The result of `start` for a stream's head operation.
 pub(super) enum Start {
     /// The worker has it: it performs it and then calls `finish`.
     Run,
@@ -103,7 +97,6 @@ pub(super) enum Start {
     Left,
 }
 
-/// The next thing that a worker does with its stream after an operation.
 #[derive(PartialEq, Eq)]
 pub(super) enum Next {
     /// Start its next operation.
@@ -146,12 +139,10 @@ impl Core {
 
     // ---- submission -------------------------------------------------------------------------------------------------
 
-    /// The device's sticky fault, if it is lost.
     pub fn check_alive(&self, device: usize) -> DriverResult {
         self.devices[device].lost.clone().map_or(Ok(()), Err)
     }
 
-    /// A stream of `device`.
     pub fn stream(&mut self, device: usize, key: Key) -> DriverResult<&mut Stream> {
         let stream = self.streams.get_mut(key).filter(|stream| stream.device == device && !stream.destroyed);
         stream.ok_or_else(|| fault::invalid_handle("stream"))
@@ -220,7 +211,6 @@ impl Core {
         stream.state == State::Idle
     }
 
-    /// A new stream.
     pub fn add_stream(&mut self, device: usize, priority: i32) -> DriverResult<Key> {
         let number = self.devices[device].streams;
         let key = self.streams.insert(Stream::new(device, number, priority))?;
@@ -269,7 +259,6 @@ impl Core {
 
     // ---- one operation ----------------------------------------------------------------------------------------------
 
-    /// Starts the head operation of a stream that `pick_next` has chosen.
     pub fn start(&mut self, key: Key, job: &mut Job) -> Start {
         let Some(stream) = self.streams.get_mut(key) else { return Start::Left };
         let Some(op) = stream.queue.front() else {
@@ -367,8 +356,7 @@ impl Core {
         Start::Run
     }
 
-    /// The engine that an operation needs, if another stream uses it now: its number, and how many operations it has
-    /// completed.
+    /// The engine that an operation needs, if another stream uses it now, and its number of completed operations.
     pub fn engine(&self, device: usize, engine: Engine) -> Option<(usize, u64)> {
         let index = engine.exclusive()?;
         let state = &self.devices[device].engines[index];
@@ -389,8 +377,7 @@ impl Core {
             let engine = &mut self.devices[device].engines[engine];
             engine.busy = false;
             engine.completed += 1;
-            // All waiting streams are woken: the first may conflict with a running operation and leave the engine to
-            // the next.
+            // All waiting streams are woken: if the first one conflicts with a running operation, the next one runs.
             for waiting in mem::take(&mut engine.queue) {
                 self.unpark(waiting);
                 next = Next::Yield;

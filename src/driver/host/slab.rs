@@ -72,12 +72,10 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// How many entries there are.
     pub fn len(&self) -> usize {
         self.live
     }
 
-    /// The keys of all entries.
     pub fn keys(&self) -> Vec<Key> {
         self.slots.iter().filter(|slot| slot.value.is_some()).map(|slot| slot.key).collect()
     }

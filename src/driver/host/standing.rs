@@ -20,11 +20,9 @@ pub(crate) struct Standing(SmallVec<[(Behind, u64); 4]>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behind {
-    /// Counts the operations of a stream.
     Stream(Key),
     /// Counts the operations of an engine: device, engine.
     Engine(usize, usize),
-    /// Counts the operations of the whole machine.
     Machine,
 }
 
@@ -67,7 +65,6 @@ impl Core {
         standing
     }
 
-    /// A stream whose running operation excludes this work.
     fn user_of(&self, work: &Work) -> Option<Key> {
         let mut found = None;
         work.operands(&mut |Operand { address, bytes, write }| {

@@ -45,13 +45,11 @@ impl Stepper {
         Some(Stepper { rule, last: None, trace: Trace::default(), taken: 0, grace: None })
     }
 
-    /// The program is quiescent.
     pub fn rests(&mut self) {
         self.grace = None;
     }
 
-    /// Whether ready work has waited too long for the program to become quiescent. `works`: whether a thread of the
-    /// program is seen to run.
+    /// Whether ready work has waited too long for quiescence. `works`: whether a thread of the program is seen to run.
     pub fn has_waited(&mut self, submissions: u64, works: impl FnOnce() -> bool) -> bool {
         match &mut self.grace {
             Some(grace) if grace.submissions == submissions => grace.is_over(Instant::now(), works),
@@ -95,7 +93,6 @@ impl Stepper {
         key
     }
 
-    /// Records a step for which there was no choice.
     pub fn was_forced(&mut self, key: Key, step: Step) {
         self.trace.push(step);
         self.taken += 1;
@@ -108,8 +105,7 @@ impl Stepper {
     }
 }
 
-/// A small random generator (splitmix64) with phases: in some phases it mostly stays with a stream, in others it
-/// switches often.
+/// A small random generator (splitmix64) with phases, in which it mostly stays with a stream or switches often.
 struct Draw {
     state: u64,
     /// How many of 64 draws stay with the stream in this phase.
@@ -161,18 +157,15 @@ impl Core {
         self.streams.keys().into_iter().filter(spins).collect()
     }
 
-    /// Whether there is a candidate.
     pub fn can_go_on(&self) -> bool {
         let can = |stream: &Stream| stream.queue.front().is_some_and(|op| self.can_run(stream, op));
         self.streams.keys().into_iter().any(|key| self.streams.get(key).is_some_and(can))
     }
 
-    /// Whether any stream has an operation.
     pub fn has_work(&self) -> bool {
         self.streams.keys().into_iter().any(|key| self.streams.get(key).is_some_and(|s| !s.queue.is_empty()))
     }
 
-    /// Books the step of a stream for which there is no choice.
     pub fn forced_step(&mut self, key: Key) -> Option<Step> {
         let stream = self.streams.get(key)?;
         let what = self.what(stream.queue.front()?);
@@ -198,7 +191,6 @@ impl Core {
         self.streams.get(key).is_some_and(|stream| stream.tried == Some(self.completions))
     }
 
-    /// Sets the stream's state after a step.
     pub fn settle(&mut self, key: Key) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.state = if stream.queue.is_empty() { State::Idle } else { State::Ready };
@@ -207,7 +199,6 @@ impl Core {
         }
     }
 
-    /// Describes an operation for the trace.
     pub fn what(&self, op: &Op) -> What {
         match &op.work {
             Work::Copy { bytes, .. } => match op.engine {
@@ -233,7 +224,6 @@ impl Core {
 
     // ---- virtual time -----------------------------------------------------------------------------------------------
 
-    /// The cost of an operation.
     pub fn cost(&self, work: &Work) -> Cost {
         match work {
             Work::Copy { dst, src, bytes } => {

@@ -21,7 +21,6 @@ pub(super) struct Stream {
     pub queue: VecDeque<Op>,
     /// The recorded operations, while the stream captures.
     pub capture: Option<Vec<Op>>,
-    /// Number of operations ever submitted.
     pub submitted: u64,
     /// Number of operations completed; they complete in order.
     pub completed: u64,
@@ -47,13 +46,9 @@ pub(super) struct Harm {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nothing to do.
     Idle,
-    /// In the ready queue.
     Ready,
-    /// A worker has it and performs its head operation.
     Active,
-    /// Its head operation cannot run yet.
     Parked,
 }
 
@@ -109,7 +104,6 @@ impl Stream {
 }
 
 impl Core {
-    /// Records an operation of a capturing stream.
     pub fn capture(&mut self, device: usize, key: Key, op: Op) -> DriverResult {
         let stream = self.stream(device, key)?;
         if !op.work.is_capturable() {

@@ -102,7 +102,6 @@ impl Trace {
         if self.steps.len() < MOST { self.steps.push(step) } else { self.left_out += 1 }
     }
 
-    /// The last step was an attempt of a kernel that has not finished.
     pub(super) fn attempted(&mut self) {
         if self.left_out == 0
             && let Some(Step { what, .. }) = self.steps.last_mut()

@@ -63,7 +63,6 @@ impl Core {
         }
     }
 
-    /// One more operation of the stream has completed.
     pub fn advance(&mut self, key: Key) {
         if let Some(stream) = self.streams.get_mut(key) {
             stream.completed += 1;

@@ -18,14 +18,12 @@ use std::{ops::Range, slice, sync::Arc};
 /// Larger slices are not watched.
 pub const LIMIT: usize = 16 << 20;
 
-/// The private copies of one launch.
 #[derive(Default)]
 pub(super) struct Watched {
     copies: Vec<Copy>,
 }
 
 struct Copy {
-    /// Which argument.
     argument: usize,
     original: *const u8,
     bytes: usize,

@@ -87,7 +87,6 @@ impl Windows {
         }
     }
 
-    /// The window that contains the whole range.
     fn around(&mut self, address: Address, bytes: usize) -> DriverResult<(Address, &mut Window)> {
         let found = self.by_address.range_mut(..=address).next_back();
         let found = found.map(|(start, window)| (*start, window));
@@ -99,7 +98,6 @@ impl Windows {
             .ok_or_else(|| fault::invalid(format!("no window was reserved for {bytes} bytes at {address:#x}")))
     }
 
-    /// Fails unless memory can be mapped here.
     pub fn check_free(&mut self, address: Address, bytes: usize) -> DriverResult {
         check_multiple("address", address)?;
         check_multiple("bytes", bytes as u64)?;
@@ -122,7 +120,6 @@ impl Windows {
         Ok((window.block.clone(), offset))
     }
 
-    /// Puts shared memory behind a mapping.
     #[cfg(all(target_os = "linux", not(miri)))]
     pub fn share(
         &mut self,
@@ -164,7 +161,6 @@ impl Windows {
         Ok(shared)
     }
 
-    /// How the mapping at an address is shared.
     pub fn shared(&self, address: Address) -> Option<Shared> {
         self.by_address.range(..=address).next_back()?.1.shared.get(&address).copied()
     }

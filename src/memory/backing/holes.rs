@@ -18,7 +18,6 @@ pub(super) struct Hole {
     pub after: u64,
 }
 
-/// A unit that may move.
 pub(super) type Unit = Range<Address>;
 
 impl Hole {
@@ -75,8 +74,7 @@ impl Hole {
     }
 }
 
-/// The smallest range to fill so that `bytes` free bytes lie together; among equals the lowest. Empty if nothing is
-/// missing.
+/// The smallest range to fill (the lowest among equals) for `bytes` free bytes together; empty if nothing is missing.
 pub(super) fn to_fill(holes: &[Hole], bytes: u64, granularity: u64) -> Option<Range<Address>> {
     let places = holes.iter().filter_map(|hole| hole.fill(bytes, granularity));
     places.min_by_key(|place| place.end - place.start)

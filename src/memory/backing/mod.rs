@@ -43,7 +43,6 @@ use crate::driver::{Address, DriverRef, DriverResult, Fault, RawStream};
 use smallvec::SmallVec;
 use std::{ops::Range, str::FromStr, sync::Arc};
 
-/// A unit that was mapped.
 pub(crate) struct Mapping {
     pub region: u32,
     pub keep_alive: Arc<Region>,
@@ -53,7 +52,6 @@ pub(crate) struct Mapping {
 
 /// Units, each with its region's number.
 pub(crate) type Units = SmallVec<[(u32, Range<Address>); 4]>;
-/// Units that were mapped.
 pub(crate) type Mappings = SmallVec<[Mapping; 4]>;
 
 /// The pool's answer to: how many bytes of a region are free right before an address, and how many from it on?
@@ -85,10 +83,8 @@ pub(crate) trait Backing: Send {
     /// The units that lie wholly inside a range, by address.
     fn units_in(&self, region: u32, range: Range<Address>) -> Vec<Range<Address>>;
 
-    /// Gives a unit back to the driver. It counts as gone also after a fault, except
-    /// [`Misuse`](crate::driver::FaultKind::Misuse).
-    ///
-    /// Nothing uses the unit any more, on any device.
+    /// Gives a unit back to the driver. Nothing uses it any more, on any device. It counts as gone also after a fault,
+    /// except [`Misuse`](crate::driver::FaultKind::Misuse).
     unsafe fn unmap(&mut self, region: u32, unit: Range<Address>) -> DriverResult;
 
     /// Moves units, so that `bytes` free bytes lie together: like [`grow`](Self::grow), but with memory that the pool
@@ -104,10 +100,8 @@ pub(crate) trait Backing: Send {
         false
     }
 
-    /// Bytes taken from the driver.
     fn reserved(&self) -> u64;
 
-    /// Driver calls so far.
     fn driver_calls(&self) -> u64;
 }
 

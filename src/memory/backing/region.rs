@@ -201,7 +201,6 @@ impl Region {
     }
 }
 
-/// The state of the unit with exactly this range.
 fn whole<'a>(units: &'a mut BTreeMap<Address, Unit>, unit: &Range<Address>) -> DriverResult<&'a mut State> {
     match units.get_mut(&unit.start) {
         Some(found) if found.state == State::Here && unit.start + found.bytes == unit.end => Ok(&mut found.state),

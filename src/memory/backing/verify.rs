@@ -17,9 +17,8 @@ const HALF: u64 = 32 << 10;
 /// A test that takes longer has failed.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether memory of this window works. A fault is one of the test itself.
-///
-/// Stepped software GPUs are not tested: the order of steps belongs to the program.
+/// Whether memory of this window works. A fault is one of the test itself. Stepped software GPUs are not tested: the
+/// order of steps belongs to the program.
 pub(super) fn verify_backing(vmm: &mut Vmm, probe: ProbeContext) -> DriverResult<bool> {
     let handle = vmm.region.handle.clone();
     if handle.stepped || host::is_dry(&*handle.driver) {
@@ -52,8 +51,7 @@ pub(super) fn verify_backing(vmm: &mut Vmm, probe: ProbeContext) -> DriverResult
 /// The operations of a test did not end in time.
 struct Unfinished;
 
-/// Runs a test with a stream and page-locked memory of two spans. When it returns `Ok`, nothing of the test is in
-/// flight.
+/// Runs a test with a stream and page-locked memory of two spans. After `Ok` nothing of the test is in flight.
 fn on_a_stream(
     handle: &DeviceHandle,
     stream: Option<RawStream>,
@@ -120,7 +118,6 @@ struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    /// Copies between the mappings of this device.
     fn copies_within(&self) -> DriverResult<bool> {
         let (driver, stream) = (&self.handle.driver, self.stream);
         // SAFETY: both device spans are mapped, and do not overlap, since a unit is more than three times `HALF`; the

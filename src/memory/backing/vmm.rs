@@ -33,8 +33,7 @@ pub(super) struct Vmm {
 }
 
 impl Vmm {
-    /// Opens a window of [`ROOM`] times the device's memory, since holes take room. A smaller one if there are not so
-    /// many addresses.
+    /// Opens a window of [`ROOM`] times the device's memory; a smaller one if there are not so many addresses.
     pub fn open(handle: &Arc<DeviceHandle>) -> DriverResult<Self> {
         let granularity = handle.driver.vm_granularity().ok_or_else(|| unsupported("no virtual memory"))? as u64;
         // No address space is larger, even if the device reports a larger one.
@@ -64,7 +63,6 @@ impl Vmm {
         Mapping { region: REGION, keep_alive: self.region.clone(), address, bytes }
     }
 
-    /// Maps one unit.
     fn map(&mut self, address: Address, bytes: u64) -> DriverResult<Mapping> {
         self.driver_calls += 1;
         // SAFETY: a hole of the window, which no code uses.

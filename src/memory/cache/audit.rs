@@ -7,10 +7,8 @@
 //! ```
 //!
 //! With an audit every block has room for a red zone: all bytes beyond the request. Since every block ends with one, a
-//! write before the start of a block is found as well, in the zone of the block before it. Red zones are
-//! AddressSanitizer's (Serebryany et al., "AddressSanitizer: a fast address sanity checker", 2012). There, instrumented
-//! code checks before it writes; here, the pool checks afterwards. Poison for freed memory was asked for in
-//! pytorch#58385.
+//! write before the start of a block is found as well, in the zone of the block before it. (Red zones are
+//! AddressSanitizer's, Serebryany et al. 2012; it checks before a write, the pool afterwards. Poison: pytorch#58385.)
 //!
 //! Device memory is filled and copied by operations of its streams ([`slots`]). The zone is filled on the stream that
 //! asked for the block; in a capture on the main stream, because the graph may never be launched, or many times, and
@@ -52,7 +50,6 @@ const POISON: u8 = 0xCB;
 /// Reports, in the order in which they were found.
 type Found = Vec<Arc<Report>>;
 
-/// The audit of one cache.
 pub(super) struct Audit {
     handle: Arc<DeviceHandle>,
     /// Blocks in use with a filled zone.
@@ -144,7 +141,6 @@ impl Cache {
         }
     }
 
-    /// The bytes that a request needs, with its red zone.
     #[inline]
     pub(super) fn with_zone(&self, bytes: usize) -> usize {
         if self.audit.is_none() { bytes } else { bytes.saturating_add(RED) }
@@ -217,7 +213,6 @@ impl Cache {
         self.audit.as_mut().map(|audit| mem::take(&mut audit.held)).unwrap_or_default()
     }
 
-    /// Holds a block back that is still in use.
     pub(crate) fn hold(&mut self, block: Box<Block>) {
         match &mut self.audit {
             Some(audit) if block.is_owned_by(&self.owner) => audit.held.push_back(block),
@@ -225,8 +220,7 @@ impl Cache {
         }
     }
 
-    /// Takes a block that was checked, or cannot be. If another cache has replaced the block's own meanwhile, the block
-    /// is released.
+    /// Takes a block that was checked, or cannot be. Releases it if another cache has replaced the block's own.
     pub(crate) fn looked_at(&mut self, block: Box<Block>, found: Option<Arc<Report>>) {
         if let Some(audit) = &mut self.audit {
             audit.found.extend(found);

@@ -7,7 +7,6 @@
 pub(super) const SMALL: usize = 128 << 10;
 /// The unit of sizes, and the alignment of every block.
 pub(super) const ALIGN: usize = 256;
-/// Number of classes.
 pub(super) const CLASSES: usize = 8 + 6 * 8;
 
 const LINEAR: usize = 2 << 10;
@@ -25,7 +24,6 @@ pub(super) fn class(bytes: usize) -> usize {
     8 + (k as usize - 11) * 8 + step
 }
 
-/// Bytes of a block of this class.
 pub(super) fn bytes(class: usize) -> usize {
     debug_assert!(class < CLASSES);
     if class < 8 {
@@ -35,8 +33,7 @@ pub(super) fn bytes(class: usize) -> usize {
     (step + 9) << (k - 3)
 }
 
-/// Bytes of a full slab of this class: at least 16 blocks, at most 2 MiB, so that a rarely used class does not hold
-/// much memory.
+/// Bytes of a full slab of this class: at least 16 blocks, at most 2 MiB, so that a rare class holds little memory.
 pub(super) fn slab_bytes(class: usize) -> usize {
     (bytes(class) * 32).next_power_of_two().clamp(64 << 10, 2 << 20)
 }

@@ -16,7 +16,6 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// The blocks of a cache that are not pooled.
 #[derive(Default)]
 pub(super) struct DedicatedChunks {
     /// Number of blocks that have not come home.
@@ -39,7 +38,6 @@ impl DedicatedChunks {
 }
 
 impl Cache {
-    /// Takes a block whose last handle is gone.
     pub(super) fn leave(&mut self, block: Box<Block>) {
         self.dedicated.out = self.dedicated.out.saturating_sub(1);
         if block.region().adopted {
@@ -68,7 +66,6 @@ impl Cache {
         Ok(self.whole(region, (at, bytes), History::default(), true))
     }
 
-    /// The block of a whole region.
     fn whole(&mut self, region: Arc<Region>, at: (Address, usize), history: History, written: bool) -> BlockRef {
         let (handle, owner) = (&self.handle, Some(&self.owner));
         if let Some(watch) = handle.watch() {
@@ -98,7 +95,6 @@ mod make {
     };
     use std::os::fd::{BorrowedFd, OwnedFd};
 
-    /// A window, still without memory.
     struct Window {
         region: Arc<Region>,
         at: Address,

@@ -110,14 +110,12 @@ impl Cache {
     }
 }
 
-/// The rungs.
 impl Cache {
     fn is_fatal(&self, error: &Error) -> bool {
         let own = self.handle.device;
         matches!(error, Error::DeviceLost { device, .. } if *device == own) || matches!(error, Error::Misuse { .. })
     }
 
-    /// Whether a request of this size could succeed on an empty device.
     fn can_be_had(&self, need: usize) -> bool {
         let most = match self.kind {
             ChunkKind::Device => self.limit.unwrap_or(u64::MAX).min(self.handle.driver.info().total_memory),
@@ -188,9 +186,8 @@ impl Cache {
         may && {
             self.stats.ladder += 1;
             let (need, reserved) = (self.room(request, need.good), self.backing.reserved());
-            // If the request would fit once all streams are done, then the missing bytes depend on timing. Growing by
-            // just those bytes would make a program call the driver again whenever one of its steps is slower than all
-            // before. So the pool grows by a share of itself.
+            // If the request would fit once all streams are done, the missing bytes depend on timing. Growing by those
+            // would call the driver again at each slower step. So the pool grows by a share of itself.
             let timing = self.stats.in_use + need <= reserved;
             let share =
                 if timing { (reserved / EAGER_SHARE).next_multiple_of(GRANULE).min(self.eager - reserved) } else { 0 };
@@ -215,8 +212,7 @@ impl Cache {
         let budget = left / GRAIN as u64 * GRAIN as u64;
         // Single allocations neither grow nor move, so a small one would be of little use.
         let least = if self.backing.is_window() { 0 } else { GRANULE.min(budget) };
-        // A unit is mapped, unmapped and moved as a whole. So units are not too large; and not so small that there are
-        // too many.
+        // A unit is mapped, unmapped and moved as a whole: it is not too large, and units are not too many.
         let mut unit = UNIT.max(self.handle.driver.info().total_memory / 4096).min(need.max(least));
         if self.backing.is_window() {
             // No part of a unit that is unmapped or moved may be in use: small pools need small units.
@@ -252,8 +248,7 @@ impl Cache {
         self.stats.peak_reserved = self.stats.peak_reserved.max(self.backing.reserved());
     }
 
-    /// Moves free memory, by mapping, next to other free memory, so that one large piece results. Takes nothing from
-    /// the driver. Memory whose uses are not over stays.
+    /// Moves free memory that needs no wait next to other free memory, by mapping, so that one large piece results.
     fn gather(&mut self, request: &Request<'_>, need: u64) -> Result<()> {
         if self.heap.free_bytes() < need {
             return Ok(());
@@ -331,8 +326,7 @@ impl Cache {
         self.grow(request, need)
     }
 
-    /// Gives free memory back to the driver, in whole units, and returns how many bytes. Memory whose uses are not over
-    /// stays.
+    /// Gives free memory whose uses are over back to the driver, in whole units, and returns how many bytes.
     fn give_back(&mut self, stop: &dyn Fn() -> bool) -> u64 {
         let mut given = 0;
         for (region, range) in self.free_ranges() {
@@ -367,8 +361,7 @@ impl Cache {
         given
     }
 
-    /// Gives all free memory whose uses are over back to the driver, unless it must stop. Returns how many bytes. Does
-    /// not wait.
+    /// Gives back all free memory whose uses are over, unless it must stop, and returns how many bytes. Does not wait.
     pub(crate) fn trim(&mut self, stop: &dyn Fn() -> bool) -> u64 {
         self.collect();
         self.dissolve();

@@ -58,7 +58,6 @@ const EAGER: u64 = 256 << 20;
 /// Large allocations between two looks at the remote free list.
 const LOOK: u64 = 64;
 
-/// A request for memory.
 pub(crate) struct Request<'a> {
     pub(crate) op: &'static str,
     pub(crate) bytes: usize,
@@ -70,13 +69,11 @@ pub(crate) struct Request<'a> {
     pub(crate) stop: &'a dyn Fn() -> bool,
 }
 
-/// The cache of one kind of memory.
 pub(crate) struct Cache {
     handle: Arc<DeviceHandle>,
     pub(crate) owner: Arc<Owner>,
     kind: ChunkKind,
     settings: Settings,
-    /// Most bytes to take from the driver.
     limit: Option<u64>,
     /// Up to this size the pool grows rather than wait; see [`EAGER`].
     eager: u64,
@@ -128,13 +125,11 @@ impl Cache {
         })
     }
 
-    /// Most bytes to take from the driver, if there is a limit.
     pub(crate) fn limit(&self) -> Option<u64> {
         self.limit
     }
 
-    /// Takes memory from the driver before it is needed. The builder has checked that `bytes` is at most a device's
-    /// memory.
+    /// Takes memory from the driver before it is needed. The builder has checked `bytes` against the device's memory.
     pub(crate) fn reserve(&mut self, op: &'static str, bytes: u64) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -199,7 +194,6 @@ impl Cache {
         BlockRef::activate(block)
     }
 
-    /// Takes a block that the owner's thread has freed.
     #[inline(always)]
     pub(crate) fn put(&mut self, block: Box<Block>) {
         if !self.watched && matches!(block.origin, Origin::Slab { .. }) {

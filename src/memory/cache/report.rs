@@ -52,7 +52,6 @@ impl Cache {
         self.owner.mirror.write(self.counters().to_words());
     }
 
-    /// All chunks and blocks, and the recorded events.
     pub(crate) fn snapshot(&mut self) -> MemorySnapshot {
         let stats = self.stats();
         let units = |region: &u32| self.backing.units_in(*region, 0..Address::MAX);
@@ -114,7 +113,6 @@ impl Cache {
         snapshot
     }
 
-    /// The report of a refused request.
     pub(super) fn out_of_memory_report(
         &mut self,
         request: &Request<'_>,
@@ -157,7 +155,6 @@ impl Cache {
         }
     }
 
-    /// The holders of live memory.
     pub(crate) fn leaks(&mut self) -> Vec<Leak> {
         self.collect();
         match &self.ledger {

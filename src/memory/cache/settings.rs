@@ -29,12 +29,10 @@ pub(crate) const ATTEMPTS: usize = 16;
 #[derive(Clone)]
 pub(crate) struct OnOutOfMemory(pub(crate) Contained<Arc<Callback>>);
 
-/// The callback's type.
 type Callback = dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync;
 
 debug_as!(OnOutOfMemory, |self| "a callback");
 
-/// Memory settings of a pool.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     /// Most bytes to take from each device.
@@ -43,12 +41,10 @@ pub(crate) struct Settings {
     pub(crate) slack: Option<f64>,
     /// The NUMA node for page-locked memory.
     pub(crate) node: Option<Node>,
-    /// Bytes to take when the pool is built.
     pub(crate) reserve: Option<u64>,
     pub(crate) deadline: Duration,
     pub(crate) choice: BackingChoice,
     pub(crate) on_out_of_memory: Option<OnOutOfMemory>,
-    /// Record call sites and events.
     pub(crate) record: Option<bool>,
     /// Fill red zones, and poison freed memory.
     pub(crate) audit: bool,

@@ -23,7 +23,6 @@ use std::{collections::VecDeque, sync::Arc};
 /// Most blocks to check in a list of blocks with several streams.
 const LOOKS: usize = 64;
 
-/// A piece of the heap that is cut into blocks of one class.
 pub(super) struct Slab {
     pub piece: Piece,
     pub region: Arc<Region>,
@@ -51,11 +50,9 @@ struct Class {
     lists: SmallVec<[List; 2]>,
     /// The slab that new blocks are cut from.
     current: Option<u32>,
-    /// Number of slabs of the class.
     slabs: usize,
 }
 
-/// The small blocks of one cache.
 pub(super) struct Small {
     classes: Box<[Class]>,
     slabs: Vec<Option<Slab>>,
@@ -154,7 +151,6 @@ impl Small {
         self.classes[class].current = Some(index);
     }
 
-    /// Takes a freed block.
     #[inline(always)]
     pub fn put(&mut self, mut block: Box<Block>) {
         let (slab, class) = Self::origin(&block);
@@ -190,8 +186,7 @@ impl Small {
         (slab as usize, usize::from(class))
     }
 
-    /// Gives up the uncut part of each current slab: the slab's piece, the bytes that the slab keeps, and the past of
-    /// the rest.
+    /// Gives up the uncut part of each current slab: its piece, the bytes that it keeps, and the past of the rest.
     pub fn give_up_uncut(&mut self) -> Vec<(Piece, usize, History)> {
         let mut given = Vec::new();
         for class in &mut self.classes {
@@ -209,7 +204,6 @@ impl Small {
         given
     }
 
-    /// Whether some slab has no block in use.
     pub fn has_empty_slabs(&self) -> bool {
         self.empty > 0
     }
@@ -245,7 +239,6 @@ impl Small {
         gone.into_iter().flatten().collect()
     }
 
-    /// All free blocks, mutable.
     pub fn free_blocks(&mut self) -> impl Iterator<Item = &mut Box<Block>> {
         self.classes.iter_mut().flat_map(|Class { free, lists, .. }| {
             free.iter_mut().chain(lists.iter_mut().flat_map(|list| &mut list.blocks))
@@ -259,19 +252,16 @@ impl Small {
         classes.into_iter().flat_map(of)
     }
 
-    /// All slabs.
     pub fn slabs(&self) -> impl Iterator<Item = &Slab> {
         self.slabs.iter().flatten()
     }
 }
 
 impl Slab {
-    /// Bytes of one block.
     pub fn block_bytes(&self) -> usize {
         classes::bytes(self.class)
     }
 
-    /// The past of the uncut part.
     pub fn rest(&self) -> &History {
         &self.rest
     }

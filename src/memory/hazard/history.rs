@@ -12,8 +12,7 @@ use crate::{
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc, time::Duration};
 
-/// The past of a block. Usually it is empty, and free memory is split and joined all the time: so the value is small,
-/// and the contents are boxed.
+/// The past of a block: small and boxed, since it is usually empty, and free memory is split and joined all the time.
 #[derive(Default)]
 pub(crate) struct History(pub(super) Option<Box<Past>>);
 
@@ -42,7 +41,6 @@ pub(crate) enum Tenants {
 }
 
 impl History {
-    /// No uses, of memory that other processes may have.
     #[cfg(target_os = "linux")]
     pub(crate) fn lent_by(lending: &Arc<Lending>) -> Self {
         History(Some(Box::new(Past { lent: Some(lending.clone()), ..Past::default() })))
@@ -83,8 +81,7 @@ impl History {
         }
     }
 
-    /// Removes uses that are over, and says which streams are left. When stepped it removes nothing: the result must
-    /// not depend on which operations happen to be over.
+    /// Removes uses that are over (none when stepped: that depends on time), and says which streams are left.
     #[inline]
     pub(crate) fn settle(&mut self) -> Tenants {
         let Some(past) = &mut self.0 else { return Tenants::Nobody };
@@ -105,12 +102,10 @@ impl History {
         }
     }
 
-    /// Whether `stream` can use the memory without a wait.
     pub(crate) fn is_free_for(&self, stream: Option<&StreamCore>) -> bool {
         self.uses().iter().all(|last| last.is_over_for(stream))
     }
 
-    /// Whether `stream` has to wait for some use.
     pub(crate) fn waits_for(&self, stream: Option<&StreamCore>) -> bool {
         !self.is_free_for(stream)
     }
@@ -209,8 +204,7 @@ impl History {
     }
 }
 
-/// Free memory carries its uses, each with its byte range. So it can be split and joined whichever streams have used
-/// it: the next owner waits for exactly those uses that overlap its own bytes.
+/// Free memory carries its uses, each with its byte range: the next owner waits for those that overlap its bytes.
 impl Payload for History {
     fn split_off(&mut self, at: usize) -> Self {
         let Some(past) = &mut self.0 else { return History(None) };

@@ -16,7 +16,6 @@ use crate::{
 };
 use std::{marker::PhantomData, mem, ops::Range};
 
-/// The memory that an operation uses.
 pub(crate) trait UsesOf<'b>: Iterator<Item = (&'b BlockRef, &'b Range<usize>, Access)> + Clone {}
 
 impl<'b, I: Iterator<Item = (&'b BlockRef, &'b Range<usize>, Access)> + Clone> UsesOf<'b> for I {}
@@ -31,8 +30,7 @@ pub(crate) struct Reserved<'b, I: UsesOf<'b>> {
 type Order = fn(&History, &'static str, &StreamCore, &Range<usize>, Access) -> Result<()>;
 
 impl<'b, I: UsesOf<'b>> Reserved<'b, I> {
-    /// Orders uses behind earlier ones that conflict with them, and reserves them on behalf of `call`. The blocks are
-    /// those that a graph names.
+    /// Reserves uses of blocks that a graph names, on behalf of `call`, and orders them behind earlier conflicts.
     #[track_caller]
     pub(crate) fn take(call: OpSite, stream: &StreamCore, uses: I) -> Result<Self> {
         Self::take_by(History::order, call, stream, uses)

@@ -76,7 +76,6 @@ impl Bins {
         Some(row * STEPS + self.lists[row].trailing_zeros() as usize)
     }
 
-    /// The last list that is not empty.
     pub(super) fn last(&self) -> Option<usize> {
         let row = self.rows.checked_ilog2()? as usize;
         Some(row * STEPS + self.lists[row].ilog2() as usize)

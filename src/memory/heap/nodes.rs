@@ -6,7 +6,6 @@ use std::ops::{Index, IndexMut};
 
 pub(super) const GRAIN: u64 = 4096;
 
-/// No node.
 pub(super) const NONE: u32 = u32::MAX;
 /// In `list_before`: a live piece.
 const LIVE: u32 = u32::MAX - 1;
@@ -73,7 +72,6 @@ impl Nodes {
         self.add(Node { address, grains, region, before: NONE, after: NONE, list_before: LIVE, list_after: NONE })
     }
 
-    /// An edge of mapped memory.
     pub(super) fn edge(&mut self, region: u32, address: u64) -> u32 {
         self.add(Node { address, grains: 0, region, before: NONE, after: NONE, list_before: EDGE, list_after: NONE })
     }
@@ -103,7 +101,6 @@ impl Nodes {
         self.table[id as usize].list_before = LIVE;
     }
 
-    /// Makes two nodes neighbours.
     pub(super) fn connect(&mut self, before: u32, after: u32) {
         self.table[before as usize].after = after;
         self.table[after as usize].before = before;

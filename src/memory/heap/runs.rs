@@ -5,7 +5,6 @@
 
 use super::{Heap, Node, Payload, bins, nodes::GRAIN};
 
-/// Mapped memory between two edges.
 pub(super) struct Run {
     first: u32,
     last: u32,
@@ -28,8 +27,7 @@ impl<P: Payload> Heap<P> {
         assert!(left.is_none_or(|(.., last)| last <= address), "memory is mapped once");
         let grains = u32::try_from(bytes / GRAIN).expect("at most 16 TiB are mapped at a time");
         let id = self.live(region, address, grains);
-        // Memory that joins the left run keeps that run's first edge; memory that joins the right run keeps its last
-        // edge.
+        // Memory that joins the left run keeps its first edge; memory that joins the right run keeps its last edge.
         let first = match left {
             Some((first, last, at)) if at == address => {
                 self.nodes.connect(self.nodes[last].before, id);
@@ -113,8 +111,7 @@ impl<P: Payload> Heap<P> {
         payload
     }
 
-    /// Free bytes that end and that begin at `address`, at the edges of mapped memory, if `accept` accepts their
-    /// payload.
+    /// Free bytes that end and that begin at `address`, at mapped edges, if `accept` accepts their payload.
     pub(crate) fn free_around(&self, region: u32, address: u64, accept: impl Fn(&P) -> bool) -> (u64, u64) {
         let is_free = |id: &u32| accept(&self.payloads[*id as usize]) && self.nodes[*id].is_free();
         let accepted = |id: u32| Some(id).filter(is_free).map_or(0, |id| self.nodes[id].bytes());

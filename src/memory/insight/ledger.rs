@@ -18,7 +18,6 @@ use std::{
 /// Default number of events to keep: 5 MiB of them.
 pub(crate) const EVENTS: usize = 65_536;
 
-/// The records of one cache.
 pub(crate) struct Ledger {
     device: usize,
     began: Instant,
@@ -29,7 +28,6 @@ pub(crate) struct Ledger {
     dropped: u64,
 }
 
-/// A block in use.
 #[derive(Clone, Copy)]
 struct Live {
     bytes: u64,
@@ -63,7 +61,6 @@ impl Ledger {
         }
     }
 
-    /// A block of `bytes` was handed out for `requested`.
     pub(crate) fn allocated(
         &mut self,
         at: Address,
@@ -88,12 +85,10 @@ impl Ledger {
         self.note(Event { micros, kind, address: at, bytes, requested, stream, place });
     }
 
-    /// Memory came from the driver.
     pub(crate) fn mapped(&mut self, at: Address, bytes: u64) {
         self.note_chunk(EventKind::Mapped, at, bytes);
     }
 
-    /// Memory went back to the driver.
     pub(crate) fn unmapped(&mut self, at: Address, bytes: u64) {
         self.note_chunk(EventKind::Unmapped, at, bytes);
     }
@@ -103,7 +98,6 @@ impl Ledger {
         self.note_chunk(EventKind::Trimmed, 0, bytes);
     }
 
-    /// A request was refused.
     pub(crate) fn out_of_memory(&mut self, requested: usize, place: Option<OpSite>) {
         let (micros, requested) = (self.micros(), requested as u64);
         let kind = EventKind::OutOfMemory;

@@ -22,7 +22,6 @@ use crate::{
 use parking_lot::Mutex;
 use std::{marker::PhantomData, sync::Arc};
 
-/// Which NUMA node page-locked memory should come from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Locality {
     Device(usize),
@@ -30,7 +29,6 @@ pub(crate) enum Locality {
     CallingThread,
 }
 
-/// The pool's page-locked memory.
 pub(crate) struct PinnedPool {
     handles: Vec<Arc<DeviceHandle>>,
     nodes: Nodes,
@@ -112,7 +110,6 @@ impl PinnedPool {
         self.caches.iter().map(|cache| cache.inner.lock().1.trim(&|| false)).sum()
     }
 
-    /// The owners of the nodes' blocks.
     #[cfg(test)]
     pub(crate) fn owners(&self) -> Vec<Arc<super::super::block::Owner>> {
         self.caches.iter().map(|cache| cache.inner.lock().1.owner.clone()).collect()
@@ -125,9 +122,7 @@ impl PinnedPool {
     }
 }
 
-/// One node's memory.
 struct NodeCache {
-    /// The device whose driver provides the memory, and the cache.
     inner: Mutex<(usize, Cache)>,
     settings: Settings,
 }
@@ -150,8 +145,7 @@ impl NodeCache {
         Ok(block)
     }
 
-    /// If the device that provides the memory is lost, the next device takes over: the others still need page-locked
-    /// memory.
+    /// If the device that provides the memory is lost, the next one takes over: others still need page-locked memory.
     fn allocate(&self, handles: &[Arc<DeviceHandle>], op: &'static str, bytes: usize) -> Result<BlockRef> {
         let (of, cache) = &mut *self.inner.lock();
         let request = Request { op, bytes, align: 1, stream: None, stop: &|| false };

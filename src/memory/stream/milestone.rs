@@ -26,8 +26,7 @@ const EVENTS: usize = 32;
 pub(super) enum Milestones {
     Word {
         word: Word,
-        /// Operations that the last write covers. Raised under the lock, which keeps the writes in order: several
-        /// threads may submit to one stream.
+        /// Operations that the last write covers. Raised under the lock: several threads may submit to one stream.
         published: Sequence,
         writing: Mutex<()>,
     },
@@ -80,7 +79,6 @@ impl LastSeen {
 }
 
 impl StreamCore {
-    /// Submits a milestone.
     pub(super) fn set_milestone(&self) {
         match &self.milestones {
             Milestones::Word { word, published, writing } => {
@@ -135,9 +133,8 @@ impl StreamCore {
         }
     }
 
-    /// The number of operations known to have completed, after a poll of the word or the events. To a checker the
-    /// calling thread has learned nothing; [`has_completed`](Self::has_completed) is for threads that rely on the
-    /// answer.
+    /// The number of operations known to have completed, by a poll. To a checker the calling thread has learned
+    /// nothing; threads that rely on the answer use [`has_completed`](Self::has_completed).
     pub(crate) fn poll(&self) -> u64 {
         match &self.milestones {
             _ if self.handle.stepped => {}
@@ -149,8 +146,7 @@ impl StreamCore {
         self.completed.get()
     }
 
-    /// Polls the word, if it may show that operation `sequence` is over. Returns whether it shows that; false where
-    /// there is no word.
+    /// Whether the word shows that operation `sequence` is over. Polls only if it may; false without a word.
     pub(super) fn look(&self, sequence: u64) -> bool {
         let Milestones::Word { word, published, .. } = &self.milestones else { return false };
         // Usually this is decided without touching the cache line that the device writes.

@@ -1,9 +1,8 @@
 //! Words in page-locked memory: each stream writes its progress into a word of its own.
 //!
 //! The stream writes a sequence number into its word by a stream memory operation, behind the work that the number
-//! covers. A poll is then a load on the host instead of a `cudaEventQuery`, which was measured at a microsecond
-//! ([cuda_event_benchmark](https://github.com/harrism/cuda_event_benchmark)). XLA frees memory by such a timeline on
-//! ROCm ([xla#40236](https://github.com/openxla/xla/pull/40236)).
+//! covers. A poll is then a load on the host instead of a `cudaEventQuery`, which takes a microsecond
+//! ([cuda_event_benchmark](https://github.com/harrism/cuda_event_benchmark)).
 //!
 //! Invariant: a word outlives its stream, and its value only grows. The next stream counts from the last value that the
 //! previous one has submitted, and gets the word only when that value has arrived. So no old number is taken for a new
@@ -17,7 +16,6 @@ const STRIDE: usize = 64;
 /// Words per device. Further streams use events.
 const WORDS: usize = 64;
 
-/// A stream's own word.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Word {
     pub(super) address: Address,
@@ -73,8 +71,7 @@ impl Words {
         Some(Word { address: page.address + (STRIDE * (page.used - 1)) as u64, base: 0 })
     }
 
-    /// Takes the word of a stream that is gone. The stream has submitted writes up to the one behind operation
-    /// `published`.
+    /// Takes the word of a stream that is gone, whose writes end with the one behind operation `published`.
     pub(super) fn give(&self, word: Word, published: u64) {
         if let Some(page) = self.0.lock().as_mut() {
             page.spare.push(Word { base: word.value(published), ..word });
@@ -100,8 +97,7 @@ impl Words {
 }
 
 impl Word {
-    /// Whether the last write of the previous stream has arrived. For a checker this is an edge: the next stream comes
-    /// after the write.
+    /// Whether the last write of the previous stream has arrived: to a checker, the next stream comes after it.
     fn has_last_write_arrived(self, handle: &DeviceHandle) -> bool {
         // SAFETY: an aligned word of a page that lives as long as the handle.
         unsafe { handle.driver.poll_value(self.address) == self.base }

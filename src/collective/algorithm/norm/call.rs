@@ -88,7 +88,6 @@ pub struct NormSaved<T: Float> {
 debug_as!(NormSaved<T> [T: Float], |self| mean = self.mean, rstd = self.rstd);
 
 impl<T: Float> NormSaved<T> {
-    /// Of so many rows, not written yet.
     #[track_caller]
     fn empty(dev: &Device, op: &'static str, rows: usize, has_mean: bool) -> Result<Self> {
         let mean = has_mean.then(|| dev.allocate(op, rows)).transpose()?;

@@ -29,17 +29,14 @@ pub(crate) fn least(members: usize) -> usize {
 
 /// Bytes of a chunk for which another block is worth starting: as many as its threads move at once.
 const PER_BLOCK: usize = 32 << 10;
-/// Most bytes of a piece. In a prototype finer pieces only cost time. With these a member has at most 48 MiB of
-/// scratch.
+/// Most bytes of a piece: finer ones only cost time. With these a member has at most 48 MiB of scratch.
 const PIECE: usize = 256 << 10;
 /// Pieces of a block that take a hop one after another, while the first is on its way. One is enough: with 64 blocks,
 /// the pieces of the other blocks are on their way meanwhile.
 const ABREAST: usize = 1;
-/// Slots of a block: one more than the least, so that a member does not wait at once for a neighbour that is a little
-/// late.
+/// Slots of a block: one more than the least, so that a neighbour may be a little late.
 const SLOTS: usize = ABREAST + 2;
 
-/// How a kernel goes around the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cutting {
     pub blocks: usize,
@@ -50,14 +47,12 @@ pub(crate) struct Cutting {
     pub slots: usize,
 }
 
-/// Blocks of a kernel, for chunks of up to `chunk` bytes. All blocks must run at once: a block waits for its peers'
-/// blocks.
+/// Blocks of a kernel, for chunks of up to `chunk` bytes. All must run at once: a block waits for its peers'.
 pub(crate) fn blocks(chunk: usize, limits: &Limits) -> usize {
     chunk.div_ceil(PER_BLOCK).clamp(1, limits.blocks(RING_BLOCKS as u32) as usize)
 }
 
-/// Sizes of scratch in bytes that are worth having for chunks of up to `chunk` bytes, from the best down to the least
-/// that will do.
+/// Bytes of scratch that are worth having for chunks of up to `chunk` bytes, from the best to the least that will do.
 pub(super) fn scratch_sizes(chunk: usize, blocks: usize) -> impl Iterator<Item = usize> {
     let best = Tiling::new(chunk, blocks * ABREAST, 1, GRAIN, PIECE).tile;
     let smaller = |&piece: &usize| (piece > GRAIN).then(|| (piece / 4).next_multiple_of(GRAIN));

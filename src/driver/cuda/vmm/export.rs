@@ -59,8 +59,7 @@ impl CudaGpu {
     }
 }
 
-/// A descriptor does not tell how large its memory is. Where it has fewer than `bytes`, `cuMemMap` answers
-/// CUDA_ERROR_NOT_SUPPORTED (seen on an H200).
+/// A descriptor does not tell its memory's size. If that is smaller, `cuMemMap` is not supported (seen on an H200).
 fn wrong_size(fault: Fault, bytes: usize) -> Fault {
     // A refusal of access has a detail.
     if fault.kind != FaultKind::Unsupported || !fault.detail.is_empty() {

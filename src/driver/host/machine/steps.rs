@@ -6,7 +6,6 @@ use parking_lot::MutexGuard;
 use std::{thread, time::Instant};
 
 impl Machine {
-    /// The loop of the one worker of a stepped machine.
     pub(super) fn run_steps(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) {
         loop {
             if !state.core.can_go_on() {
@@ -49,8 +48,7 @@ impl Machine {
                 let start = Instant::now();
                 MutexGuard::unlocked(state, thread::yield_now);
                 if start.elapsed() > PAUSE {
-                    // Other threads want the core. A thread that sleeps for a moment gets it back sooner than one that
-                    // yields.
+                    // Other threads want the core: a thread that sleeps gets it back sooner than one that yields.
                     break;
                 }
             }

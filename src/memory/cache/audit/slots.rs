@@ -14,7 +14,6 @@ use std::{ops::Range, slice, sync::Arc, time::Duration};
 /// Page-locked bytes that zones are copied to: room for a thousand small zones, or sixty of the largest.
 const AREA: usize = 1 << 20;
 
-/// A zone that was copied out and not checked yet.
 struct Slot {
     /// Range in the area.
     bytes: Range<usize>,
@@ -28,7 +27,6 @@ pub(super) struct Slots {
     /// The driver below the checker.
     driver: DriverRef,
     deadline: Duration,
-    /// Allocated when first needed.
     area: Option<*mut u8>,
     slots: Vec<Slot>,
     filled: usize,
