@@ -95,12 +95,12 @@ fn main() -> anyhow::Result<()> {
         false => Shape { rows: 256, width: 128, steps: 20 },
     };
     // In turns.
-    let (mut ones, mut alls) = (Vec::new(), Vec::new());
+    let (mut single, mut divided) = (Vec::new(), Vec::new());
     for _ in 0..3 {
-        ones.push(alone(&pool, &shape)?);
-        alls.push(on_all(&pool, &shape)?);
+        single.push(alone(&pool, &shape)?);
+        divided.push(on_all(&pool, &shape)?);
     }
-    let (one, all) = (median(ones), median(alls));
+    let (one, all) = (median(single), median(divided));
     let case = format!("{}/candle_step/{}/{}", if gpu { "gpu" } else { "software" }, pool.device_count(), shape.rows);
     println!("{case}: {all:.3} ms, candle on one device {one:.3} ms: {:.2} times", one / all);
     if let Some(file) = json {
