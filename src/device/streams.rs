@@ -109,8 +109,7 @@ impl Device {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// A collective within `f` is [`Error::InvalidArgument`](crate::Error::InvalidArgument) if its kernels would wait
-    /// for each other.
+    /// A collective within `f` is [`Error::InvalidArgument`] if its kernels would wait for each other.
     pub fn blocking<R>(&self, f: impl FnOnce() -> R) -> R {
         #[cfg(feature = "cuda")]
         let _guard = (!self.worker.is_software()).then(crate::driver::gate::blocking);
