@@ -151,7 +151,7 @@ __device__ inline void trip_of_two(const Meet& meet, const Route& route, u32 uni
     }
 }
 
-// The sum or the average of three to M members who all receive: at most one whole unit of a thread, at aligned places.
+// The sum or the average of three to M members that all receive: at most one whole unit of a thread, at aligned places.
 // All loads and polls of a thread overlap. Another member may go by `trip`, as above.
 template <class T, u32 M>
 __device__ inline void trip_of_few(const Meet& meet, const Route& route, u32 units, u32 op, u64 src, u64 dst) {

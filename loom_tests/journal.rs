@@ -84,7 +84,7 @@ fn all(reader: &mut Reader<Arc<Watched>>) -> Vec<(usize, Vec<u8>)> {
     std::iter::from_fn(|| reader.read().unwrap()).collect()
 }
 
-/// Each process appends a record, and reads what there is. One order: what one has read begins what the other one has.
+/// Each process appends a record, and reads all records. One order: the records of one reader begin the other's.
 #[test]
 fn all_read_in_one_order() {
     check(|| {

@@ -207,7 +207,7 @@ fn a_broken_connection_ends_every_wait() {
     });
 }
 
-/// A journal: whoever reads first takes the frames that follow from it.
+/// A journal: the first reader takes the frames that follow from it.
 #[derive(Default)]
 struct Journal {
     frames: Mutex<Vec<ToHost>>,

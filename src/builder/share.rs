@@ -8,7 +8,7 @@
 //!
 //! **Kernels that wait for each other** must all get to run. Kernels on one GPU do if two conditions hold.
 //!
-//! * All their blocks fit on the GPU at once (collectives divide its multiprocessors by the sharers).
+//! * All their blocks fit on the GPU together (collectives divide its multiprocessors by the sharers).
 //! * No such kernel is queued behind work that waits for it. The GPU serves streams through a few hardware queues
 //!   (`CUDA_DEVICE_MAX_CONNECTIONS`: 8 by default, 32 at most), each in the order of submission
 //!   (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>). Consecutive kernels of different

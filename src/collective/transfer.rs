@@ -120,7 +120,7 @@ fn copied<T: DeviceCopy>(x: &DeviceBuffer<T>, dev: &Device) -> Result<Option<Dev
         return Ok(None);
     }
     let here = x.copy_to(dev)?;
-    // The memory goes back to its device. Who uses it next waits for this copy, and not for later ones.
+    // The memory goes back to its device. Its next user waits for this copy, and not for later ones.
     dev.stream.record_early("transfer")?;
     Ok(Some(here))
 }

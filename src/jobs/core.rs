@@ -317,7 +317,7 @@ impl Core {
         self.wake(room);
     }
 
-    /// Ends a job with an error: at once if it has not begun (then true), else as an abort of its gang.
+    /// Ends a job with an error: immediately if it has not begun (then true), else as an abort of its gang.
     pub fn cancel(self: &Arc<Self>, rank: Rank, error: Error) -> bool {
         let mut state = self.state.lock();
         let mut found = state.table.remove(rank).map(|(_, job)| job);

@@ -203,7 +203,7 @@ fn changed(word: u32, level: u32) -> u32 {
 
 /// Where one thread of a process sleeps until there are records.
 ///
-/// Threads that look for records by themselves need no call, and a process in which nobody waits needs one for urgent
+/// Threads that look for records by themselves need no call. A process in which no thread waits needs one for urgent
 /// records only: a thread that is woken costs more than a record.
 pub struct Bell<M> {
     memory: M,
@@ -355,7 +355,7 @@ unsafe impl Memory for Mapped {
     }
 
     unsafe fn copy_out(&self, process: usize, slot: usize, len: usize, into: &mut Vec<u8>) {
-        // SAFETY: the caller's promise: these bytes are in the slot, which nobody writes now.
+        // SAFETY: the caller's promise: these bytes are in the slot, which no thread writes now.
         into.extend_from_slice(unsafe { std::slice::from_raw_parts(self.slot(process, slot), len) });
     }
 }

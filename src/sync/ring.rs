@@ -19,8 +19,7 @@
 //! * `head` and `tail` have separate cache lines. Each side also keeps a private copy of *both*: of its own index, so
 //!   that it never reads back a line that it has just written (on AMD that gains 10 %,
 //!   [rtrb#132](https://github.com/mgeier/rtrb/pull/132)); and of the other index, so that it reads the shared one only
-//!   if the copy says full or empty ([MCRingBuffer](https://ieeexplore.ieee.org/document/5470368), [rigtorp's
-//!   explanation](https://rigtorp.se/ringbuffer/)).
+//!   if the copy says full or empty ([MCRingBuffer](https://ieeexplore.ieee.org/document/5470368)).
 //! * A batch writes many slots and publishes once: about four times the throughput at 32 elements.
 
 use super::{

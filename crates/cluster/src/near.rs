@@ -109,7 +109,7 @@ impl Near for Journal {
         };
         // The length is the journal's.
         let done = self.writer.lock().append(&bytes[4..]);
-        // Who lags behind makes room.
+        // A process that lags behind makes room.
         self.bell.ring(record.is_urgent() || !done);
         done
     }

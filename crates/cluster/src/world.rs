@@ -105,18 +105,18 @@ impl Local {
     pub(crate) fn look(&self, near: &dyn Near, must: bool) {
         let mut due = Vec::new();
         near.read(must, &mut |frame| due.extend(self.apply(frame)));
-        // Who hears of a failure may tell something, for which there must be room.
+        // A thread that hears of a failure may append a record, which needs room.
         due.into_iter().for_each(|tell| tell());
     }
 
-    /// Tells the processes of this machine, if there is room. It waits for nobody.
+    /// Tells the processes of this machine, if there is room. It does not wait.
     pub(super) fn tell(&self, record: &Record) {
         if let Some(near) = self.near() {
             near.append(record);
         }
     }
 
-    /// Takes a frame that does not come by [`Near`]: what was told there before the end goes first.
+    /// Takes a frame that does not come by [`Near`]: records before the end go first.
     pub(crate) fn take(&self, frame: ToHost) {
         let mut due = Vec::new();
         if let Some(near) = self.near().filter(|_| matches!(frame, ToHost::Over { .. })) {
@@ -126,7 +126,7 @@ impl Local {
         due.into_iter().for_each(|tell| tell());
     }
 
-    /// Who is to hear of it.
+    /// The calls of those that must hear of it.
     fn apply(&self, frame: ToHost) -> Vec<impl FnOnce() + use<>> {
         let mut inner = self.inner.lock();
         if inner.process.take(frame).is_err() {

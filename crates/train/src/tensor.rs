@@ -5,7 +5,7 @@
 //! this device's part of the weights and of their gradients. It may use operations, collectives and everything below
 //! them. With `accumulate` gradients are added to those of earlier calls. Of half types the sums are in `f32`
 //! ([`Wide`]), and the gradients are these, rounded. Invariant: a collective of a step back is enqueued before the
-//! gradients of the weights, on a stream of its own, so that both run at once. Memory orders what follows.
+//! gradients of the weights, on a stream of its own, so that both run in parallel. Memory orders later work.
 
 mod embedding;
 #[cfg(feature = "blas")]

@@ -31,7 +31,7 @@ use std::{
 /// costs the time until its threads run.
 pub const PIECE: usize = 2 << 20;
 
-/// Memory for messages, by where they begin; after the exchange, what has come.
+/// Memory for messages, by where they begin; after the exchange, the received messages.
 type Room = BTreeMap<usize, PinnedBuffer<u8>>;
 
 pub(super) struct HostPiece {

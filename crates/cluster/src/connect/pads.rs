@@ -1,7 +1,7 @@
 //! Own kernels for small sums, where each process has one GPU and all are on one host: each process makes a
 //! [`LonePad`], and the descriptors of its memory go to all others.
 //!
-//! `open_nccl` calls [`open`] when the rails are connected: what cannot go this way goes by them. All processes come to
+//! `open_nccl` calls [`open`] when the rails are connected: other calls go by them. All processes come to
 //! one answer, so each step ends with the word of all. Nothing here fails a start, but for the loss of a process.
 
 use super::super::{control::Control, transport::shm::pass_on, wire::cut};

@@ -44,7 +44,7 @@ impl Checked {
         self.inner.bind().is_err_and(|fault| fault.kind == FaultKind::DeviceLost)
     }
 
-    /// Frees memory. It leaves the account first: another thread may get it at once, and must not find the old entry.
+    /// Frees memory. It leaves the account first: another thread may get it, and must not find the old entry.
     pub(super) fn free(
         &self,
         call: &'static str,

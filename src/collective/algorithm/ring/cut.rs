@@ -47,7 +47,7 @@ pub(crate) struct Cutting {
     pub slots: usize,
 }
 
-/// Blocks of a kernel, for chunks of up to `chunk` bytes. All must run at once: a block waits for its peers'.
+/// Blocks of a kernel, for chunks of up to `chunk` bytes. All must run together: a block waits for its peers'.
 pub(crate) fn blocks(chunk: usize, limits: &Limits) -> usize {
     chunk.div_ceil(PER_BLOCK).clamp(1, limits.blocks(RING_BLOCKS as u32) as usize)
 }
