@@ -101,8 +101,10 @@ fn main() -> anyhow::Result<()> {
         divided.push(on_all(&pool, &shape)?);
     }
     let (one, all) = (median(single), median(divided));
+    // No division is faster than a device's own rows alone.
+    let bound = alone(&pool, &Shape { rows: shape.rows / pool.device_count(), ..shape })?;
     let case = format!("{}/candle_step/{}/{}", if gpu { "gpu" } else { "software" }, pool.device_count(), shape.rows);
-    println!("{case}: {all:.3} ms, candle on one device {one:.3} ms: {:.2} times", one / all);
+    println!("{case}: {all:.3} ms, candle on one device {one:.3} ms: {:.2} times, bound {:.2}", one / all, one / bound);
     if let Some(file) = json {
         let machine = std::env::var("GPU_POOL_MACHINE").unwrap_or_default();
         let peer = format!(r#""peer":"candle, one device","peer_value":{one},"ratio":{}"#, one / all);

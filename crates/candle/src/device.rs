@@ -47,7 +47,16 @@ pub(crate) fn with_token<R>(op: &'static str, f: impl FnOnce(&Device) -> Result<
 #[cfg(feature = "cuda")]
 pub(crate) mod gpu {
     use crate::Result;
-    use candle_core::CudaDevice;
+    use candle_core::{
+        CudaDevice,
+        cuda_backend::{
+            WrapErr as _,
+            cudarc::driver::{
+                result::{device, mem_pool},
+                sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+            },
+        },
+    };
     use gpu_pool::{Device, Stream};
     use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -68,8 +77,21 @@ pub(crate) mod gpu {
             return Ok(Some(device.clone()));
         }
         let device = CudaDevice::new_with_stream(key.0)?;
+        keep_freed_memory(key.0)?;
+        // SAFETY: candle allocates, uses and frees its tensors on this one stream, and gpu-pool orders its own uses.
+        unsafe { device.disable_event_tracking() };
         opened.push((key, device.clone()));
         Ok(Some(device))
+    }
+
+    /// candle allocates from the driver's pool. By default that pool unmaps what is free at each synchronisation.
+    fn keep_freed_memory(ordinal: usize) -> Result<()> {
+        let (gpu, mut all) = (device::get(ordinal as i32).w()?, u64::MAX);
+        // SAFETY: the driver has just named the GPU, and this attribute is a number of 64 bits.
+        unsafe {
+            let pool = device::get_default_mem_pool(gpu).w()?;
+            Ok(mem_pool::set_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, (&raw mut all).cast()).w()?)
+        }
     }
 
     pub fn stream(dev: &Device, device: &CudaDevice) -> Result<Stream> {
