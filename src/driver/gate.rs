@@ -3,7 +3,7 @@
 
 use crate::sync::LaunchGate;
 
-/// The one gate. All pools share it, because the driver's locks belong to the process.
+/// All pools share it, because the driver's locks belong to the process.
 #[cfg(not(loom))]
 pub(crate) fn launches() -> &'static LaunchGate {
     static GATE: LaunchGate = LaunchGate::new();

@@ -105,7 +105,7 @@ impl Gemm {
 }
 
 impl GemmSpan {
-    /// Bytes from the first element to the end of the last one. `usize::MAX` when that is too many.
+    /// `usize::MAX` when that is too many.
     pub(crate) fn bytes(&self) -> usize {
         if self.count == 0 || self.rows == 0 || self.bytes == 0 {
             return 0;

@@ -1,11 +1,9 @@
 //! Default forwards for layers: drivers that wrap another driver and do something around its calls.
 //!
-//! The layers of `gpu-pool-lab` use the macro `forward!` in their `impl Driver`. So does `cuda`, to forward to its own
-//! methods. The types that it names must be in scope there. The macro knows the types of all calls, so a layer names
-//! only arguments. The contract stays in [`Driver`](super::Driver).
+//! The layers of `gpu-pool-lab` use the macro `forward!` in their `impl Driver`; `cuda` uses it to forward to its own
+//! methods. It knows the types of all calls (which must be in scope there), so a layer names only arguments.
 //!
-//! Invariant: a layer cannot miss a call. No call of the trait has a default body, so a layer that neither lists a call
-//! nor writes it in full does not compile.
+//! Invariant: a layer cannot miss a call: none of the trait's has a default body.
 
 /// Methods of an `impl Driver`. `name(arguments);` forwards a call. `name(arguments) => expression;` wraps it: the
 /// expression uses `call`, a closure that makes the forwarded call once. An expression without `call` replaces the
@@ -149,7 +147,6 @@ macro_rules! __forward {
     (around $call:ident $around:expr) => { $around };
 }
 
-/// Its code if this crate has the feature `blas`; the features of the layer's crate do not count.
 #[cfg(feature = "blas")]
 #[doc(hidden)]
 #[macro_export]
@@ -157,7 +154,6 @@ macro_rules! __if_blas {
     ($($code:tt)*) => { $($code)* };
 }
 
-/// Without the feature `blas`: nothing.
 #[cfg(not(feature = "blas"))]
 #[doc(hidden)]
 #[macro_export]

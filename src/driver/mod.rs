@@ -83,8 +83,6 @@ pub trait Driver: Any + Send + Sync {
     /// `(free, total)` bytes of device memory.
     fn memory_info(&self) -> DriverResult<(u64, u64)>;
 
-    // ---- memory -------------------------------------------------------------------------------------------------
-
     /// Allocates device memory with undefined contents. The alignment is 256 bytes, and 4 KiB from 64 KiB on. `bytes >
     /// 0`. May block; may synchronise the device.
     fn mem_alloc(&self, bytes: usize) -> DriverResult<Address>;
@@ -128,8 +126,6 @@ pub trait Driver: Any + Send + Sync {
     /// # Safety
     /// No operation in flight, of any device, names the memory.
     unsafe fn disown(&self, address: Address) -> DriverResult;
-
-    // ---- virtual memory -------------------------------------------------------------------------------------------
 
     /// Every mapping is a multiple of this many bytes. `None` if the device has no virtual memory management: then the
     /// other calls of this group are `Unsupported`.
@@ -186,8 +182,6 @@ pub trait Driver: Any + Send + Sync {
     #[cfg(target_os = "linux")]
     unsafe fn vm_import(&self, address: Address, bytes: usize, memory: BorrowedFd<'_>) -> DriverResult;
 
-    // ---- streams and events -------------------------------------------------------------------------------------
-
     /// Creates a stream that does not synchronise with any default stream. A lower `priority` runs first; 0 is the
     /// default.
     fn stream_create(&self, priority: i32) -> DriverResult<RawStream>;
@@ -237,8 +231,6 @@ pub trait Driver: Any + Send + Sync {
     /// Time between the completions of two recorded timing events of this device.
     fn event_elapsed(&self, start: RawEvent, end: RawEvent) -> DriverResult<Duration>;
 
-    // ---- copies ---------------------------------------------------------------------------------------------------
-
     /// Asynchronous copy from page-locked host memory.
     ///
     /// # Safety
@@ -285,8 +277,6 @@ pub trait Driver: Any + Send + Sync {
     /// See the trait.
     unsafe fn fill_u32(&self, dst: Address, value: u32, count: usize, stream: RawStream) -> DriverResult;
 
-    // ---- peers ----------------------------------------------------------------------------------------------------
-
     /// Whether the hardware can give this device access to `peer`'s memory. The right has a direction. Pools rely on
     /// the answer only after a probe.
     fn can_access_peer(&self, peer: &dyn Driver) -> DriverResult<bool>;
@@ -297,8 +287,6 @@ pub trait Driver: Any + Send + Sync {
 
     /// Revokes the access of [`enable_peer`](Self::enable_peer). Idempotent.
     fn disable_peer(&self, peer: &dyn Driver) -> DriverResult;
-
-    // ---- kernels --------------------------------------------------------------------------------------------------
 
     /// Loads device code eagerly: every kernel is resident afterwards. May block.
     fn module_load(&self, image: &ModuleImage) -> DriverResult<RawModule>;
@@ -328,8 +316,6 @@ pub trait Driver: Any + Send + Sync {
     #[cfg(feature = "blas")]
     unsafe fn gemm(&self, gemm: &Gemm, stream: RawStream) -> DriverResult;
 
-    // ---- graphs ---------------------------------------------------------------------------------------------------
-
     /// From now on `stream` records its operations for a graph. They are checked as usual, but do not run.
     fn capture_begin(&self, stream: RawStream) -> DriverResult;
 
@@ -347,8 +333,6 @@ pub trait Driver: Any + Send + Sync {
     /// # Safety
     /// `graph` came from this device, its launches are over, and it is not used again.
     unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult;
-
-    // ---- flags ----------------------------------------------------------------------------------------------------
 
     /// Writes an 8-byte word in stream order, visible to all devices and the host. `Unsupported` where
     /// [`DeviceInfo::stream_values`] is false.

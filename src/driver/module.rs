@@ -126,7 +126,6 @@ impl Module {
         String::from_utf8(bytemuck::cast_slice(&ptx).to_vec()).unwrap().trim_end_matches('\0').to_owned()
     }
 
-    /// The sizes of an entry's parameters, from the PTX.
     pub(crate) fn parameters(&self, entry: &str) -> Vec<usize> {
         let ptx = self.ptx_text();
         let (_, rest) = ptx.split_once(&format!(".entry {entry}(")).unwrap_or_else(|| panic!("no entry {entry}"));

@@ -1,8 +1,8 @@
 //! The one door for observers of a pool: checkers, injected faults, machines in virtual time.
 //!
-//! `gpu-pool-lab` implements the traits, and tests use that crate. A builder has at most one [`Observer`]; a process
-//! may [`install`] one for all pools. It wraps the drivers of a pool as layers, says whether memory is audited, and
-//! decides the library's [fail points](FailPoint). A layer that follows the order of all work answers
+//! `gpu-pool-lab` implements the traits. A builder has at most one [`Observer`]; a process may [`install`] one for all
+//! pools. It wraps the drivers of a pool as layers, says whether memory is audited, and decides the library's [fail
+//! points](FailPoint). A layer that follows the order of all work answers
 //! [`Driver::watch`](crate::driver::Driver::watch); the pool tells it what no driver call shows ([`HappensBefore`]).
 //!
 //! Invariant: without an observer each question costs one branch.
@@ -90,7 +90,7 @@ pub fn install(observer: Arc<dyn Observer>) -> bool {
     INSTALLED.set(observer).is_ok()
 }
 
-/// The observer of pools whose builders have none. The library's own unit tests run under the checker.
+/// The library's own unit tests run under the checker.
 pub(crate) fn installed() -> Option<Arc<dyn Observer>> {
     #[cfg(test)]
     return Some(crate::lab::watching());
@@ -174,7 +174,6 @@ impl Clone for Token {
 }
 
 impl Token {
-    /// Adds knowledge to optional knowledge: without an observer there is none.
     pub(crate) fn add(to: &mut Option<Box<Token>>, other: Option<Box<Token>>) {
         match (to, other) {
             (Some(known), Some(other)) => known.0.join(&*other.0),

@@ -1,4 +1,4 @@
-//! How bytes go between two devices, as a pool has found out when it was built. Plain data.
+//! How bytes go between two devices.
 
 use std::time::Duration;
 

@@ -41,12 +41,12 @@ pub struct CudaGpu {
     pub(super) device: CUdevice,
     pub(super) context: Context,
     pub(super) optional: &'static Optional,
-    /// CUDA's numerically greatest and least priority: the last and the first to run.
+    /// The last and the first to run.
     pub(super) priorities: (c_int, c_int),
     pub(super) virtual_memory: Mutex<Option<Virtual>>,
-    /// The fault that lost the device; every later call reports it.
+    /// Every later call reports it.
     lost: OnceCell<Fault>,
-    /// Devices whose memory this device may access because this object has asked for it.
+    /// Those whose memory this device may access because this object has asked for it.
     pub(super) peers: Mutex<HashSet<CUdevice>>,
     /// Functions with permission for more than 48 KiB of dynamic shared memory, and how much.
     pub(super) big_shared: Mutex<HashMap<u64, u32>>,
@@ -131,7 +131,6 @@ impl CudaGpu {
         self.lost.get().map_or(Ok(()), |f| Err(f.clone()))
     }
 
-    /// Makes the context current on this thread, for a call that depends on it.
     pub(super) fn enter(&self) -> DriverResult {
         self.alive()?;
         let mut now = ptr::null_mut();
@@ -150,7 +149,6 @@ impl CudaGpu {
         self.set_current()
     }
 
-    /// Turns a code into a result, and remembers a loss.
     pub(super) fn check(&self, result: CUresult) -> DriverResult {
         self.check_code(fault::code(result), String::new)
     }
@@ -168,7 +166,7 @@ impl CudaGpu {
         Err(self.remember(f))
     }
 
-    /// Keeps the first fault that lost the device; that one is reported from then on.
+    /// That one is reported from then on.
     pub(super) fn remember(&self, fault: Fault) -> Fault {
         if fault.kind == FaultKind::DeviceLost { self.lost.get_or_init(|| fault).clone() } else { fault }
     }
@@ -243,7 +241,6 @@ fn describe(ordinal: usize, device: CUdevice) -> Result<DeviceInfo, Error> {
     })
 }
 
-/// The text of a C buffer that was zeroed before it was filled.
 fn words(buffer: &[c_char]) -> String {
     let bytes: Vec<u8> = buffer.iter().map(|&c| c as u8).collect();
     CStr::from_bytes_until_nul(&bytes).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()

@@ -39,7 +39,6 @@ impl CudaGpu {
         self.check(unsafe { sys::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream(s)) })
     }
 
-    /// Copies to the first address from the second one; each address has its device.
     pub(super) unsafe fn copy_between(
         &self,
         [(dst, dst_device), (src, src_device)]: [(Address, &dyn Driver); 2],

@@ -1,11 +1,9 @@
 //! Early launches (CUDA's *programmatic dependent launch*, [guide]): a kernel is put on the device while the previous
-//! kernel of the stream ends, and waits there until that one has completed. This saves the microsecond between the end
-//! of one kernel and the start of the next.
+//! kernel of the stream ends, and waits there. This saves the microsecond between two kernels.
 //!
-//! The kernel itself waits, by an instruction of compute capability 9.0. A kernel without the instruction would race
-//! with all earlier work. [`Launch::early`](crate::driver::Launch::early) says that the source contains it. This module
-//! asks the driver whether the loaded code contains it, too: the crate's PTX is for older GPUs and does not. After
-//! other work than a kernel the attribute has no effect.
+//! The kernel itself waits, by an instruction of compute capability 9.0; without it, it would race with all earlier
+//! work. [`Launch::early`](crate::driver::Launch::early) says that the source contains it. This module asks the driver
+//! whether the loaded code does, too: the crate's PTX is for older GPUs and does not.
 //!
 //! [guide]: https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/programmatic-dependent-launch.html
 
@@ -31,12 +29,11 @@ const IN_GRAPHS: i32 = 12030;
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: 1 for an early launch.
 const SERIALIZATION: u32 = 6;
 
-/// Whether a kernel's code waits. Its target decides: the JIT also turns PTX for 7.5 into code for 9.0.
+/// The kernel's target decides: the JIT also turns PTX for 7.5 into code for 9.0.
 fn waits(compute_capability: (u32, u32), compiled_for: i32) -> bool {
     compute_capability >= (9, 0) && compiled_for >= WAITS
 }
 
-/// Whether the driver can launch (or capture) a waiting kernel early.
 fn possible(driver: i32, capturing: bool) -> bool {
     !capturing || driver >= IN_GRAPHS
 }
@@ -56,7 +53,7 @@ impl CudaGpu {
         };
     }
 
-    /// The driver's function for an early launch of this kernel; `None` if an early launch is not possible.
+    /// `None` if an early launch is not possible.
     pub(super) fn early(&self, f: RawFunction, s: RawStream) -> Option<LaunchEx> {
         let launch = self.optional.launch_ex?;
         let can = possible(self.optional.version, self.is_capturing(s)) && self.waiting.lock().contains(&f.0);
@@ -64,7 +61,7 @@ impl CudaGpu {
     }
 }
 
-/// Launches early. Returns the driver's code.
+/// Returns the driver's code.
 ///
 /// # Safety
 /// As for `cuLaunchKernel`; and the kernel waits for the previous kernel before it touches memory.

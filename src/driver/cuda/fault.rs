@@ -1,11 +1,11 @@
 //! The driver's error codes: their names, and the [`FaultKind`] of each.
 //!
-//! The names come from this table and never from the library: formatting cudarc's `DriverError` calls
-//! `cuGetErrorString`, which panics without libcuda.
+//! The names come from this table: formatting cudarc's `DriverError` calls `cuGetErrorString`, which panics without
+//! libcuda.
 //!
-//! One hazard of cudarc remains: `CUresult` is a Rust enum that a C function returns, so a code that its bindings do
-//! not know is undefined behaviour. The table below therefore lists every code of the newest bindings, and the symbols
-//! that this crate loads itself (`library.rs`) return plain integers.
+//! `CUresult` is a Rust enum that a C function returns, so a code that the bindings do not know is undefined behaviour.
+//! The table therefore lists every code of the newest bindings, and the symbols that `library.rs` loads return plain
+//! integers.
 
 use cudarc::driver::sys::CUresult;
 
@@ -16,10 +16,9 @@ pub(super) const SUCCESS: i32 = 0;
 pub(super) const NOT_READY: i32 = 600;
 pub(super) const PEER_ALREADY_ENABLED: i32 = 704;
 
-/// The codes of each kind, without the `CUDA_ERROR_` of their names.
 macro_rules! codes {
     ($($kind:ident: $($code:literal $name:ident),+;)+) => {
-        /// Name and kind of a code. The kind of a code that the table lacks is `Other`.
+        /// The kind of a code that the table lacks is `Other`.
         fn entry(code: i32) -> (&'static str, FaultKind) {
             match code {
                 $($($code => (concat!("CUDA_ERROR_", stringify!($name)), FaultKind::$kind),)+)+
@@ -32,8 +31,8 @@ macro_rules! codes {
 }
 
 // `DeviceLost` is for codes after which, by NVIDIA's documentation, "any further CUDA work will return the same error"
-// or the context is destroyed. 46 is the answer of a broken device or one in exclusive use; 4 comes while the process
-// exits. 702 makes the context unusable, too. 708 and 704 answer calls that come too late or twice: nothing is lost.
+// or the context is destroyed or unusable. 46 is the answer of a broken device or one in exclusive use; 4 comes while
+// the process exits. 708 and 704 answer calls that come too late or twice: nothing is lost.
 codes! {
     InvalidArgument:
         1 INVALID_VALUE, 200 INVALID_IMAGE, 218 INVALID_PTX, 300 INVALID_SOURCE, 400 INVALID_HANDLE,
@@ -85,17 +84,15 @@ pub(super) fn fault(code: i32, detail: impl Into<String>) -> Fault {
     Fault { kind, code, name: name.to_owned(), detail: detail.into(), report: None }
 }
 
-/// `CUDA_ERROR_INVALID_VALUE` from a check of this crate, before any driver call.
+/// From a check of this crate, before any driver call.
 pub(super) fn invalid(detail: impl Into<String>) -> Fault {
     fault(1, detail)
 }
 
-/// `CUDA_ERROR_NOT_SUPPORTED` from a check of this crate, before any driver call.
 pub(super) fn unsupported(detail: impl Into<String>) -> Fault {
     fault(801, detail)
 }
 
-/// The text of a log buffer, up to its NUL.
 pub(super) fn text(log: &[u8]) -> String {
     let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
     String::from_utf8_lossy(&log[..end]).trim().to_owned()

@@ -83,7 +83,6 @@ impl CudaGpu {
     }
 }
 
-/// An attribute of an address; `None` if the driver does not know it.
 fn attribute(address: Address, what: Attribute) -> Option<u64> {
     let mut value = 0u64;
     // SAFETY: each attribute that is asked for has at most eight bytes; the rest stays zero.

@@ -4,10 +4,9 @@
 //! op(A)^T`. So the operands are swapped, and no data moves. Sums of half types are `f32` throughout, also where cuBLAS
 //! splits `k`; TF32 is used for [`GemmType::Tf32`] alone.
 //!
-//! Workspaces are allocated once, with the handle, so that no later call allocates. Kernels of different streams must
-//! not share a workspace. Each stream takes its own while there are free ones. When they are used up, a stream takes
-//! one from another stream and waits for that stream's last product. Each graph has its own workspace, since it can be
-//! launched at any time.
+//! Workspaces are allocated once, with the handle. Kernels of different streams must not share one, so a stream without
+//! a free workspace takes another stream's and waits for that stream's last product. Each graph has a workspace of its
+//! own, since it can be launched at any time.
 
 use std::{ffi::c_int, ptr};
 
@@ -25,10 +24,8 @@ const SPACES: usize = 4;
 /// A cuBLAS workspace in device memory; one stream uses it at a time.
 struct Space {
     address: Address,
-    /// Recorded after the last product that used it.
     done: RawEvent,
     owner: Option<RawStream>,
-    /// The number of the last product that used it.
     used: u64,
 }
 
@@ -80,7 +77,7 @@ impl Blas {
         Ok(())
     }
 
-    /// The stream's own workspace, or else the least recently used one, after a wait for that one's last product.
+    /// The stream's own one, or else the least recently used one, after a wait for that one's last product.
     fn space(&mut self, gpu: &CudaGpu, s: RawStream) -> DriverResult<usize> {
         self.count += 1;
         let own = self.spaces.iter().position(|p| p.owner == Some(s));
@@ -110,7 +107,6 @@ impl Blas {
         Ok(i)
     }
 
-    /// Sets the handle to a capturing stream and to the workspace of its graph.
     fn select_captured(&mut self, gpu: &CudaGpu, s: RawStream) -> DriverResult {
         let address = gpu.graph_space(s, self.space_bytes)?;
         self.set = None;
@@ -127,7 +123,7 @@ impl Blas {
         self.set = self.set.filter(|&(_, t)| t != s);
     }
 
-    /// Destroys the handle and frees the workspaces. The context is current.
+    /// The context is current.
     pub(super) fn destroy(mut self, gpu: &CudaGpu) {
         // SAFETY: made by `cublasCreate`, destroyed once; waits for the device.
         let _ = unsafe { sys::cublasDestroy_v2(self.handle) };
@@ -205,11 +201,9 @@ impl CudaGpu {
     }
 }
 
-/// A batch in cuBLAS's words: C^T of `n x m` by B^T and A^T.
 struct Call {
     data: cudaDataType,
     compute: cublasComputeType_t,
-    /// n, m and k, then the leading dimensions of B, A and C, then the batch.
     dims: [c_int; 7],
 }
 

@@ -1,10 +1,9 @@
 //! Graphs: stream capture, executable graphs, their launches.
 //!
-//! Captures use the *relaxed* mode. The other modes forbid calls that the memory pool may make during a capture
-//! (allocate, query an event). PyTorch's allocator changes the mode around such calls for the same reason
+//! Captures use the *relaxed* mode, since the memory pool may allocate or query an event during a capture, as in
+//! PyTorch
 //! ([`CUDAStreamCaptureModeGuard`](https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDAGraphsC10Utils.h)). The
-//! other modes guard against work that gets into a capture or past it by mistake. That cannot happen here, since a
-//! capture uses only streams of its own.
+//! other modes guard against foreign work in a capture; here, a capture uses only streams of its own.
 
 use std::{collections::HashMap, ptr, time::Duration};
 
@@ -17,7 +16,6 @@ use crate::{
     sync::Sequence,
 };
 
-/// The captures and graphs of a device. A graph with matrix products has its own cuBLAS workspace.
 #[derive(Default)]
 pub(super) struct Graphs {
     /// Captures that have begun, and those that have ended. Mostly both are equal, and then no lock is needed.
@@ -39,7 +37,6 @@ impl CudaGpu {
         self.graphs.begun.get() != self.graphs.ended.get() && self.graphs.captures.lock().contains_key(&s)
     }
 
-    /// Refuses, during a capture, operations that a graph cannot hold.
     pub(super) fn check_no_capture(&self, s: RawStream) -> DriverResult {
         fail_if!(self.is_capturing(s), fault::unsupported("the stream captures, and a graph cannot hold that"));
         Ok(())
@@ -114,7 +111,6 @@ impl CudaGpu {
         destroyed.and(freed)
     }
 
-    /// The workspace of the graph that a stream captures, allocated at the first product.
     #[cfg(feature = "blas")]
     pub(super) fn graph_space(&self, s: RawStream, bytes: usize) -> DriverResult<Address> {
         if let Some(space) = self.graphs.captures.lock().get(&s).copied().flatten() {

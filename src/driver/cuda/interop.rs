@@ -19,14 +19,13 @@ pub(super) struct Interop {
 }
 
 impl Interop {
-    /// Forgets a stream that is about to be destroyed: a new stream may get the same handle. True if safe code still
-    /// holds cudarc's object for the stream: then the stream must stay.
+    /// True if safe code still holds cudarc's object for the stream: then the stream must stay.
     pub(super) fn forget(&self, s: RawStream) -> bool {
         let made = self.streams.lock().remove(&s);
         made.is_some_and(|stream| Arc::strong_count(&stream) > 1)
     }
 
-    /// Drops all objects, streams first.
+    /// Streams first.
     pub(super) fn clear(&mut self) {
         self.streams.get_mut().clear();
         self.second.take();

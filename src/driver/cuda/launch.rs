@@ -61,7 +61,7 @@ impl CudaGpu {
         self.check_code(code, || format!("kernel `{}`", launch.name))
     }
 
-    /// Allows a kernel this much dynamic shared memory, with one driver call per kernel and amount.
+    /// One driver call per kernel and amount.
     fn allow_shared(&self, f: RawFunction, bytes: u32) -> DriverResult {
         let mut allowed = self.big_shared.lock();
         if allowed.get(&f.0).is_some_and(|&b| b >= bytes) {

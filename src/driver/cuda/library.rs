@@ -1,7 +1,5 @@
-//! Finds libcuda and its symbols before cudarc uses them.
-//!
-//! Invariant: cudarc panics if the library or a symbol is missing, so no symbol is called before this module has found
-//! it.
+//! Finds libcuda and its symbols. Invariant: cudarc panics if one is missing, so none is called before it was found
+//! here.
 
 use std::ffi::{c_int, c_void};
 
@@ -14,7 +12,7 @@ use crate::error::Error;
 /// CUDA 12.2, which came with driver 535.
 const OLDEST_DRIVER: c_int = 12020;
 
-/// The symbols that [`ready`] calls before it knows the driver's version.
+/// What [`ready`] calls before it knows the driver's version.
 const ENTRY: &[&str] = &["cuInit", "cuDriverGetVersion"];
 
 /// All other symbols that `driver::cuda` calls through cudarc.
@@ -48,7 +46,6 @@ const VIRTUAL: &[&str] = &[
 mod linked {
     #![allow(dead_code, reason = "shadowed when cudarc loads the library at run time")]
 
-    /// A linked library: it gives no symbol by name.
     pub(super) struct Linked;
     impl Linked {
         /// Has the signature of `libloading::Library::get`.
@@ -63,13 +60,11 @@ mod linked {
     pub(super) unsafe fn culib() -> &'static Linked {
         &Linked
     }
-    /// Tells [`is_linked`](super::is_linked) that symbols cannot be looked up by name.
     pub(super) const LINKED: Linked = Linked;
 }
 #[allow(unused_imports, reason = "shadowed when cudarc loads the library at run time")]
 use linked::{culib, is_culib_present};
 
-/// Declares a function that tells whether one of cudarc's libraries can be loaded.
 macro_rules! probe {
     ($(#[$m:meta])* $name:ident, $library:path) => {
         $(#[$m])*
@@ -81,20 +76,11 @@ macro_rules! probe {
         }
     };
 }
-probe!(
-    /// Whether libcuda can be loaded.
-    present, cudarc::driver::sys
-);
+probe!(present, cudarc::driver::sys);
 #[cfg(feature = "blas")]
-probe!(
-    /// Whether libcublas can be loaded.
-    cublas_present, cudarc::cublas::sys
-);
+probe!(cublas_present, cudarc::cublas::sys);
 #[cfg(feature = "nvrtc")]
-probe!(
-    /// Whether libnvrtc can be loaded.
-    nvrtc_present, cudarc::nvrtc::sys
-);
+probe!(nvrtc_present, cudarc::nvrtc::sys);
 
 /// A symbol of libcuda; `None` if it is missing or if libcuda was linked.
 ///
@@ -113,7 +99,6 @@ fn missing(names: &[&'static str]) -> Option<&'static str> {
     if is_linked() { None } else { names.iter().copied().find(|n| !found(n)) }
 }
 
-/// Whether libcuda was linked: then no symbol can be looked up by name, and none can be missing.
 fn is_linked() -> bool {
     #[allow(unused_imports)]
     use cudarc::driver::sys::*;
@@ -148,24 +133,21 @@ pub(super) struct Attribute {
 pub(super) struct Optional {
     /// The driver's CUDA version, as 1000 * major + 10 * minor.
     pub version: c_int,
-    /// `cuLaunchKernelEx`: in every driver, but not in cudarc's bindings for CUDA before 11.8.
+    /// In every driver, but not in cudarc's bindings for CUDA before 11.8.
     pub launch_ex: Option<LaunchEx>,
-    /// `cuModuleGetFunctionCount` (12.4).
+    /// 12.4, as the next two.
     pub module_function_count: Option<unsafe extern "C" fn(*mut u32, CUmodule) -> i32>,
-    /// `cuModuleEnumerateFunctions` (12.4).
     pub module_enumerate: Option<unsafe extern "C" fn(*mut CUfunction, u32, CUmodule) -> i32>,
-    /// `cuFuncLoad` (12.4).
     pub func_load: Option<unsafe extern "C" fn(CUfunction) -> i32>,
     pub write_value: Option<unsafe extern "C" fn(CUstream, u64, u64, u32) -> i32>,
     pub wait_value: Option<unsafe extern "C" fn(CUstream, u64, u64, u32) -> i32>,
-    /// `cuEventElapsedTime`: in every driver, but not in cudarc's bindings for CUDA 13.
+    /// In every driver, but not in cudarc's bindings for CUDA 13.
     pub elapsed: Option<unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> i32>,
     /// Whether all symbols in [`VIRTUAL`] exist. They are called through cudarc.
     pub virtual_memory: bool,
 }
 
 impl Optional {
-    /// Looks the entry points up. [`ready`] has found the library before.
     fn find(version: c_int) -> Self {
         // SAFETY: `ready` has seen the library; the types are those of cuda.h.
         unsafe {
@@ -207,7 +189,6 @@ pub(super) fn open_failed(call: &str, code: i32) -> Error {
     no_device(format!("{words}: {call} returned {} ({code})", fault::name(code)))
 }
 
-/// The error text for a driver that is too old; `None` if it is new enough.
 fn too_old(version: c_int) -> Option<String> {
     let dotted = |v: c_int| format!("{}.{}", v / 1000, v % 1000 / 10);
     (version < OLDEST_DRIVER).then(|| {

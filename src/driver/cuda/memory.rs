@@ -76,7 +76,6 @@ impl CudaGpu {
     }
 }
 
-/// Refuses zero bytes, with a clearer message than CUDA's.
 pub(super) fn nonzero(bytes: usize) -> DriverResult {
     if bytes == 0 { Err(fault::invalid("an allocation of 0 bytes")) } else { Ok(()) }
 }

@@ -1,15 +1,12 @@
 //! NVIDIA GPUs, through the CUDA driver API.
 //!
-//! cudarc loads the driver at run time; only cudarc's `sys` and `result` layers are used. Every call here makes one or
-//! two driver calls on the device's *primary* context, which the runtime API, cuBLAS, NCCL and cudarc share. Without a
-//! driver or a GPU, opening returns an [`Error::NoDevice`] that says what is missing.
+//! cudarc's `sys` and `result` layers load the driver at run time. Every call makes one or two driver calls on the
+//! device's *primary* context. The oldest supported driver is 535 (CUDA 12.2); later functions are looked up by name
+//! and are optional.
 //!
-//! The oldest supported driver is 535 (CUDA 12.2). Later functions are looked up by name and are optional.
-//!
-//! One file per subject: `library` finds libcuda, `context` opens a device and has the checks of every call, `fault`
-//! has the error codes. The calls are inherent methods in `memory`, `foreign`, `vmm`, `stream`, `copy`, `peer`,
-//! `module` (with `nvrtc` and `shared`), `launch` (with `early`), `gemm` and `graph`; the `impl Driver` below forwards
-//! to them, and an unsafe one demands what the [`Driver`]'s does. `interop` gives cudarc's types.
+//! `library` finds libcuda, `context` opens a device and has the checks of every call, `fault` has the error codes. The
+//! calls are inherent methods in the other files, to which the `impl Driver` below forwards; an unsafe one demands what
+//! the [`Driver`]'s does. `interop` gives cudarc's types.
 
 mod context;
 mod copy;

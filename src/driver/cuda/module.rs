@@ -61,7 +61,7 @@ impl CudaGpu {
         }))
     }
 
-    /// Loads a cubin or PTX. The JIT's error log becomes the fault's detail.
+    /// The JIT's error log becomes the fault's detail.
     fn load_image(&self, image: &[u8], packed: bool) -> DriverResult<CUmodule> {
         let aligned = unpack(image, packed).map_err(fault::invalid)?;
         let mut log = vec![0_u8; 8192];
@@ -129,7 +129,7 @@ impl CudaGpu {
     }
 }
 
-/// The best cubin for a device: the newest of its major version that its minor version can run.
+/// The newest of the device's major version that its minor version can run.
 fn best_cubin(cubins: &[(u32, &'static [u8])], (major, minor): (u32, u32)) -> Option<&'static [u8]> {
     let runs = cubins.iter().filter(|(cc, _)| cc / 10 == major && cc % 10 <= minor);
     runs.max_by_key(|(cc, _)| *cc).map(|(_, image)| *image)

@@ -22,7 +22,7 @@ impl Drop for Program {
     }
 }
 
-/// Compiles for exactly this compute capability. The compiler's log becomes the detail of the fault.
+/// The compiler's log becomes the detail of the fault.
 pub(super) fn compile(source: &str, (major, minor): (u32, u32)) -> DriverResult<Vec<u8>> {
     fail_if!(!library::nvrtc_present(), fault::unsupported("libnvrtc was not found; it comes with the CUDA toolkit"));
     let program = compiled(source, &format!("sm_{major}{minor}"))?;
@@ -35,7 +35,7 @@ pub(super) fn compile(source: &str, (major, minor): (u32, u32)) -> DriverResult<
     Ok(cubin)
 }
 
-/// Whether the source compiles, for the newest GPUs that NVRTC knows. `None` without NVRTC.
+/// For the newest GPUs that NVRTC knows. `None` without NVRTC.
 pub(in crate::driver) fn try_compile(source: &str) -> Option<DriverResult> {
     library::nvrtc_present().then(|| {
         let mut count = 0;

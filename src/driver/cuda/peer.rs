@@ -1,8 +1,7 @@
 //! Peer access to another device's memory.
 //!
-//! CUDA keeps one right per ordered pair of contexts in the process. Several [`CudaGpu`] objects of one device share
-//! the right here. The last holder revokes it, and only if this module has asked for it. Mapped memory (`vmm`) has
-//! separate rights, which this module keeps in step.
+//! CUDA keeps one right per ordered pair of contexts. Several [`CudaGpu`] objects of one device share it here; the last
+//! holder revokes it, if this module has asked for it. Mapped memory (`vmm`) has separate rights, kept in step here.
 
 use std::{collections::HashMap, ptr};
 
@@ -18,12 +17,11 @@ use super::{
 };
 use crate::driver::{Driver, DriverResult};
 
-/// A right with at least one holder.
 struct Right {
     holders: usize,
-    /// Whether this module has enabled it and so may revoke it; another library may have enabled it first.
+    /// Another library may have enabled it first.
     ours: bool,
-    /// The peer's primary context, retained, so that the handle stays valid until the right is revoked.
+    /// Retained, so that the handle stays valid until the right is revoked.
     peer: Context,
 }
 
@@ -95,7 +93,7 @@ impl CudaGpu {
         if mine.remove(&peer.device) { self.give_back(peer.device, true) } else { Ok(()) }
     }
 
-    /// Removes one holder. The last one revokes the right; for that, its own context must be current.
+    /// The last holder revokes the right; for that, its own context must be current.
     pub(super) fn give_back(&self, peer: CUdevice, current: bool) -> DriverResult {
         let mut rights = RIGHTS.lock();
         let key = (self.device, peer);

@@ -17,7 +17,6 @@ use crate::driver::{DriverResult, ModuleImage, RawModule};
 #[derive(Default)]
 pub(super) struct Shared(Mutex<HashMap<Key, Loaded>>);
 
-/// The addresses of the image's PTX and cubins, which are `'static`.
 type Key = (usize, usize);
 
 struct Loaded {
@@ -30,8 +29,8 @@ fn key(image: &ModuleImage) -> Key {
 }
 
 impl Shared {
-    /// The value that all users of this device's primary context share. The caller has retained the context, and drops
-    /// the value before it releases the context. So all holders of the value have retained the same context.
+    /// The caller has retained the device's primary context, and drops the value before it releases the context. So all
+    /// holders of the value have retained the same context.
     pub(super) fn of(device: CUdevice) -> Arc<Shared> {
         static ALL: Mutex<Vec<(CUdevice, Weak<Shared>)>> = Mutex::new(Vec::new());
         let mut all = ALL.lock();
@@ -44,7 +43,7 @@ impl Shared {
         shared
     }
 
-    /// The module of a shared image. The first caller loads it; other callers wait for that.
+    /// The first caller loads it; other callers wait for that.
     pub(super) fn load(
         &self,
         image: &ModuleImage,
@@ -60,7 +59,7 @@ impl Shared {
         Ok(module)
     }
 
-    /// Removes one user. A module without users, or one that was not shared, is unloaded.
+    /// A module without users, or one that was not shared, is unloaded.
     pub(super) fn unload(&self, module: RawModule, unload: impl FnOnce() -> DriverResult) -> DriverResult {
         let mut all = self.0.lock();
         if let Some((&key, loaded)) = all.iter_mut().find(|(_, loaded)| loaded.module == module) {

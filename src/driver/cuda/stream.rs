@@ -140,21 +140,19 @@ impl CudaGpu {
 }
 
 thread_local! {
-    /// The start and the end of this thread's last wait, if its limit has ended it: the next wait continues it.
+    /// If its limit has ended it: the next wait continues it.
     static CUT_SHORT: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
-    /// Until this time, the wait assumes that other threads want this thread's core.
+    /// Until then, a wait assumes that other threads want this core.
     static CONTENDED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Polls until the answer is yes, an error, or the limit is over. For 10 ms it polls without a pause; then it sleeps in
-/// between, from 5 us growing to 50 us (Linux adds 50 us). The latency matters: with sleeps that began after 100 us,
-/// waits of a millisecond ended 80 us late on a machine with 64 idle cores. CUDA itself spins without end if there are
-/// enough cores.
+/// For 10 ms it polls without a pause; then it sleeps in between, from 5 us growing to 50 us. With sleeps that began
+/// after 100 us, waits of a millisecond ended 80 us late on a machine with 64 idle cores.
 ///
-/// If the thread has lost its core during the wait, other threads want the core, and for a while sleeps begin after 100
-/// us: a thread that sleeps gets the core back at once, and a thread that spins waits milliseconds for its turn. It
-/// never yields in this case: on a host whose cores are all busy with other work, a yield costs a time slice of that
-/// work (4 ms for an all-reduce of 31 us, on 32 cores). If there are as many device threads as cores, it yields from 20
+/// If the thread has lost its core during the wait, sleeps begin after 100 us for a while: a thread that sleeps gets
+/// the core back at once, a thread that spins waits milliseconds for its turn. It never yields then: on a host whose
+/// cores are busy with other work, a yield costs a time slice of that work (4 ms for an all-reduce of 31 us, on 32
+/// cores). With as many device threads as cores, it yields from 20 us on, so that all of them can submit.
 /// us on, so that all of them can submit.
 fn poll(limit: Duration, mut done: impl FnMut() -> DriverResult<bool>) -> DriverResult<bool> {
     const CROWDED: Duration = Duration::from_micros(20);

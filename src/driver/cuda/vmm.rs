@@ -1,12 +1,10 @@
 //! Virtual memory: windows of addresses, and physical memory that is mapped into them.
 //!
-//! This module keeps a list of all mappings, by device and for the whole process. The driver grants access per mapping,
-//! and not, as for `cuMemAlloc`, to all memory of a context (`cuCtxEnablePeerAccess` does not include mappings, as
-//! PyTorch notes beside its expandable segments; xla#40852 hung for 56 minutes because a right was missing). So a new
-//! right must be applied to all existing mappings, and a new mapping needs the rights of all peers.
+//! The driver grants access per mapping, and not, as for `cuMemAlloc`, to all memory of a context (xla#40852 hung for
+//! 56 minutes because a right was missing). So this module lists all mappings of the process: a new right is applied to
+//! all of them, and a new mapping gets the rights of all peers.
 //!
-//! The structs are those of `cuda.h`, since cudarc's differ from version to version of CUDA (13.2 has a union in
-//! `CUmemLocation`); the layout has not changed since 10.2.
+//! The structs are those of `cuda.h`, unchanged since 10.2; cudarc's differ from version to version of CUDA.
 
 #[cfg(target_os = "linux")]
 mod export;
@@ -29,16 +27,13 @@ use crate::driver::{Address, DriverResult, FaultKind};
 /// Windows begin at a multiple of this.
 const ALIGN: usize = 2 << 20;
 
-/// `CUmemLocation`: a device.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Location {
-    /// `CU_MEM_LOCATION_TYPE_DEVICE`.
     kind: c_int,
     id: c_int,
 }
 
-/// `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Access {
@@ -46,11 +41,9 @@ struct Access {
     flags: c_int,
 }
 
-/// `CUmemAllocationProp`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Properties {
-    /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
     kind: c_int,
     handle_types: c_int,
     location: Location,
@@ -77,7 +70,7 @@ pub(super) struct Virtual {
     wishes: Wishes,
 }
 
-/// Optional uses of physical memory beside kernels and copies. A wish that the driver refuses is dropped.
+/// A wish that the driver refuses is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Wishes {
     /// For other processes, and for NCCL's registration.
@@ -109,22 +102,20 @@ impl Wishes {
     }
 }
 
-/// The windows and mappings of one device, of all objects in the process.
+/// For all objects in the process.
 #[derive(Default)]
 pub(super) struct Space {
     /// Size in bytes, by first address.
     windows: BTreeMap<Address, u64>,
     mappings: BTreeMap<Address, Mapping>,
-    /// The other devices with access to it.
     pub(super) readers: BTreeSet<CUdevice>,
 }
 
 #[derive(Clone, Copy)]
 struct Mapping {
     bytes: usize,
-    /// The physical memory. The handle is kept, because a move maps the memory again.
+    /// Kept, because a move maps the memory again.
     handle: Handle,
-    /// Whether another process may have it, too.
     shared: bool,
 }
 
@@ -133,7 +124,7 @@ pub(super) fn space(device: CUdevice) -> Arc<Mutex<Space>> {
     SPACES.lock().entry(device).or_default().clone()
 }
 
-/// Queries a device; `None` if it has no virtual memory management.
+/// `None` if the device has no virtual memory management.
 pub(super) fn probe(device: CUdevice) -> Option<Virtual> {
     let has = |what: Attribute| {
         let mut value = 0;
@@ -241,7 +232,7 @@ impl CudaGpu {
         }
     }
 
-    /// Maps physical memory, with access for this device and its readers. A failure leaves nothing mapped.
+    /// With access for this device and its readers. A failure leaves nothing mapped.
     ///
     /// # Safety
     /// The range is in a window, and nothing is mapped there.
@@ -302,7 +293,7 @@ impl CudaGpu {
         Ok(())
     }
 
-    /// Makes the context current even on a lost device: mappings belong to the process, and outlive the context.
+    /// Also on a lost device: mappings belong to the process, and outlive the context.
     fn enter_anyhow(&self) -> DriverResult {
         self.enter().inspect_err(|_| {
             let _ = self.set_current();
@@ -330,7 +321,7 @@ impl Space {
         found.ok_or_else(|| fault::invalid(format!("{bytes} bytes at {address:#x} are not what was mapped there")))
     }
 
-    /// Gives a device access to all mappings, present and future. A failure changes nothing.
+    /// Access to all mappings, present and future. A failure changes nothing.
     pub(super) fn admit(&mut self, device: CUdevice) -> Result<(), i32> {
         for (n, (&address, mapping)) in self.mappings.iter().enumerate() {
             // SAFETY: a whole mapping.
@@ -344,8 +335,7 @@ impl Space {
         Ok(())
     }
 
-    /// Gives the devices with access to this one access to memory of other code: to a whole memory pool, or to one
-    /// mapping. Returns the code of a failure.
+    /// For memory of other code: a whole memory pool, or one mapping. Returns the code of a failure.
     ///
     /// # Safety
     /// Live memory of this device: the pool, or the whole range of a mapping.
@@ -365,7 +355,7 @@ impl Space {
         self.mappings.range(..=at).next_back().is_some_and(|(start, mapping)| at - start < mapping.bytes as u64)
     }
 
-    /// Revokes a device's access to all mappings. Returns the code of the first failure.
+    /// Returns the code of the first failure.
     pub(super) fn expel(&mut self, device: CUdevice) -> i32 {
         self.readers.remove(&device);
         self.revoke(device, usize::MAX)

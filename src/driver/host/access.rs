@@ -1,9 +1,8 @@
 //! The byte ranges that running operations use. The scheduler claims and releases them.
 //!
-//! Host kernels get `&mut [T]` and copies run without a lock. So two operations that touch the same bytes, one of them
-//! writing, must never run at the same time, even if the user's program forgot to order them. An operation claims its
-//! ranges before it runs; an operation that conflicts waits until another one has finished. Ranges are host addresses,
-//! so device, page-locked and managed memory are treated alike.
+//! Host kernels get `&mut [T]` and copies run without a lock. So operations that touch the same bytes, one of them
+//! writing, must never run at the same time, even if the user forgot to order them: each claims its ranges before it
+//! runs. Ranges are host addresses, so device, page-locked and managed memory are treated alike.
 
 use super::slab::Key;
 

@@ -14,14 +14,13 @@ use std::{
 /// Alignment of device allocations (CUDA's for allocations from 64 KiB on) and of page-locked memory.
 pub(super) const ALIGN: usize = 4096;
 
-/// Debug builds fill the first [`POISON_LIMIT`] bytes of fresh device memory with this byte, so that a program does not
-/// rely on zeros that a GPU does not give. The rest stays untouched, so that a large chunk is not committed.
+/// Fills the first [`POISON_LIMIT`] bytes of fresh device memory in debug builds, so that a program does not rely on
+/// zeros. The rest stays untouched, so that a large chunk is not committed.
 const POISON: u8 = 0xCB;
 const POISON_LIMIT: usize = 1 << 20;
 
-/// Sizes for which an allocation has pages of its own. The allocator keeps freed memory of these sizes, once for each
-/// thread, so a process that makes pool after pool would grow by hundreds of megabytes. Larger memory has its own pages
-/// anyway.
+/// Sizes for which an allocation has pages of its own: the allocator keeps freed memory of these sizes, once for each
+/// thread, so a process that makes pool after pool would grow by hundreds of megabytes.
 const OWN_PAGES: RangeInclusive<usize> = 1 << 20..=64 << 20;
 
 /// Backing memory of one allocation or window. It lives until its table entry and the last running operation are gone.
@@ -77,17 +76,16 @@ impl Block {
         matches!(self.raw, Raw::Borrowed)
     }
 
-    /// A range of pages, whose parts may still be without memory.
     pub fn reserved(pages: Pages, bytes: usize) -> Arc<Block> {
         Arc::new(Block { first: pages.first(), raw: Raw::Reserved(pages), bytes })
     }
 
-    /// Commits memory for a part of a window; false if there is not enough.
+    /// False if there is not enough memory.
     pub fn commit(&self, offset: usize, bytes: usize) -> bool {
         if let Raw::Reserved(pages) = &self.raw { pages.commit(offset, bytes) } else { true }
     }
 
-    /// Releases the memory of a part of a window. No operation uses it.
+    /// No operation uses it.
     pub fn decommit(&self, offset: usize, bytes: usize) {
         if let Raw::Reserved(pages) = &self.raw {
             pages.decommit(offset, bytes);

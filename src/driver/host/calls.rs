@@ -43,15 +43,14 @@ impl HostGpu {
         self.owner.machine().lock()
     }
 
-    /// Takes the lock; fails if the device is lost.
     pub(super) fn alive(&self) -> DriverResult<MutexGuard<'_, State>> {
         let state = self.lock();
         state.core.check_alive(self.index)?;
         Ok(state)
     }
 
-    /// Appends an operation, or performs it. A refused operation is dropped after the lock is released (the guard is a
-    /// local variable, the operation an argument): it may own a closure whose drop calls the driver.
+    /// A refused operation is dropped after the lock is released (the guard is a local variable, the operation an
+    /// argument): it may own a closure whose drop calls the driver.
     pub(super) fn submit(&self, stream: RawStream, engine: Engine, work: Work) -> DriverResult {
         let mut state = self.alive()?;
         let captures = state.core.stream(self.index, stream.0)?.capture.is_some();
@@ -112,7 +111,7 @@ impl HostGpu {
         }
     }
 
-    /// Waits for a record. A lost device is reported only after its running operations have ended, or after the limit.
+    /// A lost device is reported only after its running operations have ended, or after the limit.
     pub(super) fn wait(
         &self,
         record: Option<Record>,
@@ -131,7 +130,7 @@ impl HostGpu {
         Ok(done)
     }
 
-    /// Whether a record's work is complete. If not, a stepped machine may take one step.
+    /// If not, a stepped machine may take one step.
     pub(super) fn query(&self, record: Option<Record>, mut state: MutexGuard<'_, State>) -> DriverResult<bool> {
         let done = record.map_or(Ok(true), |record| Self::progress(&state, record))?;
         let me = thread::current().id();
@@ -164,7 +163,7 @@ impl HostGpu {
         Ok(self.alive()?.core.memory.host_insert(block, kind))
     }
 
-    /// A call that also does its work on a lost device, and then reports the loss.
+    /// The call then reports the loss.
     pub(super) fn even_if_lost<R>(&self, call: impl FnOnce(&mut Core) -> DriverResult<R>) -> DriverResult<R> {
         let mut state = self.lock();
         let done = call(&mut state.core);

@@ -1,15 +1,16 @@
 //! Deadlocks: all threads and streams wait, and nothing runs that could end a wait.
 //!
-//! A thread that has waited for a while looks for one ([`State::find_deadlock`]): no operation runs, no head operation
-//! of a stream can run, every attendee is blocked, and no thread that waits in the driver could return. A false report
-//! is worse than a late one, so this state must stay unchanged for [`CONFIRM`]; or for [`WORDS`] if a stream waits for
-//! a word or its kernel spins, since a thread of the application might write the word without a call. Running work is
-//! never reported: a slow host function, kernel or closure is no deadlock, and neither is a thread that blocks in a
-//! call that the library does not see. A misuse that was found in a kernel, and that no wait has returned, is reported
-//! instead: it is the cause.
+//! A waiting thread looks for one ([`State::find_deadlock`]): no operation runs, no head operation of a stream can run,
+//! every attendee is blocked, and no thread that waits in the driver could return. A false report is worse than a late
+//! one, so this state must last for [`CONFIRM`]; or for [`WORDS`] if a stream waits for a word or its kernel spins,
+//! since the application might write the word without a call. Slow work, and a thread that blocks in a call that the
+//! library does not see, are never reported. A misuse that was found in a kernel, and that no wait has returned, is
+//! reported instead: it is the cause.
 //!
-//! If threads wait in the driver, they get the report. The streams that they wait for, and the streams that those wait
-//! for, are given up: their operations never run, and the report is their fault until a wait for the whole stream has
+//! Threads that wait in the driver get the report. The streams that they wait for, directly or not, are given up: their
+//! operations never run, and the report is their fault until a wait for the whole stream has returned it. A thread of
+//! the application counts only if its call has waited for [`WORDS`]. If no thread waits in the driver, the attendees
+//! that wait for each other get the report.
 //! returned it. A thread of the application counts only if its call has waited for [`WORDS`]. If no thread waits in the
 //! driver, the attendees that wait for each other get the report.
 
@@ -36,24 +37,20 @@ use std::{
 const CONFIRM: Duration = Duration::from_millis(30);
 /// [`CONFIRM`] if a stream waits for a word in memory.
 const WORDS: Duration = Duration::from_secs(1);
-/// The least time between two looks.
 const PACE: Duration = Duration::from_millis(4);
 /// The longest time between two looks that find all threads blocked. A wait that looks at the clock is not blocked for
 /// a moment, which is long on a busy computer; progress would show in [`Suspicion::seen`].
 const GAP: Duration = Duration::from_millis(200);
 
-/// A possible deadlock, found by a first look.
 pub(super) struct Suspicion {
     since: Instant,
     looked: Instant,
-    /// When all threads were last found blocked.
     blocked: Instant,
-    /// Operations submitted and completed, and the progress of attendees. All are unchanged since the first look.
     seen: Vec<u64>,
 }
 
 impl State {
-    /// Looks for a deadlock. If it is certain, resolves it: gives up streams, or tells attendees.
+    /// If it is certain, gives up streams, or tells attendees.
     pub fn find_deadlock(&mut self) {
         if self.suspicion.as_ref().is_some_and(|s| s.looked.elapsed() < PACE) {
             return;
@@ -90,7 +87,7 @@ impl State {
         }
     }
 
-    /// Resolves a deadlock that has not changed since `since`. False if no thread could be told.
+    /// False if no thread could be told.
     fn resolve(&mut self, attendees: &[Arc<dyn Attendee>], since: Instant) -> bool {
         let threads: Vec<_> = attendees.iter().filter_map(|attendee| attendee.thread()).collect();
         let counts = |wait: &&Wait| threads.contains(&wait.thread) || wait.since.max(since).elapsed() >= WORDS;
@@ -147,13 +144,12 @@ impl Core {
         self.streams.keys().iter().filter_map(faults).find(|fault| fault.kind == FaultKind::Misuse)
     }
 
-    /// Whether a stream waits for a word that a thread of the application might write without a call.
+    /// A thread of the application might write it without a call.
     fn awaits_words(&self) -> bool {
         let head = |key: &Key| self.streams.get(*key).and_then(|stream| stream.queue.front()).map(|op| &op.work);
         self.streams.keys().iter().any(|key| matches!(head(key), Some(work) if !matches!(work, Work::WaitEvent(_))))
     }
 
-    /// Adds all streams that these wait for, directly or not.
     fn close_over(&self, keys: &mut Vec<Key>) {
         let mut i = 0;
         while let Some(&key) = keys.get(i) {

@@ -1,20 +1,17 @@
 //! Events: an event's record is a position in a stream.
 //!
 //! A record stores how many operations have been submitted to its stream; its work is complete once that many have
-//! completed. So a record without a time stamp costs the stream nothing. A wait copies the record, so a later re-record
-//! or the destruction of the event does not change it.
+//! completed. So it costs the stream nothing. A wait copies the record, so a later re-record does not change it.
 
 use super::{fault, slab::Key, timing::Time};
 use crate::driver::{DriverResult, Fault, RECORDED_BEFORE};
 use std::time::{Duration, Instant};
 
-/// A point in the order of a stream's operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub device: usize,
     pub stream: Key,
     pub number: usize,
-    /// The number of operations before the record.
     pub seq: u64,
 }
 
@@ -22,7 +19,6 @@ pub(super) struct Event {
     pub device: usize,
     pub timing: bool,
     pub record: Option<Record>,
-    /// The time of the latest record, for timing events.
     pub stamp: Option<Stamp>,
 }
 
@@ -50,7 +46,6 @@ impl Stamp {
     }
 }
 
-/// Virtual time is counted in picoseconds.
 pub(super) fn duration(time: Time) -> Duration {
     Duration::from_nanos(time / 1000)
 }

@@ -20,7 +20,7 @@ use std::{
     sync::Arc,
 };
 
-/// A started operation, with the memory that it has claimed. A worker reuses one `Job` for all its operations.
+/// A worker reuses one `Job` for all its operations.
 #[derive(Default)]
 pub(super) struct Job {
     pub stream: Key,
@@ -46,7 +46,6 @@ pub(super) enum Died {
 }
 
 thread_local! {
-    /// Whether the kernel that this thread runs has asked to be called again.
     static AGAIN: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -64,7 +63,7 @@ pub(super) struct Span {
     pub ptr: *mut u8,
     pub bytes: usize,
     pub write: bool,
-    /// Keeps the bytes alive; `None` for an empty range, whose pointer dangles.
+    /// `None` for an empty range, whose pointer dangles.
     pub _block: Option<Arc<Block>>,
 }
 
@@ -117,7 +116,6 @@ impl Job {
         }));
     }
 
-    /// Performs copies, fills and matrix products: work without code of the user.
     fn plain(&self, work: &Work) {
         match work {
             Work::Copy { bytes, .. } => {

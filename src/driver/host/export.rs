@@ -10,12 +10,11 @@ use crate::driver::{Address, DriverResult};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 impl Memory {
-    /// Puts memory with a descriptor behind a mapping.
     pub fn export(&mut self, device: usize, address: Address, bytes: usize) -> DriverResult<OwnedFd> {
         self.windows(device).export(address, bytes)
     }
 
-    /// Maps another process's memory. It is that process's device that has less memory by it.
+    /// It is that process's device that has less memory by it.
     pub fn import(&mut self, device: usize, address: Address, bytes: usize, memory: BorrowedFd<'_>) -> DriverResult {
         self.windows(device).import(address, bytes, memory)
     }

@@ -39,7 +39,6 @@ pub(super) fn out_of_memory(asked: u64, free: u64) -> Fault {
     fault(FaultKind::OutOfMemory, 2, "CUDA_ERROR_OUT_OF_MEMORY", format!("{asked} bytes asked for, {free} free"))
 }
 
-/// The fault of a kernel that wrote to a read-only argument; see [`watch`](super::watch).
 pub(super) fn misuse(report: Report) -> Fault {
     let detail = report.to_string();
     Fault { report: Some(Arc::new(report)), ..fault(FaultKind::Misuse, 0, "GPU_POOL_MISUSE", detail) }

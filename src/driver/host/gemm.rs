@@ -8,7 +8,6 @@ use half::{bf16, f16};
 use super::fault;
 use crate::driver::{DriverResult, Gemm, GemmMatrix, GemmType};
 
-/// Refuses sizes that overflow and misaligned matrices.
 pub(super) fn check(g: &Gemm) -> DriverResult {
     let spans = g.spans();
     if spans.iter().any(|span| span.bytes() > isize::MAX as usize) {
@@ -48,8 +47,6 @@ fn strides(x: GemmMatrix) -> (isize, isize) {
     if x.transposed { (x.lead as isize, 1) } else { (1, x.lead as isize) }
 }
 
-/// One product of `f32` or `f64`.
-///
 /// # Safety
 /// As for [`run`]; `T` is the type of `g`.
 unsafe fn full<T: 'static>(g: &Gemm, a: *const u8, b: *const u8, c: *mut u8, alpha: T, beta: T) {
@@ -67,7 +64,7 @@ unsafe fn full<T: 'static>(g: &Gemm, a: *const u8, b: *const u8, c: *mut u8, alp
     }
 }
 
-/// One product of a half type, computed in `f32`.
+/// Computed in `f32`.
 ///
 /// # Safety
 /// As for [`run`]; `T` is the type of `g`.

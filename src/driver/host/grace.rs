@@ -4,18 +4,16 @@
 use crate::stall::StallTimer;
 use std::time::{Duration, Instant};
 
-/// Grace period of a program whose threads all sleep, some of them in calls that the machine does not see.
+/// For a program whose threads all sleep, some of them in calls that the machine does not see.
 const GRACE: Duration = Duration::from_millis(50);
-/// Time between two looks at the program's threads.
 const PACE: Duration = Duration::from_millis(2);
-/// Grace period of a program that computes, or that waits for a core of a busy computer.
+/// For a program that computes, or that waits for a core of a busy computer.
 const WORK_GRACE: Duration = Duration::from_secs(1);
 
 /// Runs while there is ready work and the program is not quiescent.
 pub(super) struct GraceTimer {
-    /// Ends [`WORK_GRACE`].
     work: StallTimer,
-    /// The machine's count of submissions when the timer started; a new submission starts a new timer.
+    /// A new submission starts a new timer.
     pub submissions: u64,
     looked: Instant,
     /// Ends [`GRACE`]; runs since the last look that found a running thread. One look is not enough: the looking thread
@@ -28,7 +26,7 @@ impl GraceTimer {
         GraceTimer { work: StallTimer::starting(WORK_GRACE, now), submissions, looked: now, still: None }
     }
 
-    /// Whether the grace period is over. `works`: whether a thread of the program is seen to run.
+    /// `works`: whether a thread of the program is seen to run.
     pub fn is_over(&mut self, now: Instant, works: impl FnOnce() -> bool) -> bool {
         if self.work.look(now) {
             return true;

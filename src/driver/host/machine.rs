@@ -1,10 +1,9 @@
 //! The machine: the scheduler's lock, the worker threads, and the host threads that wait.
 //!
-//! A worker takes ready streams until there are none. Then it looks again for a few yields (work often comes in bursts,
-//! and sleeping costs more), and then it sleeps. A thread that makes a stream ready wakes one worker, unless a worker
-//! is already looking. A worker that takes a stream while others are ready wakes the next worker. Workers are started
-//! as needed: up to one per core (at least two), and one more for each running host function, since those may block. A
-//! worker leaves a stream after some time, so that streams take turns.
+//! A worker takes ready streams until there are none, looks again for a few yields (work often comes in bursts), and
+//! sleeps. A thread that makes a stream ready wakes one worker, unless one is already looking; a worker that takes a
+//! stream while others are ready wakes the next. There are up to one per core (at least two), and one more for each
+//! running host function, since those may block. A worker leaves a stream after some time, so that streams take turns.
 //!
 //! Brief operations run on the thread that submits them (`here`). Where operations run one at a time (`step`), there is
 //! one worker; its loop is in `steps`.
@@ -33,9 +32,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Most operations that a worker performs on one stream before it takes another ready stream.
+/// What a worker performs on one stream before it takes another ready stream.
 const BATCH: usize = 16;
-/// Most time that a worker spends on one stream before it takes another ready stream.
 const TURN: Duration = Duration::from_micros(200);
 /// How often a thread looks, with a yield after each look, before it sleeps.
 const LOOKS: usize = 32;
@@ -50,11 +48,9 @@ const FAREWELL: Duration = Duration::from_secs(5);
 
 pub(super) struct Machine {
     state: Mutex<State>,
-    /// Workers sleep here.
     work: Condvar,
-    /// The drop of the last handle waits here for the workers to end.
     ended: Condvar,
-    /// Number of workers, without those for host functions.
+    /// Without those for host functions.
     base_workers: usize,
     dry: bool,
     watch_reads: bool,
@@ -64,7 +60,6 @@ pub(super) struct State {
     pub core: Core,
     pub crew: Crew,
     pub threads: HostThreads,
-    /// Chooses the steps, where operations run one at a time.
     pub stepper: Option<Stepper>,
     pub suspicion: Option<Suspicion>,
 }
@@ -73,17 +68,14 @@ pub(super) struct State {
 pub(super) struct Crew {
     handles: Vec<JoinHandle<()>>,
     alive: usize,
-    /// Number of sleeping workers that have not been woken.
+    /// Those that have not been woken.
     asleep: usize,
     looking: usize,
     pub performing: usize,
-    /// How many of the performing workers try a kernel again although nothing has completed since its last try.
+    /// Those that try a kernel again although nothing has completed since its last try.
     pub retrying: usize,
-    /// Number of workers that run a host function.
     calling: usize,
-    /// Whether a sleeping worker looks at awaited words from time to time.
     polling: bool,
-    /// Number of completed operations when `relieve` last saw it change, and the time.
     pace: Option<(u64, Instant)>,
     shutdown: bool,
 }
@@ -118,12 +110,12 @@ impl Owner {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Appends to a stream that exists, under the lock that `state` holds.
+    /// Under the lock that `state` holds.
     pub fn push(&self, state: &mut State, stream: Key, op: Op) -> DriverResult {
         self.push_all(state, stream, std::iter::once(op))
     }
 
-    /// [`push`](Self::push) for several operations that one call submits. In virtual time the caller pays for one call.
+    /// For several operations of one call, which costs as one call in virtual time.
     pub fn push_all(&self, state: &mut State, stream: Key, ops: impl Iterator<Item = Op>) -> DriverResult {
         let mut ops = ops.peekable();
         let Some(first) = ops.peek() else { return Ok(()) };
@@ -206,13 +198,12 @@ impl Machine {
                 crew.asleep -= 1;
             }
         } else if crew.alive < self.base_workers + crew.calling && !crew.shutdown {
-            // Without this worker the machine is slower, not wrong: `push` has started the first worker, or has failed.
             let _ = hire(self, crew);
         }
     }
 
-    /// Starts one more worker, at most one per stream, if streams are ready and all workers have been busy with the
-    /// same operations for a while: some operations never end.
+    /// Starts one more worker if streams are ready and all workers have been busy with the same operations for a while:
+    /// some operations never end.
     fn relieve(self: &Arc<Self>, state: &mut State) {
         let State { core, crew, .. } = state;
         let now = Instant::now();
@@ -222,15 +213,12 @@ impl Machine {
             Some((_, since)) if now - since < SLICE => {}
             Some(_) if core.has_ready() && !is_free && !crew.shutdown && crew.alive < core.streams.len() => {
                 crew.pace = None;
-                // If no thread can be started, operations take longer, or a deadline expires.
                 let _ = hire(self, crew);
             }
             Some(_) => {}
             None => crew.pace = Some((core.completions, now)),
         }
     }
-
-    // ---- workers ----------------------------------------------------------------------------------------------------
 
     fn run(self: &Arc<Self>) {
         let mut job = Job::default();
@@ -253,7 +241,6 @@ impl Machine {
         }
     }
 
-    /// Runs operations of one stream, for at most [`BATCH`] operations or [`TURN`].
     fn advance(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, stream: Key, job: &mut Job) {
         let began = Instant::now();
         for _ in 0..BATCH {
@@ -279,7 +266,7 @@ impl Machine {
         state.core.requeue(stream);
     }
 
-    /// Performs a started operation without the lock, and finishes it. False: it must be tried again.
+    /// Without the lock. False: it must be tried again.
     fn perform(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) -> (Next, bool) {
         let retries = usize::from(state.core.is_tried(job.stream));
         state.crew.performing += 1;
@@ -291,7 +278,7 @@ impl Machine {
         (state.core.finish(job, result), !again)
     }
 
-    /// Drops, without the lock, operations that will not run.
+    /// Without the lock.
     fn bury(&self, state: &mut MutexGuard<'_, State>) {
         if !state.core.graveyard.is_empty() {
             let dead = mem::take(&mut state.core.graveyard);
@@ -328,9 +315,6 @@ impl Machine {
         }
     }
 
-    // ---- threads of the host ----------------------------------------------------------------------------------------
-
-    /// Looks for a deadlock. If one was resolved, wakes the threads and streams that can continue.
     pub fn find_deadlock(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         state.find_deadlock();
         if state.core.has_ready() {

@@ -1,11 +1,9 @@
 //! Memory: one window of addresses per device, and the host memory that all devices can access.
 //!
-//! A device address is no host address: it is translated when an operation runs. It lies in the device's window, which
-//! is 8 TiB wide and far outside the addresses of the operating system. No other device of the process uses the window
-//! while this one lives, nor for long afterwards. The upper half of a window is for addresses that are reserved first
-//! and mapped later (`window`). Page-locked and managed memory keep their host addresses.
-//!
-//! Invariant: a stale address, or an address past the end of an allocation, finds nothing. So addresses are reused as
+//! A device address is no host address: it is translated when an operation runs. It lies in the device's window, 8 TiB
+//! wide and far outside the addresses of the operating system, which no other device uses while this one lives, nor for
+//! long afterwards. The upper half of a window is for addresses that are reserved first and mapped later (`window`).
+//! Page-locked and managed memory keep their host addresses.
 //! late as possible, and a gap follows each allocation.
 
 use super::{
@@ -20,13 +18,12 @@ use std::{collections::BTreeMap, sync::Arc};
 
 const BASE: u64 = 1 << 62;
 const WINDOW_BITS: u32 = 43;
-/// The lower half of a window, which holds the allocations.
+/// For the allocations.
 const WINDOW: u64 = 1 << (WINDOW_BITS - 1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Home {
     Device(usize),
-    /// The host: page-locked or managed memory, which all devices can access.
     Host,
 }
 
@@ -38,7 +35,6 @@ pub(super) struct Resolved<'a> {
 
 pub(super) struct Memory {
     first_window: u64,
-    /// In a dry machine, fresh memory is not touched.
     dry: bool,
     devices: Vec<Space>,
     host: BTreeMap<Address, (Arc<Block>, HostKind)>,
@@ -59,7 +55,7 @@ pub(super) enum HostKind {
 struct Space {
     capacity: u64,
     used: u64,
-    /// The search for free addresses starts here, relative to the window.
+    /// Relative to the window.
     cursor: u64,
     blocks: BTreeMap<Address, Arc<Block>>,
     windows: Windows,
@@ -67,17 +63,15 @@ struct Space {
 
 static NUMBERS: Mutex<Numbers> = Mutex::new(Numbers { next: 1, end: 1 << 20, free: BTreeMap::new() });
 
-/// Allocator for the numbers of windows. Returned numbers are reused only when there are no new ones, so that a stale
-/// address finds nothing for as long as possible.
+/// Returned numbers are reused only when there are no new ones, so that a stale address finds nothing for long.
 struct Numbers {
     next: u64,
     end: u64,
-    /// Returned numbers: the length of each run by its first number. Adjacent runs are merged.
+    /// The length of each run by its first number. Adjacent runs are merged.
     free: BTreeMap<u64, u64>,
 }
 
 impl Numbers {
-    /// The first of `n` consecutive free numbers.
     fn take(&mut self, n: u64) -> Option<u64> {
         if n <= self.end - self.next {
             self.next += n;
@@ -156,14 +150,14 @@ impl Memory {
         Ok(window + offset)
     }
 
-    /// Removes an allocation. Operations that run on it keep the bytes alive.
+    /// Operations that run on it keep the bytes alive.
     pub fn free(&mut self, device: usize, address: Address) -> DriverResult {
         let bytes = self.remove(device, address, false)?;
         self.devices[device].used -= bytes as u64;
         Ok(())
     }
 
-    /// Gives host memory of other code an address of a device. It is that code that has less memory by it.
+    /// It is that code that has less memory by it.
     pub fn adopt(&mut self, device: usize, address: Address, bytes: usize) -> DriverResult<Address> {
         if address >= BASE {
             return Err(fault::invalid(format!("{address:#x} is an address of a software GPU, not of the host")));
@@ -183,7 +177,7 @@ impl Memory {
         self.remove(device, address, true).map(drop)
     }
 
-    /// Removes the table entry of an allocation, or of adopted memory. Returns its size.
+    /// Returns its size.
     fn remove(&mut self, device: usize, address: Address, adopted: bool) -> DriverResult<usize> {
         let blocks = &mut self.devices[device].blocks;
         match blocks.get(&address).filter(|block| block.is_borrowed() == adopted).map(|block| block.len()) {
@@ -216,7 +210,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Removes one whole mapping. `busy`: whether a running operation uses the memory; then the bytes stay.
+    /// `busy`: whether a running operation uses the memory; then the bytes stay.
     pub fn unmap(
         &mut self,
         device: usize,
@@ -231,7 +225,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Replaces a mapping by another one of its size. Its contents become undefined, so they are not copied.
+    /// The contents become undefined, so they are not copied.
     pub fn remap(
         &mut self,
         device: usize,
@@ -309,7 +303,6 @@ impl Memory {
         }
     }
 
-    /// Fails unless a range is page-locked, managed, or empty.
     pub fn check_host(&self, address: Address, bytes: usize) -> DriverResult {
         match self.resolve(address, bytes) {
             _ if bytes == 0 => Ok(()),

@@ -43,7 +43,6 @@ impl Op {
     }
 }
 
-/// Operations that a stream has recorded (`graph`).
 pub(super) struct Graph {
     pub device: usize,
     pub ops: Vec<Op>,
@@ -52,9 +51,7 @@ pub(super) struct Graph {
 /// The part of the device that an operation occupies. Each but `Compute` and `None` runs one operation at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Engine {
-    /// Copies from host memory.
     Up,
-    /// Copies to host memory.
     Down,
     Peer,
     /// Host functions. CUDA, too, runs them on one thread per context.
@@ -66,7 +63,7 @@ pub(super) enum Engine {
 }
 
 impl Engine {
-    /// The number of engines that run one operation at a time; they come first in the enum.
+    /// They come first in the enum.
     pub const EXCLUSIVE: usize = 4;
 
     pub fn exclusive(self) -> Option<usize> {
@@ -95,14 +92,13 @@ pub(super) enum Work {
         kernel: HostKernel,
         dims: LaunchDims,
         args: Box<[KernelArg]>,
-        /// It is one of the crate's own.
         own: bool,
     },
     #[cfg(feature = "blas")]
     Gemm(Gemm),
     HostFunction(HostFunction),
     WaitEvent(Record),
-    /// Stores the time in a timing event, unless the event was recorded again since.
+    /// Unless the event was recorded again since.
     Stamp {
         event: Key,
         seq: u64,

@@ -1,14 +1,10 @@
-//! Virtual memory of the process for the windows of software GPUs: addresses are reserved at once, memory is committed
-//! piece by piece.
-//!
-//! A host kernel gets slices, so adjacent mappings must be contiguous in the process. Therefore each window has one
-//! range of the process's addresses, reserved with the window. On operating systems without this (or where it is
-//! untested), software GPUs have no virtual memory management.
+//! Virtual memory of the process for the windows of software GPUs. A host kernel gets slices, so adjacent mappings must
+//! be contiguous in the process: each window has one reserved range, and memory is committed piece by piece. On
+//! operating systems without this (or where it is untested), software GPUs have no virtual memory management.
 
 /// Every mapping is a multiple of this many bytes, as on most GPUs. It is a multiple of every page size.
 pub(super) const GRANULARITY: usize = 2 << 20;
 
-/// Whether ranges can be reserved.
 pub(super) const SUPPORTED: bool = cfg!(all(any(target_os = "linux", target_os = "macos"), not(miri)));
 
 #[cfg(all(any(target_os = "linux", target_os = "macos"), not(miri)))]
@@ -24,14 +20,13 @@ mod system {
         },
     };
 
-    /// Bytes of the computer's memory.
     pub fn physical() -> Option<u64> {
         // By libc: rustix counts the computer's pages on Linux only. SAFETY: `sysconf` only reads.
         let (pages, bytes) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
         u64::try_from(pages).ok()?.checked_mul(u64::try_from(bytes).ok()?)
     }
 
-    /// A reserved range of addresses; its drop releases it.
+    /// Its drop releases the addresses.
     pub struct Pages {
         first: NonNull<u8>,
         bytes: usize,
@@ -70,16 +65,14 @@ mod system {
 
     #[cfg(target_os = "linux")]
     impl Pages {
-        /// Fresh memory of its own.
         pub fn shareable(bytes: usize) -> io::Result<OwnedFd> {
             let memory = memfd_create(c"gpu-pool", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
             ftruncate(&memory, bytes as u64)?;
-            // Whoever has it cannot shorten it, which would kill the others at their next access (SIGBUS).
+            // Else its receiver could shorten it, which would kill the others at their next access (SIGBUS).
             fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
             Ok(memory)
         }
 
-        /// Whether it is memory of [`shareable`](Self::shareable) with this size.
         pub fn is_shareable(memory: BorrowedFd<'_>, bytes: usize) -> bool {
             let sealed = fcntl_get_seals(memory).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
             sealed && fstat(memory).is_ok_and(|stat| usize::try_from(stat.st_size) == Ok(bytes))

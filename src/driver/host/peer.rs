@@ -1,5 +1,4 @@
-//! Peer rights. They have a direction: device 0 may have access to the memory of device 1 while device 1 has no access
-//! to the memory of device 0.
+//! Peer rights, from device to device: a right has a direction.
 
 use super::{config::HostConfig, fault};
 use crate::driver::DriverResult;
@@ -22,7 +21,7 @@ impl Rights {
         Rights { possible: configs.iter().map(row).collect(), enabled: vec![vec![false; n]; n] }
     }
 
-    /// Whether `device` can be given access to the memory of `peer`. False for the device itself, as in CUDA.
+    /// False for the device itself, as in CUDA.
     pub fn possible(&self, device: usize, peer: usize) -> bool {
         device != peer && self.possible[device][peer]
     }

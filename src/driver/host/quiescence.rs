@@ -1,14 +1,12 @@
 //! Quiescence: whether every host thread of a program is blocked, so that only the machine can make progress.
 //!
 //! Steps (`machine::steps`) and deadlock reports ask for it. A pool registers its device threads and the threads that
-//! start its scopes as *attendees* ([`attend`](super::attend)). Other threads of the application are not seen. A
-//! machine without attendees takes steps while any thread waits in the driver or has polled something that is not
-//! complete.
+//! start its scopes as *attendees* ([`attend`](super::attend)). A machine without attendees takes steps while any
+//! thread waits in the driver or has polled something that is not complete.
 //!
-//! Invariant: a step does not depend on the speed of host threads. It is taken only if every attendee is blocked and
-//! every thread that waits in the driver still has to wait: then nothing can be submitted before something completes.
-//! The threads are looked at twice, under the machine's lock. A thread that was blocked with one number at both looks
-//! was blocked in between, so all of them were blocked at one moment.
+//! Invariant: a step does not depend on the speed of host threads: it is taken only if every attendee is blocked and
+//! every thread in the driver still has to wait. The threads are looked at twice. One that was blocked with one number
+//! at both looks was blocked in between, so all of them were blocked at one moment.
 
 use super::{sched::Core, slab::Key};
 use crate::error::op_site::OpSite;
@@ -49,7 +47,6 @@ pub(super) struct Wait {
     number: u64,
 }
 
-/// The host threads of a machine: attendees, waits in the driver, and polls.
 #[derive(Default)]
 pub(super) struct HostThreads {
     attendees: Vec<Weak<dyn Attendee>>,
@@ -66,7 +63,7 @@ impl HostThreads {
         self.attendees.push(Arc::downgrade(attendee));
     }
 
-    /// A thread begins to wait. Returns the number for [`leave`](Self::leave).
+    /// Returns the number for [`leave`](Self::leave).
     pub fn enter(&mut self, thread: ThreadId, stream: Key, seq: u64) -> u64 {
         self.acts(thread);
         self.numbers += 1;
@@ -79,14 +76,13 @@ impl HostThreads {
         self.waits.retain(|wait| wait.number != number);
     }
 
-    /// A thread has polled something that is not complete: the next step treats it as a waiting thread.
+    /// The next step treats the thread as a waiting one.
     pub fn polls(&mut self, thread: ThreadId) {
         if !self.polls.contains(&thread) {
             self.polls.push(thread);
         }
     }
 
-    /// A thread makes another call than a poll.
     pub fn acts(&mut self, thread: ThreadId) {
         self.polls.retain(|polling| *polling != thread);
     }
@@ -101,7 +97,6 @@ impl HostThreads {
         alive
     }
 
-    /// Whether the wait of a thread is over, but the thread has not returned yet.
     pub fn someone_returns(&self, core: &Core) -> bool {
         self.waits.iter().any(|wait| core.has_passed(wait.stream, wait.seq))
     }
@@ -119,14 +114,13 @@ impl HostThreads {
         first.is_some() && first == self.stamps(&attendees)
     }
 
-    /// Whether an attendee that does not count as blocked is running, and not in a call that the machine does not see.
     pub fn someone_works(&mut self) -> bool {
         let attendees = self.attendees();
         let blocked = |a: &Arc<dyn Attendee>| self.waiting(a.thread()).is_some() || a.blocked().is_some();
         attendees.iter().any(|attendee| !blocked(attendee) && attendee.is_running())
     }
 
-    /// Whether all of these are blocked, for a deadlock report: a thread that polls is not.
+    /// A thread that polls is not blocked.
     pub fn all_blocked(&self, attendees: &[Arc<dyn Attendee>]) -> bool {
         let stamp = |a: &Arc<dyn Attendee>| self.waiting(a.thread()).or_else(|| a.blocked());
         let look = || attendees.iter().map(stamp).collect::<Option<Vec<u64>>>();
@@ -134,7 +128,7 @@ impl HostThreads {
         first.is_some() && first == look()
     }
 
-    /// One number for each attendee, which changes when the attendee continues; `None` if any attendee is not blocked.
+    /// Each changes when the attendee continues; `None` if any attendee is not blocked.
     fn stamps(&self, attendees: &[Arc<dyn Attendee>]) -> Option<Vec<u64>> {
         let stamp = |attendee: &Arc<dyn Attendee>| {
             let thread = attendee.thread();

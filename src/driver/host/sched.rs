@@ -1,9 +1,8 @@
-//! The scheduler: plain data under the machine's lock, and the states that an operation passes through.
+//! The scheduler: plain data under the machine's lock.
 //!
-//! `push` appends to a stream. `pick_next` chooses a ready stream. `start` takes the stream's head operation if it can
-//! run, completes it at once if it is only bookkeeping, and parks the stream otherwise. `finish` releases the engine
-//! and the byte ranges of the operation and unparks the streams that waited for them. `wait` has the parking, and the
-//! end of a lost device.
+//! `push` appends to a stream. `pick_next` chooses a ready stream. `start` takes its head operation if it can run,
+//! completes it at once if it is only bookkeeping, and parks the stream otherwise (`wait`). `finish` releases the
+//! engine and the byte ranges of the operation and unparks the streams that waited for them.
 
 use super::{
     ExecutionOrder, HostConfig, MachineConfig,
@@ -34,37 +33,31 @@ pub(super) struct Core {
     pub events: Slab<Event>,
     pub modules: Slab<Module>,
     pub graphs: Slab<Graph>,
-    /// Streams whose head operation can perhaps run, in order of arrival.
+    /// In order of arrival.
     pub ready: VecDeque<Key>,
-    /// Streams whose head operation conflicts with a running one.
     conflicted: Vec<Key>,
     pub values: Vec<Awaited>,
     pub active: Active,
-    /// Streams whose head operation is a kernel that must be tried again.
     pub spinning: Vec<Key>,
-    /// Whether operations run one at a time; then streams are never parked: see `step`.
+    /// Then streams are never parked: see `step`.
     pub stepped: bool,
-    /// The clock, if time is virtual.
     pub clock: Option<Box<dyn Clock>>,
-    /// Virtual time at which the last of all operations finishes.
     pub latest: Time,
-    /// Virtual time at which the operation of the current step finishes.
     pub booked: Time,
-    /// The clock and `latest` before the current step was booked, if the step may turn out to be an attempt.
+    /// Before the current step was booked, if the step may turn out to be an attempt.
     pub unbooked: Option<(Box<dyn Any + Send>, Time)>,
     /// Values and virtual times of the writes to words, by address.
     pub words: HashMap<Address, Vec<(u64, Time)>>,
     pub submissions: u64,
-    /// Number of operations ever completed, and of attempts of kernels that have advanced.
+    /// And of attempts of kernels that have advanced.
     pub completions: u64,
-    /// Operations that will not run. They own closures of the user, so they are dropped without the lock.
+    /// They own closures of the user, so they are dropped without the lock.
     pub graveyard: Vec<Op>,
 }
 
 #[derive(Default)]
 pub(super) struct Device {
     pub lost: Option<Fault>,
-    /// Number of streams ever created.
     pub streams: usize,
     engines: [EngineState; Engine::EXCLUSIVE],
 }
@@ -89,9 +82,8 @@ pub(super) struct Awaited {
 }
 
 pub(super) enum Start {
-    /// The worker has it: it performs it and then calls `finish`.
+    /// The worker performs it and then calls `finish`.
     Run,
-    /// It was bookkeeping and is complete.
     Done,
     /// The stream is idle, parked, or destroyed.
     Left,
@@ -99,7 +91,6 @@ pub(super) enum Start {
 
 #[derive(PartialEq, Eq)]
 pub(super) enum Next {
-    /// Start its next operation.
     Continue,
     /// Take other streams first: they waited for the engine that this stream held.
     Yield,
@@ -137,8 +128,6 @@ impl Core {
         })
     }
 
-    // ---- submission -------------------------------------------------------------------------------------------------
-
     pub fn check_alive(&self, device: usize) -> DriverResult {
         self.devices[device].lost.clone().map_or(Ok(()), Err)
     }
@@ -148,8 +137,7 @@ impl Core {
         stream.ok_or_else(|| fault::invalid_handle("stream"))
     }
 
-    /// Checks the operands of an operation of `device`: the memory is live, the device has access to it, and no operand
-    /// that is written overlaps another operand.
+    /// The memory is live, the device has access to it, and no operand that is written overlaps another operand.
     pub fn admit(&self, device: usize, work: &Work) -> DriverResult {
         let mut result = Ok(());
         let mut seen: Vec<Operand> = Vec::new();
@@ -185,7 +173,6 @@ impl Core {
         }
     }
 
-    /// Appends an operation to a stream that exists.
     pub fn push(&mut self, key: Key, op: Op) {
         if self.append(key, op) {
             self.set_state(key, State::Ready);
@@ -195,7 +182,7 @@ impl Core {
         }
     }
 
-    /// Appends an operation to an idle stream, which the calling thread has from now on as a worker has it.
+    /// The calling thread has the stream from now on as a worker has it.
     pub fn push_active(&mut self, key: Key, op: Op) {
         if self.append(key, op) {
             self.set_state(key, State::Active);
@@ -218,13 +205,11 @@ impl Core {
         Ok(key)
     }
 
-    // ---- choice -----------------------------------------------------------------------------------------------------
-
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Chooses the stream whose head operation is started next: lowest priority value first, then order of arrival.
+    /// Lowest priority value first, then order of arrival.
     pub fn pick_next(&mut self) -> Option<Key> {
         loop {
             let priority = |key: &Key| self.streams.get(*key).map_or(i32::MIN, |stream| stream.priority);
@@ -237,7 +222,7 @@ impl Core {
         }
     }
 
-    /// Puts an active stream back in the queue, behind the others.
+    /// Behind the others.
     pub fn requeue(&mut self, key: Key) {
         if let Some(stream) = self.streams.get_mut(key) {
             stream.state = State::Ready;
@@ -245,7 +230,6 @@ impl Core {
         }
     }
 
-    /// Makes an active stream idle, or puts it back in the queue if it has operations.
     pub fn rest_or_requeue(&mut self, key: Key) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         if !stream.queue.is_empty() {
@@ -256,8 +240,6 @@ impl Core {
             self.streams.remove(key);
         }
     }
-
-    // ---- one operation ----------------------------------------------------------------------------------------------
 
     pub fn start(&mut self, key: Key, job: &mut Job) -> Start {
         let Some(stream) = self.streams.get_mut(key) else { return Start::Left };
@@ -308,7 +290,6 @@ impl Core {
         Start::Done
     }
 
-    /// The part of `start` for operations that a worker performs.
     fn start_job(&mut self, key: Key, job: &mut Job) -> Start {
         let Some(stream) = self.streams.get_mut(key) else { return Start::Left };
         let Some(op) = stream.queue.front() else { return Start::Left };
@@ -363,7 +344,6 @@ impl Core {
         state.busy.then_some((index, state.completed))
     }
 
-    /// Records that the job's operation was performed, or how it failed.
     pub fn finish(&mut self, job: &mut Job, result: Result<Ended, Died>) -> Next {
         let (key, device) = (job.stream, job.device);
         let mut next = Next::Continue;
@@ -414,7 +394,6 @@ impl Core {
         next
     }
 
-    /// Puts a kernel that has not finished back at the head of its stream.
     fn try_again(&mut self, key: Key, op: Option<Op>) {
         let completions = self.completions;
         let Some(stream) = self.streams.get_mut(key) else { return };

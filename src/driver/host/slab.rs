@@ -23,12 +23,11 @@ struct Slot<T> {
 }
 
 impl<T> Slab<T> {
-    /// A table whose keys differ from those of tables with another `tag` (modulo 2^16).
+    /// Keys differ from those of tables with another `tag` (modulo 2^16).
     pub fn new(tag: u64) -> Self {
         Slab { tag: tag << (2 * BITS), slots: Vec::new(), free: Vec::new(), live: 0, most: 1 << BITS }
     }
 
-    /// Adds an entry. Fails if no key is left.
     pub fn insert(&mut self, value: T) -> DriverResult<Key> {
         let index = match self.free.pop() {
             Some(index) => index,

@@ -1,9 +1,8 @@
 //! The progress of a stream and of the streams, engines and memory that it waits for.
 //!
 //! Waits with a deadline use it: the deadline measures missing progress, not time. A stream also makes progress when
-//! its obstacle does: the stream of an event, the users of an engine or of a byte range, and all streams that have a
-//! worker while this one has none. A spinning kernel or a wait for a word has an unknown obstacle: it may be any stream
-//! of the machine.
+//! its obstacle does: the stream of an event, the users of an engine or of a byte range, all streams that have a worker
+//! while this one has none. The obstacle of a spinning kernel or a wait for a word may be any stream of the machine.
 
 use super::{
     event::Progress,
@@ -14,14 +13,13 @@ use super::{
 };
 use smallvec::SmallVec;
 
-/// A stream and its obstacles at one moment, each with its count of completed operations. The stream comes first.
+/// Each with its count of completed operations. The stream comes first.
 #[derive(Debug, Default)]
 pub(crate) struct Standing(SmallVec<[(Behind, u64); 4]>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behind {
     Stream(Key),
-    /// Counts the operations of an engine: device, engine.
     Engine(usize, usize),
     Machine,
 }
@@ -34,7 +32,6 @@ impl Standing {
 }
 
 impl Core {
-    /// Follows a stream to its obstacle, and the obstacle to the next one.
     pub fn standing(&self, mut key: Key) -> Standing {
         let mut standing = Standing::default();
         while let Some(stream) = self.streams.get(key) {

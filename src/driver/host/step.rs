@@ -1,9 +1,8 @@
 //! Steps: the choice of the next stream when operations run one at a time. Called by `machine::steps`.
 //!
-//! The *candidates* are the streams whose head operation can run now, sorted by device and then by order of creation.
-//! The stream of the last step comes first if it is a candidate, so choice 0 always means "no switch". The rule picks
-//! an index: a random number from a seed, the next number of a list, or the operation that starts first in virtual
-//! time. The candidates are collected anew at each step; no stream is ever parked.
+//! The *candidates* are the streams whose head operation can run now, by device and order of creation. The stream of
+//! the last step comes first if it is one, so choice 0 means "no switch". The rule picks an index: a random number from
+//! a seed, the next number of a list, or the operation that starts first in virtual time. No stream is ever parked.
 
 use super::{
     ExecutionOrder,
@@ -49,7 +48,7 @@ impl Stepper {
         self.grace = None;
     }
 
-    /// Whether ready work has waited too long for quiescence. `works`: whether a thread of the program is seen to run.
+    /// `works`: whether a thread of the program is seen to run.
     pub fn has_waited(&mut self, submissions: u64, works: impl FnOnce() -> bool) -> bool {
         match &mut self.grace {
             Some(grace) if grace.submissions == submissions => grace.is_over(Instant::now(), works),
@@ -60,7 +59,7 @@ impl Stepper {
         }
     }
 
-    /// Picks one of the candidates, which are sorted and not empty. Returns its index as a choice.
+    /// The candidates are sorted and not empty. Returns an index as a choice.
     fn pick(&mut self, core: &Core, candidates: &mut [Key]) -> usize {
         if let Some(at) = candidates.iter().position(|key| Some(*key) == self.last) {
             candidates[..=at].rotate_right(1);
@@ -78,7 +77,6 @@ impl Stepper {
         }
     }
 
-    /// Chooses the stream of the next step, and records the choice.
     pub fn choose(&mut self, core: &mut Core, mut candidates: Vec<Key>) -> Key {
         let choice = self.pick(core, &mut candidates);
         let key = candidates[choice];
@@ -110,7 +108,6 @@ struct Draw {
     state: u64,
     /// How many of 64 draws stay with the stream in this phase.
     stays: u64,
-    /// Draws left in this phase.
     left: u64,
 }
 
@@ -138,7 +135,7 @@ impl Draw {
 }
 
 impl Core {
-    /// The streams whose head operation can run now, by device and order of creation.
+    /// By device and order of creation.
     pub fn candidates(&self) -> Vec<Key> {
         let mut found: Vec<(usize, usize, Key)> = Vec::new();
         for key in self.streams.keys() {
@@ -222,8 +219,6 @@ impl Core {
         }
     }
 
-    // ---- virtual time -----------------------------------------------------------------------------------------------
-
     pub fn cost(&self, work: &Work) -> Cost {
         match work {
             Work::Copy { dst, src, bytes } => {
@@ -261,7 +256,7 @@ impl Core {
         self.clock.as_mut().map_or(0, |clock| clock.submit(thread::current().id(), &cost))
     }
 
-    /// The calling thread makes another call, whose result it knows from the virtual time `learnt` on.
+    /// The thread knows the result from the virtual time `learnt` on.
     pub fn called(&mut self, call: HostCall, learnt: Time) {
         if let Some(clock) = &mut self.clock {
             let me = thread::current().id();
@@ -287,7 +282,7 @@ impl Core {
         clock.start(stream.device, &self.cost(&op.work), self.ready_time(stream, op))
     }
 
-    /// Books the head operation of a stream. Returns its start and end.
+    /// Returns its start and end.
     fn book(&mut self, key: Key) -> (Time, Time) {
         let Some(stream) = self.streams.get(key) else { return (0, 0) };
         let (device, Some(op)) = (stream.device, stream.queue.front()) else { return (0, 0) };
@@ -310,8 +305,7 @@ impl Core {
         (start, finish)
     }
 
-    /// The booked kernel has not finished: this was an attempt, which takes no virtual time. (The number of attempts
-    /// may depend on real time.)
+    /// An attempt takes no virtual time: the number of attempts may depend on real time.
     pub fn unbook(&mut self) {
         if let (Some(clock), Some((before, latest))) = (&mut self.clock, self.unbooked.take()) {
             clock.restore(before);

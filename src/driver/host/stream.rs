@@ -1,11 +1,9 @@
 //! Streams: queues of operations that run one after the other.
 //!
 //! Invariant: an idle stream is on no list, a ready stream is in the ready queue, one worker has an active stream, and
-//! a parked stream is on the list of its obstacle: another stream's waiters, an engine's queue, the conflicting
-//! accesses, or the awaited values.
+//! a parked stream is on the list of its obstacle.
 //!
-//! A graph is a list of operations that a capturing stream has recorded. A launch appends copies of them to a stream.
-//! So order, conflicts, engines and deadlocks are those of operations that are submitted one by one.
+//! A graph is a list of operations that a capturing stream has recorded; a launch appends copies of them to a stream.
 
 use super::{fault, op::Op, sched::Core, slab::Key, timing::Time};
 use crate::driver::{DriverResult, Fault};
@@ -14,19 +12,17 @@ use std::{collections::VecDeque, sync::Arc};
 
 pub(super) struct Stream {
     pub device: usize,
-    /// Its number on the device, in order of creation, from 0.
+    /// In order of creation on the device, from 0.
     pub number: usize,
     pub priority: i32,
     pub state: State,
     pub queue: VecDeque<Op>,
-    /// The recorded operations, while the stream captures.
     pub capture: Option<Vec<Op>>,
     pub submitted: u64,
-    /// Number of operations completed; they complete in order.
+    /// Operations complete in order.
     pub completed: u64,
     /// Number of operations that had really completed when the device was lost.
     pub failed_from: Option<u64>,
-    /// The stream is removed once it is idle.
     pub destroyed: bool,
     pub waiters: Vec<Waiter>,
     /// A failure of this stream alone, until a wait for the stream has reported it.
@@ -37,9 +33,7 @@ pub(super) struct Stream {
     pub finishes: Vec<Time>,
 }
 
-/// A failure that leaves the device alive.
 pub(super) struct Harm {
-    /// The number of the last operation that succeeded.
     pub after: u64,
     pub fault: Fault,
 }
@@ -83,20 +77,18 @@ impl Stream {
         }
     }
 
-    /// The virtual time at which its first `seq` operations had finished.
     pub fn finish(&self, seq: u64) -> Time {
         let last = self.finishes.len().min(seq as usize);
         last.checked_sub(1).map_or(0, |i| self.finishes[i])
     }
 
-    /// Records a failure of the operations after number `after`. An earlier failure that was not reported yet stays.
+    /// After number `after`. An earlier failure that was not reported yet stays.
     pub fn hurt(&mut self, after: u64, fault: Fault) {
         self.harm.get_or_insert(Harm { after, fault });
     }
 }
 
 impl Stream {
-    /// Refuses, during a capture, operations that a graph cannot hold.
     pub fn check_no_capture(&self) -> DriverResult {
         fail_if!(self.capture.is_some(), fault::unsupported("the stream captures, and a graph cannot hold that"));
         Ok(())

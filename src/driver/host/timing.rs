@@ -1,7 +1,7 @@
 //! The times of software GPUs: what a machine in virtual time is, and what its clock answers.
 //!
-//! `gpu-pool-lab` has machines and their clock. The scheduler keeps the times of streams (`step`), the clock those of
-//! shared resources and of host threads.
+//! `gpu-pool-lab` has machines and clocks. `step` keeps the times of streams, the clock those of shared resources and
+//! threads.
 
 use super::HostConfig;
 use crate::{

@@ -126,7 +126,7 @@ impl Trace {
         self.steps.iter().filter(|step| step.choice != 0).count()
     }
 
-    /// Writes the steps of a range; `*` marks choices other than 0.
+    /// `*` marks choices other than 0.
     pub(crate) fn write(&self, range: std::ops::Range<usize>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, step) in self.steps.iter().enumerate().take(range.end).skip(range.start) {
             let Step { device, stream, what, choice, candidates, time } = step;

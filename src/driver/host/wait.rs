@@ -12,9 +12,7 @@ use crate::driver::{Address, DriverResult, Fault};
 use std::mem;
 
 impl Core {
-    // ---- waiting ----------------------------------------------------------------------------------------------------
-
-    /// The progress of a record's work. A destroyed stream has completed all of its work.
+    /// A destroyed stream has completed all of its work.
     pub fn progress(&self, record: Record) -> Progress {
         let Some(stream) = self.streams.get(record.stream) else { return Progress::Done };
         if stream.completed < record.seq {
@@ -30,7 +28,7 @@ impl Core {
         }
     }
 
-    /// Whether the stream has completed `seq` operations, or is destroyed.
+    /// Or is destroyed.
     pub fn has_passed(&self, stream: Key, seq: u64) -> bool {
         self.streams.get(stream).is_none_or(|stream| stream.completed >= seq)
     }
@@ -41,13 +39,12 @@ impl Core {
         }
     }
 
-    /// Parks a stream that the caller has put on the list of its obstacle.
+    /// The caller has put it on the list of its obstacle.
     pub fn park(&mut self, key: Key) -> Start {
         self.set_state(key, State::Parked);
         Start::Left
     }
 
-    /// Parks a stream until another stream has reached a record.
     pub fn park_behind(&mut self, key: Key, record: Record) -> Start {
         if let Some(awaited) = self.streams.get_mut(record.stream) {
             awaited.waiters.push(Waiter { seq: record.seq, who: Who::Stream(key) });
@@ -55,7 +52,6 @@ impl Core {
         self.park(key)
     }
 
-    /// Makes a parked stream ready, so that its head operation is tried again.
     pub fn unpark(&mut self, key: Key) {
         if let Some(stream) = self.streams.get_mut(key).filter(|stream| stream.state == State::Parked) {
             stream.state = State::Ready;
@@ -76,7 +72,6 @@ impl Core {
         }
     }
 
-    /// Makes the streams ready whose kernels must be tried again.
     pub fn try_spinners(&mut self) {
         for key in mem::take(&mut self.spinning) {
             self.unpark(key);
@@ -104,20 +99,16 @@ impl Core {
         }
     }
 
-    // ---- values -----------------------------------------------------------------------------------------------------
-
-    /// Whether a stream waits for a word: the host might write it without a call.
+    /// The host might write it without a call.
     pub fn awaits_values(&self) -> bool {
         !self.values.is_empty() || !self.spinning.is_empty()
     }
 
-    /// Looks for words that the host has written and that streams wait for.
     pub fn poll(&mut self) {
         self.check_values();
         self.try_spinners();
     }
 
-    /// Unparks the streams whose word has reached its value.
     pub fn check_values(&mut self) {
         let mut values = mem::take(&mut self.values);
         values.retain(|awaited| {
@@ -135,7 +126,7 @@ impl Core {
         self.values = values;
     }
 
-    /// A word in memory; `None` while a running operation excludes the access.
+    /// `None` while a running operation excludes the access.
     pub fn flag(&self, address: Address, write: bool) -> DriverResult<Option<Flag>> {
         let place = self.memory.resolve(address, 8);
         let place = place.map_err(|e| fault::illegal_address(format!("a flag's memory was freed: {}", e.detail)))?;
@@ -154,9 +145,6 @@ impl Core {
         Ok(Some(unsafe { Flag::new(ptr) }))
     }
 
-    // ---- loss -------------------------------------------------------------------------------------------------------
-
-    /// An operation of this active stream has failed: its device is lost.
     pub fn fail(&mut self, key: Key, lost: Fault) -> Start {
         if let Some(stream) = self.streams.get_mut(key) {
             let device = stream.device;
@@ -169,8 +157,7 @@ impl Core {
         Start::Left
     }
 
-    /// Drops the queue of a stream if its device is lost. The waiters of the stream continue, but not before an
-    /// operation that another worker performs has ended.
+    /// If its device is lost. The waiters continue, but not before an operation that another worker performs has ended.
     pub fn abandon(&mut self, key: Key) {
         let Core { streams, devices, graveyard, values, .. } = self;
         let Some(stream) = streams.get_mut(key).filter(|stream| devices[stream.device].lost.is_some()) else { return };
@@ -183,7 +170,7 @@ impl Core {
         self.give_up(key);
     }
 
-    /// Drops the queue of a parked stream for a reason that leaves the device alive.
+    /// For a reason that leaves the device alive.
     pub fn forsake(&mut self, key: Key, reason: Fault) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.hurt(stream.completed, reason);
@@ -193,7 +180,7 @@ impl Core {
         self.give_up(key);
     }
 
-    /// Marks all operations of a stream as completed, after its queue was emptied.
+    /// After its queue was emptied.
     fn give_up(&mut self, key: Key) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.state = State::Idle;

@@ -1,9 +1,9 @@
 //! Finds kernels that write to arguments which they declare as read-only
 //! ([`MachineConfig::watch_reads`](super::MachineConfig::watch_reads)).
 //!
-//! The library orders operations by these declarations, so the damage of such a write would show much later and in
-//! another place. A watched kernel gets private copies of its `&[T]` slices (each up to [`LIMIT`]), which are compared
-//! with the originals afterwards. So the device's memory stays intact, and the report names kernel and argument.
+//! The library orders operations by these declarations, so the damage of such a write would show much later. A watched
+//! kernel gets private copies of its `&[T]` slices (each up to [`LIMIT`]), which are compared with the originals
+//! afterwards: the memory stays intact, and the report names kernel and argument.
 
 use super::block::Block;
 use crate::{
@@ -31,7 +31,7 @@ struct Copy {
 }
 
 impl Watched {
-    /// Replaces read-only slices by copies. A slice is not watched if there is no memory for its copy.
+    /// A slice is not watched if there is no memory for its copy.
     pub fn new(args: &mut [HostArg]) -> Self {
         let mut watched = Watched::default();
         for (argument, arg) in args.iter_mut().enumerate() {
@@ -72,7 +72,6 @@ impl Watched {
     }
 }
 
-/// The user's call that made a launch, and the stream that runs it.
 #[derive(Clone, Copy)]
 pub(super) struct Launched {
     pub name: &'static str,
@@ -81,7 +80,7 @@ pub(super) struct Launched {
     pub stream: usize,
 }
 
-/// The report on a kernel that wrote through its argument number `argument` (from 0).
+/// `argument` counts from 0.
 pub(super) fn report(by: Launched, args: &[KernelArg], argument: usize, bytes: Range<usize>) -> Report {
     let Launched { name, place, device, stream } = by;
     let length = match args.get(argument) {

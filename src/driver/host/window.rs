@@ -9,20 +9,17 @@ use crate::driver::{Address, DriverResult};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 pub(super) struct Windows {
-    /// The addresses that windows are reserved from.
     space: Range<Address>,
-    /// The search for free addresses starts here, so that addresses are reused as late as possible.
     cursor: Address,
     by_address: BTreeMap<Address, Window>,
 }
 
 struct Window {
     bytes: u64,
-    /// All addresses of the window, with or without memory. Running operations keep it alive.
+    /// With or without memory. Running operations keep it alive.
     block: Arc<Block>,
-    /// The mappings: bytes by first address.
+    /// Bytes by first address.
     mapped: BTreeMap<Address, usize>,
-    /// The mappings that other processes may have, too.
     shared: BTreeMap<Address, Shared>,
 }
 
@@ -39,7 +36,6 @@ impl Windows {
         Windows { cursor: space.start, space, by_address: BTreeMap::new() }
     }
 
-    /// Whether the address belongs to the part of the address space that windows are reserved from.
     pub fn are_at(&self, address: Address) -> bool {
         self.space.contains(&address)
     }
@@ -58,7 +54,6 @@ impl Windows {
         Ok(at)
     }
 
-    /// The next hole at or after the cursor, else the first one.
     fn find(&self, bytes: u64) -> Option<Address> {
         [self.cursor, self.space.start].into_iter().find_map(|from| {
             let mut at = from;
@@ -139,8 +134,8 @@ impl Windows {
         Ok(())
     }
 
-    /// Removes a mapping. `busy`: whether a running operation uses the memory; then it stays committed until another
-    /// mapping replaces it. Returns how it was shared.
+    /// `busy`: whether a running operation uses the memory; then it stays committed until another mapping replaces it.
+    /// Returns how it was shared.
     pub fn unmap(
         &mut self,
         address: Address,
@@ -165,13 +160,11 @@ impl Windows {
         self.by_address.range(..=address).next_back()?.1.shared.get(&address).copied()
     }
 
-    /// Whether exactly this range is one mapping.
     pub fn is_mapping(&self, address: Address, bytes: usize) -> bool {
         let window = self.by_address.range(..=address).next_back();
         window.is_some_and(|(_, window)| window.mapped.get(&address) == Some(&bytes))
     }
 
-    /// The memory behind a range, all of which must be mapped.
     pub fn resolve(&self, address: Address, bytes: usize) -> Option<(&Arc<Block>, usize)> {
         let (start, window) = self.by_address.range(..=address).next_back()?;
         let end = address.checked_add(bytes as u64)?;

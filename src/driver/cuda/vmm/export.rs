@@ -44,7 +44,6 @@ impl CudaGpu {
         let mut space = space.lock();
         space.check_place(address, bytes)?;
         let mut handle: Handle = 0;
-        // The descriptor itself, not a pointer to it.
         let from = std::ptr::without_provenance_mut::<c_void>(memory.as_raw_fd() as usize);
         // SAFETY: the pointer is to a live integer; an open descriptor, which the driver does not close.
         self.check(unsafe { sys::cuMemImportFromShareableHandle(&mut handle, from, DESCRIPTOR) })?;

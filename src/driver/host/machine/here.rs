@@ -1,12 +1,11 @@
 //! Brief operations on the thread that submits them.
 //!
-//! To wake a worker for a copy of some kilobytes, and then to wait for it, takes several times as long as the copy. So
-//! an operation that is soon over is performed within the call, if nothing is in front of it in its stream. To the
-//! program it is an operation that was very fast: it keeps its place in the stream, waits for operations that use its
+//! To wake a worker for a copy of some kilobytes takes several times as long as the copy. So an operation that is soon
+//! over is performed within the call, if nothing is in front of it in its stream; it waits for operations that use its
 //! memory, and occupies its engine.
 //!
-//! Invariant: only operations that cannot wait for anything, and that call no code of the user's. Not where operations
-//! run one at a time: there a worker chooses the order.
+//! Invariant: only operations that cannot wait, and that call no code of the user's. Not where operations run one at a
+//! time: there a worker chooses the order.
 
 use super::{Machine, Owner, State};
 use crate::driver::{
@@ -43,7 +42,6 @@ impl Owner {
 }
 
 impl Machine {
-    /// Performs the only operation of an active stream, or leaves it to the workers.
     fn perform_here(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, stream: Key) {
         let mut job = Job::default();
         let next = match state.core.start(stream, &mut job) {
@@ -53,7 +51,6 @@ impl Machine {
         };
         self.bury(state);
         if next != Next::Left {
-            // Others may have submitted to it meanwhile.
             state.core.rest_or_requeue(stream);
         }
         if state.core.has_ready() || (state.core.awaits_values() && !state.crew.polling) {

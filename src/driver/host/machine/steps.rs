@@ -32,7 +32,7 @@ impl Machine {
         }
     }
 
-    /// Whether the next step may be taken. Before `false` is returned, this worker has slept for a moment.
+    /// Before `false` is returned, this worker has slept for a moment.
     fn may_step(&self, state: &mut MutexGuard<'_, State>) -> bool {
         for look in 0..=LOOKS {
             let State { core, crew, threads, stepper, .. } = &mut **state;
@@ -57,8 +57,8 @@ impl Machine {
         false
     }
 
-    /// Sleeps while nothing can run, until something is submitted. If a stream waits for a word or a kernel spins, it
-    /// also looks from time to time, since the host may have written a word.
+    /// Until something is submitted. If a stream waits for a word or a kernel spins, it also looks from time to time,
+    /// since the host may have written a word.
     fn rest_between(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) {
         if !state.core.has_work() {
             self.work.wait(state);
@@ -78,7 +78,7 @@ impl Machine {
         }
     }
 
-    /// Runs the head operation of a stream. False if the operation must be tried again.
+    /// False if the operation must be tried again.
     fn take(&self, state: &mut MutexGuard<'_, State>, key: Key, job: &mut Job) -> bool {
         state.core.set_state(key, StreamState::Active);
         let ended = match state.core.start(key, job) {
