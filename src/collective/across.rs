@@ -2,7 +2,7 @@
 //!
 //! `gpu-pool-cluster` implements [`AcrossProcesses`]; a group of one process never calls it.
 
-use super::{Group, request::Request, values::value_of};
+use super::{Group, lone_pad::LonePad, request::Request, values::value_of};
 use crate::{
     Device, DeviceBuffer, DeviceCopy,
     contain::Contained,
@@ -69,6 +69,9 @@ pub trait AcrossProcesses: Send + Sync {
     /// # Errors
     /// Those that the call would have before it begins.
     fn hierarchy(&self, group: &Group<'_>, of: (DType, ReduceOp), len: usize) -> Result<Hierarchy>;
+
+    /// The signal pad by which the members' GPUs add up small buffers, if they have pads.
+    fn pad<'d>(&self, group: &Group<'d>) -> Option<&'d LonePad>;
 
     /// Whether [`register`](Self::register) is of use.
     fn registers(&self, group: &Group<'_>) -> bool;

@@ -166,11 +166,13 @@ impl Group<'_> {
         self.run_by(request, None)
     }
 
-    /// [`run`](Self::run) by a `given` algorithm, which can, and whose kernels wait for each other. In one process.
+    /// [`run`](Self::run) by a `given` algorithm, which can, and whose kernels wait for each other. Across processes
+    /// that is the request's kernel of a norm.
     #[track_caller]
     pub(super) fn run_by(&self, request: Request, given: Option<&dyn Algorithm>) -> Result<()> {
         if let Some(door) = self.door() {
-            debug_assert!(given.is_none(), "each step there has an algorithm of its own");
+            let own = given.is_none() || request.norm.is_some();
+            debug_assert!(own, "each step there has an algorithm of its own");
             let _here = OpSite { op: request.call.op, site: request.call.site }.enter();
             return door.run(self, &request, false);
         }

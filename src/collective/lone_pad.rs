@@ -1,8 +1,8 @@
 //! The signal pad of a process with one GPU whose peers are GPUs of other processes of the host: sums of one trip among
-//! them, by the kernels of [`inbox`].
+//! them, by the kernels of [`inbox`], also with a norm of the rows ([`norm`](super::algorithm::norm)).
 //!
 //! `gpu-pool-cluster` makes a [`LonePad`] when the processes connect, passes the descriptors of their memory on, and
-//! calls [`sum`](LonePad::sum) in the order of the cluster's commits. The pad's ordinals are process numbers.
+//! calls [`launch`](LonePad::launch) in the order of the cluster's commits. The pad's ordinals are process numbers.
 //!
 //! Invariants:
 //!
@@ -11,7 +11,11 @@
 //! * A kernel that gives up leaves its inbox as it is, so nothing goes by the pads any more.
 
 use super::{
-    algorithm::{dims, inbox, ll::Push},
+    algorithm::{
+        dims, inbox,
+        ll::Push,
+        norm::{NormCall, NormKernel, Rows},
+    },
     kernels::Part,
 };
 use crate::{
@@ -22,7 +26,7 @@ use crate::{
         limits::Limits,
         plan::Shape,
         signal_pad::REPORT,
-        types::{DType, ReduceOp},
+        types::{Algorithm, DType, ReduceOp},
     },
     kernel::builtin,
     memory::stream::StreamCore,
@@ -115,8 +119,12 @@ pub struct Trip<'a> {
     pub members: &'a [usize],
     /// The own rank.
     pub me: usize,
-    /// What is added up how, but for `Scaled`.
+    /// What is added up how.
     pub of: (DType, ReduceOp),
+    /// The members' factors, by rank, of `Scaled`; else none.
+    pub factors: &'a [f64],
+    /// The kernel does this with the sum, too.
+    pub norm: Option<NormCall>,
     /// Elements, not 0.
     pub n: usize,
     /// Memory of this device: source, and destination, which may be the same.
@@ -197,8 +205,8 @@ impl LonePad {
     pub fn probe(&self, limit: Duration) -> SetUp<()> {
         let (driver, count, bytes) = (&self.memory.driver, self.memory.pads.len(), PROBED * 4);
         let (members, of) = ((0..count).collect::<SmallVec<[usize; MOST]>>(), (DType::F32, ReduceOp::Sum));
-        let at = told("memory", driver.mem_alloc(bytes))?;
-        let trip = Trip { members: &members, me: self.me, of, n: PROBED, at: [at; 2], place: 1, deadline: limit };
+        let (me, factors, norm, at) = (self.me, &[], None, told("memory", driver.mem_alloc(bytes))?);
+        let trip = Trip { members: &members, me, of, factors, norm, n: PROBED, at: [at; 2], place: 1, deadline: limit };
         // SAFETY: aligned page-locked memory of so many bytes, which the host alone uses while no copy runs.
         let x = unsafe { std::slice::from_raw_parts_mut(self.memory.word(ROOM).cast::<f32>(), PROBED) };
         // A room is used again in the third.
@@ -208,7 +216,7 @@ impl LonePad {
             // SAFETY: both have so many bytes, and live until `with_stream` has waited, or `mem_free` does.
             self.with_stream(limit * 2, |stream| unsafe {
                 driver.copy_to_device(at, x.as_ptr().cast(), bytes, stream)?;
-                self.sum(stream, &trip)?;
+                self.launch(stream, &trip)?;
                 driver.copy_to_host(x.as_mut_ptr().cast(), at, bytes, stream)
             })?;
             let expected = |i: usize| (0..count).map(|process| value(process, i)).sum::<f32>();
@@ -242,24 +250,31 @@ impl LonePad {
         inbox::most_whole(members).min(self.layout.inbox)
     }
 
-    /// Whether the kernels do this.
-    pub fn sums(dtype: DType, op: ReduceOp) -> bool {
-        FLOATS.contains(&dtype) && !matches!(op, ReduceOp::Scaled(_))
+    /// Whether the kernels add up such elements.
+    pub fn sums(dtype: DType) -> bool {
+        FLOATS.contains(&dtype)
+    }
+
+    /// The kernel that adds these rows up, and norms them; none where it does not fit. All members find the same: a
+    /// pool's wish for an algorithm, which is of one process, does not count.
+    pub(super) fn norm(&self, rows: Rows, members: usize) -> Option<NormKernel> {
+        NormKernel::of(rows, members, self.layout, &self.limits, Algorithm::Auto)
     }
 
     /// Launches this member's kernel: a sum in the order of ranks.
     ///
     /// # Safety
-    /// Source and destination are memory of this device; they live, and nothing else touches them, until the stream has
-    /// passed the kernel. All members launch theirs, in the same order with all other kernels of the pads; `n` elements
-    /// are at most [`most`](Self::most) bytes.
+    /// Source, destination and the norm's memory are memory of this device; they live, and nothing else touches them,
+    /// until the stream has passed the kernel. All members launch theirs, in the same order with all other kernels of
+    /// the pads; `n` elements are at most [`most`](Self::most) bytes, or as many as fit [`norm`](Self::norm).
     ///
     /// # Errors
     /// The driver's.
-    pub unsafe fn sum(&self, stream: RawStream, trip: &Trip<'_>) -> DriverResult {
-        let &Trip { members, me, of: (dtype, op), n, at, place, deadline } = trip;
+    pub unsafe fn launch(&self, stream: RawStream, trip: &Trip<'_>) -> DriverResult {
+        let &Trip { members, me, of: (dtype, op), factors, norm, n, at, place, deadline } = trip;
         let (count, bytes) = (members.len(), n * dtype.size());
-        debug_assert!(n > 0 && bytes <= self.most(count) && members[me] == self.me);
+        let most = if norm.is_some() { self.layout.inbox } else { self.most(count) };
+        debug_assert!(n > 0 && bytes <= most && members[me] == self.me);
         let meet = DeviceBarrier {
             signals: self.memory.pads[self.me],
             members: DeviceBarrier::members(members.iter().copied()),
@@ -269,12 +284,20 @@ impl LonePad {
             me: me as u32,
             spare: 0,
         };
-        let packets = Shape::AllReduce { len: n }.packets(count, me).expect("few enough members");
         let [source, destination] = at.map(|address| Part { address, bytes });
-        let args = Push { n, op, route: packets.route, factors: &[], source, destination, meet }.args();
-        let float = FLOATS.iter().position(|float| *float == dtype).expect("chosen for floats");
-        let (dims, function) = (dims(inbox::blocks(bytes, &self.limits)), self.memory.functions[float]);
-        let name = inbox::entry(dtype).expect("chosen for floats").name;
+        let (name, function, dims, args) = match norm {
+            Some(norm) => {
+                let args = norm.inbox_args(meet, [source, destination]);
+                (norm.kernel.entry().name, norm.function, norm.kernel.dims(), args)
+            }
+            None => {
+                let route = Shape::AllReduce { len: n }.packets(count, me).expect("few enough members").route;
+                let float = FLOATS.iter().position(|float| *float == dtype).expect("chosen for floats");
+                let (name, blocks) = (inbox::entry(dtype).expect("a float").name, inbox::blocks(bytes, &self.limits));
+                let args = Push { n, op, route, factors, source, destination, meet }.args();
+                (name, self.memory.functions[float], dims(blocks), args)
+            }
+        };
         let launch = Launch { name, function, host: None, dims, args: &args, early: false };
         *self.patience.lock() = deadline;
         // SAFETY: the caller's promise.

@@ -6,7 +6,7 @@ use super::{
     across::PendingReduce,
     algorithm::{
         Algorithm,
-        norm::{NormKernel, Rows},
+        norm::{NormCall, NormKernel, Rows},
     },
     case::{Case, Machine},
     request::Request,
@@ -48,6 +48,7 @@ pub fn between<T: Element>(
         counts: None,
         extra: Vec::new(),
         rank_order: false,
+        norm: None,
     }
 }
 
@@ -114,18 +115,30 @@ pub(super) fn sum<T: Element>(
 }
 
 impl Group<'_> {
-    /// A sum in the order of ranks within an operation of another name, by a given algorithm, whose kernel does more
-    /// with the sum: it touches the memory `extra`, too. All members give the same algorithm.
+    /// A sum in the order of ranks within an operation of another name, by a kernel that adds a residual and norms the
+    /// rows: it touches the memory `extra`, too. All members give the same kernel.
     #[track_caller]
-    pub(crate) fn sum_by<T: Element>(
+    pub(super) fn sum_and_norm_by<T: Element>(
         &self,
         call: Call,
         source: Option<DeviceView<'_, T>>,
         destination: DeviceViewMut<'_, T>,
         extra: Vec<(Area, Access)>,
+        norm: NormCall,
+    ) -> Result<()> {
+        self.run_by(Request { extra, norm: Some(norm), ..sum(call, source, destination) }, Some(&norm))
+    }
+
+    /// The same by another algorithm, in one process.
+    #[track_caller]
+    pub(super) fn sum_by<T: Element>(
+        &self,
+        call: Call,
+        destination: DeviceViewMut<'_, T>,
+        extra: Vec<(Area, Access)>,
         algorithm: &dyn Algorithm,
     ) -> Result<()> {
-        self.run_by(Request { extra, ..sum(call, source, destination) }, Some(algorithm))
+        self.run_by(Request { extra, ..sum(call, None, destination) }, Some(algorithm))
     }
 
     /// Begins [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) with parts of these lengths.
@@ -159,24 +172,21 @@ impl Group<'_> {
 }
 
 impl Group<'_> {
-    /// The kernel that carries these rows out at once, resolved on this device, so that no module has to be loaded
-    /// while peers' kernels wait. None where it does not fit: then it does not on any member.
-    pub(crate) fn norm_in_one(&self, rows: Rows) -> Result<Option<NormKernel>> {
-        let found = self.norm_plan(rows);
-        if let Some(found) = &found {
-            let entry = found.entry();
-            let _: RawFunction = self.dev.worker.function(entry.module, entry.name)?;
-        }
-        Ok(found)
+    /// The kernel that carries these rows out at once, and its function: no module is loaded while peers' kernels wait.
+    /// None where it does not fit: then it does not on any member.
+    pub(crate) fn norm_in_one(&self, rows: Rows) -> Result<Option<(NormKernel, RawFunction)>> {
+        let Some(found) = self.norm_plan(rows) else { return Ok(None) };
+        let entry = found.entry();
+        Ok(Some((found, self.dev.worker.function(entry.module, entry.name)?)))
     }
 
     /// The same, without a look at the device.
     pub(crate) fn norm_plan(&self, rows: Rows) -> Option<NormKernel> {
         let shared = &self.dev.worker.shared;
-        if self.across.is_some() {
-            return None;
-        }
         let len = rows.rows.checked_mul(rows.cols).filter(|len| *len <= MOST_BYTES / rows.dtype.size())?;
+        if let Some(door) = self.door() {
+            return door.pad(self)?.norm(rows, self.count());
+        }
         let shape = Shape::AllReduce { len };
         let (machine, limits) = (Machine::of(shared), self.meeting().limits());
         let group = (self.count(), self.membership.direct);

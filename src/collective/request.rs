@@ -3,6 +3,7 @@
 //! [`ops`](super::ops) fills a [`Request`], [`meeting`](super::meeting) tells the peers of it, and
 //! [`execute`](super::execute) carries it out.
 
+use super::algorithm::norm::NormCall;
 use crate::{
     Event,
     driver::Address,
@@ -38,6 +39,8 @@ pub struct Request {
     pub extra: Vec<(Area, Access)>,
     /// Sums are in the order of ranks, also if the pool's order is another.
     pub rank_order: bool,
+    /// The kernel that carries the call out, of an `all_reduce_norm` in one kernel.
+    pub norm: Option<NormCall>,
 }
 
 /// An address in the memory of one of the members.

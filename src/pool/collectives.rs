@@ -163,7 +163,9 @@ impl Group<'_> {
             None => sum,
             Some(kernel) => {
                 let (about, reason, blocks) = (kernel.about(), kernel.reason(), kernel.blocks);
-                Explanation { algorithm: about.group, meets: about.waits_by, reason, blocks, ..sum }
+                let own = |rails| Rails { transport: "inbox", sums: reason.to_owned(), ..rails };
+                let rails = sum.rails.clone().map(own);
+                Explanation { algorithm: about.group, meets: about.waits_by, reason, blocks, rails, ..sum }
             }
         })
     }

@@ -107,7 +107,7 @@ impl Group<'_> {
         extra: Vec<(Area, Access)>,
         kernel: &dyn MeetingKernel,
     ) -> Result<()> {
-        self.sum_by(call, None, destination, extra, &Above(kernel))
+        self.sum_by(call, destination, extra, &Above(kernel))
     }
 
     /// The same for parts: each member adds up its part of all sources, and writes to the same part of all

@@ -19,10 +19,10 @@ use super::{
     inbox::most_whole,
 };
 use crate::{
-    driver::LaunchDims,
+    driver::{LaunchDims, RawFunction},
     error::Result,
     fabric::{
-        layout::{BLOCKS, PadLayout},
+        layout::{BLOCKS, DeviceBarrier, PadLayout},
         limits::Limits,
         plan::Side,
         types::{self, Algorithm as Wish, DType},
@@ -122,7 +122,8 @@ fn pulled(members: usize) -> usize {
 }
 
 impl NormKernel {
-    /// None where it does not fit. `inbox` is the layout of the pads of a pool whose kernels meet on its devices.
+    /// None where it does not fit. `inbox` is the layout of the pads of devices whose kernels meet. Pads of processes
+    /// have no slots, and processes know no addresses of each other: there only one trip fits.
     pub(in super::super) fn of(
         rows: Rows,
         members: usize,
@@ -151,6 +152,9 @@ impl NormKernel {
             _ if wish == Wish::Auto => return None,
             _ => Way::ByOwners,
         };
+        if way != Way::OneTrip && inbox.inbox_slot == 0 {
+            return None;
+        }
         // A row of a block for each owner.
         let owners = way == Way::ByOwners || (way == Way::Pull && members > 2);
         let groups = if owners { rows.rows.div_ceil(members) } else { rows.rows };
@@ -186,7 +190,7 @@ impl NormKernel {
         Entry { module, name, host: None }
     }
 
-    fn dims(&self) -> LaunchDims {
+    pub(in super::super) fn dims(&self) -> LaunchDims {
         let block = (self.rows.threads * self.spread, self.together, 1);
         LaunchDims { grid: (self.blocks, 1, 1), block, shared_bytes: 0 }
     }
@@ -210,9 +214,12 @@ impl NormKernel {
     }
 }
 
-pub(crate) struct NormCall {
-    pub kernel: NormKernel,
-    pub memory: NormMemory,
+/// A member's part in a call that one kernel carries out.
+#[derive(Clone, Copy, Debug)]
+pub struct NormCall {
+    pub(crate) kernel: NormKernel,
+    pub(crate) function: RawFunction,
+    pub(crate) memory: NormMemory,
 }
 
 impl Algorithm for NormCall {
@@ -235,7 +242,11 @@ impl Algorithm for NormCall {
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let args = match self.kernel.way {
             Way::Pull => self.pull_args(member, matched),
-            _ => self.inbox_args(member),
+            _ => {
+                let area = |side| member.request.area(side).expect("all members have rows");
+                let part = |side| Part { address: area(side).address, bytes: area(side).bytes.len() };
+                self.inbox_args(member.barrier, [part(Side::Source), part(Side::Destination)])
+            }
         };
         member.launch_as(&self.kernel.entry(), self.kernel.dims(), &args)?;
         member.launched.set(member.launched.get() + 1);
@@ -257,18 +268,17 @@ impl NormCall {
         }
     }
 
-    fn inbox_args(&self, member: &Member<'_>) -> Arguments {
+    /// For all ways but [`Way::Pull`].
+    pub(in super::super) fn inbox_args(&self, meet: DeviceBarrier, [x, y]: [Part; 2]) -> Arguments {
         let memory = &self.memory;
-        let area = |side| member.request.area(side).expect("all members have rows");
-        let part = |side| Part { address: area(side).address, bytes: area(side).bytes.len() };
         [
-            value(member.barrier),
+            value(meet),
             value(self.plan()),
-            part(Side::Source).slice(false),
+            x.slice(false),
             memory.residual.slice(true),
             memory.gamma.slice(false),
             memory.beta.slice(false),
-            part(Side::Destination).slice(true),
+            y.slice(true),
             memory.mean.slice(true),
             memory.rstd.slice(true),
         ]

@@ -89,10 +89,20 @@ fn a_sum_goes_by_the_pads_up_to_the_room_and_up_to_the_limit_of_one_trip() {
     assert_eq!(eight.most(2), PadLayout::direct(8).inbox);
     assert_eq!(eight.most(8), 109_714);
     let types = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::U8];
-    let sums = |op| types.map(|dtype| LonePad::sums(dtype, op));
-    assert_eq!(sums(ReduceOp::Sum), [true, true, true, true, false, false]);
-    assert_eq!(sums(ReduceOp::Max), sums(ReduceOp::Avg));
-    assert_eq!(sums(ReduceOp::Scaled(2.0)), [false; 6]);
+    assert_eq!(types.map(LonePad::sums), [true, true, true, true, false, false]);
+}
+
+/// A pad has no slots, and names no buffers: what is not one trip is three calls.
+#[test]
+fn rows_are_normed_by_the_pads_up_to_the_room() {
+    let row = Rows { dtype: DType::BF16, rows: 0, cols: 4096, threads: 128, eps: 0.0, layer: false };
+    let one_kernel = |pad: &LonePad, members, rows| pad.norm(Rows { rows, ..row }, members).is_some();
+    let [two, three, eight] = [2, 3, 8].map(|count| pads(count).swap_remove(0));
+    assert!(one_kernel(&two, 2, 1) && one_kernel(&two, 2, 256) && !one_kernel(&two, 2, 257));
+    // 1 MB of each, also where a sum alone takes less.
+    assert!(three.most(3) < 1 << 20 && one_kernel(&three, 3, 128) && !one_kernel(&three, 3, 129));
+    assert!(one_kernel(&eight, 8, 13) && !one_kernel(&eight, 8, 14));
+    assert!(two.norm(Rows { rows: 1, cols: 4095, ..row }, 2).is_none());
 }
 
 #[test]

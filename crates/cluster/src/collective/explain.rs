@@ -32,13 +32,13 @@ pub(super) fn hierarchy(group: &Group<'_>, (dtype, op): (DType, ReduceOp), len: 
             let (cuts, overlapped) = device_rail::cuts(&plan, &*transport);
             let relay = Relay::new(&hier, transport.clone(), overlapped)?;
             let native = plan.job.sum().and_then(|outer| relay.native(dtype, outer));
-            let sums = match (relay.direct(&plan, op), native) {
+            let sums = match (relay.direct(&plan, op, false), native) {
                 (Some(Direct::Own(_)), _) => "by own kernels between the GPUs, in the order of ranks",
                 (Some(_), _) => "by the transport, in the members' own memory",
                 (None, Some(_)) => "by the transport",
                 (None, None) => "by kernels, in the order of processes",
             };
-            match relay.pad(dtype, op, len) {
+            match relay.pad(dtype, len) {
                 Ok(_) => ("inbox", sums.to_owned(), cuts, overlapped),
                 Err(why) if why.is_empty() => (transport.name(), sums.to_owned(), cuts, overlapped),
                 Err(why) => (transport.name(), format!("{sums}; not by own kernels: {why}"), cuts, overlapped),

@@ -113,6 +113,7 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
             counts: None,
             extra: Vec::new(),
             rank_order: false,
+            norm: None,
         };
         match self.overlapped.get() {
             true => self.here.run_overlapped(&request),

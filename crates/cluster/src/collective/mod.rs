@@ -48,10 +48,17 @@ mod relay;
 mod two_hop;
 pub(crate) mod values;
 
-use crate::runtime::{
-    Call, Label,
-    collective::{AcrossProcesses, Hierarchy, Incoming, Outgoing, PendingReduce, Registration, Request, Shape},
-    memory::BlockRef,
+use crate::{
+    internals::*,
+    link::link_of,
+    runtime::{
+        Call, Label,
+        collective::{
+            AcrossProcesses, Hierarchy, Incoming, LonePad, Outgoing, PendingReduce, Registration, Request, Shape,
+        },
+        memory::BlockRef,
+    },
+    traits::Transport,
 };
 use gpu_pool::{DType, Group, ReduceOp, Result};
 use hierarchical::HierarchicalCall;
@@ -107,6 +114,11 @@ impl AcrossProcesses for Hierarchical {
 
     fn hierarchy(&self, group: &Group<'_>, of: (DType, ReduceOp), len: usize) -> Result<Hierarchy> {
         explain::hierarchy(group, of, len)
+    }
+
+    fn pad<'d>(&self, group: &Group<'d>) -> Option<&'d LonePad> {
+        let Transport::Device(transport) = link_of(group.device()).world.transport() else { return None };
+        native::pad_of(&**transport, group.across()?).ok()
     }
 
     fn registers(&self, group: &Group<'_>) -> bool {

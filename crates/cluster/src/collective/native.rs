@@ -10,11 +10,11 @@ use super::{
 use crate::{
     internals::*,
     runtime::{
-        collective::{Area, LonePad, MOST, Payload, Request, Trip},
+        collective::{Across, Area, LonePad, MOST, Payload, Request, Trip},
         driver::Address,
         memory::Access,
     },
-    traits::RailCall,
+    traits::{DeviceTransport, RailCall},
 };
 use gpu_pool::{DType, ReduceOp, Result};
 use smallvec::SmallVec;
@@ -46,8 +46,12 @@ impl Relay<'_, '_, '_> {
     }
 
     /// The call that does all of a plan in the members' own memory, if each process has one. All members find the same.
-    pub fn direct(&self, plan: &Plan<'_, '_, '_>, op: ReduceOp) -> Option<Direct> {
+    /// `own`: the request's own kernel does it.
+    pub fn direct(&self, plan: &Plan<'_, '_, '_>, op: ReduceOp, own: bool) -> Option<Direct> {
         let (hier, dtype) = (self.hier, plan.dtype);
+        if own {
+            return Some(Direct::Own(op));
+        }
         if hier.members() != hier.across.hosts.len() {
             return None;
         }
@@ -59,7 +63,7 @@ impl Relay<'_, '_, '_> {
         let in_order = hosts.all(|(k, host)| host.host == k && host.ranks[..] == [k]);
         let copies = in_order && self.is_whole() && self.transport.copies();
         match plan.job {
-            Job::SumAndFill(_) if self.pad(dtype, op, plan.whole().len).is_ok() => Some(Direct::Own(op)),
+            Job::SumAndFill(_) if self.pad(dtype, plan.whole().len).is_ok() => Some(Direct::Own(op)),
             Job::SumAndFill(_) => Some(Direct::AllReduce(sum()?)),
             Job::Sum(_) if in_order => plan.even().and_then(|len| Some(Direct::ReduceScatter(sum()?, len))),
             Job::Fill if copies && plan.even().is_some() => Some(Direct::AllGather),
@@ -69,12 +73,11 @@ impl Relay<'_, '_, '_> {
     }
 
     /// The pad by which own kernels sum up so many elements; or why not.
-    pub fn pad(&self, dtype: DType, op: ReduceOp, len: usize) -> std::result::Result<&LonePad, String> {
-        let (pad, members) = (self.transport.pad()?, self.hier.members());
-        let (most, hosts) = (pad.most(members), self.hier.across.hosts.len());
+    pub fn pad(&self, dtype: DType, len: usize) -> std::result::Result<&LonePad, String> {
+        let pad = pad_of(&*self.transport, self.hier.across)?;
+        let most = pad.most(self.hier.members());
         match () {
-            () if members < 2 || members != hosts => Err("not one member in each process".into()),
-            () if !LonePad::sums(dtype, op) => Err("they add up floats, without factors".into()),
+            () if !LonePad::sums(dtype) => Err("they add up floats".into()),
             () if len * dtype.size() > most => Err(format!("they take up to {most} bytes")),
             () => Ok(pad),
         }
@@ -112,12 +115,20 @@ impl Relay<'_, '_, '_> {
             (_, true) => touch(&source, Access::Write)?,
             _ => touch(&source, Access::Read).and_then(|()| touch(&destination, Access::Write))?,
         }
+        for (area, kind) in &request.extra {
+            access.touch(&area.block, area.bytes.clone(), *kind, false)?;
+        }
         access.reserve()?;
-        let (_, commit) = hier.meet(Payload::Nothing, |_| Vec::new())?;
+        // Kernels need the members' factors, which may differ.
+        let factor = match direct {
+            Direct::Own(ReduceOp::Scaled(factor)) => factor.to_le_bytes().to_vec(),
+            _ => Vec::new(),
+        };
+        let (_, commit) = hier.meet(Payload::Nothing, |_| factor)?;
         let (elements, parts) = (destination.bytes.len() / dtype.size(), hier.members());
         let submit = || {
             let call = match direct {
-                Direct::Own(op) => return self.sum_by_kernels([from, to], elements, (dtype, op)),
+                Direct::Own(_) => return self.sum_by_kernels([from, to], elements, request, &commit.notes),
                 Direct::AllReduce(reduce) => {
                     let source = if copied { to } else { from };
                     RailCall::AllReduce { source, destination: to, len: elements, dtype, reduce }
@@ -138,17 +149,25 @@ impl Relay<'_, '_, '_> {
     }
 
     /// Launches this member's kernel, in the turn of the commit.
-    fn sum_by_kernels(&self, at: [Address; 2], n: usize, of: (DType, ReduceOp)) -> Result<()> {
+    fn sum_by_kernels(&self, at: [Address; 2], n: usize, request: &Request, notes: &[Vec<u8>]) -> Result<()> {
         let (hier, dev) = (self.hier, self.hier.group.device());
-        let pad = self.pad(of.0, of.1, n).expect("chosen for it");
+        let pad = self.transport.pad().expect("chosen for it");
         let members: SmallVec<[usize; MOST]> = hier.across.places.iter().map(|place| place.host).collect();
+        let mut factors: SmallVec<[f64; MOST]> = SmallVec::new();
+        if let ReduceOp::Scaled(_) = request.reduce {
+            factors.resize(members.len(), 0.0);
+            for (host, note) in hier.across.hosts.iter().zip(notes) {
+                factors[host.ranks[0]] = note.first_chunk().map_or(0.0, |bytes| f64::from_le_bytes(*bytes));
+            }
+        }
         let (me, place, deadline) = (hier.group.rank(), dev.own_gang().place(), dev.deadline());
-        let trip = Trip { members: &members, me, of, n, at, place, deadline };
+        let (of, norm, factors, members) = ((request.dtype, request.reduce), request.norm, &factors[..], &members[..]);
+        let trip = Trip { members, me, of, factors, norm, n, at, place, deadline };
         let (stream, handle) = (self.stream(), dev.handle());
         let launched = pad.in_turn(stream, || {
             // SAFETY: the caller has an `Op` for the memory, which orders and records this use of it. All members have
             // committed the same call, and the window gives the launches the order of the commits.
-            handle.check(hier.call.op, unsafe { pad.sum(stream.raw, &trip) })
+            handle.check(hier.call.op, unsafe { pad.launch(stream.raw, &trip) })
         });
         launched.map_err(|error| self.transport.broken(error))
     }
@@ -157,6 +176,16 @@ impl Relay<'_, '_, '_> {
         let hier = self.hier;
         hier.across.hosts.len() == hier.link.world.devices().len() && hier.rail_map.direct
     }
+}
+
+/// The pad of members of which each process has one; or why there is none.
+pub(super) fn pad_of<'t>(
+    transport: &'t dyn DeviceTransport,
+    across: &Across,
+) -> std::result::Result<&'t LonePad, String> {
+    let (pad, members) = (transport.pad()?, across.places.len());
+    let each_one = members > 1 && members == across.hosts.len();
+    if each_one { Ok(pad) } else { Err("not one member in each process".into()) }
 }
 
 fn contains(outer: &Area, inner: &Area) -> bool {

@@ -210,8 +210,10 @@ fn sizes<T: Number>(dev: &Device, world: &Group<'_>, most: usize) -> Result<(), 
         sum::<T>(dev, world, n, ReduceOp::Sum, round)?;
         round += 1;
     }
+    let own = ReduceOp::Scaled(factor(world.rank()));
+    let scaled = world.explain(T::DTYPE, own, 4096)?.rails.expect("several processes");
+    assert_eq!(scaled.transport, if T::DTYPE == DType::I32 { "nccl" } else { "inbox" });
     for n in [1, 3, 7, 1000, 4096, 30_001] {
-        let own = ReduceOp::Scaled(factor(world.rank()));
         for op in [ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min, own] {
             sum::<T>(dev, world, n, op, round)?;
             round += 1;

@@ -1,4 +1,4 @@
-//! Training over several processes: checkpoints and pipelines.
+//! Training over several processes: checkpoints, norms and pipelines.
 #![cfg(target_os = "linux")]
 
 #[macro_use]
@@ -10,15 +10,16 @@ mod checkpoint;
 #[path = "../../../cluster/tests/cluster/fleet.rs"]
 #[allow(dead_code, reason = "some of it is for the tests of `gpu-pool-cluster`")]
 mod fleet;
+mod norm;
 #[cfg(feature = "blas")]
 mod pipeline;
 
 /// The task of one process of a fleet.
-#[cfg_attr(not(any(feature = "checkpoints", feature = "blas")), allow(unused_variables, reason = "there is no task"))]
 fn run(builder: gpu_pool::Builder, what: &str, more: &[&str]) -> gpu_pool::Result<()> {
     match what {
         #[cfg(feature = "checkpoints")]
         "checkpoint" => checkpoint::child(builder, more[0], more[1]),
+        "norm" => norm::child(builder, more[0]),
         #[cfg(feature = "blas")]
         what if what.contains("pipeline") => pipeline::child(builder, what, more),
         _ => panic!("no task is called {what}"),

@@ -9,6 +9,7 @@ use super::{NormCall, NormKernel, NormMemory, Rows, threads_of_row};
 use crate::{
     Device, DeviceBuffer, Element, Group,
     collective::{kernels::Part, ops::sum},
+    driver::RawFunction,
     error::{Error, Result, op_site::OpSite},
     fabric::{
         call::{Call, ThenNorm},
@@ -136,7 +137,7 @@ type Buffers<'a, T> = (Option<DeviceView<'a, T>>, DeviceViewMut<'a, T>, DeviceVi
 fn in_one<T: Float + Element>(
     group: &Group<'_>,
     call: Call,
-    kernel: NormKernel,
+    (kernel, function): (NormKernel, RawFunction),
     (source, mut residual, mut y): Buffers<'_, T>,
     norm: &RowNorm<'_, T>,
     saved: &mut NormSaved<T>,
@@ -168,7 +169,7 @@ fn in_one<T: Float + Element>(
             mean: saved.mean.as_ref().map_or(Part::NONE, |mean| touched(&mut operands, mean.view(), Access::Write)),
             rstd: touched(&mut operands, saved.rstd.view(), Access::Write),
         };
-        group.sum_by(call, source, y, operands, &NormCall { kernel, memory })?;
+        group.sum_and_norm_by(call, source, y, operands, NormCall { kernel, function, memory })?;
     }
     residual_copy.map_or(Ok(()), |copy| dev.copy(&copy, &mut residual))?;
     y_copy.map_or(Ok(()), |copy| dev.copy(&copy, &mut y))

@@ -44,7 +44,9 @@ pub trait AllReduceNorm {
     /// and at most 16384 elements; elsewhere it is the three calls. Few rows go by peers' inboxes
     /// ([`Algorithm::Inbox`](gpu_pool::collective::Algorithm::Inbox)), many are read where they are
     /// ([`Algorithm::Direct`](gpu_pool::collective::Algorithm::Direct)); either can be asked for. `Group::explain_norm`
-    /// says which.
+    /// says which. Between processes of one host with a GPU each few rows go by inboxes, too: up to 2 MB of two
+    /// processes, and less of more. Where such processes make the three calls, a sum of more than two is NCCL's, in
+    /// NCCL's order.
     ///
     /// Asynchronous on the current stream; can be captured.
     ///
