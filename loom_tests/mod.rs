@@ -11,6 +11,7 @@ mod dispatch;
 mod event_count;
 mod gang;
 mod gate;
+mod history;
 mod inbox;
 mod inbox_words;
 mod job;

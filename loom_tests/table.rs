@@ -72,6 +72,9 @@ pub const TEETH: &[Tooth] = teeth! {
     latch nobody_touches_the_frame_after_the_last_set: Race ["latch.set" "latch.is_set" "latch.touches_after_set"];
     gate shutdown_against_submission: Race ["gate.enter" "gate.close" "gate.leave" "gate.drained"
         "gate.looks_before_adding"] Deadlock ["gate.leave.silent"];
+    history a_reader_gets_whole_records: Assertion ["history.push.fence" "history.push.store" "history.read.load"
+        "history.read.fence" "history.read.torn"];
+    history a_late_word_is_of_its_record: Assertion ["history.set.overwritten"];
     gate a_look_at_the_closed_gate_shows_why: Race ["gate.close" "gate.is_closed"];
     launch_gate a_window_against_a_blocking_call: Race ["launch_gate.open" "launch_gate.close" "launch_gate.block"
         "launch_gate.wait" "launch_gate.unblock" "launch_gate.open.ignores_blocking"

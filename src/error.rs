@@ -8,6 +8,7 @@ pub(crate) mod misuse;
 pub(crate) mod op_site;
 pub(crate) mod out_of_memory;
 pub(crate) mod site;
+pub(crate) mod site_id;
 pub(crate) mod units;
 
 pub use crate::token::DeviceThreadOnly;

@@ -47,6 +47,7 @@ pub(super) fn execute(
     let algorithm = given.unwrap_or_else(|| choose(&case).0);
     let needs = algorithm.needs(&case);
     let mut access = access(dev, request)?;
+    dev.worker.calls.algorithm(algorithm.name(), access.site);
     let (by_kernels, on_host) =
         (matches!(needs.meeting, MeetBy::Kernels { .. }), matches!(needs.scratch, Scratch::Host(_)));
     if by_kernels {

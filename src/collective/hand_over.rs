@@ -192,7 +192,7 @@ impl Group<'_> {
         let (dev, gang) = (self.dev, &self.dev.session.gang);
         dev.check()?;
         dev.worker.handle.progress.advance();
-        note_call(dev, &call);
+        let _entry = note_call(dev, &call, &[dev.index(), self.ordinal(to)]);
         dev.worker.record_early(call.op)?;
         let (from, group, told) = (dev.index(), self.ranks().clone(), dev.worker.handle.hand_over());
         let parcel = Parcel { gang: gang.place(), from, group, label, call, contents, told };
@@ -207,7 +207,7 @@ impl Group<'_> {
         self.check_peer(call, from)?;
         dev.check()?;
         dev.worker.handle.progress.advance();
-        note_call(dev, call);
+        let _entry = note_call(dev, call, &[self.ordinal(from), dev.index()]);
         let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));
         let take = || dev.worker.endpoint.borrow_mut().parcels.take(gang.place(), ordinal, self.ranks(), label);
         let nothing_from_itself = || {

@@ -137,7 +137,7 @@ internals! {
         fn refuse_capture[](self: &Self, call: &Call, why: &str) -> Result<()> =
             self.recording.as_ref().map_or(Ok(()), |recording| Err(recording.refuse(call.site, call.op, why)));
         /// Notes a call, for reports on a member that has left or makes no progress.
-        fn note_call[](self: &Self, call: &Call) -> () = meeting::note_call(self, call);
+        fn note_call[](self: &Self, call: &Call) -> () = drop(meeting::note_call(self, call, &[]));
         /// This device with the library's ordering, even if it is unordered.
         fn in_order[](self: &Self) -> OnStream<'_>;
         /// Begins an operation that cannot be captured.

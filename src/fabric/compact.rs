@@ -12,10 +12,12 @@ use super::{
     broadcast::Words,
     call::{Call, Origin, ThenNorm},
     plan::Side,
-    site_id::{self, OpId, SiteId},
     types::{DType, ReduceOp},
 };
-use crate::driver::Address;
+use crate::{
+    driver::Address,
+    error::site_id::{self, OpId, SiteId},
+};
 
 /// Marks an empty byte of a broadcast.
 const NONE: u64 = 0xff;

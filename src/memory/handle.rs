@@ -9,7 +9,7 @@ use crate::{
         observe::{FailPoint, Observer, Token, Watch},
     },
     error::{DeviceCall, Error, Result, misuse::Report, op_site::OpSite},
-    memory::{OutOfMemoryReport, last_call::LastCall, progress::Progress, stream::word::Words},
+    memory::{OutOfMemoryReport, calls::Calls, progress::Progress, stream::word::Words},
     sync::{Flag, Spares},
 };
 use once_cell::sync::OnceCell;
@@ -24,8 +24,8 @@ pub struct DeviceHandle {
     /// Its driver.
     pub driver: DriverRef,
     pub(crate) progress: Arc<Progress>,
-    /// The last call of the device's thread. Set when the thread has started.
-    pub(crate) last_call: OnceCell<LastCall>,
+    /// The last calls of the device's thread. Set when the thread has started.
+    pub(crate) calls: OnceCell<Arc<Calls>>,
     /// The pool's devices on this GPU: one except in tests ([`Builder::share_gpus`](crate::Builder::share_gpus)).
     pub(crate) sharers: usize,
     /// The checker that watches the pool's work, if there is one.
@@ -83,7 +83,7 @@ impl DeviceHandle {
             pool,
             device,
             progress,
-            last_call: OnceCell::new(),
+            calls: OnceCell::new(),
             sharers,
             watch: Watch::of(&driver),
             observer,
@@ -264,7 +264,7 @@ impl DeviceHandle {
 
     /// The last call that the device's thread has made. Any thread may ask.
     pub(crate) fn last_call(&self) -> Option<DeviceCall> {
-        let (op, site) = self.last_call.get()?.get()?;
+        let (op, site) = self.calls.get()?.last()?;
         Some(DeviceCall { device: self.device, op, site })
     }
 

@@ -9,7 +9,7 @@
 //! * `heap`: keeps which addresses are free. `cache`: the allocator of one device, used by the device's own thread
 //!   only. It takes no lock, and makes no driver call for a program that repeats its requests.
 //! * `block`: one allocated piece. Any thread may drop its last handle; the block then goes back to its owner's cache.
-//! * `progress`, `last_call`: the state of a device's thread, for threads that wait for it.
+//! * `progress`, `calls`: the state of a device's thread, for threads that wait for it.
 //! * `staging`, `peer_staging`: page-locked buffers for copies that pass through the host.
 //! * `numa`: NUMA nodes for page-locked memory. `insight`, `stats`: snapshots, reports and counters for people.
 //! * `buffer`, `view`, `pinned`, `unified`: the types that users hold. `host_access`: how the host reaches
@@ -21,13 +21,13 @@ pub(crate) mod backing;
 pub(crate) mod block;
 pub(crate) mod buffer;
 pub(crate) mod cache;
+pub(crate) mod calls;
 pub(crate) mod event;
 pub(crate) mod handle;
 pub(crate) mod hazard;
 pub(crate) mod heap;
 mod host_access;
 pub(crate) mod insight;
-pub(crate) mod last_call;
 pub(crate) mod numa;
 pub(crate) mod peer_staging;
 pub(crate) mod pinned;

@@ -15,7 +15,7 @@ use crate::{
         observe::{FailPoint, Token},
     },
     error::{Error, Result},
-    memory::{handle::DeviceHandle, hazard::OPEN},
+    memory::{calls::while_waiting, handle::DeviceHandle, hazard::OPEN},
     stall::StallTimer,
     sync::{Flag, Sequence, unique_id},
 };
@@ -272,19 +272,22 @@ impl StreamCore {
         done: impl Fn() -> Result<bool>,
         stop: impl Fn() -> bool,
     ) -> Result<()> {
-        let (mut stall, mut seen) = (StallTimer::new(limit), LastSeen::default());
-        while !done()? {
-            if seen.has_advanced(self) {
-                self.handle.progress.advance();
-                stall.renew();
+        let wait = || {
+            let (mut stall, mut seen) = (StallTimer::new(limit), LastSeen::default());
+            while !done()? {
+                if seen.has_advanced(self) {
+                    self.handle.progress.advance();
+                    stall.renew();
+                }
+                if stop() || stall.is_over() {
+                    let (device, waited) = (self.handle.device, stall.waited());
+                    let last_calls = self.handle.last_call().into_iter().collect();
+                    return Err(Error::Timeout { device, op, waited, missing: vec![device], last_calls });
+                }
             }
-            if stop() || stall.is_over() {
-                let (device, waited) = (self.handle.device, stall.waited());
-                let last_calls = self.handle.last_call().into_iter().collect();
-                return Err(Error::Timeout { device, op, waited, missing: vec![device], last_calls });
-            }
-        }
-        Ok(())
+            Ok(())
+        };
+        while_waiting(op, self.handle.device, wait)
     }
 
     pub(crate) fn wait_host(&self, op: &'static str, sequence: u64, limit: Duration) -> Result<()> {

@@ -71,7 +71,7 @@ pub(crate) fn fly(
     let device = worker.handle.device;
     let in_gang = InGang::enter(gang.word());
     let flown = panics::catch(device, || {
-        member::begin(worker, gang)?;
+        let _entry = member::begin(worker, gang)?;
         let before = worker.submitted();
         let stream = if own_stream { Some(worker.stream(0)?) } else { None };
         let mut dev = Device::new(worker, gang, 0, None);

@@ -12,7 +12,10 @@ use crate::{
     error::{Error, Result},
     fabric::processes::ProcessScope,
     gang::Gang,
-    memory::block::InGang,
+    memory::{
+        block::InGang,
+        calls::{Entry, Kind},
+    },
     panics,
     thread::worker::Worker,
 };
@@ -86,8 +89,8 @@ where
     let begun = panics::catch(device, || begin(worker, gang)).and_then(|begun| begun);
     // Then the deadline has passed for these streams, or the gang has failed.
     let waited = begun.is_err() && worker.barrier_state.is_spoiled();
-    let begun = begun.and_then(|()| worker.take_deferred_error());
-    let returned = begun.and_then(|()| {
+    let begun = begun.and_then(|entry| worker.take_deferred_error().map(|()| entry));
+    let returned = begun.and_then(|_entry| {
         let dev = Device::new(worker, gang, part.rank, part.world);
         let returned = panics::catch(device, || f(&dev, shard));
         gang.last_call(part.rank, dev.session.last_call.get());
@@ -125,17 +128,17 @@ where
 }
 
 /// Before the closure.
-pub(super) fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) -> Result<()> {
+pub(super) fn begin<'w>(worker: &'w Worker, gang: &Arc<Gang>) -> Result<Entry<'w>> {
     worker.handle.strike(FailPoint::BeforeMember);
     worker.handle.progress.advance();
-    worker.calls.note("scope begin", gang.site());
+    let entry = worker.calls.begin(Kind::Scope, "scope begin", gang.site(), 0);
     // An earlier gang may have failed on another member only, so that this member has not forgotten its messages.
     forget(worker, gang.place() - 1);
     barrier::resync_later(worker, gang)?;
     if let Some(signals) = worker.shared.signals.get() {
         signals.enter(worker.handle.device, gang);
     }
-    Ok(())
+    Ok(entry)
 }
 
 /// After the closure: drains this member's streams. If the scope has `waited` for them in vain, it only looks.

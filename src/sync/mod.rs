@@ -26,6 +26,7 @@ pub mod byte_ring;
 mod commit;
 mod event_count;
 mod gate;
+mod history;
 mod inbox;
 pub mod journal;
 mod latch;
@@ -41,6 +42,7 @@ pub mod shim;
 pub mod site;
 mod spares;
 mod thread_only;
+mod ticks;
 mod turnstile;
 mod word;
 
@@ -48,6 +50,7 @@ pub use broadcast_slot::BroadcastSlot;
 pub use commit::CommitWord;
 pub use event_count::EventCount;
 pub use gate::Gate;
+pub use history::History;
 pub use inbox::Inbox;
 pub use latch::CountLatch;
 #[cfg(feature = "cuda")]
@@ -63,6 +66,7 @@ pub use sequence::unique_id;
 pub use sequence::{Flag, Sequence};
 pub use spares::Spares;
 pub(crate) use thread_only::{NotDeviceThreadOnly, Returned, device_thread_only};
+pub(crate) use ticks::{Scale, ticks};
 pub use turnstile::Turnstile;
 pub use word::{load_word, raise_word, store_word};
 

@@ -49,6 +49,7 @@ pub(crate) fn for_peer<R>(
         Some(Ok(answer)) => Some(Ok(answer)),
         other => gang.check().err().map(Err).or(other),
     };
+    let _entry = worker.calls.wait(op, gang.device(peer));
     let waker = gang.waker(rank);
     let progress = || gang.members().iter().map(|&d| shared.gpu_order[d].progress.own()).sum::<u64>();
     let (mut stall, mut seen) = (StallTimer::new(shared.deadline), None);

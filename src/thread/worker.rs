@@ -41,9 +41,9 @@ use crate::{
         backing::{ChunkKind, ProbeContext},
         block::{BlockRef, Owner, OwnerThread},
         cache::{Cache, Settings},
+        calls::{self, CallLog},
         event::Event,
         handle::DeviceHandle,
-        last_call::{self, CallLog},
         peer_staging::PeerStaging,
         pinned::PinnedPool,
         staging::Staging,
@@ -96,6 +96,8 @@ pub(crate) struct Shared {
     pub(crate) linger: Duration,
     /// Number of threads that copy one large pageable slice.
     pub(crate) copy_threads: usize,
+    /// The length of a device's flight recorder.
+    pub(crate) records: usize,
     pub(crate) gate: Gate,
     /// The results of the probe, by `from * devices + to`. Set once, when the pool is built.
     pub(crate) peers: OnceCell<Vec<PeerReport>>,
@@ -180,7 +182,7 @@ pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
     pub(crate) handle: Arc<DeviceHandle>,
     /// Where this thread notes its calls, for threads that wait for it.
-    pub(crate) calls: CallLog,
+    pub(crate) calls: Rc<CallLog>,
     /// The main stream: the token's stream at the begin of a scope.
     pub(crate) main: Arc<StreamCore>,
     streams: Streams,
@@ -215,8 +217,10 @@ impl Worker {
         let mut cache = Cache::new(&handle, ChunkKind::Device, true, &shared.memory, probe)?;
         cache.audited(Some(&main));
         let _ = shared.owners[device].set(cache.owner.clone());
-        let (calls, last_call) = last_call::new();
-        let _ = handle.last_call.set(last_call);
+        let virtual_time = handle.in_virtual_time().then(|| handle.driver.clone());
+        let (calls, records) = calls::new(shared.records, virtual_time);
+        calls.enter();
+        let _ = handle.calls.set(records);
         let worker = Worker {
             calls,
             main,

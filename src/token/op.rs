@@ -19,6 +19,7 @@ use crate::{
         DeviceCopy, DeviceView, DeviceViewMut,
         backing::ChunkKind,
         block::BlockRef,
+        calls::{Entry, Kind},
         hazard::{Access, Reserved},
         turn::Turns,
     },
@@ -48,6 +49,8 @@ pub struct Op<'d> {
     touched: SmallVec<[Touched; 4]>,
     /// How many of them are reserved: the first ones.
     reserved: usize,
+    /// In the flight recorder.
+    entry: Entry<'d>,
     /// For reports: until the operation ends, the thread's driver calls belong to this call of the program.
     _here: OpGuard,
 }
@@ -77,15 +80,15 @@ impl Device {
     /// Begins an operation that can be captured.
     #[track_caller]
     pub(crate) fn op_in_graph(&self, name: &'static str) -> Result<Op<'_>> {
-        let OpSite { op: name, site } = OpSite::outermost(name, Location::caller());
+        let (own, OpSite { op: name, site }) = (name, OpSite::outermost(name, Location::caller()));
         if let Some(recording) = self.recording.as_ref().filter(|recording| recording.stream.id != self.stream.id) {
             return Err(recording.refuse(site, name, "the capture has a stream of its own"));
         }
         self.session.gang.check()?;
         self.worker.handle.progress.advance();
-        self.worker.calls.note(name, site);
+        let entry = self.worker.calls.begin(Kind::Call, own, site, self.stream.id);
         let _here = OpSite { op: name, site }.enter();
-        Ok(Op { dev: self, name, site, touched: SmallVec::new(), reserved: 0, _here })
+        Ok(Op { dev: self, name, site, touched: SmallVec::new(), reserved: 0, entry, _here })
     }
 
     #[track_caller]
@@ -210,6 +213,7 @@ impl Op<'_> {
             return recording.note(mem::take(&mut self.touched).into_iter());
         }
         let sequence = stream.submit();
+        self.entry.submitted(sequence, self.touched.iter().map(|touched| touched.bytes.len()).max().unwrap_or(0));
         for (block, bytes, access) in self.touched.iter().map(Touched::parts) {
             block.hazards.note(stream, sequence, bytes.clone(), access);
         }

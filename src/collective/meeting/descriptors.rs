@@ -95,7 +95,7 @@ impl Meeting<'_> {
         }
         let gang = &dev.session.gang;
         gang.check()?;
-        note_call(dev, &call);
+        let _entry = note_call(dev, &call, self.ordinals());
         dev.worker.handle.progress.advance();
         let own = Arc::new(Descriptor { call, group: self.ranks().clone(), payload });
         // A member that has left spoils this meeting, but not the next one of the members that stay. So this member
@@ -139,7 +139,7 @@ impl Meeting<'_> {
         let gang = &dev.session.gang;
         dev.worker.shared.check_kernels(gang);
         gang.check()?;
-        note_call(dev, call);
+        let _entry = note_call(dev, call, self.ordinals());
         let mut absent = None;
         if !self.post_broadcast(&own) {
             self.post_to_all(call, || Body::Compact(own), &mut absent)?;

@@ -14,7 +14,9 @@ use crate::{
         call::Call,
         compact::CompactDescriptor,
         mailbox::{Body, Message, NewerGang},
+        types::DType,
     },
+    memory::calls::Entry,
     sync::{EventCount, ring},
     thread::wait,
 };
@@ -220,7 +222,9 @@ pub(in super::super) fn absent(dev: &Device, call: &Call, rank: usize) -> Error 
     }
 }
 
-pub(crate) fn note_call(dev: &Device, call: &Call) {
-    dev.worker.calls.note(call.op, call.site);
+/// Notes a call of these members, for reports. Its record ends with the result, unless the call's operation has one.
+pub(crate) fn note_call<'d>(dev: &'d Device, call: &Call, members: &[usize]) -> Option<Entry<'d>> {
+    let bytes = call.count.saturating_mul(call.dtype.map_or(1, DType::size));
     dev.session.last_call.set(Some((call.op, call.site)));
+    dev.worker.calls.collective(call.op, call.site, bytes, members.iter().copied())
 }

@@ -1,16 +1,15 @@
-//! Small numbers for the names of operations and for places in the program: a compact descriptor has no room for
-//! pointers.
+//! Small numbers for the names of operations and for places in the program: a compact descriptor and a record of the
+//! flight recorder have no room for pointers.
 //!
-//! [`compact`](super::compact) uses them. A call finds its own numbers in a cache of its thread, without the lock. Only
-//! a report looks a number up.
+//! A call finds its own numbers in a cache of its thread, without the lock. Only a report looks a number up.
 //!
 //! Invariant: a number stands for one name, or one place, on all threads, for the life of the process. There are at
 //! most as many numbers as the program's text has calls.
 
-use crate::error::Site;
+use super::Site;
 use once_cell::sync::Lazy;
 use parking_lot::Mutex;
-use std::{cell::Cell, ptr};
+use std::{cell::Cell, collections::HashMap, ptr};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpId(u16);
@@ -22,12 +21,14 @@ pub(crate) struct SiteId(u32);
 struct Table {
     names: Vec<&'static str>,
     sites: Vec<Site>,
+    /// By text: a literal may be there more than once. Places by address.
+    known: (HashMap<&'static str, usize>, HashMap<usize, usize>),
 }
 
 static TABLE: Lazy<Mutex<Table>> = Lazy::new(Mutex::default);
 
 /// Calls whose numbers a thread keeps.
-const CACHED: usize = 16;
+const CACHED: usize = 64;
 
 type Cached = (&'static str, Site, OpId, SiteId);
 
@@ -38,7 +39,7 @@ thread_local! {
 #[inline]
 pub(crate) fn ids(op: &'static str, site: Site) -> (OpId, SiteId) {
     // Several operations may have one place: a `track_caller` function passes its caller's place on.
-    let at = (ptr::from_ref(site).addr() / align_of_val(site) + op.len()) % CACHED;
+    let at = (ptr::from_ref(site).addr() / size_of_val(site) + op.len()) % CACHED;
     CACHE.with(|cache| match cache[at].get() {
         Some((known_op, known_site, name, place)) if ptr::eq(known_op, op) && ptr::eq(known_site, site) => {
             (name, place)
@@ -53,16 +54,13 @@ pub(crate) fn ids(op: &'static str, site: Site) -> (OpId, SiteId) {
 
 #[cold]
 fn enter(op: &'static str, site: Site) -> (OpId, SiteId) {
-    fn index<T: Copy>(all: &mut Vec<T>, new: T, same: impl Fn(T) -> bool) -> usize {
-        all.iter().position(|&known| same(known)).unwrap_or_else(|| {
-            all.push(new);
-            all.len() - 1
-        })
+    let Table { names, sites, known } = &mut *TABLE.lock();
+    fn add<T>(all: &mut Vec<T>, new: T) -> usize {
+        all.push(new);
+        all.len() - 1
     }
-    let mut table = TABLE.lock();
-    // By text: a literal may be there more than once.
-    let name = index(&mut table.names, op, |known| known == op);
-    let place = index(&mut table.sites, site, |known| ptr::eq(known, site));
+    let name = *known.0.entry(op).or_insert_with(|| add(names, op));
+    let place = *known.1.entry(ptr::from_ref(site).addr()).or_insert_with(|| add(sites, site));
     (OpId(name as u16), SiteId(place as u32))
 }
 
@@ -95,5 +93,5 @@ impl SiteId {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/fabric/site_id_tests.rs"]
+#[path = "../../tests/unit/error/site_id_tests.rs"]
 mod tests;

@@ -8,14 +8,14 @@ fn all(names: &[&'static str], sites: &[Site]) -> Vec<(OpId, SiteId)> {
 
 #[test]
 fn numbers_stand_for_what_they_were_made_of_on_every_thread() {
-    // More than the cache has room for, so that some push others out.
+    // The names have one length, so they push each other out of the cache.
     #[rustfmt::skip]
     let sites: [Site; 18] = [
         here(), here(), here(), here(), here(), here(), here(), here(), here(),
         here(), here(), here(), here(), here(), here(), here(), here(), here(),
     ];
     assert!(sites.iter().enumerate().all(|(k, site)| !sites[..k].contains(site)));
-    let names = ["all_reduce", "barrier", "broadcast"];
+    let names = ["all_reduce", "all_gather", "all_to_all"];
     let (first, again) = (all(&names, &sites), all(&names, &sites));
     let elsewhere = thread::spawn(move || all(&names, &sites)).join().unwrap();
     assert!(first == again && first == elsewhere);
