@@ -4,8 +4,8 @@
 //! The device thread owns this state (`thread/worker.rs`). [`collective`](crate::collective) has the procedures that
 //! use it, and `builder/` sets it up.
 //!
-//! * What members tell each other: [`call`], [`descriptor`], [`compact`]. How it gets there: [`mailbox`], [`broadcast`],
-//!   [`parcels`].
+//! * What members tell each other: [`call`], [`descriptor`], [`compact`]. How it gets there: [`mailbox`],
+//!   [`broadcast`], [`parcels`].
 //! * A member's work: [`types`], [`plan`], [`packets`], [`tiling`], [`limits`].
 //! * The memory that kernels wait on: [`signal_pad`], with its [`layout`]. A thread's record of its launches:
 //!   [`barrier_state`], [`in_flight`]. [`membership`]: the groups that a device is in.
