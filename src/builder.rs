@@ -1,10 +1,6 @@
 //! How a pool is built: settings, devices, threads, and the probe of the links between devices.
 //!
-//! Programs call [`Builder`]. It reads settings from the environment (`environment`), checks them (`settings`), opens
-//! drivers, starts device threads (`open`) and probes the links ([`probe`]). `ways` has the methods of a pool that make
-//! pools. It may use everything below the pool.
-//!
-//! Invariant: contradictory settings are refused before any device does work.
+//! Contradictory settings are refused before any device does work.
 
 pub(crate) mod environment;
 mod memory;
@@ -71,12 +67,10 @@ impl FromStr for Backend {
 /// | `GPU_POOL_FAULTS` | faults to inject after the pool is built: read by `gpu-pool-lab`, and refused without it |
 /// | `GPU_POOL_MEMORY` | `auto`, `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
-/// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`:
-/// [`Self::algorithm`] |
+/// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`: [`Self::algorithm`] |
 /// | `GPU_POOL_NCCL_REGISTER` | `1` or `0`: [`register_buckets`](Self::register_buckets) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
-/// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug`
-/// |
+/// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug` |
 ///
 /// The crate warns once of other variables that begin with `GPU_POOL_`: they may be misspelt.
 /// By default a pool has all CUDA devices, or 4 software GPUs if there is no CUDA device.
@@ -106,7 +100,6 @@ pub struct Builder {
     pub(crate) observer: Option<Arc<dyn Observer>>,
     schedule: Option<host::ExecutionOrder>,
     pub(crate) machine: host::MachineConfig,
-    /// The connection of the pool to other processes.
     pub(crate) cluster: Option<Arc<dyn Connect>>,
     codecs: Codecs,
 }

@@ -36,7 +36,7 @@ pub fn discard(payload: Box<dyn Any + Send>) {
     }
 }
 
-/// A value of the user. A panic in its drop is [caught](contain).
+/// A value of the user.
 #[derive(Clone)]
 pub struct Contained<T>(Option<T>);
 

@@ -57,10 +57,8 @@ impl<T: DeviceCopy> fmt::Debug for DlpackTensor<T> {
     }
 }
 
-/// A buffer that another library has.
 struct Exported<T: DeviceCopy> {
     buffer: DeviceBuffer<T>,
-    /// The other library's stream.
     stream: Option<Arc<StreamCore>>,
 }
 
@@ -76,7 +74,6 @@ impl<T: DeviceCopy> Drop for Exported<T> {
 
 /// Tensors of other libraries, by DLPack.
 impl Device {
-    /// The device in DLPack's terms: the GPU, or the CPU for a software GPU.
     fn dl_device(&self) -> DLDevice {
         match self.worker.is_software() {
             true => DLDevice::CPU,

@@ -1,8 +1,5 @@
-//! The crate's error type. Its variants are sorted by the caller's remedies.
-//!
-//! A variant that concerns a device names the device (its ordinal in the pool) and the operation. `Error` is `Clone`,
-//! so that every member of a poisoned gang can hold the cause. Where it helps, a variant also names the call in the
-//! user's code.
+//! The crate's error type. Its variants are sorted by the caller's remedies. `Error` is `Clone`, so that every member
+//! of a poisoned gang can hold the cause.
 
 pub(crate) mod misuse;
 pub(crate) mod op_site;
@@ -434,8 +431,7 @@ impl Error {
         Error::Custom(Arc::from(e.into()))
     }
 
-    /// An invalid argument at the site of the user's call: each function between that call and this one is
-    /// `#[track_caller]`, too.
+    /// At the site of the user's call: each function between that call and this one is `#[track_caller]`, too.
     #[track_caller]
     pub(crate) fn invalid(op: &'static str, why: impl fmt::Display) -> Self {
         Error::invalid_at(Location::caller(), op, why)

@@ -3,8 +3,7 @@
 //!
 //! **Exempt from semver.** Everything here may change in any release; the crates of one version belong together.
 //!
-//! Those three crates call it. It re-exports types of lower rooms, and gives methods on [`Device`](crate::Device),
-//! [`Group`](crate::Group) and buffers that are no part of the public face, as traits. One module for each crate above.
+//! It re-exports types of lower rooms, and gives methods that are no part of the public face, as traits.
 
 /// A trait for a type of this crate: `fn name[generics](self: &Self, ..) -> .. = body;`. Without a body, the method
 /// calls the inherent one of its name. A function without `self` has a comma in its place.
@@ -74,15 +73,12 @@ pub mod log {
 internals! {
     /// Errors at the site of the user's call.
     trait ErrorInternals [] () for Error {
-        /// An invalid argument: each function between the user's call and this one is `#[track_caller]`, too.
         fn invalid[](, op: &'static str, why: impl Display) -> Self;
         /// [`invalid`](Self::invalid) with a known site, because `#[track_caller]` does not work through closures.
         fn invalid_at[](, site: Site, op: &'static str, why: impl Display) -> Self;
-        /// A buffer, event or state of another pool than the one of `device`.
         fn wrong_pool[](, op: &'static str, device: usize) -> Self;
         /// Memory of device `device` that is lent to another process.
         fn borrowed[](, op: &'static str, device: usize) -> Self;
-        /// A buffer of device `buffer`, used with `device`.
         fn wrong_device[](, op: &'static str, buffer: usize, device: usize) -> Self;
     }
 }

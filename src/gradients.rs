@@ -1,16 +1,7 @@
 //! Gradient exchange: gradients live in buckets, and buckets are reduced on their own stream during the backward pass.
 //!
-//! Users and `gpu-pool-train` call [`GradientExchange`]. Nothing below this room knows of gradients: a bucket
-//! is an [`all_reduce`](Device::all_reduce) of a group.
-//!
-//! * `layout`: where each gradient lies. `access`: gives it to the backward pass. `readiness`: which gradients of
-//!   a step are ready.
-//! * `step`: ready and finish. `start`: packs, reduces and unpacks a bucket, by `kernels` for the types of
-//!   `element`. `earlier_sum`: sums over steps without exchange. `parts`: buckets as a whole.
-//! * `settings`: settings that all members agree on. `replicas`: equal parameters, and a common end. `exchanged`:
-//!   results. `home`: where it is used. `difference`: the error of members that disagree.
-//!
-//! Invariant: all members start the same buckets in the same order.
+//! Users and `gpu-pool-train` call [`GradientExchange`]. Nothing below this room knows of gradients: a bucket is an
+//! [`all_reduce`](Device::all_reduce) of a group. Invariant: all members start the same buckets in the same order.
 
 pub(crate) mod access;
 pub(crate) mod difference;
@@ -138,7 +129,6 @@ use std::sync::Arc;
 /// returned; [`clear_poison`](crate::PerDevice::clear_poison) alone does not repair it. Wrong calls that touch nothing
 /// (an unknown gradient, or one that is ready twice) leave the step as it is.
 pub struct GradientExchange<T: Gradient = f32> {
-    /// Identifies the exchange; the same on all members.
     id: Origin,
     settings: Settings,
     sizes: Box<[usize]>,
@@ -147,7 +137,6 @@ pub struct GradientExchange<T: Gradient = f32> {
     /// The buckets. Each has memory of its own, so that uses of one bucket are not noted for another, and the backward
     /// pass never waits for a bucket that it does not touch.
     memory: Vec<DeviceBuffer<T>>,
-    /// By gradient: memory that the caller has lent.
     lent: Vec<Option<DeviceBuffer<T>>>,
     /// By bucket: sums of steps that exchanged nothing, in half types.
     earlier_sums: Vec<EarlierSum>,
@@ -157,32 +146,26 @@ pub struct GradientExchange<T: Gradient = f32> {
     sums: Option<Sums<T>>,
     /// Of the memory that is exchanged with other processes, if the pool's builder asked for it.
     registered: Vec<Registered>,
-    /// One stream per priority.
     streams: Vec<(i32, Stream)>,
     /// By bucket: events behind the writes of its gradients. One event if the bucket had to wait for earlier ones; one
     /// per gradient if the library does not order the writer's stream.
     written: Vec<SmallVec<[Event; 1]>>,
-    /// By bucket: the event behind its reduction.
     reduced: Vec<Option<Event>>,
     /// By bucket: on its way between processes.
     travelling: Vec<Option<Box<dyn PendingReduce>>>,
     normed: Option<Event>,
     weight: f64,
     sync: bool,
-    /// Whether all buckets of this step were started.
     closed: bool,
     /// Gangs in which parts of this step were done, and which may have failed.
     begun: SmallVec<[Arc<Gang>; 1]>,
-    /// Whether the last step has moved gradients to other addresses.
     moved: bool,
-    /// Whether the order of the buckets is final.
     ordered: bool,
     broken: bool,
     steps: u64,
-    /// Steps that exchanged. Equal on all members, also without [`find_unused`](GradientExchangeBuilder::find_unused).
+    /// Equal on all members, also without [`find_unused`](GradientExchangeBuilder::find_unused).
     exchanges: u64,
     unused: Vec<usize>,
-    /// The device, the group of the members, and the device's rank in it.
     home: Home,
     rank: usize,
 }
@@ -197,7 +180,6 @@ impl GradientExchange {
 }
 
 impl<T: Gradient> GradientExchange<T> {
-    #[track_caller]
     fn new(group: &Group<'_>, id: Origin, settings: Settings, sizes: &[usize]) -> Result<Self> {
         let weight = match settings.reduce {
             ReduceOp::Scaled(weight) => weight,
@@ -241,7 +223,6 @@ impl<T: Gradient> GradientExchange<T> {
     }
 
     /// Makes what depends on the layout, except the buckets' memory: nothing is ready then.
-    #[track_caller]
     fn allocate_scratch(&mut self, dev: &Device) -> Result<()> {
         self.readiness = Readiness::new(&self.layout);
         let register = self.registers(dev)?;
@@ -272,7 +253,6 @@ impl<T: Gradient> GradientExchange<T> {
             self.sums = Some(Sums { partial: dev.zeros(end)?, slots, norm });
         }
         let buckets = self.layout.buckets.len();
-        // The norm needs a stream even without buckets.
         for bucket in 0..buckets.max(1) {
             let priority = self.settings.priority(bucket);
             if !self.streams.iter().any(|(at, _)| *at == priority) {
@@ -287,7 +267,6 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    #[track_caller]
     fn registers(&self, dev: &Device) -> Result<bool> {
         Ok(self.settings.register && self.group(dev, "GradientExchange")?.registers())
     }
@@ -327,14 +306,12 @@ impl<T: Gradient> GradientExchange<T> {
 }
 
 /// The layout of the first step: sizes in reverse order.
-#[track_caller]
 fn first_layout<T>(settings: &Settings, sizes: &[usize]) -> Result<Layout> {
     let order: Vec<usize> = (0..sizes.len()).rev().collect();
     Layout::new(Unit::of::<T>(), sizes, &order, settings.bucket_sizes())
 }
 
 /// Zeroed memory for all buckets. `apart`: each in a chunk of its own.
-#[track_caller]
 fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout, apart: bool) -> Result<Vec<DeviceBuffer<T>>> {
     let mut memory = Vec::with_capacity(layout.buckets.len());
     for bucket in &layout.buckets {
@@ -343,7 +320,6 @@ fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout, apart: bool) -> Result<
     Ok(memory)
 }
 
-#[track_caller]
 fn zeros<T: DeviceCopy>(dev: &Device, len: usize, apart: bool) -> Result<DeviceBuffer<T>> {
     if apart { dev.zeros_dedicated(len) } else { dev.zeros(len) }
 }

@@ -1,52 +1,27 @@
-//! Graphs: operations that are captured once and launched often.
+//! Graphs: operations that are captured once and launched often. [`Device::capture`] and [`Device::launch_graph`] have
+//! the contract for users. Beside it:
 //!
-//! Programs call [`Device::capture`] and [`Device::launch_graph`]. This room may use collectives and everything below
-//! them.
-//!
-//! # Contract
-//!
-//! * A graph holds the operations that its capture submitted: kernels, fills, matrix products, copies of device memory
-//!   (also between devices with direct access), and collectives. While a device captures, every other operation is
-//!   refused with [`Error::InvalidArgument`], which names the operation, and the capture is discarded. It is also
-//!   discarded when its closure fails or panics.
-//! * A capture touches no memory, and no stream but its own.
 //! * A launch is *one* operation of the current stream that touches all the graph's memory. It is ordered after
-//!   conflicting earlier uses and before conflicting later uses, on all devices. If collectives cut the graph (below),
-//!   a launch is several such operations, one after the other.
+//!   conflicting earlier uses and before conflicting later uses, on all devices. If collectives cut the graph, it is
+//!   several such operations, one after the other.
 //! * No borrow protects that memory during a launch. If another device's thread submits a kernel or a copy on it at the
-//!   same time, one comes before the other ([`turn`](crate::memory::turn)); which one is not said.
-//! * What waits between its steps cannot take turns: collectives, also those of a graph; the parts of a graph whose
-//!   kernels meet; uploads and downloads. These reserve the memory while they last
-//!   ([`Reserved`](crate::memory::hazard::Reserved)), if a graph names it. A conflicting operation of another device is
-//!   [`Error::Borrowed`] at once, and so is a launch on another stream while cudarc uses the memory. The error names
-//!   the call that has it. Such an operation never waits for the other thread, which may wait for this one.
+//!   same time, one comes before the other ([`turn`](crate::memory::turn)). What waits between its steps cannot take
+//!   turns: collectives, also those of a graph; the parts of a graph whose kernels meet; uploads and downloads. These
+//!   reserve the memory while they last ([`Reserved`](crate::memory::hazard::Reserved)). A conflicting operation of
+//!   another device is [`Error::Borrowed`], and so is a launch on another stream while cudarc uses the memory: waiting
+//!   for the other thread, which may wait for this one, could deadlock.
 //! * The graph keeps the memory that it names. Memory that the closure or the program drops is not reused before the
-//!   graph is dropped (PyTorch gives captures private pools for that; CUDA.jl marks captured memory).
-//! * If the owner of memory in the graph has retired it (gradients that have moved), a launch is
-//!   [`Error::GraphInvalidated`]: it would have no visible effect.
+//!   graph is dropped.
 //! * A graph has only device memory: at a launch the program could hold a slice of host memory.
-//!
-//! With collectives, all of which belong to one group:
-//!
-//! * All members of the group capture the same calls, meeting on the host for each, and all of them launch the same
-//!   graph. Otherwise each member gets [`Error::Mismatch`], `"capture"` or `"graph"`. Later scopes may launch it, in
-//!   any gang that has these devices.
-//! * If kernels meet on the devices, a launch is one meeting on the host and one call of the driver. Otherwise
-//!   (software GPUs, a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies` and `Host`) collectives cut
-//!   the graph into parts. A launch then submits each part, and calls each collective between two parts: each one costs
-//!   a meeting, allocates scratch (`OutOfMemory`), and waits for the device if the host reduces. After an error the
-//!   parts before the failed collective have run. [`Graph::parts`] counts the parts. Sizes for which copy engines are
-//!   used outside of graphs use kernels in graphs, with the same bits.
-//! * After a scope with the device has failed, the graph may be [`Error::GraphInvalidated`]: it is on every device
-//!   whose part of the scope had not ended before. Graphs without collectives stay valid.
-//! * `barrier`, `exchange`, `send` and `recv` are refused: the host performs them.
-//!
-//! # Mechanism
+//! * With collectives: all members of the group capture the same calls, meeting on the host for each, and all of them
+//!   launch the same graph. Later scopes may launch it, in any gang that has these devices. Sizes for which copy
+//!   engines are used outside of graphs use kernels in graphs, with the same bits. Where collectives cut the graph, an
+//!   error leaves the parts before the failed collective done. After a scope with the device has failed, the graph is
+//!   [`Error::GraphInvalidated`] on every device whose part of the scope had not ended before.
 //!
 //! [`Recording`] has the state of a capture. The order of a graph's uses is known only at a launch, so an
 //! [`Op`](crate::token::op::Op) only notes them, and the launch does for all of them what an `Op` does for its
-//! operands. [`part`] has the parts of a graph. [`collective::replay`](crate::collective::replay) captures collectives,
-//! and runs them in a launch.
+//! operands. [`collective::replay`](crate::collective::replay) captures collectives, and runs them in a launch.
 
 mod part;
 #[cfg(test)]
@@ -135,7 +110,6 @@ impl Drop for Graph {
     }
 }
 
-/// The members of a graph's collectives, and whether they can still launch it.
 struct Gathering {
     /// The ordinals of the group in the pool, by rank.
     members: Box<[usize]>,
@@ -168,7 +142,6 @@ impl Gathering {
     }
 }
 
-/// Graphs.
 impl Device {
     /// Captures the operations of `f` in a graph instead of running them. `f` gets this device with a stream for the
     /// capture. Its allocations happen immediately; `f` may return the buffers, whose contents are unspecified before
@@ -285,7 +258,6 @@ impl Device {
 struct Open(Option<Rc<Recording>>);
 
 impl Open {
-    /// `dev`, on the capture's stream.
     fn device(&self, dev: &Device) -> Device {
         let recording = self.0.clone();
         let stream = recording.as_ref().map_or_else(|| dev.stream.clone(), |recording| recording.stream.clone());

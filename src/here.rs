@@ -6,7 +6,7 @@ thread_local! {
     static DEVICE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Marks the calling thread as the thread of this device (its ordinal in its pool), for the thread's whole life.
+/// By the device's ordinal in its pool, for the thread's whole life.
 pub(crate) fn enter_device_thread(device: usize) {
     DEVICE.set(Some(device));
 }

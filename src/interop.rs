@@ -1,13 +1,11 @@
 //! Interoperation with cudarc: our buffers in its calls, its handles for our devices.
 //!
-//! cudarc, the CUDA runtime, cuBLAS and NCCL share the primary context, and so does this crate. `dev.cuda()?` gives
-//! cudarc's handles of the token's device and current stream; [`Cuda::read`] and [`Cuda::write`] check a buffer and
-//! order it on that stream. `DeviceBuffer` and its views also implement cudarc's traits themselves: a foreign stream
-//! waits for the buffer's last uses on entry, and cudarc waits for that stream at the end. Memory that a graph names is
-//! refused there, by a panic: a launch would see no such use. A kernel that is launched on such a handle by
-//! programmatic dependent launch must wait (`griddepcontrol.wait`) in all its threads, as CUDA's own kernels do: later
-//! collectives rely on it. cudarc's safe `memcpy_dtod` orders only one side of a copy between devices; use
-//! [`Device::copy`].
+//! `dev.cuda()?` gives cudarc's handles of the token's device and current stream; [`Cuda::read`] and [`Cuda::write`]
+//! order a buffer on that stream. `DeviceBuffer` and its views also implement cudarc's traits themselves: a foreign
+//! stream waits for the buffer's last uses on entry, and cudarc waits for that stream at the end. Memory that a graph
+//! names is refused there, by a panic. A kernel that is launched by programmatic dependent launch must wait
+//! (`griddepcontrol.wait`) in all its threads: later collectives rely on it. cudarc's safe `memcpy_dtod` orders only
+//! one side of a copy between devices; use [`Device::copy`].
 
 use crate::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,
@@ -128,7 +126,7 @@ fn turns(block: &BlockRef) -> Turns<'_> {
     Turns::take(Some(&**block).filter(|block| block.is_in_graph()).into_iter())
 }
 
-/// Memory in use by cudarc until this is dropped. The drop notes the use.
+/// The drop notes the use.
 struct ForeignUse<'a> {
     cuda: &'a Cuda<'a>,
     block: &'a BlockRef,
@@ -140,7 +138,7 @@ struct ForeignUse<'a> {
 debug_as!(ForeignUse<'_>, |self| "{} elements on device {}", self.len, self.block.handle.device);
 
 impl<'a> ForeignUse<'a> {
-    /// The use is noted at once, so that it is not lost if the value is forgotten instead of dropped.
+    /// Noted here, so that it is not lost if the value is forgotten instead of dropped.
     fn new<T: DeviceCopy>(cuda: &'a Cuda<'a>, view: DeviceView<'a, T>, access: Access, site: Site) -> Result<Self> {
         let used = ForeignUse { cuda, block: view.block, bytes: view.bytes(), len: view.len(), access };
         // The drop closes the use, also when the checker refuses it.
@@ -149,7 +147,6 @@ impl<'a> ForeignUse<'a> {
         Ok(used)
     }
 
-    /// Tells a checker of an operation that foreign code submits to the token's stream.
     fn account(&self) -> Result<()> {
         let (stream, handle) = (&self.cuda.dev.stream, &self.cuda.dev.stream.handle);
         let Some(watch) = handle.watch() else { return Ok(()) };
@@ -217,11 +214,8 @@ impl<T: DeviceCopy> DevicePtrMut<T> for CudaMut<'_, T> {
     }
 }
 
-// ---- the traits on the buffers themselves ---------------------------------------------------------------------------
-
-/// A bare buffer comes without a token, so the caller's stream is unknown. The host therefore waits for the buffer's
-/// last uses on entry, and cudarc waits for `stream` at the end: always correct, and slow. `Cuda::read` and
-/// `Cuda::write` order on the device instead.
+/// A bare buffer comes without a token, so the host waits for the buffer's last uses on entry, and cudarc waits for
+/// `stream` at the end: always correct, and slow. `Cuda::read` and `Cuda::write` order on the device instead.
 fn wait_on_host<'s>(block: &BlockRef, access: Access, stream: &'s CudaStream) -> SyncOnDrop<'s> {
     refuse_graphs(block);
     let limit = Duration::from_secs(600);
@@ -239,7 +233,7 @@ fn refuse_graphs(block: &BlockRef) {
     );
 }
 
-/// cudarc's handle for a stream of the device. cudarc's trait gives no way to return an error.
+/// cudarc's trait gives no way to return an error.
 fn default_stream(block: &BlockRef) -> &Arc<CudaStream> {
     block.handle.cudarc_stream(|| {
         let gpu = block.handle.driver.as_any().downcast_ref::<CudaGpu>();

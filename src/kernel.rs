@@ -1,10 +1,5 @@
-//! Kernels: device code with a typed signature, and its host kernel for software GPUs.
-//!
-//! Programs declare kernels with [`kernel!`](crate::kernel!) and launch them with
-//! [`Device::launch`](crate::Device::launch). A kernel's signature declares its accesses: `&[T]` is read, `&mut [T]` is
-//! read and written, other arguments are passed by value.
-//!
-//! Invariant: arguments that do not fit the signature do not compile.
+//! Kernels: device code with a typed signature, and its host kernel for software GPUs. Invariant: arguments that do not
+//! fit the signature do not compile.
 
 pub(crate) mod builtin;
 pub(crate) mod real;
@@ -90,7 +85,6 @@ unsafe impl<S: Scalar> Param for S {
     }
 }
 
-/// An argument, and the memory that it names.
 #[doc(hidden)]
 pub struct Packed {
     pub(crate) arg: KernelArg,
@@ -262,7 +256,6 @@ unsafe fn trampoline<S: Signature, H: HostFn<S>>(dims: LaunchDims, args: &[HostA
     unsafe { host.call(dims, args) }
 }
 
-/// [`trampoline`] for a [`HostAttempt`].
 unsafe fn attempt<S: Signature, H: HostAttempt<S>>(dims: LaunchDims, args: &[HostArg]) {
     // SAFETY: `Kernel::resumable` was called with a value of `H`.
     let host: H = unsafe { conjure() };

@@ -47,8 +47,7 @@
 //! | train a model on all devices | the crate `gpu-pool-train`: `DataParallel`, `Optimizer`, `Pipeline` |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
 //! | work as several processes, on one host or many | the crate `gpu-pool-cluster`, [`Device::world`] |
-//! | give values to another device, or process | [`Device::give`], [`Device::take`],
-//! [`Transfer`](collective::Transfer) |
+//! | give values to another device, or process | [`Device::give`], [`Device::take`], [`Transfer`](collective::Transfer) |
 //! | share memory with another process | the crate `gpu-pool-cluster` |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`interop::Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | the crate `gpu-pool-lab` |

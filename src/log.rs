@@ -1,8 +1,7 @@
 //! The library's events: they go to the user's `tracing` subscriber, or without one to stderr.
 //!
-//! A program that has no subscriber must still learn that it hangs, or that a variable is misspelt. So an event that
-//! the calling thread's subscriber would not get is written as one line to stderr, if its level is at most the one in
-//! `GPU_POOL_LOG`.
+//! So a program without one still learns that it hangs, or that a variable is misspelt: an event that the calling
+//! thread's subscriber would not get is one line on stderr, if its level is at most `GPU_POOL_LOG`.
 
 use crate::variables;
 use once_cell::sync::OnceCell;
@@ -12,7 +11,7 @@ use std::{
 };
 use tracing::{dispatcher, subscriber::NoSubscriber};
 
-/// The values of `GPU_POOL_LOG`. Each one includes the values before it.
+/// Each includes those before it.
 const LEVELS: [&str; 5] = ["off", "error", "warn", "info", "debug"];
 /// Without `GPU_POOL_LOG`.
 const DEFAULT: usize = 2;
@@ -20,7 +19,6 @@ const DEFAULT: usize = 2;
 /// The values of `GPU_POOL_LOG`, for an error.
 pub(crate) const EXPECTED: &str = "off, error, warn, info or debug";
 
-/// The position of a level in the list.
 pub(crate) fn parse(text: &str) -> Option<usize> {
     LEVELS.iter().position(|level| *level == text)
 }
@@ -69,7 +67,6 @@ macro_rules! event {
     }};
 }
 
-/// Writes an event to stderr: collects the fields, then the text.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! event_line {

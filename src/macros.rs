@@ -1,6 +1,5 @@
 //! Macros that all rooms and the crates above use: refusals in one line, `Debug` without a derive, setters.
 
-/// Returns the error if the condition holds.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! fail_if {

@@ -1,8 +1,5 @@
-//! The basic operations on buffers: fill, scale, axpy, sum, dot, cast and gemm. Users launch kernels of their own for
-//! everything else. The crate `gpu-pool-train` has the operations of neural networks.
-//!
-//! Each takes views, launches a kernel (or a fill, or cuBLAS), and is asynchronous on the current stream. The functions
-//! at the end are for `gpu-pool-train`, too: launch dimensions, views of another type, and checks of shapes.
+//! The basic operations on buffers. Each takes views, launches a kernel (or a fill, or cuBLAS), and is asynchronous on
+//! the current stream. The functions at the end are for `gpu-pool-train`, too.
 
 mod cast;
 #[cfg(feature = "blas")]
@@ -23,7 +20,6 @@ use std::marker::PhantomData;
 #[cfg(feature = "blas")]
 pub use self::matrix::{GemmOutput, Matrix, MatrixMut};
 
-/// Launch dimensions of a sum's first pass.
 const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };
 
 /// Built-in operations. All are asynchronous on the current stream. Errors are [`Error::WrongDevice`],

@@ -1,13 +1,12 @@
 //! The source location of panics in device closures.
 //!
-//! `catch_unwind` returns the payload but not the location, and users complain about panics without a location
-//! (pytorch#18055). So a hook, which runs before the user's hook, stores location and payload in a thread-local. It
-//! changes nothing else, unless the thread has [silenced panics](silence_panics): then the user's hook is not called.
+//! `catch_unwind` returns the payload but not the location (pytorch#18055). So a hook, which runs before the user's
+//! hook, stores location and payload in a thread-local. It changes nothing else, unless the thread has [silenced
+//! panics](silence_panics).
 //!
 //! `resume_unwind` calls no hook, and a closure may have caught other panics before. So a payload gets the location of
-//! the panic that created it: its text must be equal and at the same address. A payload that was caught and passed on
-//! keeps its location; a new one has none. Two cases cannot be distinguished: two payloads of one type that are not
-//! text; and one string literal that is the text of a caught panic and of a resumed payload.
+//! the panic that created it: its text must be equal and at the same address. Two payloads of one type that are not
+//! text cannot be distinguished.
 
 use crate::{
     contain::discard,
@@ -30,7 +29,6 @@ pub(crate) const UNKNOWN: &str = "an unknown place";
 const REMEMBERED: usize = 8;
 
 thread_local! {
-    /// The oldest first.
     static NOTED: RefCell<Vec<Noted>> = const { RefCell::new(Vec::new()) };
     static SILENCED: Cell<bool> = const { Cell::new(false) };
 }
@@ -53,7 +51,6 @@ pub(crate) fn is_silenced() -> bool {
     SILENCED.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Takes over the setting of the thread that started this one.
 pub(crate) fn inherit(silenced: bool) -> SilencedPanics {
     SilencedPanics { before: SILENCED.replace(silenced), _thread: PhantomData }
 }
@@ -96,7 +93,6 @@ fn note(info: &panic::PanicHookInfo<'_>) {
     });
 }
 
-/// Adds the hook, once per process.
 pub(crate) fn note_places() {
     static ONCE: OnceCell<()> = OnceCell::new();
     let add = || {
@@ -122,7 +118,6 @@ pub(crate) fn note_places() {
 /// Runs a part of a device thread's work, and turns a panic into an error. The payload is dropped here, before the
 /// error is returned, since its drop is user code.
 pub(crate) fn catch<R>(device: usize, f: impl FnOnce() -> R) -> Result<R> {
-    // Earlier panics do not belong to this call.
     NOTED.with_borrow_mut(Vec::clear);
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
         let of = Payload::of(&*payload);

@@ -1,8 +1,5 @@
-//! State that lives on its device's thread between scopes: the type, its borrows and its poison.
-//!
-//! The values are in the worker. `pool/per_device.rs` runs the scopes that make, use and reset them.
-//!
-//! Invariant: all borrows of a value are on one thread, so plain cells count them.
+//! State that lives on its device's thread between scopes: the type, its borrows and its poison. Invariant: all borrows
+//! of a value are on one thread, so plain cells count them.
 
 use crate::{
     Device,
@@ -58,8 +55,8 @@ pub struct PerDevice<T: 'static> {
 struct Slot<T> {
     /// -1: borrowed mutably; otherwise the number of shared borrows.
     borrows: Cell<isize>,
-    /// Gangs that have borrowed the value mutably and that have failed or may still fail: a failure poisons the value.
-    /// There may be several: a device may run the next scope while other members still run the scope before.
+    /// Those that have failed or may still fail: a failure poisons the value. Several, since a device may run the next
+    /// scope while other members still run the scope before.
     writers: RefCell<Vec<Arc<Gang>>>,
     value: UnsafeCell<T>,
 }
@@ -135,13 +132,12 @@ impl<T: 'static> PerDevice<T> {
         drop(old);
     }
 
-    /// Clears the poison of this device's value. Returns the gangs that may have left it.
+    /// Returns the gangs that may have left it.
     #[track_caller]
     pub(crate) fn accept(&self, dev: &Device) -> Result<Vec<Arc<Gang>>> {
         Ok(self.slot("clear_poison", dev)?.writers.take())
     }
 
-    /// Takes [`accept`](Self::accept) back.
     #[track_caller]
     pub(crate) fn blame_on(&self, dev: &Device, gangs: &[Arc<Gang>]) -> Result<()> {
         self.slot("clear_poison", dev)?.writers.borrow_mut().extend_from_slice(gangs);
@@ -203,7 +199,6 @@ impl<T: 'static> PerDevice<T> {
 }
 
 impl<T: 'static> Drop for PerDevice<T> {
-    /// Asks each device's thread to drop its value.
     fn drop(&mut self) {
         let id = self.id;
         if self.shared.gate.is_closed() || std::process::id() != self.shared.pid {

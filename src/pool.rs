@@ -1,9 +1,5 @@
-//! The pool: what a program holds, from the builder to `close`.
-//!
-//! Submodules add to it: running closures ([`run`](GpuPool::run) and its variants), per-device state, memory,
-//! collectives' report. `builder/` makes pools.
-//!
-//! Invariant: after `close` or a drop, no device thread of the pool runs (except after a fork, where there are none).
+//! The pool: what a program holds. `builder/` makes pools. Invariant: after `close` or a drop, no device thread of the
+//! pool runs (except after a fork, where there are none).
 
 pub(crate) mod collectives;
 mod memory;
@@ -163,7 +159,7 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
     refused.map_or(ended, Err)
 }
 
-/// Returns when a device's thread has ended, or logs that it has not in time: a drop of the user's may be stuck.
+/// Logs if the thread has not ended in time: a drop of the user's may be stuck.
 fn warn_of_delay(shared: &Shared, device: usize, thread: &std::thread::JoinHandle<Result<()>>) {
     let mut stall = StallTimer::new(shared.deadline.saturating_add(TICK));
     let mut pause = Duration::from_micros(20);

@@ -1,11 +1,8 @@
 //! How a scope runs: a gang of device threads, one closure, one outcome.
 //!
-//! [`run`] is the caller's side: it makes the gang, enters the queues, waits for the members and collects the outcome.
-//! [`member`] is a device thread's side: the closure, then its streams, then the recovery if the gang has failed.
-//! [`Run`](crate::Run) and tasks call this file; it may use everything below them.
-//!
-//! Invariant: when [`run`] returns or unwinds, no closure of the scope runs, and no work of the scope is in flight on a
-//! stream of its devices, unless the gang is [stuck](Gang::is_stuck).
+//! [`run`] is the caller's side, [`member`] a device thread's side. Invariant: when [`run`] returns or unwinds, no
+//! closure of the scope runs, and no work of the scope is in flight on a stream of its devices, unless the gang is
+//! [stuck](Gang::is_stuck).
 
 pub(crate) mod flight;
 mod member;
@@ -34,10 +31,9 @@ use std::{cell::RefCell, fmt, rc::Rc, sync::Arc, time::Duration};
 
 /// The one order of gangs in this process.
 pub(crate) static ORDER: Lazy<Order> = Lazy::new(Order::new);
-/// A waiting scope looks at its members at least this often. Its deadline is later than the members' deadlines by this
-/// time: so their waits end first, and fail with errors that say more.
+/// Its deadline is later than the members' deadlines by this time: their waits end first, and with errors that say
+/// more.
 pub(crate) const TICK: Duration = Duration::from_millis(500);
-/// The same of a scope that can be cancelled while it waits for its turn.
 const CANCEL_TICK: Duration = Duration::from_millis(5);
 
 pub(crate) fn check_pid(shared: &Shared) -> Result<()> {
@@ -53,10 +49,8 @@ pub(crate) fn shard(shared: &Shared, rank: usize, members: Option<&[usize]>) -> 
     Shard::new(rank, members.map_or(shared.device_count(), <[usize]>::len), weights)
 }
 
-/// The wakers of a gang's members.
 pub(crate) type Wakers = Arc<[crate::sync::shim::Arc<EventCount>]>;
 
-/// A gang of these devices.
 pub(crate) fn gang(shared: &Shared, all: Box<[usize]>, site: Site) -> Gang {
     let wakers = match all.len() == shared.device_count() && all.is_sorted() {
         true => shared.wakers.clone(),
@@ -65,7 +59,6 @@ pub(crate) fn gang(shared: &Shared, all: Box<[usize]>, site: Site) -> Gang {
     gang_with(shared, all, wakers, site)
 }
 
-/// [`gang`] with the wakers of its members.
 pub(crate) fn gang_with(shared: &Shared, all: Box<[usize]>, wakers: Wakers, site: Site) -> Gang {
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
     let alarm = alarm.or_else(|| shared.world.as_ref()?.alarm());
@@ -74,12 +67,10 @@ pub(crate) fn gang_with(shared: &Shared, all: Box<[usize]>, wakers: Wakers, site
     if (2..=broadcast::MOST).contains(&gang.count()) { gang.with_broadcasts() } else { gang }
 }
 
-/// The queues of these devices.
 pub(crate) fn queues<'s>(shared: &'s Shared, devices: &[usize]) -> Vec<&'s Queue<Rc<Worker>>> {
     devices.iter().map(|&device| &shared.queues[device]).collect()
 }
 
-/// Checks a list of devices for a gang of some devices.
 #[track_caller]
 pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize]) -> Result<&'d [usize]> {
     for (i, &device) in devices.iter().enumerate() {
@@ -90,14 +81,11 @@ pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize
     Ok(devices)
 }
 
-/// How a scope begins.
 #[derive(Clone, Copy)]
 pub(crate) struct Begin<'n> {
-    /// The call in the program that starts it.
     here: OpSite,
     /// The name that all processes give it: the devices begin it in the order in which those of other processes do.
     name: Option<&'n str>,
-    /// Ends it from outside.
     until: Option<&'n CancelToken>,
 }
 
@@ -115,12 +103,10 @@ impl<'n> Begin<'n> {
     }
 }
 
-/// Runs a scope. When a closure fails, `tell` gets its error and a function that poisons the gang; it must call the
-/// function with the error that peers are to see. Both return whether this was the gang's first failure. Other
-/// processes are told when `tell` has returned.
-///
-/// The calling thread runs `meanwhile`. If a member's closure waits for `meanwhile`, then `meanwhile` must end that
-/// wait before it returns; it must not unwind.
+/// When a closure fails, `tell` gets its error and a function that poisons the gang; it must call the function with the
+/// error that peers are to see. Both return whether this was the gang's first failure. Other processes are told when
+/// `tell` has returned. The calling thread runs `meanwhile`, which must not unwind. If a member's closure waits for
+/// `meanwhile`, it must end that wait before it returns.
 pub(crate) fn run<R: Send, E: From<Error> + Send>(
     shared: &Arc<Shared>,
     members: Option<&[usize]>,
@@ -158,7 +144,6 @@ pub(crate) fn run<R: Send, E: From<Error> + Send>(
         begun.iter().flat_map(|_| &all[..]).map(|_| Mutex::new(None)).collect();
     let drained = Mutex::new(None);
 
-    // A scope of the library's own belongs to the call that has begun it, on the devices' threads, too.
     let place = OpSite::current();
     let body = |worker: &Rc<Worker>, rank: usize| {
         let part = Part::of(&gang, world.as_ref(), rank);
@@ -207,9 +192,7 @@ pub(crate) fn run<R: Send, E: From<Error> + Send>(
         match CachePadded::into_inner(outcome).into_inner() {
             Some(Outcome::Done(result)) => results.push(Contained::new(result)),
             Some(Outcome::Failed { error, first: true }) => root = Some(error),
-            // The error of a peer of the member that failed first. The caller does not see it.
             Some(Outcome::Failed { error, .. }) => drop(Contained::new(error)),
-            // The member has panicked, or was withdrawn.
             Some(Outcome::Panicked) | None => {}
         }
     }
@@ -225,11 +208,10 @@ pub(crate) fn run<R: Send, E: From<Error> + Send>(
 }
 
 thread_local! {
-    /// The pools whose devices may wait for this thread.
     static HELD: RefCell<Vec<Arc<Shared>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Whether a GPU of one of these devices may wait for this thread. It may be the GPU of another pool's device.
+/// It may be the GPU of another pool's device.
 fn is_held(shared: &Shared, devices: &[usize]) -> bool {
     HELD.with_borrow(|held| {
         let mut waiting = held.iter().flat_map(|pool| &pool.gpu_order);
@@ -237,7 +219,7 @@ fn is_held(shared: &Shared, devices: &[usize]) -> bool {
     })
 }
 
-/// Runs code for which the devices of a pool may wait: it cannot start a scope on their GPUs.
+/// The code cannot start a scope on their GPUs.
 #[cfg(feature = "tasks")]
 pub(crate) fn holding<R>(shared: &Arc<Shared>, f: impl FnOnce() -> R) -> R {
     struct Held;
@@ -256,10 +238,8 @@ pub(crate) fn as_it_is(error: &Error, poison: &dyn Fn(Error) -> bool) -> bool {
     poison(error.clone())
 }
 
-/// For errors of the caller's type: peers see the error's text.
-///
-/// User code makes the text. So peers learn about the failure first, and only a peer that reads the text waits for it.
-/// The text is made once, and only if this failure is the gang's first.
+/// Peers see the error's text, which is user code's. So peers learn about the failure first, and only a peer that reads
+/// the text waits for it. It is made once, and only if this failure is the gang's first.
 pub(crate) fn by_its_text<E: fmt::Display>(error: &E, poison: &dyn Fn(Error) -> bool) -> bool {
     let told = Arc::new(TextOfError::default());
     let first = poison(Error::Custom(told.clone()));
@@ -269,7 +249,6 @@ pub(crate) fn by_its_text<E: fmt::Display>(error: &E, poison: &dyn Fn(Error) -> 
     first
 }
 
-/// An error of the caller's type, as peers see it.
 #[derive(Debug, Default)]
 struct TextOfError(OnceCell<String>);
 
@@ -281,11 +260,9 @@ impl fmt::Display for TextOfError {
 
 impl std::error::Error for TextOfError {}
 
-/// Where a member puts the outcome of its closure.
 type Slot<R, E> = Mutex<Option<Outcome<R, E>>>;
 
-/// The caller's watch over the members of its scope. It withdraws members that cannot start before the deadline, and
-/// logs members that make no progress.
+/// It withdraws members that cannot start before the deadline, and logs members that make no progress.
 pub(crate) struct Watch<'w> {
     shared: &'w Shared,
     pub(crate) gang: &'w Arc<Gang>,
@@ -294,13 +271,10 @@ pub(crate) struct Watch<'w> {
     seen: RefCell<Seen>,
 }
 
-/// The last observation of a watch.
 struct Seen {
     stall: StallTimer,
     progress: u64,
-    /// Whether a lack of progress was logged.
     told: bool,
-    /// Whether a member was withdrawn.
     withdrawn: bool,
 }
 
@@ -316,7 +290,6 @@ impl<'w> Watch<'w> {
         Watch { shared, gang, waiting, until, seen: RefCell::new(seen) }
     }
 
-    /// Waits for all members. Returns whether a member was withdrawn.
     fn wait(self) -> bool {
         let tick = self.seen.borrow().stall.tick(TICK);
         let tick = if self.until.is_some() { tick.min(CANCEL_TICK) } else { tick };
@@ -329,7 +302,7 @@ impl<'w> Watch<'w> {
         self.seen.into_inner().withdrawn
     }
 
-    /// One look. `busy`: members that have started have work.
+    /// `busy`: members that have started have work.
     pub(crate) fn look(&self, busy: bool) {
         let (gang, now, mut seen) = (self.gang, progress(self.shared, self.gang), self.seen.borrow_mut());
         if now != seen.progress {
@@ -361,7 +334,7 @@ impl<'w> Watch<'w> {
 }
 
 impl Watch<'_> {
-    /// Withdraws the members that have not started. The gang has failed.
+    /// The gang has failed.
     fn withdraw(&self) {
         for rank in (0..self.gang.count()).filter(|&rank| self.waiting.withdraw(rank)) {
             self.gang.withdraw(rank);
@@ -370,12 +343,10 @@ impl Watch<'_> {
     }
 }
 
-/// The progress of a gang's devices.
 fn progress(shared: &Shared, gang: &Gang) -> u64 {
     gang.members().iter().map(|&device| shared.gpu_order[device].progress.any()).sum()
 }
 
-/// The same, for other processes.
 fn progress_of(shared: &Shared, devices: &[usize]) -> Arc<dyn Fn() -> u64 + Send + Sync> {
     let all: Vec<_> = devices.iter().map(|&device| shared.gpu_order[device].progress.clone()).collect();
     Arc::new(move || all.iter().map(|progress| progress.any()).sum())

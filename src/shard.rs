@@ -23,7 +23,6 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// `weights`, if given, has one positive number per member.
     pub(crate) fn new(index: usize, count: usize, weights: Option<Arc<[f64]>>) -> Self {
         debug_assert!(index < count && weights.as_ref().is_none_or(|w| w.len() == count));
         Shard { index, count, weights }
@@ -101,15 +100,13 @@ pub fn balanced(index: usize, count: usize, len: usize) -> Range<usize> {
 /// For more items the error of `f64` would come near to whole items.
 const MOST_BY_FLOAT: usize = 1 << 40;
 
-/// Largest remainder method (Hare): each rank gets the whole part of its ideal share, and the rest goes to the largest
-/// fractions.
+/// Largest remainder method (Hare).
 fn by_weight(weights: &[f64], index: usize, len: usize) -> Range<usize> {
     let weights = scaled(weights);
     // The whole part, and a number that grows with the fraction.
     let shares: Vec<(usize, u128)> = if len <= MOST_BY_FLOAT {
         let total: f64 = weights.iter().map(|&w| w as f64).sum();
         let ideal = weights.iter().map(|&w| w as f64 / total * len as f64);
-        // The bits of non-negative floats are in the order of the floats.
         ideal.map(|x| (x.floor() as usize, x.fract().to_bits().into())).collect()
     } else {
         let total = weights.iter().sum();
@@ -118,8 +115,7 @@ fn by_weight(weights: &[f64], index: usize, len: usize) -> Range<usize> {
     let mut parts: Vec<usize> = shares.iter().map(|&(whole, _)| whole).collect();
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by(|&a, &b| shares[b].1.cmp(&shares[a].1).then(a.cmp(&b)));
-    // Each whole part is less than one item below its share. Rounding may also have given one item too many, which the
-    // smallest fractions give back.
+    // Rounding may have given one item too many, which the smallest fractions give back.
     let given: usize = parts.iter().sum();
     order.iter().take(len.saturating_sub(given)).for_each(|&i| parts[i] += 1);
     let giving = order.iter().rev().filter(|&&i| shares[i].0 > 0);
@@ -140,8 +136,7 @@ fn scaled(weights: &[f64]) -> Vec<u128> {
     weights.iter().map(|&w| (u128::from(mantissa(w)) << 50) >> below(w)).collect()
 }
 
-/// The quotient and the remainder of `len * weight / total`. The product may have more than 128 bits, so this is a long
-/// division, bit by bit.
+/// Of `len * weight / total`, whose product may have more than 128 bits: a long division, bit by bit.
 fn divided(len: usize, weight: u128, total: u128) -> (usize, u128) {
     (0..usize::BITS).rev().fold((0, 0), |(quotient, rest), bit| {
         let rest = 2 * rest + if len >> bit & 1 == 1 { weight } else { 0 };

@@ -1,11 +1,6 @@
 //! Deadlines that measure missing progress, not time: a stopped process (debugger, `SIGSTOP`, paused virtual machine)
-//! does not expire them.
-//!
-//! By the clock alone, all deadlines of a stopped process would have passed when it continues, although its peers could
-//! not run either. So a wait looks at the clock from time to time, and the time between two looks counts as at most a
-//! quarter of the deadline.
-//!
-//! Invariant: a deadline passes only after [`LOOKS`] looks without progress.
+//! does not expire them. A wait looks at the clock from time to time, and the time between two looks counts as at most
+//! a quarter of the deadline. Invariant: a deadline passes only after [`LOOKS`] looks without progress.
 
 use std::time::{Duration, Instant};
 

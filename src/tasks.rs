@@ -1,17 +1,9 @@
 //! Tasks: one thread gives out work for the CPU and several devices. Independent tasks run in parallel.
 //!
-//! Users call [`GpuPool::tasks`]. Dependencies follow from the values that tasks read (`&x`) and write (`&mut x`), as
-//! with MXNet's engine and StarPU; D2L calls it automatic parallelism. This module may use every other room of the
-//! crate.
-//!
-//! * `graph`: which tasks may run; plain data.
-//! * `engine`: the queues of the places, and the steps after a task has run.
-//! * `place`: device threads, runners of the CPU and the caller. `cpu_work`: for software GPUs.
-//! * `face`: the calls of the closure. `value`: values and arguments.
-//! * `trace`: the graph and its times, as a Chrome trace.
-//!
-//! A call is one scope of all devices, in which each device thread takes its tasks one by one. So the rules of scopes
-//! hold: gang order, aborts, deadlines, drains. The caller works beside the scope, on its own thread.
+//! Dependencies follow from the values that tasks read (`&x`) and write (`&mut x`), as with MXNet's engine and StarPU.
+//! `graph` knows which tasks may run; `engine` has the queues of the places, and `place` the threads. A call is one
+//! scope of all devices, in which each device thread takes its tasks one by one. So the rules of scopes hold. The
+//! caller works beside the scope.
 
 mod cpu_work;
 mod engine;
@@ -47,9 +39,7 @@ struct Failure(Arc<Report>);
 
 struct Report {
     error: Error,
-    /// It is in the list of failures.
     noted: Flag,
-    /// The caller has got it.
     reported: Flag,
 }
 
@@ -71,7 +61,6 @@ impl Failure {
         self.0.error.clone()
     }
 
-    /// Adds it to the list of failures. The caller holds the engine's lock.
     fn note(&self, failures: &mut Vec<Failure>) {
         if !self.0.noted.is_raised() {
             self.0.noted.raise();

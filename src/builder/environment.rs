@@ -124,7 +124,6 @@ pub(crate) fn seed() -> Result<Option<u64>> {
     variable("GPU_POOL_SEED", "a number", |text| text.parse().ok())
 }
 
-/// An environment variable. An empty value counts as unset.
 fn text(name: &'static str, site: Site) -> Result<Option<String>> {
     match variables::text(name) {
         Ok(text) => Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())),

@@ -1,17 +1,13 @@
 //! The probe: whether devices can access each other's memory, verified when the pool is built.
 //!
-//! The builder calls [`peers`] and [`speeds`], which run scopes on the new pool.
-//!
 //! Invariant: a route is direct only after the probe has found correct data by stores, by loads, and by copies in both
 //! directions. Hardware has claimed peer access and then delivered zeros or old data (open-gpu-kernel-modules#1257,
-//! nccl-tests#117, FIDESlib#28), and such a copy fails without an error. A pair that does not deliver loses the access
-//! right again, and its copies are staged; [`GpuPool::report`](crate::GpuPool::report) shows it.
+//! nccl-tests#117, FIDESlib#28). A pair that does not deliver loses the access right again, and its copies are staged.
+//! The buffers come from the pool: copies to mapped memory have failed where copies to allocated memory did not
+//! (CUDA.jl#3112).
 //!
-//! The buffers come from the pool, so the probe checks the kind of memory that programs get: copies to mapped memory
-//! have failed where copies to allocated memory did not (CUDA.jl#3112).
-//!
-//! All devices probe at the same time, in rounds. In each round a device has another partner, and it alone works on the
-//! buffer that this partner lends.
+//! All devices probe at the same time. In each round a device has another partner, and it alone works on the buffer
+//! that this partner lends.
 
 use crate::{
     Device, DeviceBuffer, Event, GpuPool, LaunchDims,
@@ -115,7 +111,6 @@ impl Probe<'_> {
         })
     }
 
-    /// The first way of access that does not work, if any.
     fn verify(&self) -> Result<Option<&'static str>> {
         let (near, far) = (self.near.address(), self.far.address());
         let [a, b, c] = [0u32, 1, 2].map(|way| self.seed.wrapping_mul(3).wrapping_add(way).wrapping_add(1));
@@ -180,7 +175,6 @@ impl Probe<'_> {
         Ok(())
     }
 
-    /// Copies the first words by the copy engine, to the peer or from it.
     fn copy(&self, there: bool, words: usize) -> Result<()> {
         let (src, dst) = if there { (self.near, self.far) } else { (self.far, self.near) };
         let handle = &self.dev.worker.handle;

@@ -10,7 +10,6 @@ use crate::{
 use std::sync::Arc;
 
 impl Builder {
-    /// Checks that need no devices, of settings that the program has made itself.
     #[track_caller]
     pub(super) fn check_settings(&self) -> Result<()> {
         if self.machine.dry && self.machine.topology.is_none() {
@@ -42,7 +41,6 @@ impl Builder {
         Ok(())
     }
 
-    /// Checks the deadline, which may come from the program or the environment.
     #[track_caller]
     pub(super) fn check_timeout(&self) -> Result<()> {
         match self.timeout {
@@ -53,7 +51,6 @@ impl Builder {
         }
     }
 
-    /// Checks that depend on the devices' memory.
     #[track_caller]
     pub(super) fn check_memory(&self, handles: &[Arc<DeviceHandle>]) -> Result<()> {
         let Some(reserve) = self.memory.reserve else { return Ok(()) };

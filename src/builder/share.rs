@@ -2,32 +2,22 @@
 //!
 //! The builder asks it which ordinals to open, and which position each device has on its GPU ([`seats`]).
 //!
-//! Code that must tell two devices of one GPU apart does not use the UUID. Fault plans use the driver's object,
-//! [`GpuOrder`](crate::gang::gpu_order::GpuOrder) the position on the GPU, and
-//! [`DeviceHandle::sharers`](crate::memory::handle::DeviceHandle) is the number of devices on the GPU.
-//!
 //! **Kernels that wait for each other** must all get to run. Kernels on one GPU do if two conditions hold.
 //!
 //! * All their blocks fit on the GPU together (collectives divide its multiprocessors by the sharers).
 //! * No such kernel is queued behind work that waits for it. The GPU serves streams through a few hardware queues
 //!   (`CUDA_DEVICE_MAX_CONNECTIONS`: 8 by default, 32 at most), each in the order of submission
 //!   (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>). Consecutive kernels of different
-//!   streams in one queue run side by side (<https://github.com/NVIDIA/Megatron-LM/issues/533> relies on it). But work
-//!   that waits for a kernel, such as the next kernel of its stream, blocks everything behind it in the queue.
+//!   streams in one queue run side by side. But work that waits for a kernel, such as the next kernel of its stream,
+//!   blocks everything behind it in the queue.
 //!
-//! So a device that shares its GPU submits nothing after such a kernel until all kernels of the meeting were launched
-//! (the launch window of a collective's barrier). Then the work in front of a kernel waits at most for kernels whose
-//! peers were all launched before this kernel. By induction over the launches, all kernels end. For the same reason a
-//! launch that waits for room in a queue, with the context's lock held, blocks no other launch for ever. A graph is
-//! submitted as a whole, so its kernels need queues of their own.
+//! So a device that shares its GPU submits nothing after such a kernel until all kernels of the meeting were launched.
+//! Then the work in front of a kernel waits at most for kernels whose peers were all launched before this kernel: by
+//! induction all kernels end. A graph is submitted as a whole, so its kernels need queues of their own.
 //!
 //! One case is left. A device that is no member of a meeting may wait for a member's stream (a copy from its buffer,
 //! across groups) after that member's launch and before another member's launch. With three devices on a GPU and more
 //! streams than queues, this wait may be in front of the other launch in a queue. Then the deadline ends it.
-//!
-//! **Driver calls that wait for all kernels of a context** now wait for kernels of several devices. The [launch
-//! gate](crate::sync::LaunchGate) belongs to the process. It lets such a call begin only when the peers of every
-//! waiting kernel were launched, which is enough for one context as for several.
 
 use super::Builder;
 use crate::error::{Error, Result};
@@ -114,7 +104,6 @@ impl Builder {
     }
 }
 
-/// Whether the process has the largest number of hardware queues.
 fn are_plenty(queues: Option<&str>) -> bool {
     queues.and_then(|queues| queues.trim().parse().ok()).is_some_and(|queues: u32| queues >= 32)
 }
@@ -127,9 +116,7 @@ pub(super) fn parse(text: &str) -> Option<Sharing> {
 /// A device's position on its GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seat {
-    /// Number of earlier devices of the pool on this GPU.
     pub place: usize,
-    /// Number of devices of the pool on this GPU.
     pub sharers: usize,
 }
 

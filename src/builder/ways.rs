@@ -29,7 +29,6 @@ impl GpuPool {
         Self::global_for("global")
     }
 
-    /// [`global`](Self::global) for an operation.
     #[track_caller]
     fn global_for(op: &'static str) -> Result<&'static GpuPool> {
         let here = OpSite { op, site: Location::caller() };

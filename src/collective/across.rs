@@ -20,54 +20,32 @@ use crate::{
 
 /// Collectives, messages and host values of groups that span processes.
 pub trait AcrossProcesses: Send + Sync {
-    /// All members meet on the host.
-    ///
-    /// # Errors
-    /// Those of [`Group::barrier`], and those of the cluster.
+    /// All members meet on the host. Errors: those of [`Group::barrier`], and those of the cluster.
     fn barrier(&self, group: &Group<'_>, call: &Call) -> Result<()>;
 
-    /// Gives bytes to all members. Returns those of all, by rank.
-    ///
-    /// # Errors
-    /// As [`barrier`](Self::barrier).
+    /// Gives bytes to all members. Returns those of all, by rank. Errors: as [`barrier`](Self::barrier).
     fn exchange(&self, group: &Group<'_>, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>>;
 
-    /// Compares a text of the processes.
-    ///
-    /// # Errors
-    /// [`Error::WorldMismatch`] on all members unless all processes say the same, each by its first member.
+    /// Compares a text of the processes. Errors: [`Error::WorldMismatch`] on all members unless all processes say the
+    /// same, each by its first member.
     fn agree(&self, group: &Group<'_>, call: &Call, text: &str) -> Result<()>;
 
     /// Carries a collective out. Asynchronous on the current stream. `overlapped`: it leaves most of the device to
-    /// other work.
-    ///
-    /// # Errors
-    /// Those of the collective, and those of the cluster.
+    /// other work. Errors: those of the collective, and those of the cluster.
     fn run(&self, group: &Group<'_>, request: &Request, overlapped: bool) -> Result<()>;
 
-    /// Begins an all_reduce or a reduce_scatter. None: nothing is left to do.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run).
+    /// Begins an all_reduce or a reduce_scatter. None: nothing is left to do. Errors: as [`run`](Self::run).
     fn start(&self, group: &Group<'_>, request: Request, overlapped: bool) -> Result<Option<Box<dyn PendingReduce>>>;
 
-    /// Sends a message to a member of another process. Waits neither for it nor for the device.
-    ///
-    /// # Errors
-    /// Those of the cluster.
+    /// Sends a message to a member of another process. Waits neither for it nor for the device. Errors: those of the
+    /// cluster.
     fn send(&self, group: &Group<'_>, call: (&Call, Label), message: &Outgoing, to: usize) -> Result<()>;
 
-    /// The next message of a label from a member of another process.
-    ///
-    /// # Errors
-    /// Those of the cluster.
+    /// The next message of a label from a member of another process. Errors: those of the cluster.
     fn receive<'g>(&self, group: &'g Group<'g>, call: (&'g Call, Label), from: usize)
     -> Result<Box<dyn Incoming + 'g>>;
 
-    /// How an `all_reduce` of so many elements is carried out.
-    ///
-    /// # Errors
-    /// Those that the call would have before it begins.
+    /// How an `all_reduce` of so many elements is carried out. Errors: those that the call would have before it begins.
     fn hierarchy(&self, group: &Group<'_>, of: (DType, ReduceOp), len: usize) -> Result<Hierarchy>;
 
     /// The signal pad by which the members' GPUs add up small buffers, if they have pads.
@@ -77,9 +55,7 @@ pub trait AcrossProcesses: Send + Sync {
     fn registers(&self, group: &Group<'_>) -> bool;
 
     /// Registers memory with the library that moves bytes between processes. Returns its name, and what ends it.
-    ///
-    /// # Errors
-    /// The library's.
+    /// Errors: the library's.
     fn register(&self, group: &Group<'_>, memory: &BlockRef) -> Result<Option<Registration>>;
 }
 
@@ -89,10 +65,7 @@ pub type Registration = (&'static str, Box<dyn Send + Sync>);
 /// A sum on its way. It may be ended in a later scope; if it is dropped, this process still does its part.
 pub trait PendingReduce {
     /// Waits until it has come, and brings it to this process's members. Asynchronous on the current stream from then
-    /// on. All members of this process end their sums in one order.
-    ///
-    /// # Errors
-    /// As [`AcrossProcesses::run`].
+    /// on. All members of this process end their sums in one order. Errors: as [`AcrossProcesses::run`].
     fn end(self: Box<Self>, group: &Group<'_>) -> Result<()>;
 }
 
@@ -112,22 +85,14 @@ pub trait Incoming {
     /// The bytes of each part.
     fn lens(&self) -> &[usize];
 
-    /// Puts the parts into memory of this device, each into as many bytes as it has. Asynchronous.
-    ///
-    /// # Errors
-    /// The driver's.
+    /// Puts the parts into memory of this device, each into as many bytes as it has. Asynchronous. Errors: the
+    /// driver's.
     fn store(&self, into: &[Area]) -> Result<()>;
 
-    /// The bytes of the only part, of elements of this size.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for another message.
+    /// The bytes of the only part, of elements of this size. Errors: [`Error::InvalidArgument`] for another message.
     fn only(&self, size: usize) -> Result<usize>;
 
-    /// The only part must have so many bytes.
-    ///
-    /// # Errors
-    /// [`Error::WorldMismatch`].
+    /// The only part must have so many bytes. Errors: [`Error::WorldMismatch`].
     fn expect(&self, len: usize) -> Result<()>;
 
     /// The receiver's error for this message. The sender has gone on, so a failure fails the gang.
@@ -191,7 +156,6 @@ impl Registered {
 debug_as!(Registered, |self| library = self.library(), ..);
 
 impl<'d> Group<'d> {
-    /// It carries the group's calls out; none for a group of one process.
     pub(super) fn door(&self) -> Option<&'d dyn AcrossProcesses> {
         self.across.as_ref()?;
         let processes = self.dev.worker.shared.world.as_ref().expect("its group was made through it");

@@ -1,12 +1,10 @@
 //! The collectives of [`Device`](crate::Device) and [`Group`](crate::Group): their documentation, their checks, and the
-//! [`Request`] that each fills.
-//!
-//! Users call these methods. A body is written once, for `Group`; `Device` calls it for the group of all devices of
-//! the scope. A body may use the checks of [`ops`](super::ops), and [`execute`](super::execute) through `Group::run`.
+//! [`Request`] that each fills. A body is written once, for `Group`; `Device` calls it for the group of all devices of
+//! the scope.
 //!
 //! Invariant: a view comes from the caller's code, which may show other memory at each call. So a body asks each
-//! argument for its view exactly once, before it announces anything, and takes call, shape and memory from that view.
-//! A body calls nothing in a closure that needs the caller's line: `#[track_caller]` does not reach into closures.
+//! argument for its view exactly once, before it announces anything. It calls nothing in a closure that needs the
+//! caller's line: `#[track_caller]` does not reach into closures.
 
 use super::{
     face::collectives,
@@ -54,20 +52,8 @@ collectives! {
 
     /// Replaces `x` on every member by the combination of all members' elements.
     ///
-    /// Algorithm, by size:
-    ///
-    /// * Small: every member sends everything to every member, as packets that carry their flags (NCCL's "LL") or into
-    ///   memory that the receiver has ready (MPI's eager protocol).
-    /// * Medium: each member combines one slice of all buffers and writes it to all of them (the fused pass of NCCL's
-    ///   symmetric kernels).
-    /// * Large: the parts of a slice go to its owner, and the sums come back. Two GPUs use copy engines from 64 MB on;
-    ///   more GPUs use kernels that only write to each other from 8 MB on.
-    /// * Sums of `f32` and `f64` of more than two GPUs go around a ring from 32 MB on: reduce-scatter and all-gather,
-    ///   `2 (n - 1)` steps of `1 / n` of the buffer (Patarasuk and Yuan, 2009), by kernels that write to their
-    ///   neighbour, or by copies.
-    ///
-    /// Without peer access, kernels meet in the host's memory. Where kernels cannot meet at all, `f32` and `f64` go
-    /// around a ring. [`explain`](crate::GpuPool::explain) says which algorithm a call would use.
+    /// The [algorithm](crate::collective::Algorithm) depends on the size: everything to every member, slices that one
+    /// member combines, copy engines, or a ring. [`explain`](crate::GpuPool::explain) says which one a call would use.
     example {
         /// ```
         /// # use gpu_pool::{GpuPool, ReduceOp};

@@ -2,22 +2,20 @@
 //! other's memory, by flags in the data, or by flags behind the data. One launch is the whole collective, with no event
 //! and no second meeting of the host threads.
 //!
-//! Such a kernel spins until its peers' kernels run. So all of them must get to run, and these rules see to it:
+//! Such a kernel spins until its peers' kernels run. These rules see to it that all of them get to run:
 //!
 //! * No member launches before all have arrived and match (the [meeting](super::meeting)). From the commit on each
 //!   member launches.
-//! * Meanwhile no thread of the process is in a driver call that waits for kernels. The [launch
-//!   gate](crate::sync::LaunchGate) keeps such calls out: the member that commits opens it for all, and each member
-//!   closes it for itself when it has launched ([`commit`](super::meeting::commit)).
-//! * On each device these kernels run one at a time, in the gang's order, which is one for all members, regardless of
-//!   their streams are.
+//! * Meanwhile the [launch gate](crate::sync::LaunchGate) keeps driver calls out that wait for kernels
+//!   ([`commit`](super::meeting::commit)).
+//! * On each device these kernels run one at a time, in the gang's order, whatever their streams are.
 //! * All blocks of a kernel are on the device at once. On a shared GPU, all blocks of all its devices' kernels are.
 //! * A device that shares its GPU submits nothing between its launch and its peers' launches
-//!   ([`LaunchWindow`](super::meeting::commit::LaunchWindow)). Streams share hardware queues, and a kernel behind one
+//!   ([`LaunchWindow`](super::meeting::commit::LaunchWindow)): streams share hardware queues, and a kernel behind one
 //!   that waits for its peer never runs.
 //!
 //! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their barriers pair by
-//! pair. A member that has skipped one launches it when the gang has drained ([`resync`]).
+//! pair; a member that has skipped one launches it when the gang has drained ([`resync`]).
 
 use super::{kernels, launch};
 use crate::{
@@ -32,14 +30,10 @@ use crate::{
     thread::worker::Worker,
 };
 
-/// Launches the kernels that this device has skipped, and empties its inbox. Called when the device's gang has failed,
-/// and all its members have drained. The kernels only count: they find the abort word raised and give up at once.
-///
-/// No member sends to the inbox meanwhile: for that its kernel needs a meeting with this device's thread. A member that
-/// has left a gang before it failed need not do this: its kernels have taken all that was sent to it.
-///
-/// `late` says that the device got through with its work when its peers had done this already. Its kernels may have
-/// sent meanwhile, so it removes that, too.
+/// Launches the kernels that this device has skipped, and empties its inbox, after its gang has failed and has drained.
+/// The kernels only count: they find the abort word raised and give up. No member sends to the inbox meanwhile: for
+/// that its kernel needs a meeting with this device's thread. `late`: the peers had done this before this device got
+/// through with its work. Its kernels may have sent meanwhile, so it removes that, too.
 pub(crate) fn resync(worker: &Worker, gang: &Gang, late: bool) -> Result<()> {
     let pad = worker.shared.signals.get().filter(|pad| pad.inbox(worker.handle.device).1 > 0);
     let pad = pad.filter(|_| late || worker.barrier_state.is_spoiled());
@@ -65,15 +59,13 @@ pub(crate) fn resync(worker: &Worker, gang: &Gang, late: bool) -> Result<()> {
     Ok(())
 }
 
-/// One device of a pool at a time may clear its peers' inboxes.
-///
-/// A late peer's kernels may still write to memory that is copied to the peer. Then its inbox is not empty afterwards.
-/// It is soon: the peer has the lock later, and clears its inbox when these copies are over.
+/// One device of a pool at a time may clear its peers' inboxes. A late peer's kernels may still write to memory that is
+/// copied to the peer; that peer has the lock later, and clears its inbox when these copies are over.
 struct CleanerLock<'w>(&'w Worker);
 
 impl<'w> CleanerLock<'w> {
-    /// Waits until no other device has it; at most until the gang fails (then its recovery may wait once more), or for
-    /// the pool's deadline: a device that has it ends when its streams do, or after that time.
+    /// Waits until no other device has it, until the gang fails (then its recovery may wait once more), or for the
+    /// deadline.
     fn take(worker: &'w Worker, gang: &Gang) -> Result<Self> {
         let (shared, device) = (&worker.shared, worker.handle.device);
         let look = || {
@@ -103,7 +95,6 @@ impl Drop for CleanerLock<'_> {
     }
 }
 
-/// Submits the removal of what is in the device's inbox.
 fn empty_inbox(worker: &Worker, pad: &SignalPad) -> Result<()> {
     let (address, bytes) = pad.inbox(worker.handle.device);
     let (driver, stream) = (worker.handle.unwatched(), worker.main.raw);
@@ -112,10 +103,9 @@ fn empty_inbox(worker: &Worker, pad: &SignalPad) -> Result<()> {
     worker.handle.check("recovery", unsafe { driver.fill_u8(address, EMPTY, bytes, stream) })
 }
 
-/// Submits the removal of what this device has sent to its peers. Copied from the inbox, which is empty: the part of it
-/// that the peer writes. (If a late peer's kernels write there now, that peer removes the copy, see [`CleanerLock`].)
-/// Lost peers never meet this device again. Returns false if it failed for a peer outside of the gang: it is to be done
-/// again before a later gang.
+/// From its own inbox, which is empty, the part that the peer writes is copied to the peer. (If a late peer's kernels
+/// write there now, that peer removes the copy, see [`CleanerLock`].) Returns false if it failed for a peer outside of
+/// the gang: it is to be done again before a later gang.
 fn empty_what_was_sent(worker: &Worker, pad: &SignalPad, gang: &Gang) -> Result<bool> {
     let (me, stream, handles) = (worker.handle.device, worker.main.raw, &worker.shared.handles);
     let mut all = true;
@@ -139,9 +129,8 @@ fn empty_what_was_sent(worker: &Worker, pad: &SignalPad, gang: &Gang) -> Result<
     Ok(all)
 }
 
-/// [`resync`] at the beginning of a scope, for a gang that got stuck and could not do it. It waits until this device is
-/// through with that gang's work, and fails as that work does, when the new gang fails, or after the pool's deadline
-/// without progress.
+/// [`resync`] at the beginning of a scope, for a gang that got stuck. It waits until this device is through with that
+/// gang's work, and fails as that work does, when the new gang fails, or after the deadline.
 pub(crate) fn resync_later(worker: &Worker, gang: &Gang) -> Result<()> {
     if !worker.barrier_state.is_spoiled() && worker.barrier_state.skipped.borrow().is_empty() {
         return Ok(());

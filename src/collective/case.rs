@@ -1,7 +1,5 @@
-//! A [`Case`]: one call of a collective, as all its members see it alike. [`choose`](super::choose) and the algorithms
-//! decide by it.
-//!
-//! Invariant: it holds plain data only, of what all members have in common: the call, the group, the pool.
+//! A [`Case`]: one call of a collective. [`choose`](super::choose) and the algorithms decide by it. Invariant: it holds
+//! plain data only, of what all members have in common: the call, the group, the pool.
 
 use super::{meeting::Meeting, request::Request};
 use crate::{
@@ -27,7 +25,6 @@ pub(crate) enum KernelBarrier {
     InHost { ll: usize },
 }
 
-/// The abilities of a pool's devices, and its builder's settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
     pub software: bool,
@@ -35,7 +32,6 @@ pub(crate) struct Machine {
     pub barrier: KernelBarrier,
     /// Every device has a GPU of its own. False where kernels do not wait for each other in the host's memory.
     pub alone: bool,
-    /// [`Builder::algorithm`](crate::Builder::algorithm).
     pub wish: Wish,
     pub rank_order: bool,
 }
@@ -77,9 +73,8 @@ pub(crate) enum Bulk {
 
 impl Bulk {
     /// Bytes of a buffer from which on copy engines are the fastest between so many members, or are to leave the
-    /// multiprocessors to the work that the call overlaps with. Best between two H200s; four add up 64 MB in 428 us by
-    /// copies, and in 298 by a ring of kernels. A reduce-scatter sends half as much as an all-reduce, and nothing while
-    /// the last sums are made.
+    /// multiprocessors to the work that the call overlaps with. Four H200s add up 64 MB in 428 us by copies, and in 298
+    /// by a ring of kernels. A reduce-scatter sends half as much as an all-reduce.
     pub(crate) fn engines(self, members: usize, overlapped: bool) -> usize {
         match (self, members) {
             (Bulk::Sums, 2) if overlapped => 8 << 20,
@@ -91,7 +86,6 @@ impl Bulk {
     }
 }
 
-/// One call, as all its members see it: [`Algorithm::fits`](super::algorithm::Algorithm::fits) decides by it.
 pub(crate) struct Case<'a> {
     pub machine: Machine,
     pub limits: &'a Limits,
@@ -104,7 +98,6 @@ pub(crate) struct Case<'a> {
     pub shape: Option<&'a Shape>,
     /// Whether a graph captures it. By a kernel it stays one launch and one meeting. Bits do not depend on it.
     pub captured: bool,
-    /// Bytes of the largest buffer.
     pub bytes: usize,
     /// The bytes that one member sends to another in packets; none if the parts are not all of one size.
     pub packets: Option<usize>,
@@ -173,7 +166,6 @@ impl<'a> Case<'a> {
             && !self.machine.rank_order
     }
 
-    /// Whether speed decides: on GPUs, unless the builder asked for one kernel.
     pub(crate) fn auto(&self) -> bool {
         !self.machine.software && self.members > 1 && self.machine.wish != Wish::Direct
     }
@@ -183,8 +175,8 @@ impl<'a> Case<'a> {
         self.machine.software || self.members <= MOST
     }
 
-    /// Whether the members' kernels can wait for each other in the devices' memory. (A pool without full peer access
-    /// has its pads in the host's memory. Flags there are slow, so a group with peer access does not use them.)
+    /// In the devices' memory. (A group with peer access in a pool without has flags in the host's memory: too slow to
+    /// use.)
     pub(crate) fn meets_on_devices(&self) -> bool {
         let meets = matches!(self.machine.barrier, KernelBarrier::OnDevices { .. });
         self.direct && (2..=MOST).contains(&self.members) && meets
@@ -214,7 +206,6 @@ impl<'a> Case<'a> {
         self.auto() && self.bulk().is_some_and(|bulk| self.bytes >= least(bulk))
     }
 
-    /// Bytes of the largest part of any member.
     pub(crate) fn largest(&self) -> usize {
         let size = self.dtype.size();
         self.shape.map_or(0, |shape| shape.largest(self.members, GRAIN / size).saturating_mul(size))

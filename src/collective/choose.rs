@@ -1,9 +1,6 @@
-//! Chooses the algorithm that carries a collective out, and says why.
-//!
-//! Calls, graphs, [`all_reduce_many`](crate::Device::all_reduce_many), [`GpuPool::explain`](crate::GpuPool::explain)
-//! ask here.
-//!
-//! Invariant: everything here is pure. All members must come to one answer, so it depends only on their [`Case`].
+//! Chooses the algorithm that carries a collective out, and says why, for calls, graphs and
+//! [`GpuPool::explain`](crate::GpuPool::explain). Invariant: it is pure: all members must come to one answer, so it
+//! depends only on their [`Case`].
 
 use super::{
     algorithm::{self, Algorithm},

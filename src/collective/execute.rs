@@ -33,8 +33,8 @@ use crate::{
     token::op::Op,
 };
 
-/// Carries a collective out: by the algorithm that is right within these limits, or by a `given` one, which must be
-/// able to. All members give the same limits and the same algorithm.
+/// By the algorithm that is right within these limits, or by a `given` one, which must be able to; equal on all
+/// members.
 #[track_caller]
 pub(super) fn execute(
     meeting: Meeting<'_>,
@@ -135,7 +135,6 @@ pub(super) fn capture(
     Ok(Some((barrier, launches)))
 }
 
-/// The barrier of the members' kernels, in the gang at this place (0: in a graph).
 fn barrier_of_kernels(meeting: &Meeting<'_>, place: u64) -> DeviceBarrier {
     let (pad, dev) = (meeting.pad(), meeting.dev);
     let pad = pad.expect("an algorithm by kernels is chosen where they can meet");
@@ -166,7 +165,6 @@ pub(super) fn access<'d>(dev: &'d Device, request: &Request) -> Result<Op<'d>> {
     Ok(access)
 }
 
-/// A committed collective that touches these blocks has failed here. They are kept until the gang has drained.
 pub(super) fn fail_on<'b>(dev: &Device, blocks: impl Iterator<Item = &'b BlockRef>, cause: &Error) {
     dev.worker.quarantine.borrow_mut().extend(blocks.cloned());
     // The peers count on this member; they must not wait for it.

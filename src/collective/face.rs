@@ -1,8 +1,4 @@
 //! `collectives!`: one text for a public method of both [`Device`](crate::Device) and [`Group`](super::Group).
-//!
-//! [`api`](super::api), [`values`](super::values), [`point`](super::point) and [`hand_over`](super::hand_over) use it,
-//! and operations of higher rooms that hold a collective. It makes methods, and knows nothing of what they do.
-//!
 //! Invariant: a body is compiled once, for `Group`; `Device` calls it for the group of all devices of the scope.
 
 /// Stamps methods onto `Device` and `Group`. Both get the documentation; only `Device` gets the example, so that it is

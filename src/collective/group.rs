@@ -1,5 +1,4 @@
-//! Groups: some members of a gang, which run collectives together. [`Device`] makes a group and all collectives are
-//! methods of it; [`Device::everyone`] is the group of the whole gang.
+//! Groups: some members of a gang, which run collectives together.
 
 use super::{
     algorithm::Algorithm,
@@ -50,7 +49,6 @@ pub struct Group<'d> {
     pub(super) dev: &'d Device,
     pub(super) membership: Rc<Membership>,
     pub(super) rank: usize,
-    /// None for a group of one process. Else `membership` has the members of this process.
     pub(super) across: Option<Rc<Across>>,
 }
 
@@ -65,7 +63,6 @@ impl std::fmt::Debug for Group<'_> {
     }
 }
 
-/// Some of the devices.
 impl Device {
     /// The members with these ranks in the gang, which from now on have the ranks 0, 1, .. in this order. Costs nothing
     /// on the other members and needs no meeting.

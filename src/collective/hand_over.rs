@@ -1,13 +1,9 @@
-//! Values from one device to one other: `give` and `take`. And what [`point`](super::point) and pipelines share with
-//! them: parcels are posted and received here.
+//! Values from one device to one other: `give` and `take`; [`point`](super::point) and pipelines share the parcels.
 //!
-//! A hand-over is on the host: a value goes from one device's thread to another's. Memory in it stays where it is. It
-//! knows its last uses, so the taker's streams wait for the giver's work on it. The events for these waits are recorded
-//! when the value is given, and so cover nothing that the giver does afterwards.
-//!
-//! A member of another process gets the value in parts ([`Pack`]), as a message of `gpu-pool-cluster`. For that the
-//! value's type must be a [`Transfer`]. A pipeline says so by its bound. [`give`](Group::give) has no such bound, since
-//! any value goes inside a process. It asks the pool's table, as Rust cannot ask for a trait at run time.
+//! A value goes from one device's thread to another's. Memory in it stays where it is. It knows its last uses, so the
+//! taker's streams wait for the giver's work on it, by events that are recorded when the value is given. A member of
+//! another process gets the value in parts ([`Pack`]). For that the type must be a [`Transfer`]. A pipeline says so by
+//! its bound; [`give`](Group::give) asks the pool's table, as Rust cannot ask for a trait at run time.
 //!
 //! Invariant: no call waits for a receiver, so no order of calls among givers can deadlock.
 
@@ -115,7 +111,6 @@ impl Group<'_> {
         self.take_as(call, label, from, || Some(codec::<T>()))
     }
 
-    /// How the pool's values of this type go to other processes, if they may.
     fn codec<T: 'static>(&self) -> Option<Codec<T>> {
         self.dev.worker.shared.codecs.get()
     }
@@ -187,7 +182,7 @@ impl Group<'_> {
         }
     }
 
-    /// Hands a parcel to a member, which is one. The next use of its memory waits for this device's work up to now.
+    /// The next use of its memory waits for this device's work up to now.
     pub(super) fn post(&self, call: Call, to: usize, label: Label, contents: Contents) -> Result<()> {
         let (dev, gang) = (self.dev, &self.dev.session.gang);
         dev.check()?;
@@ -233,7 +228,7 @@ impl Group<'_> {
         error
     }
 
-    /// `peer` must be a member, and captures must not be under way: a graph cannot hold these calls.
+    /// And captures must not be under way: a graph cannot hold these calls.
     pub(super) fn check_peer(&self, call: &Call, peer: usize) -> Result<()> {
         if peer >= self.count() {
             return Err(Error::invalid_at(call.site, call.op, format_args!("member {peer} of {}", self.count())));

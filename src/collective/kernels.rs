@@ -1,9 +1,6 @@
-//! Device kernels of collectives, as host code names them: an [`Entry`], the values of its arguments, and the kernels
-//! that several algorithms share.
-//!
-//! Each algorithm has its own kernel's entry and arguments in its file. `combine` and `pairs` are here. The device code
-//! is in `kernels/{combine,push,eager,inbox,staged,ring,exchange}.cu`; `kernels/meet.cuh` says how the kernels of
-//! several devices wait for each other. Kernels that wait have no [`host_kernels`]: events order these.
+//! Device kernels of collectives, as host code names them: an [`Entry`], and the values of its arguments. Kernels of
+//! one algorithm are in its file; `combine` and `pairs` are here. Kernels that wait for others have no
+//! [`host_kernels`].
 //!
 //! Invariant: a device kernel and its host kernel compute the same bits, for all launch dimensions and any alignment.
 //! Elements are folded in rank order, half types in `f32` with one rounding at the end, and integers wrap. Only the
@@ -26,7 +23,6 @@ use crate::{
 };
 use smallvec::SmallVec;
 
-/// A device function with its host kernel.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     pub module: &'static Module,
@@ -156,7 +152,6 @@ impl Combine<'_> {
         args.push(eight_of(self.factors, 0));
         args.push(eight_of(self.factors, 1));
         push_parts(&mut args, self.sources, self.destinations, software);
-        // Where a GPU has no more.
         (2..self.factors.len().div_ceil(8)).for_each(|eight| args.push(eight_of(self.factors, eight)));
         args
     }

@@ -1,7 +1,4 @@
 //! Launches of kernels that several algorithms have in common, and their numbers of blocks.
-//!
-//! [`Combination`] is launched by a [`Member`]. `all_reduce_many` and [`barrier::count`](super::barrier::count) have no
-//! member: they launch by [`launch_on`].
 
 use super::{
     algorithm::{Member, dims, launch},
@@ -47,7 +44,6 @@ impl Combination<'_> {
     }
 }
 
-/// The number of blocks of a kernel that works on so many bytes of its own device's memory.
 pub(crate) fn blocks(bytes: usize) -> u32 {
     blocks_of(bytes, PER_BLOCK, MOST_BLOCKS)
 }

@@ -137,9 +137,7 @@ pub struct Trip<'a> {
 
 impl LonePad {
     /// The pad of process `me` of `count`, and the descriptor of its memory: the others [`import`](Self::import) it.
-    ///
-    /// # Errors
-    /// Why this device can have none.
+    /// Errors: why this device can have none.
     #[cfg(target_os = "linux")]
     pub fn new(driver: &DriverRef, me: usize, count: usize) -> SetUp<(LonePad, std::os::fd::OwnedFd)> {
         if driver.watch().is_some() {
@@ -166,10 +164,7 @@ impl LonePad {
         Ok((LonePad { layout, me, memory, limits, last, patience }, descriptor))
     }
 
-    /// Maps the pad of another process.
-    ///
-    /// # Errors
-    /// Why this device has no access to that memory.
+    /// Maps the pad of another process. Errors: why this device has no access to that memory.
     #[cfg(target_os = "linux")]
     pub fn import(&mut self, process: usize, descriptor: std::os::fd::BorrowedFd<'_>) -> SetUp<()> {
         let memory = Arc::get_mut(&mut self.memory).expect("shared by no other code");
@@ -179,10 +174,7 @@ impl LonePad {
     }
 
     /// Empties the own pad, and writes the addresses of all pads into it. Nothing is sent to it before. The least
-    /// multiprocessors of any device bound the kernels' blocks.
-    ///
-    /// # Errors
-    /// The driver's.
+    /// multiprocessors of any device bound the kernels' blocks. Errors: the driver's.
     pub fn lay_out(&mut self, multiprocessors: u32) -> SetUp<()> {
         self.limits = Limits::new(multiprocessors);
         let Memory { driver, pads, .. } = &*self.memory;
@@ -199,9 +191,7 @@ impl LonePad {
     }
 
     /// Sums of all processes, which all begin at about the same time: whether each GPU's memory is written by all.
-    ///
-    /// # Errors
-    /// What is wrong.
+    /// Errors: what is wrong.
     pub fn probe(&self, limit: Duration) -> SetUp<()> {
         let (driver, count, bytes) = (&self.memory.driver, self.memory.pads.len(), PROBED * 4);
         let (members, of) = ((0..count).collect::<SmallVec<[usize; MOST]>>(), (DType::F32, ReduceOp::Sum));
@@ -267,9 +257,7 @@ impl LonePad {
     /// Source, destination and the norm's memory are memory of this device; they live, and nothing else touches them,
     /// until the stream has passed the kernel. All members launch theirs, in the same order with all other kernels of
     /// the pads; `n` elements are at most [`most`](Self::most) bytes, or as many as fit [`norm`](Self::norm).
-    ///
-    /// # Errors
-    /// The driver's.
+    /// Errors: the driver's.
     pub unsafe fn launch(&self, stream: RawStream, trip: &Trip<'_>) -> DriverResult {
         let &Trip { members, me, of: (dtype, op), factors, norm, n, at, place, deadline } = trip;
         let (count, bytes) = (members.len(), n * dtype.size());
@@ -305,10 +293,7 @@ impl LonePad {
     }
 
     /// Submits a call that waits for other processes to a stream, behind the one before. The commits of the cluster
-    /// order the callers.
-    ///
-    /// # Errors
-    /// Those of `submit`, and the driver's.
+    /// order the callers. Errors: those of `submit`, and the driver's.
     pub fn in_turn<R>(&self, stream: &Arc<StreamCore>, submit: impl FnOnce() -> Result<R>) -> Result<R> {
         let last = self.last.lock().take();
         if let Some((other, number)) = last.and_then(|(other, number)| Some((other.upgrade()?, number))) {

@@ -29,7 +29,6 @@ const NAME: &str = "all_reduce_many";
 
 /// Most bytes of a buffer that is packed: two copies of it take less time than a launch of its own.
 const SMALL: usize = 256 << 10;
-/// Most bytes that are packed together, in scratch.
 const PACK: usize = 4 << 20;
 
 /// Whether `buffers` buffers take fewer launches together than one by one.
@@ -43,7 +42,6 @@ fn one<T: Element>(call: &Call, op: ReduceOp, x: DeviceViewMut<'_, T>) -> Reques
 }
 
 impl Group<'_> {
-    /// [`all_reduce_many`](Self::all_reduce_many) of views.
     #[track_caller]
     pub(super) fn reduce_many<T: Element>(&self, mut all: Vec<DeviceViewMut<'_, T>>, op: ReduceOp) -> Result<()> {
         let lens: SmallVec<[usize; 64]> = all.iter().map(|x| x.len()).collect();
@@ -83,8 +81,8 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Whether the algorithm of this request allows packing. In a group of several processes it does: no element's bits
-    /// depend on its place. Their numbers of members may differ, so only what all of them have alike may decide.
+    /// In a group of several processes it does: no element's bits depend on its place. Only what all processes have
+    /// alike may decide.
     fn packs(&self, request: &Request) -> bool {
         match &self.across {
             None => {
@@ -95,7 +93,6 @@ impl Group<'_> {
         }
     }
 
-    /// Reduces small buffers: packed if that takes fewer launches, else one by one.
     #[track_caller]
     fn pack<T: Element>(&self, call: &Call, op: ReduceOp, xs: &mut [DeviceViewMut<'_, T>]) -> Result<()> {
         // Between processes a meeting takes longer than the two launches that pack.

@@ -1,9 +1,6 @@
-//! A meeting: the members of one process come together for one call, before any of them carries it out.
-//!
-//! A [`Meeting`] is one member's side of it. [`descriptors`] tells all members what this one calls and compares, by the
-//! messages of [`exchange`]; [`commit`] is the point from which on all members carry the call out, or none does.
-//! [`execute`](super::execute), [`replay`](super::replay) and the methods of [`Group`](super::Group) hold meetings. A
-//! meeting knows no algorithm.
+//! A meeting: the members of one process come together for one call. [`descriptors`] tells all members what this one
+//! calls and compares, by the messages of [`exchange`]; [`commit`] is the point from which on all members carry the
+//! call out, or none does. A meeting knows no algorithm.
 
 pub(super) mod commit;
 pub(super) mod descriptors;
@@ -42,7 +39,7 @@ impl<'g> Meeting<'g> {
         &self.membership.ranks
     }
 
-    /// All members but this one. Each member begins with the one after it.
+    /// Each member begins with the one after it.
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (n, me) = (self.count(), self.rank);
         (1..n).map(move |k| (me + k) % n)
@@ -66,7 +63,6 @@ impl<'g> Meeting<'g> {
         self.membership.calls.get() + 1
     }
 
-    /// The limits on the devices of calls that do not overlap with other work.
     pub(crate) fn limits(&self) -> &'g Limits {
         &self.dev.worker.shared.limits
     }

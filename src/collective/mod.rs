@@ -1,25 +1,15 @@
-//! Collectives: operations that every member of a gang, or of a group of its members, calls together: how they are
-//! computed, in which order sums are taken, and values that go to other devices and processes.
+//! Collectives: operations that every member of a gang, or of a group of its members, calls together; and values that
+//! go to other devices and processes. Their state is in `fabric`, which needs no [`Device`](crate::Device).
 //!
-//! This room has the procedures; their state is in `fabric`, which needs no [`Device`](crate::Device).
+//! From the top: `api` has the methods that users call; `ops` and `many` help it. Each call fills a `request` and is
+//! one `case`, for which `choose` picks one of the `algorithm`s. `execute` carries it out: `scratch` takes memory;
+//! `meeting` tells all members this one's call, compares and commits; `barrier` is for kernels that wait for each other
+//! on the devices.
 //!
-//! From the top: `api` has the methods that users call; `ops` and `many` help it, and a `group` holds them. Each call
-//! fills a `request` and is one `case`, for which `choose` picks one of the `algorithm`s. `execute` carries it out:
-//!
-//! * `scratch` takes the memory that the algorithm needs.
-//! * `meeting` tells all members this one's call, and compares. From its commit on all carry the collective out, or
-//!   none does.
-//! * `barrier` is for kernels that wait for each other on the devices. `kernels` has their arguments and the kernels of
-//!   software GPUs, and `launch` launches them.
-//!
-//! `world` has the groups that span processes, `across` the door to the code that carries their calls out, and
-//! `transfer` the trait of values that go there.
-//!
-//! `lone_pad` has sums among processes of one host with one GPU each, by the kernels of `inbox`.
-//!
-//! `point`, `hand_over` and `values` have the rest: elements and values from one device to another, and meetings of the
-//! hosts alone. `replay` puts collectives into graphs, and runs them from there. `in_words` says at which sizes the
-//! choice changes.
+//! `world` has the groups that span processes, `across` the door to the code that carries their calls out, `transfer`
+//! the trait of values that go there, `lone_pad` sums among processes of one host with one GPU each. `point`,
+//! `hand_over` and `values` have elements and values from one device to another, and meetings of the hosts alone.
+//! `replay` puts collectives into graphs.
 
 pub(crate) mod across;
 pub(crate) mod algorithm;

@@ -1,5 +1,4 @@
-//! The checks of the public collectives ([`api`](super::api)) before members meet, and how they fill a [`Request`].
-//! Also the collectives that only this crate calls.
+//! The checks of the public collectives ([`api`](super::api)), and how they fill a [`Request`].
 
 use super::{
     Group,
@@ -65,7 +64,7 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// The root alone must give this buffer, and it must have `wanted` elements.
+    /// And it must have `wanted` elements.
     #[track_caller]
     pub(super) fn only_root(&self, op: &'static str, root: usize, found: Option<usize>, wanted: usize) -> Result<()> {
         match found {
@@ -104,7 +103,6 @@ pub(crate) fn all_reduce<T: Element>(origin: Origin, x: DeviceViewMut<'_, T>, op
     between(call, Some(op), Shape::AllReduce { len }, None, Some(x))
 }
 
-/// An all-reduce whose bits do not depend on its size.
 pub(super) fn sum<T: Element>(
     call: Call,
     source: Option<DeviceView<'_, T>>,

@@ -1,10 +1,9 @@
 //! Elements from one device to one other: `send`, `recv`, `sendrecv`, `send_owned`, `recv_any`.
 //!
 //! A sender copies its data on its own device, in stream order, and hands the copy over; the receiver fetches it over
-//! the link. So a sender waits for no other member, and may write to its buffer at once: `send(next); recv(previous)`
-//! on all devices cannot deadlock, at any size (MPI's `MPI_Send` may). The copy runs at the speed of the device's
-//! memory, some ten times that of a link; a sender that gives its buffer up saves it. The parcel's memory knows its
-//! last writer: the receiver's copy comes after the sender's. A dropped parcel's memory goes back to its device's pool.
+//! the link. So `send(next); recv(previous)` on all devices cannot deadlock, at any size (MPI's `MPI_Send` may). A
+//! sender that gives its buffer up saves the copy. The parcel's memory knows its last writer, and goes back to its
+//! device's pool.
 
 use super::{Group, across::Outgoing, face::collectives};
 use crate::{
@@ -165,7 +164,6 @@ impl Group<'_> {
         self.fetch(there, bytes_mut(dst))
     }
 
-    /// The next message of a member, with the call that has sent it.
     fn message(&self, call: &Call, from: usize) -> Result<(Call, DeviceBuffer<u8>)> {
         match self.receive_parcel(call, from, Label::Message)? {
             Parcel { call, contents: Contents::Elements(there), .. } => Ok((call, there)),
@@ -175,7 +173,6 @@ impl Group<'_> {
 
     #[track_caller]
     fn fetch(&self, there: DeviceBuffer<u8>, mut dst: DeviceViewMut<'_, u8>) -> Result<()> {
-        // In order, as in `send_view`.
         let dev: &Device = &self.dev.in_order();
         dev.copy(&there.peer(), &mut dst)?;
         // The memory goes back to the sender, which waits for this copy, and not for what this device does next.

@@ -1,16 +1,12 @@
 //! Collectives in graphs.
 //!
-//! While a graph is captured its collectives meet on the host, like all collectives. Members that do not all capture
-//! one sequence of calls learn it there. All members know the number of each meeting, and by it they know that graphs
-//! belong together. A capture holds:
+//! While a graph is captured its collectives meet on the host, like all collectives, and so know that the graphs belong
+//! together. A capture holds:
 //!
-//! * Where kernels can wait for each other on the devices: the kernel. It counts its epochs on the device, so it can
-//!   run any number of times. A launch of the graph is one meeting of the host threads for all its collectives
-//!   ([`Meetings::launch`]), and from then on it is like one collective.
+//! * Where kernels can wait for each other on the devices: the kernel. It counts its epochs on the device. A launch of
+//!   the graph is one meeting of the host threads for all its collectives ([`Meetings::launch`]).
 //! * Elsewhere: nothing. The graph is cut there, and a launch carries the collective out between two parts of the
-//!   graph, as if it were called then ([`Captured`]). Members must still launch the same graph: the calls say which
-//!   graph they are of. Where the host adds up ([`Algorithm::Host`](crate::collective::Algorithm::Host)), such a launch
-//!   waits for the device.
+//!   graph, as if it were called then ([`Captured`]). Members must still launch the same graph.
 
 use super::{
     algorithm::Algorithm,
@@ -36,15 +32,13 @@ use crate::{
 /// The collectives of a graph whose kernels wait for each other. All are of one group.
 pub(crate) struct Meetings {
     origin: Origin,
-    /// One barrier for all: they do not differ.
     barrier: DeviceBarrier,
     count: usize,
     kernels: usize,
 }
 
 impl Meetings {
-    /// Holds one meeting for all collectives of a part of a graph, and launches the part by `launch`. Then calls
-    /// `note`, in any case: the part counts as launched. `blocks` are the memory that it touches.
+    /// Calls `note` in any case: the part counts as launched. `blocks` are the memory that it touches.
     pub(crate) fn launch<'b>(
         &self,
         meeting: Meeting<'_>,
@@ -77,7 +71,7 @@ impl Meetings {
     }
 }
 
-/// A collective between two parts of a graph. It keeps this member's memory.
+/// This member's memory is kept by it.
 pub(crate) struct Captured(Request);
 
 impl Captured {

@@ -1,7 +1,4 @@
 //! The request of one call of a collective: the call, its shape, and this member's memory.
-//!
-//! [`ops`](super::ops) fills a [`Request`], [`meeting`](super::meeting) tells the peers of it, and
-//! [`execute`](super::execute) carries it out.
 
 use super::algorithm::norm::NormCall;
 use crate::{
@@ -82,7 +79,7 @@ impl Request {
         }
     }
 
-    /// A part of the work with addresses: `at` says where a member's buffer begins; `factors` as in [`Job::Combine`].
+    /// `at` says where a member's buffer begins; `factors` as in [`Job::Combine`].
     pub(super) fn job(&self, work: &Work, at: impl Fn(usize, Side) -> RemotePtr, factors: SmallVec<[f64; 8]>) -> Job {
         let size = self.dtype.size();
         let at = |place: &Place| at(place.member, place.side).offset(place.start * size);

@@ -1,8 +1,6 @@
-//! Scratch memory that an algorithm takes for one collective, before the meeting. So a member that is short of memory
-//! says so before any member has begun, or takes less. The meeting tells the peers.
-//!
-//! [`execute`](super::execute) calls [`take`]. In a graph the scratch is the graph's, like all memory that a graph
-//! names. All collectives of a capture share one, since their kernels run one after the other.
+//! Scratch memory that an algorithm takes for one collective, before the meeting, which tells the peers. So a member
+//! that is short of memory takes less, or says so before any member has begun. All collectives of a capture share one
+//! scratch, the graph's, since their kernels run one after the other.
 
 use super::{
     algorithm::{Scratch, Sizes},
@@ -16,7 +14,6 @@ use crate::{
     token::op::Op,
 };
 
-/// Takes the memory that an algorithm needs. `access` notes that the collective touches it.
 #[track_caller]
 pub(super) fn take(dev: &Device, request: &Request, needed: Scratch, access: &mut Op<'_>) -> Result<Option<Area>> {
     let area = match needed {

@@ -1,8 +1,6 @@
-//! [`Transfer`]: values that cross from device to device, and from process to process.
-//!
-//! `give`, `take` and pipelines use it. A pipeline's type says `Transfer`, so the compiler finds the methods. `give`
-//! takes values of any type; where one goes to another process, it looks the type up in the pool's [`Codecs`]: those
-//! of [`known`], and those that [`Builder::register_transfer`](crate::Builder::register_transfer) has added.
+//! [`Transfer`]: values that cross from device to device, and from process to process. Where
+//! [`give`](crate::Device::give) sends a value to another process, it looks the type up in the pool's [`Codecs`]: those
+//! of [`known`], and those of [`Builder::register_transfer`](crate::Builder::register_transfer).
 
 use crate::{
     Device, DeviceBuffer,
@@ -113,7 +111,6 @@ pub(crate) fn codec<T: Transfer>() -> Codec<T> {
     Codec { pack: T::pack, unpack: T::unpack }
 }
 
-/// A copy on this device, unless the memory is its own.
 #[track_caller]
 fn copied<T: DeviceCopy>(x: &DeviceBuffer<T>, dev: &Device) -> Result<Option<DeviceBuffer<T>>> {
     if x.device() == dev.index() {

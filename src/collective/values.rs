@@ -49,7 +49,6 @@ collectives! {
 }
 
 impl Group<'_> {
-    /// [`exchange`](Self::exchange) of a caller that all members must have in common.
     #[track_caller]
     pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
         let _here = OpSite::here("exchange");

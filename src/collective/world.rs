@@ -1,5 +1,4 @@
-//! Groups that span processes: how they are made, and what tells them from others. Their collectives are behind the
-//! door of [`across`](super::across).
+//! Groups that span processes: how they are made. Their collectives are behind the door of [`across`](super::across).
 
 use super::{Group, meeting};
 use crate::{
@@ -40,7 +39,6 @@ impl fmt::Display for GroupKey {
     }
 }
 
-/// Several processes.
 impl Device {
     /// The group of all devices of all processes of the cluster: those of the first process, then those of the second,
     /// and so on. Without a cluster it is the group of all devices of the scope, so a program runs unchanged.

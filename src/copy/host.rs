@@ -1,14 +1,11 @@
 //! Copies between pageable host memory and a device, through page-locked pieces ([`Piece`]).
 //!
-//! `Device::upload` and `Device::download` call this file; it may use the worker's staging memory and streams.
-//!
 //! Invariant: the GPU never accesses the caller's slice. `upload` has copied the slice into pieces when it returns, and
 //! `download` copies out of a piece after the DMA into it has ended.
 //!
 //! Each [`DoubleBuffer`] has two pieces, so the memcpy of one overlaps the DMA of the other. One CPU thread copies
-//! slower than the bus, so a large slice is split over several of them. Each has a thread of its own, and all of them
-//! send on the caller's stream. Small uploads share a piece: they are packed one behind the other, and only a full
-//! piece is waited for.
+//! slower than the bus, so a large slice is split over several, which all send on the caller's stream. Small uploads
+//! are packed into one piece.
 
 use crate::{
     Device, Event,
@@ -24,7 +21,6 @@ use crate::{
 };
 use std::{cell::RefMut, panic::Location, ptr, sync::Arc, time::Duration};
 
-/// Packed small uploads start at multiples of this many bytes.
 const PACK: usize = 256;
 /// Several threads copy at least this many bytes.
 const PARALLEL: usize = 8 << 20;
@@ -41,7 +37,6 @@ impl Wait {
         Wait { fills, gang: dev.session.gang.clone(), limit: dev.worker.shared.deadline }
     }
 
-    /// Waits until no DMA uses the piece.
     fn free(&self, piece: &mut Piece) -> Result<()> {
         let bug = if self.fills { FailPoint::PieceFilledEarly } else { FailPoint::PieceEmptiedEarly };
         piece.free(|event| if event.0.stream.handle.injected(bug) { Ok(()) } else { self.event(event) })
@@ -72,7 +67,6 @@ pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
             wait.free(piece)?;
             piece.streams.push(stream.clone());
             send(piece, 0, stream, bytes, dst + start as u64)?;
-            // The piece's event covers it.
             stream.submit();
             piece.seal()?;
         }
@@ -176,7 +170,6 @@ fn buffers<'a>(all: &'a DoubleBuffers, worker: &Worker, bytes: usize) -> Result<
     all.take(count, &worker.shared.pinned, worker.handle.device)
 }
 
-/// Splits a slice into contiguous parts of whole pieces, one per buffer.
 fn cut(bytes: usize, buffers: usize) -> Vec<std::ops::Range<usize>> {
     let pieces = bytes.div_ceil(PIECE);
     (0..buffers)

@@ -1,10 +1,7 @@
 //! Copies between devices: directly by the copy engines, or staged through the host.
 //!
-//! `Device::copy` and collectives by copy engines call [`copy`]; it may use the worker's peer staging.
-//!
 //! A staged copy follows the CUDA Handbook's listing 9.1 (`chMemcpyPeerToPeer`): two portable page-locked buffers and
-//! two events. The source's stream fills one buffer while the destination's stream empties the other. The CPU does not
-//! wait.
+//! two events. The CPU does not wait.
 //!
 //! ```text
 //! source stream       up 0 | up 1 |   wait empty 0, up 2 | wait empty 1, up 3 | ...
@@ -12,10 +9,9 @@
 //! destination stream      down 0 \----/ down 1 ----------/  down 2 | ...
 //! ```
 //!
-//! One of the two streams is the caller's current stream. The other one belongs to the pair of devices.
-//!
-//! Invariant: the pair's stream starts after the caller's stream, which has waited for all hazards, and the caller's
-//! stream waits for the pair's stream at the end. So a staged copy is one operation of the caller's stream.
+//! One of the two streams is the caller's current stream, the other one belongs to the pair of devices. Invariant: the
+//! pair's stream starts after the caller's stream, which has waited for all hazards, and the caller's stream waits for
+//! it at the end.
 
 use crate::{
     driver::{Address, Driver, DriverResult, observe::FailPoint},
@@ -64,7 +60,7 @@ pub(crate) fn copy(
 }
 
 impl PeerStaging {
-    /// Submits the copy. `current` is the caller's stream; `on_source` says whether it is on the source's device.
+    /// `on_source` says whether `current`, the caller's stream, is on the source's device.
     fn copy(
         &self,
         shared: &Shared,

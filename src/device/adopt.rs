@@ -9,7 +9,6 @@ use crate::{
     thread::streams::PooledStream,
 };
 
-/// Memory and streams of other code.
 impl Device {
     /// `len` elements that other code has allocated on this device, as a buffer, without a copy. On a software GPU it
     /// is memory of the host.
@@ -72,7 +71,6 @@ impl Device {
         unsafe { self.adopt_as("adopt", address, len, keep) }
     }
 
-    /// [`adopt`](Self::adopt) by a call of this name.
     #[track_caller]
     pub(crate) unsafe fn adopt_as<T: DeviceCopy>(
         &self,

@@ -12,7 +12,6 @@ use crate::{
 #[cfg(doc)]
 use crate::{Error, PinnedBuffer};
 
-/// Copies between host and device, and between devices.
 impl Device {
     /// A copy of host data. When the call returns, `src` is not needed any more: it was copied into page-locked staging
     /// memory. Two pieces alternate, so that filling one overlaps sending the other. Several threads copy large slices.

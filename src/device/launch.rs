@@ -8,7 +8,6 @@ use crate::{
 };
 use smallvec::SmallVec;
 
-/// Launches of kernels of your own.
 impl Device {
     /// Launches a kernel on the current stream. The library orders the accesses that the kernel's signature declares.
     ///

@@ -13,7 +13,6 @@ use crate::{
 };
 use std::panic::Location;
 
-/// Memory of the device, and page-locked memory.
 impl Device {
     /// `len` zeros.
     ///
@@ -73,7 +72,6 @@ impl Device {
         self.allocate_in(op, bytes, align)
     }
 
-    /// For an operation that has begun.
     fn allocate_in(&self, op: &'static str, bytes: usize, align: usize) -> Result<BlockRef> {
         let gang = &self.session.gang;
         let stop = || self.check().is_err();

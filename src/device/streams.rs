@@ -7,7 +7,6 @@ use crate::{
     thread::streams::PooledStream,
 };
 
-/// Streams.
 impl Device {
     /// A stream besides the main one. Drop it to give it back. The scope waits for its work in any case.
     ///
@@ -49,7 +48,6 @@ impl Device {
     }
 }
 
-/// Events: order and times.
 impl Device {
     /// Records an event: it marks this point in the current stream's work.
     ///
@@ -91,7 +89,6 @@ impl Device {
     }
 }
 
-/// Calls of other libraries that may block.
 impl Device {
     /// Runs `f`, which may make driver calls that wait for running kernels: calls that allocate, free, map or register
     /// memory, load modules, instantiate graphs, or set up cuBLAS or cuDNN.

@@ -119,16 +119,12 @@ pub trait HappensBefore: Send + Sync {
     /// The block that starts here is free again.
     fn freed(&self, address: Address);
 
-    /// The calling thread is about to access page-locked or managed memory.
-    ///
-    /// # Errors
-    /// The mistake, if the thread has not waited for a device's operation on these bytes.
+    /// The calling thread is about to access page-locked or managed memory. Errors: the mistake, if the thread has not
+    /// waited for a device's operation on these bytes.
     fn host_access(&self, address: Address, bytes: usize, write: bool) -> Result<(), Arc<Report>>;
 
-    /// Other code submits an operation to a stream by calls that do not pass the drivers.
-    ///
-    /// # Errors
-    /// The mistake, if the operation is not ordered after another one.
+    /// Other code submits an operation to a stream by calls that do not pass the drivers. Errors: the mistake, if the
+    /// operation is not ordered after another one.
     fn lent(
         &self,
         device: usize,

@@ -1,6 +1,4 @@
 //! The checker's report of a mistake, as plain data, and its text.
-//!
-//! An observer fills it in. A driver's `Fault` and [`Error::Misuse`](super::Error::Misuse) carry it to the user.
 
 use super::Site;
 use std::{fmt, ops::Range};
@@ -78,7 +76,6 @@ pub struct Report {
     pub missing: String,
 }
 
-/// Writes the stream's name.
 struct Where<'a>(&'a Operation);
 
 impl fmt::Display for Where<'_> {
@@ -108,7 +105,6 @@ impl fmt::Display for What<'_> {
     }
 }
 
-/// The operation in a word, for the middle of a sentence.
 fn word(operation: &Operation) -> String {
     if operation.detail.starts_with('`') { operation.detail.clone() } else { format!("`{}`", operation.op) }
 }

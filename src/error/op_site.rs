@@ -1,10 +1,8 @@
 //! The public operation that the calling thread is in, and its call site in the user's code.
 //!
-//! Each operation of the public API enters its [`OpSite`], and a scope that it begins enters it on the devices'
-//! threads. Errors read it, and so do reports of the checker, of the memory pool and of software GPUs.
-//!
-//! Invariant: in nested operations the outermost one stays, since only that call is in the user's code. An operation
-//! that calls a closure of the user's leaves itself for that time ([`OpSite::outside`]).
+//! Errors read it, and so do reports of the checker, of the memory pool and of software GPUs. Invariant: in nested
+//! operations the outermost one stays, since only that call is in the user's code. An operation that calls a closure of
+//! the user's leaves itself for that time ([`OpSite::outside`]).
 
 use super::Site;
 use std::{cell::Cell, marker::PhantomData, panic::Location};

@@ -1,5 +1,4 @@
-//! The report of [`Error::OutOfMemory`](crate::Error::OutOfMemory): the pool's state, the holders of memory, and a
-//! hint.
+//! The report of [`Error::OutOfMemory`](crate::Error::OutOfMemory).
 
 use super::{
     Site,
@@ -8,7 +7,6 @@ use super::{
 };
 use std::fmt;
 
-/// How to turn recording on, for hints.
 pub(crate) const HOW_TO_RECORD: &str = "`Builder::record_memory(true)` or GPU_POOL_RECORD_MEMORY=1";
 
 /// The state of a device's memory pool when it refused a request, in [`Error::OutOfMemory`](crate::Error::OutOfMemory).

@@ -1,6 +1,4 @@
-//! Call sites as values that can be stored in a file, and sums of memory by call site.
-//!
-//! Out-of-memory reports, leak reports and memory snapshots contain them.
+//! Call sites as values that can be stored in a file, and sums of memory by call site, for reports and snapshots.
 
 use super::op_site::OpSite;
 use std::{borrow::Cow, fmt};
@@ -52,7 +50,6 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Writes a call site, or that none was recorded.
 pub(crate) struct Name<'a>(pub(crate) Option<&'a CallSite>);
 
 impl fmt::Display for Name<'_> {
@@ -64,7 +61,6 @@ impl fmt::Display for Name<'_> {
     }
 }
 
-/// Sums blocks by call site, the most bytes first.
 pub(crate) fn holders(blocks: impl Iterator<Item = (Option<CallSite>, u64)>) -> Vec<Holder> {
     let mut sums = std::collections::HashMap::<Option<CallSite>, (usize, u64)>::new();
     for (site, bytes) in blocks {

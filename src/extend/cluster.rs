@@ -15,19 +15,16 @@ pub use crate::{
     token::op::Op,
 };
 
-/// Environment variables.
 pub mod variables {
     pub use crate::variables::{NotText, os, text};
 }
 
-/// Drivers, and the gate of launches.
 pub mod driver {
     pub use crate::driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawStream, host::in_process};
     #[cfg(feature = "cuda")]
     pub use crate::driver::{cuda, gate::blocking};
 }
 
-/// Blocks, and the order of their uses.
 pub mod memory {
     pub use crate::memory::{
         backing::Region,
@@ -38,7 +35,6 @@ pub mod memory {
     };
 }
 
-/// Groups that span processes, and their members of one process.
 pub mod collective {
     pub use crate::{
         collective::{
@@ -60,7 +56,6 @@ pub mod collective {
     };
 }
 
-/// The lock-free parts, and what loom sees in place of std.
 pub mod sync {
     pub use crate::sync::{Flag, Gate, Sequence, byte_ring, journal, shim, site};
 }
@@ -92,7 +87,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{sync::Arc, time::Duration};
 
 internals! {
-    /// Of a builder.
     trait BuilderInternals [] () for Builder {
         /// The pool is this process's part of what `connect` connects it to.
         fn connect[](self: Self, connect: Arc<dyn Connect>) -> Self = {
@@ -104,25 +98,16 @@ internals! {
 }
 
 internals! {
-    /// Of a device.
     trait DeviceInternals [] () for Device {
-        /// The deadline of its pool.
         fn deadline[](self: &Self) -> Duration = self.worker.shared.deadline;
-        /// Whether it is a software GPU.
         fn is_software[](self: &Self) -> bool = self.worker.is_software();
-        /// Whether the pool adds up in the order of ranks.
         fn rank_order[](self: &Self) -> bool = self.worker.shared.reduce_order == ReduceOrder::Rank;
-        /// The fewest multiprocessors of the pool's devices.
         fn multiprocessors[](self: &Self) -> u32 = multiprocessors(&self.worker.shared.handles);
-        /// The processes of its pool's cluster.
         fn processes[](self: &Self) -> Option<&Arc<dyn Processes>> = self.worker.shared.world.as_ref();
         /// Its scope's part in a scope of all processes.
         fn process_scope[](self: &Self) -> Option<&Arc<dyn ProcessScope>> = self.session.world.as_ref();
-        /// The gang of its scope.
         fn own_gang[](self: &Self) -> &Arc<Gang> = &self.session.gang;
-        /// Its part that other threads may use.
         fn handle[](self: &Self) -> &Arc<DeviceHandle> = &self.worker.handle;
-        /// The current stream.
         fn core[](self: &Self) -> &Arc<StreamCore> = &self.stream;
         /// The stream of a device of the pool for messages to other processes. Threads take turns on it in the order of
         /// commits.
@@ -140,9 +125,7 @@ internals! {
         fn note_call[](self: &Self, call: &Call) -> () = drop(meeting::note_call(self, call, &[]));
         /// This device with the library's ordering, even if it is unordered.
         fn in_order[](self: &Self) -> OnStream<'_>;
-        /// Begins an operation that cannot be captured.
         fn op[](self: &Self, op: &'static str) -> Result<Op<'_>>;
-        /// Elements with unspecified contents.
         fn allocate[T: DeviceCopy](self: &Self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
         /// `len` zeros in a chunk of their own, which can be registered. Where there are no such chunks they are
         /// pooled.
@@ -168,18 +151,12 @@ internals! {
     }
 }
 
-/// Records an event on a stream.
-///
-/// # Errors
-/// The driver's.
+/// Records an event on a stream. Errors: the driver's.
 pub fn record(stream: &Arc<StreamCore>, op: &'static str) -> Result<Event> {
     Event::record(stream, op, false)
 }
 
-/// All later work of a stream waits for an event.
-///
-/// # Errors
-/// The driver's.
+/// All later work of a stream waits for an event. Errors: the driver's.
 pub fn wait_for(stream: &StreamCore, op: &'static str, event: &Event) -> Result<()> {
     stream.wait_event(op, event.0.raw, &event.0.stream, event.0.covered)
 }
@@ -210,9 +187,7 @@ internals! {
 }
 
 internals! {
-    /// Of a buffer.
     trait BufferInternals [T: DeviceCopy] (T) for DeviceBuffer<T> {
-        /// Its memory.
         fn block[](self: &Self) -> &BlockRef = &self.block;
         /// The first `len` elements of its memory, as another type.
         fn reinterpret[U: DeviceCopy](self: Self, len: usize) -> DeviceBuffer<U> = DeviceBuffer::new(self.block, len);
@@ -220,24 +195,16 @@ internals! {
 }
 
 internals! {
-    /// Of page-locked memory.
     trait PinnedInternals [T: DeviceCopy] (T) for PinnedBuffer<T> {
-        /// Its memory.
         fn block[](self: &Self) -> &BlockRef = &self.block;
-        /// Where it begins there.
         fn start[](self: &Self) -> usize = self.start;
-        /// The first element, on the host.
         fn ptr[](self: &Self) -> *mut T;
-        /// The first element, for a device.
         fn address[](self: &Self) -> Address;
-        /// Takes the elements from `at` on away, as a buffer of their own. It shares the block: a wait for one buffer
-        /// is a wait for the uses of both.
         fn split_off[](self: &mut Self, at: usize) -> PinnedBuffer<T>;
     }
 }
 
 internals! {
-    /// Of a group.
     trait GroupInternals ['d] ('d) for Group<'d> {
         /// The members by process; none for a group of one process.
         fn across[](self: &Self) -> Option<&Across>;
@@ -249,7 +216,7 @@ internals! {
         fn run[](self: &Self, request: Request) -> Result<()>;
         /// Carries a collective out that leaves most of the device to other work. Not for captures.
         fn run_overlapped[](self: &Self, request: &Request) -> Result<()>;
-        /// Meets all members of a group of one process. Returns what each tells, by rank.
+        /// Returns what each member tells, by rank.
         fn meet[](self: &Self, call: &Call, payload: Payload) -> Result<SmallVec<[Arc<Descriptor>; 8]>> =
             self.meeting().meet(call.clone(), payload, false);
         /// The blocks of a collective's kernels that wait for each other, where it leaves most of the device to other
@@ -264,7 +231,6 @@ internals! {
                 _ => 0,
             }
         };
-        /// All members' bytes, also those of other processes.
         fn exchange_bytes[](self: &Self, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>>;
     }
 }

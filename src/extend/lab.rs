@@ -20,9 +20,7 @@ pub use crate::{
 use std::{fmt, ops::Range, sync::Arc};
 
 internals! {
-    /// The settings of a builder that concern its observer.
     trait BuilderInternals [] () for Builder {
-        /// The observer of this builder's pools: its own, or that of the process.
         fn observer[](self: &Self) -> Option<Arc<dyn Observer>>;
         /// The pools of this builder have this observer.
         fn observed_by[](self: Self, observer: Arc<dyn Observer>) -> Self = {
@@ -30,12 +28,10 @@ internals! {
             builder.observer = Some(observer);
             builder
         };
-        /// Settings of software GPUs as a whole.
         fn machine_config[](self: &mut Self) -> &mut MachineConfig = &mut self.machine;
     }
 }
 
-/// The report of a mistake.
 pub fn report(
     kind: Kind,
     now: Operation,
@@ -47,7 +43,6 @@ pub fn report(
     Report { kind, now, before, bytes, allocation, missing }
 }
 
-/// Writes these steps of a trace as lines.
 pub fn write_steps(trace: &Trace, range: Range<usize>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     trace.write(range, f)
 }

@@ -48,8 +48,7 @@ pub use crate::{
 use smallvec::SmallVec;
 use std::{marker::PhantomData, ops::Range, sync::Arc};
 
-/// Device code of a crate above, as `kernels/build.py` packs it: its PTX and its cubins. It is not given to a pool's
-/// builder: a device loads it at its first launch.
+/// As `kernels/build.py` packs it. It is not given to a pool's builder: a device loads it at its first launch.
 pub const fn module(ptx: &'static [u8], cubins: &'static [(u32, &'static [u8])]) -> Module {
     Module::own(ptx, cubins)
 }
@@ -61,7 +60,6 @@ pub fn stride(threads: usize) -> LaunchDims {
 
 /// The first steps of an operation on a [`Device`]: the base of the traits that give it operations.
 pub trait Operations {
-    /// The device.
     fn device(&self) -> &Device;
 
     /// Until the guard is dropped, errors and reports attribute this thread's work to the user's call of `op`.
@@ -74,14 +72,12 @@ pub trait Operations {
     #[track_caller]
     fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
 
-    /// As [`Device::launch`].
     ///
     /// # Safety
     /// As for [`Device::launch`].
     #[track_caller]
     unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()>;
 
-    /// The group of all devices of the scope.
     fn everyone(&self) -> Group<'_>;
 }
 
@@ -107,23 +103,17 @@ impl Operations for Device {
 }
 
 internals! {
-    /// Of a device.
     trait DeviceInternals [] () for Device {
-        /// Whether the device captures a graph.
         fn captures[](self: &Self) -> bool = self.recording.is_some();
         /// The place of the scope's gang among all gangs of the process; never 0.
         fn gang[](self: &Self) -> u64 = self.session.gang.place();
         /// Whether the gang with this place has failed.
         fn has_failed[](self: &Self, gang: u64) -> bool = self.worker.failures.borrow().contains(&gang);
-        /// The group of all devices of the scope.
         fn everyone[](self: &Self) -> Group<'_>;
-        /// The group of these ordinals, if they are in the gang.
         fn group_of[](self: &Self, ordinals: &[usize]) -> Option<Group<'_>>;
         /// The group of this key, if its members of this process are in the gang.
         fn group_by[](self: &Self, key: &GroupKey) -> Result<Option<Group<'_>>>;
-        /// Elements with unspecified contents.
         fn allocate[T: DeviceCopy](self: &Self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>>;
-        /// Refuses the call in a capture.
         fn not_in_graph[](self: &Self, op: &'static str) -> Result<()>;
         /// Whether the library orders this device's work.
         fn is_ordered[](self: &Self) -> bool;
@@ -141,29 +131,22 @@ internals! {
 
 #[cfg(feature = "cuda")]
 internals! {
-    /// Of device code: for tests of arguments.
     trait ModuleInternals [] () for Module {
-        /// The PTX.
         fn ptx_text[](self: &Self) -> String;
-        /// The sizes of an entry's parameters, from the PTX.
         fn parameters[](self: &Self, entry: &str) -> Vec<usize>;
     }
 }
 
 internals! {
-    /// Of a group.
     trait GroupInternals ['d] ('d) for Group<'d> {
-        /// The members of this process.
         fn here[](self: &Self) -> Group<'d>;
         /// The identity of the group in any later scope.
         fn key[](self: &Self) -> GroupKey;
-        /// The ordinals of the members of this process.
         fn ordinals[](self: &Self) -> &[usize];
         /// The ordinal of a member in its process.
         fn ordinal[](self: &Self, member: usize) -> usize;
         /// Whether members belong to other processes.
         fn spans_processes[](self: &Self) -> bool;
-        /// All members' bytes.
         fn exchange_bytes[](self: &Self, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>>;
         /// The sum of a number of each process.
         fn sum_of_processes[](self: &Self, call: &Call, own: usize) -> Result<usize>;
@@ -176,9 +159,8 @@ internals! {
         /// Whether kernels of the crates above can wait for each other on the devices, and the builder asked for no
         /// algorithm.
         fn kernels_meet[](self: &Self) -> bool;
-        /// All members' values, for a purpose.
         fn exchange_from[V: Clone + Send + Sync + 'static](self: &Self, origin: Origin, value: V) -> Result<Vec<V>>;
-        /// A reduce-scatter in place of parts of these lengths. Its result must be [ended](PendingReduce::end).
+        /// The result must be [ended](PendingReduce::end).
         fn begin_reduce_scatter[T: Element](
             self: &Self,
             origin: Origin,
@@ -187,7 +169,6 @@ internals! {
             op: ReduceOp,
             overlapped: bool,
         ) -> Result<Option<Box<dyn PendingReduce>>>;
-        /// An all-gather in place of parts of these lengths.
         fn all_gather_from[T: Element](
             self: &Self,
             origin: Origin,
@@ -225,9 +206,7 @@ pub fn shard_of(index: usize, count: usize) -> Shard {
 }
 
 internals! {
-    /// Of state that lives on devices. Closures are the library's own, not the user's.
     trait PerDeviceInternals [T: 'static] (T) for PerDevice<T> {
-        /// Makes a value on each device.
         fn made[](, pool: &GpuPool, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<Self> =
             PerDevice::made(&pool.shared, f);
         /// Runs `f` on all devices, or on some, each with its value.
@@ -236,12 +215,10 @@ internals! {
             devices: Option<&[usize]>,
             f: impl Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
         ) -> Result<Vec<R>>;
-        /// Gives every device a value.
         fn fill[](self: &Self, op: &'static str, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<()>;
         /// [`clear_poison`](PerDevice::clear_poison) that can be taken back: by device, the gangs that may have left
         /// poison.
         fn forgive[](self: &mut Self) -> Result<Vec<Vec<Arc<Gang>>>>;
-        /// Takes [`forgive`](Self::forgive) back.
         fn blame[](self: &mut Self, gangs: &[Vec<Arc<Gang>>]) -> Result<()>;
         /// Runs a closure on all devices of the values' pool.
         fn run_scope[R: Send](
@@ -262,13 +239,11 @@ internals! {
 }
 
 internals! {
-    /// Of a gradient exchange whose gradients are added up in `f32`.
     trait ExchangeInternals [T: Gradient + Float<Acc = f32>] (T) for GradientExchange<T> {
         /// The group of the members, on the stream of `dev`.
         fn group['d](self: &Self, dev: &'d Device, op: &'static str) -> Result<Group<'d>>;
         /// The purpose of a meeting: members of another exchange, or in another step of this one, do not match.
         fn origin[](self: &Self) -> Origin;
-        /// Whether buckets are scattered.
         fn is_scattered[](self: &Self) -> bool;
         /// The memory of a bucket, in any state.
         fn memory[](self: &Self, bucket: usize) -> DeviceView<'_, T>;
@@ -276,7 +251,6 @@ internals! {
         fn part_of[](self: &Self, bucket: usize, rank: usize) -> Range<usize>;
         /// The lengths of all members' parts of a bucket.
         fn counts[](self: &Self, bucket: usize) -> SmallVec<[usize; 8]>;
-        /// Where the gradients lie.
         fn layout[](self: &Self) -> &Layout;
         /// Whether the backward pass must add to a gradient: it holds a value where it lies.
         fn must_add[](self: &Self, gradient: usize) -> bool;
@@ -285,7 +259,6 @@ internals! {
     }
 }
 
-/// Memory for a meeting.
 pub fn area<T: DeviceCopy>(view: DeviceView<'_, T>) -> Area {
     Area { block: view.block.clone(), address: view.address(), bytes: view.bytes() }
 }

@@ -1,9 +1,6 @@
 //! A device thread's record of its kernels that wait for peers' kernels: the last one, and the barriers that it owes.
-//!
-//! The worker owns a [`DeviceBarrierState`]; `collective/barrier.rs` fills it and acts on it.
-//!
-//! Invariant: each pair of devices counts its barriers alike. So a barrier that was committed, and for which this
-//! device launched no kernel, stays noted ([`DeviceBarrierState::skip`]) until a kernel was launched for it.
+//! `collective/barrier.rs` fills it and acts on it. Invariant: each pair of devices counts its barriers alike. So a
+//! committed barrier for which this device launched no kernel stays noted ([`DeviceBarrierState::skip`]) until one is.
 
 use super::layout::{DeviceBarrier, FEW};
 use crate::{
@@ -18,7 +15,6 @@ use std::{
 
 #[derive(Default)]
 pub(crate) struct DeviceBarrierState {
-    /// The stream of the last one, and its number there.
     last: RefCell<Option<(Arc<StreamCore>, u64)>>,
     /// Whether the last one had more than [`FEW`] blocks: of those launched, and of those in graphs.
     many: [Cell<bool>; 2],
@@ -29,7 +25,6 @@ pub(crate) struct DeviceBarrierState {
     blocked: Cell<u32>,
 }
 
-/// Barriers that were committed, and for which this member has launched no kernel.
 #[derive(Clone, Copy)]
 pub(crate) struct SkippedBarrier {
     pub barrier: DeviceBarrier,
@@ -68,14 +63,12 @@ impl DeviceBarrierState {
         Ok(!skipped.is_empty())
     }
 
-    /// Notes the blocks of a kernel, launched or captured. Returns whether the one before may have had at most [`FEW`].
-    ///
-    /// Captured kernels are told apart: a kernel behind a graph is not early, nor is the first one of a graph.
+    /// Returns whether the kernel before this one may have had at most [`FEW`] blocks. Captured kernels are told apart.
     pub(crate) fn note_blocks(&self, captured: bool, blocks: u32) -> bool {
         !self.many[usize::from(captured)].replace(blocks > FEW)
     }
 
-    /// After the launches: the stream's last operation spins; if a launch has failed, its barrier was skipped.
+    /// The stream's last operation spins; if a launch has failed, its barrier was skipped.
     pub(crate) fn launched(&self, stream: &Arc<StreamCore>, skipped: SkippedBarrier, launched: &Result<()>) {
         *self.last.borrow_mut() = Some((stream.clone(), stream.submitted()));
         if launched.is_err() {
@@ -83,8 +76,8 @@ impl DeviceBarrierState {
         }
     }
 
-    /// Called before a meeting. Checks that this thread may wait for others' launches, and makes the stream wait for
-    /// the last kernel that spins, if that is on another stream.
+    /// Before a meeting: checks that this thread may wait for others' launches, and makes the stream wait for the last
+    /// kernel that spins.
     pub(crate) fn prepare(&self, name: &'static str, site: Site, stream: &Arc<StreamCore>) -> Result<()> {
         self.check_not_blocked(name, site)?;
         match &*self.last.borrow() {
@@ -99,7 +92,6 @@ impl DeviceBarrierState {
         BlockingGuard(&self.blocked)
     }
 
-    /// Refuses a collective while a guard of [`block`](Self::block) is alive.
     pub(crate) fn check_not_blocked(&self, name: &'static str, site: Site) -> Result<()> {
         if self.blocked.get() == 0 {
             return Ok(());

@@ -1,16 +1,15 @@
 //! Broadcasts: what a member tells all members of its gang at once, in one cache line that all of them read.
 //!
-//! [`mailbox`](super::mailbox) uses this instead of its rings where it can. A ring's slot and its two indices lie in
-//! the caches of two cores: eight threads fetched more than forty lines each, and a meeting took 3 to 5 us. With a
-//! [`BroadcastSlot`](crate::sync::BroadcastSlot) a member writes one line and reads seven.
+//! [`mailbox`](super::mailbox) uses this instead of its rings where it can: with eight threads a meeting by rings
+//! fetched more than forty lines each, and took 3 to 5 us. With a [`BroadcastSlot`](crate::sync::BroadcastSlot) a
+//! member writes one line and reads seven.
 //!
-//! Invariant 1: no broadcast is overwritten before all members have read it. The members of a gang post one each for a
-//! meeting of all of them. A member ends the meeting when it has read the broadcasts of all members that stay; or the
-//! gang has failed, and then the member posts no more. So no member posts broadcast `k + 2` before all have read `k`,
-//! which is the contract of [`BroadcastSlot`](crate::sync::BroadcastSlot). Each gang has slots of its own.
+//! Invariant 1: no broadcast is overwritten before all members have read it. A member ends a meeting of the gang when
+//! it has read the broadcasts of all members that stay; or the gang has failed, and the member posts no more. So no
+//! member posts broadcast `k + 2` before all have read `k`, the contract of the slot. Each gang has slots of its own.
 //!
-//! Invariant 2: the broadcasts and the ring messages of one member reach each other member in one order. A member posts
-//! a broadcast only when its rings to all others are empty, and each ring message says how many broadcasts came before.
+//! Invariant 2: broadcasts and ring messages of one member arrive in one order. A member posts a broadcast only when
+//! its rings to all others are empty, and each ring message says how many broadcasts came before.
 
 use crate::gang::{BROADCAST_WORDS, Gang};
 use smallvec::SmallVec;
@@ -24,12 +23,11 @@ pub(crate) const MOST: usize = 16;
 #[derive(Default)]
 pub(crate) struct Broadcasts {
     posted: Cell<u64>,
-    /// Number of broadcasts read, by rank. Ranks beyond the end: none.
     received: RefCell<SmallVec<[u64; MOST]>>,
 }
 
 impl Broadcasts {
-    /// Posts this member's next broadcast. Returns false when the gang has none.
+    /// Returns false when the gang has no broadcasts.
     pub(crate) fn post(&self, gang: &Gang, rank: usize, words: Words) -> bool {
         let Some(own) = gang.broadcast_slot(rank) else { return false };
         self.posted.set(self.posted.get() + 1);

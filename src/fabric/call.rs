@@ -1,6 +1,7 @@
 //! A call of a collective: what the meeting compares, and what reports show.
 //!
 //! Invariant: [`Origin`]s of different kinds are different numbers, so members that disagree on the kind find out.
+#![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
 use super::types::{DType, ReduceOp};
 use crate::error::{Site, op_site::OpSite};
@@ -16,14 +17,14 @@ pub struct Origin(u64);
 impl Origin {
     pub(crate) const CAPTURE: Origin = Origin(1);
 
-    /// Of calls from the graph whose first collective was call `number` of its group in the gang at `place`. All
-    /// members know these two numbers, and no other graph has the pair.
+    /// Of calls from the graph whose first collective was call `number` in the gang at `place`: no other graph has this
+    /// pair.
     pub fn graph(place: u64, number: u64) -> Self {
         Origin((place.rotate_left(32) ^ number) & !Self::EXCHANGE)
     }
 
-    /// Adds a further collective of the graph, call `number` of the group (a step of FNV-1a). Without it, graphs that
-    /// were captured inside each other could begin with one collective, have one length, and so one origin.
+    /// Adds a further collective of the graph (a step of FNV-1a). Without it, graphs that were captured inside each
+    /// other could have one origin.
     pub fn then(self, number: u64) -> Self {
         Origin((self.0 ^ number).wrapping_mul(0x0000_0100_0000_01b3) & !Self::EXCHANGE)
     }
@@ -31,18 +32,16 @@ impl Origin {
     /// Set in origins of gradient exchanges alone. Below are 39 bits for the exchange, then its step and the bucket.
     const EXCHANGE: u64 = 1 << 63;
     const STEP: u64 = (1 << 24) - 1;
-    /// The bits of [`STEP`](Self::STEP) in which the bucket is.
     const BUCKETS: u32 = 10;
     const BUCKET: u64 = (1 << Self::BUCKETS) - 1;
 
-    /// Of the gradient exchange that was made with call `number` of its group in the gang at `place`. Hashed
-    /// (Fibonacci), so that it fits into a compact descriptor.
+    /// Of the gradient exchange that was made with call `number` in the gang at `place`. Hashed to fit into a compact
+    /// descriptor.
     pub fn exchange(place: u64, number: u64) -> Self {
         let mixed = (place.rotate_left(32) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Origin(Self::EXCHANGE | ((mixed >> 1) & !Self::STEP))
     }
 
-    /// Of a step of that exchange.
     pub fn in_step(self, step: u64) -> Self {
         Origin((self.0 & !Self::STEP) | (step << Self::BUCKETS & Self::STEP))
     }
@@ -53,12 +52,10 @@ impl Origin {
         Origin((self.0 & !Self::BUCKET) | (1 + bucket as u64 % Self::BUCKET))
     }
 
-    /// The number, for a message.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// The origin with this number.
     pub fn of_bits(bits: u64) -> Self {
         Origin(bits)
     }
@@ -99,12 +96,10 @@ impl ThenNorm {
         ThenNorm((if layer { Self::LAYER } else { 0 }) | (cols as u64) << 32 | u64::from(eps.to_bits()))
     }
 
-    /// The number, for a message.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// The norm with this number.
     pub fn of_bits(bits: u64) -> Self {
         ThenNorm(bits)
     }
@@ -121,26 +116,19 @@ impl std::fmt::Display for ThenNorm {
 /// A member's call.
 #[derive(Clone)]
 pub struct Call {
-    /// Where it comes from.
     pub origin: Origin,
-    /// The operation.
     pub op: &'static str,
-    /// The elements' type.
     pub dtype: Option<DType>,
     pub(crate) count: usize,
-    /// How elements are combined.
     pub reduce: Option<ReduceOp>,
     pub(crate) root: Option<usize>,
     pub(crate) counts: Option<Arc<[usize]>>,
     pub(crate) norm: ThenNorm,
-    /// The type of a value.
     pub of: Option<(TypeId, &'static str)>,
-    /// Its place in the program.
     pub site: Site,
 }
 
 impl Call {
-    /// A call that is made here.
     #[track_caller]
     pub fn new(op: &'static str) -> Self {
         Call::at(op, OpSite::place())
@@ -162,27 +150,22 @@ impl Call {
         }
     }
 
-    /// The call with an origin.
     pub fn from(self, origin: Origin) -> Self {
         Call { origin, ..self }
     }
 
-    /// The call with a reduction and a root, if it has them.
     pub fn with(self, reduce: Option<ReduceOp>, root: Option<u32>) -> Self {
         Call { reduce, root: root.map(|root| root as usize), ..self }
     }
 
-    /// The call with elements.
     pub fn elements(self, dtype: DType, count: usize) -> Self {
         Call { dtype: Some(dtype), count, ..self }
     }
 
-    /// The call with a reduction.
     pub fn reducing(self, op: ReduceOp) -> Self {
         Call { reduce: Some(op), ..self }
     }
 
-    /// The call with a root.
     pub fn root(self, root: usize) -> Self {
         Call { root: Some(root), ..self }
     }
@@ -197,7 +180,6 @@ impl Call {
         Call { norm, ..self }
     }
 
-    /// The call with one value of a type.
     pub fn of_type<T: 'static>(self) -> Self {
         Call { of: Some((TypeId::of::<T>(), std::any::type_name::<T>())), count: size_of::<T>(), ..self }
     }

@@ -1,9 +1,6 @@
 //! The compact descriptor: all that a peer needs to know of a collective whose kernels meet on the devices, in one
-//! message of a ring or one [broadcast](super::broadcast).
-//!
-//! A [`Descriptor`](super::descriptor::Descriptor) is shared memory: a peer that reads it fetches its lines from the
-//! sender's cache one by one, and drops it by a locked instruction on one more. With a message per peer that is the
-//! main cost of a meeting, so a compact descriptor has no memory behind it.
+//! message of a ring or one [broadcast](super::broadcast). A [`Descriptor`](super::descriptor::Descriptor) is shared
+//! memory, whose lines a peer fetches one by one: the main cost of a meeting.
 //!
 //! Invariant: it need not keep the peers' memory alive. A member's stream passes the collective only after the peers'
 //! kernels (the exit rule), and the member's own hazards keep its memory until then.
@@ -52,7 +49,7 @@ impl CompactDescriptor {
         Some(CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, norm, source, destination })
     }
 
-    /// Of a barrier, or of the launch of a graph: of a call without elements.
+    /// Of a call without elements.
     pub(crate) fn of_barrier(call: &Call, members: (u64, u8)) -> Self {
         let (reduce, dtype, root, norm, source, destination) = Default::default();
         let Call { origin, op, site, count, .. } = *call;
@@ -118,7 +115,6 @@ impl CompactDescriptor {
         }
     }
 
-    /// Whether both are of one collective.
     pub(crate) fn matches(&self, other: &Self) -> bool {
         let reduces = match (self.reduce, other.reduce) {
             (Some(a), Some(b)) => a.matches(b),

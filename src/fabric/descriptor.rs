@@ -1,10 +1,6 @@
 //! The message of a member of a collective to its peers before anything runs: its call, and the memory that they may
-//! touch.
-//!
-//! `collective/meeting` makes descriptors and compares them; [`mailbox`](super::mailbox) carries them. A [`Descriptor`]
-//! is shared memory behind an `Arc`; [`CompactDescriptor`](super::compact::CompactDescriptor) is the short form.
-//!
-//! Invariant: a descriptor keeps the memory that it names alive ([`Area::block`]), but for [`RecvScratch`].
+//! touch. [`CompactDescriptor`](super::compact::CompactDescriptor) is the short form. Invariant: a descriptor keeps the
+//! memory that it names alive ([`Area::block`]), but for [`RecvScratch`].
 
 use super::{
     call::Call,
@@ -13,7 +9,7 @@ use super::{
 use crate::{Event, contain::Contained, driver::Address, memory::block::BlockRef};
 use std::{any::Any, ops::Range, sync::Arc};
 
-/// A member's message to all its peers. Made once for all of them.
+/// A member's message to all its peers.
 pub struct Descriptor {
     pub(crate) call: Call,
     /// Ranks in the gang of the members that are to meet.
@@ -23,10 +19,7 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// The member's memory.
-    ///
-    /// # Panics
-    /// When the call is not about memory.
+    /// The member's memory. Panics: when the call is not about memory.
     pub fn exposed(&self) -> &Exposed {
         match &self.payload {
             Payload::Memory(exposed) => exposed,
@@ -35,13 +28,10 @@ impl Descriptor {
     }
 }
 
-/// The payload of a call.
 #[allow(missing_docs, reason = "names say it")]
 pub enum Payload {
     Nothing,
-    /// Memory that peers will touch.
     Memory(Exposed),
-    /// A host value.
     Value(Contained<Box<dyn Any + Send + Sync>>),
 }
 
@@ -71,13 +61,11 @@ impl Exposed {
     }
 }
 
-/// Memory of one device.
 #[allow(missing_docs, reason = "names say it")]
 #[derive(Clone)]
 pub struct Area {
     pub block: BlockRef,
     pub address: Address,
-    /// The range in the block.
     pub bytes: Range<usize>,
 }
 

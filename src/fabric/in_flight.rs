@@ -1,9 +1,5 @@
 //! Collectives that use page-locked memory of the host and may not be over yet. A host thread may run far ahead of its
-//! device, and each of its calls would take such memory.
-//!
-//! The worker owns an [`InFlight`]; `collective/execute.rs` asks it for room before a call takes memory.
-//!
-//! Invariant: at most [`AHEAD`] calls of a device hold such memory.
+//! device, and each of its calls would take such memory. Invariant: at most [`AHEAD`] calls of a device hold it.
 
 use crate::{
     error::{Error, Result},
@@ -12,7 +8,6 @@ use crate::{
 };
 use std::{cell::RefCell, collections::VecDeque, sync::Arc, time::Duration};
 
-/// Most calls with page-locked memory that a device may not have finished.
 const AHEAD: usize = 4;
 
 /// The streams of such calls, each with the number of its last operation.

@@ -1,11 +1,7 @@
 //! The layout that the host and the device kernels of collectives share: sizes of grids, the memory of a signal pad,
-//! and the structs that are passed to a kernel as they are.
-//!
-//! `collective::kernels` passes these structs as kernel arguments, [`signal_pad`](super::signal_pad) and
-//! [`limits`](super::limits) use the sizes. This file uses plain data only.
-//!
-//! Invariant: every number and every field here is the one in `kernels/meet.cuh`, `inbox.cuh` and `route.cuh`
-//! (`collective/kernels/tests.rs` compares them).
+//! and the structs that are passed to a kernel as they are. Plain data. Invariant: every number and every field here is
+//! the one in `kernels/meet.cuh`, `inbox.cuh` and `route.cuh` (`collective/kernels/tests.rs` compares them).
+#![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
 use crate::driver::Address;
 
@@ -23,7 +19,7 @@ pub(crate) const STAGED_BLOCKS: usize = 64;
 pub(crate) const STAGED_SLOTS: usize = 4;
 /// Bytes of the counters of a stage: three steps for each block and each device, every counter on a line of its own.
 pub(crate) const STAGED_COUNTS: usize = 3 * STAGED_BLOCKS * MOST * 64;
-/// Most blocks of a ring kernel: the blocks that have a word in `step` of the signal pad.
+/// The blocks that have a word in `step` of the signal pad.
 pub(crate) const RING_BLOCKS: usize = STAGED_BLOCKS;
 
 /// Bytes at the begin of a signal pad that only its own device writes: addresses, epochs, the ticket, the sizes.
@@ -73,8 +69,8 @@ const fn inbox_slot(devices: usize) -> usize {
     each - each % 512
 }
 
-/// The part of a signal pad that depends on the number of devices: what each sender has for each parity, and the slots
-/// of its inbox. A signal pad is the header, the flags, the packets, the slots of eager sends, and the inbox.
+/// The part of a signal pad that depends on the number of devices. A pad is the header, the flags, the packets, the
+/// slots of eager sends, and the inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PadLayout {
     pub packets: usize,
@@ -144,14 +140,12 @@ impl PadLayout {
     }
 }
 
-/// A device's inbox: receive slots for single-trip messages, one per sender and parity, then slots for pieces.
+/// For single-trip messages one slot per sender and parity, then slots for pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inbox {
     /// The first byte, from the begin of the signal pad.
     pub start: usize,
-    /// Bytes of the slots for whole messages.
     whole: usize,
-    /// Bytes of the slots for pieces.
     slots: usize,
 }
 
@@ -190,16 +184,12 @@ pub struct DeviceBarrier {
     pub place: u64,
     /// The kernel gives up when it has waited at one point for so many nanoseconds; 0: never.
     pub deadline: u64,
-    /// Number of members.
     pub count: u32,
-    /// The device's own rank.
     pub me: u32,
-    /// Not used yet.
     pub spare: u64,
 }
 
 impl DeviceBarrier {
-    /// No barrier.
     pub const NONE: DeviceBarrier =
         DeviceBarrier { signals: 0, members: 0, place: 0, deadline: 0, count: 0, me: 0, spare: 0 };
 

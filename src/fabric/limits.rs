@@ -1,10 +1,8 @@
 //! Limits on the devices for the kernels of one call.
 //!
-//! Each algorithm has its own sizes and numbers of blocks as constants, which were best on H200s (`benches/results`).
-//! They ask [`Limits`] how many of the blocks there may be.
-//!
-//! Invariant: **no measured number decides over bits.** An LL kernel and a kernel with barriers add up in one order,
-//! for any number of blocks.
+//! The sizes and numbers of blocks that were best on H200s are constants of the algorithms, which ask [`Limits`] how
+//! many blocks there may be. Invariant: **no measured number decides over bits.** An LL kernel and a kernel with
+//! barriers add up in one order.
 
 #[cfg(test)]
 #[path = "../../tests/unit/fabric/limits/tests.rs"]
@@ -36,7 +34,6 @@ impl Limits {
         Limits { overlapped: true, ..self }
     }
 
-    /// The blocks of a kernel that is the fastest with at most `most`.
     pub(crate) fn blocks(self, most: u32) -> u32 {
         self.of_one_trip(if self.overlapped { most.min(OVERLAPPED) } else { most })
     }

@@ -1,11 +1,9 @@
 //! The mailboxes of a device: lock-free single-producer rings ([`crate::sync::ring`]), one for each ordered pair of
 //! devices. `collective/meeting/exchange.rs` sends and receives through them.
 //!
-//! A slot holds a descriptor or a step's event, never data. A message to all members of a gang that is short goes
-//! through a [broadcast slot](super::broadcast) instead, which is one cache line for all of them.
-//!
-//! Invariant: a message carries the place of its gang. Both ends see gangs in one order (dispatch order). So a message
-//! of an older gang was left by a gang that failed, and is dropped; one of a newer gang shows that its sender has left.
+//! A slot holds a descriptor or a step's event, never data. Invariant: a message carries the place of its gang, and
+//! both ends see gangs in one order. So a message of an older gang was left by a gang that failed, and is dropped; one
+//! of a newer gang shows that its sender has left.
 
 use super::{
     broadcast::{Broadcasts, Words},
@@ -47,7 +45,7 @@ pub(crate) enum Body {
     Compact(CompactDescriptor),
     /// A compact descriptor as it was posted to all members.
     Broadcast(Words),
-    /// The sender has submitted a step of a collective. The step is done once the event has passed.
+    /// The step is done once the event has passed.
     Step(Event),
 }
 
@@ -63,7 +61,6 @@ pub(crate) struct Endpoint {
     pub(crate) parcels: ParcelBox,
 }
 
-/// Unread messages of failed gangs in a device's mailboxes.
 pub(crate) struct Leftovers {
     _messages: Vec<Message>,
     _parcels: Vec<Parcel>,
@@ -92,7 +89,6 @@ impl Endpoint {
         ends
     }
 
-    /// Puts a message into the ring to a device. A full ring gives the message back.
     #[expect(
         clippy::result_large_err,
         reason = "it goes into a slot of a ring: a box would be an allocation for each message"
@@ -116,7 +112,6 @@ impl Endpoint {
         broadcasts.post(gang, rank, words)
     }
 
-    /// Whether a slot of some ring has become free since the last call.
     pub(crate) fn took(&mut self) -> bool {
         mem::take(&mut self.took)
     }
@@ -185,7 +180,6 @@ impl Endpoint {
     }
 }
 
-/// The bit of a device, if its ordinal is small enough for a gang with broadcasts.
 fn bit(device: usize) -> u64 {
     if device < 64 { 1 << device } else { 0 }
 }

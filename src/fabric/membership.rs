@@ -1,9 +1,6 @@
-//! The groups that a device is in during one scope, with the state of each: ordinals, commit word, number of calls.
-//!
-//! The token keeps [`Groups`]; `collective/meeting.rs` looks groups up, and `collective/meeting/commit.rs` commits
-//! their calls.
-//!
-//! Invariant: all members of a group count its committed calls alike. A call that did not match is not counted.
+//! The groups that a device is in during one scope, with the state of each. Invariant: all members of a group count its
+//! committed calls alike. A call that did not match is not counted.
+#![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
 use super::{
     layout::{DeviceBarrier, MOST},
@@ -16,7 +13,6 @@ use std::{
     sync::Arc,
 };
 
-/// A group as one member knows it.
 pub(crate) struct Membership {
     /// Ranks in the gang, by rank in the group.
     pub(crate) ranks: Arc<[usize]>,
@@ -28,23 +24,16 @@ pub(crate) struct Membership {
     pub(crate) direct: bool,
     /// Where the group's collectives are committed. None: on the gang's own word.
     pub(crate) word: Option<Arc<CommitWord>>,
-    /// Number of committed collectives.
     pub(crate) calls: Cell<u64>,
 }
 
 /// A group of devices of several processes, as one member knows it.
 pub struct Across {
-    /// The members, by rank.
     pub places: Arc<[Place]>,
-    /// The processes with members, in ascending order.
     pub hosts: Box<[HostMembers]>,
-    /// Which of `hosts` this process is.
     pub me: usize,
-    /// Which of this process's members this device is.
     pub here: usize,
-    /// The members of this process, in the order of their ranks.
     pub(crate) local: Rc<Membership>,
-    /// Number of meetings.
     pub calls: Cell<u64>,
 }
 
@@ -55,11 +44,8 @@ impl Across {
     }
 }
 
-/// The members of one process.
 pub struct HostMembers {
-    /// The number of the process.
     pub host: usize,
-    /// Their ranks in the group, ascending.
     pub ranks: Box<[usize]>,
 }
 

@@ -1,15 +1,8 @@
 //! The state of collectives that needs no [`Device`](crate::Device): descriptors and the mailboxes that carry them, the
 //! signal pad, the plans of who moves what, and the limits between algorithms.
 //!
-//! The device thread owns this state (`thread/worker.rs`). [`collective`](crate::collective) has the procedures that
-//! use it, and `builder/` sets it up.
-//!
-//! * What members tell each other: [`call`], [`descriptor`], [`compact`]. How it gets there: [`mailbox`],
-//!   [`broadcast`], [`parcels`].
-//! * A member's work: [`types`], [`plan`], [`packets`], [`tiling`], [`limits`].
-//! * The memory that kernels wait on: [`signal_pad`], with its [`layout`]. A thread's record of its launches:
-//!   [`barrier_state`], [`in_flight`]. [`membership`]: the groups that a device is in.
-//! * Other processes: [`processes`], the door to them; [`packing`], how values go there.
+//! The device thread owns this state; [`collective`](crate::collective) has the procedures that use it, and `builder/`
+//! sets it up. [`processes`] is the door to other processes, [`packing`] how values go there.
 
 pub(crate) mod barrier_state;
 pub(crate) mod broadcast;

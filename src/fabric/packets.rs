@@ -1,8 +1,8 @@
 //! Collectives as packets: what each member sends to each other one, for collectives whose parts are all of one size.
 //!
-//! The algorithms `ll`, `ll_two_shot`, `eager` and `inbox` use it. For small messages this is the fastest way: every
-//! member sends at once what the others need, with the flags in the data, and waits only for what it receives
-//! (`kernels/push.cu`). Larger messages go as plain data, with one flag per block (`kernels/eager.cu`).
+//! For small messages this is the fastest way: every member sends at once what the others need, with the flags in the
+//! data, and waits only for what it receives (`kernels/push.cu`). Larger ones go with one flag per block
+//! (`kernels/eager.cu`).
 
 use super::{
     layout::{MOST, Route},
@@ -29,7 +29,6 @@ impl Packets {
 }
 
 impl Shape {
-    /// The packets of member `me` of `n`, if its parts are all of one size.
     pub(crate) fn packets(&self, n: usize, me: usize) -> Option<Packets> {
         if n > MOST {
             return None;

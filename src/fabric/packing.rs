@@ -1,10 +1,7 @@
 //! How a value is taken apart for another process and put together there, and for which types a pool knows it.
 //!
-//! `collective/transfer.rs` has the types' own part, [`Transfer`](crate::collective::Transfer).
-//! `collective/hand_over.rs` makes [`Pack`] and [`Unpack`]; the pool keeps the [`Codecs`].
-//!
-//! Invariant: a value reads back the parts that it has written, in the same order. A part left over, or missing, is an
-//! error.
+//! `collective/hand_over.rs` makes [`Pack`] and [`Unpack`]; the pool keeps the [`Codecs`]. Invariant: a value reads
+//! back the parts that it has written, in the same order. A part left over, or missing, is an error.
 
 use crate::{
     DeviceBuffer,
@@ -61,7 +58,6 @@ impl Pack {
         refuse::<T>(self.call)
     }
 
-    /// The header, and memory of any devices of this process.
     pub(crate) fn into_parts(self) -> (Vec<u8>, Vec<DeviceBuffer<u8>>) {
         (self.header, self.parts)
     }
@@ -80,7 +76,6 @@ pub struct Unpack<'a> {
 debug_as!(Unpack<'_>, |self| lens = self.lens, ..);
 
 impl<'a> Unpack<'a> {
-    /// `lens`: the bytes of the parts. `allocate`: memory for a part.
     pub(crate) fn new(
         call: LastCall,
         header: &'a [u8],
@@ -116,7 +111,6 @@ impl<'a> Unpack<'a> {
         Ok(value)
     }
 
-    /// The next part, as memory of this device, which is going to hold it.
     pub(crate) fn buffer<T: DeviceCopy>(&mut self) -> Result<DeviceBuffer<T>> {
         let len = usize::try_from(u64::from_le_bytes(self.fixed()?)).map_err(|_| self.nonsense())?;
         let (&bytes, rest) = self.lens.split_first().ok_or_else(|| self.nonsense())?;
@@ -151,7 +145,6 @@ fn refuse<T>((op, site): LastCall) -> Error {
     Error::invalid_at(site, op, why)
 }
 
-/// How values of a type go to another process.
 pub(crate) struct Codec<T> {
     pub(crate) pack: fn(T, &mut Pack) -> Result<()>,
     pub(crate) unpack: fn(&mut Unpack<'_>) -> Result<T>,
@@ -165,7 +158,6 @@ impl<T> Clone for Codec<T> {
 
 impl<T> Copy for Codec<T> {}
 
-/// The [`Codec`]s of some types, by type.
 #[derive(Clone, Default)]
 pub(crate) struct Codecs(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
 

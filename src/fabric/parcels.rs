@@ -1,9 +1,7 @@
-//! Parcels: what one device hands to one other, by `send` and `recv` or by `give` and `take`
-//! (`collective/point.rs`, `collective/hand_over.rs`).
-//!
-//! Every device has one box, an MPSC [`Inbox`], which all devices write to.
-//!
-//! Invariant: the parcels of one sender to one receiver under one label are taken in the order in which they were sent.
+//! Parcels: what one device hands to one other, by `send` and `recv` or by `give` and `take`. Every device has one box,
+//! an MPSC [`Inbox`]. Invariant: the parcels of one sender to one receiver under one label are taken in the order in
+//! which they were sent.
+#![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
 use super::call::Call;
 use crate::{DeviceBuffer, contain::Contained, memory::handle::Handover, sync::Inbox};
@@ -12,11 +10,8 @@ use std::{any::Any, fmt, sync::Arc};
 /// A receiver's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Label {
-    /// The next message.
     Message,
-    /// A value of the program, by its tag.
     Value(u64),
-    /// A value of the library's own, by its tag.
     Internal(u64),
 }
 
@@ -39,7 +34,6 @@ pub(crate) enum Contents {
 
 pub(crate) struct Parcel {
     pub(crate) gang: u64,
-    /// The sender's ordinal in the pool.
     pub(crate) from: usize,
     /// Ranks in the gang of the group that it was sent in.
     pub(crate) group: Arc<[usize]>,
@@ -49,7 +43,6 @@ pub(crate) struct Parcel {
     pub(crate) told: Option<Box<Handover>>,
 }
 
-/// A device's own box, and the boxes of all devices for writing.
 pub(crate) struct ParcelBox {
     boxes: Arc<[Inbox<Parcel>]>,
     own: usize,
@@ -76,7 +69,6 @@ impl ParcelBox {
         self.waiting.iter().position(fits).map(|at| self.waiting.remove(at))
     }
 
-    /// Takes out what gangs up to place `upto` have left.
     pub(super) fn leftovers(&mut self, upto: u64) -> Vec<Parcel> {
         self.waiting.extend(self.boxes[self.own].take());
         let (old, new) = std::mem::take(&mut self.waiting).into_iter().partition(|parcel| parcel.gang <= upto);

@@ -10,18 +10,16 @@
 //! ```
 //!
 //! Each part is chosen so that every link carries the least that it can. All-reduce is the fused pass of NCCL's
-//! symmetric kernels (`RSxLD_AGxST`): member `r` reads slice `r` of all members, adds it up, and writes it to all
-//! members. In place that is safe, since no other member touches slice `r`. Broadcast is the same pass with one source:
-//! each member fetches one slice from the root and relays it to the others, so that the root sends its data once.
+//! symmetric kernels: member `r` reads slice `r` of all members, adds it up, and writes it to all. Broadcast is the
+//! same pass with one source: each member fetches one slice from the root and relays it to the others.
 
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
-/// More bytes than any memory has. The plan of a call with its memory has fewer, so its sizes, times the members and
-/// rounded up, do not overflow; a question about more (`explain`) is one about so many.
+/// More bytes than any memory has. So sizes, times the members and rounded up, do not overflow, also in a question
+/// (`explain`).
 pub(crate) const MOST_BYTES: usize = usize::MAX >> 8;
 
-/// Elements of each member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "names say it")]
 pub enum Counts {
@@ -97,7 +95,6 @@ pub enum Shape {
     },
 }
 
-/// Which of a member's two buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "names say it")]
 pub enum Side {
@@ -145,8 +142,8 @@ pub fn slice(k: usize, n: usize, len: usize, grain: usize) -> Range<usize> {
     (k * each).min(len)..((k + 1) * each).min(len)
 }
 
-/// The slice of a broadcast that member `me` fetches from the root and relays. The root's link is the bottleneck: it
-/// carries every slice once already. So with several other members the root relays nothing itself.
+/// The slice of a broadcast that member `me` fetches from the root and relays. The root's link is the bottleneck, so
+/// with several other members the root relays nothing itself.
 fn relay(len: usize, root: usize, n: usize, me: usize, grain: usize) -> Range<usize> {
     match n {
         0..=2 => slice(me, n, len, grain),
@@ -164,8 +161,7 @@ fn destination(member: usize, start: usize) -> Place {
 }
 
 impl Shape {
-    /// The part of member `a`'s source for member `b`'s destination. None: nothing, or it is there already. The plans
-    /// below follow from it: who sends what, in which slices, and where sums are made.
+    /// None: nothing, or it is there already. The plans below follow from it.
     pub(crate) fn flow(&self, a: usize, b: usize) -> Option<Pair> {
         let whole = |goes: bool, len| goes.then_some((0, 0, len));
         let (from, to, len) = match self {

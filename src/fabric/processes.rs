@@ -1,11 +1,9 @@
 //! The door to other processes: `gpu-pool-cluster` implements these traits. This crate knows neither its protocol nor
 //! its transports.
 //!
-//! The builder calls [`Connect`]. A pool of a cluster has [`Processes`], and each of its scopes a [`ProcessScope`].
-//! `collective/across.rs` has the part of the door that groups call.
-//!
-//! Words: a *host* is one process of the cluster, with its number; several may run on one machine. A *place* is a
-//! device of a host.
+//! A *host* is one process of the cluster, with its number; several may run on one machine. A *place* is a device of a
+//! host. `collective/across.rs` has the part of the door that groups call.
+#![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
 use crate::{
     driver::DriverRef,
@@ -14,12 +12,9 @@ use crate::{
 };
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
-/// A device of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
-    /// The process.
     pub host: usize,
-    /// The ordinal of the device in that process's pool.
     pub device: usize,
 }
 
@@ -32,9 +27,7 @@ impl Place {
 
 /// Connects a pool that is being built to the other processes.
 pub trait Connect: Send + Sync + fmt::Debug {
-    /// Returns when all processes have built their devices. `drivers`: this pool's.
-    ///
-    /// # Errors
+    /// Returns when all processes have built their devices. `drivers`: this pool's. Errors:
     /// [`Error::Cluster`](crate::Error::Cluster), [`Error::HostLost`](crate::Error::HostLost),
     /// [`Error::Transport`](crate::Error::Transport).
     fn connect(&self, drivers: &[DriverRef]) -> Result<Arc<dyn Processes>>;
@@ -60,13 +53,11 @@ pub trait Processes: Send + Sync + fmt::Debug {
     fn groups(&self) -> &(dyn Any + Send + Sync);
 }
 
-/// A scope that begins.
 pub struct NewScope {
     /// It ends after so long without progress.
     pub deadline: Duration,
     /// Grows while the devices of the scope make progress.
     pub progress: Arc<dyn Fn() -> u64 + Send + Sync>,
-    /// The call that begins it.
     pub site: Site,
     /// Whether it is a scope without a name of all devices of the pool.
     pub counts: bool,
@@ -76,24 +67,14 @@ pub struct NewScope {
 /// that needs other processes.
 pub trait ProcessScope: Outside {
     /// Begins a scope with a name, and waits for its turn among the scopes of all processes. The scope enters the
-    /// queues of its devices before the turn is dropped.
-    ///
-    /// # Errors
-    /// Those of the cluster.
+    /// queues of its devices before the turn is dropped. Errors: those of the cluster.
     fn begin(&self, name: &str, gang: &Arc<Gang>) -> Result<Box<dyn Any>>;
 
-    /// The gang joins the scope of all processes, if it has not.
-    ///
-    /// # Errors
-    /// Those of the cluster.
+    /// The gang joins the scope of all processes, if it has not. Errors: those of the cluster.
     fn join(&self, gang: &Arc<Gang>) -> Result<()>;
 
-    /// Ends the scope, if the gang has joined one, when all messages are on their way.
-    ///
-    /// # Errors
-    /// A failure elsewhere.
+    /// Ends the scope, if the gang has joined one, when all messages are on their way. Errors: a failure elsewhere.
     fn end(&self) -> Result<()>;
 
-    /// For the cluster itself.
     fn as_any(&self) -> &dyn Any;
 }

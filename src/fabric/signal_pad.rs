@@ -1,13 +1,10 @@
 //! The signal pads of a pool: the memory in which the kernels of a collective wait for each other on the devices, and
 //! words in page-locked memory by which the host ends their waiting.
 //!
-//! [`layout`](super::layout) and `kernels/meet.cuh` have the layout and the protocol. `builder/signal_pad.rs` makes the
-//! pads; the algorithms give their addresses to kernels; a gang raises the abort words ([`Alarm`]).
-//!
-//! Devices without access to each other's memory keep what others write (flags and packets) and read (stages) in
-//! page-locked memory of the host, one piece per device. Their own memory then has only what they alone write.
-//!
-//! Invariant: an abort word only grows. Each device runs one gang at a time, in the order of the gangs' places.
+//! [`layout`](super::layout) and `kernels/meet.cuh` have the layout and the protocol; a gang raises the abort words
+//! ([`Alarm`]). Devices without access to each other's memory keep what others write (flags and packets) and read
+//! (stages) in page-locked memory of the host. Invariant: an abort word only grows. Each device runs one gang at a
+//! time, in the order of the gangs' places.
 
 use super::layout::{MOST, PadLayout, STAGED_BLOCKS, STAGED_COUNTS, STAGED_SLOTS, reported};
 use crate::{
@@ -36,7 +33,6 @@ pub(crate) struct SignalPad {
     pages: Vec<HostPages>,
     words: Arc<Words>,
     layout: PadLayout,
-    /// The place of the gang that each device is in, or was in last.
     gangs: Vec<Mutex<u64>>,
 }
 
@@ -45,7 +41,6 @@ pub(crate) struct SignalPad {
 struct Kept(OnceLock<()>);
 
 impl Kept {
-    /// Whether this call was the first.
     fn set(&self) -> bool {
         self.0.set(()).is_ok()
     }
@@ -81,7 +76,6 @@ impl Drop for DevicePages {
     }
 }
 
-/// Page-locked memory of the host. Dropping it frees it.
 pub(crate) struct HostPages {
     handle: Arc<DeviceHandle>,
     first: usize,
@@ -118,7 +112,6 @@ impl Drop for HostPages {
     }
 }
 
-/// The host's words: [`LINES`] bytes for each device.
 pub(crate) struct Words(HostPages);
 
 impl Words {
@@ -178,7 +171,6 @@ impl SignalPad {
     }
 
     pub(crate) fn header(&self, device: usize) -> Vec<u64> {
-        // Where peers find a device's flags and packets.
         let shared = |k| self.pages.get(k).map_or(self.address(k), HostPages::address);
         let shared: Vec<_> = (0..self.devices.len()).map(shared).collect();
         self.words.header(self.layout, &shared, device)
@@ -194,7 +186,6 @@ impl SignalPad {
         unsafe { self.pages[device].at(0).cast::<u8>().write_bytes(0, bytes) };
     }
 
-    /// The address that kernels of this device are given.
     pub(crate) fn address(&self, device: usize) -> Address {
         self.devices[device].1
     }

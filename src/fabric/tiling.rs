@@ -1,10 +1,6 @@
-//! Tilings: how a collective cuts a stretch of memory into tiles of one size, so that blocks of a kernel, copy engines
-//! or host threads can work on several tiles at once.
-//!
-//! The algorithms call it with their own limits. It uses nothing else of the crate.
-//!
-//! Invariant: all members cut alike, since a tiling depends on its arguments alone. Every byte of a part lies in
-//! exactly one tile, tiles follow each other in order, and each begins at a multiple of [`GRAIN`].
+//! Tilings: how a collective cuts a stretch of memory into tiles of one size, for blocks of a kernel, copy engines or
+//! host threads. Invariant: all members cut alike, since a tiling depends on its arguments alone. Every byte of a part
+//! lies in exactly one tile, tiles follow each other in order, and each begins at a multiple of [`GRAIN`].
 
 use std::ops::Range;
 

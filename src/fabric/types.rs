@@ -81,17 +81,12 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every type, at the index of its number.
     pub(crate) const ALL: [DType; 10] = {
         use DType::*;
         [F32, F64, F16, BF16, I8, U8, I32, U32, I64, U64]
     };
 
     /// Bytes of an element.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::DType::BF16.size(), 2);
-    /// ```
     pub const fn size(self) -> usize {
         match self {
             DType::I8 | DType::U8 => 1,
@@ -145,12 +140,10 @@ elements! {
 /// | members on GPUs | 1 to 16 | 2 to 16 | 2 to 16 | any | 2 to 16 | 2 and more | 2 and more |
 /// | peer access | needed | used | used | used | not used | not used | used |
 /// | sums made by | one kernel | one kernel | one kernel | kernels | one kernel | device threads | kernels |
-/// | data moved by | kernel | kernel | kernel or copy engines | copy engines | kernel | copy engines | kernel or copy
-/// engines |
+/// | data moved by | kernel | kernel | kernel or copy engines | copy engines | kernel | copy engines | kernel or copy engines |
 /// | bits of sums: in rank order | yes | yes | yes | yes | yes | yes | by place in the buffer |
 /// | the call waits for its device | no | no | no | no | no | where it adds up | no |
-/// | in a graph | one kernel | one kernel | as without | between two parts | one kernel | between two parts | as
-/// without |
+/// | in a graph | one kernel | one kernel | as without | between two parts | one kernel | between two parts | as without |
 ///
 /// Where kernels cannot wait for each other, `Direct` and `Staged` are between two parts of a graph, too. Messages
 /// (`send`, `recv`) are copies under all algorithms.
@@ -165,15 +158,12 @@ pub enum Algorithm {
     /// where kernels can meet on the devices.
     Direct,
     /// Sums of floats by one kernel on each device, which writes to peers' inboxes alone: memory of the pool, 21 MB on
-    /// each GPU. The data are their own flags: an empty inbox is full of one bit pattern, a NaN, which no datum that
-    /// is sent has (the sender makes it another NaN, for itself too, so all members have the same bits). Small messages
-    /// go to everyone in one trip. Larger ones go piece by piece: all-reduces of more than two members by parts to
-    /// owners and sums to all; a large `reduce` runs as under `Auto`. No peer touches a user's buffer.
+    /// each GPU. The data are their own flags: an empty inbox is full of one bit pattern, a NaN, which no datum that is
+    /// sent has (the sender makes it another NaN, on all members). No peer touches a user's buffer.
     ///
     /// Other calls fall back to `Auto`, and so do calls where kernels cannot meet on the devices (on software GPUs,
     /// under a checker, without peer access). `Auto` picks this for float sums in one trip (up to 2 MB between two
-    /// GPUs, 375 KB between four; also for an `all_reduce_norm`), for those of five and more GPUs up to 16 MB, and for
-    /// a reduce-scatter up to 8 MB.
+    /// GPUs, 375 KB between four), for those of five and more GPUs up to 16 MB, and for a reduce-scatter up to 8 MB.
     Inbox,
     /// Sums (of all-reduce, reduce and reduce-scatter) by one kernel on each device, which only writes to peers'
     /// memory: every member sends its part of a slice to the slice's owner, which adds up and sends the result back.
@@ -192,23 +182,19 @@ pub enum Algorithm {
     /// calls behind.
     Staged,
     /// Down to page-locked memory of the host, where the device threads do the arithmetic, each its own slice of every
-    /// piece, and up again: no kernel runs, and no access to peers' memory is needed. For GPUs whose multiprocessors
-    /// are to be left alone, for machines on which kernels cannot run over the host's memory, and to find out whether a
-    /// kernel is to blame.
+    /// piece, and up again: no kernel runs, and no access to peers' memory is needed.
     ///
-    /// A sum **blocks its device thread**: the call returns when the last sums are made and on their way up, so
-    /// the host waits for all that was submitted to the current stream before. So do
+    /// A sum **blocks its device thread** until the last sums are made. So do
     /// [`GradientExchange`](crate::gradients::GradientExchange)'s calls that start a bucket (whose packing, wires and
-    /// norm are kernels), and [`launch_graph`](crate::Device::launch_graph). A call that only moves data does not wait
-    /// for the device, but for the other members' threads; and when a device is four calls behind, for the first of
-    /// them. Same bits as the other algorithms, except NaN payloads.
+    /// norm are kernels), and [`launch_graph`](crate::Device::launch_graph). A call that only moves data waits for the
+    /// other members' threads; and when a device is four calls behind, for the first of them. Same bits as the other
+    /// algorithms, except NaN payloads.
     Host,
     /// `all_reduce` and `all_reduce_into` around a ring (`f32` and `f64`, `Sum` and `Avg`): by one kernel on each
-    /// device, which writes to its successor's memory alone, where kernels can meet; by copies from the size on from
-    /// which they are faster (they leave the processors to other work) and where kernels cannot meet: on software GPUs,
-    /// under a checker, without peer access. The bits are the same by either. The kernels need memory for arriving
-    /// data, up to 48 MiB on each device, and take less where there is less. Under `Auto` more than two GPUs with peer
-    /// access go round from 32 MB on. Other calls fall back to `Auto`.
+    /// device, which writes to its successor's memory alone, or by copies where they are faster and where kernels
+    /// cannot meet. The bits are the same by either. The kernels need memory for arriving data, up to 48 MiB on each
+    /// device. Under `Auto` more than two GPUs with peer access go round from 32 MB on. Other calls fall back to
+    /// `Auto`.
     Ring,
 }
 

@@ -1,7 +1,5 @@
 //! [`CancelToken`]: a program ends scopes from outside.
 //!
-//! Users give it to [`GpuPool::run_until`](crate::GpuPool::run_until); a scope registers its gang with it.
-//!
 //! Invariant: a gang that is not registered any more is not poisoned any more, since both are under one lock.
 
 use super::Gang;

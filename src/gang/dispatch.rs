@@ -1,12 +1,9 @@
 //! Dispatch: the queues of the device threads, and the one order in which gangs enter them.
 //!
-//! A scope enters its gang into the queues of all members under one lock per process; pools use it, too, to post tasks.
-//! Each device thread has an [`Inbox`] of entries and an [`EventCount`] to sleep on. This file may use `sync` only.
-//!
-//! Invariant: two gangs that share devices are in the same order in each shared queue, and a device thread takes its
-//! entries in order. So two gangs never each hold a device for which the other waits (pytorch#8388 is that deadlock).
-//! The lock belongs to the process, not to the pool, so pools that share a GPU are ordered, too
-//! ([`gpu_order`](super::gpu_order)).
+//! A scope enters its gang into the queues of all members under one lock per process. Invariant: two gangs that share
+//! devices are in the same order in each shared queue, and a device thread takes its entries in order. So two gangs
+//! never each hold a device for which the other waits (pytorch#8388 is that deadlock). Pools that share a GPU are
+//! ordered, too ([`gpu_order`](super::gpu_order)).
 
 use super::job::Ticket;
 use crate::sync::{EventCount, Inbox, shim::Arc, shim::Mutex};
@@ -16,22 +13,17 @@ use std::collections::VecDeque;
 pub enum Entry<C: 'static> {
     /// This device's part of a gang: run `ticket` as `rank`.
     Gang {
-        /// The scope's ticket.
         ticket: Arc<Ticket<C>>,
-        /// This device's rank in the gang.
         rank: usize,
         /// The turn on the physical GPU: how many entries must have ended there.
         turn: u64,
     },
     /// Work that is in the order of gangs, too, and takes several jobs one after the other, or is a part of one.
     Visit {
-        /// The work.
         visit: std::sync::Arc<dyn Visit<C>>,
         /// This device's rank among those that the entry was made for.
         rank: usize,
-        /// Its place in the order of gangs.
         place: u64,
-        /// As for a gang.
         turn: u64,
     },
     /// A small task of the pool, for example to drop state.
@@ -47,10 +39,7 @@ pub trait Visit<C>: Send + Sync {
     fn visit(self: std::sync::Arc<Self>, context: &C, rank: usize, place: u64, others: &dyn Fn() -> bool);
 }
 
-/// The queue of one device thread. Any thread posts; only the device thread takes.
-///
-/// Each queue has cache lines of its own: otherwise a post to one queue would slow down the threads that look at the
-/// neighbouring queues.
+/// On cache lines of its own: a post to one queue must not slow down the threads that look at its neighbours.
 #[repr(align(128))]
 pub struct Queue<C: 'static> {
     inbox: Inbox<Entry<C>>,
@@ -58,7 +47,6 @@ pub struct Queue<C: 'static> {
 }
 
 impl<C: 'static> Queue<C> {
-    /// An empty queue with its own waker.
     pub fn new() -> Self {
         Queue { inbox: Inbox::new(), waker: Arc::new(EventCount::new()) }
     }
@@ -73,7 +61,6 @@ impl<C: 'static> Queue<C> {
         !self.inbox.is_empty()
     }
 
-    /// Adds an entry and wakes the thread.
     pub fn post(&self, entry: Entry<C>) {
         self.inbox.push(entry);
         self.waker.notify();
@@ -99,7 +86,6 @@ pub struct Order(Mutex<()>);
 default_is_new!(Queue<C> [C: 'static], Order);
 
 impl Order {
-    /// The order of a process, or of a model.
     pub fn new() -> Self {
         Order(Mutex::new(()))
     }

@@ -1,14 +1,9 @@
 //! The order of gangs on one physical GPU, across all pools of the process: a ticket lock per GPU, keyed by UUID.
 //!
-//! Two pools may use the same GPU, for example the process-wide pool and the pool of a library. Each pool has a device
-//! thread of its own for the GPU. Dispatch issues turns; device threads wait for their turns.
-//!
-//! Invariant: gangs of different pools run on a GPU one after the other, in the order of dispatch. Within one pool a
-//! device thread never waits here: its queue has the order already.
-//!
-//! A pool holds the lock, not a device: several devices of a pool may be on one GPU
-//! ([`Builder::share_gpus`](crate::Builder::share_gpus)), and a gang of these devices runs on the GPU as a whole. So
-//! consecutive entries of one pool hold the GPU together. They wait only for earlier entries of other pools:
+//! Two pools may use the same GPU, each with a device thread for it. Invariant: gangs of different pools run on a GPU
+//! one after the other, in the order of dispatch. Within one pool a device thread never waits here: its queue has the
+//! order already. A pool holds the lock, not a device: several devices of a pool may be on one GPU
+//! ([`Builder::share_gpus`](crate::Builder::share_gpus)). They wait only for earlier entries of other pools:
 //!
 //! ```text
 //!   entries   A0 A1 A2 | B0 | A1
@@ -27,11 +22,9 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// One physical GPU's queue.
 struct Gpu {
     /// Written under the dispatch lock: the last entry's pool; the entries so far, and before the last run of one pool.
     line: Mirror<3>,
-    /// Number of entries that have ended.
     served: Sequence,
     changed: EventCount,
 }
@@ -42,14 +35,12 @@ pub(crate) struct GpuOrder {
     pub(crate) progress: Arc<Progress>,
 }
 
-/// By UUID, and position among the devices that share the GPU. Each device has progress of its own: a device that waits
-/// for another one must see whether that one makes progress.
+/// By UUID, and position among the devices that share the GPU: each device has progress of its own.
 type Registry = HashMap<([u8; 16], usize), Weak<GpuOrder>>;
 
 static ALL: Lazy<Mutex<Registry>> = Lazy::new(Mutex::default);
 
 impl GpuOrder {
-    /// `place`: the device's position among the pool's devices on the GPU with this UUID.
     pub(crate) fn of(uuid: [u8; 16], place: usize) -> Arc<GpuOrder> {
         let mut all = ALL.lock();
         if let Some(gpu_order) = all.get(&(uuid, place)).and_then(Weak::upgrade) {
@@ -93,7 +84,6 @@ impl GpuOrder {
     }
 }
 
-/// A turn on a GPU. It ends when this is dropped.
 pub(crate) struct Turn<'a>(&'a Gpu);
 
 impl Drop for Turn<'_> {

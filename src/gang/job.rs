@@ -1,7 +1,6 @@
 //! Jobs: a closure that borrows from the caller's stack runs on device threads, and the caller waits for all of them.
 //!
-//! Scopes make a [`Waiting`]; dispatch carries its [`Ticket`]s; workers run them. This file may use `sync` only. It is
-//! the only place that erases a lifetime. The protocol:
+//! It is the only place that erases a lifetime. The protocol:
 //!
 //! 1. The caller makes a [`Ticket`] from a borrowed body and hands clones of it to the queues ([`super::dispatch`]).
 //! 2. A device thread moves its turnstile from QUEUED to RUNNING by compare-and-swap. Only then it touches the body.
@@ -10,9 +9,9 @@
 //! 5. [`Waiting`] waits for the latch when it is dropped. So the caller's frame outlives all uses of the body, even if
 //!    the caller unwinds.
 //!
-//! A ticket that is still in a queue after the scope has returned holds a dangling pointer to the body. It is never
+//! A ticket that is still in a queue after the scope has returned holds a dangling pointer to the body, never
 //! dereferenced, since the turnstile is WITHDRAWN. `loom_tests/job.rs` checks all of this. The design is that of
-//! rayon's `StackJob` and `LatchRef` (rayon-core/src/job.rs), with the latch in the ticket instead of in the frame.
+//! rayon's `StackJob` and `LatchRef`.
 
 use crate::sync::{CountLatch, EventCount, Turnstile, shim::Arc};
 use crossbeam::utils::CachePadded;
@@ -68,7 +67,6 @@ pub struct Waiting<'a, C: 'static> {
 }
 
 impl<'a, C: 'static> Waiting<'a, C> {
-    /// A ticket for `count` members. The waiting caller sleeps on `waker`.
     pub fn new(body: &'a Body<'a, C>, count: usize, waker: Arc<EventCount>) -> Self {
         // SAFETY: only the lifetime changes. A member dereferences the pointer only between winning its turnstile and
         // counting the latch. `Waiting` carries the lifetime 'a, and its drop waits for the latch.
@@ -78,17 +76,14 @@ impl<'a, C: 'static> Waiting<'a, C> {
         Waiting { ticket, _body: std::marker::PhantomData }
     }
 
-    /// A reference to the ticket, for a queue.
     pub fn ticket(&self) -> Arc<Ticket<C>> {
         self.ticket.clone()
     }
 
-    /// Waits for at most `limit`. Returns whether all members are done.
     pub fn wait(&self, limit: Option<Duration>) -> bool {
         self.ticket.latch.wait(limit)
     }
 
-    /// Whether a member has not started yet.
     pub fn is_queued(&self, rank: usize) -> bool {
         self.ticket.turnstiles[rank].is_queued()
     }

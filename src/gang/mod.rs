@@ -1,17 +1,12 @@
 //! A gang: the devices that run one scope together, and fail together.
 //!
-//! Scopes make gangs; every operation of a device checks its gang. This room may use memory, the driver and `sync`. It
-//! knows no collectives.
-//!
 //! The first member that fails *poisons* the gang: it stores the cause, then raises the abort bit, then wakes all
-//! threads that may wait. Each wait and each device call of a peer sees the bit and returns [`Error::Aborted`] with
-//! that cause. A collective *commits* its sequence number before it touches data. Commit and abort race on one word
-//! ([`CommitWord`]).
-//!
-//! Invariant: either every member sees a collective committed, or every member sees it aborted.
+//! threads that may wait. Each wait and each device call of a peer sees the bit and returns [`Error::Aborted`]. A
+//! collective *commits* its sequence number before it touches data, on the same word ([`CommitWord`]). Invariant:
+//! either every member sees a collective committed, or every member sees it aborted.
 //!
 //! The gang has *recovered* when each member has drained its streams ([`Gang::recover`]). Memory that was freed
-//! meanwhile is used again only then. A gang is never reused: the next scope has a new one, with a new number.
+//! meanwhile is used again only then. A gang is never reused.
 
 #![cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 
@@ -32,13 +27,11 @@ use crate::{
 
 use std::{panic::Location, time::Duration};
 
-/// Words of a broadcast.
 pub(crate) const BROADCAST_WORDS: usize = 6;
 
 /// An operation, and the place of its call in the program.
 pub type LastCall = (&'static str, Site);
 
-/// The ranks of a group, and the word on which the group commits.
 type GroupWord = (Box<[usize]>, std::sync::Arc<CommitWord>);
 
 /// The link between a gang and its devices' kernels: kernels learn of a failure, and report a timeout of their own.
@@ -53,43 +46,33 @@ pub trait Alarm: Send + Sync {
 
 /// Other processes that run the same scope: they learn of a failure here.
 pub trait Outside: Send + Sync {
-    /// The gang has failed: first the device with this ordinal. Called once. It must not wait.
+    /// The gang has failed: first the device with this ordinal.
     fn failed(&self, by: usize, cause: &Error);
 }
 
 /// The members of one scope. Shared by all of them and by the caller.
 pub struct Gang {
     alarm: Option<std::sync::Arc<dyn Alarm>>,
-    /// Other processes, which learn of a failure.
     pub(crate) outside: Option<std::sync::Arc<dyn Outside>>,
-    /// The gang's place in the process's order of gangs. Its messages carry it.
     place: Sequence,
-    /// The members' ordinals in the pool, by rank.
     members: Box<[usize]>,
-    /// The wakers of the members' device threads, by rank.
     wakers: std::sync::Arc<[Arc<EventCount>]>,
-    /// The place in the program that started the scope.
     pub(crate) site: Site,
-    /// Whether a member's closure has ended, by rank.
     left: Box<[Flag]>,
-    /// The last calls of members whose closures have ended, with their ranks. For reports.
     last_calls: Mutex<Vec<(usize, LastCall)>>,
-    /// The slot in which each member posts what it tells all others, by rank. Empty if this gang has no broadcasts.
-    /// Each gang has its own: a member in a later gang must not overwrite a slot that its peers have not read yet.
+    /// Empty if this gang has no broadcasts. Each gang has its own slots: a member in a later gang must not overwrite
+    /// one.
     broadcast_slots: Box<[BroadcastSlot<BROADCAST_WORDS>]>,
     word: CommitWord,
-    /// The words on which groups of members commit.
     groups: Mutex<Vec<GroupWord>>,
     /// The user's error may end here.
     cause: Mutex<Option<(usize, Contained<Error>)>>,
-    /// Members that have not drained their streams yet.
     drained: CountLatch,
     stuck: Flag,
     /// No other process can fail it any more.
     ended: Flag,
 }
 
-/// The next place in the process's order of gangs. To be called under the dispatch lock.
 pub(crate) fn next_place() -> u64 {
     unique_id()
 }
@@ -135,8 +118,7 @@ impl Gang {
         self.broadcast_slots.get(rank)
     }
 
-    /// Gives the gang its place in the process's order. Must be called under the dispatch lock, so that every device
-    /// sees places grow.
+    /// Under the dispatch lock, so that every device sees places grow.
     pub fn enter(&self) {
         self.enter_at(next_place());
     }
@@ -209,7 +191,6 @@ impl Gang {
         first
     }
 
-    /// Tells other processes of the failure.
     pub(crate) fn tell_outside(&self) {
         if let Some(outside) = &self.outside
             && let Some((by, cause)) = self.cause()
@@ -281,7 +262,6 @@ impl Gang {
         word
     }
 
-    /// Notes a member's last call, before the member [leaves](Self::leave).
     pub(crate) fn last_call(&self, rank: usize, call: Option<LastCall>) {
         if let Some(call) = call {
             self.last_calls.lock().push((rank, call));
@@ -294,8 +274,7 @@ impl Gang {
         found.map_or((None, self.site), |(op, site)| (Some(op), site))
     }
 
-    /// Notes that a member's closure has ended, which ends its peers' waits for it. Only members whose closures still
-    /// run can wait for it, so only these are woken.
+    /// Ends its peers' waits for it. Only members whose closures still run can wait for it, so only these are woken.
     pub fn leave(&self, rank: usize) {
         self.left[rank].raise();
         for (waker, left) in self.wakers.iter().zip(&self.left) {
@@ -327,12 +306,8 @@ impl Gang {
         unsafe { CountLatch::set(&self.drained) }
     }
 
-    /// Waits until every member has drained. Members of a failed gang call it after [`drained`](Self::drained). When it
-    /// returns, no operation of the gang is in flight on any device, and memory that was freed during the abort may be
-    /// used again.
-    ///
-    /// It cannot deadlock: gangs enter all queues in one order, so a member waits only for gangs at or before its own
-    /// place.
+    /// When it returns, no operation of the gang is in flight on any device. It cannot deadlock: gangs enter all queues
+    /// in one order, so a member waits only for gangs at or before its own place.
     pub fn recover(&self) {
         self.drained.wait(None);
     }

@@ -1,10 +1,7 @@
 //! Quiescence: whether each thread of a pool is blocked, and why.
 //!
-//! Software GPUs ask it ([`Attendee`]). If their operations run one at a time, they take a step only when every device
-//! thread is blocked, and only then is a deadlock certain. Device threads, waits for peers and scopes report to it.
-//!
-//! A device thread is blocked when it waits in the driver (the software GPUs see that themselves), when it sleeps on
-//! its waker ([`EventCount::asleep`]) for its queue or its peers, and within [`Quiescence::while_blocked`].
+//! Software GPUs ask it ([`Attendee`]). A device thread is blocked when it waits in the driver (the software GPUs see
+//! that themselves), when it sleeps on its waker ([`EventCount::asleep`]), and within [`Quiescence::while_blocked`].
 
 use super::gpu_order::GpuOrder;
 use crate::{
@@ -31,11 +28,9 @@ struct State {
     /// The file in which Linux reports the thread's state.
     stat: Option<PathBuf>,
     ended: bool,
-    /// The thread is blocked as long as this returns true.
     holds: Option<Box<dyn Fn() -> bool + Send>>,
     /// A description of the thread's wait for a peer, if the thread has waited for a while.
     waits_for: Option<String>,
-    /// The report of a deadlock in which this thread takes part.
     deadlock: Option<String>,
 }
 
@@ -44,7 +39,6 @@ impl Quiescence {
         Arc::new(Quiescence { waker, gpu_order, state: Mutex::default() })
     }
 
-    /// Registers the calling thread as the device thread, until the guard is dropped.
     pub(crate) fn register(self: &Arc<Self>) -> Registration {
         let mut state = self.state.lock();
         state.thread = Some(thread::current().id());
@@ -70,7 +64,6 @@ impl Quiescence {
     }
 }
 
-/// The registration of a device thread. The thread counts as ended when this is dropped.
 pub(crate) struct Registration(Arc<Quiescence>);
 
 impl Drop for Registration {
@@ -136,7 +129,6 @@ struct Counts {
 }
 
 impl EnteringScopes {
-    /// Counts a scope as entering, until the guard is dropped.
     pub(crate) fn enter(&self) -> Entering<'_> {
         let mut entering = self.0.lock();
         entering.now += 1;

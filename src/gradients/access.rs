@@ -1,7 +1,5 @@
-//! Access between exchanges: where gradients lie, whose memory they use, and the settings of the next step.
-//!
-//! Users call it during the backward pass and between steps. It never talks to other members. Invariant: memory that is
-//! being exchanged is not given out.
+//! Access between exchanges: where gradients lie, and whose memory they use. It never talks to other members.
+//! Invariant: memory that is being exchanged is not given out.
 
 use super::{GradientExchange, element::Gradient, readiness::State, retire, settings::check_weight, step::failed};
 use crate::{
@@ -51,7 +49,6 @@ impl<T: Gradient> GradientExchange<T> {
     }
 
     /// After a failed step `finish` does not help: the error then names `reset`.
-    #[track_caller]
     fn unless_failed(&self, op: &'static str, gradient: usize, checked: Result<()>) -> Result<()> {
         match checked {
             Err(_) if gradient < self.len() && self.is_broken() => Err(failed(op)),
@@ -162,7 +159,6 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    #[track_caller]
     pub(super) fn between_steps(&self, op: &'static str) -> Result<()> {
         match self.readiness.has_begun() {
             true if self.is_broken() => Err(failed(op)),
@@ -172,7 +168,7 @@ impl<T: Gradient> GradientExchange<T> {
     }
 }
 
-/// An exclusive view. The caller holds the exclusive borrow.
+/// An exclusive view.
 pub fn exclusive<T: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceViewMut<'_, T> {
     DeviceViewMut { block: view.block, address: view.address, len: view.len, of: PhantomData }
 }

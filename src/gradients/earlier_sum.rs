@@ -1,9 +1,7 @@
 //! Gradients of half types over several steps without exchange: their sums are in `f32`, apart from the buckets. In a
 //! half type the sum of equal numbers stops growing at 256 (`bf16`) or 2048 (`f16`) of them.
 //!
-//! [`step`](super::step) calls [`keep`](GradientExchange::keep) at the end of a step that exchanges nothing;
-//! [`start`](super::start) brings the sums back into the bucket before it is exchanged. Invariant: while a bucket has a
-//! sum apart, the bucket itself has only the numbers of the step under way, and zeros.
+//! Invariant: while a bucket has a sum apart, the bucket itself has only the numbers of the step under way, and zeros.
 
 use super::{
     GradientExchange,
@@ -17,7 +15,6 @@ use crate::{Device, DeviceBuffer, error::Result, kernel::Float, memory::AsView};
 pub(super) struct EarlierSum {
     /// As long as the bucket. None before the first step without exchange.
     memory: Option<DeviceBuffer<f32>>,
-    /// Whether the bucket has a sum.
     pub holds: bool,
 }
 
@@ -26,7 +23,6 @@ impl<T: Gradient> GradientExchange<T> {
     pub(crate) const SUMS_IN_F32: bool = size_of::<T>() < size_of::<f32>();
 
     /// Takes what this step has left in the buckets into their sums.
-    #[track_caller]
     pub(super) fn keep(&mut self, dev: &Device) -> Result<()> {
         for bucket in 0..self.buckets() {
             if !Self::SUMS_IN_F32 || self.memory[bucket].is_empty() || !self.readiness.has_ready(bucket, &self.layout) {
@@ -55,12 +51,10 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    #[track_caller]
     fn add_piece(&self, dev: &Device, bucket: usize, sum: &DeviceBuffer<f32>) -> Result<()> {
         dev.axpy(self.piece, &self.widened(dev, bucket)?, &mut exclusive(sum.view()))
     }
 
-    #[track_caller]
     fn widened(&self, dev: &Device, bucket: usize) -> Result<DeviceBuffer<f32>> {
         let memory = self.memory[bucket].view();
         let wide = dev.allocate("GradientExchange", memory.len())?;
@@ -69,7 +63,6 @@ impl<T: Gradient> GradientExchange<T> {
     }
 
     /// Before a bucket is exchanged: adds the sum of earlier steps to it, if there is one, and rounds once.
-    #[track_caller]
     pub(super) fn bring_sum(&self, comm: &Device, bucket: usize) -> Result<()> {
         let memory = self.memory[bucket].view();
         match &self.earlier_sums[bucket] {

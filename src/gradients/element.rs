@@ -21,10 +21,8 @@ pub trait Gradient: Element + private::Kernels {
 pub(super) mod private {
     use super::{DType, HostKernel, KernelArg};
 
-    /// A kernel's name and its host kernel.
     pub type Named = (&'static str, HostKernel);
 
-    /// The kernels for one gradient type on one wire type.
     #[derive(Clone, Copy)]
     pub struct Between {
         pub pack: Named,

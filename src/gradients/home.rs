@@ -1,4 +1,5 @@
 //! The device and the group that something was made for: it is used only there.
+#![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
 use crate::{
     Device, Group,
@@ -8,19 +9,16 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// A device, and a group of which it is a member.
 pub struct Home {
     pub(super) device: Arc<DeviceHandle>,
     members: GroupKey,
 }
 
 impl Home {
-    /// That of a group, on its device.
     pub fn of(group: &Group<'_>) -> Self {
         Home { device: group.device().worker.handle.clone(), members: group.key() }
     }
 
-    /// Number of members.
     pub fn count(&self) -> usize {
         self.members.len()
     }

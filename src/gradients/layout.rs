@@ -1,11 +1,11 @@
 //! The layout: which gradient lies where, in which bucket. Pure arithmetic.
 //!
 //! Invariant: the gradients of a bucket tile it without gaps, each at a multiple of the grain.
+#![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
 use crate::error::{Error, Result};
 use std::{ops::Range, panic::Location};
 
-/// Sizes that depend on the gradients' type.
 #[derive(Clone, Copy, Debug)]
 pub struct Unit {
     /// Bytes of an element.
@@ -16,7 +16,6 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// Those of a type.
     pub const fn of<T>() -> Self {
         Unit { bytes: size_of::<T>(), grain: if size_of::<T>() == 2 { 8 } else { 4 } }
     }
@@ -30,33 +29,25 @@ impl Unit {
 /// Where a gradient lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Its bucket.
     pub bucket: usize,
-    /// First element in the bucket.
     pub start: usize,
-    /// Elements, without the zeros up to the next gradient.
     pub len: usize,
-    /// Elements, with those zeros.
     pub padded: usize,
 }
 
 impl Extent {
-    /// Its elements in the bucket.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
     }
 }
 
-/// Gradients that are exchanged together, one behind the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Elements.
     pub len: usize,
     /// In memory order.
     pub gradients: Vec<usize>,
 }
 
-/// Places of all gradients, and all buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// By gradient.
@@ -92,7 +83,6 @@ impl Layout {
         Ok(Layout { extents, buckets })
     }
 
-    /// Elements of the largest bucket.
     pub fn largest(&self) -> usize {
         self.buckets.iter().map(|bucket| bucket.len).max().unwrap_or(0)
     }

@@ -1,7 +1,5 @@
-//! Buckets as a whole: flat views, and the members' parts of them.
-//!
-//! Users see where gradients lie; `gpu-pool-train` updates parameters. Invariant: parts begin at whole chunks of the
-//! sums of squares, so no bit of a sum depends on the number of members.
+//! Buckets as a whole: flat views, and the members' parts of them. Invariant: parts begin at whole chunks of the sums
+//! of squares, so no bit of a sum depends on the number of members.
 
 use super::{GradientExchange, element::Gradient, layout::Layout};
 use crate::{

@@ -1,7 +1,5 @@
 //! Readiness: which gradients of a step are ready, and which buckets may start. Pure bookkeeping, without devices.
-//!
-//! [`step`](super::step) and [`access`](super::access) call it. Invariant: buckets start in the order of their numbers,
-//! in any order in which gradients become ready. So members whose orders differ cannot mismatch.
+//! Invariant: buckets start in the order of their numbers, so members whose orders differ cannot mismatch.
 
 use super::layout::Layout;
 use crate::error::{Error, Result};
@@ -18,19 +16,15 @@ pub(super) enum State {
     Over,
 }
 
-/// The states of all gradients and buckets in a step.
 #[derive(Debug)]
 pub(super) struct Readiness {
     states: Vec<State>,
     used: Vec<bool>,
-    /// By bucket: gradients that it still waits for.
     missing: Vec<usize>,
-    /// The first bucket that was not started.
     next: usize,
     order: Vec<usize>,
     /// Whether a gradient was ready, or `nothing` was called, since the last step.
     begun: bool,
-    /// Whether no further gradient may become ready in this step.
     closed: bool,
 }
 
@@ -43,8 +37,6 @@ impl Readiness {
         Readiness { states, used, missing, next: 0, order, begun: false, closed: false }
     }
 
-    /// The state of a gradient; `Err` for an unknown one.
-    #[track_caller]
     pub fn check(&self, op: &'static str, gradient: usize) -> Result<State> {
         match self.states.get(gradient) {
             Some(state) => Ok(*state),
@@ -53,7 +45,6 @@ impl Readiness {
     }
 
     /// `Err` unless the caller may write the gradient.
-    #[track_caller]
     pub fn check_open(&self, op: &'static str, gradient: usize) -> Result<()> {
         match self.check(op, gradient)? {
             State::Idle | State::Held => Ok(()),
@@ -62,7 +53,6 @@ impl Readiness {
         }
     }
 
-    #[track_caller]
     pub fn check_there(&self, op: &'static str, gradient: usize) -> Result<()> {
         match self.check(op, gradient)? {
             State::Ready => Err(under_way(op, gradient)),
@@ -70,7 +60,6 @@ impl Readiness {
         }
     }
 
-    #[track_caller]
     pub fn ready(&mut self, op: &'static str, gradient: usize, layout: &Layout) -> Result<()> {
         match self.check(op, gradient)? {
             State::Idle | State::Held => {}
@@ -93,7 +82,6 @@ impl Readiness {
         Ok(())
     }
 
-    /// This member has no gradient in this step.
     pub fn nothing(&mut self) {
         self.begun = true;
     }
@@ -120,7 +108,6 @@ impl Readiness {
         })
     }
 
-    /// Whether `bucket` must wait for an earlier one.
     pub fn is_behind(&self, bucket: usize) -> bool {
         bucket > self.next
     }
@@ -135,7 +122,6 @@ impl Readiness {
         layout.buckets[bucket].gradients.iter().for_each(|&gradient| self.states[gradient] = State::Over);
     }
 
-    /// The value that a gradient held has left it.
     pub fn forget(&mut self, gradient: usize) {
         if self.states[gradient] == State::Held {
             self.states[gradient] = State::Idle;
@@ -172,7 +158,6 @@ impl Readiness {
     }
 }
 
-#[track_caller]
 fn under_way(op: &'static str, gradient: usize) -> Error {
     Error::invalid(op, format_args!("gradient {gradient} is being exchanged; it is there again after `finish`"))
 }

@@ -1,6 +1,4 @@
 //! Equal replicas: members begin with the same parameters, check that they still have them, and end together.
-//!
-//! Users call it between steps. Uses exchanges of host values and broadcasts of the group.
 
 use super::{
     GradientExchange,
@@ -32,7 +30,6 @@ impl Parameters {
         Parameters { dtype, sizes, sums: sums.into(), site }
     }
 
-    /// The first difference, and both sides of it.
     fn differs(&self, other: &Self) -> Option<Difference> {
         let both = |what, text: &dyn Fn(&Self) -> String| Some((what, text(self), text(other)));
         if self.dtype != other.dtype {
@@ -48,8 +45,6 @@ impl Parameters {
         both("parameters", &|own| format!("parameter {i}, whose bits have the checksum {:016x}", own.sums[i]))
     }
 
-    /// Compares the descriptions of all members: `Err` on all of them if they differ.
-    #[track_caller]
     fn compare(self, group: &Group<'_>) -> Result<()> {
         let (here, site) = (group.here(), self.site);
         let text = format!("parameters of {:?}, {:?}, with the checksums {:x?}", self.dtype, self.sizes, self.sums);

@@ -1,7 +1,5 @@
-//! Settings of an exchange, their builder, and the check that all members use the same ones.
-//!
-//! Users call the builder; `build` meets all members once. Invariant: an exchange exists only if the settings, sizes
-//! and types of all members were equal.
+//! Settings of an exchange, and their builder. Invariant: an exchange exists only if the settings of all members were
+//! equal.
 
 use super::{
     GradientExchange,
@@ -46,7 +44,6 @@ impl Wire {
     }
 }
 
-/// The settings; equal on all members.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Settings {
     pub bucket_bytes: usize,
@@ -57,7 +54,6 @@ pub(super) struct Settings {
     pub find_unused: bool,
     pub ready_order: bool,
     pub scatter: bool,
-    /// The pool's.
     pub register: bool,
     pub priorities: SmallVec<[i32; 4]>,
 }
@@ -66,7 +62,6 @@ pub(super) struct Settings {
 #[derive(Clone, Debug)]
 pub struct GradientExchangeBuilder<T = f32>(Settings, PhantomData<fn() -> T>);
 
-/// Methods of the builder, each of which sets the field of its name.
 macro_rules! setters {
     ($($(#[$doc:meta])* $field:ident: $type:ty;)*) => {
         $($(#[$doc])* pub fn $field(mut self, $field: $type) -> Self {
@@ -228,7 +223,6 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
 }
 
 impl Settings {
-    #[track_caller]
     fn check<T: Gradient>(&self) -> Result<()> {
         const OP: &str = "GradientExchange";
         match self.reduce {
@@ -250,7 +244,6 @@ impl Settings {
         }
     }
 
-    /// Bytes of the first bucket, and of the others.
     pub fn bucket_sizes(&self) -> (usize, usize) {
         (self.first_bucket_bytes, self.bucket_bytes)
     }
@@ -260,14 +253,12 @@ impl Settings {
     }
 }
 
-#[track_caller]
 pub(super) fn check_weight<T: Gradient>(op: &'static str, weight: f64) -> Result<()> {
     // Beyond the range of f32 the weight would become infinite, and zero gradients times it NaN.
     invalid_if!(T::factor(weight).is_none(), op, "a weight of {weight}");
     Ok(())
 }
 
-/// A member's values for [`GradientExchangeBuilder::build`].
 #[derive(Clone)]
 struct Terms {
     /// The identity of the exchange; that of the first member counts.
@@ -292,7 +283,6 @@ impl fmt::Display for Terms {
 }
 
 impl Terms {
-    /// The first difference, and both sides of it.
     fn differs(&self, other: &Terms) -> Option<Difference> {
         let both = |what, text: &dyn Fn(&Terms) -> String| {
             let call = |terms| format!("GradientExchange({})", text(terms));

@@ -1,9 +1,6 @@
 //! Starts a bucket: packs it if needed, reduces it, and unpacks it, on the stream of its priority. A bucket that a
 //! thread carries between processes is only [begun](PendingReduce), and unpacked when it
-//! [lands](GradientExchange::land).
-//!
-//! [`step`](super::step) calls it. Uses [`kernels`] and the all-reduce of the group. Invariant: the bits of results and
-//! norms do not depend on where a member has its gradients.
+//! [lands](GradientExchange::land). Invariant: bits do not depend on where a member has its gradients.
 
 use super::{
     GradientExchange,
@@ -33,7 +30,6 @@ pub(super) enum Scratch {
 
 impl Scratch {
     /// For gradients of type `own`. `apart`: in a chunk of its own.
-    #[track_caller]
     pub fn new(dev: &Device, wire: Wire, own: DType, len: usize, apart: bool) -> Result<Self> {
         Ok(match wire.dtype(own) {
             same if same == own => Scratch::Same,
@@ -53,7 +49,6 @@ pub(super) struct Sums<T: Gradient> {
 
 impl<T: Gradient> GradientExchange<T> {
     /// Starts a bucket; gradients that are not ready count as zero. All members start the same buckets in one order.
-    #[track_caller]
     pub(super) fn start(&mut self, dev: &Device, bucket: usize) -> Result<()> {
         let written = std::mem::take(&mut self.written[bucket]);
         // The caller's stream may be unordered; buckets are always ordered by the library.
@@ -77,9 +72,8 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// Waits for the buckets up to this one that are on their way between processes, and unpacks them. All members of
-    /// this process call it with the same buckets.
-    #[track_caller]
+    /// Waits for the buckets up to this one, and unpacks them. All members of this process call it with the same
+    /// buckets.
     pub(super) fn land(&mut self, dev: &Device, last: usize) -> Result<()> {
         for bucket in 0..self.buckets().min(last + 1) {
             let Some(begun) = self.travelling[bucket].take() else { continue };
@@ -92,8 +86,7 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// Behind the reduction of a bucket. Returns the event behind it all.
-    #[track_caller]
+    /// Returns the event behind it all.
     fn unpack(&self, comm: &Device, bucket: usize) -> Result<Event> {
         let len = self.layout.buckets[bucket].len;
         match &self.scratch {
@@ -108,7 +101,6 @@ impl<T: Gradient> GradientExchange<T> {
         comm.record()
     }
 
-    #[track_caller]
     fn bring_all_back<W: Element>(&self, comm: &Device, bucket: usize, wire: &DeviceView<'_, W>) -> Result<()> {
         let segments = self.segments(bucket, &|_| true, &|_| true);
         self.bring_back(comm, bucket, wire, &segments)
@@ -120,13 +112,11 @@ impl<T: Gradient> GradientExchange<T> {
         &found.expect("there is one for every priority").1
     }
 
-    #[track_caller]
     fn start_in_place(&self, comm: &Device, bucket: usize) -> Result<Option<Box<dyn PendingReduce>>> {
         // Gradients inside the bucket need no packing.
         let away = |i: usize| !self.readiness.is_used(i) || self.lent[i].is_some();
         let segments = self.segments(bucket, &away, &|i| self.readiness.is_used(i));
         let wire = self.memory[bucket].view();
-        // Loops instead of closures: errors must name the caller's line.
         for some in segments.chunks(SEGMENTS) {
             kernels::pack(comm, some, 1.0, &wire)?;
         }
@@ -138,13 +128,9 @@ impl<T: Gradient> GradientExchange<T> {
         self.sum(comm, bucket, exclusive(wire), op)
     }
 
-    /// All-reduce, or reduce-scatter, of a bucket. All buckets but the last overlap with the rest of the backward pass;
-    /// the last one is waited for.
-    ///
-    /// Two H200s, a perceptron 784-2048-2048-10 with 8192 rows, a bucket of 17 MB: the exposed time of a step is 116 us
-    /// with 64 blocks, since the matrix products beside it lose half of the multiprocessors; 108 us with 16 blocks; 34
-    /// us by copy engines, or with 8 blocks.
-    #[track_caller]
+    /// All buckets but the last overlap with the backward pass. Two H200s, a perceptron 784-2048-2048-10 with 8192
+    /// rows, a bucket of 17 MB: the exposed time of a step is 116 us with 64 blocks, 108 with 16 blocks; 34 by copy
+    /// engines, or with 8 blocks.
     fn sum<W: Element>(
         &self,
         comm: &Device,
@@ -160,8 +146,6 @@ impl<T: Gradient> GradientExchange<T> {
         group.begin(all_reduce(origin, wire, op), overlapped)
     }
 
-    /// Exchanges a bucket through memory of another type.
-    #[track_caller]
     fn start_through<W: Element>(
         &self,
         comm: &Device,
@@ -181,8 +165,6 @@ impl<T: Gradient> GradientExchange<T> {
         self.sum(comm, bucket, exclusive(wire), op)
     }
 
-    /// Unpacks the wire into the gradients, and sums their squares.
-    #[track_caller]
     fn bring_back<W: Element>(
         &self,
         comm: &Device,
@@ -253,7 +235,6 @@ impl<T: Gradient> GradientExchange<T> {
     }
 
     /// Computes the norm behind the last bucket, once that has landed.
-    #[track_caller]
     pub(super) fn start_norm(&mut self, dev: &Device) -> Result<()> {
         let Some(sums) = self.sums.as_ref().filter(|_| self.normed.is_none()) else { return Ok(()) };
         if self.travelling.iter().any(Option::is_some) {

@@ -1,7 +1,4 @@
-//! A step: gradients become ready, buckets start, and the step ends.
-//!
-//! Users call it from the backward pass. It decides with [`readiness`](super::readiness), starts buckets with
-//! [`start`](super::start), and meets the other members at the end. Invariant: after a failure only `reset` works.
+//! A step: gradients become ready, buckets start, and the step ends. Invariant: after a failure only `reset` works.
 
 use super::{
     Exchanged, GradientExchange, buckets,
@@ -28,7 +25,6 @@ struct Report {
 }
 
 impl Report {
-    /// For other processes: numbers of 8 bytes.
     fn to_bytes(&self) -> Vec<u8> {
         let (order, known) = (self.order.iter().flatten(), u64::from(self.order.is_some()));
         let numbers = [self.step, self.used.len() as u64].into_iter();
@@ -51,21 +47,15 @@ impl Report {
     }
 }
 
-/// The error of calls after a failed step.
-#[track_caller]
 pub(super) fn failed(op: &'static str) -> Error {
     Error::invalid(op, "a step has failed; all members call `reset` before the next one")
 }
 
 impl<T: Gradient> GradientExchange<T> {
-    /// The group of the members, if the exchange belongs to `dev`.
-    #[track_caller]
     pub(super) fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
         self.home.here(dev, op)
     }
 
-    /// Whether a step of this exchange can continue on this device.
-    #[track_caller]
     pub(super) fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.here(dev, op)?;
         // A gradient that a capture made ready would be exchanged before any launch of the graph has written it.
@@ -78,12 +68,10 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// Whether only `reset` helps.
     pub(super) fn is_broken(&self) -> bool {
         self.broken || self.begun.iter().any(|gang| gang.is_aborted())
     }
 
-    /// Notes that this scope does a part of the step.
     fn note(&mut self, dev: &Device) {
         let gang = &dev.session.gang;
         if !self.begun.iter().any(|known| Arc::ptr_eq(known, gang)) {
@@ -144,8 +132,6 @@ impl<T: Gradient> GradientExchange<T> {
         self.readiness.nothing();
     }
 
-    /// Starts the buckets that are left, in order.
-    #[track_caller]
     fn close(&mut self, dev: &Device) -> Result<()> {
         if self.closed {
             return Ok(());
@@ -177,7 +163,6 @@ impl<T: Gradient> GradientExchange<T> {
             return Err(Error::invalid("finish_bucket", why));
         }
         invalid_if!(!self.sync, "finish_bucket", "this step exchanges nothing (`set_sync`)");
-        // Not in a closure: errors must name the caller's line.
         self.close(dev).inspect_err(|_| self.broken = true)?;
         self.land(dev, bucket).inspect_err(|_| self.broken = true)?;
         if let Some(reduced) = self.reduced[bucket].take() {
@@ -187,7 +172,6 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(self.bucket(bucket))
     }
 
-    #[track_caller]
     fn check_end(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.check(dev, op)?;
         match self.readiness.has_begun() || self.is_empty() {
@@ -214,7 +198,7 @@ impl<T: Gradient> GradientExchange<T> {
             self.steps += 1;
             return Ok(Exchanged { exchange: self, exchanged: false });
         }
-        // Others depend on these calls: a failure ends the step. No closure: errors must name the caller's line.
+        // Others depend on these calls: a failure ends the step.
         self.close(dev).inspect_err(|_| self.broken = true)?;
         self.land(dev, self.buckets()).inspect_err(|_| self.broken = true)?;
         self.start_norm(dev).inspect_err(|_| self.broken = true)?;
@@ -228,8 +212,6 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(Exchanged { exchange: self, exchanged: true })
     }
 
-    /// Makes the current stream wait for all buckets and the norm.
-    #[track_caller]
     fn wait(&mut self, dev: &Device) -> Result<()> {
         // The last event of each stream covers those before it.
         let mut waited: SmallVec<[i32; 4]> = SmallVec::new();
@@ -247,7 +229,6 @@ impl<T: Gradient> GradientExchange<T> {
     }
 
     /// Learns which gradients no member had, and after the first step the order of the buckets.
-    #[track_caller]
     fn meet(&mut self, dev: &Device) -> Result<()> {
         let site = OpSite::place();
         if self.ordered && !self.settings.find_unused {
@@ -293,8 +274,6 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// Rebuilds the buckets in another order, and moves their contents.
-    #[track_caller]
     fn reorder(&mut self, dev: &Device, order: &[usize]) -> Result<()> {
         let layout = Layout::new(Unit::of::<T>(), &self.sizes, order, self.settings.bucket_sizes())?;
         if layout == self.layout {

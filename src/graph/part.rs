@@ -1,7 +1,4 @@
-//! The parts of a graph: graphs of the driver, and collectives between them.
-//!
-//! `graph.rs` makes the parts from a recording and launches them in order. A collective cuts the graph where the driver
-//! cannot capture it.
+//! The parts of a graph: graphs of the driver, and the collectives between them that the driver cannot capture.
 
 use crate::{
     Device,
@@ -24,7 +21,6 @@ pub(super) enum Part {
 }
 
 impl Part {
-    /// The part that a recording has noted.
     pub(super) fn new(recorded: Recorded) -> Self {
         match recorded {
             Recorded::Segment { exec, touched, meetings } => {
@@ -46,11 +42,9 @@ impl Part {
     }
 }
 
-/// A graph of the driver, which one call launches.
 pub(super) struct Segment {
     pub(super) exec: GraphExec,
     touched: Vec<Touched>,
-    /// The meetings of its kernels with the peers' kernels.
     meetings: Option<Meetings>,
 }
 

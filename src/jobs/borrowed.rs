@@ -1,8 +1,8 @@
 //! Jobs that borrow from the caller: they are over when the call returns.
 //!
 //! Invariant: the closure of each job of a [`JobScope`], and a result without a handle, are dropped before
-//! [`Jobs::scope`] returns or unwinds. So the lifetime of what they borrow may be erased. The end of a job counts a
-//! latch down after its last use of the borrows; the call waits for all latches. A job that is left has neither.
+//! [`Jobs::scope`] returns or unwinds. So the lifetime of what they borrow may be erased. A job's end counts a latch
+//! down after its last use of the borrows; the call waits for all latches.
 
 use super::{
     JobHandle, Jobs,

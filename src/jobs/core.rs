@@ -1,11 +1,9 @@
 //! The core of a queue of jobs: its state under one lock.
 //!
-//! [`Jobs`](super::Jobs) and handles call [`Core`]; device threads call it by [visits](Visit). A visit is an entry
-//! in the queue of a device's thread, in the order of gangs. It takes jobs one after the other. As soon as another
-//! entry waits it ends, and a new visit goes to the end of the queue.
-//!
-//! Invariant: while a job is in the queue, a visit of a device is under way or will come, or a gang's is. So there is
-//! always a thread that looks at the queue again. The lock is never held while user code runs.
+//! Device threads call [`Core`] by [visits](Visit): entries in the queue of a device's thread, in the order of gangs. A
+//! visit takes jobs until another entry waits; then a new visit goes to the end of the queue. Invariant: while a job is
+//! in the queue, a visit of a device is under way or will come, or a gang's is. The lock is never held while user code
+//! runs.
 
 use super::{
     gang::GangJob,
@@ -52,14 +50,10 @@ pub(super) struct State {
     pub assigned: Vec<Option<Placed>>,
     /// By device: a visit is under way, or in its queue.
     pub visiting: Vec<bool>,
-    /// Few: at most the jobs in flight.
     pub running: Vec<Running>,
-    /// No job is taken any more.
     closed: bool,
-    /// No job begins any more.
     pub ended: bool,
     pub loss: Option<Error>,
-    /// Futures that wait for room in the queue.
     room: Vec<Waker>,
     pub deadlines: BTreeMap<(Instant, Rank), Duration>,
     pub keeper: bool,
@@ -67,7 +61,6 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Jobs that have a device and are not over.
     pub fn begun(&self) -> usize {
         self.assigned.iter().flatten().count() + self.running.len()
     }
@@ -85,7 +78,6 @@ impl State {
         booked.collect()
     }
 
-    /// Takes the job back that a device was given and has not begun.
     fn unassign(&mut self, device: usize) -> Option<Placed> {
         let placed = self.assigned[device].take()?;
         self.table.thread_is_free(device);
@@ -108,7 +100,6 @@ impl State {
     }
 }
 
-/// What is to be done once the lock is released.
 #[derive(Default)]
 pub(super) struct Posts {
     visits: SmallVec<[usize; 4]>,
@@ -201,7 +192,6 @@ impl Core {
 
     /// As [`has_room`](Self::has_room); if there is none, `waker` is woken when there is.
     pub fn poll_room(&self, waker: &Waker) -> bool {
-        // User code makes and drops clones: not under the lock.
         let own = waker.clone();
         let mut state = self.state.lock();
         let room = state.closed || state.table.len() < self.bound;
@@ -301,7 +291,7 @@ impl Core {
         drop(entering);
     }
 
-    /// Ends all jobs that have not begun. The queue takes no more.
+    /// The queue takes no more.
     pub fn fail_queued(&self, error: &Error) {
         let mut state = self.state.lock();
         (state.closed, state.ended) = (true, true);
@@ -348,7 +338,7 @@ impl Core {
         false
     }
 
-    /// Cancels all jobs; the queue takes no more.
+    /// The queue takes no more.
     pub fn abort(&self, error: &Error) {
         self.fail_queued(error);
         let running: Vec<_> =
@@ -366,7 +356,6 @@ impl Core {
         self.wake(room);
     }
 
-    /// Tells those that wait for room, or for the end of a job.
     fn wake(&self, room: Vec<Waker>) {
         self.changed.notify();
         room.into_iter().for_each(|waker| {
@@ -438,7 +427,6 @@ impl Core {
         None
     }
 
-    /// Tells that a job is over, once it is accounted for.
     pub fn tell(&self, worker: &Worker, job: Job, place: usize, how: Result<()>) {
         worker.handle.progress.advance();
         job.end(Ended { how, place: Some(place), known: worker.handle.hand_over() });

@@ -27,7 +27,6 @@ pub(super) struct GangJob {
     /// job goes to others.
     begins: OnceCell<bool>,
     known: Mutex<Option<Box<Token>>>,
-    /// The members' knowledge at their ends.
     ended: Mutex<Vec<Option<Box<Handover>>>>,
 }
 
@@ -71,7 +70,6 @@ impl Visit<Rc<Worker>> for GangJob {
         if ended.len() < self.devices.len() {
             return;
         }
-        // The last one ends the job.
         for known in ended.drain(..) {
             worker.handle.take_over(known.as_deref());
         }

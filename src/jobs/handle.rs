@@ -114,7 +114,6 @@ impl<T: Send> JobHandle<T> {
             let tick = stall.tick(TICK).min(left.unwrap_or(TICK));
             let over = parker.0.wait_until(Some(tick), || self.job.answer().is_set().then_some(()));
             if over.is_some() || self.job.answer().is_set() {
-                // Ready: it is set.
                 if let Poll::Ready(answer) = self.take(&waker) {
                     return Some(answer);
                 }

@@ -18,7 +18,6 @@ use std::{
 pub(super) trait Work: Send + Sync {
     fn run(&self, dev: &Device) -> Result<()>;
 
-    /// Drops the closure and gives the answer.
     fn end(&self, ended: Ended);
 }
 
@@ -29,7 +28,6 @@ pub(super) trait Answers<T>: Send + Sync {
 pub(super) struct Ended {
     pub how: Result<()>,
     pub place: Option<usize>,
-    /// The knowledge of the device's thread, for a checker.
     pub known: Option<Box<Handover>>,
 }
 
@@ -55,14 +53,12 @@ pub(super) struct Packet<W: ?Sized = dyn Work> {
     pub work: W,
 }
 
-/// Options that few jobs have.
 #[derive(Default)]
 pub(super) struct Extras {
     pub name: Option<Box<str>>,
     pub retries: Mutex<u32>,
     /// When it must be over, and how long after its submission that is.
     pub deadline: Option<(Instant, Duration)>,
-    /// The knowledge of the submitting thread, for a checker.
     pub known: Option<Box<Handover>>,
 }
 
@@ -79,7 +75,6 @@ impl Packet {
         self.extras.as_ref()?.known.as_deref()
     }
 
-    /// Takes one of its retries.
     pub fn retries(&self) -> bool {
         self.extras.as_ref().is_some_and(|extras| {
             let mut left = extras.retries.lock();
@@ -90,7 +85,7 @@ impl Packet {
     }
 }
 
-/// The queue's side of a job: it ends the job, also if it is lost on its way.
+/// It ends the job, also if it is lost on its way.
 pub(super) struct Job(Option<Arc<Packet>>);
 
 impl Job {
@@ -132,7 +127,6 @@ pub(super) struct Placed {
     pub job: Job,
 }
 
-/// A closure that runs once, or again after a failure.
 pub(super) struct Single<F, T> {
     /// The closure and its result. The lock is the device thread's alone: no other thread runs the job.
     inner: Mutex<(Option<F>, Option<Contained<T>>)>,
@@ -177,7 +171,6 @@ impl<F: Send, T: Send> Work for Single<F, T> {
     }
 }
 
-/// A closure that runs on each device of a gang.
 pub(super) struct Each<F, T> {
     f: RwLock<Option<F>>,
     results: Mutex<Vec<(usize, Contained<T>)>>,
@@ -217,7 +210,6 @@ where
     }
 }
 
-/// A job that was not taken gives its closure back.
 pub(super) trait GivesBack<F> {
     fn give_back(&self) -> Option<F>;
 }

@@ -29,7 +29,6 @@ pub struct JobMap<I: Iterator, F, T> {
     f: Arc<F>,
     site: Site,
     ahead: VecDeque<Result<JobHandle<T>>>,
-    /// A job for which the queue had no room.
     waiting: Option<(Need, Job, Arc<dyn Answers<T>>)>,
 }
 

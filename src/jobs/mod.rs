@@ -1,13 +1,8 @@
 //! Jobs: independent work from any thread, each to whichever device is free.
 //!
-//! Programs call [`GpuPool::jobs`]. A job is a closure with a device of its own for as long as it runs; results come by
-//! handles, which are futures, too. This room uses the pool, its scopes and its memory limits. It has no threads of its
-//! own but one that keeps deadlines, and only while there are some.
-//!
-//! * `placement`: which job begins next, and where; plain data.
-//! * `core`: the state. `visit`, `gang`: its uses by device threads. `keeper`: deadlines.
-//! * `job`: a closure and its answer. `handle`: the way to it. `spec`: a job's options.
-//! * `map`: results in the order of inputs. `borrowed`: jobs that borrow from the caller. `stats`: the counters.
+//! A job is a closure with a device of its own for as long as it runs; results come by handles, which are futures, too.
+//! `placement` decides, as plain data, which job begins next, and where; `core` has the state, and `visit` and `gang`
+//! its uses by device threads; `keeper` is a thread that keeps deadlines, while there are some.
 
 mod borrowed;
 mod core;
@@ -39,7 +34,6 @@ pub use placement::Waits;
 pub use spec::{Again, JobSpec, Once, Several, TrySubmitError};
 pub use stats::{DeviceJobs, JobStats, Progress};
 
-/// Most of [`JobsBuilder::overlap`].
 const MOST_OVERLAP: usize = 3;
 
 type Make<S> = Arc<dyn Fn(&Device) -> Result<S> + Send + Sync>;

@@ -1,7 +1,6 @@
 //! Placement: which job begins next, and on which devices. Plain data without threads and without a clock.
 //!
-//! The engine holds a [`Table`] under its lock and asks it after each change; the tests below run it in virtual time.
-//!
+//! The engine holds a [`Table`] under its lock and asks it after each change.
 //! The rules, in this order:
 //!
 //! 1. A job that is *due* comes first. The n-th job is due when [`AGE`] jobs more than the n before it have left the
@@ -26,7 +25,6 @@ const PEERS: usize = 8;
 
 #[derive(Clone, Debug)]
 pub(super) struct Need {
-    /// Bytes to book on each device; 0 without a number.
     pub bytes: u64,
     pub gpus: usize,
     /// The only devices that it may run on.
@@ -41,7 +39,6 @@ impl Default for Need {
     }
 }
 
-/// The devices of a job, by rank.
 pub(super) type Devices = SmallVec<[usize; 2]>;
 
 pub(super) struct Start<J> {
@@ -65,14 +62,10 @@ pub enum Waits {
 #[derive(Default)]
 struct Place {
     capacity: u64,
-    /// Bytes that outlive jobs: buffers of the program.
     resident: u64,
     booked: u64,
-    /// Jobs that have begun, or are about to, and are not over.
     flying: usize,
-    /// A job is about to begin, or its closure runs.
     busy: bool,
-    /// The job in flight has other devices, too.
     gang: bool,
     lost: bool,
 }
@@ -99,7 +92,6 @@ impl Rank {
     }
 }
 
-/// The needs of a queued job, without its rank.
 struct Where {
     among: Option<Box<[usize]>>,
     prefer: Option<usize>,
@@ -139,7 +131,6 @@ pub(super) struct Table<J> {
     oldest: VecDeque<Rank>,
     overlap: usize,
     submitted: u64,
-    /// Jobs that have left the queue.
     left: u64,
 }
 
@@ -240,7 +231,6 @@ impl<J> Table<J> {
         Some((Need { bytes, gpus, among, prefer, priority }, job))
     }
 
-    /// Takes all jobs out of the queue, the first one first.
     pub fn remove_all(&mut self) -> Vec<J> {
         self.left += self.queue.len() as u64;
         self.oldest.clear();
@@ -290,7 +280,6 @@ impl<J> Table<J> {
         Some(Start { rank, devices, need, job })
     }
 
-    /// The devices on which a job can begin now.
     fn fit(&self, need: Wants<'_>, held: &[usize]) -> Option<Devices> {
         let free = |device: &usize| self.has_slot(*device) && need.allows(*device) && !held.contains(device);
         let last = |device: usize| Some(device) != need.prefer;
@@ -376,7 +365,6 @@ impl<J> Table<J> {
         self.places[device].lost
     }
 
-    /// Bytes booked on a device, and its limit.
     pub fn memory(&self, device: usize) -> (u64, u64) {
         (self.places[device].booked, self.places[device].capacity)
     }

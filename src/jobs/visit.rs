@@ -28,13 +28,11 @@ const LOOK: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)
 /// How long a visit without a job waits for the next one: a submission to a visit costs less than a new visit.
 const LINGER: Duration = Duration::from_micros(20);
 
-/// A job whose closure has ended.
 pub(super) struct Flying {
     placed: Placed,
     flight: Flight,
 }
 
-/// The visit of one device: it takes jobs one after the other.
 impl Visit<Rc<Worker>> for Core {
     fn visit(self: Arc<Self>, worker: &Rc<Worker>, _rank: usize, place: u64, others: &dyn Fn() -> bool) {
         let device = worker.handle.device;
@@ -55,7 +53,6 @@ impl Visit<Rc<Worker>> for Core {
 }
 
 impl Core {
-    /// The next job of a device, whose thread is free. It begins with this gang.
     fn take(self: &Arc<Self>, device: usize, gang: impl FnOnce(Site) -> Arc<Gang>) -> Option<(Placed, Arc<Gang>)> {
         let mut state = self.lock();
         let placed = state.assigned[device].take()?;
@@ -189,7 +186,6 @@ impl Core {
         }
     }
 
-    /// Blocks until the oldest flight is over.
     fn land_first(self: &Arc<Self>, worker: &Rc<Worker>, flying: &mut VecDeque<Flying>) {
         if let Some(Flying { placed, flight }) = flying.pop_front() {
             let how = flight.wait(worker);

@@ -1,11 +1,10 @@
 //! The crate's own kernels, with their host kernels. `ops`, collectives, gradients and the probe launch them.
 //!
-//! The device code is in `kernels/*.cu`. It is compiled ahead of time (`kernels/build.py`) and embedded, so a program
-//! needs a driver, but no toolkit.
+//! The device code (`kernels/*.cu`) is compiled ahead of time and embedded, so a program needs a driver, but no
+//! toolkit.
 //!
-//! Invariant: two runs on one kind of device give the same bits. A host kernel computes in the same precision as the
-//! device code. But a GPU fuses multiply and add, and adds sums in another order, so the last bits may differ between a
-//! GPU and a software GPU.
+//! Invariant: two runs on one kind of device give the same bits. Between a GPU, which fuses multiply and add and adds
+//! sums in another order, and a software GPU, the last bits may differ.
 
 use crate::{
     Kernel, Module, kernel,
@@ -42,7 +41,7 @@ module! { GRADIENTS, "gradients" }
 module! { NORM_INBOX, "norm_inbox" }
 module! { NORM_PULL, "norm_pull" }
 
-/// The modules that every pool loads on every device. Others are loaded at their first launch.
+/// Others are loaded at their first launch.
 pub(crate) static MODULES: [&Module; 11] =
     [&ELEMENTWISE, &REDUCE, &PROBE, &COMBINE, &PUSH, &EAGER, &INBOX, &STAGED, &RING, &EXCHANGE, &GRADIENTS];
 
@@ -161,7 +160,6 @@ pub fn pairwise<A: Real>(terms: Range<usize>, term: &impl Fn(usize) -> A) -> A {
     pairwise(terms.start..middle, term) + pairwise(middle..terms.end, term)
 }
 
-/// One contiguous part per block, as even as can be.
 fn partials<A: Real>(n: u64, partial: &mut [A], blocks: u32, term: impl Fn(usize) -> A) {
     let blocks = blocks as usize;
     for (block, out) in partial[..blocks].iter_mut().enumerate() {
@@ -193,7 +191,6 @@ pub trait CastTo<B: DeviceCopy>: DeviceCopy + Cast<B> {
     const CAST: &'static Map<Self, B>;
 }
 
-/// Conversions, with the kernels of a module.
 macro_rules! cast {
     ($module:ident; $($A:ident $B:ident $f:expr;)+) => {$(
         const _: () = {

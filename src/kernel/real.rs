@@ -1,7 +1,5 @@
-//! The arithmetic that host kernels need of `f32` and `f64`, so that they are written once for both.
-//!
-//! `Float::Acc` is always such a type. Users see the trait in a bound and cannot name it; what seals the kernels' other
-//! traits stands here, too. Uses nothing of the crate but `Scalar`.
+//! The arithmetic that host kernels need of `f32` and `f64`, so that they are written once for both; and what seals the
+//! kernels' traits. `Float::Acc` is always such a type. Users see the trait in a bound and cannot name it.
 
 use std::{
     fmt::Debug,

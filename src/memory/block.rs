@@ -1,11 +1,9 @@
 //! A block: one piece of memory with its header, which keeps the block's last uses ([`hazard`](super::hazard)).
 //!
 //! The cache makes blocks, buffers hold them. When the last handle is dropped, on any thread, the block goes back to
-//! its owner: the device thread's cache, or the lock that guards a cache of page-locked memory.
-//!
-//! A header is made once and used again. A free block is a `Box<Block>` in its owner's lists; a block in use is a
-//! counted [`BlockRef`]. So an allocation pops a pointer and sets a count to one, without an allocation on the host. A
-//! free on another thread pushes the header itself into the owner's remote free list ([`Returns`]).
+//! its owner: the device thread's cache, or the lock that guards a cache of page-locked memory. A header is used again:
+//! a free block is a `Box<Block>` in its owner's lists, a block in use a counted [`BlockRef`]. So an allocation pops a
+//! pointer, and a free on another thread pushes the header into the owner's remote free list ([`Returns`]).
 
 use super::{
     backing::{ChunkKind, Region},
@@ -60,11 +58,8 @@ pub struct Block {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
-    /// A slab, which holds blocks of one size class.
     Slab { slab: u32, class: u8 },
-    /// A piece of the heap.
     Piece { piece: Piece, region: u32 },
-    /// The block is a whole region, and goes back to the driver with its last handle.
     Region,
 }
 
@@ -123,13 +118,12 @@ impl Block {
         self.in_graph.is_raised()
     }
 
-    /// Work of a stuck stream may use the memory at any time. So it is never handed out again, and the pool does not
-    /// give it back to the driver: a software GPU frees it when it ends, other drivers never.
+    /// Work of a stuck stream may use the memory at any time. It is never handed out again; a software GPU frees it
+    /// when it ends, other drivers never.
     pub(crate) fn abandon(&self) {
         self.abandoned.raise();
     }
 
-    /// Whether it is a chunk of its own, with no other block in its pages.
     pub(crate) fn is_apart(&self) -> bool {
         self.origin == Origin::Region
     }
@@ -149,9 +143,7 @@ impl Block {
         self.address
     }
 
-    /// An operation of a stream waits for all uses that conflict with it.
-    ///
-    /// # Errors
+    /// An operation of a stream waits for all uses that conflict with it. Errors:
     /// [`Error::Borrowed`](crate::Error::Borrowed); the driver's.
     pub fn order(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
         self.hazards.order(op, stream, bytes, access)
@@ -168,9 +160,7 @@ impl Block {
     }
 
     /// The calling thread waits for all uses that conflict with such an access of the host, for no longer than `limit`.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`](crate::Error::Timeout); the driver's.
+    /// Errors: [`Error::Timeout`](crate::Error::Timeout); the driver's.
     pub fn wait_host(&self, op: &'static str, access: Access, limit: Duration) -> Result<()> {
         self.hazards.wait_host(&self.handle, op, access, limit)
     }
@@ -184,7 +174,7 @@ impl Block {
         self.owner.as_ref().is_some_and(|own| Arc::ptr_eq(own, owner))
     }
 
-    /// Gives the memory up for good, because the owner has ended or there is none.
+    /// The owner has ended, or there is none.
     pub(super) fn release(mut self) {
         let history = self.hazards.take();
         release_bytes(&self.region, &history, self.range());
@@ -264,13 +254,11 @@ impl Drop for BlockRef {
     }
 }
 
-/// The part of a cache that other threads reach: its remote free list and its published counters. Each device has one,
-/// and so has each cache of page-locked memory.
+/// The part of a cache that other threads reach. Each device has one, and so has each cache of page-locked memory.
 pub(crate) struct Owner {
     pool: u64,
     /// The device whose thread owns the blocks. None: the holder of the cache's lock owns them.
     device: Option<usize>,
-    /// Remote free list: blocks that other threads have freed.
     pub(super) returns: Returns<Block>,
     pub(crate) mirror: Mirror<{ super::stats::MIRRORED }>,
 }
@@ -286,26 +274,22 @@ impl Owner {
     }
 }
 
-/// Which device thread the current thread is. Every free looks at it.
 #[derive(Clone, Copy)]
 struct Here {
     pool: u64,
     device: usize,
     cache: *const RefCell<Cache>,
-    /// The gang whose scope is running, or null.
     gang: *const CommitWord,
 }
 
 thread_local! {
     static HERE: Cell<Option<Here>> = const { Cell::new(None) };
-    /// Blocks that a member of a failed gang has freed.
     #[allow(clippy::vec_box, reason = "a header is a node of `Returns`, and stays where it is")]
     static PARKED: RefCell<Vec<Box<Block>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Registers the current thread as the owner of `cache` until the guard is dropped. Frees on this thread then go
-/// directly into the cache's lists, and blocks of other devices of the pool go into this thread's lanes of their remote
-/// free lists.
+/// Frees on this thread go directly into the cache's lists, and blocks of other devices of the pool go into this
+/// thread's lanes of their remote free lists.
 pub(crate) struct OwnerThread(());
 
 impl OwnerThread {
@@ -322,9 +306,8 @@ impl Drop for OwnerThread {
     }
 }
 
-/// While the guard lives, this device thread is a member of a gang. Blocks freed after the gang has failed are parked
-/// until [`unpark`](Self::unpark): an operation of a peer that failed half way may still write to that memory, and the
-/// memory's header does not know it. So no parked block is handed out again before all members have drained.
+/// While the guard lives, blocks freed after the gang has failed are parked until [`unpark`](Self::unpark): an
+/// operation of a peer that failed half way may still write to that memory, and the memory's header does not know it.
 pub(crate) struct InGang<'g>(PhantomData<&'g CommitWord>);
 
 impl<'g> InGang<'g> {
@@ -333,7 +316,7 @@ impl<'g> InGang<'g> {
         InGang(PhantomData)
     }
 
-    /// Frees the parked blocks: all members have drained. With `stuck`, streams may use them for ever: abandons them.
+    /// With `stuck`, streams may use them for ever: abandons them.
     pub(crate) fn unpark(self, stuck: bool) {
         drop(self);
         for block in PARKED.take() {

@@ -1,7 +1,6 @@
 //! Events: points in a stream's work that other streams, of any device, can wait for.
 //!
-//! Users record and wait for them; scopes, gradients and timing use them, too. The raw event goes back to the device's
-//! spare events when the last clone is dropped.
+//! The raw event goes back to the device's spare events when the last clone is dropped.
 
 use crate::{
     driver::{FaultKind, RawEvent},
@@ -48,8 +47,7 @@ impl Event {
         core.stream.handle.check("Event::is_complete", core.stream.handle.driver.event_query(core.raw))
     }
 
-    /// The calling host thread waits until the work before the event has completed. It gives up when the stream makes
-    /// no progress for `limit`, or when `stop` returns true.
+    /// Gives up when the stream makes no progress for `limit`, or when `stop` returns true.
     pub(crate) fn wait_host(&self, op: &'static str, limit: Duration, stop: &dyn Fn() -> bool) -> Result<()> {
         let EventCore { stream, raw, covered, .. } = &*self.0;
         stream.wait_host_for(op, *raw, *covered, limit, stop)

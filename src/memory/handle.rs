@@ -1,7 +1,6 @@
 //! [`DeviceHandle`]: the part of a device that any thread may use: its identity, its driver, its spare events.
 //!
-//! Streams, blocks, events and hazards keep it, so it outlives the pool as long as one of them exists. It turns driver
-//! faults into errors, and passes knowledge between threads for the checker.
+//! Streams, blocks, events and hazards keep it, so it outlives the pool as long as one of them exists.
 
 use crate::{
     driver::{
@@ -28,18 +27,15 @@ pub struct DeviceHandle {
     pub(crate) calls: OnceCell<Arc<Calls>>,
     /// The pool's devices on this GPU: one except in tests ([`Builder::share_gpus`](crate::Builder::share_gpus)).
     pub(crate) sharers: usize,
-    /// The checker that watches the pool's work, if there is one.
     watch: Option<Watch>,
     in_virtual_time: bool,
     /// Stepped: software GPUs run one operation at a time, in an order that must not depend on time.
     pub(crate) stepped: bool,
-    /// The pool's observer, which decides its fail points.
     observer: Option<Arc<dyn Observer>>,
     lost: Flag,
     /// A free that the checker has refused. A free cannot return an error, so `close` returns it.
     refused: Mutex<Option<Arc<Report>>>,
     events: Spares<RawEvent>,
-    /// The words into which the device's streams write their progress.
     pub(crate) words: Words,
     timing_events: Spares<RawEvent>,
     /// For operations on memory of this device that a graph names: see [`turn`](super::turn).
@@ -49,8 +45,7 @@ pub struct DeviceHandle {
     cudarc: OnceCell<Arc<cudarc::driver::CudaStream>>,
 }
 
-/// Knowledge that one host thread passes to another together with a value: what it knows (for a checker), and its
-/// virtual time. Boxed, because it travels with messages, and usually there is neither.
+/// What one host thread passes to another together with a value. Boxed, since usually there is neither.
 pub struct Handover {
     known: Option<Box<Token>>,
     time: Option<Duration>,
@@ -101,12 +96,10 @@ impl DeviceHandle {
         }
     }
 
-    /// Turns a fault of this device's driver into an error that names device and operation.
     pub(crate) fn error(&self, op: &'static str, fault: Fault) -> Error {
         self.error_of(op, 0, fault)
     }
 
-    /// [`error`](Self::error) of a call that has requested so many bytes.
     fn error_of(&self, op: &'static str, requested: u64, fault: Fault) -> Error {
         let Fault { kind, code, name, detail, report } = fault;
         let (device, here) = (self.device, OpSite::current());
@@ -138,10 +131,7 @@ impl DeviceHandle {
         self.watch.as_ref()
     }
 
-    /// Tells the checker that a library beside the driver uses memory on a stream.
-    ///
-    /// # Errors
-    /// [`Error::Misuse`].
+    /// Tells the checker that a library beside the driver uses memory on a stream. Errors: [`Error::Misuse`].
     pub fn lent(
         &self,
         op: &'static str,
@@ -159,7 +149,6 @@ impl DeviceHandle {
         self.progress.advance();
     }
 
-    /// The driver below the checker, for calls that the checker must not see.
     pub(crate) fn unwatched(&self) -> &DriverRef {
         self.watch.as_ref().map_or(&self.driver, |watch| &watch.unwatched)
     }
@@ -175,7 +164,6 @@ impl DeviceHandle {
         }
     }
 
-    /// Whether handovers carry knowledge: there is a checker, or time is virtual.
     pub(crate) fn hands_over(&self) -> bool {
         self.watch.is_some() || self.in_virtual_time
     }
@@ -215,18 +203,15 @@ impl DeviceHandle {
         self.refused.lock().get_or_insert(report);
     }
 
-    /// The first refused free since the last call.
     pub(crate) fn take_refused(&self) -> Option<Arc<Report>> {
         self.refused.lock().take()
     }
 
-    /// Whether the library fails at this point: an observer may ask for it.
     #[inline]
     pub(crate) fn injected(&self, point: FailPoint) -> bool {
         self.observer.as_ref().is_some_and(|observer| observer.fails(self.device, point))
     }
 
-    /// Panics if the library fails at this point.
     #[inline]
     pub(crate) fn strike(&self, point: FailPoint) {
         if self.injected(point) {
@@ -249,7 +234,6 @@ impl DeviceHandle {
         result.map_err(|fault| self.error(op, fault))
     }
 
-    /// [`check`](Self::check) of a call that allocates `bytes` bytes.
     pub(crate) fn check_alloc<T>(&self, op: &'static str, bytes: usize, result: DriverResult<T>) -> Result<T> {
         result.map_err(|fault| self.error_of(op, bytes as u64, fault))
     }
@@ -262,14 +246,13 @@ impl DeviceHandle {
         self.cudarc.get_or_init(make)
     }
 
-    /// The last call that the device's thread has made. Any thread may ask.
     pub(crate) fn last_call(&self) -> Option<DeviceCall> {
         let (op, site) = self.calls.get()?.last()?;
         Some(DeviceCall { device: self.device, op, site })
     }
 
     /// Work that may never end uses memory of this device. A software GPU keeps its memory until its work ends. The
-    /// context of another GPU is kept for good: its end could wait for that work, or free memory under it.
+    /// context of a GPU is kept for good: its end could wait for that work, or free memory under it.
     pub(crate) fn keep_context(self: &Arc<Self>) {
         if !self.driver.as_any().is::<host::HostGpu>() {
             std::mem::forget(self.clone());

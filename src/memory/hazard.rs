@@ -1,12 +1,9 @@
 //! The last uses of a block, and what a new use has to wait for.
 //!
-//! This is what makes safe code unable to write a race. Rust's borrows order the *calls*; the work runs later, on
-//! streams of several devices. Example: an `Arc<DeviceBuffer>` is read on device 1, dropped there, unwrapped and
-//! written on device 0. That is safe Rust, and only the block itself can know that device 1 may still be reading.
-//!
-//! So each use is noted with its stream, number and byte range. A new use conflicts with an old one if the ranges
-//! overlap, one of them writes, and the streams differ; then it first makes its stream wait. Freed memory keeps its
-//! uses: reuse is one more conflicting use, so stream order across devices needs no further mechanism (cf.
+//! Rust's borrows order the *calls*; the work runs later, on streams of several devices: an `Arc<DeviceBuffer>` may be
+//! read on device 1, dropped there, unwrapped and written on device 0. So each use is noted with its stream, number and
+//! byte range. A new use conflicts with an old one if the ranges overlap, one of them writes, and the streams differ;
+//! then it first makes its stream wait. Freed memory keeps its uses: reuse is one more conflicting use (cf.
 //! pytorch#196257).
 
 mod history;
@@ -37,7 +34,6 @@ pub enum Access {
     Write,
 }
 
-/// One use that may still be in flight.
 struct Use {
     stream: Arc<StreamCore>,
     sequence: u64,
@@ -55,7 +51,6 @@ struct Reservation {
     access: Access,
 }
 
-/// Uses that may still be in flight, in no order.
 type Uses = SmallVec<[Use; 2]>;
 
 /// Above this many uses, the uses of one stream and access are merged into one that covers them all.
@@ -74,7 +69,6 @@ impl Hazards {
     }
 
     /// Makes `stream` wait, on the device, for every use that conflicts with touching `bytes`.
-    #[track_caller]
     pub(crate) fn order(
         &self,
         op: &'static str,
@@ -85,9 +79,7 @@ impl Hazards {
         self.0.lock().order(op, stream, bytes, access)
     }
 
-    /// [`order`](Self::order) for a launch of a graph, which no borrow keeps from memory that foreign code has on
-    /// another stream.
-    #[track_caller]
+    /// For a launch of a graph, which no borrow keeps from memory that foreign code has on another stream.
     pub(crate) fn order_launch(
         &self,
         op: &'static str,
@@ -98,7 +90,7 @@ impl Hazards {
         self.0.lock().order_launch(op, stream, bytes, access)
     }
 
-    /// Notes a use that was submitted to `stream` under `sequence`, after [`order`](Self::order).
+    /// After [`order`](Self::order).
     pub(crate) fn note(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         let mut history = self.0.lock();
         let Past { uses, known, devices, .. } = history.past();
@@ -129,16 +121,15 @@ impl Hazards {
         uses.push(Use { stream: stream.clone(), sequence, bytes, access, opened: None });
     }
 
-    /// Notes a use that lasts until [`close`](Self::close): work that foreign code submits to `stream`. Until then
-    /// every conflicting use waits for all that the stream has by then. If it is never closed, it is over when the
-    /// scope has ended. `site`: where the program has asked for it.
+    /// A use that lasts until [`close`](Self::close), by foreign code. Until then every conflicting use waits for all
+    /// that the stream has by then. If it is never closed, it is over when the scope has ended. `site`: the program's
+    /// call.
     #[cfg(feature = "cuda")]
     pub(crate) fn open(&self, stream: &Arc<StreamCore>, bytes: Range<usize>, access: Access, site: Site) {
         let (stream, sequence, opened) = (stream.clone(), stream.open_number(), Some(site));
         self.0.lock().past().uses.push(Use { stream, sequence, bytes, access, opened });
     }
 
-    /// Ends an open use; the submitted work counts as operation `sequence`.
     #[cfg(feature = "cuda")]
     pub(crate) fn close(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         // Noted before the open use is removed: at no time does another thread see neither.
@@ -198,7 +189,6 @@ impl Hazards {
         self.0.lock().uses().iter().any(|last| !last.stream.has_completed(last.sequence))
     }
 
-    /// The history, for a caller with exclusive access to the block.
     #[inline]
     pub(crate) fn history(&mut self) -> &mut History {
         self.0.get_mut()
@@ -218,7 +208,6 @@ impl Hazards {
 }
 
 impl History {
-    #[track_caller]
     pub(crate) fn order_launch(
         &self,
         op: &'static str,
@@ -236,7 +225,6 @@ impl History {
         self.order(op, stream, bytes, access)
     }
 
-    #[track_caller]
     fn order(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
         if self.lending().is_some_and(|lending| lending.refuses(access)) {
             return Err(Error::borrowed(op, stream.handle.device));
@@ -256,13 +244,11 @@ impl History {
     }
 }
 
-/// The bit of a device. A pool has at most 64 software GPUs.
 fn bit(device: usize) -> u64 {
     1 << (device % 64)
 }
 
 impl Use {
-    /// Whether `stream` need not wait for this use.
     fn is_over_for(&self, stream: Option<&StreamCore>) -> bool {
         stream.is_some_and(|stream| stream.comes_after(&self.stream, self.sequence))
             || !self.stream.handle.stepped && self.stream.is_over(self.sequence)

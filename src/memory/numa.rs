@@ -1,10 +1,9 @@
 //! The machine's NUMA nodes: which of them is near a device, and how to get memory from it.
 //!
-//! A copy between a GPU and page-locked memory of the other socket crosses the link between the sockets, which it
-//! shares with all other traffic. `cuMemHostAlloc` takes pages as any allocation of Linux does: from the node of the
-//! calling thread, unless the thread's memory policy says otherwise. So the policy is set around the call
-//! (`set_mempolicy(2)`), as `numactl --preferred` does for a whole process. Where that is refused (in containers),
-//! memory comes from any node.
+//! A copy between a GPU and page-locked memory of the other socket crosses the link between the sockets.
+//! `cuMemHostAlloc` takes pages from the node of the calling thread, unless the thread's memory policy says otherwise.
+//! So the policy is set around the call (`set_mempolicy(2)`). Where that is refused (in containers), memory comes from
+//! any node.
 
 use super::handle::DeviceHandle;
 use std::{fs, sync::Arc};
@@ -12,9 +11,7 @@ use std::{fs, sync::Arc};
 /// The nodes that have memory, and the node of each device.
 #[derive(Clone, Debug)]
 pub(crate) struct Nodes {
-    /// The kernel's node numbers.
     online: Vec<u32>,
-    /// By device of the pool: index in `online`.
     devices: Vec<usize>,
     /// True for invented nodes, in tests.
     fake: bool,
@@ -32,7 +29,6 @@ impl Nodes {
         Self::from(&ids, read)
     }
 
-    /// Reads the nodes of any machine; `read` reads its files.
     fn from(pci_bus_ids: &[&str], read: impl Fn(&str) -> Option<String>) -> Self {
         let mut online = read("/sys/devices/system/node/has_memory")
             .or_else(|| read("/sys/devices/system/node/online"))
@@ -59,7 +55,6 @@ impl Nodes {
         self.devices.get(device).copied().unwrap_or(0)
     }
 
-    /// Index of the node on which the calling thread runs now.
     pub(crate) fn here(&self) -> usize {
         if self.online.len() == 1 || self.fake {
             return 0;
@@ -90,19 +85,17 @@ fn list(text: &str) -> Option<Vec<u32>> {
     Some(all)
 }
 
-/// A node of this machine, by the kernel's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Node(u32);
 
 impl Node {
-    /// Runs `allocate` so that its pages come from this node, if possible.
     pub(crate) fn near<R>(self, allocate: impl FnOnce() -> R) -> R {
         let _policy = policy::Preferred::set(self.0);
         allocate()
     }
 
-    /// Touches the pages of fresh memory, so that they come from this node, if possible. A driver that locks pages has
-    /// taken them already. The bytes belong to the caller, and hold zeros.
+    /// Touches fresh pages, if a driver that locks pages has not taken them already. The bytes belong to the caller,
+    /// and hold zeros.
     pub(crate) unsafe fn take(self, at: *mut u8, bytes: usize) {
         self.near(|| {
             for page in (0..bytes).step_by(4096) {
@@ -137,7 +130,6 @@ mod policy {
 
     const BITS: usize = c_ulong::BITS as usize;
     type Mask = [c_ulong; NODES / BITS];
-    /// `MPOL_PREFERRED` of `linux/mempolicy.h`.
     const PREFERRED: c_int = 1;
 
     /// Until it is dropped, the thread prefers a node; then the old policy is back.
@@ -181,11 +173,9 @@ mod policy {
         unsafe { syscall(SYS_set_mempolicy, mode as c_long, mask, bits) == 0 }
     }
 
-    /// The node of the page at an address, for tests.
     #[cfg(test)]
     pub fn node_of(at: *const u8) -> Option<u32> {
         let mut node: c_int = -1;
-        // `MPOL_F_NODE | MPOL_F_ADDR`
         let flags: c_ulong = 3;
         // SAFETY: a live word, no mask, and an address that the kernel only looks up.
         let result = unsafe { syscall(SYS_get_mempolicy, &raw mut node, ptr::null::<u8>(), 0 as c_ulong, at, flags) };

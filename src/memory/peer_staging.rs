@@ -1,10 +1,8 @@
 //! Page-locked buffers and events for copies between two devices that have no access to each other's memory.
 //!
-//! A pool keeps one [`PeerStaging`] per ordered pair of devices; `copy/peer.rs` submits the copies. This file makes the
-//! buffers and gives them back.
-//!
-//! Invariant: a buffer's events cover all uses of it, unless `spoilt` says otherwise. A buffer that a stuck stream may
-//! still use is never given to another owner.
+//! A pool keeps one [`PeerStaging`] per ordered pair of devices; `copy/peer.rs` submits the copies. Invariant: a
+//! buffer's events cover all uses of it, unless `spoilt`. A buffer that a stuck stream may still use never gets another
+//! owner.
 
 use super::{
     block::BlockRef,
@@ -16,8 +14,8 @@ use crate::{driver::RawEvent, error::Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Bytes of a staging buffer, the most that one step of a copy moves. On an H200 a copy of 256 MB reached 89 % of the
-/// bandwidth of the slower bus direction in pieces of 4 MiB, and 92 % in pieces of 8 MiB; the aim is 90 %.
+/// The most that one step of a copy moves. On an H200 a copy of 256 MB reached 89 % of the bandwidth of the slower bus
+/// direction in pieces of 4 MiB, and 92 % in pieces of 8 MiB.
 pub(crate) const PIECE: usize = 8 << 20;
 
 pub(crate) struct PeerStaging {
@@ -30,16 +28,15 @@ pub(crate) struct Buffers {
     pub(crate) source: Arc<StreamCore>,
     pub(crate) destination: Arc<StreamCore>,
     pub(crate) buffers: [BlockRef; 2],
-    /// Recorded on the source's side when a buffer is full.
+    /// On the source's side.
     pub(crate) full: [RawEvent; 2],
-    /// Recorded on the destination's side when a buffer is empty again.
+    /// On the destination's side.
     pub(crate) empty: [RawEvent; 2],
     pub(crate) next: usize,
     /// A copy has failed half way, so the events do not cover all uses of the buffers.
     pub(crate) spoilt: bool,
 }
 
-/// Two buffers on the NUMA node of the device that fills them.
 fn buffers(pool: &PinnedPool, source: &DeviceHandle) -> Result<[BlockRef; 2]> {
     let piece = || pool.block("staged copy", PIECE, Locality::Device(source.device));
     Ok([piece()?, piece()?])
@@ -58,7 +55,6 @@ impl PeerStaging {
             next: 0,
             spoilt: false,
         };
-        // Both buffers are empty.
         for event in state.empty {
             let handle = &destination;
             handle.check("staged copy", handle.driver.event_record(event, state.destination.raw))?;
@@ -83,7 +79,6 @@ impl Drop for Buffers {
         for (slot, buffer) in self.buffers.iter().enumerate() {
             let over = |stream: &StreamCore, event| stream.handle.driver.event_query(event).unwrap_or(true);
             if !(over(&self.source, self.full[slot]) && over(&self.destination, self.empty[slot])) {
-                // A stream got stuck with a copy in this buffer, so the buffer must never be used for anything else.
                 buffer.abandon();
             }
         }

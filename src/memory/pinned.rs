@@ -1,7 +1,4 @@
-//! [`PinnedBuffer`]: page-locked host memory that knows which copies are in flight.
-//!
-//! Users make it with `pool.pinned` and `dev.pinned`; the memory comes from [`PinnedPool`]. Invariant: a host access
-//! waits for every conflicting copy first.
+//! [`PinnedBuffer`]: page-locked host memory. Invariant: a host access waits for every conflicting copy first.
 
 mod pool;
 
@@ -47,17 +44,6 @@ pub struct PinnedBuffer<T: DeviceCopy> {
 impl<T: DeviceCopy> PinnedBuffer<T> {
     /// A part of the contents. Waits for copies that write the buffer.
     ///
-    /// ```
-    /// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
-    /// let mut results = pool.pinned::<f32>(4)?;
-    /// pool.with(vec![&mut results]).run(|dev, _, results| {
-    ///     let x = dev.upload(&[1.0, 2.0, 3.0, 4.0])?;
-    ///     dev.download_pinned(&x, results) // does not wait
-    /// })?;
-    /// assert_eq!(results.slice(1..3)?, [2.0, 3.0]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// As [`as_slice`](Self::as_slice).
     ///
@@ -102,7 +88,7 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
     ///     dev.download_pinned(&x, &mut results.range_mut(..2))?;
     ///     dev.download_pinned(&x, &mut results.range_mut(2..))
     /// })?;
-    /// assert_eq!(results.as_slice()?, [1.0, 2.0, 1.0, 2.0]);
+    /// assert_eq!(results.slice(1..)?, [2.0, 1.0, 2.0]);
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
@@ -113,8 +99,7 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
         PinnedViewMut(self.range(range))
     }
 
-    /// Takes the elements from `at` on away, as a buffer of their own. It shares the block: a wait for one buffer is a
-    /// wait for the uses of both.
+    /// Takes the elements from `at` on away. The new buffer shares the block: a wait for one is a wait for both.
     pub(crate) fn split_off(&mut self, at: usize) -> PinnedBuffer<T> {
         assert!(at <= self.len, "a buffer of {} elements is split at {at}", self.len);
         let (start, len) = (self.start + at * size_of::<T>(), self.len - at);

@@ -1,11 +1,9 @@
-//! Counters that show whether a device makes progress. Waits read them: a deadline expires only when no counter has
-//! moved.
-//!
-//! The device's thread advances them, and so do threads that poll its streams.
+//! Counters that show whether a device makes progress: a deadline expires only when no counter has moved. The device's
+//! thread advances them, and so do threads that poll its streams.
 
 use crate::sync::Sequence;
 
-/// Progress of one device. It has cache lines of its own, because the device's thread writes it at every operation.
+/// On cache lines of its own, because the device's thread writes it at every operation.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Progress {
@@ -24,12 +22,10 @@ impl Progress {
         self.relayed.fetch_advance();
     }
 
-    /// Grows while the device itself makes progress.
     pub fn own(&self) -> u64 {
         self.own.get()
     }
 
-    /// Grows while the device, or a device that it waits for, makes progress.
     pub fn any(&self) -> u64 {
         self.own.get() + self.relayed.get()
     }

@@ -1,10 +1,7 @@
 //! Page-locked pieces through which pageable host memory travels to a device and back.
 //!
-//! A device thread owns a [`Staging`]; `copy/host.rs` fills and empties its pieces. This file knows when a piece is
-//! free again.
-//!
-//! Invariant: the host touches a part of a piece only while no DMA uses that part. Memory that a stuck stream may still
-//! use is never given to another owner.
+//! A device thread owns a [`Staging`]; `copy/host.rs` fills and empties its pieces. Invariant: the host touches a part
+//! of a piece only while no DMA uses that part. Memory that a stuck stream may still use never gets another owner.
 
 use super::{
     block::BlockRef,
@@ -25,14 +22,12 @@ pub(crate) const PIECE: usize = 2 << 20;
 /// How long the drop of a piece waits for the work of a lost device.
 const LOST: Duration = Duration::from_secs(1);
 
-/// A page-locked piece and the DMAs that may still use it.
 pub(crate) struct Piece {
     pub(crate) block: BlockRef,
     pub(crate) filled: usize,
     /// Streams that got DMAs of this piece since the last event. A stream is noted before its DMA is submitted, so a
     /// stream is not forgotten when the event fails.
     pub(crate) streams: SmallVec<[Arc<StreamCore>; 2]>,
-    /// The piece is free after these events.
     pub(crate) busy: SmallVec<[Event; 2]>,
 }
 
@@ -70,13 +65,11 @@ impl Drop for Piece {
         let lost = |event: &Event| event.0.stream.handle.driver.event_wait(event.0.raw, LOST).is_err();
         let over = |event: &Event| event.is_complete().unwrap_or_else(|_| lost(event));
         if !(self.streams.iter().all(|s| s.has_completed(s.submitted())) && self.busy.iter().all(over)) {
-            // A stream got stuck with a DMA in this piece, so the memory must never be used for anything else.
             self.block.abandon();
         }
     }
 }
 
-/// Two pieces that are used alternately.
 pub(crate) struct DoubleBuffer {
     pub(crate) pieces: [Piece; 2],
     pub(crate) next: usize,
@@ -87,7 +80,6 @@ impl DoubleBuffer {
         Ok(DoubleBuffer { pieces: [Piece::new(pool, device)?, Piece::new(pool, device)?], next: 0 })
     }
 
-    /// The other piece, which becomes the current one.
     pub(crate) fn switch(&mut self) -> &mut Piece {
         self.next ^= 1;
         &mut self.pieces[self.next]

@@ -42,13 +42,11 @@ pub struct MemoryStats {
     pub adopted: u64,
 }
 
-/// Lists the fields once, for both conversions.
 macro_rules! as_words {
     ($($field:ident)+) => {
         /// Number of words that [`MemoryStats::to_words`] returns.
         pub(super) const MIRRORED: usize = [$(stringify!($field)),+].len();
 
-        /// Conversions for `sync::Mirror`, which publishes words.
         impl MemoryStats {
             pub(super) fn to_words(self) -> [u64; MIRRORED] {
                 let MemoryStats { $($field),+ } = self;

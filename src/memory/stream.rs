@@ -1,9 +1,7 @@
 //! Streams: queues of device work. Each operation has a number, so that a wait can name the operation that it needs.
 //!
-//! The token submits through [`StreamCore`], hazards and events wait through it, and scopes wait for it at their end.
-//! Users see [`Stream`].
-//!
-//! Invariant: `completed` never runs ahead of the device, and the number of an operation is taken after its submission.
+//! Users see [`Stream`]. Invariant: `completed` never runs ahead of the device, and the number of an operation is taken
+//! after its submission.
 
 mod early;
 mod milestone;
@@ -28,11 +26,10 @@ use std::{rc::Rc, sync::Arc, time::Duration};
 /// Period in which a waiting host thread polls milestones and asks whether it should stop.
 const TICK: Duration = Duration::from_millis(20);
 
-/// A stream, with the number of operations submitted to it and the number known to be complete.
+/// With the number of operations submitted to it and the number known to be complete.
 ///
 /// The number of an operation is taken *after* its submission. So a thread that reads the counter and then records an
-/// event has captured at least all operations up to the number that it read. The struct has cache lines of its own,
-/// because its thread writes it at every operation.
+/// event has captured at least all operations up to that number. On its own cache lines, written at every operation.
 #[repr(align(128))]
 pub struct StreamCore {
     /// Its device.
@@ -110,8 +107,7 @@ impl StreamCore {
         sequence
     }
 
-    /// From now on foreign code has the stream, and its work may have no number. So waits for an idle stream always ask
-    /// the driver.
+    /// From now on its work may have no number: waits for an idle stream always ask the driver.
     pub(crate) fn lend(&self) {
         self.lent.raise();
     }
@@ -146,8 +142,8 @@ impl StreamCore {
         over
     }
 
-    /// Like [`has_completed`](Self::has_completed), for housekeeping: to the checker the calling thread has learned
-    /// nothing. A thread that relies on the answer later must get [`known_over`](Self::known_over).
+    /// For housekeeping: to the checker the calling thread has learned nothing. A thread that relies on the answer
+    /// later must get [`known_over`](Self::known_over).
     pub(crate) fn is_over(&self, sequence: u64) -> bool {
         if sequence >= OPEN {
             return self.ended.get() > sequence - OPEN;
@@ -204,7 +200,7 @@ impl StreamCore {
         Ok(())
     }
 
-    /// All later work of this stream waits for an event of `owner`. An error names the device that has failed.
+    /// An error names the device that has failed.
     pub(crate) fn wait_raw(&self, op: &'static str, event: RawEvent, owner: &DeviceHandle) -> Result<()> {
         let Err(fault) = self.handle.driver.stream_wait_event(self.raw, event) else { return Ok(()) };
         let is_loss = |fault: &Fault| fault.kind == FaultKind::DeviceLost;
@@ -216,12 +212,10 @@ impl StreamCore {
     }
 
     /// All later work of this stream waits, on the device, for operation `sequence` of `other`, unless an earlier wait
-    /// implies this one. The event is an [`early`] one if there is one behind the operation. Otherwise it is
-    /// recorded only now: most blocks are never shared, so most events never exist.
-    ///
-    /// Recording late captures more than was asked for: all that `other` has submitted by now. That cannot deadlock:
-    /// every wait refers to work that was submitted before it, so the waits form no cycle; and kernels that spin for
-    /// peers are launched only after the whole gang has met.
+    /// implies this one: for an [`early`] event behind the operation, or one that is recorded only now (most blocks are
+    /// never shared, so most events never exist). That captures all that `other` has submitted by now, which cannot
+    /// deadlock: every wait refers to earlier work; and kernels that spin for peers are launched only after the whole
+    /// gang has met.
     pub fn wait_for(&self, op: &'static str, other: &StreamCore, sequence: u64) -> Result<()> {
         if self.comes_after(other, sequence) {
             return Ok(());
@@ -263,8 +257,8 @@ impl StreamCore {
         Ok(())
     }
 
-    /// Repeats `done`, which waits a little, until it returns true. The deadline starts again whenever the stream makes
-    /// progress; the device's progress counter then tells other waits that this device is not stuck.
+    /// The deadline starts again whenever the stream makes progress; the device's progress counter then tells other
+    /// waits that this device is not stuck.
     pub(crate) fn wait_while_advancing(
         &self,
         op: &'static str,
@@ -294,7 +288,6 @@ impl StreamCore {
         self.wait_host_unless(op, sequence, limit, &|| false)
     }
 
-    /// The calling host thread waits for an event of this stream, which covers its first `covered` operations.
     pub(super) fn wait_host_for(
         &self,
         op: &'static str,
@@ -363,7 +356,6 @@ impl Drop for StreamCore {
 /// ```
 pub struct Stream {
     pub(crate) core: Arc<StreamCore>,
-    /// Shared with the worker, which reuses the stream when it has the only handle.
     pub(crate) _held: Rc<()>,
 }
 

@@ -1,13 +1,12 @@
 //! Turns: operations on memory that a graph names are ordered, submitted and noted one after the other.
 //!
-//! An operation first [orders](super::hazard::Hazards::order) itself after earlier uses, is then submitted, and is then
-//! noted. Usually no other host thread can begin a conflicting operation in between: the caller holds a borrow of the
-//! memory. A launch of a graph holds none. So each operation that touches a block of a graph, and each launch, takes
-//! the turn of the block's device for these three steps; else two of them could each miss the other.
+//! An operation [orders](super::hazard::Hazards::order) itself after earlier uses, is submitted, and is noted. Usually
+//! the caller's borrow of the memory keeps other host threads away meanwhile. A launch of a graph holds none. So each
+//! operation that touches a block of a graph, and each launch, takes the turn of the block's device for these three
+//! steps.
 //!
-//! [`Op::submit`](crate::token::op::Op) and launches of graphs take turns. Nothing that holds a turn may wait for
-//! another host thread. So collectives, which wait for their peers, and uploads and downloads, which wait for copies,
-//! hold one only while they [reserve](super::hazard::Reserved) their uses.
+//! Nothing that holds a turn may wait for another host thread. So collectives, uploads and downloads hold one only
+//! while they [reserve](super::hazard::Reserved) their uses.
 //!
 //! Invariant: turns of several devices are taken in the order of the devices.
 
@@ -15,11 +14,10 @@ use super::{block::Block, handle::DeviceHandle};
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
-/// The turns of some devices, held until they are dropped.
 pub(crate) struct Turns<'h>(#[allow(dead_code, reason = "held, not read")] SmallVec<[MutexGuard<'h, ()>; 1]>);
 
 impl<'h> Turns<'h> {
-    /// Takes the turns of all devices that own one of the blocks. Waits while another thread has one of them.
+    /// Those that own one of the blocks. Waits while another thread has one of the turns.
     pub(crate) fn take(blocks: impl Iterator<Item = &'h Block>) -> Self {
         let mut homes: SmallVec<[&DeviceHandle; 4]> = SmallVec::new();
         for block in blocks {

@@ -1,7 +1,5 @@
-//! [`UnifiedBuffer`]: managed memory, one allocation that the host and every device see.
-//!
-//! Users make it with `pool.unified` and pass its rows to `pool.with`. Invariant: no two devices get the same
-//! element for writing, and the host waits for them.
+//! [`UnifiedBuffer`]: managed memory. Invariant: no two devices get the same element for writing, and the host waits
+//! for them.
 
 use super::{
     DeviceCopy,
@@ -89,7 +87,6 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
         UnifiedRowsMut { buffer: self, width }
     }
 
-    /// Number of rows of `width` elements; refuses a remainder.
     #[track_caller]
     fn count_rows(&self, op: &'static str, width: usize) -> Result<usize> {
         let len = self.len;

@@ -1,7 +1,5 @@
-//! Borrowed parts of buffers, and the traits by which operations take them.
-//!
-//! Users slice buffers into views. All operations of the crate take [`AsView`] or [`AsViewMut`]; only copies and
-//! kernels take [`PeerView`]s. Invariant: a view never reaches beyond its buffer.
+//! Borrowed parts of buffers, and the traits by which operations take them. Invariant: a view never reaches beyond its
+//! buffer.
 
 use super::{DeviceCopy, block::BlockRef};
 use crate::driver::Address;

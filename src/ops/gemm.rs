@@ -1,6 +1,4 @@
 //! The matrix product: checks of shapes, and the call.
-//!
-//! Users and `parallel` call it. It fills in a [`Gemm`] for the driver; it uses `token`, and the matrices beside it.
 
 use super::{
     layout::{DIMS, Layout},
@@ -15,10 +13,8 @@ use crate::{
 };
 use smallvec::SmallVec;
 
-/// The types of a product, at the place of [`Float::KIND`].
 const TYPES: [GemmType; 4] = [GemmType::F32, GemmType::F64, GemmType::F16, GemmType::Bf16];
 
-/// Products of matrices.
 impl Device {
     /// `c = alpha * a * b + beta * c`, by cuBLAS, or by the `gemm` crate on software GPUs. `c` is row-major, with as
     /// many rows as `a` and as many columns as `b`. With `beta == 0` the old contents of `c` are not read.
@@ -157,7 +153,6 @@ impl Device {
         let matrices = matrices.map(|(layout, view)| layout.in_memory(view, size));
         let (outer, (count, strides)) = dims([&x, &y, &to]);
         let (op_name, handle, stream) = (op.name, &self.worker.handle, self.stream.raw);
-        // Also what was submitted before a failed call is recorded.
         op.submit_by(|| {
             for first in firsts(&outer) {
                 let [a, b, c] = [0, 1, 2].map(|i| GemmMatrix {
@@ -196,7 +191,6 @@ fn dims(matrices: [&Layout; 3]) -> (SmallVec<[Dim; DIMS]>, Dim) {
     (dims, inner)
 }
 
-/// Where the matrices of each call begin, in elements.
 fn firsts(outer: &[Dim]) -> impl Iterator<Item = [usize; 3]> + '_ {
     (0..outer.iter().map(|&(count, _)| count).product()).map(move |mut call: usize| {
         let mut first = [0; 3];

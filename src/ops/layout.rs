@@ -1,6 +1,5 @@
 //! [`Layout`]: rows, columns, leading dimension and batches of the matrices in a view.
 //!
-//! `matrix` makes it, and `gemm` reads it. Invariant: a layout lies within the view that it was made for.
 
 use crate::{
     driver::{Address, GemmMatrix},
@@ -11,7 +10,6 @@ use std::{
     ops::{Bound, RangeBounds},
 };
 
-/// Dimensions that a batch can have.
 pub(super) const DIMS: usize = 3;
 
 /// Where the elements of a batch of matrices lie in a view. Row-major; `rows` and `cols` are those of the matrix as it
@@ -33,7 +31,7 @@ impl Layout {
         Layout { first: 0, rows, cols, lead: cols, transposed: false, batch: [(1, 0); DIMS], depth: 0 }
     }
 
-    /// Where the products with the matrices of `other` lie when they fill a view. `None` when the shapes do not fit.
+    /// `None` when the shapes do not fit.
     pub(super) fn product(&self, other: &Self) -> Option<Self> {
         let mut batch = [(1, 0); DIMS];
         let mut stride = self.rows.saturating_mul(other.cols);
@@ -49,7 +47,6 @@ impl Layout {
         Some(Layout { batch, depth, ..Layout::dense(self.rows, other.cols) }.normal())
     }
 
-    /// Rows, columns and numbers of matrices.
     pub(super) fn shape(&self) -> [usize; DIMS + 2] {
         let [x, y, z] = self.batch.map(|(count, _)| count);
         [x, y, z, self.rows, self.cols]
@@ -81,7 +78,6 @@ impl Layout {
         self
     }
 
-    /// The number of elements of all matrices, if it can be counted.
     pub(super) fn elements(&self) -> Option<usize> {
         if self.is_empty() {
             return Some(0);
@@ -94,13 +90,11 @@ impl Layout {
         if self.transposed { (1, self.lead) } else { (self.lead, 1) }
     }
 
-    /// The length of each dimension, and the distance between its neighbours.
     fn dims(&self) -> [(usize, usize); DIMS + 2] {
         let ([x, y, z], (down, right)) = (self.batch, self.steps());
         [x, y, z, (self.rows, down), (self.cols, right)]
     }
 
-    /// One behind the last element.
     fn end(&self) -> Option<usize> {
         if self.is_empty() {
             return Some(self.first);
@@ -142,7 +136,6 @@ impl Layout {
         Ok((start, end - start))
     }
 
-    /// With a dimension more.
     #[track_caller]
     pub(super) fn deeper(mut self, op: &'static str, outer: bool, count: usize, stride: usize) -> Result<Self> {
         invalid_if!(self.depth == DIMS, op, "{self} has {DIMS} dimensions of batches, the most");
@@ -156,7 +149,6 @@ impl Layout {
         Ok(self)
     }
 
-    /// `parts` of `whole` rows or columns.
     #[track_caller]
     pub(super) fn part(&self, op: &'static str, what: &str, whole: usize, parts: usize) -> Result<usize> {
         invalid_if!(parts == 0 || !whole.is_multiple_of(parts), op, "{parts} equal parts of the {what} of {self}");
@@ -216,8 +208,4 @@ impl fmt::Display for Layout {
         Ok(())
     }
 }
-impl fmt::Debug for Layout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as!(Layout, |self| "{}", self);

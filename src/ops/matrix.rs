@@ -1,9 +1,5 @@
-//! Matrices in views: their rows, columns, leading dimension and batches; what [`Device::gemm`](crate::Device::gemm)
-//! multiplies and writes.
-//!
-//! Users make them; `gemm` reads the [`Layout`]. It uses the views of `memory`, and moves no element.
-//!
-//! Invariant: the matrices of a [`MatrixMut`] do not overlap.
+//! Matrices in views, for [`Device::gemm`](crate::Device::gemm). Invariant: the matrices of a [`MatrixMut`] do not
+//! overlap.
 
 use super::layout::{DIMS, Layout};
 use crate::{
@@ -118,7 +114,6 @@ impl<'a, T: DeviceCopy> MatrixMut<'a, T> {
     }
 }
 
-/// The common methods: parts and batches.
 macro_rules! parts {
     ($Matrix:ident, $batch:expr) => {
         impl<T: DeviceCopy> $Matrix<'_, T> {

@@ -1,6 +1,4 @@
 //! Scopes over a [`PerDevice`]: they make its values, run closures on them, and accept them after a failure.
-//!
-//! The type and its borrows are in `per_device.rs`, which knows no scopes.
 
 use super::run::Run;
 use crate::{
@@ -19,7 +17,6 @@ impl<T: 'static> PerDevice<T> {
         Self::made(shared, |dev, shard| OpSite::outside(|| f(dev, shard)))
     }
 
-    /// [`create`](Self::create) by the library, not by a closure of the user's.
     #[track_caller]
     pub(crate) fn made(shared: &Arc<Shared>, f: impl Fn(&Device, Shard) -> Result<T> + Sync) -> Result<Self> {
         let this = PerDevice::new(shared);
@@ -130,7 +127,6 @@ impl<T: 'static> PerDevice<T> {
     }
 }
 
-/// Runs of [`PerDevice`], which [`PerDevice::on`] begins.
 impl<T: 'static> Run<'_, &PerDevice<T>> {
     /// Runs `f` on the devices, each with its shard and its own `&mut T`. As [`PerDevice::run`].
     ///

@@ -1,7 +1,5 @@
-//! Running closures on a pool's devices: on all of them or on some, with parts of the caller's data or without.
-//!
-//! Programs call these methods. A [`Run`] is the description of one scope (`scope.rs`); the short forms of [`GpuPool`]
-//! are runs without options. A [`DeviceRun`] is a run on one device.
+//! Running closures on a pool's devices. A [`Run`] is the description of one scope (`scope.rs`); the short forms of
+//! [`GpuPool`] are runs without options. A [`DeviceRun`] is a run on one device.
 
 use crate::{
     Device, GpuPool, Parts, Shard,
@@ -61,7 +59,6 @@ impl<'p, P> Run<'p, P> {
         Run { until: Some(token), ..self }
     }
 
-    /// The same run with other parts, and these.
     pub(super) fn parted<Q>(self, parts: Q) -> (Run<'p, Q>, P) {
         let Run { shared, devices, name, until, parts: old } = self;
         (Run { shared, devices, name, until, parts }, old)

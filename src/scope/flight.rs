@@ -1,9 +1,5 @@
-//! Gangs that no caller waits for: those of jobs. A gang of one device, whose work may outlive its closure; and a
-//! member of a gang of several.
-//!
-//! The queue of jobs calls it, on a device's thread. This file may use what the scope may use.
-//!
-//! Invariant: after [`fly`] has failed, no work is in flight on any stream of the device.
+//! Gangs that no caller waits for: those of jobs. Invariant: after [`fly`] has failed, no work is in flight on any
+//! stream of the device.
 
 use super::{
     as_it_is,
@@ -23,7 +19,6 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{rc::Rc, sync::Arc};
 
-/// Work whose closure has ended.
 pub(crate) struct Flight {
     gang: Arc<Gang>,
     /// The ends of its work: one for each stream that it has used. None once it is known to be over.
@@ -33,7 +28,6 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
-    /// Whether its work is over. After an error it is over, too, or has to be given up.
     pub(crate) fn is_over(&mut self) -> Result<bool> {
         while let Some(end) = self.ends.last() {
             if !end.is_complete()? {
@@ -49,7 +43,6 @@ impl Flight {
         self.ends.iter().try_for_each(|end| end.wait_host("job", worker.shared.deadline, &|| false))
     }
 
-    /// Ends the gang: its work is over, or has failed.
     pub(crate) fn land(self, worker: &Worker, how: Result<()>) -> Result<()> {
         let device = worker.handle.device;
         if let Err(error) = how {
@@ -60,8 +53,8 @@ impl Flight {
     }
 }
 
-/// Runs `f` on this thread's device, as a gang of its own. Then its work may still be in flight. With `own_stream` the
-/// token works on a stream that no other flight has.
+/// Its work may still be in flight at the return. With `own_stream` the token works on a stream that no other flight
+/// has.
 pub(crate) fn fly(
     worker: &Rc<Worker>,
     gang: &Arc<Gang>,
@@ -103,7 +96,6 @@ pub(crate) fn fly(
     Err(gang.cause().map_or(Error::Closed, |(_, cause)| cause))
 }
 
-/// Runs `f` on this thread's device as a member of a gang. When it returns, the member's work is over.
 pub(crate) fn join(
     worker: &Rc<Worker>,
     gang: &Arc<Gang>,
@@ -117,7 +109,6 @@ pub(crate) fn join(
     let _ = member::run(worker, &part, &|dev: &Device, _| f(dev), shard, &as_it_is, known);
 }
 
-/// The end of a visit: nothing of its flights is in flight. Counts are published, and memory is looked through.
 pub(crate) fn rest(worker: &Worker) -> Result<()> {
     let mut cache = worker.cache.borrow_mut();
     cache.begin_audit();

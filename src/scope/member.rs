@@ -1,9 +1,5 @@
-//! A member's side of a scope, on its device thread: the closure, the drain of its streams, the recovery.
-//!
-//! [`run`](super::run) of a scope calls [`run`] once for each member. This file may use what the scope may use.
-//!
-//! Invariant: a member leaves its gang and reports its drain exactly once, also after a panic. So no peer waits for a
-//! member that has gone.
+//! A member's side of a scope, on its device thread: the closure, the drain of its streams, the recovery. Invariant: a
+//! member leaves its gang and reports its drain exactly once, also after a panic.
 
 use crate::{
     Device, Shard,
@@ -127,7 +123,6 @@ where
     outcome
 }
 
-/// Before the closure.
 pub(super) fn begin<'w>(worker: &'w Worker, gang: &Arc<Gang>) -> Result<Entry<'w>> {
     worker.handle.strike(FailPoint::BeforeMember);
     worker.handle.progress.advance();
@@ -154,10 +149,8 @@ pub(super) fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<T
     drained
 }
 
-/// Drops the messages that gangs up to place `upto` have left unread in a device's mailboxes.
 fn forget(worker: &Worker, upto: u64) {
     let left = worker.endpoint.borrow_mut().leftovers(upto);
-    // Its drop may use the mailboxes.
     drop(left);
 }
 

@@ -1,16 +1,10 @@
 //! A slot for one thread's messages to several others.
 //!
-//! With a [`ring`](super::ring) per reader there are a slot and an index per reader, in cache lines that have to be
-//! fetched from the readers one by one. Here the writer writes one line, and all readers read it. The writer cannot run
-//! ahead, and the slot does not say who has read it: the members that meet see to that.
-//!
-//! # Contract
-//!
-//! Broadcasts are numbered from 1 and posted in order by one thread. Two pages take them in turn, so a broadcast stays
-//! until the next but one is posted. That is enough for members that meet again and again, where each member posts one
-//! broadcast and goes on when it has read all members' broadcasts of that number: a member posts number `k + 2` when
-//! all have posted `k + 1`, and they do that when they have read `k`. A reader that does not read in time misses some.
-//! It finds out by the number that is there. It never reads parts of two (each page is a [`Mirror`]).
+//! With a [`ring`](super::ring) per reader there are a slot and an index per reader, in cache lines of their own. Here
+//! the writer writes one line, and all readers read it. The writer cannot run ahead: the members that meet see to that.
+//! Broadcasts are numbered from 1 and posted in order by one thread, on two pages in turn (each is a [`Mirror`]). That
+//! is enough for members that meet again and again (`README.md` has the proof). A reader that is late finds another
+//! number, and never parts of two broadcasts.
 
 use super::{Mirror, site::flag};
 
@@ -20,8 +14,8 @@ pub struct BroadcastSlot<const N: usize> {
     pages: [Mirror<N>; 2],
 }
 
-/// The page of a broadcast; how many broadcasts that page has had before; and a function from the number of broadcasts
-/// that the page has had to the number of its last one.
+/// The page of a broadcast; how many it had before; and the function from that count to the number of the page's last
+/// one.
 fn place(number: u64) -> (usize, u64, impl Fn(u64) -> u64) {
     let pages = if flag("broadcast_slot.one_page") { 1 } else { 2 };
     let page = (number - 1) % pages;
@@ -29,12 +23,11 @@ fn place(number: u64) -> (usize, u64, impl Fn(u64) -> u64) {
 }
 
 impl<const N: usize> BroadcastSlot<N> {
-    /// A slot with no broadcast yet.
     pub fn new() -> Self {
         BroadcastSlot { pages: [Mirror::new(), Mirror::new()] }
     }
 
-    /// Posts the next broadcast. Numbers are consecutive, from 1. By one thread at a time.
+    /// Numbers are consecutive, from 1. By one thread at a time.
     #[inline]
     pub fn post(&self, number: u64, words: [u64; N]) {
         self.pages[place(number).0].write(words);

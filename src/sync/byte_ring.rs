@@ -1,16 +1,10 @@
-//! A bounded queue of bytes between two processes, one of which writes and one of which reads.
-//!
-//! # Contract
+//! A bounded queue of bytes from one process to another. `README.md` has the proof.
 //!
 //! First in, first out. Neither side ever waits. The writer's work before a [`write`](Writer::write) is visible to the
 //! reader of those bytes; the reader's work before it frees room is visible to the writer that uses the room.
 //!
-//! # Mechanism
-//!
-//! As [`ring`](super::ring): `head` and `tail` count bytes and never wrap at the capacity, a power of two; each side
-//! keeps its own index, and a bound of the other's. One thing differs: the memory is not this process's own
-//! ([`Memory`]), so an index that the other side has written may be any number. It is checked before use: a wrong one
-//! is [`Corrupt`], and never an access out of bounds.
+//! As [`ring`](super::ring), but the memory is not this process's own ([`Memory`]), so an index that the other side has
+//! written may be any number. It is checked before use: a wrong one is [`Corrupt`], and never an access out of bounds.
 //!
 //! Bytes are published in pieces, so that one side copies while the other does, and what one writes is in a cache when
 //! the other reads it.
@@ -23,7 +17,6 @@ use super::{
 /// Bytes that are published at once, at most: as many as a core's first cache holds.
 const PIECE: usize = 32 << 10;
 
-/// The other side has written an index that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Corrupt;
 
@@ -70,12 +63,11 @@ pub struct Reader<M> {
 }
 
 impl<M: Memory> Writer<M> {
-    /// The memory's only writer; nothing was written or read yet.
     pub fn new(memory: M) -> Self {
         Writer { memory, tail: 0, known_head: 0 }
     }
 
-    /// Writes as many bytes as there is room for, and returns their number.
+    /// Returns the number of bytes: as many as there is room for.
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Corrupt> {
         let capacity = self.memory.capacity();
         let mut done = 0;
@@ -109,12 +101,11 @@ impl<M: Memory> Writer<M> {
 }
 
 impl<M: Memory> Reader<M> {
-    /// The memory's only reader; nothing was written or read yet.
     pub fn new(memory: M) -> Self {
         Reader { memory, head: 0, known_tail: 0 }
     }
 
-    /// Reads as many bytes as there are, up to the length of `into`, and returns their number.
+    /// Returns the number of bytes: as many as there are, up to the length of `into`.
     pub fn read(&mut self, into: &mut [u8]) -> Result<usize, Corrupt> {
         let capacity = self.memory.capacity();
         let mut done = 0;
@@ -169,10 +160,7 @@ impl Mapped {
     /// # Safety
     /// `base` is aligned to 128, and [`size`](Self::size) bytes from there live as long as the result. Before the first
     /// use they are zeros. They are used by one [`Writer`] and one [`Reader`], of this process or another one, and by
-    /// nothing else.
-    ///
-    /// # Panics
-    /// When the capacity is not a power of two.
+    /// nothing else. Panics: when the capacity is not a power of two.
     pub unsafe fn new(base: *mut u8, capacity: usize) -> Self {
         assert!(capacity.is_power_of_two(), "a ring of {capacity} bytes");
         Mapped { base, capacity }

@@ -10,8 +10,7 @@
 //! * the commit came first: every member's `commit` of that number is true, also after the abort;
 //! * the abort came first: the word's number can never reach that number, and every member's `commit` is false.
 //!
-//! So an operation never runs on only a part of the gang. Numbers are consecutive, and each member commits them in
-//! order. A member's number may be behind the word's number, and is at most one ahead of it.
+//! Numbers are consecutive, and each member commits them in order: its own is behind the word's, or one ahead.
 
 use super::{
     shim::atomic::{AtomicU64, Ordering::*},
@@ -27,7 +26,6 @@ const ABORTED: u64 = 1;
 pub struct CommitWord(AtomicU64);
 
 impl CommitWord {
-    /// Nothing committed, not aborted.
     pub fn new() -> Self {
         CommitWord(AtomicU64::new(0))
     }
@@ -38,8 +36,8 @@ impl CommitWord {
         self.lead(seq).is_some()
     }
 
-    /// [`commit`](Self::commit); true if this call has committed the number, false if a peer has; `None` if the abort
-    /// came first.
+    /// Like [`commit`](Self::commit); true if this call has committed the number, false if a peer has; `None` after an
+    /// abort.
     pub fn lead(&self, seq: u64) -> Option<bool> {
         loop {
             let word = self.0.load(ord("commit.load", Acquire));

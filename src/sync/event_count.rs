@@ -1,53 +1,26 @@
 //! Waits for a condition that other threads make true, without lost wake-ups and without a lock around the condition.
-//!
-//! # Contract
+//! `README.md` has the protocol and its proof.
 //!
 //! A notifier makes the condition true with any atomic operation, and *then* calls [`EventCount::notify`]. A waiter
-//! gives the condition to [`EventCount::wait_until`], which returns once the condition holds. The condition is
-//! evaluated without a lock, so it may take locks and may notify. Without a waiter, `notify` costs a fence and a load;
-//! the fence is `SeqCst` and comes first, so it also acquires the values that the caller's relaxed operations have read
-//! before. A thread that makes the conditions of several event counts true notifies all of them at the end by
-//! [`EventCount::notify_all`], for one fence: it waits until all earlier writes have left the core, before later reads.
+//! gives the condition to [`EventCount::wait_until`], which returns once it holds. It is evaluated without a lock, so
+//! it may take locks and may notify. Without a waiter, `notify` costs a fence and a load; the fence is `SeqCst` and
+//! comes first, so it also acquires the values that the caller's relaxed operations have read before. A thread with
+//! several event counts notifies all of them by [`EventCount::notify_all`], for one fence.
 //!
-//! # Mechanism
+//! One word counts the *announced* waiters and numbers the *epochs*, as in
+//! [folly](https://github.com/facebook/folly/blob/main/folly/synchronization/EventCount.h); a mutex and a condition
+//! variable block. The end of an epoch removes all its waiters from the count, so a second `notify` before the woken
+//! threads have run costs nothing: each of N threads notifies N others.
 //!
-//! One word counts the *announced* waiters and numbers the *epochs*; a mutex and a condition variable block.
+//! A waiter that finds the condition false after its announcement notes the epoch under the mutex before it blocks.
+//! While the note agrees with the word ([`EventCount::asleep`]), no notifier has ended the epoch since. With one waiter
+//! the answer is exact. Software GPUs ask before a step.
 //!
-//! ```text
-//!   word = epoch << 32 | announced waiters of this epoch
+//! A waiter first pauses in doubling rounds, then yields, then blocks. The pauses are skipped on one core, and if there
+//! are as many device threads as cores (`shim::spin_rounds`). On a busy 2-core machine, a dispatch to 4 threads took
+//! 170 us with a fixed spin of 2000 pauses, 14 us with 6 rounds and 32 yields, and 50 us with blocking at once.
 //!
-//!   waiter                                          notifier
-//!   ------                                          --------
-//!   announce: waiters + 1, remember the epoch       make the condition true
-//!   fence(SeqCst)                               X   fence(SeqCst)
-//!   look at the condition                           look at the word: no waiters => done
-//!   lock; while the epoch is the remembered one:    lock; epoch + 1, waiters = 0; unlock
-//!       wait on the condition variable              notify_all
-//! ```
-//!
-//! The two fences are Dekker's: either the notifier sees the announcement, or the waiter sees the condition, or both. A
-//! notifier that sees the announcement ends the epoch *under the lock*. So the waiter either finds the epoch ended, or
-//! it is inside the condition variable when the wake-up comes. The end of an epoch removes all its waiters from the
-//! count, so a second `notify` before the woken threads have run finds no waiter and costs nothing. That matters when
-//! each of N threads notifies N others. The word is [folly's
-//! `EventCount`](https://github.com/facebook/folly/blob/main/folly/synchronization/EventCount.h), the spirit rayon's
-//! [`sleep`](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/sleep/README.md).
-//!
-//! # Asking whether a waiter sleeps
-//!
-//! A waiter that finds the condition false after its announcement stores the epoch under the mutex before it blocks,
-//! and clears this note when it continues. While the note agrees with the word ([`EventCount::asleep`]), no notifier
-//! has ended the epoch since the waiter's look. With one waiter the answer is exact. A software GPU asks before the
-//! next step of a program that must not depend on the speed of threads.
-//!
-//! # Before blocking
-//!
-//! A waiter first pauses in doubling rounds, then yields, then blocks. The pauses are skipped on one core, where no
-//! other thread could make progress meanwhile, and if there are as many device threads as cores (`shim::spin_rounds`).
-//! On a busy 2-core machine, a dispatch to 4 threads took 170 us with a fixed spin of 2000 pauses, 14 us with 6 rounds
-//! and 32 yields, and 50 us with blocking at once while the threads were awake anyway.
-//!
-//! A wake-up is slow if a core must be woken, too. The threads of two GPUs that slept while a peer was 1 ms late
+//! A wake-up is slow if a core must be woken, too: the threads of two GPUs that slept while a peer was 1 ms late
 //! finished the sum of 64 KB 47 us after the peer came; awake threads need 16 us. So a waiter may *linger*
 //! ([`EventCount::wait_lingering`]): it yields for some time before it blocks, on a core that no other thread wants.
 
@@ -66,19 +39,7 @@ const WAITERS: u64 = EPOCH - 1;
 /// A yield that takes this long means that other threads want the core: each further one costs a time slice.
 const CROWDED: Duration = Duration::from_micros(500);
 
-/// `src/sync/README.md` has the protocol.
-///
-/// ```
-/// use gpu_pool::extend::sync::EventCount;
-/// use std::sync::atomic::{AtomicBool, Ordering};
-///
-/// let (ready, event) = (AtomicBool::new(false), EventCount::new());
-/// std::thread::scope(|s| {
-///     s.spawn(|| event.wait_until(None, || ready.load(Ordering::Acquire).then_some(())));
-///     ready.store(true, Ordering::Release); // first the condition,
-///     event.notify(); // then the call
-/// });
-/// ```
+/// First make the condition true, then call [`notify`](Self::notify).
 // On its own cache lines: its waiter reads it all the time.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -92,50 +53,31 @@ pub struct EventCount {
 
 impl EventCount {
     /// An event count without waiters.
-    ///
-    /// ```
-    /// gpu_pool::extend::sync::EventCount::new().notify(); // wakes no thread
-    /// ```
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         EventCount { word: AtomicU64::new(0), lock: Mutex::new(0), ended: Condvar::new() }
     }
 
-    /// An event count without waiters. Not `const`, since loom's types are not.
     #[cfg(loom)]
     pub fn new() -> Self {
         EventCount { word: AtomicU64::new(0), lock: Mutex::new(0), ended: Condvar::new() }
     }
 
     /// Makes all waiters evaluate their conditions again. Call it after the condition was made true.
-    ///
-    /// ```
-    /// let event = gpu_pool::extend::sync::EventCount::new();
-    /// let shared = std::sync::atomic::AtomicU32::new(7);
-    /// shared.fetch_add(1, std::sync::atomic::Ordering::Release);
-    /// event.notify();
-    /// ```
     #[inline]
     pub fn notify(&self) {
         fence_at("event.notify.fence", SeqCst);
         self.wake();
     }
 
-    /// [`notify`](Self::notify) for each event count, with one fence. Call it after the conditions of all of them were
-    /// made true.
-    ///
-    /// ```
-    /// use gpu_pool::extend::sync::EventCount;
-    /// let events = [EventCount::new(), EventCount::new()];
-    /// EventCount::notify_all(&events); // wakes no thread
-    /// ```
+    /// Like [`notify`](Self::notify) for each event count, with one fence.
     #[inline]
     pub fn notify_all<'e>(events: impl IntoIterator<Item = &'e EventCount>) {
         fence_at("event.notify_all.fence", SeqCst);
         events.into_iter().for_each(EventCount::wake);
     }
 
-    /// Ends the epoch if there is a waiter. The caller has made a fence after its change.
+    /// The caller has made a fence after its change.
     #[inline]
     fn wake(&self) {
         if self.word.load(Relaxed) & WAITERS != 0 {
@@ -145,49 +87,21 @@ impl EventCount {
 
     /// A number if the waiter blocks, has found its condition false after its announcement, and has not been notified
     /// since. The number changes with a notification. For an event count with one waiter at a time.
-    ///
-    /// ```
-    /// let event = gpu_pool::extend::sync::EventCount::new();
-    /// assert_eq!(event.asleep(), None); // no thread waits
-    /// ```
     pub fn asleep(&self) -> Option<u64> {
         let looked = self.lock.lock();
         let epoch = self.word.load(Relaxed) / EPOCH;
         (*looked == epoch + 1).then_some(epoch)
     }
 
-    /// Waits at most `limit` until `cond` returns a value. `None` if the limit came first; never `None` without a
-    /// limit.
-    ///
-    /// `cond` is called at least once, also with a limit of zero. It is called a last time before `None` is returned.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let event = gpu_pool::extend::sync::EventCount::new();
-    /// assert_eq!(event.wait_until(None, || Some(5)), Some(5));
-    /// assert_eq!(event.wait_until(Some(Duration::from_millis(1)), || None::<u8>), None);
-    /// ```
+    /// Waits at most `limit` until `cond` returns a value. `None` if the limit came first. `cond` is called at least
+    /// once, and a last time before `None` is returned.
     pub fn wait_until<R>(&self, limit: Option<Duration>, cond: impl FnMut() -> Option<R>) -> Option<R> {
         self.wait_lingering(limit, Duration::ZERO, cond)
     }
 
-    /// [`wait_until`](Self::wait_until), but a waiter with a core of its own yields for at least `linger` before it
-    /// blocks: it sees a change in that time within a microsecond. It blocks earlier if a yield takes long, and does
+    /// Like [`wait_until`](Self::wait_until), but a waiter with a core of its own yields for at least `linger` before
+    /// it blocks: it sees a change in that time within a microsecond. It blocks earlier if a yield takes long, and does
     /// not linger at all if there are as many device threads as cores.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use std::sync::atomic::{AtomicU32, Ordering};
-    /// let (event, found) = (gpu_pool::extend::sync::EventCount::new(), AtomicU32::new(0));
-    /// std::thread::scope(|scope| {
-    ///     scope.spawn(|| {
-    ///         found.store(20, Ordering::Release);
-    ///         event.notify(); // it may be asleep by now
-    ///     });
-    ///     let look = || Some(found.load(Ordering::Acquire)).filter(|found| *found > 0);
-    ///     assert_eq!(event.wait_lingering(None, Duration::from_millis(2), look), Some(20));
-    /// });
-    /// ```
     pub fn wait_lingering<R>(
         &self,
         limit: Option<Duration>,
@@ -256,16 +170,6 @@ impl EventCount {
 
     /// Runs `f` as if it were a sleep: meanwhile [`asleep`](Self::asleep) returns a number, until a notification. If
     /// `cond` returns a value before, `f` does not run; else the result is that of `cond` after `f`.
-    ///
-    /// ```
-    /// let event = gpu_pool::extend::sync::EventCount::new();
-    /// let looked = event.while_asleep(|| None::<u8>, || {
-    ///     assert!(event.asleep().is_some());
-    ///     event.notify();
-    ///     assert!(event.asleep().is_none());
-    /// });
-    /// assert_eq!(looked, None);
-    /// ```
     pub fn while_asleep<R>(&self, mut cond: impl FnMut() -> Option<R>, f: impl FnOnce()) -> Option<R> {
         let announced = self.announce();
         fence_at("event.wait.fence", SeqCst);
@@ -273,7 +177,6 @@ impl EventCount {
             return Some(result);
         }
         *self.lock.lock() = announced.epoch + 1;
-        // The note is cleared also if `f` panics.
         let noted = Noted(self);
         f();
         drop((noted, announced));
@@ -304,7 +207,6 @@ impl EventCount {
     }
 }
 
-/// The note under the mutex; its drop clears it.
 struct Noted<'a>(&'a EventCount);
 
 impl Drop for Noted<'_> {

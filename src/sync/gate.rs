@@ -4,10 +4,9 @@
 //!   word = 2 * (passes in flight) + (1 if closed)
 //! ```
 //!
-//! [`Gate::enter`] adds a pass *first* and reads the closed bit of the same value. If it read the bit first and then
-//! added, a close and a drain could come in between. [`Gate::close`] sets the bit; [`Gate::wait_drained`] waits until
-//! the word has no passes. An `enter` that finds the gate closed removes its pass again, so it may wake the waiter once
-//! more than needed, never once less.
+//! [`Gate::enter`] adds a pass *first* and reads the closed bit of the same value: else a close and a drain could come
+//! in between. One that finds the gate closed removes its pass again, so it may wake the waiter once more than needed,
+//! never once less.
 
 use super::{
     EventCount,
@@ -32,7 +31,6 @@ pub struct Gate {
 pub struct Pass<'a>(&'a Gate);
 
 impl Gate {
-    /// An open gate.
     pub fn new() -> Self {
         Gate { word: AtomicUsize::new(0), drained: EventCount::new() }
     }
@@ -48,27 +46,21 @@ impl Gate {
         }
         let before = self.word.fetch_add(PASS, ord("gate.enter", Acquire));
         debug_assert!(before < usize::MAX - PASS, "passes are forgotten by the billion");
-        // From here the pass is counted; its drop removes it on both paths.
         let pass = Pass(self);
         (before & CLOSED == 0).then_some(pass)
     }
 
-    /// Closes the gate for good. True if this call was the first.
+    /// True if this call was the first.
     pub fn close(&self) -> bool {
         self.word.fetch_or(CLOSED, ord("gate.close", Release)) & CLOSED == 0
     }
 
-    /// Whether the gate is closed.
     pub fn is_closed(&self) -> bool {
         self.word.load(ord("gate.is_closed", Acquire)) & CLOSED != 0
     }
 
     /// Waits until a closed gate has no passes; false if `limit` came first. After true, everything done under passes
-    /// is visible, and no thread will get a pass again.
-    ///
-    /// # Panics
-    ///
-    /// If the gate is open: then "no passes" would mean nothing.
+    /// is visible. Panics: if the gate is open: then "no passes" would mean nothing.
     pub fn wait_drained(&self, limit: Option<Duration>) -> bool {
         assert!(self.is_closed(), "wait_drained on an open gate");
         self.drained

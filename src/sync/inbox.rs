@@ -1,13 +1,10 @@
 //! A queue for many senders; a receiver takes all elements at once.
 //!
-//! [`Inbox::push`] links a node in front of the list by compare-and-swap. [`Inbox::take`] swaps the whole list for an
-//! empty one and reverses it, so elements come out in the order of their pushes. No node is ever unlinked from the
-//! middle, so there is no ABA problem and no deferred reclamation: a node belongs to its sender before the exchange,
-//! then to the list, and to the taker after the swap. It is Treiber's stack, used as in [mimalloc's
-//! `xthread_free`](https://github.com/microsoft/mimalloc/blob/master/src/free.c).
+//! Treiber's stack, as in [mimalloc's `xthread_free`](https://github.com/microsoft/mimalloc/blob/master/src/free.c). No
+//! node is unlinked from the middle, so there is no ABA problem and no deferred reclamation.
 //!
-//! A mutex around a `Vec` is faster for one sender (48 against 26 million per second). But here a sender never waits
-//! for a taker that was descheduled while it held the lock.
+//! A mutex around a `Vec` is faster for one sender (48 against 26 million per second), but a sender would wait for a
+//! taker that was descheduled while it held the lock.
 
 use super::{
     shim::{
@@ -31,7 +28,6 @@ struct Node<T>(UnsafeCell<Content<T>>);
 
 struct Content<T> {
     value: T,
-    /// The next older node.
     next: *mut Node<T>,
 }
 
@@ -47,7 +43,6 @@ impl<T> Default for Inbox<T> {
 }
 
 impl<T: Send> Inbox<T> {
-    /// An empty inbox.
     pub fn new() -> Self {
         Self::default()
     }
@@ -74,7 +69,6 @@ impl<T: Send> Inbox<T> {
 }
 
 impl<T> Inbox<T> {
-    /// Whether there was no element: outdated when it returns.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.head.load(Relaxed).is_null()
@@ -107,7 +101,7 @@ impl<T> Drop for Inbox<T> {
 
 debug_as!(Inbox<T> [T], |self| empty = self.head.load(Relaxed).is_null());
 
-/// The elements of [`Inbox::take`], oldest first. Its drop drops the rest.
+/// Oldest first. Its drop drops the rest.
 pub struct Drain<T> {
     oldest: *mut Node<T>,
     _owns: PhantomData<Node<T>>,

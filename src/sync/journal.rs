@@ -1,17 +1,11 @@
-//! Records of several processes, in one order in which all of them read.
-//!
-//! # Contract
+//! Records of several processes, in one order in which all of them read. `README.md` has the proof.
 //!
 //! Each process reads each record once, as a whole, and all read in one order. A record is in the order or it is not:
 //! a process that is killed while it writes leaves no gap. [`append`](Writer::append) and [`read`](Reader::read) never
 //! wait. A writer's work before an append is visible to the readers of the record.
 //!
-//! # Mechanism
-//!
 //! Each process has slots, which it alone writes. It fills slots and then takes the next places in the order, by one
-//! compare-and-swap each; a place is a word that tells position, process and length. The words are a ring: since a
-//! process has at most as many slots as it has unread places, a place is read by all before it is taken again.
-//! Each reader counts the places that it has read. A writer uses a slot again when all readers have counted its place.
+//! compare-and-swap each; a place is a word that tells position, process and length.
 //!
 //! A reader without news sleeps at its [`Bell`]. The memory is shared ([`Memory`]), so its numbers are checked before
 //! use: a wrong one is [`Corrupt`], and never an access out of bounds.
@@ -32,7 +26,7 @@ use std::collections::VecDeque;
 /// The calls of one object always give the same memory, which lives as long as the object. `copy_in` and `copy_out`
 /// touch only the bytes that they are told.
 pub unsafe trait Memory {
-    /// The processes, at most 4096.
+    /// At most 4096.
     fn processes(&self) -> usize;
     /// The slots of each process, and the bytes of a slot: at most 32767.
     fn slots(&self) -> (usize, usize);
@@ -47,8 +41,6 @@ pub unsafe trait Memory {
     /// Wakes the process that sleeps at this bell.
     fn wake(&self, bell: &AtomicU32);
 
-    /// Fills a slot of a process.
-    ///
     /// # Safety
     /// The caller is the process, and no other one reads the slot now. The bytes are no more than a slot's.
     unsafe fn copy_in(&self, process: usize, slot: usize, bytes: &[u8]);
@@ -60,7 +52,6 @@ pub unsafe trait Memory {
     unsafe fn copy_out(&self, process: usize, slot: usize, len: usize, into: &mut Vec<u8>);
 }
 
-/// The words of the ring of places.
 pub fn places(processes: usize, slots: usize) -> usize {
     (processes * slots).next_power_of_two()
 }
@@ -74,11 +65,9 @@ fn number_of(place: u64) -> u64 {
     (place + 1) & (u64::MAX >> NUMBER)
 }
 
-/// The records of one process.
 pub struct Writer<M> {
     memory: M,
     own: usize,
-    /// The first place that may be free.
     next: u64,
     slots_used: u64,
     /// The places of own slots that not all have read.
@@ -86,7 +75,6 @@ pub struct Writer<M> {
 }
 
 impl<M: Memory> Writer<M> {
-    /// The only writer of this process; nothing was appended yet.
     pub fn new(memory: M, own: usize) -> Self {
         Writer { memory, own, next: 0, slots_used: 0, unread: VecDeque::new() }
     }
@@ -143,7 +131,6 @@ impl<M: Memory> Writer<M> {
     }
 }
 
-/// The records of all processes, for one of them.
 pub struct Reader<M> {
     memory: M,
     own: usize,
@@ -153,7 +140,6 @@ pub struct Reader<M> {
 }
 
 impl<M: Memory> Reader<M> {
-    /// The only reader of this process; nothing was read yet.
     pub fn new(memory: M, own: usize) -> Self {
         let of = vec![(0, Vec::new()); memory.processes()];
         Reader { memory, own, next: 0, of }
@@ -201,10 +187,8 @@ fn changed(word: u32, level: u32) -> u32 {
     (word & !LEVEL).wrapping_add(LEVEL + 1) | level
 }
 
-/// Where one thread of a process sleeps until there are records.
-///
-/// Threads that look for records by themselves need no call. A process in which no thread waits needs one for urgent
-/// records only: a thread that is woken costs more than a record.
+/// Where one thread of a process sleeps until there are records. A process in which no thread waits needs a call for
+/// urgent records only: a thread that is woken costs more than a record.
 pub struct Bell<M> {
     memory: M,
     own: usize,
@@ -213,7 +197,6 @@ pub struct Bell<M> {
 }
 
 impl<M: Memory> Bell<M> {
-    /// The only bell of this process.
     pub fn new(memory: M, own: usize) -> Self {
         Bell { memory, own, present: Mutex::new((0, 0, false)) }
     }
@@ -249,7 +232,6 @@ impl<M: Memory> Bell<M> {
         !closed
     }
 
-    /// Ends the sleep for good.
     pub fn close(&self) {
         self.set(0, 0, true);
         self.memory.wake(self.memory.bell(self.own));
@@ -270,7 +252,6 @@ impl<M: Memory> Bell<M> {
     }
 }
 
-/// Memory that several processes have mapped.
 #[cfg(all(target_os = "linux", not(loom)))]
 #[derive(Clone, Debug)]
 pub struct Mapped {
@@ -283,7 +264,6 @@ impl Mapped {
     const BELL: usize = 128;
     const PLACES: usize = 256;
 
-    /// The bytes of a process's region.
     pub fn size(processes: usize, slots: (usize, usize)) -> usize {
         Self::PLACES + 8 * places(processes, slots.0) + slots.0 * slots.1
     }

@@ -1,11 +1,10 @@
 //! A count-down latch in memory that may be freed right after the last count.
 //!
-//! The waiter owns the stack frame with the latch, and leaves it as soon as the count is zero. So the last setter must
-//! not touch the latch after its decrement, not even to wake the waiter. [`CountLatch::set`] takes a raw pointer,
-//! because a reference would assert that the latch lives to the end of the call; and it clones the waker *before* the
-//! last decrement. This is rayon's rule
-//! ([`Latch::set`](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/latch.rs), "WARNING"). Setters before the
-//! last one pay one compare-and-swap and clone nothing.
+//! The waiter leaves the stack frame with the latch as soon as the count is zero. So the last setter must not touch the
+//! latch after its decrement, not even to wake the waiter: [`CountLatch::set`] takes a raw pointer, because a reference
+//! would assert that the latch lives to the end of the call, and clones the waker *before* the last decrement ([rayon's
+//! rule](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/latch.rs), "WARNING"). Earlier setters clone
+//! nothing.
 
 use super::{
     EventCount,
@@ -34,7 +33,6 @@ impl CountLatch {
     /// Counts down by one. Everything done before is visible to a thread that then finds the latch set.
     ///
     /// # Safety
-    ///
     /// `this` points to a latch on which fewer than `count` calls have begun. (Such a latch is alive: its owner waits
     /// for the remaining calls.) During and after the last call the latch may be freed.
     pub unsafe fn set(this: *const Self) {
@@ -48,7 +46,6 @@ impl CountLatch {
             let waker = (remaining == 1).then(|| latch.waker().clone());
             match latch.count().compare_exchange_weak(remaining, remaining - 1, ord("latch.set", Release), Relaxed) {
                 Ok(_) => {
-                    // `latch` must not be used from here on.
                     if flag("latch.touches_after_set") {
                         latch.waker().notify();
                     } else if let Some(waker) = waker {
@@ -66,7 +63,7 @@ impl CountLatch {
         self.count().load(ord("latch.is_set", Acquire)) == 0
     }
 
-    /// Waits at most `limit` until the count is zero; false if the limit came first.
+    /// False if the limit came first.
     pub fn wait(&self, limit: Option<Duration>) -> bool {
         self.waker().wait_until(limit, || self.is_set().then_some(())).is_some()
     }
@@ -85,7 +82,7 @@ impl CountLatch {
         &self.waker
     }
 
-    /// Marks the end of the owner's frame. (The memory stays: a mutant's late touch is an error, no crash.)
+    /// At the end of the owner's frame. (The memory stays: a mutant's late touch is an error, no crash.)
     #[cfg(all(test, loom))]
     pub fn bury(&self) {
         self.tombstone.bury();

@@ -1,10 +1,9 @@
 //! The launch gate: launches of kernels that spin for each other, and driver calls that wait for kernels, exclude each
 //! other.
 //!
-//! Without it there is a deadlock: device A's kernel runs and spins for device B's kernel. B's thread cannot launch
-//! that kernel, because a third thread is inside `cuMemAlloc` and holds the driver's lock. And `cuMemAlloc` waits until
-//! A's kernel ends. In one process with a thread per GPU only a time-out ends this
-//! ([nccl#744](https://github.com/NVIDIA/nccl/issues/744): cudaMalloc and cudaFree wait for the device and its peers;
+//! Without it there is a deadlock: device A's kernel spins for device B's kernel; B's thread cannot launch that kernel,
+//! because a third thread is inside `cuMemAlloc` and holds the driver's lock; and `cuMemAlloc` waits until A's kernel
+//! ends ([nccl#744](https://github.com/NVIDIA/nccl/issues/744);
 //! [torchcomms#2334](https://github.com/meta-pytorch/torchcomms/pull/2334): so does the loading of a kernel at its
 //! first launch). So two classes exclude each other in the whole process:
 //!
@@ -14,22 +13,11 @@
 //!
 //! Any number of one class may be in progress, of any gangs and pools.
 //!
-//! ```text
-//!   word = blocking calls (running or waiting) << 32 | missing launches of open windows
+//! `README.md` has the proof, and why an announced call does not starve and a thread inside a call may begin a second
+//! one (a module load that maps memory). Windows can starve.
 //!
-//!   open(n):  if no blocking calls: + n, by compare-and-swap; else wait     close(n): - n
-//!   block():  + (1 << 32), then wait until no launch is missing             drop:     - (1 << 32)
-//! ```
-//!
-//! # Waits, and why they end
-//!
-//! A blocking call announces itself *before* it waits. An announced call stops new windows, so back-to-back collectives
-//! cannot starve it: the number of missing launches only falls. At this gate a blocking call never waits for another
-//! blocking call (but inside the calls, a thread may wait until another thread has loaded the same module). So a thread
-//! inside a blocking call may begin a second one (a module load that maps memory): no window has opened since the
-//! first, none can open, and the second call passes at once.
-//!
-//! The gate needs no deadlines, because no cycle of waits is possible:
+//! The gate needs no deadlines, because no cycle of waits is possible. A blocking call never waits here for another
+//! one, and:
 //!
 //! * `block` waits for launches of members that have met. Such a member has ended its last blocking call and waits for
 //!   nothing else on the host. Its launch needs the driver's lock, which no such call holds while the window is open.
@@ -39,10 +27,6 @@
 //!
 //! The callers keep two promises. Between its arrival at a meeting and its `close`, a member begins no blocking call.
 //! Inside a blocking call, no thread arrives at a meeting or waits for a thread that does.
-//!
-//! Windows can starve: blocking calls that overlap, or that follow each other so closely that a sleeping opener misses
-//! the gap, keep windows waiting as long as they continue. The gate cannot hold a call back while others run, because
-//! that would block a nested call.
 
 use super::{
     EventCount,
@@ -53,7 +37,6 @@ use super::{
 const BLOCKING: u64 = 1 << 32;
 const LAUNCHES: u64 = BLOCKING - 1;
 
-/// Keeps kernels that spin and driver calls that wait for kernels apart, in the whole process.
 /// `src/sync/README.md` has the protocol.
 #[derive(Debug)]
 pub struct LaunchGate {
@@ -68,13 +51,11 @@ pub struct LaunchGate {
 pub struct Blocking<'a>(&'a LaunchGate);
 
 impl LaunchGate {
-    /// No windows, no blocking calls.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         LaunchGate { word: AtomicU64::new(0), changed: EventCount::new() }
     }
 
-    /// No windows, no blocking calls. Not `const`, since loom's atomics are not.
     #[cfg(loom)]
     pub fn new() -> Self {
         LaunchGate { word: AtomicU64::new(0), changed: EventCount::new() }
@@ -92,8 +73,7 @@ impl LaunchGate {
         }
     }
 
-    /// Opens a window, without a wait: `launches` members will each launch one kernel that spins for the others. False,
-    /// and no window, if a blocking call runs or waits. Afterwards everything done inside blocking calls is visible.
+    /// Like [`open`](Self::open), without a wait. False, and no window, if a blocking call runs or waits.
     #[inline]
     #[must_use = "whether the window is open"]
     pub fn try_open(&self, launches: usize) -> bool {
@@ -141,7 +121,6 @@ impl LaunchGate {
         blocking
     }
 
-    /// Whether a blocking call runs or waits, so that no window could open now. The answer may be outdated on return.
     #[cfg(test)]
     pub fn is_blocked(&self) -> bool {
         self.word.load(Relaxed) >= BLOCKING

@@ -29,13 +29,11 @@ debug_as!(Link<T> [T], |self| "Link");
 /// [`link`](Self::link) always returns the same field of `self`. No code replaces the field's content while the value
 /// is in a [`Returns`](super::Returns) (where only the list's owner can reach it).
 pub unsafe trait Linked: Sized + Send {
-    /// The field.
     fn link(&self) -> &Link<Self>;
 }
 
 /// A list of returned boxes, oldest first in each lane. Its drop drops the remaining boxes.
 pub struct Taken<T: Linked> {
-    /// The first node. All nodes came from boxes, and this list owns them.
     first: *mut T,
     _owns: PhantomData<Box<T>>,
 }
@@ -51,7 +49,6 @@ impl<T: Linked> Taken<T> {
     /// Reverses a list and puts it in front.
     ///
     /// # Safety
-    ///
     /// The list ends with null. Its nodes came from boxes; the caller owns them and passes them on.
     pub(super) unsafe fn prepend_turned(&mut self, mut list: *mut T) {
         while !list.is_null() {
@@ -97,7 +94,6 @@ impl<T: Linked> Drop for Taken<T> {
 debug_as!(Taken<T> [T: Linked], |self| empty = self.first.is_null());
 
 /// # Safety
-///
 /// The node is the caller's.
 #[inline(always)]
 pub(super) unsafe fn set_next<T: Linked>(node: *mut T, next: *mut T) {
@@ -106,7 +102,6 @@ pub(super) unsafe fn set_next<T: Linked>(node: *mut T, next: *mut T) {
 }
 
 /// # Safety
-///
 /// The node is the caller's.
 #[inline(always)]
 unsafe fn next_of<T: Linked>(node: *mut T) -> *mut T {

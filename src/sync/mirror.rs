@@ -1,12 +1,10 @@
 //! A seqlock for counters: one thread writes them often, other threads sometimes read all of them at once.
 //!
 //! A pool's numbers belong together: loaded one by one while the owner works, they contradict each other (more bytes in
-//! use than reserved). With a lock the owner would pay at each change for a reader that comes once a second. So the
-//! owner writes the cells between two stores of a sequence number, which is odd during the write. The reader tries
-//! again if the number was odd or has changed. This is Boehm's form of the seqlock for memory models ([*Can seqlocks
-//! get along with programming language memory models?*](https://dl.acm.org/doi/10.1145/2247684.2247688);
-//! [crossbeam's](https://github.com/crossbeam-rs/crossbeam/blob/master/crossbeam-utils/src/atomic/seq_lock.rs) has the
-//! same fences). The cells are atomics, so a failed read is no data race.
+//! use than reserved). With a lock the owner would pay at each change for a rare reader. So the owner writes the cells
+//! between two stores of a sequence number, which is odd during the write; the reader tries again if it was odd or has
+//! changed. This is Boehm's form of the seqlock ([*Can seqlocks get along with programming language memory
+//! models?*](https://dl.acm.org/doi/10.1145/2247684.2247688)). The cells are atomics, so a failed read is no data race.
 
 use super::{
     shim::{
@@ -21,13 +19,11 @@ use std::{array, fmt};
 // On its own cache lines, so that a write does not delay accesses to neighbouring data.
 #[repr(align(128))]
 pub struct Mirror<const N: usize> {
-    /// Odd while the cells change.
     sequence: AtomicU64,
     cells: [AtomicU64; N],
 }
 
 impl<const N: usize> Mirror<N> {
-    /// All zero.
     pub fn new() -> Self {
         Mirror { sequence: AtomicU64::new(0), cells: array::from_fn(|_| AtomicU64::new(0)) }
     }
@@ -78,7 +74,6 @@ impl<const N: usize> Mirror<N> {
         if self.sequence.load(Relaxed) / 2 <= seen { None } else { self.look() }
     }
 
-    /// The number of writes, and the values of the last one.
     #[inline]
     fn look(&self) -> Option<(u64, [u64; N])> {
         let before = self.sequence.load(ord("mirror.read.load", Acquire));

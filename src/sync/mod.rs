@@ -1,12 +1,9 @@
 //! The lock-free parts of this crate: the only place with atomics.
 //!
-//! The [`ring`] (a queue from one thread to another) and [`EventCount`] (lets a thread sleep until a condition holds)
-//! are public. The rest is private to the crate. This room uses only `contain`.
-//!
 //! loom checks each part (`cargo loom`). Every memory ordering has a name, and a test shows that a model fails without
-//! that ordering. Atomics, locks and threads come only from `shim`. `README.md` in this folder lists the parts, their
-//! protocols with proofs, and the limits of loom.
-
+//! that ordering. Atomics, locks and threads come only from `shim`. `README.md` lists the parts and their protocols
+//! with proofs and the limits of loom. This room uses only `contain`.
+#![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 // For `cargo loom-lint`: no code here bypasses the shim. The crate's root allows that elsewhere.
 #![cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 

@@ -1,10 +1,8 @@
 //! One value from one thread to another, which looks for it, or is woken by a [`Waker`].
 //!
 //! The value, or the waker until it comes, lies under a mutex. A flag says without it whether the value is there: the
-//! getter spins on it. [`set`](OneShot::set) stores the value, then raises the flag, then releases the mutex, then
-//! wakes. So a getter that has seen the flag, or was woken, finds the value.
-//!
-//! It has no allocation of its own: the two threads share it as a part of something else, a job.
+//! getter spins on it. [`set`](OneShot::set) stores the value, raises the flag, releases the mutex, and then wakes. It
+//! has no allocation of its own: the two threads share it as a part of a job.
 
 use super::{Flag, shim::Mutex, site::flag};
 use std::{
@@ -57,7 +55,6 @@ impl<T> OneShot<T> {
         None
     }
 
-    /// Whether [`poll`](Self::poll) has an answer.
     pub fn is_set(&self) -> bool {
         self.set.is_raised()
     }
@@ -80,7 +77,7 @@ impl<T> OneShot<T> {
         }
     }
 
-    /// The getter is gone. Returns the value if it came before.
+    /// Returns the value if it came before.
     pub fn give_up(&self) -> Option<T> {
         match mem::replace(&mut *self.slot.lock(), Slot::Over) {
             Slot::Set(value) => Some(value),

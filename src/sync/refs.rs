@@ -1,19 +1,18 @@
 //! A reference count of handles, stored inside the memory that they share.
 //!
-//! An `Arc` drops its value with the last handle. Here the last handle sends the value back to its owner (see
-//! [`Returns`](super::Returns)), which uses it again with the same count. There are no weak references, and so a fast
-//! path is correct: a thread that holds a handle and reads a count of one has the only handle, and no other can appear,
-//! since handles are only made from handles. So the drop of a buffer that was never shared costs a load and a store,
-//! and no locked instruction. (`Arc::drop` cannot do that: a `Weak` may be upgraded between the load and the store.
-//! [folly's `IOBuf::decrementRefcount`](https://github.com/facebook/folly/blob/main/folly/io/IOBuf.cpp) does it.)
+//! The last handle sends the value back to its owner (see [`Returns`](super::Returns)). There are no weak references,
+//! so a thread that reads a count of one has the only handle, and no other can appear. So the drop of a buffer that was
+//! never shared costs a load and a store, and no locked instruction, as in [folly's
+//! `IOBuf::decrementRefcount`](https://github.com/facebook/folly/blob/main/folly/io/IOBuf.cpp). (`Arc::drop` cannot do
+//! that: a `Weak` may be upgraded in between.)
 
 use super::{
     shim::atomic::{AtomicU32, Ordering::*},
     site::{fence_at, flag, ord},
 };
 
-/// More handles than this are a leak in a loop: as with `Arc`, the process is aborted before the count can wrap around
-/// to zero. The distance to the true limit covers threads that have added but not yet checked.
+/// As with `Arc`, more are a leak in a loop, and the process is aborted. The distance to the true limit covers threads
+/// that have added but not yet checked.
 const MOST: u32 = u32::MAX / 2;
 
 /// Counts handles. `src/sync/README.md` has the protocol.
@@ -21,7 +20,6 @@ const MOST: u32 = u32::MAX / 2;
 pub struct RefCount(AtomicU32);
 
 impl RefCount {
-    /// Counts one handle.
     pub fn new() -> Self {
         RefCount(AtomicU32::new(1))
     }

@@ -1,38 +1,21 @@
-//! Returns boxes from any thread to their owner's thread.
-//!
-//! # Contract
+//! Returns boxes from any thread to their owner's thread. `README.md` has the proof.
 //!
 //! [`Returns::push`] hands a box over. It never waits, and it allocates nothing (the box is the list's node, see
 //! [`Linked`]). *As soon as it returns, the owner can take the box*, regardless of what the pusher does next.
 //! Everything done to the box before is visible to the taker. [`Returns::close`] ends this: each push is then either in
 //! the last take or gets its box back, never both, never neither.
 //!
-//! # Mechanism
-//!
-//! ```text
-//!            lane 0 (everyone)        lane 1 (device thread 0)    lane 2 (device thread 1)  ...
-//!   head ->  box -> box -> null       null                        box -> null                      cache line each
-//!            youngest
-//! ```
-//!
-//! Each lane is an [`Inbox`](super::Inbox) with the node inside the element: a push links the box in front by
-//! compare-and-swap; a take unlinks the whole list by one compare-and-swap and reverses it. Only heads are compared,
-//! and a thread follows only pointers of nodes that it owns. So a box may be pushed again at any time, even while
-//! another push is about to link itself before it (no ABA problem). A closed lane's head is an address that no box has.
-//!
-//! # Why lanes, and no batches at the sender
+//! Each lane is an [`Inbox`](super::Inbox) with the node inside the element, and with a cache line of its own.
 //!
 //! Remote frees are slow because all senders contend for one cache line.
 //! [snmalloc](https://github.com/microsoft/snmalloc/blob/main/src/snmalloc/mem/remotecache.h) therefore collects frees
-//! at the sender and hands over many at once. But then a sender that is parked, waits in a collective or hangs in a
-//! driver call keeps free memory. Under a fixed budget of GPU memory that means an out-of-memory error although memory
-//! is free; the owner would need a way to request a flush, from a sender that may never answer.
+//! at the sender. But then a sender that is parked or hangs in a driver call keeps free memory: under a fixed budget of
+//! GPU memory, an out-of-memory error although memory is free.
 //!
-//! Here each device thread has its own lane instead. All other threads share lane 0. The lane's cache line stays in the
-//! sender's cache, since only the owner writes it, too, when it takes. On 2 busy cores of an AMD EPYC, a push took 3 to
-//! 5 ns with its own lane, about as much as a batch, and 36 ns with a lane that another thread also used. The owner
-//! looks at all lanes when its own lists are empty: nine loads for eight devices, 5 to 10 ns if nothing was pushed. In
-//! a tight loop it would take the line from the sender each time (66 ns per push): it takes when it needs memory.
+//! Here each device thread has a lane, whose cache line stays with it; all other threads share lane 0. On 2 busy cores
+//! of an AMD EPYC, a push took 3 to 5 ns with its own lane, about as much as a batch, and 36 ns with a lane that
+//! another thread also used. The owner looks at all lanes when its own lists are empty: nine loads for eight devices, 5
+//! to 10 ns if nothing was pushed. In a tight loop it would take the line from the sender each time (66 ns per push).
 //!
 //! A lane is only a hint. Any thread may push to any lane; it is slower if two threads share one.
 
@@ -62,11 +45,7 @@ fn closed<T>() -> *mut T {
 }
 
 impl<T: Linked> Returns<T> {
-    /// Open and empty lanes. Lane 0 is for all threads; the others are for one thread each.
-    ///
-    /// # Panics
-    ///
-    /// If `lanes` is 0.
+    /// Open and empty lanes. Lane 0 is for all threads; the others are for one thread each. Panics: if `lanes` is 0.
     pub fn new(lanes: usize) -> Self {
         const { assert!(align_of::<T>() > 1 && size_of::<T>() > 0, "a node contains its link") };
         assert!(lanes > 0, "nothing can come home without a lane");
@@ -75,11 +54,8 @@ impl<T: Linked> Returns<T> {
     }
 
     /// Hands `value` over through the thread's own lane, or through lane 0 for threads without one (and for a lane that
-    /// does not exist).
-    ///
-    /// # Errors
-    ///
-    /// The box, if the lanes are closed; then everything done before [`close`](Self::close) is visible.
+    /// does not exist). Errors: the box, if the lanes are closed; then everything done before [`close`](Self::close) is
+    /// visible.
     #[inline]
     pub fn push(&self, lane: usize, value: Box<T>) -> Result<(), Box<T>> {
         let node = Box::into_raw(value);
@@ -108,8 +84,8 @@ impl<T: Linked> Returns<T> {
         }
     }
 
-    /// Whether there is nothing to take. The answer may be outdated on return. But a push is not missed if it happened
-    /// before something that the caller knows of.
+    /// The answer may be outdated on return. But a push is not missed if it happened before something that the caller
+    /// knows of.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.lanes.iter().all(|head| !is_list(head.load(Relaxed)))
@@ -145,8 +121,7 @@ impl<T: Linked> Returns<T> {
         taken
     }
 
-    /// Takes all boxes for the last time: from now on pushes get their boxes back. Each push has exactly one of the two
-    /// results.
+    /// Takes all boxes for the last time: a push is in the last take, or gets its box back.
     pub fn close(&self) -> Taken<T> {
         let mut taken = Taken::none();
         for head in self.lanes.iter().rev() {
@@ -180,7 +155,6 @@ fn is_list<T>(head: *mut T) -> bool {
 /// Puts a lane's list in front, oldest first.
 ///
 /// # Safety
-///
 /// The caller has swapped `head` out, and passes on the list (if it is one).
 unsafe fn add_turned<T: Linked>(taken: &mut Taken<T>, head: *mut T) {
     if is_list(head) {

@@ -1,18 +1,7 @@
-//! A bounded queue for one producer and one consumer.
+//! A bounded queue for one producer and one consumer. `README.md` has the proof.
 //!
-//! # Contract
-//!
-//! First in, first out. Neither side ever waits for the other. The producer's work before a push is visible after the
-//! pop of the element; the consumer's work before a pop is visible to the producer when it reuses the slot. Meant for
-//! descriptors (a pointer, a length, an event), not for the bytes that they describe.
-//!
-//! # Mechanism
-//!
-//! ```text
-//!                 head (consumer writes)      tail (producer writes)
-//!                   v                           v
-//!   slots   . . . . # # # # # # # # # # # # # # . . . . .      slot of index i: i & mask
-//! ```
+//! First in, first out. Neither side ever waits. The producer's work before a push is visible after the pop of the
+//! element; the consumer's work before a pop is visible to the producer when it reuses the slot.
 //!
 //! * The capacity is a power of two, and the indices never wrap at the capacity: `tail - head` (wrapping) is the number
 //!   of elements, from 0 to the capacity. No slot is wasted, and the end of the array is no special case.
@@ -34,23 +23,9 @@ use crate::contain::contain;
 use crossbeam::utils::CachePadded;
 use std::mem::MaybeUninit;
 
-/// A ring of at least `capacity` slots, rounded up to a power of two.
-///
-/// Elements that were not popped are dropped together with the second of the two sides. A panic in such a drop is
-/// caught.
-///
-/// # Panics
-///
-/// For a capacity of 0, or above half the address space.
-///
-/// ```
-/// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(2);
-/// let thread = std::thread::spawn(move || (0..100).for_each(|i| while producer.push(i).is_err() {}));
-/// for expected in 0..100 {
-///     assert_eq!(std::iter::repeat_with(|| consumer.pop()).find_map(|got| got), Some(expected));
-/// }
-/// # thread.join().unwrap();
-/// ```
+/// A ring of at least `capacity` slots, rounded up to a power of two. Elements that were not popped are dropped
+/// together with the second of the two sides. A panic in such a drop is caught. Panics for a capacity of 0, or above
+/// half the address space.
 pub fn channel<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     channel_from(capacity, 0)
 }
@@ -96,10 +71,9 @@ unsafe impl<T: Send> Sync for Shared<T> {}
 const PREFETCH_BYTES: usize = 512;
 
 impl<T> Shared<T> {
-    /// Prefetches the cache line of a slot that will be written soon, once per line. A consumer close behind the
-    /// producer has shared copies of the lines ahead (its hardware prefetcher loads them), and each would cost the
-    /// store buffer a round trip. This is the likely reason for the effect: 32 million elements per second without the
-    /// prefetch, 116 million with it, at 1024 slots of 8 bytes on two cores of a shared Xeon.
+    /// Once per cache line. A consumer close behind the producer has shared copies of the lines ahead, and each would
+    /// cost the store buffer a round trip: 32 million elements per second without the prefetch, 116 million with it, at
+    /// 1024 slots of 8 bytes on two cores of a shared Xeon.
     #[inline(always)]
     fn prefetch(&self, tail: usize) {
         if self.ahead == 0 {
@@ -114,10 +88,7 @@ impl<T> Shared<T> {
         }
     }
 
-    /// Moves `value` into the slot of `index`.
-    ///
     /// # Safety
-    ///
     /// The caller is the producer, and the slot belongs to it.
     #[inline(always)]
     unsafe fn write(&self, index: usize, value: T) {
@@ -125,12 +96,8 @@ impl<T> Shared<T> {
         unsafe { self.slots.get_unchecked(index & self.mask).with_mut(|slot| (*slot).write(value)) };
     }
 
-    /// Moves the value out of the slot of `index`.
-    ///
     /// # Safety
-    ///
-    /// The caller is the consumer, and the slot belongs to it and holds a value. The caller passes the slot to the
-    /// producer without another read.
+    /// The caller is the consumer, and the slot belongs to it and holds a value, which is not read again.
     #[inline(always)]
     unsafe fn read(&self, index: usize) -> T {
         // SAFETY: masked by length - 1, so in bounds; the caller owns the slot, which is initialised.
@@ -154,16 +121,7 @@ impl<T> Drop for Shared<T> {
     }
 }
 
-/// The side that pushes.
-///
-/// ```
-/// let (mut producer, consumer) = gpu_pool::extend::sync::ring::channel(1);
-/// assert!(producer.push(1).is_ok());
-/// assert_eq!(producer.push(2).unwrap_err().into_inner(), 2);
-/// # drop(consumer);
-/// ```
-///
-/// There is one producer, so it cannot be cloned:
+/// The side that pushes. There is one, so it cannot be cloned:
 ///
 /// ```compile_fail,E0599
 /// let (producer, _consumer) = gpu_pool::extend::sync::ring::channel::<u8>(1);
@@ -180,17 +138,7 @@ pub struct Producer<T> {
 }
 
 impl<T: Send> Producer<T> {
-    /// Adds an element, or gives it back when the ring is full.
-    ///
-    /// # Errors
-    ///
-    /// [`Full`] with the element.
-    ///
-    /// ```
-    /// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(4);
-    /// producer.push("chunk 0").unwrap();
-    /// assert_eq!(consumer.pop(), Some("chunk 0"));
-    /// ```
+    /// Adds an element. Errors: [`Full`] with the element.
     #[inline]
     pub fn push(&mut self, value: T) -> Result<(), Full<T>> {
         fail_if!(self.free(1) == 0, Full(value));
@@ -207,14 +155,6 @@ impl<T: Send> Producer<T> {
 
     /// Adds elements until the ring is full or `items` ends, and publishes them at once. Returns their number. Takes
     /// only as many elements from `items` as fit.
-    ///
-    /// ```
-    /// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(4);
-    /// let mut chunks = 0..10;
-    /// assert_eq!(producer.push_batch(&mut chunks), 4);
-    /// assert_eq!(chunks, 4..10);
-    /// assert_eq!(consumer.pop(), Some(0));
-    /// ```
     pub fn push_batch(&mut self, items: &mut impl Iterator<Item = T>) -> usize {
         let start = self.tail;
         // The other side's index is read once per batch: a second read would be a cache miss, mostly without gain.
@@ -238,35 +178,17 @@ impl<T: Send> Producer<T> {
     }
 
     /// The number of free slots. It may grow at any time; only the producer makes it smaller.
-    ///
-    /// ```
-    /// let (mut producer, consumer) = gpu_pool::extend::sync::ring::channel(4);
-    /// producer.push(1).unwrap();
-    /// assert_eq!(producer.slots(), 3);
-    /// # drop(consumer);
-    /// ```
     pub fn slots(&self) -> usize {
         // Relaxed: a push loads head again with acquire, and coherence guarantees that it finds no older value.
         self.capacity() - self.tail.wrapping_sub(self.shared.head.load(Relaxed))
     }
 
     /// Whether the consumer was dropped. After true, everything it did is visible.
-    ///
-    /// ```
-    /// let (producer, consumer) = gpu_pool::extend::sync::ring::channel::<u8>(4);
-    /// drop(consumer);
-    /// assert!(producer.is_abandoned());
-    /// ```
     pub fn is_abandoned(&self) -> bool {
         self.shared.consumer_gone.load(ord("ring.consumer_gone.load", Acquire))
     }
 
     /// The number of slots.
-    ///
-    /// ```
-    /// let (producer, _consumer) = gpu_pool::extend::sync::ring::channel::<u8>(5);
-    /// assert_eq!(producer.capacity(), 8);
-    /// ```
     pub fn capacity(&self) -> usize {
         self.shared.mask + 1
     }
@@ -298,13 +220,6 @@ impl<T> Drop for Producer<T> {
 }
 
 /// The side that pops.
-///
-/// ```
-/// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(2);
-/// assert_eq!(consumer.pop(), None);
-/// producer.push(1).unwrap();
-/// assert_eq!(consumer.pop(), Some(1));
-/// ```
 // On its own cache line, like the producer.
 #[repr(align(128))]
 pub struct Consumer<T> {
@@ -316,12 +231,6 @@ pub struct Consumer<T> {
 
 impl<T: Send> Consumer<T> {
     /// Removes and returns the oldest element, if there is one.
-    ///
-    /// ```
-    /// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(2);
-    /// producer.push('x').unwrap();
-    /// assert_eq!((consumer.pop(), consumer.pop()), (Some('x'), None));
-    /// ```
     #[inline]
     pub fn pop(&mut self) -> Option<T> {
         if self.ready(1) == 0 {
@@ -338,14 +247,6 @@ impl<T: Send> Consumer<T> {
     }
 
     /// Passes up to `max` elements to `each`, oldest first, and frees their slots at once. Returns their number.
-    ///
-    /// ```
-    /// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(4);
-    /// producer.push_batch(&mut (0..3));
-    /// let mut sum = 0;
-    /// assert_eq!(consumer.pop_batch(10, |i| sum += i), 3);
-    /// assert_eq!(sum, 3);
-    /// ```
     pub fn pop_batch(&mut self, max: usize, mut each: impl FnMut(T)) -> usize {
         let start = self.head;
         let ready = self.ready(max.min(self.shared.mask + 1));
@@ -365,42 +266,23 @@ impl<T: Send> Consumer<T> {
     }
 
     /// The number of elements. It may grow at any time; only the consumer makes it smaller.
-    ///
-    /// ```
-    /// let (mut producer, consumer) = gpu_pool::extend::sync::ring::channel(4);
-    /// producer.push(1).unwrap();
-    /// assert_eq!(consumer.len(), 1);
-    /// ```
     pub fn len(&self) -> usize {
         // Relaxed: a pop loads tail again with acquire, and coherence guarantees that it finds no older value.
         self.shared.tail.load(Relaxed).wrapping_sub(self.head)
     }
 
     /// Whether there is no element now.
-    ///
-    /// ```
-    /// let (_producer, consumer) = gpu_pool::extend::sync::ring::channel::<u8>(4);
-    /// assert!(consumer.is_empty());
-    /// ```
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Whether the producer was dropped. After true, everything it pushed is visible: if a later [`pop`](Self::pop)
     /// finds nothing, no element will ever come.
-    ///
-    /// ```
-    /// let (mut producer, mut consumer) = gpu_pool::extend::sync::ring::channel(4);
-    /// producer.push(1).unwrap();
-    /// drop(producer);
-    /// assert!(consumer.is_abandoned());
-    /// assert_eq!(consumer.pop(), Some(1));
-    /// ```
     pub fn is_abandoned(&self) -> bool {
         self.shared.producer_gone.load(ord("ring.producer_gone.load", Acquire))
     }
 
-    /// The number of known elements. Reads the shared index only if fewer than `want` are known.
+    /// Reads the shared index only if fewer than `want` are known.
     #[inline(always)]
     fn ready(&mut self, want: usize) -> usize {
         if self.known_tail.wrapping_sub(self.head) < want {
@@ -425,21 +307,12 @@ impl<T> Drop for Consumer<T> {
 }
 
 /// The ring was full. Contains the element.
-///
-/// ```
-/// let full = gpu_pool::extend::sync::ring::Full(7);
-/// assert_eq!(full.into_inner(), 7);
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the ring is full")]
 pub struct Full<T>(pub T);
 
 impl<T> Full<T> {
     /// The element.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::extend::sync::ring::Full("x").into_inner(), "x");
-    /// ```
     pub fn into_inner(self) -> T {
         self.0
     }

@@ -5,15 +5,13 @@ use super::{
     site::ord,
 };
 
-/// A number that only grows. Readers ask "has it reached n": this is right also for a reader that comes late or misses
-/// values in between (for the same reason GPUs' timeline semaphores are numbers and not booleans).
+/// A number that only grows. Readers ask "has it reached n", which is right also for a reader that is late.
 ///
 /// A thread that reads `n` sees everything done before the calls that raised the number to `n`.
 #[derive(Debug)]
 pub struct Sequence(AtomicU64);
 
 impl Sequence {
-    /// Starts at 0.
     pub fn new() -> Self {
         Sequence(AtomicU64::new(0))
     }
@@ -31,7 +29,6 @@ impl Sequence {
         self.0.fetch_add(n, ord("sequence.fetch_advance", AcqRel)) + n
     }
 
-    /// The value.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(ord("sequence.get", Acquire))
@@ -49,7 +46,6 @@ impl Sequence {
 pub struct Flag(AtomicBool);
 
 impl Flag {
-    /// Not raised.
     pub fn new() -> Self {
         Flag(AtomicBool::new(false))
     }
@@ -60,17 +56,14 @@ impl Flag {
         self.0.store(true, ord("flag.raise", Release));
     }
 
-    /// Whether it is raised.
     #[inline]
     pub fn is_raised(&self) -> bool {
         self.0.load(ord("flag.is_raised", Acquire))
     }
 }
 
-/// A number that no other call in this process has returned or will return; never 0.
-///
-/// It is a plain std atomic: it orders nothing (Relaxed), no protocol reads it back, and loom has no statics. So in a
-/// model the numbers keep growing from one execution to the next, and stay unique.
+/// A number that no other call in this process returns; never 0. Relaxed: it orders nothing. A plain std atomic, since
+/// loom has no statics: in a model the numbers keep growing from one execution to the next.
 #[cfg_attr(loom, allow(clippy::disallowed_types, reason = "orders nothing; see above"))]
 pub fn unique_id() -> u64 {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);

@@ -1,13 +1,10 @@
 //! Atomics, locks and threads: std's and parking_lot's, or loom's under `cfg(loom)`.
 //!
-//! `sync/` and `gang/` take these names only from here, so that loom sees every operation of the code that it checks.
-//! loom does not see an operation that bypasses this file: a model over un-shimmed `once_cell` passes without a proof,
-//! and a model over un-shimmed parking_lot hangs. `cargo loom-lint` finds such bypasses.
+//! `sync/` and `gang/` take these names only from here, so that loom sees every operation of the code that it checks: a
+//! model over un-shimmed `once_cell` passes without a proof. `cargo loom-lint` finds such bypasses.
 //!
-//! The signatures are parking_lot's ([`Mutex::lock`] cannot fail, [`Condvar::wait`] takes the guard by reference), as
-//! in [tokio's shim](https://github.com/tokio-rs/tokio/blob/master/tokio/src/loom/mod.rs). [`UnsafeCell`] passes its
-//! content to a closure, as in [crossbeam-epoch's
-//! `primitive`](https://github.com/crossbeam-rs/crossbeam/blob/master/crossbeam-epoch/src/lib.rs).
+//! The signatures are parking_lot's ([`Mutex::lock`] cannot fail, [`Condvar::wait`] takes the guard by reference).
+//! [`UnsafeCell`] passes its content to a closure.
 
 pub use imp::*;
 
@@ -34,7 +31,6 @@ mod imp {
     pub struct InCrowd(());
 
     impl InCrowd {
-        /// Counts one more.
         pub fn enter() -> Self {
             CROWD.fetch_add(1, atomic::Ordering::Relaxed);
             InCrowd(())
@@ -47,22 +43,19 @@ mod imp {
         }
     }
 
-    /// Rounds of doubling pauses before a waiter yields: 1 + 2 + .. + 32 pauses, some microseconds. No pauses if there
-    /// are as many device threads as cores: then a pause keeps the core from the awaited thread. On 2 cores a scope
-    /// over 2, 4, 8 devices took 6.2, 11.4, 17.8 us with the pauses and 3.3, 5.8, 11.7 us without.
+    /// Rounds of doubling pauses before a waiter yields: 1 + 2 + .. + 32 pauses, some microseconds. None if there are
+    /// as many device threads as cores: on 2 cores a scope over 4 devices took 11.4 us with the pauses, 5.8 us without.
     #[inline]
     pub fn spin_rounds() -> u32 {
         if is_crowded() { 0 } else { 6 }
     }
 
-    /// Whether there are as many device threads as cores.
     #[inline]
     pub fn is_crowded() -> bool {
         CROWD.load(atomic::Ordering::Relaxed) >= cores()
     }
 
-    /// Number of yields before a waiter blocks. It is rayon's number: with fewer yields a waiter often pays for a
-    /// futex, with more it wastes a core.
+    /// Yields before a waiter blocks, as in rayon: fewer often pay for a futex, more waste a core.
     #[inline(always)]
     pub fn yield_rounds() -> u32 {
         32
@@ -94,43 +87,36 @@ mod imp {
     pub struct UnsafeCell<T: ?Sized>(std::cell::UnsafeCell<T>);
 
     impl<T> UnsafeCell<T> {
-        /// A cell that holds `value`.
         pub const fn new(value: T) -> Self {
             UnsafeCell(std::cell::UnsafeCell::new(value))
         }
 
-        /// Takes the value out.
         pub fn into_inner(self) -> T {
             self.0.into_inner()
         }
     }
 
     impl<T: ?Sized> UnsafeCell<T> {
-        /// Gives a pointer to read through. The pointer must not outlive the call.
         #[inline(always)]
         pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
             f(self.0.get())
         }
 
-        /// Gives a pointer to write through. The pointer must not outlive the call.
         #[inline(always)]
         pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
             f(self.0.get())
         }
     }
 
-    /// Represents the memory that contains it, so that a model sees a use after the end of that memory. Does nothing
-    /// outside loom.
+    /// Part of memory whose use after its end a model sees. Does nothing outside loom.
     #[derive(Debug, Default)]
     pub struct Tombstone;
 
     impl Tombstone {
-        /// The memory is in use.
         pub const fn new() -> Self {
             Tombstone
         }
 
-        /// A thread uses the memory.
         #[inline(always)]
         pub fn touch(&self) {}
     }
@@ -142,20 +128,17 @@ mod imp {
 
     pub use loom::{cell::UnsafeCell, hint::spin_loop, sync::Arc};
 
-    /// loom's atomics and fences, with loads that loom's search reorders completely.
-    ///
-    /// loom remembers one access per atomic as the last. If thread A loads, and then thread B loads *and stores*, loom
-    /// compares B's store only with B's own load. So loom never tries the order in which A loads after B's store (loom
-    /// 0.7.2, `rt/atomic.rs`, `last_dependent_access`). Every loop of a load and a compare-and-swap has this shape. So
-    /// here a relaxed no-op on a companion atomic comes before each load: it orders nothing, but makes any two loads
-    /// dependent, and loom tries both orders. Without it, six mutants survived and two models had one execution.
+    /// loom's atomics and fences, with loads that loom's search reorders completely. loom remembers one access per
+    /// atomic: if thread A loads, and then B loads *and stores*, it compares B's store only with B's own load, and
+    /// never tries the order in which A loads after B's store (0.7.2, `rt/atomic.rs`, `last_dependent_access`). So a
+    /// relaxed no-op on a companion atomic comes before each load: it orders nothing, but makes any two loads
+    /// dependent. Without it, six mutants survived.
     pub mod atomic {
         pub use loom::sync::atomic::{Ordering, fence};
         use std::ops::Deref;
 
         macro_rules! atomics {
             ($($name:ident $(<$t:ident>)?: $value:ty),+ $(,)?) => {$(
-                /// loom's atomic, with a load that is dependent on other loads.
                 #[derive(Debug)]
                 pub struct $name $(<$t>)? {
                     inner: loom::sync::atomic::$name $(<$t>)?,
@@ -163,21 +146,18 @@ mod imp {
                 }
 
                 impl $(<$t>)? $name $(<$t>)? {
-                    /// Holds `value`.
                     #[track_caller]
                     pub fn new(value: $value) -> Self {
                         let companion = loom::sync::atomic::AtomicBool::new(false);
                         Self { inner: loom::sync::atomic::$name::new(value), companion }
                     }
 
-                    /// As std's.
                     #[track_caller]
                     pub fn load(&self, order: Ordering) -> $value {
                         self.companion.store(false, Ordering::Relaxed);
                         self.inner.load(order)
                     }
 
-                    /// As std's; never fails spuriously.
                     #[allow(dead_code, reason = "used of some of the types")]
                     #[track_caller]
                     pub fn fetch_update(
@@ -216,12 +196,10 @@ mod imp {
         pub use loom::thread::{JoinHandle, spawn, yield_now};
     }
 
-    /// Counts nothing: models do not spin.
     #[derive(Debug)]
     pub struct InCrowd(());
 
     impl InCrowd {
-        /// Counts nothing.
         pub fn enter() -> Self {
             InCrowd(())
         }
@@ -259,7 +237,6 @@ mod imp {
     pub struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
 
     impl<T> Mutex<T> {
-        /// An unlocked mutex.
         pub fn new(value: T) -> Self {
             Mutex(loom::sync::Mutex::new(value))
         }
@@ -296,23 +273,19 @@ mod imp {
     pub struct NeverTimedOut;
 
     impl NeverTimedOut {
-        /// False.
         pub fn timed_out(&self) -> bool {
             false
         }
     }
 
-    /// loom's condition variable with parking_lot's interface.
     #[derive(Debug, Default)]
     pub struct Condvar(loom::sync::Condvar);
 
     impl Condvar {
-        /// One without waiting threads.
         pub fn new() -> Self {
             Condvar(loom::sync::Condvar::new())
         }
 
-        /// Unlocks, blocks until notified, locks again.
         pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
             let inner = guard.0.take().expect(HELD);
             guard.0 = Some(self.0.wait(inner).unwrap_or_else(|poison| poison.into_inner()));
@@ -324,18 +297,16 @@ mod imp {
             NeverTimedOut
         }
 
-        /// Wakes one.
         pub fn notify_one(&self) {
             self.0.notify_one();
         }
 
-        /// Wakes all.
         pub fn notify_all(&self) {
             self.0.notify_all();
         }
     }
 
-    /// Represents the memory that contains it: a `touch` that is not ordered before `bury` is a data race for loom.
+    /// A `touch` that is not ordered before `bury` is a data race for loom.
     #[derive(Debug)]
     pub struct Tombstone(UnsafeCell<()>);
 
@@ -343,19 +314,16 @@ mod imp {
     unsafe impl Sync for Tombstone {}
 
     impl Tombstone {
-        /// The memory is in use.
         #[allow(clippy::new_without_default)]
         pub fn new() -> Self {
             Tombstone(UnsafeCell::new(()))
         }
 
-        /// A thread uses the memory.
         #[track_caller]
         pub fn touch(&self) {
             self.0.with(|_| ());
         }
 
-        /// The memory is given back.
         #[cfg(test)]
         #[track_caller]
         pub fn bury(&self) {

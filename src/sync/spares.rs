@@ -1,11 +1,8 @@
 //! A pool of objects that are expensive to create and can be reused, such as events.
 //!
-//! It is a lock around a `Vec`. The lock is held for a push or a pop, by threads that have just made a driver call,
-//! which costs more. The object that was returned last is taken first, since it is most likely in the cache. The
-//! creation of events by several threads at once takes milliseconds
-//! ([sglang#39960](https://github.com/sgl-project/sglang/issues/39960)); the reuse of one takes nanoseconds.
-//!
-//! # The rule for events
+//! A lock around a `Vec`, held for a push or a pop by threads that have just made a driver call, which costs more. The
+//! object that was returned last is taken first, since it is likely in the cache. The creation of events by several
+//! threads takes milliseconds ([sglang#39960](https://github.com/sgl-project/sglang/issues/39960)).
 //!
 //! An event is returned only after every wait on it was *enqueued* (the waits need not be over). A wait captures the
 //! record that it finds. If the event were recorded again before, the waiter would wait for another stream's work, or
@@ -24,7 +21,6 @@ impl<T> Default for Spares<T> {
 }
 
 impl<T> Spares<T> {
-    /// An empty pool.
     pub fn new() -> Self {
         Self::default()
     }

@@ -1,8 +1,7 @@
 //! Types that must stay on their device's thread, and the compiler's message if a program sends one to another thread.
 //!
-//! Such types contain `Rc`s, so they are neither `Send` nor `Sync` anyway. But then rustc reports each of these private
-//! fields with the path to it: a hundred lines that do not name the rule. With an implementation whose condition never
-//! holds, rustc reports only the condition, in our words.
+//! They contain `Rc`s, so they are neither `Send` nor `Sync` anyway. But then rustc reports each private field with the
+//! path to it. With an implementation whose condition never holds, rustc reports only the condition, in our words.
 
 /// No type implements it, and no other crate can, since the module is private. For returned values, rustc uses its own
 /// message, which contains the name of this trait: so the name states the rule.

@@ -1,15 +1,7 @@
 //! Decides a race for a queued entry: either the device thread runs it, or the caller withdraws it.
 //!
-//! ```text
-//!            start (device thread)
-//!   QUEUED ------------------------> RUNNING      the body may be used; the caller must wait
-//!      |
-//!      +---------------------------> WITHDRAWN    no thread will ever use the body
-//!            withdraw (caller)
-//! ```
-//!
-//! Both transitions are one compare-and-swap from QUEUED, so exactly one of them happens. The loser sees everything
-//! that the winner did before its call.
+//! Both transitions, from queued to running or to withdrawn, are one compare-and-swap, so exactly one of them happens.
+//! The loser sees everything that the winner did before its call.
 
 use super::{
     shim::atomic::{
@@ -28,17 +20,16 @@ const WITHDRAWN: u32 = 2;
 pub struct Turnstile(AtomicU32);
 
 impl Turnstile {
-    /// A queued entry.
     pub fn new() -> Self {
         Turnstile(AtomicU32::new(QUEUED))
     }
 
-    /// QUEUED to RUNNING. False if the entry was withdrawn (or started before).
+    /// False if the entry was withdrawn (or started before).
     pub fn start(&self) -> bool {
         self.leave(RUNNING, ord("turnstile.start", Release), ord("turnstile.start.lost", Acquire))
     }
 
-    /// QUEUED to WITHDRAWN. False if the entry was started (or withdrawn before).
+    /// False if the entry was started (or withdrawn before).
     pub fn withdraw(&self) -> bool {
         self.leave(WITHDRAWN, ord("turnstile.withdraw", Release), ord("turnstile.withdraw.lost", Acquire))
     }

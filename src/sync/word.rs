@@ -1,14 +1,14 @@
 //! Eight-byte words that host and devices share, such as the progress number that a stream stores.
 //!
-//! The memory is page-locked memory of the driver or of a software GPU, known by its address. So no atomic object can
-//! live there; each access makes one for its duration (`AtomicU64::from_ptr`).
+//! The memory is page-locked, known by its address, so each access makes an atomic for its duration
+//! (`AtomicU64::from_ptr`).
 //!
 //! Towards other host threads, the language guarantees acquire and release. Towards a GPU, the hardware does:
-//! `cuStreamWriteValue64` (without `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`) makes the stream's earlier work visible
-//! before the word, an aligned 8-byte store is never torn, and later reads of the host come after its acquiring load.
+//! `cuStreamWriteValue64` makes the stream's earlier work visible before the word, an aligned 8-byte store is never
+//! torn, and later reads of the host come after its acquiring load.
 //!
-//! loom cannot watch memory that it did not allocate. So under `cfg(loom)` the accesses are volatile: no model may
-//! contain such a word, since loom would neither see a race nor try other orders (`README.md`, limits of loom).
+//! loom cannot watch memory that it did not allocate, so under `cfg(loom)` the accesses are volatile, and no model may
+//! contain such a word.
 
 #[cfg(not(loom))]
 use super::shim::atomic::{AtomicU64, Ordering::*};
@@ -17,7 +17,6 @@ use super::shim::atomic::{AtomicU64, Ordering::*};
 /// stream's earlier work is visible.
 ///
 /// # Safety
-///
 /// `ptr` points to eight bytes that are aligned to 8, initialised, and alive during the call. While another thread may
 /// write them, host threads access them only atomically (as this function and [`store_word`] do).
 #[inline(always)]
@@ -34,7 +33,6 @@ pub unsafe fn load_word(ptr: *const u64) -> u64 {
 /// Stores `value` into the word. A thread that reads it by [`load_word`] sees everything done before.
 ///
 /// # Safety
-///
 /// As for [`load_word`], and the bytes may be written.
 #[inline(always)]
 pub unsafe fn store_word(ptr: *mut u64, value: u64) {
@@ -49,11 +47,10 @@ pub unsafe fn store_word(ptr: *mut u64, value: u64) {
     }
 }
 
-/// Stores `value` unless the word is already larger, for a word that several threads raise. A thread that reads the
-/// value by [`load_word`] sees everything done before.
+/// Stores `value` unless the word is already larger, for a word that several threads raise. Readers as for
+/// [`store_word`].
 ///
 /// # Safety
-///
 /// As for [`store_word`].
 pub unsafe fn raise_word(ptr: *mut u64, value: u64) {
     debug_assert!(ptr.is_aligned());

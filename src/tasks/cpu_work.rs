@@ -12,20 +12,17 @@ use std::thread::ThreadId;
 pub(super) struct CpuWork(Mutex<(usize, u64)>);
 
 impl CpuWork {
-    /// A task is ready.
     pub fn more(&self) {
         let mut state = self.0.lock();
         state.0 += 1;
         state.1 += 1;
     }
 
-    /// A task has run, or will not.
     pub fn less(&self) {
         let mut state = self.0.lock();
         state.0 = state.0.saturating_sub(1);
     }
 
-    /// Ready tasks will not run.
     pub fn stop(&self) {
         self.0.lock().0 = 0;
     }
@@ -56,7 +53,7 @@ impl Attendee for CpuWork {
     fn deadlocked(&self, _report: &str) {}
 }
 
-/// A thread that runs a task of the CPU and waits in the driver: blocked exactly while the driver says so.
+/// It is blocked exactly while the driver says so.
 pub(super) struct WaitingThread(pub ThreadId);
 
 impl Attendee for WaitingThread {

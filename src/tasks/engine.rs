@@ -1,10 +1,8 @@
 //! The engine: which task runs next at each place, and what follows when it has run.
 //!
-//! The caller adds tasks; device threads and the runners of the CPU take them ([`super::place`]). All of it is under
-//! one lock, which is held for some hundred nanoseconds and never while a task runs or a value is dropped.
-//!
-//! Invariant: a thread that makes a task ready wakes its place, after the lock is released. So a place that sleeps has
-//! nothing to do.
+//! The caller adds tasks; device threads and the runners of the CPU take them ([`super::place`]), under one lock, which
+//! is never held while a task runs or a value is dropped. Invariant: a thread that makes a task ready wakes its place,
+//! after the lock is released.
 
 use super::{
     Failure,
@@ -47,18 +45,14 @@ pub(super) struct Task<'env> {
     pub job: Option<Job<'env>>,
     pub place: usize,
     pub stream: StreamKind,
-    /// The call that has given it out.
     pub here: OpSite,
-    /// The task must not run.
     pub failure: Option<Failure>,
-    /// The caller's knowledge when it added the task.
     pub known: Option<Box<Handover>>,
     pub traced: Option<usize>,
 }
 
 #[derive(Default)]
 pub(super) struct Notes {
-    /// The task that should have made the content has failed.
     failure: Option<Failure>,
     /// Where the caller has taken the content.
     taken: Option<Site>,
@@ -66,7 +60,6 @@ pub(super) struct Notes {
     written: Option<Event>,
     /// The ends of the reads' work since then: one for each stream.
     read: SmallVec<[Event; 2]>,
-    /// The knowledge of the threads that have used it.
     known: Option<Box<Handover>>,
     pub traced: trace::Users,
 }
@@ -77,7 +70,6 @@ pub(super) struct Started<'env> {
     pub stream: StreamKind,
     pub here: OpSite,
     pub failure: Option<Failure>,
-    /// The events that its work has to wait for.
     pub after: SmallVec<[Event; 4]>,
     pub traced: Option<&'env TaskTrace>,
 }
@@ -101,7 +93,6 @@ struct Place {
     /// Tasks that are ready; if the order is fixed, all tasks.
     queue: VecDeque<TaskId>,
     running: usize,
-    /// Number of tasks that have been started.
     started: u64,
 }
 
@@ -116,14 +107,12 @@ pub(super) struct State<'env> {
     ends: BTreeMap<(usize, StreamKind), Event>,
     /// The pool of threads does not run the CPU's tasks, so the waiting caller does.
     pub is_starved: bool,
-    /// No task will be added.
     pub is_closed: bool,
     /// No task is started any more, for this reason.
     pub ended: Option<Failure>,
     /// Failures of tasks, the first one first.
     pub failures: Vec<Failure>,
     pub trace: Option<&'env TaskTrace>,
-    /// Variables are looked through when there are so many.
     sweep_at: usize,
 }
 
@@ -131,7 +120,6 @@ pub(super) struct Engine<'env> {
     pub state: Mutex<State<'env>>,
     pub shared: Arc<Shared>,
     pub home: Arc<Home>,
-    /// The caller sleeps here.
     pub caller: shim::Arc<EventCount>,
     pub gang: OnceCell<Arc<Gang>>,
     /// Software GPUs that run one operation at a time: each device runs its tasks in the order in which they were
@@ -206,7 +194,6 @@ impl<'env> Engine<'env> {
         self.enqueue(state, id, place, true, is_ready, wake);
     }
 
-    /// Puts a task into the queue of its place, and notes that the place must be woken.
     fn enqueue(&self, state: &mut State<'env>, id: TaskId, place: usize, new: bool, ready: bool, wake: &mut Wake) {
         let fixed = self.in_order && place < self.device_count();
         if if fixed { new } else { ready } {
@@ -311,7 +298,6 @@ impl<'env> Engine<'env> {
         } else if state.is_idle() && !wake.places.contains(&self.caller_place()) {
             wake.places.push(self.caller_place());
         }
-        // What the task has held beside its job.
         drop(task.known);
     }
 
@@ -357,7 +343,6 @@ impl<'env> Engine<'env> {
         EventCount::notify_all(self.shared.wakers.iter().map(|waker| &**waker).chain([&*self.caller]));
     }
 
-    /// Wakes devices and the caller. The runners to start are left to the caller of this function.
     pub fn wake(&self, wake: &Wake) {
         if wake.places.is_empty() {
             return;
@@ -406,7 +391,6 @@ impl<'env> Engine<'env> {
 }
 
 impl State<'_> {
-    /// Whether nothing runs and nothing will.
     pub fn is_over(&self) -> bool {
         (self.is_closed || self.ended.is_some()) && self.is_idle()
     }
@@ -421,7 +405,6 @@ impl State<'_> {
         }
     }
 
-    /// The first failure that the caller has not got.
     pub fn unreported(&self) -> Option<&Failure> {
         self.failures.iter().find(|failure| !failure.0.reported.is_raised())
     }

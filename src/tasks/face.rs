@@ -1,6 +1,4 @@
-//! The interface of the closure of [`GpuPool::tasks`](crate::GpuPool::tasks): [`Tasks`], and its two kinds of places.
-//!
-//! Each call makes a task of its arguments and gives it to the engine.
+//! The interface of the closure of [`GpuPool::tasks`](crate::GpuPool::tasks).
 
 use super::{
     Failure, TaskTrace,
@@ -228,7 +226,6 @@ fn foreign(here: OpSite) -> Failure {
     Failure::invalid(here, "a value of another call of `tasks`")
 }
 
-/// Where a task is to run, and what is told of it.
 struct Given<'n> {
     /// `None`: the CPU.
     device: Option<usize>,

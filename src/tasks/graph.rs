@@ -1,12 +1,9 @@
 //! Which tasks may run: variables with one writer or many readers.
 //!
-//! The engine asks it under one lock. It is plain data: it knows no threads, no devices and no values, and uses nothing
-//! of the crate. The idea is that of MXNet's engine (`ThreadedVar` in src/engine/threaded_engine.h): each variable has
-//! a queue of the accesses that were not granted yet. A task is ready when all of its accesses are granted.
-//!
-//! Invariants: a variable is granted to one writer or to any number of readers, never to both. Grants of one variable
-//! follow the order in which tasks were added; so, if tasks end, every task gets its turn. The reads of a finished task
-//! leave no trace but a count, so a variable that a million tasks have read is as small as a new one.
+//! It is plain data, after MXNet's engine (`ThreadedVar` in src/engine/threaded_engine.h): each variable has a queue of
+//! the accesses that were not granted yet. Invariants: a variable is granted to one writer or to any number of readers.
+//! Grants of one variable follow the order in which tasks were added; so, if tasks end, every task gets its turn. The
+//! reads of a finished task leave no trace but a count.
 
 use slab::Slab;
 use smallvec::SmallVec;
@@ -17,7 +14,6 @@ pub(super) type VarId = usize;
 /// A task. The number is used again after the task has finished.
 pub(super) type TaskId = usize;
 
-/// How a task uses a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Read,
@@ -41,12 +37,9 @@ struct Task<T> {
 
 struct Var<V> {
     notes: V,
-    /// Accesses that are not granted, oldest first.
     queue: VecDeque<(TaskId, Access)>,
-    /// Readers that have it.
     readers: usize,
     is_written: bool,
-    /// Whether further tasks may use it.
     is_held: bool,
 }
 
@@ -152,7 +145,6 @@ impl<T, V: Default> Graph<T, V> {
         &mut self.tasks[task].payload
     }
 
-    /// The variables of a task, with the notes of each.
     pub fn each_use(&mut self, task: TaskId, mut f: impl FnMut(Access, &mut V)) {
         let Graph { tasks, vars } = self;
         for &(var, access) in &tasks[task].uses {
@@ -164,7 +156,6 @@ impl<T, V: Default> Graph<T, V> {
         &mut self.vars[var].notes
     }
 
-    /// Number of variables that are not gone.
     pub fn vars(&self) -> usize {
         self.vars.len()
     }

@@ -1,12 +1,9 @@
 //! Where tasks run: device threads, runners of the CPU, and the caller's own looks.
 //!
-//! A device thread starts the work of a task behind the work of the tasks that it depends on: their streams are waited
-//! for on the device, by events that were recorded when those tasks ended. So a copy does not wait for work that came
-//! after its source. The CPU and the caller wait for these events on the host.
-//!
-//! The threads of rayon may wait for this very call: the caller may be one of them, and others may have started scopes
-//! that wait for these devices. So a waiting caller runs the CPU's tasks where rayon does not. It calls no
-//! `rayon::yield_now`: that would run any job on this stack, also one that needs these devices.
+//! A device thread starts a task's work behind the work of the tasks that it depends on, by events that were recorded
+//! when those ended. The CPU and the caller wait for these events on the host. The threads of rayon may wait for this
+//! very call: so a waiting caller runs the CPU's tasks where rayon does not. It calls no `rayon::yield_now`: that would
+//! run any job on this stack, also one that needs these devices.
 
 use super::{
     Failure, TaskPanicked,
@@ -36,7 +33,6 @@ use std::{
 /// How often a waiting caller looks whether the devices and the CPU get on.
 const TICK: Duration = Duration::from_millis(50);
 
-/// A device's streams for copies, made when they are first needed.
 #[derive(Default)]
 struct Streams {
     upload: OnceCell<Stream>,
@@ -130,7 +126,6 @@ impl<'env> Engine<'env> {
         Finished { id, failure: done.err().map(|error| Failure::new(say(error))), event, times }
     }
 
-    /// Wakes places, and starts runners of the CPU.
     pub fn tell<'scope>(&'scope self, wake: Wake, scope: &Scope<'scope>) {
         self.wake(&wake);
         for _ in 0..wake.runners {
@@ -138,7 +133,6 @@ impl<'env> Engine<'env> {
         }
     }
 
-    /// A runner: runs tasks of the CPU while there are some.
     fn run_cpu<'scope>(&'scope self, scope: &Scope<'scope>) {
         let mut finished = None;
         loop {
@@ -151,7 +145,6 @@ impl<'env> Engine<'env> {
             let next = self.start(&mut state, self.cpu_place());
             match next {
                 Some(_) => state.is_starved = false,
-                // It ends.
                 None => state.runners -= 1,
             }
             drop(state);
@@ -242,7 +235,6 @@ impl<'env> Engine<'env> {
             if watch.gang.is_aborted() {
                 self.end(Failure::new(root(watch.gang, Error::Closed)));
             }
-            // Seen twice, so that a wait that is about to end is none.
             let stuck = self.stuck();
             if let (Some(now), Some(before)) = (&stuck, &suspected)
                 && now.seen == *before
@@ -306,7 +298,6 @@ fn root(gang: &Gang, error: Error) -> Error {
     gang.cause().map_or(error, |(_, cause)| cause)
 }
 
-/// The caller's thread, as software GPUs see it.
 pub(super) fn caller(engine: &Engine<'_>) -> Arc<Quiescence> {
     Quiescence::new(engine.caller.clone(), engine.shared.gpu_order[0].clone())
 }

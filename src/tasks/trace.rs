@@ -75,7 +75,6 @@ impl TaskTrace {
         *self.0.lock() = Data { start: Some(Instant::now()), devices, tasks: Vec::new(), zero };
     }
 
-    /// A new task; returns its number.
     pub(super) fn add(&self, place: usize, stream: StreamKind, site: Site, name: Option<&str>) -> usize {
         let name = name.map_or_else(|| format!("{}:{}", site.file(), site.line()), str::to_owned);
         let mut data = self.0.lock();
@@ -84,7 +83,6 @@ impl TaskTrace {
         data.tasks.len() - 1
     }
 
-    /// A task uses a variable.
     pub(super) fn order(&self, number: usize, access: Access, users: &mut Users) {
         let mut data = self.0.lock();
         let Some(Entry { after, .. }) = data.tasks.get_mut(number) else { return };
@@ -101,7 +99,6 @@ impl TaskTrace {
         }
     }
 
-    /// The begin of a task's work on a device, on its current stream.
     pub(super) fn begin_on(&self, dev: &Device) -> Result<Event> {
         let is_new = self.0.lock().zero.get(dev.index()).is_some_and(Option::is_none);
         if is_new {
@@ -122,7 +119,6 @@ impl TaskTrace {
         }
     }
 
-    /// Computes all times. All work is over.
     pub(super) fn resolve(&self) {
         let Data { start, tasks, zero, .. } = &mut *self.0.lock();
         let Some(start) = *start else { return };

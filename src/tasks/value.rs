@@ -1,7 +1,5 @@
-//! [`Value`]: what tasks make, read and write; and the arguments of a task.
-//!
-//! Users hold values and lend them to tasks. The engine decides when a task may touch them ([`super::graph`]); so a
-//! lock of a content never waits.
+//! [`Value`]: what tasks make, read and write; and the arguments of a task. The engine decides when a task may touch a
+//! value ([`super::graph`]), so a lock of a content never waits.
 
 use super::graph::{Access, VarId};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -27,7 +25,6 @@ pub(super) struct Slot<T> {
     pub home: Arc<Home>,
 }
 
-/// The common part of all values of one call: the variables whose values are gone.
 #[derive(Default)]
 pub(super) struct Home {
     pub released: Mutex<Vec<VarId>>,
@@ -47,11 +44,9 @@ impl<T> Slot<T> {
 
 debug_as!(Value<T> [T], |self| "Value<{}>", std::any::type_name::<T>());
 
-/// The variables that a task uses.
 pub struct Uses {
     pub(super) home: Arc<Home>,
     pub(super) list: SmallVec<[(VarId, Access); 6]>,
-    /// Whether a value of another call is among them.
     pub(super) is_foreign: bool,
 }
 

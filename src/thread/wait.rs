@@ -26,7 +26,6 @@ pub(crate) fn linger(cores: usize, devices: usize, computed: bool) -> Duration {
     if computed || cores <= devices { Duration::ZERO } else { LINGER }
 }
 
-/// A member that waits for its peers: its worker, and its place in the gang.
 #[derive(Clone, Copy)]
 pub(crate) struct Waiter<'a> {
     pub(crate) worker: &'a Worker,
@@ -83,7 +82,6 @@ pub(crate) fn for_peer<R>(
     }
 }
 
-/// Fails the gang, so that all waits of its members end with one cause.
 fn fail(gang: &Gang, device: usize, error: Error) -> Error {
     gang.poison(device, error.clone());
     gang.cause().map_or(error, |(by, cause)| match by == device {

@@ -105,9 +105,7 @@ pub(crate) struct Shared {
     pub(crate) signals: OnceCell<Arc<SignalPad>>,
     /// The device that removes what its late kernels have sent to others: one at a time.
     pub(crate) cleaner: Mutex<Option<usize>>,
-    /// The processes of the cluster, if the pool is in one.
     pub(crate) world: Option<Arc<dyn Processes>>,
-    /// The types whose values may go to other processes.
     pub(crate) codecs: Codecs,
     pub(crate) limits: Limits,
     /// The memory of staged copies, by source and destination. Made when first needed.
@@ -133,7 +131,6 @@ impl Shared {
         devices.iter().filter_map(|&device| self.handles[device].last_call()).collect()
     }
 
-    /// The error of a wait for these devices, the first of them named.
     pub(crate) fn timeout(&self, op: &'static str, waited: Duration, missing: Vec<usize>) -> Error {
         let last_calls = self.last_calls(&missing);
         Error::Timeout { device: missing[0], op, waited, missing, last_calls }
@@ -197,9 +194,7 @@ pub(crate) struct Worker {
     /// Places of the gangs with this device that have failed: 8 bytes each. None is removed, since an optimizer may ask
     /// for its last gang at any time.
     pub(crate) failures: RefCell<Vec<u64>>,
-    /// Graphs that were dropped while a launch was in flight.
     pub(crate) graphs: RefCell<Vec<GraphExec>>,
-    /// `PerDevice` state by handle.
     pub(crate) slots: RefCell<HashMap<u64, Rc<dyn Any>>>,
     /// A panic of this thread that could be reported to no scope. The next scope fails with it.
     deferred_error: RefCell<Option<Error>>,
@@ -271,7 +266,6 @@ impl Worker {
         self.streams.engines(&self.handle)
     }
 
-    /// The number of operations of each stream so far.
     pub(crate) fn submitted(&self) -> SmallVec<[u64; 4]> {
         let streams = self.streams.all();
         std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core)).map(|s| s.submitted()).collect()
@@ -308,7 +302,6 @@ impl Worker {
             .for_each(|stream| stream.end_scope());
     }
 
-    /// Waits until all streams of this device are idle, or until `stop` returns true.
     pub(crate) fn wait_idle(&self, op: &'static str, stop: impl Fn() -> bool) -> Result<()> {
         let limit = self.shared.deadline;
         let streams = self.streams.all();

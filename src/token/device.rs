@@ -1,9 +1,5 @@
-//! The token [`Device`]: what it holds, what it is, and on which stream it works.
-//!
-//! A scope makes one token per member. `device/`, `collective/`, `graph/`, `ops/` and other higher rooms add `impl`
-//! blocks with the operations. This file may use the worker, the gang and the state of collectives (`fabric`).
-//!
-//! Invariant: a token exists only on its device's thread, and only while its scope runs.
+//! The token [`Device`]. Higher rooms add `impl` blocks with the operations. Invariant: a token exists only on its
+//! device's thread, and only while its scope runs.
 
 use super::recording::Recording;
 use crate::{
@@ -83,9 +79,7 @@ pub struct Device {
     pub(crate) worker: Rc<Worker>,
     pub(crate) session: Rc<Session>,
     pub(crate) stream: Arc<StreamCore>,
-    /// Whether the library orders this token's operations by hazards. False for [`unordered`](Self::unordered).
     pub(crate) ordered: bool,
-    /// The capture, while this token captures a graph.
     pub(crate) recording: Option<Rc<Recording>>,
 }
 
@@ -95,9 +89,7 @@ pub(crate) struct Session {
     pub(crate) rank: usize,
     pub(crate) groups: Groups,
     pub(crate) broadcasts: Broadcasts,
-    /// The processes of the cluster, if the pool is in one. All devices of the gang share it.
     pub(crate) world: Option<Arc<dyn ProcessScope>>,
-    /// The last call that this member has announced to its peers.
     pub(crate) last_call: Cell<Option<LastCall>>,
 }
 
@@ -118,7 +110,6 @@ impl Deref for OnStream<'_> {
 
 debug_as!(Device, |self| "Device {} ({})", self.index(), self.name());
 
-/// Identity.
 impl Device {
     pub(crate) fn new(
         worker: &Rc<Worker>,
@@ -211,7 +202,6 @@ impl Device {
     }
 }
 
-/// The stream on which the token works.
 impl Device {
     /// This device, working on `stream`.
     pub fn on<'a>(&'a self, stream: &'a Stream) -> OnStream<'a> {

@@ -1,9 +1,6 @@
-//! A device's notes while it captures a graph: the capture's stream, the memory that operations touch, refusals.
-//!
-//! Operations ([`Op`](super::op::Op)) and collectives fill a [`Recording`]; `graph/` begins and ends it. This file may
-//! use memory and the driver. It knows no collectives: it keeps their notes unread, as `dyn Any`; `graph/` reads them.
-//!
-//! Invariant: each byte that a captured operation touches is in the notes, with at least that access.
+//! A device's notes while it captures a graph. Operations ([`Op`](super::op::Op)) and collectives fill a [`Recording`].
+//! It keeps the notes of collectives unread, as `dyn Any`. Invariant: each byte that a captured operation touches is in
+//! the notes, with at least that access.
 
 use crate::{
     error::{Error, Result, Site},
@@ -21,21 +18,16 @@ use std::{
     sync::Arc,
 };
 
-/// Most ranges that are noted per block. If there are more, one range that covers all of them replaces them: a launch
-/// may then wait longer than needed, but never too little.
+/// Above this number, one range that covers all of them replaces them: a launch may then wait longer than needed.
 const PARTS: usize = 8;
 
 pub(crate) struct Recording {
     /// The capture's own stream. No other code knows it: a wait for a stream that captures breaks the capture.
     pub(crate) stream: Arc<StreamCore>,
-    /// The parts before the last cut.
     parts: RefCell<Vec<Recorded>>,
-    /// The memory that operations of the current segment touch.
     touched: RefCell<Touches>,
     pending: Cell<usize>,
-    /// The note of collectives in the current segment whose kernels meet.
     meetings: Cell<Option<Note>>,
-    /// Ordinals of the graph's group, by rank. Set by the first collective.
     members: OnceCell<Box<[usize]>>,
     operations: Cell<usize>,
     /// Where peers' kernels send data for this member to reduce, in all captured collectives by turns.
@@ -48,12 +40,14 @@ type Note = Box<dyn Any>;
 
 pub(crate) enum Recorded {
     /// A graph of the driver, with the memory that it touches.
-    Segment { exec: GraphExec, touched: Vec<Touched>, meetings: Option<Note> },
-    /// A collective that the driver cannot capture.
+    Segment {
+        exec: GraphExec,
+        touched: Vec<Touched>,
+        meetings: Option<Note>,
+    },
     Collective(Note),
 }
 
-/// A range of a block that an operation touches.
 pub(crate) struct Touched {
     pub(crate) block: BlockRef,
     pub(crate) bytes: Range<usize>,
@@ -81,7 +75,6 @@ impl Recording {
         error
     }
 
-    /// Fails the capture, even if the closure ignores the error.
     pub(crate) fn fail(&self, error: &Error) {
         self.failed.borrow_mut().get_or_insert_with(|| error.clone());
     }
@@ -109,7 +102,6 @@ impl Recording {
         self.operations.get()
     }
 
-    /// Whether the graph's group has these ordinals. The first collective determines the group.
     pub(crate) fn is_of(&self, ordinals: &[usize]) -> bool {
         **self.members.get_or_init(|| ordinals.into()) == *ordinals
     }
@@ -164,7 +156,6 @@ impl Recording {
 
 type Parts = SmallVec<[(Range<usize>, Access); 1]>;
 
-/// Blocks in the order of their first use, with the ranges of them that are used.
 #[derive(Default)]
 struct Touches {
     blocks: Vec<(BlockRef, Parts)>,

@@ -151,7 +151,6 @@ pub(crate) mod gpu {
     };
     use gpu_pool::{Device, DeviceBuffer};
 
-    /// Calls `f` with the token on candle's stream.
     pub fn on_stream<R>(dev: &Device, device: &CudaDevice, f: impl FnOnce(&Device) -> Result<R>) -> Result<R> {
         let stream = device::gpu::stream(dev, device)?;
         f(&dev.on(&stream))

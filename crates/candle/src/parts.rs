@@ -64,7 +64,6 @@ pub type PartBuilder = VarBuilderArgs<'static, Parts>;
 #[derive(Clone)]
 pub struct Parts {
     source: Source,
-    /// By name: how it was cut.
     cuts: Arc<Mutex<BTreeMap<String, Part>>>,
 }
 

@@ -90,7 +90,6 @@ impl Connect for Cluster {
 }
 
 impl Cluster {
-    /// Opens the transport that all processes agree on.
     fn open(
         &self,
         control: &Control,
@@ -268,7 +267,6 @@ thread_local! {
     pub static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Whether the thread that builds the pool says so.
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 fn forced() -> bool {
     #[cfg(any(test, feature = "extend"))]

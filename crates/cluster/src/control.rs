@@ -14,7 +14,6 @@ use super::{
 use crate::traits::{Transport, World};
 use gpu_pool::{Error, Result, event};
 use std::{
-    fmt,
     net::{Ipv4Addr, SocketAddr, ToSocketAddrs},
     sync::Arc,
     time::{Duration, Instant},
@@ -26,22 +25,16 @@ pub(crate) type Bcast<'a> = &'a dyn Fn(&mut [u8]) -> Result<()>;
 /// The length of what rank 0 tells by [`Bcast`].
 const NOTE: usize = 512;
 
-/// Rank 0's address and a fresh secret. `None`: rank 0 could not listen.
 type Note = Option<(String, u16, [u8; 32])>;
 
 #[derive(Clone)]
 pub(crate) struct Control {
     local: Arc<Local>,
     pub host: usize,
-    /// The number of devices of each process.
     pub devices: Arc<[usize]>,
 }
 
-impl fmt::Debug for Control {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Control").field("host", &self.host).field("devices", &self.devices).finish_non_exhaustive()
-    }
-}
+gpu_pool::debug_as!(Control, |self| host = self.host, devices = self.devices, ..);
 
 impl Control {
     pub(crate) fn size(&self) -> usize {
@@ -64,13 +57,11 @@ impl Control {
         self.local.ask(name);
     }
 
-    /// A value that was asked for and has come.
     #[cfg(any(feature = "mpi", feature = "nccl"))]
     pub(crate) fn known(&self, name: &str) -> Option<Vec<u8>> {
         self.local.known(name)
     }
 
-    /// Each process gives a value, and gets those of all, in their order.
     pub(crate) fn gather(&self, name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
         gather(&self.local, (self.host, self.size()), name, value)
     }
@@ -80,7 +71,6 @@ impl Control {
         self.local.check("check")
     }
 
-    /// Why a wait for others will not end, while the transport is opened.
     pub(crate) fn lost(&self) -> Option<Error> {
         self.local.check("connect").err().or_else(|| failed_elsewhere(&self.local, self.size()))
     }
@@ -138,8 +128,8 @@ impl Cluster {
         let connect_timeout = self.connect_timeout.saturating_sub(start.elapsed());
         let client = Client::connect(at, host, size, &secret, self.heartbeat_timeout, connect_timeout)?;
         let local = client.local.clone();
-        // Asked for first: nobody fails before all have told their devices, so the word of a process that fails is here
-        // before the process is missed.
+        // Asked for first: a process fails only after all have told their devices, so its word is here before it is
+        // missed.
         (0..size).for_each(|other| local.ask(&opened_by(other)));
         let told = gather(&local, (host, size), "devices", &(devices as u64).to_le_bytes());
         let number = |value: Vec<u8>| value.try_into().map_or(0, u64::from_le_bytes) as usize;
@@ -159,7 +149,6 @@ impl Cluster {
             Ok((devices.to_vec(), transport, ends, near))
         });
         if let Some(elsewhere) = failed_elsewhere(&local, size) {
-            // What this process has found itself says more.
             return Err(opened.err().filter(|own| !matches!(own, Error::HostLost { .. })).unwrap_or(elsewhere));
         }
         let (devices, transport, transport_ends, near) = opened.inspect_err(|own| {

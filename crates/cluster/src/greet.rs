@@ -1,8 +1,7 @@
 //! How a process and the hub prove to each other that they know the secret, before anything else is read.
 //!
 //! Both send a random nonce; each answers with an HMAC-SHA256 of both nonces and of what it claims. The secret never
-//! crosses the wire, and an answer fits one connection and one side only. Later frames are neither encrypted nor
-//! signed.
+//! crosses the wire. Later frames are neither encrypted nor signed.
 
 use super::wire::{self, VERSION};
 use hmac::{Hmac, KeyInit, Mac};
@@ -54,7 +53,6 @@ enum Verdict {
     Refused(String),
 }
 
-/// The proved text: the side, both nonces, and the claim.
 fn mac(secret: &[u8], side: &[u8; 4], nonces: [&Nonce; 2], claim: [u64; 2]) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).unwrap_or_else(|_| unreachable!("HMAC takes any key"));
     mac.update(side);
@@ -109,8 +107,8 @@ pub(super) enum Not {
     Member(String),
 }
 
-/// The hub's side: the number of a process that knows the secret. `join` gets its number and how many it believes in,
-/// and either refuses it or calls its last argument, which welcomes it.
+/// `join` gets the number of a process that knows the secret and how many it believes in, and either refuses it or
+/// calls its last argument, which welcomes it.
 pub(super) fn greet(
     stream: &TcpStream,
     secret: &[u8],
@@ -149,7 +147,6 @@ pub(super) fn greet(
     verdict
 }
 
-/// A process's side. [`ErrorKind::PermissionDenied`] is a refusal, of one side or the other.
 pub(super) fn introduce(stream: &TcpStream, secret: &[u8], host: usize, size: usize, until: Instant) -> io::Result<()> {
     let address = stream.peer_addr().map_or_else(|_| "rank 0".to_owned(), |address| address.to_string());
     let refused = |why: String| Err(io::Error::new(ErrorKind::PermissionDenied, why));

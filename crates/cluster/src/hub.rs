@@ -50,7 +50,6 @@ pub(crate) type Out = Vec<(usize, ToHost)>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Limits {
     pub size: usize,
-    /// A process without a heartbeat for this long is lost.
     pub heartbeat_timeout: Duration,
     /// All processes must have joined, and opened the transport, after this time.
     pub connect_timeout: Duration,
@@ -68,14 +67,11 @@ pub(crate) struct Hub {
     stopped: Option<(Duration, Duration)>,
     /// The times before the last ticks, the oldest first.
     earlier: [Option<Duration>; TICKS],
-    /// The processes that have joined.
     hosts: BTreeMap<usize, Host>,
-    /// Those of them that have left.
     left: BTreeSet<usize>,
     values: BTreeMap<String, Vec<u8>>,
     /// Hosts that have asked for a value, and do nothing else.
     asked: BTreeMap<String, Vec<(usize, bool)>>,
-    /// Hosts that have told whether they could open the transport.
     opened: BTreeSet<usize>,
     /// How many may not join.
     refused: usize,
@@ -91,11 +87,8 @@ pub(crate) struct Hub {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Host {
-    /// The last time that it said anything.
     heard: Duration,
-    /// The last time that it got on.
     moved: Duration,
-    /// Its numbers of scopes.
     scopes: BTreeMap<u64, u64>,
     last_scope: u64,
     /// How many scopes of a name it has announced.
@@ -134,7 +127,6 @@ struct Part {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Announced {
-    /// The process's number of the scope.
     id: u64,
     deadline: Duration,
     site: String,
@@ -353,7 +345,6 @@ impl Hub {
         Ok(())
     }
 
-    /// The process ends the scope, or leaves it when it has failed.
     fn leave(&mut self, host: usize, id: u64) -> Result<(), &'static str> {
         let number = self.known(host, id)?;
         if let Some(known) = self.hosts.get_mut(&host) {
@@ -403,7 +394,6 @@ impl Hub {
         self.over = Some(failure);
     }
 
-    /// A host that has left is missed once another one waits for it.
     fn miss_who_left(&mut self) {
         let missed = self.left.iter().copied().find(|&host| {
             !self.asked.is_empty() || self.scopes.values().any(|scope| scope.failed.is_none() && scope.waits_for(host))

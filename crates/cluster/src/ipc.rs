@@ -6,17 +6,14 @@
 //!
 //! **Order.** `export` waits until the exporter's writes have completed, [`Imported::release`] until the importer's
 //! uses have. In between the rule of Rust's borrows holds over processes: after `export` all of them only read; after
-//! [`export_mut`](ClusterBuffer::export_mut) the importer has the memory alone. Everything else is
-//! [`Error::Borrowed`]. So there are no races between processes, and no fences in the memory.
+//! [`export_mut`](ClusterBuffer::export_mut) the importer has the memory alone. Everything else is [`Error::Borrowed`].
 //!
-//! **Trust.** An `IpcBuffer` holds no descriptor. It names the exporter's socket, and has a random key that is good for
-//! one import. The exporter's server gives the memory's descriptor only to processes of its own user. The importer
-//! compares bytes at the memory's end with those that the exporter names, so it cannot take other memory for it.
+//! **Trust.** An `IpcBuffer` names the exporter's socket, and has a random key that is good for one import. The
+//! exporter's server gives the memory's descriptor only to processes of its own user. The importer compares bytes at
+//! the memory's end, so it cannot take other memory for it.
 //!
 //! **Lives.** The memory stays until the exporter and all importers have dropped it or have ended. An importer that has
 //! ended without a release is [`Error::HostLost`] for the exporter that waits for it.
-//!
-//! `wire`: frames, keys, processes. `chunk`, `server`: the exporter. `import`: the importer.
 
 mod chunk;
 mod import;
@@ -44,7 +41,6 @@ use std::{
 };
 use wire::{Key, Process};
 
-/// Bytes behind a buffer that importers compare.
 const PROOF: usize = size_of::<Key>();
 /// Between two looks at whether the gang has failed.
 const TICK: Duration = Duration::from_millis(20);
@@ -104,7 +100,6 @@ impl IpcBuffer {
     }
 
     /// Refuses what cannot be imported as `T` on this GPU.
-    #[track_caller]
     fn check<T>(&self, gpu: Gpu) -> Result<()> {
         let own = std::any::type_name::<T>();
         if self.element != own {
@@ -117,7 +112,6 @@ impl IpcBuffer {
     }
 }
 
-/// Without the key.
 impl fmt::Debug for IpcBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let IpcBuffer { process, id, gpu, element, len, .. } = self;

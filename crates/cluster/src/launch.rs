@@ -1,5 +1,4 @@
-//! The launcher of this process, its rank and the number of processes: from environment variables, and never guessed
-//! from half of them.
+//! The launcher of this process, its rank and the number of processes: from environment variables.
 
 use crate::runtime::variables::NotText;
 use gpu_pool::{Error, Result};
@@ -12,10 +11,8 @@ const MOST: usize = 65_536;
 
 pub(super) type Read<'a> = &'a dyn Fn(&str) -> Result<Option<String>, NotText>;
 
-/// The variables of this crate that name a process.
 const OWN: [&str; 4] = ["GPU_POOL_RANK", "GPU_POOL_SIZE", "GPU_POOL_LOCAL_RANK", "GPU_POOL_LOCAL_SIZE"];
 
-/// The launcher of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     /// `GPU_POOL_RANK` and `GPU_POOL_SIZE`, or [`Cluster::tcp`](super::Cluster::tcp).
@@ -26,7 +23,6 @@ pub(crate) enum By {
     Slurm,
 }
 
-/// A process's place among those that were started together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Launch {
     pub rank: usize,
@@ -71,7 +67,6 @@ impl Variables<'_> {
         }
     }
 
-    /// The numbers of a family of variables: all or none are set.
     fn family<const N: usize>(&self, by: &str, names: [&str; N]) -> Result<Option<[usize; N]>> {
         let mut numbers = [0; N];
         let mut missing = Vec::new();

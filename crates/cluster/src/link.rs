@@ -1,14 +1,9 @@
 //! A gang's part in a scope of all processes: whether it has joined one, and how the two fail together.
 //!
-//! A scope of a pool in a cluster makes a [`WorldLink`]. It joins the others when it begins, if it has a name, or else
-//! at the first call that needs other processes. Tokens share it; `collective` meets through it.
-//!
-//! Invariants:
-//!
-//! * Once joined, a failure of the gang is told to the other processes, and one of theirs fails the gang. So does a
-//!   failure of a transport between devices.
-//! * A gang that fails before it has joined is told of nevertheless: others may wait for it in theirs. One that does
-//!   not fail, and needs no other process, sends nothing.
+//! It joins the others when it begins, if it has a name, or else at the first call that needs other processes.
+//! Invariants: once joined, a failure of the gang is told to the other processes, and one of theirs fails the gang; so
+//! does a failure of a transport between devices. A gang that fails before it has joined is told of nevertheless:
+//! others may wait for it.
 
 use crate::{
     runtime::{
@@ -44,19 +39,14 @@ pub struct WorldLink {
     /// The number of the scope at its place. None: it has a name, or has some devices of the pool only.
     nth: Option<u64>,
     joined: OnceCell<Joined>,
-    /// Fails the gang with the transport.
     tell: OnceCell<Arc<Tell>>,
-    /// Threads that carry messages to other processes.
     senders: Mutex<Vec<JoinHandle<()>>>,
-    /// Those that carry sums, by device.
     proxies: Mutex<HashMap<usize, Proxy>>,
-    /// Messages of each queue so far.
     messages: Mutex<HashMap<u64, u64>>,
 }
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A thread that does what it is given, in order.
 struct Proxy {
     work: Sender<Work>,
     thread: JoinHandle<()>,
@@ -202,7 +192,6 @@ impl ProcessScope for WorldLink {
     }
 
     fn end(&self) -> Result<()> {
-        // What these threads have found has failed the gang.
         let senders = std::mem::take(&mut *self.senders.lock());
         senders.into_iter().for_each(|thread| drop(thread.join()));
         let proxies = std::mem::take(&mut *self.proxies.lock());

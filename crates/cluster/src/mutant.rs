@@ -49,7 +49,6 @@ pub(super) const fn is(_rule: Rule) -> bool {
     false
 }
 
-/// Breaks a rule while `f` runs.
 #[cfg(any(test, feature = "extend"))]
 pub fn broken<R>(rule: Option<Rule>, f: impl FnOnce() -> R) -> R {
     BROKEN.set(rule);

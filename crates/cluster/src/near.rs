@@ -54,7 +54,6 @@ struct Replica {
     hub: Hub,
 }
 
-/// Ends this process's part in the journal.
 pub(super) struct End(Arc<Journal>);
 
 impl Drop for End {

@@ -13,8 +13,7 @@ use super::{
 };
 use std::{collections::BTreeMap, time::Duration};
 
-/// The classes with an order of their own: a scope that is queued behind another may not hold up that one's
-/// collectives.
+/// Each has an order of its own: a scope that is queued behind another may not hold up that one's collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Class {
     Scope,
@@ -30,7 +29,6 @@ pub(crate) struct Process {
     values: BTreeMap<String, Vec<u8>>,
     scopes: BTreeMap<u64, Scope>,
     meetings: BTreeMap<Key, Meeting>,
-    /// The meetings whose commit has not come, by the number of the arrival.
     arrivals: BTreeMap<u64, Key>,
     orders: [Order; 2],
     over: Option<Failure>,
@@ -40,13 +38,10 @@ pub(crate) struct Process {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Scope {
-    /// Its place in the order of scopes.
     begun: Option<u64>,
     /// A member has the window of that place.
     taken: bool,
-    /// This process has told its end.
     left: bool,
-    /// All have ended it.
     ended: bool,
     failed: Option<Failure>,
 }
@@ -54,11 +49,9 @@ struct Scope {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Meeting {
     notes: Vec<Vec<u8>>,
-    /// Its number in the cluster, and its place in this process's order.
     commit: Option<(u64, u64)>,
     /// Members of this process that have not taken the commit.
     takers: usize,
-    /// Members of this process that have arrived.
     arrived: usize,
 }
 
@@ -66,7 +59,6 @@ struct Meeting {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Order {
     received: u64,
-    /// Whose turn it is.
     turn: u64,
     /// Those that are not over: how many windows of each are to be closed.
     open: BTreeMap<u64, usize>,
@@ -125,7 +117,6 @@ impl Process {
         self.over.as_ref()
     }
 
-    /// The cluster is over. The first cause stays.
     pub(crate) fn end_cluster(&mut self, mut failure: Failure) {
         if let Failure::Lost { host, why } = &mut failure
             && *host as usize == self.host
@@ -197,14 +188,12 @@ impl Process {
         Some(Ok(place))
     }
 
-    /// The failure that ends the waits of a scope. One that all have ended does not fail when a process leaves.
     pub(crate) fn failure(&self, scope: u64) -> Option<Failure> {
         let known = self.scopes.get(&scope);
         let failed = known.and_then(|scope| scope.failed.clone()).or_else(|| self.over.clone());
         failed.filter(|_| known.is_none_or(|scope| !scope.ended))
     }
 
-    /// The failure by which others have ended a scope. One that all have ended has none, even if a process leaves then.
     pub(crate) fn failure_elsewhere(&self, scope: u64) -> Option<Failure> {
         if self.scopes.get(&scope).is_some_and(|scope| scope.ended) {
             return None;
@@ -246,7 +235,6 @@ impl Process {
         Some(Ok(Committed { number, notes, window }))
     }
 
-    /// The failure that ends the wait for a commit. In a scope that this process has left there is none to wait for.
     fn failure_of_meeting(&self, scope: u64) -> Option<Failure> {
         let left = self.scopes.get(&scope).is_none_or(|scope| scope.left);
         let cause = || "a collective after the end of its scope".to_owned();
@@ -279,7 +267,6 @@ impl Process {
         }
     }
 
-    /// The scope is unused from now on: turns that members have not taken are over.
     pub(crate) fn forget(&mut self, scope: u64) -> Option<ToHub> {
         let told = self.end(scope);
         let untaken = self.scopes.remove(&scope).filter(|scope| !scope.taken);

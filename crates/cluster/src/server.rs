@@ -44,7 +44,6 @@ type Tell = Box<dyn Fn(&Record) + Send>;
 struct State {
     hub: Hub,
     links: BTreeMap<usize, Arc<TcpStream>>,
-    /// Connections that are being greeted, the oldest first.
     greeted: VecDeque<(IpAddr, Arc<TcpStream>)>,
     /// Tells all processes, once they meet in shared memory ([`near`](super::near)): the time, and losses.
     near: Option<Tell>,
@@ -94,7 +93,6 @@ impl Server {
     }
 }
 
-/// Without a secret everything stays on this machine.
 pub(super) fn check_secret(at: SocketAddr, secret: &[u8]) -> Result<()> {
     if secret.is_empty() && !at.ip().is_loopback() {
         let why = format!("{at} can be reached from other machines, so a secret is needed: set GPU_POOL_SECRET");
@@ -146,7 +144,6 @@ impl State {
         Ok(())
     }
 
-    /// A connection is not greeted any more. Whether it was.
     fn forget(&mut self, stream: &Arc<TcpStream>) -> bool {
         let at = self.greeted.iter().position(|(_, other)| Arc::ptr_eq(other, stream));
         at.and_then(|at| self.greeted.remove(at)).is_some()
@@ -199,7 +196,6 @@ impl Shared {
         spawn(name, move || f(&shared))
     }
 
-    /// `reserve`: the last descriptor, which tells the others that there are no more.
     fn accept(self: &Arc<Self>, listener: &TcpListener, mut reserve: Option<TcpListener>) {
         loop {
             let mut accepted = listener.accept();
@@ -233,7 +229,6 @@ impl Shared {
         }
     }
 
-    /// `full`: why there is no room for it.
     fn serve(&self, stream: &Arc<TcpStream>, from: SocketAddr, full: Option<&str>) {
         let joined = greet::greet(stream, &self.secret, |host, size, welcome| {
             let mut state = self.state.lock();

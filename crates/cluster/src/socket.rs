@@ -1,5 +1,4 @@
-//! Sockets between processes of one host: connect without a wait, the peer's identity, and descriptors that go over
-//! them. `ipc` and shared memory's `memory` call it. Invariant: only [`poll`] blocks.
+//! Sockets between processes of one host. Invariant: only [`poll`] blocks.
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec},

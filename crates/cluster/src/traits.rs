@@ -1,11 +1,6 @@
 //! The needs of collectives that span processes: their agreement ([`World`], [`WorldScope`]) and a way for bytes
-//! ([`Transport`]).
-//!
-//! `world.rs` and `transport` implement these traits; `collective` uses them. This file knows neither sockets nor
-//! libraries.
-//!
-//! Words: a *host* is one process of the cluster, with its number; several may run on one machine. A *place* is a
-//! device of a host. A *rail* is what moves data between the devices of all hosts with one local index.
+//! ([`Transport`]). A *host* is one process of the cluster, with its number; several may run on one machine. A *place*
+//! is a device of a host. A *rail* is what moves data between the devices of all hosts with one local index.
 //!
 //! Invariants (rules C1, C2 and C3 of `docs/src/design/cluster.md`):
 //!
@@ -77,9 +72,7 @@ pub trait WorldScope: Send + Sync {
     /// Meets the other hosts of a group for one collective. All members of this host call it, after they have met among
     /// themselves, or by the [proxy thread](Arrival::proxied). It returns when the hub has committed the collective and
     /// it is this one's turn. No failure of the gang and no deadline of this process ends the wait: the hub does.
-    ///
-    /// # Errors
-    /// [`Error::WorldMismatch`], [`Error::HostTimeout`], [`Error::AbortedByHost`], [`Error::HostLost`].
+    /// Errors: [`Error::WorldMismatch`], [`Error::HostTimeout`], [`Error::AbortedByHost`], [`Error::HostLost`].
     fn meet(&self, arrival: Arrival<'_>) -> Result<Commit>;
 
     /// Tells all processes that this one has failed the scope. `device`: by its ordinal, if by one of its devices.
@@ -205,9 +198,7 @@ pub trait HostTransport: Send + Sync {
     /// threads may call it at once, also for messages between the same processes, with different tags. Messages of any
     /// length, also 0, and of a process to itself are allowed.
     ///
-    /// `lost` is asked now and then: once it gives an error, the call ends with that error.
-    ///
-    /// # Errors
+    /// `lost` is asked now and then: once it gives an error, the call ends with that error. Errors:
     /// [`Error::Transport`], [`Error::HostLost`].
     fn exchange(&self, messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>>;
 }
@@ -268,9 +259,7 @@ pub trait DeviceTransport: Send + Sync {
     /// # Safety
     /// The memory is the device's, or page-locked. It lives until the stream has passed the call, and nothing else
     /// touches it meanwhile. After an error it is never freed. All other hosts of the rail submit the same call.
-    ///
-    /// # Errors
-    /// [`Error::Transport`].
+    /// Errors: [`Error::Transport`].
     unsafe fn submit(&self, device: usize, stream: RawStream, call: &RailCall<'_>) -> Result<()>;
 
     /// Whether [`register`](Self::register) is of use.
@@ -283,9 +272,7 @@ pub trait DeviceTransport: Send + Sync {
     /// all uses of the chunk are over. None: the library does no such thing, or was told not to.
     ///
     /// Calls may name memory of such a chunk only if all hosts of the rail do, at one distance from its beginning.
-    ///
-    /// # Errors
-    /// [`Error::Transport`].
+    /// Errors: [`Error::Transport`].
     fn register(&self, device: usize, chunk: &BlockRef) -> Result<Option<Box<dyn Send + Sync>>> {
         let _ = (device, chunk);
         Ok(None)

@@ -1,8 +1,7 @@
 //! Messages between processes and the hub, as values and as bounded frames.
 //!
 //! A frame is four bytes of length, little-endian, and a value in the format of the `postcard` crate. No value of a
-//! peer makes a process allocate more than a frame. Each side has proved that it knows the secret before the other
-//! reads a [`ToHub`] or a [`ToHost`] (`greet.rs`).
+//! peer makes a process allocate more than a frame.
 
 use crate::traits::OUTBOX;
 use gpu_pool::{Error, error::WorldCall};
@@ -27,13 +26,11 @@ pub(super) const MOST_MEMBERS: usize = 4096;
 /// The version of the protocol. Both sides must have the same.
 pub(super) const VERSION: u16 = 4;
 
-/// The same number in every process.
 pub(crate) fn hash(text: &str) -> u64 {
     // FNV-1a.
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// A text of at most `most` bytes. Different texts stay different.
 pub(crate) fn shortened(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
@@ -84,7 +81,6 @@ pub(crate) enum ToHub {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Record {
     Frame(ToHub),
-    /// The time since the hub began.
     Tick(Duration),
     Over(Failure),
 }
@@ -113,9 +109,7 @@ pub(crate) struct Arrive {
     pub arrival: u64,
     pub scope: u64,
     pub members: Vec<Member>,
-    /// The collective's number in the group.
     pub number: u64,
-    /// The member that speaks for all.
     pub device: u32,
     /// The members may be in other collectives meanwhile, but in no other proxied one.
     pub proxied: bool,
@@ -155,7 +149,6 @@ pub(crate) enum ToHost {
     Beat,
 }
 
-/// Why a scope, or the cluster, has ended early.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Failure {
     Aborted {
@@ -183,7 +176,6 @@ pub(crate) enum Failure {
     },
 }
 
-/// How calls differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Kind {
     Call,
@@ -240,7 +232,6 @@ pub(crate) fn no_descriptor(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(23 | 24))
 }
 
-/// A text of at most [`MOST_TEXT`] bytes.
 pub(super) fn cut(mut text: String) -> String {
     if text.len() > MOST_TEXT {
         let end = (0..=MOST_TEXT).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);

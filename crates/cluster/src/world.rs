@@ -1,14 +1,8 @@
 //! The cluster for the threads of this process: `traits.rs`'s traits over [`Process`], under one lock.
 //!
-//! The reader of the hub's frames calls [`Local::take`]; the thread that finds the hub gone calls
-//! [`Local::end_cluster`]. Frames to the hub go through a [`Link`].
-//!
 //! Where all processes share a machine, [`Near`] takes the hub's place for scopes, and threads that wait look there.
-//!
-//! Every wait here ends when the hub says so, when the cluster ends, or when the link knows that the hub is silent. No
-//! wait has a deadline of its own: deadlines are the hub's.
-//!
-//! Locks and condition variables are those of `sync::shim`: `loom_tests/world.rs` has models of these threads.
+//! Every wait here ends when the hub says so, when the cluster ends, or when the link knows that the hub is silent:
+//! deadlines are the hub's. `loom_tests/world.rs` has models of these threads.
 
 use super::{
     process::{Class, Key, Process},
@@ -64,9 +58,7 @@ pub(crate) struct Local {
 
 struct Inner {
     process: Process,
-    /// Frames to the hub, in the order of the changes that they follow from.
     outgoing: VecDeque<ToHub>,
-    /// A thread is sending them.
     sending: bool,
     tells: BTreeMap<u64, Vec<Tell>>,
     progress: BTreeMap<u64, Progress>,
@@ -101,7 +93,6 @@ impl Local {
         inner.near.clone().filter(|_| inner.process.over().is_none())
     }
 
-    /// Takes what the processes of this machine have told.
     pub(crate) fn look(&self, near: &dyn Near, must: bool) {
         let mut due = Vec::new();
         near.read(must, &mut |frame| due.extend(self.apply(frame)));
@@ -126,7 +117,6 @@ impl Local {
         due.into_iter().for_each(|tell| tell());
     }
 
-    /// The calls of those that must hear of it.
     fn apply(&self, frame: ToHost) -> Vec<impl FnOnce() + use<>> {
         let mut inner = self.inner.lock();
         if inner.process.take(frame).is_err() {
@@ -147,7 +137,6 @@ impl Local {
         self.take(ToHost::Over { failure });
     }
 
-    /// The progress of all scopes.
     pub(super) fn beat(&self) -> ToHub {
         let progress: Vec<_> = self.inner.lock().progress.iter().map(|(id, of)| (*id, of.clone())).collect();
         // Asked without the lock: it is the caller's code.
@@ -190,7 +179,6 @@ impl Local {
         result
     }
 
-    /// Tells the processes of this machine. The end of the cluster ends the wait for room.
     fn append(&self, near: &dyn Near, frame: ToHub) {
         let record = Record::Frame(frame);
         while self.near().is_some() && !near.append(&record) {
@@ -280,7 +268,6 @@ pub(crate) struct Members {
     pub(crate) host: usize,
     pub(crate) devices: Vec<usize>,
     pub(crate) transport: Transport,
-    /// Values that end with the last handle.
     pub(crate) _ends: Box<dyn Send + Sync>,
 }
 

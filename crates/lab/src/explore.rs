@@ -1,11 +1,9 @@
 //! Runs many interleavings of one program, and finds the simplest one that fails.
 //!
-//! Software GPUs run one operation at a time, in an order drawn from a seed ([`ExecutionOrder::Seeded`]). A program
-//! that is wrong in one interleaving of many fails for some seeds. Such a run is then replayed with fewer and fewer
-//! switches between streams, by delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing
-//! input", 2002), until no switch can be left out. If several switches remain, single switches are tried, since most
-//! bugs need few (Musuvathi and Qadeer, "Iterative context bounding", 2007). Mostly one or two switches remain, and
-//! they show the bug.
+//! Software GPUs run one operation at a time, in an order drawn from a seed ([`ExecutionOrder::Seeded`]). A failing run
+//! is then replayed with fewer and fewer switches between streams, by delta debugging (Zeller and Hildebrandt,
+//! "Simplifying and isolating failure-inducing input", 2002). If several switches remain, single switches are tried,
+//! since most bugs need few (Musuvathi and Qadeer, "Iterative context bounding", 2007).
 
 mod shrink;
 
@@ -26,9 +24,7 @@ use std::{
     sync::Arc,
 };
 
-/// Number of steps that are shown around each switch.
 const AROUND: usize = 3;
-/// Most switches that are shown with the steps around them.
 const SHOWN: usize = 12;
 
 /// Runs `f` once for each of `seeds` seeds, on a pool of 4 software GPUs with the checker on. The seed determines the
@@ -341,7 +337,6 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The choices without the zeros at the end.
 fn trimmed(choices: &[u32]) -> &[u32] {
     let end = choices.iter().rposition(|&choice| choice != 0).map_or(0, |last| last + 1);
     &choices[..end]

@@ -1,8 +1,8 @@
 //! The laboratory as the observer of a pool: the checker and the fault plan that a program or its environment asks for.
 //!
-//! [`LabBuilder`] keeps the settings in a builder, [`install`] those of all other builders. When the pool is built,
-//! [`Lab`] wraps its drivers: the fault plan inside, the checker outside. Invariant: a setting of the program takes
-//! precedence over the environment.
+//! [`LabBuilder`] keeps the settings in a builder, [`install`] those of all other builders. [`Lab`] wraps the pool's
+//! drivers: the fault plan inside, the checker outside. Invariant: a setting of the program takes precedence over the
+//! environment.
 
 use super::{
     Topology,
@@ -103,7 +103,6 @@ fn parse_check(text: &str) -> Result<Check, &'static str> {
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 pub fn install() {
-    // The second call finds the laboratory installed.
     lab::install(Arc::new(Lab::default()));
 }
 

@@ -60,8 +60,6 @@ pub unsafe fn twins<S: Signature>(
     }
 }
 
-/// The first difference between what the kernel leaves on the two pools.
-///
 /// # Safety
 /// As for [`twins`].
 unsafe fn compare<S: Signature>(
@@ -103,7 +101,6 @@ impl Left {
             .unwrap_or_else(|| Left::Bytes(bytemuck::cast_slice(elements).to_vec(), size_of::<T>().max(1)))
     }
 
-    /// The first element that differs, and both of its values.
     fn differs(&self, other: &Left, tolerance: f64) -> Option<(usize, String, String)> {
         match (self, other) {
             (Left::Floats(a), Left::Floats(b)) => {

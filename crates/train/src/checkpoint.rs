@@ -1,9 +1,6 @@
 //! [`Checkpoint`]: named tensors and texts in one file, in the format of the `safetensors` crate.
 //!
-//! Users make one of any model's downloads; `DataParallel::{save, load}` and [`Pipeline`](crate::Pipeline)'s use it.
-//! [`mod@file`]: how a file is replaced. [`parts`]: tensors that lie on several devices.
-//!
-//! Invariant: what `save` accepts, `load` reads.
+//! Users make one of any model's downloads. Invariant: what `save` accepts, `load` reads.
 
 mod file;
 mod parts;
@@ -112,7 +109,6 @@ impl Checkpoint {
             let why = format_args!("`{name}` is of {:?}, not of {:?}", tensor.dtype, T::DTYPE);
             return Err(Error::invalid("Checkpoint::tensor", why));
         }
-        // A file's bytes have any alignment.
         let bytes = self.bytes(tensor);
         let mut x = vec![T::zeroed(); bytes.len() / size_of::<T>()];
         bytemuck::cast_slice_mut(&mut x).copy_from_slice(bytes);
@@ -209,7 +205,6 @@ impl Checkpoint {
                 return Err(Error::invalid("Checkpoint::load", why));
             }
         };
-        // The length of the header is before it.
         let start = size_of::<u64>() + header;
         let tensor = |info: &TensorInfo| {
             let (from, to) = info.data_offsets;

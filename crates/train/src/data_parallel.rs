@@ -1,10 +1,8 @@
 //! [`DataParallel`]: one replica of a model on each device, the batch split over them, gradients exchanged beside the
 //! backward pass, and one optimizer.
 //!
-//! Users call it. [`model`]: what it has to know of a model, and where gradients go. [`replica`]: one device's part of
-//! a step. `parts`, `together`: what the update does with buckets. `save`: checkpoints. Uses `gradients` and
-//! `per_device`. Invariant: all replicas of a group have the same bits after each step that succeeded; after one that
-//! failed they are poisoned until [`DataParallel::clear_poison`] has compared them.
+//! Invariant: all replicas of a group have the same bits after each step that succeeded; after one that failed they are
+//! poisoned until [`DataParallel::clear_poison`] has compared them.
 
 mod model;
 mod parts;
@@ -80,7 +78,6 @@ use std::panic::Location;
 /// It may be used from one thread at a time, as `&mut self` says, and be sent to others.
 pub struct DataParallel<M: Model<T>, T: Parameter = f32> {
     replicas: PerDevice<Option<Replica<M, T>>>,
-    /// None: all of the pool.
     devices: Option<Vec<usize>>,
     optimizer: Optimizer,
     steps: u64,
@@ -169,7 +166,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         Self::make(pool, None, |dev| OpSite::outside(|| group(dev)), optimizer, build)
     }
 
-    #[track_caller]
     fn make(
         pool: &GpuPool,
         devices: Option<&[usize]>,
@@ -278,14 +274,12 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     ) -> Result<Vec<R>> {
         const OP: &str = "DataParallel::accumulate";
         let (site, _here) = (Location::caller(), OpSite::here(OP));
-        // Without an exchange.
         let hold = |dev: &Device, replica: &mut Replica<M, T>| replica.exchange.finish(dev).map(drop);
         let all = self.passes(&Call::at(OP, site), (rows, false), &f, hold)?;
         Ok(all.into_iter().filter_map(|(result, ())| result).collect())
     }
 
-    /// A pass on each device, and its end. `sync`: it is the last pass before the exchange.
-    #[track_caller]
+    /// `sync`: it is the last pass before the exchange.
     fn passes<R: Send, E: Send>(
         &mut self,
         call: &Call,
@@ -404,8 +398,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         Ok(norms.into_iter().collect())
     }
 
-    /// Runs `f` on every device that has a replica.
-    #[track_caller]
     fn on_each<R: Send>(
         &mut self,
         f: impl Fn(&Device, Shard, &mut Replica<M, T>) -> Result<R> + Sync,

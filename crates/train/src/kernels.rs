@@ -1,7 +1,7 @@
 //! This crate's device code: `kernels/*.cu` of its folder. `ops` declares its entries, with their host kernels.
 //!
-//! It is compiled ahead of time (`kernels/build.py` of the repository) and embedded. A device loads a module at the
-//! first launch of one of its kernels, so a program that calls no operation of a family has none of its code.
+//! A device loads a module at the first launch of one of its kernels, so a program has no code of families that it does
+//! not call.
 
 macro_rules! modules {
     ($($name:ident $file:literal;)+) => {$(

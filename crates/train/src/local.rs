@@ -1,8 +1,6 @@
 //! [`LocalOptimizer`]: the step of an optimizer on buffers of one device, for models that no
-//! [`DataParallel`](super::DataParallel) holds: stages of a pipeline, layers of tensor parallel, buffers of a program.
-//!
-//! Users call it in scopes of their own. The kernels are those of [`update`]. Invariant: the norm has the same bits on
-//! all members of the group that it is taken over.
+//! [`DataParallel`](super::DataParallel) holds. Invariant: the norm has the same bits on all members of the group that
+//! it is taken over.
 
 use crate::{
     Parameter,
@@ -24,7 +22,6 @@ use gpu_pool::{
 use std::ops::Range;
 
 const OP: &str = "LocalOptimizer";
-/// Elements of 32 bits of a [`Rule`].
 const RULE: usize = size_of::<Rule>() / size_of::<u32>();
 
 /// Parameters that one [`Optimizer`] updates: for [`LocalOptimizer::new`].
@@ -89,7 +86,6 @@ pub struct LocalOptimizer<T: Parameter = f32> {
     /// The sums of squares of parameters that no other device has. Those of the others follow.
     alone: usize,
     norm: DeviceBuffer<f32>,
-    /// The rules of a graph's next step, by group.
     graph_rules: DeviceBuffer<u32>,
     steps: u64,
     failed: bool,
@@ -103,11 +99,9 @@ struct Members {
     parameters: Range<usize>,
 }
 
-/// The state of a parameter: moments, and its copy in `f32`.
 struct Own {
     len: usize,
     kept: Kept,
-    /// Its sums of squares.
     slot: Range<usize>,
 }
 
@@ -248,15 +242,12 @@ impl<T: Parameter> LocalOptimizer<T> {
         self.groups.first().is_some_and(|group| group.optimizer.clip.is_some())
     }
 
-    /// Refuses what follows a failure, and a step whose numbers are not finite.
-    #[track_caller]
     fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.failed |= dev.has_failed(self.gang);
         invalid_if!(self.failed, op, "a step, or a scope with steps, has failed: parameters may be half updated");
         self.groups.iter().try_for_each(|group| group.optimizer.check_step(self.steps))
     }
 
-    #[track_caller]
     fn fits(&self, grads: &[DeviceView<'_, T>], weights: &[DeviceViewMut<'_, T>]) -> Result<()> {
         let count = self.own.len();
         if (grads.len(), weights.len()) != (count, count) {
@@ -276,7 +267,6 @@ impl<T: Parameter> LocalOptimizer<T> {
         Ok(())
     }
 
-    #[track_caller]
     fn run(&mut self, group: &Group<'_>, grads: &[DeviceView<'_, T>], weights: &[DeviceViewMut<'_, T>]) -> Result<()> {
         let dev = group.device();
         if self.clips() {
@@ -363,7 +353,6 @@ impl<T: Parameter> LocalOptimizer<T> {
         Ok(())
     }
 
-    #[track_caller]
     fn cut(&self, cuts: &[Cut]) -> Result<()> {
         let wanted = self.own.iter().map(|own| own.len);
         match wanted.clone().eq(cuts.iter().map(Cut::len)) {

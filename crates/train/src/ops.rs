@@ -2,8 +2,6 @@
 //! family, each a trait that gives its methods to [`Device`](gpu_pool::Device). The [`prelude`](crate::prelude) has
 //! them all.
 //!
-//! Each checks shapes, launches a kernel, and is asynchronous on the current stream. The files use the runtime's launch
-//! and the types of its kernels, and nothing above. Users launch kernels of their own for everything else.
 
 mod activation;
 mod embedding;

@@ -1,8 +1,6 @@
 //! Optimizers and learning rates as plain data: which numbers a step of the device code gets.
 //!
-//! Users make an [`Optimizer`] and give it to [`DataParallel`](super::DataParallel), a
-//! [`ShardedOptimizer`](super::ShardedOptimizer) or a [`LocalOptimizer`](super::LocalOptimizer). The formulas and the
-//! defaults are PyTorch's (`torch.optim`, 2.x); `kernels/optimizer.cu` has them. Nothing here touches a device.
+//! The formulas and the defaults are PyTorch's (`torch.optim`, 2.x); `kernels/optimizer.cu` has them.
 
 use crate::update::{ADAM, MOMENTUM, Rule, SGD};
 use gpu_pool::{Error, Result, extend::ErrorInternals};
@@ -32,7 +30,6 @@ pub struct Optimizer {
     schedule: LearningRate,
     warm_up: u64,
     decay: f64,
-    /// The largest norm of the gradients.
     pub(super) clip: Option<f64>,
     pub(super) sharded: bool,
     pub(super) bucket_bytes: usize,
@@ -147,7 +144,6 @@ impl Optimizer {
         self.rate * factor
     }
 
-    #[track_caller]
     pub(super) fn set_rate(&mut self, rate: f64) -> Result<()> {
         let changed = Optimizer { rate, ..*self };
         changed.check()?;
@@ -164,7 +160,6 @@ impl Optimizer {
         [first, second, size_of::<T>() < size_of::<f32>()]
     }
 
-    #[track_caller]
     pub(super) fn check(&self) -> Result<()> {
         // Steps are computed in `f32`: there a number neither becomes infinite, nor 0 without being 0.
         let above_zero = |x: f64| x as f32 > 0.0 && (x as f32).is_finite();
@@ -190,7 +185,6 @@ impl Optimizer {
 
     /// `Err` unless the step after so many can be counted and its numbers are finite in `f32`: a schedule may raise the
     /// rate without end. All devices call it with the same steps.
-    #[track_caller]
     pub(super) fn check_step(&self, steps: u64) -> Result<()> {
         invalid_if!(steps > MOST_STEPS, "Optimizer", "{steps} steps: at most 2^53 can be counted");
         let Rule { decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps, .. } = self.rule(steps);
@@ -203,7 +197,6 @@ impl Optimizer {
         Err(Error::invalid("Optimizer", why))
     }
 
-    /// The numbers of the step after so many.
     pub(super) fn rule(&self, steps: u64) -> Rule {
         let rate = self.rate_at(steps);
         let plain = Rule {

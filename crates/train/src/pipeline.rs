@@ -1,10 +1,9 @@
 //! [`Pipeline`]: a model cut into stages on several devices, which work on the micro-batches of a batch in the order
 //! of a [`PipelineSchedule`].
 //!
-//! Users call it. It keeps the stages in a [`PerDevice`], and runs [`execute`] in a scope for each step. It may use all
-//! lower rooms. Invariant: the groups of a pipeline have as many members as its schedule has ranks, and the members of
-//! a group have made the same one. Both are checked when the stages are made, since the user's closure makes the
-//! groups; from then on each device keeps the key of its group.
+//! It runs [`execute`] in a scope for each step. Invariant: the groups of a pipeline have as many members as its
+//! schedule has ranks, and the members of a group have made the same one. Both are checked when the stages are made,
+//! since the user's closure makes the groups.
 
 mod execute;
 #[cfg(feature = "checkpoints")]
@@ -27,7 +26,6 @@ use std::{any::Any, fmt, panic::Location};
 
 type Team = Box<dyn for<'d> Fn(&'d Device) -> Result<Group<'d>> + Send + Sync>;
 
-/// A member's group, and its stages, each with its number.
 struct Stages<S> {
     group: GroupKey,
     own: Vec<(usize, S)>,
@@ -50,11 +48,22 @@ struct Stages<S> {
 ///     type Activation = DeviceBuffer<f32>;
 ///     type Saved = f32; // The sum of the inputs.
 ///
-///     fn forward(&mut self, dev: &Device, _: StageContext, mut x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>,
-///     f32)> { let sum = dev.download(&dev.sum(&x)?)?[0]; dev.scale(&mut x, self.factor)?; Ok((x, sum)) } fn
-///     backward(&mut self, dev: &Device, at: StageContext, sum: f32, mut dy: DeviceBuffer<f32>) ->
-///     Result<Option<DeviceBuffer<f32>>> { let old = if at.accumulate { self.gradient } else { 0.0 }; self.gradient =
-///     old + sum * dev.download(&dy)?[0]; dev.scale(&mut dy, self.factor)?; Ok(Some(dy)) } }
+///     fn forward(
+///         &mut self, dev: &Device, _: StageContext, mut x: Self::Activation,
+///     ) -> Result<(Self::Activation, f32)> {
+///         let sum = dev.download(&dev.sum(&x)?)?[0];
+///         dev.scale(&mut x, self.factor)?;
+///         Ok((x, sum))
+///     }
+///     fn backward(
+///         &mut self, dev: &Device, at: StageContext, sum: f32, mut dy: Self::Activation,
+///     ) -> Result<Option<Self::Activation>> {
+///         let old = if at.accumulate { self.gradient } else { 0.0 };
+///         self.gradient = old + sum * dev.download(&dy)?[0];
+///         dev.scale(&mut dy, self.factor)?;
+///         Ok(Some(dy))
+///     }
+/// }
 ///
 /// let pool = GpuPool::builder().host(2).build()?;
 /// let schedule = PipelineSchedule::one_f_one_b(2, 3)?;
@@ -292,7 +301,6 @@ impl<S: Stage + 'static> Pipeline<S> {
         Ok(all.into_iter().map(|(_, result)| result).collect())
     }
 
-    /// Runs `f` on every device, with its group and its stages.
     #[track_caller]
     fn scope<R: Send>(
         &self,

@@ -1,8 +1,7 @@
 //! Pipeline schedules as plain data: which rank does which action, in which order.
 //!
-//! Users make a [`PipelineSchedule`] by a preset, from lists of actions, or from a CSV file. The executor of pipelines
-//! reads it. This module uses the standard library and the crate's [`Error`] only. Invariant: each value of
-//! [`PipelineSchedule`] is complete and runnable. `check.rs` proves both when the value is made.
+//! Invariant: each value of [`PipelineSchedule`] is complete and runnable. `check.rs` proves both when the value is
+//! made.
 
 mod action;
 mod check;

@@ -1,8 +1,6 @@
 //! [`ShardedOptimizer`]: the step of an optimizer whose state is divided among devices, on gradients in one buffer.
 //!
-//! Users call it in scopes of their own; [`DataParallel`](super::DataParallel) divides its state bucket by bucket,
-//! beside the backward pass. [`step`] does the work, where kernels meet by [one kernel](kernels); here are
-//! the numbers of each step.
+//! [`step`] does the work, where kernels meet by [one kernel](kernels); here are the numbers of each step.
 
 pub(crate) mod kernels;
 mod step;
@@ -218,8 +216,6 @@ impl<T: Parameter> ShardedOptimizer<T> {
         Ok(())
     }
 
-    /// Refuses what follows a failed step or a scope that failed in one; and a step whose numbers are not finite.
-    #[track_caller]
     fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.failed |= dev.has_failed(self.gang);
         let why = "a step, or a scope with steps, has failed; `set_state` before the next one";

@@ -1,11 +1,10 @@
 //! Tensor parallel: layers whose weights lie on several devices (Megatron-LM: Shoeybi et al., 2019; with sequence
 //! parallel norms: Korthikanti et al., 2022).
 //!
-//! Users call the layers inside a scope, on each member of a [`Group`]; all members make the same calls. A layer holds
-//! this device's part of the weights and of their gradients. It may use operations, collectives and everything below
-//! them. With `accumulate` gradients are added to those of earlier calls. Of half types the sums are in `f32`
-//! ([`Wide`]), and the gradients are these, rounded. Invariant: a collective of a step back is enqueued before the
-//! gradients of the weights, on a stream of its own, so that both run in parallel. Memory orders later work.
+//! A layer holds this device's part of the weights and of their gradients. With `accumulate` gradients are added to
+//! those of earlier calls. Of half types the sums are in `f32` ([`Wide`]), and the gradients are these, rounded.
+//! Invariant: a collective of a step back is enqueued before the gradients of the weights, on a stream of its own, so
+//! that both run in parallel.
 
 mod embedding;
 #[cfg(feature = "blas")]
@@ -100,17 +99,13 @@ pub fn scatter_rows<X: AsView<Elem: Element>>(
     Ok(part)
 }
 
-/// Elements of the rows of each member, and of all.
-#[track_caller]
 fn row_counts(op: &'static str, group: &Group<'_>, rows: usize, cols: usize) -> Result<(Vec<usize>, usize)> {
     let len = elements(op, rows, cols)?;
     Ok(((0..group.count()).map(|rank| balanced(rank, group.count(), rows).len() * cols).collect(), len))
 }
 
-/// Runs a collective that overlaps with the caller's next operations: on a stream of its own, which goes first. A
-/// capture has one stream, and an unordered token has no library that orders the streams: there it runs on the current
-/// one.
-#[track_caller]
+/// On a stream of its own, which goes first. A capture has one stream, and an unordered token has no library that
+/// orders the streams: there the collective runs on the current one.
 fn overlapped<R>(group: &Group<'_>, collective: impl FnOnce(&Group<'_>) -> Result<R>) -> Result<R> {
     let dev = group.device();
     if group.count() == 1 || dev.captures() || !dev.is_ordered() {
@@ -128,13 +123,11 @@ fn overlapped<R>(group: &Group<'_>, collective: impl FnOnce(&Group<'_>) -> Resul
 struct Wide(Option<[DeviceBuffer<f32>; 2]>);
 
 impl Wide {
-    /// Whether sums of this type are in `f32`.
     const fn is_for<T>() -> bool {
         size_of::<T>() < size_of::<f32>()
     }
 
     /// `sum += piece`. Where the caller has written `sum`, that counts.
-    #[track_caller]
     fn add<T: Float + Element>(
         &mut self,
         dev: &Device,
@@ -152,8 +145,6 @@ impl Wide {
     }
 }
 
-/// `sum = value`, or `sum += value`.
-#[track_caller]
 fn put<T: Float + Element>(
     dev: &Device,
     value: &DeviceBuffer<T>,
@@ -163,7 +154,6 @@ fn put<T: Float + Element>(
     if add { wide.add(dev, value, sum) } else { dev.copy(value, sum) }
 }
 
-#[track_caller]
 fn elements(op: &'static str, rows: usize, cols: usize) -> Result<usize> {
     match rows.checked_mul(cols) {
         Some(elements) => Ok(elements),
@@ -172,13 +162,11 @@ fn elements(op: &'static str, rows: usize, cols: usize) -> Result<usize> {
 }
 
 /// `Err` unless a matrix has `rows x cols` elements.
-#[track_caller]
 fn fits(op: &'static str, what: &str, len: usize, (rows, cols): (usize, usize)) -> Result<()> {
     invalid_if!(rows.checked_mul(cols) != Some(len), op, "{what} has {len} elements, not {rows} x {cols}");
     Ok(())
 }
 
-/// The columns `range` of a row-major matrix of rows of `cols`.
 #[cfg(feature = "blas")]
 fn columns<T: Copy>(matrix: &[T], cols: usize, range: Range<usize>) -> Vec<T> {
     matrix.chunks_exact(cols.max(1)).flat_map(|row| &row[range.clone()]).copied().collect()

@@ -112,7 +112,6 @@ pub(crate) struct Rule {
 pub(crate) type Kept = [Option<DeviceBuffer<f32>>; 3];
 
 /// Memory of the kinds that an optimizer [keeps](crate::Optimizer::keeps).
-#[track_caller]
 pub(crate) fn kept(dev: &Device, keeps: [bool; 3], len: usize) -> Result<Kept> {
     let [first, second, master] = keeps.map(|kept| kept.then(|| dev.zeros::<f32>(len)).transpose());
     Ok([first?, second?, master?])
@@ -140,7 +139,6 @@ pub(crate) fn squares_args<T: Parameter>(g: &DeviceView<'_, T>, partial: &Device
 }
 
 /// Writes the sum of the squares of each chunk of `g`.
-#[track_caller]
 pub(crate) fn squares<T: Parameter>(dev: &Device, g: &DeviceView<'_, T>, partial: &DeviceView<'_, f64>) -> Result<()> {
     debug_assert_eq!(partial.len(), g.len().div_ceil(CHUNK));
     let args = squares_args(g, partial);
@@ -186,7 +184,6 @@ pub(crate) fn update_args<T: Parameter>(
 
 /// Updates the parameters that are the segments' memory, by the gradients `g`. No segment is empty, and each has
 /// memory. `later` is the memory of a rule that counts in place of `rule`: for graphs.
-#[track_caller]
 pub(crate) fn update<T: Parameter>(
     dev: &Device,
     g: &DeviceView<'_, T>,
@@ -208,7 +205,6 @@ pub(crate) fn update<T: Parameter>(
 }
 
 /// Copies the parameters that were gathered in `memory` to the segments' memory.
-#[track_caller]
 pub(crate) fn bring_back<T: Parameter>(
     dev: &Device,
     memory: &DeviceView<'_, T>,
@@ -229,7 +225,6 @@ fn span<T: Parameter>(segments: &[Segment<'_, T>]) -> (usize, usize) {
 /// `sum += piece` in a half type, over many calls: `wide` has the sum in `f32`, with an element for each, rounded up to
 /// a multiple of `PACK`. It is an update with a rate of -1, so `sum` counts where `wide` does not round to it: the
 /// caller may have written it. `zero` is a number 0.
-#[track_caller]
 pub(crate) fn add_up<T: Element>(
     dev: &Device,
     piece: DeviceView<'_, T>,
@@ -248,7 +243,6 @@ pub(crate) fn wide_len(len: usize) -> usize {
     len.next_multiple_of(PACK)
 }
 
-#[track_caller]
 fn add_up_in<T: Parameter>(
     dev: &Device,
     piece: DeviceView<'_, T>,

@@ -1,11 +1,8 @@
 //! Collectives that only move data, by copy engines: they leave the processors to other work.
 //!
 //! `choose` picks it for devices without access to each other's memory, and for sizes at which engines are faster than
-//! kernels. Sums go by [`exchange_ce`](super::exchange_ce).
-//!
-//! Copies to other devices are on the member's stream, so that no event stands between them and the peers' events.
-//! Copies within the own memory are made by a kernel on a stream beside it: an engine would be slower, and has the
-//! other devices' data to move.
+//! kernels. Copies to other devices are on the member's stream, so that no event stands between them and the peers'
+//! events. A kernel on a stream beside it makes copies within the own memory: an engine would be slower.
 
 use super::{
     super::{
@@ -26,7 +23,6 @@ pub(crate) struct Ce;
 
 /// Most bytes that a member relays at once.
 const PIECE: usize = 4 << 20;
-/// Most bytes that are not worth another stream.
 const LITTLE: usize = 64 << 10;
 
 impl Algorithm for Ce {
@@ -84,7 +80,6 @@ fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
     let moves = Moves { member, side: side.first().unwrap_or(member.stream) };
     member.fork_join(&side, || match job {
         Job::Pairs(pairs) => {
-            // The peers wait for their data.
             let (here, others): (Vec<_>, Vec<_>) = pairs.iter().partition(|(from, to, _)| from.device == to.device);
             others.into_iter().chain(here).try_for_each(|&(from, to, bytes)| moves.send(from, to, bytes))
         }
@@ -100,7 +95,6 @@ fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
 }
 
 struct Moves<'g> {
-    /// Its stream has the copies to peers.
     member: &'g Member<'g>,
     /// The stream of what ends on this device: moves within its own memory, and copies from a peer.
     side: &'g Arc<StreamCore>,
@@ -129,14 +123,12 @@ impl Moves<'_> {
             let len = PIECE.min(bytes - start);
             self.copy(self.side, at(here), at(source), len)?;
             self.member.stream.wait_for(self.member.name(), self.side, self.side.submit())?;
-            // (Managed memory has no owner, so only the address tells which destination is here.)
             let others = destinations.iter().filter(|to| to.address != here.address);
             others.copied().try_for_each(|to| self.copy(self.member.stream, at(to), at(here), len))?;
         }
         Ok(())
     }
 
-    /// Copies on a stream, unless it is a copy onto itself.
     fn copy(&self, stream: &Arc<StreamCore>, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
         match to.address == from.address {
             true => Ok(()),

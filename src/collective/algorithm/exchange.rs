@@ -90,9 +90,9 @@ impl Algorithm for Exchange {
     }
 }
 
-/// Smallest all-reduce. On 4 H200s: 16 MB in 85 us, by a ring 89; 8 MB in 49, by slices with barriers 51; 256 MB of
-/// half types in 1213, by slices 1349. (A reduce-scatter gains nothing: 256 MB took 682 us, and 656 by slices.) On 8 it
-/// was not measured: there the size keeps what one device sends.
+/// Smallest all-reduce. On 4 H200s: 16 MB in 85 us, by a ring 89; 8 MB in 49, by slices with barriers 51. (A
+/// reduce-scatter gains nothing: 256 MB took 682 us, and 656 by slices.) 8 devices: by what one device sends, not
+/// measured.
 pub(crate) fn least(members: usize) -> usize {
     match members {
         0..=2 => usize::MAX,
@@ -101,12 +101,11 @@ pub(crate) fn least(members: usize) -> usize {
     }
 }
 
-/// Most bytes of a piece, and bytes of a slice for which another block is worth starting. Of 16 KB to 512 KB, on 4
-/// H200s: larger ones are better where a block has one (16 MB, 32 MB); where it has many, 64 KB was as good as any.
+/// Most bytes of a piece, and bytes of a slice for which another block is worth starting: the best of 16 KB to 512 KB
+/// on 4 H200s.
 const PIECE: usize = 64 << 10;
 /// The smallest limit on pieces that is worth it. Below it, reading from peers is faster and needs no memory.
 const LEAST: usize = 4 << 10;
-/// Most bytes of scratch of a member.
 const ROOM: usize = 64 << 20;
 
 fn blocks(largest: usize, limits: &Limits) -> usize {
@@ -124,7 +123,6 @@ fn cuttings(largest: usize, blocks: usize, members: usize) -> impl Iterator<Item
     std::iter::successors(Some(PIECE), smaller).map(cut).filter(|(_, room)| *room <= ROOM)
 }
 
-/// The kernel, launched with [`Trade::args`]. It has no host kernel: software GPUs add up by `combine`.
 pub(in super::super) fn entry(dtype: DType) -> Entry {
     Entry { module: &builtin::EXCHANGE, name: typed!(dtype, "exchange"), host: None }
 }
@@ -135,7 +133,6 @@ pub(in super::super) const EXCHANGE_SLOTS: usize = 2;
 /// The addresses that a member reads and writes, by rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in super::super) struct Addresses {
-    /// Own elements of the member's slice.
     pub from: [Address; MOST],
     pub bytes: [u64; MOST],
     /// Where the member wants the sums of the own slice; 0 if it does not want them.
@@ -147,7 +144,6 @@ pub(in super::super) struct Addresses {
 /// One member's part of sums that are exchanged; on GPUs only. Every member launches the same grid.
 pub(in super::super) struct Trade<'a> {
     pub op: ReduceOp,
-    /// One for each member when `op` is `Scaled`, else empty.
     pub factors: &'a [f64],
     pub exchange: Addresses,
     pub pieces: Pieces,

@@ -1,9 +1,9 @@
 //! Sums by an exchange of slices: every member sends its elements of a slice to the slice's owner. The owner adds them
 //! up and sends the result back.
 //!
-//! `choose` picks it for large sums. Copy engines write all that crosses devices, which is the fastest way: between two
-//! H200s 373 GB/s, where kernels that load and store at once reach 330 and engines that read 260. It uses scratch of
-//! the owners. Sums are in rank order, so the bits are those of [`fused`](super::fused).
+//! `choose` picks it for large sums. Copy engines write all that crosses devices: between two H200s 373 GB/s, where
+//! kernels reach 330 and engines that read 260. Sums are in rank order, so the bits are those of
+//! [`fused`](super::fused).
 //!
 //! Senders write a slice piece by piece into slots of the owner's scratch, which the pieces use in turn. The current
 //! stream adds up and another stream sends, so that the links work while sums are made:
@@ -13,16 +13,11 @@
 //! current       all parts 0 here -> sum 0           all parts 1 here -> sum 1   ..
 //! ```
 //!
-//! The waits on the devices:
-//!
-//! * `sum j` waits for `parts j` of all members.
-//! * `result j` waits for the own `sum j`.
-//! * `parts j + S` to a member waits for that member's `sum j`, which empties the slot. If a result begins in the slot
-//!   itself, it waits for `result j`.
-//!
-//! So each wait is for earlier work only. Events travel through the rings between the threads, at most `2 S` of them on
-//! the way, in one order for all members: parts 0 to S-1, then, for each j, `sum j` and parts `j + S`. In every round a
-//! member sends to the next rank first, then to the one after it: engines lose much when several send to one device.
+//! The waits on the devices: `sum j` waits for `parts j` of all members; `result j` for the own `sum j`; `parts j + S`
+//! to a member for that member's `sum j`, which empties the slot (if a result begins in the slot itself, for
+//! `result j`). So each wait is for earlier work only. Events travel through the rings between the threads, at most
+//! `2 S` on the way, in one order for all members: parts 0 to S-1, then, for each j, `sum j` and parts `j + S`. In
+//! every round a member sends to the next rank first: engines lose much when several send to one device.
 
 use super::{
     super::{
@@ -95,7 +90,6 @@ impl Algorithm for ExchangeCe {
     }
 }
 
-/// Most bytes of a slot, for all senders together.
 const ROOM: usize = 64 << 20;
 /// The same on software GPUs, which gain nothing by more (but in virtual time, where each copy takes a latency).
 const ROOM_OF_SOFTWARE: usize = 1 << 20;
@@ -103,21 +97,17 @@ const ROOM_OF_SOFTWARE: usize = 1 << 20;
 const LEAST_ROOM: usize = 16 << 10;
 /// Least bytes of a piece, if a slice has several.
 const LEAST: usize = 512 << 10;
-/// Pieces of a slice, unless they would be too small or too large. While the second piece is sent, the sums of the
-/// first are made, so that the links never wait. Between two copies an engine rests for 5 us, so few pieces are best:
-/// of 2, 3, 4 and 6 pieces 2 were the best between two H200s, at every size.
+/// Pieces of a slice, unless they would be too small or too large. An engine rests for 5 us between copies: of 2, 3, 4
+/// and 6 pieces 2 were the best between two H200s, at every size.
 const PIECES: usize = 2;
-/// A slice of more pieces gets larger slots: each piece is some calls of the driver, which wait in streams' queues.
+/// Else each piece is some calls of the driver, which wait in streams' queues.
 const MANY_PIECES: usize = 1 << 12;
-/// Most pieces of a slice when memory is short. With less scratch than that the call is `OutOfMemory`.
+/// With less scratch than that the call is `OutOfMemory`.
 const MOST_PIECES: usize = 1 << 16;
-/// Pieces that are in scratch at once.
 const SLOTS: usize = 2;
 
-/// How slices and scratch are cut: alike by all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cut {
-    /// Of a slice: one round for each piece.
     pieces: Tiling,
     /// Members that send to an owner. Each slot of its scratch has room for a piece of each.
     senders: usize,
@@ -145,7 +135,6 @@ impl Cut {
     }
 }
 
-/// The ways to cut a case, each with less scratch than the one before it.
 fn cuts(case: &Case<'_>) -> impl Iterator<Item = Cut> + use<> {
     cuts_of(case.largest(), case.members, case.machine.software && !case.machine.virtual_time)
 }
@@ -158,10 +147,8 @@ fn cuts_of(bytes: usize, members: usize, software: bool) -> impl Iterator<Item =
     cuts.take_while(|cut| cut.pieces.rounds <= MOST_PIECES)
 }
 
-/// The slice that an owner adds up.
 pub(super) struct Slice {
     pub bytes: usize,
-    /// Where it lies on each member, by rank.
     pub sources: SmallVec<[Place; 8]>,
     pub destinations: SmallVec<[Place; 8]>,
 }
@@ -203,7 +190,6 @@ impl Exchange<'_> {
             let emptied = |owner| {
                 if owner != me && self.has(owner, j) { member.take_step(owner).map(Some) } else { Ok(None) }
             };
-            // By owner: the slot is empty again.
             let empty: SmallVec<[Option<Event>; 8]> = (0..member.count()).map(emptied).collect::<Result<_>>()?;
             let next = j + self.cut.slots();
             if next < self.cut.pieces.rounds {
@@ -239,7 +225,6 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// The events after which the others' elements of the own piece `j` are here.
     fn arrivals(&self, j: usize) -> Result<SmallVec<[Event; 8]>> {
         let member = self.member;
         let senders = member.others().filter(|_| self.has(member.rank, j));
@@ -297,7 +282,6 @@ impl Exchange<'_> {
     }
 }
 
-/// A sender's index among the senders of an owner.
 fn room(owner: usize, sender: usize) -> usize {
     sender - usize::from(sender > owner)
 }

@@ -39,8 +39,7 @@ impl Algorithm for Fused {
     }
 }
 
-/// Launches one kernel for this member's part. All members must launch the same number of blocks, so the largest part
-/// of any member decides.
+/// All members must launch the same number of blocks, so the largest part of any member decides.
 pub(super) fn launch(member: &Member<'_>, matched: &Matched<'_>, job: &Job) -> Result<()> {
     let (request, limits) = (member.request, member.limits);
     let largest = matched.shape.largest(member.count(), request.grain()) * request.dtype.size();
@@ -69,15 +68,13 @@ pub(crate) const PER_BLOCK: usize = 16 << 10;
 /// and at most so many. More do not make a link faster, and leave less to other work.
 pub(crate) const BLOCKS: u32 = 64;
 
-/// Parts of at least so many bytes are large, and kernels that add them up have at most so many blocks. A kernel that
-/// reads from several peers and writes to several is faster with few blocks. On 4 H200s, parts of 2 MB: all-reduce 50
-/// us with 16 blocks, 52 with 64; reduce-scatter 30 and 33.
+/// Parts of at least so many bytes are large, and kernels that add them up have at most so many blocks. On 4 H200s,
+/// parts of 2 MB: all-reduce 50 us with 16 blocks, 52 with 64; reduce-scatter 30 and 33.
 pub(crate) fn large(members: usize) -> (usize, u32) {
     if members > 2 { (2 << 20, 16) } else { (8 << 20, BLOCKS) }
 }
 
-/// Most blocks of a kernel that relays large parts of a broadcast. On 4 H200s, parts of 2 MB: 40 us with 32 blocks and
-/// 41 with 64, and parts of 21 MB 209 and 238.
+/// For large parts. On 4 H200s, parts of 2 MB take 40 us with 32 blocks and 41 with 64, parts of 21 MB 209 and 238.
 fn relays(members: usize) -> u32 {
     if members > 2 { 32 } else { BLOCKS }
 }

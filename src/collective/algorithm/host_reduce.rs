@@ -1,7 +1,6 @@
 //! A collective by the host: copy engines bring members' data down to page-locked memory, the device threads add up
-//! there, and copy engines bring the results up again. No kernel runs. This is the way of a parameter server (BytePS,
-//! <https://www.usenix.org/conference/osdi20/presentation/jiang>: its "Summation Service"), with every device thread a
-//! server for its own slice of every piece.
+//! there, each one slice of every piece (as BytePS's "Summation Service",
+//! <https://www.usenix.org/conference/osdi20/presentation/jiang>), and copy engines bring the results up again.
 //!
 //! `choose` picks it for more members than a kernel can name, and if a user asks for it. [`staging`](super::staging)
 //! plans each member's part, which is done piece by piece through stages with two slots:
@@ -14,9 +13,9 @@
 //! To fold, the host waits until its own piece is down, and tells the others, which then read it. Meanwhile the next
 //! one comes down. Data that are only moved need no wait of the host: streams wait for each other's events.
 //!
-//! Why a slot may be used again: a member tells its peers that its piece `j + 1` is down after its fold of piece `j`.
-//! The event that it sends with this message covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is
-//! brought down after all members have sent that message, and after these events.
+//! A slot may be used again, since a member tells its peers that its piece `j + 1` is down after its fold of piece `j`.
+//! The event in this message covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is brought down
+//! after all these events.
 
 use super::{super::kernels, Algorithm, Case, Matched, MeetBy, Member, Needs, Scratch, staging::Staging};
 use crate::{
@@ -35,7 +34,7 @@ use std::{ptr, time::Duration};
 
 pub(crate) struct HostReduce;
 
-/// Most bytes of a slot: pieces then stay in the host's cache while the threads add up.
+/// The pieces then stay in the host's cache while the threads add up.
 const SLOT: usize = 2 << 20;
 const SLOTS: usize = 2;
 /// Least bytes of all lanes of a piece: a smaller piece is not worth the meetings of the hosts.
@@ -43,7 +42,6 @@ const LEAST: usize = 128 << 10;
 /// Pieces, if they have at least that: the least number for which copies both ways and the fold run at once.
 const PIECES: usize = 3;
 
-/// A wait for the device looks this often whether it should end.
 const TICK: Duration = Duration::from_millis(20);
 
 impl Algorithm for HostReduce {
@@ -97,11 +95,9 @@ fn cut(most: usize, lanes: usize, slot: usize) -> Tiling {
 struct Pieces<'g> {
     member: &'g Member<'g>,
     plan: Staging,
-    /// By rank.
     stages: SmallVec<[Address; 8]>,
     slot: usize,
     cut: Tiling,
-    /// By rank, if there are any.
     factors: SmallVec<[f64; 8]>,
 }
 
@@ -134,7 +130,6 @@ impl<'g> Pieces<'g> {
             }
             self.up(j)?;
         }
-        // The exit rule: the others' last copies out of this member's stage.
         self.member.barrier_by_events()
     }
 
@@ -154,16 +149,13 @@ impl<'g> Pieces<'g> {
         let passed = || handle.check(name, handle.driver.event_wait(event.0.raw, TICK));
         let limit = member.deadline();
         let waited = self.member.stream.wait_while_advancing(name, limit, passed, || member.gang().is_aborted());
-        // A peer's failure is the reason, not the deadline.
         waited.map_err(|e| if matches!(e, Error::Timeout { .. }) { member.gang().aborted().unwrap_or(e) } else { e })
     }
 
-    /// Address and bytes of piece `j` of `len` elements of an own buffer.
     fn own(&self, side: Side, start: usize, len: usize, j: usize) -> (Address, usize) {
         self.member.tile(&self.cut, side, start, len, j)
     }
 
-    /// The address of piece `j` in a lane of a member's stage.
     fn lane(&self, member: usize, lane: usize, j: usize) -> *mut u8 {
         let address = self.stages[member] as usize + j % SLOTS * self.slot + lane * self.cut.tile;
         ptr::with_exposed_provenance_mut(address)
@@ -196,7 +188,6 @@ impl<'g> Pieces<'g> {
         self.member.record()
     }
 
-    /// Adds up this member's slice of piece `j` from all stages, into its own lane of its own stage.
     fn fold(&self, j: usize) -> Result<()> {
         let Some(fold) = &self.plan.fold else { return Ok(()) };
         let (me, name, dtype) = (self.member.rank, self.member.request.call.op, self.member.request.dtype);
@@ -222,15 +213,13 @@ impl<'g> Pieces<'g> {
         Ok(())
     }
 
-    /// Copies piece `j` from all stages to the own buffer.
     fn up(&self, j: usize) -> Result<()> {
         for &(member, lane, start, len) in &self.plan.pulls {
             let (to, bytes) = self.own(Side::Destination, start, len, j);
             let from = self.lane(member, lane, j);
             if bytes > 0 {
-                // SAFETY: this member's buffer, as above. The lane is full: a host has filled it and told so, or a copy
-                // whose event this stream waits for. The lane's owner writes to it again only behind an event of this
-                // stream.
+                // SAFETY: this member's buffer, as above. The lane is full. Its owner writes to it again only behind an
+                // event of this stream.
                 self.submit(|driver, stream| unsafe { driver.copy_to_device(to, from, bytes, stream) })?;
             }
         }

@@ -31,8 +31,7 @@ pub(crate) struct Inbox;
 /// Bytes of a block: a unit of 16 for each thread, so that all are on their way at once.
 const PER_BLOCK: usize = 512 * 16;
 
-/// Most bytes to one peer of an all-reduce or a reduce, where inboxes have room for them. More than two: by a model,
-/// not measured.
+/// Most bytes to one peer, where inboxes have room. More than two members: by a model, not measured.
 pub(crate) fn most_whole(members: usize) -> usize {
     if members > 2 { most_in_one_trip(members) } else { usize::MAX }
 }

@@ -31,8 +31,8 @@ pub(crate) struct Ll;
 
 /// Bytes of a block: one packet of 8 bytes for each thread, so that all packets are on their way at once.
 const PER_BLOCK: usize = 512 * 8;
-/// Most bytes that a device sends in packets through the host's memory. A receiver polls all packets over the bus, so
-/// packets that take more than a microsecond are slower than data with one flag.
+/// A receiver polls all packets over the bus, so packets that take over a microsecond are slower than data with one
+/// flag.
 const THROUGH_HOST: usize = 64 << 10;
 
 impl Algorithm for Ll {
@@ -87,7 +87,7 @@ pub(super) fn bytes(member: &Member<'_>, packets: &Packets) -> usize {
     packets.each * member.request.dtype.size()
 }
 
-/// Launches one kernel that sends packets of the own side `from`, and writes received ones to the own destination.
+/// The packets of the own side `from`; received ones go to the own destination.
 pub(super) fn trip(
     member: &Member<'_>,
     matched: &Matched<'_>,
@@ -128,9 +128,7 @@ pub(in super::super) struct Push<'a> {
     pub n: usize,
     pub op: ReduceOp,
     pub route: Route,
-    /// One for each member when `op` is `Scaled`, else empty.
     pub factors: &'a [f64],
-    /// This device's own memory.
     pub source: Part,
     /// This device's own memory; may be the source, part for part.
     pub destination: Part,

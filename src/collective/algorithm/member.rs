@@ -1,7 +1,5 @@
-//! One member's part in a collective, as a value: its rank, its memory, its stream, and what its peers have exposed.
-//!
-//! [`execute`](super::super::execute) makes a [`Member`] when the collective is committed, and gives it to
-//! [`Algorithm::submit`](super::Algorithm::submit).
+//! One member's part in a collective, as a value. [`execute`](super::super::execute) makes a [`Member`] when the
+//! collective is committed.
 //!
 //! Invariant (the exit rule): when the member's stream has passed the collective, no peer touches the member's memory.
 
@@ -30,7 +28,6 @@ use crate::{
 use smallvec::SmallVec;
 use std::{cell::Cell, sync::Arc, time::Duration};
 
-/// One member's own part in a collective that is committed.
 pub(crate) struct Member<'a> {
     pub request: &'a Request,
     pub limits: &'a Limits,
@@ -41,7 +38,6 @@ pub(crate) struct Member<'a> {
     pub stream: &'a Arc<StreamCore>,
     /// None where kernels cannot wait for each other.
     pub pad: Option<&'a SignalPad>,
-    /// Its scratch, if the algorithm needs any and there was memory.
     pub scratch: Option<&'a Area>,
     /// The barrier that its kernels take part in; [`DeviceBarrier::NONE`] where events order them.
     pub barrier: DeviceBarrier,
@@ -50,7 +46,6 @@ pub(crate) struct Member<'a> {
     meeting: Meeting<'a>,
 }
 
-/// The agreement of all members, and the memory that each has exposed.
 pub(crate) struct Matched<'a> {
     pub met: &'a Descriptors,
     pub shape: &'a Shape,
@@ -75,14 +70,13 @@ impl Matched<'_> {
         (0..members).map(|member| self.scratch(member).map_or(0, |scratch| scratch.bytes)).min().unwrap_or(0)
     }
 
-    /// Where each member's page-locked memory begins, and the bytes of the smallest. All have as much, but for
-    /// `all_to_all_v`, whose shape was not known when they were made.
+    /// All have as much, but for `all_to_all_v`, whose shape was not known when they were made. Also the bytes of the
+    /// smallest.
     pub(super) fn stages(&self, members: usize) -> (SmallVec<[Address; 8]>, usize) {
         let all = || (0..members).map(|member| self.exposed(member).stage.as_ref().expect("every member has a stage"));
         (all().map(|stage| stage.address).collect(), all().map(|stage| stage.bytes.len()).min().unwrap_or(0))
     }
 
-    /// The address of a member's buffer. A kernel does not need to know its owner.
     pub(crate) fn address(&self, member: usize, side: Side) -> Address {
         self.met.address(member, side)
     }
@@ -139,7 +133,6 @@ impl<'a> Member<'a> {
         self.meeting.others()
     }
 
-    /// The pool's signal pad. It is there, since the members' kernels wait for each other.
     pub(super) fn pad(&self) -> &SignalPad {
         self.pad.expect("chosen since kernels can meet")
     }
@@ -148,7 +141,6 @@ impl<'a> Member<'a> {
         self.handle.driver.as_any().is::<HostGpu>()
     }
 
-    /// Factors by rank; empty unless the operation is `Scaled`.
     pub(super) fn factors(&self, matched: &Matched<'_>) -> SmallVec<[f64; 8]> {
         match self.request.reduce {
             ReduceOp::Scaled(_) => (0..self.count()).map(|member| matched.met.factor(member)).collect(),
@@ -167,7 +159,7 @@ impl<'a> Member<'a> {
         RemotePtr { device: self.index(), address }
     }
 
-    /// The address of an element of an own buffer; 0 where there is nothing to touch, and perhaps no buffer.
+    /// 0 where there is nothing to touch, and perhaps no buffer.
     pub(super) fn own(&self, side: Side, start: usize, len: usize) -> Address {
         if len == 0 {
             return 0;
@@ -176,8 +168,7 @@ impl<'a> Member<'a> {
         area.address + (start * self.request.dtype.size()) as u64
     }
 
-    /// Address and bytes of tile `j` of `len` elements of an own buffer, from element `start` on. Both are 0 if nothing
-    /// is left of them for this tile.
+    /// Address and bytes of tile `j` of `len` elements of an own buffer, from `start` on; 0 if nothing is left for it.
     pub(super) fn tile(&self, cut: &Tiling, side: Side, start: usize, len: usize, j: usize) -> (Address, usize) {
         let range = cut.range(j, len * self.request.dtype.size());
         if range.is_empty() {
@@ -186,7 +177,6 @@ impl<'a> Member<'a> {
         (self.own(side, start, len) + range.start as u64, range.len())
     }
 
-    /// Puts the member's stream behind what a peer did before it called.
     pub(super) fn wait_for_start(&self, matched: &Matched<'_>, peer: usize) -> Result<()> {
         if self.handle.injected(FailPoint::StartSkipped) {
             return Ok(());
@@ -207,7 +197,6 @@ impl<'a> Member<'a> {
         self.meeting.dev.worker.engines()
     }
 
-    /// Copies between devices, on a stream of this member's device, which is one of the two.
     pub(super) fn copy(&self, stream: &Arc<StreamCore>, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
         peer::copy(&self.meeting.dev.worker, stream, to.address, to.device, from.address, from.device, bytes)
     }
@@ -216,7 +205,6 @@ impl<'a> Member<'a> {
         &self.meeting.dev.session.gang
     }
 
-    /// A wait on the host in which nothing advances for this long has failed.
     pub(super) fn deadline(&self) -> Duration {
         self.meeting.dev.worker.shared.deadline
     }
@@ -254,8 +242,7 @@ impl<'a> Member<'a> {
         joined.fold(done, Result::and)
     }
 
-    /// Submits `work` between the starts of all peers whose memory this member may touch, and the ends of all peers
-    /// that may touch this member's: the exit rule.
+    /// Submits `work` between the starts and the ends of all peers that share memory with this member: the exit rule.
     pub(super) fn ordered_by_events(&self, matched: &Matched<'_>, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let me = self.rank;
         let touched = || self.others().filter(|&peer| matched.shape.touches(me, peer));
@@ -291,9 +278,8 @@ impl<'a> Member<'a> {
         self.others().try_for_each(|peer| self.await_step(peer))
     }
 
-    /// Launches a kernel on the member's stream. It takes part in the member's barrier, if there is one; then it may be
-    /// on the device before the kernel in front of it has ended. All kernels with a barrier wait by themselves for what
-    /// is before them (`kernels/build.py` checks that).
+    /// The kernel takes part in the member's barrier, if there is one; then it may be on the device before the kernel
+    /// in front of it has ended, for which it waits by itself (`kernels/build.py` checks that).
     pub(crate) fn launch(&self, entry: &Entry, blocks: u32, args: &[KernelArg]) -> Result<()> {
         self.launch_as(entry, dims(blocks), args)
     }
@@ -323,12 +309,11 @@ fn comes_early(few: bool, blocks: u32, multiprocessors: u32, sharers: usize) -> 
     sharers == 1 && (!few || FEW + blocks <= multiprocessors / 4 * 3)
 }
 
-/// So many blocks, as nearly all kernels of collectives have them.
 pub(in super::super) fn dims(blocks: u32) -> LaunchDims {
     LaunchDims { grid: (blocks, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 }
 }
 
-/// Launches a kernel; `early`: it may be on the device before the kernel in front of it has ended.
+/// `early`: it may be on the device before the kernel in front of it has ended.
 pub(in super::super) fn launch(
     (handle, stream): (&DeviceHandle, &StreamCore),
     name: &'static str,

@@ -1,10 +1,7 @@
-//! The algorithms of collectives, behind one trait: one file each, with a folder of its name where that is not enough.
-//! It says when its algorithm fits and for which sizes, what it needs, how many blocks its kernels have, and what a
-//! member submits. It names the kernel and lays out its arguments.
-//!
-//! [`choose`](super::choose) picks a row of its table. [`execute`](super::execute) does what all algorithms need:
-//! access to memory, scratch, the meeting, the commit, the failure. An algorithm works on a [`Member`]. A new algorithm
-//! is a file, a row in the table, and a line in the test that forces each (`choose_tests.rs`).
+//! The algorithms of collectives, behind one trait: one file each. It says when its algorithm fits, what it needs, how
+//! many blocks its kernels have, and what a member submits. [`choose`](super::choose) picks a row of its table;
+//! [`execute`](super::execute) does what all algorithms need. A new algorithm is a file, a row in the table, and a line
+//! in the test that forces each (`choose_tests.rs`).
 //!
 //! Invariant: everything but [`Algorithm::submit`] is pure, so all members come to the same answers.
 //!
@@ -26,8 +23,8 @@
 //! | [`shm_events`] | the steps of `shm` as ordinary kernels | events |
 //! | [`host_reduce`] | copy engines, and the device threads add up | host threads, events |
 //!
-//! [`norm`] and [`above`] are no rows of the table, since they do more than a collective: `all_reduce_norm` asks for
-//! [`norm`], and operations of higher crates for [`above`].
+//! [`norm`] and [`above`] are no rows of the table, since they do more than a collective. Operations of higher crates
+//! ask for them.
 
 /// [`Algorithm::about`]: the name, the public algorithm, and how members wait for each other.
 macro_rules! about {
@@ -70,7 +67,6 @@ pub(super) use member::{dims, launch};
 pub(crate) trait Algorithm: Sync {
     fn about(&self) -> About;
 
-    /// The public algorithm that it belongs to.
     fn group(&self, _case: &Case<'_>) -> types::Algorithm {
         self.about().group
     }
@@ -91,7 +87,6 @@ pub(crate) trait Algorithm: Sync {
         None
     }
 
-    /// Scratch, kernels, and the kind of meeting.
     fn needs(&self, _case: &Case<'_>) -> Needs {
         Needs::ONE_KERNEL
     }
@@ -116,14 +111,12 @@ impl std::fmt::Debug for dyn Algorithm {
 }
 
 pub(crate) struct About {
-    /// The name of its file, for logs and tests.
     pub name: &'static str,
     pub group: types::Algorithm,
     /// How the devices wait for each other, in the words of [`Explanation::meets`](crate::collective::Explanation).
     pub waits_by: &'static str,
 }
 
-/// The needs of an algorithm before its members meet.
 pub(crate) struct Needs {
     pub meeting: MeetBy,
     pub scratch: Scratch,
@@ -138,7 +131,6 @@ pub(crate) enum MeetBy {
     Host,
     /// The host threads meet, and the launch gate is open afterwards, because the members' kernels wait for each other.
     Kernels {
-        /// Kernels of each member.
         launches: usize,
         /// Whether members tell each other more than a compact descriptor holds.
         in_full: bool,
@@ -152,7 +144,6 @@ pub(crate) enum Scratch {
     Device(Sizes),
     /// As `Device`, but the algorithm can do without if there is no memory for any size.
     Optional(Sizes),
-    /// Bytes of page-locked memory.
     Host(usize),
 }
 

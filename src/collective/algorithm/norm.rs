@@ -2,11 +2,8 @@
 //! (`kernels/norm_inbox.cu`), which touches no peer's memory but the inboxes in the signal pads; or, for many rows, by
 //! one that reads the rows of all members where they are (`kernels/norm_pull.cu`).
 //!
-//! [`call`] asks for it (`Group::norm_in_one`); where it does not fit, that is three calls. It is not in the table of
-//! [`choose`](super::super::choose), since other collectives have no norm.
-//!
-//! Invariant: the choice depends only on values that all members have in common: the group, the pool, and the parts of
-//! the call that the meeting compares. All ways give the same bits.
+//! [`call`] asks for it; where it does not fit, that is three calls. Invariant: the choice depends only on values that
+//! all members have in common. All ways give the same bits.
 
 pub(crate) mod call;
 
@@ -47,7 +44,6 @@ pub(crate) struct Rows {
     pub dtype: DType,
     pub rows: usize,
     pub cols: usize,
-    /// Threads of a row, as the kernels of the norms have them.
     pub threads: u32,
     pub eps: f32,
     /// Else the RMS norm.
@@ -109,10 +105,9 @@ fn most_in_one_trip(members: usize) -> usize {
     if members > 4 { most_whole(members) } else { usize::MAX }
 }
 
-/// Bytes of rows from which on members read each other's where they are, instead of sending them through slots. Two
-/// H200s, bf16 rows of 4096, in graphs: 2 MB take 11.0 us in one trip and 12.8 by reads; 8 MB take 38.9 through slots
-/// and 31.7 by reads. Four: 1 MB takes 15.2 us by reads, 16.8 as three calls and 26.6 through slots; 8 MB take 54.7,
-/// 59.8 and 65.3. More: by what four took before they had fewer packs, not measured.
+/// Bytes of rows from which on members read each other's where they are. Two H200s, bf16 rows of 4096, in graphs: 2 MB
+/// take 11.0 us in one trip and 12.8 by reads; 8 MB 38.9 through slots and 31.7 by reads. Four: 1 MB takes 15.2 us by
+/// reads and 26.6 through slots. More: not measured.
 fn pulled(members: usize) -> usize {
     match members {
         0..=2 => 2 << 20,
@@ -155,7 +150,6 @@ impl NormKernel {
         if way != Way::OneTrip && inbox.inbox_slot == 0 {
             return None;
         }
-        // A row of a block for each owner.
         let owners = way == Way::ByOwners || (way == Way::Pull && members > 2);
         let groups = if owners { rows.rows.div_ceil(members) } else { rows.rows };
         let most = if way == Way::OneTrip { limits.of_one_trip(BLOCKS) } else { limits.blocks(BLOCKS) };

@@ -1,11 +1,9 @@
-//! All-reduce around a ring by one kernel per member, which writes to its successor alone. `kernels/ring.cu` has the
-//! protocol.
+//! All-reduce around a ring by one kernel per member, which writes to its successor's scratch. `kernels/ring.cu` has
+//! the protocol. `choose` picks it for large sums of `f32` and `f64` where kernels can wait for each other on the
+//! devices.
 //!
-//! `choose` picks it for large sums of `f32` and `f64` where kernels can wait for each other on the devices. Partial
-//! sums go to the successor's scratch.
-//!
-//! Invariant: all members know the smallest scratch, so all cut alike ([`cut`]). The order of additions is that of
-//! [`ring_ce`](super::ring_ce), and so are the bits.
+//! Invariant: all members know the smallest scratch, so all cut alike ([`cut`]). The bits are those of
+//! [`ring_ce`](super::ring_ce).
 
 pub(crate) mod cut;
 
@@ -113,7 +111,6 @@ pub(in super::super) struct Neighbours {
     /// Own source and destination; they may be one.
     pub from: Address,
     pub to: Address,
-    /// The successor's destination.
     pub next_to: Address,
     /// Own memory that the predecessor fills: `slots` slots for each block,
     pub recv_scratch: Address,
@@ -121,11 +118,9 @@ pub(in super::super) struct Neighbours {
     pub next_scratch: Address,
 }
 
-/// The values that all members agree on.
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(in super::super) struct Cut {
-    /// Of a buffer.
     pub bytes: u64,
     /// Bytes from one chunk to the next, a multiple of 128.
     pub chunk: u64,
@@ -146,7 +141,6 @@ pub(in super::super) struct Round {
     pub ring: Neighbours,
     pub cut: Cut,
     pub dtype: DType,
-    /// The factor of sums.
     pub factor: f64,
 }
 

@@ -1,9 +1,8 @@
 //! All-reduce around a ring by copy engines and events, and by kernels that add. No kernel spins.
 //!
 //! `choose` picks it for sums of `f32` and `f64` where kernels cannot wait for each other and a ring is asked for or
-//! would be the choice (the race checker changes no bits), without peer access, and in virtual time. The buffer has one
-//! chunk for each rank ([`cut`]). Chunk `c` is added up from rank `c` onwards: own element plus arrived partial sum; an
-//! average is multiplied by `1 / n` at the end. [`ring`](super::ring) adds up in the same order, by kernels.
+//! would be the choice, without peer access, and in virtual time. Chunk `c` is added up from rank `c` onwards, as in
+//! [`ring`](super::ring); an average is multiplied by `1 / n` at the end.
 //!
 //! Rank `r` reads only from its predecessor:
 //!
@@ -13,14 +12,12 @@
 //! ```
 //!
 //! After the first phase rank `r` holds the whole sum of chunk `r + 1`. Each step waits, on the GPU, for the event that
-//! the predecessor recorded after its previous step. The event travels through the ring buffer between the two threads.
-//! Out of place, the first step reads the predecessor's source, and a chunk of the own source is copied to the
-//! destination before a partial sum is added to it.
+//! the predecessor recorded after its previous step. Out of place, the first step reads the predecessor's source, and a
+//! chunk of the own source is copied to the destination before a partial sum is added to it.
 //!
-//! Why these events suffice: in the second phase rank `r` overwrites chunk `c` only after the complete sum of `c` came
-//! back to it. That happened after the successor had read and added the old contents. The final event, which goes to
-//! the predecessor, covers the last reads of the second phase: when the predecessor's stream has passed that event, no
-//! member touches its buffer any more.
+//! These events suffice: in the second phase rank `r` overwrites chunk `c` only after the complete sum of `c` came back
+//! to it, so after the successor had read the old contents. The final event, which goes to the predecessor, covers the
+//! last reads of the second phase.
 
 use super::{
     super::{
@@ -102,11 +99,8 @@ impl Algorithm for RingCe {
 
 struct Ring<'g> {
     member: &'g Member<'g>,
-    /// The predecessor's buffer that the first step reads. It is alive: by the exit rule its operation ends later.
     first: RemotePtr,
-    /// The buffer of the predecessor that all other steps read. It stays alive for the same reason.
     peer: RemotePtr,
-    /// The own source, if the call is out of place.
     source: Option<RemotePtr>,
     own: RemotePtr,
 }
@@ -156,7 +150,6 @@ impl Ring<'_> {
         self.member.copy(self.member.stream, to, from, bytes)
     }
 
-    /// Adds the arrived partial sum to the own chunk, and multiplies the result by the factor, if there is one.
     fn add(&self, range: &Range<usize>, arrived: RemotePtr, factor: Option<f64>) -> Result<()> {
         let (dtype, own) = (self.member.request.dtype, self.at(self.own, range));
         let combine = |op, sources: &[RemotePtr], factors: &[f64]| {

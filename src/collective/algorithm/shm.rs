@@ -104,25 +104,20 @@ fn most_blocks(limits: &Limits) -> usize {
     STAGED_BLOCKS.min(limits.of_one_trip(BLOCKS) as usize)
 }
 
-/// The kernel, launched with [`Staged::args`]. It has no host kernel: software GPUs use `combine` and `pairs`.
 pub(in super::super) fn entry(dtype: DType) -> Entry {
     Entry { module: &builtin::STAGED, name: typed!(dtype, "staged"), host: None }
 }
 
-/// The values that all members agree on.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(in super::super) struct Stage {
-    /// Bytes from a member's signals to its stage.
     pub offset: u64,
     /// Bytes of a lane that a block stages at once, a multiple of 128.
     pub chunk: u64,
     pub slot: u64,
     /// Pieces; not 0.
     pub steps: u32,
-    /// One, or one for each member.
     pub lanes: u32,
-    /// 1: results of folds are pulled.
     pub two: u32,
     pub spare: u32,
     /// Bytes from a member's signals to its counters ([`STAGED_COUNTS`](crate::fabric::layout::STAGED_COUNTS)).
@@ -130,7 +125,6 @@ pub(in super::super) struct Stage {
     pub spares: u64,
 }
 
-/// The own part. Addresses are of this device's memory; 0 where there is none.
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(in super::super) struct Role {
@@ -145,7 +139,6 @@ pub(in super::super) struct Role {
     pub spare: u64,
 }
 
-/// Addresses with bytes, by lane or by rank; 0 bytes where there is nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in super::super) struct Moves([(Address, u64); MOST]);
 
@@ -170,7 +163,6 @@ pub(in super::super) struct Staged<'a> {
     pub stage: Stage,
     pub role: Role,
     pub op: ReduceOp,
-    /// One for each member when `op` is `Scaled`, else empty.
     pub factors: &'a [f64],
     /// Own source, by lane.
     pub puts: Moves,

@@ -1,7 +1,4 @@
-//! The steps of [`shm`] as ordinary kernels, piece by piece, ordered by events.
-//!
-//! `choose` picks it only if a user asks for it: on software GPUs, under the race checker, or on GPUs that have peer
-//! access.
+//! The steps of [`shm`] as ordinary kernels, ordered by events. `choose` picks it only if a user asks for it.
 //!
 //! ```text
 //! puts | wait for all | fold, pulls | wait for all |                     next piece
@@ -30,7 +27,6 @@ use smallvec::SmallVec;
 
 pub(crate) struct ShmEvents;
 
-/// Most bytes of one member's stage.
 const ROOM: usize = 1 << 20;
 
 impl Algorithm for ShmEvents {
@@ -68,7 +64,6 @@ struct Steps<'g> {
     member: &'g Member<'g>,
     plan: Staging,
     cut: Tiling,
-    /// By rank.
     stages: SmallVec<[Address; 8]>,
     factors: SmallVec<[f64; 8]>,
 }
@@ -103,7 +98,6 @@ impl<'g> Steps<'g> {
         self.stages[member] + (lane * self.cut.tile) as u64
     }
 
-    /// Address and bytes of piece `j` of `len` elements of an own buffer.
     fn own(&self, side: Side, start: usize, len: usize, j: usize) -> (Address, usize) {
         self.member.tile(&self.cut, side, start, len, j)
     }

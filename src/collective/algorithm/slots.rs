@@ -31,9 +31,8 @@ use crate::{
 pub(crate) struct Slots;
 
 /// Largest buffer. All-reduces of up to four members are faster in one trip ([`inbox`](super::inbox)) or by one kernel
-/// with barriers ([`fused`](super::fused)), at every size: on four H200s, in graphs, 1 MB takes 13.2 us through slots
-/// and 9.6 with barriers, 4 MB 29.2 and 23.6; on two, 4 MB takes 18.4 and 16.6, 8 MB 31.6 and 29.2. More than four: up
-/// to where the model is faster than the measured times of other ways (`fabric/limits/traffic_tests.rs`).
+/// with barriers ([`fused`](super::fused)): on four H200s, in graphs, 1 MB takes 13.2 us through slots and 9.6 with
+/// barriers. More than four: by a model (`fabric/limits/traffic_tests.rs`).
 pub(crate) fn most(bulk: Bulk, members: usize) -> usize {
     match (bulk, members) {
         (Bulk::Sums, 0..=4) => 0,
@@ -42,8 +41,7 @@ pub(crate) fn most(bulk: Bulk, members: usize) -> usize {
     }
 }
 
-/// Smallest all-reduce in a graph, where copy engines do not go. On two H200s: 256 MB in 779 us, by one kernel with
-/// barriers 796; 1 GB in 3036 and 3167; 64 MB in 209 and 203.
+/// Smallest all-reduce in a graph, where copy engines do not go. On two H200s: 256 MB in 779 us, with barriers 796.
 pub(crate) fn held(members: usize) -> usize {
     if members == 2 { 128 << 20 } else { usize::MAX }
 }
@@ -106,8 +104,8 @@ impl Algorithm for Slots {
     }
 }
 
-/// Whether all goes to the other one. Between two as many bytes cross the link as by parts, in one trip instead of two;
-/// but each adds up all of it. On two H200s 8 MB take 31.7 us whole and 33.8 by parts, 16 MB 63.1 and 59.8.
+/// Between two as many bytes cross the link as by parts, in one trip instead of two; but each adds up all of it. On two
+/// H200s 8 MB take 31.7 us whole and 33.8 by parts, 16 MB 63.1 and 59.8.
 fn goes_whole(members: usize, bytes: usize) -> bool {
     members == 2 && bytes <= 8 << 20
 }
@@ -131,13 +129,11 @@ pub(in super::super) fn entry(dtype: DType) -> Option<Entry> {
 
 /// One member's part of sums whose pieces go through slots. Every member launches the same grid. By rank:
 pub(in super::super) struct Parcels<'a> {
-    /// Own elements of the member's slice.
     pub from: [Address; MOST],
     pub bytes: [u64; MOST],
     /// Where the sums of the slice go in the own memory; looked at for the own slice, and for all if sums return.
     pub to: [Address; MOST],
     pub op: ReduceOp,
-    /// One for each member when `op` is `Scaled`, else empty.
     pub factors: &'a [f64],
     pub pieces: Pieces,
     pub meet: DeviceBarrier,
@@ -145,7 +141,6 @@ pub(in super::super) struct Parcels<'a> {
 
 impl Parcels<'_> {
     pub(in super::super) fn args(&self) -> Arguments {
-        // A kernel of no steps would wait for no peer.
         debug_assert!(self.meet.signals != 0 && self.pieces.count > 0);
         let mut args = Arguments::new();
         args.push(value(self.meet));

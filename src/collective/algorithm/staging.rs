@@ -1,7 +1,6 @@
-//! The plan of each collective where no device can access another's memory. All data cross through *stages*:
-//! page-locked memory of the host. Each member writes its own stage and reads the others'.
-//!
-//! The algorithms `shm`, `shm_events` and `host_reduce` use it. A member's part has four kinds of work:
+//! The plan of each collective where no device can access another's memory, for `shm`, `shm_events` and `host_reduce`.
+//! All data cross through *stages*: page-locked memory of the host. Each member writes its own stage and reads the
+//! others'. A member's part has four kinds of work:
 //!
 //! ```text
 //! puts    own source -> own stage: one lane for each member, or one lane for all
@@ -10,12 +9,9 @@
 //! stays   own source -> own destination
 //! ```
 //!
-//! An all-reduce of two members is one exchange: each folds all elements. A buffer of `S` bytes takes `S` down and `S`
-//! up, the least possible. With more members each folds one slice and puts the result on its stage: `S` down, and
-//! `2(n-1)/n` of `S` up; a ring takes `2(n-1)/n` both ways.
-//!
-//! Invariant: slices are those of [`plan`](crate::fabric::plan), and sources are folded in rank order, so the bits are
-//! those of the other algorithms in rank order.
+//! An all-reduce of two members is one exchange: each folds all elements. With more members each folds one slice and
+//! puts the result on its stage: `S` down, and `2(n-1)/n` of `S` up; a ring takes `2(n-1)/n` both ways. Invariant:
+//! slices are those of [`plan`](crate::fabric::plan), and sources are folded in rank order.
 
 use crate::fabric::{
     plan::{Pair, Shape, slice},
@@ -24,7 +20,6 @@ use crate::fabric::{
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// One member's part, in elements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Staging {
     /// Lanes of every stage: one for all members, or one for each by rank; the own one is for the result of its fold.
@@ -34,7 +29,6 @@ pub(crate) struct Staging {
     pub fold: Option<Fold>,
     /// `(member, its lane, start in the own destination, elements)`
     pub pulls: SmallVec<[(usize, usize, usize, usize); 8]>,
-    /// Whether the pulls read results of folds.
     pub two: bool,
     /// `(start in the own source, start in the own destination, elements)`
     pub stays: Option<(usize, usize, usize)>,
@@ -42,7 +36,6 @@ pub(crate) struct Staging {
     pub most: usize,
 }
 
-/// The fold of the others' lanes for this member (or of their one lane) and the own source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fold {
     pub source: usize,
@@ -71,9 +64,8 @@ impl Shape {
         }
     }
 
-    /// [`staging`](Self::staging) for folds by the host's threads (the algorithm `host_reduce`). The own source must be
-    /// on the own stage, too, and the own result is pulled from there. Two members share a fold as more members do,
-    /// since the fold takes longest.
+    /// For folds by the host's threads (`host_reduce`): the own source must be on the own stage, too, and the own
+    /// result is pulled from there. Two members share a fold as more members do, since the fold takes longest.
     pub(crate) fn hosted(&self, n: usize, me: usize, grain: usize) -> Staging {
         let mut plan = self.in_slices(n, me, grain);
         if let Some(fold) = &mut plan.fold {
@@ -84,14 +76,12 @@ impl Shape {
         plan
     }
 
-    /// The plan in which each member folds one slice.
     fn in_slices(&self, n: usize, me: usize, grain: usize) -> Staging {
         let others = || (1..n).map(move |k| (me + k) % n);
         let common = Staging { lanes: n, ..Staging::default() };
         let one = Staging { lanes: 1, ..Staging::default() };
         let flow = |a, b| self.flow(a, b);
         let from = |flow: Pair| flow.from.start..flow.from.start + flow.len;
-        // Nothing is folded; what is for this member is in that lane.
         let moves = |lane, of| Staging {
             pulls: others().filter_map(|k| flow(k, me).map(|flow| (k, lane, flow.to.start, flow.len))).collect(),
             stays: flow(me, me).map(|flow| (flow.from.start, flow.to.start, flow.len)),
@@ -125,7 +115,6 @@ impl Shape {
                     ..common
                 }
             }
-            // What goes to all goes through one lane.
             Shape::AllGather { .. } | Shape::Broadcast { .. } | Shape::Gather { .. } => Staging {
                 puts: others().find_map(|k| Some((0, from(flow(me, k)?)))).into_iter().collect(),
                 ..moves(0, one)
@@ -139,8 +128,7 @@ impl Shape {
 
 /// Bytes of all lanes for which another block is worth starting: its threads move as many at once.
 const LEAST: usize = 4 << 10;
-/// Pieces that are worth cutting: one goes down while another goes up. (Of 1, 2, 3, 4 and 8 the best between two
-/// H200s, with 64 blocks and slots of 16 KiB; more blocks matter more.)
+/// One goes down while another goes up. (The best of 1 to 8 between two H200s, with 64 blocks and slots of 16 KiB.)
 const PIECES: usize = 3;
 
 /// Cuts lanes of up to `most` bytes for at most `blocks` blocks, each with a slot of `slot` bytes: a tile per lane.

@@ -1,6 +1,4 @@
-//! The host kernels: what the kernels compute, for software GPUs.
-//!
-//! They work on raw pointers in blocks that stay in the cache, since a debug build has to get through them too.
+//! The host kernels. They work on raw pointers in blocks that stay in the cache, since debug builds run them too.
 
 use super::summand::Summand;
 use crate::{
@@ -16,13 +14,10 @@ pub(super) const MAX: u32 = 3;
 pub(super) const AVG: u32 = 4;
 pub(super) const SCALED: u32 = 5;
 
-/// Elements that are folded together.
 const BLOCK: usize = 1024;
 
 type Pointers = SmallVec<[*mut u8; MOST]>;
 
-/// The host kernel of `combine_*`.
-///
 /// # Safety
 /// `args` are those of [`Combine::args`](super::Combine::args) for this type, with the memory behind them.
 pub(super) unsafe fn combine<T: Summand>(_dims: LaunchDims, args: &[HostArg]) {
@@ -125,8 +120,6 @@ pub(super) unsafe fn on_host<T: Summand>(
     unsafe { fold::<T>(n, op, sources, &[destination], |k| T::factor(factors[k]), members) }
 }
 
-/// The host kernel of `pairs`.
-///
 /// # Safety
 /// `args` are those of [`Pairs::args`](super::Pairs::args), with the memory behind them.
 pub(super) unsafe fn pairs(_dims: LaunchDims, args: &[HostArg]) {

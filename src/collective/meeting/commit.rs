@@ -1,10 +1,8 @@
-//! The commit of a collective: the point from which on every member carries it out.
-//!
-//! The [meeting](super::descriptors) commits when all descriptors match. For collectives whose kernels wait for each
+//! The commit of a collective: the point from which on every member carries it out. For kernels that wait for each
 //! other it also opens the launch gate ([`gate`]).
 //!
 //! Invariant: commit and abort of a sequence number are one compare-and-swap on one word for all members. A member that
-//! commits to a launch either launches or notes the barrier as skipped, also after a failure in between.
+//! commits to a launch either launches or notes the barrier as skipped.
 
 use super::Meeting;
 use crate::{
@@ -78,7 +76,6 @@ impl Meeting<'_> {
                 }
                 return;
             }
-            // Mostly the gate opens at once, and there is no need to look at a clock.
             let stall = stall.get_or_insert_with(|| StallTimer::new(dev.worker.shared.deadline));
             std::thread::yield_now();
             if stall.is_over() {
@@ -91,8 +88,8 @@ impl Meeting<'_> {
         }
     }
 
-    /// A meeting that commits to the launches of collective `number` has failed. If a peer has committed it before it,
-    /// or this member, saw that the gang has failed, `owed` is skipped. `blocks` are what peers' kernels touch.
+    /// If a peer has committed it before the failure was seen, `owed` is skipped. `blocks` are what peers' kernels
+    /// touch.
     #[cold]
     pub(in super::super) fn skip_launch(
         &self,

@@ -1,10 +1,8 @@
-//! Every member tells every other one its call, before any of them carries it out.
-//!
-//! A member sends its descriptor to all others, then reads theirs. When it has read all and they match, it commits the
+//! Every member tells every other one its call. When it has read all descriptors and they match, it commits the
 //! sequence number on the group's word ([`commit`](super::commit)).
 //!
-//! Invariant: a collective runs on all members or on none. A member that fails before the commit aborts the gang's word
-//! for all. A mismatch is found by every member alike, and no buffer is touched.
+//! Invariant: a collective runs on all members or on none. A member that fails before the commit aborts the gang's
+//! word. A mismatch is found by every member alike, and no buffer is touched.
 
 use super::{super::request::Request, Meeting, note_call};
 use crate::{
@@ -21,7 +19,6 @@ use crate::{
 use smallvec::{SmallVec, smallvec};
 use std::{borrow::Cow, sync::Arc};
 
-/// The members' descriptors, by rank.
 #[allow(
     clippy::large_enum_variant,
     reason = "it lives on the stack for the length of one call, and a box is an allocation"
@@ -111,7 +108,6 @@ impl Meeting<'_> {
                 Body::Compact(theirs) if self.membership.packed != Some(theirs.members()) => {
                     return Err(self.other_group(&own.call, member, &theirs.call()));
                 }
-                // Another operation, then.
                 Body::Compact(theirs) => compact.push((member, theirs.call())),
                 Body::Broadcast(_) | Body::Step(_) => unreachable!("opened; and steps end with their collective"),
             }
@@ -128,7 +124,7 @@ impl Meeting<'_> {
         Ok(all)
     }
 
-    /// [`meet`](Self::meet) by compact descriptors. `Ok`: committed, and with `spins` the launch gate is open.
+    /// `Ok`: committed, and with `spins` the launch gate is open.
     pub(crate) fn meet_compact(
         &self,
         own: CompactDescriptor,
@@ -193,7 +189,6 @@ impl Meeting<'_> {
         let shape = Shape::AllToAll { send, receive };
         match shape.disagreement(self.count()) {
             None => Ok(shape),
-            // Every member finds this pair, and none has begun.
             Some((a, b)) => Err(self.not_what_is_expected((a, b), &shape, descriptors)),
         }
     }

@@ -1,10 +1,7 @@
-//! Sends messages between the members of a group, receives them, and wakes the threads that wait for them.
-//!
-//! [Descriptors](super::descriptors) go this way, and the steps of algorithms that wait by events: through the rings of
-//! [`mailbox`](crate::fabric::mailbox), or to all members at once by [`broadcast`](crate::fabric::broadcast).
-//!
-//! A wake-up costs a fence even when no thread sleeps. So a member that sends to all, or receives from all, makes one
-//! fence for all ([`EventCount::notify_all`]).
+//! Sends messages between the members of a group, receives them, and wakes the threads that wait for them: through the
+//! rings of [`mailbox`](crate::fabric::mailbox), or to all members by [`broadcast`](crate::fabric::broadcast). A
+//! wake-up costs a fence even when no thread sleeps, so a member that sends to all makes one for all
+//! ([`EventCount::notify_all`]).
 
 use super::{Meeting, everyone};
 use crate::{
@@ -23,7 +20,6 @@ use crate::{
 use smallvec::SmallVec;
 use std::hint;
 
-/// Keeps the first error for a member that has left the gang, and goes on.
 fn unless_absent<R>(result: Result<R>, absent: &mut Option<Error>) -> Result<Option<R>> {
     match result {
         Err(error @ Error::Mismatch { .. }) => {
@@ -42,7 +38,6 @@ impl Meeting<'_> {
         posted
     }
 
-    /// Waits on the host until a peer has submitted a step. Returns the event of that step.
     pub(in super::super) fn receive_step(&self, call: &Call, member: usize) -> Result<Event> {
         let Body::Step(done) = self.receive(call, member)? else {
             unreachable!("a committed collective is carried through before the next call")
@@ -50,9 +45,8 @@ impl Meeting<'_> {
         Ok(done)
     }
 
-    /// Posts a descriptor to all others by broadcast. Returns false when that is not possible: the group is not the
-    /// whole gang, the checker wants to know who told whom, or an earlier message is on its way. Then the rings carry
-    /// it. A member that has left does not read it; the members that wait for that one find out.
+    /// Returns false when that is not possible: the group is not the whole gang, the checker wants to know who told
+    /// whom, or an earlier message is on its way. Then the rings carry it. A member that has left does not read it.
     pub(super) fn post_broadcast(&self, descriptor: &CompactDescriptor) -> bool {
         let dev = self.dev;
         let gang = &dev.session.gang;
@@ -76,14 +70,12 @@ impl Meeting<'_> {
         posted
     }
 
-    /// Wakes members that may have something to read, or room for what they send. It makes one fence for all of them,
-    /// when nothing else is left to do: a fence waits until earlier writes are visible, and delays later reads.
+    /// One fence for all of them, when nothing else is left to do: a fence delays later reads.
     fn wake(&self, members: impl IntoIterator<Item = usize>) {
         let gang = &self.dev.session.gang;
         EventCount::notify_all(members.into_iter().map(|member| gang.waker(self.ranks()[member])));
     }
 
-    /// Puts a message into the ring to a peer. The caller wakes the peer.
     fn enqueue(&self, call: &Call, member: usize, body: Body) -> Result<()> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
         let gang = &dev.session.gang;
@@ -101,9 +93,7 @@ impl Meeting<'_> {
                 }
             }
         };
-        // Mostly there is room, and no need to look at a clock.
         push().unwrap_or_else(|| {
-            // This peer may be waiting for members that were sent to already.
             self.wake(self.others());
             wait::for_peer(dev.waiter(), call.op, rank, push)
         })
@@ -169,7 +159,6 @@ impl Meeting<'_> {
         self.await_message(call, member)
     }
 
-    /// The next message of a member, which may take long to come.
     fn await_message(&self, call: &Call, member: usize) -> Result<Body> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
         let body = wait::for_peer(dev.waiter(), call.op, rank, || {

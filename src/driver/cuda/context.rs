@@ -70,10 +70,8 @@ impl Drop for Retained {
     }
 }
 
-/// How many GPUs the driver sees, after `CUDA_VISIBLE_DEVICES`.
-///
-/// # Errors
-/// [`Error::NoDevice`] if there is no driver, the driver is too old, or it sees no GPU.
+/// How many GPUs the driver sees, after `CUDA_VISIBLE_DEVICES`. Errors: [`Error::NoDevice`] if there is no driver, the
+/// driver is too old, or it sees no GPU.
 pub fn device_count() -> Result<usize, Error> {
     library::ready()?;
     let mut count = 0;

@@ -33,18 +33,12 @@ pub use context::{CudaGpu, device_count};
 use super::{layer::forward, *};
 use crate::error::Error;
 
-/// Opens the GPU with this ordinal of the driver.
-///
-/// # Errors
-/// [`Error::NoDevice`], which says what is missing.
+/// Opens the GPU with this ordinal of the driver. Errors: [`Error::NoDevice`], which says what is missing.
 pub fn open(ordinal: usize) -> Result<DriverRef, Error> {
     Ok(Arc::new(CudaGpu::open(ordinal)?))
 }
 
-/// Opens every GPU that the driver sees, in its order.
-///
-/// # Errors
-/// As [`open`].
+/// Opens every GPU that the driver sees, in its order. Errors: as [`open`].
 pub fn open_all() -> Result<Vec<DriverRef>, Error> {
     (0..device_count()?).map(open).collect()
 }

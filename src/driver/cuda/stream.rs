@@ -153,7 +153,6 @@ thread_local! {
 /// the core back at once, a thread that spins waits milliseconds for its turn. It never yields then: on a host whose
 /// cores are busy with other work, a yield costs a time slice of that work (4 ms for an all-reduce of 31 us, on 32
 /// cores). With as many device threads as cores, it yields from 20 us on, so that all of them can submit.
-/// us on, so that all of them can submit.
 fn poll(limit: Duration, mut done: impl FnMut() -> DriverResult<bool>) -> DriverResult<bool> {
     const CROWDED: Duration = Duration::from_micros(20);
     const NAP: Duration = Duration::from_micros(100);

@@ -11,8 +11,6 @@
 //! operations never run, and the report is their fault until a wait for the whole stream has returned it. A thread of
 //! the application counts only if its call has waited for [`WORDS`]. If no thread waits in the driver, the attendees
 //! that wait for each other get the report.
-//! returned it. A thread of the application counts only if its call has waited for [`WORDS`]. If no thread waits in the
-//! driver, the attendees that wait for each other get the report.
 
 use super::{
     event::Progress,

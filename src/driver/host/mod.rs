@@ -79,12 +79,9 @@ pub(crate) use standing::Standing;
 use std::{sync::Arc, thread, time::Duration};
 pub use trace::{Step, Trace, What};
 
-/// [`machine()`] with settings.
-///
-/// # Errors
-/// [`FaultKind::InvalidArgument`](super::FaultKind::InvalidArgument) if the topology is invalid or has too few
-/// devices, or if there is none and time is virtual; [`FaultKind::Other`](super::FaultKind::Other) if the process has a
-/// million software GPUs at once.
+/// [`machine()`] with settings. Errors: [`FaultKind::InvalidArgument`](super::FaultKind::InvalidArgument) if the
+/// topology is invalid or has too few devices, or if there is none and time is virtual;
+/// [`FaultKind::Other`](super::FaultKind::Other) if the process has a million software GPUs at once.
 pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> DriverResult<Vec<DriverRef>> {
     match &config.topology {
         Some(topology) => {
@@ -103,16 +100,7 @@ pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> DriverRes
 }
 
 /// Software GPUs that share one machine. They can be peers, use each other's events, and access all host and managed
-/// memory that any of them has allocated.
-///
-/// ```
-/// use gpu_pool::extend::driver::host::{self, HostConfig};
-/// let gpus = host::machine(&[HostConfig::default(), HostConfig::default()]);
-/// assert!(gpus[0].can_access_peer(&*gpus[1]).unwrap());
-/// ```
-///
-/// # Panics
-/// If the process has a million software GPUs at once; [`machine_with`] returns an error instead.
+/// memory that any of them has allocated. Panics if the process has a million software GPUs at once.
 #[track_caller]
 pub fn machine(configs: &[HostConfig]) -> Vec<DriverRef> {
     machine_with(configs, &MachineConfig::default()).expect("software GPUs")

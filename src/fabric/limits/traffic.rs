@@ -1,15 +1,12 @@
 //! The traffic of a device in a sum by inboxes: units that it sends and takes, and trips one after the other; and the
 //! time that this takes at least. A model, for any number of members.
 //!
-//! Inboxes were measured between two and four devices. Between more than two, `inbox` asks [`most_in_one_trip`], and
-//! tests hold the limit of `slots` to what is counted (`Traffic`, in the tests' file). The kernels' own source is
-//! counted, too: a test writes `kernels/on_cpu/meeting/traffic.inc`, and `check.cpp` there runs its rows.
-//!
-//! Plain arithmetic, which uses nothing else of the crate.
+//! Inboxes were measured between two and four devices. Between more, `inbox` asks [`most_in_one_trip`], and tests hold
+//! the limit of `slots` to this. Tests compare the kernels' own source, too (`kernels/on_cpu/meeting/traffic.inc`,
+//! `check.cpp`).
 
-/// Nanoseconds of a trip: from a store until the peer that polls has seen it. A kernel in a graph that sends nothing
-/// takes as long again. From a prototype on two H200s, in graphs, in one trip and through slots: 1 KB in 1.8 us, 1 MB
-/// in 5.0, 4 MB in 16.6, 16 MB in 56.8.
+/// Nanoseconds of a trip: from a store until the peer that polls has seen it. From a prototype on two H200s, in graphs:
+/// 1 KB in 1.8 us, 1 MB in 5.0, 4 MB in 16.6, 16 MB in 56.8.
 const TRIP: usize = 900;
 /// Bytes that a device sends in a nanosecond, while as many come in. From the same times.
 const LINK: usize = 320;

@@ -54,7 +54,6 @@ pub(in super::super) unsafe fn unpack_host<G: OnWire<W>, W: Element + Into<f64>>
     }
 }
 
-/// Types of norms.
 pub(in super::super) trait Norm: DeviceCopy {
     fn of(sum: f64) -> Self;
 }

@@ -1,8 +1,7 @@
-//! Launches of kernels that work on segments: parts of a bucket, each with memory somewhere. Their arguments hold a
-//! table.
-//!
-//! On a GPU the table of segments holds addresses. A host kernel finds the same memory as slices behind the table; the
-//! slices also tell the checker what is touched. A GPU ignores arguments that its kernel does not have.
+//! Launches of kernels that work on segments: parts of a bucket, each with memory somewhere. On a GPU a table in the
+//! arguments holds their addresses. A host kernel finds the same memory as slices behind the table, which also tell the
+//! checker what is touched.
+#![allow(missing_docs, reason = "only the crates above see it, through `extend`")]
 
 pub use crate::collective::kernels::Arguments;
 use crate::{
@@ -22,23 +21,18 @@ const TABLE: usize = 3 * SEGMENTS / 8;
 
 /// Threads per block; the kernels demand this number.
 pub const THREADS: u32 = 512;
-/// Part of a bucket, and the memory of its gradient.
 #[derive(Clone, Copy)]
 pub struct Segment<'a, G: DeviceCopy> {
-    /// First element in the bucket.
     pub start: usize,
-    /// Elements.
     pub len: usize,
     /// None: pack writes zeros, unpack writes nothing.
     pub memory: Option<DeviceView<'a, G>>,
 }
 
-/// A value.
 pub fn value<T: bytemuck::Pod>(x: T) -> KernelArg {
     KernelArg::Value(ValueBytes::new(bytemuck::bytes_of(&x)))
 }
 
-/// A range of memory.
 pub fn slice(address: Address, bytes: usize, write: bool) -> KernelArg {
     KernelArg::Slice { address, bytes, write }
 }
@@ -87,13 +81,11 @@ pub fn launch(
     op.submit(|driver, stream| unsafe { driver.launch(&launch, stream) })
 }
 
-/// An argument that is a [`value`].
 pub fn read<T: bytemuck::Pod>(arg: &HostArg) -> T {
     let HostArg::Value(bytes) = arg else { unreachable!("packed above") };
     bytemuck::pod_read_unaligned(bytes.as_bytes())
 }
 
-/// The `k`-th number of a table's column; `args[at]` holds the column's first eight.
 fn cell(args: &[HostArg], at: usize, k: usize) -> usize {
     read::<[u64; 8]>(&args[at + k / 8])[k % 8] as usize
 }

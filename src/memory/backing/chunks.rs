@@ -14,7 +14,6 @@ use std::{ops::Range, sync::Arc};
 pub(super) struct Chunks {
     handle: Arc<DeviceHandle>,
     kind: ChunkKind,
-    /// By number. Numbers are reused.
     regions: Vec<Option<Arc<Region>>>,
     spare: Vec<u32>,
     reserved: u64,

@@ -2,7 +2,6 @@
 
 use crate::driver::{Fault, FaultKind};
 
-/// Makes a fault with the driver's code and name, where the driver was not asked.
 pub(super) fn fault(kind: FaultKind, code: i32, name: &str, detail: String) -> Fault {
     Fault { kind, code, name: name.to_owned(), detail, report: None }
 }

@@ -43,7 +43,6 @@ impl Hole {
     /// memory beside the hole is counted, so it must not move.
     fn fill_with(&self, bytes: u64, from: &[Unit]) -> Option<(u64, Vec<Unit>)> {
         let Range { start, end } = self.range;
-        // The low part of the hole, next to the free memory before it.
         let missing = bytes.saturating_sub(self.before);
         let mut sum = 0;
         let mut chosen = Vec::new();

@@ -1,8 +1,8 @@
 //! Backings: where a cache's memory comes from.
 //!
-//! A [`Backing`] takes memory from the driver in *units* and gives them back one by one. Units lie in *regions*. The
-//! memory of one region may be contiguous, so its free memory coalesces over the edges of units. Only the cache's owner
-//! has the backing. Blocks may outlive the pool, so each keeps its [`Region`], whose drop gives back what is left.
+//! A [`Backing`] takes memory from the driver in *units* and gives them back one by one. Units lie in *regions*, whose
+//! memory may be contiguous. Blocks may outlive the pool, so each keeps its [`Region`], whose drop gives back what is
+//! left.
 //!
 //! * `vmm` ([`vmm`]): one window of addresses per device, one region for ever. Units are mapped where memory is
 //!   missing, so that free memory on both sides counts, and may be unmapped or moved anywhere. This ends the
@@ -12,9 +12,8 @@
 //!   virtual memory that does not work.
 //! * `pinned`, `managed` ([`chunks`]): the same for page-locked and managed memory.
 //!
-//! **Verified, not believed.** Peer copies to memory with access rights of its own have silently written nothing
-//! (CUDA.jl#3112, NVIDIA's bug 6098762). So [`open()`] tests the memory of a window ([`verify`]) and falls back to
-//! `malloc`. The probe of device pairs uses the pool's own buffers, whichever backing they come from.
+//! Peer copies to memory with access rights of its own have silently written nothing (CUDA.jl#3112, NVIDIA's bug
+//! 6098762). So [`open()`] tests the memory of a window ([`verify`]) and falls back to `malloc`.
 //!
 //! **Errors.** A call that fails has changed nothing, except where its documentation says so. Nothing here panics.
 
@@ -54,21 +53,19 @@ pub(crate) struct Mapping {
 pub(crate) type Units = SmallVec<[(u32, Range<Address>); 4]>;
 pub(crate) type Mappings = SmallVec<[Mapping; 4]>;
 
-/// The pool's answer to: how many bytes of a region are free right before an address, and how many from it on?
+/// How many bytes of a region are free right before an address, and how many from it on?
 pub(crate) type FreeAround<'a> = &'a dyn Fn(u32, Address) -> (u64, u64);
 
-/// The result of [`Backing::move_units`]. Even after a fault: memory at `from` is gone from there, and is at `to`.
+/// Even after a fault: memory at `from` is gone from there, and is at `to`.
 #[derive(Default)]
 pub(crate) struct Moved {
     pub from: Units,
     pub to: Mappings,
-    /// The fault that ended it early.
     pub fault: Option<Fault>,
 }
 
 /// A source of memory for one cache, from one device's driver.
 pub(crate) trait Backing: Send {
-    /// The name: `vmm`, `malloc`, `pinned`, `managed`.
     fn name(&self) -> &'static str;
 
     /// Takes memory, so that `bytes` free bytes lie together; all of it or nothing. `free` tells what is free around an
@@ -80,7 +77,6 @@ pub(crate) trait Backing: Send {
     /// from the driver fails as if memory were exhausted.
     fn grow(&mut self, bytes: u64, unit: u64, budget: u64, free: FreeAround) -> DriverResult<Mappings>;
 
-    /// The units that lie wholly inside a range, by address.
     fn units_in(&self, region: u32, range: Range<Address>) -> Vec<Range<Address>>;
 
     /// Gives a unit back to the driver. Nothing uses it any more, on any device. It counts as gone also after a fault,
@@ -130,7 +126,6 @@ impl FromStr for BackingChoice {
     }
 }
 
-/// The tools of [`open()`] to test new memory.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ProbeContext<'a> {
     /// An idle stream of the device. None: the test makes one.

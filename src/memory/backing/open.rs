@@ -6,7 +6,6 @@ use super::{
 use crate::{driver::FaultKind, error::Result, memory::handle::DeviceHandle};
 use std::sync::Arc;
 
-/// Opens the backing for one kind of memory of a device.
 pub(crate) fn open(
     handle: &Arc<DeviceHandle>,
     kind: ChunkKind,

@@ -12,7 +12,6 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{any::Any, collections::BTreeMap, ops::Range, sync::Arc};
 
-/// The kind of driver call that the memory came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ChunkKind {
     Device,
@@ -20,17 +19,14 @@ pub(crate) enum ChunkKind {
     Managed,
 }
 
-/// A set of units whose memory may be contiguous. Its drop gives back the units that are left, and then the addresses.
-/// The pool changes it while the pool lives, the last drop of a block afterwards. Both are rare, so a lock is good
-/// enough.
+/// Its drop gives back the units that are left, and then the addresses. The pool changes it while the pool lives, the
+/// last drop of a block afterwards. Both are rare, so a lock is good enough.
 pub struct Region {
     pub(crate) handle: Arc<DeviceHandle>,
     pub(crate) kind: ChunkKind,
     /// Other code has allocated the memory.
     pub(crate) adopted: bool,
-    /// The reserved address range, for a window.
     window: Option<Range<Address>>,
-    /// Units by first address.
     units: Mutex<BTreeMap<Address, Unit>>,
     /// With a checker: the knowledge of the threads that have freed its blocks.
     known: Mutex<Option<Box<Token>>>,
@@ -54,12 +50,10 @@ enum State {
 }
 
 impl Region {
-    /// An empty range of addresses.
     pub(crate) fn window(handle: &Arc<DeviceHandle>, window: Range<Address>) -> Arc<Self> {
         Arc::new(Self::new(handle, ChunkKind::Device, Some(window)))
     }
 
-    /// A region of one unit.
     pub(crate) fn chunk(handle: &Arc<DeviceHandle>, kind: ChunkKind, address: Address, bytes: u64) -> Arc<Self> {
         let region = Self::new(handle, kind, None);
         region.add(address, bytes);
@@ -103,12 +97,11 @@ impl Region {
         self.attached.get()?.downcast_ref()
     }
 
-    /// Whether the region is empty for ever.
     pub(crate) fn is_spent(&self) -> bool {
         self.window.is_none() && self.units.lock().is_empty()
     }
 
-    /// Adds what this thread knows about the uses of a freed block. The thread that gives the memory back must know it.
+    /// The thread that gives the memory back must know it.
     pub(crate) fn remember(&self, token: Option<Box<Token>>) {
         Token::add(&mut self.known.lock(), token);
     }
@@ -127,14 +120,12 @@ impl Region {
         self.units.lock().insert(address, Unit { bytes, state: State::Here });
     }
 
-    /// The units inside a range that can be given back.
     pub(super) fn units_in(&self, range: Range<Address>) -> Vec<Range<Address>> {
         let units = self.units.lock();
         let here = units.range(range.clone()).filter(|(_, unit)| unit.state == State::Here);
         here.map(|(start, unit)| *start..start + unit.bytes).filter(|unit| unit.end <= range.end).collect()
     }
 
-    /// The unmapped ranges of a window.
     pub(super) fn holes(&self) -> Vec<Range<Address>> {
         let Some(window) = self.window.clone() else { return Vec::new() };
         let (mut holes, mut at) = (Vec::new(), window.start);
@@ -150,7 +141,7 @@ impl Region {
         holes
     }
 
-    /// Gives a unit back. Returns whether it counts as gone: also after a fault, but not if the call was refused.
+    /// Returns whether the unit counts as gone: also after a fault, but not if the call was refused.
     ///
     /// # Safety
     /// Nothing uses it any more, on any device.
@@ -185,7 +176,6 @@ impl Region {
         Ok(())
     }
 
-    /// The unit exists, and nothing uses it any more.
     unsafe fn give_back(&self, unit: &Range<Address>) -> DriverResult {
         let (driver, at) = (&self.handle.driver, unit.start);
         // SAFETY: it came from this driver, whole, by the call of its kind; the rest is the caller's promise.
@@ -243,7 +233,7 @@ impl Drop for Region {
         if !empty {
             std::mem::forget(self.attached.take());
         } else if self.adopted {
-            // Other code may free the memory by a call that waits for running kernels.
+            // Its drop may free memory by a call that waits for running kernels.
             #[cfg(feature = "cuda")]
             let _blocking = crate::driver::gate::blocking();
             drop(self.attached.take());

@@ -48,10 +48,9 @@ pub(super) fn verify_backing(vmm: &mut Vmm, probe: ProbeContext) -> DriverResult
     tried.unwrap_or_else(|Unfinished| Err(fault(FaultKind::Other, 600, "CUDA_ERROR_NOT_READY", String::new())))
 }
 
-/// The operations of a test did not end in time.
 struct Unfinished;
 
-/// Runs a test with a stream and page-locked memory of two spans. After `Ok` nothing of the test is in flight.
+/// After `Ok` nothing of the test is in flight.
 fn on_a_stream(
     handle: &DeviceHandle,
     stream: Option<RawStream>,
@@ -84,7 +83,7 @@ fn on_a_stream(
     Ok(tried.and_then(|good| destroyed.map(|()| good)))
 }
 
-/// Waits for a stream. Returns whether nothing is in flight any more, and the wait's own result.
+/// Returns whether nothing is in flight any more, and the wait's own result.
 fn idle(handle: &DeviceHandle, stream: RawStream) -> (bool, DriverResult) {
     let wait = || -> DriverResult<bool> {
         let mut stall = StallTimer::new(LIMIT);
@@ -103,13 +102,11 @@ fn idle(handle: &DeviceHandle, stream: RawStream) -> (bool, DriverResult) {
     }
 }
 
-/// Bytes of a span: both sides of the edge.
 const SPAN: usize = 2 * HALF as usize;
 
 struct Probe<'a> {
     handle: &'a DeviceHandle,
     stream: RawStream,
-    /// Page-locked memory of two spans.
     host: *mut u8,
     /// A span over the edge of two mappings.
     edge: Address,
@@ -175,7 +172,6 @@ impl Probe<'_> {
         }
     }
 
-    /// Whether a span of the host's memory consists of this word. The stream is idle.
     fn holds(&self, span: usize, word: u32) -> bool {
         // SAFETY: live, and nothing of the stream is in flight. The bytes were zeroed by the driver.
         let bytes = unsafe { slice::from_raw_parts(self.host.add(span * SPAN), SPAN) };

@@ -14,11 +14,9 @@ use crate::{
 };
 use std::{ops::Range, sync::Arc};
 
-/// The number of the only region.
 const REGION: u32 = 0;
-/// The window's size, as a multiple of the device's memory. Growing where the fewest bytes are missing, and moving,
-/// need few bytes but many addresses: up to five times the peak use, in simulations of RMM's `random_allocations`.
-/// Addresses cost nothing.
+/// As a multiple of the device's memory. Growing where the fewest bytes are missing, and moving, need few bytes but
+/// many addresses: up to five times the peak use, in simulations of RMM's `random_allocations`.
 const ROOM: u64 = 8;
 /// Largest device memory that a window is made for.
 const MOST: u64 = 1 << 47;
@@ -33,7 +31,6 @@ pub(super) struct Vmm {
 }
 
 impl Vmm {
-    /// Opens a window of [`ROOM`] times the device's memory; a smaller one if there are not so many addresses.
     pub fn open(handle: &Arc<DeviceHandle>) -> DriverResult<Self> {
         let granularity = handle.driver.vm_granularity().ok_or_else(|| unsupported("no virtual memory"))? as u64;
         // No address space is larger, even if the device reports a larger one.

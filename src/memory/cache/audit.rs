@@ -1,24 +1,21 @@
-//! Red zones and poison, for `Check::Memory`: they find writes past the end of a buffer, and
-//! make reads of a dropped buffer return implausible numbers.
+//! Red zones and poison, for `Check::Memory`: they find writes past the end of a buffer, and make reads of a dropped
+//! buffer return implausible numbers.
 //!
 //! ```text
 //!   | bytes that were asked for    | red zone, 256 bytes or more | the next block
 //!   ^ 0xCB when it is freed        ^ 0xA5 when it is handed out, checked when it is freed
 //! ```
 //!
-//! With an audit every block has room for a red zone: all bytes beyond the request. Since every block ends with one, a
-//! write before the start of a block is found as well, in the zone of the block before it. (Red zones are
-//! AddressSanitizer's, Serebryany et al. 2012; it checks before a write, the pool afterwards. Poison: pytorch#58385.)
+//! Every block ends with a zone, so a write before the start of a block is found as well, in the zone of the block
+//! before it. (Red zones are AddressSanitizer's, Serebryany et al. 2012. Poison: pytorch#58385.)
 //!
-//! Device memory is filled and copied by operations of its streams ([`slots`]). The zone is filled on the stream that
-//! asked for the block; in a capture on the main stream, because the graph may never be launched, or many times, and
-//! each launch would repair the zone. The rest happens on the device's main stream, after all uses of the block. Both
-//! are noted as uses, as any operation is. To the checker a zone has no owner, so they use the driver below it. The
-//! host itself fills and checks page-locked memory, once no copy uses it; until then its blocks are held back
-//! ([`held`](Audit::held)).
+//! Operations of the device's streams fill and copy device memory ([`slots`]). The zone is filled on the stream that
+//! asked for the block; in a capture on the main stream, because each launch of the graph would repair the zone. The
+//! rest happens on the main stream, after all uses of the block. To the checker a zone has no owner, so these
+//! operations use the driver below it. The host itself fills and checks page-locked memory, once no copy uses it; until
+//! then its blocks are [`held`](Audit::held).
 //!
-//! A failure in here costs a check, nothing else: a zone that could not be filled is not checked, and memory that could
-//! not be poisoned stays as it is.
+//! A failure in here costs a check, nothing else.
 
 mod slots;
 
@@ -47,21 +44,17 @@ const ZONE: u8 = 0xA5;
 /// Fill byte of freed memory; -2.67e7 as `f32`. Fresh memory of software GPUs has it, too, in debug builds.
 const POISON: u8 = 0xCB;
 
-/// Reports, in the order in which they were found.
 type Found = Vec<Arc<Report>>;
 
 pub(super) struct Audit {
     handle: Arc<DeviceHandle>,
-    /// Blocks in use with a filled zone.
     armed: HashSet<Address>,
-    /// For device memory; None for page-locked memory.
     slots: Option<Slots>,
     /// Freed page-locked blocks that were not checked yet.
     held: VecDeque<Box<Block>>,
     found: Found,
 }
 
-/// The red zone of a block: the bytes beyond the request.
 fn zone(block: &Block) -> Range<usize> {
     block.requested..block.bytes
 }
@@ -95,7 +88,6 @@ impl Audit {
     }
 }
 
-/// Checks a zone, and reports the bytes that were changed.
 fn look(
     handle: &DeviceHandle,
     zone: &[u8],
@@ -125,7 +117,6 @@ fn look(
     Some(Arc::new(report))
 }
 
-/// The checker's record of the buffer that starts at `address`.
 fn buffer(handle: &DeviceHandle, address: Address) -> Option<Allocation> {
     handle.watch()?.checker.buffer(address)
 }
@@ -157,7 +148,6 @@ impl Cache {
         }
     }
 
-    /// Before the device drains: takes remote frees in. Not when stepped: which frees have arrived depends on time.
     pub(crate) fn begin_audit(&mut self) {
         if self.audit.is_some() && !self.handle.stepped {
             self.collect();
@@ -173,7 +163,6 @@ impl Cache {
         self.verdict(op)
     }
 
-    /// The first find, as an error. The others were logged.
     pub(crate) fn verdict(&mut self, op: &'static str) -> Result<()> {
         let found = self.audit.as_mut().map(|audit| mem::take(&mut audit.found)).unwrap_or_default();
         found.into_iter().next().map_or(Ok(()), |report| Err(self.handle.misuse(op, report)))
@@ -194,7 +183,6 @@ impl Cache {
     }
 }
 
-/// Page-locked memory, which the host checks.
 impl Cache {
     /// Fills the red zone of a page-locked block that nothing uses any more.
     pub(crate) fn lay_zone_here(&mut self, block: &Block) {
@@ -206,8 +194,7 @@ impl Cache {
         audit.armed.insert(block.address);
     }
 
-    /// Removes the blocks that were freed and not checked. Each must be checked ([`look_here`]) or [held
-    /// back](Self::hold) again.
+    /// Each must be checked ([`look_here`]) or [held back](Self::hold) again.
     pub(crate) fn held(&mut self) -> VecDeque<Box<Block>> {
         self.collect();
         self.audit.as_mut().map(|audit| mem::take(&mut audit.held)).unwrap_or_default()

@@ -11,7 +11,6 @@ pub(super) const CLASSES: usize = 8 + 6 * 8;
 
 const LINEAR: usize = 2 << 10;
 
-/// The class of a request of at most [`SMALL`] bytes.
 #[inline]
 pub(super) fn class(bytes: usize) -> usize {
     debug_assert!(bytes <= SMALL);

@@ -1,8 +1,7 @@
 //! Blocks in chunks of their own: memory that other processes have, too, and memory of other code.
 //!
-//! Such a block is not pooled: the counters of the pool do not include it, and it goes back to the driver when
-//! its last handle is gone and its last uses have completed. It comes home like every other block, since after a failed
-//! scope memory that was freed may still be in use.
+//! Such a block is not pooled: it goes back to the driver when its last handle is gone and its last uses have
+//! completed. It comes home like every other block, since after a failed scope freed memory may still be in use.
 
 use super::Cache;
 use crate::{
@@ -18,7 +17,6 @@ use std::sync::Arc;
 
 #[derive(Default)]
 pub(super) struct DedicatedChunks {
-    /// Number of blocks that have not come home.
     out: usize,
     /// Blocks that have come home before their last uses had completed.
     #[allow(clippy::vec_box, reason = "blocks come as boxes")]
@@ -26,12 +24,11 @@ pub(super) struct DedicatedChunks {
 }
 
 impl DedicatedChunks {
-    /// The blocks whose uses have completed go to the driver.
     fn let_go(&mut self) {
         self.leaving.extract_if(.., |block| block.hazards.history().all_completed()).for_each(|block| block.release());
     }
 
-    /// All blocks go to the driver; memory that is still in use is leaked.
+    /// Memory that is still in use is leaked.
     pub(super) fn end(&mut self) {
         self.leaving.drain(..).for_each(|block| block.release());
     }
@@ -76,7 +73,6 @@ impl Cache {
         BlockRef::activate(block)
     }
 
-    /// At the end of a scope: memory that was dropped, here or on other threads, goes to the driver.
     pub(crate) fn let_go(&mut self) {
         if self.dedicated.out > 0 {
             self.collect();

@@ -1,12 +1,9 @@
-//! Out of memory: the attempts, in order, before a request fails. And how memory comes from and goes back to the
+//! Out of memory: the attempts, in order, before a request fails; and how memory comes from and goes back to the
 //! driver.
 //!
-//! A new search follows each rung, so a block that came back meanwhile is found (pytorch#189504 raised an error
-//! although a fitting block had just been returned). A request that fails leaves everything as it was, except for
-//! memory that has moved to a more useful address.
-//!
-//! There is no rung "ask the peers for what they have freed": the owner sees their frees at once
-//! ([`Returns`](crate::sync::Returns)). So a peer that is parked, or stuck in a user's closure, holds nothing back.
+//! A new search follows each rung, so a block that came back meanwhile is found (cf. pytorch#189504). A request that
+//! fails leaves everything as it was, except for memory that has moved. No rung asks the peers for what they have
+//! freed: the owner sees their frees immediately ([`Returns`](crate::sync::Returns)).
 
 use super::{ATTEMPTS, Cache, GRAIN, Request};
 use crate::{
@@ -21,9 +18,7 @@ use crate::{
 };
 use std::{ops::Range, time::Duration};
 
-/// Memory is taken from the driver in multiples of this size.
 const GRANULE: u64 = 2 << 20;
-/// Memory is given back or moved in pieces of this size.
 const UNIT: u64 = 64 << 20;
 
 /// A pool that grows rather than wait grows by one part in this many of itself.
@@ -59,8 +54,8 @@ pub(super) struct Need {
 }
 
 impl Cache {
-    /// Looks for memory until every rung has been tried. `search` gets whether it may take memory that is in use.
-    /// Streams may: they wait on the device. The host prefers other memory, because it would wait itself.
+    /// `search` gets whether it may take memory that is in use. Streams may: they wait on the device. The host prefers
+    /// other memory, because it would wait itself.
     #[cold]
     pub(super) fn climb<T>(
         &mut self,
@@ -134,7 +129,6 @@ impl Cache {
         }
     }
 
-    /// Contiguous bytes that a request needs, with room for alignment if memory may come at any address.
     fn room(&self, request: &Request<'_>, need: usize) -> u64 {
         let room = if request.align > GRAIN { request.align } else { 0 };
         need.saturating_add(room).checked_next_multiple_of(GRAIN).unwrap_or(need) as u64
@@ -177,7 +171,6 @@ impl Cache {
         done
     }
 
-    /// Grows a pool that is so small that growing is better than a wait. Returns whether it has grown.
     #[cold]
     pub(super) fn grow_rather(&mut self, request: &Request<'_>, need: Need) -> bool {
         // A user who bounds the reserved memory wants it to be used.
@@ -198,7 +191,6 @@ impl Cache {
         }
     }
 
-    /// Takes memory from the driver, so that `need` free bytes lie together.
     pub(super) fn map(&mut self, op: &'static str, need: u64) -> Result<()> {
         let own = self.handle.device;
         // Memory that a lost device may use for ever does not count as free.
@@ -248,7 +240,7 @@ impl Cache {
         self.stats.peak_reserved = self.stats.peak_reserved.max(self.backing.reserved());
     }
 
-    /// Moves free memory that needs no wait next to other free memory, by mapping, so that one large piece results.
+    /// By mapping, so that one large piece results.
     fn gather(&mut self, request: &Request<'_>, need: u64) -> Result<()> {
         if self.heap.free_bytes() < need {
             return Ok(());
@@ -287,9 +279,8 @@ impl Cache {
         self.heap.free_ranges().map(|free| (free.region, free.address..free.address + free.bytes)).collect()
     }
 
-    /// Whether the uses of a free unit are over. The calling thread may rely on the answer. After a failure of the gang
-    /// (`stop`) they do not count as over: a kernel that has given up has ended, but peers' kernels that send to it may
-    /// not know that yet.
+    /// The calling thread may rely on the answer. After a failure of the gang (`stop`) uses do not count as over: a
+    /// kernel that has given up has ended, but peers' kernels that send to it may not know that yet.
     fn is_over(&mut self, region: u32, unit: &Range<Address>, stop: &dyn Fn() -> bool) -> bool {
         let bytes = unit.end - unit.start;
         let past = self.heap.remove(region, unit.start, bytes);
@@ -302,8 +293,7 @@ impl Cache {
         over
     }
 
-    /// Waits for all work on freed memory. After one stream was found stuck, nothing more is waited for; else the
-    /// deadline would pass again at every block that the stream has used.
+    /// After one stream was found stuck, nothing more is waited for; else the deadline would pass again at every block.
     fn wait(&mut self, request: &Request<'_>) -> Result<()> {
         let (own, mut limit) = (self.handle.device, self.settings.deadline);
         let heap = self.heap.free_payloads_mut();
@@ -326,7 +316,7 @@ impl Cache {
         self.grow(request, need)
     }
 
-    /// Gives free memory whose uses are over back to the driver, in whole units, and returns how many bytes.
+    /// In whole units, if its uses are over. Returns how many bytes.
     fn give_back(&mut self, stop: &dyn Fn() -> bool) -> u64 {
         let mut given = 0;
         for (region, range) in self.free_ranges() {
@@ -361,7 +351,7 @@ impl Cache {
         given
     }
 
-    /// Gives back all free memory whose uses are over, unless it must stop, and returns how many bytes. Does not wait.
+    /// Unless it must stop. Returns how many bytes. Does not wait.
     pub(crate) fn trim(&mut self, stop: &dyn Fn() -> bool) -> u64 {
         self.collect();
         self.dissolve();

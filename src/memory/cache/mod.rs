@@ -6,16 +6,12 @@
 //!
 //! Only the owner's thread allocates, so the cache needs no lock; any thread may free ([`block`](super::block)). Blocks
 //! of at most 128 KiB come from slabs. A freed small block goes to the list of its class and of the stream that used it
-//! last. The next request of that stream takes it from there: no lock, no driver call, no wait. Larger blocks are
-//! pieces of the [heap](super::heap). On 8 x H200 `cuMemAllocAsync` + `cuMemFreeAsync` costs 0.48 us from one thread,
-//! and 16.1 us when eight threads call at once; a cache that makes no driver call has no such problem.
+//! last; the next request of that stream takes it from there without a driver call. Larger blocks are pieces of the
+//! [heap](super::heap). On 8 x H200 `cuMemAllocAsync` + `cuMemFreeAsync` costs 16.1 us when eight threads call.
 //!
 //! **Order.** Free memory keeps its uses ([`hazard`](super::hazard)). The next owner waits, on the device, for those
-//! that are not over, whichever device they run on (cf. pytorch#196257, CUDA.jl#1522). A free records no event. Memory
-//! that needs no wait is preferred: first the stream's own, then memory whose uses are over, then fresh memory
-//! (rmm#850: a pool that steals first makes streams wait for each other).
-//!
-//! **Out of memory.** `ladder` has the order of the attempts.
+//! that are not over (cf. pytorch#196257, CUDA.jl#1522). Memory that needs no wait is preferred: first the stream's
+//! own, then memory whose uses are over, then fresh memory (rmm#850). `ladder` has the order when memory is short.
 
 pub(super) mod audit;
 mod classes;
@@ -46,14 +42,12 @@ pub(crate) use settings::{ATTEMPTS, MemoryLimit, OnOutOfMemory, Settings};
 use small::Small;
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
-/// The unit of the heap's sizes.
 const GRAIN: usize = Heap::<History>::GRAIN;
 /// The largest alignment that a request may have.
 pub(crate) const MOST_ALIGN: usize = 2 << 20;
-/// Headers of large blocks that are kept for reuse.
 const SPARE_HEADERS: usize = 1024;
-/// Up to this size a pool grows rather than make streams wait for each other. Without it a pool that has just begun
-/// would make them run one after the other (rmm#850). Beyond it the memory is worth more than the wait.
+/// Up to this size a pool grows rather than make streams wait for each other (rmm#850). Beyond it the memory is worth
+/// more than the wait.
 const EAGER: u64 = 256 << 20;
 /// Large allocations between two looks at the remote free list.
 const LOOK: u64 = 64;
@@ -65,7 +59,6 @@ pub(crate) struct Request<'a> {
     pub(crate) align: usize,
     /// The stream that will use the memory first. None for memory that the host uses.
     pub(crate) stream: Option<&'a StreamCore>,
-    /// Returns true when the gang has failed: then no rung waits any longer.
     pub(crate) stop: &'a dyn Fn() -> bool,
 }
 
@@ -75,7 +68,6 @@ pub(crate) struct Cache {
     kind: ChunkKind,
     settings: Settings,
     limit: Option<u64>,
-    /// Up to this size the pool grows rather than wait; see [`EAGER`].
     eager: u64,
     backing: Box<dyn Backing>,
     regions: HashMap<u32, Arc<Region>>,
@@ -87,7 +79,6 @@ pub(crate) struct Cache {
     stats: MemoryStats,
     ledger: Option<Box<Ledger>>,
     audit: Option<Box<Audit>>,
-    /// Whether there is a checker, a ledger or an audit. The hot path asks this one question.
     watched: bool,
 }
 
@@ -236,7 +227,7 @@ impl Cache {
         }
     }
 
-    /// Takes the blocks of the remote free list. Returns whether there was any.
+    /// Returns whether there was any.
     #[cold]
     fn collect(&mut self) -> bool {
         let before = self.stats.remote_frees;
@@ -248,7 +239,6 @@ impl Cache {
         self.stats.remote_frees > before
     }
 
-    /// Serves a small request when the stream's own list is empty.
     #[cold]
     fn small_miss(&mut self, class: usize, request: &Request<'_>) -> Result<Box<Block>> {
         if self.collect()
@@ -375,7 +365,6 @@ impl Cache {
         Ok(self.header(taken))
     }
 
-    /// Makes the header of a large block; reuses an old header if there is one.
     fn header(&mut self, taken: Taken<History>) -> Box<Block> {
         let Taken { piece, region, address, bytes, payload } = taken;
         let origin = Origin::Piece { piece, region };

@@ -1,7 +1,6 @@
 //! A cache as users see it: counters, snapshots, out-of-memory reports, leaks.
 //!
-//! Called by the owner's thread only. Everything is computed from the cache's state; nothing here changes it, except
-//! that remote frees are taken in first.
+//! Called by the owner's thread only. Nothing here changes the cache, except that remote frees are taken in first.
 
 use super::{Cache, Request};
 use crate::{

@@ -25,7 +25,7 @@ impl MemoryLimit {
 /// Most attempts that the out-of-memory callback may ask for.
 pub(crate) const ATTEMPTS: usize = 16;
 
-/// The user's callback for a device that is out of memory. It returns whether to try again.
+/// It returns whether to try again.
 #[derive(Clone)]
 pub(crate) struct OnOutOfMemory(pub(crate) Contained<Arc<Callback>>);
 
@@ -35,20 +35,17 @@ debug_as!(OnOutOfMemory, |self| "a callback");
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    /// Most bytes to take from each device.
     pub(crate) limit: Option<MemoryLimit>,
     /// Most bytes to take, as a multiple of the highest use so far. Beyond it free memory is moved instead.
     pub(crate) slack: Option<f64>,
-    /// The NUMA node for page-locked memory.
     pub(crate) node: Option<Node>,
     pub(crate) reserve: Option<u64>,
     pub(crate) deadline: Duration,
     pub(crate) choice: BackingChoice,
     pub(crate) on_out_of_memory: Option<OnOutOfMemory>,
     pub(crate) record: Option<bool>,
-    /// Fill red zones, and poison freed memory.
     pub(crate) audit: bool,
-    /// Number of devices in the pool. Each has a lane of its own in the remote free list.
+    /// Each has a lane of its own in the remote free list.
     pub(crate) devices: usize,
 }
 

@@ -20,7 +20,6 @@ use crate::{
 use smallvec::SmallVec;
 use std::{collections::VecDeque, sync::Arc};
 
-/// Most blocks to check in a list of blocks with several streams.
 const LOOKS: usize = 64;
 
 pub(super) struct Slab {
@@ -31,7 +30,6 @@ pub(super) struct Slab {
     class: usize,
     /// Blocks that exist; further blocks are cut when they are needed.
     cut: usize,
-    /// Earlier uses of the part that is not cut yet.
     rest: History,
 }
 
@@ -44,11 +42,8 @@ struct List {
 #[derive(Default)]
 #[allow(clippy::vec_box, reason = "a header is a node of `Returns`, and stays where it is")]
 struct Class {
-    /// Free blocks without uses in flight.
     free: Vec<Box<Block>>,
-    /// Free blocks that may still be in use, by their streams.
     lists: SmallVec<[List; 2]>,
-    /// The slab that new blocks are cut from.
     current: Option<u32>,
     slabs: usize,
 }
@@ -59,7 +54,6 @@ pub(super) struct Small {
     /// Blocks in use, by slab. A separate array, since every allocation and every free counts in it.
     live: Vec<u32>,
     vacant: Vec<u32>,
-    /// Number of slabs without a block in use.
     empty: usize,
 }
 
@@ -69,7 +63,6 @@ impl Small {
         Small { classes, slabs: Vec::new(), live: Vec::new(), vacant: Vec::new(), empty: 0 }
     }
 
-    /// Takes a block that this stream used last, or one without uses.
     #[inline(always)]
     pub fn pop(&mut self, class: usize, stream: Option<u64>) -> Option<Box<Block>> {
         let Class { free, lists, .. } = &mut self.classes[class];
@@ -108,14 +101,13 @@ impl Small {
         None
     }
 
-    /// Size of the next slab of a class: small at first, then twice as large each time.
     pub fn next_slab(&self, class: usize) -> usize {
         let most = classes::slab_bytes(class);
         let first = (classes::bytes(class) * 4).next_multiple_of(GRAIN).max(64 << 10);
         (first << self.classes[class].slabs.min(8)).min(most)
     }
 
-    /// Cuts a block from the class's current slab, if there is room. Returns its address and its past.
+    /// If there is room. Returns the block's address and its past.
     pub fn cut(&mut self, class: usize) -> Option<(u32, Address, &Arc<Region>, History)> {
         let index = self.classes[class].current?;
         let slab = self.slabs[index as usize].as_mut().expect("the current slab exists");
@@ -134,7 +126,6 @@ impl Small {
         Some((index, address, &slab.region, history))
     }
 
-    /// Adds a slab, which becomes the current one of its class.
     pub fn add(&mut self, class: usize, piece: Piece, region: Arc<Region>, at: (Address, usize), rest: History) {
         let slab = Slab { piece, region, address: at.0, bytes: at.1, class, cut: 0, rest };
         let index = match self.vacant.pop() {
@@ -179,7 +170,6 @@ impl Small {
         *live += 1;
     }
 
-    /// `(slab, class)`.
     #[inline(always)]
     fn origin(block: &Block) -> (usize, usize) {
         let Origin::Slab { slab, class } = block.origin else { unreachable!("small blocks lie in slabs") };
@@ -208,7 +198,7 @@ impl Small {
         self.empty > 0
     }
 
-    /// Removes the slabs without a block in use. Returns each with its past.
+    /// Each with its past.
     pub fn dissolve(&mut self) -> Vec<(Slab, History)> {
         if self.empty == 0 {
             return Vec::new();
@@ -245,7 +235,6 @@ impl Small {
         })
     }
 
-    /// Removes all free blocks.
     pub fn take(&mut self) -> impl Iterator<Item = Box<Block>> {
         let classes = std::mem::take(&mut self.classes).into_vec();
         let of = |class: Class| class.free.into_iter().chain(class.lists.into_iter().flat_map(|list| list.blocks));
@@ -266,7 +255,6 @@ impl Slab {
         &self.rest
     }
 
-    /// The first byte of the uncut part.
     pub fn uncut(&self) -> usize {
         self.cut * classes::bytes(self.class)
     }

@@ -21,9 +21,8 @@ pub(super) struct Past {
     pub(super) uses: Uses,
     /// With a checker: knowledge about uses that were removed because they were over.
     pub(super) known: Option<Box<Token>>,
-    /// When stepped: the devices that have used the block since it was handed out, one bit each.
+    /// When stepped: since it was handed out, one bit each.
     pub(super) devices: u64,
-    /// Memory that other processes may have.
     pub(super) lent: Option<Arc<Lending>>,
     /// Uses that are about to be submitted. Their devices hold the block, so free memory has none.
     pub(super) reserved: SmallVec<[Reservation; 1]>,
@@ -50,7 +49,6 @@ impl History {
         self.0.as_ref()?.lent.as_deref()
     }
 
-    /// Knowledge of the threads that have removed uses.
     pub(crate) fn known(&self) -> Option<&Token> {
         self.0.as_ref()?.known.as_deref()
     }
@@ -73,7 +71,6 @@ impl History {
         History(self.0.take_if(|past| !past.uses.is_empty() || past.known.is_some()))
     }
 
-    /// Moves a past in, from memory without a header.
     #[inline]
     pub(crate) fn receive(&mut self, past: Self) {
         if past.0.is_some() {
@@ -119,7 +116,6 @@ impl History {
         self.first_gap(room, bytes, |last| last.stream.handle.device != own && last.stream.handle.is_lost())
     }
 
-    /// The first position in `room` where `stream` can use `bytes` bytes without a wait.
     pub(crate) fn free_place(&self, stream: Option<&StreamCore>, room: Range<usize>, bytes: usize) -> Option<usize> {
         if self.0.is_none() {
             return Some(room.start);
@@ -127,7 +123,6 @@ impl History {
         self.first_gap(room, bytes, |last| !last.is_over_for(stream))
     }
 
-    /// The first position in `room` where `bytes` bytes have no busy use.
     fn first_gap(&self, room: Range<usize>, bytes: usize, is_busy: impl Fn(&Use) -> bool) -> Option<usize> {
         let busy = self.uses().iter().filter(|last| is_busy(last));
         let mut busy: SmallVec<[Range<usize>; 8]> = busy.map(|last| last.bytes.clone()).collect();
@@ -157,7 +152,7 @@ impl History {
         self.uses().iter().try_for_each(|last| last.stream.wait_host_unless(op, last.sequence, limit, stop))
     }
 
-    /// Whether all uses are over, for reports: to a checker the calling thread has learned nothing.
+    /// To a checker the calling thread has learned nothing.
     pub(crate) fn is_over(&self) -> bool {
         self.in_flight().next().is_none()
     }
@@ -204,7 +199,7 @@ impl History {
     }
 }
 
-/// Free memory carries its uses, each with its byte range: the next owner waits for those that overlap its bytes.
+/// Each use has its byte range: the next owner waits for those that overlap its bytes.
 impl Payload for History {
     fn split_off(&mut self, at: usize) -> Self {
         let Some(past) = &mut self.0 else { return History(None) };
@@ -241,7 +236,6 @@ impl Payload for History {
     }
 }
 
-/// Joins adjacent pieces of one use.
 fn join_neighbours(uses: &mut Uses) {
     uses.sort_unstable_by_key(|last| (last.stream.id, last.sequence, last.access == Access::Write, last.bytes.start));
     uses.dedup_by(|later, last| {
@@ -254,8 +248,7 @@ fn join_neighbours(uses: &mut Uses) {
     });
 }
 
-/// Merges the uses of one stream and access into one. It covers the whole range and the latest operation of what it
-/// replaces: the result may wait for more, never for less.
+/// The result covers the whole range and the latest operation: it may wait for more, never for less.
 pub(super) fn merge(uses: &mut Uses) {
     let mut merged = Uses::new();
     for old in uses.drain(..) {

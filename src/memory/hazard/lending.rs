@@ -19,7 +19,6 @@ enum Lent {
 }
 
 impl Lending {
-    /// Whether this process must not access the memory like this now.
     pub(super) fn refuses(&self, access: Access) -> bool {
         match *self.0.lock() {
             Lent::Nobody => false,

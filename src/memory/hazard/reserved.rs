@@ -1,11 +1,9 @@
 //! Reservations: uses of memory that a graph names, by operations which cannot take a [turn](crate::memory::turn).
 //!
 //! A turn makes the steps order, submit and note one. Nothing that holds it may wait for another host thread, so
-//! collectives and launches whose kernels meet cannot have it; nor can uploads and downloads, which wait for copies.
-//! They reserve their uses instead, before the first step, and release them after the last. Until then a conflicting
-//! operation of another device is [`Error::Borrowed`](crate::Error::Borrowed), with the place of the call that has the
-//! reservation. It cannot wait: the call may wait for that other device. Operations of one device need no reservation
-//! against each other, since one thread submits them.
+//! collectives and launches whose kernels meet cannot have it; nor can uploads and downloads. They reserve their uses
+//! before the first step, and release them after the last. Until then a conflicting operation of another device is
+//! [`Error::Borrowed`](crate::Error::Borrowed). It cannot wait: the call may wait for that other device.
 //!
 //! Invariant: while a reservation lasts, no other device orders a conflicting use of the block.
 
@@ -31,13 +29,10 @@ type Order = fn(&History, &'static str, &StreamCore, &Range<usize>, Access) -> R
 
 impl<'b, I: UsesOf<'b>> Reserved<'b, I> {
     /// Reserves uses of blocks that a graph names, on behalf of `call`, and orders them behind earlier conflicts.
-    #[track_caller]
     pub(crate) fn take(call: OpSite, stream: &StreamCore, uses: I) -> Result<Self> {
         Self::take_by(History::order, call, stream, uses)
     }
 
-    /// [`take`](Self::take) by another order.
-    #[track_caller]
     pub(crate) fn take_by(order: Order, call: OpSite, stream: &StreamCore, uses: I) -> Result<Self> {
         let _turns = Turns::take(uses.clone().map(|(block, ..)| &**block));
         let by = stream.handle.device;
@@ -53,7 +48,6 @@ impl<'b, I: UsesOf<'b>> Reserved<'b, I> {
         mem::forget(self);
     }
 
-    /// Uses that device `by` has reserved.
     pub(crate) fn taken(by: usize, uses: I) -> Self {
         Reserved { by, uses, of: PhantomData }
     }
@@ -66,7 +60,6 @@ impl<'b, I: UsesOf<'b>> Drop for Reserved<'b, I> {
 }
 
 impl Hazards {
-    #[track_caller]
     fn reserve(
         &self,
         order: Order,

@@ -8,7 +8,6 @@ const STEPS: usize = 32;
 const ROWS: usize = 28;
 pub(super) const LISTS: usize = ROWS * STEPS;
 
-/// The list of a range of `grains`.
 #[inline]
 pub(super) fn floor(grains: u32) -> usize {
     let shift = (grains | 32).ilog2() - 5;
@@ -23,9 +22,7 @@ pub(super) fn ceil(grains: u64) -> usize {
 }
 
 pub(super) struct Bins {
-    /// Rows with a list that is not empty.
     rows: u32,
-    /// By row: lists that are not empty.
     lists: [u32; ROWS],
     heads: Box<[u32; LISTS]>,
 }
@@ -63,7 +60,6 @@ impl Bins {
         }
     }
 
-    /// The first list from `list` on that is not empty.
     #[inline]
     pub(super) fn next(&self, list: usize) -> Option<usize> {
         let row = list / STEPS;

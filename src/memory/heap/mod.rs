@@ -1,12 +1,9 @@
 //! The heap for large blocks: which addresses are free, and which uses of them may still be in flight.
 //!
-//! The cache calls it for large blocks and for slabs. It makes no driver call, has no `unsafe` and knows no device.
-//!
-//! All of its state is host memory, since the host cannot read device memory: a table of *nodes*, one per live piece
-//! and per free range, which name their neighbours. A free joins its free neighbours at once, so no two free ranges
-//! ever touch, and nothing needs defragmenting later. Allocating and freeing cost the same for any number of pieces.
-//! (RMM's pool walks a linear list: its random allocations go from 0.65 us per operation at 1000 pieces to 10.9 us at
-//! 10,000, rapidsai/rmm#543.)
+//! It makes no driver call and has no `unsafe`. All of its state is host memory: a table of *nodes*, one per live piece
+//! and per free range, which name their neighbours. A free joins its free neighbours, so no two free ranges ever touch.
+//! Costs are the same for any number of pieces. (RMM's pool walks a linear list: from 0.65 us per operation at 1000
+//! pieces to 10.9 us at 10,000, rapidsai/rmm#543.)
 //!
 //! * **Memory** comes by [`insert`](Heap::insert) and goes by [`remove`](Heap::remove), in *regions*. Adjacent ranges
 //!   of one region are joined. Ranges of different regions never are, even if their addresses touch: one operation
@@ -18,8 +15,7 @@
 //!   request ([`allocate`]). Pieces lie at the low end of their range, so that high memory becomes free and can be
 //!   given back.
 //!
-//! Files: [`nodes`], the table; [`bins`], the lists of free ranges by size; [`allocate`], allocate and free; [`runs`],
-//! mapped memory that comes and goes (the only part with a map, and the only part that may be slow).
+//! [`runs`] has mapped memory that comes and goes (the only part with a map, and the only part that may be slow).
 
 mod allocate;
 mod bins;
@@ -34,7 +30,7 @@ use nodes::{Node, Nodes};
 use runs::Run;
 use std::collections::BTreeMap;
 
-/// The knowledge about a range of free memory. Byte positions are relative to its start.
+/// Byte positions are relative to the range's start.
 pub(crate) trait Payload: Default {
     /// Splits off the part from byte `at` on; its positions start at 0 again. `self` keeps what lies before: nothing if
     /// `at` is 0.
@@ -51,19 +47,16 @@ pub(crate) struct Piece {
     generation: u32,
 }
 
-/// Memory that has been handed out.
 #[derive(Debug)]
 pub(crate) struct Taken<P> {
     pub piece: Piece,
     pub region: u32,
     pub address: u64,
-    /// The requested bytes, rounded up to [`Heap::GRAIN`].
+    /// Rounded up to [`Heap::GRAIN`].
     pub bytes: usize,
-    /// The knowledge about these bytes while they were free.
     pub payload: P,
 }
 
-/// Free memory between live pieces or the edges of mapped memory.
 #[derive(Debug)]
 pub(crate) struct FreeRange<'a, P> {
     pub region: u32,
@@ -72,7 +65,6 @@ pub(crate) struct FreeRange<'a, P> {
     pub payload: &'a P,
 }
 
-/// A live piece or a free range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub region: u32,
@@ -82,7 +74,6 @@ pub(crate) struct Span {
     pub piece: Option<u32>,
 }
 
-/// Free ranges and live pieces of any number of regions. See the module.
 pub(crate) struct Heap<P> {
     nodes: Nodes,
     /// By node: what is known of a free range; empty for other nodes. A separate array, so that nodes stay small.
@@ -109,7 +100,6 @@ impl<P: Payload> Heap<P> {
         }
     }
 
-    /// All free ranges, in no order.
     pub(crate) fn free_ranges(&self) -> impl Iterator<Item = FreeRange<'_, P>> {
         let free = self.nodes.iter().zip(&self.payloads).filter(|(node, _)| node.is_free());
         free.map(|(node, payload)| FreeRange {
@@ -142,7 +132,6 @@ impl<P: Payload> Heap<P> {
         nodes.map(|(id, node)| span(id, node)).collect()
     }
 
-    /// The free ranges of one list, the latest first.
     fn list(&self, list: usize) -> impl Iterator<Item = u32> {
         std::iter::successors(nodes::some(self.bins.head(list)), |id| nodes::some(self.nodes[*id].list_after))
     }

@@ -1,6 +1,4 @@
-//! The node table of the heap: pieces, free ranges and the edges of mapped memory, each with its neighbours' numbers.
-//!
-//! Used by the other files of the heap only. Invariant: neighbours name each other.
+//! The node table of the heap. Invariant: neighbours name each other.
 
 use std::ops::{Index, IndexMut};
 
@@ -15,7 +13,6 @@ const EDGE: u32 = u32::MAX - 2;
 /// In `list_before`: not in use; `after` is the next spare node.
 const SPARE: u32 = u32::MAX - 3;
 
-/// Two nodes fill a cache line; none crosses a line.
 #[derive(Clone, Copy)]
 #[repr(align(32))]
 pub(super) struct Node {
@@ -23,7 +20,6 @@ pub(super) struct Node {
     /// Size in grains: 16 TiB at most.
     pub grains: u32,
     pub region: u32,
-    /// Neighbours by address.
     pub before: u32,
     pub after: u32,
     /// For a free range: its neighbours in its list. For other nodes `list_before` says what the node is.
@@ -61,7 +57,6 @@ pub(super) struct Nodes {
     table: Vec<Node>,
     /// The first spare node, plus one. 0: none.
     spare: u32,
-    /// How often each number has been a live piece.
     #[cfg(debug_assertions)]
     generations: Vec<u32>,
 }
@@ -96,7 +91,6 @@ impl Nodes {
         self.spare = id + 1;
     }
 
-    /// A free range becomes a live piece.
     pub(super) fn hand_out(&mut self, id: u32) {
         self.table[id as usize].list_before = LIVE;
     }

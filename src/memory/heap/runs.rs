@@ -11,7 +11,7 @@ pub(super) struct Run {
 }
 
 impl<P: Payload> Heap<P> {
-    /// Adds memory that was just mapped. It is free from now on, and joined with free neighbours of its region.
+    /// It is free from now on, and joined with free neighbours of its region.
     pub(crate) fn insert(&mut self, region: u32, address: u64, bytes: u64) {
         self.insert_used(region, address, bytes, P::default());
     }
@@ -60,8 +60,7 @@ impl<P: Payload> Heap<P> {
         self.settle(id, payload);
     }
 
-    /// Removes `bytes` at `address`, which must be wholly free: they will be unmapped. Returns their payload; the
-    /// memory on both sides stays. Searches the free ranges that are long enough.
+    /// They must be wholly free. Returns their payload.
     pub(crate) fn remove(&mut self, region: u32, address: u64, bytes: u64) -> P {
         let end = address + bytes;
         assert!(bytes > 0 && address.is_multiple_of(GRAIN) && bytes.is_multiple_of(GRAIN), "whole grains are unmapped");
@@ -121,13 +120,11 @@ impl<P: Payload> Heap<P> {
         (before, after)
     }
 
-    /// The pieces and free ranges of a run, by address.
     pub(super) fn nodes_of(&self, run: &Run) -> impl Iterator<Item = (u32, &Node)> {
         let after = |id: u32| Some(self.nodes[id].after).filter(|id| !self.nodes[*id].is_edge());
         std::iter::successors(after(run.first), move |id| after(*id)).map(|id| (id, &self.nodes[id]))
     }
 
-    /// The free range that holds all of `address..end`.
     fn free_range(&self, region: u32, address: u64, end: u64) -> Option<u32> {
         let long_enough = bins::floor(u32::try_from((end - address) / GRAIN).ok()?);
         let lists = std::iter::successors(self.bins.next(long_enough), |list| self.bins.next(list + 1));
@@ -137,7 +134,6 @@ impl<P: Payload> Heap<P> {
         })
     }
 
-    /// The last run of the region that begins before `address`.
     fn run_before(&self, region: u32, address: u64) -> Option<&Run> {
         self.runs.range((region, 0)..(region, address)).next_back().map(|(_, run)| run)
     }

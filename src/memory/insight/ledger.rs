@@ -1,8 +1,7 @@
 //! The ledger: what the owner of a cache records about blocks and events.
 //!
-//! The cache calls it while recording is on; reports and snapshots read it. Live blocks are kept exactly, however many
-//! there are. Events are kept in a ring, so that a long run costs bounded memory and the recent past is known, which is
-//! what people need after running out of memory (as PyTorch's `_record_memory_history(max_entries)` does).
+//! The cache calls it while recording is on. Live blocks are kept exactly; events are kept in a ring, so that a long
+//! run costs bounded memory (as PyTorch's `_record_memory_history(max_entries)` does).
 
 use super::{
     leak::Leak,
@@ -48,7 +47,6 @@ struct Event {
 }
 
 impl Ledger {
-    /// A ledger that begins now, with room for `capacity` events.
     pub(crate) fn new(device: usize, capacity: usize) -> Self {
         Ledger {
             device,
@@ -104,29 +102,25 @@ impl Ledger {
         self.note(Event { micros, kind, address: 0, bytes: requested, requested, stream: 0, place });
     }
 
-    /// Bytes in live blocks that were recorded.
     pub(crate) fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
 
-    /// The holders of recorded live blocks, the most bytes first.
     pub(crate) fn holders(&self) -> Vec<Holder> {
         holders(self.live.values().map(|live| (live.place.map(CallSite::from), live.bytes)))
     }
 
-    /// The holders as a leak report has them.
     pub(crate) fn leaks(&self) -> Vec<Leak> {
         let Self { device, .. } = *self;
         let leak = |Holder { site, blocks, bytes }| Leak { device, site, blocks, bytes };
         self.holders().into_iter().map(leak).collect()
     }
 
-    /// Microseconds since the pool was built.
     pub(crate) fn micros(&self) -> u64 {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// Adds the recorded data to a snapshot of the present: the call site of each live block, the events, the time.
+    /// The call site of each live block, the events, the time.
     pub(crate) fn complete(&self, snapshot: &mut MemorySnapshot) {
         snapshot.taken_at = self.micros();
         snapshot.recorded = true;

@@ -17,7 +17,6 @@ use serde::Serialize;
 #[derive(Serialize)]
 struct Viz {
     segments: Vec<Segment>,
-    /// By device.
     device_traces: Vec<Vec<TraceEntry>>,
     allocator_settings: Settings,
 }
@@ -191,7 +190,6 @@ fn shown(address: u64) -> i64 {
     (address & ((1 << 53) - 1)) as i64
 }
 
-/// Bytes that the holder asked for; all of them where that is not known.
 fn asked(requested: u64, bytes: u64) -> i64 {
     (if requested == 0 { bytes } else { requested }) as i64
 }

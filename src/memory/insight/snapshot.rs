@@ -1,5 +1,4 @@
-//! [`MemorySnapshot`]: a device's memory pool as a value. The cache makes it; users print it, export it, or read its
-//! fields.
+//! [`MemorySnapshot`]: a device's memory pool as a value.
 
 use super::{
     classes::MemoryClasses,

@@ -1,7 +1,5 @@
-//! The pool's page-locked memory: one cache per NUMA node, behind a lock, because its use is rare.
-//!
-//! Called for users' pinned buffers and for staging memory of copies and collectives. Uses the same cache as devices.
-//! Invariant: a block that is handed out is not used by any operation any more.
+//! The pool's page-locked memory: one cache per NUMA node, behind a lock, because its use is rare. Invariant: a block
+//! that is handed out is not used by any operation any more.
 
 use super::{
     super::{
@@ -25,14 +23,12 @@ use std::{marker::PhantomData, sync::Arc};
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Locality {
     Device(usize),
-    /// The node of the calling thread.
     CallingThread,
 }
 
 pub(crate) struct PinnedPool {
     handles: Vec<Arc<DeviceHandle>>,
     nodes: Nodes,
-    /// Caches by node.
     caches: Vec<NodeCache>,
     /// The user's callback. It runs without a lock, since it may use this pool.
     on_out_of_memory: Option<OnOutOfMemory>,
@@ -52,7 +48,6 @@ impl PinnedPool {
         Ok(PinnedPool { handles: handles.to_vec(), nodes, caches, on_out_of_memory: settings.on_out_of_memory.clone() })
     }
 
-    /// A block that no operation uses any more.
     pub(crate) fn block(&self, op: &'static str, bytes: usize, near: Locality) -> Result<BlockRef> {
         let node = match near {
             Locality::Device(device) => self.nodes.of_device(device),
@@ -71,7 +66,6 @@ impl PinnedPool {
         }
     }
 
-    /// A zeroed buffer.
     #[track_caller]
     pub(crate) fn buffer<T: DeviceCopy>(
         &self,
@@ -100,12 +94,10 @@ impl PinnedPool {
         Ok(PinnedBuffer { block, start: 0, len, deadline, of: PhantomData })
     }
 
-    /// The first find in red zones, as an error.
     pub(crate) fn audit(&self, op: &'static str) -> Result<()> {
         self.caches.iter().map(|cache| cache.audit(op)).fold(Ok(()), Result::and)
     }
 
-    /// Gives free memory back to the driver. Returns how many bytes.
     pub(crate) fn trim(&self) -> u64 {
         self.caches.iter().map(|cache| cache.inner.lock().1.trim(&|| false)).sum()
     }
@@ -115,7 +107,6 @@ impl PinnedPool {
         self.caches.iter().map(|cache| cache.inner.lock().1.owner.clone()).collect()
     }
 
-    /// Bytes in use, by node.
     #[cfg(test)]
     pub(crate) fn in_use(&self) -> Vec<u64> {
         self.caches.iter().map(|cache| cache.inner.lock().1.stats().in_use).collect()
@@ -145,7 +136,7 @@ impl NodeCache {
         Ok(block)
     }
 
-    /// If the device that provides the memory is lost, the next one takes over: others still need page-locked memory.
+    /// Others still need page-locked memory.
     fn allocate(&self, handles: &[Arc<DeviceHandle>], op: &'static str, bytes: usize) -> Result<BlockRef> {
         let (of, cache) = &mut *self.inner.lock();
         let request = Request { op, bytes, align: 1, stream: None, stop: &|| false };
@@ -160,7 +151,6 @@ impl NodeCache {
                     *of = next;
                     *cache = Self::cache(&handles[next], &self.settings)?;
                 }
-                // All devices are lost; the driver reports it.
                 None => return cache.allocate(&request),
             }
         }

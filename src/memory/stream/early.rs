@@ -1,14 +1,12 @@
 //! Early events: recorded by the thread that submits, before anyone waits for them.
 //!
-//! Normally a wait records its event late ([`StreamCore::wait_for`]), and so covers all that the stream has by then:
-//! also what its thread has submitted after the operation in question. A stream has early events in two cases, and a
-//! wait takes the first one behind its operation:
+//! A late event ([`StreamCore::wait_for`]) covers all that the stream has by then. A stream has early events in two
+//! cases, and a wait takes the first one behind its operation:
 //!
-//! * A device hands memory over ([`StreamCore::record_early`]: `give`, `send`, a pipeline's hop). It does not know when
-//!   the receiver comes, and must not make it wait for what the device does next.
-//! * Software GPUs run one operation at a time (stepped). The work before a late event depends on the speed of the
-//!   stream's own thread, and the order of operations and virtual time would depend on it, too. So there is an event
-//!   behind each operation. Recording it costs no virtual time.
+//! * A device hands memory over ([`StreamCore::record_early`]: `give`, `send`, a pipeline's hop), and must not make the
+//!   receiver wait for its own later work.
+//! * Software GPUs run one operation at a time (stepped). The work before a late event would depend on the speed of the
+//!   stream's thread. So there is an event behind each operation. Recording it costs no virtual time.
 
 use super::StreamCore;
 use crate::{
@@ -22,11 +20,10 @@ use std::{collections::VecDeque, sync::Arc};
 /// Early events kept per stream. A wait for an older operation takes the oldest one.
 const KEPT: usize = 1024;
 
-/// The early events of one stream, in order, each with the number of operations that it covers.
+/// In order, each with the number of operations that it covers.
 #[derive(Default)]
 pub(super) struct EarlyEvents(Mutex<VecDeque<(u64, Arc<EarlyEvent>)>>);
 
-/// A recorded event, given back when no wait for it is left.
 pub(super) struct EarlyEvent {
     pub(super) event: RawEvent,
     handle: Arc<DeviceHandle>,
@@ -39,8 +36,7 @@ impl Drop for EarlyEvent {
 }
 
 impl EarlyEvents {
-    /// When stepped: records an event behind operation `sequence`, which was just submitted. Best effort: without it,
-    /// each wait records an event of its own.
+    /// When stepped, behind an operation that was just submitted. Best effort: without it, each wait records an event.
     pub(super) fn step(&self, stream: &StreamCore, sequence: u64) {
         let Ok(event) = stream.handle.take_event(false) else { return };
         let found = EarlyEvent { event, handle: stream.handle.clone() };
@@ -58,7 +54,6 @@ impl EarlyEvents {
         }
     }
 
-    /// The first event behind operation `sequence`, with the number of operations that it covers.
     pub(super) fn find(&self, sequence: u64) -> Option<(u64, Arc<EarlyEvent>)> {
         let events = self.0.lock();
         let at = events.partition_point(|(covered, _)| *covered < sequence);
@@ -67,8 +62,7 @@ impl EarlyEvents {
 }
 
 impl StreamCore {
-    /// Records an event behind all that the stream has by now, if it has anything new. The device's own thread calls
-    /// it when it hands memory over.
+    /// If the stream has anything new. The device's own thread calls it when it hands memory over.
     pub fn record_early(&self, op: &'static str) -> Result<()> {
         let submitted = self.submitted.get();
         let is_new = |events: &VecDeque<(u64, _)>| events.back().is_none_or(|(covered, _)| *covered < submitted);

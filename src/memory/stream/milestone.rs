@@ -1,10 +1,8 @@
 //! Milestones: behind every sixteenth operation of a stream, a signal that shows when the stream has passed it.
 //!
-//! If the device can write values from a stream, the signal is a number in a [word](super::word), and a poll is a load
-//! on the host. Otherwise it is an event, and a poll is a driver call. Both are submitted together with the work, never
-//! by a poll.
-//!
-//! Milestones are best effort: without one, others wait for work that may be over, and deadlines are less patient.
+//! The signal is a number in a [word](super::word) that the host polls by a load, or else an event, polled by a driver
+//! call. Milestones are best effort: without one, others wait for work that may be over, and deadlines are less
+//! patient.
 
 use super::{StreamCore, word::Word};
 use crate::{
@@ -30,7 +28,6 @@ pub(super) enum Milestones {
         published: Sequence,
         writing: Mutex<()>,
     },
-    /// Events, each with the number of operations that it covers.
     Events(Mutex<VecDeque<(RawEvent, u64)>>),
 }
 
@@ -43,7 +40,6 @@ impl Milestones {
         }
     }
 
-    /// Ends the milestones of a stream that is being destroyed.
     pub(super) fn end(&mut self, handle: &DeviceHandle) {
         match self {
             Milestones::Word { word, published, .. } => handle.words.give(*word, published.get()),
@@ -62,7 +58,6 @@ pub(super) struct LastSeen {
 }
 
 impl LastSeen {
-    /// Whether the stream has made progress since the last call. Software GPUs tell; for others milestones do.
     pub(super) fn has_advanced(&mut self, stream: &StreamCore) -> bool {
         match host::standing(&*stream.handle.driver, stream.raw) {
             Some(now) => {
@@ -117,7 +112,6 @@ impl StreamCore {
         }
     }
 
-    /// Submits a milestone behind all work submitted so far.
     #[cfg(test)]
     pub(crate) fn publish_now(&self) {
         if self.handle.stepped {
@@ -133,8 +127,8 @@ impl StreamCore {
         }
     }
 
-    /// The number of operations known to have completed, by a poll. To a checker the calling thread has learned
-    /// nothing; threads that rely on the answer use [`has_completed`](Self::has_completed).
+    /// To a checker the calling thread has learned nothing; threads that rely on the answer use
+    /// [`has_completed`](Self::has_completed).
     pub(crate) fn poll(&self) -> u64 {
         match &self.milestones {
             _ if self.handle.stepped => {}
@@ -166,7 +160,6 @@ impl StreamCore {
         reached >= sequence
     }
 
-    /// Removes the events that the stream has passed.
     fn pass(&self, events: &mut VecDeque<(RawEvent, u64)>) {
         while let Some(&(event, covered)) = events.front() {
             if !matches!(self.handle.driver.event_query(event), Ok(true)) {

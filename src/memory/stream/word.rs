@@ -1,12 +1,11 @@
 //! Words in page-locked memory: each stream writes its progress into a word of its own.
 //!
-//! The stream writes a sequence number into its word by a stream memory operation, behind the work that the number
-//! covers. A poll is then a load on the host instead of a `cudaEventQuery`, which takes a microsecond
+//! The stream writes a sequence number by a stream memory operation, behind the work that the number covers. A poll is
+//! then a load instead of a `cudaEventQuery`, which takes a microsecond
 //! ([cuda_event_benchmark](https://github.com/harrism/cuda_event_benchmark)).
 //!
-//! Invariant: a word outlives its stream, and its value only grows. The next stream counts from the last value that the
-//! previous one has submitted, and gets the word only when that value has arrived. So no old number is taken for a new
-//! one.
+//! Invariant: a word outlives its stream, and its value only grows. The next stream counts from the previous one's last
+//! value, and gets the word only when that value has arrived.
 
 use crate::{driver::Address, memory::handle::DeviceHandle};
 use parking_lot::Mutex;
@@ -19,17 +18,14 @@ const WORDS: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Word {
     pub(super) address: Address,
-    /// The value that means: no operation has completed.
     base: u64,
 }
 
 impl Word {
-    /// The value to write behind operation `sequence`.
     pub(super) fn value(self, sequence: u64) -> u64 {
         self.base.wrapping_add(sequence)
     }
 
-    /// The number of completed operations that a value shows.
     pub(super) fn sequence(self, value: u64) -> u64 {
         let past = value.wrapping_sub(self.base);
         // The last write of the previous stream may still be on its way. The difference is negative then.
@@ -37,13 +33,11 @@ impl Word {
     }
 }
 
-/// The words of one device, in one page. Allocated with the device's first stream.
 #[derive(Default)]
 pub(crate) struct Words(Mutex<Option<Page>>);
 
 struct Page {
     address: Address,
-    /// Words that were ever handed out.
     used: usize,
     /// Words that came back. Each has the last written value as its base.
     spare: Vec<Word>,
@@ -78,8 +72,8 @@ impl Words {
         }
     }
 
-    /// Gives the page back when `handle` ends; all streams are gone. If the last write of one of them has not arrived
-    /// (its device may be lost), the page is leaked: memory must not be freed under a write.
+    /// Gives the page back; all streams are gone. If the last write of one of them has not arrived, the page is leaked:
+    /// memory must not be freed under a write.
     pub(crate) fn end(&mut self, handle: &DeviceHandle) {
         let Some(page) = self.0.get_mut().take() else { return };
         let at_rest =

@@ -21,7 +21,6 @@ use crate::{
 use gpu_pool::{Error, PinnedBuffer, Result};
 use std::sync::Arc;
 
-#[track_caller]
 pub(super) fn by_shape(hier: &HierarchicalCall<'_, '_>, request: &Request, shape: &Shape) -> Result<()> {
     let of = |counts: &Counts, member: usize| counts.part(member).len();
     match shape {
@@ -33,7 +32,6 @@ pub(super) fn by_shape(hier: &HierarchicalCall<'_, '_>, request: &Request, shape
 }
 
 /// `all_to_all_v`: each member knows its own counts only.
-#[track_caller]
 pub(super) fn by_counts(hier: &HierarchicalCall<'_, '_>, request: &Request) -> Result<()> {
     let (n, own) = (hier.members(), request.counts.as_ref().expect("all_to_all_v says how much"));
     let row = |counts: &Counts| (0..n).map(|k| counts.part(k).len()).collect::<Vec<_>>();
@@ -60,7 +58,6 @@ pub(super) fn by_counts(hier: &HierarchicalCall<'_, '_>, request: &Request) -> R
     flow(hier, request, &|a, b| all[a].0[b])
 }
 
-#[track_caller]
 fn flow(hier: &HierarchicalCall<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()> {
     let (across, size, n, me) = (hier.across, request.dtype.size(), hier.members(), hier.group.rank());
     let transport = match hier.carrier()? {

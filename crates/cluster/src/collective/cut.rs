@@ -18,7 +18,6 @@ pub(super) struct Cut<'t> {
     pub start: usize,
     pub len: usize,
     pub rail_map: &'t RailMap,
-    /// Which of the group's processes.
     pub host: usize,
     pub grain: usize,
 }
@@ -105,9 +104,7 @@ fn total(ranges: &Ranges) -> usize {
 /// A member's slice of a piece, and what of it each process owns. Answers are in bytes.
 pub(super) struct Share {
     pub slice: Range<usize>,
-    /// By process of the group.
     pub owned: Vec<Ranges>,
-    /// Which of them this is.
     pub me: usize,
     pub size: usize,
 }

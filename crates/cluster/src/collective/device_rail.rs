@@ -13,10 +13,9 @@
 //! Sums go over the transport's own all-reduce where all processes take part and their order is free; else the elements
 //! go as messages, and this device's kernels add them up in the order of processes.
 //!
-//! **Bits.** A piece has the elements of all members at the same places. Inside, a reduce_scatter adds up in the order
-//! of ranks wherever an element lies, and so do this device's kernels in the order of processes: cuts change no bit. A
-//! sum of the transport's own has the order that it has chosen for the size of a piece; between two processes there is
-//! only one order.
+//! **Bits.** A piece has the elements of all members at the same places, and inside and by this device's kernels they
+//! are added up in one order wherever they lie: cuts change no bit. A sum of the transport's own has the order that it
+//! has chosen for the size of a piece; between two processes there is only one order.
 //!
 //! **Why no kernel waits for ever.** Kernels of the steps inside wait for those of the other members of this process;
 //! kernels of the rails for those of the same rail of other processes. On each device both are submitted in one order,
@@ -103,7 +102,6 @@ impl<'t, 'g, 'd> DeviceRail<'t, 'g, 'd> {
 impl Rail for DeviceRail<'_, '_, '_> {
     type Piece = DevicePiece;
 
-    #[track_caller]
     fn add(&mut self, plan: &Plan<'_, '_, '_>, cut: &Cut<'_>) -> Result<Area> {
         let piece = RailPiece::new(self.relay, plan, plan.share(cut))?;
         let own = piece.uses[0].0.clone();
@@ -111,7 +109,6 @@ impl Rail for DeviceRail<'_, '_, '_> {
         Ok(own)
     }
 
-    #[track_caller]
     fn stage(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()> {
         if self.relay.has_side_stream() {
             let staged = record(plan.hier.group.device().core(), plan.hier.call.op)?;
@@ -120,7 +117,6 @@ impl Rail for DeviceRail<'_, '_, '_> {
         Ok(())
     }
 
-    #[track_caller]
     fn meet(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()> {
         let _here = plan.hier.op()?;
         let (_, commit) = plan.hier.meet(Payload::Nothing, |_| Vec::new())?;
@@ -174,7 +170,6 @@ struct Parts {
 }
 
 impl<'t, 'g, 'd> RailPiece<'t, 'g, 'd> {
-    #[track_caller]
     fn new(relay: &'t Relay<'t, 'g, 'd>, plan: &Plan<'_, '_, '_>, share: Share) -> Result<Self> {
         let (hier, dtype, fill) = (relay.hier, plan.dtype, plan.job.sum().is_none());
         let own = hier.scratch(if fill { share.own_bytes() } else { share.bytes() })?;
@@ -204,7 +199,6 @@ impl<'t, 'g, 'd> RailPiece<'t, 'g, 'd> {
         Ok(RailPiece { hier, relay, share, work, uses, staged: None, left })
     }
 
-    /// Submits the piece, in the commit's turn.
     fn submit(&self) -> Result<DevicePiece> {
         let (op, stream) = (self.hier.call.op, self.relay.stream());
         // The step inside has ordered the first memory behind all that came before.
@@ -311,7 +305,6 @@ impl<'t, 'g, 'd> RailPiece<'t, 'g, 'd> {
     }
 }
 
-#[track_caller]
 fn room(
     relay: &Relay<'_, '_, '_>,
     share: &Share,

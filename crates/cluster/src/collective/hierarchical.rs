@@ -23,13 +23,11 @@ use std::{cell::Cell, ops::Range, sync::Arc};
 /// The longest text of a call that is told as it is.
 pub(super) const MOST_TEXT: usize = 160;
 
-/// The descriptors of this process's members, by their rank among themselves.
 pub(super) type LocalDescriptors = SmallVec<[Arc<Descriptor>; 8]>;
 
 pub(super) struct HierarchicalCall<'g, 'd> {
     pub group: &'g Group<'d>,
     pub across: &'g Across,
-    /// The members of this process.
     pub here: Group<'d>,
     pub rail_map: RailMap,
     pub call: &'g Call,
@@ -50,7 +48,6 @@ pub(super) enum Carrier {
 }
 
 impl<'g, 'd> HierarchicalCall<'g, 'd> {
-    #[track_caller]
     pub fn new(group: &'g Group<'d>, call: &'g Call, overlapped: bool) -> Result<Self> {
         let (dev, across) = (group.device(), group.across().expect("only groups that span processes call it"));
         dev.refuse_capture(call, "a graph holds no collectives of several processes")?;
@@ -80,7 +77,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         self.link.world.check().err()
     }
 
-    /// Members of all processes.
     pub fn members(&self) -> usize {
         self.across.places.len()
     }
@@ -89,12 +85,10 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         Cut { start: 0, len, rail_map: &self.rail_map, host: self.across.me, grain: GRAIN / dtype.size() }
     }
 
-    /// The steps inside overlap with other work from now on.
     pub fn overlap(&self, overlapped: bool) {
         self.overlapped.set(self.overlapped.get() || overlapped);
     }
 
-    #[track_caller]
     pub fn inside(&self, dtype: DType, reduce: Option<ReduceOp>, shape: Shape, [from, to]: [&Area; 2]) -> Result<()> {
         let op = match &shape {
             Shape::ReduceScatter { .. } => "reduce_scatter_v",
@@ -121,33 +115,27 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         }
     }
 
-    #[track_caller]
     pub fn scratch(&self, bytes: usize) -> Result<Area> {
         let buffer = self.dev.allocate::<u8>(self.call.op, bytes)?;
         Ok(Area { address: buffer.address(), block: buffer.block().clone(), bytes: 0..bytes })
     }
 
-    #[track_caller]
     pub fn zeros(&self, bytes: usize) -> Result<Area> {
         let buffer = self.dev.zeros::<u8>(bytes)?;
         Ok(Area { address: buffer.address(), block: buffer.block().clone(), bytes: 0..bytes })
     }
 
-    /// Announces what the rail is going to touch.
-    #[track_caller]
     pub fn op(&self) -> Result<Op<'_>> {
         self.dev.op(self.call.op)
     }
 
     /// Page-locked memory, before the member arrives.
-    #[track_caller]
     pub fn pinned(&self, bytes: usize) -> Result<PinnedBuffer<u8>> {
         let dev: &Device = &self.dev;
         dev.pinned_scratch(self.call.op, bytes)
     }
 
     /// A copy of this device's memory in page-locked memory. It is complete.
-    #[track_caller]
     pub fn stage(&self, from: &Area) -> Result<Arc<PinnedBuffer<u8>>> {
         let to = self.start_to_stage(from)?;
         to.as_slice()?;
@@ -155,15 +143,12 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
     }
 
     /// The same, asynchronous: a reader of the page-locked memory waits.
-    #[track_caller]
     pub fn start_to_stage(&self, from: &Area) -> Result<PinnedBuffer<u8>> {
         let to = self.pinned(from.bytes.len())?;
         self.copy_down(from, &to)?;
         Ok(to)
     }
 
-    /// Copies this device's memory to page-locked memory. Asynchronous.
-    #[track_caller]
     pub fn copy_down(&self, from: &Area, to: &PinnedBuffer<u8>) -> Result<()> {
         debug_assert!(from.bytes.len() <= to.len());
         if from.bytes.is_empty() {
@@ -183,7 +168,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
     }
 
     /// Copies a range of page-locked memory to this device. Asynchronous.
-    #[track_caller]
     pub fn upload(&self, from: &PinnedBuffer<u8>, range: Range<usize>, to: &Area) -> Result<()> {
         debug_assert!(range.len() == to.bytes.len() && range.end <= from.len());
         if range.is_empty() {
@@ -200,8 +184,6 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
         })
     }
 
-    /// Copies memory of this device. Asynchronous.
-    #[track_caller]
     pub fn copy(&self, from: &Area, to: &Area) -> Result<()> {
         debug_assert_eq!(from.bytes.len(), to.bytes.len());
         if from.bytes.is_empty() {

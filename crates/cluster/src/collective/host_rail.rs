@@ -55,12 +55,10 @@ pub(super) struct HostRail {
     world: Arc<dyn World>,
     hosts: Box<[usize]>,
     here: usize,
-    /// Members of all processes.
     members: usize,
     pieces: VecDeque<HostPiece>,
     dtype: DType,
     job: Job,
-    /// The commit's.
     number: u64,
     /// The first piece has had the first of its two exchanges.
     begun: bool,
@@ -73,7 +71,6 @@ pub(super) fn cuts<'t>(plan: &Plan<'t, '_, '_>) -> Vec<Cut<'t>> {
 impl Rail for HostRail {
     type Piece = HostPiece;
 
-    #[track_caller]
     fn add(&mut self, plan: &Plan<'_, '_, '_>, cut: &Cut<'_>) -> Result<Area> {
         let (hier, share, software) = (plan.hier, plan.share(cut), plan.hier.group.device().is_software());
         let (mut parts, mut all, mut own) = (Room::new(), Room::new(), None);
@@ -118,7 +115,6 @@ impl Rail for HostRail {
         Ok(from)
     }
 
-    #[track_caller]
     fn stage(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()> {
         let HostPiece { staged, aside, .. } = self.pieces.back().expect("one was added");
         aside.as_ref().map_or(Ok(()), |from| plan.hier.copy_down(from, staged))
@@ -161,7 +157,6 @@ impl HostRail {
         }
     }
 
-    /// Waits until all pieces are staged.
     pub fn staged(&self) -> Result<()> {
         self.pieces.iter().try_for_each(|piece| piece.staged.as_slice().map(drop))
     }
@@ -239,7 +234,6 @@ impl HostPiece {
 }
 
 impl Landed for HostPiece {
-    #[track_caller]
     fn land(self, plan: &Plan<'_, '_, '_>) -> Result<Area> {
         let HostPiece { share, own, all, to, direct, .. } = self;
         if direct {

@@ -58,7 +58,6 @@ pub(super) enum MessageRoute {
 pub(super) struct Rail {
     transport: Arc<dyn DeviceTransport>,
     ordinal: usize,
-    /// Whether it is that of the member's own device.
     own: bool,
     proxy_stream: Arc<StreamCore>,
     peer: usize,
@@ -101,7 +100,6 @@ impl MessageRoute {
         matches!(self, MessageRoute::Rail(rail) if rail.own)
     }
 
-    #[track_caller]
     pub fn room(&self, hier: &HierarchicalCall<'_, '_>, bytes: usize) -> Result<Held> {
         match self.is_on_device() {
             true => Ok(Held::Device(hier.scratch(bytes)?)),
@@ -110,7 +108,6 @@ impl MessageRoute {
     }
 
     /// A copy of this device's memory. Asynchronous.
-    #[track_caller]
     pub fn stage(&self, hier: &HierarchicalCall<'_, '_>, from: &Area) -> Result<Held> {
         if !self.is_on_device() {
             return Ok(Held::Host(Arc::new(hier.start_to_stage(from)?)));
@@ -131,7 +128,6 @@ impl MessageRoute {
         }
     }
 
-    /// Sends the batches, and waits until they have gone.
     pub fn send(
         &self,
         first: Commit,
@@ -165,8 +161,6 @@ impl MessageRoute {
         }
     }
 
-    /// Receives batch 0: bytes for the host.
-    #[track_caller]
     pub fn receive_head(
         &self,
         hier: &HierarchicalCall<'_, '_>,
@@ -182,7 +176,6 @@ impl MessageRoute {
     }
 
     /// Receives batch 1: parts of these lengths. They may still be on their way.
-    #[track_caller]
     pub fn receive(
         &self,
         hier: &HierarchicalCall<'_, '_>,

@@ -35,7 +35,6 @@ pub(super) struct Arrived<'g, 'd> {
     arrived: Vec<Held>,
 }
 
-/// The meeting of a sender and a receiver: what both know of it.
 struct Pair {
     members: [Place; 2],
     number: u64,
@@ -78,7 +77,6 @@ impl Pair {
     }
 }
 
-/// The receiver needs this before it can take the parts: their lengths, the place of the sender's call, the header.
 fn head(outgoing: &Outgoing, site: Site) -> Vec<u8> {
     let lens: Vec<usize> = outgoing.parts.iter().map(|part| part.bytes.len()).collect();
     let site = shortened(&site.to_string(), MOST_TEXT);
@@ -91,7 +89,6 @@ fn read_head(head: &[u8]) -> Option<(Vec<usize>, String, Vec<u8>)> {
 }
 
 /// Sends a message to a member of another process. Waits neither for it nor for the device.
-#[track_caller]
 pub(super) fn send(group: &Group<'_>, (call, label): (&Call, Label), outgoing: &Outgoing, to: usize) -> Result<()> {
     let hier = HierarchicalCall::new(group, call, false)?;
     let (dev, across, rank) = (group.device(), hier.across, group.rank());
@@ -129,7 +126,6 @@ pub(super) fn send(group: &Group<'_>, (call, label): (&Call, Label), outgoing: &
     hier.link.run_apart(send)
 }
 
-#[track_caller]
 pub(super) fn receive<'g>(
     group: &'g Group<'g>,
     (call, label): (&'g Call, Label),

@@ -23,7 +23,6 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Direct {
     AllReduce(ReduceOp),
-    /// A sum by kernels of the members' GPUs, which write into each other's pads.
     Own(ReduceOp),
     ReduceScatter(ReduceOp, usize),
     AllGather,
@@ -84,7 +83,6 @@ impl Relay<'_, '_, '_> {
     }
 
     /// Submits that call, without scratch and without a copy. Until the commit nothing is touched.
-    #[track_caller]
     pub fn call_directly(&self, plan: &Plan<'_, '_, '_>, request: &Request, direct: Direct) -> Result<()> {
         let (hier, whole, dtype) = (self.hier, plan.whole(), plan.dtype);
         let (mut source, mut destination) = (plan.from(request, &whole), plan.to(request, &whole));
@@ -148,7 +146,6 @@ impl Relay<'_, '_, '_> {
         back.map_or(Ok(()), |back| hier.copy(&destination, &back))
     }
 
-    /// Launches this member's kernel, in the turn of the commit.
     fn sum_by_kernels(&self, at: [Address; 2], n: usize, request: &Request, notes: &[Vec<u8>]) -> Result<()> {
         let (hier, dev) = (self.hier, self.hier.group.device());
         let pad = self.transport.pad().expect("chosen for it");

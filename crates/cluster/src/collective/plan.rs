@@ -42,9 +42,7 @@ impl Job {
 pub(super) struct Plan<'t, 'g, 'd> {
     pub hier: &'t HierarchicalCall<'g, 'd>,
     pub dtype: DType,
-    /// Between the processes.
     pub job: Job,
-    /// The operation inside the process.
     pub inner: Option<ReduceOp>,
     len: usize,
     /// Of each member. None: all have all.
@@ -106,7 +104,6 @@ impl<'t, 'g, 'd> Plan<'t, 'g, 'd> {
         }
     }
 
-    /// The member that has all.
     pub fn root(&self) -> Option<usize> {
         let parts = self.parts.as_ref()?;
         (0..self.hier.members()).find(|&rank| parts.part(rank).len() == self.len)

@@ -30,7 +30,7 @@ pub(super) trait Rail {
     /// Takes the memory of a piece. Returns where the step before the rail puts this member's elements.
     fn add(&mut self, plan: &Plan<'_, '_, '_>, cut: &Cut<'_>) -> Result<Area>;
 
-    /// That step of the last piece has been submitted. Asynchronous.
+    /// Asynchronous: that step of the last piece has been submitted.
     fn stage(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()>;
 
     /// All members of all processes meet, when all pieces are staged.
@@ -45,7 +45,6 @@ pub(super) trait Landed {
     fn land(self, plan: &Plan<'_, '_, '_>) -> Result<Area>;
 }
 
-#[track_caller]
 pub(super) fn run(hier: &HierarchicalCall<'_, '_>, request: &Request, shape: &Shape) -> Result<()> {
     let Some(plan) = Plan::new(hier, (request.dtype, request.reduce), shape) else {
         unreachable!("what sends other elements to each member is elsewhere")
@@ -64,7 +63,6 @@ pub(super) fn run(hier: &HierarchicalCall<'_, '_>, request: &Request, shape: &Sh
     }
 }
 
-#[track_caller]
 fn carry(plan: &Plan<'_, '_, '_>, request: &Request, cuts: &[Cut<'_>], mut rail: impl Rail) -> Result<()> {
     begin(plan, request, cuts, &mut rail)?;
     rail.meet(plan)?;
@@ -72,7 +70,6 @@ fn carry(plan: &Plan<'_, '_, '_>, request: &Request, cuts: &[Cut<'_>], mut rail:
 }
 
 /// The steps before the rail.
-#[track_caller]
 pub(super) fn begin(plan: &Plan<'_, '_, '_>, request: &Request, cuts: &[Cut<'_>], rail: &mut impl Rail) -> Result<()> {
     for cut in cuts {
         let to = rail.add(plan, cut)?;
@@ -83,7 +80,6 @@ pub(super) fn begin(plan: &Plan<'_, '_, '_>, request: &Request, cuts: &[Cut<'_>]
 }
 
 /// The steps behind the rail. `next` gives the pieces, also after a failure inside: other processes count on them.
-#[track_caller]
 pub(super) fn end<P: Landed>(
     plan: &Plan<'_, '_, '_>,
     request: &Request,

@@ -39,7 +39,6 @@ impl HierarchicalCall<'_, '_> {
         self.registered_at(area).is_some()
     }
 
-    /// Where in registered memory it begins.
     pub fn registered_at(&self, area: &Area) -> Option<u64> {
         match self.link.world.transport() {
             Transport::Device(transport) => transport.registered(self.group.device().index(), area.address),

@@ -41,7 +41,6 @@ pub(super) struct Load {
 
 struct HostCopy {
     memory: PinnedBuffer<u8>,
-    /// The same messages in that memory.
     messages: Vec<RailMessage>,
 }
 
@@ -63,17 +62,14 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         Ok(Relay { hier, transport, proxy_stream, side_stream })
     }
 
-    /// The stream of calls of the member's own device, and of the work that goes with them.
     pub fn stream(&self) -> &Arc<StreamCore> {
         self.side_stream.as_ref().unwrap_or(self.hier.group.device().core())
     }
 
-    /// Whether that is another one than the member's.
     pub fn has_side_stream(&self) -> bool {
         self.side_stream.is_some()
     }
 
-    /// Submits a call of the member's own device to its stream.
     pub fn submit(&self, call: &RailCall<'_>) -> Result<()> {
         debug_assert!(self.proxy_stream.is_none());
         // SAFETY: every caller has an `Op` for the memory, which orders and records this use of it. All processes
@@ -81,7 +77,6 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         unsafe { submit(&*self.transport, self.stream(), self.hier.call.op, call) }
     }
 
-    #[track_caller]
     pub fn load(&self, messages: Vec<RailMessage>) -> Result<Load> {
         if self.proxy_stream.is_none() || messages.is_empty() {
             return Ok(Load { messages, host_copy: None });
@@ -98,7 +93,6 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
         Ok(Load { messages, host_copy: Some(HostCopy { memory, messages: moved }) })
     }
 
-    /// Submits the messages. The caller has an `Op` for the memory, and holds the collective's window.
     pub fn send(&self, load: &Load) -> Result<()> {
         match (&self.proxy_stream, &load.host_copy) {
             (Some(proxy_stream), Some(host_copy)) => self.send_by(proxy_stream, &load.messages, host_copy),
@@ -154,7 +148,6 @@ impl<'t, 'g, 'd> Relay<'t, 'g, 'd> {
     }
 
     /// All members meet and send. `reads` and `writes` is memory of this device that the messages name.
-    #[track_caller]
     pub fn exchange(&self, messages: Vec<RailMessage>, reads: &[&Area], writes: &[&Area]) -> Result<()> {
         let load = self.load(messages)?;
         let mut access = self.hier.op()?;

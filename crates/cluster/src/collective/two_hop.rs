@@ -86,7 +86,6 @@ impl TwoHopAllToAll<'_, '_, '_> {
     }
 
     /// An all_to_all of this process's members. `amount`: elements that one sends to another.
-    #[track_caller]
     fn inside(&self, request: &Request, amount: impl Fn(usize, usize) -> usize, areas: [&Area; 2]) -> Result<()> {
         let all = || 0..self.own().len();
         let send = all().map(|a| Counts::By(all().map(|b| amount(a, b)).collect())).collect();
@@ -95,7 +94,6 @@ impl TwoHopAllToAll<'_, '_, '_> {
     }
 }
 
-#[track_caller]
 pub(super) fn flow(
     hier: &HierarchicalCall<'_, '_>,
     request: &Request,
@@ -154,7 +152,6 @@ pub(super) fn flow(
     }
     let collected_at = calls.laid_out(&pieces);
 
-    // Over the rails, to the receivers themselves where each member of this process has a rail.
     let to_all = own.len() == hier.rail_map.all.len();
     let landing: Vec<_> = own.iter().flat_map(|&to| calls.landed(here, to)).collect();
     let landed_at = calls.laid_out(&landing);
@@ -167,7 +164,6 @@ pub(super) fn flow(
         let (to, at) = (across.places[*to].host, collected.address + range.start as u64);
         messages.push(RailMessage::Send { to, at, bytes: range.len() });
     }
-    // In the senders' order.
     let mut arriving: Vec<_> = landed_at.iter().filter(|(_, range)| !range.is_empty()).collect();
     arriving.sort_by_key(|((from, to), _)| (*from, *to));
     for ((from, to), range) in arriving {
@@ -180,7 +176,6 @@ pub(super) fn flow(
     }
     relay.exchange(messages, &[&collected], &[&landed])?;
 
-    // To the members without a rail.
     if !to_all {
         let sent = |a: usize, b: usize| calls.total(&calls.landed(a, own[b])) / size;
         let lists: Vec<_> = (0..own.len()).flat_map(|at| calls.landed(at, me)).collect();

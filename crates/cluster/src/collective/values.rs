@@ -20,7 +20,6 @@ pub(super) fn barrier(group: &Group<'_>, call: &Call) -> Result<()> {
     HierarchicalCall::new(group, call, false)?.meet(Payload::Nothing, |_| Vec::new()).map(drop)
 }
 
-/// Gives bytes to all members. Returns those of all, by rank.
 pub(super) fn exchange(group: &Group<'_>, call: &Call, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
     let value = Payload::Value(Contained::new(Box::new(own)));
     let hier = HierarchicalCall::new(group, call, false)?;

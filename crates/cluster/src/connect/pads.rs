@@ -61,7 +61,6 @@ fn carry_out(control: &Control, driver: &DriverRef, alone: bool, limit: Duration
         (Ok(made), Ok(multiprocessors)) => (made, multiprocessors),
         (_, Err(why)) | (Err(why), _) => return Ok(Err(why)),
     };
-    // The first failure of any process.
     let all = |name: &str, done: SetUp<()>| {
         Ok::<_, Error>(first(&control.gather(name, cut(done.err().unwrap_or_default()).as_bytes())?))
     };
@@ -104,7 +103,6 @@ fn exchange(control: &Control, memory: &OwnedFd, limit: Duration) -> SetUp<Vec<O
     })
 }
 
-/// A process's word: its GPU and its multiprocessors, or why it has no pad.
 fn word<T>(made: &SetUp<T>, uuid: [u8; 16], multiprocessors: u32) -> Vec<u8> {
     match made {
         Ok(_) => [&[1], &uuid[..], &multiprocessors.to_le_bytes()].concat(),

@@ -83,7 +83,6 @@ impl Hub {
         }
     }
 
-    /// The failure of a scope in which a process waits for others that have not got on for its deadline.
     fn late(&self, scope: &Scope) -> Option<Failure> {
         let deadline = |hosts: &mut dyn Iterator<Item = usize>| {
             let of = |host: usize| scope.parts.get(&host).map(|part| part.announced.deadline);

@@ -28,7 +28,6 @@ pub(super) enum Next {
     Fail(Failure),
 }
 
-/// Whether an arrival is one that this process can make.
 pub(super) fn check(arrive: &Arrive, host: usize, size: usize) -> Result<(), &'static str> {
     let members: BTreeSet<_> = arrive.members.iter().collect();
     if members.len() != arrive.members.len() || members.len() > wire::MOST_MEMBERS {
@@ -74,7 +73,6 @@ impl Meeting {
         self.members.iter().any(|member| !self.has(member.0 as usize) && other.holds(member))
     }
 
-    /// Tells all hosts at once.
     pub fn commit(self, number: u64, out: &mut Out) {
         let mut frames: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
         let mut bytes = 0;

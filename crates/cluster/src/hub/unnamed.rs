@@ -33,7 +33,6 @@ struct Slot {
 /// A process's place in that order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Progress {
-    /// The slot of its last scope.
     at: u64,
     doubts: bool,
 }
@@ -106,7 +105,6 @@ impl Hub {
         self.forget_ended(oldest);
     }
 
-    /// The scope is over when all processes have ended it.
     pub(super) fn forget_ended(&mut self, number: u64) -> Option<Scope> {
         let ended = |scope: &Scope| scope.parts.values().all(|part| part.ended.is_some());
         let all = |scope: &Scope| scope.closed || scope.parts.len() == scope.size;

@@ -10,14 +10,11 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 pub(super) struct Chunk {
     pub memory: OwnedFd,
-    /// Bytes of the buffer.
     pub bytes: u64,
-    /// Bytes of the memory.
     pub chunk: u64,
     pub element: u64,
     /// The last bytes of the memory: importers compare them.
     pub proof: Key,
-    /// Limit for the exporter's own work.
     pub deadline: Duration,
     pub lending: Arc<Lending>,
     pub loans: Mutex<Loans>,
@@ -26,7 +23,6 @@ pub(super) struct Chunk {
 
 #[derive(Default)]
 pub(super) struct Loans {
-    /// The importers, by process.
     pub held: Vec<u32>,
     /// An importer that has ended without a word.
     pub lost: Option<u32>,
@@ -60,7 +56,6 @@ impl Chunk {
         self.loans.lock().held.push(importer);
     }
 
-    /// Ends a loan; `lost` if the importer has ended without a word.
     pub fn end(&self, importer: Option<u32>, lost: bool) {
         let mut loans = self.loans.lock();
         if let Some(at) = loans.held.iter().position(|held| Some(*held) == importer) {

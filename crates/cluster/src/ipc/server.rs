@@ -1,9 +1,8 @@
 //! The thread of an exporter that gives memory to importers, and knows which of them still have it.
 //!
-//! One per process. It begins with the first export and ends with the last exported buffer. It never waits for one
-//! importer: each read and write is non-blocking, a request has a limit, and so has their number. A stranger costs it
-//! at most a place among the guests for [`GUEST_TIMEOUT`]. Invariant: no lock of this file is held while memory is
-//! given up, since that comes back to [`forget`].
+//! It begins with the first export and ends with the last exported buffer. It never waits for one importer: each read
+//! and write is non-blocking, a request has a limit, and so has their number. Invariant: no lock of this file is held
+//! while memory is given up, since that comes back to [`forget`].
 
 use super::{
     chunk::{Chunk, Loan},
@@ -37,7 +36,6 @@ const TICK: Duration = Duration::from_millis(20);
 
 static SERVER: Mutex<Option<Arc<Server>>> = Mutex::new(None);
 
-/// The server of this process, as other threads see it.
 pub(super) struct Server {
     pub name: String,
     pub process: Process,
@@ -48,9 +46,7 @@ pub(super) struct Server {
 
 #[derive(Default)]
 struct Book {
-    /// Those that may be imported.
     exports: HashMap<u64, Export>,
-    /// The last ones that have ended.
     ended: VecDeque<(u64, Export)>,
     /// The exported memory that there is, by its address.
     regions: HashMap<usize, Weak<Region>>,
@@ -63,7 +59,6 @@ struct Export {
     key: Key,
     region: Weak<Region>,
     exclusive: bool,
-    /// The answer to the next request.
     status: u32,
 }
 
@@ -86,7 +81,6 @@ pub(super) fn register(region: &Arc<Region>, exclusive: bool, key: Key) -> Resul
     Ok((server, id))
 }
 
-/// Ends the exports of a region without importers.
 pub(super) fn withdraw(region: &Arc<Region>, chunk: &Chunk) {
     let current = SERVER.lock();
     let Some(server) = &*current else { return };
@@ -115,7 +109,6 @@ pub(super) fn forget() {
     }
 }
 
-/// How many live exports the server has, and how many ended ones.
 #[cfg(test)]
 pub(super) fn remembered() -> (usize, usize) {
     let current = SERVER.lock();
@@ -141,7 +134,6 @@ fn start() -> Result<Arc<Server>> {
 }
 
 impl Book {
-    /// Looks at a request, and notes that it was granted.
     fn claim(&mut self, request: &Request) -> Result<Loan, u32> {
         let ended = || self.ended.iter().find(|(id, _)| *id == request.id).map(|(_, export)| export);
         let export = self.exports.get(&request.id).or_else(ended).ok_or(Reply::STALE)?;
@@ -172,7 +164,6 @@ struct Guest {
 }
 
 enum State {
-    /// Part of a request has come.
     Asking {
         since: Instant,
         got: usize,
@@ -222,7 +213,6 @@ fn receive(listener: &UnixListener, guests: &mut Vec<Guest>) -> bool {
 }
 
 impl Guest {
-    /// The next state of a guest, now that something may have come from it. None if it has gone.
     fn next(self, server: &Server) -> Option<Guest> {
         let Guest { socket, process, state } = self;
         let state = match state {
@@ -268,7 +258,6 @@ fn ending(loan: Loan, process: Process) -> Option<State> {
     None
 }
 
-/// Answers a request. None if the guest gets nothing.
 fn answer(server: &Server, socket: &UnixStream, process: Process, request: Request) -> Option<Loan> {
     let refused = |status| {
         let _ = socket::send(socket, bytemuck::bytes_of(&Reply::without_memory(status)), None);
@@ -285,7 +274,6 @@ fn answer(server: &Server, socket: &UnixStream, process: Process, request: Reque
     match socket::send(socket, bytemuck::bytes_of(&reply), Some(chunk.memory.as_fd())) {
         Ok(()) => Some(loan),
         Err(_) => {
-            // It has ended before it had the memory.
             loan.end(process.pid, false);
             None
         }

@@ -45,13 +45,9 @@ pub(super) struct Reply {
     pub status: u32,
     /// Whether the importer has the memory alone, and may write.
     pub exclusive: u32,
-    /// Bytes of the buffer.
     pub bytes: u64,
-    /// Bytes of the memory that the buffer lies in.
     pub chunk: u64,
-    /// The element: see [`element`].
     pub element: u64,
-    /// The last bytes of the memory.
     pub proof: Key,
 }
 
@@ -82,7 +78,6 @@ impl Reply {
     }
 }
 
-/// Whether two keys are equal, in a time that does not depend on where they differ.
 pub(super) fn same(a: &Key, b: &Key) -> bool {
     let output = |key: &Key| CtOutput::<Sha256>::new((*key).into());
     output(a) == output(b)
@@ -117,7 +112,6 @@ impl Process {
         Process::of(std::process::id()).ok()?
     }
 
-    /// The live process with this number; an error if that cannot be found out.
     pub fn of(pid: u32) -> io::Result<Option<Process>> {
         match fs::read_to_string(format!("/proc/{pid}/stat")) {
             Err(why) if no_descriptor(&why) => Err(why),

@@ -38,7 +38,7 @@ use crate::{
 use gpu_pool::{Error, Result, event};
 use std::{
     ffi::c_int,
-    fmt, ptr,
+    ptr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -53,11 +53,9 @@ pub struct Mpi {
     size: usize,
     /// Whether each thread may call.
     multiple: bool,
-    /// Whether this crate has begun MPI, and so ends it.
     ours: bool,
     /// A call has failed: other processes may never reach `MPI_Finalize`.
     failed: Flag,
-    /// Calls against the end.
     gate: Gate,
     owner: Owner,
 }
@@ -71,9 +69,7 @@ struct Started {
 }
 
 impl Mpi {
-    /// Opens the library and begins MPI, unless the program has. All processes of the launcher call it.
-    ///
-    /// # Errors
+    /// Opens the library and begins MPI, unless the program has. All processes of the launcher call it. Errors:
     /// [`Error::Cluster`]: no library, one that does not belong to the launcher, one that has ended in this process, or
     /// one that the program has begun without `MPI_THREAD_MULTIPLE`. [`Error::Transport`]: MPI's own.
     pub fn load() -> Result<Mpi> {
@@ -107,7 +103,6 @@ impl Mpi {
         self.size
     }
 
-    /// The library's name and version.
     pub fn version(&self) -> &str {
         &self.channel.library.version
     }
@@ -118,9 +113,7 @@ impl Mpi {
     }
 
     /// Fills `bytes` of all processes with those of process 0. All call it with the same length, one thread of each.
-    ///
-    /// # Errors
-    /// [`Error::HostTimeout`] when not all have come by the deadline; [`Error::Transport`].
+    /// Errors: [`Error::HostTimeout`] when not all have come by the deadline; [`Error::Transport`].
     pub fn broadcast(&self, bytes: &mut [u8], deadline: Duration) -> Result<()> {
         let start = Instant::now();
         let others = || (0..self.size).filter(|&host| host != self.rank);
@@ -184,10 +177,7 @@ impl Mpi {
 
     /// The orderly end: `MPI_Finalize`, when all processes call this. It does nothing the second time, after a failure
     /// of a call, and if the program itself has begun MPI. Without it, launchers take the end of a process for a
-    /// failure.
-    ///
-    /// # Errors
-    /// [`Error::HostTimeout`] when not all processes have come by the deadline; [`Error::Transport`].
+    /// failure. Errors: [`Error::HostTimeout`] when not all processes have come by the deadline; [`Error::Transport`].
     pub fn close(&self, deadline: Duration) -> Result<()> {
         let first = self.gate.close();
         let others = || (0..self.size).filter(|&host| host != self.rank).collect();
@@ -220,11 +210,7 @@ impl HostTransport for Mpi {
     }
 }
 
-impl fmt::Debug for Mpi {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mpi").field("version", &self.version()).field("rank", &self.rank).finish_non_exhaustive()
-    }
-}
+gpu_pool::debug_as!(Mpi, |self| version = self.version(), rank = self.rank, ..);
 
 /// Begins MPI. Called by the thread that ends it.
 fn start(library: Library, one_thread: bool, piece: usize) -> Result<Started> {

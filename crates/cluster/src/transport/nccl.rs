@@ -94,7 +94,6 @@ struct Rails {
     failure: Failure,
     /// Own kernels for small sums; or why there are none.
     pad: OnceCell<SetUp<LonePad>>,
-    /// The thread that watches has ended.
     over: Mutex<bool>,
     changed: Condvar,
 }
@@ -240,8 +239,7 @@ impl Rails {
         Error::Transport { library: "nccl", op, code: code::INVALID_USAGE, why }
     }
 
-    /// The fault of the call on all hosts alike, so that none submits it. `Messages` are among any hosts of the rail;
-    /// all else is among all of the cluster.
+    /// The fault of the call on all hosts alike, so that none submits it.
     fn check(&self, rail: &Rail, call: &RailCall<'_>) -> Result<()> {
         let wrong = match *call {
             RailCall::Messages(_) => return Ok(()),
@@ -293,7 +291,6 @@ impl Rails {
         }
     }
 
-    /// Waits for the other hosts' ends: for rail after rail, in one order on all hosts.
     fn finalize(&self) -> Result<()> {
         let _blocking = blocking();
         self.all().try_for_each(|rail| {
@@ -302,7 +299,6 @@ impl Rails {
         })
     }
 
-    /// Looks for an error now and then, until the end.
     fn watch(&self) {
         let mut over = self.over.lock();
         while !*over && self.failure.cause().is_none() {

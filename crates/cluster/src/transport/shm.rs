@@ -33,7 +33,7 @@ use crate::{
 };
 use gpu_pool::{Error, Result, event};
 use parking_lot::Mutex;
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 /// Bytes of a ring: some pieces that are published at once, and few enough for a core's cache.
 pub const RING: usize = 256 << 10;
@@ -53,7 +53,6 @@ pub struct Shm {
 struct Peer {
     outbox: Mutex<Outbox>,
     inbox: Mutex<Inbox>,
-    /// The peer's memory, which has the ring to it.
     _theirs: Option<Shared>,
 }
 
@@ -105,11 +104,8 @@ fn failure(op: &'static str, why: impl Into<String>) -> Error {
 impl Shm {
     /// Connects `size` processes of one host, of one user. All call it at about the same time. `set` and `get` are the
     /// cluster's table: `get` waits until a process has set the key. `lost` says why others will not come. `name` is
-    /// one of this call in that table. `ring`: the bytes of a ring.
-    ///
-    /// # Errors
-    /// [`Error::HostTimeout`] when a process has not come by the deadline; [`Error::Transport`] if it is another
-    /// user's; `set`'s, `get`'s and `lost`'s.
+    /// one of this call in that table. `ring`: the bytes of a ring. Errors: [`Error::HostTimeout`] when a process has
+    /// not come by the deadline; [`Error::Transport`] if it is another user's; `set`'s, `get`'s and `lost`'s.
     pub fn connect(
         ring: usize,
         name: &str,
@@ -176,7 +172,6 @@ impl Shm {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Carries what can be carried, of all calls. Whether that was anything.
     fn carry(&self) -> bool {
         let mut progress = false;
         for peer in &self.peers {
@@ -207,8 +202,4 @@ impl HostTransport for Shm {
     }
 }
 
-impl fmt::Debug for Shm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shm").field("rank", &self.rank).field("size", &self.peers.len()).finish_non_exhaustive()
-    }
-}
+gpu_pool::debug_as!(Shm, |self| rank = self.rank, size = self.peers.len(), ..);

@@ -1,7 +1,5 @@
-//! The checker as a layer: it judges each call of a driver, forwards it, and records it. [`wrap`](super::wrap) puts a
-//! [`Checked`] around each device. It uses the checker's state and the wrapped driver.
-//!
-//! Invariant: the state is locked while a submission is forwarded, so it records the submissions in their real order.
+//! The checker as a layer: it judges each call of a driver, forwards it, and records it. Invariant: the state is locked
+//! while a submission is forwarded, so it records the submissions in their real order.
 
 use super::{
     Checker,
@@ -48,7 +46,6 @@ impl Driver for Checked {
         managed_alloc(bytes) => call().inspect(|&ptr| this.added(ptr as Address, bytes, Source::Managed));
         managed_free(ptr) => this.free("managed_free", ptr as Address, Source::Managed, call);
 
-        // Its contents were written by other code.
         adopt(address, bytes) => {
             let address = call()?;
             let range = address..address + bytes as u64;
@@ -76,7 +73,6 @@ impl Driver for Checked {
 
         #[cfg(target_os = "linux")]
         vm_export(address, bytes);
-        // Its contents were written by another process.
         #[cfg(target_os = "linux")]
         vm_import(address, bytes, memory) => {
             call()?;

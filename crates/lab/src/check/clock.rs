@@ -1,9 +1,8 @@
 //! Vector clocks: the operations that are known to be complete before the next operation of a stream or host thread.
 //!
-//! There is one component per stream; it counts the stream's operations. A clock holds the known components, sorted. A
-//! host thread has a clock but no component, because its actions are never pending. A clock may also be *pending*: its
-//! stream waits for a flag whose raise has not been submitted yet. A clock that joins it also joins the [`FlagWait`],
-//! and gets the knowledge of the raise once that is submitted.
+//! There is one component per stream; it counts the stream's operations. A host thread has a clock but no component,
+//! because its actions are never pending. A clock may be *pending*: its stream waits for a flag whose raise has not
+//! been submitted yet. A clock that joins it also joins the [`FlagWait`], and gets the knowledge of the raise later.
 
 use gpu_pool::extend::driver::Address;
 use parking_lot::Mutex;
@@ -13,7 +12,6 @@ use std::sync::Arc;
 /// The number of a stream in clocks. It is never reused, not even by another checker of the process.
 pub(super) type Component = u64;
 
-/// A vector clock, with the flag waits that are not resolved yet.
 #[derive(Clone, Default)]
 pub(super) struct Clock {
     counts: SmallVec<[(Component, u64); 4]>,
@@ -44,14 +42,12 @@ impl FlagWait {
 }
 
 impl Clock {
-    /// Whether operation `count` of a stream is known to be complete.
     pub fn covers(&self, component: Component, count: u64) -> bool {
         let known = self.counts.binary_search_by_key(&component, |&(c, _)| c).map_or(0, |at| self.counts[at].1);
         known >= count
             || self.waits.iter().any(|m| m.raised.lock().as_ref().is_some_and(|by| by.covers(component, count)))
     }
 
-    /// Whether the clock contains a wait for a flag that has not been raised.
     pub fn is_pending(&self) -> bool {
         self.waits.iter().any(|wait| wait.raised.lock().as_ref().is_none_or(Clock::is_pending))
     }
@@ -63,7 +59,7 @@ impl Clock {
         }
     }
 
-    /// Adds the knowledge of `other`. Returns whether any of it was new.
+    /// Returns whether any of the knowledge was new.
     pub fn join(&mut self, other: &Clock) -> bool {
         let mut news = self.join_counts(other);
         for wait in &other.waits {
@@ -132,7 +128,6 @@ impl Clock {
         !self.waits.is_empty()
     }
 
-    /// Whether this clock contains all flag waits of `other`.
     pub fn has_waits_of(&self, other: &Clock) -> bool {
         other.waits.iter().all(|wait| self.waits.iter().any(|own| Arc::ptr_eq(own, wait)))
     }

@@ -23,7 +23,6 @@ impl Deferred {
         }
     }
 
-    /// The report, if the judgement can be made and finds a mistake.
     pub fn judge(&self, heap: &Heap) -> Option<Arc<Report>> {
         if self.is_pending() {
             return None;

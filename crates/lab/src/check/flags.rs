@@ -12,9 +12,8 @@ use std::{
     sync::Arc,
 };
 
-/// Writes that are kept for each word. The oldest are dropped first; at worst a wait for an old value learns a little
-/// too much. If the host reads the word, all writes after the value that it has seen are kept, because the host may
-/// rely on exactly that value.
+/// For each word. The oldest are dropped first; at worst a wait for an old value learns a little too much. If the host
+/// reads the word, all writes after the value that it has seen are kept, because it may rely on that value.
 const KEPT: usize = 64;
 
 #[derive(Default)]
@@ -29,14 +28,12 @@ struct Write {
     value: Option<u64>,
     component: Component,
     count: u64,
-    /// The clock of its stream, including the write itself.
     clock: Clock,
 }
 
 #[derive(Default)]
 pub(super) struct Flags(BTreeMap<Address, Word>);
 
-/// The comparison of stream memory operations.
 fn satisfies(have: u64, want: u64) -> bool {
     have.wrapping_sub(want).cast_signed() >= 0
 }
@@ -83,12 +80,10 @@ impl Flags {
         word.writes.front().filter(|_| at.is_some() || forgotten).map(|write| write.clock.clone())
     }
 
-    /// Adds the wait of a stream for a value without a known write.
     pub fn wait(&mut self, wait: &Arc<FlagWait>) {
         self.0.entry(wait.address).or_default().waiting.push(wait.clone());
     }
 
-    /// The waits that a write would end.
     pub fn ended_by(&self, address: Address, value: u64) -> Vec<Arc<FlagWait>> {
         let waiting = self.0.get(&address).map_or(&[][..], |word| &word.waiting[..]);
         waiting.iter().filter(|wait| satisfies(value, wait.value)).cloned().collect()
@@ -102,12 +97,10 @@ impl Flags {
         }
     }
 
-    /// Records the write of a flag by an operation with this clock.
     pub fn write(&mut self, address: Address, value: u64, component: Component, count: u64, clock: Clock) {
         self.0.entry(address).or_default().push(Write { value: Some(value), component, count, clock });
     }
 
-    /// Records another write over flags.
     pub fn overwrite(&mut self, range: &Range<Address>, component: Component, count: u64, clock: &Clock) {
         for (_, word) in self.0.range_mut(range.start.saturating_sub(7)..range.end) {
             word.push(Write { value: None, component, count, clock: clock.clone() });
@@ -121,7 +114,6 @@ impl Flags {
         }
     }
 
-    /// Forgets the flags of memory that has a new owner.
     pub fn forget(&mut self, range: &Range<Address>) {
         let words: Vec<Address> = self.0.range(range.clone()).map(|(address, _)| *address).collect();
         words.iter().for_each(|address| drop(self.0.remove(address)));

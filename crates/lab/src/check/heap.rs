@@ -1,8 +1,7 @@
 //! Live memory: chunks from the driver, the blocks that a pool has cut from them, and which bytes have been written.
 //!
-//! A chunk (an allocation or a mapping) without blocks is one buffer. Once a pool has cut a block from a chunk, the
-//! blocks are the buffers, and the bytes outside of them belong to no buffer. A block may span several adjacent chunks.
-//! Adjacent mappings without blocks are one buffer.
+//! A chunk (an allocation or a mapping) without blocks is one buffer, as are adjacent mappings. Once a pool has cut a
+//! block from a chunk, the blocks are the buffers. A block may span several adjacent chunks.
 
 use super::{OpSite, ranges::Ranges};
 use gpu_pool::extend::driver::Address;
@@ -20,7 +19,6 @@ const NEAREST: usize = 64;
 /// The properties of a buffer that reports need. A block that is handed out again at the same address is a new buffer.
 pub(super) struct Owned {
     pub range: Range<Address>,
-    /// `None` for page-locked and managed memory.
     pub device: Option<usize>,
     pub by: Option<OpSite>,
     freed: Mutex<Option<Option<OpSite>>>,
@@ -66,7 +64,6 @@ impl Buffer {
 pub(super) struct Chunk {
     source: Option<Source>,
     whole: Buffer,
-    /// Whether a pool has cut blocks from it.
     cut: bool,
     /// The blocks that lie only in this chunk. Empty while the chunk is in the account: then [`Heap::blocks`] has them.
     inside: Vec<Buffer>,
@@ -83,13 +80,10 @@ impl Chunk {
 }
 
 pub(super) enum Found {
-    /// A live buffer contains the whole range.
     Live(Arc<Owned>),
-    /// It was freed.
     Freed(Arc<Owned>),
     /// The range is driver memory, but no live buffer contains all of it. With the buffer that it starts in.
     Stray(Arc<Owned>),
-    /// The checker has not seen such memory.
     Unknown,
 }
 
@@ -148,7 +142,6 @@ impl Heap {
         }
     }
 
-    /// The block that starts here, live or free.
     pub fn block(&self, address: Address) -> Option<&Owned> {
         self.blocks.get(&address).map(|block| &*block.owned)
     }
@@ -171,7 +164,6 @@ impl Heap {
         }
     }
 
-    /// Whether adjacent mappings without blocks contain the whole range.
     fn is_mapped(&self, range: &Range<Address>) -> bool {
         let mut at = range.start;
         while at < range.end {
@@ -183,7 +175,6 @@ impl Heap {
         true
     }
 
-    /// The buffer that an address of a chunk lies in.
     fn buffer<'a>(&'a self, chunk: &'a Chunk, at: Address) -> Option<&'a Buffer> {
         if !chunk.cut {
             return Some(&chunk.whole);
@@ -208,7 +199,6 @@ impl Heap {
         }
     }
 
-    /// The first bytes of a range of a live buffer that were never written.
     pub fn unwritten(&self, range: &Range<Address>) -> Option<Range<Address>> {
         let buffer = self.buffer(self.chunk_at(range.start)?, range.start)?;
         let end = buffer.owned.range.end;
@@ -221,13 +211,11 @@ impl Heap {
         }
     }
 
-    /// The chunk that starts here, if it came from this call.
     pub fn chunk(&self, address: Address, source: Source) -> Option<Range<Address>> {
         let chunk = self.chunks.get(&address).filter(|chunk| chunk.source == Some(source))?;
         Some(chunk.range().clone())
     }
 
-    /// The chunk that starts here, as a buffer.
     pub fn whole(&self, address: Address) -> Option<Arc<Owned>> {
         self.chunks.get(&address).map(|chunk| chunk.whole.owned.clone())
     }

@@ -13,11 +13,7 @@ use std::{any::Any, cell::RefCell, sync::Weak};
 #[derive(Clone, Default)]
 pub struct Token(Clock);
 
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Token").finish_non_exhaustive()
-    }
-}
+gpu_pool::debug_as!(Token, |self| ..);
 
 impl Token {
     pub(super) fn new(clock: Clock) -> Self {
@@ -43,7 +39,6 @@ impl Knowledge for Token {
     }
 }
 
-/// A thread's entry in the account of one checker; removed when the thread ends.
 struct Seat {
     checker: Weak<Checker>,
     id: HostId,
@@ -77,7 +72,6 @@ impl Checker {
                 let id = state.host_enters();
                 let gone = SEATS.with_borrow_mut(|seats| {
                     seats.push(Seat { checker: self.me.clone(), id });
-                    // Seats of checkers that have been dropped.
                     seats.extract_if(.., |seat| seat.checker.strong_count() == 0).collect::<Vec<_>>()
                 });
                 drop(gone);
@@ -102,12 +96,10 @@ impl Checker {
     }
 }
 
-/// A host function that a thread is running.
 struct Within {
     checker: Weak<Checker>,
     /// The clock of the stream before the function, until the thread has taken it over.
     before: Option<Clock>,
-    /// The thread's own clock before it took over the stream's clock.
     outside: Option<Clock>,
 }
 
@@ -115,9 +107,9 @@ thread_local! {
     static WITHIN: RefCell<Vec<Within>> = const { RefCell::new(Vec::new()) };
 }
 
-/// While this guard lives, its thread has the knowledge of a stream: for functions that run in stream order. The thread
-/// takes the clock over when it first asks for its seat. A function that never asks must not take the account's lock:
-/// the lock's owner may wait for room in a stream's queue, which comes only after the function has run.
+/// While this guard lives, its thread has the knowledge of a stream. The thread takes the clock over when it first asks
+/// for its seat. A function that never asks must not take the account's lock: its owner may wait for room in a stream's
+/// queue.
 pub(super) struct InStream {
     checker: Weak<Checker>,
 }
@@ -141,7 +133,6 @@ impl Drop for InStream {
 }
 
 impl State {
-    /// Gives a thread the knowledge of the host functions that it runs.
     fn tell(&mut self, id: HostId, checker: &Checker) {
         let told = WITHIN.try_with(|all| {
             for within in all.borrow_mut().iter_mut().filter(|within| std::ptr::eq(within.checker.as_ptr(), checker)) {

@@ -16,7 +16,6 @@ use gpu_pool::{
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
-/// An operand of an operation: bytes, and how they are used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand {
     pub address: Address,
@@ -25,19 +24,16 @@ pub(super) struct Operand {
 }
 
 impl Operand {
-    /// The flag that a wait reads.
     pub(super) fn flag(address: Address) -> Self {
         Operand { address, bytes: 8, manner: Manner::AWAIT }
     }
 
-    /// The addresses; `None` if the operand is empty or longer than the address space.
     pub(super) fn range(&self) -> Option<Range<Address>> {
         let end = self.address.checked_add(self.bytes as u64)?;
         (self.bytes > 0).then_some(self.address..end)
     }
 }
 
-/// An operation that has been judged and may be submitted.
 pub(super) struct Plan {
     note: Arc<Note>,
     accesses: SmallVec<[(Access, Range<Address>); 3]>,
@@ -64,7 +60,6 @@ fn report(
     Arc::new(lab::report(kind, now, before, bytes, owner.map(|owned| allocation(owned)), missing))
 }
 
-/// The report that `now` and the earlier `before` conflict without an order.
 pub(super) fn unordered(
     now: Operation,
     owner: Option<&Arc<Owned>>,
@@ -107,7 +102,7 @@ impl State {
         Err(report(Kind::UseAfterFree, now, None, Some(&owned), range, missing))
     }
 
-    /// Judges an operation on a known stream. Changes nothing.
+    /// Changes nothing.
     pub(super) fn judge(&self, by: HostId, key: Key, call: Call, operands: &[Operand]) -> Judged<Plan> {
         let (stream, host) = (&self.streams[&key], &self.host(by).clock);
         let place = OpSite::current();
@@ -183,7 +178,6 @@ impl State {
         debug_assert_eq!(plan.note.device, key.0);
     }
 
-    /// Judges an operation, submits it with `forward`, and records it.
     pub fn submit(
         &mut self,
         by: HostId,
@@ -193,8 +187,7 @@ impl State {
         forward: impl FnOnce() -> DriverResult,
     ) -> DriverResult {
         if !self.streams.contains_key(&key) {
-            // The checker has not seen the creation of this stream; most likely it is no stream of the driver, which
-            // reports that.
+            // Most likely it is no stream of the driver, which reports that.
             return forward();
         }
         if self.captures.contains_key(&key) {
@@ -208,9 +201,7 @@ impl State {
         Ok(())
     }
 
-    /// [`submit`](Self::submit) for an operation that other code submits past the checker.
     pub fn lend(&mut self, by: HostId, key: Key, call: Call, operand: Operand) -> Judged {
-        // A stream that was created without the checker.
         if !self.streams.contains_key(&key) {
             self.stream_created(key);
         }
@@ -219,8 +210,8 @@ impl State {
         Ok(())
     }
 
-    /// A stream raises a flag: the streams that wait for it get the knowledge of this stream. Deferred judgements that
-    /// waited for the flag are made; if one finds a mistake, the raise is refused.
+    /// The streams that wait for the flag get the knowledge of this stream. Deferred judgements that waited for the
+    /// flag are made; if one finds a mistake, the raise is refused.
     pub fn raise(
         &mut self,
         by: HostId,
@@ -258,7 +249,7 @@ impl State {
         Ok(())
     }
 
-    /// A stream waits for a flag: the wait has been submitted with the operand [`Operand::flag`].
+    /// Already submitted, with the operand [`Operand::flag`].
     pub fn waits_for_flag(&mut self, key: Key, address: Address, value: u64) {
         let Some(stream) = self.streams.get_mut(&key) else { return };
         let (component, clock) = (stream.component, &stream.clock);
@@ -296,7 +287,6 @@ impl State {
         Err(report(Kind::UnrecordedEvent, now, None, None, &(0..0), missing))
     }
 
-    /// Judges and records a host access to memory that devices use.
     pub fn host_access(&mut self, by: HostId, operand: Operand) -> Judged {
         let Some(range) = operand.range() else { return Ok(()) };
         let write = operand.manner.write;
@@ -315,7 +305,6 @@ impl State {
         Ok(())
     }
 
-    /// The first conflicting access of a range that a thread does not know to be complete.
     fn unknown_to(&self, by: HostId, range: &Range<Address>, manner: Manner) -> Option<(Access, Range<Address>)> {
         let host = &self.host(by).clock;
         let mut worst: Option<(Access, Range<Address>)> = None;
@@ -327,8 +316,8 @@ impl State {
         worst
     }
 
-    /// Removes memory from the account before it goes back to the driver, unless an operation may still use it. `None`
-    /// if the memory did not come from this kind of call: the driver reports that itself.
+    /// Unless an operation may still use the memory. `None` if it did not come from this kind of call: the driver
+    /// reports that.
     pub fn free(&mut self, by: HostId, call: Call, address: Address, source: Source) -> Judged<Option<Removed>> {
         let operation = || call.operation(OpSite::current(), None, None, true);
         let Some(range) = self.heap.chunk(address, source) else {
@@ -344,7 +333,6 @@ impl State {
         Ok(Some(self.mem_removed(&range)))
     }
 
-    /// [`free`](Self::free) without the check for operations in flight.
     pub fn free_unasked(&mut self, address: Address, source: Source) -> Option<Removed> {
         let range = self.heap.chunk(address, source)?;
         Some(self.mem_removed(&range))

@@ -161,11 +161,7 @@ pub struct Checker {
     me: Weak<Checker>,
 }
 
-impl std::fmt::Debug for Checker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Checker").finish_non_exhaustive()
-    }
-}
+gpu_pool::debug_as!(Checker, |self| ..);
 
 impl Checker {
     fn new(devices: usize) -> Arc<Self> {

@@ -3,7 +3,6 @@
 use super::{Allocation, OpSite, Operation, clock::Clock, heap::Owned, shadow::Access};
 use gpu_pool::error::Site;
 
-/// A call of the driver: its name, and its effect in a word or two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Call {
     pub name: &'static str,
@@ -49,12 +48,10 @@ impl Note {
         self.call.operation(self.place, Some(self.device), Some(self.stream), write)
     }
 
-    /// Whether it waits for a flag whose raise is not known.
     pub fn is_pending(&self) -> bool {
         self.pending.as_ref().is_some_and(Clock::is_pending)
     }
 
-    /// Whether a flag that was raised since orders it after another access.
     pub fn follows(&self, other: &Access) -> bool {
         self.pending.as_ref().is_some_and(|clock| clock.covers(other.component, other.count))
     }

@@ -25,7 +25,6 @@ impl Ranges {
         self.0.insert(range.start, range.end);
     }
 
-    /// The first part of `range` that is not in the set.
     pub fn first_gap(&self, range: &Range<Address>) -> Option<Range<Address>> {
         let before = self.0.range(..=range.start).next_back().map_or(0, |(_, &end)| end);
         let start = range.start.max(before);

@@ -12,7 +12,6 @@ use std::{mem, ops::Range};
 
 pub(super) struct Noted {
     call: Call,
-    /// The user's call that was captured.
     place: Option<OpSite>,
     operands: SmallVec<[Operand; 3]>,
 }
@@ -24,7 +23,6 @@ impl State {
         }
     }
 
-    /// Judges all operations of a graph, submits them with `forward`, and records them.
     pub fn replay(
         &mut self,
         by: HostId,

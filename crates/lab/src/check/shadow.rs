@@ -1,10 +1,8 @@
 //! The last accesses of all bytes: a map from byte ranges of the whole address space to the accesses that still matter.
 //!
-//! For each range the map keeps the accesses that a later one might conflict with: the last write, the reads since, and
-//! flag accesses. A new access replaces an old one if it is ordered after the old one and conflicts with everything
-//! that the old one conflicts with: a later access that is ordered after the new one is then ordered after both. If the
-//! new access's stream waits for a flag, its position in the order is open, so it replaces only accesses that wait for
-//! the same flag.
+//! For each range the map keeps the last write, the reads since, and flag accesses. A new access replaces an old one if
+//! it is ordered after the old one and conflicts with everything that the old one conflicts with. If the new access's
+//! stream waits for a flag, it replaces only accesses that wait for the same flag.
 
 use super::{clock::Component, heap::Owned, note::Note};
 use gpu_pool::extend::driver::Address;
@@ -37,14 +35,12 @@ impl Manner {
         (self.write || other.write) && !(self.flag && other.flag)
     }
 
-    /// Whether it conflicts with everything that `other` conflicts with.
     fn dominates(self, other: Manner) -> bool {
         self == Manner::WRITE || self == other || other == Manner::AWAIT
     }
 }
 
 impl Access {
-    /// Whether both are accesses of one operation.
     pub fn same(&self, other: &Access) -> bool {
         (self.component, self.count) == (other.component, other.count)
     }
@@ -153,7 +149,6 @@ impl Shadow {
         }
     }
 
-    /// Merges the entries before and after an address if they are equal.
     fn merge_at(&mut self, at: Address) {
         let Some(right) = self.segments.get(&at) else { return };
         let Some((left, _)) =

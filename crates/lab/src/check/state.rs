@@ -1,7 +1,7 @@
 //! The account: streams, events, host threads, memory.
 //!
-//! Everything is judged at submission. That is sufficient, since the record that an event wait refers to was made
-//! before the wait. The exception is a wait for a flag that is raised later: see [`FlagWait`] and `deferred`.
+//! Everything is judged at submission: the record that an event wait refers to was made before the wait. The exception
+//! is a wait for a flag that is raised later: see [`FlagWait`] and `deferred`.
 
 use super::{
     clock::{Clock, Component, FlagWait},
@@ -29,7 +29,6 @@ const RETIRED: usize = 64;
 
 pub(super) struct Stream {
     pub component: Component,
-    /// Number of submitted operations.
     pub count: u64,
     pub clock: Clock,
     /// The knowledge that a thread gets when it learns from the pool how far the stream is.
@@ -42,7 +41,6 @@ pub(super) struct Stream {
 
 #[derive(Default)]
 pub(super) struct Event {
-    /// The stream's clock at the latest record.
     pub record: Option<Arc<Clock>>,
     /// Changes with every record.
     pub version: u64,
@@ -55,7 +53,6 @@ pub(super) struct Host {
     pub version: u64,
 }
 
-/// The entries that a free has removed from the account.
 pub(super) struct Removed {
     chunk: Option<Chunk>,
     segments: Vec<(Address, Segment)>,
@@ -74,7 +71,6 @@ pub(super) struct State {
     /// While the launch of a graph is judged: the ranges that its operations so far write.
     pub ahead: Ranges,
     hosts: Vec<Option<Host>>,
-    /// Streams created so far, by device.
     created: Vec<usize>,
     versions: u64,
     retired: Vec<Component>,
@@ -90,8 +86,6 @@ impl State {
         self.versions += 1;
         self.versions
     }
-
-    // ---- host threads
 
     pub fn host_enters(&mut self) -> HostId {
         let host = Host { version: self.version(), ..Host::default() };
@@ -112,7 +106,6 @@ impl State {
         self.hosts[id].as_ref().expect("a seat is left only by its thread")
     }
 
-    /// Replaces a thread's clock, and returns the old one.
     pub fn host_becomes(&mut self, id: HostId, clock: Clock) -> Clock {
         let version = self.version();
         let old = self.hosts[id].replace(Host { clock, version });
@@ -144,8 +137,6 @@ impl State {
         }
     }
 
-    // ---- streams
-
     pub fn stream_created(&mut self, key: Key) {
         let number = self.created[key.0];
         self.created[key.0] += 1;
@@ -162,7 +153,6 @@ impl State {
         }
     }
 
-    /// Joins the knowledge of the submitting thread into a stream's clock.
     pub fn hear(&mut self, key: Key, by: HostId) -> Option<&mut Stream> {
         let host = self.hosts[by].as_ref()?;
         let stream = self.streams.get_mut(&key)?;
@@ -176,7 +166,6 @@ impl State {
         Some(stream)
     }
 
-    /// Removes destroyed streams from all clocks, if no access of theirs is left in the account.
     fn forget_retired(&mut self) {
         let mut needed = HashSet::new();
         let mut need = |component| {
@@ -198,8 +187,6 @@ impl State {
         self.events.values_mut().filter_map(|e| e.record.as_mut()).for_each(|r| Arc::make_mut(r).retain(keep));
     }
 
-    // ---- events
-
     /// The key of an event that a call on `device` names; it may be an event of another device.
     pub fn event_key(&self, device: usize, raw: u64) -> Option<Key> {
         let others = (0..self.created.len()).filter(|&other| other != device);
@@ -213,15 +200,12 @@ impl State {
         self.events.insert(event, Event { record, version });
     }
 
-    // ---- memory
-
     pub fn mem_added(&mut self, range: Range<Address>, source: Source) {
         self.shadow.take(&range);
         self.flags.forget(&range);
         self.heap.add(range, source);
     }
 
-    /// Removes memory that goes back to the driver. No operation on it is in flight.
     pub fn mem_removed(&mut self, range: &Range<Address>) -> Removed {
         self.flags.forget(range);
         Removed { chunk: self.heap.remove(range.start), segments: self.shadow.take(range) }

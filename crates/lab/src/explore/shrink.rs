@@ -70,8 +70,7 @@ impl<'a> Shrink<'a> {
         (best, self.tries, true)
     }
 
-    /// Tries one switch in the passing run without switches, from the end, where the failure is. A failing run with
-    /// fewer choices need not be the simplest: the meaning of a choice depends on those before it.
+    /// From the end, where the failure is. A failing run with fewer choices need not be the simplest.
     #[track_caller]
     fn single(&mut self, straight: &Trace) -> Option<Failing> {
         for (at, step) in straight.steps().iter().enumerate().rev() {
@@ -87,7 +86,6 @@ impl<'a> Shrink<'a> {
         None
     }
 
-    /// Delta debugging over the choices other than 0.
     #[track_caller]
     fn minimise(&mut self, mut choices: Vec<u32>, mut best: Failing) -> Failing {
         let mut parts = 2;

@@ -24,11 +24,10 @@ impl Faulty {
         Faulty { inner, index, plan: plan.clone(), common: common.clone(), stuck, liar }
     }
 
-    /// Makes a copy of `bytes` bytes to `dst`, which may arrive damaged or not at all. `copy` submits a number of
-    /// bytes. It is called also if nothing is to arrive: without peer access the copy must still fail.
+    /// Which may arrive damaged or not at all. `copy` submits a number of bytes. It is called also if nothing is to
+    /// arrive: without peer access the copy must still fail.
     ///
     /// # Safety
-    /// Work on `stream` may write the bytes at `dst`.
     pub(super) unsafe fn deliver(
         &self,
         lie: Option<Injected>,
@@ -65,7 +64,6 @@ impl Faulty {
         }
         match fails {
             Ok(()) => Ok(verdict),
-            // A failing kernel is accepted; the next call reports the failure.
             Err((Injected::LaunchFailed, _)) if op == FaultOp::Launch => {
                 Ok(std::iter::once((Injected::LaunchFailed, None)).collect())
             }
@@ -73,7 +71,6 @@ impl Faulty {
         }
     }
 
-    /// A call without peers and without a stream.
     pub(super) fn asks<R>(&self, op: FaultOp, call: impl FnOnce() -> DriverResult<R>) -> DriverResult<R> {
         self.begin(op, &[])?;
         call()
@@ -122,7 +119,6 @@ impl Faulty {
         Ok(verdict)
     }
 
-    /// A call without peers that submits an operation to a stream.
     pub(super) fn sends(
         &self,
         op: FaultOp,
@@ -138,7 +134,6 @@ impl Faulty {
         self.begin(op, self.common.index(peer).as_slice())
     }
 
-    /// The other devices whose memory a kernel names.
     pub(super) fn peers(&self, launch: &Launch<'_>) -> SmallVec<[usize; 2]> {
         let mut peers = SmallVec::new();
         for arg in launch.args {

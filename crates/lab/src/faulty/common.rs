@@ -13,7 +13,6 @@ pub(super) struct Common {
     inner: Vec<Weak<dyn Driver>>,
     lost: Mutex<Vec<Option<Fault>>>,
     events: Mutex<HashMap<RawEvent, usize>>,
-    /// Device memory by its first address.
     memory: Mutex<BTreeMap<Address, Owned>>,
 }
 
@@ -35,7 +34,6 @@ impl Common {
         }
     }
 
-    /// The wrapped driver of a device, while the device exists.
     pub fn inner(&self, index: usize) -> Option<DriverRef> {
         self.inner[index].upgrade()
     }
@@ -47,7 +45,6 @@ impl Common {
         self.inner.iter().position(|device| device.upgrade().is_some_and(is_it))
     }
 
-    /// The sticky fault of a device, if it has one.
     pub fn alive(&self, index: usize) -> DriverResult {
         self.lost.lock()[index].clone().map_or(Ok(()), Err)
     }
@@ -65,7 +62,6 @@ impl Common {
         self.events.lock().remove(&event);
     }
 
-    /// [`alive`](Self::alive) for the device of an event.
     pub fn event_alive(&self, event: RawEvent) -> DriverResult {
         let owner = self.events.lock().get(&event).copied();
         owner.map_or(Ok(()), |owner| self.alive(owner))

@@ -1,7 +1,5 @@
-//! A fault plan as a layer: asks the plan about each call, then makes the call or fails. [`wrap`](super::wrap) puts a
-//! [`Faulty`] around each device. `calls` has the helpers that the calls share.
-//!
-//! Invariant: a failed call was not made. Calls that free or destroy something are made in any case.
+//! A fault plan as a layer: asks the plan about each call, then makes the call or fails. Invariant: a failed call was
+//! not made. Calls that free or destroy something are made in any case.
 
 use super::{
     common::{Common, Owned},
@@ -64,7 +62,6 @@ impl Driver for Faulty {
             Ok(())
         };
         vm_unmap(address, bytes) => this.give_back(FaultOp::VmUnmap, || {
-            // Before the call, as for `mem_free`.
             this.common.freed(address);
             call()
         });

@@ -15,7 +15,6 @@ const JUNK: u8 = 0xdb;
 const ALIGN: u64 = 256;
 const DAMAGE: usize = 16;
 
-/// The lie of a verdict about this peer, if any.
 pub(super) fn about(verdict: &Verdict, peer: usize) -> Option<Injected> {
     let lies = verdict.iter().filter(|(_, of)| of.is_none_or(|of| of == peer)).map(|(fault, _)| *fault);
     let mut lies = lies.filter(|fault| matches!(fault, Injected::Drop | Injected::Corrupt)).peekable();
@@ -23,7 +22,6 @@ pub(super) fn about(verdict: &Verdict, peer: usize) -> Option<Injected> {
     lies.find(|lie| *lie == Injected::Drop).or(first)
 }
 
-/// The lie of a verdict about a new mapping, if any.
 pub(super) fn of_mapping(verdict: &Verdict) -> Option<Injected> {
     verdict.iter().map(|(fault, _)| *fault).find(|fault| matches!(fault, Injected::Drop | Injected::Corrupt))
 }
@@ -49,8 +47,6 @@ impl Liar {
         Liar { inner: inner.clone(), index, plan: plan.clone(), memory: Mutex::default() }
     }
 
-    /// Changes some bytes, in stream order.
-    ///
     /// # Safety
     /// As [`Driver::fill_u8`](gpu_pool::extend::driver::Driver::fill_u8).
     pub unsafe fn damage(&self, at: Address, bytes: usize, stream: RawStream) -> DriverResult {

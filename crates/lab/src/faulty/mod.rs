@@ -13,11 +13,8 @@
 //!   and the drop of the device write the word.
 //! * A lying peer reports success. Lies concern only direct copies and kernels' slices.
 //!
-//! # Mechanism
-//!
-//! `plan` has the rules; [`testing`](crate) exports it to users. `device` is the layer. `common` is the state
-//! that the devices of one [`wrap`] share: lost devices, and the owners of events and memory. `stuck` blocks streams.
-//! `lie` makes the bytes that a lying peer delivers. No code here depends on the kind of the wrapped driver.
+//! `plan` has the rules; `device` is the layer, `common` the state that the devices of one [`wrap`] share. No code here
+//! depends on the kind of the wrapped driver.
 
 mod calls;
 mod common;

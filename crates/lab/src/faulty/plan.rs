@@ -1,7 +1,5 @@
-//! A fault plan: rules that say which calls fail and how, and the log of injected faults. Users write a plan in code or
-//! as text (`text`); [`faulty`](super) exports it. The layer in `device` asks the plan about each call.
-//!
-//! Invariant: the faults of a call depend only on the seed, the rule, the device and the count, never on time.
+//! A fault plan: rules that say which calls fail and how, and the log of injected faults. Invariant: the faults of a
+//! call depend only on the seed, the rule, the device and the count, never on time.
 
 mod ops;
 mod text;
@@ -14,7 +12,6 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{
     collections::HashMap,
-    fmt,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -38,9 +35,9 @@ const LOG: usize = 1 << 16;
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// A plan can be written as text, for `GPU_POOL_FAULTS`. Rules are separated by `;`. [`Display`](fmt::Display) writes
-/// the text that [`FromStr`](std::str::FromStr) reads. `FromStr` refuses a rule whose operation can never show its
-/// fault, like a slow launch.
+/// A plan can be written as text, for `GPU_POOL_FAULTS`. Rules are separated by `;`. [`Display`](std::fmt::Display)
+/// writes the text that [`FromStr`](std::str::FromStr) reads. `FromStr` refuses a rule whose operation can never show
+/// its fault, like a slow launch.
 ///
 /// ```text
 /// seed=7; 1:alloc:3+:oom; *:launch:p0.01:error; 2:any:40:lost; 0>1:copy-peer:*:slow=1ms+10us/MB; 0>1:any:*:drop
@@ -128,30 +125,21 @@ pub struct InjectedFault {
     pub fault: Injected,
 }
 
-/// State that the clones of a plan share.
 #[derive(Default)]
 struct State {
     paused: bool,
-    /// Number of calls that a rule has counted on a device, by (rule, device).
     counts: HashMap<(usize, usize), u64>,
     fired: Vec<InjectedFault>,
-    /// Points at which a device fails once.
     strikes: Vec<(usize, FailPoint)>,
-    /// The owners of operations that the plan blocks.
     holding: Vec<Weak<dyn Release>>,
 }
 
-impl fmt::Debug for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State").field("paused", &self.paused).field("fired", &self.fired).finish_non_exhaustive()
-    }
-}
+gpu_pool::debug_as!(State, |self| paused = self.paused, fired = self.fired, ..);
 
 pub(crate) trait Release: Send + Sync {
     fn release(&self);
 }
 
-/// The faults of one call, each with the peer that its rule names.
 pub(crate) type Verdict = SmallVec<[(Injected, Option<usize>); 2]>;
 
 impl FaultPlan {
@@ -234,7 +222,6 @@ impl FaultPlan {
         self.state.lock().strikes.push((device, point));
     }
 
-    /// Whether the library fails at this point.
     pub(crate) fn fails(&self, device: usize, point: FailPoint) -> bool {
         self.points.contains(&point) || {
             let strikes = &mut self.state.lock().strikes;

@@ -1,7 +1,7 @@
 //! Operations that do not complete until they are released.
 //!
-//! A stream is blocked by a wait for a word in page-locked memory; on a device without such waits, by a host function
-//! that blocks. In both cases no thread spins and no driver call hangs.
+//! The stream waits for a word in page-locked memory, or for a host function that blocks. No thread spins and no driver
+//! call hangs.
 
 use super::plan::Release;
 use gpu_pool::extend::driver::{DriverRef, DriverResult, RawEvent, RawStream};
@@ -22,7 +22,6 @@ pub(super) struct Stuck {
 struct Held {
     released: u64,
     word: Option<Word>,
-    /// Events, recorded behind each wait for the word.
     waits: Vec<RawEvent>,
 }
 
@@ -37,7 +36,6 @@ impl Stuck {
         Stuck { inner: inner.clone(), held: Mutex::default(), gate: Arc::default() }
     }
 
-    /// Makes later work of the stream wait for [`release`](Release::release).
     pub fn hold(&self, stream: RawStream) -> DriverResult {
         let mut held = self.held.lock();
         let round = held.released + 1;
@@ -87,7 +85,6 @@ impl Release for Stuck {
 }
 
 impl Drop for Stuck {
-    /// Releases all streams, so that the wrapped device can finish its work.
     fn drop(&mut self) {
         self.release();
         let held = self.held.get_mut();

@@ -1,14 +1,13 @@
 //! The virtual clock: when an operation starts and ends on the machine that a [`Topology`] describes.
 //!
-//! The clock keeps the times of shared resources: engines, ports and host threads. The scheduler keeps the times of
-//! streams. A booked operation starts as soon as its stream, its submission and its engine allow, and occupies the
-//! engine until its bytes are transferred. Each port on its path takes the bytes in the order of booking; [`super`] has
-//! the model. Operations are booked in the order in which the scheduler chooses them: by starting time. A late
-//! operation (its thread was slow to submit it) comes after the operations that were already chosen.
+//! The clock keeps the times of engines, ports and host threads; the scheduler keeps the times of streams. A booked
+//! operation starts as soon as its stream, its submission and its engine allow. Each port on its path takes the bytes
+//! in the order of booking; [`super`] has the model. Operations are booked by starting time; one whose thread was slow
+//! to submit it comes after those that were already chosen.
 //!
 //! Decisions use only integers, in picoseconds: at 400 GB/s a byte takes 2.5 ps, and 64 bits last for 213 days. Sums
-//! saturate there, and a query for a saturated time is an error. Bandwidths are converted to integers once for each
-//! operation, by IEEE operations that round the same everywhere. So times do not depend on the computer.
+//! saturate there. Bandwidths are converted once for each operation, by IEEE operations that round the same everywhere.
+//! So times do not depend on the computer.
 
 use super::{CopyEngines, DeviceModel, HostCosts, KernelCost, Path, Topology};
 use gpu_pool::{
@@ -24,11 +23,8 @@ use std::{
 
 pub(super) struct VirtualClock {
     devices: Vec<Device>,
-    /// Paths between linked devices, by `(from, to)`.
     links: HashMap<(usize, usize), Way>,
-    /// The time from which each port is free.
     ports: Vec<Time>,
-    /// Costs of the kernels that do not have the default cost.
     kernels: BTreeMap<String, KernelCost>,
     host: HostCosts,
     threads: HashMap<ThreadId, Time>,
@@ -38,7 +34,6 @@ struct Device {
     model: DeviceModel,
     up: Way,
     down: Way,
-    /// The times from which the engines are free, by [`Engine`].
     engines: [SmallVec<[Time; 2]>; Engine::COUNT],
 }
 
@@ -47,7 +42,6 @@ struct Unbooked {
     engines: [SmallVec<[Time; 2]>; Engine::COUNT],
 }
 
-/// A path, with its ports by number.
 #[derive(Clone)]
 struct Way {
     latency: Time,
@@ -76,7 +70,6 @@ struct Demand {
     latency: Time,
     /// Time from the start until the bytes are transferred or the kernel has ended, if no port is busy.
     work: Time,
-    /// The time that each port needs for the bytes.
     ports: SmallVec<[(usize, Time); 4]>,
 }
 
@@ -85,7 +78,6 @@ impl Demand {
         Demand { engine: Some(engine), latency, work, ports: SmallVec::new() }
     }
 
-    /// An operation that takes time but no resource.
     fn free(latency: Time) -> Self {
         Demand { engine: None, latency, work: 0, ports: SmallVec::new() }
     }
@@ -179,8 +171,6 @@ impl VirtualClock {
 }
 
 impl Clock for VirtualClock {
-    // ---- threads of the host ----------------------------------------------------------------------------------------
-
     fn submit(&mut self, thread: ThreadId, cost: &Cost) -> Time {
         let host = &self.host;
         self.spend(
@@ -214,8 +204,6 @@ impl Clock for VirtualClock {
     fn now(&self, thread: ThreadId) -> Time {
         self.threads.get(&thread).copied().unwrap_or(0)
     }
-
-    // ---- operations -------------------------------------------------------------------------------------------------
 
     fn start(&self, device: usize, cost: &Cost, ready: Time) -> Time {
         self.with_engine(device, &self.demand(device, cost), ready)

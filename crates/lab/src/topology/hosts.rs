@@ -1,7 +1,6 @@
 //! Hosts and rails: which devices share a host, and by which network adapter each of them reaches the other hosts.
 //!
-//! [`Topology::rail`] is the path between two devices of different hosts. The clock of the software GPUs takes all of
-//! them beside the links; `peers`, `validate` and `show` ask a [`Network`] who reaches whom.
+//! The clock takes all rails ([`Topology::rail`]) beside the links; `peers`, `validate` and `show` ask a [`Network`].
 
 use super::{
     Link, Path, Topology,
@@ -168,7 +167,6 @@ impl Topology {
 /// The reachable pairs of devices, by a link or over the network.
 pub(super) struct Network<'t> {
     hosts: &'t [HostModel],
-    /// By device: its host and its local index.
     homes: Vec<Option<(usize, usize)>>,
     linked: HashSet<(usize, usize)>,
 }

@@ -24,14 +24,12 @@
 //! The bandwidth of pulling was fitted on 2 and 4 H200s (`benches/results`, `predict`). That all-reduce is a ring, so
 //! each device pulls from one other device. In patterns that are no permutation 55-240 GB/s were measured.
 //!
-//! `wait_us` was fitted with both measured sizes of that ring on 8 devices (256 MB and 1 GB) known. For 4 H200s the
-//! model predicted 321, 578, 1091, 2117 and 4169 us for 64 MB to 1 GB; 328, 583, 1099, 2124 and 4173 us were measured
-//! later (`crates/lab/tests/schedules/virtual_time/all_reduce.rs`). The submission of the ring takes 273 us in this
-//! model; 400 us were measured. So predictions that the host limits, such as 64 devices below 256 MB, are rather too
-//! low.
+//! For 4 H200s the model predicted 321, 578, 1091, 2117 and 4169 us for 64 MB to 1 GB; 328, 583, 1099, 2124 and 4173 us
+//! were measured later (`crates/lab/tests/schedules/virtual_time/all_reduce.rs`). The submission of the ring takes 273
+//! us in this model; 400 us were measured. So predictions that the host limits, such as 64 devices below 256 MB, are
+//! rather too low.
 //!
-//! A host has eight devices on two sockets. A machine with more devices has more hosts on one switch, as in NVLink
-//! switch systems, with the same links. That is an assumption, not a measurement.
+//! A machine with more than eight devices has more hosts on one switch, with the same links. That is an assumption.
 
 use super::{DeviceModel, HostCosts, Link, Nic, Path, Topology};
 
@@ -39,13 +37,11 @@ use super::{DeviceModel, HostCosts, Link, Nic, Path, Topology};
 const HOST: usize = 8;
 const SOCKET: usize = 4;
 
-/// Interpolates a number that was measured with one thread and with eight concurrent threads.
 fn between(alone: f64, eight: f64, threads: usize) -> f64 {
     alone + (eight - alone) * (threads.clamp(1, 8) - 1) as f64 / 7.0
 }
 
-/// The costs of calls when `threads` threads of a process call the driver. Two costs are not measured: a query (assumed
-/// to cost as much as a record) and a host function, which has to wake a thread.
+/// When `threads` threads of a process call the driver. A query is assumed to cost as much as a record.
 pub(super) fn host_costs(threads: usize) -> HostCosts {
     HostCosts {
         launch_us: between(3.9, 4.7, threads),
@@ -59,7 +55,6 @@ pub(super) fn host_costs(threads: usize) -> HostCosts {
     }
 }
 
-/// A device with the index `place` on its host.
 fn h200(device: usize, host: usize, place: usize) -> DeviceModel {
     let pcie = format!("PCIe of device {device}");
     let memory = format!("memory of host {host}");
@@ -85,7 +80,6 @@ fn nvlink(from: usize, to: usize) -> Link {
     Link { pull_gbps: Some(375.0), ..Link::new(from, to, path) }
 }
 
-/// All ordered pairs of different devices.
 fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..count).flat_map(move |from| (0..count).filter(move |&to| to != from).map(move |to| (from, to)))
 }

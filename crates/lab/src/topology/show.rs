@@ -22,7 +22,6 @@ impl fmt::Display for Topology {
         for (what, hosts) in grouped(self.hosts.iter().map(about_host).zip(0..)) {
             writeln!(f, "  {} {}: {what}", if hosts.len() == 1 { "host" } else { "hosts" }, ranges(&hosts))?;
         }
-        // Invalid machines are shown, too.
         let pairs = self.len().saturating_mul(self.len().saturating_sub(1));
         let absent = pairs.saturating_sub(self.links.len() + self.rails().len());
         if absent > 0 {
@@ -48,7 +47,6 @@ impl fmt::Display for Topology {
     }
 }
 
-/// A port of several paths. Ports whose names differ only in numbers are grouped.
 struct Port {
     name: String,
     paths: usize,
@@ -107,7 +105,6 @@ fn about_link(link: &Link) -> String {
     }
 }
 
-/// Adapters with equal numbers are counted.
 fn about_host(host: &HostModel) -> String {
     let number = host.devices.len();
     let devices = format!("{number} {}", if number == 1 { "device" } else { "devices" });

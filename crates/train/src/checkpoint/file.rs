@@ -1,8 +1,8 @@
 //! Replaces a file as a whole: readers see the old one or the new one, whenever the writer dies.
 //!
-//! `Checkpoint::save` calls it. The new file grows in the same folder under a random name, and its writer holds an
-//! advisory lock on it. Invariant: a temporary file whose lock can be taken has no writer any more; so `sweep` removes
-//! it. A system without such locks keeps what dead writers have left.
+//! The new file grows in the same folder under a random name, and its writer holds an advisory lock on it. Invariant: a
+//! temporary file whose lock can be taken has no writer any more; so `sweep` removes it. A system without such locks
+//! keeps what dead writers have left.
 
 use std::{
     fs::{self, File},
@@ -47,7 +47,6 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The target of a link, which need not exist.
 fn target(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {
@@ -91,7 +90,6 @@ mod system {
         path::Path,
     };
 
-    /// The system takes the umask off.
     pub fn mode(private: bool) -> Option<Permissions> {
         Some(Permissions::from_mode(if private { 0o600 } else { 0o666 }))
     }
@@ -134,7 +132,6 @@ mod system {
         Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
     }
 
-    /// Brings a new name to the disk.
     pub fn sync(folder: &Path) -> io::Result<()> {
         let Ok(folder) = File::open(folder) else { return Ok(()) };
         match folder.sync_all() {

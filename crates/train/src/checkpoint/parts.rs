@@ -1,8 +1,7 @@
 //! Tensors that several devices have in parts, and checkpoints within a checkpoint.
 //!
-//! Layers, optimizers and pipelines call it, and programs with layers of their own. A file has whole tensors, so it
-//! does not depend on the number of devices. Invariant: all members of a group come to the same shapes, or to the same
-//! error.
+//! A file has whole tensors, so it does not depend on the number of devices. Invariant: all members of a group come to
+//! the same shapes, or to the same error.
 
 use super::{Checkpoint, Data, Tensor};
 use gpu_pool::{
@@ -26,7 +25,6 @@ pub struct Cut {
 struct Placed {
     shape: Vec<usize>,
     blocks: usize,
-    /// Elements of a block, by member.
     lens: Vec<usize>,
 }
 
@@ -185,7 +183,6 @@ impl Checkpoint {
     }
 }
 
-/// A name behind a prefix; none is nothing.
 pub(crate) fn named<'n>(prefix: &str, name: &'n str) -> Cow<'n, str> {
     if prefix.is_empty() { name.into() } else { format!("{prefix}.{name}").into() }
 }

@@ -1,7 +1,5 @@
-//! The buckets of an exchange, for an optimizer: sums of squares, the update of parameters, and parameters to all
-//! members where buckets are scattered.
-//!
-//! [`replica`](super::replica) calls them between the exchange and the next step, each for one bucket.
+//! The buckets of an exchange, for an optimizer. [`replica`](super::replica) calls it between the exchange and the next
+//! step, each for one bucket.
 
 use crate::update::{self, Moments, Parameter, Rule};
 use gpu_pool::{
@@ -12,7 +10,6 @@ use gpu_pool::{
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Sums of squares of a bucket.
 pub(super) fn chunks<T: Parameter>(exchange: &GradientExchange<T>, bucket: usize) -> usize {
     exchange.memory(bucket).len().div_ceil(CHUNK)
 }
@@ -25,7 +22,6 @@ pub(super) fn place<T: Parameter>(exchange: &GradientExchange<T>, gradient: usiz
 }
 
 /// Writes the sums of the squares of this member's part to their places among those of the bucket.
-#[track_caller]
 pub(super) fn sum_squares<T: Parameter>(
     exchange: &GradientExchange<T>,
     dev: &Device,
@@ -40,9 +36,8 @@ pub(super) fn sum_squares<T: Parameter>(
     update::squares(dev, &exchange.memory(bucket).slice(part), &sums)
 }
 
-/// Writes the norm whose square is the sum of `sums`. If buckets are scattered, the other members' sums come first; all
-/// of them are then added in the same order as on one device.
-#[track_caller]
+/// The square of the norm is the sum of `sums`. If buckets are scattered, the other members' sums come first; all are
+/// added in one order.
 pub(super) fn norm_of<T: Parameter>(
     exchange: &GradientExchange<T>,
     dev: &Device,
@@ -57,7 +52,6 @@ pub(super) fn norm_of<T: Parameter>(
 }
 
 /// Updates the parameters of a bucket, in this member's part of it. The caller has compared their lengths.
-#[track_caller]
 pub(super) fn update<T: Parameter>(
     exchange: &mut GradientExchange<T>,
     dev: &Device,
@@ -71,7 +65,6 @@ pub(super) fn update<T: Parameter>(
 }
 
 /// Where buckets are scattered: gives all members the parameters that each has written to its part of a bucket.
-#[track_caller]
 pub(super) fn gather<T: Parameter>(
     exchange: &mut GradientExchange<T>,
     dev: &Device,

@@ -1,8 +1,7 @@
 //! One device's part: its model, its gradients, and the optimizer's memory; the passes and the update of a step.
 //!
-//! [`DataParallel`](super::DataParallel) runs it in scopes; checkpoints read and write it. Invariant: `dirty` holds
-//! from the first launch of an update until all of it is launched, so a failure within it is found; `updated_in` finds
-//! that of a scope which fails when its update is launched.
+//! Invariant: `dirty` holds from the first launch of an update until all of it is launched, so a failure within it is
+//! found; `updated_in` finds that of a scope which fails when its update is launched.
 
 use super::{Gradients, Model, parts, together::Together};
 use crate::{
@@ -20,14 +19,13 @@ use gpu_pool::{
 };
 use std::ops::Range;
 
-/// The smaller size of the first bucket, so that the exchange begins early.
 const FIRST_BUCKET: usize = 1 << 20;
 
 /// The pieces of a batch: rows of all processes, and what the sum over these rows is divided by.
 ///
-/// No sum on the way is larger than the mean of the piece with the largest: the divisor is never less than the rows. It
-/// grows by factors of two, so the held sum is not rounded, and becomes the number of rows with the last piece. Then
-/// the gradients are the mean, in their memory, in the norm, and for the optimizer.
+/// The divisor is never less than the rows, so no sum on the way is larger than the largest mean of a piece. It grows
+/// by factors of two, so the held sum is not rounded, and becomes the number of rows with the last piece: then the
+/// gradients are the mean.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     rows: f64,
@@ -35,7 +33,6 @@ struct Held {
 }
 
 impl Held {
-    /// With one more piece.
     fn and(held: Option<Held>, rows: usize, last: bool) -> Held {
         let more = rows as f64;
         let Some(held) = held else { return Held { rows: more, divisor: more } };
@@ -47,7 +44,6 @@ impl Held {
     }
 }
 
-/// A device's findings, for the caller's thread.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub steps: u64,
@@ -81,7 +77,6 @@ pub(super) struct Replica<M, T: Parameter> {
     pub model: M,
     pub exchange: GradientExchange<T>,
     pub sizes: Box<[usize]>,
-    /// By bucket.
     pub state: Vec<State>,
     /// Sums of squares, and where those of each bucket are.
     sums: DeviceBuffer<f64>,
@@ -89,26 +84,21 @@ pub(super) struct Replica<M, T: Parameter> {
     norm: DeviceBuffer<f32>,
     /// Where one kernel ends a step with sharded state.
     together: Option<Together>,
-    /// The norms of the last two steps, on their way to the host.
     seen: [PinnedBuffer<f32>; 2],
-    /// The last step, if its norm was not looked at yet.
     pending: Option<u64>,
     pub steps: u64,
     /// Updates that were launched: which of `seen` is the next.
     updates: u64,
     dirty: bool,
-    /// The place of the gang that has launched the last update; 0: none.
     updated_in: u64,
     /// The pieces that were accumulated, and the one of this pass.
     held: Option<Held>,
-    /// The factor of each row's loss in this pass.
     scale: f32,
     #[cfg(feature = "checkpoints")]
     pub sharded: bool,
 }
 
 impl<M: Model<T>, T: Parameter> Replica<M, T> {
-    #[track_caller]
     pub fn new(group: &Group<'_>, optimizer: &Optimizer, mut model: M) -> Result<Self> {
         let dev = group.device();
         let mut parameters = model.parameters();
@@ -149,7 +139,6 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         })
     }
 
-    #[track_caller]
     pub fn shard(&self, dev: &Device, shard: Shard) -> Result<Shard> {
         // With a world, each process has rows of its own.
         let group = self.exchange.group(dev, "DataParallel")?.here();
@@ -158,8 +147,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Ok(if is_gang { shard } else { shard_of(group.rank(), group.count()) })
     }
 
-    /// Begins a pass over `rows` rows of this process. False if no process has rows: then nothing has begun, anywhere.
-    #[track_caller]
+    /// False if no process has rows: then nothing has begun, anywhere.
     pub fn begin(&mut self, dev: &Device, call: &Call, rows: usize, sync: bool) -> Result<bool> {
         self.exchange.set_sync(sync)?;
         let group = self.exchange.group(dev, call.op)?;
@@ -170,14 +158,11 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         let all = Held::and(self.held, rows, sync);
         let held = self.held.map_or(1.0, |held| held.divisor / all.divisor);
         self.exchange.weigh(dev, held, rows as f64 / all.divisor)?;
-        // Sums that are apart have weights. So each piece may be a mean, in the middle of the range of a half type.
         let divisor = if size_of::<T>() < size_of::<f32>() { rows as f64 } else { all.divisor };
         (self.held, self.scale) = (Some(all), (1.0 / divisor) as f32);
         Ok(true)
     }
 
-    /// The forward and backward pass, if this device has rows.
-    #[track_caller]
     pub fn pass<R>(
         &mut self,
         dev: &Device,
@@ -194,8 +179,6 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             .map(Some)
     }
 
-    /// Ends the exchange, and updates the parameters.
-    #[track_caller]
     pub fn update(&mut self, dev: &Device, optimizer: &Optimizer) -> Result<Outcome> {
         if optimizer.sharded && self.together.is_none() {
             // The other members' sums are added to these.
@@ -250,8 +233,6 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Ok(outcome)
     }
 
-    /// Looks at the norm of the last step; waits for it.
-    #[track_caller]
     pub fn settle(&mut self) -> Result<Outcome> {
         let Some(step) = self.pending else { return Ok(self.outcome()) };
         let norm = self.last_norm()?.expect("a step is pending");
@@ -268,21 +249,17 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Outcome { steps: self.steps, unused: None, not_finite: None }
     }
 
-    /// The norm of the last step; waits for it.
-    #[track_caller]
     pub fn last_norm(&self) -> Result<Option<f32>> {
         let Some(last) = self.updates.checked_sub(1) else { return Ok(None) };
         Ok(Some(self.seen[(last % 2) as usize].as_slice()?[0]))
     }
 
-    #[track_caller]
     pub fn compare(&mut self, dev: &Device) -> Result<()> {
         self.exchange.verify_parameters(dev, &self.model.parameters())
     }
 
     /// This device, the first one of its group in this process, and where the gradients lie.
     #[cfg(feature = "checkpoints")]
-    #[track_caller]
     pub fn places(&self, dev: &Device) -> Result<Placed> {
         let group = self.exchange.group(dev, "DataParallel")?;
         let (first, spans, leads) = (group.here().ordinal(0), group.spans_processes(), group.rank() == 0);
@@ -292,7 +269,6 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
 
     /// Everything was replaced by the state after so many steps.
     #[cfg(feature = "checkpoints")]
-    #[track_caller]
     pub fn begin_at(&mut self, dev: &Device, steps: u64) -> Result<()> {
         self.exchange.reset(dev)?;
         (self.steps, self.updates, self.pending) = (steps, 0, None);
@@ -300,10 +276,8 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         Ok(())
     }
 
-    /// Forgets the gradients of a failed step. No member may have been within an update, or have launched one: kernels
-    /// that wait for each other may have given up, and the parameters on all devices are then equal, but they are not
-    /// those of the step. A group that had left the scope before another one failed has made a step more than that one.
-    #[track_caller]
+    /// No member may have been within an update, or have launched one: kernels that wait for each other may have given
+    /// up, and the parameters on all devices are then equal, but not those of the step.
     pub fn recover(&mut self, dev: &Device) -> Result<Outcome> {
         self.exchange.reset(dev)?;
         let outcome = self.settle()?;
@@ -323,7 +297,6 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     }
 }
 
-#[track_caller]
 fn compare_sizes<T: Parameter>(parameters: &[&mut DeviceBuffer<T>], sizes: &[usize]) -> Result<()> {
     if parameters.len() != sizes.len() {
         let why = format_args!("the model has {} parameters, and had {}", parameters.len(), sizes.len());

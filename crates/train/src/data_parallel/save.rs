@@ -1,8 +1,8 @@
 //! Checkpoints of [`DataParallel`]: the whole state of each group, for any number of devices.
 //!
-//! Users call `save` and `load`. Tensors: `parameters.0`, `first.0` (the first moment), `second.0`, `master.0` (the
-//! copy in `f32`) and so on; with several groups of devices after `group0.`. Invariant: everything is compared with the
-//! model, and with what the other processes have found, before anything is written.
+//! Tensors: `parameters.0`, `first.0` (the first moment), `second.0`, `master.0` (the copy in `f32`) and so on; with
+//! several groups after `group0.`. Invariant: everything is compared with the model, and with what the other processes
+//! have found, before anything is written.
 
 use super::{
     DataParallel, Model,
@@ -36,18 +36,15 @@ const TENSORS: &str = "gpu_pool.tensors";
 const BUSY: u8 = 0;
 const DONE: u8 = 1;
 const FAILED: u8 = 2;
-/// Between two looks at the writer.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A device's part of the state of its group.
 struct Own<T> {
     /// None unless it is the group's first device.
     parameters: Option<Vec<Vec<T>>>,
-    /// By bucket.
     parts: Vec<Part>,
 }
 
-/// Elements of a bucket, and their values of each kind.
 struct Part {
     elements: Range<usize>,
     values: [Option<Vec<f32>>; 3],
@@ -58,7 +55,6 @@ struct Found<T> {
     groups: Vec<OfGroup<T>>,
 }
 
-/// By parameter, and by kind and parameter.
 struct OfGroup<T> {
     parameters: Vec<Vec<T>>,
     state: [Vec<Vec<f32>>; 3],
@@ -212,7 +208,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
         self.take_over(found, Location::caller())
     }
 
-    #[track_caller]
     fn find(&self, checkpoint: &Checkpoint) -> Result<Found<T>> {
         let steps = checkpoint.noted(STEPS).and_then(|steps| steps.parse::<u64>().ok());
         let Some(steps) = steps else { return Err(foreign("it has no number of steps")) };
@@ -245,7 +240,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
     }
 
     /// Writes the checkpoint into the replicas if all processes have found the same one; else even the poison stays.
-    #[track_caller]
     fn take_over(&mut self, found: Result<Found<T>>, site: Site) -> Result<()> {
         let groups = &self.groups.clone();
         let terms: Vec<String> = match &found {
@@ -299,9 +293,7 @@ pub(super) struct Groups {
     ordinals: Vec<usize>,
     of: Vec<usize>,
     places: Vec<Vec<Place>>,
-    /// Whether a group has members of other processes.
     spans: bool,
-    /// Whether rank 0 of a group is here.
     leads: bool,
 }
 
@@ -334,12 +326,10 @@ impl Groups {
     }
 }
 
-#[track_caller]
 fn foreign(why: impl std::fmt::Display) -> Error {
     Error::invalid("DataParallel::restore", format_args!("a foreign checkpoint: {why}"))
 }
 
-#[track_caller]
 fn read<T: Parameter>(checkpoint: &Checkpoint, name: &str, len: usize) -> Result<Vec<T>> {
     let x = match checkpoint.tensor::<T>(name) {
         Ok(x) => x,
@@ -357,12 +347,10 @@ fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     start..a.end.min(b.end).max(start)
 }
 
-/// The range counted from `start`; an empty one is empty anywhere.
 fn shifted(range: &Range<usize>, start: usize) -> Range<usize> {
     if range.is_empty() { 0..0 } else { range.start - start..range.end - start }
 }
 
-#[track_caller]
 fn own<M: Model<T>, T: Parameter>(dev: &Device, replica: &mut Replica<M, T>) -> Result<Own<T>> {
     let group = replica.exchange.group(dev, "checkpoint")?;
     // Each process has all: `checkpoint` gives it to the user.
@@ -403,7 +391,6 @@ fn own<M: Model<T>, T: Parameter>(dev: &Device, replica: &mut Replica<M, T>) -> 
     Ok(own)
 }
 
-#[track_caller]
 fn replace<M: Model<T>, T: Parameter>(
     dev: &Device,
     replica: &mut Replica<M, T>,

@@ -1,8 +1,7 @@
 //! The end of a step whose state is divided among the members: all scattered buckets together, by one kernel of each
 //! member. It adds up all squares, updates the parameters of the own parts, and writes them to all members.
-//!
-//! [`replica`](super::replica) uses it where [`Together::new`] gives one; elsewhere it makes the calls of
-//! [`parts`](super::parts). Invariant: both give the same bits. They differ only in what buckets hold afterwards.
+//! [`replica`](super::replica) uses it where [`Together::new`] gives one; elsewhere it calls [`parts`](super::parts).
+//! Invariant: both give the same bits. They differ only in what buckets hold afterwards.
 
 use super::parts::chunks;
 use crate::{
@@ -16,7 +15,6 @@ use gpu_pool::{
 };
 use std::{marker::PhantomData, ops::Range, sync::Arc};
 
-/// Of memory on a device.
 type Address = u64;
 
 const OP: &str = "sharded_step";
@@ -25,14 +23,12 @@ pub(super) struct Together {
     /// The table of the kernel, and what is in it: addresses change seldom.
     pieces: DeviceBuffer<u64>,
     table: Vec<u64>,
-    /// Chunks of this member, of the member that has most, and of all.
     own: usize,
     largest: usize,
     chunks: usize,
 }
 
-/// A member's part of a bucket, and where it is: the bucket, and both moments and the parameters in `f32` of the part
-/// (0: none).
+/// Where a member's part of a bucket is: the bucket, both moments and the parameters in `f32` of the part (0: none).
 #[derive(Debug)]
 struct Own {
     part: Range<usize>,
@@ -65,7 +61,6 @@ fn table(layout: &Layout, own: &[Own], parameters: &[Arc<[Address]>], size: usiz
     words
 }
 
-/// Parameters with a gradient in these parts.
 fn pieces(layout: &Layout, parts: &[Range<usize>]) -> usize {
     let of = |extent: &&Extent| {
         let (own, part) = (extent.range(), &parts[extent.bucket]);
@@ -76,7 +71,6 @@ fn pieces(layout: &Layout, parts: &[Range<usize>]) -> usize {
 
 impl Together {
     /// None where kernels cannot wait for each other or buckets are not scattered. All members get the same answer.
-    #[track_caller]
     pub fn new<T: Parameter>(dev: &Device, exchange: &GradientExchange<T>) -> Result<Option<Together>> {
         let (group, buckets) = (exchange.group(dev, OP)?, 0..exchange.buckets());
         let all = buckets.clone().map(|bucket| chunks(exchange, bucket)).sum();
@@ -99,7 +93,6 @@ impl Together {
     }
 
     /// Tells all members where the parameters are. All call it before each [`update`](Self::update).
-    #[track_caller]
     pub fn prepare<T: Parameter>(
         &mut self,
         dev: &Device,
@@ -128,7 +121,6 @@ impl Together {
 
     /// Adds up `sums`, of which each member has those of its parts, to the norm, and updates the parameters on all
     /// members; if the norm is not finite, nothing. All members call it.
-    #[track_caller]
     pub fn update<T: Parameter>(
         &self,
         dev: &Device,

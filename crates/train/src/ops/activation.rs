@@ -53,7 +53,6 @@ impl<T: Float> From<Activation> for BiasedActivation<'_, T> {
 
 debug_as!(BiasedActivation<'_, T> [T: Float], |self| f = self.f, bias = self.bias.map(|bias| bias.len()));
 
-/// The functions of one argument that have a name of their own.
 macro_rules! activations {
     ($($name:ident $which:ident $x:literal $y:literal $what:literal;)+) => {$(
         #[doc = concat!($what, ", in a new buffer: [`Activation::", stringify!($which), "`].")]
@@ -203,7 +202,6 @@ pub trait Activations: Operations {
 
 impl Activations for Device {}
 
-/// The length of a row, which has a bias for each element.
 #[track_caller]
 fn width<T: Float>(op: &'static str, n: usize, bias: Option<DeviceView<'_, T>>) -> Result<u32> {
     let Some(bias) = bias else { return Ok(1) };
@@ -211,7 +209,6 @@ fn width<T: Float>(op: &'static str, n: usize, bias: Option<DeviceView<'_, T>>) 
     Ok(bias.len() as u32)
 }
 
-/// `y = f(x + bias)`, of `y` itself without `x`.
 #[track_caller]
 fn activate<T: Float>(
     dev: &Device,
@@ -236,7 +233,6 @@ fn activate<T: Float>(
     }
 }
 
-/// `dx = dy * f'(x + bias)`, of `dx` itself without `dy`.
 #[track_caller]
 fn step_back<T: Float>(
     dev: &Device,

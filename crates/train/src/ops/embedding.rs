@@ -21,7 +21,6 @@ pub trait Index: DeviceCopy + sealed::Sealed {
     /// The same memory as words: a negative number is greater than every bound.
     #[doc(hidden)]
     fn words(view: DeviceView<'_, Self>) -> DeviceView<'_, u32>;
-    /// A word as the number that it is.
     #[doc(hidden)]
     fn show(word: u32) -> String;
 }

@@ -6,9 +6,7 @@
 
 use gpu_pool::{DeviceCopy, DeviceViewMut, Error, Result, extend::ErrorInternals, kernel::Float};
 
-/// A parameter that a kernel reads.
 pub(super) type In<T> = &'static [T];
-/// A parameter that a kernel reads and writes.
 pub(super) type Out<T> = &'static mut [T];
 /// In the place of an input: the address of the output that it is, or null.
 pub(super) type Address = u64;
@@ -121,7 +119,6 @@ macro_rules! binary {
 
 pub(super) use binary;
 
-/// The address of what an operation changes in place.
 pub(super) fn address<T: DeviceCopy>(x: &DeviceViewMut<'_, T>) -> Address {
     x.address()
 }
@@ -143,7 +140,6 @@ pub(super) fn each_row_mut<T>(x: &mut [T], rows: u64, cols: u32) -> impl Iterato
     x.chunks_exact_mut(cols as usize).take(rows as usize)
 }
 
-/// A number in the type of the arithmetic, and back: for host kernels.
 pub(super) fn wide<T: Float>(x: &T) -> T::Acc {
     T::wide(*x)
 }

@@ -83,7 +83,6 @@ fn same<T>(x: T) -> T {
     x
 }
 
-/// The bits of numbers of a size.
 pub(super) trait Word: DeviceCopy + Into<u64> {}
 impl<T: DeviceCopy + Into<u64>> Word for T {}
 
@@ -296,7 +295,6 @@ fn launch<T: Number>(
     }
 }
 
-/// Threads of a block that looks for an extreme, and most blocks.
 const THREADS: usize = 256;
 
 #[track_caller]

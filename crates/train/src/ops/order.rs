@@ -1,8 +1,8 @@
 //! Sums of all elements before one, and elements in order: `kernels/order.cu`.
 //!
-//! A scan adds the elements of each tile up, scans these sums, and adds them to the sums within the tiles. A sort
-//! counts the digits of each tile, scans the counts, and brings the elements to their places, for each 4 bits. Uses the
-//! words of `number`. Invariant: the order of additions depends on the length alone, so each run gives the same bits.
+//! A scan adds the elements of each tile up, scans these sums, and adds them to the sums within the tiles. A sort does
+//! so with counts of digits, 4 bits at a time. Invariant: the order of additions depends on the length alone, so each
+//! run gives the same bits.
 
 use super::{
     family::{In, Out, kernels, small},
@@ -14,7 +14,6 @@ use gpu_pool::{
     extend::train::{Operations, as_type, as_type_mut},
 };
 
-/// Elements of a tile, and the threads of its block.
 const TILE: usize = 2048;
 const THREADS: u32 = 256;
 const DIGITS: usize = 16;
@@ -150,7 +149,6 @@ fn blocks(tiles: usize) -> LaunchDims {
     LaunchDims { grid: (tiles.min(1 << 20) as u32, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 }
 }
 
-#[track_caller]
 fn scan<T: Number>(
     dev: &Device,
     op: &'static str,
@@ -174,7 +172,6 @@ fn scan<T: Number>(
     unsafe { dev.launch(&scan_kernel::<T>(), blocks(tiles), (x, &offsets, y, n, u32::from(exclusive))) }
 }
 
-#[track_caller]
 fn sort<T: Number>(dev: &Device, op: &'static str, mut x: DeviceViewMut<'_, T>) -> Result<()> {
     let (len, tiles) = (x.len(), x.len().div_ceil(TILE));
     small(op, "elements", len)?;

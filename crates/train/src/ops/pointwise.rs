@@ -9,7 +9,6 @@ use gpu_pool::{
     kernel::Float,
 };
 
-/// The operations of two buffers, as `kernels/pointwise.cu` counts them.
 #[derive(Clone, Copy)]
 enum Binary {
     Add,

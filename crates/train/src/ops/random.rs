@@ -16,7 +16,6 @@ use gpu_pool::{
 };
 use std::{f64::consts::PI, ops::Range};
 
-/// Four words of a counter and a key.
 fn philox([mut x, mut y, mut z, mut w]: [u32; 4], [mut a, mut b]: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let (p, q) = (0xd251_1f53 * u64::from(x), 0xcd9e_8d57 * u64::from(z));
@@ -26,17 +25,14 @@ fn philox([mut x, mut y, mut z, mut w]: [u32; 4], [mut a, mut b]: [u32; 2]) -> [
     [x, y, z, w]
 }
 
-/// The words of block `block` of a seed's sequence.
 fn words(block: u64, seed: u64) -> [u32; 4] {
     philox([block as u32, (block >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32])
 }
 
-/// Word `element` of a seed's sequence.
 fn word(element: u64, seed: u64) -> u32 {
     words(element / 4, seed)[(element % 4) as usize]
 }
 
-/// The elements of a call, which may be the last ones of the sequence.
 fn elements(n: u64, offset: u64) -> impl Iterator<Item = u64> {
     (0..n).map(move |i| offset + i)
 }
@@ -51,7 +47,6 @@ fn unit(kind: usize, words: [u32; 4], k: usize) -> f64 {
     }
 }
 
-/// Elements of a block: `f64` takes two words for each.
 fn per_block<T>() -> u64 {
     if size_of::<T>() == 8 { 2 } else { 4 }
 }
@@ -71,7 +66,6 @@ fn sin_pi(t: f64, quadrants: u32) -> f64 {
     if quadrant < 2 { x } else { -x }
 }
 
-/// The result of dropout for element `element` of a seed's sequence.
 fn dropped<T: Float>(x: &T, element: u64, seed: u64, threshold: u64, scale: T::Acc) -> T {
     let drops = u64::from(word(element, seed)) < threshold;
     T::narrow(if drops { T::Acc::of(0.0) } else { wide(x) * scale })
@@ -288,8 +282,6 @@ fn draw<T: Float>(
     unsafe { dev.launch(kernel, fours_of_packs::<T>(x.len()), (x, n, seed, offset, a, b)) }
 }
 
-/// The elements of a call, if the sequence has so many.
-#[track_caller]
 fn sequence(op: &'static str, n: usize, offset: u64) -> Result<u64> {
     // The last element, not the one behind it, is a number of 64 bits.
     match offset.checked_add((n as u64).saturating_sub(1)) {
@@ -299,7 +291,6 @@ fn sequence(op: &'static str, n: usize, offset: u64) -> Result<u64> {
 }
 
 /// Keep threshold and scale, `1 / (1 - p)`.
-#[track_caller]
 fn chance<A: Real>(op: &'static str, probability: f64) -> Result<(u64, A)> {
     invalid_if!(!(0.0..=1.0).contains(&probability), op, "a probability of {probability}");
     let scale = if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 };

@@ -30,7 +30,6 @@ use gpu_pool::{
 const PART: usize = 64;
 const MOST_PARTS: usize = 128;
 
-/// A warp per row, or a block of all threads of one.
 fn row_dims<T>(rows: usize, cols: usize) -> LaunchDims {
     let threads = threads_of_row(size_of::<T>(), cols);
     let together = if threads == 32 { 4 } else { 1 };
@@ -38,7 +37,6 @@ fn row_dims<T>(rows: usize, cols: usize) -> LaunchDims {
     LaunchDims { grid: (blocks as u32, 1, 1), block: (threads, together as u32, 1), shared_bytes: 0 }
 }
 
-/// A warp per 32 packs of columns, eight warps per part.
 fn column_dims<T>(cols: usize, parts: u32) -> LaunchDims {
     LaunchDims { grid: (cols.div_ceil(32 * lanes::<T>()).max(1) as u32, parts, 1), block: (32, 8, 1), shared_bytes: 0 }
 }
@@ -47,7 +45,6 @@ fn parts_of(rows: usize) -> u32 {
     rows.div_ceil(PART).clamp(1, MOST_PARTS) as u32
 }
 
-/// Adds `f(row, column)` up over each part of the rows.
 fn sum_parts<A: Real>(out: &mut [A], rows: u64, cols: u32, parts: u32, f: impl Fn(usize, usize) -> A) {
     let chunk = (rows as usize).div_ceil(parts as usize);
     for (part, out) in each_row_mut(out, u64::from(parts), cols).enumerate() {
@@ -164,8 +161,6 @@ pub trait Rows: Operations {
 
 impl Rows for Device {}
 
-/// The second pass of a sum of columns.
-#[track_caller]
 fn finish<T: Float>(dev: &Device, partial: &DeviceBuffer<T::Acc>, out: DeviceViewMut<'_, T>, parts: u32) -> Result<()> {
     let (cols, partial): (usize, DeviceView<'_, T::Acc>) = (out.len(), partial.view());
     let args = (partial, out, parts, cols as u32);

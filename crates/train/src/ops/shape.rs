@@ -12,7 +12,6 @@ use gpu_pool::{
     kernel,
 };
 
-/// `(x, y, count, rows, cols)`
 type Transpose<W> = Kernel<(&'static [W], &'static mut [W], u32, u32, u32)>;
 
 fn host_transpose<T: DeviceCopy>(x: &[T], y: &mut [T], count: u32, rows: u32, cols: u32) {
@@ -161,7 +160,6 @@ pub trait Shapes: Operations {
 
 impl Shapes for Device {}
 
-/// `shape`: matrices, rows, columns.
 #[track_caller]
 fn transposed<T: DeviceCopy>(
     dev: &Device,
@@ -186,7 +184,6 @@ fn transposed<T: DeviceCopy>(
     }
 }
 
-#[track_caller]
 fn transposed_words<T: DeviceCopy, W: DeviceCopy>(
     dev: &Device,
     op: &'static str,
@@ -210,8 +207,6 @@ fn transposed_words<T: DeviceCopy, W: DeviceCopy>(
     unsafe { dev.launch(kernel, dims, (as_type::<T, W>(x, len), as_type_mut::<T, W>(y, len), n, r, c)) }
 }
 
-/// `rows` rows of `cols` elements lie in `len`, each `pitch` after the one before.
-#[track_caller]
 fn fits(op: &'static str, what: &str, len: usize, pitch: usize, rows: usize, cols: usize) -> Result<()> {
     let end = rows.saturating_sub(1).checked_mul(pitch).and_then(|last| last.checked_add(cols));
     let is_in = rows == 0 || end.is_some_and(|end| end <= len);

@@ -1,7 +1,5 @@
 //! The two halves of a cross-entropy over columns that lie on several devices: `kernels/vocabulary.cu`.
-//!
-//! `parallel` calls them and puts a collective between them. Invariant: the loss has the same bits on all members,
-//! since sums over members go in their order.
+//! Invariant: the loss has the same bits on all members, since sums over members go in their order.
 
 use super::family::{Address, In, Out, address, kernels, small, wide};
 use crate::kernels::VOCABULARY;
@@ -14,8 +12,8 @@ use gpu_pool::{
     kernel::Float,
 };
 
-/// Numbers for each row that a member tells the others: the largest element, the sum of exponentials of the differences
-/// to it, the element at the label, and whether the label is the member's.
+/// For each row: the largest element, the sum of exponentials of the differences to it, the element at the label, and
+/// whether the label is the member's.
 pub const STATS: usize = 4;
 
 /// A block per row, of as many threads as have work: by the width alone.
@@ -24,7 +22,6 @@ fn row_dims(rows: usize, cols: usize) -> LaunchDims {
     LaunchDims { grid: (rows.clamp(1, i32::MAX as usize) as u32, 1, 1), block: (threads, 1, 1), shared_bytes: 0 }
 }
 
-/// The columns of a row: none on a member without columns.
 fn row<T>(x: &[T], row: usize, cols: u32) -> &[T] {
     &x[row * cols as usize..][..cols as usize]
 }

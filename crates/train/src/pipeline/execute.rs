@@ -1,12 +1,10 @@
 //! The executor: one member's part of a step, on its device thread.
 //!
-//! `pipeline.rs` calls [`run`] in a scope. A member does the actions of its list in order. A value for another device
-//! is given to it on the host, without a wait; a value from another device is taken on the host and fetched over the
-//! link, on streams for that. So copies overlap computing, and a schedule that is runnable cannot get stuck. Events are
-//! recorded after each action, since memory changes hands there: a copy that lands in memory of an earlier micro-batch
-//! waits for the last use of that memory, and not for all that was enqueued since.
-//!
-//! Invariant: a value is in exactly one place: in the box of the device that needs it, in `kept`, or in a call.
+//! A member does the actions of its list in order. A value for another device is given to it on the host, without a
+//! wait; a value from another device is fetched over the link, on streams for that. So copies overlap computing. Events
+//! are recorded after each action: a copy that lands in memory of an earlier micro-batch waits for the last use of that
+//! memory, and not for all that was enqueued since. Invariant: a value is in exactly one place: in the box of the
+//! device that needs it, in `kept`, or in a call.
 
 use super::stage::{NotSplit, Stage, StageContext};
 use crate::schedule::{Action, Peer, PipelineSchedule, Step, Work};
@@ -29,7 +27,6 @@ pub(super) struct Part<'a, S: Stage> {
     pub call: LastCall,
     pub schedule: &'a PipelineSchedule,
     pub group: &'a Group<'a>,
-    /// The member's stages, in ascending order.
     pub stages: &'a mut [(usize, S)],
 }
 
@@ -63,7 +60,6 @@ pub(super) fn run<S: Stage, R>(
     Ok(member.results.into_iter().map(|result| result.expect("a schedule has all forward passes")).collect())
 }
 
-/// The streams of one kind of values of a stage.
 struct Link {
     /// Where what comes from other devices is fetched.
     into: Stream,
@@ -87,13 +83,9 @@ struct Member<'a, S: Stage, R> {
     /// By local stage: for activations, and for gradients. On one stream for both, an activation would stand behind a
     /// gradient that comes later; and with it the stage before, when it uses the memory again.
     links: Vec<Link>,
-    /// By slot: the activation and the gradient that this member has made for itself.
     kept: Vec<Option<S::Activation>>,
-    /// By slot: what the backward pass needs.
     saved: Vec<Option<S::Saved>>,
-    /// By local stage: whether this step has left gradients of the weights.
     accumulate: Vec<bool>,
-    /// By micro-batch.
     results: Vec<Option<R>>,
 }
 
@@ -154,7 +146,6 @@ impl<S: Stage, R> Member<'_, S, R> {
         }
     }
 
-    /// Passes the result of an action to the stage that needs it.
     fn pass(&mut self, step: Step, stage: usize, value: S::Activation) -> Result<()> {
         let (micro, backward) = (step.action.micro, step.action.work != Work::Forward);
         match step.output {
@@ -173,7 +164,6 @@ impl<S: Stage, R> Member<'_, S, R> {
         }
     }
 
-    /// The input of an action that another action has made.
     fn take(&mut self, step: Step) -> Result<S::Activation> {
         let Action { stage, micro, work } = step.action;
         let Peer::Rank(rank) = step.input else { return Ok(self.keep(self.slot(stage, micro), step.action)) };
@@ -185,7 +175,6 @@ impl<S: Stage, R> Member<'_, S, R> {
         there.transfer(&link)
     }
 
-    /// Values that this member has made for itself.
     fn keep(&mut self, slot: usize, action: Action) -> S::Activation {
         let backward = usize::from(action.work != Work::Forward);
         self.kept[2 * slot + backward].take().expect("a schedule has what an action needs before it")
@@ -199,7 +188,6 @@ impl<S: Stage, R> Member<'_, S, R> {
         Label::Internal(((stage * self.schedule.micros() + micro) as u64) << 1 | u64::from(backward))
     }
 
-    /// A stage without halves, or its own error.
     fn split(&self, error: Error, action: Action) -> Error {
         if matches!(&error, Error::Custom(cause) if cause.is::<NotSplit>()) {
             let stage = action.stage;

@@ -1,5 +1,4 @@
-//! Checkpoints of a [`Pipeline`]: the tensors of each stage, behind `stage0.` and so on. Users call it, with a closure
-//! that knows their stages.
+//! Checkpoints of a [`Pipeline`]: the tensors of each stage, behind `stage0.` and so on.
 
 use super::{Pipeline, Stage};
 use crate::Checkpoint;
@@ -83,7 +82,6 @@ impl<S: Stage + 'static> Pipeline<S> {
             Ok((stage, section))
         })?;
         let mut all = Checkpoint::new();
-        // Names of the first pipeline replace those of the others.
         for (stage, section) in sections.into_iter().rev() {
             all.insert_section(&format!("stage{stage}."), section);
         }

@@ -1,6 +1,4 @@
-//! [`Stage`]: users implement it to run a model as a pipeline. Stages exchange values of type [`Transfer`].
-//!
-//! `pipeline/execute.rs` calls it. It may use the operations of a device.
+//! [`Stage`]: users implement it to run a model as a pipeline.
 
 use gpu_pool::{Device, Error, Result, collective::Transfer};
 

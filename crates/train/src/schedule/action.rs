@@ -1,4 +1,4 @@
-//! One action of a schedule, and its text form `2F0`. The text form is PyTorch's: the stage, a letter for the work, the
+//! One action of a schedule, and its text form `2F0`, which is PyTorch's: the stage, a letter for the work, the
 //! micro-batch.
 
 use super::{Checked, ScheduleError};
@@ -28,7 +28,6 @@ impl Work {
         }
     }
 
-    /// For error messages and pictures.
     pub(super) fn name(self) -> &'static str {
         match self {
             Work::Forward => "forward pass",

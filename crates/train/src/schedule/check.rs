@@ -1,7 +1,6 @@
 //! The proof that a list of actions is a schedule. [`PipelineSchedule::check`] calls it, and so all constructors do.
 //!
-//! Counts come first: a stage without actions must not make the tables below larger than the list. Then follow the
-//! order on each rank, and a run of the whole schedule that finds circles.
+//! Counts come first: a stage without actions must not make the tables below larger than the list.
 
 use super::{Action, Checked, Costs, MAX_ACTIONS, PipelineSchedule, ScheduleError, Work, simulate};
 

@@ -1,7 +1,6 @@
 //! PyTorch's CSV files of schedules, in both directions.
 //!
-//! PyTorch writes them by `_dump_csv` and reads them by `_load_csv` of `torch.distributed.pipelining`: a line for each
-//! rank, a cell for each action, an empty cell for an idle slot.
+//! PyTorch's `_dump_csv` and `_load_csv`: a line for each rank, a cell for each action, an empty cell for an idle slot.
 
 use super::{
     Action, Checked, OpSite, PipelineSchedule, Result, ScheduleError,

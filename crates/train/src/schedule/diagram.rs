@@ -53,12 +53,10 @@ impl fmt::Display for PipelineSchedule {
     }
 }
 
-/// Writes a character `times` times. A width in a format string would end at 65,535.
 fn fill(f: &mut fmt::Formatter<'_>, character: char, times: usize) -> fmt::Result {
     (0..times).try_for_each(|_| f.write_char(character))
 }
 
-/// `1 rank`, `2 ranks`.
 fn count(number: usize, name: &str) -> String {
     let ending = match number {
         1 => "",

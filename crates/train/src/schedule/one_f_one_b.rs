@@ -120,13 +120,10 @@ fn round(Shape { ranks, chunks, micros }: Shape) -> Result<usize> {
     Ok(micros / rounds)
 }
 
-/// The numbers that tell the three schedules apart.
 struct Order {
     shape: Shape,
     round: usize,
-    /// How many more forward passes a rank does before its first backward pass than the rank after it.
     lead: usize,
-    /// Whether the backward pass is split.
     split: bool,
 }
 
@@ -150,8 +147,8 @@ impl Order {
                 continue;
             }
             list.push(self.backward(rank, i, Work::BackwardInput));
-            // Rank `r` is `r` weights behind. So the last rank, which gets its gradients first, passes them on first,
-            // and has weights left for the end, when it would be idle.
+            // Rank `r` is `r` weights behind, so the last rank, which gets its gradients first, has weights left for
+            // the end.
             if let Some(weights) = i.checked_sub(rank) {
                 list.push(self.backward(rank, weights, Work::BackwardWeights));
             }
@@ -174,8 +171,7 @@ impl Order {
         Action { stage: (self.shape.chunks - 1 - chunk) * self.shape.ranks + rank, work, micro }
     }
 
-    /// Chunk and micro-batch of the `i`-th pass: a round in the first chunk, then in the next chunk; after the last
-    /// chunk follows the next round.
+    /// A round in the first chunk, then in the next chunk; after the last chunk follows the next round.
     fn place(&self, i: usize) -> (usize, usize) {
         let (rounds, in_round) = (i / self.round, i % self.round);
         (rounds % self.shape.chunks, rounds / self.shape.chunks * self.round + in_round)

@@ -1,5 +1,4 @@
-//! When each action of a schedule runs on ideal devices. `check.rs` uses the run to find deadlocks. Users call it to
-//! choose a schedule.
+//! When each action of a schedule runs on ideal devices. `check.rs` finds deadlocks by it.
 //!
 //! The model: a rank computes one action at a time, in the order of its list, as soon as the input is there. A result
 //! reaches another rank one hop after the action ends, and the hop keeps no rank busy.
@@ -187,7 +186,6 @@ fn too_long() -> ScheduleError {
     ScheduleError::Shape("with these costs the step takes longer than a Duration can be".into())
 }
 
-/// When the results were made that other actions wait for: activations and gradients, by stage and micro-batch.
 struct Results<'a> {
     schedule: &'a PipelineSchedule,
     ends: Vec<[Option<Duration>; 2]>,

@@ -59,7 +59,6 @@ impl PipelineSchedule {
         })
     }
 
-    /// The action whose result `action` uses.
     pub(super) fn needs(&self, action: Action) -> Option<Action> {
         let Action { stage, work, micro } = action;
         let needs = match work {

@@ -47,18 +47,15 @@ impl PipelineSchedule {
     }
 }
 
-/// The list of a rank while it is made. Each kind of action takes the micro-batches in ascending order.
 struct Rank {
     list: Vec<Action>,
     /// The stage on the way down, and the stage on the way up.
     stages: [usize; 2],
-    /// How many F, I and W there are, by way.
     counts: [[usize; 3]; 2],
 }
 
 const DOWN: usize = 0;
 const UP: usize = 1;
-/// Index of a kind of action in [`Rank::counts`].
 const F: usize = 0;
 const I: usize = 1;
 const W: usize = 2;

@@ -1,8 +1,8 @@
 //! `kernels/sharded.cu`: the whole step of a divided optimizer by one kernel of each member.
 //!
-//! [`step`](super::step) uses it where kernels can meet, and `data_parallel::together` uses [`Buckets`] for gradients
-//! that are added up already. They have no host kernels. Invariant: the bits are those of the separate calls, and
-//! everything that the number of blocks depends on is equal on all members.
+//! [`step`](super::step) uses it where kernels can meet, and `data_parallel::together` for gradients that are added up
+//! already. Invariant: the bits are those of the separate calls, and what the number of blocks depends on is equal on
+//! all members.
 
 use crate::{
     kernels::SHARDED,
@@ -31,7 +31,6 @@ pub(crate) struct OneKernel<'a, T: Parameter> {
     /// Elements of all members, and those of this one.
     pub len: usize,
     pub part: Range<usize>,
-    /// Elements of the largest part.
     pub largest: usize,
     /// The member's own parameters in its part.
     pub segments: &'a [Segment<'a, T>],
@@ -98,7 +97,6 @@ pub(crate) struct Buckets<'a, T: Parameter> {
     /// The table of pieces, and their number.
     pub pieces: DeviceView<'a, u64>,
     pub count: usize,
-    /// This member's chunks, those of the member that has most, and all.
     pub own: usize,
     pub largest: usize,
     pub chunks: usize,
@@ -109,7 +107,7 @@ pub(crate) fn entry_of_buckets<T: Parameter>() -> (&'static Module, &'static str
     (&SHARDED, T::SHARDED_BUCKETS)
 }
 
-/// Words of a piece without the addresses of parameters, of which each member has one: `Word` of the device code.
+/// Without the addresses of parameters, of which each member has one: `Word` of the device code.
 pub(crate) const PIECE: usize = 7;
 
 impl<T: Parameter> MeetingKernel for Buckets<'_, T> {
@@ -147,7 +145,6 @@ impl<T: Parameter> MeetingKernel for Buckets<'_, T> {
     }
 }
 
-/// Whether the kernel can read and write this memory: by 16 bytes.
 pub(crate) fn is_aligned<T: Element>(view: &DeviceView<'_, T>) -> bool {
     view.address().is_multiple_of(16)
 }

@@ -1,9 +1,8 @@
 //! A step of an optimizer whose state is divided among the members (ZeRO-1), on gradients that lie in one buffer:
 //! reduce-scatter, the norm, the update of the own part, all-gather of the parameters.
 //!
-//! [`ShardedOptimizer`](super::ShardedOptimizer) is its public face. Where kernels can wait for each other, all of it
-//! is [one kernel](super::kernels) of each member; elsewhere it is three collectives and the kernels of [`update`].
-//! Invariant: both give the same bits.
+//! Where kernels can wait for each other, all of it is [one kernel](super::kernels) of each member; elsewhere it is
+//! three collectives and the kernels of [`update`]. Invariant: both give the same bits.
 
 use super::kernels::{self, OneKernel};
 use crate::update::{self, Kept, Moments, Parameter, Rule};
@@ -24,7 +23,6 @@ use std::{ops::Range, sync::Arc};
 
 const OP: &str = "ShardedOptimizer";
 
-/// The values that all members must have alike.
 #[derive(Clone)]
 pub(super) struct Terms {
     pub dtype: DType,
@@ -34,7 +32,6 @@ pub(super) struct Terms {
     pub site: Site,
 }
 
-/// The values that members compare, and their text.
 type Named = (&'static str, fn(&Terms) -> String);
 
 pub(super) struct ShardedStep<T: Parameter> {
@@ -43,7 +40,6 @@ pub(super) struct ShardedStep<T: Parameter> {
     id: Origin,
     reduce: ReduceOp,
     clips: bool,
-    /// Where each gradient lies.
     places: Box<[Range<usize>]>,
     /// Elements, with the gaps between gradients; those of each member's part.
     len: usize,
@@ -56,14 +52,12 @@ pub(super) struct ShardedStep<T: Parameter> {
     norm: DeviceBuffer<f32>,
     /// Inter-block flags of the fused kernel.
     block_flags: Option<DeviceBuffer<u64>>,
-    /// The rule of a graph's next step.
     graph_rule: DeviceBuffer<u32>,
     of: std::marker::PhantomData<fn() -> T>,
 }
 
 impl Terms {
     /// Compares the terms of all members: `Err` on all of them if they differ.
-    #[track_caller]
     fn compare(self, group: &Group<'_>) -> Result<()> {
         let (here, site) = (group.here(), self.site);
         let text = format!("{OP}({:?}, {}, {}, {:?})", self.dtype, self.reduce, self.optimizer, self.sizes);
@@ -86,7 +80,6 @@ impl Terms {
 
 impl<T: Parameter> ShardedStep<T> {
     /// All members call it.
-    #[track_caller]
     pub fn new(group: &Group<'_>, terms: Terms, keeps: [bool; 3], clips: bool) -> Result<Self> {
         if !matches!(terms.reduce, ReduceOp::Sum | ReduceOp::Avg) {
             return Err(Error::invalid(OP, format_args!("{} of gradients: Sum or Avg", terms.reduce)));
@@ -124,7 +117,6 @@ impl<T: Parameter> ShardedStep<T> {
         })
     }
 
-    /// Makes all steps three collectives. All members call it.
     pub fn use_calls(&mut self) {
         self.one_kernel = false;
     }
@@ -146,7 +138,6 @@ impl<T: Parameter> ShardedStep<T> {
     }
 
     /// Writes the rule that the next launch of a graph takes.
-    #[track_caller]
     pub fn set_later(&mut self, dev: &Device, rule: Rule) -> Result<()> {
         self.here(dev, "prepare")?;
         let rule = gathering(rule, &self.places);
@@ -154,12 +145,10 @@ impl<T: Parameter> ShardedStep<T> {
     }
 
     /// The group of the members, on the stream of `dev`.
-    #[track_caller]
     fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
         self.home.here(dev, op)
     }
 
-    /// The parts of the parameters whose gradients are in this range.
     fn segments<'a>(&self, range: Range<usize>, weights: &[DeviceView<'a, T>]) -> SmallVec<[Segment<'a, T>; 8]> {
         let segment = |(parameter, part): (usize, Range<usize>)| {
             let begin = self.places[parameter].start;
@@ -169,7 +158,6 @@ impl<T: Parameter> ShardedStep<T> {
         within(&self.places, &range).map(segment).collect()
     }
 
-    #[track_caller]
     pub fn check(&self, grads: &DeviceViewMut<'_, T>, weights: &[DeviceViewMut<'_, T>]) -> Result<()> {
         if grads.len() != self.len {
             let why = format_args!("gradients of {} elements where {} are needed", grads.len(), self.len);
@@ -191,7 +179,6 @@ impl<T: Parameter> ShardedStep<T> {
 
     /// One step, number `steps`, of memory that was [checked](Self::check). All members call it. In a capture the rule
     /// is the one of [`set_later`](Self::set_later) at each launch.
-    #[track_caller]
     pub fn step(
         &mut self,
         dev: &Device,
@@ -215,7 +202,6 @@ impl<T: Parameter> ShardedStep<T> {
         Ok(())
     }
 
-    /// Whether gradients and parameters lie alike, so that members can write the parameters of each other.
     fn is_flat(&self) -> bool {
         is_flat(&self.places)
     }
@@ -224,7 +210,6 @@ impl<T: Parameter> ShardedStep<T> {
         Moments::of(self.part.start, &self.kept)
     }
 
-    #[track_caller]
     fn by_one_kernel(
         &self,
         group: &Group<'_>,
@@ -265,7 +250,6 @@ impl<T: Parameter> ShardedStep<T> {
         }
     }
 
-    #[track_caller]
     fn by_calls(
         &mut self,
         group: &Group<'_>,
@@ -306,8 +290,6 @@ impl<T: Parameter> ShardedStep<T> {
         group.all_gather_from(origin, weights[0].view_mut(), &counts)
     }
 
-    /// Copies the other members' parameters, which are where their gradients were.
-    #[track_caller]
     fn bring_back(&self, dev: &Device, grads: &DeviceView<'_, T>, weights: &mut [DeviceViewMut<'_, T>]) -> Result<()> {
         let views: SmallVec<[DeviceView<'_, T>; 8]> = weights.iter().map(|x| x.view()).collect();
         for range in [0..self.part.start, self.part.end..self.len] {
@@ -317,7 +299,6 @@ impl<T: Parameter> ShardedStep<T> {
     }
 
     /// All members' state of one kind, for all elements; empty if nothing is kept. It meets and waits.
-    #[track_caller]
     pub fn kept(&self, dev: &Device, which: usize) -> Result<Vec<f32>> {
         let group = self.here(dev, "state")?;
         dev.not_in_graph("state")?;
@@ -331,7 +312,6 @@ impl<T: Parameter> ShardedStep<T> {
     }
 
     /// Replaces what this member keeps of one kind. `all` has all elements, or none if nothing is kept.
-    #[track_caller]
     pub fn set_kept(&mut self, dev: &Device, which: usize, all: &[f32]) -> Result<()> {
         self.here(dev, "set_state")?;
         dev.not_in_graph("set_state")?;
@@ -342,7 +322,6 @@ impl<T: Parameter> ShardedStep<T> {
     }
 
     /// Checks that the processes set the same state, which `text` describes. One process alone compares nothing.
-    #[track_caller]
     pub fn agree(&self, dev: &Device, text: impl FnOnce() -> String) -> Result<()> {
         let group = self.here(dev, "set_state")?;
         match group.spans_processes() {
@@ -351,7 +330,6 @@ impl<T: Parameter> ShardedStep<T> {
         }
     }
 
-    /// The number of elements that [`set_kept`](Self::set_kept) needs.
     pub fn kept_len(&self, which: usize) -> usize {
         if self.kept[which].is_some() { self.len } else { 0 }
     }
@@ -361,13 +339,11 @@ fn is_flat(places: &[Range<usize>]) -> bool {
     places.len() == 1
 }
 
-/// The rule with which parameters get to where they are gathered.
 fn gathering(rule: Rule, places: &[Range<usize>]) -> Rule {
     Rule { gather: u32::from(!is_flat(places)), ..rule }
 }
 
 /// Where gradients of these sizes lie, one behind the other, at multiples of 16 bytes; and the number of elements.
-#[track_caller]
 fn places<T>(sizes: &[usize]) -> Result<(Box<[Range<usize>]>, usize)> {
     let site = OpSite::place();
     let too_many = || Error::invalid_at(site, OP, "more elements than there are addresses");
@@ -381,7 +357,6 @@ fn places<T>(sizes: &[usize]) -> Result<(Box<[Range<usize>]>, usize)> {
     Ok((found.into(), end))
 }
 
-/// The parameters in a range, and what of each is in it.
 fn within<'a>(
     places: &'a [Range<usize>],
     range: &Range<usize>,

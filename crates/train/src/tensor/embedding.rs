@@ -15,7 +15,6 @@ use std::ops::Range;
 /// has its [part](part_of) of the vocabulary, and keeps the words' numbers in its part.
 #[derive(Debug)]
 pub struct Indices {
-    /// The number in the own part; the size of the part for a word of another member.
     pub(super) numbers: DeviceBuffer<u32>,
     own: Range<usize>,
     vocabulary: usize,
@@ -59,8 +58,6 @@ impl Indices {
         self.numbers.is_empty()
     }
 
-    /// The words of this member.
-    #[track_caller]
     pub(super) fn own(&self, op: &'static str, group: &Group<'_>) -> Result<Range<usize>> {
         if part_of(group, group.rank(), self.vocabulary, 1)? == self.own {
             return Ok(self.own.clone());
@@ -148,8 +145,6 @@ impl<T: Float + Element> VocabularyEmbedding<T> {
         self.wide.add(dev, &piece, &mut rows)
     }
 
-    /// The number of own rows.
-    #[track_caller]
     fn fits(&self, op: &'static str, group: &Group<'_>, words: &Indices) -> Result<usize> {
         let own = words.own(op, group)?.len();
         fits(op, "the table with its row of zeros", self.table.len(), (own + 1, self.cols))?;

@@ -36,7 +36,6 @@ pub struct LinearPart<T: Float> {
     pub weight_gradient: DeviceBuffer<T>,
     /// The gradient of `bias`.
     pub bias_gradient: DeviceBuffer<T>,
-    /// Of `weight` and `bias`.
     wide: [Wide; 2],
     inputs: usize,
     outputs: usize,
@@ -50,7 +49,6 @@ impl<T: Float> LinearPart<T> {
 }
 
 impl<T: Float + Element> LinearPart<T> {
-    #[track_caller]
     fn new(dev: &Device, weight: &[T], bias: &[T], inputs: usize) -> Result<Self> {
         Ok(LinearPart {
             weight: dev.upload(weight)?,
@@ -63,8 +61,6 @@ impl<T: Float + Element> LinearPart<T> {
         })
     }
 
-    /// `x w`, without the bias.
-    #[track_caller]
     fn product(
         &self,
         op: &'static str,
@@ -84,14 +80,11 @@ impl<T: Float + Element> LinearPart<T> {
         Ok(y)
     }
 
-    #[track_caller]
     fn add_bias(&self, dev: &Device, y: &mut impl AsViewMut<Elem = T>) -> Result<()> {
         let y = &mut y.view_mut();
         if y.is_empty() { Ok(()) } else { dev.activation_in_place(Activation::Identity.biased(&self.bias), y) }
     }
 
-    /// The views of `x` and `dy`, and `dy w^T`: of the gradient of `x`, what this part gives.
-    #[track_caller]
     #[allow(clippy::type_complexity)]
     fn input_gradient<'v>(
         &self,
@@ -114,8 +107,6 @@ impl<T: Float + Element> LinearPart<T> {
         Ok((x, dy, dx))
     }
 
-    /// The gradients of weight and bias. `add`: they are added to what is there.
-    #[track_caller]
     fn weight_gradients(
         &mut self,
         group: &Group<'_>,
@@ -404,8 +395,6 @@ impl<T: Float + Element> RowLinear<T> {
     }
 }
 
-/// Inputs and outputs of a whole layer. `Err` unless `weight` is rows as long as `bias`.
-#[track_caller]
 fn whole_shape<T>(op: &'static str, weight: &[T], bias: &[T]) -> Result<(usize, usize)> {
     let (inputs, outputs) = (weight.len() / bias.len().max(1), bias.len());
     fits(op, "weight", weight.len(), (inputs, outputs))?;

@@ -1,9 +1,6 @@
-//! An all-reduce, the sum with a residual, and a norm of the rows, in one call. It is what stands between two layers of
-//! a transformer whose weights lie on several devices.
-//!
-//! `all_reduce_norm` of `gpu-pool-train` calls it, and `explain_norm` asks it. Where kernels meet on the devices it is
-//! one kernel ([`norm`](super)), else the collective and what the caller gives for the rest. Invariant: the bits
-//! are those of the three calls, which do not depend on the number of rows.
+//! An all-reduce, the sum with a residual, and a norm of the rows, in one call: one kernel ([`norm`](super)) where
+//! kernels meet on the devices, else the collective and what the caller gives for the rest. Invariant: the bits are
+//! those of the three calls, which do not depend on the number of rows.
 
 use super::{NormCall, NormKernel, NormMemory, Rows, threads_of_row};
 use crate::{
@@ -44,7 +41,6 @@ impl<'a, T: Float> RowNorm<'a, T> {
         RowNorm { gamma: gamma.view(), beta: Some(beta.view()), eps }
     }
 
-    /// The values that members compare.
     fn told(&self) -> ThenNorm {
         ThenNorm::new(self.gamma.len(), self.beta.is_some(), self.eps.to_f64() as f32)
     }
@@ -129,7 +125,6 @@ pub fn sum_and_norm<T: Float + Element>(
     Ok(saved)
 }
 
-/// Source, residual and `y`.
 type Buffers<'a, T> = (Option<DeviceView<'a, T>>, DeviceViewMut<'a, T>, DeviceViewMut<'a, T>);
 
 /// By one kernel. It moves 16 bytes at once: buffers that begin elsewhere are copied on this device.

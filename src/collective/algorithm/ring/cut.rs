@@ -1,8 +1,5 @@
-//! How an all-reduce around a ring is cut. The buffer has one chunk for each rank, in [`ring`](super) and in
-//! [`ring_ce`](super::super::ring_ce). The kernels of `ring` cut a chunk into pieces, too, and have scratch with slots
-//! for them.
-//!
-//! Invariant: all members cut alike, since they know the smallest scratch of any member.
+//! How an all-reduce around a ring is cut: one chunk for each rank, and pieces of a chunk for the slots of the kernels'
+//! scratch. Invariant: all members cut alike, since they know the smallest scratch of any member.
 
 use crate::fabric::{
     layout::RING_BLOCKS,
@@ -18,11 +15,9 @@ pub(crate) fn chunk(k: usize, n: usize, len: usize, size: usize) -> Range<usize>
     slice(k, n, len, GRAIN / size)
 }
 
-/// Smallest sum. 32 MB on 4 H200s: 156 us, slices with barriers 173. For fewer bytes the hops cost more than the stores
-/// gain. Between two, every byte crosses the link once with each algorithm. (A ring of copies was nowhere faster: 1 GB
-/// on 4 H200s in 5008 us, by kernels 4536.) A prototype on 8: 64 MB in 335 us and 256 MB in 1306, NCCL 364 and 1356.
-///
-/// A ring adds up in another order, so no measured number may decide here: one call gives the same bits in every run.
+/// Smallest sum. 32 MB on 4 H200s: 156 us, slices with barriers 173. Between two, every byte crosses the link once with
+/// each algorithm. (A ring of copies was nowhere faster: 1 GB on 4 H200s in 5008 us, by kernels 4536.) A ring adds up
+/// in another order, so no measured number may decide here: one call gives the same bits in every run.
 pub(crate) fn least(members: usize) -> usize {
     if members > 2 { 32 << 20 } else { usize::MAX }
 }
@@ -31,8 +26,8 @@ pub(crate) fn least(members: usize) -> usize {
 const PER_BLOCK: usize = 32 << 10;
 /// Most bytes of a piece: finer ones only cost time. With these a member has at most 48 MiB of scratch.
 const PIECE: usize = 256 << 10;
-/// Pieces of a block that take a hop one after another, while the first is on its way. One is enough: with 64 blocks,
-/// the pieces of the other blocks are on their way meanwhile.
+/// Pieces of a block that take a hop one after another: with 64 blocks, those of other blocks are on their way
+/// meanwhile.
 const ABREAST: usize = 1;
 /// Slots of a block: one more than the least, so that a neighbour may be a little late.
 const SLOTS: usize = ABREAST + 2;
@@ -47,12 +42,10 @@ pub(crate) struct Cutting {
     pub slots: usize,
 }
 
-/// Blocks of a kernel, for chunks of up to `chunk` bytes. All must run together: a block waits for its peers'.
 pub(crate) fn blocks(chunk: usize, limits: &Limits) -> usize {
     chunk.div_ceil(PER_BLOCK).clamp(1, limits.blocks(RING_BLOCKS as u32) as usize)
 }
 
-/// Bytes of scratch that are worth having for chunks of up to `chunk` bytes, from the best to the least that will do.
 pub(super) fn scratch_sizes(chunk: usize, blocks: usize) -> impl Iterator<Item = usize> {
     let best = Tiling::new(chunk, blocks * ABREAST, 1, GRAIN, PIECE).tile;
     let smaller = |&piece: &usize| (piece > GRAIN).then(|| (piece / 4).next_multiple_of(GRAIN));

@@ -1,7 +1,5 @@
-//! Red zones of device memory. Operations of the device's streams fill them and copy them out; the host checks the
-//! copies.
-//!
-//! Called by [`Audit`](super::Audit). Uses the driver below the checker.
+//! Red zones of device memory: streams fill them and copy them out, the host checks the copies. Called by
+//! [`Audit`](super::Audit). Uses the driver below the checker.
 
 use super::{Found, POISON, ZONE, buffer, look, zone};
 use crate::{
@@ -15,7 +13,6 @@ use std::{ops::Range, slice, sync::Arc, time::Duration};
 const AREA: usize = 1 << 20;
 
 struct Slot {
-    /// Range in the area.
     bytes: Range<usize>,
     requested: usize,
     buffer: Option<Allocation>,
@@ -24,13 +21,11 @@ struct Slot {
 pub(super) struct Slots {
     /// The stream that copies zones and poisons memory.
     main: Arc<StreamCore>,
-    /// The driver below the checker.
     driver: DriverRef,
     deadline: Duration,
     area: Option<*mut u8>,
     slots: Vec<Slot>,
     filled: usize,
-    /// Sequence number of the last copy.
     last: u64,
 }
 
@@ -110,7 +105,6 @@ impl Slots {
         self.area.filter(|_| self.filled + bytes <= AREA).map(|area| area.wrapping_add(self.filled))
     }
 
-    /// Checks the copies, once they have arrived.
     pub fn look(&mut self, handle: &DeviceHandle, found: &mut Found) -> Result<()> {
         let Some(area) = self.area.filter(|_| !self.slots.is_empty()) else { return Ok(()) };
         self.main.wait_host("audit", self.last, self.deadline)?;

@@ -102,7 +102,6 @@ impl Batch {
         Ok(Batch { requests })
     }
 
-    /// Whether all are done. `progress` tells whether one more is.
     pub(super) fn poll(&mut self, channel: &Channel, progress: &mut bool) -> Result<bool> {
         let Channel { library: Library { f, constants, .. }, .. } = channel;
         while let Some((request, expected)) = self.requests.last_mut() {

@@ -78,7 +78,6 @@ pub(super) struct Constants {
 pub(super) struct Library {
     pub f: Functions,
     pub constants: Constants,
-    /// Its name and version, for people.
     pub version: String,
     /// `MPIX_Query_cuda_support`, an extension.
     cuda_support: Option<extern "C" fn() -> c_int>,

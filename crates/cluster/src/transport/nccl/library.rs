@@ -150,7 +150,6 @@ impl Library {
         Ok(Library { f, version })
     }
 
-    /// `2.28.9`.
     pub(crate) fn version(&self) -> String {
         readable(self.version)
     }
@@ -162,7 +161,6 @@ impl Library {
         if code == code::SUCCESS { Ok(id) } else { Err(self.error("ncclGetUniqueId", code, "no communicator yet")) }
     }
 
-    /// The error of a call. `place` says whose.
     pub(super) fn error(&self, op: &'static str, code: c_int, place: &str) -> Error {
         // SAFETY: the function takes any code.
         let meaning = text(unsafe { (self.f.error_string)(code) });

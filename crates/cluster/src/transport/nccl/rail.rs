@@ -217,13 +217,11 @@ impl Rail {
         state.comm.is_none() && !state.ending && state.calling.is_none()
     }
 
-    /// The orderly end, first part: waits for the other hosts. All hosts of the rail do so.
     pub(super) fn finalize(&self) -> Result<()> {
         // SAFETY: a live communicator.
         self.call("ncclCommFinalize", |comm| unsafe { (self.library.f.finalize)(comm) })
     }
 
-    /// Ends a communicator that is finalized.
     pub(super) fn destroy(&self) -> Result<()> {
         let Some(comm) = self.state.lock().comm.take() else { return Ok(()) };
         // SAFETY: the handle was taken out, so this is its last use; nothing is in progress.
@@ -247,7 +245,6 @@ impl std::fmt::Display for Rail {
     }
 }
 
-/// An address, a stream or a handle as the library takes it.
 pub(super) fn pointer(at: Address) -> *mut c_void {
     with_exposed_provenance_mut(at as usize)
 }

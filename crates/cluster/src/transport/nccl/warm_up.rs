@@ -16,10 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes of the calls.
 const SIZES: [usize; 4] = [256, 64 << 10, 1 << 20, 16 << 20];
 
-/// Bytes of a message of the first calls.
 const MESSAGE: usize = 256;
 
 impl Rail {

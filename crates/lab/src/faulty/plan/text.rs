@@ -30,7 +30,6 @@ fn bad_fault(part: &str) -> BadFaultPlan {
     bad(part, format!("expected a fault: {}, slow=1ms+10us/MB", plain.join(", ")))
 }
 
-/// The names of the operations that satisfy `of`.
 fn names(of: impl Fn(FaultOp) -> bool) -> String {
     FaultOp::ALL.iter().filter(|op| of(**op)).map(|op| op.name()).collect::<Vec<_>>().join(", ")
 }

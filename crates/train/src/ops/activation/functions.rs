@@ -1,5 +1,4 @@
-//! The activation functions with their derivatives, and the host kernels beside `kernels/pointwise.cu`. `activation`
-//! launches them. They use the arithmetic of the runtime's kernels and the parameters of `family`.
+//! The activation functions with their derivatives, and the host kernels beside `kernels/pointwise.cu`.
 
 use crate::{
     kernels::POINTWISE,
@@ -70,7 +69,6 @@ fn slope<A: Real>(f: u32, x: A) -> A {
     }
 }
 
-/// The biases of row-major elements; zeros without columns.
 fn biases<T: Float>(b: &[T], cols: u32) -> impl Iterator<Item = T::Acc> {
     b[..cols as usize].iter().map(wide).cycle()
 }

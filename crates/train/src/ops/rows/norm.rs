@@ -1,7 +1,4 @@
 //! Layer norm and RMS norm, with the steps back to their input and to their weights.
-//!
-//! The methods check shapes and launch kernels of `kernels/rows.cu`, as [`rows`](super) says. [`all_reduce`] has the
-//! norm that follows a sum of several devices.
 
 mod all_reduce;
 mod functions;
@@ -16,7 +13,6 @@ use gpu_pool::{
     kernel::Float,
 };
 
-/// The results of a layer norm: `y`, and the mean and `1 / sqrt(variance + eps)` of each row.
 type Normed<T> = (DeviceBuffer<T>, DeviceBuffer<<T as Float>::Acc>, DeviceBuffer<<T as Float>::Acc>);
 
 /// Norms of rows, and the steps back through them: a buffer is rows, one after the other. All are asynchronous on the
@@ -233,8 +229,6 @@ pub trait Norms: Operations {
 
 impl Norms for Device {}
 
-/// The rows of a norm's step back, which has as many statistics.
-#[track_caller]
 fn normed_rows(op: &'static str, dy: usize, x: usize, cols: usize, stats: usize) -> Result<usize> {
     same_len(op, dy, x)?;
     let rows = rows_of(op, x, cols)?;

@@ -1,5 +1,4 @@
-//! Softmax and its logarithm, and cross-entropy with labels, each with its step back. The methods check shapes and
-//! launch kernels of `kernels/rows.cu`, as [`rows`](super) says.
+//! Softmax and its logarithm, and cross-entropy with labels, each with its step back.
 
 use super::{
     super::{
@@ -34,7 +33,6 @@ fn soften<T: Float>(row: &mut [T], log: u32) {
     }
 }
 
-/// The loss of a row, and its gradient in place of the row.
 fn entropy<T: Float>(row: &mut [T], label: u32, scale: Option<T::Acc>) -> T::Acc {
     let (top, sum) = top_and_sum(row);
     let nan = T::Acc::of(f64::NAN);
@@ -175,7 +173,6 @@ macro_rules! softmax {
     )+};
 }
 
-/// The results of a cross-entropy: the loss of each row, and the gradient of the logits.
 type Loss<T> = (DeviceBuffer<<T as Float>::Acc>, DeviceBuffer<T>);
 
 /// Operations on rows: a buffer is rows of `cols` elements, one after the other. All are asynchronous on the
@@ -289,8 +286,6 @@ pub trait Softmax: Operations {
 
 impl Softmax for Device {}
 
-/// Rows and columns of logits with so many labels.
-#[track_caller]
 fn classes(op: &'static str, len: usize, labels: usize) -> Result<(usize, u32)> {
     if labels == 0 && len == 0 {
         return Ok((0, 1));

@@ -1,9 +1,5 @@
-//! `all_reduce_norm`: an all-reduce, the sum with a residual, and a norm of the rows, in one call. It is what stands
-//! between two layers of a transformer whose weights lie on several devices.
-//!
-//! Where kernels meet on the devices the runtime has one kernel for it; else it is the collective, the addition of
-//! [`pointwise`](super::super::super::pointwise) and a kernel of the norms. Invariant: the bits are those of the three
-//! calls, which do not depend on the number of rows.
+//! `all_reduce_norm`: an all-reduce, the sum with a residual, and a norm of the rows, in one call: one kernel of the
+//! runtime where kernels meet on the devices, else three calls. Invariant: the bits are those of the three calls.
 
 use super::{super::row_dims, kernels};
 use crate::ops::Pointwise;

@@ -16,7 +16,6 @@ fn mean<A: Real>(cols: u32, f: impl Fn(usize) -> A) -> A {
     pairwise(0..cols as usize, &f) / A::of(f64::from(cols))
 }
 
-/// The gradient of one row of a norm; `average` is the row's mean where the norm subtracts it.
 fn norm_backward_row<T: Float>(dy: &[T], x: &[T], gamma: &[T], average: Option<T::Acc>, rstd: T::Acc, dx: &mut [T]) {
     let cols = x.len() as u32;
     let g = |i: usize| wide(&dy[i]) * wide(&gamma[i]);
