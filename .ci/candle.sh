@@ -32,7 +32,7 @@ else : >"$file"; fi
 END
 chmod +x "$nvcc/bin/nvcc"
 CUDA_HOME=$nvcc CUDA_PATH=$nvcc CUDARC_CUDA_VERSION=13000 CUDA_COMPUTE_CAP=90 PATH=$nvcc/bin:$PATH \
-    cargo clippy --features cuda -- -D warnings
+    cargo clippy --features peer --lib --benches -- -D warnings
 
 cargo test
 for example in candle_digits candle_llama candle_serve; do

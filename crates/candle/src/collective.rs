@@ -4,11 +4,14 @@
 //! [`tensor_parallel`]: crate::tensor_parallel
 
 use crate::{
-    Result,
+    Error, Result,
     device::with_token,
     memory::{Number, dispatch, part},
 };
+#[cfg(feature = "cuda")]
+use candle_core::DType;
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor, backend::BackendStorage as _};
+use candle_nn::{Module as _, RmsNorm};
 use gpu_pool::{Device, DeviceBuffer, ReduceOp};
 
 /// The sum, maximum, .. of all devices' tensors, on each of them. It has no backward pass: see [`sum_forward`] and
@@ -58,6 +61,85 @@ pub fn sum_forward(x: &Tensor) -> Result<Tensor> {
 pub fn sum_backward(x: &Tensor) -> Result<Tensor> {
     // A tensor without a gradient needs no copy.
     if x.track_op() { run_tracked(x, Step::SumGradient) } else { Ok(x.clone()) }
+}
+
+/// The sum of all devices' `x`, added to `residual` in place, and the norm of the rows of that, which is the result. It
+/// is what stands between two layers of a transformer: on GPUs with peer access it is one kernel. It has no backward
+/// pass, and is for inference.
+///
+/// `residual` is the same on all devices. Tensors that share its memory change with it.
+///
+/// # Errors
+/// [`Invalid`](crate::Error::Invalid) for a residual of another shape or type than `x`, one that is not contiguous, or
+/// one that is tracked for a backward pass; else as [`all_reduce`].
+pub fn all_reduce_norm(x: &Tensor, residual: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
+    const OP: &str = "all_reduce_norm";
+    if (x.shape(), x.dtype()) != (residual.shape(), residual.dtype()) {
+        let why = format_args!("{:?} of {:?} and a residual of {:?}", x.shape(), x.dtype(), residual.shape());
+        return Err(Error::invalid(OP, why));
+    }
+    if !residual.is_contiguous() || residual.track_op() {
+        return Err(Error::invalid(
+            OP,
+            "the residual changes in place: it must be contiguous, and must not be tracked",
+        ));
+    }
+    #[cfg(feature = "cuda")]
+    if let candle_core::Device::Cuda(device) = x.device() {
+        let x = &x.contiguous()?;
+        match x.dtype() {
+            DType::F32 => return on_gpu::sum_and_norm::<f32>(OP, device, x, residual, norm),
+            DType::F16 => return on_gpu::sum_and_norm::<gpu_pool::half::f16>(OP, device, x, residual, norm),
+            DType::BF16 => return on_gpu::sum_and_norm::<gpu_pool::half::bf16>(OP, device, x, residual, norm),
+            _ => {}
+        }
+    }
+    let sum = (residual + all_reduce(x, ReduceOp::Sum)?)?;
+    residual.slice_set(&sum, 0, 0)?;
+    Ok(norm.forward(&sum)?)
+}
+
+#[cfg(feature = "cuda")]
+mod on_gpu {
+    use super::*;
+    use crate::memory::gpu;
+    use candle_core::{CudaDevice, Storage, backend::BackendDevice as _, op::BackpropOp};
+    use gpu_pool::kernel::Float;
+    use gpu_pool_train::{RowNorm, ops::AllReduceNorm as _};
+
+    pub fn sum_and_norm<T: Number + Float<Acc = f32>>(
+        op: &'static str,
+        device: &CudaDevice,
+        x: &Tensor,
+        residual: &Tensor,
+        norm: &RmsNorm,
+    ) -> Result<Tensor> {
+        with_token(op, |dev| {
+            let adopted = |of: &Tensor| {
+                let (storage, layout) = of.storage_and_layout();
+                match &*storage {
+                    // SAFETY: candle's own stream is the token's, so all uses are in order, also the next ones of
+                    // candle, and the end of the memory. Only the residual is written, and it is not tracked.
+                    Storage::Cuda(cuda) if device.same_device(&cuda.device) && layout.is_contiguous() => unsafe {
+                        gpu::adopt::<T>(dev, cuda, layout, ())
+                    },
+                    _ => Err(Error::invalid(op, "its tensors must be contiguous, and on one device")),
+                }
+            };
+            let (from, mut to_add, weight) = (adopted(x)?, adopted(residual)?, adopted(norm.weight())?);
+            let range = |of: &DeviceBuffer<T>| of.address()..of.address() + (of.len() * size_of::<T>()) as u64;
+            let changed = range(&to_add);
+            if [range(&from), range(&weight)].iter().any(|of| of.start < changed.end && changed.start < of.end) {
+                return Err(Error::invalid(op, "the residual changes in place: no other tensor may share its memory"));
+            }
+            let rows = RowNorm::rms(&weight, norm.eps() as f32);
+            let storage = gpu::filled::<T>(dev, device, from.len(), |dev, to| {
+                dev.all_reduce_norm_into(&from, &mut to_add, rows, to)?;
+                Ok(())
+            })?;
+            Ok(Tensor::from_storage(Storage::Cuda(storage), x.shape(), BackpropOp::none(), false))
+        })
+    }
 }
 
 fn run(x: &Tensor, step: Step) -> Result<Tensor> {

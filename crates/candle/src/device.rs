@@ -58,10 +58,11 @@ pub(crate) mod gpu {
         },
     };
     use gpu_pool::{Device, Stream};
-    use std::sync::{LazyLock, Mutex, PoisonError};
+    use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-    /// By GPU and ordinal in the pool: devices that share a GPU have streams of their own.
-    type Opened = Vec<((usize, usize), CudaDevice)>;
+    /// By GPU and ordinal in the pool: devices that share a GPU have streams of their own. Each has a lock of its own,
+    /// so that devices open at the same time: that takes a good part of a second.
+    type Opened = Vec<((usize, usize), Arc<Mutex<Option<CudaDevice>>>)>;
 
     /// Never dropped: streams that a pool has adopted must outlive it.
     static OPENED: LazyLock<Mutex<Opened>> = LazyLock::new(Mutex::default);
@@ -72,16 +73,19 @@ pub(crate) mod gpu {
             return Ok(None);
         }
         let key = (dev.info().ordinal, dev.index());
-        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, device)) = opened.iter().find(|(known, _)| *known == key) {
-            return Ok(Some(device.clone()));
+        let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = all.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
+            all.push((key, Arc::default()));
+            all.len() - 1
+        });
+        let own = all[at].1.clone();
+        drop(all);
+        let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
+        if own.is_none() {
+            *own = Some(CudaDevice::new_with_stream(key.0)?);
+            keep_freed_memory(key.0)?;
         }
-        let device = CudaDevice::new_with_stream(key.0)?;
-        keep_freed_memory(key.0)?;
-        // SAFETY: candle allocates, uses and frees its tensors on this one stream, and gpu-pool orders its own uses.
-        unsafe { device.disable_event_tracking() };
-        opened.push((key, device.clone()));
-        Ok(Some(device))
+        Ok(own.clone())
     }
 
     /// candle allocates from the driver's pool. By default that pool unmaps what is free at each synchronisation.

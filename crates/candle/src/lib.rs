@@ -13,6 +13,7 @@
 //! | read parts of weights from a file, and save them | [`Parts`] |
 //! | serve a model | [`jobs_with`](gpu_pool::GpuPool::jobs_with), whose state it is |
 //! | have collectives of your own | [`all_reduce`], [`all_gather`], [`broadcast`], [`sum_forward`], [`sum_backward`] |
+//! | sum, add and norm in one call | [`RowParallel::forward_norm`], [`all_reduce_norm`] |
 //!
 //! The guide's page "With candle" has programs.
 //!
@@ -33,7 +34,7 @@ mod memory;
 mod parts;
 pub mod tensor_parallel;
 
-pub use collective::{all_gather, all_reduce, broadcast, sum_backward, sum_forward};
+pub use collective::{all_gather, all_reduce, all_reduce_norm, broadcast, sum_backward, sum_forward};
 pub use data_parallel::DataParallel;
 pub use device::{candle_device, enter};
 pub use error::{Error, Result};

@@ -13,6 +13,7 @@ use candle_nn::{
 };
 use gpu_pool::Device;
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, HashMap},
     ops::Range,
     path::Path,
@@ -189,11 +190,16 @@ impl Backend for Parts {
     }
 }
 
-/// The bytes of a range of one dimension, row by row.
-fn rows(all: &[u8], dims: &[usize], dim: usize, range: &Range<usize>) -> Vec<u8> {
+/// The bytes of a range of one dimension, row by row: a copy, unless they stand in a row.
+fn rows<'a>(all: &'a [u8], dims: &[usize], dim: usize, range: &Range<usize>) -> Cow<'a, [u8]> {
     let outer: usize = dims[..dim].iter().product();
     let row = all.len() / outer.max(1);
     let each = row / dims[dim].max(1);
     let own = range.start * each..range.end * each;
-    if row == 0 { Vec::new() } else { all.chunks_exact(row).flat_map(|row| &row[own.clone()]).copied().collect() }
+    if row == 0 || outer == 1 {
+        return Cow::Borrowed(&all[if row == 0 { 0..0 } else { own }]);
+    }
+    let mut bytes = Vec::with_capacity(outer * own.len());
+    all.chunks_exact(row).for_each(|row| bytes.extend_from_slice(&row[own.clone()]));
+    Cow::Owned(bytes)
 }

@@ -3,11 +3,11 @@
 
 use crate::{
     Error, Result,
-    collective::{all_gather, all_reduce, sum_backward, sum_forward},
+    collective::{all_gather, all_reduce, all_reduce_norm, sum_backward, sum_forward},
     parts::{Part, PartBuilder},
 };
 use candle_core::{D, DType, Module, Tensor};
-use candle_nn::Init;
+use candle_nn::{Init, RmsNorm};
 use gpu_pool::{Device, ReduceOp};
 use std::ops::Range;
 
@@ -42,6 +42,18 @@ impl ColumnParallel {
         let weight = weights.get_with_hints((own, inputs), "weight", part.clone().init(first_value(inputs)))?;
         let bias = bias.then(|| weights.get_with_hints(own, "bias", part)).transpose()?;
         Ok(ColumnParallel::new(weight, bias))
+    }
+
+    /// Layers with the same input as one, which is one product: this device's columns of the first layer, of the second,
+    /// and so on. Their weights are copied.
+    ///
+    /// # Errors
+    /// Candle's, for layers whose inputs differ, or of which only some have a bias.
+    pub fn merged(layers: &[ColumnParallel]) -> Result<Self> {
+        let weights: Vec<&Tensor> = layers.iter().map(|layer| &layer.weight).collect();
+        let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_ref()).collect();
+        let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
+        Ok(ColumnParallel::new(Tensor::cat(&weights, 0)?, bias))
     }
 
     /// The layer, whose result has all columns on each device.
@@ -88,6 +100,18 @@ impl RowParallel {
         let bias = bias.then(|| weights.get(outputs, "bias")).transpose()?;
         Ok(RowParallel::new(weight, bias))
     }
+
+    /// The layer, the addition of its result to `residual` in place, and the norm of that: [`all_reduce_norm`]. For
+    /// inference.
+    ///
+    /// # Errors
+    /// As [`all_reduce_norm`].
+    pub fn forward_norm(&self, x: &Tensor, residual: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
+        if let Some(bias) = &self.bias {
+            residual.slice_set(&residual.broadcast_add(bias)?, 0, 0)?;
+        }
+        all_reduce_norm(&linear(x, &self.weight, None)?, residual, norm)
+    }
 }
 
 impl Module for RowParallel {
@@ -119,6 +143,24 @@ impl VocabularyEmbedding {
     /// The words of this device.
     pub fn words(&self) -> Range<usize> {
         self.own.clone()
+    }
+
+    /// This device's vectors of words that the host knows, and zeros for words of other devices: all devices' sum is
+    /// the result of the layer. For inference.
+    ///
+    /// # Errors
+    /// Candle's.
+    pub fn partial(&self, words: &[u32]) -> Result<Tensor> {
+        if self.own.is_empty() {
+            return Ok(Tensor::zeros((words.len(), self.table.dim(1)?), self.table.dtype(), self.table.device())?);
+        }
+        // candle's index for a row of zeros.
+        let local = |&word: &u32| match self.own.contains(&(word as usize)) {
+            true => word - self.own.start as u32,
+            false => u32::MAX,
+        };
+        let index = Tensor::from_iter(words.iter().map(local), self.table.device())?;
+        Ok(self.table.index_select(&index, 0)?)
     }
 
     /// This device's vectors.

@@ -4,7 +4,7 @@
 use candle_core::{D, DType, Device as Candle, Module, Tensor};
 use candle_nn::{RmsNorm, ops, rotary_emb};
 use gpu_pool::Device;
-use gpu_pool_candle::{ColumnParallel, Part, PartBuilder, Result, RowParallel, VocabularyEmbedding};
+use gpu_pool_candle::{ColumnParallel, Part, PartBuilder, Result, RowParallel, VocabularyEmbedding, all_reduce_norm};
 use std::{collections::HashMap, path::Path};
 
 /// The sizes of a model. Its names are those of Llama's files.
@@ -30,67 +30,74 @@ impl Config {
         self.width / self.heads
     }
 
+    /// Names, shapes, and the largest value for random weights.
+    pub fn weights(&self) -> Vec<(String, Vec<usize>, f64)> {
+        let (width, inner, kv) = (self.width, self.inner, self.kv_heads * self.head());
+        let by = 1.7 / (width as f64).sqrt();
+        let mut all = vec![("model.embed_tokens.weight".into(), vec![self.words, width], 1.7)];
+        for layer in 0..self.layers {
+            let mut add = |name: &str, shape: &[usize], largest| {
+                all.push((format!("model.layers.{layer}.{name}.weight"), shape.to_vec(), largest));
+            };
+            add("self_attn.q_proj", &[width, width], by);
+            add("self_attn.k_proj", &[kv, width], by);
+            add("self_attn.v_proj", &[kv, width], by);
+            add("self_attn.o_proj", &[width, width], by);
+            add("mlp.gate_proj", &[inner, width], by);
+            add("mlp.up_proj", &[inner, width], by);
+            add("mlp.down_proj", &[width, inner], by);
+            add("input_layernorm", &[width], 1.0);
+            add("post_attention_layernorm", &[width], 1.0);
+        }
+        all.push(("model.norm.weight".into(), vec![width], 1.0));
+        all.push(("lm_head.weight".into(), vec![self.words, width], by));
+        all
+    }
+
     /// Writes a file of random weights, the same in each run.
     pub fn write(&self, path: &Path) -> Result<()> {
         let (mut all, mut state) = (HashMap::new(), 1u64);
-        let mut add = |name: String, shape: &[usize], scale: f64| -> Result<()> {
-            let numbers = (0..shape.iter().product::<usize>()).map(|_| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (((state >> 33) as f64 / (1u64 << 30) as f64 - 1.0) * scale) as f32
-            });
-            let tensor = Tensor::from_vec(numbers.collect::<Vec<_>>(), shape, &Candle::Cpu)?;
-            all.insert(name, tensor);
-            Ok(())
-        };
-        let kv = self.kv_heads * self.head();
-        add("model.embed_tokens.weight".into(), &[self.words, self.width], 1.7)?;
-        for layer in 0..self.layers {
-            let of = |name: &str| format!("model.layers.{layer}.{name}.weight");
-            let by = 1.7 / (self.width as f64).sqrt();
-            add(of("self_attn.q_proj"), &[self.width, self.width], by)?;
-            add(of("self_attn.k_proj"), &[kv, self.width], by)?;
-            add(of("self_attn.v_proj"), &[kv, self.width], by)?;
-            add(of("self_attn.o_proj"), &[self.width, self.width], by)?;
-            add(of("mlp.gate_proj"), &[self.inner, self.width], by)?;
-            add(of("mlp.up_proj"), &[self.inner, self.width], by)?;
-            add(of("mlp.down_proj"), &[self.width, self.inner], by)?;
-            add(of("input_layernorm"), &[self.width], 1.0)?;
-            add(of("post_attention_layernorm"), &[self.width], 1.0)?;
+        for (name, shape, largest) in self.weights() {
+            let numbers = (0..shape.iter().product::<usize>()).map(|_| random(&mut state, largest));
+            all.insert(name, Tensor::from_vec(numbers.collect::<Vec<_>>(), shape, &Candle::Cpu)?);
         }
-        add("model.norm.weight".into(), &[self.width], 1.0)?;
-        add("lm_head.weight".into(), &[self.words, self.width], 1.7 / (self.width as f64).sqrt())?;
         Ok(candle_core::safetensors::save(&all, path)?)
     }
 }
 
-/// One device's part of the model.
+/// The next of a row of random numbers between minus `largest` and `largest`.
+pub fn random(state: &mut u64, largest: f64) -> f32 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (((*state >> 33) as f64 / (1u64 << 30) as f64 - 1.0) * largest) as f32
+}
+
+/// One device's part of the model. Norms stand where the sums before them are: each is one call with its sum.
 pub struct Model {
     embedding: VocabularyEmbedding,
+    first: RmsNorm,
     layers: Vec<Layer>,
-    norm: RmsNorm,
     head: ColumnParallel,
     cos: Tensor,
     sin: Tensor,
 }
 
 struct Layer {
-    before: RmsNorm,
-    q: ColumnParallel,
-    k: ColumnParallel,
-    v: ColumnParallel,
+    /// Queries, keys and values.
+    qkv: ColumnParallel,
     o: RowParallel,
     between: RmsNorm,
-    gate: ColumnParallel,
-    up: ColumnParallel,
+    gate_up: ColumnParallel,
     down: RowParallel,
+    /// The norm before the next layer, or before the head.
+    after: RmsNorm,
     /// The width of a head, this device's heads for keys and values, and the heads that share each of them.
     heads: (usize, usize, usize),
 }
 
-/// One device's keys and values of a sequence, by layer.
-#[derive(Clone, Default)]
+/// One device's keys and values of a sequence, by layer, with room for more rows.
+#[derive(Default)]
 pub struct Cache {
-    layers: Vec<Option<(Tensor, Tensor)>>,
+    layers: Vec<[Option<Tensor>; 2]>,
     len: usize,
 }
 
@@ -105,18 +112,25 @@ impl Model {
             let (attention, mlp) = (at.pp("self_attn"), at.pp("mlp"));
             // A device has whole groups: heads with the keys that they share.
             let shared = config.heads / config.kv_heads;
-            let kv = (width, config.kv_heads * head, head);
+            let column = |outputs, unit, at: &PartBuilder| ColumnParallel::load(dev, (width, outputs, unit), false, at);
+            let q = column(width, head * shared, &attention.pp("q_proj"))?;
+            let kv = |name| column(config.kv_heads * head, head, &attention.pp(name));
             let own = Part::of(dev, 0, config.kv_heads, 1).cut.map_or(0, |(_, own, _)| own.len());
+            let next = if index + 1 < config.layers {
+                model.pp("layers").pp(index + 1).pp("input_layernorm")
+            } else {
+                model.pp("norm")
+            };
             Ok(Layer {
-                before: norm(at.pp("input_layernorm"))?,
-                q: ColumnParallel::load(dev, (width, width, head * shared), false, &attention.pp("q_proj"))?,
-                k: ColumnParallel::load(dev, kv, false, &attention.pp("k_proj"))?,
-                v: ColumnParallel::load(dev, kv, false, &attention.pp("v_proj"))?,
+                qkv: ColumnParallel::merged(&[q, kv("k_proj")?, kv("v_proj")?])?,
                 o: RowParallel::load(dev, (width, width, head * shared), false, &attention.pp("o_proj"))?,
                 between: norm(at.pp("post_attention_layernorm"))?,
-                gate: ColumnParallel::load(dev, (width, config.inner, 1), false, &mlp.pp("gate_proj"))?,
-                up: ColumnParallel::load(dev, (width, config.inner, 1), false, &mlp.pp("up_proj"))?,
+                gate_up: ColumnParallel::merged(&[
+                    column(config.inner, 1, &mlp.pp("gate_proj"))?,
+                    column(config.inner, 1, &mlp.pp("up_proj"))?,
+                ])?,
                 down: RowParallel::load(dev, (config.inner, width, 1), false, &mlp.pp("down_proj"))?,
+                after: norm(next)?,
                 heads: (head, own, shared),
             })
         });
@@ -126,11 +140,11 @@ impl Model {
         let angles = place.unsqueeze(1)?.matmul(&half)?;
         Ok(Model {
             embedding: VocabularyEmbedding::load(dev, config.words, width, &model.pp("embed_tokens"))?,
+            first: norm(model.pp("layers").pp(0).pp("input_layernorm"))?,
             layers: layers.collect::<Result<_>>()?,
-            norm: norm(model.pp("norm"))?,
             head: ColumnParallel::load(dev, (width, config.words, 1), false, &weights.pp("lm_head"))?.gathered(),
-            cos: angles.cos()?,
-            sin: angles.sin()?,
+            cos: angles.cos()?.to_dtype(weights.dtype())?,
+            sin: angles.sin()?.to_dtype(weights.dtype())?,
         })
     }
 
@@ -138,56 +152,82 @@ impl Model {
     /// rows of all sequences go through the layers together; only attention looks at one sequence after the other.
     pub fn step(&self, batch: &mut [(Vec<u32>, Cache)], device: &Candle) -> Result<Vec<u32>> {
         let words: Vec<u32> = batch.iter().flat_map(|(words, _)| words).copied().collect();
-        let mut x = self.embedding.forward(&Tensor::new(words, device)?)?;
+        let vectors = self.embedding.partial(&words)?;
+        // What the layers add to, in place.
+        let sum = vectors.zeros_like()?;
+        let mut x = all_reduce_norm(&vectors, &sum, &self.first)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            let normed = layer.before.forward(&x)?;
-            let (q, k, v) = (layer.q.forward(&normed)?, layer.k.forward(&normed)?, layer.v.forward(&normed)?);
+            let qkv = layer.qkv.forward(&x)?;
             let (mut start, mut mixed) = (0, Vec::new());
             for (words, cache) in batch.iter_mut() {
-                let rows = |x: &Tensor| x.narrow(0, start, words.len());
-                mixed.push(self.attend(layer, index, [rows(&q)?, rows(&k)?, rows(&v)?], cache)?);
+                mixed.push(self.attend(layer, index, &qkv.narrow(0, start, words.len())?, cache)?);
                 start += words.len();
             }
-            x = (x + layer.o.forward(&Tensor::cat(&mixed, 0)?)?)?;
-            let normed = layer.between.forward(&x)?;
-            let inner = (layer.gate.forward(&normed)?.silu()? * layer.up.forward(&normed)?)?;
-            x = (x + layer.down.forward(&inner)?)?;
+            x = layer.o.forward_norm(&Tensor::cat(&mixed, 0)?, &sum, &layer.between)?;
+            let inner = ops::swiglu(&layer.gate_up.forward(&x)?)?;
+            x = layer.down.forward_norm(&inner, &sum, &layer.after)?;
         }
         let mut last = Vec::new();
         for (words, cache) in batch.iter_mut() {
             cache.len += words.len();
             last.push(last.last().map_or(0, |&before: &u32| before + 1) + words.len() as u32 - 1);
         }
-        let x = self.norm.forward(&x.index_select(&Tensor::new(last, device)?, 0)?)?;
+        if last.len() < words.len() {
+            x = x.index_select(&Tensor::new(last, device)?, 0)?;
+        }
         Ok(self.head.forward(&x)?.argmax(D::Minus1)?.to_vec1()?)
     }
 
     /// Attention of one sequence's new rows over all of its rows.
-    fn attend(&self, layer: &Layer, index: usize, qkv: [Tensor; 3], cache: &mut Cache) -> Result<Tensor> {
-        let ((head, own, shared), new) = (layer.heads, qkv[0].dim(0)?);
+    fn attend(&self, layer: &Layer, index: usize, qkv: &Tensor, cache: &mut Cache) -> Result<Tensor> {
+        let ((head, own, shared), new) = (layer.heads, qkv.dim(0)?);
         if own == 0 {
-            return Ok(qkv[0].clone()); // more devices than heads
+            return Ok(qkv.clone()); // more devices than heads
         }
-        let [q, k, v] = qkv;
-        let split = |x: Tensor, heads| x.reshape((1, new, heads, head))?.transpose(1, 2)?.contiguous();
-        let (q, k, v) = (split(q, own * shared)?, split(k, own)?, split(v, own)?);
+        let heads = qkv.reshape((new, own * (shared + 2), head))?.transpose(0, 1)?.contiguous()?;
         let (cos, sin) = (self.cos.narrow(0, cache.len, new)?, self.sin.narrow(0, cache.len, new)?);
-        let (q, k) = (rotary_emb::rope(&q, &cos, &sin)?, rotary_emb::rope(&k, &cos, &sin)?);
-        cache.layers.resize(self.layers.len(), None);
-        let (k, v) = match &cache.layers[index] {
-            None => (k, v),
-            Some((keys, values)) => (Tensor::cat(&[keys, &k], 2)?, Tensor::cat(&[values, &v], 2)?),
-        };
-        let (all, before) = (k.dim(2)?, cache.len);
-        // Rows of the heads that share keys stand one below the other.
-        let scores = q.reshape((own, shared * new, head))?.matmul(&k.squeeze(0)?.t()?)?;
-        let later: Vec<f32> = (0..shared * new)
-            .flat_map(|row| (0..all).map(move |at| if at > before + row % new { f32::NEG_INFINITY } else { 0.0 }))
-            .collect();
-        let later = Tensor::from_vec(later, (1, shared * new, all), k.device())?;
-        let shares = ops::softmax_last_dim(&(scores / (head as f64).sqrt())?.broadcast_add(&later)?)?;
-        let mixed = shares.matmul(&v.squeeze(0)?)?.reshape((own * shared, new, head))?;
-        cache.layers[index] = Some((k, v));
-        Ok(mixed.transpose(0, 1)?.reshape((new, own * shared * head))?)
+        let turned = heads.narrow(0, 0, own * (shared + 1))?.unsqueeze(0)?;
+        let turned = rotary_emb::rope(&turned, &cos, &sin)?.squeeze(0)?;
+        let (q, k) = (turned.narrow(0, 0, own * shared)?, turned.narrow(0, own * shared, own)?);
+        let v = heads.narrow(0, own * (shared + 1), own)?;
+        cache.layers.resize(self.layers.len(), [None, None]);
+        let [keys, values] = &mut cache.layers[index];
+        let (k, v) = (append(keys, cache.len, &k)?, append(values, cache.len, &v)?);
+        Ok(attention(&q, &k, &v)?.transpose(0, 1)?.reshape((new, own * shared * head))?)
     }
+}
+
+/// Puts new rows (heads x rows x width) behind the `len` rows that are there, and returns all. The room doubles.
+fn append(room: &mut Option<Tensor>, len: usize, rows: &Tensor) -> Result<Tensor> {
+    let (heads, new, head) = rows.dims3()?;
+    let all = len + new;
+    let room = match room {
+        Some(room) if room.dim(1)? >= all => room,
+        _ => {
+            let larger = Tensor::zeros((heads, all.next_power_of_two(), head), rows.dtype(), rows.device())?;
+            if let Some(old) = room {
+                larger.slice_set(old, 1, 0)?;
+            }
+            room.insert(larger)
+        }
+    };
+    room.slice_set(rows, 1, len)?;
+    Ok(room.narrow(1, 0, all)?)
+}
+
+/// Attention of the last rows over all rows: queries are heads x new rows x width, keys and values have fewer heads,
+/// each of which is shared by as many heads in a row.
+pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
+    let ((heads, new, head), (own, all, _)) = (q.dims3()?, k.dims3()?);
+    // Rows of the heads that share keys stand one below the other.
+    let rows = heads / own * new;
+    let mut scores = (q.reshape((own, rows, head))?.matmul(&k.t()?)? / (head as f64).sqrt())?;
+    if new > 1 {
+        let later: Vec<f32> = (0..rows)
+            .flat_map(|row| (0..all).map(move |at| if at > all - new + row % new { f32::NEG_INFINITY } else { 0.0 }))
+            .collect();
+        let later = Tensor::from_vec(later, (1, rows, all), k.device())?.to_dtype(k.dtype())?;
+        scores = scores.broadcast_add(&later)?;
+    }
+    ops::softmax_last_dim(&scores)?.matmul(v)?.reshape((heads, new, head))
 }

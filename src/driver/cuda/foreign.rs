@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use cudarc::driver::sys::{self, CUmemoryPool, CUpointer_attribute_enum as Attribute};
+use cudarc::driver::sys::{self, CUpointer_attribute_enum as Attribute};
 
 use super::{CudaGpu, fault, memory::nonzero, stream, vmm};
 use crate::driver::{Address, DriverResult, RawStream};
@@ -27,29 +27,42 @@ impl CudaGpu {
     /// Checks the allocation at `at`, and gives peers access to it. Returns the end of its part before `end`. A tensor
     /// may span mappings that other code has put side by side.
     fn adopt_allocation(&self, at: Address, end: Address) -> DriverResult<Address> {
-        let ask = |what: Attribute| attribute(at, what).unwrap_or(0);
-        if ask(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE) != ON_DEVICE {
+        let [kind, managed, owner, pool, plain, start, size] = attributes(
+            at,
+            [
+                Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+                Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+                Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+            ],
+        );
+        if kind != ON_DEVICE {
             return Err(fault::invalid(format!("{at:#x} is not device memory of this process")));
         }
-        if ask(Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED) != 0 {
+        if managed != 0 {
             return Err(fault::invalid(format!("{at:#x} is managed memory, which belongs to no device")));
         }
-        let owner = ask(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
         if owner != self.info.ordinal as u64 {
             let own = self.info.ordinal;
             return Err(fault::invalid(format!("{at:#x} is memory of GPU {owner}, not of GPU {own}")));
         }
-        let pool = Some(ask(Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)).filter(|&pool| pool != 0);
+        let pool = Some(pool).filter(|&pool| pool != 0);
         // Memory of `cuMemAlloc`, which all peers can access.
-        let plain = ask(Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) == 1;
+        let plain = plain == 1;
         let mapped = !plain && pool.is_none();
         // Of mapped memory, the range is that of its whole window.
         let (start, size) = match mapped {
-            true => (Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE),
-            false => (Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE),
+            true => (
+                attribute(at, Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR),
+                attribute(at, Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE),
+            ),
+            false => (start, size),
         };
         // Empty where the driver does not know the range.
-        let range = Some(ask(start)..ask(start) + ask(size)).filter(|range| range.contains(&at)).unwrap_or(at..end);
+        let range = Some(start..start + size).filter(|range| range.contains(&at)).unwrap_or(at..end);
         if range.end < end && !mapped {
             let room = range.end.saturating_sub(at);
             return Err(fault::invalid(format!("{} bytes at {at:#x}, where the allocation has {room}", end - at)));
@@ -58,10 +71,10 @@ impl CudaGpu {
         // collectives exchange. They have it to this crate's own memory, but not to other code's pools and mappings.
         let last = range.end.min(end);
         let space = vmm::space(self.device);
-        let space = space.lock();
+        let mut space = space.lock();
         if !plain && !space.readers.is_empty() && !space.maps(at) {
             // SAFETY: the driver has just named the pool and the range as those of live memory.
-            let code = unsafe { space.admit_to(pool.map(|pool| pool as usize as CUmemoryPool), range) };
+            let code = unsafe { space.admit_to(self.device, pool.map(|pool| pool as usize), range) };
             self.check_code(code, || format!("peers have no access to {at:#x}, which other code has mapped"))?;
         }
         Ok(last)
@@ -83,9 +96,19 @@ impl CudaGpu {
     }
 }
 
-fn attribute(address: Address, what: Attribute) -> Option<u64> {
+/// Attributes of an address, 0 where the driver does not know them. One call asks for all: each costs as much.
+fn attributes<const N: usize>(address: Address, mut asked: [Attribute; N]) -> [u64; N] {
+    let mut values = [0u64; N];
+    let mut places = values.each_mut().map(|value| ptr::from_mut(value).cast());
+    // SAFETY: `N` attributes of at most eight bytes each, and places for them; the rest stays zero.
+    let code = unsafe { sys::cuPointerGetAttributes(N as u32, asked.as_mut_ptr(), places.as_mut_ptr(), address) };
+    // A driver that does not know one of them refuses them all.
+    if fault::code(code) == fault::SUCCESS { values } else { asked.map(|what| attribute(address, what)) }
+}
+
+fn attribute(address: Address, what: Attribute) -> u64 {
     let mut value = 0u64;
     // SAFETY: each attribute that is asked for has at most eight bytes; the rest stays zero.
     let asked = unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), what, address) };
-    (fault::code(asked) == fault::SUCCESS).then_some(value)
+    if fault::code(asked) == fault::SUCCESS { value } else { 0 }
 }

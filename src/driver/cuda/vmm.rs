@@ -109,6 +109,8 @@ pub(super) struct Space {
     windows: BTreeMap<Address, u64>,
     mappings: BTreeMap<Address, Mapping>,
     pub(super) readers: BTreeSet<CUdevice>,
+    /// CUDA's default pool of this device, which is never destroyed, and the devices that have access to it.
+    admitted: Option<(usize, BTreeSet<CUdevice>)>,
 }
 
 #[derive(Clone, Copy)]
@@ -339,16 +341,26 @@ impl Space {
     ///
     /// # Safety
     /// Live memory of this device: the pool, or the whole range of a mapping.
-    pub(super) unsafe fn admit_to(&self, pool: Option<sys::CUmemoryPool>, mapping: Range<Address>) -> i32 {
-        let rights: Vec<Access> = self.readers.iter().map(|&reader| access(reader, READ_WRITE)).collect();
-        let bytes = (mapping.end - mapping.start) as usize;
-        // SAFETY: the caller's promise; the pointer is to `rights.len()` structs with the driver's layout.
-        unsafe {
-            match pool {
-                Some(pool) => fault::code(sys::cuMemPoolSetAccess(pool, rights.as_ptr().cast(), rights.len())),
-                None => set_access(mapping.start, bytes, &rights),
-            }
+    pub(super) unsafe fn admit_to(&mut self, own: CUdevice, pool: Option<usize>, mapping: Range<Address>) -> i32 {
+        if pool.is_some() && self.admitted.as_ref().is_some_and(|(of, to)| Some(*of) == pool && *to == self.readers) {
+            return fault::SUCCESS;
         }
+        let rights: Vec<Access> = self.readers.iter().map(|&reader| access(reader, READ_WRITE)).collect();
+        let Some(pool) = pool else {
+            // SAFETY: the caller's promise.
+            return unsafe { set_access(mapping.start, (mapping.end - mapping.start) as usize, &rights) };
+        };
+        let mut default = ptr::null_mut();
+        // SAFETY: the caller's promise; the pointers are to `rights.len()` structs with the driver's layout, and to a
+        // live handle.
+        let (code, asked) = unsafe {
+            let code = sys::cuMemPoolSetAccess(pool as sys::CUmemoryPool, rights.as_ptr().cast(), rights.len());
+            (fault::code(code), fault::code(sys::cuDeviceGetDefaultMemPool(&mut default, own)))
+        };
+        if code == fault::SUCCESS && asked == fault::SUCCESS && default as usize == pool {
+            self.admitted = Some((pool, self.readers.clone()));
+        }
+        code
     }
 
     pub(super) fn maps(&self, at: Address) -> bool {
