@@ -131,6 +131,16 @@ TARGETS = {
         ("an empty job, two devices, four submitting threads", "<= 2000 ns", r"throughput/2", None),
         ("commitments on two GPUs: time of one / here", ">= 1.95", r"prove/2", "one device"),
     ],
+    "candle": [
+        ("a training step of a perceptron, 8192 rows: time of candle on one GPU / here", ">= 1.75",
+         r"gpu/candle_step/2/8192", "candle"),
+        ("a tensor of candle as a buffer, and its drop", "<= 1 us", r"gpu/candle_adopt/2", None),
+    ],
+    "candle_decode": [
+        ("words of a Llama-shaped model: rate here / candle's", ">= 1.15", r"gpu/candle_decode/2/tokens_per_s", "candle"),
+        ("from the start to the first word: time of candle / here", ">= 3", r"gpu/candle_decode/2/first_token_ms",
+         "candle"),
+    ],
     "parallel": parallel_tables.TARGETS,
     "cluster": cluster_tables.TARGETS,
 }
