@@ -137,7 +137,8 @@ TARGETS = {
         ("a tensor of candle as a buffer, and its drop", "<= 1 us", r"gpu/candle_adopt/2", None),
     ],
     "candle_decode": [
-        ("words of a Llama-shaped model: rate here / candle's", ">= 1.15", r"gpu/candle_decode/2/tokens_per_s", "candle"),
+        ("words of a Llama-shaped model: rate here / candle's", ">= 1.15", r"gpu/candle_decode/2/tokens_per_s",
+         "candle"),
         ("from the start to the first word: time of candle / here", ">= 3", r"gpu/candle_decode/2/first_token_ms",
          "candle"),
     ],

@@ -5,8 +5,7 @@
 //! Apache-2.0, as this repository is. Changes:
 //! * The attention is [`attention`](super::model::attention), as on our side, instead of `candle_flash_attn`, which
 //!   takes very long to compile. It needs no copies of shared keys, so `repeat_kv` is gone.
-//! * The interfaces are those of candle 0.11 and cudarc 0.19: NCCL works on candle's stream. The unused 32-bit float and
-//!   f16 ways are gone.
+//! * The interfaces are those of candle 0.11 and cudarc 0.19: NCCL works on candle's stream. f16 is gone.
 //! * Waits for the file with NCCL's number look each millisecond, not each second. Events of cudarc are off, as in
 //!   candle's example `llama2-c`. The next word is the most likely one, found on the device. Ranks are started by
 //!   the bench.

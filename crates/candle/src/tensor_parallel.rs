@@ -44,8 +44,8 @@ impl ColumnParallel {
         Ok(ColumnParallel::new(weight, bias))
     }
 
-    /// Layers with the same input as one, which is one product: this device's columns of the first layer, of the second,
-    /// and so on. Their weights are copied.
+    /// Layers with the same input as one, which is one product: this device's columns of the first layer, then those of
+    /// the second, and so on. Their weights are copied.
     ///
     /// # Errors
     /// Candle's, for layers whose inputs differ, or of which only some have a bias.
