@@ -4,8 +4,8 @@
 //!
 //! On GPUs the model has the shapes of Llama 3 8B with 8 layers, in bf16, and random weights, of which the bench writes
 //! a file of 4.5 GB in `/dev/shm`. candle's example has flash attention; here both sides have one plain attention, that
-//! of our example's model. The head of the peer's file lists the other changes, all of which make it faster. On software
-//! GPUs the model is small, in f32, and has no peer.
+//! of our example's model. The head of the peer's file lists the other changes, all of which make it faster. On
+//! software GPUs the model is small, in f32, and has no peer.
 //!
 //! * `<gpu or software>/candle_decode/<devices>/tokens_per_s`: words in a second, one sequence, each device's host
 //!   thread running ahead of its GPU until it reads a word.
