@@ -5,7 +5,7 @@ SUM = re.compile(r"gpu/(as_is|forced|sockets)/all_reduce/f32/(\d+)")
 WAYS = {"as_is": "as it is", "forced": "over NCCL alone", "sockets": "over sockets"}
 
 TARGETS = [
-    ("`barrier` of two processes", "<= 15 us", r"software/meeting", None),
+    ("`barrier` of two processes", "<= 15 us", r"(software|gpu)/meeting", None),
     *(
         (f"`all_reduce` of 16 MiB, 2 x 2 software GPUs, {words}: time of `MPI_Allreduce` / here", ">= 1",
          rf"software/{way}/all_reduce/f32/{16 << 20}", "MPI")

@@ -8,6 +8,7 @@
 //!
 //! * `gpu/<as_is, forced or sockets>/all_reduce/f32/<bytes>`: microseconds per call, 1 KB to 1 GB (`--max BYTES`)
 //! * `gpu/<as_is, forced or sockets>/single/f32/<bytes>`: a call and the wait for it, one after the other
+//! * `gpu/meeting`: a `world.barrier()`, the part of each call before its launch that is on the host
 //! * `gpu/<as_is or sockets>/step/<batch>`: a training step of `overlap`'s perceptron; `alone` is one without exchange
 //!
 //! As it is, small sums go by own kernels; under `forced` all goes over NCCL. Under `sockets` NCCL talks over the
@@ -92,6 +93,9 @@ fn measure(bench: &mut Bench, gpus: usize) {
                 process.env("NCCL_HOSTID", format!("gpu-pool-{rank}"));
             }
         });
+        if way == "as_is" {
+            row(bench, "gpu/meeting", &[("gpu-pool", &pair.first, "barrier".to_owned())]);
+        }
         for bytes in (10..=30).map(|power| 1 << power).filter(|&bytes| bytes <= most) {
             all_reduces(bench, &pair.first, "all_reduce", way, bytes);
             if bytes <= MOST_SINGLE && (bytes.trailing_zeros() % 6 == 4 || bytes == MOST_SINGLE) {

@@ -228,10 +228,10 @@ impl Process {
         }
         let meeting = self.meetings.get_mut(key)?;
         meeting.takers = meeting.takers.saturating_sub(1);
-        let notes = meeting.notes.clone();
-        if meeting.takers == 0 {
-            self.meetings.remove(key);
-        }
+        let notes = match meeting.takers {
+            0 => self.meetings.remove(key).map(|meeting| meeting.notes).unwrap_or_default(),
+            _ => meeting.notes.clone(),
+        };
         Some(Ok(Committed { number, notes, window }))
     }
 

@@ -7,6 +7,7 @@ use crate::traits::OUTBOX;
 use gpu_pool::{Error, error::WorldCall};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
+    fmt::{self, Write as _},
     io::{self, ErrorKind, Read, Write},
     time::Duration,
 };
@@ -240,8 +241,17 @@ pub(super) fn cut(mut text: String) -> String {
     text
 }
 
+/// A text of a value, as [`cut`]. Most are short: they are written without growing.
+pub(super) fn text(of: &dyn fmt::Display) -> String {
+    let mut text = String::with_capacity(128);
+    let _ = write!(text, "{of}");
+    cut(text)
+}
+
 pub(super) fn frame(value: &impl Serialize) -> io::Result<Vec<u8>> {
-    let mut frame = postcard::to_extend(value, vec![0; 4]).map_err(|e| io::Error::new(ErrorKind::InvalidInput, e))?;
+    let mut frame = Vec::with_capacity(256);
+    frame.extend([0; 4]);
+    let mut frame = postcard::to_extend(value, frame).map_err(|e| io::Error::new(ErrorKind::InvalidInput, e))?;
     let len = frame.len() - 4;
     if len > MOST {
         return Err(io::Error::new(ErrorKind::InvalidInput, format!("a frame of {len} bytes; the limit is {MOST}")));

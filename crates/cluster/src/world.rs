@@ -6,13 +6,13 @@
 
 use super::{
     process::{Class, Key, Process},
-    wire::{self, Arrive, Failure, Record, ToHost, ToHub, cut},
+    wire::{self, Arrive, Failure, Record, ToHost, ToHub, cut, text},
 };
 use crate::{
     runtime::{
         ErrorInternals,
         sync::{
-            shim::{Condvar, Mutex, thread, yield_rounds},
+            shim::{Condvar, Mutex, is_crowded, spin_loop, thread, yield_rounds},
             site::flag,
         },
     },
@@ -33,6 +33,10 @@ pub(crate) type Link = Box<dyn Fn(ToHub) -> Result<(), Failure> + Send + Sync>;
 /// processes takes. A core that has nothing to run falls asleep, and to wake it takes as long as half a meeting. Not a
 /// number of looks: where all cores are busy, the first yield may take longer than this.
 const LOOKS: Duration = Duration::from_micros(100);
+
+/// How often it looks before the first yield, unless the process has as many devices as the machine has cores: some
+/// microseconds. Processes at one pace are here within that, and a yield takes as long as a part of the meeting.
+const SPINS: u32 = 64;
 
 type Tell = Box<dyn FnOnce(Error) + Send>;
 type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -193,16 +197,18 @@ impl Local {
         op: &'static str,
         mut answer: impl FnMut(&mut Process) -> Option<Result<T, Failure>>,
     ) -> Result<T> {
-        let (start, near) = (Instant::now(), self.near());
+        let near = self.near();
         let change = |looking, waiting| near.iter().for_each(|near| near.change(looking, waiting));
         change(1, 0);
-        let mut sleeps = false;
+        let (mut sleeps, mut start) = (false, None);
+        let mut spins = if near.is_none() || is_crowded() { 0 } else { SPINS };
         let mut inner = self.inner.lock();
         let answer = loop {
             if let Some(answer) = answer(&mut inner.process) {
                 break answer;
             }
-            let tired = yield_rounds() == 0 || start.elapsed() >= LOOKS;
+            let late = spins == 0 && start.get_or_insert_with(Instant::now).elapsed() >= LOOKS;
+            let tired = yield_rounds() == 0 || late;
             if tired && (sleeps || near.is_none()) {
                 self.changed.wait(&mut inner);
                 continue;
@@ -213,8 +219,13 @@ impl Local {
                 change(-1, 1);
             }
             near.iter().for_each(|near| self.look(&**near, sleeps));
-            if !tired {
-                thread::yield_now();
+            match spins {
+                _ if tired => {}
+                0 => thread::yield_now(),
+                _ => {
+                    spins -= 1;
+                    spin_loop();
+                }
             }
             inner = self.inner.lock();
         };
@@ -320,14 +331,14 @@ impl World for Members {
             }
             Entry::Named(name) => wire::Entry::Named(name.to_owned()),
             Entry::Unnamed { nth, failed } => {
-                let failed = failed.map(|(device, cause)| (device as u32, cut(cause.to_string())));
+                let failed = failed.map(|(device, cause)| (device as u32, text(cause)));
                 wire::Entry::Unnamed { nth, failed }
             }
         };
         self.local.check("the beginning of a scope")?;
         let local = &self.local;
         let id = local.post(|inner| {
-            let (id, frame) = inner.process.begin(entry, deadline, cut(site.to_string()));
+            let (id, frame) = inner.process.begin(entry, deadline, text(&site));
             inner.progress.insert(id, progress);
             (id, Some(frame))
         });
@@ -365,7 +376,7 @@ impl WorldScope for Scope {
             device: place.device as u32,
             proxied,
             call: cut(call.to_owned()),
-            site: cut(site.to_string()),
+            site: text(&site),
             note,
         });
         self.local.post(|inner| ((), inner.process.arrive(&key, leads)));
@@ -376,7 +387,7 @@ impl WorldScope for Scope {
 
     fn fail(&self, device: Option<usize>, cause: &Error) {
         let device = device.map(|device| device as u32);
-        let cause = cut(cause.to_string());
+        let cause = text(cause);
         self.local.post(|inner| ((), inner.process.fail(self.id, device, cause)));
     }
 

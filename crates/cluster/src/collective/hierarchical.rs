@@ -18,7 +18,7 @@ use crate::{
 };
 use gpu_pool::{DType, Device, Error, Group, OnStream, PinnedBuffer, ReduceOp, Result};
 use smallvec::SmallVec;
-use std::{cell::Cell, ops::Range, sync::Arc};
+use std::{cell::Cell, fmt::Write as _, ops::Range, sync::Arc};
 
 /// The longest text of a call that is told as it is.
 pub(super) const MOST_TEXT: usize = 160;
@@ -309,10 +309,14 @@ pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
 
 /// The text that all processes must have alike. Members may give factors of their own.
 pub(super) fn headline(call: &Call, registered: Option<u64>) -> String {
-    let mut call = call.clone();
-    if let Some(ReduceOp::Scaled(factor)) = &mut call.reduce {
-        *factor = 1.0;
+    let mut text = String::with_capacity(MOST_TEXT);
+    // A string takes all.
+    let _ = match call.reduce {
+        Some(ReduceOp::Scaled(_)) => write!(text, "{}", call.clone().reducing(ReduceOp::Scaled(1.0))),
+        _ => write!(text, "{call}"),
+    };
+    if let Some(at) = registered {
+        let _ = write!(text, " in registered memory, from byte {at}");
     }
-    let place = registered.map(|at| format!(" in registered memory, from byte {at}")).unwrap_or_default();
-    shortened(&(call.to_string() + &place), MOST_TEXT)
+    if text.len() <= MOST_TEXT { text } else { shortened(&text, MOST_TEXT) }
 }

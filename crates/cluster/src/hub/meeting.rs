@@ -8,6 +8,7 @@ use super::{
     Arrive, Call, Duration, Failure, Kind, Member, Out, Scope, ToHost, cut,
 };
 use crate::traits::OUTBOX;
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Notes in one frame; the rest of the frame is small.
@@ -29,14 +30,15 @@ pub(super) enum Next {
 }
 
 pub(super) fn check(arrive: &Arrive, host: usize, size: usize) -> Result<(), &'static str> {
-    let members: BTreeSet<_> = arrive.members.iter().collect();
-    if members.len() != arrive.members.len() || members.len() > wire::MOST_MEMBERS {
+    let mut members: SmallVec<[Member; 16]> = arrive.members.iter().copied().collect();
+    members.sort_unstable();
+    if members.windows(2).any(|two| two[0] == two[1]) || members.len() > wire::MOST_MEMBERS {
         return Err("a member that is listed twice, or too many");
     }
     if members.iter().any(|(host, _)| *host as usize >= size) {
         return Err("a member of no process");
     }
-    if !members.contains(&(host as u32, arrive.device)) {
+    if members.binary_search(&(host as u32, arrive.device)).is_err() {
         return Err("a collective of others");
     }
     if arrive.note.len() > crate::traits::MOST_NOTE {
@@ -105,13 +107,14 @@ impl Meeting {
 impl Scope {
     pub(super) fn arrive(&mut self, host: usize, arrive: Arrive, now: Duration) -> Next {
         let key = (arrive.members.clone(), arrive.number);
-        let meeting = self.meetings.entry(key.clone()).or_insert_with(|| Meeting {
-            since: now,
-            members: arrive.members.clone(),
-            proxied: arrive.proxied,
-            arrived: BTreeMap::new(),
-        });
-        meeting.arrived.insert(host, arrive);
+        match self.meetings.get_mut(&key) {
+            Some(meeting) => drop(meeting.arrived.insert(host, arrive)),
+            None => {
+                let (members, proxied) = (arrive.members.clone(), arrive.proxied);
+                let meeting = Meeting { since: now, members, proxied, arrived: [(host, arrive)].into() };
+                self.meetings.insert(key.clone(), meeting);
+            }
+        }
         let Some(meeting) = self.meetings.get(&key) else { return Next::Wait };
         let own = &meeting.arrived[&host];
         let differs = |other: &Arrive| (&other.call, other.proxied) != (&own.call, own.proxied);
@@ -119,7 +122,7 @@ impl Scope {
         if let Some(other) = other {
             return mismatch(Kind::Call, meeting.call(other), meeting.call(host));
         }
-        if meeting.missing().is_empty() {
+        if meeting.members.iter().all(|(host, _)| meeting.has(*host as usize)) {
             return self.meetings.remove(&key).map_or(Next::Wait, Next::Commit);
         }
         if let Some(failure) = self.misses_who_ended() {
@@ -174,9 +177,8 @@ impl Scope {
 
     /// A host waits in a collective for a process that has ended the scope.
     pub(super) fn misses_who_ended(&self) -> Option<Failure> {
-        let ended = |host: &usize| self.has_ended(*host);
         self.meetings.values().find_map(|meeting| {
-            let gone = meeting.missing().into_iter().find(ended)?;
+            let gone = *self.parts.iter().find(|(host, part)| part.ended.is_some() && meeting.misses(**host))?.0;
             let device = meeting.members.iter().find(|(host, _)| *host as usize == gone)?.1;
             let site = self.parts.get(&gone).map_or_else(String::new, |part| part.announced.site.clone());
             let b = Box::new(Call { place: (gone as u32, device), call: "the end of the scope".to_owned(), site });
