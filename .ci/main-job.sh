@@ -9,3 +9,6 @@ for example in quickstart optimizer_loop pipeline; do
     cargo run --release --example "$example" | tail -n 2
 done
 cargo run --release --example memory_map -- target/release/memory_map.pickle
+
+# A trace of it is one that viewers read.
+.ci/trace.sh

@@ -23,8 +23,9 @@ use crate::{
     memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
     thread::worker,
+    timeline::timed::Timed,
 };
-use std::{panic::Location, str::FromStr, sync::Arc, time::Duration};
+use std::{panic::Location, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 const DEFAULT_SOFTWARE_GPUS: usize = 4;
 const MOST_SOFTWARE_GPUS: usize = 64;
@@ -70,6 +71,7 @@ impl FromStr for Backend {
 /// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`: [`Self::algorithm`] |
 /// | `GPU_POOL_NCCL_REGISTER` | `1` or `0`: [`register_buckets`](Self::register_buckets) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
+/// | `GPU_POOL_TRACE` | a file: [`trace`](Self::trace) |
 /// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug` |
 ///
 /// The crate warns once of other variables that begin with `GPU_POOL_`: they may be misspelt.
@@ -102,6 +104,7 @@ pub struct Builder {
     pub(crate) machine: host::MachineConfig,
     pub(crate) cluster: Option<Arc<dyn Connect>>,
     codecs: Codecs,
+    trace: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -191,6 +194,25 @@ impl Builder {
         self.backend(Backend::Cuda)
     }
 
+    /// Writes what the pool does to a file, until it is closed or dropped: a Chrome trace, which
+    /// <https://ui.perfetto.dev> opens. [`GpuPool::record_trace`] traces a part of a program.
+    ///
+    /// There is a row for each thread of a device, for each stream, and for each thread that calls the pool. The rows
+    /// of threads have scopes, closures, jobs, tasks, operations, collectives (with algorithm, bytes, members) and
+    /// waits, those of streams kernels, copies and waits. A wait names its cause, and an arrow leads from it. Counters
+    /// show the memory. Times of streams come from events, on the host's clock; software GPUs in virtual time have
+    /// virtual times.
+    ///
+    /// The file is written by a thread of its own as the program goes: if the program is killed, the file lacks its
+    /// last milliseconds and the closing bracket, which viewers do without. If that thread cannot keep up, records are
+    /// dropped, and the counter `dropped` says how many. An existing file is replaced. In a cluster `trace.json`
+    /// becomes `trace.0.json` in process 0; [`merge`](crate::trace::merge) puts files together. A process's further
+    /// pool writes `trace.pool1.json`.
+    pub fn trace(mut self, path: impl Into<PathBuf>) -> Self {
+        self.trace = Some(path.into());
+        self
+    }
+
     /// Lets [`give`](crate::Device::give) and [`take`](crate::Device::take) carry values of this type to other
     /// processes. Known without it: buffers of all [`Element`](crate::Element)s, pairs of these, numbers and `String`,
     /// and `Vec`s of all. A `Pipeline` of `gpu-pool-train` needs it for no type.
@@ -263,6 +285,7 @@ impl Builder {
                 }
             },
         };
+        let drivers = Timed::around(drivers);
         let Some(observer) = self.observer.clone() else { return self.with_drivers(drivers) };
         let pool = self.with_drivers(observer.wrap(drivers))?;
         observer.built();

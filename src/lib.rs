@@ -76,6 +76,7 @@
 //! | `insight` | yes | Files for viewers: [`memory::MemorySnapshot::memory_viz`], [`tasks::TaskTrace`]. |
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
 //! | `dlpack` | no | [`Device::from_dlpack`], [`Device::to_dlpack`]: tensors of numpy, torch and others. |
+//! | `nvtx` | no | Ranges of scopes, operations and waits for Nsight Systems, if libnvToolsExt is found. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //!
 //! GPUs need Linux and an NVIDIA driver of version 535 or newer.
@@ -136,6 +137,7 @@ pub(crate) mod sync;
 #[cfg(feature = "tasks")]
 pub mod tasks;
 mod thread;
+mod timeline;
 mod token;
 mod variables;
 
@@ -168,6 +170,12 @@ pub use ops::{Matrix, MatrixMut};
 /// Software GPUs: the order of their operations.
 pub mod host {
     pub use crate::driver::host::ExecutionOrder;
+}
+
+/// Traces of pools as files: see [`Builder::trace`].
+#[cfg(feature = "insight")]
+pub mod trace {
+    pub use crate::timeline::merge::merge;
 }
 
 // The loom models drive private parts of `sync`.

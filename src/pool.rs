@@ -6,6 +6,7 @@ mod memory;
 mod per_device;
 pub(crate) mod report;
 pub(crate) mod run;
+pub(crate) mod trace;
 
 use crate::{
     Device, DeviceCopy, PerDevice, PinnedBuffer, PoolReport, Shard,
@@ -150,6 +151,9 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
         ended = ended.and(thread.join().unwrap_or_else(|payload| Err(panics::error(device, payload, None))));
     }
     shared.stages.lock().clear();
+    if let Err(error) = shared.timeline.stop() {
+        event!(error, %error, "a trace is not whole");
+    }
     ended = ended.and(shared.pinned.audit("close"));
     let refused = shared.handles.iter().find_map(|handle| {
         let report = handle.take_refused()?;

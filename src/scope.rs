@@ -22,6 +22,7 @@ use crate::{
     stall::StallTimer,
     sync::EventCount,
     thread::worker::{Shared, Worker, on_device_thread},
+    timeline::Category,
 };
 use crossbeam::utils::CachePadded;
 use member::{Outcome, Part};
@@ -124,6 +125,8 @@ pub(crate) fn run<R: Send, E: From<Error> + Send>(
         return Err(Error::invalid_at(site, op, why).into());
     }
     let _pass = shared.gate.enter().ok_or(Error::Closed)?;
+    let slice = shared.handles[0].lane.slice(Category::Scope, op, Some(begin.here));
+    let _slice = slice.note(|slice| slice.label = begin.name.map(Into::into));
     // Other processes have begun theirs, or will: there the gang begins and fails.
     if let Some(error) = begin.until.filter(|_| shared.world.is_none()).and_then(CancelToken::error) {
         return Err(error.into());

@@ -17,9 +17,10 @@ use crate::{
     },
     memory::{cache::Settings, calls::USUAL, handle::DeviceHandle, pinned::PinnedPool},
     panics,
-    pool::GpuPool,
+    pool::{GpuPool, trace},
     sync::{Gate, unique_id},
     thread::{wait, worker},
+    timeline::Timeline,
 };
 use once_cell::sync::OnceCell;
 use std::{
@@ -101,6 +102,7 @@ impl Builder {
                 None => Codecs::default(),
             },
             world,
+            timeline: Timeline::default(),
             stages: Default::default(),
             proxy_streams: Default::default(),
             threads: Default::default(),
@@ -132,6 +134,9 @@ impl Builder {
                 .try_for_each(|(from, to)| shared.peer_staging(from, to).map(drop))?;
         }
         if !matches!(self.weights, Weights::Measured) {
+            if let Some(path) = &self.trace {
+                trace::start_for_life(&shared, path, OpSite::place())?;
+            }
             return Ok(pool);
         }
         let here = OpSite::here("build");

@@ -14,6 +14,21 @@ use std::panic::Location;
 
 pub(super) static GLOBAL: OnceCell<GpuPool> = OnceCell::new();
 
+/// The process-wide pool is never dropped. So its trace is brought up to date when a thread ends that has used it.
+struct Flush;
+
+impl Drop for Flush {
+    fn drop(&mut self) {
+        if let Some(pool) = GLOBAL.get() {
+            pool.shared.timeline.flush();
+        }
+    }
+}
+
+thread_local! {
+    static FLUSH: Flush = const { Flush };
+}
+
 impl GpuPool {
     /// Settings for a pool.
     pub fn builder() -> Builder {
@@ -35,7 +50,8 @@ impl GpuPool {
         // A closure on a device thread would wait for a pool that may be waiting for the closure.
         fail_if!(GLOBAL.get().is_none() && on_device_thread(), Error::NestedScope { op, site: here.site });
         let _here = here.enter();
-        GLOBAL.get_or_try_init(|| GpuPool::builder().build())
+        let pool = GLOBAL.get_or_try_init(|| GpuPool::builder().build())?;
+        FLUSH.with(|_| Ok(pool))
     }
 
     /// Runs `f` on every device of the process-wide pool. See the [type's documentation](GpuPool).

@@ -30,6 +30,7 @@ use crate::{
         limits::Limits,
     },
     memory::{block::BlockRef, hazard::Access},
+    timeline::Route,
     token::op::Op,
 };
 
@@ -48,6 +49,9 @@ pub(super) fn execute(
     let needs = algorithm.needs(&case);
     let mut access = access(dev, request)?;
     dev.worker.calls.algorithm(algorithm.name(), access.site);
+    let members =
+        || meeting.ordinals().iter().fold(0, |bits, &device| bits | 1u64.checked_shl(device as u32).unwrap_or(0));
+    access.route_by(|| Route { algorithm: algorithm.name(), waits_by: algorithm.waits_by(), members: members() });
     let (by_kernels, on_host) =
         (matches!(needs.meeting, MeetBy::Kernels { .. }), matches!(needs.scratch, Scratch::Host(_)));
     if by_kernels {

@@ -63,6 +63,7 @@ impl Visit<Rc<Worker>> for GangJob {
             // Each member may come first. All of them bring the same place.
             self.gang.enter_at(place);
             worker.handle.take_over(self.packet.known());
+            let _slice = super::stats::slice(worker, &self.packet);
             flight::join(worker, &self.gang, rank, &self.known, |dev| self.packet.work.run(dev));
         }
         let mut ended = self.ended.lock();

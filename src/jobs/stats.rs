@@ -1,7 +1,12 @@
 //! The statistics of a queue of jobs: counts, shares of time, spans.
 
 use super::{job::Packet, placement::Waits};
-use crate::Error;
+use crate::{
+    Error,
+    error::op_site::OpSite,
+    thread::worker::Worker,
+    timeline::{Category, Running},
+};
 use std::{
     fmt,
     time::{Duration, Instant},
@@ -179,6 +184,12 @@ impl super::core::State {
             devices: meter.devices.iter().enumerate().map(device).collect(),
         }
     }
+}
+
+/// The slice of a job's closure in the timeline.
+pub(super) fn slice<'w>(worker: &'w Worker, job: &Packet) -> Running<'w> {
+    let slice = worker.handle.lane.slice(Category::Job, "job", Some(OpSite { op: "submit", site: job.site }));
+    slice.note(|slice| slice.label = Some(job.name().into()))
 }
 
 pub(super) fn span(job: &Packet, seq: u64, device: usize) -> tracing::Span {

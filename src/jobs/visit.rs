@@ -131,8 +131,10 @@ impl Core {
         let device = worker.handle.device;
         worker.handle.take_over(placed.job.packet().known());
         let span = super::stats::span(placed.job.packet(), placed.rank.seq, device);
-        let flown =
-            span.in_scope(|| flight::fly(worker, gang, self.overlap > 0, |dev| placed.job.packet().work.run(dev)));
+        let packet = placed.job.packet();
+        let slice = super::stats::slice(worker, packet);
+        let flown = span.in_scope(|| flight::fly(worker, gang, self.overlap > 0, |dev| packet.work.run(dev)));
+        drop(slice);
         let (failed, error) = match flown {
             Ok(mut flight) => match flight.is_over() {
                 Ok(false) => {

@@ -10,6 +10,7 @@ use crate::{
     error::{DeviceCall, Error, Result, misuse::Report, op_site::OpSite},
     memory::{OutOfMemoryReport, calls::Calls, progress::Progress, stream::word::Words},
     sync::{Flag, Spares},
+    timeline::Lane,
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -38,6 +39,8 @@ pub struct DeviceHandle {
     events: Spares<RawEvent>,
     pub(crate) words: Words,
     timing_events: Spares<RawEvent>,
+    /// Where the device's timeline is noted.
+    pub(crate) lane: Arc<Lane>,
     /// For operations on memory of this device that a graph names: see [`turn`](super::turn).
     pub(super) turn: Mutex<()>,
     /// For cudarc's `DeviceSlice::stream`, which returns a reference.
@@ -84,6 +87,7 @@ impl DeviceHandle {
             observer,
             in_virtual_time: host::virtual_now(&*driver).is_some(),
             stepped: host::is_stepped(&*driver),
+            lane: Lane::of(&driver),
             driver,
             lost: Flag::new(),
             refused: Mutex::new(None),

@@ -16,6 +16,7 @@ use crate::{
     memory::{calls::while_waiting, handle::DeviceHandle, hazard::OPEN},
     stall::StallTimer,
     sync::{Flag, Sequence, unique_id},
+    timeline::Cause,
 };
 use early::EarlyEvents;
 use milestone::{LastSeen, Milestones};
@@ -266,6 +267,7 @@ impl StreamCore {
         done: impl Fn() -> Result<bool>,
         stop: impl Fn() -> bool,
     ) -> Result<()> {
+        let _slice = self.handle.lane.wait(op, || Some(Cause::Stream(self.raw)));
         let wait = || {
             let (mut stall, mut seen) = (StallTimer::new(limit), LastSeen::default());
             while !done()? {

@@ -5,7 +5,7 @@ use crate::{
     Device, Shard,
     collective::barrier,
     driver::observe::{FailPoint, Token},
-    error::{Error, Result},
+    error::{Error, Result, op_site::OpSite},
     fabric::processes::ProcessScope,
     gang::Gang,
     memory::{
@@ -14,6 +14,7 @@ use crate::{
     },
     panics,
     thread::worker::Worker,
+    timeline::Category,
 };
 use parking_lot::Mutex;
 use std::{cell::Cell, rc::Rc, sync::Arc};
@@ -88,7 +89,10 @@ where
     let begun = begun.and_then(|entry| worker.take_deferred_error().map(|()| entry));
     let returned = begun.and_then(|_entry| {
         let dev = Device::new(worker, gang, part.rank, part.world);
+        let slice =
+            worker.handle.lane.slice(Category::Closure, "closure", Some(OpSite { op: "scope", site: gang.site() }));
         let returned = panics::catch(device, || f(&dev, shard));
+        drop(slice);
         gang.last_call(part.rank, dev.session.last_call.get());
         returned
     });

@@ -46,6 +46,8 @@ pub(super) struct Task<'env> {
     pub place: usize,
     pub stream: StreamKind,
     pub here: OpSite,
+    /// Its name in the timeline, if a trace is written.
+    pub label: Option<Box<str>>,
     pub failure: Option<Failure>,
     pub known: Option<Box<Handover>>,
     pub traced: Option<usize>,
@@ -69,6 +71,7 @@ pub(super) struct Started<'env> {
     pub job: Option<Job<'env>>,
     pub stream: StreamKind,
     pub here: OpSite,
+    pub label: Option<Box<str>>,
     pub failure: Option<Failure>,
     pub after: SmallVec<[Event; 4]>,
     pub traced: Option<&'env TaskTrace>,
@@ -224,9 +227,9 @@ impl<'env> Engine<'env> {
         state.places[place].queue.pop_front();
         state.places[place].running += 1;
         state.places[place].started += 1;
-        let Task { job, stream, here, failure, known, traced, .. } = state.graph.payload(id);
+        let Task { job, stream, here, label, failure, known, traced, .. } = state.graph.payload(id);
         let (stream, here, traced) = (*stream, *here, *traced);
-        let (job, mut failure, known) = (job.take(), failure.take(), known.take());
+        let (job, mut failure, known, label) = (job.take(), failure.take(), known.take(), label.take());
         let handle = self.handle();
         handle.take_over(known.as_deref());
         let mut after = SmallVec::new();
@@ -247,7 +250,7 @@ impl<'env> Engine<'env> {
             failure.note(&mut state.failures);
         }
         let traced = state.trace.filter(|_| traced.is_some());
-        Some(Started { id, job, stream, here, failure, after, traced })
+        Some(Started { id, job, stream, here, label, failure, after, traced })
     }
 
     /// Notes that a task has run, or will not run, and makes the tasks ready that have waited for it.

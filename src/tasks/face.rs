@@ -174,7 +174,8 @@ impl<'t, 'env> Tasks<'t, 'env> {
         let known = self.engine.handle().hand_over();
         let trace = self.trace.get().filter(|_| job.is_some());
         let traced = trace.map(|trace| trace.add(place, stream, here.site, name));
-        Task { job, place, stream, here, failure: None, known, traced }
+        let label = name.filter(|_| self.engine.handle().lane.is_on()).map(Into::into);
+        Task { job, place, stream, here, label, failure: None, known, traced }
     }
 
     /// Adds a task. The variable of the value after the next one is made with it, under one lock.

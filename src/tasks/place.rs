@@ -19,6 +19,7 @@ use crate::{
     gang::{Gang, quiescence::Quiescence},
     panics,
     scope::{Watch, holding},
+    timeline::Category,
 };
 use once_cell::unsync::OnceCell;
 use rayon::Scope;
@@ -89,7 +90,7 @@ impl<'env> Engine<'env> {
     }
 
     fn on_device(&self, dev: &Device, streams: &Streams, task: Started<'env>) -> Finished {
-        let Started { id, job, stream, here, failure, after, traced } = task;
+        let Started { id, job, stream, here, label, failure, after, traced } = task;
         let Some(job) = job else { return Finished { id, failure, event: None, times: None } };
         if failure.is_some() {
             contain(|| drop(job));
@@ -109,7 +110,10 @@ impl<'env> Engine<'env> {
             }
             let began = traced.map(|trace| trace.begin_on(dev)).transpose()?;
             let before = dev.stream.submitted();
+            let lane = &dev.worker.handle.lane;
+            let slice = lane.slice(Category::Task, "task", Some(here)).note(|slice| slice.label = label);
             let done = panics::catch(dev.index(), || job(Some(dev))).and_then(|done| done);
+            drop(slice);
             // Also after a failure: what has been submitted may use what it was given.
             let recorded = (|| {
                 if dev.stream.submitted() != before && !gang.is_aborted() {
@@ -159,7 +163,7 @@ impl<'env> Engine<'env> {
     }
 
     fn on_cpu(&self, task: Started<'env>) -> Finished {
-        let Started { id, job, here, failure, after, traced, .. } = task;
+        let Started { id, job, here, label, failure, after, traced, .. } = task;
         let job = job.expect("a task of the CPU has a body");
         if failure.is_some() {
             contain(|| drop(job));
@@ -169,6 +173,8 @@ impl<'env> Engine<'env> {
         let _here = here.enter();
         let done = self.wait_for(&after, true).and_then(|()| {
             let began = Instant::now();
+            let slice = self.handle().lane.slice(Category::Task, "task", Some(here));
+            let _slice = slice.note(|slice| slice.label = label);
             let done = panics::catch(0, || holding(&self.shared, || job(None)))
                 .unwrap_or_else(|error| Err(TaskPanicked::of(error)));
             times = traced.map(|_| Times::Host(began, Instant::now()));

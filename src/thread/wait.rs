@@ -8,9 +8,10 @@
 use super::worker::Worker;
 use crate::{
     driver::host,
-    error::{Error, Result, op_site::OpSite},
+    error::{DeviceCall, Error, Result, op_site::OpSite},
     gang::Gang,
     stall::StallTimer,
+    timeline::{Cause, Slice},
 };
 use std::{mem, time::Duration};
 
@@ -53,8 +54,15 @@ pub(crate) fn for_peer<R>(
     let progress = || gang.members().iter().map(|&d| shared.gpu_order[d].progress.own()).sum::<u64>();
     let (mut stall, mut seen) = (StallTimer::new(shared.deadline), None);
     let (mut wait, mut linger) = (None, shared.linger);
+    let slice = worker.handle.lane.wait(op, || None);
+    let caused = |slice: &mut Slice| {
+        let peer = gang.device(peer);
+        let call = shared.handles[peer].last_call().map(|DeviceCall { op, site, .. }| OpSite { op, site });
+        slice.cause = Some(Cause::Device(peer, call));
+    };
     loop {
         if let Some(answer) = waker.wait_lingering(Some(stall.tick(TICK)), mem::take(&mut linger), &mut poll) {
+            drop(slice.note(caused));
             return answer;
         }
         let wait =
@@ -63,6 +71,7 @@ pub(crate) fn for_peer<R>(
         // never find each other asleep. But it does so only while no message has arrived: with a message it has work to
         // do, and peers may wait for that work.
         if let Some(answer) = waker.while_asleep(&mut poll, || host::find_deadlock(&*worker.handle.driver)) {
+            drop(slice.note(caused));
             return answer;
         }
         if let Some(who) = wait.deadlock() {

@@ -51,6 +51,7 @@ use crate::{
     },
     panics,
     sync::{EventCount, Gate, shim::InCrowd},
+    timeline::Timeline,
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -107,6 +108,7 @@ pub(crate) struct Shared {
     pub(crate) cleaner: Mutex<Option<usize>>,
     pub(crate) world: Option<Arc<dyn Processes>>,
     pub(crate) codecs: Codecs,
+    pub(crate) timeline: Timeline,
     pub(crate) limits: Limits,
     /// The memory of staged copies, by source and destination. Made when first needed.
     pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<PeerStaging>>>,

@@ -23,6 +23,7 @@ use crate::{
         hazard::{Access, Reserved},
         turn::Turns,
     },
+    timeline::{Category, Route, Slice, nvtx},
 };
 use smallvec::SmallVec;
 use std::{mem, ops::Range, panic::Location, rc::Rc};
@@ -51,12 +52,21 @@ pub struct Op<'d> {
     reserved: usize,
     /// In the flight recorder.
     entry: Entry<'d>,
+    /// Bytes of the largest memory that it uses.
+    bytes: usize,
+    /// When it began, if a trace is written.
+    begun: Option<u64>,
+    route: Option<Route>,
+    _range: nvtx::Range,
     /// For reports: until the operation ends, the thread's driver calls belong to this call of the program.
     _here: OpGuard,
 }
 
 impl Drop for Op<'_> {
     fn drop(&mut self) {
+        if let Some(begun) = self.begun {
+            self.trace(begun);
+        }
         drop(Reserved::taken(self.dev.index(), self.touched.iter().take(self.reserved).map(Touched::parts)));
     }
 }
@@ -88,7 +98,20 @@ impl Device {
         self.worker.handle.progress.advance();
         let entry = self.worker.calls.begin(Kind::Call, own, site, self.stream.id);
         let _here = OpSite { op: name, site }.enter();
-        Ok(Op { dev: self, name, site, touched: SmallVec::new(), reserved: 0, entry, _here })
+        let (begun, _range) = (self.worker.handle.lane.start(), nvtx::range(name));
+        Ok(Op {
+            dev: self,
+            name,
+            site,
+            touched: SmallVec::new(),
+            reserved: 0,
+            entry,
+            bytes: 0,
+            begun,
+            route: None,
+            _range,
+            _here,
+        })
     }
 
     #[track_caller]
@@ -125,6 +148,7 @@ impl Op<'_> {
             None if dev.ordered => block.hazards.order(op, &dev.stream, &bytes, access)?,
             None => {}
         }
+        self.bytes = self.bytes.max(bytes.len());
         self.touched.push(Touched { block: block.clone(), bytes, access });
         Ok(())
     }
@@ -216,6 +240,24 @@ impl Op<'_> {
         self.entry.submitted(sequence, self.touched.iter().map(|touched| touched.bytes.len()).max().unwrap_or(0));
         for (block, bytes, access) in self.touched.iter().map(Touched::parts) {
             block.hazards.note(stream, sequence, bytes.clone(), access);
+        }
+    }
+
+    /// It is a collective, carried out like this.
+    pub(crate) fn route_by(&mut self, route: impl FnOnce() -> Route) {
+        self.route = self.begun.map(|_| route());
+    }
+
+    /// Ends the operation's slice in the timeline.
+    #[cold]
+    fn trace(&self, begun: u64) {
+        let kind = if self.route.is_some() { Category::Collective } else { Category::Op };
+        let mut slice = Slice::new(kind, self.name, Some(OpSite { op: self.name, site: self.site }), begun);
+        slice.bytes = self.bytes;
+        slice.route = self.route;
+        self.dev.worker.handle.lane.end(slice);
+        if let Ok(mut cache) = self.dev.worker.cache.try_borrow_mut() {
+            cache.publish_stats();
         }
     }
 

@@ -15,3 +15,5 @@ mod interop;
 mod per_device;
 mod scope;
 mod share;
+#[cfg(feature = "insight")]
+mod trace;

@@ -123,6 +123,11 @@ pub fn trace(device: &DriverRef) -> Option<Trace> {
     gpu(&**device)?.lock().stepper.as_ref().map(|stepper| stepper.trace.clone())
 }
 
+/// The steps of the device's machine from a number on; `None` unless operations run one at a time.
+pub(crate) fn steps(device: &dyn Driver, from: usize) -> Option<Vec<Step>> {
+    Some(gpu(device)?.lock().stepper.as_ref()?.trace.steps().get(from..)?.to_vec())
+}
+
 /// Where a range of a software GPU's memory, or of page-locked memory, is in this process: for tests of libraries that
 /// take a GPU's addresses.
 pub fn in_process(device: &dyn Driver, address: super::Address, bytes: usize) -> Option<*mut u8> {

@@ -83,9 +83,10 @@ impl Stepper {
         let stream = core.streams.get(key).expect("candidates are streams");
         let op = stream.queue.front().expect("candidates have an operation");
         let (device, number, what) = (stream.device, stream.number, core.what(op));
+        let (submitted, place) = (op.submitted, op.place);
         let (choice, candidates) = (choice as u32, candidates.len() as u32);
         let time = core.book(key);
-        self.trace.push(Step { device, stream: number, what, choice, candidates, time });
+        self.trace.push(Step { device, stream: number, what, choice, candidates, time, submitted, place });
         self.taken += 1;
         self.last = Some(key);
         key
@@ -165,10 +166,11 @@ impl Core {
 
     pub fn forced_step(&mut self, key: Key) -> Option<Step> {
         let stream = self.streams.get(key)?;
-        let what = self.what(stream.queue.front()?);
+        let op = stream.queue.front()?;
+        let (what, submitted, place) = (self.what(op), op.submitted, op.place);
         let (device, stream) = (stream.device, stream.number);
         let time = self.book(key);
-        Some(Step { device, stream, what, choice: 0, candidates: 1, time })
+        Some(Step { device, stream, what, choice: 0, candidates: 1, time, submitted, place })
     }
 
     fn can_run(&self, stream: &Stream, op: &Op) -> bool {

@@ -1,6 +1,7 @@
 //! The trace of a machine that runs one operation at a time: the list of its steps.
 
 use super::event::duration;
+use crate::error::op_site::OpSite;
 use std::{fmt, sync::Arc};
 
 /// Most steps of a trace; of a longer run it keeps the beginning.
@@ -82,6 +83,10 @@ pub struct Step {
     pub candidates: u32,
     /// Start and end in virtual time, in picoseconds; zeros if time is real.
     pub time: (u64, u64),
+    /// When it was submitted, in virtual time.
+    pub submitted: u64,
+    /// The call that has submitted it.
+    pub place: Option<OpSite>,
 }
 
 impl Step {
@@ -129,7 +134,7 @@ impl Trace {
     /// `*` marks choices other than 0.
     pub(crate) fn write(&self, range: std::ops::Range<usize>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, step) in self.steps.iter().enumerate().take(range.end).skip(range.start) {
-            let Step { device, stream, what, choice, candidates, time } = step;
+            let Step { device, stream, what, choice, candidates, time, .. } = step;
             let mark = if *choice != 0 { '*' } else { ' ' };
             let again = i > 0 && step.is_of(&self.steps[i - 1]);
             let who = if again { " ".repeat(17) } else { format!("device {device} stream {stream}") };

@@ -1,0 +1,553 @@
+//! The thread that writes a session's file: it empties the lanes, asks the timing events for their times, and turns
+//! both into lines.
+//!
+//! [`Timeline`] starts and stops it. Invariant: its memory is bounded: by the lanes' queues, the devices' events, and
+//! some work of each stream that waits may name.
+
+use super::{
+    Category, Cause, Lane, Mark, RECORDS, Record, Route, Row, Slice, THREADS, Timeline, Work,
+    clock::Clock,
+    format::{Arg, At, Lines, VERSION},
+    timed::Timed,
+    wall_offset,
+};
+use crate::{
+    driver::{
+        DriverRef,
+        host::{self, What},
+    },
+    error::op_site::OpSite,
+};
+use crossbeam::queue::ArrayQueue;
+use smallvec::SmallVec;
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    fs::File,
+    io::{self, Write as _},
+    mem,
+    path::Path,
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How often the writer looks.
+const ROUND: Duration = Duration::from_millis(4);
+/// How long a session's end waits for work that has not completed.
+const LATE: Duration = Duration::from_secs(2);
+/// Bytes after which lines are written.
+const FULL: usize = 1 << 18;
+/// Completed work of a stream that a wait may still name.
+const KEPT: usize = 64;
+/// A wait of a stream below this many nanoseconds is not shown: events are about as exact.
+const SHORT: u64 = 1000;
+
+/// Bytes in buffers and bytes reserved, of a device.
+pub(crate) type Memory = Box<dyn Fn(usize) -> (u64, u64) + Send>;
+
+/// The file of a session, and the thread that writes it.
+pub(crate) struct Session {
+    lanes: Vec<(Arc<Lane>, DriverRef)>,
+    orders: mpsc::Sender<mpsc::Sender<()>>,
+    thread: thread::JoinHandle<io::Result<()>>,
+}
+
+impl Timeline {
+    /// Starts to write `path`, for these devices: each with its lane, its driver, and whether it shares its GPU. `host`
+    /// is the number of this process among those of a cluster.
+    pub(crate) fn start(
+        &self,
+        path: &Path,
+        host: usize,
+        devices: Vec<(Arc<Lane>, DriverRef, bool)>,
+        memory: Memory,
+    ) -> io::Result<()> {
+        let mut session = self.session.lock();
+        if session.is_some() || devices.iter().any(|(lane, ..)| lane.is_on()) {
+            return Err(io::Error::other("a trace of these devices is being written already"));
+        }
+        let mut writer = Writer {
+            file: File::create(path)?,
+            lines: Lines { text: b"[\n".to_vec(), process: host as u64 + 1 },
+            devices: Vec::new(),
+            rows: HashSet::new(),
+            others: HashMap::new(),
+            flows: 0,
+            dropped: 0,
+            memory,
+            steps: 0,
+        };
+        writer.head(host);
+        for (device, (lane, driver, shared)) in devices.iter().enumerate() {
+            writer.add(device, lane, driver, *shared);
+        }
+        writer.put()?;
+        let (orders, received) = mpsc::channel();
+        let thread = thread::Builder::new().name("gpu-pool:trace".to_owned()).spawn(move || writer.run(&received))?;
+        let lanes: Vec<_> = devices.into_iter().map(|(lane, driver, _)| (lane, driver)).collect();
+        for (lane, _) in &lanes {
+            lane.sessions.fetch_advance();
+        }
+        *session = Some(Session { lanes, orders, thread });
+        Ok(())
+    }
+
+    /// Returns when all that has ended is in the file.
+    pub(crate) fn flush(&self) {
+        let session = self.session.lock();
+        let (done, is_done) = mpsc::channel();
+        if session.as_ref().is_some_and(|session| session.orders.send(done).is_ok()) {
+            let _ = is_done.recv_timeout(2 * LATE);
+        }
+    }
+
+    /// Ends the session, if there is one. The work that completes within two seconds is in the file.
+    pub(crate) fn stop(&self) -> io::Result<()> {
+        let Some(Session { lanes, orders, thread }) = self.session.lock().take() else { return Ok(()) };
+        for (lane, driver) in &lanes {
+            lane.sessions.fetch_advance();
+            if let Some(timed) = Timed::around_it(driver) {
+                timed.finish();
+            }
+        }
+        drop(orders);
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the writer of the trace has panicked")))
+    }
+}
+
+/// A stream of a device.
+#[derive(Default)]
+struct Stream {
+    pending: VecDeque<(Box<Work>, SmallVec<[At; 1]>)>,
+    done: VecDeque<Done>,
+}
+
+/// Completed work.
+#[derive(Clone, Copy)]
+struct Done {
+    number: u64,
+    kind: Category,
+    name: &'static str,
+    here: Option<OpSite>,
+    end: u64,
+}
+
+struct OneDevice {
+    lane: Arc<Lane>,
+    driver: DriverRef,
+    streams: Vec<Stream>,
+    clock: Option<Clock>,
+    memory: (u64, u64),
+    dropped_before: u64,
+}
+
+struct Writer {
+    file: File,
+    lines: Lines,
+    devices: Vec<OneDevice>,
+    /// Those with names.
+    rows: HashSet<u64>,
+    /// Threads that are no device threads, in the order in which they came.
+    others: HashMap<u64, u64>,
+    flows: u64,
+    dropped: u64,
+    memory: Memory,
+    /// Steps of a machine in virtual time that are in the file.
+    steps: usize,
+}
+
+fn thread_row(device: usize) -> u64 {
+    1000 * (device as u64 + 1)
+}
+
+fn stream_row(device: usize, stream: usize) -> u64 {
+    thread_row(device) + 1 + stream as u64
+}
+
+impl Writer {
+    fn head(&mut self, host: usize) {
+        let offset = Arg::Micros(wall_offset());
+        self.lines.meta("gpu_pool_trace", None, &[("version", Arg::Number(VERSION)), ("clock_offset_us", offset)]);
+        let name = format!("host {host}");
+        self.lines.meta("process_name", None, &[("name", Arg::Text(&name))]);
+    }
+
+    fn add(&mut self, device: usize, lane: &Arc<Lane>, driver: &DriverRef, shared: bool) {
+        self.name(thread_row(device), &format!("GPU {device} thread"));
+        let queue = lane.queue.get_or_init(|| ArrayQueue::new(RECORDS));
+        let mut clock = None;
+        if let Some(timed) = Timed::around_it(driver) {
+            // What came too late for an earlier session.
+            while let Some(record) = queue.pop() {
+                give_back(timed, record);
+            }
+            let begun = timed.begin(shared).and_then(|()| Clock::new(timed));
+            clock = begun.inspect_err(|fault| event!(warn, device, %fault, "a device's work is not timed")).ok();
+        }
+        let (lane, driver, dropped_before) = (lane.clone(), driver.clone(), lane.dropped.get());
+        self.devices.push(OneDevice { lane, driver, streams: Vec::new(), clock, memory: (0, 0), dropped_before });
+    }
+
+    fn name(&mut self, row: u64, name: &str) {
+        if self.rows.insert(row) {
+            self.lines.meta("thread_name", Some(row), &[("name", Arg::Text(name))]);
+            self.lines.meta("thread_sort_index", Some(row), &[("sort_index", Arg::Number(row))]);
+        }
+    }
+
+    fn run(mut self, orders: &mpsc::Receiver<mpsc::Sender<()>>) -> io::Result<()> {
+        loop {
+            let order = orders.recv_timeout(ROUND);
+            let written = match &order {
+                Err(mpsc::RecvTimeoutError::Timeout) => self.round().map(drop),
+                _ => self.settle(),
+            };
+            if let Ok(done) = &order {
+                let _ = done.send(());
+            }
+            if matches!(order, Err(mpsc::RecvTimeoutError::Disconnected)) || written.is_err() {
+                return written.and_then(|()| self.finish());
+            }
+        }
+    }
+
+    /// Rounds until nothing is left, or nothing has happened for a while.
+    fn settle(&mut self) -> io::Result<()> {
+        let mut last = Instant::now();
+        while last.elapsed() < LATE {
+            if self.round()? {
+                last = Instant::now();
+            }
+            let left = |device: &OneDevice| device.streams.iter().any(|stream| !stream.pending.is_empty());
+            let is_full = |device: &OneDevice| device.lane.queue.get().is_some_and(|queue| !queue.is_empty());
+            if !self.devices.iter().any(|device| left(device) || is_full(device)) {
+                break;
+            }
+            thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        for device in &mut self.devices {
+            let Some(timed) = Timed::around_it(&device.driver) else { continue };
+            let left = device.streams.iter_mut().flat_map(|stream| stream.pending.drain(..));
+            left.for_each(|(work, _)| give_back(timed, Record::Work(work)));
+            if let Some(clock) = device.clock.take() {
+                clock.end(timed);
+            }
+        }
+        // The last event has no comma behind it.
+        self.lines.meta("gpu_pool_trace_end", None, &[]);
+        self.lines.text.truncate(self.lines.text.len() - 2);
+        self.lines.text.extend_from_slice(b"\n]\n");
+        self.put()
+    }
+
+    fn put(&mut self) -> io::Result<()> {
+        let text = mem::take(&mut self.lines.text);
+        self.file.write_all(&text)?;
+        self.lines.text = text;
+        self.lines.text.clear();
+        Ok(())
+    }
+
+    /// Writes what there is. Returns whether there was anything.
+    fn round(&mut self) -> io::Result<bool> {
+        let mut any = false;
+        for device in 0..self.devices.len() {
+            let lane = self.devices[device].lane.clone();
+            // No more than were there, so that the other lanes have their turn.
+            for _ in 0..lane.queue.get().map_or(0, ArrayQueue::len) {
+                let Some(record) = lane.queue.get().and_then(ArrayQueue::pop) else { break };
+                any = true;
+                match record {
+                    Record::Slice(slice) => self.slice(device, &slice),
+                    Record::Work(work) => self.submitted(device, work),
+                }
+                if self.lines.text.len() >= FULL {
+                    self.put()?;
+                }
+            }
+            any |= self.completed(device)?;
+            self.measure(device);
+        }
+        any |= self.virtual_steps();
+        let dropped = self.devices.iter().map(|device| device.lane.dropped.get() - device.dropped_before).sum();
+        if dropped != self.dropped {
+            self.dropped = dropped;
+            let now = self.devices[0].lane.now();
+            self.lines.counter("dropped", now, &[("records", Arg::Number(dropped))]);
+        }
+        self.put()?;
+        Ok(any)
+    }
+
+    /// The counters of a device, and its clock.
+    fn measure(&mut self, device: usize) {
+        let now = self.devices[device].lane.now();
+        let memory = (self.memory)(device);
+        if mem::replace(&mut self.devices[device].memory, memory) != memory {
+            let args = [("used", Arg::Number(memory.0)), ("reserved", Arg::Number(memory.1))];
+            self.lines.counter(&format!("GPU {device} memory"), now, &args);
+        }
+        let OneDevice { driver, clock, streams, .. } = &mut self.devices[device];
+        if let (Some(clock), Some(timed)) = (clock, Timed::around_it(driver)) {
+            let oldest = streams.iter().flat_map(|stream| stream.pending.front()).map(|(work, _)| work.submitted).min();
+            if let Some(drift) = clock.renew(timed, oldest.unwrap_or(now)) {
+                self.lines.counter(&format!("GPU {device} clock"), now, &[("drift_us", Arg::Micros(drift))]);
+            }
+        }
+    }
+
+    fn flow(&mut self, from: At, to: At) {
+        self.flows += 1;
+        self.lines.flow(self.flows, from, to);
+    }
+
+    fn row(&mut self, row: Row) -> u64 {
+        match row {
+            Row::Device(device) => thread_row(device),
+            Row::Other(thread) => {
+                let next = self.others.len() as u64 + 1;
+                let row = *self.others.entry(thread).or_insert(next);
+                if row == next {
+                    let name = THREADS.lock().get(&thread).cloned();
+                    self.name(row, &name.unwrap_or_else(|| format!("thread {thread}")));
+                }
+                row
+            }
+        }
+    }
+
+    /// A slice of a host thread.
+    fn slice(&mut self, device: usize, slice: &Slice) {
+        let row = self.row(slice.row);
+        let mut from = None;
+        let cause = match slice.cause {
+            None => None,
+            Some(Cause::Device(peer, call)) => {
+                from = Some(At { row: thread_row(peer), time: inside(slice.start, slice.end) });
+                Some(described(format!("GPU {peer} thread"), None, call))
+            }
+            Some(Cause::Stream(raw)) => {
+                let to = At { row, time: inside(slice.start, slice.end) };
+                let number = self.devices[device].lane.timing.lock().known(raw);
+                number.and_then(|number| {
+                    let stream = self.devices[device].streams.get_mut(number)?;
+                    let name = format!("GPU {device} stream {number}");
+                    if let Some((work, waiters)) = stream.pending.back_mut() {
+                        waiters.push(to);
+                        return Some(described(name, Some(work.name), work.here));
+                    }
+                    let done = stream.done.back().filter(|done| done.end > slice.start)?;
+                    from = Some(At { row: stream_row(device, number), time: done.end.saturating_sub(1) });
+                    Some(described(name, Some(done.name), done.here))
+                })
+            }
+        };
+        let mut args = SmallVec::<[(&str, Arg<'_>); 8]>::new();
+        args.extend(slice.here.map(|here| ("place", Arg::Place(here))));
+        args.extend(slice.here.map(|here| ("op", Arg::Text(here.op))));
+        if slice.bytes > 0 {
+            args.push(("bytes", Arg::Number(slice.bytes as u64)));
+        }
+        if let Some(Route { algorithm, waits_by, members }) = slice.route {
+            args.push(("algorithm", Arg::Text(algorithm)));
+            args.push(("route", Arg::Text(waits_by)));
+            args.push(("members", Arg::Bits(members)));
+        }
+        args.extend(cause.as_deref().map(|cause| ("cause", Arg::Text(cause))));
+        let name = slice.label.as_deref().unwrap_or(slice.name);
+        let at = At { row, time: slice.start };
+        self.lines.slice(at, slice.end - slice.start, (name, slice.kind.name()), &args);
+        if let Some(from) = from {
+            self.flow(from, At { row, time: inside(slice.start, slice.end) });
+        }
+    }
+
+    /// Work whose events are not known to be complete.
+    fn submitted(&mut self, device: usize, work: Box<Work>) {
+        let number = work.stream;
+        if self.devices[device].clock.is_none() {
+            if let Some(timed) = Timed::around_it(&self.devices[device].driver) {
+                give_back(timed, Record::Work(work));
+            }
+            return;
+        }
+        self.stream(device, number).pending.push_back((work, SmallVec::new()));
+    }
+
+    fn stream(&mut self, device: usize, number: usize) -> &mut Stream {
+        let known = self.devices[device].streams.len();
+        for number in known..=number {
+            self.devices[device].streams.push(Stream::default());
+            self.name(stream_row(device, number), &format!("GPU {device} stream {number}"));
+        }
+        &mut self.devices[device].streams[number]
+    }
+
+    /// Writes the work of a device that is complete.
+    fn completed(&mut self, device: usize) -> io::Result<bool> {
+        let (mut any, mut events) = (false, Vec::new());
+        let driver = self.devices[device].driver.clone();
+        let Some(timed) = Timed::around_it(&driver) else { return Ok(false) };
+        for number in 0..self.devices[device].streams.len() {
+            let pending = &self.devices[device].streams[number].pending;
+            // Events of a stream complete in order, and each question is a call of the driver.
+            let is_over = |(work, _): &(Box<Work>, _)| timed.driver().event_query(work.end).unwrap_or(true);
+            let over = match pending.back() {
+                Some(last) if is_over(last) => pending.len(),
+                _ => pending.partition_point(is_over),
+            };
+            for _ in 0..over {
+                let Some((work, _)) = self.devices[device].streams[number].pending.front() else { break };
+                if work.waited.iter().any(|mark| self.is_pending(*mark)) {
+                    break;
+                }
+                let Some((work, waiters)) = self.devices[device].streams[number].pending.pop_front() else { break };
+                any = true;
+                events.extend(work.begin.into_iter().chain([work.end]));
+                self.work(device, &work, &waiters, timed);
+                if self.lines.text.len() >= FULL {
+                    self.put()?;
+                }
+            }
+        }
+        timed.give_events(events);
+        Ok(any)
+    }
+
+    fn device(&self, lane: u64) -> Option<usize> {
+        self.devices.iter().position(|device| device.lane.id == lane)
+    }
+
+    /// Whether the time of a stream's work will be known soon.
+    fn is_pending(&self, mark: Mark) -> bool {
+        let stream = self.device(mark.lane).and_then(|device| self.devices[device].streams.get(mark.stream));
+        stream.and_then(|stream| stream.pending.front()).is_some_and(|(work, _)| work.number <= mark.work)
+    }
+
+    fn done(&self, mark: Mark) -> Option<(usize, Done)> {
+        let device = self.device(mark.lane).filter(|_| mark.work > 0)?;
+        let done = &self.devices[device].streams.get(mark.stream)?.done;
+        done.iter().find(|done| done.number >= mark.work).map(|done| (device, *done))
+    }
+
+    fn work(&mut self, device: usize, work: &Work, waiters: &[At], timed: &Timed) {
+        let before = self.devices[device].streams[work.stream].done.back().map_or(0, |done| done.end);
+        let clock = self.devices[device].clock.as_ref();
+        let time = |event| clock.and_then(|clock| clock.time(timed, event, work.submitted));
+        let Some(end) = time(work.end) else {
+            self.dropped += 1;
+            return;
+        };
+        let start = work.begin.and_then(time).unwrap_or(work.submitted).max(before);
+        let end = end.max(start);
+        // What came last has ended the wait.
+        let ended = work.waited.iter().filter_map(|&mark| Some((mark, self.done(mark)?)));
+        if let Some((mark, (owner, cause))) = ended.max_by_key(|(_, (_, done))| done.end) {
+            let since = before.max(work.waits_since);
+            self.stream_wait(device, work.stream, (since, start), (owner, mark.stream, cause));
+        }
+        let done = Done { number: work.number, kind: work.kind, name: work.name, here: work.here, end };
+        self.span(device, work.stream, start, done, (work.bytes, work.calls));
+        for to in waiters {
+            self.flow(At { row: stream_row(device, work.stream), time: inside(start, end) }, *to);
+        }
+    }
+
+    /// A stream's wait for another one.
+    fn stream_wait(
+        &mut self,
+        device: usize,
+        stream: usize,
+        (since, until): (u64, u64),
+        (owner, number, cause): (usize, usize, Done),
+    ) {
+        if until < since + SHORT || cause.end < since {
+            return;
+        }
+        let row = stream_row(device, stream);
+        let why = described(format!("GPU {owner} stream {number}"), Some(cause.name), cause.here);
+        let args = [("cause", Arg::Text(&why))];
+        self.lines.slice(At { row, time: since }, until - since, ("wait", Category::Wait.name()), &args);
+        let from = At { row: stream_row(owner, number), time: cause.end.saturating_sub(1) };
+        self.flow(from, At { row, time: until - 1 });
+    }
+
+    /// A slice of a stream.
+    fn span(&mut self, device: usize, stream: usize, start: u64, done: Done, (bytes, calls): (usize, u32)) {
+        let own = self.stream(device, stream);
+        own.done.push_back(done);
+        if own.done.len() > KEPT {
+            own.done.pop_front();
+        }
+        let mut args = SmallVec::<[(&str, Arg<'_>); 4]>::new();
+        args.extend(done.here.map(|here| ("place", Arg::Place(here))));
+        args.extend(done.here.map(|here| ("op", Arg::Text(here.op))));
+        if bytes > 0 {
+            args.push(("bytes", Arg::Number(bytes as u64)));
+        }
+        let several = (calls > 1).then(|| format!("{} and {} more", done.name, calls - 1));
+        if calls > 1 {
+            args.push(("calls", Arg::Number(calls.into())));
+        }
+        let name = several.as_deref().unwrap_or(done.name);
+        let at = At { row: stream_row(device, stream), time: start };
+        self.lines.slice(at, done.end - start, (name, done.kind.name()), &args);
+    }
+
+    /// The steps of a machine in virtual time since the last call.
+    fn virtual_steps(&mut self) -> bool {
+        let Some(driver) = self.devices[0].lane.in_virtual_time.clone() else { return false };
+        let steps = host::steps(&*driver, self.steps).unwrap_or_default();
+        self.steps += steps.len();
+        for step in &steps {
+            let ordinal = |device: &OneDevice| device.driver.info().ordinal == step.device;
+            let Some(device) = self.devices.iter().position(ordinal) else { continue };
+            let (start, end) = (step.time.0 / 1000, step.time.1 / 1000);
+            let (kind, name, bytes) = match step.what {
+                What::Kernel(name) => (Category::Kernel, name, 0),
+                What::CopyUp(bytes) => (Category::Copy, "copy up", bytes),
+                What::CopyDown(bytes) => (Category::Copy, "copy down", bytes),
+                What::CopyWithin(bytes) => (Category::Copy, "copy within", bytes),
+                What::CopyPeer(bytes) => (Category::Copy, "copy peer", bytes),
+                What::Fill(bytes) => (Category::Kernel, "fill", bytes),
+                What::Gemm => (Category::Kernel, "gemm", 0),
+                What::WaitEvent { device: owner, stream, .. } => {
+                    let since = self.stream(device, step.stream).done.back().map_or(0, |done| done.end);
+                    let since = since.max(step.submitted / 1000);
+                    let owner = self.devices.iter().position(|device| device.driver.info().ordinal == owner);
+                    let cause = owner.and_then(|owner| Some((owner, stream, *self.stream(owner, stream).done.back()?)));
+                    if let Some(cause) = cause {
+                        self.stream_wait(device, step.stream, (since, start), cause);
+                    }
+                    continue;
+                }
+                _ => continue,
+            };
+            let done = Done { number: 0, kind, name, here: step.place, end };
+            self.span(device, step.stream, start, done, (bytes, 1));
+        }
+        !steps.is_empty()
+    }
+}
+
+/// A time within a slice, just before its end.
+fn inside(start: u64, end: u64) -> u64 {
+    end.saturating_sub(1).max(start)
+}
+
+fn described(row: String, work: Option<&str>, call: Option<OpSite>) -> String {
+    let work = work.map_or_else(String::new, |work| format!(": {work}"));
+    let call =
+        call.map_or_else(String::new, |OpSite { op, site }| format!(", {op} at {}:{}", site.file(), site.line()));
+    row + &work + &call
+}
+
+fn give_back(timed: &Timed, record: Record) {
+    if let Record::Work(work) = record {
+        timed.give_events(work.begin.into_iter().chain([work.end]));
+    }
+}
