@@ -9,8 +9,10 @@ mod found {
 
     pub(crate) type Range = Option<cudarc::nvtx::Range>;
 
-    // SAFETY: looking for a library runs its initialisers; it is NVIDIA's, found by its name as the driver is.
-    static FOUND: Lazy<bool> = Lazy::new(|| unsafe { cudarc::nvtx::sys::is_culib_present() });
+    static FOUND: Lazy<bool> = Lazy::new(|| {
+        // SAFETY: looking for a library runs its initialisers; it is NVIDIA's, found by its name as the driver is.
+        unsafe { cudarc::nvtx::sys::is_culib_present() }
+    });
 
     pub(crate) fn range(name: &'static str) -> Range {
         FOUND.then(|| cudarc::nvtx::scoped_range(name))

@@ -333,17 +333,20 @@ impl Writer {
             Some(Cause::Stream(raw)) => {
                 let to = At { row, time: inside(slice.start, slice.end) };
                 let number = self.devices[device].lane.timing.lock().known(raw);
-                number.and_then(|number| {
-                    let stream = self.devices[device].streams.get_mut(number)?;
-                    let name = format!("GPU {device} stream {number}");
+                let stream = number.and_then(|number| self.devices[device].streams.get_mut(number));
+                let last = stream.and_then(|stream| {
                     if let Some((work, waiters)) = stream.pending.back_mut() {
                         waiters.push(to);
-                        return Some(described(name, Some(work.name), work.here));
+                        return Some((work.name, work.here));
                     }
-                    let done = stream.done.back().filter(|done| done.end > slice.start)?;
-                    from = Some(At { row: stream_row(device, number), time: done.end.saturating_sub(1) });
-                    Some(described(name, Some(done.name), done.here))
-                })
+                    let done = stream.done.back()?;
+                    let row = stream_row(device, number?);
+                    from = (done.end > slice.start).then(|| At { row, time: done.end.saturating_sub(1) });
+                    Some((done.name, done.here))
+                });
+                let name = number.map_or_else(String::new, |number| format!(" stream {number}"));
+                let (name, (work, call)) = (format!("GPU {device}{name}"), last.unzip());
+                Some(described(name, work, call.flatten()))
             }
         };
         let mut args = SmallVec::<[(&str, Arg<'_>); 8]>::new();
