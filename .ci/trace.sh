@@ -8,7 +8,8 @@ GPU_POOL_BACKEND=host:2 GPU_POOL_TRACE=$trace \
     cargo run --release --example train_digits -- --epochs 2 >/dev/null
 
 home=$PWD/target/tools/perfetto
-if [[ ! -x $home/bin/python ]] && ! { python3 -m venv "$home" && "$home/bin/pip" install --quiet perfetto==0.59.1; }; then
+install() { python3 -m venv "$home" && "$home/bin/pip" install --quiet perfetto==0.59.1; }
+if [[ ! -x $home/bin/python ]] && ! install; then
     rm -rf "$home"
     echo "skipped: perfetto cannot be installed from PyPI"
     home=

@@ -93,12 +93,13 @@ def main():
     for i, kind in enumerate(kinds):
         out.append(f'<rect x="{LEFT + 90 * i}" y="{y + 2}" width="12" height="12" fill="{COLOURS[kind]}"/>'
                    f'<text x="{LEFT + 90 * i + 16}" y="{y + 12}">{kind}</text>')
-    style = ("text{font:10px sans-serif;fill:#111}.row{font-weight:bold;font-size:11px}.rule{stroke:#ccc;stroke-width:.5}"
-             ".flow{fill:none;stroke:#c62828;stroke-width:1}")
-    marker = ('<defs><marker id="tip" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6" markerHeight="6" orient="auto">'
-              '<path d="M0,0 L6,3 L0,6 z" fill="#c62828"/></marker></defs>')
+    size = f'{WIDTH} {y + 20}'
+    style = ("text{font:10px sans-serif;fill:#111}.row{font-weight:bold;font-size:11px}"
+             ".rule{stroke:#ccc;stroke-width:.5}.flow{fill:none;stroke:#c62828;stroke-width:1}")
+    marker = ('<defs><marker id="tip" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6" markerHeight="6" '
+              'orient="auto"><path d="M0,0 L6,3 L0,6 z" fill="#c62828"/></marker></defs>')
     with open(options.picture, "w") as file:
-        file.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 20}"><style>{style}</style>{marker}'
+        file.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}"><style>{style}</style>{marker}'
                    f'<rect width="{WIDTH}" height="{y + 20}" fill="white"/>' + "\n".join(out) + "</svg>\n")
 
 

@@ -17,7 +17,7 @@ use crate::{
 /// A part of a graph. A graph that no collective cuts has one part.
 pub(super) enum Part {
     Segment(Segment),
-    Collective(Captured),
+    Collective(Box<Captured>),
 }
 
 impl Part {
@@ -28,7 +28,7 @@ impl Part {
                 Part::Segment(Segment { exec, touched, meetings })
             }
             Recorded::Collective(captured) => {
-                Part::Collective(*captured.downcast().expect("collectives note what they capture"))
+                Part::Collective(captured.downcast().expect("collectives note what they capture"))
             }
         }
     }

@@ -113,10 +113,10 @@ impl<T: Send> JobHandle<T> {
             let left = end.map(|end| end.saturating_duration_since(std::time::Instant::now()));
             let tick = stall.tick(TICK).min(left.unwrap_or(TICK));
             let over = parker.0.wait_until(Some(tick), || self.job.answer().is_set().then_some(()));
-            if over.is_some() || self.job.answer().is_set() {
-                if let Poll::Ready(answer) = self.take(&waker) {
-                    return Some(answer);
-                }
+            if (over.is_some() || self.job.answer().is_set())
+                && let Poll::Ready(answer) = self.take(&waker)
+            {
+                return Some(answer);
             }
             if left.is_some_and(|left| left <= tick) {
                 return None;
