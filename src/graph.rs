@@ -74,22 +74,6 @@ impl Graph {
 
     /// The number of parts that a launch submits one after the other: 1, or 0 for an empty graph. If collectives cut
     /// the graph (see [`Device::launch_graph`]), each collective counts, and so does each part between two collectives.
-    ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, ReduceOp};
-    /// let pool = GpuPool::builder().host(2).build()?; // software GPUs: a collective cuts
-    /// pool.run(|dev, _| {
-    ///     let mut x = dev.zeros::<f32>(8)?;
-    ///     let (graph, ()) = dev.capture(|dev| {
-    ///         dev.fill(&mut x, 1.0)?;
-    ///         dev.all_reduce(&mut x, ReduceOp::Sum)?;
-    ///         dev.scale(&mut x, 0.5)
-    ///     })?;
-    ///     assert_eq!((graph.operations(), graph.parts()), (3, 3));
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
     pub fn parts(&self) -> usize {
         self.parts.len()
     }

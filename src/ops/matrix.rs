@@ -63,16 +63,6 @@ impl<'a, T: DeviceCopy> Matrix<'a, T> {
     /// A matrix of `rows x cols` elements whose row `r` begins at element `r * lead`: `lead` is BLAS's leading
     /// dimension. The view may be longer.
     ///
-    /// ```
-    /// # use gpu_pool::Matrix;
-    /// # gpu_pool::extend::example(|dev| {
-    /// let (x, mut y) = (dev.upload(&[1.0f32, 2.0, 9.0, 3.0, 4.0])?, dev.zeros::<f32>(4)?);
-    /// let x = Matrix::strided(&x, 2, 2, 3)?; // 1 2, 3 4
-    /// dev.gemm(1.0, x, x, 0.0, &mut y)?;
-    /// assert_eq!(dev.download(&y)?, [7.0, 10.0, 15.0, 22.0]);
-    /// # Ok(()) });
-    /// ```
-    ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the view is too short, or `lead` less than `cols`.
     #[track_caller]
@@ -159,16 +149,6 @@ macro_rules! parts {
 
             /// A batch of `parts` matrices: the first has the first rows, and so on. Of a batch, each matrix is split:
             /// `parts` is its new innermost dimension.
-            ///
-            /// ```
-            /// # use gpu_pool::Matrix;
-            /// # gpu_pool::extend::example(|dev| {
-            /// let (x, mut y) = (dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?, dev.zeros::<f32>(2)?);
-            /// let rows = Matrix::new(&x, 2, 2)?.split_rows(2)?;
-            /// dev.gemm(1.0, rows, rows.t(), 0.0, &mut y)?;
-            /// assert_eq!(dev.download(&y)?, [5.0, 25.0]);
-            /// # Ok(()) });
-            /// ```
             ///
             /// # Errors
             /// [`Error::InvalidArgument`] when the parts cannot be equal, and of a batch of three dimensions.
