@@ -159,6 +159,7 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
+    #[track_caller]
     pub(super) fn between_steps(&self, op: &'static str) -> Result<()> {
         match self.readiness.has_begun() {
             true if self.is_broken() => Err(failed(op)),

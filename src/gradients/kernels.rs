@@ -32,6 +32,7 @@ pub(super) fn blocks(len: usize) -> usize {
 }
 
 /// The kernels for gradient type `G` on wire type `W`.
+#[track_caller]
 fn between<G: Gradient, W: Element>() -> Result<Between> {
     match G::kernels(W::DTYPE) {
         Some(kernels) => Ok(kernels),
@@ -82,6 +83,7 @@ fn norm_args<A: DeviceCopy>(partial: &DeviceView<'_, f64>, out: &DeviceView<'_, 
 }
 
 /// Packs segments into the wire, times `factor`. There is at least one; they rise, and none is empty.
+#[track_caller]
 pub(super) fn pack<G: Gradient, W: Element>(
     dev: &Device,
     segments: &[Segment<'_, G>],

@@ -37,6 +37,7 @@ impl Readiness {
         Readiness { states, used, missing, next: 0, order, begun: false, closed: false }
     }
 
+    #[track_caller]
     pub fn check(&self, op: &'static str, gradient: usize) -> Result<State> {
         match self.states.get(gradient) {
             Some(state) => Ok(*state),
@@ -45,6 +46,7 @@ impl Readiness {
     }
 
     /// `Err` unless the caller may write the gradient.
+    #[track_caller]
     pub fn check_open(&self, op: &'static str, gradient: usize) -> Result<()> {
         match self.check(op, gradient)? {
             State::Idle | State::Held => Ok(()),
@@ -60,6 +62,7 @@ impl Readiness {
         }
     }
 
+    #[track_caller]
     pub fn ready(&mut self, op: &'static str, gradient: usize, layout: &Layout) -> Result<()> {
         match self.check(op, gradient)? {
             State::Idle | State::Held => {}
@@ -158,6 +161,7 @@ impl Readiness {
     }
 }
 
+#[track_caller]
 fn under_way(op: &'static str, gradient: usize) -> Error {
     Error::invalid(op, format_args!("gradient {gradient} is being exchanged; it is there again after `finish`"))
 }

@@ -223,6 +223,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
 }
 
 impl Settings {
+    #[track_caller]
     fn check<T: Gradient>(&self) -> Result<()> {
         const OP: &str = "GradientExchange";
         match self.reduce {

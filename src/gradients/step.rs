@@ -47,6 +47,7 @@ impl Report {
     }
 }
 
+#[track_caller]
 pub(super) fn failed(op: &'static str) -> Error {
     Error::invalid(op, "a step has failed; all members call `reset` before the next one")
 }
@@ -172,6 +173,7 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(self.bucket(bucket))
     }
 
+    #[track_caller]
     fn check_end(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.check(dev, op)?;
         match self.readiness.has_begun() || self.is_empty() {
@@ -229,6 +231,7 @@ impl<T: Gradient> GradientExchange<T> {
     }
 
     /// Learns which gradients no member had, and after the first step the order of the buckets.
+    #[track_caller]
     fn meet(&mut self, dev: &Device) -> Result<()> {
         let site = OpSite::place();
         if self.ordered && !self.settings.find_unused {

@@ -225,6 +225,7 @@ impl History {
         self.order(op, stream, bytes, access)
     }
 
+    #[track_caller]
     fn order(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
         if self.lending().is_some_and(|lending| lending.refuses(access)) {
             return Err(Error::borrowed(op, stream.handle.device));

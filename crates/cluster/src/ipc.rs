@@ -100,6 +100,7 @@ impl IpcBuffer {
     }
 
     /// Refuses what cannot be imported as `T` on this GPU.
+    #[track_caller]
     fn check<T>(&self, gpu: Gpu) -> Result<()> {
         let own = std::any::type_name::<T>();
         if self.element != own {

@@ -248,6 +248,7 @@ impl<T: Parameter> LocalOptimizer<T> {
         self.groups.iter().try_for_each(|group| group.optimizer.check_step(self.steps))
     }
 
+    #[track_caller]
     fn fits(&self, grads: &[DeviceView<'_, T>], weights: &[DeviceViewMut<'_, T>]) -> Result<()> {
         let count = self.own.len();
         if (grads.len(), weights.len()) != (count, count) {
@@ -353,6 +354,7 @@ impl<T: Parameter> LocalOptimizer<T> {
         Ok(())
     }
 
+    #[track_caller]
     fn cut(&self, cuts: &[Cut]) -> Result<()> {
         let wanted = self.own.iter().map(|own| own.len);
         match wanted.clone().eq(cuts.iter().map(Cut::len)) {

@@ -160,6 +160,7 @@ impl Optimizer {
         [first, second, size_of::<T>() < size_of::<f32>()]
     }
 
+    #[track_caller]
     pub(super) fn check(&self) -> Result<()> {
         // Steps are computed in `f32`: there a number neither becomes infinite, nor 0 without being 0.
         let above_zero = |x: f64| x as f32 > 0.0 && (x as f32).is_finite();
@@ -185,6 +186,7 @@ impl Optimizer {
 
     /// `Err` unless the step after so many can be counted and its numbers are finite in `f32`: a schedule may raise the
     /// rate without end. All devices call it with the same steps.
+    #[track_caller]
     pub(super) fn check_step(&self, steps: u64) -> Result<()> {
         invalid_if!(steps > MOST_STEPS, "Optimizer", "{steps} steps: at most 2^53 can be counted");
         let Rule { decay, shrink, beta1, rest1, beta2, rest2, rate, root, eps, .. } = self.rule(steps);

@@ -216,6 +216,7 @@ impl<T: Parameter> ShardedOptimizer<T> {
         Ok(())
     }
 
+    #[track_caller]
     fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.failed |= dev.has_failed(self.gang);
         let why = "a step, or a scope with steps, has failed; `set_state` before the next one";

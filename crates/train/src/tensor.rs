@@ -154,6 +154,7 @@ fn put<T: Float + Element>(
     if add { wide.add(dev, value, sum) } else { dev.copy(value, sum) }
 }
 
+#[track_caller]
 fn elements(op: &'static str, rows: usize, cols: usize) -> Result<usize> {
     match rows.checked_mul(cols) {
         Some(elements) => Ok(elements),

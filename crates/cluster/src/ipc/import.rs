@@ -115,6 +115,7 @@ pub(super) struct Granted {
 }
 
 /// Asks the exporter for its memory. `stop` fails when the gang has failed.
+#[track_caller]
 pub(super) fn ask(ipc: &IpcBuffer, limit: Duration, stop: &dyn Fn() -> Result<()>) -> Result<Granted> {
     let begun = Instant::now();
     let named = ipc.socket.starts_with(NAME) && ipc.socket.len() <= LONGEST_NAME;
@@ -158,6 +159,7 @@ fn failed(why: impl fmt::Display) -> Error {
 
 type Answer = (Lease, Reply, Option<OwnedFd>);
 
+#[track_caller]
 fn ask_once(ipc: &IpcBuffer, socket: UnixStream, wait: &dyn Fn() -> Result<()>) -> Result<Option<Answer>> {
     let (pid, user) = socket::peer(&socket).map_err(|why| failed(format_args!("who is the exporter? {why}")))?;
     if !wire::may_have(user, socket::own_user()) {

@@ -278,6 +278,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
 
     /// No member may have been within an update, or have launched one: kernels that wait for each other may have given
     /// up, and the parameters on all devices are then equal, but not those of the step.
+    #[track_caller]
     pub fn recover(&mut self, dev: &Device) -> Result<Outcome> {
         self.exchange.reset(dev)?;
         let outcome = self.settle()?;
@@ -297,6 +298,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     }
 }
 
+#[track_caller]
 fn compare_sizes<T: Parameter>(parameters: &[&mut DeviceBuffer<T>], sizes: &[usize]) -> Result<()> {
     if parameters.len() != sizes.len() {
         let why = format_args!("the model has {} parameters, and had {}", parameters.len(), sizes.len());

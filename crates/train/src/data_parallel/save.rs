@@ -326,6 +326,7 @@ impl Groups {
     }
 }
 
+#[track_caller]
 fn foreign(why: impl std::fmt::Display) -> Error {
     Error::invalid("DataParallel::restore", format_args!("a foreign checkpoint: {why}"))
 }

@@ -121,6 +121,7 @@ impl Together {
 
     /// Adds up `sums`, of which each member has those of its parts, to the norm, and updates the parameters on all
     /// members; if the norm is not finite, nothing. All members call it.
+    #[track_caller]
     pub fn update<T: Parameter>(
         &self,
         dev: &Device,

@@ -282,6 +282,7 @@ fn draw<T: Float>(
     unsafe { dev.launch(kernel, fours_of_packs::<T>(x.len()), (x, n, seed, offset, a, b)) }
 }
 
+#[track_caller]
 fn sequence(op: &'static str, n: usize, offset: u64) -> Result<u64> {
     // The last element, not the one behind it, is a number of 64 bits.
     match offset.checked_add((n as u64).saturating_sub(1)) {

@@ -184,6 +184,7 @@ fn transposed<T: DeviceCopy>(
     }
 }
 
+#[track_caller]
 fn transposed_words<T: DeviceCopy, W: DeviceCopy>(
     dev: &Device,
     op: &'static str,
@@ -207,6 +208,7 @@ fn transposed_words<T: DeviceCopy, W: DeviceCopy>(
     unsafe { dev.launch(kernel, dims, (as_type::<T, W>(x, len), as_type_mut::<T, W>(y, len), n, r, c)) }
 }
 
+#[track_caller]
 fn fits(op: &'static str, what: &str, len: usize, pitch: usize, rows: usize, cols: usize) -> Result<()> {
     let end = rows.saturating_sub(1).checked_mul(pitch).and_then(|last| last.checked_add(cols));
     let is_in = rows == 0 || end.is_some_and(|end| end <= len);

@@ -80,6 +80,7 @@ impl Terms {
 
 impl<T: Parameter> ShardedStep<T> {
     /// All members call it.
+    #[track_caller]
     pub fn new(group: &Group<'_>, terms: Terms, keeps: [bool; 3], clips: bool) -> Result<Self> {
         if !matches!(terms.reduce, ReduceOp::Sum | ReduceOp::Avg) {
             return Err(Error::invalid(OP, format_args!("{} of gradients: Sum or Avg", terms.reduce)));
@@ -158,6 +159,7 @@ impl<T: Parameter> ShardedStep<T> {
         within(&self.places, &range).map(segment).collect()
     }
 
+    #[track_caller]
     pub fn check(&self, grads: &DeviceViewMut<'_, T>, weights: &[DeviceViewMut<'_, T>]) -> Result<()> {
         if grads.len() != self.len {
             let why = format_args!("gradients of {} elements where {} are needed", grads.len(), self.len);
@@ -210,6 +212,7 @@ impl<T: Parameter> ShardedStep<T> {
         Moments::of(self.part.start, &self.kept)
     }
 
+    #[track_caller]
     fn by_one_kernel(
         &self,
         group: &Group<'_>,
@@ -322,6 +325,7 @@ impl<T: Parameter> ShardedStep<T> {
     }
 
     /// Checks that the processes set the same state, which `text` describes. One process alone compares nothing.
+    #[track_caller]
     pub fn agree(&self, dev: &Device, text: impl FnOnce() -> String) -> Result<()> {
         let group = self.here(dev, "set_state")?;
         match group.spans_processes() {
@@ -344,6 +348,7 @@ fn gathering(rule: Rule, places: &[Range<usize>]) -> Rule {
 }
 
 /// Where gradients of these sizes lie, one behind the other, at multiples of 16 bytes; and the number of elements.
+#[track_caller]
 fn places<T>(sizes: &[usize]) -> Result<(Box<[Range<usize>]>, usize)> {
     let site = OpSite::place();
     let too_many = || Error::invalid_at(site, OP, "more elements than there are addresses");

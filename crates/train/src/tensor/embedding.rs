@@ -58,6 +58,7 @@ impl Indices {
         self.numbers.is_empty()
     }
 
+    #[track_caller]
     pub(super) fn own(&self, op: &'static str, group: &Group<'_>) -> Result<Range<usize>> {
         if part_of(group, group.rank(), self.vocabulary, 1)? == self.own {
             return Ok(self.own.clone());
