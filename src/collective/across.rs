@@ -106,27 +106,19 @@ impl dyn Incoming + '_ {
     }
 }
 
-/// How an all_reduce of several processes is carried out.
+/// How an all_reduce of several processes is carried out: as [`Rails`](crate::pool::collectives::Rails), with the steps
+/// inside of the largest piece.
+#[allow(missing_docs, reason = "names say it")]
 pub struct Hierarchy {
-    /// Processes with members.
     pub processes: usize,
-    /// Rails between them.
     pub rails: usize,
-    /// The library that moves bytes.
     pub transport: &'static str,
-    /// How the processes' sums are added up.
     pub sums: String,
-    /// Pieces of the buffer.
     pub pieces: usize,
-    /// Bytes of the largest piece on one rail.
     pub piece: usize,
-    /// Whether rails and the steps inside overlap.
     pub overlapped: bool,
-    /// The operation inside each process.
     pub inner: ReduceOp,
-    /// The first step inside, of the largest piece.
     pub scatter: Shape,
-    /// The last step inside, of the largest piece.
     pub gather: Shape,
 }
 
