@@ -73,7 +73,7 @@ impl LaunchGate {
         }
     }
 
-    /// Like [`open`](Self::open), without a wait. False, and no window, if a blocking call runs or waits.
+    /// Like `open`, without a wait. False, and no window, if a blocking call runs or waits.
     #[inline]
     #[must_use = "whether the window is open"]
     pub fn try_open(&self, launches: usize) -> bool {
