@@ -75,16 +75,6 @@ impl Device {
     /// multiply on its tensor cores: several times faster, and each product is off by at most 2^-9 of itself more. On
     /// software GPUs it is `gemm`.
     ///
-    /// ```
-    /// # use gpu_pool::Matrix;
-    /// # gpu_pool::extend::example(|dev| {
-    /// let (x, mut y) = (dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?, dev.zeros::<f32>(4)?);
-    /// let x = Matrix::new(&x, 2, 2)?;
-    /// dev.gemm_tf32(1.0, x, x, 0.0, &mut y)?;
-    /// assert_eq!(dev.download(&y)?, [7.0, 10.0, 15.0, 22.0]);
-    /// # Ok(()) });
-    /// ```
-    ///
     /// # Errors
     /// As of [`gemm`](Self::gemm).
     #[track_caller]

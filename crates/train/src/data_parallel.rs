@@ -100,17 +100,6 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
 
     /// [`new`](Self::new) on the devices with these ordinals in the pool only. The others have no part in it.
     ///
-    /// ```
-    /// # use gpu_pool::{DeviceBuffer, GpuPool};
-    /// # use gpu_pool_train::{DataParallel, Model, Optimizer};
-    /// # struct One(DeviceBuffer<f32>);
-    /// # impl Model for One { fn parameters(&mut self) -> Vec<&mut DeviceBuffer<f32>> { vec![&mut self.0] } }
-    /// let pool = GpuPool::builder().host(4).build()?;
-    /// let mut model = DataParallel::new_on(&pool, &[1, 3], Optimizer::sgd(0.1), |dev| Ok(One(dev.zeros(1)?)))?;
-    /// assert_eq!(model.each(|dev, _| Ok(dev.index()))?, [1, 3]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Those of `new`; [`Error::InvalidArgument`] for devices that are not in the pool or named twice.
     #[track_caller]

@@ -124,14 +124,6 @@ impl PipelineSchedule {
     /// # Errors
     ///
     /// [`ScheduleError`], if the actions break one of the rules [above](PipelineSchedule#validity).
-    ///
-    /// ```
-    /// use gpu_pool_train::{Action, PipelineSchedule, ScheduleError, Work};
-    ///
-    /// let backward = Action { stage: 0, work: Work::Backward, micro: 0 };
-    /// let error = PipelineSchedule::check(vec![vec![backward]]).unwrap_err();
-    /// assert!(matches!(error, ScheduleError::Count { action, found: 0, .. } if action.work == Work::Forward));
-    /// ```
     pub fn check(actions: Vec<Vec<Action>>) -> Checked<Self> {
         check::check(actions)
     }
