@@ -116,14 +116,6 @@ pub trait Activations: Operations {
     }
 
     /// `y = f(x)`.
-    ///
-    /// ```
-    /// # gpu_pool_train::example!(|dev| {
-    /// let (x, mut y) = (dev.upload(&[-1.0f32, 2.0])?, dev.zeros::<f32>(2)?);
-    /// dev.activation_into(Activation::Identity, &x, &mut y)?;
-    /// assert_eq!(dev.download(&y)?, [-1.0, 2.0]);
-    /// # Ok(()) });
-    /// ```
     #[track_caller]
     fn activation_into<'b, X: AsView<Elem: Float>>(
         &self,
@@ -135,16 +127,6 @@ pub trait Activations: Operations {
     }
 
     /// `x = f(x)`, in place. Then only [`Activation::Relu`] without a bias can be stepped back through.
-    ///
-    /// ```
-    /// # gpu_pool_train::example!(|dev| {
-    /// let (mut x, bias) = (dev.upload(&[-1.0f32, 2.0])?, dev.upload(&[3.0f32])?);
-    /// dev.activation_in_place(Activation::Relu, &mut x)?;
-    /// assert_eq!(dev.download(&x)?, [0.0, 2.0]);
-    /// dev.activation_in_place(Activation::Identity.biased(&bias), &mut x)?;
-    /// assert_eq!(dev.download(&x)?, [3.0, 5.0]);
-    /// # Ok(()) });
-    /// ```
     #[track_caller]
     fn activation_in_place<'b, X: AsViewMut<Elem: Float>>(
         &self,
@@ -181,14 +163,6 @@ pub trait Activations: Operations {
     }
 
     /// `dy = dy * f'(x)`, in place.
-    ///
-    /// ```
-    /// # gpu_pool_train::example!(|dev| {
-    /// let (y, mut dy) = (dev.upload(&[0.0f32, 2.0])?, dev.upload(&[5.0f32, 7.0])?);
-    /// dev.activation_backward_in_place(Activation::Relu, &mut dy, &y)?;
-    /// assert_eq!(dev.download(&dy)?, [0.0, 7.0]);
-    /// # Ok(()) });
-    /// ```
     #[track_caller]
     fn activation_backward_in_place<'b, X: AsView<Elem: Float>>(
         &self,

@@ -82,15 +82,6 @@ macro_rules! binary {
         }
 
         #[doc = concat!("`z = ", $formula, "`.")]
-        ///
-        /// ```
-        /// # gpu_pool_train::example!(|dev| {
-        #[doc = concat!("let (x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
-        /// let mut z = dev.zeros::<f32>(1)?;
-        #[doc = concat!("dev.", stringify!($into), "(&x, &y, &mut z)?;")]
-        #[doc = concat!("assert_eq!(dev.download(&z)?, [", $z, "]);")]
-        /// # Ok(()) });
-        /// ```
         #[track_caller]
         fn $into<X: AsView<Elem: $Bound>>(
             &self,
@@ -102,14 +93,6 @@ macro_rules! binary {
         }
 
         #[doc = concat!("`x = ", $formula, "`, in place.")]
-        ///
-        /// ```
-        /// # gpu_pool_train::example!(|dev| {
-        #[doc = concat!("let (mut x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
-        #[doc = concat!("dev.", stringify!($assign), "(&mut x, &y)?;")]
-        #[doc = concat!("assert_eq!(dev.download(&x)?, [", $z, "]);")]
-        /// # Ok(()) });
-        /// ```
         #[track_caller]
         fn $assign<X: AsViewMut<Elem: $Bound>>(&self, x: &mut X, y: &impl AsView<Elem = X::Elem>) -> Result<()> {
             $launch(self.device(), stringify!($assign), Binary::$which, None, y.view(), x.view_mut())

@@ -195,14 +195,6 @@ macro_rules! unary {
         }
 
         #[doc = concat!($what, ", in place. Of floats.")]
-        ///
-        /// ```
-        /// # gpu_pool_train::example!(|dev| {
-        #[doc = concat!("let mut x = dev.upload(&[", $x, "f32])?;")]
-        #[doc = concat!("dev.", stringify!($in_place), "(&mut x)?;")]
-        #[doc = concat!("assert_eq!(dev.download(&x)?, [", $y, "]);")]
-        /// # Ok(()) });
-        /// ```
         #[track_caller]
         fn $in_place<X: AsViewMut<Elem: Float>>(&self, x: &mut X) -> Result<()> {
             let (x, _here) = (x.view_mut(), self.enter(stringify!($in_place)));

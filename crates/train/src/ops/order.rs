@@ -125,14 +125,6 @@ pub trait Orders: Operations {
 
     /// [`sort`](Self::sort) in place.
     ///
-    /// ```
-    /// # gpu_pool_train::example!(|dev| {
-    /// let mut x = dev.upload(&[3i64, -1, 2])?;
-    /// dev.sort_in_place(&mut x)?;
-    /// assert_eq!(dev.download(&x)?, [-1, 2, 3]);
-    /// # Ok(()) });
-    /// ```
-    ///
     /// # Errors
     /// As [`sort`](Self::sort).
     #[track_caller]

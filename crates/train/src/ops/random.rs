@@ -231,15 +231,6 @@ pub trait Random: Operations {
 
     /// [`dropout`](Self::dropout) in place.
     ///
-    /// ```
-    /// # gpu_pool_train::example!(|dev| {
-    /// let mut x = dev.upload(&[1.0f32; 1000])?;
-    /// let y = dev.dropout(&x, 0.5, 7, 0)?;
-    /// dev.dropout_in_place(&mut x, 0.5, 7, 0)?;
-    /// assert_eq!(dev.download(&x)?, dev.download(&y)?);
-    /// # Ok(()) });
-    /// ```
-    ///
     /// # Errors
     /// As [`dropout`](Self::dropout).
     #[track_caller]

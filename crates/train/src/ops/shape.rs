@@ -95,14 +95,6 @@ pub trait Shapes: Operations {
     }
 
     /// `y` becomes the transpose of the `rows x cols` elements of `x`.
-    ///
-    /// ```
-    /// # gpu_pool_train::example!(|dev| {
-    /// let (x, mut y) = (dev.upload(&[1u16, 2, 3, 4, 5, 6])?, dev.zeros::<u16>(6)?);
-    /// dev.transpose_into(&x, 2, 3, &mut y)?;
-    /// assert_eq!(dev.download(&y)?, [1, 4, 2, 5, 3, 6]);
-    /// # Ok(()) });
-    /// ```
     #[track_caller]
     fn transpose_into<X: AsView>(
         &self,
