@@ -6,6 +6,8 @@
 //!
 //! * `launch`: `fill_u32` of 8 elements through `Device::launch`; `launch_raw`: the same through the driver API
 //!
+//! * `recorder`: what the flight recorder adds to a call, in nanoseconds
+//!
 //! `_raw` cases exist on GPUs only.
 
 mod support;
@@ -16,10 +18,11 @@ use cudarc::driver::sys;
 use gpu_pool::{
     Device, DeviceBuffer, GpuPool, LaunchDims, Module, PerDevice, PinnedBuffer, Result, Stream,
     extend::driver::{self, DriverRef, KernelArg, Launch, ModuleImage, RawFunction, RawStream, ValueBytes},
+    extend::lab::time_recorder,
     kernel,
 };
 use support::{
-    Bench, MICROSECONDS, Side,
+    Bench, MICROSECONDS, NANOSECONDS, Side,
     child::{Process, serve},
     gpus,
 };
@@ -229,5 +232,8 @@ fn main() {
             bench.compare(&format!("{case}/{what}/{devices}"), MICROSECONDS, ours, peers);
         }
     }
+    let calls = bench.size(100_000, 1000) as u64;
+    let record = || time_recorder(calls).as_secs_f64() * 1e9 / calls as f64;
+    bench.compare("recorder", NANOSECONDS, Side::new("record", record), Vec::new());
     bench.finish();
 }

@@ -70,6 +70,8 @@ impl FromStr for Backend {
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
 /// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `inbox`, `exchange`, `copies`, `staged`, `host`, `ring`: [`Self::algorithm`] |
 /// | `GPU_POOL_NCCL_REGISTER` | `1` or `0`: [`register_buckets`](Self::register_buckets) |
+/// | `GPU_POOL_FLIGHT_RECORD` | a folder, or the beginning of a file's name: [`flight_record`](Self::flight_record) |
+/// | `GPU_POOL_FLIGHT_RECORD_SIGNAL` | `1` or `0`: [`flight_record_on_signal`](Self::flight_record_on_signal) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 /// | `GPU_POOL_TRACE` | a file: [`trace`](Self::trace) |
 /// | `GPU_POOL_LOG` | for programs without a `tracing` subscriber: `off`, `error`, `warn` (default), `info` or `debug` |
@@ -105,6 +107,8 @@ pub struct Builder {
     pub(crate) cluster: Option<Arc<dyn Connect>>,
     codecs: Codecs,
     trace: Option<PathBuf>,
+    flight_record: Option<PathBuf>,
+    flight_record_on_signal: Option<bool>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -146,6 +150,17 @@ setters! { Builder;
     ///
     /// [`build`](Self::build) refuses a deadline of zero.
     pub fn timeout(self, deadline: Duration) { self.timeout = Some(deadline); }
+
+    /// Where [flight records](crate::FlightRecord) go when a scope fails by a deadline, a deadlock or a panic, or has
+    /// closures without progress. A folder that exists: to files in it, named by process and number. Else to files
+    /// whose names begin so. No file is overwritten. Without this setting the log has a short text, at the level
+    /// `error`.
+    pub fn flight_record(self, to: impl Into<PathBuf>) { self.flight_record = Some(to.into()); }
+
+    /// Whether the signal `SIGUSR1` makes the pool write a [flight record](crate::FlightRecord) (default: no). The
+    /// process then has a handler of that signal, and a thread that waits for it, until it ends. [`build`](Self::build)
+    /// refuses it without the feature `signals`, and on other systems than Unix.
+    pub fn flight_record_on_signal(self, on: bool) { self.flight_record_on_signal = Some(on); }
 
     /// Switches peer access off: copies between devices go through the host, and kernels cannot access peers' memory.
     /// For tests, and for machines with slow peer access. [`build`](Self::build) refuses it together with

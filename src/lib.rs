@@ -157,6 +157,7 @@ pub use self::{
     per_device::PerDevice,
     pool::{GpuPool, report::PoolReport, run::DeviceRun, run::Run},
     shard::Shard,
+    thread::flight_record::FlightRecord,
     token::{Device, OnStream},
 };
 /// The version of cudarc whose types this crate's functions take and return.

@@ -18,7 +18,10 @@ use crate::{
     panics,
     scope::{TICK, check_pid},
     stall::StallTimer,
-    thread::worker::{Shared, on_device_thread},
+    thread::{
+        flight_record::FlightRecord,
+        worker::{Shared, on_device_thread},
+    },
 };
 use std::{panic::Location, sync::Arc, time::Duration};
 
@@ -110,6 +113,22 @@ impl GpuPool {
             peers: self.shared.peers.get().cloned().unwrap_or_default(),
             collectives: in_words::sizes(self.device_count()),
         }
+    }
+
+    /// What the devices did last: the last 1,024 calls and waits of each. Any thread may call it, also while devices
+    /// hang; it waits for nothing and makes no driver call. The pool writes others by itself:
+    /// [`Builder::flight_record`](crate::Builder::flight_record).
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// pool.run(|dev, _| dev.zeros::<f32>(100).map(drop))?;
+    /// let record = pool.flight_record();
+    /// assert!(record.missing().is_empty() && record.to_string().contains("zeros, 400 bytes"));
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn flight_record(&self) -> FlightRecord {
+        self.shared.recorder.look("GpuPool::flight_record", None)
     }
 
     /// The operations of the pool's software GPUs so far, if they run one operation at a time

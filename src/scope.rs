@@ -65,6 +65,7 @@ pub(crate) fn gang_with(shared: &Shared, all: Box<[usize]>, wakers: Wakers, site
     let alarm = alarm.or_else(|| shared.world.as_ref()?.alarm());
     let mut gang = Gang::new(all, wakers).with_alarm(alarm);
     gang.site = site;
+    gang.witness = Some(shared.recorder.clone());
     if (2..=broadcast::MOST).contains(&gang.count()) { gang.with_broadcasts() } else { gang }
 }
 
@@ -331,6 +332,10 @@ impl<'w> Watch<'w> {
             let (waited, started) = (seen.stall.waited(), gang.site());
             let last_calls = listed(&self.shared.last_calls(gang.members()));
             event!(warn, ?missing, ?waited, %started, %last_calls, "a scope waits for closures that make no progress");
+            if !gang.is_aborted() {
+                let reason = format!("the scope of {started} waits for closures that make no progress");
+                self.shared.recorder.write(&self.shared.recorder.look(&reason, Some(&missing)));
+            }
             seen.told = true;
         }
     }

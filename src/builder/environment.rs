@@ -14,12 +14,12 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// All variables, without the prefix, that crate, tests, benches, examples or CI read. A test compares the sources.
 #[rustfmt::skip]
-const KNOWN: [&str; 42] = [
-    "ALGORITHM", "BACKEND", "BEFORE", "BENCH_NCCL", "BENCH_NO_PEER", "CHECK", "DDP", "DEVICES", "FAULTS", "FUZZ_SEED",
-    "FUZZ_STEPS", "HEAP_STEPS", "LOCAL_RANK", "LOCAL_SIZE", "LOG", "LONG", "LOOM", "MACHINE", "MASTER", "MEETING",
-    "MEMORY", "MPI", "MUTANT", "NCCL", "NCCL_REGISTER", "PORT", "RANK", "RECORD_MEMORY", "SECRET", "SEED", "SHARE",
-    "SILENCE", "SIZE", "SOAK", "TEST_PEERS", "TEST_TASK", "TEST_TOO_MANY_HANDLES", "TEST_TRANSPORT", "TIMEOUT",
-    "TORCH", "TRACE", "TRANSPORT",
+const KNOWN: [&str; 44] = [
+    "ALGORITHM", "BACKEND", "BEFORE", "BENCH_NCCL", "BENCH_NO_PEER", "CHECK", "DDP", "DEVICES", "FAULTS",
+    "FLIGHT_RECORD", "FLIGHT_RECORD_SIGNAL", "FUZZ_SEED", "FUZZ_STEPS", "HEAP_STEPS", "LOCAL_RANK", "LOCAL_SIZE",
+    "LOG", "LONG", "LOOM", "MACHINE", "MASTER", "MEETING", "MEMORY", "MPI", "MUTANT", "NCCL", "NCCL_REGISTER", "PORT",
+    "RANK", "RECORD_MEMORY", "SECRET", "SEED", "SHARE", "SILENCE", "SIZE", "SOAK", "TEST_PEERS", "TEST_TASK",
+    "TEST_TOO_MANY_HANDLES", "TEST_TRANSPORT", "TIMEOUT", "TORCH", "TRACE", "TRANSPORT",
 ];
 
 /// An unknown name is taken for a misspelt known one if at most this many letters differ.
@@ -64,6 +64,12 @@ impl Builder {
         }
         if self.trace.is_none() {
             self.trace = variables::os("GPU_POOL_TRACE").filter(|path| !path.is_empty()).map(Into::into);
+        }
+        if self.flight_record.is_none() {
+            self.flight_record = variable("GPU_POOL_FLIGHT_RECORD", "a path", parsed)?;
+        }
+        if self.flight_record_on_signal.is_none() {
+            self.flight_record_on_signal = variable("GPU_POOL_FLIGHT_RECORD_SIGNAL", "1 or 0", parse_switch)?;
         }
         if self.timeout.is_none() {
             self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;

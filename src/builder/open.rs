@@ -91,6 +91,7 @@ impl Builder {
             polls: polls(cores, count, computed),
             linger: wait::linger(cores, count, computed),
             records: USUAL,
+            recorder: self.recorder(&handles, world.as_ref().map(|world| world.host()))?,
             copy_threads: copy_threads(cores, count, host::is_stepped(&*handles[0].driver)),
             gate: Gate::new(),
             limits: Limits::new(multiprocessors(&handles)),

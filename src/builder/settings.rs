@@ -6,6 +6,7 @@ use crate::{
     driver::host::ExecutionOrder,
     error::{Error, Result},
     memory::{cache::MemoryLimit, handle::DeviceHandle},
+    thread::flight_record::{Recorder, on_signal},
 };
 use std::sync::Arc;
 
@@ -49,6 +50,18 @@ impl Builder {
             }
             _ => Ok(()),
         }
+    }
+
+    /// The pool's flight recorder. `process`: the number of this process in its cluster.
+    #[track_caller]
+    pub(super) fn recorder(&self, handles: &[Arc<DeviceHandle>], process: Option<usize>) -> Result<Arc<Recorder>> {
+        let recorder = Arc::new(Recorder::new(handles, process, self.flight_record.clone()));
+        if self.flight_record_on_signal == Some(true)
+            && let Err(why) = on_signal(&recorder)
+        {
+            return Err(Error::invalid("build", format_args!("`flight_record_on_signal`: {why}")));
+        }
+        Ok(recorder)
     }
 
     #[track_caller]

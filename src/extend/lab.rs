@@ -4,7 +4,8 @@ use crate::{
     Builder, GpuPool, Result,
     builder::{environment, signal_pad},
     driver::host::{MachineConfig, Trace},
-    error::{Allocation, Kind, Operation, Report, Site},
+    error::{self, Allocation, Operation, Report, Site},
+    memory::calls::{self, Kind},
 };
 pub use crate::{
     contain::discard,
@@ -17,7 +18,13 @@ pub use crate::{
     panics::{SilencedPanics, silence_panics},
     sync::unique_id,
 };
-use std::{fmt, ops::Range, sync::Arc};
+use std::{
+    fmt,
+    ops::Range,
+    panic::Location,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 internals! {
     trait BuilderInternals [] () for Builder {
@@ -33,7 +40,7 @@ internals! {
 }
 
 pub fn report(
-    kind: Kind,
+    kind: error::Kind,
     now: Operation,
     before: Option<Operation>,
     bytes: Range<usize>,
@@ -41,6 +48,14 @@ pub fn report(
     missing: String,
 ) -> Report {
     Report { kind, now, before, bytes, allocation, missing }
+}
+
+/// For benches: the time of so many calls in a flight recorder, with their submissions and ends, and nothing else.
+pub fn time_recorder(calls: u64) -> Duration {
+    let ((log, _), site) = (calls::new(calls::USUAL, None), Location::caller());
+    let start = Instant::now();
+    (0..calls).for_each(|number| log.begin(Kind::Call, "bench", site, 1).submitted(number, 64));
+    start.elapsed()
 }
 
 pub fn write_steps(trace: &Trace, range: Range<usize>, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -50,9 +50,18 @@ pub trait Outside: Send + Sync {
     fn failed(&self, by: usize, cause: &Error);
 }
 
+/// Writes down what the devices do when a gang fails.
+pub trait Witness: Send + Sync {
+    /// The gang is about to fail, and its members still do what they did. The result is called when they have been
+    /// told, if this failure is the first one.
+    fn look(&self, cause: &Error) -> Option<Box<dyn FnOnce() + '_>>;
+}
+
 /// The members of one scope. Shared by all of them and by the caller.
 pub struct Gang {
     alarm: Option<std::sync::Arc<dyn Alarm>>,
+    /// The flight recorder of the pool.
+    pub(crate) witness: Option<std::sync::Arc<dyn Witness>>,
     pub(crate) outside: Option<std::sync::Arc<dyn Outside>>,
     place: Sequence,
     members: Box<[usize]>,
@@ -88,6 +97,7 @@ impl Gang {
         let event = if let [own] = &wakers[..] { own.clone() } else { Arc::new(EventCount::new()) };
         Gang {
             alarm: None,
+            witness: None,
             outside: None,
             place: Sequence::new(),
             site: Location::caller(),
@@ -173,6 +183,8 @@ impl Gang {
     ///
     /// The cause is stored before the bit is raised: a thread that sees the bit finds the cause.
     pub(crate) fn fail(&self, by: usize, cause: Error) -> bool {
+        let witness = self.witness.as_ref().filter(|_| !self.is_aborted());
+        let tell = witness.and_then(|witness| witness.look(&cause));
         let mut slot = self.cause.lock();
         let first = slot.is_none();
         if first {
@@ -188,6 +200,9 @@ impl Gang {
         }
         drop(slot);
         self.wake_all();
+        if let Some(tell) = tell.filter(|_| first) {
+            tell();
+        }
         first
     }
 

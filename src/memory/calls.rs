@@ -32,7 +32,6 @@ use crate::{
 };
 use std::{
     cell::{Cell, RefCell},
-    fmt,
     marker::PhantomData,
     panic::Location,
     ptr,
@@ -103,7 +102,6 @@ pub(crate) struct Calls {
 }
 
 /// A record, as a reader gets it.
-#[allow(dead_code, reason = "for the flight record and the timeline")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     pub number: u64,
@@ -315,12 +313,6 @@ impl Record {
                 end => End::At(scale.time(end)),
             },
         }
-    }
-}
-
-impl fmt::Debug for Calls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Calls").field(&self.last()).finish()
     }
 }
 

@@ -8,13 +8,21 @@ use crate::{
         observe::{FailPoint, Observer, Token, Watch},
     },
     error::{DeviceCall, Error, Result, misuse::Report, op_site::OpSite},
-    memory::{OutOfMemoryReport, calls::Calls, progress::Progress, stream::word::Words},
+    memory::{
+        OutOfMemoryReport,
+        calls::Calls,
+        progress::Progress,
+        stream::{StreamCore, StreamState, word::Words},
+    },
     sync::{Flag, Spares},
     timeline::Lane,
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 /// One device of one pool. It lives as long as any buffer of the device.
 pub struct DeviceHandle {
@@ -26,6 +34,8 @@ pub struct DeviceHandle {
     pub(crate) progress: Arc<Progress>,
     /// The last calls of the device's thread. Set when the thread has started.
     pub(crate) calls: OnceCell<Arc<Calls>>,
+    /// The device's streams, for reports.
+    streams: Mutex<Vec<Weak<StreamCore>>>,
     /// The pool's devices on this GPU: one except in tests ([`Builder::share_gpus`](crate::Builder::share_gpus)).
     pub(crate) sharers: usize,
     watch: Option<Watch>,
@@ -82,6 +92,7 @@ impl DeviceHandle {
             device,
             progress,
             calls: OnceCell::new(),
+            streams: Mutex::default(),
             sharers,
             watch: Watch::of(&driver),
             observer,
@@ -253,6 +264,19 @@ impl DeviceHandle {
     pub(crate) fn last_call(&self) -> Option<DeviceCall> {
         let (op, site) = self.calls.get()?.last()?;
         Some(DeviceCall { device: self.device, op, site })
+    }
+
+    pub(crate) fn add_stream(&self, stream: &Arc<StreamCore>) {
+        let mut streams = self.streams.lock();
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(Arc::downgrade(stream));
+    }
+
+    /// The states of the device's streams that have had work.
+    pub(crate) fn stream_states(&self) -> Vec<StreamState> {
+        // The drop of a stream calls the driver, so it must not be the last handle that ends under the lock.
+        let streams: Vec<_> = self.streams.lock().iter().filter_map(Weak::upgrade).collect();
+        streams.iter().map(|stream| stream.state()).filter(|state| state.submitted > 0).collect()
     }
 
     /// Work that may never end uses memory of this device. A software GPU keeps its memory until its work ends. The

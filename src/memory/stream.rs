@@ -57,7 +57,22 @@ pub struct StreamCore {
     known: Mutex<SmallVec<[(u64, u64); 8]>>,
 }
 
+/// The operations of a stream: how many were submitted, and how many are known to be done.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamState {
+    pub id: u64,
+    pub submitted: u64,
+    pub completed: u64,
+}
+
 impl StreamCore {
+    /// Makes no driver call.
+    pub(crate) fn state(&self) -> StreamState {
+        let submitted = self.submitted.get();
+        let completed = if self.milestones.are_words() { self.poll() } else { self.completed.get() };
+        StreamState { id: self.id, submitted, completed }
+    }
+
     pub(crate) fn new(handle: &Arc<DeviceHandle>, op: &'static str) -> Result<Arc<Self>> {
         Self::with_priority(handle, op, 0)
     }
@@ -81,7 +96,7 @@ impl StreamCore {
     }
 
     fn of(handle: &Arc<DeviceHandle>, raw: RawStream, adopted: bool) -> Arc<Self> {
-        Arc::new(StreamCore {
+        let stream = Arc::new(StreamCore {
             handle: handle.clone(),
             raw,
             adopted,
@@ -94,7 +109,9 @@ impl StreamCore {
             milestones: Milestones::new(handle),
             early: EarlyEvents::default(),
             known: Mutex::default(),
-        })
+        });
+        handle.add_stream(&stream);
+        stream
     }
 
     /// Numbers an operation that was just submitted.

@@ -70,7 +70,7 @@ impl Scale {
     }
 
     /// The first use of the clock.
-    #[allow(dead_code, reason = "for the flight record and the timeline")]
+    #[allow(dead_code, reason = "for the timeline")]
     pub fn start() -> (Instant, SystemTime) {
         (START.1, START.2)
     }

@@ -7,6 +7,7 @@
 //! it.
 
 use super::{
+    flight_record::Recorder,
     graph_exec::GraphExec,
     modules::Modules,
     streams::{PooledStream, Streams},
@@ -99,6 +100,7 @@ pub(crate) struct Shared {
     pub(crate) copy_threads: usize,
     /// The length of a device's flight recorder.
     pub(crate) records: usize,
+    pub(crate) recorder: Arc<Recorder>,
     pub(crate) gate: Gate,
     /// The results of the probe, by `from * devices + to`. Set once, when the pool is built.
     pub(crate) peers: OnceCell<Vec<PeerReport>>,

@@ -7,6 +7,8 @@ mod support;
 mod aborts;
 mod closing;
 mod deadlines;
+#[cfg(feature = "insight")]
+mod flight_record;
 mod lost;
 mod meetings;
 mod memory;

@@ -24,6 +24,8 @@ fn child() {
     guarded(move || match task.as_str() {
         "channel" => stuck_in_a_channel(GpuPool::builder().host(2)),
         "channel on GPUs" => stuck_in_a_channel(GpuPool::builder().cuda().devices(&[0, 1])),
+        #[cfg(all(unix, feature = "signals"))]
+        "signal" => asked_by_a_signal(),
         "channel, subscriber" => print_warnings(|| stuck_in_a_channel(GpuPool::builder().host(2))),
         _ => stuck_in_a_drop(),
     });
@@ -60,6 +62,32 @@ fn stuck_in_a_channel(builder: Builder) {
     assert!(matches!(result, Err(Error::Timeout { device: 1, .. })), "{result:?}");
     helper.join().unwrap();
     assert_eq!(pool.run(|dev, _| dev.exchange(dev.rank())).unwrap(), [[0, 1], [0, 1]]);
+}
+
+/// Both devices compute for long; nobody waits. `SIGUSR1` shows what they do.
+#[cfg(all(unix, feature = "signals"))]
+fn asked_by_a_signal() {
+    let folder = std::env::temp_dir().join(format!("gpu-pool-signal-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let builder = GpuPool::builder().host(2).flight_record(&folder).flight_record_on_signal(true);
+    let (pool, other) = (builder.build().unwrap(), GpuPool::builder().host(1).build().unwrap());
+    let file = folder.join(format!("gpu-pool-{}-0.txt", std::process::id()));
+    let signalled = std::sync::Barrier::new(2);
+    pool.run(|dev, _| {
+        drop(dev.upload(&[1.0f32; 4])?);
+        if signalled.wait().is_leader() {
+            signal_hook::low_level::raise(signal_hook::consts::SIGUSR1).unwrap();
+        }
+        crate::support::until("the record is written", || {
+            std::fs::read_to_string(&file).is_ok_and(|text| text.contains("\ndevice 1 (software GPU): "))
+        })
+    })
+    .unwrap();
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.starts_with(&format!("flight record of pid {}: SIGUSR1\n", std::process::id())), "{text}");
+    assert_eq!(text.matches("its last call: upload, 16 bytes at tests/processes/hang.rs:").count(), 2, "{text}");
+    std::fs::remove_dir_all(folder).unwrap();
+    drop((pool, other));
 }
 
 /// A value of the user does not come to the end of its drop.
@@ -99,22 +127,27 @@ fn assert_names(text: &str, output: &Output) {
 fn names_the_places_once_on_stderr(task: &str) {
     let output = run(task, &[]);
     let said = lines_of_the_log(&output);
-    assert_eq!(said.len(), 1, "{output:?}");
-    assert!(said[0].starts_with("gpu-pool: warn: a scope waits for closures that make no progress (missing=[0], "));
-    assert_names(&said[0], &output);
+    // First device 1 has given up: that is the flight record, in further lines.
+    assert_eq!(said.len(), 2, "{output:?}");
+    assert!(said[0].starts_with("gpu-pool: error: flight record of pid "), "{said:?}");
+    let all = String::from_utf8_lossy(&output.stderr);
+    assert!(all.contains("\ndevice 0 is MISSING: it runs the closure of ") && all.contains("; its last call: upload"));
+    assert!(all.contains("\ndevice 1 waits for device 0 in barrier at "), "{all}");
+    assert!(said[1].starts_with("gpu-pool: warn: a scope waits for closures that make no progress (missing=[0], "));
+    assert_names(&said[1], &output);
     // So does the error, which came while the closure was stuck.
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_names(text.lines().find(|line| line.contains("CALLS ")).unwrap(), &output);
 }
 
 #[test]
-fn a_hang_without_a_subscriber_is_one_line_on_stderr() {
+fn a_hang_without_a_subscriber_is_on_stderr() {
     names_the_places_once_on_stderr("channel");
 }
 
 #[cfg(feature = "cuda")]
 #[test]
-fn a_hang_without_a_subscriber_is_one_line_on_stderr_cuda() {
+fn a_hang_without_a_subscriber_is_on_stderr_cuda() {
     match crate::support::cuda_devices() {
         0 | 1 => println!("skipped: needs 2 CUDA devices"),
         _ => names_the_places_once_on_stderr("channel on GPUs"),
@@ -122,9 +155,11 @@ fn a_hang_without_a_subscriber_is_one_line_on_stderr_cuda() {
 }
 
 #[test]
-fn a_subscriber_gets_the_hang_with_its_fields_and_stderr_nothing() {
+fn a_subscriber_gets_the_hang_with_its_fields_and_stderr_no_warning() {
     let output = run("channel, subscriber", &[]);
-    assert_eq!(lines_of_the_log(&output), Vec::<String>::new());
+    // The subscriber is of the caller's thread only. A device's thread has written the flight record.
+    let said = lines_of_the_log(&output);
+    assert!(said.iter().all(|line| line.starts_with("gpu-pool: error: flight record of pid ")), "{said:?}");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let said: Vec<_> = text.lines().filter(|line| line.contains("WARNING ")).collect();
     assert_eq!(said.len(), 1, "{text}");
@@ -145,4 +180,17 @@ fn a_pool_that_waits_for_a_drop_says_so() {
     let said = lines_of_the_log(&run("drop", &[]));
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].contains("a pool that ends waits for the thread of a device (device=0, "), "{said:?}");
+}
+
+#[cfg(all(unix, feature = "signals"))]
+#[test]
+fn a_signal_makes_a_record() {
+    assert_eq!(lines_of_the_log(&run("signal", &[])).len(), 1);
+}
+
+#[cfg(not(feature = "signals"))]
+#[test]
+fn a_signal_without_its_feature_is_refused() {
+    let refused = GpuPool::builder().host(1).flight_record_on_signal(true).build().unwrap_err().to_string();
+    assert!(refused.contains("the feature `signals`"), "{refused}");
 }

@@ -40,6 +40,10 @@ impl Milestones {
         }
     }
 
+    pub(super) fn are_words(&self) -> bool {
+        matches!(self, Milestones::Word { .. })
+    }
+
     pub(super) fn end(&mut self, handle: &DeviceHandle) {
         match self {
             Milestones::Word { word, published, .. } => handle.words.give(*word, published.get()),

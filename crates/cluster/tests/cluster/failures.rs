@@ -248,6 +248,36 @@ fn a_process_that_makes_no_progress_is_named() {
     }
 }
 
+/// The records of all processes name it, and that of the process that hangs has its last words (pytorch#196968).
+#[test]
+fn a_hang_is_recorded_by_all_processes() {
+    let folder = std::env::temp_dir().join(format!("gpu-pool-records-{}", process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let fleet = Fleet::start_with("late", &SHAPE, free_port(), |_, process| {
+        process.env("GPU_POOL_FLIGHT_RECORD", &folder);
+    });
+    survivors(fleet, None, false, |_| "late [1]".to_owned());
+    let files: Vec<_> = fs::read_dir(&folder).unwrap().flatten().map(|file| file.path()).collect();
+    for rank in 0..SHAPE.len() {
+        // Process 1 may have found by itself, earlier, that it makes no progress.
+        let start = format!("gpu-pool-process{rank}-");
+        let is_own = |file: &&std::path::PathBuf| {
+            let name = file.file_name().unwrap().to_string_lossy();
+            name.starts_with(&start) && name.ends_with(".txt")
+        };
+        let own = files.iter().filter(is_own);
+        let texts: Vec<_> = own.map(|file| fs::read_to_string(file).unwrap()).collect();
+        let told = format!("(process {rank} of the cluster): no progress of other hosts");
+        let text = texts.iter().find(|text| text.contains(&told)).unwrap_or_else(|| panic!("{rank}: {texts:?}"));
+        assert!(text.contains("missing hosts: [1]") && text.contains("all_reduce"), "{text}");
+        if rank == 1 {
+            assert!(text.contains("device 0 runs the closure of "), "{text}");
+            assert!(text.contains("its last call: synchronize at "), "{text}");
+        }
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
 /// The failures of one process's own work: its peers name host and device, and the cluster goes on.
 #[test]
 fn a_failure_of_one_device_is_told_to_all() {

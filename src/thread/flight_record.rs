@@ -1,0 +1,357 @@
+//! Flight records: what the devices of a pool did last, as a text for people and as JSON.
+//!
+//! A program asks for one ([`GpuPool::flight_record`](crate::GpuPool::flight_record)). A gang that fails by a deadline,
+//! a deadlock or a panic writes one, and so does a scope that waits for closures without progress ([`Recorder`]).
+//!
+//! Invariant: reading waits for no device and makes no driver call, so it works while a device hangs.
+
+use crate::{
+    driver::host,
+    error::Error,
+    gang::Witness,
+    memory::{
+        calls::{End, Kind, Record},
+        handle::DeviceHandle,
+        stream::StreamState,
+    },
+    panics,
+    sync::{Scale, ticks},
+};
+use std::{
+    fmt, fs, io,
+    io::Write as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+/// The version of the JSON format.
+const VERSION: u32 = 1;
+/// Records of each device in a brief text.
+const BRIEF: usize = 4;
+
+/// The last operations of each device of a pool, from [`GpuPool::flight_record`](crate::GpuPool::flight_record). Its
+/// `Display` is a text for people, and a brief one by `{:#}`. With the feature `insight`, [`to_json`](Self::to_json)
+/// gives all of it.
+#[derive(Clone, Debug)]
+pub struct FlightRecord {
+    reason: String,
+    missing: Vec<usize>,
+    process: Option<usize>,
+    at: SystemTime,
+    devices: Vec<DeviceLog>,
+}
+
+#[derive(Clone, Debug)]
+struct DeviceLog {
+    device: usize,
+    name: String,
+    /// The time when it was read, on the clock of the records.
+    now: Duration,
+    /// The number of the next record.
+    next: u64,
+    records: Vec<Record>,
+    streams: Vec<StreamState>,
+}
+
+impl DeviceLog {
+    fn of(handle: &DeviceHandle) -> Self {
+        let mut records = Vec::new();
+        let next = handle.calls.get().map_or(0, |calls| calls.read(0, |record| records.push(record)));
+        let virtual_end = handle.in_virtual_time().then(|| host::virtual_end(&*handle.driver)).flatten();
+        DeviceLog {
+            device: handle.device,
+            name: handle.driver.info().name.clone(),
+            now: virtual_end.unwrap_or_else(|| Scale::now().time(ticks())),
+            next,
+            records,
+            streams: handle.stream_states(),
+        }
+    }
+
+    /// What the device's thread is in.
+    fn open(&self) -> Option<&Record> {
+        self.records.iter().rev().find(|record| record.end == End::NotYet)
+    }
+
+    /// The other device that it waits for.
+    fn awaits(&self) -> Option<usize> {
+        self.open().filter(|open| open.kind == Kind::Wait)?.awaited.filter(|&device| device != self.device)
+    }
+
+    /// Whether an operation is known to be done on the device. `None`: it is none of a stream that is there.
+    fn is_done(&self, record: &Record) -> Option<bool> {
+        let stream = self.streams.iter().find(|stream| record.sequence > 0 && stream.id == record.stream)?;
+        Some(stream.completed >= record.sequence)
+    }
+
+    fn ago(&self, time: Duration) -> Span {
+        Span(self.now.saturating_sub(time))
+    }
+
+    fn write_state(&self, f: &mut fmt::Formatter<'_>, missing: bool) -> fmt::Result {
+        write!(f, "device {} {}", self.device, if missing { "is MISSING: it " } else { "" })?;
+        match self.open() {
+            None => f.write_str("runs no closure")?,
+            Some(closure) if closure.kind == Kind::Scope => {
+                let calls = |record: &&Record| record.kind == Kind::Call && record.number > closure.number;
+                let last = self.records.iter().rev().find(calls).map_or("none".to_owned(), Record::to_string);
+                let (site, since) = (closure.site, self.ago(closure.begin));
+                write!(f, "runs the closure of {site} for {since}, outside of this crate; its last call: {last}")?;
+            }
+            Some(wait) if wait.kind == Kind::Wait => write!(f, "{wait}, for {}", self.ago(wait.begin))?,
+            Some(call) => write!(f, "is in {call}, for {}", self.ago(call.begin))?,
+        }
+        writeln!(f)?;
+        for stream in self.streams.iter().filter(|stream| stream.completed < stream.submitted) {
+            let is_open = |record: &&Record| record.stream == stream.id && self.is_done(record) == Some(false);
+            let open = self.records.iter().find(is_open);
+            let StreamState { id, submitted, completed } = stream;
+            write!(f, "  stream {id}: {completed} of {submitted} operations are known to be done")?;
+            open.map_or(Ok(()), |open| write!(f, "; the next one: {open}"))?;
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+
+    fn write_records(&self, f: &mut fmt::Formatter<'_>, most: usize) -> fmt::Result {
+        let shown = &self.records[self.records.len().saturating_sub(most)..];
+        let Some(first) = self.records.first() else { return Ok(()) };
+        let (device, next) = (self.device, self.next);
+        let (since, lost) = (self.ago(first.begin), first.number);
+        let name = &self.name;
+        writeln!(f, "device {device} ({name}): {next} records, the first {lost} overwritten; from {since} ago:")?;
+        for record in shown {
+            let done = match (self.is_done(record), record.end) {
+                (_, End::NotYet) => ", NOT OVER",
+                (Some(false), _) => ", not known to be done on the device",
+                _ => "",
+            };
+            let took = match record.end {
+                End::At(end) => format!(", took {}", Span(end.saturating_sub(record.begin))),
+                _ => String::new(),
+            };
+            writeln!(f, "  {:>6} {:>9} ago: {record}{took}{done}", record.number, self.ago(record.begin).to_string())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.kind, self.awaited) {
+            (Kind::Wait, Some(device)) => write!(f, "waits for device {device} in {}", self.call)?,
+            _ if self.op == self.call => f.write_str(self.op)?,
+            _ => write!(f, "{} of {}", self.op, self.call)?,
+        }
+        if self.bytes > 0 && self.kind == Kind::Call {
+            write!(f, ", {} bytes", self.bytes)?;
+        }
+        if self.members > 0 {
+            write!(f, ", devices {:?}", members(self.members))?;
+        }
+        if let Some(algorithm) = self.algorithm {
+            write!(f, ", by {algorithm}")?;
+        }
+        write!(f, " at {}", self.site)
+    }
+}
+
+/// A time for people.
+struct Span(Duration);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_secs_f64() {
+            s if s >= 1.0 => write!(f, "{s:.2} s"),
+            s if s >= 1e-3 => write!(f, "{:.1} ms", s * 1e3),
+            s => write!(f, "{:.1} us", s * 1e6),
+        }
+    }
+}
+
+fn members(mask: u64) -> Vec<usize> {
+    (0..64).filter(|member| mask >> member & 1 == 1).collect()
+}
+
+impl FlightRecord {
+    /// Why it was made: an error's text, or the name of a call.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// The devices that others wait for and that do not wait themselves; those that the error names, if it is by one.
+    pub fn missing(&self) -> &[usize] {
+        &self.missing
+    }
+
+    /// All of it, in a format that has a version. [The guide](https://docs.rs/gpu-pool) describes it on the page "My
+    /// program hangs".
+    #[cfg(feature = "insight")]
+    pub fn to_json(&self) -> String {
+        use serde_json::json;
+        let micros = |time: Duration| time.as_nanos() as f64 / 1e3;
+        let record = |log: &DeviceLog, record: &Record| {
+            let (kind, end) = (format!("{:?}", record.kind).to_lowercase(), record.end);
+            let end_us = if let End::At(end) = end { Some(micros(end)) } else { None };
+            json!({
+                "number": record.number, "kind": kind, "op": record.op, "call": record.call,
+                "file": record.site.file(), "line": record.site.line(), "column": record.site.column(),
+                "bytes": record.bytes, "members": members(record.members), "awaited": record.awaited,
+                "algorithm": record.algorithm, "stream": record.stream, "sequence": record.sequence,
+                "begin_us": micros(record.begin), "ended": end != End::NotYet, "end_us": end_us,
+                "done": log.is_done(record),
+            })
+        };
+        let stream = |stream: &StreamState| {
+            let StreamState { id, submitted, completed } = *stream;
+            json!({ "stream": id, "submitted": submitted, "completed": completed })
+        };
+        let device = |log: &DeviceLog| {
+            json!({
+                "device": log.device, "name": log.name, "now_us": micros(log.now), "next": log.next,
+                "first": log.records.first().map(|record| record.number),
+                "streams": log.streams.iter().map(stream).collect::<Vec<_>>(),
+                "records": log.records.iter().map(|one| record(log, one)).collect::<Vec<_>>(),
+            })
+        };
+        let unix = self.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let all = json!({
+            "gpu_pool_flight_record": VERSION, "reason": self.reason, "missing": self.missing,
+            "pid": std::process::id(), "process": self.process, "unix_seconds": unix.as_secs_f64(),
+            "devices": self.devices.iter().map(device).collect::<Vec<_>>(),
+        });
+        all.to_string()
+    }
+}
+
+impl fmt::Display for FlightRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let process = self.process.map_or_else(String::new, |process| format!(" (process {process} of the cluster)"));
+        writeln!(f, "flight record of pid {}{process}: {}", std::process::id(), self.reason)?;
+        for log in &self.devices {
+            log.write_state(f, self.missing.contains(&log.device))?;
+        }
+        let most = if f.alternate() { BRIEF } else { usize::MAX };
+        self.devices.iter().try_for_each(|log| log.write_records(f, most))
+    }
+}
+
+/// Makes the records of a pool, and writes them.
+pub(crate) struct Recorder {
+    handles: Vec<Arc<DeviceHandle>>,
+    /// The number of this process in its cluster.
+    process: Option<usize>,
+    /// Where files go.
+    to: Option<PathBuf>,
+}
+
+impl Recorder {
+    pub(crate) fn new(handles: &[Arc<DeviceHandle>], process: Option<usize>, to: Option<PathBuf>) -> Self {
+        Recorder { handles: handles.to_vec(), process, to }
+    }
+
+    pub(crate) fn look(&self, reason: &str, missing: Option<&[usize]>) -> FlightRecord {
+        let devices: Vec<_> = self.handles.iter().map(|handle| DeviceLog::of(handle)).collect();
+        let missing = missing.map_or_else(|| awaited(&devices), <[usize]>::to_vec);
+        FlightRecord { reason: reason.to_owned(), missing, process: self.process, at: SystemTime::now(), devices }
+    }
+
+    /// Writes a record: to files if the pool has a place for them, else to the log.
+    pub(crate) fn write(&self, record: &FlightRecord) {
+        match &self.to {
+            Some(to) => match self.write_files(to, record) {
+                Ok(file) => {
+                    let (file, reason) = (file.display(), &record.reason);
+                    event!(error, %file, %reason, "a flight record was written");
+                }
+                Err(error) => event!(error, %error, "a flight record could not be written: {record:#}"),
+            },
+            None => event!(error, "{record:#}"),
+        }
+    }
+
+    /// Never overwrites a file: the first free number is taken.
+    fn write_files(&self, to: &Path, record: &FlightRecord) -> io::Result<PathBuf> {
+        let process = self.process.map_or_else(String::new, |process| format!("process{process}-"));
+        let name = |number: usize| format!("{process}{}-{number}", std::process::id());
+        let (folder, start) = match to.is_dir() {
+            true => (to, "gpu-pool-".to_owned()),
+            false => {
+                let start = to.file_name().unwrap_or_default().to_string_lossy();
+                (to.parent().unwrap_or(Path::new("")), format!("{start}-"))
+            }
+        };
+        let free = |number| {
+            let file = folder.join(format!("{start}{}.txt", name(number)));
+            match fs::File::create_new(&file) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+                made => Some(made.map(|made| (made, file))),
+            }
+        };
+        let (mut text, file) = (0..).find_map(free).expect("a free number")?;
+        text.write_all(record.to_string().as_bytes())?;
+        #[cfg(feature = "insight")]
+        fs::write(file.with_extension("json"), record.to_json())?;
+        Ok(file)
+    }
+}
+
+/// The devices that others wait for, and that do not wait themselves.
+fn awaited(devices: &[DeviceLog]) -> Vec<usize> {
+    let awaited: Vec<_> = devices.iter().filter_map(DeviceLog::awaits).collect();
+    let missing = |log: &&DeviceLog| awaited.contains(&log.device) && log.awaits().is_none();
+    devices.iter().filter(missing).map(|log| log.device).collect()
+}
+
+impl Witness for Recorder {
+    fn look(&self, cause: &Error) -> Option<Box<dyn FnOnce() + '_>> {
+        let missing = match cause {
+            Error::Timeout { missing, .. } => Some(&**missing),
+            Error::Deadlock { .. } | Error::Panicked { .. } => None,
+            Error::HostTimeout { .. } | Error::HostLost { .. } => None,
+            // Another process has told its text.
+            Error::AbortedByHost { cause, .. }
+                if ["no progress", "deadlock", "panicked"].iter().any(|hang| cause.contains(hang)) =>
+            {
+                None
+            }
+            _ => return None,
+        };
+        // Machines that look for failures find many.
+        let searches = panics::is_silenced() || self.handles[0].stepped || self.handles[0].in_virtual_time();
+        if self.to.is_none() && searches {
+            return None;
+        }
+        let record = Recorder::look(self, &cause.to_string(), missing);
+        Some(Box::new(move || self.write(&record)))
+    }
+}
+
+/// From now on `SIGUSR1` makes this recorder write, as long as it lives.
+#[cfg(all(unix, feature = "signals"))]
+pub(crate) fn on_signal(recorder: &Arc<Recorder>) -> Result<(), String> {
+    use once_cell::sync::OnceCell;
+    use parking_lot::Mutex;
+    use signal_hook::{consts::SIGUSR1, iterator::Signals};
+    use std::sync::Weak;
+    static ALL: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
+    static LISTENS: OnceCell<()> = OnceCell::new();
+    let mut all = ALL.lock();
+    all.retain(|recorder| recorder.strong_count() > 0);
+    all.push(Arc::downgrade(recorder));
+    drop(all);
+    let listen = || {
+        let mut signals = Signals::new([SIGUSR1])?;
+        let each = || ALL.lock().iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        let write = |recorder: Arc<Recorder>| recorder.write(&recorder.look("SIGUSR1", None));
+        let work = move || signals.forever().for_each(|_| each().into_iter().for_each(write));
+        std::thread::Builder::new().name("gpu-pool:signal".to_owned()).spawn(work).map(drop)
+    };
+    LISTENS.get_or_try_init(listen).map(drop).map_err(|error: io::Error| error.to_string())
+}
+
+#[cfg(not(all(unix, feature = "signals")))]
+pub(crate) fn on_signal(_: &Arc<Recorder>) -> Result<(), String> {
+    Err("this build of gpu-pool lacks the feature `signals`, or the system has no signals".to_owned())
+}
