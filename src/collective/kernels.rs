@@ -80,13 +80,13 @@ pub(crate) fn counting(meet: DeviceBarrier) -> (Entry, Arguments) {
 ///
 /// # Safety
 /// All parts have so many elements and are aligned for them; no other work writes the sources meanwhile, nor touches
-/// the destination, which may be one of the sources.
+/// the destinations, which may be sources.
 pub unsafe fn fold_on_host(
     dtype: DType,
     op: ReduceOp,
     n: usize,
     sources: &[*mut u8],
-    destination: *mut u8,
+    destinations: &[*mut u8],
     factors: &[f64],
     members: usize,
 ) {
@@ -94,7 +94,7 @@ pub unsafe fn fold_on_host(
         ($($D:ident $T:ty),+) => {
             // SAFETY: the promise of the caller.
             unsafe { match dtype {
-                $(DType::$D => host_kernels::on_host::<$T>(n, code(op), sources, destination, factors, members),)+
+                $(DType::$D => host_kernels::on_host::<$T>(n, code(op), sources, destinations, factors, members),)+
             } }
         };
     }

@@ -57,7 +57,7 @@ pub mod collective {
 }
 
 pub mod sync {
-    pub use crate::sync::{Flag, Gate, Sequence, byte_ring, journal, shim, site};
+    pub use crate::sync::{Flag, Gate, Sequence, byte_ring, journal, load_word, shim, site, store_word};
 }
 
 #[cfg(target_os = "linux")]

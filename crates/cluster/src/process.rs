@@ -52,7 +52,9 @@ struct Meeting {
     commit: Option<(u64, u64)>,
     /// Members of this process that have not taken the commit.
     takers: usize,
+    /// Of this process's members, and their notes.
     arrived: usize,
+    told: Vec<u8>,
 }
 
 /// Turns, by their number: 0, 1, ..
@@ -203,14 +205,18 @@ impl Process {
     }
 
     /// A member has arrived. The leader's arrival is told to the hub; `arrive` then lacks only its number. In a proxied
-    /// meeting all lead, and the last one's is told.
+    /// meeting all lead, and the last one's is told, with the notes of all.
     pub(crate) fn arrive(&mut self, key: &Key, leads: Option<Arrive>) -> Option<ToHub> {
         let meeting = self.meetings.entry(key.clone()).or_insert_with(|| {
             let takers = key.1.iter().filter(|(host, _)| *host as usize == self.host).count();
-            Meeting { notes: Vec::new(), commit: None, takers, arrived: 0 }
+            Meeting { notes: Vec::new(), commit: None, takers, arrived: 0, told: Vec::new() }
         });
         meeting.arrived += 1;
         let all = meeting.arrived == meeting.takers;
+        let leads = leads.map(|mut arrive| {
+            meeting.told.append(&mut arrive.note);
+            Arrive { note: meeting.told.clone(), ..arrive }
+        });
         let arrive = leads.filter(|arrive| all || !arrive.proxied || mutant::is(Rule::LastArrives))?;
         self.scopes.get(&key.0).filter(|scope| !scope.left)?;
         self.last_arrival += 1;

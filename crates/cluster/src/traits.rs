@@ -201,6 +201,36 @@ pub trait HostTransport: Send + Sync {
     /// `lost` is asked now and then: once it gives an error, the call ends with that error. Errors:
     /// [`Error::Transport`], [`Error::HostLost`].
     fn exchange(&self, messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>>;
+
+    /// Memory that all hosts have in common, if there is some. All hosts have one answer.
+    fn common_memory(self: Arc<Self>) -> Option<Arc<dyn CommonMemory>> {
+        None
+    }
+}
+
+/// Memory that all processes of one machine have mapped. Each has a part of it.
+pub trait CommonMemory: Send + Sync {
+    /// Takes bytes of this process's part, with whatever they have. Returns where they begin: a multiple of a page.
+    ///
+    /// # Errors
+    /// [`Error::Transport`]: there are not so many.
+    fn take(&self, bytes: usize) -> Result<u64>;
+
+    /// This process does not use the bytes from there any more, and the others do not once `done` says so. It is asked
+    /// while this object lives.
+    fn give(&self, at: u64, bytes: usize, done: Box<dyn Fn() -> bool + Send>);
+
+    /// The address of bytes of a host's part.
+    ///
+    /// # Errors
+    /// [`Error::Transport`]: they are not there.
+    fn address(&self, host: usize, at: u64, bytes: usize) -> Result<*mut u8>;
+
+    /// Waits for what other processes do to the memory. `lost`: as of [`HostTransport::exchange`].
+    ///
+    /// # Errors
+    /// `lost`'s.
+    fn wait(&self, done: &dyn Fn() -> bool, lost: &dyn Fn() -> Option<Error>) -> Result<()>;
 }
 
 /// How calls run beside other work of a device.

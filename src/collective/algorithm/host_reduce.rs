@@ -205,7 +205,7 @@ impl<'g> Pieces<'g> {
                 self.member.request.reduce,
                 bytes / dtype.size(),
                 &sources,
-                sources[me],
+                &sources[me..=me],
                 &self.factors,
                 self.member.count(),
             )

@@ -104,7 +104,7 @@ unsafe fn copied(bytes: usize, source: *mut u8, destinations: &[*mut u8]) {
     }
 }
 
-/// The same in the host's memory, by the calling thread: with a factor for each source, or none, into one destination.
+/// The same in the host's memory, by the calling thread: with a factor for each source, or none.
 ///
 /// # Safety
 /// As of [`fold`].
@@ -112,12 +112,12 @@ pub(super) unsafe fn on_host<T: Summand>(
     n: usize,
     op: u32,
     sources: &[*mut u8],
-    destination: *mut u8,
+    destinations: &[*mut u8],
     factors: &[f64],
     members: usize,
 ) {
     // SAFETY: the promise of the caller.
-    unsafe { fold::<T>(n, op, sources, &[destination], |k| T::factor(factors[k]), members) }
+    unsafe { fold::<T>(n, op, sources, destinations, |k| T::factor(factors[k]), members) }
 }
 
 /// # Safety

@@ -55,6 +55,8 @@ impl Cache {
         (address, bytes): (Address, usize),
         keep: impl Send + 'static,
     ) -> Result<BlockRef> {
+        // A program may adopt the memory of each step.
+        self.let_go();
         // SAFETY: the caller's promise; the region ends the adoption before it drops `keep`.
         let at = unsafe { self.handle.driver.adopt(address, bytes) };
         let at = at.map_err(|fault| self.handle.refused(op, fault))?;

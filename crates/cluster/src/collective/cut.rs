@@ -138,16 +138,16 @@ impl Share {
         (range.start - self.slice.start) * self.size..(range.end - self.slice.start) * self.size
     }
 
-    /// An own range, where the own ones lie one behind the other.
-    pub fn packed(&self, range: &Range<usize>) -> Range<usize> {
-        let before = self.own().iter().take_while(|own| own.start < range.start).map(Range::len).sum::<usize>();
+    /// A range of a process, where its own ones lie one behind the other.
+    pub fn packed(&self, host: usize, range: &Range<usize>) -> Range<usize> {
+        let before = self.owned[host].iter().take_while(|own| own.start < range.start).map(Range::len).sum::<usize>();
         before * self.size..(before + range.len()) * self.size
     }
 
     /// Another process's part for an own range, in memory for the parts of all others.
     pub fn arrived(&self, host: usize, range: &Range<usize>) -> Range<usize> {
         let hosts = self.owned.len();
-        let (before, at) = (((host + hosts - self.me) % hosts - 1) * self.own_bytes(), self.packed(range));
+        let (before, at) = (((host + hosts - self.me) % hosts - 1) * self.own_bytes(), self.packed(self.me, range));
         before + at.start..before + at.end
     }
 
@@ -162,7 +162,7 @@ impl Share {
 
     /// Sends all others the own ranges, and receives theirs in the slice. `packed`: where the own ones come from.
     pub fn to_all(&self, packed: bool) -> Vec<End> {
-        let from = move |range| if packed { self.packed(range) } else { self.at(range) };
+        let from = move |range| if packed { self.packed(self.me, range) } else { self.at(range) };
         let with = |host: usize| {
             let sends = self.own().iter().map(move |range| End::Send(host, from(range)));
             sends.chain(self.owned[host].iter().map(move |range| End::Receive(host, self.at(range))))

@@ -233,13 +233,13 @@ impl<'t, 'g, 'd> RailPiece<'t, 'g, 'd> {
                 self.relay.send(sums)
             }
             Work::Sum { of, parts, to_all: None } => {
-                self.sum_parts(own, parts, *of, |range| self.left.address + share.packed(range).start as u64)
+                self.sum_parts(own, parts, *of, |range| self.left.address + share.packed(share.me, range).start as u64)
             }
             Work::Fill(load) => {
                 self.relay.send(load)?;
                 // The own ranges are on this device already.
                 share.own().iter().try_for_each(|range| {
-                    let (from, to) = (share.packed(range), self.left.address + share.at(range).start as u64);
+                    let (from, to) = (share.packed(share.me, range), self.left.address + share.at(range).start as u64);
                     let source = own.address + from.start as u64;
                     copy_within(self.hier, self.relay.stream(), to, source, from.len())
                 })

@@ -13,7 +13,7 @@ use crate::{
         driver::Address,
         memory::{Access, StreamCore},
     },
-    traits::{Arrival, Commit, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
+    traits::{Arrival, Commit, CommonMemory, DeviceTransport, HostTransport, MOST_NOTE, Transport, WorldScope},
     wire::shortened,
 };
 use gpu_pool::{DType, Device, Error, Group, OnStream, PinnedBuffer, ReduceOp, Result};
@@ -122,6 +122,21 @@ impl<'g, 'd> HierarchicalCall<'g, 'd> {
 
     pub fn zeros(&self, bytes: usize) -> Result<Area> {
         let buffer = self.dev.zeros::<u8>(bytes)?;
+        Ok(Area { address: buffer.address(), block: buffer.block().clone(), bytes: 0..bytes })
+    }
+
+    /// The memory that software GPUs of all processes have in common.
+    pub fn common_memory(&self, transport: &Arc<dyn HostTransport>) -> Option<Arc<dyn CommonMemory>> {
+        if self.group.device().is_software() { transport.clone().common_memory() } else { None }
+    }
+
+    /// Memory of the host as memory of this software GPU.
+    ///
+    /// # Safety
+    /// As of [`Device::adopt`].
+    pub unsafe fn adopt(&self, at: *mut u8, bytes: usize, keep: impl Send + 'static) -> Result<Area> {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { self.dev.adopt::<u8>(at.expose_provenance() as u64, bytes, keep)? };
         Ok(Area { address: buffer.address(), block: buffer.block().clone(), bytes: 0..bytes })
     }
 

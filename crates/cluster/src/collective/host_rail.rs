@@ -9,12 +9,12 @@ use super::{
     cut::{Cut, End, Share},
     hierarchical::part,
     plan::{Job, Plan},
-    rail::{Landed, Rail},
+    rail::{HostSide, Landed, Rail},
 };
 use crate::{
     internals::*,
     runtime::{
-        collective::{Area, Payload, fold_on_host},
+        collective::{Area, fold_on_host},
         driver::Address,
     },
     traits::{Commit, HostTransport, Message, Tag, World},
@@ -121,10 +121,7 @@ impl Rail for HostRail {
     }
 
     fn meet(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()> {
-        self.staged()?;
-        let (_, commit) = plan.hier.meet(Payload::Nothing, |_| Vec::new())?;
-        self.committed(commit);
-        Ok(())
+        self.meet_here(plan)
     }
 
     fn carry_next(&mut self) -> Result<Option<HostPiece>> {
@@ -137,6 +134,23 @@ impl Rail for HostRail {
             self.begun = true;
         }
         Ok(None)
+    }
+}
+
+impl HostSide for HostRail {
+    fn staged(&self) -> Result<()> {
+        self.pieces.iter().try_for_each(|piece| piece.staged.as_slice().map(drop))
+    }
+
+    fn note(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn committed(&mut self, commit: Commit) -> Result<()> {
+        // Nothing waits on a device: the next collective may go on.
+        drop(commit.window);
+        self.number = commit.number;
+        Ok(())
     }
 }
 
@@ -155,16 +169,6 @@ impl HostRail {
             number: 0,
             begun: false,
         }
-    }
-
-    pub fn staged(&self) -> Result<()> {
-        self.pieces.iter().try_for_each(|piece| piece.staged.as_slice().map(drop))
-    }
-
-    pub fn committed(&mut self, commit: Commit) {
-        // Nothing waits on a device: the next collective may go on.
-        drop(commit.window);
-        self.number = commit.number;
     }
 
     /// The second messages of the first piece, with the first ones of the next. `two`: each piece has both.
@@ -224,10 +228,10 @@ impl HostPiece {
                 false => pointer(&parts[&share.arrived(host, range).start]),
             };
             let sources = (0..share.owned.len()).map(source).collect::<Result<Vec<_>>>()?;
-            let to = sum.as_mut_slice()?[share.packed(range)].as_mut_ptr();
+            let to = sum.as_mut_slice()?[share.packed(share.me, range)].as_mut_ptr();
             // SAFETY: each source has the elements of this range, in page-locked memory that is aligned for them, at
             // multiples of their size. All copies to it are over, and `sum` is this call's alone.
-            unsafe { fold_on_host(dtype, op, range.len(), &sources, to, &[], members) };
+            unsafe { fold_on_host(dtype, op, range.len(), &sources, &[to], &[], members) };
         }
         Ok(())
     }
@@ -240,7 +244,7 @@ impl Landed for HostPiece {
             return Ok(to);
         }
         for range in share.own() {
-            let (packed, place) = (share.packed(range), share.at(range));
+            let (packed, place) = (share.packed(share.me, range), share.at(range));
             let place = if plan.job.fills() { place } else { packed.clone() };
             plan.hier.upload(&own, packed, &part(&to, place))?;
         }

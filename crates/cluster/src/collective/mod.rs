@@ -5,7 +5,8 @@
 //! [`AcrossProcesses`]. [`Hierarchical`], which implements it, gives the request to the file of its shape:
 //!
 //! * [`plan`]: what members do in sums and in copies to all. [`rail`] carries that out, piece by piece, over the
-//!   memory of the hosts ([`host_rail`]) or of the devices ([`device_rail`]). For gradients another thread carries:
+//!   memory of the hosts ([`host_rail`]), memory that they have in common ([`shared_rail`]), or the devices'
+//!   ([`device_rail`]). For gradients another thread carries:
 //!   [`pending`]. [`native`]: the transport's own sums. A [`relay`] takes messages of devices that are on no rail.
 //! * [`all_to_all`]: it, gather, scatter. [`values`]: barrier and exchanges of host values.
 //! * [`rail_map`], pure: which members a rail joins. [`cut`], pure: which elements it carries, and which of them belong
@@ -45,6 +46,7 @@ mod rail;
 mod rail_map;
 mod registered;
 mod relay;
+mod shared_rail;
 mod two_hop;
 pub(crate) mod values;
 

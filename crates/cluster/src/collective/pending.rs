@@ -15,10 +15,12 @@
 
 use super::{
     Hierarchical,
+    cut::Cut,
     hierarchical::{Carrier, HierarchicalCall, headline},
-    host_rail::{self, HostPiece, HostRail},
+    host_rail::{self, HostRail},
     plan::Plan,
-    rail::{self, Rail as _},
+    rail::{self, HostSide, Landed},
+    shared_rail::SharedRail,
 };
 use crate::{
     internals::*,
@@ -37,17 +39,17 @@ use std::sync::{
 };
 
 /// A sum on its way. It may be ended in a later scope; if it is dropped, its proxy still does its part.
-struct Pending {
+struct Pending<P> {
     request: Request,
     overlapped: bool,
-    carried: Receiver<Carried>,
+    carried: Receiver<Carried<P>>,
 }
 
 /// The answer of a proxy: a piece, or none behind the last one; with a checker's knowledge.
-type Carried = (Result<Option<HostPiece>>, Option<Box<Handover>>);
+type Carried<P> = (Result<Option<P>>, Option<Box<Handover>>);
 
-struct ProxyTask {
-    rail: HostRail,
+struct ProxyTask<R: HostSide> {
+    rail: R,
     scope: Arc<dyn WorldScope>,
     gang: Arc<Gang>,
     handle: Arc<DeviceHandle>,
@@ -58,7 +60,7 @@ struct ProxyTask {
     call: String,
     site: Site,
     told: Option<Box<Handover>>,
-    back: Sender<Carried>,
+    back: Sender<Carried<R::Piece>>,
     over: bool,
 }
 
@@ -68,11 +70,29 @@ pub(super) fn start(group: &Group<'_>, request: Request, overlapped: bool) -> Re
     let hier = HierarchicalCall::new(group, &request.call, overlapped)?;
     let Carrier::Host(transport) = hier.carrier()? else { return whole(request) };
     let Some(plan) = plan(&hier, &request) else { return whole(request) };
-    let (dev, across) = (group.device(), hier.across);
+    let cuts = host_rail::cuts(&plan);
+    Ok(Some(match hier.common_memory(&transport) {
+        Some(memory) => {
+            let carried = start_by(SharedRail::new(&plan, &cuts, memory)?, &plan, &cuts, &request)?;
+            Box::new(Pending { request, overlapped, carried })
+        }
+        None => {
+            let carried = start_by(HostRail::new(&plan, transport), &plan, &cuts, &request)?;
+            Box::new(Pending { request, overlapped, carried })
+        }
+    }))
+}
+
+fn start_by<R: HostSide>(
+    mut rail: R,
+    plan: &Plan<'_, '_, '_>,
+    cuts: &[Cut<'_>],
+    request: &Request,
+) -> Result<Receiver<Carried<R::Piece>>> {
+    let (hier, dev, across) = (plan.hier, plan.hier.group.device(), plan.hier.across);
     let (back, carried) = mpsc::channel();
     // Not in a closure: errors must name the caller's line.
-    let mut rail = HostRail::new(&plan, transport);
-    let begun = rail::begin(&plan, &request, &host_rail::cuts(&plan), &mut rail);
+    let begun = rail::begin(plan, request, cuts, &mut rail);
     let given = begun.and_then(|()| {
         // The proxy waits for the copies, and not for what this stream does next.
         hier.done(hier.record_early())?;
@@ -94,7 +114,7 @@ pub(super) fn start(group: &Group<'_>, request: Request, overlapped: bool) -> Re
         Ok(())
     });
     match given {
-        Ok(()) => Ok(Some(Box::new(Pending { request, overlapped, carried }))),
+        Ok(()) => Ok(carried),
         Err(error) => {
             // Some failures of a gang are told to nobody, since each process finds them.
             if let Some((by, cause)) = dev.own_gang().cause() {
@@ -105,7 +125,7 @@ pub(super) fn start(group: &Group<'_>, request: Request, overlapped: bool) -> Re
     }
 }
 
-impl PendingReduce for Pending {
+impl<P: Landed + Send> PendingReduce for Pending<P> {
     fn end(self: Box<Self>, group: &Group<'_>) -> Result<()> {
         let Pending { request, overlapped, carried } = *self;
         let hier = HierarchicalCall::new(group, &request.call, overlapped)?;
@@ -127,7 +147,7 @@ fn no_proxy(request: &Request) -> Error {
     Error::invalid_at(request.call.site, request.call.op, "the thread that carried it has ended")
 }
 
-impl ProxyTask {
+impl<R: HostSide> ProxyTask<R> {
     fn run(mut self) {
         // Else a transport's library could make the context of GPU 0 on this thread.
         let _ = self.handle.driver.bind();
@@ -153,9 +173,9 @@ impl ProxyTask {
             site: self.site,
             leads: true,
             proxied: true,
-            note: Vec::new(),
+            note: self.rail.note(),
         })?;
-        self.rail.committed(commit);
+        self.rail.committed(commit)?;
         while let Some(piece) = self.rail.carry_next()? {
             self.handle.advance();
             self.give(Ok(Some(piece)));
@@ -171,12 +191,12 @@ impl ProxyTask {
     }
 
     /// The member may have given it up.
-    fn give(&self, carried: Result<Option<HostPiece>>) {
+    fn give(&self, carried: Result<Option<R::Piece>>) {
         let _ = self.back.send((carried, self.handle.hand_over()));
     }
 }
 
-impl Drop for ProxyTask {
+impl<R: HostSide> Drop for ProxyTask<R> {
     fn drop(&mut self) {
         if !self.over {
             self.fail(&Error::custom("the thread that carries gradients between processes has ended early"));

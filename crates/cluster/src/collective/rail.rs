@@ -1,5 +1,5 @@
 //! Carries a [`Plan`] out, piece by piece: while one piece is between the processes, the steps inside the process work
-//! on others. One way for both kinds of memory: [`Rail`] has what differs.
+//! on others. One way for all kinds of memory: [`Rail`] has what differs.
 //!
 //! ```text
 //! member     before 0 | before 1 | .. | meet | after 0 | after 1 | ..
@@ -19,8 +19,15 @@ use super::{
     host_rail::{self, HostRail},
     plan::Plan,
     relay::Relay,
+    shared_rail::SharedRail,
 };
-use crate::runtime::collective::{Area, Request, Shape};
+use crate::{
+    runtime::{
+        Contained,
+        collective::{Area, Payload, Request, Shape, value_of},
+    },
+    traits::Commit,
+};
 use gpu_pool::Result;
 
 /// A member's way to the other processes, for the pieces of one collective.
@@ -40,6 +47,27 @@ pub(super) trait Rail {
     fn carry_next(&mut self) -> Result<Option<Self::Piece>>;
 }
 
+/// A rail by the memory of the hosts. It needs neither gang nor device once its pieces are staged, so another thread
+/// may carry it.
+pub(super) trait HostSide: Rail<Piece: Send> + Send + 'static {
+    /// Waits until all pieces are staged.
+    fn staged(&self) -> Result<()>;
+
+    /// What this member tells all processes at the meeting.
+    fn note(&self) -> Vec<u8>;
+
+    fn committed(&mut self, commit: Commit) -> Result<()>;
+
+    /// [`Rail::meet`] of such a rail.
+    fn meet_here(&mut self, plan: &Plan<'_, '_, '_>) -> Result<()> {
+        self.staged()?;
+        let note = Payload::Value(Contained::new(Box::new(self.note())));
+        let (_, commit) =
+            plan.hier.meet(note, |told| told.iter().flat_map(|told| value_of::<Vec<u8>>(told)).collect())?;
+        plan.hier.done(self.committed(commit))
+    }
+}
+
 pub(super) trait Landed {
     /// Returns where the step behind the rail finds it.
     fn land(self, plan: &Plan<'_, '_, '_>) -> Result<Area>;
@@ -50,7 +78,13 @@ pub(super) fn run(hier: &HierarchicalCall<'_, '_>, request: &Request, shape: &Sh
         unreachable!("what sends other elements to each member is elsewhere")
     };
     match hier.carrier()? {
-        Carrier::Host(transport) => carry(&plan, request, &host_rail::cuts(&plan), HostRail::new(&plan, transport)),
+        Carrier::Host(transport) => {
+            let cuts = host_rail::cuts(&plan);
+            match hier.common_memory(&transport) {
+                Some(memory) => carry(&plan, request, &cuts, SharedRail::new(&plan, &cuts, memory)?),
+                None => carry(&plan, request, &cuts, HostRail::new(&plan, transport)),
+            }
+        }
         Carrier::Device(transport) => {
             let (cuts, overlapped) = device_rail::cuts(&plan, &*transport);
             let relay = Relay::new(hier, transport, overlapped)?;

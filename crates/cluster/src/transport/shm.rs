@@ -29,11 +29,11 @@ use crate::{
         Sequence,
         byte_ring::{Mapped, Reader, Writer},
     },
-    traits::{HostTransport, Message, Tag},
+    traits::{CommonMemory, HostTransport, Message, Tag},
 };
 use gpu_pool::{Error, Result, event};
 use parking_lot::Mutex;
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 /// Bytes of a ring: some pieces that are published at once, and few enough for a core's cache.
 pub const RING: usize = 256 << 10;
@@ -41,19 +41,36 @@ pub const RING: usize = 256 << 10;
 /// After so many bytes a thread looks whether its own messages are done: others' may never end.
 const BUDGET: usize = 4 * RING;
 
+/// Bytes of a process's part of the [common memory](CommonMemory). Those that were never taken are addresses only.
+const PART: usize = 64 << 30;
+
 /// The processes of one host, connected by shared memory.
 pub struct Shm {
     rank: usize,
     peers: Vec<Peer>,
-    /// Rings to this process.
-    _own: Arc<Shared>,
+    /// Rings to this process, and its part of the common memory.
+    own: Arc<Shared>,
+    /// Where that part begins.
+    part: usize,
+    free: Mutex<Free>,
 }
+
+/// Bytes of the own part: those from `next` were never taken; others by the power of two that they have.
+#[derive(Default)]
+struct Free {
+    next: usize,
+    given: BTreeMap<usize, Vec<u64>>,
+    /// Given, but other processes may be at them.
+    resting: Vec<(usize, u64, Done)>,
+}
+
+type Done = Box<dyn Fn() -> bool + Send>;
 
 /// The outbox and the inbox of a process. For this process itself both are without a ring.
 struct Peer {
     outbox: Mutex<Outbox>,
     inbox: Mutex<Inbox>,
-    _theirs: Option<Shared>,
+    theirs: Option<Shared>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +133,8 @@ impl Shm {
         deadline: Duration,
     ) -> Result<Shm> {
         let stride = Mapped::size(ring);
-        let own = Arc::new(Shared::new(stride * size)?);
+        let part = (stride * size).next_multiple_of(PAGE);
+        let own = Arc::new(Shared::new(part + PART)?);
         let theirs = introduce(&own, name, (rank, size), &set, &get, lost, deadline)?;
         let mut peers = Vec::with_capacity(size);
         for (peer, theirs) in theirs.into_iter().enumerate() {
@@ -130,11 +148,11 @@ impl Shm {
             peers.push(Peer {
                 outbox: Mutex::new(Outbox::new(to.map(Writer::new))),
                 inbox: Mutex::new(Inbox::new(peer, from.map(Reader::new))),
-                _theirs: theirs,
+                theirs,
             });
         }
         event!(debug, rank, size, "shared memory between processes");
-        Ok(Shm { rank, peers, _own: own })
+        Ok(Shm { rank, peers, own, part, free: Mutex::default() })
     }
 
     /// Posts all, then carries bytes until all are done.
@@ -199,6 +217,50 @@ impl HostTransport for Shm {
             Ok(()) => Ok(messages),
             Err(error) => Err(leak(messages, error)),
         }
+    }
+
+    fn common_memory(self: Arc<Self>) -> Option<Arc<dyn CommonMemory>> {
+        Some(self)
+    }
+}
+
+/// The least bytes that are taken.
+const PAGE: usize = 4096;
+
+impl CommonMemory for Shm {
+    fn take(&self, bytes: usize) -> Result<u64> {
+        let none =
+            || Error::Transport { library: "shm", op: "take", code: 12, why: format!("{bytes} bytes are too many") };
+        let size = bytes.max(PAGE).checked_next_power_of_two().ok_or_else(none)?;
+        let mut free = self.free.lock();
+        let Free { given, resting, .. } = &mut *free;
+        let done = resting.extract_if(.., |(_, _, done)| done());
+        done.for_each(|(size, at, _)| given.entry(size).or_default().push(at));
+        if let Some(at) = free.given.get_mut(&size).and_then(Vec::pop) {
+            return Ok(at);
+        }
+        let at = free.next;
+        free.next = at.checked_add(size).filter(|end| *end <= PART).ok_or_else(none)?;
+        Ok(at as u64)
+    }
+
+    fn give(&self, at: u64, bytes: usize, done: Done) {
+        self.free.lock().resting.push((bytes.max(PAGE).next_power_of_two(), at, done));
+    }
+
+    fn address(&self, host: usize, at: u64, bytes: usize) -> Result<*mut u8> {
+        let of = self.peers.get(host).map(|peer| peer.theirs.as_ref().unwrap_or(&self.own));
+        let at = usize::try_from(at).ok().filter(|at| at.checked_add(bytes).is_some_and(|end| end <= PART));
+        let (of, at) = of.zip(at).ok_or_else(|| failure("map", format!("host {host} has told of no memory")))?;
+        Ok(of.at().wrapping_add(self.part + at))
+    }
+
+    fn wait(&self, done: &dyn Fn() -> bool, lost: &dyn Fn() -> Option<Error>) -> Result<()> {
+        let mut backoff = Backoff::new();
+        while !done() {
+            backoff.pause(lost)?;
+        }
+        Ok(())
     }
 }
 

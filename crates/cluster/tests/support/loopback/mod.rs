@@ -61,8 +61,8 @@ struct Scope {
 struct Meeting {
     since: Instant,
     arrived: BTreeMap<usize, Arrived>,
-    /// Of proxied meetings: how many members of each host have come.
-    proxied: HashMap<usize, usize>,
+    /// Of proxied meetings: how many members of each host have come, and their notes.
+    proxied: HashMap<usize, (usize, Vec<u8>)>,
     committed: Option<u64>,
 }
 
@@ -221,7 +221,7 @@ impl Part {
 
 impl WorldScope for Part {
     fn meet(&self, arrival: Arrival<'_>) -> Result<Commit> {
-        let Arrival { members, number, place, call, site, leads, proxied, note } = arrival;
+        let Arrival { members, number, place, call, site, leads, proxied, mut note } = arrival;
         let key = (members.to_vec(), number);
         let mut hosts: Vec<usize> = members.iter().map(|place| place.host).collect();
         hosts.sort_unstable();
@@ -237,8 +237,10 @@ impl WorldScope for Part {
         }
         let scope = state.scopes.get_mut(&self.key).expect("begun");
         let meeting = scope.meetings.entry(key.clone()).or_insert_with(empty);
-        let come = meeting.proxied.entry(self.host).or_default();
+        let (come, notes) = meeting.proxied.entry(self.host).or_default();
         *come += usize::from(proxied);
+        notes.append(&mut note);
+        let note = notes.clone();
         if leads && (!proxied || *come == own) {
             let arrived = Arrived { place, call: call.to_owned(), site: site.to_string(), note };
             let differs = meeting.arrived.values().find(|other| other.call != call).cloned();

@@ -100,14 +100,15 @@ fn who_waits_elsewhere_is_excused() {
     }
 }
 
-/// The hub hears of a process when the last of its members has come, whichever that is.
+/// The hub hears of a process, and of the notes of its members, when the last of them has come, whichever that is.
 #[test]
 fn a_process_arrives_with_its_last_member() {
     let members: Vec<Member> = vec![(0, 0), (0, 1), (1, 0)];
     let mut process = Process::new(0);
     let (scope, _) = process.begin(Entry::Unnamed { nth: 1, failed: None }, DEADLINE, String::new());
     let key = (scope, members.clone(), 1);
-    assert_eq!(process.arrive(&key, Some(arrive(&members, 1, true))), None);
-    let told = process.arrive(&key, Some(arrive(&members, 1, true)));
-    assert!(matches!(told, Some(ToHub::Arrive(Arrive { arrival: 1, proxied: true, .. }))), "{told:?}");
+    let of = |note: u8| Some(Arrive { note: vec![note], ..arrive(&members, 1, true) });
+    assert_eq!(process.arrive(&key, of(2)), None);
+    let all = Arrive { arrival: 1, note: vec![2, 1], ..arrive(&members, 1, true) };
+    assert_eq!(process.arrive(&key, of(1)), Some(ToHub::Arrive(all)));
 }
