@@ -71,13 +71,13 @@ fn ends(signal: i32, victim: usize, words: &[&str]) {
         let start = Instant::now();
         fleet.signal(victim, signal);
         for rank in (0..3).filter(|rank| *rank != victim) {
+            // On a busy machine a process may begin long after the victim has ended.
+            let start = start.max(fleet.until(rank, "starts").0);
             let (at, error) = fleet.until(rank, "error ");
             println!("signal {signal} to {victim}: process {rank} after {:?}: {error}", at - start);
             assert!(words.iter().any(|word| error.contains(word)), "process {rank}: {error}");
-            // It may not have come at all.
-            let joined = error.starts_with("lost");
-            let limit = if joined { 2 * HEARTBEAT_TIMEOUT } else { TIMEOUT + HEARTBEAT_TIMEOUT };
-            assert!(at - start < limit, "process {rank} after {:?}: {error}", at - start);
+            // It may have waited for the victim to come, and then for a sign of life.
+            assert!(at - start < TIMEOUT + 2 * HEARTBEAT_TIMEOUT, "process {rank} after {:?}: {error}", at - start);
         }
     });
 }
