@@ -79,8 +79,8 @@ def main():
     for pair in ends.values():
         a, b = place(pair["s"]), place(pair["f"])
         if a and b and abs(a[1] - b[1]) > HIGH:
-            out.append(f'<path d="M{a[0]:.1f},{a[1]:.1f} C{a[0] + 14:.1f},{a[1]:.1f} {b[0] - 14:.1f},{b[1]:.1f} '
-                       f'{b[0]:.1f},{b[1]:.1f}" class="flow" marker-end="url(#tip)"/>')
+            out.append(f'<path d="M{a[0]:.1f},{a[1]:.1f} L{b[0]:.1f},{b[1]:.1f}" class="flow" '
+                       'marker-end="url(#tip)"/>')
 
     step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if options.ms / step <= 10)
     ticks = [i * step for i in range(int(options.ms / step) + 1)]

@@ -23,6 +23,7 @@ pages! {
     Testing: "docs/src/guide/testing.md",
     Errors: "docs/src/guide/errors.md",
     Tuning: "docs/src/guide/tuning.md",
+    Slow: "docs/src/guide/slow.md",
     Observe: "docs/src/guide/observe.md",
     Foreign: "docs/src/guide/foreign.md",
     Howto: "docs/src/guide/howto.md",

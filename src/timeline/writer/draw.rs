@@ -136,7 +136,9 @@ impl Writer {
         (since, until): (u64, u64),
         (owner, number, cause): (usize, usize, Done),
     ) {
-        if until < since + SHORT || cause.end < since {
+        // Then the stream was idle until it got its next work.
+        let until = until.min(cause.end);
+        if until < since + SHORT {
             return;
         }
         let row = stream_row(device, stream);
