@@ -6,7 +6,7 @@ export CI=true CARGO_TERM_COLOR=never CARGO_TERM_PROGRESS_WHEN=never
 # Each target is built once here: incremental state would only be written, never used.
 export CARGO_INCREMENTAL=0
 # The crates of the workspace.
-crates=(gpu-pool gpu-pool-train gpu-pool-cluster gpu-pool-lab)
+crates=(gpu-pool gpu-pool-train gpu-pool-cluster gpu-pool-lab gpu-pool-cli)
 # What the steps with tests build: one set of features, so that they have their artifacts in common.
 features=(--features gpu-pool-lab/topology-files,gpu-pool/dlpack)
 # RUSTFLAGS in the environment replaces the configured flags, `--cfg loom` among them: loom would pass on nothing.

@@ -1,5 +1,5 @@
 //! The internal interface for the crates of this workspace above this one: `gpu-pool-train`, `gpu-pool-cluster`,
-//! `gpu-pool-lab`.
+//! `gpu-pool-lab`, `gpu-pool-cli`.
 //!
 //! **Exempt from semver.** Everything here may change in any release; the crates of one version belong together.
 //!
@@ -43,6 +43,7 @@ pub mod sync {
     pub use crate::sync::*;
 }
 
+pub mod cli;
 pub mod cluster;
 pub mod lab;
 pub mod train;

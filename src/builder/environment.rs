@@ -93,12 +93,20 @@ fn refuse_lab(name: &'static str, nothing: &str) -> Result<()> {
 
 /// Warns of unknown variables: a misspelt variable has no effect.
 fn warn_of_unknown() {
-    for variable in variables::names().filter(|name| is_unknown(name)) {
-        match nearest(&variable) {
+    for (variable, near) in unknown() {
+        match near {
             Some(known) => event!(warn, "{variable} has no effect: gpu-pool does not know it; {known} is meant?"),
             None => event!(warn, "{variable} has no effect: gpu-pool does not know it"),
         }
     }
+}
+
+/// The unknown variables that are set, each with the known name that it may be a misspelling of.
+pub fn unknown() -> impl Iterator<Item = (String, Option<String>)> {
+    variables::names()
+        .filter(|name| is_unknown(name))
+        .map(|name| (nearest(&name), name))
+        .map(|(near, name)| (name, near))
 }
 
 /// Whether a name has the prefix of this crate's variables but is not one of them. Names are case-sensitive.

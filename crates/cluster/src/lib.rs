@@ -81,6 +81,7 @@ pub mod extend {
 }
 #[cfg(target_os = "linux")]
 pub use ipc::{Imported, IpcBuffer};
+pub use transport::libraries;
 
 /// The methods of the runtime's private parts.
 mod internals {

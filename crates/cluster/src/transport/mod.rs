@@ -34,3 +34,14 @@ pub(crate) fn cause(error: gpu_pool::Error, lost: &dyn Fn() -> Option<gpu_pool::
     }
     error
 }
+
+/// The libraries between processes that are found here, each with its version or with the reason why it is not of use.
+/// It opens them, as a pool of several processes would, and they stay open.
+pub fn libraries() -> Vec<(&'static str, gpu_pool::Result<String>)> {
+    vec![
+        #[cfg(feature = "nccl")]
+        ("NCCL", nccl::Library::get().map(nccl::Library::version)),
+        #[cfg(all(feature = "mpi", any(target_os = "linux", target_os = "macos")))]
+        ("MPI", mpi::version()),
+    ]
+}

@@ -68,6 +68,11 @@ struct Started {
     ours: bool,
 }
 
+/// The name and version of the library that [`Mpi::load`] would take. MPI does not begin.
+pub fn version() -> Result<String> {
+    Library::open().map(|library| library.version)
+}
+
 impl Mpi {
     /// Opens the library and begins MPI, unless the program has. All processes of the launcher call it. Errors:
     /// [`Error::Cluster`]: no library, one that does not belong to the launcher, one that has ended in this process, or
