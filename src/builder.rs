@@ -100,6 +100,8 @@ pub struct Builder {
     reduce_order: ReduceOrder,
     register_buckets: Option<bool>,
     staged: bool,
+    /// Device threads run on any CPU.
+    roams: bool,
     /// The observer of the pool, which injects faults and keeps the time: see [`observe`].
     pub(crate) observer: Option<Arc<dyn Observer>>,
     schedule: Option<host::ExecutionOrder>,
@@ -166,6 +168,12 @@ setters! { Builder;
     /// For tests, and for machines with slow peer access. [`build`](Self::build) refuses it together with
     /// [`Algorithm::Direct`], which needs peer access.
     pub fn without_peer_access(self) { self.staged = true; }
+
+    /// Whether each device's thread runs on the CPUs of its GPU's NUMA node only (default: yes). Threads that a
+    /// closure starts inherit it: start threads for the whole machine, such as rayon's, outside of closures. It has no
+    /// effect on machines with one node, where the firmware does not tell the node, and where the process may use fewer
+    /// CPUs of the node than it has devices. Page-locked memory comes from the device's node in any case.
+    pub fn numa_affinity(self, near: bool) { self.roams = !near; }
 
     /// The order in which software GPUs run their operations.
     pub fn schedule(self, schedule: host::ExecutionOrder) { self.schedule = Some(schedule); }

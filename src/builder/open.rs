@@ -87,6 +87,7 @@ impl Builder {
             algorithm: self.algorithm.unwrap_or_default(),
             reduce_order: self.reduce_order,
             register_buckets: self.register_buckets.unwrap_or(false),
+            numa_affinity: !self.roams,
             staged: self.staged,
             polls: polls(cores, count, computed),
             linger: wait::linger(cores, count, computed),

@@ -87,6 +87,7 @@ impl GpuPool {
         let mut builder = Builder::default().timeout(self.shared.deadline);
         builder = builder.algorithm(self.shared.algorithm).reduce_order(self.shared.reduce_order);
         builder = builder.memory(self.shared.memory.clone());
+        builder = builder.numa_affinity(self.shared.numa_affinity);
         if self.shared.staged {
             builder = builder.without_peer_access();
         }

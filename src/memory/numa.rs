@@ -1,4 +1,4 @@
-//! The machine's NUMA nodes: which of them is near a device, and how to get memory from it.
+//! The machine's NUMA nodes: which of them is near a device, how to get memory from it and to run on its CPUs.
 //!
 //! A copy between a GPU and page-locked memory of the other socket crosses the link between the sockets.
 //! `cuMemHostAlloc` takes pages from the node of the calling thread, unless the thread's memory policy says otherwise.
@@ -13,6 +13,8 @@ use std::{fs, sync::Arc};
 pub(crate) struct Nodes {
     online: Vec<u32>,
     devices: Vec<usize>,
+    /// By device of the pool: the CPUs of its node. Empty where the node is not known, or is the only one.
+    cpus: Vec<Vec<u32>>,
     /// True for invented nodes, in tests.
     fake: bool,
 }
@@ -43,8 +45,14 @@ impl Nodes {
             let node: u32 = read(&path)?.trim().parse().ok()?;
             online.iter().position(|online| *online == node)
         };
-        let devices = pci_bus_ids.iter().map(|id| node(id).unwrap_or(0)).collect();
-        Nodes { online, devices, fake: false }
+        let nodes: Vec<_> = pci_bus_ids.iter().map(node).collect();
+        let cpus = |node: &Option<usize>| {
+            let node = node.filter(|_| online.len() > 1).map(|node| online[node])?;
+            list(read(&format!("/sys/devices/system/node/node{node}/cpulist"))?.trim())
+        };
+        let cpus = nodes.iter().map(|node| cpus(node).unwrap_or_default()).collect();
+        let devices = nodes.into_iter().map(Option::unwrap_or_default).collect();
+        Nodes { online, devices, cpus, fake: false }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -53,6 +61,16 @@ impl Nodes {
 
     pub(crate) fn of_device(&self, device: usize) -> usize {
         self.devices.get(device).copied().unwrap_or(0)
+    }
+
+    /// The CPUs of a device's node on which the calling thread may run. None where it may run on fewer than there are
+    /// devices on that node: their threads would wait for each other.
+    pub(crate) fn cpus(&self, device: usize) -> Option<Vec<u32>> {
+        let near = self.cpus.get(device).filter(|near| !near.is_empty())?;
+        let threads = self.cpus.iter().filter(|cpus| *cpus == near).count();
+        let allowed = affinity::get()?;
+        let cpus: Vec<u32> = near.iter().copied().filter(|cpu| allowed.contains(cpu)).collect();
+        (cpus.len() >= threads).then_some(cpus)
     }
 
     pub(crate) fn here(&self) -> usize {
@@ -69,7 +87,7 @@ impl Nodes {
     }
 }
 
-/// Most nodes: kernels are built for at most 1024.
+/// Most nodes, and most CPUs of a node: kernels have at most 1024 nodes, and the system call takes as many CPUs.
 const NODES: usize = 1024;
 
 /// Parses a list like `0-1,3`. None if it has more nodes than there can be.
@@ -118,6 +136,36 @@ fn current() -> Option<u32> {
 #[cfg(not(target_os = "linux"))]
 fn current() -> Option<u32> {
     None
+}
+
+/// The CPUs on which the calling thread may run.
+pub(crate) mod affinity {
+    #[cfg(target_os = "linux")]
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+    #[cfg(target_os = "linux")]
+    pub fn get() -> Option<Vec<u32>> {
+        let allowed = sched_getaffinity(None).ok()?;
+        Some((0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(|cpu| cpu as u32).collect())
+    }
+
+    /// Threads that this thread starts inherit it. Where it is refused, nothing changes.
+    #[cfg(target_os = "linux")]
+    pub fn set(cpus: &[u32]) {
+        let mut wanted = CpuSet::new();
+        cpus.iter().map(|cpu| *cpu as usize).filter(|cpu| *cpu < CpuSet::MAX_CPU).for_each(|cpu| wanted.set(cpu));
+        if let Err(error) = sched_setaffinity(None, &wanted) {
+            event!(debug, %error, "a device thread is not bound to the CPUs near its device");
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub fn get() -> Option<Vec<u32>> {
+        None
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub fn set(_: &[u32]) {}
 }
 
 #[cfg(target_os = "linux")]

@@ -45,6 +45,7 @@ use crate::{
         calls::{self, CallLog},
         event::Event,
         handle::DeviceHandle,
+        numa::affinity,
         peer_staging::PeerStaging,
         pinned::PinnedPool,
         staging::Staging,
@@ -90,6 +91,8 @@ pub(crate) struct Shared {
     pub(crate) reduce_order: ReduceOrder,
     /// Gradient exchanges register their buckets.
     pub(crate) register_buckets: bool,
+    /// Whether a device's thread runs on the CPUs of the device's NUMA node.
+    pub(crate) numa_affinity: bool,
     /// Whether peer access was switched off, so that all copies between devices are staged.
     pub(crate) staged: bool,
     /// How often a member polls for a peer's message before it begins a wait.
@@ -410,6 +413,7 @@ pub(crate) fn start(
     site: Site,
 ) -> Result<thread::JoinHandle<Result<()>>> {
     let shared = shared.clone();
+    let cpus = if shared.numa_affinity { shared.pinned.nodes().cpus(device) } else { None };
     let (silenced, quiescence) = (panics::is_silenced(), shared.quiescence[device].clone());
     let live = move || {
         let worker = match Worker::new(&shared, device, endpoint) {
@@ -428,6 +432,8 @@ pub(crate) fn start(
     thread::Builder::new()
         .name(format!("gpu-pool:{device}"))
         .spawn(move || {
+            // Before its first memory.
+            cpus.as_deref().inspect(|cpus| affinity::set(cpus));
             let _silenced = panics::inherit(silenced);
             here::enter_device_thread(device);
             let _counted = InCrowd::enter();

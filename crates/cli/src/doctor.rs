@@ -84,7 +84,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
 }
 
 /// The GPUs, or the software GPUs that work without them.
-fn hardware(system: &dyn System, lines: &mut Vec<Line>) {
+fn hardware(system: &(dyn System + Sync), lines: &mut Vec<Line>) {
     #[cfg(feature = "cuda")]
     let nvml = nvml::open();
     #[cfg(feature = "cuda")]
@@ -114,7 +114,9 @@ fn hardware(system: &dyn System, lines: &mut Vec<Line>) {
             gpus::health(gpu, &health, lines);
         }
     }
-    host::numa(system, &buses, lines);
+    let cpus = |gpu| pool.on_device(gpu).run(|_| Ok(host::own_cpus(system))).ok().flatten().unwrap_or_default();
+    let placed: Vec<_> = buses.iter().enumerate().map(|(gpu, bus)| (bus.clone(), cpus(gpu))).collect();
+    host::numa(system, &placed, lines);
     host::pcie(system, &buses, lines);
     proof::all(&pool, lines);
 }

@@ -48,6 +48,10 @@ impl PinnedPool {
         Ok(PinnedPool { handles: handles.to_vec(), nodes, caches, on_out_of_memory: settings.on_out_of_memory.clone() })
     }
 
+    pub(crate) fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
     pub(crate) fn block(&self, op: &'static str, bytes: usize, near: Locality) -> Result<BlockRef> {
         let node = match near {
             Locality::Device(device) => self.nodes.of_device(device),

@@ -19,7 +19,13 @@ pub(super) mod fake {
 
     /// Pools that `build` makes have `count` nodes, and their devices are near `devices`.
     pub(crate) fn nodes<R>(count: u32, devices: &[usize], build: impl FnOnce() -> R) -> R {
-        FAKE.set(Some(Nodes { online: (0..count).collect(), devices: devices.to_vec(), fake: true }));
+        nodes_with_cpus(count, devices, &[], build)
+    }
+
+    /// The same, where each device is near these CPUs.
+    pub(crate) fn nodes_with_cpus<R>(count: u32, devices: &[usize], cpus: &[&[u32]], build: impl FnOnce() -> R) -> R {
+        let cpus = cpus.iter().map(|cpus| cpus.to_vec()).collect();
+        FAKE.set(Some(Nodes { online: (0..count).collect(), devices: devices.to_vec(), cpus, fake: true }));
         let built = build();
         FAKE.set(None);
         built
@@ -59,6 +65,7 @@ fn machines_say_where_their_devices_are() {
     let machine = |online: &'static str| {
         move |path: &str| match path {
             "/sys/devices/system/node/online" => Some(format!("{online}\n")),
+            "/sys/devices/system/node/node3/cpulist" => Some("4-5,8\n".to_owned()),
             "/sys/bus/pci/devices/0000:1b:00.0/numa_node" => Some("0\n".to_owned()),
             "/sys/bus/pci/devices/0000:9d:00.0/numa_node" => Some("3\n".to_owned()),
             "/sys/bus/pci/devices/0000:ff:00.0/numa_node" => Some("-1\n".to_owned()),
@@ -70,8 +77,10 @@ fn machines_say_where_their_devices_are() {
     assert_eq!((two.count(), &two.devices[..]), (2, &[0, 1, 0, 0, 0][..]));
     assert_eq!((two.place(0), two.place(1)), (Some(Node(0)), Some(Node(3))));
     assert_eq!((two.of_device(1), two.of_device(99)), (1, 0));
+    assert_eq!(two.cpus, [vec![], vec![4, 5, 8], vec![], vec![], vec![]]);
     let one = Nodes::from(&ids, machine("0"));
     assert_eq!((one.count(), one.of_device(1), one.place(0), one.here()), (1, 0, None, 0));
+    assert!(one.cpus.iter().all(Vec::is_empty), "there is nothing to choose");
     assert_eq!(Nodes::from(&["", ""], machine("0-1")).count(), 1, "software GPUs");
     assert_eq!(Nodes::from(&ids, |_| None).count(), 1);
     // Nodes without memory do not count.
@@ -81,6 +90,26 @@ fn machines_say_where_their_devices_are() {
 
 fn pool(check: Check) -> GpuPool {
     fake::nodes(2, &[0, 1, 1], || GpuPool::builder().host(3).check(check).build().unwrap())
+}
+
+/// Each device thread, by default, on two nodes.
+#[cfg(target_os = "linux")]
+#[test]
+fn device_threads_run_near_their_devices() {
+    let allowed = affinity::get().unwrap();
+    let [a, b, ..] = allowed[..] else { return println!("skipped: this process may use one CPU") };
+    let seen = |cpus: &[&[u32]], near: bool| {
+        let build = || GpuPool::builder().host(2).check(Check::Off).numa_affinity(near).build().unwrap();
+        fake::nodes_with_cpus(2, &[0, 1], cpus, build).run(|_, _| Ok(affinity::get().unwrap())).unwrap()
+    };
+    assert_eq!(seen(&[&[a], &[b]], true), [[a], [b]]);
+    assert_eq!(seen(&[&[a], &[b]], false), [&allowed[..]; 2]);
+    // Two threads would share a CPU.
+    assert_eq!(seen(&[&[a], &[a]], true), [&allowed[..]; 2]);
+    assert_eq!(seen(&[&[a, b], &[a, b]], true), [[a, b]; 2]);
+    // CPUs that this process may not use.
+    assert_eq!(seen(&[&[a], &[1023]], true), [&[a][..], &allowed]);
+    assert_eq!(affinity::get().unwrap(), allowed, "the thread that builds stays where it is");
 }
 
 fn address<T: crate::DeviceCopy>(buffer: &PinnedBuffer<T>) -> u64 {

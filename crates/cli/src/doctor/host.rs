@@ -91,18 +91,19 @@ fn container(system: &dyn System) -> Option<&'static str> {
     }
 }
 
-/// The NUMA node of each GPU. `buses` are their PCI addresses.
-pub fn numa(system: &dyn System, buses: &[String], lines: &mut Vec<Line>) {
+/// The NUMA node of each GPU, and where its thread runs. `gpus` has their PCI addresses and the CPUs of their threads.
+pub fn numa(system: &dyn System, gpus: &[(String, String)], lines: &mut Vec<Line>) {
     let nodes = system.text("/sys/devices/system/node/has_memory").unwrap_or_else(|| "0".to_owned());
     if !nodes.contains([',', '-']) {
         lines.push(Line::ok("NUMA", "one node"));
         return;
     }
-    for (gpu, bus) in buses.iter().enumerate() {
+    for (gpu, (bus, cpus)) in gpus.iter().enumerate() {
         match system.number(&format!("{}/numa_node", device(bus))) {
             Some(node @ 0..) => {
-                let cpus = system.text(&format!("/sys/devices/system/node/node{node}/cpulist")).unwrap_or_default();
-                let text = format!("GPU {gpu} is on node {node} of {nodes}: CPUs {cpus}");
+                let near = system.text(&format!("/sys/devices/system/node/node{node}/cpulist")).unwrap_or_default();
+                let text =
+                    format!("GPU {gpu} is on node {node} of {nodes}, CPUs {near}; its thread runs on CPUs {cpus}");
                 lines.push(Line::ok("NUMA", text));
             }
             _ => lines.push(Line::note(
@@ -112,6 +113,12 @@ pub fn numa(system: &dyn System, buses: &[String], lines: &mut Vec<Line>) {
             )),
         }
     }
+}
+
+/// The CPUs on which the calling thread may run.
+pub fn own_cpus(system: &dyn System) -> Option<String> {
+    let status = system.text("/proc/thread-self/status")?;
+    Some(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim().to_owned())
 }
 
 fn device(bus: &str) -> String {

@@ -121,11 +121,12 @@ fn each_gpu_has_a_numa_node() {
         .with("/sys/devices/system/node/node1/cpulist", "32-63\n")
         .with("/sys/bus/pci/devices/0000:c1:00.0/numa_node", "1\n")
         .with("/sys/bus/pci/devices/0000:41:00.0/numa_node", "-1\n");
-    let buses = ["0000:C1:00.0", "0000:41:00.0"].map(str::to_owned);
-    let two = lines(|lines| host::numa(&tree, &buses, lines));
-    assert_eq!(two[0].text, "GPU 0 is on node 1 of 0-1: CPUs 32-63");
+    let tree = tree.with("/proc/thread-self/status", "Name:\tgpu-pool:0\nCpus_allowed_list:\t40-63\n");
+    let placed = ["0000:C1:00.0", "0000:41:00.0"].map(|bus| (bus.to_owned(), host::own_cpus(&tree).unwrap()));
+    let two = lines(|lines| host::numa(&tree, &placed, lines));
+    assert_eq!(two[0].text, "GPU 0 is on node 1 of 0-1, CPUs 32-63; its thread runs on CPUs 40-63");
     assert_eq!(two[1].level, Level::Note);
-    let one = lines(|lines| host::numa(&tree.with("/sys/devices/system/node/has_memory", "0\n"), &buses, lines));
+    let one = lines(|lines| host::numa(&tree.with("/sys/devices/system/node/has_memory", "0\n"), &placed, lines));
     assert_eq!(one, [Line::ok("NUMA", "one node")]);
 }
 
