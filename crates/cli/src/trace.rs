@@ -13,8 +13,12 @@ use summary::Summary;
 /// that was killed is readable, too.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The trace.
-    file: PathBuf,
+    /// The trace; with `--merge`, several.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Puts the files together on one axis of time, in this file, and sums it up.
+    #[arg(long, value_name = "OUT")]
+    merge: Option<PathBuf>,
     /// Shows at most so many waits, and kinds of work.
     #[arg(long, default_value_t = 8)]
     top: usize,
@@ -24,8 +28,16 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
-    let named = |why: &dyn std::fmt::Display| format!("{}: {why}", arguments.file.display());
-    let text = fs::read_to_string(&arguments.file).map_err(|error| named(&error))?;
+    let file = match (&arguments.merge, &arguments.files[..]) {
+        (Some(out), files) => {
+            gpu_pool::trace::merge(files, out).map_err(|error| error.to_string())?;
+            out
+        }
+        (None, [file]) => file,
+        (None, _) => return Err("several files need --merge OUT".to_owned()),
+    };
+    let named = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
+    let text = fs::read_to_string(file).map_err(|error| named(&error))?;
     let (events, whole) = read::events(&text).map_err(|error| named(&error))?;
     let summary = summary::summary(&events, whole, arguments.top);
     match arguments.json {

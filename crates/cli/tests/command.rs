@@ -94,6 +94,12 @@ fn trace_sums_a_file_up_and_names_one_that_is_none() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/unit/trace/small.json");
     let output = gpu_pool(&["trace", file], &[]);
     assert_eq!(text(&output), include_str!("unit/trace/small.txt"));
+    let out = std::env::temp_dir().join(format!("gpu-pool-merged-{}.json", std::process::id()));
+    let out = out.to_str().unwrap();
+    assert_eq!(gpu_pool(&["trace", file, file], &[]).status.code(), Some(1));
+    let both = text(&gpu_pool(&["trace", "--merge", out, file, file], &[]));
+    assert!(both.contains("host 0, GPU 1") && both.matches(" 210.0 ").count() == 2, "{both}");
+    std::fs::remove_file(out).unwrap();
     let wrong = gpu_pool(&["trace", concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")], &[]);
     assert_eq!(wrong.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("README.md: no Chrome trace"));
