@@ -5,6 +5,7 @@
 //!
 //! Invariant: it ends. What a broken driver may hang in runs on a thread of its own, which has a limit.
 
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "without NVML no state is known"))]
 mod gpus;
 mod host;
 #[cfg(feature = "cuda")]
