@@ -8,7 +8,7 @@ export CARGO_INCREMENTAL=0
 # The crates of the workspace.
 crates=(gpu-pool gpu-pool-train gpu-pool-cluster gpu-pool-lab gpu-pool-cli)
 # What the steps with tests build: one set of features, so that they have their artifacts in common.
-features=(--features gpu-pool-lab/topology-files,gpu-pool/dlpack)
+features=(--features gpu-pool-lab/topology-files,gpu-pool/dlpack,gpu-pool/metrics)
 # RUSTFLAGS in the environment replaces the configured flags, `--cfg loom` among them: loom would pass on nothing.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS
 

@@ -9,7 +9,7 @@ doctest of one crate: its `src/book.rs` has it. Those that `.ci/paste.py` compil
 `design/all_reduce.md` lists functions with their files. A function that is not in its file any more is a fault.
 
 Tables stand once, and agree with the code: variables, features, examples, modules, and the differences of
-`Error::Mismatch`. `cargo test` is not said to run everything.
+`Error::Mismatch`, and the names of events. `cargo test` is not said to run everything.
 """
 import pathlib
 import re
@@ -260,13 +260,24 @@ def check_tests():
             yield f"docs/src/design/tests.md: no test {file}::{name}"
 
 
+def check_events():
+    """observe.md has the names of all events, by level."""
+    text = (SOURCE / "guide/observe.md").read_text()
+    listed = re.findall(r"^- `(\w+)`: (.*?)(?=\n- |\n\n)", text, re.S | re.M)
+    told = {(level, name) for level, names in listed for name in re.findall(r"`gpu_pool\.(\w+)`", names)}
+    files = [*ROOT.glob("src/**/*.rs"), *ROOT.glob("crates/*/src/**/*.rs")]
+    code = "\n".join(path.read_text() for path in files if path != ROOT / "src/log.rs")
+    if told != (found := set(re.findall(r'event!\(\s*(\w+),\s*"(\w+)"', code))):
+        yield f"docs/src/guide/observe.md: the events differ from the code's in {sorted(told ^ found)}"
+
+
 def main():
     pages = [ROOT / "README.md", *sorted(SOURCE.rglob("*.md"))]
     around = [ROOT / "CONTRIBUTING.md", ROOT / "NOTICE.md", *sorted(ROOT.glob("crates/*/README.md"))]
     faults = [fault for page in pages + around for fault in check_page(page)]
     faults += [*check_calls(), *check_programs(pages)]
     faults += [*check_variables(pages + around), *check_features(), *check_reference(), *check_differences()]
-    faults += [*check_modules(), *check_debug(), *check_house(), *check_tests()]
+    faults += [*check_modules(), *check_debug(), *check_house(), *check_tests(), *check_events()]
     lines = len((ROOT / "README.md").read_text().splitlines())
     if lines > README_LINES:
         faults.append(f"README.md has {lines} lines; {README_LINES} are a page that people read")

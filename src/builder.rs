@@ -303,7 +303,7 @@ impl Builder {
             None => match cuda_devices() {
                 Ok(_) => self.hardware()?,
                 Err(reason) => {
-                    event!(info, %reason, "no CUDA device: using software GPUs");
+                    event!(info, "software_gpus", %reason, "no CUDA device: using software GPUs");
                     self.software(DEFAULT_SOFTWARE_GPUS)?
                 }
             },

@@ -160,7 +160,7 @@ impl Drop for ForeignUse<'_> {
     fn drop(&mut self) {
         let stream = &self.cuda.dev.stream;
         if let Err(error) = self.account() {
-            event!(error, %error, "a use by cudarc");
+            event!(error, "cudarc_use_failed", %error, "a use by cudarc");
         }
         self.block.hazards.close(stream, stream.submit(), self.bytes.clone(), self.access);
     }

@@ -51,6 +51,7 @@
 //! | share memory with another process | the crate `gpu-pool-cluster` |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`interop::Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | the crate `gpu-pool-lab` |
+//! | have counters for Prometheus and others [`GpuPool::publish_metrics`] |
 //! | know what can go wrong | [`Error`] |
 //!
 //! Every setting of [`Builder`] has an environment variable where that makes sense; its documentation lists them.
@@ -77,6 +78,7 @@
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
 //! | `dlpack` | no | [`Device::from_dlpack`], [`Device::to_dlpack`]: tensors of numpy, torch and others. |
 //! | `nvtx` | no | Ranges of scopes, operations and waits for Nsight Systems, if libnvToolsExt is found. |
+//! | `metrics` | no | [`GpuPool::publish_metrics`]: counters and gauges for Prometheus and others. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //!
 //! GPUs need Linux and an NVIDIA driver of version 535 or newer.
@@ -126,6 +128,8 @@ pub mod interop;
 pub mod jobs;
 pub mod kernel;
 pub mod memory;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod panics;
 pub mod parts;
 pub mod per_device;

@@ -50,16 +50,16 @@ fn line(level: &str, text: fmt::Arguments<'_>, fields: &[(&str, &dyn fmt::Displa
     line + if fields.is_empty() { "\n" } else { ")\n" }
 }
 
-/// Emits an event: `event!(warn, fields, "text")`. The fields are `name = value`, `name`, `?name` or `%name`, as those
-/// of `tracing`. A panic of a subscriber is caught: many events are emitted in drops, or while other threads wait for
-/// this one.
+/// Emits an event: `event!(warn, "name", fields, "text")`. The guide's page on logging lists the names, which programs
+/// may rely on. The fields are `name = value`, `name`, `?name` or `%name`, as those of `tracing`. A panic of a
+/// subscriber is caught: many events are emitted in drops, or while other threads wait for this one.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! event {
-    ($level:ident, $($event:tt)+) => {{
+    ($level:ident, $name:literal, $($event:tt)+) => {{
         $crate::extend::contain(|| {
             if $crate::extend::log::has_subscriber() {
-                $crate::extend::log::tracing::$level!($($event)+);
+                $crate::extend::log::tracing::$level!(name: concat!("gpu_pool.", $name), $($event)+);
             } else if $crate::extend::log::is_wanted(stringify!($level)) {
                 $crate::event_line!($level [] $($event)+);
             }

@@ -191,7 +191,10 @@ fn warn_of_delay(shared: &Shared, device: usize, thread: &std::thread::JoinHandl
         pause = stall.tick((2 * pause).min(Duration::from_millis(20)));
         if stall.is_over() {
             let (waited, last_calls) = (stall.waited(), listed(&shared.last_calls(&[device])));
-            event!(warn, device, ?waited, %last_calls, "a pool that ends waits for the thread of a device");
+            event!(
+                warn, "pool_end_stalls", device, ?waited, %last_calls,
+                "a pool that ends waits for the thread of a device"
+            );
             return;
         }
     }
@@ -210,12 +213,15 @@ impl Drop for GpuPool {
             let name = "gpu-pool:close".to_owned();
             let started = std::thread::Builder::new().name(name).spawn(move || drop(stop(&shared)));
             if let Err(error) = started {
-                event!(error, %error, "a pool that was dropped on a device thread could not be closed");
+                event!(
+                    error, "pool_not_closed", %error,
+                    "a pool that was dropped on a device thread could not be closed"
+                );
             }
             return;
         }
         if let Err(error) = stop(&self.shared) {
-            event!(error, %error, "a pool did not end well");
+            event!(error, "pool_ended_badly", %error, "a pool did not end well");
         }
     }
 }

@@ -331,7 +331,10 @@ impl<'w> Watch<'w> {
             let missing: Vec<usize> = ranks.filter(|&r| !gang.has_left(r)).map(|r| gang.device(r)).collect();
             let (waited, started) = (seen.stall.waited(), gang.site());
             let last_calls = listed(&self.shared.last_calls(gang.members()));
-            event!(warn, ?missing, ?waited, %started, %last_calls, "a scope waits for closures that make no progress");
+            event!(
+                warn, "scope_stalls", ?missing, ?waited, %started, %last_calls,
+                "a scope waits for closures that make no progress"
+            );
             if !gang.is_aborted() {
                 let reason = format!("the scope of {started} waits for closures that make no progress");
                 self.shared.recorder.write(&self.shared.recorder.look(&reason, Some(&missing)));

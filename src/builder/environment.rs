@@ -95,8 +95,12 @@ fn refuse_lab(name: &'static str, nothing: &str) -> Result<()> {
 fn warn_of_unknown() {
     for (variable, near) in unknown() {
         match near {
-            Some(known) => event!(warn, "{variable} has no effect: gpu-pool does not know it; {known} is meant?"),
-            None => event!(warn, "{variable} has no effect: gpu-pool does not know it"),
+            Some(known) => event!(
+                warn,
+                "unknown_variable",
+                "{variable} has no effect: gpu-pool does not know it; {known} is meant?"
+            ),
+            None => event!(warn, "unknown_variable", "{variable} has no effect: gpu-pool does not know it"),
         }
     }
 }

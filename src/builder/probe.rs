@@ -96,7 +96,7 @@ impl Probe<'_> {
         }
         if let Some(lie) = self.verify()? {
             let _ = handle.driver.disable_peer(peer);
-            event!(warn, from, to, lie, "peer access does not deliver; copies will be staged");
+            event!(warn, "peer_access_lies", from, to, lie, "peer access does not deliver; copies will be staged");
             return Ok(staged(true, format!("claimed, but {lie}")));
         }
         let timed = if self.near.len().min(self.far.len()) < TIMED { None } else { Some(self.time()?) };

@@ -95,6 +95,7 @@ impl Builder {
         if shared && !are_plenty(queues.as_deref().and_then(std::ffi::OsStr::to_str)) {
             event!(
                 warn,
+                "few_connections",
                 ?ordinals,
                 "GPUs are shared, and CUDA_DEVICE_MAX_CONNECTIONS is not 32: \
                  kernels that wait for each other may be in one queue"

@@ -119,7 +119,10 @@ fn empty_what_was_sent(worker: &Worker, pad: &SignalPad, gang: &Gang) -> Result<
             match worker.handle.check("recovery", copied) {
                 Ok(()) => {}
                 Err(error) if !gang.members().contains(&peer) => {
-                    event!(warn, device = me, peer, %error, "what was sent to a peer is still in its inbox");
+                    event!(
+                        warn, "inbox_not_emptied", device = me, peer, %error,
+                        "what was sent to a peer is still in its inbox"
+                    );
                     all = false;
                 }
                 Err(error) => return Err(error),

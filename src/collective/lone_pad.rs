@@ -323,7 +323,7 @@ impl Drop for LonePad {
         let last = self.last.get_mut().take().and_then(|(stream, _)| stream.upgrade());
         let idle = |stream: Arc<StreamCore>| self.memory.driver.stream_wait_idle(stream.raw, Duration::from_secs(5));
         if last.is_some_and(|stream| idle(stream) != Ok(true)) {
-            event!(warn, "the signal pad of a process is leaked: a kernel may still use it");
+            event!(warn, "pad_leaked", "the signal pad of a process is leaked: a kernel may still use it");
             std::mem::forget(self.memory.clone());
         }
     }

@@ -147,7 +147,7 @@ impl SignalPad {
     /// Never frees the memory: a device could not be drained, and its kernels may still use it.
     pub(crate) fn keep(&self) {
         if self.words.0.kept.set() {
-            event!(warn, "signals that kernels may still use were leaked");
+            event!(warn, "signals_leaked", "signals that kernels may still use were leaked");
         }
         let all = self.devices.iter().map(|pages| &pages.2).chain(self.pages.iter().map(|pages| &pages.kept));
         for kept in all {

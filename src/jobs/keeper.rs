@@ -34,7 +34,10 @@ impl Core {
         };
         if let Err(error) = std::thread::Builder::new().name("gpu-pool:jobs".to_owned()).spawn(keep) {
             self.lock().keeper = false;
-            event!(error, %error, "no thread could be started that keeps the deadlines of jobs");
+            event!(
+                error, "job_deadlines_unwatched", %error,
+                "no thread could be started that keeps the deadlines of jobs"
+            );
         }
     }
 

@@ -193,7 +193,13 @@ pub(super) fn release_bytes(region: &Region, history: &History, range: Range<Add
     if history.all_completed() || handle.injected(FailPoint::ChunkReleasedEarly) {
         region.remember(handle.release());
     } else {
-        event!(warn, device = handle.device, bytes = range.end - range.start, "memory still in use was leaked");
+        event!(
+            warn,
+            "memory_leaked",
+            device = handle.device,
+            bytes = range.end - range.start,
+            "memory still in use was leaked"
+        );
         region.leak(&range);
     }
 }
@@ -321,7 +327,13 @@ impl<'g> InGang<'g> {
         drop(self);
         for block in PARKED.take() {
             if stuck {
-                event!(warn, device = block.handle.device, bytes = block.bytes, "memory of a stuck gang was leaked");
+                event!(
+                    warn,
+                    "memory_leaked",
+                    device = block.handle.device,
+                    bytes = block.bytes,
+                    "memory of a stuck gang was leaked"
+                );
                 block.abandon();
             }
             return_to_owner(block);

@@ -40,12 +40,12 @@ impl GraphExec {
 impl Drop for GraphExec {
     fn drop(&mut self) {
         if !self.is_over() {
-            event!(warn, device = self.handle.device, "a graph still in flight was leaked");
+            event!(warn, "graph_leaked", device = self.handle.device, "a graph still in flight was leaked");
             return;
         }
         // SAFETY: this value owns the graph, it is a graph of this device, and its launches have ended.
         if let Err(fault) = unsafe { self.handle.driver.graph_destroy(self.raw) } {
-            event!(debug, device = self.handle.device, %fault, "a graph could not be destroyed");
+            event!(debug, "graph_not_destroyed", device = self.handle.device, %fault, "a graph could not be destroyed");
         }
     }
 }

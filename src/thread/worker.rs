@@ -319,7 +319,10 @@ impl Worker {
 
     /// Keeps a panic that could be reported to no scope.
     pub(crate) fn defer_error(&self, error: Error) {
-        event!(error, device = self.handle.device, %error, "a device thread has caught what it should not have to");
+        event!(
+            error, "device_thread_failed", device = self.handle.device, %error,
+            "a device thread has caught what it should not have to"
+        );
         self.deferred_error.borrow_mut().get_or_insert(error);
     }
 
@@ -375,7 +378,7 @@ impl Worker {
             Entry::Task(task) => {
                 // A drop of a user's value may panic; the thread goes on.
                 if !contain(|| task(self)) {
-                    event!(error, device, "a value on a device thread panicked when it was dropped");
+                    event!(error, "drop_panicked", device, "a value on a device thread panicked when it was dropped");
                 }
             }
             Entry::Stop => return false,

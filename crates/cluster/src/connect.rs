@@ -327,7 +327,7 @@ impl Drop for Ending {
             return;
         }
         if let Err(error) = (self.end)() {
-            event!(warn, %error, "the transport between processes did not end well");
+            event!(warn, "transport_ended_badly", %error, "the transport between processes did not end well");
         }
     }
 }
@@ -360,7 +360,7 @@ fn tell_failure(control: &Control) -> Arc<crate::traits::Tell> {
     Arc::new(move |error| {
         let told = control.set(&failed_by(control.host), super::wire::cut(error.to_string()).as_bytes());
         if let Err(error) = told {
-            event!(debug, %error, "the others know by themselves that the transport has failed");
+            event!(debug, "transport_failed", %error, "the others know by themselves that the transport has failed");
         }
     })
 }

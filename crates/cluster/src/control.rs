@@ -109,7 +109,7 @@ impl Cluster {
     ) -> Result<Arc<dyn World>> {
         let start = Instant::now();
         let (host, size, by) = (self.launch.rank, self.launch.size, self.launch.by);
-        event!(debug, "rank {host} of {size} joins its cluster, as said by {by:?}");
+        event!(debug, "cluster_joined", "rank {host} of {size} joins its cluster, as said by {by:?}");
         let limits = Limits { size, heartbeat_timeout: self.heartbeat_timeout, connect_timeout: self.connect_timeout };
         let (server, at, secret) = match (&self.launch.master, bcast) {
             (Some((name, port)), _) => {
@@ -232,7 +232,7 @@ impl Cluster {
                 );
                 return Err(Error::Cluster { op: "connect", why });
             }
-            event!(warn, "rank 0's machine `{name}` is not known yet: {why}");
+            event!(warn, "rank_0_unknown", "rank 0's machine `{name}` is not known yet: {why}");
             std::thread::sleep(pause.min(left));
             pause = (pause * 2).min(Duration::from_secs(2));
         }

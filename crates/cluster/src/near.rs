@@ -67,7 +67,8 @@ pub(super) fn open(control: &Control, local: &Arc<Local>, limits: Limits) -> Res
     let (host, size) = (control.host, control.size());
     let by_hub = variables::os("GPU_POOL_MEETING").is_some_and(|way| way == "hub");
     let own = ((2..=MOST).contains(&size) && !by_hub).then(|| Shared::new(Mapped::size(size, SLOTS)));
-    let own = own.and_then(|own| own.map_err(|why| event!(warn, "processes meet by rank 0: {why}")).ok());
+    let own =
+        own.and_then(|own| own.map_err(|why| event!(warn, "meeting_by_hub", "processes meet by rank 0: {why}")).ok());
     let net = std::fs::read_link("/proc/self/ns/net");
     let identity = format!("{net:?} {} {:02x?}", socket::own_user(), connect::machine()?);
     let able = own.is_some() && net.is_ok();
@@ -102,7 +103,7 @@ impl Near for Journal {
         let bytes = match wire::frame(record) {
             Ok(bytes) => bytes,
             Err(why) => {
-                event!(error, "a frame is too long: {why}");
+                event!(error, "frame_too_long", "a frame is too long: {why}");
                 return true;
             }
         };

@@ -176,7 +176,7 @@ impl State {
         for (host, frame) in out {
             match wire::frame(&frame) {
                 Ok(frame) => bytes.entry(host).or_default().extend(frame),
-                Err(e) => event!(error, host, "the hub could not write a frame: {e}"),
+                Err(e) => event!(error, "hub_write_failed", host, "the hub could not write a frame: {e}"),
             }
         }
         // This process last: it may end as soon as it has read its own.
@@ -223,7 +223,7 @@ impl Shared {
             drop(state);
             let serving = stream.clone();
             if let Err(e) = self.spawn("connection", move |shared| shared.serve(&serving, from, None)) {
-                event!(warn, "{e}");
+                event!(warn, "hub_has_no_thread", "{e}");
                 self.state.lock().forget(&stream);
             }
         }
@@ -248,7 +248,7 @@ impl Shared {
         match joined {
             Ok(host) => self.read(stream, host),
             Err(Not::Stranger(why) | Not::Member(why)) => {
-                event!(warn, "a connection from {from} was refused: {why}");
+                event!(warn, "connection_refused", "a connection from {from} was refused: {why}");
             }
         }
     }

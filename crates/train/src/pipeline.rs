@@ -193,6 +193,7 @@ impl<S: Stage + 'static> Pipeline<S> {
             if in_flight > limit {
                 gpu_pool::event!(
                     warn,
+                    "pipeline_over_limit",
                     rank,
                     in_flight,
                     limit,

@@ -101,7 +101,7 @@ unsafe extern "C" fn trampoline(data: *mut c_void) {
     // SAFETY: `launch_host` has made the box and passed it on; the driver calls this once.
     let f = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (*f)())) {
-        event!(error, "a host function panicked in a CUDA stream: {}", message(&*payload));
+        event!(error, "host_function_panicked", "a host function panicked in a CUDA stream: {}", message(&*payload));
         contain(|| drop(payload));
     }
 }

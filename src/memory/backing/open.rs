@@ -33,6 +33,7 @@ pub(crate) fn open(
         Ok(None) => {
             event!(
                 warn,
+                "memory_in_pieces",
                 device,
                 "copies to and from mapped memory do not arrive; memory is allocated in single pieces"
             );
@@ -44,7 +45,10 @@ pub(crate) fn open(
         }
         Err(fault) if fault.kind == FaultKind::Unsupported => {}
         Err(fault) => {
-            event!(warn, device, %fault, "no window of addresses; memory is allocated in single pieces");
+            event!(
+                warn, "memory_in_pieces", device, %fault,
+                "no window of addresses; memory is allocated in single pieces"
+            );
         }
     }
     Ok(chunks())

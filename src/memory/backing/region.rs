@@ -202,7 +202,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         self.handle.acquire(self.known.get_mut().as_deref());
         let refused = |fault: Fault| {
-            event!(warn, device = self.handle.device, %fault, "memory could not be given back");
+            event!(warn, "memory_not_returned", device = self.handle.device, %fault, "memory could not be given back");
             if let Some(report) = fault.report {
                 self.handle.refuse(report);
             }

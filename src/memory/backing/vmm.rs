@@ -97,7 +97,10 @@ impl Backing for Vmm {
                         // SAFETY: mapped just now; no other code knows of it.
                         let undone = unsafe { self.unmap(REGION, address..address + bytes) };
                         if let Err(fault) = undone {
-                            event!(warn, device = self.region.handle.device, %fault, "memory could not be given back");
+                            event!(
+                                warn, "memory_not_returned", device = self.region.handle.device, %fault,
+                                "memory could not be given back"
+                            );
                         }
                     }
                     return Err(fault);

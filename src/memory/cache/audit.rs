@@ -113,7 +113,7 @@ fn look(
         write: true,
     };
     let report = Report { kind: Kind::OutOfBounds, now, before: None, bytes, allocation: of(), missing };
-    event!(error, device = handle.device, "{report}");
+    event!(error, "red_zone_damaged", device = handle.device, "{report}");
     Some(Arc::new(report))
 }
 
@@ -174,7 +174,10 @@ impl Cache {
         if let Some(slots) = &mut audit.slots
             && let Err(error) = slots.look(&self.handle, &mut audit.found)
         {
-            event!(warn, device = self.handle.device, %error, "red zones of the last buffers were not looked at");
+            event!(
+                warn, "red_zone_unread", device = self.handle.device, %error,
+                "red zones of the last buffers were not looked at"
+            );
         }
         for report in mem::take(&mut audit.found) {
             self.handle.refuse(report);

@@ -75,7 +75,10 @@ impl Cache {
                         // A rung that fails is not the end: others may succeed.
                         Err(error) if self.is_fatal(&error) => return Err(error),
                         Err(error) => {
-                            event!(debug, device = self.handle.device, %error, "memory is short: {name}");
+                            event!(
+                                debug, "memory_short", device = self.handle.device, %error,
+                                "memory is short: {name}"
+                            );
                             cause.get_or_insert(error);
                         }
                     }
@@ -327,7 +330,10 @@ impl Cache {
                 let bytes = unit.end - unit.start;
                 // SAFETY: the unit is free, and its uses are over on every device.
                 if let Err(fault) = unsafe { self.backing.unmap(region, unit.clone()) } {
-                    event!(warn, device = self.handle.device, %fault, "memory could not be given back");
+                    event!(
+                        warn, "memory_not_returned", device = self.handle.device, %fault,
+                        "memory could not be given back"
+                    );
                     let refused = fault.kind == FaultKind::Misuse;
                     if let Some(report) = fault.report {
                         self.handle.refuse(report);
@@ -377,7 +383,13 @@ impl Drop for Cache {
             && self.stats.in_use > 0
         {
             let live = LeakReport { leaks: ledger.leaks() };
-            event!(warn, device = self.handle.device, kind = self.backing.name(), "buffers outlive their pool: {live}");
+            event!(
+                warn,
+                "buffers_outlive_pool",
+                device = self.handle.device,
+                kind = self.backing.name(),
+                "buffers outlive their pool: {live}"
+            );
         }
         self.dedicated.end();
         self.dissolve();

@@ -65,7 +65,13 @@ impl PinnedPool {
                 }
                 (done, _) => return done,
             };
-            event!(debug, op, requested = refused.requested, "page-locked memory is asked for again");
+            event!(
+                debug,
+                "pinned_memory_retried",
+                op,
+                requested = refused.requested,
+                "page-locked memory is asked for again"
+            );
             attempts -= 1;
         }
     }

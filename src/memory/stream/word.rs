@@ -79,13 +79,16 @@ impl Words {
         let at_rest =
             page.spare.len() == page.used && page.spare.iter().all(|word| word.has_last_write_arrived(handle));
         if !at_rest {
-            event!(debug, device = handle.device, "a page of completion words was leaked");
+            event!(debug, "completion_words_leaked", device = handle.device, "a page of completion words was leaked");
             return;
         }
         let memory = std::ptr::with_exposed_provenance_mut(page.address as usize);
         // SAFETY: the memory is from `host_alloc` of this device, and the last write of each used word has arrived.
         if let Err(fault) = unsafe { handle.driver.host_free(memory) } {
-            event!(debug, device = handle.device, %fault, "a page of completion words could not be given back");
+            event!(
+                debug, "completion_words_leaked", device = handle.device, %fault,
+                "a page of completion words could not be given back"
+            );
         }
     }
 }

@@ -34,8 +34,8 @@ pub(super) fn open(
     let _blocking = blocking();
     let opened = carry_out(control, &drivers[0], alone, limit)?;
     match &opened {
-        Ok(_) => event!(debug, "small sums between processes go by own kernels"),
-        Err(why) => event!(debug, "no own kernels between processes: {why}"),
+        Ok(_) => event!(debug, "own_kernels", "small sums between processes go by own kernels"),
+        Err(why) => event!(debug, "no_own_kernels", "no own kernels between processes: {why}"),
     }
     Ok(opened)
 }

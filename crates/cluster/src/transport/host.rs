@@ -49,7 +49,7 @@ pub(super) fn parts(library: &'static str, hosts: usize, messages: &mut [Message
 /// Keeps the messages' memory for ever, and passes the error on.
 pub(super) fn leak<T>(messages: T, error: Error) -> Error {
     std::mem::forget(messages);
-    event!(warn, "the memory of unfinished messages is kept: {error}");
+    event!(warn, "messages_kept", "the memory of unfinished messages is kept: {error}");
     error
 }
 

@@ -87,7 +87,7 @@ impl Mpi {
         let owner = Owner::start()?;
         let Started { channel, rank, size, multiple, ours } =
             owner.call(move || start(library, one_thread, piece))??;
-        event!(debug, library = &*channel.library.version, rank, size, multiple, "MPI");
+        event!(debug, "mpi_opened", library = &*channel.library.version, rank, size, multiple, "MPI");
         Ok(Mpi {
             channel: Arc::new(channel),
             rank,

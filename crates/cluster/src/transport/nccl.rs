@@ -127,7 +127,7 @@ impl Nccl {
         let watched = rails.clone();
         let watch = thread::Builder::new().name("gpu-pool nccl".into()).spawn(move || watched.watch());
         let watch = watch.map_err(|error| Error::Cluster { op: "transport", why: format!("no thread: {error}") })?;
-        event!(debug, "NCCL {}", library.version());
+        event!(debug, "nccl_opened", "NCCL {}", library.version());
         Ok(Nccl { rails, overlap: None, watch: Mutex::new(Some(watch)) })
     }
 
@@ -273,7 +273,7 @@ impl Rails {
             let (rail, cause) = (rail.clone(), cause.clone());
             let name = format!("gpu-pool nccl abort {}", rail.device);
             if let Err(error) = thread::Builder::new().name(name).spawn(move || rail.abort(&cause)) {
-                event!(error, "a communicator of NCCL is not aborted: no thread: {error}");
+                event!(error, "nccl_not_aborted", "a communicator of NCCL is not aborted: no thread: {error}");
             }
         }
         cause
@@ -306,7 +306,7 @@ impl Rails {
             let failed = || self.all().find_map(|rail| rail.failure().or_else(|| rail.overdue(self.connect_timeout)));
             if let Some(error) = (self.lost)().or_else(failed) {
                 let error = self.broken(error);
-                event!(error, "NCCL's communicators are aborted: {error}");
+                event!(error, "nccl_aborted", "NCCL's communicators are aborted: {error}");
             }
             over = self.over.lock();
             if !*over && self.failure.cause().is_none() {
@@ -406,7 +406,7 @@ impl Drop for Nccl {
             why: format!("host {} has dropped its part", self.rails.host),
         };
         if !self.rails.wait_until_over(Duration::ZERO) && !self.abort(&cause) {
-            event!(error, "NCCL's communicators do not end");
+            event!(error, "nccl_does_not_end", "NCCL's communicators do not end");
         }
         self.stop_watching();
     }

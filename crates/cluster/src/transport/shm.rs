@@ -151,7 +151,7 @@ impl Shm {
                 theirs,
             });
         }
-        event!(debug, rank, size, "shared memory between processes");
+        event!(debug, "shm_opened", rank, size, "shared memory between processes");
         Ok(Shm { rank, peers, own, part, free: Mutex::default() })
     }
 

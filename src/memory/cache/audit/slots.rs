@@ -95,7 +95,7 @@ impl Slots {
         if self.filled + bytes > AREA
             && let Err(error) = self.look(handle, found)
         {
-            event!(warn, device = handle.device, %error, "a red zone was not looked at");
+            event!(warn, "red_zone_unread", device = handle.device, %error, "a red zone was not looked at");
             return None;
         }
         if self.area.is_none() {

@@ -110,7 +110,11 @@ impl Drop for Registered {
         }
         let chunk = all[at].chunk.clone();
         if !rail.is_at_rest(&chunk, self.limit) {
-            event!(warn, "memory stays registered with NCCL, and is kept, until {rail} ends: its uses do not end");
+            event!(
+                warn,
+                "registration_kept",
+                "memory stays registered with NCCL, and is kept, until {rail} ends: its uses do not end"
+            );
             return;
         }
         let handle = all[at].handle;
@@ -123,7 +127,11 @@ impl Drop for Registered {
         match undone {
             Ok(()) => drop(all.swap_remove(at)),
             // The communicator is about to end, and with it the registration.
-            Err(error) => event!(warn, "memory stays registered with NCCL, and is kept, until {rail} ends: {error}"),
+            Err(error) => event!(
+                warn,
+                "registration_kept",
+                "memory stays registered with NCCL, and is kept, until {rail} ends: {error}"
+            ),
         }
     }
 }
