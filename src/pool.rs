@@ -171,7 +171,7 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
     }
     shared.stages.lock().clear();
     if let Err(error) = shared.timeline.stop() {
-        event!(error, %error, "a trace is not whole");
+        event!(error, "trace_incomplete", %error, "a trace is not whole");
     }
     ended = ended.and(shared.pinned.audit("close"));
     let refused = shared.handles.iter().find_map(|handle| {
