@@ -178,7 +178,9 @@ impl Writer {
                 give_back(timed, record);
             }
             let begun = timed.begin(shared).and_then(|()| Clock::new(timed));
-            clock = begun.inspect_err(|fault| event!(warn, "work_not_timed", device, %fault, "a device's work is not timed")).ok();
+            clock = begun
+                .inspect_err(|fault| event!(warn, "work_not_timed", device, %fault, "a device's work is not timed"))
+                .ok();
         }
         let (lane, driver, dropped_before) = (lane.clone(), driver.clone(), lane.dropped.get());
         self.devices.push(OneDevice { lane, driver, streams: Vec::new(), clock, memory: (0, 0), dropped_before });
