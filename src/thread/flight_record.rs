@@ -263,11 +263,13 @@ impl Recorder {
             Some(to) => match self.write_files(to, record) {
                 Ok(file) => {
                     let (file, reason) = (file.display(), &record.reason);
-                    event!(error, %file, %reason, "a flight record was written");
+                    event!(error, "flight_record", %file, %reason, "a flight record was written");
                 }
-                Err(error) => event!(error, %error, "a flight record could not be written: {record:#}"),
+                Err(error) => {
+                    event!(error, "flight_record_not_written", %error, "a flight record could not be written: {record:#}")
+                }
             },
-            None => event!(error, "{record:#}"),
+            None => event!(error, "flight_record", "{record:#}"),
         }
     }
 
