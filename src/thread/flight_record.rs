@@ -266,7 +266,10 @@ impl Recorder {
                     event!(error, "flight_record", %file, %reason, "a flight record was written");
                 }
                 Err(error) => {
-                    event!(error, "flight_record_not_written", %error, "a flight record could not be written: {record:#}")
+                    event!(
+                        error, "flight_record_not_written", %error,
+                        "a flight record could not be written: {record:#}"
+                    )
                 }
             },
             None => event!(error, "flight_record", "{record:#}"),
