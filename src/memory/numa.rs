@@ -155,7 +155,7 @@ pub(crate) mod affinity {
         let mut wanted = CpuSet::new();
         cpus.iter().map(|cpu| *cpu as usize).filter(|cpu| *cpu < CpuSet::MAX_CPU).for_each(|cpu| wanted.set(cpu));
         if let Err(error) = sched_setaffinity(None, &wanted) {
-            event!(debug, %error, "a device thread is not bound to the CPUs near its device");
+            event!(debug, "thread_not_bound", %error, "a device thread is not bound to the CPUs near its device");
         }
     }
 
