@@ -6,6 +6,7 @@ fn space() -> Space {
         windows: BTreeMap::from([(1000, 100)]),
         mappings: BTreeMap::from([(1020, mapping(10)), (1030, mapping(20))]),
         readers: BTreeSet::new(),
+        admitted: None,
     }
 }
 
