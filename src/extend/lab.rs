@@ -51,6 +51,7 @@ pub fn report(
 }
 
 /// For benches: the time of so many calls in a flight recorder, with their submissions and ends, and nothing else.
+#[track_caller]
 pub fn time_recorder(calls: u64) -> Duration {
     let ((log, _), site) = (calls::new(calls::USUAL, None), Location::caller());
     let start = Instant::now();

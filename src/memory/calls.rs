@@ -174,6 +174,7 @@ impl CallLog {
 
     /// Notes that the thread begins to wait for a device, which may be its own. A wait between two calls has the place
     /// of the last one.
+    #[track_caller]
     pub fn wait(&self, op: &'static str, device: usize) -> Entry<'_> {
         let outer = OpSite::current().map_or(self.last.get(), |outer| what(outer.op, outer.site));
         let op = ids(op, Location::caller()).0;
