@@ -39,11 +39,11 @@ impl GpuPool {
     pub fn record_trace<R>(&self, path: impl AsRef<Path>, f: impl FnOnce() -> R) -> Result<R> {
         let (path, site) = (path.as_ref(), Location::caller());
         self.check_open()?;
-        start(&self.shared, path).map_err(|error| refused(site, path, &error))?;
+        start(&self.shared, path).map_err(|error| refused("record_trace", site, path, &error))?;
         let stop = Stop(&self.shared);
         let result = f();
         std::mem::forget(stop);
-        self.shared.timeline.stop().map_err(|error| refused(site, path, &error))?;
+        self.shared.timeline.stop().map_err(|error| refused("record_trace", site, path, &error))?;
         Ok(result)
     }
 }
@@ -57,8 +57,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-fn refused(site: Site, path: &Path, error: &std::io::Error) -> Error {
-    Error::invalid_at(site, "trace", format_args!("{}: {error}", path.display()))
+fn refused(op: &'static str, site: Site, path: &Path, error: &std::io::Error) -> Error {
+    Error::invalid_at(site, op, format_args!("{}: {error}", path.display()))
 }
 
 fn start(shared: &Arc<Shared>, path: &Path) -> std::io::Result<()> {
@@ -89,7 +89,7 @@ pub(crate) fn start_for_life(shared: &Arc<Shared>, path: &Path, site: Site) -> R
         own = numbered(&own, "pool", *before);
     }
     *before += 1;
-    start(shared, &own).map_err(|error| refused(site, &own, &error))
+    start(shared, &own).map_err(|error| refused("trace", site, &own, &error))
 }
 
 /// `trace.json` becomes `trace.pool1.json`.

@@ -259,6 +259,7 @@ fn scopes_and_state_have_places() {
         told("GpuPool::run_mut", pool.run_mut(&mut [0; 5], 0, |_, _, _| Ok(())));
         told("Run::run", pool.with(each_mut(&mut [0; 3])).run(|_, _, _| Ok(())));
         told("Run::run", pool.on(&[0]).with(vec![0; 3]).run(|_, _, _| Ok(())));
+        told("GpuPool::record_trace", pool.record_trace("/no folder/trace.json", || ()));
         told("GpuPool::unified", pool.unified::<u64>(usize::MAX));
         told("GpuPool::pinned", pool.pinned::<u64>(FAR));
         let state = Mutex::new(pool.per_device(|_, _| Ok(0)).unwrap());
