@@ -55,6 +55,7 @@ pub(crate) enum Category {
     Scope,
     Closure,
     Job,
+    #[cfg_attr(not(feature = "tasks"), allow(dead_code, reason = "only tasks are tasks"))]
     Task,
     Op,
     Collective,
