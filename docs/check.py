@@ -145,7 +145,9 @@ OWN = {
     "MACHINE", "MUTANT", "TEST_PEERS", "TEST_TASK", "TEST_TOO_MANY_HANDLES", "TEST_TRANSPORT", "TORCH",
 }
 # Features for the crates' own tests.
-OWN_FEATURES = {("gpu-pool-lab", "cuda"), ("gpu-pool-lab", "blas"), ("gpu-pool-cluster", "extend")}
+OWN_FEATURES = {
+    ("gpu-pool-candle", "peer"), ("gpu-pool-lab", "cuda"), ("gpu-pool-lab", "blas"), ("gpu-pool-cluster", "extend"),
+}
 
 
 def rows(text, pattern):

@@ -217,7 +217,7 @@ impl Builder {
         self.backend(Backend::Cuda)
     }
 
-    /// Writes what the pool does to a file, until it is closed or dropped: a Chrome trace, which
+    /// Writes the pool's work to a file, until it is closed or dropped: a Chrome trace, which
     /// <https://ui.perfetto.dev> opens. [`GpuPool::record_trace`] traces a part of a program.
     ///
     /// There is a row for each thread of a device, for each stream, and for each thread that calls the pool. The rows

@@ -79,6 +79,7 @@
 //! | `dlpack` | no | [`Device::from_dlpack`], [`Device::to_dlpack`]: tensors of numpy, torch and others. |
 //! | `nvtx` | no | Ranges of scopes, operations and waits for Nsight Systems, if libnvToolsExt is found. |
 //! | `metrics` | no | [`GpuPool::publish_metrics`]: counters and gauges for Prometheus and others. |
+//! | `signals` | no | `SIGUSR1` writes a flight record: [`Builder::flight_record_on_signal`]. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //!
 //! GPUs need Linux and an NVIDIA driver of version 535 or newer.

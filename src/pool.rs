@@ -115,8 +115,8 @@ impl GpuPool {
         }
     }
 
-    /// What the devices did last: the last 1,024 calls and waits of each. Any thread may call it, also while devices
-    /// hang; it waits for nothing and makes no driver call. The pool writes others by itself:
+    /// The last 1,024 calls and waits of each device. Any thread may call it, also while devices hang; it waits for
+    /// nothing and makes no driver call. The pool writes others by itself:
     /// [`Builder::flight_record`](crate::Builder::flight_record).
     ///
     /// ```

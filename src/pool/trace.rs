@@ -15,7 +15,7 @@ use std::{
 };
 
 impl GpuPool {
-    /// Runs `f`, and writes what the pool's devices do meanwhile to a file: a Chrome trace, which
+    /// Runs `f`, and writes the work of the pool's devices meanwhile to a file: a Chrome trace, which
     /// <https://ui.perfetto.dev> opens. [`Builder::trace`](crate::Builder::trace) traces a pool's whole life, and says
     /// what is in the file.
     ///

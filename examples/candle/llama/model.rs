@@ -153,7 +153,7 @@ impl Model {
     pub fn step(&self, batch: &mut [(Vec<u32>, Cache)], device: &Candle) -> Result<Vec<u32>> {
         let words: Vec<u32> = batch.iter().flat_map(|(words, _)| words).copied().collect();
         let vectors = self.embedding.partial(&words)?;
-        // What the layers add to, in place.
+        // The layers add to it, in place.
         let sum = vectors.zeros_like()?;
         let mut x = all_reduce_norm(&vectors, &sum, &self.first)?;
         for (index, layer) in self.layers.iter().enumerate() {
