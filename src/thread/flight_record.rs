@@ -26,6 +26,7 @@ use std::{
 };
 
 /// The version of the JSON format.
+#[cfg(feature = "insight")]
 const VERSION: u32 = 1;
 /// Records of each device in a brief text.
 const BRIEF: usize = 4;
@@ -38,6 +39,7 @@ pub struct FlightRecord {
     reason: String,
     missing: Vec<usize>,
     process: Option<usize>,
+    #[cfg_attr(not(feature = "insight"), allow(dead_code, reason = "only the JSON has it"))]
     at: SystemTime,
     devices: Vec<DeviceLog>,
 }

@@ -145,7 +145,7 @@ fn gpus_on_the_bus_are_counted() {
 #[test]
 fn variables_without_effect_are_named() {
     let unknown =
-        [("GPU_POOL_TIMOUT".to_owned(), Some("GPU_POOL_TIMEOUT".to_owned())), ("GPU_POOL_X".to_owned(), None)];
+        [("GPU_POOL_TIMOUT".to_owned(), Some("GPU_POOL_TIMEOUT".to_owned())), ("GPU_POOL_TIMOUT".to_owned(), None)];
     let value = |name: &str| (name == "CUDA_LAUNCH_BLOCKING").then(|| "1".to_owned());
     let lines = lines(|lines| host::variables(&unknown, &value, lines));
     assert_eq!(lines.iter().map(|line| line.level).collect::<Vec<_>>(), [Level::Wrong, Level::Note, Level::Note]);
