@@ -4,6 +4,8 @@
 //! Invariant: [`Scale`] is exact at the moment when it was made, and at the first use of the clock. Between the two, a
 //! time is off by less than a microsecond.
 
+#![cfg_attr(loom, allow(clippy::disallowed_types, reason = "a clock orders nothing: models need not see it"))]
+
 use once_cell::sync::Lazy;
 use std::time::{Duration, Instant, SystemTime};
 
