@@ -130,7 +130,7 @@ fn decode<E>(tells: bool, prompt: &[u32], mut step: impl FnMut(&[u32]) -> Result
     Ok(())
 }
 
-/// What a run has found.
+/// The findings of a run.
 struct Found {
     notes: Vec<String>,
     first_ms: f64,

@@ -1,4 +1,4 @@
-//! `gpu-pool doctor`: is this machine all right for several GPUs, and if not, what is to be done?
+//! `gpu-pool doctor`: is this machine all right for several GPUs? If not, it names the remedy.
 //!
 //! `host` reads files of the system and looks for libraries, `nvml` asks the driver, `gpus` judges what it says, and
 //! `proof` lets the devices of a pool exchange data. Each adds [`Line`]s. Without a GPU the proof is on software GPUs.

@@ -117,7 +117,7 @@ fn between(dev: &Device, large: usize) -> Result<Option<Measured>> {
     } else {
         None
     };
-    // Nobody frees what the other one reads.
+    // No member frees memory that the other one reads.
     dev.barrier()?;
     Ok(measured)
 }

@@ -1,4 +1,4 @@
-//! `gpu-pool trace`: what a timeline says, in the terminal. `read` reads the file, `summary` sums it up.
+//! `gpu-pool trace`: a summary of a timeline, in the terminal. `read` reads the file, `summary` sums it up.
 
 mod read;
 mod summary;

@@ -49,7 +49,7 @@ impl Reduction {
         T::small(if self == Reduction::Prod { 1 + (mixed % 2) as u8 } else { (mixed % 4) as u8 })
     }
 
-    /// What the reduction of all members' element `at` is.
+    /// The reduction of all members' element `at`.
     pub fn expected<T: Number>(self, members: usize, at: usize) -> T {
         let all = (0..members).map(|rank| self.number::<T>(rank, at));
         let combined = all.reduce(|a, b| match self {

@@ -17,7 +17,7 @@ pub enum Op {
     Sendrecv,
 }
 
-/// What the members do: the same for all.
+/// The work of each member; all do the same.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub op: Op,

@@ -1,4 +1,4 @@
-//! What the driver's management library, NVML, tells of the GPUs. It is found at run time.
+//! The state of the GPUs, by the driver's management library, NVML. It is found at run time.
 
 use super::gpus::{Driver, Health};
 use nvml_wrapper::{

@@ -79,7 +79,7 @@ fn prove(dev: &Device, large: usize) -> Result<Vec<String>> {
             dev.copy(&*lent[next], &mut near)?;
             let found = dev.download(&near)?;
             wrong.extend(differs("a copy", &found, |at| number(next, time, at)));
-            // Nobody frees what the next member still reads.
+            // No member frees memory that the next member still reads.
             dev.barrier()?;
             drop(lent);
             let mut sum = dev.upload(&numbers(me, time, len))?;
@@ -106,7 +106,7 @@ fn differs(what: &str, found: &[f32], expected: impl Fn(usize) -> f32) -> Option
     ))
 }
 
-/// What the pool has found out about a pair when it was built.
+/// The pool's findings about a pair, from when it was built.
 fn route(peer: &PeerReport, software: bool) -> Option<Line> {
     let PeerReport { from, to, claimed, verified, note, .. } = peer;
     let pair = format!("{from} -> {to}");

@@ -53,7 +53,7 @@ pub(super) trait HostSide: Rail<Piece: Send> + Send + 'static {
     /// Waits until all pieces are staged.
     fn staged(&self) -> Result<()>;
 
-    /// What this member tells all processes at the meeting.
+    /// This member's note to all processes at the meeting.
     fn note(&self) -> Vec<u8>;
 
     fn committed(&mut self, commit: Commit) -> Result<()>;
