@@ -7,10 +7,10 @@
 #![cfg_attr(loom, allow(clippy::disallowed_types, reason = "a clock orders nothing: models need not see it"))]
 
 use once_cell::sync::Lazy;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// The first use of the clock.
-static START: Lazy<(u64, Instant, SystemTime)> = Lazy::new(|| (count(), Instant::now(), SystemTime::now()));
+static START: Lazy<(u64, Instant)> = Lazy::new(|| (count(), Instant::now()));
 
 /// The time in units that only [`Scale`] knows. It costs some nanoseconds.
 #[inline]
@@ -22,10 +22,12 @@ pub fn ticks() -> u64 {
     START.1.elapsed().as_nanos() as u64
 }
 
-/// Whether the counter has one rate on all cores, also when they sleep ("invariant TSC").
+/// Whether the counter has one rate on all cores, also when they sleep ("invariant TSC"). The first stamp asks, so it
+/// sets [`START`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 static STEADY: Lazy<bool> = Lazy::new(|| {
     use std::arch::x86_64::__cpuid;
+    Lazy::force(&START);
     // Safe from Rust 1.94 on.
     #[allow(unused_unsafe)]
     // SAFETY: every processor of this architecture has the instruction.
@@ -55,7 +57,7 @@ pub struct Scale {
 impl Scale {
     /// Measured between the first use of the clock and now.
     pub fn now() -> Self {
-        let (start, at, _) = *START;
+        let (start, at) = *START;
         let (now, elapsed) = (ticks(), at.elapsed());
         let past = now.saturating_sub(start);
         Scale { start, nanos_per_tick: elapsed.as_nanos() as f64 / past.max(1) as f64 }
@@ -69,11 +71,5 @@ impl Scale {
     /// The time since the first use of the clock.
     pub fn time(self, ticks: u64) -> Duration {
         Duration::from_nanos((ticks.saturating_sub(self.start) as f64 * self.nanos_per_tick) as u64)
-    }
-
-    /// The first use of the clock.
-    #[allow(dead_code, reason = "for the timeline")]
-    pub fn start() -> (Instant, SystemTime) {
-        (START.1, START.2)
     }
 }

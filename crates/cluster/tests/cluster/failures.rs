@@ -268,8 +268,13 @@ fn a_hang_is_recorded_by_all_processes() {
         let own = files.iter().filter(is_own);
         let texts: Vec<_> = own.map(|file| fs::read_to_string(file).unwrap()).collect();
         let told = format!("(process {rank} of the cluster): no progress of other hosts");
-        let text = texts.iter().find(|text| text.contains(&told)).unwrap_or_else(|| panic!("{rank}: {texts:?}"));
-        assert!(text.contains("missing hosts: [1]") && text.contains("all_reduce"), "{text}");
+        // There are others, of the barriers behind.
+        let is_first = |text: &&String| text.contains(&told) && text.contains(" in all_reduce(");
+        let text = texts.iter().find(is_first).unwrap_or_else(|| panic!("{rank}: {texts:?}"));
+        assert!(text.contains("missing hosts: [1]"), "{text}");
+        // The silence had lasted for a second, so the scope began before.
+        let begins = text.lines().find(|line| line.starts_with("device 0 (software GPU)")).unwrap();
+        assert!(begins.ends_with(" s ago:"), "{begins}");
         if rank == 1 {
             assert!(text.contains("device 0 runs the closure of "), "{text}");
             assert!(text.contains("its last call: synchronize at "), "{text}");

@@ -15,8 +15,11 @@ use std::{
     fmt::Display,
     io::{BufRead, BufReader, Read},
     net::TcpListener,
-    process::{Child, Command, Stdio},
-    sync::mpsc::{Receiver, Sender, channel},
+    process::{self, Child, Command, Stdio},
+    sync::{
+        Mutex,
+        mpsc::{Receiver, Sender, channel},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -165,9 +168,18 @@ impl Drop for Fleet {
     }
 }
 
-/// The system's choice; another program could take it before rank 0 does, which nobody has seen yet.
+/// A port that is free now, and another one for each call in this process. It lies below those that the system gives to
+/// connections: a connection of a test beside could have such a port before rank 0 listens there.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static CALLS: Mutex<u32> = Mutex::new(0);
+    let mut calls = CALLS.lock().unwrap();
+    loop {
+        *calls += 1;
+        let port = 10_000 + (process::id() * 211 + *calls) % 20_000;
+        if TcpListener::bind(("127.0.0.1", port as u16)).is_ok() {
+            return port as u16;
+        }
+    }
 }
 
 fn forward(rank: usize, from: impl Read, to: &Sender<Line>, tells_the_end: bool) {

@@ -42,7 +42,7 @@ fn small_sums_of_floats_go_by_own_kernels() {
     use {DType::*, ReduceOp::*};
     let hosts = with_pads(2);
     for dtype in [F32, F64, F16, BF16] {
-        for op in [Sum, Avg, Max, Min, Prod] {
+        for op in [Sum, Avg, Max, Min, Prod, Scaled(0.5)] {
             for bytes in [0, 8, 4096, 2 << 20] {
                 all_have(&hosts, (dtype, op, bytes), |dev| dev.world(), OWN);
             }
@@ -51,10 +51,8 @@ fn small_sums_of_floats_go_by_own_kernels() {
     let over = "loopback between devices";
     let large = "by the transport, in the members' own memory; not by own kernels: they take up to 2097152 bytes";
     all_have(&hosts, (F32, Sum, (2 << 20) + 4), |dev| dev.world(), [over, large]);
-    let others = "by kernels, in the order of processes; not by own kernels: they add up floats, without factors";
+    let others = "by kernels, in the order of processes; not by own kernels: they add up floats";
     all_have(&hosts, (I32, Sum, 8), |dev| dev.world(), [over, others]);
-    let scaled = "by the transport; not by own kernels: they add up floats, without factors";
-    all_have(&hosts, (F32, Scaled(0.5), 8), |dev| dev.world(), [over, scaled]);
 }
 
 /// The room is that of the cluster's size, the limit that of the group's.
