@@ -113,7 +113,6 @@ fn a_sum_an_addition_and_a_norm_in_one_call() -> Result<()> {
     for (pool, (dtype, off)) in
         pools()?.iter().flat_map(|pool| [(DType::F32, 1e-4), (DType::BF16, 6e-2)].map(|dtype| (pool, dtype)))
     {
-        let count = pool.device_count();
         for rows in [1, 5] {
             let mut residual = flat(&numbers(&[rows, WIDTH], 3)?)?;
             let bias = flat(&numbers(&[WIDTH], 8)?)?;
