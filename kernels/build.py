@@ -7,6 +7,10 @@ there is PTX as text, and nothing else.
     python3 kernels/build.py                   write all ptx/
     python3 kernels/build.py --check           rebuild and compare byte for byte; exit 1 and name what differs
     python3 kernels/build.py --check shape     one family
+    python3 kernels/build.py --check --quick   compares digests of all, and rebuilds an eighth, chosen by the commit
+
+A rebuild of all takes minutes. So DIGESTS has a line for each family: the SHA-256 of all that it is compiled from, and of what
+came out. A source that was changed without a build, or an output that was changed by hand, does not fit its line.
 
 Needs python3 with venv and pip. No GPU, driver or CUDA toolkit: NVRTC comes from PyPI, at the exact version below,
 into target/kernels-venv. The same sources give the same bytes on every x86-64 Linux machine.
@@ -16,6 +20,7 @@ import argparse
 import concurrent.futures
 import ctypes
 import glob
+import hashlib
 import os
 import pathlib
 import re
@@ -30,6 +35,7 @@ EXAMPLES = [ROOT / "examples" / "prove", ROOT / "examples" / "own_kernel" / "ker
 # One for each crate with kernels. Headers are in the first one.
 FOLDERS = [KERNELS, ROOT / "crates" / "train" / "kernels"] + EXAMPLES
 VENV = ROOT / "target" / "kernels-venv"
+DIGESTS = KERNELS / "digests.txt"
 
 # 12.2 is the newest NVRTC whose PTX (ISA 8.2) drivers from 535 on accept.
 PACKAGES = ["nvidia-cuda-nvrtc-cu12==12.2.140", "lz4==4.4.5"]
@@ -166,6 +172,41 @@ def pack(image):
     return lz4.block.compress(image, mode="high_compression", compression=12, store_size=True)
 
 
+def digest(chunks):
+    """SHA-256 of byte strings, each with its length."""
+    sha = hashlib.sha256()
+    for chunk in chunks:
+        sha.update(b"%d " % len(chunk) + chunk)
+    return sha.hexdigest()
+
+
+def inputs_digest(source):
+    """Of all that decides what a family compiles to. (Every header counts, used or not.)"""
+    settings = repr((PACKAGES, PTX_ARCH, CUBIN_ARCHES, EARLY_ARCH, PLAIN, OPTIONS))
+    files = [*sorted(KERNELS.glob("*.cuh")), KERNELS / "waits.py", source]
+    return digest([settings.encode(), *(part for file in files for part in (file.name.encode(), file.read_bytes()))])
+
+
+def outputs_of(source, files):
+    """Those of a family among path -> bytes."""
+    return {path: data for path, data in files.items()
+            if path.parent == source.parent / "ptx" and path.name.split(".")[0] == source.stem}
+
+
+def line(source, files):
+    """The line of a family in DIGESTS, for these outputs."""
+    outputs = sorted(outputs_of(source, files).items())
+    of_outputs = digest(part for path, data in outputs for part in (path.name.encode(), data))
+    return f"{source.stem} {inputs_digest(source)} {of_outputs}"
+
+
+def an_eighth(families):
+    """Some families: which ones depends on the commit, and all eighths have large ones and small ones."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    by_size = sorted(families, key=lambda name: (-families[name].stat().st_size, name))
+    return by_size[int(commit, 16) % 8::8]
+
+
 def build(sources):
     """The outputs of all sources: path -> bytes."""
     waits.test()
@@ -179,6 +220,7 @@ def build(sources):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the files in ptx/ instead of writing them")
+    parser.add_argument("--quick", action="store_true", help="with --check: digests, and an eighth built")
     parser.add_argument("families", nargs="*", help="all of them if none is named")
     args = parser.parse_args()
 
@@ -186,26 +228,36 @@ def main():
     unknown = set(args.families) - families.keys()
     if unknown:
         sys.exit(f"no such family: {' '.join(sorted(unknown))}")
-    outputs = build([families[name] for name in args.families or families])
-    present = {}
+    built = args.families or (an_eighth(families) if args.check and args.quick else list(families))
+    outputs = build([families[name] for name in built])
+    everything = {}
     for folder in FOLDERS:
         (folder / "ptx").mkdir(exist_ok=True)
-        for path in (folder / "ptx").iterdir():
-            if not args.families or path.name.split(".")[0] in args.families:
-                present[path] = path.read_bytes()
+        everything |= {path: path.read_bytes() for path in (folder / "ptx").iterdir()}
+    present = {path: data for path, data in everything.items()
+               if set(built) >= families.keys() or path.name.split(".")[0] in built}
     differing = sorted(path for path in outputs.keys() | present.keys() if outputs.get(path) != present.get(path))
     if args.check:
-        if differing:
-            names = " ".join(str(path.relative_to(ROOT)) for path in differing)
-            sys.exit(f"these files differ from the sources, run kernels/build.py: {names}")
-        print(f"{len(outputs)} files match the sources")
+        written = DIGESTS.read_text().splitlines() if DIGESTS.exists() else []
+        lines = [line(source, everything) for _, source in sorted(families.items())]
+        stale = sorted({text.split()[0] for text in set(lines) ^ set(written)})
+        if differing or stale:
+            names = " ".join([*(str(path.relative_to(ROOT)) for path in differing), *stale])
+            sys.exit(f"these do not fit their sources, run kernels/build.py: {names}")
+        print(f"{len(outputs)} files are what their sources give; {len(lines)} families fit their digests")
         return
     for path in differing:
         if path in outputs:
             path.write_bytes(outputs[path])
+            everything[path] = outputs[path]
         else:
             os.remove(path)
+            del everything[path]
         print(f"{'wrote' if path in outputs else 'removed'} {path.relative_to(ROOT)}")
+    old = dict(text.split(" ", 1) for text in DIGESTS.read_text().splitlines()) if DIGESTS.exists() else {}
+    lines = [line(source, everything) if name in built or name not in old else f"{name} {old[name]}"
+             for name, source in sorted(families.items())]
+    DIGESTS.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
