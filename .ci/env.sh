@@ -12,9 +12,19 @@ features=(--features gpu-pool-lab/topology-files,gpu-pool/dlpack,gpu-pool/metric
 # RUSTFLAGS in the environment replaces the configured flags, `--cfg loom` among them: loom would pass on nothing.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS
 
+# The executables of integration tests, of what `cargo test` builds in any case: `test_programs NAME..`.
+test_programs() {
+    local name names=()
+    for name in "$@"; do names+=(--test "$name"); done
+    cargo test "${features[@]}" --no-run --message-format=json "${names[@]}" |
+        sed -n 's/.*"executable":"\([^"]*\/deps\/[^"]*\)".*/\1/p'
+}
+
 # Rustdoc's pages of all crates, only the public ones. Rustdoc makes links to a crate whose pages are there, and cargo
-# runs it for all crates in parallel: the crates above are documented again when the runtime's pages are there.
+# runs it for all crates in parallel: the crates above are documented again when the runtime's pages are there. In a
+# whole run they are made once, by the step `doc`.
 public_pages() {
+    if [[ -n ${PAGES_ARE_THERE:-} ]]; then return; fi
     local -x RUSTDOCFLAGS="-D warnings"
     rm -rf target/doc
     cargo doc --workspace --no-deps --all-features

@@ -14,8 +14,8 @@ if ! command -v mpirun >/dev/null; then
 fi
 
 cargo build "${features[@]}" --example train_digits
-tests=$(cargo test "${features[@]}" -p gpu-pool-cluster --no-run --message-format=json --test cluster |
-    sed -n 's/.*"executable":"\([^"]*cluster-[^"]*\)".*/\1/p')
+tests=$(test_programs cluster)
+transports=$(test_programs transports)
 
 # One program on so many processes: `together COUNT PROGRAM ARGUMENT..`.
 together() {
@@ -65,8 +65,7 @@ killed() {
 suite() (
     echo "--- $1"
     export PATH=${2:+$2:}$PATH GPU_POOL_MPI=$3
-    cargo test "${features[@]}" -p gpu-pool-cluster --quiet --test transports -- --nocapture --test-threads=1 \
-        processes::mpi
+    (cd crates/cluster && "$transports" --nocapture --test-threads=1 processes::mpi)
     for processes in 2 3; do
         for devices in 1 2 3; do
             echo "$processes processes of $devices devices"

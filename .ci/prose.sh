@@ -2,5 +2,5 @@
 # Plain sentences in the guide and on rustdoc's public pages.
 source "$(dirname "$0")/env.sh"
 
-cargo doc --workspace --no-deps --all-features
+public_pages
 .ci/prose.py

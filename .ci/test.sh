@@ -5,4 +5,6 @@ source "$(dirname "$0")/env.sh"
 
 GPU_POOL_LONG=1 cargo test "${features[@]}"
 # Processes of one machine meet in shared memory; here as those of several machines do.
-GPU_POOL_MEETING=hub cargo test "${features[@]}" -p gpu-pool-cluster --test cluster
+program=$(test_programs cluster)
+cd crates/cluster
+GPU_POOL_MEETING=hub "$program"

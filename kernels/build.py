@@ -9,8 +9,8 @@ there is PTX as text, and nothing else.
     python3 kernels/build.py --check shape     one family
     python3 kernels/build.py --check --quick   compares digests of all, and rebuilds an eighth, chosen by the commit
 
-A rebuild of all takes minutes. So DIGESTS has a line for each family: the SHA-256 of all that it is compiled from, and of what
-came out. A source that was changed without a build, or an output that was changed by hand, does not fit its line.
+A rebuild of all takes minutes. So DIGESTS has a line for each family: the SHA-256 of all that it is compiled from, and
+of what came out. A source that was changed without a build does not fit its line, nor an output changed by hand.
 
 Needs python3 with venv and pip. No GPU, driver or CUDA toolkit: NVRTC comes from PyPI, at the exact version below,
 into target/kernels-venv. The same sources give the same bytes on every x86-64 Linux machine.

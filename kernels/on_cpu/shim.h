@@ -2,14 +2,18 @@
 #pragma once
 #include <algorithm>
 #include <array>
-#include <barrier>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <sanitizer/asan_interface.h>
+#include <setjmp.h>
+#include <ucontext.h>
 #include <vector>
 
 #define __device__
@@ -78,9 +82,80 @@ inline uint2 wide_product(unsigned a, unsigned b) {
 }
 
 #ifndef MEETING
-// A block's threads meet here; only `launch_together` runs them at the same time.
-inline std::barrier<>* meeting = nullptr;
-inline void __syncthreads() { meeting->arrive_and_wait(); }
+// The threads of a block: fibers, of which AddressSanitizer is told.
+class Fibers {
+    static constexpr size_t STACK = 256 << 10;
+    struct Fiber {
+        // Where it begins, and where it goes on: by longjmp, since swapcontext calls the system.
+        ucontext_t start;
+        jmp_buf at;
+        std::unique_ptr<char[]> stack{new char[STACK]};
+        void* fake = nullptr; // the sanitizer's: where its frames are
+        bool begun = false, ended;
+    };
+    static inline Fibers* here = nullptr;
+    // They go on with the next block, and with the next launch.
+    static inline std::deque<Fiber> all;
+    dim3 block;
+    std::function<void()> kernel;
+    unsigned count = block.x * block.y;
+    Fiber* current = nullptr;
+    jmp_buf back;
+    const void* bottom = nullptr;
+    size_t size = 0;
+
+    static void begin() {
+        __sanitizer_finish_switch_fiber(nullptr, &here->bottom, &here->size);
+        for (;;) {
+            here->kernel();
+            here->current->ended = true;
+            wait();
+        }
+    }
+
+    void go_on(unsigned t) {
+        void* fake;
+        current = &all[t], threadIdx = {t % block.x, t / block.x, 0};
+        __sanitizer_start_switch_fiber(&fake, current->stack.get(), STACK);
+        if (!_setjmp(back)) {
+            if (current->begun) _longjmp(current->at, 1);
+            current->begun = true;
+            setcontext(&current->start);
+        }
+        __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+    }
+
+  public:
+    Fibers(dim3 block, std::function<void()> kernel) : block(block), kernel(kernel) {
+        while (all.size() < count) {
+            Fiber& fiber = all.emplace_back();
+            getcontext(&fiber.start);
+            fiber.start.uc_stack.ss_sp = fiber.stack.get(), fiber.start.uc_stack.ss_size = STACK;
+            makecontext(&fiber.start, begin, 0);
+        }
+    }
+
+    void run() {
+        here = this;
+        for (unsigned k = 0; k < count; k++) all[k].ended = false;
+        // Upwards and downwards in turn: what a thread must not read before the others have written it is old in one.
+        for (bool up = false, more = true; more; up = !up) {
+            for (unsigned k = 0; k < count; k++) go_on(up ? k : count - 1 - k);
+            // All threads of a block get to each of its barriers.
+            for (unsigned k = 0; k < count; k++)
+                if (all[k].ended != all[0].ended) abort();
+            more = !all[0].ended;
+        }
+    }
+
+    static void wait() {
+        Fiber& fiber = *here->current;
+        __sanitizer_start_switch_fiber(&fiber.fake, here->bottom, here->size);
+        if (!_setjmp(fiber.at)) _longjmp(here->back, 1);
+        __sanitizer_finish_switch_fiber(fiber.fake, &here->bottom, &here->size);
+    }
+};
+inline void __syncthreads() { Fibers::wait(); }
 
 // What embedding_backward needs, which is not checked.
 inline bool __syncthreads_or(bool) { abort(); }
@@ -119,16 +194,11 @@ template <class F> void launch(unsigned blocks, unsigned threads, F kernel) {
 }
 
 #ifndef MEETING
-// One block after the other, with a thread of the system for each thread of the block.
+// One block after the other. Its threads are fibers: each runs to __syncthreads or to its end, then another one does.
+// (With threads of the system two cores need a minute for what takes a second here.)
 template <class F> void launch_together(dim3 grid, dim3 block, F kernel) {
-    std::barrier<> here(block.x * block.y);
-    meeting = &here;
-    std::vector<std::thread> threads;
-    for (unsigned t = 0; t < block.x * block.y; t++)
-        threads.emplace_back([&, t] {
-            gridDim = grid, blockDim = block, threadIdx = {t % block.x, t / block.x, 0};
-            each_block_of(grid, [&](dim3 at) { blockIdx = at, kernel(), __syncthreads(); });
-        });
-    for (auto& thread : threads) thread.join();
+    gridDim = grid, blockDim = block;
+    Fibers fibers(block, kernel);
+    each_block_of(grid, [&](dim3 at) { blockIdx = at, fibers.run(); });
 }
 #endif

@@ -1,8 +1,8 @@
 // Several devices on the CPU, for kernels that meet: what they use of CUDA, for g++.
 //
-// A block is a thread of the system, so that `__shared__` can be `thread_local`; its threads are fibers. One fiber of
-// all runs at a time, and a generator of random numbers decides which one goes on at each access that others can see: a
-// seed is an order, and gives the same run again.
+// The threads of all blocks are fibers. `__shared__` is `thread_local`, and what a block has there is put in place
+// before the block goes on. A generator of random numbers decides which fiber goes on at each access that others can
+// see: a seed is an order, and gives the same run again.
 //
 // Memory is as weak as the kernels must bear it. A store to a signal pad is cut into its single accesses, and each
 // arrives when the generator says so. Only these keep an order: stores of one block to one place; those of a block
@@ -11,8 +11,8 @@
 #pragma once
 #include "../shim.h"
 #include <functional>
+#include <link.h>
 #include <memory>
-#include <semaphore>
 #include <setjmp.h>
 #include <unordered_map>
 #include <ucontext.h>
@@ -93,6 +93,30 @@ inline void let_arrive() {
     }
 }
 
+// The program's `thread_local` variables: `__shared__` is such a one, and each block has its own.
+struct Variables {
+    char* at = nullptr;
+    size_t size = 0;
+
+    Variables() {
+        const auto find = [](dl_phdr_info* info, size_t, void* to) {
+            for (unsigned k = 0; k < info->dlpi_phnum; k++) {
+                if (info->dlpi_phdr[k].p_type != PT_TLS) continue;
+                *(Variables*)to = Variables((char*)info->dlpi_tls_data, info->dlpi_phdr[k].p_memsz);
+            }
+            return 1; // The program itself comes first.
+        };
+        dl_iterate_phdr(find, this);
+    }
+    Variables(char* at, size_t size) : at(at), size(size) {}
+
+    void take(std::vector<char>& from) const {
+        from.resize(size);
+        memcpy(at, from.data(), size);
+    }
+    void put(std::vector<char>& to) const { memcpy(to.data(), at, size); }
+};
+
 struct Block;
 inline thread_local Block* here = nullptr;
 
@@ -122,30 +146,22 @@ struct Block {
     Fiber* current = nullptr;
     bool all = true; // the last vote
     unsigned ended = 0;
-    std::binary_semaphore go{0}, back{0};
-    bool closing = false;
-    std::thread thread;
+    // What `thread_local` variables have while another block runs; empty before the first time.
+    std::vector<char> own;
 
     Block(int device, unsigned index, unsigned threads)
         : device(device), index(index), threads(threads), width(threads), fibers(threads) {
         for (auto& fiber : fibers) fiber.stack.reset(new char[STACK]);
-        thread = std::thread([this] { serve(); });
-    }
-    ~Block() {
-        closing = true;
-        go.release();
-        thread.join();
     }
     static const size_t STACK = 256 << 10;
 
-    void serve() {
+    // Some turns of the block, if it has a kernel.
+    void run() {
+        static const Variables variables;
+        variables.take(own);
         here = this;
-        for (;;) {
-            go.acquire();
-            if (closing) return;
-            for (u64 turns = 1 + random_number() % 24; turns > 0 && kernel; turns--) turn();
-            back.release();
-        }
+        for (u64 turns = 1 + random_number() % 24; turns > 0 && kernel; turns--) turn();
+        variables.put(own);
     }
     // `x` threads in a row of the block.
     void begin(unsigned grid, std::function<void()> work, unsigned x = 0) {

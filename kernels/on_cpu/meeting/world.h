@@ -98,8 +98,7 @@ struct World {
             const u64 d = random_number() % machines.size();
             Block& block = *machines[d]->blocks[random_number() % MOST_BLOCKS];
             if (!block.kernel || (d == slow && !chance(20))) continue;
-            block.go.release();
-            block.back.acquire();
+            block.run();
         }
         for (auto& one : machines) one->queue.clear(), one->next = 0;
     }
