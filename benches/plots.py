@@ -186,7 +186,7 @@ def curves(heading, found, name_of_size):
         out.append(words(across(size), bottom + 20, name_of_size(size), 11, "middle"))
     for name, points in found.items():
         out.append(path([(across(size), up(ratio)) for size, ratio in sorted(points.items())], colours[name]))
-    out.append(upwards(20, (top + bottom) / 2, "NCCL's best time / time here"))
+    out.append(upwards(20, (top + bottom) / 2, "best peer's time / time here"))
     out.append(words((left + width - right) / 2, bottom + 42, f"{SIZES}; above 1: this crate is faster", 12, "middle"))
     return page(width, height, out)
 

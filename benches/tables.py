@@ -22,7 +22,7 @@ The pages have comments that choose the text between them and `<!-- end -->`:
 * `behind:sweeps`, `behind:targets`, `behind:cases`: every size of a sweep, every target and every other case where this
   crate is behind, of all benches. `behind:areas`: their numbers, and the heads of the list of reasons in measured.md.
 * `value <bench>; <machine>; <case>`, within a sentence: the value of a case, or with `; <peer>` the peer's value.
-* `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: NCCL's best time / time here, of a
+* `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: the best peer's time / time here, of a
   sweep.
 * `spread <bench>; <cases>`, within a sentence: the lowest and the highest ratio of the peer to here.
 """
@@ -79,10 +79,10 @@ TARGETS = {
          "0", r"gpu/fragmentation/.*/refused", None),
         ("asking whether work is over", "<= 5 ns", r"gpu/words/is_complete", None),
     ],
-    # Sweeps, on all devices of a machine: the curve, and which of the ratios NCCL's best / here over its sizes counts.
+    # Sweeps, on all devices of a machine: the curve, and which of the ratios best peer / here over its sizes counts.
     "collectives": [
         *(
-            (f"{words}: NCCL's best / here, {what}", target, curve, what)
+            (f"{words}: best peer / here, {what}", target, curve, what)
             for words, curve, wanted in [
                 ("`all_reduce` f32", ("all_reduce", "f32"), (">= 1", ">= 1.2")),
                 ("`all_reduce` bf16", ("all_reduce", "bf16"), (">= 1", ">= 1.2")),
@@ -303,7 +303,7 @@ def sweeps(bench):
         out.append(f"| `{name}` {dtype}{WHERE.get(where, '')} | {devices} | {machine} | {' | '.join(cells)} |")
     if not out:
         return "(not measured yet)\n"
-    head = "| | devices | machine | smallest | bus bandwidth, largest | NCCL's best / here: mean | worst |"
+    head = "| | devices | machine | smallest | bus bandwidth, largest | best peer / here: mean | worst |"
     return "\n".join([head, "|---|---:|---|---:|---:|---:|---|", *out]) + "\n"
 
 

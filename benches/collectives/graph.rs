@@ -1,7 +1,7 @@
 //! All-reduces in graphs: each side captures a chain of them, and launches it. Each is in place, so it depends on the
 //! one before.
 
-use std::ptr;
+use std::{cell::LazyCell, ptr};
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstream, CUstreamCaptureMode};
 use gpu_pool::{GpuPool, Result};
@@ -12,7 +12,7 @@ use crate::{
     nccl::Club,
     ops::{Number, Op},
     stage::{Player, Stage, Who, check, slowest},
-    support::{Bench, MICROSECONDS, Side},
+    support::{Bench, MICROSECONDS, Side, child::Torch},
 };
 
 /// All-reduces in a graph.
@@ -24,12 +24,28 @@ const ENOUGH: usize = 12 << 30;
 const SIZES: [usize; 11] =
     [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
 
-pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
-    sweep::<f32>(bench, machine, pool, world);
-    sweep::<bf16>(bench, machine, pool, world);
+/// What torch's own kernels do in symmetric memory, and the largest size for which they are asked.
+const SYMMETRIC: [(&str, &str, usize); 2] =
+    [("one_shot_graph", "torch, one shot, graph", 4 << 20), ("two_shot_graph", "torch, two shots, graph", 256 << 20)];
+
+pub fn run(
+    bench: &mut Bench,
+    machine: &Machine,
+    pool: &GpuPool,
+    world: usize,
+    torch: &LazyCell<Option<Torch>, impl FnOnce() -> Option<Torch>>,
+) {
+    sweep::<f32>(bench, machine, pool, world, torch);
+    sweep::<bf16>(bench, machine, pool, world, torch);
 }
 
-fn sweep<T: Number>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
+fn sweep<T: Number>(
+    bench: &mut Bench,
+    machine: &Machine,
+    pool: &GpuPool,
+    world: usize,
+    torch: &LazyCell<Option<Torch>, impl FnOnce() -> Option<Torch>>,
+) {
     let case = |bytes: usize| format!("{}/graph/all_reduce/{}/{world}/{bytes}", machine.kind, T::NAME);
     let wanted = |&bytes: &usize| bytes <= machine.most && bench.wants(&case(bytes));
     let sizes: Vec<usize> = SIZES.into_iter().filter(wanted).collect();
@@ -37,6 +53,7 @@ fn sweep<T: Number>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world:
     let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most).and_processes(nccl, most));
     let name = machine.nccl.map_or("", |nccl| &nccl.name);
     let names = Who::NCCL.map(|who| (who, format!("{name}, {}, graph", who.way())));
+    let torch = LazyCell::force(torch).as_ref().filter(|torch| torch.ask("symmetric", 1) > 0.0);
     bench.set_turns(1, bench.size(15, 3));
     for bytes in sizes {
         let stage = Stage::<T>::new(pool, club.as_ref(), world, Op::AllReduce, bytes);
@@ -54,12 +71,24 @@ fn sweep<T: Number>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world:
         let side = |name, who| Side::new(name, move || turn(stage, who));
         let plays = stage.players();
         let peers = names.iter().filter(|(who, _)| plays.contains(who)).map(|(who, name)| side(name.as_str(), *who));
-        let peers = peers.collect();
+        let mut peers: Vec<_> = peers.collect();
+        if let Some(torch) = torch {
+            for (form, name, _) in SYMMETRIC.into_iter().filter(|(.., most)| bytes <= *most) {
+                let order = format!("sum:{}:{bytes}:{form}", T::NAME);
+                peers.push(torch.side(name, order, launches(stage)));
+            }
+        }
         bench.compare(&case(bytes), MICROSECONDS, side("gpu-pool", Who::Ours), peers);
     }
     if let Some(club) = club {
         club.leave(pool);
     }
+}
+
+/// Launches of a graph in a turn.
+fn launches<T: Number>(stage: &Stage<'_, T>) -> usize {
+    let defined = (Op::AllReduce.most_calls(stage.world()) / CHAIN).saturating_sub(1);
+    defined.min(ENOUGH / CHAIN / stage.bytes()).clamp(1, LAUNCHES)
 }
 
 impl Who {
@@ -113,8 +142,7 @@ pub fn turn<T: Number>(stage: &Stage<'_, T>, who: Who) -> f64 {
     if let Some(micros) = stage.turn_of_processes(who, true, 1) {
         return micros;
     }
-    let defined = (Op::AllReduce.most_calls(stage.world()) / CHAIN).saturating_sub(1);
-    let launches = defined.min(ENOUGH / CHAIN / stage.bytes()).clamp(1, LAUNCHES);
+    let launches = launches(stage);
     let line = stage.line();
     let timed = |player: &mut Player<'_>| -> Result<f64> {
         // No device launches while another one still makes its graph: NCCL does not guard against that.

@@ -34,7 +34,10 @@
 //! `SMs` are the blocks of our kernels. NCCL's blocks are read from captured graphs: `plain_blocks` and
 //! `windows_blocks` in the results of graphs.
 //!
-//! The peers of `all_reduce_norm` and `zero` that are torch's run in `benches/peers/fused.py`, a process for each GPU.
+//! The peers of graphs, `all_reduce_norm` and `zero` that are torch's run in `benches/peers/fused.py`, a process for
+//! each GPU.
+//!
+//! NCCL's collectives by copy engines are its windows with `NCCL_CTA_POLICY=2` in the environment (since 2.28).
 //!
 //! `GPU_POOL_SHARE=2 CUDA_DEVICE_MAX_CONNECTIONS=32` tries all of it on one GPU, without NCCL: times mean nothing.
 //!
@@ -130,8 +133,8 @@ fn main() {
     for &world in &counts {
         curves.extend(sweep::run::<f32>(&mut bench, &machine, &pool, world, &Op::ALL));
         curves.extend(sweep::run::<bf16>(&mut bench, &machine, &pool, world, &[Op::AllReduce]));
-        graph::run(&mut bench, &machine, &pool, world);
         let torch = LazyCell::new(|| machine.torch(world));
+        graph::run(&mut bench, &machine, &pool, world, &torch);
         norm::run(&mut bench, &machine, &pool, world, &torch);
         sharded::run(&mut bench, &machine, &pool, world, &torch);
         host::run(&mut bench, &machine, world);

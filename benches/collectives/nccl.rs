@@ -1,6 +1,6 @@
 //! NCCL, loaded at run time: the functions that the bench calls, and communicators with one rank per device thread.
 //!
-//! Signatures and constants are those of nccl.h, 2.18 to 2.30.
+//! Signatures and constants are those of nccl.h, 2.18 to 2.32.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -124,6 +124,9 @@ impl Nccl {
         // SAFETY: the pointer is to a live integer.
         nccl.check("ncclGetVersion", unsafe { (nccl.functions.version)(&mut version) });
         nccl.name = format!("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+        if std::env::var("NCCL_CTA_POLICY").is_ok_and(|policy| policy == "2") {
+            nccl.name += " with copy engines";
+        }
         let without = if nccl.windows.is_none() { ", without windows" } else { "" };
         // On stderr: stdout may carry the answers of a child process.
         eprintln!("the peer is {}{without}, multicast off", nccl.name);

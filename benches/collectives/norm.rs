@@ -27,6 +27,8 @@ use crate::{
 
 const HIDDEN: [usize; 3] = [4096, 8192, 16384];
 const ROWS: [usize; 8] = [1, 3, 16, 64, 128, 256, 1024, 4096];
+/// Hidden size and rows for which TensorRT-LLM publishes its times: 6.98 us and 12.98 us on two GPUs, in graphs.
+const PUBLISHED: [(usize, usize); 2] = [(6144, 6), (6144, 138)];
 /// Operations in a graph.
 const CHAIN: usize = 20;
 /// Bytes to reduce in a turn, if that is more than one chain.
@@ -83,7 +85,7 @@ fn sweep<T: Number + Float<Acc = f32>>(
         let form = if graph { "graph/" } else { "" };
         format!("{}/{form}all_reduce_norm/{}/{world}/{hidden}/{rows}", machine.kind, T::NAME)
     };
-    let all = || HIDDEN.into_iter().flat_map(|hidden| ROWS.map(|rows| (hidden, rows)));
+    let all = || HIDDEN.into_iter().flat_map(|hidden| ROWS.map(|rows| (hidden, rows))).chain(PUBLISHED);
     let wanted = |&(hidden, rows): &(usize, usize)| {
         let fits = hidden * rows * size_of::<T>() <= machine.most;
         fits && (bench.wants(&case(false, hidden, rows)) || bench.wants(&case(true, hidden, rows)))
@@ -97,7 +99,9 @@ fn sweep<T: Number + Float<Acc = f32>>(
     let nccl = machine.nccl.map_or("", |nccl| &nccl.name);
     let ways = stage::Who::NCCL.map(|way| (way, format!("{nccl}, {}, and two kernels", way.way())));
     let torch = LazyCell::force(torch).as_ref();
-    let compiles = torch.is_some_and(|torch| torch.ask("compiles", 1) > 0.0);
+    let can = |what| torch.is_some_and(|torch| torch.ask(what, 1) > 0.0);
+    let forms = [("compiles", "torch, compiled", "compiled"), ("symmetric", "torch, symmetric memory", "symmetric")];
+    let forms: Vec<_> = forms.into_iter().filter(|(what, ..)| can(what)).collect();
     bench.set_turns(1, bench.size(9, 3));
     for (hidden, rows) in shapes {
         let stage = Stage::<T>::new(pool, club.as_ref(), world, Op::AllReduce, hidden * rows * size_of::<T>());
@@ -126,9 +130,9 @@ fn sweep<T: Number + Float<Acc = f32>>(
                 let defined = Op::AllReduce.most_calls(world);
                 let number = if graph { launches.min(defined / CHAIN) } else { (launches * CHAIN).min(defined) };
                 peers.push(torch.side("torch", order(if graph { "graph" } else { "calls" }), number));
-                if compiles {
-                    let form = if graph { "compiled_graph" } else { "compiled" };
-                    peers.push(torch.side("torch, compiled", order(form), number));
+                for (_, name, form) in &forms {
+                    let form = format!("{form}{}", if graph { "_graph" } else { "" });
+                    peers.push(torch.side(name, order(&form), number));
                 }
             }
             bench.compare(&case(graph, hidden, rows), MICROSECONDS, side("gpu-pool", Who::Together), peers);

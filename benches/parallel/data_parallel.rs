@@ -6,15 +6,20 @@
 //!   among the devices; against DDP with fused AdamW, called and as one CUDA graph, and with ZeroRedundancyOptimizer,
 //!   which gives every parameter as a whole to one process. This crate also keeps the parameters and the moments in
 //!   f32; torch's are bf16.
+//! * `.../step_sharded_graph/bf16/<devices>/<batch>`: the same model in one captured graph, which ends with the step of a
+//!   `ShardedOptimizer`; against DDP in a graph, and against the step of `DataParallel`
 //!
 //! The rows are on their devices before the step, on both sides. DDP's host runs ahead of its GPUs. A step here is a
 //! scope, which ends when the devices' streams are empty. Target: no slower than DDP at a batch of 8192.
 
-use std::{cell::RefCell, time::Instant};
+use std::{cell::RefCell, ops::Range, slice, time::Instant};
 
-use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, PerDevice, Result, Shard};
+use gpu_pool::{
+    AsView, Device, DeviceBuffer, DeviceView, DeviceViewMut, GpuPool, Graph, Matrix, PerDevice, ReduceOp, Result, Shard,
+};
 use gpu_pool_train::{
-    Activation::Identity, Activation::Relu, DataParallel, Gradients, Model, Optimizer, Parameter, prelude::*,
+    Activation::Identity, Activation::Relu, DataParallel, Gradients, Model, Optimizer, Parameter, ShardedOptimizer,
+    prelude::*,
 };
 
 use half::bf16;
@@ -50,40 +55,43 @@ impl<T: Parameter> Perceptron<T> {
         }
         Ok(Perceptron { parameters })
     }
+}
 
-    fn weight(&self, layer: usize) -> Result<Matrix<'_, T>> {
-        Matrix::new(&self.parameters[2 * layer], WIDTHS[layer + 1], WIDTHS[layer])
+/// The forward and the backward pass. `write` is given the number of each gradient, and what writes it.
+fn pass<T: Parameter>(
+    dev: &Device,
+    parameters: &[DeviceView<'_, T>],
+    rows: &Rows<T>,
+    scale: f32,
+    mut write: impl FnMut(usize, &dyn Fn(&mut DeviceViewMut<'_, T>) -> Result<()>) -> Result<()>,
+) -> Result<()> {
+    let count = rows.labels.len();
+    let weight = |layer: usize| Matrix::new(&parameters[2 * layer], WIDTHS[layer + 1], WIDTHS[layer]);
+    let mut outputs: Vec<DeviceBuffer<T>> = Vec::new();
+    for layer in 0..LAYERS {
+        let mut y = uninit(dev, count * WIDTHS[layer + 1])?;
+        let x = Matrix::new(outputs.last().unwrap_or(&rows.x), count, WIDTHS[layer])?;
+        dev.gemm(1.0, x, weight(layer)?.t(), 0.0, &mut y)?;
+        let activation = if layer + 1 < LAYERS { Relu } else { Identity };
+        dev.activation_in_place(activation.biased(&parameters[2 * layer + 1]), &mut y)?;
+        outputs.push(y);
     }
-
-    /// The forward and the backward pass.
-    fn pass(&self, dev: &Device, rows: &Rows<T>, gradients: &mut Gradients<'_, T>) -> Result<()> {
-        let count = rows.labels.len();
-        let mut outputs: Vec<DeviceBuffer<T>> = Vec::new();
-        for layer in 0..LAYERS {
-            let mut y = uninit(dev, count * WIDTHS[layer + 1])?;
-            let x = Matrix::new(outputs.last().unwrap_or(&rows.x), count, WIDTHS[layer])?;
-            dev.gemm(1.0, x, self.weight(layer)?.t(), 0.0, &mut y)?;
-            let activation = if layer + 1 < LAYERS { Relu } else { Identity };
-            dev.activation_in_place(activation.biased(&self.parameters[2 * layer + 1]), &mut y)?;
-            outputs.push(y);
+    let logits = outputs.pop().expect("there are layers");
+    let (_losses, mut dy) = dev.cross_entropy(&logits, &rows.labels, scale)?;
+    for layer in (0..LAYERS).rev() {
+        let x = outputs.pop();
+        write(2 * layer + 1, &|db| dev.column_sum_into(&dy, db))?;
+        let dz = Matrix::new(&dy, count, WIDTHS[layer + 1])?;
+        let input = Matrix::new(x.as_ref().unwrap_or(&rows.x), count, WIDTHS[layer])?;
+        write(2 * layer, &|dw| dev.gemm(1.0, dz.t(), input, 0.0, dw))?;
+        if let Some(x) = x {
+            let mut dx = uninit(dev, x.len())?;
+            dev.gemm(1.0, dz, weight(layer)?, 0.0, &mut dx)?;
+            dev.activation_backward_in_place(Relu, &mut dx, &x)?;
+            dy = dx;
         }
-        let logits = outputs.pop().expect("there are layers");
-        let (_losses, mut dy) = dev.cross_entropy(&logits, &rows.labels, gradients.scale)?;
-        for layer in (0..LAYERS).rev() {
-            let x = outputs.pop();
-            gradients.write(2 * layer + 1, |db| dev.column_sum_into(&dy, db))?;
-            let dz = Matrix::new(&dy, count, WIDTHS[layer + 1])?;
-            let input = Matrix::new(x.as_ref().unwrap_or(&rows.x), count, WIDTHS[layer])?;
-            gradients.write(2 * layer, |dw| dev.gemm(1.0, dz.t(), input, 0.0, dw))?;
-            if let Some(x) = x {
-                let mut dx = uninit(dev, x.len())?;
-                dev.gemm(1.0, dz, self.weight(layer)?, 0.0, &mut dx)?;
-                dev.activation_backward_in_place(Relu, &mut dx, &x)?;
-                dy = dx;
-            }
-        }
-        Ok(())
     }
+    Ok(())
 }
 
 /// A device's rows of the batch.
@@ -116,10 +124,12 @@ impl<T: Parameter> Training<T> {
 
     fn step(&mut self) -> Result<()> {
         let data = &self.data;
-        let pass = |dev: &Device, _: Shard, model: &mut Perceptron<T>, gradients: &mut Gradients<'_, T>| {
-            model.pass(dev, &*data.borrow(dev)?, gradients)
+        let step = |dev: &Device, _: Shard, model: &mut Perceptron<T>, gradients: &mut Gradients<'_, T>| {
+            let parameters: Vec<_> = model.parameters.iter().map(|parameter| parameter.view()).collect();
+            let scale = gradients.scale;
+            pass(dev, &parameters, &*data.borrow(dev)?, scale, |i, f| gradients.write(i, |gradient| f(gradient)))
         };
-        self.model.step(self.batch, pass).map(drop)
+        self.model.step(self.batch, step).map(drop)
     }
 
     /// Microseconds per step.
@@ -128,6 +138,89 @@ impl<T: Parameter> Training<T> {
         (0..steps).try_for_each(|_| self.step())?;
         Ok(clock.elapsed().as_secs_f64() * 1e6 / steps as f64)
     }
+}
+
+/// The same training as a graph of each device, with all parameters in one buffer, and all gradients in another.
+struct Captured<T: Parameter> {
+    graph: Graph,
+    optimizer: ShardedOptimizer<T>,
+    weights: DeviceBuffer<T>,
+}
+
+impl<T: Parameter> Captured<T> {
+    fn new(dev: &Device, shard: &Shard, optimizer: Optimizer, batch: usize) -> Result<Self> {
+        let (model, rows) = (Perceptron::<T>::new(dev)?, Rows::new(dev, shard, batch)?);
+        let mut places: Vec<Range<usize>> = Vec::new();
+        for parameter in &model.parameters {
+            let start = places.last().map_or(0, |place| place.end);
+            places.push(start..start + parameter.len());
+        }
+        let all = places.last().map_or(0, |place| place.end);
+        let mut weights = uninit(dev, all)?;
+        for (parameter, place) in model.parameters.iter().zip(&places) {
+            dev.copy(parameter, &mut weights.slice_mut(place.clone()))?;
+        }
+        let everyone: Vec<usize> = (0..shard.count()).collect();
+        let mut optimizer = ShardedOptimizer::new(&dev.group(&everyone)?, optimizer, ReduceOp::Sum, &[all])?;
+        let mut gradients = dev.zeros(optimizer.len())?;
+        let mut step = |dev: &Device| {
+            let parameters: Vec<_> = places.iter().map(|place| weights.slice(place.clone())).collect();
+            let write = |i: usize, f: &dyn Fn(&mut DeviceViewMut<'_, T>) -> Result<()>| {
+                f(&mut gradients.slice_mut(places[i].clone()))
+            };
+            pass(dev, &parameters, &rows, 1.0 / batch as f32, write)?;
+            optimizer.step(dev, &mut gradients, slice::from_mut(&mut weights)).map(drop)
+        };
+        // The first product loads cuBLAS.
+        step(dev)?;
+        let (graph, ()) = dev.capture(step)?;
+        Ok(Captured { graph, optimizer, weights })
+    }
+
+    fn steps(&mut self, dev: &Device, steps: usize) -> Result<()> {
+        for _ in 0..steps {
+            self.optimizer.prepare(dev)?;
+            dev.launch_graph(&self.graph)?;
+        }
+        Ok(())
+    }
+}
+
+fn compare_captured(bench: &mut Bench, machine: &Machine, devices: usize, batch: usize) {
+    let case = format!("{}/step_sharded_graph/bf16/{devices}/{batch}", machine.kind);
+    if !bench.wants(&case) {
+        return;
+    }
+    let pool = machine.pool(devices);
+    let optimizer = Optimizer::adam_w(1e-3);
+    let called = RefCell::new(Training::<bf16>::new(&pool, optimizer.sharded(), batch).expect("memory for it"));
+    let captured = pool.per_device(|dev, shard| Captured::<bf16>::new(dev, &shard, optimizer, batch));
+    let captured = RefCell::new(captured.expect("memory for it"));
+    // Both have made as many steps, and add up in other orders.
+    let last = WIDTHS[LAYERS] * WIDTHS[LAYERS - 1];
+    called.borrow_mut().time(4).expect("the first steps");
+    let called_weights = called.borrow_mut().model.each(|dev, model| dev.download(&model.parameters[2 * LAYERS - 2]));
+    let captured_weights = captured.borrow_mut().run(|dev, _, captured| {
+        captured.steps(dev, 3)?;
+        let end = captured.weights.len() - WIDTHS[LAYERS];
+        dev.download(&captured.weights.slice(end - last..end))
+    });
+    for (a, b) in called_weights.expect("weights").concat().iter().zip(captured_weights.expect("weights").concat()) {
+        assert!((a.to_f32() - b.to_f32()).abs() < 6e-3, "{case}: {a} and {b}");
+    }
+    let torch = machine.torch("ddp.py", devices);
+    let steps = bench.size(20, 2);
+    bench.set_turns(2, bench.size(15, 3));
+    let ours = Side::new("gpu-pool", || {
+        let clock = Instant::now();
+        captured.borrow_mut().run(|dev, _, captured| captured.steps(dev, steps)).expect("steps");
+        clock.elapsed().as_secs_f64() * 1e6 / steps as f64
+    });
+    let mut peers = vec![Side::new("DataParallel of gpu-pool", || called.borrow_mut().time(steps).expect("steps"))];
+    if let Some(torch) = &torch {
+        peers.push(torch.side("DDP in a graph, fused AdamW", format!("{batch}:adamw_graph"), steps));
+    }
+    bench.compare(&case, MICROSECONDS, ours, peers);
 }
 
 pub fn run(bench: &mut Bench, machine: &Machine) {
@@ -143,6 +236,9 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
         ];
         let case = format!("{}/step_sharded/bf16/{devices}/{batch}", machine.kind);
         compare::<bf16>(bench, machine, (devices, batch), &case, Optimizer::adam_w(1e-3).sharded(), &peers);
+        if devices > 1 {
+            compare_captured(bench, machine, devices, batch);
+        }
     }
 }
 

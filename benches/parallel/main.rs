@@ -4,11 +4,12 @@
 //! * `<gpu or software>/ops/<operation>/<f32 or bf16>/<columns>`: microseconds of one operation on 4096 rows, see `ops`
 //! * `.../task/..`: microseconds of an empty task, see `task`
 //! * `.../hop/..`, `.../pipeline/..`: microseconds of a hop, milliseconds of a step, see `pipeline`
-//! * `.../data_parallel/<devices>/<rows>`, `.../step_sharded/..`: microseconds of a training step, see `data_parallel`
+//! * `.../data_parallel/<devices>/<rows>`, `.../step_sharded/..`, `.../step_sharded_graph/..`: microseconds of a training
+//!   step, see `data_parallel`
 //! * `.../products/..`: 50 products of matrices, see `products`
 //!
 //! `cargo bench --bench parallel -- ops/` runs one part; the others are `/task/`, `hop/`, `pipeline/`,
-//! `data_parallel/`, `step_sharded/` and `products/`. All of them are planned to take less than 4 minutes on 2 H200s,
+//! `data_parallel/`, `step_sharded` and `products/`. All of them are planned to take less than 4 minutes on 2 H200s,
 //! more than half of it for `ops/`.
 
 #[path = "../support/mod.rs"]

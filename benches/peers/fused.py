@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""PyTorch's side of what one kernel of ours does in `collectives`: a sum, a residual and a norm; a step of ZeRO-1.
+"""PyTorch's side of what one kernel of ours does in `collectives`: a sum; a sum with a residual and a norm; a step of
+ZeRO-1.
 
     python3 benches/peers/fused.py DEVICES
 
 starts torchrun with one process per GPU. It then answers each input line `ORDER NUMBER` with the microseconds of one
 operation of the slowest process. NUMBER is that of calls, or of launches of a graph with 20 operations. ORDER is
 
+* `sum:TYPE:BYTES:FORM`: a sum in symmetric memory by torch's own kernels. FORM is `one_shot` or `two_shot`, each also
+  with `_graph` behind it
 * `norm:TYPE:HIDDEN:ROWS:FORM`: `all_reduce`, the addition to a residual, `torch.nn.functional.rms_norm`. FORM is
-  `calls` or `graph`, and `compiled` or `compiled_graph`: what follows the sum is compiled by torch
+  `calls` or `graph`, and `compiled` or `compiled_graph`: what follows the sum is compiled by torch. `symmetric` and
+  `symmetric_graph`: compiled, behind a sum in one shot in symmetric memory
 * `zero:PARAMETERS:CLIP:FORM`: gradients and parameters of bf16: `reduce_scatter_tensor` (mean), fused AdamW on the own
   part in f32, `all_gather_into_tensor`. CLIP is `clip` or `plain`. FORM is as above; compiled are the sum of squares,
   and all from the clipping to the parameters of bf16 (there AdamW is written out, since torch compiles no fused one)
-* `compiles`: answers 1 if torch can compile here, else 0
+* `compiles`, `symmetric`: answers 1 if torch can compile here, or has symmetric memory, else 0
 """
 
 import gc
@@ -23,6 +27,7 @@ IN_GRAPH = 20
 RATE = 1e-4
 # No NVLS (multicast), as on our side: on a shared host it can put other users' GPUs out of service.
 os.environ["NCCL_NVLS_ENABLE"] = "0"
+os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 # The bench's threads need these variables, and processes must not have them.
 for name in ("NCCL_SINGLE_PROC_MEM_REG_ENABLE", "NCCL_GRAPH_REGISTER"):
     os.environ.pop(name, None)
@@ -70,8 +75,39 @@ def setup(torch, dist):
             works = False
         return float(all_agree(works))
 
+    def symmetric_copy(x):
+        """A tensor like `x` that all processes reach, and the name of their group."""
+        import torch.distributed._symmetric_memory as memory
+
+        y = memory.empty(x.shape, dtype=x.dtype, device="cuda")
+        memory.rendezvous(y, dist.group.WORLD)
+        y.copy_(x)
+        return y, dist.group.WORLD.group_name
+
+    def symmetric():
+        try:
+            x, group = symmetric_copy(torch.ones(1024, device="cuda"))
+            works = torch.ops.symm_mem.one_shot_all_reduce(x, "sum", group).eq(count).all().item()
+            torch.ops.symm_mem.two_shot_all_reduce_(x, "sum", group)
+            works = works and x.eq(count).all().item()
+        except Exception as error:  # Without access to peers, or in another version.
+            print(f"torch has no symmetric memory here: {type(error).__name__}: {error}")
+            works = False
+        return float(all_agree(works))
+
+    def sum_of(dtype, size):
+        """The sums, and what prepares a turn."""
+        # Survives as many sums in place as the bench asks for before it overflows.
+        given = torch.randn(int(size) // (4 if dtype == "f32" else 2), device="cuda") * 2.0**-104
+        x, group = symmetric_copy(given.to(types[dtype]))
+        forms = {
+            "one_shot": lambda: torch.ops.symm_mem.one_shot_all_reduce(x, "sum", group),
+            "two_shot": lambda: torch.ops.symm_mem.two_shot_all_reduce_(x, "sum", group),
+        }
+        return forms, lambda: x.copy_(given)
+
     def norm(dtype, hidden, rows):
-        """The operation, plain and compiled, and what prepares a turn."""
+        """The operation in its forms, and what prepares a turn."""
         shape = int(rows), int(hidden)
         # Survives as many sums as the bench asks for before it overflows.
         given = (torch.randn(shape, device="cuda") * 2.0**-104).to(types[dtype])
@@ -86,7 +122,15 @@ def setup(torch, dist):
 
             return once
 
-        return {"calls": by(behind), "compiled": by(compiled)}, lambda: x.copy_(given)
+        def in_symmetric_memory():
+            if "symmetric" not in own:
+                own["symmetric"] = symmetric_copy(given)
+            at, group = own["symmetric"]
+            compiled(torch.ops.symm_mem.one_shot_all_reduce(at, "sum", group), residual, gamma)
+
+        own = {}
+        forms = {"calls": by(behind), "compiled": by(compiled), "symmetric": in_symmetric_memory}
+        return forms, lambda: x.copy_(given)
 
     def zero(params, clip):
         """A step, and what prepares a turn."""
@@ -150,8 +194,8 @@ def setup(torch, dist):
 
     def measure(order, number, clock):
         what, *words = order.split(":")
-        if what == "compiles":
-            return compiles()
+        if not words:
+            return {"compiles": compiles, "symmetric": symmetric}[what]()
         *operands, form = words
         if held["for"] != (what, operands):
             # Frees memory and graphs first.
@@ -160,10 +204,10 @@ def setup(torch, dist):
             torch.cuda.empty_cache()
             # Sizes are constants to what is compiled.
             torch.compiler.reset()
-            forms, prepare = {"norm": norm, "zero": zero}[what](*operands)
+            forms, prepare = {"sum": sum_of, "norm": norm, "zero": zero}[what](*operands)
             held.update({"for": (what, operands), "forms": forms, "prepare": prepare, "graphs": {}})
         in_graph = form.endswith("graph")
-        once = held["forms"]["compiled" if form.startswith("compiled") else "calls"]
+        once = held["forms"][form.removesuffix("graph").removesuffix("_") or "calls"]
         held["prepare"]()
         if in_graph:
             graphs = held["graphs"]
