@@ -1,25 +1,29 @@
-//! `gpu-pool trace`: a summary of a timeline, in the terminal. `read` reads the file, `summary` sums it up.
+//! `gpu-pool trace`: a summary of a timeline, or of flight records, in the terminal. `read` reads a file, `summary`
+//! sums up a timeline, `flight` puts flight records together.
 
+mod flight;
 mod read;
 mod summary;
 
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
+use read::Content;
 use std::{fs, path::PathBuf, process::ExitCode};
 use summary::Summary;
 
 /// Sums up a timeline: how busy each GPU was, how much communication nothing hid, the longest waits and their causes.
+/// Or flight records: which device is missing, what the others wait for, and the last calls of each.
 ///
-/// The file is a Chrome trace, as `GPU_POOL_TRACE` and `TaskTrace::to_chrome_trace` write it. The file of a program
-/// that was killed is readable, too.
+/// A timeline is a Chrome trace, as `GPU_POOL_TRACE` and `TaskTrace::to_chrome_trace` write it. The file of a program
+/// that was killed is readable, too. A flight record is a `.json` that a hang has left in `GPU_POOL_FLIGHT_RECORD`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The trace; with `--merge`, several.
+    /// The timeline; with `--merge`, several. Or the flight records of one hang.
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// Puts the files together on one axis of time, in this file, and sums it up.
     #[arg(long, value_name = "OUT")]
     merge: Option<PathBuf>,
-    /// Shows at most so many waits, and kinds of work.
+    /// Shows at most so many waits, and kinds of work; or calls of each device.
     #[arg(long, default_value_t = 8)]
     top: usize,
     /// Writes JSON.
@@ -28,22 +32,35 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, String> {
-    let file = match (&arguments.merge, &arguments.files[..]) {
-        (Some(out), files) => {
-            gpu_pool::trace::merge(files, out).map_err(|error| error.to_string())?;
-            out
+    let files = match &arguments.merge {
+        Some(out) => {
+            gpu_pool::trace::merge(&arguments.files, out).map_err(|error| error.to_string())?;
+            std::slice::from_ref(out)
         }
-        (None, [file]) => file,
-        (None, _) => return Err("several files need --merge OUT".to_owned()),
+        None => &arguments.files[..],
     };
-    let named = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
-    let text = fs::read_to_string(file).map_err(|error| named(&error))?;
-    let (events, whole) = read::events(&text).map_err(|error| named(&error))?;
-    let summary = summary::summary(&events, whole, arguments.top);
-    match arguments.json {
-        true => println!("{}", serde_json::to_string_pretty(&summary).map_err(|error| error.to_string())?),
-        false => print!("{}", shown(&summary)),
+    let (mut records, mut traces) = (Vec::new(), Vec::new());
+    for file in files {
+        let named = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
+        let text = fs::read_to_string(file).map_err(|error| named(&error))?;
+        match read::content(&text).map_err(|error| named(&error))? {
+            Content::Record(record) => records.push(record),
+            Content::Trace(events, whole) => traces.push((events, whole)),
+        }
     }
+    let json = |json: serde_json::Result<String>| json.map(|json| json + "\n").map_err(|error| error.to_string());
+    let text = match &traces[..] {
+        [] => {
+            let summary = flight::summary(records, arguments.top);
+            if arguments.json { json(serde_json::to_string_pretty(&summary))? } else { flight::shown(&summary) }
+        }
+        [(events, whole)] if records.is_empty() => {
+            let summary = summary::summary(events, *whole, arguments.top);
+            if arguments.json { json(serde_json::to_string_pretty(&summary))? } else { shown(&summary) }
+        }
+        _ => return Err("several timelines need --merge OUT, without flight records".to_owned()),
+    };
+    print!("{text}");
     Ok(ExitCode::SUCCESS)
 }
 

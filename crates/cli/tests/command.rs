@@ -1,6 +1,15 @@
 //! The program `gpu-pool` as a user runs it: output and exit codes, on software GPUs.
 
-use std::process::{Command, Output};
+use gpu_pool::{GpuPool, ReduceOp};
+use gpu_pool_cluster::{Cluster, prelude::*};
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    thread,
+    time::{Duration, Instant},
+};
 
 fn gpu_pool(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-pool"));
@@ -103,4 +112,113 @@ fn trace_sums_a_file_up_and_names_one_that_is_none() {
     let wrong = gpu_pool(&["trace", concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")], &[]);
     assert_eq!(wrong.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("README.md: no Chrome trace"));
+}
+
+/// The first flight record of each process, in a folder, as far as they are whole.
+fn records(folder: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    let first = |file: &PathBuf| file.to_string_lossy().ends_with("-0.json");
+    files.filter(|file| first(file) && fs::read_to_string(file).unwrap().ends_with('}')).collect()
+}
+
+/// A process whose device 1 does not come to a sum before each process has a record of the hang: the last process of
+/// the cluster, or the only one.
+#[test]
+fn child() {
+    let Ok(folder) = std::env::var("GPU_POOL_FLIGHT_RECORD") else { return };
+    let cluster = Cluster::launched().unwrap();
+    let (rank, size) = cluster.as_ref().map_or((0, 1), |cluster| (cluster.rank(), cluster.size()));
+    let builder = GpuPool::builder().host(2).timeout(Duration::from_millis(300));
+    let builder = match cluster {
+        Some(cluster) => builder.cluster(cluster),
+        None => builder,
+    };
+    let failed = builder.build().unwrap().run(|dev, _| {
+        let mut x = dev.upload(&[1.0f32; 64])?;
+        let start = Instant::now();
+        while (rank + 1, dev.index()) == (size, 1) && records(folder.as_ref()).len() < size {
+            assert!(start.elapsed() < Duration::from_secs(30), "no record");
+            thread::sleep(Duration::from_millis(5));
+        }
+        if size == 1 { dev.all_reduce(&mut x, ReduceOp::Sum) } else { dev.world()?.all_reduce(&mut x, ReduceOp::Sum) }
+    });
+    println!("{}", failed.unwrap_err());
+}
+
+/// The records of a hang of so many processes, in a new folder.
+fn hang(processes: usize) -> Vec<PathBuf> {
+    let folder = std::env::temp_dir().join(format!("gpu-pool-hang-{}-{processes}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |rank: usize| {
+        let mut process = Command::new(std::env::current_exe().unwrap());
+        process.args(["child", "--exact", "--nocapture"]).env("GPU_POOL_FLIGHT_RECORD", &folder);
+        if processes > 1 {
+            let [rank, size] = [rank, processes].map(|number| number.to_string());
+            process.envs([("GPU_POOL_RANK", &rank), ("GPU_POOL_LOCAL_RANK", &rank)]);
+            process.envs([("GPU_POOL_SIZE", &size), ("GPU_POOL_LOCAL_SIZE", &size)]);
+            process.env("GPU_POOL_MASTER", "127.0.0.1").env("GPU_POOL_PORT", port.to_string());
+            process.env("GPU_POOL_TRANSPORT", "shm");
+        }
+        process.spawn().unwrap()
+    };
+    for mut process in (0..processes).map(start).collect::<Vec<_>>() {
+        assert!(process.wait().unwrap().success());
+    }
+    records(&folder)
+}
+
+#[test]
+fn trace_shows_a_flight_record() {
+    let file = &hang(1)[0];
+    let trace = |more: &[&str]| gpu_pool(&[&["trace", file.to_str().unwrap()], more].concat(), &[]);
+    let shown = text(&trace(&[]));
+    assert!(shown.starts_with("pid ") && shown.contains("device 0: no progress for "), "{shown}");
+    let line = |begin: &str| shown.lines().find(|line| line.starts_with(begin)).unwrap_or_else(|| panic!("{shown}"));
+    let stuck = line(" device 1");
+    assert!(
+        stuck.contains(" MISSING ") && stuck.contains(" runs its closure; last call: upload, 256 bytes ("),
+        "{shown}"
+    );
+    let waits = line(" device 0");
+    assert!(waits.contains("command.rs:") && waits.ends_with("  waits for device 1 in all_reduce"), "{shown}");
+    assert!(line(" device 1, stream ").contains(" upload, 256 bytes ("), "{shown}");
+    let sum = shown.lines().find(|line| line.contains("  all_reduce, 256 bytes, devices [0, 1], by "));
+    assert!(sum.is_some_and(|sum| sum.starts_with(" device 0 ") && sum.ends_with("), NOT OVER")), "{shown}");
+    let json: serde_json::Value = serde_json::from_slice(&trace(&["--json", "--top", "1"]).stdout).unwrap();
+    assert_eq!(
+        (&json["devices"][0]["missing"], json["calls"].as_array().unwrap().len()),
+        (&true.into(), 2),
+        "{json:#}"
+    );
+    let record = fs::read_to_string(file).unwrap();
+    let of_two = record.replace("\"gpu_pool_flight_record\":1", "\"gpu_pool_flight_record\":2");
+    for (changed, why) in
+        [(&record[..record.len() / 2], "the file is cut off"), (&of_two, "a flight record of version 2")]
+    {
+        fs::write(file, changed).unwrap();
+        let refused = trace(&[]);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(1) && said.contains(&format!("0.json: {why}")), "{said}");
+    }
+    fs::remove_dir_all(file.parent().unwrap()).unwrap();
+}
+
+#[test]
+fn trace_shows_the_flight_records_of_several_processes_together() {
+    let files = hang(2);
+    let trace = |files: &[&Path]| {
+        let files = files.iter().map(|file| file.to_str().unwrap());
+        gpu_pool(&["trace"].into_iter().chain(files).collect::<Vec<_>>(), &[])
+    };
+    let shown = text(&trace(&[&files[0], &files[1]]));
+    assert_eq!(shown, text(&trace(&[&files[1], &files[0]])));
+    assert!(shown.starts_with("process 0, "), "{shown}");
+    let devices: Vec<_> = shown.lines().filter(|line| line.starts_with(" process ")).take(4).collect();
+    let begins =
+        [" process 1, device 1  MISSING ", " process 0, device 0 ", " process 0, device 1 ", " process 1, device 0 "];
+    assert!(devices.iter().zip(begins).all(|(line, begin)| line.starts_with(begin)), "{shown}");
+    let small = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/unit/trace/small.json"));
+    assert_eq!(trace(&[&files[0], small]).status.code(), Some(1));
+    fs::remove_dir_all(files[0].parent().unwrap()).unwrap();
 }

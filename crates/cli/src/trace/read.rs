@@ -1,7 +1,29 @@
-//! Reads the events of a Chrome trace: a JSON array whose end may be missing, since a killed program could not write
-//! it, or an object with such an array (`traceEvents`).
+//! Reads a file, and tells its kind by its content. A Chrome trace is a JSON array whose end may be missing, since a
+//! killed program could not write it, or an object with such an array (`traceEvents`). A flight record is an object
+//! with its version (`gpu_pool_flight_record`).
 
+use super::flight::Record;
 use serde::Deserialize;
+
+pub enum Content {
+    /// The events, and whether the file is whole.
+    Trace(Vec<Event>, bool),
+    Record(Record),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Unreadable {
+    #[error("no Chrome trace, and no flight record in JSON")]
+    Kind,
+    #[error("a flight record of version {0}; this program reads version 1")]
+    Version(u64),
+    #[error("the file is cut off")]
+    Cut,
+    #[error("event {0}: {1}")]
+    Event(usize, serde_json::Error),
+    #[error("no Chrome trace, and no flight record: {0}")]
+    Json(serde_json::Error),
+}
 
 /// An event, as far as the summary needs it. Unknown fields are left out.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -33,19 +55,29 @@ pub struct Arguments {
     pub cause: Option<String>,
 }
 
-/// The events of a file's text, and whether the file is whole.
-pub fn events(text: &str) -> Result<(Vec<Event>, bool), String> {
+pub fn content(text: &str) -> Result<Content, Unreadable> {
     #[derive(Deserialize)]
     struct Object {
+        gpu_pool_flight_record: Option<u64>,
         #[serde(rename = "traceEvents")]
-        events: Vec<Event>,
+        events: Option<Vec<Event>>,
     }
     let text = text.trim();
-    if text.starts_with('{') {
-        let object = serde_json::from_str::<Object>(text);
-        return object.map(|object| (object.events, true)).map_err(|error| format!("no Chrome trace: {error}"));
+    if !text.starts_with('{') {
+        return events(text).map(|(events, whole)| Content::Trace(events, whole));
     }
-    let mut rest = text.strip_prefix('[').ok_or("no Chrome trace: a JSON array is expected")?;
+    let wrong = |error: serde_json::Error| if error.is_eof() { Unreadable::Cut } else { Unreadable::Json(error) };
+    let object: Object = serde_json::from_str(text).map_err(wrong)?;
+    match (object.gpu_pool_flight_record, object.events) {
+        (Some(1), _) => serde_json::from_str(text).map(Content::Record).map_err(wrong),
+        (Some(version), _) => Err(Unreadable::Version(version)),
+        (None, Some(events)) => Ok(Content::Trace(events, true)),
+        (None, None) => Err(Unreadable::Kind),
+    }
+}
+
+fn events(text: &str) -> Result<(Vec<Event>, bool), Unreadable> {
+    let mut rest = text.strip_prefix('[').ok_or(Unreadable::Kind)?;
     let mut events = Vec::new();
     loop {
         rest = rest.trim_start_matches([',', ' ', '\n', '\r', '\t']);
@@ -57,7 +89,7 @@ pub fn events(text: &str) -> Result<(Vec<Event>, bool), String> {
             Some(Ok(event)) => events.push(event),
             // The last line was cut off.
             Some(Err(error)) if error.is_eof() => return Ok((events, false)),
-            Some(Err(error)) => return Err(format!("event {}: {error}", events.len() + 1)),
+            Some(Err(error)) => return Err(Unreadable::Event(events.len() + 1, error)),
             None => return Ok((events, false)),
         }
         rest = &rest[one.byte_offset()..];
