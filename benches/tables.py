@@ -22,8 +22,8 @@ The pages have comments that choose the text between them and `<!-- end -->`:
 * `behind:sweeps`, `behind:targets`, `behind:cases`: every size of a sweep, every target and every other case where this
   crate is behind, of all benches. `behind:areas`: their numbers, and the heads of the list of reasons in measured.md.
 * `value <bench>; <machine>; <case>`, within a sentence: the value of a case, or with `; <peer>` the peer's value.
-* `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: the best peer's time / time here, of a
-  sweep.
+* `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: the best peer's time / time here, of
+  a sweep.
 * `spread <bench>; <cases>`, within a sentence: the lowest and the highest ratio of the peer to here.
 """
 import json

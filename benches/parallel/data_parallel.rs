@@ -6,8 +6,8 @@
 //!   among the devices; against DDP with fused AdamW, called and as one CUDA graph, and with ZeroRedundancyOptimizer,
 //!   which gives every parameter as a whole to one process. This crate also keeps the parameters and the moments in
 //!   f32; torch's are bf16.
-//! * `.../step_sharded_graph/bf16/<devices>/<batch>`: the same model in one captured graph, which ends with the step of a
-//!   `ShardedOptimizer`; against DDP in a graph, and against the step of `DataParallel`
+//! * `.../step_sharded_graph/bf16/<devices>/<batch>`: the same model in one captured graph, which ends with the step of
+//!   a `ShardedOptimizer`; against DDP in a graph, and against the step of `DataParallel`
 //!
 //! The rows are on their devices before the step, on both sides. DDP's host runs ahead of its GPUs. A step here is a
 //! scope, which ends when the devices' streams are empty. Target: no slower than DDP at a batch of 8192.

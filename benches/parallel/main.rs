@@ -4,8 +4,8 @@
 //! * `<gpu or software>/ops/<operation>/<f32 or bf16>/<columns>`: microseconds of one operation on 4096 rows, see `ops`
 //! * `.../task/..`: microseconds of an empty task, see `task`
 //! * `.../hop/..`, `.../pipeline/..`: microseconds of a hop, milliseconds of a step, see `pipeline`
-//! * `.../data_parallel/<devices>/<rows>`, `.../step_sharded/..`, `.../step_sharded_graph/..`: microseconds of a training
-//!   step, see `data_parallel`
+//! * `.../data_parallel/<devices>/<rows>`, `.../step_sharded/..`, `.../step_sharded_graph/..`: microseconds of a
+//!   training step, see `data_parallel`
 //! * `.../products/..`: 50 products of matrices, see `products`
 //!
 //! `cargo bench --bench parallel -- ops/` runs one part; the others are `/task/`, `hop/`, `pipeline/`,
